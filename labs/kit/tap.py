@@ -1,0 +1,198 @@
+"""One place where every collective of a process passes by.
+
+Whoever issues a collective or a send/recv (this course's code, torch's DDP in C++, FSDP2, DTensor, pipelining),
+it ends in one of PyTorch's `c10d::*` operators.  Here a kernel for the dispatch key BackendSelect, which stands just
+above the backends, shows each of them to the listeners and hands it on.  Nothing is replaced and nothing else is slowed.
+
+    call      what was issued: op, tensors, group, peer or root
+    listener  issued(call)          before the operator runs
+              returned(call, work)  when it is queued (most backends answer before it is done)
+              waiting(call)         the process begins to wait for it, in Work.wait or wait_tensor
+              waited(call)          and has ended to
+
+`redispatch` and not a boxed call: the boxed one keeps the GIL, and gloo's own threads then never finish.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# c10d operator: (op, index of the inputs, index of the outputs, index of the group)
+OPERATORS = {
+    "allreduce_": ("all_reduce", 0, 0, 1),
+    "allreduce_coalesced_": ("all_reduce", 0, 0, 1),
+    "broadcast_": ("broadcast", 0, 0, 1),
+    "reduce_": ("reduce", 0, 0, 1),
+    "_allgather_base_": ("all_gather", 1, 0, 2),
+    "allgather_": ("all_gather", 1, 0, 2),
+    "allgather_coalesced_": ("all_gather", 1, 0, 2),
+    "allgather_into_tensor_coalesced_": ("all_gather", 1, 0, 2),
+    "_reduce_scatter_base_": ("reduce_scatter", 1, 0, 2),
+    "reduce_scatter_": ("reduce_scatter", 1, 0, 2),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1, 0, 2),
+    "alltoall_base_": ("all_to_all", 1, 0, 2),
+    "alltoall_": ("all_to_all", 1, 0, 2),
+    "gather_": ("gather", 1, 0, 2),
+    "scatter_": ("scatter", 1, 0, 2),
+    "send": ("send", 0, None, 1),
+    "recv_": ("recv", None, 0, 1),
+    "recv_any_source_": ("recv", None, 0, 1),
+    "barrier": ("barrier", None, None, 1),
+    "monitored_barrier_": ("barrier", None, None, 1),
+}
+ROOT = {"broadcast_": 2, "reduce_": 3, "gather_": 3, "scatter_": 3}  # index of the root
+OUTSTANDING = 64  # works that nobody has waited for: more than this and the oldest is forgotten
+
+
+class Call:
+    """One collective or send/recv as this rank issued it.
+
+    `inputs` and `outputs` are flat tuples of tensors; `peer` (send, recv) and `root` are ranks of the group, or None;
+    `splits` are the input sizes of an uneven all_to_all.  The reduction (sum, max) is not among them: at this
+    depth it is an opaque object of C++.
+    """
+
+    __slots__ = (
+        "op",
+        "raw",
+        "inputs",
+        "outputs",
+        "group",
+        "peer",
+        "root",
+        "tag",
+        "splits",
+        "start_ns",
+        "notes",
+    )
+
+    def __init__(self, raw: str, args: tuple[Any, ...]) -> None:
+        self.op, inputs, outputs, group = OPERATORS[raw]
+        self.raw = raw
+        self.inputs = flatten(args[inputs]) if inputs is not None else ()
+        self.outputs = flatten(args[outputs]) if outputs is not None else ()
+        self.group = unbox(dist.ProcessGroup, args[group])
+        self.peer = args[2] if raw in ("send", "recv_") else None
+        self.tag = args[-1] if self.op in ("send", "recv") else 0
+        self.root = args[ROOT[raw]] if raw in ROOT else None
+        self.splits = args[4] if raw == "alltoall_base_" else ()
+        self.start_ns = time.monotonic_ns()
+        self.notes: dict[str, Any] = {}  # a listener may leave something here for its own later events
+
+
+class Listener:
+    """Override what you need; keep it quick, it runs inside every collective."""
+
+    def issued(self, call: Call) -> None: ...
+
+    def returned(self, call: Call, work: dist.Work | None) -> None: ...
+
+    def waiting(self, call: Call) -> None: ...
+
+    def waited(self, call: Call) -> None: ...
+
+
+listeners: list[Listener] = []
+_libraries: list[torch.library.Library] = []
+_outstanding: dict[int, tuple[dist.Work, Call]] = {}  # by id(work): the reference keeps that id ours
+_by_storage: dict[int, Call] = {}  # functional collectives are waited for by tensor
+
+
+def install() -> None:
+    """Begin to listen in this process; a second call does nothing."""
+    if _libraries:
+        return
+    below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+    library = torch.library.Library("c10d", "IMPL")
+    for raw in OPERATORS:
+        if torch._C._dispatch_has_kernel(f"c10d::{raw}"):  # the set differs a little between versions of torch
+            operator = getattr(torch.ops.c10d, raw).default
+            library.impl(raw, _collective_kernel(raw, operator, below), "BackendSelect", with_keyset=True)
+    functional = torch.library.Library("_c10d_functional", "IMPL")
+    wait_tensor = torch.ops._c10d_functional.wait_tensor.default
+    functional.impl("wait_tensor", _wait_tensor_kernel(wait_tensor, below), "BackendSelect", with_keyset=True)
+    _libraries.extend([library, functional])
+    dist.Work.wait = _watched_wait(dist.Work.wait)
+
+
+def _collective_kernel(raw: str, operator: Any, below: Any) -> Callable[..., Any]:
+    def kernel(keyset: Any, *args: Any) -> Any:
+        if not listeners:
+            return operator.redispatch(keyset & below, *args)
+        call = Call(raw, args)
+        for listener in listeners:
+            listener.issued(call)
+        answer = operator.redispatch(keyset & below, *args)
+        work = find_work(answer)
+        if work is not None:
+            _remember(work, call)
+        for listener in listeners:
+            listener.returned(call, work)
+        return answer
+
+    return kernel
+
+
+def _wait_tensor_kernel(operator: Any, below: Any) -> Callable[..., Any]:
+    def kernel(keyset: Any, tensor: torch.Tensor) -> torch.Tensor:
+        call = _by_storage.pop(_storage_key(tensor), None)
+        for listener in listeners if call else ():
+            listener.waiting(call)
+        answer = operator.redispatch(keyset & below, tensor)
+        for listener in listeners if call else ():
+            listener.waited(call)
+        return answer
+
+    return kernel
+
+
+def _watched_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
+    def watched(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
+        _, call = _outstanding.get(id(work), (None, None))
+        for listener in listeners if call else ():
+            listener.waiting(call)
+        answer = wait(work, *args, **kwargs)
+        _outstanding.pop(id(work), None)
+        for listener in listeners if call else ():
+            listener.waited(call)
+        return answer
+
+    return watched
+
+
+def _remember(work: dist.Work, call: Call) -> None:
+    _outstanding[id(work)] = (work, call)
+    if len(_outstanding) > OUTSTANDING:
+        for key in [key for key, (other, _) in _outstanding.items() if other.is_completed()]:
+            del _outstanding[key]
+        if len(_outstanding) > OUTSTANDING:
+            del _outstanding[next(iter(_outstanding))]
+    if call.raw in ("allreduce_", "alltoall_base_", "broadcast_") or call.raw.endswith("coalesced_"):
+        for tensor in call.outputs:
+            _by_storage[_storage_key(tensor)] = call
+        while len(_by_storage) > OUTSTANDING:
+            del _by_storage[next(iter(_by_storage))]
+
+
+def _storage_key(tensor: torch.Tensor) -> int:
+    return 0 if tensor.device.type == "meta" else tensor.untyped_storage().data_ptr()
+
+
+def find_work(answer: Any) -> dist.Work | None:
+    last = answer[-1] if isinstance(answer, (tuple, list)) and answer else answer
+    return unbox(dist.Work, last) if isinstance(last, (torch.ScriptObject, dist.Work)) else None
+
+
+def unbox(kind: Any, value: Any) -> Any:
+    return kind.unbox(value) if isinstance(value, torch.ScriptObject) else value
+
+
+def flatten(value: Any) -> tuple[torch.Tensor, ...]:
+    if isinstance(value, torch.Tensor):
+        return (value,)
+    return tuple(tensor for part in value for tensor in flatten(part))
