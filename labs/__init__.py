@@ -1,0 +1,22 @@
+"""Train a large model on many devices: the map of this package.
+
+Each file directly in labs/ teaches one thing, from scratch, on torch.distributed.
+Read them in this order; each imports only files above it.
+
+    model        a small GPT for one device; knows nothing of parallelism
+    data         the corpus, this Python's own standard library as bytes, and the sampler
+    cost         pencil and paper: bytes held and bytes sent, for every strategy
+    collectives  broadcast, all-gather, reduce-scatter, all-reduce, ... from send and recv
+    ddp          copies that agree: average the gradients; in buckets; while backward runs
+    native       the same verbs as PyTorch ships them
+
+labs/kit is the laboratory around them, and not on the exam.
+
+    kit.launch   run a function on several ranks, and bring back what each returned
+    kit.record   watch a rank from outside: what it sent, what it held, when
+    kit.draw     figures of recordings, ledgers and layouts
+    kit.play     the same with sliders
+    kit.check    run a learner's answer, and say what is right or what differs
+    kit.tour     every strategy against one process
+    kit.doctor   can this machine run the course?
+"""
