@@ -1,0 +1,245 @@
+"""Collectives from send and receive alone.
+
+A collective is a program that every rank of a group runs at the same moment; here each one is written with
+`isend` and `irecv`, in the algorithm that is known by its name.  N ranks, rank r, a tensor of n elements.
+Where a tensor is cut into N pieces, `tensor_split` cuts it: as evenly as possible, the longer pieces first;
+c_i is the size of piece i, indices modulo N.
+
+    collective             algorithm                rounds            elements that rank r sends
+    broadcast              binomial tree            ceil(log2 N)      n to each of its children
+    reduce                 the same tree, upwards   ceil(log2 N)      n, the root nothing
+    reduce_scatter         ring                     N - 1             n - c_r
+    all_gather             ring                     N - 1             n - c_(r+1)
+    all_reduce             the two, one after the   2 (N - 1)         2n - c_r - c_(r+1)
+                           other
+    all_reduce_doubling    recursive doubling       log2 N            n log2 N     (N not a power of two: below)
+    all_to_all             pairwise exchange        N - 1             all but the piece that it keeps
+    barrier                dissemination            ceil(log2 N)      1 a round
+
+The ring moves the least bytes that an all-reduce can, 2 (N-1)/N n; the tree and the doubling need the fewest
+rounds.  So rings win on large tensors and doubling on small ones (Thakur, Rabenseifner and Gropp, 2005,
+"Optimization of Collective Communication Operations in MPICH"; `labs.cost` has the arithmetic).
+
+All of them work in place on contiguous tensors of any shape, number of elements (none, too) and dtype, on one
+rank or many, for `group=None` (all ranks) or any subgroup; `src` and `dst` are global ranks, as in
+`torch.distributed`.  NCCL wants the first operation on a group to involve all of its ranks: where that is not
+so (the first round of a tree), begin with one `dist.barrier()`.
+"""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup, ReduceOp
+
+COMBINE = {
+    ReduceOp.SUM: torch.add,
+    ReduceOp.PRODUCT: torch.mul,
+    ReduceOp.MIN: torch.minimum,
+    ReduceOp.MAX: torch.maximum,
+}
+
+
+# ---- trees -----------------------------------------------------------------------------------------------
+
+
+def broadcast(tensor: Tensor, src: int = 0, group: ProcessGroup | None = None) -> None:
+    """Every rank's `tensor` becomes that of global rank `src`: in each round, those who know tell as many more."""
+    rank, ranks = place(group)
+    flat, root = flatten(tensor), group_rank(src, group)
+    me = (rank - root) % ranks
+    for distance in powers_of_two(below=ranks):
+        if me < distance and me + distance < ranks:
+            exchange(group, send=(flat, rank + distance))
+        elif distance <= me < 2 * distance:
+            exchange(group, receive=(flat, rank - distance))
+
+
+def reduce(tensor: Tensor, dst: int = 0, op=ReduceOp.SUM, group: ProcessGroup | None = None) -> None:
+    """Global rank `dst`'s `tensor` becomes the reduction over all ranks; the others' hold partial results."""
+    rank, ranks = place(group)
+    flat, root = flatten(tensor), group_rank(dst, group)
+    received = torch.empty_like(flat)
+    me = (rank - root) % ranks
+    for distance in reversed(powers_of_two(below=ranks)):
+        if me < distance and me + distance < ranks:
+            exchange(group, receive=(received, rank + distance))
+            combine(op, flat, received)
+        elif distance <= me < 2 * distance:
+            exchange(group, send=(flat, rank - distance))
+
+
+# ---- rings -----------------------------------------------------------------------------------------------
+
+
+def reduce_scatter(tensor: Tensor, op=ReduceOp.SUM, group: ProcessGroup | None = None) -> Tensor:
+    """Piece r of `tensor`, on rank r, becomes the reduction over all ranks; returns that piece, 1-D, a view.
+
+    A partial result sets out from each rank and walks once around the ring; every rank that it passes adds
+    its own piece, and it arrives where it belongs.  The other pieces of `tensor` are left half reduced.
+    """
+    rank, ranks = place(group)
+    pieces = flatten(tensor).tensor_split(ranks)
+    buffer = torch.empty_like(pieces[0])
+    for step in range(1, ranks):
+        mine = pieces[(rank - step - 1) % ranks]
+        received = buffer[: mine.numel()]
+        exchange(group, send=(pieces[(rank - step) % ranks], rank + 1), receive=(received, rank - 1))
+        combine(op, mine, received)
+    return pieces[rank]
+
+
+def all_gather(tensor: Tensor, group: ProcessGroup | None = None) -> None:
+    """Rank r brings piece r of `tensor`; afterwards every rank has all of them.
+
+    Each rank hands on what it received in the round before, beginning with its own piece.
+    """
+    rank, ranks = place(group)
+    pieces = flatten(tensor).tensor_split(ranks)
+    for step in range(ranks - 1):
+        send, receive = pieces[(rank - step) % ranks], pieces[(rank - step - 1) % ranks]
+        exchange(group, send=(send, rank + 1), receive=(receive, rank - 1))
+
+
+def all_reduce(
+    tensor: Tensor, op=ReduceOp.SUM, group: ProcessGroup | None = None, async_op: bool = False
+) -> "Work | None":
+    """Every rank's `tensor` becomes the reduction over all ranks, the same bits everywhere.
+
+    With `async_op` the ring runs beside the caller, who must `wait()` for the returned work before touching
+    `tensor` or calling another collective of this file on the same ranks.
+    """
+    if async_op:
+        return Work(STREAM.submit(all_reduce, tensor, op, group))
+    reduce_scatter(tensor, op, group)
+    all_gather(tensor, group)
+
+
+# ---- recursive doubling ----------------------------------------------------------------------------------
+
+
+def all_reduce_doubling(tensor: Tensor, op=ReduceOp.SUM, group: ProcessGroup | None = None) -> None:
+    """The same as `all_reduce`, in the fewest rounds: whole tensors between ranks 1, 2, 4, ... apart.
+
+    Only a power of two can be doubled into: with N = power + extra, the last `extra` ranks first fold their
+    tensors into the first ones', and are told the result at the end (two more rounds, n more elements each).
+    """
+    rank, ranks = place(group)
+    flat = flatten(tensor)
+    received = torch.empty_like(flat)
+    power = 1 << (ranks.bit_length() - 1)
+    extra = ranks - power
+
+    if rank >= power:
+        exchange(group, send=(flat, rank - power))
+    elif rank < extra:
+        exchange(group, receive=(received, rank + power))
+        combine(op, flat, received)
+
+    if rank < power:
+        for distance in powers_of_two(below=power):
+            partner = rank ^ distance
+            exchange(group, send=(flat, partner), receive=(received, partner))
+            combine(op, flat, received)
+
+    if rank >= power:
+        exchange(group, receive=(flat, rank - power))
+    elif rank < extra:
+        exchange(group, send=(flat, rank + power))
+
+
+# ---- everybody to everybody ------------------------------------------------------------------------------
+
+
+def all_to_all(outputs: list[Tensor], inputs: list[Tensor], group: ProcessGroup | None = None) -> None:
+    """`outputs[i]` becomes rank i's `inputs[r]`: N tensors each, of any sizes on which the two ranks agree."""
+    rank, ranks = place(group)
+    if not len(outputs) == len(inputs) == ranks:
+        given = f"{len(outputs)} and {len(inputs)}"
+        raise ValueError(f"all_to_all on {ranks} ranks needs {ranks} outputs and {ranks} inputs, not {given}")
+    outputs, inputs = [flatten(x) for x in outputs], [flatten(x) for x in inputs]
+    outputs[rank].copy_(inputs[rank])
+    for step in range(1, ranks):
+        to, source = (rank + step) % ranks, (rank - step) % ranks
+        exchange(group, send=(inputs[to], to), receive=(outputs[source], source))
+
+
+def barrier(group: ProcessGroup | None = None) -> None:
+    """Nobody leaves before everybody has come.  After round k each rank has heard, through others, of 2^k ranks."""
+    rank, ranks = place(group)
+    token = torch.zeros(2, dtype=torch.uint8)
+    for distance in powers_of_two(below=ranks):
+        exchange(group, send=(token[:1], rank + distance), receive=(token[1:], rank - distance))
+
+
+# ---- what they all stand on ------------------------------------------------------------------------------
+
+
+def exchange(
+    group: ProcessGroup | None,
+    send: tuple[Tensor, int] | None = None,
+    receive: tuple[Tensor, int] | None = None,
+) -> None:
+    """One round: post a send and a receive (tensor, peer; peers count modulo N) together, and wait for both.
+
+    Together, because on NCCL a send does not return before its receive has been posted: a ring of ranks that
+    all send first and receive afterwards would never move.  An empty tensor is not a message.
+    """
+    ranks = dist.get_world_size(group)
+    posts = [
+        dist.P2POp(post, message[0], group=group, group_peer=message[1] % ranks)
+        for post, message in ((dist.isend, send), (dist.irecv, receive))
+        if message and message[0].numel()
+    ]
+    for work in dist.batch_isend_irecv(posts) if posts else []:
+        work.wait()
+
+
+def combine(op, mine: Tensor, received: Tensor) -> None:
+    """mine = mine (op) received, in place."""
+    if op not in COMBINE:
+        raise ValueError(f"cannot reduce with {op}: use one of {', '.join(str(known) for known in COMBINE)}")
+    COMBINE[op](mine, received, out=mine)
+
+
+def place(group: ProcessGroup | None) -> tuple[int, int]:
+    """This rank's number within the group, and the group's size."""
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise ValueError(f"rank {dist.get_rank()} is not a member of this group: only members may call")
+    return rank, dist.get_world_size(group)
+
+
+def group_rank(global_rank: int, group: ProcessGroup | None) -> int:
+    return dist.get_group_rank(group or dist.group.WORLD, global_rank)
+
+
+def flatten(tensor: Tensor) -> Tensor:
+    """`tensor` as a vector over the same memory, apart from autograd."""
+    if not tensor.is_contiguous():
+        raise ValueError(
+            f"this tensor of shape {tuple(tensor.shape)} is not contiguous: call .contiguous() first"
+        )
+    return tensor.detach().view(-1)
+
+
+def powers_of_two(below: int) -> list[int]:
+    """1, 2, 4, ... as long as they are smaller than `below`."""
+    return [1 << k for k in range((below - 1).bit_length())]
+
+
+# One thread, so that collectives run in the order of issue: what a CUDA stream is to NCCL.
+STREAM = ThreadPoolExecutor(max_workers=1, thread_name_prefix="collectives")
+
+
+@dataclass
+class Work:
+    """An all-reduce under way."""
+
+    future: Future
+
+    def wait(self) -> None:
+        """Return when the reduction is done; raise what it raised."""
+        self.future.result()
