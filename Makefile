@@ -1,0 +1,89 @@
+# Every command sets up what it needs in .venv, once; `make` alone lists them.
+#
+#   PYTHON=python3.12   which Python makes .venv (3.11 to 3.13; by default the first suitable one found)
+#   CPU=1               PyTorch without CUDA, from PyTorch's own index (remembered in .venv)
+#   TORCH=2.11.0        another PyTorch than constraints.txt names (2.11 to 2.13)
+
+PYTHON ?= python3 python3.13 python3.12 python3.11 python
+TORCH  ?= $(shell sed -n 's/^torch==//p' constraints.txt)
+CPU    ?= $(wildcard .venv/cpu)
+JUNIT  ?= build/report.xml
+
+BIN    := .venv/bin
+COURSE := .venv/course-$(TORCH)
+TESTS  := .venv/tests-$(TORCH)
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check --constraint .venv/constraints.txt \
+          $(if $(CPU),--extra-index-url https://download.pytorch.org/whl/cpu)
+PYTEST := $(BIN)/python -m pytest
+NBVAL  := --nbval --nbval-sanitize-with tools/nbval.cfg --nbval-cell-timeout 300
+
+# A half-made file is not left to look finished.
+.DELETE_ON_ERROR:
+
+.PHONY: help learn tour test lint notebook module bench soak images notebooks doctor clean
+
+help:
+	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
+
+learn: $(COURSE)  ## open the course in JupyterLab
+	@$(BIN)/python -m tools.learn
+
+tour: $(COURSE)  ## train with every strategy and compare; ARGS="--steps 3"
+	@$(BIN)/python -m labs tour $(ARGS)
+
+test: $(TESTS) lint  ## everything that CI runs; JUNIT=report.xml
+	$(BIN)/python -m tools.leftovers $(PYTEST) $(NBVAL) --durations 10 --junitxml $(JUNIT) tests solutions notebooks
+
+lint: $(TESTS)  ## style and format of package, tests and notebooks
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+notebook: $(TESTS)  ## test one notebook, solved and as shipped; N=03
+	$(PYTEST) $(NBVAL) $(wildcard solutions/$(N)*.ipynb notebooks/$(N)*.ipynb)
+
+module: $(TESTS)  ## test one module; M=ddp
+	$(PYTEST) tests/test_$(M).py
+
+bench: $(TESTS)  ## measure against the course's peers
+	$(BIN)/python -m bench $(ARGS)
+
+soak: $(TESTS)  ## the long tests
+	LABS_SOAK=1 $(PYTEST) -m soak tests
+
+images: $(COURSE)  ## draw the figures used in prose
+	$(BIN)/python -m tools.images
+
+notebooks: $(TESTS)  ## build solutions/*.ipynb and notebooks/ from solutions/*.py; N=03, FORCE=1
+	$(BIN)/python -m tools.notebooks build $(N) $(if $(FORCE),--force)
+
+doctor: $(COURSE)  ## can this machine run the course?
+	@$(BIN)/python -m labs doctor
+
+clean:  ## remove everything that make made, .venv included
+	rm -rf .venv build .pytest_cache .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# ---- the environment: a stamp in .venv is newer than what it was made from -------------------------------
+
+$(BIN)/python:
+	@for python in $(PYTHON); do \
+	    case $$($$python -c 'import sys, venv, ensurepip; print(*sys.version_info[:2])' 2>/dev/null) in \
+	        "3 11" | "3 12" | "3 13") echo "Making .venv with $$python"; exec $$python -m venv --clear .venv;; \
+	    esac; \
+	    tried="$$tried, $$python ($$($$python --version 2>/dev/null || echo not there))"; \
+	done; \
+	echo "The course needs Python 3.11, 3.12 or 3.13 with venv. Tried: $${tried#, }."; \
+	echo "Name one with \`make $(MAKECMDGOALS) PYTHON=/path/to/python3.12\`; Debian and Ubuntu have venv in python3-venv."; \
+	exit 1
+
+$(COURSE): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing the course in .venv, once (PyTorch is large: some 200 MB; on Linux several GB unless CPU=1)"
+	@rm -f .venv/course-* .venv/tests-*
+	@sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > .venv/constraints.txt
+	$(PIP) --editable .
+	@$(if $(CPU),touch .venv/cpu)
+	@touch $@
+
+$(TESTS): $(COURSE)
+	$(PIP) --editable '.[test]'
+	@touch $@

@@ -1,0 +1,47 @@
+"""Open the course in JupyterLab: what `make learn` does once the environment is there.
+
+Jupyter itself takes the next free port when 8888 is taken, and makes a token.  Added here: loopback only,
+the first notebook, a browser only where there is a screen (else the address is printed), and a quiet log.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FIRST = "notebooks/00_start_here.ipynb"
+
+
+def has_display(environment: Mapping[str, str], platform: str) -> bool:
+    """Whether a browser opened here would be seen: a desktop session, and not somebody's ssh terminal."""
+    if "SSH_CONNECTION" in environment:
+        return False
+    return platform == "darwin" or bool({"DISPLAY", "WAYLAND_DISPLAY"} & environment.keys())
+
+
+def command(environment: Mapping[str, str], platform: str, root: bool) -> list[str]:
+    """The JupyterLab command line."""
+    return [
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--log-level=WARN",  # Jupyter prints the address above this level
+        "--ServerApp.ip=127.0.0.1",
+        f"--ServerApp.root_dir={ROOT}",
+        f"--LabApp.default_url=/lab/tree/{FIRST}",
+        *([] if has_display(environment, platform) else ["--no-browser"]),
+        *(["--allow-root"] if root else []),  # containers have nobody else
+    ]
+
+
+def main() -> None:
+    if not (ROOT / FIRST).exists():
+        sys.exit(f"{FIRST} is missing; bring it back with `git restore {FIRST}`")
+    print(f"Opening {FIRST} in JupyterLab; its address follows. Stop it with Ctrl-C, twice.", flush=True)
+    arguments = command(os.environ, sys.platform, root=os.geteuid() == 0)
+    os.execv(arguments[0], arguments)
+
+
+if __name__ == "__main__":
+    main()
