@@ -1,0 +1,276 @@
+"""Drawings of who holds what and who sends what to whom, from data: the same data gives the same picture.
+
+A message is a tuple (round, source, destination, piece): in that round, rank `source` sends piece number
+`piece` to rank `destination`. A collective, seen from above, is a list of messages.
+
+What the ranks hold is a list with one dict a rank, from piece to the set of ranks whose data is in it:
+[{0: {0}, 1: {0}}, {0: {0, 1}}] is rank 0 with its own pieces 0 and 1, and rank 1 with the sum of both pieces 0.
+
+    messages(ring, ranks=4)          one small picture a round
+    step(ring, ranks=4, round=2)     one round, with what everybody holds after it
+    pieces({"before": ..., "after": ...})
+    mesh({"data": 2, "tensor": 4})   ranks as a grid
+    chart({"ring": 0.0012, "tree": 0.0031}, "s")
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from labs.kit.palette import INK, KINDS, MUTED, PAPER, RANKS, SOFT, TIMELINE, ink
+from labs.kit.svg import Canvas, Drawing, width_of
+from labs.kit.tables import clock, short, show
+
+Message = tuple[int, int, int, int]
+Held = list[dict[int, set[int]]]
+NODE = 15
+CELL = (58, 30)
+
+
+def own(ranks: int, pieces: int) -> Held:
+    """Everybody holds their own tensor, in `pieces` pieces: the start of a reduction."""
+    return [{piece: {rank} for piece in range(pieces)} for rank in range(ranks)]
+
+
+def after(held: Held, messages: Sequence[Message]) -> Held:
+    """What the ranks hold after the messages of one round; what arrives joins what is there."""
+    new = [{piece: set(whose) for piece, whose in mine.items()} for mine in held]
+    for _, source, destination, piece in messages:
+        new[destination].setdefault(piece, set()).update(held[source].get(piece, set()))
+    return new
+
+
+def by_round(messages: Sequence[Message]) -> list[list[Message]]:
+    """The messages of each round, in order; rounds are numbered from 0."""
+    count = 1 + max((message[0] for message in messages), default=-1)
+    return [sorted(message for message in messages if message[0] == number) for number in range(count)]
+
+
+def messages(messages: Sequence[Message], ranks: int) -> Drawing:
+    """Who sends which piece to whom, one panel a round, the ranks on a circle."""
+    rounds = by_round(messages)
+    side, tall = 2 * radius(ranks) + 72, 2 * radius(ranks) + 76
+    rows = math.ceil(len(rounds) / (1000 // side)) or 1
+    columns = math.ceil(len(rounds) / rows) or 1
+    title = f"{len(messages)} messages between {ranks} ranks in {len(rounds)} rounds"
+    canvas = Canvas(columns * side, rows * tall + 8, title, "\n".join(sentences(messages)))
+    for number, sent in enumerate(rounds):
+        row, column = divmod(number, columns)
+        x, y = column * side + side / 2, row * tall + 18
+        canvas.text(x, y, f"round {number + 1}", size=13, weight="bold")
+        circle(canvas, x, y + 38 + radius(ranks), ranks, sent)
+    return canvas.drawing(f"Messages({ranks} ranks, {len(rounds)} rounds, {len(messages)} messages)")
+
+
+def sentences(messages: Sequence[Message]) -> list[str]:
+    """The messages in words, a line a round."""
+    return [
+        f"Round {number + 1}: "
+        + ", ".join(f"rank {s} sends piece {p} to rank {d}" for _, s, d, p in sent)
+        + "."
+        for number, sent in enumerate(by_round(messages))
+    ]
+
+
+def radius(ranks: int) -> int:
+    return max(58, 15 * ranks)
+
+
+def circle(canvas: Canvas, x: float, y: float, ranks: int, sent: Sequence[Message]) -> None:
+    """The ranks around (x, y), rank 0 on top, clockwise, with one round's messages as arrows."""
+    angles = [2 * math.pi * rank / ranks - math.pi / 2 for rank in range(ranks)]
+    places = [(x + radius(ranks) * math.cos(a), y + radius(ranks) * math.sin(a)) for a in angles]
+    pairs: dict[tuple[int, int], list[int]] = {}
+    for _, source, destination, piece in sent:
+        pairs.setdefault((source, destination), []).append(piece)
+    chips = []
+    for (source, destination), which in pairs.items():
+        apart = (destination - source) % ranks
+        both = (destination, source) in pairs
+        outwards = -1 if apart == ranks - 1 and ranks > 2 and not both else 1
+        bend = outwards * (
+            0.3 if both and apart in (1, ranks - 1) else 0.18 if apart in (1, ranks - 1) else 0.1
+        )
+        start, end = shorten(places[source], places[destination], NODE + 4)
+        at = 0.5 if apart in (1, ranks - 1) and not both else 0.3
+        chips.append((canvas.arrow(start, end, bend, KINDS["comm"], at=at), ",".join(map(str, which))))
+    for rank, place in enumerate(places):
+        canvas.circle(*place, NODE, fill=RANKS[rank % len(RANKS)])
+        canvas.text(*place, rank, size=13, weight="bold")
+    for (middle_x, middle_y), label in chips:
+        width = width_of(label, 11) + 8
+        canvas.rect(middle_x - width / 2, middle_y - 8, width, 16, stroke=KINDS["comm"], radius=8)
+        canvas.text(middle_x, middle_y, label, size=11)
+
+
+def shorten(start, end, by: float):
+    """The segment without its first and last `by` pixels."""
+    (x0, y0), (x1, y1) = start, end
+    share = by / math.dist(start, end)
+    dx, dy = share * (x1 - x0), share * (y1 - y0)
+    return (x0 + dx, y0 + dy), (x1 - dx, y1 - dy)
+
+
+def step(messages: Sequence[Message], ranks: int, round: int, held: Held | None = None) -> Drawing:
+    """One round of a collective: the messages, and what every rank holds after it.
+
+    round: 0 is the start, before any message; held: what the ranks start with (default: their own tensor).
+    Raises ValueError when there is no such round.
+    """
+    rounds = by_round(messages)
+    if not 0 <= round <= len(rounds):
+        raise ValueError(
+            f"round {round} of a collective with {len(rounds)} rounds: choose 0 to {len(rounds)}"
+        )
+    held = own(ranks, 1 + max(m[3] for m in messages)) if held is None else held
+    columns = sorted({piece for mine in held for piece in mine} | {m[3] for m in messages})
+    for sent in rounds[:round]:
+        held = after(held, sent)
+    sent = rounds[round - 1] if round else []
+    side = 2 * radius(ranks) + 64
+    height = max(side, CELL[1] * ranks) + 34
+    title = f"round {round} of {len(rounds)}" if round else f"start, before round 1 of {len(rounds)}"
+    canvas = Canvas(
+        side + 84 + CELL[0] * len(columns), height, title, "\n".join([*sentences(sent), *holdings(held)])
+    )
+    canvas.text(20, 22, title, size=14, weight="bold", anchor="start")
+    circle(canvas, side / 2, 34 + (height - 34) / 2, ranks, sent)
+    top = 34 + (height - 34 - CELL[1] * ranks) / 2
+    grid(canvas, side + 64, top, held, columns, len(held), {(m[2], m[3]) for m in sent})
+    return canvas.drawing(f"Round {round} of {len(rounds)} ({ranks} ranks, {len(sent)} messages)")
+
+
+def holdings(held: Held) -> list[str]:
+    """What the ranks hold in words, a line a rank."""
+    return [
+        f"Rank {rank} holds "
+        + (
+            ", ".join(f"piece {p} of {' + '.join(map(str, sorted(w)))}" for p, w in sorted(mine.items()) if w)
+            or "nothing"
+        )
+        + "."
+        for rank, mine in enumerate(held)
+    ]
+
+
+def grid(canvas: Canvas, x, y, held: Held, columns: Sequence[int], ranks: int, new=frozenset()) -> None:
+    """One row a rank, one column a piece; the cells of `new` {(rank, piece)} just arrived."""
+    width, height = CELL
+    for rank, mine in enumerate(held):
+        middle = y + rank * height + height / 2
+        canvas.text(x - 8, middle, f"rank {rank}", size=12, anchor="end", fill=MUTED)
+        for column, piece in enumerate(columns):
+            box = (x + column * width + 2, y + rank * height + 2, width - 4, height - 4)
+            stripes(canvas, box, piece, sorted(mine.get(piece, ())), ranks, (rank, piece) in new)
+
+
+def stripes(canvas: Canvas, box, piece: int, whose: Sequence[int], ranks: int, new: bool) -> None:
+    """A cell with one stripe for each rank whose data is in it, and a label that says so."""
+    x, y, width, height = box
+    stroke, line = (KINDS["comm"], 2.5) if new else ("#8A8F98", 1)
+    if not whose:
+        canvas.rect(*box, fill=PAPER, stroke="#B0B5BC", dash="3 3")
+        return
+    for number, rank in enumerate(whose):
+        left = x + number * width / len(whose)
+        canvas.rect(
+            left, y, width / len(whose), height, fill=RANKS[rank % len(RANKS)], stroke="none", radius=0
+        )
+    canvas.rect(*box, fill="none", stroke=stroke, line=line)
+    canvas.text(x + width / 2, y + height / 2, label(piece, whose, ranks), size=12)
+
+
+def label(piece: int, whose: Sequence[int], ranks: int) -> str:
+    """ "b2" piece 2 of rank 1; "a+b" a sum of two; "Σ2" the sum over all ranks."""
+    letters = [chr(ord("a") + rank) for rank in whose]
+    if len(whose) == 1:
+        return f"{letters[0]}{piece}"
+    if len(whose) == ranks:
+        return f"Σ{piece}"
+    return "+".join(letters) if len(whose) < 4 else f"{len(whose)} of {ranks}"
+
+
+def pieces(states: Mapping[str, Held]) -> Drawing:
+    """What every rank holds, in several states side by side: {"before": held, "after": held}."""
+    columns = {name: sorted({piece for mine in held for piece in mine}) for name, held in states.items()}
+    ranks = max(len(held) for held in states.values())
+    widths = [84 + CELL[0] * len(of) for of in columns.values()]
+    words = [line for name, held in states.items() for line in (f"{name}:", *holdings(held))]
+    canvas = Canvas(sum(widths) + 16, 52 + CELL[1] * ranks, " → ".join(states), "\n".join(words))
+    x = 0.0
+    for (name, held), width in zip(states.items(), widths, strict=True):
+        canvas.text(x + 68 + (width - 84) / 2, 20, name, weight="bold")
+        grid(canvas, x + 68, 36, held, columns[name], len(held))
+        x += width
+    return canvas.drawing(f"Pieces({', '.join(states)}; {ranks} ranks)")
+
+
+def mesh(axes: Mapping[str, int]) -> Drawing:
+    """Ranks as a grid of one or two axes, in row-major order: {"data": 2, "tensor": 4}.
+
+    Raises ValueError for any other number of axes.
+    """
+    if len(axes) not in (1, 2):
+        raise ValueError(
+            f"a mesh with {len(axes)} axes ({', '.join(axes)}) cannot be drawn flat: give one or two"
+        )
+    (row_name, rows), (column_name, columns) = [("", 1), *axes.items()][-2:]
+    title = "mesh " + " × ".join(f"{name} {extent}" for name, extent in axes.items())
+    words = [
+        f"Rank {rank} is at {row_name} {rank // columns}, {column_name} {rank % columns}."
+        for rank in range(rows * columns)
+    ]
+    left = 104 if row_name else 20
+    canvas = Canvas(left + 64 * columns + 12, 64 + 48 * rows, title, " ".join(words))
+    canvas.text(left + 32 * columns - 4, 18, f"{column_name} →", fill=MUTED)
+    if row_name:
+        canvas.text(50, 38, f"{row_name} ↓", fill=MUTED)
+    for rank in range(rows * columns):
+        row, column = divmod(rank, columns)
+        x, y = left + 64 * column, 54 + 48 * row
+        if row == 0:
+            canvas.text(x + 28, 38, column, size=12, fill=MUTED)
+        if column == 0 and row_name:
+            canvas.text(left - 20, y + 20, row, size=12, fill=MUTED)
+        canvas.rect(x, y, 56, 40, fill=SOFT)
+        canvas.text(x + 28, y + 20, f"rank {rank}", size=13)
+    return canvas.drawing(title)
+
+
+def chart(values: Mapping[str, float | Mapping[str, float]], unit: str = "B", kind: str = "comm") -> Drawing:
+    """Bars of what a formula says, one a name; {kind: value} in place of a value stacks a bar by kind.
+
+    unit: "B" for bytes, "s" for seconds, or any other. kind: the colour of single values, a key of KINDS.
+    """
+    stacked = {name: value if isinstance(value, Mapping) else {kind: value} for name, value in values.items()}
+    totals = {name: sum(parts.values()) for name, parts in stacked.items()}
+    widest = max(totals.values()) or 1
+    said = {name: amount(total, unit) for name, total in totals.items()}
+    margin = max(width_of(name, 13) for name in totals) + 24
+    canvas = Canvas(
+        margin + 420 + 110,
+        20 + 34 * len(totals),
+        ", ".join(totals),
+        "; ".join(f"{n}: {s}" for n, s in said.items()),
+    )
+    for row, (name, parts) in enumerate(stacked.items()):
+        y, x = 12 + 34 * row, margin
+        canvas.text(margin - 10, y + 13, name, anchor="end")
+        for part, value in parts.items():
+            width = 420 * value / widest
+            canvas.rect(x, y, width, 26, fill=KINDS[part])
+            if len(parts) > 1 and width > width_of(part, 12) + 6:
+                canvas.text(x + width / 2, y + 13, part, size=12, fill=ink(KINDS[part]))
+            x += width
+        canvas.text(x + 8, y + 13, said[name], anchor="start")
+    longest = max(map(len, totals))
+    return canvas.drawing("\n".join(f"{name.ljust(longest)}  {words}" for name, words in said.items()))
+
+
+def amount(value: float, unit: str) -> str:
+    """A value with its unit, in the prefix that suits it: "1.56 MiB", "12.3 ms"."""
+    if unit == "B":
+        return short(value)
+    if unit == "s":
+        factor, name = clock(value)
+        return f"{value * factor:.3g} {name}"
+    return show(value, unit)

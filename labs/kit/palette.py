@@ -1,0 +1,54 @@
+"""One colour for each thing, in every figure and every widget.
+
+    KINDS      what a rank holds: P parameters, G gradients, S optimizer state, A activations, comm, temporary
+    TIMELINE   what a rank does: compute, communication, waiting
+    RANKS      pale tints: whose data a cell holds (the label in the cell says it too)
+    SERIES     curves on one axes: the first is the reference, a wide pale band that the others are drawn over
+
+KINDS is the palette of Okabe and Ito, "Color Universal Design" (2008), RANKS the pale scheme of Paul Tol,
+"Colour schemes" (SRON/EPS/TN/09-002, 2021): readers with any kind of colour vision can tell them apart.
+Every filled shape also has a dark outline and a label, so that colour never carries the meaning alone.
+"""
+
+KINDS = {
+    "P": "#0072B2",
+    "G": "#E69F00",
+    "S": "#009E73",
+    "A": "#CC79A7",
+    "comm": "#D55E00",
+    "temporary": "#999999",
+}
+NAMES = {
+    "P": "parameters",
+    "G": "gradients",
+    "S": "optimizer state",
+    "A": "activations",
+    "comm": "communication",
+    "temporary": "temporary",
+}
+TIMELINE = {"compute": "#56B4E9", "communication": KINDS["comm"], "waiting": "#E8E8E8"}
+RANKS = ("#BBCCEE", "#FFCCCC", "#CCDDAA", "#EEEEBB", "#CCEEFF", "#E4D4F0", "#F5DEC3", "#DDDDDD")
+SERIES = ("#BBBBBB", "#000000", "#882255", "#117733", "#332288", "#AA4499", "#661100", "#44AA99")
+
+INK = "#1F2328"
+MUTED = "#57606A"
+PAPER = "#FFFFFF"
+SOFT = "#F3F4F6"
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of "#RRGGBB", 0 (black) to 1 (white): WCAG 2.2, "relative luminance"."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    """Contrast ratio of two colours, 1 to 21: WCAG 2.2, "contrast ratio"; text needs at least 4.5."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def ink(fill: str) -> str:
+    """The colour of text on `fill`: dark or white, whichever is easier to read."""
+    return max((INK, PAPER), key=lambda colour: contrast(colour, fill))

@@ -1,0 +1,127 @@
+"""A small canvas for drawings from data: the same data gives the same bytes on every machine.
+
+    canvas = Canvas(400, 200, "title", "what the picture shows, for a reader who cannot see it")
+    canvas.rect(...); canvas.text(...); canvas.line(...); canvas.arrow(...)
+    canvas.drawing()  ->  Drawing, which draws itself as the last expression of a cell
+
+Coordinates are in pixels from the top left corner. Drawings lie on a white card, so that they read alike on
+light and dark pages. There are no ids, scripts, style sheets or fonts to load in them: a drawing can be shown
+many times on one page, as a file, and as an image.
+"""
+
+import math
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from labs.kit.palette import INK, PAPER
+
+FONT = "Helvetica, Arial, 'DejaVu Sans', sans-serif"
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """An SVG picture with alternative text.
+
+    svg: the whole `<svg>` element, with `<title>` and `<desc>`; text: what plain text terminals show.
+    """
+
+    svg: str
+    text: str
+
+    @property
+    def html(self) -> str:
+        return self.svg
+
+    def save(self, path: str | Path) -> None:
+        """Write the picture to a file."""
+        Path(path).write_text(self.svg + "\n", encoding="utf-8")
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
+        return {"image/svg+xml": self.svg, "text/plain": self.text}
+
+
+class Canvas:
+    """Shapes collected in drawing order. `title` and `description` are the picture's alternative text."""
+
+    def __init__(self, width: float, height: float, title: str, description: str):
+        self.width, self.height, self.title, self.description = width, height, title, description
+        self.shapes: list[str] = []
+
+    def rect(self, x, y, width, height, fill=PAPER, stroke=INK, radius=3.0, line=1.0, dash="") -> None:
+        self._add(
+            "rect",
+            x=x, y=y, width=max(0, width), height=height, rx=radius,
+            fill=fill, stroke=stroke, stroke_width=line, stroke_dasharray=dash,
+        )  # fmt: skip
+
+    def circle(self, x, y, radius, fill=PAPER, stroke=INK, line=1.0) -> None:
+        self._add("circle", cx=x, cy=y, r=radius, fill=fill, stroke=stroke, stroke_width=line)
+
+    def text(self, x, y, words, size=13.0, anchor="middle", weight="", fill=INK, style="") -> None:
+        """One line of text; `y` is its vertical middle, `anchor` is start, middle or end."""
+        attributes = dict(x=x, y=y + 0.35 * size, font_size=size, text_anchor=anchor)
+        self._add("text", escape(str(words)), **attributes, font_weight=weight, font_style=style, fill=fill)
+
+    def lines(self, x, y, words: list[str], size=13.0, leading=1.35, **style) -> None:
+        """Several lines of text, the first at `y`."""
+        for number, line in enumerate(words):
+            self.text(x, y + number * leading * size, line, size, **style)
+
+    def line(self, *points: Point, stroke=INK, line=1.0, dash="") -> None:
+        path = "M" + " L".join(f"{number(x)},{number(y)}" for x, y in points)
+        self._add("path", d=path, fill="none", stroke=stroke, stroke_width=line, stroke_dasharray=dash)
+
+    def area(self, *points: Point, fill, stroke=INK, line=1.0) -> None:
+        path = "M" + " L".join(f"{number(x)},{number(y)}" for x, y in points) + " Z"
+        self._add("path", d=path, fill=fill, stroke=stroke, stroke_width=line, stroke_linejoin="round")
+
+    def arrow(self, start: Point, end: Point, bend=0.0, stroke=INK, line=2.0, head=8.0, at=0.5) -> Point:
+        """A curve from start to end that bows to its left by `bend` of its length; returns its point at `at`.
+
+        The head is a triangle of its own, not an SVG marker: markers need ids, which clash on a page.
+        """
+        (x0, y0), (x1, y1) = start, end
+        control = ((x0 + x1) / 2 + bend * (y1 - y0), (y0 + y1) / 2 - bend * (x1 - x0))
+        angle = math.atan2(y1 - control[1], x1 - control[0])
+        neck = (x1 - 0.8 * head * math.cos(angle), y1 - 0.8 * head * math.sin(angle))
+        path = f"M{number(x0)},{number(y0)} Q" + " ".join(number(v) for v in (*control, *neck))
+        self._add("path", d=path, fill="none", stroke=stroke, stroke_width=line)
+        wings = [(x1 - head * math.cos(angle + a), y1 - head * math.sin(angle + a)) for a in (0.45, -0.45)]
+        self.area(end, *wings, fill=stroke, stroke="none")
+        weights = (1 - at) ** 2, 2 * at * (1 - at), at**2
+        points = start, control, end
+        return sum(w * x for w, (x, _) in zip(weights, points)), sum(
+            w * y for w, (_, y) in zip(weights, points)
+        )
+
+    def drawing(self, text: str = "") -> Drawing:
+        """The finished picture; `text` is its plain form (the title when left out)."""
+        size = f'width="{number(self.width)}" height="{number(self.height)}"'
+        box = f'viewBox="0 0 {number(self.width)} {number(self.height)}"'
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {box} role="img" font-family="{FONT}">'
+        words = f"<title>{escape(self.title)}</title>\n<desc>{escape(self.description)}</desc>"
+        card = '<rect width="100%" height="100%" rx="8" fill="#FFFFFF"/>'
+        return Drawing("\n".join([head, words, card, *self.shapes, "</svg>"]), text or self.title)
+
+    def _add(self, tag: str, content: str = "", **attributes) -> None:
+        pairs = (
+            f'{key.replace("_", "-")}="{value if isinstance(value, str) else number(value)}"'
+            for key, value in attributes.items()
+            if value != ""
+        )
+        self.shapes.append(f"<{tag} {' '.join(pairs)}" + (f">{content}</{tag}>" if content else "/>"))
+
+
+def number(value: float) -> str:
+    """One decimal at most. The tiny shift keeps ties, where libraries of sines differ, off the rounding edge."""
+    return f"{round(value + 1e-6, 1) + 0.0:g}" if abs(value) < 1e5 else f"{value:.0f}"
+
+
+def width_of(words: str, size: float) -> float:
+    """A generous guess at the width of a line of text, in pixels, in the wider of the usual fonts."""
+    return 0.63 * size * len(words)

@@ -1,0 +1,224 @@
+"""Numbers in tables: the ledger, where a prediction meets a measurement, and a plain table.
+
+    ledger({"sent": (614_400, 614_400), "step": (None, 0.012, "s")})
+    table([{"ranks": 2, "sent": 100}, {"ranks": 4, "sent": 150}])
+    size(1_638_400)  ->  "1,638,400 B (1.56 MiB)"
+
+A ledger compares what is the same on every machine: bytes, counts, shapes. Rows in a unit of NOISY (times,
+losses) differ from run to run: they have no verdict and stand below the table, one to a line, so that their
+digits never move a column of the part that is compared.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+NOISY = ("s", "ms", "µs", "nats")
+STEPS = (0.001, 0.01, 0.02, 0.05, 0.10, 0.20, 0.50)
+Value = int | float | str | None
+
+
+def size(count: float) -> str:
+    """Bytes exactly and for people: "512 B", "1,638,400 B (1.56 MiB)"."""
+    exact = f"{count:,.0f} B" if float(count).is_integer() else f"{count:,.1f} B"
+    return exact if abs(count) < 1024 else f"{exact} ({short(count)})"
+
+
+def short(count: float) -> str:
+    """Bytes for people only: "1.56 MiB"."""
+    power = min(4, int(math.log2(max(1, abs(count))) // 10))
+    return f"{count:,.0f} B" if power == 0 else f"{count / 1024**power:,.2f} {'KMGT'[power - 1]}iB"
+
+
+def clock(seconds: float) -> tuple[float, str]:
+    """The factor and the name of the unit that suits a span of time."""
+    return next(((f, name) for f, name in ((1, "s"), (1e3, "ms")) if seconds * f >= 1), (1e6, "µs"))
+
+
+def show(value: Value, unit: str = "") -> str:
+    """One value as a cell shows it."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool | str):
+        return {True: "yes", False: "no"}.get(value, str(value))
+    if unit == "B":
+        return size(value)
+    if unit == "s":
+        factor, unit = clock(value)
+        value *= factor
+    if unit in NOISY:
+        return f"{value:,.{4 if unit == 'nats' else 2}f} {unit}"
+    digits = f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    return f"{digits} {unit}".strip()
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a header. `numeric[i]`: column i is set to the right."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numeric: tuple[bool, ...]
+    caption: str = ""
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        widths = [max(map(len, column)) for column in zip(self.header, *self.rows, strict=True)]
+        lines = [
+            "  ".join(
+                cell.rjust(width) if right else cell.ljust(width)
+                for cell, width, right in zip(row, widths, self.numeric, strict=True)
+            ).rstrip()
+            for row in (self.header, *self.rows)
+        ]
+        lines.insert(1, "  ".join("─" * width for width in widths))
+        return "\n".join([*([self.caption] if self.caption else []), *lines, *self.notes])
+
+    @property
+    def html(self) -> str:
+        """A table that takes its colours from the page, light or dark."""
+        caption = f"<caption>{escape(self.caption)}</caption>" if self.caption else ""
+        head = "".join(self._cell("th", name, i, 'scope="col" ') for i, name in enumerate(self.header))
+        body = "".join(
+            "<tr>"
+            + self._cell("th", row[0], 0, 'scope="row" ')
+            + "".join(self._cell("td", cell, i + 1) for i, cell in enumerate(row[1:]))
+            + "</tr>\n"
+            for row in self.rows
+        )
+        notes = "".join(f"<div>{escape(note)}</div>\n" for note in self.notes)
+        return f"<table>{caption}\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>\n{notes}"
+
+    def _cell(self, tag: str, words: str, column: int, scope: str = "") -> str:
+        side = "right" if self.numeric[column] else "left"
+        return f'<{tag} {scope}style="text-align:{side}">{escape(words)}</{tag}>'
+
+    def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
+        return {"text/plain": repr(self), "text/html": self.html}
+
+
+def table(rows: Iterable[Mapping[str, Value]], caption: str = "") -> Table:
+    """A table from a list of rows, each a mapping from column to value; all with the same columns.
+
+    Raises ValueError when there is no row, or a row has other columns than the first.
+    """
+    rows = list(rows)
+    if not rows:
+        raise ValueError("a table needs at least one row; it was given none")
+    header = tuple(rows[0])
+    for number, row in enumerate(rows):
+        if tuple(row) != header:
+            raise ValueError(f"row {number} has the columns {tuple(row)}, the first row has {header}")
+    numeric = tuple(all(isinstance(row[name], int | float | None) for row in rows) for name in header)
+    return Table(header, tuple(tuple(show(row[name]) for name in header) for row in rows), numeric, caption)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a ledger: a prediction and one or two measurements (ours, native), all in `unit`."""
+
+    name: str
+    predicted: Value
+    measured: tuple[Value, ...]
+    unit: str
+
+    @property
+    def noisy(self) -> bool:
+        return self.unit in NOISY
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Predicted beside measured, with a verdict on each row. `within`: the share that still agrees."""
+
+    rows: tuple[Row, ...]
+    within: float
+    caption: str
+
+    @property
+    def agrees(self) -> bool:
+        """Whether no compared row differs by more than `within`."""
+        return not any("differs" in self.verdict(row) for row in self.rows if not row.noisy)
+
+    def verdict(self, row: Row) -> str:
+        """ "= exact", "≈ within 5 %", "≠ differs (2.00 ×)"; of each side where there are two."""
+        words = [verdict(row.predicted, value, self.within) for value in row.measured]
+        if len(words) == 1 or words[0] == words[1]:
+            return words[0]
+        return f"ours {words[0]}; native {words[1]}"
+
+    def table(self) -> Table:
+        """The rows that are compared, as a table; the others as notes below it."""
+        sides = max((len(row.measured) for row in self.rows), default=1)
+        names = ("measured",) if sides == 1 else ("ours", "native")
+        rows = [
+            (row.name, *(show(value, row.unit) for value in self._values(row, sides)), self.verdict(row))
+            for row in self.rows
+            if not row.noisy
+        ]
+        notes = [note(row, names) for row in self.rows if row.noisy]
+        header = ("", "predicted", *names, "verdict")
+        numeric = (False, *[True] * (sides + 1), False)
+        return Table(header, tuple(rows), numeric, self.caption, tuple(notes))
+
+    @staticmethod
+    def _values(row: Row, sides: int) -> tuple[Value, ...]:
+        return (row.predicted, *row.measured, *[None] * (sides - len(row.measured)))
+
+    @property
+    def html(self) -> str:
+        return self.table().html
+
+    def __repr__(self) -> str:
+        return repr(self.table())
+
+    def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
+        return self.table()._repr_mimebundle_()
+
+
+def ledger(
+    rows: Mapping[str, Sequence[Value]] | Iterable[Sequence[Value]], within: float = 0.10, caption: str = ""
+) -> Ledger:
+    """Hold measurements to predictions.
+
+    rows: {name: (predicted, measured)}, {name: (predicted, ours, native)}, or a list of such rows with the name
+    first. A last entry that is text is the unit: "B" (the default), "" for plain numbers, a unit of NOISY for
+    what is not compared. None stands for "no prediction" or "not measured".
+    Raises ValueError when a row has fewer than one prediction and one measurement, or more than two.
+    """
+    if isinstance(rows, Mapping):
+        rows = [(name, *values) for name, values in rows.items()]
+    return Ledger(tuple(_row(*row) for row in rows), within, caption)
+
+
+def _row(name: str, *values: Value) -> Row:
+    unit = "B"
+    if values and isinstance(values[-1], str):
+        *values, unit = values
+    if len(values) not in (2, 3):
+        raise ValueError(
+            f"the row {name!r} holds {len(values)} values; it needs (predicted, measured) or (predicted, ours, native)"
+        )
+    return Row(name, values[0], tuple(values[1:]), unit)
+
+
+def verdict(predicted: Value, measured: Value, within: float) -> str:
+    """How a measurement stands to its prediction; the share is rounded up to one of STEPS."""
+    if predicted is None or measured is None:
+        return "–"
+    if predicted == measured:
+        return "= exact"
+    if isinstance(predicted, str) or isinstance(measured, str) or predicted == 0:
+        return "≠ differs"
+    off = abs(measured / predicted - 1)
+    if off <= within:
+        share = min(within, next((step for step in STEPS if off <= step), within))
+        return f"≈ within {100 * share:g} %"
+    return f"≠ differs ({measured / predicted:.2f} ×)"
+
+
+def note(row: Row, names: tuple[str, ...]) -> str:
+    """A noisy row in one line: "step: predicted 10.00 ms, measured 12.31 ms"."""
+    named = zip(("predicted", *names), (row.predicted, *row.measured), strict=False)
+    return f"{row.name}: " + ", ".join(f"{name} {show(v, row.unit)}" for name, v in named if v is not None)
