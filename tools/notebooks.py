@@ -10,6 +10,8 @@
         ▼
     notebooks/NN_name.ipynb  what the learner opens; never overwritten once edited
 
+In the root of the repository:
+
     python -m tools.notebooks build [03 ...] [--force]
     python -m tools.notebooks check
 """
@@ -38,7 +40,7 @@ BEGIN = re.compile(r"^(\s+)### BEGIN SOLUTION\s*$")
 END = re.compile(r"^\s+### END SOLUTION\s*$")
 STUB = 'raise NotImplementedError("your turn")'
 
-# A live widget needs its kernel; the picture that it leaves beside this is what stays. Pictures are not compared.
+# A live widget needs its kernel; the picture that it leaves beside this is what stays, and is not compared.
 LIVE_WIDGET = "application/vnd.jupyter.widget-view+json"
 PICTURES = ("image/png", "image/jpeg")
 
@@ -206,13 +208,13 @@ def check(root: Path = ROOT) -> list[str]:
             (solved, source.with_suffix(".ipynb")),
             (unsolved, root / "notebooks" / f"{source.stem}.ipynb"),
         ):
-            where = path.relative_to(root)
+            where, remedy = path.relative_to(root), f"run `make notebooks N={source.stem}`"
             if not path.exists():
-                wrong.append(f"{where} is not built; run `make notebooks N={source.stem}`")
+                wrong.append(f"{where} is not built; {remedy}")
                 continue
             found = nbformat.read(path, as_version=4)
             if content(found) != content(wanted):
-                wrong.append(f"{where} does not say what its source says; run `make notebooks N={source.stem}`")
+                wrong.append(f"{where} does not say what its source says; {remedy}")
             if wanted is solved and not all(cell.execution_count for cell in code_cells(found)):
                 wrong.append(f"{where} has cells that were not executed")
             if wanted is unsolved and any(cell.outputs for cell in code_cells(found)):
@@ -245,7 +247,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     building = commands.add_parser("build", help="execute the sources and write both notebooks of each")
-    building.add_argument("names", nargs="*", help="the beginning of a notebook's name, like 03; all, if none")
+    building.add_argument("names", nargs="*", help="how a notebook's name begins, like 03; all, if none")
     building.add_argument("--force", action="store_true", help="overwrite learner notebooks that were edited")
     commands.add_parser("check", help="compare the committed notebooks with their sources; runs nothing")
     chosen = parser.parse_args(arguments)

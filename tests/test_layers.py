@@ -1,0 +1,89 @@
+"""Reference: the layers as the design draws them. Imports are read from the source; nothing is executed."""
+
+import ast
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+LABS = Path(__file__).resolve().parent.parent / "labs"
+
+# A file imports from lower levels only; inside the kit also from its own, without a circle.
+LEVELS = [
+    {"model", "data", "cost", "collectives"},
+    {"ddp"},
+    {"native"},  # and every file of the kit that is not named below
+    {"kit.check", "kit.play", "kit.tour", "kit.doctor", "__main__"},
+]
+TEXTBOOK = LEVELS[0] | LEVELS[1]
+# What a file may import for an option of its own, inside the function that needs it.
+OPTIONAL = {"data": {"datasets"}}  # a corpus from a hub, for those online
+FILES = sorted(path for path in LABS.rglob("*.py") if path.name != "__init__.py")
+MODULES = {".".join(("labs", *path.relative_to(LABS).with_suffix("").parts)) for path in FILES}
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(LABS).with_suffix("").parts)
+
+
+def level(name: str) -> int:
+    for number, names in enumerate(LEVELS):
+        if name in names:
+            return number
+    assert name.startswith("kit."), f"give labs/{name}.py its level in this test"
+    return 2
+
+
+def imports(path: Path, at_top: bool = False) -> set[str]:
+    """The modules that a file imports, anywhere or when it is loaded: "torch", "labs.ddp", "labs.kit.draw"."""
+    found = set()
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in tree.body if at_top else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}:{node.lineno} imports relatively; write the whole name"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                found.add(whole if whole in MODULES else node.module)
+    return found
+
+
+def own(modules: set[str]) -> set[str]:
+    return {module.removeprefix("labs.") for module in modules if module.startswith("labs.")}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_imports_point_down(path):
+    name = name_of(path)
+    for module in own(imports(path)):
+        beside = level(module) == level(name) and (module.startswith("kit.") and name.startswith("kit."))
+        entry = name == "__main__" and module.startswith("kit.")
+        assert level(module) < level(name) or beside or entry, (
+            f"{name} imports {module}, which is not below it"
+        )
+
+
+def test_no_import_goes_in_a_circle():
+    TopologicalSorter({name_of(path): own(imports(path, at_top=True)) for path in FILES}).prepare()
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if name_of(path) in TEXTBOOK], ids=name_of)
+def test_a_textbook_file_needs_torch_and_files_below_only(path):
+    modules = imports(path)
+    assert own(modules) <= TEXTBOOK, "a textbook file never imports the kit or native: it can be copied out"
+    others = {module.split(".")[0] for module in modules} - {"labs", "torch"} - sys.stdlib_module_names
+    others -= OPTIONAL.get(name_of(path), set())
+    assert not others, f"a textbook file needs torch and the standard library only, not {others}"
+
+
+def test_the_map_names_every_textbook_file():
+    outline = (LABS / "__init__.py").read_text(encoding="utf-8")
+    missing = [name for name in {*TEXTBOOK, "native"} if f"\n    {name} " not in outline]
+    assert not missing, f"labs/__init__.py does not mention {missing}"
+
+
+def test_the_package_itself_imports_nothing():
+    assert not imports(LABS / "__init__.py")
+    assert not imports(LABS / "kit/__init__.py")
