@@ -1,0 +1,219 @@
+"""What went wrong in a job, told per rank: from the journals while it runs, from the stacks when it hangs.
+
+    Watch.poll()   certain   a group's nth collective differs between ranks in op, root, dtype or shape
+                             a message and its receive differ in size
+                             a rank has returned without joining what the others called
+                             ranks wait for each other in a circle
+    stacks()       at the timeout: the learner's line on which each rank stands
+
+A program that disagrees with itself may still run to its end (gloo completes some mismatches); the journal tells.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from dataclasses import dataclass, field
+
+from labs.kit.journal import ANY_SOURCE, Entry, Reader, is_machinery, show_line
+
+SETTLED = 10  # polls in a row in which the same ranks wait for the same things, before that is called a circle
+PEER_IS_GONE = re.compile(
+    r"Connection (closed|reset|refused)|Broken pipe|Socket closed|closed by peer|pair closure|remote process exited"
+    r"|NCCL.*(unhandled system error|remote|abort)|Timed out waiting",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Where:
+    """What one rank did when the job was stopped; `op` is "" when it was in no collective."""
+
+    rank: int
+    state: str
+    what: str = ""
+    site: str = ""
+
+    @property
+    def op(self) -> str:
+        return self.what.split()[0] if self.what else ""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} {self.state} {self.what}".rstrip() + (f"   {self.site}" if self.site else "")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A certain failure: a kind, one sentence, the ranks that are the cause, and every rank's place."""
+
+    kind: str
+    sentence: str
+    ranks: tuple[int, ...]
+    where: list[Where] = field(default_factory=list)
+
+
+class Watch:
+    """Compares what the ranks of one job issue, from outside."""
+
+    def __init__(self, readers: list[Reader]) -> None:
+        self.readers = readers
+        self.returned: set[int] = set()
+        self.open: dict[tuple[str, int], dict[int, Entry]] = {}  # collectives that not all members have called yet
+        self.messages: dict[tuple[str, int, int, int, int], dict[int, Entry]] = {}  # and messages with one end only
+        self.unequal: dict[int, Entry] = {}  # the first calls by rank that should be equal and are not
+        self.any_source: set[tuple[str, int]] = set()
+        self.last_waits: dict[int, int] = {}
+        self.settled = 0
+
+    def poll(self) -> Problem | None:
+        """Read what is new in every journal; the first certain problem, or None."""
+        waits = {rank: index for rank, reader in enumerate(self.readers) if (index := reader.header()[1]) is not None}
+        for rank, reader in enumerate(self.readers):
+            for entry in reader.new():
+                (self.add_message if entry.is_p2p else self.add_collective)(rank, entry)
+        self.settled = self.settled + 1 if waits and waits == self.last_waits else 0
+        self.last_waits = waits
+        if self.unequal:
+            return self.disagreement(self.unequal)
+        return self.someone_returned() or (self.circle() if self.settled >= SETTLED else None)
+
+    def add_collective(self, rank: int, entry: Entry) -> None:
+        key = entry.group, entry.place
+        calls = self.open.setdefault(key, {})
+        calls[rank] = entry
+        if len({call.match for call in calls.values()}) > 1:
+            self.unequal = self.unequal or calls
+        elif len(calls) == len(entry.members):
+            del self.open[key]
+
+    def add_message(self, rank: int, entry: Entry) -> None:
+        if entry.peer == ANY_SOURCE:
+            self.any_source.add((entry.group, rank))
+            return
+        source, target = self.ends(rank, entry)
+        key = (entry.group, source, target, entry.match, entry.place)
+        both = self.messages.setdefault(key, {})
+        both[rank] = entry
+        if len(both) == 2:
+            del self.messages[key]
+            if both[source].bytes != both[target].bytes:
+                self.unequal = self.unequal or both
+
+    def disagreement(self, calls: dict[int, Entry]) -> Problem:
+        entry = next(iter(calls.values()))
+        sides: dict[str, list[int]] = {}
+        for rank, call in sorted(calls.items()):
+            sides.setdefault(call.what, []).append(rank)
+        odd = min(sides.values(), key=lambda ranks: (len(ranks), 0 in ranks))  # the few are likelier wrong than the many
+        called = ", ".join(f"{name(ranks)} called {what}" for what, ranks in sides.items())
+        where = [Where(rank, "called", call.what, call.site) for rank, call in calls.items()]
+        about = "the sizes of a message" if entry.is_p2p else nth_of(entry, len(self.readers))
+        return Problem("mismatch", f"the ranks do not agree on {about}: {called}", tuple(odd), self.complete(where))
+
+    @staticmethod
+    def ends(rank: int, entry: Entry) -> tuple[int, int]:
+        """Global ranks of the sender and the receiver of a message."""
+        peer = entry.members[entry.peer]
+        return (rank, peer) if entry.op == "send" else (peer, rank)
+
+    def someone_returned(self) -> Problem | None:
+        for calls in self.open.values():
+            entry = next(iter(calls.values()))
+            gone = sorted(self.returned.intersection(entry.members) - calls.keys())
+            if gone:
+                told = f"{nth_of(entry, len(self.readers))}, {entry.what}, which {name(sorted(calls))} called"
+                where = [Where(r, "waits in", call.what, call.site) for r, call in calls.items()]
+                return Problem("returned", f"{name(gone)} returned without joining {told}", tuple(gone), self.complete(where))
+        for rank, entry in self.waited_for().items():
+            missing = [r for r in self.needs(rank, entry) if r in self.returned]
+            if entry.is_p2p and missing:
+                told = f"{name(missing)} returned and will never answer {entry.what}, in which rank {rank} waits"
+                return Problem("returned", told, tuple(missing), self.complete([]))
+        return None
+
+    def circle(self) -> Problem | None:
+        """Ranks that wait for each other.  A rank can go on once all that it needs can; who is left never will."""
+        waits = self.waited_for()
+        needs = {rank: self.needs(rank, entry) for rank, entry in waits.items()}
+        free = set(range(len(self.readers))) - waits.keys()
+        while resolved := {rank for rank in waits.keys() - free if free.issuperset(needs[rank])}:
+            free |= resolved
+        stuck = sorted(waits.keys() - free)
+        if not stuck:
+            return None
+        told = "; ".join(f"rank {r} in {waits[r].what} for {name(needs[r])}" for r in stuck)
+        return Problem("deadlock", f"{name(stuck)} wait for each other: {told}", tuple(stuck), self.complete([]))
+
+    def waited_for(self) -> dict[int, Entry]:
+        """The call in which each rank stands, for those that the journal shows waiting."""
+        waits = {rank: reader.header()[1] for rank, reader in enumerate(self.readers)}
+        return {
+            rank: self.readers[rank].entry(index)
+            for rank, index in waits.items()
+            if index is not None and rank not in self.returned
+        }
+
+    def needs(self, rank: int, entry: Entry) -> list[int]:
+        """The ranks that have not yet called what `rank` waits for."""
+        if not entry.is_p2p:
+            calls = self.open.get((entry.group, entry.place), {})
+            return [r for r in entry.members if calls and r not in calls]
+        if entry.peer == ANY_SOURCE:
+            return []
+        source, target = self.ends(rank, entry)
+        unmatched = (entry.group, source, target, entry.match, entry.place) in self.messages
+        return [entry.members[entry.peer]] if unmatched and (entry.group, target) not in self.any_source else []
+
+    def complete(self, where: list[Where]) -> list[Where]:
+        """Add the ranks that are not told of yet."""
+        told, waits = {w.rank for w in where}, self.waited_for()
+        for rank, reader in enumerate(self.readers):
+            if rank not in told and rank in waits:
+                where.append(Where(rank, "waits in", waits[rank].what, waits[rank].site))
+            elif rank not in told:
+                count, _ = reader.header()
+                last = reader.entry(count - 1) if count else None
+                state = "has returned" if rank in self.returned else "runs"
+                after = f"{state} after {last.what}" if last else f"{state}, having called no collective"
+                where.append(Where(rank, after, "", last.site if last else ""))
+        return sorted(where, key=lambda w: w.rank)
+
+
+def stacks(pids: dict[int, int], files: dict[int, int]) -> dict[int, str]:
+    """Ask each rank (pids by rank) for its stack; the learner's innermost line, or "" for a rank that gives none.
+
+    The answer is written by a signal handler in C, so it comes even while the rank holds the interpreter.
+    """
+    for pid in pids.values():
+        os.kill(pid, signal.SIGUSR1)
+    time.sleep(0.3)
+    return {rank: innermost(os.pread(files[rank], 1 << 20, 0).decode(errors="replace")) for rank in pids}
+
+
+def innermost(dump: str) -> str:
+    """The learner's innermost line in what faulthandler wrote of one rank."""
+    threads = re.split(r"^(?:Current thread|Thread) ", dump, flags=re.MULTILINE)
+    for thread in threads:
+        frames = re.findall(r'File "(.+)", line (\d+) in', thread)
+        if 'worker.py", line' in thread and " in main\n" in thread:  # the thread that runs the learner's function
+            for file, line in frames:
+                if not is_machinery(file):
+                    return show_line(file, int(line))
+    return ""
+
+
+def name(ranks: list[int] | tuple[int, ...]) -> str:
+    """ "rank 1", "ranks 0, 2 and 3"."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def nth_of(entry: Entry, world: int) -> str:
+    _, _, description = entry.group.split("|", 2)
+    everyone = len(entry.members) == world
+    group = "of all ranks" if everyone else f"of the group of {name(entry.members)}"
+    label = f" ({description})" if description not in ("", "undefined", "default_pg") else ""
+    return f"collective number {entry.place + 1} {group}{label}"

@@ -1,0 +1,233 @@
+"""A light journal of every collective a rank issues, in memory that the caller can read while the rank hangs.
+
+    Journal   in the rank: a listener on the tap, writes fixed-size records into a shared file mapping
+    Reader    in the caller: reads them from outside, also when the rank is stuck in C
+
+    header    how many records, which one is being waited for, how many texts
+    records   a ring of the newest ones: group, place in that group's order, what was issued, from which line, when
+    texts     each distinct description once, one a line ("all_reduce float32[1024]", "cell line 3: dist.all_reduce(x)")
+
+Always on; the cost is one stack walk and one `pack_into` for each collective (`make bench` shows it).
+"""
+
+from __future__ import annotations
+
+import linecache
+import mmap
+import os
+import re
+import struct
+import sys
+import time
+import zlib
+from dataclasses import dataclass
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+from labs.kit import tap
+
+HEADER = struct.Struct("<QQQQ")  # records, waiting for (record + 1, or 0), texts, bytes of text
+RECORD = struct.Struct("<IIIIiIqd")  # group, place, what, site, peer, match, bytes, time
+RING = 8192
+TEXT = 512 * 1024
+RECORDS_AT = HEADER.size
+TEXT_AT = RECORDS_AT + RING * RECORD.size
+SIZE = TEXT_AT + TEXT
+
+ANY_SOURCE = -1
+NOT_P2P = -2
+SAME_SHAPE = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "gather")  # on every rank of a group
+TORCH = os.path.dirname(torch.__file__) + os.sep
+KIT = os.path.dirname(os.path.abspath(__file__)) + os.sep
+LABS = os.path.dirname(KIT[:-1]) + os.sep
+CELL = re.compile(r".*(ipykernel_\d+|<ipython-input).*")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One record as the reader gives it back.
+
+    `place` counts this rank's collectives on that group, or its messages to or from that `peer` (a rank of the group).
+    `match` is what must be equal on the other side: a checksum of op, root and shapes, or a message's tag.
+    """
+
+    index: int
+    group: str
+    place: int
+    what: str
+    site: str
+    peer: int
+    match: int
+    bytes: int
+    time: float
+
+    @property
+    def op(self) -> str:
+        return self.what.split()[0]
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Global ranks of the group, in the group's order."""
+        return tuple(map(int, self.group.split("|")[1].split(",")))
+
+    @property
+    def is_p2p(self) -> bool:
+        return self.peer != NOT_P2P
+
+
+class Journal(tap.Listener):
+    """Writes this rank's records into the mapping of `fd` (a file of at least SIZE bytes)."""
+
+    def __init__(self, fd: int) -> None:
+        self.map = mmap.mmap(fd, SIZE)
+        self.count = 0
+        self.ids: dict[object, int] = {}
+        self.text_bytes = 0
+        self.places: dict[tuple[object, ...], int] = {}
+        self.groups: dict[dist.ProcessGroup, str] = {}
+        self.sites: dict[tuple[object, ...], str] = {}
+
+    def issued(self, call: tap.Call) -> None:
+        group = self.group_text(call.group)
+        peer = call.peer if call.peer is not None else ANY_SOURCE if call.op == "recv" else NOT_P2P
+        is_p2p = peer != NOT_P2P
+        order = (group, call.op, peer, call.tag) if is_p2p else (group,)
+        self.places[order] = place = self.places.get(order, -1) + 1
+        match = call.tag if is_p2p else zlib.crc32(comparable(call).encode())
+        size = sum(t.numel() * t.element_size() for t in call.inputs or call.outputs)
+        at = RECORDS_AT + self.count % RING * RECORD.size
+        ids = self.text(group), place, self.text(describe(call)), self.text(self.site(sys._getframe(1)))
+        RECORD.pack_into(self.map, at, *ids, peer, match, size, time.monotonic())
+        self.count += 1
+        call.notes["record"] = self.count
+        self.header(0)
+
+    def waiting(self, call: tap.Call) -> None:
+        self.header(call.notes.get("record", 0))
+
+    def waited(self, call: tap.Call) -> None:
+        self.header(0)
+
+    def header(self, waiting: int) -> None:
+        HEADER.pack_into(self.map, 0, self.count, waiting, len(self.ids), self.text_bytes)
+
+    def group_text(self, group: dist.ProcessGroup) -> str:
+        if group not in self.groups:
+            ranks = dist.get_process_group_ranks(group)
+            self.groups[group] = f"{group.group_name}|{','.join(map(str, ranks))}|{group.group_desc}"
+        return self.groups[group]
+
+    def site(self, frame: FrameType | None) -> str:
+        """The first line outside torch and this kit; where that is in the course's package, also the line that called it."""
+        inner = outer = learner_frame(frame)
+        while outer is not None and outer.f_code.co_filename.startswith(LABS):
+            outer = learner_frame(outer.f_back)
+        key = tuple((f.f_code, f.f_lineno) for f in (inner, outer) if f is not None)
+        if key not in self.sites:
+            called = f"  (called from {source_line(outer)})" if outer is not None and outer is not inner else ""
+            self.sites[key] = source_line(inner) + called
+        return self.sites[key]
+
+    def text(self, text: str) -> int:
+        """The number of this text; a new one is appended.  When there is no room left, all new texts are number 0."""
+        number = self.ids.get(text)
+        if number is None:
+            line = text.replace("\n", " ").encode()[:400] + b"\n"
+            if self.text_bytes + len(line) > TEXT:
+                return 0
+            start = TEXT_AT + self.text_bytes
+            self.map[start : start + len(line)] = line
+            self.text_bytes += len(line)
+            number = self.ids[text] = len(self.ids)
+        return number
+
+
+class Reader:
+    """The caller's view of one rank's journal."""
+
+    def __init__(self, fd: int) -> None:
+        self.map = mmap.mmap(fd, SIZE, access=mmap.ACCESS_READ)
+        self.seen = 0
+
+    def header(self) -> tuple[int, int]:
+        """How many records there are, and the index of the one being waited for, or None."""
+        count, waiting, _, _ = HEADER.unpack_from(self.map, 0)
+        return count, (waiting - 1 if waiting else None)
+
+    def new(self) -> list[Entry]:
+        """The records since the last call (when the rank was quicker than the ring, the newest of them)."""
+        count, _ = self.header()
+        first = max(self.seen, count - RING + 64)  # the oldest few may be written over while they are read
+        entries = self.entries(range(first, count))
+        self.seen = count
+        return entries
+
+    def entry(self, index: int) -> Entry:
+        return self.entries(range(index, index + 1))[0]
+
+    def entries(self, indices: range) -> list[Entry]:
+        if not indices:
+            return []
+        size = HEADER.unpack_from(self.map, 0)[3]
+        texts = self.map[TEXT_AT : TEXT_AT + size].decode(errors="replace").split("\n")
+        rows = [(i, *RECORD.unpack_from(self.map, RECORDS_AT + i % RING * RECORD.size)) for i in indices]
+        return [
+            Entry(i, texts[group], place, texts[what], texts[where], peer, match, nbytes, when)
+            for i, group, place, what, where, peer, match, nbytes, when in rows
+        ]
+
+    def close(self) -> None:
+        self.map.close()
+
+
+def describe(call: tap.Call) -> str:
+    """What a person is told: "all_reduce float32[4, 8]", "send float32[10] to 1", "broadcast int64[2] from 0"."""
+    tensors = call.outputs if call.op in ("recv", "scatter") else call.inputs
+    shown = " ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors[:2])
+    more = f" and {len(tensors) - 2} more" if len(tensors) > 2 else ""
+    whom = {
+        "send": f" to {call.peer}",
+        "recv": f" from {'anyone' if call.peer is None else call.peer}",
+        "broadcast": f" from {call.root}",
+        "scatter": f" from {call.root}",
+        "reduce": f" to {call.root}",
+        "gather": f" to {call.root}",
+    }.get(call.op, "")
+    return " ".join(filter(None, [call.op, shown])) + more + whom
+
+
+def comparable(call: tap.Call) -> str:
+    """What must be the same on every rank of a group for its nth collective."""
+    shapes: list[object] = []
+    uneven = call.op == "all_gather" and len({t.numel() for t in call.outputs}) > 1
+    if call.op in SAME_SHAPE and not uneven:
+        shapes = [(str(t.dtype), tuple(t.shape)) for t in call.inputs]
+    return f"{call.op} {call.root} {shapes}"
+
+
+def learner_frame(frame: FrameType | None) -> FrameType | None:
+    while frame is not None and is_machinery(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def is_machinery(filename: str) -> bool:
+    return filename.startswith((TORCH, KIT, "<frozen", "<string>")) or filename.endswith(("contextlib.py", "threading.py"))
+
+
+def source_line(frame: FrameType | None) -> str:
+    if frame is None:
+        return "(inside torch)"
+    return show_line(frame.f_code.co_filename, frame.f_lineno)
+
+
+def show_line(filename: str, line: int) -> str:
+    """ "ddp.py line 57: work = all_reduce(flat)"; a notebook's cell is called just that: its file name is noise."""
+    source = linecache.getline(filename, line).strip()
+    return f"{short_name(filename)} line {line}" + (f": {source[:120]}" if source else "")
+
+
+def short_name(filename: str) -> str:
+    return "cell" if CELL.match(filename) else os.path.basename(filename)

@@ -1,0 +1,55 @@
+"""Where the ranks of a job run: which device each gets, and which backend carries their messages.
+
+    auto   CUDA and NCCL when there is a GPU for each rank, else CPU and gloo
+    cpu    gloo over loopback
+    cuda   NCCL; when there are fewer GPUs than ranks they share them, and each rank poses as a host of its own
+           (NCCL_HOSTID), so that NCCL, which refuses two ranks on one GPU, talks over sockets
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+import torch
+
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+# NCCL finds two ranks on one GPU by host and bus number; without the ways between GPUs of one host, sockets remain
+SHARED_GPU = {
+    "NCCL_SOCKET_IFNAME": LOOPBACK,
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_SHM_DISABLE": "1",
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_MNNVL_ENABLE": "0",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """The backend, each rank's device, and a sentence worth saying, or ""."""
+
+    backend: str
+    devices: list[str]
+    note: str = ""
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """What the process of `rank` needs in its environment."""
+        shared = {**SHARED_GPU, "NCCL_HOSTID": f"labs-rank-{rank}"} if self.note else {}
+        return {"GLOO_SOCKET_IFNAME": LOOPBACK, **shared}
+
+
+def place(device: str, ranks: int) -> Place:
+    """Decide for `device` ("auto", "cpu" or "cuda").  Raises ValueError for another, or for CUDA without a GPU."""
+    if device not in ("auto", "cpu", "cuda"):
+        raise ValueError(f'device={device!r} is not one this course knows: "auto", "cpu" or "cuda"')
+    gpus = 0 if device == "cpu" else torch.cuda.device_count()
+    if device == "cpu" or (device == "auto" and gpus < ranks):
+        return Place("gloo", ["cpu"] * ranks)
+    if gpus == 0:
+        raise ValueError(
+            'device="cuda", but PyTorch sees no NVIDIA GPU here: leave device out to run on the CPU, or see what '
+            "`python -m labs doctor` says of the driver and of this build of PyTorch"
+        )
+    note = "" if gpus >= ranks else f"{ranks} ranks share {gpus} GPU{'s' * (gpus > 1)}: NCCL, over sockets"
+    return Place("nccl", [f"cuda:{rank % gpus}" for rank in range(ranks)], note)

@@ -1,0 +1,154 @@
+"""One rank, from its first instant to its last: forked by the nursery, or started by torchrun.
+
+    job arrives -> stdout and stderr become the caller's lines -> process group -> function -> value goes back -> end
+
+The value is handed back before anything is taken down, and the rank stays until every value has arrived: a rank that
+leaves early would break its peers' last messages.  It ends by `os._exit`: torch's own teardown sometimes aborts.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import linecache
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+
+from labs.kit import journal, tap
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a rank is told; all of it fits in one message."""
+
+    rank: int
+    ranks: int
+    payload: bytes  # (function, args, kwargs), pickled by value
+    backend: str  # "gloo" or "nccl"
+    device: str  # "cpu" or "cuda:3"
+    store: str  # the file in which the ranks find each other
+    timeout: float
+    record: str | None
+    environment: dict[str, str]
+    path: list[str]
+    folder: str
+    sources: dict[str, str] = field(default_factory=dict)  # the cells' text, for tracebacks
+
+
+def main(control_fd: int, output_fd: int, journal_fd: int, stacks_fd: int) -> NoReturn:
+    """The body of a forked rank; never returns."""
+    for target in (1, 2):
+        os.dup2(output_fd, target)
+    os.close(output_fd)
+    for stream, target in (("stdout", 1), ("stderr", 2)):
+        lines = open(target, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+        setattr(sys, stream, lines)
+    control = Connection(control_fd)
+    job: Job = cloudpickle.loads(control.recv_bytes())
+    finished = threading.Event()
+    threading.Thread(target=obey, args=(control, finished), daemon=True).start()
+    faulthandler.enable(file=stacks_fd)
+    faulthandler.register(signal.SIGUSR1, file=stacks_fd, all_threads=True)
+    settle_in(job, control)
+    tap.install()
+    tap.listeners.append(journal.Journal(journal_fd))
+    control.send_bytes(work(job))
+    finished.wait()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if job.backend == "nccl" and dist.is_initialized():
+        dist.destroy_process_group()  # gives the GPU's memory back in order; gloo has nothing to give back
+    os._exit(0)
+
+
+def obey(control: Connection, finished: threading.Event) -> None:
+    """Wait for the caller's word to end; a caller that is gone ends this rank at once."""
+    try:
+        control.recv_bytes()
+    except (EOFError, OSError):
+        os.kill(os.getpid(), signal.SIGKILL)
+    finished.set()
+
+
+def settle_in(job: Job, control: Connection) -> None:
+    """Make this process look like the caller's: environment, imports, folder, cell sources, warnings."""
+    os.environ.clear()
+    os.environ.update(job.environment)
+    os.environ.update(RANK=str(job.rank), WORLD_SIZE=str(job.ranks), LOCAL_RANK=str(job.rank), LABS_RANK=str(job.rank))
+    sys.path[:] = job.path
+    os.chdir(job.folder)
+    for name, source in job.sources.items():
+        linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+
+    def show(message: Warning | str, category: type[Warning], filename: str, line: int, *_: Any) -> None:
+        control.send_bytes(cloudpickle.dumps(("warning", (str(message), category, filename, line))))
+
+    warnings.showwarning = show
+    torch.set_num_threads(1)  # a rank stands for a device: one core each, the same on every machine
+
+
+def work(job: Job) -> bytes:
+    """Run the function; a pickled ("value", (value, tape)) or ("error", (when, type name, sentence, traceback))."""
+    value = None
+    try:
+        join_world(job)
+        function, args, kwargs = cloudpickle.loads(job.payload)
+        value = watched(job.record, function, args, kwargs)
+    except SystemExit as stop:
+        return failure(RuntimeError(f"the function called exit({stop.code}): let it return instead"), stop)
+    except BaseException as error:
+        return failure(error, error)
+    try:
+        return cloudpickle.dumps(("value", value))
+    except Exception as error:
+        kind = type(value[0]).__name__
+        return failure(TypeError(f"the value that it returned ({kind}) cannot be sent to the caller: {error}"), error)
+
+
+def join_world(job: Job) -> None:
+    limit = timedelta(seconds=job.timeout + 60)  # the caller's own limit comes first, with a diagnosis
+    use_device(job.device)
+    store = dist.FileStore(job.store, job.ranks)
+    dist.init_process_group(job.backend, store=store, rank=job.rank, world_size=job.ranks, timeout=limit)
+
+
+def use_device(name: str) -> None:
+    """Make this process compute on `name`, without a word in the function that it runs."""
+    device = torch.device(name)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.set_default_device(device)
+
+
+def watched(record: str | None, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """The function's value, and what the pass `record` saw of it."""
+    if record is None:
+        return function(*args, **kwargs), None
+    from labs.kit.record import PASSES
+
+    watch = PASSES[record]()
+    with watch:
+        value = function(*args, **kwargs)
+    return value, watch.tape
+
+
+def failure(error: BaseException, origin: BaseException) -> bytes:
+    when = time.monotonic()
+    trace = origin.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next  # the learner's own frames are what helps
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    sentence = "".join(traceback.format_exception_only(type(error), error)).strip()
+    return cloudpickle.dumps(("error", (when, type(error).__name__, sentence, text)))
