@@ -12,7 +12,7 @@ c_i is the size of piece i, indices modulo N.
     all_gather             ring                     N - 1             n - c_(r+1)
     all_reduce             the two, one after the   2 (N - 1)         2n - c_r - c_(r+1)
                            other
-    all_reduce_doubling    recursive doubling       log2 N            n log2 N     (N not a power of two: below)
+    all_reduce_doubling    recursive doubling       log2 N            n log2 N (if N is a power of 2)
     all_to_all             pairwise exchange        N - 1             all but the piece that it keeps
     barrier                dissemination            ceil(log2 N)      1 a round
 
@@ -46,7 +46,7 @@ COMBINE = {
 
 
 def broadcast(tensor: Tensor, src: int = 0, group: ProcessGroup | None = None) -> None:
-    """Every rank's `tensor` becomes that of global rank `src`: in each round, those who know tell as many more."""
+    """Every rank's `tensor` becomes global rank `src`'s: in each round, all who know it tell one more."""
     rank, ranks = place(group)
     flat, root = flatten(tensor), group_rank(src, group)
     me = (rank - root) % ranks
@@ -154,7 +154,7 @@ def all_reduce_doubling(tensor: Tensor, op=ReduceOp.SUM, group: ProcessGroup | N
 
 
 def all_to_all(outputs: list[Tensor], inputs: list[Tensor], group: ProcessGroup | None = None) -> None:
-    """`outputs[i]` becomes rank i's `inputs[r]`: N tensors each, of any sizes on which the two ranks agree."""
+    """`outputs[i]` becomes rank i's `inputs[r]`: N tensors each, of any sizes on which two ranks agree."""
     rank, ranks = place(group)
     if not len(outputs) == len(inputs) == ranks:
         given = f"{len(outputs)} and {len(inputs)}"
@@ -167,7 +167,7 @@ def all_to_all(outputs: list[Tensor], inputs: list[Tensor], group: ProcessGroup 
 
 
 def barrier(group: ProcessGroup | None = None) -> None:
-    """Nobody leaves before everybody has come.  After round k each rank has heard, through others, of 2^k ranks."""
+    """Nobody leaves before everybody has come: after k rounds a rank has heard, through others, of 2^k."""
     rank, ranks = place(group)
     token = torch.zeros(2, dtype=torch.uint8)
     for distance in powers_of_two(below=ranks):

@@ -1,10 +1,11 @@
-"""labs.collectives against torch.distributed's own collectives, and its traffic against the table in its docstring.
+"""labs.collectives against torch.distributed's own, and its traffic against the table in its docstring.
 
-Values: the same tensors go through `torch.distributed` and must come out equal (small integers in every dtype,
-so that no order of summation matters).  Traffic: a counter wrapped around `isend`, which knows nothing of the
-algorithms, against formulas written out here with `tensor_split`'s sizes.
+Values: the same tensors go through `torch.distributed` and must come out equal (small integers in every
+dtype, so that no order of summation matters).  Traffic: a counter wrapped around the sends, which knows
+nothing of the algorithms, against formulas written out here with `tensor_split`'s sizes.
 """
 
+import time
 from collections import Counter
 from math import ceil, log2
 
@@ -127,7 +128,7 @@ def test_shapes_stay_and_every_rank_gets_the_same_bits():
         ours.all_reduce_doubling(doubled)
         return x, doubled
 
-    for name, results in zip(["ring", "doubling"], zip(*run(body, ranks=5))):
+    for name, results in zip(["ring", "doubling"], zip(*run(body, ranks=5), strict=True), strict=True):
         assert all(torch.equal(x, results[0]) and x.shape == (3, 5, 2) for x in results), name
 
 
@@ -144,8 +145,6 @@ def test_all_reduce_beside_the_caller():
 
 def test_nobody_leaves_a_barrier_before_everybody_has_come():
     def body():
-        import time
-
         time.sleep(0.1 * dist.get_rank())
         came = time.time()
         ours.barrier()
@@ -230,7 +229,7 @@ def test_bad_input_is_named():
             ours.all_reduce(torch.zeros(2, 3).T)
         with pytest.raises(ValueError, match="2 outputs and 2 inputs, not 1 and 2"):
             ours.all_to_all([torch.zeros(1)], [torch.zeros(1)] * 2)
-        with pytest.raises(ValueError, match="cannot reduce with .*BAND"):
+        with pytest.raises(ValueError, match=r"cannot reduce with .*BAND"):
             ours.all_reduce(torch.zeros(2), ReduceOp.BAND)
         alone = dist.new_group([0])
         if dist.get_rank() == 1:

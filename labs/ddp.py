@@ -1,0 +1,254 @@
+"""Data parallelism: copies that agree.
+
+Every rank holds the whole model and sees its own part of the batch.  After backward the gradients differ;
+averaged over the ranks they are those of the whole batch, and every copy takes the same step.  Three ways to
+average, by the events of a training step:
+
+                 a gradient is ready                 sync(), before optimizer.step()
+    Naive        -                                   one all-reduce for each gradient
+    Bucketed     -                                   one for each bucket: copy in, all-reduce, copy out
+    Overlapped   copy it into its bucket; start      wait
+                 the all-reduces of full buckets
+
+Each sends the same bytes: 2 (N-1)/N of the gradients, per rank and step.  Buckets save messages, since every
+all-reduce costs its latency however small it is; overlap hides the time behind the rest of backward, which
+works from the last layer to the first, and so are the buckets filled (Li et al., VLDB 2020, "PyTorch
+Distributed: Experiences on Accelerating Data Parallel Training").
+
+    model = Overlapped(model)
+    for micro_batch in micro_batches[:-1]:
+        with model.no_sync():
+            model(*micro_batch).backward()
+    model(*micro_batches[-1]).backward()
+    model.sync()
+    optimizer.step()
+
+`all_reduce=` is how: `torch.distributed`'s by default, or `labs.collectives.all_reduce`.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+MiB = 2**20
+
+
+class DataParallel(nn.Module):
+    """What the three share: equal replicas, `no_sync`, buffers, and parameters that got no gradient.
+
+    A subclass says in `average` how every `.grad` becomes its mean over the ranks.
+
+    `find_unused`: allow parameters that backward did not reach on some rank.  There they count as zero; one
+    that no rank reached keeps `grad = None`, so that the optimizer passes over it as it would on one process.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        group: ProcessGroup | None = None,
+        all_reduce: Callable = dist.all_reduce,
+        find_unused: bool = False,
+    ):
+        super().__init__()
+        self.module, self.group, self.all_reduce, self.find_unused = model, group, all_reduce, find_unused
+        self.ranks = dist.get_world_size(group)
+        self.trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.syncing = True
+        if not self.trainable:
+            raise ValueError(
+                f"{type(model).__name__} has no trainable parameters: there is nothing to average"
+            )
+        require_equal_replicas(model, group)
+
+    def forward(self, *args, **kwargs):
+        """The model's own forward; in training, buffers (running statistics) become rank 0's before it."""
+        if self.syncing and torch.is_grad_enabled():
+            for buffer in self.module.buffers():
+                dist.broadcast(buffer, group=self.group, group_src=0)
+        return self.module(*args, **kwargs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within, gradients only add up on their own rank: for all micro-batches of a step but the last."""
+        before, self.syncing = self.syncing, False
+        try:
+            yield
+        finally:
+            self.syncing = before
+
+    def sync(self) -> None:
+        """Make every gradient its mean over the ranks: between `backward()` and `optimizer.step()`.
+
+        Raises RuntimeError where there is no gradient at all, or without `find_unused` one is missing.
+        """
+        if not self.syncing:
+            return
+        missing = self.without_gradient()
+        for p in missing.values():
+            p.grad = torch.zeros_like(p)
+        self.average()
+        if self.find_unused:
+            self.forget_unused(missing)
+
+    def average(self) -> None:
+        raise NotImplementedError
+
+    def without_gradient(self) -> dict[str, nn.Parameter]:
+        missing = {name: p for name, p in self.trainable.items() if p.grad is None}
+        if len(missing) == len(self.trainable):
+            raise RuntimeError("sync() found no gradient at all: call loss.backward() before it")
+        if missing and not self.find_unused:
+            names = ", ".join(repr(name) for name in missing)
+            raise RuntimeError(
+                f"rank {dist.get_rank()} has no gradient for {names}: "
+                "if the loss need not depend on every parameter, wrap the model with find_unused=True"
+            )
+        return missing
+
+    def forget_unused(self, missing: dict[str, nn.Parameter]) -> None:
+        """Ask the others, one bit a parameter, and take back the zeros where nobody had a gradient."""
+        device = next(iter(self.trainable.values())).device
+        used = torch.tensor(
+            [name not in missing for name in self.trainable], dtype=torch.int32, device=device
+        )
+        self.all_reduce(used, group=self.group)
+        for p, ranks in zip(self.trainable.values(), used.tolist(), strict=True):
+            if ranks == 0:
+                p.grad = None
+
+
+# ---- the three -------------------------------------------------------------------------------------------
+
+
+class Naive(DataParallel):
+    """One all-reduce for each gradient, after backward."""
+
+    def average(self) -> None:
+        for p in self.trainable.values():
+            self.all_reduce(p.grad, group=self.group)
+            p.grad /= self.ranks
+
+
+class Bucketed(DataParallel):
+    """One all-reduce for each bucket of gradients, after backward."""
+
+    def __init__(self, model: nn.Module, bucket_bytes: int = 25 * MiB, **options):
+        super().__init__(model, **options)
+        self.buckets = in_buckets(self.trainable.values(), bucket_bytes)
+
+    def average(self) -> None:
+        for bucket in self.buckets:
+            flat = torch.cat([p.grad.flatten() for p in bucket])
+            self.all_reduce(flat, group=self.group)
+            flat /= self.ranks
+            for p, mean in zip(bucket, unflatten(flat, bucket), strict=True):
+                p.grad.copy_(mean)
+
+
+class Overlapped(DataParallel):
+    """Each bucket's all-reduce starts during backward, as soon as its last gradient is there.
+
+    The gradients live in the buckets: `.grad` is a view, so that nothing has to be copied back.
+    """
+
+    def __init__(self, model: nn.Module, bucket_bytes: int = 25 * MiB, **options):
+        super().__init__(model, **options)
+        self.buckets = [
+            Bucket(parameters) for parameters in in_buckets(self.trainable.values(), bucket_bytes)
+        ]
+        self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.views}
+        self.works = []
+        for p in self.trainable.values():
+            p.register_post_accumulate_grad_hook(self.gradient_ready)
+
+    def gradient_ready(self, p: nn.Parameter) -> None:
+        """Called by autograd when `p.grad` is complete: all uses of a tied parameter have been added up."""
+        if not self.syncing:
+            return
+        bucket = self.bucket_of[p]
+        if p not in bucket.waiting_for:
+            raise RuntimeError("a second backward() before sync(): run all but the last within no_sync()")
+        bucket.collect(p)
+        # Strictly in order, even where a later bucket fills first: all ranks must start the same all-reduces.
+        while len(self.works) < len(self.buckets) and not self.buckets[len(self.works)].waiting_for:
+            flat = self.buckets[len(self.works)].flat
+            self.works.append(self.all_reduce(flat, group=self.group, async_op=True))
+
+    def average(self) -> None:
+        for bucket in self.buckets:
+            for p in list(bucket.waiting_for):
+                self.gradient_ready(p)
+        for bucket, work in zip(self.buckets, self.works, strict=True):
+            work.wait()
+            bucket.flat /= self.ranks
+            bucket.waiting_for = set(bucket.views)
+        self.works = []
+
+
+class Bucket:
+    """Gradients side by side in one vector, `flat`; `views[p]` is the part that has p's shape."""
+
+    def __init__(self, parameters: list[nn.Parameter]):
+        self.flat = torch.cat([torch.zeros_like(p).flatten() for p in parameters])
+        self.views = dict(zip(parameters, unflatten(self.flat, parameters), strict=True))
+        self.waiting_for = set(parameters)
+
+    def collect(self, p: nn.Parameter) -> None:
+        self.views[p].copy_(p.grad)
+        p.grad = self.views[p]
+        self.waiting_for.remove(p)
+
+
+def in_buckets(parameters, bucket_bytes: int) -> list[list[nn.Parameter]]:
+    """Cut the parameters, last one first, into buckets: each is closed when it has reached `bucket_bytes`."""
+    if bucket_bytes <= 0:
+        raise ValueError(f"bucket_bytes is {bucket_bytes}: a bucket must hold at least 1 byte")
+    buckets, room = [], 0
+    for p in reversed(list(parameters)):
+        if room <= 0 or p.dtype != buckets[-1][-1].dtype:
+            buckets.append([])
+            room = bucket_bytes
+        buckets[-1].append(p)
+        room -= p.nbytes
+    return buckets
+
+
+def unflatten(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
+    """Cut a vector into views with the shapes of `like`."""
+    pieces = flat.split([x.numel() for x in like])
+    return [piece.view(x.shape) for piece, x in zip(pieces, like, strict=True)]
+
+
+# ---- equal from the start --------------------------------------------------------------------------------
+
+
+def require_equal_replicas(model: nn.Module, group: ProcessGroup | None = None) -> None:
+    """Raise ValueError, on every rank, where a parameter is not rank 0's; name the first one and the rank.
+
+    Averaged gradients keep equal replicas equal.  They cannot make them so.
+    """
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    replicas = [{} for _ in ranks]
+    dist.all_gather_object(replicas, {name: fingerprint(p) for name, p in model.named_parameters()}, group)
+    for rank, replica in zip(ranks, replicas, strict=True):
+        for name in replicas[0] | replica:
+            first, other = replicas[0].get(name, "absent"), replica.get(name, "absent")
+            if first != other:
+                raise ValueError(
+                    f"replicas differ from the start: parameter {name!r} is {first} on rank {ranks[0]}, "
+                    f"but {other} on rank {rank}; build the same model from the same seed on every rank"
+                )
+
+
+def fingerprint(p: Tensor) -> str:
+    """Type, shape, and the sum of the bits weighted by place: any changed or exchanged element changes it."""
+    bits = p.detach().flatten().view(INTEGER[p.itemsize]).long()
+    checksum = (bits * torch.arange(1, len(bits) + 1, device=p.device)).sum().item()
+    return f"{p.dtype} of shape {tuple(p.shape)}, checksum {checksum:x}"
+
+
+INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

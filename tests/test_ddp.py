@@ -1,0 +1,357 @@
+"""labs.ddp against one process that sees the same micro-batches one after the other.
+
+The reference never communicates: for each step it takes the gradient of every rank's part of the batch on its
+own, adds them in the order of the ranks and divides.  With two ranks there is one way to add two numbers, so
+float32 must be bitwise equal; with more, rounding depends on the order, and float64 shows that nothing else
+does.
+"""
+
+import contextlib
+import functools
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from labs import collectives
+from labs.ddp import Bucketed, Naive, Overlapped, in_buckets
+from labs.kit.launch import RankError, run
+
+VARIANTS = {
+    "naive": Naive,
+    "bucketed": lambda model, **options: Bucketed(model, bucket_bytes=1000, **options),
+    "overlapped": lambda model, **options: Overlapped(model, bucket_bytes=1000, **options),
+}
+CASES = [(dtype, accumulation) for dtype in (torch.float32, torch.float64) for accumulation in (1, 3)]
+every_variant = pytest.mark.parametrize("variant", VARIANTS)
+
+
+class Awkward(nn.Module):
+    """What data parallelism must get right: tied, frozen and (on request) unused parameters, odd sizes."""
+
+    def __init__(self, dtype=torch.float32, seed=0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed = nn.Embedding(11, 7)
+        self.hidden = nn.Linear(7, 13)
+        self.frozen = nn.Linear(13, 13)
+        self.out = nn.Linear(13, 7)
+        self.branch = nn.Linear(7, 7)
+        self.never = nn.Linear(3, 3)
+        self.head = nn.Linear(7, 11, bias=False)
+        self.head.weight = self.embed.weight
+        self.frozen.requires_grad_(False)
+        self.never.requires_grad_(False)
+        self.branch.requires_grad_(False)
+        self.to(dtype)
+
+    def forward(self, tokens, branch=False):
+        x = self.embed(tokens)
+        x = x + self.out(torch.tanh(self.frozen(torch.tanh(self.hidden(x)))))
+        if branch:
+            x = self.branch(x)
+        return self.head(x).square().mean()
+
+
+def batch(step, micro_batch):
+    return torch.randint(0, 11, (4, 5), generator=torch.Generator().manual_seed(1000 * step + micro_batch))
+
+
+@functools.cache
+def references(ranks):
+    """`reference` in each dtype and accumulation, in a process like those of the ranks (as many threads)."""
+    return run(lambda: [reference(ranks, *case) for case in CASES], ranks=1)[0]
+
+
+def reference(ranks, dtype, accumulation, steps=10):
+    """Parameters after `steps` on one process: each rank's gradient on its own, added in order, divided."""
+    model = Awkward(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(steps):
+        total = None
+        for rank in range(ranks):
+            optimizer.zero_grad()
+            for i in range(accumulation):
+                (model(batch(step, rank * accumulation + i)) / accumulation).backward()
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            total = [a + b for a, b in zip(total, gradients, strict=True)] if total else gradients
+        for p, gradient in zip((p for p in model.parameters() if p.grad is not None), total, strict=True):
+            p.grad = gradient / ranks
+        optimizer.step()
+    return list(model.parameters())
+
+
+def train(variant, dtype, accumulation=1, steps=10, **options):
+    model = VARIANTS[variant](Awkward(dtype), **options)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(steps):
+        optimizer.zero_grad()
+        for i in range(accumulation):
+            last = i == accumulation - 1
+            with contextlib.nullcontext() if last else model.no_sync():
+                loss = model(batch(step, dist.get_rank() * accumulation + i)) / accumulation
+                loss.backward()
+                model.sync()
+        optimizer.step()
+    return list(model.module.parameters())
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------
+
+
+@every_variant
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_equals_one_process(variant, ranks):
+    for results in run(lambda: [train(variant, *case) for case in CASES], ranks=ranks):
+        for (dtype, _), mine, single in zip(CASES, results, references(ranks), strict=True):
+            exact = 0 if ranks <= 2 else 1e-5
+            rtol, atol = (0, 1e-12) if dtype == torch.float64 else (exact, exact)
+            torch.testing.assert_close(mine, single, rtol=rtol, atol=atol)
+
+
+@every_variant
+def test_our_own_ring_is_one_argument(variant):
+    results = run(train, variant, *CASES[0], all_reduce=collectives.all_reduce, ranks=2)
+    for mine in results:
+        torch.testing.assert_close(mine, references(2)[0], rtol=0, atol=0)
+
+
+@every_variant
+def test_within_a_subgroup(variant):
+    def body():
+        groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+        model = Awkward(seed=dist.get_rank() % 2)  # replicas within each group, and no others
+        model = VARIANTS[variant](model, group=groups[dist.get_rank() % 2])
+        model(batch(0, dist.get_rank())).backward()
+        model.sync()
+        return [p.grad for p in model.trainable.values()]
+
+    a, b, c, d = run(body, ranks=4)
+    torch.testing.assert_close([a, b], [c, d], rtol=0, atol=0)
+    assert not torch.equal(a[0], b[0])
+
+
+# ---- unused, tied, frozen --------------------------------------------------------------------------------
+
+
+def with_branch(variant, used, find_unused=True):
+    """One step in which only the ranks in `used` take the branch; gradients by name, and parameters."""
+    model = Awkward(torch.float64)
+    model.branch.requires_grad_(True)
+    model = VARIANTS[variant](model, find_unused=find_unused)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(batch(0, dist.get_rank()), branch=dist.get_rank() in used).backward()
+    model.sync()
+    gradients = {name: None if p.grad is None else p.grad.clone() for name, p in model.trainable.items()}
+    optimizer.step()
+    return gradients, list(model.parameters())
+
+
+@every_variant
+@pytest.mark.parametrize("used", [{0, 1, 2}, {1}, set()])
+def test_unused_parameters(variant, used):
+    single = Awkward(torch.float64)
+    single.branch.requires_grad_(True)
+    optimizer = torch.optim.AdamW(single.parameters())
+    for rank in range(3):
+        (single(batch(0, rank), branch=rank in used) / 3).backward()
+    optimizer.step()
+    for gradients, parameters in run(with_branch, variant, used, ranks=3):
+        assert (gradients["branch.weight"] is None) == (not used)
+        for name, p in single.named_parameters():
+            if p.requires_grad:
+                torch.testing.assert_close(gradients[name], p.grad, rtol=0, atol=1e-13)
+        torch.testing.assert_close(parameters, list(single.parameters()), rtol=0, atol=1e-12)
+
+
+@every_variant
+def test_unused_parameters_are_named(variant):
+    with pytest.raises(RankError, match=r"no gradient for 'branch.weight', 'branch.bias'.*find_unused=True"):
+        run(with_branch, variant, set(), find_unused=False, ranks=2)
+
+
+def test_tied_parameters_travel_once_and_complete():
+    def body():
+        sent, states = [], []
+
+        def all_reduce(tensor, **options):
+            sent.append(tensor.numel())
+            return dist.all_reduce(tensor, **options)
+
+        model = Overlapped(Awkward(), bucket_bytes=1, all_reduce=all_reduce)
+        model.module.embed.weight.register_post_accumulate_grad_hook(lambda p: states.append(p.grad.clone()))
+        model(batch(0, 0)).backward()  # the same batch on both ranks: the mean is each rank's own gradient
+        model.sync()
+        return sorted(sent), len(states), torch.equal(states[0], model.module.embed.weight.grad)
+
+    trainable = sorted(p.numel() for p in Awkward().parameters() if p.requires_grad)
+    assert run(body, ranks=2) == [(trainable, 1, True)] * 2
+
+
+@every_variant
+def test_frozen_parameters_stay_as_they_were(variant):
+    names = [name for name, _ in Awkward().named_parameters()]
+    trained = dict(zip(names, run(train, variant, *CASES[0], steps=2, ranks=2)[0], strict=True))
+    assert torch.equal(trained["frozen.weight"], Awkward().frozen.weight)
+    assert not torch.equal(trained["hidden.weight"], Awkward().hidden.weight)
+
+
+# ---- buffers ---------------------------------------------------------------------------------------------
+
+
+@every_variant
+def test_buffers_are_rank_0s_in_training(variant):
+    def body():
+        torch.manual_seed(0)
+        model = VARIANTS[variant](nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)))
+        seen = []
+        for step in range(3):
+            x = torch.randn(6, 3, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+            with contextlib.nullcontext() if step else model.no_sync():
+                model(x).square().mean().backward()
+                model.sync()
+            seen.append(model.module[1].running_mean.clone())
+        model.eval()
+        with torch.no_grad():
+            if dist.get_rank() == 0:
+                model(torch.zeros(1, 3))  # no collective here: rank 0 may evaluate alone
+        return seen
+
+    torch.manual_seed(0)
+    linear, norm = nn.Linear(3, 4), nn.BatchNorm1d(4)
+    zero = run(body, ranks=2)[0]
+    for step in range(3):
+        norm(linear(torch.randn(6, 3, generator=torch.Generator().manual_seed(10 * step))))
+        torch.testing.assert_close(zero[step], norm.running_mean, rtol=1e-5, atol=1e-6)
+
+
+def test_a_buffer_of_another_rank_is_overwritten():
+    def body():
+        torch.manual_seed(0)
+        model = Naive(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=0.0)))
+        model.module[1].running_mean.fill_(dist.get_rank())
+        model(torch.zeros(2, 3))
+        return model.module[1].running_mean.tolist()
+
+    assert run(body, ranks=2) == [[0.0] * 4] * 2
+
+
+# ---- order -----------------------------------------------------------------------------------------------
+
+
+def order_of_events(variant, bucket_bytes):
+    """("gradient", elements), ("all_reduce", elements), ("end of backward",) as one step meets them."""
+    events = []
+
+    def all_reduce(tensor, **options):
+        events.append(("all_reduce", tensor.numel(), time.monotonic()))
+        return dist.all_reduce(tensor, **options)
+
+    torch.manual_seed(0)
+    layers = nn.Sequential(*(nn.Linear(10, 10, bias=False) for _ in range(4)))
+    for p in layers.parameters():
+        p.register_post_accumulate_grad_hook(
+            lambda p: events.append(("gradient", p.numel(), time.monotonic()))
+        )
+    model = variant(layers, bucket_bytes=bucket_bytes, all_reduce=all_reduce)
+    model(torch.ones(2, 10)).sum().backward()
+    events.append(("end of backward", 0, time.monotonic()))
+    model.sync()
+    return events
+
+
+def test_the_first_all_reduce_starts_before_the_last_gradient_exists():
+    for events in run(order_of_events, Overlapped, 800, ranks=2):
+        names = [(name, size) for name, size, _ in events]
+        two = [("gradient", 100), ("gradient", 100), ("all_reduce", 200)]
+        assert names == [*two, *two, ("end of backward", 0)]
+        times = [time for _, _, time in events]
+        assert times == sorted(times)
+    for events in run(order_of_events, Bucketed, 800, ranks=2):
+        names = [name for name, _, _ in events]
+        assert names == ["gradient"] * 4 + ["end of backward"] + ["all_reduce"] * 2
+
+
+def test_buckets_start_in_the_same_order_where_gradients_do_not():
+    def body():
+        events = []
+
+        def all_reduce(tensor, **options):
+            events.append(tensor.numel())
+            return dist.all_reduce(tensor, **options)
+
+        torch.manual_seed(0)
+        first, second = nn.Linear(2, 3, bias=False), nn.Linear(2, 5, bias=False)
+        model = Overlapped(nn.ModuleList([first, second]), bucket_bytes=1, all_reduce=all_reduce)
+        layers = [first, second] if dist.get_rank() else [second, first]
+        sum(layer(torch.ones(1, 2)).sum() for layer in layers).backward()
+        model.sync()
+        return events
+
+    assert run(body, ranks=2) == [[10, 6]] * 2
+
+
+def test_no_sync_sends_nothing():
+    def body():
+        sent = []
+
+        def all_reduce(tensor, **options):
+            sent.append(tensor.numel())
+            return dist.all_reduce(tensor, **options)
+
+        model = Overlapped(Awkward(), all_reduce=all_reduce)
+        with model.no_sync():
+            model(batch(0, 0)).backward()
+            model.sync()
+        return sent
+
+    assert run(body, ranks=2) == [[], []]
+
+
+def test_buckets_cut_the_parameters_from_the_last_one():
+    parameters = [nn.Parameter(torch.zeros(n)) for n in (5, 4, 3, 2, 1)]
+    sizes = [[p.numel() for p in bucket] for bucket in in_buckets(parameters, bucket_bytes=12)]
+    assert sizes == [[1, 2], [3], [4], [5]]
+    mixed = [*parameters[:2], nn.Parameter(torch.zeros(3, dtype=torch.float64))]
+    assert [[p.numel() for p in bucket] for bucket in in_buckets(mixed, 10**9)] == [[3], [4, 5]]
+
+
+# ---- bad input -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_replicas_must_start_equal(ranks):
+    def body():
+        rank, last = dist.get_rank(), dist.get_world_size() - 1
+        model = Awkward()
+        with torch.no_grad():
+            if rank == last:  # two elements exchanged: the same values, in other places
+                model.out.bias[[0, 1]] = model.out.bias[[1, 0]]
+        with pytest.raises(ValueError, match=rf"parameter 'out.bias' is .* on rank {last}; .*same seed"):
+            Naive(model)
+        with pytest.raises(ValueError, match=r"'0.weight' is .*\(3, 2\).* on rank 0, but .*\(3, 4\)"):
+            Naive(nn.Sequential(nn.Linear(2 if rank < last else 4, 3)))
+        with pytest.raises(ValueError, match=rf"'0.bias' is .* on rank 0, but absent on rank {last}"):
+            torch.manual_seed(0)
+            Naive(nn.Sequential(nn.Linear(2, 3, bias=rank < last)))
+
+    run(body, ranks=ranks)
+
+
+def test_bad_input_is_named():
+    def body():
+        with pytest.raises(ValueError, match="ReLU has no trainable parameters"):
+            Naive(nn.ReLU())
+        for variant in (Bucketed, Overlapped):
+            with pytest.raises(ValueError, match="bucket_bytes is 0"):
+                variant(Awkward(), bucket_bytes=0)
+        with pytest.raises(RuntimeError, match=r"no gradient at all: call loss.backward"):
+            Naive(Awkward()).sync()
+        model = Overlapped(Awkward())
+        model(batch(0, 0)).backward()
+        with pytest.raises(RuntimeError, match=r"a second backward\(\) before sync\(\)"):
+            model(batch(0, 0)).backward()
+
+    run(body, ranks=1)
