@@ -1,17 +1,18 @@
 """What the model reads: a corpus of bytes, and the batches that each rank takes from it.
 
     corpus()    bytes already on this machine: the standard library of the Python that runs this
-    Corpus      tokens with their size, hash and entropy (what a model that knew only byte frequencies would lose)
-    Batches     batches[step] is this rank's part of batch number `step`: nothing is stored, so any step can be resumed
+    Corpus      tokens with their size, hash and entropy (the loss of a model that knows byte counts alone)
+    Batches     batches[step] is this rank's part of batch number `step`, whatever was read before
 
-How a batch is found. The tokens are cut into windows of context + 1, one next to the other (the last one gives
-only a target). Each epoch takes every window once, in an order drawn from (seed, epoch). A batch is the next `batch`
-windows in this order, and rank r takes the r-th of `ranks` equal parts: no window is read twice, and whatever the
-number of ranks, together they read the same batch. The windows that do not fill a batch wait for another epoch.
+How a batch is found. The tokens are cut into windows of context + 1, one next to the other (the last one
+gives only a target). Each epoch takes every window once, in an order drawn from (seed, epoch). A batch is the
+next `batch` windows in this order, and rank r takes the r-th of `ranks` equal parts: no window is read twice,
+and whatever the number of ranks, together they read the same batch. The windows that do not fill a batch wait
+for another epoch.
 
-PyTorch's DistributedSampler does three things otherwise: it deals windows out one by one (rank r takes r, r + N, ...);
-it evens out a tail by *repeating* the first samples, which then count twice, unless drop_last=True drops it; and
-it draws the order of epoch 0 again in every epoch in which set_epoch(epoch) was forgotten.
+PyTorch's DistributedSampler does three things otherwise: it deals windows out one by one (rank r takes r, r +
+N, ...); it evens out a tail by *repeating* the first samples, which then count twice, unless drop_last=True
+drops it; and it draws the order of epoch 0 again in every epoch in which set_epoch(epoch) was forgotten.
 
 Shape suffixes: B batch (of one rank), T time = context.
 """
@@ -28,11 +29,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-NOT_TEXT_TO_LEARN = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
+NOT_THE_LIBRARY = ("test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages")
 HUB_ROWS = 20_000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Corpus:
     """Text as bytes: tokens is a 1-D uint8 tensor on the CPU, source says where they were read."""
 
@@ -53,7 +54,7 @@ class Corpus:
         return f"Corpus({self.source}: {self.size:,} bytes, sha256 {self.sha256[:12]})"
 
     def unigram_entropy(self) -> float:
-        """Nats per byte: the least loss of a model that knows how often each byte occurs, and nothing else."""
+        """Nats per byte: the least loss of a model that knows nothing but how often each byte occurs."""
         share = torch.bincount(self.tokens).double() / self.size
         return torch.special.entr(share).sum().item()
 
@@ -71,10 +72,10 @@ class Corpus:
 def corpus(directory: str | Path | None = None, hub: str | None = None) -> Corpus:
     """The bytes of this Python's own standard library (about 11 MB; they differ between Python versions).
 
-    directory: the text files below this directory instead. hub: the first 20,000 rows of column "text" of this
-    Hugging Face dataset instead, for those who are online and have installed `datasets`.
-    Raises FileNotFoundError where a directory is missing or has no text, ImportError without `datasets`,
-    ConnectionError where the hub cannot be read.
+    directory: the text files below this directory instead. hub: the first 20,000 rows of column "text" of
+    this Hugging Face dataset instead, for those who are online and have installed `datasets`. Raises
+    FileNotFoundError where a directory is missing or has no text, ImportError without `datasets`,
+    ConnectionError where the hub cannot be read, ValueError where it has no text.
     """
     if directory is not None and hub is not None:
         raise ValueError(f"a corpus is read from directory {directory} or from hub {hub}: give one of them")
@@ -83,7 +84,7 @@ def corpus(directory: str | Path | None = None, hub: str | None = None) -> Corpu
     if directory is not None:
         return from_bytes(directory_text(Path(directory)), str(directory))
     library = Path(sysconfig.get_paths()["stdlib"])
-    texts = [path.read_bytes() for path in files_below(library) if path.suffix == ".py"]
+    texts = [path.read_bytes() for path in files_below(library, NOT_THE_LIBRARY) if path.suffix == ".py"]
     return from_bytes(b"\n".join(texts), f"standard library of Python {sysconfig.get_python_version()}")
 
 
@@ -91,26 +92,30 @@ def from_bytes(text: bytes, source: str) -> Corpus:
     return Corpus(torch.frombuffer(bytearray(text), dtype=torch.uint8), source)
 
 
-def files_below(directory: Path) -> list[Path]:
-    """The files of a directory and those below it, in one order on every machine."""
+def files_below(directory: Path, without: tuple[str, ...] = ()) -> list[Path]:
+    """The files of a directory and of those below it, hidden ones left out, in one order everywhere."""
     found = []
     for folder, subfolders, names in os.walk(directory):
-        subfolders[:] = [name for name in subfolders if name not in NOT_TEXT_TO_LEARN]
-        found += [Path(folder, name) for name in names]
-    return sorted(found, key=lambda path: path.relative_to(directory).as_posix())
+        subfolders[:] = [name for name in subfolders if name not in without and not name.startswith(".")]
+        found += [Path(folder, name) for name in names if not name.startswith(".")]
+    # A pipe or a device would be read for ever.
+    files = [path for path in found if path.is_file()]
+    return sorted(files, key=lambda path: path.relative_to(directory).as_posix())
 
 
 def directory_text(directory: Path) -> bytes:
     if not directory.is_dir():
         raise FileNotFoundError(
-            f"there is no directory {directory}: name one with text files, or leave it out to read the standard library"
+            f"there is no directory {directory}: name one that has text, "
+            "or leave it out to read the standard library"
         )
-    texts = (path.read_bytes() for path in files_below(directory) if not path.name.startswith("."))
+    texts = (path.read_bytes() for path in files_below(directory))
     # A zero byte is how git, too, tells binary files from text.
     text = b"\n".join(text for text in texts if b"\0" not in text)
     if not text:
         raise FileNotFoundError(
-            f"directory {directory} has no text files: name another, or leave it out to read the standard library"
+            f"directory {directory} has no text files: name another, "
+            "or leave it out to read the standard library"
         )
     return text
 
@@ -125,19 +130,23 @@ def hub_text(name: str) -> bytes:
         ) from error
     try:
         rows = datasets.load_dataset(name, split="train", streaming=True)
-        return "\n".join(row["text"] for row in islice(rows, HUB_ROWS)).encode()
+        texts = [row.get("text") for row in islice(rows, HUB_ROWS)]
     except OSError as error:
         raise ConnectionError(
             f"hub={name!r} could not be read ({error}): check the name and the network, "
             "or leave hub out to read the standard library"
         ) from error
+    if not texts or None in texts:
+        raise ValueError(f"hub={name!r} has no column 'text' with text in it: choose a dataset that has")
+    return "\n".join(texts).encode()
 
 
 class Batches:
-    """`x_BT, y_BT = batches[step]`: this rank's inputs and, one token later, its targets; int64, on the default device.
+    """`x_BT, y_BT = batches[step]`: this rank's inputs and, one token later, its targets (int64).
 
-    tokens: 1-D, of any integer dtype. batch: windows in a step on all ranks together. `len(batches)` is the number
-    of steps in an epoch; steps beyond it go on into the next epochs. Iterating gives the first epoch.
+    They are made on the default device; an epoch that is over is followed by the next.
+    tokens: 1-D, of any integer dtype. batch: windows in a step on all ranks together. `len(batches)` is the
+    number of steps in an epoch, and iterating gives the first epoch.
     Raises ValueError where the batch does not divide by the ranks, the rank is not among them, or the corpus
     is shorter than one batch; IndexError for a step below 0.
     """
@@ -158,8 +167,8 @@ class Batches:
         windows = len(tokens) // (context + 1)
         if windows < batch:
             raise ValueError(
-                f"a corpus of {len(tokens)} tokens is shorter than one batch of {batch} windows of {context + 1}: "
-                "take more text, or a smaller batch or context"
+                f"a corpus of {len(tokens)} tokens is shorter than one batch of {batch} windows "
+                f"of {context + 1}: take more text, or a smaller batch or context"
             )
         self.windows = tokens[: windows * (context + 1)].view(windows, context + 1)
         self.batch, self.seed, self.rank, self.ranks = batch, seed, rank, ranks

@@ -3,22 +3,24 @@
     tokens_BT --embed--> x_BTD --layer "0"--> x_BTD ... --layer "N-1"--> x_BTD --norm--> --head--> logits_BTV
 
     Layer       x = x + attention(norm(x));  x = x + mlp(norm(x))
-    Attention   q, k, v from x;  rotate q and k by position;  softmax(q k / sqrt(E)) v over the past;  o back to x
+    Attention   q, k, v from x;  rotate q and k by position;  softmax(q k / sqrt(E)) v over the past;  o
     MLP         down(silu(gate(x)) * up(x))
 
-This file knows nothing of parallelism, and is written so that every strategy can be put around it: layers are held
-in a ModuleDict, so that a layer keeps its name when a pipeline splits the model; a layer maps x_BTD to x_BTD and
-needs nothing else; there are no buffers (data parallelism would broadcast them at every step); and each parameter
-starts from numbers that depend on its own name only, so that any way of cutting the model starts from the same weights.
+This file knows nothing of parallelism, and is written so that every strategy can be put around it: layers are
+held in a ModuleDict, so that a layer keeps its name when a pipeline splits the model; a layer maps x_BTD to
+x_BTD and needs nothing else; there are no buffers (data parallelism would broadcast them at every step); and
+each parameter starts from numbers that depend on its own name only, so that any way of cutting the model
+starts from the same weights.
 
 Shape suffixes, here and in the whole course:
 
     B batch    T time (position)    D dim (width of the model)    V vocabulary    F hidden width of the MLP
     H heads of queries    K heads of keys and values    E width of one head = D / H
 
-Sources: rotary positions, Su et al. 2021, arXiv 2104.09864, section 3.2.2; SwiGLU, Shazeer 2020, arXiv 2002.05202,
-section 2; grouped-query attention, Ainslie et al. 2023, arXiv 2305.13245, section 2.2; RMSNorm, Zhang and Sennrich
-2019, arXiv 1910.07467, section 3; the Llama shapes, Llama Team 2024, arXiv 2407.21783, table 3.
+Sources: rotary positions, Su et al. 2021, arXiv 2104.09864, section 3.2.2; SwiGLU, Shazeer 2020, arXiv
+2002.05202, section 2; grouped-query attention, Ainslie et al. 2023, arXiv 2305.13245, section 2.2; RMSNorm,
+Zhang and Sennrich 2019, arXiv 1910.07467, section 3; the Llama shapes, Llama Team 2024, arXiv 2407.21783,
+table 3.
 """
 
 import hashlib
@@ -33,8 +35,9 @@ from torch import Tensor, nn
 class Config:
     """The shape of a GPT. Raises ValueError where no such model can be built.
 
-    vocab, dim, depth, heads, kv_heads, hidden are V, D, the number of layers, H, K and F. `context` is the longest
-    sequence in tokens; `tied` lets the head share the embedding's weight; `rope_base` is the rotary base.
+    vocab, dim, depth, heads, kv_heads, hidden are V, D, the number of layers, H, K and F. `context` is the
+    longest sequence in tokens; `tied` lets the head share the embedding's weight; `rope_base` is the rotary
+    base.
     """
 
     vocab: int
@@ -50,7 +53,7 @@ class Config:
     def __post_init__(self) -> None:
         for name in ("vocab", "dim", "depth", "heads", "kv_heads", "hidden", "context", "rope_base"):
             if getattr(self, name) <= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least 1")
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be positive")
         if self.dim % self.heads:
             raise ValueError(f"dim {self.dim} does not divide by {self.heads} heads: change one of them")
         if self.heads % self.kv_heads:
@@ -97,8 +100,8 @@ class GPT(nn.Module):
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
         """logits_BTV, or where targets are given the mean cross-entropy in nats per token (0-dim).
 
-        Raises ValueError for more than `config.context` tokens: rotary positions have no table that would end there,
-        but the model has never been trained beyond, and its answers would be wrong without a word.
+        Raises ValueError for more than `config.context` tokens: rotary positions have no table that would end
+        there, but the model has never been trained beyond, and its answers would be wrong without a word.
         """
         if tokens_BT.shape[1] > self.config.context:
             raise ValueError(
@@ -141,7 +144,7 @@ class Attention(nn.Module):
         self.o = linear(config.heads * config.head_size, config.dim)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        # The number of heads is read off the projections: under tensor parallelism a rank has only some of them.
+        # The heads are counted off the projections: under tensor parallelism a rank has only some of them.
         q_BHTE, k_BKTE, v_BKTE = (
             project(x_BTD).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
             for project in (self.q, self.k, self.v)
@@ -166,7 +169,8 @@ class MLP(nn.Module):
 
 
 def rotate(x_BHTE: Tensor, positions_T: Tensor, base: float) -> Tensor:
-    """Turn pair i of each head by the angle position * base^(-2i / E), so that q·k depends on the distance alone.
+    """Turn pair i of each head by the angle position * base^(-2i / E), so that q·k depends on the distance
+    alone.
 
     Pair i is (x[i], x[i + E/2]). Computed in float32 at least, returned in the dtype of x.
     """
@@ -179,7 +183,8 @@ def rotate(x_BHTE: Tensor, positions_T: Tensor, base: float) -> Tensor:
 
 
 def initialise(model: nn.Module, seed: int = 0) -> None:
-    """Fill every parameter, in place, with `initial_value` of its qualified name; parameters on meta stay as they are.
+    """Fill every parameter, in place, with `initial_value` of its qualified name; parameters on meta stay as
+    they are.
 
     A part of the model (a pipeline stage) whose parameters keep their names gets the whole model's numbers.
     """
@@ -190,18 +195,22 @@ def initialise(model: nn.Module, seed: int = 0) -> None:
 
 
 def initial_value(name: str, shape: torch.Size, seed: int) -> Tensor:
-    """The full float32 CPU tensor that the parameter `name` starts from, the same on every machine and in every dtype.
+    """The full float32 CPU tensor that the parameter `name` starts from, the same on every machine and in
+    every dtype.
 
-    Norms start at one. The projections that write into x start at zero, so that every layer begins as the identity
-    and depth does not matter at first. All others are normal with variance 1 / (3 * fan-in): 0.05 at dim 128.
+    Norms start at one, all others normal with variance 1 / (3 * fan-in): 0.05 at dim 128. The projections
+    that write into x are ten times smaller, so that a layer begins close to the identity. Zero learns as
+    well, but then the first step has no gradient behind them, and two strategies compared on it would seem to
+    agree.
     """
     if name.endswith("norm.weight"):
-        return torch.ones(shape, device="cpu")
-    if name.endswith(("attention.o.weight", "mlp.down.weight")):
-        return torch.zeros(shape, device="cpu")
+        return torch.ones(shape, dtype=torch.float32, device="cpu")
     digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
     generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "big"))
-    return torch.randn(shape, generator=generator, device="cpu") * (3 * shape[-1]) ** -0.5
+    std = (3 * shape[-1]) ** -0.5
+    if name.endswith(("attention.o.weight", "mlp.down.weight")):
+        std /= 10
+    return std * torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
 
 
 def parameters(config: Config) -> int:
