@@ -1,0 +1,190 @@
+"""Every collective and send/recv of one rank, watched from outside through the tap.
+
+    with CommunicationWatch() as watch: train()
+    watch.tape                  # [Event, ...], times in nanoseconds of the machine's monotonic clock
+
+An event has two kinds of bytes.  `bytes_in` and `bytes_out` are the sizes of the tensors handed to the call.  `sent` is
+logical: what this rank has to send at the least, with c_i the size of the i-th piece when a tensor of n elements is
+cut in N pieces as evenly as possible, the longer ones first (torch.tensor_split):
+
+    all_reduce       2n - c_r - c_(r+1)        reduce_scatter, then all_gather, each around a ring
+    reduce_scatter   all pieces but its own    all_gather   N - 1 times its piece
+    all_to_all       all pieces but its own    send         its tensor
+    broadcast, scatter    the root: one copy, or one piece, for each other rank; the others: nothing
+    reduce, gather        each rank but the root: its tensor
+    recv, barrier         nothing
+
+A tree sends as much as that in all, by other ranks.  What a backend really puts on the wire may be more: gloo's
+reduce_scatter carries an all_reduce.  The tensors are looked at as the call is issued and not kept.
+
+When an event ends: gloo's collectives say so themselves.  Where nobody tells (gloo's reduce_scatter, a send, a recv, all
+of NCCL, which works on behind the host's back) it is when the rank has waited for it, and if it never does, when the call
+returned.  `waited` is the time that the rank stood still for it in Work.wait or wait_tensor; a wait inside C++ (the
+last one of torch's DDP) is not seen.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from labs.kit import tap
+from labs.kit.journal import KIT, learner_frame, short_name
+
+TELLS_ITS_END = {
+    "all_reduce",
+    "all_gather",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "barrier",
+}
+
+
+@dataclass(frozen=True)
+class Event:
+    """One collective, send or recv of one rank."""
+
+    rank: int
+    op: str  # "all_reduce", "send", ...
+    dtype: str  # "float32"; "" where there is no tensor
+    bytes_in: int
+    bytes_out: int
+    group: str
+    ranks: tuple[int, ...]  # the group's members, as ranks of the job
+    peer: int | None  # of a send or recv, as a rank of the job
+    start: float  # s on the job's clock
+    end: float
+    waited: float  # s
+    sent: int  # logical bytes
+    issuer: str  # "ddp.py:57 ready": the innermost line outside torch and this kit, or "torch (C++)"
+    step: int | None = None  # None outside of any step
+
+
+class CommunicationWatch(tap.Listener):
+    """Notes the calls of this process while it is entered; `tape` is small and picklable."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    @property
+    def tape(self) -> list[dict[str, Any]]:
+        """One dictionary for each event, by the fields of Event; times in nanoseconds of the monotonic clock."""
+        rows = [{"end": row["returned"]} | row for row in self.rows if "returned" in row]
+        return [{key: value for key, value in row.items() if key != "returned"} for row in rows]
+
+    def __enter__(self) -> CommunicationWatch:
+        tap.install()
+        tap.listeners.append(self)
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        tap.listeners.remove(self)
+
+    def issued(self, call: tap.Call) -> None:
+        call.notes[self] = row = describe(call)
+        row["issuer"] = issuer(sys._getframe(1))
+        row["waited"] = 0
+        row["start"] = time.monotonic_ns()
+        self.rows.append(row)
+
+    def returned(self, call: tap.Call, work: dist.Work | None) -> None:
+        row = call.notes[self]
+        row["returned"] = time.monotonic_ns()
+        if work is not None and call.op in TELLS_ITS_END and dist.get_backend(call.group) == "gloo":
+            # On one of gloo's threads, before those who wait are woken.
+            work.get_future().add_done_callback(lambda _: row.setdefault("end", time.monotonic_ns()))
+
+    def waiting(self, call: tap.Call) -> None:
+        if self in call.notes:
+            call.notes[self]["waits"] = time.monotonic_ns()
+
+    def waited(self, call: tap.Call) -> None:
+        if self in call.notes:
+            row, now = call.notes[self], time.monotonic_ns()
+            row["waited"] += now - row.pop("waits")
+            row.setdefault("end", now)
+
+
+def describe(call: tap.Call) -> dict[str, Any]:
+    tensors = call.inputs or call.outputs
+    ranks = tuple(dist.get_process_group_ranks(call.group))
+    return {
+        "rank": dist.get_rank(),
+        "op": call.op,
+        "dtype": str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
+        "bytes_in": nbytes(call.inputs),
+        "bytes_out": nbytes(call.outputs),
+        "group": call.group.group_desc if call.group.group_desc != "undefined" else call.group.group_name,
+        "ranks": ranks,
+        "peer": None if call.peer is None else ranks[call.peer],
+        "sent": logical_bytes(call),
+    }
+
+
+def logical_bytes(call: tap.Call) -> int:
+    """Bytes that this rank has to send for this call, as the table at the head of this file has it."""
+    ranks, rank = call.group.size(), call.group.rank()
+    given, received = nbytes(call.inputs), nbytes(call.outputs)
+    match call.op:
+        case "all_reduce":
+            return sum(
+                (2 * t.numel() - piece(t, rank, ranks) - piece(t, (rank + 1) % ranks, ranks))
+                * t.element_size()
+                for t in call.inputs
+            )
+        case "reduce_scatter":
+            return given - received
+        case "all_gather":
+            return (ranks - 1) * given
+        case "all_to_all":
+            return given - kept(call, rank, ranks)
+        case "broadcast":
+            return (ranks - 1) * given if rank == call.root else 0
+        case "scatter":
+            return given - received if rank == call.root else 0
+        case "reduce" | "gather":
+            return 0 if rank == call.root else given
+        case "send":
+            return given
+    return 0
+
+
+def piece(tensor: torch.Tensor, index: int, pieces: int) -> int:
+    """Elements of a piece, as torch.tensor_split cuts."""
+    size, longer = divmod(tensor.numel(), pieces)
+    return size + (index < longer)
+
+
+def kept(call: tap.Call, rank: int, ranks: int) -> int:
+    """Bytes of an all_to_all that a rank "sends" to itself: a tensor of a list, or its own rows."""
+    if call.raw == "alltoall_":
+        return nbytes(call.inputs[rank : rank + 1])
+    rows = call.inputs[0].shape[0]
+    own = call.splits[rank] if call.splits else rows // ranks
+    return own * nbytes(call.inputs) // max(1, rows)
+
+
+def nbytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)  # a sparse one has no .nbytes
+
+
+def issuer(frame: FrameType | None) -> str:
+    """Who issued the call: the innermost line outside torch and this kit.
+
+    Autograd's engine is C++: what stands right below its Python frame was called from there (DDP's reducer).
+    """
+    while frame is not None and frame.f_code.co_filename.startswith(KIT):
+        frame = frame.f_back
+    if frame is None or frame.f_code.co_name == "_engine_run_backward" or not (line := learner_frame(frame)):
+        return "torch (C++)"
+    return f"{short_name(line.f_code.co_filename)}:{line.f_lineno} {line.f_code.co_name}"
