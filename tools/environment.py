@@ -1,0 +1,109 @@
+"""Check, without conda, that environment.yml, pyproject.toml and constraints.txt are sound and agree.
+
+    python -m tools.environment
+
+conda brings Python; pip brings the course in the same pinned versions as `make` does, so that both ways in
+end in the same place.  Each problem is told in one sentence.
+"""
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from rattler import MatchSpec, Version, VersionSpec
+from rattler.exceptions import InvalidMatchSpecError
+
+ROOT = Path(__file__).resolve().parent.parent
+KEYS = {"name", "channels", "dependencies"}
+PIP_PART = ["--constraint constraints.txt", "--editable ."]
+PYTHONS = ["3.10.99", "3.11.0", "3.11.99", "3.12.99", "3.13.99", "3.14.0"]
+
+
+def problems(root: Path = ROOT) -> list[str]:
+    """What is wrong, in a sentence each."""
+    environment = yaml.safe_load((root / "environment.yml").read_text(encoding="utf-8"))
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return [*conda_problems(environment, project), *pin_problems(root, project), *reason_problems(root)]
+
+
+def conda_problems(environment: dict, project: dict) -> Iterator[str]:
+    """The shape of the file, each conda spec, and the part that pip installs."""
+    if set(environment) != KEYS:
+        yield f"environment.yml has the keys {sorted(environment)}; it takes {sorted(KEYS)}"
+        return
+    if environment["name"] != project["name"]:
+        yield f"the environment is called {environment['name']!r}, the project {project['name']!r}"
+    pip_parts = [entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict)]
+    if pip_parts != [PIP_PART]:
+        yield f"environment.yml lets pip install {pip_parts}; {PIP_PART} gives the versions that are tested"
+    specs = {}
+    for text in (entry for entry in environment["dependencies"] if isinstance(entry, str)):
+        try:
+            specs[text.split()[0]] = MatchSpec(text)
+        except InvalidMatchSpecError as error:
+            yield f"conda cannot read {text!r}: {error}"
+    if "pip" not in specs:
+        yield "environment.yml has a part for pip and does not ask for pip"
+    if "python" in specs:
+        yield from python_problems(str(specs["python"].version), project["requires-python"])
+
+
+def python_problems(conda: str, pip: str) -> Iterator[str]:
+    """Both files admit the same Pythons; their notations for it happen to be the same."""
+    for version in PYTHONS:
+        if VersionSpec(conda).matches(Version(version)) != VersionSpec(pip).matches(Version(version)):
+            yield f"environment.yml asks for Python {conda}, pyproject.toml for {pip}: {version} tells them apart"
+
+
+def pin_problems(root: Path, project: dict) -> Iterator[str]:
+    """Each package that the project names has exactly one pinned version, which the project admits."""
+    pins = {}
+    for line in (root / "constraints.txt").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            name, _, version = line.partition("==")
+            if not version or name in pins:
+                yield f"constraints.txt does not pin one version in {line!r}"
+            pins[canonicalize_name(name)] = version
+    extras = project["optional-dependencies"].values()
+    for text in [*project["dependencies"], *(text for extra in extras for text in extra)]:
+        needed = Requirement(text)
+        pinned = pins.get(canonicalize_name(needed.name))
+        if pinned is None or not needed.specifier.contains(pinned):
+            yield f"pyproject.toml needs {text!r}; constraints.txt pins {pinned}"
+
+
+def reason_problems(root: Path) -> Iterator[str]:
+    """Each dependency, in both files, says on its line what it is for."""
+    lines = (root / "pyproject.toml").read_text(encoding="utf-8").splitlines()
+    dependencies = [line for line in lines if re.match(r'\s+"[\w-]+[^"]*",', line)]
+    lines = (root / "environment.yml").read_text(encoding="utf-8").splitlines()
+    dependencies += [
+        line for line in lines if re.match(r"\s+- ", line) and not line.endswith(("forge", "pip:"))
+    ]
+    for line in dependencies:
+        if "# " not in line:
+            yield f"no reason given for {line.strip()!r}"
+
+
+def resolve(root: Path = ROOT) -> None:
+    """Let pip work out the pip part, installing nothing. Raises CalledProcessError if it cannot."""
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*command, *" ".join(PIP_PART).split()], cwd=root, check=True)
+
+
+def main() -> int:
+    found = problems()
+    print(*found, sep="\n", end="\n" if found else "")
+    if not found:
+        resolve()
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
