@@ -4,8 +4,9 @@ A message is a tuple (round, source, destination, piece): in that round, rank `s
 `piece` to rank `destination`. A collective, seen from above, is a list of messages.
 
 What the ranks hold is a list with one dict a rank, from piece to the set of ranks whose data is in it:
-[{0: {0}, 1: {0}}, {0: {0, 1}}] is rank 0 with its own pieces 0 and 1, and rank 1 with the sum of both pieces 0.
+[{0: {0}, 1: {0}}, {0: {0, 1}}] is rank 0 with its own pieces 0 and 1, rank 1 with the sum of both pieces 0.
 
+    sends(recording)                 the messages of a recorded job
     messages(ring, ranks=4)          one small picture a round
     step(ring, ranks=4, round=2)     one round, with what everybody holds after it
     pieces({"before": ..., "after": ...})
@@ -16,11 +17,11 @@ What the ranks hold is a list with one dict a rank, from piece to the set of ran
 import math
 from collections.abc import Mapping, Sequence
 
-from labs.kit.palette import INK, KINDS, MUTED, PAPER, RANKS, SOFT, TIMELINE, ink
+from labs.kit.palette import KINDS, MUTED, PAPER, RANKS, SOFT, ink
 from labs.kit.svg import Canvas, Drawing, width_of
 from labs.kit.tables import clock, short, show
 
-Message = tuple[int, int, int, int]
+Message = tuple[int, int, int, int | str]
 Held = list[dict[int, set[int]]]
 NODE = 15
 CELL = (58, 30)
@@ -37,6 +38,29 @@ def after(held: Held, messages: Sequence[Message]) -> Held:
     for _, source, destination, piece in messages:
         new[destination].setdefault(piece, set()).update(held[source].get(piece, set()))
     return new
+
+
+def sends(recording) -> list[Message]:
+    """The sends of a recorded job as messages, their bytes in place of the piece's number.
+
+    recording: a labs.kit.record.Recording of kind "communication". A send's round is one more than the latest
+    of what its rank had finished when it began: its own sends, and the sends that its receives brought.
+    """
+    events = sorted(recording.events, key=lambda event: event.start)
+    on_the_way: dict[tuple[int, int], list] = {}
+    for event in events:
+        if event.op == "send":
+            on_the_way.setdefault((event.rank, event.peer), []).append(event)
+    done: dict[int, list[tuple[float, object]]] = {rank: [] for rank in range(recording.ranks)}
+    for event in events:
+        if event.op in ("send", "recv"):
+            sent = event if event.op == "send" else on_the_way[event.peer, event.rank].pop(0)
+            done[event.rank].append((event.end, sent))
+    rounds: dict[int, int] = {}
+    for event in (event for event in events if event.op == "send"):
+        before = [rounds[id(sent)] for end, sent in done[event.rank] if end <= event.start]
+        rounds[id(event)] = 1 + max(before, default=-1)
+    return [(rounds[id(e)], e.rank, e.peer, short(e.bytes_in)) for e in events if e.op == "send"]
 
 
 def by_round(messages: Sequence[Message]) -> list[list[Message]]:
@@ -135,7 +159,7 @@ def step(messages: Sequence[Message], ranks: int, round: int, held: Held | None 
     canvas.text(20, 22, title, size=14, weight="bold", anchor="start")
     circle(canvas, side / 2, 34 + (height - 34) / 2, ranks, sent)
     top = 34 + (height - 34 - CELL[1] * ranks) / 2
-    grid(canvas, side + 64, top, held, columns, len(held), {(m[2], m[3]) for m in sent})
+    grid(canvas, side + 64, top, held, columns, {(m[2], m[3]) for m in sent})
     return canvas.drawing(f"Round {round} of {len(rounds)} ({ranks} ranks, {len(sent)} messages)")
 
 
@@ -152,21 +176,23 @@ def holdings(held: Held) -> list[str]:
     ]
 
 
-def grid(canvas: Canvas, x, y, held: Held, columns: Sequence[int], ranks: int, new=frozenset()) -> None:
-    """One row a rank, one column a piece; the cells of `new` {(rank, piece)} just arrived."""
-    width, height = CELL
+def grid(
+    canvas: Canvas, x, y, held: Held, columns: Sequence[int], new=frozenset(), cell=CELL, named=True
+) -> None:
+    """One row a rank, one column a piece; the cells of `new`, pairs (rank, piece), have just arrived."""
+    width, height = cell
     for rank, mine in enumerate(held):
-        middle = y + rank * height + height / 2
-        canvas.text(x - 8, middle, f"rank {rank}", size=12, anchor="end", fill=MUTED)
+        if named:
+            canvas.text(x - 8, y + (rank + 0.5) * height, f"rank {rank}", size=12, anchor="end", fill=MUTED)
         for column, piece in enumerate(columns):
             box = (x + column * width + 2, y + rank * height + 2, width - 4, height - 4)
-            stripes(canvas, box, piece, sorted(mine.get(piece, ())), ranks, (rank, piece) in new)
+            whose = sorted(mine.get(piece, ()))
+            stripes(canvas, box, whose, label(piece, whose, len(held)), (rank, piece) in new)
 
 
-def stripes(canvas: Canvas, box, piece: int, whose: Sequence[int], ranks: int, new: bool) -> None:
-    """A cell with one stripe for each rank whose data is in it, and a label that says so."""
+def stripes(canvas: Canvas, box, whose: Sequence[int], label: str, new: bool = False) -> None:
+    """A cell with one stripe for each rank whose data is in it, and a label that says so; dashed if empty."""
     x, y, width, height = box
-    stroke, line = (KINDS["comm"], 2.5) if new else ("#8A8F98", 1)
     if not whose:
         canvas.rect(*box, fill=PAPER, stroke="#B0B5BC", dash="3 3")
         return
@@ -175,12 +201,15 @@ def stripes(canvas: Canvas, box, piece: int, whose: Sequence[int], ranks: int, n
         canvas.rect(
             left, y, width / len(whose), height, fill=RANKS[rank % len(RANKS)], stroke="none", radius=0
         )
+    stroke, line = (KINDS["comm"], 2.5) if new else ("#8A8F98", 1)
     canvas.rect(*box, fill="none", stroke=stroke, line=line)
-    canvas.text(x + width / 2, y + height / 2, label(piece, whose, ranks), size=12)
+    canvas.text(x + width / 2, y + height / 2, label, size=min(12, 0.48 * height))
 
 
 def label(piece: int, whose: Sequence[int], ranks: int) -> str:
     """ "b2" piece 2 of rank 1; "a+b" a sum of two; "Σ2" the sum over all ranks."""
+    if not whose:
+        return ""
     letters = [chr(ord("a") + rank) for rank in whose]
     if len(whose) == 1:
         return f"{letters[0]}{piece}"
@@ -199,7 +228,7 @@ def pieces(states: Mapping[str, Held]) -> Drawing:
     x = 0.0
     for (name, held), width in zip(states.items(), widths, strict=True):
         canvas.text(x + 68 + (width - 84) / 2, 20, name, weight="bold")
-        grid(canvas, x + 68, 36, held, columns[name], len(held))
+        grid(canvas, x + 68, 36, held, columns[name])
         x += width
     return canvas.drawing(f"Pieces({', '.join(states)}; {ranks} ranks)")
 
@@ -236,34 +265,34 @@ def mesh(axes: Mapping[str, int]) -> Drawing:
     return canvas.drawing(title)
 
 
-def chart(values: Mapping[str, float | Mapping[str, float]], unit: str = "B", kind: str = "comm") -> Drawing:
+def chart(
+    values: Mapping[str, float | Mapping[str, float]], unit: str = "B", kind: str = "comm", caption: str = ""
+) -> Drawing:
     """Bars of what a formula says, one a name; {kind: value} in place of a value stacks a bar by kind.
 
     unit: "B" for bytes, "s" for seconds, or any other. kind: the colour of single values, a key of KINDS.
     """
     stacked = {name: value if isinstance(value, Mapping) else {kind: value} for name, value in values.items()}
     totals = {name: sum(parts.values()) for name, parts in stacked.items()}
-    widest = max(totals.values()) or 1
     said = {name: amount(total, unit) for name, total in totals.items()}
-    margin = max(width_of(name, 13) for name in totals) + 24
-    canvas = Canvas(
-        margin + 420 + 110,
-        20 + 34 * len(totals),
-        ", ".join(totals),
-        "; ".join(f"{n}: {s}" for n, s in said.items()),
-    )
+    longest, widest = max(map(len, totals)), max(totals.values()) or 1
+    margin, top = width_of("m" * longest, 13) + 24, 46 if caption else 14
+    words = "; ".join(f"{name}: {value}" for name, value in said.items())
+    width = max(margin + 420 + 110, width_of(caption, 13) + 30)
+    canvas = Canvas(width, top + 34 * len(totals) + 6, caption or ", ".join(totals), words)
+    canvas.text(16, 24, caption, anchor="start", weight="bold")
     for row, (name, parts) in enumerate(stacked.items()):
-        y, x = 12 + 34 * row, margin
+        y, x = top + 34 * row, margin
         canvas.text(margin - 10, y + 13, name, anchor="end")
         for part, value in parts.items():
-            width = 420 * value / widest
-            canvas.rect(x, y, width, 26, fill=KINDS[part])
-            if len(parts) > 1 and width > width_of(part, 12) + 6:
-                canvas.text(x + width / 2, y + 13, part, size=12, fill=ink(KINDS[part]))
-            x += width
+            long = 420 * value / widest
+            canvas.rect(x, y, long, 26, fill=KINDS[part])
+            if len(parts) > 1 and long > width_of(part, 12) + 6:
+                canvas.text(x + long / 2, y + 13, part, size=12, fill=ink(KINDS[part]))
+            x += long
         canvas.text(x + 8, y + 13, said[name], anchor="start")
-    longest = max(map(len, totals))
-    return canvas.drawing("\n".join(f"{name.ljust(longest)}  {words}" for name, words in said.items()))
+    lines = [f"{name.ljust(longest)}  {value}" for name, value in said.items()]
+    return canvas.drawing("\n".join([caption, *lines] if caption else lines))
 
 
 def amount(value: float, unit: str) -> str:

@@ -2,14 +2,14 @@
 
     ledger, table, size               numbers in tables; predicted beside measured       tables.py
     timeline, memory, bars, curves    what was measured, as PNG                          figures.py
-    messages, step, pieces            who sends what to whom, who holds what, as SVG     diagrams.py
+    messages, step, pieces, sends     who sends what to whom, who holds what, as SVG     diagrams.py
     mesh, chart                       ranks as a grid; what a formula says, as bars      diagrams.py
     KINDS, TIMELINE                   one colour each, in every figure and widget        palette.py
 
 Nothing here measures or predicts: it draws what a recording or a formula said.
 """
 
-from labs.kit.diagrams import after, chart, mesh, messages, own, pieces, step
+from labs.kit.diagrams import after, chart, mesh, messages, own, pieces, sends, step
 from labs.kit.figures import Figure, bars, curves, memory, timeline
 from labs.kit.palette import KINDS, TIMELINE
 from labs.kit.svg import Canvas, Drawing
@@ -17,6 +17,6 @@ from labs.kit.tables import Ledger, Table, ledger, size, table
 
 __all__ = [
     "KINDS", "TIMELINE", "Canvas", "Drawing", "Figure", "Ledger", "Table",
-    "after", "bars", "chart", "curves", "ledger", "memory", "mesh", "messages", "own", "pieces", "size",
-    "step", "table", "timeline",
+    "after", "bars", "chart", "curves", "ledger", "memory", "mesh", "messages", "own", "pieces", "sends",
+    "size", "step", "table", "timeline",
 ]  # fmt: skip

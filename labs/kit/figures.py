@@ -49,7 +49,7 @@ class Figure:
 
 
 def axes(width: float, height: float, rows: int = 1, columns: int = 1):
-    """A matplotlib figure of width × height inches and its axes; pyplot and its global state stay out of it."""
+    """A matplotlib figure in inches, and its axes; pyplot and its global state stay out of it."""
     # On its first use matplotlib says on stderr that it lists the fonts: no reader of a cell needs to know.
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     from matplotlib.figure import Figure as Canvas
@@ -71,11 +71,11 @@ def finish(canvas, text: str, alt: str) -> Figure:
 
 
 def timeline(recording, start: float = 0.0, end: float | None = None, until: float | None = None) -> Figure:
-    """Who did what when: two lanes a rank (what its own thread did; what was on the way), on the job's one clock.
+    """Who did what when, on the job's one clock: two lanes a rank, what was on the way and what it computed.
 
     recording: a labs.kit.record.Recording. start, end: the seconds to show (all of them when left out);
-    until: show only what had happened by then. Waiting is drawn over the rank's own lane, up to the end of the
-    event that it waited for.
+    until: show only what had happened by then. Waiting is drawn over the rank's lane of compute, up to the
+    end of the event that it waited for.
     """
     last = max([x.end for x in [*recording.events, *recording.spans]], default=0.0)
     end = last if end is None else end
@@ -203,8 +203,8 @@ def named(kind: str) -> str:
 def bars(held: Mapping[str, Mapping[str, float]]) -> Figure:
     """Bytes by kind, one stacked bar a name, the predicted beside the measured.
 
-    held: {"predicted": {"P": bytes, ...}, "measured": {...}}; a kind that is not in KINDS, such as "peak", is a
-    line across the bar.
+    held: {"predicted": {"P": bytes, ...}, "measured": {...}}; what is not in KINDS, such as "peak", is a line
+    across the bar.
     """
     canvas, (panel,) = axes(9.5, 1.0 + 0.42 * len(held))
     widest = max(max(sum(v for k, v in by.items() if k in KINDS), *by.values()) for by in held.values()) or 1
@@ -239,7 +239,7 @@ def curves(
 ) -> Figure:
     """Several runs on one axes, step by step. The first is the reference: a wide pale band under the others.
 
-    series: {"one process": losses, "DDP": losses}; marks: levels to compare with, such as {"unigram entropy": 3.1}.
+    series: {"one process": losses, "DDP": losses}; marks: levels to compare with: {"unigram entropy": 3.1}.
     """
     canvas, (panel,) = axes(9.5, 3.4)
     for number, (name, values) in enumerate(series.items()):

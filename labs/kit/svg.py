@@ -64,6 +64,8 @@ class Canvas:
 
     def text(self, x, y, words, size=13.0, anchor="middle", weight="", fill=INK, style="") -> None:
         """One line of text; `y` is its vertical middle, `anchor` is start, middle or end."""
+        if words == "":
+            return
         attributes = dict(x=x, y=y + 0.35 * size, font_size=size, text_anchor=anchor)
         self._add("text", escape(str(words)), **attributes, font_weight=weight, font_style=style, fill=fill)
 
@@ -93,11 +95,9 @@ class Canvas:
         self._add("path", d=path, fill="none", stroke=stroke, stroke_width=line)
         wings = [(x1 - head * math.cos(angle + a), y1 - head * math.sin(angle + a)) for a in (0.45, -0.45)]
         self.area(end, *wings, fill=stroke, stroke="none")
-        weights = (1 - at) ** 2, 2 * at * (1 - at), at**2
-        points = start, control, end
-        return sum(w * x for w, (x, _) in zip(weights, points)), sum(
-            w * y for w, (_, y) in zip(weights, points)
-        )
+        weights, points = ((1 - at) ** 2, 2 * at * (1 - at), at**2), (start, control, end)
+        x, y = (sum(w * p[i] for w, p in zip(weights, points, strict=True)) for i in (0, 1))
+        return x, y
 
     def drawing(self, text: str = "") -> Drawing:
         """The finished picture; `text` is its plain form (the title when left out)."""
@@ -118,7 +118,7 @@ class Canvas:
 
 
 def number(value: float) -> str:
-    """One decimal at most. The tiny shift keeps ties, where libraries of sines differ, off the rounding edge."""
+    """One decimal at most. The tiny shift keeps ties, where sines of two machines may differ, off the edge."""
     return f"{round(value + 1e-6, 1) + 0.0:g}" if abs(value) < 1e5 else f"{value:.0f}"
 
 

@@ -142,7 +142,7 @@ class Ledger:
         return not any("differs" in self.verdict(row) for row in self.rows if not row.noisy)
 
     def verdict(self, row: Row) -> str:
-        """ "= exact", "≈ within 5 %", "≠ differs (2.00 ×)"; of each side where there are two."""
+        """How measured stands to predicted, for ours and for native where there are two."""
         words = [verdict(row.predicted, value, self.within) for value in row.measured]
         if len(words) == 1 or words[0] == words[1]:
             return words[0]
@@ -182,9 +182,9 @@ def ledger(
 ) -> Ledger:
     """Hold measurements to predictions.
 
-    rows: {name: (predicted, measured)}, {name: (predicted, ours, native)}, or a list of such rows with the name
-    first. A last entry that is text is the unit: "B" (the default), "" for plain numbers, a unit of NOISY for
-    what is not compared. None stands for "no prediction" or "not measured".
+    rows: {name: (predicted, measured)}, {name: (predicted, ours, native)}, or a list of such rows with the
+    name first. A last entry that is text is the unit: "B" (the default), "" for plain numbers, a unit of NOISY
+    for what is not compared. None stands for "no prediction" or "not measured".
     Raises ValueError when a row has fewer than one prediction and one measurement, or more than two.
     """
     if isinstance(rows, Mapping):
@@ -198,7 +198,8 @@ def _row(name: str, *values: Value) -> Row:
         *values, unit = values
     if len(values) not in (2, 3):
         raise ValueError(
-            f"the row {name!r} holds {len(values)} values; it needs (predicted, measured) or (predicted, ours, native)"
+            f"the row {name!r} holds {len(values)} values; "
+            "it needs (predicted, measured) or (predicted, ours, native)"
         )
     return Row(name, values[0], tuple(values[1:]), unit)
 

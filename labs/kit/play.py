@@ -1,0 +1,144 @@
+"""Pictures with a slider: turn it, and what a formula or a recording says is drawn again.
+
+    explore(picture, ranks=[2, 4, 8])       any function that returns a picture; one control an argument
+    frames(picture, "round", 7)             a slider with a Play button over the frames of a film
+    collective(messages, ranks)             a collective, round by round
+    replay(recording)                       a recorded timeline, as it went by
+    all_reduce_times({"ring": cost.…})      seconds by algorithm, ranks, size, latency and bandwidth
+
+A notebook keeps only a static picture of each, with the settings it was drawn at: it looks the same where no
+kernel runs, and is the same after each build. Nothing here knows a formula: the functions are arguments.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import ipywidgets
+
+from labs.kit import draw
+from labs.kit.diagrams import Held, Message, by_round
+
+
+class Explorer(ipywidgets.VBox):
+    """Controls above the picture that they set.
+
+    picture: called with the value of each control by name; returns anything of `labs.kit.draw`.
+    controls: the widgets by name, in order; beside: further widgets for the row of controls, such as a Play
+    button; still: the picture that a saved notebook shows (the one at the first settings when left out).
+    """
+
+    def __init__(
+        self,
+        picture: Callable[..., Any],
+        controls: Mapping[str, ipywidgets.Widget],
+        beside: Sequence[ipywidgets.Widget] = (),
+        still: Any = None,
+    ):
+        self.picture, self.controls = cache(picture), dict(controls)
+        self.still = still or self.picture(**self.settings)
+        self.stage = ipywidgets.HTML()
+        for control in self.controls.values():
+            control.observe(lambda _: self.refresh(), "value")
+        self.refresh()
+        row = ipywidgets.HBox([*beside, *self.controls.values()], layout={"flex_flow": "row wrap"})
+        super().__init__([row, self.stage])
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The value of each control."""
+        return {name: control.value for name, control in self.controls.items()}
+
+    def refresh(self) -> None:
+        """Draw the picture at the present settings."""
+        self.stage.value = self.picture(**self.settings).html
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        live = super()._repr_mimebundle_(include=include, exclude=exclude)
+        data, metadata = live if isinstance(live, tuple) else (live, {})
+        still = self.still._repr_mimebundle_()
+        picture, shown = still if isinstance(still, tuple) else (still, {})
+        return {**data, **picture}, {**metadata, **shown}
+
+
+def control(name: str, values: Sequence | Mapping) -> ipywidgets.Widget:
+    """A slider over `values` in order, or a dropdown over {label: value}; it begins at the first.
+
+    Raises ValueError when there is nothing to choose from.
+    """
+    if not len(values):
+        raise ValueError(f"{name} has no values to choose from: give a list with at least one")
+    if isinstance(values, Mapping):
+        return ipywidgets.Dropdown(options=list(values.items()), description=name)
+    return ipywidgets.SelectionSlider(options=list(values), description=name)
+
+
+def explore(picture: Callable[..., Any], **values: Sequence | Mapping) -> Explorer:
+    """A picture with one control for each argument of `picture`, each at its first value to begin with.
+
+    values: by argument name, the values to choose from: a list or range (slider) or {label: value} (dropdown).
+    Raises ValueError when an argument has nothing to choose from.
+    """
+    return Explorer(picture, {name: control(name, choices) for name, choices in values.items()})
+
+
+def frames(picture: Callable[[int], Any], label: str, count: int, still: Any = None, pause: float = 0.8):
+    """A film of `count` frames with a slider and a Play button; `picture(frame)` draws one.
+
+    pause: seconds between frames while it plays; still: as for Explorer. Returns an Explorer.
+    """
+    slider = ipywidgets.IntSlider(min=0, max=count - 1, description=label)
+    button = ipywidgets.Play(min=0, max=count - 1, interval=int(1000 * pause), show_repeat=False)
+    film = Explorer(lambda frame: picture(frame), {"frame": slider}, [button], still)
+    film.link = ipywidgets.jslink((button, "value"), (slider, "value"))
+    return film
+
+
+def collective(messages: Sequence[Message], ranks: int, held: Held | None = None) -> Explorer:
+    """A collective round by round; saved, all rounds side by side.
+
+    messages: (round, source, destination, piece); held: what the ranks start with (default: their own tensor).
+    """
+    rounds = len(by_round(messages))
+    return frames(
+        lambda frame: draw.step(messages, ranks, frame, held),
+        "round",
+        rounds + 1,
+        still=draw.messages(messages, ranks),
+    )
+
+
+def replay(recording, start: float = 0.0, end: float | None = None, count: int = 41) -> Explorer:
+    """A recorded timeline as it went by, in `count` frames; saved, the whole of it.
+
+    recording: a labs.kit.record.Recording; start, end: the seconds of it to show (all when left out).
+    """
+    last = max([item.end for item in [*recording.events, *recording.spans]], default=0.0)
+    end = last if end is None else end
+
+    def frame(number: int) -> draw.Figure:
+        return draw.timeline(recording, start, end, until=start + number / (count - 1) * (end - start))
+
+    return frames(frame, "time", count, still=draw.timeline(recording, start, end), pause=0.25)
+
+
+def all_reduce_times(seconds: Mapping[str, Callable[[int, int, float, float], float]]) -> Explorer:
+    """Time of one all-reduce by algorithm, and which wins where.
+
+    seconds: {"ring": f, ...} where f(ranks, bytes, latency in s, bandwidth in B/s) is a formula of labs.cost.
+    """
+
+    def picture(ranks: int, megabytes: float, latency: float, bandwidth: float) -> draw.Drawing:
+        caption = f"{ranks} ranks, {megabytes:g} MB, {latency:g} µs a message, {bandwidth:g} GB/s a link"
+        given = ranks, int(1e6 * megabytes), 1e-6 * latency, 1e9 * bandwidth
+        return draw.chart({name: formula(*given) for name, formula in seconds.items()}, "s", caption=caption)
+
+    sliders = {
+        "ranks": control("ranks", [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]),
+        "megabytes": control("MB", [0.001, 0.01, 0.1, 1, 10, 100, 1000]),
+        "latency": control("latency, µs", [1, 2, 5, 10, 20, 50, 100]),
+        "bandwidth": control("GB/s", [0.1, 1, 10, 25, 50, 100, 400]),
+    }
+    for name, value in {"ranks": 8, "megabytes": 1, "latency": 20, "bandwidth": 10}.items():
+        sliders[name].value = value
+    return Explorer(picture, sliders)
