@@ -58,7 +58,7 @@ def python_problems(conda: str, pip: str) -> Iterator[str]:
     """Both files admit the same Pythons; their notations for it happen to be the same."""
     for version in PYTHONS:
         if VersionSpec(conda).matches(Version(version)) != VersionSpec(pip).matches(Version(version)):
-            yield f"environment.yml asks for Python {conda}, pyproject.toml for {pip}: {version} tells them apart"
+            yield f"environment.yml has Python {conda}, pyproject.toml {pip}: {version} tells them apart"
 
 
 def pin_problems(root: Path, project: dict) -> Iterator[str]:

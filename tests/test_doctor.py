@@ -1,0 +1,86 @@
+"""Reference: this machine, which runs the course; then the same one with one thing at a time taken away."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from labs.__main__ import main
+from labs.kit import doctor
+from labs.kit.launch import RankError
+
+OLD_PYTHON = SimpleNamespace(version_info=(3, 10, 2), version="3.10.2 (main)")
+NO_BACKENDS = SimpleNamespace(is_gloo_available=lambda: False, is_nccl_available=lambda: False)
+
+
+def test_a_machine_that_runs_the_course(capsys):
+    assert doctor.main() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert not [line for line in lines if line.startswith("FAIL")]
+    assert any(line.startswith("ok    4 ranks") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "status", "told"),
+    [
+        (("sys", OLD_PYTHON), "versions", "FAIL", "PYTHON=python3.12"),
+        (("PACKAGES", ("no-such-package",)), "versions", "FAIL", "no-such-package missing: make learn"),
+        (("MEMORY", 2**60), "memory", "warn", "close something"),
+        (("SCRATCH", 2**60), "scratch", "FAIL", "TMPDIR"),
+        (("dist", NO_BACKENDS), "backends", "FAIL", "without gloo"),
+        (("find_browser", lambda: None), "browser", "warn", "apt-get install chromium"),
+    ],
+)
+def test_what_is_amiss_comes_with_its_remedy(monkeypatch, capsys, change, check, status, told):
+    monkeypatch.setattr(doctor, *change)
+    monkeypatch.setattr(doctor, "CHECKS", (getattr(doctor, check),))
+    assert doctor.main() == (status == "FAIL")
+    out = capsys.readouterr().out
+    assert out.count(status) == 1 and told in out
+
+
+def test_ranks_that_cannot_start_are_told(monkeypatch):
+    def broken(*_, **__):
+        raise RankError("died", (0,), "rank 0 was killed by SIGKILL", [])
+
+    monkeypatch.setattr(doctor, "run", broken)
+    assert [line.status for line in doctor.ranks()] == ["FAIL", "FAIL"]
+    assert "SIGKILL" in next(doctor.ranks()).remedy
+
+
+def test_run_calls_a_function_of_a_file(tmp_path):
+    file = tmp_path / "ring.py"
+    file.write_text("import torch.distributed as dist\nfactor = 10\ndef main(): return factor * dist.get_rank()\n")
+    command = [sys.executable, "-m", "labs", "run", f"{file}:main", "--ranks", "2"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["rank 0 returned 0", "rank 1 returned 10"], done.stderr
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "told"),
+    [
+        (["run", "gone.py:main"], 2, "names no file"),
+        (["run", f"{__file__}:gone"], 2, "defines no function 'gone'"),
+        (["run", f"{__file__}:fails", "--ranks", "2"], 1, "ValueError"),
+        (["run", f"{__file__}:fails", "--ranks", "0"], 1, "ranks=0"),
+        (["plant"], 2, "'plant' is none of the course's commands"),
+    ],
+)
+def test_a_wrong_command_is_told(capsys, arguments, status, told):
+    try:
+        ended = main(arguments)
+    except SystemExit as error:
+        ended = error.code
+    assert ended == status
+    assert told in capsys.readouterr().err
+
+
+def fails():
+    raise ValueError("on purpose")
+
+
+def test_without_a_command_the_commands_are_listed(capsys):
+    assert main([]) == 0
+    assert "python -m labs doctor" in capsys.readouterr().out
