@@ -106,16 +106,14 @@ def files_below(directory: Path, without: tuple[str, ...] = ()) -> list[Path]:
 def directory_text(directory: Path) -> bytes:
     if not directory.is_dir():
         raise FileNotFoundError(
-            f"there is no directory {directory}: name one that has text, "
-            "or leave it out to read the standard library"
+            f"there is no directory {directory}: name one that has text, or leave it out to read the standard library"
         )
     texts = (path.read_bytes() for path in files_below(directory))
     # A zero byte is how git, too, tells binary files from text.
     text = b"\n".join(text for text in texts if b"\0" not in text)
     if not text:
         raise FileNotFoundError(
-            f"directory {directory} has no text files: name another, "
-            "or leave it out to read the standard library"
+            f"directory {directory} has no text files: name another, or leave it out to read the standard library"
         )
     return text
 
@@ -151,9 +149,7 @@ class Batches:
     is shorter than one batch; IndexError for a step below 0.
     """
 
-    def __init__(
-        self, tokens: Tensor, batch: int, context: int, seed: int = 0, rank: int = 0, ranks: int = 1
-    ) -> None:
+    def __init__(self, tokens: Tensor, batch: int, context: int, seed: int = 0, rank: int = 0, ranks: int = 1) -> None:
         if min(batch, context, ranks) < 1:
             raise ValueError(f"batch {batch}, context {context} and ranks {ranks} must each be at least 1")
         if not 0 <= rank < ranks:
@@ -161,8 +157,7 @@ class Batches:
         if batch % ranks:
             near = batch // ranks * ranks
             raise ValueError(
-                f"batch {batch} does not divide by {ranks} ranks: take {near + ranks}"
-                + (f" or {near}" if near else "")
+                f"batch {batch} does not divide by {ranks} ranks: take {near + ranks}" + (f" or {near}" if near else "")
             )
         windows = len(tokens) // (context + 1)
         if windows < batch:

@@ -146,8 +146,7 @@ class Attention(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         # The heads are counted off the projections: under tensor parallelism a rank has only some of them.
         q_BHTE, k_BKTE, v_BKTE = (
-            project(x_BTD).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
-            for project in (self.q, self.k, self.v)
+            project(x_BTD).unflatten(-1, (-1, self.head_size)).transpose(1, 2) for project in (self.q, self.k, self.v)
         )
         positions_T = torch.arange(x_BTD.shape[1], device=x_BTD.device)
         q_BHTE, k_BKTE = (rotate(heads, positions_T, self.rope_base) for heads in (q_BHTE, k_BKTE))

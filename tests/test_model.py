@@ -98,9 +98,7 @@ def test_rotation_keeps_lengths_and_products_depend_on_the_distance_alone():
     q, k = torch.randn(2, 1, 1, 1, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
     def product(q_position: int, k_position: int) -> float:
-        turned_q, turned_k = (
-            rotate(x, torch.tensor([p]), 10_000.0) for x, p in ((q, q_position), (k, k_position))
-        )
+        turned_q, turned_k = (rotate(x, torch.tensor([p]), 10_000.0) for x, p in ((q, q_position), (k, k_position)))
         assert math.isclose(turned_q.norm(), q.norm(), rel_tol=1e-12)
         return (turned_q * turned_k).sum().item()
 
