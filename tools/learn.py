@@ -20,15 +20,15 @@ def has_display(environment: Mapping[str, str], platform: str) -> bool:
     return platform == "darwin" or bool({"DISPLAY", "WAYLAND_DISPLAY"} & environment.keys())
 
 
-def command(environment: Mapping[str, str], platform: str, root: bool) -> list[str]:
-    """The JupyterLab command line."""
+def command(environment: Mapping[str, str], platform: str, root: bool, folder: Path = ROOT) -> list[str]:
+    """The JupyterLab command line that serves `folder`, as root or not."""
     return [
         sys.executable,
         "-m",
         "jupyterlab",
         "--log-level=WARN",  # Jupyter prints the address above this level
         "--ServerApp.ip=127.0.0.1",
-        f"--ServerApp.root_dir={ROOT}",
+        f"--ServerApp.root_dir={folder}",
         f"--LabApp.default_url=/lab/tree/{FIRST}",
         *([] if has_display(environment, platform) else ["--no-browser"]),
         *(["--allow-root"] if root else []),  # containers have nobody else

@@ -20,7 +20,7 @@ import psutil
 MARK = "LABS_LEFTOVERS_MARK"
 GRACE = 5.0  # seconds in which what was told to end may end
 SHARED = Path("/dev/shm")
-ALLOWED = "pytest-of-"  # pytest keeps the folders of its last three runs, to be looked at
+ALLOWED = ("pytest-of-", "torchinductor_")  # caches of the user's, not of the run: pytest's and PyTorch's own
 
 
 def main(command: list[str]) -> int:

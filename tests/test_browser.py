@@ -1,0 +1,182 @@
+"""Reference: what a person sees. A real Chromium opens the JupyterLab that `make learn` starts.
+
+The notebooks are copies in a temporary folder, as shipped; JupyterLab has a home of its own and the port and
+token that it chose itself.
+"""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from contextlib import closing
+
+import nbformat
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+from labs.kit.doctor import GET_BROWSER, find_browser
+from tools import learn
+
+SECONDS = 1000  # Playwright counts in milliseconds
+ARGUMENTS = ["--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update"]
+ARGUMENTS += ["--disable-sync", "--disable-quic", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+QUIET = '{"fetchNews": "false", "checkForUpdates": false}'
+
+WITH_WIDGETS = [name for name in ("02_collectives",) if (learn.ROOT / f"notebooks/{name}.ipynb").exists()]
+
+SLIDER = """\
+from labs.kit import draw, play
+
+
+def picture(ranks):
+    return draw.chart({"sent": 2.0 - 2.0 / ranks, "least": 1.0}, "x")
+
+
+play.explore(picture, ranks=[2, 4, 8])
+"""
+
+RUN_ALL = """() => {
+    window.labs = "busy";
+    window.jupyterapp.commands.execute("notebook:run-all-cells").then(
+        () => { window.labs = "done" }, error => { window.labs = "failed: " + error });
+}"""
+CELLS = """() => window.jupyterapp.shell.currentWidget.content.widgets.map(cell => cell.model)
+    .filter(model => model.type === "code")
+    .map(model => ({source: model.sharedModel.source, count: model.executionCount,
+                    tags: model.getMetadata("tags") || [],
+                    errors: model.outputs.toJSON().filter(output => output.output_type === "error")
+                                                  .map(output => output.ename + ": " + output.evalue)}))"""
+KERNEL = """async () => {
+    const session = window.jupyterapp.shell.currentWidget.sessionContext;
+    await session.ready;
+    await session.session.kernel.info;
+}"""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """A running JupyterLab over a copy of the notebooks: its address, token and folder."""
+    folder, home = tmp_path_factory.mktemp("course"), tmp_path_factory.mktemp("home")
+    shutil.copytree(learn.ROOT / "notebooks", folder / "notebooks")
+    settings = home / "settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(QUIET)
+    places = {"CONFIG_DIR": "config", "DATA_DIR": "data", "RUNTIME_DIR": "runtime"}
+    environment = {**os.environ, "HOME": str(home), "JUPYTERLAB_SETTINGS_DIR": str(home / "settings")}
+    environment |= {f"JUPYTER_{name}": str(home / place) for name, place in places.items()}
+    environment |= {"JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces")}
+    command = learn.command({}, sys.platform, root=os.geteuid() == 0, folder=folder)
+    command += ["--expose-app-in-browser"]
+    with (
+        closing(taken(8888)),
+        subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as server,
+    ):
+        try:
+            yield folder, printed_address(server)
+        finally:
+            server.terminate()
+            server.communicate(timeout=30)
+
+
+def taken(port: int) -> socket.socket:
+    """See to it that a port is in use, by us or by somebody else."""
+    holder = socket.socket()
+    try:
+        holder.bind(("127.0.0.1", port))
+        holder.listen()
+    except OSError:
+        pass  # somebody else has it, which is as good
+    return holder
+
+
+def printed_address(server: subprocess.Popen) -> re.Match:
+    """What `make learn` prints where there is no display."""
+    said = []
+    for line in server.stderr:
+        said.append(line)
+        if address := re.search(
+            r"http://127\.0\.0\.1:(?P<port>\d+)/lab/tree/(?P<path>\S+)\?token=(?P<token>\w+)", line
+        ):
+            return address
+    raise AssertionError("JupyterLab ended without printing an address:\n" + "".join(said))
+
+
+@pytest.fixture(scope="module")
+def browser():
+    path = find_browser()
+    if path is None:
+        reason = f"no Chromium or Chrome found, so no browser test runs. {GET_BROWSER}"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+    with sync_playwright() as playwright, playwright.chromium.launch(executable_path=path, args=ARGUMENTS) as browser:
+        yield browser
+
+
+@pytest.fixture
+def open_notebook(lab, browser):
+    """Open a notebook by its path, and wait until its kernel is there; returns the page."""
+    _, address = lab
+    with browser.new_context(viewport={"width": 1280, "height": 1400}) as context:
+
+        def open_(path: str | None = None):
+            page = context.new_page()
+            page.set_default_timeout(60 * SECONDS)
+            page.goto(address[0] if path is None else address[0].replace(address["path"], path) + "&reset")
+            page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook")
+            page.evaluate(KERNEL)
+            return page
+
+        yield open_
+
+
+def run_all(page) -> list[dict]:
+    """Run every cell; the code cells, with what went wrong in each."""
+    page.evaluate(RUN_ALL)
+    page.wait_for_function("() => window.labs !== 'busy'", timeout=240 * SECONDS)
+    assert page.evaluate("() => window.labs") == "done"
+    return page.evaluate(CELLS)
+
+
+def assert_ran(cells: list[dict]) -> None:
+    for cell in cells:
+        assert cell["count"], f"not run: {cell['source']}"
+        assert not cell["errors"] or "raises-exception" in cell["tags"], f"{cell['errors']} in {cell['source']}"
+
+
+def move_first_slider(page) -> None:
+    """Press an arrow key on the first slider, and see the picture beside it change."""
+    widget = page.locator(".jp-OutputArea-output", has=page.locator(".noUi-handle")).first
+    widget.scroll_into_view_if_needed()
+    picture = widget.locator(".widget-html-content").first
+    before = picture.inner_html()
+    assert "<svg" in before or "<img" in before
+    widget.locator(".noUi-handle").first.focus()
+    page.keyboard.press("ArrowRight")
+    expect(picture).not_to_have_js_property("innerHTML", before, timeout=30 * SECONDS)
+
+
+def test_the_printed_address_opens_the_first_notebook(lab, open_notebook):
+    _, address = lab
+    assert address["port"] != "8888", "that port was taken"
+    assert address["path"] == learn.FIRST
+    page = open_notebook()
+    assert page.evaluate("() => window.jupyterapp.shell.currentWidget.context.path") == learn.FIRST
+    assert_ran(run_all(page))
+
+
+def test_a_slider_moves_the_picture(lab, open_notebook):
+    folder, _ = lab
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(SLIDER)])
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(notebook, folder / "slider.ipynb")
+    page = open_notebook("slider.ipynb")
+    assert_ran(run_all(page))
+    move_first_slider(page)
+
+
+@pytest.mark.parametrize("name", WITH_WIDGETS)
+def test_a_notebook_as_shipped_runs_and_its_first_slider_moves(open_notebook, name):
+    page = open_notebook(f"notebooks/{name}.ipynb")
+    assert_ran(run_all(page))
+    move_first_slider(page)
