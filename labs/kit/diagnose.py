@@ -106,7 +106,9 @@ class Watch:
         sides: dict[str, list[int]] = {}
         for rank, call in sorted(calls.items()):
             sides.setdefault(call.what, []).append(rank)
-        odd = min(sides.values(), key=lambda ranks: (len(ranks), 0 in ranks))  # the few are likelier wrong than the many
+        odd = min(
+            sides.values(), key=lambda ranks: (len(ranks), 0 in ranks)
+        )  # the few are likelier wrong than the many
         called = ", ".join(f"{name(ranks)} called {what}" for what, ranks in sides.items())
         where = [Where(rank, "called", call.what, call.site) for rank, call in calls.items()]
         about = "the sizes of a message" if entry.is_p2p else nth_of(entry, len(self.readers))
@@ -125,7 +127,12 @@ class Watch:
             if gone:
                 told = f"{nth_of(entry, len(self.readers))}, {entry.what}, which {name(sorted(calls))} called"
                 where = [Where(r, "waits in", call.what, call.site) for r, call in calls.items()]
-                return Problem("returned", f"{name(gone)} returned without joining {told}", tuple(gone), self.complete(where))
+                return Problem(
+                    "returned",
+                    f"{name(gone)} returned without joining {told}",
+                    tuple(gone),
+                    self.complete(where),
+                )
         for rank, entry in self.waited_for().items():
             missing = [r for r in self.needs(rank, entry) if r in self.returned]
             if entry.is_p2p and missing:

@@ -38,7 +38,14 @@ SIZE = TEXT_AT + TEXT
 
 ANY_SOURCE = -1
 NOT_P2P = -2
-SAME_SHAPE = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "gather")  # on every rank of a group
+SAME_SHAPE = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "reduce_scatter",
+    "gather",
+)  # on every rank of a group
 TORCH = os.path.dirname(torch.__file__) + os.sep
 KIT = os.path.dirname(os.path.abspath(__file__)) + os.sep
 LABS = os.path.dirname(KIT[:-1]) + os.sep
@@ -120,7 +127,7 @@ class Journal(tap.Listener):
         return self.groups[group]
 
     def site(self, frame: FrameType | None) -> str:
-        """The first line outside torch and this kit; where that is in the course's package, also the line that called it."""
+        """The first line outside torch and this kit; where that is the course's own, also the line that called it."""
         inner = outer = learner_frame(frame)
         while outer is not None and outer.f_code.co_filename.startswith(LABS):
             outer = learner_frame(outer.f_back)
@@ -214,7 +221,9 @@ def learner_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def is_machinery(filename: str) -> bool:
-    return filename.startswith((TORCH, KIT, "<frozen", "<string>")) or filename.endswith(("contextlib.py", "threading.py"))
+    return filename.startswith((TORCH, KIT, "<frozen", "<string>")) or filename.endswith(
+        ("contextlib.py", "threading.py")
+    )
 
 
 def source_line(frame: FrameType | None) -> str:

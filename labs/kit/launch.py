@@ -29,7 +29,7 @@ import time
 import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import cloudpickle
 import torch.distributed as dist
@@ -155,7 +155,13 @@ class Team:
     """
 
     def __init__(self, where: Place, payload: bytes, ranks: int, timeout: float, record: str | None) -> None:
-        self.where, self.payload, self.ranks, self.timeout, self.record = where, payload, ranks, timeout, record
+        self.where, self.payload, self.ranks, self.timeout, self.record = (
+            where,
+            payload,
+            ranks,
+            timeout,
+            record,
+        )
         self.lines = Lines(ranks)
         self.values: dict[int, Any] = {}
         self.failures: dict[int, Failure] = {}
@@ -188,8 +194,8 @@ class Team:
         handle, store = tempfile.mkstemp(prefix="labs-store-")
         os.close(handle)
         self.stack.callback(lambda: os.path.exists(store) and os.unlink(store))
-        self.journals = [self.stack.enter_context(tempfile.TemporaryFile()) for _ in range(self.ranks)]
-        self.stacks = [self.stack.enter_context(tempfile.TemporaryFile()) for _ in range(self.ranks)]
+        self.journals = [self.temporary_file() for _ in range(self.ranks)]
+        self.stacks = [self.temporary_file() for _ in range(self.ranks)]
         for rank in range(self.ranks):
             self.journals[rank].truncate(journal.SIZE)
             self.fork(rank, store)
@@ -201,6 +207,9 @@ class Team:
         for rank, control in enumerate(self.controls):
             with contextlib.suppress(OSError):  # a rank that died already: its status tells
                 control.send_bytes(cloudpickle.dumps(self.job(rank, store, sources)))
+
+    def temporary_file(self) -> IO[bytes]:
+        return self.stack.enter_context(tempfile.TemporaryFile())  # has no name: the last descriptor takes it along
 
     def fork(self, rank: int, store: str) -> None:
         ours, theirs = socket.socketpair()
@@ -282,7 +291,10 @@ class Team:
             self.selector.unregister(control)
             return
         except Exception as error:  # the value's own class may fail to build here
-            kind, content = "error", (time.monotonic(), type(error).__name__, f"its value cannot be read here: {error}", "")
+            kind, content = (
+                "error",
+                (time.monotonic(), type(error).__name__, f"its value cannot be read here: {error}", ""),
+            )
         if kind == "warning":
             self.warnings[content] = None
         elif kind == "error":
@@ -303,16 +315,18 @@ class Team:
                 self.on_control(rank, control)
         if rank not in self.values and rank not in self.failures:
             where = innermost(read_all(self.stacks[rank].fileno()))
-            self.failures[rank] = Failure(time.monotonic(), "died", how_it_ended(code) + (f"   {where}" if where else ""), "")
+            self.failures[rank] = Failure(
+                time.monotonic(), "died", how_it_ended(code) + (f"   {where}" if where else ""), ""
+            )
 
     # ---- what is wrong --------------------------------------------------------------------
 
     def first_cause(self) -> RankError:
         """The failure that the others follow from: not one that only says that a peer is gone, then the earliest."""
-        rank, first = min(self.failures.items(), key=lambda item: (bool(PEER_IS_GONE.search(item[1].sentence)), item[1].when))
-        if "gloo" in first.sentence.lower() or PEER_IS_GONE.search(first.sentence):
-            problem = self.watch.poll()  # a mismatch makes the backend fail in its own words
-            if problem:
+        first = min(self.failures.values(), key=lambda f: (bool(PEER_IS_GONE.search(f.sentence)), f.when))
+        if first.kind == "died" or "gloo" in first.sentence.lower() or PEER_IS_GONE.search(first.sentence):
+            problem = self.watch.poll()
+            if problem and problem.kind == "mismatch":  # over which the backend fails in its own words, or aborts
                 return told(problem)
         same = tuple(sorted(r for r, failure in self.failures.items() if failure.sentence == first.sentence))
         others = [r for r in range(self.ranks) if r not in same]
@@ -333,7 +347,9 @@ class Team:
             for r, line in lines.items()
         ]
         busy = tuple(r for r in late if r not in waits) or tuple(late)
-        told_ranks = f"{name(busy)} {'is' if len(busy) == 1 else 'are'} still {'at work' if busy[0] not in waits else 'waiting'}"
+        told_ranks = (
+            f"{name(busy)} {'is' if len(busy) == 1 else 'are'} still {'at work' if busy[0] not in waits else 'waiting'}"
+        )
         sentence = f"the job was not done after {self.timeout:g} s: {told_ranks}"
         return told(Problem("timeout", sentence, busy, self.watch.complete(where)))
 
@@ -360,14 +376,23 @@ def pickled(fn: Callable[..., Any], args: Any, kwargs: Any) -> bytes:
     """(fn, args, kwargs) as bytes; a TypeError that names the variable that cannot be sent."""
     try:
         return cloudpickle.dumps((fn, args, kwargs))
-    except (TypeError, pickle.PicklingError, AttributeError, RecursionError, RuntimeError, ValueError) as error:
+    except (
+        TypeError,
+        pickle.PicklingError,
+        AttributeError,
+        RecursionError,
+        RuntimeError,
+        ValueError,
+    ) as error:
         what = culprit(fn, args, kwargs)
         raise TypeError(f"{what} cannot be sent to the ranks ({error}): make it inside the function") from error
 
 
 def culprit(fn: Callable[..., Any], args: Any, kwargs: Any) -> str:
     """The name of what cannot be pickled: an argument, or a variable that the function uses."""
-    used = {f"argument {i + 1}": value for i, value in enumerate(args)} | {f"argument {k!r}": v for k, v in kwargs.items()}
+    used = {f"argument {i + 1}": value for i, value in enumerate(args)} | {
+        f"argument {k!r}": v for k, v in kwargs.items()
+    }
     code = getattr(fn, "__code__", None)
     if code is not None:
         cells = dict(zip(code.co_freevars, fn.__closure__ or (), strict=False))
@@ -383,7 +408,11 @@ def culprit(fn: Callable[..., Any], args: Any, kwargs: Any) -> str:
 
 def cell_sources() -> dict[str, str]:
     """The text of the notebook's cells, so that a rank's traceback can show the line."""
-    return {file: "".join(entry[2]) for file, entry in linecache.cache.items() if len(entry) > 2 and journal.CELL.match(file)}
+    return {
+        file: "".join(entry[2])
+        for file, entry in linecache.cache.items()
+        if len(entry) > 2 and journal.CELL.match(file)
+    }
 
 
 def read_all(fd: int) -> str:

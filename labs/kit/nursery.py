@@ -27,7 +27,13 @@ import threading
 from typing import Any
 
 # DDP and FSDP import these at first use: 2 s in each rank, once here
-PRELOAD = ["torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "cloudpickle"]
+PRELOAD = [
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "cloudpickle",
+]
 MESSAGE = 1024  # bytes; every request has this size, so that one read is one request
 ENVIRONMENT = {
     "RES_OPTIONS": "timeout:1 attempts:1",  # torch resolves loopback names; a lost answer would cost 5 s
@@ -129,6 +135,7 @@ def serve(fd: int) -> None:
             requests.sendall(struct.pack("!q", pid))
     for pid, (_, path) in children.items():
         os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 

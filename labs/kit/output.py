@@ -27,13 +27,13 @@ class Lines:
         text = self.rest[rank] + data
         pieces = PIECE.findall(text)
         self.rest[rank] = text[sum(map(len, pieces)) :]
-        if self.rest[rank] and (last or text.startswith(b"\r") and not pieces):
+        if self.rest[rank] and (last or (text.startswith(b"\r") and not pieces)):
             pieces.append(self.rest[rank] + (b"\n" if last else b""))
             self.rest[rank] = b""
         shown = "".join(self.prefixed(rank, piece) for piece in pieces)
         if self.room[rank] <= 0:
-            told = f"{MOST_BYTES >> 20} MiB printed: the rest of this rank's output is not shown (return it, or write a file)"
-            shown += f"[rank {rank}] {told}\n"
+            limit = f"{MOST_BYTES >> 20} MiB printed: the rest of this rank's output is not shown"
+            shown += f"[rank {rank}] {limit} (return it, or write a file)\n"
         if shown:
             sys.stdout.write(shown)
             sys.stdout.flush()

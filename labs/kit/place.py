@@ -1,9 +1,9 @@
 """Where the ranks of a job run: which device each gets, and which backend carries their messages.
 
-    auto   CUDA and NCCL when there is a GPU for each rank, else CPU and gloo
-    cpu    gloo over loopback
-    cuda   NCCL; when there are fewer GPUs than ranks they share them, and each rank poses as a host of its own
-           (NCCL_HOSTID), so that NCCL, which refuses two ranks on one GPU, talks over sockets
+auto   CUDA and NCCL when there is a GPU for each rank, else CPU and gloo
+cpu    gloo over loopback
+cuda   NCCL; when there are fewer GPUs than ranks they share them, and each rank poses as a host of its own
+       (NCCL_HOSTID), so that NCCL, which refuses two ranks on one GPU, talks over sockets
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Whoever issues a collective or a send/recv (this course's code, torch's DDP in C++, FSDP2, DTensor, pipelining),
 it ends in one of PyTorch's `c10d::*` operators.  Here a kernel for the dispatch key BackendSelect, which stands just
-above the backends, shows each of them to the listeners and hands it on.  Nothing is replaced and nothing else is slowed.
+above the backends, shows each to the listeners and hands it on.  Nothing is replaced and nothing else is slowed.
 
     call      what was issued: op, tensors, group, peer or root
     listener  issued(call)          before the operator runs
@@ -58,17 +58,17 @@ class Call:
     """
 
     __slots__ = (
-        "op",
-        "raw",
-        "inputs",
-        "outputs",
         "group",
+        "inputs",
+        "notes",
+        "op",
+        "outputs",
         "peer",
+        "raw",
         "root",
-        "tag",
         "splits",
         "start_ns",
-        "notes",
+        "tag",
     )
 
     def __init__(self, raw: str, args: tuple[Any, ...]) -> None:

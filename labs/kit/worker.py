@@ -9,6 +9,7 @@ leaves early would break its peers' last messages.  It ends by `os._exit`: torch
 from __future__ import annotations
 
 import faulthandler
+import io
 import linecache
 import os
 import signal
@@ -53,7 +54,8 @@ def main(control_fd: int, output_fd: int, journal_fd: int, stacks_fd: int) -> No
         os.dup2(output_fd, target)
     os.close(output_fd)
     for stream, target in (("stdout", 1), ("stderr", 2)):
-        lines = open(target, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+        raw = io.FileIO(target, "w", closefd=False)
+        lines = io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", errors="backslashreplace", line_buffering=True)
         setattr(sys, stream, lines)
     control = Connection(control_fd)
     job: Job = cloudpickle.loads(control.recv_bytes())
