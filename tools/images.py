@@ -147,9 +147,7 @@ def one_step() -> Drawing:
         canvas.rect(begin + 6 + 44 * number, y - height, 22, height, fill=KINDS["temporary"], radius=0)
     canvas.line((begin, bottom), (end, bottom))
     canvas.text((begin + end) / 2, 318, "time →", size=13, fill=MUTED)
-    canvas.text(
-        24, 340, "Schematic: the notebook measures the real one.", size=12.5, anchor="start", fill=MUTED
-    )
+    canvas.text(24, 340, "Schematic: the notebook measures the real one.", size=12.5, anchor="start", fill=MUTED)
     return canvas.drawing()
 
 
@@ -216,14 +214,13 @@ def ring_all_reduce() -> Drawing:
         x, y = 70 + 224 * column, 60 + 178 * row
         canvas.text(x + 104, y - 12, name, size=13)
         grid(canvas, x, y, now, range(4), new, cell=(52, 28), named=column == (1 if row else 0))
-    canvas.text(
-        20, 22, "1  reduce-scatter: pieces are summed as they travel", size=15, weight="bold", anchor="start"
-    )
+    canvas.text(20, 22, "1  reduce-scatter: pieces are summed as they travel", size=15, weight="bold", anchor="start")
     canvas.text(20, 204, "2  all-gather: the sums travel on", size=15, weight="bold", anchor="start")
     box = (36, 300, 30, 20)
     stripes(canvas, box, [0], "", new=True)
     canvas.lines(74, 304, ["just arrived from", "the rank before"], size=12.5, anchor="start", fill=MUTED)
-    canvas.text(20, 380, "a0: piece 0 of rank 0.   a+b: the sum of two ranks.   Σ0: the sum over all ranks.", size=12.5, anchor="start", fill=MUTED)  # fmt: skip
+    key = "a0: piece 0 of rank 0. a+b: the sum of two ranks. Σ0: the sum over all ranks."
+    canvas.text(20, 380, key, size=12.5, anchor="start", fill=MUTED)
     return canvas.drawing()
 
 
@@ -283,9 +280,7 @@ def overlap() -> Drawing:
     for number, (name, colour) in enumerate(TIMELINE.items()):
         canvas.rect(left + 160 * number, 20, 18, 18, fill=colour)
         canvas.text(left + 26 + 160 * number, 29, name, anchor="start")
-    words = (
-        "Schematic: b4 is the backward of layer 4, g4 the all-reduce of its gradient. The notebook measures."
-    )
+    words = "Schematic: b4 is the backward of layer 4, g4 the all-reduce of its gradient. The notebook measures."
     canvas.text(20, 400, words, size=12.5, anchor="start", fill=MUTED)
     return canvas.drawing()
 

@@ -76,21 +76,31 @@ def messages(messages: Sequence[Message], ranks: int) -> Drawing:
     rows = math.ceil(len(rounds) / (1000 // side)) or 1
     columns = math.ceil(len(rounds) / rows) or 1
     title = f"{len(messages)} messages between {ranks} ranks in {len(rounds)} rounds"
-    canvas = Canvas(columns * side, rows * tall + 8, title, "\n".join(sentences(messages)))
+    canvas = Canvas(columns * side, rows * tall + 8, title, "\n".join(sentences(messages)) or "No messages.")
+    if not rounds:
+        canvas.text(side / 2, tall / 2, "no messages", fill=MUTED)
     for number, sent in enumerate(rounds):
         row, column = divmod(number, columns)
         x, y = column * side + side / 2, row * tall + 18
-        canvas.text(x, y, f"round {number + 1}", size=13, weight="bold")
+        canvas.text(x, y, f"round {number + 1}{common(sent)}", size=13, weight="bold")
         circle(canvas, x, y + 38 + radius(ranks), ranks, sent)
     return canvas.drawing(f"Messages({ranks} ranks, {len(rounds)} rounds, {len(messages)} messages)")
+
+
+def common(sent: Sequence[Message]) -> str:
+    """What all messages of a round carry, when it is the same: said once instead of on every arrow."""
+    carried = {message[3] for message in sent}
+    return f": {spoken(carried.pop())}" if len(carried) == 1 else ""
+
+
+def spoken(piece: int | str) -> str:
+    return f"piece {piece}" if isinstance(piece, int) else piece
 
 
 def sentences(messages: Sequence[Message]) -> list[str]:
     """The messages in words, a line a round."""
     return [
-        f"Round {number + 1}: "
-        + ", ".join(f"rank {s} sends piece {p} to rank {d}" for _, s, d, p in sent)
-        + "."
+        f"Round {number + 1}: " + ", ".join(f"rank {s} sends {spoken(p)} to rank {d}" for _, s, d, p in sent) + "."
         for number, sent in enumerate(by_round(messages))
     ]
 
@@ -111,16 +121,14 @@ def circle(canvas: Canvas, x: float, y: float, ranks: int, sent: Sequence[Messag
         apart = (destination - source) % ranks
         both = (destination, source) in pairs
         outwards = -1 if apart == ranks - 1 and ranks > 2 and not both else 1
-        bend = outwards * (
-            0.3 if both and apart in (1, ranks - 1) else 0.18 if apart in (1, ranks - 1) else 0.1
-        )
+        bend = outwards * (0.3 if both and apart in (1, ranks - 1) else 0.18 if apart in (1, ranks - 1) else 0.1)
         start, end = shorten(places[source], places[destination], NODE + 4)
-        at = 0.5 if apart in (1, ranks - 1) and not both else 0.3
+        at = 0.5 if apart in (1, ranks - 1) and not both else 0.24
         chips.append((canvas.arrow(start, end, bend, KINDS["comm"], at=at), ",".join(map(str, which))))
     for rank, place in enumerate(places):
         canvas.circle(*place, NODE, fill=RANKS[rank % len(RANKS)])
         canvas.text(*place, rank, size=13, weight="bold")
-    for (middle_x, middle_y), label in chips:
+    for (middle_x, middle_y), label in [] if common(sent) else chips:
         width = width_of(label, 11) + 8
         canvas.rect(middle_x - width / 2, middle_y - 8, width, 16, stroke=KINDS["comm"], radius=8)
         canvas.text(middle_x, middle_y, label, size=11)
@@ -142,9 +150,7 @@ def step(messages: Sequence[Message], ranks: int, round: int, held: Held | None 
     """
     rounds = by_round(messages)
     if not 0 <= round <= len(rounds):
-        raise ValueError(
-            f"round {round} of a collective with {len(rounds)} rounds: choose 0 to {len(rounds)}"
-        )
+        raise ValueError(f"round {round} of a collective with {len(rounds)} rounds: choose 0 to {len(rounds)}")
     held = own(ranks, 1 + max(m[3] for m in messages)) if held is None else held
     columns = sorted({piece for mine in held for piece in mine} | {m[3] for m in messages})
     for sent in rounds[:round]:
@@ -152,10 +158,8 @@ def step(messages: Sequence[Message], ranks: int, round: int, held: Held | None 
     sent = rounds[round - 1] if round else []
     side = 2 * radius(ranks) + 64
     height = max(side, CELL[1] * ranks) + 34
-    title = f"round {round} of {len(rounds)}" if round else f"start, before round 1 of {len(rounds)}"
-    canvas = Canvas(
-        side + 84 + CELL[0] * len(columns), height, title, "\n".join([*sentences(sent), *holdings(held)])
-    )
+    title = f"round {round} of {len(rounds)}{common(sent)}" if round else f"start, before round 1 of {len(rounds)}"
+    canvas = Canvas(side + 84 + CELL[0] * len(columns), height, title, "\n".join([*sentences(sent), *holdings(held)]))
     canvas.text(20, 22, title, size=14, weight="bold", anchor="start")
     circle(canvas, side / 2, 34 + (height - 34) / 2, ranks, sent)
     top = 34 + (height - 34 - CELL[1] * ranks) / 2
@@ -176,9 +180,7 @@ def holdings(held: Held) -> list[str]:
     ]
 
 
-def grid(
-    canvas: Canvas, x, y, held: Held, columns: Sequence[int], new=frozenset(), cell=CELL, named=True
-) -> None:
+def grid(canvas: Canvas, x, y, held: Held, columns: Sequence[int], new=frozenset(), cell=CELL, named=True) -> None:
     """One row a rank, one column a piece; the cells of `new`, pairs (rank, piece), have just arrived."""
     width, height = cell
     for rank, mine in enumerate(held):
@@ -198,9 +200,7 @@ def stripes(canvas: Canvas, box, whose: Sequence[int], label: str, new: bool = F
         return
     for number, rank in enumerate(whose):
         left = x + number * width / len(whose)
-        canvas.rect(
-            left, y, width / len(whose), height, fill=RANKS[rank % len(RANKS)], stroke="none", radius=0
-        )
+        canvas.rect(left, y, width / len(whose), height, fill=RANKS[rank % len(RANKS)], stroke="none", radius=0)
     stroke, line = (KINDS["comm"], 2.5) if new else ("#8A8F98", 1)
     canvas.rect(*box, fill="none", stroke=stroke, line=line)
     canvas.text(x + width / 2, y + height / 2, label, size=min(12, 0.48 * height))
@@ -239,9 +239,7 @@ def mesh(axes: Mapping[str, int]) -> Drawing:
     Raises ValueError for any other number of axes.
     """
     if len(axes) not in (1, 2):
-        raise ValueError(
-            f"a mesh with {len(axes)} axes ({', '.join(axes)}) cannot be drawn flat: give one or two"
-        )
+        raise ValueError(f"a mesh with {len(axes)} axes ({', '.join(axes)}) cannot be drawn flat: give one or two")
     (row_name, rows), (column_name, columns) = [("", 1), *axes.items()][-2:]
     title = "mesh " + " × ".join(f"{name} {extent}" for name, extent in axes.items())
     words = [

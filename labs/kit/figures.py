@@ -70,59 +70,81 @@ def finish(canvas, text: str, alt: str) -> Figure:
     return Figure(buffer.getvalue(), text, alt, width, height)
 
 
-def timeline(recording, start: float = 0.0, end: float | None = None, until: float | None = None) -> Figure:
+LANES = {"communication": (-0.46, 0.36), "compute": (-0.04, 0.44), "waiting": (-0.04, 0.44)}  # top, height
+
+
+def timeline(recording, step: int | None = None, until: float | None = None) -> Figure:
     """Who did what when, on the job's one clock: two lanes a rank, what was on the way and what it computed.
 
-    recording: a labs.kit.record.Recording. start, end: the seconds to show (all of them when left out);
-    until: show only what had happened by then. Waiting is drawn over the rank's lane of compute, up to the
-    end of the event that it waited for.
+    recording: a labs.kit.record.Recording; step: the one to show, by number (all of the job when left out);
+    until: show only what had happened by then (s). Waiting is drawn over the rank's lane of compute, up to the
+    end of the event that it waited for. Raises ValueError when there is no such step.
     """
-    last = max([x.end for x in [*recording.events, *recording.spans]], default=0.0)
-    end = last if end is None else end
-    now = end if until is None else until
+    start, end = window(recording, step)
     factor, unit = clock(end - start)
-    canvas, (lane,) = axes(9.5, 0.9 + 0.55 * recording.ranks)
-
-    def bar(rank: int, begin: float, finish: float, doing: str, label: str = "") -> None:
-        begin, finish = max(begin, start), min(finish, now, end)
-        if finish <= begin:
-            return
-        low, high = (0.04, 0.40) if doing == "communication" else (0.46, 0.90)
-        hatch = "////" if doing == "waiting" else None
-        lane.barh(
-            rank + (low + high) / 2 - 0.5,
-            factor * (finish - begin),
-            left=factor * (begin - start),
-            height=high - low,
-            color=TIMELINE[doing],
-            edgecolor="#8A8F98" if hatch else "white",
-            linewidth=0.4,
-            hatch=hatch,
-            zorder=3 if hatch else 2,
-        )
-        if len(label) * 0.008 * (end - start) < finish - begin:
-            middle = factor * ((begin + finish) / 2 - start)
-            colour = ink(TIMELINE[doing])
-            height = rank + (low + high) / 2 - 0.5
-            lane.text(middle, height, label, ha="center", va="center", fontsize=7.5, color=colour, zorder=4)
-
-    for span in recording.spans:
-        if span.name != "step":
-            bar(span.rank, span.start, span.end, "compute", span.name)
-    for event in recording.events:
-        bar(event.rank, event.start, event.end, "communication", event.op)
-        bar(event.rank, event.end - event.waited, event.end, "waiting")
+    chip = {"boxstyle": "square,pad=0.15", "linewidth": 0}
+    now = end if until is None else until
+    canvas, (panel,) = axes(9.5, 0.9 + 0.55 * recording.ranks)
+    for rank in range(recording.ranks):
+        for doing, bars in doings(recording, rank).items():
+            top, height = LANES[doing]
+            inside = [(max(b, start), min(e, now, end), name) for b, e, name in bars if b < min(now, end) and e > start]
+            panel.broken_barh(
+                [(factor * (b - start), factor * (e - b)) for b, e, _ in inside],
+                (rank + top, height),
+                facecolor=TIMELINE[doing],
+                edgecolor="#8A8F98" if doing == "waiting" else "white",
+                linewidth=0.4,
+                hatch="////" if doing == "waiting" else None,
+            )
+            for b, e, name in inside:
+                if len(name) * 0.009 * (end - start) < e - b:
+                    place, colour = (
+                        (factor * ((b + e) / 2 - start), rank + top + height / 2),
+                        ink(TIMELINE[doing]),
+                    )
+                    panel.text(
+                        *place,
+                        name,
+                        ha="center",
+                        va="center",
+                        fontsize=7.5,
+                        color=colour,
+                        bbox=chip | {"color": TIMELINE[doing]},
+                    )
     if until is not None:
-        lane.axvline(factor * (until - start), color=INK, linewidth=1)
-    lane.set(xlim=(0, factor * (end - start) or 1), ylim=(recording.ranks - 0.5, -0.5), xlabel=unit)
-    lane.set_yticks(range(recording.ranks), [f"rank {rank}" for rank in range(recording.ranks)])
-    legend(lane, TIMELINE)
-    waits = [sum(e.waited for e in recording.events if e.rank == rank) for rank in range(recording.ranks)]
-    alt = (
-        f"Timeline of {recording.ranks} ranks over {factor * (end - start):.1f} {unit}. Waiting: "
-        + ", ".join(f"rank {rank} {factor * wait:.1f} {unit}" for rank, wait in enumerate(waits))
+        panel.axvline(factor * (until - start), color=INK, linewidth=1)
+    panel.set(xlim=(0, factor * (end - start) or 1), ylim=(recording.ranks - 0.5, -0.55), xlabel=unit)
+    panel.set_yticks(range(recording.ranks), [f"rank {rank}" for rank in range(recording.ranks)])
+    legend(panel, TIMELINE)
+    events = [event for event in recording.events if step in (None, event.step)]
+    waits = [sum(event.waited for event in events if event.rank == rank) for rank in range(recording.ranks)]
+    alt = f"Timeline of {recording.ranks} ranks over {factor * (end - start):.1f} {unit}. Waited: " + ", ".join(
+        f"rank {rank} {factor * wait:.1f} {unit}" for rank, wait in enumerate(waits)
     )
-    return finish(canvas, f"Timeline({recording.ranks} ranks, {len(recording.events)} events)", alt)
+    which = "" if step is None else f"step {step}, "
+    return finish(canvas, f"Timeline({which}{recording.ranks} ranks, {len(events)} events)", alt)
+
+
+def window(recording, step: int | None) -> tuple[float, float]:
+    """Start and end, over all ranks, of a step or of all that was recorded (s)."""
+    if step is None:
+        ends = [item.end for item in (*recording.events, *recording.spans)]
+        return 0.0, max([*ends, *(series[-1][0] for series in recording.memory if series)], default=0.0)
+    starts, ends = zip(*(recording.window(rank, step) for rank in range(recording.ranks)), strict=True)
+    return min(starts), max(ends)
+
+
+def doings(recording, rank: int) -> dict[str, list[tuple[float, float, str]]]:
+    """(start, end, label) of the bars of a rank, by what it did; a step without phases is one bar."""
+    spans = [span for span in recording.spans if span.rank == rank]
+    phases = [span for span in spans if span.name != "step"] or spans
+    events = [event for event in recording.events if event.rank == rank]
+    return {
+        "compute": [(span.start, span.end, span.name) for span in phases],
+        "communication": [(event.start, event.end, event.op) for event in events],
+        "waiting": [(event.end - event.waited, event.end, "") for event in events if event.waited],
+    }
 
 
 def legend(lane, colours: Mapping[str, str]) -> None:
@@ -142,51 +164,57 @@ def legend(lane, colours: Mapping[str, str]) -> None:
     )
 
 
-def memory(recording, ranks: Sequence[int] | None = None) -> Figure:
+def memory(recording, step: int | None = None, ranks: Sequence[int] | None = None) -> Figure:
     """Bytes held over time, by kind, one panel a rank; the highest total is marked.
 
-    recording: a labs.kit.record.Recording of kind "memory"; ranks: which to show (all when left out).
-    Raises ValueError when the recording holds no memory.
+    recording: a labs.kit.record.Recording of kind "memory"; step: the one to show, ranks: which to show (all
+    when left out). Raises ValueError when the recording holds no memory, or has no such step.
     """
-    ranks = range(recording.ranks) if ranks is None else ranks
     if not any(recording.memory):
-        raise ValueError(
-            f'a recording of kind {recording.kind!r} holds no memory: run(..., record="memory") does'
-        )
+        raise ValueError(f'a recording of kind {recording.kind!r} holds no memory: run(..., record="memory") does')
+    ranks = range(recording.ranks) if ranks is None else ranks
     columns = min(2, len(ranks))
     rows = math.ceil(len(ranks) / columns)
     canvas, panels = axes(4.75 * columns, 0.6 + 2.0 * rows, rows, columns)
-    factor, unit = clock(max(series[-1][0] for series in recording.memory if series))
-    peaks = []
+    start, end = window(recording, step)
+    factor, unit = clock(end - start)
+    peaks = {}
     for panel, rank in zip(panels, ranks, strict=False):
-        times = [factor * t for t, _ in recording.memory[rank]]
-        held = {kind: [h.get(kind, 0) / 2**20 for _, h in recording.memory[rank]] for kind in KINDS}
-        areas = panel.stackplot(times, held.values(), colors=KINDS.values(), step="post")
-        for area in areas:
-            area.set(edgecolor="white", linewidth=0.3)
-        totals = [sum(values) for values in zip(*held.values(), strict=True)]
-        peak = max(range(len(totals)), key=totals.__getitem__)
-        peaks.append(totals[peak])
-        panel.plot(times[peak], totals[peak], marker="v", color=INK, markersize=5, clip_on=False)
-        side = "right" if times[peak] > (times[0] + times[-1]) / 2 else "left"
-        panel.annotate(
-            f"  peak {totals[peak]:.2f} MiB  ",
-            (times[peak], 1.03 * totals[peak]),
-            ha=side,
-            va="bottom",
-            fontsize=8,
-        )
+        series = cut(recording.memory[rank], start, end)
+        peaks[rank] = areas(panel, [(factor * (moment - start), held) for moment, held in series])
         panel.set_title(f"rank {rank}", fontsize=9, loc="left", color=MUTED)
-        panel.margins(x=0, y=0.2)
     for panel in panels[len(ranks) :]:
         panel.set_visible(False)
     canvas.supylabel("MiB held", fontsize=9)
     canvas.supxlabel(unit, fontsize=9)
     kinds(canvas, KINDS)
-    alt = "Bytes held over time by kind. Peaks: " + ", ".join(
-        f"rank {rank} {peak:.2f} MiB" for rank, peak in zip(ranks, peaks, strict=True)
-    )
-    return finish(canvas, f"Memory({len(ranks)} ranks, by {' '.join(KINDS)})", alt)
+    alt = ", ".join(f"rank {rank} {peak:.2f} MiB" for rank, peak in peaks.items())
+    which = "" if step is None else f"step {step}, "
+    text = f"Memory({which}{len(ranks)} ranks, by {' '.join(KINDS)})"
+    return finish(canvas, text, f"Bytes held over time by kind. Peaks: {alt}")
+
+
+def cut(series, start: float, end: float):
+    """The part of (time, bytes by kind) from start to end, with what was there at both ends."""
+    before = [held for moment, held in series if moment <= start]
+    inside = [(moment, held) for moment, held in series if start < moment < end]
+    first = [(start, before[-1] if before else {})]
+    return first + inside + [(end, (first + inside)[-1][1])]
+
+
+def areas(panel, series) -> float:
+    """Stack (time, bytes by kind) into areas and mark the highest total; returns it in MiB."""
+    times = [time for time, _ in series]
+    held = {kind: [now.get(kind, 0) / 2**20 for _, now in series] for kind in KINDS}
+    panel.stackplot(times, held.values(), colors=KINDS.values(), step="post", linewidth=0)
+    totals = [sum(values) for values in zip(*held.values(), strict=True)]
+    top = max(totals)
+    moment = times[totals.index(top)]
+    panel.plot(moment, top, marker="v", color=INK, markersize=5, clip_on=False)
+    side = "right" if moment > (times[0] + times[-1]) / 2 else "left"
+    panel.annotate(f"peak {top:.2f} MiB", (moment, 1.04 * top), ha=side, va="bottom", fontsize=8)
+    panel.margins(x=0, y=0.2)
+    return top
 
 
 def kinds(canvas, names) -> None:
@@ -216,9 +244,7 @@ def bars(held: Mapping[str, Mapping[str, float]]) -> Figure:
             panel.barh(row, width, left=left, height=0.66, color=KINDS[kind], edgecolor=INK, linewidth=0.5)
             if width > 0.1 * widest:
                 label = f"{kind} {short(width)}"
-                panel.text(
-                    left + width / 2, row, label, ha="center", va="center", fontsize=8, color=ink(KINDS[kind])
-                )
+                panel.text(left + width / 2, row, label, ha="center", va="center", fontsize=8, color=ink(KINDS[kind]))
             left += width
         for name in by.keys() - KINDS.keys():
             panel.plot([by[name]] * 2, [row - 0.42, row + 0.42], color=INK, linewidth=2)
@@ -228,9 +254,7 @@ def bars(held: Mapping[str, Mapping[str, float]]) -> Figure:
     panel.set_xticks([])
     panel.spines["bottom"].set_visible(False)
     kinds(canvas, shown)
-    alt = "; ".join(
-        f"{name}: " + ", ".join(f"{k} {short(v)}" for k, v in by.items()) for name, by in held.items()
-    )
+    alt = "; ".join(f"{name}: " + ", ".join(f"{k} {short(v)}" for k, v in by.items()) for name, by in held.items())
     return finish(canvas, f"Bars({', '.join(held)}; by {' '.join(shown)})", f"Bytes held by kind. {alt}")
 
 
@@ -254,9 +278,7 @@ def curves(
         )
     for name, level in (marks or {}).items():
         panel.axhline(level, color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
-        panel.annotate(
-            name, (1, level), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8
-        )
+        panel.annotate(name, (1, level), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)
     panel.set_xlabel("step", fontsize=9)
     panel.set_ylabel(ylabel, fontsize=9)
     panel.legend(fontsize=8.5, frameon=False, loc="upper right")

@@ -5,8 +5,9 @@
     RANKS      pale tints: whose data a cell holds (the label in the cell says it too)
     SERIES     curves on one axes: the first is the reference, a wide pale band that the others are drawn over
 
-KINDS is the palette of Okabe and Ito, "Color Universal Design" (2008), RANKS the pale scheme of Paul Tol,
-"Colour schemes" (SRON/EPS/TN/09-002, 2021): readers with any kind of colour vision can tell them apart.
+KINDS is the palette of Okabe and Ito, "Color Universal Design" (2008), with a grey; RANKS begins with the pale
+scheme of Paul Tol, "Colour Schemes" (SRON/EPS/TN/09-002, 2021): readers with any kind of colour vision can tell
+the kinds apart.
 Every filled shape also has a dark outline and a label, so that colour never carries the meaning alone.
 """
 
@@ -16,7 +17,7 @@ KINDS = {
     "S": "#009E73",
     "A": "#CC79A7",
     "comm": "#D55E00",
-    "temporary": "#999999",
+    "temporary": "#C4C4C4",
 }
 NAMES = {
     "P": "parameters",
@@ -28,7 +29,7 @@ NAMES = {
 }
 TIMELINE = {"compute": "#56B4E9", "communication": KINDS["comm"], "waiting": "#E8E8E8"}
 RANKS = ("#BBCCEE", "#FFCCCC", "#CCDDAA", "#EEEEBB", "#CCEEFF", "#E4D4F0", "#F5DEC3", "#DDDDDD")
-SERIES = ("#BBBBBB", "#000000", "#882255", "#117733", "#332288", "#AA4499", "#661100", "#44AA99")
+SERIES = ("#BBBBBB", "#000000", "#882255", "#117733", "#332288", "#AA4499", "#661100")
 
 INK = "#1F2328"
 MUTED = "#57606A"
@@ -50,5 +51,5 @@ def contrast(one: str, other: str) -> float:
 
 
 def ink(fill: str) -> str:
-    """The colour of text on `fill`: dark or white, whichever is easier to read."""
-    return max((INK, PAPER), key=lambda colour: contrast(colour, fill))
+    """The colour of text on `fill`: black or white, whichever is easier to read."""
+    return max(("#000000", PAPER), key=lambda colour: contrast(colour, fill))

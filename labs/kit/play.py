@@ -18,6 +18,7 @@ import ipywidgets
 
 from labs.kit import draw
 from labs.kit.diagrams import Held, Message, by_round
+from labs.kit.figures import window
 
 
 class Explorer(ipywidgets.VBox):
@@ -108,18 +109,17 @@ def collective(messages: Sequence[Message], ranks: int, held: Held | None = None
     )
 
 
-def replay(recording, start: float = 0.0, end: float | None = None, count: int = 41) -> Explorer:
+def replay(recording, step: int | None = None, count: int = 41) -> Explorer:
     """A recorded timeline as it went by, in `count` frames; saved, the whole of it.
 
-    recording: a labs.kit.record.Recording; start, end: the seconds of it to show (all when left out).
+    recording: a labs.kit.record.Recording; step: the one to show (all of the job when left out).
     """
-    last = max([item.end for item in [*recording.events, *recording.spans]], default=0.0)
-    end = last if end is None else end
+    start, end = window(recording, step)
 
     def frame(number: int) -> draw.Figure:
-        return draw.timeline(recording, start, end, until=start + number / (count - 1) * (end - start))
+        return draw.timeline(recording, step, until=start + number / (count - 1) * (end - start))
 
-    return frames(frame, "time", count, still=draw.timeline(recording, start, end), pause=0.25)
+    return frames(frame, "time", count, still=draw.timeline(recording, step), pause=0.25)
 
 
 def all_reduce_times(seconds: Mapping[str, Callable[[int, int, float, float], float]]) -> Explorer:

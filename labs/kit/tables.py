@@ -110,7 +110,7 @@ def table(rows: Iterable[Mapping[str, Value]], caption: str = "") -> Table:
     for number, row in enumerate(rows):
         if tuple(row) != header:
             raise ValueError(f"row {number} has the columns {tuple(row)}, the first row has {header}")
-    numeric = tuple(all(isinstance(row[name], int | float | None) for row in rows) for name in header)
+    numeric = tuple(all(type(row[name]) in (int, float, type(None)) for row in rows) for name in header)
     return Table(header, tuple(tuple(show(row[name]) for name in header) for row in rows), numeric, caption)
 
 
@@ -198,8 +198,7 @@ def _row(name: str, *values: Value) -> Row:
         *values, unit = values
     if len(values) not in (2, 3):
         raise ValueError(
-            f"the row {name!r} holds {len(values)} values; "
-            "it needs (predicted, measured) or (predicted, ours, native)"
+            f"the row {name!r} holds {len(values)} values; it needs (predicted, measured) or (predicted, ours, native)"
         )
     return Row(name, values[0], tuple(values[1:]), unit)
 
@@ -212,7 +211,7 @@ def verdict(predicted: Value, measured: Value, within: float) -> str:
         return "= exact"
     if isinstance(predicted, str) or isinstance(measured, str) or predicted == 0:
         return "≠ differs"
-    off = abs(measured / predicted - 1)
+    off = abs(measured - predicted) / abs(predicted)
     if off <= within:
         share = min(within, next((step for step in STEPS if off <= step), within))
         return f"≈ within {100 * share:g} %"

@@ -1,0 +1,397 @@
+"""Figures say what they were given, look the same each time, and can be read.
+
+The reference: the numbers handed in; WCAG 2.2 for contrast; Machado, Oliveira and Fernandes (2009), "A
+Physiologically-based Model for Simulation of Color Vision Deficiency", for what colour-blind readers see; and
+the metrics of DejaVu Sans, the widest of the usual fonts, for whether words fit.
+"""
+
+import base64
+import importlib
+import itertools
+import struct
+import xml.etree.ElementTree as xml
+from collections import defaultdict
+from types import SimpleNamespace as Fake
+
+import pytest
+from matplotlib import font_manager, ft2font
+
+from labs.kit import draw, palette
+from labs.kit.diagrams import sends
+from labs.kit.tables import short
+from tools import images
+
+SVG = "{http://www.w3.org/2000/svg}"
+RING = images.ring(4)
+TREE = [(k, r, r + 2**k, 0) for k in range(3) for r in range(2**k)]
+DOUBLING = [(k, r, r ^ 2**k, 0) for k in range(3) for r in range(8)]
+EVERYBODY = [(0, s, d, d) for s in range(5) for d in range(5) if s != d]
+DRAWINGS = {
+    "ring": lambda: draw.messages(RING, 4),
+    "tree": lambda: draw.messages(TREE, 8),
+    "doubling": lambda: draw.messages(DOUBLING, 8),
+    "all to all": lambda: draw.messages(EVERYBODY, 5),
+    "nothing": lambda: draw.messages([], 1),
+    "step": lambda: draw.step(RING, 4, 3),
+    "pieces": lambda: draw.pieces({"before": draw.own(4, 4), "after": [{r: {0, 1, 2, 3}} for r in range(4)]}),
+    "mesh": lambda: draw.mesh({"data": 2, "tensor": 4}),
+    "axis": lambda: draw.mesh({"data": 8}),
+    "chart": lambda: draw.chart({"ring": 0.0012, "recursive doubling": 0.0031}, "s", caption="8 ranks, 1 MB"),
+    "stacked": lambda: draw.chart({"stage 0": {"P": 4, "G": 4, "S": 8}, "stage 3": {"P": 1, "G": 1, "S": 2}}),
+} | {picture.__name__: picture for picture in images.PICTURES}
+
+
+def recording(ranks=2, steps=2, late=0.0):
+    """What labs.kit.record would say of a small job; `late` is how much later a collective ends."""
+    spans, events, memory = [], [], []
+    for rank, step in itertools.product(range(ranks), range(steps)):
+        begin = step * 0.1
+        names = {"step": (0, 0.1), "forward": (0, 0.03), "backward": (0.03, 0.08), "optimizer": (0.08, 0.1)}
+        spans += [Fake(rank=rank, name=n, start=begin + a, end=begin + b) for n, (a, b) in names.items()]
+        times = {"start": begin + 0.05, "end": begin + 0.075 + late, "waited": 0.01 * rank}
+        events.append(Fake(rank=rank, op="all_reduce", step=step, **times))
+    for _ in range(ranks):
+        memory.append([(t / (100 + late), {"P": 2**20, "A": 2**19 * min(t, 20 - t)}) for t in range(21)])
+    window = lambda rank, step: (step * 0.1, (step + 1) * 0.1)  # noqa: E731
+    return Fake(kind="memory", ranks=ranks, steps=steps, spans=spans, events=events, memory=memory, window=window)
+
+
+# ---- the ledger --------------------------------------------------------------------------------------------
+
+
+def test_ledger_reads_like_this():
+    ledger = draw.ledger(
+        {
+            "sent": (1_638_400, 1_638_400),
+            "held A": (1000, 1030),
+            "peak": (4096, 9000),
+            "all-reduces": (3, 3, ""),
+            "step": (0.010, 0.01234, "s"),
+            "temporary": (None, 5),
+        }
+    )
+    assert repr(ledger).splitlines() == [
+        "                          predicted                measured  verdict",
+        "───────────  ──────────────────────  ──────────────────────  ──────────────────",
+        "sent         1,638,400 B (1.56 MiB)  1,638,400 B (1.56 MiB)  = exact",
+        "held A                      1,000 B      1,030 B (1.01 KiB)  ≈ within 5 %",
+        "peak             4,096 B (4.00 KiB)      9,000 B (8.79 KiB)  ≠ differs (2.20 ×)",
+        "all-reduces                       3                       3  = exact",
+        "temporary                         –                     5 B  –",
+        "step: predicted 10.00 ms, measured 12.34 ms",
+    ]
+    assert not ledger.agrees
+
+
+@pytest.mark.parametrize(
+    ("predicted", "measured", "verdict", "agrees"),
+    [
+        (100, 100, "= exact", True),
+        (1_000_000, 1_000_001, "≈ within 0.1 %", True),
+        (100, 101, "≈ within 1 %", True),
+        (100, 90, "≈ within 10 %", True),
+        (100, 89, "≠ differs (0.89 ×)", False),
+        (100, 200, "≠ differs (2.00 ×)", False),
+        (0, 0, "= exact", True),
+        (0, 1, "≠ differs", False),
+        (1, float("nan"), "≠ differs (nan ×)", False),
+        ("(2, 3)", "(2, 3)", "= exact", True),
+        ("(2, 3)", "(3, 2)", "≠ differs", False),
+        (None, 7, "–", True),
+        (7, None, "–", True),
+    ],
+)
+def test_verdicts(predicted, measured, verdict, agrees):
+    ledger = draw.ledger({"row": (predicted, measured, "")})
+    assert ledger.verdict(ledger.rows[0]) == verdict
+    assert ledger.agrees == agrees
+
+
+def test_ledger_never_claims_more_than_its_tolerance():
+    ledger = draw.ledger({"row": (1000, 1025)}, within=0.03)
+    assert ledger.verdict(ledger.rows[0]) == "≈ within 3 %"
+    assert not draw.ledger({"row": (1000, 1031)}, within=0.03).agrees
+
+
+def test_ledger_of_two_sides():
+    ledger = draw.ledger([("sent", 100, 100, 200), ("steps", 5, 5, 5, ""), ("held", 7, 7)])
+    lines = repr(ledger).splitlines()
+    assert lines[0].split() == ["predicted", "ours", "native", "verdict"]
+    assert "ours = exact; native ≠ differs (2.00 ×)" in lines[2]
+    assert lines[3].endswith("= exact") and "ours" not in lines[3]
+    assert lines[4].split()[-2:] == ["=", "exact"] or "–" in lines[4]
+    assert not ledger.agrees
+
+
+def test_times_leave_the_compared_part_alone():
+    slow, quick = (
+        repr(draw.ledger({"sent": (5, 5), "step": (None, seconds, "s"), "loss": (None, 3.1, "nats")}))
+        for seconds in (12.5, 0.0001)
+    )
+    assert slow.splitlines()[:3] == quick.splitlines()[:3]
+    assert slow.splitlines()[3:] == ["step: measured 12.50 s", "loss: measured 3.1000 nats"]
+    assert quick.splitlines()[3] == "step: measured 100.00 µs"
+
+
+def test_tables_in_html_have_scopes_and_no_colours():
+    html = draw.ledger({"<sent>": (1, 1)}, caption="A & B")._repr_mimebundle_()["text/html"]
+    root = xml.fromstring(f"<div>{html}</div>")
+    assert root.find("table/caption").text == "A & B"
+    assert {th.get("scope") for th in root.find("table/thead").iter("th")} == {"col"}
+    assert [th.text for th in root.find("table/tbody").iter("th")] == ["<sent>"]
+    assert root.find("table/tbody/tr/th").get("scope") == "row"
+    assert "color" not in html and "background" not in html, "the page's theme decides"
+
+
+def test_table():
+    table = draw.table([{"ranks": 2, "ok": True, "gap": 0.123456}, {"ranks": 4000, "ok": False, "gap": None}])
+    assert repr(table).splitlines() == [
+        "ranks  ok      gap",
+        "─────  ───  ──────",
+        "    2  yes  0.1235",
+        "4,000  no        –",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (lambda: draw.table([]), "at least one row"),
+        (lambda: draw.table([{"a": 1}, {"b": 1}]), r"row 1 has the columns \('b',\)"),
+        (lambda: draw.ledger({"sent": (1,)}), "'sent' holds 1 values"),
+        (lambda: draw.ledger({"sent": (1, 2, 3, 4, "B")}), "'sent' holds 4 values"),
+        (lambda: draw.step(RING, 4, 7), "choose 0 to 6"),
+        (lambda: draw.mesh({"a": 2, "b": 2, "c": 2}), "3 axes"),
+        (lambda: draw.memory(Fake(kind="time", ranks=2, memory=[])), "'time' holds no memory"),
+    ],
+)
+def test_wrong_input_is_told_in_a_sentence(wrong, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        wrong()
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (0, "0 B"),
+        (1023, "1,023 B"),
+        (1024, "1,024 B (1.00 KiB)"),
+        (1.5, "1.5 B"),
+        (2**50, f"{2**50:,} B (1,024.00 TiB)"),
+    ],
+)
+def test_size(count, words):
+    assert draw.size(count) == words
+
+
+# ---- colours -----------------------------------------------------------------------------------------------
+
+VISION = {  # severity 1.0, linear RGB: Machado et al. (2009), table 1
+    "protan": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+    "deutan": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
+    "usual": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+}
+
+
+def lab(colour, matrix):
+    """CIE L*a*b* (D65) of "#RRGGBB" as seen through a colour vision matrix."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    seen = [min(1, max(0, sum(m * c for m, c in zip(row, linear, strict=True)))) for row in matrix]
+    to_xyz = ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))
+    xyz = [sum(m * c for m, c in zip(row, seen, strict=True)) for row in to_xyz]
+    x, y, z = (
+        t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116
+        for t in (v / white for v, white in zip(xyz, (0.9505, 1, 1.089), strict=True))
+    )
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+@pytest.mark.parametrize("vision", VISION)
+@pytest.mark.parametrize("colours", [palette.KINDS, palette.TIMELINE], ids=["kinds", "timeline"])
+def test_colours_can_be_told_apart(vision, colours):
+    seen = {name: lab(colour, VISION[vision]) for name, colour in colours.items()}
+    for one, other in itertools.combinations(seen, 2):
+        distance = sum((a - b) ** 2 for a, b in zip(seen[one], seen[other], strict=True)) ** 0.5
+        assert distance > 15, f"{one} and {other} look alike to {vision} readers"  # 2.3 is just noticeable
+
+
+def test_one_colour_each():
+    assert set(palette.KINDS) == {"P", "G", "S", "A", "comm", "temporary"} == set(palette.NAMES)
+    assert len(set(palette.KINDS.values())) == 6
+    assert palette.TIMELINE["communication"] == palette.KINDS["comm"]
+
+
+def test_words_stand_out_from_what_they_lie_on():
+    fills = [*palette.KINDS.values(), *palette.TIMELINE.values(), *palette.RANKS, palette.PAPER, palette.SOFT]
+    assert min(palette.contrast(palette.ink(fill), fill) for fill in fills) >= 4.5
+    assert min(palette.contrast(palette.INK, tint) for tint in palette.RANKS) >= 4.5
+    assert palette.contrast(palette.MUTED, palette.PAPER) >= 4.5
+    assert min(palette.contrast(colour, palette.PAPER) for colour in palette.SERIES[1:]) >= 3
+
+
+# ---- drawings from data ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_same_data_same_bytes(name):
+    one, other = DRAWINGS[name]()._repr_mimebundle_(), DRAWINGS[name]()._repr_mimebundle_()
+    assert one == other
+    assert set(one) == {"image/svg+xml", "text/plain"}
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_drawings_say_what_they_show_and_stand_alone(name):
+    drawing = DRAWINGS[name]()
+    root = xml.fromstring(drawing.svg)
+    assert root.get("role") == "img"
+    assert root.find(f"{SVG}title").text and root.find(f"{SVG}desc").text
+    assert not [element for element in root.iter() if element.get("id") or element.get("href")]
+    assert not list(root.iter(f"{SVG}style")) and not list(root.iter(f"{SVG}script"))
+    assert "\n" in drawing.svg and drawing.text and str(drawing) == drawing.text
+
+
+def boxes(root):
+    """(left, top, right, bottom, words) of each text, with the metrics of DejaVu Sans."""
+    fonts = {
+        weight: ft2font.FT2Font(font_manager.findfont(font_manager.FontProperties(family="DejaVu Sans", weight=weight)))
+        for weight in ("normal", "bold")
+    }
+    for text in root.iter(f"{SVG}text"):
+        size, words = float(text.get("font-size")), text.text
+        font = fonts[text.get("font-weight") or "normal"]
+        font.set_size(size, 72)
+        font.set_text(words)
+        width = font.get_width_height()[0] / 64
+        left = float(text.get("x")) - {"start": 0, "middle": 0.5, "end": 1}[text.get("text-anchor")] * width
+        baseline = float(text.get("y"))
+        yield left, baseline - 0.75 * size, left + width, baseline + 0.2 * size, words
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_words_fit_and_do_not_overlap(name):
+    root = xml.fromstring(DRAWINGS[name]().svg)
+    placed = list(boxes(root))
+    width, height = float(root.get("width")), float(root.get("height"))
+    for left, top, right, bottom, words in placed:
+        assert left >= 4 and top >= 2 and right <= width - 4 and bottom <= height - 2, f"{words!r} leaves the card"
+    for (l1, t1, r1, b1, one), (l2, t2, r2, b2, other) in itertools.combinations(placed, 2):
+        assert min(r1, r2) <= max(l1, l2) or min(b1, b2) <= max(t1, t2), f"{one!r} runs into {other!r}"
+    assert min(float(text.get("font-size")) for text in root.iter(f"{SVG}text")) >= 10
+
+
+@pytest.mark.parametrize("name", [picture.__name__ for picture in images.PICTURES])
+def test_images_are_up_to_date(name):
+    kept = (images.IMAGES / f"{name}.svg").read_text(encoding="utf-8")
+    assert kept == DRAWINGS[name]().svg + "\n", "run `make images`"
+
+
+def test_messages_draw_each_message_once():
+    root = xml.fromstring(draw.messages(RING, 4).svg)
+    arrows = [path for path in root.iter(f"{SVG}path") if path.get("fill") == "none"]
+    assert len(arrows) == len(RING) == 24
+    assert [text.text for text in root.iter(f"{SVG}text")].count("round 6") == 1
+    assert "rank 3 sends piece 3 to rank 0" in root.find(f"{SVG}desc").text
+
+
+def test_ring_ends_with_every_sum_on_every_rank():
+    held = draw.own(4, 4)
+    for number in range(6):
+        held = draw.after(held, [message for message in RING if message[0] == number])
+        if number == 2:
+            assert all(held[rank][rank] == {0, 1, 2, 3} for rank in range(4)), "reduce-scatter: piece r on rank r"
+    assert held == [{piece: {0, 1, 2, 3} for piece in range(4)}] * 4
+
+
+def test_a_round_sends_what_was_there_before_it():
+    held = draw.after([{0: {0}}, {}, {}], [(0, 0, 1, 0), (0, 1, 2, 0)])
+    assert held == [{0: {0}}, {0: {0}}, {0: set()}]
+
+
+@pytest.mark.parametrize(("messages", "ranks"), [(RING, 4), (TREE, 8), (DOUBLING, 8)], ids=["ring", "tree", "doubling"])
+def test_rounds_are_found_again_in_a_recording(messages, ranks):
+    """Every rank posts its receive before its send, then waits for both; ranks run at their own pace."""
+    ready, events = defaultdict(float), []
+    for number in range(1 + messages[-1][0]):
+        now = [message for message in messages if message[0] == number]
+        posted = {rank: ready[rank] + 0.01 * rank for rank in range(ranks)}
+        done = defaultdict(float)
+        for _, source, destination, _ in now:
+            arrival = max(posted[source], posted[destination]) + 1
+            size = {"bytes_in": 4096, "end": arrival}
+            events.append(Fake(op="send", rank=source, peer=destination, start=posted[source] + 0.001, **size))
+            events.append(Fake(op="recv", rank=destination, peer=source, start=posted[destination], **size))
+            for rank in (source, destination):
+                done[rank] = max(done[rank], arrival)
+        for rank, moment in done.items():
+            ready[rank] = moment
+            for event in events:
+                if event.rank == rank and event.start >= posted[rank] and event.end <= moment:
+                    event.end = moment
+    found = sends(Fake(ranks=ranks, events=events))
+    assert sorted(found) == sorted((k, s, d, short(4096)) for k, s, d, _ in messages)
+
+
+def test_chart_is_to_scale():
+    root = xml.fromstring(draw.chart({"a": 1.0, "b": {"P": 1.0, "S": 3.0}}, "s").svg)
+    bars = {rect.get("fill"): float(rect.get("width")) for rect in root.iter(f"{SVG}rect") if rect.get("x")}
+    assert bars[palette.KINDS["S"]] == 3 * bars[palette.KINDS["P"]] == 3 * bars[palette.KINDS["comm"]]
+    assert draw.chart({"a": 0.0012, "bb": 0.5}, "s").text == "a   1.2 ms\nbb  500 ms"
+
+
+# ---- figures of what was measured --------------------------------------------------------------------------
+
+FIGURES = {
+    "timeline": (lambda late: draw.timeline(recording(late=late)), "Timeline(2 ranks, 4 events)"),
+    "one step": (lambda late: draw.timeline(recording(late=late), step=1), "Timeline(step 1, 2 ranks, 2 events)"),
+    "memory": (lambda late: draw.memory(recording(late=late)), "Memory(2 ranks, by P G S A comm temporary)"),
+    "bars": (
+        lambda late: draw.bars({"predicted": {"P": 4, "peak": 9}, "measured": {"P": 4, "A": 5 + late, "peak": 9}}),
+        "Bars(predicted, measured; by P A)",
+    ),
+    "curves": (
+        lambda late: draw.curves({"one process": [5.5, 4.0], "DDP": [5.5, 4.0 + late]}, marks={"entropy": 3.1}),
+        "Curves(one process, DDP; 2 steps)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_text_beside_a_measured_figure_is_stable(name):
+    figure, text = FIGURES[name]
+    bundles = [figure(late)._repr_mimebundle_() for late in (0.0, 0.0123)]
+    for data, metadata in bundles:
+        assert set(data) == {"image/png", "text/plain"}, "a notebook test compares neither picture nor metadata"
+        assert data["text/plain"] == text
+        assert metadata["image/png"]["alt"]
+        width, height = struct.unpack(">II", base64.b64decode(data["image/png"])[16:24])
+        shown = metadata["image/png"]["width"], metadata["image/png"]["height"]
+        assert abs(width / 2 - shown[0]) <= 1 and abs(height / 2 - shown[1]) <= 1
+    assert bundles[0] != bundles[1], "the numbers are in the picture"
+    assert figure(0.0)._repr_mimebundle_() == bundles[0]
+
+
+def test_alternative_text_says_the_numbers():
+    assert "rank 0 0.0 ms, rank 1 20.0 ms" in draw.timeline(recording()).alt
+    assert "rank 1 6.00 MiB" in draw.memory(recording()).alt
+    assert "predicted: P 4 B" in draw.bars({"predicted": {"P": 4}}).alt
+    assert "from 5.5000 to 4.0000" in draw.curves({"DDP": [5.5, 4.0]}).alt
+    assert 'alt="' in draw.timeline(recording()).html
+
+
+def test_an_empty_recording_draws():
+    nothing = Fake(kind="communication", ranks=1, steps=0, spans=[], events=[], memory=[])
+    assert repr(draw.timeline(nothing)) == "Timeline(1 ranks, 0 events)"
+
+
+def test_figures_save(tmp_path):
+    draw.timeline(recording()).save(tmp_path / "a.png")
+    draw.mesh({"data": 2}).save(tmp_path / "a.svg")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "a.svg").read_text(encoding="utf-8").startswith("<svg")
+
+
+def test_pyplot_stays_out():
+    source = importlib.import_module("labs.kit.figures").__file__
+    with open(source, encoding="utf-8") as file:
+        assert "import matplotlib.pyplot" not in file.read(), "its backend belongs to the reader's notebook"

@@ -1,0 +1,115 @@
+"""Widgets show what the functions handed to them say, at the settings of their controls, live and saved.
+
+The reference: the same picture drawn without a widget.
+"""
+
+import base64
+
+import pytest
+from test_draw import RING, recording
+
+from labs.kit import draw, play
+
+
+def saved(widget):
+    """What a committed notebook keeps: the bundle without the live view."""
+    data, metadata = widget._repr_mimebundle_()
+    assert "application/vnd.jupyter.widget-view+json" in data
+    return {kind: value for kind, value in data.items() if not kind.endswith("widget-view+json")}, metadata
+
+
+def bars(ranks, unit):
+    return draw.chart({"ring": 2.0 * ranks}, unit, caption=f"{ranks} ranks")
+
+
+def test_moving_the_slider_changes_the_picture():
+    widget = play.explore(bars, ranks=[2, 4, 8], unit={"seconds": "s", "bytes": "B"})
+    assert widget.stage.value == bars(2, "s").svg
+    widget.controls["ranks"].value = 8
+    assert widget.stage.value == bars(8, "s").svg
+    widget.controls["unit"].label = "bytes"
+    assert widget.stage.value == bars(8, "B").svg
+
+
+def test_saved_notebook_keeps_the_picture_and_stable_text():
+    bundles = [saved(play.explore(bars, ranks=range(2, 9), unit=["s"])) for _ in range(2)]
+    assert bundles[0] == bundles[1], "no widget ids in what is kept"
+    assert bundles[0][0] == bars(2, "s")._repr_mimebundle_()
+
+
+def test_saved_settings_stay_when_a_slider_has_moved():
+    widget = play.explore(bars, ranks=[2, 4], unit=["s"])
+    before = saved(widget)
+    widget.controls["ranks"].value = 4
+    assert saved(widget) == before
+
+
+def test_nothing_to_choose_is_told():
+    with pytest.raises(ValueError, match="unit has no values"):
+        play.explore(bars, ranks=[2], unit=[])
+
+
+def test_collective_round_by_round():
+    widget = play.collective(RING, 4)
+    slider = widget.controls["frame"]
+    assert (slider.min, slider.max) == (0, 6)
+    for frame in range(7):
+        slider.value = frame
+        assert widget.stage.value == draw.step(RING, 4, frame).svg
+    assert saved(widget)[0] == draw.messages(RING, 4)._repr_mimebundle_(), "all rounds side by side"
+
+
+def test_play_button_drives_the_slider():
+    widget = play.collective(RING, 4)
+    button, slider = widget.children[0].children
+    assert (button.max, slider) == (6, widget.controls["frame"])
+    assert widget.link.source == (button, "value") and widget.link.target == (slider, "value")
+
+
+def test_collective_from_a_given_start():
+    """A broadcast: rank 1 has nothing before it is told."""
+    widget = play.collective([(0, 0, 1, 0)], 2, held=[{0: {0}}, {}])
+    assert "Rank 1 holds nothing." in widget.stage.value
+    widget.controls["frame"].value = 1
+    assert "Rank 1 holds piece 0 of 0." in widget.stage.value
+
+
+def test_replay_grows_and_is_saved_whole():
+    whole = draw.timeline(recording())
+    widget = play.replay(recording(), count=3)
+    first = widget.stage.value
+    assert first.startswith('<img alt="Timeline of 2 ranks')
+    widget.controls["frame"].value = 2
+    assert widget.stage.value != first
+    data, metadata = saved(widget)
+    assert data == {"image/png": base64.b64encode(whole.png).decode(), "text/plain": whole.text}
+    assert metadata["image/png"]["alt"] == whole.alt
+
+
+def test_all_reduce_times_show_what_the_formulas_say():
+    asked = []
+
+    def ring(ranks, size, latency, bandwidth):
+        asked.append((ranks, size, latency, bandwidth))
+        return 2 * (ranks - 1) * (latency + size / ranks / bandwidth)
+
+    widget = play.all_reduce_times({"ring": ring})
+    widget.controls["megabytes"].value = 100
+    assert asked[-1] == (8, 100_000_000, pytest.approx(20e-6), 10e9)
+    seconds = ring(*asked[-1])
+    assert f"ring: {1000 * seconds:.3g} ms" in widget.stage.value
+    assert "8 ranks, 100 MB, 20 µs a message, 10 GB/s a link" in widget.stage.value
+    assert "8 ranks, 1 MB" in saved(widget)[0]["text/plain"]
+
+
+def test_pictures_are_drawn_once():
+    calls = []
+
+    def picture(ranks):
+        calls.append(ranks)
+        return bars(ranks, "s")
+
+    widget = play.explore(picture, ranks=[2, 4])
+    for value in (4, 2, 4):
+        widget.controls["ranks"].value = value
+    assert calls == [2, 4]
