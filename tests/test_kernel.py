@@ -1,0 +1,162 @@
+"""Jobs started from a notebook's cell, in a real kernel.
+
+Reference: the operating system's list of processes, and what the kernel sends to its front end.
+"""
+
+import time
+
+import psutil
+import pytest
+from jupyter_client.manager import start_new_kernel
+
+IMPORTS = """
+import os, time
+import torch, torch.distributed as dist
+from labs.kit.launch import run
+def where():
+    return os.getpid()
+started = run(where, ranks=2)
+"""
+HANG = """
+def hang():
+    print("pid", os.getpid())
+    dist.barrier()
+    time.sleep(600)  # for ever
+run(hang, ranks=2)
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    manager, client = start_new_kernel()
+    reply, _, _ = execute(client, IMPORTS)
+    assert reply["status"] == "ok", reply
+    yield manager, client
+    client.stop_channels()
+    manager.shutdown_kernel(now=True)
+    manager.cleanup_resources()
+
+
+def execute(client, code, until=None):
+    """Run a cell; its reply, its printed text and its error.  With `until`, return when that many "pid" lines came."""
+    message = client.execute(code)
+    text, error = "", None
+    while True:
+        got = client.get_iopub_msg(timeout=60)
+        if got["parent_header"].get("msg_id") != message:
+            continue
+        if got["msg_type"] == "stream":
+            text += got["content"]["text"]
+            if until and text.count("pid") == until:
+                return None, text, None
+        elif got["msg_type"] == "error":
+            error = got["content"]
+        elif got["msg_type"] == "status" and got["content"]["execution_state"] == "idle":
+            return client.get_shell_msg(timeout=60)["content"], text, error
+
+
+def runs(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def gone_within(pids, seconds):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not any(runs(pid) for pid in pids):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def pids_in(text):
+    return [int(line.split()[-1]) for line in text.splitlines() if "pid" in line]
+
+
+def test_a_function_and_a_class_of_a_cell_travel(kernel):
+    _, client = kernel
+    code = """
+class Answer:
+    def __init__(self, rank):
+        self.rank = rank
+factor = 3
+def job():
+    return Answer(dist.get_rank() * factor)
+answers = run(job, ranks=3)
+print([a.rank for a in answers], all(isinstance(a, Answer) for a in answers))
+"""
+    reply, text, error = execute(client, code)
+    assert reply["status"] == "ok", error
+    assert text == "[0, 3, 6] True\n"
+
+
+def test_an_error_shows_the_cells_own_line_and_nothing_of_the_launcher(kernel):
+    _, client = kernel
+    code = """
+def job():
+    dist.barrier()
+    if dist.get_rank() == 1:
+        raise ValueError("no batch left")
+run(job, ranks=2)
+"""
+    _, _, error = execute(client, code)
+    assert error["ename"] == "RankError"
+    shown = "\n".join(error["traceback"])
+    assert 'Cell, line 4, in job\n    raise ValueError("no batch left")\nValueError: no batch left' in shown
+    assert "labs/kit" not in shown and "ipykernel" not in shown
+    assert error["evalue"].startswith("rank 1 of 2 failed: ValueError: no batch left")
+
+
+def test_a_hang_shows_the_cells_own_line(kernel):
+    _, client = kernel
+    code = """
+def job():
+    if dist.get_rank() == 1:
+        return
+    dist.all_reduce(torch.ones(2))
+run(job, ranks=2)
+"""
+    _, _, error = execute(client, code)
+    assert "rank 0 waits in all_reduce float32[2]   cell line 4: dist.all_reduce(torch.ones(2))" in error["evalue"]
+
+
+def test_interrupting_the_kernel_stops_every_rank_in_2_s_and_the_next_job_runs(kernel):
+    manager, client = kernel
+    _, text, _ = execute(client, HANG, until=2)
+    pids = pids_in(text)
+    assert all(runs(pid) for pid in pids)
+    manager.interrupt_kernel()
+    assert gone_within(pids, 2)
+    assert client.get_shell_msg(timeout=10)["content"]["ename"] == "KeyboardInterrupt"
+    reply, text, error = execute(client, "print(len(run(where, ranks=2)))")
+    assert reply["status"] == "ok" and text == "2\n", error
+
+
+def test_two_kernels_at_once_do_not_disturb_each_other(kernel):
+    _, client = kernel
+    other_manager, other = start_new_kernel()
+    try:
+        execute(other, IMPORTS)
+        code = "def job():\n    x = torch.ones(1)\n    for _ in range(20): dist.all_reduce(x)\n    return x.item()\n"
+        messages = [c.execute(code + "print(run(job, ranks=2))") for c in (client, other)]
+        for c, message in zip((client, other), messages, strict=True):
+            reply = c.get_shell_msg(timeout=60)
+            assert reply["parent_header"]["msg_id"] == message and reply["content"]["status"] == "ok"
+    finally:
+        other.stop_channels()
+        other_manager.shutdown_kernel(now=True)
+        other_manager.cleanup_resources()
+
+
+def test_restarting_the_kernel_leaves_no_rank_and_no_nursery(kernel):
+    """Last: it ends the kernel that the tests share."""
+    manager, client = kernel
+    _, text, _ = execute(
+        client, "from labs.kit.launch import NURSERY\nprint('pid', NURSERY.process.pid)\n" + HANG, until=3
+    )
+    pids = pids_in(text)
+    manager.restart_kernel(now=True)
+    assert gone_within(pids[1:], 2), "the ranks"
+    assert gone_within(pids[:1], 5), "the process that forks them"
