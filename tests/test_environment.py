@@ -39,9 +39,7 @@ def test_what_is_broken_is_told(tmp_path, file, right, wrong, told):
     text = (tmp_path / file).read_text()
     assert right in text
     (tmp_path / file).write_text(text.replace(right, wrong, 1))
-    assert any(told in sentence for sentence in environment.problems(tmp_path)), environment.problems(
-        tmp_path
-    )
+    assert any(told in sentence for sentence in environment.problems(tmp_path)), environment.problems(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -60,9 +60,7 @@ def test_imports_point_down(path):
     for module in own(imports(path)):
         beside = level(module) == level(name) and (module.startswith("kit.") and name.startswith("kit."))
         entry = name == "__main__" and module.startswith("kit.")
-        assert level(module) < level(name) or beside or entry, (
-            f"{name} imports {module}, which is not below it"
-        )
+        assert level(module) < level(name) or beside or entry, f"{name} imports {module}, which is not below it"
 
 
 def test_no_import_goes_in_a_circle():

@@ -21,15 +21,14 @@ def test_the_notebooks_are_what_their_sources_say():
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_in_the_pages_lead_somewhere(page):
+def test_the_pages_have_no_dead_link_and_no_open_figure(page):
     text = (notebooks.ROOT / page).read_text(encoding="utf-8")
     assert list(rules.broken_prose(text, notebooks.ROOT)) == []
+    assert re.findall("<<.*?>>", text) == []
 
 
 def test_the_readme_lists_the_notebooks_that_exist():
-    listed = re.findall(
-        r"\(notebooks/(\w+)\.ipynb\)", (notebooks.ROOT / "README.md").read_text(encoding="utf-8")
-    )
+    listed = re.findall(r"\(notebooks/(\w+)\.ipynb\)", (notebooks.ROOT / "README.md").read_text(encoding="utf-8"))
     assert set(listed) == {source.stem for source in SOURCES}
 
 

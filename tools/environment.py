@@ -83,9 +83,7 @@ def reason_problems(root: Path) -> Iterator[str]:
     lines = (root / "pyproject.toml").read_text(encoding="utf-8").splitlines()
     dependencies = [line for line in lines if re.match(r'\s+"[\w-]+[^"]*",', line)]
     lines = (root / "environment.yml").read_text(encoding="utf-8").splitlines()
-    dependencies += [
-        line for line in lines if re.match(r"\s+- ", line) and not line.endswith(("forge", "pip:"))
-    ]
+    dependencies += [line for line in lines if re.match(r"\s+- ", line) and not line.endswith(("forge", "pip:"))]
     for line in dependencies:
         if "# " not in line:
             yield f"no reason given for {line.strip()!r}"
