@@ -366,7 +366,7 @@ def test_text_beside_a_measured_figure_is_stable(name):
         assert metadata["image/png"]["alt"]
         width, height = struct.unpack(">II", base64.b64decode(data["image/png"])[16:24])
         shown = metadata["image/png"]["width"], metadata["image/png"]["height"]
-        assert abs(width / 2 - shown[0]) <= 1 and abs(height / 2 - shown[1]) <= 1
+        assert abs(width / 1.5 - shown[0]) <= 1 and abs(height / 1.5 - shown[1]) <= 1
     assert bundles[0] != bundles[1], "the numbers are in the picture"
     assert figure(0.0)._repr_mimebundle_() == bundles[0]
 

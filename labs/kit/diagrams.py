@@ -10,16 +10,14 @@ What the ranks hold is a list with one dict a rank, from piece to the set of ran
     messages(ring, ranks=4)          one small picture a round
     step(ring, ranks=4, round=2)     one round, with what everybody holds after it
     pieces({"before": ..., "after": ...})
-    mesh({"data": 2, "tensor": 4})   ranks as a grid
-    chart({"ring": 0.0012, "tree": 0.0031}, "s")
 """
 
 import math
 from collections.abc import Mapping, Sequence
 
-from labs.kit.palette import KINDS, MUTED, PAPER, RANKS, SOFT, ink
+from labs.kit.palette import KINDS, MUTED, PAPER, RANKS
 from labs.kit.svg import Canvas, Drawing, width_of
-from labs.kit.tables import clock, short, show
+from labs.kit.tables import short
 
 Message = tuple[int, int, int, int | str]
 Held = list[dict[int, set[int]]]
@@ -84,7 +82,7 @@ def messages(messages: Sequence[Message], ranks: int) -> Drawing:
         x, y = column * side + side / 2, row * tall + 18
         canvas.text(x, y, f"round {number + 1}{common(sent)}", size=13, weight="bold")
         circle(canvas, x, y + 38 + radius(ranks), ranks, sent)
-    return canvas.drawing(f"Messages({ranks} ranks, {len(rounds)} rounds, {len(messages)} messages)")
+    return canvas.drawing()
 
 
 def common(sent: Sequence[Message]) -> str:
@@ -164,7 +162,7 @@ def step(messages: Sequence[Message], ranks: int, round: int, held: Held | None 
     circle(canvas, side / 2, 34 + (height - 34) / 2, ranks, sent)
     top = 34 + (height - 34 - CELL[1] * ranks) / 2
     grid(canvas, side + 64, top, held, columns, {(m[2], m[3]) for m in sent})
-    return canvas.drawing(f"Round {round} of {len(rounds)} ({ranks} ranks, {len(sent)} messages)")
+    return canvas.drawing()
 
 
 def holdings(held: Held) -> list[str]:
@@ -230,74 +228,4 @@ def pieces(states: Mapping[str, Held]) -> Drawing:
         canvas.text(x + 68 + (width - 84) / 2, 20, name, weight="bold")
         grid(canvas, x + 68, 36, held, columns[name])
         x += width
-    return canvas.drawing(f"Pieces({', '.join(states)}; {ranks} ranks)")
-
-
-def mesh(axes: Mapping[str, int]) -> Drawing:
-    """Ranks as a grid of one or two axes, in row-major order: {"data": 2, "tensor": 4}.
-
-    Raises ValueError for any other number of axes.
-    """
-    if len(axes) not in (1, 2):
-        raise ValueError(f"a mesh with {len(axes)} axes ({', '.join(axes)}) cannot be drawn flat: give one or two")
-    (row_name, rows), (column_name, columns) = [("", 1), *axes.items()][-2:]
-    title = "mesh " + " × ".join(f"{name} {extent}" for name, extent in axes.items())
-    words = [
-        f"Rank {rank} is at {row_name} {rank // columns}, {column_name} {rank % columns}."
-        for rank in range(rows * columns)
-    ]
-    left = 104 if row_name else 20
-    canvas = Canvas(left + 64 * columns + 12, 64 + 48 * rows, title, " ".join(words))
-    canvas.text(left + 32 * columns - 4, 18, f"{column_name} →", fill=MUTED)
-    if row_name:
-        canvas.text(50, 38, f"{row_name} ↓", fill=MUTED)
-    for rank in range(rows * columns):
-        row, column = divmod(rank, columns)
-        x, y = left + 64 * column, 54 + 48 * row
-        if row == 0:
-            canvas.text(x + 28, 38, column, size=12, fill=MUTED)
-        if column == 0 and row_name:
-            canvas.text(left - 20, y + 20, row, size=12, fill=MUTED)
-        canvas.rect(x, y, 56, 40, fill=SOFT)
-        canvas.text(x + 28, y + 20, f"rank {rank}", size=13)
-    return canvas.drawing(title)
-
-
-def chart(
-    values: Mapping[str, float | Mapping[str, float]], unit: str = "B", kind: str = "comm", caption: str = ""
-) -> Drawing:
-    """Bars of what a formula says, one a name; {kind: value} in place of a value stacks a bar by kind.
-
-    unit: "B" for bytes, "s" for seconds, or any other. kind: the colour of single values, a key of KINDS.
-    """
-    stacked = {name: value if isinstance(value, Mapping) else {kind: value} for name, value in values.items()}
-    totals = {name: sum(parts.values()) for name, parts in stacked.items()}
-    said = {name: amount(total, unit) for name, total in totals.items()}
-    longest, widest = max(map(len, totals)), max(totals.values()) or 1
-    margin, top = width_of("m" * longest, 13) + 24, 46 if caption else 14
-    words = "; ".join(f"{name}: {value}" for name, value in said.items())
-    width = max(margin + 420 + 110, width_of(caption, 13) + 30)
-    canvas = Canvas(width, top + 34 * len(totals) + 6, caption or ", ".join(totals), words)
-    canvas.text(16, 24, caption, anchor="start", weight="bold")
-    for row, (name, parts) in enumerate(stacked.items()):
-        y, x = top + 34 * row, margin
-        canvas.text(margin - 10, y + 13, name, anchor="end")
-        for part, value in parts.items():
-            long = 420 * value / widest
-            canvas.rect(x, y, long, 26, fill=KINDS[part])
-            if len(parts) > 1 and long > width_of(part, 12) + 6:
-                canvas.text(x + long / 2, y + 13, part, size=12, fill=ink(KINDS[part]))
-            x += long
-        canvas.text(x + 8, y + 13, said[name], anchor="start")
-    lines = [f"{name.ljust(longest)}  {value}" for name, value in said.items()]
-    return canvas.drawing("\n".join([caption, *lines] if caption else lines))
-
-
-def amount(value: float, unit: str) -> str:
-    """A value with its unit, in the prefix that suits it: "1.56 MiB", "12.3 ms"."""
-    if unit == "B":
-        return short(value)
-    if unit == "s":
-        factor, name = clock(value)
-        return f"{value * factor:.3g} {name}"
-    return show(value, unit)
+    return canvas.drawing()

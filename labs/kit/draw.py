@@ -1,19 +1,22 @@
 """Everything that the course shows: the last expression of a cell is the figure.
 
     ledger, table, size               numbers in tables; predicted beside measured       tables.py
-    timeline, memory, bars, curves    what was measured, as PNG                          figures.py
+    memory, bars, curves              what was measured, as PNG                          figures.py
+    timeline                          who did what when, as PNG                          timelines.py
     messages, step, pieces, sends     who sends what to whom, who holds what, as SVG     diagrams.py
-    mesh, chart                       ranks as a grid; what a formula says, as bars      diagrams.py
+    mesh, chart                       ranks as a grid; what a formula says, as bars      charts.py
     KINDS, TIMELINE                   one colour each, in every figure and widget        palette.py
 
 Nothing here measures or predicts: it draws what a recording or a formula said.
 """
 
-from labs.kit.diagrams import after, chart, mesh, messages, own, pieces, sends, step
-from labs.kit.figures import Figure, bars, curves, memory, timeline
+from labs.kit.charts import chart, mesh
+from labs.kit.diagrams import after, messages, own, pieces, sends, step
+from labs.kit.figures import Figure, bars, curves, memory
 from labs.kit.palette import KINDS, TIMELINE
 from labs.kit.svg import Canvas, Drawing
 from labs.kit.tables import Ledger, Table, ledger, size, table
+from labs.kit.timelines import timeline
 
 __all__ = [
     "KINDS", "TIMELINE", "Canvas", "Drawing", "Figure", "Ledger", "Table",

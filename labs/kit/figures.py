@@ -1,4 +1,4 @@
-"""Figures of what was measured, as PNG: timeline, memory, bars, curves.
+"""Figures of what was measured, as PNG: memory, bars, curves (and the timeline, in timelines.py).
 
 They differ from run to run, so a notebook test does not compare them; the text beside each says only what
 stays the same (how many ranks, events, curves), and the alternative text in its metadata says the rest.
@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from labs.kit.palette import INK, KINDS, MUTED, NAMES, SERIES, TIMELINE, ink
+from labs.kit.palette import INK, KINDS, MUTED, NAMES, SERIES, ink
 from labs.kit.tables import clock, short
 
-DPI = 144  # twice the size at which it is shown, for sharp text on today's screens
+DPI, SHOWN = 144, 96  # pixels to an inch in the file and on the page: sharp text on today's screens
 
 
 @dataclass(frozen=True)
@@ -66,64 +66,8 @@ def finish(canvas, text: str, alt: str) -> Figure:
     """The matplotlib figure as a picture that a cell can show."""
     buffer = io.BytesIO()
     canvas.savefig(buffer, format="png", metadata={"Software": None, "Description": alt})
-    width, height = (int(72 * inches) for inches in canvas.get_size_inches())
+    width, height = (round(SHOWN * inches) for inches in canvas.get_size_inches())
     return Figure(buffer.getvalue(), text, alt, width, height)
-
-
-LANES = {"communication": (-0.46, 0.36), "compute": (-0.04, 0.44), "waiting": (-0.04, 0.44)}  # top, height
-
-
-def timeline(recording, step: int | None = None, until: float | None = None) -> Figure:
-    """Who did what when, on the job's one clock: two lanes a rank, what was on the way and what it computed.
-
-    recording: a labs.kit.record.Recording; step: the one to show, by number (all of the job when left out);
-    until: show only what had happened by then (s). Waiting is drawn over the rank's lane of compute, up to the
-    end of the event that it waited for. Raises ValueError when there is no such step.
-    """
-    start, end = window(recording, step)
-    factor, unit = clock(end - start)
-    chip = {"boxstyle": "square,pad=0.15", "linewidth": 0}
-    now = end if until is None else until
-    canvas, (panel,) = axes(9.5, 0.9 + 0.55 * recording.ranks)
-    for rank in range(recording.ranks):
-        for doing, bars in doings(recording, rank).items():
-            top, height = LANES[doing]
-            inside = [(max(b, start), min(e, now, end), name) for b, e, name in bars if b < min(now, end) and e > start]
-            panel.broken_barh(
-                [(factor * (b - start), factor * (e - b)) for b, e, _ in inside],
-                (rank + top, height),
-                facecolor=TIMELINE[doing],
-                edgecolor="#8A8F98" if doing == "waiting" else "white",
-                linewidth=0.4,
-                hatch="////" if doing == "waiting" else None,
-            )
-            for b, e, name in inside:
-                if len(name) * 0.009 * (end - start) < e - b:
-                    place, colour = (
-                        (factor * ((b + e) / 2 - start), rank + top + height / 2),
-                        ink(TIMELINE[doing]),
-                    )
-                    panel.text(
-                        *place,
-                        name,
-                        ha="center",
-                        va="center",
-                        fontsize=7.5,
-                        color=colour,
-                        bbox=chip | {"color": TIMELINE[doing]},
-                    )
-    if until is not None:
-        panel.axvline(factor * (until - start), color=INK, linewidth=1)
-    panel.set(xlim=(0, factor * (end - start) or 1), ylim=(recording.ranks - 0.5, -0.55), xlabel=unit)
-    panel.set_yticks(range(recording.ranks), [f"rank {rank}" for rank in range(recording.ranks)])
-    legend(panel, TIMELINE)
-    events = [event for event in recording.events if step in (None, event.step)]
-    waits = [sum(event.waited for event in events if event.rank == rank) for rank in range(recording.ranks)]
-    alt = f"Timeline of {recording.ranks} ranks over {factor * (end - start):.1f} {unit}. Waited: " + ", ".join(
-        f"rank {rank} {factor * wait:.1f} {unit}" for rank, wait in enumerate(waits)
-    )
-    which = "" if step is None else f"step {step}, "
-    return finish(canvas, f"Timeline({which}{recording.ranks} ranks, {len(events)} events)", alt)
 
 
 def window(recording, step: int | None) -> tuple[float, float]:
@@ -133,35 +77,6 @@ def window(recording, step: int | None) -> tuple[float, float]:
         return 0.0, max([*ends, *(series[-1][0] for series in recording.memory if series)], default=0.0)
     starts, ends = zip(*(recording.window(rank, step) for rank in range(recording.ranks)), strict=True)
     return min(starts), max(ends)
-
-
-def doings(recording, rank: int) -> dict[str, list[tuple[float, float, str]]]:
-    """(start, end, label) of the bars of a rank, by what it did; a step without phases is one bar."""
-    spans = [span for span in recording.spans if span.rank == rank]
-    phases = [span for span in spans if span.name != "step"] or spans
-    events = [event for event in recording.events if event.rank == rank]
-    return {
-        "compute": [(span.start, span.end, span.name) for span in phases],
-        "communication": [(event.start, event.end, event.op) for event in events],
-        "waiting": [(event.end - event.waited, event.end, "") for event in events if event.waited],
-    }
-
-
-def legend(lane, colours: Mapping[str, str]) -> None:
-    from matplotlib.patches import Patch
-
-    handles = [
-        Patch(facecolor=colour, edgecolor="#8A8F98", label=name, hatch="////" if name == "waiting" else None)
-        for name, colour in colours.items()
-    ]
-    lane.legend(
-        handles=handles,
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        ncols=len(handles),
-        fontsize=8,
-        frameon=False,
-    )
 
 
 def memory(recording, step: int | None = None, ranks: Sequence[int] | None = None) -> Figure:
@@ -279,6 +194,7 @@ def curves(
     for name, level in (marks or {}).items():
         panel.axhline(level, color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
         panel.annotate(name, (1, level), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)
+    panel.xaxis.get_major_locator().set_params(integer=True)
     panel.set_xlabel("step", fontsize=9)
     panel.set_ylabel(ylabel, fontsize=9)
     panel.legend(fontsize=8.5, frameon=False, loc="upper right")

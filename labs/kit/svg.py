@@ -100,13 +100,15 @@ class Canvas:
         return x, y
 
     def drawing(self, text: str = "") -> Drawing:
-        """The finished picture; `text` is its plain form (the title when left out)."""
+        """The finished picture; `text` is its plain form (title and description when left out)."""
         size = f'width="{number(self.width)}" height="{number(self.height)}"'
         box = f'viewBox="0 0 {number(self.width)} {number(self.height)}"'
         head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {box} role="img" font-family="{FONT}">'
         words = f"<title>{escape(self.title)}</title>\n<desc>{escape(self.description)}</desc>"
         card = '<rect width="100%" height="100%" rx="8" fill="#FFFFFF"/>'
-        return Drawing("\n".join([head, words, card, *self.shapes, "</svg>"]), text or self.title)
+        return Drawing(
+            "\n".join([head, words, card, *self.shapes, "</svg>"]), text or f"{self.title}\n{self.description}"
+        )
 
     def _add(self, tag: str, content: str = "", **attributes) -> None:
         pairs = (
