@@ -14,10 +14,13 @@ from collections import defaultdict
 from types import SimpleNamespace as Fake
 
 import pytest
+import torch
 from matplotlib import font_manager, ft2font
 
+from labs import collectives
 from labs.kit import draw, palette
 from labs.kit.diagrams import sends
+from labs.kit.launch import run
 from labs.kit.tables import short
 from tools import images
 
@@ -330,6 +333,17 @@ def test_rounds_are_found_again_in_a_recording(messages, ranks):
                     event.end = moment
     found = sends(Fake(ranks=ranks, events=events))
     assert sorted(found) == sorted((k, s, d, short(4096)) for k, s, d, _ in messages)
+
+
+def test_a_real_ring_is_drawn_from_its_recording():
+    job = run(ring_of_three, ranks=3, record="communication")
+    expected = [(k, r, (r + 1) % 3, "40 B") for k in range(4) for r in range(3)]
+    assert sorted(sends(job.recording)) == expected
+    assert repr(draw.timeline(job.recording)) == f"Timeline(3 ranks, {len(job.recording.events)} events)"
+
+
+def ring_of_three():
+    collectives.all_reduce(torch.ones(30))
 
 
 def test_chart_is_to_scale():
