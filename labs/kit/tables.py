@@ -48,7 +48,7 @@ def show(value: Value, unit: str = "") -> str:
         factor, unit = clock(value)
         value *= factor
     if unit in NOISY:
-        return f"{value:,.{4 if unit == 'nats' else 2}f} {unit}"
+        return f"{value:.{4 if unit == 'nats' else 2}f} {unit}"
     digits = f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
     return f"{digits} {unit}".strip()
 
