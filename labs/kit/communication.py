@@ -1,11 +1,11 @@
 """Every collective and send/recv of one rank, watched from outside through the tap.
 
     with CommunicationWatch() as watch: train()
-    watch.tape                  # [Event, ...], times in nanoseconds of the machine's monotonic clock
+    watch.tape                  # a dictionary for each event; labs.kit.record makes Events of them
 
-An event has two kinds of bytes.  `bytes_in` and `bytes_out` are the sizes of the tensors handed to the call.  `sent` is
-logical: what this rank has to send at the least, with c_i the size of the i-th piece when a tensor of n elements is
-cut in N pieces as evenly as possible, the longer ones first (torch.tensor_split):
+An event has two kinds of bytes.  `bytes_in` and `bytes_out` are the sizes of the tensors handed to the call.
+`sent` is logical: what this rank has to send at the least, with c_i the size of the i-th piece when a tensor of
+n elements is cut in N pieces as evenly as possible, the longer ones first (torch.tensor_split):
 
     all_reduce       2n - c_r - c_(r+1)        reduce_scatter, then all_gather, each around a ring
     reduce_scatter   all pieces but its own    all_gather   N - 1 times its piece
@@ -15,12 +15,12 @@ cut in N pieces as evenly as possible, the longer ones first (torch.tensor_split
     recv, barrier         nothing
 
 A tree sends as much as that in all, by other ranks.  What a backend really puts on the wire may be more: gloo's
-reduce_scatter carries an all_reduce.  The tensors are looked at as the call is issued and not kept.
+reduce_scatter carries an all_reduce.  The tensors are looked at as the call is issued, and not kept.
 
-When an event ends: gloo's collectives say so themselves.  Where nobody tells (gloo's reduce_scatter, a send, a recv, all
-of NCCL, which works on behind the host's back) it is when the rank has waited for it, and if it never does, when the call
-returned.  `waited` is the time that the rank stood still for it in Work.wait or wait_tensor; a wait inside C++ (the
-last one of torch's DDP) is not seen.
+When an event ends, gloo's collectives say themselves.  Where nobody tells (gloo's reduce_scatter, a send, a recv,
+and all of NCCL, which works on behind the host's back) it is when the rank has waited for it, and where it never
+does, when the call returned.  `waited` is the time that the rank stood still for it in Work.wait or wait_tensor; a
+wait inside C++ (the last one of torch's DDP) is not seen.
 """
 
 from __future__ import annotations
@@ -138,8 +138,7 @@ def logical_bytes(call: tap.Call) -> int:
     match call.op:
         case "all_reduce":
             return sum(
-                (2 * t.numel() - piece(t, rank, ranks) - piece(t, (rank + 1) % ranks, ranks))
-                * t.element_size()
+                (2 * t.numel() - piece(t, rank, ranks) - piece(t, (rank + 1) % ranks, ranks)) * t.element_size()
                 for t in call.inputs
             )
         case "reduce_scatter":

@@ -4,26 +4,27 @@
     timeline(watch.tape)        # [(nanoseconds, {"P": bytes, "G": bytes, ...}), ...]
 
 A dispatch mode sees every operator of the rank and notes each storage (the block of memory behind one or several
-tensors) when it appears and, through a weak reference, when it goes: nothing is kept alive.  What a storage was
-*for* is learned later than its birth, so a kind belongs to the whole life of a storage.  The first that fits:
+tensors) when it appears and, through a weak reference, when it goes: nothing is kept alive.  What a storage is
+*for* is often known only after its birth, so a kind belongs to the whole life of a storage.  The first that fits:
 
-    P          parameters as modules hold them at rest, that is, whenever a forward begins outside of any other
-    G          what such a parameter's `.grad` holds
-    S          what `optimizer.state` holds, counters included, and master copies: parameters of an optimizer that
-               no module has
-    A          what autograd keeps for the backward, whether by itself, by checkpointing or by another hook
-    comm       buffers handed to collectives; parameters gathered for one forward (FSDP's full ones), their gradients
+    P          parameters as modules hold them at rest: when they are registered, and whenever the outermost
+               forward begins
+    G          what the `.grad` of such a parameter holds
+    S          what `optimizer.state` holds, counters included; and master copies, that is, parameters of an
+               optimizer that no module has
+    A          what autograd keeps for the backward, by itself or through a hook (checkpointing, as it recomputes)
+    comm       buffers handed to collectives; parameters gathered for a forward (FSDP's full ones), and their gradients
     temporary  the rest
 
-Counted are the bytes that operators of this job ask the allocator for.  Outside stay the copies that a kernel or a
-backend makes for itself (gloo's), and memory that operators only look at, such as a file mapped into memory.
+Counted are the bytes that operators of this job ask the allocator for.  Outside stay copies that a kernel or a
+backend makes for itself (gloo's), and memory that operators only look at, such as the text of a file.
+torch.func.grad does not work while this is on: torch allows it no hooks on what autograd keeps.
 """
 
 from __future__ import annotations
 
 import time
 import weakref
-from array import array
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -48,7 +49,7 @@ class StorageWatch(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.times, self.storages, self.deltas = array("q"), array("q"), array("q")
+        self.changes: list[tuple[int, int, int]] = []  # (nanoseconds, number of the storage, bytes more)
         self.kinds: list[str] = []  # by number of storage
         self.sizes: list[int] = []
         self.alive: dict[int, tuple[int, weakref.ref]] = {}  # address of a storage: its number, its death
@@ -57,7 +58,7 @@ class StorageWatch(TorchDispatchMode):
     @property
     def tape(self) -> Tape:
         kinds = ["comm" if kind == GATHERED else kind for kind in self.kinds]
-        return {"times": self.times, "storages": self.storages, "deltas": self.deltas, "kinds": kinds}
+        return {"changes": self.changes, "kinds": kinds}
 
     def __enter__(self) -> StorageWatch:
         self.finders.install()
@@ -123,9 +124,8 @@ class StorageWatch(TorchDispatchMode):
     def change(self, number: int, size: int) -> None:
         if delta := size - self.sizes[number]:
             self.sizes[number] = size
-            self.times.append(time.monotonic_ns())
-            self.storages.append(number)
-            self.deltas.append(delta)
+            # In one piece: a storage may die in any thread, and whenever the garbage collector runs.
+            self.changes.append((time.monotonic_ns(), number, delta))
 
 
 class Finders:
@@ -177,9 +177,10 @@ class Finders:
                 self.watch.tag(parameter, GATHERED)
                 self.meet_gradient(parameter)
 
-    def at_rest(self, parameter: nn.Parameter) -> None:
-        self.watch.tag(parameter, "P")
-        self.meet_gradient(parameter)
+    def at_rest(self, parameter: torch.Tensor) -> None:
+        if parameter.is_leaf:  # torch.func.functional_call lends a module other tensors
+            self.watch.tag(parameter, "P")
+            self.meet_gradient(parameter)
 
     def meet_gradient(self, parameter: nn.Parameter) -> None:
         if parameter.requires_grad and parameter not in self.hooked:
@@ -192,9 +193,7 @@ class Finders:
     def optimizer_steps(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             if self.watch.kind(parameter) != "P":
-                self.watch.tag(
-                    parameter, "S" if self.hooked else "P"
-                )  # without any module they are no copies
+                self.watch.tag(parameter, "S" if self.hooked else "P")  # without any module they are no copies
             self.watch.tag(parameter.grad, "G")
         self.watch.tag([list(state.values()) for state in optimizer.state.values()], "S")
 
@@ -248,7 +247,7 @@ def timeline(tape: Tape) -> list[tuple[int, dict[str, int]]]:
     """(nanoseconds, bytes by kind) after each change, from the birth of the first storage."""
     held = dict.fromkeys(KINDS, 0)
     moments = []
-    for moment, storage, delta in zip(tape["times"], tape["storages"], tape["deltas"]):
+    for moment, storage, delta in tape["changes"]:
         held[tape["kinds"][storage]] += delta
         moments.append((moment, dict(held)))
     return moments

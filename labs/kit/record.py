@@ -6,11 +6,11 @@
 
     pass             on a rank, for the whole of the function   it costs
     time             marks and spans                            nothing
-    communication    and every collective and send/recv         within 10 % of the step (labs/kit/communication.py)
-    memory           and every byte held, by kind               about half as much again (labs/kit/memory.py)
+    communication    and every collective and send/recv         less than 10 % of the step (labs/kit/communication.py)
+    memory           and every byte held, by kind               a quarter to a half of the step (labs/kit/memory.py)
 
 One pass a job, since each disturbs what another would measure.  Each rank's pass leaves a tape; `join` makes one
-Recording of them, on one clock: the monotonic one that the processes of a machine share, with 0 at the first rank's start.
+Recording of them, on one clock: the monotonic one that all processes of a machine share, 0 at the first rank's start.
 
 The watched code has no part in this, but for the one thing that nobody could guess: where a step begins.
 
@@ -29,7 +29,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -97,14 +97,14 @@ PASSES = {"time": TimePass, "communication": CommunicationPass, "memory": Memory
 
 
 def mark(name: str) -> None:
-    """From here on this rank is in phase `name`; "step" begins a step, "end" ends the last.  Outside of a pass, nothing."""
+    """From here on this rank is in phase `name`; "step" begins a step, "end" ends the last.  Free outside of a pass."""
     if TimePass.active:
         TimePass.active.marks.append((name, time.monotonic_ns()))
 
 
 @contextmanager
 def span(name: str) -> Iterator[None]:
-    """What runs inside is a span `name`; unlike phases, spans may nest.  Outside of a pass, nothing."""
+    """What runs inside is a span `name`; unlike phases, spans may nest.  Free outside of a pass."""
     start, watch = time.monotonic_ns(), TimePass.active
     yield
     if watch:
@@ -119,9 +119,7 @@ class Recording:
     ranks: int
     events: list[Event] = field(default_factory=list)  # in order of their start
     spans: list[Span] = field(default_factory=list)  # likewise
-    memory: list[list[tuple[float, dict[str, int]]]] = field(
-        default_factory=list
-    )  # by rank: (s, bytes by kind), ...
+    memory: list[list[tuple[float, dict[str, int]]]] = field(default_factory=list)  # by rank: (s, bytes by kind), ...
 
     @property
     def steps(self) -> int:
@@ -142,27 +140,22 @@ class Recording:
     def select(self, rank: int = 0, step: int | None = None) -> list[Event]:
         """The events of a rank, of one step or of all of the job."""
         self.require("communication")
-        if step is not None:
-            self.window(rank, step)
+        self.window(rank, step)
         return [event for event in self.events if event.rank == rank and step in (None, event.step)]
 
     def held(self, rank: int = 0, step: int | None = None) -> dict[str, int]:
-        """The most bytes that a rank held of each kind, each at its own moment, and "peak", the most of all together."""
+        """The most bytes that a rank held of each kind, each at its own moment, and as "peak" the most in all."""
         self.require("memory")
         start, end = self.window(rank, step)
         times = [moment for moment, _ in self.memory[rank]]
         first = max(0, bisect_left(times, start) - 1)  # what was there as the step began
-        moments = [held for _, held in self.memory[rank][first : bisect_left(times, end)]] or [
-            dict.fromkeys(KINDS, 0)
-        ]
+        moments = [held for _, held in self.memory[rank][first : bisect_left(times, end)]] or [dict.fromkeys(KINDS, 0)]
         most = {kind: max(held[kind] for held in moments) for kind in KINDS}
         return most | {"peak": max(sum(held.values()) for held in moments)}
 
     def require(self, kind: str) -> None:
         if self.kind != kind:
-            raise ValueError(
-                f'this is a recording of {self.kind}: run(..., record="{kind}") makes the one needed here'
-            )
+            raise ValueError(f'this is a recording of {self.kind}: run(..., record="{kind}") makes the one needed here')
 
     def window(self, rank: int, step: int | None) -> tuple[float, float]:
         """Start and end of a step (s).  Raises ValueError when there is no such rank or step."""
@@ -172,9 +165,7 @@ class Recording:
             return 0.0, float("inf")
         steps = self.step_spans(rank)
         if not 0 <= step < len(steps):
-            raise ValueError(
-                f'step {step}: rank {rank} marked {len(steps)} steps (mark("step") begins one, from 0)'
-            )
+            raise ValueError(f'step {step}: rank {rank} marked {len(steps)} steps (mark("step") begins one, from 0)')
         return steps[step].start, steps[step].end
 
     def __repr__(self) -> str:
@@ -195,36 +186,29 @@ def join(kind: str, tapes: list[dict[str, Any]]) -> Recording:
     def seconds(moment: int) -> float:
         return (moment - zero) / 1e9
 
-    spans = [
-        Span(rank, name, seconds(start), seconds(end))
-        for rank, tape in enumerate(tapes)
-        for name, start, end in phases(tape) + tape["spans"]
-    ]
-    recording = Recording(kind, len(tapes), spans=sorted(spans, key=lambda span: span.start))
-    if kind == "communication":
-        for rank, tape in enumerate(tapes):
-            steps = recording.step_spans(rank)
-            for row in tape["watched"]:
-                times = {
-                    "start": seconds(row["start"]),
-                    "end": seconds(row["end"]),
-                    "waited": row["waited"] / 1e9,
-                }
-                inside = (i for i, step in enumerate(steps) if step.start <= times["start"] < step.end)
-                recording.events.append(Event(**row | times, step=next(inside, None)))
-        recording.events.sort(key=lambda event: event.start)
-    if kind == "memory":
-        recording.memory.extend(
-            [(seconds(t), held) for t, held in timeline(tape["watched"])] for tape in tapes
-        )
+    recording = Recording(kind, len(tapes))
+    for rank, tape in enumerate(tapes):
+        cut = phases(tape) + tape["spans"]
+        recording.spans.extend(Span(rank, name, seconds(start), seconds(end)) for name, start, end in cut)
+        if kind == "communication":
+            recording.events.extend(event(row, recording.step_spans(rank), seconds) for row in tape["watched"])
+        if kind == "memory":
+            recording.memory.append([(seconds(moment), held) for moment, held in timeline(tape["watched"])])
+    for found in (recording.spans, recording.events):
+        found.sort(key=lambda each: each.start)
     return recording
 
 
+def event(row: dict[str, Any], steps: list[Span], seconds: Callable[[int], float]) -> Event:
+    start, end, waited = seconds(row["start"]), seconds(row["end"]), row["waited"] / 1e9
+    step = next((number for number, step in enumerate(steps) if step.start <= start < step.end), None)
+    return Event(**row | {"start": start, "end": end, "waited": waited, "step": step})
+
+
 def phases(tape: dict[str, Any]) -> list[tuple[str, int, int]]:
-    """(name, start, end) of the steps, each from its mark to the next one of a step, and of the phases in between."""
+    """(name, start, end) of each step, from its mark to the next one of a step, and of the phases in between."""
     marks = [*tape["marks"], ("end", tape["end"])]
-    steps = [mark for mark in marks if mark[0] in ("step", "end")]
-    cut = [pair for pair in pairwise(steps) if pair[0][0] == "step"] + [
-        pair for pair in pairwise(marks) if pair[0][0] not in ("step", "end")
-    ]
-    return [(name, start, end) for (name, start), (_, end) in cut]
+    borders = [(name, moment) for name, moment in marks if name in ("step", "end")]
+    steps = [pair for pair in pairwise(borders) if pair[0][0] == "step"]
+    within = [pair for pair in pairwise(marks) if pair[0][0] not in ("step", "end")]
+    return [(name, start, end) for (name, start), (_, end) in steps + within]
