@@ -1,6 +1,8 @@
-"""Reference: conda's own grammar (py-rattler) and pip's own resolver; then files broken on purpose."""
+"""Reference: conda's own grammar (py-rattler), pip's own resolver and make itself; files broken on purpose."""
 
+import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -61,3 +63,63 @@ def test_a_browser_is_opened_only_where_it_would_be_seen(variables, platform, se
 
 def test_make_learn_opens_a_notebook_that_is_there():
     assert (Path(learn.ROOT) / learn.FIRST).exists()
+
+
+# ---- the Makefile ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def make(tmp_path):
+    """make, in a folder that holds what setting up needs; returns what it printed."""
+    for name in ["Makefile", "pyproject.toml", "constraints.txt"]:
+        shutil.copy(environment.ROOT / name, tmp_path / name)
+    # Not what the make that runs these tests was told.
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
+    clean = {key: value for key, value in clean.items() if key not in {"PYTHON", "TORCH", "CPU"}}
+
+    def run(*arguments, status=0):
+        done = subprocess.run(["make", *arguments], cwd=tmp_path, env=clean, capture_output=True, text=True)
+        assert done.returncode == status, done.stderr
+        return done.stdout
+
+    return run
+
+
+def ready(folder, version):
+    """As if setting up had ended a moment from now."""
+    (folder / ".venv/bin").mkdir(parents=True)
+    for name in ["bin/python", f"course-{version}"]:
+        (folder / ".venv" / name).touch()
+        os.utime(folder / ".venv" / name, (2**32, 2**32))
+
+
+def test_a_python_that_does_not_do_is_told(make, tmp_path):
+    old = tmp_path / "python3.9"
+    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.9.1 || echo 3 9\n')
+    old.chmod(0o755)
+    told = make("learn", f"PYTHON=no-such-python {old}", status=2)
+    assert "needs Python 3.11, 3.12 or 3.13 with venv" in told
+    assert f"no-such-python (not there), {old} (Python 3.9.1)" in told
+    assert "make learn PYTHON=" in told
+
+
+def test_the_second_time_nothing_is_set_up(make, tmp_path):
+    assert "pip install" in make("-n", "learn")
+    ready(tmp_path, "2.13.0")
+    assert make("-n", "learn").split() == [".venv/bin/python", "-m", "tools.learn"]
+    assert "pip install" in make("-n", "learn", "TORCH=2.11.0")
+    os.utime(tmp_path / "constraints.txt", (2**32 + 9, 2**32 + 9))
+    assert "pip install" in make("-n", "learn")
+
+
+def test_cpu_is_one_option_and_remembered(make, tmp_path):
+    assert "download.pytorch.org" not in make("-n", "learn")
+    assert "--extra-index-url https://download.pytorch.org/whl/cpu" in make("-n", "learn", "CPU=1")
+    ready(tmp_path, "2.11.0")
+    (tmp_path / ".venv/cpu").touch()
+    assert "download.pytorch.org" in make("-n", "learn")
+
+
+def test_make_alone_lists_every_command(make):
+    listed = [line.split()[1] for line in make().splitlines()]
+    assert {"learn", "tour", "test", "bench", "soak", "images", "notebooks", "clean", "doctor"} <= set(listed)

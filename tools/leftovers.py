@@ -20,7 +20,8 @@ import psutil
 MARK = "LABS_LEFTOVERS_MARK"
 GRACE = 5.0  # seconds in which what was told to end may end
 SHARED = Path("/dev/shm")
-ALLOWED = ("pytest-of-", "torchinductor_")  # caches of the user's, not of the run: pytest's and PyTorch's own
+# Kept by others on purpose: pytest's last folders, PyTorch's compiler cache, torchrun's logs.
+ALLOWED = ("pytest-of-", "torchinductor_", "torchelastic_")
 
 
 def main(command: list[str]) -> int:
