@@ -219,9 +219,7 @@ def group_rank(global_rank: int, group: ProcessGroup | None) -> int:
 def flatten(tensor: Tensor) -> Tensor:
     """`tensor` as a vector over the same memory, apart from autograd."""
     if not tensor.is_contiguous():
-        raise ValueError(
-            f"this tensor of shape {tuple(tensor.shape)} is not contiguous: call .contiguous() first"
-        )
+        raise ValueError(f"this tensor of shape {tuple(tensor.shape)} is not contiguous: call .contiguous() first")
     return tensor.detach().view(-1)
 
 

@@ -59,9 +59,7 @@ class DataParallel(nn.Module):
         self.trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.syncing = True
         if not self.trainable:
-            raise ValueError(
-                f"{type(model).__name__} has no trainable parameters: there is nothing to average"
-            )
+            raise ValueError(f"{type(model).__name__} has no trainable parameters: there is nothing to average")
         require_equal_replicas(model, group)
 
     def forward(self, *args, **kwargs):
@@ -112,9 +110,7 @@ class DataParallel(nn.Module):
     def forget_unused(self, missing: dict[str, nn.Parameter]) -> None:
         """Ask the others, one bit a parameter, and take back the zeros where nobody had a gradient."""
         device = next(iter(self.trainable.values())).device
-        used = torch.tensor(
-            [name not in missing for name in self.trainable], dtype=torch.int32, device=device
-        )
+        used = torch.tensor([name not in missing for name in self.trainable], dtype=torch.int32, device=device)
         self.all_reduce(used, group=self.group)
         for p, ranks in zip(self.trainable.values(), used.tolist(), strict=True):
             if ranks == 0:
@@ -141,8 +137,12 @@ class Bucketed(DataParallel):
         self.buckets = in_buckets(self.trainable.values(), bucket_bytes)
 
     def average(self) -> None:
+        # One buffer for all, since a backend may hold on to what it reduced last for a moment longer.
+        largest = max(nbytes(bucket) for bucket in self.buckets)
+        buffer = torch.empty(largest, dtype=torch.uint8, device=self.buckets[0][0].device)
         for bucket in self.buckets:
-            flat = torch.cat([p.grad.flatten() for p in bucket])
+            flat = buffer[: nbytes(bucket)].view(bucket[0].dtype)
+            torch.cat([p.grad.flatten() for p in bucket], out=flat)
             self.all_reduce(flat, group=self.group)
             flat /= self.ranks
             for p, mean in zip(bucket, unflatten(flat, bucket), strict=True):
@@ -157,9 +157,7 @@ class Overlapped(DataParallel):
 
     def __init__(self, model: nn.Module, bucket_bytes: int = 25 * MiB, **options):
         super().__init__(model, **options)
-        self.buckets = [
-            Bucket(parameters) for parameters in in_buckets(self.trainable.values(), bucket_bytes)
-        ]
+        self.buckets = [Bucket(parameters) for parameters in in_buckets(self.trainable.values(), bucket_bytes)]
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.views}
         self.works = []
         for p in self.trainable.values():
@@ -167,16 +165,20 @@ class Overlapped(DataParallel):
 
     def gradient_ready(self, p: nn.Parameter) -> None:
         """Called by autograd when `p.grad` is complete: all uses of a tied parameter have been added up."""
-        if not self.syncing:
-            return
         bucket = self.bucket_of[p]
         if p not in bucket.waiting_for:
             raise RuntimeError("a second backward() before sync(): run all but the last within no_sync()")
         bucket.collect(p)
-        # Strictly in order, even where a later bucket fills first: all ranks must start the same all-reduces.
-        while len(self.works) < len(self.buckets) and not self.buckets[len(self.works)].waiting_for:
-            flat = self.buckets[len(self.works)].flat
-            self.works.append(self.all_reduce(flat, group=self.group, async_op=True))
+        if self.syncing:
+            bucket.waiting_for.remove(p)
+            self.start_full_buckets()
+
+    def start_full_buckets(self) -> None:
+        """Strictly in order, even where a later bucket fills first: all ranks must start the same all-reduces."""
+        for bucket in self.buckets[len(self.works) :]:
+            if bucket.waiting_for:
+                return
+            self.works.append(self.all_reduce(bucket.flat, group=self.group, async_op=True))
 
     def average(self) -> None:
         for bucket in self.buckets:
@@ -200,7 +202,6 @@ class Bucket:
     def collect(self, p: nn.Parameter) -> None:
         self.views[p].copy_(p.grad)
         p.grad = self.views[p]
-        self.waiting_for.remove(p)
 
 
 def in_buckets(parameters, bucket_bytes: int) -> list[list[nn.Parameter]]:
@@ -215,6 +216,10 @@ def in_buckets(parameters, bucket_bytes: int) -> list[list[nn.Parameter]]:
         buckets[-1].append(p)
         room -= p.nbytes
     return buckets
+
+
+def nbytes(tensors: list[Tensor]) -> int:
+    return sum(x.nbytes for x in tensors)
 
 
 def unflatten(flat: Tensor, like: list[Tensor]) -> list[Tensor]:

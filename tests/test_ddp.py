@@ -252,9 +252,7 @@ def order_of_events(variant, bucket_bytes):
     torch.manual_seed(0)
     layers = nn.Sequential(*(nn.Linear(10, 10, bias=False) for _ in range(4)))
     for p in layers.parameters():
-        p.register_post_accumulate_grad_hook(
-            lambda p: events.append(("gradient", p.numel(), time.monotonic()))
-        )
+        p.register_post_accumulate_grad_hook(lambda p: events.append(("gradient", p.numel(), time.monotonic())))
     model = variant(layers, bucket_bytes=bucket_bytes, all_reduce=all_reduce)
     model(torch.ones(2, 10)).sum().backward()
     events.append(("end of backward", 0, time.monotonic()))
