@@ -12,11 +12,12 @@ Read them in this order; each imports only files above it.
 
 labs/kit is the laboratory around them, and not on the exam.
 
-    kit.launch   run a function on several ranks, and bring back what each returned
-    kit.record   watch a rank from outside: what it sent, what it held, when
-    kit.draw     figures of recordings, ledgers and layouts
-    kit.play     the same with sliders
-    kit.check    run a learner's answer, and say what is right or what differs
-    kit.tour     every strategy against one process
-    kit.doctor   can this machine run the course?
+    kit.launch     run a function on several ranks, and bring back what each returned
+    kit.record     watch a rank from outside: what it sent, what it held, when
+    kit.draw       figures of recordings, ledgers and layouts
+    kit.play       the same with sliders
+    kit.check      run a learner's answer, and say what is right or what differs
+    kit.strategies the table of strategies, ours and PyTorch's
+    kit.tour       each of them against one process
+    kit.doctor     can this machine run the course?
 """

@@ -14,7 +14,7 @@ LEVELS = [
     {"model", "data", "cost", "collectives"},
     {"ddp"},
     {"native"},  # and every file of the kit that is not named below
-    {"kit.check", "kit.play", "kit.tour", "kit.doctor", "__main__"},
+    {"kit.strategies", "kit.check", "kit.play", "kit.tour", "kit.doctor", "__main__"},
 ]
 TEXTBOOK = LEVELS[0] | LEVELS[1]
 # What a file may import for an option of its own, inside the function that needs it.
