@@ -531,7 +531,11 @@ def test_under_torchrun_run_joins_the_world_that_is_there(tmp_path):
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(file)]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},
     )
     assert done.returncode == 0, done.stderr
     assert "ranks=3, but torchrun started 2" in done.stdout
