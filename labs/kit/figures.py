@@ -90,7 +90,7 @@ def memory(recording, step: int | None = None, ranks: Sequence[int] | None = Non
     ranks = range(recording.ranks) if ranks is None else ranks
     columns = min(2, len(ranks))
     rows = math.ceil(len(ranks) / columns)
-    canvas, panels = axes(4.75 * columns, 0.6 + 2.0 * rows, rows, columns)
+    canvas, panels = axes(9.5, 0.6 + (2.8 - 0.4 * columns) * rows, rows, columns)
     start, end = window(recording, step)
     factor, unit = clock(end - start)
     peaks = {}
@@ -98,6 +98,9 @@ def memory(recording, step: int | None = None, ranks: Sequence[int] | None = Non
         series = cut(recording.memory[rank], start, end)
         peaks[rank] = areas(panel, [(factor * (moment - start), held) for moment, held in series])
         panel.set_title(f"rank {rank}", fontsize=9, loc="left", color=MUTED)
+        for span in recording.spans if step is not None else ():
+            if span.rank == rank and span.name != "step" and start <= span.start < span.end <= end:
+                phase(panel, span.name, factor * (span.start - start), factor * (span.end - span.start))
     for panel in panels[len(ranks) :]:
         panel.set_visible(False)
     canvas.supylabel("MiB held", fontsize=9)
@@ -128,8 +131,16 @@ def areas(panel, series) -> float:
     panel.plot(moment, top, marker="v", color=INK, markersize=5, clip_on=False)
     side = "right" if moment > (times[0] + times[-1]) / 2 else "left"
     panel.annotate(f"peak {top:.2f} MiB", (moment, 1.04 * top), ha=side, va="bottom", fontsize=8)
-    panel.margins(x=0, y=0.2)
+    panel.margins(x=0, y=0.3)
     return top
+
+
+def phase(panel, name: str, start: float, long: float) -> None:
+    """A dotted line where a phase begins, and its name at the top if there is room for it."""
+    panel.axvline(start, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
+    if long > 0.012 * len(name) * panel.get_xlim()[1]:
+        place = (start + long / 2, 0.99)
+        panel.annotate(name, place, xycoords=("data", "axes fraction"), ha="center", va="top", fontsize=8, color=MUTED)
 
 
 def kinds(canvas, names) -> None:
