@@ -239,7 +239,7 @@ def test_strategies_by_hand(strategy, counts, sent, issuer):
         assert all(event.issuer.startswith(issuer) for event in seen.select(rank, step=2))
 
 
-def test_overlapped_starts_before_the_last_gradient_exists_and_says_from_where():
+def test_the_issuer_is_a_line_of_the_strategy():
     event = recording(by_ours).select(rank=1, step=0)[0]
     name, function = event.issuer.split(" ")
     assert name.startswith("ddp.py:") and function.isidentifier()
@@ -248,33 +248,33 @@ def test_overlapped_starts_before_the_last_gradient_exists_and_says_from_where()
 # Time -------------------------------------------------------------------------------------------------------------
 
 
-def late_by_a_tenth():
+def late():
     dist.barrier()
     mark("step")
     if dist.get_rank() == 1:
-        time.sleep(0.1)
+        time.sleep(0.3)
     dist.all_reduce(torch.ones(4))
     mark("step")
     work = dist.all_reduce(torch.ones(4), async_op=True)
-    time.sleep(0.1)
+    time.sleep(0.3)
     work.wait()
     if dist.get_rank() == 1:
-        time.sleep(0.1)
+        time.sleep(0.3)
         dist.send(torch.ones(1), 0)
     else:
         dist.recv(torch.ones(1), 1)
 
 
 def test_clock_waits_and_ends():
-    seen = recording(late_by_a_tenth)
+    seen = recording(late)
     assert seen.events == sorted(seen.events, key=lambda event: event.start)
     assert all(0 <= event.start <= event.end for event in seen.events)
     _, first, hidden, message = seen.select(rank=0)
-    assert first.end - first.start > 0.08 and first.waited > 0.08  # it stood still for the late one
-    late = seen.select(rank=1)[1]
-    assert late.start > first.start + 0.08 and abs(late.end - first.end) < 0.05  # one clock
-    assert hidden.end - hidden.start < 0.08 and hidden.waited < 0.05  # done behind the sleep: its own end, not wait's
-    assert message.op == "recv" and message.waited > 0.05
+    assert first.end - first.start > 0.2 and first.waited > 0.2  # it stood still for the late one
+    other = seen.select(rank=1)[1]
+    assert other.start > first.start + 0.2 and abs(other.end - first.end) < 0.15  # one clock
+    assert hidden.end - hidden.start < 0.2 and hidden.waited < 0.15  # done behind the sleep: its own end, not wait's
+    assert message.op == "recv" and message.waited > 0.15
 
 
 def unwaited_and_failing_works():
@@ -381,9 +381,19 @@ WIRE = """
     from labs.kit.launch import run
     from labs.kit.record import mark
 
+    REPEATS = 4
+
     def on_loopback():
         with open("/proc/net/dev") as devices:
             return next(int(line.split()[9]) for line in devices if line.split()[0] == "lo:")
+
+    def crossed(call):
+        dist.barrier()
+        before = on_loopback()
+        dist.barrier()
+        call()
+        dist.barrier()
+        return on_loopback() - before
 
     def measure():
         ranks, wire = dist.get_world_size(), {}
@@ -400,14 +410,10 @@ WIRE = """
         }
         for op, call in calls.items():
             call()  # the first call also connects
-            dist.barrier()
-            before = on_loopback()
-            dist.barrier()
             mark("step")
-            call()
+            # A busy machine now and then makes TCP send something twice: the least of a few is what gloo sends.
+            wire[op] = min(crossed(call) for _ in range(REPEATS))
             mark("end")
-            dist.barrier()
-            wire[op] = on_loopback() - before
         return wire
 
     if __name__ == "__main__":
@@ -416,7 +422,7 @@ WIRE = """
             results = run(measure, ranks=ranks, device="cpu", record="communication")
             seen = results.recording
             for step, (op, wire) in enumerate(results[0].items()):
-                ratio[f"{op} {ranks}"] = wire / sum(seen.sent(rank, step) for rank in range(ranks))
+                ratio[f"{op} {ranks}"] = REPEATS * wire / sum(seen.sent(rank, step) for rank in range(ranks))
         print(json.dumps(ratio))
 """
 
