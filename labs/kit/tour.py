@@ -1,0 +1,373 @@
+"""The tour: the course's GPT trained on one process and on several ranks with every strategy, and all of it measured.
+
+    python -m labs tour --ranks 4 --steps 30
+
+For each row of `labs.kit.strategies` the same training runs three times, since each of these disturbs the next:
+
+    time             all steps, with nothing on      losses, parameters, milliseconds
+    communication    WATCHED steps                   bytes sent
+    memory           WATCHED steps                   bytes held, by kind
+
+Beside each measurement stands what `labs.cost` predicts.  Out come one table, a figure and a JSON file; a strategy that
+does not train as one process does, or does not send or hold what was predicted, makes the command fail, saying why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from labs.cost import Prediction
+from labs.data import Batches, Corpus, corpus
+from labs.kit import draw
+from labs.kit.launch import RankError, Results, check_arguments, run
+from labs.kit.palette import NAMES
+from labs.kit.place import place
+from labs.kit.strategies import ADAMW, ONE_DEVICE, STRATEGIES, Batch, Strategy, train
+from labs.model import GPT, PRESETS, Config, parameters
+
+KINDS = (*draw.KINDS, "peak")
+EXACT = ("P", "G", "S")
+SIZES = [name for name, config in PRESETS.items() if config.vocab == 256]  # those that read bytes
+PASSES = ("time", "communication", "memory")
+WATCHED = 4  # steps of the passes that count bytes; their last one is reported
+WARM_UP = 3  # steps that are not timed
+SAME = 1e-5  # two parameters that differ by no more are equal up to float32's rounding ...
+COMPARED = 30  # ... which every training blows up, step by step: so they are compared after these
+TIMEOUT = 3600.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to train, and on what.  Raises ValueError, with the way out, for what cannot be trained."""
+
+    size: str = "tiny"
+    ranks: int = 4
+    steps: int = 30
+    batch: int = 12
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.size not in SIZES:
+            raise ValueError(f"there is no size {self.size!r} that reads bytes: take {' or '.join(SIZES)}")
+        check_arguments(self.ranks, TIMEOUT, None, None)
+        if min(self.steps, self.batch) < 1:
+            raise ValueError(f"steps {self.steps} and batch {self.batch} must each be at least 1")
+        if self.batch % self.ranks:
+            divisors = ", ".join(str(n) for n in range(1, 65) if self.batch % n == 0)
+            larger = self.batch + -self.batch % self.ranks
+            raise ValueError(
+                f"batch {self.batch} does not divide by {self.ranks} ranks: "
+                f"take --batch {larger}, or as many --ranks as one of {divisors}"
+            )
+        # Chosen once: the reference must run on the same kind of device as the others.
+        object.__setattr__(self, "device", place(self.device, self.ranks).devices[0].split(":")[0])
+
+    @property
+    def config(self) -> Config:
+        return PRESETS[self.size]
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        return corpus()
+
+    def batches(self, ranks: int, steps: int) -> list[list[Batch]]:
+        """[rank][step]: the same data, dealt to any number of ranks."""
+        parts = [Batches(self.corpus.tokens, self.batch, self.config.context, 0, rank, ranks) for rank in range(ranks)]
+        return [[part[step] for step in range(steps)] for part in parts]
+
+    def to_json(self) -> dict[str, Any]:
+        text = self.corpus
+        source = {"source": text.source, "bytes": text.size, "sha256": text.sha256}
+        return {
+            **asdict(self),
+            "model": asdict(self.config),
+            "optimizer": {"name": "AdamW", **ADAMW},
+            "corpus": {**source, "unigram_entropy": text.unigram_entropy()},
+            "compared_after": min(self.steps, COMPARED),
+        }
+
+
+@dataclass
+class Row:
+    """What a strategy did; `differs` has a sentence for everything that is not as it should be."""
+
+    name: str
+    side: str
+    ranks: int
+    losses: list[float]  # the mean over the ranks, by step
+    max_param_diff: float
+    sent: dict[str, int]  # predicted and measured, of the rank with the most
+    held: dict[str, dict[str, int]]  # likewise, by kind
+    ms_per_step: float
+    differs: list[str] = field(default_factory=list)
+
+    @property
+    def final_loss(self) -> float:
+        return statistics.fmean(self.losses[-5:])
+
+    def to_json(self) -> dict[str, Any]:
+        return {key: value for key, value in asdict(self).items() if key != "differs"}
+
+
+# ---- measuring -------------------------------------------------------------------------------------------
+
+
+def tour(plan: Plan, chosen: Sequence[Strategy], tick: Callable[[str], Any] = lambda name: None) -> list[Row]:
+    """Measure one device, then each chosen strategy against it; `tick` is called before each pass."""
+    rows, reference = [], None
+    for strategy in (ONE_DEVICE, *chosen):
+        ranks = strategy.ranks(plan.ranks)
+        seen = {}
+        for kind in PASSES:
+            tick(strategy.name)
+            seen[kind] = watch(strategy, plan, ranks, kind, reference)
+        if reference is None:
+            reference = seen["time"][0][1]
+            seen["time"][0] = seen["time"][0][0], 0.0
+        rows.append(compare(strategy, plan, ranks, **seen))
+    return rows
+
+
+def watch(strategy: Strategy, plan: Plan, ranks: int, kind: str, reference: list[Tensor] | None) -> Results:
+    """Train once, under this pass."""
+    batches = plan.batches(ranks, plan.steps if kind == "time" else WATCHED)
+    job = dict(ranks=ranks, device=plan.device, timeout=TIMEOUT, record=kind)
+    return run(train_and_compare, strategy, partial(GPT, plan.config), batches, reference, **job)
+
+
+def train_and_compare(strategy: Strategy, build: Any, batches: Any, reference: list[Tensor] | None) -> tuple[Any, Any]:
+    """On a rank: the losses, and how far its parameters are from the reference (the parameters where it is None)."""
+    losses, kept = train(strategy, build, batches, keep=min(COMPARED, len(batches[0])))
+    if reference is None:
+        return losses, kept
+    return losses, max((a - b).abs().max().item() for a, b in zip(kept, reference, strict=True))
+
+
+def compare(strategy: Strategy, plan: Plan, ranks: int, time: Results, communication: Results, memory: Results) -> Row:
+    """The three passes of a strategy as one row, measured beside predicted on every rank."""
+    losses, differences = zip(*time, strict=True)
+    share = dict(batch=plan.batch // ranks, ranks=ranks)
+    predicted = [strategy.predict(plan.config, rank=rank, **share) for rank in range(ranks)]
+    sent = [communication.recording.sent(rank, WATCHED - 1) for rank in range(ranks)]
+    held = [memory.recording.held(rank, WATCHED - 1) for rank in range(ranks)]
+    durations = [
+        1000 * (span.end - span.start)
+        for rank in range(ranks)
+        for span in time.recording.step_spans(rank)[min(WARM_UP, plan.steps - 1) :]
+    ]
+    row = Row(
+        strategy.name,
+        strategy.side,
+        ranks,
+        [statistics.fmean(step) for step in zip(*losses, strict=True)],
+        max(differences),
+        {"predicted": max(p.sent for p in predicted), "measured": max(sent)},
+        {
+            kind: {
+                "predicted": max(getattr(p.held, kind) for p in predicted),
+                "measured": max(rank[kind] for rank in held),
+            }
+            for kind in KINDS
+        },
+        statistics.median(durations),
+    )
+    faults: dict[str, list[int]] = {}
+    for rank, (difference, p) in enumerate(zip(differences, predicted, strict=True)):
+        for fault in faults_of(difference, p, sent[rank], held[rank]):
+            faults.setdefault(fault, []).append(rank)
+    row.differs = [f"{strategy.name}, rank {', '.join(map(str, at))}: {fault}" for fault, at in faults.items()]
+    return row
+
+
+def faults_of(difference: float, predicted: Prediction, sent: int, held: dict[str, int]) -> Iterator[str]:
+    """What one rank did otherwise than one process, or than was predicted."""
+    if not difference <= SAME:  # nan, too
+        yield f"parameters differ from one process's by {difference:.1e}, more than {SAME:.0e}"
+    if sent != predicted.sent:
+        yield f"sent {sent:,} bytes in a step, not the predicted {predicted.sent:,}"
+    for kind in EXACT:
+        if held[kind] != getattr(predicted.held, kind):
+            yield f"held {held[kind]:,} bytes of {NAMES[kind]}, not the predicted {getattr(predicted.held, kind):,}"
+
+
+# ---- showing ---------------------------------------------------------------------------------------------
+
+
+def show(rows: Sequence[Row]) -> draw.Table:
+    """One table for a terminal of 100 columns: two lines a strategy, what was predicted over what was measured."""
+    cells = [[row.sent, *(row.held[kind] for kind in KINDS)] for row in rows]
+    largest = max(max(cell.values()) for line in cells for cell in line)
+    power = next(power for power in range(1, 6) if largest < 1000 * 1024**power)
+    lines = []
+    for row, line in zip(rows, cells, strict=True):
+        about = (row.name, f"{row.final_loss:.4f}", f"{row.max_param_diff:.1e}", f"{row.ms_per_step:.1f}")
+        again = (f"  {row.side} × {row.ranks}", "", "", "")
+        for first, which in ((about, "predicted"), (again, "measured")):
+            lines.append((*first, which, *(three_digits(cell[which] / 1024**power) for cell in line)))
+    names = ["temp" if kind == "temporary" else kind for kind in KINDS]
+    header = ("strategy", "loss", "Δ params", "ms", f"{' KMGTP'[power]}iB/rank", "sent", *names)
+    notes = (
+        "loss: nats, mean of the last 5 steps.  Δ params: largest difference from one process.",
+        "ms and sent: per step.  P … temp: the most that a rank held during a step;  peak: all at once.",
+    )
+    return draw.Table(header, tuple(lines), (False, *[True] * 3, False, *[True] * 8), notes=notes)
+
+
+def three_digits(number: float) -> str:
+    return f"{number:.{2 if number < 9.995 else 1 if number < 99.95 else 0}f}"
+
+
+def verdicts(rows: Sequence[Row], plan: Plan) -> list[str]:
+    """What the table says, a sentence each."""
+    after = min(plan.steps, COMPARED)
+    entropy, loss = plan.corpus.unigram_entropy(), rows[0].final_loss
+    below = "below" if loss < entropy else "not yet below"
+    said = [
+        f"The loss, {loss:.2f} nats, is {below} the corpus's unigram entropy, {entropy:.2f}, "
+        "the best that byte counts alone can do."
+    ]
+    if len(rows) > 1 and not any(row.differs for row in rows):
+        said += [
+            f"After {after} steps every strategy has one process's parameters, to {SAME:.0e}.",
+            "Each rank sent, and held of P, G and S, what the formulas say, to the byte.",
+        ]
+    return said
+
+
+def picture(rows: Sequence[Row], plan: Plan) -> bytes:
+    """A PNG: the losses of all rows over the reference curve, and what a rank holds, predicted over measured."""
+    from matplotlib import image
+    from numpy import vstack
+
+    losses = {label(row): row.losses for row in rows}
+    held = {
+        f"{label(row)}, {which}": {kind: row.held[kind][which] for kind in KINDS}
+        for row in rows
+        for which in ("predicted", "measured")
+    }
+    figures = (draw.curves(losses, marks={"unigram entropy": plan.corpus.unigram_entropy()}), draw.bars(held))
+    whole = io.BytesIO()
+    image.imsave(whole, vstack([image.imread(io.BytesIO(figure.png)) for figure in figures]), format="png")
+    return whole.getvalue()
+
+
+def label(row: Row) -> str:
+    return row.name if row.ranks == 1 else f"{row.name} × {row.ranks}"
+
+
+def summary(rows: Sequence[Row], plan: Plan) -> dict[str, Any]:
+    """What `--json` writes."""
+    return {
+        "schema": 1,
+        "config": plan.to_json(),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "platform": platform.platform(),
+        },
+        "reference": {"losses": rows[0].losses},
+        "rows": [row.to_json() for row in rows],
+    }
+
+
+# ---- files -----------------------------------------------------------------------------------------------
+
+
+def require_writable(path: Path) -> None:
+    """Raise ValueError where no file can be put at `path`: before the training, not after it."""
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(0, "it is a folder")
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ValueError(f"{path} cannot be written ({reason}): name a file in a folder that is yours") from error
+
+
+def write(path: Path, content: bytes) -> None:
+    """All of the file or nothing: whoever reads it meanwhile sees the one before."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+# ---- the command -----------------------------------------------------------------------------------------
+
+
+def choose(names: str | None) -> list[Strategy]:
+    """The rows of STRATEGIES with these names, separated by commas, in the table's order; all for None."""
+    wanted = {name.strip() for name in names.split(",")} if names is not None else None
+    known = [strategy.name for strategy in STRATEGIES]
+    if unknown := sorted((wanted or set()) - set(known)):
+        raise ValueError(f"no strategy {', '.join(map(repr, unknown))}: there are {', '.join(known)}")
+    return [strategy for strategy in STRATEGIES if wanted is None or strategy.name in wanted]
+
+
+def parser() -> argparse.ArgumentParser:
+    summary = "Train the course's GPT on one process and on several ranks with every strategy; measure and compare."
+    options = argparse.ArgumentParser(prog="python -m labs tour", description=summary)
+    options.add_argument("--ranks", type=int, default=Plan.ranks, help="processes of a job (%(default)s)")
+    options.add_argument("--steps", type=int, default=Plan.steps, help="of training (%(default)s)")
+    options.add_argument("--batch", type=int, default=Plan.batch, help="sequences a step, on all ranks (%(default)s)")
+    options.add_argument("--size", default=Plan.size, help=f"of the model: {', '.join(SIZES)} (%(default)s)")
+    options.add_argument("--device", default=Plan.device, help="auto, cpu or cuda (%(default)s)")
+    names = ", ".join(strategy.name for strategy in STRATEGIES)
+    options.add_argument("--strategies", metavar="A,B", help=f"some of {names} (all)")
+    options.add_argument("--json", type=Path, default="tour.json", metavar="FILE", help="all numbers (%(default)s)")
+    options.add_argument("--figure", type=Path, default="tour.png", metavar="FILE", help="a picture (%(default)s)")
+    return options
+
+
+def main(arguments: list[str]) -> int:
+    """0 when every strategy is as it should be, 1 when one differs, 2 when the tour could not be made."""
+    chosen = parser().parse_args(arguments)
+    try:
+        plan = Plan(chosen.size, chosen.ranks, chosen.steps, chosen.batch, chosen.device)
+        strategies = choose(chosen.strategies)
+        require_writable(chosen.json)
+        require_writable(chosen.figure)
+        print(introduction(plan), flush=True)
+        with tqdm(total=len(PASSES) * (len(strategies) + 1), disable=None, leave=False, unit="pass") as bar:
+            rows = tour(plan, strategies, lambda name: (bar.set_description(name), bar.update(bar.n < bar.total)))
+    except (ValueError, RankError) as error:
+        print(f"tour: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("tour: stopped", file=sys.stderr)
+        return 130
+    print(f"\n{show(rows)}\n", *verdicts(rows, plan), sep="\n")
+    write(chosen.json, json.dumps(summary(rows, plan), indent=1).encode())
+    write(chosen.figure, picture(rows, plan))
+    print(f"Saved: {chosen.json}, {chosen.figure}", flush=True)
+    differs = [sentence for row in rows for sentence in row.differs]
+    for sentence in differs:
+        print(f"tour: {sentence}", file=sys.stderr)
+    return int(bool(differs))
+
+
+def introduction(plan: Plan) -> str:
+    tokens = f"{plan.batch} × {plan.config.context} tokens"
+    return (
+        f"GPT {plan.size} ({parameters(plan.config):,} parameters, float32), {plan.steps} steps of {tokens} with AdamW,\n"
+        f"on the {plan.corpus.source} ({plan.corpus.size:,} bytes); one process, then {plan.ranks} ranks on {plan.device}"
+    )
