@@ -89,13 +89,13 @@ def test_replay_grows_and_is_saved_whole():
 def test_all_reduce_times_show_what_the_formulas_say():
     asked = []
 
-    def ring(ranks, size, latency, bandwidth):
-        asked.append((ranks, size, latency, bandwidth))
+    def ring(size, ranks, latency, bandwidth):
+        asked.append((size, ranks, latency, bandwidth))
         return 2 * (ranks - 1) * (latency + size / ranks / bandwidth)
 
     widget = play.all_reduce_times({"ring": ring})
     widget.controls["megabytes"].value = 100
-    assert asked[-1] == (8, 100_000_000, pytest.approx(20e-6), 10e9)
+    assert asked[-1] == (100_000_000, 8, pytest.approx(20e-6), 10e9)
     seconds = ring(*asked[-1])
     assert f"ring: {1000 * seconds:.3g} ms" in widget.stage.value
     assert "8 ranks, 100 MB, 20 µs a message, 10 GB/s a link" in widget.stage.value

@@ -125,12 +125,12 @@ def replay(recording, step: int | None = None, count: int = 41) -> Explorer:
 def all_reduce_times(seconds: Mapping[str, Callable[[int, int, float, float], float]]) -> Explorer:
     """Time of one all-reduce by algorithm, and which wins where.
 
-    seconds: {"ring": f, ...} where f(ranks, bytes, latency in s, bandwidth in B/s) is a formula of labs.cost.
+    seconds: {"ring": f, ...} where f(bytes, ranks, latency in s, bandwidth in B/s) is a formula of labs.cost.
     """
 
     def picture(ranks: int, megabytes: float, latency: float, bandwidth: float) -> draw.Drawing:
         caption = f"{ranks} ranks, {megabytes:g} MB, {latency:g} µs a message, {bandwidth:g} GB/s a link"
-        given = ranks, int(1e6 * megabytes), 1e-6 * latency, 1e9 * bandwidth
+        given = int(1e6 * megabytes), ranks, 1e-6 * latency, 1e9 * bandwidth
         return draw.chart({name: formula(*given) for name, formula in seconds.items()}, "s", caption=caption)
 
     sliders = {
