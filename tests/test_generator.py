@@ -175,6 +175,10 @@ def test_marks_go_in_pairs_inside_a_function(source):
         notebooks.cut_answers(source)
 
 
+def test_a_guess_is_left_to_the_learner():
+    assert notebooks.cut_answers("guess = 16  # your number\nother = 16") == "guess = None  # your number\nother = 16"
+
+
 def test_an_unknown_name_is_told(course):
     with pytest.raises(notebooks.SourceError, match=r"no solutions/07\*\.py; there are 03_small"):
         notebooks.build(["07"], root=course())

@@ -38,6 +38,7 @@ NOISE = get_sanitize_patterns((ROOT / "tools/nbval.cfg").read_text(encoding="utf
 
 BEGIN = re.compile(r"^(\s+)### BEGIN SOLUTION\s*$")
 END = re.compile(r"^\s+### END SOLUTION\s*$")
+GUESS = re.compile(r"^(\w+ = ).+(  # your number)$")  # a prediction: the learner finds None there
 STUB = 'raise NotImplementedError("your turn")'
 
 # A live widget needs its kernel; the picture that it leaves beside this is what stays, and is not compared.
@@ -138,7 +139,7 @@ def learner(solved: NotebookNode) -> NotebookNode:
 
 
 def cut_answers(source: str) -> str:
-    """Replace what stands between the marks by a stub, at the marks' own indentation.
+    """Replace what stands between the marks by a stub, at the marks' own indentation, and each guess by None.
 
     Raises SourceError on marks that are not paired, or not inside a function: there the stub would stop the
     notebook, which has to run from top to bottom as shipped.
@@ -151,7 +152,7 @@ def cut_answers(source: str) -> str:
         if begin:
             lines += textwrap.indent(STUB, begin[1]).splitlines()
         elif not inside and not end:
-            lines.append(line)
+            lines.append(GUESS.sub(r"\1None\2", line))
         inside = bool(begin) or (inside and not end)
     if inside:
         raise SourceError("'### BEGIN SOLUTION' without '### END SOLUTION'")
