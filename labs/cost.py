@@ -265,53 +265,69 @@ def ddp(
     bucket_bytes: int = 25 * MiB,
     accumulation: int = 1,
 ) -> Prediction:
-    """A step of `GPT(config)` with AdamW, in float32 on CPU, from the second step on; `batch` sequences at a time.
+    """A step of `GPT(config)` with AdamW, in float32 on CPU, from the second step on; `batch` sequences at a time."""
+    sizes = parameter_sizes(config)
+    counts = buckets(sizes, variant, bucket_bytes)
+    return Prediction(
+        sent=ddp_sent(sizes, ranks, variant, rank, bucket_bytes),
+        all_reduces=len(counts),
+        textbook=FLOAT * all_reduce_limit(sum(counts), ranks),
+        held=ddp_held(config, batch, variant, context, bucket_bytes, accumulation),
+    )
 
-    P, S and A are those of one process ("single"). Where the variants differ, in bytes:
+
+def ddp_held(
+    config,
+    batch: int,
+    variant: str,
+    context: int | None = None,
+    bucket_bytes: int = 25 * MiB,
+    accumulation: int = 1,
+) -> Held:
+    """P, S and A are those of one process ("single"). Where the variants differ, in bytes:
 
                         gradients of their own    buckets that stay    a buffer that passes
         single, naive            P
         bucketed                 P                                     the largest bucket
         overlapped                                        P
         torch                    P                        P
+
+    In overlapped's buckets live the gradients themselves, and G has one more, on its way into its bucket.
     """
     sizes = parameter_sizes(config)
-    full = buckets(sizes, variant, bucket_bytes)
     P, S, A = FLOAT * sum(sizes), optimizer_state(sizes), sum(activations(config, batch, context).values())
-    own, staying, passing = {
-        "bucketed": (P, 0, FLOAT * max(full, default=0)),
-        "overlapped": (0, P, 0),
-        "torch": (P, P, 0),
-    }.get(variant, (P, 0, 0))
+    largest_bucket = FLOAT * max(buckets(sizes, variant, bucket_bytes), default=0)
+    rows = {"bucketed": (P, 0, largest_bucket), "overlapped": (0, P, 0), "torch": (P, P, 0)}
+    own, staying, passing = rows.get(variant, (P, 0, 0))
+
     work = workspace(config, batch, context)
-    before = staying + (own if accumulation > 1 else 0)  # there when backward begins, besides P, S and A
-    early = work.gradients if own and accumulation == 1 else 0
-    peak = max(
-        before + A + work.loss,
-        before + A - work.freed + early + work.mlp,
-        own + staying + work.inputs + max(passing, work.optimizer),
+    already, yet_to_come = (own, 0) if accumulation > 1 else (0, work.gradients if own else 0)
+    moments = (
+        A + work.loss + already + staying,
+        A - work.freed + work.mlp + already + yet_to_come + staying,
+        work.inputs + max(passing, work.optimizer) + own + staying,
     )
-    held = Held(
+    return Held(
         P=P,
-        G=own or staying + FLOAT * max(sizes),  # and the largest gradient, on its way into its bucket
+        G=own or staying + FLOAT * max(sizes),
         S=S,
         A=A,
         comm=passing + (staying if own else 0),
-        temporary=max(work.loss, work.mlp, work.optimizer - FLOAT) + 2 * FLOAT,  # the loss, its gradient
-        peak=P + S + peak + FLOAT,
+        temporary=max(work.loss, work.mlp, work.optimizer - FLOAT) + 2 * FLOAT,  # with the loss and its gradient
+        peak=P + S + max(moments) + FLOAT,
     )
-    sent = ddp_sent(sizes, ranks, variant, rank, bucket_bytes)
-    return Prediction(sent, len(full), FLOAT * all_reduce_limit(sum(full), ranks), held)
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """Bytes of temporaries at the moments when a step may peak; `gradients`, `freed`: what has come and gone by `mlp`.
+    """Bytes of temporaries at the three moments when a step may peak.
 
     loss        backward begins: gradients of the log-probabilities and of the logits
-    mlp         in the last layer: gradients of x, of the product, of silu(gate) and of up
-    optimizer   a square root and a quotient for one parameter, and the quotient of the parameter before it
-    inputs      tokens and targets, which outlive backward
+    mlp         it is in the last layer: gradients of x, of the product, of silu(gate) and of up; those of the
+                head, the last norm and down have come (`gradients`), what these three had kept is gone (`freed`);
+                where the head is tied to the embedding, its part of the gradient waits for the other
+    optimizer   a square root and a quotient for one parameter, and the quotient of the parameter before it;
+                tokens and targets (`inputs`) are still there
     """
 
     loss: int
@@ -328,9 +344,9 @@ def workspace(config, batch: int, context: int | None = None) -> Workspace:
     D, V, F = config.dim, config.vocab, config.hidden
     return Workspace(
         loss=FLOAT * tokens * 2 * V,
-        mlp=FLOAT * tokens * (D + 3 * F),
-        gradients=FLOAT * (V * D + D + D * F),  # of the head, the last norm and down
-        freed=FLOAT * tokens * (V + 3 * D + 1 + F),  # what these kept
+        mlp=FLOAT * (tokens * (D + 3 * F) + (V * D if config.tied else 0)),
+        gradients=FLOAT * ((0 if config.tied else V * D) + D + D * F),
+        freed=FLOAT * tokens * (V + 3 * D + 1 + F),
         optimizer=FLOAT * max(2 * size + before for before, size in zip([0, *sizes], sizes, strict=False)),
         inputs=2 * INDEX * tokens,
     )

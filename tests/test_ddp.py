@@ -17,7 +17,7 @@ from torch import nn
 
 from labs import collectives
 from labs.ddp import Bucketed, Naive, Overlapped, in_buckets
-from labs.kit.launch import RankError, run
+from labs.kit.launch import run
 
 VARIANTS = {
     "naive": Naive,
@@ -25,7 +25,11 @@ VARIANTS = {
     "overlapped": lambda model, **options: Overlapped(model, bucket_bytes=1000, **options),
 }
 CASES = [(dtype, accumulation) for dtype in (torch.float32, torch.float64) for accumulation in (1, 3)]
-every_variant = pytest.mark.parametrize("variant", VARIANTS)
+
+
+def of(variant):
+    """A message of assert_close that says whose numbers differ."""
+    return lambda message: f"{variant}: {message}"
 
 
 class Awkward(nn.Module):
@@ -101,36 +105,45 @@ def train(variant, dtype, accumulation=1, steps=10, **options):
 # ---- numbers ---------------------------------------------------------------------------------------------
 
 
-@every_variant
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_equals_one_process(variant, ranks):
-    for results in run(lambda: [train(variant, *case) for case in CASES], ranks=ranks):
-        for (dtype, _), mine, single in zip(CASES, results, references(ranks), strict=True):
-            exact = 0 if ranks <= 2 else 1e-5
-            rtol, atol = (0, 1e-12) if dtype == torch.float64 else (exact, exact)
-            torch.testing.assert_close(mine, single, rtol=rtol, atol=atol)
+def test_equals_one_process(ranks):
+    def body():
+        return {variant: [train(variant, *case) for case in CASES] for variant in VARIANTS}
+
+    for results in run(body, ranks=ranks):
+        for variant in VARIANTS:
+            for (dtype, _), mine, single in zip(CASES, results[variant], references(ranks), strict=True):
+                exact = 0 if ranks <= 2 else 1e-5
+                rtol, atol = (0, 1e-12) if dtype == torch.float64 else (exact, exact)
+                torch.testing.assert_close(mine, single, rtol=rtol, atol=atol, msg=of(variant))
 
 
-@every_variant
-def test_our_own_ring_is_one_argument(variant):
-    results = run(train, variant, *CASES[0], all_reduce=collectives.all_reduce, ranks=2)
-    for mine in results:
-        torch.testing.assert_close(mine, references(2)[0], rtol=0, atol=0)
+def test_our_own_ring_is_one_argument():
+    def body():
+        ring = collectives.all_reduce
+        return {variant: train(variant, *CASES[0], all_reduce=ring) for variant in VARIANTS}
+
+    for results in run(body, ranks=2):
+        for variant, mine in results.items():
+            torch.testing.assert_close(mine, references(2)[0], rtol=0, atol=0, msg=of(variant))
 
 
-@every_variant
-def test_within_a_subgroup(variant):
+def test_within_a_subgroup():
     def body():
         groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
-        model = Awkward(seed=dist.get_rank() % 2)  # replicas within each group, and no others
-        model = VARIANTS[variant](model, group=groups[dist.get_rank() % 2])
-        model(batch(0, dist.get_rank())).backward()
-        model.sync()
-        return [p.grad for p in model.trainable.values()]
+        gradients = {}
+        for variant, wrap in VARIANTS.items():
+            model = Awkward(seed=dist.get_rank() % 2)  # replicas within each group, and no others
+            model = wrap(model, group=groups[dist.get_rank() % 2])
+            model(batch(0, dist.get_rank())).backward()
+            model.sync()
+            gradients[variant] = [p.grad for p in model.trainable.values()]
+        return gradients
 
     a, b, c, d = run(body, ranks=4)
-    torch.testing.assert_close([a, b], [c, d], rtol=0, atol=0)
-    assert not torch.equal(a[0], b[0])
+    for variant in VARIANTS:
+        torch.testing.assert_close([a[variant], b[variant]], [c[variant], d[variant]], rtol=0, atol=0)
+        assert not torch.equal(a[variant][0], b[variant][0]), variant
 
 
 # ---- unused, tied, frozen --------------------------------------------------------------------------------
@@ -149,27 +162,32 @@ def with_branch(variant, used, find_unused=True):
     return gradients, list(model.parameters())
 
 
-@every_variant
 @pytest.mark.parametrize("used", [{0, 1, 2}, {1}, set()])
-def test_unused_parameters(variant, used):
+def test_unused_parameters(used):
     single = Awkward(torch.float64)
     single.branch.requires_grad_(True)
     optimizer = torch.optim.AdamW(single.parameters())
     for rank in range(3):
         (single(batch(0, rank), branch=rank in used) / 3).backward()
     optimizer.step()
-    for gradients, parameters in run(with_branch, variant, used, ranks=3):
-        assert (gradients["branch.weight"] is None) == (not used)
-        for name, p in single.named_parameters():
-            if p.requires_grad:
-                torch.testing.assert_close(gradients[name], p.grad, rtol=0, atol=1e-13)
-        torch.testing.assert_close(parameters, list(single.parameters()), rtol=0, atol=1e-12)
+    for results in run(lambda: {variant: with_branch(variant, used) for variant in VARIANTS}, ranks=3):
+        for variant, (gradients, parameters) in results.items():
+            assert (gradients["branch.weight"] is None) == (not used)
+            for name, p in single.named_parameters():
+                if p.requires_grad:
+                    torch.testing.assert_close(gradients[name], p.grad, rtol=0, atol=1e-13)
+            torch.testing.assert_close(parameters, list(single.parameters()), rtol=0, atol=1e-12, msg=of(variant))
 
 
-@every_variant
-def test_unused_parameters_are_named(variant):
-    with pytest.raises(RankError, match=r"no gradient for 'branch.weight', 'branch.bias'.*find_unused=True"):
-        run(with_branch, variant, set(), find_unused=False, ranks=2)
+def test_unused_parameters_are_named():
+    def body():
+        for variant in VARIANTS:
+            message = r"rank \d has no gradient for 'branch.weight', 'branch.bias': .*find_unused=True"
+            with pytest.raises(RuntimeError, match=message):
+                with_branch(variant, set(), find_unused=False)
+            dist.barrier()
+
+    run(body, ranks=2)
 
 
 def test_tied_parameters_travel_once_and_complete():
@@ -190,22 +208,22 @@ def test_tied_parameters_travel_once_and_complete():
     assert run(body, ranks=2) == [(trainable, 1, True)] * 2
 
 
-@every_variant
-def test_frozen_parameters_stay_as_they_were(variant):
+def test_frozen_parameters_stay_as_they_were():
     names = [name for name, _ in Awkward().named_parameters()]
-    trained = dict(zip(names, run(train, variant, *CASES[0], steps=2, ranks=2)[0], strict=True))
-    assert torch.equal(trained["frozen.weight"], Awkward().frozen.weight)
-    assert not torch.equal(trained["hidden.weight"], Awkward().hidden.weight)
+    results = run(lambda: [train(variant, *CASES[0], steps=2) for variant in VARIANTS], ranks=2)
+    for parameters in results[0]:
+        trained = dict(zip(names, parameters, strict=True))
+        assert torch.equal(trained["frozen.weight"], Awkward().frozen.weight)
+        assert not torch.equal(trained["hidden.weight"], Awkward().hidden.weight)
 
 
 # ---- buffers ---------------------------------------------------------------------------------------------
 
 
-@every_variant
-def test_buffers_are_rank_0s_in_training(variant):
-    def body():
+def test_buffers_are_rank_0s_in_training():
+    def statistics(wrap):
         torch.manual_seed(0)
-        model = VARIANTS[variant](nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)))
+        model = wrap(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)))
         seen = []
         for step in range(3):
             x = torch.randn(6, 3, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
@@ -219,12 +237,13 @@ def test_buffers_are_rank_0s_in_training(variant):
                 model(torch.zeros(1, 3))  # no collective here: rank 0 may evaluate alone
         return seen
 
+    results = run(lambda: [statistics(wrap) for wrap in VARIANTS.values()], ranks=2)
     torch.manual_seed(0)
     linear, norm = nn.Linear(3, 4), nn.BatchNorm1d(4)
-    zero = run(body, ranks=2)[0]
     for step in range(3):
         norm(linear(torch.randn(6, 3, generator=torch.Generator().manual_seed(10 * step))))
-        torch.testing.assert_close(zero[step], norm.running_mean, rtol=1e-5, atol=1e-6)
+        for seen in results[0]:
+            torch.testing.assert_close(seen[step], norm.running_mean, rtol=1e-5, atol=1e-6)
 
 
 def test_a_buffer_of_another_rank_is_overwritten():
