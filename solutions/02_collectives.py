@@ -1,0 +1,743 @@
+# %% [markdown]
+# # Collectives
+#
+# *Four ranks hold a tensor each. How does every one of them come to hold the sum, and what is the least that each
+# must send?*
+#
+# You need: [Start here](00_start_here.ipynb), where a job on several ranks is a function call. It takes 90 minutes
+# with its three exercises, 45 without; the machine works for under a minute of it, in 1 GB of memory.
+
+# %% [markdown]
+# ## Question
+#
+# In the next notebook four ranks train copies of one model, each on its own quarter of the batch. Each computes a
+# gradient of its own, and before the optimizer steps, all need the mean of the four. But a **rank** is a process with
+# memory of its own: it sees nobody else's. All it can do is *send* a tensor to another rank, or *receive* one.
+#
+# Is that expensive? Here is the gradient of one of today's smaller models, in two bytes a number.
+
+# %%
+import time
+
+import torch
+import torch.distributed as dist
+
+from labs import collectives, cost
+from labs.collectives import exchange
+from labs.kit import check, draw, play
+from labs.kit.launch import run
+from labs.kit.record import mark
+from labs.kit.sockets import delivered
+from labs.model import PRESETS
+
+gradient = 2 * sum(cost.parameter_sizes(PRESETS["llama3-8b"]))
+print(f"Llama 3 8B: {gradient:,} bytes of gradient, in every step, on every rank")
+
+# %% [markdown]
+# ## Picture
+#
+# A **collective** is an operation in which all ranks of a group take part. These six are all that this course needs.
+# A row is a rank; a tensor is cut into as many **pieces** as there are ranks; to **reduce** is to combine what the
+# ranks hold, here by adding.
+#
+# ![Six collectives on four ranks, before and after: broadcast, reduce, all_reduce, all_gather, reduce_scatter and
+# all_to_all](../images/collectives.svg)
+#
+# `all_reduce` is what the question asks for. Look at the two below it: `reduce_scatter` leaves one piece of the sum on
+# each rank, and `all_gather` gives everybody all pieces. One after the other, they are an `all_reduce`. Keep that in
+# mind.
+
+# %% [markdown]
+# ## Predict
+#
+# Rank r brings `[10r, 10r + 1, 10r + 2, 10r + 3]`, so each piece is one number. After a `reduce_scatter`, which number
+# does rank 2 hold? Type your guess, then run the two cells.
+
+# %%
+guess_number = None  # type a number
+
+
+def glance():
+    """What this rank holds after each collective."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    own = 10 * rank + torch.arange(ranks)
+    held = {"before": own.tolist()}
+    for name in ("broadcast", "reduce", "all_reduce", "all_gather", "reduce_scatter"):
+        x = own.clone()
+        piece = getattr(collectives, name)(x)
+        held[name] = x.tolist() if piece is None else piece.tolist()
+    return held
+
+
+after = run(glance, ranks=4)
+draw.table([{"": name, **{f"rank {r}": str(held[name]) for r, held in enumerate(after)}} for name in after[0]])
+
+# %%
+question = "After reduce_scatter, which number does rank 2 hold?"
+check.predict(question, guess_number, after[2]["reduce_scatter"][0], tolerance=0)
+
+# %% [markdown]
+# Compare the table with the picture. After `reduce` only rank 0 has the sum; what the others hold is left over from
+# the work (partial sums), and not meant to be used. Those are the promises. Now we build them, from send and receive
+# alone.
+
+# %% [markdown]
+# ## Build: what a rank can do on its own
+#
+# `send` and `recv` come in pairs: one rank names the destination, the other the source. The receiver brings a tensor
+# of the right size and dtype, and the message overwrites it. Every rank runs the *same* function; what it does
+# depends on its number.
+
+
+# %%
+def hand_over():
+    """Rank 0 tells rank 1 three numbers."""
+    if dist.get_rank() == 0:
+        dist.send(torch.tensor([1.0, 2.0, 3.0]), dst=1)
+    else:
+        x = torch.empty(3)
+        dist.recv(x, src=0)
+        return x.tolist()
+
+
+assert run(hand_over, ranks=2) == [None, [1.0, 2.0, 3.0]]
+
+# %% [markdown]
+# Now all four at once, around a ring: each rank sends to the next one, and receives from the one before. Think before
+# you run it: who moves first? This cell is *meant* to fail.
+
+
+# %% tags=["raises-exception"]
+def ring_of_sends():
+    """Everybody hands a tensor to the next rank; or so it seems."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    mine, theirs = torch.ones(4), torch.empty(4)
+    dist.send(mine, dst=(rank + 1) % ranks)
+    dist.recv(theirs, src=(rank - 1) % ranks)
+
+
+run(ring_of_sends, ranks=4)
+
+# %% [markdown]
+# `send` **blocks**: it does not return before the other side has begun to receive. All four stand in their `send`,
+# and nobody ever reaches `recv`. This is a **deadlock**. (Some libraries set small messages aside, and such a program
+# works until the tensor grows.) Elsewhere the job would say nothing until a timeout, many minutes later. Here the
+# launcher keeps a journal of what every rank waits for, sees the circle within a second or so, and tells you the line
+# of each rank.
+#
+# The other classic is a rank that does not come. This cell is meant to fail, too.
+
+
+# %% tags=["raises-exception"]
+def absent():
+    """All ranks add up, but for one that sees no reason to."""
+    x = torch.ones(4)
+    if dist.get_rank() != 3:
+        dist.all_reduce(x)
+
+
+run(absent, ranks=4)
+
+# %% [markdown]
+# An `if` on the rank around a collective is how most jobs hang. The rule: *every rank of a group calls the same
+# collectives in the same order.*
+#
+# And the ring? `isend` and `irecv` (i for *immediate*) only **post** a message: they return at once with a handle to
+# wait on. So every rank posts both of its messages, and then waits for both. `exchange` from
+# [labs/collectives.py](../labs/collectives.py) does just that; its peers count modulo N, the number of ranks.
+
+
+# %%
+def ring_of_exchanges():
+    """Everybody hands a number to the next rank."""
+    rank = dist.get_rank()
+    mine, theirs = torch.tensor([rank]), torch.tensor([-1])
+    exchange(None, send=(mine, rank + 1), receive=(theirs, rank - 1))
+    return theirs.item()
+
+
+assert run(ring_of_exchanges, ranks=4) == [3, 0, 1, 2]
+
+# %% [markdown]
+# One such exchange by all ranks is a **round**. From here on, `exchange` is the only tool. (Its first argument is the
+# *group* of ranks that take part; `None` means all.)
+#
+# ## Build: broadcast, a tree
+#
+# Rank 0 has a tensor, and eight ranks need it. If rank 0 told one after the other, that would be seven rounds, with
+# six ranks idle in each. Better: *whoever knows it tells one more.* The ranks that know double in each
+# round. A collective seen from above is a list of messages (round, from, to, piece); drag the slider, or press play.
+
+# %%
+tree, informed = [], [0]
+for number in range(3):
+    tree += [(number, rank, rank + len(informed), 0) for rank in informed]
+    informed += [rank + len(informed) for rank in informed]
+
+assert len(tree) == 7 and informed == list(range(8))
+play.collective(tree, ranks=8, held=[{0: {0}}, *[{}] * 7])
+
+# %% [markdown]
+# ### Exercise 1: broadcast
+#
+# Write what one rank does in one round. `me` counts from the root (which is 0); before the round, the ranks with
+# `me < distance` know the tensor. Some tell somebody, some are told, and some do nothing; with N not a power of two,
+# some have nobody left to tell.
+#
+# Budget: N − 1 messages in all, in ⌈log₂ N⌉ rounds.
+
+
+# %%
+def my_broadcast(tensor, src=0, group=None):
+    """Every rank's `tensor` (any shape, in place) becomes global rank `src`'s."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    flat = tensor.view(-1)
+    me = (rank - dist.get_group_rank(group or dist.group.WORLD, src)) % ranks
+    distance = 1
+    while distance < ranks:
+        ### BEGIN SOLUTION
+        if me < distance and me + distance < ranks:
+            exchange(group, send=(flat, rank + distance))
+        elif distance <= me < 2 * distance:
+            exchange(group, receive=(flat, rank - distance))
+        ### END SOLUTION
+        distance *= 2
+
+
+check.broadcast(my_broadcast)
+
+# %% [markdown]
+# A check runs your function in real jobs, on sizes, groups and types that you did not think of, and measures what you
+# sent. `reduce` is the same tree backwards: the leaves begin, and everybody adds what arrives before they pass it on.
+#
+# ## Build: the sum, the obvious way
+#
+# Two ways to an `all_reduce` come to mind. Everybody sends to rank 0, which adds, and tells all the result. Or
+# everybody sends to everybody, and each adds for itself.
+
+
+# %%
+def through_rank_0(x):
+    """Rank 0 collects, adds up, and tells everybody."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    theirs = torch.empty_like(x)
+    if rank == 0:
+        for peer in range(1, ranks):
+            exchange(None, receive=(theirs, peer))
+            x += theirs
+        for peer in range(1, ranks):
+            exchange(None, send=(x, peer))
+    else:
+        exchange(None, send=(x, 0))
+        exchange(None, receive=(x, 0))
+
+
+# %%
+def everyone_to_everyone(x):
+    """All tensors go everywhere, and everybody adds up."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    mine, theirs = x.clone(), torch.empty_like(x)
+    for step in range(1, ranks):
+        exchange(None, send=(mine, rank + step), receive=(theirs, rank - step))
+        x += theirs
+
+
+def outcome(all_reduce):
+    """What a rank has after an all-reduce of the ranks' numbers, with a fraction that floats must round."""
+    x = dist.get_rank() + torch.arange(8000) / 7
+    all_reduce(x)
+    return x
+
+
+for way in through_rank_0, everyone_to_everyone:
+    assert torch.allclose(run(outcome, way, ranks=4)[0], 6 + 4 * torch.arange(8000) / 7)
+
+# %% [markdown]
+# Both are right. What do they cost? `record="communication"` watches a job from outside and books every message; the
+# tensor here has 8,000 elements of 4 bytes. The table shows what the busiest rank sends, in tensors.
+
+
+# %%
+def busiest(all_reduce, ranks):
+    """What the rank that sends most sends, in tensors."""
+    recording = run(outcome, all_reduce, ranks=ranks, record="communication").recording
+    return max(recording.sent(rank) for rank in range(ranks)) / 32_000
+
+
+def costs(*ways):
+    """The busiest rank's share, by way and number of ranks."""
+    return draw.table([{"": way.__name__, **{f"{n} ranks": busiest(way, n) for n in (2, 4, 8)}} for way in ways])
+
+
+costs(through_rank_0, everyone_to_everyone)
+
+# %% [markdown]
+# N − 1 tensors, either way: from two ranks to eight, seven times as much. Through rank 0, one link carries everything
+# while the others idle; everyone to everyone keeps all links busy with the same numbers again and again.
+# Can it be done so that the cost does not grow with N? Guess before you read on: with four ranks, how many tensors
+# does each rank have to send *at least*?
+
+# %%
+guess_tensors = None  # type a number
+
+# %% [markdown]
+# ## Build: a ring
+#
+# The trick is to give everybody a part of the adding. Cut the tensor into N pieces, and let each travel around the
+# ring, summed as it goes. Every rank sends one *piece* a round, to its neighbour, and all links are busy in all
+# rounds.
+#
+# ![A ring all-reduce on four ranks, round by round: three rounds of reduce-scatter, then three of
+# all-gather](../images/ring_all_reduce.svg)
+#
+# One sentence has all of it: *begin with the piece that is numbered like the rank before you; from then on, hand on
+# what has just arrived.* In the first N − 1 rounds what arrives is added to your own; in the next N − 1 it replaces
+# your own.
+
+
+# %%
+def ring(ranks):
+    """The messages (round, from, to, piece) of a ring all-reduce."""
+    messages, carried = [], [(rank - 1) % ranks for rank in range(ranks)]
+    for number in range(2 * (ranks - 1)):
+        messages += [(number, rank, (rank + 1) % ranks, carried[rank]) for rank in range(ranks)]
+        carried = [carried[rank - 1] for rank in range(ranks)]
+    return messages
+
+
+assert len(ring(4)) == 24
+play.collective(ring(4), ranks=4)
+
+# %% [markdown]
+# Follow one piece with the slider: where does piece 0 set out, and where is its sum complete? After three rounds rank
+# r holds the sum of piece r, and of no other: a `reduce_scatter`. The last three rounds are an `all_gather`.
+#
+# When the number of elements does not divide by N, `tensor_split` makes the first pieces one element longer. With
+# fewer elements than ranks some pieces are empty, and `exchange` sends nothing for them.
+
+# %%
+assert [len(piece) for piece in torch.arange(10).tensor_split(4)] == [3, 3, 2, 2]
+assert [len(piece) for piece in torch.arange(3).tensor_split(4)] == [1, 1, 1, 0]
+
+x = torch.zeros(10)
+x.tensor_split(4)[1].add_(1)  # a piece is a view: this writes into x
+assert x.tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0, 0]
+
+# %% [markdown]
+# ### Exercise 2: reduce_scatter, the first half of the ring
+#
+# Write one round: which piece leaves, which arrives, and what happens to it? `step` counts the rounds from 1. What
+# arrives needs a place of its own before it is added; `buffer` is as long as the longest piece.
+#
+# Budget: each rank sends N − 1 pieces, so (N − 1)/N of the tensor.
+
+
+# %%
+def my_reduce_scatter(tensor, group=None):
+    """Piece r of `tensor` (any shape, in place), on rank r, becomes the sum over all ranks; returns that piece."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    pieces = tensor.view(-1).tensor_split(ranks)
+    buffer = torch.empty_like(pieces[0])
+    for step in range(1, ranks):
+        ### BEGIN SOLUTION
+        mine = pieces[(rank - step - 1) % ranks]
+        theirs = buffer[: len(mine)]
+        exchange(group, send=(pieces[(rank - step) % ranks], rank + 1), receive=(theirs, rank - 1))
+        mine += theirs
+        ### END SOLUTION
+    return pieces[rank]
+
+
+check.reduce_scatter(my_reduce_scatter)
+
+# %% [markdown]
+# ### Exercise 3: all_gather, the second half
+#
+# Now rank r brings piece r, and everybody wants all of them. Here too each rank hands on what has just arrived,
+# beginning with its own piece; nothing is added, so a message can go straight to its place.
+#
+# Budget: again N − 1 pieces.
+
+
+# %%
+def my_all_gather(tensor, group=None):
+    """Rank r brings piece r of `tensor` (any shape, in place); afterwards every rank has all of them."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    pieces = tensor.view(-1).tensor_split(ranks)
+    for step in range(ranks - 1):
+        ### BEGIN SOLUTION
+        send, receive = pieces[(rank - step) % ranks], pieces[(rank - step - 1) % ranks]
+        exchange(group, send=(send, rank + 1), receive=(receive, rank - 1))
+        ### END SOLUTION
+
+
+check.all_gather(my_all_gather)
+
+# %% [markdown]
+# And the two together are what we came for. If yours pass, the rest of this notebook runs on *your* ring; if you have
+# left an exercise for later, it runs on the course's own.
+
+
+# %%
+def my_all_reduce(tensor, group=None):
+    """Every rank's `tensor` becomes the sum over all ranks."""
+    my_reduce_scatter(tensor, group)
+    my_all_gather(tensor, group)
+
+
+answer = check.all_reduce(my_all_reduce)
+all_reduce = my_all_reduce if answer.ok else collectives.all_reduce
+answer
+
+# %% [markdown]
+# ## Measure: bytes
+#
+# The same table as before, with the ring in it. Then your guess.
+
+# %%
+costs(through_rank_0, everyone_to_everyone, all_reduce)
+
+# %%
+question = "With four ranks, how many tensors does each have to send?"
+check.predict(question, guess_tensors, busiest(all_reduce, 4))
+
+# %% [markdown]
+# Each rank sends N − 1 pieces twice, and a piece is 1/N of the tensor: **2 (N − 1)/N tensors**. From two ranks to a
+# thousand that does not even double:
+
+# %%
+limits = {f"{n} ranks": float(cost.all_reduce_limit(1, n)) for n in (2, 4, 8, 64, 1024)}
+assert limits["4 ranks"] == 1.5 and limits["1024 ranks"] < 2
+draw.chart(limits, "tensors", caption="What each rank sends in a ring all-reduce")
+
+# %% [markdown]
+# It cannot be done with less, as long as only ranks add. Take a single element. Before anybody can know its sum, each
+# of the N − 1 others must have sent something; and afterwards, N − 1 others must be told. That makes 2 (N − 1)
+# messages for each element, and N ranks to share them (proved with care by Patarasuk and Yuan, 2009, *Bandwidth
+# optimal all-reduce algorithms for clusters of workstations*).
+#
+# Did the job do what the drawing said? The recording tells who sent to whom in which round.
+
+# %%
+recording = run(outcome, all_reduce, ranks=4, record="communication").recording
+assert {sent[:3] for sent in draw.sends(recording)} == {sent[:3] for sent in ring(4)}
+draw.messages(draw.sends(recording), ranks=4)
+
+# %% [markdown]
+# Now every collective of [labs/collectives.py](../labs/collectives.py), predicted to the byte by
+# [labs/cost.py](../labs/cost.py), which knows nothing of how they are written. The tensor has 1,001 elements, which
+# divide neither by 4 nor by 3, so the ranks' shares differ by an element or two. (`all_reduce_doubling` comes in the
+# next section.)
+
+
+# %%
+def swap(x):
+    """all_to_all: rank r sends piece i of its tensor to rank i."""
+    ranks = dist.get_world_size()
+    arrived = torch.empty(ranks, len(x.tensor_split(ranks)[dist.get_rank()]))
+    collectives.all_to_all(list(arrived), list(x.tensor_split(ranks)))
+
+
+NAMES = ("broadcast", "reduce", "reduce_scatter", "all_gather", "all_reduce", "all_reduce_doubling", "all_to_all")
+OURS = {name: getattr(collectives, name) for name in NAMES} | {"all_reduce": all_reduce, "all_to_all": swap}
+
+
+def each(ways, n):
+    """Every collective, a step each, on n float32 elements."""
+    for collective in ways.values():
+        mark("step")
+        collective(torch.ones(n))
+
+
+# %%
+def audit(n, ranks):
+    """Bytes that ranks 0, 1, ... send: what cost says beside what the recording says."""
+    recording = run(each, OURS, n, ranks=ranks, record="communication").recording
+    rows = {}
+    for step, name in enumerate(NAMES):
+        predicted = [4 * getattr(cost, name)(n, ranks, rank).elements for rank in range(ranks)]
+        measured = [recording.sent(rank, step) for rank in range(ranks)]
+        rows[name] = (*[" + ".join(f"{sent:,}" for sent in side) for side in (predicted, measured)], "")
+    found = draw.ledger(rows, caption=f"bytes sent by rank 0 + rank 1 + ..., {ranks} ranks, {n:,} elements")
+    assert found.agrees
+    return found
+
+
+audit(1001, ranks=4)
+
+# %%
+audit(1001, ranks=3)
+
+# %% [markdown]
+# In a tree some ranks send much and some nothing; in a ring all send alike. `reduce_scatter` and `all_gather` add up to
+# `all_reduce`, rank by rank.
+#
+# ## Measure: time
+#
+# Bytes are not all. A common model of a message has two numbers: **latency** α, the seconds before anything arrives,
+# and **bandwidth** β, the bytes a second from then on. A message of m bytes takes α + m/β. The ring sends little, but
+# in 2 (N − 1) rounds, and pays α in each.
+#
+# **Recursive doubling** goes the other way. In round k all exchange their *whole* tensor with the rank 2ᵏ away, and
+# add: after log₂ N rounds all have everything. (When N is no power of two, the ranks beyond one first hand their tensor
+# to another, and are told the result at the end: that is rank 2 of three in the ledger.)
+
+# %%
+doubling = [(k, rank, rank ^ 2**k, 0) for k in range(3) for rank in range(8)]  # ^ flips one bit: 5 ^ 1 is 4
+draw.messages(doubling, ranks=8)
+
+# %% [markdown]
+# Fewer rounds, more bytes. Which is quicker? Drag the sliders. Begin with 1 MB on 8 ranks; make the tensor small, then
+# large; then the job large. The third bar is a tree: `reduce`, then `broadcast`.
+
+# %%
+play.all_reduce_times(
+    {"ring": cost.ring_seconds, "doubling": cost.doubling_seconds, "reduce, broadcast": cost.tree_seconds}
+)
+
+# %% [markdown]
+# Small tensors are all latency, and the fewest rounds win; large ones are all bandwidth, and the fewest bytes win.
+# Where is the border? Double the size until the ring is quicker:
+
+
+# %%
+def border(ranks, latency=20e-6, bandwidth=10e9):
+    """The first power of two, in bytes, at which the ring is quicker than doubling."""
+    size = 1
+    while cost.ring_seconds(size, ranks, latency, bandwidth) > cost.doubling_seconds(size, ranks, latency, bandwidth):
+        size *= 2
+    return size
+
+
+draw.table([{"ranks": n, "the ring wins from": draw.size(border(n))} for n in (4, 8, 64, 1024)])
+
+# %% [markdown]
+# And here? The time of one all-reduce on your machine, for 32 bytes and for 16 MB, the median of nine. (A `barrier`
+# moves nothing, but nobody leaves it before all have come: so all start together.) Mind that eight ranks share your
+# cores, where a cluster gives each a device, and that memory stands in for the network.
+
+
+# %%
+def seconds(all_reduce, elements):
+    """The median time of an all-reduce, s."""
+    x, times = torch.ones(elements), []
+    for _ in range(10):
+        collectives.barrier()
+        start = time.perf_counter()
+        all_reduce(x)
+        times.append(time.perf_counter() - start)
+    return sorted(times[1:])[4]  # the first one also connects
+
+
+for elements in 8, 4_000_000:
+    for way in all_reduce, collectives.all_reduce_doubling:
+        took = run(seconds, way, elements, ranks=8)[0]
+        print(f"{4 * elements:,} bytes, {way.__name__}: {1000 * took:.2f} ms")
+
+# %% [markdown]
+# A **timeline** shows when a rank did what: the upper lane what was on the way, the lower one what it computed and,
+# hatched, where it stood and waited. This is one ring all-reduce of 16 MB; look for the six rounds, and for ranks that
+# wait because their neighbour was late.
+
+
+# %%
+def watched():
+    """One ring all-reduce of 16 MB, its halves marked."""
+    x = torch.ones(4_000_000)
+    all_reduce(x)  # the first one also connects
+    collectives.barrier()
+    mark("step")
+    mark("reduce_scatter")
+    collectives.reduce_scatter(x)
+    mark("all_gather")
+    collectives.all_gather(x)
+
+
+draw.timeline(run(watched, ranks=4, record="communication").recording, step=0)
+
+# %% [markdown]
+# ## Native
+#
+# At work you call `torch.distributed`, and a **backend** does the sending: *gloo* between CPUs, *NCCL* between NVIDIA
+# GPUs. PyTorch 2.13 calls the forms on one flat tensor `all_gather_single` and `reduce_scatter_single`; before, they
+# were `all_gather_into_tensor` and `reduce_scatter_tensor`. Pieces must be of one size there, so here come 1,000
+# elements on four ranks.
+
+# %%
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def own_piece(x):
+    """This rank's piece of x, as a tensor of its own."""
+    return x.chunk(dist.get_world_size())[dist.get_rank()].clone()
+
+
+NATIVE = {
+    "broadcast": lambda x: dist.broadcast(x, src=0),
+    "reduce": lambda x: dist.reduce(x, dst=0),
+    "reduce_scatter": lambda x: reduce_scatter_single(own_piece(x), x),
+    "all_gather": lambda x: all_gather_single(x, own_piece(x)),
+    "all_reduce": dist.all_reduce,
+    "all_to_all": lambda x: dist.all_to_all_single(torch.empty_like(x), x),
+}
+
+# %% [markdown]
+# The same ledger, now all ranks together, as PyTorch's `broadcast` is one call that does not say by which tree it
+# travels.
+
+# %%
+n, ranks = 1000, 4
+ours = run(each, {name: OURS[name] for name in NATIVE}, n, ranks=ranks, record="communication").recording
+native = run(each, NATIVE, n, ranks=ranks, record="communication").recording
+ledger = draw.ledger(
+    {
+        name: (
+            4 * sum(getattr(cost, name)(n, ranks, rank).elements for rank in range(ranks)),
+            *[sum(seen.sent(rank, step) for rank in range(ranks)) for seen in (ours, native)],
+        )
+        for step, name in enumerate(NATIVE)
+    }
+)
+ledger
+
+# %% [markdown]
+# All exact, but mind what was counted. Of ours the recording sees every message. Of PyTorch's it sees only *calls*, and
+# books for each the least that it must send: these are **logical bytes**. What the backend really puts on the
+# **wire** is another matter. Linux counts the bytes that each connection has delivered; we ask before and after.
+
+
+# %%
+def wire(ways, n):
+    """Bytes that this rank really sent for each collective; None on systems that do not count."""
+    sent = {}
+    for name, collective in ways.items():
+        x = torch.ones(n)
+        collective(x)  # the first one also connects
+        dist.barrier()
+        before = delivered()
+        collective(x)
+        dist.barrier()
+        sent[name] = None if before is None else delivered() - before
+    return sent
+
+
+# %% tags=["nbval-ignore-output"]
+def times_logical(ways, name, n=2**20, ranks=4):
+    """All ranks' bytes on the wire, as a multiple of the logical ones."""
+    sent = [rank[name] for rank in run(wire, {name: ways[name]}, n, ranks=ranks, device="cpu")]
+    logical = 4 * sum(getattr(cost, name)(n, ranks, rank).elements for rank in range(ranks))
+    return "not counted here" if None in sent else f"{sum(sent) / logical:.2f} ×"
+
+
+both = {"ours": OURS, "native (gloo)": NATIVE}
+draw.table([{"": name, **{side: times_logical(ways, name) for side, ways in both.items()}} for name in NATIVE])
+
+# %% [markdown]
+# There it is: gloo has no `reduce_scatter` of its own. It runs an `all_reduce`, twice the bytes, and throws the other
+# pieces away; its `reduce` is not a plain tree either. So when a later notebook says what a strategy sends, it says
+# logical bytes, which hold for any backend; where the wire carries more, it says so.
+#
+# The other thing that PyTorch adds is time to do something else. With `async_op=True` a collective only starts; you
+# get a handle, compute on, and `wait()` when you need the result. Until then the tensor is not yours to touch.
+
+
+# %%
+def meanwhile():
+    """When a call returned, and when its sum was there; ms."""
+    x = torch.ones(4_000_000)
+    dist.all_reduce(x)  # the first one also connects
+    dist.barrier()
+    start = time.perf_counter()
+    work = dist.all_reduce(x, async_op=True)
+    started = time.perf_counter()
+    # Anything may be computed here, but not with x.
+    work.wait()
+    return [1000 * (moment - start) for moment in (started, time.perf_counter())]
+
+
+started, done = run(meanwhile, ranks=4)[0]
+print(f"the call came back after {started:.2f} ms, the sum was there after {done:.2f} ms")
+
+# %% [markdown]
+# In notebook 03 the gradients of the last layers travel like this while the first layers still compute theirs. Ours
+# can do it, too: `collectives.all_reduce(x, async_op=True)`.
+#
+# **NCCL** (said here, not run) has rings and trees side by side, and chooses anew for each size, by a model like the
+# one above that knows the nodes, the GPUs and their links
+# ([a maintainer's words](https://github.com/NVIDIA/nccl/issues/754)). Where the network's switches can add, a rank
+# sends its tensor about once and gets the sum back: less than 2 (N − 1)/N, as it is no longer only the ranks who add.
+
+# %% [markdown]
+# ## Why, and why not
+#
+# Back to the question. The gradient of Llama 3 8B, on links of 50 GB/s with 20 µs of latency:
+
+# %%
+link = {"latency": 20e-6, "bandwidth": 50e9}
+draw.table(
+    [
+        {
+            "ranks": n,
+            "each sends, GB": round(cost.all_reduce(gradient, n).elements / 1e9, 2),
+            "ring, s": round(cost.ring_seconds(gradient, n, **link), 3),
+            "of it latency, s": round(cost.ring_seconds(0, n, **link), 3),
+            "doubling, s": round(cost.doubling_seconds(gradient, n, **link), 3),
+        }
+        for n in (2, 4, 8, 64, 1024)
+    ]
+)
+
+# %% [markdown]
+# **Why a ring**: what a rank sends hardly depends on N, all links are busy in all rounds, and every rank adds in the
+# same order, so all end with the *same bits*. **Why not**: its latency grows with N. For a loss value, a norm, or a
+# flag, take the fewest rounds. And any `all_reduce` of a large model is a good part of a second in which nobody
+# computes, unless it overlaps with something.
+#
+# The same bits are worth a look. Copies of a model that differ in a last digit drift apart, step by step.
+
+# %%
+for way in everyone_to_everyone, all_reduce:
+    copies = run(outcome, way, ranks=4)
+    same = all(torch.equal(copies[0], copy) for copy in copies)
+    print(f"{way.__name__}: the same bits on all ranks: {'yes' if same else 'no'}")
+
+# %% [markdown]
+# Everyone added the same four numbers, but each in an order of its own, and floating-point sums depend on the order.
+#
+# ## Say it back
+#
+# <details><summary>Why does what a rank sends in a ring hardly grow with the number of ranks?</summary>
+#
+# It sends 2 (N − 1) pieces, but a piece is 1/N of the tensor: together 2 (N − 1)/N tensors, always less than two.
+# </details>
+#
+# <details><summary>512 ranks need the sum of one number each. Ring or doubling?</summary>
+#
+# Doubling: 9 rounds in place of 1,022. With so few bytes only the rounds count. (A ring would even have 511 empty
+# pieces.)
+# </details>
+#
+# <details><summary>What is wrong with <code>if loss.isnan(): dist.all_reduce(stop)</code>?</summary>
+#
+# A rank whose loss is a number does not join, and the others wait for it for ever. Let every rank call it in every
+# step, each with its own flag: then all know whether any of them saw it.
+# </details>
+#
+# | collective | rounds | elements that a rank sends, of n | you will meet it in |
+# |---|---|---|---|
+# | `broadcast` | ⌈log₂ N⌉ | n to each of its children | equal starts |
+# | `reduce` | ⌈log₂ N⌉ | n, the root nothing | a metric on one rank |
+# | `reduce_scatter` | N − 1 | (N − 1)/N n | gradients, sharded |
+# | `all_gather` | N − 1 | (N − 1)/N n | parameters, sharded |
+# | `all_reduce` | 2 (N − 1) | 2 (N − 1)/N n | gradients, copied |
+# | `all_reduce_doubling` | log₂ N | n log₂ N | small tensors |
+# | `all_to_all` | N − 1 | (N − 1)/N n | experts |
+#
+# Predicted, ours and PyTorch's stand side by side in the ledger under *Native*.
+#
+# **Read on**: [labs/collectives.py](../labs/collectives.py), which you can now read in one sitting; Thakur,
+# Rabenseifner and Gropp, 2005, *Optimization of Collective Communication Operations in MPICH*. **Next**: notebook 03,
+# DDP, where the tensor is a gradient.
+#
+# A clean copy of this notebook: `git restore notebooks/02_collectives.ipynb`
