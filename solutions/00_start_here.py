@@ -1,12 +1,290 @@
 # %% [markdown]
 # # Start here
 #
-# This notebook is still being written; the cell below is the whole of it. It needs 1 minutes and 100 MB.
+# A model that is too large, or too slow, for one device has to be trained by many. There are only a few ways to share
+# the work, and each of them comes down to two questions: *who holds what*, and *what travels between them*.
+#
+# In this course you build each way from scratch, run it as a real job on several processes, and measure it. Nothing is
+# simulated unless the text says so. A laptop without a GPU is enough.
+#
+# **This notebook** shows how the course works. It takes 15 minutes and 1 GB of memory, and asks for nothing but some
+# Python and the idea of a training loop in PyTorch. Run each cell with Shift+Enter, from top to bottom.
+#
+# <img src="../images/course_map.svg" alt="Map of the course: one device; split the batch; split the state; split the
+# model; at work. Notebooks 00 to 03 are there, the others are planned.">
 
 # %%
-import labs
+import os
 
-print(labs.__doc__.splitlines()[0])
+import torch
+import torch.distributed as dist
+
+from labs import cost
+from labs.kit import check, draw
+from labs.kit.launch import run
 
 # %% [markdown]
-# A clean copy: `git restore notebooks/00_start_here.ipynb`
+# ## A job is a function call with a value
+#
+# A **job** is one function that runs on several **ranks** at once. A rank is a process with a number: of four ranks,
+# they are 0, 1, 2 and 3. On a cluster each rank usually has a GPU of its own; here each is a process on your machine.
+#
+# The cell below is a real job. The function that it defines travels to four new processes, which run it side by side.
+# What they print arrives here live, with the rank in front, in whatever order it happens.
+
+
+# %% tags=["nbval-ignore-output"]
+def hello():
+    print(f"I am rank {dist.get_rank()} of {dist.get_world_size()}, in process {os.getpid()}")
+    return dist.get_rank(), os.getpid()
+
+
+answers = run(hello, ranks=4)
+
+# %% [markdown]
+# <img src="../images/job.svg" alt="A cell calls run(train, 20, ranks=4). The function travels to four processes, ranks
+# 0 to 3, which form one process group. What each returned comes back as a list.">
+#
+# `run` waits for all ranks and returns a list: what rank 0 returned, then rank 1, and so on. So a job can be used like
+# any function. Four process ids, and none of them is this notebook's:
+
+# %%
+ranks, pids = zip(*answers, strict=True)
+assert ranks == (0, 1, 2, 3)
+assert len({*pids, os.getpid()}) == 5
+ranks
+
+# %% [markdown]
+# ## Ranks talk in collectives
+#
+# Ranks share no memory. Rank 2 cannot look at a variable of rank 0; all it can do is send and receive. The ranks that
+# may talk to each other form a **process group**. An operation that every rank of a group calls together is a
+# **collective**.
+#
+# The most used one is `all_reduce`: each rank brings a tensor, and each gets the sum of all of them. Here every rank
+# brings its number plus one.
+
+
+# %%
+def add_up():
+    mine = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(mine)
+    return mine.item()
+
+
+run(add_up, ranks=4)
+
+# %% [markdown]
+# Rank 0 brought 1, rank 1 brought 2, then 3 and 4. All of them have 10 now.
+#
+# **Your first prediction.** In each notebook you will be asked for a number *before* the machine shows it. It is the
+# quickest way to find out what you believe. What will each rank return if there are five of them? Type your number in
+# place of `None`, then run the cell.
+
+# %%
+guess = 15  # your number
+check.predict("What does each of five ranks return?", guess, answer=run(add_up, ranks=5)[0])
+
+# %% [markdown]
+# As long as nothing is filled in, a check says "not yet", and the notebook goes on without you. When you wrote
+# something, it answers ✓, or says what differs. Try a wrong number too.
+#
+# ## A shard is a piece of a tensor
+#
+# If each rank holds everything, many devices hold no more than one. So a tensor is cut, and every rank keeps one piece:
+# its **shard**. When a rank needs the **full** tensor, it is put together again by another collective, `all_gather`.
+
+
+# %%
+def shard_and_gather():
+    full = torch.arange(8)
+    shard = full.chunk(dist.get_world_size())[dist.get_rank()]
+    pieces = [torch.empty_like(shard) for _ in range(dist.get_world_size())]
+    dist.all_gather(pieces, shard)
+    assert torch.equal(torch.cat(pieces), full)
+    return shard.tolist()
+
+
+run(shard_and_gather, ranks=4)
+
+# %% [markdown]
+# ## Four ledgers
+#
+# Every strategy in this course is held to four ledgers. Each is predicted with pencil and paper, then measured on the
+# job itself, then compared.
+#
+# | ledger | its question |
+# |---|---|
+# | **numbers** | is it still the same training: the same losses, the same parameters as one process? |
+# | **bytes sent** | what did each rank have to send? |
+# | **bytes held** | what does each rank keep in memory, at rest and at its peak? |
+# | **time** | when did who compute, communicate or wait? |
+#
+# `record=` watches a job from outside; the function has no part in it. Here is the second ledger, for an `all_reduce`
+# of a thousand numbers of 4 bytes each:
+
+
+# %%
+def add_up_many():
+    dist.all_reduce(torch.ones(1000))
+
+
+recording = run(add_up_many, ranks=4, record="communication").recording
+draw.ledger({"rank 0 sent": (4 * cost.all_reduce(1000, ranks=4).elements, recording.sent(rank=0))})
+
+# %% [markdown]
+# `labs.cost` predicts, the recording measures, and neither knows of the other. In notebook 02 you will find out why it
+# has to be 6,000 bytes, and neither the 4,000 of one tensor nor the 12,000 of three.
+#
+# What a rank *holds* is told by kind, and each kind has one letter and one colour in every figure of the course: **P**
+# parameters, **G** gradients, **S** optimizer state, **A** activations, buffers for communication, and the temporary
+# rest. Below is a first look at where we are going: the course's small GPT, trained by four ranks that each hold a
+# copy of it. After notebook 03, every line of this will be your own.
+
+# %%
+from labs.data import Batches, corpus
+from labs.ddp import Bucketed
+from labs.kit.record import mark
+from labs.model import GPT, PRESETS
+
+
+# %%
+def step(model, optimizer, x, y):
+    mark("forward")
+    loss = model(x, y)
+    mark("backward")
+    loss.backward()
+    mark("sync")
+    model.sync()
+    mark("optimizer")
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+# %%
+def train(steps=3):
+    model = Bucketed(GPT(PRESETS["tiny"]))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    batches = Batches(corpus().tokens, batch=12, context=64, rank=dist.get_rank(), ranks=4)
+    for number in range(steps):
+        mark("step")
+        step(model, optimizer, *batches[number])
+    mark("end")
+
+
+recording = run(train, ranks=4, record="memory").recording
+draw.memory(recording, step=2, ranks=[0])
+
+# %% [markdown]
+# One training step of rank 0, from left to right. Activations pile up in forward and melt away in backward, while the
+# gradients grow. Then the ranks average their gradients (orange), and the optimizer takes its step. Parameters and
+# optimizer state are there all the time, on each rank: four times the same. Removing these spare copies is what the
+# middle of the course is about.
+#
+# ## When a rank fails
+#
+# With many ranks, errors come in crowds: one rank fails, the others break because it is gone. The launcher names the
+# rank that failed *first*, and shows the line in your cell. This cell fails on purpose:
+
+
+# %% tags=["raises-exception"]
+def fail_on_rank_2():
+    if dist.get_rank() == 2:
+        raise ValueError("this rank has read a broken file")
+    dist.barrier()
+
+
+run(fail_on_rank_2, ranks=4)
+
+# %% [markdown]
+# The worst failure makes no noise. A collective needs every rank of its group; if one does not come, the others wait
+# for ever. On a cluster, such a **hang** can cost a night. Here each rank keeps a small journal of what it calls, so
+# that you are told within about a second who waits where, and who did something else. Below, rank 3 forgets its part:
+
+
+# %% tags=["raises-exception"]
+def hang():
+    gradient = torch.ones(3)
+    if dist.get_rank() < 3:
+        dist.all_reduce(gradient)
+
+
+run(hang, ranks=4)
+
+# %% [markdown]
+# An endless loop is ended by `run(..., timeout=...)`, in seconds. You can also interrupt the kernel (the ■ button):
+# every rank goes with it, and none stays behind.
+#
+# ## Words
+#
+# | word | what it means |
+# |---|---|
+# | job | one function, run on several ranks at once |
+# | rank | one process of a job, and its number, counted from 0 |
+# | world size | how many ranks a job has |
+# | process group | ranks that talk to each other; at first, all of the job |
+# | collective | an operation that every rank of a group calls together |
+# | broadcast | one rank's tensor goes to all |
+# | all-reduce | the sum (or mean, or maximum) of everybody's tensor, on every rank |
+# | reduce-scatter | the same sum, but each rank keeps one piece of it |
+# | all-gather | the pieces that ranks hold, put together on every rank |
+# | shard | the piece of a tensor that one rank holds; the opposite of *full* |
+# | replica | a full copy of the model, on one of several ranks |
+# | parameters, **P** | the numbers that are trained |
+# | gradients, **G** | how the loss changes with each parameter; backward makes them |
+# | optimizer state, **S** | what the optimizer remembers from step to step |
+# | activations, **A** | what forward keeps because backward will need it |
+# | backend | the library that moves the bytes: gloo between CPUs, NCCL between NVIDIA GPUs |
+# | step | one batch: forward, backward, and one change of the parameters |
+#
+# ## The notebooks
+#
+# | | what it does |
+# |---|---|
+# | 00 Start here | this one |
+# | [01 One device](01_one_device.ipynb) | trains the course's GPT; the reference curve; where the memory goes |
+# | [02 Collectives](02_collectives.ipynb) | builds broadcast to all-reduce from send and receive |
+# | [03 DDP](03_ddp.ipynb) | trains copies that agree, in three ways, and in PyTorch's own |
+#
+# Planned, and not there yet: ZeRO, mesh and DTensor, FSDP, memory, checkpoints, tensor parallelism, pipelines, all
+# three dimensions, long contexts and experts, GSPMD, DeepSpeed, planning a run, and a bug clinic.
+#
+# Every notebook follows one path: a question, a picture, a prediction, then you build it, measure it, meet PyTorch's
+# own version, and hear when to use it and when not. Answers to all exercises are in the folder `solutions`, in
+# notebooks of the same names. The code that you build is in the folder `labs`, one idea a file.
+#
+# ## Say it back
+#
+# Answer each aloud before you unfold it.
+#
+# <details><summary>What can a rank do to see a tensor that another rank holds?</summary>
+#
+# Nothing by itself: ranks share no memory. Both have to take part, one as sender and one as receiver, or all together
+# in a collective.
+# </details>
+#
+# <details><summary>Why did the second failing job hang, and not fail?</summary>
+#
+# `all_reduce` needs every rank of its group. Three ranks called it and waited for the fourth, which had returned. No
+# rank did anything wrong by itself; the mistake was between them.
+# </details>
+#
+# <details><summary>Four ranks hold a tensor of 8 numbers: once as replicas, once as shards. How many numbers does each
+# hold, and how many do all of them hold together?</summary>
+#
+# As replicas 8 each, 32 together. As shards 2 each, 8 together.
+# </details>
+#
+# ## If something does not work
+#
+# `make doctor` (or `python -m labs doctor`) in a terminal says what is amiss on this machine, each line with its
+# remedy.
+#
+# **A clean copy.** You cannot break anything for good. In a terminal, in the folder of the course:
+#
+#     git restore notebooks/00_start_here.ipynb
+#
+# (on an older git, `git checkout -- notebooks/00_start_here.ipynb`), then *File > Reload Notebook from Disk*. To start
+# over without losing what you wrote: *Kernel > Restart Kernel and Clear Outputs of All Cells*.
+#
+# Next: [01 One device](01_one_device.ipynb).

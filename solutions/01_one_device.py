@@ -1,0 +1,514 @@
+# %% [markdown]
+# # One device
+#
+# **The question.** A model of 7.5 billion parameters, trained the usual way, fills 120 GB before it has read a single
+# word. What is all this memory for, and which of it could be left out?
+#
+# Before many devices, then, one. Here you train the course's small GPT, take one training step apart until every byte
+# has a name, and fix the loss curve that every later notebook has to reproduce.
+#
+# **It needs** [00 Start here](00_start_here.ipynb), 40 minutes, and 1 GB of memory.
+
+# %%
+import math
+
+import torch
+
+from labs import cost
+from labs.data import Batches, corpus
+from labs.kit import check, draw
+from labs.kit.launch import run
+from labs.kit.record import mark
+from labs.kit.strategies import ADAMW
+from labs.model import GPT, PRESETS
+
+# %% [markdown]
+# ## Picture
+#
+# <img src="../images/one_step.svg" alt="What one device holds during one training step. Parameters: always. Optimizer
+# state: always, from the first step on. Activations: they grow during forward and shrink during backward. Gradients:
+# they grow during backward and stay until zero_grad. Temporary: a little, all along.">
+#
+# This is a drawing. At the end of this notebook you will have measured every shape in it.
+#
+# ## What the model reads
+#
+# A corpus has to be here before anything can be learned from it, on every machine and without a download. One is: the
+# source code of Python's own standard library. It is read as bytes, so a **token** is a byte, and the **vocabulary**
+# has 256 of them.
+
+# %%
+text = corpus()
+text
+
+# %% [markdown]
+# Its size and hash depend on your version of Python. So this course never compares a loss with a stored number, only
+# with what one process gets on the same machine.
+#
+# How well does a model do that has learned nothing? The **loss** is the mean surprise per token, in **nats**: a token
+# that was given the probability p costs −ln p. Here are two yardsticks. To guess blindly among 256 bytes costs ln 256.
+# To know how often each byte occurs, and nothing else, costs the **unigram entropy**.
+
+# %%
+print(f"blind guess      {math.log(256):.2f} nats")
+print(f"unigram entropy  {text.unigram_entropy():.2f} nats")
+
+# %% [markdown]
+# ## The model, and one step
+#
+# The model is a decoder-only transformer as it is built today, in `labs/model.py`; it knows nothing of parallelism. The
+# smallest preset is enough for most of the course.
+
+# %%
+config = PRESETS["tiny"]
+sizes = cost.parameter_sizes(config)
+assert sum(sizes) == sum(p.numel() for p in GPT(config).parameters())
+print(f"{sum(sizes):,} parameters in {len(sizes)} tensors")
+config
+
+# %% [markdown]
+# A batch is 12 stretches of 64 bytes; for each byte, the target is the next one. One **step** of training is three
+# calls: *forward* finds the loss, *backward* the gradient of the loss with respect to each parameter, and the optimizer
+# changes the parameters a little. Afterwards the same batch must surprise less.
+
+# %%
+BATCH, STEPS = 12, 30
+x, y = Batches(text.tokens, BATCH, config.context)[0]
+model = GPT(config)
+optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
+
+before = model(x, y)
+before.backward()
+optimizer.step()
+after = model(x, y)
+assert abs(before.item() - math.log(256)) < 0.1 and after < before
+print(f"before the step {before.item():.2f} nats, after it {after.item():.2f} nats")
+
+# %% [markdown]
+# ## The reference curve
+#
+# Thirty of these steps are a training run short enough to repeat all the time. The loop below is all of it.
+# `mark(...)` only tells a recording, if there is one, which part of the step begins.
+
+
+# %%
+def train_with(model, optimizer, batches):
+    """The loss of each step, in nats. batches: a list of (inputs, targets)."""
+    losses = []
+    for batch in batches:
+        mark("step")
+        x, y = (tensor.clone() for tensor in batch)  # as a loader would: they die with their step
+        mark("forward")
+        loss = model(x, y)
+        mark("backward")
+        loss.backward()
+        mark("optimizer")
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+# %% [markdown]
+# It runs as a job of *one* rank, so that later notebooks change nothing but the number. (`device="cpu"`: the bytes
+# below are then the same on every machine.)
+
+
+# %%
+def train(batches, config=config):
+    model = GPT(config)
+    return train_with(model, torch.optim.AdamW(model.parameters(), **ADAMW), batches)
+
+
+loader = Batches(text.tokens, BATCH, config.context)
+batches = [loader[step] for step in range(STEPS)]
+[reference] = run(train, batches, ranks=1, device="cpu")
+entropy = text.unigram_entropy()
+assert sum(reference[-5:]) / 5 < entropy
+draw.curves({"one device": reference}, marks={"unigram entropy": entropy})
+
+# %% [markdown]
+# The curve begins at a blind guess, and ends below the unigram entropy: by now the model knows more than how often each
+# byte occurs. It has begun to use what comes before.
+#
+# **This curve is the reference.** Training is deterministic here: the same weights at the start (each parameter is
+# drawn from the seed and its own name), the same batches, the same arithmetic. So we may ask for equality, bit by bit.
+
+# %%
+[again] = run(train, batches, ranks=1, device="cpu")
+assert again == reference
+
+# %% [markdown]
+# The course's own loop, `labs.kit.strategies.train`, has one more argument: the strategy. It gives this curve for "one
+# device", and later notebooks hand it every other one.
+
+# %%
+from labs.kit import strategies
+
+[(losses, _)] = run(strategies.train, strategies.ONE_DEVICE, lambda: GPT(config), [batches], ranks=1, device="cpu")
+assert losses == reference
+
+# %% [markdown]
+# ## Micro-batches
+#
+# Sometimes a batch is too large to go through the model at once. Then it is cut into **micro-batches**. The loss is a
+# mean over the batch; so the gradient of the whole is the mean of the gradients of its equal parts. This small fact is
+# the root of data parallelism: the parts need not be on one device.
+
+
+# %%
+def gradient(model, batches):
+    """The gradient of the mean loss over equal batches, as one vector."""
+    model.zero_grad()
+    for x, y in batches:
+        (model(x, y) / len(batches)).backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def micro(x, y, pieces):
+    return list(zip(x.chunk(pieces), y.chunk(pieces), strict=True))
+
+
+assert [len(inputs) for inputs, _ in micro(x, y, 4)] == [3, 3, 3, 3]
+
+# %% [markdown]
+# `backward` *adds* to the gradients that are there; so the parts add up by themselves, and the mean comes from the
+# division. To forget it is one of the most frequent mistakes in the field. By what factor is the gradient then too
+# large, with 4 micro-batches?
+
+# %%
+model = GPT(config)
+whole = gradient(model, [(x, y)])
+forgotten = sum(gradient(model, [part]) for part in micro(x, y, 4))
+
+guess = 4  # your number
+factor = round((forgotten.norm() / whole.norm()).item(), 3)
+check.predict("By what factor is the gradient too large?", guess, answer=factor)
+
+# %% [markdown]
+# Now with the division, is it the same gradient? In mathematics, yes. On a computer each sum is rounded, and the parts
+# are summed in another order.
+
+# %% tags=["nbval-ignore-output"]
+rows = []
+for dtype in (torch.float32, torch.float64):
+    model = GPT(config).to(dtype)
+    whole, mean = gradient(model, [(x, y)]), gradient(model, micro(x, y, 4))
+    off = (whole - mean).abs().max().item()
+    verdict = {"bitwise equal": torch.equal(whole, mean), "largest difference": f"{off:.0e}"}
+    rows.append({"arithmetic": str(dtype), **verdict})
+    assert 0 < off < 100 * torch.finfo(dtype).eps
+draw.table(rows)
+
+# %% [markdown]
+# Not one of both is bitwise equal; but the difference shrinks with the precision of the arithmetic, and that is how to
+# tell rounding from a mistake: a mistake stays the same. Remember it for later, when ranks add up gradients in whatever
+# order suits them. Where exactness is the point, the course compares in float64.
+#
+# ## Predict
+#
+# What does a step hold? Count bytes per parameter, in float32 (4 bytes a number), with AdamW: the parameter itself, its
+# gradient, and what AdamW remembers, a running mean of the gradient and one of its square.
+
+# %%
+guess = 16  # your number
+recording = run(train, batches[:3], ranks=1, device="cpu", record="memory").recording
+held = recording.held(step=2)
+per_parameter = (held["P"] + held["G"] + held["S"]) / sum(sizes)
+check.predict("How many bytes a parameter are P, G and S?", guess, answer=round(per_parameter), unit="B")
+
+# %% [markdown]
+# ## Measure
+#
+# `record="memory"` sees every tensor's memory come and go, and what each was for. This is the third step of the run:
+
+# %%
+draw.memory(recording, step=2)
+
+# %% [markdown]
+# Compare it with the drawing at the top. *Parameters* and *optimizer state* are a floor that never moves. *Activations*
+# climb in forward, layer by layer, because backward will ask for them; it starts with the last layer and lets go of
+# each when it is done. Meanwhile the *gradients* grow. The peak is where backward begins, and not in the optimizer.
+#
+# Beside the formulas of `labs.cost`, which knows the shapes and nothing else:
+
+# %%
+predicted = cost.ddp(config, BATCH, 1, "single").held
+names = {"P": "P parameters", "G": "G gradients", "S": "S optimizer state", "A": "A activations", "peak": "peak"}
+draw.ledger({name: (getattr(predicted, kind), held[kind]) for kind, name in names.items()})
+
+# %% [markdown]
+# P and G are 4 bytes a parameter. S is 8, and 4 more a *tensor*: AdamW counts its steps. The three together are 16
+# bytes a parameter. And A, in this small model, is far more than all the others.
+#
+# The last ledger is time. The same step, with nothing on that could slow it down:
+
+# %%
+draw.timeline(run(train, batches[:4], ranks=1, device="cpu", record="time").recording, step=3)
+
+# %% [markdown]
+# Backward takes about twice as long as forward: for each matrix multiplication there it has two, one for the gradient
+# of the weights and one for the gradient of the input. Nothing is sent, and nobody waits. That will change.
+#
+# ## Activations grow with the batch
+#
+# P, G and S depend on the model alone. Activations depend on what goes through it. What do they become with twice the
+# batch, or with half the context?
+
+
+# %%
+def activations(batch, context):
+    """Bytes of A, as measured in the second of two steps."""
+    loader = Batches(text.tokens, batch, context)
+    recording = run(train, [loader[0], loader[1]], ranks=1, device="cpu", record="memory").recording
+    return recording.held(step=1)["A"]
+
+
+measured = {shape: activations(*shape) for shape in [(12, 64), (24, 64), (12, 32)]}
+
+# %%
+guess = 2  # your number
+check.predict("With twice the batch, A grows by what factor?", guess, answer=measured[24, 64] / measured[12, 64])
+
+# %%
+rows = {
+    f"batch {batch}, context {context}: A": (sum(cost.activations(config, batch, context).values()), A)
+    for (batch, context), A in measured.items()
+}
+draw.ledger(rows)
+
+# %% [markdown]
+# A is proportional to the number of tokens, all but a few bytes that do not depend on the batch. That holds because
+# attention here is *fused*: it never stores its table of all tokens by all tokens. Where that is stored, A has a part
+# that grows with the square of the context.
+#
+# The formula goes through the model, operator by operator, and asks of each what its derivative is made of:
+
+# %%
+draw.table([{"kept by": kept, "bytes": count} for kept, count in cost.activations(config, BATCH).items()])
+
+# %% [markdown]
+# ## Build: mixed precision
+#
+# Large models are not trained in float32. **bfloat16** takes 2 bytes and has float32's range, with far fewer digits;
+# GPUs multiply it many times as fast. But it has too few digits for the optimizer's small changes:
+
+# %%
+for dtype in (torch.float32, torch.bfloat16):
+    weight = torch.ones((), dtype=dtype)
+    for _ in range(100):
+        weight += 0.001
+    print(f"{dtype}: a gap of {torch.finfo(dtype).eps:.2g}; 100 changes of 0.001 to 1 give {weight:.3f}")
+
+# %% [markdown]
+# Between 1 and the next number there is a gap, and what is smaller than half of it is rounded away, each of the hundred
+# times. So **mixed precision** keeps a float32 **master** copy of each parameter. The optimizer changes the master; the
+# model computes with its own copy in bfloat16.
+#
+# First AdamW itself, by hand, to see what it has to remember:
+
+
+# %%
+def adamw(weight, mean, square, gradient, t, lr, betas, eps, weight_decay):
+    """Step number t, in place (Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2)."""
+    mean.lerp_(gradient, 1 - betas[0])
+    square.lerp_(gradient**2, 1 - betas[1])
+    scale = (square / (1 - betas[1] ** t)).sqrt() + eps
+    weight.mul_(1 - lr * weight_decay).sub_(lr * mean / (1 - betas[0] ** t) / scale)
+
+
+weight, slope = torch.tensor([1.0, -2.0]), torch.tensor([0.3, 5.0])
+theirs = torch.nn.Parameter(weight.clone())
+theirs.grad = slope
+torch.optim.AdamW([theirs], **ADAMW).step()
+adamw(weight, torch.zeros(2), torch.zeros(2), slope, 1, **ADAMW)
+assert torch.allclose(weight, theirs)
+
+
+# %%
+class MixedAdamW(torch.optim.Optimizer):
+    """AdamW for parameters in low precision. It keeps three float32 numbers for each of theirs."""
+
+    def __init__(self, parameters, **settings):
+        super().__init__(parameters, settings)
+        self.steps = 0
+        for p in self.param_groups[0]["params"]:
+            self.state[p] = {"master": p.detach().float(), "mean": torch.zeros(p.shape), "square": torch.zeros(p.shape)}
+
+    @torch.no_grad()
+    def step(self):
+        self.steps += 1
+        for p, kept in self.state.items():
+            adamw(kept["master"], kept["mean"], kept["square"], p.grad.float(), self.steps, **self.defaults)
+            p.copy_(kept["master"])
+
+
+# %% [markdown]
+# The model's own copy is 2 bytes now, and so is each gradient. The optimizer's part has grown. Count again: how many
+# bytes a parameter are P, G and S together?
+
+
+# %%
+def train_mixed(batches, optimizer=MixedAdamW):
+    model = GPT(config).bfloat16()
+    return train_with(model, optimizer(model.parameters(), **ADAMW), batches)
+
+
+def bytes_a_parameter(train):
+    held = run(train, batches[:3], ranks=1, device="cpu", record="memory").recording.held(step=2)
+    return {kind: round(held[kind] / sum(sizes), 2) for kind in "PGSA"}
+
+
+mixed = bytes_a_parameter(train_mixed)
+guess = 16  # your number
+check.predict("How many in mixed precision?", guess, answer=sum(mixed[kind] for kind in "PGS"), unit="B")
+
+
+# %%
+def pie(rows):
+    return draw.table(
+        {"bytes a parameter": name, **row, "P + G + S": sum(row[kind] for kind in "PGS")} for name, row in rows.items()
+    )
+
+
+full = bytes_a_parameter(train)
+rows = {"float32": full, "mixed precision": mixed}
+assert {kind: mixed[kind] for kind in "PGS"} == cost.PIE["mixed precision, AdamW"]
+pie(rows)
+
+# %% [markdown]
+# 2 + 2 + 12: sixteen again. Mixed precision does not make the floor lower. It moves bytes from the model to the
+# optimizer, where, as you will see in the notebook on ZeRO, they are easiest to share. What it does save is activations
+# and, on a GPU, time.
+#
+# Is it still the same training?
+
+# %%
+[in_mixed] = run(train_mixed, batches, ranks=1, device="cpu")
+assert max(abs(one - other) for one, other in zip(reference, in_mixed, strict=True)) < 0.1
+draw.curves({"float32": reference, "mixed precision": in_mixed}, marks={"unigram entropy": entropy})
+
+# %% [markdown]
+# Not bit by bit, since it computes with fewer digits; but the curve is the same.
+#
+# ## Why some count 18, or 20
+#
+# There is a quicker way to write it: give the masters to PyTorch's own AdamW. It wants each gradient in the type of its
+# parameter, so all of them are copied to float32 first.
+
+
+# %%
+class CopyingAdamW(torch.optim.AdamW):
+    def __init__(self, parameters, **settings):
+        self.low = list(parameters)
+        super().__init__([p.detach().float() for p in self.low], **settings)
+
+    @torch.no_grad()
+    def step(self):
+        masters = self.param_groups[0]["params"]
+        for p, master in zip(self.low, masters, strict=True):
+            master.grad = p.grad.float()
+        super().step()
+        for p, master in zip(self.low, masters, strict=True):
+            p.copy_(master)
+            p.grad = None
+
+
+# %%
+def train_copying(batches):
+    return train_mixed(batches, CopyingAdamW)
+
+
+rows = {"gradients copied one at a time": mixed, "all copied first": bytes_a_parameter(train_copying)}
+pie(rows)
+
+# %% [markdown]
+# Twenty: 4 bytes a parameter more, for as long as the optimizer works. Some libraries add up their gradients in float32
+# from the start and drop the low ones at once: that makes 18. None of these counts is wrong. They are different
+# programs, and you can now tell which one a paper means. For the model of our question:
+
+
+# %%
+def gigabytes(parameters):
+    return {name: {kind: b * parameters / 1e9 for kind, b in kinds.items()} for name, kinds in cost.PIE.items()}
+
+
+draw.chart(gigabytes(7.5e9), "GB", caption="7.5 billion parameters: P, G and S")
+
+# %% [markdown]
+# ## Native
+#
+# PyTorch's own mixed precision is `torch.autocast`. It goes the other way round: the parameters *are* the masters, in
+# float32, and inside the context each matrix multiplication casts what it needs.
+
+
+# %%
+def train_autocast(batches):
+    def forward(x, y):
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x, y)
+
+    model = GPT(config)
+    return train_with(forward, torch.optim.AdamW(model.parameters(), **ADAMW), batches)
+
+
+rows = {"float32": full, "ours": mixed, "torch.autocast": bytes_a_parameter(train_autocast)}
+pie(rows)
+
+# %% [markdown]
+# Sixteen once more: 4 + 4 + 8. But look at A, counted like the rest in bytes a parameter, for a batch of 12 times 64
+# tokens. Autocast keeps the cast weights until backward is done, and computes some operations in float32 on purpose,
+# norms for instance. So it saves less than a model that is bfloat16 throughout, and is safer.
+#
+# ## Why, and why not
+#
+# **Why** so much? Because each kind answers a need. Without G there is no step, without S the steps are worse, without
+# A there is no backward, and without masters small changes are lost. One can trade: an optimizer with less memory,
+# gradients applied as they come, activations computed twice (a later notebook). None of these is free.
+#
+# **Why not** one device? A device for training has, say, 80 GB:
+
+# %%
+need = 16 * 7.5e9 / 1e9
+print(f"7.5 billion parameters: {need:.0f} GB, on devices of 80 GB at least {math.ceil(need / 80)}")
+llama = PRESETS["llama3-8b"]
+parameters, kept = sum(cost.parameter_sizes(llama)), sum(cost.activations(llama, batch=1).values())
+print(f"llama3-8b: {parameters:,} parameters, {16 * parameters / 1e9:.0f} GB")
+print(f"and {kept / 1e9:.0f} GB of activations for one sequence of {llama.context:,} tokens, if kept in float32")
+
+# %% [markdown]
+# So on such devices the model of our question does not fit, not even with an empty batch. Somebody has to hold the
+# rest. *Where do they all live, these sixteen bytes a parameter?* That is the question of this course. Before devices
+# can share anything, though, they have to talk: that is the next notebook.
+#
+# ## Say it back
+#
+# | P + G + S, bytes a parameter | predicted | ours | PyTorch's own |
+# |---|---|---|---|
+# | float32 | 16 | | 16 (`AdamW`) |
+# | mixed precision | 16 | 16 | 16 (`autocast`) |
+# | mixed precision, all gradients copied first | 20 | | 20 (`AdamW` on masters) |
+#
+# <details><summary>Which of P, G, S and A depend on the batch? At which moment of a step is most memory in
+# use?</summary>
+#
+# Only A. The peak is where forward ends and backward begins: all activations are there.
+# </details>
+#
+# <details><summary>Mixed precision halves parameters and gradients. Why does the sum stay at 16?</summary>
+#
+# The float32 parameter is still there: it has moved into the optimizer state, as the master copy. 4 + 4 + (4 + 4) has
+# become 2 + 2 + (4 + 4 + 4).
+# </details>
+#
+# <details><summary>Two programs give gradients that differ by 1e-9. How do you find out whether that is rounding or a
+# mistake?</summary>
+#
+# Do both in float64. Rounding shrinks by many orders of magnitude, a mistake stays.
+# </details>
+#
+# **To read next**: [02 Collectives](02_collectives.ipynb). The 16 bytes are counted in section 3.1 of the ZeRO paper,
+# Rajbhandari et al. 2020, [arXiv 1910.02054](https://arxiv.org/abs/1910.02054); mixed precision is Micikevicius et al.
+# 2018, [arXiv 1710.03740](https://arxiv.org/abs/1710.03740).
+#
+# **A clean copy**: `git restore notebooks/01_one_device.ipynb`, then *File > Reload Notebook from Disk*.
