@@ -11,6 +11,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from labs.kit import launch
+from labs.kit.journal import RING
 from labs.kit.launch import RankError, run
 
 OPS = {
@@ -199,14 +201,14 @@ def twenty_cases():
 @pytest.mark.parametrize(("op", "members", "culprit", "fault"), list(twenty_cases()))
 def test_a_fault_is_told_by_rank_op_and_line(op, members, culprit, fault, tmp_path):
     with pytest.raises(RankError) as caught:
-        run(go_wrong, op, list(members), culprit, fault, tmp_path / "at", timeout=2 if fault == "loop" else 60)
+        run(go_wrong, op, list(members), culprit, fault, tmp_path / "at", timeout=4 if fault == "loop" else 60)
     told, error = time.monotonic(), caught.value
-    took = told - max(float(path.read_text()) for path in tmp_path.glob("at*"))
+    took = told - max(float(path.read_text()) for path in tmp_path.glob("at*"))  # after the last rank got there
     assert error.kind == KIND[fault]
     assert culprit in error.ranks
     if fault != "other group":
         assert error.ranks == (culprit,)
-    assert took < {"raised": 1, "died": 1, "timeout": 3}.get(error.kind, 2)
+    assert took < {"raised": 1, "died": 1, "timeout": 5}.get(error.kind, 2)
     where = {w.rank: w for w in error.where}
     assert sorted(where) == [0, 1, 2, 3]
     if fault == "raises":
@@ -251,6 +253,19 @@ def test_a_message_that_nobody_sends_is_told():
 
     with pytest.raises(RankError, match=r"rank 1 returned and will never answer recv float32\[4\] from 1"):
         run(job, ranks=2)
+
+
+def test_a_rank_quicker_than_its_reader_is_no_failure():
+    """Records are lost when a rank issues more of them than the ring holds between two looks."""
+
+    def job(calls):
+        x = torch.ones(0)
+        for _ in range(calls):
+            dist.all_reduce(x)
+        dist.barrier()
+        return calls
+
+    assert run(job, 3 * RING // 2, ranks=2) == [3 * RING // 2] * 2
 
 
 def test_the_first_cause_is_named_and_not_its_consequences():
@@ -339,7 +354,7 @@ def test_a_job_inside_a_job_is_refused():
 def possessions():
     """What this process owns that a launch could leak, and the files of jobs in the folder of temporary files."""
     me = psutil.Process()
-    files = [f for f in os.listdir(launch.tempfile.gettempdir()) if f.startswith("labs-")]
+    files = os.listdir(tempfile.gettempdir())
     ranks = [p for p in psutil.Process(launch.NURSERY.process.pid).children(recursive=True)]
     return me.num_fds(), me.num_threads(), len(ranks), len(files)
 
@@ -375,12 +390,19 @@ def leaves():
         dist.barrier()
 
 
-def test_launches_leave_nothing_behind():
+@pytest.fixture
+def own_folder(tmp_path, monkeypatch):
+    """Temporary files of this test's jobs go here, and no others."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_launches_leave_nothing_behind(own_folder):
     soak_launches(20)
 
 
 @pytest.mark.soak
-def test_500_launches_leave_nothing_behind():
+def test_500_launches_leave_nothing_behind(own_folder):
     soak_launches(500)
 
 
@@ -445,9 +467,9 @@ def gone_within(pids, seconds):
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_when_the_caller_is_interrupted_or_killed_every_rank_is_gone_in_2_s(sign):
-    before = set(os.listdir(launch.tempfile.gettempdir()))
-    process = script(HANG, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+def test_when_the_caller_is_interrupted_or_killed_every_rank_is_gone_in_2_s(sign, tmp_path):
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = script(HANG, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
     with process:
         pids = pids_of(process)
         nursery = psutil.Process(pids[0]).ppid()
@@ -455,8 +477,8 @@ def test_when_the_caller_is_interrupted_or_killed_every_rank_is_gone_in_2_s(sign
         assert gone_within(pids, 2)
         process.wait(10)
     assert gone_within([nursery], 5)
-    left = [f for f in set(os.listdir(launch.tempfile.gettempdir())) - before if f.startswith("labs-")]
-    assert not left
+    left = [path.name for path in tmp_path.iterdir()]
+    assert [name for name in left if not name.startswith("torchinductor_")] == [], "that one is PyTorch's own cache"
 
 
 def side_by_side(jobs):

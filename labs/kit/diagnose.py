@@ -62,6 +62,7 @@ class Watch:
         self.returned: set[int] = set()
         self.open: dict[tuple[str, int], dict[int, Entry]] = {}  # collectives that not all members have called yet
         self.messages: dict[tuple[str, int, int, int, int], dict[int, Entry]] = {}  # and messages with one end only
+        self.reached: dict[tuple[int, object], int] = {}  # (rank, order): the furthest place in that order
         self.unequal: dict[int, Entry] = {}  # the first calls by rank that should be equal and are not
         self.any_source: set[tuple[str, int]] = set()
         self.last_waits: dict[int, int] = {}
@@ -72,6 +73,7 @@ class Watch:
         waits = {rank: index for rank, reader in enumerate(self.readers) if (index := reader.header()[1]) is not None}
         for rank, reader in enumerate(self.readers):
             for entry in reader.new():
+                self.reached[rank, self.order(rank, entry)] = entry.place
                 (self.add_message if entry.is_p2p else self.add_collective)(rank, entry)
         self.settled = self.settled + 1 if waits and waits == self.last_waits else 0
         self.last_waits = waits
@@ -115,6 +117,15 @@ class Watch:
         return Problem("mismatch", f"the ranks do not agree on {about}: {called}", tuple(odd), self.complete(where))
 
     @staticmethod
+    def order(rank: int, entry: Entry) -> tuple[object, ...]:
+        """What `entry.place` counts: the group's collectives, or one direction of messages between two ranks."""
+        return (entry.group, entry.op, entry.peer, entry.match) if entry.is_p2p else (entry.group,)
+
+    def joined(self, rank: int, order: tuple[object, ...], place: int) -> bool:
+        """Whether a rank has called what stands at `place` of an order; so it seems, too, when its records are lost."""
+        return self.reached.get((rank, order), -1) >= place or self.readers[rank].lost
+
+    @staticmethod
     def ends(rank: int, entry: Entry) -> tuple[int, int]:
         """Global ranks of the sender and the receiver of a message."""
         peer = entry.members[entry.peer]
@@ -123,7 +134,8 @@ class Watch:
     def someone_returned(self) -> Problem | None:
         for calls in self.open.values():
             entry = next(iter(calls.values()))
-            gone = sorted(self.returned.intersection(entry.members) - calls.keys())
+            order = self.order(0, entry)
+            gone = [r for r in entry.members if r in self.returned and not self.joined(r, order, entry.place)]
             if gone:
                 told = f"{nth_of(entry, len(self.readers))}, {entry.what}, which {name(sorted(calls))} called"
                 where = [Where(r, "waits in", call.what, call.site) for r, call in calls.items()]
@@ -165,13 +177,13 @@ class Watch:
     def needs(self, rank: int, entry: Entry) -> list[int]:
         """The ranks that have not yet called what `rank` waits for."""
         if not entry.is_p2p:
-            calls = self.open.get((entry.group, entry.place), {})
-            return [r for r in entry.members if calls and r not in calls]
+            return [r for r in entry.members if not self.joined(r, self.order(r, entry), entry.place)]
         if entry.peer == ANY_SOURCE:
             return []
-        source, target = self.ends(rank, entry)
-        unmatched = (entry.group, source, target, entry.match, entry.place) in self.messages
-        return [entry.members[entry.peer]] if unmatched and (entry.group, target) not in self.any_source else []
+        peer, me = entry.members[entry.peer], entry.members.index(rank)
+        there = (entry.group, "recv" if entry.op == "send" else "send", me, entry.match)
+        answered = self.joined(peer, there, entry.place) or (entry.group, peer) in self.any_source
+        return [] if answered else [peer]
 
     def complete(self, where: list[Where]) -> list[Where]:
         """Add the ranks that are not told of yet."""

@@ -30,7 +30,8 @@ from labs.kit import tap
 
 HEADER = struct.Struct("<QQQQ")  # records, waiting for (record + 1, or 0), texts, bytes of text
 RECORD = struct.Struct("<IIIIiIqd")  # group, place, what, site, peer, match, bytes, time
-RING = 8192
+RING = 1 << 15
+MARGIN = 64  # the oldest records may be written over while they are read
 TEXT = 512 * 1024
 RECORDS_AT = HEADER.size
 TEXT_AT = RECORDS_AT + RING * RECORD.size
@@ -152,22 +153,26 @@ class Journal(tap.Listener):
 
 
 class Reader:
-    """The caller's view of one rank's journal."""
+    """The caller's view of one rank's journal.  `lost`: the rank was quicker than its reader, and records are gone."""
 
     def __init__(self, fd: int) -> None:
         self.map = mmap.mmap(fd, SIZE, access=mmap.ACCESS_READ)
         self.seen = 0
+        self.lost = False
+        self.texts: list[str] = []
+        self.text_bytes = 0
 
-    def header(self) -> tuple[int, int]:
+    def header(self) -> tuple[int, int | None]:
         """How many records there are, and the index of the one being waited for, or None."""
         count, waiting, _, _ = HEADER.unpack_from(self.map, 0)
         return count, (waiting - 1 if waiting else None)
 
     def new(self) -> list[Entry]:
-        """The records since the last call (when the rank was quicker than the ring, the newest of them)."""
+        """The records since the last call, or, when they were more than the ring holds, the newest of them."""
         count, _ = self.header()
-        first = max(self.seen, count - RING + 64)  # the oldest few may be written over while they are read
+        first = max(self.seen, count - RING + MARGIN)
         entries = self.entries(range(first, count))
+        self.lost = self.lost or first > self.seen or self.header()[0] - RING > first
         self.seen = count
         return entries
 
@@ -175,13 +180,14 @@ class Reader:
         return self.entries(range(index, index + 1))[0]
 
     def entries(self, indices: range) -> list[Entry]:
-        if not indices:
-            return []
         size = HEADER.unpack_from(self.map, 0)[3]
-        texts = self.map[TEXT_AT : TEXT_AT + size].decode(errors="replace").split("\n")
+        if size > self.text_bytes:
+            added = self.map[TEXT_AT + self.text_bytes : TEXT_AT + size].decode(errors="replace")
+            self.texts += added.split("\n")[:-1]
+            self.text_bytes = size
         rows = [(i, *RECORD.unpack_from(self.map, RECORDS_AT + i % RING * RECORD.size)) for i in indices]
         return [
-            Entry(i, texts[group], place, texts[what], texts[where], peer, match, nbytes, when)
+            Entry(i, self.texts[group], place, self.texts[what], self.texts[where], peer, match, nbytes, when)
             for i, group, place, what, where, peer, match, nbytes, when in rows
         ]
 
