@@ -1,0 +1,39 @@
+"""Checks for the exercises: each runs the learner's function in real jobs, and answers in one of three ways.
+
+    check.broadcast(fn)            fn(x, root=0, group=None)         a tree, in place
+    check.reduce_scatter(fn)       fn(x, group=None) -> piece        a ring, in place
+    check.all_gather(fn)           fn(x, group=None)                 a ring, in place
+    check.all_reduce(fn)           fn(x, group=None)                 in place
+    check.average_gradients(fn)    fn(model)                         after backward: every gradient becomes the mean
+    check.accumulation(fn)         fn(model, micro_batches)          several backwards, one synchronisation
+    check.data_parallel(wrap)      wrap(model) -> module             with forward, no_sync() and sync()
+    check.predict(question, guess, answer)
+
+    ✓ reduce_scatter: you sent 0.75 × the tensor per rank; the least possible is 0.75 ×
+    not yet: reduce_scatter (the stub is untouched; the notebook goes on with the course's own)
+    ✗ reduce_scatter: the pieces are rotated
+      4 ranks, 20 elements of float64: on rank 0 element 0 is 1.62, and not -0.87
+      Rank 0 holds the sum of piece 1.
+      → Where does a partial sum end that sets out from rank r and takes N - 1 steps?
+      (the same numbers again: seed=81273)
+
+The inputs are drawn anew in each call; the budget in a ✓ line is always measured on the same sizes.  What is right is
+worked out by plain torch on one process; what travelled and was held comes from recordings (labs/kit/record.py).
+How: checks/collectives.py, checks/gradients.py; answers: checks/answer.py; a wire on which luck fails: checks/wire.py.
+"""
+
+from labs.kit.checks.answer import Answer, predict
+from labs.kit.checks.collectives import all_gather, all_reduce, broadcast, reduce_scatter
+from labs.kit.checks.gradients import accumulation, average_gradients, data_parallel
+
+__all__ = [
+    "Answer",
+    "accumulation",
+    "all_gather",
+    "all_reduce",
+    "average_gradients",
+    "broadcast",
+    "data_parallel",
+    "predict",
+    "reduce_scatter",
+]

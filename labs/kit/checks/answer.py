@@ -1,0 +1,193 @@
+"""What a check answers, in one of three ways.
+
+    ok = True     ✓ what was measured, beside the least possible
+    ok = None     not yet: the stub is untouched, and the notebook goes on with the course's own version
+    ok = False    ✗ the mistake by its name; what differs, where; one question that leads on
+
+Whatever the learner's function does ends in an Answer and never in an exception: what it raises, and what its ranks
+hang in, is told as the launcher told it, with the line.  An Answer is true when `ok` is True.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from html import escape
+from typing import Any
+
+from labs.kit.journal import KIT, TORCH
+from labs.kit.launch import RankError, Results, run
+
+TIMEOUT = 20.0  # s for one job; what is certain to hang is told after a second or two
+FRAME = re.compile(
+    r'^\s*(?:File "(?P<file>.+)"|(?P<cell>Cell)), line (?P<line>\d+), in (?P<name>.+)\n\s*(?P<source>.*)', re.M
+)
+UNTOUCHED = re.compile(r"failed: NotImplementedError(: your turn.*)?$", re.M)
+QUESTIONS = {
+    "raised": "What does this line assume that does not hold for this input?",
+    "died": "What could end a process from outside of Python?",
+    "mismatch": "Which ranks take this line, and does each of them take it as often as the others?",
+    "returned": "How often does each rank send, and how often does its neighbour receive?",
+    "deadlock": "Which rank could go first, if each waits for another?",
+    "timeout": "Which loop has no end on this rank?",
+}
+
+
+@dataclass(frozen=True, repr=False)
+class Answer:
+    """`ok`: True, False, or None for not yet.  `mistake`: its name, where it has one."""
+
+    check: str
+    ok: bool | None
+    text: str
+    question: str = ""
+    mistake: str = ""
+    seed: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.ok is True
+
+    def __repr__(self) -> str:
+        return "\n".join(self.lines())
+
+    def lines(self) -> list[str]:
+        if self.ok is not False:
+            return [f"✓ {self.check}: {self.text}" if self.ok else f"not yet: {self.check} ({self.text})"]
+        first, *rest = [self.mistake, *self.text.splitlines()] if self.mistake else self.text.splitlines()
+        lines = [f"✗ {self.check}: {first}", *(f"  {line}" for line in rest)]
+        lines += [f"  → {self.question}"] if self.question else []
+        return lines + ([f"  (the same numbers again: seed={self.seed})"] if self.seed is not None else [])
+
+    def _repr_html_(self) -> str:
+        colour = {True: "#117733", None: "#57606A", False: "#882255"}[self.ok]
+        first, *rest = map(escape, self.lines())
+        return (
+            f'<div style="border-left: 4px solid {colour}; padding-left: 0.8em; white-space: pre-wrap">'
+            + "\n".join([f"<b>{first}</b>" if self.ok is False else first, *rest])
+            + "</div>"
+        )
+
+
+class Wrong(Exception):
+    """What a judge raises at the first thing that is not as it must be."""
+
+    def __init__(self, text: str, question: str = "", mistake: str = "", raised: bool = False) -> None:
+        super().__init__(text)
+        self.raised = raised  # by the learner's own function
+        self.answer = Answer("", False, text, question, mistake)
+
+    def also(self, mistake: str) -> Wrong:
+        """The same by the name `mistake`, unless it has a name of its own or is no mistake."""
+        a = self.answer
+        keep = a.mistake not in ("", *NAMES.values()) or a.text == "untouched" or not mistake
+        return self if keep else Wrong(a.text, a.question, mistake, self.raised)
+
+
+def answered(judge: Callable[..., str]) -> Callable[..., Answer]:
+    """Make a check of `judge(fn, seed)`, which returns the line of success or raises Wrong."""
+
+    @functools.wraps(judge)
+    def check(fn: Callable[..., Any], seed: int | None = None) -> Answer:
+        seed = random.SystemRandom().randrange(10**6) if seed is None else seed
+        try:
+            if not callable(fn):
+                raise Wrong(
+                    f"it was given {show(fn)} and not a function",
+                    f"Did you call your function, instead of handing it over: check.{judge.__name__}(my_function)?",
+                )
+            return Answer(judge.__name__, True, judge(fn, seed))
+        except Wrong as wrong:
+            if wrong.answer.text == "untouched":
+                return Answer(judge.__name__, None, "the stub is untouched; the notebook goes on with the course's own")
+            return replace(wrong.answer, check=judge.__name__, seed=seed)
+
+    return check
+
+
+def job(
+    body: Callable[..., Any], *args: Any, ranks: int, record: str | None = "communication", when: str = ""
+) -> Results:
+    """Run `body` on CPU ranks; a job that fails becomes Wrong, and an untouched stub, too."""
+    when = when or f"on {ranks} ranks"
+    try:
+        return run(body, *args, ranks=ranks, record=record, timeout=TIMEOUT, device="cpu")
+    except RankError as error:
+        raise failed(error, when) from None
+    except TypeError as error:
+        if "cannot be sent" not in str(error):
+            raise
+        raise Wrong(str(error), "Which variable from outside does the function use?") from None
+
+
+def failed(error: RankError, when: str) -> Wrong:
+    """What the launcher says of a failed job, cut down to the learner's own lines."""
+    text = str(error)
+    if UNTOUCHED.search(text.split("\n\n")[0]):
+        return Wrong("untouched")
+    headline, *rest = text.splitlines()
+    if error.kind != "raised":
+        return Wrong("\n".join([f"{when}: {headline}", *rest]), QUESTIONS[error.kind], NAMES[error.kind])
+    headline = text.split("\n\n")[0]
+    return Wrong("\n".join([f"{when}, {headline}", *own_lines(text)]), QUESTIONS["raised"], raised=True)
+
+
+NAMES = {
+    "died": "a rank died",
+    "mismatch": "the ranks do not call the same",
+    "returned": "one side of a message or a collective is missing",
+    "deadlock": "the ranks wait for each other",
+    "timeout": "it does not come to an end",
+}
+
+
+def own_lines(trace: str) -> list[str]:
+    """The innermost line of a traceback that is neither torch's nor the kit's."""
+    frames = [m for m in FRAME.finditer(trace) if m["cell"] or not m["file"].startswith((KIT, TORCH, "<frozen"))]
+    if not frames:
+        return []
+    last = frames[-1]
+    place = "cell" if last["cell"] else last["file"].rsplit("/", 1)[-1]
+    return [f"{place}, line {last['line']}, in {last['name']}:   {last['source'].strip()}"]
+
+
+def show(value: Any) -> str:
+    """A value in a few words: "None", "a tensor of shape (3,) and dtype float32", "a list"."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return repr(value)[:60]
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"a tensor of shape {tuple(value.shape)} and dtype {str(value.dtype).removeprefix('torch.')}"
+    return f"a {type(value).__name__}"
+
+
+def predict(
+    question: str,
+    guess: float | None,
+    answer: float,
+    unit: str = "",
+    tolerance: float = 0.05,
+    reason: str = "",
+) -> Answer:
+    """A guess made before the measurement: right within `tolerance` (relative); None is not yet.
+
+    The text names the answer only once there is a guess.
+    """
+    unit = f" {unit}" if unit else ""
+    if guess is None or guess is ...:
+        return Answer("predict", None, f"{question} Type a number before you go on")
+    try:
+        near = math.isclose(float(guess), float(answer), rel_tol=tolerance, abs_tol=1e-12)
+    except (TypeError, ValueError):
+        return Answer("predict", False, f"{question} The guess is {show(guess)}: type a number")
+    because = f" {reason}" if reason else ""
+    found = f"{question} {number(answer)}{unit}."
+    if near:
+        return Answer("predict", True, found + because)
+    return Answer("predict", False, f"{found} You said {number(guess)}{unit}.{because}")
+
+
+def number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"

@@ -1,0 +1,73 @@
+"""A slow wire: what is only right by luck on a quick one goes wrong on this one.
+
+    a send        leaves a moment late, by another moment on every rank; its tensor must not change before wait()
+    a receive     its buffer holds nonsense until the message is there
+
+Both are what `torch.distributed` promises and no more: between `isend` or `irecv` and `wait()` the tensor is not yours.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable
+
+import torch
+
+from labs.kit import tap
+
+SLOWEST = 0.002  # s
+
+
+class SlowWire(tap.Listener):
+    """Active while it is entered; `touched` lists the peers whose message changed while it was being sent."""
+
+    def __init__(self, rank: int, seed: int) -> None:
+        self.delays = random.Random(1000 * seed + rank)
+        self.touched: list[int] = []
+
+    def __enter__(self) -> SlowWire:
+        tap.listeners.append(self)
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        tap.listeners.remove(self)
+
+    def issued(self, call: tap.Call) -> None:
+        if call.op == "send":
+            time.sleep(self.delays.random() * SLOWEST)
+            call.notes[self] = call.inputs[0].detach().clone()
+        elif call.op == "recv":
+            nonsense(call.outputs[0])
+
+    def waited(self, call: tap.Call) -> None:
+        if call.op == "send" and self in call.notes and not same_bits(call.notes[self], call.inputs[0]):
+            self.touched.append(call.peer)
+
+
+class Cargo(tap.Listener):
+    """Counts the collectives and sends that are given the parameters' own memory, while it is entered."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        self.storages = {p.untyped_storage().data_ptr() for p in parameters}
+        self.count = 0
+
+    def __enter__(self) -> Cargo:
+        tap.listeners.append(self)
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        tap.listeners.remove(self)
+
+    def issued(self, call: tap.Call) -> None:
+        self.count += any(x.untyped_storage().data_ptr() in self.storages for x in call.inputs)
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(*(x.detach().flatten().view(torch.uint8) for x in (one, other)))
+
+
+def nonsense(tensor: torch.Tensor) -> torch.Tensor:
+    """Fill with NaN, or with a number that no case uses."""
+    tensor.detach().fill_(float("nan") if tensor.is_floating_point() else 113)
+    return tensor
