@@ -48,6 +48,12 @@ CELLS = """() => window.jupyterapp.shell.currentWidget.content.widgets.map(cell 
                     tags: model.getMetadata("tags") || [],
                     errors: model.outputs.toJSON().filter(output => output.output_type === "error")
                                                   .map(output => output.ename + ": " + output.evalue)}))"""
+# JupyterLab's promise ends at the first error, though a cell tagged raises-exception lets the others run on.
+ENDED = f"""() => {{
+    const cells = ({CELLS})();
+    const failed = cell => cell.errors.length && !cell.tags.includes("raises-exception");
+    return cells.every(cell => cell.count) || cells.some(failed);
+}}"""
 KERNEL = """async () => {
     const session = window.jupyterapp.shell.currentWidget.sessionContext;
     await session.ready;
@@ -135,6 +141,7 @@ def run_all(page) -> list[dict]:
     page.evaluate(RUN_ALL)
     page.wait_for_function("() => window.labs !== 'busy'", timeout=240 * SECONDS)
     assert page.evaluate("() => window.labs") == "done"
+    page.wait_for_function(ENDED, timeout=240 * SECONDS)
     return page.evaluate(CELLS)
 
 

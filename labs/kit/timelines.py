@@ -10,7 +10,13 @@ from labs.kit.figures import Figure, axes, finish, window
 from labs.kit.palette import INK, TIMELINE, ink
 from labs.kit.tables import clock
 
-LANES = {"communication": (-0.46, 0.36), "compute": (-0.04, 0.44), "waiting": (-0.04, 0.44)}  # top, height
+LANES = {  # top, height; a send and a recv of one exchange are under way together
+    "communication": (-0.46, 0.36),
+    "send": (-0.46, 0.18),
+    "recv": (-0.28, 0.18),
+    "compute": (-0.04, 0.44),
+    "waiting": (-0.04, 0.44),
+}
 
 
 def timeline(recording, step: int | None = None, until: float | None = None) -> Figure:
@@ -28,11 +34,12 @@ def timeline(recording, step: int | None = None, until: float | None = None) -> 
     for rank in range(recording.ranks):
         for doing, bars in doings(recording, rank).items():
             top, height = LANES[doing]
+            fill = TIMELINE.get(doing, TIMELINE["communication"])
             inside = [(max(b, start), min(e, now, end), name) for b, e, name in bars if b < min(now, end) and e > start]
             panel.broken_barh(
                 [(factor * (b - start), factor * (e - b)) for b, e, _ in inside],
                 (rank + top, height),
-                facecolor=TIMELINE[doing],
+                facecolor=fill,
                 edgecolor="#8A8F98" if doing == "waiting" else "white",
                 linewidth=0.4,
                 hatch="////" if doing == "waiting" else None,
@@ -41,16 +48,16 @@ def timeline(recording, step: int | None = None, until: float | None = None) -> 
                 if len(name) * 0.009 * (end - start) < e - b:
                     place, colour = (
                         (factor * ((b + e) / 2 - start), rank + top + height / 2),
-                        ink(TIMELINE[doing]),
+                        ink(fill),
                     )
                     panel.text(
                         *place,
                         name,
                         ha="center",
                         va="center",
-                        fontsize=7.5,
+                        fontsize=7.5 if height > 0.2 else 6.5,
                         color=colour,
-                        bbox=chip | {"color": TIMELINE[doing]},
+                        bbox=chip | {"color": fill} if height > 0.2 else None,
                     )
     if until is not None:
         panel.axvline(factor * (until - start), color=INK, linewidth=1)
@@ -73,7 +80,9 @@ def doings(recording, rank: int) -> dict[str, list[tuple[float, float, str]]]:
     events = [event for event in recording.events if event.rank == rank]
     return {
         "compute": [(span.start, span.end, span.name) for span in phases],
-        "communication": [(event.start, event.end, event.op) for event in events],
+        "communication": [(e.start, e.end, e.op) for e in events if e.op not in ("send", "recv")],
+        "send": [(event.start, event.end, event.op) for event in events if event.op == "send"],
+        "recv": [(event.start, event.end, event.op) for event in events if event.op == "recv"],
         "waiting": [(event.end - event.waited, event.end, "") for event in events if event.waited],
     }
 
