@@ -313,7 +313,6 @@ def test_what_fsdp_gathers_is_communication():
     assert first["P"] < 0.6 * whole and first["comm"] > 0.25 * whole
 
 
-@pytest.mark.xfail(strict=True, reason="the tap holds on to works that C++ waits for, and to their buckets")
 def test_what_ddp_keeps_beside_is_its_buckets():
     results = run(by_ddp, ranks=2, device="cpu", record="memory")
     for rank, (parameters, _) in enumerate(results):

@@ -15,6 +15,7 @@ above the backends, shows each to the listeners and hands it on.  Nothing is rep
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -47,6 +48,7 @@ OPERATORS = {
 }
 ROOT = {"broadcast_": 2, "reduce_": 3, "gather_": 3, "scatter_": 3}  # index of the root
 OUTSTANDING = 64  # works that nobody has waited for: more than this and the oldest is forgotten
+HELD_HERE = 3  # references to a work that only _outstanding holds, while it is looked at
 
 
 class Call:
@@ -166,15 +168,16 @@ def _watched_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _remember(work: dist.Work, call: Call) -> None:
+    # A work keeps its tensors.  One that nobody else holds will not be waited for in Python, and has to go.
+    for key in [key for key, (other, _) in _outstanding.items() if sys.getrefcount(other) <= HELD_HERE]:
+        del _outstanding[key]
     _outstanding[id(work)] = (work, call)
     if len(_outstanding) > OUTSTANDING:
-        for key in [key for key, (other, _) in _outstanding.items() if other.is_completed()]:
-            del _outstanding[key]
-        if len(_outstanding) > OUTSTANDING:
-            del _outstanding[next(iter(_outstanding))]
+        del _outstanding[next(iter(_outstanding))]
     if call.raw in ("allreduce_", "alltoall_base_", "broadcast_") or call.raw.endswith("coalesced_"):
         for tensor in call.outputs:
             _by_storage[_storage_key(tensor)] = call
+        call.inputs = call.outputs = ()  # listeners saw them in issued(); kept here they would outlive their time
         while len(_by_storage) > OUTSTANDING:
             del _by_storage[next(iter(_by_storage))]
 
