@@ -408,7 +408,7 @@ check.predict(question, guess_tensors, busiest(all_reduce, 4))
 # %%
 limits = {f"{n} ranks": float(cost.all_reduce_limit(1, n)) for n in (2, 4, 8, 64, 1024)}
 assert limits["4 ranks"] == 1.5 and limits["1024 ranks"] < 2
-draw.chart(limits, "tensors", caption="What each rank sends in a ring all-reduce")
+draw.chart(limits, "", caption="Tensors that each rank sends in a ring all-reduce")
 
 # %% [markdown]
 # It cannot be done with less, as long as only ranks add. Take a single element. Before anybody can know its sum, each
@@ -450,17 +450,25 @@ def each(ways, n):
 
 
 # %%
+def predicted(name, n, ranks):
+    """Bytes that ranks 0, 1, ... send for n float32 elements, by labs.cost."""
+    return [4 * getattr(cost, name)(n, ranks, rank).elements for rank in range(ranks)]
+
+
+def measured(recording, step):
+    """Bytes that ranks 0, 1, ... sent in one step of a recorded job."""
+    return [recording.sent(rank, step) for rank in range(recording.ranks)]
+
+
+# %%
 def audit(n, ranks):
-    """Bytes that ranks 0, 1, ... send: what cost says beside what the recording says."""
+    """The ledger of every collective, rank by rank."""
     recording = run(each, OURS, n, ranks=ranks, record="communication").recording
     rows = {}
     for step, name in enumerate(NAMES):
-        predicted = [4 * getattr(cost, name)(n, ranks, rank).elements for rank in range(ranks)]
-        measured = [recording.sent(rank, step) for rank in range(ranks)]
-        rows[name] = (*[" + ".join(f"{sent:,}" for sent in side) for side in (predicted, measured)], "")
-    found = draw.ledger(rows, caption=f"bytes sent by rank 0 + rank 1 + ..., {ranks} ranks, {n:,} elements")
-    assert found.agrees
-    return found
+        sides = predicted(name, n, ranks), measured(recording, step)
+        rows[name] = (*[" + ".join(f"{sent:,}" for sent in side) for side in sides], "")
+    return draw.ledger(rows, caption=f"bytes sent by rank 0 + rank 1 + ... of {ranks}; {n:,} elements")
 
 
 audit(1001, ranks=4)
@@ -535,9 +543,9 @@ for elements in 8, 4_000_000:
         print(f"{4 * elements:,} bytes, {way.__name__}: {1000 * took:.2f} ms")
 
 # %% [markdown]
-# A **timeline** shows when a rank did what: the upper lane what was on the way, the lower one what it computed and,
-# hatched, where it stood and waited. This is one ring all-reduce of 16 MB; look for the six rounds, and for ranks that
-# wait because their neighbour was late.
+# A **timeline** shows when a rank did what: the upper lane what was on the way (sends above receives), the lower one
+# what it computed and, hatched, where it stood and waited. This is one ring all-reduce of 16 MB; look for the six
+# rounds, and for ranks that wait because their neighbour was late.
 
 
 # %%
@@ -587,19 +595,13 @@ NATIVE = {
 # travels.
 
 # %%
-n, ranks = 1000, 4
-ours = run(each, {name: OURS[name] for name in NATIVE}, n, ranks=ranks, record="communication").recording
-native = run(each, NATIVE, n, ranks=ranks, record="communication").recording
-ledger = draw.ledger(
-    {
-        name: (
-            4 * sum(getattr(cost, name)(n, ranks, rank).elements for rank in range(ranks)),
-            *[sum(seen.sent(rank, step) for rank in range(ranks)) for seen in (ours, native)],
-        )
-        for step, name in enumerate(NATIVE)
-    }
-)
-ledger
+ours = run(each, {name: OURS[name] for name in NATIVE}, 1000, ranks=4, record="communication").recording
+native = run(each, NATIVE, 1000, ranks=4, record="communication").recording
+rows = {
+    name: [sum(predicted(name, 1000, 4)), sum(measured(ours, step)), sum(measured(native, step))]
+    for step, name in enumerate(NATIVE)
+}
+draw.ledger(rows, caption="bytes sent by all of 4 ranks; 1,000 elements")
 
 # %% [markdown]
 # All exact, but mind what was counted. Of ours the recording sees every message. Of PyTorch's it sees only *calls*, and
@@ -626,8 +628,7 @@ def wire(ways, n):
 def times_logical(ways, name, n=2**20, ranks=4):
     """All ranks' bytes on the wire, as a multiple of the logical ones."""
     sent = [rank[name] for rank in run(wire, {name: ways[name]}, n, ranks=ranks, device="cpu")]
-    logical = 4 * sum(getattr(cost, name)(n, ranks, rank).elements for rank in range(ranks))
-    return "not counted here" if None in sent else f"{sum(sent) / logical:.2f} ×"
+    return "not counted here" if None in sent else f"{sum(sent) / sum(predicted(name, n, ranks)):.2f} ×"
 
 
 both = {"ours": OURS, "native (gloo)": NATIVE}
@@ -673,26 +674,26 @@ print(f"the call came back after {started:.2f} ms, the sum was there after {done
 #
 # Back to the question. The gradient of Llama 3 8B, on links of 50 GB/s with 20 µs of latency:
 
+
 # %%
-link = {"latency": 20e-6, "bandwidth": 50e9}
-draw.table(
-    [
-        {
-            "ranks": n,
-            "each sends, GB": round(cost.all_reduce(gradient, n).elements / 1e9, 2),
-            "ring, s": round(cost.ring_seconds(gradient, n, **link), 3),
-            "of it latency, s": round(cost.ring_seconds(0, n, **link), 3),
-            "doubling, s": round(cost.doubling_seconds(gradient, n, **link), 3),
-        }
-        for n in (2, 4, 8, 64, 1024)
-    ]
-)
+def bill(ranks, latency=20e-6, bandwidth=50e9):
+    """One all-reduce of the gradient."""
+    return {
+        "ranks": ranks,
+        "each sends, GB": round(cost.all_reduce(gradient, ranks).elements / 1e9, 2),
+        "ring, s": round(cost.ring_seconds(gradient, ranks, latency, bandwidth), 3),
+        "of it latency, s": round(cost.ring_seconds(0, ranks, latency, bandwidth), 4),
+        "doubling, s": round(cost.doubling_seconds(gradient, ranks, latency, bandwidth), 3),
+    }
+
+
+draw.table([bill(ranks) for ranks in (2, 4, 8, 64, 1024)])
 
 # %% [markdown]
-# **Why a ring**: what a rank sends hardly depends on N, all links are busy in all rounds, and every rank adds in the
-# same order, so all end with the *same bits*. **Why not**: its latency grows with N. For a loss value, a norm, or a
-# flag, take the fewest rounds. And any `all_reduce` of a large model is a good part of a second in which nobody
-# computes, unless it overlaps with something.
+# **Why a ring**: what a rank sends hardly depends on N, all links are busy in all rounds, and each piece is added up
+# once and then copied, so all ranks end with the *same bits*. **Why not**: its latency grows with N. For a loss value,
+# a norm, or a flag, take the fewest rounds. And the `all_reduce` of a large gradient is a good part of a second in
+# which nobody computes, unless it overlaps with something.
 #
 # The same bits are worth a look. Copies of a model that differ in a last digit drift apart, step by step.
 
