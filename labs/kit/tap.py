@@ -133,6 +133,7 @@ def _collective_kernel(raw: str, operator: Any, below: Any) -> Callable[..., Any
         work = find_work(answer)
         if work is not None:
             _remember(work, call)
+        call.inputs = call.outputs = ()  # the listeners saw them in issued(); kept here they would outlive their time
         for listener in listeners:
             listener.returned(call, work)
         return answer
@@ -177,7 +178,6 @@ def _remember(work: dist.Work, call: Call) -> None:
     if call.raw in ("allreduce_", "alltoall_base_", "broadcast_") or call.raw.endswith("coalesced_"):
         for tensor in call.outputs:
             _by_storage[_storage_key(tensor)] = call
-        call.inputs = call.outputs = ()  # listeners saw them in issued(); kept here they would outlive their time
         while len(_by_storage) > OUTSTANDING:
             del _by_storage[next(iter(_by_storage))]
 
