@@ -46,7 +46,8 @@ answers = run(hello, ranks=4)
 # 0 to 3, which form one process group. What each returned comes back as a list.">
 #
 # `run` waits for all ranks and returns a list: what rank 0 returned, then rank 1, and so on. So a job can be used like
-# any function. Four process ids, and none of them is this notebook's:
+# any function. (The forkserver in the picture is a process that has PyTorch loaded and waits, so that new ranks are
+# there at once.) Four process ids came back, and none of them is this notebook's:
 
 # %%
 ranks, pids = zip(*answers, strict=True)
@@ -165,7 +166,7 @@ def step(model, optimizer, x, y):
 def train(steps=3):
     model = Bucketed(GPT(PRESETS["tiny"]))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    batches = Batches(corpus().tokens, batch=12, context=64, rank=dist.get_rank(), ranks=4)
+    batches = Batches(corpus().tokens[:100_000], batch=12, context=64, rank=dist.get_rank(), ranks=4)
     for number in range(steps):
         mark("step")
         step(model, optimizer, *batches[number])
@@ -214,7 +215,8 @@ run(hang, ranks=4)
 # %% [markdown]
 # An endless loop is ended by `run(..., timeout=...)`, in seconds. You can also interrupt the kernel (the ■ button):
 # every rank goes with it, and none stays behind.
-#
+
+# %% [markdown]
 # ## Words
 #
 # | word | what it means |
@@ -236,7 +238,8 @@ run(hang, ranks=4)
 # | activations, **A** | what forward keeps because backward will need it |
 # | backend | the library that moves the bytes: gloo between CPUs, NCCL between NVIDIA GPUs |
 # | step | one batch: forward, backward, and one change of the parameters |
-#
+
+# %% [markdown]
 # ## The notebooks
 #
 # | | what it does |
@@ -252,7 +255,8 @@ run(hang, ranks=4)
 # Every notebook follows one path: a question, a picture, a prediction, then you build it, measure it, meet PyTorch's
 # own version, and hear when to use it and when not. Answers to all exercises are in the folder `solutions`, in
 # notebooks of the same names. The code that you build is in the folder `labs`, one idea a file.
-#
+
+# %% [markdown]
 # ## Say it back
 #
 # Answer each aloud before you unfold it.
@@ -274,7 +278,8 @@ run(hang, ranks=4)
 #
 # As replicas 8 each, 32 together. As shards 2 each, 8 together.
 # </details>
-#
+
+# %% [markdown]
 # ## If something does not work
 #
 # `make doctor` (or `python -m labs doctor`) in a terminal says what is amiss on this machine, each line with its

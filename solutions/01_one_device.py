@@ -33,9 +33,8 @@ from labs.model import GPT, PRESETS
 #
 # ## What the model reads
 #
-# A corpus has to be here before anything can be learned from it, on every machine and without a download. One is: the
-# source code of Python's own standard library. It is read as bytes, so a **token** is a byte, and the **vocabulary**
-# has 256 of them.
+# The model needs text to learn from, on every machine and without a download. Every Python brings some: the source code
+# of its own standard library. It is read as bytes, so a **token** is a byte, and the **vocabulary** has 256 of them.
 
 # %%
 text = corpus()
@@ -115,7 +114,7 @@ def train_with(model, optimizer, batches):
 
 
 # %%
-def train(batches, config=config):
+def train(batches):
     model = GPT(config)
     return train_with(model, torch.optim.AdamW(model.parameters(), **ADAMW), batches)
 
@@ -201,8 +200,8 @@ for dtype in (torch.float32, torch.float64):
 draw.table(rows)
 
 # %% [markdown]
-# Not one of both is bitwise equal; but the difference shrinks with the precision of the arithmetic, and that is how to
-# tell rounding from a mistake: a mistake stays the same. Remember it for later, when ranks add up gradients in whatever
+# Neither is bitwise equal. But the difference shrinks with the precision of the arithmetic, and that is how to tell
+# rounding from a mistake: a mistake stays as it is. Remember it for later, when ranks add up gradients in whatever
 # order suits them. Where exactness is the point, the course compares in float64.
 #
 # ## Predict
@@ -485,9 +484,9 @@ print(f"and {kept / 1e9:.0f} GB of activations for one sequence of {llama.contex
 #
 # | P + G + S, bytes a parameter | predicted | ours | PyTorch's own |
 # |---|---|---|---|
-# | float32 | 16 | | 16 (`AdamW`) |
+# | float32 | 16 | – | 16 (`AdamW`) |
 # | mixed precision | 16 | 16 | 16 (`autocast`) |
-# | mixed precision, all gradients copied first | 20 | | 20 (`AdamW` on masters) |
+# | mixed precision, all gradients copied first | 20 | – | 20 (`AdamW` on masters) |
 #
 # <details><summary>Which of P, G, S and A depend on the batch? At which moment of a step is most memory in
 # use?</summary>
@@ -506,7 +505,8 @@ print(f"and {kept / 1e9:.0f} GB of activations for one sequence of {llama.contex
 #
 # Do both in float64. Rounding shrinks by many orders of magnitude, a mistake stays.
 # </details>
-#
+
+# %% [markdown]
 # **To read next**: [02 Collectives](02_collectives.ipynb). The 16 bytes are counted in section 3.1 of the ZeRO paper,
 # Rajbhandari et al. 2020, [arXiv 1910.02054](https://arxiv.org/abs/1910.02054); mixed precision is Micikevicius et al.
 # 2018, [arXiv 1710.03740](https://arxiv.org/abs/1710.03740).

@@ -106,6 +106,9 @@ def settle(notebook: NotebookNode, previous: NotebookNode) -> None:
         old = before.get(cell.id)
         if old is not None and without_noise(old.outputs) == without_noise(cell.outputs):
             cell.outputs = old.outputs
+            for output in cell.outputs:
+                if "execution_count" in output:
+                    output.execution_count = cell.execution_count
 
 
 def without_noise(value: object) -> object:

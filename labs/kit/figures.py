@@ -70,12 +70,13 @@ def finish(canvas, text: str, alt: str) -> Figure:
     return Figure(buffer.getvalue(), text, alt, width, height)
 
 
-def window(recording, step: int | None) -> tuple[float, float]:
-    """Start and end, over all ranks, of a step or of all that was recorded (s)."""
+def window(recording, step: int | None, ranks: Sequence[int] | None = None) -> tuple[float, float]:
+    """Start and end, over these ranks (all when left out), of a step or of all that was recorded (s)."""
     if step is None:
         ends = [item.end for item in (*recording.events, *recording.spans)]
         return 0.0, max([*ends, *(series[-1][0] for series in recording.memory if series)], default=0.0)
-    starts, ends = zip(*(recording.window(rank, step) for rank in range(recording.ranks)), strict=True)
+    ranks = range(recording.ranks) if ranks is None else ranks
+    starts, ends = zip(*(recording.window(rank, step) for rank in ranks), strict=True)
     return min(starts), max(ends)
 
 
@@ -91,7 +92,7 @@ def memory(recording, step: int | None = None, ranks: Sequence[int] | None = Non
     columns = min(2, len(ranks))
     rows = math.ceil(len(ranks) / columns)
     canvas, panels = axes(9.5, 0.6 + (2.8 - 0.4 * columns) * rows, rows, columns)
-    start, end = window(recording, step)
+    start, end = window(recording, step, ranks)
     factor, unit = clock(end - start)
     peaks = {}
     for panel, rank in zip(panels, ranks, strict=False):
