@@ -366,8 +366,9 @@ def main(arguments: list[str]) -> int:
 
 
 def introduction(plan: Plan) -> str:
-    tokens = f"{plan.batch} × {plan.config.context} tokens"
+    text, tokens = plan.corpus, f"{plan.batch} × {plan.config.context} tokens"
+    model = f"GPT {plan.size} ({parameters(plan.config):,} parameters, float32)"
     return (
-        f"GPT {plan.size} ({parameters(plan.config):,} parameters, float32), {plan.steps} steps of {tokens} with AdamW,\n"
-        f"on the {plan.corpus.source} ({plan.corpus.size:,} bytes); one process, then {plan.ranks} ranks on {plan.device}"
+        f"{model}, {plan.steps} steps of {tokens} with AdamW,\n"
+        f"on the {text.source} ({text.size:,} bytes); one process, then {plan.ranks} ranks on {plan.device}"
     )

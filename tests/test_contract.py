@@ -1,0 +1,229 @@
+"""Every strategy of the table, ours and PyTorch's own, through the same three claims.
+
+    numbers       the reference is one process on the same batch, cut into as many micro-batches as there are ranks:
+                  float64 within 1e-12; float32 bit by bit where the strategy promises that, else within 1e-5
+    bytes sent    the reference is labs.cost: exact, on every rank
+    bytes held    likewise: P, G and S exact, A within 10 %, the peak within 1 % (labs.cost states it to the byte)
+
+Two models: the course's GPT, and a toy made to be awkward (tied weights, a frozen parameter, a scalar, odd sizes).
+Then the claims themselves are tried: a strategy that is changed in one place must fail the one that it breaks.
+"""
+
+from dataclasses import replace
+from functools import lru_cache, partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from labs import cost, ddp
+from labs.kit.launch import run
+from labs.kit.strategies import ONE_DEVICE, STRATEGIES, train
+from labs.kit.tour import faults_of
+from labs.model import GPT, PRESETS
+
+BATCH, STEPS, CONTEXT = 12, 3, 16
+GPT_CONFIG = replace(PRESETS["tiny"], context=CONTEXT, depth=1)
+RANKS = (2, 3, 4)
+
+
+class Awkward(nn.Module):
+    """Odd sizes, a weight used twice, a frozen one, and a parameter without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(13, 7)
+        self.inside = nn.Linear(7, 7)
+        self.frozen = nn.Linear(7, 7, bias=False).requires_grad_(False)
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.head = nn.Linear(7, 13, bias=False)
+        self.head.weight = self.embed.weight
+        with torch.no_grad():
+            for number, parameter in enumerate(self.parameters()):
+                spread = torch.arange(parameter.numel(), dtype=torch.float32).add(number).sin().view(parameter.shape)
+                parameter.copy_(spread / 2)
+
+    def forward(self, x_BT, y_BT):
+        h_BTD = self.embed(x_BT)
+        h_BTD = h_BTD + self.scale * torch.tanh(self.frozen(self.inside(h_BTD)))
+        return nn.functional.cross_entropy(self.head(h_BTD).flatten(0, 1), y_BT.flatten())
+
+
+MODELS = {"GPT": (partial(GPT, GPT_CONFIG), GPT_CONFIG.vocab), "awkward": (Awkward, 13)}
+TRAININGS = [(name, dtype) for name in MODELS for dtype in (torch.float64, torch.float32)]
+
+
+def batches(vocab: int, ranks: int):
+    """[rank][step]: the same random tokens, whatever the number of ranks."""
+    whole = torch.randint(vocab, (STEPS, 2, BATCH, CONTEXT), generator=torch.Generator().manual_seed(0))
+    return [[tuple(step.chunk(ranks, dim=1)[rank]) for step in whole] for rank in range(ranks)]
+
+
+def train_all(strategy, micro_batches=1, trainings=TRAININGS):
+    """All trainings, one after the other in one job: the parameters of each."""
+    trained = []
+    for name, dtype in trainings:
+        make, vocab = MODELS[name]
+        data = batches(vocab, dist.get_world_size())
+        trained.append(train(strategy, lambda make=make, dtype=dtype: make().to(dtype), data, micro_batches)[1])
+    return trained
+
+
+@lru_cache
+def one_process(micro_batches: int):
+    return run(train_all, ONE_DEVICE, micro_batches, ranks=1)[0]
+
+
+@lru_cache
+def watched(strategy, ranks: int):
+    """What a strategy trained, and a recording of what it sent."""
+    return run(train_all, strategy, ranks=ranks, record="communication")
+
+
+def differences(strategy, ranks: int) -> list[tuple]:
+    """(rank, model, dtype) whose parameters are not one process's."""
+    found = []
+    for rank, trained in enumerate(watched(strategy, ranks)):
+        for training, ours, one in zip(TRAININGS, trained, one_process(ranks), strict=True):
+            bound = 1e-12 if training[1] == torch.float64 else 0.0 if ranks in strategy.bitwise else 1e-5
+            if not all(torch.allclose(a, b, rtol=bound, atol=bound) for a, b in zip(ours, one, strict=True)):
+                found.append((rank, *training))
+    return found
+
+
+def sizes_of(model: nn.Module) -> list[int]:
+    return [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+
+
+def sent(strategy, ranks: int, name: str) -> tuple[list[int], list[int]]:
+    """Bytes sent in the last step in float32, by rank: predicted and measured."""
+    recording = watched(strategy, ranks).recording
+    last = (TRAININGS.index((name, torch.float32)) + 1) * STEPS - 1
+    predicted = [strategy.sent(sizes_of(MODELS[name][0]()), ranks=ranks, rank=rank) for rank in range(ranks)]
+    return predicted, [recording.sent(rank, last) for rank in range(ranks)]
+
+
+def held(strategy, ranks: int, name: str) -> list[dict[str, int]]:
+    """Bytes held in the last step in float32, by rank: measured, in a job that trains nothing else."""
+    trainings = [(name, torch.float32)]
+    recording = run(train_all, strategy, trainings=trainings, ranks=ranks, record="memory").recording
+    return [recording.held(rank, STEPS - 1) for rank in range(ranks)]
+
+
+# ---- the claims ------------------------------------------------------------------------------------------
+
+every_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.name)
+
+
+@every_strategy
+@pytest.mark.parametrize("ranks", RANKS)
+def test_numbers(strategy, ranks):
+    assert differences(strategy, ranks) == []
+
+
+@every_strategy
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("ranks", RANKS)
+def test_bytes_sent(strategy, ranks, name):
+    predicted, measured = sent(strategy, ranks, name)
+    assert measured == predicted
+    if name == "GPT":
+        steps = [strategy.predict(GPT_CONFIG, BATCH // ranks, ranks, rank=rank) for rank in range(ranks)]
+        assert [step.sent for step in steps] == predicted
+
+
+@pytest.mark.parametrize("strategy", (ONE_DEVICE, *STRATEGIES), ids=lambda strategy: strategy.name)
+def test_bytes_held_by_the_gpt(strategy):
+    ranks = strategy.ranks(3)
+    predicted = strategy.predict(GPT_CONFIG, BATCH // ranks, ranks).held
+    for measured in held(strategy, ranks, "GPT"):
+        assert {kind: measured[kind] for kind in "PGS"} == {kind: getattr(predicted, kind) for kind in "PGS"}
+        assert measured["A"] == pytest.approx(predicted.A, rel=0.10)
+        assert measured["peak"] == pytest.approx(predicted.peak, rel=0.01)
+
+
+# What a strategy holds of gradients besides the gradients themselves, as labs.cost.ddp has it.
+MORE_GRADIENTS = {"ddp-overlapped": lambda sizes: 4 * max(sizes)}
+
+
+@every_strategy
+def test_bytes_held_by_the_awkward_model(strategy):
+    model = Awkward()
+    sizes = sizes_of(model)
+    expected = {
+        "P": 4 * sum(parameter.numel() for parameter in model.parameters()),
+        "G": 4 * sum(sizes) + MORE_GRADIENTS.get(strategy.name, lambda sizes: 0)(sizes),
+        "S": cost.optimizer_state(sizes),
+    }
+    for measured in held(strategy, 3, "awkward"):
+        assert {kind: measured[kind] for kind in "PGS"} == expected
+
+
+# ---- the claims, tried -----------------------------------------------------------------------------------
+
+
+class SendsTwice(ddp.Bucketed):
+    """One collective more, whose result nobody uses."""
+
+    def average(self):
+        super().average()
+        self.all_reduce(next(iter(self.trainable.values())).grad.clone())
+
+
+class Sums(ddp.Naive):
+    """One division less."""
+
+    def average(self):
+        for p in self.trainable.values():
+            self.all_reduce(p.grad)
+
+
+class SkipsOne(ddp.Naive):
+    """One collective less."""
+
+    def average(self):
+        *others, _ = self.trainable.values()
+        for p in others:
+            self.all_reduce(p.grad)
+            p.grad /= self.ranks
+
+
+class HoldsTwice(ddp.Naive):
+    """One copy of every parameter more."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.spare = nn.ParameterList([nn.Parameter(p.detach().clone(), False) for p in model.parameters()])
+
+
+NAIVE, BUCKETED = STRATEGIES[:2]
+
+
+def test_a_collective_more_is_seen_in_the_bytes_alone():
+    broken = replace(BUCKETED, apply=SendsTwice)
+    predicted, measured = sent(broken, 2, "awkward")
+    assert all(m > p for p, m in zip(predicted, measured, strict=True))
+    assert differences(broken, 2) == []
+
+
+def test_a_collective_less_is_seen_in_the_bytes_and_in_the_numbers():
+    broken = replace(NAIVE, apply=SkipsOne)
+    predicted, measured = sent(broken, 2, "awkward")
+    assert all(m < p for p, m in zip(predicted, measured, strict=True))
+    assert len(differences(broken, 2)) == 2 * len(TRAININGS)
+
+
+def test_a_division_less_is_seen_in_the_numbers_alone():
+    broken = replace(NAIVE, apply=Sums)
+    predicted, measured = sent(broken, 2, "awkward")
+    assert measured == predicted
+    assert len(differences(broken, 2)) == 2 * len(TRAININGS)
+
+
+def test_a_spare_copy_is_seen_in_the_bytes_held():
+    broken = replace(NAIVE, apply=HoldsTwice)
+    predicted = broken.predict(GPT_CONFIG, BATCH // 2, 2)
+    for measured in held(broken, 2, "GPT"):
+        assert measured["P"] == 2 * predicted.held.P
+        assert any("parameters" in fault for fault in faults_of(0.0, predicted, predicted.sent, measured))
