@@ -3,11 +3,11 @@
     Journal   in the rank: a listener on the tap, writes fixed-size records into a shared file mapping
     Reader    in the caller: reads them from outside, also when the rank is stuck in C
 
-    header    how many records, which one is being waited for, how many texts
+    header    how many bytes of text, how many records, which of them is being waited for
     records   a ring of the newest ones: group, place in that group's order, what was issued, from which line, when
     texts     each distinct description once, one a line ("all_reduce float32[1024]", "cell line 3: dist.all_reduce(x)")
 
-Always on; the cost is one stack walk and one `pack_into` for each collective (`make bench` shows it).
+Always on; the cost is one stack walk and one record for each collective (`make bench` shows it).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import os
 import re
 import struct
 import sys
+import threading
 import time
 import zlib
 from dataclasses import dataclass
@@ -28,7 +29,8 @@ import torch.distributed as dist
 
 from labs.kit import tap
 
-HEADER = struct.Struct("<QQQQ")  # records, waiting for (record + 1, or 0), texts, bytes of text
+HEADER = struct.Struct("<QQQ")  # bytes of text, records, waiting for (record + 1, or 0)
+TEXT_BYTES, RECORDS, WAITING = 0, 8, 16  # where in the header
 RECORD = struct.Struct("<IIIIiIqd")  # group, place, what, site, peer, match, bytes, time
 RING = 1 << 15
 MARGIN = 64  # the oldest records may be written over while they are read
@@ -96,8 +98,13 @@ class Journal(tap.Listener):
         self.places: dict[tuple[object, ...], int] = {}
         self.groups: dict[dist.ProcessGroup, str] = {}
         self.sites: dict[tuple[object, ...], str] = {}
+        self.lock = threading.Lock()  # a collective may be issued in any thread
 
     def issued(self, call: tap.Call) -> None:
+        with self.lock:
+            self.write(call)
+
+    def write(self, call: tap.Call) -> None:
         group = self.group_text(call.group)
         peer = call.peer if call.peer is not None else ANY_SOURCE if call.op == "recv" else NOT_P2P
         is_p2p = peer != NOT_P2P
@@ -107,19 +114,20 @@ class Journal(tap.Listener):
         size = sum(t.numel() * t.element_size() for t in call.inputs or call.outputs)
         at = RECORDS_AT + self.count % RING * RECORD.size
         ids = self.text(group), place, self.text(describe(call)), self.text(self.site(sys._getframe(1)))
-        RECORD.pack_into(self.map, at, *ids, peer, match, size, time.monotonic())
+        self.map[at : at + RECORD.size] = RECORD.pack(*ids, peer, match, size, time.monotonic())
         self.count += 1
         call.notes["record"] = self.count
-        self.header(0)
+        self.put(RECORDS, self.count)
 
     def waiting(self, call: tap.Call) -> None:
-        self.header(call.notes.get("record", 0))
+        self.put(WAITING, call.notes.get("record", 0))
 
     def waited(self, call: tap.Call) -> None:
-        self.header(0)
+        self.put(WAITING, 0)
 
-    def header(self, waiting: int) -> None:
-        HEADER.pack_into(self.map, 0, self.count, waiting, len(self.ids), self.text_bytes)
+    def put(self, at: int, value: int) -> None:
+        # Not by pack_into: it fills with zeros first, and the reader would now and then see those.
+        self.map[at : at + 8] = value.to_bytes(8, "little")
 
     def group_text(self, group: dist.ProcessGroup) -> str:
         if group not in self.groups:
@@ -148,6 +156,7 @@ class Journal(tap.Listener):
             start = TEXT_AT + self.text_bytes
             self.map[start : start + len(line)] = line
             self.text_bytes += len(line)
+            self.put(TEXT_BYTES, self.text_bytes)
             number = self.ids[text] = len(self.ids)
         return number
 
@@ -164,7 +173,7 @@ class Reader:
 
     def header(self) -> tuple[int, int | None]:
         """How many records there are, and the index of the one being waited for, or None."""
-        count, waiting, _, _ = HEADER.unpack_from(self.map, 0)
+        _, count, waiting = HEADER.unpack_from(self.map, 0)
         return count, (waiting - 1 if waiting else None)
 
     def new(self) -> list[Entry]:
@@ -180,7 +189,7 @@ class Reader:
         return self.entries(range(index, index + 1))[0]
 
     def entries(self, indices: range) -> list[Entry]:
-        size = HEADER.unpack_from(self.map, 0)[3]
+        size = HEADER.unpack_from(self.map, 0)[0]  # after the count: the texts of these records are there
         if size > self.text_bytes:
             added = self.map[TEXT_AT + self.text_bytes : TEXT_AT + size].decode(errors="replace")
             self.texts += added.split("\n")[:-1]

@@ -183,7 +183,8 @@ def _remember(work: dist.Work, call: Call) -> None:
 
 
 def _storage_key(tensor: torch.Tensor) -> int:
-    return 0 if tensor.device.type == "meta" else tensor.untyped_storage().data_ptr()
+    has_one = tensor.device.type != "meta" and tensor.layout == torch.strided  # a sparse tensor has two
+    return tensor.untyped_storage().data_ptr() if has_one else 0
 
 
 def find_work(answer: Any) -> dist.Work | None:
