@@ -233,12 +233,12 @@ draw.memory(recording, step=2)
 
 # %%
 predicted = cost.ddp(config, BATCH, 1, "single").held
-names = {"P": "P parameters", "G": "G gradients", "S": "S optimizer state", "A": "A activations", "peak": "peak"}
-draw.ledger({name: (getattr(predicted, kind), held[kind]) for kind, name in names.items()})
+draw.ledger({kind: (getattr(predicted, kind), held[kind]) for kind in ("P", "G", "S", "A", "temporary", "peak")})
 
 # %% [markdown]
 # P and G are 4 bytes a parameter. S is 8, and 4 more a *tensor*: AdamW counts its steps. The three together are 16
-# bytes a parameter. And A, in this small model, is far more than all the others.
+# bytes a parameter. And A, in this small model, is far more than all the others. Each row is the most of its kind
+# during the step; they do not all come at the same moment, so the peak is less than their sum.
 #
 # The last ledger is time. The same step, with nothing on that could slow it down:
 
