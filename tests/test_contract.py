@@ -66,7 +66,7 @@ def train_all(strategy, micro_batches=1, trainings=TRAININGS):
     for name, dtype in trainings:
         make, vocab = MODELS[name]
         data = batches(vocab, dist.get_world_size())
-        trained.append(train(strategy, lambda make=make, dtype=dtype: make().to(dtype), data, micro_batches)[1])
+        trained.append(train(strategy, lambda make=make, dtype=dtype: make().to(dtype), data, micro_batches, STEPS)[1])
     return trained
 
 

@@ -73,13 +73,13 @@ def train(
     build: Callable[[], nn.Module],
     batches: Sequence[Sequence[Batch]],
     micro_batches: int = 1,
-    keep: int | None = None,
+    keep: int = 0,
 ) -> tuple[list[float], list[Tensor]]:
     """Take a step for each of this rank's batches; runs on every rank of a job.
 
     build: makes the model, the same on every rank; it maps a batch to its mean loss.  batches[rank][step]: inputs and
     targets.  micro_batches: into how many each batch is cut, their gradients added up.  Returns this rank's loss in
-    each step, and the full parameters (on the CPU) as they were after `keep` steps (all of them when left out).
+    each step, and the full parameters (on the CPU) as they were after `keep` steps.
     """
     model = build()
     module = strategy.apply(model)
@@ -101,7 +101,7 @@ def train(
         optimizer.step()
         optimizer.zero_grad()
         losses.append(fmean(part.item() for part in parts))  # at the end, since on a GPU this waits for everything
-        if step + 1 == (keep or len(mine)):
+        if step + 1 == keep:
             mark("end")
             kept = [p.detach().to("cpu", copy=True) for p in model.parameters()]
     mark("end")

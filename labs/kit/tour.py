@@ -128,14 +128,16 @@ class Row:
 # ---- measuring -------------------------------------------------------------------------------------------
 
 
-def tour(plan: Plan, chosen: Sequence[Strategy], tick: Callable[[str], Any] = lambda name: None) -> list[Row]:
-    """Measure one device, then each chosen strategy against it; `tick` is called before each pass."""
+def tour(
+    plan: Plan, chosen: Sequence[Strategy], tick: Callable[[str, int], Any] = lambda name, done: None
+) -> list[Row]:
+    """Measure one device, then each chosen strategy against it; tick(strategy's name, passes done) before each pass."""
     rows, reference = [], None
     for strategy in (ONE_DEVICE, *chosen):
         ranks = strategy.ranks(plan.ranks)
         seen = {}
         for kind in PASSES:
-            tick(strategy.name)
+            tick(strategy.name, len(PASSES) * len(rows) + len(seen))
             seen[kind] = watch(strategy, plan, ranks, kind, reference)
         if reference is None:
             reference = seen["time"][0][1]
@@ -146,9 +148,11 @@ def tour(plan: Plan, chosen: Sequence[Strategy], tick: Callable[[str], Any] = la
 
 def watch(strategy: Strategy, plan: Plan, ranks: int, kind: str, reference: list[Tensor] | None) -> Results:
     """Train once, under this pass."""
-    batches = plan.batches(ranks, plan.steps if kind == "time" else WATCHED)
     job = dict(ranks=ranks, device=plan.device, timeout=TIMEOUT, record=kind)
-    return run(train_and_compare, strategy, partial(GPT, plan.config), batches, reference, **job)
+    build = partial(GPT, plan.config)
+    if kind == "time":
+        return run(train_and_compare, strategy, build, plan.batches(ranks, plan.steps), reference, **job)
+    return run(train, strategy, build, plan.batches(ranks, WATCHED), **job)
 
 
 def train_and_compare(strategy: Strategy, build: Any, batches: Any, reference: list[Tensor] | None) -> tuple[Any, Any]:
@@ -238,10 +242,7 @@ def verdicts(rows: Sequence[Row], plan: Plan) -> list[str]:
     after = min(plan.steps, COMPARED)
     entropy, loss = plan.corpus.unigram_entropy(), rows[0].final_loss
     below = "below" if loss < entropy else "not yet below"
-    said = [
-        f"The loss, {loss:.2f} nats, is {below} the corpus's unigram entropy, {entropy:.2f}, "
-        "the best that byte counts alone can do."
-    ]
+    said = [f"The loss, {loss:.2f} nats, is {below} the corpus's unigram entropy of {entropy:.2f} (byte counts alone)."]
     if len(rows) > 1 and not any(row.differs for row in rows):
         said += [
             f"After {after} steps every strategy has one process's parameters, to {SAME:.0e}.",
@@ -348,7 +349,12 @@ def main(arguments: list[str]) -> int:
         require_writable(chosen.figure)
         print(introduction(plan), flush=True)
         with tqdm(total=len(PASSES) * (len(strategies) + 1), disable=None, leave=False, unit="pass") as bar:
-            rows = tour(plan, strategies, lambda name: (bar.set_description(name), bar.update(bar.n < bar.total)))
+
+            def tick(name: str, done: int) -> None:
+                bar.update(done - bar.n)
+                bar.set_description(f"{name:<14}")
+
+            rows = tour(plan, strategies, tick)
     except (ValueError, RankError) as error:
         print(f"tour: {error}", file=sys.stderr)
         return 2
