@@ -22,6 +22,7 @@ from typing import Any
 from labs.kit.journal import KIT, TORCH
 from labs.kit.launch import RankError, Results, run
 
+LUCK = ("a receive that nobody waited for", "a send that nobody waited for", "changed while being sent")
 TIMEOUT = 20.0  # s for one job; what is certain to hang is told after a second or two
 FRAME = re.compile(
     r'^\s*(?:File "(?P<file>.+)"|(?P<cell>Cell)), line (?P<line>\d+), in (?P<name>.+)\n\s*(?P<source>.*)', re.M
@@ -81,9 +82,9 @@ class Wrong(Exception):
         self.answer = Answer("", False, text, question, mistake)
 
     def also(self, mistake: str) -> Wrong:
-        """The same by the name `mistake`, unless it has a name of its own or is no mistake."""
+        """The same by the name `mistake`: what is right elsewhere and wrong only here has its name from here."""
         a = self.answer
-        keep = a.mistake not in ("", *NAMES.values()) or a.text == "untouched" or not mistake
+        keep = not mistake or a.text == "untouched" or a.mistake in LUCK
         return self if keep else Wrong(a.text, a.question, mistake, self.raised)
 
 

@@ -350,7 +350,7 @@ def judge(case: Case, number: int, ranks: list[Step], sent: int) -> None:
         moved = [name for name in step.before if not torch.equal(step.before[name], step.after[name])]
         if moved:
             raise Wrong(
-                f"{when}: on rank {rank} the parameter {moved[0]!r} itself has changed",
+                f"{when}: on rank {rank} the parameter {moved[0]!r} itself has changed, before optimizer.step()",
                 "What must be equal on all ranks before optimizer.step(): the parameters, or their gradients?",
                 AVERAGED_PARAMETERS if step.parameters_sent else "the parameters have changed",
             )
@@ -368,7 +368,7 @@ def judge(case: Case, number: int, ranks: list[Step], sent: int) -> None:
             if not close(step.found[name], mean):
                 raise explain(case, when, ranks, rank, name, sent)
     for name in trained(ranks):
-        if any(not torch.equal(ranks[0].found[name], step.found[name]) for step in ranks):
+        if not all_equal([step.found[name] for step in ranks]):
             raise Wrong(
                 f"{when}: the gradient of {name!r} differs between ranks in its last bits",
                 "Does every rank add up in the same order? Replicas that differ by a bit drift apart.",
@@ -431,10 +431,7 @@ def explain(case: Case, when: str, ranks: list[Step], rank: int, name: str, sent
     )
     mistake, more, question = recognised(case, ranks, rank)
     if ranks[rank].parameters_sent and mistake in ("", "nothing synchronised"):
-        mistake, question = (
-            "parameters averaged instead of gradients",
-            "A post-accumulate hook is given p. What is p.grad?",
-        )
+        mistake, question = AVERAGED_PARAMETERS, "A post-accumulate hook is given p. What is p.grad?"
     elif sent and mistake == "nothing synchronised":
         mistake, question = "the mean does not reach .grad", "Into which tensor does the result go?"
     return Wrong(text + (f"\n{more}" if more else ""), question, mistake)
@@ -469,6 +466,8 @@ def recognised(case: Case, ranks: list[Step], rank: int) -> tuple[str, str, str]
             "a tied weight reduced twice",
             "How often does your loop meet a parameter that two modules share?",
         )
+    elif mistake == "nothing synchronised" and all_equal([step.found[wrong[0]] for step in ranks]):
+        mistake, question = f"rank {rank}'s gradient everywhere", "Is a broadcast a mean?"
     elif ok and mistake == "nothing synchronised":
         mistake, question = "some parameters are left out", f"What is special about {wrong[0]!r}?"
     return mistake, sentence + part, question
@@ -494,6 +493,8 @@ def name_coefficients(times: Tensor, rank: int, n: int, k: int) -> tuple[str, st
     mine, others = times[rank], torch.cat([times[:rank], times[rank + 1 :]])
     rows = "; ".join(f"rank {r}'s {', '.join(f'{c:.2f}' for c in row)}" for r, row in enumerate(times.tolist()))
     sentence = f"Made of {rows} times what is due{' of each micro-batch' if k > 1 else ''}."
+    if all_are(times, 0):
+        return "the gradient is zero", "", "Who set it to zero, and when?"
     if all_are(times, n):
         return "summed instead of averaged", sentence, "By what must the sum over the ranks be divided?"
     if k > 1 and (all_are(times, k) or all_are(times, n * k)):
@@ -509,24 +510,26 @@ def name_coefficients(times: Tensor, rank: int, n: int, k: int) -> tuple[str, st
     if all_are(times, float(times[0, 0])):
         factor = float(times[0, 0])
         return "divided by the wrong number", f"It is {factor:.4g} × the mean.", "How many gradients were added up?"
+    if k > 1 and all_are(times[:, :-1], 0):
+        return "only the last micro-batch counts", sentence, "Where did the gradients of the others go?"
     if k > 1 and all_are(others[:, :-1], 0) and not all_are(others[:, -1], 0):
         return (
             "only the last micro-batch is synchronised",
             sentence,
             "What does your hook see at the last backward: this micro-batch's gradient, or all that is in p.grad?",
         )
-    if k > 1 and all_are(times[:, :-1], 0):
-        return "only the last micro-batch counts", sentence, "Where did the gradients of the others go?"
     if k > 1 and all_are(others[:, 1:], 0) and not all_are(others[:, 0], 0):
         return "only the first micro-batch is synchronised", sentence, "When is .grad complete?"
     if all_are(others, 0) and not all_are(mine, 0):
         return "nothing synchronised", sentence, "Which call makes the other ranks' gradients arrive here?"
-    if all_are(times, 0):
-        return "the gradient is zero", "", "Who set it to zero, and when?"
     row = [r for r in range(n) if not all_are(times[r], 0)]
     if len(row) == 1:
         return f"rank {row[0]}'s gradient everywhere", sentence, "Is a broadcast a mean?"
     return "", sentence, "Which gradients went into this one, and how often?"
+
+
+def all_equal(tensors: list[Tensor]) -> bool:
+    return all(torch.equal(tensors[0], tensor) for tensor in tensors)
 
 
 def listed(ranks: list[int]) -> str:

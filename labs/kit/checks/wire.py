@@ -36,12 +36,12 @@ class SlowWire(tap.Listener):
     def issued(self, call: tap.Call) -> None:
         if call.op == "send":
             time.sleep(self.delays.random() * SLOWEST)
-            call.notes[self] = call.inputs[0].detach().clone()
+            call.notes[self] = call.inputs[0], call.inputs[0].detach().clone()
         elif call.op == "recv":
             nonsense(call.outputs[0])
 
     def waited(self, call: tap.Call) -> None:
-        if call.op == "send" and self in call.notes and not same_bits(call.notes[self], call.inputs[0]):
+        if self in call.notes and not same_bits(*call.notes[self]):
             self.touched.append(call.peer)
 
 

@@ -1,0 +1,309 @@
+"""The checks against answers that are known to be right, and against wrong ones that are known by name.
+
+Right: the course's own functions, and a second answer that goes another way about it (pairwise exchange instead of a
+ring, blocking calls, PyTorch's own DDP).  Wrong: tests/wrong_answers.py; the share of them that is caught is printed
+at the end.  What a check measures is itself held to torch and to the wire in the tests of labs.kit.record.
+"""
+
+import contextlib
+import sys
+import threading
+import time
+from collections import Counter
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from wrong_answers import ANSWERS, Wrapper, accumulate
+
+from labs import collectives, ddp, native
+from labs.collectives import exchange, group_rank, place, powers_of_two
+from labs.kit import check
+
+CHECKS = [
+    "broadcast",
+    "reduce_scatter",
+    "all_gather",
+    "all_reduce",
+    "average_gradients",
+    "accumulation",
+    "data_parallel",
+]
+caught = Counter()
+
+
+# ---- right answers ---------------------------------------------------------------------------------------
+
+
+def broadcast_from_far(x, root=0, group=None):
+    """The tree with the longest edges first; blocking."""
+    rank, ranks = place(group)
+    me = (rank - group_rank(root, group)) % ranks
+    for distance in reversed(powers_of_two(below=ranks)):
+        if me % (2 * distance) == 0 and me + distance < ranks:
+            dist.send(x, group=group, group_dst=(rank + distance) % ranks)
+        elif me % (2 * distance) == distance:
+            dist.recv(x, group=group, group_src=(rank - distance) % ranks)
+
+
+def reduce_scatter_by_pairs(x, group=None):
+    """Everybody to everybody: each piece goes straight to where it belongs."""
+    rank, ranks = place(group)
+    pieces = x.view(-1).tensor_split(ranks)
+    for step in range(1, ranks):
+        received = torch.empty_like(pieces[rank])
+        to = (rank + step) % ranks
+        exchange(group, send=(pieces[to], to), receive=(received, rank - step))
+        pieces[rank].add_(received)
+    return pieces[rank].clone()
+
+
+def all_gather_in_turns(x, group=None):
+    """A ring of blocking calls: even ranks send first, odd ranks receive first."""
+    rank, ranks = place(group)
+    pieces = x.view(-1).tensor_split(ranks)
+    for step in range(ranks - 1):
+        mine, theirs = pieces[(rank - step) % ranks], pieces[(rank - step - 1) % ranks]
+        if rank % 2 == 0:
+            dist.send(mine, group=group, group_dst=(rank + 1) % ranks)
+        dist.recv(theirs, group=group, group_src=(rank - 1) % ranks)
+        if rank % 2:
+            dist.send(mine, group=group, group_dst=(rank + 1) % ranks)
+
+
+def all_reduce_by_pairs(x, group=None):
+    reduce_scatter_by_pairs(x, group)
+    collectives.all_gather(x, group)
+
+
+def average_one_by_one(model):
+    for p in model.parameters():
+        if p.grad is not None:
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+
+
+def average_in_one_bucket(model):
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    flat = torch.cat([gradient.flatten() for gradient in gradients]) / dist.get_world_size()
+    collectives.all_reduce(flat)
+    for gradient, mean in zip(gradients, ddp.unflatten(flat, gradients), strict=True):
+        gradient.copy_(mean)
+
+
+def accumulate_and_scale_at_the_end(model, micro_batches):
+    for i, micro_batch in enumerate(micro_batches):
+        with contextlib.nullcontext() if i == len(micro_batches) - 1 else model.no_sync():
+            model(*micro_batch).backward()
+    model.sync()
+    for p in model.parameters():
+        if p.grad is not None:
+            p.grad /= len(micro_batches)
+
+
+def small_buckets(model):
+    return ddp.Bucketed(model, bucket_bytes=500)
+
+
+RIGHT = [
+    ("broadcast", collectives.broadcast),
+    ("broadcast", broadcast_from_far),
+    ("reduce_scatter", collectives.reduce_scatter),
+    ("reduce_scatter", reduce_scatter_by_pairs),
+    ("all_gather", collectives.all_gather),
+    ("all_gather", all_gather_in_turns),
+    ("all_reduce", collectives.all_reduce),
+    ("all_reduce", all_reduce_by_pairs),
+    ("average_gradients", average_one_by_one),
+    ("average_gradients", average_in_one_bucket),
+    ("accumulation", accumulate),
+    ("accumulation", accumulate_and_scale_at_the_end),
+    ("data_parallel", ddp.Naive),
+    ("data_parallel", small_buckets),
+    ("data_parallel", ddp.Overlapped),
+    ("data_parallel", native.ddp),
+    ("data_parallel", Wrapper),
+]
+
+
+@pytest.mark.parametrize(("name", "fn"), RIGHT, ids=lambda x: getattr(x, "__name__", x))
+def test_a_right_answer_is_accepted(name, fn):
+    answer = getattr(check, name)(fn)
+    assert answer.ok is True and answer, answer
+    assert str(answer) == LINES[name]
+
+
+LINES = {
+    "broadcast": "✓ broadcast: 2 rounds on 4 ranks; the least possible is 2",
+    "reduce_scatter": "✓ reduce_scatter: you sent 0.75 × the tensor per rank; the least possible is 0.75 ×",
+    "all_gather": "✓ all_gather: you sent 0.75 × the tensor per rank; the least possible is 0.75 ×",
+    "all_reduce": "✓ all_reduce: you sent 1.50 × the tensor per rank; the least possible is 1.50 ×",
+    "average_gradients": ("✓ average_gradients: you sent 1.50 × the gradients per rank; the least possible is 1.50 ×"),
+    "accumulation": (
+        "✓ accumulation: you sent 1.50 × the gradients per rank and step, for 4 micro-batches; "
+        "the least possible is 1.50 ×"
+    ),
+    "data_parallel": ("✓ data_parallel: you sent 1.50 × the gradients per rank and step; the least possible is 1.50 ×"),
+}
+
+
+# ---- not yet ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_an_untouched_stub_is_not_yet(name):
+    def stub(*args, **kwargs):
+        raise NotImplementedError("your turn")
+
+    answer = getattr(check, name)(stub)
+    assert answer.ok is None and not answer
+    assert str(answer) == f"not yet: {name} (the stub is untouched; the notebook goes on with the course's own)"
+
+
+def test_a_stub_inside_of_a_wrapper_is_not_yet():
+    class Stub(Wrapper):
+        def sync(self):
+            raise NotImplementedError("your turn")
+
+    assert check.data_parallel(Stub).ok is None
+
+
+def test_another_not_implemented_error_is_a_mistake():
+    def fn(x, group=None):
+        raise NotImplementedError("could not run 'aten::add'")
+
+    assert check.all_gather(fn).ok is False
+
+
+# ---- wrong answers ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "mistake", "fn"), ANSWERS, ids=lambda x: getattr(x, "__name__", None))
+def test_a_wrong_answer_is_called_by_its_name(name, mistake, fn):
+    answer = getattr(check, name)(fn)
+    assert answer.ok is False and not answer
+    assert answer.question and answer.text and answer.seed is not None
+    if mistake:
+        assert answer.mistake == mistake, answer
+        assert str(answer).startswith(f"✗ {name}: {mistake}\n")
+    caught[name] += 1
+
+
+def test_the_share_that_is_caught(capsys):
+    """Last of the wrong answers: the published figure."""
+    written = Counter(answer.check for answer in ANSWERS)
+    assert all(written[name] >= 8 for name in CHECKS)
+    with capsys.disabled():
+        print("\nwrong answers caught")
+        for name in CHECKS:
+            print(f"  {name:20} {caught[name]} of {written[name]}")
+        print(f"  {'all':20} {caught.total()} of {written.total()}")
+
+
+# ---- what goes wrong in other ways -----------------------------------------------------------------------
+
+
+def test_what_it_raises_is_told_with_its_line():
+    def fn(x, group=None):
+        pieces = x.tensor_split(dist.get_world_size(group))
+        return pieces[len(pieces)]
+
+    answer = check.reduce_scatter(fn)
+    assert answer.ok is False
+    assert "IndexError" in str(answer) and "return pieces[len(pieces)]" in str(answer)
+    assert "float64" in answer.text  # with which input
+
+
+def test_a_hang_is_told_in_seconds_with_its_line():
+    def fn(x, group=None):
+        if dist.get_rank(group) != 1:
+            dist.recv(x, group=group, group_src=1)
+
+    start = time.monotonic()
+    answer = check.all_reduce(fn)
+    assert answer.mistake == "one side of a message or a collective is missing"
+    assert "rank 1 returned" in answer.text and "dist.recv(x, group=group, group_src=1)" in answer.text
+    assert time.monotonic() - start < 20
+
+
+def test_one_that_ends_the_process():
+    def fn(model):
+        sys.exit(3)
+
+    assert "exit(3)" in check.average_gradients(fn).text
+
+
+@pytest.mark.parametrize("given", [None, 3, torch.ones(2)], ids=["None", "3", "a tensor"])
+def test_something_that_is_no_function(given):
+    answer = check.broadcast(given)
+    assert answer.ok is False and "not a function" in answer.text
+
+
+def test_one_that_cannot_be_sent_to_the_ranks():
+    lock = threading.Lock()
+    answer = check.all_gather(lambda x, group=None: lock.acquire())
+    assert answer.ok is False and "'lock'" in answer.text
+
+
+def test_returned_of_a_wrong_type():
+    def fn(x, group=None):
+        collectives.reduce_scatter(x, group=group)
+        return x.tolist()
+
+    assert "returned a list" in check.reduce_scatter(fn).text
+
+
+def test_a_changed_dtype():
+    answer = check.reduce_scatter(lambda x, group=None: collectives.reduce_scatter(x, group=group).float())
+    assert answer.mistake == "the dtype changed"
+
+
+def test_the_same_seed_gives_the_same_answer():
+    def fn(x, group=None):
+        x += 1
+
+    first, again, other = (check.all_reduce(fn, seed=seed) for seed in (5, 5, 6))
+    assert str(first) == str(again) and first.text != other.text
+
+
+def test_replicas_that_differ_may_be_refused():
+    """An error is as right as making them equal."""
+
+    class Refuses(Wrapper):
+        def make_equal(self):
+            ddp.require_equal_replicas(self.module)
+
+    assert check.data_parallel(Refuses).ok
+
+
+def test_a_flag_for_each_parameter_is_no_waste():
+    """Finding out who used which parameter costs a few bytes; None stays None where nobody did."""
+    answer = check.data_parallel(lambda model: ddp.Overlapped(model, find_unused=True))
+    assert answer.ok and answer.text.endswith("the least possible is 1.50 ×")
+
+
+# ---- answers and predictions -----------------------------------------------------------------------------
+
+
+def test_a_prediction():
+    assert check.predict("How many?", None, answer=4).ok is None
+    assert check.predict("How many?", 4, answer=4).ok
+    assert check.predict("How many?", 4.1, answer=4).ok
+    wrong = check.predict("How many?", 5, answer=4, unit="B", reason="Two for each of two.")
+    assert str(wrong) == "✗ predict: How many? 4 B. You said 5 B. Two for each of two."
+    assert str(check.predict("How many?", 4, answer=4, unit="B")) == "✓ predict: How many? 4 B."
+    assert "4" not in str(check.predict("How many?", None, answer=4))
+    assert check.predict("How many?", "four", answer=4).ok is False
+    assert check.predict("How many?", 0, answer=0, tolerance=0).ok
+
+
+def test_the_page_shows_the_same_words():
+    answer = check.predict("Is 1 < 2 & 3?", 1, answer=2)
+    page = answer._repr_html_()
+    assert "Is 1 &lt; 2 &amp; 3?" in page and "You said 1." in page
+
+
+def test_a_module_that_is_no_wrapper():
+    answer = check.data_parallel(lambda model: nn.Linear(1, 1))
+    assert answer.mistake == "not a wrapper" and "no_sync" in answer.text
