@@ -43,9 +43,9 @@ print(f"Llama 3 8B: {gradient:,} bytes of gradient, in every step, on every rank
 # ![Six collectives on four ranks, before and after: broadcast, reduce, all_reduce, all_gather, reduce_scatter and
 # all_to_all](../images/collectives.svg)
 #
-# `all_reduce` is what the question asks for. Look at the two below it: `reduce_scatter` leaves one piece of the sum on
-# each rank, and `all_gather` gives everybody all pieces. One after the other, they are an `all_reduce`. Keep that in
-# mind.
+# `all_reduce` is what the question asks for. Now look at the row below it: `reduce_scatter` leaves one piece of the sum
+# on each rank, and `all_gather` gives everybody all pieces. One after the other, they are an `all_reduce`. Keep that
+# in mind.
 
 # %% [markdown]
 # ## Predict
@@ -139,7 +139,7 @@ def absent():
 run(absent, ranks=4)
 
 # %% [markdown]
-# An `if` on the rank around a collective is how most jobs hang. The rule: *every rank of a group calls the same
+# An `if` on the rank around a collective is how many a job hangs. The rule: *every rank of a group calls the same
 # collectives in the same order.*
 #
 # And the ring? `isend` and `irecv` (i for *immediate*) only **post** a message: they return at once with a handle to

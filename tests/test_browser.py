@@ -147,8 +147,8 @@ def run_all(page) -> list[dict]:
 
 def assert_ran(cells: list[dict]) -> None:
     for cell in cells:
-        assert cell["count"], f"not run: {cell['source']}"
         assert not cell["errors"] or "raises-exception" in cell["tags"], f"{cell['errors']} in {cell['source']}"
+        assert cell["count"], f"not run: {cell['source']}"
 
 
 def move_first_slider(page) -> None:
