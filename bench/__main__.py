@@ -1,18 +1,74 @@
-"""Run the benchmarks named, or all of them, one after the other: python -m bench [record_overhead ...]"""
+"""The course against its peers: each figure taken in one run, on one machine, as a ratio wherever that can be.
 
-import subprocess
-import sys
+    python -m bench              all figures, some minutes
+    python -m bench --quick      fewer samples
+    python -m bench step launch  these only
+
+A performance ratio is the median of pairs measured one right after the other; beside it stand the quartiles.  All of
+it goes to bench/results/<date>-<platform>.json, with the versions and the load of the machine, and is shown as a table.
+"""
+
+import argparse
+import datetime
+import importlib
+import json
+import os
+import platform
+from dataclasses import asdict
 from pathlib import Path
 
+import torch
 
-def main(names: list[str]) -> None:
-    there = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py"))
-    if unknown := set(names) - set(there):
-        sys.exit(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(there)}")
-    for name in names or there:
-        print(f"== {name}", flush=True)
-        subprocess.run([sys.executable, "-m", f"bench.{name}"], check=True)
+from bench.figure import Figure
+from labs.kit import draw
+
+BENCHMARKS = ("launch", "step", "journal", "record", "failure")
+RESULTS = Path(__file__).parent / "results"
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(prog="python -m bench", description=__doc__.splitlines()[0])
+    options.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(BENCHMARKS)} (all)")
+    options.add_argument("--quick", action="store_true", help="fewer samples")
+    chosen = options.parse_args()
+    if unknown := set(chosen.names) - set(BENCHMARKS):
+        options.error(f"no benchmark {', '.join(sorted(unknown))}: there are {', '.join(BENCHMARKS)}")
+    before, figures = os.getloadavg()[0], []
+    for name in chosen.names or BENCHMARKS:
+        print(f"{name} ...", flush=True)
+        figures += importlib.import_module(f"bench.{name}").figures(chosen.quick)
+    print(f"\n{show(figures)}\n")
+    about = {
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "load": {"before": before, "after": os.getloadavg()[0]},
+        "quick": chosen.quick,
+    }
+    today = datetime.date.today().isoformat()
+    path = RESULTS / f"{today}-{platform.system()}-{platform.machine()}.json".lower()
+    path.parent.mkdir(exist_ok=True)
+    content = {"schema": 1, "date": today, **about, "figures": [asdict(each) | {"met": each.met} for each in figures]}
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    print(f"Saved: {os.path.relpath(path)}")
+
+
+def show(figures: list[Figure]) -> draw.Table:
+    rows = [
+        {
+            "": each.name,
+            "median": f"{each.value:.3g} {each.unit}",
+            "quartiles": f"{each.low:.3g} to {each.high:.3g}",
+            "of": each.count,
+            "target": each.target or "none",
+            "met": {True: "yes", False: "NO", None: ""}[each.met],
+        }
+        for each in figures
+    ]
+    notes = tuple(f"{each.name}: {each.note}" for each in figures if each.note)
+    table = draw.table(rows)
+    return draw.Table(table.header, table.rows, table.numeric, table.caption, notes)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -376,5 +376,5 @@ def introduction(plan: Plan) -> str:
     model = f"GPT {plan.size} ({parameters(plan.config):,} parameters, float32)"
     return (
         f"{model}, {plan.steps} steps of {tokens} with AdamW,\n"
-        f"on the {text.source} ({text.size:,} bytes); one process, then {plan.ranks} ranks on {plan.device}"
+        f"on the {text.source} ({text.size:,} bytes); one process, then {plan.ranks} rank{'s' * (plan.ranks > 1)} on {plan.device}"
     )

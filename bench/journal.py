@@ -1,0 +1,66 @@
+"""What the always-on journal of collectives costs: a step with it, and the same step without.
+
+The steps are those of data parallelism that overlaps, and of the naive one, whose 39 all-reduces for a model that small
+are the most calls that the course makes; on 2 ranks, so that each has a core.  On one rank alone nothing is waited for,
+and the cost of a single call shows.
+"""
+
+import time
+
+import torch
+import torch.distributed as dist
+
+from bench.figure import Figure, figure, ratios
+from bench.step import stepper
+from labs.kit import tap
+from labs.kit.launch import run
+from labs.kit.strategies import STRATEGIES
+
+CALLS = 200
+
+
+def with_and_without(action, count: int) -> list[tuple[float, float]]:
+    """(seconds without, seconds with) of the action, in pairs, now this one first and now that one."""
+    listeners = list(tap.listeners)
+    found = []
+    for number in range(count + 2):
+        seconds = {}
+        for on in (number % 2 == 0, number % 2 == 1):
+            tap.listeners[:] = listeners if on else []
+            start = time.perf_counter()
+            action()
+            seconds[on] = time.perf_counter() - start
+        found.append((seconds[False], seconds[True]))
+    return found[2:]
+
+
+def of_a_step(name: str, count: int) -> list[tuple[float, float]]:
+    (strategy,) = (strategy for strategy in STRATEGIES if strategy.name == name)
+    return with_and_without(stepper(strategy), count)
+
+
+def of_a_call(count: int) -> list[tuple[float, float]]:
+    tensor = torch.zeros(1000)
+
+    def calls() -> None:
+        for _ in range(CALLS):
+            dist.all_reduce(tensor)
+
+    return with_and_without(calls, count)
+
+
+def figures(quick: bool) -> list[Figure]:
+    count = 20 if quick else 100
+    steps = {
+        name: run(of_a_step, name, count, ranks=2, device="cpu", timeout=600)[0]
+        for name in ("ddp-overlapped", "ddp-naive")
+    }
+    calls = run(of_a_call, count, ranks=1, device="cpu", timeout=600)[0]
+    alone = [1e6 * (on - off) / CALLS for off, on in calls]
+    return [
+        *(
+            figure(f"journal: {name} step with / without", ratios(pairs), target="at most 1.02")
+            for name, pairs in steps.items()
+        ),
+        figure("journal: a collective", alone, "µs", note="what it adds, on 1 rank"),
+    ]
