@@ -1,0 +1,877 @@
+# %% [markdown]
+# # DDP: copies that agree
+#
+# *Four ranks train copies of one model, each on its own quarter of the batch. What must travel between them so that
+# it is still one training, and what does that cost?*
+#
+# You need: [One device](01_one_device.ipynb) for the reference curve, and [Collectives](02_collectives.ipynb) for the
+# all-reduce. It takes 40 minutes with its two exercises (a third is optional); the machine works for about a minute of
+# it, in 2 GB of memory.
+
+# %% [markdown]
+# ## Question
+#
+# One device needs a certain time for a batch of 12 sequences. Four devices could read 3 sequences each, at the same
+# moment. But then each of them finds another gradient, takes another step, and after a while there are four different
+# models, each trained on a quarter of the text.
+#
+# We want *one* model: the one that notebook 01 trained, with the same loss in every step. That curve is our reference.
+
+# %%
+import statistics
+import time
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from labs import cost, ddp, native
+from labs.data import Batches, corpus
+from labs.kit import check, draw, play
+from labs.kit.launch import run
+from labs.kit.record import mark
+from labs.kit.strategies import ADAMW
+from labs.model import GPT, PRESETS
+
+# %% [markdown]
+# The same model, batches and optimizer as in notebook 01.
+
+# %%
+CONFIG, BATCH, STEPS = PRESETS["tiny"], 12, 30
+text = corpus()
+loader = Batches(text.tokens, BATCH, CONFIG.context)
+batches = [loader[step] for step in range(STEPS)]
+
+# %% [markdown]
+# Below is the loop of notebook 01, for any number of ranks. Of each batch, rank r takes the r-th part. Two things are
+# left open: what is put around the model (`wrap`), and what is done between backward and the optimizer (`finish`). The
+# whole notebook is about these two.
+
+
+# %%
+def step(module, optimizer, x, y, finish):
+    """One step of this rank, on its own part of the batch; its loss in nats."""
+    mark("forward")
+    loss = module(x, y)
+    mark("backward")
+    loss.backward()
+    mark("sync")
+    finish(module)
+    mark("optimizer")
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+# %%
+def itself(model):
+    return model
+
+
+def nothing(module):
+    pass
+
+
+def train(wrap=itself, finish=nothing, steps=STEPS, build=lambda: GPT(CONFIG), optimizer=torch.optim.AdamW, **settings):
+    """This rank's losses (nats), and its parameters after the last step."""
+    model = build()
+    module, optimizer = wrap(model), optimizer(model.parameters(), **settings or ADAMW)
+    losses = []
+    for batch in batches[:steps]:
+        mark("step")
+        x, y = (tensor.chunk(dist.get_world_size())[dist.get_rank()].clone() for tensor in batch)
+        losses.append(step(module, optimizer, x, y, finish))
+    mark("end")
+    return losses, [p.detach() for p in model.parameters()]
+
+
+# %% [markdown]
+# A job of one rank, with nothing in either place, is notebook 01. All jobs here run on CPUs, so that whoever reads this
+# gets the same bytes.
+
+# %%
+job = partial(run, train, device="cpu")
+
+[(reference, alone)] = job(ranks=1)
+assert len(reference) == STEPS
+
+# %% [markdown]
+# And this is what four ranks do by themselves, with nothing in either place.
+
+
+# %%
+def apart(results):
+    """The largest difference between a parameter of rank 0 and the same one of another rank."""
+    (_, first), *others = results
+    return max((a - b).abs().max().item() for _, other in others for a, b in zip(first, other, strict=True))
+
+
+strangers = job(ranks=4)
+assert apart(strangers) > 0.01
+
+# %% [markdown]
+# The assert holds: they are four models now.
+#
+# ## Picture
+#
+# Here is what we want instead. Each rank holds a full copy of the model, a **replica**, and reads its own part of the
+# batch; this is **data parallelism**. The replicas start equal. If in each step all of them use the *same gradient*,
+# namely that of the whole batch, then their optimizers do the same arithmetic, and they stay equal for ever.
+#
+# ![Four ranks side by side. Each has its own quarter of the batch and its own activations. Parameters, gradients after
+# the all-reduce, and optimizer state are the same on all four.](../images/ddp_holds.svg)
+#
+# DDP, *distributed data parallel*, is the name that PyTorch gave it.
+
+# %% [markdown]
+# ## Predict
+#
+# On one device P, G and S took 16 bytes a parameter (notebook 01). Now there are four. How many bytes a parameter does
+# *each rank* hold?
+
+# %%
+guess_held = 16  # your number
+
+# %% [markdown]
+# And the gradients have to get from each rank to all the others, in every step. The model has 205,376 parameters, of 4
+# bytes each. How many bytes must each of the four ranks send? (Notebook 02 has the formula. An expression will do.)
+
+# %%
+guess_sent = 2 * 3 / 4 * 4 * 205_376  # your number
+
+# %% [markdown]
+# Both will be measured below.
+#
+# ## Build: the mean of the means
+#
+# The loss is a mean over tokens. Then so is its gradient; and the mean over 12 sequences is the mean of four means over
+# 3. This needs parts of *one* size. (Compared in float64, so that rounding does not blur the picture.)
+
+
+# %%
+def gradient(x, y):
+    """The gradient of the mean loss, as one vector."""
+    model = GPT(CONFIG).double()
+    model(x, y).backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def mean_over(sizes):
+    """The mean of the gradients of parts of so many sequences."""
+    x, y = batches[0]
+    return torch.stack([gradient(*part) for part in zip(x.split(sizes), y.split(sizes), strict=True)]).mean(0)
+
+
+whole = mean_over([12])
+assert (whole - mean_over([3, 3, 3, 3])).abs().max() < 1e-12
+assert (whole - mean_over([6, 2, 2, 2])).abs().max() > 1e-4
+
+# %% [markdown]
+# So nothing but the mean of the gradients is missing. There is a catch for later: where sequences have different
+# lengths, ranks have different numbers of tokens, and a mean of means is not the mean. Then add up losses, not means,
+# and divide by the number of tokens on all ranks.
+#
+# ### Exercise 1: average the gradients
+#
+# `dist.all_reduce(tensor)` replaces a tensor, in place, by the sum over all ranks. Some parameters have no gradient:
+# they are frozen, or were not used. Budget: every gradient travels once.
+
+
+# %%
+def average_gradients(model):
+    """Every `p.grad` becomes its mean over all ranks, in place; called on all ranks, between backward and optimizer.
+
+    model: any nn.Module. Where `p.grad` is None, on all ranks alike, it stays None.
+    """
+    ### BEGIN SOLUTION
+    for p in model.parameters():
+        if p.grad is not None:
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+    ### END SOLUTION
+
+
+answer = check.average_gradients(average_gradients)
+answer
+
+# %% [markdown]
+# Now train with it, with yours if it is right, else with the course's. (Course modules keep their `finish` in a method,
+# `sync`, of the wrapped model.) The loss of the whole batch is the mean of the ranks' losses.
+
+
+# %%
+def sync(module):
+    module.sync()
+
+
+def curve(results):
+    """The loss of the whole batch in each step: the mean over the ranks."""
+    return [statistics.mean(step) for step in zip(*(losses for losses, _ in results), strict=True)]
+
+
+averaged = {"finish": average_gradients} if answer.ok else {"wrap": ddp.Naive, "finish": sync}
+four = job(ranks=4, **averaged)
+assert apart(four) == 0
+assert max(abs(a - b) for a, b in zip(curve(four), reference, strict=True)) < 1e-3
+lines = {"one device": reference, "four ranks, averaged": curve(four), "four ranks, by themselves": curve(strangers)}
+draw.curves(lines)
+
+# %% [markdown]
+# The dashed line lies in the grey band: it is the same training. And the replicas are equal to the last bit, since all
+# of them added the same gradients in the same order.
+#
+# The third line deserves a second look. Four models that never talk have learned, too, only from a quarter of the text
+# each. **A loss that falls proves nothing.** Most mistakes with data parallelism look like this: nothing crashes, the
+# curve is a bit worse. Here are two.
+
+# %% [markdown]
+# ### Wrong: the sum
+#
+# Suppose the division is forgotten. With plain gradient descent (SGD), a step is the learning rate times the gradient;
+# so on two ranks the sum is the mean with twice the learning rate. Not roughly so: bit by bit, since a factor of 2
+# rounds nothing.
+
+
+# %%
+def summed(model):
+    """The sum over the ranks, and no division."""
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+
+
+two = partial(job, ranks=2, optimizer=torch.optim.SGD)
+mean, total = two(wrap=ddp.Naive, finish=sync, lr=0.05), two(finish=summed, lr=0.05)
+twice = two(wrap=ddp.Naive, finish=sync, lr=0.1)
+assert all(torch.equal(a, b) for a, b in zip(total[0][1], twice[0][1], strict=True))
+draw.curves({"mean, rate 0.1": curve(twice), "sum, rate 0.05": curve(total), "mean, rate 0.05": curve(mean)})
+
+# %% [markdown]
+# It is *the loss curve of another learning rate*, and one that grows with the number of ranks. AdamW hides the mistake:
+# it divides each gradient by its own running size, so that a constant factor all but cancels.
+
+# %%
+hidden = job(ranks=2, finish=summed)
+largest = max(abs(a - b) for a, b in zip(curve(hidden), reference, strict=True))
+print(f"AdamW, summed and not averaged: at most {largest:.3f} nats from the reference")
+
+# %% [markdown]
+# In thirty steps hardly to be seen. It comes out on the day when somebody clips gradients by their norm, changes the
+# optimizer, or the number of ranks.
+#
+# ### Wrong: replicas that do not start equal
+#
+# Equal gradients keep equal replicas equal. They cannot make them so. Suppose each rank seeds with its own number, for
+# good reasons (dropout should differ), and builds its model afterwards. The course's wrapper compares the replicas
+# before it does anything else.
+
+
+# %%
+def unequal():
+    """What the wrapper says of replicas from different seeds."""
+    try:
+        ddp.Naive(GPT(CONFIG, seed=dist.get_rank()))
+    except ValueError as error:
+        return str(error)
+
+
+print(run(unequal, ranks=4, device="cpu")[0])
+
+# %% [markdown]
+# No wrapper sees what happens after that. A classic: a checkpoint is loaded *after* wrapping, and on one rank only.
+
+
+# %%
+def loaded_late(model):
+    """Wrapped like the others; then rank 3 takes other weights."""
+    module = ddp.Bucketed(model)
+    if dist.get_rank() == 3:
+        model.load_state_dict(GPT(CONFIG, seed=3).state_dict())
+    return module
+
+
+late = job(ranks=4, wrap=loaded_late, finish=sync)
+assert apart(late) > 0.1
+draw.curves({"one device": reference, "rank 3 is another model": curve(late)})
+
+# %% [markdown]
+# It learns, and nothing warns. Three models move by a gradient that is in part somebody else's.
+#
+# ## Build: many micro-batches, one synchronisation
+#
+# When a rank's part of the batch does not fit, it is cut into micro-batches (notebook 01); their gradients add up in
+# `.grad`. The other ranks need them only once, when the optimizer steps.
+#
+# From here on, a wrapper stands for exercise 1: `ddp.Naive(model)` has `sync()`, which averages, and `no_sync()`, a
+# context in which nothing is sent.
+#
+# ### Exercise 2: gradient accumulation
+#
+# Budget: as many bytes as with one micro-batch, and the activations of one micro-batch.
+
+
+# %%
+def accumulate(model, micro_batches):
+    """All backwards of a step, and one synchronisation.
+
+    model: a wrapper of labs.ddp; model(x_BT, y_BT) is the mean loss of a micro-batch (0-dim)
+    micro_batches: this rank's list of (x_BT, y_BT), all of one size
+
+    Afterwards each gradient is that of the mean loss over all micro-batches of all ranks.
+    """
+    ### BEGIN SOLUTION
+    *first, last = micro_batches
+    with model.no_sync():
+        for x, y in first:
+            (model(x, y) / len(micro_batches)).backward()
+    (model(*last) / len(micro_batches)).backward()
+    model.sync()
+    ### END SOLUTION
+
+
+check.accumulation(accumulate)
+
+# %% [markdown]
+# Why is the last backward outside of `no_sync()`? For `Naive` it would not matter. For the wrapper that we are coming
+# to, it does: it begins to send during backward, and has to know which one is the last.
+#
+# ## Build: fewer messages
+#
+# How many all-reduces is one step? One for each tensor:
+
+# %%
+sizes = cost.parameter_sizes(CONFIG)
+assert len(sizes) == len(list(GPT(CONFIG).parameters()))
+draw.table([{"tensors": len(sizes), "smallest, bytes": 4 * min(sizes), "largest, bytes": 4 * max(sizes)}])
+
+# %% [markdown]
+# The small ones are all latency (notebook 02): 256 bytes cost 2 (N − 1) rounds, as a megabyte does. So gradients travel
+# in **buckets**: copied side by side into one flat tensor, reduced at once, copied back. Here a bucket is closed as
+# soon as it has 128 KiB, with the last layer first.
+
+# %%
+BUCKET = 128 * 1024
+buckets = ddp.in_buckets(GPT(CONFIG).parameters(), BUCKET)
+assert sum(len(bucket) for bucket in buckets) == len(sizes)
+assert buckets[0][0].shape == (CONFIG.vocab, CONFIG.dim)  # the head
+draw.table([{"bucket": i, "tensors": len(b), "bytes": sum(p.nbytes for p in b)} for i, b in enumerate(buckets)])
+
+# %% [markdown]
+# ### Exercise 3 (optional): buckets
+#
+# `average` is called by `sync()`, once per step; `self.trainable` are the parameters by name, each of them with a
+# gradient. `torch.cat` and `split` are your friends. Budget: the same bytes.
+
+
+# %%
+class InBuckets(ddp.DataParallel):
+    """One all-reduce for each bucket, after backward."""
+
+    def average(self):
+        """Every gradient becomes its mean over the ranks, in place."""
+        for bucket in ddp.in_buckets(self.trainable.values(), BUCKET):
+            ### BEGIN SOLUTION
+            flat = torch.cat([p.grad.flatten() for p in bucket])
+            self.all_reduce(flat, group=self.group)
+            flat /= self.ranks
+            for p, mean in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+                p.grad.copy_(mean.view_as(p))
+            ### END SOLUTION
+
+
+check.data_parallel(InBuckets)
+
+# %% [markdown]
+# ## Build: send while backward still works
+#
+# Backward goes from the last layer to the first. When it is in the first layer, the gradient of the last one has long
+# been ready: it could be on its way. That is **overlap** (schematic, not measured):
+#
+# ![Three time lines. Naive: after backward, one all-reduce a gradient, one after the other. Bucketed: the same bytes
+# in two all-reduces. Overlapped: the first bucket is on its way while backward computes the
+# second.](../images/overlap.svg)
+#
+# A **hook** is a function of ours that autograd calls as soon as a gradient is there. There are two kinds, and one more
+# way to be wrong with each. Two ranks, two micro-batches, one weight, gradients that we can read: 1 then 2 on rank 0,
+# and 3 then 4 on rank 1. Only the last backward is to be synchronised. What is right? (1 + 2 + 3 + 4) / 2 = 5.
+
+
+# %%
+def average(x):
+    dist.all_reduce(x)
+    x /= dist.get_world_size()
+
+
+def two_micro_batches(hook_up):
+    """`.grad` on this rank after two backwards; hooked up before the last."""
+    weight = nn.Parameter(torch.zeros(()))
+    first, last = ((1.0, 2.0), (3.0, 4.0))[dist.get_rank()]
+    (weight * first).backward()
+    hook_up(weight)
+    (weight * last).backward()
+    return weight.grad.item()
+
+
+# %%
+def what_arrives(p):
+    p.register_hook(lambda gradient: average(gradient))
+
+
+def the_parameter(p):
+    p.register_post_accumulate_grad_hook(average)
+
+
+def what_has_added_up(p):
+    p.register_post_accumulate_grad_hook(lambda p: average(p.grad))
+
+
+hooks = (what_arrives, the_parameter, what_has_added_up)
+found = {hook.__name__: run(two_micro_batches, hook, ranks=2, device="cpu") for hook in hooks}
+assert found["what_has_added_up"] == [5, 5]
+draw.table([{"average": name.replace("_", " "), "rank 0": a, "rank 1": b} for name, (a, b) in found.items()])
+
+# %% [markdown]
+# A `register_hook` is given the gradient of *this* backward: the first micro-batch stays at home, on each rank its own.
+# A post-accumulate hook is given the *parameter*: to average that does nothing at all, as all are equal, and the
+# gradients stay apart. Both are in published teaching code; without accumulation, the first even works.
+#
+# The third is right. Now you have seen all that is in [labs/ddp.py](../labs/ddp.py); its head is the outline.
+
+# %%
+print(ddp.__doc__.split("Each sends")[0])
+
+# %% [markdown]
+# Open it and read `Naive`, `Bucketed` and `Overlapped`, forty lines or so. Look for one more thing: in
+# `start_full_buckets`, why must the buckets start strictly in order? (If gradients become ready in another order on
+# another rank, the ranks would reduce different buckets with each other: notebook 02's mismatch.)
+
+# %% [markdown]
+# ## Measure: numbers
+#
+# Is it the same training? We compare with one process that takes the ranks' parts one after the other, so that even
+# the roundings agree. Two numbers can be added in one way only; so on two ranks we may ask for **the same bits**, in
+# float32. From three ranks on the order counts: there we ask for 1e-12, in float64.
+
+# %%
+WAYS = {
+    "naive": {"wrap": ddp.Naive, "finish": sync},
+    "bucketed": {"wrap": partial(ddp.Bucketed, bucket_bytes=BUCKET), "finish": sync},
+    "overlapped": {"wrap": partial(ddp.Overlapped, bucket_bytes=BUCKET), "finish": sync},
+}
+
+
+def float32():
+    return GPT(CONFIG)
+
+
+def float64():
+    return GPT(CONFIG).double()
+
+
+# %%
+def part_by_part(parts):
+    """A `wrap` for one process, which takes the ranks' parts of the batch one after the other."""
+
+    def wrap(model):
+        def mean_loss(x, y):
+            pieces = zip(x.chunk(parts), y.chunk(parts), strict=True)
+            return sum(model(*piece) for piece in pieces) / parts
+
+        return mean_loss
+
+    return wrap
+
+
+expected = {
+    2: job(ranks=1, steps=5, wrap=part_by_part(2), build=float32)[0][1],
+    4: job(ranks=1, steps=5, wrap=part_by_part(4), build=float64)[0][1],
+}
+
+
+# %%
+def off(results):
+    """The largest difference, on any rank, between a parameter and what is expected."""
+    expect = expected[len(results)]
+    return max((a - b).abs().max().item() for _, found in results for a, b in zip(found, expect, strict=True))
+
+
+def verdict(way):
+    """Whether five steps end where one process ends."""
+    two, four = job(ranks=2, steps=5, build=float32, **way), job(ranks=4, steps=5, build=float64, **way)
+    return {
+        "2 ranks, float32: same bits": off(two) == 0,
+        "4 ranks, float64: within 1e-12": off(four) < 1e-12,
+    }
+
+
+verdicts = {name: verdict(way) for name, way in WAYS.items()}
+assert all(all(verdict.values()) for verdict in verdicts.values())
+draw.table([{"": name, **verdict} for name, verdict in verdicts.items()])
+
+# %% [markdown]
+# ## Measure: bytes sent
+#
+# Now your prediction, beside what the recording saw in the third step.
+
+# %%
+recordings = {name: job(ranks=4, steps=3, record="communication", **way).recording for name, way in WAYS.items()}
+check.predict("Each rank sends, in a step:", guess_sent, recordings["naive"].sent(rank=0, step=2), unit="bytes")
+
+# %% [markdown]
+# And the formula of [labs/cost.py](../labs/cost.py), which knows the shapes and nothing of the code.
+
+# %%
+predicted = {name: cost.ddp(CONFIG, BATCH // 4, 4, name, bucket_bytes=BUCKET) for name in WAYS}
+rows = {}
+for name, seen in recordings.items():
+    rows[f"{name}: sent"] = predicted[name].sent, seen.sent(rank=0, step=2)
+    rows[f"{name}: all-reduces"] = predicted[name].all_reduces, seen.counts(rank=0, step=2)["all_reduce"], ""
+ledger = draw.ledger(rows, within=0)
+assert ledger.agrees
+ledger
+
+# %% [markdown]
+# The same bytes, 1.5 times the gradients, in 39 messages or in 6.
+#
+# ## Measure: bytes held
+#
+# First one device alone with the whole batch, then rank 0 of each way, in the third step; each kind at its own highest.
+
+# %%
+watched = {"one device": job(ranks=1, steps=3, record="memory").recording}
+watched |= {name: job(ranks=4, steps=3, record="memory", **way).recording for name, way in WAYS.items()}
+held = {name: seen.held(rank=0, step=2) for name, seen in watched.items()}
+draw.bars(held)
+
+# %%
+floor = (held["naive"]["P"] + held["naive"]["G"] + held["naive"]["S"]) / sum(sizes)
+check.predict("P, G and S on each of four ranks:", guess_held, round(floor), unit="bytes a parameter")
+
+# %% [markdown]
+# Only the activations went down to a quarter, as each rank reads a quarter of the batch. P, G and S are what they were
+# on one device, on *every* rank:
+
+# %%
+ranks = [watched["naive"].held(rank, step=2) for rank in range(4)]
+assert all(rank == ranks[0] for rank in ranks)
+kept = {kind: sum(rank[kind] for rank in ranks) / held["one device"][kind] for kind in "PGSA"}
+draw.table([{"kind": kind, "all four ranks hold, × one device": times} for kind, times in kept.items()])
+
+# %% [markdown]
+# Four times the same parameters, four times the same gradients after the all-reduce, four times the same optimizer
+# state. This is the waste that the next notebook of the course, on ZeRO, will remove, stage by stage.
+#
+# Where the three ways differ is the buffers:
+
+# %%
+kinds = ("P", "G", "S", "A", "comm", "peak")
+for name, prediction in predicted.items():
+    assert all(getattr(prediction.held, kind) == held[name][kind] for kind in kinds)
+draw.table([{"": name, **{kind: held[name][kind] for kind in kinds}} for name in WAYS], caption="bytes, as predicted")
+
+# %% [markdown]
+# `Naive` needs none. `Bucketed` borrows one buffer, of the largest bucket, after backward, when the activations are
+# gone: its peak is not higher. In `Overlapped` the gradients *live* in the buckets (`.grad` is a view of them, and G
+# has one more, just on its way in). But there they stay, also when the activations are at their highest. So its peak
+# is higher by one set of gradients: overlap is paid in memory.
+
+# %% [markdown]
+# ## Measure: time
+#
+# Was the first all-reduce in flight before the last gradient existed? The recording has both on one clock.
+
+
+# %%
+def during_backward(recording, step=2):
+    """How many of rank 0's all-reduces began before its backward was over."""
+    [backward] = [s for s in recording.spans if s.rank == 0 and s.name == "backward"][step : step + 1]
+    started = [event.start < backward.end for event in recording.select(rank=0, step=step)]
+    return f"{sum(started)} of {len(started)}"
+
+
+began = {name: during_backward(recording) for name, recording in recordings.items()}
+assert began == {"naive": "0 of 39", "bucketed": "0 of 6", "overlapped": "6 of 6"}
+draw.table([{"": name, "all-reduces begun during backward": count} for name, count in began.items()])
+
+# %% [markdown]
+# Is it quicker? Here are the steps of this machine, the median of ten.
+
+
+# %%
+def milliseconds(recording):
+    """The median step of rank 0."""
+    return 1000 * statistics.median(span.end - span.start for span in recording.step_spans(0))
+
+
+for name, way in WAYS.items():
+    took = milliseconds(job(ranks=4, steps=10, record="time", **way).recording)
+    print(f"{name}: {took:.1f} ms")
+
+# %% [markdown]
+# Fewer messages help, also here. Overlap need not: four ranks share the cores of your machine, and those that carry the
+# bytes are the ones that compute. There is nothing idle to be used.
+#
+# On a cluster each rank has a device that computes and a link that carries. To see that schedule here, let the compute
+# be a pretence: six layers whose backward *sleeps* 10 ms each, as if another device did the work. The gradients, 4 MB a
+# layer, and their all-reduces are real. Upper lane: what is on its way; lower lane: what the rank does, hatched where
+# it waits.
+
+
+# %%
+def six_layers():
+    torch.manual_seed(0)
+    layers = [nn.Linear(1024, 1024, bias=False) for _ in range(6)]
+    for layer in layers:
+        layer.register_full_backward_pre_hook(lambda *_: time.sleep(0.01))
+    return nn.Sequential(*layers)
+
+
+# %%
+def pretend(wrap):
+    """Two steps; the first one also connects."""
+    module = wrap(six_layers(), bucket_bytes=4 * 1024**2)
+    for _ in range(2):
+        dist.barrier()
+        mark("step")
+        mark("forward")
+        loss = module(torch.ones(1, 1024, requires_grad=True)).sum()
+        mark("backward")
+        loss.backward()
+        mark("sync")
+        module.sync()
+    mark("end")
+
+
+# %%
+bucketed, overlapped = (
+    run(pretend, way, ranks=2, device="cpu", record="communication").recording for way in (ddp.Bucketed, ddp.Overlapped)
+)
+draw.timeline(bucketed, step=1)
+
+# %%
+draw.timeline(overlapped, step=1)
+
+# %% [markdown]
+# Five of the six all-reduces are hidden behind the backward of the layers before. Only the last one, of the first
+# layer, has nothing left to hide behind. That is why buckets must not be too large, either.
+
+# %% [markdown]
+# ## Native
+#
+# PyTorch's `DistributedDataParallel` is the third of our ways, in C++. You wrap the model, and there is nothing more to
+# call: the end of backward waits. The same test first.
+
+# %%
+theirs = {"wrap": native.ddp}
+verdicts["PyTorch's"] = verdict(theirs)
+assert all(verdicts["PyTorch's"].values())
+draw.table([{"": name, **verdict} for name, verdict in verdicts.items()])
+
+# %% [markdown]
+# Then the same ledgers, with both sides as they ship: buckets of 25 MiB (PyTorch's first one is closed at 1 MiB
+# already, to get the first message away early). Either way the whole of our small model fits into one.
+
+
+# %%
+def ledgers(way):
+    """What rank 0 of four sent in the third step, and held."""
+    sent = job(ranks=4, steps=3, record="communication", **way).recording
+    held = job(ranks=4, steps=3, record="memory", **way).recording.held(rank=0, step=2)
+    return {
+        "bytes sent": sent.sent(rank=0, step=2),
+        "all-reduces": sent.counts(rank=0, step=2)["all_reduce"],
+        **{kind: held[kind] for kind in ("P", "S", "A", "peak")},
+        "gradients and buckets": held["G"] + held["comm"],
+    }
+
+
+ours, torchs = ledgers({"wrap": ddp.Overlapped, "finish": sync}), ledgers(theirs)
+
+# %%
+paper = cost.ddp(CONFIG, BATCH // 4, 4, "overlapped")
+paper = {
+    "bytes sent": paper.sent,
+    "all-reduces": paper.all_reduces,
+    **{kind: getattr(paper.held, kind) for kind in ("P", "S", "A", "peak")},
+    "gradients and buckets": paper.held.G + paper.held.comm,
+}
+unit = {"all-reduces": ("",)}
+draw.ledger({name: (paper[name], ours[name], torchs[name], *unit.get(name, ())) for name in paper}, within=0)
+
+# %% [markdown]
+# All the same, but for the last line. PyTorch's buckets hold the gradients *a second time*: each is copied into its
+# bucket, and the mean back into `.grad`. Here the peak does not show it, as it falls in forward, when those gradients
+# are not there yet; in a model with few activations it would. One option turns `.grad` into a view, as ours is:
+
+# %%
+as_view = {"wrap": partial(nn.parallel.DistributedDataParallel, gradient_as_bucket_view=True)}
+viewed = ledgers(as_view)
+assert viewed == ours
+draw.table(
+    {"": name, "gradients and buckets, bytes": side["gradients and buckets"]}
+    for name, side in {"PyTorch's": torchs, "PyTorch's, as views": viewed, "ours": ours}.items()
+)
+
+# %% [markdown]
+# And the time of a step, both sides in turn:
+
+# %%
+mine, torchs_own = (
+    milliseconds(job(ranks=4, steps=20, record="time", **way).recording)
+    for way in ({"wrap": ddp.Overlapped, "finish": sync}, theirs)
+)
+print(f"ours {mine:.1f} ms, or {mine / torchs_own:.2f} × torch's time")
+
+# %% [markdown]
+# Three differences that no ledger shows. PyTorch's DDP *copies* rank 0's parameters to all at the start, where ours
+# compares and complains. It rebuilds its buckets after the first step, in the order in which gradients really came. And
+# parameters without a gradient need `find_unused_parameters=True`, as ours need `find_unused=True`.
+#
+# ### Who reads what
+#
+# The other half of data parallelism is the data. Ours cuts each batch into contiguous parts; together the ranks read
+# what one device would:
+
+# %%
+parts = [Batches(text.tokens, BATCH, CONFIG.context, rank=rank, ranks=4)[0][0] for rank in range(4)]
+assert torch.equal(torch.cat(parts), batches[0][0])
+
+# %% [markdown]
+# PyTorch's `DistributedSampler` deals the samples out one by one, like cards. Here are ten, for four ranks:
+
+# %%
+from torch.utils.data import DistributedSampler
+
+
+def dealt(**options):
+    """The samples that each of four ranks reads, of ten."""
+    samplers = (DistributedSampler(range(10), num_replicas=4, rank=rank, **options) for rank in range(4))
+    return {f"rank {rank}": str(list(sampler)) for rank, sampler in enumerate(samplers)}
+
+
+plain, dropped = dealt(shuffle=False), dealt(shuffle=False, drop_last=True)
+draw.table([{"": "as it is", **plain}, {"": "drop_last=True", **dropped}])
+
+# %% [markdown]
+# Ten do not divide by four. As it is, samples 0 and 1 are read *twice*, to even out the tail: an evaluation counts them
+# double. With `drop_last=True`, samples 8 and 9 are not read at all. One more: it shuffles by its seed and the number
+# of the epoch, and you have to tell it that number, or every epoch has the order of the first.
+
+# %%
+sampler = DistributedSampler(range(10), num_replicas=1, rank=0)
+first, second = list(sampler), list(sampler)
+assert first == second
+sampler.set_epoch(1)
+assert list(sampler) != first
+
+# %% [markdown]
+# ## Why, and why not
+#
+# **Why**: it is the simplest strategy there is. Any model, any optimizer, one wrapper; and all devices compute all the
+# time, if the all-reduce hides behind backward. When does it?
+#
+# Backward takes about 4 floating-point operations a parameter and token; so 4ΨT/F seconds, for Ψ parameters, T tokens
+# on each device, and F operations a second. The all-reduce moves nearly 2 × 2Ψ bytes, for gradients of 2 bytes; so
+# 4Ψ/W seconds, at W bytes a second. Ψ cancels: the all-reduce is hidden when **T > F/W**, whatever the model.
+
+# %%
+F = 400e12  # operations a second that one H100 reaches in practice (Llama 3, arXiv 2407.21783, table 4)
+LINKS = {"NVLink": 450e9, "InfiniBand, 400 Gb/s": 50e9, "Ethernet, 10 Gb/s": 1.25e9}  # bytes a second, each way
+draw.table([{"link": name, "tokens a device and step, at least": round(F / W)} for name, W in LINKS.items()])
+
+# %% [markdown]
+# Drag the slider: a model of a billion parameters, on 64 devices. Latency is in it, too (5 µs a message).
+
+
+# %%
+def seconds(tokens, bandwidth, ranks=64, parameters=1_000_000_000):
+    """Backward and all-reduce of one step."""
+    return {
+        "backward": 4 * parameters * tokens / F,
+        "all-reduce": cost.ring_seconds(2 * parameters, ranks, 5e-6, bandwidth),
+    }
+
+
+def picture(tokens, link):
+    return draw.chart(seconds(tokens, link), "s", caption=f"{tokens:,} tokens on each of 64 devices")
+
+
+play.explore(picture, tokens=[2**k for k in range(9, 20)], link=LINKS)
+
+# %% [markdown]
+# So DDP stops paying when the batch is cut too thin. Let the batch be 4 million tokens, and add devices, over
+# InfiniBand: each has fewer tokens to compute, and as many gradients to send as before. What is not hidden is waiting.
+
+# %%
+rows = []
+for devices in (16, 64, 256, 1024, 4096):
+    tokens = 2**22 // devices
+    took = seconds(tokens, LINKS["InfiniBand, 400 Gb/s"], ranks=devices)
+    computes = 1.5 * took["backward"]  # forward takes half of backward
+    waits = max(0, took["all-reduce"] - took["backward"])
+    share = round(100 * computes / (computes + waits))
+    rows.append({"devices": devices, "tokens each": tokens, "backward, ms": round(1000 * took["backward"]),
+                 "all-reduce, ms": round(1000 * took["all-reduce"]), "computing, %": share})  # fmt: skip
+draw.table(rows)
+
+# %% [markdown]
+# One could enlarge the batch along with the devices. But then it is *another training*: fewer steps see the same text.
+# Up to a point a larger learning rate makes up for it, in proportion to the batch and warmed up slowly (Goyal et al.,
+# 2017); beyond a critical size, which grows as the loss falls, more batch hardly helps (McCandlish et al., 2018).
+#
+# **Why not**: memory. No number of ranks makes the floor lower, as you measured. In mixed precision it is 16 bytes a
+# parameter, on every device:
+
+# %%
+floor = sum(cost.PIE["mixed precision, AdamW"].values())
+models = {"1.5 billion": 1.5e9, "7.5 billion": 7.5e9, "70 billion": 70e9}
+rows = [
+    {"parameters": name, **{f"{n} ranks": round(floor * psi / 1e9) for n in (2, 64, 1024)}}
+    for name, psi in models.items()
+]
+draw.table(rows, caption="GB on each rank")
+
+# %% [markdown]
+# A device of 80 GB ends somewhere below 5 billion parameters, before a single activation. The copies agree, so all but
+# one of them are spare; which of them could go, and what would have to travel instead? That is ZeRO's question, and the
+# next notebook's.
+
+# %% [markdown]
+# ## Say it back
+#
+# Answer each aloud before you unfold it.
+#
+# <details><summary>Why do the replicas stay equal, though nobody ever sends a parameter?</summary>
+#
+# They start equal, they take the same gradient (the mean over all ranks, with the same bits on each), and the same
+# optimizer does the same arithmetic with it. Equal stays equal; unequal stays unequal, too.
+# </details>
+#
+# <details><summary>With 8 ranks, 4 micro-batches a step and gradients of 1 GB: how much does each rank send in a step,
+# with <code>no_sync</code> and without?</summary>
+#
+# With it 2 × 7/8 × 1 GB = 1.75 GB. Without it four times that, 7 GB; the result is the same.
+# </details>
+#
+# <details><summary>Why is one bucket of all gradients as bad for overlap as one bucket for each is for
+# latency?</summary>
+#
+# It is full only when the last gradient is there, and then backward is over: nothing is left to hide behind. With one
+# for each, every small tensor pays the latency of a whole all-reduce.
+# </details>
+#
+# For Ψ parameters in float32 with AdamW, on N ranks, per rank:
+#
+# | | predicted | ours, `Overlapped` | PyTorch's DDP |
+# |---|---|---|---|
+# | sent in a step | 2 (N − 1)/N × 4Ψ bytes | the same, exactly | the same, exactly |
+# | P, S | 4Ψ, 8Ψ bytes | as predicted | as predicted |
+# | gradients, buckets | 4Ψ bytes, and one gradient on its way | as predicted | 8Ψ, or as views the same |
+# | numbers | one process's | same bits on 2 ranks | same bits on 2 ranks |
+#
+# **Read on**: [labs/ddp.py](../labs/ddp.py). Li et al., 2020, *PyTorch Distributed: Experiences on Accelerating Data
+# Parallel Training* (VLDB, arXiv 2006.15704), of which you have now built sections 3.1 and 3.2. Goyal et al., 2017,
+# *Accurate, Large Minibatch SGD* (arXiv 1706.02677). McCandlish et al., 2018, *An Empirical Model of Large-Batch
+# Training* (arXiv 1812.06162).
+#
+# A clean copy of this notebook: `git restore notebooks/03_ddp.ipynb`
