@@ -46,8 +46,8 @@ answers = run(hello, ranks=4)
 # 0 to 3, which form one process group. What each returned comes back as a list.">
 #
 # `run` waits for all ranks and returns a list: what rank 0 returned, then rank 1, and so on. So a job can be used like
-# any function. (The forkserver in the picture is a process that has PyTorch loaded and waits, so that new ranks are
-# there at once.) Four process ids came back, and none of them is this notebook's:
+# any function. (The nursery in the picture is a process that has PyTorch loaded and waits, so that new ranks are there
+# at once.) Four process ids came back, and none of them is this notebook's:
 
 # %%
 ranks, pids = zip(*answers, strict=True)
@@ -92,8 +92,9 @@ check.predict("What does each of five ranks return?", guess, answer=run(add_up, 
 #
 # ## A shard is a piece of a tensor
 #
-# If each rank holds everything, many devices hold no more than one. So a tensor is cut, and every rank keeps one piece:
-# its **shard**. When a rank needs the **full** tensor, it is put together again by another collective, `all_gather`.
+# If every rank holds the whole tensor, four devices can train no larger model than one. So a tensor is cut, and every
+# rank keeps one piece: its **shard**. When a rank needs the **full** tensor, it is put together again by another
+# collective, `all_gather`.
 
 
 # %%
@@ -111,8 +112,8 @@ run(shard_and_gather, ranks=4)
 # %% [markdown]
 # ## Four ledgers
 #
-# Every strategy in this course is held to four ledgers. Each is predicted with pencil and paper, then measured on the
-# job itself, then compared.
+# Every strategy in this course is held to four ledgers. The bytes are predicted with pencil and paper, then measured on
+# the job itself; numbers are compared with those of one process; and time is measured.
 #
 # | ledger | its question |
 # |---|---|
@@ -134,13 +135,15 @@ recording = run(add_up_many, ranks=4, record="communication").recording
 draw.ledger({"rank 0 sent": (4 * cost.all_reduce(1000, ranks=4).elements, recording.sent(rank=0))})
 
 # %% [markdown]
-# `labs.cost` predicts, the recording measures, and neither knows of the other. In notebook 02 you will find out why it
+# `labs.cost` predicts. The recording notes each call, its size and its ranks, and books the least that such a call must
+# send; neither knows of the other. In notebook 02 you will check that against what really travels, and find out why it
 # has to be 6,000 bytes, and neither the 4,000 of one tensor nor the 12,000 of three.
 #
 # What a rank *holds* is told by kind, and each kind has one letter and one colour in every figure of the course: **P**
 # parameters, **G** gradients, **S** optimizer state, **A** activations, buffers for communication, and the temporary
 # rest. Below is a first look at where we are going: the course's small GPT, trained by four ranks that each hold a
-# copy of it. After notebook 03, every line of this will be your own.
+# copy of it. `mark` tells a recording which part of a step begins; `Bucketed` and `sync` average the gradients. After
+# notebook 03, every line of this will be your own.
 
 # %%
 from labs.data import Batches, corpus
@@ -178,7 +181,8 @@ draw.memory(recording, step=2, ranks=[0])
 
 # %% [markdown]
 # One training step of rank 0, from left to right. Activations pile up in forward and melt away in backward, while the
-# gradients grow. Then the ranks average their gradients (orange), and the optimizer takes its step. Parameters and
+# gradients grow. Then the ranks average their gradients (the small dark orange block after backward), and the optimizer
+# takes its step. Parameters and
 # optimizer state are there all the time, on each rank: four times the same. Removing these spare copies is what the
 # middle of the course is about.
 #
@@ -200,7 +204,7 @@ run(fail_on_rank_2, ranks=4)
 # %% [markdown]
 # The worst failure makes no noise. A collective needs every rank of its group; if one does not come, the others wait
 # for ever. On a cluster, such a **hang** can cost a night. Here each rank keeps a small journal of what it calls, so
-# that you are told within about a second who waits where, and who did something else. Below, rank 3 forgets its part:
+# that you are soon told who waits where, and who did something else. Below, rank 3 forgets its part:
 
 
 # %% tags=["raises-exception"]
@@ -226,10 +230,16 @@ run(hang, ranks=4)
 # | world size | how many ranks a job has |
 # | process group | ranks that talk to each other; at first, all of the job |
 # | collective | an operation that every rank of a group calls together |
+# | send, receive | one rank hands a tensor to one other |
 # | broadcast | one rank's tensor goes to all |
+# | reduce | the sum of everybody's tensor, on one rank |
 # | all-reduce | the sum (or mean, or maximum) of everybody's tensor, on every rank |
 # | reduce-scatter | the same sum, but each rank keeps one piece of it |
 # | all-gather | the pieces that ranks hold, put together on every rank |
+# | all-to-all | each rank sends another piece to each rank |
+# | hang, deadlock | ranks wait for something that will never come |
+# | ledger | a table of what was predicted and what was measured |
+# | logical bytes | the least that a call must send; the wire may carry more |
 # | shard | the piece of a tensor that one rank holds; the opposite of *full* |
 # | replica | a full copy of the model, on one of several ranks |
 # | parameters, **P** | the numbers that are trained |
@@ -238,6 +248,8 @@ run(hang, ranks=4)
 # | activations, **A** | what forward keeps because backward will need it |
 # | backend | the library that moves the bytes: gloo between CPUs, NCCL between NVIDIA GPUs |
 # | step | one batch: forward, backward, and one change of the parameters |
+# | micro-batch | a part of a batch that goes through the model at once |
+# | bucket | several gradients side by side, sent as one |
 
 # %% [markdown]
 # ## The notebooks

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # One device
 #
-# **The question.** A model of 7.5 billion parameters, trained the usual way, fills 120 GB before it has read a single
-# word. What is all this memory for, and which of it could be left out?
+# **The question.** A model of 7.5 billion parameters, trained the usual way, cannot take one step on a device of 80 GB,
+# on however little text. What is all this memory for, and which of it could be left out?
 #
 # Before many devices, then, one. Here you train the course's small GPT, take one training step apart until every byte
 # has a name, and fix the loss curve that every later notebook has to reproduce.
@@ -109,8 +109,8 @@ def train_with(model, optimizer, batches):
 
 
 # %% [markdown]
-# It runs as a job of *one* rank, so that later notebooks change nothing but the number. (`device="cpu"`: the bytes
-# below are then the same on every machine.)
+# It runs as a job of *one* rank, so that later notebooks start from the same call. (`device="cpu"`: the bytes below are
+# then the same on every machine.)
 
 
 # %%
@@ -138,8 +138,8 @@ draw.curves({"one device": reference}, marks={"unigram entropy": entropy})
 assert again == reference
 
 # %% [markdown]
-# The course's own loop, `labs.kit.strategies.train`, has one more argument: the strategy. It gives this curve for "one
-# device", and later notebooks hand it every other one.
+# The course's own loop, `labs.kit.strategies.train`, takes a strategy, how to build the model, and a list of batches
+# for each rank. It gives this curve for "one device"; `make tour` hands it every other strategy.
 
 # %%
 from labs.kit import strategies
@@ -172,8 +172,7 @@ assert [len(inputs) for inputs, _ in micro(x, y, 4)] == [3, 3, 3, 3]
 
 # %% [markdown]
 # `backward` *adds* to the gradients that are there; so the parts add up by themselves, and the mean comes from the
-# division. To forget it is one of the most frequent mistakes in the field. By what factor is the gradient then too
-# large, with 4 micro-batches?
+# division. It is easily forgotten. By what factor is the gradient then too large, with 4 micro-batches?
 
 # %%
 model = GPT(config)
@@ -227,7 +226,8 @@ draw.memory(recording, step=2)
 # %% [markdown]
 # Compare it with the drawing at the top. *Parameters* and *optimizer state* are a floor that never moves. *Activations*
 # climb in forward, layer by layer, because backward will ask for them; it starts with the last layer and lets go of
-# each when it is done. Meanwhile the *gradients* grow. The peak is where backward begins, and not in the optimizer.
+# each when it is done. Meanwhile the *gradients* grow. In this model the peak is where backward begins. (With a large
+# model and a small batch it is where all gradients are there.)
 #
 # Beside the formulas of `labs.cost`, which knows the shapes and nothing else:
 
@@ -277,11 +277,13 @@ rows = {
 draw.ledger(rows)
 
 # %% [markdown]
-# A is proportional to the number of tokens, all but a few bytes that do not depend on the batch. That holds because
-# attention here is *fused*: it never stores its table of all tokens by all tokens. Where that is stored, A has a part
-# that grows with the square of the context.
+# A is proportional to the number of tokens, but for the *rotary* tables (a row a position, shared by the whole batch).
+# That holds because attention here is *fused*: it never stores its table of all tokens by all tokens. Where that is
+# stored, A has a part that grows with the square of the context.
 #
-# The formula goes through the model, operator by operator, and asks of each what its derivative is made of:
+# The formula goes through the model, operator by operator, and asks of each what its derivative is made of: the norms,
+# attention, *rotary* (how attention is told positions), *mlp* (a block's other half), and the *head*, which
+# gives the logits:
 
 # %%
 draw.table([{"kept by": kept, "bytes": count} for kept, count in cost.activations(config, BATCH).items()])
@@ -290,7 +292,7 @@ draw.table([{"kept by": kept, "bytes": count} for kept, count in cost.activation
 # ## Build: mixed precision
 #
 # Large models are not trained in float32. **bfloat16** takes 2 bytes and has float32's range, with far fewer digits;
-# GPUs multiply it many times as fast. But it has too few digits for the optimizer's small changes:
+# GPUs multiply it much faster. But it has too few digits for the optimizer's small changes:
 
 # %%
 for dtype in (torch.float32, torch.bfloat16):
@@ -456,8 +458,9 @@ pie(rows)
 
 # %% [markdown]
 # Sixteen once more: 4 + 4 + 8. But look at A, counted like the rest in bytes a parameter, for a batch of 12 times 64
-# tokens. Autocast keeps the cast weights until backward is done, and computes some operations in float32 on purpose,
-# norms for instance. So it saves less than a model that is bfloat16 throughout, and is safer.
+# tokens. Both keep the norms and the loss in float32, so A is not halved. Autocast also keeps the cast weights until
+# backward is done, and casts one input anew for each of q, k and v, and for gate and up. So it saves less; in return,
+# the parameters, and what flows between layers, stay float32.
 #
 # ## Why, and why not
 #
@@ -491,7 +494,7 @@ print(f"and {kept / 1e9:.0f} GB of activations for one sequence of {llama.contex
 # <details><summary>Which of P, G, S and A depend on the batch? At which moment of a step is most memory in
 # use?</summary>
 #
-# Only A. The peak is where forward ends and backward begins: all activations are there.
+# Only A. In this model the peak is where forward ends and backward begins: all activations are there.
 # </details>
 #
 # <details><summary>Mixed precision halves parameters and gradients. Why does the sum stay at 16?</summary>

@@ -18,6 +18,7 @@
 
 # %%
 import time
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -30,15 +31,17 @@ from labs.kit.record import mark
 from labs.kit.sockets import delivered
 from labs.model import PRESETS
 
+run = partial(run, device="cpu")  # so that whoever reads this gets the same
+
 gradient = 2 * sum(cost.parameter_sizes(PRESETS["llama3-8b"]))
 print(f"Llama 3 8B: {gradient:,} bytes of gradient, in every step, on every rank")
 
 # %% [markdown]
 # ## Picture
 #
-# A **collective** is an operation in which all ranks of a group take part. These six are all that this course needs.
-# A row is a rank; a tensor is cut into as many **pieces** as there are ranks; to **reduce** is to combine what the
-# ranks hold, here by adding.
+# A **collective** is an operation in which all ranks of a group take part. These six, and a `barrier` that moves
+# nothing (nobody leaves it before all have come), are all that this course needs. A row is a rank; a tensor is cut
+# into as many **pieces** as there are ranks; to **reduce** is to combine what the ranks hold, here by adding.
 #
 # ![Six collectives on four ranks, before and after: broadcast, reduce, all_reduce, all_gather, reduce_scatter and
 # all_to_all](../images/collectives.svg)
@@ -54,7 +57,7 @@ print(f"Llama 3 8B: {gradient:,} bytes of gradient, in every step, on every rank
 # does rank 2 hold? Type your guess, then run the two cells.
 
 # %%
-guess_number = None  # type a number
+guess_number = 68  # your number
 
 
 def glance():
@@ -139,7 +142,7 @@ def absent():
 run(absent, ranks=4)
 
 # %% [markdown]
-# An `if` on the rank around a collective is how many a job hangs. The rule: *every rank of a group calls the same
+# An `if` on the rank around a collective is how many jobs come to hang. The rule: *every rank of a group calls the same
 # collectives in the same order.*
 #
 # And the ring? `isend` and `irecv` (i for *immediate*) only **post** a message: they return at once with a handle to
@@ -180,9 +183,10 @@ play.collective(tree, ranks=8, held=[{0: {0}}, *[{}] * 7])
 # %% [markdown]
 # ### Exercise 1: broadcast
 #
-# Write what one rank does in one round. `me` counts from the root (which is 0); before the round, the ranks with
-# `me < distance` know the tensor. Some tell somebody, some are told, and some do nothing; with N not a power of two,
-# some have nobody left to tell.
+# Write what one rank does in one round. `me` is this rank's distance from the root; the root's own is 0. Before the
+# round, the ranks with `me < distance` know the tensor. Some tell somebody, some are told, and some do nothing; with N
+# not a power of two, some have nobody left to tell. Peers are `rank ± distance`. (The lines before the loop deal with
+# groups and roots; leave them as they are.)
 #
 # Budget: N − 1 messages in all, in ⌈log₂ N⌉ rounds.
 
@@ -275,10 +279,10 @@ costs(through_rank_0, everyone_to_everyone)
 # N − 1 tensors, either way: from two ranks to eight, seven times as much. Through rank 0, one link carries everything
 # while the others idle; everyone to everyone keeps all links busy with the same numbers again and again.
 # Can it be done so that the cost does not grow with N? Guess before you read on: with four ranks, how many tensors
-# does each rank have to send *at least*?
+# does each rank have to send *at least*, if none is to send more than the others?
 
 # %%
-guess_tensors = None  # type a number
+guess_tensors = 1.5  # your number
 
 # %% [markdown]
 # ## Build: a ring
@@ -374,8 +378,8 @@ def my_all_gather(tensor, group=None):
 check.all_gather(my_all_gather)
 
 # %% [markdown]
-# And the two together are what we came for. If yours pass, the rest of this notebook runs on *your* ring; if you have
-# left an exercise for later, it runs on the course's own.
+# And the two together are what we came for. If yours pass, every `all_reduce` below is *your* ring; if you have left an
+# exercise for later, it is the course's own.
 
 
 # %%
@@ -483,7 +487,7 @@ audit(1001, ranks=3)
 # ## Measure: time
 #
 # Bytes are not all. A common model of a message has two numbers: **latency** α, the seconds before anything arrives,
-# and **bandwidth** β, the bytes a second from then on. A message of m bytes takes α + m/β. The ring sends little, but
+# and **bandwidth** W, the bytes a second from then on. A message of m bytes takes α + m/W. The ring sends little, but
 # in 2 (N − 1) rounds, and pays α in each.
 #
 # **Recursive doubling** goes the other way. In round k all exchange their *whole* tensor with the rank 2ᵏ away, and
@@ -520,9 +524,10 @@ def border(ranks, latency=20e-6, bandwidth=10e9):
 draw.table([{"ranks": n, "the ring wins from": draw.size(border(n))} for n in (4, 8, 64, 1024)])
 
 # %% [markdown]
-# And here? The time of one all-reduce on your machine, for 32 bytes and for 16 MB, the median of nine. (A `barrier`
-# moves nothing, but nobody leaves it before all have come: so all start together.) Mind that eight ranks share your
-# cores, where a cluster gives each a device, and that memory stands in for the network.
+# And here? The time of one all-reduce on your machine, for 32 bytes and for 16 MB, the median of nine. (The `barrier`
+# makes all start together.) Few rounds should win at 32 bytes, few bytes at 16 MB; how near does your machine come?
+# Mind that eight ranks share your cores, where a cluster gives each a device, and that memory stands in for the
+# network.
 
 
 # %%
@@ -627,7 +632,7 @@ def wire(ways, n):
 # %% tags=["nbval-ignore-output"]
 def times_logical(ways, name, n=2**20, ranks=4):
     """All ranks' bytes on the wire, as a multiple of the logical ones."""
-    sent = [rank[name] for rank in run(wire, {name: ways[name]}, n, ranks=ranks, device="cpu")]
+    sent = [rank[name] for rank in run(wire, {name: ways[name]}, n, ranks=ranks)]
     return "not counted here" if None in sent else f"{sum(sent) / sum(predicted(name, n, ranks)):.2f} ×"
 
 
@@ -695,7 +700,7 @@ draw.table([bill(ranks) for ranks in (2, 4, 8, 64, 1024)])
 # a norm, or a flag, take the fewest rounds. And the `all_reduce` of a large gradient is a good part of a second in
 # which nobody computes, unless it overlaps with something.
 #
-# The same bits are worth a look. Copies of a model that differ in a last digit drift apart, step by step.
+# The same bits are worth a look. Copies of a model that differ in a last digit can drift apart, step by step.
 
 # %%
 for way in everyone_to_everyone, all_reduce:
@@ -738,7 +743,7 @@ for way in everyone_to_everyone, all_reduce:
 # Predicted, ours and PyTorch's stand side by side in the ledger under *Native*.
 #
 # **Read on**: [labs/collectives.py](../labs/collectives.py), which you can now read in one sitting; Thakur,
-# Rabenseifner and Gropp, 2005, *Optimization of Collective Communication Operations in MPICH*. **Next**: notebook 03,
-# DDP, where the tensor is a gradient.
+# Rabenseifner and Gropp, 2005, *Optimization of Collective Communication Operations in MPICH*. **Next**:
+# [03 DDP](03_ddp.ipynb), where the tensor is a gradient.
 #
-# A clean copy of this notebook: `git restore notebooks/02_collectives.ipynb`
+# A clean copy of this notebook: `git restore notebooks/02_collectives.ipynb`, then *File > Reload Notebook from Disk*.

@@ -80,7 +80,7 @@ def course_map() -> Drawing:
 def job() -> Drawing:
     canvas = Canvas(
         900, 300, "A job is a function call with a value",
-        "A cell calls run(train, ranks=4). The function travels by value to a forkserver that has already "
+        "A cell calls run(train, ranks=4). The function travels by value to a nursery that has already "
         "imported torch; it forks four processes, rank 0 to rank 3, which talk to each other in one process "
         "group. What each rank returned comes back as a list, values[0] to values[3].",
     )  # fmt: skip
@@ -94,7 +94,7 @@ def job() -> Drawing:
     canvas.text(150, 244, "values[0] … values[3]", size=14)
     canvas.arrow((150, 184), (150, 218), stroke=MUTED)
 
-    canvas.text(456, 28, "forkserver", weight="bold", size=15)
+    canvas.text(456, 28, "nursery", weight="bold", size=15)
     canvas.rect(386, 74, 140, 80, fill=SOFT, radius=6)
     canvas.lines(456, 94, ["torch imported,", "waiting to fork", "a rank"], size=13, leading=1.5)
     canvas.arrow((284, 114), (382, 114))
