@@ -243,7 +243,7 @@ def test_something_that_is_no_function(given):
 def test_one_that_cannot_be_sent_to_the_ranks():
     lock = threading.Lock()
     answer = check.all_gather(lambda x, group=None: lock.acquire())
-    assert answer.ok is False and "'lock'" in answer.text
+    assert answer.ok is False and "variable 'lock'" in answer.text
 
 
 def test_returned_of_a_wrong_type():

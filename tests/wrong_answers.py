@@ -141,13 +141,44 @@ def broadcast_without_waiting(x, src=0, group=None):
             dist.irecv(x, group=group, group_src=(rank - distance) % ranks)
 
 
+@wrong("broadcast", "changed while being sent")
+def broadcast_from_a_buffer_that_is_used_again(x, src=0, group=None):
+    rank, ranks = place(group)
+    me = (rank - group_rank(src, group)) % ranks
+    for distance in powers_of_two(below=ranks):
+        if me < distance and me + distance < ranks:
+            buffer = x.clone()
+            work = dist.isend(buffer, group=group, group_dst=(rank + distance) % ranks)
+            buffer.zero_()
+            work.wait()
+        elif distance <= me < 2 * distance:
+            exchange(group, receive=(x, rank - distance))
+
+
+@wrong("broadcast", "rounded on the way")
+def broadcast_everything_as_float32(x, src=0, group=None):
+    y = x.float()
+    collectives.broadcast(y, src, group)
+    x.copy_(y)
+
+
+@wrong("broadcast")
+def broadcast_from_another_root_unless_told(x, src=1, group=None):
+    collectives.broadcast(x, src, group)
+
+
+@wrong("broadcast", "right only in one dimension")
+def broadcast_of_the_first_row(x, src=0, group=None):
+    collectives.broadcast(x if x.ndim == 1 else x[0], src, group)
+
+
 # ---- reduce_scatter --------------------------------------------------------------------------------------
 
 
 @wrong("reduce_scatter", "a built-in collective")
 def reduce_scatter_by_all_reduce_and_slice(x, group=None):
     dist.all_reduce(x, group=group)
-    return x.tensor_split(dist.get_world_size(group))[dist.get_rank(group)]
+    return x.view(-1).tensor_split(dist.get_world_size(group))[dist.get_rank(group)]
 
 
 @wrong("reduce_scatter", "whole tensors travel")
@@ -160,13 +191,13 @@ def reduce_scatter_by_a_ring_of_whole_tensors(x, group=None):
         carried = received
         total += received
     x.copy_(total)
-    return x.tensor_split(ranks)[rank]
+    return x.view(-1).tensor_split(ranks)[rank]
 
 
 @wrong("reduce_scatter", "the pieces are rotated")
 def reduce_scatter_one_piece_on(x, group=None):
     rank, ranks = place(group)
-    pieces = x.tensor_split(ranks)
+    pieces = x.view(-1).tensor_split(ranks)
     for step in range(ranks - 1):
         mine = pieces[(rank - step - 1) % ranks]
         received = torch.empty_like(mine)
@@ -195,7 +226,7 @@ def reduce_scatter_that_averages(x, group=None):
 @wrong("reduce_scatter", "left out")
 def reduce_scatter_one_round_short(x, group=None):
     rank, ranks = place(group)
-    pieces = x.tensor_split(ranks)
+    pieces = x.view(-1).tensor_split(ranks)
     for step in range(2, ranks):
         mine = pieces[(rank - step - 1) % ranks]
         received = torch.empty_like(mine)
@@ -207,8 +238,8 @@ def reduce_scatter_one_round_short(x, group=None):
 @wrong("reduce_scatter", "right only when the size divides by the number of ranks")
 def reduce_scatter_of_equal_pieces(x, group=None):
     rank, ranks = place(group)
-    size = len(x) // ranks
-    pieces = [x[i * size : (i + 1) * size] for i in range(ranks)]
+    size = x.numel() // ranks
+    pieces = [x.view(-1)[i * size : (i + 1) * size] for i in range(ranks)]
     for step in range(1, ranks):
         mine = pieces[(rank - step - 1) % ranks]
         received = torch.empty_like(mine)
@@ -220,7 +251,7 @@ def reduce_scatter_of_equal_pieces(x, group=None):
 @wrong("reduce_scatter", "right only on the group of all ranks")
 def reduce_scatter_on_all_ranks(x, group=None):
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    pieces = x.tensor_split(ranks)
+    pieces = x.view(-1).tensor_split(ranks)
     for step in range(1, ranks):
         mine = pieces[(rank - step - 1) % ranks]
         received = torch.empty_like(mine)
@@ -237,7 +268,7 @@ def reduce_scatter_of_a_copy(x, group=None):
 @wrong("reduce_scatter", "a receive that nobody waited for")
 def reduce_scatter_without_waiting(x, group=None):
     rank, ranks = place(group)
-    pieces = x.tensor_split(ranks)
+    pieces = x.view(-1).tensor_split(ranks)
     for step in range(1, ranks):
         mine = pieces[(rank - step - 1) % ranks]
         received = torch.empty_like(mine)
@@ -251,7 +282,7 @@ def reduce_scatter_without_waiting(x, group=None):
 @wrong("reduce_scatter", "right only when the number of ranks is a power of two")
 def reduce_scatter_by_halving(x, group=None):
     rank, ranks = place(group)
-    pieces = list(x.tensor_split(ranks))
+    pieces = list(x.view(-1).tensor_split(ranks))
     low, high = 0, ranks
     while high - low > 1:
         half = (high - low) // 2
@@ -259,9 +290,9 @@ def reduce_scatter_by_halving(x, group=None):
         keep = (low, middle) if rank < middle else (middle, high)
         give = (middle, high) if rank < middle else (low, middle)
         partner = rank + half if rank < middle else rank - half
-        mine = x[offset(pieces, keep[0]) : offset(pieces, keep[1])]
+        mine = x.view(-1)[offset(pieces, keep[0]) : offset(pieces, keep[1])]
         received = torch.empty_like(mine)
-        theirs = x[offset(pieces, give[0]) : offset(pieces, give[1])]
+        theirs = x.view(-1)[offset(pieces, give[0]) : offset(pieces, give[1])]
         exchange(group, send=(theirs, partner), receive=(received, partner))
         mine += received
         low, high = keep
@@ -275,13 +306,41 @@ def offset(pieces, index):
 @wrong("reduce_scatter", "full copies are kept")
 def reduce_scatter_that_keeps_everything(x, group=None):
     rank, ranks = place(group)
-    pieces, kept = x.tensor_split(ranks), [torch.zeros_like(x) for _ in range(ranks)]
+    pieces, kept = x.view(-1).tensor_split(ranks), [torch.zeros_like(x) for _ in range(ranks)]
     for step in range(1, ranks):
         to, source = (rank + step) % ranks, (rank - step) % ranks
-        arrived = kept[source].tensor_split(ranks)[rank]
+        arrived = kept[source].view(-1).tensor_split(ranks)[rank]
         exchange(group, send=(pieces[to], to), receive=(arrived, source))
-    pieces[rank].add_(torch.stack(kept).sum(0).tensor_split(ranks)[rank])
+    pieces[rank].add_(torch.stack(kept).sum(0).view(-1).tensor_split(ranks)[rank])
     return pieces[rank]
+
+
+@wrong("reduce_scatter", "right only when the size divides by the number of ranks")
+def reduce_scatter_of_chunks(x, group=None):
+    """torch.chunk makes the last piece shorter, and sometimes makes fewer."""
+    rank, ranks = place(group)
+    pieces = list(x.view(-1).chunk(ranks))
+    pieces += [x.view(-1)[:0]] * (ranks - len(pieces))
+    for step in range(1, ranks):
+        mine = pieces[(rank - step - 1) % ranks]
+        received = torch.empty_like(mine)
+        exchange(group, send=(pieces[(rank - step) % ranks], rank + 1), receive=(received, rank - 1))
+        mine += received
+    return pieces[rank]
+
+
+@wrong("reduce_scatter")
+def reduce_scatter_by_the_largest(x, group=None):
+    return collectives.reduce_scatter(x, dist.ReduceOp.MAX, group)
+
+
+@wrong("reduce_scatter", "too many rounds")
+def reduce_scatter_by_one_reduce_after_the_other(x, group=None):
+    members = dist.get_process_group_ranks(group or dist.group.WORLD)
+    pieces = x.view(-1).tensor_split(len(members))
+    for root, piece in zip(members, pieces, strict=True):
+        collectives.reduce(piece, root, group=group)
+    return pieces[dist.get_rank(group)]
 
 
 # ---- all_gather ------------------------------------------------------------------------------------------
@@ -298,20 +357,20 @@ def all_gather_into_a_copy(x, group=None):
 def all_gather_by_objects(x, group=None):
     rank, ranks = place(group)
     gathered = [None] * ranks
-    dist.all_gather_object(gathered, x.tensor_split(ranks)[rank].clone(), group=group)
-    x.copy_(torch.cat(gathered))
+    dist.all_gather_object(gathered, x.view(-1).tensor_split(ranks)[rank].clone(), group=group)
+    x.view(-1).copy_(torch.cat(gathered))
 
 
 @wrong("all_gather", "a built-in collective")
 def all_gather_by_built_in_broadcasts(x, group=None):
-    for index, piece in enumerate(x.tensor_split(dist.get_world_size(group))):
+    for index, piece in enumerate(x.view(-1).tensor_split(dist.get_world_size(group))):
         dist.broadcast(piece, group=group, group_src=index)
 
 
 @wrong("all_gather")
 def all_gather_by_one_broadcast_after_the_other(x, group=None):
     members = dist.get_process_group_ranks(group or dist.group.WORLD)
-    for root, piece in zip(members, x.tensor_split(len(members)), strict=True):
+    for root, piece in zip(members, x.view(-1).tensor_split(len(members)), strict=True):
         collectives.broadcast(piece, root, group)
 
 
@@ -324,13 +383,13 @@ def all_gather_of_whole_tensors(x, group=None):
         exchange(group, send=(carried, rank + 1), receive=(received, rank - 1))
         carried = received
         source = (rank - step - 1) % ranks
-        x.tensor_split(ranks)[source].copy_(received.tensor_split(ranks)[source])
+        x.view(-1).tensor_split(ranks)[source].copy_(received.view(-1).tensor_split(ranks)[source])
 
 
 @wrong("all_gather", "a piece is missing")
 def all_gather_one_round_short(x, group=None):
     rank, ranks = place(group)
-    pieces = x.tensor_split(ranks)
+    pieces = x.view(-1).tensor_split(ranks)
     for step in range(ranks - 2):
         send, receive = pieces[(rank - step) % ranks], pieces[(rank - step - 1) % ranks]
         exchange(group, send=(send, rank + 1), receive=(receive, rank - 1))
@@ -339,7 +398,7 @@ def all_gather_one_round_short(x, group=None):
 @wrong("all_gather")
 def all_gather_that_begins_one_piece_early(x, group=None):
     rank, ranks = place(group)
-    pieces = x.tensor_split(ranks)
+    pieces = x.view(-1).tensor_split(ranks)
     for step in range(ranks - 1):
         send, receive = pieces[(rank - step + 1) % ranks], pieces[(rank - step) % ranks]
         exchange(group, send=(send, rank + 1), receive=(receive, rank - 1))
@@ -349,14 +408,14 @@ def all_gather_that_begins_one_piece_early(x, group=None):
 def all_gather_in_order_of_arrival(x, group=None):
     rank, ranks = place(group)
     collectives.all_gather(x, group)
-    pieces = [piece.clone() for piece in x.tensor_split(ranks)]
-    x.copy_(torch.cat([pieces[(rank + i) % ranks] for i in range(ranks)]))
+    pieces = [piece.clone() for piece in x.view(-1).tensor_split(ranks)]
+    x.view(-1).copy_(torch.cat([pieces[(rank + i) % ranks] for i in range(ranks)]))
 
 
 @wrong("all_gather", "right only on the group of all ranks")
 def all_gather_with_global_ranks(x, group=None):
     rank, ranks = place(group)
-    pieces = x.tensor_split(ranks)
+    pieces = x.view(-1).tensor_split(ranks)
     for step in range(ranks - 1):
         send, receive = pieces[(rank - step) % ranks], pieces[(rank - step - 1) % ranks]
         posts = [
@@ -377,11 +436,34 @@ def all_gather_as_float32(x, group=None):
 @wrong("all_gather", "too many messages")
 def all_gather_element_by_element(x, group=None):
     rank, ranks = place(group)
-    pieces = x.tensor_split(ranks)
+    pieces = x.view(-1).tensor_split(ranks)
     for step in range(ranks - 1):
         send, receive = pieces[(rank - step) % ranks], pieces[(rank - step - 1) % ranks]
         for half in (slice(None, 1), slice(1, None)):
             exchange(group, send=(send[half], rank + 1), receive=(receive[half], rank - 1))
+
+
+@wrong("all_gather", "full copies are kept")
+def all_gather_that_keeps_every_round(x, group=None):
+    rank, ranks = place(group)
+    pieces, rounds = x.view(-1).tensor_split(ranks), []
+    for step in range(ranks - 1):
+        source = (rank - step - 1) % ranks
+        rounds.append(torch.zeros_like(x).view(-1).tensor_split(ranks))
+        exchange(group, send=(pieces[(rank - step) % ranks], rank + 1), receive=(rounds[-1][source], rank - 1))
+        pieces[source].copy_(rounds[-1][source])
+
+
+@wrong("all_gather", "too many rounds")
+def all_gather_in_single_file(x, group=None):
+    rank, ranks = place(group)
+    pieces = x.view(-1).tensor_split(ranks)
+    for step in range(ranks - 1):
+        for turn in range(ranks):
+            if rank == turn:
+                exchange(group, send=(pieces[(rank - step) % ranks], rank + 1))
+            elif rank == (turn + 1) % ranks:
+                exchange(group, receive=(pieces[(rank - step - 1) % ranks], rank - 1))
 
 
 # ---- all_reduce ------------------------------------------------------------------------------------------
@@ -444,6 +526,18 @@ def all_reduce_as_float64(x, group=None):
     y = x.double()
     collectives.all_reduce(y, group=group)
     x.copy_(y)
+
+
+@wrong("all_reduce", "pieces that nobody gathered")
+def all_reduce_half_way(x, group=None):
+    collectives.reduce_scatter(x, group=group)
+
+
+@wrong("all_reduce", "rounded on the way")
+def all_reduce_with_a_growing_error(x, group=None):
+    collectives.all_reduce(x, group=group)
+    if x.is_floating_point():
+        x *= 1 + 1e-9
 
 
 # ---- average_gradients -----------------------------------------------------------------------------------
@@ -567,6 +661,49 @@ def average_by_gathering(model):
         all_of_them = [torch.empty_like(p.grad) for _ in range(dist.get_world_size())]
         dist.all_gather(all_of_them, p.grad)
         p.grad = torch.stack(all_of_them).mean(0)
+
+
+@wrong("average_gradients", "one rank does the work for all")
+def average_at_rank_0_and_tell_all(model):
+    for p in gradients(model):
+        dist.reduce(p.grad, 0)
+        dist.broadcast(p.grad, 0)
+        p.grad /= dist.get_world_size()
+
+
+@wrong("average_gradients", "nobody waited")
+def average_without_waiting(model):
+    for p in gradients(model):
+        p.grad /= dist.get_world_size()
+        dist.all_reduce(p.grad, async_op=True)
+
+
+@wrong("average_gradients")
+def average_the_transposed(model):
+    average_right(model)
+    for p in gradients(model):
+        if p.ndim == 2 and p.shape[0] == p.shape[1]:
+            p.grad = p.grad.T
+
+
+@wrong("average_gradients", "requires_grad has changed")
+def average_and_thaw(model):
+    average_right(model)
+    model.requires_grad_(True)
+
+
+@wrong("average_gradients", "some parameters are left out")
+def average_all_that_has_dimensions(model):
+    for p in gradients(model):
+        if p.ndim:
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+
+
+def average_right(model):
+    for p in gradients(model):
+        dist.all_reduce(p.grad)
+        p.grad /= dist.get_world_size()
 
 
 # ---- accumulation ----------------------------------------------------------------------------------------
@@ -851,6 +988,30 @@ class ReusesTheFirstBucket(Wrapper):
             self.flat /= dist.get_world_size()
         for p, mean in zip(self.trained(), ddp.unflatten(self.flat, self.trained()), strict=True):
             p.grad.copy_(mean)
+
+
+@wrong("data_parallel", "nobody waited")
+class NeverWaits(Wrapper):
+    def sync(self):
+        if any(p.grad is None for p in self.trained()):
+            raise RuntimeError("a parameter has no gradient")
+        self.works = []
+
+
+@wrong("data_parallel", "full copies are kept")
+class KeepsTheHistory(Wrapper):
+    def sync(self):
+        super().sync()
+        self.history = [[p.grad.clone() for p in self.trained()] for _ in range(4)]
+
+
+@wrong("data_parallel", "a replica that started from another seed")
+class EqualisesWhatIsTrained(Wrapper):
+    """A frozen parameter takes part in the forward, too."""
+
+    def make_equal(self):
+        for p in self.trained():
+            dist.broadcast(p.data, 0)
 
 
 @wrong("data_parallel", "another loss")

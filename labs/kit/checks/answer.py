@@ -19,8 +19,10 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
+from torch import Tensor
+
 from labs.kit.journal import KIT, TORCH
-from labs.kit.launch import RankError, Results, run
+from labs.kit.launch import RankError, Results, pickled, run
 
 LUCK = ("a receive that nobody waited for", "a send that nobody waited for", "changed while being sent")
 TIMEOUT = 20.0  # s for one job; what is certain to hang is told after a second or two
@@ -100,6 +102,7 @@ def answered(judge: Callable[..., str]) -> Callable[..., Answer]:
                     f"it was given {show(fn)} and not a function",
                     f"Did you call your function, instead of handing it over: check.{judge.__name__}(my_function)?",
                 )
+            sendable(fn)
             return Answer(judge.__name__, True, judge(fn, seed))
         except Wrong as wrong:
             if wrong.answer.text == "untouched":
@@ -107,6 +110,13 @@ def answered(judge: Callable[..., str]) -> Callable[..., Answer]:
             return replace(wrong.answer, check=judge.__name__, seed=seed)
 
     return check
+
+
+def sendable(fn: Callable[..., Any]) -> None:
+    try:
+        pickled(fn, (), {})
+    except TypeError as error:
+        raise Wrong(str(error), "Which variable from outside does the function use?") from None
 
 
 def job(
@@ -118,10 +128,6 @@ def job(
         return run(body, *args, ranks=ranks, record=record, timeout=TIMEOUT, device="cpu")
     except RankError as error:
         raise failed(error, when) from None
-    except TypeError as error:
-        if "cannot be sent" not in str(error):
-            raise
-        raise Wrong(str(error), "Which variable from outside does the function use?") from None
 
 
 def failed(error: RankError, when: str) -> Wrong:
@@ -162,6 +168,15 @@ def show(value: Any) -> str:
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"a tensor of shape {tuple(value.shape)} and dtype {str(value.dtype).removeprefix('torch.')}"
     return f"a {type(value).__name__}"
+
+
+def instead(found: Tensor, expected: Tensor) -> str:
+    """Two numbers, with as many digits as it takes to tell them apart."""
+    for digits in (6, 17):
+        one, other = (f"{x.item():.{digits}g}" if x.is_floating_point() else str(x.item()) for x in (found, expected))
+        if one != other:
+            break
+    return f"{one}, and not {other}"
 
 
 def predict(

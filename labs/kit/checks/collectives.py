@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from labs.kit.checks.answer import Wrong, answered, job, show
+from labs.kit.checks.answer import Wrong, answered, instead, job, show
 from labs.kit.checks.wire import SlowWire, nonsense
 from labs.kit.launch import Results
 from labs.kit.record import Event, Recording, mark
@@ -52,6 +52,7 @@ class Case:
     dtype: torch.dtype = torch.float64
     root: int = 0
     subgroup: bool = False
+    shape: tuple[int, ...] = ()  # of `size` elements; one dimension if it is left out
 
     def tensor(self, rank: int) -> Tensor:
         """What global rank `rank` brings; numbers that bfloat16 adds up exactly, and that float32 cannot hold."""
@@ -68,7 +69,10 @@ class Case:
     def __str__(self) -> str:
         within = f"the group of ranks {self.members}" if self.subgroup else f"{len(self.members)} ranks"
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{within}, {self.size} element{'' if self.size == 1 else 's'} of {dtype}"
+        size = (
+            f"a tensor of shape {self.shape}" if self.shape else f"{self.size} element{'' if self.size == 1 else 's'}"
+        )
+        return f"{within}, {size} of {dtype}"
 
 
 @dataclass(frozen=True)
@@ -209,11 +213,12 @@ def every_job(kind: Kind, fn: Callable[..., Any], seed: int) -> tuple[Recording,
     def members(n: int) -> tuple[int, ...]:
         return tuple(range(n))
 
-    whole = "right only in one block" if kind.rooted else "right only when the size divides by the number of ranks"
+    whole = "right only for some sizes" if kind.rooted else "right only when the size divides by the number of ranks"
     three, two, group = members(3), members(2), (1, 2, 3)
     four_ranks = [
         Part("", [case(4 * draw.randrange(6, 12)), case(BUDGET, dtype=torch.float32)]),
-        Part(whole, [case(odd(4)), case(3), case(1), case(0)]),
+        Part(whole, [case(4 * draw.randrange(3, 9) + more) for more in (1, 2)] + [case(3), case(1), case(0)]),
+        Part("right only in one dimension", [case(15, shape=(3, 5)), case(35, shape=(7, 5))]),
         Part("right only from root 0", [case(odd(4), root=root) for root in (2, 1, 3)] if kind.rooted else []),
         Part(
             "right only in some dtypes", [case(odd(4), dtype=d) for d in (torch.float32, torch.int64, torch.bfloat16)]
@@ -279,19 +284,19 @@ def one_rank(name: str, fn: Callable[..., Any], cases: list[Case]) -> list[Outco
             mark("step")
             outcomes.append(None)
             continue
-        x = kind.brings(case, case.members.index(rank))
+        x = kind.brings(case, case.members.index(rank)).view(case.shape or (-1,))
         with SlowWire(rank, case.seed) as wire:
             mark("step")
             returned = call(kind, fn, x, case, groups[case.members] if case.subgroup else None)
             mark("end")
-        outcomes.append(Outcome(x, snapshot(returned), wire.touched))
+        outcomes.append(Outcome(x.flatten(), snapshot(returned), wire.touched))
     return outcomes
 
 
 def call(kind: Kind, fn: Callable[..., Any], x: Tensor, case: Case, group: dist.ProcessGroup | None) -> Any:
     within = {} if group is None else {"group": group}
     try:
-        return fn(x, case.root, **within) if kind.rooted else fn(x, **within)
+        return fn(x, case.root, **within) if case.root and kind.rooted else fn(x, **within)
     except Exception as error:
         error.add_note(f"(with {case})")
         raise
@@ -328,12 +333,12 @@ def bytes_held(kind: Kind, fn: Callable[..., Any], case: Case) -> None:
 
 
 def judge(kind: Kind, case: Case, outcomes: list[Outcome], recording: Recording, step: int) -> None:
-    """Raise Wrong for the first thing that is not right: type, values, luck, tools, bytes, messages, rounds."""
+    """Raise Wrong for the first thing that is not right: type, luck, values, tools, bytes, messages, rounds."""
     events = [event for event in recording.events if event.step == step and event.rank in case.members]
     for index, outcome in enumerate(outcomes):
         right_type(kind, case, index, outcome)
-    right_values(kind, case, outcomes)
     not_by_luck(case, outcomes, events)
+    right_values(kind, case, outcomes)
     by_hand(kind, events)
     within_budget(kind, case, events)
     same_bits(kind, case, outcomes)
@@ -398,12 +403,14 @@ def explain(kind: Kind, case: Case, index: int, found: Tensor, expected: Tensor,
     rank = case.members[index]
     differs = ~torch.isclose(found, expected, rtol=1e-5, atol=TOLERANCE[expected.dtype])
     first = int(differs.nonzero()[0]) if differs.any() else int((found != expected).nonzero()[0])
-    text = f"{case}: on rank {rank} element {first} is {found[first].item():.6g}, and not {expected[first].item():.6g}"
+    text = f"{case}: on rank {rank} element {first} is {instead(found[first], expected[first])}"
     mistake, more = recognised(kind, case, index, found, outcomes)
     return Wrong(text + (f"\n{more}" if more else ""), VALUE_QUESTIONS.get(mistake, kind.question), mistake)
 
 
 VALUE_QUESTIONS = {
+    "rounded on the way": "In which dtype do the numbers travel, and in which are they added?",
+    "pieces that nobody gathered": "Who knows the sum of the other pieces?",
     "nothing arrived": "Which line writes into the tensor that you were given?",
     "a receive that nobody waited for": "When may you read what irecv receives?",
     "averaged instead of summed": "What does the collective promise: the sum, or the mean?",
@@ -425,6 +432,9 @@ def recognised(kind: Kind, case: Case, index: int, found: Tensor, outcomes: list
         if len(right) == 1 and kind is not BROADCAST:
             return "right on one rank only", f"Rank {right[0]} has it; rank {case.members[index]} has what it brought."
         return "nothing arrived", f"Rank {case.members[index]} still has what it brought."
+    expected = kind.expected(case, index)
+    if torch.allclose(found, expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max())):
+        return "rounded on the way", "It is right but for its last digits."
     if kind is BROADCAST:
         owner = [r for r in case.members if torch.equal(found, case.tensor(r))]
         return "", f"That is rank {owner[0]}'s tensor." if owner else ""
@@ -432,6 +442,8 @@ def recognised(kind: Kind, case: Case, index: int, found: Tensor, outcomes: list
         return misplaced(case, found)
     if found.isnan().any():
         return "a receive that nobody waited for", "It was read before the message was there."
+    if kind is ALL_REDUCE and close(case.pieces(found)[index], case.pieces(expected)[index]):
+        return "pieces that nobody gathered", f"Piece {index}, its own, is right there."
     return summands(kind, case, index, found, values)
 
 
@@ -489,7 +501,7 @@ def coefficients(found: Tensor, sources: list[Tensor]) -> Tensor | None:
 
 
 def not_by_luck(case: Case, outcomes: list[Outcome], events: list[Event]) -> None:
-    """Right this time, but only because a message was quick."""
+    """If it is right, then only because a message was quick."""
     for event in events:
         if event.op in ("send", "recv") and not event.waited:
             verb = "sent to" if event.op == "send" else "received from"

@@ -32,10 +32,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from labs.ddp import Naive, Overlapped
-from labs.kit.checks.answer import Wrong, answered, job, show
+from labs.kit.checks.answer import Wrong, answered, instead, job, show
 from labs.kit.checks.wire import Cargo
 from labs.kit.launch import Results
-from labs.kit.record import Recording, mark
+from labs.kit.record import Event, Recording, mark
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 LEARNING_RATE = 0.1
@@ -89,6 +89,7 @@ class Awkward(nn.Module):
         self.embed = nn.Embedding(vocabulary, dim)
         self.hidden = nn.Linear(dim, hidden)
         self.frozen = nn.Linear(hidden, hidden)
+        self.square = nn.Linear(hidden, hidden, bias=False)
         self.out = nn.Linear(hidden, dim)
         self.scale = nn.Parameter(torch.ones(()))
         if case.spare:
@@ -103,7 +104,7 @@ class Awkward(nn.Module):
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
         x = self.embed(tokens_BT)
-        x = x + self.scale * self.out(torch.tanh(self.frozen(torch.tanh(self.hidden(x)))))
+        x = x + self.scale * self.out(torch.tanh(self.frozen(self.square(torch.tanh(self.hidden(x))))))
         return nn.functional.cross_entropy(self.head(x).flatten(0, 1), targets_BT.flatten())
 
     def gradients(self) -> Gradients:
@@ -123,7 +124,14 @@ class Step:
     after: dict[str, Tensor] = field(default_factory=dict)  # the parameters, before the optimizer moves them
     losses: list[tuple[float, float]] = field(default_factory=list)  # the wrapper's, the copy's
     complaint: str = ""
+    thawed: str = ""  # a parameter whose requires_grad has changed
     parameters_sent: int = 0  # collectives that were given a parameter's own memory
+
+    def look_at(self, model: Awkward, cargo: Cargo) -> None:
+        self.found, self.after, self.parameters_sent = model.gradients(), model.values(), cargo.count
+        for name, p in model.named_parameters():
+            if p.requires_grad == name.startswith("frozen"):
+                self.thawed = name
 
 
 # ---- the checks ------------------------------------------------------------------------------------------
@@ -219,12 +227,11 @@ def average_once(fn: Callable[..., Any], cases: list[Case]) -> list[list[Step]]:
         batch = case.batch(rank, 0)
         step = Step(plain(model, batch), before=model.values())
         model(*batch[0]).backward()
-        with Cargo(model.parameters()) as cargo:
+        with Cargo(model.parameters(), case.seed + rank) as cargo:
             mark("step")
             fn(model)
             mark("end")
-        step.parameters_sent = cargo.count
-        step.found, step.after = model.gradients(), model.values()
+        step.look_at(model, cargo)
         return [step]
 
     return [one(case) for case in cases]
@@ -237,10 +244,11 @@ def accumulate_once(fn: Callable[..., Any], cases: list[Case]) -> list[list[Step
         batch = case.batch(rank, 0)
         step = Step(plain(model, batch), before=model.values())
         wrapped = Overlapped(model, bucket_bytes=500) if case.overlapped else Naive(model)
-        mark("step")
-        fn(wrapped, batch)
-        mark("end")
-        step.found, step.after = model.gradients(), model.values()
+        with Cargo(model.parameters(), case.seed + rank) as cargo:
+            mark("step")
+            fn(wrapped, batch)
+            mark("end")
+        step.look_at(model, cargo)
         return [step]
 
     return [one(case) for case in cases]
@@ -262,12 +270,11 @@ def train(wrap: Callable[..., Any], cases: list[Case]) -> list[list[Step]]:
             step = Step(plain(model, batch), before=model.values())
             expected = plain_losses(model, batch)
             optimizer.zero_grad(set_to_none=number % 2 == 0)
-            with Cargo(model.parameters()) as cargo:
+            with Cargo(model.parameters(), case.seed + 64 * number + rank) as cargo:
                 mark("step")
                 losses = backward_of_all(wrapped, batch)
                 mark("end")
-            step.parameters_sent = cargo.count
-            step.found, step.after = model.gradients(), model.values()
+            step.look_at(model, cargo)
             step.losses = list(zip(losses, expected, strict=True))
             optimizer.step()
             steps.append(step)
@@ -335,8 +342,21 @@ def judge_all(cases: list[Case], results: Results) -> None:
     for index, case in enumerate(cases):
         for number in range(case.steps):
             ranks, step = [results[rank][index][number] for rank in range(case.ranks)], next(recorded)
-            judge(case, number, ranks, results.recording.sent(0, step))
+            events = [event for event in results.recording.events if event.step == step]
+            try:
+                judge(case, number, ranks, results.recording.sent(0, step))
+            except Wrong as wrong:
+                raise blame_luck(wrong, events) from None
             budget(case, results.recording, step, ranks)
+
+
+def blame_luck(wrong: Wrong, events: list[Event]) -> Wrong:
+    """Wrong values where somebody did not wait are wrong for that reason.  (What C++ waits for is not seen.)"""
+    hasty = [event for event in events if not event.waited and event.op != "barrier" and "C++" not in event.issuer]
+    if not hasty or wrong.answer.mistake == "not a wrapper":
+        return wrong
+    text = f"{wrong.answer.text}\nNobody waited for the {hasty[0].op} of {hasty[0].issuer} on rank {hasty[0].rank}."
+    return Wrong(text, "When is the result of a call with async_op=True there?", "nobody waited")
 
 
 def judge(case: Case, number: int, ranks: list[Step], sent: int) -> None:
@@ -353,6 +373,12 @@ def judge(case: Case, number: int, ranks: list[Step], sent: int) -> None:
                 f"{when}: on rank {rank} the parameter {moved[0]!r} itself has changed, before optimizer.step()",
                 "What must be equal on all ranks before optimizer.step(): the parameters, or their gradients?",
                 AVERAGED_PARAMETERS if step.parameters_sent else "the parameters have changed",
+            )
+        if step.thawed:
+            raise Wrong(
+                f"{when}: on rank {rank} the requires_grad of {step.thawed!r} has changed",
+                "Who decides which parameters are trained?",
+                "requires_grad has changed",
             )
         for found, expected in step.losses:
             if abs(found - expected) > 1e-4 * abs(expected):
@@ -426,8 +452,8 @@ def explain(case: Case, when: str, ranks: list[Step], rank: int, name: str, sent
     at = tuple(int(i) for i in wrong.nonzero()[0]) if wrong.any() else (0,) * found.ndim
     element = f"[{', '.join(map(str, at))}]" if at else ""
     text = (
-        f"{when}: on rank {rank} the gradient of {name!r} is {found[at].item():.6g} "
-        f"at {element or 'its only element'}, and not {mean[at].item():.6g}"
+        f"{when}: on rank {rank} the gradient of {name!r} at {element or 'its only element'} "
+        f"is {instead(found[at], mean[at])}"
     )
     mistake, more, question = recognised(case, ranks, rank)
     if ranks[rank].parameters_sent and mistake in ("", "nothing synchronised"):
@@ -458,6 +484,8 @@ def recognised(case: Case, ranks: list[Step], rank: int) -> tuple[str, str, str]
         return "rounded on the way", "It is right but for its last digits.", "In which dtype do the gradients travel?"
     part = f" Right: {', '.join(map(repr, ok))}; wrong: {', '.join(map(repr, wrong))}." if ok else ""
     times = coefficients(ranks, rank, wrong)
+    if times is None and all(close(ranks[rank].found[m], mean_of(ranks[rank : rank + 1], m)) for m in wrong):
+        return "some parameters are left out", part.strip(), f"What is special about {wrong[0]!r}?"
     if times is None:
         return "", part.strip(), "Which gradients went into this one, and how often?"
     mistake, sentence, question = name_coefficients(times, rank, n, k)
@@ -488,7 +516,7 @@ def coefficients(ranks: list[Step], rank: int, names: list[str]) -> Tensor | Non
 
 def name_coefficients(times: Tensor, rank: int, n: int, k: int) -> tuple[str, str, str]:
     def all_are(part: Tensor, value: float) -> bool:
-        return torch.allclose(part, torch.full_like(part, value), atol=0.02, rtol=0.02)
+        return torch.allclose(part, torch.full_like(part, value), atol=2e-3, rtol=2e-3)
 
     mine, others = times[rank], torch.cat([times[:rank], times[rank + 1 :]])
     rows = "; ".join(f"rank {r}'s {', '.join(f'{c:.2f}' for c in row)}" for r, row in enumerate(times.tolist()))
@@ -545,8 +573,16 @@ def budget(case: Case, recording: Recording, step: int, ranks: list[Step]) -> No
     least = 2 * (case.ranks - 1) * sum(sizes.values())  # of all ranks
     sent = sum(recording.sent(rank, step) for rank in range(case.ranks))
     slack = 0.05 * least + 8 * case.ranks * len(sizes)  # a flag or two for each parameter
-    if sent <= least + slack:
+    busiest = max(range(case.ranks), key=lambda rank: recording.sent(rank, step))
+    most = recording.sent(busiest, step)
+    if sent <= least + slack and most <= (least + slack) / case.ranks + 16 * len(sizes):
         return
+    if sent <= least + slack:
+        raise Wrong(
+            f"{case}: rank {busiest} sent {most:,} bytes in one step, of {sent:,} by all ranks together",
+            "How long do the others wait for this rank?",
+            "one rank does the work for all",
+        )
     times, text = sent / least, f"{case}: the ranks sent {sent:,} bytes in one step; a ring sends {least:,}"
     extra = (sent - least) / (2 * (case.ranks - 1))
     frozen = sum(v.nbytes for name, v in ranks[0].before.items() if name.startswith("frozen"))
@@ -556,11 +592,11 @@ def budget(case: Case, recording: Recording, step: int, ranks: list[Step]) -> No
             "When do the other ranks need your gradients, if the optimizer steps once?",
             "synchronised at every micro-batch",
         )
-    if abs(extra - sizes["embed.weight"]) < 0.02 * sum(sizes.values()):
+    if abs(extra - sizes["embed.weight"]) <= 8 * len(sizes):
         raise Wrong(
             text, "How often does your loop meet a parameter that two modules share?", "a tied weight reduced twice"
         )
-    if abs(extra - frozen) < 0.02 * sum(sizes.values()):
+    if abs(extra - frozen) <= 8 * len(sizes):
         raise Wrong(text, "Which parameters will never have a gradient?", "frozen parameters are sent")
     if case.dtype is torch.float32 and abs(times - 2) < 0.05 and case.ranks != 4:
         raise Wrong(text, "In which dtype do they travel, and how often?", "sent twice")

@@ -46,9 +46,10 @@ class SlowWire(tap.Listener):
 
 
 class Cargo(tap.Listener):
-    """Counts the collectives and sends that are given the parameters' own memory, while it is entered."""
+    """Counts the calls that are given the parameters' own memory; and each call leaves a moment late, as above."""
 
-    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+    def __init__(self, parameters: Iterable[torch.Tensor], seed: int) -> None:
+        self.delays = random.Random(seed)
         self.storages = {p.untyped_storage().data_ptr() for p in parameters}
         self.count = 0
 
@@ -60,6 +61,7 @@ class Cargo(tap.Listener):
         tap.listeners.remove(self)
 
     def issued(self, call: tap.Call) -> None:
+        time.sleep(self.delays.random() * SLOWEST / 4)
         self.count += any(x.untyped_storage().data_ptr() in self.storages for x in call.inputs)
 
 
