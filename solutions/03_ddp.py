@@ -28,7 +28,7 @@ from torch import nn
 
 from labs import cost, ddp, native
 from labs.data import Batches, corpus
-from labs.kit import check, draw, play
+from labs.kit import check, draw, play, strategies
 from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.kit.strategies import ADAMW
@@ -87,14 +87,16 @@ def train(wrap=itself, finish=nothing, steps=STEPS, build=lambda: GPT(CONFIG), o
 
 
 # %% [markdown]
-# A job of one rank, with nothing in either place, is notebook 01. All jobs here run on CPUs, so that whoever reads this
-# gets the same bytes.
+# A job of one rank, with nothing in either place, is notebook 01: the same curve, to the last bit, as that of the
+# course's own loop. All jobs here run on CPUs, so that whoever reads this gets the same bytes.
 
 # %%
 job = partial(run, train, device="cpu")
 
 [(reference, alone)] = job(ranks=1)
-assert len(reference) == STEPS
+one_device = run(strategies.train, strategies.ONE_DEVICE, lambda: GPT(CONFIG), [batches], ranks=1, device="cpu")
+assert reference == one_device[0][0] and len(reference) == STEPS
+print(f"{sum(p.numel() for p in alone):,} parameters")
 
 # %% [markdown]
 # And this is what four ranks do by themselves, with nothing in either place.
@@ -127,8 +129,8 @@ assert apart(strangers) > 0.01
 # %% [markdown]
 # ## Predict
 #
-# On one device P, G and S took 16 bytes a parameter (notebook 01). Now there are four. How many bytes a parameter does
-# *each rank* hold?
+# On one device P, G and S took 16 bytes a parameter (notebook 01). Now there are four. How many bytes a parameter of P,
+# G and S together does *each rank* hold?
 
 # %%
 guess_held = 16  # your number
@@ -218,8 +220,8 @@ lines = {"one device": reference, "four ranks, averaged": curve(four), "four ran
 draw.curves(lines)
 
 # %% [markdown]
-# The dashed line lies in the grey band: it is the same training. And the replicas are equal to the last bit, since all
-# of them added the same gradients in the same order.
+# The dashed line lies in the grey band: it is the same training. And the replicas are equal to the last bit, since each
+# sum was worked out once, and then copied to all.
 #
 # The third line deserves a second look. Four models that never talk have learned, too, only from a quarter of the text
 # each. **A loss that falls proves nothing.** Most mistakes with data parallelism look like this: nothing crashes, the
@@ -256,8 +258,8 @@ largest = max(abs(a - b) for a, b in zip(curve(hidden), reference, strict=True))
 print(f"AdamW, summed and not averaged: at most {largest:.3f} nats from the reference")
 
 # %% [markdown]
-# In thirty steps hardly to be seen. It comes out on the day when somebody clips gradients by their norm, changes the
-# optimizer, or the number of ranks.
+# In thirty steps hardly to be seen. It comes out on the day when somebody clips gradients by their norm, or changes the
+# optimizer.
 #
 # ### Wrong: replicas that do not start equal
 #
@@ -295,7 +297,7 @@ assert apart(late) > 0.1
 draw.curves({"one device": reference, "rank 3 is another model": curve(late)})
 
 # %% [markdown]
-# It learns, and nothing warns. Three models move by a gradient that is in part somebody else's.
+# It learns, and nothing warns. Three replicas still agree; all four follow a gradient that is in part another model's.
 #
 # ## Build: many micro-batches, one synchronisation
 #
@@ -360,7 +362,8 @@ draw.table([{"bucket": i, "tensors": len(b), "bytes": sum(p.nbytes for p in b)} 
 # ### Exercise 3 (optional): buckets
 #
 # `average` is called by `sync()`, once per step; `self.trainable` are the parameters by name, each of them with a
-# gradient. `torch.cat` and `split` are your friends. Budget: the same bytes.
+# gradient. `self.all_reduce(flat, group=self.group)` adds up over the ranks, in place; `self.ranks` is N. `torch.cat`
+# and `split` are your friends. Budget: the same bytes.
 
 
 # %%
@@ -391,8 +394,8 @@ check.data_parallel(InBuckets)
 # in two all-reduces. Overlapped: the first bucket is on its way while backward computes the
 # second.](../images/overlap.svg)
 #
-# A **hook** is a function of ours that autograd calls as soon as a gradient is there. There are two kinds, and one more
-# way to be wrong with each. Two ranks, two micro-batches, one weight, gradients that we can read: 1 then 2 on rank 0,
+# A **hook** is a function of ours that autograd calls as soon as a gradient is there. There are two kinds, and each can
+# be used wrongly. Two ranks, two micro-batches, one weight, gradients that we can read: 1 then 2 on rank 0,
 # and 3 then 4 on rank 1. Only the last backward is to be synchronised. What is right? (1 + 2 + 3 + 4) / 2 = 5.
 
 
@@ -435,7 +438,7 @@ draw.table([{"average": name.replace("_", " "), "rank 0": a, "rank 1": b} for na
 # A post-accumulate hook is given the *parameter*: to average that does nothing at all, as all are equal, and the
 # gradients stay apart. Both are in published teaching code; without accumulation, the first even works.
 #
-# The third is right. Now you have seen all that is in [labs/ddp.py](../labs/ddp.py); its head is the outline.
+# The third is right. Now you have seen the ideas of [labs/ddp.py](../labs/ddp.py); its head is the outline.
 
 # %%
 print(ddp.__doc__.split("Each sends")[0])
@@ -531,7 +534,8 @@ assert ledger.agrees
 ledger
 
 # %% [markdown]
-# The same bytes, 1.5 times the gradients, in 39 messages or in 6.
+# The same bytes, 1.5 times the gradients, in 39 all-reduces or in 6. (Logical bytes: the least that these calls must
+# send, as in notebook 02.)
 #
 # ## Measure: bytes held
 #
@@ -548,8 +552,8 @@ floor = (held["naive"]["P"] + held["naive"]["G"] + held["naive"]["S"]) / sum(siz
 check.predict("P, G and S on each of four ranks:", guess_held, round(floor), unit="bytes a parameter")
 
 # %% [markdown]
-# Only the activations went down to a quarter, as each rank reads a quarter of the batch. P, G and S are what they were
-# on one device, on *every* rank:
+# Only the activations went down to a quarter, as each rank reads a quarter of the batch (but for the rotary tables,
+# which every rank has whole). P, G and S are what they were on one device, on *every* rank:
 
 # %%
 ranks = [watched["naive"].held(rank, step=2) for rank in range(4)]
@@ -578,7 +582,7 @@ draw.table([{"": name, **{kind: held[name][kind] for kind in kinds}} for name in
 # %% [markdown]
 # ## Measure: time
 #
-# Was the first all-reduce in flight before the last gradient existed? The recording has both on one clock.
+# How many all-reduces were begun before backward was over? The recording has both on one clock.
 
 
 # %%
@@ -608,8 +612,8 @@ for name, way in WAYS.items():
     print(f"{name}: {took:.1f} ms")
 
 # %% [markdown]
-# Fewer messages help, also here. Overlap need not: four ranks share the cores of your machine, and those that carry the
-# bytes are the ones that compute. There is nothing idle to be used.
+# Fewer messages help. Overlap may, or may not; read your own numbers. For here four ranks share the cores of your
+# machine, and those that carry the bytes are the ones that compute. There is nothing idle to be used.
 #
 # On a cluster each rank has a device that computes and a link that carries. To see that schedule here, let the compute
 # be a pretence: six layers whose backward *sleeps* 10 ms each, as if another device did the work. The gradients, 4 MB a
@@ -700,8 +704,8 @@ draw.ledger({name: (paper[name], ours[name], torchs[name], *unit.get(name, ())) 
 
 # %% [markdown]
 # All the same, but for the last line. PyTorch's buckets hold the gradients *a second time*: each is copied into its
-# bucket, and the mean back into `.grad`. Here the peak does not show it, as it falls in forward, when those gradients
-# are not there yet; in a model with few activations it would. One option turns `.grad` into a view, as ours is:
+# bucket, and the mean back into `.grad`. Here the peak does not show it, as it falls where backward begins, when there
+# are no gradients yet; in a model with few activations it would. One option turns `.grad` into a view, as ours is:
 
 # %%
 as_view = {"wrap": partial(nn.parallel.DistributedDataParallel, gradient_as_bucket_view=True)}
@@ -723,9 +727,9 @@ mine, torchs_own = (
 print(f"ours {mine:.1f} ms, or {mine / torchs_own:.2f} × torch's time")
 
 # %% [markdown]
-# Three differences that no ledger shows. PyTorch's DDP *copies* rank 0's parameters to all at the start, where ours
-# compares and complains. It rebuilds its buckets after the first step, in the order in which gradients really came. And
-# parameters without a gradient need `find_unused_parameters=True`, as ours need `find_unused=True`.
+# Two differences that no ledger shows. PyTorch's DDP *copies* rank 0's parameters to all at the start, where ours
+# compares and complains. It rebuilds its buckets after the first step, in the order in which gradients really came. One
+# thing is alike: parameters without a gradient need `find_unused_parameters=True`, as ours need `find_unused=True`.
 #
 # ### Who reads what
 #
@@ -832,7 +836,7 @@ rows = [
 draw.table(rows, caption="GB on each rank")
 
 # %% [markdown]
-# A device of 80 GB ends somewhere below 5 billion parameters, before a single activation. The copies agree, so all but
+# A device of 80 GB ends at 5 billion parameters (80 / 16), without a single activation. The copies agree, so all but
 # one of them are spare; which of them could go, and what would have to travel instead? That is ZeRO's question, and the
 # next notebook's.
 
@@ -874,4 +878,4 @@ draw.table(rows, caption="GB on each rank")
 # *Accurate, Large Minibatch SGD* (arXiv 1706.02677). McCandlish et al., 2018, *An Empirical Model of Large-Batch
 # Training* (arXiv 1812.06162).
 #
-# A clean copy of this notebook: `git restore notebooks/03_ddp.ipynb`
+# A clean copy of this notebook: `git restore notebooks/03_ddp.ipynb`, then *File > Reload Notebook from Disk*.
