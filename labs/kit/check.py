@@ -19,7 +19,11 @@
 
 The inputs are drawn anew in each call; the budget in a ✓ line is always measured on the same sizes.  What is right is
 worked out by plain torch on one process; what travelled and was held comes from recordings (labs/kit/record.py).
-How: checks/collectives.py, checks/gradients.py; answers: checks/answer.py; a wire on which luck fails: checks/wire.py.
+
+    checks/answer.py         the three answers, and what becomes of a function that raises or hangs; predict
+    checks/collectives.py    cases and jobs    kinds.py: what is due    values.py, traffic.py: what is judged
+    checks/gradients.py      cases and jobs    awkward.py: the model and the steps    means.py: what is judged
+    checks/wire.py           a wire on which nothing is right by luck    mixture.py: what a wrong sum is made of
 """
 
 from labs.kit.checks.answer import Answer, predict

@@ -24,6 +24,7 @@ from torch import Tensor
 from labs.kit.journal import KIT, TORCH
 from labs.kit.launch import RankError, Results, pickled, run
 
+NEVER_ENDS = "it does not come to an end"
 LUCK = ("a receive that nobody waited for", "a send that nobody waited for", "changed while being sent")
 TIMEOUT = 20.0  # s for one job; what is certain to hang is told after a second or two
 FRAME = re.compile(
@@ -147,7 +148,7 @@ NAMES = {
     "mismatch": "the ranks do not call the same",
     "returned": "one side of a message or a collective is missing",
     "deadlock": "the ranks wait for each other",
-    "timeout": "it does not come to an end",
+    "timeout": NEVER_ENDS,
 }
 
 
