@@ -4,8 +4,8 @@
     python -m bench --quick      fewer samples
     python -m bench step launch  these only
 
-A performance ratio is the median of pairs measured one right after the other; beside it stand the quartiles.  All of
-it goes to bench/results/<date>-<platform>.json, with the versions and the load of the machine, and is shown as a table.
+A performance ratio is the median of pairs measured one right after the other; beside it stand the quartiles.  The first
+of these commands also keeps it all in bench/results/<date>-<platform>.json, with versions and the load of the machine.
 """
 
 import argparse
@@ -38,19 +38,26 @@ def main() -> None:
         print(f"{name} ...", flush=True)
         figures += importlib.import_module(f"bench.{name}").figures(chosen.quick)
     print(f"\n{show(figures)}\n")
-    about = {
+    if not chosen.names and not chosen.quick:
+        print(f"Saved: {save(figures, before)}")
+
+
+def save(figures: list[Figure], load_before: float) -> str:
+    """Write the results of today on this platform; the file's path."""
+    today = datetime.date.today().isoformat()
+    content = {
+        "schema": 1,
+        "date": today,
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "platform": platform.platform(),
         "cores": os.cpu_count(),
-        "load": {"before": before, "after": os.getloadavg()[0]},
-        "quick": chosen.quick,
+        "load": {"before": load_before, "after": os.getloadavg()[0]},
+        "figures": [asdict(each) | {"met": each.met} for each in figures],
     }
-    today = datetime.date.today().isoformat()
     path = RESULTS / f"{today}-{platform.system()}-{platform.machine()}.json".lower()
     path.parent.mkdir(exist_ok=True)
-    content = {"schema": 1, "date": today, **about, "figures": [asdict(each) | {"met": each.met} for each in figures]}
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-    print(f"Saved: {os.path.relpath(path)}")
+    return os.path.relpath(path)
 
 
 def show(figures: list[Figure]) -> draw.Table:

@@ -373,8 +373,9 @@ def main(arguments: list[str]) -> int:
 
 def introduction(plan: Plan) -> str:
     text, tokens = plan.corpus, f"{plan.batch} × {plan.config.context} tokens"
+    ranks = f"{plan.ranks} rank{'s' * (plan.ranks > 1)}"
     model = f"GPT {plan.size} ({parameters(plan.config):,} parameters, float32)"
     return (
         f"{model}, {plan.steps} steps of {tokens} with AdamW,\n"
-        f"on the {text.source} ({text.size:,} bytes); one process, then {plan.ranks} rank{'s' * (plan.ranks > 1)} on {plan.device}"
+        f"on the {text.source} ({text.size:,} bytes); one process, then {ranks} on {plan.device}"
     )
