@@ -6,7 +6,7 @@
 #
 # You need: [One device](01_one_device.ipynb) for the reference curve, and [Collectives](02_collectives.ipynb) for the
 # all-reduce. It takes 40 minutes with its two exercises (a third is optional); the machine works for about a minute of
-# it, in 2 GB of memory.
+# it, in 1 GB of memory.
 
 # %% [markdown]
 # ## Question
@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs import cost, ddp, native
+from labs import collectives, cost, ddp, native
 from labs.data import Batches, corpus
 from labs.kit import check, draw, play, strategies
 from labs.kit.launch import run
@@ -172,7 +172,8 @@ assert (whole - mean_over([6, 2, 2, 2])).abs().max() > 1e-4
 # %% [markdown]
 # So nothing but the mean of the gradients is missing. There is a catch for later: where sequences have different
 # lengths, ranks have different numbers of tokens, and a mean of means is not the mean. Then add up losses, not means,
-# and divide by the number of tokens on all ranks.
+# and divide by the number of tokens on all ranks ([how a large library came to
+# that](https://github.com/pytorch/torchtitan/pull/2206)).
 #
 # ### Exercise 1: average the gradients
 #
@@ -231,29 +232,29 @@ draw.curves(lines)
 # ### Wrong: the sum
 #
 # Suppose the division is forgotten. With plain gradient descent (SGD), a step is the learning rate times the gradient;
-# so on two ranks the sum is the mean with twice the learning rate. Not roughly so: bit by bit, since a factor of 2
-# rounds nothing.
+# so on four ranks the sum is the mean with four times the learning rate. Not roughly so: bit by bit, since a factor of
+# 4 rounds nothing.
 
 
 # %%
-def summed(model):
-    """The sum over the ranks, and no division."""
-    for p in model.parameters():
-        dist.all_reduce(p.grad)
+def summed(module):
+    """Synchronised like the others; then the division by the number of ranks is taken back."""
+    module.sync()
+    for p in module.parameters():
+        p.grad *= dist.get_world_size()
 
 
-two = partial(job, ranks=2, optimizer=torch.optim.SGD)
-mean, total = two(wrap=ddp.Naive, finish=sync, lr=0.05), two(finish=summed, lr=0.05)
-twice = two(wrap=ddp.Naive, finish=sync, lr=0.1)
-assert all(torch.equal(a, b) for a, b in zip(total[0][1], twice[0][1], strict=True))
-draw.curves({"mean, rate 0.1": curve(twice), "sum, rate 0.05": curve(total), "mean, rate 0.05": curve(mean)})
+sgd = partial(job, ranks=4, wrap=ddp.Bucketed, optimizer=torch.optim.SGD)
+mean, total, faster = sgd(finish=sync, lr=0.05), sgd(finish=summed, lr=0.05), sgd(finish=sync, lr=0.2)
+assert all(torch.equal(a, b) for a, b in zip(total[0][1], faster[0][1], strict=True))
+draw.curves({"mean, rate 0.2": curve(faster), "sum, rate 0.05": curve(total), "mean, rate 0.05": curve(mean)})
 
 # %% [markdown]
 # It is *the loss curve of another learning rate*, and one that grows with the number of ranks. AdamW hides the mistake:
 # it divides each gradient by its own running size, so that a constant factor all but cancels.
 
 # %%
-hidden = job(ranks=2, finish=summed)
+hidden = job(ranks=4, wrap=ddp.Bucketed, finish=summed)
 largest = max(abs(a - b) for a, b in zip(curve(hidden), reference, strict=True))
 print(f"AdamW, summed and not averaged: at most {largest:.3f} nats from the reference")
 
@@ -277,7 +278,7 @@ def unequal():
         return str(error)
 
 
-print(run(unequal, ranks=4, device="cpu")[0])
+print(run(unequal, ranks=4, device="cpu")[0].replace(", but", ",\nbut"))
 
 # %% [markdown]
 # No wrapper sees what happens after that. A classic: a checkpoint is loaded *after* wrapping, and on one rank only.
@@ -417,7 +418,7 @@ def two_micro_batches(hook_up):
 
 # %%
 def what_arrives(p):
-    p.register_hook(lambda gradient: average(gradient))
+    p.register_hook(average)
 
 
 def the_parameter(p):
@@ -441,7 +442,7 @@ draw.table([{"average": name.replace("_", " "), "rank 0": a, "rank 1": b} for na
 # The third is right. Now you have seen the ideas of [labs/ddp.py](../labs/ddp.py); its head is the outline.
 
 # %%
-print(ddp.__doc__.split("Each sends")[0])
+print(ddp.__doc__.split("Each sends")[0].strip())
 
 # %% [markdown]
 # Open it and read `Naive`, `Bucketed` and `Overlapped`, forty lines or so. Look for one more thing: in
@@ -507,11 +508,15 @@ def verdict(way):
     }
 
 
+own_ring = partial(ddp.Overlapped, bucket_bytes=BUCKET, all_reduce=collectives.all_reduce)
 verdicts = {name: verdict(way) for name, way in WAYS.items()}
+verdicts["overlapped, our own ring"] = verdict({"wrap": own_ring, "finish": sync})
 assert all(all(verdict.values()) for verdict in verdicts.values())
 draw.table([{"": name, **verdict} for name, verdict in verdicts.items()])
 
 # %% [markdown]
+# All the same training. (The last row goes by the ring of notebook 02, from `isend` and `irecv` alone: one argument.)
+#
 # ## Measure: bytes sent
 #
 # Now your prediction, beside what the recording saw in the third step.
@@ -539,7 +544,9 @@ ledger
 #
 # ## Measure: bytes held
 #
-# First one device alone with the whole batch, then rank 0 of each way, in the third step; each kind at its own highest.
+# First one device alone with the whole batch, then rank 0 of each way, in the third step. Each kind is shown at its own
+# highest. The black line is the peak of all together; it is lower than their sum, since they are not highest at the
+# same moment.
 
 # %%
 watched = {"one device": job(ranks=1, steps=3, record="memory").recording}
@@ -571,7 +578,9 @@ draw.table([{"kind": kind, "all four ranks hold, × one device": times} for kind
 kinds = ("P", "G", "S", "A", "comm", "peak")
 for name, prediction in predicted.items():
     assert all(getattr(prediction.held, kind) == held[name][kind] for kind in kinds)
-draw.table([{"": name, **{kind: held[name][kind] for kind in kinds}} for name in WAYS], caption="bytes, as predicted")
+draw.table(
+    [{"": name, **{kind: held[name][kind] for kind in kinds}} for name in WAYS], caption="bytes, exactly as predicted"
+)
 
 # %% [markdown]
 # `Naive` needs none. `Bucketed` borrows one buffer, of the largest bucket, after backward, when the activations are
@@ -677,30 +686,25 @@ draw.table([{"": name, **verdict} for name, verdict in verdicts.items()])
 
 
 # %%
-def ledgers(way):
-    """What rank 0 of four sent in the third step, and held."""
-    sent = job(ranks=4, steps=3, record="communication", **way).recording
+def rows(sent, all_reduces, held):
+    """What one rank sends and holds, by name."""
+    kinds = {kind: held[kind] for kind in ("P", "S", "A", "peak")}
+    return {"sent": sent, "all-reduces": all_reduces, **kinds, "gradients and buckets": held["G"] + held["comm"]}
+
+
+def measure(way):
+    """Rank 0 of four, in the third step."""
+    talk = job(ranks=4, steps=3, record="communication", **way).recording
     held = job(ranks=4, steps=3, record="memory", **way).recording.held(rank=0, step=2)
-    return {
-        "bytes sent": sent.sent(rank=0, step=2),
-        "all-reduces": sent.counts(rank=0, step=2)["all_reduce"],
-        **{kind: held[kind] for kind in ("P", "S", "A", "peak")},
-        "gradients and buckets": held["G"] + held["comm"],
-    }
+    return rows(talk.sent(rank=0, step=2), talk.counts(rank=0, step=2)["all_reduce"], held)
 
-
-ours, torchs = ledgers({"wrap": ddp.Overlapped, "finish": sync}), ledgers(theirs)
 
 # %%
+ours, torchs = measure({"wrap": ddp.Overlapped, "finish": sync}), measure(theirs)
 paper = cost.ddp(CONFIG, BATCH // 4, 4, "overlapped")
-paper = {
-    "bytes sent": paper.sent,
-    "all-reduces": paper.all_reduces,
-    **{kind: getattr(paper.held, kind) for kind in ("P", "S", "A", "peak")},
-    "gradients and buckets": paper.held.G + paper.held.comm,
-}
-unit = {"all-reduces": ("",)}
-draw.ledger({name: (paper[name], ours[name], torchs[name], *unit.get(name, ())) for name in paper}, within=0)
+paper = rows(paper.sent, paper.all_reduces, vars(paper.held))
+units = {"all-reduces": ""}
+draw.ledger([(name, paper[name], ours[name], torchs[name], units.get(name, "B")) for name in paper], within=0)
 
 # %% [markdown]
 # All the same, but for the last line. PyTorch's buckets hold the gradients *a second time*: each is copied into its
@@ -709,7 +713,7 @@ draw.ledger({name: (paper[name], ours[name], torchs[name], *unit.get(name, ())) 
 
 # %%
 as_view = {"wrap": partial(nn.parallel.DistributedDataParallel, gradient_as_bucket_view=True)}
-viewed = ledgers(as_view)
+viewed = measure(as_view)
 assert viewed == ours
 draw.table(
     {"": name, "gradients and buckets, bytes": side["gradients and buckets"]}
@@ -790,14 +794,13 @@ draw.table([{"link": name, "tokens a device and step, at least": round(F / W)} f
 # %%
 def seconds(tokens, bandwidth, ranks=64, parameters=1_000_000_000):
     """Backward and all-reduce of one step."""
-    return {
-        "backward": 4 * parameters * tokens / F,
-        "all-reduce": cost.ring_seconds(2 * parameters, ranks, 5e-6, bandwidth),
-    }
+    return 4 * parameters * tokens / F, cost.ring_seconds(2 * parameters, ranks, 5e-6, bandwidth)
 
 
 def picture(tokens, link):
-    return draw.chart(seconds(tokens, link), "s", caption=f"{tokens:,} tokens on each of 64 devices")
+    backward, all_reduce = seconds(tokens, link)
+    bars = {"backward": {"compute": backward}, "all-reduce": {"communication": all_reduce}}
+    return draw.chart(bars, "s", caption=f"{tokens:,} tokens on each of 64 devices")
 
 
 play.explore(picture, tokens=[2**k for k in range(9, 20)], link=LINKS)
@@ -806,17 +809,19 @@ play.explore(picture, tokens=[2**k for k in range(9, 20)], link=LINKS)
 # So DDP stops paying when the batch is cut too thin. Let the batch be 4 million tokens, and add devices, over
 # InfiniBand: each has fewer tokens to compute, and as many gradients to send as before. What is not hidden is waiting.
 
+
 # %%
-rows = []
-for devices in (16, 64, 256, 1024, 4096):
+def thin(devices):
+    """One step of 4 million tokens on so many devices."""
     tokens = 2**22 // devices
-    took = seconds(tokens, LINKS["InfiniBand, 400 Gb/s"], ranks=devices)
-    computes = 1.5 * took["backward"]  # forward takes half of backward
-    waits = max(0, took["all-reduce"] - took["backward"])
+    backward, all_reduce = seconds(tokens, LINKS["InfiniBand, 400 Gb/s"], ranks=devices)
+    computes, waits = 1.5 * backward, max(0, all_reduce - backward)  # forward takes half of backward
+    times = {"backward, ms": round(1000 * backward), "all-reduce, ms": round(1000 * all_reduce)}
     share = round(100 * computes / (computes + waits))
-    rows.append({"devices": devices, "tokens each": tokens, "backward, ms": round(1000 * took["backward"]),
-                 "all-reduce, ms": round(1000 * took["all-reduce"]), "computing, %": share})  # fmt: skip
-draw.table(rows)
+    return {"devices": devices, "tokens each": tokens, **times, "computing, %": share}
+
+
+draw.table(thin(devices) for devices in (16, 64, 256, 1024, 4096))
 
 # %% [markdown]
 # One could enlarge the batch along with the devices. But then it is *another training*: fewer steps see the same text.
@@ -829,11 +834,11 @@ draw.table(rows)
 # %%
 floor = sum(cost.PIE["mixed precision, AdamW"].values())
 models = {"1.5 billion": 1.5e9, "7.5 billion": 7.5e9, "70 billion": 70e9}
-rows = [
+table = [
     {"parameters": name, **{f"{n} ranks": round(floor * psi / 1e9) for n in (2, 64, 1024)}}
     for name, psi in models.items()
 ]
-draw.table(rows, caption="GB on each rank")
+draw.table(table, caption="GB on each rank")
 
 # %% [markdown]
 # A device of 80 GB ends at 5 billion parameters (80 / 16), without a single activation. The copies agree, so all but
@@ -874,7 +879,7 @@ draw.table(rows, caption="GB on each rank")
 # | numbers | one process's | same bits on 2 ranks | same bits on 2 ranks |
 #
 # **Read on**: [labs/ddp.py](../labs/ddp.py). Li et al., 2020, *PyTorch Distributed: Experiences on Accelerating Data
-# Parallel Training* (VLDB, arXiv 2006.15704), of which you have now built sections 3.1 and 3.2. Goyal et al., 2017,
+# Parallel Training* (VLDB, arXiv 2006.15704), of which you have now built section 3.2. Goyal et al., 2017,
 # *Accurate, Large Minibatch SGD* (arXiv 1706.02677). McCandlish et al., 2018, *An Empirical Model of Large-Batch
 # Training* (arXiv 1812.06162).
 #

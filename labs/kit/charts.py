@@ -7,7 +7,7 @@ chart({"stage 0": {"P": 4, "G": 4, "S": 8}, "stage 3": {"P": 1, "G": 1, "S": 2}}
 
 from collections.abc import Mapping
 
-from labs.kit.palette import KINDS, MUTED, SOFT, ink
+from labs.kit.palette import KINDS, MUTED, SOFT, TIMELINE, ink
 from labs.kit.svg import Canvas, Drawing, width_of
 from labs.kit.tables import clock, short, show
 
@@ -47,8 +47,10 @@ def chart(
 ) -> Drawing:
     """Bars of what a formula says, one a name; {kind: value} in place of a value stacks a bar by kind.
 
-    unit: "B" for bytes, "s" for seconds, or any other. kind: the colour of single values, a key of KINDS.
+    unit: "B" for bytes, "s" for seconds, or any other. kind: the colour of single values, a key of KINDS
+    or of TIMELINE.
     """
+    colours = KINDS | TIMELINE
     stacked = {name: value if isinstance(value, Mapping) else {kind: value} for name, value in values.items()}
     totals = {name: sum(parts.values()) for name, parts in stacked.items()}
     said = {name: amount(total, unit) for name, total in totals.items()}
@@ -63,9 +65,9 @@ def chart(
         canvas.text(margin - 10, y + 13, name, anchor="end")
         for part, value in parts.items():
             long = 420 * value / widest
-            canvas.rect(x, y, long, 26, fill=KINDS[part])
+            canvas.rect(x, y, long, 26, fill=colours[part])
             if len(parts) > 1 and long > width_of(part, 12) + 6:
-                canvas.text(x + long / 2, y + 13, part, size=12, fill=ink(KINDS[part]))
+                canvas.text(x + long / 2, y + 13, part, size=12, fill=ink(colours[part]))
             x += long
         canvas.text(x + 8, y + 13, said[name], anchor="start")
     lines = [f"{name.ljust(longest)}  {value}" for name, value in said.items()]
