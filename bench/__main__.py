@@ -49,7 +49,7 @@ def save(figures: list[Figure], load_before: float) -> str:
         "schema": 1,
         "date": today,
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
         "load": {"before": load_before, "after": os.getloadavg()[0]},
         "figures": [asdict(each) | {"met": each.met} for each in figures],

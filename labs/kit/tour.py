@@ -280,7 +280,7 @@ def summary(rows: Sequence[Row], plan: Plan) -> dict[str, Any]:
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
-            "platform": platform.platform(),
+            "platform": f"{platform.system()} {platform.machine()}",
         },
         "reference": {"losses": rows[0].losses},
         "rows": [row.to_json() for row in rows],
