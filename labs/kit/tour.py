@@ -35,7 +35,7 @@ from tqdm import tqdm
 from labs.cost import Prediction
 from labs.data import Batches, Corpus, corpus
 from labs.kit import draw
-from labs.kit.launch import RankError, Results, check_arguments, run
+from labs.kit.launch import MOST_RANKS, RankError, Results, run
 from labs.kit.palette import NAMES
 from labs.kit.place import place
 from labs.kit.strategies import ADAMW, ONE_DEVICE, STRATEGIES, Batch, Strategy, train
@@ -65,11 +65,14 @@ class Plan:
     def __post_init__(self) -> None:
         if self.size not in SIZES:
             raise ValueError(f"there is no size {self.size!r} that reads bytes: take {' or '.join(SIZES)}")
-        check_arguments(self.ranks, TIMEOUT, None, None)
+        if not 1 <= self.ranks <= MOST_RANKS:
+            raise ValueError(
+                f"ranks {self.ranks}: a job has 1 to {MOST_RANKS} ranks; more than that takes several machines"
+            )
         if min(self.steps, self.batch) < 1:
             raise ValueError(f"steps {self.steps} and batch {self.batch} must each be at least 1")
         if self.batch % self.ranks:
-            divisors = ", ".join(str(n) for n in range(1, 65) if self.batch % n == 0)
+            divisors = ", ".join(str(n) for n in range(1, MOST_RANKS + 1) if self.batch % n == 0)
             larger = self.batch + -self.batch % self.ranks
             raise ValueError(
                 f"batch {self.batch} does not divide by {self.ranks} ranks: "
