@@ -11,6 +11,7 @@ A program that disagrees with itself may still run to its end (gloo completes so
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -100,7 +101,8 @@ class Watch:
         both[rank] = entry
         if len(both) == 2:
             del self.messages[key]
-            if both[source].bytes != both[target].bytes:
+            # A receive from anyone may have taken the message that this one would have had.
+            if both[source].bytes != both[target].bytes and (entry.group, target) not in self.any_source:
                 self.unequal = self.unequal or both
 
     def disagreement(self, calls: dict[int, Entry]) -> Problem:
@@ -160,8 +162,8 @@ class Watch:
         while resolved := {rank for rank in waits.keys() - free if free.issuperset(needs[rank])}:
             free |= resolved
         stuck = sorted(waits.keys() - free)
-        if not stuck:
-            return None
+        if not stuck or {rank: entry.index for rank, entry in self.waited_for().items()} != self.last_waits:
+            return None  # a rank that has moved on since the journals were read may have called what was missing
         told = "; ".join(f"rank {r} in {waits[r].what} for {name(needs[r])}" for r in stuck)
         return Problem("deadlock", f"{name(stuck)} wait for each other: {told}", tuple(stuck), self.complete([]))
 
@@ -206,7 +208,8 @@ def stacks(pids: dict[int, int], files: dict[int, int]) -> dict[int, str]:
     The answer is written by a signal handler in C, so it comes even while the rank holds the interpreter.
     """
     for pid in pids.values():
-        os.kill(pid, signal.SIGUSR1)
+        with contextlib.suppress(ProcessLookupError):  # it has ended just now
+            os.kill(pid, signal.SIGUSR1)
     time.sleep(0.3)
     return {rank: innermost(os.pread(files[rank], 1 << 20, 0).decode(errors="replace")) for rank in pids}
 

@@ -35,6 +35,7 @@ RECORD = struct.Struct("<IIIIiIqd")  # group, place, what, site, peer, match, by
 RING = 1 << 15
 MARGIN = 64  # the oldest records may be written over while they are read
 TEXT = 512 * 1024
+GROUP_TEXT = 64 * 1024  # of these, kept free for the names of groups
 RECORDS_AT = HEADER.size
 TEXT_AT = RECORDS_AT + RING * RECORD.size
 SIZE = TEXT_AT + TEXT
@@ -99,6 +100,8 @@ class Journal(tap.Listener):
         self.groups: dict[dist.ProcessGroup, str] = {}
         self.sites: dict[tuple[object, ...], str] = {}
         self.lock = threading.Lock()  # a collective may be issued in any thread
+        for text in ["", *{op for op, *_ in tap.OPERATORS.values()}]:
+            self.text(text)
 
     def issued(self, call: tap.Call) -> None:
         with self.lock:
@@ -110,17 +113,19 @@ class Journal(tap.Listener):
         is_p2p = peer != NOT_P2P
         order = (group, call.op, peer, call.tag) if is_p2p else (group,)
         self.places[order] = place = self.places.get(order, -1) + 1
-        match = call.tag if is_p2p else zlib.crc32(comparable(call).encode())
+        match = call.tag & 0xFFFFFFFF if is_p2p else zlib.crc32(comparable(call).encode())
         size = sum(t.numel() * t.element_size() for t in call.inputs or call.outputs)
         at = RECORDS_AT + self.count % RING * RECORD.size
-        ids = self.text(group), place, self.text(describe(call)), self.text(self.site(sys._getframe(1)))
+        what, site = self.text(describe(call), call.op), self.text(self.site(sys._getframe(1)))
+        ids = self.text(group, room=TEXT), place, what, site
         self.map[at : at + RECORD.size] = RECORD.pack(*ids, peer, match, size, time.monotonic())
         self.count += 1
         call.notes["record"] = self.count
         self.put(RECORDS, self.count)
 
     def waiting(self, call: tap.Call) -> None:
-        self.put(WAITING, call.notes.get("record", 0))
+        if is_alone():
+            self.put(WAITING, call.notes.get("record", 0))
 
     def waited(self, call: tap.Call) -> None:
         self.put(WAITING, 0)
@@ -146,13 +151,13 @@ class Journal(tap.Listener):
             self.sites[key] = source_line(inner) + called
         return self.sites[key]
 
-    def text(self, text: str) -> int:
-        """The number of this text; a new one is appended.  When there is no room left, all new texts are number 0."""
+    def text(self, text: str, otherwise: str = "", room: int = TEXT - GROUP_TEXT) -> int:
+        """The number of this text; a new one is appended, or, when there is no room left, `otherwise` stands for it."""
         number = self.ids.get(text)
         if number is None:
             line = text.replace("\n", " ").encode()[:400] + b"\n"
-            if self.text_bytes + len(line) > TEXT:
-                return 0
+            if self.text_bytes + len(line) > room:
+                return self.ids[otherwise]
             start = TEXT_AT + self.text_bytes
             self.map[start : start + len(line)] = line
             self.text_bytes += len(line)
@@ -181,20 +186,21 @@ class Reader:
         count, _ = self.header()
         first = max(self.seen, count - RING + MARGIN)
         entries = self.entries(range(first, count))
-        self.lost = self.lost or first > self.seen or self.header()[0] - RING > first
+        written_over = self.header()[0] - RING  # this one may be half new, those before it are new
+        self.lost = self.lost or first > self.seen or written_over >= first
         self.seen = count
-        return entries
+        return [entry for entry in entries if entry.index > written_over]
 
     def entry(self, index: int) -> Entry:
         return self.entries(range(index, index + 1))[0]
 
     def entries(self, indices: range) -> list[Entry]:
-        size = HEADER.unpack_from(self.map, 0)[0]  # after the count: the texts of these records are there
+        rows = [(i, *RECORD.unpack_from(self.map, RECORDS_AT + i % RING * RECORD.size)) for i in indices]
+        size = HEADER.unpack_from(self.map, 0)[0]  # after the records: their texts are there
         if size > self.text_bytes:
             added = self.map[TEXT_AT + self.text_bytes : TEXT_AT + size].decode(errors="replace")
             self.texts += added.split("\n")[:-1]
             self.text_bytes = size
-        rows = [(i, *RECORD.unpack_from(self.map, RECORDS_AT + i % RING * RECORD.size)) for i in indices]
         return [
             Entry(i, self.texts[group], place, self.texts[what], self.texts[where], peer, match, nbytes, when)
             for i, group, place, what, where, peer, match, nbytes, when in rows
@@ -227,6 +233,12 @@ def comparable(call: tap.Call) -> str:
     if call.op in SAME_SHAPE and not uneven:
         shapes = [(str(t.dtype), tuple(t.shape)) for t in call.inputs]
     return f"{call.op} {call.root} {shapes}"
+
+
+def is_alone() -> bool:
+    """Whether no other thread of the function may still call what the others need; daemons (progress bars) do not."""
+    main = threading.main_thread()
+    return all(thread.daemon or thread is main for thread in threading.enumerate())
 
 
 def learner_frame(frame: FrameType | None) -> FrameType | None:

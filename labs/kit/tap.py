@@ -146,10 +146,11 @@ def _wait_tensor_kernel(operator: Any, below: Any) -> Callable[..., Any]:
         call = _by_storage.pop(_storage_key(tensor), None)
         for listener in listeners if call else ():
             listener.waiting(call)
-        answer = operator.redispatch(keyset & below, tensor)
-        for listener in listeners if call else ():
-            listener.waited(call)
-        return answer
+        try:
+            return operator.redispatch(keyset & below, tensor)
+        finally:
+            for listener in listeners if call else ():
+                listener.waited(call)
 
     return kernel
 
@@ -159,27 +160,29 @@ def _watched_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
         _, call = _outstanding.get(id(work), (None, None))
         for listener in listeners if call else ():
             listener.waiting(call)
-        answer = wait(work, *args, **kwargs)
-        _outstanding.pop(id(work), None)
-        for listener in listeners if call else ():
-            listener.waited(call)
-        return answer
+        try:
+            return wait(work, *args, **kwargs)
+        finally:  # also when it gives up: the program may catch that, and go on
+            _outstanding.pop(id(work), None)
+            for listener in listeners if call else ():
+                listener.waited(call)
 
     return watched
 
 
 def _remember(work: dist.Work, call: Call) -> None:
     # A work keeps its tensors.  One that nobody else holds will not be waited for in Python, and has to go.
-    for key in [key for key, (other, _) in _outstanding.items() if sys.getrefcount(other) <= HELD_HERE]:
-        del _outstanding[key]
+    # list() and pop(): another thread may be here, too.
+    for key in [key for key, (other, _) in list(_outstanding.items()) if sys.getrefcount(other) <= HELD_HERE]:
+        _outstanding.pop(key, None)
     _outstanding[id(work)] = (work, call)
     if len(_outstanding) > OUTSTANDING:
-        del _outstanding[next(iter(_outstanding))]
+        _outstanding.pop(next(iter(list(_outstanding))), None)
     if call.raw in ("allreduce_", "alltoall_base_", "broadcast_") or call.raw.endswith("coalesced_"):
         for tensor in call.outputs:
             _by_storage[_storage_key(tensor)] = call
         while len(_by_storage) > OUTSTANDING:
-            del _by_storage[next(iter(_by_storage))]
+            _by_storage.pop(next(iter(list(_by_storage))), None)
 
 
 def _storage_key(tensor: torch.Tensor) -> int:
