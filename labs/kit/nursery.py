@@ -3,7 +3,7 @@
     caller                         nursery (imported torch once)                rank
     Nursery.fork(fds)   ------->   fork                              ------->   worker.main(*fds)
                         <-------   its pid; later its exit status
-    Nursery.kill(pid)   ------->   SIGKILL, if that pid is still its child
+    Nursery.kill(pid)   ------->   SIGKILL, if that pid is still its child; what the rank itself has started goes too
     (the caller is gone)           SIGKILL to every rank, clears their files, ends
 
 Why not `multiprocessing`'s forkserver: it imports the caller's main module again in every rank (so a script needs the
@@ -24,6 +24,7 @@ import struct
 import subprocess
 import sys
 import threading
+import traceback
 from typing import Any
 
 # DDP and FSDP import these at first use: 2 s in each rank, once here
@@ -35,6 +36,7 @@ PRELOAD = [
     "cloudpickle",
 ]
 MESSAGE = 1024  # bytes; every request has this size, so that one read is one request
+ANSWER = struct.Struct("!qq")  # number of the request, pid
 ENVIRONMENT = {
     "RES_OPTIONS": "timeout:1 attempts:1",  # torch resolves loopback names; a lost answer would cost 5 s
     "TORCH_CPP_LOG_LEVEL": "ERROR",  # and warns in C++ when the answer is no
@@ -51,13 +53,15 @@ class Nursery:
         self.process: subprocess.Popen[bytes] | None = None
         self.lock = threading.Lock()
         self.owner = 0
+        self.number = 0  # of the newest request for a rank
 
     def start(self) -> None:
         """Start the nursery unless it runs already (a forked copy of the caller starts its own)."""
         if self.process is not None and self.owner == os.getpid() and self.process.poll() is None:
             return
         self.socket, theirs = socket.socketpair()
-        code = f"import sys; sys.path[:] = {sys.path!r}; from labs.kit import nursery; nursery.serve({theirs.fileno()})"
+        path = [entry for entry in sys.path if isinstance(entry, str)]  # Python skips any other, and so do we
+        code = f"import sys; sys.path[:] = {path!r}; from labs.kit import nursery; nursery.serve({theirs.fileno()})"
         self.process = subprocess.Popen(
             [sys.executable, "-c", code],
             pass_fds=[theirs.fileno()],
@@ -71,16 +75,25 @@ class Nursery:
     def fork(self, fds: list[int], cleanup: str) -> int:
         """Fork one rank that owns copies of `fds`; its pid.  `cleanup` is a file to delete should the caller die."""
         with self.lock:
-            self.start()
-            try:
-                self._send({"do": "fork", "cleanup": cleanup}, fds)
-                return struct.unpack("!q", receive_exactly(self.socket, 8))[0]
-            except (OSError, EOFError) as error:
-                code = self.process.wait()
-                raise RuntimeError(
-                    f"the process that starts ranks has ended (exit code {code}); its own message is above, in the "
-                    "terminal or the server's log: run the same line again, and `python -m labs doctor` if it stays"
-                ) from error
+            for _ in range(2):  # one that was killed since the last job is replaced
+                self.start()
+                try:
+                    return self._ask(fds, cleanup)
+                except (OSError, EOFError) as error:
+                    self.socket.close()
+                    code, cause = self.process.wait(), error
+            raise RuntimeError(
+                f"the process that starts ranks has ended (exit code {code}); its own message is above, in the "
+                "terminal or the server's log: run the same line again, and `python -m labs doctor` if it stays"
+            ) from cause
+
+    def _ask(self, fds: list[int], cleanup: str) -> int:
+        self.number += 1
+        self._send({"do": "fork", "cleanup": cleanup, "number": self.number}, fds)
+        number = pid = 0
+        while number != self.number:  # an earlier answer is to a caller that was interrupted here
+            number, pid = ANSWER.unpack(receive_exactly(self.socket, ANSWER.size))
+        return pid
 
     def kill(self, pid: int) -> None:
         with self.lock, contextlib.suppress(OSError):  # a nursery that is gone has taken its ranks along
@@ -92,6 +105,7 @@ class Nursery:
     def stop(self) -> None:
         if self.process is not None and self.owner == os.getpid():
             self.socket.close()
+            self.process.terminate()  # it heeds this only while it imports, when there is no rank yet
             self.process.wait()
             self.process = None
 
@@ -101,6 +115,7 @@ def serve(fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for module in PRELOAD:
         importlib.import_module(module)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from now on it ends when the caller has gone, and its ranks first
     requests = socket.socket(fileno=fd)
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
@@ -128,14 +143,16 @@ def serve(fd: int) -> None:
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 become_rank(fds[:-1], [fd, wake_read, wake_write, fds[-1]] + [other for other, _ in children.values()])
             children[pid] = (fds[-1], request["cleanup"])
             for rank_fd in fds[:-1]:
                 os.close(rank_fd)
-            requests.sendall(struct.pack("!q", pid))
+            requests.sendall(ANSWER.pack(request["number"], pid))
     for pid, (_, path) in children.items():
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+        end_group(pid)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 
@@ -143,9 +160,24 @@ def serve(fd: int) -> None:
 def become_rank(fds: list[int], not_mine: list[int]) -> None:
     for other in not_mine:
         os.close(other)
-    from labs.kit import worker  # after the fork: an edit of the course's files is seen by the next job
+    os.setpgid(0, 0)  # whatever it starts is in its group, and ends with it
+    try:
+        from labs.kit import worker  # after the fork: an edit of the course's files is seen by the next job
 
-    worker.main(*fds)
+        worker.main(*fds)
+    except BaseException:  # never back into the nursery's loop
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def end_group(pid: int) -> None:
+    """End what a rank has started and left (workers of a DataLoader, a process that nobody joined).
+
+    By SIGTERM, which multiprocessing's resource tracker outlives: it still has to remove shared memory.
+    """
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left; macOS says the latter
+        os.killpg(pid, signal.SIGTERM)
 
 
 def reap(children: dict[int, tuple[int, str]]) -> None:
@@ -154,6 +186,7 @@ def reap(children: dict[int, tuple[int, str]]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
+        end_group(pid)
         fd, _ = children.pop(pid)
         with contextlib.suppress(BrokenPipeError):  # the caller has stopped to listen
             os.write(fd, struct.pack("!q", os.waitstatus_to_exitcode(status)))
