@@ -109,6 +109,13 @@ run(job, ranks=2)
     assert error["evalue"].startswith("rank 1 of 2 failed: ValueError: no batch left")
 
 
+def test_exit_in_a_cells_function_is_told(kernel):
+    """In a kernel `exit` is an object that holds the kernel."""
+    _, client = kernel
+    _, _, error = execute(client, "def job():\n    exit()\nrun(job, ranks=2)\n")
+    assert "the function called exit(" in error["evalue"]
+
+
 def test_a_hang_shows_the_cells_own_line(kernel):
     _, client = kernel
     code = """

@@ -5,6 +5,7 @@ Times are the launcher's promises (a failure told in 1 s, a certain hang in 2 s)
 """
 
 import ctypes
+import io
 import os
 import pathlib
 import random
@@ -16,6 +17,7 @@ import textwrap
 import threading
 import time
 import warnings
+from datetime import timedelta
 
 import psutil
 import pytest
@@ -23,7 +25,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from labs.kit import launch
+from labs.kit import journal, launch, tap
 from labs.kit.journal import RING
 from labs.kit.launch import RankError, run
 
@@ -292,6 +294,149 @@ def test_the_same_failure_on_all_ranks_is_told_once():
     assert str(caught.value).count("Traceback") == 1
 
 
+def test_a_failure_still_shows_what_was_printed_before_it(capsys):
+    def job():
+        print("without a newline", end="")
+        raise ValueError("x")
+
+    with pytest.raises(RankError):
+        run(job, ranks=2)
+    out = capsys.readouterr().out
+    assert sorted(out.splitlines()) == [f"[rank {r}] without a newline" for r in range(2)]
+
+
+# ---- good programs that look odd ----------------------------------------------------------------
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        return torch.tensor(i)
+
+
+def test_a_data_loader_with_workers():
+    def job():
+        loader = torch.utils.data.DataLoader(Numbers(), batch_size=2, num_workers=2)
+        return sum(batch.sum().item() for batch in loader)
+
+    assert run(job, ranks=2) == [28, 28]
+
+
+def test_what_a_rank_has_forked_ends_with_it():
+    def job():
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+        return child
+
+    assert gone_within(run(job, ranks=2), 2)
+
+
+def test_a_receive_from_anyone_takes_a_message_meant_for_no_other():
+    def job():
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(2), 1)
+            dist.send(torch.ones(4), 1)
+        else:
+            x = torch.zeros(4)
+            dist.recv(x[:2])
+            dist.recv(x, 0)
+            return x.sum().item()
+
+    assert run(job, ranks=2)[1] == 4
+
+
+def test_a_second_thread_may_still_call_what_the_others_wait_for():
+    def job():
+        a, b = dist.new_group([0, 1]), dist.new_group([0, 1])
+
+        def later():
+            time.sleep(1.2)
+            dist.all_reduce(torch.ones(1), group=b)
+
+        thread = threading.Thread(target=later)
+        if dist.get_rank() == 0:
+            thread.start()
+        else:
+            dist.all_reduce(torch.ones(1), group=b)
+        dist.all_reduce(torch.ones(1), group=a)
+        if dist.get_rank() == 0:
+            thread.join()
+        return "done"
+
+    assert run(job, ranks=2) == ["done", "done"]
+
+
+def test_a_wait_that_gave_up_is_no_wait():
+    def job():
+        if dist.get_rank() == 0:
+            with pytest.raises(RuntimeError):
+                dist.irecv(torch.zeros(1), 1).wait(timedelta(milliseconds=50))
+        else:
+            time.sleep(0.3)
+        return True
+
+    def slow_and_sure():
+        value = job()
+        if dist.get_rank() == 0:
+            time.sleep(0.5)
+        return value
+
+    assert run(slow_and_sure, ranks=2) == [True, True]
+
+
+def test_more_shapes_than_the_journal_has_room_for(monkeypatch):
+    """Then the shapes are not told any more, but no message is taken for another."""
+
+    def job():
+        journal.TEXT = journal.GROUP_TEXT  # no room at all
+        tap.listeners[0].text.__func__.__defaults__ = ("", 0)
+        rank, x = dist.get_rank(), torch.ones(9)
+        group = dist.new_group([0, 1])
+        for size in range(1, 9):
+            dist.all_reduce(x[:size], group=group)
+            for source in range(2):
+                (dist.send if rank == source else dist.recv)(x[: size + source], 1 - rank)
+        return True
+
+    assert run(job, ranks=2) == [True, True]
+
+
+def test_a_warning_of_a_class_that_the_caller_has_not():
+    def job():
+        name = "only_in_the_rank"
+        module = sys.modules[name] = type(sys)(name)
+        exec("class Odd(UserWarning): pass", module.__dict__)
+        sys.modules[name].__spec__ = None
+        warnings.warn("odd one", module.Odd, stacklevel=1)
+
+    with pytest.warns(UserWarning, match="odd one") as seen:
+        run(job, ranks=2)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("end", [lambda: os.close(1), lambda: sys.stdout.close()])
+def test_a_function_may_close_its_output(end, capsys):
+    assert run(end, ranks=2) == [None, None]
+    assert capsys.readouterr().out == ""
+
+
+def test_output_that_the_callers_terminal_cannot_show():
+    real, sys.stdout = sys.stdout, io.TextIOWrapper(io.BytesIO(), "ascii")
+    try:
+        run(lambda: print("é"), ranks=1)
+        assert sys.stdout.buffer.getvalue() == b"[rank 0] \\xe9\n"
+    finally:
+        sys.stdout = real
+
+
+def test_a_timeout_of_infinity():
+    assert run(dist.get_rank, ranks=2, timeout=float("inf")) == [0, 1]
+
+
 # ---- bad input ----------------------------------------------------------------------------------
 
 
@@ -314,6 +459,18 @@ def test_an_unknown_record_and_a_timeout_of_zero():
         run(print, record="bytes")
     with pytest.raises(ValueError, match="timeout=0"):
         run(print, timeout=0)
+
+
+def test_a_value_in_place_of_the_function():
+    with pytest.raises(TypeError, match=r"run\(\) calls its first argument on every rank; 3 is no function"):
+        run(3)
+
+
+def test_a_working_directory_that_is_gone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    with pytest.raises(RuntimeError, match="the working directory has been deleted"):
+        run(print, ranks=2)
 
 
 def test_a_variable_that_cannot_be_sent_is_named():
@@ -479,6 +636,44 @@ def test_when_the_caller_is_interrupted_or_killed_every_rank_is_gone_in_2_s(sign
     assert gone_within([nursery], 5)
     left = [path.name for path in tmp_path.iterdir()]
     assert [name for name in left if not name.startswith("torchinductor_")] == [], "that one is PyTorch's own cache"
+
+
+def test_an_interrupt_while_ranks_start_does_not_confuse_the_next_job(own_folder):
+    """Stopped, the process that forks is as slow to answer as in its first two seconds."""
+    forks = psutil.Process(launch.NURSERY.process.pid)
+    before = possessions()
+    forks.suspend()
+    try:
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            run(time.sleep, 60, ranks=2)
+    finally:
+        forks.resume()
+    with launch.Team(launch.place("cpu", 2), launch.pickled(os.getpid, (), {}), 2, 60, None) as team:
+        assert [value for value, _ in team.finish()] == [team.pids[0], team.pids[1]]
+    assert gone_within([child.pid for child in forks.children()], 2)
+    assert possessions() == before
+
+
+def test_a_second_interrupt_leaves_nothing_behind(own_folder, monkeypatch):
+    run(dist.get_rank, ranks=2)
+    before = possessions()
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(launch.Team, "hear", interrupted)
+        run(time.sleep, 60, ranks=2)
+    assert gone_within([child.pid for child in psutil.Process(launch.NURSERY.process.pid).children()], 2)
+    assert possessions() == before
+
+
+def test_when_the_process_that_forks_is_killed_it_is_said_and_the_next_job_runs():
+    threading.Timer(0.3, lambda: launch.NURSERY.process.kill()).start()
+    with pytest.raises(RankError, match="the process that starts ranks was killed"):
+        run(time.sleep, 60, ranks=2)
+    assert run(dist.get_rank, ranks=2) == [0, 1]
 
 
 def side_by_side(jobs):

@@ -14,9 +14,12 @@ torchrun, where it joins the world that is there.  What the ranks print arrives 
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
+import copyreg
 import linecache
 import os
+import pathlib
 import pickle
 import re
 import selectors
@@ -26,6 +29,7 @@ import struct
 import sys
 import tempfile
 import time
+import types
 import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -104,7 +108,7 @@ def run(
     Raises ValueError for arguments that cannot work, TypeError when `fn` cannot be sent, RankError when the job fails.
     """
     world = int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ else None
-    check_arguments(ranks, timeout, record, world)
+    check_arguments(fn, ranks, timeout, record, world)
     if world:
         return to_results(join(fn, args, kwargs, device, record), record)
     ranks = 4 if ranks is None else ranks
@@ -114,7 +118,9 @@ def run(
     return to_results(values, record)
 
 
-def check_arguments(ranks: int | None, timeout: float, record: str | None, world: int | None) -> None:
+def check_arguments(fn: Any, ranks: int | None, timeout: float, record: str | None, world: int | None) -> None:
+    if not callable(fn):
+        raise TypeError(f"run() calls its first argument on every rank; {fn!r:.80} is no function (is it a value?)")
     if ranks is not None and (not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= MOST_RANKS):
         raise ValueError(f"ranks={ranks!r}: a job has 1 to {MOST_RANKS} ranks; more than that takes several machines")
     if world and ranks not in (None, world):
@@ -166,10 +172,11 @@ class Team:
         self.lines = Lines(ranks)
         self.values: dict[int, Any] = {}
         self.failures: dict[int, Failure] = {}
-        self.warnings: dict[tuple[Any, ...], None] = {}
+        self.warnings: dict[tuple[str, str, str, int], bytes] = {}  # and the pickled class
         self.pids: dict[int, int] = {}
         self.alive: set[int] = set()
         self.controls: list[Connection] = []
+        self.outputs: list[int] = []
 
     def __enter__(self) -> Team:
         self.stack = contextlib.ExitStack()
@@ -183,18 +190,20 @@ class Team:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for rank in self.alive:
-            NURSERY.kill(self.pids[rank])
-        while self.alive:
-            self.hear(None)
-        self.stack.close()
+        try:
+            for rank in self.alive:
+                NURSERY.kill(self.pids[rank])
+            while self.alive:
+                self.hear(None)
+        finally:  # a second interrupt, or an output that is closed; a rank whose control is closed ends itself
+            self.stack.close()
 
     def start(self) -> None:
         if self.where.note:
             print(self.where.note)
         handle, store = tempfile.mkstemp(prefix="labs-store-")
         os.close(handle)
-        self.stack.callback(lambda: os.path.exists(store) and os.unlink(store))
+        self.stack.callback(pathlib.Path(store).unlink, missing_ok=True)
         self.journals = [self.temporary_file() for _ in range(self.ranks)]
         self.stacks = [self.temporary_file() for _ in range(self.ranks)]
         for rank in range(self.ranks):
@@ -204,10 +213,11 @@ class Team:
         for reader in readers:
             self.stack.callback(reader.close)
         self.watch = Watch(readers)
-        sources = cell_sources()
+        self.folder, sources = working_folder(), cell_sources()
         for rank, control in enumerate(self.controls):
+            job = cloudpickle.dumps(self.job(rank, store, sources))
             with contextlib.suppress(OSError):  # a rank that died already: its status tells
-                control.send_bytes(cloudpickle.dumps(self.job(rank, store, sources)))
+                control.send_bytes(job)
 
     def temporary_file(self) -> IO[bytes]:
         return self.stack.enter_context(tempfile.TemporaryFile())  # has no name: the last descriptor takes it along
@@ -228,6 +238,7 @@ class Team:
             os.close(status_write)
         self.alive.add(rank)
         self.controls.append(control)
+        self.outputs.append(output_read)
         self.selector.register(control, selectors.EVENT_READ, (self.on_control, rank))
         self.selector.register(output_read, selectors.EVENT_READ, (self.on_output, rank))
         self.selector.register(status_read, selectors.EVENT_READ, (self.on_status, rank))
@@ -244,7 +255,7 @@ class Team:
             record=self.record,
             environment={**os.environ, **self.where.environment(rank)},
             path=list(sys.path),
-            folder=os.getcwd(),
+            folder=self.folder,
             sources=sources,
         )
 
@@ -278,14 +289,24 @@ class Team:
     def hear(self, timeout: float | None) -> None:
         """Take what the ranks have sent."""
         for key, _ in self.selector.select(timeout):
-            handler, rank = key.data
-            handler(rank, key.fileobj)
+            if key.fileobj in self.selector.get_map():  # not when the rank's end, heard just now, took the rest
+                handler, rank = key.data
+                handler(rank, key.fileobj)
 
     def on_output(self, rank: int, fd: int) -> None:
         data = os.read(fd, 1 << 16)
         if not data:
             self.selector.unregister(fd)
         self.lines.feed(rank, data, last=not data)
+
+    def last_output(self, rank: int, fd: int) -> None:
+        """What is in the pipe when a rank has ended; not its end, which a process that the rank started may hold."""
+        if fd in self.selector.get_map():
+            os.set_blocking(fd, False)
+            with contextlib.suppress(BlockingIOError):
+                self.lines.feed(rank, os.read(fd, 1 << 20))
+            self.lines.feed(rank, b"", last=True)
+            self.selector.unregister(fd)
 
     def on_control(self, rank: int, control: Connection) -> None:
         try:
@@ -299,7 +320,8 @@ class Team:
                 (time.monotonic(), type(error).__name__, f"its value cannot be read here: {error}", ""),
             )
         if kind == "warning":
-            self.warnings[content] = None
+            text, category, kind, filename, line = content
+            self.warnings.setdefault((text, category, filename, line), kind)
         elif kind == "error":
             self.failures.setdefault(rank, Failure(*content))
         else:
@@ -309,17 +331,19 @@ class Team:
     def on_status(self, rank: int, fd: int) -> None:
         """The rank has ended: take what it still had to say, and, if it gave no value, say how it ended."""
         status = os.read(fd, 8)
-        code = struct.unpack("!q", status)[0] if status else -signal.SIGKILL  # without a status its nursery died
         self.selector.unregister(fd)
         self.alive.discard(rank)
+        self.last_output(rank, self.outputs[rank])
         control = self.controls[rank]
         with contextlib.suppress(EOFError, OSError):
             while control in self.selector.get_map() and control.poll():
                 self.on_control(rank, control)
+        if control in self.selector.get_map():
+            self.selector.unregister(control)
         if rank not in self.values and rank not in self.failures:
             where = innermost(read_all(self.stacks[rank].fileno()))
             self.failures[rank] = Failure(
-                time.monotonic(), "died", how_it_ended(code) + (f"   {where}" if where else ""), ""
+                time.monotonic(), "died", how_it_ended(status) + (f"   {where}" if where else ""), ""
             )
 
     # ---- what is wrong --------------------------------------------------------------------
@@ -358,7 +382,11 @@ class Team:
 
     def warn(self) -> None:
         """Issue the ranks' warnings here, each once."""
-        for text, category, filename, line in self.warnings:
+        for (text, _, filename, line), kind in self.warnings.items():
+            try:
+                category = pickle.loads(kind)
+            except Exception:  # a class that cannot be had here
+                category = UserWarning
             warnings.warn_explicit(text, category, filename, line)
 
 
@@ -367,26 +395,25 @@ def told(problem: Problem) -> RankError:
     return RankError(problem.kind, problem.ranks, f"{problem.sentence}{lines}", problem.where)
 
 
-def how_it_ended(code: int) -> str:
+def how_it_ended(status: bytes) -> str:
+    if not status:
+        return "had to stop: the process that starts ranks was killed. Run the same line again"
+    code = struct.unpack("!q", status)[0]
     if code >= 0:
         return f"ended with exit code {code} before it returned: something called os._exit({code})"
     sign = signal.Signals(-code).name
     hint = " (if nobody did that, the machine ran out of memory)" if sign == "SIGKILL" else ""
-    return f"was killed by {sign}{hint}"
+    return f"died of {sign}{hint}"
 
 
 def pickled(fn: Callable[..., Any], args: Any, kwargs: Any) -> bytes:
     """(fn, args, kwargs) as bytes; a TypeError that names the variable that cannot be sent."""
+    if autocall := sys.modules.get("IPython.core.autocall"):  # a notebook's exit() holds the kernel; a rank has its own
+        for kind in (autocall.ExitAutocall, *autocall.ExitAutocall.__subclasses__()):
+            copyreg.pickle(kind, lambda _: (getattr, (builtins, "exit")))
     try:
         return cloudpickle.dumps((fn, args, kwargs))
-    except (
-        TypeError,
-        pickle.PicklingError,
-        AttributeError,
-        RecursionError,
-        RuntimeError,
-        ValueError,
-    ) as error:
+    except Exception as error:  # a class may refuse in its own way
         what = culprit(fn, args, kwargs)
         raise TypeError(f"{what} cannot be sent to the ranks ({error}): make it inside the function") from error
 
@@ -399,7 +426,7 @@ def culprit(fn: Callable[..., Any], args: Any, kwargs: Any) -> str:
     code = getattr(fn, "__code__", None)
     if code is not None:
         cells = dict(zip(code.co_freevars, fn.__closure__ or (), strict=False))
-        used |= {f"variable {k!r}": cell.cell_contents for k, cell in cells.items()}
+        used |= {f"variable {k!r}": cell.cell_contents for k, cell in cells.items() if cell != types.CellType()}
         used |= {f"variable {k!r}": fn.__globals__[k] for k in code.co_names if k in fn.__globals__}
     for label, value in used.items():
         try:
@@ -416,6 +443,13 @@ def cell_sources() -> dict[str, str]:
         for file, entry in linecache.cache.items()
         if len(entry) > 2 and journal.CELL.match(file)
     }
+
+
+def working_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError as error:
+        raise RuntimeError("the working directory has been deleted: os.chdir() to one that is there") from error
 
 
 def read_all(fd: int) -> str:

@@ -35,7 +35,8 @@ class Lines:
             limit = f"{MOST_BYTES >> 20} MiB printed: the rest of this rank's output is not shown"
             shown += f"[rank {rank}] {limit} (return it, or write a file)\n"
         if shown:
-            sys.stdout.write(shown)
+            encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+            sys.stdout.write(shown.encode(encoding, "backslashreplace").decode(encoding))
             sys.stdout.flush()
 
     def prefixed(self, rank: int, piece: bytes) -> str:

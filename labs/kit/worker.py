@@ -8,6 +8,7 @@ leaves early would break its peers' last messages.  It ends by `os._exit`: torch
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import io
 import linecache
@@ -28,6 +29,8 @@ import torch
 import torch.distributed as dist
 
 from labs.kit import journal, tap
+
+YEAR = 365 * 24 * 3600.0  # seconds; for who gives a timeout of infinity
 
 
 @dataclass(frozen=True)
@@ -63,13 +66,15 @@ def main(control_fd: int, output_fd: int, journal_fd: int, stacks_fd: int) -> No
     threading.Thread(target=obey, args=(control, finished), daemon=True).start()
     faulthandler.enable(file=stacks_fd)
     faulthandler.register(signal.SIGUSR1, file=stacks_fd, all_threads=True)
-    settle_in(job, control)
     tap.install()
     tap.listeners.append(journal.Journal(journal_fd))
-    control.send_bytes(work(job))
+    sending = threading.Lock()  # a thread may warn while the value is on its way
+    answer = work(job, control, sending)
+    flush()
+    with sending:
+        control.send_bytes(answer)
     finished.wait()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush()
     if job.backend == "nccl" and dist.is_initialized():
         dist.destroy_process_group()  # gives the GPU's memory back in order; gloo has nothing to give back
     os._exit(0)
@@ -84,7 +89,13 @@ def obey(control: Connection, finished: threading.Event) -> None:
     finished.set()
 
 
-def settle_in(job: Job, control: Connection) -> None:
+def flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # the function may have closed or replaced it
+            stream.flush()
+
+
+def settle_in(job: Job, control: Connection, sending: threading.Lock) -> None:
     """Make this process look like the caller's: environment, imports, folder, cell sources, warnings."""
     os.environ.clear()
     os.environ.update(job.environment)
@@ -94,17 +105,28 @@ def settle_in(job: Job, control: Connection) -> None:
     for name, source in job.sources.items():
         linecache.cache[name] = (len(source), None, source.splitlines(True), name)
 
-    def show(message: Warning | str, category: type[Warning], filename: str, line: int, *_: Any) -> None:
-        control.send_bytes(cloudpickle.dumps(("warning", (str(message), category, filename, line))))
+    me, usual = os.getpid(), warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], filename: str, line: int, *rest: Any) -> None:
+        if os.getpid() != me:  # a process that the function has forked: the way to the caller is not its own
+            return usual(message, category, filename, line, *rest)
+        try:
+            kind = cloudpickle.dumps(category)
+        except Exception:
+            kind = b""
+        warning = (str(message), category.__name__, kind, filename, line)
+        with sending:
+            control.send_bytes(cloudpickle.dumps(("warning", warning)))
 
     warnings.showwarning = show
     torch.set_num_threads(1)  # a rank stands for a device: one core each, the same on every machine
 
 
-def work(job: Job) -> bytes:
+def work(job: Job, control: Connection, sending: threading.Lock) -> bytes:
     """Run the function; a pickled ("value", (value, tape)) or ("error", (when, type name, sentence, traceback))."""
     value = None
     try:
+        settle_in(job, control, sending)
         join_world(job)
         function, args, kwargs = cloudpickle.loads(job.payload)
         value = watched(job.record, function, args, kwargs)
@@ -120,7 +142,7 @@ def work(job: Job) -> bytes:
 
 
 def join_world(job: Job) -> None:
-    limit = timedelta(seconds=job.timeout + 60)  # the caller's own limit comes first, with a diagnosis
+    limit = timedelta(seconds=min(job.timeout + 60, YEAR))  # the caller's own limit comes first, with a diagnosis
     use_device(job.device)
     store = dist.FileStore(job.store, job.ranks)
     dist.init_process_group(job.backend, store=store, rank=job.rank, world_size=job.ranks, timeout=limit)
