@@ -80,7 +80,8 @@ class CommunicationWatch(tap.Listener):
     def tape(self) -> list[dict[str, Any]]:
         """One dictionary for each event, by the fields of Event; times in nanoseconds of the monotonic clock."""
         rows = [{"end": row["returned"]} | row for row in self.rows if "returned" in row]
-        return [{key: value for key, value in row.items() if key != "returned"} for row in rows]
+        unfinished = ("returned", "waits")  # a wait is still open where nobody waited to the end
+        return [{key: value for key, value in row.items() if key not in unfinished} for row in rows]
 
     def __enter__(self) -> CommunicationWatch:
         tap.install()

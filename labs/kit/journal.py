@@ -22,6 +22,7 @@ import threading
 import time
 import zlib
 from dataclasses import dataclass
+from functools import lru_cache
 from types import FrameType
 
 import torch
@@ -40,6 +41,7 @@ RECORDS_AT = HEADER.size
 TEXT_AT = RECORDS_AT + RING * RECORD.size
 SIZE = TEXT_AT + TEXT
 
+MOST_FORMS = 4096
 ANY_SOURCE = -1
 NOT_P2P = -2
 SAME_SHAPE = (
@@ -99,6 +101,7 @@ class Journal(tap.Listener):
         self.places: dict[tuple[object, ...], int] = {}
         self.groups: dict[dist.ProcessGroup, str] = {}
         self.sites: dict[tuple[object, ...], str] = {}
+        self.forms: dict[tuple[object, ...], tuple[int, int, int]] = {}  # what is told of calls that look alike
         self.lock = threading.Lock()  # a collective may be issued in any thread
         for text in ["", *{op for op, *_ in tap.OPERATORS.values()}]:
             self.text(text)
@@ -113,15 +116,26 @@ class Journal(tap.Listener):
         is_p2p = peer != NOT_P2P
         order = (group, call.op, peer, call.tag) if is_p2p else (group,)
         self.places[order] = place = self.places.get(order, -1) + 1
-        match = call.tag & 0xFFFFFFFF if is_p2p else zlib.crc32(comparable(call).encode())
-        size = sum(t.numel() * t.element_size() for t in call.inputs or call.outputs)
+        what, same, size = self.form(call)
+        match = call.tag & 0xFFFFFFFF if is_p2p else same
         at = RECORDS_AT + self.count % RING * RECORD.size
-        what, site = self.text(describe(call), call.op), self.text(self.site(sys._getframe(1)))
-        ids = self.text(group, room=TEXT), place, what, site
+        ids = self.text(group, room=TEXT), place, what, self.text(self.site(sys._getframe(1)))
         self.map[at : at + RECORD.size] = RECORD.pack(*ids, peer, match, size, time.monotonic())
         self.count += 1
         call.notes["record"] = self.count
         self.put(RECORDS, self.count)
+
+    def form(self, call: tap.Call) -> tuple[int, int, int]:
+        """The number of its description, the checksum of what must be equal on all ranks, and its bytes."""
+        tensors = call.inputs if call.outputs is call.inputs else call.inputs + call.outputs
+        key = (call.raw, call.peer, call.root, len(call.inputs), *[(t.dtype, t.shape) for t in tensors])
+        if key not in self.forms:
+            if len(self.forms) == MOST_FORMS:
+                self.forms.clear()
+            size = sum(t.numel() * t.element_size() for t in call.inputs or call.outputs)
+            what = self.text(describe(call), call.op)
+            self.forms[key] = what, zlib.crc32(comparable(call).encode()), size
+        return self.forms[key]
 
     def waiting(self, call: tap.Call) -> None:
         if is_alone():
@@ -247,6 +261,7 @@ def learner_frame(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
+@lru_cache(4096)
 def is_machinery(filename: str) -> bool:
     return filename.startswith((TORCH, KIT, "<frozen", "<string>")) or filename.endswith(
         ("contextlib.py", "threading.py")

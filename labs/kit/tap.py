@@ -77,7 +77,10 @@ class Call:
         self.op, inputs, outputs, group = OPERATORS[raw]
         self.raw = raw
         self.inputs = flatten(args[inputs]) if inputs is not None else ()
-        self.outputs = flatten(args[outputs]) if outputs is not None else ()
+        if outputs == inputs:
+            self.outputs = self.inputs
+        else:
+            self.outputs = flatten(args[outputs]) if outputs is not None else ()
         self.group = unbox(dist.ProcessGroup, args[group])
         self.peer = args[2] if raw in ("send", "recv_") else None
         self.tag = args[-1] if self.op in ("send", "recv") else 0
