@@ -73,7 +73,7 @@ class Nursery:
         theirs.close()
 
     def fork(self, fds: list[int], cleanup: str) -> int:
-        """Fork one rank that owns copies of `fds`; its pid.  `cleanup` is a file to delete should the caller die."""
+        """Fork one rank that owns copies of `fds`; its pid.  `cleanup` is a file to delete when it ends."""
         with self.lock:
             for _ in range(2):  # one that was killed since the last job is replaced
                 self.start()
@@ -152,9 +152,7 @@ def serve(fd: int) -> None:
     for pid, (_, path) in children.items():
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        end_group(pid)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+        clear_up(pid, path)
 
 
 def become_rank(fds: list[int], not_mine: list[int]) -> None:
@@ -171,13 +169,16 @@ def become_rank(fds: list[int], not_mine: list[int]) -> None:
         os._exit(1)
 
 
-def end_group(pid: int) -> None:
-    """End what a rank has started and left (workers of a DataLoader, a process that nobody joined).
+def clear_up(pid: int, path: str) -> None:
+    """After a rank: end what it has started and left (workers of a DataLoader, say), and delete its job's file.
 
-    By SIGTERM, which multiprocessing's resource tracker outlives: it still has to remove shared memory.
+    By SIGTERM, which multiprocessing's resource tracker outlives: it still has to remove shared memory.  The caller
+    deletes the file, too; but a rank that is just beginning would make it anew.
     """
     with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left; macOS says the latter
         os.killpg(pid, signal.SIGTERM)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def reap(children: dict[int, tuple[int, str]]) -> None:
@@ -186,8 +187,8 @@ def reap(children: dict[int, tuple[int, str]]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        end_group(pid)
-        fd, _ = children.pop(pid)
+        fd, path = children.pop(pid)
+        clear_up(pid, path)
         with contextlib.suppress(BrokenPipeError):  # the caller has stopped to listen
             os.write(fd, struct.pack("!q", os.waitstatus_to_exitcode(status)))
         os.close(fd)
