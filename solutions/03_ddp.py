@@ -335,7 +335,7 @@ def accumulate(model, micro_batches):
 check.accumulation(accumulate)
 
 # %% [markdown]
-# Why is the last backward outside of `no_sync()`? For `Naive` it would not matter. For the wrapper that we are coming
+# The last backward belongs outside of `no_sync()`. For `Naive` it would not matter. For the wrapper that we are coming
 # to, it does: it begins to send during backward, and has to know which one is the last.
 #
 # ## Build: fewer messages
@@ -523,7 +523,9 @@ draw.table([{"": name, **verdict} for name, verdict in verdicts.items()])
 
 # %%
 recordings = {name: job(ranks=4, steps=3, record="communication", **way).recording for name, way in WAYS.items()}
-check.predict("Each rank sends, in a step:", guess_sent, recordings["naive"].sent(rank=0, step=2), unit="bytes")
+check.predict(
+    "How much does each rank send in a step?", guess_sent, recordings["naive"].sent(rank=0, step=2), unit="bytes"
+)
 
 # %% [markdown]
 # And the formula of [labs/cost.py](../labs/cost.py), which knows the shapes and nothing of the code.
@@ -556,7 +558,7 @@ draw.bars(held)
 
 # %%
 floor = (held["naive"]["P"] + held["naive"]["G"] + held["naive"]["S"]) / sum(sizes)
-check.predict("P, G and S on each of four ranks:", guess_held, round(floor), unit="bytes a parameter")
+check.predict("How large are P, G and S on each of four ranks?", guess_held, round(floor), unit="bytes a parameter")
 
 # %% [markdown]
 # Only the activations went down to a quarter, as each rank reads a quarter of the batch (but for the rotary tables,
@@ -788,7 +790,8 @@ LINKS = {"NVLink": 450e9, "InfiniBand, 400 Gb/s": 50e9, "Ethernet, 10 Gb/s": 1.2
 draw.table([{"link": name, "tokens a device and step, at least": round(F / W)} for name, W in LINKS.items()])
 
 # %% [markdown]
-# Drag the slider: a model of a billion parameters, on 64 devices. Latency is in it, too (5 µs a message).
+# Drag the slider: a model of a billion parameters, on 64 devices. On each link, from how many tokens on is the
+# all-reduce the shorter bar? (Latency is in it, too: 5 µs a message.)
 
 
 # %%
