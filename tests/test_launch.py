@@ -484,6 +484,13 @@ def test_a_variable_that_cannot_be_sent_is_named():
         run(job, ranks=2)
 
 
+config = {"dim": 64}  # torch.distributed has a module of this name, which cannot be pickled by value
+
+
+def test_a_variable_named_like_a_module_of_torch_can_be_sent():
+    assert run(lambda: (dist.get_rank(), config["dim"]), ranks=2) == [(0, 64), (1, 64)]
+
+
 def test_a_value_that_cannot_come_back_is_told():
     with pytest.raises(RankError, match=r"the value that it returned \(lock\) cannot be sent to the caller"):
         run(threading.Lock, ranks=2)

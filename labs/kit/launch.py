@@ -17,6 +17,8 @@ import atexit
 import builtins
 import contextlib
 import copyreg
+import importlib
+import io
 import linecache
 import os
 import pathlib
@@ -33,6 +35,7 @@ import types
 import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from types import ModuleType
 from typing import IO, Any, NamedTuple
 
 import cloudpickle
@@ -412,10 +415,28 @@ def pickled(fn: Callable[..., Any], args: Any, kwargs: Any) -> bytes:
         for kind in (autocall.ExitAutocall, *autocall.ExitAutocall.__subclasses__()):
             copyreg.pickle(kind, lambda _: (getattr, (builtins, "exit")))
     try:
-        return cloudpickle.dumps((fn, args, kwargs))
+        return dumps((fn, args, kwargs))
     except Exception as error:  # a class may refuse in its own way
         what = culprit(fn, args, kwargs)
         raise TypeError(f"{what} cannot be sent to the ranks ({error}): make it inside the function") from error
+
+
+class Pickler(cloudpickle.Pickler):
+    """By value, as cloudpickle does it; but modules of every class go by name, torch's `config` modules among them.
+
+    cloudpickle sends these along with any function that uses both `torch.distributed` and a variable named `config`.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, ModuleType) and sys.modules.get(obj.__name__) is obj:
+            return importlib.import_module, (obj.__name__,)
+        return super().reducer_override(obj)
+
+
+def dumps(value: Any) -> bytes:
+    file = io.BytesIO()
+    Pickler(file).dump(value)
+    return file.getvalue()
 
 
 def culprit(fn: Callable[..., Any], args: Any, kwargs: Any) -> str:
@@ -430,7 +451,7 @@ def culprit(fn: Callable[..., Any], args: Any, kwargs: Any) -> str:
         used |= {f"variable {k!r}": fn.__globals__[k] for k in code.co_names if k in fn.__globals__}
     for label, value in used.items():
         try:
-            cloudpickle.dumps(value)
+            dumps(value)
         except Exception:
             return f"{label} ({type(value).__name__}) of {getattr(fn, '__name__', 'the function')}"
     return f"{getattr(fn, '__name__', fn)!s}"
