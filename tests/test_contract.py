@@ -105,10 +105,10 @@ def sent(strategy, ranks: int, name: str) -> tuple[list[int], list[int]]:
 
 
 def held(strategy, ranks: int, name: str) -> list[dict[str, int]]:
-    """Bytes held in the last step in float32, by rank: measured, in a job that trains nothing else."""
+    """Bytes held in a steady step in float32, by rank: measured, in a job that trains nothing else."""
     trainings = [(name, torch.float32)]
     recording = run(train_all, strategy, trainings=trainings, ranks=ranks, record="memory").recording
-    return [recording.held(rank, STEPS - 1) for rank in range(ranks)]
+    return [recording.steady(rank) for rank in range(ranks)]
 
 
 # ---- the claims ------------------------------------------------------------------------------------------

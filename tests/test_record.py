@@ -367,6 +367,17 @@ def test_held_over_a_step_counts_what_was_there_as_it_began():
     assert seen.held(step=1) == zeros | {"P": 4, "A": 1, "peak": 5}
 
 
+def test_a_steady_step_holds_the_least_of_all_but_the_first():
+    steps = [Span(0, "step", float(start), start + 1.0) for start in (1, 2, 3)]
+    zeros = dict.fromkeys(("P", "G", "S", "A", "comm", "temporary"), 0)
+    moments = [(1.5, {"G": 1}), (2.5, {"G": 7}), (3.1, {"G": 5})]
+    seen = Recording("memory", 1, spans=steps, memory=[[(t, zeros | held) for t, held in moments]])
+    assert [seen.held(step=step)["G"] for step in range(3)] == [1, 7, 7]
+    assert seen.steady() == zeros | {"G": 7, "peak": 7}
+    with pytest.raises(ValueError, match="this recording has 1 steps"):
+        Recording("memory", 1, spans=steps[:1], memory=[[]]).steady()
+
+
 def test_it_draws_itself():
     event = Event(0, "all_reduce", "float32", 4, 4, "g", (0, 1), None, 0.1, 0.2, 0.0, 4, "x.py:1 f", 0)
     seen = Recording("communication", 2, [event], [Span(0, "forward", 0.0, 0.1)])

@@ -51,6 +51,7 @@ class Nursery:
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
+        self.socket: socket.socket | None = None
         self.lock = threading.Lock()
         self.owner = 0
         self.number = 0  # of the newest request for a rank
@@ -59,6 +60,8 @@ class Nursery:
         """Start the nursery unless it runs already (a forked copy of the caller starts its own)."""
         if self.process is not None and self.owner == os.getpid() and self.process.poll() is None:
             return
+        if self.socket:
+            self.socket.close()  # of one that was killed
         self.socket, theirs = socket.socketpair()
         path = [entry for entry in sys.path if isinstance(entry, str)]  # Python skips any other, and so do we
         code = f"import sys; sys.path[:] = {path!r}; from labs.kit import nursery; nursery.serve({theirs.fileno()})"

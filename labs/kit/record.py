@@ -153,6 +153,16 @@ class Recording:
         most = {kind: max(held[kind] for held in moments) for kind in KINDS}
         return most | {"peak": max(sum(held.values()) for held in moments)}
 
+    def steady(self, rank: int = 0) -> dict[str, int]:
+        """What a rank holds in a step of a training under way: of each kind the least of all steps but the first.
+
+        The least, since now and then a thread of the backend keeps a tensor a moment longer than the step needs it.
+        """
+        later = [self.held(rank, step) for step in range(1, self.steps)]
+        if not later:
+            raise ValueError(f"this recording has {self.steps} steps: a steady one takes 2 or more")
+        return {kind: min(held[kind] for held in later) for kind in later[0]}
+
     def require(self, kind: str) -> None:
         if self.kind != kind:
             raise ValueError(f'this is a recording of {self.kind}: run(..., record="{kind}") makes the one needed here')

@@ -45,7 +45,7 @@ KINDS = (*draw.KINDS, "peak")
 EXACT = ("P", "G", "S")
 SIZES = [name for name, config in PRESETS.items() if config.vocab == 256]  # those that read bytes
 PASSES = ("time", "communication", "memory")
-WATCHED = 4  # steps of the passes that count bytes; their last one is reported
+WATCHED = 4  # steps of the passes that count bytes
 WARM_UP = 3  # steps that are not timed
 SAME = 1e-5  # two parameters that differ by no more are equal up to float32's rounding ...
 COMPARED = 30  # ... which every training blows up, step by step: so they are compared after these
@@ -172,7 +172,7 @@ def compare(strategy: Strategy, plan: Plan, ranks: int, time: Results, communica
     share = dict(batch=plan.batch // ranks, ranks=ranks)
     predicted = [strategy.predict(plan.config, rank=rank, **share) for rank in range(ranks)]
     sent = [communication.recording.sent(rank, WATCHED - 1) for rank in range(ranks)]
-    held = [memory.recording.held(rank, WATCHED - 1) for rank in range(ranks)]
+    held = [memory.recording.steady(rank) for rank in range(ranks)]
     durations = [
         1000 * (span.end - span.start)
         for rank in range(ranks)
