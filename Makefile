@@ -60,7 +60,7 @@ doctor: $(COURSE)  ## can this machine run the course?
 	@$(BIN)/python -m labs doctor
 
 clean:  ## remove everything that make made, .venv included
-	rm -rf .venv build .pytest_cache .ruff_cache
+	rm -rf .venv build .pytest_cache .ruff_cache tour.json tour.png
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # ---- the environment: a stamp in .venv is newer than what it was made from -------------------------------

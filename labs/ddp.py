@@ -23,6 +23,8 @@ Distributed: Experiences on Accelerating Data Parallel Training").
     model.sync()
     optimizer.step()
 
+Here the model returns its loss divided by the number of micro-batches: gradients add up, and we want a mean.
+
 `all_reduce=` is how: `torch.distributed`'s by default, or `labs.collectives.all_reduce`.
 """
 
