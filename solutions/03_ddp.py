@@ -546,14 +546,14 @@ ledger
 #
 # ## Measure: bytes held
 #
-# First one device alone with the whole batch, then rank 0 of each way, in the third step. Each kind is shown at its own
-# highest. The black line is the peak of all together; it is lower than their sum, since they are not highest at the
-# same moment.
+# First one device alone with the whole batch, then rank 0 of each way, in a steady step (any but the first). Each
+# kind is shown at its own highest. The black line is the peak of all together; it is lower than their sum, since they
+# are not highest at the same moment.
 
 # %%
 watched = {"one device": job(ranks=1, steps=3, record="memory").recording}
 watched |= {name: job(ranks=4, steps=3, record="memory", **way).recording for name, way in WAYS.items()}
-held = {name: seen.held(rank=0, step=2) for name, seen in watched.items()}
+held = {name: seen.steady(rank=0) for name, seen in watched.items()}
 draw.bars(held)
 
 # %%
@@ -565,7 +565,7 @@ check.predict("How large are P, G and S on each of four ranks?", guess_held, rou
 # which every rank has whole). P, G and S are what they were on one device, on *every* rank:
 
 # %%
-ranks = [watched["naive"].held(rank, step=2) for rank in range(4)]
+ranks = [watched["naive"].steady(rank) for rank in range(4)]
 assert all(rank == ranks[0] for rank in ranks)
 kept = {kind: sum(rank[kind] for rank in ranks) / held["one device"][kind] for kind in "PGSA"}
 draw.table([{"kind": kind, "all four ranks hold, × one device": times} for kind, times in kept.items()])
@@ -695,9 +695,9 @@ def rows(sent, all_reduces, held):
 
 
 def measure(way):
-    """Rank 0 of four, in the third step."""
+    """Rank 0 of four: sent in the third step, held in a steady one."""
     talk = job(ranks=4, steps=3, record="communication", **way).recording
-    held = job(ranks=4, steps=3, record="memory", **way).recording.held(rank=0, step=2)
+    held = job(ranks=4, steps=3, record="memory", **way).recording.steady(rank=0)
     return rows(talk.sent(rank=0, step=2), talk.counts(rank=0, step=2)["all_reduce"], held)
 
 

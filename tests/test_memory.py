@@ -286,7 +286,7 @@ def by_tensor_parallel():
 def test_strategies_to_the_byte(strategy):
     results = run(strategy, ranks=2, device="cpu", record="memory")
     for rank, (parameters, states) in enumerate(results):
-        held = results.recording.held(rank, step=2)
+        held = results.recording.steady(rank)
         assert (held["P"], held["G"], held["S"]) == (parameters, parameters, states)
         assert held["A"] > 0 and held["comm"] > 0
         assert max(held[kind] for kind in KINDS) < held["peak"] <= sum(held[kind] for kind in KINDS)
@@ -316,4 +316,4 @@ def test_what_fsdp_gathers_is_communication():
 def test_what_ddp_keeps_beside_is_its_buckets():
     results = run(by_ddp, ranks=2, device="cpu", record="memory")
     for rank, (parameters, _) in enumerate(results):
-        assert results.recording.held(rank, step=2)["comm"] == pytest.approx(parameters, abs=KIB)
+        assert results.recording.steady(rank)["comm"] == pytest.approx(parameters, abs=KIB)
