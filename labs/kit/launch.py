@@ -187,7 +187,7 @@ class Team:
         self.selector = self.stack.enter_context(selectors.DefaultSelector())
         try:
             self.start()
-        except BaseException:
+        except BaseException:  # an interrupt, too: what has started must not stay; raised again below
             self.__exit__()
             raise
         return self
@@ -452,7 +452,7 @@ def culprit(fn: Callable[..., Any], args: Any, kwargs: Any) -> str:
     for label, value in used.items():
         try:
             dumps(value)
-        except Exception:
+        except Exception:  # any refusal will do: it is the one that is looked for, and gets named
             return f"{label} ({type(value).__name__}) of {getattr(fn, '__name__', 'the function')}"
     return f"{getattr(fn, '__name__', fn)!s}"
 

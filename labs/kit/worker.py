@@ -112,7 +112,7 @@ def settle_in(job: Job, control: Connection, sending: threading.Lock) -> None:
             return usual(message, category, filename, line, *rest)
         try:
             kind = cloudpickle.dumps(category)
-        except Exception:
+        except Exception:  # a class that cannot travel: the caller then issues its text as a plain warning
             kind = b""
         warning = (str(message), category.__name__, kind, filename, line)
         with sending:
