@@ -1,6 +1,6 @@
 """Train a large model on many devices: the map of this package.
 
-Each file directly in labs/ teaches one thing, from scratch, on torch.distributed.
+Each file directly in labs/ teaches one thing, from scratch, on torch.distributed (cost is a folder, a file a topic).
 Read them in this order; each imports only files above it.
 
     model        a small GPT for one device; knows nothing of parallelism
@@ -8,6 +8,7 @@ Read them in this order; each imports only files above it.
     cost         pencil and paper: bytes held and bytes sent, for every strategy
     collectives  broadcast, all-gather, reduce-scatter, all-reduce, ... from send and recv
     ddp          copies that agree: average the gradients; in buckets; while backward runs
+    zero         the spare copies removed, stage by stage
     native       the same verbs as PyTorch ships them
 
 labs/kit is the laboratory around them, and not on the exam.

@@ -429,9 +429,9 @@ draw.messages(draw.sends(recording), ranks=4)
 
 # %% [markdown]
 # Now every collective of [labs/collectives.py](../labs/collectives.py), predicted to the byte by
-# [labs/cost.py](../labs/cost.py), which knows nothing of how they are written. The tensor has 1,001 elements, which
-# divide neither by 4 nor by 3, so the ranks' shares differ by an element or two. (`all_reduce_doubling` comes in the
-# next section.)
+# [labs/cost/collectives.py](../labs/cost/collectives.py), which knows nothing of how they are written. The tensor has
+# 1,001 elements, which divide neither by 4 nor by 3, so the ranks' shares differ by an element or two.
+# (`all_reduce_doubling` comes in the next section.)
 
 
 # %%

@@ -528,7 +528,7 @@ check.predict(
 )
 
 # %% [markdown]
-# And the formula of [labs/cost.py](../labs/cost.py), which knows the shapes and nothing of the code.
+# And the formula of [labs/cost/ddp.py](../labs/cost/ddp.py), which knows the shapes and nothing of the code.
 
 # %%
 predicted = {name: cost.ddp(CONFIG, BATCH // 4, 4, name, bucket_bytes=BUCKET) for name in WAYS}

@@ -9,30 +9,43 @@ import pytest
 
 LABS = Path(__file__).resolve().parent.parent / "labs"
 
-# A file imports from lower levels only; inside the kit also from its own, without a circle.
+# A file imports from lower levels only; inside its own folder (cost, the kit) also from its own, without a circle.
 LEVELS = [
-    {"model", "data", "cost", "collectives"},
+    {"model", "data", "cost", "collectives"},  # cost with all files of its folder
     {"ddp"},
+    {"zero", "precision", "clip", "recompute", "offload"},
     {"native"},  # and every file of the kit that is not named below
     {"kit.strategies", "kit.check", "kit.play", "kit.tour", "kit.doctor", "__main__"},
 ]
-TEXTBOOK = LEVELS[0] | LEVELS[1]
+TEXTBOOK = LEVELS[0] | LEVELS[1] | LEVELS[2]
 # What a file may import for an option of its own, inside the function that needs it.
 OPTIONAL = {"data": {"datasets"}}  # a corpus from a hub, for those online
-FILES = sorted(path for path in LABS.rglob("*.py") if path.name != "__init__.py")
-MODULES = {".".join(("labs", *path.relative_to(LABS).with_suffix("").parts)) for path in FILES}
+EMPTY = {LABS / "__init__.py", LABS / "kit/__init__.py"}
+FILES = sorted(set(LABS.rglob("*.py")) - EMPTY)
 
 
 def name_of(path: Path) -> str:
-    return ".".join(path.relative_to(LABS).with_suffix("").parts)
+    """labs/ddp.py: "ddp"; labs/cost/ddp.py: "cost.ddp"; labs/cost/__init__.py: "cost"."""
+    return ".".join(path.relative_to(LABS).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {f"labs.{name_of(path)}" for path in FILES}
+
+
+def folder(name: str) -> str:
+    return name.split(".")[0]
+
+
+def is_textbook(name: str) -> bool:
+    return folder(name) in TEXTBOOK
 
 
 def level(name: str) -> int:
     for number, names in enumerate(LEVELS):
-        if name in names:
+        if name in names or folder(name) in names:
             return number
     assert name.startswith("kit."), f"give labs/{name}.py its level in this test"
-    return 2
+    return level("native")
 
 
 def imports(path: Path, at_top: bool = False) -> set[str]:
@@ -58,7 +71,7 @@ def own(modules: set[str]) -> set[str]:
 def test_imports_point_down(path):
     name = name_of(path)
     for module in own(imports(path)):
-        beside = level(module) == level(name) and (module.startswith("kit.") and name.startswith("kit."))
+        beside = level(module) == level(name) and folder(module) == folder(name)
         entry = name == "__main__" and module.startswith("kit.")
         assert level(module) < level(name) or beside or entry, f"{name} imports {module}, which is not below it"
 
@@ -67,10 +80,10 @@ def test_no_import_goes_in_a_circle():
     TopologicalSorter({name_of(path): own(imports(path, at_top=True)) for path in FILES}).prepare()
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if name_of(path) in TEXTBOOK], ids=name_of)
+@pytest.mark.parametrize("path", [path for path in FILES if is_textbook(name_of(path))], ids=name_of)
 def test_a_textbook_file_needs_torch_and_files_below_only(path):
     modules = imports(path)
-    assert own(modules) <= TEXTBOOK, "a textbook file never imports the kit or native: it can be copied out"
+    assert all(map(is_textbook, own(modules))), "a textbook file never imports the kit or native: it can be copied out"
     others = {module.split(".")[0] for module in modules} - {"labs", "torch"} - sys.stdlib_module_names
     others -= OPTIONAL.get(name_of(path), set())
     assert not others, f"a textbook file needs torch and the standard library only, not {others}"
@@ -78,10 +91,10 @@ def test_a_textbook_file_needs_torch_and_files_below_only(path):
 
 def test_the_map_names_every_textbook_file():
     outline = (LABS / "__init__.py").read_text(encoding="utf-8")
-    missing = [name for name in {*TEXTBOOK, "native"} if f"\n    {name} " not in outline]
+    taught = {path.stem for path in LABS.glob("*.py")} - {"__init__", "__main__"} | {"cost"}
+    missing = sorted(name for name in taught if f"\n    {name} " not in outline)
     assert not missing, f"labs/__init__.py does not mention {missing}"
 
 
 def test_the_package_itself_imports_nothing():
-    assert not imports(LABS / "__init__.py")
-    assert not imports(LABS / "kit/__init__.py")
+    assert not any(imports(path) for path in EMPTY)

@@ -1,0 +1,52 @@
+"""Pencil and paper: what a job must send and hold, and how long that takes, before it is run.
+
+    collectives   elements and messages that one rank sends, and seconds
+    memory        bytes by parameter; parameters and activations of a GPT; what an answer is made of
+    ddp           all of it for data parallelism: one rank, one step
+
+Integers are exact, down to the pieces that do not divide evenly; the textbook's formula, their limit, stands
+beside them. Nothing here imports or runs what it predicts: measurements are held against it.
+
+    n          elements of a tensor                  S    its bytes
+    N, ranks   ranks of the group                    c_i  piece i of n elements in N, the longer ones first
+    Ψ          parameters of a model                 other letters are those of `labs.model`
+
+All names are at hand as `cost.name`:
+
+    cost.ddp(config, batch=2, ranks=4, variant="overlapped").held.peak
+"""
+
+# ruff: noqa: F401
+
+from labs.cost.collectives import (
+    Traffic,
+    all_gather,
+    all_reduce,
+    all_reduce_doubling,
+    all_reduce_limit,
+    all_to_all,
+    barrier,
+    broadcast,
+    doubling_seconds,
+    message,
+    piece,
+    pieces_but,
+    reduce,
+    reduce_scatter,
+    ring_seconds,
+    tree_seconds,
+)
+from labs.cost.ddp import buckets, ddp, ddp_held, ddp_sent
+from labs.cost.memory import (
+    FLOAT,
+    INDEX,
+    PIE,
+    Held,
+    MiB,
+    Prediction,
+    Workspace,
+    activations,
+    optimizer_state,
+    parameter_sizes,
+    workspace,
+)
