@@ -1,0 +1,68 @@
+"""Clipping by the global norm: the length of all gradients taken together, wherever their elements are.
+
+Where the gradient, read as one vector g of everything that is trained, is longer than `max_norm`, it is shortened to
+that length, and keeps its direction (Pascanu, Mikolov and Bengio 2013, arXiv 1211.5063, section 3.2):
+
+    g  <-  g min(1, max_norm / |g|)             |g|² = the sum of all squares
+
+A sum of squares is a sum over ranks, too.  So when the elements are sharded, every rank adds up its own, and *one
+number* travels; then each of them scales its shard by the same factor.
+
+                            gradients are                 groups        all-reduced, for each group
+    one device, labs.ddp    replicated: mean on all       ()            nothing, and it must not be
+    labs.zero               sharded over all ranks        (None,)       one float64
+
+The classic mistake is to clip each shard by its own norm: the shards of a vector are shorter than the vector, some
+more than others, so each would be scaled by another factor, and the direction is lost.
+
+    zero.sync()
+    norm = clip_gradients(zero.shards, max_norm=1.0, groups=(None,))
+    zero.step()
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+
+def clip_gradients(
+    parameters: Tensor | Iterable[Tensor], max_norm: float, groups: Sequence[ProcessGroup | None] = ()
+) -> Tensor:
+    """Scale all gradients, in place, so that their global norm is at most `max_norm`; return what it was (0-dim).
+
+    parameters: this rank's, or its shards; a `.grad` may be None or empty, and then counts as zeros.
+    groups: those over which the parameters are sharded, None for all ranks.  Every rank of them must call this.
+
+    An infinite `max_norm` only measures.  Where the norm is inf or nan, so become the gradients, as in torch; look at
+    what is returned.  Raises ValueError for a `max_norm` that is not above 0.
+    """
+    if not max_norm > 0:
+        raise ValueError(f"max_norm is {max_norm}: give a length above 0 (or inf, only to measure)")
+    if groups is None or isinstance(groups, ProcessGroup):
+        raise TypeError(f"groups is {groups}: give a sequence, (None,) for all ranks, () for gradients that all have")
+    parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    norm = global_norm(parameters, groups)
+    # torch adds 1e-6, too: so a norm of 0 does no harm.
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for p in parameters:
+        if p.grad is not None:
+            p.grad.mul_(factor)
+    return norm
+
+
+def global_norm(parameters: Sequence[Tensor], groups: Sequence[ProcessGroup | None] = ()) -> Tensor:
+    """The length of the gradients of all ranks in `groups` as one vector: float64, 0-dim, the same on each of them."""
+    # In float64 on every rank, whatever it holds: the numbers must match when they are added.
+    total = torch.zeros((), dtype=torch.float64, device=parameters[0].device if parameters else None)
+    for p in parameters:
+        if p.grad is not None:
+            # Not in the gradient's own type: bfloat16 has 8 bits, and the squares of float16 overflow from 256 on.
+            total += (
+                torch.linalg.vector_norm(p.grad, dtype=torch.promote_types(p.grad.dtype, torch.float32)).double() ** 2
+            )
+    for group in groups:
+        dist.all_reduce(total, group=group)
+    return total.sqrt()
