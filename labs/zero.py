@@ -36,9 +36,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd.graph import register_multi_grad_hook
 from torch.distributed import ProcessGroup
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from labs.ddp import require_equal_replicas
 
@@ -90,12 +89,14 @@ class Zero:
 
     # ---- the events of a training step -------------------------------------------------------------------
 
-    def before_forward(self, layer: "Layer", module: nn.Module, args: Any, kwargs: Any) -> None:
+    def before_forward(self, layer: "Layer", module: nn.Module, args: Any, kwargs: Any) -> Any:
         if self.stage == 3:
             layer.gather("forward")
-        uses = differentiable([*layer.show(), args, kwargs])
+        args, kwargs = tree_map(alias, (args, kwargs))
         if torch.is_grad_enabled():
-            register_multi_grad_hook(uses, lambda gradients: self.after_backward(layer))
+            uses = differentiable([*layer.show(), args, kwargs])
+            when_all_have_gradients(uses, partial(self.after_backward, layer))
+        return args, kwargs
 
     def after_forward(self, layer: "Layer", module: nn.Module, args: Any, output: Any) -> None:
         if self.stage == 3:
@@ -107,7 +108,6 @@ class Zero:
         """Called when the gradient of the layer's output is there."""
         if self.stage == 3:
             layer.gather("backward")
-        layer.show()
 
     def after_backward(self, layer: "Layer") -> None:
         """Called when the gradients of the layer's parameters, and of its input, are there."""
@@ -259,6 +259,7 @@ class Layer:
             if not unit.users:
                 unit.gather()
             unit.users.add((self, phase))
+        self.show()
 
     def drop(self, *phases: str) -> None:
         """A unit that others still use, or this layer in another phase (recomputation in backward), stays."""
@@ -272,7 +273,7 @@ class Layer:
         uses = []
         for unit, places in self.places.items():
             with torch.enable_grad():  # in backward, too: a recomputation needs what the forward had
-                uses.append(unit.full.view_as(unit.full))
+                uses.append(alias(unit.full))
                 views = unit.views(uses[-1])
             for (module, attribute), name in places.items():
                 setattr(module, attribute, views[name])
@@ -386,8 +387,27 @@ def require_same(state: dict[str, Tensor], keys: Iterable[str], units: list[Unit
         raise ValueError(f"this state is of another model: {'; '.join(differ)}")
 
 
+def alias(x: Any) -> Any:
+    """The same numbers, as a tensor whose gradient is there when all uses of this one tensor are over."""
+    return x.view_as(x) if isinstance(x, Tensor) and x.requires_grad else x
+
+
 def differentiable(values: Any) -> list[Tensor]:
     return [x for x in tree_leaves(values) if isinstance(x, Tensor) and x.requires_grad]
+
+
+def when_all_have_gradients(tensors: list[Tensor], then: Callable[[], None]) -> None:
+    # torch.autograd.graph.register_multi_grad_hook would keep all of these gradients until the last one is there.
+    uses, there = len(tensors), 0  # not the tensors themselves: a hook that knew its own tensor would keep it alive
+
+    def one_more(gradient: Tensor) -> None:
+        nonlocal there
+        there += 1
+        if there % uses == 0:
+            then()
+
+    for x in tensors:
+        x.register_hook(one_more)
 
 
 # ---- collectives -----------------------------------------------------------------------------------------

@@ -172,8 +172,8 @@ class Finders:
 
     def forward_ends(self, module: nn.Module, args: Any, answer: Any) -> None:
         self.depth -= 1
-        for parameter in module._parameters.values():
-            if isinstance(parameter, nn.Parameter) and self.watch.kind(parameter) != "P":
+        for parameter in parameters_behind(module):
+            if self.watch.kind(parameter) != "P":
                 self.watch.tag(parameter, GATHERED)
                 self.meet_gradient(parameter)
 
@@ -215,6 +215,15 @@ class Finders:
         answer = original(storage, size)
         self.watch.resized(storage)
         return answer
+
+
+def parameters_behind(module: nn.Module) -> Iterator[nn.Parameter]:
+    """What a module computes with: its parameters, and those that plain attributes of it are views of."""
+    for value in (*module._parameters.values(), *vars(module).values()):
+        if isinstance(value, torch.Tensor):
+            value = value if value._base is None else value._base
+            if isinstance(value, nn.Parameter):
+                yield value
 
 
 def keep(tensor: torch.Tensor) -> torch.Tensor:
