@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from bench.figure import Figure, figure, ratios
 from labs.kit.launch import run
-from labs.kit.strategies import ADAMW, STRATEGIES, Strategy
+from labs.kit.strategies import STRATEGIES, Strategy
 from labs.model import GPT, PRESETS
 
 RANKS, BATCH = 4, 3
@@ -25,21 +25,20 @@ PEER = "ddp"
 def stepper(strategy: Strategy):
     """A function that takes one step and returns the seconds of each phase."""
     model = GPT(PRESETS["tiny"])
-    module = strategy.apply(model)
-    optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
+    training = strategy.apply(model)
     x_BT, y_BT = torch.randint(model.config.vocab, (2, BATCH, model.config.context))
 
     def step() -> list[float]:
         dist.barrier()
         times = [time.perf_counter()]
-        loss = module(x_BT, y_BT)
+        loss = training.module(x_BT, y_BT)
         times.append(time.perf_counter())
         loss.backward()
         times.append(time.perf_counter())
-        strategy.finish(module)
+        training.finish()
         times.append(time.perf_counter())
-        optimizer.step()
-        optimizer.zero_grad()
+        training.optimizer.step()
+        training.optimizer.zero_grad()
         times.append(time.perf_counter())
         return [end - start for start, end in pairwise(times)]
 

@@ -2,12 +2,26 @@
 
 ours                              PyTorch's
 ddp.Overlapped(model); .sync()    ddp(model); nothing to call: the end of backward waits
+zero.Zero(model, stage=1, ...)    zero1(model, AdamW, lr=...): another sharding, whole parameters to each rank
+zero.Zero(model, stage=2, ...)    fsdp(model, layers, reshard_after_forward=False), but at rest P is sharded, too
+zero.Zero(model, stage=3, ...)    fsdp(model, layers)
 """
 
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
+with warnings.catch_warnings():  # as it is imported, this uses torch.jit.script, of which PyTorch itself warns
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from torch.distributed.optim import ZeroRedundancyOptimizer
 
 def ddp(model: nn.Module, group: ProcessGroup | None = None, find_unused: bool = False) -> nn.Module:
     """`labs.ddp.Overlapped`: a copy on every rank, gradients averaged in buckets during backward.
@@ -16,3 +30,26 @@ def ddp(model: nn.Module, group: ProcessGroup | None = None, find_unused: bool =
     came in the first step. Rank 0's parameters and buffers are copied to all instead of being compared.
     """
     return DistributedDataParallel(model, process_group=group, find_unused_parameters=find_unused)
+
+
+def zero1(model: nn.Module, optimizer: type[Optimizer], **settings: Any) -> tuple[nn.Module, Optimizer]:
+    """`labs.zero.Zero`, stage 1, after a fashion: DDP's gradients, and each parameter stepped by one rank.
+
+    Parameters are dealt out whole, so that the shards are only about equal. DDP has all-reduced the gradients, though
+    each rank needs a part of them; after the step each rank broadcasts the parameters it has stepped.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return ddp(model), ZeroRedundancyOptimizer(trained, optimizer, **settings)
+
+
+def fsdp(model: nn.Module, layers: Iterable[nn.Module], reshard_after_forward: bool = True) -> nn.Module:
+    """`labs.zero.Zero`, stage 3: parameters sharded one by one, each along its first dim; gathered layer by layer.
+
+    The model itself takes what is in none of the layers, and is not resharded between forward and backward. With
+    `reshard_after_forward=False` neither are the layers: a whole copy from forward to backward, as under stage 2.
+    """
+    device = next(model.parameters()).device.type
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    for layer in layers:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=reshard_after_forward)
+    return fully_shard(model, mesh=mesh)

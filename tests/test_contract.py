@@ -19,7 +19,7 @@ from torch import nn
 
 from labs import cost, ddp
 from labs.kit.launch import run
-from labs.kit.strategies import ONE_DEVICE, STRATEGIES, train
+from labs.kit.strategies import ONE_DEVICE, STRATEGIES, average_with, train
 from labs.kit.tour import faults_of
 from labs.model import GPT, PRESETS
 
@@ -87,7 +87,7 @@ def differences(strategy, ranks: int) -> list[tuple]:
     for rank, trained in enumerate(watched(strategy, ranks)):
         for training, ours, one in zip(TRAININGS, trained, one_process(ranks), strict=True):
             bound = 1e-12 if training[1] == torch.float64 else 0.0 if ranks in strategy.bitwise else 1e-5
-            if not all(torch.allclose(a, b, rtol=bound, atol=bound) for a, b in zip(ours, one, strict=True)):
+            if not all(torch.allclose(ours[name], p, rtol=bound, atol=bound) for name, p in one.items()):
                 found.append((rank, *training))
     return found
 
@@ -201,28 +201,28 @@ NAIVE, BUCKETED = STRATEGIES[:2]
 
 
 def test_a_collective_more_is_seen_in_the_bytes_alone():
-    broken = replace(BUCKETED, apply=SendsTwice)
+    broken = replace(BUCKETED, apply=partial(average_with, SendsTwice))
     predicted, measured = sent(broken, 2, "awkward")
     assert all(m > p for p, m in zip(predicted, measured, strict=True))
     assert differences(broken, 2) == []
 
 
 def test_a_collective_less_is_seen_in_the_bytes_and_in_the_numbers():
-    broken = replace(NAIVE, apply=SkipsOne)
+    broken = replace(NAIVE, apply=partial(average_with, SkipsOne))
     predicted, measured = sent(broken, 2, "awkward")
     assert all(m < p for p, m in zip(predicted, measured, strict=True))
     assert len(differences(broken, 2)) == 2 * len(TRAININGS)
 
 
 def test_a_division_less_is_seen_in_the_numbers_alone():
-    broken = replace(NAIVE, apply=Sums)
+    broken = replace(NAIVE, apply=partial(average_with, Sums))
     predicted, measured = sent(broken, 2, "awkward")
     assert measured == predicted
     assert len(differences(broken, 2)) == 2 * len(TRAININGS)
 
 
 def test_a_spare_copy_is_seen_in_the_bytes_held():
-    broken = replace(NAIVE, apply=HoldsTwice)
+    broken = replace(NAIVE, apply=partial(average_with, HoldsTwice))
     predicted = broken.predict(GPT_CONFIG, BATCH // 2, 2)
     for measured in held(broken, 2, "GPT"):
         assert measured["P"] == 2 * predicted.held.P

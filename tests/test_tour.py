@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from labs import ddp
 from labs.cost import Held, Prediction
 from labs.kit import tour
 from labs.kit.launch import RankError
-from labs.kit.strategies import ONE_DEVICE, STRATEGIES
+from labs.kit.strategies import ONE_DEVICE, STRATEGIES, average_with
 
 ROOT = Path(__file__).resolve().parent.parent
 KINDS = ["P", "G", "S", "A", "comm", "temporary", "peak"]
@@ -139,7 +140,7 @@ class Sums(ddp.Bucketed):
     ],
 )
 def test_a_strategy_that_differs_fails_the_tour(broken, said, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(tour, "STRATEGIES", [replace(STRATEGIES[1], apply=broken)])
+    monkeypatch.setattr(tour, "STRATEGIES", [replace(STRATEGIES[1], apply=partial(average_with, broken))])
     monkeypatch.chdir(tmp_path)
     assert tour.main(["--steps", "2", "--ranks", "2"]) == 1
     out, told = capsys.readouterr()

@@ -3,16 +3,15 @@
 The tour, the contract test and the benchmarks read STRATEGIES and nothing else: a strategy joins all three as one row.
 
     name      what `--strategies` calls it             side      "ours" or "native"
-    apply     model -> module to train                 finish    called between backward() and optimizer.step()
+    apply     model -> Training                        ranks     how many it takes of those asked for
     predict   (config, batch, ranks, rank) ->          sent      (sizes, ranks, rank) -> bytes, for a model that is
               labs.cost.Prediction of one step                   no GPT, from the sizes of what it trains
-    ranks     how many it takes of those asked for     bitwise   on how many ranks it equals the micro-batched
-                                                                 process bit by bit, in float32
+    bitwise   on how many ranks it equals the micro-batched process bit by bit, in float32
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 
 from labs import cost, ddp, native
 from labs.kit.record import mark
+from labs.zero import Zero
 
 Batch = tuple[Tensor, Tensor]
 # A larger eps than usual: where a gradient is all but zero, Adam would blow its rounding up to a whole step.  So, 30
@@ -32,40 +32,102 @@ ADAMW = {"lr": 2e-3, "betas": (0.9, 0.95), "eps": 1e-4, "weight_decay": 0.1}
 
 
 @dataclass(frozen=True)
+class Training:
+    """A model under a strategy: what the training loop needs of it, on one rank.
+
+    module: maps a batch to its mean loss.  optimizer: has step() and zero_grad().  trained: whose `.grad` it uses.
+    finish: called between backward() and step().  full: the whole parameters by name, the same on every rank.
+    """
+
+    module: nn.Module
+    optimizer: Any
+    trained: Sequence[Tensor]
+    full: Callable[[], Mapping[str, Tensor]]
+    finish: Callable[[], Any] = lambda: None
+
+
+@dataclass(frozen=True)
 class Strategy:
     """A row of the table, as the head of this file has it."""
 
     name: str
     side: str
-    apply: Callable[[nn.Module], nn.Module]
+    apply: Callable[[nn.Module], Training]
     predict: Callable[..., cost.Prediction]
     sent: Callable[..., int]
-    finish: Callable[[nn.Module], Any] = lambda module: None
     ranks: Callable[[int], int] = lambda asked: asked
     bitwise: tuple[int, ...] = (2,)
 
 
-def itself(model: nn.Module) -> nn.Module:
-    return model
+# ---- how each is set up ----------------------------------------------------------------------------------
 
 
-def sync(module: nn.Module) -> None:
-    module.sync()
+def single(model: nn.Module) -> Training:
+    return replicated(model, model)
 
 
-def data_parallel(name: str, side: str, apply: Callable[..., nn.Module], variant: str, **others: Any) -> Strategy:
+def average_with(wrap: Callable[[nn.Module], ddp.DataParallel], model: nn.Module) -> Training:
+    module = wrap(model)
+    return replicated(model, module, finish=module.sync)
+
+
+def native_ddp(model: nn.Module) -> Training:
+    return replicated(model, native.ddp(model))
+
+
+def zero(stage: int, model: nn.Module) -> Training:
+    sharded = Zero(model, stage, partial(torch.optim.AdamW, **ADAMW))
+    return Training(model, sharded, sharded.shards, lambda: sharded.state_dict()["model"], sharded.sync)
+
+
+def native_zero1(model: nn.Module) -> Training:
+    module, optimizer = native.zero1(model, torch.optim.AdamW, **ADAMW)
+    return Training(module, optimizer, trainable(model), lambda: dict(model.named_parameters()))
+
+
+def native_fsdp(reshard_after_forward: bool, model: nn.Module) -> Training:
+    containers = (child for child in model.children() if isinstance(child, nn.ModuleDict))
+    layers = [layer for container in containers for layer in container.children()]
+    module = native.fsdp(model, layers, reshard_after_forward)
+    optimizer = torch.optim.AdamW(trainable(model), **ADAMW)
+    return Training(
+        module, optimizer, trainable(model), lambda: {name: p.full_tensor() for name, p in model.named_parameters()}
+    )
+
+
+def replicated(model: nn.Module, module: nn.Module, **others: Any) -> Training:
+    """Every rank holds and steps all of it."""
+    trained = trainable(model)
+    return Training(
+        module, torch.optim.AdamW(trained, **ADAMW), trained, lambda: dict(model.named_parameters()), **others
+    )
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+# ---- the table -------------------------------------------------------------------------------------------
+
+
+def data_parallel(
+    name: str, side: str, apply: Callable[[nn.Module], Training], variant: str, **others: Any
+) -> Strategy:
     """A row whose predictions are `labs.cost.ddp`'s for this variant."""
     predict, sent = partial(cost.ddp, variant=variant), partial(cost.ddp_sent, variant=variant)
     return Strategy(name, side, apply, predict, sent, **others)
 
 
-ONE_DEVICE = data_parallel("one device", "ours", itself, "single", ranks=lambda asked: 1, bitwise=())
+ONE_DEVICE = data_parallel("one device", "ours", single, "single", ranks=lambda asked: 1, bitwise=())
 STRATEGIES = (
-    data_parallel("ddp-naive", "ours", ddp.Naive, "naive", finish=sync),
-    data_parallel("ddp-bucketed", "ours", ddp.Bucketed, "bucketed", finish=sync),
-    data_parallel("ddp-overlapped", "ours", ddp.Overlapped, "overlapped", finish=sync),
-    data_parallel("ddp", "native", native.ddp, "torch"),
+    data_parallel("ddp-naive", "ours", partial(average_with, ddp.Naive), "naive"),
+    data_parallel("ddp-bucketed", "ours", partial(average_with, ddp.Bucketed), "bucketed"),
+    data_parallel("ddp-overlapped", "ours", partial(average_with, ddp.Overlapped), "overlapped"),
+    data_parallel("ddp", "native", native_ddp, "torch"),
 )
+
+
+# ---- the loop --------------------------------------------------------------------------------------------
 
 
 def train(
@@ -74,36 +136,33 @@ def train(
     batches: Sequence[Sequence[Batch]],
     micro_batches: int = 1,
     keep: int = 0,
-) -> tuple[list[float], list[Tensor]]:
+) -> tuple[list[float], dict[str, Tensor]]:
     """Take a step for each of this rank's batches; runs on every rank of a job.
 
     build: makes the model, the same on every rank; it maps a batch to its mean loss.  batches[rank][step]: inputs and
     targets.  micro_batches: into how many each batch is cut, their gradients added up.  Returns this rank's loss in
-    each step, and the full parameters (on the CPU) as they were after `keep` steps.
+    each step, and by name the full parameters (on the CPU) as they were after `keep` steps.
     """
-    model = build()
-    module = strategy.apply(model)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, **ADAMW)
+    training = strategy.apply(build())
     mine = batches[dist.get_rank()]
-    losses, kept = [], []
+    losses, kept = [], {}
     for step, batch in enumerate(mine):
         mark("step")
         # A copy of its own, as a loader would make it, dies with its step.
         x, y = (tensor.to(torch.get_default_device(), copy=True) for tensor in batch)
-        parts = backward(module, x, y, micro_batches)
+        parts = backward(training.module, x, y, micro_batches)
         mark("sync")
-        strategy.finish(module)
+        training.finish()
         # Once and at the end, as data parallelism does it: the sum over micro-batches is rounded like that over ranks.
-        for p in trained if micro_batches > 1 else ():
+        for p in training.trained if micro_batches > 1 else ():
             p.grad /= micro_batches
         mark("optimizer")
-        optimizer.step()
-        optimizer.zero_grad()
+        training.optimizer.step()
+        training.optimizer.zero_grad()
         losses.append(fmean(part.item() for part in parts))  # at the end, since on a GPU this waits for everything
         if step + 1 == keep:
             mark("end")
-            kept = [p.detach().to("cpu", copy=True) for p in model.parameters()]
+            kept = {name: p.detach().to("cpu", copy=True) for name, p in training.full().items()}
     mark("end")
     return losses, kept
 

@@ -149,7 +149,7 @@ def tour(
     return rows
 
 
-def watch(strategy: Strategy, plan: Plan, ranks: int, kind: str, reference: list[Tensor] | None) -> Results:
+def watch(strategy: Strategy, plan: Plan, ranks: int, kind: str, reference: dict[str, Tensor] | None) -> Results:
     """Train once, under this pass."""
     job = dict(ranks=ranks, device=plan.device, timeout=TIMEOUT, record=kind)
     build = partial(GPT, plan.config)
@@ -158,12 +158,14 @@ def watch(strategy: Strategy, plan: Plan, ranks: int, kind: str, reference: list
     return run(train, strategy, build, plan.batches(ranks, WATCHED), **job)
 
 
-def train_and_compare(strategy: Strategy, build: Any, batches: Any, reference: list[Tensor] | None) -> tuple[Any, Any]:
+def train_and_compare(
+    strategy: Strategy, build: Any, batches: Any, reference: dict[str, Tensor] | None
+) -> tuple[Any, Any]:
     """On a rank: the losses, and how far its parameters are from the reference (the parameters where it is None)."""
     losses, kept = train(strategy, build, batches, keep=min(COMPARED, len(batches[0])))
     if reference is None:
         return losses, kept
-    return losses, max((a - b).abs().max().item() for a, b in zip(kept, reference, strict=True))
+    return losses, max((kept[name] - p).abs().max().item() for name, p in reference.items())
 
 
 def compare(strategy: Strategy, plan: Plan, ranks: int, time: Results, communication: Results, memory: Results) -> Row:
