@@ -7,6 +7,7 @@
     ring_all_reduce   its two phases, round by round                    02
     ddp_holds         what four copies hold                             03
     overlap           one step with naive, bucketed, overlapped DDP     03
+    zero_stages, zero_step, stage3_layer, recompute                     04, 07 (tools/memory_images.py)
 
 Each is drawn from data by the same canvas and in the same palette as the figures in the cells, so the same
 sources give the same bytes. A new notebook is a line in COURSE; a new picture is a function in PICTURES.
@@ -18,9 +19,10 @@ from pathlib import Path
 from labs.kit.diagrams import after, by_round, grid, own, stripes
 from labs.kit.palette import INK, KINDS, MUTED, NAMES, PAPER, RANKS, SOFT, TIMELINE, ink
 from labs.kit.svg import Canvas, Drawing
+from tools.memory_images import recompute, stage3_layer, zero_stages, zero_step
 
 IMAGES = Path(__file__).resolve().parent.parent / "images"
-READY = 4  # how many notebooks of COURSE exist: the others are drawn dashed
+READY = {0, 1, 2, 3, 4, 7}  # the notebooks of COURSE that exist: the others are drawn dashed
 
 COURSE = {
     "One device": [
@@ -62,7 +64,7 @@ def course_map() -> Drawing:
         x = 14 + 194 * column
         canvas.text(x + 93, 28, title, size=15, weight="bold")
         for row, (name, idea) in enumerate(notebooks):
-            y, ready = 52 + 66 * row, number < READY
+            y, ready = 52 + 66 * row, number in READY
             canvas.rect(
                 x, y, 186, 54, fill=RANKS[0] if ready else PAPER, stroke=INK if ready else MUTED,
                 radius=6, dash="" if ready else "5 4",
@@ -72,7 +74,7 @@ def course_map() -> Drawing:
             number += 1
         if column:
             canvas.arrow((x - 14, 28), (x + 6, 28), stroke=MUTED, head=7)
-    if number > READY:
+    if number > len(READY):
         canvas.text(16, 380, "dashed: still to come", size=12.5, anchor="start", fill=MUTED)
     return canvas.drawing()
 
@@ -287,6 +289,7 @@ def overlap() -> Drawing:
 
 PICTURES: list[Callable[[], Drawing]] = [
     course_map, job, one_step, collectives, ring_all_reduce, ddp_holds, overlap,
+    zero_stages, zero_step, stage3_layer, recompute,
 ]  # fmt: skip
 
 

@@ -1,0 +1,231 @@
+"""The pictures of memory: who holds what of the model's state, and when.
+
+zero_stages    what each of four ranks holds at rest, by stage                   04
+zero_step      what is gathered, reduce-scattered and dropped in a step          04
+stage3_layer   one layer of stage 3: gathered, used, dropped                     04
+recompute      activations that wait for backward, and those computed again      07
+"""
+
+from collections.abc import Iterable
+from itertools import accumulate
+
+from labs import cost
+from labs.kit.palette import KINDS, MUTED, NAMES, PAPER, TIMELINE, ink
+from labs.kit.svg import Canvas, Drawing
+
+RANKS = 4
+SHARDED = {"DDP": "", "stage 1": "S", "stage 2": "GS", "stage 3": "PGS"}
+GONE = {"fill": PAPER, "stroke": "#B0B5BC", "dash": "3 3"}
+NOTE = {"size": 12.5, "anchor": "start", "fill": MUTED}
+
+
+def quarters(canvas: Canvas, box, kind: str, held: Iterable[int], across: bool = False) -> None:
+    """A box cut in four, below each other or `across`; the quarters that are not held are dashed."""
+    x, y, width, height = box
+    for part in range(RANKS):
+        left, top = (x + part * width / RANKS, y) if across else (x, y + part * height / RANKS)
+        wide, tall = (width / RANKS, height) if across else (width, height / RANKS)
+        canvas.rect(left, top, wide, tall, radius=0, **({"fill": KINDS[kind]} if part in held else GONE))
+        if part in held:
+            canvas.text(left + wide / 2, top + tall / 2, f"{kind}{part}", size=11, fill=ink(KINDS[kind]))
+
+
+# ---- 04 --------------------------------------------------------------------------------------------------
+
+
+def zero_stages() -> Drawing:
+    pie = cost.PIE["float32, AdamW"]
+    copies = {name: sum(n for kind, n in pie.items() if kind not in kinds) for name, kinds in SHARDED.items()}
+    held = {name: whole + (sum(pie.values()) - whole) / RANKS for name, whole in copies.items()}
+    sentences = [
+        f"{name}: {' and '.join(NAMES[kind] for kind in kinds) or 'nothing'} sharded, {held[name]:g} bytes a parameter."
+        for name, kinds in SHARDED.items()
+    ]
+    canvas = Canvas(986, 460, "What each of four ranks holds at rest, by stage of ZeRO", " ".join(sentences))
+    tall = {kind: 18 * n for kind, n in pie.items()}
+    tops = dict(zip(tall, accumulate(tall.values(), lambda y, height: y + height + 8, initial=64), strict=False))
+    for kind, y in tops.items():
+        canvas.text(16, y + tall[kind] / 2 - 9, NAMES[kind], size=13, anchor="start", weight="bold")
+        canvas.text(16, y + tall[kind] / 2 + 10, f"{kind}, {pie[kind]} bytes", **NOTE)
+    for column, (name, kinds) in enumerate(SHARDED.items()):
+        left = 140 + 212 * column
+        canvas.text(left + 93, 22, name, size=15, weight="bold")
+        for rank in range(RANKS):
+            canvas.text(left + 48 * rank + 21, 46, f"rank {rank}", size=11.5, fill=MUTED)
+            for kind, y in tops.items():
+                box = (left + 48 * rank, y, 42, tall[kind])
+                quarters(canvas, box, kind, [rank] if kind in kinds else range(RANKS))
+        canvas.text(left + 93, 384, f"{held[name]:g} bytes", size=15, weight="bold")
+        canvas.text(left + 93, 404, f"on many ranks {copies[name]}", size=12.5, fill=MUTED)
+    canvas.lines(16, 384, ["a parameter,", "on each rank"], size=13, anchor="start", weight="bold")
+    key = "S2: the optimizer state of the third quarter of the parameters. Dashed: another rank has it."
+    canvas.text(16, 440, f"{key} In float32, with AdamW.", **NOTE)
+    return canvas.drawing()
+
+
+# What happens, from top to bottom, in each column; {} is the layer.
+COLUMNS = [("forward", "1"), ("forward", "2"), ("forward", "3")]
+COLUMNS += [("backward", "3"), ("backward", "2"), ("backward", "1"), ("sync", ""), ("step", "")]
+EVENTS = {
+    "stage 1": {
+        "forward": ["", "compute"],
+        "backward": ["", "compute"],
+        "sync": ["", "", "reduce_scatter G", "drop G"],
+        "step": ["", "update a quarter", "all_gather P"],
+    },
+    "stage 2": {
+        "forward": ["", "compute"],
+        "backward": ["", "compute", "reduce_scatter G{}", "drop G{}"],
+        "step": ["", "update a quarter", "all_gather P"],
+    },
+    "stage 3": {
+        "forward": ["all_gather P{}", "compute", "", "drop P{}"],
+        "backward": ["all_gather P{}", "compute", "reduce_scatter G{}", "drop G{0}, P{0}"],
+        "step": ["", "update a quarter"],
+    },
+}
+RESTS = {
+    "stage 1": "all P, all G until sync, a quarter of S",
+    "stage 2": "all P, a quarter of G and of S",
+    "stage 3": "a quarter of each, and of the layer in use all of P",
+}
+
+
+def zero_step() -> Drawing:
+    sentences = [
+        f"{stage}, {phase}: {', then '.join(filter(None, events)).replace('{}', '').replace('{0}', '')}."
+        for stage, phases in EVENTS.items()
+        for phase, events in phases.items()
+    ]
+    canvas = Canvas(
+        990, 438, "One step of a model of three layers, by stage of ZeRO",
+        f"Forward and backward, layer by layer. {' '.join(sentences)}",
+    )  # fmt: skip
+    left, wide, high = 110, 109, 25
+    for column, (phase, layer) in enumerate(COLUMNS):
+        canvas.text(left + wide * (column + 0.5), 22, f"{phase} {layer}".strip(), size=13.5, weight="bold")
+    top = 42
+    for stage, events in EVENTS.items():
+        first = min(row for rows in events.values() for row, event in enumerate(rows) if event)
+        for column, (phase, layer) in enumerate(COLUMNS):
+            for row, event in enumerate(events.get(phase, [])):
+                if event:
+                    box = (left + wide * column + 1, top + (high + 1) * (row - first), wide - 2, high)
+                    happening(canvas, box, event.format(layer))
+        canvas.text(16, top + high * (1.5 - first), stage, size=15, weight="bold", anchor="start")
+        top += (high + 1) * (4 - first) + 10
+        canvas.text(left, top, f"holds {RESTS[stage]}", **NOTE)
+        top += 28
+    key = "P1: the parameters of layer 1; P: of all layers. A quarter, as on four ranks. Dashed: memory given back."
+    canvas.text(16, 418, key, **NOTE)
+    return canvas.drawing()
+
+
+def happening(canvas: Canvas, box, event: str) -> None:
+    x, y, width, height = box
+    if event.startswith("drop"):
+        canvas.rect(*box, **GONE)
+    else:
+        canvas.rect(*box, fill=KINDS["comm"] if "_" in event else TIMELINE["compute"])
+    canvas.text(x + width / 2, y + height / 2, event, size=11)
+
+
+def stage3_layer() -> Drawing:
+    everything = range(RANKS)
+    moments = [  # what it is called, which quarters rank r has of P and of G, what leads to the next moment
+        ("at rest", "S", "", "all_gather, P"),
+        ("forward", "F", "", "drop, P"),
+        ("other layers", "S", "", "all_gather, P"),
+        ("backward", "F", "F", "reduce_scatter, G; drop P"),
+        ("until step", "S", "S", ""),
+    ]
+    canvas = Canvas(
+        990, 366, "One layer on four ranks of stage 3, from forward to step",
+        "At rest each rank holds a quarter of the layer's parameters. They are all-gathered for its forward, dropped "
+        "while other layers compute, all-gathered again for its backward. Then its gradients, which each rank has "
+        "whole but of its own part of the batch, are reduce-scattered: each rank keeps a quarter of their mean, and "
+        "of the parameters.",
+    )  # fmt: skip
+    side = 108
+    for column, (name, *have, then) in enumerate(moments):
+        x = 74 + 200 * column
+        canvas.text(x + side / 2, 24, name, size=15, weight="bold")
+        for rank in range(RANKS):
+            y = 48 + 70 * rank
+            if column == 0:
+                canvas.text(62, y + 14, f"rank {rank}", size=12.5, anchor="end", fill=MUTED)
+            for row, (kind, which) in enumerate(zip("PG", have, strict=True)):
+                if which:
+                    held = everything if which == "F" else [rank]
+                    quarters(canvas, (x, y + 30 * row, side, 28), kind, held, across=True)
+        if then:
+            left, right = x + side + 6, x + 194
+            canvas.arrow((left, 190), (right, 190), stroke=KINDS["comm"] if "_" in then else MUTED)
+            above, _, below = then.partition(", ")
+            canvas.text((left + right) / 2, 172, above, size=11)
+            canvas.text((left + right) / 2, 208, below, size=11)
+    key = "P2: the third quarter of the layer's parameters, G2 that of its gradients. Dashed: not held."
+    canvas.text(16, 346, key, **NOTE)
+    return canvas.drawing()
+
+
+# ---- 07 --------------------------------------------------------------------------------------------------
+
+LAYERS = 4
+# Of a layer's activations (labs.recompute, for dim 64, 4 heads, 2 of keys and values, hidden 160): what is kept until
+# backward, and how much of a forward is computed again.
+KEPT = {"none": (1286 / 1286, 0.0), "selective": (708 / 1286, 0.3), "full": (64 / 1286, 1.0)}
+
+AGAIN = "#D9EDF9"  # a pale tint of compute
+
+
+def recompute() -> Drawing:
+    most = " ".join(f"{name}: at most {peak(kept):.1f} layers' worth." for name, (kept, _) in KEPT.items())
+    canvas = Canvas(
+        990, 508, "Activations held in forward and backward, with recomputation and without",
+        "Schematic, four layers. Without recomputation the activations of all four layers pile up in forward and go "
+        "layer by layer in backward. Selective: each layer keeps about half, and computes the rest again when its "
+        f"backward comes. Full: each layer keeps its input alone, and runs its forward again. {most}",
+    )  # fmt: skip
+    left, unit, tall, floor = 140, 52, 30, 10
+    for name, (kept, again) in KEPT.items():
+        floor += tall * peak(kept) + 24
+        canvas.text(16, floor - 26, name, size=15, weight="bold", anchor="start")
+        canvas.text(16, floor - 2, f"at most {peak(kept):.1f}", **NOTE)
+        canvas.text(16, floor + 16, "layers' worth", **NOTE)
+        x = left
+        for words, long, held in moments(kept, again):
+            y = floor
+            for layer, share in held:
+                y -= tall * share
+                canvas.rect(x, y, unit * long, tall * share, KINDS["A"], radius=0, line=1 if share > 0.2 else 0.5)
+                if tall * share > 14:
+                    canvas.text(x + unit * long / 2, y + tall * share / 2, layer, size=11, fill=ink(KINDS["A"]))
+            canvas.rect(x, floor + 6, unit * long, 26, AGAIN if words.endswith("again") else TIMELINE["compute"])
+            canvas.text(x + unit * long / 2, floor + 19, words.removesuffix(" again"), size=11)
+            x += unit * long
+        floor += 44
+    legend = {"activations, by layer": KINDS["A"], "compute": TIMELINE["compute"], "computed again": AGAIN}
+    for number, (words, colour) in enumerate(legend.items()):
+        canvas.rect(left + 180 * number, 456, 16, 16, colour)
+        canvas.text(left + 24 + 180 * number, 464, words, size=12.5, anchor="start")
+    key = "Schematic: f4 is the forward of layer 4, b4 its backward. The notebook measures."
+    canvas.text(16, 488, key, **NOTE)
+    return canvas.drawing()
+
+
+def peak(kept: float) -> float:
+    """In layers: all of them as they wait, and the rest of the one whose backward runs."""
+    return LAYERS * kept + (1 - kept)
+
+
+def moments(kept: float, again: float) -> list[tuple[str, float, list[tuple[int, float]]]]:
+    """(what is computed, how long, [(layer, share of its activations that is held)]), in order."""
+    layers = range(1, LAYERS + 1)
+    found = [(f"f{last}", 1.0, [(layer, kept) for layer in range(1, last + 1)]) for last in layers]
+    for last in reversed(layers):
+        waiting = [(layer, kept) for layer in range(1, last)]
+        if again:
+            found.append((f"f{last} again", again, [*waiting, (last, 1.0)]))
+        found.append((f"b{last}", 2.0, [*waiting, (last, 1.0)]))
+    return found
