@@ -29,22 +29,17 @@ The parameters of a layer lie in one vector, `full`, padded to a multiple of N; 
 alike, as SGD and AdamW do.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from labs.ddp import require_equal_replicas
-
-# PyTorch 2.13 gave both a new name, and warns of the old one.
-ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-CONTAINERS = (nn.ModuleDict, nn.ModuleList, nn.Sequential)
+from labs.units import Layer, Unit, alias, differentiable, in_layers, take_out, when_all_have_gradients
 
 
 class Zero:
@@ -68,15 +63,18 @@ class Zero:
         group: ProcessGroup | None = None,
         initial: Callable[[str, torch.Size], Tensor] | None = None,
     ):
-        if stage not in (1, 2, 3):
-            raise ValueError(f"stage {stage}: ZeRO has the stages 1, 2 and 3")
-        if not any(p.requires_grad for p in model.parameters()):
-            raise ValueError(f"{type(model).__name__} has no trainable parameters: there is nothing to shard")
+        require_trainable(model, stage, initial)
         if initial is None:
             require_equal_replicas(model, group)
         self.model, self.stage, self.keys = model, stage, keys(model)
-        self.layers = in_layers(model, layers, partial(Unit, stage=stage, group=group, initial=initial))
-        self.units = list(dict.fromkeys(unit for layer in self.layers for unit in layer.places))
+        self.layers, unit_of = [], {}
+        for module, places in in_layers(model, layers).items():
+            for number, named in enumerate(take_out(places, but=unit_of)):
+                unit = Unit(named, stage, group, initial)
+                unit_of |= dict.fromkeys(named, unit)
+                module.register_parameter(f"flat{number}", unit.at_rest)
+            self.layers.append(Layer(module, places, unit_of))
+        self.units = list(dict.fromkeys(unit_of.values()))
         self.trained = [unit for unit in self.units if unit.full.requires_grad]
         self.shards = [unit.shard for unit in self.trained]
         self.optimizer = optimizer(self.shards)
@@ -132,8 +130,8 @@ class Zero:
             raise RuntimeError("step() found no gradient: each step() needs a backward() before it, and uses it up")
         self.optimizer.step()
         self.zero_grad()
-        for unit in self.trained if self.stage < 3 else ():
-            unit.gather()
+        for unit in self.trained:
+            unit.gather() if self.stage < 3 else unit.drop()
 
     def zero_grad(self) -> None:
         for unit in self.trained:
@@ -154,7 +152,9 @@ class Zero:
             unit = self.trained[index]
             for key, value in entries.items():
                 sharded = value.shape == unit.shard.shape
-                for name, tensor in (unit.whole(value) if sharded else dict.fromkeys(unit.shapes, value)).items():
+                for name, tensor in (
+                    unit.whole(value) if sharded else dict.fromkeys(unit.layout.shapes, value)
+                ).items():
                     moments.setdefault(name, {})[key] = tensor
         groups = [{key: value for key, value in group.items() if key != "params"} for group in inner["param_groups"]]
         model = {key: whole[name] for key, name in self.keys.items()}
@@ -162,210 +162,34 @@ class Zero:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take this rank's shards of what `state_dict` returned.  Raises ValueError where names or shapes differ."""
-        require_same(state["model"], self.keys, self.units)
+        self.require_same(state["model"])
         for name, buffer in self.model.named_buffers():
             buffer.copy_(state["model"][name])
         inner, moments = self.optimizer.state_dict(), state["optimizer"]
         for unit in self.units:
-            unit.shard.data.copy_(unit.piece([state["model"][name] for name in unit.shapes]))
+            unit.shard.data.copy_(unit.part([state["model"][name] for name in unit.layout.shapes]))
             if self.stage < 3:
                 unit.gather()
         for index, unit in enumerate(self.trained if moments else ()):
-            first, *_ = of_each = [moments[name] for name in unit.shapes]
+            first, *_ = of_each = [moments[name] for name in unit.layout.shapes]
             inner["state"][index] = {
-                key: unit.piece([entries[key] for entries in of_each]) if value.dim() else value
+                key: unit.part([entries[key] for entries in of_each]) if value.dim() else value
                 for key, value in first.items()
             }
         groups = [own | saved for own, saved in zip(inner["param_groups"], state["groups"], strict=True)]
         self.optimizer.load_state_dict({"state": inner["state"], "param_groups": groups})
 
-
-# ---- what comes and goes together ------------------------------------------------------------------------
-
-
-class Unit:
-    """Some parameters of one dtype in one vector, and this rank's shard of it.
-
-    full: [n], n a multiple of N.  shard: [n / N]; a part of `full` under stages 1 and 2, and under stage 3 memory of
-    its own, while `full` has none unless the unit is in use.
-    """
-
-    def __init__(
-        self,
-        named: dict[str, nn.Parameter],
-        stage: int,
-        group: ProcessGroup | None,
-        initial: Callable[[str, torch.Size], Tensor] | None,
-    ):
-        self.group, self.ranks, self.rank = group, dist.get_world_size(group), dist.get_rank(group)
-        self.shapes = {name: p.shape for name, p in named.items()}
-        self.padding = -sum(p.numel() for p in named.values()) % self.ranks
-        self.slots: list[tuple[nn.Module, str, str]] = []  # every place in the model where one of them stands
-        self.users: set[tuple[Layer, str]] = set()
-        p = next(iter(named.values()))
-        values = [initial(name, p.shape).to(p.dtype) if p.is_meta else p.detach() for name, p in named.items()]
-        self.full = nn.Parameter(self.flat(values), p.requires_grad)
-        shard = self.full.data.chunk(self.ranks)[self.rank]
-        self.shard = nn.Parameter(shard.clone() if stage == 3 else shard, p.requires_grad)
-        self.at_rest = self.shard if stage == 3 else self.full
-        if stage == 3:
-            self.full.untyped_storage().resize_(0)
-
-    def gather(self) -> None:
-        """all_gather P, from everybody's shard."""
-        self.full.untyped_storage().resize_(self.full.nbytes)
-        ALL_GATHER(self.full.data, self.shard.data, group=self.group)
-
-    def drop(self) -> None:
-        """Give the memory back, and let the modules' parameters say so."""
-        self.full.untyped_storage().resize_(0)
-        for module, attribute, name in self.slots:
-            setattr(module, attribute, Dropped(name, self.rank, self.ranks))
-
-    def reduce(self) -> None:
-        """reduce_scatter G; drop G."""
-        gradient, self.full.grad = self.full.grad, None
-        mean = reduce_scatter(gradient, self.group).div_(self.ranks)
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad.add_(mean)
-
-    def flat(self, tensors: list[Tensor]) -> Tensor:
-        """[n]: the tensors side by side, then the padding."""
-        return torch.cat([*(x.flatten() for x in tensors), tensors[0].new_zeros(self.padding)])
-
-    def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """The parameters, by name, as views of such a vector."""
-        *pieces, _ = flat.split([*(shape.numel() for shape in self.shapes.values()), self.padding])
-        return {name: piece.view(shape) for piece, (name, shape) in zip(pieces, self.shapes.items(), strict=True)}
-
-    def piece(self, tensors: list[Tensor]) -> Tensor:
-        """This rank's part of what lies in the parameters' shapes."""
-        return self.flat(tensors).chunk(self.ranks)[self.rank]
-
-    def whole(self, piece: Tensor) -> dict[str, Tensor]:
-        """By name and in the parameters' shapes, what every rank has one piece of."""
-        flat = piece.new_empty(piece.numel() * self.ranks)
-        ALL_GATHER(flat, piece, group=self.group)
-        return self.views(flat)
-
-
-class Layer:
-    """A module, and where in it the parameters of which unit stand: {unit: {(module, attribute): name}}."""
-
-    def __init__(self, module: nn.Module, places: dict[Unit, dict[tuple[nn.Module, str], str]]):
-        self.module, self.places = module, places
-
-    def gather(self, phase: str) -> None:
-        for unit in self.places:
-            if not unit.users:
-                unit.gather()
-            unit.users.add((self, phase))
-        self.show()
-
-    def drop(self, *phases: str) -> None:
-        """A unit that others still use, or this layer in another phase (recomputation in backward), stays."""
-        for unit in self.places:
-            unit.users -= {(self, phase) for phase in phases}
-            if not unit.users:
-                unit.drop()
-
-    def show(self) -> list[Tensor]:
-        """Let the module's parameters be views of `full`; their gradients come together in the tensors returned."""
-        uses = []
-        for unit, places in self.places.items():
-            with torch.enable_grad():  # in backward, too: a recomputation needs what the forward had
-                uses.append(alias(unit.full))
-                views = unit.views(uses[-1])
-            for (module, attribute), name in places.items():
-                setattr(module, attribute, views[name])
-        return uses
-
-
-class Dropped:
-    """Stands where a parameter was.  Whatever is done with it raises RuntimeError."""
-
-    def __init__(self, name: str, rank: int, ranks: int):
-        self.text = (
-            f"parameter {name!r} is dropped: rank {rank} of {ranks} holds a shard of its layer, "
-            "and the whole only while the layer computes; zero.state_dict() has all of it"
-        )
-
-    def __repr__(self) -> str:
-        return f"Dropped({self.text})"
-
-    def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("_"):  # Python and IPython ask for these of anything
-            raise AttributeError(attribute)
-        raise RuntimeError(self.text)
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise RuntimeError(next(x.text for x in tree_leaves((args, kwargs)) if isinstance(x, cls)))
-
-
-# ---- from modules to units -------------------------------------------------------------------------------
-
-
-def in_layers(
-    model: nn.Module, layers: Iterable[nn.Module] | None, unit: Callable[[dict[str, nn.Parameter]], Unit]
-) -> list[Layer]:
-    """Take the parameters out of the modules and into units: those of one layer, dtype and `requires_grad` in one.
-
-    A parameter that several layers share is the first one's, and each of them gathers it.
-    """
-    chosen = list(dict.fromkeys([*opened(model), model] if layers is None else layers))
-    names = {id(p): name for name, p in model.named_parameters()}
-    slots = {
-        layer: [(module, attribute, names[id(p)]) for module, attribute, p in parameters_of(layer, chosen)]
-        for layer in chosen
-    }
-    require_all(names.values(), {name for within in slots.values() for _, _, name in within})
-    unit_of: dict[str, Unit] = {}
-    for layer, within in slots.items():
-        new = {name: module.get_parameter(attribute) for module, attribute, name in within if name not in unit_of}
-        for number, named in enumerate(by_kind(new)):
-            unit_of |= dict.fromkeys(named, unit(named))
-            layer.register_parameter(f"flat{number}", unit_of[next(iter(named))].at_rest)
-        for module, attribute, name in within:
-            unit_of[name].slots.append((module, attribute, name))
-            module._parameters.pop(attribute, None)
-    made = []
-    for layer, within in slots.items():
-        places: dict[Unit, dict[tuple[nn.Module, str], str]] = {}
-        for module, attribute, name in within:
-            places.setdefault(unit_of[name], {})[module, attribute] = name
-        made += [Layer(layer, places)] if places else []
-    return made
-
-
-def opened(model: nn.Module) -> Iterator[nn.Module]:
-    """The children of a module; in place of containers, theirs."""
-    for child in model.children():
-        yield from opened(child) if isinstance(child, CONTAINERS) else (child,)
-
-
-def parameters_of(layer: nn.Module, chosen: list[nn.Module]) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
-    """(module, attribute, parameter) of all within a layer that is not within another one."""
-    for attribute, p in layer._parameters.items():
-        if p is not None:
-            yield layer, attribute, p
-    for child in layer.children():
-        if child not in chosen:
-            yield from parameters_of(child, chosen)
-
-
-def by_kind(named: dict[str, nn.Parameter]) -> list[dict[str, nn.Parameter]]:
-    kinds: dict[tuple[torch.dtype, bool], dict[str, nn.Parameter]] = {}
-    for name, p in named.items():
-        kinds.setdefault((p.dtype, p.requires_grad), {})[name] = p
-    return list(kinds.values())
-
-
-def require_all(names: Iterable[str], covered: set[str]) -> None:
-    if missing := [name for name in names if name not in covered]:
-        raise ValueError(
-            f"layers miss {', '.join(map(repr, missing))}: "
-            "add the modules that hold them, or the model itself, for all that no other layer has"
-        )
+    def require_same(self, state: dict[str, Tensor]) -> None:
+        shapes = {name: shape for unit in self.units for name, shape in unit.layout.shapes.items()}
+        differ = [f"{key!r} is not in it" for key in self.keys if key not in state]
+        differ += [f"{key!r} is not in the model" for key in state if key not in self.keys]
+        differ += [
+            f"{name!r} has shape {tuple(state[name].shape)} in it and {tuple(shape)} in the model"
+            for name, shape in shapes.items()
+            if name in state and state[name].shape != shape
+        ]
+        if differ:
+            raise ValueError(f"this state is of another model: {'; '.join(differ)}")
 
 
 def keys(model: nn.Module) -> dict[str, str]:
@@ -374,60 +198,11 @@ def keys(model: nn.Module) -> dict[str, str]:
     return {key: first.get(id(value), key) for key, value in model.state_dict(keep_vars=True).items()}
 
 
-def require_same(state: dict[str, Tensor], keys: Iterable[str], units: list[Unit]) -> None:
-    differ = [f"{key!r} is not in it" for key in keys if key not in state]
-    differ += [f"{key!r} is not in the model" for key in state if key not in keys]
-    differ = differ or [
-        f"{name!r} has shape {tuple(state[name].shape)} in it and {tuple(shape)} in the model"
-        for unit in units
-        for name, shape in unit.shapes.items()
-        if state[name].shape != shape
-    ]
-    if differ:
-        raise ValueError(f"this state is of another model: {'; '.join(differ)}")
-
-
-def alias(x: Any) -> Any:
-    """The same numbers, as a tensor whose gradient is there when all uses of this one tensor are over."""
-    return x.view_as(x) if isinstance(x, Tensor) and x.requires_grad else x
-
-
-def differentiable(values: Any) -> list[Tensor]:
-    return [x for x in tree_leaves(values) if isinstance(x, Tensor) and x.requires_grad]
-
-
-def when_all_have_gradients(tensors: list[Tensor], then: Callable[[], None]) -> None:
-    # torch.autograd.graph.register_multi_grad_hook would keep all of these gradients until the last one is there.
-    uses, there = len(tensors), 0  # not the tensors themselves: a hook that knew its own tensor would keep it alive
-
-    def one_more(gradient: Tensor) -> None:
-        nonlocal there
-        there += 1
-        if there % uses == 0:
-            then()
-
-    for x in tensors:
-        x.register_hook(one_more)
-
-
-# ---- collectives -----------------------------------------------------------------------------------------
-
-
-def reduce_scatter(full: Tensor, group: ProcessGroup | None) -> Tensor:
-    """This rank's N-th part of the sum over all ranks' `full`, 1-D.
-
-    gloo's own reduce-scatter is an all-reduce, which sends twice as much.  There each rank sends every other one its
-    part, and adds up what it gets in the order of the ranks: all of them, and every run, round alike.
-    """
-    ranks = dist.get_world_size(group)
-    if dist.get_backend(group) != "gloo":
-        part = full.new_empty(full.numel() // ranks)
-        REDUCE_SCATTER(part, full, group=group)
-        return part
-    parts = torch.empty_like(full)
-    dist.all_to_all_single(parts, full, group=group)
-    first, *others = parts.chunk(ranks)
-    total = first.clone()
-    for part in others:
-        total += part
-    return total
+def require_trainable(model: nn.Module, stage: int, initial: Any) -> None:
+    if stage not in (1, 2, 3):
+        raise ValueError(f"stage {stage}: ZeRO has the stages 1, 2 and 3")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError(f"{type(model).__name__} has no trainable parameters: there is nothing to shard")
+    meta = [name for name, p in model.named_parameters() if p.is_meta]
+    if meta and initial is None:
+        raise ValueError(f"parameter {meta[0]!r} is on the meta device: say with initial= which numbers it starts from")
