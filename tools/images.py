@@ -7,7 +7,7 @@
     ring_all_reduce   its two phases, round by round                    02
     ddp_holds         what four copies hold                             03
     overlap           one step with naive, bucketed, overlapped DDP     03
-    zero_stages, zero_step, stage3_layer, recompute                     04, 07 (tools/memory_images.py)
+    zero_stages, zero_step, stage3_layer, recompute, tiers              04, 07 (tools/memory_images.py)
 
 Each is drawn from data by the same canvas and in the same palette as the figures in the cells, so the same
 sources give the same bytes. A new notebook is a line in COURSE; a new picture is a function in PICTURES.
@@ -19,7 +19,7 @@ from pathlib import Path
 from labs.kit.diagrams import after, by_round, grid, own, stripes
 from labs.kit.palette import INK, KINDS, MUTED, NAMES, PAPER, RANKS, SOFT, TIMELINE, ink
 from labs.kit.svg import Canvas, Drawing
-from tools.memory_images import recompute, stage3_layer, zero_stages, zero_step
+from tools.memory_images import recompute, stage3_layer, tiers, zero_stages, zero_step
 
 IMAGES = Path(__file__).resolve().parent.parent / "images"
 READY = {0, 1, 2, 3, 4, 7}  # the notebooks of COURSE that exist: the others are drawn dashed
@@ -289,7 +289,7 @@ def overlap() -> Drawing:
 
 PICTURES: list[Callable[[], Drawing]] = [
     course_map, job, one_step, collectives, ring_all_reduce, ddp_holds, overlap,
-    zero_stages, zero_step, stage3_layer, recompute,
+    zero_stages, zero_step, stage3_layer, recompute, tiers,
 ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import accumulate
 
 from labs import cost
-from labs.kit.palette import KINDS, MUTED, NAMES, PAPER, TIMELINE, ink
+from labs.kit.palette import KINDS, MUTED, NAMES, PAPER, SOFT, TIMELINE, ink
 from labs.kit.svg import Canvas, Drawing
 
 RANKS = 4
@@ -229,3 +229,54 @@ def moments(kept: float, again: float) -> list[tuple[str, float, list[tuple[int,
             found.append((f"f{last} again", again, [*waiting, (last, 1.0)]))
         found.append((f"b{last}", 2.0, [*waiting, (last, 1.0)]))
     return found
+
+
+TIERS = {
+    "GPU memory": ["some 100 GB,", "thousands of GB/s"],
+    "host memory": ["some 1000 GB, tens of", "GB/s to the GPU"],
+    "disk": ["some 10 000 GB,", "a few GB/s"],
+}
+# What each tier has, bytes a parameter in mixed precision; and what passes between it and the next one in a step.
+PLACES = {
+    "all on the GPU": [{"P": 2, "G": 2, "S": 12, "A": 0}, {}, {}],
+    'where="cpu"': [{"P": 2, "G": 2, "A": 0}, {"S": 12}, {}],
+    'where="folder"': [{"P": 2, "G": 2, "A": 0}, {"S": 0}, {"S": 12}],
+}
+TRAVELS = {'where="cpu"': [("G", "P", 2)], 'where="folder"': [("G", "P", 2), ("S", "S", 12)]}
+
+
+def tiers() -> Drawing:
+    canvas = Canvas(
+        990, 366, "What lives on which tier, and what travels in a step",
+        "In mixed precision, bytes a parameter. All on the GPU: parameters 2, gradients 2, masters and optimizer state "
+        "12, and activations. Offloaded to host memory: the 12 live there; in a step the gradients go down, 2 bytes, "
+        "and the parameters come back, 2 bytes. Offloaded to a folder: the 12 lie in files; in a step they are read "
+        "and written besides, 12 and 12 bytes, and host memory has three parameters' state at a time.",
+    )  # fmt: skip
+    left, wide, unit, high, step = 200, 266, 12, 44, 108
+    for row, (name, words) in enumerate(TIERS.items()):
+        y = 52 + step * row
+        canvas.rect(8, y - 8, 974, high + 16, fill=SOFT, stroke="none", radius=8)
+        canvas.text(20, y + 3, name, size=14, weight="bold", anchor="start")
+        canvas.lines(20, y + 21, words, size=12, anchor="start", fill=MUTED)
+    for column, (name, held) in enumerate(PLACES.items()):
+        x = left + wide * column
+        canvas.text(x, 22, name, size=15, weight="bold", anchor="start")
+        for row, kinds in enumerate(held):
+            at = x
+            for kind, size in kinds.items():
+                long = unit * size or 36
+                canvas.rect(at, 52 + step * row, long, high, fill=KINDS[kind])
+                words = f"S  {size} bytes" if size == 12 else kind
+                canvas.text(at + long / 2, 52 + step * row + high / 2, words, fill=ink(KINDS[kind]))
+                at += long + 4
+        for row, (down, up, size) in enumerate(TRAVELS.get(name, [])):
+            top, bottom = 52 + step * row + high + 4, 52 + step * (row + 1) - 4
+            for kind, at, ends in ((down, x + 46, (top, bottom)), (up, x + 14, (bottom, top))):
+                canvas.arrow((at, ends[0]), (at, ends[1]), stroke=KINDS["comm"])
+                canvas.text(at + 6, (top + bottom) / 2, kind, size=11.5, anchor="start")
+            words = f"{size} + {size} bytes"
+            canvas.text(x + 78, (top + bottom) / 2, words, size=12.5, anchor="start", fill=MUTED)
+    words = "Bytes a parameter, and step. S: float32 masters and AdamW's two moments; small S: of three parameters."
+    canvas.text(20, 346, words, **NOTE)
+    return canvas.drawing()
