@@ -10,6 +10,11 @@ Read them in this order; each imports only files above it.
     ddp          copies that agree: average the gradients; in buckets; while backward runs
     units        layers as flat vectors: what is gathered, dropped and reduced at once
     zero         the spare copies removed, stage by stage
+    precision    compute in two bytes, remember in four; loss scaling
+    clip         the norm of the gradients, wherever their shards are
+    recompute    activations computed twice, so that they need not be kept
+    disk         numbers in files that no crash can spoil
+    offload      optimizer state in host memory or on disk
     native       the same verbs as PyTorch ships them
 
 labs/kit is the laboratory around them, and not on the exam.

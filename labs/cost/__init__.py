@@ -18,6 +18,7 @@ All names are at hand as `cost.name`:
 
 # ruff: noqa: F401
 
+from labs.cost.activations import RECOMPUTE, activations, backward, korthikanti, layer_activations
 from labs.cost.collectives import (
     Traffic,
     all_gather,
@@ -42,11 +43,14 @@ from labs.cost.memory import (
     INDEX,
     PIE,
     Held,
+    Layer,
     MiB,
+    Moment,
     Prediction,
-    Workspace,
-    activations,
+    bytes_held,
+    gpt_layers,
+    held,
     optimizer_state,
+    optimizer_work,
     parameter_sizes,
-    workspace,
 )

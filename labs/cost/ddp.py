@@ -3,18 +3,21 @@
 Source: [DDP] Li et al. 2020, arXiv 2006.15704, section 3.2.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from labs.cost.activations import backward
 from labs.cost.collectives import all_reduce, all_reduce_limit
 from labs.cost.memory import (
     FLOAT,
     Held,
     MiB,
+    Moment,
     Prediction,
-    activations,
+    held,
     optimizer_state,
+    optimizer_work,
     parameter_sizes,
-    workspace,
 )
 
 
@@ -78,7 +81,7 @@ def ddp(
     counts = buckets(sizes, variant, bucket_bytes)
     return Prediction(
         sent=ddp_sent(sizes, ranks, variant, rank, bucket_bytes),
-        all_reduces=len(counts),
+        collectives={"all_reduce": len(counts)} if counts else {},
         textbook=FLOAT * all_reduce_limit(sum(counts), ranks),
         held=ddp_held(config, batch, variant, context, bucket_bytes, accumulation),
     )
@@ -103,24 +106,29 @@ def ddp_held(
     In overlapped's buckets live the gradients themselves, and G has one more, on its way into its bucket.
     """
     sizes = parameter_sizes(config)
-    P, S, A = FLOAT * sum(sizes), optimizer_state(sizes), sum(activations(config, batch, context).values())
-    largest_bucket = FLOAT * max(buckets(sizes, variant, bucket_bytes), default=0)
+    P, largest_bucket = FLOAT * sum(sizes), FLOAT * max(buckets(sizes, variant, bucket_bytes), default=0)
     rows = {"bucketed": (P, 0, largest_bucket), "overlapped": (0, P, 0), "torch": (P, P, 0)}
     own, staying, passing = rows.get(variant, (P, 0, 0))
+    moments = ddp_moments(config, batch, context, own, staying, passing, accumulation)
+    most = held(P, optimizer_state(sizes), moments)
+    return most if own else replace(most, G=staying + FLOAT * max(sizes), comm=passing)
 
-    work = workspace(config, batch, context)
-    already, yet_to_come = (own, 0) if accumulation > 1 else (0, work.gradients if own else 0)
-    moments = (
-        A + work.loss + already + staying,
-        A - work.freed + work.mlp + already + yet_to_come + staying,
-        work.inputs + max(passing, work.optimizer) + own + staying,
-    )
-    return Held(
-        P=P,
-        G=own or staying + FLOAT * max(sizes),
-        S=S,
-        A=A,
-        comm=passing + (staying if own else 0),
-        temporary=max(work.loss, work.mlp, work.optimizer - FLOAT) + 2 * FLOAT,  # with the loss and its gradient
-        peak=P + S + max(moments) + FLOAT,
-    )
+
+def ddp_moments(
+    config, batch: int, context: int | None, own: int, staying: int, passing: int, accumulation: int
+) -> Iterator[Moment]:
+    """Bytes beside P and S, from the end of forward on. Gradients come one by one; where the head is tied to the
+    embedding, its gradient waits for the other one. The loss and its gradient count as temporary."""
+    *_, last = parts = backward(config, batch, context)
+    sizes, come, waiting = parameter_sizes(config), own if accumulation > 1 else 0, 0
+    yield Moment("forward", A=parts[0].worst[0].A + FLOAT, G=come, comm=staying)
+    for part in parts:
+        for at in part.worst:
+            G = come if accumulation > 1 or not own else come + FLOAT * at.gradients
+            yield Moment(at.name, G=G, A=at.A, comm=staying, temporary=at.temporary + waiting + 2 * FLOAT)
+        if part.name == "head" and config.tied:
+            waiting = FLOAT * sum(part.sizes)
+        elif own and accumulation == 1:
+            come += FLOAT * sum(part.sizes)
+    yield Moment("average", G=own, A=last.left, comm=staying + passing, temporary=FLOAT)
+    yield Moment("step", G=own, A=last.left, comm=staying, temporary=optimizer_work(sizes) + FLOAT)

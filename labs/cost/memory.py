@@ -1,15 +1,16 @@
-"""What a rank holds, in bytes: by parameter, by layer, and at the moments when a step may peak.
+"""What a rank holds at rest, in bytes, and what a prediction is made of.
 
-    by parameter    PIE, parameter_sizes(config), optimizer_state(sizes)
-    by token        activations(config, batch), workspace(config, batch)
-    the answers     Held, Prediction
+    by parameter    PIE, bytes_held(psi, ranks, stage, convention)
+    of the GPT      layer_shapes(config), parameter_sizes(config), optimizer_state(sizes)
+    the answers     Moment, Held, Prediction
 
-Source: [ZeRO] Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1.
+Source: [ZeRO] Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1, figure 1 and table 1.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import prod
 
 MiB = 2**20
 FLOAT = 4  # bytes of a float32
@@ -17,20 +18,69 @@ INDEX = 8  # bytes of an int64: tokens and targets
 
 # Bytes a parameter, by convention. In mixed precision the float32 masters count as optimizer state.
 PIE = {
-    "float32, AdamW": {"P": 4, "G": 4, "S": 4 + 4},  # 16
+    "float32, AdamW": {"P": 4, "G": 4, "S": 4 + 4},  # 16: PyTorch's own default
     "mixed precision, AdamW": {"P": 2, "G": 2, "S": 4 + 4 + 4},  # 16: K = 12 [ZeRO]
-    "mixed precision, float32 gradients": {"P": 2, "G": 4, "S": 4 + 4 + 4},  # 18
+    "mixed precision, float32 gradients": {"P": 2, "G": 4, "S": 4 + 4 + 4},  # 18: Megatron-LM
     "mixed precision, both gradients": {"P": 2, "G": 2 + 4, "S": 4 + 4 + 4},  # 20: why some count 20
 }
+Shape = tuple[int, ...]
+
+
+def bytes_held(psi: int, ranks: int, stage: int, convention: str = "mixed precision, AdamW") -> dict[str, float]:
+    """P, G and S on each of N ranks, as the textbook has it: what a stage shards is divided by N, and nothing padded.
+
+        stage    0            1 (P_os)       2 (P_os+g)       3 (P_os+g+p)
+                 P + G + S    P + G + S/N    P + (G + S)/N    (P + G + S)/N
+
+    7.5 billion parameters on 64 ranks: 120, 31.4, 16.6, 1.88 GB [ZeRO, figure 1]. Stage 1 of the convention "mixed
+    precision, float32 gradients" is Megatron-LM's distributed optimizer: 6 + 12/N bytes a parameter.
+    """
+    require_stage(stage)
+    sharded = {"P": stage >= 3, "G": stage >= 2, "S": stage >= 1}
+    return {kind: size * psi / (ranks if sharded[kind] else 1) for kind, size in bytes_of(convention).items()}
+
+
+def bytes_of(convention: str) -> dict[str, int]:
+    if convention not in PIE:
+        raise ValueError(f"no convention {convention!r}: there are {', '.join(map(repr, PIE))}")
+    return PIE[convention]
+
+
+def require_stage(stage: int) -> None:
+    if stage not in (0, 1, 2, 3):
+        raise ValueError(f"stage {stage}: ZeRO has the stages 1, 2 and 3, and 0 is plain data parallelism")
+
+
+# ---- the course's GPT ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The shapes of a layer's parameters. `uses`: how many layers share them (tied weights), each in its forward."""
+
+    trained: tuple[Shape, ...] = ()
+    frozen: tuple[Shape, ...] = ()
+    uses: int = 1
+
+    @property
+    def sizes(self) -> list[int]:
+        """Elements of each parameter that is trained."""
+        return [prod(shape) for shape in self.trained]
+
+
+def gpt_layers(config) -> list[Layer]:
+    """Embedding, layers, norm and head of `labs.model.GPT(config)`; a tied head is a second use of the embedding."""
+    V, D, F = config.vocab, config.dim, config.hidden
+    KE = D // config.heads * config.kv_heads
+    attention, mlp = ((D, D), (KE, D), (KE, D), (D, D)), ((F, D), (F, D), (D, F))
+    layers = [Layer(((D,), *attention, (D,), *mlp))] * config.depth
+    head = [] if config.tied else [Layer(((V, D),))]
+    return [Layer(((V, D),), uses=1 + config.tied), *layers, Layer(((D,),)), *head]
 
 
 def parameter_sizes(config) -> list[int]:
     """Elements of each parameter of `labs.model.GPT(config)`, in the order of registration; their sum is Ψ."""
-    V, D, F = config.vocab, config.dim, config.hidden
-    KE = D // config.heads * config.kv_heads
-    attention, mlp = [D * D, D * KE, D * KE, D * D], [D * F, D * F, F * D]
-    layers = [D, *attention, D, *mlp] * config.depth
-    return [V * D, *layers, D] + ([] if config.tied else [V * D])
+    return [size for layer in gpt_layers(config) for size in layer.sizes]
 
 
 def optimizer_state(sizes: Sequence[int], moments: int = 2, counter: int = 4) -> int:
@@ -38,32 +88,28 @@ def optimizer_state(sizes: Sequence[int], moments: int = 2, counter: int = 4) ->
     return FLOAT * moments * sum(sizes) + counter * len(sizes)
 
 
-def activations(config, batch: int, context: int | None = None) -> dict[str, int]:
-    """Bytes that backward needs of a forward of `GPT(config)` with targets, term by term: their sum is A.
+def optimizer_work(sizes: Sequence[int]) -> int:
+    """Bytes of AdamW's temporaries, one parameter after the other: a square root and a quotient for one parameter,
+    and the quotient of the parameter before it."""
+    return FLOAT * max(2 * size + before for before, size in zip([0, *sizes], sizes, strict=False))
 
-    For float32 on CPU, where each operator keeps what its derivative is made of, and a tensor that several keep
-    counts once. There is no T x T: the fused attention keeps one number a query, its log-sum-exp. Per token:
 
-        norms       of each: x, x / rms(x), 1 / rms(x)                        2D + 1
-        attention   its input, q, k, v, y, y with the heads side by side,     4D + 2KE + H
-                    the log-sum-exps
-        rotary      cos and sin, for q and for k, once for all sequences      2E
-        mlp         its input, gate, silu(gate), up, their product            D + 4F
-        head        its input, the logarithms of the probabilities            D + V
-        tokens      and targets, as int64; and one number of the loss
-    """
-    T = config.context if context is None else context
-    tokens = batch * T
-    D, E, L = config.dim, config.dim // config.heads, config.depth
-    attention = 4 * D + 2 * config.kv_heads * E + config.heads
-    return {
-        "norms": FLOAT * tokens * (2 * L + 1) * (2 * D + 1),
-        "attention": FLOAT * tokens * L * attention,
-        "rotary": FLOAT * T * L * 2 * E,
-        "mlp": FLOAT * tokens * L * (D + 4 * config.hidden),
-        "head": FLOAT * tokens * (D + config.vocab),
-        "tokens": 2 * INDEX * tokens + FLOAT,
-    }
+# ---- answers ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What a rank holds at one moment of a step besides P and S, in bytes."""
+
+    name: str
+    G: int = 0
+    A: int = 0
+    comm: int = 0
+    temporary: int = 0
+
+    @property
+    def all(self) -> int:
+        return self.G + self.A + self.comm + self.temporary
 
 
 @dataclass(frozen=True)
@@ -82,45 +128,22 @@ class Held:
     peak: int
 
 
+def held(P: int, S: int, moments: Iterable[Moment]) -> Held:
+    """The most of each kind at any of the moments, and of all together."""
+    moments = list(moments)
+    most = {kind: max(getattr(moment, kind) for moment in moments) for kind in ("G", "A", "comm", "temporary")}
+    return Held(P=P, S=S, **most, peak=P + S + max(moment.all for moment in moments))
+
+
 @dataclass(frozen=True)
 class Prediction:
-    """One rank, one step: bytes sent, in how many all-reduces; the textbook's limit; bytes held."""
+    """One rank, one step: bytes sent; the collectives, by name; the textbook's limit of the bytes; bytes held."""
 
     sent: int
-    all_reduces: int
+    collectives: Mapping[str, int]
     textbook: Fraction
     held: Held
 
-
-@dataclass(frozen=True)
-class Workspace:
-    """Bytes of temporaries at the three moments when a step may peak.
-
-    loss        backward begins: gradients of the log-probabilities and of the logits
-    mlp         it is in the last layer: gradients of x, of the product, of silu(gate) and of up; those of the
-                head, the last norm and down have come (`gradients`), what these three had kept is gone (`freed`);
-                where the head is tied to the embedding, its part of the gradient waits for the other
-    optimizer   a square root and a quotient for one parameter, and the quotient of the parameter before it;
-                tokens and targets (`inputs`) are still there
-    """
-
-    loss: int
-    mlp: int
-    gradients: int
-    freed: int
-    optimizer: int
-    inputs: int
-
-
-def workspace(config, batch: int, context: int | None = None) -> Workspace:
-    tokens = batch * (config.context if context is None else context)
-    sizes = parameter_sizes(config)
-    D, V, F = config.dim, config.vocab, config.hidden
-    return Workspace(
-        loss=FLOAT * tokens * 2 * V,
-        mlp=FLOAT * (tokens * (D + 3 * F) + (V * D if config.tied else 0)),
-        gradients=FLOAT * ((0 if config.tied else V * D) + D + D * F),
-        freed=FLOAT * tokens * (V + 3 * D + 1 + F),
-        optimizer=FLOAT * max(2 * size + before for before, size in zip([0, *sizes], sizes, strict=False)),
-        inputs=2 * INDEX * tokens,
-    )
+    @property
+    def all_reduces(self) -> int:
+        return self.collectives.get("all_reduce", 0)
