@@ -81,11 +81,12 @@ class Unit:
         """reduce_scatter G: the mean over the ranks, added to what earlier micro-batches left; `full.grad` goes."""
         gradient, self.full.grad = self.full.grad, None
         mean = reduce_scatter(gradient, self.group).div_(self.ranks)
+        free(gradient)
         self.shard.grad = mean if self.shard.grad is None else self.shard.grad.add_(mean)
 
     def part(self, tensors: list[Tensor]) -> Tensor:
-        """This rank's part of what is in the parameters' shapes."""
-        return self.layout.flatten(tensors).chunk(self.ranks)[self.rank]
+        """This rank's part of what is in the parameters' shapes, in memory of its own."""
+        return self.layout.flatten(tensors).chunk(self.ranks)[self.rank].clone()
 
     def whole(self, part: Tensor) -> dict[str, Tensor]:
         """By name and in the parameters' shapes, that of which every rank has a part."""
@@ -174,6 +175,12 @@ class Dropped:
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise RuntimeError(next(x.text for x in tree_leaves((args, kwargs)) if isinstance(x, cls)))
+
+    def refuse(self, *others: Any) -> Any:
+        raise RuntimeError(self.text)
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = refuse
+    __matmul__ = __rmatmul__ = __pow__ = __neg__ = __getitem__ = __len__ = __float__ = refuse
 
 
 # ---- from a model to its units ---------------------------------------------------------------------------
@@ -275,4 +282,10 @@ def reduce_scatter(full: Tensor, group: ProcessGroup | None) -> Tensor:
     total = first.clone()
     for part in others:
         total += part
+    free(parts)
     return total
+
+
+def free(x: Tensor) -> None:
+    # To let go of it is not enough: a thread of the backend may hold it a moment longer.
+    x.untyped_storage().resize_(0)

@@ -173,7 +173,10 @@ class Zero:
         for index, unit in enumerate(self.trained if moments else ()):
             first, *_ = of_each = [moments[name] for name in unit.layout.shapes]
             inner["state"][index] = {
-                key: unit.part([entries[key] for entries in of_each]) if value.dim() else value
+                # All that torch's optimizers keep is by element, but for the number of steps.
+                key: torch.as_tensor(value).clone()
+                if key == "step"
+                else unit.part([entries[key] for entries in of_each])
                 for key, value in first.items()
             }
         groups = [own | saved for own, saved in zip(inner["param_groups"], state["groups"], strict=True)]

@@ -1,0 +1,516 @@
+"""labs.zero against one process that sees the same micro-batches one after the other.
+
+Numbers: the reference never communicates; it takes the gradients of every rank's micro-batches, adds them in the order
+of the ranks, divides, and steps torch's own optimizer on the whole parameters.  labs.zero adds in that order, too.  In
+float64 they must agree within 1e-12, and bit by bit on two ranks, where there is one way to add two numbers.
+
+What is held: a dispatch mode of this file looks at the memory behind every layer's vectors at every single operator of
+the step, and knows nothing of the recorder.  What is sent: the recorder.
+"""
+
+import contextlib
+import functools
+import os
+import signal
+import weakref
+from copy import deepcopy
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from labs.clip import clip_gradients
+from labs.kit.launch import RankError, run
+from labs.kit.record import mark
+from labs.model import GPT, Config, initial_value
+from labs.zero import Zero
+
+STAGES = (1, 2, 3)
+ADAMW = partial(torch.optim.AdamW, lr=1e-2)
+SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+TIED = Config(vocab=23, dim=12, depth=3, heads=3, kv_heads=1, hidden=20, context=8, tied=True)
+TRAININGS = [  # dtype, optimizer, micro-batches, norm to clip at
+    (torch.float64, ADAMW, 1, None),
+    (torch.float64, SGD, 3, 0.05),
+    (torch.float32, ADAMW, 1, None),
+    (torch.bfloat16, ADAMW, 1, None),
+]
+
+
+class Awkward(nn.Module):
+    """Tied, frozen and odd-sized parameters, one without dimensions, one that the model itself holds, a buffer."""
+
+    def __init__(self, dtype=torch.float32, seed=0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed = nn.Embedding(11, 7)
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(7, 13), nn.Tanh(), nn.Linear(13, 7)) for _ in range(2)])
+        self.mixed = nn.ModuleDict({"frozen": nn.Linear(7, 7).requires_grad_(False), "norm": nn.LayerNorm(7)})
+        self.scale = nn.Parameter(torch.tensor(0.5))
+        self.head = nn.Linear(7, 11, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("offset", torch.ones(7))
+        self.to(dtype)
+
+    def forward(self, tokens):
+        x = self.embed(tokens) + self.offset
+        for layer in self.layers:
+            x = x + self.scale * layer(x)
+        x = x + self.mixed["norm"](torch.tanh(self.mixed["frozen"](x)))
+        return (
+            self.head(x).float().square().mean().to(x.dtype)
+            if x.dtype == torch.bfloat16
+            else (self.head(x).square().mean())
+        )
+
+
+def batch(step, micro_batch):
+    return torch.randint(0, 11, (4, 5), generator=torch.Generator().manual_seed(1000 * step + micro_batch))
+
+
+def reference(ranks, dtype, optimizer, micro_batches, norm, steps=10):
+    """The parameters after `steps` on one process."""
+    model = Awkward(dtype)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = optimizer(trained)
+    for step in range(steps):
+        total = [torch.zeros_like(p) for p in trained]
+        for rank in range(ranks):
+            optimizer.zero_grad()
+            for i in range(micro_batches):
+                (model(batch(step, rank * micro_batches + i)) / micro_batches).backward()
+            for sum_, p in zip(total, trained, strict=True):
+                sum_ += p.grad
+        for sum_, p in zip(total, trained, strict=True):
+            p.grad = sum_ / ranks
+        if norm is not None:
+            torch.nn.utils.clip_grad_norm_(trained, norm)
+        optimizer.step()
+    return model.state_dict()
+
+
+@functools.cache
+def references(ranks):
+    """In a process like those of the ranks: with as many threads."""
+    return run(lambda: [reference(ranks, *training) for training in TRAININGS], ranks=1)[0]
+
+
+def train(stage, dtype, optimizer, micro_batches=1, norm=None, steps=10, make=Awkward, after=None, **options):
+    """`after`: a state to load first."""
+    model = make(dtype)
+    zero = Zero(model, stage, optimizer, **options)
+    if after is not None:
+        zero.load_state_dict(after)
+    for step in range(steps):
+        mark("step")
+        for i in range(micro_batches):
+            (model(batch(step, dist.get_rank() * micro_batches + i)) / micro_batches).backward()
+        if norm is not None:
+            zero.sync()
+            clip_gradients(zero.shards, norm, groups=(None,))
+        zero.step()
+    mark("end")
+    return zero.state_dict()
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_equals_one_process(ranks):
+    results = run(
+        lambda: [[train(stage, *training)["model"] for training in TRAININGS] for stage in STAGES], ranks=ranks
+    )
+    for stage, by_training in zip(STAGES, results[0], strict=True):
+        for (dtype, *_, norm), ours, one in zip(TRAININGS, by_training, references(ranks), strict=True):
+            bound = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+            bound = 0 if ranks <= 2 and norm is None else bound
+            assert ours.keys() == one.keys()
+            for name, p in one.items():
+                assert p.dtype == ours[name].dtype
+                torch.testing.assert_close(
+                    ours[name], p, rtol=bound, atol=bound, msg=lambda text, at=(stage, dtype, name): f"{at}: {text}"
+                )
+    for rank in range(1, ranks):
+        assert all(
+            torch.equal(a[name], b[name])
+            for one, other in zip(results[0], results[rank], strict=True)
+            for a, b in zip(one, other, strict=True)
+            for name in a
+        )
+
+
+def test_a_subgroup_shards_among_its_own_ranks():
+    def body():
+        pair = dist.new_group([0, 2]), dist.new_group([1, 3])
+        mine = pair[dist.get_rank() % 2]
+        model = Awkward(torch.float64)
+        zero = Zero(model, 3, SGD, group=mine)
+        for step in range(3):
+            model(batch(step, dist.get_rank(mine))).backward()
+            zero.step()
+        return zero.state_dict()["model"]
+
+    one = reference(2, torch.float64, SGD, 1, None, steps=3)
+    for ours in run(body, ranks=4):
+        for name, p in one.items():
+            torch.testing.assert_close(ours[name], p, rtol=1e-12, atol=1e-12)
+
+
+# ---- held at every moment --------------------------------------------------------------------------------
+
+
+class Most(TorchDispatchMode):
+    """The most bytes of whole gradients, and of whole parameters, that were there at any operator.
+
+    A gradient is met by a hook of autograd's, and counts as long as anybody holds its memory.
+    """
+
+    def __init__(self, zero):
+        super().__init__()
+        self.units, self.met, self.gradients, self.parameters = zero.units, [], 0, 0
+        for unit in zero.trained:
+            unit.full.register_hook(lambda gradient: self.met.append(weakref.ref(gradient.untyped_storage())))
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        answer = function(*args, **(kwargs or {}))
+        gradients = [storage.nbytes() for ref in self.met if (storage := ref()) is not None]
+        self.gradients = max(self.gradients, sum(gradients))
+        self.parameters = max(self.parameters, sum(u.full.untyped_storage().nbytes() for u in self.units))
+        return answer
+
+
+def most(stage, config=TIED):
+    model = GPT(config)
+    zero = Zero(model, stage, ADAMW)
+    with Most(zero) as seen:
+        for step in range(2):
+            for i in range(2):
+                x, y = torch.randint(0, config.vocab, (2, 2, 8), generator=torch.Generator().manual_seed(10 * step + i))
+                model(x, y).backward()
+            zero.step()
+    sizes = {next(iter(unit.layout.shapes)): unit.full.nbytes for unit in zero.units}
+    return seen.gradients, seen.parameters, sizes
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_never_more_than_the_layer_in_flight(ranks):
+    for (one_g, one_p, sizes), (two_g, two_p, _), (three_g, three_p, _) in run(
+        lambda: [most(stage) for stage in STAGES], ranks=ranks
+    ):
+        everything, layer = sum(sizes.values()), max(sizes.values())
+        assert layer == sizes["layers.0.attention_norm.weight"] < everything / 3
+        assert (one_g, one_p) == (everything + layer, everything)  # of the second micro-batch, one more
+        assert (two_g, two_p) == (layer, everything)
+        assert (three_g, three_p) == (layer, layer)
+
+
+def test_between_steps_only_shards_are_left():
+    def body(stage):
+        zero = Zero(model := Awkward(), stage, ADAMW)
+        for _ in range(2):
+            model(batch(0, 0)).backward()
+            zero.step()
+        at_rest = sum(p.untyped_storage().nbytes() for p in model.parameters())
+        return at_rest, [unit.full.grad for unit in zero.units], sum(unit.full.nbytes for unit in zero.units)
+
+    for at_rest, gradients, whole in run(body, 2, ranks=3):
+        assert at_rest == whole and gradients == [None] * len(gradients)
+    for at_rest, gradients, whole in run(body, 3, ranks=3):
+        assert 3 * at_rest == whole and gradients == [None] * len(gradients)
+
+
+def test_evaluation_gathers_and_drops():
+    def body():
+        zero = Zero(model := Awkward(), 3, ADAMW)
+        with torch.no_grad(), Most(zero) as seen:
+            loss = model(batch(0, 0))
+        return loss, seen.parameters, max(unit.full.nbytes for unit in zero.units), Awkward()(batch(0, 0))
+
+    for loss, held, layer, one in run(body, ranks=2):
+        assert torch.equal(loss, one.detach()) and held <= 2 * layer
+
+
+# ---- sent ------------------------------------------------------------------------------------------------
+
+
+def test_stages_2_and_3_reduce_every_micro_batch():
+    def sent(stage, micro_batches):
+        recording = run(
+            train, stage, torch.float32, SGD, micro_batches, steps=2, ranks=2, record="communication"
+        ).recording
+        return [event.op for event in recording.events if event.rank == 0 and event.step == 1], recording.sent(0, 1)
+
+    # 4 trained layers (the tied head is the embedding's), and one frozen: each is an even number of bytes on 2 ranks
+    model = Awkward()
+    whole = {flag: [p for p in model.parameters() if p.requires_grad is flag] for flag in (True, False)}
+    trained, frozen = 77 + 2 * (7 * 13 + 13 + 13 * 7 + 7) + 14 + 1, 56
+    assert [sum(p.numel() for p in whole[flag]) for flag in (True, False)] == [trained, frozen]
+    padded = 78 + 104 + 98 + 104 + 98 + 14 + 2  # embed; the linears, two by two; the norm; the scale
+    for micro_batches in (1, 3):
+        assert sent(1, micro_batches)[1] == 4 * padded // 2 * 2
+        assert sent(2, micro_batches)[1] == 4 * padded // 2 * (1 + micro_batches)
+        # the embedding is gathered by the head, too, and the frozen layer, forward and backward
+        gathered = 2 * (padded + 78 + frozen) - 78 * 0
+        assert sent(3, micro_batches)[1] == 4 * (gathered + padded) // 2 * micro_batches
+
+
+# ---- a harder life for stage 3 ---------------------------------------------------------------------------
+
+
+class Odd(nn.Module):
+    """Layers in unusual positions."""
+
+    def __init__(self, dtype=torch.float64, recompute=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.base = nn.Linear(5, 5).requires_grad_(False)
+        self.low = Product(5)
+        self.twice = nn.Linear(5, 5)
+        self.blind = Blind(5)
+        self.last = nn.Sequential(nn.Linear(5, 5), nn.Dropout(0.0), nn.Linear(5, 5))
+        self.recompute = recompute
+        self.to(dtype)
+
+    def forward(self, tokens):
+        x = torch.nn.functional.one_hot(tokens % 5, 5).to(self.blind.dtype)
+        x = self.low(self.base(self.twice(x)))
+        skip = x
+        for layer in (self.twice, self.blind, *self.last):
+            x = torch.tanh(checkpoint(layer, x, use_reentrant=False) if self.recompute else layer(x))
+        return (x * skip).square().mean()
+
+
+class Product(nn.Module):
+    """Its weight is a product, beside a frozen one: their gradients need them after the input's is known."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.a, self.b = (nn.Parameter(torch.randn(dim, dim) / dim) for _ in range(2))
+        self.frozen = nn.Parameter(torch.randn(dim, dim) / dim, requires_grad=False)
+
+    def forward(self, x):
+        return x @ self.frozen + torch.tanh(x) + (self.a @ self.b @ self.frozen).sum(0)
+
+
+class Blind(nn.Module):
+    """Gives no gradient to its input."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.inside = nn.Linear(dim, dim)
+        self.dtype = torch.float64
+
+    def forward(self, x):
+        return {"answer": self.inside(x.detach())}["answer"]
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+def test_layers_in_unusual_positions(recompute):
+    def body(stage):
+        return train(stage, torch.float64, ADAMW, steps=4, make=partial(Odd, recompute=recompute))["model"]
+
+    model = Odd()
+    optimizer = ADAMW([p for p in model.parameters() if p.requires_grad])
+    for step in range(4):
+        (model(batch(step, 0)) / 2).backward()
+        (model(batch(step, 1)) / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for stage in STAGES:
+        for ours in run(body, stage, ranks=2):
+            for name, p in model.state_dict().items():
+                torch.testing.assert_close(ours[name], p, rtol=1e-12, atol=1e-12)
+
+
+def test_a_model_on_the_meta_device_is_never_held_whole():
+    def body(config):
+        with torch.device("meta"):
+            model = GPT(config)
+        zero = Zero(model, 3, ADAMW, initial=partial(initial_value, seed=0))
+        mark("step")
+        return zero.state_dict()["model"], sum(unit.shard.nbytes for unit in zero.units)
+
+    deep = Config(vocab=16, dim=32, depth=12, heads=2, kv_heads=2, hidden=64, context=8)
+    results = run(body, deep, ranks=2, record="memory")
+    whole = GPT(deep).state_dict()
+    start = results.recording.step_spans(0)[0].start
+    held = max(sum(kinds.values()) for moment, kinds in results.recording.memory[0] if moment < start)
+    layer = sum(p.nbytes for p in GPT(deep).layers["0"].parameters())
+    assert results[0][1] == sum(p.nbytes for p in whole.values()) / 2
+    assert held < results[0][1] + 4 * layer < 0.9 * 2 * results[0][1]
+    assert all(torch.equal(results[0][0][name], p) for name, p in whole.items())
+
+
+# ---- in and out ------------------------------------------------------------------------------------------
+
+
+def test_a_state_goes_on_in_another_stage_on_another_number_of_ranks():
+    saved = run(train, 3, torch.float64, ADAMW, 1, None, 5, ranks=3)[0]
+
+    def rest(stage, state, ranks):  # the same data, on any number of ranks
+        zero = Zero(model := Awkward(torch.float64, seed=1), stage, ADAMW)
+        zero.load_state_dict(state)
+        for step in range(5):
+            parts = [batch(100 + step, i) for i in range(6)]
+            for part in parts[dist.get_rank() :: ranks]:
+                (model(part) * ranks / 6).backward()
+            zero.step()
+        held = [entry for unit in zero.optimizer.state.values() for entry in unit.values()]
+        assert all(entry.untyped_storage().nbytes() == entry.nbytes for entry in held)
+        return zero.state_dict()
+
+    model = Awkward(torch.float64)
+    model.load_state_dict(saved["model"])
+    optimizer = ADAMW([p for p in model.parameters() if p.requires_grad])
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    state = {i: deepcopy(saved["optimizer"][name]) for i, name in enumerate(names)}
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    for step in range(5):
+        for i in range(6):
+            (model(batch(100 + step, i)) / 6).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for stage, ranks in ((1, 2), (2, 1), (3, 2)):
+        again = run(rest, stage, saved, ranks, ranks=ranks)[0]
+        for name, p in model.state_dict().items():
+            torch.testing.assert_close(again["model"][name], p, rtol=1e-12, atol=1e-12)
+        assert again["optimizer"]["scale"]["step"] == 10
+
+
+def test_the_hyperparameters_travel_along():
+    def body():
+        zero = Zero(Awkward(), 2, ADAMW)
+        zero.optimizer.param_groups[0]["lr"] = 0.125
+        other = Zero(Awkward(seed=1), 3, ADAMW)
+        other.load_state_dict(zero.state_dict())
+        return other.optimizer.param_groups[0]["lr"]
+
+    assert run(body, ranks=2) == [0.125, 0.125]
+
+
+def test_a_state_of_another_model_is_refused():
+    def body():
+        zero = Zero(Awkward(), 1, ADAMW)
+        state = zero.state_dict()
+        state["model"]["extra"] = state["model"].pop("offset")
+        state["model"]["layers.0.0.bias"] = torch.zeros(5)
+        zero.load_state_dict(state)
+
+    with pytest.raises(RankError) as error:
+        run(body, ranks=2)
+    for part in (
+        "'offset' is not in it",
+        "'extra' is not in the model",
+        "'layers.0.0.bias' has shape (5,) in it and (13,) in the model",
+    ):
+        assert part in str(error.value)
+
+
+# ---- bad input -------------------------------------------------------------------------------------------
+
+
+def said(body, ranks=2):
+    """What the first line of a failure says."""
+    with pytest.raises(RankError) as error:
+        run(body, ranks=ranks)
+    return str(error.value).splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: Zero(Awkward(), 4, ADAMW), "stage 4: ZeRO has the stages 1, 2 and 3"),
+        (
+            lambda: Zero(Awkward().requires_grad_(False), 2, ADAMW),
+            "Awkward has no trainable parameters: there is nothing to shard",
+        ),
+        (
+            lambda: Zero(model := Awkward(), 2, ADAMW, layers=model.layers),
+            "layers miss 'scale', 'embed.weight', 'mixed.frozen.weight', 'mixed.frozen.bias', 'mixed.norm.weight', "
+            "'mixed.norm.bias': add the modules that hold them, or the model itself",
+        ),
+        (
+            lambda: Zero(Awkward(seed=dist.get_rank()), 3, ADAMW),
+            "replicas differ from the start: parameter 'embed.weight'",
+        ),
+        (
+            lambda: Zero(nn.Linear(2, 2, device="meta"), 3, ADAMW),
+            "parameter 'weight' is on the meta device: say with initial=",
+        ),
+    ],
+)
+def test_what_cannot_be_sharded_is_refused_in_words(make, sentence):
+    assert sentence in said(make)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_second_step_is_refused(stage):
+    def body():
+        zero = Zero(model := Awkward(), stage, ADAMW)
+        model(batch(0, 0)).backward()
+        zero.step()
+        zero.step()
+
+    assert "step() found no gradient: each step() needs a backward() before it" in said(body)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [lambda p: p.sum(), lambda p: p + 1, lambda p: torch.sum(p), lambda p: nn.functional.linear(torch.ones(7), p)],
+    ids=["method", "operator", "function", "linear"],
+)
+def test_a_dropped_parameter_says_so(read):
+    def body():
+        model = Awkward()
+        Zero(model, 3, ADAMW)
+        read(model.layers[0][0].weight)
+
+    words = said(body)
+    assert "parameter 'layers.0.0.weight' is dropped" in words and "zero.state_dict() has everything" in words
+
+
+def test_a_dropped_parameter_can_be_shown_and_asked_for():
+    def body():
+        model = Awkward()
+        Zero(model, 3, ADAMW)
+        return repr(model.embed.weight), hasattr(model.embed.weight, "_repr_html_"), str(model)
+
+    text, html, shown = run(body, ranks=2)[0]
+    assert text.startswith("Dropped(parameter 'embed.weight' is dropped") and not html and "Embedding(11, 7)" in shown
+
+
+def test_a_rank_killed_in_the_middle_of_a_step_ends_the_job():
+    def body():
+        zero = Zero(model := Awkward(), 3, ADAMW)
+        for step in range(100):
+            model(batch(step, 0)).backward()
+            if dist.get_rank() == 1 and step == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            zero.step()
+
+    with pytest.raises(RankError) as error:
+        run(body, ranks=3, timeout=60)
+    assert error.value.kind == "died" and error.value.ranks == (1,)
+    # and the next job is as good as any
+    assert len(run(train, 3, torch.float32, SGD, steps=1, ranks=3)) == 3
+
+
+def test_an_exception_in_a_layer_leaves_nothing_stale():
+    def body():
+        model = Awkward(torch.float64)
+        zero = Zero(model, 3, SGD)
+        for step in range(3):
+            with contextlib.suppress(IndexError):
+                model(torch.full((1, 1), 99))
+            model(batch(step, 0)).backward()
+            zero.step()
+        return zero.state_dict()["model"]
+
+    one = reference(1, torch.float64, SGD, 1, None, steps=3)
+    for name, p in run(body, ranks=1)[0].items():
+        torch.testing.assert_close(p, one[name], rtol=1e-12, atol=1e-12)
