@@ -54,3 +54,4 @@ from labs.cost.memory import (
     optimizer_work,
     parameter_sizes,
 )
+from labs.cost.zero import zero, zero_held, zero_limit, zero_sent

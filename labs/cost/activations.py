@@ -113,7 +113,7 @@ class Part:
     """A part of the model as backward passes through it.
 
     sizes: elements of its parameters.  worst: when it may hold the most.  left: bytes of activations when it is done.
-    handed_on: bytes of the gradient of its input.
+    handed_on: bytes of the gradient of its input.  shared: its parameters are those of a part that comes later.
     """
 
     name: str
@@ -121,6 +121,7 @@ class Part:
     worst: list[Within]
     left: int
     handed_on: int
+    shared: bool = False
 
 
 def backward(
@@ -153,7 +154,7 @@ def backward(
     A -= logits
     worst = [Within("head", A, itemsize * tokens * V + x, V * D)]
     A -= x
-    parts += [Part("head", embedding, worst, A, x)]
+    parts += [Part("head", embedding, worst, A, x, shared=config.tied)]
     A = inputs + config.depth * kept
     parts += [Part("norm", [D], [Within("norm", A + norm_work[0], norm_work[1], D)], A, x)]
     for number in reversed(range(config.depth)):

@@ -126,7 +126,7 @@ def ddp_moments(
         for at in part.worst:
             G = come if accumulation > 1 or not own else come + FLOAT * at.gradients
             yield Moment(at.name, G=G, A=at.A, comm=staying, temporary=at.temporary + waiting + 2 * FLOAT)
-        if part.name == "head" and config.tied:
+        if part.shared:
             waiting = FLOAT * sum(part.sizes)
         elif own and accumulation == 1:
             come += FLOAT * sum(part.sizes)
