@@ -23,6 +23,7 @@ with warnings.catch_warnings():  # as it is imported, this uses torch.jit.script
     warnings.simplefilter("ignore", DeprecationWarning)
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
+
 def ddp(model: nn.Module, group: ProcessGroup | None = None, find_unused: bool = False) -> nn.Module:
     """`labs.ddp.Overlapped`: a copy on every rank, gradients averaged in buckets during backward.
 

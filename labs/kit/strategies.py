@@ -4,8 +4,8 @@ The tour, the contract test and the benchmarks read STRATEGIES and nothing else:
 
     name      what `--strategies` calls it             side      "ours" or "native"
     apply     model -> Training                        ranks     how many it takes of those asked for
-    predict   (config, batch, ranks, rank) ->          sent      (sizes, ranks, rank) -> bytes, for a model that is
-              labs.cost.Prediction of one step                   no GPT, from the sizes of what it trains
+    predict   (config, batch, ranks, rank) ->          sent      (layers, ranks, rank) -> bytes, for a model that is
+              labs.cost.Prediction of one step                   no GPT, from the shapes of its layers
     bitwise   on how many ranks it equals the micro-batched process bit by bit, in float32
 """
 
@@ -114,8 +114,23 @@ def data_parallel(
     name: str, side: str, apply: Callable[[nn.Module], Training], variant: str, **others: Any
 ) -> Strategy:
     """A row whose predictions are `labs.cost.ddp`'s for this variant."""
-    predict, sent = partial(cost.ddp, variant=variant), partial(cost.ddp_sent, variant=variant)
-    return Strategy(name, side, apply, predict, sent, **others)
+
+    def sent(layers: Sequence[cost.Layer], ranks: int, rank: int) -> int:
+        return cost.ddp_sent([size for layer in layers for size in layer.sizes], ranks, variant, rank)
+
+    return Strategy(name, side, apply, partial(cost.ddp, variant=variant), sent, **others)
+
+
+def of_stage(stage: int) -> Strategy:
+    """A row of ours whose predictions are `labs.cost.zero`'s."""
+
+    def sent(layers: Sequence[cost.Layer], ranks: int, rank: int) -> int:
+        return cost.zero_sent(layers, ranks, stage)
+
+    # Its sums are those of one process, in the same order, on any number of ranks.
+    return Strategy(
+        f"zero-{stage}", "ours", partial(zero, stage), partial(cost.zero, stage=stage), sent, bitwise=(2, 3, 4)
+    )
 
 
 ONE_DEVICE = data_parallel("one device", "ours", single, "single", ranks=lambda asked: 1, bitwise=())
@@ -124,6 +139,9 @@ STRATEGIES = (
     data_parallel("ddp-bucketed", "ours", partial(average_with, ddp.Bucketed), "bucketed"),
     data_parallel("ddp-overlapped", "ours", partial(average_with, ddp.Overlapped), "overlapped"),
     data_parallel("ddp", "native", native_ddp, "torch"),
+    of_stage(1),
+    of_stage(2),
+    of_stage(3),
 )
 
 
