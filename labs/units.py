@@ -53,7 +53,7 @@ class Unit:
         self.layout = Flat({name: p.shape for name, p in named.items()}, self.ranks)
         self.places: list[Place] = []  # in all layers
         self.users: set[tuple[Layer, str]] = set()
-        numbers = [initial(name, p.shape).to(p.dtype) if p.is_meta else p.detach() for name, p in named.items()]
+        numbers = [materialised(name, p, initial) if p.is_meta else p.detach() for name, p in named.items()]
         trained = next(iter(named.values())).requires_grad
         self.full = nn.Parameter(self.layout.flatten(numbers), trained)
         shard = self.full.data.chunk(self.ranks)[self.rank]
@@ -156,6 +156,10 @@ class Flat:
         """The tensors as parts of such a vector."""
         *parts, _ = vector.split(self.sizes)
         return {name: part.view(shape) for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)}
+
+
+def materialised(name: str, p: Tensor, initial: Callable[[str, torch.Size], Tensor]) -> Tensor:
+    return initial(name, p.shape).to(torch.get_default_device(), p.dtype)
 
 
 class Dropped:

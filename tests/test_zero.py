@@ -11,7 +11,10 @@ the step, and knows nothing of the recorder.  What is sent: the recorder.
 import contextlib
 import functools
 import os
+import random
 import signal
+import threading
+import time
 import weakref
 from copy import deepcopy
 from functools import partial
@@ -498,6 +501,35 @@ def test_a_rank_killed_in_the_middle_of_a_step_ends_the_job():
     assert error.value.kind == "died" and error.value.ranks == (1,)
     # and the next job is as good as any
     assert len(run(train, 3, torch.float32, SGD, steps=1, ranks=3)) == 3
+
+
+def kill_somewhere(times):
+    """A rank is killed at some moment of some step: each time the job ends at once, and says which rank it was."""
+    rng = random.Random(0)
+
+    def body(victim, delay):
+        zero = Zero(model := GPT(TIED), rng.choice(STAGES), ADAMW)
+        if dist.get_rank() == victim:
+            threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        for _ in range(100_000):
+            model(*torch.randint(0, 23, (2, 2, 8))).backward()
+            zero.step()
+
+    for _ in range(times):
+        victim, began = rng.randrange(3), time.monotonic()
+        with pytest.raises(RankError) as error:
+            run(body, victim, delay := rng.uniform(0.05, 0.3), ranks=3, timeout=60)
+        assert error.value.kind == "died" and error.value.ranks == (victim,)
+        assert time.monotonic() - began < 20 + delay
+
+
+def test_killed_somewhere():
+    kill_somewhere(3)
+
+
+@pytest.mark.soak
+def test_killed_everywhere():
+    kill_somewhere(100)
 
 
 def test_an_exception_in_a_layer_leaves_nothing_stale():
