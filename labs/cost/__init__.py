@@ -51,7 +51,8 @@ from labs.cost.memory import (
     gpt_layers,
     held,
     optimizer_state,
-    optimizer_work,
+    optimizer_step,
     parameter_sizes,
 )
+from labs.cost.native import fully_shard, fully_shard_held, fully_shard_sent, zero_redundancy, zero_redundancy_sent
 from labs.cost.zero import zero, zero_held, zero_limit, zero_sent

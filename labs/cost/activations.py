@@ -134,11 +134,12 @@ def backward(
 ) -> list[Part]:
     """Loss, head, norm, the layers from the last to the first, embedding: where a step may have its peak.
 
-    loss     gradients of the log-probabilities and of the logits; the loss itself is no longer needed
-    head     gradients of the logits, of its input and of its weight
-    norm     its input; five tensors of that size as 1 / rms(x) is differentiated; the gradient of its weight
-    layer    in the mlp: gradients of x, of the product (which is gone), of silu(gate), of up; of down's weight.
-             In its first norm, at last: what a norm needs, and the gradients of all its parameters
+    loss         gradients of the log-probabilities and of the logits; the loss itself is no longer needed
+    head         gradients of the logits, of its input and of its weight
+    norm         its input; five tensors of that size as 1 / rms(x) is differentiated; the gradient of its weight
+    layer        in the mlp: gradients of x, of the product (which is gone), of silu(gate), of up; of down's weight.
+                 In its first norm, at last: what a norm needs, and the gradients of all its parameters
+    embedding    gradients of its output and of its weight
     """
     T = config.context if context is None else context
     V, D, F, tokens = config.vocab, config.dim, config.hidden, batch * T
@@ -162,7 +163,7 @@ def backward(
         mlp = Within(f"mlp {number}", A + whole - itemsize * tokens * F, x + 3 * itemsize * tokens * F, D * F)
         norm = Within(f"norm {number}", A + norm_work[0], norm_work[1], sum(layer))
         parts += [Part(f"layer {number}", layer, [mlp, norm], A, x)]
-    return [*parts, Part("embedding", embedding, [], inputs, 0)]
+    return [*parts, Part("embedding", embedding, [Within("embedding", inputs, x, V * D)], inputs, 0)]
 
 
 # ---- as published ----------------------------------------------------------------------------------------

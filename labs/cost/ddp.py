@@ -6,7 +6,7 @@ Source: [DDP] Li et al. 2020, arXiv 2006.15704, section 3.2.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from labs.cost.activations import backward
+from labs.cost.activations import Part, backward
 from labs.cost.collectives import all_reduce, all_reduce_limit
 from labs.cost.memory import (
     FLOAT,
@@ -16,7 +16,7 @@ from labs.cost.memory import (
     Prediction,
     held,
     optimizer_state,
-    optimizer_work,
+    optimizer_step,
     parameter_sizes,
 )
 
@@ -94,6 +94,7 @@ def ddp_held(
     context: int | None = None,
     bucket_bytes: int = 25 * MiB,
     accumulation: int = 1,
+    stepped: Sequence[int] | None = None,
 ) -> Held:
     """P, S and A are those of one process ("single"). Where the variants differ, in bytes:
 
@@ -104,31 +105,42 @@ def ddp_held(
         torch                    P                        P
 
     In overlapped's buckets live the gradients themselves, and G has one more, on its way into its bucket.
+    `stepped`: elements of the parameters that this rank's optimizer has, if not all.
     """
     sizes = parameter_sizes(config)
     P, largest_bucket = FLOAT * sum(sizes), FLOAT * max(buckets(sizes, variant, bucket_bytes), default=0)
     rows = {"bucketed": (P, 0, largest_bucket), "overlapped": (0, P, 0), "torch": (P, P, 0)}
     own, staying, passing = rows.get(variant, (P, 0, 0))
-    moments = ddp_moments(config, batch, context, own, staying, passing, accumulation)
-    most = held(P, optimizer_state(sizes), moments)
+    parts, stepped = backward(config, batch, context), stepped or sizes
+    moments = ddp_moments(parts, stepped, own, staying, passing, accumulation)
+    most = held(P, optimizer_state(stepped), moments)
     return most if own else replace(most, G=staying + FLOAT * max(sizes), comm=passing)
 
 
 def ddp_moments(
-    config, batch: int, context: int | None, own: int, staying: int, passing: int, accumulation: int
+    parts: Sequence[Part],
+    stepped: Sequence[int],
+    own: int,
+    staying: int = 0,
+    passing: int = 0,
+    accumulation: int = 1,
+    itemsize: int = FLOAT,
+    masters: bool = False,
 ) -> Iterator[Moment]:
-    """Bytes beside P and S, from the end of forward on. Gradients come one by one; where the head is tied to the
-    embedding, its gradient waits for the other one. The loss and its gradient count as temporary."""
-    *_, last = parts = backward(config, batch, context)
-    sizes, come, waiting = parameter_sizes(config), own if accumulation > 1 else 0, 0
+    """Bytes beside P and S, from the end of forward on. Gradients come one by one; that of a tied head waits for the
+    embedding's. The loss and its gradient count as temporary."""
+    come, waiting, end = own if accumulation > 1 else 0, 0, parts[-1].left
+    collects = own and accumulation == 1
     yield Moment("forward", A=parts[0].worst[0].A + FLOAT, G=come, comm=staying)
     for part in parts:
         for at in part.worst:
-            G = come if accumulation > 1 or not own else come + FLOAT * at.gradients
-            yield Moment(at.name, G=G, A=at.A, comm=staying, temporary=at.temporary + waiting + 2 * FLOAT)
+            new = itemsize * at.gradients if collects or at.name == "head" else 0
+            G, passing_by = (come + new, 0) if collects else (come, new)
+            temporary = at.temporary + passing_by + waiting + 2 * FLOAT
+            yield Moment(at.name, G=G, A=at.A, comm=staying, temporary=temporary)
         if part.shared:
-            waiting = FLOAT * sum(part.sizes)
-        elif own and accumulation == 1:
-            come += FLOAT * sum(part.sizes)
-    yield Moment("average", G=own, A=last.left, comm=staying + passing, temporary=FLOAT)
-    yield Moment("step", G=own, A=last.left, comm=staying, temporary=optimizer_work(sizes) + FLOAT)
+            waiting = itemsize * sum(part.sizes)
+        elif collects:
+            come += itemsize * sum(part.sizes)
+    yield Moment("average", G=own, A=end, comm=staying + passing, temporary=FLOAT)
+    yield optimizer_step(end, own, staying, stepped, masters)

@@ -88,12 +88,6 @@ def optimizer_state(sizes: Sequence[int], moments: int = 2, counter: int = 4) ->
     return FLOAT * moments * sum(sizes) + counter * len(sizes)
 
 
-def optimizer_work(sizes: Sequence[int]) -> int:
-    """Bytes of AdamW's temporaries, one parameter after the other: a square root and a quotient for one parameter,
-    and the quotient of the parameter before it."""
-    return FLOAT * max(2 * size + before for before, size in zip([0, *sizes], sizes, strict=False))
-
-
 # ---- answers ---------------------------------------------------------------------------------------------
 
 
@@ -126,6 +120,15 @@ class Held:
     comm: int
     temporary: int
     peak: int
+
+
+def optimizer_step(A: int, G: int, comm: int, sizes: Sequence[int], masters: bool = False) -> Moment:
+    """AdamW at work, one parameter after the other: a square root and a quotient for one, and the quotient of the one
+    before it. Beside masters (`labs.precision`) there is a float32 gradient, too, of one parameter at a time."""
+    copy = FLOAT * max(sizes) if masters else 0
+    before = [0] * len(sizes) if masters else [0, *sizes]
+    work = FLOAT * max(2 * size + last for last, size in zip(before, sizes, strict=False))
+    return Moment("step", A=A, G=G + copy, comm=comm, temporary=work + FLOAT)
 
 
 def held(P: int, S: int, moments: Iterable[Moment]) -> Held:

@@ -25,7 +25,7 @@ from labs.cost.memory import (
     bytes_of,
     gpt_layers,
     held,
-    optimizer_work,
+    optimizer_step,
     require_stage,
 )
 
@@ -174,7 +174,4 @@ def end_of_step(A: int, units: Sequence[int], ranks: int, stage: int, size: Mapp
     for number, n in enumerate(units if stage == 1 else ()):
         G = g * (sum(units[number:]) + sum(shards[: number + 1]))
         yield Moment(f"sync {number}", A=A, G=G, comm=g * n, temporary=FLOAT)
-    masters = size["S"] > 2 * FLOAT
-    G = g * sum(shards) + masters * FLOAT * max(shards)
-    work = FLOAT * 2 * max(shards) if masters else optimizer_work(shards)
-    yield Moment("step", A=A, G=G, temporary=work + FLOAT)
+    yield optimizer_step(A, g * sum(shards), 0, shards, masters=size["S"] > 2 * FLOAT)
