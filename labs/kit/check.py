@@ -7,6 +7,10 @@
     check.average_gradients(fn)    fn(model)                         after backward: every gradient becomes the mean
     check.accumulation(fn)         fn(model, micro_batches)          several backwards, one synchronisation
     check.data_parallel(wrap)      wrap(model) -> module             with forward, no_sync() and sync()
+    check.partition_optimizer(fn)  fn(full, make) -> step            step() updates all of full, with 1/N of the state
+    check.gradient_ready(fn)       fn(full, shard)                   full.grad goes, its part is added to shard.grad
+    check.gather_and_drop(gather, drop)    gather(full, shard)       full is filled from all shards; drop(full): emptied
+    check.clip(fn)                 fn(shards, max_norm) -> norm      by the global norm, in place
     check.predict(question, guess, answer)
 
     ✓ reduce_scatter: you sent 0.75 × the tensor per rank; the least possible is 0.75 ×
@@ -23,12 +27,16 @@ worked out by plain torch on one process; what travelled and was held comes from
     checks/answer.py         the three answers, and what becomes of a function that raises or hangs; predict
     checks/collectives.py    cases and jobs    kinds.py: what is due    values.py, traffic.py: what is judged
     checks/gradients.py      cases and jobs    awkward.py: the model and the steps    means.py: what is judged
+    checks/shards.py         cases and jobs    layers.py: what is sharded, and the steps    pieces.py: what is judged
+    checks/norms.py          clip: cases, jobs, and what is judged
     checks/wire.py           a wire on which nothing is right by luck    mixture.py: what a wrong sum is made of
 """
 
 from labs.kit.checks.answer import Answer, predict
 from labs.kit.checks.collectives import all_gather, all_reduce, broadcast, reduce_scatter
 from labs.kit.checks.gradients import accumulation, average_gradients, data_parallel
+from labs.kit.checks.norms import clip
+from labs.kit.checks.shards import gather_and_drop, gradient_ready, partition_optimizer
 
 __all__ = [
     "Answer",
@@ -37,7 +45,11 @@ __all__ = [
     "all_reduce",
     "average_gradients",
     "broadcast",
+    "clip",
     "data_parallel",
+    "gather_and_drop",
+    "gradient_ready",
+    "partition_optimizer",
     "predict",
     "reduce_scatter",
 ]

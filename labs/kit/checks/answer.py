@@ -92,19 +92,20 @@ class Wrong(Exception):
 
 
 def answered(judge: Callable[..., str]) -> Callable[..., Answer]:
-    """Make a check of `judge(fn, seed)`, which returns the line of success or raises Wrong."""
+    """Make a check of `judge(*functions, seed)`, which returns the line of success or raises Wrong."""
 
     @functools.wraps(judge)
-    def check(fn: Callable[..., Any], seed: int | None = None) -> Answer:
+    def check(*functions: Callable[..., Any], seed: int | None = None) -> Answer:
         seed = random.SystemRandom().randrange(10**6) if seed is None else seed
         try:
-            if not callable(fn):
-                raise Wrong(
-                    f"it was given {show(fn)} and not a function",
-                    f"Did you call your function, instead of handing it over: check.{judge.__name__}(my_function)?",
-                )
-            sendable(fn)
-            return Answer(judge.__name__, True, judge(fn, seed))
+            for fn in functions:
+                if not callable(fn):
+                    raise Wrong(
+                        f"it was given {show(fn)} and not a function",
+                        f"Did you call your function, instead of handing it over: check.{judge.__name__}(my_function)?",
+                    )
+                sendable(fn)
+            return Answer(judge.__name__, True, judge(*functions, seed=seed))
         except Wrong as wrong:
             if wrong.answer.text == "untouched":
                 return Answer(judge.__name__, None, "the stub is untouched; the notebook goes on with the course's own")

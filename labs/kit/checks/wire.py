@@ -65,11 +65,24 @@ class Cargo(tap.Listener):
         self.count += any(x.untyped_storage().data_ptr() in self.storages for x in call.inputs)
 
 
+class Late(SlowWire):
+    """The same for collectives, too: each leaves a moment late; what it will write holds nonsense until then."""
+
+    def issued(self, call: tap.Call) -> None:
+        super().issued(call)
+        if call.op not in ("send", "recv"):
+            time.sleep(self.delays.random() * SLOWEST / 4)
+            given = {x.untyped_storage().data_ptr() for x in call.inputs}
+            for x in call.outputs:
+                if x.untyped_storage().data_ptr() not in given:
+                    nonsense(x)
+
+
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(*(x.detach().flatten().view(torch.uint8) for x in (one, other)))
 
 
 def nonsense(tensor: torch.Tensor) -> torch.Tensor:
     """Fill with NaN, or with a number that no case uses."""
-    tensor.detach().fill_(float("nan") if tensor.is_floating_point() else 113)
+    tensor.data.fill_(float("nan") if tensor.is_floating_point() else 113)  # .data: unseen by autograd
     return tensor

@@ -1,0 +1,316 @@
+"""The checks of notebook 04 against answers that are known to be right, and against wrong ones that are known by name.
+
+Right: the course's own, and answers that go another way about it (sends and receives by hand, PyTorch's own
+reduce-scatter, one reduce for each piece, calls that are waited for later).  Wrong: tests/wrong_answers_zero.py; the
+share of them that is caught is printed at the end.
+"""
+
+from collections import Counter
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from wrong_answers_zero import ANSWERS, drop, gather, partition, ready
+
+from labs import clip, collectives
+from labs.kit import check
+from labs.units import ALL_GATHER, REDUCE_SCATTER
+
+CHECKS = {"partition_optimizer": 1, "gradient_ready": 1, "gather_and_drop": 2, "clip": 1}  # and of how many functions
+caught = Counter()
+
+
+def place():
+    return dist.get_rank(), dist.get_world_size()
+
+
+# ---- right answers ---------------------------------------------------------------------------------------
+
+
+def partition_with_a_copy(full, make):
+    """The shard is memory of its own, as where it is of another dtype."""
+    rank, ranks = place()
+    n = full.numel() // ranks
+    shard = nn.Parameter(full.detach()[rank * n : (rank + 1) * n].clone())
+    optimizer = make([shard])
+
+    def step():
+        shard.grad = torch.empty_like(shard)
+        REDUCE_SCATTER(shard.grad, full.grad)
+        shard.grad /= ranks
+        full.grad = None
+        optimizer.step()
+        dist.all_gather(list(full.data.chunk(ranks)), shard.data)
+
+    return step
+
+
+def partition_by_sends_and_receives(full, make):
+    rank, ranks = place()
+    n = full.numel() // ranks
+    shard = full.detach().narrow(0, rank * n, n).requires_grad_()
+    optimizer = make([shard])
+
+    def step():
+        collectives.reduce_scatter(full.grad)
+        shard.grad = full.grad.narrow(0, rank * n, n) / ranks
+        optimizer.step()
+        collectives.all_gather(full.data)
+
+    return step
+
+
+def partition_and_wait_later(full, make):
+    rank, ranks = place()
+    shard = nn.Parameter(full.data.split(full.numel() // ranks)[rank])
+    optimizer = make([shard])
+
+    def step():
+        parts = torch.empty_like(full.grad)
+        dist.all_to_all_single(parts, full.grad, async_op=True).wait()
+        shard.grad = parts.view(ranks, -1).mean(0)
+        optimizer.step()
+        optimizer.zero_grad()
+        pieces = [torch.empty_like(shard) for _ in range(ranks)]
+        dist.all_gather(pieces, shard.data, async_op=True).wait()
+        with torch.no_grad():
+            full.copy_(torch.cat(pieces))
+
+    return step
+
+
+def partition_by_reduce_and_broadcast(full, make):
+    rank, ranks = place()
+    pieces = full.data.chunk(ranks)
+    mine = nn.Parameter(pieces[rank])
+    optimizer = make([mine])
+
+    def step():
+        for owner, gradient in enumerate(full.grad.chunk(ranks)):
+            dist.reduce(gradient, owner)
+        mine.grad = full.grad.chunk(ranks)[rank] / ranks
+        optimizer.step()
+        for owner, piece in enumerate(pieces):
+            dist.broadcast(piece, owner)
+
+    return step
+
+
+def ready_by_torch(full, shard):
+    mean = torch.empty_like(shard)
+    REDUCE_SCATTER(mean, full.grad / dist.get_world_size())
+    full.grad = None
+    if shard.grad is None:
+        shard.grad = torch.zeros_like(shard)
+    shard.grad += mean
+
+
+def ready_by_sends_and_receives(full, shard):
+    mine = collectives.reduce_scatter(full.grad) / dist.get_world_size()
+    full.grad = None
+    shard.grad = mine if shard.grad is None else shard.grad + mine
+
+
+def ready_by_reduces(full, shard):
+    rank, ranks = place()
+    for owner, piece in enumerate(full.grad.split(shard.numel())):
+        dist.reduce(piece, owner)
+        if owner == rank:
+            mean = piece.div(ranks)
+    full.grad = None
+    shard.grad = mean if shard.grad is None else shard.grad.add_(mean)
+
+
+def ready_by_lists(full, shard):
+    ranks = dist.get_world_size()
+    parts = [torch.empty_like(shard) for _ in range(ranks)]
+    dist.all_to_all(parts, list(full.grad.chunk(ranks)), async_op=True).wait()
+    full.grad.untyped_storage().resize_(0)
+    full.grad = None
+    mean = torch.stack(parts).mean(0)
+    shard.grad = mean if shard.grad is None else shard.grad + mean
+
+
+def gather_pieces(full, shard):
+    full.untyped_storage().resize_(full.numel() * full.element_size())
+    dist.all_gather(list(full.data.chunk(dist.get_world_size())), shard.detach().to(full.dtype))
+
+
+def gather_by_a_ring(full, shard):
+    rank, ranks = place()
+    full.data.untyped_storage().resize_(full.nbytes)
+    full.data.chunk(ranks)[rank].copy_(shard.data)
+    collectives.all_gather(full.data)
+
+
+def gather_by_broadcasts(full, shard):
+    rank, _ = place()
+    full.untyped_storage().resize_(full.nbytes)
+    for owner, piece in enumerate(full.data.split(len(shard))):
+        if owner == rank:
+            piece.copy_(shard.data)
+        dist.broadcast(piece, owner)
+
+
+def gather_and_copy(full, shard):
+    pieces = [torch.empty_like(shard, dtype=full.dtype) for _ in range(dist.get_world_size())]
+    dist.all_gather(pieces, shard.data.to(full.dtype), async_op=True).wait()
+    full.untyped_storage().resize_(full.nbytes)
+    full.data.copy_(torch.cat(pieces))
+
+
+def gather_straight_into_it(full, shard):
+    if full.untyped_storage().size() == 0:
+        full.untyped_storage().resize_(full.nbytes)
+    work = ALL_GATHER(full.data, shard.detach().to(full.dtype), async_op=True)
+    work.wait()
+
+
+def drop_by_its_data(full):
+    full.data.untyped_storage().resize_(0)
+
+
+def clip_as_the_course(shards, max_norm):
+    return clip.clip_gradients(shards, max_norm, (None,))
+
+
+def clip_with_numbers(shards, max_norm):
+    squares = torch.tensor([sum(float((s.grad**2).sum()) for s in shards if s.grad is not None)])
+    dist.all_reduce(squares)
+    norm = squares.item() ** 0.5
+    if norm > max_norm:
+        for shard in shards:
+            if shard.grad is not None:
+                shard.grad *= max_norm / norm
+    return norm
+
+
+def clip_by_gathered_norms(shards, max_norm):
+    gradients = [s.grad for s in shards if s.grad is not None]
+    mine = torch.nn.utils.get_total_norm(gradients).double().view(1)
+    norms = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(norms, mine)
+    norm = torch.cat(norms).norm()
+    torch.nn.utils.clip_grads_with_norm_(shards, max_norm, norm)
+    return norm
+
+
+def clip_shard_by_shard(shards, max_norm):
+    total = torch.zeros(1, dtype=torch.float64)
+    for shard in shards:
+        square = torch.zeros(1, dtype=torch.float64)
+        if shard.grad is not None:
+            square += shard.grad.double().norm() ** 2
+        dist.all_reduce(square, async_op=True).wait()
+        total += square
+    factor = min(1.0, max_norm / (float(total.sqrt()) + 1e-6))
+    for shard in shards:
+        if shard.grad is not None:
+            shard.grad = shard.grad * factor
+    return total.sqrt()
+
+
+LINES = {
+    "partition_optimizer": (
+        "✓ partition_optimizer: you hold {} × the optimizer's state per rank, and sent 1.50 × the vector per step; "
+        "the least possible is 0.25 × and 1.50 ×"
+    ),
+    "gradient_ready": (
+        "✓ gradient_ready: beside the layer in flight you held {} × the gradients, and sent 0.75 × the gradients "
+        "per rank and micro-batch; the least possible is 0.25 × and 0.75 ×"
+    ),
+    "gather_and_drop": (
+        "✓ gather_and_drop: you held {} × a layer beside the shards, and sent 0.75 × a layer for each gather; "
+        "the least possible is 1.00 × and 0.75 ×"
+    ),
+    "clip": "✓ clip: you sent {} bytes per rank at most, whatever the number of parameters; one number is enough",
+}
+RIGHT = [
+    ("partition_optimizer", "0.25", [partition]),
+    ("partition_optimizer", "0.38", [partition_with_a_copy]),
+    ("partition_optimizer", "0.25", [partition_by_sends_and_receives]),
+    ("partition_optimizer", "0.25", [partition_and_wait_later]),
+    ("partition_optimizer", "0.25", [partition_by_reduce_and_broadcast]),
+    ("gradient_ready", "0.25", [ready]),
+    ("gradient_ready", "0.25", [ready_by_torch]),
+    ("gradient_ready", "0.25", [ready_by_sends_and_receives]),
+    ("gradient_ready", "0.25", [ready_by_reduces]),
+    ("gradient_ready", "0.25", [ready_by_lists]),
+    ("gather_and_drop", "1.00", [gather, drop]),
+    ("gather_and_drop", "1.00", [gather_pieces, drop_by_its_data]),
+    ("gather_and_drop", "1.00", [gather_by_a_ring, drop]),
+    ("gather_and_drop", "1.00", [gather_by_broadcasts, drop]),
+    ("gather_and_drop", "1.00", [gather_and_copy, drop]),
+    ("gather_and_drop", "1.00", [gather_straight_into_it, drop]),
+    ("clip", "16", [clip_as_the_course]),
+    ("clip", "8", [clip_with_numbers]),
+    ("clip", "24", [clip_by_gathered_norms]),
+    ("clip", "48", [clip_shard_by_shard]),
+]
+
+
+def shown(value):
+    return "-".join(fn.__name__ for fn in value) if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize(("name", "figure", "fns"), RIGHT, ids=shown)
+def test_a_right_answer_is_accepted(name, figure, fns):
+    answer = getattr(check, name)(*fns)
+    assert answer.ok is True and answer, answer
+    assert str(answer) == LINES[name].format(figure)
+
+
+# ---- not yet ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_an_untouched_stub_is_not_yet(name):
+    def stub(*args):
+        raise NotImplementedError("your turn")
+
+    answer = getattr(check, name)(*[stub] * CHECKS[name])
+    assert answer.ok is None and not answer
+    assert str(answer) == f"not yet: {name} (the stub is untouched; the notebook goes on with the course's own)"
+
+
+def test_a_stub_inside_of_step_is_not_yet():
+    def fn(full, make):
+        def step():
+            raise NotImplementedError("your turn")
+
+        return step
+
+    assert check.partition_optimizer(fn).ok is None
+
+
+def test_half_of_gather_and_drop_is_not_yet():
+    def stub(full):
+        raise NotImplementedError("your turn")
+
+    assert check.gather_and_drop(gather, stub).ok is None
+
+
+# ---- wrong answers ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "mistake", "fns"), ANSWERS, ids=shown)
+def test_a_wrong_answer_is_called_by_its_name(name, mistake, fns):
+    answer = getattr(check, name)(*fns)
+    assert answer.ok is False and not answer
+    assert answer.question and answer.text and answer.seed is not None
+    if mistake:
+        assert answer.mistake == mistake, answer
+        assert str(answer).startswith(f"✗ {name}: {mistake}\n")
+    caught[name] += 1
+
+
+def test_the_share_that_is_caught(capsys):
+    """Last of the wrong answers: the published figure."""
+    written = Counter(answer.check for answer in ANSWERS)
+    assert all(written[name] >= 8 for name in CHECKS)
+    with capsys.disabled():
+        print("\nwrong answers caught")
+        for name in CHECKS:
+            print(f"  {name:20} {caught[name]} of {written[name]}")
+        print(f"  {'all':20} {caught.total()} of {written.total()}")
