@@ -5,9 +5,10 @@
     collective(messages, ranks)             a collective, round by round
     replay(recording)                       a recorded timeline, as it went by
     all_reduce_times({"ring": cost.…})      seconds by algorithm, ranks, size, latency and bandwidth
+    memory(model="llama3-8b")               bytes on each rank by kind and stage, and on which cards that fits
 
 A notebook keeps only a static picture of each, with the settings it was drawn at: it looks the same where no
-kernel runs, and is the same after each build. Nothing here knows a formula: the functions are arguments.
+kernel runs, and is the same after each build. Nothing here knows a formula: they are arguments, or labs.cost's.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 
 import ipywidgets
 
-from labs.kit import draw
+from labs.kit import draw, explorer
 from labs.kit.diagrams import Held, Message, by_round
 from labs.kit.figures import window
 
@@ -142,3 +143,21 @@ def all_reduce_times(seconds: Mapping[str, Callable[[int, int, float, float], fl
     for name, value in {"ranks": 8, "megabytes": 1, "latency": 20, "bandwidth": 10}.items():
         sliders[name].value = value
     return Explorer(picture, sliders)
+
+
+def memory(measured: Mapping[str, explorer.Bytes] | None = None, **begin: Any) -> Explorer:
+    """What each rank holds under DDP and the stages of ZeRO, and on how many ranks it fits a card of 24, ... 141 GB.
+
+    begin: where controls stand at first, by the names of `labs.kit.explorer.CONTROLS`; `batch` is the sequences of a
+    rank's micro-batch, `context` their tokens.  measured: bars of their own that stay as they are, bytes by kind under
+    a name each: {"stage 3, measured": recording.steady(0)}.
+    Raises ValueError for a control that does not exist, or a value that it does not have.
+    """
+    controls = {name: control(name, values) for name, values in explorer.CONTROLS.items()}
+    for name, value in (explorer.BEGIN | begin).items():
+        if name not in controls:
+            raise ValueError(f"{name} is no control of the memory explorer: there are {', '.join(controls)}")
+        if value not in explorer.CONTROLS[name]:
+            raise ValueError(f"{name}={value!r}: choose one of {', '.join(map(str, explorer.CONTROLS[name]))}")
+        controls[name].value = value
+    return Explorer(lambda **settings: explorer.picture(measured or {}, **settings), controls)
