@@ -150,7 +150,7 @@ def test_a_strategy_that_differs_fails_the_tour(broken, said, monkeypatch, capsy
 
 
 HELD = Held(P=8, G=8, S=16, A=99, comm=0, temporary=5, peak=130)
-PREDICTED = Prediction(sent=12, all_reduces=1, textbook=12, held=HELD)
+PREDICTED = Prediction(sent=12, collectives={"all_reduce": 1}, textbook=12, held=HELD)
 MEASURED = vars(HELD)
 
 

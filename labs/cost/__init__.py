@@ -38,6 +38,7 @@ from labs.cost.collectives import (
     tree_seconds,
 )
 from labs.cost.ddp import buckets, ddp, ddp_held, ddp_sent
+from labs.cost.fit import per_rank, smallest_ranks
 from labs.cost.memory import (
     FLOAT,
     INDEX,

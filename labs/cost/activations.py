@@ -148,6 +148,10 @@ def backward(
     whole = layer_activations(config, batch, T, itemsize, fused_norms)
     kept = sum(layer_terms(config, batch, T, itemsize, fused_norms, recompute).values())
     norm_work = (FLOAT * tokens * D, 5 * FLOAT * tokens * D)
+    KE = D // config.heads * config.kv_heads
+    extra = (0 if fused_norms or itemsize == FLOAT else x) + (
+        itemsize * tokens * (3 * D + KE) if recompute == "selective" else 0
+    )
     embedding, layer, *_ = (shapes.sizes for shapes in gpt_layers(config))
 
     A = sum(terms.values()) - FLOAT
@@ -162,7 +166,8 @@ def backward(
         A -= kept
         mlp = Within(f"mlp {number}", A + whole - itemsize * tokens * F, x + 3 * itemsize * tokens * F, D * F)
         norm = Within(f"norm {number}", A + norm_work[0], norm_work[1], sum(layer))
-        parts += [Part(f"layer {number}", layer, [mlp, norm], A, x)]
+        again = [] if recompute == "none" else [Within(f"recomputed {number}", A + whole + extra, 2 * x, 0)]
+        parts += [Part(f"layer {number}", layer, [*again, mlp, norm], A, x)]
     return [*parts, Part("embedding", embedding, [Within("embedding", inputs, x, V * D)], inputs, 0)]
 
 

@@ -112,7 +112,7 @@ def ddp_held(
     rows = {"bucketed": (P, 0, largest_bucket), "overlapped": (0, P, 0), "torch": (P, P, 0)}
     own, staying, passing = rows.get(variant, (P, 0, 0))
     parts, stepped = backward(config, batch, context), stepped or sizes
-    moments = ddp_moments(parts, stepped, own, staying, passing, accumulation)
+    moments = ddp_moments(parts, stepped, own, staying, passing, accumulation > 1)
     most = held(P, optimizer_state(stepped), moments)
     return most if own else replace(most, G=staying + FLOAT * max(sizes), comm=passing)
 
@@ -123,24 +123,29 @@ def ddp_moments(
     own: int,
     staying: int = 0,
     passing: int = 0,
-    accumulation: int = 1,
+    again: bool = False,
     itemsize: int = FLOAT,
     masters: bool = False,
 ) -> Iterator[Moment]:
-    """Bytes beside P and S, from the end of forward on. Gradients come one by one; that of a tied head waits for the
-    embedding's. The loss and its gradient count as temporary."""
-    come, waiting, end = own if accumulation > 1 else 0, 0, parts[-1].left
-    collects = own and accumulation == 1
-    yield Moment("forward", A=parts[0].worst[0].A + FLOAT, G=come, comm=staying)
+    """Bytes beside P and S, from the end of forward on; own, staying and passing as above.
+
+    Gradients come one by one, that of a tied head waits for the embedding's. Where there is something to add them to
+    (again: earlier micro-batches of this step) or to copy them into, only the largest, the head's, matters. The loss
+    and its gradient count as temporary.
+    """
+    come, waiting, end, collects = again * own, 2 * FLOAT, parts[-1].left, own and not again
+    yield Moment("forward", come, parts[0].worst[0].A + FLOAT, staying)
     for part in parts:
         for at in part.worst:
-            new = itemsize * at.gradients if collects or at.name == "head" else 0
-            G, passing_by = (come + new, 0) if collects else (come, new)
-            temporary = at.temporary + passing_by + waiting + 2 * FLOAT
-            yield Moment(at.name, G=G, A=at.A, comm=staying, temporary=temporary)
+            moment = Moment(at.name, come, at.A, staying, at.temporary + waiting)
+            if collects:
+                moment = moment.plus(G=itemsize * at.gradients)
+            elif part.name == "head":
+                moment = moment.plus(temporary=itemsize * at.gradients)
+            yield moment
         if part.shared:
-            waiting = itemsize * sum(part.sizes)
+            waiting += itemsize * sum(part.sizes)
         elif collects:
             come += itemsize * sum(part.sizes)
-    yield Moment("average", G=own, A=end, comm=staying + passing, temporary=FLOAT)
+    yield Moment("average", own, end, staying + passing, FLOAT)
     yield optimizer_step(end, own, staying, stepped, masters)

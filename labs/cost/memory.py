@@ -8,7 +8,7 @@ Source: [ZeRO] Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1, figure 1 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
 
@@ -104,6 +104,9 @@ class Moment:
     @property
     def all(self) -> int:
         return self.G + self.A + self.comm + self.temporary
+
+    def plus(self, **kinds: int) -> "Moment":
+        return replace(self, **{kind: getattr(self, kind) + more for kind, more in kinds.items()})
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,13 @@ Source: [ZeRO] Rajbhandari et al. 2020, arXiv 1910.02054, sections 5 and 7.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
 
 from labs.cost.activations import Part, backward
 from labs.cost.collectives import all_gather, reduce_scatter
+from labs.cost.ddp import ddp_moments
 from labs.cost.memory import (
     FLOAT,
     Held,
@@ -26,6 +28,7 @@ from labs.cost.memory import (
     gpt_layers,
     held,
     optimizer_step,
+    parameter_sizes,
     require_stage,
 )
 
@@ -106,72 +109,87 @@ def zero_held(
     context: int | None = None,
     accumulation: int = 1,
     convention: str = "float32, AdamW",
-    recompute: str = "none",
-    fused_norms: bool = False,
 ) -> Held:
-    """A step's most, by kind. Activations and parameters have the same precision."""
+    """P, G and S as the stage shards them, with padding; of activations, buffers and temporaries a step's most."""
     size = bytes_of(convention)
-    parts = backward(config, batch, context, size["P"], recompute, fused_norms)
-    units = [padded(sum(layer.sizes), ranks) for layer in gpt_layers(config)]
-    P = size["P"] * sum(units) // (ranks if stage == 3 else 1)
-    S = size["S"] * sum(units) // ranks + FLOAT * len(units)  # AdamW counts the steps of each shard
-    return held(P, S, zero_moments(parts, units, ranks, stage, size, accumulation))
+    return held(*zero_step(config, backward(config, batch, context, size["P"]), ranks, stage, size, accumulation))
+
+
+def zero_step(
+    config, parts: Sequence[Part], ranks: int, stage: int, size: Mapping[str, int], accumulation: int = 1
+) -> tuple[int, int, list[Moment]]:
+    """P, S, and the moments of a step. size: bytes a parameter, as in PIE; parts: of backward, in that precision.
+
+    Stage 0 is `labs.ddp.Naive`. AdamW has a counter of 4 bytes for each tensor that it is given.
+    """
+    require_stage(stage)
+    again, masters = accumulation > 1, size["S"] > 2 * FLOAT
+    if stage == 0:
+        units = shards = parameter_sizes(config)
+        own = size["G"] * sum(units)
+        moments = ddp_moments(parts, units, own, again=again, itemsize=size["P"], masters=masters)
+    else:
+        units = [padded(sum(layer.sizes), ranks) for layer in gpt_layers(config)]
+        shards = [n // ranks for n in units]
+        moments = zero_moments(parts, units, Stage(stage, ranks, size["P"], size["G"]), again, masters)
+    P = size["P"] * sum(shards if stage == 3 else units)
+    return P, size["S"] * sum(shards) + FLOAT * len(shards), list(moments)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a stage does with a unit of n elements; p and g are bytes of a parameter and of its gradient."""
+
+    number: int
+    ranks: int
+    p: int
+    g: int
+
+    def gathered(self, n: int) -> int:
+        return self.p * n if self.number == 3 else 0
+
+    def stays(self, n: int) -> int:
+        """Of a unit's gradient, until the step."""
+        return self.g * n // (self.ranks if self.number > 1 else 1)
+
+    def reduced(self, n: int, again: bool, still_gathered: bool) -> dict[str, int]:
+        """When all gradients of a unit have been laid side by side: stage 1 has that vector beside its pieces, stages
+        2 and 3 beside what other ranks have sent, and its sum. again: to be added to that of an earlier micro-batch."""
+        vector, new = self.g * n, self.stays(n)
+        more = {"temporary": new} if again else {"G": new}
+        match self.number:
+            case 1:
+                return more | {"temporary": self.p * n + again * new}
+            case 2:
+                return more | {"G": vector + (not again) * new, "comm": vector}
+        return more | {"comm": 2 * vector + still_gathered * self.gathered(n)}
 
 
 def zero_moments(
-    parts: Sequence[Part], units: Sequence[int], ranks: int, stage: int, size: Mapping[str, int], accumulation: int
+    parts: Sequence[Part], units: Sequence[int], stage: Stage, again: bool, masters: bool
 ) -> Iterator[Moment]:
     """Bytes beside P and S, from the end of forward on.
 
-    The gradients of a unit's parameters are laid side by side when all are there. As one vector they wait for
-    `sync` (stage 1), or are reduced: what other ranks send comes into a buffer of the same size. The vector of a tied
-    head waits for the embedding's. The loss and its gradient count as temporary.
+    A layer is gathered until the gradient of its input is there, so while its own gradients are reduced (but not the
+    embedding, whose input are tokens). The vector of a tied head waits for the embedding's. The loss and its gradient
+    count as temporary. again: earlier micro-batches of this step have left gradients.
     """
-    p, g, first = size["P"], size["G"], accumulation == 1
-    come, waiting = 0 if first else g * sum(units) // (ranks if stage > 1 else 1), 2 * FLOAT
+    come, waiting, end = again * sum(map(stage.stays, units)), 2 * FLOAT, parts[-1].left
     yield Moment("forward", G=come, A=parts[0].worst[0].A + FLOAT)
     for part in parts:
-        pieces, n = sum(part.sizes), padded(sum(part.sizes), ranks)
-        gathered = p * n if stage == 3 else 0
+        n = padded(sum(part.sizes), stage.ranks)
         for at in part.worst:
-            temporary = at.temporary + p * at.gradients + waiting
-            yield Moment(at.name, G=come, A=at.A, comm=gathered, temporary=temporary)
-        if part.shared:
-            yield Moment(
-                part.name, G=come, A=part.left, comm=gathered, temporary=part.handed_on + p * (pieces + n) + waiting
-            )
-            waiting += p * n
-        elif n:
-            if part is parts[-1] and parts[1].shared:
-                yield Moment("both uses", G=come, A=part.left, comm=gathered, temporary=p * (pieces + n) + waiting)
-                waiting = 2 * FLOAT
-            yield whole(part, come, first, n, ranks, stage, size, waiting)
-            come += first * (g * n // ranks if stage > 1 else g * n)
-    yield from end_of_step(parts[-1].left, units, ranks, stage, size)
-
-
-def whole(
-    part: Part, come: int, first: bool, n: int, ranks: int, stage: int, size: Mapping[str, int], waiting: int
-) -> Moment:
-    """All of a part's gradients are there, in one vector; and under stages 2 and 3 it is reduced."""
-    p, vector, shard = size["P"], size["G"] * n, size["G"] * n // ranks
-    left, temporary = dict(name=part.name, A=part.left), part.handed_on + waiting
-    match stage:
-        case 1:
-            new, more = (vector, 0) if first else (0, vector)
-            return Moment(**left, G=come + new, temporary=temporary + p * sum(part.sizes) + more)
-        case 2:
-            new, more = (shard, 0) if first else (0, shard)
-            return Moment(**left, G=come + vector + new, comm=vector, temporary=temporary + more)
-    new, more = (shard, 0) if first else (0, shard)
-    still_gathered = p * n if part.handed_on else 0
-    return Moment(**left, G=come + new, comm=still_gathered + 2 * vector, temporary=temporary + more)
-
-
-def end_of_step(A: int, units: Sequence[int], ranks: int, stage: int, size: Mapping[str, int]) -> Iterator[Moment]:
-    """`sync` of stage 1, unit by unit; and the optimizer, with float32 copies of the gradients where it has masters."""
-    g, shards = size["G"], [n // ranks for n in units]
-    for number, n in enumerate(units if stage == 1 else ()):
-        G = g * (sum(units[number:]) + sum(shards[: number + 1]))
-        yield Moment(f"sync {number}", A=A, G=G, comm=g * n, temporary=FLOAT)
-    yield optimizer_step(A, g * sum(shards), 0, shards, masters=size["S"] > 2 * FLOAT)
+            temporary = at.temporary + stage.p * at.gradients + waiting
+            yield Moment(at.name, come, at.A, stage.gathered(n), temporary)
+        done = Moment(part.name, come, part.left, temporary=part.handed_on)
+        if part.shared or (waiting > 2 * FLOAT and part is parts[-1]):
+            yield done.plus(comm=stage.gathered(n), temporary=2 * stage.p * n + waiting)
+            waiting = 2 * FLOAT + part.shared * stage.p * n
+        if n and not part.shared:
+            yield done.plus(temporary=waiting).plus(**stage.reduced(n, again, part.handed_on > 0))
+            come += (not again) * stage.stays(n)
+    shards = [n // stage.ranks for n in units]
+    for number, n in enumerate(units if stage.number == 1 else ()):
+        G = stage.g * (sum(units[number:]) + sum(shards[: number + 1]))
+        yield Moment(f"sync {number}", G, end, comm=stage.g * n, temporary=FLOAT)
+    yield optimizer_step(end, stage.g * sum(shards), 0, shards, masters)
