@@ -5,7 +5,7 @@
     bytes sent    the reference is labs.cost: exact, on every rank
     bytes held    likewise: P, G and S exact, A within 10 %, the peak within 1 % (labs.cost states it to the byte)
 
-Two models: the course's GPT, and a toy made to be awkward (tied weights, a frozen parameter, a scalar, odd sizes).
+Two models: the course's GPT, and a toy made to be awkward (tied weights, a frozen one, one element alone, odd sizes).
 Then the claims themselves are tried: a strategy that is changed in one place must fail the one that it breaks.
 """
 
@@ -29,14 +29,14 @@ RANKS = (2, 3, 4)
 
 
 class Awkward(nn.Module):
-    """Odd sizes, a weight used twice, a frozen one, and a parameter without dimensions."""
+    """Odd sizes, a weight used twice, a frozen one, and a parameter of one element."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(13, 7)
         self.inside = nn.Linear(7, 7)
         self.frozen = nn.Linear(7, 7, bias=False).requires_grad_(False)
-        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.scale = nn.Parameter(torch.ones(1))
         self.head = nn.Linear(7, 13, bias=False)
         self.head.weight = self.embed.weight
         with torch.no_grad():
@@ -50,14 +50,15 @@ class Awkward(nn.Module):
         return nn.functional.cross_entropy(self.head(h_BTD).flatten(0, 1), y_BT.flatten())
 
 
-# Its layers as they lie under ZeRO: embed (and head), inside, frozen, and the model itself with its scale.
+# Under ZeRO, a vector each: embed (and head), inside, frozen, and the model itself with its scale.
 AWKWARD = [
     cost.Layer(((13, 7),), uses=2),
     cost.Layer(((7, 7), (7,))),
     cost.Layer(frozen=((7, 7),)),
-    cost.Layer(((),)),
+    cost.Layer(((1,),)),
 ]
-LAYERS = {"GPT": cost.gpt_layers(GPT_CONFIG), "awkward": AWKWARD}
+EMBED, LAYER, *REST = cost.gpt_layers(GPT_CONFIG)
+LAYERS = {"GPT": ([EMBED, *REST], [LAYER]), "awkward": (AWKWARD, [])}  # what a container has is by itself
 MODELS = {"GPT": (partial(GPT, GPT_CONFIG), GPT_CONFIG.vocab), "awkward": (Awkward, 13)}
 TRAININGS = [(name, dtype) for name in MODELS for dtype in (torch.float64, torch.float32)]
 
@@ -108,7 +109,7 @@ def sent(strategy, ranks: int, name: str) -> tuple[list[int], list[int]]:
     """Bytes sent in the last step in float32, by rank: predicted and measured."""
     recording = watched(strategy, ranks).recording
     last = (TRAININGS.index((name, torch.float32)) + 1) * STEPS - 1
-    predicted = [strategy.sent(LAYERS[name], ranks=ranks, rank=rank) for rank in range(ranks)]
+    predicted = [strategy.sent(*LAYERS[name], ranks=ranks, rank=rank) for rank in range(ranks)]
     return predicted, [recording.sent(rank, last) for rank in range(ranks)]
 
 
@@ -144,36 +145,41 @@ def test_bytes_sent(strategy, ranks, name):
 @pytest.mark.parametrize("strategy", (ONE_DEVICE, *STRATEGIES), ids=lambda strategy: strategy.name)
 def test_bytes_held_by_the_gpt(strategy):
     ranks = strategy.ranks(3)
-    predicted = strategy.predict(GPT_CONFIG, BATCH // ranks, ranks).held
-    for measured in held(strategy, ranks, "GPT"):
+    for rank, measured in enumerate(held(strategy, ranks, "GPT")):
+        predicted = strategy.predict(GPT_CONFIG, BATCH // ranks, ranks, rank=rank).held
         assert {kind: measured[kind] for kind in "PGS"} == {kind: getattr(predicted, kind) for kind in "PGS"}
         assert measured["A"] == pytest.approx(predicted.A, rel=0.10)
         assert measured["peak"] == pytest.approx(predicted.peak, rel=0.01)
 
 
-def by_hand() -> dict[str, dict[str, int]]:
-    """Bytes of P, G and S of the awkward model on 3 ranks, in a step."""
-    model = Awkward()
-    everything, sizes = sum(parameter.numel() for parameter in model.parameters()), sizes_of(model)
+def by_hand(rank: int) -> dict[str, dict[str, int]]:
+    """Bytes of P, G and S of the awkward model on a rank of 3, in a step."""
+    everything, sizes = 91 + 56 + 49 + 1, [91, 49, 7, 1]
     copies = {"P": 4 * everything, "G": 4 * sum(sizes), "S": 8 * sum(sizes) + 4 * len(sizes)}
-    # 91, 56, 1 and, frozen, 49 elements, padded to multiples of 3. The embedding is the first that sync() reduces, and
-    # the last but the scale whose gradient is ready.
+    # ZeRO pads 91, 56, 49 (frozen) and 1 elements to multiples of 3. The embedding is the first that sync() reduces,
+    # and the last but the scale whose gradient is ready.
     trained, frozen, state = 93 + 57 + 3, 51, 8 * 153 // 3 + 4 * 3
+    # fully_shard cuts 13, 7, 7 and 1 rows in chunks of 5, 3, 3 and 1. The padding has no state.
+    chunks, own = 5 * 7 + 3 * 7 + 3 + 1, (5 * 7 + 3 * 7 + 3 + 1, 5 * 7 + 3 * 7 + 3, 3 * 7 + 7 + 1)[rank]
+    chunked = {"P": 4 * (chunks + 3 * 7), "G": 4 * chunks, "S": 8 * own + 4 * len(sizes)}
     return {
         "ddp-naive": copies,
         "ddp-bucketed": copies,
         "ddp-overlapped": copies | {"G": 4 * sum(sizes) + 4 * max(sizes)},  # one on its way into its bucket
         "ddp": copies,
         "zero-1": {"P": 4 * (trained + frozen), "G": 4 * (trained + 31), "S": state},
+        "zero1": copies | {"S": (8 * 91 + 4, 8 * 49 + 4, 8 * (7 + 1) + 8)[rank]},  # dealt out whole
         "zero-2": {"P": 4 * (trained + frozen), "G": 4 * (19 + 93 + 31), "S": state},
+        "fsdp-no-reshard": chunked,
         "zero-3": {"P": 4 * (trained + frozen) // 3, "G": 4 * trained // 3, "S": state},
+        "fsdp": chunked,
     }
 
 
 @every_strategy
 def test_bytes_held_by_the_awkward_model(strategy):
-    for measured in held(strategy, 3, "awkward"):
-        assert {kind: measured[kind] for kind in "PGS"} == by_hand()[strategy.name]
+    for rank, measured in enumerate(held(strategy, 3, "awkward")):
+        assert {kind: measured[kind] for kind in "PGS"} == by_hand(rank)[strategy.name]
 
 
 # ---- the claims, tried -----------------------------------------------------------------------------------

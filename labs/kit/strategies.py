@@ -4,8 +4,8 @@ The tour, the contract test and the benchmarks read STRATEGIES and nothing else:
 
     name      what `--strategies` calls it             side      "ours" or "native"
     apply     model -> Training                        ranks     how many it takes of those asked for
-    predict   (config, batch, ranks, rank) ->          sent      (layers, ranks, rank) -> bytes, for a model that is
-              labs.cost.Prediction of one step                   no GPT, from the shapes of its layers
+    predict   (config, batch, ranks, rank) ->          sent      (root, layers, ranks, rank) -> bytes, for any model
+              labs.cost.Prediction of one step                   by the shapes of its layers; root: the other parts
     bitwise   on how many ranks it equals the micro-batched process bit by bit, in float32
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -26,6 +27,7 @@ from labs.kit.record import mark
 from labs.zero import Zero
 
 Batch = tuple[Tensor, Tensor]
+Layers = Sequence[cost.Layer]
 # A larger eps than usual: where a gradient is all but zero, Adam would blow its rounding up to a whole step.  So, 30
 # steps of the tour's model leave rounding below 1e-6; with lr 3e-3 and eps 1e-6, on some texts, it grows to 1e-3.
 ADAMW = {"lr": 2e-3, "betas": (0.9, 0.95), "eps": 1e-4, "weight_decay": 0.1}
@@ -115,8 +117,8 @@ def data_parallel(
 ) -> Strategy:
     """A row whose predictions are `labs.cost.ddp`'s for this variant."""
 
-    def sent(layers: Sequence[cost.Layer], ranks: int, rank: int) -> int:
-        return cost.ddp_sent([size for layer in layers for size in layer.sizes], ranks, variant, rank)
+    def sent(root: Layers, layers: Layers, ranks: int, rank: int) -> int:
+        return cost.ddp_sent(sizes_of(root, layers), ranks, variant, rank)
 
     return Strategy(name, side, apply, partial(cost.ddp, variant=variant), sent, **others)
 
@@ -124,13 +126,33 @@ def data_parallel(
 def of_stage(stage: int) -> Strategy:
     """A row of ours whose predictions are `labs.cost.zero`'s."""
 
-    def sent(layers: Sequence[cost.Layer], ranks: int, rank: int) -> int:
-        return cost.zero_sent(layers, ranks, stage)
+    def sent(root: Layers, layers: Layers, ranks: int, rank: int) -> int:
+        return cost.zero_sent([*root, *layers], ranks, stage)
 
     # Its sums are those of one process, in the same order, on any number of ranks.
     return Strategy(
         f"zero-{stage}", "ours", partial(zero, stage), partial(cost.zero, stage=stage), sent, bitwise=(2, 3, 4)
     )
+
+
+def zero_redundancy() -> Strategy:
+    def sent(root: Layers, layers: Layers, ranks: int, rank: int) -> int:
+        return cost.zero_redundancy_sent(sizes_of(root, layers), ranks, rank)
+
+    return Strategy("zero1", "native", native_zero1, cost.zero_redundancy, sent)
+
+
+def sharded_fully(name: str, reshard_after_forward: bool) -> Strategy:
+    def sent(root: Layers, layers: Layers, ranks: int, rank: int) -> int:
+        trained, frozen = (tuple(chain(*(getattr(layer, kind) for layer in root))) for kind in ("trained", "frozen"))
+        return cost.fully_shard_sent(cost.Layer(trained, frozen), layers, ranks, reshard_after_forward)
+
+    predict = partial(cost.fully_shard, reshard_after_forward=reshard_after_forward)
+    return Strategy(name, "native", partial(native_fsdp, reshard_after_forward), predict, sent)
+
+
+def sizes_of(root: Layers, layers: Layers) -> list[int]:
+    return [size for layer in (*root, *layers) for size in layer.sizes]
 
 
 ONE_DEVICE = data_parallel("one device", "ours", single, "single", ranks=lambda asked: 1, bitwise=())
@@ -140,8 +162,11 @@ STRATEGIES = (
     data_parallel("ddp-overlapped", "ours", partial(average_with, ddp.Overlapped), "overlapped"),
     data_parallel("ddp", "native", native_ddp, "torch"),
     of_stage(1),
+    zero_redundancy(),
     of_stage(2),
+    sharded_fully("fsdp-no-reshard", reshard_after_forward=False),
     of_stage(3),
+    sharded_fully("fsdp", reshard_after_forward=True),
 )
 
 
