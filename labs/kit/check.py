@@ -11,6 +11,8 @@
     check.gradient_ready(fn)       fn(full, shard)                   full.grad goes, its part is added to shard.grad
     check.gather_and_drop(gather, drop)    gather(full, shard)       full is filled from all shards; drop(full): emptied
     check.clip(fn)                 fn(shards, max_norm) -> norm      by the global norm, in place
+    check.checkpoint(fn)           fn(layer, x)                      layer(x), computed again in backward
+    check.place_checkpoints(fn)    fn(model)                         so that both budgets are kept
     check.predict(question, guess, answer)
 
     ✓ reduce_scatter: you sent 0.75 × the tensor per rank; the least possible is 0.75 ×
@@ -29,6 +31,7 @@ worked out by plain torch on one process; what travelled and was held comes from
     checks/gradients.py      cases and jobs    awkward.py: the model and the steps    means.py: what is judged
     checks/shards.py         cases and jobs    layers.py: what is sharded, and the steps    pieces.py: what is judged
     checks/norms.py          clip: cases, jobs, and what is judged
+    checks/recomputing.py    cases and what is judged    twice.py: the model, and what is done with it
     checks/wire.py           a wire on which nothing is right by luck    mixture.py: what a wrong sum is made of
 """
 
@@ -36,6 +39,7 @@ from labs.kit.checks.answer import Answer, predict
 from labs.kit.checks.collectives import all_gather, all_reduce, broadcast, reduce_scatter
 from labs.kit.checks.gradients import accumulation, average_gradients, data_parallel
 from labs.kit.checks.norms import clip
+from labs.kit.checks.recomputing import checkpoint, place_checkpoints
 from labs.kit.checks.shards import gather_and_drop, gradient_ready, partition_optimizer
 
 __all__ = [
@@ -45,11 +49,13 @@ __all__ = [
     "all_reduce",
     "average_gradients",
     "broadcast",
+    "checkpoint",
     "clip",
     "data_parallel",
     "gather_and_drop",
     "gradient_ready",
     "partition_optimizer",
+    "place_checkpoints",
     "predict",
     "reduce_scatter",
 ]

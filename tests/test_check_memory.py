@@ -1,0 +1,166 @@
+"""The checks of notebook 07 against answers that are known to be right, and against wrong ones that are known by name.
+
+Right: the course's own, torch's, and answers that go another way about it.  Wrong: tests/wrong_answers_memory.py; the
+share of them that is caught is printed at the end.  The bytes that a check measures are held to the table of
+labs/recompute.py, which tests/test_recompute.py derives.
+"""
+
+from collections import Counter
+from functools import partial
+
+import pytest
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint as torchs
+from wrong_answers_memory import ANSWERS, around, checkpoint, halves, itself, place
+
+from labs import recompute
+from labs.kit import check
+from labs.recompute import ATTENTION, MATMULS
+
+CHECKS = ["checkpoint", "place_checkpoints"]
+caught = Counter()
+
+
+# ---- right answers ---------------------------------------------------------------------------------------
+
+
+def every_second_in_full(model):
+    layers = list(model.layers.values())
+    recompute.recompute(layers[::2])
+    recompute.recompute(layers[1::2], keep=MATMULS | ATTENTION)
+
+
+def the_other_half_in_full(model):
+    first, last = halves(model)
+    recompute.recompute(first, keep=MATMULS | ATTENTION)
+    recompute.recompute(last)
+    return model
+
+
+def torchs_policy(model):
+    def policy(context, op, *args, **kwargs):
+        kept = str(op.overloadpacket) in MATMULS | ATTENTION
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    first, last = halves(model)
+    around(partial(torchs, use_reentrant=False), first)
+    context = partial(create_selective_checkpoint_contexts, policy)
+    around(partial(torchs, use_reentrant=False, context_fn=context), last)
+
+
+AGAIN = "× the layers' forward is computed again (budget"
+RIGHT = [
+    (check.checkpoint, checkpoint, f"0.21 × the memory (budget 0.30); 1.00 {AGAIN} 1.00)"),
+    (check.checkpoint, recompute.checkpoint, f"0.20 × the memory (budget 0.30); 1.00 {AGAIN} 1.00)"),
+    (check.checkpoint, partial(torchs, use_reentrant=False), f"0.20 × the memory (budget 0.30); 0.80 {AGAIN} 1.00)"),
+    (check.place_checkpoints, place, f"0.38 × the memory (budget 0.45); 0.50 {AGAIN} 0.50)"),
+    (check.place_checkpoints, every_second_in_full, f"0.38 × the memory (budget 0.45); 0.50 {AGAIN} 0.50)"),
+    (check.place_checkpoints, the_other_half_in_full, f"0.44 × the memory (budget 0.45); 0.50 {AGAIN} 0.50)"),
+    (check.place_checkpoints, torchs_policy, f"0.38 × the memory (budget 0.45); 0.40 {AGAIN} 0.50)"),
+]
+
+
+@pytest.mark.parametrize(("judge", "fn", "line"), RIGHT, ids=lambda x: getattr(x, "__name__", ""))
+def test_a_right_answer_is_accepted(judge, fn, line):
+    answer = judge(fn)
+    assert answer.ok is True, answer
+    assert str(answer) == f"✓ {judge.__name__}: {line}"
+
+
+# ---- not yet ---------------------------------------------------------------------------------------------
+
+
+def test_an_untouched_stub_is_not_yet():
+    def place_checkpoints(model):
+        raise NotImplementedError("your turn")
+
+    def untouched(layer, x):
+        def unpack(number):
+            raise NotImplementedError("your turn")
+
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: 0, unpack):
+            return layer(x)
+
+    for name, fn in (("place_checkpoints", place_checkpoints), ("checkpoint", untouched)):
+        answer = getattr(check, name)(fn)
+        assert answer.ok is None
+        assert str(answer) == f"not yet: {name} (the stub is untouched; the notebook goes on with the course's own)"
+
+
+# ---- wrong answers ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "mistake", "fn"), ANSWERS, ids=lambda x: getattr(x, "__name__", None))
+def test_a_wrong_answer_is_called_by_its_name(name, mistake, fn):
+    answer = getattr(check, name)(fn)
+    assert answer.ok is False
+    assert answer.question and answer.text and answer.seed is not None
+    if mistake:
+        assert answer.mistake == mistake, answer
+        assert str(answer).startswith(f"✗ {name}: {mistake}\n")
+    caught[name] += 1
+
+
+def test_the_share_that_is_caught(capsys):
+    """Last of the wrong answers: the published figure."""
+    written = Counter(answer.check for answer in ANSWERS)
+    assert all(written[name] >= 8 for name in CHECKS)
+    with capsys.disabled():
+        print("\nwrong answers caught")
+        for name in CHECKS:
+            print(f"  {name:20} {caught[name]} of {written[name]}")
+
+
+# ---- what is said ----------------------------------------------------------------------------------------
+
+
+def test_both_budgets_and_the_measure_of_them():
+    answer = check.place_checkpoints(lambda model: recompute.recompute(model.layers.values()), seed=1)
+    assert str(answer).splitlines() == [
+        "✗ place_checkpoints: too much is computed again",
+        "  the step holds 0.20 × as much as before (0.07 × as backward begins); the budget is 0.45 ×",
+        "  1.00 × the layers' forward is computed again; the budget is 0.50 ×",
+        "  → Which operations are dear to compute, and which only dear to keep?",
+        "  (the same numbers again: seed=1)",
+    ]
+
+
+def test_what_is_kept_is_what_the_table_says():
+    """0.07 as backward begins: of each token D for each of 8 layers; before, 9D + 2KE + H + 4F + 2; and the head."""
+    D, KE, H, F, V = 64, 32, 4, 160, 32
+    head = D + V + 2 * D + 1 + D  # input and logarithms, the last norm and its output, x
+    kept, before = 8 * D + head, 8 * (9 * D + 2 * KE + H + 4 * F + 2) + head
+    assert kept / before == pytest.approx(0.07, abs=0.01)
+
+
+def test_a_result_that_is_thrown_away_is_spoken_of():
+    answer = check.place_checkpoints(lambda model: torch.nn.Identity())
+    assert answer.mistake == "nothing is recomputed"
+    assert "returned a Identity; what counts is the model that it was given" in answer.text
+
+
+def test_the_random_numbers_are_named_only_where_they_matter():
+    """Without dropout all is right; the text names the case."""
+    answer = check.checkpoint(partial(torchs, use_reentrant=False, preserve_rng_state=False))
+    assert answer.mistake == "the random numbers are not kept"
+    assert ", dropout: " in answer.text and "gradients differ, first that of" in answer.text
+
+
+def test_what_it_raises_is_told_with_its_line():
+    def fn(model):
+        recompute.recompute(model.layers)
+
+    answer = check.place_checkpoints(fn)
+    assert answer.text.startswith(
+        "on one rank, rank 0 of 1 failed: TypeError: recompute() takes modules, not '0': of a"
+    )
+    assert "in recompute:   raise TypeError(" in answer.text
+
+
+def test_the_same_seed_gives_the_same_answer():
+    def fn(layer, x):
+        return layer(itself(x) * 1.5)
+
+    first, again, other = (check.checkpoint(fn, seed=seed) for seed in (5, 5, 6))
+    assert str(first) == str(again) and first.text != other.text
