@@ -6,7 +6,9 @@ The tour, the contract test and the benchmarks read STRATEGIES and nothing else:
     apply     model -> Training                        ranks     how many it takes of those asked for
     predict   (config, batch, ranks, rank) ->          sent      (root, layers, ranks, rank) -> bytes, for any model
               labs.cost.Prediction of one step                   by the shapes of its layers; root: the other parts
-    bitwise   on how many ranks it equals the micro-batched process bit by bit, in float32
+    bitwise   on how many ranks it equals the          note      where PyTorch's differs from the stage it stands for
+              micro-batched process bit by bit,
+              in float32
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ class Strategy:
     sent: Callable[..., int]
     ranks: Callable[[int], int] = lambda asked: asked
     bitwise: tuple[int, ...] = (2,)
+    note: str = ""
 
 
 # ---- how each is set up ----------------------------------------------------------------------------------
@@ -139,16 +142,17 @@ def zero_redundancy() -> Strategy:
     def sent(root: Layers, layers: Layers, ranks: int, rank: int) -> int:
         return cost.zero_redundancy_sent(sizes_of(root, layers), ranks, rank)
 
-    return Strategy("zero1", "native", native_zero1, cost.zero_redundancy, sent)
+    note = "deals out whole parameters; all-reduces G where stage 1 reduce-scatters it, then broadcasts P: 3Ψ, not 2Ψ"
+    return Strategy("zero1", "native", native_zero1, cost.zero_redundancy, sent, note=note)
 
 
-def sharded_fully(name: str, reshard_after_forward: bool) -> Strategy:
+def sharded_fully(name: str, reshard_after_forward: bool, note: str) -> Strategy:
     def sent(root: Layers, layers: Layers, ranks: int, rank: int) -> int:
         trained, frozen = (tuple(chain(*(getattr(layer, kind) for layer in root))) for kind in ("trained", "frozen"))
         return cost.fully_shard_sent(cost.Layer(trained, frozen), layers, ranks, reshard_after_forward)
 
     predict = partial(cost.fully_shard, reshard_after_forward=reshard_after_forward)
-    return Strategy(name, "native", partial(native_fsdp, reshard_after_forward), predict, sent)
+    return Strategy(name, "native", partial(native_fsdp, reshard_after_forward), predict, sent, note=note)
 
 
 def sizes_of(root: Layers, layers: Layers) -> list[int]:
@@ -164,9 +168,11 @@ STRATEGIES = (
     of_stage(1),
     zero_redundancy(),
     of_stage(2),
-    sharded_fully("fsdp-no-reshard", reshard_after_forward=False),
+    sharded_fully(
+        "fsdp-no-reshard", False, "holds P whole from forward to backward only; at rest it is sharded, unlike stage 2's"
+    ),
     of_stage(3),
-    sharded_fully("fsdp", reshard_after_forward=True),
+    sharded_fully("fsdp", True, "gathers embedding, norm and head once a step, where stage 3 gathers them twice"),
 )
 
 

@@ -118,6 +118,7 @@ class Row:
     sent: dict[str, int]  # predicted and measured, of the rank with the most
     held: dict[str, dict[str, int]]  # likewise, by kind
     ms_per_step: float
+    note: str = ""
     differs: list[str] = field(default_factory=list)
 
     @property
@@ -195,6 +196,7 @@ def compare(strategy: Strategy, plan: Plan, ranks: int, time: Results, communica
             for kind in KINDS
         },
         statistics.median(durations),
+        strategy.note,
     )
     faults: dict[str, list[int]] = {}
     for rank, (difference, p) in enumerate(zip(differences, predicted, strict=True)):
@@ -253,7 +255,7 @@ def verdicts(rows: Sequence[Row], plan: Plan) -> list[str]:
             f"After {after} steps every strategy has one process's parameters, to {SAME:.0e}.",
             "Each rank sent, and held of P, G and S, what the formulas say, to the byte.",
         ]
-    return said
+    return said + [f"{row.name} {row.note}." for row in rows if row.note]
 
 
 def picture(rows: Sequence[Row], plan: Plan) -> bytes:
