@@ -18,7 +18,7 @@ All names are at hand as `cost.name`:
 
 # ruff: noqa: F401
 
-from labs.cost.activations import RECOMPUTE, activations, backward, korthikanti, layer_activations
+from labs.cost.activations import RECOMPUTE, activations, backward, korthikanti, layer_activations, most_activations
 from labs.cost.collectives import (
     Traffic,
     all_gather,
@@ -56,4 +56,4 @@ from labs.cost.memory import (
     parameter_sizes,
 )
 from labs.cost.native import fully_shard, fully_shard_held, fully_shard_sent, zero_redundancy, zero_redundancy_sent
-from labs.cost.zero import zero, zero_held, zero_limit, zero_sent
+from labs.cost.zero import zero, zero_held, zero_limit, zero_sent, zero_step

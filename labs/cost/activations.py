@@ -171,6 +171,19 @@ def backward(
     return [*parts, Part("embedding", embedding, [Within("embedding", inputs, x, V * D)], inputs, 0)]
 
 
+def most_activations(
+    config,
+    batch: int,
+    context: int | None = None,
+    itemsize: int = FLOAT,
+    recompute: str = "none",
+    fused_norms: bool = False,
+) -> int:
+    """Bytes of activations at their most: at the end of the forward, or while the last layer is computed again."""
+    parts = backward(config, batch, context, itemsize, recompute, fused_norms)
+    return max(FLOAT + parts[0].worst[0].A, *(at.A for part in parts for at in part.worst))
+
+
 # ---- as published ----------------------------------------------------------------------------------------
 
 

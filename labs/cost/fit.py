@@ -6,13 +6,17 @@ CUDA itself takes (some hundred MB) and what the allocator keeps in reserve.
 Source: Ren et al. 2021, "ZeRO-Offload", arXiv 2101.06840, section 3.
 """
 
+from bisect import bisect_left
+from functools import lru_cache
+
 from labs.cost.activations import backward
 from labs.cost.memory import Held, bytes_of, held
 from labs.cost.zero import zero_step
 
-MOST_RANKS = 2**20
+POWERS = 21  # of two: 1, 2, ... 2**20 ranks
 
 
+@lru_cache(1024)
 def per_rank(
     config,
     convention: str,
@@ -47,9 +51,10 @@ def smallest_ranks(
     offload: bool = False,
 ) -> int | None:
     """The least power of two of ranks with which `per_rank` fits a card; None if not even 2**20 do."""
-    ranks = 1
-    while per_rank(config, convention, ranks, stage, batch, context, recompute, offload).peak > card_bytes:
-        ranks *= 2
-        if stage == 0 or ranks > MOST_RANKS:
-            return None
-    return ranks
+
+    def fits(power: int) -> bool:
+        return per_rank(config, convention, 2**power, stage, batch, context, recompute, offload).peak <= card_bytes
+
+    powers = range(POWERS)
+    first = bisect_left(powers, True, key=fits)
+    return 2**first if first < POWERS else None

@@ -8,7 +8,7 @@ Source: [ZeRO] Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1, figure 1 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
 
@@ -105,8 +105,8 @@ class Moment:
     def all(self) -> int:
         return self.G + self.A + self.comm + self.temporary
 
-    def plus(self, **kinds: int) -> "Moment":
-        return replace(self, **{kind: getattr(self, kind) + more for kind, more in kinds.items()})
+    def plus(self, G: int = 0, comm: int = 0, temporary: int = 0) -> "Moment":
+        return Moment(self.name, self.G + G, self.A, self.comm + comm, self.temporary + temporary)
 
 
 @dataclass(frozen=True)

@@ -98,9 +98,9 @@ def fully_shard_sent(
 ) -> int:
     """Bytes that each rank sends in a step, for float32 parameters of these shapes, whatever the model."""
     sent = 0
-    for layer in (root, *layers):
-        trained, frozen = (sum(rows(shape, ranks) for shape in shapes) for shapes in (layer.trained, layer.frozen))
-        gathers = 1 if layer is root or not reshard_after_forward else 2
+    for number, group in enumerate((root, *layers)):
+        trained, frozen = (sum(rows(shape, ranks) for shape in shapes) for shapes in (group.trained, group.frozen))
+        gathers = 2 if number and reshard_after_forward else 1
         sent += gathers * all_gather(trained + frozen, ranks).elements + reduce_scatter(trained, ranks).elements
     return FLOAT * accumulation * sent
 

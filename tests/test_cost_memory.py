@@ -1,0 +1,205 @@
+"""labs.cost on memory: published tables, cases worked out by hand, and measurements that know nothing of it.
+
+Measured, to the byte: what autograd keeps of GPT-3's layer and of the course's in 16 bit, met by its own hook; and
+what recomputation leaves of the activations, met by the recorder.
+"""
+
+from fractions import Fraction
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from labs import cost
+from labs.kit.launch import run
+from labs.kit.record import mark
+from labs.model import GPT, PRESETS, Config
+from labs.recompute import ATTENTION, MATMULS, recompute
+
+GB = 10**9
+MIXED = "mixed precision, AdamW"
+CONFIGS = {
+    "odd sizes": Config(301, 30, 2, 3, 3, 77, context=11),
+    "tied": Config(64, 32, 2, 4, 4, 96, context=16, tied=True),
+}
+
+# ---- as published ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "billions, ranks, gigabytes",  # ZeRO, table 1, and above it figure 1
+    [
+        (7.5, 1, (120, 120, 120)),
+        (7.5, 4, (52.5, 41.25, 30)),
+        (7.5, 64, (31.4, 16.6, 1.88)),
+        (7.5, 1024, (30.1, 15.1, 0.12)),
+        (128, 16, (608, 368, 128)),
+        (1000, 64, (4187.5, 2218.75, 250)),
+        (1000, 1024, (4011, 2013, 15.6)),
+    ],
+)
+def test_the_stages_hold_what_was_published(billions, ranks, gigabytes):
+    totals = [sum(cost.bytes_held(int(billions * GB), ranks, stage).values()) / GB for stage in range(4)]
+    assert totals[0] == 16 * billions
+    assert totals[1:] == pytest.approx(gigabytes, rel=0.004, abs=0.005)
+
+
+def test_the_conventions_by_hand():
+    # Megatron-LM's distributed optimizer: 6 + 12/N; PyTorch's own default: 8 + 8/N
+    assert cost.bytes_held(100, 4, 1, "mixed precision, float32 gradients") == {"P": 200, "G": 400, "S": 300}
+    assert cost.bytes_held(100, 4, 1, "float32, AdamW") == {"P": 400, "G": 400, "S": 200}
+    assert cost.bytes_held(100, 4, 3, "float32, AdamW") == {"P": 100, "G": 100, "S": 200}
+    with pytest.raises(ValueError, match="no convention 'fp8'"):
+        cost.bytes_held(100, 4, 1, "fp8")
+    with pytest.raises(ValueError, match="stage 4: ZeRO has"):
+        cost.bytes_held(100, 4, 4)
+
+
+def test_the_layer_of_gpt_3_is_as_published():
+    gpt_3, mt_nlg = dict(s=2048, b=1, h=12_288, a=96), dict(s=2048, b=1, h=20_480, a=128)
+    for model, core, saved in ((gpt_3, 80, 0.70), (mt_nlg, 64, 0.65)):  # Korthikanti, section 5
+        sbh = model["s"] * model["b"] * model["h"]
+        assert cost.korthikanti(**model) == sbh * (34 + core)
+        assert cost.korthikanti(**model, recompute="selective") == 34 * sbh
+        assert 1 - Fraction(34, 34 + core) == pytest.approx(saved, abs=0.005)
+        assert cost.korthikanti(**model, recompute="full") == 2 * sbh
+        # table 2, 8 tensor-parallel ranks: 10 + 24/t + 5as/ht; with sequence parallelism (34 + 5as/h) / t
+        assert cost.korthikanti(**model, t=8) == sbh * (10 + 3 + core // 8)
+        assert cost.korthikanti(**model, t=8, sequence_parallel=True) == sbh * Fraction(34 + core, 8)
+        assert cost.korthikanti(**model, t=8, recompute="selective") == 13 * sbh
+    with pytest.raises(ValueError, match="recompute is 'some'"):
+        cost.korthikanti(**gpt_3, recompute="some")
+
+
+# ---- activations -----------------------------------------------------------------------------------------
+
+
+class GPT3Layer(nn.Module):
+    """As Korthikanti et al. draw it in figures 2 and 3: attention not fused, GELU, dropout after each of the three."""
+
+    def __init__(self, h: int, a: int):
+        super().__init__()
+        self.heads = a
+        self.norms = nn.ModuleList([nn.LayerNorm(h), nn.LayerNorm(h)])
+        self.qkv, self.o = nn.Linear(h, 3 * h), nn.Linear(h, h)
+        self.up, self.down = nn.Linear(h, 4 * h), nn.Linear(4 * h, h)
+
+    def forward(self, x):
+        x = x + drop(self.o(self.attention(self.norms[0](x))))
+        return x + drop(self.down(F.gelu(self.up(self.norms[1](x)))))
+
+    def attention(self, x):
+        q, k, v = (self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).contiguous()).unbind()
+        scores = torch.baddbmm(x.new_zeros(()), q.flatten(0, 1), k.flatten(0, 1).mT, beta=0, alpha=q.shape[-1] ** -0.5)
+        y = drop(scores.softmax(-1)) @ v.flatten(0, 1)
+        return y.unflatten(0, (-1, self.heads)).transpose(1, 2).flatten(2)
+
+
+def drop(x):
+    return torch.native_dropout(x, 0.1, True)[0]  # its mask has one byte an element, as on a GPU
+
+
+def saved_by(model, *inputs) -> int:
+    """Bytes of what autograd keeps of a forward, without the parameters."""
+    parameters, saved = {p.untyped_storage().data_ptr() for p in model.parameters()}, {}
+
+    def keep(tensor):
+        if (storage := tensor.untyped_storage()).data_ptr() not in parameters:
+            saved[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = model(*inputs)
+    del output
+    return sum(storage.nbytes() for storage in saved.values())
+
+
+def test_the_formula_of_korthikanti_is_what_autograd_keeps_of_that_layer():
+    s, b, h, a = 32, 2, 64, 4
+    x = torch.randn(b, s, h, dtype=torch.bfloat16, requires_grad=True)
+    statistics = 2 * s * b * (2 + 2)  # of each norm, mean and 1 / deviation
+    assert saved_by(GPT3Layer(h, a).bfloat16(), x) == cost.korthikanti(s, b, h, a) + statistics
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_activations_in_16_bit_are_what_autograd_saves(name):
+    config = CONFIGS[name]
+    tokens, targets = torch.randint(0, config.vocab, (2, 3, config.context)).unbind()
+    measured = saved_by(GPT(config).bfloat16(), tokens.clone(), targets.clone())
+    assert sum(cost.activations(config, 3, itemsize=2).values()) == measured
+
+
+KEEP = {"none": None, "selective": MATMULS | ATTENTION, "all but attention": ATTENTION, "full": ()}
+STEPS = 3
+LAYERS = Config(50, 24, 3, 3, 1, 40, context=20)
+
+
+def train_recomputed():
+    """With each way of recomputing, in float32 and in bfloat16, one after the other."""
+    for dtype in (torch.float32, torch.bfloat16):
+        for keep in KEEP.values():
+            model = GPT(LAYERS).to(dtype)
+            if keep is not None:
+                recompute(model.layers.values(), keep=keep)
+            for _ in range(STEPS):
+                mark("step")
+                model(*torch.randint(0, LAYERS.vocab, (2, 2, LAYERS.context)).unbind()).backward()
+    mark("end")
+
+
+def test_recomputation_leaves_what_was_predicted():
+    recording = run(train_recomputed, ranks=1, record="memory").recording
+    cases = [(itemsize, name) for itemsize in (4, 2) for name in KEEP]
+    for number, (itemsize, name) in enumerate(cases):
+        measured = recording.held(step=STEPS * number + STEPS - 1)["A"]
+        assert cost.most_activations(LAYERS, 2, itemsize=itemsize, recompute=name) == measured, (itemsize, name)
+    assert tuple(KEEP) == cost.RECOMPUTE
+    with pytest.raises(ValueError, match="recompute is 'half': it must be one of 'none', 'selective'"):
+        cost.activations(LAYERS, 2, recompute="half")
+
+
+def test_recomputation_by_hand():
+    # numbers a token and layer, with D = 24, KE = 8, H = 3, F = 40, as the table of labs.recompute has them
+    numbers = {"selective": 5 * 24 + 2 * 8 + 3 + 2 * 40, "all but attention": 2 * 24 + 3, "full": 24}
+    beside = 4 * 40 * (2 * 24 + 1) + 4 * 40 * (24 + 50) + 2 * 8 * 40 + 4  # last norm, head, tokens, loss
+    for name, number in numbers.items():
+        assert sum(cost.activations(LAYERS, 2, recompute=name).values()) == 3 * 4 * 40 * number + beside
+
+
+def test_the_textbook_is_the_limit_of_what_is_held():
+    psi = sum(cost.parameter_sizes(PRESETS["llama3-8b"]))
+    for stage in range(4):
+        held = cost.per_rank(PRESETS["llama3-8b"], MIXED, 64, stage, batch=1, context=64)
+        for kind, size in cost.bytes_held(psi, 64, stage, MIXED).items():
+            if kind != "G":  # whose most has a layer's in flight, and one in float32
+                assert getattr(held, kind) == pytest.approx(size, rel=1e-3)
+
+
+# ---- does it fit -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("options", [{}, {"recompute": "full"}, {"offload": True}], ids=str)
+def test_the_smallest_number_of_ranks_fits_and_half_of_it_does_not(stage, options):
+    config = PRESETS["llama3-70b"]
+    job = dict(config=config, convention=MIXED, stage=stage, batch=1, context=2048, **options)
+    card = cost.per_rank(ranks=48, **job).peak  # what 48 need, 32 have not, and 64 have
+    ranks = cost.smallest_ranks(card_bytes=card, **job)
+    assert ranks == (64 if cost.per_rank(ranks=32, **job).peak > card else ranks)
+    assert cost.per_rank(ranks=ranks, **job).peak <= card
+    assert ranks == 1 or cost.per_rank(ranks=ranks // 2, **job).peak > card
+
+
+def test_what_never_fits_and_what_always_does():
+    job = dict(config=PRESETS["llama3-8b"], convention=MIXED, batch=1)
+    assert cost.smallest_ranks(stage=1, card_bytes=16 * GB, **job) is None  # P alone has 16.06 GB
+    assert cost.smallest_ranks(stage=0, card_bytes=100 * GB, **job) is None
+    assert cost.smallest_ranks(stage=0, card_bytes=300 * GB, **job) == 1
+
+
+def test_offload_takes_the_optimizer_state_away_and_nothing_else():
+    job = dict(config=PRESETS["tiny"], convention=MIXED, ranks=4, stage=3, batch=1)
+    here, elsewhere = cost.per_rank(**job), cost.per_rank(**job, offload=True)
+    assert elsewhere.S == 0 and (elsewhere.P, elsewhere.A, elsewhere.comm) == (here.P, here.A, here.comm)
+    assert elsewhere.peak == here.peak - here.S
