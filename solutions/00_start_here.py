@@ -11,7 +11,7 @@
 # Python and the idea of a training loop in PyTorch. Run each cell with Shift+Enter, from top to bottom.
 #
 # <img src="../images/course_map.svg" alt="Map of the course: one device; split the batch; split the state; split the
-# model; at work. Notebooks 00 to 03 are there, the others are planned.">
+# model; at work. Notebooks 00 to 04 are there, the others are planned.">
 
 # %%
 import os
@@ -242,6 +242,7 @@ run(hang, ranks=4)
 # | logical bytes | the least that a call must send; the wire may carry more |
 # | shard | the piece of a tensor that one rank holds; the opposite of *full* |
 # | replica | a full copy of the model, on one of several ranks |
+# | gather, drop | make a tensor full on a rank; give its memory back, but for the shard |
 # | parameters, **P** | the numbers that are trained |
 # | gradients, **G** | how the loss changes with each parameter; backward makes them |
 # | optimizer state, **S** | what the optimizer remembers from step to step |
@@ -260,8 +261,9 @@ run(hang, ranks=4)
 # | [01 One device](01_one_device.ipynb) | trains the course's GPT; the reference curve; where the memory goes |
 # | [02 Collectives](02_collectives.ipynb) | builds broadcast to all-reduce from send and receive |
 # | [03 DDP](03_ddp.ipynb) | trains copies that agree, in three ways, and in PyTorch's own |
+# | [04 ZeRO](04_zero.ipynb) | removes the spare copies, kind after kind |
 #
-# Planned, and not there yet: ZeRO, mesh and DTensor, FSDP, memory, checkpoints, tensor parallelism, pipelines, all
+# Planned, and not there yet: mesh and DTensor, FSDP, memory, checkpoints, tensor parallelism, pipelines, all
 # three dimensions, long contexts and experts, GSPMD, DeepSpeed, planning a run, and a bug clinic.
 #
 # Every notebook follows one path: a question, a picture, a prediction, then you build it, measure it, meet PyTorch's

@@ -845,8 +845,8 @@ draw.table(table, caption="GB on each rank")
 
 # %% [markdown]
 # A device of 80 GB ends at 5 billion parameters (80 / 16), without a single activation. The copies agree, so all but
-# one of them are spare; which of them could go, and what would have to travel instead? That is ZeRO's question, and the
-# next notebook's.
+# one of them are spare; which of them could go, and what would have to travel instead? That is the question of
+# [04 ZeRO](04_zero.ipynb).
 
 # %% [markdown]
 # ## Say it back

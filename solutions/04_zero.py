@@ -1,0 +1,944 @@
+# %% [markdown]
+# # ZeRO: the spare copies removed
+#
+# *Four ranks hold the same parameters, the same gradients, the same optimizer state. One copy would do. Which of the
+# others can go, and what must then travel?*
+#
+# You need: [DDP](03_ddp.ipynb), whose copies these are, and from [Collectives](02_collectives.ipynb) the reduce-scatter
+# and the all-gather. It takes 90 minutes with its three exercises (a fourth is optional), 50 without; the machine works
+# for about a minute of it, in 1 GB of memory.
+
+# %% [markdown]
+# ## Question
+#
+# Notebook 03 ended with a bill. In mixed precision every rank pays 16 bytes a parameter: 2 for P, 2 for G, and 12 for S
+# (float32 masters and the two moments of AdamW). More ranks do not make that less. Each of them pays it again.
+#
+# **ZeRO**, the *zero redundancy optimizer* (Rajbhandari et al., 2020), asks why. Its authors took a model of 7.5
+# billion parameters and 64 GPUs:
+
+# %%
+import statistics
+import time
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from labs import cost, ddp
+from labs.data import Batches, corpus
+from labs.kit import check, draw, play, strategies
+from labs.kit.launch import run
+from labs.kit.record import mark
+
+# %%
+psi = 7.5e9  # parameters
+each = psi * sum(cost.PIE["mixed precision, AdamW"].values()) / 1e9
+print(f"{each:.0f} GB on each rank, {64 * each:,.0f} GB on all; of these, {63 * each:,.0f} GB are copies")
+
+# %% [markdown]
+# No GPU of that time had 120 GB. So with DDP this model could not be trained at all, by however many of them.
+#
+# Here the model is smaller, and like the real ones in this: its parameters weigh more than its activations. Six layers,
+# and sequences of 16 tokens, one on each rank at a time.
+
+# %%
+from labs.kit.strategies import ADAMW, Training
+from labs.model import GPT, PRESETS
+
+CONFIG = replace(PRESETS["small"], depth=6, context=16)
+sizes = cost.parameter_sizes(CONFIG)
+loader = Batches(corpus().tokens, 16, CONFIG.context)
+batches = [loader[step] for step in range(10)]
+print(f"{sum(sizes):,} parameters; of them in one layer {sum(sizes[1:10]):,}")
+
+# %% [markdown]
+# And this is the loop of notebook 03. What a strategy puts around the model comes as a `Training`: a `module` to call,
+# an `optimizer` to step with, and `finish`, for what is to be done between backward and step.
+
+
+# %%
+def one_step(training, parts):
+    """Forward and backward of each micro-batch, then one step; the mean loss in nats."""
+    losses = []
+    for x, y in parts:
+        mark("forward")
+        loss = training.module(x, y) / len(parts)
+        mark("backward")
+        loss.backward()
+        losses.append(loss.item())
+    mark("sync")
+    training.finish()
+    mark("optimizer")
+    training.optimizer.step()
+    training.optimizer.zero_grad()
+    return sum(losses)
+
+
+# %%
+def float32():
+    return GPT(CONFIG)
+
+
+def train(apply, build=float32, steps=3, micro_batches=1, keep=False):
+    """This rank's losses, and the parameters after the last step if they are to be kept."""
+    training, losses = apply(build()), []
+    first = dist.get_rank() * micro_batches
+    for x, y in batches[:steps]:
+        mark("step")
+        mine = range(first, first + micro_batches)  # a micro-batch is one sequence
+        losses.append(one_step(training, [(x[[i]], y[[i]]) for i in mine]))
+    mark("end")
+    return losses, {name: p.detach() for name, p in training.full().items()} if keep else {}
+
+
+job = partial(run, train, device="cpu")  # so that whoever reads this gets the same bytes
+
+# %% [markdown]
+# With DDP, this is what rank 0 of four holds during one step:
+
+# %%
+WAYS = {"DDP": partial(strategies.average_with, ddp.Bucketed)}
+watched = {"DDP": job(WAYS["DDP"], ranks=4, record="memory").recording}
+draw.memory(watched["DDP"], step=2, ranks=[0])
+
+# %% [markdown]
+# The other three ranks show the same picture, and the same numbers in it. (The block in `sync` is the bucket of the
+# all-reduce: here, all gradients side by side.)
+#
+# ## Picture
+#
+# Let each rank keep a quarter: its **shard**. ZeRO does it in three *stages*, with one kind more in each.
+#
+# ![What each of four ranks holds. Under DDP all of P, G and S: 16 bytes a parameter. Stage 1: a quarter of S, 10 bytes.
+# Stage 2: a quarter of G and S, 7 bytes. Stage 3: a quarter of each, 4 bytes.](../images/zero_stages.svg)
+#
+# Whatever a rank needs and no longer holds must come from the others. The whole art is *when* to fetch it, and when to
+# let it go again.
+
+# %% [markdown]
+# ## Predict
+#
+# "Stage 1 makes memory 4 times smaller" is said everywhere. Take mixed precision (2 + 2 + 12 bytes) on our four ranks.
+# How many times less of P, G and S does a rank hold in stage 1 than with DDP? (An expression will do.)
+
+# %%
+guess_less = 16 / (2 + 2 + 12 / 4)  # your number
+
+# %% [markdown]
+# And what does it cost? With DDP each rank sends the gradients 2 (N − 1)/N = 1.5 times over. In stage 3 nobody holds a
+# whole layer, neither when forward needs it nor when backward does. How many times as many bytes as with DDP does a
+# rank send in a step?
+
+# %%
+guess_times = 3 / 2  # your number
+
+# %% [markdown]
+# Both will be measured below.
+#
+# ## Build: the plan
+#
+# All that follows is in this table, from the head of [labs/zero.py](../labs/zero.py). A stage is a column; an event of
+# the training step is a line, and so is what a rank holds between the events (`at rest`).
+
+# %%
+import labs.zero
+
+print(labs.zero.__doc__.split("method of `Zero`:")[1].split("The first five")[0].strip("\n"))
+
+# %% [markdown]
+# Do not read it all now. We build it column by column, and you will recognise each entry as you write it.
+#
+# ## Build: stage 1, the optimizer state
+#
+# The largest kind first. AdamW treats each element by itself: what becomes of it depends on its own gradient and its
+# own two moments, and on nothing else. So four ranks that take a quarter of the elements each do together what one does
+# with all:
+
+
+# %%
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, **ADAMW)
+
+
+def stepped(values, gradient):
+    """What three steps of AdamW make of a vector."""
+    p = nn.Parameter(values.clone())
+    p.grad, optimizer = gradient, adamw([p])
+    for _ in range(3):
+        optimizer.step()
+    return p.detach()
+
+
+values, gradient = torch.randn(12), torch.randn(12)
+quarters = [stepped(*pair) for pair in zip(values.chunk(4), gradient.chunk(4), strict=True)]
+assert torch.equal(torch.cat(quarters), stepped(values, gradient))
+
+# %% [markdown]
+# A quarter of what? Cutting every tensor would make many small pieces, some uneven. Instead, the parameters of a layer
+# are laid side by side in one **flat vector**, with zeros behind them (*padding*) until it divides by the number of
+# ranks N. Shards go across the borders of tensors. Here a layer of 8 + 2 elements, for four ranks:
+
+# %%
+from labs.units import Flat
+
+layer = Flat({"weight": torch.Size([4, 2]), "bias": torch.Size([2])}, ranks=4)
+assert layer.sizes == [8, 2, 2]  # the last two are padding
+assert layer.flatten([torch.ones(4, 2), torch.ones(2)]).tolist() == [1] * 10 + [0] * 2
+
+# %% [markdown]
+# What does a rank need, to update its shard? The *mean gradient of this shard*, and of the rest nothing: that is a
+# **reduce-scatter**. And before the next forward it needs everybody else's new parameters: an **all-gather**. Now
+# remember notebook 02: one after the other, these two are an all-reduce. DDP sends that anyway.
+
+# %%
+n = sum(sizes)
+assert cost.reduce_scatter(n, ranks=4) + cost.all_gather(n, ranks=4) == cost.all_reduce(n, ranks=4)
+
+# %% [markdown]
+# So stage 1 should send what DDP sends; only, the second half is no longer gradients but *parameters*, already updated.
+#
+# ### Exercise 1: partition the optimizer
+#
+# Given are `reduce_scatter(vector, None)`, which returns this rank's part of the sum over all ranks, and
+# `all_gather(vector, part)`, which fills a vector with everybody's part. Both want plain tensors: `full.data`. Budget:
+# an N-th of the state; the bytes of one all-reduce.
+
+# %%
+from labs.units import ALL_GATHER as all_gather
+from labs.units import reduce_scatter
+
+
+def partition_optimizer(full, make):
+    """Return `step()`: called on all ranks after backward, it updates all of `full` on each of them.
+
+    full: [n] nn.Parameter, the same on all ranks; n divides by N. `full.grad` is this rank's own, of its own data
+    make: makes the optimizer of a list of nn.Parameters; each rank's may know of n / N elements only
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    ### BEGIN SOLUTION
+    shard = nn.Parameter(full.detach().chunk(ranks)[rank])
+    optimizer = make([shard])
+
+    def step():
+        shard.grad = reduce_scatter(full.grad, None) / ranks
+        optimizer.step()
+        all_gather(full.data, shard.data)
+
+    ### END SOLUTION
+    return step
+
+
+check.partition_optimizer(partition_optimizer)
+
+# %% [markdown]
+# For a whole model, the course has a class that stands where the optimizer stood. Each layer is one flat vector.
+
+# %%
+from labs.zero import Zero
+
+
+def sharded(stage, model, optimizer=adamw):
+    """A model under ZeRO."""
+    zero = Zero(model, stage, optimizer)
+    return Training(model, zero, zero.shards, lambda: zero.state_dict()["model"], zero.sync)
+
+
+WAYS |= {f"stage {stage}": partial(sharded, stage) for stage in (1, 2, 3)}
+watched["stage 1"] = job(WAYS["stage 1"], ranks=4, record="memory").recording
+draw.memory(watched["stage 1"], step=2, ranks=[0])
+
+# %% [markdown]
+# S (green) is a quarter of what it was. G (orange) is not: this rank makes the gradient of the whole model, keeps it
+# until `sync`, and there it melts, layer by layer, into the shards' part of it.
+#
+# ## Build: stage 2, the gradients
+#
+# Three quarters of this gradient are for other ranks. Why keep them until the end of backward? Each layer's is ready
+# when backward leaves that layer, and can go to its owners at once. Notebook 03 has the hook for this, the
+# post-accumulate hook: it is called as soon as all uses of a parameter have been added up in `.grad`.
+#
+# ### Exercise 2: to its owner only
+#
+# Budget: at any moment the shards' gradients, and one layer's more; each gradient travels once, (N − 1)/N of it.
+
+
+# %%
+def gradient_ready(full, shard):
+    """Add this rank's part of the mean gradient to `shard.grad`, and let `full.grad` go.
+
+    Called by autograd each time `full.grad` is complete: for each layer, in each micro-batch.
+
+    full: [n] nn.Parameter, a layer; `full.grad` is this rank's own
+    shard: [n / N] nn.Parameter; `shard.grad` is None, or what earlier micro-batches have added up to
+    """
+    ### BEGIN SOLUTION
+    mean = reduce_scatter(full.grad, None) / dist.get_world_size()
+    full.grad = None
+    shard.grad = mean if shard.grad is None else shard.grad + mean
+    ### END SOLUTION
+
+
+to_its_owner = check.gradient_ready(gradient_ready)
+to_its_owner
+
+# %% [markdown]
+# In the timeline of the course's stage 2, look at the orange strip: it is a layer thick for a moment, then it is
+# reduced, and only the shard stays.
+
+# %%
+watched["stage 2"] = job(WAYS["stage 2"], ranks=4, record="memory").recording
+draw.memory(watched["stage 2"], step=2, ranks=[0])
+
+# %% [markdown]
+# There is a price. A rank of stage 1 adds up its micro-batches in `.grad`, and reduces once a step. Here nobody has
+# room for a whole gradient, so *every micro-batch* is reduced. We will count that below.
+#
+# ## Build: stage 3, the parameters
+#
+# What is left is P (blue), the whole of it, on every rank, from the first to the last moment of the step. Yet a layer
+# is used twice only: in its forward, and in its backward. In between, others compute.
+#
+# ![One layer on four ranks. At rest each rank has a quarter of P. An all-gather makes it whole for forward, then it is
+# dropped; it is gathered again for backward. The gradient, whole but of each rank's own data, is reduce-scattered; each
+# rank keeps a quarter of the mean, and of P.](../images/stage3_layer.svg)
+#
+# To **gather** is to fill the flat vector from everybody's shard; to **drop** is to give its memory back. But the
+# layer's own tensors are views of this vector. How can it go, and come back, without them noticing? In PyTorch the
+# memory behind a tensor and all its views is one **storage**, and that can be resized:
+
+# %%
+full = torch.arange(4.0)
+view = full[1:3]
+full.untyped_storage().resize_(0)  # no bytes behind it now; full and view still have their shapes
+assert full.untyped_storage().nbytes() == 0 and view.shape == (2,)
+full.untyped_storage().resize_(full.nbytes)
+full.copy_(torch.tensor([5.0, 6.0, 7.0, 8.0]))
+assert view.tolist() == [6, 7]
+
+# %% [markdown]
+# ### Exercise 3: gather and drop
+#
+# `full` may be bfloat16 while the shards are float32: so one computes in low precision, and keeps the masters as
+# shards. What travels is then to be bfloat16, too. Budget: an N-th of P, and of a layer in use the whole; (N − 1)/N of
+# the layer's bytes, in the type it computes in.
+
+
+# %%
+def gather(full, shard):
+    """Fill `full` from the shards of all ranks, in its own dtype; the memory is that of the same storage.
+
+    full: [n] nn.Parameter, its storage is empty; shard: [n / N] nn.Parameter, perhaps of another dtype
+    """
+    ### BEGIN SOLUTION
+    full.untyped_storage().resize_(full.nbytes)
+    all_gather(full.data, shard.data.to(full.dtype))
+    ### END SOLUTION
+
+
+def drop(full):
+    """Give the memory of `full` back; [n]."""
+    ### BEGIN SOLUTION
+    full.untyped_storage().resize_(0)
+    ### END SOLUTION
+
+
+gathered = check.gather_and_drop(gather, drop)
+gathered
+
+# %% [markdown]
+# And the timeline of stage 3. The thin dark orange band in forward, and the teeth in backward, are what has been
+# gathered and is on its way.
+
+# %%
+watched["stage 3"] = job(WAYS["stage 3"], ranks=4, record="memory").recording
+draw.memory(watched["stage 3"], step=2, ranks=[0])
+
+# %% [markdown]
+# You may read that full sharding puts the whole model together on every rank. It does not. In forward it is one layer
+# at a time; in backward three times as much as one, namely the layer, its gradient, and the buffer in which the others'
+# parts of that gradient arrive:
+
+# %%
+steady = {name: recording.steady(rank=0) for name, recording in watched.items()}
+teeth, a_layer = steady["stage 3"]["comm"], 4 * sum(sizes[1:10])
+assert teeth == 3 * a_layer
+draw.table([{"communication, at most": teeth, "one layer": a_layer, "the model": 4 * sum(sizes)}], caption="bytes")
+
+# %% [markdown]
+# ## Build: all three
+#
+# You have now built every entry of the table. Go back to it, and read it column by column, until you can say it with
+# the page turned over. Here is the same, in time:
+#
+# ![One step of three layers, by stage. Stage 1: forward, backward, then reduce-scatter of all gradients; update a
+# quarter, all-gather of the parameters. Stage 2: a reduce-scatter after each layer's backward; the step as before.
+# Stage 3: an all-gather before each layer's forward, and again before its backward, each followed by a drop; a
+# reduce-scatter after each backward; update a quarter.](../images/zero_step.svg)
+#
+# Now open [labs/zero.py](../labs/zero.py). The class has one method for each event, in the order of the table, and the
+# stage decides at most one line in each. How a layer becomes a vector has a room of its own,
+# [labs/units.py](../labs/units.py). Look there for one more thing: why does a vector know its `users`, and is not
+# simply dropped after each forward? (Tied weights: another layer may still be using the same vector.)
+#
+# Do your functions carry the whole of it? In this job they stand in the places of the course's:
+
+# %%
+from labs.units import Unit
+
+
+def yours(model):
+    """Stage 3; where your functions passed their checks, it is they who gather, drop and reduce."""
+    dropped = Unit.drop
+    if gathered:
+        Unit.gather = lambda unit: gather(unit.full, unit.shard)
+        Unit.drop = lambda unit: (drop(unit.full), dropped(unit))
+    if to_its_owner:
+        Unit.reduce = lambda unit: gradient_ready(unit.full, unit.shard)
+    return sharded(3, model)
+
+
+mine, courses = job(yours, ranks=4), job(WAYS["stage 3"], ranks=4)
+assert [losses for losses, _ in mine] == [losses for losses, _ in courses]
+print("the same losses, to the last bit")
+
+# %% [markdown]
+# ### What it says of mistakes
+#
+# A rank of stage 3 has no whole parameters to look at; and a step uses its gradients up. Two things that are easily
+# done, then, and what comes of them:
+
+
+# %%
+def said(mistake):
+    """What an exception says."""
+    try:
+        mistake()
+    except RuntimeError as error:
+        return str(error)
+
+
+def two_mistakes():
+    model = float32()
+    zero = Zero(model, stage=3, optimizer=adamw)
+    model(*batches[0]).backward()
+    zero.step()
+    return said(zero.step), said(lambda: model.head.weight.norm())
+
+
+print("\n\n".join(run(two_mistakes, ranks=2, device="cpu")[0]))
+
+# %% [markdown]
+# To look at parameters, or to save them, there is `zero.state_dict()`: whole tensors, by the model's own names. Any
+# stage on any number of ranks loads it.
+#
+# ## Build: one norm for all shards
+#
+# Gradients are often *clipped*: where the whole gradient, read as one vector, is longer than some bound, it is scaled
+# down to it. With DDP each rank can work out this length, the **global norm**, by itself. A shard is shorter than the
+# vector, and each by another amount. But squares add up over ranks as they do over elements:
+
+# %%
+from labs.clip import clip_gradients
+
+
+def norms():
+    """The norm of this rank's shards, and the global one."""
+    model = float32()
+    zero = Zero(model, stage=2, optimizer=adamw)
+    model(*batches[0]).backward()
+    zero.sync()
+    alone = torch.cat([shard.grad for shard in zero.shards]).double().norm()
+    return alone.item(), clip_gradients(zero.shards, max_norm=1.0, groups=(None,)).item()
+
+
+alone, together = zip(*run(norms, ranks=4, device="cpu"), strict=True)
+assert len(set(alone)) == 4 and len(set(together)) == 1
+assert abs(sum(norm**2 for norm in alone) ** 0.5 / together[0] - 1) < 1e-5
+
+# %% [markdown]
+# ### Exercise 4 (optional): clip
+#
+# Between `zero.sync()` and `zero.step()` the shards' gradients are the mean's. Budget: one number travels.
+
+
+# %%
+def clip(shards, max_norm):
+    """Scale the gradients of all shards, in place, so that their global norm is at most `max_norm`; return what it was.
+
+    shards: this rank's, 1-D; a `.grad` may be None
+    """
+    ### BEGIN SOLUTION
+    gradients = [shard.grad for shard in shards if shard.grad is not None]
+    squares = torch.zeros((), dtype=torch.float64)
+    for gradient in gradients:
+        squares += gradient.double().square().sum()
+    dist.all_reduce(squares)
+    norm = squares.sqrt()
+    for gradient in gradients:
+        gradient *= min(1, max_norm / norm)
+    return norm
+    ### END SOLUTION
+
+
+check.clip(clip)
+
+# %% [markdown]
+# ## Measure: numbers
+#
+# The test of notebook 03, for each stage, against one process that takes the ranks' parts one after the other: on two
+# ranks the same bits; on four ranks, in float64, within 1e-12. Perhaps the same bits there, too?
+
+
+# %%
+def float64():
+    return GPT(CONFIG).double()
+
+
+def all_of(ways, build):
+    """The parameters after three steps of each way, one after the other."""
+    return {name: train(apply, build, keep=True)[1] for name, apply in ways.items()}
+
+
+def off(ranks, name, expected):
+    """The largest difference, on any rank, between a parameter and what is expected."""
+    return max((trained[name][p] - value).abs().max().item() for trained in ranks for p, value in expected.items())
+
+
+# %%
+one_process = partial(job, strategies.single, keep=True, ranks=1)
+expected = {parts: one_process(build, micro_batches=parts)[0][1] for parts, build in ((2, float32), (4, float64))}
+
+
+def verdicts_on(ways):
+    """Whether each way ends where one process ends."""
+    two, four = (run(all_of, ways, build, ranks=n, device="cpu") for n, build in ((2, float32), (4, float64)))
+    return {
+        name: {
+            "2 ranks, float32: same bits": off(two, name, expected[2]) == 0,
+            "4 ranks, float64: within 1e-12": off(four, name, expected[4]) < 1e-12,
+            "4 ranks, float64: same bits": off(four, name, expected[4]) == 0,
+        }
+        for name in ways
+    }
+
+
+# %%
+verdicts = verdicts_on({name: WAYS[name] for name in ("stage 1", "stage 2", "stage 3")})
+assert all(all(each.values()) for each in verdicts.values())
+draw.table([{"": name, **each} for name, each in verdicts.items()])
+
+# %% [markdown]
+# It is the same training in every stage, bit by bit even on four ranks: our reduce-scatter adds up in the order of the
+# ranks, and so does the one process. Nothing that follows is bought with a worse model.
+#
+# ## Measure: bytes sent
+#
+# On the left the formula, which knows the shapes and nothing of the code ([labs/cost/zero.py](../labs/cost/zero.py));
+# on the right, what the recording saw in the third step.
+
+# %%
+STAGES = {"stage 1": 1, "stage 2": 2, "stage 3": 3}
+predicted = {"DDP": cost.ddp(CONFIG, 1, 4, "bucketed")}
+predicted |= {name: cost.zero(CONFIG, 1, 4, stage) for name, stage in STAGES.items()}
+talk = {name: job(apply, ranks=4, record="communication").recording for name, apply in WAYS.items()}
+sent = {name: recording.sent(rank=0, step=2) for name, recording in talk.items()}
+
+ledger = draw.ledger({f"{name}: sent": (predicted[name].sent, sent[name]) for name in WAYS}, within=0)
+assert ledger.agrees and sent["DDP"] == sent["stage 1"] == sent["stage 2"]
+ledger
+
+# %%
+check.predict("How many times what DDP sends does stage 3 send?", guess_times, sent["stage 3"] / sent["DDP"])
+
+# %% [markdown]
+# Stages 1 and 2 send what DDP sends, to the byte: what they save in memory costs nothing here. Stage 3 sends half as
+# much again: P is gathered twice where stages 1 and 2 gather it once.
+#
+# That was for one micro-batch a step. With four:
+
+# %%
+four = {
+    name: job(WAYS[name], micro_batches=4, steps=2, ranks=4, record="communication").recording.sent(rank=0, step=1)
+    for name in STAGES
+}
+assert four == {name: cost.zero(CONFIG, 1, 4, stage, accumulation=4).sent for name, stage in STAGES.items()}
+times = {name: four[name] / sent["DDP"] for name in four}
+assert times == {"stage 1": 1, "stage 2": 2.5, "stage 3": 6}
+draw.table([{"4 micro-batches": name, "sent, bytes": four[name], "× DDP": times[name]} for name in four])
+
+# %% [markdown]
+# DDP and stage 1 wait for the last micro-batch. Stage 2 reduce-scatters four times and gathers once: (4 + 1)/2 of an
+# all-reduce. Stage 3 does all three parts four times. Who accumulates a lot should know that.
+#
+# ## Measure: bytes held
+#
+# The four timelines from above, in one picture, each kind at its own highest; the line is the peak of all together.
+
+# %%
+draw.bars(steady)
+
+
+# %%
+def beside(name, kind):
+    """What the formula says and what was measured, bytes."""
+    return getattr(predicted[name].held, kind), steady[name][kind]
+
+
+ledger = draw.ledger({f"{name}: {kind}": beside(name, kind) for name in STAGES for kind in ("P", "G", "S")}, within=0)
+peaks = draw.ledger({f"{name}: peak": beside(name, "peak") for name in WAYS}, within=0.05)
+assert ledger.agrees and peaks.agrees
+ledger
+
+# %%
+peaks
+
+# %% [markdown]
+# P, G and S to the byte, with their small print: in stage 1 the first shards' gradients are there while the last
+# layers' are still whole; in stage 2 one layer's is; and S has a step counter of 4 bytes for each vector.
+#
+# The activations (A) are the same in all four: **ZeRO does not touch activations**. Each rank reads its own part of the
+# batch, and keeps for backward what that needs.
+#
+# ## Measure: mixed precision, and the famous 4 and 8
+#
+# `Masters` of [labs/precision.py](../labs/precision.py) keeps float32 masters of parameters in bfloat16, and steps
+# them. It is an optimizer, so it goes where optimizers go: into `Zero`, or beside DDP.
+
+# %%
+from labs.precision import Masters
+
+masters = partial(Masters, optimizer=adamw)
+
+
+def low(model):
+    """DDP in mixed precision."""
+    module = ddp.Bucketed(model.bfloat16())
+    return Training(module, masters(model.parameters()), (), model.state_dict, module.sync)
+
+
+def low_sharded(model):
+    """Stage 1 in mixed precision."""
+    return sharded(1, model.bfloat16(), masters)
+
+
+# %%
+def bytes_a_parameter(apply):
+    """P, G and S of rank 0, and their sum; counters and padding are too small to show."""
+    held = job(apply, ranks=4, record="memory").recording.steady(rank=0)
+    each = {kind: round(held[kind] / sum(sizes), 1) for kind in "PGS"}
+    return each | {"together": sum(each.values())}
+
+
+mixed = {"DDP": bytes_a_parameter(low), "stage 1": bytes_a_parameter(low_sharded)}
+draw.table([{"": name, **each} for name, each in mixed.items()], caption="bytes a parameter")
+
+# %%
+less = mixed["DDP"]["together"] / mixed["stage 1"]["together"]
+check.predict("Stage 1 on four ranks: how many times less?", guess_less, round(less, 2))
+
+# %% [markdown]
+# Not 4 times. (The formula says 2.29. `Masters` turns gradients into float32, one tensor at a time, and the largest of
+# these is the 0.2 bytes that were seen besides.)
+#
+# The formula is short (`cost.bytes_held`): the kinds that a stage shards are divided by N, the others are not.
+
+
+# %%
+def bytes_in(stage, ranks, convention="mixed precision, AdamW"):
+    """Bytes a parameter of P, G and S together, on each rank; stage 0 is DDP."""
+    return sum(cost.bytes_held(1, ranks, stage, convention).values())
+
+
+assert bytes_in(1, ranks=4) == 2 + 2 + 12 / 4
+table = [
+    {"ranks": n, **{name: round(bytes_in(0, n) / bytes_in(stage, n), 2) for name, stage in STAGES.items()}}
+    for n in (2, 4, 8, 64, 1024)
+]
+draw.table(table, caption="how many times less than with DDP")
+
+# %% [markdown]
+# "4 times" for stage 1 and "8 times" for stage 2 are the *limits* for very many ranks: 16/(2 + 2) and 16/2. On 8 ranks,
+# it is 2.9 and 4.3. Only stage 3 has no limit: N times less, whatever N is.
+#
+# Another saying is "memory is 20 times the number of parameters". You know from notebook 01 where the 20 comes from: a
+# float32 copy of all gradients is counted besides, which `Masters` makes for one tensor at a time. So before you
+# compare two figures, ask by which convention each was counted. On 64 ranks:
+
+# %%
+table = [
+    {"": name, **{each: round(bytes_in(stage, 64, name), 2) for each, stage in ({"DDP": 0} | STAGES).items()}}
+    for name in cost.PIE
+]
+draw.table(table, caption="bytes a parameter, on each of 64 ranks")
+
+# %% [markdown]
+# ## Measure: time
+#
+# In stage 3 a layer cannot begin before its parameters are there. For a clear picture, here are six layers whose
+# compute is a pretence, as in notebook 03: forward *sleeps* 5 ms, backward 10 ms, as if another device did the work.
+# The parameters, 4 MB a layer, and all that travels are real. Upper lane: what is on its way; lower lane: what the rank
+# does, hatched where it waits.
+
+
+# %%
+def six_layers():
+    torch.manual_seed(0)
+    layers = [nn.Linear(1024, 1024, bias=False) for _ in range(6)]
+    for layer in layers:
+        layer.register_forward_hook(lambda *_: time.sleep(0.005))
+        layer.register_full_backward_pre_hook(lambda *_: time.sleep(0.01))
+    return nn.Sequential(*layers)
+
+
+# %%
+def pretend(stage):
+    """Two steps; the first one also connects."""
+    model = six_layers()
+    zero = Zero(model, stage, partial(torch.optim.SGD, lr=0.1))
+    for _ in range(2):
+        dist.barrier()
+        mark("step")
+        mark("forward")
+        loss = model(torch.ones(1, 1024, requires_grad=True)).sum()
+        mark("backward")
+        loss.backward()
+        mark("optimizer")
+        zero.step()
+    mark("end")
+
+
+# %%
+waits = run(pretend, 3, ranks=2, device="cpu", record="communication").recording
+draw.timeline(waits, step=1)
+
+# %% [markdown]
+# Six all-gathers in forward, each with a rank that stands and waits; in backward an all-gather and a reduce-scatter for
+# every layer (as an all-to-all: we come to that). Nobody computes while anything is on its way:
+
+# %%
+events = waits.select(rank=0, step=1)
+[span] = waits.step_spans(rank=0)[1:]
+waited = 1000 * sum(event.waited for event in events)
+print(f"{len(events)} collectives; rank 0 waited {waited:.0f} ms of {1000 * (span.end - span.start):.0f} ms")
+
+# %% [markdown]
+# It need not be so. The all-gather of the next layer could set out while this one computes (that is **prefetch**), and
+# the reduce-scatter of the last one could travel meanwhile (**overlap**, as in notebook 03). Then two layers are in
+# memory, not one: again time is paid for in bytes. That is for the notebook on FSDP; `labs/zero.py` leaves it out, to
+# stay one table.
+
+# %% [markdown]
+# ## Native
+#
+# PyTorch has the three stages under other names. Stage 1 is `ZeroRedundancyOptimizer`, beside DDP. Stage 3 is
+# `fully_shard` (FSDP2, the second *fully sharded data parallel*). With `reshard_after_forward=False` it is about stage
+# 2; the older FSDP called that `SHARD_GRAD_OP`. All of them are in [labs/native.py](../labs/native.py). The same test
+# first.
+
+# %%
+TWINS = {
+    "ZeroRedundancyOptimizer": "zero1",
+    "fully_shard, no reshard": "fsdp-no-reshard",
+    "fully_shard": "fsdp",
+}
+ROWS = {row.name: row for row in strategies.STRATEGIES}
+twins = {name: ROWS[row].apply for name, row in TWINS.items()}
+WAYS, verdicts = WAYS | twins, verdicts | verdicts_on(twins)
+draw.table([{"": name, **each} for name, each in verdicts.items()])
+
+# %% [markdown]
+# Then the ledgers side by side. Each twin is predicted by its own layout.
+
+# %%
+for name, row in TWINS.items():
+    talk[name] = job(WAYS[name], ranks=4, record="communication").recording
+    watched[name] = job(WAYS[name], ranks=4, record="memory").recording
+    predicted[name] = ROWS[row].predict(CONFIG, 1, 4)
+    sent[name], steady[name] = talk[name].sent(rank=0, step=2), watched[name].steady(rank=0)
+    assert sent[name] == predicted[name].sent
+    assert all(predict == measured for predict, measured in (beside(name, kind) for kind in "PGS"))
+
+kinds = ("P", "G", "S", "comm", "peak")
+order = [name for stage_and_twin in zip(STAGES, TWINS, strict=True) for name in stage_and_twin]
+table = [{"": name, "sent": sent[name], **{kind: steady[name][kind] for kind in kinds}} for name in order]
+draw.table(table, caption="bytes, on rank 0 of four")
+
+# %% [markdown]
+# None of the twins is its stage to the letter.
+#
+# **`ZeroRedundancyOptimizer`** leaves DDP as it is: it all-reduces all gradients, though each rank uses a part, and
+# keeps them. Then each rank *broadcasts* the parameters that it has stepped: 1.5 times the bytes. And it deals out
+# whole parameters, not elements, so the shards are only about equal:
+
+# %%
+dealt = {
+    name: [watched[name].steady(rank)["S"] for rank in range(4)] for name in ("stage 1", "ZeroRedundancyOptimizer")
+}
+draw.table([{"S, bytes": name, **{f"rank {rank}": held[rank] for rank in range(4)}} for name, held in dealt.items()])
+
+# %% [markdown]
+# **`fully_shard`** sends *less* than stage 3. The embedding, the last norm and the head belong to the model itself, its
+# root, and that is not dropped between forward and backward, since backward begins with it. So they are gathered once.
+# What it saves in bytes sent it pays in bytes held: look at its `comm`.
+#
+# **Without resharding** no layer is dropped after forward. It sends what stage 2 sends. But it is not stage 2: at rest
+# P is sharded, and every step gathers it *in forward* (stage 2 gathers after the update). "No reshard" does not mean
+# that nothing is gathered:
+
+# %%
+seen = {name: talk[name].counts(rank=0, step=2) for name in ("stage 3", "fully_shard", "fully_shard, no reshard")}
+draw.table([{"": name, "all-gathers of P": counts["all_gather"]} for name, counts in seen.items()])
+
+# %% [markdown]
+# ### What the wire carried
+#
+# All these bytes are *logical*: the least that a collective must send. You know from notebook 02 that gloo has no
+# reduce-scatter. It runs an all-reduce, and throws most of it away. So ours goes another way: each rank sends every
+# other one its part (an all-to-all) and adds up what it gets. Here is what Linux counted on the connections in one
+# step:
+
+# %%
+from labs.kit.sockets import delivered
+
+
+def on_the_wire(ways):
+    """Bytes that this rank really sent in the second step of each; None on systems that do not count."""
+    carried = {}
+    for name, apply in ways.items():
+        training = apply(float32())
+        for x, y in batches[:2]:
+            dist.barrier()
+            before = delivered()
+            one_step(training, [(x[:1], y[:1])])
+            dist.barrier()
+            carried[name] = None if before is None else delivered() - before
+    return carried
+
+
+# %% tags=["nbval-ignore-output"]
+carried = run(on_the_wire, WAYS, ranks=4, device="cpu")[0]
+table = [
+    {"": name, "logical": sent[name], "on the wire": carried[name], "×": carried[name] and carried[name] / sent[name]}
+    for name in WAYS
+]
+draw.table(table, caption="bytes that rank 0 sent in a step")
+
+# %% [markdown]
+# On gloo `fully_shard` carries more than it logically sends, and ours hardly does. On GPUs NCCL has a real
+# reduce-scatter, and this difference is gone.
+#
+# And the time of a step, both sides in turn:
+
+
+# %%
+def milliseconds(apply):
+    """The median step of rank 0, of ten."""
+    recording = job(apply, steps=10, ranks=4, record="time").recording
+    return 1000 * statistics.median(span.end - span.start for span in recording.step_spans(0))
+
+
+for ours, theirs in (("stage 1", "ZeroRedundancyOptimizer"), ("stage 3", "fully_shard")):
+    mine, torchs = milliseconds(WAYS[ours]), milliseconds(WAYS[theirs])
+    print(f"{ours}: {mine:.1f} ms, or {mine / torchs:.2f} × {theirs}'s time")
+
+# %% [markdown]
+# Mind what is compared: ranks that share a few cores, and a wire that is memory. On GPUs `fully_shard` prefetches, and
+# its all-gathers hide behind compute; that is what it is built for.
+#
+# ## Why, and why not
+#
+# **Why**: memory. This is the table that the paper became known for, 7.5 billion parameters on 64 GPUs, from the
+# formula that you have just measured:
+
+
+# %%
+def gigabytes(stage):
+    """P, G and S of 7.5 billion parameters, on each of 64 ranks."""
+    return {kind: size / 1e9 for kind, size in cost.bytes_held(psi, 64, stage).items()}
+
+
+published = {name: gigabytes(stage) for name, stage in ({"DDP": 0} | STAGES).items()}
+assert [float(f"{sum(kinds.values()):.3g}") for kinds in published.values()] == [120, 31.4, 16.6, 1.88]
+draw.chart(published, "GB", caption="7.5 billion parameters in mixed precision, on each of 64 ranks")
+
+# %% [markdown]
+# Now with activations and all, a model of 70 billion parameters, and cards that people have. Does stage 1 fit into 80
+# GB on any number of ranks? From how many on does stage 3? Then make the sequences longer, and look for the kind that
+# no stage makes smaller. (`recompute` and `offload` are what the notebook on memory is about.)
+
+# %%
+play.memory(model="llama3-70b", context=1024)
+
+# %% [markdown]
+# **What it costs**: in bytes sent, stage 1 costs nothing, so it is hardly ever wrong. For stage 3, ask as in notebook
+# 03 what can hide behind compute. A layer's forward takes 2ψT/F seconds (ψ parameters of it, T tokens, F operations a
+# second), and the gather of the next one 2ψ/W (2 bytes each, W bytes a second). Backward takes 4ψT/F, gather and
+# reduce-scatter 4ψ/W. Both times ψ cancels, and it is DDP's border again: **T > F/W**.
+
+# %%
+F = 400e12  # operations a second that one H100 reaches in practice (Llama 3, arXiv 2407.21783, table 4)
+LINKS = {"NVLink": 450e9, "InfiniBand, 400 Gb/s": 50e9, "Ethernet, 10 Gb/s": 1.25e9}  # bytes a second, each way
+draw.table([{"link": name, "tokens on a device, at least": round(F / W)} for name, W in LINKS.items()])
+
+# %% [markdown]
+# But mind what T is. DDP and stage 1 communicate once a step: theirs are the tokens of all its micro-batches. Stage 3
+# communicates in each micro-batch: its T is what fits into memory *at once*. So it wants large micro-batches; and on
+# slow links, DDP's copies may still be the better bargain.
+#
+# **Why not**, then? Stage 2 hardly has a place of its own: with many micro-batches it sends more than stage 1, and it
+# keeps P, which stage 3 does not. Stage 3 sends many messages, a few for each layer; small layers drown in latency. And
+# none of them makes activations smaller. That takes other means: computing them twice, or cutting the model itself.
+
+# %% [markdown]
+# ## Say it back
+#
+# Answer each aloud before you unfold it.
+#
+# <details><summary>For each stage: what does a rank hold at rest, and what travels when?</summary>
+#
+# Stage 1: P, G, S/N; the gradients are reduce-scattered once a step, the updated parameters all-gathered. Stage 2: P,
+# G/N, S/N; the same, but each layer's gradient goes as soon as it is ready, in each micro-batch. Stage 3: everything
+# /N; each layer is gathered for its forward, and again for its backward, dropped after both, and its gradient
+# reduce-scattered.
+# </details>
+#
+# <details><summary>"In stage 3 the whole model is on every rank at some moment. So at the peak, nothing is saved." What
+# do you answer?</summary>
+#
+# Never the whole model. One layer at a time (two with prefetch), and in backward its gradient and a receive buffer
+# besides. The shards stay, a quarter or a thousandth of everything.
+# </details>
+#
+# <details><summary>70 billion parameters, mixed precision, 512 ranks of 80 GB. Which stages fit, without
+# activations?</summary>
+#
+# Stage 1: 4 + 12/512 bytes, 282 GB. Stage 2: 2 + 14/512, 142 GB. Both are over 80 already by what they do not shard,
+# with any number of ranks. Stage 3: 16/512 bytes, 2.2 GB, and a layer.
+# </details>
+#
+# <details><summary>A step has 16 micro-batches. How much do the stages send, against DDP with
+# <code>no_sync</code>?</summary>
+#
+# Stage 1 the same. Stage 2 16 reduce-scatters and one all-gather: 8.5 times. Stage 3 three halves, 16 times: 24 times.
+# </details>
+#
+# For Ψ parameters in float32 with AdamW, on N ranks, per rank and step; one all-reduce is 2 (N − 1)/N × 4Ψ bytes:
+#
+# | | predicted | ours | PyTorch's |
+# |---|---|---|---|
+# | stage 1: sent | one all-reduce | the same, exactly | `ZeroRedundancyOptimizer`: 1.5 of them |
+# | stage 1: P, G, S | 4Ψ, 4Ψ, 8Ψ/N | as predicted | S by whole parameters |
+# | stage 2: sent | one all-reduce, with one micro-batch | the same, exactly | `fully_shard`, no reshard: the same |
+# | stage 2: P, G, S | 4Ψ, 4Ψ/N, 8Ψ/N | as predicted | P at rest 4Ψ/N, and whole from forward to backward |
+# | stage 3: sent | 1.5 of them | the same, exactly | `fully_shard`: the root is gathered once |
+# | stage 3: P, G, S | 4Ψ/N, 4Ψ/N, 8Ψ/N | as predicted | as predicted |
+# | numbers | one process's | same bits, on 2 ranks and on 4 | same bits on 2 ranks |
+#
+# **Read on**: [labs/zero.py](../labs/zero.py), which you have now built. Rajbhandari, Rasley, Ruwase and He, 2020,
+# *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models* (arXiv 1910.02054), sections 3, 5 and 7. Zhao
+# et al., 2023, *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel* (arXiv 2304.11277).
+#
+# A clean copy of this notebook: `git restore notebooks/04_zero.ipynb`, then *File > Reload Notebook from Disk*.
