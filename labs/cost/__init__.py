@@ -1,8 +1,12 @@
 """Pencil and paper: what a job must send and hold, and how long that takes, before it is run.
 
     collectives   elements and messages that one rank sends, and seconds
-    memory        bytes by parameter; parameters and activations of a GPT; what an answer is made of
-    ddp           all of it for data parallelism: one rank, one step
+    memory        what is held at rest: bytes a parameter, by convention and stage; what an answer is made of
+    activations   what backward needs of a forward, with and without recomputation; what is alive on the way back
+    ddp           data parallelism: one rank, one step
+    zero          ZeRO, stage by stage
+    native        the same with PyTorch: ZeroRedundancyOptimizer, fully_shard
+    fit           does it fit a card, and on how many ranks?
 
 Integers are exact, down to the pieces that do not divide evenly; the textbook's formula, their limit, stands
 beside them. Nothing here imports or runs what it predicts: measurements are held against it.

@@ -134,41 +134,58 @@ def backward(
 ) -> list[Part]:
     """Loss, head, norm, the layers from the last to the first, embedding: where a step may have its peak.
 
-    loss         gradients of the log-probabilities and of the logits; the loss itself is no longer needed
-    head         gradients of the logits, of its input and of its weight
-    norm         its input; five tensors of that size as 1 / rms(x) is differentiated; the gradient of its weight
-    layer        in the mlp: gradients of x, of the product (which is gone), of silu(gate), of up; of down's weight.
-                 In its first norm, at last: what a norm needs, and the gradients of all its parameters
-    embedding    gradients of its output and of its weight
+        loss         gradients of the log-probabilities and of the logits; the loss itself is no longer needed
+        head         gradients of the logits, of its input and of its weight
+        norm         its input; five tensors of that size as 1 / rms(x) is differentiated; the gradient of its weight
+        layer        see `within_layer`
+        embedding    gradients of its output and of its weight
+
+    itemsize, recompute, fused_norms: as in `activations`.
     """
     T = config.context if context is None else context
-    V, D, F, tokens = config.vocab, config.dim, config.hidden, batch * T
+    V, D, tokens = config.vocab, config.dim, batch * T
     terms = activations(config, batch, T, itemsize, recompute, fused_norms)
-    inputs, x, logits = terms["tokens"] - FLOAT, itemsize * tokens * D, FLOAT * tokens * V
     whole = layer_activations(config, batch, T, itemsize, fused_norms)
     kept = sum(layer_terms(config, batch, T, itemsize, fused_norms, recompute).values())
-    norm_work = (FLOAT * tokens * D, 5 * FLOAT * tokens * D)
-    KE = D // config.heads * config.kv_heads
-    extra = (0 if fused_norms or itemsize == FLOAT else x) + (
-        itemsize * tokens * (3 * D + KE) if recompute == "selective" else 0
-    )
+    inputs, x, logits = terms["tokens"] - FLOAT, itemsize * tokens * D, FLOAT * tokens * V
     embedding, layer, *_ = (shapes.sizes for shapes in gpt_layers(config))
 
     A = sum(terms.values()) - FLOAT
     parts = [Part("loss", [], [Within("loss", A, 2 * logits, 0)], A - logits, itemsize * tokens * V)]
-    A -= logits
-    worst = [Within("head", A, itemsize * tokens * V + x, V * D)]
-    A -= x
-    parts += [Part("head", embedding, worst, A, x, shared=config.tied)]
+    in_head = Within("head", A - logits, itemsize * tokens * V + x, V * D)
+    parts += [Part("head", embedding, [in_head], A - logits - x, x, shared=config.tied)]
     A = inputs + config.depth * kept
-    parts += [Part("norm", [D], [Within("norm", A + norm_work[0], norm_work[1], D)], A, x)]
+    parts += [Part("norm", [D], [within_norm("norm", A, tokens * D, D)], A, x)]
     for number in reversed(range(config.depth)):
         A -= kept
-        mlp = Within(f"mlp {number}", A + whole - itemsize * tokens * F, x + 3 * itemsize * tokens * F, D * F)
-        norm = Within(f"norm {number}", A + norm_work[0], norm_work[1], sum(layer))
-        again = [] if recompute == "none" else [Within(f"recomputed {number}", A + whole + extra, 2 * x, 0)]
-        parts += [Part(f"layer {number}", layer, [*again, mlp, norm], A, x)]
+        within = within_layer(config, number, A, whole, tokens, itemsize)
+        if recompute != "none":
+            besides = recomputed_besides(config, tokens, itemsize, recompute, fused_norms)
+            within = [Within(f"recomputed {number}", A + whole + besides, 2 * x, 0), *within]
+        parts += [Part(f"layer {number}", layer, within, A, x)]
     return [*parts, Part("embedding", embedding, [Within("embedding", inputs, x, V * D)], inputs, 0)]
+
+
+def within_layer(config, number: int, A: int, whole: int, tokens: int, itemsize: int) -> list[Within]:
+    """In the mlp: gradients of x, of the product (which is gone), of silu(gate), of up, and of down's weight. In its
+    first norm, at last: what a norm needs, and the gradients of all the layer's parameters."""
+    x, f, layer = itemsize * tokens * config.dim, itemsize * tokens * config.hidden, gpt_layers(config)[1]
+    return [
+        Within(f"mlp {number}", A + whole - f, x + 3 * f, config.dim * config.hidden),
+        within_norm(f"norm {number}", A, tokens * config.dim, sum(layer.sizes)),
+    ]
+
+
+def within_norm(name: str, A: int, n: int, gradients: int) -> Within:
+    return Within(name, A + FLOAT * n, 5 * FLOAT * n, gradients)
+
+
+def recomputed_besides(config, tokens: int, itemsize: int, recompute: str, fused_norms: bool) -> int:
+    """What a layer that has been computed again holds besides its activations: its input, where the norm keeps it in
+    float32; and where matmuls are handed out, q and k before they were rotated, and what o and down gave."""
+    D, KE = config.dim, config.dim // config.heads * config.kv_heads
+    own_input = not fused_norms and itemsize != FLOAT
+    return itemsize * tokens * (D * own_input + (3 * D + KE) * (recompute == "selective"))
 
 
 def most_activations(

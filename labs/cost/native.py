@@ -145,10 +145,12 @@ def fully_shard_moments(
 ) -> Iterator[Moment]:
     """Bytes beside P and S, from the end of forward on; all that is whole counts as `comm`.
 
-    forward ends    the root gathered; layers, unless resharded; the buffer from which the last one was copied
-    in a layer      it is gathered, and the one before it already on its way in a buffer; of the one behind it,
-                    what was reduced; the gradients of its own parameters, and of the root's
-    a layer ends    it is dropped; its gradients are copied side by side to be reduced
+        forward ends    the root gathered; layers, unless resharded; the buffer from which the last one was copied
+        in a layer      it is gathered, and the one before it already on its way in a buffer; of the one behind it,
+                        what was reduced; the gradients of its own parameters, and of the root's
+        a layer ends    it is dropped; its gradients are copied side by side to be reduced
+
+    root, layer: bytes of each when it is gathered.
     """
     depth, first = sum(part.name.startswith("layer") for part in parts), accumulation == 1
     come = 0 if first else (root + depth * layer) // ranks

@@ -50,6 +50,8 @@ def zero(
     precision: "float32", or "mixed": bfloat16 with float32 masters (`labs.precision`). The answer is the same for
     every rank. On gloo, all_to_all stands for reduce_scatter.
     """
+    if precision not in PRECISION:
+        raise ValueError(f"precision is {precision!r}: it must be 'float32' or 'mixed'")
     layers, convention = gpt_layers(config), PRECISION[precision]
     itemsize = bytes_of(convention)["P"]
     counts = [turns(layer, stage, accumulation) for layer in layers]
