@@ -1,0 +1,295 @@
+"""labs.kit.budget in real jobs: what fits, trains as ever; what does not, ends with one sentence, wherever it was.
+
+The reference for how much fits is StorageWatch's peak of the same job, which knows nothing of budgets; for the system's
+limit the kernel's own count (VmData) besides.
+"""
+
+import functools
+import re
+import resource
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from labs.disk import to_file
+from labs.kit import budget as module
+from labs.kit.budget import Recorder, budget
+from labs.kit.launch import RankError, run
+from labs.model import GPT, PRESETS
+from labs.offload import Offloaded
+from labs.recompute import recompute
+from labs.zero import Zero
+
+MiB = 2**20
+ADAMW = partial(torch.optim.AdamW, lr=1e-3)
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process so")
+KINDS = [pytest.param("system", marks=linux), "recorder"]
+
+
+def held_to_it_by(kind):
+    """On a rank: as on Linux, or as elsewhere."""
+    if kind == "recorder":
+        module.limiter = lambda: (Recorder, "counted by the recorder")
+
+
+def tokens():
+    return torch.randint(256, (2, 8, 128), generator=torch.Generator().manual_seed(0))
+
+
+def train(size=None, kind="system", recomputed=False, steps=2):
+    """Losses of a small GPT; everything but the model and its optimizer comes within the budget."""
+    held_to_it_by(kind)
+    model = GPT(PRESETS["small"])
+    if recomputed:
+        recompute(model.layers.values())
+    optimizer, losses = ADAMW(model.parameters()), []
+    with budget(size or 2**40):
+        for _ in range(steps):
+            loss = model(*tokens())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    return losses
+
+
+@functools.cache
+def without_budget():
+    return run(train, ranks=1)
+
+
+@functools.cache
+def peak(recomputed=False):
+    """Bytes of all tensors together, beyond the parameters."""
+    ((_, *later), *_) = run(train, recomputed=recomputed, ranks=1, record="memory").recording.memory
+    parameters = sum(p.nbytes for p in GPT(PRESETS["small"]).parameters())
+    return max(sum(held.values()) for _, held in later) - parameters
+
+
+# ---- what fits -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_fits_trains_as_ever_and_what_does_not_says_so(kind):
+    """Around the peak that StorageWatch measures: the system counts a few MiB that are no tensors as well."""
+    room = 8 * MiB if kind == "system" else 0
+    most = peak()
+    assert run(train, most + room, kind, ranks=1) == without_budget()
+    with pytest.raises(RankError, match="rank 0 of 1 failed: MemoryError: this process exceeded its budget"):
+        run(train, most - 2 * MiB, kind, ranks=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_recomputation_makes_a_job_fit(kind):
+    size = 32 * MiB
+    assert peak(recomputed=True) < size - 4 * MiB < peak()
+    with pytest.raises(RankError, match=r"exceeded its budget of 32.00 MiB .* at model.py line \d+: "):
+        run(train, size, kind, ranks=1)
+    assert run(train, size, kind, recomputed=True, ranks=1) == without_budget()
+
+
+def wide(size, where=None):
+    """16 MiB of parameters: 32 of state and 16 of gradients come with the first step."""
+    model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(16)))
+    with budget(size):
+        optimizer = Offloaded(model.parameters(), ADAMW, where) if where else ADAMW(model.parameters())
+        for _ in range(2):
+            model(torch.ones(1, 512)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@linux
+def test_files_that_are_mapped_do_not_count(tmp_path):
+    """The state in files: its first step makes that of one parameter at a time, and a thread has a stack of 8 MiB."""
+    with pytest.raises(RankError, match=r"exceeded its budget of 36\.00 MiB"):
+        run(wide, 36 * MiB, ranks=1)
+    run(wide, 36 * MiB, tmp_path, ranks=1)
+
+    def map_a_file():
+        with budget(4 * MiB):
+            to_file(torch.ones(1), tmp_path / "one")
+            return len(torch.from_file(str(tmp_path / "large"), True, 16 * MiB))
+
+    assert run(map_a_file, ranks=1) == [16 * MiB]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_that_was_freed_can_be_used_again(kind):
+    def body():
+        held_to_it_by(kind)
+        with budget(24 * MiB):
+            for _ in range(20):
+                x = torch.ones(4 * MiB)
+                del x
+            x = torch.ones(MiB)
+            x.untyped_storage().resize_(0)
+            torch.ones(5 * MiB)
+        return "done"
+
+    assert run(body, ranks=1) == ["done"]
+
+
+# ---- what does not ---------------------------------------------------------------------------------------
+
+
+def message(body, *args, ranks=1):
+    with pytest.raises(RankError) as failed:
+        run(body, *args, ranks=ranks)
+    return str(failed.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_sentence_tells_budget_request_and_line(kind):
+    def body():
+        held_to_it_by(kind)
+        kept = []
+        with budget(10 * MiB):
+            for _ in range(9):
+                kept.append(torch.zeros(MiB // 2))
+
+    text = message(body)
+    by = "a hard limit of the system on the process" if kind == "system" else "counted by the recorder"
+    assert text.startswith(
+        f"rank 0 of 1 failed: MemoryError: this process exceeded its budget of 10.00 MiB ({by}): "
+        "it held more than 8.00 MiB and asked for 2.00 MiB more at test_budget.py line "
+    )
+    assert text.count("kept.append(torch.zeros(MiB // 2))") == 3, "in the sentence, which ends the traceback, and there"
+
+
+@linux
+@pytest.mark.parametrize("what", ["python", "numbers", "resize", "thread"])
+def test_whatever_asks_for_it(what):
+    def body():
+        with budget(6 * MiB):
+            if what == "python":
+                bytearray(64 * MiB)
+            elif what == "numbers":
+                list(range(10**7))
+            elif what == "resize":
+                torch.ones(1).untyped_storage().resize_(64 * MiB)
+            else:
+                threading.Thread(target=print).start()
+
+    text = message(body)
+    asked = "it asked for 64.00 MiB at once" if what == "resize" else "it asked for more"
+    assert re.search(rf"budget of 6.00 MiB \(a hard .*\): {asked} at test_budget.py line \d+: ", text), text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_backward(kind):
+    def body():
+        held_to_it_by(kind)
+        x = torch.ones(MiB, requires_grad=True)
+        y = (x * 2).exp().sin()
+        with budget(6 * MiB):
+            y.sum().backward()
+
+    assert re.search(r"more at test_budget.py line \d+: y.sum\(\).backward\(\)", message(body))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_rank_of_several_while_the_others_wait_for_it(kind):
+    def body():
+        held_to_it_by(kind)
+        x = torch.ones(MiB)
+        with budget((64, 2)[dist.get_rank()] * MiB):
+            for _ in range(3):
+                dist.all_reduce(x.clone())
+
+    text = message(body, ranks=2)
+    assert text.startswith("rank 1 of 2 failed: MemoryError: this process exceeded its budget of 2.00 MiB")
+    assert "rank 0 then had to stop." in text
+
+
+def sharded(size, stage):
+    model = GPT(PRESETS["tiny"])
+    with budget(size):
+        zero = Zero(model, stage=stage, optimizer=ADAMW)
+        for _ in range(2):
+            model(*torch.randint(256, (2, 4, 64))).backward()
+            zero.step()
+    return True
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+@linux
+def test_wherever_it_happens_it_is_told_and_never_a_crash_without_words(stage):
+    """One budget after the other until it fits: in autograd, in collectives, in the optimizer, in Python."""
+    fits = []
+    for size in (1, 2, 3, 5, 8, 12):
+        try:
+            fits.append(run(sharded, size * MiB, stage, ranks=2, timeout=60.0) == [True, True])
+        except RankError as error:
+            assert error.kind == "raised", error
+            assert f"MemoryError: this process exceeded its budget of {size}.00 MiB" in str(error)
+            fits.append(False)
+    assert fits == sorted(fits) and {True, False} == set(fits), fits
+
+
+def test_other_errors_are_left_alone():
+    with pytest.raises(ValueError, match="something else"), budget(MiB):
+        raise ValueError("something else")
+    with pytest.raises(RuntimeError, match="no memory of it"), budget(MiB):
+        raise RuntimeError("no memory of it")
+
+
+def test_a_budget_of_nothing():
+    with pytest.raises(ValueError, match="a budget of 0 bytes: give it 1 at least"), budget(0):
+        pass
+
+
+# ---- afterwards ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_limit_ends_with_the_block_and_the_next_job_knows_nothing_of_it(kind):
+    def body():
+        held_to_it_by(kind)
+        before = resource.getrlimit(resource.RLIMIT_DATA)
+        with pytest.raises(MemoryError), budget(4 * MiB):
+            torch.ones(16 * MiB)
+        torch.ones(16 * MiB)
+        return resource.getrlimit(resource.RLIMIT_DATA) == before
+
+    assert run(body, ranks=1) == [True]
+    assert run(lambda: len(torch.ones(16 * MiB)), ranks=2) == [16 * MiB] * 2
+    assert resource.getrlimit(resource.RLIMIT_DATA) == run(resource.getrlimit, resource.RLIMIT_DATA, ranks=1)[0]
+
+
+@linux
+def test_the_kernel_agrees():
+    def body():
+        def data():
+            return int(re.search(r"VmData:\s*(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+
+        most = 0
+        with budget(32 * MiB):
+            before, kept = data(), []
+            with pytest.raises((MemoryError, RuntimeError)):
+                while True:
+                    kept.append(torch.empty(MiB // 4))
+                    most = max(most, data() - before)
+        return most
+
+    assert 30 * MiB <= run(body, ranks=1)[0] <= 32 * MiB
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu():
+    def body():
+        with budget(64 * MiB):
+            kept = [torch.empty(4 * MiB) for _ in range(3)]
+            with pytest.raises(torch.OutOfMemoryError):
+                kept.append(torch.empty(8 * MiB))
+            kept.append(torch.empty(8 * MiB))
+
+    text = message(body)
+    assert re.search(r"budget of 64.00 MiB \(a hard limit of its allocator on the GPU\): it held more than 32.00", text)
+    assert run(lambda: len(torch.empty(32 * MiB)), ranks=1) == [32 * MiB]
