@@ -62,10 +62,10 @@ class Unit:
         if stage == 3:
             self.drop()
 
-    def gather(self) -> None:
+    def gather(self, async_op: bool = False) -> dist.Work | None:
         """all_gather P: from everybody's shard."""
         self.full.untyped_storage().resize_(self.full.nbytes)
-        ALL_GATHER(self.full.data, self.shard.data, group=self.group)
+        return ALL_GATHER(self.full.data, self.shard.data, group=self.group, async_op=async_op)
 
     def drop(self) -> None:
         """drop P: give the memory back, and let the modules' parameters say so."""

@@ -130,8 +130,7 @@ class Zero:
             raise RuntimeError("step() found no gradient: each step() needs a backward() before it, and uses it up")
         self.optimizer.step()
         self.zero_grad()
-        for unit in self.trained:
-            unit.gather() if self.stage < 3 else unit.drop()
+        gather_all(self.trained) if self.stage < 3 else drop_all(self.units)
 
     def zero_grad(self) -> None:
         for unit in self.trained:
@@ -165,22 +164,23 @@ class Zero:
         self.require_same(state["model"])
         for name, buffer in self.model.named_buffers():
             buffer.copy_(state["model"][name])
-        inner, moments = self.optimizer.state_dict(), state["optimizer"]
+        moments, sharded = state["optimizer"], {}
         for unit in self.units:
             unit.shard.data.copy_(unit.part([state["model"][name] for name in unit.layout.shapes]))
             if self.stage < 3:
                 unit.gather()
         for index, unit in enumerate(self.trained if moments else ()):
             first, *_ = of_each = [moments[name] for name in unit.layout.shapes]
-            inner["state"][index] = {
+            sharded[index] = {
                 # All that torch's optimizers keep is by element, but for the number of steps.
                 key: torch.as_tensor(value).clone()
                 if key == "step"
                 else unit.part([entries[key] for entries in of_each])
                 for key, value in first.items()
             }
-        groups = [own | saved for own, saved in zip(inner["param_groups"], state["groups"], strict=True)]
-        self.optimizer.load_state_dict({"state": inner["state"], "param_groups": groups})
+        own = self.optimizer.state_dict()["param_groups"]
+        groups = [group | saved for group, saved in zip(own, state["groups"], strict=True)]
+        self.optimizer.load_state_dict({"state": sharded, "param_groups": groups})
 
     def require_same(self, state: dict[str, Tensor]) -> None:
         shapes = {name: shape for unit in self.units for name, shape in unit.layout.shapes.items()}
@@ -193,6 +193,17 @@ class Zero:
         ]
         if differ:
             raise ValueError(f"this state is of another model: {'; '.join(differ)}")
+
+
+def gather_all(units: list[Unit]) -> None:
+    for work in [unit.gather(async_op=True) for unit in units]:
+        work.wait()
+
+
+def drop_all(units: list[Unit]) -> None:
+    # What a layer gathered for a backward that did not come to its end would be out of date.
+    for unit in units:
+        unit.drop()
 
 
 def keys(model: nn.Module) -> dict[str, str]:

@@ -148,6 +148,8 @@ class Finders:
         self.undo = [handle.remove for handle in handles]
         self.replace(saved_tensors_hooks, "__enter__", self.enter_saved_tensors_hooks)
         self.replace(torch.UntypedStorage, "resize_", self.resize_)
+        nn.Parameter.grad = property(torch.Tensor.grad.__get__, self.assigned, torch.Tensor.grad.__delete__)
+        self.undo.append(partial(delattr, nn.Parameter, "grad"))
         torch._C._autograd._push_saved_tensors_default_hooks(self.keeping(keep), lambda kept: kept)
         self.undo.append(torch._C._autograd._pop_saved_tensors_default_hooks)
 
@@ -189,6 +191,11 @@ class Finders:
     def accumulated(self, parameter: nn.Parameter) -> None:
         if parameter.grad is not None:
             self.watch.tag(parameter.grad, "G" if self.watch.kind(parameter) == "P" else "comm")
+
+    def assigned(self, parameter: nn.Parameter, gradient: torch.Tensor | None) -> None:
+        torch.Tensor.grad.__set__(parameter, gradient)
+        if gradient is not None and self.watch.kind(parameter) == "P":
+            self.watch.tag(gradient, "G")
 
     def optimizer_steps(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
