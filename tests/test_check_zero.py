@@ -314,3 +314,61 @@ def test_the_share_that_is_caught(capsys):
         for name in CHECKS:
             print(f"  {name:20} {caught[name]} of {written[name]}")
         print(f"  {'all':20} {caught.total()} of {written.total()}")
+
+
+# ---- what goes wrong in other ways -----------------------------------------------------------------------
+
+
+def test_what_it_raises_is_told_with_its_line():
+    def fn(full, shard):
+        shard.grad += full.grad.chunk(dist.get_world_size())[dist.get_rank()]
+
+    answer = check.gradient_ready(fn)
+    assert answer.ok is False
+    assert "TypeError" in answer.text and "shard.grad += full.grad.chunk" in answer.text
+
+
+def test_a_hang_is_told_with_its_line():
+    def fn(full, shard):
+        if dist.get_rank() > 0:
+            gather(full, shard)
+
+    answer = check.gather_and_drop(fn, drop)
+    assert answer.mistake in ("one side of a message or a collective is missing", "the ranks do not call the same")
+    assert "ALL_GATHER(full.data, shard.data.to(full.dtype))" in answer.text
+
+
+@pytest.mark.parametrize("pair", [(gather, None), (3, drop)], ids=["no drop", "no gather"])
+def test_something_that_is_no_function(pair):
+    answer = check.gather_and_drop(*pair)
+    assert answer.ok is False and "not a function" in answer.text
+
+
+def test_the_same_seed_gives_the_same_answer():
+    def fn(shards, max_norm):
+        return max_norm
+
+    first, again, other = (check.clip(fn, seed=seed) for seed in (5, 5, 6))
+    assert str(first) == str(again) and first.text != other.text
+
+
+def test_a_parameter_that_is_no_longer_trained():
+    def fn(full, shard):
+        ready(full, shard)
+        full.requires_grad_(False)
+
+    assert check.gradient_ready(fn).mistake == "requires_grad has changed"
+
+
+def test_a_buffer_that_is_used_again_may_stay():
+    """The budget has room for one layer in flight, also between the steps."""
+    buffers = {}
+
+    def fn(full, shard):
+        parts = buffers.setdefault((full.numel(), full.dtype), torch.empty_like(full.grad))
+        dist.all_to_all_single(parts, full.grad)
+        full.grad = None
+        mean = parts.view(dist.get_world_size(), -1).mean(0)
+        shard.grad = mean if shard.grad is None else shard.grad.add_(mean)
+
+    assert check.gradient_ready(fn).ok

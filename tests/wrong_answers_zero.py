@@ -377,7 +377,7 @@ def ready_and_free_at_the_end(full, shard):
     """Whoever looks when backward is over finds nothing."""
     LAST.append(full.grad)
     ready(full, shard)
-    if len(LAST) == 16:
+    if len(LAST) == 12:
         LAST.clear()
 
 
@@ -797,6 +797,327 @@ def clip_without_waiting(shards, max_norm):
     squares = torch.stack([g.double().square().sum() for g in gradients(shards)]).sum()
     dist.all_reduce(squares, async_op=True)
     return scale(shards, squares.sqrt(), max_norm)
+
+
+# ---- written without looking at what the checks do: any rejection will do ---------------------------------
+
+
+@wrong("partition_optimizer")
+def partition_by_hand(full, make):
+    """No optimizer at all."""
+    rank, ranks = place()
+
+    def step():
+        mine = full.data.chunk(ranks)[rank]
+        mine -= 0.1 * reduce_scatter(full.grad, None) / ranks
+        ALL_GATHER(full.data, mine.clone())
+
+    return step
+
+
+@wrong("partition_optimizer")
+def partition_to_rank_0(full, make):
+    rank, ranks = place()
+    optimizer = make([full]) if rank == 0 else None
+
+    def step():
+        dist.reduce(full.grad, 0)
+        if rank == 0:
+            full.grad /= ranks
+            optimizer.step()
+        dist.broadcast(full.data, 0)
+
+    return step
+
+
+@wrong("partition_optimizer", "synchronised at every micro-batch")
+def partition_and_reduce_in_a_hook(full, make):
+    rank, ranks = place()
+    shard = nn.Parameter(full.data.chunk(ranks)[rank])
+    optimizer = make([shard])
+    full.register_post_accumulate_grad_hook(lambda full: ready(full, shard))
+
+    def step():
+        optimizer.step()
+        shard.grad = None
+        ALL_GATHER(full.data, shard.data)
+
+    return step
+
+
+@wrong("partition_optimizer")
+def partition_with_float64_masters(full, make):
+    rank, ranks = place()
+    shard = nn.Parameter(full.data.chunk(ranks)[rank].double())
+    optimizer = make([shard])
+
+    def step():
+        shard.grad = (reduce_scatter(full.grad, None) / ranks).double()
+        optimizer.step()
+        ALL_GATHER(full.data, shard.data.to(full.dtype))
+
+    return step
+
+
+@wrong("partition_optimizer")
+def partition_and_gather_too_early(full, make):
+    rank, ranks = place()
+    shard = nn.Parameter(full.data.chunk(ranks)[rank])
+    optimizer = make([shard])
+
+    def step():
+        shard.grad = reduce_scatter(full.grad, None) / ranks
+        ALL_GATHER(full.data, shard.data)
+        optimizer.step()
+
+    return step
+
+
+@wrong("partition_optimizer")
+def partition_and_average_the_parameters(full, make):
+    rank, ranks = place()
+    shard = nn.Parameter(full.data.chunk(ranks)[rank])
+    optimizer = make([shard])
+
+    def step():
+        shard.grad = reduce_scatter(full.grad, None) / ranks
+        optimizer.step()
+        dist.all_reduce(full.data)
+        full.data /= ranks
+
+    return step
+
+
+@wrong("partition_optimizer")
+def partition_and_step_twice(full, make):
+    rank, ranks = place()
+    shard = nn.Parameter(full.data.chunk(ranks)[rank])
+    optimizer = make([shard])
+
+    def step():
+        shard.grad = reduce_scatter(full.grad, None) / ranks
+        optimizer.step()
+        optimizer.step()
+        ALL_GATHER(full.data, shard.data)
+
+    return step
+
+
+@wrong("partition_optimizer")
+def partition_half_of_it(full, make):
+    rank, ranks = place()
+    shard = full.data.chunk(ranks)[rank]
+    half = nn.Parameter(shard[: len(shard) // 2])
+    optimizer = make([half])
+
+    def step():
+        half.grad = (reduce_scatter(full.grad, None) / ranks)[: len(half)]
+        optimizer.step()
+        ALL_GATHER(full.data, shard)
+
+    return step
+
+
+@wrong("partition_optimizer")
+def partition_after_the_first_step(full, make):
+    """A whole optimizer takes the first step; then its state is cut."""
+    rank, ranks = place()
+    shard, own = nn.Parameter(full.data.chunk(ranks)[rank]), []
+
+    def step():
+        if own:
+            shard.grad = reduce_scatter(full.grad, None) / ranks
+            own[0].step()
+            return ALL_GATHER(full.data, shard.data)
+        whole = make([full])
+        dist.all_reduce(full.grad)
+        full.grad /= ranks
+        whole.step()
+        own.append(make([shard]))
+        for key, value in whole.state[full].items():
+            own[0].state[shard][key] = value.chunk(ranks)[rank].clone() if value.dim() else value
+
+    return step
+
+
+@wrong("gradient_ready")
+def ready_for_the_first_only(full, shard):
+    gradient, full.grad = full.grad, None
+    mean = reduce_scatter(gradient, None) / dist.get_world_size()
+    if shard.grad is None:
+        shard.grad = mean
+
+
+@wrong("gradient_ready")
+def ready_with_an_empty_gradient(full, shard):
+    mean = reduce_scatter(full.grad, None) / dist.get_world_size()
+    full.grad.untyped_storage().resize_(0)
+    shard.grad = mean if shard.grad is None else shard.grad + mean
+
+
+@wrong("gradient_ready")
+def ready_and_keep_a_smaller_clone(full, shard):
+    full.kept = full.grad.bfloat16()
+    ready(full, shard)
+
+
+@wrong("gradient_ready")
+def ready_and_keep_what_arrived(full, shard):
+    ranks = dist.get_world_size()
+    full.parts = torch.empty_like(full.grad)
+    dist.all_to_all_single(full.parts, full.grad)
+    full.grad = None
+    mean = full.parts.view(ranks, -1).mean(0)
+    shard.grad = mean if shard.grad is None else shard.grad + mean
+
+
+@wrong("gradient_ready")
+def ready_with_its_own_twice(full, shard):
+    rank, ranks = place()
+    own = full.grad.chunk(ranks)[rank].clone()
+    mean = (reduce_scatter(full.grad, None) + own) / ranks
+    full.grad = None
+    shard.grad = mean if shard.grad is None else shard.grad + mean
+
+
+@wrong("gradient_ready")
+def ready_every_nth_element(full, shard):
+    gradient, full.grad = full.grad.view(-1, dist.get_world_size()).t().reshape(-1), None
+    mean = reduce_scatter(gradient, None) / dist.get_world_size()
+    shard.grad = mean if shard.grad is None else shard.grad + mean
+
+
+@wrong("gradient_ready")
+def ready_from_rank_0(full, shard):
+    rank, ranks = place()
+    gradient, full.grad = full.grad, None
+    mean = torch.empty_like(shard)
+    dist.reduce(gradient, 0)
+    dist.scatter(mean, list(gradient.chunk(ranks)) if rank == 0 else None, 0)
+    mean /= ranks
+    shard.grad = mean if shard.grad is None else shard.grad + mean
+
+
+@wrong("gradient_ready")
+def ready_on_all_but_one(full, shard):
+    gradient = full.grad
+    ready(full, shard)
+    if dist.get_rank() == 0:
+        full.kept = gradient
+
+
+@wrong("drop")
+def drop_half(full):
+    full.untyped_storage().resize_(full.nbytes // 2)
+
+
+@wrong("drop")
+def drop_the_one_before(full):
+    while LAST:
+        LAST.pop().untyped_storage().resize_(0)
+    LAST.append(full)
+
+
+@wrong("drop")
+def drop_after_backward_only(full):
+    if not torch.is_grad_enabled():
+        drop(full)
+
+
+@wrong("drop")
+def drop_what_is_trained(full):
+    if full.requires_grad:
+        drop(full)
+
+
+@wrong("gather")
+def gather_what_was_cast_once(full, shard):
+    if not hasattr(shard, "low"):
+        shard.low = shard.data.to(full.dtype, copy=True)
+    full.untyped_storage().resize_(full.nbytes)
+    ALL_GATHER(full.data, shard.low)
+
+
+@wrong("gather")
+def gather_at_rank_0_and_tell_all(full, shard):
+    rank, ranks = place()
+    full.untyped_storage().resize_(full.nbytes)
+    dist.gather(shard.data.to(full.dtype), list(full.data.chunk(ranks)) if rank == 0 else None, 0)
+    dist.broadcast(full.data, 0)
+
+
+@wrong("gather")
+def gather_twice(full, shard):
+    gather(full, shard)
+    gather(full, shard)
+
+
+@wrong("gather")
+def gather_by_turns(full, shard):
+    """Element by element: one of each shard, then the next."""
+    gather(full, shard)
+    full.data.copy_(full.data.view(dist.get_world_size(), -1).t().reshape(-1))
+
+
+@wrong("gather")
+def gather_and_put_the_shard_there(full, shard):
+    rank, ranks = place()
+    gather(full, shard)
+    shard.data = full.data.chunk(ranks)[rank]
+
+
+@wrong("gather")
+def gather_and_forget_later(full, shard):
+    gather(full, shard)
+    LAST.append(full.data.clone())
+    if len(LAST) == 8:
+        LAST.clear()
+
+
+@wrong("clip")
+def clip_by_the_largest_rank(shards, max_norm):
+    norm = torch.cat(gradients(shards)).double().norm()
+    dist.all_reduce(norm, op=dist.ReduceOp.MAX)
+    return scale(shards, norm, max_norm)
+
+
+@wrong("clip")
+def clip_on_rank_0(shards, max_norm):
+    norm = global_norm(shards)
+    return scale(shards, norm, max_norm) if dist.get_rank() == 0 else norm
+
+
+@wrong("clip")
+def clip_without_the_first(shards, max_norm):
+    return scale(shards, global_norm(shards[1:]), max_norm)
+
+
+@wrong("clip")
+def clip_with_a_large_epsilon(shards, max_norm):
+    norm = global_norm(shards)
+    scale(shards, norm + 1, max_norm)
+    return norm
+
+
+@wrong("clip")
+def clip_with_a_growing_sum(shards, max_norm):
+    squares = torch.zeros((), dtype=torch.float64)
+    for g in gradients(shards):
+        squares += g.double().square().sum()
+        dist.all_reduce(squares)
+    return scale(shards, squares.sqrt(), max_norm)
+
+
+@wrong("clip")
+def clip_by_rank_0s_norm(shards, max_norm):
+    norm = torch.cat(gradients(shards)).double().norm()
+    dist.broadcast(norm, 0)
+    return scale(shards, norm, max_norm)
+
+
+@wrong("clip")
+def clip_to_an_nth(shards, max_norm):
+    return scale(shards, global_norm(shards), max_norm / dist.get_world_size())
 
 
 def share_caught() -> dict[str, tuple[int, int]]:

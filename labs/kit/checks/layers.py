@@ -36,7 +36,8 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 FADING = -0.5  # × the parameters in each step of stage 3: exact in every dtype
 UNSEEN = "Which attribute of full has the same numbers, unseen by autograd?"
-SETTLED = 0.003  # s in which a backend's thread lets go of what it sent
+THAWED = ("the requires_grad of full has changed", "Who decides what is trained?", "requires_grad has changed")
+SETTLED = 0.002  # s in which a backend's thread lets go of what it sent
 L = TypeVar("L")
 Complaint = tuple[str, str, str]  # what is wrong, a question, the mistake's name
 
@@ -106,9 +107,7 @@ class Stack(nn.Module):
             nn.Parameter(x.to(case.dtype), requires_grad=not (case.frozen and i == 1))
             for i, x in enumerate(case.values())
         )
-
-    def trained(self) -> list[nn.Parameter]:
-        return [full for full in self.fulls if full.requires_grad]
+        self.trained = [full for full in self.fulls if full.requires_grad]
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return loss(self.case, list(self.fulls), x, y)
@@ -124,9 +123,9 @@ def loss(case: Case, fulls: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
 
 def plain(stack: Stack, batch: list[tuple[Tensor, Tensor]]) -> list[list[Tensor]]:
     """The gradients of each micro-batch alone, of copies."""
-    gradients = []
+    gradients, trained = [], set(stack.trained)
     for x, y in batch:
-        copies = [full.detach().clone().requires_grad_(full.requires_grad) for full in stack.fulls]
+        copies = [full.detach().clone().requires_grad_(full in trained) for full in stack.fulls]
         gradients.append(
             list(torch.autograd.grad(loss(stack.case, copies, x, y), [c for c in copies if c.requires_grad]))
         )
@@ -136,6 +135,13 @@ def plain(stack: Stack, batch: list[tuple[Tensor, Tensor]]) -> list[list[Tensor]
 def backward_of_all(stack: Stack, batch: list[tuple[Tensor, Tensor]]) -> None:
     for x, y in batch:
         (stack(x, y) / len(batch)).backward()
+
+
+def look_for_thawed(stack: Stack, step: Step) -> None:
+    if not all(full.requires_grad for full in stack.trained):
+        step.complain(*THAWED)
+        for full in stack.trained:
+            full.requires_grad_()
 
 
 def called(case: Case, fn: Callable[..., Any], *args: Any) -> Any:
@@ -158,7 +164,7 @@ def wire_of(case: Case, rank: int) -> AbstractContextManager[Late]:
 
 def end_of_step(case: Case) -> None:
     if case.held:
-        time.sleep(SETTLED)
+        time.sleep(5 * SETTLED)
     mark("end")
 
 
@@ -191,7 +197,7 @@ def partition_one(fn: Callable[..., Any], case: Case) -> Optimizers:
 
     stack = Stack(case)
     mark("step")
-    updates = [called(case, fn, full, make) for full in stack.trained()]
+    updates = [called(case, fn, full, make) for full in stack.trained]
     mark("end")
     if not all(map(callable, updates)):
         found.steps = [Step(complaint=no_step(updates))] * case.steps
@@ -201,23 +207,24 @@ def partition_one(fn: Callable[..., Any], case: Case) -> Optimizers:
     for number in range(case.steps):
         batch, step = case.batch(rank, number), Step()
         if not case.held:
-            step = Step(plain(stack, batch), snapshots(stack.trained()))
-        for full in stack.trained():
+            step = Step(plain(stack, batch), snapshots(stack.trained))
+        for full in stack.trained:
             full.grad = None
-        memory = [full.untyped_storage()._cdata for full in stack.trained()]
+        memory = [full.untyped_storage()._cdata for full in stack.trained]
         with wire_of(case, rank) as wire:
             mark("step")
             backward_of_all(stack, batch)
             for update in updates:
                 called(case, update)
             end_of_step(case)
-        if memory != [full.untyped_storage()._cdata for full in stack.trained()]:
+        look_for_thawed(stack, step)
+        if memory != [full.untyped_storage()._cdata for full in stack.trained]:
             step.complain(
                 "step() put other memory in the place of full's",
                 "The layer computes with views of full. Of which memory are they views?",
                 "not in place",
             )
-        step.touched, step.after = wire.touched, [] if case.held else snapshots(stack.trained())
+        step.touched, step.after = wire.touched, [] if case.held else snapshots(stack.trained)
         found.first = found.first or len(found.elements)
         found.steps.append(step)
     return found
@@ -241,16 +248,17 @@ def scatter(fn: Callable[..., Any], cases: list[Case]) -> list[list[Step]]:
 
 def scatter_one(fn: Callable[..., Any], case: Case) -> list[Step]:
     rank, stack, steps = dist.get_rank(), Stack(case), [Step()]
-    stack.shards = nn.ParameterList(nn.Parameter(full.data.chunk(case.ranks)[rank]) for full in stack.trained())
+    stack.shards = nn.ParameterList(nn.Parameter(full.data.chunk(case.ranks)[rank]) for full in stack.trained)
     optimizer = OPTIMIZERS[case.optimizer](stack.shards)
 
     def ready(shard: nn.Parameter, full: nn.Parameter) -> None:
         called(case, fn, full, shard)
         look_at_gradients(full, shard, steps[-1])
+        look_for_thawed(stack, steps[-1])
         if case.held:
             time.sleep(SETTLED)
 
-    for full, shard in zip(stack.trained(), stack.shards, strict=True):
+    for full, shard in zip(stack.trained, stack.shards, strict=True):
         full.register_post_accumulate_grad_hook(partial(ready, shard))
     for number in range(case.steps):
         batch, steps[number:] = case.batch(rank, number), [Step()]
@@ -270,7 +278,7 @@ def scatter_one(fn: Callable[..., Any], case: Case) -> list[Step]:
                 "the parameters have changed",
             )
         optimizer.step()
-        for full, shard in zip(stack.trained(), stack.shards, strict=True):
+        for full, shard in zip(stack.trained, stack.shards, strict=True):
             ALL_GATHER(full.data, shard.data.clone())
     return steps
 
@@ -384,11 +392,8 @@ class Visit:
                 "storage of another size" if due else "full parameters are never freed",
             )
         elif full.requires_grad != self.trained:
-            step.complain(
-                f"after {name}, the requires_grad of full has changed",
-                "Who decides what is trained?",
-                "requires_grad has changed",
-            )
+            step.complain(*THAWED)
+            full.requires_grad_(self.trained)
         elif full._version != self.version:
             step.complain(
                 f"{name} wrote into full as autograd sees it: backward will refuse what forward has kept",

@@ -180,13 +180,15 @@ def misscaled(case: Case, pairs: list[list[tuple[Tensor | None, Tensor | None]]]
         return "nought divided by nought", "", "By what do you divide, when all gradients are zero?"
     if explained(lambda r, i: 1.0):
         return "nothing is clipped", "", "Which line writes into .grad?"
-    if explained(lambda r, i: case.times):
+    if case.times > 1 and explained(lambda r, i: case.times):
         return "small gradients are made larger", "", "What is to happen to gradients shorter than max_norm?"
     if explained(lambda r, i: due**2):
         return "scaled twice", "", "How often does your loop meet each gradient?"
     for name, (norm, question) in wrong_norms(case).items():
         if explained(lambda r, i, norm=norm: min(1.0, case.max_norm / (norm(r, i) or 1.0))):
             return name, "", question
+    if all(near(found, before, due, 2e-2) for _, _, before, found in present):
+        return "rounded on the way", "", "In which dtype are the squares added up?"
     factors = [float((f.double() * b.double()).sum() / b.double().square().sum()) for _, _, b, f in present]
     if all(near(f, b, factor, 1e-3) for factor, (_, _, b, f) in zip(factors, present, strict=True)):
         told = f"\nThe factors are {min(factors):.4g} to {max(factors):.4g}; {due:.4g} is due."

@@ -66,7 +66,29 @@ class Cargo(tap.Listener):
 
 
 class Late(SlowWire):
-    """The same for collectives, too: each leaves a moment late; what it will write holds nonsense until then."""
+    """The same for collectives, too: each leaves a moment late; what it will write holds nonsense until then.
+
+    So does all memory that nobody has written yet: of torch.empty, and of a storage that has grown.
+    """
+
+    def __enter__(self) -> Late:
+        torch.use_deterministic_algorithms(True, warn_only=True)  # fills what torch.empty makes
+        self.resize = resize = torch.UntypedStorage.resize_
+
+        def resize_and_fill(storage: torch.UntypedStorage, size: int) -> None:
+            more = size > storage.nbytes()
+            resize(storage, size)
+            if more:
+                torch.empty(0, dtype=torch.uint8).set_(storage).fill_(255)  # NaN in every floating-point dtype
+
+        torch.UntypedStorage.resize_ = resize_and_fill
+        super().__enter__()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        super().__exit__(*failure)
+        torch.UntypedStorage.resize_ = self.resize
+        torch.use_deterministic_algorithms(False)
 
     def issued(self, call: tap.Call) -> None:
         super().issued(call)
