@@ -173,11 +173,11 @@ class Held:
         self.others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         anchor = torch.empty(0, requires_grad=True)
-        self.node = SaveForBackward.apply(anchor, *(leaves[n] for n in self.places)).grad_fn
+        self.anchor = SaveForBackward.apply(anchor, *(leaves[n] for n in self.places))
 
     def take_out(self) -> Any:
         leaves = list(self.others)
-        for n, tensor in zip(self.places, self.node.saved_tensors, strict=True):
+        for n, tensor in zip(self.places, self.anchor.grad_fn.saved_tensors, strict=True):
             leaves[n] = tensor
         return tree_unflatten(leaves, self.structure)
 
