@@ -823,11 +823,16 @@ def on_the_wire(ways):
 
 # %% tags=["nbval-ignore-output"]
 carried = run(on_the_wire, WAYS, ranks=4, device="cpu")[0]
-table = [
-    {"": name, "logical": sent[name], "on the wire": carried[name], "×": carried[name] and carried[name] / sent[name]}
-    for name in WAYS
-]
-draw.table(table, caption="bytes that rank 0 sent in a step")
+
+
+def times_logical(name):
+    """Bytes on the wire, as a multiple of the logical ones."""
+    return "not counted here" if carried[name] is None else f"{carried[name] / sent[name]:.2f} ×"
+
+
+draw.table(
+    [{"rank 0, a step": name, "logical, bytes": sent[name], "on the wire": times_logical(name)} for name in WAYS]
+)
 
 # %% [markdown]
 # On gloo `fully_shard` carries more than it logically sends, and ours hardly does. On GPUs NCCL has a real
