@@ -78,6 +78,8 @@ class Zero:
         self.trained = [unit for unit in self.units if unit.full.requires_grad]
         self.shards = [unit.shard for unit in self.trained]
         self.optimizer = optimizer(self.shards)
+        if stage < 3:
+            gather_all(self.trained)  # an optimizer that takes up an earlier training has changed the shards
         for layer in self.layers:
             layer.show() if stage < 3 else layer.drop()
             layer.module.register_forward_pre_hook(partial(self.before_forward, layer), with_kwargs=True)

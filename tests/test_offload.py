@@ -203,6 +203,18 @@ def test_killed_at_every_moment_of_a_step(tmp_path):
     assert found == sorted(found) and set(found) == {3, 4}, "before the renaming the step is none, and then it is"
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_folder_is_taken_up_under_every_stage(stage, tmp_path):
+    """The other ranks' shards, too: what this one computes with is whole under stages 1 and 2."""
+
+    def body(last, optimizer):
+        return train_sharded(stage, optimizer, last)["model"]
+
+    run(body, 2, partial(Offloaded, optimizer=ADAMW, where=tmp_path), ranks=2)
+    mine = run(body, 4, partial(Offloaded, optimizer=ADAMW, where=tmp_path), ranks=2)
+    exactly_equal(mine, run(body, 4, ADAMW, ranks=2))
+
+
 def sharded_and_killed(where, rank=None, before=""):
     """Train under stage 3; a rank dies just before it calls a method of its Disk for the fourth time."""
     calls = {}
