@@ -619,9 +619,9 @@ def low(model):
     return Training(module, masters(model.parameters()), (), model.state_dict, module.sync)
 
 
-def low_sharded(model):
-    """Stage 1 in mixed precision."""
-    return sharded(1, model.bfloat16(), masters)
+def low_sharded(stage, model):
+    """ZeRO in mixed precision."""
+    return sharded(stage, model.bfloat16(), masters)
 
 
 # %%
@@ -632,7 +632,8 @@ def bytes_a_parameter(apply):
     return each | {"together": sum(each.values())}
 
 
-mixed = {"DDP": bytes_a_parameter(low), "stage 1": bytes_a_parameter(low_sharded)}
+mixed = {"DDP": bytes_a_parameter(low)}
+mixed |= {name: bytes_a_parameter(partial(low_sharded, stage)) for name, stage in STAGES.items()}
 draw.table([{"": name, **each} for name, each in mixed.items()], caption="bytes a parameter")
 
 # %%
@@ -641,7 +642,7 @@ check.predict("Stage 1 on four ranks: how many times less?", guess_less, round(l
 
 # %% [markdown]
 # Not 4 times. (The formula says 2.29. `Masters` turns gradients into float32, one tensor at a time, and the largest of
-# these is the 0.2 bytes that were seen besides.)
+# these is what was seen besides. In stage 2, G has the layer in flight, too.)
 #
 # The formula is short (`cost.bytes_held`): the kinds that a stage shards are divided by N, the others are not.
 
@@ -854,8 +855,8 @@ for ours, theirs in (("stage 1", "ZeroRedundancyOptimizer"), ("stage 3", "fully_
 
 # %% [markdown]
 # Mind what is compared: ranks that share a few cores, a wire that is memory, and a model so small that calls count more
-# than bytes. Stage 1 waits for each of its calls in turn; of its twin, all broadcasts are under way together. And on
-# GPUs `fully_shard` prefetches, so that its all-gathers hide behind compute; that is what it is built for.
+# than bytes. Stage 1 begins to reduce when backward is over; its twin's all-reduce has begun by then. And on GPUs
+# `fully_shard` prefetches, so that its all-gathers hide behind compute; that is what it is built for.
 #
 # ## Why, and why not
 #
