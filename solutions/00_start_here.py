@@ -11,7 +11,7 @@
 # Python and the idea of a training loop in PyTorch. Run each cell with Shift+Enter, from top to bottom.
 #
 # <img src="../images/course_map.svg" alt="Map of the course: one device; split the batch; split the state; split the
-# model; at work. Notebooks 00 to 04 are there, the others are planned.">
+# model; at work. Notebooks 00 to 04, and 07, are there; the others are planned.">
 
 # %%
 import os
@@ -247,6 +247,8 @@ run(hang, ranks=4)
 # | gradients, **G** | how the loss changes with each parameter; backward makes them |
 # | optimizer state, **S** | what the optimizer remembers from step to step |
 # | activations, **A** | what forward keeps because backward will need it |
+# | recomputation | forward run again in backward, so that A need not be kept; also *activation checkpointing* |
+# | offloading | state kept, and updated, in slower memory: the host's, or a disk |
 # | backend | the library that moves the bytes: gloo between CPUs, NCCL between NVIDIA GPUs |
 # | step | one batch: forward, backward, and one change of the parameters |
 # | micro-batch | a part of a batch that goes through the model at once |
@@ -262,9 +264,10 @@ run(hang, ranks=4)
 # | [02 Collectives](02_collectives.ipynb) | builds broadcast to all-reduce from send and receive |
 # | [03 DDP](03_ddp.ipynb) | trains copies that agree, in three ways, and in PyTorch's own |
 # | [04 ZeRO](04_zero.ipynb) | removes the spare copies, kind after kind |
+# | [07 Memory](07_memory.ipynb) | counts activations, computes them again, moves state to a disk |
 #
-# Planned, and not there yet: mesh and DTensor, FSDP, memory, checkpoints, tensor parallelism, pipelines, all
-# three dimensions, long contexts and experts, GSPMD, DeepSpeed, planning a run, and a bug clinic.
+# Planned, and not there yet: mesh and DTensor, FSDP, checkpoints, tensor parallelism, pipelines, all three dimensions,
+# long contexts and experts, GSPMD, DeepSpeed, planning a run, and a bug clinic.
 #
 # Every notebook follows one path: a question, a picture, a prediction, then you build it, measure it, meet PyTorch's
 # own version, and hear when to use it and when not. Answers to all exercises are in the folder `solutions`, in

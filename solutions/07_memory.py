@@ -1,0 +1,981 @@
+# %% [markdown]
+# # Memory: where it really goes
+#
+# *ZeRO has divided P, G and S by the number of ranks, and the job still does not fit. Where does memory really go, and
+# what does it cost to get some back?*
+#
+# You need: [One device](01_one_device.ipynb), where activations were measured, and [ZeRO](04_zero.ipynb). It takes 70
+# minutes with its two exercises, 45 without; the machine works for about a minute of it, in 2 GB of memory.
+
+# %% [markdown]
+# ## Question
+#
+# Take 8 billion parameters in mixed precision, and 64 ranks in ZeRO's stage 3: no copy is left to be removed. Each rank
+# reads one single sequence of 8,192 tokens. What does it hold? (From the formulas; by the end of this notebook you will
+# have measured them.)
+
+# %%
+import itertools
+import os
+import signal
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+# %%
+from labs import cost, recompute
+from labs.data import Batches, corpus
+from labs.kit import check, draw, play
+from labs.kit.budget import budget
+from labs.kit.launch import RankError, run
+from labs.kit.record import mark
+from labs.kit.strategies import ADAMW
+from labs.model import GPT, PRESETS
+
+KINDS = ("P", "G", "S", "A", "comm", "temporary")
+a_rank = cost.per_rank(PRESETS["llama3-8b"], "mixed precision, AdamW", ranks=64, stage=3, batch=1)
+gigabytes = {kind: getattr(a_rank, kind) / 1e9 for kind in KINDS}
+draw.chart({"each of 64 ranks": gigabytes}, "GB", caption="8 billion parameters, stage 3, 8,192 tokens a rank")
+
+# %% [markdown]
+# P, G and S, which all of notebook 04 was about, are the three slivers on the left: 2 GB together. What fills the card
+# is A. **Activations** are what forward leaves behind because backward will ask for it (notebook 01). They are no
+# copies of anything: each rank's belong to its own tokens. The stages of ZeRO leave them alone, and more ranks do not
+# make them less.
+#
+# So this notebook is about three other trades: compute activations *again*, put state somewhere *slower*, and never
+# build at all what is only to be cut.
+#
+# The model is the one of notebook 01, with twice the layers; the loop is the same. `change` is called on the model
+# before it trains: that is where everything in this notebook will happen.
+
+# %%
+CONFIG, BATCH = replace(PRESETS["tiny"], depth=8), 12
+text = corpus()
+loader = Batches(text.tokens, BATCH, CONFIG.context)
+batches = [loader[step] for step in range(4)]
+
+
+def one_step(model, optimizer, x, y):
+    """Its loss, in nats."""
+    mark("forward")
+    loss = model(x, y)
+    mark("backward")
+    loss.backward()
+    mark("optimizer")
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+# %%
+def nothing(model):
+    pass
+
+
+def train(change=nothing, config=CONFIG, batches=batches[:3]):
+    """The losses in nats, and the parameters after the last step."""
+    model = GPT(config)
+    change(model)
+    optimizer, losses = torch.optim.AdamW(model.parameters(), **ADAMW), []
+    for batch in batches:
+        dist.barrier()  # where several ranks train side by side, their steps begin together
+        mark("step")
+        x, y = (tensor.clone() for tensor in batch)
+        losses.append(one_step(model, optimizer, x, y))
+    mark("end")
+    return losses, [p.detach() for p in model.parameters()]
+
+
+# %%
+job = partial(run, train, ranks=1, device="cpu")  # so that whoever reads this gets the same bytes
+plain = job(record="memory").recording
+draw.memory(plain, step=2)
+
+# %% [markdown]
+# ## Picture
+#
+# The mountain is A. It grows layer by layer in forward, and goes layer by layer in backward, last layer first. Layer 1
+# is computed first and needed last: its activations wait through all of the step. Why keep them, if they could be
+# computed a second time, just before they are needed?
+#
+# ![Activations held over time, for four layers. None: those of all layers pile up in forward. Selective: of each layer
+# about half waits, the rest is computed again when its backward comes. Full: of each layer only its input waits, and
+# its forward runs again.](../images/recompute.svg)
+
+# %% [markdown]
+# ## Predict
+#
+# The input of a layer is D numbers for each token (D: the width of the model, here 64). How many *times D* numbers does
+# one layer leave behind for its backward? A guess will do; it is worth being surprised.
+
+# %%
+guess_times = 20  # your number
+
+# %% [markdown]
+# And if every layer's forward runs twice, how many times as much arithmetic is a training step? (Notebook 01: backward
+# is about twice as much as forward.)
+
+# %%
+guess_work = 4 / 3  # your number
+
+# %% [markdown]
+# ## Build: a formula, term by term
+#
+# What does forward have to leave behind? Each operator leaves what its own derivative is made of, and nothing else.
+# PyTorch lets us look: `saved_tensors_hooks(pack, unpack)` calls `pack` with each tensor that is about to be kept.
+# (What `pack` returns is kept in its place; when backward needs the tensor, it calls `unpack` with that.)
+
+
+# %%
+def shapes_kept(fn, *inputs):
+    """Of each tensor that is kept for the backward of fn(*inputs)."""
+    shapes = []
+    with saved_tensors_hooks(lambda tensor: shapes.append(tuple(tensor.shape)), lambda nothing: None):
+        fn(*inputs)
+    return shapes
+
+
+x, w = torch.randn(5, 4, requires_grad=True), torch.randn(4, 3, requires_grad=True)
+assert shapes_kept(torch.add, x, x) == []
+assert shapes_kept(torch.mul, x, x.exp()) == [(5, 4), (5, 4)]
+assert sorted(shapes_kept(torch.matmul, x, w)) == [(4, 3), (5, 4)]
+assert shapes_kept(F.silu, x) == shapes_kept(torch.softmax, x, -1) == [(5, 4)]
+
+# %% [markdown]
+# The derivative of a sum is 1 whatever was added: nothing is kept. That of a product with respect to one factor is the
+# *other* factor: both are kept. A matrix product is a product: it keeps its input and its weights (which are there
+# anyway, as P). And silu, the bend in the course's MLP, needs its input, softmax what it gave.
+#
+# Now go through one layer of `labs/model.py` with a pencil. The letters are those of that file: F is the hidden width
+# of the MLP, H the number of heads, K that of heads of keys and values, E the width of a head. For each token:
+#
+# | | keeps | numbers |
+# |---|---|---|
+# | a norm | x; x / rms(x); 1 / rms(x) | 2D + 1 |
+# | attention: q, k, v | their input, once for all three | D |
+# | attention itself | q, k, v, its result; a number a head (*) | 2D + 2KE + H |
+# | attention: o | its input: the result again, heads side by side | D |
+# | MLP: gate, up | their input | D |
+# | MLP: silu(gate) × up | gate; silu(gate); up | 3F |
+# | MLP: down | its input, the product | F |
+#
+# (*) Attention is *fused* here, one kernel that never stores its table of all tokens by all tokens. Backward computes
+# that table again, and for this it needs one number for each token and head, the log-sum-exp. And *rotary*, which turns
+# q and k by position, keeps its cosines and sines: 2E numbers a position, once for all sequences.
+
+# %%
+D, H, E, T, hidden = CONFIG.dim, CONFIG.heads, CONFIG.head_size, CONFIG.context, CONFIG.hidden
+KE, tokens = CONFIG.kv_heads * E, BATCH * T
+by_hand = {
+    "attention_norm": 4 * tokens * (2 * D + 1),
+    "attention": 4 * tokens * (4 * D + 2 * KE + H) + 4 * T * 2 * E,
+    "mlp_norm": 4 * tokens * (2 * D + 1),
+    "mlp": 4 * tokens * (D + 4 * hidden),
+}
+
+# %% [markdown]
+# (4 bytes a number.) Is it so? `kept` adds up what the hooks show, each block of memory once, and parameters not at
+# all.
+
+
+# %%
+def itself(tensor):
+    return tensor
+
+
+def kept(module, *inputs):
+    """Bytes that are kept for the backward of module(*inputs), beside its parameters."""
+    parameters = {p.untyped_storage().data_ptr() for p in module.parameters()}
+    found = {}
+
+    def pack(tensor):
+        found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with saved_tensors_hooks(pack, itself):
+        output = module(*inputs)  # has to live until all is counted
+    assert output.requires_grad
+    return sum(size for place, size in found.items() if place not in parameters)
+
+
+# %%
+layer, x_BTD = GPT(CONFIG).layers["0"], torch.randn(BATCH, T, D, requires_grad=True)
+rows = {name: (size, kept(layer.get_submodule(name), x_BTD)) for name, size in by_hand.items()}
+rows["the layer"] = sum(by_hand.values()), kept(layer, x_BTD)
+ledger = draw.ledger(rows, within=0)
+assert ledger.agrees
+ledger
+
+# %%
+a_layer = 9 * D + 2 * KE + H + 4 * hidden + 2
+print(f"9D + 2KE + H + 4F + 2 = {a_layer:,} numbers for each token")
+check.predict("How many times D does a layer keep?", guess_times, round(a_layer / D, 1))
+
+# %% [markdown]
+# Twenty times its input. Half of it is the MLP, which is 2.5 times as wide as the model, and is kept four times over.
+#
+# `cost.activations` has this formula, and what lies around the layers: the last norm, the head (its input, and the
+# logarithms of the probabilities, V numbers for each token), the tokens themselves. Beside it, what the recorder saw of
+# the whole step:
+
+# %%
+predicted = cost.activations(CONFIG, BATCH)
+A = plain.held(step=2)["A"]
+ledger = draw.ledger({"A, at its most": (sum(predicted.values()), A)}, within=0)
+assert ledger.agrees
+ledger
+
+# %%
+draw.table([{"kept by": name, "bytes": size, "%": round(100 * size / A, 1)} for name, size in predicted.items()])
+
+# %% [markdown]
+# To the byte: in this small model we know where each one is. With CUDA, RMSNorm is one kernel, too, and keeps D + 1
+# numbers in place of 2D + 1; `cost.activations(..., fused_norms=True)`. In other libraries it is different again. The
+# *method* carries over: go through the model, and ask of each operator what its derivative is made of.
+#
+# ## The formula that everybody quotes
+#
+# If you have read about activations before, you have met `sbh(34 + 5as/h)`: bytes of one layer, for s tokens, b
+# sequences, width h and a heads (Korthikanti et al., 2022). Why is that another one? Because it was made for another
+# layer: GPT-3's, in 16 bit, with two LayerNorms, an MLP with GELU of width 4h, and attention that is *not* fused, with
+# dropout in three places. (**Dropout** sets numbers to zero by chance, so that a model does not lean on single ones.)
+# Here it is:
+
+
+# %%
+def dropout(x):
+    return torch.native_dropout(x, 0.1, True)[0]  # as on a GPU: it keeps a mask of one byte a number
+
+
+def core(q, k, v):
+    """Attention as it is written on paper, with its table of all tokens by all tokens."""
+    weights = torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, dim=-1)
+    return dropout(weights) @ v
+
+
+# %%
+class Block(nn.Module):
+    """One layer of GPT-3: h wide, with a heads. (What may look at what adds no byte, and is left out.)"""
+
+    def __init__(self, h, a, core=core):
+        super().__init__()
+        self.a, self.core = a, core
+        self.norm1, self.qkv, self.out = nn.LayerNorm(h), nn.Linear(h, 3 * h), nn.Linear(h, h)
+        self.norm2, self.up, self.down = nn.LayerNorm(h), nn.Linear(h, 4 * h), nn.Linear(4 * h, h)
+
+    def attention(self, x):
+        q, k, v = (part.unflatten(-1, (self.a, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        return self.out(self.core(q, k, v).transpose(1, 2).flatten(2))
+
+    def forward(self, x):
+        x = x + dropout(self.attention(self.norm1(x)))
+        return x + dropout(self.down(F.gelu(self.up(self.norm2(x)))))
+
+
+# %% [markdown]
+# Take the pencil once more; 2 bytes a number, in units of sbh. LayerNorms: 2 + 2, their inputs. MLP: 2 for the input of
+# `up`, 8 for that of GELU, 8 for that of `down`, and a mask of 1: 19. Attention: 2 for the input, 6 for q, k and v, 2
+# for the input of `out`, a mask of 1: 11. Together **34**. And of the table, a × s × s for each sequence: 2 bytes for
+# what softmax gave, 2 for what dropout made of it, and a mask of 1. These 5abs² bytes are sbh × **5as/h**.
+#
+# The paper's table 2 has two more rows: with the core of attention computed again (*selective*) only the 34 remain;
+# with all computed again (*full*), the input: 2. The recorder:
+
+
+# %%
+def again(*inputs):
+    return recompute.checkpoint(core, *inputs)
+
+
+def one_block(how, s=64, b=2, h=128, a=4):
+    """A forward; returns what the formula says of it."""
+    block = Block(h, a, again if how == "selective" else core).bfloat16()
+    if how == "full":
+        recompute.recompute([block])
+    mark("step")
+    block(torch.randn(b, s, h, dtype=torch.bfloat16))
+    mark("end")
+    return int(cost.korthikanti(s, b, h, a, recompute=how))
+
+
+# %%
+rows = {}
+for how, terms in {"none": "34 + 5as/h", "selective": "34", "full": "2"}.items():
+    results = run(one_block, how, ranks=1, device="cpu", record="memory")
+    rows[f"{how}: sbh({terms})"] = results[0], results.recording.held(step=0)["A"]
+ledger = draw.ledger(rows, within=0.01)
+assert ledger.agrees
+ledger
+
+# %% [markdown]
+# The difference are the norms' own statistics, which the paper leaves out on purpose. Its formula is right, for its
+# layer. Now look at the second term, with what people train today:
+
+
+# %%
+def share(s, h, a):
+    """The share of 5as/h, in percent."""
+    return round(100 * 5 * a * s / h / (34 + 5 * a * s / h))
+
+
+shapes = {"GPT-3": (2048, 12_288, 96), "Llama 3 8B, 8k tokens": (8192, 4096, 32), "the same, 128k": (131_072, 4096, 32)}
+draw.table([{"": name, "5as/h, % of all, if not fused": share(*shape)} for name, shape in shapes.items()])
+
+# %% [markdown]
+# *That* is what the paper's selective recomputation is about: the table that grows with the square of the context. A
+# fused kernel (FlashAttention) does it inside, for every model, without being asked. So "recompute attention" is good
+# advice from 2022 that most of today's code has built in. What remains is the 34, or in our model the 20 D.
+#
+# ## Build: compute it twice
+#
+# **Activation checkpointing**, or recomputation (Chen et al., 2016): of a layer, keep the input. When backward comes to
+# it, run its forward once more, and this time keep all. Backward then finds everything as it would have been. You have
+# seen the tool: hooks that keep something else in a tensor's place.
+#
+# ### Exercise 1: a checkpoint
+#
+# In the place of each tensor, autograd keeps its *number* (0, 1, 2, ...). When backward unpacks the first of them, the
+# layer has to run again, under hooks that call `keep` on each tensor, so that `again` fills up in the same order. Yours
+# are the lines that run it; three or four are enough. Three things to think of:
+#
+# - Backward runs without gradient mode: there is no graph unless you ask for one, with `torch.enable_grad()`.
+# - The layer may draw random numbers, and must draw *the same* ones: `random` is the state that they were in.
+# - Afterwards, random numbers must go on as if nothing had been: `torch.random.fork_rng(devices=[])` is a context that
+#   puts them back at its end.
+#
+# Budget: one forward more.
+
+
+# %%
+def checkpoint(layer, x_BTD):
+    """What layer(x_BTD) is, and its gradients; but from forward to backward only x_BTD is held."""
+    random, again, numbers = torch.get_rng_state(), [], itertools.count()
+
+    def keep(tensor):
+        again.append(tensor.detach())  # without its graph, which would hold the list in turn, for ever
+
+    def unpack(number):
+        if not again:
+            ### BEGIN SOLUTION
+            with torch.enable_grad(), torch.random.fork_rng(devices=[]), saved_tensors_hooks(keep, itself):
+                torch.set_rng_state(random)
+                layer(x_BTD)
+            ### END SOLUTION
+        return again[number]
+
+    with saved_tensors_hooks(lambda tensor: next(numbers), unpack):
+        return layer(x_BTD)
+
+
+answer = check.checkpoint(checkpoint)
+answer
+
+# %% [markdown]
+# (From here on with yours if it is right, else with the course's.) Put it around each layer. Two ranks that do not talk
+# to each other train the same model side by side, the first as before, the second with checkpoints:
+
+# %%
+mine = checkpoint if answer.ok else recompute.checkpoint
+
+
+def each_layer(model):
+    for layer in model.layers.values():
+        layer.forward = partial(mine, layer.forward)
+
+
+def side_by_side(*changes):
+    return train(changes[dist.get_rank()])
+
+
+both = run(side_by_side, nothing, each_layer, ranks=2, device="cpu", record="memory")
+draw.memory(both.recording, step=2)
+
+# %% [markdown]
+# The mountain has become a comb: in backward, each tooth is one layer that comes back to life and goes again. (What
+# this function holds by itself is grey: the recorder calls A what *autograd* keeps.) And is it the same training?
+
+# %%
+(losses, parameters), (again_losses, again_parameters) = both
+assert again_losses == losses
+assert all(torch.equal(a, b) for a, b in zip(again_parameters, parameters, strict=True))
+
+# %% [markdown]
+# Bit by bit: the second forward is the first one. *If* it draws the same random numbers. PyTorch's own checkpoint has a
+# switch, `preserve_rng_state`, that leaves this out. A layer with dropout, the same input, the same seed:
+
+# %%
+from torch.utils.checkpoint import checkpoint as torchs_checkpoint
+
+dropping = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Dropout(0.5), nn.Linear(4, 1))
+
+
+def first_gradient(call):
+    torch.manual_seed(0)
+    dropping.zero_grad()
+    call(dropping, torch.ones(3, 4)).sum().backward()
+    return dropping[0].weight.grad[0]
+
+
+forgetful = partial(torchs_checkpoint, use_reentrant=False, preserve_rng_state=False)
+right, ours, wrong = (first_gradient(call) for call in (lambda layer, x: layer(x), mine, forgetful))
+assert torch.equal(ours, right) and not torch.equal(wrong, right)
+
+# %% [markdown]
+# Nothing warns. Forward dropped some units, backward blames others, and the loss still falls, a little worse. It is the
+# kind of mistake that costs a month.
+#
+# ## Build: not everything twice
+#
+# Some activations are dear to *compute*: matrix products and attention are nearly all of the arithmetic. Others are
+# only dear to *keep*: norms, rotary, silu, sums. So keep what the expensive operations gave, and compute the rest
+# again: **selective** recomputation. [labs/recompute.py](../labs/recompute.py) does both, and changes a model in place:
+
+# %%
+print(recompute.__doc__[recompute.__doc__.index("    recompute(model") : recompute.__doc__.index("(letters")].rstrip())
+
+# %%
+from labs.recompute import ATTENTION, MATMULS
+
+
+def by_operation(keep, model):
+    recompute.recompute(model.layers.values(), keep)
+
+
+WAYS = {
+    "none": nothing,
+    "selective": partial(by_operation, MATMULS | ATTENTION),
+    "all but attention": partial(by_operation, ATTENTION),
+    "full": partial(by_operation, ()),
+}
+four = run(side_by_side, *WAYS.values(), ranks=4, device="cpu", record="memory")
+draw.memory(four.recording, step=2)
+
+# %% [markdown]
+# ## Measure: bytes and numbers
+#
+# The ranks are in the order of the table: none, selective, all but attention, full. At its highest, A is what all
+# layers but one have left, and *everything* of the one whose backward is running:
+
+# %%
+rows = {}
+for rank, how in enumerate(WAYS):
+    predicted = cost.most_activations(CONFIG, BATCH, recompute=how)
+    rows[f"{how}: A at its most"] = predicted, four.recording.held(rank, step=2)["A"]
+ledger = draw.ledger(rows, within=0.10)
+assert ledger.agrees
+ledger
+
+# %%
+assert all(losses == four[0][0] for losses, _ in four)
+assert all(torch.equal(a, b) for _, after in four for a, b in zip(after, four[0][1], strict=True))
+
+# %% [markdown]
+# The same losses and the same parameters, to the last bit, four times.
+#
+# ## Measure: what it costs
+#
+# First the arithmetic, counted: PyTorch has a counter for the operations of matrix products. (On a CPU, attention is
+# not among them.)
+
+# %%
+from torch.utils.flop_counter import FlopCounterMode
+
+
+def operations(change):
+    """Floating-point operations of one forward and backward, in matrix products."""
+    model = GPT(CONFIG)
+    change(model)
+    with FlopCounterMode(display=False) as count:
+        model(*batches[0]).backward()
+    return count.get_total_flops()
+
+
+work = {how: operations(change) / operations(nothing) for how, change in WAYS.items()}
+check.predict("With full recomputation, a step is how many times the arithmetic?", guess_work, round(work["full"], 2))
+
+# %% [markdown]
+# Forward 1, backward 2, forward again 1: 4/3. (A little less, as the head is in no layer.) Now the clock, on a wider
+# model, so that it is arithmetic that takes the time. The median of four steps each:
+
+# %%
+WIDE = PRESETS["small"]
+wide_loader = Batches(text.tokens, BATCH, WIDE.context)
+wide_batches = [wide_loader[step] for step in range(5)]
+
+
+def seconds(change):
+    """The median step."""
+    recording = job(change, WIDE, wide_batches, record="time").recording
+    return statistics.median(span.end - span.start for span in recording.step_spans()[1:])
+
+
+took = {how: seconds(change) for how, change in WAYS.items()}
+for how, duration in took.items():
+    print(f"{how}: {work[how]:.2f} × the operations, {duration / took['none']:.2f} × as long")
+
+# %% [markdown]
+# Selective computes no matrix product twice, and yet it takes longer: norms, silu and sums have little arithmetic, but
+# they read and write memory; and here each operation passes through Python once more, which notes what to keep.
+# (Korthikanti et al. count 2.7 % more operations for *their* selective one, in GPT-3.) Read your own numbers, of your
+# own machine: an operation is not a second.
+
+# %% [markdown]
+# ## Place the checkpoints
+#
+# All or nothing, everything or the cheap half: so far, every layer was treated alike. It need not be. Here is what each
+# way keeps of *one layer*, and what it computes again:
+
+# %%
+rows = []
+for how in WAYS:
+    terms = cost.activations(CONFIG, BATCH, recompute=how)
+    layers = sum(terms.values()) - sum(cost.activations(replace(CONFIG, depth=7), BATCH, recompute=how).values())
+    rows.append({"": how, "kept, × D a token": round(layers / tokens / 4 / D, 1), "forward again": work[how] > 1.01})
+draw.table(rows)
+
+# %% [markdown]
+# ### Exercise 2: a budget of both
+#
+# You are given a GPT of some depth, and a card that holds 45 % of what its step holds without recomputation (beside
+# parameters and gradients). Time is short, too: at most *half* of the layers' forward may be computed again. Full is
+# too slow, selective is too large. Change the model so that it fits.
+#
+# At hand: `recompute.recompute(layers, keep=())`, which may be called for some layers one way, and for others another
+# way. (Why would the last layers be the better ones to keep *more* of, if you had to choose? Look at the highest tooth
+# of the comb.)
+
+
+# %%
+def place_checkpoints(model):
+    """Change `model`, in place: at most 0.45 × the memory, at most 0.5 × the layers' forward computed again.
+
+    model: a GPT; model.layers is a ModuleDict of its layers, in order
+    """
+    ### BEGIN SOLUTION
+    layers = list(model.layers.values())
+    half = len(layers) // 2
+    recompute.recompute(layers[:half])
+    recompute.recompute(layers[half:], keep=MATMULS | ATTENTION)
+    ### END SOLUTION
+
+
+answer = check.place_checkpoints(place_checkpoints)
+answer
+
+# %% [markdown]
+# The place matters: the comb is highest where backward begins, when everything else still waits. There the last layer
+# is the one that comes back in full. If it is one of which half is there already, the tooth on top is half as high.
+# Here it is (or, as long as yours is not there, with full recomputation):
+
+# %%
+placed = place_checkpoints if answer.ok else WAYS["full"]
+draw.memory(job(placed, record="memory").recording, step=2)
+
+# %% [markdown]
+# ## A job that does not fit
+#
+# So far we have looked at memory. Now it runs out. `budget(size)` gives this process so many bytes more, and no more:
+# on Linux it is the operating system that refuses (a limit on the process, hard, as on a card); elsewhere the recorder
+# counts tensors and raises. 96 MiB for a model with 8 layers; this job is *meant* to fail:
+
+# %%
+MiB = 2**20
+DEEP = replace(WIDE, depth=8)
+
+
+def within(size, change):
+    """Two losses, of training within so many bytes more than the model takes."""
+    model = GPT(DEEP)
+    change(model)
+    optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
+    with budget(size):
+        return [one_step(model, optimizer, x, y) for x, y in wide_batches[:2]]
+
+
+# %% tags=["nbval-ignore-output"]
+try:
+    run(within, 96 * MiB, nothing, ranks=1, device="cpu")
+except RankError as error:
+    message = str(error).splitlines()[0]
+assert "exceeded its budget of 96.00 MiB" in message
+print(message.replace(": it held", ":\nit held").replace(" at model.py", "\nat model.py"))
+
+# %% [markdown]
+# The message names the budget, what was asked for, and the line of the model that asked. On a GPU it would be
+# `torch.OutOfMemoryError`, and you would know as much. Now the same job and budget, with your checkpoints:
+
+# %%
+[fits] = run(within, 96 * MiB, placed, ranks=1, device="cpu")
+[free] = run(within, 1024 * MiB, nothing, ranks=1, device="cpu")
+assert fits == free
+
+# %% [markdown]
+# It fits, and its losses are those of a job with a gigabyte to spare.
+#
+# ## Native
+#
+# PyTorch's own is `torch.utils.checkpoint.checkpoint(fn, *args, use_reentrant=False)`. (Always say `False`. The old
+# way, `True`, is an `autograd.Function`: where a layer's *input* needs no gradient, behind a frozen embedding for one,
+# its parameters get none either.) Selective is a *policy*, a function that is asked about each operation:
+
+# %%
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+
+def policy(context, op, *args, **kwargs):
+    keep = str(op.overloadpacket) in MATMULS | ATTENTION
+    return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def torchs(model, **options):
+    for layer in model.layers.values():
+        layer.forward = partial(torchs_checkpoint, layer.forward, use_reentrant=False, **options)
+
+
+contexts = partial(create_selective_checkpoint_contexts, policy)
+THEIRS = {"full": torchs, "selective": partial(torchs, context_fn=contexts)}
+
+# %%
+native = run(side_by_side, *THEIRS.values(), ranks=2, device="cpu", record="memory")
+assert all(torch.equal(a, b) for _, after in native for a, b in zip(after, four[0][1], strict=True))
+rows = []
+for rank, how in enumerate(THEIRS):
+    ours, theirs = four.recording.held(list(WAYS).index(how), step=2), native.recording.held(rank, step=2)
+    peaks = {"peak, ours": draw.size(ours["peak"]), "PyTorch's": draw.size(theirs["peak"])}
+    theirs_work = operations(THEIRS[how]) / operations(nothing)
+    rows.append({"": how, **peaks, "operations, ours, ×": round(work[how], 2), "PyTorch's, ×": round(theirs_work, 2)})
+draw.table(rows)
+
+# %% [markdown]
+# The same numbers, to the bit, and all but the same bytes. One thing PyTorch does better: it *stops early*. The last
+# operation of a layer gives its output, which nobody needs a second time, so the second run ends as soon as all that
+# was saved has been found again; here that spares `down`, a quarter of the layer's. Ours runs to its end, and is easier
+# to read.
+#
+# One way to go wrong belongs here, since it is in published courses: `checkpoint_wrapper(layer)` *returns* a module,
+# and who does not put it back into the model has changed nothing. Nothing fails, nothing is saved. The check of
+# exercise 2 calls it by its name; in your own code, look at the peak.
+#
+# ## Build: another tier
+#
+# Recomputation has shrunk A. Suppose it is S that does not fit: one rank, and no others to share with. State is touched
+# once a step; through forward and backward it lies idle, 12 of the 16 bytes a parameter. It may lie where there is more
+# room, on another **tier**:
+#
+# ![Three columns. All on the GPU: P, G, S, A. State in host memory: gradients go down, parameters come up, 2 + 2 bytes
+# a parameter. State on a disk: besides, 12 + 12 bytes are read and written in each step.](../images/tiers.svg)
+#
+# **Offloading** means more than to park it there: the optimizer's step is *taken* there, beside the state, since to
+# carry 12 bytes up and 12 down would be the longest way. From a GPU, the next tier is the host's memory (ZeRO-Offload).
+# Below comes the disk (ZeRO-Infinity, on fast disks that are called *NVMe*). For a laptop whose ranks are in host
+# memory already, that is the real thing: files that are **memory-mapped**, so that they can be read and written like
+# tensors.
+
+# %% [markdown]
+# [labs/offload.py](../labs/offload.py) has an optimizer that does so, and stands where any optimizer stands; here
+# inside of stage 3, on two ranks, with one sequence each. The loop takes up where the last committed step ended.
+
+# %%
+from labs.model import initial_value
+from labs.offload import Offloaded
+from labs.zero import Zero
+
+adamw = partial(torch.optim.AdamW, **ADAMW)
+
+
+# %%
+def sharded(where=None, make=adamw, steps=4):
+    """All parameters by name, after training in stage 3 with the state in the folder `where`, or in memory."""
+    model = GPT(CONFIG)
+    zero = Zero(model, stage=3, optimizer=partial(Offloaded, optimizer=make, where=where) if where else make)
+    for batch in batches[getattr(zero.optimizer, "steps", 0) : steps]:
+        mark("step")
+        x, y = (tensor[[dist.get_rank()]].clone() for tensor in batch)
+        one_step(model, zero, x, y)
+    mark("end")
+    return zero.state_dict()["model"]
+
+
+def same(one, other):
+    return all(torch.equal(value, other[rank][name]) for rank, every in enumerate(one) for name, value in every.items())
+
+
+# %%
+two = partial(run, sharded, ranks=2, device="cpu")
+folder = tempfile.TemporaryDirectory()
+PLACE = Path(folder.name)
+in_memory, in_files = two(record="memory"), two(PLACE / "watched", record="memory")
+assert same(in_memory, in_files)
+draw.memory(in_memory.recording, step=3, ranks=[0])
+
+# %%
+draw.memory(in_files.recording, step=3, ranks=[0])
+
+# %% [markdown]
+# The same parameters, bit by bit; and the floor of S is gone. It shows up in the optimizer's step alone, and of at most
+# three parameters at a time (under ZeRO a "parameter" is the shard of a layer): one that is updated, one that comes,
+# one that goes. The recorder counts mapped files like memory; the system takes that back whenever it likes, as the
+# numbers are on the disk.
+
+# %%
+psi, largest = sum(cost.parameter_sizes(CONFIG)), max(sum(layer.sizes) for layer in cost.gpt_layers(CONFIG))
+three = 3 * 12 * largest // 2  # bytes of master and two moments, on one of two ranks
+whole, passing = in_memory.recording.steady()["S"], in_files.recording.steady()["S"]
+assert passing <= three + 1024 < whole  # AdamW's counters, and room between tensors
+print(f"S on each rank: in memory {whole:,} bytes, in files never more than {three:,}")
+
+# %% [markdown]
+# Parameters can go the same way, where there is time to read them in every forward and backward: `to_file` gives the
+# same numbers in a mapped file. (Under stage 3 that would be the shards.) Nothing else in the program changes.
+
+# %%
+from labs.disk import to_file
+
+
+def parameters_in_files(model):
+    for name, p in model.named_parameters():
+        p.data = to_file(p.data, PLACE / name)
+
+
+[(from_files, _)] = job(parameters_in_files)
+assert from_files == losses
+
+# %% [markdown]
+# ### Overlapped
+#
+# A disk is slow. So a *thread* fetches the state of the next parameter and stores that of the last one, while this one
+# is updated. To see it, let each fetch and store take 10 ms longer than it does, and each update 20:
+
+
+# %%
+spent = []
+
+
+def slower(name, pause):
+    """A method of Offloaded that takes so much longer, and notes how long in all."""
+    original = getattr(Offloaded, name)
+
+    def method(self, *args):
+        begin = time.perf_counter()
+        time.sleep(pause)
+        answer = original(self, *args)
+        spent.append(time.perf_counter() - begin)
+        return answer
+
+    return method
+
+
+class Slow(Offloaded):
+    fetch, store, updated = slower("fetch", 0.01), slower("store", 0.01), slower("updated", 0.02)
+
+
+# %%
+eight = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(8)))
+slow = Slow(eight.parameters(), adamw, PLACE / "slow")
+eight(torch.ones(1, 64)).sum().backward()
+begin = time.perf_counter()
+slow.step()
+step = time.perf_counter() - begin
+assert step < sum(spent)
+print(f"fetching, updating and storing: {1000 * sum(spent):.0f} ms of work; the step took {1000 * step:.0f} ms")
+
+# %% [markdown]
+# ### A crash in the middle
+#
+# The state is on disk: so it is still there when the process is not. But *which* state? Suppose a rank is killed when
+# it has updated half of its shards. A file with half a step in it is worse than none.
+#
+# Here that happens. On rank 1, in the third step, at its fourth shard, the process kills itself: no `except`, no
+# goodbye.
+
+
+# %%
+def killed(at):
+    """An AdamW for each shard and step; rank 1 dies where it makes the nth."""
+    count = itertools.count()
+
+    def make(params):
+        if dist.get_rank() == 1 and next(count) == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return adamw(params)
+
+    return make
+
+
+shards = len(cost.gpt_layers(CONFIG))  # in a step
+crashed = PLACE / "crashed"
+try:
+    two(crashed, killed(at=1 + 2 * shards + 3))
+except RankError as error:
+    print(str(error).splitlines()[0])
+
+# %% [markdown]
+# Now the same call again, on the same folder, with an AdamW that lives:
+
+# %%
+survived = two(crashed)
+assert same(survived, in_memory)
+
+# %% [markdown]
+# It went on after the last step that *both* ranks had finished, and ends where the undisturbed training ended, bit by
+# bit. Why? What a step stores never lands on what is committed: it goes to new files, and when all of them are safely
+# on the disk, one small file with their names is *renamed* to be the one that counts. A renaming has happened or has
+# not. If one rank has renamed and the other has not, both take the step before: its files are still there
+# ([labs/disk.py](../labs/disk.py)). That is why the folder holds two generations:
+
+# %%
+found = sum(path.stat().st_size for path in crashed.glob("rank-*/*.[0-9]*"))
+draw.ledger({"in files, two generations": (2 * 12 * psi, found)}, within=0.01)
+
+# %% [markdown]
+# ## Build: never whole
+#
+# One moment is left where a rank holds too much, and it comes before the first step: `GPT(config)` builds *all* of the
+# parameters, if only to cut them. With stage 3 on 1,000 ranks that is 1,000 times the room that is needed.
+#
+# PyTorch has a device for this, **meta**: its tensors have a shape and a dtype, and no memory. A model of 405 billion
+# parameters is built on it in no time:
+
+# %%
+with torch.device("meta"):
+    giant = GPT(PRESETS["llama3-405b"])
+print(f"{sum(p.numel() for p in giant.parameters()):,} parameters, no byte of memory")
+
+# %% [markdown]
+# Then each rank has to *materialise* its shards: fill them with the numbers they start from. In this course each
+# parameter starts from numbers that depend on its own name and the seed (`labs.model.initial_value`), so any rank can
+# make any of them. `Zero(..., initial=...)` asks for them one layer at a time.
+
+
+# %%
+def built(device):
+    """All parameters by name, as they are after building and sharding."""
+    mark("step")
+    with torch.device(device):
+        model = GPT(CONFIG)
+    zero = Zero(model, stage=3, optimizer=adamw, initial=partial(initial_value, seed=0) if device == "meta" else None)
+    mark("end")
+    return zero.state_dict()["model"]
+
+
+on_cpu, on_meta = (run(built, device, ranks=4, record="memory", device="cpu") for device in ("cpu", "meta"))
+assert same(on_cpu, on_meta)
+draw.bars({"built whole": on_cpu.recording.held(step=0), "built on meta": on_meta.recording.held(step=0)})
+
+# %% [markdown]
+# The same parameters; but on meta no rank ever had more of them than a quarter, and one layer in the making. Here that
+# is a matter of megabytes. With 405 billion parameters it is the difference between a start and none. (The native way
+# is the same: build on meta, `fully_shard`, `to_empty`, initialise or load.)
+
+# %%
+shard, one = 4 * sum(cost.parameter_sizes(CONFIG)) // 4, 4 * sum(cost.gpt_layers(CONFIG)[1].sizes)
+kinds = on_meta.recording.held(step=0)
+draw.ledger(
+    {"a quarter of P": (shard, kinds["P"]), "two copies of a layer, as it is cut": (2 * one, kinds["temporary"])}
+)
+
+# %% [markdown]
+# ## The memory explorer
+#
+# All of this in one picture, from the formulas that you have seen hold. It begins with the job of our question. Try, in
+# this order, and guess each time before you look: recompute *selective*, then *full*. How many ranks of 24 GB does
+# stage 3 take now? And how few, if the optimizer state is offloaded? Then give each rank a sequence of 131,072 tokens.
+# What is left to be done about *that* one is the subject of later notebooks.
+
+# %%
+play.memory(model="llama3-8b", ranks=64, batch=1, context=8192)
+
+# %% [markdown]
+# ## Why, and why not
+#
+# **First**, make the micro-batch smaller. A is proportional to it, and with accumulation (notebook 03) the training is
+# the same. It costs nothing until the matrices become too thin to keep the device busy. With one sequence there is
+# nothing left to divide; then:
+#
+# | | what shrinks | what it costs | when |
+# |---|---|---|---|
+# | selective | A, to about a half | the cheap operations again | nearly always |
+# | full | A, to a twentieth and one layer | a forward: a third more arithmetic | large models, long contexts |
+# | a mixture | A, to what fits | what you choose | where full is more than is needed |
+# | state in host memory | S, to nothing | 2 + 2 bytes a parameter and step | few ranks, many tokens a step |
+# | state on disk | S, to three layers' | 12 + 12 bytes besides | the same, and patience |
+# | meta | the peak before the first step | nothing | always |
+#
+# **Why not** offload always? The traffic comes once a step, whatever the batch. It is hidden, if at all, behind the
+# arithmetic: 6ΨT operations for T tokens. At W bytes a second and F operations a second, the c bytes a parameter take
+# cΨ/W seconds, so T must be above c/6 × F/W. Ψ cancels, as it did for the all-reduce:
+
+# %%
+OPERATIONS = 400e12  # a second that one H100 reaches in practice (Llama 3, arXiv 2407.21783, table 4)
+TIERS = {"host memory, PCIe 5 at 50 GB each second": (4, 50e9), "disk, at 5 GB each second": (24, 5e9)}
+rows = []
+for tier, (c, W) in TIERS.items():
+    rows.append(
+        {"tier": tier, "bytes a parameter": c, "tokens a step and device, at least": round(c / 6 * OPERATIONS / W)}
+    )
+draw.table(rows)
+
+# %% [markdown]
+# Thousands of tokens are one micro-batch: state in host memory can be hidden, if the CPU is quick enough to update it.
+# Hundreds of thousands are many micro-batches in a row. Disks are for those who have the time and not the cards.
+#
+# And **why not** recompute always? A third more arithmetic is a third more money. Selective gives back half of A, and
+# repeats no matrix product; attention is recomputed inside of its kernel already; more ranks with ZeRO free P, G and S,
+# so that more A can stay. Recompute as little as fits.
+
+# %% [markdown]
+# ## Say it back
+#
+# Answer each aloud before you unfold it.
+#
+# <details><summary>Why does ZeRO not shard activations?</summary>
+#
+# It removes *copies*. P, G and S are the same on all ranks, so one is enough. Activations belong to the rank's own
+# tokens: no other rank has them.
+# </details>
+#
+# <details><summary>One checkpoint around the whole model: what does that save, and what does it cost?</summary>
+#
+# A forward more, for nothing. As backward begins, everything is computed again, and all of it is there at once: the
+# peak is what it was.
+# </details>
+#
+# <details><summary>What must be the same in the second run as in the first?</summary>
+#
+# The inputs, the parameters, the precision (autocast), and the random numbers. And afterwards, the rest of the program
+# must find its random numbers where it left them.
+# </details>
+#
+# <details><summary>A rank is killed while it writes its state. Why is the training not spoiled?</summary>
+#
+# What is written lies in new files, and counts only when a small file with their names has been renamed. Until then,
+# the step before counts, of which nothing was overwritten; on all ranks, the last one that all have.
+# </details>
+#
+# For each token, numbers of one layer; and of a whole step:
+#
+# | | predicted | ours | PyTorch's |
+# |---|---|---|---|
+# | A of a layer | 9D + 2KE + H + 4F + 2 | the same, exactly | – |
+# | selective, A | 5D + 2KE + H + 2F, and one layer in full | the same, exactly | its peak within 1 % of ours |
+# | full, A | D, and one layer in full | the same, exactly | its peak is ours |
+# | full, arithmetic | 4/3, but for the head | 1.32 × | 1.24 ×: it stops early |
+# | numbers | one process's | the same bits | the same bits |
+#
+# **Read on**: [labs/recompute.py](../labs/recompute.py), [labs/offload.py](../labs/offload.py),
+# [labs/disk.py](../labs/disk.py). Chen et al., 2016, *Training Deep Nets with Sublinear Memory Cost* (arXiv
+# 1604.06174). Korthikanti et al., 2022, *Reducing Activation Recomputation in Large Transformer Models* (arXiv
+# 2205.05198), whose equations 1 and 2 and table 2 you have measured. Ren et al., 2021, *ZeRO-Offload* (arXiv
+# 2101.06840). Rajbhandari et al., 2021, *ZeRO-Infinity* (arXiv 2104.07857).
+#
+# A clean copy of this notebook: `git restore notebooks/07_memory.ipynb`, then *File > Reload Notebook from Disk*.
