@@ -25,7 +25,7 @@ from labs.kit.checks.pieces import judge_gathered, judge_partition, judge_scatte
 from labs.kit.launch import Results
 from labs.kit.record import Event, Recording
 
-LAYERS, WIDE = 12, 80  # of the model whose bytes held are measured: layers, and dimensions of each
+LAYERS, WIDE = 10, 64  # of the model whose bytes held are measured: layers, and dimensions of each
 BUFFERS = 4.5  # layers: the one in flight, and its copies on the way
 SLACK = 1.25  # layers: a buffer that is used again may stay
 BF16, FP32 = torch.bfloat16, torch.float32
