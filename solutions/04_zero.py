@@ -41,8 +41,8 @@ print(f"{each:.0f} GB on each rank, {64 * each:,.0f} GB on all; of these, {63 * 
 # %% [markdown]
 # No GPU of that time had 120 GB. So with DDP this model could not be trained at all, by however many of them.
 #
-# Here the model is smaller, and like the real ones in this: its parameters weigh more than its activations. Six layers,
-# and sequences of 16 tokens, one on each rank at a time.
+# Here the model is small, and its sequences are short (16 tokens, one sequence on each rank at a time), so that P, G
+# and S outweigh the activations: it is the copies that we want to see.
 
 # %%
 from labs.kit.strategies import ADAMW, Training
@@ -50,13 +50,14 @@ from labs.model import GPT, PRESETS
 
 CONFIG = replace(PRESETS["small"], depth=6, context=16)
 sizes = cost.parameter_sizes(CONFIG)
-loader = Batches(corpus().tokens, 16, CONFIG.context)
+loader = Batches(corpus().tokens, 16, CONFIG.context)  # 16 sequences: enough for 4 micro-batches on 4 ranks
 batches = [loader[step] for step in range(10)]
-print(f"{sum(sizes):,} parameters; of them in one layer {sum(sizes[1:10]):,}")
+print(f"{sum(sizes):,} parameters; in the nine tensors of one layer {sum(sizes[1:10]):,}")
 
 # %% [markdown]
-# And this is the loop of notebook 03. What a strategy puts around the model comes as a `Training`: a `module` to call,
-# an `optimizer` to step with, and `finish`, for what is to be done between backward and step.
+# And this is the loop of notebook 03, with micro-batches. What a strategy makes of the model comes as a `Training`: a
+# `module` to call, an `optimizer` to step with, `finish`, for what is to be done between backward and step, and `full`,
+# which gives the whole parameters by name.
 
 
 # %%
@@ -110,10 +111,11 @@ draw.memory(watched["DDP"], step=2, ranks=[0])
 #
 # ## Picture
 #
-# Let each rank keep a quarter: its **shard**. ZeRO does it in three *stages*, with one kind more in each.
+# Let each rank keep a quarter: its **shard**. ZeRO does it in three *stages*, with one kind more in each. (In float32,
+# 4 + 4 + 8 bytes, as in most jobs here.)
 #
-# ![What each of four ranks holds. Under DDP all of P, G and S: 16 bytes a parameter. Stage 1: a quarter of S, 10 bytes.
-# Stage 2: a quarter of G and S, 7 bytes. Stage 3: a quarter of each, 4 bytes.](../images/zero_stages.svg)
+# ![What each of four ranks holds, in float32. Under DDP all of P, G and S: 16 bytes a parameter. Stage 1: a quarter of
+# S, 10 bytes. Stage 2: a quarter of G and S, 7 bytes. Stage 3: a quarter of each, 4 bytes.](../images/zero_stages.svg)
 #
 # Whatever a rank needs and no longer holds must come from the others. The whole art is *when* to fetch it, and when to
 # let it go again.
@@ -128,12 +130,12 @@ draw.memory(watched["DDP"], step=2, ranks=[0])
 guess_less = 16 / (2 + 2 + 12 / 4)  # your number
 
 # %% [markdown]
-# And what does it cost? With DDP each rank sends the gradients 2 (N − 1)/N = 1.5 times over. In stage 3 nobody holds a
-# whole layer, neither when forward needs it nor when backward does. How many times as many bytes as with DDP does a
-# rank send in a step?
+# And what does it cost? With DDP each rank sends 2 (N − 1)/N times the gradients in a step. In stage 3 nobody holds a
+# whole layer, neither when forward needs it nor when backward does. How many times the model's size does a rank of four
+# send in a step?
 
 # %%
-guess_times = 3 / 2  # your number
+guess_times = 3 * 3 / 4  # your number
 
 # %% [markdown]
 # Both will be measured below.
@@ -149,7 +151,8 @@ import labs.zero
 print(labs.zero.__doc__.split("method of `Zero`:")[1].split("The first five")[0].strip("\n"))
 
 # %% [markdown]
-# Do not read it all now. We build it column by column, and you will recognise each entry as you write it.
+# Do not read it all now: we build it column by column. (G is there from backward to the step; `at rest` says how much
+# of it then stays.)
 #
 # ## Build: stage 1, the optimizer state
 #
@@ -202,9 +205,10 @@ assert cost.reduce_scatter(n, ranks=4) + cost.all_gather(n, ranks=4) == cost.all
 #
 # ### Exercise 1: partition the optimizer
 #
-# Given are `reduce_scatter(vector, None)`, which returns this rank's part of the sum over all ranks, and
-# `all_gather(vector, part)`, which fills a vector with everybody's part. Both want plain tensors: `full.data`. Budget:
-# an N-th of the state; the bytes of one all-reduce.
+# Given are `reduce_scatter(vector, None)`, which returns this rank's part of the sum over all ranks (that is the
+# `None`), and `all_gather(vector, part)`, which fills a vector with everybody's part. Both want plain tensors:
+# `full.data`. Whoever calls `step()` clears `full.grad` afterwards; the optimizer is made once. Budget: an N-th of the
+# state; the bytes of one all-reduce.
 
 # %%
 from labs.units import ALL_GATHER as all_gather
@@ -243,7 +247,7 @@ from labs.zero import Zero
 def sharded(stage, model, optimizer=adamw):
     """A model under ZeRO."""
     zero = Zero(model, stage, optimizer)
-    return Training(model, zero, zero.shards, lambda: zero.state_dict()["model"], zero.sync)
+    return Training(model, zero, zero.shards, full=lambda: zero.state_dict()["model"], finish=zero.sync)
 
 
 WAYS |= {f"stage {stage}": partial(sharded, stage) for stage in (1, 2, 3)}
@@ -321,9 +325,9 @@ assert view.tolist() == [6, 7]
 # %% [markdown]
 # ### Exercise 3: gather and drop
 #
-# `full` may be bfloat16 while the shards are float32: so one computes in low precision, and keeps the masters as
-# shards. What travels is then to be bfloat16, too. Budget: an N-th of P, and of a layer in use the whole; (N − 1)/N of
-# the layer's bytes, in the type it computes in.
+# `full` may be bfloat16 while the shards are float32: so FSDP computes in low precision, and keeps the masters as
+# shards. (The course's `Zero` leaves masters to the optimizer.) What travels is then to be bfloat16, too. Budget: hold
+# an N-th of P, and all of the layer in use; send (N − 1)/N of the layer, in the dtype of `full`.
 
 
 # %%
@@ -349,8 +353,8 @@ gathered = check.gather_and_drop(gather, drop)
 gathered
 
 # %% [markdown]
-# And the timeline of stage 3. The thin dark orange band in forward, and the teeth in backward, are what has been
-# gathered and is on its way.
+# And the timeline of stage 3. (Mind the scale: it ends lower in each of these pictures.) What is gathered counts as
+# communication, not as P: the thin dark orange band in forward. In backward there are teeth.
 
 # %%
 watched["stage 3"] = job(WAYS["stage 3"], ranks=4, record="memory").recording
@@ -370,8 +374,10 @@ draw.table([{"communication, at most": teeth, "one layer": a_layer, "the model":
 # %% [markdown]
 # ## Build: all three
 #
-# You have now built every entry of the table. Go back to it, and read it column by column, until you can say it with
-# the page turned over. Here is the same, in time:
+# You have now built what each entry of the table does. *When* it is done, hooks know: a module has one before its
+# forward and one after, and a tensor has one that is called when its gradient is there (of a layer's output: its
+# backward begins; of its input and its parameters: it is over). Go back to the table, and read it column by column,
+# until you can say it with the page turned over. Here is the same, in time:
 #
 # ![One step of three layers, by stage. Stage 1: forward, backward, then reduce-scatter of all gradients; update a
 # quarter, all-gather of the parameters. Stage 2: a reduce-scatter after each layer's backward; the step as before.
@@ -381,9 +387,10 @@ draw.table([{"communication, at most": teeth, "one layer": a_layer, "the model":
 # Now open [labs/zero.py](../labs/zero.py). The class has one method for each event, in the order of the table, and the
 # stage decides at most one line in each. How a layer becomes a vector has a room of its own,
 # [labs/units.py](../labs/units.py). Look there for one more thing: why does a vector know its `users`, and is not
-# simply dropped after each forward? (Tied weights: another layer may still be using the same vector.)
+# simply dropped after each forward? (Another layer may still use it, as with tied weights; or the same layer, which
+# computes something again in backward.)
 #
-# Do your functions carry the whole of it? In this job they stand in the places of the course's:
+# Do your functions of exercises 2 and 3 carry the whole of it? In this job they stand in the places of the course's:
 
 # %%
 from labs.units import Unit
@@ -402,7 +409,7 @@ def yours(model):
 
 mine, courses = job(yours, ranks=4), job(WAYS["stage 3"], ranks=4)
 assert [losses for losses, _ in mine] == [losses for losses, _ in courses]
-print("the same losses, to the last bit")
+print("stage 3, with the exercises that passed in their places: the same losses, to the last bit")
 
 # %% [markdown]
 # ### What it says of mistakes
@@ -437,8 +444,9 @@ print("\n\n".join(run(two_mistakes, ranks=2, device="cpu")[0]))
 # ## Build: one norm for all shards
 #
 # Gradients are often *clipped*: where the whole gradient, read as one vector, is longer than some bound, it is scaled
-# down to it. With DDP each rank can work out this length, the **global norm**, by itself. A shard is shorter than the
-# vector, and each by another amount. But squares add up over ranks as they do over elements:
+# down to it. With DDP each rank can work out this length, the **global norm**, by itself. The norm of a shard is
+# smaller, and on each rank another. But squares add up over ranks as they do over elements. (`groups` are those over
+# which the parameters are sharded; `None` is all ranks.)
 
 # %%
 from labs.clip import clip_gradients
@@ -455,7 +463,7 @@ def norms():
 
 
 alone, together = zip(*run(norms, ranks=4, device="cpu"), strict=True)
-assert len(set(alone)) == 4 and len(set(together)) == 1
+assert len(set(alone)) == 4 and len(set(together)) == 1 and max(alone) < together[0]
 assert abs(sum(norm**2 for norm in alone) ** 0.5 / together[0] - 1) < 1e-5
 
 # %% [markdown]
@@ -532,7 +540,7 @@ draw.table([{"": name, **each} for name, each in verdicts.items()])
 
 # %% [markdown]
 # It is the same training in every stage, bit by bit even on four ranks: our reduce-scatter adds up in the order of the
-# ranks, and so does the one process. Nothing that follows is bought with a worse model.
+# ranks, and so does the one process.
 #
 # ## Measure: bytes sent
 #
@@ -551,11 +559,11 @@ assert ledger.agrees and sent["DDP"] == sent["stage 1"] == sent["stage 2"]
 ledger
 
 # %%
-check.predict("How many times what DDP sends does stage 3 send?", guess_times, sent["stage 3"] / sent["DDP"])
+check.predict("Stage 3: how many times the model's size does it send?", guess_times, sent["stage 3"] / (4 * n))
 
 # %% [markdown]
-# Stages 1 and 2 send what DDP sends, to the byte: what they save in memory costs nothing here. Stage 3 sends half as
-# much again: P is gathered twice where stages 1 and 2 gather it once.
+# Stages 1 and 2 send what DDP sends, to the byte: what they save in memory costs nothing here. Stage 3 sends 2.25 times
+# the model where DDP sends 1.5, half as much again: P is gathered twice where stages 1 and 2 gather it once.
 #
 # That was for one micro-batch a step. With four:
 
@@ -571,7 +579,8 @@ draw.table([{"4 micro-batches": name, "sent, bytes": four[name], "× DDP": times
 
 # %% [markdown]
 # DDP and stage 1 wait for the last micro-batch. Stage 2 reduce-scatters four times and gathers once: (4 + 1)/2 of an
-# all-reduce. Stage 3 does all three parts four times. Who accumulates a lot should know that.
+# all-reduce. Stage 3 does its two gathers and its reduce-scatter four times: 4 × 3/2. Who accumulates a lot should know
+# that.
 #
 # ## Measure: bytes held
 #
@@ -596,9 +605,14 @@ ledger
 peaks
 
 # %% [markdown]
-# P, G and S to the byte, with their small print: in stage 1 the first shards' gradients are there while the last
-# layers' are still whole; in stage 2 one layer's is; and S has a step counter of 4 bytes for each vector.
-#
+# P, G and S to the byte, with their small print. G is a little more than 4Ψ in stage 1, as a shard's gradient is there
+# before all whole ones are gone; in stage 2 it is 4Ψ/N, and a layer that is in flight. S has a counter of 4 bytes for
+# each vector: how many steps there were.
+
+# %%
+assert len({steady[name]["A"] for name in ("DDP", *STAGES)}) == 1
+
+# %% [markdown]
 # The activations (A) are the same in all four: **ZeRO does not touch activations**. Each rank reads its own part of the
 # batch, and keeps for backward what that needs.
 #
@@ -641,8 +655,8 @@ less = mixed["DDP"]["together"] / mixed["stage 1"]["together"]
 check.predict("Stage 1 on four ranks: how many times less?", guess_less, round(less, 2))
 
 # %% [markdown]
-# Not 4 times. (The formula says 2.29. `Masters` turns gradients into float32, one tensor at a time, and the largest of
-# these is what was seen besides. In stage 2, G has the layer in flight, too.)
+# Not 4 times. (The formula says 2.29. G is more than its formula throughout: `Masters` turns gradients into float32, a
+# tensor or a shard at a time; and stage 2 has a layer in flight.)
 #
 # The formula is short (`cost.bytes_held`): the kinds that a stage shards are divided by N, the others are not.
 
@@ -717,7 +731,7 @@ draw.timeline(waits, step=1)
 
 # %% [markdown]
 # Six all-gathers in forward, each with a rank that stands and waits; in backward an all-gather and a reduce-scatter for
-# every layer (as an all-to-all: we come to that). Nobody computes while anything is on its way:
+# every layer (as an all-to-all: we come to that). No collective hides behind a layer's compute:
 
 # %%
 events = waits.select(rank=0, step=1)
@@ -728,16 +742,16 @@ print(f"{len(events)} collectives; rank 0 waited {waited:.0f} ms of {1000 * (spa
 # %% [markdown]
 # It need not be so. The all-gather of the next layer could set out while this one computes (that is **prefetch**), and
 # the reduce-scatter of the last one could travel meanwhile (**overlap**, as in notebook 03). Then two layers are in
-# memory, not one: again time is paid for in bytes. That is for the notebook on FSDP; `labs/zero.py` leaves it out, to
-# stay one table.
+# memory, not one: again time is paid for in bytes. That is for the planned notebook on FSDP; `labs/zero.py` leaves it
+# out, to stay one table.
 
 # %% [markdown]
 # ## Native
 #
 # PyTorch has the three stages under other names. Stage 1 is `ZeroRedundancyOptimizer`, beside DDP. Stage 3 is
 # `fully_shard` (FSDP2, the second *fully sharded data parallel*). With `reshard_after_forward=False` it is about stage
-# 2; the older FSDP called that `SHARD_GRAD_OP`. All of them are in [labs/native.py](../labs/native.py). The same test
-# first.
+# 2 (it does not drop a layer after its forward); the older FSDP called that `SHARD_GRAD_OP`. All of them are in
+# [labs/native.py](../labs/native.py). We call them the stages' twins. The same test first.
 
 # %%
 TWINS = {
@@ -771,8 +785,8 @@ draw.table(table, caption="bytes, on rank 0 of four")
 # None of the twins is its stage to the letter.
 #
 # **`ZeroRedundancyOptimizer`** leaves DDP as it is: it all-reduces all gradients, though each rank uses a part, and
-# keeps them. Then each rank *broadcasts* the parameters that it has stepped: 1.5 times the bytes. And it deals out
-# whole parameters, not elements, so the shards are only about equal:
+# keeps them. Then each rank *broadcasts* the parameters that it has stepped: 1.5 times the bytes, on average over the
+# ranks. And it deals out whole parameters, not elements, so the shards are only about equal:
 
 # %%
 dealt = {
@@ -787,7 +801,8 @@ draw.table([{"S, bytes": name, **{f"rank {rank}": held[rank] for rank in range(4
 #
 # **Without resharding** no layer is dropped after forward. It sends what stage 2 sends. But it is not stage 2: at rest
 # P is sharded, and every step gathers it *in forward* (stage 2 gathers after the update). "No reshard" does not mean
-# that nothing is gathered:
+# that nothing is gathered. (Ours has nine vectors: embedding, six layers, norm, head. `fully_shard` has seven, six
+# layers and the root. And 57 are the tensors.)
 
 # %%
 calls = ("all_gather", "reduce_scatter", "all_to_all", "all_reduce", "broadcast")
@@ -837,7 +852,7 @@ draw.table(
 
 # %% [markdown]
 # On gloo `fully_shard` carries more than it logically sends, and ours hardly does. On GPUs NCCL has a real
-# reduce-scatter, and this difference is gone.
+# reduce-scatter, and should not show this.
 #
 # And the time of a step, both sides in turn:
 
@@ -856,12 +871,12 @@ for ours, theirs in (("stage 1", "ZeroRedundancyOptimizer"), ("stage 3", "fully_
 # %% [markdown]
 # Mind what is compared: ranks that share a few cores, a wire that is memory, and a model so small that calls count more
 # than bytes. Stage 1 begins to reduce when backward is over; its twin's all-reduce has begun by then. And on GPUs
-# `fully_shard` prefetches, so that its all-gathers hide behind compute; that is what it is built for.
+# `fully_shard` prefetches, so that its all-gathers hide behind compute.
 #
 # ## Why, and why not
 #
-# **Why**: memory. This is the table that the paper became known for, 7.5 billion parameters on 64 GPUs, from the
-# formula that you have just measured:
+# **Why**: memory. This is the picture that the paper became known for (its figure 1), 7.5 billion parameters on 64
+# GPUs, from the formula that you have measured on four:
 
 
 # %%
@@ -877,16 +892,16 @@ draw.chart(published, "GB", caption="7.5 billion parameters in mixed precision, 
 # %% [markdown]
 # Now with activations and all, a model of 70 billion parameters, and cards that people have. Does stage 1 fit into 80
 # GB on any number of ranks? From how many on does stage 3? Then make the sequences longer, and look for the kind that
-# no stage makes smaller. (`recompute` and `offload` are what the notebook on memory is about.)
+# no stage makes smaller. (`recompute` and `offload` are what [Memory](07_memory.ipynb) is about.)
 
 # %%
 play.memory(model="llama3-70b", context=1024)
 
 # %% [markdown]
-# **What it costs**: in bytes sent, stage 1 costs nothing, so it is hardly ever wrong. For stage 3, ask as in notebook
-# 03 what can hide behind compute. A layer's forward takes 2ψT/F seconds (ψ parameters of it, T tokens, F operations a
-# second), and the gather of the next one 2ψ/W (2 bytes each, W bytes a second). Backward takes 4ψT/F, gather and
-# reduce-scatter 4ψ/W. Both times ψ cancels, and it is DDP's border again: **T > F/W**.
+# **What it costs**: in bytes sent, stage 1 costs nothing, so it is hardly ever wrong. For stage 3 with prefetch (ours
+# has none), ask as in notebook 03 what can hide behind compute. A layer's forward takes 2ψT/F seconds (ψ parameters of
+# it, T tokens, F operations a second), and the gather of the next one 2ψ/W (2 bytes each, W bytes a second). Backward
+# takes 4ψT/F, gather and reduce-scatter 4ψ/W. Both times ψ cancels, and it is DDP's border again: **T > F/W**.
 
 # %%
 F = 400e12  # operations a second that one H100 reaches in practice (Llama 3, arXiv 2407.21783, table 4)
@@ -894,9 +909,9 @@ LINKS = {"NVLink": 450e9, "InfiniBand, 400 Gb/s": 50e9, "Ethernet, 10 Gb/s": 1.2
 draw.table([{"link": name, "tokens on a device, at least": round(F / W)} for name, W in LINKS.items()])
 
 # %% [markdown]
-# But mind what T is. DDP and stage 1 communicate once a step: theirs are the tokens of all its micro-batches. Stage 3
-# communicates in each micro-batch: its T is what fits into memory *at once*. So it wants large micro-batches; and on
-# slow links, DDP's copies may still be the better bargain.
+# But mind what T is. DDP and stage 1 communicate once a step: what cannot be hidden is paid once for all its
+# micro-batches. Stage 3 communicates in each micro-batch: its T is what fits into memory *at once*. So it wants large
+# micro-batches; and on slow links, DDP's copies may still be the better bargain.
 #
 # **Why not**, then? Stage 2 hardly has a place of its own: with many micro-batches it sends more than stage 1, and it
 # keeps P, which stage 3 does not. Stage 3 sends many messages, a few for each layer; small layers drown in latency. And
@@ -919,14 +934,14 @@ draw.table([{"link": name, "tokens on a device, at least": round(F / W)} for nam
 # do you answer?</summary>
 #
 # Never the whole model. One layer at a time (two with prefetch), and in backward its gradient and a receive buffer
-# besides. The shards stay, a quarter or a thousandth of everything.
+# besides. Beside it there are only shards, an N-th of everything.
 # </details>
 #
 # <details><summary>70 billion parameters, mixed precision, 512 ranks of 80 GB. Which stages fit, without
 # activations?</summary>
 #
 # Stage 1: 4 + 12/512 bytes, 282 GB. Stage 2: 2 + 14/512, 142 GB. Both are over 80 already by what they do not shard,
-# with any number of ranks. Stage 3: 16/512 bytes, 2.2 GB, and a layer.
+# with any number of ranks. Stage 3: 16/512 bytes, 2.2 GB; and in backward a layer, its gradient and a receive buffer.
 # </details>
 #
 # <details><summary>A step has 16 micro-batches. How much do the stages send, against DDP with
@@ -939,15 +954,15 @@ draw.table([{"link": name, "tokens on a device, at least": round(F / W)} for nam
 #
 # | | predicted | ours | PyTorch's |
 # |---|---|---|---|
-# | stage 1: sent | one all-reduce | the same, exactly | `ZeroRedundancyOptimizer`: 1.5 of them |
-# | stage 1: P, G, S | 4Ψ, 4Ψ, 8Ψ/N | as predicted | S by whole parameters |
+# | stage 1: sent | one all-reduce | the same, exactly | `ZeroRedundancyOptimizer`: 1.5 of them, on average |
+# | stage 1: P, G, S | 4Ψ, 4Ψ and a little, 8Ψ/N | as predicted | S by whole parameters |
 # | stage 2: sent | one all-reduce, with one micro-batch | the same, exactly | `fully_shard`, no reshard: the same |
-# | stage 2: P, G, S | 4Ψ, 4Ψ/N, 8Ψ/N | as predicted | P at rest 4Ψ/N, and whole from forward to backward |
+# | stage 2: P, G, S | 4Ψ, 4Ψ/N and a layer, 8Ψ/N | as predicted | P at rest 4Ψ/N, and whole from forward to backward |
 # | stage 3: sent | 1.5 of them | the same, exactly | `fully_shard`: the root is gathered once |
 # | stage 3: P, G, S | 4Ψ/N, 4Ψ/N, 8Ψ/N | as predicted | as predicted |
 # | numbers | one process's | same bits, on 2 ranks and on 4 | same bits on 2 ranks |
 #
-# **Read on**: [labs/zero.py](../labs/zero.py), which you have now built. Rajbhandari, Rasley, Ruwase and He, 2020,
+# **Read on**: [labs/zero.py](../labs/zero.py), all of which you can now read. Rajbhandari, Rasley, Ruwase and He, 2020,
 # *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models* (arXiv 1910.02054), sections 3, 5 and 7. Zhao
 # et al., 2023, *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel* (arXiv 2304.11277).
 #
