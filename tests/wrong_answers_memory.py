@@ -553,6 +553,141 @@ def layers_by_number(model):
     recompute.recompute([model.layers[str(n)] for n in range(8)])
 
 
+# ---- more of them, that no list had ----------------------------------------------------------------------
+
+
+@wrong("checkpoint", "the random numbers are not kept")
+def random_state_taken_after_the_forward(layer, x):
+    random, again, numbers = [], [], itertools.count()
+
+    def unpack(number):
+        if not again:
+            with torch.enable_grad(), torch.random.fork_rng(devices=[]), into(again):
+                torch.set_rng_state(random[0])
+                layer(x)
+        return again[number]
+
+    with saved_tensors_hooks(lambda tensor: next(numbers), unpack):
+        y = layer(x)
+    random.append(torch.get_rng_state())
+    return y
+
+
+@wrong("checkpoint", "gradients are missing")
+def input_is_a_leaf(layer, x):
+    return checkpoint(layer, x.clone().detach().requires_grad_())
+
+
+@wrong("checkpoint", "other outputs")
+def nearly_the_same_input(layer, x):
+    return checkpoint(layer, x + 1e-6)
+
+
+REMEMBERED = {}
+
+
+@wrong("checkpoint")
+def output_is_remembered(layer, x):
+    key = id(layer), x.shape
+    if key not in REMEMBERED:
+        REMEMBERED[key] = checkpoint(layer, x)
+    return REMEMBERED[key]
+
+
+@wrong("place_checkpoints", "too much at once in backward")
+def two_segments(model):
+    for half in halves(model):
+
+        def chain(x, forwards=[layer.forward for layer in half]):  # noqa: B006
+            for forward in forwards:
+                x = forward(x)
+            return x
+
+        half[0].forward = partial(recompute.checkpoint, chain)
+        for layer in half[1:]:
+            layer.forward = itself
+
+
+@wrong("place_checkpoints", "too much is computed again")
+def half_of_them_nested(model):
+    first, last = halves(model)
+    recompute.recompute([layer.mlp for layer in first])
+    recompute.recompute(first)
+    recompute.recompute(last, keep=MATMULS | ATTENTION)
+
+
+@wrong("place_checkpoints", "nothing is recomputed")
+def only_small_batches(model):
+    for layer in model.layers.values():
+
+        def forward(x, plain=layer.forward):
+            return plain(x) if len(x) > 4 else recompute.checkpoint(plain, x)
+
+        layer.forward = forward
+
+
+@wrong("place_checkpoints", "gradients are missing")
+def weights_are_cut_off(model):
+    def of(mlp, x):
+        return nn.functional.linear(nn.functional.silu(mlp.gate(x)) * mlp.up(x), mlp.down.weight.detach())
+
+    for layer in halves(model)[0]:
+        layer.mlp.forward = partial(of, layer.mlp)
+    place(model)
+
+
+@wrong("place_checkpoints", "the parameters have changed")
+def first_and_last_swapped(model):
+    layers = list(model.layers.values())
+    layers[0], layers[-1] = layers[-1], layers[0]
+    model.layers = nn.ModuleDict({str(n): layer for n, layer in enumerate(layers)})
+    place(model)
+
+
+@wrong("place_checkpoints", "other parameters")
+def half_of_the_layers_dropped(model):
+    model.layers = nn.ModuleDict({str(n): layer for n, layer in enumerate(halves(model)[0])})
+
+
+@wrong("place_checkpoints", "other outputs")
+def dropout_is_removed(model):
+    for module in model.modules():
+        if hasattr(module, "rate"):
+            module.rate = 0.0
+    place(model)
+
+
+@wrong("place_checkpoints")
+def under_autocast(model):
+    def forward(plain, *args):
+        with torch.autocast("cpu", torch.bfloat16):
+            return plain(*args)
+
+    place(model)
+    model.forward = partial(forward, model.forward)
+
+
+@wrong("place_checkpoints", "nothing is recomputed")
+def called_parameters(model):
+    def pack(tensor):
+        return nn.Parameter(tensor.detach().clone(), requires_grad=False) if tensor.is_floating_point() else tensor
+
+    def fn(layer, x):
+        with saved_tensors_hooks(pack, itself):
+            return layer(x)
+
+    around(fn, model.layers.values())
+
+
+@wrong("place_checkpoints", "nothing is recomputed")
+def in_shared_memory(model):
+    def fn(layer, x):
+        with saved_tensors_hooks(lambda tensor: tensor.detach().clone().share_memory_(), itself):
+            return layer(x)
+
+    around(fn, model.layers.values())
+
+
 # ---- the published figure --------------------------------------------------------------------------------
 
 
