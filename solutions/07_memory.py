@@ -463,8 +463,9 @@ draw.memory(four.recording, step=2)
 # %% [markdown]
 # ## Measure: bytes and numbers
 #
-# The ranks are in the order of the table: none, selective, all but attention, full. At its highest, A is what all
-# layers but one have left, and *everything* of the one whose backward is running:
+# The ranks are in the order of the table: none, selective, all but attention, full. (They share your cores: believe the
+# heights, not the widths.) At its highest, A is what all layers but one have left, and *everything* of the one whose
+# backward is running:
 
 # %%
 rows = {}
