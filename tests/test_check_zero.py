@@ -122,14 +122,21 @@ def ready_by_reduces(full, shard):
     shard.grad = mean if shard.grad is None else shard.grad.add_(mean)
 
 
-def ready_by_lists(full, shard):
-    ranks = dist.get_world_size()
-    parts = [torch.empty_like(shard) for _ in range(ranks)]
-    dist.all_to_all(parts, list(full.grad.chunk(ranks)), async_op=True).wait()
+def ready_and_wait_later(full, shard):
+    parts = [torch.empty_like(shard) for _ in range(dist.get_world_size())]
+    works = [
+        dist.gather(x, parts if i == dist.get_rank() else None, i, async_op=True) for i, x in enumerate(split(full))
+    ]
+    for work in works:
+        work.wait()
     full.grad.untyped_storage().resize_(0)
     full.grad = None
     mean = torch.stack(parts).mean(0)
     shard.grad = mean if shard.grad is None else shard.grad + mean
+
+
+def split(full):
+    return full.grad.chunk(dist.get_world_size())
 
 
 def gather_pieces(full, shard):
@@ -236,7 +243,7 @@ RIGHT = [
     ("gradient_ready", "0.25", [ready_by_torch]),
     ("gradient_ready", "0.25", [ready_by_sends_and_receives]),
     ("gradient_ready", "0.25", [ready_by_reduces]),
-    ("gradient_ready", "0.25", [ready_by_lists]),
+    ("gradient_ready", "0.25", [ready_and_wait_later]),
     ("gather_and_drop", "1.00", [gather, drop]),
     ("gather_and_drop", "1.00", [gather_pieces, drop_by_its_data]),
     ("gather_and_drop", "1.00", [gather_by_a_ring, drop]),
