@@ -11,8 +11,8 @@
 # ## Question
 #
 # Take 8 billion parameters in mixed precision, and 64 ranks in ZeRO's stage 3: no copy is left to be removed. Each rank
-# reads one single sequence of 8,192 tokens. What does it hold? (From the formulas; by the end of this notebook you will
-# have measured them.)
+# reads one single sequence of 8,192 tokens, and has a card of 40 GB. What does it hold? (From the formulas, for 16 bit
+# and fused norms; their terms you will measure here, on a small model in float32.)
 
 # %%
 import itertools
@@ -43,7 +43,12 @@ from labs.model import GPT, PRESETS
 KINDS = ("P", "G", "S", "A", "comm", "temporary")
 a_rank = cost.per_rank(PRESETS["llama3-8b"], "mixed precision, AdamW", ranks=64, stage=3, batch=1)
 gigabytes = {kind: getattr(a_rank, kind) / 1e9 for kind in KINDS}
-draw.chart({"each of 64 ranks": gigabytes}, "GB", caption="8 billion parameters, stage 3, 8,192 tokens a rank")
+assert a_rank.peak > 40e9
+print(
+    ", ".join(f"{kind} {size:.1f} GB" for kind, size in gigabytes.items()),
+    f"; at one moment {a_rank.peak / 1e9:.0f} GB",
+)
+draw.chart({"each of 64 ranks": gigabytes}, "GB", caption="8 billion parameters, stage 3: each kind at its most")
 
 # %% [markdown]
 # P, G and S, which all of notebook 04 was about, are the three slivers on the left: 2 GB together. What fills the card
@@ -122,7 +127,7 @@ guess_times = 20  # your number
 
 # %% [markdown]
 # And if every layer's forward runs twice, how many times as much arithmetic is a training step? (Notebook 01: backward
-# is about twice as much as forward.)
+# is about twice as much as forward.) An expression will do.
 
 # %%
 guess_work = 4 / 3  # your number
@@ -317,7 +322,7 @@ assert ledger.agrees
 ledger
 
 # %% [markdown]
-# The difference are the norms' own statistics, which the paper leaves out on purpose. Its formula is right, for its
+# The difference is the norms' own statistics, which the paper leaves out on purpose. Its formula is right, for its
 # layer. Now look at the second term, with what people train today:
 
 
@@ -333,7 +338,8 @@ draw.table([{"": name, "5as/h, % of all, if not fused": share(*shape)} for name,
 # %% [markdown]
 # *That* is what the paper's selective recomputation is about: the table that grows with the square of the context. A
 # fused kernel (FlashAttention) does this inside, for every model, without being asked. So "recompute attention" is good
-# advice from 2022 that most of today's code has built in. What remains is the 34, or in our model the 20 D.
+# advice from 2022 that most of today's code has built in. What remains is the 34 bytes × h, or in our model some 20
+# numbers × D.
 #
 # ## Build: compute it twice
 #
@@ -348,11 +354,12 @@ draw.table([{"": name, "5as/h, % of all, if not fused": share(*shape)} for name,
 # are the lines that run it; three or four are enough. Three things to think of:
 #
 # - Backward runs without gradient mode: there is no graph unless you ask for one, with `torch.enable_grad()`.
-# - The layer may draw random numbers, and must draw *the same* ones: `random` is the state that they were in.
+# - The layer may draw random numbers, and must draw *the same* ones: `random` is the state that they were in, and
+#   `torch.set_rng_state` sets it.
 # - Afterwards, random numbers must go on as if nothing had been: `torch.random.fork_rng(devices=[])` is a context that
 #   puts them back at its end.
 #
-# Budget: one forward more.
+# Budget: 0.30 × the memory, one forward more.
 
 
 # %%
@@ -400,8 +407,9 @@ both = run(side_by_side, nothing, each_layer, ranks=2, device="cpu", record="mem
 draw.memory(both.recording, step=2)
 
 # %% [markdown]
-# The mountain has become a comb: in backward, each tooth is one layer that comes back to life and goes again. (What
-# this function holds by itself is grey: the recorder calls A what *autograd* keeps.) And is it the same training?
+# The mountain has become a comb: in backward, each tooth is one layer that comes back to life and goes again. (Where a
+# function holds tensors by itself, in a list, they are grey: the recorder calls A what *autograd* keeps.) And is it the
+# same training?
 
 # %%
 (losses, parameters), (again_losses, again_parameters) = both
@@ -430,8 +438,7 @@ right, ours, wrong = (first_gradient(call) for call in (lambda layer, x: layer(x
 assert torch.equal(ours, right) and not torch.equal(wrong, right)
 
 # %% [markdown]
-# Nothing warns. Forward dropped some units, backward blames others, and the loss still falls, a little worse. It is the
-# kind of mistake that costs a month.
+# Nothing warns: forward dropped some units, and backward blames others.
 #
 # ## Build: not everything twice
 #
@@ -445,6 +452,8 @@ print(recompute.__doc__[recompute.__doc__.index("    recompute(model") : recompu
 
 # %%
 from labs.recompute import ATTENTION, MATMULS
+
+assert "aten.mm" in MATMULS  # sets of PyTorch's own names of operations
 
 
 def by_operation(keep, model):
@@ -463,16 +472,17 @@ draw.memory(four.recording, step=2)
 # %% [markdown]
 # ## Measure: bytes and numbers
 #
-# The ranks are in the order of the table: none, selective, all but attention, full. (They share your cores: believe the
-# heights, not the widths.) At its highest, A is what all layers but one have left, and *everything* of the one whose
-# backward is running:
+# The ranks are in the order of the table: none, selective, (computed again:) all but attention, full. (They share your
+# cores: believe the heights, not the widths.) Where nothing is recomputed, A is highest at the end of forward. Else it
+# is what the layers below have left, and *everything* of the one whose backward is running; under selective also q and
+# k before they were turned, and what o and down gave:
 
 # %%
 rows = {}
 for rank, how in enumerate(WAYS):
     predicted = cost.most_activations(CONFIG, BATCH, recompute=how)
     rows[f"{how}: A at its most"] = predicted, four.recording.held(rank, step=2)["A"]
-ledger = draw.ledger(rows, within=0.10)
+ledger = draw.ledger(rows, within=0.01)
 assert ledger.agrees
 ledger
 
@@ -505,7 +515,8 @@ work = {how: operations(change) / operations(nothing) for how, change in WAYS.it
 check.predict("With full recomputation, a step is how many times the arithmetic?", guess_work, round(work["full"], 2))
 
 # %% [markdown]
-# Forward 1, backward 2, forward again 1: 4/3. (A little less, as the head is in no layer.) Now the clock, on a wider
+# Forward 1, backward 2, forward again 1: 4/3. (A little less, as the head is in no layer. "All but attention" costs as
+# much, as the counter does not see attention here.) Now the clock, on a wider
 # model, so that it is arithmetic that takes the time. The quickest of six steps each:
 
 # %%
@@ -541,7 +552,9 @@ rows = []
 for how in WAYS:
     terms = cost.activations(CONFIG, BATCH, recompute=how)
     layers = sum(terms.values()) - sum(cost.activations(replace(CONFIG, depth=7), BATCH, recompute=how).values())
-    rows.append({"": how, "kept, × D a token": round(layers / tokens / 4 / D, 1), "forward again": work[how] > 1.01})
+    rows.append(
+        {"": how, "kept, × D a token": round(layers / tokens / 4 / D, 1), "matrix products again": work[how] > 1.01}
+    )
 draw.table(rows)
 
 # %% [markdown]
@@ -551,9 +564,9 @@ draw.table(rows)
 # parameters and gradients). Time is short, too: at most *half* of the layers' forward may be computed again. Full is
 # too slow, selective is too large. Change the model so that it fits.
 #
-# At hand: `recompute.recompute(layers, keep=())`, which may be called for some layers one way, and for others another
-# way. (Why would the last layers be the better ones to keep *more* of, if you had to choose? Look at the highest tooth
-# of the comb.)
+# At hand: `recompute.recompute(layers, keep=())`, where `keep` may be `MATMULS | ATTENTION`; it may be called for some
+# layers one way, and for others another way. (Why would the last layers be the better ones to keep *more* of, if you
+# had to choose? Look at the highest tooth of the comb.)
 
 
 # %%
@@ -592,6 +605,7 @@ draw.memory(job(placed, record="memory").recording, step=2)
 # %%
 MiB = 2**20
 DEEP = replace(WIDE, depth=8)
+print(f"its activations alone: {sum(cost.activations(DEEP, BATCH).values()) / MiB:.0f} MiB")
 
 
 def within(size, change):
@@ -613,7 +627,7 @@ print(message.replace(": it held", ":\nit held").replace(" at model.py", "\nat m
 
 # %% [markdown]
 # The message names the budget, what was asked for, and the line of the model that asked. On a GPU it would be
-# `torch.OutOfMemoryError`, and you would know as much. Now the same job and budget, with your checkpoints:
+# `torch.OutOfMemoryError`. Now the same job and budget, with your checkpoints:
 
 # %%
 [fits] = run(within, 96 * MiB, placed, ranks=1, device="cpu")
@@ -621,7 +635,7 @@ print(message.replace(": it held", ":\nit held").replace(" at model.py", "\nat m
 assert fits == free
 
 # %% [markdown]
-# It fits, and its losses are those of a job with a gigabyte to spare.
+# It fits, and its losses are those of a job with a gigabyte.
 #
 # ## Native
 #
@@ -652,7 +666,7 @@ assert all(torch.equal(a, b) for _, after in native for a, b in zip(after, four[
 rows = []
 for rank, how in enumerate(THEIRS):
     ours, theirs = four.recording.held(list(WAYS).index(how), step=2), native.recording.held(rank, step=2)
-    peaks = {"peak, ours": draw.size(ours["peak"]), "PyTorch's": draw.size(theirs["peak"])}
+    peaks = {"peak, MiB, ours": round(ours["peak"] / 2**20, 2), "PyTorch's": round(theirs["peak"] / 2**20, 2)}
     theirs_work = operations(THEIRS[how]) / operations(nothing)
     rows.append({"": how, **peaks, "operations, ours, ×": round(work[how], 2), "PyTorch's, ×": round(theirs_work, 2)})
 draw.table(rows)
@@ -663,13 +677,13 @@ draw.table(rows)
 # was saved has been found again; here that spares `down`, a quarter of the layer's. Ours runs to its end, and is easier
 # to read.
 #
-# One way to go wrong belongs here, since it is in published courses: `checkpoint_wrapper(layer)` *returns* a module,
-# and who does not put it back into the model has changed nothing. Nothing fails, nothing is saved. The check of
-# exercise 2 calls it by its name; in your own code, look at the peak.
+# One way to go wrong belongs here. PyTorch's `checkpoint_wrapper(layer)` *returns* a module, and who does not put it
+# into the model has changed nothing. Nothing fails, nothing is saved. The check of exercise 2 says "nothing is
+# recomputed"; in your own code, look at the peak.
 #
 # ## Build: another tier
 #
-# Recomputation has shrunk A. Suppose it is S that does not fit: one rank, and no others to share with. State is touched
+# Recomputation has shrunk A. Suppose it is S that does not fit, even sharded. State is touched
 # once a step; through forward and backward it lies idle, 12 of the 16 bytes a parameter. It may lie where there is more
 # room, on another **tier**:
 #
@@ -684,7 +698,8 @@ draw.table(rows)
 
 # %% [markdown]
 # [labs/offload.py](../labs/offload.py) has an optimizer that does so, and stands where any optimizer stands; here
-# inside of stage 3, on two ranks, with one sequence each. The loop takes up where the last committed step ended.
+# inside of stage 3, on two ranks, with one sequence each. The loop takes up after the last step that is safely in the
+# folder.
 
 # %%
 from labs.model import initial_value
@@ -723,9 +738,10 @@ draw.memory(in_memory.recording, step=3, ranks=[0])
 draw.memory(in_files.recording, step=3, ranks=[0])
 
 # %% [markdown]
-# The same parameters, bit by bit; and the floor of S is gone. It shows up in the optimizer's step alone, and of at most
-# three parameters at a time (under ZeRO a "parameter" is the shard of a layer): one that is updated, one that comes,
-# one that goes. The recorder counts mapped files like memory; the system takes that back whenever it likes, as the
+# The same parameters, bit by bit; and the floor of S is gone. (Mind the scales.) It shows up in the optimizer's step
+# alone, and of at most three parameters at a time (under ZeRO a "parameter" is the shard of a layer): one that is
+# updated, one that comes, one that goes. (In this float32 job S is 8 bytes a parameter. The files also hold a master of
+# each, 12 together.) The recorder counts mapped files like memory; the system takes that back whenever it likes, as the
 # numbers are on the disk.
 
 # %%
@@ -733,11 +749,12 @@ psi, largest = sum(cost.parameter_sizes(CONFIG)), max(sum(layer.sizes) for layer
 three = 3 * 12 * largest // 2  # bytes of master and two moments, on one of two ranks
 whole, passing = in_memory.recording.steady()["S"], in_files.recording.steady()["S"]
 assert passing <= three + 1024 < whole  # AdamW's counters, and room between tensors
-print(f"S on each rank: in memory {whole:,} bytes, in files never more than {three:,}")
+print(f"S on each rank: in memory {whole:,} bytes; in files three shards at most, {three:,}")
 
 # %% [markdown]
 # Parameters can go the same way, where there is time to read them in every forward and backward: `to_file` gives the
-# same numbers in a mapped file. (Under stage 3 that would be the shards.) Nothing else in the program changes.
+# same numbers in a mapped file. (Under stage 3 that would be the shards, each rank's in a folder of its own.) Nothing
+# else in the program changes; only the numbers are tested here.
 
 # %%
 from labs.disk import to_file
@@ -797,7 +814,7 @@ print(f"fetching, updating and storing: {1000 * busy:.0f} ms of work; the step t
 # ### A crash in the middle
 #
 # The state is on disk: so it is still there when the process is not. But *which* state? Suppose a rank is killed when
-# it has updated half of its shards. A file with half a step in it is worse than none.
+# it has updated some of its shards. A file with half a step in it is worse than none.
 #
 # Here that happens. On rank 1, in the third step, at its fourth shard, the process kills itself: no `except`, no
 # goodbye.
@@ -819,22 +836,25 @@ def killed(at):
 shards = len(cost.gpt_layers(CONFIG))  # in a step
 crashed = PLACE / "crashed"
 try:
-    two(crashed, killed(at=1 + 2 * shards + 3))
+    two(crashed, killed(at=1 + 2 * shards + 3))  # one AdamW is made before, to learn its options
 except RankError as error:
     print(str(error).splitlines()[0])
 
 # %% [markdown]
-# Now the same call again, on the same folder, with an AdamW that lives:
+# Which steps are there, by rank? (A *generation* is what one step, or the beginning, has stored.) Then the same call
+# again, on the same folder, with an AdamW that lives:
 
-# %%
+# %% tags=["nbval-ignore-output"]
+for rank in sorted(crashed.iterdir()):
+    print(rank.name, *sorted(path.stem for path in rank.glob("generation-*.json")))
 survived = two(crashed)
 assert same(survived, in_memory)
 
 # %% [markdown]
-# It went on after the last step that *both* ranks had finished, and ends where the undisturbed training ended, bit by
-# bit. Why? What a step stores never lands on what is committed: it goes to new files, and when all of them are safely
-# on the disk, one small file with their names is *renamed* to be the one that counts. A renaming has happened or has
-# not. If one rank has renamed and the other has not, both take the step before: its files are still there
+# It went on after step 2, the last that *both* ranks had finished, and ends where the undisturbed training ended, bit
+# by bit. Why? What a step stores never lands on what is committed: it goes to new files, and when all of them are
+# safely on the disk, one small file with their names is *renamed* to be the one that counts. A renaming has happened or
+# has not. If one rank has renamed and the other has not, both take the step before: its files are still there
 # ([labs/disk.py](../labs/disk.py)). That is why the folder holds two generations:
 
 # %%
@@ -848,7 +868,7 @@ draw.ledger({"in files, two generations": (2 * 12 * psi, found)}, within=0.01)
 # parameters, if only to cut them. With stage 3 on 1,000 ranks that is 1,000 times the room that is needed.
 #
 # PyTorch has a device for this, **meta**: its tensors have a shape and a dtype, and no memory. A model of 405 billion
-# parameters is built on it in no time:
+# parameters can be built on it, by anyone:
 
 # %%
 with torch.device("meta"):
@@ -877,9 +897,9 @@ assert same(on_cpu, on_meta)
 draw.bars({"built whole": on_cpu.recording.held(step=0), "built on meta": on_meta.recording.held(step=0)})
 
 # %% [markdown]
-# The same parameters; but on meta no rank ever had more of them than a quarter, and one layer in the making. Here that
-# is a matter of megabytes. With 405 billion parameters it is the difference between a start and none. (The native way
-# is the same: build on meta, `fully_shard`, `to_empty`, initialise or load.)
+# The same parameters; but on meta no rank ever had more of them than a quarter, and two copies of one layer while it is
+# cut. Here that is a matter of a megabyte. With 405 billion parameters it is the difference between a start and none.
+# (The native way is the same: build on meta, `fully_shard`, `to_empty` (memory without numbers), initialise or load.)
 
 # %%
 shard, one = 4 * sum(cost.parameter_sizes(CONFIG)) // 4, 4 * sum(cost.gpt_layers(CONFIG)[1].sizes)
@@ -891,10 +911,11 @@ draw.ledger(
 # %% [markdown]
 # ## The memory explorer
 #
-# All of this in one picture, from the formulas that you have seen hold. It begins with the job of our question. Try, in
-# this order, and guess each time before you look: recompute *selective*, then *full*. How many ranks of 24 GB does
-# stage 3 take now? And how few, if the optimizer state is offloaded? Then give each rank a sequence of 131,072 tokens.
-# What is left to be done about *that* one is the subject of later notebooks.
+# Recomputation and offloading in one picture, from the same formulas, in 16 bit and with fused norms. It begins with
+# the job of our question. Try, in this order, and guess each time before you look: recompute *selective*, then *full*.
+# How many ranks of 24 GB does stage 3 take now? And how few, if the optimizer state is offloaded? Then give each rank a
+# sequence of 131,072 tokens. (Recomputing layers leaves the head alone: its logits and their gradients are what you see
+# then.) What can be done about long sequences is the subject of later notebooks.
 
 # %%
 play.memory(model="llama3-8b", ranks=64, batch=1, context=8192)
@@ -903,21 +924,22 @@ play.memory(model="llama3-8b", ranks=64, batch=1, context=8192)
 # ## Why, and why not
 #
 # **First**, make the micro-batch smaller. A is proportional to it, and with accumulation (notebook 03) the training is
-# the same. It costs nothing until the matrices become too thin to keep the device busy. With one sequence there is
-# nothing left to divide; then:
+# the same. It costs no arithmetic until the matrices become too thin to keep the device busy; but under stages 2 and 3
+# each micro-batch communicates again (notebook 04). With one sequence there is nothing left to divide; then:
 #
 # | | what shrinks | what it costs | when |
 # |---|---|---|---|
-# | selective | A, to about a half | the cheap operations again | nearly always |
-# | full | A, to a twentieth and one layer | a forward: a third more arithmetic | large models, long contexts |
+# | selective | A of a layer, to about a half | the cheap operations again | where they are quick; measure |
+# | full | A of a layer, to a twentieth | a forward: a third more arithmetic | large models, long contexts |
 # | a mixture | A, to what fits | what you choose | where full is more than is needed |
 # | state in host memory | S, to nothing | 2 + 2 bytes a parameter and step | few ranks, many tokens a step |
 # | state on disk | S, to three layers' | 12 + 12 bytes besides | the same, and patience |
 # | meta | the peak before the first step | nothing | always |
 #
 # **Why not** offload always? The traffic comes once a step, whatever the batch. It is hidden, if at all, behind the
-# arithmetic: 6ΨT operations for T tokens. At W bytes a second and F operations a second, the c bytes a parameter take
-# cΨ/W seconds, so T must be above c/6 × F/W. Ψ cancels, as it did for the all-reduce:
+# arithmetic: 6Ψn operations for n tokens. (Ours hides it behind the updates only; this is the most that any could.) At
+# W bytes a second and R operations a second, the c bytes a parameter take cΨ/W seconds, so n must be above c/6 × R/W. Ψ
+# cancels, as it did for the all-reduce. (The way to a GPU's host takes a GPU, and was not measured here.)
 
 # %%
 OPERATIONS = 400e12  # a second that one H100 reaches in practice (Llama 3, arXiv 2407.21783, table 4)
@@ -933,7 +955,7 @@ draw.table(rows)
 # Thousands of tokens are one micro-batch: state in host memory can be hidden, if the CPU is quick enough to update it.
 # Hundreds of thousands are many micro-batches in a row. Disks are for those who have the time and not the cards.
 #
-# And **why not** recompute always? A third more arithmetic is a third more money. Selective gives back half of A, and
+# And **why not** recompute always? A third more time is a third more money. Selective gives back half of a layer, and
 # repeats no matrix product; attention is recomputed inside of its kernel already; more ranks with ZeRO free P, G and S,
 # so that more A can stay. Recompute as little as fits.
 
@@ -971,7 +993,7 @@ draw.table(rows)
 # | | predicted | ours | PyTorch's |
 # |---|---|---|---|
 # | A of a layer | 9D + 2KE + H + 4F + 2 | the same, exactly | – |
-# | selective, A | 5D + 2KE + H + 2F, and one layer in full | the same, exactly | its peak within 1 % of ours |
+# | selective, A | 5D + 2KE + H + 2F; one layer in full, and 3D + KE | the same, exactly | its peak within 1 % of ours |
 # | full, A | D, and one layer in full | the same, exactly | its peak is ours |
 # | full, arithmetic | 4/3, but for the head | 1.32 × | 1.24 ×: it stops early |
 # | numbers | one process's | the same bits | the same bits |
