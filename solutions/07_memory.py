@@ -40,14 +40,13 @@ from labs.kit.record import mark
 from labs.kit.strategies import ADAMW
 from labs.model import GPT, PRESETS
 
+# %%
 KINDS = ("P", "G", "S", "A", "comm", "temporary")
 a_rank = cost.per_rank(PRESETS["llama3-8b"], "mixed precision, AdamW", ranks=64, stage=3, batch=1)
 gigabytes = {kind: getattr(a_rank, kind) / 1e9 for kind in KINDS}
 assert a_rank.peak > 40e9
-print(
-    ", ".join(f"{kind} {size:.1f} GB" for kind, size in gigabytes.items()),
-    f"; at one moment {a_rank.peak / 1e9:.0f} GB",
-)
+each = ", ".join(f"{kind} {size:.1f} GB" for kind, size in gigabytes.items())
+print(f"{each}; at one moment {a_rank.peak / 1e9:.0f} GB")
 draw.chart({"each of 64 ranks": gigabytes}, "GB", caption="8 billion parameters, stage 3: each kind at its most")
 
 # %% [markdown]
@@ -516,8 +515,8 @@ check.predict("With full recomputation, a step is how many times the arithmetic?
 
 # %% [markdown]
 # Forward 1, backward 2, forward again 1: 4/3. (A little less, as the head is in no layer. "All but attention" costs as
-# much, as the counter does not see attention here.) Now the clock, on a wider
-# model, so that it is arithmetic that takes the time. The quickest of six steps each:
+# much, as the counter does not see attention here.) Now the clock, on a wider model, so that it is arithmetic that
+# takes the time. The quickest of six steps each:
 
 # %%
 WIDE = PRESETS["small"]
@@ -683,9 +682,9 @@ draw.table(rows)
 #
 # ## Build: another tier
 #
-# Recomputation has shrunk A. Suppose it is S that does not fit, even sharded. State is touched
-# once a step; through forward and backward it lies idle, 12 of the 16 bytes a parameter. It may lie where there is more
-# room, on another **tier**:
+# Recomputation has shrunk A. Suppose it is S that does not fit, even sharded. State is touched once a step; through
+# forward and backward it lies idle, 12 of the 16 bytes a parameter. It may lie where there is more room, on another
+# **tier**:
 #
 # ![Three columns. All on the GPU: P, G, S, A. State in host memory: gradients go down, parameters come up, 2 + 2 bytes
 # a parameter. State on a disk: besides, 12 + 12 bytes are read and written in each step.](../images/tiers.svg)
