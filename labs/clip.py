@@ -36,8 +36,8 @@ def clip_gradients(
     parameters: this rank's, or its shards; a `.grad` may be None or empty, and then counts as zeros.
     groups: those over which the parameters are sharded, None for all ranks.  Every rank of them must call this.
 
-    An infinite `max_norm` only measures.  Where the norm is inf or nan, so become the gradients, as in torch; look at
-    what is returned.  Raises ValueError for a `max_norm` that is not above 0.
+    An infinite `max_norm` only measures.  Where the norm is inf or nan, the gradients are spoiled, as in torch: look at
+    what is returned before the step.  Raises ValueError for a `max_norm` that is not above 0.
     """
     if not max_norm > 0:
         raise ValueError(f"max_norm is {max_norm}: give a length above 0 (or inf, only to measure)")
@@ -60,9 +60,7 @@ def global_norm(parameters: Sequence[Tensor], groups: Sequence[ProcessGroup | No
     for p in parameters:
         if p.grad is not None:
             # Not in the gradient's own type: bfloat16 has 8 bits, and the squares of float16 overflow from 256 on.
-            total += (
-                torch.linalg.vector_norm(p.grad, dtype=torch.promote_types(p.grad.dtype, torch.float32)).double() ** 2
-            )
+            total += torch.linalg.vector_norm(p.grad, dtype=torch.float64) ** 2
     for group in groups:
         dist.all_reduce(total, group=group)
     return total.sqrt()

@@ -216,6 +216,8 @@ def operations(keep: Iterable[str]) -> frozenset[str]:
         library, _, op = name.partition(".")
         if not hasattr(getattr(torch.ops, library), op):
             raise ValueError(f'keep= names operations of the dispatcher, "aten.mm" for one; {name!r} is not among them')
+        if op.endswith(("_", "_like")):
+            raise ValueError(f"keep= is for operations that compute what they give: {name!r} fills or changes a tensor")
     return names
 
 
@@ -225,23 +227,31 @@ class KeepOutputs(TorchDispatchMode):
     def __init__(self, ops: frozenset[str]) -> None:
         super().__init__()
         self.ops = ops
-        self.outputs: list[tuple[Any, Any, list[int]]] = []
+        self.outputs: list[tuple[Any, ...]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if str(func.overloadpacket) not in self.ops:
+            output = func(*args, **(kwargs or {}))
+            if torch.Tag.inplace_view in func.tags:  # another shape, and the same numbers
+                self.outputs = [(*rest, out, seen(out, args[0], version)) for *rest, out, version in self.outputs]
+            return output
+        before = random_state(args)
         output = func(*args, **(kwargs or {}))
-        if str(func.overloadpacket) in self.ops:
-            self.outputs.append((func, output, versions(output)))
+        after = random_state(args)
+        drew = None if torch.equal(before, after) else after
+        shapes = [(x.size(), x.stride(), x.storage_offset()) for x in tensors_of(output)]
+        self.outputs.append((func, drew, shapes, output, versions(output)))
         return output
 
     def put_away(self) -> "Held":
         """Call it once the run is over, with the hooks around the checkpoint back in place."""
-        for func, output, version in self.outputs:
+        for func, _, _, output, version in self.outputs:
             if versions(output) != version:
                 raise RuntimeError(
                     f"the output of {func} is to be kept, but was changed in place after it: "
                     "leave the operation out of keep=, or write the change out of place"
                 )
-        return Held([(func, tree_map_only(Tensor, Tensor.detach, output)) for func, output, _ in self.outputs])
+        return Held([(func, drew, as_it_was(output, shapes)) for func, drew, shapes, output, _ in self.outputs])
 
 
 class HandOut(TorchDispatchMode):
@@ -254,11 +264,43 @@ class HandOut(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if str(func.overloadpacket) not in self.ops:
             return func(*args, **(kwargs or {}))
-        kept, output = next(self.kept, (None, None))
+        kept, drew, output = next(self.kept, (None, None, None))
         if kept is not func:
             raise RuntimeError(f"recomputed, {func} was called where the forward had called {kept}")
+        if drew is not None:  # what is drawn next follows upon what this operation drew
+            set_random_state(args, drew)
         return tree_map_only(Tensor, Tensor.detach, output)
 
 
+def tensors_of(output: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+
+
 def versions(output: Any) -> list[int]:
-    return [leaf._version for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+    return [x._version for x in tensors_of(output)]
+
+
+def as_it_was(output: Any, shapes: list[Any]) -> Any:
+    """Without its graph, and in the shapes in which the operation gave it."""
+    shape = iter(shapes)
+    return tree_map_only(Tensor, lambda x: x.detach().as_strided(*next(shape)), output)
+
+
+def seen(output: Any, changed: Tensor, version: list[int]) -> list[int]:
+    """The version of an output when a tensor has got another shape in place, perhaps one with its memory."""
+    same = any(x.data_ptr() == changed.data_ptr() for x in tensors_of(output))
+    return [number + 1 for number in version] if same else version
+
+
+def random_state(args: Any) -> Tensor:
+    device = device_of(args)
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def set_random_state(args: Any, state: Tensor) -> None:
+    device = device_of(args)
+    torch.cuda.set_rng_state(state, device) if device.type == "cuda" else torch.set_rng_state(state)
+
+
+def device_of(args: Any) -> torch.device:
+    return next((leaf.device for leaf in tree_leaves(args) if isinstance(leaf, Tensor)), torch.device("cpu"))

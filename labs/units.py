@@ -197,6 +197,14 @@ def in_layers(model: nn.Module, layers: Iterable[nn.Module] | None = None) -> di
     Raises ValueError where the layers miss a parameter.
     """
     chosen = list(dict.fromkeys([*opened(model), model] if layers is None else layers))
+    own = set(model.modules())
+    for layer in chosen:
+        if layer not in own:
+            raise ValueError(
+                f"layers has {layer!r:.60}, which is no module of the model: of a ModuleDict, give .values()"
+            )
+        if "flat0" in layer._parameters:
+            raise ValueError(f"this {type(layer).__name__} lies in vectors already: shard a model once")
     names = {id(p): name for name, p in model.named_parameters()}
     places = {
         layer: [Place(module, attribute, names[id(p)]) for module, attribute, p in parameters_of(layer, chosen)]
@@ -276,7 +284,7 @@ def reduce_scatter(full: Tensor, group: ProcessGroup | None) -> Tensor:
     part, and adds up what it gets in the order of the ranks: all of them, and every run, round alike.
     """
     ranks = dist.get_world_size(group)
-    if dist.get_backend(group) != "gloo":
+    if full.is_cuda and "nccl" in dist.get_backend_config(group):
         part = full.new_empty(full.numel() // ranks)
         REDUCE_SCATTER(part, full, group=group)
         return part

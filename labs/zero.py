@@ -26,7 +26,8 @@ a step (Rajbhandari et al. 2020, arXiv 1910.02054, sections 5 and 7).
 
 The parameters of a layer lie in one vector, `full`, padded to a multiple of N; its N-th part is this rank's
 `shard`.  The modules' own parameters are views of `full`, so the optimizer must treat all elements of a layer
-alike, as SGD and AdamW do.
+alike, as SGD and AdamW do.  Where a layer is used, but one of its parameters is not, that one's gradient counts as
+zero, and it takes its step, too.
 """
 
 from collections.abc import Callable, Iterable
@@ -36,10 +37,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.utils._pytree import tree_map
 
 from labs.ddp import require_equal_replicas
 from labs.units import Layer, Unit, alias, differentiable, in_layers, take_out, when_all_have_gradients
+
+COUNTERS = {"step", "mu_product", "eta", "mu"}  # what torch's optimizers keep, but not by element
 
 
 class Zero:
@@ -50,8 +52,8 @@ class Zero:
     the rest.  initial: (name, shape) -> the numbers of a parameter that is on the meta device, asked for one layer
     at a time: under stage 3 no rank ever holds the model.
 
-    Raises ValueError for another stage, a model without trainable parameters, layers that miss some parameters, and
-    replicas that do not start equal.
+    Raises ValueError for another stage, a model without trainable parameters, layers that miss some parameters, an
+    optimizer that takes the shards in another order, and, without `initial`, replicas that do not start equal.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Zero:
         self.trained = [unit for unit in self.units if unit.full.requires_grad]
         self.shards = [unit.shard for unit in self.trained]
         self.optimizer = optimizer(self.shards)
+        require_order(self.optimizer, self.shards)
         if stage < 3:
             gather_all(self.trained)  # an optimizer that takes up an earlier training has changed the shards
         for layer in self.layers:
@@ -92,7 +95,7 @@ class Zero:
     def before_forward(self, layer: "Layer", module: nn.Module, args: Any, kwargs: Any) -> Any:
         if self.stage == 3:
             layer.gather("forward")
-        args, kwargs = tree_map(alias, (args, kwargs))
+        args, kwargs = tuple(map(alias, args)), {key: alias(value) for key, value in kwargs.items()}
         if torch.is_grad_enabled():
             uses = differentiable([*layer.show(), args, kwargs])
             when_all_have_gradients(uses, partial(self.after_backward, layer))
@@ -110,7 +113,7 @@ class Zero:
             layer.gather("backward")
 
     def after_backward(self, layer: "Layer") -> None:
-        """Called when the gradients of the layer's parameters, and of its input, are there."""
+        """Called when the gradients of the layer's parameters and inputs are there (if never, `step` drops it)."""
         if self.stage == 3:
             layer.drop("forward", "backward")
 
@@ -146,7 +149,8 @@ class Zero:
         "model": what `model.state_dict()` was before it was sharded.  "optimizer": by parameter, its entries in the
         parameter's own shape.  "groups": the optimizer's hyperparameters.
         """
-        whole, moments, inner = dict(self.model.named_buffers()), {}, self.optimizer.state_dict()
+        whole, moments = dict(self.model.named_buffers(remove_duplicate=False)), {}
+        inner = self.optimizer.state_dict()
         for unit in self.units:
             whole |= unit.whole(unit.shard.data)
         for index, entries in inner["state"].items():
@@ -164,19 +168,20 @@ class Zero:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take this rank's shards of what `state_dict` returned.  Raises ValueError where names or shapes differ."""
         self.require_same(state["model"])
-        for name, buffer in self.model.named_buffers():
-            buffer.copy_(state["model"][name])
+        for key, buffer in self.model.named_buffers(remove_duplicate=False):
+            if key in self.keys:
+                buffer.copy_(state["model"][key])
         moments, sharded = state["optimizer"], {}
         for unit in self.units:
             unit.shard.data.copy_(unit.part([state["model"][name] for name in unit.layout.shapes]))
-            if self.stage < 3:
-                unit.gather()
-        for index, unit in enumerate(self.trained if moments else ()):
+            unit.gather() if self.stage < 3 else unit.drop()
+        for index, unit in enumerate(self.trained):
+            if not moments.keys() >= unit.layout.shapes.keys():
+                continue  # a layer that has not taken a step yet
             first, *_ = of_each = [moments[name] for name in unit.layout.shapes]
             sharded[index] = {
-                # All that torch's optimizers keep is by element, but for the number of steps.
                 key: torch.as_tensor(value).clone()
-                if key == "step"
+                if key in COUNTERS
                 else unit.part([entries[key] for entries in of_each])
                 for key, value in first.items()
             }
@@ -186,6 +191,7 @@ class Zero:
 
     def require_same(self, state: dict[str, Tensor]) -> None:
         shapes = {name: shape for unit in self.units for name, shape in unit.layout.shapes.items()}
+        shapes |= {key: buffer.shape for key, buffer in self.model.named_buffers() if key in self.keys}
         differ = [f"{key!r} is not in it" for key in self.keys if key not in state]
         differ += [f"{key!r} is not in the model" for key in state if key not in self.keys]
         differ += [
@@ -206,6 +212,14 @@ def drop_all(units: list[Unit]) -> None:
     # What a layer gathered for a backward that did not come to its end would be out of date.
     for unit in units:
         unit.drop()
+
+
+def require_order(optimizer: Any, shards: list[nn.Parameter]) -> None:
+    taken = [p for group in optimizer.param_groups for p in group["params"]]
+    if len(taken) != len(shards) or any(p is not shard for p, shard in zip(taken, shards, strict=True)):
+        raise ValueError(
+            "the optimizer takes the shards in another order than they were given: leave them in one group"
+        )
 
 
 def keys(model: nn.Module) -> dict[str, str]:

@@ -420,3 +420,31 @@ def test_stage_3_never_holds_more_than_its_layers_in_use_while_it_recomputes():
     assert with_it["A"] < 0.6 * without["A"]
     assert with_it["P"] == without["P"]
     assert with_it["comm"] <= 1.01 * without["comm"]
+
+
+def test_kept_operations_that_draw_and_views_in_place():
+    """A kept operation that draws moves the random numbers on; a matmul that squeezes in place has changed nothing."""
+    from labs.recompute import checkpoint
+
+    w = torch.randn(4, 3)
+
+    def draws(x):
+        return torch.nn.functional.dropout(torch.bernoulli(torch.sigmoid(x)) * x @ w, 0.5)
+
+    def squeezes(x):
+        return torch.tanh(x[0]) @ w
+
+    for fn, keep in ((draws, {"aten.bernoulli"}), (squeezes, MATMULS)):
+        gradients = []
+        for call in (fn, partial(checkpoint, fn, keep=keep)):
+            torch.manual_seed(0)
+            x = torch.linspace(-1, 1, 20).view(5, 4).requires_grad_()
+            (call(x) * torch.rand(3)).sum().backward()
+            gradients.append(x.grad)
+        assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize("op", ["aten.zeros_like", "aten.add_"])
+def test_what_fills_or_changes_cannot_be_kept(op):
+    with pytest.raises(ValueError, match="fills or changes a tensor"):
+        recompute([torch.nn.Linear(2, 2)], keep=[op])

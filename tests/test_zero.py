@@ -258,7 +258,7 @@ def test_stages_2_and_3_reduce_every_micro_batch():
         assert sent(1, micro_batches)[1] == 4 * padded // 2 * 2
         assert sent(2, micro_batches)[1] == 4 * padded // 2 * (1 + micro_batches)
         # the embedding is gathered by the head, too, and the frozen layer, forward and backward
-        gathered = 2 * (padded + 78 + frozen) - 78 * 0
+        gathered = 2 * (padded + 78 + frozen)
         assert sent(3, micro_batches)[1] == 4 * (gathered + padded) // 2 * micro_batches
 
 
@@ -385,15 +385,29 @@ def test_a_state_goes_on_in_another_stage_on_another_number_of_ranks():
         assert again["optimizer"]["scale"]["step"] == 10
 
 
-def test_the_hyperparameters_travel_along():
+def test_the_hyperparameters_and_buffers_travel_along():
     def body():
-        zero = Zero(Awkward(), 2, ADAMW)
+        zero = Zero(model := Awkward(), 2, ADAMW)
+        model.offset *= 3
         zero.optimizer.param_groups[0]["lr"] = 0.125
         other = Zero(Awkward(seed=1), 3, ADAMW)
         other.load_state_dict(zero.state_dict())
-        return other.optimizer.param_groups[0]["lr"]
+        return other.optimizer.param_groups[0]["lr"], other.model.offset.tolist()
 
-    assert run(body, ranks=2) == [0.125, 0.125]
+    assert run(body, ranks=2) == [(0.125, [3.0] * 7)] * 2
+
+
+def test_a_state_loaded_after_a_broken_backward_is_what_is_computed_with():
+    def body():
+        zero = Zero(model := Awkward(torch.float64), 3, ADAMW)
+        broken = model.mixed["norm"].register_full_backward_hook(lambda *_: 1 / 0)
+        with contextlib.suppress(ZeroDivisionError):
+            model(batch(0, 0)).backward()
+        broken.remove()
+        zero.load_state_dict(Zero(Awkward(torch.float64, seed=1), 3, ADAMW).state_dict())
+        return model(batch(0, 0)).item()
+
+    assert run(body, ranks=2) == [Awkward(torch.float64, seed=1)(batch(0, 0)).item()] * 2
 
 
 def test_a_state_of_another_model_is_refused():
@@ -441,6 +455,12 @@ def said(body, ranks=2):
             lambda: Zero(Awkward(seed=dist.get_rank()), 3, ADAMW),
             "replicas differ from the start: parameter 'embed.weight'",
         ),
+        (
+            lambda: Zero(Awkward(), 3, lambda shards: ADAMW([{"params": shards[1:]}, {"params": shards[:1]}])),
+            "the optimizer takes the shards in another order than they were given",
+        ),
+        (lambda: Zero(model := Awkward(), 1, ADAMW, layers=nn.ModuleDict(model.mixed)), "is no module of the model"),
+        (lambda: [Zero(model, 1, ADAMW) for model in [Awkward()] * 2], "lies in vectors already: shard a model once"),
         (
             lambda: Zero(nn.Linear(2, 2, device="meta"), 3, ADAMW),
             "parameter 'weight' is on the meta device: say with initial=",

@@ -99,7 +99,8 @@ def by_the_system(size: int) -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     status = Path("/proc/self/status").read_text()
     held = int(re.search(r"VmData:\s*(\d+) kB", status)[1]) * 1024
-    resource.setrlimit(resource.RLIMIT_DATA, (held + size, hard))
+    within = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]  # of a budget around this one, too
+    resource.setrlimit(resource.RLIMIT_DATA, (min([held + size, *within]), hard))
     try:
         yield
     finally:

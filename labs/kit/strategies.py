@@ -217,7 +217,12 @@ def train(
 
 
 def backward(module: nn.Module, x: Tensor, y: Tensor, micro_batches: int) -> list[Tensor]:
-    """Add up the gradients of all micro-batches' mean losses, and return these (0-dim)."""
+    """Add up the gradients of all micro-batches' mean losses, and return these (0-dim).
+
+    x, y: [batch, time].  Raises ValueError for a batch that does not divide by `micro_batches`.
+    """
+    if len(x) % micro_batches:
+        raise ValueError(f"a batch of {len(x)} does not divide by {micro_batches} micro-batches")
     losses = []
     for micro_x, micro_y in zip(x.chunk(micro_batches), y.chunk(micro_batches), strict=True):
         mark("forward")
