@@ -858,6 +858,7 @@ assert same(survived, in_memory)
 
 # %%
 found = sum(path.stat().st_size for path in crashed.glob("rank-*/*.[0-9]*"))
+folder.cleanup()
 draw.ledger({"in files, two generations": (2 * 12 * psi, found)}, within=0.01)
 
 # %% [markdown]
