@@ -19,10 +19,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-with warnings.catch_warnings():  # as it is imported, this uses torch.jit.script, of which PyTorch itself warns
-    warnings.simplefilter("ignore", DeprecationWarning)
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
 
 def ddp(model: nn.Module, group: ProcessGroup | None = None, find_unused: bool = False) -> nn.Module:
     """`labs.ddp.Overlapped`: a copy on every rank, gradients averaged in buckets during backward.
@@ -39,6 +35,11 @@ def zero1(model: nn.Module, optimizer: type[Optimizer], **settings: Any) -> tupl
     Parameters are dealt out whole, so that the shards are only about equal. DDP has all-reduced the gradients, though
     each rank needs a part of them; after the step each rank broadcasts the parameters it has stepped.
     """
+    with warnings.catch_warnings():  # as it is imported, this uses torch.jit.script, of which PyTorch itself warns
+        warnings.simplefilter("ignore", DeprecationWarning)
+        # Not at the head of the file: every rank of every job would wait for it, 0.3 s of them.
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
     trained = [p for p in model.parameters() if p.requires_grad]
     return ddp(model), ZeroRedundancyOptimizer(trained, optimizer, **settings)
 
