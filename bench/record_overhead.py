@@ -3,8 +3,8 @@
     python -m bench.record_overhead
 
 Both steps of a pair run in one job, one right after the other, now this one first and now that one, so that whatever
-else the machine does meanwhile falls on both alike.  The job's journal is on in both.  Printed is the median of the
-pairs' ratios, with the quartiles as their spread.
+else the machine does meanwhile falls on both alike.  The job's flight recorder is on in both.  Printed is the
+median of the pairs' ratios, with the quartiles as their spread.
 """
 
 import statistics

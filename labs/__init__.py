@@ -7,8 +7,9 @@ Read them in this order; each imports only files above it.
     data         the corpus, this Python's own standard library as bytes, and the sampler
     cost         pencil and paper: bytes held and bytes sent, for every strategy
     collectives  broadcast, all-gather, reduce-scatter, all-reduce, ... from send and recv
+    group        what a strategy asks of its process group: the least bytes, equal replicas
     ddp          copies that agree: average the gradients; in buckets; while backward runs
-    units        layers as flat vectors: what is gathered, dropped and reduced at once
+    flat         layers as flat vectors: what is gathered, dropped and reduced at once
     zero         the spare copies removed, stage by stage
     precision    compute in two bytes, remember in four; loss scaling
     clip         the norm of the gradients, wherever their shards are

@@ -36,6 +36,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from labs.group import require_equal_replicas
+
 MiB = 2**20
 
 
@@ -228,34 +230,3 @@ def unflatten(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
     """Cut a vector into views with the shapes of `like`."""
     pieces = flat.split([x.numel() for x in like])
     return [piece.view(x.shape) for piece, x in zip(pieces, like, strict=True)]
-
-
-# ---- equal from the start --------------------------------------------------------------------------------
-
-
-def require_equal_replicas(model: nn.Module, group: ProcessGroup | None = None) -> None:
-    """Raise ValueError, on every rank, where a parameter is not rank 0's; name the first one and the rank.
-
-    Averaged gradients keep equal replicas equal.  They cannot make them so.
-    """
-    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-    replicas = [{} for _ in ranks]
-    dist.all_gather_object(replicas, {name: fingerprint(p) for name, p in model.named_parameters()}, group)
-    for rank, replica in zip(ranks, replicas, strict=True):
-        for name in replicas[0] | replica:
-            first, other = replicas[0].get(name, "absent"), replica.get(name, "absent")
-            if first != other:
-                raise ValueError(
-                    f"replicas differ from the start: parameter {name!r} is {first} on rank {ranks[0]}, "
-                    f"but {other} on rank {rank}; build the same model from the same seed on every rank"
-                )
-
-
-def fingerprint(p: Tensor) -> str:
-    """Type, shape, and the sum of the bits weighted by place: any changed or exchanged element changes it."""
-    bits = p.detach().flatten().view(INTEGER[p.itemsize]).long()
-    checksum = (bits * torch.arange(1, len(bits) + 1, device=p.device)).sum().item()
-    return f"{p.dtype} of shape {tuple(p.shape)}, checksum {checksum:x}"
-
-
-INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -38,8 +38,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from labs.ddp import require_equal_replicas
-from labs.units import Layer, Unit, alias, differentiable, in_layers, take_out, when_all_have_gradients
+from labs.flat import Layer, Unit, alias, differentiable, in_layers, take_out, when_all_have_gradients
+from labs.group import require_equal_replicas
 
 COUNTERS = {"step", "mu_product", "eta", "mu"}  # what torch's optimizers keep, but not by element
 

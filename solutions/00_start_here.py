@@ -46,8 +46,8 @@ answers = run(hello, ranks=4)
 # 0 to 3, which form one process group. What each returned comes back as a list.">
 #
 # `run` waits for all ranks and returns a list: what rank 0 returned, then rank 1, and so on. So a job can be used like
-# any function. (The nursery in the picture is a process that has PyTorch loaded and waits, so that new ranks are there
-# at once.) Four process ids came back, and none of them is this notebook's:
+# any function. (The fork server in the picture is a process that has PyTorch loaded and waits, so that new ranks are
+# there at once.) Four process ids came back, and none of them is this notebook's:
 
 # %%
 ranks, pids = zip(*answers, strict=True)
@@ -203,8 +203,8 @@ run(fail_on_rank_2, ranks=4)
 
 # %% [markdown]
 # The worst failure makes no noise. A collective needs every rank of its group; if one does not come, the others wait
-# for ever. On a cluster, such a **hang** can cost a night. Here each rank keeps a small journal of what it calls, so
-# that you are soon told who waits where, and who did something else. Below, rank 3 forgets its part:
+# for ever. On a cluster, such a **hang** can cost a night. Here each rank keeps a small record of what it calls, its
+# **flight recorder**, so that you are soon told who waits where, and who did something else. Below, rank 3 forgets its part:
 
 
 # %% tags=["raises-exception"]

@@ -125,7 +125,7 @@ run(ring_of_sends, ranks=4)
 # `send` **blocks**: it does not return before the other side has begun to receive. All four stand in their `send`,
 # and nobody ever reaches `recv`. This is a **deadlock**. (Some libraries set small messages aside, and such a program
 # works until the tensor grows.) Elsewhere the job would say nothing until a timeout, many minutes later. Here the
-# launcher keeps a journal of what every rank waits for, sees the circle within a second or so, and tells you the line
+# launcher keeps a record of what every rank waits for, sees the circle within a second or so, and tells you the line
 # of each rank.
 #
 # The other classic is a rank that does not come. This cell is meant to fail, too.

@@ -185,9 +185,9 @@ assert torch.equal(torch.cat(quarters), stepped(values, gradient))
 # ranks N. Shards go across the borders of tensors. Here a layer of 8 + 2 elements, for four ranks:
 
 # %%
-from labs.units import Flat
+from labs.flat import Layout
 
-layer = Flat({"weight": torch.Size([4, 2]), "bias": torch.Size([2])}, ranks=4)
+layer = Layout({"weight": torch.Size([4, 2]), "bias": torch.Size([2])}, ranks=4)
 assert layer.sizes == [8, 2, 2]  # the last two are padding
 assert layer.flatten([torch.ones(4, 2), torch.ones(2)]).tolist() == [1] * 10 + [0] * 2
 
@@ -211,8 +211,7 @@ assert cost.reduce_scatter(n, ranks=4) + cost.all_gather(n, ranks=4) == cost.all
 # state; the bytes of one all-reduce.
 
 # %%
-from labs.units import ALL_GATHER as all_gather
-from labs.units import reduce_scatter
+from labs.group import all_gather, reduce_scatter
 
 
 def partition_optimizer(full, make):
@@ -393,7 +392,7 @@ draw.table([{"communication, at most": teeth, "one layer": a_layer, "the model":
 # Do your functions of exercises 2 and 3 carry the whole of it? In this job they stand in the places of the course's:
 
 # %%
-from labs.units import Unit
+from labs.flat import Unit
 
 
 def yours(model):

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from wrong_answers import ANSWERS, Wrapper, accumulate
 
-from labs import collectives, ddp, native
+from labs import collectives, ddp, group, native
 from labs.collectives import exchange, group_rank, place, powers_of_two
 from labs.kit import check
 
@@ -272,7 +272,7 @@ def test_replicas_that_differ_may_be_refused():
 
     class Refuses(Wrapper):
         def make_equal(self):
-            ddp.require_equal_replicas(self.module)
+            group.require_equal_replicas(self.module)
 
     assert check.data_parallel(Refuses).ok
 

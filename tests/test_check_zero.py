@@ -14,8 +14,8 @@ from torch import nn
 from wrong_answers_zero import ANSWERS, drop, gather, partition, ready
 
 from labs import clip, collectives
+from labs.group import all_gather, reduce_scatter_single
 from labs.kit import check
-from labs.units import ALL_GATHER, REDUCE_SCATTER
 
 CHECKS = {"partition_optimizer": 1, "gradient_ready": 1, "gather_and_drop": 2, "clip": 1}  # and of how many functions
 caught = Counter()
@@ -37,7 +37,7 @@ def partition_with_a_copy(full, make):
 
     def step():
         shard.grad = torch.empty_like(shard)
-        REDUCE_SCATTER(shard.grad, full.grad)
+        reduce_scatter_single(shard.grad, full.grad)
         shard.grad /= ranks
         full.grad = None
         optimizer.step()
@@ -99,7 +99,7 @@ def partition_by_reduce_and_broadcast(full, make):
 
 def ready_by_torch(full, shard):
     mean = torch.empty_like(shard)
-    REDUCE_SCATTER(mean, full.grad / dist.get_world_size())
+    reduce_scatter_single(mean, full.grad / dist.get_world_size())
     full.grad = None
     if shard.grad is None:
         shard.grad = torch.zeros_like(shard)
@@ -170,7 +170,7 @@ def gather_and_copy(full, shard):
 def gather_straight_into_it(full, shard):
     if full.untyped_storage().size() == 0:
         full.untyped_storage().resize_(full.nbytes)
-    work = ALL_GATHER(full.data, shard.detach().to(full.dtype), async_op=True)
+    work = all_gather(full.data, shard.detach().to(full.dtype), async_op=True)
     work.wait()
 
 
@@ -347,7 +347,7 @@ def test_a_hang_is_told_with_its_line():
 
     answer = check.gather_and_drop(fn, drop)
     assert answer.mistake in ("one side of a message or a collective is missing", "the ranks do not call the same")
-    assert "ALL_GATHER(full.data, shard.data.to(full.dtype))" in answer.text
+    assert "all_gather(full.data, shard.data.to(full.dtype))" in answer.text
 
 
 @pytest.mark.parametrize("pair", [(gather, None), (3, drop)], ids=["no drop", "no gather"])

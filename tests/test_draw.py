@@ -18,10 +18,11 @@ import torch
 from matplotlib import font_manager, ft2font
 
 from labs import collectives
-from labs.kit import draw, palette
-from labs.kit.diagrams import sends
+from labs.kit import draw
+from labs.kit.drawing import palette
+from labs.kit.drawing.diagrams import sends
+from labs.kit.drawing.tables import short
 from labs.kit.launch import run
-from labs.kit.tables import short
 from tools import images
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -406,6 +407,6 @@ def test_figures_save(tmp_path):
 
 
 def test_pyplot_stays_out():
-    source = importlib.import_module("labs.kit.figures").__file__
+    source = importlib.import_module("labs.kit.drawing.figures").__file__
     with open(source, encoding="utf-8") as file:
         assert "import matplotlib.pyplot" not in file.read(), "its backend belongs to the reader's notebook"

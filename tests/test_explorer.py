@@ -10,8 +10,9 @@ from test_draw import boxes
 from test_play import saved
 
 from labs import cost
-from labs.kit import explorer, play
-from labs.kit.palette import KINDS
+from labs.kit import play
+from labs.kit.drawing.palette import KINDS
+from labs.kit.explorers import memory as explorer
 from labs.model import PRESETS
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -157,11 +157,11 @@ def test_two_kernels_at_once_do_not_disturb_each_other(kernel):
         other_manager.cleanup_resources()
 
 
-def test_restarting_the_kernel_leaves_no_rank_and_no_nursery(kernel):
+def test_restarting_the_kernel_leaves_no_rank_and_no_fork_server(kernel):
     """Last: it ends the kernel that the tests share."""
     manager, client = kernel
     _, text, _ = execute(
-        client, "from labs.kit.launch import NURSERY\nprint('pid', NURSERY.process.pid)\n" + HANG, until=3
+        client, "from labs.kit.launch import FORKSERVER\nprint('pid', FORKSERVER.process.pid)\n" + HANG, until=3
     )
     pids = pids_in(text)
     manager.restart_kernel(now=True)

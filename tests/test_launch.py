@@ -25,9 +25,11 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from labs.kit import journal, launch, tap
-from labs.kit.journal import RING
+from labs.kit import launch
 from labs.kit.launch import RankError, run
+from labs.kit.ranks import flight_recorder
+from labs.kit.ranks.flight_recorder import RING
+from labs.kit.watch import tap
 
 OPS = {
     "all_reduce": lambda x, g: dist.all_reduce(x, group=g),
@@ -388,11 +390,11 @@ def test_a_wait_that_gave_up_is_no_wait():
     assert run(slow_and_sure, ranks=2) == [True, True]
 
 
-def test_more_shapes_than_the_journal_has_room_for(monkeypatch):
+def test_more_shapes_than_the_flight_recorder_has_room_for(monkeypatch):
     """Then the shapes are not told any more, but no message is taken for another."""
 
     def job():
-        journal.TEXT = journal.GROUP_TEXT  # no room at all
+        flight_recorder.TEXT = flight_recorder.GROUP_TEXT  # no room at all
         tap.listeners[0].text.__func__.__defaults__ = ("", 0)
         rank, x = dist.get_rank(), torch.ones(9)
         group = dist.new_group([0, 1])
@@ -519,7 +521,7 @@ def possessions():
     """What this process owns that a launch could leak, and the files of jobs in the folder of temporary files."""
     me = psutil.Process()
     files = os.listdir(tempfile.gettempdir())
-    ranks = [p for p in psutil.Process(launch.NURSERY.process.pid).children(recursive=True)]
+    ranks = [p for p in psutil.Process(launch.FORKSERVER.process.pid).children(recursive=True)]
     return me.num_fds(), me.num_threads(), len(ranks), len(files)
 
 
@@ -599,7 +601,7 @@ def test_1000_good_launches_never_fail():
 
 
 def script(body, **kwargs):
-    code = "import os, sys, time\nimport torch.distributed as dist\nfrom labs.kit.launch import NURSERY, run\n"
+    code = "import os, sys, time\nimport torch.distributed as dist\nfrom labs.kit.launch import FORKSERVER, run\n"
     return subprocess.Popen([sys.executable, "-c", code + textwrap.dedent(body)], text=True, **kwargs)
 
 
@@ -643,18 +645,18 @@ def test_when_the_caller_is_interrupted_or_killed_every_rank_is_gone_in_2_s(sign
     process = script(HANG, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
     with process:
         pids = pids_of(process)
-        nursery = psutil.Process(pids[0]).ppid()
+        forkserver = psutil.Process(pids[0]).ppid()
         process.send_signal(sign)
         assert gone_within(pids, 2)
         process.wait(10)
-    assert gone_within([nursery], 5)
+    assert gone_within([forkserver], 5)
     left = [path.name for path in tmp_path.iterdir()]
     assert [name for name in left if not name.startswith("torchinductor_")] == [], "that one is PyTorch's own cache"
 
 
 def test_an_interrupt_while_ranks_start_does_not_confuse_the_next_job(own_folder):
     """Stopped, the process that forks is as slow to answer as in its first two seconds."""
-    forks = psutil.Process(launch.NURSERY.process.pid)
+    forks = psutil.Process(launch.FORKSERVER.process.pid)
     before = possessions()
     forks.suspend()
     try:
@@ -682,7 +684,7 @@ def test_a_second_interrupt_leaves_nothing_behind(own_folder, monkeypatch):
 
 
 def test_when_the_process_that_forks_is_killed_it_is_said_and_the_next_job_runs():
-    threading.Timer(0.3, lambda: launch.NURSERY.process.kill()).start()
+    threading.Timer(0.3, lambda: launch.FORKSERVER.process.kill()).start()
     with pytest.raises(RankError, match="the process that starts ranks was killed"):
         run(time.sleep, 60, ranks=2)
     assert run(dist.get_rank, ranks=2) == [0, 1]

@@ -11,8 +11,8 @@ LABS = Path(__file__).resolve().parent.parent / "labs"
 
 # A file imports from lower levels only; inside its own folder (cost, the kit) also from its own, without a circle.
 LEVELS = [
-    {"model", "data", "cost", "collectives"},  # cost with all files of its folder
-    {"ddp", "units", "disk"},
+    {"model", "data", "cost", "collectives", "group"},  # cost with all files of its folder
+    {"ddp", "flat", "disk"},
     {"zero", "precision", "clip", "recompute", "offload"},
     {"native"},  # and every file of the kit that is not named below
     {"kit.strategies", "kit.check", "kit.play", "kit.tour", "kit.doctor", "__main__"},
@@ -20,7 +20,7 @@ LEVELS = [
 TEXTBOOK = LEVELS[0] | LEVELS[1] | LEVELS[2]
 # What a file may import for an option of its own, inside the function that needs it.
 OPTIONAL = {"data": {"datasets"}}  # a corpus from a hub, for those online
-EMPTY = {LABS / "__init__.py", LABS / "kit/__init__.py"}
+EMPTY = {LABS / "__init__.py", *(LABS / "kit").rglob("__init__.py")}
 FILES = sorted(set(LABS.rglob("*.py")) - EMPTY)
 
 

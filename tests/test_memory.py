@@ -14,8 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from labs.kit.launch import run
-from labs.kit.memory import KINDS, StorageWatch, timeline
 from labs.kit.record import mark
+from labs.kit.watch.memory import KINDS, StorageWatch, timeline
 from labs.model import GPT, PRESETS
 
 TINY = PRESETS["tiny"]

@@ -16,8 +16,8 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from labs.kit.launch import run
-from labs.kit.memory import StorageWatch, timeline
 from labs.kit.record import mark
+from labs.kit.watch.memory import StorageWatch, timeline
 from labs.model import GPT, PRESETS, Layer
 from labs.recompute import ATTENTION, MATMULS, checkpoint, recompute
 from labs.zero import Zero

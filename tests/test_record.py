@@ -18,9 +18,9 @@ from torch import nn
 
 from labs.collectives import all_reduce
 from labs.ddp import Overlapped
-from labs.kit.communication import Event
 from labs.kit.launch import run
 from labs.kit.record import PASSES, Recording, Span, TimePass, join, mark, span
+from labs.kit.watch.communication import Event
 
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

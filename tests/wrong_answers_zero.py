@@ -16,7 +16,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from labs.units import ALL_GATHER, reduce_scatter
+from labs.group import all_gather, reduce_scatter
 
 
 class WrongAnswer(NamedTuple):
@@ -54,7 +54,7 @@ def partition(full, make):
     def step():
         shard.grad = reduce_scatter(full.grad, None) / ranks
         optimizer.step()
-        ALL_GATHER(full.data, shard.data)
+        all_gather(full.data, shard.data)
 
     return step
 
@@ -67,7 +67,7 @@ def ready(full, shard):
 
 def gather(full, shard):
     full.untyped_storage().resize_(full.nbytes)
-    ALL_GATHER(full.data, shard.data.to(full.dtype))
+    all_gather(full.data, shard.data.to(full.dtype))
 
 
 def drop(full):
@@ -99,7 +99,7 @@ def partition_only_the_update(full, make):
         mine = reduce_scatter(full.grad, None) / ranks
         full.grad.chunk(ranks)[rank].copy_(mine)
         optimizer.step()
-        ALL_GATHER(full.data, full.data.chunk(ranks)[rank].clone())
+        all_gather(full.data, full.data.chunk(ranks)[rank].clone())
 
     return step
 
@@ -113,7 +113,7 @@ def partition_with_an_optimizer_for_each_piece(full, make):
     def step():
         pieces[rank].grad = reduce_scatter(full.grad, None) / ranks
         optimizers[rank].step()
-        ALL_GATHER(full.data, pieces[rank].data)
+        all_gather(full.data, pieces[rank].data)
 
     return step
 
@@ -128,7 +128,7 @@ def partition_all_reduce_and_slice(full, make):
         dist.all_reduce(full.grad)
         shard.grad = full.grad.chunk(ranks)[rank] / ranks
         optimizer.step()
-        ALL_GATHER(full.data, shard.data)
+        all_gather(full.data, shard.data)
 
     return step
 
@@ -142,7 +142,7 @@ def partition_the_sum(full, make):
     def step():
         shard.grad = reduce_scatter(full.grad, None)
         optimizer.step()
-        ALL_GATHER(full.data, shard.data)
+        all_gather(full.data, shard.data)
 
     return step
 
@@ -156,7 +156,7 @@ def partition_and_average_twice(full, make):
     def step():
         shard.grad = reduce_scatter(full.grad / ranks, None) / ranks
         optimizer.step()
-        ALL_GATHER(full.data, shard.data)
+        all_gather(full.data, shard.data)
 
     return step
 
@@ -170,7 +170,7 @@ def partition_the_local_gradient(full, make):
     def step():
         shard.grad = full.grad.chunk(ranks)[rank]
         optimizer.step()
-        ALL_GATHER(full.data, shard.data)
+        all_gather(full.data, shard.data)
 
     return step
 
@@ -197,7 +197,7 @@ def partition_a_copy(full, make):
     def step():
         shard.grad = reduce_scatter(full.grad, None) / ranks
         optimizer.step()
-        ALL_GATHER(torch.empty_like(full.data), shard.data)
+        all_gather(torch.empty_like(full.data), shard.data)
 
     return step
 
@@ -212,7 +212,7 @@ def partition_in_another_order(full, make):
     def step():
         shard.grad = reduce_scatter(full.grad.view(ranks, -1).roll(-1, 0).reshape(-1), None) / ranks
         optimizer.step()
-        ALL_GATHER(full.data, shard.data)
+        all_gather(full.data, shard.data)
 
     return step
 
@@ -226,7 +226,7 @@ def partition_with_the_neighbours_gradient(full, make):
     def step():
         shard.grad = reduce_scatter(full.grad.view(ranks, -1).roll(1, 0).reshape(-1), None) / ranks
         optimizer.step()
-        ALL_GATHER(full.data, shard.data)
+        all_gather(full.data, shard.data)
 
     return step
 
@@ -239,7 +239,7 @@ def partition_anew(full, make):
         shard = nn.Parameter(full.data.chunk(ranks)[rank])
         shard.grad = reduce_scatter(full.grad, None) / ranks
         make([shard]).step()
-        ALL_GATHER(full.data, shard.data)
+        all_gather(full.data, shard.data)
 
     return step
 
@@ -254,7 +254,7 @@ def partition_and_add_up(full, make):
     def step():
         shard.grad += reduce_scatter(full.grad, None) / ranks
         optimizer.step()
-        ALL_GATHER(full.data, shard.data)
+        all_gather(full.data, shard.data)
 
     return step
 
@@ -292,7 +292,7 @@ def partition_without_waiting(full, make):
         dist.all_to_all_single(parts, full.grad, async_op=True)
         shard.grad = parts.view(ranks, -1).mean(0)
         optimizer.step()
-        ALL_GATHER(full.data, shard.data)
+        all_gather(full.data, shard.data)
 
     return step
 
@@ -320,7 +320,7 @@ def partition_with_state_that_travels(full, make):
         dist.all_gather(gradients, full.grad)
         shard.grad = torch.stack(gradients).mean(0).chunk(ranks)[rank].clone()
         optimizer.step()
-        ALL_GATHER(full.data, shard.data)
+        all_gather(full.data, shard.data)
 
     return step
 
@@ -334,7 +334,7 @@ def partition_in_float32(full, make):
     def step():
         shard.grad = (reduce_scatter(full.grad.float(), None) / ranks).to(full.dtype)
         optimizer.step()
-        ALL_GATHER(full.data, shard.data)
+        all_gather(full.data, shard.data)
 
     return step
 
@@ -546,7 +546,7 @@ def gather_only_once(full, shard):
 @wrong("gather", "the compute dtype is ignored")
 def gather_and_cast_after(full, shard):
     whole = torch.empty(full.shape, dtype=shard.dtype)
-    ALL_GATHER(whole, shard.data)
+    all_gather(whole, shard.data)
     full.untyped_storage().resize_(full.nbytes)
     full.data.copy_(whole)
 
@@ -556,7 +556,7 @@ def gather_what_the_shards_are(full, shard):
     full.untyped_storage().resize_(full.nbytes)
     if full.dtype != shard.dtype:
         full.data = torch.empty(full.shape, dtype=shard.dtype)
-    ALL_GATHER(full.data, shard.data)
+    all_gather(full.data, shard.data)
 
 
 @wrong("gather", "the shard has changed")
@@ -598,26 +598,26 @@ def gather_by_adding_zeros(full, shard):
 
 @wrong("gather", "there is no memory to gather into")
 def gather_into_nothing(full, shard):
-    ALL_GATHER(full.data, shard.data.to(full.dtype))
+    all_gather(full.data, shard.data.to(full.dtype))
 
 
 @wrong("gather", "there is no memory to gather into")
 def gather_and_copy_into_nothing(full, shard):
     whole = torch.empty(full.shape, dtype=full.dtype)
-    ALL_GATHER(whole, shard.data.to(full.dtype))
+    all_gather(whole, shard.data.to(full.dtype))
     full.data.copy_(whole)
 
 
 @wrong("gather", "storage of another size")
 def gather_bytes_for_the_shards_dtype(full, shard):
     full.untyped_storage().resize_(full.numel() * shard.element_size())
-    ALL_GATHER(full.data, shard.data.to(full.dtype))
+    all_gather(full.data, shard.data.to(full.dtype))
 
 
 @wrong("gather", "autograd sees the change")
 def gather_as_autograd_sees(full, shard):
     whole = torch.empty(full.shape, dtype=full.dtype)
-    ALL_GATHER(whole, shard.data.to(full.dtype))
+    all_gather(whole, shard.data.to(full.dtype))
     full.untyped_storage().resize_(full.nbytes)
     with torch.no_grad():
         full.copy_(whole)
@@ -626,7 +626,7 @@ def gather_as_autograd_sees(full, shard):
 @wrong("gather", "autograd sees the change")
 def gather_into_a_leaf(full, shard):
     whole = torch.empty(full.shape, dtype=full.dtype)
-    ALL_GATHER(whole, shard.data.to(full.dtype))
+    all_gather(whole, shard.data.to(full.dtype))
     full.untyped_storage().resize_(full.nbytes)
     full.copy_(whole)
 
@@ -634,7 +634,7 @@ def gather_into_a_leaf(full, shard):
 @wrong("gather", "nobody waited")
 def gather_without_waiting(full, shard):
     whole = torch.empty(full.shape, dtype=full.dtype)
-    ALL_GATHER(whole, shard.data.to(full.dtype), async_op=True)
+    all_gather(whole, shard.data.to(full.dtype), async_op=True)
     full.untyped_storage().resize_(full.nbytes)
     full.data.copy_(whole)
 
@@ -748,7 +748,7 @@ def clip_and_return_ones_own(shards, max_norm):
 def clip_after_gathering(shards, max_norm):
     mine = torch.cat(gradients(shards))
     everything = torch.empty(dist.get_world_size() * mine.numel(), dtype=mine.dtype)
-    ALL_GATHER(everything, mine)
+    all_gather(everything, mine)
     return scale(shards, everything.double().norm(), max_norm)
 
 
@@ -810,7 +810,7 @@ def partition_by_hand(full, make):
     def step():
         mine = full.data.chunk(ranks)[rank]
         mine -= 0.1 * reduce_scatter(full.grad, None) / ranks
-        ALL_GATHER(full.data, mine.clone())
+        all_gather(full.data, mine.clone())
 
     return step
 
@@ -840,7 +840,7 @@ def partition_and_reduce_in_a_hook(full, make):
     def step():
         optimizer.step()
         shard.grad = None
-        ALL_GATHER(full.data, shard.data)
+        all_gather(full.data, shard.data)
 
     return step
 
@@ -854,7 +854,7 @@ def partition_with_float64_masters(full, make):
     def step():
         shard.grad = (reduce_scatter(full.grad, None) / ranks).double()
         optimizer.step()
-        ALL_GATHER(full.data, shard.data.to(full.dtype))
+        all_gather(full.data, shard.data.to(full.dtype))
 
     return step
 
@@ -867,7 +867,7 @@ def partition_and_gather_too_early(full, make):
 
     def step():
         shard.grad = reduce_scatter(full.grad, None) / ranks
-        ALL_GATHER(full.data, shard.data)
+        all_gather(full.data, shard.data)
         optimizer.step()
 
     return step
@@ -898,7 +898,7 @@ def partition_and_step_twice(full, make):
         shard.grad = reduce_scatter(full.grad, None) / ranks
         optimizer.step()
         optimizer.step()
-        ALL_GATHER(full.data, shard.data)
+        all_gather(full.data, shard.data)
 
     return step
 
@@ -913,7 +913,7 @@ def partition_half_of_it(full, make):
     def step():
         half.grad = (reduce_scatter(full.grad, None) / ranks)[: len(half)]
         optimizer.step()
-        ALL_GATHER(full.data, shard)
+        all_gather(full.data, shard)
 
     return step
 
@@ -928,7 +928,7 @@ def partition_after_the_first_step(full, make):
         if own:
             shard.grad = reduce_scatter(full.grad, None) / ranks
             own[0].step()
-            return ALL_GATHER(full.data, shard.data)
+            return all_gather(full.data, shard.data)
         whole = make([full])
         dist.all_reduce(full.grad)
         full.grad /= ranks
@@ -1035,7 +1035,7 @@ def gather_what_was_cast_once(full, shard):
     if not hasattr(shard, "low"):
         shard.low = shard.data.to(full.dtype, copy=True)
     full.untyped_storage().resize_(full.nbytes)
-    ALL_GATHER(full.data, shard.low)
+    all_gather(full.data, shard.low)
 
 
 @wrong("gather")

@@ -16,9 +16,9 @@ sources give the same bytes. A new notebook is a line in COURSE; a new picture i
 from collections.abc import Callable
 from pathlib import Path
 
-from labs.kit.diagrams import after, by_round, grid, own, stripes
-from labs.kit.palette import INK, KINDS, MUTED, NAMES, PAPER, RANKS, SOFT, TIMELINE, ink
-from labs.kit.svg import Canvas, Drawing
+from labs.kit.drawing.diagrams import after, by_round, grid, own, stripes
+from labs.kit.drawing.palette import INK, KINDS, MUTED, NAMES, PAPER, RANKS, SOFT, TIMELINE, ink
+from labs.kit.drawing.svg import Canvas, Drawing
 from tools.memory_images import recompute, stage3_layer, tiers, zero_stages, zero_step
 
 IMAGES = Path(__file__).resolve().parent.parent / "images"
@@ -82,7 +82,7 @@ def course_map() -> Drawing:
 def job() -> Drawing:
     canvas = Canvas(
         900, 300, "A job is a function call with a value",
-        "A cell calls run(train, ranks=4). The function travels by value to a nursery that has already "
+        "A cell calls run(train, ranks=4). The function travels by value to a fork server that has already "
         "imported torch; it forks four processes, rank 0 to rank 3, which talk to each other in one process "
         "group. What each rank returned comes back as a list, values[0] to values[3].",
     )  # fmt: skip
@@ -96,7 +96,7 @@ def job() -> Drawing:
     canvas.text(150, 244, "values[0] … values[3]", size=14)
     canvas.arrow((150, 184), (150, 218), stroke=MUTED)
 
-    canvas.text(456, 28, "nursery", weight="bold", size=15)
+    canvas.text(456, 28, "fork server", weight="bold", size=15)
     canvas.rect(386, 74, 140, 80, fill=SOFT, radius=6)
     canvas.lines(456, 94, ["torch imported,", "waiting to fork", "a rank"], size=13, leading=1.5)
     canvas.arrow((284, 114), (382, 114))

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from itertools import accumulate
 
 from labs import cost
-from labs.kit.palette import KINDS, MUTED, NAMES, PAPER, SOFT, TIMELINE, ink
-from labs.kit.svg import Canvas, Drawing
+from labs.kit.drawing.palette import KINDS, MUTED, NAMES, PAPER, SOFT, TIMELINE, ink
+from labs.kit.drawing.svg import Canvas, Drawing
 
 RANKS = 4
 SHARDED = {"DDP": "", "stage 1": "S", "stage 2": "GS", "stage 3": "PGS"}

@@ -33,9 +33,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from labs.kit.journal import is_machinery, show_line
-from labs.kit.memory import StorageWatch, storages_of
-from labs.kit.tables import short
+from labs.kit.drawing.tables import short
+from labs.kit.watch.frames import is_machinery, show_line
+from labs.kit.watch.memory import StorageWatch, storages_of
 
 NO_MEMORY = re.compile(r"(can'?t|cannot) (allocate|start new thread)|bad_?alloc|out of memory", re.IGNORECASE)
 ASKED_FOR = re.compile(r"tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", re.IGNORECASE)

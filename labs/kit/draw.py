@@ -10,13 +10,13 @@
 Nothing here measures or predicts: it draws what a recording or a formula said.
 """
 
-from labs.kit.charts import chart, mesh
-from labs.kit.diagrams import after, messages, own, pieces, sends, step
-from labs.kit.figures import Figure, bars, curves, memory
-from labs.kit.palette import KINDS, TIMELINE
-from labs.kit.svg import Canvas, Drawing
-from labs.kit.tables import Ledger, Table, ledger, size, table
-from labs.kit.timelines import timeline
+from labs.kit.drawing.charts import chart, mesh
+from labs.kit.drawing.diagrams import after, messages, own, pieces, sends, step
+from labs.kit.drawing.figures import Figure, bars, curves, memory
+from labs.kit.drawing.palette import KINDS, TIMELINE
+from labs.kit.drawing.svg import Canvas, Drawing
+from labs.kit.drawing.tables import Ledger, Table, ledger, size, table
+from labs.kit.drawing.timelines import timeline
 
 __all__ = [
     "KINDS", "TIMELINE", "Canvas", "Drawing", "Figure", "Ledger", "Table",

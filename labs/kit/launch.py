@@ -41,21 +41,22 @@ from typing import IO, Any, NamedTuple
 import cloudpickle
 import torch.distributed as dist
 
-from labs.kit import journal, worker
-from labs.kit.diagnose import PEER_IS_GONE, Problem, Watch, Where, innermost, name, stacks
-from labs.kit.nursery import Nursery
-from labs.kit.output import Lines
-from labs.kit.place import Place, place
+from labs.kit.ranks import flight_recorder, worker
+from labs.kit.ranks.devices import Place, place
+from labs.kit.ranks.diagnosis import PEER_IS_GONE, Problem, Watch, Where, innermost, name, stacks
+from labs.kit.ranks.forkserver import Forkserver
+from labs.kit.ranks.output import Lines
+from labs.kit.watch import frames
 
 MOST_RANKS = 64
-POLL = 0.05  # seconds between two looks at the journals
+POLL = 0.05  # seconds between two looks at the flight recorders
 GRACE = 0.25  # seconds after the first failure in which other ranks may still tell theirs
 ENDING = 10.0  # seconds for a rank to take itself down after its value came; then it is killed
 RECORDS = ("time", "communication", "memory")
 CELL_PATH = re.compile(r'File "[^"]*(?:ipykernel_\d+|<ipython-input)[^"]*", line')
 
-NURSERY = Nursery()
-atexit.register(NURSERY.stop)
+FORKSERVER = Forkserver()
+atexit.register(FORKSERVER.stop)
 
 
 class RankError(RuntimeError):
@@ -63,7 +64,7 @@ class RankError(RuntimeError):
 
     kind   "raised", "died", "mismatch", "returned", "deadlock" or "timeout"
     ranks  the ranks that are the cause
-    where  what each rank was doing (`labs.kit.diagnose.Where`), in order of rank
+    where  what each rank was doing (`labs.kit.ranks.diagnosis.Where`), in order of rank
     """
 
     def __init__(self, kind: str, ranks: tuple[int, ...], text: str, where: list[Where]) -> None:
@@ -195,7 +196,7 @@ class Team:
     def __exit__(self, *_: object) -> None:
         try:
             for rank in self.alive:
-                NURSERY.kill(self.pids[rank])
+                FORKSERVER.kill(self.pids[rank])
             while self.alive:
                 self.hear(None)
         finally:  # a second interrupt, or an output that is closed; a rank whose control is closed ends itself
@@ -207,12 +208,12 @@ class Team:
         handle, store = tempfile.mkstemp(prefix="labs-store-")
         os.close(handle)
         self.stack.callback(pathlib.Path(store).unlink, missing_ok=True)
-        self.journals = [self.temporary_file() for _ in range(self.ranks)]
+        self.flight_files = [self.temporary_file() for _ in range(self.ranks)]
         self.stacks = [self.temporary_file() for _ in range(self.ranks)]
         for rank in range(self.ranks):
-            self.journals[rank].truncate(journal.SIZE)
+            self.flight_files[rank].truncate(flight_recorder.SIZE)
             self.fork(rank, store)
-        readers = [journal.Reader(file.fileno()) for file in self.journals]
+        readers = [flight_recorder.Reader(file.fileno()) for file in self.flight_files]
         for reader in readers:
             self.stack.callback(reader.close)
         self.watch = Watch(readers)
@@ -232,9 +233,9 @@ class Team:
         control = self.stack.enter_context(Connection(ours.detach()))
         self.stack.callback(os.close, output_read)
         self.stack.callback(os.close, status_read)
-        files = [self.journals[rank].fileno(), self.stacks[rank].fileno()]
+        files = [self.flight_files[rank].fileno(), self.stacks[rank].fileno()]
         try:
-            self.pids[rank] = NURSERY.fork([theirs.fileno(), output_write, *files, status_write], store)
+            self.pids[rank] = FORKSERVER.fork([theirs.fileno(), output_write, *files, status_write], store)
         finally:
             theirs.close()
             os.close(output_write)
@@ -460,9 +461,7 @@ def culprit(fn: Callable[..., Any], args: Any, kwargs: Any) -> str:
 def cell_sources() -> dict[str, str]:
     """The text of the notebook's cells, so that a rank's traceback can show the line."""
     return {
-        file: "".join(entry[2])
-        for file, entry in linecache.cache.items()
-        if len(entry) > 2 and journal.CELL.match(file)
+        file: "".join(entry[2]) for file, entry in linecache.cache.items() if len(entry) > 2 and frames.CELL.match(file)
     }
 
 
@@ -478,4 +477,4 @@ def read_all(fd: int) -> str:
 
 
 if "LABS_RANK" not in os.environ and "TORCHELASTIC_RUN_ID" not in os.environ:
-    NURSERY.start()  # its imports take a second or two, in the background
+    FORKSERVER.start()  # its imports take a second or two, in the background

@@ -17,9 +17,10 @@ from typing import Any
 
 import ipywidgets
 
-from labs.kit import draw, explorer
-from labs.kit.diagrams import Held, Message, by_round
-from labs.kit.figures import window
+from labs.kit import draw
+from labs.kit.drawing.diagrams import Held, Message, by_round
+from labs.kit.drawing.figures import window
+from labs.kit.explorers import memory as explorer
 
 
 class Explorer(ipywidgets.VBox):
@@ -148,9 +149,9 @@ def all_reduce_times(seconds: Mapping[str, Callable[[int, int, float, float], fl
 def memory(measured: Mapping[str, explorer.Bytes] | None = None, **begin: Any) -> Explorer:
     """What each rank holds under DDP and the stages of ZeRO, and on how many ranks it fits a card of 24, ... 141 GB.
 
-    begin: where controls stand at first, by the names of `labs.kit.explorer.CONTROLS`; `batch` is the sequences of a
-    rank's micro-batch, `context` their tokens.  measured: bars of their own that stay as they are, bytes by kind under
-    a name each: {"stage 3, measured": recording.steady(0)}.
+    begin: where controls stand at first, by the names of `labs.kit.explorers.memory.CONTROLS`; `batch` is the
+    sequences of a rank's micro-batch, `context` their tokens.  measured: bars of their own that stay as they are,
+    bytes by kind under a name each: {"stage 3, measured": recording.steady(0)}.
     Raises ValueError for a control that does not exist, or a value that it does not have.
     """
     controls = {name: control(name, values) for name, values in explorer.CONTROLS.items()}

@@ -35,9 +35,9 @@ from tqdm import tqdm
 from labs.cost import Prediction
 from labs.data import Batches, Corpus, corpus
 from labs.kit import draw
+from labs.kit.drawing.palette import NAMES
 from labs.kit.launch import MOST_RANKS, RankError, Results, run
-from labs.kit.palette import NAMES
-from labs.kit.place import place
+from labs.kit.ranks.devices import place
 from labs.kit.strategies import ADAMW, ONE_DEVICE, STRATEGIES, Batch, Strategy, train
 from labs.model import GPT, PRESETS, Config, parameters
 

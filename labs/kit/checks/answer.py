@@ -21,8 +21,8 @@ from typing import Any
 
 from torch import Tensor
 
-from labs.kit.journal import KIT, TORCH
 from labs.kit.launch import RankError, Results, pickled, run
+from labs.kit.watch.frames import KIT, TORCH
 
 NEVER_ENDS = "it does not come to an end"
 LUCK = ("a receive that nobody waited for", "a send that nobody waited for", "changed while being sent")

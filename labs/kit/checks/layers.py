@@ -23,10 +23,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from labs.group import all_gather
 from labs.kit.checks.answer import show
 from labs.kit.checks.wire import Late
 from labs.kit.record import mark
-from labs.units import ALL_GATHER
 
 LEARNING_RATE = 0.1
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -279,7 +279,7 @@ def scatter_one(fn: Callable[..., Any], case: Case) -> list[Step]:
             )
         optimizer.step()
         for full, shard in zip(stack.trained, stack.shards, strict=True):
-            ALL_GATHER(full.data, shard.data.clone())
+            all_gather(full.data, shard.data.clone())
     return steps
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import torch
 
-from labs.kit import tap
+from labs.kit.watch import tap
 
 SLOWEST = 0.002  # s
 

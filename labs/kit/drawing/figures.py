@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from labs.kit.palette import INK, KINDS, MUTED, NAMES, SERIES, ink
-from labs.kit.tables import clock, short
+from labs.kit.drawing.palette import INK, KINDS, MUTED, NAMES, SERIES, ink
+from labs.kit.drawing.tables import clock, short
 
 DPI, SHOWN = 144, 96  # pixels to an inch in the file and on the page: sharp text on today's screens
 

@@ -6,12 +6,11 @@ A strategy that shards parameters would drown in messages if it moved them one b
     Unit          the parameters of one layer, of one dtype and `requires_grad`, in one vector: `full`, padded to a
                   multiple of N, of which this rank's `shard` is an N-th.  gather, drop, reduce
     Layer         a module, and where in it the parameters of which units stand.  gather, drop, show
-    Flat          the layout of such a vector
+    Layout          the layout of such a vector
     Dropped       stands in the place of a parameter that is not there
 
     in_layers, take_out                from a model to its layers, and from their places to units
     alias, when_all_have_gradients     when a layer's backward is over
-    reduce_scatter                     with the least bytes on any backend
 
 A parameter that several layers share lies in the first one's unit; each of them gathers it, and its gradient is
 ready when the last use has been added up.
@@ -27,9 +26,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.utils._pytree import tree_leaves
 
-# PyTorch 2.13 gave both a new name, and warns of the old one.
-ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+from labs.group import all_gather, free, reduce_scatter
+
 CONTAINERS = (nn.ModuleDict, nn.ModuleList, nn.Sequential)
 
 
@@ -50,7 +48,7 @@ class Unit:
 
     def __init__(self, named: dict[str, nn.Parameter], stage: int, group: ProcessGroup | None, initial: Any):
         self.group, self.rank, self.ranks = group, dist.get_rank(group), dist.get_world_size(group)
-        self.layout = Flat({name: p.shape for name, p in named.items()}, self.ranks)
+        self.layout = Layout({name: p.shape for name, p in named.items()}, self.ranks)
         self.places: list[Place] = []  # in all layers
         self.users: set[tuple[Layer, str]] = set()
         numbers = [materialised(name, p, initial) if p.is_meta else p.detach() for name, p in named.items()]
@@ -65,7 +63,7 @@ class Unit:
     def gather(self, async_op: bool = False) -> dist.Work | None:
         """all_gather P: from everybody's shard."""
         self.full.untyped_storage().resize_(self.full.nbytes)
-        return ALL_GATHER(self.full.data, self.shard.data, group=self.group, async_op=async_op)
+        return all_gather(self.full.data, self.shard.data, group=self.group, async_op=async_op)
 
     def drop(self) -> None:
         """drop P: give the memory back, and let the modules' parameters say so."""
@@ -91,7 +89,7 @@ class Unit:
     def whole(self, part: Tensor) -> dict[str, Tensor]:
         """By name and in the parameters' shapes, that of which every rank has a part."""
         vector = part.new_empty(part.numel() * self.ranks)
-        ALL_GATHER(vector, part, group=self.group)
+        all_gather(vector, part, group=self.group)
         return self.layout.views(vector)
 
 
@@ -135,7 +133,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Flat:
+class Layout:
     """The layout of a vector: tensors of these shapes by name, then padding, so that it divides by `ranks`."""
 
     shapes: dict[str, torch.Size]
@@ -272,32 +270,3 @@ def when_all_have_gradients(tensors: list[Tensor], then: Callable[[], None]) -> 
 
     for x in tensors:
         x.register_hook(one_more)
-
-
-# ---- collectives -----------------------------------------------------------------------------------------
-
-
-def reduce_scatter(full: Tensor, group: ProcessGroup | None) -> Tensor:
-    """This rank's N-th part of the sum over all ranks' `full`, 1-D.
-
-    gloo's own reduce-scatter is an all-reduce, which sends twice as much.  There each rank sends every other one its
-    part, and adds up what it gets in the order of the ranks: all of them, and every run, round alike.
-    """
-    ranks = dist.get_world_size(group)
-    if full.is_cuda and "nccl" in dist.get_backend_config(group):
-        part = full.new_empty(full.numel() // ranks)
-        REDUCE_SCATTER(part, full, group=group)
-        return part
-    parts = torch.empty_like(full)
-    dist.all_to_all_single(parts, full, group=group)
-    first, *others = parts.chunk(ranks)
-    total = first.clone()
-    for part in others:
-        total += part
-    free(parts)
-    return total
-
-
-def free(x: Tensor) -> None:
-    # To let go of it is not enough: a thread of the backend may hold it a moment longer.
-    x.untyped_storage().resize_(0)

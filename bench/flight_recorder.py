@@ -1,4 +1,4 @@
-"""What the always-on journal of collectives costs: a step with it, and the same step without.
+"""What the always-on flight recorder of collectives costs: a step with it, and the same step without.
 
 The steps are those of data parallelism that overlaps, and of the naive one, whose 39 all-reduces for a model that small
 are the most calls that the course makes; on 2 ranks.  On one rank alone nothing is waited for, and the cost of a single
@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 from bench.figure import Figure, figure, ratios
 from bench.step import stepper
-from labs.kit import tap
 from labs.kit.launch import run
 from labs.kit.strategies import STRATEGIES
+from labs.kit.watch import tap
 
 CALLS = 200
 
@@ -60,8 +60,8 @@ def figures(quick: bool) -> list[Figure]:
     alone = [1e6 * (on - off) / CALLS for off, on in calls]
     return [
         *(
-            figure(f"journal: {name} step with / without", ratios(pairs), target="at most 1.02")
+            figure(f"flight recorder: {name} step with / without", ratios(pairs), target="at most 1.02")
             for name, pairs in steps.items()
         ),
-        figure("journal: a collective", alone, "µs", note="what it adds, on 1 rank"),
+        figure("flight recorder: a collective", alone, "µs", note="what it adds, on 1 rank"),
     ]

@@ -15,9 +15,9 @@ What the ranks hold is a list with one dict a rank, from piece to the set of ran
 import math
 from collections.abc import Mapping, Sequence
 
-from labs.kit.palette import KINDS, MUTED, PAPER, RANKS
-from labs.kit.svg import Canvas, Drawing, width_of
-from labs.kit.tables import short
+from labs.kit.drawing.palette import KINDS, MUTED, PAPER, RANKS
+from labs.kit.drawing.svg import Canvas, Drawing, width_of
+from labs.kit.drawing.tables import short
 
 Message = tuple[int, int, int, int | str]
 Held = list[dict[int, set[int]]]

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from labs import cost
-from labs.kit.palette import KINDS, MUTED, NAMES, ink
-from labs.kit.svg import Canvas, Drawing, width_of
+from labs.kit.drawing.palette import KINDS, MUTED, NAMES, ink
+from labs.kit.drawing.svg import Canvas, Drawing, width_of
 from labs.model import PRESETS
 
 Bytes = Mapping[str, float]  # by kind

@@ -1,10 +1,10 @@
 """A process that has torch imported and forks ranks from it, in milliseconds.
 
-    caller                         nursery (imported torch once)                rank
-    Nursery.fork(fds)   ------->   fork                              ------->   worker.main(*fds)
-                        <-------   its pid; later its exit status
-    Nursery.kill(pid)   ------->   SIGKILL, if that pid is still its child; what the rank itself has started goes too
-    (the caller is gone)           SIGKILL to every rank, clears their files, ends
+    caller                            fork server (has torch)                    rank
+    Forkserver.fork(fds)   ------->   fork                            ------->   worker.main(*fds)
+                           <-------   its pid; later its exit status
+    Forkserver.kill(pid)   ------->   SIGKILL, if that pid is still its child; what that rank has started goes too
+    (the caller is gone)              SIGKILL to every rank, clears their files, ends
 
 Why not `multiprocessing`'s forkserver: it imports the caller's main module again in every rank (so a script needs the
 `if __name__ == "__main__"` guard), keeps a socket file that a killed kernel leaves behind, and forgets its ranks when
@@ -46,7 +46,7 @@ ENVIRONMENT = {
 }
 
 
-class Nursery:
+class Forkserver:
     """The caller's end.  `start()` returns at once, the imports go on in the background."""
 
     def __init__(self) -> None:
@@ -57,14 +57,16 @@ class Nursery:
         self.number = 0  # of the newest request for a rank
 
     def start(self) -> None:
-        """Start the nursery unless it runs already (a forked copy of the caller starts its own)."""
+        """Start the fork server unless it runs already (a forked copy of the caller starts its own)."""
         if self.process is not None and self.owner == os.getpid() and self.process.poll() is None:
             return
         if self.socket:
             self.socket.close()  # of one that was killed
         self.socket, theirs = socket.socketpair()
         path = [entry for entry in sys.path if isinstance(entry, str)]  # Python skips any other, and so do we
-        code = f"import sys; sys.path[:] = {path!r}; from labs.kit import nursery; nursery.serve({theirs.fileno()})"
+        code = (
+            f"import sys; sys.path[:] = {path!r}; from labs.kit.ranks.forkserver import serve; serve({theirs.fileno()})"
+        )
         self.process = subprocess.Popen(
             [sys.executable, "-c", code],
             pass_fds=[theirs.fileno()],
@@ -99,7 +101,7 @@ class Nursery:
         return pid
 
     def kill(self, pid: int) -> None:
-        with self.lock, contextlib.suppress(OSError):  # a nursery that is gone has taken its ranks along
+        with self.lock, contextlib.suppress(OSError):  # a fork server that is gone has taken its ranks along
             self._send({"do": "kill", "pid": pid}, [])
 
     def _send(self, request: dict[str, Any], fds: list[int]) -> None:
@@ -114,7 +116,7 @@ class Nursery:
 
 
 def serve(fd: int) -> None:
-    """The nursery's own loop: requests in, ranks and exit statuses out, until the caller is gone."""
+    """The fork server's own loop: requests in, ranks and exit statuses out, until the caller is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for module in PRELOAD:
         importlib.import_module(module)
@@ -163,10 +165,10 @@ def become_rank(fds: list[int], not_mine: list[int]) -> None:
         os.close(other)
     os.setpgid(0, 0)  # whatever it starts is in its group, and ends with it
     try:
-        from labs.kit import worker  # after the fork: an edit of the course's files is seen by the next job
+        from labs.kit.ranks import worker  # after the fork: an edit of the course's files is seen by the next job
 
         worker.main(*fds)
-    except BaseException:  # never back into the nursery's loop
+    except BaseException:  # never back into the fork server's loop
         traceback.print_exc()
     finally:
         os._exit(1)

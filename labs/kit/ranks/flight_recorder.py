@@ -1,6 +1,6 @@
-"""A light journal of every collective a rank issues, in memory that the caller can read while the rank hangs.
+"""A light flight recorder of every collective a rank issues, in memory that the caller can read while the rank hangs.
 
-    Journal   in the rank: a listener on the tap, writes fixed-size records into a shared file mapping
+    FlightRecorder   in the rank: a listener on the tap, writes fixed-size records into a shared file mapping
     Reader    in the caller: reads them from outside, also when the rank is stuck in C
 
     header    how many bytes of text, how many records, which of them is being waited for
@@ -12,23 +12,19 @@ Always on; the cost is one stack walk and one record for each collective (`make 
 
 from __future__ import annotations
 
-import linecache
 import mmap
-import os
-import re
 import struct
 import sys
 import threading
 import time
 import zlib
 from dataclasses import dataclass
-from functools import lru_cache
 from types import FrameType
 
-import torch
 import torch.distributed as dist
 
-from labs.kit import tap
+from labs.kit.watch import tap
+from labs.kit.watch.frames import LABS, learner_frame, source_line
 
 HEADER = struct.Struct("<QQQ")  # bytes of text, records, waiting for (record + 1, or 0)
 TEXT_BYTES, RECORDS, WAITING = 0, 8, 16  # where in the header
@@ -52,10 +48,6 @@ SAME_SHAPE = (
     "reduce_scatter",
     "gather",
 )  # on every rank of a group
-TORCH = os.path.dirname(torch.__file__) + os.sep
-KIT = os.path.dirname(os.path.abspath(__file__)) + os.sep
-LABS = os.path.dirname(KIT[:-1]) + os.sep
-CELL = re.compile(r".*(ipykernel_\d+|<ipython-input).*")
 
 
 @dataclass(frozen=True)
@@ -90,7 +82,7 @@ class Entry:
         return self.peer != NOT_P2P
 
 
-class Journal(tap.Listener):
+class FlightRecorder(tap.Listener):
     """Writes this rank's records into the mapping of `fd` (a file of at least SIZE bytes)."""
 
     def __init__(self, fd: int) -> None:
@@ -181,7 +173,10 @@ class Journal(tap.Listener):
 
 
 class Reader:
-    """The caller's view of one rank's journal.  `lost`: the rank was quicker than its reader, and records are gone."""
+    """The caller's view of one rank's flight recorder.
+
+    lost: the rank was quicker than its reader, and records are gone.
+    """
 
     def __init__(self, fd: int) -> None:
         self.map = mmap.mmap(fd, SIZE, access=mmap.ACCESS_READ)
@@ -253,32 +248,3 @@ def is_alone() -> bool:
     """Whether no other thread of the function may still call what the others need; daemons (progress bars) do not."""
     main = threading.main_thread()
     return all(thread.daemon or thread is main for thread in threading.enumerate())
-
-
-def learner_frame(frame: FrameType | None) -> FrameType | None:
-    while frame is not None and is_machinery(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame
-
-
-@lru_cache(4096)
-def is_machinery(filename: str) -> bool:
-    return filename.startswith((TORCH, KIT, "<frozen", "<string>")) or filename.endswith(
-        ("contextlib.py", "threading.py")
-    )
-
-
-def source_line(frame: FrameType | None) -> str:
-    if frame is None:
-        return "(inside torch)"
-    return show_line(frame.f_code.co_filename, frame.f_lineno)
-
-
-def show_line(filename: str, line: int) -> str:
-    """ "ddp.py line 57: work = all_reduce(flat)"; a notebook's cell is called just that: its file name is noise."""
-    source = linecache.getline(filename, line).strip()
-    return f"{short_name(filename)} line {line}" + (f": {source[:120]}" if source else "")
-
-
-def short_name(filename: str) -> str:
-    return "cell" if CELL.match(filename) else os.path.basename(filename)

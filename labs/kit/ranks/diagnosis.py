@@ -1,4 +1,4 @@
-"""What went wrong in a job, told per rank: from the journals while it runs, from the stacks when it hangs.
+"""What went wrong in a job, told per rank: from the flight recorders while it runs, from the stacks when it hangs.
 
     Watch.poll()   certain   a group's nth collective differs between ranks in op, root, dtype or shape
                              a message and its receive differ in size
@@ -6,7 +6,7 @@
                              ranks wait for each other in a circle
     stacks()       at the timeout: the learner's line on which each rank stands
 
-A program that disagrees with itself may still run to its end (gloo completes some mismatches); the journal tells.
+A program that disagrees with itself may still run to its end (gloo completes some mismatches); its records tell.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import signal
 import time
 from dataclasses import dataclass, field
 
-from labs.kit.journal import ANY_SOURCE, Entry, Reader, is_machinery, show_line
+from labs.kit.ranks.flight_recorder import ANY_SOURCE, Entry, Reader
+from labs.kit.watch.frames import is_machinery, show_line
 
 SETTLED = 10  # polls in a row in which the same ranks wait for the same things, before that is called a circle
 PEER_IS_GONE = re.compile(
@@ -70,7 +71,7 @@ class Watch:
         self.settled = 0
 
     def poll(self) -> Problem | None:
-        """Read what is new in every journal; the first certain problem, or None."""
+        """Read what is new in every flight recorder; the first certain problem, or None."""
         waits = {rank: index for rank, reader in enumerate(self.readers) if (index := reader.header()[1]) is not None}
         for rank, reader in enumerate(self.readers):
             for entry in reader.new():
@@ -163,12 +164,12 @@ class Watch:
             free |= resolved
         stuck = sorted(waits.keys() - free)
         if not stuck or {rank: entry.index for rank, entry in self.waited_for().items()} != self.last_waits:
-            return None  # a rank that has moved on since the journals were read may have called what was missing
+            return None  # a rank that has moved on since its records were read may have called what was missing
         told = "; ".join(f"rank {r} in {waits[r].what} for {name(needs[r])}" for r in stuck)
         return Problem("deadlock", f"{name(stuck)} wait for each other: {told}", tuple(stuck), self.complete([]))
 
     def waited_for(self) -> dict[int, Entry]:
-        """The call in which each rank stands, for those that the journal shows waiting."""
+        """The call in which each rank stands, for those that the flight recorder shows waiting."""
         waits = {rank: reader.header()[1] for rank, reader in enumerate(self.readers)}
         return {
             rank: self.readers[rank].entry(index)

@@ -35,8 +35,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from labs.kit import tap
-from labs.kit.journal import KIT, learner_frame, short_name
+from labs.kit.watch import tap
+from labs.kit.watch.frames import KIT, learner_frame, short_name
 
 TELLS_ITS_END = {
     "all_reduce",

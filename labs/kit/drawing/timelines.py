@@ -6,9 +6,9 @@ timeline(recording, step=2)      one step
 
 from collections.abc import Mapping
 
-from labs.kit.figures import Figure, axes, finish, window
-from labs.kit.palette import INK, TIMELINE, ink
-from labs.kit.tables import clock
+from labs.kit.drawing.figures import Figure, axes, finish, window
+from labs.kit.drawing.palette import INK, TIMELINE, ink
+from labs.kit.drawing.tables import clock
 
 LANES = {  # top, height; a send and a recv of one exchange are under way together
     "communication": (-0.46, 0.36),

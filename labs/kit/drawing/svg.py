@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from labs.kit.palette import INK, PAPER
+from labs.kit.drawing.palette import INK, PAPER
 
 FONT = "Helvetica, Arial, 'DejaVu Sans', sans-serif"
 Point = tuple[float, float]

@@ -1,4 +1,4 @@
-"""One rank, from its first instant to its last: forked by the nursery, or started by torchrun.
+"""One rank, from its first instant to its last: forked by the fork server, or started by torchrun.
 
     job arrives -> stdout and stderr become the caller's lines -> process group -> function -> value goes back -> end
 
@@ -28,7 +28,8 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
-from labs.kit import journal, tap
+from labs.kit.ranks import flight_recorder
+from labs.kit.watch import tap
 
 YEAR = 365 * 24 * 3600.0  # seconds; for who gives a timeout of infinity
 
@@ -51,7 +52,7 @@ class Job:
     sources: dict[str, str] = field(default_factory=dict)  # the cells' text, for tracebacks
 
 
-def main(control_fd: int, output_fd: int, journal_fd: int, stacks_fd: int) -> NoReturn:
+def main(control_fd: int, output_fd: int, flight_fd: int, stacks_fd: int) -> NoReturn:
     """The body of a forked rank; never returns."""
     for target in (1, 2):
         os.dup2(output_fd, target)
@@ -67,7 +68,7 @@ def main(control_fd: int, output_fd: int, journal_fd: int, stacks_fd: int) -> No
     faulthandler.enable(file=stacks_fd)
     faulthandler.register(signal.SIGUSR1, file=stacks_fd, all_threads=True)
     tap.install()
-    tap.listeners.append(journal.Journal(journal_fd))
+    tap.listeners.append(flight_recorder.FlightRecorder(flight_fd))
     sending = threading.Lock()  # a thread may warn while the value is on its way
     answer = work(job, control, sending)
     flush()

@@ -1,0 +1,45 @@
+"""Whose line is it?  A stack's frames, without torch's and the kit's own, and how a line is shown to a person."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+from functools import lru_cache
+from types import FrameType
+
+import torch
+
+TORCH = os.path.dirname(torch.__file__) + os.sep
+KIT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+LABS = os.path.dirname(KIT[:-1]) + os.sep
+CELL = re.compile(r".*(ipykernel_\d+|<ipython-input).*")
+
+
+def learner_frame(frame: FrameType | None) -> FrameType | None:
+    while frame is not None and is_machinery(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+@lru_cache(4096)
+def is_machinery(filename: str) -> bool:
+    return filename.startswith((TORCH, KIT, "<frozen", "<string>")) or filename.endswith(
+        ("contextlib.py", "threading.py")
+    )
+
+
+def source_line(frame: FrameType | None) -> str:
+    if frame is None:
+        return "(inside torch)"
+    return show_line(frame.f_code.co_filename, frame.f_lineno)
+
+
+def show_line(filename: str, line: int) -> str:
+    """ "ddp.py line 57: work = all_reduce(flat)"; a notebook's cell is called just that: its file name is noise."""
+    source = linecache.getline(filename, line).strip()
+    return f"{short_name(filename)} line {line}" + (f": {source[:120]}" if source else "")
+
+
+def short_name(filename: str) -> str:
+    return "cell" if CELL.match(filename) else os.path.basename(filename)
