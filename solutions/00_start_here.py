@@ -204,7 +204,8 @@ run(fail_on_rank_2, ranks=4)
 # %% [markdown]
 # The worst failure makes no noise. A collective needs every rank of its group; if one does not come, the others wait
 # for ever. On a cluster, such a **hang** can cost a night. Here each rank keeps a small record of what it calls, its
-# **flight recorder**, so that you are soon told who waits where, and who did something else. Below, rank 3 forgets its part:
+# **flight recorder**, so that you are soon told who waits where, and who did something else. Below, rank 3 forgets its
+# part:
 
 
 # %% tags=["raises-exception"]
