@@ -1,0 +1,39 @@
+"""How the tests share a machine: many at once; those marked `alone` last, each by itself."""
+
+import fcntl
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+
+class ANotebookAtATime(LoadScopeScheduling):
+    """A test is a unit of work; so is a notebook, whose cells need the ones before them. Those go first."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid.split("::")[0] if ".ipynb" in nodeid else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ANotebookAtATime:
+    return ANotebookAtATime(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=is_alone)
+
+
+def is_alone(item: pytest.Item) -> bool:
+    return item.get_closest_marker("alone") is not None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item):
+    """A test that must be alone waits until no other one runs, and none begins before it has ended."""
+    session = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    if session is None:
+        return (yield)
+    with (Path(tempfile.gettempdir()) / f"pytest-of-{session}").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if is_alone(item) else fcntl.LOCK_SH)
+        return (yield)
