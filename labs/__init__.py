@@ -18,14 +18,5 @@ Read them in this order; each imports only files above it.
     offload      optimizer state in host memory or on disk
     native       the same verbs as PyTorch ships them
 
-labs/kit is the laboratory around them, and not on the exam.
-
-    kit.launch     run a function on several ranks, and bring back what each returned
-    kit.record     watch a rank from outside: what it sent, what it held, when
-    kit.draw       figures of recordings, ledgers and layouts
-    kit.play       the same with sliders
-    kit.check      run a learner's answer, and say what is right or what differs
-    kit.strategies the table of strategies, ours and PyTorch's
-    kit.tour       each of them against one process
-    kit.doctor     can this machine run the course?
+labs/kit is the laboratory around them, and not on the exam; its own map is in labs/kit/__init__.py.
 """
