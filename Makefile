@@ -32,7 +32,7 @@ tour: $(COURSE)  ## train with every strategy and compare; ARGS="--steps 3"
 	@$(BIN)/python -m labs tour $(ARGS)
 
 test: $(TESTS) lint  ## everything that CI runs; JUNIT=report.xml
-	$(BIN)/python -m tools.leftovers $(PYTEST) $(NBVAL) --durations 10 --junitxml $(JUNIT) tests solutions notebooks
+	$(BIN)/python -m tools.leftovers $(PYTEST) -n auto $(NBVAL) --durations 10 --junitxml $(JUNIT) tests solutions notebooks
 
 lint: $(TESTS)  ## style and format of package, tests and notebooks
 	$(BIN)/ruff check .

@@ -5,8 +5,11 @@ import os
 import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+
+GB = 10**9
 
 
 class ANotebookAtATime(LoadScopeScheduling):
@@ -18,6 +21,11 @@ class ANotebookAtATime(LoadScopeScheduling):
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ANotebookAtATime:
     return ANotebookAtATime(config, log)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Jobs wait more than they compute, and each takes up to a GB with its ranks."""
+    return max(1, min(2 * os.cpu_count(), psutil.virtual_memory().available // GB))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
