@@ -1,20 +1,20 @@
 """The laboratory around the textbook, and not on the exam: five faces, and the rooms behind them.
 
-    launch     run a function on several ranks, and bring back what each returned        ranks/
-    record     watch a rank from outside: what it sent, what it held, when               watch/
-    draw       figures of recordings, ledgers and layouts                                drawing/
-    play       the same with sliders                                                     explorers/
-    check      run a learner's answer, and say what is right or what differs             checks/
+launch     run a function on several ranks, and bring back what each returned        ranks/
+record     watch a rank from outside: what it sent, what it held, when               watch/
+draw       figures of recordings, ledgers and layouts                                drawing/
+play       the same with sliders                                                     explorers/
+check      run a learner's answer, and say what is right or what differs             checks/
 
-    ranks/       one job's processes, from the fork to the diagnosis of a hang
-    watch/       what passes by on a rank: collectives, storages, and whose line it was
-    drawing/     from data to a picture, from the palette to the timeline
-    explorers/   one picture with sliders a file
-    checks/      what each exercise is put through, and the mistakes that are known by name
+ranks/       one job's processes, from the fork to the diagnosis of a hang
+watch/       what passes by on a rank: collectives, storages, and whose line it was
+drawing/     from data to a picture, from the palette to the timeline
+explorers/   one picture with sliders a file
+checks/      what each exercise is put through, and the mistakes that are known by name
 
-    budget       a job that must fit so much memory
-    sockets      what the system counted on the connections
-    strategies   the table of strategies, ours and PyTorch's, and the training loop that they share
-    tour         each of them against one process
-    doctor       can this machine run the course?
+budget       a job that must fit so much memory
+sockets      what the system counted on the connections
+strategies   the table of strategies, ours and PyTorch's, and the training loop that they share
+tour         each of them against one process
+doctor       can this machine run the course?
 """
