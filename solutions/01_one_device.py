@@ -232,7 +232,7 @@ draw.memory(recording, step=2)
 # Beside the formulas of `labs.cost`, which knows the shapes and nothing else:
 
 # %%
-predicted = cost.ddp(config, BATCH, 1, "single").held
+predicted = cost.ddp(cost.Job(config, BATCH), "single").held
 draw.ledger({kind: (getattr(predicted, kind), held[kind]) for kind in ("P", "G", "S", "A", "temporary", "peak")})
 
 # %% [markdown]
@@ -271,7 +271,10 @@ check.predict("With twice the batch, A grows by what factor?", guess, answer=mea
 
 # %%
 rows = {
-    f"batch {batch}, context {context}: A": (sum(cost.activations(config, batch, context).values()), A)
+    f"batch {batch}, context {context}: A": (
+        sum(cost.activations(cost.Job(config, batch, context=context)).values()),
+        A,
+    )
     for (batch, context), A in measured.items()
 }
 draw.ledger(rows)
@@ -286,7 +289,7 @@ draw.ledger(rows)
 # gives the logits:
 
 # %%
-draw.table([{"kept by": kept, "bytes": count} for kept, count in cost.activations(config, BATCH).items()])
+draw.table([{"kept by": kept, "bytes": count} for kept, count in cost.activations(cost.Job(config, BATCH)).items()])
 
 # %% [markdown]
 # ## Build: mixed precision
@@ -374,7 +377,7 @@ def pie(rows):
 
 full = bytes_a_parameter(train)
 rows = {"float32": full, "mixed precision": mixed}
-assert {kind: mixed[kind] for kind in "PGS"} == cost.PIE["mixed precision, AdamW"]
+assert {kind: mixed[kind] for kind in "PGS"} == cost.PIE["mixed"]
 pie(rows)
 
 # %% [markdown]
@@ -474,7 +477,7 @@ pie(rows)
 need = 16 * 7.5e9 / 1e9
 print(f"7.5 billion parameters: {need:.0f} GB, on devices of 80 GB at least {math.ceil(need / 80)}")
 llama = PRESETS["llama3-8b"]
-parameters, kept = sum(cost.parameter_sizes(llama)), sum(cost.activations(llama, batch=1).values())
+parameters, kept = sum(cost.parameter_sizes(llama)), sum(cost.activations(cost.Job(llama, batch=1)).values())
 print(f"llama3-8b: {parameters:,} parameters, {16 * parameters / 1e9:.0f} GB")
 print(f"and {kept / 1e9:.0f} GB of activations for one sequence of {llama.context:,} tokens, if kept in float32")
 

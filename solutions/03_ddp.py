@@ -528,10 +528,12 @@ check.predict(
 )
 
 # %% [markdown]
-# And the formula of [labs/cost/ddp.py](../labs/cost/ddp.py), which knows the shapes and nothing of the code.
+# And the formula of [labs/cost/data_parallel.py](../labs/cost/data_parallel.py), which knows the shapes and nothing of
+# the code. A `Job` is what it is asked about: a model, the sequences on a rank, the number of ranks.
 
 # %%
-predicted = {name: cost.ddp(CONFIG, BATCH // 4, 4, name, bucket_bytes=BUCKET) for name in WAYS}
+on_paper = cost.Job(CONFIG, BATCH // 4, ranks=4)  # rank 0 of it
+predicted = {name: cost.ddp(on_paper, name, bucket_bytes=BUCKET) for name in WAYS}
 rows = {}
 for name, seen in recordings.items():
     rows[f"{name}: sent"] = predicted[name].sent, seen.sent(rank=0, step=2)
@@ -703,7 +705,7 @@ def measure(way):
 
 # %%
 ours, torchs = measure({"wrap": ddp.Overlapped, "finish": sync}), measure(theirs)
-paper = cost.ddp(CONFIG, BATCH // 4, 4, "overlapped")
+paper = cost.ddp(on_paper, "overlapped")
 paper = rows(paper.sent, paper.all_reduces, vars(paper.held))
 units = {"all-reduces": ""}
 draw.ledger([(name, paper[name], ours[name], torchs[name], units.get(name, "B")) for name in paper], within=0)
@@ -835,7 +837,7 @@ draw.table(thin(devices) for devices in (16, 64, 256, 1024, 4096))
 # parameter, on every device:
 
 # %%
-floor = sum(cost.PIE["mixed precision, AdamW"].values())
+floor = sum(cost.PIE["mixed"].values())
 models = {"1.5 billion": 1.5e9, "7.5 billion": 7.5e9, "70 billion": 70e9}
 table = [
     {"parameters": name, **{f"{n} ranks": round(floor * psi / 1e9) for n in (2, 64, 1024)}}

@@ -35,7 +35,7 @@ from labs.kit.record import mark
 
 # %%
 psi = 7.5e9  # parameters
-each = psi * sum(cost.PIE["mixed precision, AdamW"].values()) / 1e9
+each = psi * sum(cost.PIE["mixed"].values()) / 1e9
 print(f"{each:.0f} GB on each rank, {64 * each:,.0f} GB on all; of these, {63 * each:,.0f} GB are copies")
 
 # %% [markdown]
@@ -543,13 +543,14 @@ draw.table([{"": name, **each} for name, each in verdicts.items()])
 #
 # ## Measure: bytes sent
 #
-# On the left the formula, which knows the shapes and nothing of the code ([labs/cost/zero.py](../labs/cost/zero.py));
-# on the right, what the recording saw in the third step.
+# On the left the formula, which knows the shapes and nothing of the code
+# ([labs/cost/zero_stages.py](../labs/cost/zero_stages.py)); on the right, what the recording saw in the third step.
 
 # %%
 STAGES = {"stage 1": 1, "stage 2": 2, "stage 3": 3}
-predicted = {"DDP": cost.ddp(CONFIG, 1, 4, "bucketed")}
-predicted |= {name: cost.zero(CONFIG, 1, 4, stage) for name, stage in STAGES.items()}
+on_paper = cost.Job(CONFIG, batch=1, ranks=4)
+predicted = {"DDP": cost.ddp(on_paper, "bucketed")}
+predicted |= {name: cost.zero(on_paper, stage) for name, stage in STAGES.items()}
 talk = {name: job(apply, ranks=4, record="communication").recording for name, apply in WAYS.items()}
 sent = {name: recording.sent(rank=0, step=2) for name, recording in talk.items()}
 
@@ -571,7 +572,8 @@ four = {
     name: job(WAYS[name], micro_batches=4, steps=2, ranks=4, record="communication").recording.sent(rank=0, step=1)
     for name in STAGES
 }
-assert four == {name: cost.zero(CONFIG, 1, 4, stage, accumulation=4).sent for name, stage in STAGES.items()}
+with_four = replace(on_paper, accumulation=4)
+assert four == {name: cost.zero(with_four, stage).sent for name, stage in STAGES.items()}
 times = {name: four[name] / sent["DDP"] for name in four}
 assert times == {"stage 1": 1, "stage 2": 2.5, "stage 3": 6}
 draw.table([{"4 micro-batches": name, "sent, bytes": four[name], "× DDP": times[name]} for name in four])
@@ -661,9 +663,9 @@ check.predict("Stage 1 on four ranks: how many times less?", guess_less, round(l
 
 
 # %%
-def bytes_in(stage, ranks, convention="mixed precision, AdamW"):
+def bytes_in(stage, ranks, precision="mixed"):
     """Bytes a parameter of P, G and S together, on each rank; stage 0 is DDP."""
-    return sum(cost.bytes_held(1, ranks, stage, convention).values())
+    return sum(cost.bytes_held(1, ranks, stage, precision).values())
 
 
 assert bytes_in(1, ranks=4) == 2 + 2 + 12 / 4
@@ -770,7 +772,7 @@ draw.table([{"": name, **each} for name, each in verdicts.items()])
 for name, row in TWINS.items():
     talk[name] = job(WAYS[name], ranks=4, record="communication").recording
     watched[name] = job(WAYS[name], ranks=4, record="memory").recording
-    predicted[name] = ROWS[row].predict(CONFIG, 1, 4)
+    predicted[name] = ROWS[row].predict(on_paper)
     sent[name], steady[name] = talk[name].sent(rank=0, step=2), watched[name].steady(rank=0)
     assert sent[name] == predicted[name].sent
     assert all(predict == measured for predict, measured in (beside(name, kind) for kind in "PGS"))

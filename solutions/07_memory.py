@@ -42,7 +42,8 @@ from labs.model import GPT, PRESETS
 
 # %%
 KINDS = ("P", "G", "S", "A", "comm", "temporary")
-a_rank = cost.per_rank(PRESETS["llama3-8b"], "mixed precision, AdamW", ranks=64, stage=3, batch=1)
+job_of_64 = cost.Job(PRESETS["llama3-8b"], batch=1, ranks=64, precision="mixed")
+a_rank = cost.per_rank(job_of_64, stage=3)
 gigabytes = {kind: getattr(a_rank, kind) / 1e9 for kind in KINDS}
 assert a_rank.peak > 40e9
 each = ", ".join(f"{kind} {size:.1f} GB" for kind, size in gigabytes.items())
@@ -232,7 +233,7 @@ check.predict("How many times D does a layer keep?", guess_times, round(a_layer 
 # the whole step:
 
 # %%
-predicted = cost.activations(CONFIG, BATCH)
+predicted = cost.activations(cost.Job(CONFIG, BATCH))
 A = plain.held(step=2)["A"]
 ledger = draw.ledger({"A, at its most": (sum(predicted.values()), A)}, within=0)
 assert ledger.agrees
@@ -243,7 +244,7 @@ draw.table([{"kept by": name, "bytes": size, "%": round(100 * size / A, 1)} for 
 
 # %% [markdown]
 # To the byte: in this small model we know where each one is. With CUDA, RMSNorm is one kernel, too, and keeps D + 1
-# numbers in place of 2D + 1; `cost.activations(..., fused_norms=True)`. In other libraries it is different again. The
+# numbers in place of 2D + 1; `cost.Job(..., fused_norms=True)` has it. In other libraries it is different again. The
 # *method* carries over: go through the model, and ask of each operator what its derivative is made of.
 #
 # ## The formula that everybody quotes
@@ -479,7 +480,7 @@ draw.memory(four.recording, step=2)
 # %%
 rows = {}
 for rank, how in enumerate(WAYS):
-    predicted = cost.most_activations(CONFIG, BATCH, recompute=how)
+    predicted = cost.most_activations(cost.Job(CONFIG, BATCH, recompute=how))
     rows[f"{how}: A at its most"] = predicted, four.recording.held(rank, step=2)["A"]
 ledger = draw.ledger(rows, within=0.01)
 assert ledger.agrees
@@ -549,8 +550,8 @@ for how, duration in took.items():
 # %%
 rows = []
 for how in WAYS:
-    terms = cost.activations(CONFIG, BATCH, recompute=how)
-    layers = sum(terms.values()) - sum(cost.activations(replace(CONFIG, depth=7), BATCH, recompute=how).values())
+    eight, seven = (cost.Job(replace(CONFIG, depth=depth), BATCH, recompute=how) for depth in (8, 7))
+    layers = sum(cost.activations(eight).values()) - sum(cost.activations(seven).values())
     rows.append(
         {"": how, "kept, × D a token": round(layers / tokens / 4 / D, 1), "matrix products again": work[how] > 1.01}
     )
@@ -604,7 +605,7 @@ draw.memory(job(placed, record="memory").recording, step=2)
 # %%
 MiB = 2**20
 DEEP = replace(WIDE, depth=8)
-print(f"its activations alone: {sum(cost.activations(DEEP, BATCH).values()) / MiB:.0f} MiB")
+print(f"its activations alone: {sum(cost.activations(cost.Job(DEEP, BATCH)).values()) / MiB:.0f} MiB")
 
 
 def within(size, change):

@@ -138,7 +138,7 @@ def test_bytes_sent(strategy, ranks, name):
     predicted, measured = sent(strategy, ranks, name)
     assert measured == predicted
     if name == "GPT":
-        steps = [strategy.predict(GPT_CONFIG, BATCH // ranks, ranks, rank=rank) for rank in range(ranks)]
+        steps = [strategy.predict(cost.Job(GPT_CONFIG, BATCH // ranks, ranks, rank)) for rank in range(ranks)]
         assert [step.sent for step in steps] == predicted
 
 
@@ -146,7 +146,7 @@ def test_bytes_sent(strategy, ranks, name):
 def test_bytes_held_by_the_gpt(strategy):
     ranks = strategy.ranks(3)
     for rank, measured in enumerate(held(strategy, ranks, "GPT")):
-        predicted = strategy.predict(GPT_CONFIG, BATCH // ranks, ranks, rank=rank).held
+        predicted = strategy.predict(cost.Job(GPT_CONFIG, BATCH // ranks, ranks, rank)).held
         assert {kind: measured[kind] for kind in "PGS"} == {kind: getattr(predicted, kind) for kind in "PGS"}
         assert measured["A"] == pytest.approx(predicted.A, rel=0.10)
         assert measured["peak"] == pytest.approx(predicted.peak, rel=0.01)
@@ -245,7 +245,7 @@ def test_a_division_less_is_seen_in_the_numbers_alone():
 
 def test_a_spare_copy_is_seen_in_the_bytes_held():
     broken = replace(NAIVE, apply=partial(average_with, HoldsTwice))
-    predicted = broken.predict(GPT_CONFIG, BATCH // 2, 2)
+    predicted = broken.predict(cost.Job(GPT_CONFIG, BATCH // 2, 2))
     for measured in held(broken, 2, "GPT"):
         assert measured["P"] == 2 * predicted.held.P
         assert any("parameters" in fault for fault in faults_of(0.0, predicted, predicted.sent, measured))

@@ -5,7 +5,10 @@ the recorder saw a rank send and hold. All of them equal, and not nearly equal.
 """
 
 import dataclasses
+import inspect
+import re
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +17,7 @@ from test_collectives import SIZES, traffic
 from torch import nn
 
 from labs import cost, native
-from labs.cost import Traffic
+from labs.cost import Job, Traffic
 from labs.ddp import Bucketed, Naive, Overlapped
 from labs.kit.launch import run
 from labs.kit.record import mark
@@ -26,6 +29,49 @@ CONFIGS = {
     "one layer, one head of keys": Config(50, 24, 1, 3, 1, 40, context=20),
     "tied, as many heads of keys": Config(64, 32, 2, 4, 4, 96, context=16, tied=True),
 }
+
+# ---- the job ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"config": "tiny"}, "config is 'tiny': it must be a labs.model.Config"),
+        ({"batch": 0}, "batch is 0: it must be a whole number, and at least 1"),
+        ({"batch": 2.0}, "batch is 2.0: it must be a whole number"),
+        ({"ranks": -1}, "ranks is -1: it must be"),
+        ({"accumulation": 0}, "accumulation is 0: it must be"),
+        ({"context": 0}, "context is 0: it must be"),
+        ({"context": 65}, "context is 65, more than the model's 64: shorten it, or give a config with"),
+        ({"rank": 4}, "rank is 4: of 4 ranks it must be one of 0 to 3"),
+        ({"rank": -1}, "rank is -1: of 4 ranks"),
+        ({"precision": "fp8"}, "precision is 'fp8': it must be one of 'float32', 'mixed', "),
+        ({"recompute": "half"}, "recompute is 'half': it must be one of 'none', 'selective', "),
+    ],
+)
+def test_what_cannot_be_run_is_no_job(given, said):
+    with pytest.raises(ValueError, match=re.escape(said)) as raised:
+        Job(**{"config": TINY, "batch": 3, "ranks": 4} | given)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_formula_says_what_it_is_not_for():
+    for predict in (cost.ddp, cost.zero_redundancy, cost.fully_shard):
+        with pytest.raises(ValueError, match=r"precision is 'mixed': cost\..* predicts jobs with 'float32' only"):
+            predict(Job(TINY, 3, 4, precision="mixed"))
+    with pytest.raises(ValueError, match=r"precision is 'mixed, both gradients': cost\.zero predicts jobs with"):
+        cost.zero(Job(TINY, 3, 4, precision="mixed, both gradients"), stage=1)
+    with pytest.raises(ValueError, match=r"recompute is 'full': cost\.fully_shard predicts jobs with 'none' only"):
+        cost.fully_shard(Job(TINY, 3, 4, recompute="full"))
+    with pytest.raises(ValueError, match="stage 0: ZeRO has the stages 1, 2 and 3; plain data parallelism"):
+        cost.zero(Job(TINY, 3, 4), stage=0)
+
+
+def test_no_function_hides_the_file_that_it_is_in():
+    files = [path.stem for path in Path(cost.__file__).parent.glob("*.py") if path.stem != "__init__"]
+    assert "job" in files
+    assert [name for name in files if not inspect.ismodule(getattr(cost, name))] == []
+
 
 # ---- collectives -----------------------------------------------------------------------------------------
 
@@ -99,7 +145,7 @@ def test_the_pie_is_the_published_one():
     totals = {name: sum(kinds.values()) for name, kinds in cost.PIE.items()}
     assert list(totals.values()) == [16, 16, 18, 20]
     # ZeRO, figure 1: 7.5B parameters, K = 12: 120 GB without sharding
-    mixed = cost.PIE["mixed precision, AdamW"]
+    mixed = cost.PIE["mixed"]
     assert mixed["S"] == 12 and 7.5 * sum(mixed.values()) == 120
 
 
@@ -146,7 +192,7 @@ def test_activations_are_what_autograd_saves(name, batch, context):
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model(tokens.clone(), targets.clone())
     measured = sum(storage.nbytes() for storage in saved.values())
-    assert sum(cost.activations(config, batch, context).values()) == measured
+    assert sum(cost.activations(Job(config, batch, context=context)).values()) == measured
 
 
 # ---- data parallelism ------------------------------------------------------------------------------------
@@ -159,7 +205,7 @@ def test_buckets_by_hand():
     assert cost.buckets(sizes, "bucketed", bucket_bytes=120) == [30, 30, 40, 50]
     assert cost.buckets(sizes, "overlapped", bucket_bytes=10**9) == [150]
     assert cost.buckets([2**19, 2**18, 2**17], "torch") == [2**18 + 2**17, 2**19]
-    with pytest.raises(ValueError, match="'zero' is none of single, naive, bucketed"):
+    with pytest.raises(ValueError, match="variant is 'zero': it must be 'single', 'naive', 'bucketed'"):
         cost.buckets(sizes, "zero")
 
 
@@ -212,7 +258,7 @@ def test_ranks_send_what_was_predicted(variant):
     sizes, bucket_bytes = cost.parameter_sizes(config), BUCKET.get(variant, 25 * cost.MiB)
     recording = run(body, ranks=3, record="communication").recording
     for rank in range(3):
-        prediction = cost.ddp(config, 2, 3, variant, rank, bucket_bytes=bucket_bytes)
+        prediction = cost.ddp(Job(config, 2, 3, rank), variant, bucket_bytes)
         assert recording.sent(rank, step=2) == prediction.sent
         assert recording.counts(rank, step=2)["all_reduce"] == prediction.all_reduces
         assert prediction.sent == pytest.approx(float(prediction.textbook), rel=0.01)
@@ -232,7 +278,7 @@ def test_ranks_hold_what_was_predicted(variant, name, batch, accumulation):
     ranks = 1 if variant == "single" else 2
     job = run(train, variant, config, batch, accumulation, steps=4, ranks=ranks, record="memory")
     bucket_bytes = BUCKET.get(variant, 25 * cost.MiB)
-    prediction = cost.ddp(config, batch, ranks, variant, bucket_bytes=bucket_bytes, accumulation=accumulation)
+    prediction = cost.ddp(Job(config, batch, ranks, accumulation=accumulation), variant, bucket_bytes)
     assert job.recording.steady() == dataclasses.asdict(prediction.held)
 
 

@@ -4,6 +4,7 @@ Measured, to the byte: what autograd keeps of GPT-3's layer and of the course's 
 what recomputation leaves of the activations, met by the recorder.
 """
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -12,13 +13,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from labs import cost
+from labs.cost import Job
 from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.model import GPT, PRESETS, Config
 from labs.recompute import ATTENTION, MATMULS, recompute
 
 GB = 10**9
-MIXED = "mixed precision, AdamW"
 CONFIGS = {
     "odd sizes": Config(301, 30, 2, 3, 3, 77, context=11),
     "tied": Config(64, 32, 2, 4, 4, 96, context=16, tied=True),
@@ -47,10 +48,10 @@ def test_the_stages_hold_what_was_published(billions, ranks, gigabytes):
 
 def test_the_conventions_by_hand():
     # Megatron-LM's distributed optimizer: 6 + 12/N; PyTorch's own default: 8 + 8/N
-    assert cost.bytes_held(100, 4, 1, "mixed precision, float32 gradients") == {"P": 200, "G": 400, "S": 300}
-    assert cost.bytes_held(100, 4, 1, "float32, AdamW") == {"P": 400, "G": 400, "S": 200}
-    assert cost.bytes_held(100, 4, 3, "float32, AdamW") == {"P": 100, "G": 100, "S": 200}
-    with pytest.raises(ValueError, match="no convention 'fp8'"):
+    assert cost.bytes_held(100, 4, 1, "mixed, float32 gradients") == {"P": 200, "G": 400, "S": 300}
+    assert cost.bytes_held(100, 4, 1, "float32") == {"P": 400, "G": 400, "S": 200}
+    assert cost.bytes_held(100, 4, 3, "float32") == {"P": 100, "G": 100, "S": 200}
+    with pytest.raises(ValueError, match="precision is 'fp8': it must be one of 'float32', 'mixed'"):
         cost.bytes_held(100, 4, 1, "fp8")
     with pytest.raises(ValueError, match="stage 4: ZeRO has"):
         cost.bytes_held(100, 4, 4)
@@ -127,7 +128,7 @@ def test_activations_in_16_bit_are_what_autograd_saves(name):
     config = CONFIGS[name]
     tokens, targets = torch.randint(0, config.vocab, (2, 3, config.context)).unbind()
     measured = saved_by(GPT(config).bfloat16(), tokens.clone(), targets.clone())
-    assert sum(cost.activations(config, 3, itemsize=2).values()) == measured
+    assert sum(cost.activations(Job(config, 3, precision="mixed")).values()) == measured
 
 
 KEEP = {"none": None, "selective": MATMULS | ATTENTION, "all but attention": ATTENTION, "full": ()}
@@ -150,13 +151,11 @@ def train_recomputed():
 
 def test_recomputation_leaves_what_was_predicted():
     recording = run(train_recomputed, ranks=1, record="memory").recording
-    cases = [(itemsize, name) for itemsize in (4, 2) for name in KEEP]
-    for number, (itemsize, name) in enumerate(cases):
+    jobs = [Job(LAYERS, 2, precision=precision, recompute=name) for precision in ("float32", "mixed") for name in KEEP]
+    for number, job in enumerate(jobs):
         measured = recording.held(step=STEPS * number + STEPS - 1)["A"]
-        assert cost.most_activations(LAYERS, 2, itemsize=itemsize, recompute=name) == measured, (itemsize, name)
+        assert cost.most_activations(job) == measured, job
     assert tuple(KEEP) == cost.RECOMPUTE
-    with pytest.raises(ValueError, match="recompute is 'half': it must be one of 'none', 'selective'"):
-        cost.activations(LAYERS, 2, recompute="half")
 
 
 def test_recomputation_by_hand():
@@ -164,14 +163,14 @@ def test_recomputation_by_hand():
     numbers = {"selective": 5 * 24 + 2 * 8 + 3 + 2 * 40, "all but attention": 2 * 24 + 3, "full": 24}
     beside = 4 * 40 * (2 * 24 + 1) + 4 * 40 * (24 + 50) + 2 * 8 * 40 + 4  # last norm, head, tokens, loss
     for name, number in numbers.items():
-        assert sum(cost.activations(LAYERS, 2, recompute=name).values()) == 3 * 4 * 40 * number + beside
+        assert sum(cost.activations(Job(LAYERS, 2, recompute=name)).values()) == 3 * 4 * 40 * number + beside
 
 
 def test_the_textbook_is_the_limit_of_what_is_held():
     psi = sum(cost.parameter_sizes(PRESETS["llama3-8b"]))
     for stage in range(4):
-        held = cost.per_rank(PRESETS["llama3-8b"], MIXED, 64, stage, batch=1, context=64)
-        for kind, size in cost.bytes_held(psi, 64, stage, MIXED).items():
+        held = cost.per_rank(Job(PRESETS["llama3-8b"], 1, ranks=64, context=64, precision="mixed"), stage)
+        for kind, size in cost.bytes_held(psi, 64, stage, "mixed").items():
             if kind != "G":  # whose most has a layer's in flight, and one in float32
                 assert getattr(held, kind) == pytest.approx(size, rel=1e-3)
 
@@ -180,26 +179,29 @@ def test_the_textbook_is_the_limit_of_what_is_held():
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.parametrize("options", [{}, {"recompute": "full"}, {"offload": True}], ids=str)
-def test_the_smallest_number_of_ranks_fits_and_half_of_it_does_not(stage, options):
-    config = PRESETS["llama3-70b"]
-    job = dict(config=config, convention=MIXED, stage=stage, batch=1, context=2048, **options)
-    card = cost.per_rank(ranks=48, **job).peak  # what 48 need, 32 have not, and 64 have
-    ranks = cost.smallest_ranks(card_bytes=card, **job)
-    assert ranks == (64 if cost.per_rank(ranks=32, **job).peak > card else ranks)
-    assert cost.per_rank(ranks=ranks, **job).peak <= card
-    assert ranks == 1 or cost.per_rank(ranks=ranks // 2, **job).peak > card
+@pytest.mark.parametrize("recompute, offload", [("none", False), ("full", False), ("none", True)])
+def test_the_smallest_number_of_ranks_fits_and_half_of_it_does_not(stage, recompute, offload):
+    job = Job(PRESETS["llama3-70b"], 1, context=2048, precision="mixed", recompute=recompute)
+
+    def peak(ranks):
+        return cost.per_rank(replace(job, ranks=ranks), stage, offload).peak
+
+    card = peak(48)  # what 48 need, 32 have not, and 64 have
+    ranks = cost.smallest_ranks(job, stage, card, offload)
+    assert ranks == (64 if peak(32) > card else ranks)
+    assert peak(ranks) <= card
+    assert ranks == 1 or peak(ranks // 2) > card
 
 
 def test_what_never_fits_and_what_always_does():
-    job = dict(config=PRESETS["llama3-8b"], convention=MIXED, batch=1)
-    assert cost.smallest_ranks(stage=1, card_bytes=16 * GB, **job) is None  # P alone has 16.06 GB
-    assert cost.smallest_ranks(stage=0, card_bytes=100 * GB, **job) is None
-    assert cost.smallest_ranks(stage=0, card_bytes=300 * GB, **job) == 1
+    job = Job(PRESETS["llama3-8b"], 1, precision="mixed")
+    assert cost.smallest_ranks(job, stage=1, card_bytes=16 * GB) is None  # P alone has 16.06 GB
+    assert cost.smallest_ranks(job, stage=0, card_bytes=100 * GB) is None
+    assert cost.smallest_ranks(job, stage=0, card_bytes=300 * GB) == 1
 
 
 def test_offload_takes_the_optimizer_state_away_and_nothing_else():
-    job = dict(config=PRESETS["tiny"], convention=MIXED, ranks=4, stage=3, batch=1)
-    here, elsewhere = cost.per_rank(**job), cost.per_rank(**job, offload=True)
+    job = Job(PRESETS["tiny"], 1, ranks=4, precision="mixed")
+    here, elsewhere = cost.per_rank(job, stage=3), cost.per_rank(job, stage=3, offload=True)
     assert elsewhere.S == 0 and (elsewhere.P, elsewhere.A, elsewhere.comm) == (here.P, here.A, here.comm)
     assert elsewhere.peak == here.peak - here.S

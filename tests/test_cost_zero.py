@@ -1,4 +1,4 @@
-"""labs.cost on ZeRO and its twins: published volumes, cases by hand, and jobs that know nothing of it.
+"""labs.cost on ZeRO, ours and PyTorch's: published volumes, cases by hand, and jobs that know nothing of it.
 
 Measured, to the byte: what the recorder saw ranks of labs.zero and of labs.native send and hold.
 """
@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from labs import cost, native
-from labs.cost import Layer
+from labs.cost import Job, Layer
 from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.model import GPT, Config
 from labs.precision import Masters
+from labs.recompute import recompute
 from labs.zero import Zero
 
 CONFIGS = {
@@ -79,21 +80,23 @@ def train(way, model, layers, vocab, context, batch=2, accumulation=1, precision
     mark("end")
 
 
-def train_gpt(way, config, **options):
+def train_gpt(way, config, keep=None, **options):
     model = GPT(config)
+    if keep is not None:
+        recompute(model.layers.values(), keep)
     train(way, model, list(model.layers.values()), config.vocab, config.context, **options)
 
 
 WAYS = (1, 2, 3, "zero1", "fsdp", "fsdp, kept")
 
 
-def predict(way, config, ranks, rank, **options):
+def predict(way, job):
     match way:
         case 1 | 2 | 3:
-            return cost.zero(config, 2, ranks, way, rank, **options)
+            return cost.zero(job, way)
         case "zero1":
-            return cost.zero_redundancy(config, 2, ranks, rank, **options)
-    return cost.fully_shard(config, 2, ranks, way == "fsdp", rank, **options)
+            return cost.zero_redundancy(job)
+    return cost.fully_shard(job, reshard_after_forward=way == "fsdp")
 
 
 def sent_of_awkward(way, ranks, rank, accumulation):
@@ -120,7 +123,7 @@ def test_ranks_send_what_was_predicted():
         last = iter(range(2, recording.steps, 3))  # DDP arranges its buckets anew in the step before
         for way in WAYS:
             for config in configs:
-                predicted, step = predict(way, config, 3, rank, accumulation=accumulation), next(last)
+                predicted, step = predict(way, Job(config, 2, 3, rank, accumulation=accumulation)), next(last)
                 assert recording.sent(rank, step) == predicted.sent, (way, rank)
                 counts = recording.counts(rank, step)
                 if "all_to_all" in counts:
@@ -153,21 +156,29 @@ HELD += [(way, "more parameters than activations", 2, 1) for way in (3, "fsdp")]
 def test_ranks_hold_what_was_predicted(way, name, ranks, accumulation):
     job = run(train_gpt, way, CONFIGS[name], accumulation=accumulation, ranks=ranks, record="memory")
     for rank in (0, ranks - 1):
-        prediction = predict(way, CONFIGS[name], ranks, rank, accumulation=accumulation)
+        prediction = predict(way, Job(CONFIGS[name], 2, ranks, rank, accumulation=accumulation))
         assert job.recording.steady(rank) == dataclasses.asdict(prediction.held)
+
+
+@pytest.mark.parametrize("stage, accumulation", [(1, 1), (3, 2)])
+def test_ranks_hold_what_was_predicted_where_layers_are_recomputed(stage, accumulation):
+    config = CONFIGS["odd sizes"]
+    job = run(train_gpt, stage, config, keep=(), accumulation=accumulation, ranks=2, record="memory")
+    predicted = cost.zero(Job(config, 2, 2, accumulation=accumulation, recompute="full"), stage)
+    assert job.recording.steady() == dataclasses.asdict(predicted.held)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_ranks_hold_what_was_predicted_in_mixed_precision(stage):
     config = CONFIGS["odd sizes"]
     job = run(train_gpt, stage, config, precision="mixed", ranks=3, record="memory")
-    predicted = dataclasses.asdict(cost.zero(config, 2, 3, stage, precision="mixed").held)
+    predicted = dataclasses.asdict(cost.zero(Job(config, 2, 3, precision="mixed"), stage).held)
     measured = job.recording.steady()
     assert {kind: measured[kind] for kind in ("P", "S", "A", "peak")} == {
         kind: predicted[kind] for kind in ("P", "S", "A", "peak")
     }
     # 2 + 2 + 12 bytes a parameter, sharded by stage, padding and counters apart
     psi = sum(cost.parameter_sizes(config))
-    for kind, size in cost.bytes_held(psi, 3, stage, "mixed precision, AdamW").items():
+    for kind, size in cost.bytes_held(psi, 3, stage, "mixed").items():
         if kind != "G":
             assert measured[kind] == pytest.approx(size, rel=0.01)

@@ -113,10 +113,10 @@ def test_words_fit_and_do_not_overlap(held):
 
 def test_it_tells_what_cost_predicts():
     widget = play.memory(model="llama3-70b", ranks=512, batch=2, context=4096, recompute="full")
-    chosen = dict(batch=2, context=4096, convention="mixed precision, AdamW", recompute="full", offload=False)
+    job = cost.Job(PRESETS["llama3-70b"], 2, ranks=512, context=4096, precision="mixed", recompute="full")
     for name, stage in explorer.STAGES.items():
-        peak = explorer.size(cost.per_rank(PRESETS["llama3-70b"], ranks=512, stage=stage, **chosen).peak)
-        ranks = cost.smallest_ranks(PRESETS["llama3-70b"], stage=stage, card_bytes=80 * GB, **chosen) or "no number of"
+        peak = explorer.size(cost.per_rank(job, stage).peak)
+        ranks = cost.smallest_ranks(job, stage, card_bytes=80 * GB) or "no number of"
         assert f"{name}: {peak}, fits" in widget.still.text
         line = next(line for line in widget.still.text.splitlines() if line.startswith(name))
         assert f"80 GB on {ranks} ranks" in line
@@ -124,7 +124,7 @@ def test_it_tells_what_cost_predicts():
 
 def test_every_control_changes_the_picture():
     widget = play.memory()
-    others = {"model": "llama3-70b", "precision": "mixed precision, both gradients", "ranks": 8, "batch": 2}
+    others = {"model": "llama3-70b", "precision": "mixed, both gradients", "ranks": 8, "batch": 2}
     others |= {"context": 4096, "recompute": "full", "offload": "optimizer state"}
     assert set(others) == set(widget.controls)
     for name, value in others.items():

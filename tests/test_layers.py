@@ -25,7 +25,7 @@ FILES = sorted(set(LABS.rglob("*.py")) - EMPTY)
 
 
 def name_of(path: Path) -> str:
-    """labs/ddp.py: "ddp"; labs/cost/ddp.py: "cost.ddp"; labs/cost/__init__.py: "cost"."""
+    """labs/ddp.py: "ddp"; labs/cost/fit.py: "cost.fit"; labs/cost/__init__.py: "cost"."""
     return ".".join(path.relative_to(LABS).with_suffix("").parts).removesuffix(".__init__")
 
 

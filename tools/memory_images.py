@@ -34,7 +34,7 @@ def quarters(canvas: Canvas, box, kind: str, held: Iterable[int], across: bool =
 
 
 def zero_stages() -> Drawing:
-    pie = cost.PIE["float32, AdamW"]
+    pie = cost.PIE["float32"]
     copies = {name: sum(n for kind, n in pie.items() if kind not in kinds) for name, kinds in SHARDED.items()}
     held = {name: whole + (sum(pie.values()) - whole) / RANKS for name, whole in copies.items()}
     sentences = [

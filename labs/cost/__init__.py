@@ -1,12 +1,13 @@
 """Pencil and paper: what a job must send and hold, and how long that takes, before it is run.
 
-    collectives   elements and messages that one rank sends, and seconds
-    memory        what is held at rest: bytes a parameter, by convention and stage; what an answer is made of
-    activations   what backward needs of a forward, with and without recomputation; what is alive on the way back
-    ddp           data parallelism: one rank, one step
-    zero          ZeRO, stage by stage
-    native        the same with PyTorch: ZeroRedundancyOptimizer, fully_shard
-    fit           does it fit a card, and on how many ranks?
+    job              what is to be run: a model, a batch, a number of ranks, a precision
+    collectives      elements and messages that one rank sends, and seconds
+    memory           what is held at rest: bytes a parameter, by precision and stage; what an answer is made of
+    autograd         activations: what backward needs of a forward, and what is alive on the way back
+    data_parallel    one rank, one step, for each variant of `labs.ddp`
+    zero_stages      ZeRO, stage by stage
+    native           the same with PyTorch: ZeroRedundancyOptimizer, fully_shard
+    fit              does it fit a card, and on how many ranks?
 
 Integers are exact, down to the pieces that do not divide evenly; the textbook's formula, their limit, stands
 beside them. Nothing here imports or runs what it predicts: measurements are held against it.
@@ -15,14 +16,15 @@ beside them. Nothing here imports or runs what it predicts: measurements are hel
     N, ranks   ranks of the group                    c_i  piece i of n elements in N, the longer ones first
     Ψ          parameters of a model                 other letters are those of `labs.model`
 
-All names are at hand as `cost.name`:
+All names are at hand as `cost.name`. (No function is called as its file is, so that neither hides the other.)
 
-    cost.ddp(config, batch=2, ranks=4, variant="overlapped").held.peak
+    job = cost.Job(config, batch=2, ranks=4)
+    cost.ddp(job, "overlapped").held.peak
 """
 
 # ruff: noqa: F401
 
-from labs.cost.activations import RECOMPUTE, activations, backward, korthikanti, layer_activations, most_activations
+from labs.cost.autograd import activations, korthikanti, layer_activations, most_activations
 from labs.cost.collectives import (
     Traffic,
     all_gather,
@@ -41,8 +43,9 @@ from labs.cost.collectives import (
     ring_seconds,
     tree_seconds,
 )
-from labs.cost.ddp import buckets, ddp, ddp_held, ddp_sent
+from labs.cost.data_parallel import buckets, ddp, ddp_sent
 from labs.cost.fit import per_rank, smallest_ranks
+from labs.cost.job import RECOMPUTE, Job
 from labs.cost.memory import (
     FLOAT,
     INDEX,
@@ -59,5 +62,5 @@ from labs.cost.memory import (
     optimizer_step,
     parameter_sizes,
 )
-from labs.cost.native import fully_shard, fully_shard_held, fully_shard_sent, zero_redundancy, zero_redundancy_sent
-from labs.cost.zero import zero, zero_held, zero_limit, zero_sent, zero_step
+from labs.cost.native import fully_shard, fully_shard_sent, zero_redundancy, zero_redundancy_sent
+from labs.cost.zero_stages import zero, zero_limit, zero_sent

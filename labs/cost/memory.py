@@ -1,7 +1,7 @@
 """What a rank holds at rest, in bytes, and what a prediction is made of.
 
-    by parameter    PIE, bytes_held(psi, ranks, stage, convention)
-    of the GPT      layer_shapes(config), parameter_sizes(config), optimizer_state(sizes)
+    by parameter    PIE, bytes_held(psi, ranks, stage, precision)
+    of the GPT      gpt_layers(config), parameter_sizes(config), optimizer_state(sizes)
     the answers     Moment, Held, Prediction
 
 Source: [ZeRO] Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1, figure 1 and table 1.
@@ -16,34 +16,34 @@ MiB = 2**20
 FLOAT = 4  # bytes of a float32
 INDEX = 8  # bytes of an int64: tokens and targets
 
-# Bytes a parameter, by convention. In mixed precision the float32 masters count as optimizer state.
+# Bytes a parameter with AdamW, by precision. In mixed precision the float32 masters count as optimizer state.
 PIE = {
-    "float32, AdamW": {"P": 4, "G": 4, "S": 4 + 4},  # 16: PyTorch's own default
-    "mixed precision, AdamW": {"P": 2, "G": 2, "S": 4 + 4 + 4},  # 16: K = 12 [ZeRO]
-    "mixed precision, float32 gradients": {"P": 2, "G": 4, "S": 4 + 4 + 4},  # 18: Megatron-LM
-    "mixed precision, both gradients": {"P": 2, "G": 2 + 4, "S": 4 + 4 + 4},  # 20: why some count 20
+    "float32": {"P": 4, "G": 4, "S": 4 + 4},  # 16: PyTorch's own default
+    "mixed": {"P": 2, "G": 2, "S": 4 + 4 + 4},  # 16: K = 12 [ZeRO]
+    "mixed, float32 gradients": {"P": 2, "G": 4, "S": 4 + 4 + 4},  # 18: Megatron-LM
+    "mixed, both gradients": {"P": 2, "G": 2 + 4, "S": 4 + 4 + 4},  # 20: why some count 20
 }
 Shape = tuple[int, ...]
 
 
-def bytes_held(psi: int, ranks: int, stage: int, convention: str = "mixed precision, AdamW") -> dict[str, float]:
+def bytes_held(psi: int, ranks: int, stage: int, precision: str = "mixed") -> dict[str, float]:
     """P, G and S on each of N ranks, as the textbook has it: what a stage shards is divided by N, and nothing padded.
 
         stage    0            1 (P_os)       2 (P_os+g)       3 (P_os+g+p)
                  P + G + S    P + G + S/N    P + (G + S)/N    (P + G + S)/N
 
-    7.5 billion parameters on 64 ranks: 120, 31.4, 16.6, 1.88 GB [ZeRO, figure 1]. Stage 1 of the convention "mixed
-    precision, float32 gradients" is Megatron-LM's distributed optimizer: 6 + 12/N bytes a parameter.
+    7.5 billion parameters on 64 ranks: 120, 31.4, 16.6, 1.88 GB [ZeRO, figure 1]. Stage 1 of "mixed, float32
+    gradients" is Megatron-LM's distributed optimizer: 6 + 12/N bytes a parameter.
     """
     require_stage(stage)
     sharded = {"P": stage >= 3, "G": stage >= 2, "S": stage >= 1}
-    return {kind: size * psi / (ranks if sharded[kind] else 1) for kind, size in bytes_of(convention).items()}
+    return {kind: size * psi / (ranks if sharded[kind] else 1) for kind, size in bytes_of(precision).items()}
 
 
-def bytes_of(convention: str) -> dict[str, int]:
-    if convention not in PIE:
-        raise ValueError(f"no convention {convention!r}: there are {', '.join(map(repr, PIE))}")
-    return PIE[convention]
+def bytes_of(precision: str) -> dict[str, int]:
+    if precision not in PIE:
+        raise ValueError(f"precision is {precision!r}: it must be one of {', '.join(map(repr, PIE))}")
+    return PIE[precision]
 
 
 def require_stage(stage: int) -> None:

@@ -16,9 +16,10 @@ from fractions import Fraction
 from itertools import chain
 from math import prod
 
-from labs.cost.activations import Part, backward
+from labs.cost.autograd import Part, backward
 from labs.cost.collectives import all_gather, reduce_scatter
-from labs.cost.ddp import buckets, ddp_held, ddp_sent
+from labs.cost.data_parallel import buckets, ddp_held, ddp_sent
+from labs.cost.job import Job
 from labs.cost.memory import (
     FLOAT,
     Held,
@@ -36,16 +37,15 @@ from labs.cost.memory import (
 # ---- ZeroRedundancyOptimizer with DDP --------------------------------------------------------------------
 
 
-def zero_redundancy(
-    config, batch: int, ranks: int, rank: int = 0, context: int | None = None, accumulation: int = 1
-) -> Prediction:
-    """A step of `GPT(config)` with AdamW in float32 on CPU, from the second step on; `batch` sequences at a time."""
-    sizes = parameter_sizes(config)
+def zero_redundancy(job: Job) -> Prediction:
+    """A step in float32 on CPU."""
+    job.require("cost.zero_redundancy", precision=("float32",))
+    sizes, ranks = parameter_sizes(job.config), job.ranks
     return Prediction(
-        sent=zero_redundancy_sent(sizes, ranks, rank),
+        sent=zero_redundancy_sent(sizes, ranks, job.rank),
         collectives={"all_reduce": len(buckets(sizes, "torch")), "broadcast": len(sizes)},
         textbook=Fraction(FLOAT * 3 * (ranks - 1) * sum(sizes), ranks),
-        held=ddp_held(config, batch, "torch", context, accumulation=accumulation, stepped=dealt(sizes, ranks)[rank]),
+        held=ddp_held(job, "torch", stepped=dealt(sizes, ranks)[job.rank]),
     )
 
 
@@ -65,24 +65,17 @@ def dealt(sizes: Sequence[int], ranks: int) -> list[list[int]]:
 # ---- fully_shard -----------------------------------------------------------------------------------------
 
 
-def fully_shard(
-    config,
-    batch: int,
-    ranks: int,
-    reshard_after_forward: bool = True,
-    rank: int = 0,
-    context: int | None = None,
-    accumulation: int = 1,
-) -> Prediction:
-    """A step of `GPT(config)` with AdamW in float32 on CPU, from the second step on; `batch` sequences at a time."""
-    root, layers = groups(config)
-    gathers = accumulation * (1 + len(layers) * (1 + reshard_after_forward))
-    times = 3 if reshard_after_forward else 2
+def fully_shard(job: Job, reshard_after_forward: bool = True) -> Prediction:
+    """A step in float32 on CPU."""
+    job.require("cost.fully_shard", precision=("float32",), recompute=("none",))
+    root, layers = groups(job.config)
+    gathers = job.accumulation * (1 + len(layers) * (1 + reshard_after_forward))
+    times = job.accumulation * (3 if reshard_after_forward else 2)
     return Prediction(
-        sent=fully_shard_sent(root, layers, ranks, reshard_after_forward, accumulation),
-        collectives={"all_gather": gathers, "reduce_scatter": accumulation * (1 + len(layers))},
-        textbook=Fraction(FLOAT * times * accumulation * (ranks - 1) * sum(parameter_sizes(config)), ranks),
-        held=fully_shard_held(config, batch, ranks, reshard_after_forward, rank, context, accumulation),
+        sent=fully_shard_sent(root, layers, job.ranks, reshard_after_forward, job.accumulation),
+        collectives={"all_gather": gathers, "reduce_scatter": job.accumulation * (1 + len(layers))},
+        textbook=Fraction(FLOAT * times * (job.ranks - 1) * sum(parameter_sizes(job.config)), job.ranks),
+        held=fully_shard_held(job, reshard_after_forward),
     )
 
 
@@ -118,31 +111,20 @@ def chunk(shape: Shape, ranks: int, rank: int) -> int:
     return max(0, min(longest, first - rank * longest)) * prod(others)
 
 
-def fully_shard_held(
-    config,
-    batch: int,
-    ranks: int,
-    reshard_after_forward: bool = True,
-    rank: int = 0,
-    context: int | None = None,
-    accumulation: int = 1,
-) -> Held:
+def fully_shard_held(job: Job, reshard_after_forward: bool = True) -> Held:
     """P, S and G are the rank's shards; padding counts for P and G, and not for S."""
-    root, layers = groups(config)
+    (root, layers), ranks = groups(job.config), job.ranks
     padded = [sum(rows(shape, ranks) for shape in group.trained) for group in (root, *layers)]
-    chunks = [chunk(shape, ranks, rank) for group in gpt_layers(config) for shape in group.trained]
+    chunks = [chunk(shape, ranks, job.rank) for group in gpt_layers(job.config) for shape in group.trained]
     shards = FLOAT * sum(padded) // ranks
-    parts, group_bytes = backward(config, batch, context), (FLOAT * padded[0], FLOAT * padded[-1])
-    moments = fully_shard_moments(parts, *group_bytes, ranks, reshard_after_forward, accumulation)
-    step = optimizer_step(parts[-1].left, shards, 0, chunks)
+    moments = fully_shard_moments(job, FLOAT * padded[0], FLOAT * padded[-1], reshard_after_forward)
+    step = optimizer_step(backward(job)[-1].left, shards, 0, chunks)
     most = held(shards, optimizer_state(chunks), [*moments, step])
     mesh = FLOAT * ranks  # the ranks' numbers
     return replace(most, temporary=most.temporary + mesh, peak=most.peak + mesh)
 
 
-def fully_shard_moments(
-    parts: Sequence[Part], root: int, layer: int, ranks: int, reshard: bool, accumulation: int
-) -> Iterator[Moment]:
+def fully_shard_moments(job: Job, root: int, layer: int, reshard: bool) -> Iterator[Moment]:
     """Bytes beside P and S, from the end of forward on; all that is whole counts as `comm`.
 
         forward ends    the root gathered; layers, unless resharded; the buffer from which the last one was copied
@@ -152,38 +134,38 @@ def fully_shard_moments(
 
     root, layer: bytes of each when it is gathered.
     """
-    depth, first = sum(part.name.startswith("layer") for part in parts), accumulation == 1
-    come = 0 if first else (root + depth * layer) // ranks
-    whole, gradients, reduced, waiting = root + (0 if reshard else depth * layer), 0, 0, 2 * FLOAT
-    yield from forward_moments(parts, root, layer, reshard, come)
+    parts, depth, ranks, first = backward(job), job.config.depth, job.ranks, job.accumulation == 1
+    arrived = 0 if first else (root + depth * layer) // ranks
+    whole, gradients, reduced, pending = root + (0 if reshard else depth * layer), 0, 0, 2 * FLOAT
+    yield from forward_moments(parts, root, layer, reshard, arrived)
     for number, part in enumerate(parts):
-        in_layer, coming = part.name.startswith("layer"), layer if reshard and number < 2 + depth else 0
-        comm = whole + coming + reduced + gradients + (layer if in_layer and reshard else 0)
+        in_layer, prefetched = part.name.startswith("layer"), layer if reshard and number < 2 + depth else 0
+        comm = whole + prefetched + reduced + gradients + (layer if in_layer and reshard else 0)
         if in_layer and reshard:
-            again = dict(G=come, A=parts[number - 1].left, temporary=part.handed_on + waiting)
-            yield Moment(f"gather {part.name} again", comm=whole + reduced + gradients + 2 * layer, **again)
+            besides = dict(G=arrived, A=parts[number - 1].left, temporary=part.handed_on + pending)
+            yield Moment(f"gather {part.name} again", comm=whole + reduced + gradients + 2 * layer, **besides)
         for at in part.worst:
-            yield Moment(at.name, G=come, A=at.A, comm=comm + FLOAT * at.gradients, temporary=at.temporary + waiting)
+            yield Moment(at.name, G=arrived, A=at.A, comm=comm + FLOAT * at.gradients, temporary=at.temporary + pending)
         own = FLOAT * sum(part.sizes)
         if in_layer:
             whole -= 0 if reshard else layer
-            comm = whole + coming + gradients + own + layer
-            yield Moment(part.name, G=come, A=part.left, comm=comm, temporary=part.handed_on + waiting)
-            come, reduced = come + first * layer // ranks, layer
+            comm = whole + prefetched + gradients + own + layer
+            yield Moment(part.name, G=arrived, A=part.left, comm=comm, temporary=part.handed_on + pending)
+            arrived, reduced = arrived + first * layer // ranks, layer
         elif part.shared:
-            waiting += own
+            pending += own
         else:
             gradients += own
 
 
-def forward_moments(parts: Sequence[Part], root: int, layer: int, reshard: bool, come: int) -> Iterator[Moment]:
-    """Each layer comes in a buffer, and is copied from there while the buffer before it still stands."""
+def forward_moments(parts: Sequence[Part], root: int, layer: int, reshard: bool, arrived: int) -> Iterator[Moment]:
+    """Each layer arrives in a buffer, and is copied from there while the buffer before it still stands."""
     loss, layers = parts[0].worst[0], [part for part in parts if part.name.startswith("layer")][::-1]
     before, whole = root, root
     for part in layers:
         whole += layer
         A = part.left + part.handed_on
-        yield Moment(f"gather {part.name}", G=come, A=A, comm=whole + before + layer, temporary=FLOAT)
+        yield Moment(f"gather {part.name}", G=arrived, A=A, comm=whole + before + layer, temporary=FLOAT)
         before = layer
         whole -= layer if reshard else 0
-    yield Moment("forward", G=come, A=loss.A + FLOAT, comm=whole + layer, temporary=loss.temporary // 2 + 2 * FLOAT)
+    yield Moment("forward", G=arrived, A=loss.A + FLOAT, comm=whole + layer, temporary=loss.temporary // 2 + 2 * FLOAT)

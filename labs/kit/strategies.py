@@ -4,8 +4,8 @@ The tour, the contract test and the benchmarks read STRATEGIES and nothing else:
 
     name      what `--strategies` calls it             side      "ours" or "native"
     apply     model -> Training                        ranks     how many it takes of those asked for
-    predict   (config, batch, ranks, rank) ->          sent      (root, layers, ranks, rank) -> bytes, for any model
-              labs.cost.Prediction of one step                   by the shapes of its layers; root: the other parts
+    predict   labs.cost.Job -> Prediction of a step    sent      (root, layers, ranks, rank) -> bytes, for any model
+                                                             by the shapes of its layers; root: the other parts
     bitwise   on how many ranks it equals the          note      where PyTorch's differs from the stage it stands for
               micro-batched process bit by bit,
               in float32
@@ -57,7 +57,7 @@ class Strategy:
     name: str
     side: str
     apply: Callable[[nn.Module], Training]
-    predict: Callable[..., cost.Prediction]
+    predict: Callable[[cost.Job], cost.Prediction]
     sent: Callable[..., int]
     ranks: Callable[[int], int] = lambda asked: asked
     bitwise: tuple[int, ...] = (2,)

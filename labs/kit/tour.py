@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from labs.cost import Prediction
+from labs.cost import Job, Prediction
 from labs.data import Batches, Corpus, corpus
 from labs.kit import draw
 from labs.kit.drawing.palette import NAMES
@@ -172,8 +172,8 @@ def train_and_compare(
 def compare(strategy: Strategy, plan: Plan, ranks: int, time: Results, communication: Results, memory: Results) -> Row:
     """The three passes of a strategy as one row, measured beside predicted on every rank."""
     losses, differences = zip(*time, strict=True)
-    share = dict(batch=plan.batch // ranks, ranks=ranks)
-    predicted = [strategy.predict(plan.config, rank=rank, **share) for rank in range(ranks)]
+    share = plan.batch // ranks
+    predicted = [strategy.predict(Job(plan.config, share, ranks, rank)) for rank in range(ranks)]
     sent = [communication.recording.sent(rank, WATCHED - 1) for rank in range(ranks)]
     held = [memory.recording.steady(rank) for rank in range(ranks)]
     durations = [

@@ -7,6 +7,7 @@
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from labs import cost
@@ -31,23 +32,18 @@ CONTROLS: dict[str, Sequence | Mapping] = {
     "recompute": {name: name for name in cost.RECOMPUTE},
     "offload": {"nothing": "nothing", "optimizer state": "optimizer state"},
 }
-BEGIN = {"model": "llama3-8b", "precision": "mixed precision, AdamW", "ranks": 64, "batch": 1, "context": 8192}
+BEGIN = {"model": "llama3-8b", "precision": "mixed", "ranks": 64, "batch": 1, "context": 8192}
 BEGIN |= {"recompute": "none", "offload": "nothing"}
 
 
 def picture(measured: Mapping[str, Bytes], model: str, ranks: int, **settings: Any) -> Drawing:
     """Bars of DDP and the three stages at these settings, by the names of CONTROLS, and of what was `measured`."""
-    config, batch, context = PRESETS[model], settings["batch"], settings["context"]
-    chosen = {
-        "convention": settings["precision"],
-        "batch": batch,
-        "context": context,
-        "recompute": settings["recompute"],
-        "offload": settings["offload"] != "nothing",
-    }
-    held = {name: vars(cost.per_rank(config, ranks=ranks, stage=stage, **chosen)) for name, stage in STAGES.items()}
+    batch, context, offload = settings["batch"], settings["context"], settings["offload"] != "nothing"
+    config = replace(PRESETS[model], context=context)
+    job = cost.Job(config, batch, ranks, precision=settings["precision"], recompute=settings["recompute"])
+    held = {name: vars(cost.per_rank(job, stage, offload)) for name, stage in STAGES.items()}
     fits = {
-        name: {card: cost.smallest_ranks(config, stage=stage, card_bytes=card * GB, **chosen) for card in CARDS}
+        name: {card: cost.smallest_ranks(job, stage, card * GB, offload) for card in CARDS}
         for name, stage in STAGES.items()
     }
     parameters = count(sum(cost.parameter_sizes(config)))

@@ -1,9 +1,9 @@
 """What backward needs of a forward, in bytes: the course's GPT term by term, and GPT-3's layer as it was published.
 
-    activations(config, batch)         by term; recompute= says what is kept of a layer, the rest being computed again
-    layer_activations(config, ...)     of one layer, all of them: what it holds while its own backward runs
-    backward(config, batch)            what is alive as backward passes through the model, part after part
-    korthikanti(s, b, h, a)            of one layer of GPT-3 in 16 bit: s b h (34 + 5 a s / h)
+    activations(job)             by term, as the job recomputes them
+    layer_activations(job)       of one layer, all of them: what it holds while its own backward runs
+    backward(job)                what is alive as backward passes through the model, part after part
+    korthikanti(s, b, h, a)      of one layer of GPT-3 in 16 bit: s b h (34 + 5 a s / h)
 
 Source: [Korthikanti] et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", arXiv 2205.05198.
 """
@@ -11,24 +11,16 @@ Source: [Korthikanti] et al. 2022, "Reducing Activation Recomputation in Large T
 from dataclasses import dataclass
 from fractions import Fraction
 
+from labs.cost.job import Job
 from labs.cost.memory import FLOAT, INDEX, gpt_layers
 
-RECOMPUTE = ("none", "selective", "all but attention", "full")
 
-
-def activations(
-    config,
-    batch: int,
-    context: int | None = None,
-    itemsize: int = FLOAT,
-    recompute: str = "none",
-    fused_norms: bool = False,
-) -> dict[str, int]:
+def activations(job: Job) -> dict[str, int]:
     """Bytes that wait for the backward at the end of a forward of `GPT(config)` with targets: their sum is A.
 
     Each operator keeps what its derivative is made of, and a tensor that several keep counts once. There is no
-    T x T: the fused attention keeps one number a query, its log-sum-exp. Numbers for each token, in `itemsize`
-    bytes (4 in float32, 2 in 16 bit) but for those marked *, which are float32 always:
+    T x T: the fused attention keeps one number a query, its log-sum-exp. Numbers for each token, of 4 bytes in float32
+    and 2 in 16 bit, but for those marked *, which are float32 always:
 
         norms       of each: x, x / rms(x), 1 / rms(x)                        2D* + 1*
         attention   its input, q, k, v, y, y with the heads side by side,     4D + 2KE + H*
@@ -38,46 +30,40 @@ def activations(
         head        its input, the logarithms of the probabilities            D + V*
         tokens      and targets, as int64; and one number of the loss
 
-    `fused_norms`: where RMSNorm is one kernel (CUDA), it keeps x as it is and 1 / rms(x): D + 1*.
+    Where RMSNorm is one kernel (`fused_norms`), it keeps x as it is and 1 / rms(x): D + 1*.
 
-    `recompute`: what `labs.recompute` keeps of each layer instead.
+    What `labs.recompute` keeps of each layer instead:
 
         selective            its input; what matmuls and attention gave       5D + 2KE + H* + 2F
         all but attention    its input; what attention gave                   2D + H*
         full                 its input                                        D
     """
-    T = config.context if context is None else context
-    tokens, L, D = batch * T, config.depth, config.dim
-    layer = layer_terms(config, batch, T, itemsize, fused_norms, recompute)
-    terms = {name: L * size for name, size in layer.items()}
+    tokens, D = job.tokens, job.config.dim
+    terms = {name: job.config.depth * size for name, size in layer_terms(job, job.recompute).items()}
     return terms | {
-        "norms": terms.get("norms", 0) + tokens * norm_bytes(D, itemsize, fused_norms),
-        "head": tokens * (itemsize * D + FLOAT * config.vocab),
+        "norms": terms.get("norms", 0) + tokens * norm_bytes(job),
+        "head": tokens * (job.itemsize * D + FLOAT * job.config.vocab),
         "tokens": 2 * INDEX * tokens + FLOAT,
     }
 
 
-def layer_activations(
-    config, batch: int, context: int | None = None, itemsize: int = FLOAT, fused_norms: bool = False
-) -> int:
+def layer_activations(job: Job) -> int:
     """Bytes of one layer with all that its backward needs."""
-    T = config.context if context is None else context
-    return sum(layer_terms(config, batch, T, itemsize, fused_norms).values())
+    return sum(layer_terms(job, "none").values())
 
 
-def layer_terms(
-    config, batch: int, T: int, itemsize: int, fused_norms: bool, recompute: str = "none"
-) -> dict[str, int]:
-    tokens, D, H, F, E = batch * T, config.dim, config.heads, config.hidden, config.dim // config.heads
+def layer_terms(job: Job, recompute: str) -> dict[str, int]:
+    config, tokens, itemsize = job.config, job.tokens, job.itemsize
+    D, H, F, E = config.dim, config.heads, config.hidden, config.dim // config.heads
     KE = config.kv_heads * E
     gave = {"attention": tokens * (itemsize * D + FLOAT * H)}  # y, and the log-sum-exps
     kept = {"inputs": itemsize * tokens * D}
     match recompute:
         case "none":
             return {
-                "norms": 2 * tokens * norm_bytes(D, itemsize, fused_norms),
+                "norms": 2 * tokens * norm_bytes(job),
                 "attention": gave["attention"] + itemsize * tokens * (3 * D + 2 * KE),
-                "rotary": FLOAT * T * 2 * E,
+                "rotary": FLOAT * job.T * 2 * E,
                 "mlp": itemsize * tokens * (D + 4 * F),
             }
         case "selective":
@@ -86,13 +72,13 @@ def layer_terms(
             return kept | {"attention": gave["attention"] + projections, "mlp": mlp}
         case "all but attention":
             return kept | gave
-        case "full":
-            return kept
-    raise ValueError(f"recompute is {recompute!r}: it must be one of {', '.join(map(repr, RECOMPUTE))}")
+    return kept
 
 
-def norm_bytes(D: int, itemsize: int, fused: bool) -> int:
-    return itemsize * D + FLOAT if fused else FLOAT * (2 * D + 1)
+def norm_bytes(job: Job) -> int:
+    """Of one norm and one token."""
+    D = job.config.dim
+    return job.itemsize * D + FLOAT if job.fused_norms else FLOAT * (2 * D + 1)
 
 
 # ---- while backward passes -------------------------------------------------------------------------------
@@ -124,55 +110,44 @@ class Part:
     shared: bool = False
 
 
-def backward(
-    config,
-    batch: int,
-    context: int | None = None,
-    itemsize: int = FLOAT,
-    recompute: str = "none",
-    fused_norms: bool = False,
-) -> list[Part]:
+def backward(job: Job) -> list[Part]:
     """Loss, head, norm, the layers from the last to the first, embedding: where a step may have its peak.
 
-        loss         gradients of the log-probabilities and of the logits; the loss itself is no longer needed
-        head         gradients of the logits, of its input and of its weight
-        norm         its input; five tensors of that size as 1 / rms(x) is differentiated; the gradient of its weight
-        layer        see `within_layer`
-        embedding    gradients of its output and of its weight
-
-    itemsize, recompute, fused_norms: as in `activations`.
+    loss         gradients of the log-probabilities and of the logits; the loss itself is no longer needed
+    head         gradients of the logits, of its input and of its weight
+    norm         its input; five tensors of that size as 1 / rms(x) is differentiated; the gradient of its weight
+    layer        see `within_layer`
+    embedding    gradients of its output and of its weight
     """
-    T = config.context if context is None else context
-    V, D, tokens = config.vocab, config.dim, batch * T
-    terms = activations(config, batch, T, itemsize, recompute, fused_norms)
-    whole = layer_activations(config, batch, T, itemsize, fused_norms)
-    kept = sum(layer_terms(config, batch, T, itemsize, fused_norms, recompute).values())
+    V, D, tokens, itemsize = job.config.vocab, job.config.dim, job.tokens, job.itemsize
+    terms, whole, kept = activations(job), layer_activations(job), sum(layer_terms(job, job.recompute).values())
     inputs, x, logits = terms["tokens"] - FLOAT, itemsize * tokens * D, FLOAT * tokens * V
-    embedding, layer, *_ = (shapes.sizes for shapes in gpt_layers(config))
+    embedding, layer, *_ = (shapes.sizes for shapes in gpt_layers(job.config))
 
     A = sum(terms.values()) - FLOAT
     parts = [Part("loss", [], [Within("loss", A, 2 * logits, 0)], A - logits, itemsize * tokens * V)]
     in_head = Within("head", A - logits, itemsize * tokens * V + x, V * D)
-    parts += [Part("head", embedding, [in_head], A - logits - x, x, shared=config.tied)]
-    A = inputs + config.depth * kept
+    parts += [Part("head", embedding, [in_head], A - logits - x, x, shared=job.config.tied)]
+    A = inputs + job.config.depth * kept
     parts += [Part("norm", [D], [within_norm("norm", A, tokens * D, D)], A, x)]
-    for number in reversed(range(config.depth)):
+    for number in reversed(range(job.config.depth)):
         A -= kept
-        within = within_layer(config, number, A, whole, tokens, itemsize)
-        if recompute != "none":
-            besides = recomputed_besides(config, tokens, itemsize, recompute, fused_norms)
+        within = within_layer(job, number, A, whole)
+        if job.recompute != "none":
+            besides = recomputed_besides(job)
             within = [Within(f"recomputed {number}", A + whole + besides, 2 * x, 0), *within]
         parts += [Part(f"layer {number}", layer, within, A, x)]
     return [*parts, Part("embedding", embedding, [Within("embedding", inputs, x, V * D)], inputs, 0)]
 
 
-def within_layer(config, number: int, A: int, whole: int, tokens: int, itemsize: int) -> list[Within]:
+def within_layer(job: Job, number: int, A: int, whole: int) -> list[Within]:
     """In the mlp: gradients of x, of the product (which is gone), of silu(gate), of up, and of down's weight. In its
     first norm, at last: what a norm needs, and the gradients of all the layer's parameters."""
-    x, f, layer = itemsize * tokens * config.dim, itemsize * tokens * config.hidden, gpt_layers(config)[1]
+    D, F, layer = job.config.dim, job.config.hidden, gpt_layers(job.config)[1]
+    x, f = job.itemsize * job.tokens * D, job.itemsize * job.tokens * F
     return [
-        Within(f"mlp {number}", A + whole - f, x + 3 * f, config.dim * config.hidden),
-        within_norm(f"norm {number}", A, tokens * config.dim, sum(layer.sizes)),
+        Within(f"mlp {number}", A + whole - f, x + 3 * f, D * F),
+        within_norm(f"norm {number}", A, job.tokens * D, sum(layer.sizes)),
     ]
 
 
@@ -180,24 +155,17 @@ def within_norm(name: str, A: int, n: int, gradients: int) -> Within:
     return Within(name, A + FLOAT * n, 5 * FLOAT * n, gradients)
 
 
-def recomputed_besides(config, tokens: int, itemsize: int, recompute: str, fused_norms: bool) -> int:
+def recomputed_besides(job: Job) -> int:
     """What a layer that has been computed again holds besides its activations: its input, where the norm keeps it in
     float32; and where matmuls are handed out, q and k before they were rotated, and what o and down gave."""
-    D, KE = config.dim, config.dim // config.heads * config.kv_heads
-    own_input = not fused_norms and itemsize != FLOAT
-    return itemsize * tokens * (D * own_input + (3 * D + KE) * (recompute == "selective"))
+    D, KE = job.config.dim, job.config.dim // job.config.heads * job.config.kv_heads
+    own_input = not job.fused_norms and job.itemsize != FLOAT
+    return job.itemsize * job.tokens * (D * own_input + (3 * D + KE) * (job.recompute == "selective"))
 
 
-def most_activations(
-    config,
-    batch: int,
-    context: int | None = None,
-    itemsize: int = FLOAT,
-    recompute: str = "none",
-    fused_norms: bool = False,
-) -> int:
+def most_activations(job: Job) -> int:
     """Bytes of activations at their most: at the end of the forward, or while the last layer is computed again."""
-    parts = backward(config, batch, context, itemsize, recompute, fused_norms)
+    parts = backward(job)
     return max(FLOAT + parts[0].worst[0].A, *(at.A for part in parts for at in part.worst))
 
 

@@ -10,21 +10,21 @@ Each layer's parameters are padded to a multiple of N, so that all ranks send an
 Source: [ZeRO] Rajbhandari et al. 2020, arXiv 1910.02054, sections 5 and 7.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
 
-from labs.cost.activations import Part, backward
+from labs.cost.autograd import backward
 from labs.cost.collectives import all_gather, reduce_scatter
-from labs.cost.ddp import ddp_moments
+from labs.cost.data_parallel import ddp_moments
+from labs.cost.job import Job
 from labs.cost.memory import (
     FLOAT,
     Held,
     Layer,
     Moment,
     Prediction,
-    bytes_of,
     gpt_layers,
     held,
     optimizer_step,
@@ -32,34 +32,22 @@ from labs.cost.memory import (
     require_stage,
 )
 
-PRECISION = {"float32": "float32, AdamW", "mixed": "mixed precision, AdamW"}
 
+def zero(job: Job, stage: int) -> Prediction:
+    """A step on CPU, in float32 or mixed precision (bfloat16 with float32 masters): the same for every rank.
 
-def zero(
-    config,
-    batch: int,
-    ranks: int,
-    stage: int,
-    rank: int = 0,
-    context: int | None = None,
-    accumulation: int = 1,
-    precision: str = "float32",
-) -> Prediction:
-    """A step of `GPT(config)` with AdamW on CPU, from the second step on; `batch` sequences at a time.
-
-    precision: "float32", or "mixed": bfloat16 with float32 masters (`labs.precision`). The answer is the same for
-    every rank. On gloo, all_to_all stands for reduce_scatter.
+    On gloo, all_to_all stands for reduce_scatter.
     """
-    if precision not in PRECISION:
-        raise ValueError(f"precision is {precision!r}: it must be 'float32' or 'mixed'")
-    layers, convention = gpt_layers(config), PRECISION[precision]
-    itemsize = bytes_of(convention)["P"]
-    counts = [turns(layer, stage, accumulation) for layer in layers]
+    job.require("cost.zero", precision=("float32", "mixed"))
+    if stage not in (1, 2, 3):
+        raise ValueError(f"stage {stage}: ZeRO has the stages 1, 2 and 3; plain data parallelism is cost.ddp's")
+    layers = gpt_layers(job.config)
+    counts = [turns(layer, stage, job.accumulation) for layer in layers]
     return Prediction(
-        sent=zero_sent(layers, ranks, stage, accumulation, itemsize),
+        sent=zero_sent(layers, job.ranks, stage, job.accumulation, job.itemsize),
         collectives={"all_gather": sum(g for g, _ in counts), "reduce_scatter": sum(r for _, r in counts)},
-        textbook=itemsize * zero_limit(sum(sum(layer.sizes) for layer in layers), ranks, stage, accumulation),
-        held=zero_held(config, batch, ranks, stage, context, accumulation, convention),
+        textbook=job.itemsize * zero_limit(sum(parameter_sizes(job.config)), job.ranks, stage, job.accumulation),
+        held=zero_held(job, stage),
     )
 
 
@@ -103,37 +91,25 @@ def padded(n: int, ranks: int) -> int:
 # ---- held ------------------------------------------------------------------------------------------------
 
 
-def zero_held(
-    config,
-    batch: int,
-    ranks: int,
-    stage: int,
-    context: int | None = None,
-    accumulation: int = 1,
-    convention: str = "float32, AdamW",
-) -> Held:
+def zero_held(job: Job, stage: int) -> Held:
     """P, G and S as the stage shards them, with padding; of activations, buffers and temporaries a step's most."""
-    size = bytes_of(convention)
-    return held(*zero_step(config, backward(config, batch, context, size["P"]), ranks, stage, size, accumulation))
+    return held(*zero_step(job, stage))
 
 
-def zero_step(
-    config, parts: Sequence[Part], ranks: int, stage: int, size: Mapping[str, int], accumulation: int = 1
-) -> tuple[int, int, list[Moment]]:
-    """P, S, and the moments of a step. size: bytes a parameter, as in PIE; parts: of backward, in that precision.
+def zero_step(job: Job, stage: int) -> tuple[int, int, list[Moment]]:
+    """P, S, and the moments of a step.
 
     Stage 0 is `labs.ddp.Naive`. AdamW has a counter of 4 bytes for each tensor that it is given.
     """
     require_stage(stage)
-    again, masters = accumulation > 1, size["S"] > 2 * FLOAT
+    size = job.size
     if stage == 0:
-        units = shards = parameter_sizes(config)
-        own = size["G"] * sum(units)
-        moments = ddp_moments(parts, units, own, again=again, itemsize=size["P"], masters=masters)
+        units = shards = parameter_sizes(job.config)
+        moments = ddp_moments(job, units, own=size["G"] * sum(units))
     else:
-        units = [padded(sum(layer.sizes), ranks) for layer in gpt_layers(config)]
-        shards = [n // ranks for n in units]
-        moments = zero_moments(parts, units, Stage(stage, ranks, size["P"], size["G"]), again, masters)
+        units = [padded(sum(layer.sizes), job.ranks) for layer in gpt_layers(job.config)]
+        shards = [n // job.ranks for n in units]
+        moments = zero_moments(job, units, Stage(stage, job.ranks, size["P"], size["G"]))
     P = size["P"] * sum(shards if stage == 3 else units)
     return P, size["S"] * sum(shards) + FLOAT * len(shards), list(moments)
 
@@ -154,44 +130,44 @@ class Stage:
         """Of a unit's gradient, until the step."""
         return self.g * n // (self.ranks if self.number > 1 else 1)
 
-    def reduced(self, n: int, again: bool, still_gathered: bool) -> dict[str, int]:
+    def reduced(self, n: int, accumulating: bool, still_gathered: bool) -> dict[str, int]:
         """When all gradients of a unit have been laid side by side: stage 1 has that vector beside its pieces, stages
-        2 and 3 beside what other ranks have sent, and its sum. again: to be added to that of an earlier micro-batch."""
+        2 and 3 beside what other ranks have sent, and its sum. accumulating: to be added to one that is there."""
         vector, new = self.g * n, self.stays(n)
-        more = {"temporary": new} if again else {"G": new}
+        more = {"temporary": new} if accumulating else {"G": new}
         match self.number:
             case 1:
-                return more | {"temporary": self.p * n + again * new}
+                return more | {"temporary": self.p * n + accumulating * new}
             case 2:
-                return more | {"G": vector + (not again) * new, "comm": vector}
+                return more | {"G": vector + (not accumulating) * new, "comm": vector}
         return more | {"comm": 2 * vector + still_gathered * self.gathered(n)}
 
 
-def zero_moments(
-    parts: Sequence[Part], units: Sequence[int], stage: Stage, again: bool, masters: bool
-) -> Iterator[Moment]:
+def zero_moments(job: Job, units: Sequence[int], stage: Stage) -> Iterator[Moment]:
     """Bytes beside P and S, from the end of forward on.
 
     A layer is gathered until the gradient of its input is there, so while its own gradients are reduced (but not the
-    embedding, whose input are tokens). The vector of a tied head waits for the embedding's. The loss and its gradient
-    count as temporary. again: earlier micro-batches of this step have left gradients.
+    embedding, whose input are tokens). The vector of a tied head is pending until the embedding's is there. The loss
+    and its gradient count as temporary.
     """
-    come, waiting, end = again * sum(map(stage.stays, units)), 2 * FLOAT, parts[-1].left
-    yield Moment("forward", G=come, A=parts[0].worst[0].A + FLOAT)
+    parts, accumulating = backward(job), job.accumulation > 1
+    arrived, pending, at_rest = accumulating * sum(map(stage.stays, units)), 2 * FLOAT, parts[-1].left
+    yield Moment("forward", G=arrived, A=parts[0].worst[0].A + FLOAT)
     for part in parts:
         n = padded(sum(part.sizes), stage.ranks)
         for at in part.worst:
-            temporary = at.temporary + stage.p * at.gradients + waiting
-            yield Moment(at.name, come, at.A, stage.gathered(n), temporary)
-        done = Moment(part.name, come, part.left, temporary=part.handed_on)
-        if part.shared or (waiting > 2 * FLOAT and part is parts[-1]):
-            yield done.plus(comm=stage.gathered(n), temporary=2 * stage.p * n + waiting)
-            waiting = 2 * FLOAT + part.shared * stage.p * n
+            temporary = at.temporary + stage.p * at.gradients + pending
+            yield Moment(at.name, arrived, at.A, stage.gathered(n), temporary)
+        done = Moment(part.name, arrived, part.left, temporary=part.handed_on)
+        if part.shared or (pending > 2 * FLOAT and part is parts[-1]):
+            yield done.plus(comm=stage.gathered(n), temporary=2 * stage.p * n + pending)
+            pending = 2 * FLOAT + part.shared * stage.p * n
         if n and not part.shared:
-            yield done.plus(temporary=waiting).plus(**stage.reduced(n, again, part.handed_on > 0))
-            come += (not again) * stage.stays(n)
+            still_gathered = part.handed_on > 0
+            yield done.plus(temporary=pending).plus(**stage.reduced(n, accumulating, still_gathered))
+            arrived += (not accumulating) * stage.stays(n)
     shards = [n // stage.ranks for n in units]
     for number, n in enumerate(units if stage.number == 1 else ()):
         G = stage.g * (sum(units[number:]) + sum(shards[: number + 1]))
-        yield Moment(f"sync {number}", G, end, comm=stage.g * n, temporary=FLOAT)
-    yield optimizer_step(end, stage.g * sum(shards), 0, shards, masters)
+        yield Moment(f"sync {number}", G, at_rest, comm=stage.g * n, temporary=FLOAT)
+    yield optimizer_step(at_rest, stage.g * sum(shards), 0, shards, job.masters)

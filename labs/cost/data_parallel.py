@@ -6,8 +6,9 @@ Source: [DDP] Li et al. 2020, arXiv 2006.15704, section 3.2.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from labs.cost.activations import Part, backward
+from labs.cost.autograd import backward
 from labs.cost.collectives import all_reduce, all_reduce_limit
+from labs.cost.job import Job
 from labs.cost.memory import (
     FLOAT,
     Held,
@@ -38,7 +39,9 @@ def buckets(sizes: Sequence[int], variant: str, bucket_bytes: int = 25 * MiB) ->
         case "torch":
             first = MiB
         case _:
-            raise ValueError(f"{variant!r} is none of single, naive, bucketed, overlapped, torch")
+            raise ValueError(
+                f"variant is {variant!r}: it must be 'single', 'naive', 'bucketed', 'overlapped' or 'torch'"
+            )
     full, filled = [], 0
     for size in reversed(sizes):
         filled += size
@@ -66,36 +69,20 @@ def ddp_sent(
     return sent + (ranks - 1) * buffer_bytes * (rank == 0)
 
 
-def ddp(
-    config,
-    batch: int,
-    ranks: int,
-    variant: str,
-    rank: int = 0,
-    context: int | None = None,
-    bucket_bytes: int = 25 * MiB,
-    accumulation: int = 1,
-) -> Prediction:
-    """A step of `GPT(config)` with AdamW, in float32 on CPU, from the second step on; `batch` sequences at a time."""
-    sizes = parameter_sizes(config)
+def ddp(job: Job, variant: str = "overlapped", bucket_bytes: int = 25 * MiB) -> Prediction:
+    """A step in float32 on CPU, for each variant of `buckets`."""
+    job.require("cost.ddp", precision=("float32",))
+    sizes = parameter_sizes(job.config)
     counts = buckets(sizes, variant, bucket_bytes)
     return Prediction(
-        sent=ddp_sent(sizes, ranks, variant, rank, bucket_bytes),
+        sent=ddp_sent(sizes, job.ranks, variant, job.rank, bucket_bytes),
         collectives={"all_reduce": len(counts)} if counts else {},
-        textbook=FLOAT * all_reduce_limit(sum(counts), ranks),
-        held=ddp_held(config, batch, variant, context, bucket_bytes, accumulation),
+        textbook=FLOAT * all_reduce_limit(sum(counts), job.ranks),
+        held=ddp_held(job, variant, bucket_bytes),
     )
 
 
-def ddp_held(
-    config,
-    batch: int,
-    variant: str,
-    context: int | None = None,
-    bucket_bytes: int = 25 * MiB,
-    accumulation: int = 1,
-    stepped: Sequence[int] | None = None,
-) -> Held:
+def ddp_held(job: Job, variant: str, bucket_bytes: int = 25 * MiB, stepped: Sequence[int] | None = None) -> Held:
     """P, S and A are those of one process ("single"). Where the variants differ, in bytes:
 
                         gradients of their own    buckets that stay    a buffer that passes
@@ -107,45 +94,36 @@ def ddp_held(
     In overlapped's buckets live the gradients themselves, and G has one more, on its way into its bucket.
     `stepped`: elements of the parameters that this rank's optimizer has, if not all.
     """
-    sizes = parameter_sizes(config)
+    sizes = parameter_sizes(job.config)
     P, largest_bucket = FLOAT * sum(sizes), FLOAT * max(buckets(sizes, variant, bucket_bytes), default=0)
     rows = {"bucketed": (P, 0, largest_bucket), "overlapped": (0, P, 0), "torch": (P, P, 0)}
     own, staying, passing = rows.get(variant, (P, 0, 0))
-    parts, stepped = backward(config, batch, context), stepped or sizes
-    moments = ddp_moments(parts, stepped, own, staying, passing, accumulation > 1)
-    most = held(P, optimizer_state(stepped), moments)
+    stepped = stepped or sizes
+    most = held(P, optimizer_state(stepped), ddp_moments(job, stepped, own, staying, passing))
     return most if own else replace(most, G=staying + FLOAT * max(sizes), comm=passing)
 
 
-def ddp_moments(
-    parts: Sequence[Part],
-    stepped: Sequence[int],
-    own: int,
-    staying: int = 0,
-    passing: int = 0,
-    again: bool = False,
-    itemsize: int = FLOAT,
-    masters: bool = False,
-) -> Iterator[Moment]:
+def ddp_moments(job: Job, stepped: Sequence[int], own: int, staying: int = 0, passing: int = 0) -> Iterator[Moment]:
     """Bytes beside P and S, from the end of forward on; own, staying and passing as above.
 
-    Gradients come one by one, that of a tied head waits for the embedding's. Where there is something to add them to
-    (again: earlier micro-batches of this step) or to copy them into, only the largest, the head's, matters. The loss
-    and its gradient count as temporary.
+    Gradients arrive one by one, that of a tied head is pending until the embedding's is there. Where there is
+    something to add them to (of earlier micro-batches) or to copy them into, only the largest, the head's, matters.
+    The loss and its gradient count as temporary.
     """
-    come, waiting, end, collects = again * own, 2 * FLOAT, parts[-1].left, own and not again
-    yield Moment("forward", come, parts[0].worst[0].A + FLOAT, staying)
+    parts, accumulating = backward(job), job.accumulation > 1
+    arrived, pending, at_rest, collects = accumulating * own, 2 * FLOAT, parts[-1].left, own and not accumulating
+    yield Moment("forward", arrived, parts[0].worst[0].A + FLOAT, staying)
     for part in parts:
         for at in part.worst:
-            moment = Moment(at.name, come, at.A, staying, at.temporary + waiting)
+            moment = Moment(at.name, arrived, at.A, staying, at.temporary + pending)
             if collects:
-                moment = moment.plus(G=itemsize * at.gradients)
+                moment = moment.plus(G=job.itemsize * at.gradients)
             elif part.name == "head":
-                moment = moment.plus(temporary=itemsize * at.gradients)
+                moment = moment.plus(temporary=job.itemsize * at.gradients)
             yield moment
         if part.shared:
-            waiting += itemsize * sum(part.sizes)
+            pending += job.itemsize * sum(part.sizes)
         elif collects:
-            come += itemsize * sum(part.sizes)
-    yield Moment("average", own, end, staying + passing, FLOAT)
-    yield optimizer_step(end, own, staying, stepped, masters)
+            arrived += job.itemsize * sum(part.sizes)
+    yield Moment("average", own, at_rest, staying + passing, FLOAT)
+    yield optimizer_step(at_rest, own, staying, stepped, job.masters)

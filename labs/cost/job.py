@@ -1,0 +1,88 @@
+"""The job that a prediction is about.
+
+job = cost.Job(PRESETS["tiny"], batch=3, ranks=4)
+cost.zero(job, stage=2).held.peak
+cost.zero(replace(job, accumulation=4), stage=2).sent         # dataclasses.replace: one thing another way
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from labs.cost.memory import bytes_of
+
+RECOMPUTE = ("none", "selective", "all but attention", "full")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A step of `GPT(config)` with AdamW, any but the first, on one of its ranks.  ValueError for what cannot be run.
+
+    config          the shape of the model, a `labs.model.Config`
+    batch           sequences that the rank takes at a time
+    ranks, rank     how many there are, and which one is asked about
+    context         tokens of a sequence; the config's, if None
+    accumulation    micro-batches in a step, each of `batch` sequences
+    precision       a name in PIE
+    recompute       a name in RECOMPUTE: what of a layer is computed again (`labs.recompute`)
+    fused_norms     RMSNorm is one kernel, which keeps less (CUDA)
+    """
+
+    config: Any
+    batch: int
+    ranks: int = 1
+    rank: int = 0
+    context: int | None = None
+    accumulation: int = 1
+    precision: str = "float32"
+    recompute: str = "none"
+    fused_norms: bool = False
+
+    def __post_init__(self) -> None:
+        if not hasattr(self.config, "kv_heads"):
+            raise ValueError(f"config is {self.config!r:.60}: it must be a labs.model.Config, such as PRESETS['tiny']")
+        for name in ("batch", "ranks", "T", "accumulation"):
+            if not isinstance(value := getattr(self, name), int) or value < 1:
+                name = "context" if name == "T" else name
+                raise ValueError(f"{name} is {value!r}: it must be a whole number, and at least 1")
+        if self.rank not in range(self.ranks):
+            raise ValueError(f"rank is {self.rank!r}: of {self.ranks} ranks it must be one of 0 to {self.ranks - 1}")
+        if self.config.context < self.T:
+            raise ValueError(
+                f"context is {self.T}, more than the model's {self.config.context}: "
+                "shorten it, or give a config with dataclasses.replace(config, context=...)"
+            )
+        bytes_of(self.precision)
+        if self.recompute not in RECOMPUTE:
+            raise ValueError(f"recompute is {self.recompute!r}: it must be one of {', '.join(map(repr, RECOMPUTE))}")
+
+    @property
+    def T(self) -> int:
+        return self.config.context if self.context is None else self.context
+
+    @property
+    def tokens(self) -> int:
+        """That go through the model at a time."""
+        return self.batch * self.T
+
+    @property
+    def size(self) -> Mapping[str, int]:
+        """Bytes a parameter of P, G and S."""
+        return bytes_of(self.precision)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number that goes through the model."""
+        return self.size["P"]
+
+    @property
+    def masters(self) -> bool:
+        """Whether the optimizer steps float32 copies of the parameters."""
+        return self.precision != "float32"
+
+    def require(self, by: str, **only: Collection) -> None:
+        """Raise ValueError where a field has another value than these, the only ones that a formula is for."""
+        for name, values in only.items():
+            if getattr(self, name) not in values:
+                known = " or ".join(map(repr, values))
+                raise ValueError(f"{name} is {getattr(self, name)!r}: {by} predicts jobs with {known} only")
