@@ -1,19 +1,18 @@
 # Every command sets up what it needs in .venv, once; `make` alone lists them.
 #
 #   PYTHON=python3.12   which Python makes .venv (3.11 to 3.13; by default the first suitable one found)
-#   CPU=1               PyTorch without CUDA, from PyTorch's own index (remembered in .venv)
-#   TORCH=2.11.0        another PyTorch than constraints.txt names (2.11 to 2.13)
+#   CPU=1, CUDA=1       PyTorch without CUDA, or with it (by default: without on Linux where there is no NVIDIA GPU)
+#   TORCH=2.11.0        another PyTorch than constraints.txt names (2.11 to 2.15)
 
 PYTHON ?= python3 python3.13 python3.12 python3.11 python
 TORCH  ?= $(shell sed -n 's/^torch==//p' constraints.txt)
-CPU    ?= $(wildcard .venv/cpu)
 JUNIT  ?= build/report.xml
 
+BUILD  := $(if $(CUDA),-cuda,$(if $(CPU),-cpu))
 BIN    := .venv/bin
-COURSE := .venv/course-$(TORCH)
-TESTS  := .venv/tests-$(TORCH)
-PIP    := $(BIN)/python -m pip install --disable-pip-version-check --constraint .venv/constraints.txt \
-          $(if $(CPU),--extra-index-url https://download.pytorch.org/whl/cpu)
+COURSE := .venv/course-$(TORCH)$(BUILD)
+TESTS  := .venv/tests-$(TORCH)$(BUILD)
+SETUP  := CPU=$(CPU) CUDA=$(CUDA) $(BIN)/python -m tools.setup $(TORCH)
 PYTEST := $(BIN)/python -m pytest
 NBVAL  := --nbval --nbval-sanitize-with tools/nbval.cfg --nbval-cell-timeout 300
 
@@ -76,14 +75,9 @@ $(BIN)/python:
 	echo "Name one with \`make $(MAKECMDGOALS) PYTHON=/path/to/python3.12\`; Debian and Ubuntu have venv in python3-venv."; \
 	exit 1
 
+# tools/setup.py makes the stamps; those of the tests bring the course's along.
 $(COURSE): pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Installing the course in .venv, once (PyTorch is large: some 200 MB; on Linux several GB unless CPU=1)"
-	@rm -f .venv/course-* .venv/tests-*
-	@sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > .venv/constraints.txt
-	$(PIP) --editable .
-	@$(if $(CPU),touch .venv/cpu)
-	@touch $@
+	@$(SETUP)
 
-$(TESTS): $(COURSE)
-	$(PIP) --editable '.[test]'
-	@touch $@
+$(TESTS): pyproject.toml constraints.txt | $(BIN)/python
+	@$(SETUP) test

@@ -30,7 +30,7 @@ def test_pip_finds_a_solution():
         ("environment.yml", "--constraint constraints.txt", "torch", "the versions that are tested"),
         ("environment.yml", "# those versions", "", "no reason given"),
         ("constraints.txt", "torch==2.13.0", "torch>=2.13.0", "does not pin one version in 'torch>=2.13.0'"),
-        ("constraints.txt", "torch==2.13.0", "torch==2.9.0", "pyproject.toml needs 'torch>=2.11,<2.14'"),
+        ("constraints.txt", "torch==2.13.0", "torch==2.9.0", "pyproject.toml needs 'torch>=2.11,<2.16'"),
         ("pyproject.toml", '"tqdm",', '"tqqdm",', "'tqqdm'; constraints.txt pins None"),
         ("pyproject.toml", "# progress bars", "", 'no reason given for \'"tqdm"'),
     ],
@@ -75,7 +75,7 @@ def make(tmp_path):
         shutil.copy(environment.ROOT / name, tmp_path / name)
     # Not what the make that runs these tests was told.
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
-    clean = {key: value for key, value in clean.items() if key not in {"PYTHON", "TORCH", "CPU"}}
+    clean = {key: value for key, value in clean.items() if key not in {"PYTHON", "TORCH", "CPU", "CUDA"}}
 
     def run(*arguments, status=0):
         done = subprocess.run(["make", *arguments], cwd=tmp_path, env=clean, capture_output=True, text=True)
@@ -87,7 +87,7 @@ def make(tmp_path):
 
 def ready(folder, version):
     """As if setting up had ended a moment from now."""
-    (folder / ".venv/bin").mkdir(parents=True)
+    (folder / ".venv/bin").mkdir(parents=True, exist_ok=True)
     for name in ["bin/python", f"course-{version}"]:
         (folder / ".venv" / name).touch()
         os.utime(folder / ".venv" / name, (2**32, 2**32))
@@ -104,20 +104,23 @@ def test_a_python_that_does_not_do_is_told(make, tmp_path):
 
 
 def test_the_second_time_nothing_is_set_up(make, tmp_path):
-    assert "pip install" in make("-n", "learn")
+    assert "tools.setup 2.13.0" in make("-n", "learn")
+    assert "tools.setup 2.13.0 test" in make("-n", "module", "M=ddp")
     ready(tmp_path, "2.13.0")
     assert make("-n", "learn").split() == [".venv/bin/python", "-m", "tools.learn"]
-    assert "pip install" in make("-n", "learn", "TORCH=2.11.0")
+    assert "tools.setup 2.13.0 test" in make("-n", "module", "M=ddp")
+    assert "tools.setup 2.11.0" in make("-n", "learn", "TORCH=2.11.0")
     os.utime(tmp_path / "constraints.txt", (2**32 + 9, 2**32 + 9))
-    assert "pip install" in make("-n", "learn")
+    assert "tools.setup" in make("-n", "learn")
 
 
-def test_cpu_is_one_option_and_remembered(make, tmp_path):
-    assert "download.pytorch.org" not in make("-n", "learn")
-    assert "--extra-index-url https://download.pytorch.org/whl/cpu" in make("-n", "learn", "CPU=1")
-    ready(tmp_path, "2.11.0")
-    (tmp_path / ".venv/cpu").touch()
-    assert "download.pytorch.org" in make("-n", "learn")
+def test_the_other_build_is_set_up_when_asked_for(make, tmp_path):
+    assert "CPU=1 CUDA= .venv/bin/python -m tools.setup" in make("-n", "learn", "CPU=1")
+    ready(tmp_path, "2.13.0")
+    ready(tmp_path, "2.13.0-cpu")
+    assert "tools.setup" not in make("-n", "learn")
+    assert "tools.setup" not in make("-n", "learn", "CPU=1")
+    assert "CPU= CUDA=1 .venv/bin/python -m tools.setup" in make("-n", "learn", "CUDA=1")
 
 
 def test_make_alone_lists_every_command(make):

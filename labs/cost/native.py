@@ -7,12 +7,13 @@
                                is gathered at once. The root, which is the embedding, last norm and head, stays
                                gathered from forward to backward
 
-Read in PyTorch 2.13: torch/distributed/optim/zero_redundancy_optimizer.py, torch/distributed/fsdp/_fully_shard.
+Read in PyTorch 2.13 and 2.15: torch/distributed/optim/zero_redundancy_optimizer.py, torch/distributed/fsdp/_fully_shard.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from importlib.metadata import version
 from itertools import chain
 from math import prod
 
@@ -33,6 +34,9 @@ from labs.cost.memory import (
     optimizer_step,
     parameter_sizes,
 )
+
+# Before PyTorch 2.15 fully_shard copied a layer from its buffer while the one before it still stood.
+TWO_BUFFERS = tuple(map(int, version("torch").split(".")[:2])) < (2, 15)
 
 # ---- ZeroRedundancyOptimizer with DDP --------------------------------------------------------------------
 
@@ -159,13 +163,13 @@ def fully_shard_moments(job: Job, root: int, layer: int, reshard: bool) -> Itera
 
 
 def forward_moments(parts: Sequence[Part], root: int, layer: int, reshard: bool, arrived: int) -> Iterator[Moment]:
-    """Each layer arrives in a buffer, and is copied from there while the buffer before it still stands."""
+    """Each layer arrives in a buffer, and is copied from there; see TWO_BUFFERS for the one before it."""
     loss, layers = parts[0].worst[0], [part for part in parts if part.name.startswith("layer")][::-1]
-    before, whole = root, root
+    before, whole = root * TWO_BUFFERS, root
     for part in layers:
         whole += layer
         A = part.left + part.handed_on
         yield Moment(f"gather {part.name}", G=arrived, A=A, comm=whole + before + layer, temporary=FLOAT)
-        before = layer
+        before = layer * TWO_BUFFERS
         whole -= layer if reshard else 0
     yield Moment("forward", G=arrived, A=loss.A + FLOAT, comm=whole + layer, temporary=loss.temporary // 2 + 2 * FLOAT)

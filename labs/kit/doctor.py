@@ -29,7 +29,7 @@ from labs.kit.launch import RankError, run
 
 GiB = 2**30
 PYTHONS = ((3, 11), (3, 13))
-TORCHES = ((2, 11), (2, 13))
+TORCHES = ((2, 11), (2, 15))
 PACKAGES = ("jupyterlab", "ipykernel", "ipywidgets", "anywidget", "matplotlib", "cloudpickle", "tqdm")
 MEMORY = 2 * GiB  # a kernel and four ranks, with room to spare
 SCRATCH = GiB // 4
@@ -57,7 +57,7 @@ def versions() -> Iterator[Line]:
     yield Line("ok" if right else "FAIL", "Python", sys.version.split()[0], remedy)
     low, high = TORCHES
     right = low <= tuple(int(part) for part in torch.__version__.split(".")[:2]) <= high
-    remedy = "" if right else "the course is tested with 2.11 to 2.13: make learn installs the right one"
+    remedy = "" if right else "the course is made for 2.11 to 2.15: make learn installs the right one"
     yield Line("ok" if right else "warn", "PyTorch", torch.__version__, remedy)
     found = {name: installed(name) for name in PACKAGES}
     missing = [name for name, number in found.items() if number is None]

@@ -212,6 +212,7 @@ class Finders:
             self.watch.tag(answer, "A")
             return answer
 
+        packed.__dict__ = getattr(pack, "__dict__", {})  # by its attributes torch's checkpoint knows whose a hook is
         return packed
 
     def enter_saved_tensors_hooks(self, original: Callable[..., Any], hooks: saved_tensors_hooks) -> None:
@@ -237,6 +238,10 @@ def keep(tensor: torch.Tensor) -> torch.Tensor:
     # Without its graph: a node that kept its own output, with it, would never be freed.  A leaf has none, and must
     # stay itself, so that a parameter whose data is exchanged meanwhile is freed as it would be.
     return tensor if tensor.grad_fn is None else tensor.detach()
+
+
+# PyTorch 2.15 warns of hooks around selective checkpoints, but for its own: for these it asks which were there before.
+keep._checkpoint_internal, keep._user_hooks = True, None
 
 
 def allocates(func: Any) -> bool:

@@ -1,0 +1,177 @@
+"""tools.setup: a real server for the index, real processes for the installers, and what pip and uv do print."""
+
+import http.server
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tools import setup
+
+
+@pytest.mark.parametrize(
+    ("asked", "remembered", "platform", "nvidia", "index", "build", "said"),
+    [
+        ({"CUDA": "1"}, "cpu", "linux", False, True, "cuda", "with CUDA"),
+        ({"CPU": "1"}, "cuda", "linux", True, False, "cpu", "without CUDA"),
+        ({"CPU": "", "CUDA": ""}, "cpu", "linux", True, False, "cpu", "without CUDA"),
+        ({}, "cuda", "linux", False, True, "cuda", "with CUDA"),
+        ({}, "", "linux", True, True, "", ""),
+        ({}, "", "darwin", False, True, "", ""),
+        ({}, "", "linux", False, True, "cpu", "without CUDA, as there is no NVIDIA GPU here .CUDA=1 asks for .*"),
+        ({}, "", "linux", False, False, "", "as pip finds it: there is no NVIDIA GPU here, but .* does not answer"),
+    ],
+)
+def test_which_build(monkeypatch, asked, remembered, platform, nvidia, index, build, said):
+    monkeypatch.setattr(setup, "has_nvidia", lambda: nvidia)
+    monkeypatch.setattr(setup, "answers", lambda address: index)
+    chosen, why = setup.choose_build(asked, remembered, platform)
+    assert chosen == build
+    assert re.fullmatch(said, why.strip())
+
+
+@pytest.fixture
+def index():
+    """The address of a server: /there/ answers, /gone/ is an error, /late/ takes a second."""
+
+    class Index(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            if self.path == "/late/":
+                time.sleep(1)
+            self.send_response(404 if self.path == "/gone/" else 200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Index) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_an_index_answers_or_does_not(index, monkeypatch):
+    assert setup.answers(f"{index}/there/")
+    assert not setup.answers(f"{index}/gone/")
+    assert not setup.answers("http://127.0.0.1:1/")
+    monkeypatch.setattr(setup, "PATIENCE", 0.2)
+    began = time.monotonic()
+    assert not setup.answers(f"{index}/late/")
+    assert time.monotonic() - began < 0.9
+
+
+def test_uv_is_told_what_pip_was_told(monkeypatch, tmp_path):
+    monkeypatch.setattr(setup, "VENV", Path(sys.prefix))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_FIND_LINKS", "/wheels /more/wheels")
+    monkeypatch.setenv("PIP_INDEX_URL", "https://mirror.example/simple")
+    settings = setup.pip_settings()
+    assert settings["find-links"] == "/wheels /more/wheels"
+    told = setup.uv_settings(settings, "cpu")
+    assert told["UV_FIND_LINKS"] == "/wheels,/more/wheels"
+    assert told["UV_DEFAULT_INDEX"] == "https://mirror.example/simple"
+    assert told["UV_INDEX"] == setup.CPU_INDEX
+    assert setup.uv_settings({"extra-index-url": "a b"}, "") == {"UV_INDEX": "a b"}
+
+
+def test_uv_is_taken_where_it_is_found_and_pip_stands_behind_it(monkeypatch):
+    monkeypatch.setattr(setup, "pip_settings", dict)
+    monkeypatch.setattr(setup.shutil, "which", {"uv": "/bin/uv"}.get)
+    (uv, _), (pip, _) = setup.installers(("test",), "cpu")
+    assert uv[:3] == ["/bin/uv", "pip", "install"]
+    assert pip[1:3] == ["-m", "pip"] and setup.CPU_INDEX in pip
+    assert uv[-1] == pip[-1] == ".[test]"
+    monkeypatch.setattr(setup.shutil, "which", {}.get)
+    [(pip, _)] = setup.installers((), "")
+    assert pip[1:3] == ["-m", "pip"] and setup.CPU_INDEX not in pip and pip[-1] == "."
+
+
+# ---- what is seen of it ----------------------------------------------------------------------------------
+
+RESOLVED = "Using Python 3.11.7\nResolved 127 packages in 2.84s\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "there", "share", "doing"),
+    [
+        ("", set(), 0, ""),
+        ("Collecting torch\n  Downloading torch.whl (196 MB)\nCollecting numpy\n", set(), 0.25, "Collecting numpy"),
+        ("Collecting a\nInstalling collected packages: six, MarkupSafe, b\n", {"six"}, 2 / 3, "Installing MarkupSafe"),
+        ("Installing collected packages: six, MarkupSafe\n", {"six", "markupsafe"}, 1, ""),
+        (
+            f"{RESOLVED}Downloading torch (180MiB)\nDownloading b (2MiB)\n",
+            set(),
+            0,
+            "Downloading b (2MiB)",
+        ),
+        (
+            f"{RESOLVED}Downloading torch (180MiB)\n Downloaded torch\n",
+            set(),
+            1,
+            "Downloading torch (180MiB)",
+        ),
+    ],
+)
+def test_progress(log, there, share, doing):
+    assert setup.progress(log, there, pins=4) == (pytest.approx(share), doing)
+
+
+def test_a_bar_keeps_to_its_line(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    line = setup.bar(0.5, 41.3, "Collecting " + "x" * 99)
+    assert line.startswith("  [###############...............]  41 s  Collecting xxx")
+    assert len(line) == 59
+
+
+@pytest.fixture
+def empty(monkeypatch, tmp_path):
+    """A .venv with nothing in it, in a folder of its own, and a list of installers to put into it."""
+    found = []
+    monkeypatch.setattr(setup, "VENV", tmp_path)
+    monkeypatch.setattr(setup, "choose_build", lambda asked, remembered: ("cpu", " without CUDA"))
+    monkeypatch.setattr(setup, "installers", lambda extras, build: ((command, {}) for command in found))
+    return found
+
+
+def saying(text, status):
+    return [sys.executable, "-c", f"print({text!r}); raise SystemExit({status})"]
+
+
+def test_two_lines_are_all_that_is_seen(empty, tmp_path, capfd):
+    empty += [saying("no such option", 2), saying("Collecting torch\nmany more", 0)]
+    (tmp_path / "course-2.11.0").touch()
+    assert setup.main("2.15.0", "test") == 0
+    first, second = capfd.readouterr().out.splitlines()
+    assert first == "Setting up .venv, once: PyTorch 2.15.0 without CUDA"
+    assert re.fullmatch(rf"Ready after \d+ s; all of it is in {tmp_path}/setup.log", second)
+    assert "no such option" in (log := (tmp_path / "setup.log").read_text()) and "many more" in log
+    stamps = {path.name for path in [*tmp_path.glob("course-*"), *tmp_path.glob("tests-*")]}
+    assert stamps == {"course-2.15.0", "course-2.15.0-cpu", "tests-2.15.0", "tests-2.15.0-cpu"}
+    assert setup.remembered_build() == "cpu"
+    assert "torch==2.15.0\n" in (tmp_path / "constraints.txt").read_text()
+
+
+def test_a_failure_ends_with_what_was_said_last_and_the_name_of_the_log(empty, tmp_path, capfd):
+    empty += [saying("\n".join([*map(str, range(100)), "ERROR: no matching distribution"]), 1)]
+    assert setup.main("2.15.0") == 1
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 13 and lines[-2] == "ERROR: no matching distribution"
+    assert str(tmp_path / "setup.log") in lines[-1]
+    assert not list(tmp_path.glob("course-*"))
+
+
+def test_it_runs_before_anything_is_installed():
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", "import runpy; runpy.run_path('tools/setup.py')"],
+        cwd=setup.ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr

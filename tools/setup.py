@@ -1,0 +1,202 @@
+"""Install the course in .venv: a line, a progress bar, and everything else in a log.
+
+    .venv/bin/python -m tools.setup TORCH [test]        test: what the tests need, too
+
+It runs before anything is installed, so that the standard library is all there is.
+
+which PyTorch   On Linux without an NVIDIA GPU the build without CUDA, 200 MB in place of several GB, where PyTorch's
+                index of such builds answers.  CPU=1 or CUDA=1 in the environment asks for one; .venv/build remembers.
+installer       uv where it is found, else pip.  uv does not read pip's settings: it is told what they say.
+stamps          For make: .venv/course-TORCH, and with -cpu or -cuda behind it if that was asked for; tests-TORCH.
+"""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+PATIENCE = 3.0  # seconds for the index to answer
+NVIDIA = ("/dev/nvidia0", "/dev/nvidiactl", "/proc/driver/nvidia", "/usr/lib/wsl/lib/nvidia-smi")
+PIP_TO_UV = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "cert": "SSL_CERT_FILE",
+}
+
+
+def main(torch: str, *extras: str) -> int:
+    began, remembered = time.monotonic(), remembered_build()
+    build, why = choose_build(os.environ, remembered)
+    print(f"Setting up .venv, once: PyTorch {torch}{why}", flush=True)
+    prepare(torch, build, extras)
+    log = VENV / "setup.log"
+    log.write_text("")
+    if build != remembered and any(VENV.glob("lib/python*/site-packages/torch-*.dist-info")):
+        follow([*pip(), "uninstall", "--yes", "torch"], {}, log)  # the pin does not tell the two builds apart
+    if not any(follow(*installer, log) == 0 for installer in installers(extras, build)):
+        print(*log.read_text(errors="replace").splitlines()[-12:], sep="\n", file=sys.stderr)
+        print(f"Setting up failed: above are the last lines of {log}, which has all of it", file=sys.stderr)
+        return 1
+    (VENV / "build").write_text(build)
+    for stamp in stamps(torch, build, extras):
+        stamp.touch()
+    print(f"Ready after {time.monotonic() - began:.0f} s; all of it is in {log}", flush=True)
+    return 0
+
+
+# ---- which PyTorch ---------------------------------------------------------------------------------------
+
+
+def remembered_build() -> str:
+    kept = VENV / "build"
+    return kept.read_text() if kept.exists() else ""
+
+
+def choose_build(asked: Mapping[str, str], remembered: str, platform: str = sys.platform) -> tuple[str, str]:
+    """ "cpu" (without CUDA), "cuda" or "" (what the installer finds), and what to say of it."""
+    for build in ("cuda", "cpu"):
+        if asked.get(build.upper()):
+            return build, " with CUDA" if build == "cuda" else " without CUDA"
+    if remembered or platform != "linux" or has_nvidia():
+        return remembered, {"cpu": " without CUDA", "cuda": " with CUDA"}.get(remembered, "")
+    if answers(f"{CPU_INDEX}/torch/"):
+        return "cpu", " without CUDA, as there is no NVIDIA GPU here (CUDA=1 asks for the other)"
+    return "", " as pip finds it: there is no NVIDIA GPU here, but PyTorch's index without CUDA does not answer"
+
+
+def has_nvidia() -> bool:
+    return bool(shutil.which("nvidia-smi")) or any(map(os.path.exists, NVIDIA))
+
+
+def answers(address: str) -> bool:
+    """Whether there is an answer within PATIENCE; to look up the name may take longer, and cannot be cut short."""
+    answer = []
+    asking = threading.Thread(target=lambda: answer.append(ask(address)), daemon=True)
+    asking.start()
+    asking.join(PATIENCE)
+    return answer == [True]
+
+
+def ask(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(address, timeout=PATIENCE):
+            return True
+    except OSError:  # no such name, no route, or an answer that is an error
+        return False
+
+
+# ---- how it is installed ---------------------------------------------------------------------------------
+
+
+def prepare(torch: str, build: str, extras: tuple[str, ...]) -> None:
+    """The versions to take; and no stamp may say any more what is about to change."""
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    (VENV / "constraints.txt").write_text(re.sub(r"(?m)^torch==.*", f"torch=={torch}", pins), encoding="utf-8")
+    for stamp in {*VENV.glob("course-*"), *VENV.glob("tests-*")} - set(stamps(torch, build, extras)):
+        stamp.unlink()
+
+
+def stamps(torch: str, build: str, extras: tuple[str, ...]) -> list[Path]:
+    names = [f"{kind}-{torch}" for kind in ("course", *(["tests"] if extras else []))]
+    return [VENV / name for name in (*names, *(f"{name}-{build}" for name in names if build))]
+
+
+def pip() -> list[str]:
+    return [str(VENV / "bin/python"), "-m", "pip", "--disable-pip-version-check"]
+
+
+def installers(extras: tuple[str, ...], build: str) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """Command lines, and variables, of what can install the course: where one fails, the next may not."""
+    course = f".[{','.join(extras)}]" if extras else "."
+    what = ["--constraint", str(VENV / "constraints.txt"), "--editable", course]
+    if uv := shutil.which("uv"):
+        python = ["--python", str(VENV / "bin/python"), "--index-strategy", "unsafe-best-match"]  # as pip does
+        yield [uv, "pip", "install", *python, *what], uv_settings(pip_settings(), build)
+    index = ["--extra-index-url", CPU_INDEX] if build == "cpu" else []
+    # Modules are compiled when they are first imported: most never are.
+    yield [*pip(), "install", "--no-compile", "--progress-bar", "off", *index, *what], {}
+
+
+def pip_settings() -> dict[str, str]:
+    """pip's settings on this machine, of files and variables: {"find-links": "/opt/wheels"}."""
+    lines = subprocess.run([*pip(), "config", "list"], capture_output=True, text=True, check=True).stdout.splitlines()
+    pairs = (line.partition("=")[::2] for line in lines if "=" in line)
+    return {name.rpartition(".")[2]: ast.literal_eval(value) for name, value in pairs}
+
+
+def uv_settings(settings: Mapping[str, str], build: str) -> dict[str, str]:
+    told = {PIP_TO_UV[name]: value for name, value in settings.items() if name in PIP_TO_UV}
+    if "UV_FIND_LINKS" in told:
+        told["UV_FIND_LINKS"] = ",".join(told["UV_FIND_LINKS"].split())
+    if build == "cpu":
+        told["UV_INDEX"] = f"{CPU_INDEX} {told.get('UV_INDEX', '')}".strip()
+    return told
+
+
+# ---- what is seen of it ----------------------------------------------------------------------------------
+
+
+def follow(command: list[str], environment: Mapping[str, str], log: Path) -> int:
+    """Run the command, its output in the log; on a terminal with a bar that moves. Its exit status."""
+    began, share = time.monotonic(), 0.0
+    pins = (VENV / "constraints.txt").read_text(encoding="utf-8").count("==")
+    with log.open("a") as file:
+        print("$", *command, file=file, flush=True)
+        process = subprocess.Popen(
+            command, cwd=ROOT, env={**os.environ, **environment}, stdout=file, stderr=subprocess.STDOUT
+        )
+        while process.poll() is None:
+            if sys.stdout.isatty():
+                done, doing = progress(log.read_text(errors="replace"), installed(), pins)
+                share = max(share, done)
+                print(f"\r{bar(share, time.monotonic() - began, doing)}\033[K", end="", flush=True)
+            time.sleep(0.2)
+    if sys.stdout.isatty():
+        print("\r\033[K", end="")
+    return process.returncode
+
+
+def bar(share: float, seconds: float, doing: str, width: int = 30) -> str:
+    line = f"  [{'#' * round(share * width):.<{width}}] {seconds:3.0f} s  {doing}"
+    return line[: shutil.get_terminal_size().columns - 1]
+
+
+def progress(log: str, there: set[str], pins: int) -> tuple[float, str]:
+    """How much is done, 0 to 1, and what is being done, from what pip or uv has said.
+
+    there: packages that are installed.  pins: about as many are needed; exactly how many, pip says late, and uv early.
+    """
+    steps = re.findall(r"(?m)^ *((?:Collecting|Processing|Downloading|Building) .*)", log)
+    doing = steps[-1] if steps else ""
+    if names := re.findall(r"(?m)^Installing collected packages: (.*)", log):
+        wanted = names[-1].split(", ")
+        left = [name for name in wanted if canonical(name) not in there]
+        return 1 - len(left) / len(wanted) / 2, f"Installing {left[0]}" if left else ""
+    if "\nResolved " in log:
+        begun, ended = (len(re.findall(rf"(?m)^ *{word} ", log)) for word in ("Downloading", "Downloaded"))
+        return ended / max(1, begun), doing
+    return min(1, len(re.findall("(?m)^Collecting ", log)) / pins) / 2, doing
+
+
+def installed() -> set[str]:
+    found = VENV.glob("lib/python*/site-packages/*.dist-info")
+    return {canonical(path.name.removesuffix(".dist-info").rpartition("-")[0]) for path in found}
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
