@@ -7,7 +7,7 @@
                                is gathered at once. The root, which is the embedding, last norm and head, stays
                                gathered from forward to backward
 
-Read in PyTorch 2.13 and 2.15: torch/distributed/optim/zero_redundancy_optimizer.py, torch/distributed/fsdp/_fully_shard.
+Read in PyTorch 2.13 and 2.15: torch/distributed/optim/zero_redundancy_optimizer.py and .../fsdp/_fully_shard.
 """
 
 from collections.abc import Iterator, Sequence

@@ -93,7 +93,7 @@ def gpus() -> Iterator[Line]:
     elif shutil.which("nvidia-smi") is None:
         yield Line("ok", "GPUs", "none: ranks are processes on the CPU, and every notebook runs")
     elif torch.version.cuda is None:
-        remedy = "make clean, then make learn without CPU=1, to use it"
+        remedy = "make learn CUDA=1 takes the other"
         yield Line("warn", "GPUs", "there is an NVIDIA GPU, and this PyTorch is built without CUDA", remedy)
     else:
         remedy = f"the driver may be too old for CUDA {torch.version.cuda}: see what nvidia-smi says"
