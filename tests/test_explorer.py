@@ -63,11 +63,11 @@ def test_bars_cards_and_marks_are_on_one_scale():
     assert lines(drawing, "3") == pytest.approx([left + scale * 150, left + scale * 41], abs=1)
 
 
-def test_what_is_longer_than_the_scale_is_cut_off_and_says_so():
+def test_what_is_longer_than_the_scale_shows_all_its_kinds_and_says_so():
     held = HELD | {"DDP": HELD["DDP"] | {"S": 900 * GB, "peak": 950 * GB}}
     drawing = drawn(held)
     assert bars(drawing)[1] == bars(drawn())[1], "the scale does not change"
-    assert [kind for kind, _, _ in bars(drawing)[0]] == ["P", "G", "S"]
+    assert [kind for kind, _, _ in bars(drawing)[0]] == ["P", "G", "S", "A", "temporary"]
     _, x, width = bars(drawing)[0][-1]
     assert x + width == pytest.approx(bars(drawing)[1][0][1] + explorer.LONG, abs=0.1)
     assert len(lines(drawing, "3")) == 1

@@ -1,6 +1,8 @@
 """Reference: small sources written here, and what the two notebooks made from them must be."""
 
+import base64
 import json
+import re
 import subprocess
 import sys
 
@@ -82,6 +84,55 @@ def test_building_again_changes_nothing(built):
     before = texts(built)
     assert notebooks.build(["03"], root=built) == []
     assert texts(built) == before
+
+
+MEASURED = """\
+# %%
+import os
+from labs.kit.drawing.picture import Figure
+
+run = os.getpid()
+print("{words}")
+
+# %%
+Figure(str(run).encode(), "Figure()", f"{{run}} at its most", 1, 1)
+
+# %%
+print(f"{{run / 1000:.3f}} s")
+"""
+
+
+def runs_in(path):
+    """The process ids that the pictures, their alternative texts, and the texts of a notebook tell of."""
+    cells = nbformat.read(path, as_version=4).cells
+    image = cells[1].outputs[0].data["text/html"]
+    picture = base64.b64decode(re.search(r"base64,([^\"]*)", image)[1]).decode()
+    return {picture, re.search(r"(\d+) at", image)[1], cells[2].outputs[0].text.split()[0].replace(".", "")}
+
+
+def test_texts_and_pictures_come_from_one_run(course):
+    """A word printed elsewhere is news: nothing of the run before is kept. Noise is not: all of it is."""
+    root = course(MEASURED.format(words="4 ranks"))
+    path = root / "solutions/03_small.ipynb"
+    assert notebooks.build([], root=root) == []
+    first, before = runs_in(path), texts(root)
+    assert len(first) == 1
+    assert notebooks.build([], root=root) == [] and texts(root) == before
+    course(MEASURED.format(words="8 ranks"))
+    assert notebooks.build([], root=root) == []
+    assert len(runs_in(path)) == 1 and runs_in(path) != first
+
+
+def test_other_prose_draws_nothing_anew(course):
+    root = course(MEASURED.format(words="4 ranks"))
+    notebooks.build([], root=root)
+    first = runs_in(root / "solutions/03_small.ipynb")
+    course("# %% [markdown]\n# Prose.\n\n" + MEASURED.format(words="4 ranks") + "\n# %% [markdown]\n# More.\n")
+    notebooks.build([], root=root)
+    solved = nbformat.read(root / "solutions/03_small.ipynb", as_version=4)
+    solved.cells = notebooks.code_cells(solved)
+    nbformat.write(solved, root / "code.ipynb")
+    assert runs_in(root / "code.ipynb") == first
 
 
 def test_editing_one_cell_changes_one_id(course):

@@ -69,6 +69,11 @@ def test_a_notebook_says_what_it_needs_and_how_to_reset_it(source):
         ("http://127.0.0.1:8888/", "http://127.0.0.1:9999/"),
         ("<f at 0x7f00aa11bb22>", "<f at 0x7f00aa11bb33>"),
         ("ipykernel_12/345.py", "ipykernel_99/1.py"),
+        ("12.5\N{NO-BREAK SPACE}ms", "3\N{NO-BREAK SPACE}s"),
+        (
+            '<img alt="2 &gt; 1" src="data:image/png;base64,AA==">',
+            '<img alt="3 &gt; 1" src="data:image/png;base64,BB==">',
+        ),
         ("100%|###| 3/3 [00:01<00:00,  2.1it/s]", "100%|###| 3/3 [00:02<00:00,  1.9it/s]"),
     ],
 )
@@ -90,6 +95,9 @@ def test_noise_is_not_compared(one, other):
         ("you sent 1.50 × the tensor in less time", "you sent 2.00 × the tensor in less time"),
         ("largest difference 0.0", "largest difference 1e-3"),
         ("0.2M parameters", "0.8M parameters"),
+        ('<img alt="a" src="data:image/svg+xml;base64,AA==">', '<img alt="a" src="data:image/svg+xml;base64,BB==">'),
+        ('<img src="data:image/png;base64,AA=="> ✓', '<img src="data:image/png;base64,AA=="> ✗'),
+        ('✓ <img src="data:image/png;base64,AA==">', '✗ <img src="data:image/png;base64,AA==">'),
         ("KeyError: 'weight'", "KeyError: 'bias'"),
         ("405,000,000,000", "405,000,000,001"),
     ],

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from labs.kit.drawing.diagrams import after, by_round, grid, own, stripes
 from labs.kit.drawing.palette import INK, KINDS, MUTED, NAMES, PAPER, RANKS, SOFT, TIMELINE, ink
-from labs.kit.drawing.svg import Canvas, Drawing
+from labs.kit.drawing.picture import Drawing
+from labs.kit.drawing.svg import Canvas
 from tools.memory_images import recompute, stage3_layer, tiers, zero_stages, zero_step
 
 IMAGES = Path(__file__).resolve().parent.parent / "images"

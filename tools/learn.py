@@ -1,7 +1,8 @@
 """Open the course in JupyterLab: what `make learn` does once the environment is there.
 
 Jupyter itself takes the next free port when 8888 is taken, and makes a token.  Added here: loopback only,
-the first notebook, a browser only where there is a screen (else the address is printed), and a quiet log.
+the first notebook, a browser only where there is a screen (else the address is printed), a quiet log, and
+tools/jupyter, by which saving an untouched notebook changes nothing.
 """
 
 import os
@@ -35,12 +36,18 @@ def command(environment: Mapping[str, str], platform: str, root: bool, folder: P
     ]
 
 
+def settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment in which Jupyter also reads the configuration of the course, besides the reader's own."""
+    paths = [str(ROOT / "tools/jupyter"), *filter(None, [environment.get("JUPYTER_CONFIG_PATH")])]
+    return {**environment, "JUPYTER_CONFIG_PATH": os.pathsep.join(paths)}
+
+
 def main() -> None:
     if not (ROOT / FIRST).exists():
         sys.exit(f"{FIRST} is missing; bring it back with `git restore {FIRST}`")
     print(f"Opening {FIRST} in JupyterLab; its address follows. Stop it with Ctrl-C, twice.", flush=True)
     arguments = command(os.environ, sys.platform, root=os.geteuid() == 0)
-    os.execv(arguments[0], arguments)
+    os.execve(arguments[0], arguments, settings(os.environ))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from itertools import accumulate
 
 from labs import cost
 from labs.kit.drawing.palette import KINDS, MUTED, NAMES, PAPER, SOFT, TIMELINE, ink
-from labs.kit.drawing.svg import Canvas, Drawing
+from labs.kit.drawing.picture import Drawing
+from labs.kit.drawing.svg import Canvas
 
 RANKS = 4
 SHARDED = {"DDP": "", "stage 1": "S", "stage 2": "GS", "stage 3": "PGS"}

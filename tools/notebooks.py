@@ -3,7 +3,8 @@
     solutions/NN_name.py     percent format: what people write and review
         │  read: cells; ids made from their content, so that a rebuild changes no line that need not change
         │  execute: every cell, in order
-        │  settle: an output that differs from the last one only in what tools/nbval.cfg names stays as it was
+        │  settle: outputs that differ from the last ones only in what tools/nbval.cfg names stay as they were, all of
+        │          them; else all are new, so that texts and pictures of a notebook come from one run
         ▼
     solutions/NN_name.ipynb  executed: what nbval compares
         │  learner: answers cut out, outputs cleared
@@ -100,15 +101,13 @@ def execute(notebook: NotebookNode, folder: Path) -> None:
 
 
 def settle(notebook: NotebookNode, previous: NotebookNode) -> None:
-    """Keep the previous outputs of each cell whose new ones differ only in noise."""
-    before = {cell.id: cell for cell in code_cells(previous)}
-    for cell in code_cells(notebook):
-        old = before.get(cell.id)
-        if old is not None and without_noise(old.outputs) == without_noise(cell.outputs):
-            cell.outputs = old.outputs
-            for output in cell.outputs:
-                if "execution_count" in output:
-                    output.execution_count = cell.execution_count
+    """Keep all previous outputs if the same code gave them and the new ones differ only in noise."""
+    cells, before = code_cells(notebook), code_cells(previous)
+    if [(cell.id, without_noise(cell.outputs)) for cell in cells] == [
+        (cell.id, without_noise(cell.outputs)) for cell in before
+    ]:
+        for cell, old in zip(cells, before, strict=True):
+            cell.outputs, cell.execution_count = old.outputs, old.execution_count
 
 
 def without_noise(value: object) -> object:

@@ -1,7 +1,8 @@
 """Everything that the course shows: the last expression of a cell is the figure.
 
     ledger, table, size               numbers in tables; predicted beside measured       tables.py
-    memory, bars, curves              what was measured, as PNG                          figures.py
+    bars, curves                      what was measured, as PNG                          figures.py
+    memory                            bytes held over time, as PNG                       memories.py
     timeline                          who did what when, as PNG                          timelines.py
     messages, step, pieces, sends     who sends what to whom, who holds what, as SVG     diagrams.py
     mesh, chart                       ranks as a grid; what a formula says, as bars      charts.py
@@ -12,9 +13,11 @@ Nothing here measures or predicts: it draws what a recording or a formula said.
 
 from labs.kit.drawing.charts import chart, mesh
 from labs.kit.drawing.diagrams import after, messages, own, pieces, sends, step
-from labs.kit.drawing.figures import Figure, bars, curves, memory
+from labs.kit.drawing.figures import bars, curves
+from labs.kit.drawing.memories import memory
 from labs.kit.drawing.palette import KINDS, TIMELINE
-from labs.kit.drawing.svg import Canvas, Drawing
+from labs.kit.drawing.picture import Drawing, Figure
+from labs.kit.drawing.svg import Canvas
 from labs.kit.drawing.tables import Ledger, Table, ledger, size, table
 from labs.kit.drawing.timelines import timeline
 

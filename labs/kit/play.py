@@ -18,7 +18,7 @@ from typing import Any
 import ipywidgets
 
 from labs.kit import draw
-from labs.kit.drawing.diagrams import Held, Message, by_round
+from labs.kit.drawing.diagrams import Holdings, Message, by_round
 from labs.kit.drawing.figures import window
 from labs.kit.explorers import memory as explorer
 
@@ -97,7 +97,7 @@ def frames(picture: Callable[[int], Any], label: str, count: int, still: Any = N
     return film
 
 
-def collective(messages: Sequence[Message], ranks: int, held: Held | None = None) -> Explorer:
+def collective(messages: Sequence[Message], ranks: int, held: Holdings | None = None) -> Explorer:
     """A collective round by round; saved, all rounds side by side.
 
     messages: (round, source, destination, piece); held: what the ranks start with (default: their own tensor).
@@ -119,9 +119,9 @@ def replay(recording, step: int | None = None, count: int = 41) -> Explorer:
     start, end = window(recording, step)
 
     def frame(number: int) -> draw.Figure:
-        return draw.timeline(recording, step, until=start + number / (count - 1) * (end - start))
+        return draw.timeline(recording, step=step, until=number / (count - 1) * (end - start))
 
-    return frames(frame, "time", count, still=draw.timeline(recording, step), pause=0.25)
+    return frames(frame, "time", count, still=draw.timeline(recording, step=step), pause=0.25)
 
 
 def all_reduce_times(seconds: Mapping[str, Callable[[int, int, float, float], float]]) -> Explorer:

@@ -8,7 +8,8 @@ chart({"stage 0": {"P": 4, "G": 4, "S": 8}, "stage 3": {"P": 1, "G": 1, "S": 2}}
 from collections.abc import Mapping
 
 from labs.kit.drawing.palette import KINDS, MUTED, SOFT, TIMELINE, ink
-from labs.kit.drawing.svg import Canvas, Drawing, width_of
+from labs.kit.drawing.picture import Drawing
+from labs.kit.drawing.svg import Canvas, width_of
 from labs.kit.drawing.tables import clock, short, show
 
 

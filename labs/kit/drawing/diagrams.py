@@ -16,21 +16,22 @@ import math
 from collections.abc import Mapping, Sequence
 
 from labs.kit.drawing.palette import KINDS, MUTED, PAPER, RANKS
-from labs.kit.drawing.svg import Canvas, Drawing, width_of
+from labs.kit.drawing.picture import Drawing
+from labs.kit.drawing.svg import Canvas, width_of
 from labs.kit.drawing.tables import short
 
 Message = tuple[int, int, int, int | str]
-Held = list[dict[int, set[int]]]
+Holdings = list[dict[int, set[int]]]
 NODE = 15
 CELL = (58, 30)
 
 
-def own(ranks: int, pieces: int) -> Held:
+def own(ranks: int, pieces: int) -> Holdings:
     """Everybody holds their own tensor, in `pieces` pieces: the start of a reduction."""
     return [{piece: {rank} for piece in range(pieces)} for rank in range(ranks)]
 
 
-def after(held: Held, messages: Sequence[Message]) -> Held:
+def after(held: Holdings, messages: Sequence[Message]) -> Holdings:
     """What the ranks hold after the messages of one round; what arrives joins what is there."""
     new = [{piece: set(whose) for piece, whose in mine.items()} for mine in held]
     for _, source, destination, piece in messages:
@@ -140,7 +141,7 @@ def shorten(start, end, by: float):
     return (x0 + dx, y0 + dy), (x1 - dx, y1 - dy)
 
 
-def step(messages: Sequence[Message], ranks: int, round: int, held: Held | None = None) -> Drawing:
+def step(messages: Sequence[Message], ranks: int, round: int, held: Holdings | None = None) -> Drawing:
     """One round of a collective: the messages, and what every rank holds after it.
 
     round: 0 is the start, before any message; held: what the ranks start with (default: their own tensor).
@@ -165,7 +166,7 @@ def step(messages: Sequence[Message], ranks: int, round: int, held: Held | None 
     return canvas.drawing()
 
 
-def holdings(held: Held) -> list[str]:
+def holdings(held: Holdings) -> list[str]:
     """What the ranks hold in words, a line a rank."""
     return [
         f"Rank {rank} holds "
@@ -178,7 +179,7 @@ def holdings(held: Held) -> list[str]:
     ]
 
 
-def grid(canvas: Canvas, x, y, held: Held, columns: Sequence[int], new=frozenset(), cell=CELL, named=True) -> None:
+def grid(canvas: Canvas, x, y, held: Holdings, columns: Sequence[int], new=frozenset(), cell=CELL, named=True) -> None:
     """One row a rank, one column a piece; the cells of `new`, pairs (rank, piece), have just arrived."""
     width, height = cell
     for rank, mine in enumerate(held):
@@ -216,7 +217,7 @@ def label(piece: int, whose: Sequence[int], ranks: int) -> str:
     return "+".join(letters) if len(whose) < 4 else f"{len(whose)} of {ranks}"
 
 
-def pieces(states: Mapping[str, Held]) -> Drawing:
+def pieces(states: Mapping[str, Holdings]) -> Drawing:
     """What every rank holds, in several states side by side: {"before": held, "after": held}."""
     columns = {name: sorted({piece for mine in held for piece in mine}) for name, held in states.items()}
     ranks = max(len(held) for held in states.values())

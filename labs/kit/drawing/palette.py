@@ -1,9 +1,10 @@
 """One colour for each thing, in every figure and every widget.
 
-    KINDS      what a rank holds: P parameters, G gradients, S optimizer state, A activations, comm, temporary
-    TIMELINE   what a rank does: compute, communication, waiting
-    RANKS      pale tints: whose data a cell holds (the label in the cell says it too)
-    SERIES     curves on one axes: the first is the reference, a wide pale band that the others are drawn over
+    KINDS        what a rank holds: P parameters, G gradients, S optimizer state, A activations, comm, temporary
+    TIMELINE     what a rank does: compute, communication, waiting
+    COLLECTIVES  communication where its kinds are told apart: what collects pale, what deals out dark
+    RANKS        pale tints: whose data a cell holds (the label in the cell says it too)
+    SERIES       curves on one axes: the first is the reference, a wide pale band that the others are drawn over
 
 KINDS is the palette of Okabe and Ito, "Color Universal Design" (2008), with a grey; RANKS begins with the pale
 scheme of Paul Tol, "Colour Schemes" (SRON/EPS/TN/09-002, 2021): readers with any kind of colour vision can tell
@@ -28,6 +29,9 @@ NAMES = {
     "temporary": "temporary",
 }
 TIMELINE = {"compute": "#56B4E9", "communication": KINDS["comm"], "waiting": "#E8E8E8"}
+COLLECTIVES = dict.fromkeys(("all_gather", "gather", "broadcast", "recv"), "#F6B48A")
+COLLECTIVES |= dict.fromkeys(("reduce_scatter", "scatter", "all_to_all"), "#8F3E00")
+COLLECTIVES["barrier"] = "#B4B9C0"
 RANKS = ("#BBCCEE", "#FFCCCC", "#CCDDAA", "#EEEEBB", "#CCEEFF", "#E4D4F0", "#F5DEC3", "#DDDDDD")
 SERIES = ("#BBBBBB", "#000000", "#882255", "#117733", "#332288", "#AA4499", "#661100")
 

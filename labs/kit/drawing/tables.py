@@ -7,9 +7,13 @@
 A ledger compares what is the same on every machine: bytes, counts, shapes. Rows in a unit of NOISY (times,
 losses) differ from run to run: they have no verdict and stand below the table, one to a line, so that their
 digits never move a column of the part that is compared.
+
+Made by hand: rich sets a table for HTML as preformatted text, without header cells for screen readers; great_tables
+knows no plain text, and gives random ids; humanize has "512 Bytes", and no bytes with a thousands separator.
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -78,7 +82,7 @@ class Table:
     @property
     def html(self) -> str:
         """A table that takes its colours from the page, light or dark."""
-        caption = f"<caption>{escape(self.caption)}</caption>" if self.caption else ""
+        caption = f"<caption>{unbroken(self.caption)}</caption>" if self.caption else ""
         head = "".join(self._cell("th", name, i, 'scope="col" ') for i, name in enumerate(self.header))
         body = "".join(
             "<tr>"
@@ -87,15 +91,20 @@ class Table:
             + "</tr>\n"
             for row in self.rows
         )
-        notes = "".join(f"<div>{escape(note)}</div>\n" for note in self.notes)
+        notes = "".join(f"<div>{unbroken(note)}</div>\n" for note in self.notes)
         return f"<table>{caption}\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>\n{notes}"
 
     def _cell(self, tag: str, words: str, column: int, scope: str = "") -> str:
         side = "right" if self.numeric[column] else "left"
-        return f'<{tag} {scope}style="text-align:{side}">{escape(words)}</{tag}>'
+        return f'<{tag} {scope}style="text-align:{side}">{unbroken(words)}</{tag}>'
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
         return {"text/plain": repr(self), "text/html": self.html}
+
+
+def unbroken(words: str) -> str:
+    """Text for HTML in which no line ends between a number and its unit."""
+    return re.sub(r"(?<=\d) (?=[^\s(–=])", "\N{NO-BREAK SPACE}", escape(words))
 
 
 def table(rows: Iterable[Mapping[str, Value]], caption: str = "") -> Table:

@@ -1,104 +1,163 @@
-"""The timeline of a recorded job: who did what when, two lanes a rank.
+"""Timelines of recorded jobs: who did what when.
 
-timeline(recording)              all of it
-timeline(recording, step=2)      one step
+timeline(recording)                                       all of it
+timeline(recording, step=2)                               one step
+timeline(ours, native, step=2, names=("ours", "native"))  two jobs, one above the other, from the same moment on
+
+Each rank has, from top to bottom: a thin band with the names of its phases; what was on the way, in as many lanes as
+there were collectives at once; and what it did: computed, or (hatched) waited.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from labs.kit.drawing.figures import Figure, axes, finish, window
-from labs.kit.drawing.palette import INK, TIMELINE, ink
+from labs.kit.drawing.figures import LEGEND, SHOWN, WIDE, axes, finish, fitting, phases, window
+from labs.kit.drawing.palette import COLLECTIVES, INK, KINDS, SOFT, TIMELINE, ink
+from labs.kit.drawing.picture import Figure
 from labs.kit.drawing.tables import clock
 
-LANES = {  # top, height; a send and a recv of one exchange are under way together
-    "communication": (-0.46, 0.36),
-    "send": (-0.46, 0.18),
-    "recv": (-0.28, 0.18),
-    "compute": (-0.04, 0.44),
-    "waiting": (-0.04, 0.44),
-}
+BAND, LANE, DOING, APART, NAME = 17, 16, 9, 12, 24  # pixels, from top to bottom
+LANES = 6  # where more collectives are under way at once, lanes are thinner and have no labels
+LONG = WIDE * SHOWN - 70  # pixels of the x axis
+EDGE = "#8A8F98"
+SHORT = {
+    "all_reduce": "ar", "all_gather": "ag", "reduce_scatter": "rs", "all_to_all": "a2a", "broadcast": "bc",
+    "reduce": "re", "gather": "ga", "scatter": "sc", "barrier": "ba", "send": "s", "recv": "r",
+}  # fmt: skip
 
 
-def timeline(recording, step: int | None = None, until: float | None = None) -> Figure:
-    """Who did what when, on the job's one clock: two lanes a rank, what was on the way and what it computed.
+@dataclass(frozen=True)
+class Bar:
+    start: float  # s after the beginning of what is shown
+    end: float
+    fill: str
+    label: str = ""
+    op: str = ""
+    hatch: str = ""
 
-    recording: a labs.kit.record.Recording; step: the one to show, by number (all of the job when left out);
-    until: show only what had happened by then (s). Waiting is drawn over the rank's lane of compute, up to the
-    end of the event that it waited for. Raises ValueError when there is no such step.
+
+def timeline(*recordings, step: int | None = None, names: Sequence[str] = (), until: float | None = None) -> Figure:
+    """Who did what when, on each job's one clock; several jobs above each other, from the same moment on.
+
+    recordings: labs.kit.record.Recordings; step: the one to show, by number (all of the job when left out);
+    names: one a recording; until: show only what had happened so long (s) after the beginning.
+    The third all-gather of a rank in what is shown is "ag 3".  Raises ValueError when there is no such step.
     """
-    start, end = window(recording, step)
-    factor, unit = clock(end - start)
-    chip = {"boxstyle": "square,pad=0.15", "linewidth": 0}
-    now = end if until is None else until
-    canvas, (panel,) = axes(9.5, 0.9 + 0.55 * recording.ranks)
-    for rank in range(recording.ranks):
-        for doing, bars in doings(recording, rank).items():
-            top, height = LANES[doing]
-            fill = TIMELINE.get(doing, TIMELINE["communication"])
-            inside = [(max(b, start), min(e, now, end), name) for b, e, name in bars if b < min(now, end) and e > start]
-            panel.broken_barh(
-                [(factor * (b - start), factor * (e - b)) for b, e, _ in inside],
-                (rank + top, height),
-                facecolor=fill,
-                edgecolor="#8A8F98" if doing == "waiting" else "white",
-                linewidth=0.4,
-                hatch="////" if doing == "waiting" else None,
-            )
-            for b, e, name in inside:
-                if len(name) * 0.009 * (end - start) < e - b:
-                    place, colour = (
-                        (factor * ((b + e) / 2 - start), rank + top + height / 2),
-                        ink(fill),
-                    )
-                    panel.text(
-                        *place,
-                        name,
-                        ha="center",
-                        va="center",
-                        fontsize=7.5 if height > 0.2 else 6.5,
-                        color=colour,
-                        bbox=chip | {"color": fill} if height > 0.2 else None,
-                    )
+    names = names or [""] * len(recordings)
+    windows = [window(recording, step) for recording in recordings]
+    longest = max(end - start for start, end in windows)
+    factor, unit = clock(longest)
+    lanes, ticks, titles, y = [], {}, {}, 0.0
+    for recording, times, name in zip(recordings, windows, names, strict=True):
+        if name:
+            titles[y + NAME / 2] = name
+            y += NAME
+        for rank in range(recording.ranks):
+            calls = on_the_way(recording, rank, *times) or [[]]
+            lane = LANE * min(1.0, LANES / len(calls))
+            ticks[y + BAND + lane * len(calls) / 2] = f"rank {rank}"
+            heights = BAND, *[lane] * len(calls), DOING
+            bars = band(recording, rank, *times), *calls, doing(recording, rank, *times)
+            for height, each in zip(heights, bars, strict=True):
+                lanes.append((y, height, each))
+                y += height
+            y += APART
+    canvas, (panel,) = axes(WIDE, (y + 76) / SHOWN)
+    panel.set(xlim=(0, factor * longest or 1), ylim=(y - APART, 0), xlabel=unit)
+    for top, height, bars in lanes:
+        draw(panel, top, height, cut(bars, longest if until is None else until), factor)
+    for middle, name in titles.items():
+        panel.text(0, middle, name, fontsize=9.5, fontweight="bold", va="center", color=INK)
+    panel.set_yticks(list(ticks), list(ticks.values()))
+    panel.tick_params(axis="y", length=0)
+    panel.spines["left"].set_visible(False)
     if until is not None:
-        panel.axvline(factor * (until - start), color=INK, linewidth=1)
-    panel.set(xlim=(0, factor * (end - start) or 1), ylim=(recording.ranks - 0.5, -0.55), xlabel=unit)
-    panel.set_yticks(range(recording.ranks), [f"rank {rank}" for rank in range(recording.ranks)])
-    legend(panel, TIMELINE)
+        panel.axvline(factor * until, color=INK, linewidth=1)
+    legend(panel, [bar for _, _, bars in lanes for bar in bars])
+    which = [] if step is None else [f"step {step}"]
+    told = [summary(*each, step, factor, unit) for each in zip(recordings, names, strict=True)]
+    text = f"Timeline({', '.join(which + [text for text, _ in told])})"
+    return finish(canvas, text, f"Timeline of {factor * longest:.1f} {unit}. " + ". ".join(alt for _, alt in told))
+
+
+def summary(recording, name: str, step: int | None, factor: float, unit: str) -> tuple[str, str]:
+    """Of one recording, what stays the same from run to run, and what was measured."""
     events = [event for event in recording.events if step in (None, event.step)]
-    waits = [sum(event.waited for event in events if event.rank == rank) for rank in range(recording.ranks)]
-    alt = f"Timeline of {recording.ranks} ranks over {factor * (end - start):.1f} {unit}. Waited: " + ", ".join(
-        f"rank {rank} {factor * wait:.1f} {unit}" for rank, wait in enumerate(waits)
-    )
-    which = "" if step is None else f"step {step}, "
-    return finish(canvas, f"Timeline({which}{recording.ranks} ranks, {len(events)} events)", alt)
+    begin = f"{name}: " if name else ""
+    waits = (sum(event.waited for event in events if event.rank == rank) for rank in range(recording.ranks))
+    waited = ", ".join(f"rank {rank} waited {factor * wait:.1f} {unit}" for rank, wait in enumerate(waits))
+    return f"{begin}{recording.ranks} ranks, {len(events)} events", f"{begin}{recording.ranks} ranks; {waited}"
 
 
-def doings(recording, rank: int) -> dict[str, list[tuple[float, float, str]]]:
-    """(start, end, label) of the bars of a rank, by what it did; a step without phases is one bar."""
-    spans = [span for span in recording.spans if span.rank == rank]
-    phases = [span for span in spans if span.name != "step"] or spans
-    events = [event for event in recording.events if event.rank == rank]
-    return {
-        "compute": [(span.start, span.end, span.name) for span in phases],
-        "communication": [(e.start, e.end, e.op) for e in events if e.op not in ("send", "recv")],
-        "send": [(event.start, event.end, event.op) for event in events if event.op == "send"],
-        "recv": [(event.start, event.end, event.op) for event in events if event.op == "recv"],
-        "waiting": [(event.end - event.waited, event.end, "") for event in events if event.waited],
-    }
+def cut(bars: Sequence[Bar], end: float) -> list[Bar]:
+    """What is to be seen of the bars from the beginning to `end`."""
+    inside = (replace(bar, start=max(0.0, bar.start), end=min(bar.end, end)) for bar in bars)
+    return [bar for bar in inside if bar.start < bar.end]
 
 
-def legend(lane, colours: Mapping[str, str]) -> None:
+def draw(panel, top: float, height: float, bars: Sequence[Bar], factor: float) -> None:
+    """The bars of one lane, and their labels where they fit."""
+    pixels = LONG / panel.get_xlim()[1]
+    for bar in bars:
+        start, long = factor * bar.start, factor * (bar.end - bar.start)
+        edge = EDGE if bar.hatch or bar.fill == SOFT else "white"
+        style = {"facecolor": bar.fill, "edgecolor": edge, "hatch": bar.hatch, "linewidth": 0.5}
+        panel.broken_barh([(start, long)], (top, height), **style)
+        if height > 12:
+            label = fitting(bar.label, bar.label.split()[-1], pixels * long, size=11.6)
+            middle = start + long / 2, top + height / 2
+            panel.text(*middle, label, ha="center", va="center_baseline", fontsize=8.7, color=ink(bar.fill))
+
+
+def band(recording, rank: int, start: float, end: float) -> list[Bar]:
+    """The phases of a rank, or where it marked none, its steps."""
+    steps = [span for span in recording.spans if span.rank == rank and span.name == "step"]
+    return [Bar(s.start - start, s.end - start, SOFT, s.name) for s in phases(recording, rank, start, end) or steps]
+
+
+def on_the_way(recording, rank: int, start: float, end: float) -> list[list[Bar]]:
+    """The collectives of a rank in lanes, each in the first that is free; receives below what they go with."""
+    seen, above, below = Counter(), [], []
+    for event in recording.events:  # in order of their start
+        if event.rank != rank or event.start >= end or event.end <= start:
+            continue
+        seen[event.op] += 1
+        label = f"{SHORT.get(event.op, event.op)} {seen[event.op]}"
+        bar = Bar(event.start - start, event.end - start, fill_of(event.op), label, event.op)
+        lanes = below if event.op == "recv" else above
+        lane = next((lane for lane in lanes if lane[-1].end <= bar.start), None)
+        if lane is None:
+            lanes.append(lane := [])
+        lane.append(bar)
+    return above + below
+
+
+def fill_of(op: str) -> str:
+    return COLLECTIVES.get(op, KINDS["comm"])
+
+
+def doing(recording, rank: int, start: float, end: float) -> list[Bar]:
+    """Where a rank computed, and over it where it waited, up to the end of the event that it waited for."""
+    waits = [event for event in recording.events if event.rank == rank and event.waited]
+    return [
+        *(Bar(each.start, each.end, TIMELINE["compute"]) for each in band(recording, rank, start, end)),
+        *(Bar(e.end - e.waited - start, e.end - start, TIMELINE["waiting"], hatch="////") for e in waits),
+    ]
+
+
+def legend(panel, bars: Sequence[Bar]) -> None:
     from matplotlib.patches import Patch
 
-    handles = [
-        Patch(facecolor=colour, edgecolor="#8A8F98", label=name, hatch="////" if name == "waiting" else None)
-        for name, colour in colours.items()
+    ops = {bar.op for bar in bars}
+    patches = [
+        Patch(facecolor=TIMELINE["compute"], label="compute"),
+        Patch(facecolor=TIMELINE["waiting"], edgecolor=EDGE, hatch="////", label="waiting"),
+        *(
+            Patch(facecolor=fill_of(op), label=f"{short} {op.replace('_', '-')}")
+            for op, short in SHORT.items()
+            if op in ops
+        ),
     ]
-    lane.legend(
-        handles=handles,
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        ncols=len(handles),
-        fontsize=8,
-        frameon=False,
-    )
+    place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
+    panel.legend(handles=patches, ncols=len(patches), **place, **LEGEND)

@@ -12,7 +12,8 @@ from typing import Any
 
 from labs import cost
 from labs.kit.drawing.palette import KINDS, MUTED, NAMES, ink
-from labs.kit.drawing.svg import Canvas, Drawing, width_of
+from labs.kit.drawing.picture import Drawing
+from labs.kit.drawing.svg import Canvas, width_of
 from labs.model import PRESETS
 
 Bytes = Mapping[str, float]  # by kind
@@ -20,7 +21,7 @@ GB = 10**9
 CARDS = (24, 40, 80, 141)  # GB of memory, as of an RTX 4090, an A100, an H100 and an H200
 STAGES = {"DDP": 0, "stage 1": 1, "stage 2": 2, "stage 3": 3}
 LONG, HIGH = 420, 36  # pixels: of the longest bar, and from one bar to the next
-NOTE = "Each kind at its most; the mark, and the number: the most of all at one moment. GB: 10⁹ bytes."
+NOTE = "Each kind at its most; the stem, and the number: the most of all at one moment. GB: 10⁹ bytes. »: longer."
 
 # What can be set, to what (a slider, or where it is a mapping, a menu), and where it begins.
 CONTROLS: dict[str, Sequence | Mapping] = {
@@ -56,7 +57,7 @@ def cards(held: Mapping[str, Bytes], fits: Mapping[str, Mapping[int, int | None]
 
     held: bytes by kind, each at its most, and "peak", the most of all at one moment, which is marked.  fits: for some
     of the names, by card (GB), on how many ranks the peak fits; None for no number.  The scale ends behind the largest
-    card, and what is longer is cut off.
+    card; what is longer fills it, its kinds in proportion.
     """
     peaks = {name: kinds["peak"] for name, kinds in held.items()}
     stacks = {name: {kind: kinds.get(kind, 0) for kind in KINDS} for name, kinds in held.items()}
@@ -88,22 +89,22 @@ def cards(held: Mapping[str, Bytes], fits: Mapping[str, Mapping[int, int | None]
 
 
 def bar(canvas: Canvas, left: float, y: float, kinds: Bytes, peak: float, scale: float) -> float:
-    """The kinds side by side, up to the end of the scale, and a mark at the peak; returns where it ends."""
+    """The kinds side by side, and a stem on the peak; returns where it ends.  What is too long has » for its end."""
     x, end = left, left + LONG
+    fits = min(1.0, LONG / (scale * sum(kinds.values())))
     for kind, held in kinds.items():
-        long = min(scale * held, end - x)
+        long = fits * scale * held
         if long > 0:
             canvas.rect(x, y, long, 24, fill=KINDS[kind], radius=0)
             if long > width_of(kind, 12) + 4:
                 canvas.text(x + long / 2, y + 12, kind, size=12, fill=ink(KINDS[kind]))
         x += long
-    mark = left + scale * peak
-    if mark < end:
-        canvas.line((mark, y - 4), (mark, y + 28), line=3)
-    else:
+    if fits < 1:
         canvas.text(end + 1, y + 12, "»", size=15, anchor="start")
-        x += 8
-    return max(x, min(mark, end))
+        return end + 8
+    mark = left + scale * peak
+    canvas.line((mark, y - 7), (mark, y), line=3)
+    return max(x, mark)
 
 
 def legend(canvas: Canvas, x: float, y: float, kinds: list[str]) -> None:

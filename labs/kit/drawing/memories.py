@@ -1,0 +1,147 @@
+"""Bytes held over time by kind, one panel a rank, all on one scale.
+
+memory(recording)                      all of it, a panel a rank
+memory(recording, step=2, ranks=[0])   one step of one rank
+memory(ddp, zero, step=2, ranks=[0], names=("DDP", "stage 1"))
+
+Names say that the panels are to be compared: each but the first has the outline of the first behind it, and says
+how much lower its peak is.  In a step all phases are equally wide: watching the memory slows many small operations
+down more than a few large ones, so true widths would mean nothing.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy
+
+from labs.kit.drawing.figures import WIDE, axes, finish, kinds, phases, window
+from labs.kit.drawing.palette import INK, KINDS, MUTED, SOFT
+from labs.kit.drawing.picture import Figure
+from labs.kit.drawing.tables import clock
+
+Series = list[tuple[float, dict[str, float]]]  # (where on the x axis, bytes by kind), ...
+HEADROOM = 1.35  # × the highest peak: what is written above it has a place
+
+
+def memory(
+    *recordings, step: int | None = None, ranks: Sequence[int] | None = None, names: Sequence[str] = ()
+) -> Figure:
+    """Bytes held by kind, one panel for each rank of each recording, with a mark at its highest total.
+
+    recordings: labs.kit.record.Recordings of kind "memory"; step: the one to show, ranks: which to show (all
+    when left out); names: one a panel, where they are to be compared with the first.
+    Raises ValueError when a recording holds no memory or has no such step, or there are too few or too many names.
+    """
+    for each in recordings:
+        if not any(each.memory):
+            raise ValueError(f'a recording of kind {each.kind!r} holds no memory: run(..., record="memory") does')
+    shown = [(each, rank) for each in recordings for rank in (range(each.ranks) if ranks is None else ranks)]
+    if names and len(names) != len(shown):
+        raise ValueError(f"{len(names)} names for {len(shown)} panels: give one for each rank of each recording")
+    titles = [
+        f"{name}, rank {rank}" if name else f"rank {rank}"
+        for name, (_, rank) in zip(names or [""] * len(shown), shown, strict=True)
+    ]
+    columns = min(2, len(shown))
+    rows = math.ceil(len(shown) / columns)
+    high = 2.75 - 0.5 * columns  # inches
+    canvas, panels = axes(WIDE, 0.6 + high * rows, rows, columns)
+    drawn = spread(panels, shown, step)
+    scale = max(map(top, drawn)) or 1.0
+    panels[0].set_ylim(0, HEADROOM * scale)
+    for panel, series, title in zip(panels, drawn, titles, strict=False):
+        panel.set_title(title, fontsize=9, loc="left", color=INK if names else MUTED)
+        if names and series is not drawn[0]:
+            panel.set_title(f"dashed: {names[0]}", fontsize=9, loc="right", color=MUTED)
+            ghost(panel, drawn[0])
+        panel.stackplot(*stacked(series), colors=KINDS.values(), step="post", linewidth=0, zorder=2)
+        peak(panel, series, top(drawn[0]) if names else top(series), scale)
+    for panel in panels[len(shown) :]:
+        panel.set_visible(False)
+    canvas.supylabel("MiB held", fontsize=9)
+    kinds(canvas, KINDS)
+    alt = ", ".join(f"{title} {top(series):.2f} MiB" for title, series in zip(titles, drawn, strict=True))
+    which = "" if step is None else f"step {step}, "
+    text = f"Memory({which}{', '.join(names) or f'{len(shown)} ranks'}, by {' '.join(KINDS)})"
+    return finish(canvas, text, f"Bytes held over time by kind. Peaks: {alt}")
+
+
+def spread(panels, shown: Sequence[tuple], step: int | None) -> list[Series]:
+    """What each of `shown` held over one x axis, which is labelled: time, or the phases of a step."""
+    found = [parts(recording, rank, step) for recording, rank in shown]
+    if any(names != found[0][0] for names, _ in found):  # of steps in other phases only the ends are comparable
+        found = [([""], [moments[0], moments[-1]]) for _, moments in found]
+    names, longest = found[0][0], max(moments[-1] - moments[0] for _, moments in found)
+    factor, unit = clock(longest)
+    drawn = []
+    for (recording, rank), (_, moments) in zip(shown, found, strict=True):
+        places = [factor * (moment - moments[0]) for moment in moments] if step is None else range(len(moments))
+        series = cut(recording.memory[rank], moments[0], moments[-1])
+        xs = numpy.interp([moment for moment, _ in series], moments, places)
+        drawn.append([(x, held) for x, (_, held) in zip(xs, series, strict=True)])
+    panels[0].set_xlim(0, factor * longest or 1 if step is None else len(names))
+    if step is None:
+        panels[0].figure.supxlabel(unit, fontsize=9)
+    else:
+        panels[0].set_xticks([number + 0.5 for number in range(len(names))], names)
+    for panel in panels:
+        panel.tick_params(axis="x", length=3 if step is None else 0)
+        for border in range(1, len(names)):
+            style = {"color": MUTED, "linewidth": 0.8, "linestyle": (0, (1, 2)), "zorder": 3}
+            panel.axvline(border, ymax=1 / HEADROOM, **style)
+    return drawn
+
+
+def parts(recording, rank: int, step: int | None) -> tuple[list[str], list[float]]:
+    """The names of a step's phases, and the moments when each begins and the last ends; all of a job is one part."""
+    start, end = window(recording, step, [rank])
+    found = [] if step is None else phases(recording, rank, start, end)
+    return [span.name for span in found] or [""], [start, *(span.start for span in found[1:]), end]
+
+
+def cut(series: Series, start: float, end: float) -> Series:
+    """The part of (time, bytes by kind) from start to end, with what was there at both ends."""
+    before = [held for moment, held in series if moment <= start]
+    inside = [(moment, held) for moment, held in series if start < moment < end]
+    first = [(start, before[-1] if before else {})]
+    return first + inside + [(end, (first + inside)[-1][1])]
+
+
+def stacked(series: Series) -> tuple[list[float], list[list[float]]]:
+    """The x values, and MiB of each kind."""
+    return [x for x, _ in series], [[held.get(kind, 0) / 2**20 for _, held in series] for kind in KINDS]
+
+
+def totals(series: Series) -> list[float]:
+    return [sum(held.get(kind, 0) for kind in KINDS) / 2**20 for _, held in series]
+
+
+def top(series: Series) -> float:
+    return max(totals(series))
+
+
+def ghost(panel, series: Series) -> None:
+    """The outline of another panel's areas, behind this one's."""
+    xs = [x for x, _ in series]
+    panel.fill_between(xs, totals(series), step="post", color=SOFT, linewidth=0, zorder=1)
+    panel.step(xs, totals(series), where="post", color=MUTED, linewidth=0.9, linestyle=(0, (3, 2)), zorder=1)
+
+
+def peak(panel, series: Series, before: float, scale: float) -> None:
+    """A stem on the highest total, its height written above everything; and how much lower it is than `before`."""
+    from matplotlib.patheffects import withStroke
+
+    highest = top(series)
+    x = series[totals(series).index(highest)][0]
+    left, right = panel.get_xlim()
+    panel.plot([x, x], [highest, 1.1 * scale], color=INK, linewidth=1, zorder=4)
+    panel.plot(x, highest, marker="v", color=INK, markersize=5, zorder=4)
+    side, aside = ("right", -4) if x > (left + right) / 2 else ("left", 4)
+    style = {"textcoords": "offset points", "fontsize": 9, "ha": side, "zorder": 5}
+    less = f"−{before - highest:.2f} MiB" if before - highest > 0.005 * before else ""
+    gap = before - highest > 0.15 * scale  # high enough to write in it
+    words = f"peak {highest:.2f} MiB" + (f" ({less})" if less and not gap else "")
+    panel.annotate(words, (x, 1.1 * scale), (aside, 0), va="center", **style)
+    if less and gap:
+        halo = [withStroke(linewidth=3, foreground=SOFT)]
+        panel.annotate(less, (x, (before + highest) / 2), (aside, 0), va="center", path_effects=halo, **style)

@@ -1,0 +1,12 @@
+"""What `make learn` asks of Jupyter: that to open and save an untouched notebook changes no line of it.
+
+JupyterLab notes in each notebook which Python it was saved with; here, every notebook says "python".
+"""
+
+
+def say_python(model: dict, **_) -> None:
+    if model["type"] == "notebook":
+        model["content"]["metadata"]["language_info"] = {"name": "python"}
+
+
+c.ContentsManager.pre_save_hook = say_python  # noqa: F821  (Jupyter defines c)
