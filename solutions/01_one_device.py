@@ -218,7 +218,8 @@ check.predict("How many bytes a parameter are P, G and S?", guess, answer=round(
 # %% [markdown]
 # ## Measure
 #
-# `record="memory"` sees every tensor's memory come and go, and what each was for. This is the third step of the run:
+# `record="memory"` sees every tensor's memory come and go, and what each was for. This is the third step of the run,
+# each phase drawn equally wide, however long it took:
 
 # %%
 draw.memory(recording, step=2)

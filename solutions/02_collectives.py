@@ -548,9 +548,9 @@ for elements in 8, 4_000_000:
         print(f"{4 * elements:,} bytes, {way.__name__}: {1000 * took:.2f} ms")
 
 # %% [markdown]
-# A **timeline** shows when a rank did what: the upper lane what was on the way (sends above receives), the lower one
-# what it computed and, hatched, where it stood and waited. This is one ring all-reduce of 16 MB; look for the six
-# rounds, and for ranks that wait because their neighbour was late.
+# A **timeline** shows when a rank did what: on top the names of its phases; below, what was on the way (sends, `s`,
+# above receives, `r`, each counted); at the bottom what it computed and, hatched, where it stood and waited. This is
+# one ring all-reduce of 16 MB; look for the six rounds, and for ranks that wait because their neighbour was late.
 
 
 # %%

@@ -549,8 +549,8 @@ ledger
 # ## Measure: bytes held
 #
 # First one device alone with the whole batch, then rank 0 of each way, in a steady step (any but the first). Each
-# kind is shown at its own highest. The black line is the peak of all together; it is lower than their sum, since they
-# are not highest at the same moment.
+# kind is shown at its own highest. The mark above a bar is the peak of all together; it is lower than their sum, since
+# they are not highest at the same moment.
 
 # %%
 watched = {"one device": job(ranks=1, steps=3, record="memory").recording}
@@ -630,8 +630,9 @@ for name, way in WAYS.items():
 #
 # On a cluster each rank has a device that computes and a link that carries. To see that schedule here, let the compute
 # be a pretence: six layers whose backward *sleeps* 10 ms each, as if another device did the work. The gradients, 4 MB a
-# layer, and their all-reduces are real. Upper lane: what is on its way; lower lane: what the rank does, hatched where
-# it waits.
+# layer, and their all-reduces are real. In the figure, both ways on one axis of time: for each rank its phases, what is
+# on its way (`ar 3` is the third all-reduce; several at once lie below each other), and what the rank does, hatched
+# where it waits.
 
 
 # %%
@@ -663,10 +664,7 @@ def pretend(wrap):
 bucketed, overlapped = (
     run(pretend, way, ranks=2, device="cpu", record="communication").recording for way in (ddp.Bucketed, ddp.Overlapped)
 )
-draw.timeline(bucketed, step=1)
-
-# %%
-draw.timeline(overlapped, step=1)
+draw.timeline(bucketed, overlapped, step=1, names=("bucketed", "overlapped"))
 
 # %% [markdown]
 # Five of the six all-reduces are hidden behind the backward of the layers before. Only the last one, of the first

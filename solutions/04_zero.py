@@ -251,11 +251,13 @@ def sharded(stage, model, optimizer=adamw):
 
 WAYS |= {f"stage {stage}": partial(sharded, stage) for stage in (1, 2, 3)}
 watched["stage 1"] = job(WAYS["stage 1"], ranks=4, record="memory").recording
-draw.memory(watched["stage 1"], step=2, ranks=[0])
+beside_ddp = partial(draw.memory, watched["DDP"], step=2, ranks=[0])
+beside_ddp(watched["stage 1"], names=("DDP", "stage 1"))
 
 # %% [markdown]
-# S (green) is a quarter of what it was. G (orange) is not: this rank makes the gradient of the whole model, keeps it
-# until `sync`, and there it melts, layer by layer, into the shards' part of it.
+# The dashed outline on the right is DDP's. S (green) is a quarter of what it was. G (orange) is not: this rank makes
+# the gradient of the whole model, keeps it until `sync`, and there it melts, layer by layer, into the shards' part of
+# it.
 #
 # ## Build: stage 2, the gradients
 #
@@ -293,7 +295,7 @@ to_its_owner
 
 # %%
 watched["stage 2"] = job(WAYS["stage 2"], ranks=4, record="memory").recording
-draw.memory(watched["stage 2"], step=2, ranks=[0])
+beside_ddp(watched["stage 2"], names=("DDP", "stage 2"))
 
 # %% [markdown]
 # There is a price. A rank of stage 1 adds up its micro-batches in `.grad`, and reduces once a step. Here nobody has
@@ -352,12 +354,12 @@ gathered = check.gather_and_drop(gather, drop)
 gathered
 
 # %% [markdown]
-# And the timeline of stage 3. (Mind the scale: it ends lower in each of these pictures.) What is gathered counts as
-# communication, not as P: the thin dark orange band in forward. In backward there are teeth.
+# And the timeline of stage 3. What is gathered counts as communication, not as P: the thin dark orange band in forward.
+# In backward there are teeth.
 
 # %%
 watched["stage 3"] = job(WAYS["stage 3"], ranks=4, record="memory").recording
-draw.memory(watched["stage 3"], step=2, ranks=[0])
+beside_ddp(watched["stage 3"], names=("DDP", "stage 3"))
 
 # %% [markdown]
 # You may read that full sharding puts the whole model together on every rank. It does not. In forward it is one layer
@@ -585,7 +587,7 @@ draw.table([{"4 micro-batches": name, "sent, bytes": four[name], "× DDP": times
 #
 # ## Measure: bytes held
 #
-# The four timelines from above, in one picture, each kind at its own highest; the line is the peak of all together.
+# The four timelines from above, in one picture, each kind at its own highest; the mark is the peak of all together.
 
 # %%
 draw.bars(steady)
@@ -695,8 +697,8 @@ draw.table(table, caption="bytes a parameter, on each of 64 ranks")
 #
 # In stage 3 a layer cannot begin before its parameters are there. For a clear picture, here are six layers whose
 # compute is a pretence, as in notebook 03: forward *sleeps* 5 ms, backward 10 ms, as if another device did the work.
-# The parameters, 4 MB a layer, and all that travels are real. Upper lane: what is on its way; lower lane: what the rank
-# does, hatched where it waits.
+# The parameters, 4 MB a layer, and all that travels are real. For each rank: its phases; what is on its way (`ag 3`:
+# the third all-gather); and what the rank does, hatched where it waits.
 
 
 # %%

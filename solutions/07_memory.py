@@ -404,7 +404,7 @@ def side_by_side(*changes):
 
 
 both = run(side_by_side, nothing, each_layer, ranks=2, device="cpu", record="memory")
-draw.memory(both.recording, step=2)
+draw.memory(both.recording, step=2, names=("as before", "with checkpoints"))
 
 # %% [markdown]
 # The mountain has become a comb: in backward, each tooth is one layer that comes back to life and goes again. (Where a
@@ -467,15 +467,14 @@ WAYS = {
     "full": partial(by_operation, ()),
 }
 four = run(side_by_side, *WAYS.values(), ranks=4, device="cpu", record="memory")
-draw.memory(four.recording, step=2)
+draw.memory(four.recording, step=2, names=list(WAYS))
 
 # %% [markdown]
 # ## Measure: bytes and numbers
 #
-# The ranks are in the order of the table: none, selective, (computed again:) all but attention, full. (They share your
-# cores: believe the heights, not the widths.) Where nothing is recomputed, A is highest at the end of forward. Else it
-# is what the layers below have left, and *everything* of the one whose backward is running; under selective also q and
-# k before they were turned, and what o and down gave:
+# ("All but attention" are computed again.) Where nothing is recomputed, A is highest at the end of forward. Else it is
+# what the layers below have left, and *everything* of the one whose backward is running; under selective also q and k
+# before they were turned, and what o and down gave:
 
 # %%
 rows = {}
@@ -732,17 +731,14 @@ folder = tempfile.TemporaryDirectory()
 PLACE = Path(folder.name)
 in_memory, in_files = two(record="memory"), two(PLACE / "watched", record="memory")
 assert same(in_memory, in_files)
-draw.memory(in_memory.recording, step=3, ranks=[0])
-
-# %%
-draw.memory(in_files.recording, step=3, ranks=[0])
+draw.memory(in_memory.recording, in_files.recording, step=3, ranks=[0], names=("in memory", "in files"))
 
 # %% [markdown]
-# The same parameters, bit by bit; and the floor of S is gone. (Mind the scales.) It shows up in the optimizer's step
-# alone, and of at most three parameters at a time (under ZeRO a "parameter" is the shard of a layer): one that is
-# updated, one that comes, one that goes. (In this float32 job S is 8 bytes a parameter. The files also hold a master of
-# each, 12 together.) The recorder counts mapped files like memory; the system takes that back whenever it likes, as the
-# numbers are on the disk.
+# The same parameters, bit by bit; and the floor of S is gone. It shows up in the optimizer's step alone, and of at most
+# three parameters at a time (under ZeRO a "parameter" is the shard of a layer): one that is updated, one that comes,
+# one that goes. (In this float32 job S is 8 bytes a parameter. The files also hold a master of each, 12 together.) The
+# recorder counts mapped files like memory; the system takes that back whenever it likes, as the numbers are on the
+# disk.
 
 # %%
 psi, largest = sum(cost.parameter_sizes(CONFIG)), max(sum(layer.sizes) for layer in cost.gpt_layers(CONFIG))

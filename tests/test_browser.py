@@ -16,8 +16,9 @@ import nbformat
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
+from labs.kit import draw
 from labs.kit.doctor import GET_BROWSER, find_browser
-from tools import learn
+from tools import learn, notebooks
 
 SECONDS = 1000  # Playwright counts in milliseconds
 ARGUMENTS = ["--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update"]
@@ -36,6 +37,24 @@ def picture(ranks):
 
 play.explore(picture, ranks=[2, 4, 8])
 """
+
+PICTURES = {
+    "drawing": lambda: draw.messages([(0, 0, 1, 0), (1, 1, 2, 0)], 3),
+    "wide drawing": lambda: draw.pieces({"before": draw.own(4, 9), "after": draw.own(4, 9)}),
+    "figure": lambda: draw.curves({"one device": [5.5, 4.0], "DDP": [5.5, 4.0]}),
+}
+SHOWN = """image => {
+    const style = getComputedStyle(image.parentElement);
+    return {alt: image.alt, loaded: image.complete && image.naturalWidth > 0,
+            width: image.clientWidth, height: image.clientHeight,
+            room: image.parentElement.clientWidth - parseInt(style.paddingLeft) - parseInt(style.paddingRight)};
+}"""
+TRUST = "() => window.jupyterapp.shell.currentWidget.content.widgets.some(cell => cell.model.trusted)"
+SAVE = """async () => {
+    const context = window.jupyterapp.shell.currentWidget.context;
+    await context.ready;
+    await context.save();
+}"""
 
 RUN_ALL = """() => {
     window.labs = "busy";
@@ -65,12 +84,13 @@ KERNEL = """async () => {
 def lab(tmp_path_factory):
     """A running JupyterLab over a copy of the notebooks: its address, token and folder."""
     folder, home = tmp_path_factory.mktemp("course"), tmp_path_factory.mktemp("home")
-    shutil.copytree(learn.ROOT / "notebooks", folder / "notebooks")
+    for name in ("notebooks", "solutions"):
+        shutil.copytree(learn.ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.py", ".ipynb_checkpoints"))
     settings = home / "settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
     settings.parent.mkdir(parents=True)
     settings.write_text(QUIET)
     places = {"CONFIG_DIR": "config", "DATA_DIR": "data", "RUNTIME_DIR": "runtime"}
-    environment = {**os.environ, "HOME": str(home), "JUPYTERLAB_SETTINGS_DIR": str(home / "settings")}
+    environment = learn.settings({**os.environ, "HOME": str(home), "JUPYTERLAB_SETTINGS_DIR": str(home / "settings")})
     environment |= {f"JUPYTER_{name}": str(home / place) for name, place in places.items()}
     environment |= {"JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces")}
     command = learn.command({}, sys.platform, root=os.geteuid() == 0, folder=folder)
@@ -125,8 +145,9 @@ def open_notebook(lab, browser):
     _, address = lab
     with browser.new_context(viewport={"width": 1280, "height": 1400}) as context:
 
-        def open_(path: str | None = None):
+        def open_(path: str | None = None, width: int = 1280):
             page = context.new_page()
+            page.set_viewport_size({"width": width, "height": 1400})
             page.set_default_timeout(60 * SECONDS)
             page.goto(address[0] if path is None else address[0].replace(address["path"], path) + "&reset")
             page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook")
@@ -187,3 +208,55 @@ def test_a_notebook_as_shipped_runs_and_its_first_slider_moves(open_notebook, na
     page = open_notebook(f"notebooks/{name}.ipynb")
     assert_ran(run_all(page))
     move_first_slider(page)
+
+
+def with_outputs(*outputs: dict) -> nbformat.NotebookNode:
+    """A notebook as somebody else ran it: a cell for each of the outputs that are stored in it."""
+    cells = [
+        nbformat.v4.new_code_cell(
+            f"picture({number})",
+            execution_count=number,
+            outputs=[nbformat.v4.new_output("execute_result", data=data, execution_count=number)],
+        )
+        for number, data in enumerate(outputs, 1)
+    ]
+    return nbformat.v4.new_notebook(cells=cells, metadata=notebooks.METADATA)
+
+
+@pytest.mark.parametrize("width", [1400, 1024])
+def test_a_notebook_that_nobody_trusts_shows_its_pictures_in_any_window(lab, open_notebook, width):
+    """Each with its alternative text, as wide as there is room for beside the sidebar, and not distorted."""
+    folder, _ = lab
+    pictures = [picture() for picture in PICTURES.values()]
+    notebooks.write(with_outputs(*(picture._repr_mimebundle_() for picture in pictures)), folder / "pictures.ipynb")
+    page = open_notebook("pictures.ipynb", width=width)
+    assert not page.evaluate(TRUST)
+    images = page.locator(".jp-OutputArea-output img")
+    expect(images).to_have_count(len(pictures))
+    for image, picture in zip(images.all(), pictures, strict=True):
+        image.scroll_into_view_if_needed()
+        shown = image.evaluate(SHOWN)
+        assert shown["alt"] == picture.alt
+        assert shown["loaded"]
+        assert 100 < shown["width"] == min(picture.width, shown["room"])
+        assert shown["height"] == pytest.approx(shown["width"] * picture.height / picture.width, abs=1)
+
+
+@pytest.mark.parametrize("path", sorted(path.relative_to(learn.ROOT) for path in learn.ROOT.glob("notebooks/*.ipynb")))
+def test_opening_and_saving_a_notebook_changes_nothing(lab, open_notebook, path):
+    saved_as_it_was(lab, open_notebook, str(path))
+
+
+def test_opening_and_saving_stored_outputs_changes_nothing(lab, open_notebook):
+    saved_as_it_was(lab, open_notebook, "solutions/02_collectives.ipynb")
+
+
+def saved_as_it_was(lab, open_notebook, path: str) -> None:
+    folder, _ = lab
+    shutil.copy(learn.ROOT / path, folder / path)
+    before = (folder / path).read_text(encoding="utf-8")
+    open_notebook(path).evaluate(SAVE)
+    after = (folder / path).read_text(encoding="utf-8")
+    assert after.splitlines() == before.splitlines()
+    assert after == before
+    assert (folder / path).stat().st_mtime > (learn.ROOT / path).stat().st_mtime, "it was saved"

@@ -456,10 +456,10 @@ def words_of(canvas):
     """(words, box in pixels of the file, size in pixels of the page) of each text that can be seen."""
     agg = FigureCanvasAgg(canvas)
     agg.draw()
-    found = [text for text in canvas.findobj(Text) if text.get_text().strip() and text.get_visible()]
-    return [
-        (text.get_text(), text.get_window_extent(agg.get_renderer()), text.get_fontsize() * 96 / 72) for text in found
-    ]
+    ticks = [(t, max(axes.get_ylim())) for axes in canvas.axes for t in axes.yaxis.get_major_ticks()]
+    beyond = [tick.label1 for tick, top in ticks if tick.get_loc() > top]  # matplotlib keeps these, and draws none
+    found = [t for t in canvas.findobj(Text) if t.get_text().strip() and t.get_visible() and t not in beyond]
+    return [(t.get_text(), t.get_window_extent(agg.get_renderer()), t.get_fontsize() * 96 / 72) for t in found]
 
 
 NAMED = {"step": 1, "ranks": [0], "names": ("one device", "stage 3")}

@@ -209,7 +209,7 @@ def test_a_widget_leaves_its_picture_only(course):
     notebooks.build([], root=root)
     solved = nbformat.read(root / "solutions/03_small.ipynb", as_version=4)
     assert set(solved.cells[0].outputs[0].data) == {"text/plain", "image/svg+xml"}
-    assert "widgets" not in solved.metadata
+    assert solved.metadata == notebooks.METADATA
 
 
 @pytest.mark.parametrize(

@@ -381,7 +381,7 @@ def test_a_steady_step_holds_the_least_of_all_but_the_first():
 def test_it_draws_itself():
     event = Event(0, "all_reduce", "float32", 4, 4, "g", (0, 1), None, 0.1, 0.2, 0.0, 4, "x.py:1 f", 0)
     seen = Recording("communication", 2, [event], [Span(0, "forward", 0.0, 0.1)])
-    assert "image/png" in seen._repr_mimebundle_()[0]
+    assert "data:image/png" in seen._repr_mimebundle_()["text/html"]
 
 
 # On the wire ------------------------------------------------------------------------------------------------------

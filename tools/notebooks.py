@@ -42,6 +42,11 @@ END = re.compile(r"^\s+### END SOLUTION\s*$")
 GUESS = re.compile(r"^(\w+ = ).+(  # your number)$")  # a prediction: the learner finds None there
 STUB = 'raise NotImplementedError("your turn")'
 
+METADATA = {  # as JupyterLab saves it, with tools/jupyter
+    "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+
 # A live widget needs its kernel; the picture that it leaves beside this is what stays, and is not compared.
 LIVE_WIDGET = "application/vnd.jupyter.widget-view+json"
 PICTURES = ("image/png", "image/jpeg")
@@ -57,12 +62,7 @@ class SourceError(ValueError):
 def read(source: Path) -> NotebookNode:
     """The solved notebook of a percent-format source, not yet executed."""
     notebook = jupytext.read(source, fmt="py:percent")
-    notebook.metadata = nbformat.from_dict(
-        {
-            "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
-            "language_info": {"name": "python"},
-        }
-    )
+    notebook.metadata = nbformat.from_dict(METADATA)
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     for cell in notebook.cells:
         cell.source = cell.source.strip("\n")
@@ -93,7 +93,7 @@ def execute(notebook: NotebookNode, folder: Path) -> None:
         coalesce_streams=True,
         resources={"metadata": {"path": str(folder)}},
     ).execute()
-    notebook.metadata.pop("widgets", None)
+    notebook.metadata = nbformat.from_dict(METADATA)
     for cell in code_cells(notebook):
         cell.metadata.pop("execution", None)
         for output in cell.outputs:
