@@ -36,6 +36,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from labs.autograd import require_dense
 from labs.group import require_equal_replicas
 
 MiB = 2**20
@@ -64,6 +65,7 @@ class DataParallel(nn.Module):
         self.syncing = True
         if not self.trainable:
             raise ValueError(f"{type(model).__name__} has no trainable parameters: there is nothing to average")
+        require_dense(model)
         require_equal_replicas(model, group)
 
     def forward(self, *args, **kwargs):
@@ -85,10 +87,12 @@ class DataParallel(nn.Module):
     def sync(self) -> None:
         """Make every gradient its mean over the ranks: between `backward()` and `optimizer.step()`.
 
-        Raises RuntimeError where there is no gradient at all, or without `find_unused` one is missing.
+        Raises RuntimeError where there is no gradient at all, or without `find_unused` one is missing, and where a
+        parameter is trained that was not when the model was wrapped.
         """
         if not self.syncing:
             return
+        self.require_as_wrapped()
         missing = self.without_gradient()
         for p in missing.values():
             p.grad = torch.zeros_like(p)
@@ -98,6 +102,14 @@ class DataParallel(nn.Module):
 
     def average(self) -> None:
         raise NotImplementedError
+
+    def require_as_wrapped(self) -> None:
+        known = set(self.trainable.values())
+        for name, p in self.module.named_parameters():
+            if p.requires_grad and p not in known:
+                raise RuntimeError(
+                    f"parameter {name!r} was unfrozen, or added, after the model was wrapped: wrap it anew"
+                )
 
     def without_gradient(self) -> dict[str, nn.Parameter]:
         missing = {name: p for name, p in self.trainable.items() if p.grad is None}
@@ -171,7 +183,10 @@ class Overlapped(DataParallel):
         """Called by autograd when `p.grad` is complete: all uses of a tied parameter have been added up."""
         bucket = self.bucket_of[p]
         if p not in bucket.waiting_for:
-            raise RuntimeError("a second backward() before sync(): run all but the last within no_sync()")
+            raise RuntimeError(
+                "a second backward() before sync(): run all but the last within no_sync(); "
+                "after one that failed, wrap the model anew"
+            )
         bucket.collect(p)
         if self.syncing:
             bucket.waiting_for.remove(p)

@@ -1,16 +1,14 @@
 """Layers as vectors: what is gathered, dropped and reduced at once.
 
 A strategy that shards parameters would drown in messages if it moved them one by one.  So the parameters of a layer
-(a module of the model) are taken out of their modules and laid side by side; in their places stand views:
+(a module of the model) are taken out of their modules and laid side by side; in their homes stand views:
 
     Unit          the parameters of one layer, of one dtype and `requires_grad`, in one vector: `full`, padded to a
                   multiple of N, of which this rank's `shard` is an N-th.  gather, drop, reduce
     Layer         a module, and where in it the parameters of which units stand.  gather, drop, show
     Layout          the layout of such a vector
-    Dropped       stands in the place of a parameter that is not there
 
-    in_layers, take_out                from a model to its layers, and from their places to units
-    alias, when_all_have_gradients     when a layer's backward is over
+    in_layers, take_out     from a model to its layers, and from their homes to units
 
 A parameter that several layers share lies in the first one's unit; each of them gathers it, and its gradient is
 ready when the last use has been added up.
@@ -24,15 +22,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.utils._pytree import tree_leaves
 
-from labs.group import all_gather, free, reduce_scatter
+from labs.autograd import Call, Dropped, Moved, Versions, alias
+from labs.group import Order, all_gather, free, reduce_scatter
 
 CONTAINERS = (nn.ModuleDict, nn.ModuleList, nn.Sequential)
 
 
-class Place(NamedTuple):
-    """Where a parameter stands; `name` is its first name in the model."""
+class Home(NamedTuple):
+    """Where a parameter belongs; a tied one has several.  `name` is its first name in the model."""
 
     module: nn.Module
     attribute: str
@@ -49,7 +47,8 @@ class Unit:
     def __init__(self, named: dict[str, nn.Parameter], stage: int, group: ProcessGroup | None, initial: Any):
         self.group, self.rank, self.ranks = group, dist.get_rank(group), dist.get_world_size(group)
         self.layout = Layout({name: p.shape for name, p in named.items()}, self.ranks)
-        self.places: list[Place] = []  # in all layers
+        self.name = next(iter(named))
+        self.homes: list[Home] = []  # in all layers
         self.users: set[tuple[Layer, str]] = set()
         numbers = [materialised(name, p, initial) if p.is_meta else p.detach() for name, p in named.items()]
         trained = next(iter(named.values())).requires_grad
@@ -57,11 +56,15 @@ class Unit:
         shard = self.full.data.chunk(self.ranks)[self.rank]
         self.shard = nn.Parameter(shard.clone() if stage == 3 else shard, trained)
         self.at_rest = self.shard if stage == 3 else self.full
+        self.versions = Versions(self.full)
+        for name, p in named.items():
+            Moved.mark(p, name)
         if stage == 3:
             self.drop()
 
     def gather(self, async_op: bool = False) -> dist.Work | None:
         """all_gather P: from everybody's shard."""
+        self.require_one_kind()
         self.full.untyped_storage().resize_(self.full.nbytes)
         return all_gather(self.full.data, self.shard.data, group=self.group, async_op=async_op)
 
@@ -69,18 +72,27 @@ class Unit:
         """drop P: give the memory back, and let the modules' parameters say so."""
         self.users.clear()
         self.full.untyped_storage().resize_(0)
+        self.versions.forbid()
         why = (
             f"rank {self.rank} of {self.ranks} holds a shard of its layer, and all of it only while the layer computes"
         )
-        for module, attribute, name in self.places:
+        for module, attribute, name in self.homes:
             setattr(module, attribute, Dropped(name, f"{why}; zero.state_dict() has everything"))
 
     def reduce(self) -> None:
         """reduce_scatter G: the mean over the ranks, added to what earlier micro-batches left; `full.grad` goes."""
+        self.require_one_kind()
         gradient, self.full.grad = self.full.grad, None
         mean = reduce_scatter(gradient, self.group).div_(self.ranks)
         free(gradient)
         self.shard.grad = mean if self.shard.grad is None else self.shard.grad.add_(mean)
+
+    def require_one_kind(self) -> None:
+        if self.full.dtype != self.shard.dtype or self.full.device != self.shard.device:
+            now = f"{self.at_rest.dtype} on {self.at_rest.device}"
+            raise RuntimeError(
+                f"the vector of {self.name!r} became {now}: convert or move a model before it is sharded"
+            )
 
     def part(self, tensors: list[Tensor]) -> Tensor:
         """This rank's part of what is in the parameters' shapes, in memory of its own."""
@@ -94,25 +106,28 @@ class Unit:
 
 
 class Layer:
-    """A module, and the places of its parameters, by unit."""
+    """A module, and the homes of its parameters, by unit."""
 
-    def __init__(self, module: nn.Module, places: list[Place], unit_of: dict[str, Unit]):
-        self.module = module
-        self.places: dict[Unit, list[Place]] = {}
-        for place in places:
-            self.places.setdefault(unit_of[place.name], []).append(place)
-            unit_of[place.name].places.append(place)
+    def __init__(self, module: nn.Module, homes: list[Home], unit_of: dict[str, Unit], order: Order):
+        self.module, self.order = module, order
+        self.call: Call | None = None  # the one that is running its forward
+        self.homes: dict[Unit, list[Home]] = {}
+        for home in homes:
+            self.homes.setdefault(unit_of[home.name], []).append(home)
+            unit_of[home.name].homes.append(home)
 
     def gather(self, phase: str) -> None:
-        for unit in self.places:
+        for unit in self.homes:
             if not unit.users:
+                self.order.add(f"gathers the layer of {unit.name!r}")
                 unit.gather()
+                unit.versions.allow()
             unit.users.add((self, phase))
         self.show()
 
     def drop(self, *phases: str) -> None:
         """A unit stays while another layer uses it, or this one in another phase: recomputation runs in backward."""
-        for unit in self.places:
+        for unit in self.homes:
             unit.users -= {(self, phase) for phase in phases}
             if not unit.users:
                 unit.drop()
@@ -120,13 +135,13 @@ class Layer:
     def show(self) -> list[Tensor]:
         """Let the module's parameters be views of `full`; their gradients come together in the tensors returned."""
         uses = []
-        for unit, places in self.places.items():
+        for unit, homes in self.homes.items():
             with torch.enable_grad():  # in backward, too: a recomputation needs what the forward had
                 uses.append(alias(unit.full))
                 views = unit.layout.views(uses[-1])
-            for module, attribute, name in places:
+            for module, attribute, name in homes:
                 setattr(module, attribute, views[name])
-        return uses
+        return [use for use in uses if use.requires_grad]
 
 
 # ---- layout ----------------------------------------------------------------------------------------------
@@ -160,36 +175,11 @@ def materialised(name: str, p: Tensor, initial: Callable[[str, torch.Size], Tens
     return initial(name, p.shape).to(torch.get_default_device(), p.dtype)
 
 
-class Dropped:
-    """Stands where a parameter was.  Whatever is done with it raises RuntimeError."""
-
-    def __init__(self, name: str, why: str):
-        self.text = f"parameter {name!r} is dropped: {why}"
-
-    def __repr__(self) -> str:
-        return f"Dropped({self.text})"
-
-    def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("_"):  # Python and IPython ask for these of anything
-            raise AttributeError(attribute)
-        raise RuntimeError(self.text)
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise RuntimeError(next(x.text for x in tree_leaves((args, kwargs)) if isinstance(x, cls)))
-
-    def refuse(self, *others: Any) -> Any:
-        raise RuntimeError(self.text)
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = refuse
-    __matmul__ = __rmatmul__ = __pow__ = __neg__ = __getitem__ = __len__ = __float__ = refuse
-
-
 # ---- from a model to its units ---------------------------------------------------------------------------
 
 
-def in_layers(model: nn.Module, layers: Iterable[nn.Module] | None = None) -> dict[nn.Module, list[Place]]:
-    """The places of all parameters, by the layer that they are in; layers without any are left out.
+def in_layers(model: nn.Module, layers: Iterable[nn.Module] | None = None) -> dict[nn.Module, list[Home]]:
+    """The homes of all parameters, by the layer that they are in; layers without any are left out.
 
     By default the layers are the children of the model, containers opened, and the model itself for what is left.
     Raises ValueError where the layers miss a parameter.
@@ -204,17 +194,17 @@ def in_layers(model: nn.Module, layers: Iterable[nn.Module] | None = None) -> di
         if "flat0" in layer._parameters:
             raise ValueError(f"this {type(layer).__name__} lies in vectors already: shard a model once")
     names = {id(p): name for name, p in model.named_parameters()}
-    places = {
-        layer: [Place(module, attribute, names[id(p)]) for module, attribute, p in parameters_of(layer, chosen)]
+    homes = {
+        layer: [Home(module, attribute, names[id(p)]) for module, attribute, p in parameters_of(layer, chosen)]
         for layer in chosen
     }
-    covered = {place.name for within in places.values() for place in within}
+    covered = {place.name for within in homes.values() for place in within}
     if missing := [name for name in names.values() if name not in covered]:
         raise ValueError(
             f"layers miss {', '.join(map(repr, missing))}: "
             "add the modules that hold them, or the model itself, for all that no other layer has"
         )
-    return {layer: within for layer, within in places.items() if within}
+    return {layer: within for layer, within in homes.items() if within}
 
 
 def opened(model: nn.Module) -> Iterator[nn.Module]:
@@ -233,40 +223,14 @@ def parameters_of(layer: nn.Module, chosen: list[nn.Module]) -> Iterator[tuple[n
             yield from parameters_of(child, chosen)
 
 
-def take_out(places: list[Place], but: Iterable[str]) -> list[dict[str, nn.Parameter]]:
-    """The parameters at these places, out of their modules: one dict for each dtype and `requires_grad`.
+def take_out(homes: list[Home], but: Iterable[str]) -> list[dict[str, nn.Parameter]]:
+    """The parameters at these homes, out of their modules: one dict for each dtype and `requires_grad`.
 
     but: names of parameters that were taken out before, at another place.
     """
     kinds: dict[tuple[torch.dtype, bool], dict[str, nn.Parameter]] = {}
-    for module, attribute, name in places:
+    for module, attribute, name in homes:
         p = module._parameters.pop(attribute, None)
         if p is not None and name not in but:
             kinds.setdefault((p.dtype, p.requires_grad), {})[name] = p
     return list(kinds.values())
-
-
-# ---- when ------------------------------------------------------------------------------------------------
-
-
-def alias(x: Any) -> Any:
-    """The same numbers, as a tensor whose gradient is there when all uses of this one tensor are over."""
-    return x.view_as(x) if isinstance(x, Tensor) and x.requires_grad else x
-
-
-def differentiable(values: Any) -> list[Tensor]:
-    return [x for x in tree_leaves(values) if isinstance(x, Tensor) and x.requires_grad]
-
-
-def when_all_have_gradients(tensors: list[Tensor], then: Callable[[], None]) -> None:
-    # torch.autograd.graph.register_multi_grad_hook would keep all of these gradients until the last one is there.
-    uses, there = len(tensors), 0  # not the tensors themselves: a hook that knew its own tensor would keep it alive
-
-    def one_more(gradient: Tensor) -> None:
-        nonlocal there
-        there += 1
-        if there % uses == 0:
-            then()
-
-    for x in tensors:
-        x.register_hook(one_more)

@@ -38,8 +38,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from labs.flat import Layer, Unit, alias, differentiable, in_layers, take_out, when_all_have_gradients
-from labs.group import require_equal_replicas
+from labs.autograd import Call, alias, differentiable, require_dense
+from labs.flat import Layer, Unit, in_layers, take_out
+from labs.group import Order, require_equal_replicas
 
 COUNTERS = {"step", "mu_product", "eta", "mu"}  # what torch's optimizers keep, but not by element
 
@@ -68,47 +69,55 @@ class Zero:
         require_trainable(model, stage, initial)
         if initial is None:
             require_equal_replicas(model, group)
-        self.model, self.stage, self.keys = model, stage, keys(model)
-        self.layers, unit_of = [], {}
-        for module, places in in_layers(model, layers).items():
-            for number, named in enumerate(take_out(places, but=unit_of)):
+        self.model, self.stage, self.keys, self.updates = model, stage, keys(model), 0
+        self.layers, unit_of, self.order = [], {}, Order(group)
+        for module, homes in in_layers(model, layers).items():
+            for number, named in enumerate(take_out(homes, but=unit_of)):
                 unit = Unit(named, stage, group, initial)
                 unit_of |= dict.fromkeys(named, unit)
                 module.register_parameter(f"flat{number}", unit.at_rest)
-            self.layers.append(Layer(module, places, unit_of))
+            self.layers.append(Layer(module, homes, unit_of, self.order))
         self.units = list(dict.fromkeys(unit_of.values()))
         self.trained = [unit for unit in self.units if unit.full.requires_grad]
         self.shards = [unit.shard for unit in self.trained]
         self.optimizer = optimizer(self.shards)
         require_order(self.optimizer, self.shards)
-        if stage < 3:
-            gather_all(self.trained)  # an optimizer that takes up an earlier training has changed the shards
+        self.refresh(self.units)  # an optimizer that takes up an earlier training has changed the shards
         for layer in self.layers:
-            layer.show() if stage < 3 else layer.drop()
             layer.module.register_forward_pre_hook(partial(self.before_forward, layer), with_kwargs=True)
-            layer.module.register_forward_hook(partial(self.after_forward, layer))
+            layer.module.register_forward_hook(partial(self.after_forward, layer), with_kwargs=True, always_call=True)
         for unit in self.trained:
             unit.full.register_post_accumulate_grad_hook(partial(self.gradient_ready, unit))
 
     # ---- the events of a training step -------------------------------------------------------------------
 
     def before_forward(self, layer: "Layer", module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or module._compiled_call_impl:
+            raise RuntimeError(
+                f"{type(module).__name__}.compile() takes in what Zero does around it: compile its parts"
+            )
         if self.stage == 3:
             layer.gather("forward")
         args, kwargs = tuple(map(alias, args)), {key: alias(value) for key, value in kwargs.items()}
         if torch.is_grad_enabled():
-            uses = differentiable([*layer.show(), args, kwargs])
-            when_all_have_gradients(uses, partial(self.after_backward, layer))
+            begins, over = partial(self.before_backward, layer, self.updates), partial(self.after_backward, layer)
+            layer.call = Call(differentiable([args, kwargs]), layer.show(), begins, over)
         return args, kwargs
 
-    def after_forward(self, layer: "Layer", module: nn.Module, args: Any, output: Any) -> None:
+    def after_forward(self, layer: "Layer", module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """Called when the layer's output is there, or its forward has failed."""
         if self.stage == 3:
             layer.drop("forward")
-        for x in differentiable(output):
-            x.register_hook(lambda gradient: self.before_backward(layer))
+        if layer.call:
+            layer.call.ends(differentiable([output, args, kwargs]))  # what it was given may be a list that it added to
+            layer.call = None
 
-    def before_backward(self, layer: "Layer") -> None:
-        """Called when the gradient of the layer's output is there."""
+    def before_backward(self, layer: "Layer", updates: int) -> None:
+        """Called when the gradient of the layer's output is there; `updates` as they were in its forward."""
+        if updates != self.updates:
+            raise RuntimeError(
+                "backward() of a loss from before step(): the parameters that it was computed with are gone"
+            )
         if self.stage == 3:
             layer.gather("backward")
 
@@ -120,13 +129,17 @@ class Zero:
     def gradient_ready(self, unit: "Unit", full: nn.Parameter) -> None:
         """Called when all uses of a layer's parameters have been added up in `full.grad`."""
         if self.stage > 1:
+            self.order.add(f"reduces the gradient of {unit.name!r}")
             unit.reduce()
 
     def sync(self) -> None:
         """Make every shard's gradient its mean over the ranks: between `backward()` and `step()`, which calls it."""
-        for unit in self.trained:
-            if unit.full.grad is not None:
-                unit.reduce()
+        due = [unit for unit in self.trained if unit.full.grad is not None]
+        for unit in due:
+            self.order.add(f"reduces the gradient of {unit.name!r}")
+        self.order.compare(self.shards[0].device)
+        for unit in due:
+            unit.reduce()
 
     def step(self) -> None:
         """Update the shards, and every copy of them.  Raises RuntimeError where no gradient is there to step with."""
@@ -135,7 +148,23 @@ class Zero:
             raise RuntimeError("step() found no gradient: each step() needs a backward() before it, and uses it up")
         self.optimizer.step()
         self.zero_grad()
-        gather_all(self.trained) if self.stage < 3 else drop_all(self.units)
+        self.refresh(self.trained)
+
+    def refresh(self, units: list[Unit]) -> None:
+        """Their shards have changed: let every copy follow, and no backward go through what was computed before."""
+        self.updates += 1
+        works = []
+        for unit in units:
+            unit.versions.renew()
+            if self.stage == 3:
+                unit.drop()
+            else:
+                works.append(unit.gather(async_op=True))
+        for work in works:
+            work.wait()
+        if self.stage < 3:
+            for layer in self.layers:
+                layer.show()
 
     def zero_grad(self) -> None:
         for unit in self.trained:
@@ -174,7 +203,7 @@ class Zero:
         moments, sharded = state["optimizer"], {}
         for unit in self.units:
             unit.shard.data.copy_(unit.part([state["model"][name] for name in unit.layout.shapes]))
-            unit.gather() if self.stage < 3 else unit.drop()
+        self.refresh(self.units)
         for index, unit in enumerate(self.trained):
             if not moments.keys() >= unit.layout.shapes.keys():
                 continue  # a layer that has not taken a step yet
@@ -203,17 +232,6 @@ class Zero:
             raise ValueError(f"this state is of another model: {'; '.join(differ)}")
 
 
-def gather_all(units: list[Unit]) -> None:
-    for work in [unit.gather(async_op=True) for unit in units]:
-        work.wait()
-
-
-def drop_all(units: list[Unit]) -> None:
-    # What a layer gathered for a backward that did not come to its end would be out of date.
-    for unit in units:
-        unit.drop()
-
-
 def require_order(optimizer: Any, shards: list[nn.Parameter]) -> None:
     place = {id(shard): index for index, shard in enumerate(shards)}
     # Not in there: masters, which stand for the shards in the groups of `labs.precision`.
@@ -235,6 +253,7 @@ def require_trainable(model: nn.Module, stage: int, initial: Any) -> None:
         raise ValueError(f"stage {stage}: ZeRO has the stages 1, 2 and 3")
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError(f"{type(model).__name__} has no trainable parameters: there is nothing to shard")
+    require_dense(model)
     meta = [name for name, p in model.named_parameters() if p.is_meta]
     if meta and initial is None:
         raise ValueError(f"parameter {meta[0]!r} is on the meta device: say with initial= which numbers it starts from")

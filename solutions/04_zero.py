@@ -387,7 +387,7 @@ draw.table([{"communication, at most": teeth, "one layer": a_layer, "the model":
 #
 # Now open [labs/zero.py](../labs/zero.py). The class has one method for each event, in the order of the table, and the
 # stage decides at most one line in each. How a layer becomes a vector has a room of its own,
-# [labs/units.py](../labs/units.py). Look there for one more thing: why does a vector know its `users`, and is not
+# [labs/flat.py](../labs/flat.py). Look there for one more thing: why does a vector know its `users`, and is not
 # simply dropped after each forward? (Another layer may still use it, as with tied weights; or the same layer, which
 # computes something again in backward.)
 #
@@ -557,15 +557,20 @@ talk = {name: job(apply, ranks=4, record="communication").recording for name, ap
 sent = {name: recording.sent(rank=0, step=2) for name, recording in talk.items()}
 
 ledger = draw.ledger({f"{name}: sent": (predicted[name].sent, sent[name]) for name in WAYS}, within=0)
-assert ledger.agrees and sent["DDP"] == sent["stage 1"] == sent["stage 2"]
+agreed = 3 * 8  # once a step, each rank tells the three others, in 8 bytes, the order in which it used its layers
+assert ledger.agrees and sent["DDP"] == sent["stage 1"] - agreed == sent["stage 2"] - agreed
 ledger
 
 # %%
-check.predict("Stage 3: how many times the model's size does it send?", guess_times, sent["stage 3"] / (4 * n))
+check.predict(
+    "Stage 3: how many times the model's size does it send?", guess_times, (sent["stage 3"] - agreed) / (4 * n)
+)
 
 # %% [markdown]
-# Stages 1 and 2 send what DDP sends, to the byte: what they save in memory costs nothing here. Stage 3 sends 2.25 times
-# the model where DDP sends 1.5, half as much again: P is gathered twice where stages 1 and 2 gather it once.
+# Stages 1 and 2 send what DDP sends, and 24 bytes, in which the ranks agree that they used the same layers in the same
+# order: if two experts of equal size met in one reduce-scatter, nothing would fail, and both would be wrong. So, what
+# stages 1 and 2 save in memory costs nothing here. Stage 3 sends 2.25 times the model where DDP sends 1.5, half as much
+# again: P is gathered twice where stages 1 and 2 gather it once.
 #
 # That was for one micro-batch a step. With four:
 
@@ -576,7 +581,7 @@ four = {
 }
 with_four = replace(on_paper, accumulation=4)
 assert four == {name: cost.zero(with_four, stage).sent for name, stage in STAGES.items()}
-times = {name: four[name] / sent["DDP"] for name in four}
+times = {name: (four[name] - agreed) / sent["DDP"] for name in four}
 assert times == {"stage 1": 1, "stage 2": 2.5, "stage 3": 6}
 draw.table([{"4 micro-batches": name, "sent, bytes": four[name], "× DDP": times[name]} for name in four])
 
@@ -959,11 +964,11 @@ draw.table([{"link": name, "tokens on a device, at least": round(F / W)} for nam
 #
 # | | predicted | ours | PyTorch's |
 # |---|---|---|---|
-# | stage 1: sent | one all-reduce | the same, exactly | `ZeroRedundancyOptimizer`: 1.5 of them, on average |
+# | stage 1: sent | one all-reduce | the same, and 8 (N − 1) bytes | `ZeroRedundancyOptimizer`: 1.5 of them, on average |
 # | stage 1: P, G, S | 4Ψ, 4Ψ and a little, 8Ψ/N | as predicted | S by whole parameters |
-# | stage 2: sent | one all-reduce, with one micro-batch | the same, exactly | `fully_shard`, no reshard: the same |
+# | stage 2: sent | one all-reduce, with one micro-batch | the same, and 8 (N − 1) bytes | `fully_shard`, no reshard: the same |
 # | stage 2: P, G, S | 4Ψ, 4Ψ/N and a layer, 8Ψ/N | as predicted | P at rest 4Ψ/N, and whole from forward to backward |
-# | stage 3: sent | 1.5 of them | the same, exactly | `fully_shard`: the root is gathered once |
+# | stage 3: sent | 1.5 of them | the same, and 8 (N − 1) bytes | `fully_shard`: the root is gathered once |
 # | stage 3: P, G, S | 4Ψ/N, 4Ψ/N, 8Ψ/N | as predicted | as predicted |
 # | numbers | one process's | same bits, on 2 ranks and on 4 | same bits on 2 ranks |
 #

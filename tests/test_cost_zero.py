@@ -136,8 +136,16 @@ def test_ranks_send_what_was_predicted():
 def test_sent_by_hand():
     # 7 elements on 3 ranks are padded to 9, and 2/3 of them sent each time; 5 to 6
     layers = [Layer(((7,),)), Layer(((5,),))]
-    assert [cost.zero_sent(layers, 3, stage) for stage in (1, 2, 3)] == [4 * 2 * 10, 4 * 2 * 10, 4 * 3 * 10]
-    assert [cost.zero_sent(layers, 3, stage, accumulation=2) for stage in (1, 2, 3)] == [80, 4 * 3 * 10, 240]
+    assert [cost.zero_sent(layers, 3, stage) for stage in (1, 2, 3)] == [
+        16 + 4 * 2 * 10,
+        16 + 4 * 2 * 10,
+        16 + 4 * 3 * 10,
+    ]
+    assert [cost.zero_sent(layers, 3, stage, accumulation=2) for stage in (1, 2, 3)] == [
+        16 + 80,
+        16 + 4 * 3 * 10,
+        16 + 240,
+    ]
     # [5, 3] is padded to [6, 3] on 2 ranks and sent 9 elements a time; the root once less
     group = Layer(((5, 3),))
     assert cost.fully_shard_sent(group, [group], 2) == 4 * 9 * (2 + 3)

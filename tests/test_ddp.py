@@ -373,3 +373,46 @@ def test_bad_input_is_named():
             model(batch(0, 0)).backward()
 
     run(body, ranks=1)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_parameter_unfrozen_after_wrapping_is_named(variant):
+    def body():
+        model = VARIANTS[variant](Awkward())
+        model.module.frozen.requires_grad_(True)
+        model(batch(0, dist.get_rank())).backward()
+        with pytest.raises(RuntimeError, match=r"'frozen.weight' was unfrozen, or added, after the model was wrapped"):
+            model.sync()
+        with pytest.raises(ValueError, match="'0' makes sparse gradients"):
+            VARIANTS[variant](nn.Sequential(nn.Embedding(3, 3, sparse=True)))
+
+    run(body, ranks=2)
+
+
+def test_after_a_backward_that_failed_a_new_step_is_refused_in_words():
+    def body():
+        model = Overlapped(Awkward(), bucket_bytes=1)
+        broken = model.module.hidden.register_full_backward_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(batch(0, 0)).backward()
+        broken.remove()
+        model.zero_grad()
+        with pytest.raises(RuntimeError, match=r"after one that failed, wrap the model anew"):
+            model(batch(0, 0)).backward()
+
+    run(body, ranks=1)
+
+
+def test_complex_parameters_are_averaged():
+    def body():
+        gradients = []
+        for wrap in VARIANTS.values():
+            model = nn.Linear(2, 1, bias=False, dtype=torch.complex128)
+            nn.init.ones_(model.weight)
+            wrapped = wrap(model)
+            wrapped(torch.full((1, 2), 1.0 + dist.get_rank(), dtype=torch.complex128)).abs().sum().backward()
+            wrapped.sync()
+            gradients.append(model.weight.grad.tolist())
+        return gradients
+
+    assert run(body, ranks=2) == [[[[1.5, 1.5]]] * len(VARIANTS)] * 2

@@ -16,7 +16,9 @@ import signal
 import threading
 import time
 import weakref
+from collections import OrderedDict
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -253,13 +255,14 @@ def test_stages_2_and_3_reduce_every_micro_batch():
     whole = {flag: [p for p in model.parameters() if p.requires_grad is flag] for flag in (True, False)}
     trained, frozen = 77 + 2 * (7 * 13 + 13 + 13 * 7 + 7) + 14 + 1, 56
     assert [sum(p.numel() for p in whole[flag]) for flag in (True, False)] == [trained, frozen]
+    checksum = 8  # of the order in which that was done, to the other rank, once a step
     padded = 78 + 104 + 98 + 104 + 98 + 14 + 2  # embed; the linears, two by two; the norm; the scale
     for micro_batches in (1, 3):
-        assert sent(1, micro_batches)[1] == 4 * padded // 2 * 2
-        assert sent(2, micro_batches)[1] == 4 * padded // 2 * (1 + micro_batches)
+        assert sent(1, micro_batches)[1] == checksum + 4 * padded // 2 * 2
+        assert sent(2, micro_batches)[1] == checksum + 4 * padded // 2 * (1 + micro_batches)
         # the embedding is gathered by the head, too, and the frozen layer, forward and backward
         gathered = 2 * (padded + 78 + frozen)
-        assert sent(3, micro_batches)[1] == 4 * (gathered + padded) // 2 * micro_batches
+        assert sent(3, micro_batches)[1] == checksum + 4 * (gathered + padded) // 2 * micro_batches
 
 
 # ---- a harder life for stage 3 ---------------------------------------------------------------------------
@@ -566,3 +569,246 @@ def test_an_exception_in_a_layer_leaves_nothing_stale():
     one = reference(1, torch.float64, SGD, 1, None, steps=3)
     for name, p in run(body, ranks=1)[0].items():
         torch.testing.assert_close(p, one[name], rtol=1e-12, atol=1e-12)
+
+
+# ---- odd models ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Answer:
+    hidden: torch.Tensor
+    count: int = 1
+
+
+class Unknown(OrderedDict):
+    """A dict that torch's pytree does not know."""
+
+
+class Inner(nn.Module):
+    """Reads a trained and a frozen weight, from and into what the subclasses say."""
+
+    def __init__(self):
+        super().__init__()
+        self.trained, self.frozen = nn.Linear(5, 5), nn.Linear(5, 5).requires_grad_(False)
+
+    def compute(self, x):
+        return torch.tanh(self.trained(x)) + self.frozen(torch.tanh(x))
+
+
+class TakesNested(Inner):
+    def forward(self, pair):
+        return self.compute(pair[0]) + self.frozen(pair[1]["more"])
+
+
+class GivesDataclass(Inner):
+    def forward(self, x):
+        return Answer(self.compute(x))
+
+
+class GivesUnknownDict(Inner):
+    def forward(self, x):
+        return Unknown(hidden=self.compute(x))
+
+
+class TakesDataclass(Inner):
+    def forward(self, answer):
+        return self.compute(answer.hidden)
+
+
+class ChangesItsInput(Inner):
+    def forward(self, x):
+        return self.compute(x.mul_(2)) + x
+
+
+class FillsAList(Inner):
+    def forward(self, x, penalties):
+        y = self.compute(x)
+        penalties.append(self.trained(x.tanh()).square().mean())
+        return y
+
+
+class UnusedMask(Inner):
+    def forward(self, x, mask=None):
+        return self.compute(x)
+
+
+class NoElements(Inner):
+    def __init__(self):
+        super().__init__()
+        self.empty, self.single = nn.Parameter(torch.empty(0)), nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x):
+        return self.single * self.compute(x) + self.empty.sum()
+
+
+class Complex(Inner):
+    def __init__(self):
+        super().__init__()
+        self.turned = nn.Parameter(torch.randn(5, 5, dtype=torch.complex128))
+
+    def forward(self, x):
+        return self.compute(x) + (x.to(torch.complex128) @ self.turned).abs()
+
+
+CALLS = {  # how a layer is called, and its output read
+    "nested inputs": (TakesNested, lambda layer, x: layer([x, {"more": x.tanh()}])),
+    "dataclass given": (GivesDataclass, lambda layer, x: layer(x).hidden),
+    "dataclass taken": (TakesDataclass, lambda layer, x: layer(Answer(x))),
+    "unknown dict": (GivesUnknownDict, lambda layer, x: layer(x)["hidden"]),
+    "changes its input": (ChangesItsInput, lambda layer, x: layer(x * 1)),
+    "fills a list": (FillsAList, lambda layer, x: layer(x, penalties := []) + sum(penalties)),
+    "unused mask": (UnusedMask, lambda layer, x: layer(x, mask=x * 2)),
+    "no elements, no dimensions": (NoElements, lambda layer, x: layer(x)),
+    "complex": (Complex, lambda layer, x: layer(x)),
+    "twice": (UnusedMask, lambda layer, x: layer(layer(x))),
+    "lstm": (lambda: nn.LSTM(5, 5, 2), lambda layer, x: layer(x)[0]),
+    "never": (UnusedMask, lambda layer, x: x),
+}
+
+
+class Around(nn.Module):
+    """A layer between two others."""
+
+    def __init__(self, case):
+        super().__init__()
+        torch.manual_seed(0)
+        make, self.call = CALLS[case]
+        self.below, self.inner, self.above = nn.Linear(5, 5), make(), nn.Linear(5, 5)
+        self.double()
+        if case == "complex":
+            self.inner.turned = nn.Parameter(torch.randn(5, 5, dtype=torch.complex128))
+
+    def forward(self, x):
+        return self.above(self.call(self.inner, self.below(x))).square().mean()
+
+
+def inputs(step, rank):
+    return torch.randn(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def test_odd_layers_equal_one_process():
+    def body():
+        trained = {}
+        for case in CALLS:
+            for stage in STAGES:
+                zero = Zero(model := Around(case), stage, SGD)
+                for step in range(2):
+                    model(inputs(step, dist.get_rank())).backward()
+                    held = [unit.name for unit in zero.units if unit.full.untyped_storage().nbytes()]
+                    assert stage < 3 or not held, f"{case}: {held} is still gathered after backward"
+                    zero.step()
+                trained[case, stage] = zero.state_dict()["model"]
+        return trained
+
+    for ours in run(body, ranks=2):
+        for case, stage in ours:
+            model = Around(case)
+            optimizer = SGD([p for p in model.parameters() if p.requires_grad])
+            for step in range(2):
+                for rank in range(2):
+                    (model(inputs(step, rank)) / 2).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            for name, p in model.state_dict().items():
+                at = f"{case}, stage {stage}: {name}"
+                torch.testing.assert_close(
+                    ours[case, stage][name], p, rtol=1e-12, atol=1e-12, msg=lambda m, at=at: at + m
+                )
+
+
+class Experts(nn.Module):
+    """Each rank uses another expert, of equal size."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.below, self.experts = nn.Linear(5, 5), nn.ModuleList(nn.Linear(5, 5) for _ in range(2))
+
+    def forward(self, x):
+        return self.experts[dist.get_rank()](self.below(x)).square().mean()
+
+
+def one_step(stage, model, before=lambda model: None, after=lambda model, loss: None):
+    zero = Zero(model, stage, SGD)
+    before(model)
+    loss = model(torch.ones(3, 5))
+    loss.backward(retain_graph=True)
+    zero.step()
+    after(model, loss)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_ranks_that_use_different_layers_of_equal_size_are_told(stage):
+    words = said(lambda: one_step(stage, Experts()))
+    did = "gathers the layer of" if stage == 3 else "reduces the gradient of"
+    assert f"where rank 0 {did} 'experts.0.weight', rank 1 {did} 'experts.1.weight'" in words
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_backward_from_before_the_step_is_refused(stage):
+    def two_linears():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5), Mean())
+
+    words = said(lambda: one_step(stage, two_linears(), after=lambda model, loss: loss.backward()))
+    assert "backward() of a loss from before step()" in words
+
+
+class Mean(nn.Module):
+    def forward(self, x):
+        return x.square().mean()
+
+
+class Keeps(Inner):
+    """Leaves something that needs its parameters, where nobody sees it: on itself."""
+
+    def forward(self, x):
+        y = self.compute(x)
+        self.penalty = self.trained(x.tanh()).square().mean()
+        return y
+
+
+def test_what_is_read_without_being_gathered_is_an_error_and_no_crash():
+    def body():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 5), Keeps(), nn.Linear(5, 5))
+        Zero(model, 3, SGD)
+        (model(torch.ones(3, 5)).mean() + model[1].penalty).backward()
+
+    assert "modified" in said(body)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_parameter_taken_before_says_so(stage):
+    def body():
+        model = Awkward()
+        early = torch.optim.SGD(model.parameters(), lr=0.1)
+        Zero(model, stage, SGD)
+        assert "Moved(parameter 'scale'" in repr(early.param_groups[0]["params"][0])
+        early.step()
+
+    assert "parameter 'scale' was taken from the model before it was sharded" in said(body)
+
+
+@pytest.mark.parametrize(
+    ("before", "sentence"),
+    [
+        (lambda model: model.double(), "became torch.float64 on cpu: convert or move a model before it is sharded"),
+        (lambda model: model[0].compile(backend="eager"), "Linear.compile() takes in what Zero does around it"),
+    ],
+)
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_happens_to_a_sharded_model_is_told(stage, before, sentence):
+    def body():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 5), Mean())
+        zero = Zero(model, stage, SGD)
+        before(model)
+        model(torch.ones(3, 5, dtype=next(model.parameters()).dtype)).backward()
+        zero.step()
+
+    assert sentence in said(body)
+
+
+def test_sparse_gradients_are_refused():
+    assert "'0' makes sparse gradients" in said(lambda: Zero(nn.Sequential(nn.Embedding(5, 5, sparse=True)), 1, SGD))

@@ -5,7 +5,8 @@
     2        a reduce_scatter G, all_gather P                    2 Ψ
     3        a (reduce_scatter G, 2 all_gather P)                3 Ψ
 
-Each layer's parameters are padded to a multiple of N, so that all ranks send and hold the same.
+Each layer's parameters are padded to a multiple of N, so that all ranks send and hold the same. Once a step, each rank
+tells the others a checksum of what it gathered and reduced, and in which order.
 
 Source: [ZeRO] Rajbhandari et al. 2020, arXiv 1910.02054, sections 5 and 7.
 """
@@ -32,6 +33,8 @@ from labs.cost.memory import (
     require_stage,
 )
 
+CHECKSUM = 8  # bytes, from each rank
+
 
 def zero(job: Job, stage: int) -> Prediction:
     """A step on CPU, in float32 or mixed precision (bfloat16 with float32 masters): the same for every rank.
@@ -45,7 +48,7 @@ def zero(job: Job, stage: int) -> Prediction:
     counts = [turns(layer, stage, job.accumulation) for layer in layers]
     return Prediction(
         sent=zero_sent(layers, job.ranks, stage, job.accumulation, job.itemsize),
-        collectives={"all_gather": sum(g for g, _ in counts), "reduce_scatter": sum(r for _, r in counts)},
+        collectives={"all_gather": sum(g for g, _ in counts) + 1, "reduce_scatter": sum(r for _, r in counts)},
         textbook=job.itemsize * zero_limit(sum(parameter_sizes(job.config)), job.ranks, stage, job.accumulation),
         held=zero_held(job, stage),
     )
@@ -70,7 +73,7 @@ def zero_sent(layers: Sequence[Layer], ranks: int, stage: int, accumulation: int
         if stage == 3:
             frozen = padded(sum(map(prod, layer.frozen)), ranks)
             sent += gathers * all_gather(frozen, ranks).elements
-    return itemsize * sent
+    return itemsize * sent + CHECKSUM * all_gather(ranks, ranks).elements
 
 
 def turns(layer: Layer, stage: int, accumulation: int) -> tuple[int, int]:

@@ -1,0 +1,162 @@
+"""What a strategy asks of autograd.
+
+Call               when the backward of a layer begins, and when it is over
+Versions           that it does not go through what is not there, or is of another step
+Dropped, Moved     that nobody else reads a parameter that is not there, or is no longer the model's
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge, increment_version
+from torch.utils._pytree import tree_leaves
+
+
+def alias(x: Any) -> Any:
+    """The same numbers, as a tensor whose gradient is there when all uses of this one tensor are over."""
+    return x.view_as(x) if isinstance(x, Tensor) and x.requires_grad else x
+
+
+def differentiable(values: Any) -> list[Tensor]:
+    """The tensors that have or get a gradient, in a nest of lists, dicts, dataclasses and the like."""
+    found = []
+    for x in tree_leaves(values):
+        if isinstance(x, Tensor):
+            found += [x] * x.requires_grad
+        elif isinstance(x, Mapping):  # what pytree does not know is a leaf to it, such as a subclass of dict
+            found += differentiable(list(x.values()))
+        elif isinstance(x, (list, tuple)):
+            found += differentiable(list(x))
+        elif is_dataclass(x) and not isinstance(x, type):
+            found += differentiable([getattr(x, field.name, None) for field in fields(x)])
+    return found
+
+
+class Call:
+    """One forward of a layer, and the backward that comes of it.
+
+    before_backward: called when the gradient of something is there that the layer made.  after_backward: when all
+    gradients are there that this backward brings to `given` and `uses` (what the layer was given, and its parameters):
+    an unused mask gets none, say.
+    """
+
+    def __init__(self, given: list[Tensor], uses: list[Tensor], before_backward: Callable, after_backward: Callable):
+        self.given = [(x, x._version) for x in given]
+        self.before_backward = before_backward
+        self.expect = when_all_have_gradients([*given, *uses], after_backward)
+
+    def ends(self, found: list[Tensor]) -> None:
+        """The forward is over, and these are what it was given and what it made, in place or not."""
+        before_backward, expect = self.before_backward, self.expect  # a hook that knew `given` would keep it alive
+
+        def gradient_there(gradient: Tensor) -> None:
+            before_backward()
+            expect()
+
+        for x in found:
+            if not any(x is y and x._version == version for y, version in self.given):
+                x.register_hook(gradient_there)
+
+
+def when_all_have_gradients(tensors: list[Tensor], then: Callable[[], None]) -> Callable[[], None]:
+    """Call `then` in a backward as soon as it has brought all gradients that it brings to these tensors.
+
+    What is returned is to be called in the backward before the first of them: it counts how many there will be.
+    """
+    nodes = [get_gradient_edge(x).node for x in tensors]
+    due, counted = 0, None
+
+    def expect() -> None:
+        nonlocal due, counted
+        if counted != (backward := torch._C._current_graph_task_id()):
+            due, counted = sum(map(torch._C._will_engine_execute_node, nodes)), backward
+
+    # torch.autograd.graph.register_multi_grad_hook would keep all of these gradients until the last one is there.
+    def one_more(gradient: Tensor) -> None:  # knows neither tensor nor node: a hook that did would keep it alive
+        nonlocal due
+        due -= 1
+        if due == 0:
+            then()
+
+    for x in tensors:
+        x.register_hook(one_more)
+    return expect
+
+
+def require_dense(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False) is True:
+            raise ValueError(f"{name!r} makes sparse gradients, which are not averaged here: give it sparse=False")
+
+
+# ---- that nobody reads what is not there -----------------------------------------------------------------
+
+
+class Versions:
+    """The version counter of a tensor whose memory comes and goes.
+
+    To autograd, a tensor of another version is not the one that it kept for backward: it raises "modified by an
+    inplace operation", where it would otherwise read memory that is not there, or numbers of another step.
+    """
+
+    def __init__(self, x: Tensor):
+        self.x, self.version = x, x._version
+
+    def forbid(self) -> None:
+        """The memory is gone."""
+        if self.x._version == self.version:
+            increment_version(self.x)
+
+    def allow(self) -> None:
+        """It is there again, with the same numbers."""
+        torch._C._autograd._unsafe_set_version_counter((self.x,), (self.version,))
+
+    def renew(self) -> None:
+        """The numbers are others for good."""
+        increment_version(self.x)
+        self.version = self.x._version
+
+
+class Absent:
+    """Is not what it is taken for.  Whatever is done with it raises RuntimeError, and says why."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.text})"
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise RuntimeError(next(x.text for x in tree_leaves((args, kwargs)) if isinstance(x, cls)))
+
+
+class Dropped(Absent):
+    """Stands where a parameter was."""
+
+    def __init__(self, name: str, why: str):
+        self.text = f"parameter {name!r} is dropped: {why}"
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("_"):  # Python and IPython ask for these of anything
+            raise AttributeError(attribute)
+        raise RuntimeError(self.text)
+
+    def refuse(self, *others: Any) -> Any:
+        raise RuntimeError(self.text)
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = refuse
+    __matmul__ = __rmatmul__ = __pow__ = __neg__ = __getitem__ = __len__ = __float__ = refuse
+
+
+class Moved(Absent, nn.Parameter):
+    """A parameter whose numbers have gone into a vector: whoever still has it would never see them change."""
+
+    @classmethod
+    def mark(cls, p: nn.Parameter, name: str) -> None:
+        p.data = p.data.new_empty(0)
+        p.text = f"parameter {name!r} was taken from the model before it was sharded, and is no part of it any more: "
+        p.text += "take it from its module, or give the optimizer to Zero"
+        p.__class__ = cls
