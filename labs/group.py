@@ -69,7 +69,7 @@ def fingerprint(p: Tensor) -> str:
     if p.is_complex():
         numbers = torch.view_as_real(numbers.resolve_conj()).flatten()
     bits = numbers.view(INTEGER[numbers.itemsize]).long()
-    mixed = bits * torch.arange(1, 2 * len(bits), 2, device=p.device)  # odd, so that the sign, the 64th bit, counts
+    mixed = bits * torch.arange(1, 2 * len(bits) + 1, 2, device=p.device)  # odd, so that the sign, the 64th bit, counts
     checksum = (mixed ^ (mixed >> 29)).sum().item()  # and two signs do not cancel
     return f"{p.dtype} of shape {tuple(p.shape)}, checksum {checksum:x}"
 

@@ -964,11 +964,11 @@ draw.table([{"link": name, "tokens on a device, at least": round(F / W)} for nam
 #
 # | | predicted | ours | PyTorch's |
 # |---|---|---|---|
-# | stage 1: sent | one all-reduce | the same, and 8 (N − 1) bytes | `ZeroRedundancyOptimizer`: 1.5 of them, on average |
+# | stage 1: sent | one all-reduce | that, and 8 (N − 1) B | `ZeroRedundancyOptimizer`: 1.5 of them, on average |
 # | stage 1: P, G, S | 4Ψ, 4Ψ and a little, 8Ψ/N | as predicted | S by whole parameters |
-# | stage 2: sent | one all-reduce, with one micro-batch | the same, and 8 (N − 1) bytes | `fully_shard`, no reshard: the same |
+# | stage 2: sent | one all-reduce, with one micro-batch | that, and 8 (N − 1) B | `fully_shard`, no reshard: the same |
 # | stage 2: P, G, S | 4Ψ, 4Ψ/N and a layer, 8Ψ/N | as predicted | P at rest 4Ψ/N, and whole from forward to backward |
-# | stage 3: sent | 1.5 of them | the same, and 8 (N − 1) bytes | `fully_shard`: the root is gathered once |
+# | stage 3: sent | 1.5 of them | that, and 8 (N − 1) B | `fully_shard`: the root is gathered once |
 # | stage 3: P, G, S | 4Ψ/N, 4Ψ/N, 8Ψ/N | as predicted | as predicted |
 # | numbers | one process's | same bits, on 2 ranks and on 4 | same bits on 2 ranks |
 #

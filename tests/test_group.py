@@ -58,7 +58,7 @@ def test_replicas_that_differ_in_one_bit_are_named():
             model.bias.data[1] = 2**-149
         require_equal_replicas(model)
 
-    with pytest.raises(RankError, match="parameter 'bias' is .* on rank 0, but .* on rank 2"):
+    with pytest.raises(RankError, match=r"parameter 'bias' is .* on rank 0, but .* on rank 2"):
         run(body, ranks=3)
 
 
