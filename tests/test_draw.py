@@ -499,6 +499,14 @@ def test_collectives_have_short_labels_and_lanes_of_their_own(canvas):
     assert "ag all-gather" in words and "rs reduce-scatter" not in words, "the legend tells kinds that are shown"
 
 
+def test_collectives_of_a_step_are_counted_from_its_first(canvas):
+    """Rank 0 is still in a barrier when the step of another rank has begun."""
+    seen = busy(1)
+    seen.events.insert(0, Fake(rank=0, op="all_gather", step=None, start=-0.1, end=0.3, waited=0.1))
+    words = [word for word, _, _ in words_of(canvas(draw.timeline, seen, step=0))]
+    assert "ag 2" in words and "ag 3" not in words
+
+
 def test_kinds_of_collectives_are_told_apart(canvas):
     fills = [
         palette.COLLECTIVES.get(op, palette.KINDS["comm"]) for op in ("all_reduce", "all_gather", "reduce_scatter")

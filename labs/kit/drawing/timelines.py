@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from labs.kit.drawing.figures import LEGEND, SHOWN, WIDE, axes, finish, fitting, phases, window
-from labs.kit.drawing.palette import COLLECTIVES, INK, KINDS, SOFT, TIMELINE, ink
+from labs.kit.drawing.palette import COLLECTIVES, INK, KINDS, PAPER, SOFT, TIMELINE, ink
 from labs.kit.drawing.picture import Figure
 from labs.kit.drawing.tables import clock
 
@@ -33,6 +33,7 @@ class Bar:
     end: float
     fill: str
     label: str = ""
+    fewer: str = ""  # the label where there is no room for it
     op: str = ""
     hatch: str = ""
 
@@ -42,39 +43,36 @@ def timeline(*recordings, step: int | None = None, names: Sequence[str] = (), un
 
     recordings: labs.kit.record.Recordings; step: the one to show, by number (all of the job when left out);
     names: one a recording; until: show only what had happened so long (s) after the beginning.
-    The third all-gather of a rank in what is shown is "ag 3".  Raises ValueError when there is no such step.
+    A rank's third all-gather, of the step or of the job, is "ag 3".  Raises ValueError when there is no such step.
     """
     names = names or [""] * len(recordings)
     windows = [window(recording, step) for recording in recordings]
     longest = max(end - start for start, end in windows)
     factor, unit = clock(longest)
-    lanes, ticks, titles, y = [], {}, {}, 0.0
+    y, titles, ticks, shown = 0.0, {}, {}, []
     for recording, times, name in zip(recordings, windows, names, strict=True):
         if name:
             titles[y + NAME / 2] = name
             y += NAME
         for rank in range(recording.ranks):
-            calls = on_the_way(recording, rank, *times) or [[]]
-            lane = LANE * min(1.0, LANES / len(calls))
-            ticks[y + BAND + lane * len(calls) / 2] = f"rank {rank}"
-            heights = BAND, *[lane] * len(calls), DOING
-            bars = band(recording, rank, *times), *calls, doing(recording, rank, *times)
-            for height, each in zip(heights, bars, strict=True):
-                lanes.append((y, height, each))
+            top = y
+            for height, bars in lanes(recording, rank, step, *times):
+                shown.append((y, height, bars))
                 y += height
+            ticks[(top + y) / 2] = f"rank {rank}"
             y += APART
     canvas, (panel,) = axes(WIDE, (y + 76) / SHOWN)
     panel.set(xlim=(0, factor * longest or 1), ylim=(y - APART, 0), xlabel=unit)
-    for top, height, bars in lanes:
-        draw(panel, top, height, cut(bars, longest if until is None else until), factor)
-    for middle, name in titles.items():
-        panel.text(0, middle, name, fontsize=9.5, fontweight="bold", va="center", color=INK)
     panel.set_yticks(list(ticks), list(ticks.values()))
     panel.tick_params(axis="y", length=0)
     panel.spines["left"].set_visible(False)
+    for top, height, bars in shown:
+        paint(panel, top, height, cut(bars, longest if until is None else until), factor)
+    for middle, name in titles.items():
+        panel.text(0, middle, name, fontsize=9.5, fontweight="bold", va="center", color=INK)
     if until is not None:
         panel.axvline(factor * until, color=INK, linewidth=1)
-    legend(panel, [bar for _, _, bars in lanes for bar in bars])
+    legend(panel, {bar.op for _, _, bars in shown for bar in bars})
     which = [] if step is None else [f"step {step}"]
     told = [summary(*each, step, factor, unit) for each in zip(recordings, names, strict=True)]
     text = f"Timeline({', '.join(which + [text for text, _ in told])})"
@@ -96,18 +94,29 @@ def cut(bars: Sequence[Bar], end: float) -> list[Bar]:
     return [bar for bar in inside if bar.start < bar.end]
 
 
-def draw(panel, top: float, height: float, bars: Sequence[Bar], factor: float) -> None:
+def paint(panel, top: float, height: float, bars: Sequence[Bar], factor: float) -> None:
     """The bars of one lane, and their labels where they fit."""
     pixels = LONG / panel.get_xlim()[1]
-    for bar in bars:
-        start, long = factor * bar.start, factor * (bar.end - bar.start)
-        edge = EDGE if bar.hatch or bar.fill == SOFT else "white"
-        style = {"facecolor": bar.fill, "edgecolor": edge, "hatch": bar.hatch, "linewidth": 0.5}
-        panel.broken_barh([(start, long)], (top, height), **style)
-        if height > 12:
-            label = fitting(bar.label, bar.label.split()[-1], pixels * long, size=11.6)
-            middle = start + long / 2, top + height / 2
-            panel.text(*middle, label, ha="center", va="center_baseline", fontsize=8.7, color=ink(bar.fill))
+    for hatch in ("", "////"):
+        alike = [bar for bar in bars if bar.hatch == hatch]
+        edges = [EDGE if hatch or bar.fill == SOFT else PAPER for bar in alike]
+        style = {"facecolors": [bar.fill for bar in alike], "edgecolors": edges, "hatch": hatch, "linewidth": 0.5}
+        panel.broken_barh(
+            [(factor * bar.start, factor * (bar.end - bar.start)) for bar in alike], (top, height), **style
+        )
+    for bar in bars if height > 12 else ():
+        if label := fitting(bar.label, bar.fewer, pixels * factor * (bar.end - bar.start), size=11.6):
+            middle = factor * (bar.start + bar.end) / 2, top + height / 2
+            style = {"ha": "center", "va": "center_baseline", "fontsize": 8.7, "color": ink(bar.fill)}
+            panel.text(*middle, label, in_layout=False, **style)
+
+
+def lanes(recording, rank: int, step: int | None, start: float, end: float) -> list[tuple[float, list[Bar]]]:
+    """(height, bars) of the lanes of a rank, from top to bottom."""
+    calls = on_the_way(recording, rank, step, start, end)
+    height = LANE * min(1.0, LANES / max(1, len(calls)))
+    span = recording, rank, start, end
+    return [(BAND, band(*span)), *((height, bars) for bars in calls), (DOING, doing(*span))]
 
 
 def band(recording, rank: int, start: float, end: float) -> list[Bar]:
@@ -116,15 +125,21 @@ def band(recording, rank: int, start: float, end: float) -> list[Bar]:
     return [Bar(s.start - start, s.end - start, SOFT, s.name) for s in phases(recording, rank, start, end) or steps]
 
 
-def on_the_way(recording, rank: int, start: float, end: float) -> list[list[Bar]]:
-    """The collectives of a rank in lanes, each in the first that is free; receives below what they go with."""
+def on_the_way(recording, rank: int, step: int | None, start: float, end: float) -> list[list[Bar]]:
+    """The collectives of a rank in lanes, each in the first that is free; receives below what they go with.
+
+    Those of the step are counted, as `recording.counts` does; what else is under way then has no label.
+    """
     seen, above, below = Counter(), [], []
     for event in recording.events:  # in order of their start
         if event.rank != rank or event.start >= end or event.end <= start:
             continue
-        seen[event.op] += 1
-        label = f"{SHORT.get(event.op, event.op)} {seen[event.op]}"
-        bar = Bar(event.start - start, event.end - start, fill_of(event.op), label, event.op)
+        number = label = ""
+        if step in (None, event.step):
+            seen[event.op] += 1
+            number = str(seen[event.op])
+            label = f"{SHORT.get(event.op, event.op)} {number}"
+        bar = Bar(event.start - start, event.end - start, fill_of(event.op), label, number, event.op)
         lanes = below if event.op == "recv" else above
         lane = next((lane for lane in lanes if lane[-1].end <= bar.start), None)
         if lane is None:
@@ -146,10 +161,9 @@ def doing(recording, rank: int, start: float, end: float) -> list[Bar]:
     ]
 
 
-def legend(panel, bars: Sequence[Bar]) -> None:
+def legend(panel, ops: set[str]) -> None:
     from matplotlib.patches import Patch
 
-    ops = {bar.op for bar in bars}
     patches = [
         Patch(facecolor=TIMELINE["compute"], label="compute"),
         Patch(facecolor=TIMELINE["waiting"], edgecolor=EDGE, hatch="////", label="waiting"),
