@@ -16,6 +16,10 @@ was the first to fail, and in whatever words.  The limit ends with the block.
 On Linux, large blocks go back to the system as soon as they are freed, where glibc would keep them for later and they
 would go on counting.  That costs time: a budget is no place to measure speed.  And 1 MiB is set aside for small ones,
 since some libraries end their process on the spot when they cannot have a few bytes.
+
+Intel's MKL would keep buffers whose size depends on the CPU, and what fits on one machine would not on the next.  The
+fork server of the ranks forbids it by MKL_DISABLE_FAST_MM, which MKL reads as torch is imported, and never again: under
+torchrun whoever starts that has to set it.
 """
 
 from __future__ import annotations
