@@ -7,8 +7,10 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from labs.collectives import all_reduce
 from labs.ddp import Overlapped
 from labs.kit.launch import run
 from labs.kit.record import PASSES, Recording, Span, TimePass, join, mark, span
+from labs.kit.watch import tap
 from labs.kit.watch.communication import Event
 
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -239,6 +242,138 @@ def test_strategies_by_hand(strategy, counts, sent, issuer):
         assert all(event.issuer.startswith(issuer) for event in seen.select(rank, step=2))
 
 
+def test_messages_about_shapes_are_no_part_of_a_step():
+    """PyTorch's pipelines send the sizes and the bytes of a few pickled objects, and a vote, as they begin."""
+    seen = recording(by_pipeline)
+    for rank in (0, 1):
+        events = [event for event in seen.events if event.rank == rank]
+        told = [event for event in events if event.meta]
+        assert {event.op for event in told} <= {"send", "recv", "broadcast"} and 2 <= len(told) <= 6
+        assert all(event.step is None and event.bytes_in + event.bytes_out < 2000 for event in told)
+        assert {event.step for event in events if not event.meta} == {0, 1, 2}
+        assert [seen.sent(rank, step) for step in range(3)] == [4 * MICRO] * 3
+        assert [seen.counts(rank, step) for step in range(3)] == [Counter({"send": 4, "recv": 4})] * 3
+
+
+def test_objects_that_the_program_sends_are_traffic_of_its_own():
+    def body():
+        mark("step")
+        objects = [dist.get_rank()]
+        dist.broadcast_object_list(objects, 0)
+
+    seen = recording(body)
+    assert len(seen.select(rank=0, step=0)) == 2 and not any(event.meta for event in seen.events)
+
+
+def in_threads():
+    mark("step")
+    groups = [dist.new_group([0, 1], group_desc=f"group {number}") for number in range(3)]
+    mark("step")
+
+    def issue(number):
+        for _ in range(5):
+            dist.all_reduce(torch.ones(number + 1), group=groups[number])
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(issue, range(3)))
+    thread = threading.Thread(target=dist.barrier)
+    thread.start()
+    thread.join()
+
+
+def test_collectives_in_threads():
+    seen = recording(in_threads)
+    for rank in (0, 1):
+        events = seen.select(rank, step=1)
+        got = Counter((event.op, event.group, event.bytes_in) for event in events)
+        assert got == {("all_reduce", f"group {n}", 4 * (n + 1)): 5 for n in range(3)} | {
+            ("barrier", "default_pg", 0): 1
+        }
+        assert {event.issuer.split(":")[0] for event in events if event.op != "barrier"} == {"test_record.py"}
+        assert all(event.end >= event.start and event.waited > 0 for event in events if event.op == "all_reduce")
+
+
+def test_the_tap_knows_every_operator_that_torch_has():
+    """A collective that a new version brings must not pass unseen: it belongs in one of the two tables."""
+    names = {name.split(".")[0] for name in torch._C._dispatch_get_all_op_names()}
+    collectives = {name.removeprefix("c10d::") for name in names if name.startswith("c10d::")}
+    assert collectives - tap.OPERATORS.keys() - tap.NO_COMMUNICATION == set()
+    assert not tap.OPERATORS.keys() & tap.NO_COMMUNICATION
+    assert len(collectives & tap.OPERATORS.keys()) >= 20
+    waits = {name.split("::")[1] for name in names if name.startswith("_c10d_functional::wait")}
+    assert waits <= set(tap.WAITS)
+
+
+def test_the_tap_knows_where_each_operator_has_its_tensors_and_its_group():
+    for raw, (_, inputs, outputs, group) in tap.OPERATORS.items():
+        if torch._C._dispatch_has_kernel(f"c10d::{raw}"):
+            arguments = getattr(torch.ops.c10d, raw).default._schema.arguments
+            assert "ProcessGroup" in str(arguments[group].type), raw
+            assert all("Tensor" in str(arguments[n].type) for n in (inputs, outputs) if n is not None), raw
+            assert raw not in tap.ROOT or "root" in arguments[tap.ROOT[raw]].name, raw
+
+
+def functional(pairs):
+    """Every functional collective of this torch, each in a step of its own; their names."""
+    rank, name = dist.get_rank(), dist.group.WORLD.group_name
+    ops = torch.ops._c10d_functional
+    calls = {
+        "all_gather_into_tensor": lambda x: ops.all_gather_into_tensor(x, 2, name),
+        "all_gather_into_tensor_coalesced": lambda x: ops.all_gather_into_tensor_coalesced([x], 2, name),
+        "all_gather_into_tensor_out": lambda x: ops.all_gather_into_tensor_out(x, 2, name, out=torch.empty(8)),
+        "all_reduce": lambda x: ops.all_reduce(x, "sum", name),
+        "all_reduce_": lambda x: ops.all_reduce_(x, "sum", name),
+        "all_reduce_coalesced": lambda x: ops.all_reduce_coalesced([x], "sum", name),
+        "all_reduce_coalesced_": lambda x: ops.all_reduce_coalesced_([x], "sum", name),
+        "all_to_all_single": lambda x: ops.all_to_all_single(x, [2, 2], [2, 2], name),
+        "broadcast": lambda x: ops.broadcast(x, 0, name),
+        "broadcast_": lambda x: ops.broadcast_(x, 0, name),
+        "reduce_scatter_tensor": lambda x: ops.reduce_scatter_tensor(x, "sum", 2, name),
+        "reduce_scatter_tensor_coalesced": lambda x: ops.reduce_scatter_tensor_coalesced([x], "sum", 2, name),
+        "reduce_scatter_tensor_out": lambda x: ops.reduce_scatter_tensor_out(x, "sum", 2, name, out=torch.empty(2)),
+        "isend": lambda x: ops.isend(x, 1, 0, name) if rank == 0 else ops.irecv(x, 0, 0, name),
+        "irecv": lambda x: ops.isend(x, 0, 0, name) if rank == 1 else ops.irecv(x, 1, 0, name),
+        "batch_p2p_ops": lambda x: ops.batch_p2p_ops(["isend"] if rank else ["irecv"], [1 - rank], [0], [x], name),
+    }
+    there = [each for each in pairs if not each.startswith("wait")]
+    for each in there:
+        mark("step")
+        waited = calls[each](torch.ones(4))
+        for tensor in waited if isinstance(waited, list) else [waited]:
+            ops.wait_tensor(tensor)
+    return there
+
+
+def test_whatever_is_functional_comes_by_the_tap():
+    """torch.compile and DTensor issue these; each one ends in an operator of c10d."""
+    prefix = "_c10d_functional::"
+    names = sorted(
+        {n.split(".")[0][len(prefix) :] for n in torch._C._dispatch_get_all_op_names() if n.startswith(prefix)}
+    )
+    results = run(functional, names, ranks=2, device="cpu", record="communication", timeout=60.0)
+    missed = [name for step, name in enumerate(results[0]) if len(results.recording.select(0, step)) != 1]
+    assert not missed
+
+
+def kept_by_the_tap():
+    tap.listeners.clear()
+    x = torch.ones(2**10)
+    with PASSES["communication"]():
+        work = dist.all_reduce(x, async_op=True)
+        functional = torch.ops._c10d_functional.all_reduce(x, "sum", dist.group.WORLD.group_name)
+        kept = [call for _, call in tap._outstanding.values()] + list(tap._by_storage.values())
+        groups = [call.group for call in kept]
+    work.wait()
+    torch.ops._c10d_functional.wait_tensor(functional)
+    return groups, len(tap._outstanding) + len(tap._by_storage)
+
+
+def test_the_tap_keeps_no_group_and_after_the_pass_nothing():
+    """A process group that lives until the interpreter's end aborts it there, now and then."""
+    for groups, left in run(kept_by_the_tap, ranks=2, device="cpu"):
+        assert len(groups) >= 2 and set(groups) == {None} and left == 0
+
+
 def test_the_issuer_is_a_line_of_the_strategy():
     event = recording(by_ours).select(rank=1, step=0)[0]
     name, function = event.issuer.split(" ")
@@ -376,6 +511,43 @@ def test_a_steady_step_holds_the_least_of_all_but_the_first():
     assert seen.steady() == zeros | {"G": 7, "peak": 7}
     with pytest.raises(ValueError, match="this recording has 1 steps"):
         Recording("memory", 1, spans=steps[:1], memory=[[]]).steady()
+
+
+def test_what_some_kinds_held_during_a_step():
+    steps = [Span(0, "step", 1.0, 2.0), Span(0, "step", 2.0, 3.0)]
+    zeros = dict.fromkeys(("P", "G", "S", "A", "comm", "temporary"), 0)
+    moments = [(0.5, {"P": 4, "A": 1}), (1.5, {"P": 4, "A": 9}), (1.6, {"P": 4, "G": 2}), (2.0, {"G": 3})]
+    seen = Recording("memory", 1, spans=steps, memory=[[(t, zeros | held) for t, held in moments]])
+    assert seen.during(0, 0, ("G", "A")) == [(1.0, 1), (1.5, 9), (1.6, 2)]
+    assert seen.during(0, 1) == [(2.0, 6), (2.0, 3)]
+    assert seen.during(0, None, ("P",)) == [(0.0, 0), (0.5, 4), (1.5, 4), (1.6, 4), (2.0, 0)]
+    with pytest.raises(ValueError, match="step 2: rank 0 marked 2 steps"):
+        seen.during(0, 2)
+
+
+class Walked(list):
+    """A list that counts how often somebody walks over the whole of it."""
+
+    walks = 0
+
+    def __iter__(self):
+        self.walks += 1
+        return super().__iter__()
+
+
+def test_many_steps_are_looked_at_once():
+    """Everything that is asked for step by step would else take a time that grows with their square."""
+    zeros = dict.fromkeys(("P", "G", "S", "A", "comm", "temporary"), 0)
+    steps = Walked(Span(0, "step", float(start), start + 1.0) for start in range(50))
+    line = Walked((start + 0.5, zeros | {"G": 7}) for start in range(50))
+    events = Walked(
+        Event(0, "all_reduce", "float32", 4, 4, "g", (0, 1), None, step + 0.1, step + 0.2, 0.0, 4, "x.py:1 f", step)
+        for step in range(50)
+    )
+    memory = Recording("memory", 1, spans=steps, memory=[line])
+    assert memory.steady()["G"] == 7 and steps.walks == 1 and line.walks == 0
+    communication = Recording("communication", 1, events, steps)
+    assert [communication.sent(0, step) for step in range(50)] == [4] * 50 and events.walks == 1
 
 
 def test_it_draws_itself():

@@ -27,16 +27,20 @@ The watched code has no part in this, but for the one thing that nobody could gu
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from operator import attrgetter, itemgetter
+from typing import Any, TypeVar
 
 from labs.kit.watch.communication import CommunicationWatch, Event
 from labs.kit.watch.memory import KINDS, StorageWatch, timeline
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,15 @@ class Recording:
         return len(self.step_spans(0))
 
     def step_spans(self, rank: int = 0) -> list[Span]:
-        return [span for span in self.spans if span.rank == rank and span.name == "step"]
+        return self.steps_by_rank.get(rank, [])
+
+    @cached_property
+    def steps_by_rank(self) -> dict[int, list[Span]]:
+        return grouped((span for span in self.spans if span.name == "step"), lambda span: span.rank)
+
+    @cached_property
+    def events_by_step(self) -> dict[tuple[int, int | None], list[Event]]:
+        return grouped(self.events, lambda event: (event.rank, event.step))
 
     def sent(self, rank: int = 0, step: int | None = None) -> int:
         """Logical bytes that a rank sent, in one step or in all of the job."""
@@ -141,17 +153,32 @@ class Recording:
         """The events of a rank, of one step or of all of the job."""
         self.require("communication")
         self.window(rank, step)
-        return [event for event in self.events if event.rank == rank and step in (None, event.step)]
+        if step is None:
+            return [event for event in self.events if event.rank == rank]
+        return list(self.events_by_step.get((rank, step), []))
 
     def held(self, rank: int = 0, step: int | None = None) -> dict[str, int]:
         """The most bytes that a rank held of each kind, each at its own moment, and as "peak" the most in all."""
+        within = [held for _, held in self.moments(rank, step)]
+        most = {kind: max(held[kind] for held in within) for kind in KINDS}
+        return most | {"peak": max(sum(held.values()) for held in within)}
+
+    def during(self, rank: int, step: int | None, kinds: Sequence[str] = KINDS) -> list[tuple[float, int]]:
+        """(s, bytes of these kinds together): what was there as a step began, then after each change within it.
+
+        The most that a step added to what it found: `before, *later = [size for _, size in during(...)]`, and then
+        `max(before, *later) - before`.
+        """
+        return [(moment, sum(held[kind] for kind in kinds)) for moment, held in self.moments(rank, step)]
+
+    def moments(self, rank: int, step: int | None) -> list[tuple[float, dict[str, int]]]:
+        """(s, bytes by kind): what was there as a step began, then after each change within it."""
         self.require("memory")
         start, end = self.window(rank, step)
-        times = [moment for moment, _ in self.memory[rank]]
-        first = max(0, bisect_left(times, start) - 1)  # what was there as the step began
-        moments = [held for _, held in self.memory[rank][first : bisect_left(times, end)]] or [dict.fromkeys(KINDS, 0)]
-        most = {kind: max(held[kind] for held in moments) for kind in KINDS}
-        return most | {"peak": max(sum(held.values()) for held in moments)}
+        line = self.memory[rank]
+        first, last = (bisect_left(line, moment, key=itemgetter(0)) for moment in (start, end))
+        before = line[first - 1][1] if first else dict.fromkeys(KINDS, 0)
+        return [(start, before), *line[first:last]]
 
     def steady(self, rank: int = 0) -> dict[str, int]:
         """What a rank holds in a step of a training under way: of each kind the least of all steps but the first.
@@ -196,23 +223,35 @@ def join(kind: str, tapes: list[dict[str, Any]]) -> Recording:
     def seconds(moment: int) -> float:
         return (moment - zero) / 1e9
 
-    recording = Recording(kind, len(tapes))
+    spans: list[Span] = []
+    events: list[Event] = []
+    memory: list[list[tuple[float, dict[str, int]]]] = []
     for rank, tape in enumerate(tapes):
-        cut = phases(tape) + tape["spans"]
-        recording.spans.extend(Span(rank, name, seconds(start), seconds(end)) for name, start, end in cut)
+        cut = [Span(rank, name, seconds(start), seconds(end)) for name, start, end in phases(tape) + tape["spans"]]
+        spans.extend(cut)
         if kind == "communication":
-            recording.events.extend(event(row, recording.step_spans(rank), seconds) for row in tape["watched"])
+            steps = [span for span in cut if span.name == "step"]
+            events.extend(event(row, steps, seconds) for row in tape["watched"])
         if kind == "memory":
-            recording.memory.append([(seconds(moment), held) for moment, held in timeline(tape["watched"])])
-    for found in (recording.spans, recording.events):
-        found.sort(key=lambda each: each.start)
-    return recording
+            memory.append([(seconds(moment), held) for moment, held in timeline(tape["watched"])])
+    spans.sort(key=attrgetter("start"))
+    events.sort(key=attrgetter("start"))
+    return Recording(kind, len(tapes), events, spans, memory)
 
 
 def event(row: dict[str, Any], steps: list[Span], seconds: Callable[[int], float]) -> Event:
     start, end, waited = seconds(row["start"]), seconds(row["end"]), row["waited"] / 1e9
-    step = next((number for number, step in enumerate(steps) if step.start <= start < step.end), None)
+    number = bisect_right(steps, start, key=attrgetter("start")) - 1
+    step = number if number >= 0 and start < steps[number].end and not row["meta"] else None
     return Event(**row | {"start": start, "end": end, "waited": waited, "step": step})
+
+
+def grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
+    """The items by key, each list in the order in which they came."""
+    groups: dict[Any, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def phases(tape: dict[str, Any]) -> list[tuple[str, int, int]]:

@@ -200,10 +200,8 @@ def bytes_held(body: Callable[..., Any], fn: Callable[..., Any], case: Case) -> 
 
 def in_buffers(recording: Recording, rank: int, step: int) -> int:
     """The most bytes of gradients, communication and temporaries that a step added to what was there before."""
-    start, end = recording.window(rank, step)
-    held = [(t, sum(kinds[k] for k in ("G", "comm", "temporary"))) for t, kinds in recording.memory[rank]]
-    before = [0, *(size for t, size in held if t <= start)][-1]
-    return max([before, *(size for t, size in held if start <= t < end)]) - before
+    sizes = [size for _, size in recording.during(rank, step, ("G", "comm", "temporary"))]
+    return max(sizes) - sizes[0]
 
 
 def one_graph_at_a_time(fn: Callable[..., Any], draw: Draw) -> None:

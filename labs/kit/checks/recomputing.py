@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from labs.kit.checks.answer import Wrong, answered, instead, job
 from labs.kit.checks.twice import Case, Function, Outcome, Step, bytes_held, numbers
-from labs.kit.record import Recording
+from labs.kit.record import KINDS, Recording
 
 TOLERANCE = 1e-9
 
@@ -210,11 +210,10 @@ class Held:
 
     @staticmethod
     def of(recording: Recording, step: int, parameters: int) -> Held:
-        start, end = recording.window(0, step)
         backward = [span.start for span in recording.spans if span.name == "backward"][step]
-        moments = [(moment, kinds) for moment, kinds in recording.memory[0] if start <= moment < end]
-        besides = [sum(kinds.values()) - kinds["G"] - parameters for _, kinds in moments]
+        moments = recording.during(0, step, [kind for kind in KINDS if kind != "G"])
+        besides = [size - parameters for _, size in moments]
         before = sum(moment < backward for moment, _ in moments)
         most = besides.index(max(besides))
-        gradients = [kinds["G"] for _, kinds in moments]
+        gradients = [size for _, size in recording.during(0, step, ("G",))]
         return Held(besides[most], besides[before - 1], most < before, gradients[most] / max(gradients))

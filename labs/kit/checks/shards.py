@@ -262,13 +262,8 @@ class Held:
 
     def during(self, rank: int, step: int, *kinds: str) -> list[float]:
         """What was there when a step began, and after each change."""
-        start, end = self.recording.window(rank, step)
-        zero, _ = self.recording.window(rank, 0)
-        held = [(t, sum(by_kind[kind] for kind in kinds)) for t, by_kind in self.recording.memory[rank]]
-        base = [0, *(size for t, size in held if t <= zero)][-1]
-        before = [0, *(size for t, size in held if t <= start)][-1]
-        within = [before, *(size for t, size in held if start < t < end)]
-        return [(size - base) / self.layer for size in within]
+        base = self.recording.during(rank, 0, kinds)[0][1]
+        return [(size - base) / self.layer for _, size in self.recording.during(rank, step, kinds)]
 
     def most(self, rank: int, *kinds: str) -> float:
         return min(max(self.during(rank, step, *kinds)) for step in range(1, self.recording.steps))

@@ -42,7 +42,7 @@ ENVIRONMENT = {
     "TORCH_CPP_LOG_LEVEL": "ERROR",  # and warns in C++ when the answer is no
     "OPENBLAS_NUM_THREADS": "1",  # threads do not survive a fork
     "OMP_NUM_THREADS": "1",
-    "MKL_DISABLE_FAST_MM": "1",  # no buffers of its own, whose size depends on the CPU: a budget counts them (budget.py)
+    "MKL_DISABLE_FAST_MM": "1",  # no buffers of a size that depends on the CPU: budget.py counts them
     "OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES",  # macOS
 }
 

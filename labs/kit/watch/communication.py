@@ -25,6 +25,7 @@ wait inside C++ (the last one of torch's DDP) is not seen.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterable
@@ -36,7 +37,7 @@ import torch
 import torch.distributed as dist
 
 from labs.kit.watch import tap
-from labs.kit.watch.frames import KIT, learner_frame, short_name
+from labs.kit.watch.frames import KIT, TORCH, is_machinery, learner_frame, short_name
 
 TELLS_ITS_END = {
     "all_reduce",
@@ -48,6 +49,8 @@ TELLS_ITS_END = {
     "scatter",
     "barrier",
 }
+PIPELINING = os.path.join(TORCH, "distributed", "pipelining", "")
+SETTING_UP = "_initialize_stage", "_initialize_stages"  # there: what a schedule does before its first step
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,8 @@ class Event:
     waited: float  # s
     sent: int  # logical bytes
     issuer: str  # "ddp.py:57 ready": the innermost line outside torch and this kit, or "torch (C++)"
-    step: int | None = None  # None outside of any step
+    step: int | None = None  # None outside of any step, and for `meta`
+    meta: bool = False  # tells of shapes to come: PyTorch's pipelines send a few such messages as they begin
 
 
 class CommunicationWatch(tap.Listener):
@@ -89,11 +93,12 @@ class CommunicationWatch(tap.Listener):
         return self
 
     def __exit__(self, *failure: Any) -> None:
-        tap.listeners.remove(self)
+        tap.remove(self)
 
     def issued(self, call: tap.Call) -> None:
         call.notes[self] = row = describe(call)
-        row["issuer"] = issuer(sys._getframe(1))
+        frame = sys._getframe(1)
+        row["issuer"], row["meta"] = issuer(frame), sets_up_a_pipeline(frame)
         row["waited"] = 0
         row["start"] = time.monotonic_ns()
         self.rows.append(row)
@@ -188,3 +193,12 @@ def issuer(frame: FrameType | None) -> str:
     if frame is None or frame.f_code.co_name == "_engine_run_backward" or not (line := learner_frame(frame)):
         return "torch (C++)"
     return f"{short_name(line.f_code.co_filename)}:{line.f_lineno} {line.f_code.co_name}"
+
+
+def sets_up_a_pipeline(frame: FrameType | None) -> bool:
+    """Whether PyTorch's pipelining tells its neighbours what shapes will come."""
+    while frame is not None and is_machinery(frame.f_code.co_filename):
+        if frame.f_code.co_name in SETTING_UP and frame.f_code.co_filename.startswith(PIPELINING):
+            return True
+        frame = frame.f_back
+    return False

@@ -1,4 +1,4 @@
-"""Whose line is it?  A stack's frames, without torch's and the kit's own, and how a line is shown to a person."""
+"""Whose line is it?  A stack's frames without torch's, the kit's and Python's own; how a line is shown to a person."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from types import FrameType
 
 import torch
 
+PYTHON = os.path.dirname(os.__file__) + os.sep  # its standard library
+INSTALLED = (
+    PYTHON + "site-packages" + os.sep,
+    PYTHON + "dist-packages" + os.sep,
+)  # here where it is no virtual environment
 TORCH = os.path.dirname(torch.__file__) + os.sep
 KIT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 LABS = os.path.dirname(KIT[:-1]) + os.sep
@@ -17,6 +22,7 @@ CELL = re.compile(r".*(ipykernel_\d+|<ipython-input).*")
 
 
 def learner_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame, this one or one that called it, of somebody's own code; None where there is none."""
     while frame is not None and is_machinery(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
@@ -24,9 +30,9 @@ def learner_frame(frame: FrameType | None) -> FrameType | None:
 
 @lru_cache(4096)
 def is_machinery(filename: str) -> bool:
-    return filename.startswith((TORCH, KIT, "<frozen", "<string>")) or filename.endswith(
-        ("contextlib.py", "threading.py")
-    )
+    if filename.startswith((TORCH, KIT, "<frozen", "<string>")):
+        return True
+    return filename.startswith(PYTHON) and not filename.startswith(INSTALLED)
 
 
 def source_line(frame: FrameType | None) -> str:

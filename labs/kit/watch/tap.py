@@ -10,6 +10,8 @@ above the backends, shows each to the listeners and hands it on.  Nothing is rep
               waiting(call)         the process begins to wait for it, in Work.wait or wait_tensor
               waited(call)          and has ended to
 
+Past it go a GPU's own reads and writes of another's memory (symmetric memory, `symm_mem::*`).
+
 `redispatch` and not a boxed call: the boxed one keeps the GIL, and gloo's own threads then never finish.
 """
 
@@ -39,6 +41,7 @@ OPERATORS = {
     "alltoall_base_": ("all_to_all", 1, 0, 2),
     "alltoall_": ("all_to_all", 1, 0, 2),
     "gather_": ("gather", 1, 0, 2),
+    "gather_into_tensor_": ("gather", 1, 0, 2),
     "scatter_": ("scatter", 1, 0, 2),
     "send": ("send", 0, None, 1),
     "recv_": ("recv", None, 0, 1),
@@ -46,7 +49,9 @@ OPERATORS = {
     "barrier": ("barrier", None, None, 1),
     "monitored_barrier_": ("barrier", None, None, 1),
 }
-ROOT = {"broadcast_": 2, "reduce_": 3, "gather_": 3, "scatter_": 3}  # index of the root
+NO_COMMUNICATION = {"check_for_nan"}  # c10d operators that send nothing: this one only looks at a tensor
+ROOT = {"broadcast_": 2, "reduce_": 3, "gather_": 3, "gather_into_tensor_": 3, "scatter_": 3}  # index of the root
+WAITS = "wait_tensor", "wait_tensors"  # of functional collectives, for one tensor or for a list
 OUTSTANDING = 64  # works that nobody has waited for: more than this and the oldest is forgotten
 HELD_HERE = 3  # references to a work that only _outstanding holds, while it is looked at
 
@@ -119,10 +124,20 @@ def install() -> None:
             operator = getattr(torch.ops.c10d, raw).default
             library.impl(raw, _collective_kernel(raw, operator, below), "BackendSelect", with_keyset=True)
     functional = torch.library.Library("_c10d_functional", "IMPL")
-    wait_tensor = torch.ops._c10d_functional.wait_tensor.default
-    functional.impl("wait_tensor", _wait_tensor_kernel(wait_tensor, below), "BackendSelect", with_keyset=True)
+    for raw in WAITS:
+        if torch._C._dispatch_has_kernel(f"_c10d_functional::{raw}"):
+            operator = getattr(torch.ops._c10d_functional, raw).default
+            functional.impl(raw, _wait_kernel(operator, below), "BackendSelect", with_keyset=True)
     _libraries.extend([library, functional])
     dist.Work.wait = _watched_wait(dist.Work.wait)
+
+
+def remove(listener: Listener) -> None:
+    """The opposite of `listeners.append`; with the last one everything goes that was kept for them."""
+    listeners.remove(listener)
+    if not listeners:
+        _outstanding.clear()
+        _by_storage.clear()
 
 
 def _collective_kernel(raw: str, operator: Any, below: Any) -> Callable[..., Any]:
@@ -136,24 +151,30 @@ def _collective_kernel(raw: str, operator: Any, below: Any) -> Callable[..., Any
         work = find_work(answer)
         if work is not None:
             _remember(work, call)
-        call.inputs = call.outputs = ()  # the listeners saw them in issued(); kept here they would outlive their time
         for listener in listeners:
             listener.returned(call, work)
+        # The listeners have seen them. Kept here they would outlive their time: tensors their step, and a group the
+        # interpreter's end, where it aborts.
+        call.inputs = call.outputs = ()
+        call.group = None
         return answer
 
     return kernel
 
 
-def _wait_tensor_kernel(operator: Any, below: Any) -> Callable[..., Any]:
-    def kernel(keyset: Any, tensor: torch.Tensor) -> torch.Tensor:
-        call = _by_storage.pop(_storage_key(tensor), None)
-        for listener in listeners if call else ():
-            listener.waiting(call)
+def _wait_kernel(operator: Any, below: Any) -> Callable[..., Any]:
+    def kernel(keyset: Any, tensors: Any) -> Any:
+        calls = [_by_storage.pop(_storage_key(tensor), None) for tensor in flatten(tensors)]
+        calls = list(dict.fromkeys(call for call in calls if call))
+        for call in calls:
+            for listener in listeners:
+                listener.waiting(call)
         try:
-            return operator.redispatch(keyset & below, tensor)
+            return operator.redispatch(keyset & below, tensors)
         finally:
-            for listener in listeners if call else ():
-                listener.waited(call)
+            for call in calls:
+                for listener in listeners:
+                    listener.waited(call)
 
     return kernel
 

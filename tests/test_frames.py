@@ -1,0 +1,66 @@
+"""Whose line it is: stacks that go through Python's own library, torch and the kit, back to this file."""
+
+import concurrent.futures
+import contextlib
+import importlib.util
+import os
+import queue
+import selectors
+import subprocess
+import sys
+import threading
+
+import numpy
+import torch
+
+import labs.ddp
+from labs.kit import launch
+from labs.kit.watch import frames
+from labs.kit.watch.frames import is_machinery, learner_frame, source_line
+
+
+def test_the_folders_are_those_of_the_course():
+    assert os.path.dirname(launch.__file__) + os.sep == frames.KIT
+    assert os.path.dirname(labs.ddp.__file__) + os.sep == frames.LABS
+    assert os.path.dirname(torch.__file__) + os.sep == frames.TORCH
+
+
+def test_torch_the_kit_and_the_standard_library_are_machinery_and_all_else_is_not():
+    library = contextlib, queue, selectors, subprocess, threading, concurrent.futures.thread, importlib.util
+    assert all(is_machinery(module.__file__) for module in (torch, launch, torch.distributed, *library))
+    assert is_machinery("<frozen importlib._bootstrap>") and is_machinery("<string>")
+    assert not any(is_machinery(module.__file__) for module in (labs.ddp, sys.modules[__name__], numpy))
+    assert not is_machinery("/tmp/ipykernel_12/34.py")
+
+
+def here():
+    """The line that is told of whoever called."""
+    return source_line(learner_frame(sys._getframe(1)))
+
+
+class Lines(queue.Queue):
+    """A queue whose own methods ask, from the inside of the standard library."""
+
+    def _put(self, item):
+        super()._put(self.told())
+
+    def told(self):
+        return source_line(learner_frame(sys._getframe(2)))  # as seen from queue.put
+
+
+def test_a_line_within_the_standard_library_is_told_as_the_line_that_called_it():
+    lines = Lines()
+    lines.put(None)  # through queue.py
+    assert lines.get() == f"test_frames.py line {line_of('lines.put(None)')}: lines.put(None)  # through queue.py"
+
+
+def test_a_thread_tells_its_own_line():
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lambda: here()).result().startswith("test_frames.py line ")
+        bare = pool.submit(sys._getframe).result()  # nobody's own code: threading.py and concurrent.futures alone
+    assert learner_frame(bare) is None and source_line(None) == "(inside torch)"
+
+
+def line_of(text):
+    with open(__file__) as source:
+        return next(number for number, line in enumerate(source, 1) if line.strip().startswith(text))
