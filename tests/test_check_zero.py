@@ -1,24 +1,22 @@
 """The checks of notebook 04 against answers that are known to be right, and against wrong ones that are known by name.
 
 Right: the course's own, and answers that go another way about it (sends and receives by hand, PyTorch's own
-reduce-scatter, one reduce for each piece, calls that are waited for later).  Wrong: tests/wrong_answers_zero.py; the
-share of them that is caught is printed at the end.
+reduce-scatter, one reduce for each piece, calls that are waited for later).  Wrong: tests/wrong_answers/zero.py.
 """
-
-from collections import Counter
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from wrong_answers_zero import ANSWERS, drop, gather, partition, ready
 
 from labs import clip, collectives
 from labs.group import all_gather, reduce_scatter_single
 from labs.kit import check
+from tests.wrong_answers.answers import ANSWERS, let_past
+from tests.wrong_answers.together import together
+from tests.wrong_answers.zero import drop, gather, partition, ready
 
 CHECKS = {"partition_optimizer": 1, "gradient_ready": 1, "gather_and_drop": 2, "clip": 1}  # and of how many functions
-caught = Counter()
 
 
 def place():
@@ -257,15 +255,13 @@ RIGHT = [
 ]
 
 
-def shown(value):
-    return "-".join(fn.__name__ for fn in value) if isinstance(value, list) else value
-
-
-@pytest.mark.parametrize(("name", "figure", "fns"), RIGHT, ids=shown)
-def test_a_right_answer_is_accepted(name, figure, fns):
-    answer = getattr(check, name)(*fns)
-    assert answer.ok is True and answer, answer
-    assert str(answer) == LINES[name].format(figure)
+@pytest.mark.parametrize("name", CHECKS)
+def test_right_answers_are_accepted(name):
+    answers = [(figure, fns) for check_of, figure, fns in RIGHT if check_of == name]
+    said = together([(name, tuple(fns), False) for _, fns in answers])
+    for (figure, fns), answer in zip(answers, said, strict=True):
+        assert answer.ok is True and answer, f"{fns[0].__name__}: {answer}"
+        assert str(answer) == LINES[name].format(figure)
 
 
 # ---- not yet ---------------------------------------------------------------------------------------------
@@ -301,31 +297,16 @@ def test_half_of_gather_and_drop_is_not_yet():
 # ---- wrong answers ---------------------------------------------------------------------------------------
 
 
-# Those without a name were written without looking at the checks; all of them are tried in the long tests.
-NAMED = [answer for answer in ANSWERS if answer.mistake]
-TRIED = [answer if answer.mistake else pytest.param(*answer, marks=pytest.mark.soak) for answer in ANSWERS]
+@pytest.mark.parametrize("name", CHECKS)
+def test_wrong_answers_are_called_by_their_names(name):
+    assert sum(answer.check == name and answer.listed for answer in ANSWERS) >= 8
+    assert let_past(name) == ""
 
 
-@pytest.mark.parametrize(("name", "mistake", "fns"), TRIED, ids=shown)
-def test_a_wrong_answer_is_called_by_its_name(name, mistake, fns):
-    answer = getattr(check, name)(*fns)
-    assert answer.ok is False and not answer
-    assert answer.question and answer.text and answer.seed is not None
-    if mistake:
-        assert answer.mistake == mistake, answer
-        assert str(answer).startswith(f"✗ {name}: {mistake}\n")
-    caught[name] += 1
-
-
-def test_the_share_that_is_caught(capsys):
-    """Last of the wrong answers: the published figure."""
-    written = Counter(answer.check for answer in NAMED)
-    assert all(written[name] >= 8 for name in CHECKS)
-    with capsys.disabled():
-        print("\nwrong answers caught")
-        for name in CHECKS:
-            print(f"  {name:20} {caught[name]} of {written[name]}")
-        print(f"  {'all':20} {caught.total()} of {written.total()}")
+@pytest.mark.soak
+@pytest.mark.parametrize("name", CHECKS)
+def test_wrong_answers_that_were_written_without_looking(name):
+    assert let_past(name, listed=False) == ""
 
 
 # ---- what goes wrong in other ways -----------------------------------------------------------------------

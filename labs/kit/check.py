@@ -36,8 +36,8 @@ worked out by plain torch on one process; what travelled and was held comes from
 """
 
 from labs.kit.checks.answer import Answer, predict
-from labs.kit.checks.collectives import all_gather, all_reduce, broadcast, reduce_scatter
-from labs.kit.checks.gradients import accumulation, average_gradients, data_parallel
+from labs.kit.checks.collectives.judge import all_gather, all_reduce, broadcast, reduce_scatter
+from labs.kit.checks.gradients.judge import accumulation, average_gradients, data_parallel
 from labs.kit.checks.norms import clip
 from labs.kit.checks.recomputing import checkpoint, place_checkpoints
 from labs.kit.checks.shards import gather_and_drop, gradient_ready, partition_optimizer

@@ -4,8 +4,9 @@
     ok = None     not yet: the stub is untouched, and the notebook goes on with the course's own version
     ok = False    ✗ the mistake by its name; what differs, where; one question that leads on
 
-Whatever the learner's function does ends in an Answer and never in an exception: what it raises, and what its ranks
-hang in, is told as the launcher told it, with the line.  An Answer is true when `ok` is True.
+Whatever the learner's function does ends in an Answer and never in an exception.  An Answer is true when `ok` is True.
+
+A mistake is a row of its family's table.  The rows are tried in order, and the first that fits gives the answer.
 """
 
 from __future__ import annotations
@@ -13,32 +14,14 @@ from __future__ import annotations
 import functools
 import math
 import random
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
 from torch import Tensor
 
-from labs.kit.launch import RankError, Results, pickled, run
-from labs.kit.watch.frames import KIT, TORCH
-
-NEVER_ENDS = "it does not come to an end"
-LUCK = ("a receive that nobody waited for", "a send that nobody waited for", "changed while being sent")
-TIMEOUT = 20.0  # s for one job; what is certain to hang is told after a second or two
-FRAME = re.compile(
-    r'^\s*(?:File "(?P<file>.+)"|(?P<cell>Cell)), line (?P<line>\d+), in (?P<name>.+)\n\s*(?P<source>.*)', re.M
-)
-UNTOUCHED = re.compile(r"failed: NotImplementedError(: your turn.*)?$", re.M)
-QUESTIONS = {
-    "raised": "What does this line assume that does not hold for this input?",
-    "died": "What could end a process from outside of Python?",
-    "mismatch": "Which ranks take this line, and does each of them take it as often as the others?",
-    "returned": "How often does each rank send, and how often does its neighbour receive?",
-    "deadlock": "Which rank could go first, if each waits for another?",
-    "timeout": "Which loop has no end on this rank?",
-}
+from labs.kit.launch import pickled
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,6 +59,21 @@ class Answer:
         )
 
 
+@dataclass(frozen=True)
+class Mistake:
+    """A row: what is wrong, the question that leads on, and when it is this and no other.
+
+    `fits(seen)` is a sentence on what was seen, or True where there is nothing to add; falsy where it does not fit.
+    A name of "" is a rejection without a name, a question of "" the exercise's own.  `shows` is what a teacher sees
+    who looks over the learner's shoulder: tools/teaching.py prints the rows that have it.
+    """
+
+    name: str
+    question: str
+    fits: Callable[[Any], str | bool | None]
+    shows: str = ""
+
+
 class Wrong(Exception):
     """What a judge raises at the first thing that is not as it must be."""
 
@@ -84,11 +82,33 @@ class Wrong(Exception):
         self.raised = raised  # by the learner's own function
         self.answer = Answer("", False, text, question, mistake)
 
+    @property
+    def untouched(self) -> bool:
+        return self.answer.text == "untouched"
+
     def also(self, mistake: str) -> Wrong:
         """The same by the name `mistake`: what is right elsewhere and wrong only here has its name from here."""
         a = self.answer
-        keep = not mistake or a.text == "untouched" or a.mistake in LUCK
+        keep = not mistake or self.untouched or a.mistake in LUCK
         return self if keep else Wrong(a.text, a.question, mistake, self.raised)
+
+
+LUCK = ("a receive that nobody waited for", "a send that nobody waited for", "changed while being sent")
+
+
+def first_fit(mistakes: Iterable[Mistake], seen: Any) -> tuple[Mistake, str] | None:
+    """The first row that fits, and its sentence."""
+    for mistake in mistakes:
+        if sentence := mistake.fits(seen):
+            return mistake, "" if sentence is True else str(sentence)
+    return None
+
+
+def refuse(mistakes: Iterable[Mistake], seen: Any, where: str, question: str = "") -> None:
+    """Raise Wrong by the first row that fits; `where` stands before its sentence, `question` is the exercise's own."""
+    if found := first_fit(mistakes, seen):
+        mistake, sentence = found
+        raise Wrong((where + sentence).rstrip(), mistake.question or question, mistake.name)
 
 
 def answered(judge: Callable[..., str]) -> Callable[..., Answer]:
@@ -107,7 +127,7 @@ def answered(judge: Callable[..., str]) -> Callable[..., Answer]:
                 sendable(fn)
             return Answer(judge.__name__, True, judge(*functions, seed=seed))
         except Wrong as wrong:
-            if wrong.answer.text == "untouched":
+            if wrong.untouched:
                 return Answer(judge.__name__, None, "the stub is untouched; the notebook goes on with the course's own")
             return replace(wrong.answer, check=judge.__name__, seed=seed)
 
@@ -119,48 +139,6 @@ def sendable(fn: Callable[..., Any]) -> None:
         pickled(fn, (), {})
     except TypeError as error:
         raise Wrong(str(error), "Which variable from outside does the function use?") from None
-
-
-def job(
-    body: Callable[..., Any], *args: Any, ranks: int, record: str | None = "communication", when: str = ""
-) -> Results:
-    """Run `body` on CPU ranks; a job that fails becomes Wrong, and an untouched stub, too."""
-    when = when or f"on {ranks} ranks"
-    try:
-        return run(body, *args, ranks=ranks, record=record, timeout=TIMEOUT, device="cpu")
-    except RankError as error:
-        raise failed(error, when) from None
-
-
-def failed(error: RankError, when: str) -> Wrong:
-    """What the launcher says of a failed job, cut down to the learner's own lines."""
-    text = str(error)
-    if UNTOUCHED.search(text.split("\n\n")[0]):
-        return Wrong("untouched")
-    headline, *rest = text.splitlines()
-    if error.kind != "raised":
-        return Wrong("\n".join([f"{when}: {headline}", *rest]), QUESTIONS[error.kind], NAMES[error.kind])
-    headline = text.split("\n\n")[0]
-    return Wrong("\n".join([f"{when}, {headline}", *own_lines(text)]), QUESTIONS["raised"], raised=True)
-
-
-NAMES = {
-    "died": "a rank died",
-    "mismatch": "the ranks do not call the same",
-    "returned": "one side of a message or a collective is missing",
-    "deadlock": "the ranks wait for each other",
-    "timeout": NEVER_ENDS,
-}
-
-
-def own_lines(trace: str) -> list[str]:
-    """The innermost line of a traceback that is neither torch's nor the kit's."""
-    frames = [m for m in FRAME.finditer(trace) if m["cell"] or not m["file"].startswith((KIT, TORCH, "<frozen"))]
-    if not frames:
-        return []
-    last = frames[-1]
-    place = "cell" if last["cell"] else last["file"].rsplit("/", 1)[-1]
-    return [f"{place}, line {last['line']}, in {last['name']}:   {last['source'].strip()}"]
 
 
 def show(value: Any) -> str:

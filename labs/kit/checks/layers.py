@@ -24,7 +24,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from labs.group import all_gather
+from labs.kit.checks import case as shared
 from labs.kit.checks.answer import show
+from labs.kit.checks.case import Complaint, Step
+from labs.kit.checks.job import noted
 from labs.kit.checks.wire import Late
 from labs.kit.record import mark
 
@@ -39,19 +42,15 @@ UNSEEN = "Which attribute of full has the same numbers, unseen by autograd?"
 THAWED = ("the requires_grad of full has changed", "Who decides what is trained?", "requires_grad has changed")
 SETTLED = 0.002  # s in which a backend's thread lets go of what it sent
 L = TypeVar("L")
-Complaint = tuple[str, str, str]  # what is wrong, a question, the mistake's name
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(shared.Case):
     """Some layers, and how they are trained.  Layer i maps dims[i] numbers to dims[i + 1]."""
 
-    seed: int
-    ranks: int
     dims: tuple[int, ...] = (5, 7, 6, 5)
     micro_batches: int = 1
     steps: int = 2
-    dtype: torch.dtype = torch.float64
     shards: torch.dtype = torch.float64
     optimizer: str = "SGD"
     tied: bool = False  # the first layer is used once more at the end
@@ -64,37 +63,21 @@ class Case:
 
     def values(self) -> list[Tensor]:
         """What the layers' vectors hold at first, on every rank."""
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = self.generator()
         draws = (torch.randn(size, generator=generator, dtype=torch.float64) for size in self.sizes())
         return [(x * inside**-0.5).to(self.shards) for x, inside in zip(draws, self.dims, strict=False)]
 
     def batch(self, rank: int, step: int) -> list[tuple[Tensor, Tensor]]:
         """A rank's micro-batches, each of one or two rows: (inputs, targets)."""
-        generator = torch.Generator().manual_seed(self.seed + 1000 * step + rank)
+        generator = self.generator(rank, step + 1)
         rows = (self.micro_batches, 1 if self.held else 2)
         x = torch.randn(*rows, self.dims[0], generator=generator, dtype=torch.float64).to(self.dtype)
         y = torch.randn(*rows, self.dims[1 if self.tied else -1], generator=generator, dtype=torch.float64)
         return list(zip(x, y.to(self.dtype), strict=True))
 
     def __str__(self) -> str:
-        dtype = str(self.dtype).removeprefix("torch.")
         times = f", {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
-        return f"{self.ranks} ranks{times}, {dtype}"
-
-
-@dataclass
-class Step:
-    """What one rank saw of one step; lists are by layer that is trained."""
-
-    plain: list[list[Tensor]] = field(default_factory=list)  # by micro-batch, then by layer; unscaled
-    before: list[Tensor] = field(default_factory=list)
-    after: list[Tensor | None] = field(default_factory=list)
-    complaint: Complaint | None = None
-    touched: list[int] = field(default_factory=list)  # peers whose message changed while it was being sent
-
-    def complain(self, text: str, question: str, mistake: str) -> None:
-        """The first complaint counts."""
-        self.complaint = self.complaint or (text, question, mistake)
+        return f"{self.who}{times}, {self.dtype_name}"
 
 
 class Stack(nn.Module):
@@ -144,14 +127,6 @@ def look_for_thawed(stack: Stack, step: Step) -> None:
             full.requires_grad_()
 
 
-def called(case: Case, fn: Callable[..., Any], *args: Any) -> Any:
-    try:
-        return fn(*args)
-    except Exception as error:
-        error.add_note(f"(with {case})")
-        raise
-
-
 def snapshots(tensors: list[Tensor | None]) -> list[Tensor | None]:
     return [None if x is None else x.detach().clone() for x in tensors]
 
@@ -197,7 +172,7 @@ def partition_one(fn: Callable[..., Any], case: Case) -> Optimizers:
 
     stack = Stack(case)
     mark("step")
-    updates = [called(case, fn, full, make) for full in stack.trained]
+    updates = [noted(case, fn, full, make) for full in stack.trained]
     mark("end")
     if not all(map(callable, updates)):
         found.steps = [Step(complaint=no_step(updates))] * case.steps
@@ -207,7 +182,7 @@ def partition_one(fn: Callable[..., Any], case: Case) -> Optimizers:
     for number in range(case.steps):
         batch, step = case.batch(rank, number), Step()
         if not case.held:
-            step = Step(plain(stack, batch), snapshots(stack.trained))
+            step = Step(plain=plain(stack, batch), before=snapshots(stack.trained))
         for full in stack.trained:
             full.grad = None
         memory = [full.untyped_storage()._cdata for full in stack.trained]
@@ -215,7 +190,7 @@ def partition_one(fn: Callable[..., Any], case: Case) -> Optimizers:
             mark("step")
             backward_of_all(stack, batch)
             for update in updates:
-                called(case, update)
+                noted(case, update)
             end_of_step(case)
         look_for_thawed(stack, step)
         if memory != [full.untyped_storage()._cdata for full in stack.trained]:
@@ -252,7 +227,7 @@ def scatter_one(fn: Callable[..., Any], case: Case) -> list[Step]:
     optimizer = OPTIMIZERS[case.optimizer](stack.shards)
 
     def ready(shard: nn.Parameter, full: nn.Parameter) -> None:
-        called(case, fn, full, shard)
+        noted(case, fn, full, shard)
         look_at_gradients(full, shard, steps[-1])
         look_for_thawed(stack, steps[-1])
         if case.held:
@@ -352,13 +327,13 @@ class Visit:
 
     def __call__(self, gather: Callable[..., Any], drop: Callable[..., Any], step: Step) -> None:
         before = None if self.case.held else self.shard.detach().clone()
-        called(self.case, gather, self.full, self.shard)
+        noted(self.case, gather, self.full, self.shard)
         self.look(step, "gather")
         if self.storage.nbytes() == self.view.nbytes:
             if not self.case.held:
                 step.after.append(self.view.clone())
             self.view.fill_(float("nan"))  # or the same memory might come back with the right numbers in it
-        called(self.case, drop, self.full)
+        noted(self.case, drop, self.full)
         self.look(step, "drop")
         if before is not None and not (before.dtype == self.shard.dtype and torch.equal(before, self.shard)):
             step.complain(

@@ -16,31 +16,29 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from labs.kit.checks.answer import Wrong, answered, instead, job, show
-from labs.kit.checks.gradients import blame_luck
-from labs.kit.checks.layers import called
+from labs.kit.checks import case as shared
+from labs.kit.checks.answer import Wrong, answered, instead, show
+from labs.kit.checks.case import Outcome, close, isclose
+from labs.kit.checks.job import blame_luck, job, noted
 from labs.kit.checks.wire import Late
 from labs.kit.record import mark
 
 NUMBERS = 64  # bytes for each shard: a few numbers
-TOLERANCE = 2e-5  # of what is in float64; torch's own 1e-6 beside the norm must fit
+TOLERANCE = 1e-5  # of what is in float64; torch's own 1e-6 beside the norm must fit
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(shared.Case):
     """The gradients of some shards on each rank, and `max_norm` as a multiple of their norm."""
 
-    seed: int
-    ranks: int
     sizes: tuple[int, ...]
     times: float
-    dtype: torch.dtype = torch.float64
     missing: int | None = None  # a shard without a gradient
     zero: bool = False
 
     def gradients(self, rank: int) -> list[Tensor | None]:
         """Larger from rank to rank, and from shard to shard."""
-        generator = torch.Generator().manual_seed(64 * self.seed + rank)
+        generator = self.generator(rank)
         drawn = [torch.randn(size, generator=generator, dtype=torch.float64) for size in self.sizes]
         larger = [x * (0 if self.zero else 1 + rank + 2 * i) for i, x in enumerate(drawn)]
         return [None if i == self.missing else x.to(self.dtype) for i, x in enumerate(larger)]
@@ -64,16 +62,7 @@ class Case:
         return self.times * (self.norm or 1.0)
 
     def __str__(self) -> str:
-        dtype = str(self.dtype).removeprefix("torch.")
-        return f"{self.ranks} ranks, {dtype}, gradients of norm {self.norm:.6g} and max_norm {self.max_norm:.6g}"
-
-
-@dataclass
-class Outcome:
-    gradients: list[Tensor | None]
-    moved: bool  # a shard itself
-    returned: Any
-    touched: list[int]
+        return f"{self.who}, {self.dtype_name}, gradients of norm {self.norm:.6g} and max_norm {self.max_norm:.6g}"
 
 
 @answered
@@ -123,11 +112,11 @@ def clip_once(fn: Callable[..., Any], case: Case) -> Outcome:
         shard.grad = gradient
     with Late(rank, case.seed) as wire:
         mark("step")
-        returned = called(case, fn, shards, case.max_norm)
+        returned = noted(case, fn, shards, case.max_norm)
         mark("end")
     moved = any(bool((shard != 1).any()) for shard in shards)
     returned = float(returned) if isinstance(returned, float | int | Tensor) and is_number(returned) else show(returned)
-    return Outcome([shard.grad for shard in shards], moved, returned, wire.touched)
+    return Outcome([shard.grad for shard in shards], returned, wire.touched, left="a shard itself" if moved else "")
 
 
 def is_number(value: float | Tensor) -> bool:
@@ -139,12 +128,12 @@ def is_number(value: float | Tensor) -> bool:
 
 def judge(case: Case, outcomes: list[Outcome]) -> None:
     for rank, outcome in enumerate(outcomes):
-        if outcome.moved:
+        if outcome.left:
             raise Wrong(
-                f"{case}: on rank {rank} a shard itself has changed", "What is clipped?", "the parameters have changed"
+                f"{case}: on rank {rank} {outcome.left} has changed", "What is clipped?", "the parameters have changed"
             )
     factor = min(1.0, case.max_norm / (case.norm or 1.0))
-    pairs = [list(zip(case.gradients(rank), o.gradients, strict=True)) for rank, o in enumerate(outcomes)]
+    pairs = [list(zip(case.gradients(rank), o.after, strict=True)) for rank, o in enumerate(outcomes)]
     for rank, of_rank in enumerate(pairs):
         for i, (before, found) in enumerate(of_rank):
             where = f"{case}: on rank {rank}, the gradient of shard {i}"
@@ -154,19 +143,15 @@ def judge(case: Case, outcomes: list[Outcome]) -> None:
                 raise Wrong(f"{where} was {had}, and is {has} now", question, "None is not None any more")
             if before is not None and not near(found, before, factor):
                 due = before.double() * factor
-                at = int((~isclose(found, due)).nonzero()[0])
+                at = int((~isclose(found, due, TOLERANCE)).nonzero()[0])
                 mistake, more, question = misscaled(case, pairs, factor)
                 raise Wrong(f"{where} at element {at} is {instead(found[at], due[at])}{more}", question, mistake)
     for rank, outcome in enumerate(outcomes):
         right_norm(case, rank, outcome.returned)
 
 
-def isclose(found: Tensor, due: Tensor, tolerance: float = TOLERANCE) -> Tensor:
-    return torch.isclose(found.double(), due.double(), rtol=tolerance, atol=1e-9)
-
-
 def near(found: Tensor, before: Tensor, factor: float, tolerance: float = TOLERANCE) -> bool:
-    return bool(isclose(found, before.double() * factor, tolerance).all())
+    return close(found, before.double() * factor, tolerance)
 
 
 def misscaled(case: Case, pairs: list[list[tuple[Tensor | None, Tensor | None]]], due: float) -> tuple[str, str, str]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from labs.kit.checks.answer import Wrong, instead
+from labs.kit.checks.answer import Wrong, first_fit, instead
+from labs.kit.checks.case import close as close_within
+from labs.kit.checks.case import isclose
 from labs.kit.checks.layers import FADING, LEARNING_RATE, OPTIMIZERS, Case, Optimizers, Step, passes
-from labs.kit.checks.means import name_coefficients
-from labs.kit.checks.mixture import mixture
+from labs.kit.checks.mixture import COEFFICIENTS, Made, mixture
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 Named = tuple[str, str, str]  # the mistake's name, a sentence, a question
@@ -34,16 +35,11 @@ def untroubled(case: Case, number: int, ranks: list[Step]) -> None:
 
 
 def close(found: Tensor, due: Tensor, dtype: torch.dtype) -> bool:
-    return bool(isclose(found, due, dtype).all())
-
-
-def isclose(found: Tensor, due: Tensor, dtype: torch.dtype) -> Tensor:
-    size = float(due.abs().max()) if due.numel() else 0.0
-    return torch.isclose(found.double(), due.double(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * size)
+    return close_within(found, due, TOLERANCE[dtype])
 
 
 def first_wrong(found: Tensor, due: Tensor, dtype: torch.dtype) -> str:
-    at = int((~isclose(found, due, dtype)).nonzero()[0])
+    at = int((~isclose(found, due, TOLERANCE[dtype])).nonzero()[0])
     return f"element {at} is {instead(found[at], due[at].to(found.dtype))}"
 
 
@@ -178,14 +174,14 @@ def made_of(case: Case, ranks: list[Step], index: int, found: Tensor) -> Named:
         times = mixture(found, sources)
         if times is None:
             continue
-        mistake, sentence, question = name_coefficients((times * n * k).view(n, k), index, n, k)
         if shift:
             return (
                 "the gradient of another piece",
                 f"It is made of piece {place} of the gradients; piece {index} is due.",
                 "Which piece of full is rank r's?",
             )
-        return mistake, sentence, question
+        mistake, sentence = first_fit(COEFFICIENTS, Made((times * n * k).view(n, k), index))
+        return mistake.name, sentence, mistake.question
     return "", "It is no mixture of the ranks' gradients.", "Which gradients went into this one, and how often?"
 
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from labs.kit.checks.answer import Wrong, answered, job
-from labs.kit.checks.gradients import blame_luck
+from labs.kit.checks.answer import Wrong, answered
+from labs.kit.checks.job import blame_luck, job
 from labs.kit.checks.layers import UNSEEN, Case, come_and_go, partition, passes, scatter
 from labs.kit.checks.pieces import judge_gathered, judge_partition, judge_scatter
 from labs.kit.launch import Results

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from labs.kit.checks import case as shared
 from labs.kit.checks.answer import show
 from labs.kit.record import mark
 from labs.model import GPT, Config, Layer, initialise
@@ -27,10 +28,9 @@ Function = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(shared.Case):
     """A GPT and what it is trained on. measured: in float32, for bytes and multiplications; the others in float64."""
 
-    seed: int
     depth: int
     dropout: float = 0.0
     frozen: bool = False  # the embedding, so that the input of the first layer needs no gradient
@@ -50,9 +50,8 @@ class Case:
         return model if self.measured else model.double()
 
     def batches(self) -> list[tuple[Tensor, Tensor]]:
-        generator = torch.Generator().manual_seed(self.seed)
         size = (self.waiting, 2, self.sequences, self.tokens)
-        return [(x, y) for x, y in torch.randint(32, size, generator=generator)]
+        return [(x, y) for x, y in torch.randint(32, size, generator=self.generator())]
 
     def parameter_bytes(self) -> int:
         return sum(p.nbytes for p in self.model().parameters())

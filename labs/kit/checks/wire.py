@@ -50,7 +50,7 @@ class Cargo(tap.Listener):
 
     def __init__(self, parameters: Iterable[torch.Tensor], seed: int) -> None:
         self.delays = random.Random(seed)
-        self.storages = {p.untyped_storage().data_ptr() for p in parameters}
+        self.storages = {p.untyped_storage().data_ptr() for p in parameters if p.numel()}
         self.count = 0
 
     def __enter__(self) -> Cargo:

@@ -1,17 +1,8 @@
-"""Wrong answers to the exercises of notebook 07, each with the name by which its check must call it ("" where any
-rejection will do).
-
-    python tests/wrong_answers_memory.py      the share of them that the checks catch
-"""
+"""Wrong answers to the exercises of notebook 07, and the right ones that some of them spoil."""
 
 import copy
 import itertools
-import sys
-from collections import defaultdict
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -19,28 +10,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint as torchs
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from labs import recompute
 from labs.recompute import ATTENTION, MATMULS
-
-
-class WrongAnswer(NamedTuple):
-    check: str
-    mistake: str
-    fn: Callable
-
-
-ANSWERS: list[WrongAnswer] = []
-
-
-def wrong(check, mistake=""):
-    def note(fn):
-        ANSWERS.append(WrongAnswer(check, mistake, fn))
-        return fn
-
-    return note
-
+from tests.wrong_answers.answers import wrong
 
 # ---- right ones, which those below spoil -----------------------------------------------------------------
 
@@ -555,7 +527,7 @@ def layers_by_number(model):
 
 # ---- more of them, that no list had ----------------------------------------------------------------------
 
-LISTED = len(ANSWERS)  # those below are tried in the long tests
+wrong = partial(wrong, listed=False)  # tried in the long tests
 
 
 @wrong("checkpoint", "the random numbers are not kept")
@@ -688,23 +660,3 @@ def in_shared_memory(model):
             return layer(x)
 
     around(fn, model.layers.values())
-
-
-# ---- the published figure --------------------------------------------------------------------------------
-
-
-def main():
-    from labs.kit import check
-
-    caught = defaultdict(list)
-    for name, mistake, fn in ANSWERS:
-        answer = getattr(check, name)(fn)
-        caught[name].append(answer.ok is False and mistake in ("", answer.mistake))
-        if not caught[name][-1]:
-            print(f"{fn.__name__}: wanted {mistake!r}\n{answer}")
-    for name, found in caught.items():
-        print(f"{name:20} {sum(found)} of {len(found)}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,42 +1,21 @@
-"""Wrong answers to the exercises of notebook 04, each with the name by which its check must call it ("" where any
-rejection will do).
+"""Wrong answers to the exercises of notebook 04, and the right ones that they spoil.
 
-    python tests/wrong_answers_zero.py      the share of them that the checks catch
+Those without a name were written without looking at the checks; they are tried in the long tests.
 """
-
-import sys
-from collections import defaultdict
-from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from labs.group import all_gather, reduce_scatter
+from tests.wrong_answers import answers
 
 
-class WrongAnswer(NamedTuple):
-    check: str
-    mistake: str
-    fns: list[Callable]
-
-
-ANSWERS: list[WrongAnswer] = []
-
-
-def wrong(check, mistake=""):
-    """A wrong answer; a wrong gather comes with a right drop, and the other way round."""
-
-    def note(fn):
-        pair = {"gather": [fn, drop], "drop": [gather, fn]}
-        ANSWERS.append(WrongAnswer("gather_and_drop" if check in pair else check, mistake, pair.get(check, [fn])))
-        return fn
-
-    return note
+def wrong(check, mistake="", **options):
+    """A wrong gather comes with a right drop, and the other way round."""
+    pairs = {"gather": lambda fn: (fn, drop), "drop": lambda fn: (gather, fn)}
+    exercise = "gather_and_drop" if check in pairs else check
+    return answers.wrong(exercise, mistake, functions=pairs.get(check), listed=bool(mistake), **options)
 
 
 def place():
@@ -1118,24 +1097,3 @@ def clip_by_rank_0s_norm(shards, max_norm):
 @wrong("clip")
 def clip_to_an_nth(shards, max_norm):
     return scale(shards, global_norm(shards), max_norm / dist.get_world_size())
-
-
-def share_caught() -> dict[str, tuple[int, int]]:
-    """By check: (caught, in all).  Caught is a rejection, by its name where it has one."""
-    from labs.kit import check
-
-    found = defaultdict(lambda: (0, 0))
-    for name, mistake, fns in ANSWERS:
-        answer = getattr(check, name)(*fns)
-        caught = answer.ok is False and mistake in ("", answer.mistake)
-        if not caught:
-            print(f"{[fn.__name__ for fn in fns]}, which should be called {mistake!r}:\n{answer}\n")
-        found[name] = (found[name][0] + caught, found[name][1] + 1)
-    return dict(found)
-
-
-if __name__ == "__main__":
-    table = share_caught()
-    for name, (caught, of) in table.items():
-        print(f"{name:20} {caught} of {of}")
-    print(f"{'all':20} {sum(c for c, _ in table.values())} of {sum(n for _, n in table.values())}")

@@ -1,0 +1,71 @@
+"""What all families share: a case, what a rank had when it was over, and when two numbers are the same."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Complaint = tuple[str, str, str]  # what is wrong, a question, the mistake's name
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of the learner's function, or one training with it, on `ranks` ranks; a family adds what is awkward."""
+
+    seed: int
+    ranks: int
+    _: KW_ONLY
+    dtype: torch.dtype = torch.float64
+    only: str = ""  # the name of what is right everywhere but here
+
+    def generator(self, rank: int = 0, step: int = 0) -> torch.Generator:
+        return torch.Generator().manual_seed(4096 * self.seed + 64 * step + rank)
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def who(self) -> str:
+        return f"{self.ranks} rank{'s' * (self.ranks > 1)}"
+
+
+@dataclass
+class Outcome:
+    """What one rank had when a call was over."""
+
+    after: list[Any] = field(default_factory=list)  # the tensors that it was given
+    returned: Any = None
+    touched: list[int] = field(default_factory=list)  # peers whose message changed while it was being sent
+    refused: bool = False  # it raised, where it may
+    left: str = ""  # what is not as it was before (left.py),
+    seconds: float = 0.0  # of the processor, and
+    python_bytes: int = 0  # the most that Python and NumPy held meanwhile
+
+
+@dataclass
+class Step(Outcome):
+    """What one rank saw of one step of training; `after` are the parameters, or what stands for them."""
+
+    plain: list[Any] = field(default_factory=list)  # by micro-batch: the gradients alone, on a copy; unscaled
+    before: list[Any] = field(default_factory=list)  # as `after`
+    complaint: Complaint | None = None
+
+    def complain(self, text: str, question: str, mistake: str) -> None:
+        """The first complaint counts."""
+        self.complaint = self.complaint or (text, question, mistake)
+
+
+def isclose(found: Tensor, due: Tensor, tolerance: float) -> Tensor:
+    """Element by element, within `tolerance` of the element and of the largest one; whole numbers exactly."""
+    if not due.is_floating_point():
+        return found == due
+    largest = float(due.abs().max()) if due.numel() else 0.0
+    return torch.isclose(found.double(), due.double(), rtol=tolerance, atol=tolerance * largest)
+
+
+def close(found: Tensor, due: Tensor, tolerance: float) -> bool:
+    return found.shape == due.shape and bool(isclose(found, due, tolerance).all())

@@ -1,0 +1,190 @@
+"""What each rank does in a check of gradients.
+
+A step's reference is plain: before it, each rank takes the gradient of each of its micro-batches on a copy of its own
+that nobody has wrapped.  Afterwards stands what is done with the exercise's function, by its name:
+
+    average_gradients    backward; then, watched, fn(model)
+    accumulation         watched: fn(wrapped, batch)
+    data_parallel        once wrap(model); then, watched, the backwards of all micro-batches, and sync()
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from labs.ddp import Naive, Overlapped
+from labs.kit.checks.answer import show
+from labs.kit.checks.case import Step
+from labs.kit.checks.gradients.cases import Awkward, Case, Gradients, MicroBatch
+from labs.kit.checks.job import noted
+from labs.kit.checks.left import Aftermath
+from labs.kit.checks.wire import Cargo
+from labs.kit.record import mark
+
+LEARNING_RATE = 0.1
+HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks", "_forward_hooks", "_forward_pre_hooks")
+
+
+@dataclass
+class Seen(Step):
+    """A step, and what is particular about one of gradients; values and gradients are by the parameter's name."""
+
+    found: Gradients = field(default_factory=dict)
+    losses: list[tuple[float, float]] = field(default_factory=list)  # the wrapper's, the copy's
+    lacks: str = ""  # what the wrapper lacks
+    thawed: str = ""  # a parameter whose requires_grad has changed
+    idle: bool = False  # no longer in training mode
+    hooks: int = 0  # how many more there are
+    parameters_sent: int = 0  # collectives that were given a parameter's own memory
+
+
+def train(name: str, fn: Callable[..., Any], cases: list[Case]) -> list[list[Seen]]:
+    return [train_one(EXERCISES[name], fn, case, dist.get_rank()) for case in cases]
+
+
+def train_one(exercise: Exercise, fn: Callable[..., Any], case: Case, rank: int) -> list[Seen]:
+    model = case.model(rank)
+    wrapped = exercise.wrap(fn, model)
+    if lacks := not_a_wrapper(wrapped, model) if exercise.step is backward_of_all else "":
+        for _ in range(case.steps):
+            mark("step")
+        return [Seen(lacks=lacks)] * case.steps
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=LEARNING_RATE)
+    steps = []
+    for number in range(case.steps):
+        batch = case.batch(rank, number)
+        step = Seen(plain=plain(model, batch), before=model.values())
+        expected, hooks = plain_losses(model, batch), count_hooks(model)
+        optimizer.zero_grad(set_to_none=number % 2 == 0 or exercise.prepare is backward_once)
+        exercise.prepare(model, batch)
+        with Cargo(model.parameters(), case.seed + 64 * number + rank) as cargo, Aftermath() as aftermath:
+            mark("step")
+            losses = watched(exercise, fn, wrapped, batch, case, step)
+            mark("end")
+        aftermath.tell(step)
+        look_at(model, step, cargo)
+        step.hooks = count_hooks(model) - hooks if number else 0
+        step.losses = list(zip(losses, expected, strict=True)) if losses else []
+        optimizer.step()
+        steps.append(step)
+    return steps
+
+
+def watched(
+    exercise: Exercise, fn: Callable[..., Any], wrapped: nn.Module, batch: list[MicroBatch], case: Case, step: Seen
+) -> list[float]:
+    """The losses, where the exercise has any."""
+    try:
+        return noted(case, exercise.step, fn, wrapped, batch)
+    except Exception:
+        if not case.strided:
+            raise
+        step.refused = True
+        return []
+
+
+def look_at(model: Awkward, step: Seen, cargo: Cargo) -> None:
+    step.found, step.after, step.parameters_sent = model.gradients(), model.values(), cargo.count
+    step.idle = not all(module.training for module in model.modules())
+    for name, p in model.named_parameters():
+        if p.requires_grad == name.startswith("frozen"):
+            step.thawed = name
+
+
+def count_hooks(model: nn.Module) -> int:
+    return sum(len(getattr(x, name, None) or ()) for x in (*model.parameters(), *model.modules()) for name in HOOKS)
+
+
+# ---- the exercises ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """`wrap(fn, model)` once; in each step `prepare(model, batch)` and, watched, `step(fn, wrapped, batch)`."""
+
+    wrap: Callable[[Callable[..., Any], Awkward], Any]
+    prepare: Callable[[Awkward, list[MicroBatch]], None]
+    step: Callable[[Callable[..., Any], Any, list[MicroBatch]], list[float]]
+
+
+def backward_once(model: Awkward, batch: list[MicroBatch]) -> None:
+    model(*batch[0]).backward()
+    if model.case.strided:
+        model.square.weight.grad = model.square.weight.grad.t().contiguous().t()
+
+
+def average(fn: Callable[..., Any], model: Awkward, batch: list[MicroBatch]) -> list[float]:
+    fn(model)
+    return []
+
+
+def ours(fn: Callable[..., Any], model: Awkward) -> nn.Module:
+    return Overlapped(model, bucket_bytes=500) if model.case.overlapped else Naive(model)
+
+
+def accumulate(fn: Callable[..., Any], wrapped: nn.Module, batch: list[MicroBatch]) -> list[float]:
+    fn(wrapped, batch)
+    return []
+
+
+def backward_of_all(fn: Callable[..., Any], wrapped: nn.Module, batch: list[MicroBatch]) -> list[float]:
+    losses = []
+    for i, micro_batch in enumerate(batch):
+        last = i == len(batch) - 1
+        with contextlib.nullcontext() if last else wrapped.no_sync():
+            loss = wrapped(*micro_batch)
+            (loss / len(batch)).backward()
+        losses.append(float(loss.detach()))
+    if hasattr(wrapped, "sync"):
+        wrapped.sync()
+    return losses
+
+
+def nothing(model: Awkward, batch: list[MicroBatch]) -> None:
+    pass
+
+
+EXERCISES = {
+    "average_gradients": Exercise(lambda fn, model: model, backward_once, average),
+    "accumulation": Exercise(ours, nothing, accumulate),
+    "data_parallel": Exercise(lambda fn, model: fn(model), nothing, backward_of_all),
+}
+
+
+def not_a_wrapper(wrapped: Any, model: nn.Module) -> str:
+    """What the wrapper lacks, in words, or ""."""
+    if not isinstance(wrapped, nn.Module):
+        return f"wrap(model) returned {show(wrapped)}, and not an nn.Module"
+    if not hasattr(wrapped, "no_sync"):
+        return f"{type(wrapped).__name__} has no no_sync()"
+    missing = {id(p) for p in model.parameters()} - {id(p) for p in wrapped.parameters()}
+    if missing:
+        names = [name for name, p in model.named_parameters() if id(p) in missing]
+        return f"{type(wrapped).__name__}.parameters() lacks {names[0]!r}: is the model one of its attributes?"
+    return ""
+
+
+# ---- the reference ---------------------------------------------------------------------------------------
+
+
+def plain(model: Awkward, batch: list[MicroBatch]) -> list[Gradients]:
+    """The gradient of each micro-batch alone."""
+    gradients = []
+    for micro_batch in batch:
+        copied = model.copied()
+        copied(*micro_batch).backward()
+        gradients.append(copied.gradients())
+    return gradients
+
+
+def plain_losses(model: Awkward, batch: list[MicroBatch]) -> list[float]:
+    copied = model.copied()
+    with torch.no_grad():
+        return [float(copied(*micro_batch)) for micro_batch in batch]

@@ -1,0 +1,106 @@
+"""A check's job: the learner's function on some ranks, and what is said where that fails.
+
+What a rank raises, and what the ranks hang in, is told as the launcher told it, with the learner's own line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from labs.kit.checks.answer import Mistake, Wrong
+from labs.kit.launch import RankError, Results, run
+from labs.kit.record import Event
+from labs.kit.watch.frames import KIT, TORCH
+
+TIMEOUT = 20.0  # s for one job; what is certain to hang is told after a second or two
+FRAME = re.compile(
+    r'^\s*(?:File "(?P<file>.+)"|(?P<cell>Cell)), line (?P<line>\d+), in (?P<name>.+)\n\s*(?P<source>.*)', re.M
+)
+UNTOUCHED = re.compile(r"failed: NotImplementedError(: your turn.*)?$", re.M)
+
+
+def because(kind: str) -> Callable[[RankError], bool]:
+    return lambda error: error.kind == kind
+
+
+NEVER_ENDS = "it does not come to an end"
+FAILURES = (
+    Mistake("", "What does this line assume that does not hold for this input?", because("raised")),
+    Mistake("a rank died", "What could end a process from outside of Python?", because("died")),
+    Mistake(
+        "the ranks do not call the same",
+        "Which ranks take this line, and does each of them take it as often as the others?",
+        because("mismatch"),
+        shows="a job that hangs, and the diagnosis names two lines",
+    ),
+    Mistake(
+        "one side of a message or a collective is missing",
+        "How often does each rank send, and how often does its neighbour receive?",
+        because("returned"),
+        shows="a job that hangs, and one rank has returned",
+    ),
+    Mistake(
+        "the ranks wait for each other",
+        "Which rank could go first, if each waits for another?",
+        because("deadlock"),
+        shows="a hang in a ring of blocking calls",
+    ),
+    Mistake(NEVER_ENDS, "Which loop has no end on this rank?", because("timeout")),
+)
+
+
+def job(
+    body: Callable[..., Any], *args: Any, ranks: int, record: str | None = "communication", when: str = ""
+) -> Results:
+    """Run `body` on CPU ranks; a job that fails becomes Wrong, and an untouched stub, too."""
+    when = when or f"on {ranks} rank{'s' * (ranks > 1)}"
+    try:
+        return run(body, *args, ranks=ranks, record=record, timeout=TIMEOUT, device="cpu")
+    except RankError as error:
+        raise failed(error, when) from None
+
+
+def failed(error: RankError, when: str) -> Wrong:
+    """What the launcher says of a failed job, cut down to the learner's own lines."""
+    headline, *rest = str(error).split("\n\n")[0].splitlines()
+    if UNTOUCHED.search("\n".join([headline, *rest])):
+        return Wrong("untouched")
+    mistake = next(mistake for mistake in FAILURES if mistake.fits(error))
+    if error.kind == "raised":
+        told = [f"{when}, {headline}", *rest, *own_lines(str(error))]
+    else:
+        told = [f"{when}: {headline}", *str(error).splitlines()[1:]]
+    return Wrong("\n".join(told), mistake.question, mistake.name, raised=error.kind == "raised")
+
+
+def own_lines(trace: str) -> list[str]:
+    """The innermost line of a traceback that is neither torch's nor the kit's."""
+    frames = [m for m in FRAME.finditer(trace) if m["cell"] or not m["file"].startswith((KIT, TORCH, "<frozen"))]
+    if not frames:
+        return []
+    last = frames[-1]
+    place = "cell" if last["cell"] else last["file"].rsplit("/", 1)[-1]
+    return [f"{place}, line {last['line']}, in {last['name']}:   {last['source'].strip()}"]
+
+
+def noted(case: Any, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """`fn(*args)`; what it raises says with which case."""
+    try:
+        return fn(*args, **options)
+    except Exception as error:
+        error.add_note(f"(with {case})")
+        raise
+
+
+def blame_luck(wrong: Wrong, events: list[Event]) -> Wrong:
+    """Wrong values where somebody did not wait are wrong for that reason.  (What C++ waits for is not seen.)"""
+    hasty = [event for event in events if not event.waited and event.op != "barrier" and "C++" not in event.issuer]
+    if not hasty or wrong.answer.mistake == "not a wrapper":
+        return wrong
+    text = f"{wrong.answer.text}\nNobody waited for the {hasty[0].op} of {hasty[0].issuer} on rank {hasty[0].rank}."
+    return Wrong(text, NOBODY_WAITED.question, NOBODY_WAITED.name)
+
+
+NOBODY_WAITED = Mistake("nobody waited", "When is the result of a call with async_op=True there?", lambda _: True)

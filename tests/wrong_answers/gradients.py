@@ -1,0 +1,491 @@
+"""Wrong answers to the exercises of notebook 03, and the right ones that some of them spoil."""
+
+import contextlib
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from labs import ddp
+from tests.wrong_answers.answers import wrong
+
+# ---- average_gradients -----------------------------------------------------------------------------------
+
+
+def gradients(model):
+    return [p for p in model.parameters() if p.grad is not None]
+
+
+@wrong("average_gradients", "nothing synchronised")
+def average_nothing(model):
+    for p in gradients(model):
+        p.grad /= 1
+
+
+@wrong("average_gradients", "summed instead of averaged")
+def average_by_a_sum(model):
+    for p in gradients(model):
+        dist.all_reduce(p.grad)
+
+
+@wrong("average_gradients", "parameters averaged instead of gradients")
+def average_the_parameters(model):
+    for p in gradients(model):
+        dist.all_reduce(p.data)
+        p.data /= dist.get_world_size()
+
+
+@wrong("average_gradients", "divided by the wrong number")
+def average_over_four(model):
+    for p in gradients(model):
+        dist.all_reduce(p.grad)
+        p.grad /= 4
+
+
+@wrong("average_gradients", "averaged twice")
+def average_twice(model):
+    for p in gradients(model):
+        p.grad /= dist.get_world_size()
+        dist.all_reduce(p.grad)
+        p.grad /= dist.get_world_size()
+
+
+@wrong("average_gradients", "the mean does not reach .grad")
+def average_a_copy(model):
+    for p in gradients(model):
+        mean = p.grad / dist.get_world_size()
+        dist.all_reduce(mean)
+
+
+@wrong("average_gradients", "a tied weight reduced twice")
+def average_by_name(model):
+    for _, p in model.named_parameters(remove_duplicate=False):
+        if p.grad is not None:
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+
+
+@wrong("average_gradients", "a tied weight reduced twice")
+def average_by_name_and_divide_once(model):
+    for _, p in model.named_parameters(remove_duplicate=False):
+        if p.grad is not None:
+            dist.all_reduce(p.grad)
+    for p in gradients(model):
+        p.grad /= dist.get_world_size()
+
+
+@wrong("average_gradients", "a frozen parameter has a gradient")
+def average_with_frozen(model):
+    for p in model.parameters():
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+        dist.all_reduce(p.grad)
+        p.grad /= dist.get_world_size()
+
+
+@wrong("average_gradients", "zeros where nobody has a gradient")
+def average_with_zeros(model):
+    for p in model.parameters():
+        if p.requires_grad:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+
+
+@wrong("average_gradients", "one rank's gradient everywhere")
+def average_by_broadcast(model):
+    for p in gradients(model):
+        dist.broadcast(p.grad, 0)
+
+
+@wrong("average_gradients", "right on some ranks only")
+def average_at_rank_0(model):
+    for p in gradients(model):
+        mean = p.grad / dist.get_world_size()
+        dist.reduce(mean, 0)
+        if dist.get_rank() == 0:
+            p.grad = mean
+
+
+@wrong("average_gradients", "some parameters are left out")
+def average_the_matrices(model):
+    for p in gradients(model):
+        if p.ndim > 1:
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+
+
+@wrong("average_gradients", "rounded on the way")
+def average_in_float32(model):
+    for p in gradients(model):
+        mean = p.grad.float()
+        dist.all_reduce(mean)
+        p.grad.copy_(mean / dist.get_world_size())
+
+
+@wrong("average_gradients", "too many bytes")
+def average_by_gathering(model):
+    for p in gradients(model):
+        all_of_them = [torch.empty_like(p.grad) for _ in range(dist.get_world_size())]
+        dist.all_gather(all_of_them, p.grad)
+        p.grad = torch.stack(all_of_them).mean(0)
+
+
+@wrong("average_gradients", "one rank does the work for all")
+def average_at_rank_0_and_tell_all(model):
+    for p in gradients(model):
+        dist.reduce(p.grad, 0)
+        dist.broadcast(p.grad, 0)
+        p.grad /= dist.get_world_size()
+
+
+@wrong("average_gradients", "nobody waited")
+def average_without_waiting(model):
+    for p in gradients(model):
+        p.grad /= dist.get_world_size()
+        dist.all_reduce(p.grad, async_op=True)
+
+
+@wrong("average_gradients")
+def average_the_transposed(model):
+    average_right(model)
+    for p in gradients(model):
+        if p.ndim == 2 and p.shape[0] == p.shape[1]:
+            p.grad = p.grad.T
+
+
+@wrong("average_gradients", "requires_grad has changed")
+def average_and_thaw(model):
+    average_right(model)
+    model.requires_grad_(True)
+
+
+@wrong("average_gradients", "some parameters are left out")
+def average_all_that_has_dimensions(model):
+    for p in gradients(model):
+        if p.ndim:
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+
+
+def average_right(model):
+    for p in gradients(model):
+        dist.all_reduce(p.grad)
+        p.grad /= dist.get_world_size()
+
+
+# ---- accumulation ----------------------------------------------------------------------------------------
+
+
+@wrong("accumulation", "the loss is not divided by the number of micro-batches")
+def accumulate_without_division(model, micro_batches):
+    with model.no_sync():
+        for micro_batch in micro_batches[:-1]:
+            model(*micro_batch).backward()
+    model(*micro_batches[-1]).backward()
+    model.sync()
+
+
+@wrong("accumulation", "synchronised at every micro-batch")
+def accumulate_with_every_sync(model, micro_batches):
+    for micro_batch in micro_batches:
+        (model(*micro_batch) / len(micro_batches)).backward()
+        model.sync()
+
+
+@wrong("accumulation", "nothing synchronised")
+def accumulate_without_sync(model, micro_batches):
+    for micro_batch in micro_batches:
+        with model.no_sync():
+            (model(*micro_batch) / len(micro_batches)).backward()
+
+
+@wrong("accumulation", "nothing synchronised")
+def accumulate_and_sync_inside(model, micro_batches):
+    with model.no_sync():
+        for micro_batch in micro_batches:
+            (model(*micro_batch) / len(micro_batches)).backward()
+        model.sync()
+
+
+@wrong("accumulation", "only the first micro-batch is synchronised")
+def accumulate_after_sync(model, micro_batches):
+    for i, micro_batch in enumerate(micro_batches):
+        with contextlib.nullcontext() if i == 0 else model.no_sync():
+            (model(*micro_batch) / len(micro_batches)).backward()
+            if i == 0:
+                model.sync()
+
+
+@wrong("accumulation", "only the last micro-batch counts")
+def accumulate_nothing(model, micro_batches):
+    for i, micro_batch in enumerate(micro_batches):
+        model.zero_grad()
+        with contextlib.nullcontext() if i == len(micro_batches) - 1 else model.no_sync():
+            (model(*micro_batch) / len(micro_batches)).backward()
+    model.sync()
+
+
+@wrong("accumulation", "the graphs of all micro-batches are kept")
+def accumulate_the_losses(model, micro_batches):
+    (sum(model(*micro_batch) for micro_batch in micro_batches) / len(micro_batches)).backward()
+    model.sync()
+
+
+@wrong("accumulation", "only the last micro-batch is synchronised")
+def accumulate_the_last_only(model, micro_batches):
+    before = {}
+    for i, micro_batch in enumerate(micro_batches):
+        last = i == len(micro_batches) - 1
+        if last:
+            before = {p: p.grad for p in model.parameters()}
+            model.zero_grad()
+        with contextlib.nullcontext() if last else model.no_sync():
+            (model(*micro_batch) / len(micro_batches)).backward()
+    model.sync()
+    for p, gradient in before.items():
+        if gradient is not None:
+            p.grad += gradient
+
+
+@wrong("accumulation", "divided by the number of micro-batches twice")
+def accumulate_and_divide_twice(model, micro_batches):
+    accumulate(model, micro_batches)
+    for p in gradients(model):
+        p.grad /= len(micro_batches)
+
+
+@wrong("accumulation", "the gradient is zero")
+def accumulate_and_step_too_early(model, micro_batches):
+    accumulate(model, micro_batches)
+    model.zero_grad(set_to_none=False)
+
+
+@wrong("accumulation", "the parameters have changed")
+def accumulate_and_step(model, micro_batches):
+    accumulate(model, micro_batches)
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+@wrong("accumulation")
+def accumulate_in_all_but_the_last(model, micro_batches):
+    accumulate(model, micro_batches[:-1] or micro_batches)
+
+
+def accumulate(model, micro_batches):
+    """Right."""
+    with model.no_sync():
+        for micro_batch in micro_batches[:-1]:
+            (model(*micro_batch) / len(micro_batches)).backward()
+    (model(*micro_batches[-1]) / len(micro_batches)).backward()
+    model.sync()
+
+
+# ---- data_parallel ---------------------------------------------------------------------------------------
+
+
+class Wrapper(nn.Module):
+    """A right one, which those below spoil in one method each: hooks, and replicas made equal."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.module, self.syncing, self.works = model, True, []
+        self.make_equal()
+        for p in self.trained():
+            p.register_post_accumulate_grad_hook(self.ready)
+
+    def trained(self):
+        return [p for p in self.module.parameters() if p.requires_grad]
+
+    def make_equal(self):
+        for p in self.module.parameters():
+            dist.broadcast(p.data, 0)
+
+    def forward(self, *args):
+        return self.module(*args)
+
+    def ready(self, p):
+        if self.syncing:
+            p.grad /= dist.get_world_size()
+            self.works.append(dist.all_reduce(p.grad, async_op=True))
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        self.syncing = False
+        yield
+        self.syncing = True
+
+    def sync(self):
+        if any(p.grad is None for p in self.trained()):
+            raise RuntimeError("a parameter has no gradient")
+        for work in self.works:
+            work.wait()
+        self.works = []
+
+
+@wrong("data_parallel", "parameters averaged instead of gradients")
+class AveragesTheParameters(Wrapper):
+    def ready(self, p):
+        if self.syncing:
+            p.data /= dist.get_world_size()
+            dist.all_reduce(p.data)
+
+
+@wrong("data_parallel", "only the last micro-batch is synchronised")
+class HooksTheTensor(Wrapper):
+    """Tensor.register_hook sees the gradient of this backward, before it is added to what is there."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        for p in self.trained():
+            p.register_hook(self.average)
+
+    def ready(self, p):
+        pass
+
+    def average(self, gradient):
+        if self.syncing:
+            gradient = gradient / dist.get_world_size()
+            dist.all_reduce(gradient)
+        return gradient
+
+
+@wrong("data_parallel", "a replica that started from another seed")
+class TrustsTheSeeds(Wrapper):
+    def make_equal(self):
+        pass
+
+
+@wrong("data_parallel", "summed instead of averaged")
+class Sums(Wrapper):
+    def ready(self, p):
+        if self.syncing:
+            self.works.append(dist.all_reduce(p.grad, async_op=True))
+
+
+@wrong("data_parallel", "synchronised at every micro-batch")
+class NeverPauses(Wrapper):
+    def ready(self, p):
+        dist.all_reduce(p.grad)
+        p.grad /= dist.get_world_size()
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        yield
+
+
+@wrong("data_parallel", "nothing synchronised")
+class Plain(Wrapper):
+    def ready(self, p):
+        pass
+
+
+@wrong("data_parallel", "a tied weight reduced twice")
+class LoopsOverModules(Wrapper):
+    def ready(self, p):
+        pass
+
+    def sync(self):
+        for module in self.module.modules():
+            for p in module.parameters(recurse=False):
+                if p.requires_grad:
+                    dist.all_reduce(p.grad)
+                    p.grad /= dist.get_world_size()
+
+
+@wrong("data_parallel", "frozen parameters are sent")
+class SendsTheFrozen(Wrapper):
+    def sync(self):
+        super().sync()
+        for p in self.module.parameters():
+            if not p.requires_grad:
+                dist.all_reduce(torch.zeros_like(p))
+
+
+@wrong("data_parallel", "not a wrapper")
+def forgets_to_return(model):
+    Wrapper(model)
+
+
+@wrong("data_parallel", "not a wrapper")
+class HasNoPause(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.module = DistributedDataParallel(model)
+
+    def forward(self, *args):
+        return self.module(*args)
+
+
+@wrong("data_parallel")
+class StaysPaused(Wrapper):
+    @contextlib.contextmanager
+    def no_sync(self):
+        self.syncing = False
+        yield
+
+
+@wrong("data_parallel", "zeros where nobody has a gradient")
+class FillsWithZeros(Wrapper):
+    def ready(self, p):
+        pass
+
+    def sync(self):
+        for p in self.trained():
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+
+
+@wrong("data_parallel")
+class ReusesTheFirstBucket(Wrapper):
+    """The flat buffer is filled in the first step only."""
+
+    flat = None
+
+    def ready(self, p):
+        pass
+
+    def sync(self):
+        if any(p.grad is None for p in self.trained()):
+            raise RuntimeError("a parameter has no gradient")
+        if self.flat is None:
+            self.flat = torch.cat([p.grad.flatten() for p in self.trained()])
+            dist.all_reduce(self.flat)
+            self.flat /= dist.get_world_size()
+        for p, mean in zip(self.trained(), ddp.unflatten(self.flat, self.trained()), strict=True):
+            p.grad.copy_(mean)
+
+
+@wrong("data_parallel", "nobody waited")
+class NeverWaits(Wrapper):
+    def sync(self):
+        if any(p.grad is None for p in self.trained()):
+            raise RuntimeError("a parameter has no gradient")
+        self.works = []
+
+
+@wrong("data_parallel", "full copies are kept")
+class KeepsTheHistory(Wrapper):
+    def sync(self):
+        super().sync()
+        self.history = [[p.grad.clone() for p in self.trained()] for _ in range(4)]
+
+
+@wrong("data_parallel", "a replica that started from another seed")
+class EqualisesWhatIsTrained(Wrapper):
+    """A frozen parameter takes part in the forward, too."""
+
+    def make_equal(self):
+        for p in self.trained():
+            dist.broadcast(p.data, 0)
+
+
+@wrong("data_parallel", "another loss")
+class AveragesTheLoss(Wrapper):
+    def forward(self, *args):
+        loss = self.module(*args)
+        return loss / dist.get_world_size()

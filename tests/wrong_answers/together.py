@@ -1,0 +1,176 @@
+"""Many answers in one job: starting the ranks is what takes a check its time, and one job tells most wrong answers.
+
+Each check runs in a thread of its own; where it would start a job, it asks here, and waits.  When all of them wait,
+those that ask for the same number of ranks and the same recording get one job: rank by rank one answer after the
+other, and to each check the part of the recording that is its own.
+
+An answer that raises ends its job for itself and for those behind it; it is tried again alone, for its own words, and
+they without it.  What hangs or kills its ranks would take the others along: `alone`.  So are bytes held, in which
+each would see what the one before it left.
+"""
+
+import threading
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from labs.kit import check
+from labs.kit.checks import job
+from labs.kit.launch import RankError, Results, run
+from labs.kit.record import Recording, TimePass, mark
+
+AT_ONCE = 16  # answers in one job
+
+
+@dataclass
+class Request:
+    """A job that a check asks for, and what came of it."""
+
+    body: Any
+    args: tuple
+    options: dict[str, Any]
+    alone: bool
+    results: Results | None = None
+    error: BaseException | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def kind(self) -> tuple:
+        return self.options["ranks"], self.options["record"]
+
+
+class Desk:
+    """Where checks ask for jobs."""
+
+    def __init__(self, checks: int) -> None:
+        self.at_work, self.requests, self.launches = checks, [], 0
+        self.changed = threading.Condition()
+        self.mine = threading.local()
+
+    def run(self, body, *args, **options) -> Results:
+        """In the place of `run`, for the threads of the checks."""
+        request = Request(body, args, options, alone=self.mine.alone or options["record"] == "memory")
+        with self.changed:
+            self.requests.append(request)
+            self.at_work -= 1
+            self.changed.notify()
+        request.done.wait()
+        if request.error:
+            raise request.error
+        return request.results
+
+    def leave(self) -> None:
+        with self.changed:
+            self.at_work -= 1
+            self.changed.notify()
+
+    def serve(self) -> None:
+        """Until nobody asks any more."""
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: self.at_work == 0)
+                requests, self.requests = self.requests, []
+                self.at_work = len(requests)
+            if not requests:
+                return
+            kinds = defaultdict(list)
+            for number, request in enumerate(requests):
+                kinds[number if request.alone else request.kind].append(request)
+            for alike in kinds.values():
+                for first in range(0, len(alike), AT_ONCE):
+                    self.launch(alike[first : first + AT_ONCE])
+            for request in requests:
+                request.done.set()
+
+    def launch(self, requests: list[Request]) -> None:
+        if len(requests) == 1:
+            self.launch_alone(requests[0])
+        while len(requests) > 1:
+            requests = self.launch_together(requests)
+
+    def launch_alone(self, request: Request) -> None:
+        self.launches += 1
+        try:
+            request.results = run(request.body, *request.args, **request.options)
+        except BaseException as error:
+            request.error = error
+
+    def split(self, requests: list[Request], error: RankError) -> None:
+        """One of them should be alone: which?"""
+        names = ", ".join(getattr(request.args[-2], "__name__", "?") for request in requests)
+        print(f"one of {names} is to be marked `alone`: {str(error).splitlines()[0]}")
+        half = len(requests) // 2
+        self.launch(requests[:half])
+        self.launch(requests[half:])
+
+    def launch_together(self, requests: list[Request]) -> list[Request]:
+        """Those that are left: they come after one that raised."""
+        self.launches += 1
+        options = requests[0].options | {"timeout": requests[0].options["timeout"] * len(requests)}
+        try:
+            results = run(one_after_the_other, [(r.body, r.args) for r in requests], **options)
+        except RankError as error:
+            self.split(requests, error)
+            return []
+        for request, values in zip(requests, zip(*results, strict=True), strict=False):
+            request.results = Results(value for value, _ in values)
+            if results.recording:
+                request.results.recording = part(results.recording, [steps for _, steps in values])
+        if len(results[0]) < len(requests):
+            self.launch_alone(requests[len(results[0])])
+        return requests[len(results[0]) + 1 :]
+
+
+def one_after_the_other(jobs: list[tuple[Any, tuple]]) -> list[tuple[Any, range]]:
+    """On a rank: what each returned and the steps that it marked, up to the first that raised on any rank."""
+    guard, done = dist.new_group(), []
+    for body, args in jobs:
+        first, failed = steps(), torch.zeros(())
+        try:
+            value = body(*args)
+        except Exception:
+            failed += 1
+        mark("end")
+        dist.all_reduce(failed, group=guard)
+        if failed:
+            return done
+        done.append((value, range(first, steps())))
+    return done
+
+
+def steps() -> int:
+    return sum(name == "step" for name, _ in TimePass.active.marks) if TimePass.active else 0
+
+
+def part(recording: Recording, steps: list[range]) -> Recording:
+    """The steps of one of them, by rank."""
+    events = [event for event in recording.events if event.step is not None and event.step in steps[event.rank]]
+    spans = [span for rank, own in enumerate(steps) for span in recording.step_spans(rank)[own.start : own.stop]]
+    return replace(
+        recording, events=[replace(event, step=event.step - steps[event.rank].start) for event in events], spans=spans
+    )
+
+
+def together(asked: list[tuple[str, tuple, bool]]) -> list[Any]:
+    """What each check says of its functions: (check, functions, whether alone), in this order."""
+    desk, said = Desk(len(asked)), {}
+
+    def ask(number: int, name: str, functions: tuple, alone: bool) -> None:
+        desk.mine.alone = alone
+        try:
+            said[number] = getattr(check, name)(*functions)
+        finally:
+            desk.leave()
+
+    threads = [threading.Thread(target=ask, args=(number, *one), daemon=True) for number, one in enumerate(asked)]
+    with mock.patch.object(job, "run", desk.run):
+        for thread in threads:
+            thread.start()
+        desk.serve()
+        for thread in threads:
+            thread.join()
+    return [said[number] for number in range(len(asked))]
