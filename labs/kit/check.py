@@ -26,13 +26,7 @@
 The inputs are drawn anew in each call; the budget in a ✓ line is always measured on the same sizes.  What is right is
 worked out by plain torch on one process; what travelled and was held comes from recordings (labs/kit/record.py).
 
-    checks/answer.py         the three answers, and what becomes of a function that raises or hangs; predict
-    checks/collectives.py    cases and jobs    kinds.py: what is due    values.py, traffic.py: what is judged
-    checks/gradients.py      cases and jobs    awkward.py: the model and the steps    means.py: what is judged
-    checks/shards.py         cases and jobs    layers.py: what is sharded, and the steps    pieces.py: what is judged
-    checks/norms.py          clip: cases, jobs, and what is judged
-    checks/recomputing.py    cases and what is judged    twice.py: the model, and what is done with it
-    checks/wire.py           a wire on which nothing is right by luck    mixture.py: what a wrong sum is made of
+What every check measures, and where the parts are: labs/kit/checks/__init__.py.
 """
 
 from labs.kit.checks.answer import Answer, predict

@@ -1,5 +1,8 @@
 """Wrong answers to the exercises of notebook 02, and two right ones that some of them begin with."""
 
+import io
+import itertools
+
 import torch
 import torch.distributed as dist
 
@@ -136,6 +139,23 @@ def broadcast_from_another_root_unless_told(x, src=1, group=None):
 @wrong("broadcast", "right only in one dimension")
 def broadcast_of_the_first_row(x, src=0, group=None):
     collectives.broadcast(x if x.ndim == 1 else x[0], src, group)
+
+
+@wrong("broadcast", "right only on up to four ranks")
+def broadcast_in_two_rounds(x, src=0, group=None):
+    rank, ranks = place(group)
+    me = (rank - group_rank(src, group)) % ranks
+    for distance in (1, 2):
+        if me < distance and me + distance < ranks:
+            exchange(group, send=(x, rank + distance))
+        elif distance <= me < 2 * distance:
+            exchange(group, receive=(x, rank - distance))
+
+
+@wrong("broadcast", "right only for contiguous tensors")
+def broadcast_of_what_reshape_returns(x, src=0, group=None):
+    """A view where it can be one, and a copy otherwise."""
+    collectives.broadcast(x.reshape(-1), src, group)
 
 
 # ---- reduce_scatter --------------------------------------------------------------------------------------
@@ -309,6 +329,18 @@ def reduce_scatter_by_one_reduce_after_the_other(x, group=None):
     return pieces[dist.get_rank(group)]
 
 
+@wrong("reduce_scatter", "something is kept from every call")
+def reduce_scatter_that_remembers(x, group=None, before=[]):  # noqa: B006
+    before.append(x.clone())
+    return collectives.reduce_scatter(x, group=group)
+
+
+@wrong("reduce_scatter", "right only on more than one rank")
+def reduce_scatter_that_needs_a_neighbour(x, group=None):
+    piece = collectives.reduce_scatter(x, group=group)
+    return piece if dist.get_world_size(group) > 1 else torch.zeros_like(piece)
+
+
 # ---- all_gather ------------------------------------------------------------------------------------------
 
 
@@ -432,6 +464,21 @@ def all_gather_in_single_file(x, group=None):
                 exchange(group, receive=(pieces[(rank - step - 1) % ranks], rank - 1))
 
 
+@wrong("all_gather", "right only in the first call")
+def all_gather_that_has_seen_this_size(x, group=None, seen={}):  # noqa: B006
+    key = x.shape, x.dtype, dist.get_world_size(group)
+    if key not in seen:
+        collectives.all_gather(x, group)
+        seen[key] = x.clone()
+    x.copy_(seen[key])
+
+
+@wrong("all_gather", "kept out of torch's sight")
+def all_gather_into_a_list(x, group=None):
+    collectives.all_gather(x, group)
+    x.copy_(torch.tensor(x.tolist(), dtype=x.dtype))
+
+
 # ---- all_reduce ------------------------------------------------------------------------------------------
 
 
@@ -504,3 +551,27 @@ def all_reduce_with_a_growing_error(x, group=None):
     collectives.all_reduce(x, group=group)
     if x.is_floating_point():
         x *= 1 + 1e-9
+
+
+@wrong("all_reduce", "something is left behind")
+def all_reduce_that_draws_lots(x, group=None):
+    torch.rand(1)
+    collectives.all_reduce(x, group=group)
+
+
+@wrong("all_reduce", "something is left behind", alone=True)
+def all_reduce_in_double_precision_from_now_on(x, group=None):
+    torch.set_default_dtype(torch.float64)
+    collectives.all_reduce(x, group=group)
+
+
+@wrong("all_reduce", "less than the least possible")
+def all_reduce_past_the_wire(x, group=None, calls=itertools.count()):  # noqa: B008
+    """Through the store in which the ranks find each other."""
+    store, ranks = dist.distributed_c10d._get_default_store(), dist.get_process_group_ranks(group or dist.group.WORLD)
+    call = f"{ranks} {next(calls)}" if len(ranks) == dist.get_world_size() else f"{ranks} {x.numel()}"
+    mine = io.BytesIO()
+    torch.save(x.clone(), mine)
+    store.set(f"{call} {dist.get_rank()}", mine.getvalue())
+    everybody = [torch.load(io.BytesIO(store.get(f"{call} {rank}"))) for rank in ranks]
+    x.copy_(torch.stack(everybody).sum(0))

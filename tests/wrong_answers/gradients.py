@@ -170,6 +170,24 @@ def average_all_that_has_dimensions(model):
             p.grad /= dist.get_world_size()
 
 
+@wrong("average_gradients", "hooks are left behind")
+def average_and_hang_a_hook_on_it(model):
+    average_right(model)
+    for p in gradients(model):
+        p.register_hook(lambda gradient: gradient)
+
+
+@wrong("average_gradients", "no longer in training mode")
+def average_in_evaluation_mode(model):
+    average_right(model.eval())
+
+
+@wrong("average_gradients", "something is kept from every step")
+def average_and_remember(model, history=[]):  # noqa: B006
+    average_right(model)
+    history.append([p.grad.clone() for p in gradients(model)])
+
+
 def average_right(model):
     for p in gradients(model):
         dist.all_reduce(p.grad)
@@ -272,6 +290,12 @@ def accumulate_and_step(model, micro_batches):
 @wrong("accumulation")
 def accumulate_in_all_but_the_last(model, micro_batches):
     accumulate(model, micro_batches[:-1] or micro_batches)
+
+
+@wrong("accumulation", "something is left behind")
+def accumulate_with_a_seed(model, micro_batches):
+    torch.manual_seed(0)
+    accumulate(model, micro_batches)
 
 
 def accumulate(model, micro_batches):
@@ -489,3 +513,17 @@ class AveragesTheLoss(Wrapper):
     def forward(self, *args):
         loss = self.module(*args)
         return loss / dist.get_world_size()
+
+
+@wrong("data_parallel", "hooks are left behind")
+class HangsAHookOnEveryForward(Wrapper):
+    def forward(self, *args):
+        for p in self.trained():
+            p.register_post_accumulate_grad_hook(lambda p: None)
+        return self.module(*args)
+
+
+@wrong("data_parallel", "no longer in training mode")
+class EvaluatesTheModel(Wrapper):
+    def forward(self, *args):
+        return self.module.eval()(*args)

@@ -160,12 +160,7 @@ def instead(found: Tensor, expected: Tensor) -> str:
 
 
 def predict(
-    question: str,
-    guess: float | None,
-    answer: float,
-    unit: str = "",
-    tolerance: float = 0.05,
-    reason: str = "",
+    question: str, guess: float | None, answer: float, unit: str = "", tolerance: float = 0.05, reason: str = ""
 ) -> Answer:
     """A guess made before the measurement: right within `tolerance` (relative); None is not yet.
 

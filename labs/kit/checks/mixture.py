@@ -125,11 +125,7 @@ COEFFICIENTS = (
         lambda made: made.only(slice(-1, None)),
         shows="right without accumulation, wrong with it",
     ),
-    Mistake(
-        "only the first micro-batch is synchronised",
-        "When is .grad complete?",
-        lambda made: made.only(slice(1)),
-    ),
+    Mistake("only the first micro-batch is synchronised", "When is .grad complete?", lambda made: made.only(slice(1))),
     NOTHING,
     ONE_RANK,
     Mistake("", "Which gradients went into this one, and how often?", lambda made: made.told),

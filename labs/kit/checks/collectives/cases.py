@@ -77,13 +77,22 @@ class Kind:
     name: str
     brings: Callable[[Case, int], Tensor]  # by index in the group
     expected: Callable[[Case, int], Tensor]
-    copies: Callable[[int], int]  # tensors sent by all ranks together
-    messages: Callable[[int], int]  # sent by one rank at most
-    rounds: Callable[[int], int]
     question: str
     rooted: bool = False
     sums: bool = False
     returns_piece: bool = False
+    halves: int = 1  # of an all-reduce
+
+    def copies(self, n: int) -> int:
+        """Tensors sent by all ranks together."""
+        return self.halves * (n - 1)
+
+    def messages(self, n: int) -> int:
+        """Sent by one rank at most."""
+        return math.ceil(math.log2(n)) if self.rooted else self.copies(n)
+
+    def rounds(self, n: int) -> int:
+        return math.ceil(math.log2(n)) if self.rooted else 2 * self.copies(n)
 
 
 def total(case: Case) -> Tensor:
@@ -105,20 +114,14 @@ BROADCAST = Kind(
     "broadcast",
     bring_own,
     lambda case, index: case.tensor(case.root),
-    copies=lambda n: n - 1,
-    messages=lambda n: math.ceil(math.log2(n)),
-    rounds=lambda n: math.ceil(math.log2(n)),
-    question="After one round two ranks know the tensor. How many could know it after the next one?",
+    "After one round two ranks know the tensor. How many could know it after the next one?",
     rooted=True,
 )
 REDUCE_SCATTER = Kind(
     "reduce_scatter",
     bring_own,
     lambda case, index: case.pieces(total(case))[index],
-    copies=lambda n: n - 1,
-    messages=lambda n: n - 1,
-    rounds=lambda n: 2 * (n - 1),
-    question="Which one piece does the neighbour need from you in this round?",
+    "Which one piece does the neighbour need from you in this round?",
     sums=True,
     returns_piece=True,
 )
@@ -126,20 +129,15 @@ ALL_GATHER = Kind(
     "all_gather",
     only_my_piece,
     lambda case, index: case.tensor(63),
-    copies=lambda n: n - 1,
-    messages=lambda n: n - 1,
-    rounds=lambda n: 2 * (n - 1),
-    question="Which piece did you receive in the round before, and who lacks it now?",
+    "Which piece did you receive in the round before, and who lacks it now?",
 )
 ALL_REDUCE = Kind(
     "all_reduce",
     bring_own,
     lambda case, index: total(case),
-    copies=lambda n: 2 * (n - 1),
-    messages=lambda n: 2 * (n - 1),
-    rounds=lambda n: 4 * (n - 1),
-    question="What if each rank first became responsible for the sum of one piece only?",
+    "What if each rank first became responsible for the sum of one piece only?",
     sums=True,
+    halves=2,
 )
 KINDS = {kind.name: kind for kind in (BROADCAST, REDUCE_SCATTER, ALL_GATHER, ALL_REDUCE)}
 
@@ -174,7 +172,8 @@ def drawn(kind: Kind, seed: int) -> dict[int, list[Case]]:
         ),
         *(case(4, size, ALL_RANKS_ONLY, root=root, group=(1, 2, 3)) for size, root in ((12, 2), (odd(3), 1))),
         case(4, LARGE, "right only for small tensors", dtype=torch.float32),
-        case(4, 15, "right only for contiguous tensors", shape=(3, 5), strided=True),
+        # In a group of its own: what it sends before it refuses is nobody else's.
+        case(4, 15, "right only for contiguous tensors", shape=(3, 5), strided=True, group=(0, 1, 2, 3)),
     ]
     return {
         4: four,

@@ -177,9 +177,7 @@ VALUES = (
     Mistake("right on one rank only", "How do the others get to know it?", right_on_one),
     Mistake("nothing arrived", "Which line writes into the tensor that you were given?", unchanged),
     Mistake(
-        "rounded on the way",
-        "In which dtype do the numbers travel, and in which are they added?",
-        right_but_for_digits,
+        "rounded on the way", "In which dtype do the numbers travel, and in which are they added?", right_but_for_digits
     ),
     Mistake("", "", anothers_tensor),
     Mistake("a piece is missing", "", missing_piece),
@@ -300,9 +298,7 @@ TRAFFIC = (
     Mistake("the root sends to all", "", from_the_root),
     Mistake("too many rounds", "", lambda call: call.kind.rooted and too_many_rounds(call)),
     Mistake(
-        "too many messages",
-        "Could what goes to the same rank in the same round go as one message?",
-        too_many_messages,
+        "too many messages", "Could what goes to the same rank in the same round go as one message?", too_many_messages
     ),
     Mistake("too many rounds", "Could every rank send and receive at the same moment?", too_many_rounds),
     Mistake(
