@@ -62,7 +62,7 @@ def broadcast_from_rank_0(x, src=0, group=None):
     collectives.broadcast(x, dist.get_process_group_ranks(group or dist.group.WORLD)[0], group)
 
 
-@wrong("broadcast", "right only when the number of ranks is a power of two")
+@wrong("broadcast", "right only when the number of ranks is a power of two", alone=True)
 def broadcast_doubling_only(x, src=0, group=None):
     rank, ranks = place(group)
     root = group_rank(src, group)
@@ -74,7 +74,7 @@ def broadcast_doubling_only(x, src=0, group=None):
             exchange(group, receive=(x, rank - distance))
 
 
-@wrong("broadcast", "right only on the group of all ranks")
+@wrong("broadcast", "right only on the group of all ranks", alone=True)
 def broadcast_with_global_ranks(x, src=0, group=None):
     rank, ranks = place(None)
     me = (rank - src) % ranks
@@ -85,7 +85,7 @@ def broadcast_with_global_ranks(x, src=0, group=None):
             dist.recv(x, (rank - distance) % ranks, group=group)
 
 
-@wrong("broadcast", "the ranks wait for each other")
+@wrong("broadcast", "the ranks wait for each other", alone=True)
 def broadcast_where_all_receive_first(x, src=0, group=None):
     rank, _ = place(group)
     exchange(group, receive=(x, rank - 1))
@@ -99,7 +99,7 @@ def broadcast_as_float32(x, src=0, group=None):
     x.copy_(y)
 
 
-@wrong("broadcast")
+@wrong("broadcast", alone=True)
 def broadcast_without_waiting(x, src=0, group=None):
     rank, ranks = place(group)
     me = (rank - group_rank(src, group)) % ranks
@@ -110,7 +110,7 @@ def broadcast_without_waiting(x, src=0, group=None):
             dist.irecv(x, group=group, group_src=(rank - distance) % ranks)
 
 
-@wrong("broadcast", "changed while being sent")
+@wrong("broadcast", "changed while being sent", alone=True)
 def broadcast_from_a_buffer_that_is_used_again(x, src=0, group=None):
     rank, ranks = place(group)
     me = (rank - group_rank(src, group)) % ranks
@@ -234,7 +234,7 @@ def reduce_scatter_of_equal_pieces(x, group=None):
     return pieces[rank]
 
 
-@wrong("reduce_scatter", "right only on the group of all ranks")
+@wrong("reduce_scatter", "right only on the group of all ranks", alone=True)
 def reduce_scatter_on_all_ranks(x, group=None):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     pieces = x.view(-1).tensor_split(ranks)
@@ -251,7 +251,7 @@ def reduce_scatter_of_a_copy(x, group=None):
     return collectives.reduce_scatter(x.clone(), group=group)
 
 
-@wrong("reduce_scatter", "a receive that nobody waited for")
+@wrong("reduce_scatter", "a receive that nobody waited for", alone=True)
 def reduce_scatter_without_waiting(x, group=None):
     rank, ranks = place(group)
     pieces = x.view(-1).tensor_split(ranks)
@@ -265,7 +265,7 @@ def reduce_scatter_without_waiting(x, group=None):
     return pieces[rank]
 
 
-@wrong("reduce_scatter", "right only when the number of ranks is a power of two")
+@wrong("reduce_scatter", "right only when the number of ranks is a power of two", alone=True)
 def reduce_scatter_by_halving(x, group=None):
     rank, ranks = place(group)
     pieces = list(x.view(-1).tensor_split(ranks))
@@ -410,7 +410,7 @@ def all_gather_in_order_of_arrival(x, group=None):
     x.view(-1).copy_(torch.cat([pieces[(rank + i) % ranks] for i in range(ranks)]))
 
 
-@wrong("all_gather", "right only on the group of all ranks")
+@wrong("all_gather", "right only on the group of all ranks", alone=True)
 def all_gather_with_global_ranks(x, group=None):
     rank, ranks = place(group)
     pieces = x.view(-1).tensor_split(ranks)

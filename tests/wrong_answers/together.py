@@ -87,10 +87,10 @@ class Desk:
                 request.done.set()
 
     def launch(self, requests: list[Request]) -> None:
-        if len(requests) == 1:
-            self.launch_alone(requests[0])
         while len(requests) > 1:
             requests = self.launch_together(requests)
+        for request in requests:
+            self.launch_alone(request)
 
     def launch_alone(self, request: Request) -> None:
         self.launches += 1

@@ -575,12 +575,12 @@ def gather_by_adding_zeros(full, shard):
     dist.all_reduce(full.data)
 
 
-@wrong("gather", "there is no memory to gather into")
+@wrong("gather", "there is no memory to gather into", alone=True)
 def gather_into_nothing(full, shard):
     all_gather(full.data, shard.data.to(full.dtype))
 
 
-@wrong("gather", "there is no memory to gather into")
+@wrong("gather", "there is no memory to gather into", alone=True)
 def gather_and_copy_into_nothing(full, shard):
     whole = torch.empty(full.shape, dtype=full.dtype)
     all_gather(whole, shard.data.to(full.dtype))

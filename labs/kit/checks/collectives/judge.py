@@ -3,8 +3,8 @@
     ranks    inputs, and what only fails there (cases.py)
     4        sizes that divide, and the budget, always on the same sizes; two calls in a row; pieces of unequal size,
              and of no element at all; two dimensions, and none; other roots; other dtypes; a sub-group, whose ranks
-             are not the global ones; large; not contiguous, which may be refused
-    3, 2, 1  what is only right for a power of two, for more than two, for more than one
+             are not the global ones; not contiguous, which may be refused
+    3, 2, 1  what is only right for a power of two, for more than two, for more than one; and a large tensor
     5 to 8   one of them
     4        bytes held, in two calls, and when they are over
 
