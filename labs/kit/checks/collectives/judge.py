@@ -142,6 +142,8 @@ def judge_all(kind: Kind, cases: list[Case], results: Results) -> None:
             judge(Call(kind, case, outcomes, events))
         except Wrong as wrong:
             raise wrong.also(case.only) from None
+        for rank, outcome in zip(case.members, outcomes, strict=True):
+            refuse(LEFT, outcome, f"{case}: on rank {rank} ")
 
 
 def judge(call: Call) -> None:
@@ -157,8 +159,6 @@ def judge(call: Call) -> None:
     for one in call.ranks:
         refuse(IN_PLACE, one, where)
     refuse(TRAFFIC, call, where, question)
-    for one in call.ranks:
-        refuse(LEFT, one.outcome, f"{where}on rank {one.rank} ")
 
 
 class Call:
