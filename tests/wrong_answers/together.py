@@ -95,7 +95,7 @@ class Desk:
     def launch_alone(self, request: Request) -> None:
         self.launches += 1
         try:
-            request.results = run(request.body, *request.args, **request.options)
+            request.results = run(request.body, *request.args, **patient(request.options))
         except BaseException as error:
             request.error = error
 
@@ -110,7 +110,7 @@ class Desk:
     def launch_together(self, requests: list[Request]) -> list[Request]:
         """Those that are left: they come after one that raised."""
         self.launches += 1
-        options = requests[0].options | {"timeout": requests[0].options["timeout"] * len(requests)}
+        options = patient(requests[0].options, len(requests))
         try:
             results = run(one_after_the_other, [(r.body, r.args) for r in requests], **options)
         except RankError as error:
@@ -123,6 +123,11 @@ class Desk:
         if len(results[0]) < len(requests):
             self.launch_alone(requests[len(results[0])])
         return requests[len(results[0]) + 1 :]
+
+
+def patient(options: dict[str, Any], answers: int = 1) -> dict[str, Any]:
+    """Other tests run beside these, and what is certain to hang is told at once."""
+    return options | {"timeout": options["timeout"] * (3 + answers)}
 
 
 def one_after_the_other(jobs: list[tuple[Any, tuple]]) -> list[tuple[Any, range]]:
