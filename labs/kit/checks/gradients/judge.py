@@ -198,11 +198,8 @@ def bytes_held(name: str, fn: Callable[..., Any], draw: Draw) -> None:
     recording = job(train, name, fn, [case], ranks=4, record="memory").recording
     gradients = sum(p.nbytes for p in case.model().parameters() if p.requires_grad)
     for rank in range(case.ranks):
-        start, end = recording.window(rank, 1)
-        held = [(t, sum(kinds[k] for k in ("G", "comm", "temporary"))) for t, kinds in recording.memory[rank]]
-        before = [0, *(size for t, size in held if t <= start)][-1]
-        within = [before, *(size for t, size in held if start <= t < end)]
-        more, left = ((size - before) / gradients for size in (max(within), within[-1]))
+        sizes = [size for _, size in recording.during(rank, 1, ("G", "comm", "temporary"))]
+        more, left = ((size - sizes[0]) / gradients for size in (max(sizes), sizes[-1]))
         refuse(HELD, (more, left), f"{case}: rank {rank} ")
 
 
