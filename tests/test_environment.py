@@ -61,6 +61,12 @@ def test_a_browser_is_opened_only_where_it_would_be_seen(variables, platform, se
     assert "--ServerApp.ip=127.0.0.1" in command
 
 
+@pytest.mark.parametrize(("before", "after"), [({}, ""), ({"JUPYTER_CONFIG_PATH": "/mine"}, ":/mine")])
+def test_jupyter_reads_the_configuration_of_the_course_besides_the_readers(before, after):
+    """What it does, test_browser shows: saving an untouched notebook changes nothing."""
+    assert learn.settings(before)["JUPYTER_CONFIG_PATH"] == f"{learn.ROOT}/tools/jupyter{after}"
+
+
 def test_make_learn_opens_a_notebook_that_is_there():
     assert (Path(learn.ROOT) / learn.FIRST).exists()
 
