@@ -242,9 +242,9 @@ def test_a_notebook_that_nobody_trusts_shows_its_pictures_in_any_window(lab, ope
         assert shown["height"] == pytest.approx(shown["width"] * picture.height / picture.width, abs=1)
 
 
-@pytest.mark.parametrize("path", sorted(path.relative_to(learn.ROOT) for path in learn.ROOT.glob("notebooks/*.ipynb")))
-def test_opening_and_saving_a_notebook_changes_nothing(lab, open_notebook, path):
-    saved_as_it_was(lab, open_notebook, str(path))
+@pytest.mark.parametrize("name", sorted(path.stem for path in learn.ROOT.glob("notebooks/*.ipynb")))
+def test_opening_and_saving_a_notebook_changes_nothing(lab, open_notebook, name):
+    saved_as_it_was(lab, open_notebook, f"notebooks/{name}.ipynb")
 
 
 def test_opening_and_saving_stored_outputs_changes_nothing(lab, open_notebook):
