@@ -69,6 +69,8 @@ def test_an_index_answers_or_does_not(index, monkeypatch):
 
 def test_uv_is_told_what_pip_was_told(monkeypatch, tmp_path):
     monkeypatch.setattr(setup, "VENV", Path(sys.prefix))
+    for name in setup.PIP_TO_UV.values():
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_FIND_LINKS", "/wheels /more/wheels")
     monkeypatch.setenv("PIP_INDEX_URL", "https://mirror.example/simple")
@@ -79,6 +81,9 @@ def test_uv_is_told_what_pip_was_told(monkeypatch, tmp_path):
     assert told["UV_DEFAULT_INDEX"] == "https://mirror.example/simple"
     assert told["UV_INDEX"] == setup.CPU_INDEX
     assert setup.uv_settings({"extra-index-url": "a b"}, "") == {"UV_INDEX": "a b"}
+    monkeypatch.setenv("UV_INDEX", "mine")
+    assert setup.uv_settings({"extra-index-url": "a b"}, "") == {"UV_INDEX": "mine"}
+    assert setup.uv_settings({}, "cpu") == {"UV_INDEX": f"{setup.CPU_INDEX} mine"}
 
 
 def test_uv_is_taken_where_it_is_found_and_pip_stands_behind_it(monkeypatch):

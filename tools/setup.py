@@ -136,11 +136,13 @@ def pip_settings() -> dict[str, str]:
 
 
 def uv_settings(settings: Mapping[str, str], build: str) -> dict[str, str]:
+    """uv's variables that say the same; one that is set already stays."""
     told = {PIP_TO_UV[name]: value for name, value in settings.items() if name in PIP_TO_UV}
     if "UV_FIND_LINKS" in told:
         told["UV_FIND_LINKS"] = ",".join(told["UV_FIND_LINKS"].split())
+    told |= {name: os.environ[name] for name in told.keys() & os.environ.keys()}
     if build == "cpu":
-        told["UV_INDEX"] = f"{CPU_INDEX} {told.get('UV_INDEX', '')}".strip()
+        told["UV_INDEX"] = f"{CPU_INDEX} {told.get('UV_INDEX') or os.environ.get('UV_INDEX', '')}".strip()
     return told
 
 
