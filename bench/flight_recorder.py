@@ -14,7 +14,6 @@ import torch.distributed as dist
 from bench.figure import Figure, figure, ratios
 from bench.step import stepper
 from labs.kit.launch import run
-from labs.kit.strategies import STRATEGIES
 from labs.kit.watch import tap
 
 CALLS = 200
@@ -36,8 +35,7 @@ def with_and_without(action, count: int) -> list[tuple[float, float]]:
 
 
 def of_a_step(name: str, count: int) -> list[tuple[float, float]]:
-    (strategy,) = (strategy for strategy in STRATEGIES if strategy.name == name)
-    return with_and_without(stepper(strategy), count)
+    return with_and_without(stepper(name), count)
 
 
 def of_a_call(count: int) -> list[tuple[float, float]]:

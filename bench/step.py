@@ -5,77 +5,83 @@ counts from a barrier to the end of the slowest rank.  Where the time goes is to
 """
 
 import statistics
-import time
-from functools import partial
-from itertools import pairwise
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 
 from bench.figure import Figure, figure, ratios
 from labs.kit.launch import run
-from labs.kit.strategies import STRATEGIES, Strategy
+from labs.kit.record import Recording, Span, mark
+from labs.kit.strategies import ROWS, STRATEGIES, set_up, step
 from labs.model import GPT, PRESETS
 
-RANKS, BATCH = 4, 3
-PHASES = ("forward", "backward", "finish", "optimizer")
-PEER = "ddp"
+RANKS, BATCH, WARM_UP = 4, 3, 3
+PHASES = ("forward", "backward", "sync", "optimizer")
+PEER = "torch-ddp"
+Steps = list[dict[str, float]]  # of one strategy: the seconds of each phase, and of the whole "step"
 
 
-def stepper(strategy: Strategy):
-    """A function that takes one step and returns the seconds of each phase."""
+def stepper(name: str) -> Callable[[], float]:
+    """A function that takes one step with this strategy."""
     model = GPT(PRESETS["tiny"])
-    training = strategy.apply(model)
+    training, _ = set_up(ROWS[name], model)
     x_BT, y_BT = torch.randint(model.config.vocab, (2, BATCH, model.config.context))
+    return lambda: step(training, x_BT, y_BT)
 
-    def step() -> list[float]:
+
+def take(turns: Sequence[str]) -> None:
+    """On a rank: a step with each of these strategies, one after the other."""
+    steppers = {name: stepper(name) for name in dict.fromkeys(turns)}
+    for name in turns:
         dist.barrier()
-        times = [time.perf_counter()]
-        loss = training.module(x_BT, y_BT)
-        times.append(time.perf_counter())
-        loss.backward()
-        times.append(time.perf_counter())
-        training.finish()
-        times.append(time.perf_counter())
-        training.optimizer.step()
-        training.optimizer.zero_grad()
-        times.append(time.perf_counter())
-        return [end - start for start, end in pairwise(times)]
-
-    return step
+        mark("step")
+        steppers[name]()
+        mark("end")
 
 
-def rounds(names: list[str], count: int) -> dict[str, list[list[float]]]:
-    """{name: for each round, the seconds of each phase on this rank}."""
-    steps = {strategy.name: stepper(strategy) for strategy in STRATEGIES if strategy.name in names}
-    order, taken = list(steps), {name: [] for name in steps}
-    for number in range(count + 3):
-        for name in order[number % len(order) :] + order[: number % len(order)]:
-            seconds = steps[name]()
-            if number >= 3:
-                taken[name].append(seconds)
-    return taken
+def rounds(names: Sequence[str], count: int) -> dict[str, list[Steps]]:
+    """{name: for each rank, what its steps took}, all of them in one job."""
+    turns = [name for number in range(count + WARM_UP) for name in rotated(names, number)]
+    recording = run(take, turns, ranks=RANKS, device="cpu", record="time", timeout=600).recording
+    ranks = [list(zip(turns, durations(recording, rank), strict=True)) for rank in range(RANKS)]
+    return {name: [[taken for turn, taken in rank if turn == name][WARM_UP:] for rank in ranks] for name in names}
+
+
+def rotated(names: Sequence[str], by: int) -> Sequence[str]:
+    first = by % len(names)
+    return [*names[first:], *names[:first]]
+
+
+def durations(recording: Recording, rank: int) -> Steps:
+    """Of each step that a rank took."""
+    steps: list[list[Span]] = []
+    for span in sorted((span for span in recording.spans if span.rank == rank), key=lambda span: span.start):
+        if span.name == "step":
+            steps.append([])
+        steps[-1].append(span)
+    return [{span.name: span.end - span.start for span in spans} for spans in steps]
 
 
 def figures(quick: bool) -> list[Figure]:
     names = [strategy.name for strategy in STRATEGIES]
-    ranks = run(partial(rounds, names, 20 if quick else 60), ranks=RANKS, device="cpu", timeout=600)
-    whole = {name: slowest(ranks, name) for name in names}
+    ranks = rounds(names, 20 if quick else 60)
     found = []
     for name in names:
         goal = "at most 1.10" if name == "ddp-overlapped" else ""
         if name != PEER:
-            pairs = zip(whole[PEER], whole[name], strict=True)
-            found.append(figure(f"step: {name} / {PEER}", ratios(pairs), target=goal, note=phases(ranks, name)))
-    return [*found, figure(f"step: {PEER}", [1000 * s for s in whole[PEER]], "ms", note=phases(ranks, PEER))]
+            pairs = zip(slowest(ranks[PEER]), slowest(ranks[name]), strict=True)
+            found.append(figure(f"step: {name} / {PEER}", ratios(pairs), target=goal, note=phases(ranks[name])))
+    peer = [1000 * seconds for seconds in slowest(ranks[PEER])]
+    return [*found, figure(f"step: {PEER}", peer, "ms", note=phases(ranks[PEER]))]
 
 
-def slowest(ranks: list[dict[str, list[list[float]]]], name: str) -> list[float]:
-    return [max(map(sum, step)) for step in zip(*(taken[name] for taken in ranks), strict=True)]
+def slowest(ranks: list[Steps]) -> list[float]:
+    """Seconds of each step, on the rank that took longest."""
+    return [max(taken["step"] for taken in turn) for turn in zip(*ranks, strict=True)]
 
 
-def phases(ranks: list[dict[str, list[list[float]]]], name: str) -> str:
+def phases(ranks: list[Steps]) -> str:
     """Medians over all ranks and rounds: "forward 3.1 ms, backward ..."."""
-    steps = [step for taken in ranks for step in taken[name]]
-    medians = [1000 * statistics.median(times) for times in zip(*steps, strict=True)]
-    return ", ".join(f"{phase} {ms:.1f}" for phase, ms in zip(PHASES, medians, strict=True)) + " ms"
+    medians = {phase: statistics.median(1000 * taken[phase] for steps in ranks for taken in steps) for phase in PHASES}
+    return ", ".join(f"{phase} {ms:.1f}" for phase, ms in medians.items()) + " ms"

@@ -1,40 +1,38 @@
 """A training step of the tour's model with ZeRO: our stages against PyTorch's own.
 
-The twins are `ZeroRedundancyOptimizer` with DDP for stage 1, and `fully_shard` for stage 3.  Ours and its twin live in
+PyTorch's are `ZeroRedundancyOptimizer` with DDP for stage 1, and `fully_shard` for stage 3.  Ours and PyTorch's live in
 one job of 4 ranks, and take a step each in turn, now this one first and now that one.  Where the time goes: by phase,
 and in a job of its own, how long a rank waits in how many collectives.
 """
 
 import statistics
-from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from bench.figure import Figure, figure, ratios
-from bench.step import BATCH, RANKS, phases, rounds, slowest
+from bench.step import BATCH, RANKS, WARM_UP, phases, rounds, slowest
 from labs.kit.launch import run
-from labs.kit.strategies import STRATEGIES, Strategy, train
+from labs.kit.strategies import ROWS, train
 from labs.model import GPT, PRESETS
 
-TWINS = {"zero-1": "zero1", "zero-3": "fsdp"}
-WATCHED, WARM_UP = 10, 3  # steps
+NATIVE = {"zero-1": "torch-zero-1", "zero-3": "torch-fsdp"}
+WATCHED = 10  # steps
 
 
 def figures(quick: bool) -> list[Figure]:
     found = []
-    for ours, theirs in TWINS.items():
-        ranks = run(partial(rounds, [ours, theirs], 20 if quick else 60), ranks=RANKS, device="cpu", timeout=600)
-        pairs = zip(slowest(ranks, theirs), slowest(ranks, ours), strict=True)
-        note = "; ".join(f"{name}: {phases(ranks, name)}, {waiting(name)}" for name in (ours, theirs))
+    for ours, theirs in NATIVE.items():
+        ranks = rounds([ours, theirs], 20 if quick else 60)
+        pairs = zip(slowest(ranks[theirs]), slowest(ranks[ours]), strict=True)
+        note = "; ".join(f"{name}: {phases(ranks[name])}, {waiting(name)}" for name in (ours, theirs))
         found.append(figure(f"zero: {ours} / {theirs}", ratios(pairs), target="at most 1.00", note=note))
     return found
 
 
 def waiting(name: str) -> str:
     """Of a step on rank 0, in the median: "waits 12.1 of 30.2 ms in 18 collectives"."""
-    (strategy,) = (strategy for strategy in STRATEGIES if strategy.name == name)
-    recording = run(watched, strategy, ranks=RANKS, device="cpu", record="communication", timeout=600).recording
+    recording = run(watched, name, ranks=RANKS, device="cpu", record="communication", timeout=600).recording
     steps = range(WARM_UP, WATCHED)
     waited = statistics.median(sum(event.waited for event in recording.select(0, step)) for step in steps)
     long = statistics.median(span.end - span.start for span in recording.step_spans(0)[WARM_UP:])
@@ -42,7 +40,7 @@ def waiting(name: str) -> str:
     return f"waits {1000 * waited:.1f} of {1000 * long:.1f} ms in {calls} collectives"
 
 
-def watched(strategy: Strategy) -> None:
+def watched(name: str) -> None:
     config = PRESETS["tiny"]
     batches = [tuple(torch.randint(config.vocab, (2, BATCH, config.context))) for _ in range(WATCHED)]
-    train(strategy, lambda: GPT(config), [batches] * dist.get_world_size())
+    train(ROWS[name], lambda: GPT(config), [batches] * dist.get_world_size())

@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -29,7 +29,9 @@ def ddp(model: nn.Module, group: ProcessGroup | None = None, find_unused: bool =
     return DistributedDataParallel(model, process_group=group, find_unused_parameters=find_unused)
 
 
-def zero1(model: nn.Module, optimizer: type[Optimizer], **settings: Any) -> tuple[nn.Module, Optimizer]:
+def zero1(
+    model: nn.Module, optimizer: type[Optimizer], group: ProcessGroup | None = None, **settings: Any
+) -> tuple[nn.Module, Optimizer]:
     """`labs.zero.Zero`, stage 1, after a fashion: DDP's gradients, and each parameter stepped by one rank.
 
     Parameters are dealt out whole, so that the shards are only about equal. DDP has all-reduced the gradients, though
@@ -41,17 +43,20 @@ def zero1(model: nn.Module, optimizer: type[Optimizer], **settings: Any) -> tupl
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
     trained = [p for p in model.parameters() if p.requires_grad]
-    return ddp(model), ZeroRedundancyOptimizer(trained, optimizer, **settings)
+    return ddp(model, group), ZeroRedundancyOptimizer(trained, optimizer, process_group=group, **settings)
 
 
-def fsdp(model: nn.Module, layers: Iterable[nn.Module], reshard_after_forward: bool = True) -> nn.Module:
+def fsdp(
+    model: nn.Module, layers: Iterable[nn.Module], mesh: DeviceMesh | None = None, reshard_after_forward: bool = True
+) -> nn.Module:
     """`labs.zero.Zero`, stage 3: parameters sharded one by one, each along its first dim; gathered layer by layer.
 
     The model itself takes what is in none of the layers, and is not resharded between forward and backward. With
     `reshard_after_forward=False` neither are the layers: a whole copy from forward to backward, as under stage 2.
+
+    mesh: of one axis; all ranks, where it is None.
     """
-    device = next(model.parameters()).device.type
-    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    mesh = mesh or init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
     for layer in layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=reshard_after_forward)
     return fully_shard(model, mesh=mesh)

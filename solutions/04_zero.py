@@ -18,6 +18,7 @@
 # billion parameters and 64 GPUs:
 
 # %%
+import inspect
 import statistics
 import time
 from dataclasses import replace
@@ -45,7 +46,7 @@ print(f"{each:.0f} GB on each rank, {64 * each:,.0f} GB on all; of these, {63 * 
 # and S outweigh the activations: it is the copies that we want to see.
 
 # %%
-from labs.kit.strategies import ADAMW, Training
+from labs.kit.strategies import ADAMW, Training, backward, step
 from labs.model import GPT, PRESETS
 
 CONFIG = replace(PRESETS["small"], depth=6, context=16)
@@ -55,27 +56,13 @@ batches = [loader[step] for step in range(10)]
 print(f"{sum(sizes):,} parameters; in the nine tensors of one layer {sum(sizes[1:10]):,}")
 
 # %% [markdown]
-# And this is the loop of notebook 03, with micro-batches. What a strategy makes of the model comes as a `Training`: a
-# `module` to call, an `optimizer` to step with, `finish`, for what is to be done between backward and step, and `full`,
-# which gives the whole parameters by name.
-
+# What a strategy makes of the model comes as a `Training`: `backward`, which takes the micro-batches of a step through
+# the model one by one and adds up their gradients; an `optimizer`, and `trained`, whose gradients it uses; `finish`,
+# for what is to be done between backward and step; and `full`, which gives the whole parameters by name. With it, a
+# step is that of notebook 03:
 
 # %%
-def one_step(training, parts):
-    """Forward and backward of each micro-batch, then one step; the mean loss in nats."""
-    losses = []
-    for x, y in parts:
-        mark("forward")
-        loss = training.module(x, y) / len(parts)
-        mark("backward")
-        loss.backward()
-        losses.append(loss.item())
-    mark("sync")
-    training.finish()
-    mark("optimizer")
-    training.optimizer.step()
-    training.optimizer.zero_grad()
-    return sum(losses)
+print(inspect.getsource(step))
 
 
 # %%
@@ -89,8 +76,8 @@ def train(apply, build=float32, steps=3, micro_batches=1, keep=False):
     first = dist.get_rank() * micro_batches
     for x, y in batches[:steps]:
         mark("step")
-        mine = range(first, first + micro_batches)  # a micro-batch is one sequence
-        losses.append(one_step(training, [(x[[i]], y[[i]]) for i in mine]))
+        mine = slice(first, first + micro_batches)  # a micro-batch is one sequence
+        losses.append(step(training, x[mine].clone(), y[mine].clone(), micro_batches))
     mark("end")
     return losses, {name: p.detach() for name, p in training.full().items()} if keep else {}
 
@@ -98,10 +85,17 @@ def train(apply, build=float32, steps=3, micro_batches=1, keep=False):
 job = partial(run, train, device="cpu")  # so that whoever reads this gets the same bytes
 
 # %% [markdown]
-# With DDP, this is what rank 0 of four holds during one step:
+# The course has a table of strategies, ours and PyTorch's; the rows of DDP are there already. With DDP, this is what
+# rank 0 of four holds during one step:
+
 
 # %%
-WAYS = {"DDP": partial(strategies.average_with, ddp.Bucketed)}
+def as_in_the_table(name, model):
+    """The training of a model as the row of this name has it."""
+    return strategies.set_up(strategies.ROWS[name], model)[0]
+
+
+WAYS = {"DDP": partial(as_in_the_table, "ddp-bucketed")}
 watched = {"DDP": job(WAYS["DDP"], ranks=4, record="memory").recording}
 draw.memory(watched["DDP"], step=2, ranks=[0])
 
@@ -246,7 +240,9 @@ from labs.zero import Zero
 def sharded(stage, model, optimizer=adamw):
     """A model under ZeRO."""
     zero = Zero(model, stage, optimizer)
-    return Training(model, zero, zero.shards, full=lambda: zero.state_dict()["model"], finish=zero.sync)
+    return Training(
+        partial(backward, model), zero, zero.shards, full=lambda: zero.state_dict()["model"], finish=zero.sync
+    )
 
 
 WAYS |= {f"stage {stage}": partial(sharded, stage) for stage in (1, 2, 3)}
@@ -517,7 +513,7 @@ def off(ranks, name, expected):
 
 
 # %%
-one_process = partial(job, strategies.single, keep=True, ranks=1)
+one_process = partial(job, partial(as_in_the_table, "one device"), keep=True, ranks=1)
 expected = {parts: one_process(build, micro_batches=parts)[0][1] for parts, build in ((2, float32), (4, float64))}
 
 
@@ -638,7 +634,7 @@ masters = partial(Masters, optimizer=adamw)
 def low(model):
     """DDP in mixed precision."""
     module = ddp.Bucketed(model.bfloat16())
-    return Training(module, masters(model.parameters()), (), model.state_dict, module.sync)
+    return Training(partial(backward, module), masters(model.parameters()), (), model.state_dict, module.sync)
 
 
 def low_sharded(stage, model):
@@ -759,39 +755,38 @@ print(f"{len(events)} collectives; rank 0 waited {waited:.0f} ms of {1000 * (spa
 # PyTorch has the three stages under other names. Stage 1 is `ZeroRedundancyOptimizer`, beside DDP. Stage 3 is
 # `fully_shard` (FSDP2, the second *fully sharded data parallel*). With `reshard_after_forward=False` it is about stage
 # 2 (it does not drop a layer after its forward); the older FSDP called that `SHARD_GRAD_OP`. All of them are in
-# [labs/native.py](../labs/native.py). We call them the stages' twins. The same test first.
+# [labs/native.py](../labs/native.py), and rows of the table. The same test first.
 
 # %%
-TWINS = {
-    "ZeroRedundancyOptimizer": "zero1",
-    "fully_shard, no reshard": "fsdp-no-reshard",
-    "fully_shard": "fsdp",
+NATIVE = {
+    "ZeroRedundancyOptimizer": "torch-zero-1",
+    "fully_shard, no reshard": "torch-fsdp-no-reshard",
+    "fully_shard": "torch-fsdp",
 }
-ROWS = {row.name: row for row in strategies.STRATEGIES}
-twins = {name: ROWS[row].apply for name, row in TWINS.items()}
-WAYS, verdicts = WAYS | twins, verdicts | verdicts_on(twins)
+native = {name: partial(as_in_the_table, row) for name, row in NATIVE.items()}
+WAYS, verdicts = WAYS | native, verdicts | verdicts_on(native)
 draw.table([{"": name, **each} for name, each in verdicts.items()])
 
 # %% [markdown]
-# Then the ledgers side by side. Each twin is predicted by its own layout.
+# Then the ledgers side by side. Each of PyTorch's is predicted by its own layout.
 
 # %%
-for name, row in TWINS.items():
+for name, row in NATIVE.items():
     talk[name] = job(WAYS[name], ranks=4, record="communication").recording
     watched[name] = job(WAYS[name], ranks=4, record="memory").recording
-    predicted[name] = ROWS[row].predict(on_paper)
+    predicted[name] = strategies.ROWS[row].predict(on_paper)
     sent[name], steady[name] = talk[name].sent(rank=0, step=2), watched[name].steady(rank=0)
     assert sent[name] == predicted[name].sent
     assert all(predict == measured for predict, measured in (beside(name, kind) for kind in [*"PGS", "comm"]))
 
 kinds = ("P", "G", "S", "comm", "peak")
-order = [name for stage_and_twin in zip(STAGES, TWINS, strict=True) for name in stage_and_twin]
+order = [name for pair in zip(STAGES, NATIVE, strict=True) for name in pair]
 table = {name: {"": name, "sent": sent[name], **{kind: steady[name][kind] for kind in kinds}} for name in order}
 table["fully_shard, no reshard"] |= {"comm": "(version)", "peak": "(version)"}
 draw.table(list(table.values()), caption="bytes, on rank 0 of four")
 
 # %% [markdown]
-# None of the twins is its stage to the letter.
+# None of the three is its stage to the letter.
 #
 # **`ZeroRedundancyOptimizer`** leaves DDP as it is: it all-reduces all gradients, though each rank uses a part, and
 # keeps them. Then each rank *broadcasts* the parameters that it has stepped: 1.5 times the bytes, on average over the
@@ -841,7 +836,7 @@ def on_the_wire(ways):
         for x, y in batches[:2]:
             dist.barrier()
             before = delivered()
-            one_step(training, [(x[:1], y[:1])])
+            step(training, x[:1], y[:1])
             dist.barrier()
             carried[name] = None if before is None else delivered() - before
     return carried
@@ -880,7 +875,7 @@ for ours, theirs in (("stage 1", "ZeroRedundancyOptimizer"), ("stage 3", "fully_
 
 # %% [markdown]
 # Mind what is compared: ranks that share a few cores, a wire that is memory, and a model so small that calls count more
-# than bytes. Stage 1 begins to reduce when backward is over; its twin's all-reduce has begun by then. And on GPUs
+# than bytes. Stage 1 begins to reduce when backward is over; PyTorch's all-reduce has begun by then. And on GPUs
 # `fully_shard` prefetches, so that its all-gathers hide behind compute.
 #
 # ## Why, and why not

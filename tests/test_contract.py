@@ -3,13 +3,13 @@
     numbers       the reference is one process on the same batch, cut into as many micro-batches as there are ranks:
                   float64 within 1e-12; float32 bit by bit where the strategy promises that, else within 1e-5
     bytes sent    the reference is labs.cost: exact, on every rank
-    bytes held    likewise: P, G and S exact, A within 10 %, the peak within 1 % (labs.cost states it to the byte)
+    bytes held    likewise: each kind exact, on a CPU; of the awkward model P, G and S, worked out by hand
 
 Two models: the course's GPT, and a toy made to be awkward (tied weights, a frozen one, one element alone, odd sizes).
 Then the claims themselves are tried: a strategy that is changed in one place must fail the one that it breaks.
 """
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import lru_cache, partial
 
 import pytest
@@ -63,10 +63,10 @@ MODELS = {"GPT": (partial(GPT, GPT_CONFIG), GPT_CONFIG.vocab), "awkward": (Awkwa
 TRAININGS = [(name, dtype) for name in MODELS for dtype in (torch.float64, torch.float32)]
 
 
-def batches(vocab: int, ranks: int):
-    """[rank][step]: the same random tokens, whatever the number of ranks."""
+def batches(vocab: int, parts: int):
+    """[part][step]: the same random tokens, into however many parts they are cut."""
     whole = torch.randint(vocab, (STEPS, 2, BATCH, CONTEXT), generator=torch.Generator().manual_seed(0))
-    return [[tuple(step.chunk(ranks, dim=1)[rank]) for step in whole] for rank in range(ranks)]
+    return [[tuple(step.chunk(parts, dim=1)[part]) for step in whole] for part in range(parts)]
 
 
 def train_all(strategy, micro_batches=1, trainings=TRAININGS):
@@ -74,9 +74,15 @@ def train_all(strategy, micro_batches=1, trainings=TRAININGS):
     trained = []
     for name, dtype in trainings:
         make, vocab = MODELS[name]
-        data = batches(vocab, dist.get_world_size())
+        data = batches(vocab, strategy.parts(dist.get_world_size()))
         trained.append(train(strategy, lambda make=make, dtype=dtype: make().to(dtype), data, micro_batches, STEPS)[1])
     return trained
+
+
+def job_of(strategy, ranks: int, rank: int = 0, micro_batches: int = 1) -> cost.Job:
+    """What labs.cost is asked about."""
+    each = BATCH // strategy.parts(ranks) // micro_batches
+    return cost.Job(GPT_CONFIG, each, ranks, rank, context=CONTEXT, accumulation=micro_batches)
 
 
 @lru_cache
@@ -115,8 +121,9 @@ def sent(strategy, ranks: int, name: str) -> tuple[list[int], list[int]]:
 
 def held(strategy, ranks: int, name: str) -> list[dict[str, int]]:
     """Bytes held in a steady step in float32, by rank: measured, in a job that trains nothing else."""
-    trainings = [(name, torch.float32)]
-    recording = run(train_all, strategy, trainings=trainings, ranks=ranks, record="memory").recording
+    build, vocab = MODELS[name]
+    data = batches(vocab, strategy.parts(ranks))  # made here: the ranks only look at it
+    recording = run(train, strategy, build, data, ranks=ranks, device="cpu", record="memory").recording
     return [recording.steady(rank) for rank in range(ranks)]
 
 
@@ -138,7 +145,7 @@ def test_bytes_sent(strategy, ranks, name):
     predicted, measured = sent(strategy, ranks, name)
     assert measured == predicted
     if name == "GPT":
-        steps = [strategy.predict(cost.Job(GPT_CONFIG, BATCH // ranks, ranks, rank)) for rank in range(ranks)]
+        steps = [strategy.predict(job_of(strategy, ranks, rank)) for rank in range(ranks)]
         assert [step.sent for step in steps] == predicted
 
 
@@ -146,10 +153,19 @@ def test_bytes_sent(strategy, ranks, name):
 def test_bytes_held_by_the_gpt(strategy):
     ranks = strategy.ranks(3)
     for rank, measured in enumerate(held(strategy, ranks, "GPT")):
-        predicted = strategy.predict(cost.Job(GPT_CONFIG, BATCH // ranks, ranks, rank)).held
-        assert {kind: measured[kind] for kind in "PGS"} == {kind: getattr(predicted, kind) for kind in "PGS"}
-        assert measured["A"] == pytest.approx(predicted.A, rel=0.10)
-        assert measured["peak"] == pytest.approx(predicted.peak, rel=0.01)
+        predicted = asdict(strategy.predict(job_of(strategy, ranks, rank)).held)
+        assert measured.pop("peak") == pytest.approx(predicted.pop("peak"), abs=8)  # a loss of a step may outlive it
+        assert measured == predicted
+
+
+@every_strategy
+def test_micro_batches(strategy):
+    """Two on each of two ranks are four of one process; what is sent more is predicted."""
+    job = run(train_all, strategy, 2, [("GPT", torch.float64), ("GPT", torch.float32)], ranks=2, record="communication")
+    whole = one_process(4)[TRAININGS.index(("GPT", torch.float64))]
+    for rank, (trained, _) in enumerate(job):
+        assert all(torch.allclose(trained[name], p, rtol=1e-12, atol=1e-12) for name, p in whole.items())
+        assert job.recording.sent(rank, step=2 * STEPS - 1) == strategy.predict(job_of(strategy, 2, rank, 2)).sent
 
 
 def by_hand(rank: int) -> dict[str, dict[str, int]]:
@@ -166,13 +182,13 @@ def by_hand(rank: int) -> dict[str, dict[str, int]]:
         "ddp-naive": copies,
         "ddp-bucketed": copies,
         "ddp-overlapped": copies | {"G": 4 * sum(sizes) + 4 * max(sizes)},  # one on its way into its bucket
-        "ddp": copies,
+        "torch-ddp": copies,
         "zero-1": {"P": 4 * (trained + frozen), "G": 4 * (trained + 31), "S": state},
-        "zero1": copies | {"S": (8 * 91 + 4, 8 * 49 + 4, 8 * (7 + 1) + 8)[rank]},  # dealt out whole
+        "torch-zero-1": copies | {"S": (8 * 91 + 4, 8 * 49 + 4, 8 * (7 + 1) + 8)[rank]},  # dealt out whole
         "zero-2": {"P": 4 * (trained + frozen), "G": 4 * (19 + 93 + 31), "S": state},
-        "fsdp-no-reshard": chunked,
+        "torch-fsdp-no-reshard": chunked,
         "zero-3": {"P": 4 * (trained + frozen) // 3, "G": 4 * trained // 3, "S": state},
-        "fsdp": chunked,
+        "torch-fsdp": chunked,
     }
 
 
@@ -214,8 +230,8 @@ class SkipsOne(ddp.Naive):
 class HoldsTwice(ddp.Naive):
     """One copy of every parameter more."""
 
-    def __init__(self, model):
-        super().__init__(model)
+    def __init__(self, model, **options):
+        super().__init__(model, **options)
         self.spare = nn.ParameterList([nn.Parameter(p.detach().clone(), False) for p in model.parameters()])
 
 
@@ -245,7 +261,7 @@ def test_a_division_less_is_seen_in_the_numbers_alone():
 
 def test_a_spare_copy_is_seen_in_the_bytes_held():
     broken = replace(NAIVE, apply=partial(average_with, HoldsTwice))
-    predicted = broken.predict(cost.Job(GPT_CONFIG, BATCH // 2, 2))
+    predicted = broken.predict(job_of(broken, 2))
     for measured in held(broken, 2, "GPT"):
         assert measured["P"] == 2 * predicted.held.P
         assert any("parameters" in fault for fault in faults_of(0.0, predicted, predicted.sent, measured))

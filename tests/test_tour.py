@@ -49,7 +49,18 @@ def read_all(descriptor: int) -> str:
 def made(tmp_path_factory):
     """A tour from a shell: (folder, stdout through a pipe, stderr on a terminal)."""
     folder = tmp_path_factory.mktemp("tour")
-    command = [sys.executable, "-m", "labs", "tour", "--steps", "3", "--ranks", "2", "--strategies", "ddp,ddp-bucketed"]
+    command = [
+        sys.executable,
+        "-m",
+        "labs",
+        "tour",
+        "--steps",
+        "3",
+        "--ranks",
+        "2",
+        "--strategies",
+        "torch-ddp,ddp-bucketed",
+    ]
     mine, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (40, 100))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -65,8 +76,8 @@ def test_output_is_clean_in_a_pipe_and_fits_a_terminal(made):
     _, out, _ = made
     assert "\r" not in out and "\x1b" not in out
     assert max(len(line) for line in out.splitlines()) <= 100
-    names = re.findall(r"^(one device|ddp[\w-]*) +\d", out, re.MULTILINE)
-    assert names == ["one device", "ddp-bucketed", "ddp"]
+    names = re.findall(r"^(one device|[\w-]*ddp[\w-]*) +\d", out, re.MULTILINE)
+    assert names == ["one device", "ddp-bucketed", "torch-ddp"]
     assert out.count("predicted") == out.count("measured") == 3
     assert "not yet below the corpus's unigram entropy" in out
     assert "to the byte" in out
@@ -75,7 +86,7 @@ def test_output_is_clean_in_a_pipe_and_fits_a_terminal(made):
 def test_progress_is_shown_on_a_terminal(made):
     *_, progress = made
     assert progress.count("\r") > 3
-    assert re.search(r"one device .* 2/9 .*ddp-bucketed .* 5/9 .*ddp  .* 8/9 ", progress, re.DOTALL)
+    assert re.search(r"one device .* 2/9 .*ddp-bucketed .* 5/9 .*torch-ddp .* 8/9 ", progress, re.DOTALL)
 
 
 def test_files_have_the_schema_and_nothing_else_is_left(made):
@@ -90,7 +101,7 @@ def test_files_have_the_schema_and_nothing_else_is_left(made):
     assert [(row["name"], row["side"], row["ranks"]) for row in told["rows"]] == [
         ("one device", "ours", 1),
         ("ddp-bucketed", "ours", 2),
-        ("ddp", "native", 2),
+        ("torch-ddp", "native", 2),
     ]
     assert told["rows"][0]["losses"] == told["reference"]["losses"]
     for row in told["rows"]:
@@ -187,7 +198,10 @@ def test_what_counts_as_a_fault(difference, sent, held, fault):
         (["--batch", "0"], "steps 30 and batch 0 must each be at least 1"),
         (["--size", "huge"], "no size 'huge' that reads bytes: take tiny or small or medium"),
         (["--size", "llama3-8b"], "no size 'llama3-8b'"),
-        (["--strategies", "ddp,fsdq"], "no strategy 'fsdq': there are ddp-naive, ddp-bucketed, ddp-overlapped, ddp"),
+        (
+            ["--strategies", "ddp-naive,fsdq"],
+            "no strategy 'fsdq': there are ddp-naive, ddp-bucketed, ddp-overlapped, torch",
+        ),
         (["--strategies", ""], "no strategy ''"),
         (["--device", "tpu"], "device='tpu' is not one this course knows"),
         (["--json", "not/there/tour.json"], "not/there/tour.json cannot be written (no such file or directory)"),
@@ -277,3 +291,4 @@ def test_names_are_unique_and_sides_known():
     rows = (ONE_DEVICE, *STRATEGIES)
     assert len({row.name for row in rows}) == len(rows)
     assert {row.side for row in rows} == {"ours", "native"}
+    assert all(row.name.startswith("torch-") == (row.side == "native") for row in rows)

@@ -119,7 +119,7 @@ def ddp_moments(job: Job, stepped: Sequence[int], own: int, staying: int = 0, pa
             if collects:
                 moment = moment.plus(G=job.itemsize * at.gradients)
             elif part.name == "head":
-                moment = moment.plus(temporary=job.itemsize * at.gradients)
+                moment = moment.plus(**{"temporary" if accumulating else "G": job.itemsize * at.gradients})
             yield moment
         if part.shared:
             pending += job.itemsize * sum(part.sizes)

@@ -2,27 +2,31 @@
 
 The tour, the contract test and the benchmarks read STRATEGIES and nothing else: a strategy joins all three as one row.
 
-    name      what `--strategies` calls it             side      "ours" or "native"
-    apply     model -> Training                        ranks     how many it takes of those asked for
-    predict   labs.cost.Job -> Prediction of a step    sent      (root, layers, ranks, rank) -> bytes, for any model
-                                                             by the shapes of its layers; root: the other parts
-    bitwise   on how many ranks it equals the          note      where PyTorch's differs from the stage it stands for
-              micro-batched process bit by bit,
-              in float32
+    name      what `--strategies` calls it; those      side      "ours" or "native"
+              of PyTorch begin with "torch-"
+    apply     (model, mesh) -> Training                axes      ranks asked for -> the sizes of its mesh, by axis
+    predict   labs.cost.Job -> Prediction of a step    batch     along which of them the batch is cut: ranks that
+    sent      (root, layers, ranks, rank) ->                     differ in another axis only, read the same part
+              bytes, for any model by the shapes       bitwise   on how many ranks it equals the micro-batched
+              of its layers; root: the other parts               process bit by bit, in float32
+                                                       note      where PyTorch's differs from its stage
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from math import prod
 from statistics import fmean
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from labs import cost, ddp, native
 from labs.kit.record import mark
@@ -37,13 +41,14 @@ ADAMW = {"lr": 2e-3, "betas": (0.9, 0.95), "eps": 1e-4, "weight_decay": 0.1}
 
 @dataclass(frozen=True)
 class Training:
-    """A model under a strategy: what the training loop needs of it, on one rank.
+    """A model under a strategy: what a step needs of it, on one rank.
 
-    module: maps a batch to its mean loss.  optimizer: has step() and zero_grad().  trained: whose `.grad` it uses.
-    finish: called between backward() and step().  full: the whole parameters by name, the same on every rank.
+    backward: (x, y, micro_batches) -> the mean loss of each (0-dim), whose gradients it has added up.
+    optimizer: has step() and zero_grad().  trained: whose `.grad` it uses.
+    full: the whole parameters by name, the same on every rank.  finish: called between backward and step().
     """
 
-    module: nn.Module
+    backward: Callable[[Tensor, Tensor, int], list[Tensor]]
     optimizer: Any
     trained: Sequence[Tensor]
     full: Callable[[], Mapping[str, Tensor]]
@@ -56,56 +61,78 @@ class Strategy:
 
     name: str
     side: str
-    apply: Callable[[nn.Module], Training]
+    apply: Callable[[nn.Module, DeviceMesh], Training]
     predict: Callable[[cost.Job], cost.Prediction]
     sent: Callable[..., int]
-    ranks: Callable[[int], int] = lambda asked: asked
+    axes: Callable[[int], Mapping[str, int]] = lambda asked: {"dp": asked}
+    batch: tuple[str, ...] = ("dp",)
     bitwise: tuple[int, ...] = (2,)
     note: str = ""
+
+    def ranks(self, asked: int) -> int:
+        """How many it takes of those asked for."""
+        return prod(self.axes(asked).values())
+
+    def parts(self, asked: int) -> int:
+        """Into how many parts the batch is cut."""
+        return prod(self.axes(asked)[axis] for axis in self.batch)
+
+    def part(self, mesh: DeviceMesh) -> int:
+        """Which of them this rank reads."""
+        number = 0
+        for axis in self.batch:
+            number = number * mesh[axis].size() + mesh.get_local_rank(axis)
+        return number
 
 
 # ---- how each is set up ----------------------------------------------------------------------------------
 
 
-def single(model: nn.Module) -> Training:
-    return replicated(model, model)
+def single(model: nn.Module, mesh: DeviceMesh) -> Training:
+    return replicated(model, partial(backward, model))
 
 
-def average_with(wrap: Callable[[nn.Module], ddp.DataParallel], model: nn.Module) -> Training:
-    module = wrap(model)
-    return replicated(model, module, finish=module.sync)
+def average_with(wrap: Callable[..., ddp.DataParallel], model: nn.Module, mesh: DeviceMesh) -> Training:
+    module = wrap(model, group=mesh.get_group("dp"))
+    return replicated(model, partial(backward, module, no_sync=module.no_sync), finish=module.sync)
 
 
-def native_ddp(model: nn.Module) -> Training:
-    return replicated(model, native.ddp(model))
+def torch_ddp(model: nn.Module, mesh: DeviceMesh) -> Training:
+    module = native.ddp(model, mesh.get_group("dp"))
+    return replicated(model, partial(backward, module, no_sync=module.no_sync))
 
 
-def zero(stage: int, model: nn.Module) -> Training:
-    sharded = Zero(model, stage, partial(torch.optim.AdamW, **ADAMW))
-    return Training(model, sharded, sharded.shards, lambda: sharded.state_dict()["model"], sharded.sync)
+def zero(stage: int, model: nn.Module, mesh: DeviceMesh) -> Training:
+    sharded = Zero(model, stage, partial(torch.optim.AdamW, **ADAMW), group=mesh.get_group("dp"))
+    return Training(
+        partial(backward, model), sharded, sharded.shards, lambda: sharded.state_dict()["model"], sharded.sync
+    )
 
 
-def native_zero1(model: nn.Module) -> Training:
-    module, optimizer = native.zero1(model, torch.optim.AdamW, **ADAMW)
-    return Training(module, optimizer, trainable(model), lambda: dict(model.named_parameters()))
+def torch_zero1(model: nn.Module, mesh: DeviceMesh) -> Training:
+    module, optimizer = native.zero1(model, torch.optim.AdamW, mesh.get_group("dp"), **ADAMW)
+    steps = partial(backward, module, no_sync=module.no_sync)
+    return Training(steps, optimizer, trainable(model), lambda: dict(model.named_parameters()))
 
 
-def native_fsdp(reshard_after_forward: bool, model: nn.Module) -> Training:
+def torch_fsdp(reshard_after_forward: bool, model: nn.Module, mesh: DeviceMesh) -> Training:
     containers = (child for child in model.children() if isinstance(child, nn.ModuleDict))
     layers = [layer for container in containers for layer in container.children()]
-    module = native.fsdp(model, layers, reshard_after_forward)
+    module = native.fsdp(model, layers, mesh["dp"], reshard_after_forward)
     optimizer = torch.optim.AdamW(trainable(model), **ADAMW)
     return Training(
-        module, optimizer, trainable(model), lambda: {name: p.full_tensor() for name, p in model.named_parameters()}
+        partial(backward, module),
+        optimizer,
+        trainable(model),
+        lambda: {name: p.full_tensor() for name, p in model.named_parameters()},
     )
 
 
-def replicated(model: nn.Module, module: nn.Module, **others: Any) -> Training:
+def replicated(model: nn.Module, backward: Callable[..., list[Tensor]], **others: Any) -> Training:
     """Every rank holds and steps all of it."""
     trained = trainable(model)
-    return Training(
-        module, torch.optim.AdamW(trained, **ADAMW), trained, lambda: dict(model.named_parameters()), **others
-    )
+    optimizer = torch.optim.AdamW(trained, **ADAMW)
+    return Training(backward, optimizer, trained, lambda: dict(model.named_parameters()), **others)
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
@@ -115,9 +142,7 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 # ---- the table -------------------------------------------------------------------------------------------
 
 
-def data_parallel(
-    name: str, side: str, apply: Callable[[nn.Module], Training], variant: str, **others: Any
-) -> Strategy:
+def data_parallel(name: str, side: str, apply: Callable[..., Training], variant: str, **others: Any) -> Strategy:
     """A row whose predictions are `labs.cost.ddp`'s for this variant."""
 
     def sent(root: Layers, layers: Layers, ranks: int, rank: int) -> int:
@@ -143,7 +168,7 @@ def zero_redundancy() -> Strategy:
         return cost.zero_redundancy_sent(sizes_of(root, layers), ranks, rank)
 
     note = "deals out whole parameters; all-reduces G where stage 1 reduce-scatters it, then broadcasts P: 3Ψ, not 2Ψ"
-    return Strategy("zero1", "native", native_zero1, cost.zero_redundancy, sent, note=note)
+    return Strategy("torch-zero-1", "native", torch_zero1, cost.zero_redundancy, sent, note=note)
 
 
 def sharded_fully(name: str, reshard_after_forward: bool, note: str) -> Strategy:
@@ -152,28 +177,31 @@ def sharded_fully(name: str, reshard_after_forward: bool, note: str) -> Strategy
         return cost.fully_shard_sent(cost.Layer(trained, frozen), layers, ranks, reshard_after_forward)
 
     predict = partial(cost.fully_shard, reshard_after_forward=reshard_after_forward)
-    return Strategy(name, "native", partial(native_fsdp, reshard_after_forward), predict, sent, note=note)
+    return Strategy(name, "native", partial(torch_fsdp, reshard_after_forward), predict, sent, note=note)
 
 
 def sizes_of(root: Layers, layers: Layers) -> list[int]:
     return [size for layer in (*root, *layers) for size in layer.sizes]
 
 
-ONE_DEVICE = data_parallel("one device", "ours", single, "single", ranks=lambda asked: 1, bitwise=())
+ONE_DEVICE = data_parallel("one device", "ours", single, "single", axes=lambda asked: {"dp": 1}, bitwise=())
 STRATEGIES = (
     data_parallel("ddp-naive", "ours", partial(average_with, ddp.Naive), "naive"),
     data_parallel("ddp-bucketed", "ours", partial(average_with, ddp.Bucketed), "bucketed"),
     data_parallel("ddp-overlapped", "ours", partial(average_with, ddp.Overlapped), "overlapped"),
-    data_parallel("ddp", "native", native_ddp, "torch"),
+    data_parallel("torch-ddp", "native", torch_ddp, "torch"),
     of_stage(1),
     zero_redundancy(),
     of_stage(2),
     sharded_fully(
-        "fsdp-no-reshard", False, "holds P whole from forward to backward only; at rest it is sharded, unlike stage 2's"
+        "torch-fsdp-no-reshard",
+        False,
+        "holds P whole from forward to backward only; at rest it is sharded, unlike stage 2's",
     ),
     of_stage(3),
-    sharded_fully("fsdp", True, "gathers embedding, norm and head once a step, where stage 3 gathers them twice"),
+    sharded_fully("torch-fsdp", True, "gathers embedding, norm and head once a step, where stage 3 gathers them twice"),
 )
+ROWS = {row.name: row for row in (ONE_DEVICE, *STRATEGIES)}
 
 
 # ---- the loop --------------------------------------------------------------------------------------------
@@ -186,38 +214,54 @@ def train(
     micro_batches: int = 1,
     keep: int = 0,
 ) -> tuple[list[float], dict[str, Tensor]]:
-    """Take a step for each of this rank's batches; runs on every rank of a job.
+    """Take a step for each batch that this rank reads; runs on every rank of a job.
 
-    build: makes the model, the same on every rank; it maps a batch to its mean loss.  batches[rank][step]: inputs and
+    build: makes the model, the same on every rank; it maps a batch to its mean loss.  batches[part][step]: inputs and
     targets.  micro_batches: into how many each batch is cut, their gradients added up.  Returns this rank's loss in
     each step, and by name the full parameters (on the CPU) as they were after `keep` steps.
     """
-    training = strategy.apply(build())
-    mine = batches[dist.get_rank()]
+    training, part = set_up(strategy, build())
     losses, kept = [], {}
-    for step, batch in enumerate(mine):
+    for number, batch in enumerate(batches[part]):
         mark("step")
         # A copy of its own, as a loader would make it, dies with its step.
-        x, y = (tensor.to(torch.get_default_device(), copy=True) for tensor in batch)
-        parts = backward(training.module, x, y, micro_batches)
-        mark("sync")
-        training.finish()
-        # Once and at the end, as data parallelism does it: the sum over micro-batches is rounded like that over ranks.
-        for p in training.trained if micro_batches > 1 else ():
-            p.grad /= micro_batches
-        mark("optimizer")
-        training.optimizer.step()
-        training.optimizer.zero_grad()
-        losses.append(fmean(part.item() for part in parts))  # at the end, since on a GPU this waits for everything
-        if step + 1 == keep:
+        losses.append(step(training, *(x.to(torch.get_default_device(), copy=True) for x in batch), micro_batches))
+        if number + 1 == keep:
             mark("end")
             kept = {name: p.detach().to("cpu", copy=True) for name, p in training.full().items()}
     mark("end")
     return losses, kept
 
 
-def backward(module: nn.Module, x: Tensor, y: Tensor, micro_batches: int) -> list[Tensor]:
-    """Add up the gradients of all micro-batches' mean losses, and return these (0-dim).
+def set_up(strategy: Strategy, model: nn.Module) -> tuple[Training, int]:
+    """The training of a model by all ranks of this job, and the number of the part of the batch that this one reads."""
+    axes = strategy.axes(dist.get_world_size())
+    mesh = init_device_mesh(torch.get_default_device().type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+    return strategy.apply(model, mesh), strategy.part(mesh)
+
+
+def step(training: Training, x: Tensor, y: Tensor, micro_batches: int = 1) -> float:
+    """Take one step on x, y: [batch, time]; this rank's mean loss."""
+    losses = training.backward(x, y, micro_batches)
+    mark("sync")
+    training.finish()
+    # Once and at the end, as data parallelism does it: the sum over micro-batches is rounded like that over ranks.
+    for p in training.trained if micro_batches > 1 else ():
+        p.grad /= micro_batches
+    mark("optimizer")
+    training.optimizer.step()
+    training.optimizer.zero_grad()
+    return fmean(loss.item() for loss in losses)  # at the end, since on a GPU this waits for everything
+
+
+def backward(
+    module: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    micro_batches: int,
+    no_sync: Callable[[], AbstractContextManager] = nullcontext,
+) -> list[Tensor]:
+    """Forward and backward of each micro-batch in turn, all but the last within `no_sync()`; their mean losses (0-dim).
 
     x, y: [batch, time].  Raises ValueError for a batch that does not divide by `micro_batches`.
     """
@@ -225,9 +269,10 @@ def backward(module: nn.Module, x: Tensor, y: Tensor, micro_batches: int) -> lis
         raise ValueError(f"a batch of {len(x)} does not divide by {micro_batches} micro-batches")
     losses = []
     for micro_x, micro_y in zip(x.chunk(micro_batches), y.chunk(micro_batches), strict=True):
-        mark("forward")
-        loss = module(micro_x, micro_y)
-        mark("backward")
-        loss.backward()
-        losses.append(loss.detach())
+        with no_sync() if len(losses) + 1 < micro_batches else nullcontext():
+            mark("forward")
+            loss = module(micro_x, micro_y)
+            mark("backward")
+            loss.backward()
+            losses.append(loss.detach())
     return losses

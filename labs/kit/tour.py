@@ -89,10 +89,11 @@ class Plan:
     def corpus(self) -> Corpus:
         return corpus()
 
-    def batches(self, ranks: int, steps: int) -> list[list[Batch]]:
-        """[rank][step]: the same data, dealt to any number of ranks."""
-        parts = [Batches(self.corpus.tokens, self.batch, self.config.context, 0, rank, ranks) for rank in range(ranks)]
-        return [[part[step] for step in range(steps)] for part in parts]
+    def batches(self, parts: int, steps: int) -> list[list[Batch]]:
+        """[part][step]: the same data, cut into any number of parts."""
+        tokens, context = self.corpus.tokens, self.config.context
+        loaders = [Batches(tokens, self.batch, context, 0, part, parts) for part in range(parts)]
+        return [[loader[step] for step in range(steps)] for loader in loaders]
 
     def to_json(self) -> dict[str, Any]:
         text = self.corpus
@@ -153,10 +154,10 @@ def tour(
 def watch(strategy: Strategy, plan: Plan, ranks: int, kind: str, reference: dict[str, Tensor] | None) -> Results:
     """Train once, under this pass."""
     job = dict(ranks=ranks, device=plan.device, timeout=TIMEOUT, record=kind)
-    build = partial(GPT, plan.config)
+    build, parts = partial(GPT, plan.config), strategy.parts(plan.ranks)
     if kind == "time":
-        return run(train_and_compare, strategy, build, plan.batches(ranks, plan.steps), reference, **job)
-    return run(train, strategy, build, plan.batches(ranks, WATCHED), **job)
+        return run(train_and_compare, strategy, build, plan.batches(parts, plan.steps), reference, **job)
+    return run(train, strategy, build, plan.batches(parts, WATCHED), **job)
 
 
 def train_and_compare(
@@ -172,7 +173,7 @@ def train_and_compare(
 def compare(strategy: Strategy, plan: Plan, ranks: int, time: Results, communication: Results, memory: Results) -> Row:
     """The three passes of a strategy as one row, measured beside predicted on every rank."""
     losses, differences = zip(*time, strict=True)
-    share = plan.batch // ranks
+    share = plan.batch // strategy.parts(plan.ranks)
     predicted = [strategy.predict(Job(plan.config, share, ranks, rank)) for rank in range(ranks)]
     sent = [communication.recording.sent(rank, WATCHED - 1) for rank in range(ranks)]
     held = [memory.recording.steady(rank) for rank in range(ranks)]
@@ -359,7 +360,7 @@ def main(arguments: list[str]) -> int:
 
             def tick(name: str, done: int) -> None:
                 bar.update(done - bar.n)
-                bar.set_description(f"{name:<14}")
+                bar.set_description(f"{name:<21}")
 
             rows = tour(plan, strategies, tick)
     except (ValueError, RankError) as error:
