@@ -7,7 +7,9 @@ the recorder saw a rank send and hold. All of them equal, and not nearly equal.
 import dataclasses
 import inspect
 import re
+from contextlib import nullcontext
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from torch import nn
 from labs import cost, native
 from labs.cost import Job, Traffic
 from labs.ddp import Bucketed, Naive, Overlapped
+from labs.kit import strategies
 from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.model import GPT, PRESETS, Config
@@ -28,6 +31,9 @@ CONFIGS = {
     "tiny": TINY,
     "one layer, one head of keys": Config(50, 24, 1, 3, 1, 40, context=20),
     "tied, as many heads of keys": Config(64, 32, 2, 4, 4, 96, context=16, tied=True),
+    "one head": Config(50, 16, 2, 1, 1, 20, context=9),
+    "wide mlp": Config(291, 30, 1, 3, 3, 220, context=31),
+    "two heads of four": Config(50, 8, 1, 2, 1, 20, context=8),
 }
 
 # ---- the job ---------------------------------------------------------------------------------------------
@@ -46,6 +52,7 @@ CONFIGS = {
         ({"rank": 4}, "rank is 4: of 4 ranks it must be one of 0 to 3"),
         ({"rank": -1}, "rank is -1: of 4 ranks"),
         ({"precision": "fp8"}, "precision is 'fp8': it must be one of 'float32', 'mixed', "),
+        ({"config": Config(50, 12, 1, 6, 2, 20, 8)}, "head size 2 (dim 12 / 6 heads): PyTorch does not fuse attention"),
         ({"recompute": "half"}, "recompute is 'half': it must be one of 'none', 'selective', "),
     ],
 )
@@ -175,7 +182,7 @@ def test_parameter_sizes_and_optimizer_state_are_the_models(name):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("batch, context", [(1, None), (3, None), (2, 7)])
+@pytest.mark.parametrize("batch, context", [(1, None), (3, None), (2, 7), (3, 1), (1, 1)])
 def test_activations_are_what_autograd_saves(name, batch, context):
     config = CONFIGS[name]
     model = GPT(config)
@@ -229,21 +236,15 @@ BUCKET = {"bucketed": 9_000, "overlapped": 9_000}
 
 
 def train(variant, config, batch=2, accumulation=1, steps=3, **options):
-    """Steps with AdamW as the predictions have them; `single` has no wrapper, so no `no_sync` or `sync`."""
-    model = WRAP[variant](GPT(config), **options)
-    optimizer = torch.optim.AdamW(model.parameters())
+    """Steps with AdamW as the predictions have them."""
+    model = GPT(config)
+    module = WRAP[variant](model, **options)
+    backward = partial(strategies.backward, module, no_sync=getattr(module, "no_sync", nullcontext))
+    training = strategies.replicated(model, backward, finish=getattr(module, "sync", lambda: None))
     for _ in range(steps):
         mark("step")
-        optimizer.zero_grad()
-        for i in range(accumulation):
-            tokens, targets = (torch.randint(0, config.vocab, (batch, config.context)) for _ in range(2))
-            if variant != "single":
-                model.syncing = model.require_backward_grad_sync = i == accumulation - 1
-            loss = model(tokens, targets)
-            loss.backward()
-        if isinstance(model, Naive | Bucketed | Overlapped):
-            model.sync()
-        optimizer.step()
+        batches = torch.randint(config.vocab, (2, accumulation * batch, config.context))
+        strategies.step(training, *batches, accumulation)
     mark("end")
 
 
@@ -271,7 +272,13 @@ def test_ranks_send_what_was_predicted(variant):
 @pytest.mark.parametrize("variant", WRAP)
 @pytest.mark.parametrize(
     "name, batch, accumulation",
-    [("tiny", 2, 2), ("one layer, one head of keys", 9, 1), ("tied, as many heads of keys", 3, 1)],
+    [
+        ("tiny", 2, 2),
+        ("one layer, one head of keys", 9, 1),
+        ("tied, as many heads of keys", 3, 1),
+        ("wide mlp", 1, 1),
+        ("wide mlp", 1, 2),
+    ],
 )
 def test_ranks_hold_what_was_predicted(variant, name, batch, accumulation):
     config = CONFIGS[name]

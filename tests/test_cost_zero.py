@@ -15,6 +15,7 @@ from labs import cost, native
 from labs.cost import Job, Layer
 from labs.kit.launch import run
 from labs.kit.record import mark
+from labs.kit.strategies import Training, backward, step, trainable
 from labs.model import GPT, Config
 from labs.precision import Masters
 from labs.recompute import recompute
@@ -23,6 +24,7 @@ from labs.zero import Zero
 CONFIGS = {
     "odd sizes": Config(301, 30, 2, 3, 3, 77, context=11),
     "tied": Config(64, 32, 2, 4, 4, 96, context=16, tied=True),
+    "wide mlp": Config(291, 30, 1, 3, 3, 220, context=31),
     "more parameters than activations": Config(300, 96, 2, 4, 2, 256, context=8),
 }
 ADAMW = partial(torch.optim.AdamW, lr=1e-3)
@@ -54,29 +56,25 @@ INSIDE, FROZEN = Layer(((7, 7), (7,))), Layer(frozen=((7, 7),))
 
 
 def put_together(way, model, layers, precision="float32"):
-    """The module to train, and what stands where its optimizer stood."""
+    """What `labs.kit.strategies.step` is given."""
     match way:
         case 1 | 2 | 3:
             mixed = precision == "mixed"
             optimizer = partial(Masters, optimizer=ADAMW) if mixed else ADAMW
-            return model, Zero(model.bfloat16() if mixed else model, way, optimizer)
+            zero = Zero(model.bfloat16() if mixed else model, way, optimizer)
+            return Training(partial(backward, model), zero, zero.shards, dict, zero.sync)
         case "zero1":
-            return native.zero1(model, torch.optim.AdamW, lr=1e-3)
-    model = native.fsdp(model, layers, reshard_after_forward=way == "fsdp")
-    return model, ADAMW(p for p in model.parameters() if p.requires_grad)
+            module, optimizer = native.zero1(model, torch.optim.AdamW, lr=1e-3)
+            return Training(partial(backward, module, no_sync=module.no_sync), optimizer, trainable(model), dict)
+    module = native.fsdp(model, layers, reshard_after_forward=way == "fsdp")
+    return Training(partial(backward, module), ADAMW(trainable(model)), trainable(model), dict)
 
 
 def train(way, model, layers, vocab, context, batch=2, accumulation=1, precision="float32", steps=8):
-    module, optimizer = put_together(way, model, layers, precision)
+    training = put_together(way, model, layers, precision)
     for _ in range(steps):
         mark("step")
-        for i in range(accumulation):
-            module.require_backward_grad_sync = i == accumulation - 1  # torch's DDP; nobody else looks at it
-            x, y = (torch.randint(0, vocab, (batch, context)) for _ in range(2))
-            loss = module(x, y)
-            loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        step(training, *torch.randint(vocab, (2, accumulation * batch, context)), accumulation)
     mark("end")
 
 
@@ -157,6 +155,7 @@ def test_sent_by_hand():
 
 
 HELD = [(way, "odd sizes", 3, 2) for way in WAYS] + [(stage, "tied", 2, 1) for stage in (1, 2, 3)]
+HELD += [(way, "wide mlp", 2, 1) for way in WAYS]
 HELD += [(way, "more parameters than activations", 2, 1) for way in (3, "fsdp")]
 
 

@@ -28,9 +28,10 @@ def activations(job: Job) -> dict[str, int]:
         rotary      cos and sin, for q and for k, once for all sequences      2E*
         mlp         its input, gate, silu(gate), up, their product            D + 4F
         head        its input, the logarithms of the probabilities            D + V*
-        tokens      and targets, as int64; and one number of the loss
+        tokens      and targets, as int64, of all micro-batches; and one number of the loss
 
-    Where RMSNorm is one kernel (`fused_norms`), it keeps x as it is and 1 / rms(x): D + 1*.
+    With one head, or for one token, y with the heads side by side is a view of y: D less. Where RMSNorm is one kernel
+    (`fused_norms`), it keeps x as it is and 1 / rms(x): D + 1*.
 
     What `labs.recompute` keeps of each layer instead:
 
@@ -43,7 +44,7 @@ def activations(job: Job) -> dict[str, int]:
     return terms | {
         "norms": terms.get("norms", 0) + tokens * norm_bytes(job),
         "head": tokens * (job.itemsize * D + FLOAT * job.config.vocab),
-        "tokens": 2 * INDEX * tokens + FLOAT,
+        "tokens": 2 * INDEX * tokens * job.accumulation + FLOAT,
     }
 
 
@@ -56,13 +57,14 @@ def layer_terms(job: Job, recompute: str) -> dict[str, int]:
     config, tokens, itemsize = job.config, job.tokens, job.itemsize
     D, H, F, E = config.dim, config.heads, config.hidden, config.dim // config.heads
     KE = config.kv_heads * E
+    side_by_side = D if H > 1 and job.T > 1 else 0  # else a view of y
     gave = {"attention": tokens * (itemsize * D + FLOAT * H)}  # y, and the log-sum-exps
     kept = {"inputs": itemsize * tokens * D}
     match recompute:
         case "none":
             return {
                 "norms": 2 * tokens * norm_bytes(job),
-                "attention": gave["attention"] + itemsize * tokens * (3 * D + 2 * KE),
+                "attention": gave["attention"] + itemsize * tokens * (2 * D + side_by_side + 2 * KE),
                 "rotary": FLOAT * job.T * 2 * E,
                 "mlp": itemsize * tokens * (D + 4 * F),
             }
@@ -86,12 +88,14 @@ def norm_bytes(job: Job) -> int:
 
 @dataclass(frozen=True)
 class Within:
-    """A moment within a part: activations and temporaries in bytes, gradients of its own parameters in elements."""
+    """A moment within a part: activations and temporaries in bytes; in elements, the gradients of its own parameters
+    so far, and of them the one that was just made, which may yet have to be added to another."""
 
     name: str
     A: int
     temporary: int
     gradients: int
+    newest: int = 0
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,7 @@ def backward(job: Job) -> list[Part]:
 
     A = sum(terms.values()) - FLOAT
     parts = [Part("loss", [], [Within("loss", A, 2 * logits, 0)], A - logits, itemsize * tokens * V)]
-    in_head = Within("head", A - logits, itemsize * tokens * V + x, V * D)
+    in_head = Within("head", A - logits, itemsize * tokens * V + x, V * D, V * D)
     parts += [Part("head", embedding, [in_head], A - logits - x, x, shared=job.config.tied)]
     A = inputs + job.config.depth * kept
     parts += [Part("norm", [D], [within_norm("norm", A, tokens * D, D)], A, x)]
@@ -137,16 +141,24 @@ def backward(job: Job) -> list[Part]:
             besides = recomputed_besides(job)
             within = [Within(f"recomputed {number}", A + whole + besides, 2 * x, 0), *within]
         parts += [Part(f"layer {number}", layer, within, A, x)]
-    return [*parts, Part("embedding", embedding, [Within("embedding", inputs, x, V * D)], inputs, 0)]
+    return [*parts, Part("embedding", embedding, [Within("embedding", inputs, x, V * D, V * D)], inputs, 0)]
 
 
 def within_layer(job: Job, number: int, A: int, whole: int) -> list[Within]:
-    """In the mlp: gradients of x, of the product (which is gone), of silu(gate), of up, and of down's weight. In its
-    first norm, at last: what a norm needs, and the gradients of all the layer's parameters."""
+    """In the mlp, gradients of its output x and of each tensor on the way back to its input:
+
+        mlp     of the product (which is gone), of silu(gate), of up, and of down's weight
+        up      of silu(gate), of up, of its input, and of two weights
+        gate    of gate, of its input, twice, and of three weights
+
+    In its first norm, at last: what a norm needs, and the gradients of all the layer's parameters.
+    """
     D, F, layer = job.config.dim, job.config.hidden, gpt_layers(job.config)[1]
     x, f = job.itemsize * job.tokens * D, job.itemsize * job.tokens * F
     return [
         Within(f"mlp {number}", A + whole - f, x + 3 * f, D * F),
+        Within(f"up {number}", A + whole - 3 * f, 2 * x + 2 * f, 2 * D * F, D * F),
+        Within(f"gate {number}", A + whole - 4 * f, 3 * x + f, 3 * D * F, D * F),
         within_norm(f"norm {number}", A, job.tokens * D, sum(layer.sizes)),
     ]
 

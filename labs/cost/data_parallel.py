@@ -107,23 +107,24 @@ def ddp_moments(job: Job, stepped: Sequence[int], own: int, staying: int = 0, pa
     """Bytes beside P and S, from the end of forward on; own, staying and passing as above.
 
     Gradients arrive one by one, that of a tied head is pending until the embedding's is there. Where there is
-    something to add them to (of earlier micro-batches) or to copy them into, only the largest, the head's, matters.
-    The loss and its gradient count as temporary.
+    something to add them to (of earlier micro-batches) or to copy them into, only the newest matters. The losses and
+    their gradient count as temporary.
     """
     parts, accumulating = backward(job), job.accumulation > 1
-    arrived, pending, at_rest, collects = accumulating * own, 2 * FLOAT, parts[-1].left, own and not accumulating
-    yield Moment("forward", arrived, parts[0].worst[0].A + FLOAT, staying)
+    arrived, pending, at_rest = accumulating * own, 2 * FLOAT + job.losses, parts[-1].left
+    collects = own and not accumulating
+    yield Moment("forward", arrived, parts[0].worst[0].A + FLOAT, staying, job.losses)
     for part in parts:
         for at in part.worst:
             moment = Moment(at.name, arrived, at.A, staying, at.temporary + pending)
             if collects:
                 moment = moment.plus(G=job.itemsize * at.gradients)
-            elif part.name == "head":
-                moment = moment.plus(**{"temporary" if accumulating else "G": job.itemsize * at.gradients})
+            else:
+                moment = moment.plus(**{"temporary" if accumulating else "G": job.itemsize * at.newest})
             yield moment
         if part.shared:
             pending += job.itemsize * sum(part.sizes)
         elif collects:
             arrived += job.itemsize * sum(part.sizes)
-    yield Moment("average", own, at_rest, staying + passing, FLOAT)
-    yield optimizer_step(at_rest, own, staying, stepped, job.masters)
+    yield Moment("average", own, at_rest, staying + passing, FLOAT + job.losses)
+    yield optimizer_step(at_rest, own, staying, stepped, job.masters).plus(temporary=job.losses)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from labs.cost.memory import bytes_of
+from labs.cost.memory import FLOAT, bytes_of
 
 RECOMPUTE = ("none", "selective", "all but attention", "full")
 
@@ -52,6 +52,11 @@ class Job:
                 f"context is {self.T}, more than the model's {self.config.context}: "
                 "shorten it, or give a config with dataclasses.replace(config, context=...)"
             )
+        if self.config.head_size == 2:
+            raise ValueError(
+                f"head size 2 (dim {self.config.dim} / {self.config.heads} heads): PyTorch does not fuse attention of "
+                "heads that are single pairs, and no formula is for that; make them 4 wide or wider"
+            )
         bytes_of(self.precision)
         if self.recompute not in RECOMPUTE:
             raise ValueError(f"recompute is {self.recompute!r}: it must be one of {', '.join(map(repr, RECOMPUTE))}")
@@ -74,6 +79,11 @@ class Job:
     def itemsize(self) -> int:
         """Bytes of a number that goes through the model."""
         return self.size["P"]
+
+    @property
+    def losses(self) -> int:
+        """Bytes of those of earlier micro-batches, which are kept until the step is over."""
+        return FLOAT * (self.accumulation - 1)
 
     @property
     def masters(self) -> bool:

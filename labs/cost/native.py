@@ -17,7 +17,7 @@ from importlib.metadata import version
 from itertools import chain
 from math import prod
 
-from labs.cost.autograd import Part, backward
+from labs.cost.autograd import backward
 from labs.cost.collectives import all_gather, reduce_scatter
 from labs.cost.data_parallel import buckets, ddp_held, ddp_sent
 from labs.cost.job import Job
@@ -122,7 +122,7 @@ def fully_shard_held(job: Job, reshard_after_forward: bool = True) -> Held:
     chunks = [chunk(shape, ranks, job.rank) for group in gpt_layers(job.config) for shape in group.trained]
     shards = FLOAT * sum(padded) // ranks
     moments = fully_shard_moments(job, FLOAT * padded[0], FLOAT * padded[-1], reshard_after_forward)
-    step = optimizer_step(backward(job)[-1].left, shards, 0, chunks)
+    step = optimizer_step(backward(job)[-1].left, shards, 0, chunks).plus(temporary=job.losses)
     most = held(shards, optimizer_state(chunks), [*moments, step])
     mesh = FLOAT * ranks  # the ranks' numbers
     return replace(most, temporary=most.temporary + mesh, peak=most.peak + mesh)
@@ -140,8 +140,8 @@ def fully_shard_moments(job: Job, root: int, layer: int, reshard: bool) -> Itera
     """
     parts, depth, ranks, first = backward(job), job.config.depth, job.ranks, job.accumulation == 1
     arrived = 0 if first else (root + depth * layer) // ranks
-    whole, gradients, reduced, pending = root + (0 if reshard else depth * layer), 0, 0, 2 * FLOAT
-    yield from forward_moments(parts, root, layer, reshard, arrived)
+    whole, gradients, reduced, pending = root + (0 if reshard else depth * layer), 0, 0, 2 * FLOAT + job.losses
+    yield from forward_moments(job, root, layer, reshard, arrived)
     for number, part in enumerate(parts):
         in_layer, prefetched = part.name.startswith("layer"), layer if reshard and number < 2 + depth else 0
         comm = whole + prefetched + reduced + gradients + (layer if in_layer and reshard else 0)
@@ -162,14 +162,16 @@ def fully_shard_moments(job: Job, root: int, layer: int, reshard: bool) -> Itera
             gradients += own
 
 
-def forward_moments(parts: Sequence[Part], root: int, layer: int, reshard: bool, arrived: int) -> Iterator[Moment]:
+def forward_moments(job: Job, root: int, layer: int, reshard: bool, arrived: int) -> Iterator[Moment]:
     """Each layer arrives in a buffer, and is copied from there; see TWO_BUFFERS for the one before it."""
+    parts = backward(job)
     loss, layers = parts[0].worst[0], [part for part in parts if part.name.startswith("layer")][::-1]
     before, whole = root * TWO_BUFFERS, root
     for part in layers:
         whole += layer
         A = part.left + part.handed_on
-        yield Moment(f"gather {part.name}", G=arrived, A=A, comm=whole + before + layer, temporary=FLOAT)
+        yield Moment(f"gather {part.name}", G=arrived, A=A, comm=whole + before + layer, temporary=job.losses)
         before = layer * TWO_BUFFERS
         whole -= layer if reshard else 0
-    yield Moment("forward", G=arrived, A=loss.A + FLOAT, comm=whole + layer, temporary=loss.temporary // 2 + 2 * FLOAT)
+    temporary = loss.temporary // 2 + FLOAT + job.losses
+    yield Moment("forward", G=arrived, A=loss.A + FLOAT, comm=whole + layer, temporary=temporary)

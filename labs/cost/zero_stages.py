@@ -150,21 +150,22 @@ def zero_moments(job: Job, units: Sequence[int], stage: Stage) -> Iterator[Momen
     """Bytes beside P and S, from the end of forward on.
 
     A layer is gathered until the gradient of its input is there, so while its own gradients are reduced (but not the
-    embedding, whose input are tokens). The vector of a tied head is pending until the embedding's is there. The loss
-    and its gradient count as temporary.
+    embedding, whose input are tokens). The vector of a tied head is pending until the embedding's is there. The losses
+    and their gradient count as temporary.
     """
     parts, accumulating = backward(job), job.accumulation > 1
-    arrived, pending, at_rest = accumulating * sum(map(stage.stays, units)), 2 * FLOAT, parts[-1].left
-    yield Moment("forward", G=arrived, A=parts[0].worst[0].A + FLOAT)
+    arrived, losses, at_rest = accumulating * sum(map(stage.stays, units)), 2 * FLOAT + job.losses, parts[-1].left
+    pending = losses
+    yield Moment("forward", G=arrived, A=parts[0].worst[0].A + FLOAT, temporary=job.losses)
     for part in parts:
         n = padded(sum(part.sizes), stage.ranks)
         for at in part.worst:
             temporary = at.temporary + stage.p * at.gradients + pending
             yield Moment(at.name, arrived, at.A, stage.gathered(n), temporary)
         done = Moment(part.name, arrived, part.left, temporary=part.handed_on)
-        if part.shared or (pending > 2 * FLOAT and part is parts[-1]):
+        if part.shared or (pending > losses and part is parts[-1]):
             yield done.plus(comm=stage.gathered(n), temporary=2 * stage.p * n + pending)
-            pending = 2 * FLOAT + part.shared * stage.p * n
+            pending = losses + part.shared * stage.p * n
         if n and not part.shared:
             still_gathered = part.handed_on > 0
             yield done.plus(temporary=pending).plus(**stage.reduced(n, accumulating, still_gathered))
@@ -172,5 +173,5 @@ def zero_moments(job: Job, units: Sequence[int], stage: Stage) -> Iterator[Momen
     shards = [n // stage.ranks for n in units]
     for number, n in enumerate(units if stage.number == 1 else ()):
         G = stage.g * (sum(units[number:]) + sum(shards[: number + 1]))
-        yield Moment(f"sync {number}", G, at_rest, comm=stage.g * n, temporary=FLOAT)
-    yield optimizer_step(at_rest, stage.g * sum(shards), 0, shards, job.masters)
+        yield Moment(f"sync {number}", G, at_rest, comm=stage.g * n, temporary=FLOAT + job.losses)
+    yield optimizer_step(at_rest, stage.g * sum(shards), 0, shards, job.masters).plus(temporary=job.losses)
