@@ -25,10 +25,12 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from labs.kit import launch
 from labs.kit.launch import RankError, run
 from labs.kit.ranks import flight_recorder
+from labs.kit.ranks.devices import devices_for
 from labs.kit.ranks.flight_recorder import RING
+from labs.kit.ranks.payload import pickled
+from labs.kit.ranks.team import FORKSERVER, Team
 from labs.kit.watch import tap
 
 OPS = {
@@ -144,7 +146,7 @@ def test_megabytes_of_output_are_cut_with_a_word(capsys):
     run(shout, ranks=2)
     out = capsys.readouterr().out
     assert len(out) < 1.5 * 2**20
-    assert "the rest of this rank's output is not shown" in out
+    assert "[rank 1] 1 MiB printed: of the rest, the end is shown" in out
 
 
 # ---- twenty hangs and crashes --------------------------------------------------------------------
@@ -521,7 +523,7 @@ def possessions():
     """What this process owns that a launch could leak, and the files of jobs in the folder of temporary files."""
     me = psutil.Process()
     files = os.listdir(tempfile.gettempdir())
-    ranks = [p for p in psutil.Process(launch.FORKSERVER.process.pid).children(recursive=True)]
+    ranks = [p for p in psutil.Process(FORKSERVER.process.pid).children(recursive=True)]
     return me.num_fds(), me.num_threads(), len(ranks), len(files)
 
 
@@ -656,7 +658,7 @@ def test_when_the_caller_is_interrupted_or_killed_every_rank_is_gone_in_2_s(sign
 
 def test_an_interrupt_while_ranks_start_does_not_confuse_the_next_job(own_folder):
     """Stopped, the process that forks is as slow to answer as in its first two seconds."""
-    forks = psutil.Process(launch.FORKSERVER.process.pid)
+    forks = psutil.Process(FORKSERVER.process.pid)
     before = possessions()
     forks.suspend()
     try:
@@ -665,7 +667,7 @@ def test_an_interrupt_while_ranks_start_does_not_confuse_the_next_job(own_folder
             run(time.sleep, 60, ranks=2)
     finally:
         forks.resume()
-    with launch.Team(launch.place("cpu", 2), launch.pickled(os.getpid, (), {}), 2, 60, None) as team:
+    with Team(devices_for("cpu", 2), pickled(os.getpid, (), {}), 2, 60, None) as team:
         assert [value for value, _ in team.finish()] == [team.pids[0], team.pids[1]]
     assert come_back_to(before, 2)
 
@@ -678,13 +680,13 @@ def test_a_second_interrupt_leaves_nothing_behind(own_folder, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(launch.Team, "hear", interrupted)
+        patch.setattr(Team, "hear", interrupted)
         run(time.sleep, 60, ranks=2)
     assert come_back_to(before, 2)
 
 
 def test_when_the_process_that_forks_is_killed_it_is_said_and_the_next_job_runs():
-    threading.Timer(0.3, lambda: launch.FORKSERVER.process.kill()).start()
+    threading.Timer(0.3, lambda: FORKSERVER.process.kill()).start()
     with pytest.raises(RankError, match="the process that starts ranks was killed"):
         run(time.sleep, 60, ranks=2)
     assert run(dist.get_rank, ranks=2) == [0, 1]

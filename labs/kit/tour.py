@@ -37,7 +37,7 @@ from labs.data import Batches, Corpus, corpus
 from labs.kit import draw
 from labs.kit.drawing.palette import NAMES
 from labs.kit.launch import MOST_RANKS, RankError, Results, run
-from labs.kit.ranks.devices import place
+from labs.kit.ranks.devices import devices_for
 from labs.kit.strategies import ADAMW, ONE_DEVICE, STRATEGIES, Batch, Strategy, train
 from labs.model import GPT, PRESETS, Config, parameters
 
@@ -79,7 +79,7 @@ class Plan:
                 f"take --batch {larger}, or as many --ranks as one of {divisors}"
             )
         # Chosen once: the reference must run on the same kind of device as the others.
-        object.__setattr__(self, "device", place(self.device, self.ranks).devices[0].split(":")[0])
+        object.__setattr__(self, "device", devices_for(self.device, self.ranks).names[0].split(":")[0])
 
     @property
     def config(self) -> Config:

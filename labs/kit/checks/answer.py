@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import Tensor
 
-from labs.kit.launch import pickled
+from labs.kit.ranks.payload import pickled
 
 
 @dataclass(frozen=True, repr=False)

@@ -26,11 +26,11 @@ SHARED_GPU = {
 
 
 @dataclass(frozen=True)
-class Place:
+class Devices:
     """The backend, each rank's device, and a sentence worth saying, or ""."""
 
     backend: str
-    devices: list[str]
+    names: list[str]  # "cpu" or "cuda:3", by rank
     note: str = ""
 
     def environment(self, rank: int) -> dict[str, str]:
@@ -39,17 +39,17 @@ class Place:
         return {"GLOO_SOCKET_IFNAME": LOOPBACK, **shared}
 
 
-def place(device: str, ranks: int) -> Place:
+def devices_for(device: str, ranks: int) -> Devices:
     """Decide for `device` ("auto", "cpu" or "cuda").  Raises ValueError for another, or for CUDA without a GPU."""
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f'device={device!r} is not one this course knows: "auto", "cpu" or "cuda"')
     gpus = 0 if device == "cpu" else torch.cuda.device_count()
     if device == "cpu" or (device == "auto" and gpus < ranks):
-        return Place("gloo", ["cpu"] * ranks)
+        return Devices("gloo", ["cpu"] * ranks)
     if gpus == 0:
         raise ValueError(
             'device="cuda", but PyTorch sees no NVIDIA GPU here: leave device out to run on the CPU, or see what '
             "`python -m labs doctor` says of the driver and of this build of PyTorch"
         )
     note = "" if gpus >= ranks else f"{ranks} ranks share {gpus} GPU{'s' * (gpus > 1)}: NCCL, over sockets"
-    return Place("nccl", [f"cuda:{rank % gpus}" for rank in range(ranks)], note)
+    return Devices("nccl", [f"cuda:{rank % gpus}" for rank in range(ranks)], note)

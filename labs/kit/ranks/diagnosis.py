@@ -18,9 +18,11 @@ import signal
 import time
 from dataclasses import dataclass, field
 
-from labs.kit.ranks.flight_recorder import ANY_SOURCE, Entry, Reader
+from labs.kit.ranks.flight_recorder import ANY_SOURCE, NEW_GROUP, Entry, Reader
 from labs.kit.watch.frames import is_machinery, show_line
 
+IN_A_THREAD = "waits, in a thread, in"
+FUNCTION_RUNS = re.compile(r'worker\.py", line \d+ in (watched|main)\n')  # in this thread
 SETTLED = 10  # polls in a row in which the same ranks wait for the same things, before that is called a circle
 PEER_IS_GONE = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|Socket closed|closed by peer|pair closure|remote process exited"
@@ -56,11 +58,38 @@ class Problem:
     where: list[Where] = field(default_factory=list)
 
 
-class Watch:
-    """Compares what the ranks of one job issue, from outside."""
+class RankError(RuntimeError):
+    """A job failed.
 
-    def __init__(self, readers: list[Reader]) -> None:
-        self.readers = readers
+    kind   "raised", "died", "mismatch", "returned", "deadlock" or "timeout"
+    ranks  the ranks that are the cause
+    where  what each rank was doing (`labs.kit.ranks.diagnosis.Where`), in order of rank
+    """
+
+    __module__ = "labs.kit.launch"  # where people import it from
+
+    def __init__(self, kind: str, ranks: tuple[int, ...], text: str, where: list[Where]) -> None:
+        super().__init__(text)
+        self.kind, self.ranks, self.where = kind, ranks, where
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython shows this in place of the launcher's own frames."""
+        return f"RankError: {self}".splitlines()
+
+
+def told(problem: Problem) -> RankError:
+    lines = "".join(f"\n  {where}" for where in problem.where)
+    return RankError(problem.kind, problem.ranks, f"{problem.sentence}{lines}", problem.where)
+
+
+class Watch:
+    """Compares what the ranks of one job issue, from outside.
+
+    It sees the ranks of its own machine, by their `readers`; of the job's other `ranks` it assumes nothing.
+    """
+
+    def __init__(self, readers: dict[int, Reader], ranks: int) -> None:
+        self.readers, self.ranks = readers, ranks
         self.returned: set[int] = set()
         self.open: dict[tuple[str, int], dict[int, Entry]] = {}  # collectives that not all members have called yet
         self.messages: dict[tuple[str, int, int, int, int], dict[int, Entry]] = {}  # and messages with one end only
@@ -72,8 +101,8 @@ class Watch:
 
     def poll(self) -> Problem | None:
         """Read what is new in every flight recorder; the first certain problem, or None."""
-        waits = {rank: index for rank, reader in enumerate(self.readers) if (index := reader.header()[1]) is not None}
-        for rank, reader in enumerate(self.readers):
+        waits = {rank: index for rank, reader in self.readers.items() if (index := reader.header()[1]) is not None}
+        for rank, reader in self.readers.items():
             for entry in reader.new():
                 self.reached[rank, self.order(rank, entry)] = entry.place
                 (self.add_message if entry.is_p2p else self.add_collective)(rank, entry)
@@ -89,7 +118,7 @@ class Watch:
         calls[rank] = entry
         if len({call.match for call in calls.values()}) > 1:
             self.unequal = self.unequal or calls
-        elif len(calls) == len(entry.members):
+        elif len(calls) == len(self.readers.keys() & set(entry.members)):
             del self.open[key]
 
     def add_message(self, rank: int, entry: Entry) -> None:
@@ -97,6 +126,8 @@ class Watch:
             self.any_source.add((entry.group, rank))
             return
         source, target = self.ends(rank, entry)
+        if not {source, target} <= self.readers.keys():
+            return
         key = (entry.group, source, target, entry.match, entry.place)
         both = self.messages.setdefault(key, {})
         both[rank] = entry
@@ -116,7 +147,7 @@ class Watch:
         )  # the few are likelier wrong than the many
         called = ", ".join(f"{name(ranks)} called {what}" for what, ranks in sides.items())
         where = [Where(rank, "called", call.what, call.site) for rank, call in calls.items()]
-        about = "the sizes of a message" if entry.is_p2p else nth_of(entry, len(self.readers))
+        about = "the sizes of a message" if entry.is_p2p else nth_of(entry, self.ranks)
         return Problem("mismatch", f"the ranks do not agree on {about}: {called}", tuple(odd), self.complete(where))
 
     @staticmethod
@@ -126,7 +157,8 @@ class Watch:
 
     def joined(self, rank: int, order: tuple[object, ...], place: int) -> bool:
         """Whether a rank has called what stands at `place` of an order; so it seems, too, when its records are lost."""
-        return self.reached.get((rank, order), -1) >= place or self.readers[rank].lost
+        reader = self.readers.get(rank)
+        return reader is None or reader.lost or self.reached.get((rank, order), -1) >= place
 
     @staticmethod
     def ends(rank: int, entry: Entry) -> tuple[int, int]:
@@ -138,10 +170,10 @@ class Watch:
         for calls in self.open.values():
             entry = next(iter(calls.values()))
             order = self.order(0, entry)
-            gone = [r for r in entry.members if r in self.returned and not self.joined(r, order, entry.place)]
+            gone = [r for r in entry.awaited if r in self.returned and not self.joined(r, order, entry.place)]
             if gone:
-                told = f"{nth_of(entry, len(self.readers))}, {entry.what}, which {name(sorted(calls))} called"
-                where = [Where(r, "waits in", call.what, call.site) for r, call in calls.items()]
+                told = f"{nth_of(entry, self.ranks)}, {entry.what}, which {name(sorted(calls))} called"
+                where = [Where(r, "waits in", c.what, c.site) for r, c in calls.items() if r in entry.awaited]
                 return Problem(
                     "returned",
                     f"{name(gone)} returned without joining {told}",
@@ -159,18 +191,31 @@ class Watch:
         """Ranks that wait for each other.  A rank can go on once all that it needs can; who is left never will."""
         waits = self.waited_for()
         needs = {rank: self.needs(rank, entry) for rank, entry in waits.items()}
-        free = set(range(len(self.readers))) - waits.keys()
+        free = self.readers.keys() - waits.keys()
         while resolved := {rank for rank in waits.keys() - free if free.issuperset(needs[rank])}:
             free |= resolved
         stuck = sorted(waits.keys() - free)
         if not stuck or {rank: entry.index for rank, entry in self.waited_for().items()} != self.last_waits:
             return None  # a rank that has moved on since its records were read may have called what was missing
+        for rank in stuck:
+            if waits[rank].op == NEW_GROUP:  # all others wait because somebody never came here
+                told = f"{name(needs[rank])} did not call {waits[rank].what}, in which rank {rank} waits"
+                return Problem("deadlock", told, tuple(needs[rank]), self.complete([]))
         told = "; ".join(f"rank {r} in {waits[r].what} for {name(needs[r])}" for r in stuck)
         return Problem("deadlock", f"{name(stuck)} wait for each other: {told}", tuple(stuck), self.complete([]))
 
     def waited_for(self) -> dict[int, Entry]:
         """The call in which each rank stands, for those that the flight recorder shows waiting."""
-        waits = {rank: reader.header()[1] for rank, reader in enumerate(self.readers)}
+        waits = {rank: reader.header()[1] for rank, reader in self.readers.items()}
+        return {
+            rank: self.readers[rank].entry(index)
+            for rank, index in waits.items()
+            if index is not None and rank not in self.returned
+        }
+
+    def in_threads(self) -> dict[int, Entry]:
+        """The call in which another thread of a rank stands than the one that runs the function."""
+        waits = {rank: reader.waiting_anywhere() for rank, reader in self.readers.items()}
         return {
             rank: self.readers[rank].entry(index)
             for rank, index in waits.items()
@@ -180,7 +225,7 @@ class Watch:
     def needs(self, rank: int, entry: Entry) -> list[int]:
         """The ranks that have not yet called what `rank` waits for."""
         if not entry.is_p2p:
-            return [r for r in entry.members if not self.joined(r, self.order(r, entry), entry.place)]
+            return [r for r in entry.awaited if not self.joined(r, self.order(r, entry), entry.place)]
         if entry.peer == ANY_SOURCE:
             return []
         peer, me = entry.members[entry.peer], entry.members.index(rank)
@@ -190,10 +235,12 @@ class Watch:
 
     def complete(self, where: list[Where]) -> list[Where]:
         """Add the ranks that are not told of yet."""
-        told, waits = {w.rank for w in where}, self.waited_for()
-        for rank, reader in enumerate(self.readers):
+        told, waits, threads = {w.rank for w in where}, self.waited_for(), self.in_threads()
+        for rank, reader in self.readers.items():
             if rank not in told and rank in waits:
                 where.append(Where(rank, "waits in", waits[rank].what, waits[rank].site))
+            elif rank not in told and rank in threads:
+                where.append(Where(rank, IN_A_THREAD, threads[rank].what, threads[rank].site))
             elif rank not in told:
                 count, _ = reader.header()
                 last = reader.entry(count - 1) if count else None
@@ -201,6 +248,29 @@ class Watch:
                 after = f"{state} after {last.what}" if last else f"{state}, having called no collective"
                 where.append(Where(rank, after, "", last.site if last else ""))
         return sorted(where, key=lambda w: w.rank)
+
+    def standing(self, pids: dict[int, int], stack_files: dict[int, int]) -> list[Where]:
+        """Where the ranks stand that have not answered, whose `pids` these are."""
+        lines = stacks(pids, stack_files)
+        waits, threads = self.waited_for(), self.in_threads()
+        where = []
+        for rank, line in lines.items():
+            call = waits.get(rank) or threads.get(rank)
+            if call is None:
+                where.append(Where(rank, "is at" if line else "is at work", "", line))
+            else:
+                where.append(Where(rank, "waits in" if rank in waits else IN_A_THREAD, call.what, call.site))
+        return where
+
+    def overdue(self, timeout: float, pids: dict[int, int], stack_files: dict[int, int]) -> Problem:
+        """What to say of the ranks that have not answered within `timeout`."""
+        where = self.standing(pids, stack_files)
+        busy = tuple(w.rank for w in where if not w.op)
+        doing = "at work" if busy else "waiting"
+        late = busy or tuple(pids)
+        who = f"{name(late)} {'is' if len(late) == 1 else 'are'} still {doing}"
+        sentence = f"the job was not done after {timeout:g} s: {who}"
+        return Problem("timeout", sentence, late, self.complete(where))
 
 
 def stacks(pids: dict[int, int], files: dict[int, int]) -> dict[int, str]:
@@ -212,7 +282,11 @@ def stacks(pids: dict[int, int], files: dict[int, int]) -> dict[int, str]:
         with contextlib.suppress(ProcessLookupError):  # it has ended just now
             os.kill(pid, signal.SIGUSR1)
     time.sleep(0.3)
-    return {rank: innermost(os.pread(files[rank], 1 << 20, 0).decode(errors="replace")) for rank in pids}
+    return {rank: innermost(read_all(files[rank])) for rank in pids}
+
+
+def read_all(fd: int) -> str:
+    return os.pread(fd, 1 << 20, 0).decode(errors="replace")
 
 
 def innermost(dump: str) -> str:
@@ -220,7 +294,7 @@ def innermost(dump: str) -> str:
     threads = re.split(r"^(?:Current thread|Thread) ", dump, flags=re.MULTILINE)
     for thread in threads:
         frames = re.findall(r'File "(.+)", line (\d+) in', thread)
-        if 'worker.py", line' in thread and " in main\n" in thread:  # the thread that runs the learner's function
+        if FUNCTION_RUNS.search(thread):
             for file, line in frames:
                 if not is_machinery(file):
                     return show_line(file, int(line))
@@ -234,7 +308,19 @@ def name(ranks: list[int] | tuple[int, ...]) -> str:
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
+def in_the_past(doing: str, ranks: int) -> str:
+    """What one or more ranks were doing: "waits in barrier" becomes "was in barrier"."""
+    was = "was" if ranks == 1 else "were"
+    then = {"waits": was, "is at": f"{was} at", "has returned": "had returned", "runs": f"{was} at work"}
+    for now, before in then.items():
+        if doing.startswith(now):
+            return before + doing.removeprefix(now)
+    return doing
+
+
 def nth_of(entry: Entry, world: int) -> str:
+    if entry.op == NEW_GROUP:
+        return f"{NEW_GROUP} number {entry.place + 1}"
     _, _, description = entry.group.split("|", 2)
     everyone = len(entry.members) == world
     group = "of all ranks" if everyone else f"of the group of {name(entry.members)}"

@@ -3,7 +3,7 @@
     FlightRecorder   in the rank: a listener on the tap, writes fixed-size records into a shared file mapping
     Reader    in the caller: reads them from outside, also when the rank is stuck in C
 
-    header    how many bytes of text, how many records, which of them is being waited for
+    header    how many bytes of text, how many records, which of them is being waited for, and whether it is over
     records   a ring of the newest ones: group, place in that group's order, what was issued, from which line, when
     texts     each distinct description once, one a line ("all_reduce float32[1024]", "cell line 3: dist.all_reduce(x)")
 
@@ -12,22 +12,28 @@ Always on; the cost is one stack walk and one record for each collective (`make 
 
 from __future__ import annotations
 
+import contextlib
+import json
 import mmap
 import struct
 import sys
 import threading
 import time
 import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from labs.kit.watch import tap
 from labs.kit.watch.frames import LABS, learner_frame, source_line
 
-HEADER = struct.Struct("<QQQ")  # bytes of text, records, waiting for (record + 1, or 0)
-TEXT_BYTES, RECORDS, WAITING = 0, 8, 16  # where in the header
+# Bytes of text, records, waiting for (record + 1, or 0) with nothing else to do, or in any thread, over (0 or 1)
+HEADER = struct.Struct("<QQQQQ")
+TEXT_BYTES, RECORDS, WAITING, WAITING_ANYWHERE, OVER = range(0, HEADER.size, 8)  # where in the header
 RECORD = struct.Struct("<IIIIiIqd")  # group, place, what, site, peer, match, bytes, time
 RING = 1 << 15
 MARGIN = 64  # the oldest records may be written over while they are read
@@ -37,7 +43,9 @@ RECORDS_AT = HEADER.size
 TEXT_AT = RECORDS_AT + RING * RECORD.size
 SIZE = TEXT_AT + TEXT
 
+LONGEST = 1 << 15  # bytes of one text: the name of a group has all its ranks
 MOST_FORMS = 4096
+NEW_GROUP = "new_group"
 ANY_SOURCE = -1
 NOT_P2P = -2
 SAME_SHAPE = (
@@ -78,6 +86,12 @@ class Entry:
         return tuple(map(int, self.group.split("|")[1].split(",")))
 
     @property
+    def awaited(self) -> tuple[int, ...]:
+        """Those without whom it does not end: of a new group its members, although all ranks have to call for it."""
+        _, _, members = self.what.partition(f"{NEW_GROUP} ")
+        return tuple(json.loads(members)) if members else self.members
+
+    @property
     def is_p2p(self) -> bool:
         return self.peer != NOT_P2P
 
@@ -94,33 +108,76 @@ class FlightRecorder(tap.Listener):
         self.groups: dict[dist.ProcessGroup, str] = {}
         self.sites: dict[tuple[object, ...], str] = {}
         self.forms: dict[tuple[object, ...], tuple[int, int, int]] = {}  # what is told of calls that look alike
+        self.waits: dict[int, bool] = {}  # records that are waited for, and whether the rank has nothing else to do
         self.lock = threading.Lock()  # a collective may be issued in any thread
-        for text in ["", *{op for op, *_ in tap.OPERATORS.values()}]:
+        for text in ["", NEW_GROUP, *{op for op, *_ in tap.OPERATORS.values()}]:
             self.text(text)
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[FlightRecorder]:
+        """Record what this process issues from here on."""
+        tap.install()
+        tap.listeners.append(self)
+        make = distributed_c10d._new_group_with_tag  # all ways to a new group lead there, those of meshes as well
+        distributed_c10d._new_group_with_tag = self.recorded(make)
+        try:
+            yield self
+            self.put(OVER, 1)
+        finally:
+            distributed_c10d._new_group_with_tag = make
+            tap.remove(self)
 
     def issued(self, call: tap.Call) -> None:
         with self.lock:
-            self.write(call)
+            group = self.group_text(call.group)
+            peer = call.peer if call.peer is not None else ANY_SOURCE if call.op == "recv" else NOT_P2P
+            order = (group,) if peer == NOT_P2P else (group, call.op, peer, call.tag)
+            what, same, size = self.form(call)
+            match = same if peer == NOT_P2P else call.tag & 0xFFFFFFFF
+            call.notes["record"] = self.write(group, order, what, peer, match, size)
 
-    def write(self, call: tap.Call) -> None:
-        group = self.group_text(call.group)
-        peer = call.peer if call.peer is not None else ANY_SOURCE if call.op == "recv" else NOT_P2P
-        is_p2p = peer != NOT_P2P
-        order = (group, call.op, peer, call.tag) if is_p2p else (group,)
+    def write(self, group: str, order: tuple[object, ...], what: int, peer: int, match: int, size: int) -> int:
+        """Add a record; its number, from 1."""
         self.places[order] = place = self.places.get(order, -1) + 1
-        what, same, size = self.form(call)
-        match = call.tag & 0xFFFFFFFF if is_p2p else same
         at = RECORDS_AT + self.count % RING * RECORD.size
-        ids = self.text(group, room=TEXT), place, what, self.text(self.site(sys._getframe(1)))
+        ids = self.text(group, room=TEXT), place, what, self.text(self.site(sys._getframe(2)))
         self.map[at : at + RECORD.size] = RECORD.pack(*ids, peer, match, size, time.monotonic())
         self.count += 1
-        call.notes["record"] = self.count
         self.put(RECORDS, self.count)
+        return self.count
+
+    def recorded(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        """`make`, a function that makes a process group, with a record of each.
+
+        All ranks have to make the same groups in the same order.  Torch does not say so when they do not: it gives two
+        groups one name, or the members wait for one that never comes.
+        """
+
+        def make_and_tell(ranks: Sequence[int] | None = None, *args: Any, **kwargs: Any) -> Any:
+            world = list(range(dist.get_world_size()))
+            members = world if ranks is None else sorted(map(int, ranks))
+            callers = members if kwargs.get("use_local_synchronization") else world
+            if dist.get_rank() not in callers:
+                return make(ranks, *args, **kwargs)
+            group = f"{NEW_GROUP}|{','.join(map(str, callers))}|"
+            text = f"{NEW_GROUP} {members}"
+            with self.lock:
+                what = self.text(text, NEW_GROUP, room=TEXT)
+                record = self.write(group, (group,), what, NOT_P2P, zlib.crc32(text.encode()), 0)
+            if dist.get_rank() not in members:
+                return make(ranks, *args, **kwargs)
+            self.wait(record)
+            try:
+                return make(ranks, *args, **kwargs)
+            finally:
+                self.wait_is_over(record)
+
+        return make_and_tell
 
     def form(self, call: tap.Call) -> tuple[int, int, int]:
         """The number of its description, the checksum of what must be equal on all ranks, and its bytes."""
         tensors = call.inputs if call.outputs is call.inputs else call.inputs + call.outputs
-        key = (call.raw, call.peer, call.root, len(call.inputs), *[(t.dtype, t.shape) for t in tensors])
+        key = (call.raw, call.peer, call.root, call.reduction, len(call.inputs), *[(t.dtype, t.shape) for t in tensors])
         if key not in self.forms:
             if len(self.forms) == MOST_FORMS:
                 self.forms.clear()
@@ -130,11 +187,25 @@ class FlightRecorder(tap.Listener):
         return self.forms[key]
 
     def waiting(self, call: tap.Call) -> None:
-        if is_alone():
-            self.put(WAITING, call.notes.get("record", 0))
+        self.wait(call.notes.get("record", 0))
 
     def waited(self, call: tap.Call) -> None:
-        self.put(WAITING, 0)
+        self.wait_is_over(call.notes.get("record", 0))
+
+    def wait(self, record: int) -> None:
+        with self.lock:
+            if record:  # else it was issued before anyone listened
+                self.waits[record] = is_alone()
+            self.show_waits()
+
+    def wait_is_over(self, record: int) -> None:
+        with self.lock:
+            self.waits.pop(record, None)
+            self.show_waits()
+
+    def show_waits(self) -> None:
+        self.put(WAITING, next((record for record, alone in self.waits.items() if alone), 0))
+        self.put(WAITING_ANYWHERE, next(iter(self.waits), 0))
 
     def put(self, at: int, value: int) -> None:
         # Not by pack_into: it fills with zeros first, and the reader would now and then see those.
@@ -161,7 +232,7 @@ class FlightRecorder(tap.Listener):
         """The number of this text; a new one is appended, or, when there is no room left, `otherwise` stands for it."""
         number = self.ids.get(text)
         if number is None:
-            line = text.replace("\n", " ").encode()[:400] + b"\n"
+            line = text.replace("\n", " ").encode()[:LONGEST] + b"\n"
             if self.text_bytes + len(line) > room:
                 return self.ids[otherwise]
             start = TEXT_AT + self.text_bytes
@@ -187,8 +258,17 @@ class Reader:
 
     def header(self) -> tuple[int, int | None]:
         """How many records there are, and the index of the one being waited for, or None."""
-        _, count, waiting = HEADER.unpack_from(self.map, 0)
+        _, count, waiting, _, _ = HEADER.unpack_from(self.map, 0)
         return count, (waiting - 1 if waiting else None)
+
+    def waiting_anywhere(self) -> int | None:
+        """The index of a record that any thread of the rank waits for."""
+        waiting = HEADER.unpack_from(self.map, 0)[3]
+        return waiting - 1 if waiting else None
+
+    def is_over(self) -> bool:
+        """Whether the rank's function has come to its end (it tells under torchrun only)."""
+        return bool(HEADER.unpack_from(self.map, 0)[4])
 
     def new(self) -> list[Entry]:
         """The records since the last call, or, when they were more than the ring holds, the newest of them."""
@@ -232,7 +312,8 @@ def describe(call: tap.Call) -> str:
         "reduce": f" to {call.root}",
         "gather": f" to {call.root}",
     }.get(call.op, "")
-    return " ".join(filter(None, [call.op, shown])) + more + whom
+    reduction = f" ({call.reduction})" if call.reduction not in ("", "sum") else ""
+    return " ".join(filter(None, [call.op, shown])) + more + whom + reduction
 
 
 def comparable(call: tap.Call) -> str:
@@ -241,10 +322,15 @@ def comparable(call: tap.Call) -> str:
     uneven = call.op == "all_gather" and len({t.numel() for t in call.outputs}) > 1
     if call.op in SAME_SHAPE and not uneven:
         shapes = [(str(t.dtype), tuple(t.shape)) for t in call.inputs]
-    return f"{call.op} {call.root} {shapes}"
+    return f"{call.op} {call.root} {call.reduction} {shapes}"
 
 
 def is_alone() -> bool:
-    """Whether no other thread of the function may still call what the others need; daemons (progress bars) do not."""
-    main = threading.main_thread()
-    return all(thread.daemon or thread is main for thread in threading.enumerate())
+    """Whether this thread's wait keeps the rank from calling what the others need.
+
+    That is the main thread's (or one of autograd, for which the main one waits), where no other thread of the function
+    runs; daemons (progress bars) do not count.
+    """
+    main, me = threading.main_thread(), threading.current_thread()
+    others = (thread for thread in threading.enumerate() if thread is not main and thread is not me)
+    return (me is main or isinstance(me, threading._DummyThread)) and all(thread.daemon for thread in others)

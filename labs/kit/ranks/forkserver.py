@@ -4,7 +4,10 @@
     Forkserver.fork(fds)   ------->   fork                            ------->   worker.main(*fds)
                            <-------   its pid; later its exit status
     Forkserver.kill(pid)   ------->   SIGKILL, if that pid is still its child; what that rank has started goes too
-    (the caller is gone)              SIGKILL to every rank, clears their files, ends
+    (the caller is gone)              SIGKILL to every rank and what it has started, clears their files, ends
+
+On Linux the fork server inherits what a rank leaves behind, also when that has begun a session of its own (setsid), and
+ends it.  macOS has no such thing: there a process that has left its rank's process group stays.
 
 Why not `multiprocessing`'s forkserver: it imports the caller's main module again in every rank (so a script needs the
 `if __name__ == "__main__"` guard), keeps a socket file that a killed kernel leaves behind, and forgets its ranks when
@@ -14,9 +17,12 @@ the caller dies.  Why not `fork` from the caller: a kernel that has used its com
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import os
+import pathlib
+import resource
 import select
 import signal
 import socket
@@ -24,7 +30,9 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import traceback
+from collections.abc import Collection, Iterator
 from typing import Any
 
 # DDP and FSDP import these at first use: 2 s in each rank, once here
@@ -35,6 +43,9 @@ PRELOAD = [
     "torch.distributed.tensor.parallel",
     "cloudpickle",
 ]
+OPEN_FILES = 4096
+LOOK = 0.25  # seconds between two looks for the caller
+PR_SET_CHILD_SUBREAPER = 36  # <sys/prctl.h>
 MESSAGE = 1024  # bytes; every request has this size, so that one read is one request
 ANSWER = struct.Struct("!qq")  # number of the request, pid
 ENVIRONMENT = {
@@ -118,10 +129,17 @@ class Forkserver:
 
 def serve(fd: int) -> None:
     """The fork server's own loop: requests in, ranks and exit statuses out, until the caller is gone."""
+    caller = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for module in PRELOAD:
-        importlib.import_module(module)
+    with ended_with(caller):
+        for module in PRELOAD:
+            importlib.import_module(module)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from now on it ends when the caller has gone, and its ranks first
+    inherit_orphans()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < OPEN_FILES and soft != resource.RLIM_INFINITY:
+        most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))  # a rank has a socket for each other, in each group
     requests = socket.socket(fileno=fd)
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
@@ -129,7 +147,9 @@ def serve(fd: int) -> None:
     signal.set_wakeup_fd(wake_write)
     children: dict[int, tuple[int, str]] = {}  # pid: (where its status goes, the file to delete)
     while True:
-        ready, _, _ = select.select([requests, wake_read], [], [])
+        ready, _, _ = select.select([requests, wake_read], [], [], LOOK)
+        if os.getppid() != caller:  # whose socket a process that it has forked may still hold open
+            break
         if wake_read in ready:
             os.read(wake_read, 4096)
             reap(children)
@@ -159,12 +179,56 @@ def serve(fd: int) -> None:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         clear_up(pid, path)
+    if end_orphans(signal.SIGTERM):
+        time.sleep(LOOK)
+    while end_orphans(signal.SIGKILL):
+        reap({})
+        time.sleep(0.01)
+    os._exit(0)  # to take torch down in order takes a second
+
+
+@contextlib.contextmanager
+def ended_with(caller: int) -> Iterator[None]:
+    """While the body runs, this process ends with its caller.  No thread is left behind: a fork would break it."""
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.wait(LOOK):
+            if os.getppid() != caller:
+                os._exit(0)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+
+
+def inherit_orphans() -> None:
+    """From here on this process is the parent of what its descendants leave behind (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_orphans(sign: signal.Signals, ranks: Collection[int] = ()) -> bool:
+    """Send a signal to every child that is no rank; whether there was one."""
+    try:
+        children = pathlib.Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    except FileNotFoundError:  # not on macOS
+        return False
+    orphans = set(map(int, children)).difference(ranks)
+    for pid in orphans:
+        os.kill(pid, sign)  # one that has ended is there until it is waited for
+    return bool(orphans)
 
 
 def become_rank(fds: list[int], not_mine: list[int]) -> None:
     for other in not_mine:
         os.close(other)
     os.setpgid(0, 0)  # whatever it starts is in its group, and ends with it
+    inherit_orphans()  # or the end of another rank would end them
     try:
         from labs.kit.ranks import worker  # after the fork: an edit of the course's files is seen by the next job
 
@@ -189,15 +253,20 @@ def clear_up(pid: int, path: str) -> None:
 
 def reap(children: dict[int, tuple[int, str]]) -> None:
     """Send on the exit status of every rank that has ended: exit code, or minus the signal."""
-    while children:
-        pid, status = os.waitpid(-1, os.WNOHANG)
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
         if pid == 0:
             return
-        fd, path = children.pop(pid)
-        clear_up(pid, path)
-        with contextlib.suppress(BrokenPipeError):  # the caller has stopped to listen
-            os.write(fd, struct.pack("!q", os.waitstatus_to_exitcode(status)))
-        os.close(fd)
+        if pid in children:
+            fd, path = children.pop(pid)
+            clear_up(pid, path)
+            with contextlib.suppress(BrokenPipeError):  # the caller has stopped to listen
+                os.write(fd, struct.pack("!q", os.waitstatus_to_exitcode(status)))
+            os.close(fd)
+        end_orphans(signal.SIGTERM, children)  # of this rank; or an orphan has ended, and left others
 
 
 def receive_exactly(source: socket.socket, size: int) -> bytes:

@@ -1,48 +1,70 @@
 """What the ranks print, line by line as it comes, each line with its rank before it.
 
 Progress bars work: a piece that ends in a carriage return is shown at once and written over by the next.
+A rank that prints more than FIRST bytes is not shown any further until it ends; then come its LAST bytes.
 """
 
 from __future__ import annotations
 
-import re
 import sys
 
-MOST_BYTES = 1 << 20  # of one rank; a loop that prints tensors would otherwise bury the notebook
-PIECE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
+FIRST = 1 << 20  # bytes of one rank; a loop that prints tensors would otherwise bury the notebook
+LAST = 1 << 16
 
 
 class Lines:
     """Cuts the ranks' byte streams into prefixed lines on `sys.stdout`."""
 
     def __init__(self, ranks: int) -> None:
-        self.rest = [b""] * ranks
-        self.room = [MOST_BYTES] * ranks
+        self.unfinished = [bytearray() for _ in range(ranks)]
+        self.room = [FIRST] * ranks
+        self.beyond = [0] * ranks  # bytes that came when the room was used up
+        self.end = [bytearray() for _ in range(ranks)]  # and the last of these
 
     def feed(self, rank: int, data: bytes, last: bool = False) -> None:
         """Show every complete line of what `rank` has written so far, and at the end (`last`) what is left."""
-        if self.room[rank] <= 0:
-            return
-        self.room[rank] -= len(data)
-        text = self.rest[rank] + data
-        pieces = PIECE.findall(text)
-        self.rest[rank] = text[sum(map(len, pieces)) :]
-        if self.rest[rank] and (last or (text.startswith(b"\r") and not pieces)):
-            pieces.append(self.rest[rank] + (b"\n" if last else b""))
-            self.rest[rank] = b""
-        shown = "".join(self.prefixed(rank, piece) for piece in pieces)
-        if self.room[rank] <= 0:
-            limit = f"{MOST_BYTES >> 20} MiB printed: the rest of this rank's output is not shown"
-            shown += f"[rank {rank}] {limit} (return it, or write a file)\n"
+        first, more = data[: self.room[rank]], data[self.room[rank] :]
+        self.room[rank] -= len(first)
+        shown = self.lines(rank, first, last or bool(more))
+        if more:
+            shown += self.keep_end(rank, more)
+        if last and self.beyond[rank]:
+            end = bytes(self.end[rank][-LAST:])
+            if cut := self.beyond[rank] - len(end):
+                shown += f"[rank {rank}] … {cut:,} bytes are not shown …\n"
+            shown += self.lines(rank, end, last=True)
         if shown:
             encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
             sys.stdout.write(shown.encode(encoding, "backslashreplace").decode(encoding))
             sys.stdout.flush()
 
-    def prefixed(self, rank: int, piece: bytes) -> str:
-        text = piece.decode(errors="replace").replace("\r\n", "\n")
-        bar = text.startswith("\r")
-        body = text.lstrip("\r")
-        if not body:
-            return "\r" if bar else ""
-        return ("\r" if bar else "") + f"[rank {rank}] {body}"
+    def keep_end(self, rank: int, data: bytes) -> str:
+        """Take what there is no room for; the sentence that says so, the first time."""
+        told = f"{FIRST >> 20} MiB printed: of the rest, the end is shown when it is over (return it, or write a file)"
+        sentence = "" if self.beyond[rank] else f"[rank {rank}] {told}\n"
+        self.beyond[rank] += len(data)
+        self.end[rank] += data
+        if len(self.end[rank]) > 2 * LAST:
+            del self.end[rank][:-LAST]
+        return sentence
+
+    def lines(self, rank: int, data: bytes, last: bool) -> str:
+        unfinished = self.unfinished[rank]
+        unfinished += data
+        if not last and b"\n" not in data and b"\r" not in data:
+            return ""
+        pieces = bytes(unfinished).splitlines(keepends=True)
+        unfinished.clear()
+        if pieces and not pieces[-1].endswith((b"\r", b"\n")):
+            if last:
+                pieces[-1] += b"\n"
+            else:
+                unfinished += pieces.pop()
+        return "".join(prefixed(rank, piece) for piece in pieces)
+
+
+def prefixed(rank: int, piece: bytes) -> str:
+    text = piece.decode(errors="replace").replace("\r\n", "\n")
+    if text == "\r":
+        return text
+    return f"[rank {rank}] {text}"

@@ -12,6 +12,7 @@ import contextlib
 import faulthandler
 import io
 import linecache
+import mmap
 import os
 import signal
 import sys
@@ -28,19 +29,18 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
-from labs.kit.ranks import flight_recorder
-from labs.kit.watch import tap
+from labs.kit.ranks.flight_recorder import FlightRecorder
+from labs.kit.ranks.payload import pack
 
 YEAR = 365 * 24 * 3600.0  # seconds; for who gives a timeout of infinity
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a rank is told; all of it fits in one message."""
+    """What a rank is told, besides the function and its arguments, which are in a file for all."""
 
     rank: int
     ranks: int
-    payload: bytes  # (function, args, kwargs), pickled by value
     backend: str  # "gloo" or "nccl"
     device: str  # "cpu" or "cuda:3"
     store: str  # the file in which the ranks find each other
@@ -52,7 +52,7 @@ class Job:
     sources: dict[str, str] = field(default_factory=dict)  # the cells' text, for tracebacks
 
 
-def main(control_fd: int, output_fd: int, flight_fd: int, stacks_fd: int) -> NoReturn:
+def main(control_fd: int, output_fd: int, payload_fd: int, flight_fd: int, stack_fd: int, value_fd: int) -> NoReturn:
     """The body of a forked rank; never returns."""
     for target in (1, 2):
         os.dup2(output_fd, target)
@@ -65,12 +65,11 @@ def main(control_fd: int, output_fd: int, flight_fd: int, stacks_fd: int) -> NoR
     job: Job = cloudpickle.loads(control.recv_bytes())
     finished = threading.Event()
     threading.Thread(target=obey, args=(control, finished), daemon=True).start()
-    faulthandler.enable(file=stacks_fd)
-    faulthandler.register(signal.SIGUSR1, file=stacks_fd, all_threads=True)
-    tap.install()
-    tap.listeners.append(flight_recorder.FlightRecorder(flight_fd))
+    faulthandler.enable(file=stack_fd)
+    faulthandler.register(signal.SIGUSR1, file=stack_fd, all_threads=True)
     sending = threading.Lock()  # a thread may warn while the value is on its way
-    answer = work(job, control, sending)
+    with FlightRecorder(flight_fd).listening():
+        answer = work(job, payload_fd, value_fd, control, sending)
     flush()
     with sending:
         control.send_bytes(answer)
@@ -86,8 +85,18 @@ def obey(control: Connection, finished: threading.Event) -> None:
     try:
         control.recv_bytes()
     except (EOFError, OSError):
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.killpg(os.getpid(), signal.SIGKILL)  # and what this rank has started
     finished.set()
+
+
+class NoKeyboard(io.TextIOBase):
+    """A rank's standard input."""
+
+    def readline(self, size: int = -1, /) -> str:
+        raise RuntimeError("a rank has no keyboard: call input() before run(), and pass on what it returned")
+
+    def read(self, size: int | None = -1, /) -> str:
+        return self.readline()
 
 
 def flush() -> None:
@@ -120,33 +129,43 @@ def settle_in(job: Job, control: Connection, sending: threading.Lock) -> None:
             control.send_bytes(cloudpickle.dumps(("warning", warning)))
 
     warnings.showwarning = show
+    torch.default_generator.seed()  # not the fork server's numbers, which all ranks would share
+    if numpy := sys.modules.get("numpy.random"):
+        numpy.seed()
+    sys.stdin = NoKeyboard()
     torch.set_num_threads(1)  # a rank stands for a device: one core each, the same on every machine
 
 
-def work(job: Job, control: Connection, sending: threading.Lock) -> bytes:
-    """Run the function; a pickled ("value", (value, tape)) or ("error", (when, type name, sentence, traceback))."""
+def work(job: Job, payload_fd: int, value_fd: int, control: Connection, sending: threading.Lock) -> bytes:
+    """Run the function; pickled ("value", sizes of what is in the file) or ("error", (when, type, sentence, trace))."""
     value = None
     try:
         settle_in(job, control, sending)
         join_world(job)
-        function, args, kwargs = cloudpickle.loads(job.payload)
+        with mmap.mmap(payload_fd, 0, access=mmap.ACCESS_READ) as payload:
+            function, args, kwargs = cloudpickle.loads(payload)
         value = watched(job.record, function, args, kwargs)
     except SystemExit as stop:
         return failure(RuntimeError(f"the function called exit({stop.code}): let it return instead"), stop)
     except BaseException as error:
         return failure(error, error)
     try:
-        return cloudpickle.dumps(("value", value))
+        return cloudpickle.dumps(("value", pack(value, value_fd)))
     except Exception as error:
         kind = type(value[0]).__name__
         return failure(TypeError(f"the value that it returned ({kind}) cannot be sent to the caller: {error}"), error)
 
 
 def join_world(job: Job) -> None:
-    limit = timedelta(seconds=min(job.timeout + 60, YEAR))  # the caller's own limit comes first, with a diagnosis
     use_device(job.device)
     store = dist.FileStore(job.store, job.ranks)
+    limit = patience(job.timeout)
     dist.init_process_group(job.backend, store=store, rank=job.rank, world_size=job.ranks, timeout=limit)
+
+
+def patience(timeout: float) -> timedelta:
+    """How long the backend waits: the caller's own limit comes first, with a diagnosis."""
+    return timedelta(seconds=min(timeout + 60, YEAR))
 
 
 def use_device(name: str) -> None:

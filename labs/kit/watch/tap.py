@@ -52,6 +52,14 @@ OPERATORS = {
 NO_COMMUNICATION = {"check_for_nan"}  # c10d operators that send nothing: this one only looks at a tensor
 ROOT = {"broadcast_": 2, "reduce_": 3, "gather_": 3, "gather_into_tensor_": 3, "scatter_": 3}  # index of the root
 WAITS = "wait_tensor", "wait_tensors"  # of functional collectives, for one tensor or for a list
+REDUCTION = {  # index of the reduction
+    "allreduce_": 2,
+    "allreduce_coalesced_": 2,
+    "reduce_": 2,
+    "_reduce_scatter_base_": 3,
+    "reduce_scatter_": 3,
+    "reduce_scatter_tensor_coalesced_": 3,
+}
 OUTSTANDING = 64  # works that nobody has waited for: more than this and the oldest is forgotten
 HELD_HERE = 3  # references to a work that only _outstanding holds, while it is looked at
 
@@ -60,8 +68,7 @@ class Call:
     """One collective or send/recv as this rank issued it.
 
     `inputs` and `outputs` are flat tuples of tensors; `peer` (send, recv) and `root` are ranks of the group, or None;
-    `splits` are the input sizes of an uneven all_to_all.  The reduction (sum, max) is not among them: at this
-    depth it is an opaque object of C++.
+    `splits` are the input sizes of an uneven all_to_all; `reduction` is "sum", "max" or other, or "" for none.
     """
 
     __slots__ = (
@@ -72,6 +79,7 @@ class Call:
         "outputs",
         "peer",
         "raw",
+        "reduction",
         "root",
         "splits",
         "start_ns",
@@ -90,6 +98,7 @@ class Call:
         self.peer = args[2] if raw in ("send", "recv_") else None
         self.tag = args[-1] if self.op in ("send", "recv") else 0
         self.root = args[ROOT[raw]] if raw in ROOT else None
+        self.reduction = reduction(args[REDUCTION[raw]]) if raw in REDUCTION else ""
         self.splits = args[4] if raw == "alltoall_base_" else ()
         self.start_ns = time.monotonic_ns()
         self.notes: dict[str, Any] = {}  # a listener may leave something here for its own later events
@@ -221,6 +230,12 @@ def find_work(answer: Any) -> dist.Work | None:
 
 def unbox(kind: Any, value: Any) -> Any:
     return kind.unbox(value) if isinstance(value, torch.ScriptObject) else value
+
+
+def reduction(op: torch.ScriptObject | dist.ReduceOp) -> str:
+    """The name of a reduction, which at this depth is an object of C++ that tells its number only."""
+    number = op._get_method("op")() if isinstance(op, torch.ScriptObject) else int(op.op)
+    return dist.ReduceOp.RedOpType(number).name.lower()
 
 
 def flatten(value: Any) -> tuple[torch.Tensor, ...]:

@@ -1,0 +1,147 @@
+"""What travels between the caller and its ranks.
+
+    pickled(fn, args, kwargs)    to the ranks: a function travels by value, from a notebook's cell, too
+    pack(value, file)            back: the value and its buffers, past the socket, into a file without a name
+    unpack(file, sizes)          and out of it
+
+A tensor travels as its bytes, a view as its own bytes only: torch would send the whole storage, several times copied.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import copyreg
+import importlib
+import io
+import linecache
+import os
+import pickle
+import sys
+import tempfile
+import types
+from collections.abc import Callable
+from types import ModuleType
+from typing import IO, Any
+
+import cloudpickle
+import torch
+
+from labs.kit.watch import frames
+
+
+def pickled(fn: Callable[..., Any], args: Any, kwargs: Any) -> bytes:
+    """(fn, args, kwargs) as bytes; a TypeError that names the variable that cannot be sent."""
+    if autocall := sys.modules.get("IPython.core.autocall"):  # a notebook's exit() holds the kernel; a rank has its own
+        for kind in (autocall.ExitAutocall, *autocall.ExitAutocall.__subclasses__()):
+            copyreg.pickle(kind, lambda _: (getattr, (builtins, "exit")))
+    try:
+        return dumps((fn, args, kwargs))
+    except Exception as error:  # a class may refuse in its own way
+        what = culprit(fn, args, kwargs)
+        raise TypeError(f"{what} cannot be sent to the ranks ({error}): make it inside the function") from error
+
+
+class Pickler(cloudpickle.Pickler):
+    """By value, as cloudpickle does it, with two exceptions.
+
+    Modules of every class go by name, torch's `config` modules among them: cloudpickle sends these along with any
+    function that uses both `torch.distributed` and a variable named `config`.  Tensors go as buffers.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, ModuleType) and sys.modules.get(obj.__name__) is obj:
+            return importlib.import_module, (obj.__name__,)
+        if type(obj) is torch.Tensor and is_plain(obj):
+            data = obj.detach()
+            if data.untyped_storage().nbytes() > data.nbytes:
+                data = data.clone()
+            content = torch.empty(0, dtype=torch.uint8).set_(data.untyped_storage())
+            layout = data.storage_offset(), data.shape, data.stride()
+            return tensor_of, (pickle.PickleBuffer(content.numpy()), obj.dtype, layout, obj.requires_grad)
+        return super().reducer_override(obj)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is nothing but bytes with a shape; torch itself sends every other one."""
+    special = tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.__dict__
+    has_bytes = tensor.layout == torch.strided and tensor.device.type == "cpu" and tensor.numel()
+    return bool(has_bytes and not special and tensor.untyped_storage().nbytes() >= tensor.nbytes)
+
+
+def tensor_of(content: Any, dtype: torch.dtype, layout: tuple[Any, ...], requires_grad: bool) -> torch.Tensor:
+    storage = torch.frombuffer(content, dtype=torch.uint8).clone().untyped_storage()  # one that can be resized
+    return torch.empty(0, dtype=dtype).set_(storage, *layout).requires_grad_(requires_grad)
+
+
+def dumps(value: Any, buffers: list[pickle.PickleBuffer] | None = None) -> bytes:
+    """`value` as bytes; its large parts apart, in `buffers`, where that is given."""
+    file = io.BytesIO()
+    Pickler(file, protocol=5, buffer_callback=None if buffers is None else buffers.append).dump(value)
+    return file.getvalue()
+
+
+def pack(value: Any, file: int) -> list[int]:
+    """Write `value` into a file; the sizes of the parts, which `unpack` needs."""
+    buffers: list[pickle.PickleBuffer] = []
+    parts = [memoryview(dumps(value, buffers)), *(buffer.raw() for buffer in buffers)]
+    with open(file, "wb", closefd=False) as out:
+        for part in parts:
+            out.write(part)
+    return [part.nbytes for part in parts]
+
+
+def unpack(file: int, sizes: list[int]) -> Any:
+    with open(file, "rb", closefd=False) as source:
+        source.seek(0)
+        stream, *buffers = [read(source, size) for size in sizes]
+    return pickle.loads(stream, buffers=buffers)
+
+
+def read(source: IO[bytes], size: int) -> memoryview:
+    content = memoryview(torch.empty(size, dtype=torch.uint8).numpy())  # a bytearray would first be zeroed
+    if source.readinto(content) != size:  # type: ignore[attr-defined]
+        raise EOFError("the rank's value is cut off")
+    return content
+
+
+def shared_file(stack: contextlib.ExitStack, size: int = 0) -> int:
+    """A file without a name that a rank and its caller share, until `stack` and the rank close it.
+
+    On Linux it is in memory.  Elsewhere it is on disk, and written once: a mapping of a file that the disk has no room
+    for would end the rank without a word.
+    """
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create("labs")
+        os.truncate(file, size)
+    else:
+        file, path = tempfile.mkstemp()
+        os.unlink(path)
+        os.pwrite(file, bytes(size), 0)
+    stack.callback(os.close, file)
+    return file
+
+
+def culprit(fn: Callable[..., Any], args: Any, kwargs: Any) -> str:
+    """The name of what cannot be pickled: an argument, or a variable that the function uses."""
+    used = {f"argument {i + 1}": value for i, value in enumerate(args)} | {
+        f"argument {k!r}": v for k, v in kwargs.items()
+    }
+    code = getattr(fn, "__code__", None)
+    if code is not None:
+        cells = dict(zip(code.co_freevars, fn.__closure__ or (), strict=False))
+        used |= {f"variable {k!r}": cell.cell_contents for k, cell in cells.items() if cell != types.CellType()}
+        used |= {f"variable {k!r}": fn.__globals__[k] for k in code.co_names if k in fn.__globals__}
+    for label, value in used.items():
+        try:
+            dumps(value)
+        except Exception:  # any refusal will do: it is the one that is looked for, and gets named
+            return f"{label} ({type(value).__name__}) of {getattr(fn, '__name__', 'the function')}"
+    return f"{getattr(fn, '__name__', fn)!s}"
+
+
+def cell_sources() -> dict[str, str]:
+    """The text of the notebook's cells, so that a rank's traceback can show the line."""
+    return {
+        file: "".join(entry[2]) for file, entry in linecache.cache.items() if len(entry) > 2 and frames.CELL.match(file)
+    }

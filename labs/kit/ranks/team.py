@@ -1,0 +1,366 @@
+"""The ranks of one job, seen from their caller: their ends, what has come back, and what is known to be wrong.
+
+    with Team(devices, payload, ranks, timeout, record) as team:
+        values = team.finish()
+
+A rank has a control (the job goes out; warnings, its value or its failure come back), an output, a status from the
+fork server when it has ended, and files without a name: what all are to do, its flight record, its stack, its value.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import pathlib
+import pickle
+import re
+import resource
+import selectors
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import time
+import warnings
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+from labs.kit.ranks import diagnosis, flight_recorder, worker
+from labs.kit.ranks.devices import Devices
+from labs.kit.ranks.diagnosis import PEER_IS_GONE, RankError, Watch, Where, in_the_past, innermost, name, told
+from labs.kit.ranks.forkserver import Forkserver
+from labs.kit.ranks.output import Lines
+from labs.kit.ranks.payload import cell_sources, shared_file, unpack
+
+POLL = 0.05  # seconds between two looks at the flight recorders
+GRACE = 0.25  # seconds after the first failure in which other ranks may still tell theirs
+ENDING = 10.0  # seconds for a rank to take itself down after its value came; then it is killed
+STORE_BYTES = 1 << 16  # what the ranks write to find each other
+FILES = 7  # that the caller has open for a rank, while it starts it
+MORE_FILES = 64  # and for everything else that may be opened meanwhile
+CELL_PATH = re.compile(r'File "[^"]*(?:ipykernel_\d+|<ipython-input)[^"]*", line')
+
+FORKSERVER = Forkserver()
+atexit.register(FORKSERVER.stop)
+
+
+class Failure(NamedTuple):
+    """How one rank failed."""
+
+    when: float
+    kind: str
+    sentence: str
+    trace: str
+
+
+class Team:
+    """The ranks of one job: their ends, what has come back, and what is known to be wrong.
+
+    As a context manager it leaves nothing behind, however the job ends: no process, no file, no descriptor.
+    """
+
+    def __init__(self, devices: Devices, payload: bytes, ranks: int, timeout: float, record: str | None) -> None:
+        self.devices, self.payload, self.ranks, self.timeout, self.record = devices, payload, ranks, timeout, record
+        self.lines = Lines(ranks)
+        self.values: dict[int, Any] = {}
+        self.failures: dict[int, Failure] = {}
+        self.warnings: dict[tuple[str, str, str, int], bytes] = {}  # and the pickled class
+        self.pids: dict[int, int] = {}
+        self.alive: set[int] = set()
+        self.controls: list[Connection] = []
+        self.outputs: list[int] = []
+
+    def __enter__(self) -> Team:
+        self.stack = contextlib.ExitStack()
+        self.stack.push(self.warn)
+        self.selector = self.stack.enter_context(selectors.DefaultSelector())
+        try:
+            self.start()
+        except BaseException as error:  # an interrupt, too: what has started must not stay
+            self.__exit__(type(error), error, None)
+            if isinstance(error, KeyboardInterrupt):
+                raise interruption("interrupted while the ranks were starting") from None
+            raise
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        try:
+            for rank in self.alive:
+                FORKSERVER.kill(self.pids[rank])
+            while self.alive:
+                self.hear(None)
+        finally:  # a second interrupt, or an output that is closed; a rank whose control is closed ends itself
+            self.stack.__exit__(*failure)
+
+    def start(self) -> None:
+        if self.devices.note:
+            print(self.devices.note)
+        allow_open_files(self.ranks)
+        store = self.store()
+        sizes = {"flight": flight_recorder.SIZE, "stack": 0, "value": 0}
+        try:
+            self.payload_file = shared_file(self.stack)
+            with open(self.payload_file, "wb", closefd=False) as file:
+                file.write(self.payload)
+            self.files = {
+                kind: {rank: shared_file(self.stack, size) for rank in range(self.ranks)}
+                for kind, size in sizes.items()
+            }
+        except OSError as error:
+            raise no_room(error) from error
+        for rank in range(self.ranks):
+            self.fork(rank, store)
+        readers = {rank: flight_recorder.Reader(fd) for rank, fd in self.files["flight"].items()}
+        for reader in readers.values():
+            self.stack.callback(reader.close)
+        self.watch = Watch(readers, self.ranks)
+        self.folder, sources = working_folder(), cell_sources()
+        for rank, control in enumerate(self.controls):
+            job = cloudpickle.dumps(self.job(rank, store, sources))
+            with contextlib.suppress(OSError):  # a rank that died already: its status tells
+                control.send_bytes(job)
+
+    def store(self) -> str:
+        """The file in which the ranks will find each other, on a disk that has room for it."""
+        try:
+            handle, store = tempfile.mkstemp(prefix="labs-store-")
+            self.stack.callback(pathlib.Path(store).unlink, missing_ok=True)
+            with open(handle, "wb") as file:
+                file.write(bytes(STORE_BYTES))
+                file.flush()
+                file.truncate(0)
+        except OSError as error:
+            raise no_room(error) from error
+        return store
+
+    def fork(self, rank: int, store: str) -> None:
+        ours, theirs = socket.socketpair()
+        output_read, output_write = os.pipe()
+        status_read, status_write = os.pipe()
+        control = self.stack.enter_context(Connection(ours.detach()))
+        self.stack.callback(os.close, output_read)
+        self.stack.callback(os.close, status_read)
+        files = [self.payload_file, *(each[rank] for each in self.files.values())]
+        try:
+            self.pids[rank] = FORKSERVER.fork([theirs.fileno(), output_write, *files, status_write], store)
+        finally:
+            theirs.close()
+            os.close(output_write)
+            os.close(status_write)
+        self.alive.add(rank)
+        self.controls.append(control)
+        self.outputs.append(output_read)
+        self.selector.register(control, selectors.EVENT_READ, (self.on_control, rank))
+        self.selector.register(output_read, selectors.EVENT_READ, (self.on_output, rank))
+        self.selector.register(status_read, selectors.EVENT_READ, (self.on_status, rank))
+
+    def job(self, rank: int, store: str, sources: dict[str, str]) -> worker.Job:
+        return worker.Job(
+            rank=rank,
+            ranks=self.ranks,
+            backend=self.devices.backend,
+            device=self.devices.names[rank],
+            store=store,
+            timeout=self.timeout,
+            record=self.record,
+            environment={**os.environ, **self.devices.environment(rank)},
+            path=list(sys.path),
+            folder=self.folder,
+            sources=sources,
+        )
+
+    def finish(self) -> list[Any]:
+        """Listen until every rank has answered; their values by rank.  Raises RankError, or KeyboardInterrupt."""
+        try:
+            self.listen()
+        except KeyboardInterrupt:
+            raise interruption(f"interrupted; {self.standing()}") from None
+        return [self.values[rank] for rank in range(self.ranks)]
+
+    def listen(self) -> None:
+        deadline, looked, wrong = time.monotonic() + self.timeout, 0.0, None
+        while len(self.values) < self.ranks:
+            self.hear(POLL)
+            now = time.monotonic()
+            problem = None
+            if now - looked >= POLL:
+                problem, looked = self.watch.poll(), now
+            if self.failures or problem:
+                wrong = wrong or now + GRACE
+                if now > wrong or len(self.values) + len(self.failures) == self.ranks:
+                    raise self.first_cause() if self.failures else told(problem)
+            if now > deadline:
+                raise self.timed_out()
+        if problem := self.watch.poll():
+            raise told(problem)
+        for control in self.controls:
+            with contextlib.suppress(OSError):  # killed by somebody after its value came: the value counts
+                control.send_bytes(b"end")
+        deadline = time.monotonic() + ENDING
+        while self.alive and time.monotonic() < deadline:
+            self.hear(POLL)
+
+    # ---- what arrives ---------------------------------------------------------------------
+
+    def hear(self, timeout: float | None) -> None:
+        """Take what the ranks have sent."""
+        for key, _ in self.selector.select(timeout):
+            if key.fileobj in self.selector.get_map():  # not when the rank's end, heard just now, took the rest
+                handler, rank = key.data
+                handler(rank, key.fileobj)
+
+    def on_output(self, rank: int, fd: int) -> None:
+        data = os.read(fd, 1 << 16)
+        if not data:
+            self.selector.unregister(fd)
+        self.lines.feed(rank, data, last=not data)
+
+    def last_output(self, rank: int, fd: int) -> None:
+        """What is in the pipe when a rank has ended; not its end, which a process that the rank started may hold."""
+        if fd in self.selector.get_map():
+            os.set_blocking(fd, False)
+            with contextlib.suppress(BlockingIOError):
+                self.lines.feed(rank, os.read(fd, 1 << 20))
+            self.lines.feed(rank, b"", last=True)
+            self.selector.unregister(fd)
+
+    def on_control(self, rank: int, control: Connection) -> None:
+        try:
+            kind, content = cloudpickle.loads(control.recv_bytes())
+            if kind == "value":
+                content = unpack(self.files["value"][rank], content)
+        except (EOFError, OSError):
+            self.selector.unregister(control)
+            return
+        except Exception as error:  # the value's own class may fail to build here
+            kind, content = (
+                "error",
+                (time.monotonic(), type(error).__name__, f"its value cannot be read here: {error}", ""),
+            )
+        if kind == "warning":
+            text, category, kind, filename, line = content
+            self.warnings.setdefault((text, category, filename, line), kind)
+        elif kind == "error":
+            self.failures.setdefault(rank, Failure(*content))
+        else:
+            self.values[rank] = content
+            self.watch.returned.add(rank)
+
+    def on_status(self, rank: int, fd: int) -> None:
+        """The rank has ended: take what it still had to say, and, if it gave no value, say how it ended."""
+        status = os.read(fd, 8)
+        self.selector.unregister(fd)
+        self.alive.discard(rank)
+        self.last_output(rank, self.outputs[rank])
+        control = self.controls[rank]
+        with contextlib.suppress(EOFError, OSError):
+            while control in self.selector.get_map() and control.poll():
+                self.on_control(rank, control)
+        if control in self.selector.get_map():
+            self.selector.unregister(control)
+        if rank not in self.values and rank not in self.failures:
+            where = innermost(diagnosis.read_all(self.files["stack"][rank]))
+            self.failures[rank] = Failure(
+                time.monotonic(), "died", how_it_ended(status) + (f"   {where}" if where else ""), ""
+            )
+
+    # ---- what is wrong --------------------------------------------------------------------
+
+    def first_cause(self) -> RankError:
+        """The failure that the others follow from: not one that only says that a peer is gone, then the earliest."""
+        first = min(self.failures.values(), key=lambda f: (bool(PEER_IS_GONE.search(f.sentence)), f.when))
+        if first.kind == "died" or "gloo" in first.sentence.lower() or PEER_IS_GONE.search(first.sentence):
+            problem = self.watch.poll()
+            if problem and problem.kind == "mismatch":  # over which the backend fails in its own words, or aborts
+                return told(problem)
+        same = tuple(sorted(r for r, failure in self.failures.items() if failure.sentence == first.sentence))
+        others = [r for r in range(self.ranks) if r not in same]
+        because = f"\n{name(others)} then had to stop." if others else ""
+        where = self.watch.complete([Where(r, self.failures[r].kind) for r in same])
+        if first.kind == "died":
+            return RankError("died", same, f"{name(same)} {first.sentence}{because}", where)
+        trace = CELL_PATH.sub("Cell, line", first.trace).rstrip()
+        text = f"{name(same)} of {self.ranks} failed: {first.sentence}\n\n{trace}\n{because}".rstrip()
+        return RankError("raised", same, text, where)
+
+    def late(self) -> dict[int, int]:
+        """The ranks that have not answered, and their pids."""
+        return {rank: pid for rank, pid in self.pids.items() if rank not in self.values and rank in self.alive}
+
+    def timed_out(self) -> RankError:
+        return told(self.watch.overdue(self.timeout, self.late(), self.files["stack"]))
+
+    def standing(self) -> str:
+        """ "ranks 0 and 1 were in barrier   cell line 3: dist.barrier(); rank 2 had returned"."""
+        places: dict[str, list[int]] = {}
+        for where in self.watch.complete(self.watch.standing(self.late(), self.files["stack"])):
+            places.setdefault(str(where).split(" ", 2)[2], []).append(where.rank)
+        return "; ".join(f"{name(ranks)} {in_the_past(place, len(ranks))}" for place, ranks in places.items())
+
+    def warn(self, error: Any, failure: BaseException | None, trace: Any) -> None:
+        """Issue the ranks' warnings here, each once; where they are errors, a failure of the job comes before them."""
+        for (text, _, filename, line), kind in self.warnings.items():
+            try:
+                category = pickle.loads(kind)
+            except Exception:  # a class that cannot be had here
+                category = UserWarning
+            try:
+                warnings.warn_explicit(text, category, filename, line)
+            except Warning as escalated:
+                if failure is None:
+                    raise
+                failure.add_note(f"{type(escalated).__name__}: {escalated}")
+
+
+def interruption(text: str) -> KeyboardInterrupt:
+    """An interrupt of Python's own class, as shells expect it, which IPython shows in one line."""
+    error = KeyboardInterrupt(text)
+    error._render_traceback_ = lambda: [f"KeyboardInterrupt: {text}"]  # type: ignore[attr-defined]
+    return error
+
+
+def no_room(error: OSError) -> OSError:
+    told = f"{error.strerror} for temporary files in {tempfile.gettempdir()}: free some, or set TMPDIR"
+    return OSError(error.errno, told)
+
+
+def allow_open_files(ranks: int) -> None:
+    """Raise this process's soft limit where the job needs it.  Raises RuntimeError where the hard one forbids."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = len(os.listdir("/dev/fd")) + MORE_FILES
+    need = taken + FILES * ranks
+    if soft == resource.RLIM_INFINITY or need <= soft:
+        return
+    if hard != resource.RLIM_INFINITY and need > hard:
+        most = max(0, (hard - taken) // FILES)
+        raise RuntimeError(
+            f"{ranks} ranks take {need} open files, and this process may have {hard} (ulimit -Hn): "
+            f"at most {most} ranks, or a higher limit"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
+
+
+def how_it_ended(status: bytes) -> str:
+    if not status:
+        return "had to stop: the process that starts ranks was killed. Run the same line again"
+    code = struct.unpack("!q", status)[0]
+    if code >= 0:
+        return f"ended with exit code {code} before it returned: something called os._exit({code})"
+    sign = signal.Signals(-code).name
+    hint = " (if nobody did that, the machine ran out of memory)" if sign == "SIGKILL" else ""
+    return f"died of {sign}{hint}"
+
+
+def working_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError as error:
+        raise RuntimeError("the working directory has been deleted: os.chdir() to one that is there") from error
+
+
+def read_all(fd: int) -> str:
+    return os.pread(fd, 1 << 20, 0).decode(errors="replace")

@@ -1,0 +1,134 @@
+"""Under torchrun a process is a rank already: it takes part in the world that is there.
+
+    join    the function runs here; every rank gets everybody's value
+    Patrol  the first rank of each machine compares the flight records of that machine's ranks, as a caller does, and
+            keeps the time; what is wrong it tells on its stderr, and ends, upon which torchrun ends all the others
+
+A rank that raises or dies is torchrun's to tell.  Of other machines' ranks nothing is seen: each machine tells of its
+own, and a disagreement between two of them shows at the timeout only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import os
+import pathlib
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import IO, Any, NoReturn
+
+import torch.distributed as dist
+
+from labs.kit.ranks import flight_recorder, worker
+from labs.kit.ranks.devices import devices_for
+from labs.kit.ranks.diagnosis import Problem, Watch, told
+from labs.kit.ranks.flight_recorder import FlightRecorder, Reader
+
+POLL = 0.1  # seconds between two looks at the flight records
+GRACE = 1.0  # seconds in which other machines, whose time is up as well, may still tell theirs
+GIVEN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")  # by torchrun
+
+
+def world() -> int | None:
+    """How many ranks torchrun has started, this one among them; None where it has not."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    if missing := [name for name in GIVEN if name not in os.environ]:
+        raise RuntimeError(
+            f"TORCHELASTIC_RUN_ID is set, as torchrun does, but not {missing[0]}: start this with torchrun, or unset it"
+        )
+    return int(os.environ["WORLD_SIZE"])
+
+
+def join(
+    fn: Callable[..., Any], args: Any, kwargs: Any, device: str, timeout: float, record: str | None
+) -> list[tuple[Any, Any]]:
+    """Call `fn` here, and gather what it returned, and what was recorded of it, from all ranks on every rank."""
+    devices = devices_for(device, int(os.environ["LOCAL_WORLD_SIZE"]))
+    if not dist.is_initialized():
+        worker.use_device(devices.names[int(os.environ["LOCAL_RANK"])])
+        dist.init_process_group(devices.backend, timeout=worker.patience(timeout))
+        atexit.register(leave)
+    values: list[Any] = [None] * dist.get_world_size()
+    with Patrol(timeout) as patrol:
+        with patrol.recorder.listening():
+            mine = worker.watched(record, fn, args, kwargs)
+        dist.all_gather_object(values, mine)
+    return values
+
+
+def leave() -> None:
+    """Take the process group down before the interpreter: one that outlives it aborts the process now and then."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class Patrol:
+    """This rank's flight record, and on the first rank of a machine the thread that looks at all of them."""
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self.look, daemon=True)
+
+    def __enter__(self) -> Patrol:
+        with contextlib.ExitStack() as stack:
+            (flight, flight_path), (stacks, stacks_path) = named_file(stack), named_file(stack)
+            flight.write(bytes(flight_recorder.SIZE))
+            self.recorder = FlightRecorder(flight.fileno())
+            chained = callable(signal.getsignal(signal.SIGUSR1))
+            faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True, chain=chained)
+            stack.callback(faulthandler.unregister, signal.SIGUSR1)
+            of_all: list[Any] = [None] * dist.get_world_size()
+            machine = os.environ["GROUP_RANK"]
+            dist.all_gather_object(of_all, (machine, dist.get_rank(), os.getpid(), flight_path, stacks_path))
+            if os.environ["LOCAL_RANK"] == "0":
+                here = [rest for theirs, *rest in of_all if theirs == machine]
+                self.pids = {rank: pid for rank, pid, _, _ in here}
+                flights = {rank: stack.enter_context(open(path, "rb")) for rank, _, path, _ in here}
+                self.stacks = {rank: stack.enter_context(open(path, "rb")).fileno() for rank, _, _, path in here}
+                readers = {rank: Reader(file.fileno()) for rank, file in flights.items()}
+                self.watch = Watch(readers, len(of_all))
+                self.thread.start()
+            dist.barrier()  # every file is open
+            pathlib.Path(flight_path).unlink()
+            pathlib.Path(stacks_path).unlink()
+            self.stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        self.over.set()
+        if self.thread.ident:
+            self.thread.join()
+        self.recorder.groups.clear()  # see leave()
+        self.stack.close()
+
+    def look(self) -> None:
+        deadline = time.monotonic() + self.timeout
+        while not self.over.wait(POLL):
+            self.watch.returned |= {rank for rank, reader in self.watch.readers.items() if reader.is_over()}
+            if problem := self.watch.poll():
+                end(problem)
+            if time.monotonic() > deadline:
+                late = {rank: pid for rank, pid in self.pids.items() if rank not in self.watch.returned}
+                end(self.watch.overdue(self.timeout, late, self.stacks))
+
+
+def named_file(stack: contextlib.ExitStack) -> tuple[IO[bytes], str]:
+    """A temporary file for others to open by its name, which goes with `stack`, if not before."""
+    handle, path = tempfile.mkstemp(prefix="labs-rank-")
+    stack.callback(pathlib.Path(path).unlink, missing_ok=True)
+    return stack.enter_context(open(handle, "r+b", buffering=0)), path
+
+
+def end(problem: Problem) -> NoReturn:
+    """Tell, and end this process: torchrun then ends the others.  Its main thread may wait in C for ever."""
+    print(f"RankError: {told(problem)}", file=sys.stderr, flush=True)
+    time.sleep(GRACE)
+    os._exit(1)

@@ -1,0 +1,145 @@
+"""What a job that goes wrong is told: by the cause, not by those who wait for it.
+
+Reference: each case plants one fault in a known rank; the error must name that rank, the call and the learner's line.
+"""
+
+import queue
+import subprocess
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from labs.kit.launch import RankError, run
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    run(dist.get_rank, ranks=2)
+
+
+def test_a_new_group_that_a_member_skips():
+    def job():
+        if dist.get_rank() != 1:
+            dist.new_group([0, 1])
+        dist.all_reduce(torch.ones(3))
+
+    with pytest.raises(RankError, match=r"rank 1 did not call new_group \[0, 1\], in which rank 0 waits") as caught:
+        run(job, ranks=3, timeout=60)
+    assert caught.value.kind == "deadlock" and caught.value.ranks == (1,)
+    assert "dist.new_group([0, 1])" in caught.value.where[0].site
+    assert caught.value.where[2].op == "all_reduce"
+
+
+def test_a_new_group_without_which_a_member_returns():
+    def job():
+        if dist.get_rank() != 1:
+            dist.new_group([0, 1])
+
+    with pytest.raises(RankError, match=r"rank 1 returned without joining new_group number 1") as caught:
+        run(job, ranks=3, timeout=60)
+    assert caught.value.kind == "returned" and caught.value.ranks == (1,)
+    assert caught.value.where[0].state == "waits in"
+
+
+def test_groups_made_in_another_order():
+    def job():
+        first, second = ([1, 2], [0, 1]) if dist.get_rank() == 2 else ([0, 1], [1, 2])
+        dist.new_group(first)
+        dist.new_group(second)
+        dist.barrier()
+
+    told = r"agree on new_group number 1: ranks 0 and 1 called new_group \[0, 1\], rank 2 called new_group \[1, 2\]"
+    with pytest.raises(RankError, match=told) as caught:
+        run(job, ranks=3, timeout=60)
+    assert caught.value.kind == "mismatch" and caught.value.ranks == (2,)
+
+
+def test_all_ways_to_make_groups_that_agree():
+    def job():
+        dist.new_group([2, 0])
+        dist.new_group([0, 2] if dist.get_rank() % 2 else [2, 0])
+        dist.new_subgroups(2)
+        if dist.get_rank() in (1, 3):
+            mine = dist.new_group([1, 3], use_local_synchronization=True)
+            dist.barrier(group=mine)
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+        x = torch.ones(1)
+        dist.all_reduce(x, group=mesh["b"].get_group())
+        return x.item()
+
+    assert run(job, ranks=4) == [2] * 4
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "reduce", "reduce_scatter_tensor", "all_reduce_coalesced"])
+def test_a_reduction_that_differs(op):
+    """gloo itself completes it, with a number that is neither."""
+
+    def job():
+        how = dist.ReduceOp.MAX if dist.get_rank() == 1 else dist.ReduceOp.SUM
+        x = torch.ones(4)
+        if op == "reduce":
+            dist.reduce(x, 0, op=how)
+        elif op == "reduce_scatter_tensor":
+            dist.reduce_scatter_tensor(torch.ones(2), x, op=how)
+        elif op == "all_reduce_coalesced":
+            dist.all_reduce_coalesced([x], op=how)
+        else:
+            dist.all_reduce(x, op=how)
+
+    with pytest.raises(RankError, match=r"rank 1 called \w+ float32\[4\].* \(max\)") as caught:
+        run(job, ranks=2)
+    assert caught.value.kind == "mismatch"
+
+
+@pytest.mark.parametrize("daemon", [False, True])
+def test_a_collective_in_a_thread_is_named(daemon):
+    def job():
+        if dist.get_rank() == 0:
+            thread = threading.Thread(target=lambda: dist.all_reduce(torch.ones(2)), daemon=daemon)
+            thread.start()
+            thread.join()
+        time.sleep(60)
+
+    with pytest.raises(RankError, match=r"rank 1 is still at work") as caught:
+        run(job, ranks=2, timeout=2)
+    waits = caught.value.where[0]
+    assert str(waits).startswith("rank 0 waits, in a thread, in all_reduce float32[2]   test_diagnosis.py")
+    assert caught.value.ranks == (1,)
+
+
+def test_a_daemon_thread_may_wait_while_the_rank_goes_on():
+    """Both ranks stand still for a while, one in a thread; the main one then sends what the other waits for."""
+
+    def job():
+        rank, x = dist.get_rank(), torch.zeros(1)
+        answers, questions = dist.new_group([0, 1]), dist.new_group([0, 1])
+        if rank == 0:
+            thread = threading.Thread(target=dist.recv, args=(x, 1), kwargs={"group": answers}, daemon=True)
+            thread.start()
+            time.sleep(1.5)
+            dist.send(torch.ones(1), 1, group=questions)
+            thread.join()
+        else:
+            dist.recv(x, 0, group=questions)
+            dist.send(x + 1, 0, group=answers)
+        return x.item()
+
+    assert run(job, ranks=2) == [2, 1]
+
+
+STUCK = {
+    "queue": lambda: queue.Queue().get(),
+    "subprocess": lambda: subprocess.run(["sleep", "60"], check=True),
+    "event": lambda: threading.Event().wait(),
+}
+
+
+@pytest.mark.parametrize("inside", STUCK)
+def test_the_line_is_the_learners_and_not_the_standard_librarys(inside):
+    with pytest.raises(RankError) as caught:
+        run(STUCK[inside], ranks=1, timeout=1)
+    assert f'"{inside}": lambda' in caught.value.where[0].site

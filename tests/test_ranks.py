@@ -1,0 +1,328 @@
+"""What a rank is like: its random numbers, output, keyboard and limits, its value's way back, and its end.
+
+Reference: what a process started by hand would do, and the operating system's list of processes.
+"""
+
+import asyncio
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+
+import numpy
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from labs.kit.launch import RankError, run
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    run(dist.get_rank, ranks=2)
+
+
+# ---- random numbers -----------------------------------------------------------------------------
+
+
+def numbers():
+    return torch.rand(1).item(), float(numpy.random.rand()), random.random()
+
+
+def test_unseeded_random_numbers_differ_by_rank_and_by_job():
+    """As under torchrun, so that a forgotten broadcast, or the same dropout everywhere, shows here as well."""
+    values = run(numbers, ranks=3) + run(numbers, ranks=3)
+    for drawn in zip(*values, strict=True):
+        assert len(set(drawn)) == 6
+
+
+def test_seeded_random_numbers_are_those_of_the_seed():
+    def seeded():
+        torch.manual_seed(3)
+        return torch.rand(1).item()
+
+    torch.manual_seed(3)
+    assert run(seeded, ranks=2) == [torch.rand(1).item()] * 2
+
+
+# ---- output -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [40_000, 100_000])
+def test_a_long_line_is_a_line(capsys, length):
+    run(lambda: print("x" * length), ranks=1, timeout=5)
+    assert capsys.readouterr().out == f"[rank 0] {'x' * length}\n"
+
+
+LINES = {
+    "one line": lambda: print("first" + "x" * 50_000_000 + "last"),
+    "lines of 1 kB": lambda: [print("first")] + [print("x" * 999) for _ in range(50_000)] + [print("last")],
+    "pieces without an end": lambda: [print(w, end="", flush=True) for w in ("first", *["x" * 999] * 50_000, "last")],
+    "carriage returns": lambda: [print(w, end="\r", flush=True) for w in ("first", *["x" * 999] * 50_000, "last")],
+}
+
+
+@pytest.mark.parametrize("kind", LINES)
+def test_of_50_mb_the_first_and_the_last_are_shown(kind, capsys):
+    """In under 2 s on a quiet machine.  The processor time of this process is what the load of others leaves alone."""
+    began = time.process_time()
+    run(LINES[kind], ranks=1, timeout=120)
+    assert time.process_time() - began < 2
+    out = capsys.readouterr().out
+    assert out.startswith("[rank 0] first") and out.rstrip().endswith("last")
+    assert "1 MiB printed" in out and "bytes are not shown" in out and len(out) < 1.5 * 2**20
+
+
+def test_little_more_than_is_shown_at_once_is_shown_whole(capsys):
+    run(lambda: print("x" * (2**20 + 9)), ranks=1)
+    out = capsys.readouterr().out
+    assert out.count("x") == 2**20 + 9 and "not shown" not in out
+
+
+# ---- the way back -------------------------------------------------------------------------------
+
+
+def test_a_view_travels_without_its_storage():
+    def views():
+        x = torch.arange(2.0**20)
+        return x[2:4], x[:6].view(2, 3).t(), x[:1].expand(3), {"a": [x[5]]}
+
+    part, turned, expanded, nested = run(views, ranks=1)[0]
+    assert part.tolist() == [2, 3] and turned.tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert expanded.tolist() == [0, 0, 0] and nested["a"][0].item() == 5
+    for tensor in (part, turned, expanded, nested["a"][0]):
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+def test_tensors_of_all_kinds_come_back_as_they_were():
+    def make():
+        torch.manual_seed(0)
+        return [
+            torch.tensor(1.5),
+            torch.empty(0, 3),
+            torch.rand(2, 3, requires_grad=True),
+            torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last),
+            torch.rand(3).bfloat16(),
+            torch.rand(2, 2) > 0.5,
+            torch.rand(2, dtype=torch.complex64),
+            torch.rand(2, dtype=torch.complex64).conj(),
+            torch.eye(3).to_sparse(),
+            torch.nn.Parameter(torch.rand(2)),
+        ]
+
+    for back, here in zip(run(make, ranks=1)[0], make(), strict=True):
+        assert type(back) is type(here) and back.dtype == here.dtype and back.requires_grad == here.requires_grad
+        assert back.layout == here.layout and back.is_conj() == here.is_conj()
+        if here.layout == torch.strided:
+            assert back.stride() == here.stride()
+        assert torch.equal(back.to_dense(), here.to_dense())
+        if not here.requires_grad and here.layout == torch.strided:
+            back.resize_(100)  # it owns its memory
+
+
+def test_large_values_do_not_pass_through_a_socket():
+    """Bytes that this process reads from descriptors of its own; through a socket a GiB took half a minute."""
+    value = run(lambda: (torch.ones(1 << 24), bytearray(1 << 24), numpy.ones(1 << 20)), ranks=1)[0]
+    assert value[0].sum() == 1 << 24 and len(value[1]) == 1 << 24 and value[2].flags.writeable
+    began = time.process_time()
+    run(lambda: torch.ones(1 << 26), ranks=1)
+    mine = time.process_time() - began
+    began = time.process_time()
+    for _ in range(4):
+        torch.ones(1 << 26)
+    assert mine < 4 * (time.process_time() - began), "a few copies of 256 MiB"
+
+
+def test_where_warnings_are_errors_the_ranks_own_error_is_told():
+    def job():
+        warnings.warn("mind the gap", stacklevel=1)
+        raise ValueError("the cause")
+
+    with warnings.catch_warnings(), pytest.raises(RankError, match="the cause") as caught:
+        warnings.simplefilter("error")
+        run(job, ranks=2)
+    assert caught.value.__notes__ == ["UserWarning: mind the gap"]
+
+
+def test_where_warnings_are_errors_a_warning_is_one():
+    with warnings.catch_warnings(), pytest.raises(UserWarning, match="mind the gap"):
+        warnings.simplefilter("error")
+        run(lambda: warnings.warn("mind the gap", stacklevel=1), ranks=2)
+
+
+# ---- a sentence at once -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("read", [input, lambda: sys.stdin.read(), lambda: next(sys.stdin)])
+def test_a_rank_has_no_keyboard(read):
+    with pytest.raises(RankError, match=r"a rank has no keyboard: call input\(\) before run\(\)"):
+        run(lambda: read(), ranks=2)
+
+
+def test_a_coroutine_function_is_refused():
+    async def train():
+        await asyncio.sleep(0)
+
+    with pytest.raises(TypeError, match=r"train is a coroutine function.*asyncio\.run\(train\(\)\)"):
+        run(train)
+
+
+@pytest.mark.parametrize("timeout", ["5", None, float("nan"), -1])
+def test_a_timeout_that_is_no_number(timeout):
+    with pytest.raises(ValueError, match=f"timeout={timeout!r}: give a number of seconds above 0"):
+        run(print, timeout=timeout)
+
+
+def test_an_environment_that_is_half_torchruns(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "left over")
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(RuntimeError, match="TORCHELASTIC_RUN_ID is set, as torchrun does, but not RANK"):
+        run(print)
+
+
+def with_open_files(soft, hard, ranks):
+    code = f"from labs.kit.launch import run\nprint(len(run(int, ranks={ranks})))"
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)),
+        timeout=120,
+    )
+
+
+def test_a_soft_limit_on_open_files_is_raised():
+    done = with_open_files(64, 4096, 8)
+    assert done.stdout == "8\n", done.stderr
+
+
+def test_a_hard_limit_on_open_files_is_told():
+    done = with_open_files(128, 128, 16)
+    assert "16 ranks take" in done.stderr and "and this process may have 128 (ulimit -Hn): at most" in done.stderr
+
+
+@pytest.fixture
+def full_disk(tmp_path):
+    """A folder for temporary files on a disk without room."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4k", "none", str(tmp_path)]
+    if sys.platform != "linux" or os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a small disk takes root on Linux")
+    (tmp_path / "all").write_bytes(bytes(4096))
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_full_disk_is_told(full_disk, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(full_disk))
+    with pytest.raises(OSError, match=rf"No space left on device for temporary files in {full_disk}: .*set TMPDIR"):
+        run(print, ranks=2)
+
+
+# ---- an interrupt -------------------------------------------------------------------------------
+
+
+def script(folder, body):
+    file = folder / "script.py"
+    head = "import os, subprocess, sys, time\nimport torch.distributed as dist\nfrom labs.kit.launch import run\n"
+    file.write_text(head + textwrap.dedent(body))
+    return subprocess.Popen([sys.executable, file], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def pid_from(process):
+    line = process.stdout.readline()
+    assert "pid" in line, process.stderr.read()
+    return int(line.split()[-1])
+
+
+def test_an_interrupt_says_where_the_ranks_were(tmp_path):
+    body = """
+    def job():
+        if dist.get_rank() == 0:
+            print("pid", os.getpid(), flush=True)
+        dist.barrier()
+        if dist.get_rank() < 2:
+            dist.barrier()
+        time.sleep(60)
+    run(job, ranks=3)
+    """
+    with script(tmp_path, body) as process:
+        pid_from(process)
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        err = process.communicate(timeout=20)[1]
+    assert process.returncode == -signal.SIGINT, "as for any interrupted script"
+    assert "KeyboardInterrupt: interrupted; ranks 0 and 1 were in barrier   " in err and "; rank 2 was at   " in err
+    assert len(err.splitlines()) < 8, err
+
+
+# ---- the end ------------------------------------------------------------------------------------
+
+
+def gone_within(pid, seconds):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="macOS hands no orphans on")
+DETACHED = "import os, time; os.setsid(); print('pid', os.getpid(), flush=True); time.sleep(600)"
+
+
+@linux
+def test_a_process_that_left_its_ranks_session_ends_with_the_rank():
+    def job():
+        return subprocess.Popen([sys.executable, "-c", DETACHED], start_new_session=True, stdout=2).pid
+
+    assert gone_within(run(job, ranks=1)[0], 2)
+
+
+@linux
+def test_a_detached_process_of_a_living_rank_outlives_another_job():
+    def job():
+        shell = subprocess.run(["sh", "-c", "setsid sleep 60 >&2 & echo $!"], stdout=subprocess.PIPE, text=True)
+        time.sleep(3)
+        return psutil.Process(int(shell.stdout)).status()
+
+    states = []
+    thread = threading.Thread(target=lambda: states.extend(run(job, ranks=1)))
+    thread.start()
+    while thread.is_alive():
+        run(int, ranks=1)
+    assert states == [psutil.STATUS_SLEEPING]
+
+
+@linux
+@pytest.mark.alone
+def test_everything_is_gone_within_a_second_of_the_callers_end(tmp_path):
+    """Also what ignores SIGTERM in a session of its own, and where a child of the caller holds its descriptors."""
+    body = f"""
+    def job():
+        ignoring = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + {DETACHED!r}
+        subprocess.Popen([sys.executable, "-c", ignoring], stdout=1)
+        time.sleep(600)
+    if os.fork() == 0:
+        os.close(1)
+        os.close(2)
+        time.sleep(5)
+        os._exit(0)
+    run(job, ranks=1)
+    """
+    with script(tmp_path, body) as process:
+        pid = pid_from(process)
+        rank = psutil.Process(pid).parent()
+        forkserver = rank.parent()
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + 1
+        for each in (pid, rank.pid, forkserver.pid):
+            assert gone_within(each, max(0.05, deadline - time.monotonic()))
