@@ -14,6 +14,7 @@ Read them in this order; each imports only files above it.
     zero         the spare copies removed, stage by stage
     precision    compute in two bytes, remember in four; loss scaling
     clip         the norm of the gradients, wherever their shards are
+    selective    operations whose outputs are kept, and not computed again
     recompute    activations computed twice, so that they need not be kept
     disk         numbers in files that no crash can spoil
     offload      optimizer state in host memory or on disk

@@ -20,15 +20,13 @@ While a layer's backward runs, that one layer is held as in the first row.  All 
 bit: the second run draws the first one's random numbers, and computes under its autocast.
 
 How: each tensor that autograd would keep becomes an empty slot (`torch.autograd.graph.saved_tensors_hooks`).  The
-first slot that the backward looks into makes the frame run the forward again, which fills them all in order.  Kept
-operations are met one level lower, below autograd: in the second run the operation is noted, but the answer of the
-first is handed out and nothing is computed.
+first slot that the backward looks into makes the frame run the forward again, which fills them all in order.  How the
+kept operations are not run twice is told in `labs.selective`.
 
 A module is changed in place: no wrapper, so that parameters keep their names, and whatever hooks it has (those with
 which ZeRO gathers its parameters, before forward and before backward) stay outside of both runs.
 
-Sources: Chen et al. 2016, arXiv 1604.06174, section 4 (full); Korthikanti et al. 2022, arXiv 2205.05198, section 5
-(selective).
+Source: Chen et al. 2016, arXiv 1604.06174, section 4.
 """
 
 import weakref
@@ -40,19 +38,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-# Operations by the dispatcher's names; which attention a call becomes depends on device, dtype and shapes.
-MATMULS = frozenset({"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"})
-ATTENTION = frozenset(
-    {
-        "aten._scaled_dot_product_flash_attention_for_cpu",
-        "aten._scaled_dot_product_flash_attention",
-        "aten._scaled_dot_product_efficient_attention",
-        "aten._scaled_dot_product_cudnn_attention",
-    }
-)
+from labs.selective import HandOut, KeepOutputs, operations
 
 
 def recompute(layers: Iterable[nn.Module], keep: Iterable[str] = ()) -> None:
@@ -67,6 +55,8 @@ def recompute(layers: Iterable[nn.Module], keep: Iterable[str] = ()) -> None:
     for layer in layers:
         if not isinstance(layer, nn.Module):
             raise TypeError(f"recompute() takes modules, not {layer!r:.60}: of a ModuleDict, give its .values()")
+        if isinstance(layer, (nn.ModuleList, nn.ModuleDict)):
+            raise TypeError(f"a {type(layer).__name__} is never called: give recompute() the modules in it")
         if getattr(vars(layer).get("forward"), "func", None) is checkpoint:
             raise ValueError(f"this {type(layer).__name__} is recomputed already: call recompute() on it once")
         layer.forward = partial(checkpoint, layer.forward, keep=ops)
@@ -84,7 +74,7 @@ def checkpoint(fn: Callable[..., Any], *args: Any, keep: Iterable[str] = (), **k
     with saved_tensors_hooks(frame.pack, frame.unpack), keeping if keep else nullcontext():
         output = fn(*args, **kwargs)
     if keep:
-        frame.ops, frame.kept = keeping.ops, keeping.put_away()
+        frame.ops, frame.kept = keeping.ops, Stash(keeping.to_keep())
     return output
 
 
@@ -102,7 +92,7 @@ class Frame:
     """One call whose saved tensors are slots: what it takes to run it again."""
 
     def __init__(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        self.fn, self.inputs = fn, Held((args, kwargs))
+        self.fn, self.inputs = fn, Stash((args, kwargs))
         self.surroundings = Surroundings(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
         self.ops, self.kept = frozenset(), None
         self.slots: list[weakref.ref[Slot]] = []
@@ -161,7 +151,7 @@ class SaveForBackward(torch.autograd.Function):
         return anchor.clone()
 
 
-class Held:
+class Stash:
     """A nest of values put away for the backward.
 
     The tensors in it are held by autograd: hooks around this call see them (so, a checkpoint within a checkpoint holds
@@ -171,13 +161,13 @@ class Held:
     def __init__(self, values: Any) -> None:
         leaves, self.structure = tree_flatten(values)
         self.others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self.places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        self.indices = [n for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         anchor = torch.empty(0, requires_grad=True)
-        self.anchor = SaveForBackward.apply(anchor, *(leaves[n] for n in self.places))
+        self.anchor = SaveForBackward.apply(anchor, *(leaves[n] for n in self.indices))
 
     def take_out(self) -> Any:
         leaves = list(self.others)
-        for n, tensor in zip(self.places, self.anchor.grad_fn.saved_tensors, strict=True):
+        for n, tensor in zip(self.indices, self.anchor.grad_fn.saved_tensors, strict=True):
             leaves[n] = tensor
         return tree_unflatten(leaves, self.structure)
 
@@ -204,103 +194,3 @@ class Surroundings:
             for autocast in self.autocasts:
                 stack.enter_context(autocast)
             yield
-
-
-# ---- how a kept operation is not run twice ---------------------------------------------------------------
-
-
-def operations(keep: Iterable[str]) -> frozenset[str]:
-    """The names in `keep`. Raises ValueError for one that the dispatcher does not know."""
-    names = frozenset(keep)
-    for name in names:
-        library, _, op = name.partition(".")
-        if not hasattr(getattr(torch.ops, library), op):
-            raise ValueError(f'keep= names operations of the dispatcher, "aten.mm" for one; {name!r} is not among them')
-        if op.endswith(("_", "_like")):
-            raise ValueError(f"keep= is for operations that compute what they give: {name!r} fills or changes a tensor")
-    return names
-
-
-class KeepOutputs(TorchDispatchMode):
-    """The first run: collects the outputs of some operations."""
-
-    def __init__(self, ops: frozenset[str]) -> None:
-        super().__init__()
-        self.ops = ops
-        self.outputs: list[tuple[Any, ...]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if str(func.overloadpacket) not in self.ops:
-            output = func(*args, **(kwargs or {}))
-            if torch.Tag.inplace_view in func.tags:  # another shape, and the same numbers
-                self.outputs = [(*rest, out, seen(out, args[0], version)) for *rest, out, version in self.outputs]
-            return output
-        before = random_state(args)
-        output = func(*args, **(kwargs or {}))
-        after = random_state(args)
-        drew = None if torch.equal(before, after) else after
-        shapes = [(x.size(), x.stride(), x.storage_offset()) for x in tensors_of(output)]
-        self.outputs.append((func, drew, shapes, output, versions(output)))
-        return output
-
-    def put_away(self) -> "Held":
-        """Call it once the run is over, with the hooks around the checkpoint back in place."""
-        for func, _, _, output, version in self.outputs:
-            if versions(output) != version:
-                raise RuntimeError(
-                    f"the output of {func} is to be kept, but was changed in place after it: "
-                    "leave the operation out of keep=, or write the change out of place"
-                )
-        return Held([(func, drew, as_it_was(output, shapes)) for func, drew, shapes, output, _ in self.outputs])
-
-
-class HandOut(TorchDispatchMode):
-    """The second run: answers the same operations, in the same order, with what the first run kept."""
-
-    def __init__(self, ops: frozenset[str], kept: Iterable[tuple[Any, Any]]) -> None:
-        super().__init__()
-        self.ops, self.kept = ops, iter(kept)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if str(func.overloadpacket) not in self.ops:
-            return func(*args, **(kwargs or {}))
-        kept, drew, output = next(self.kept, (None, None, None))
-        if kept is not func:
-            raise RuntimeError(f"recomputed, {func} was called where the forward had called {kept}")
-        if drew is not None:  # what is drawn next follows upon what this operation drew
-            set_random_state(args, drew)
-        return tree_map_only(Tensor, Tensor.detach, output)
-
-
-def tensors_of(output: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
-
-
-def versions(output: Any) -> list[int]:
-    return [x._version for x in tensors_of(output)]
-
-
-def as_it_was(output: Any, shapes: list[Any]) -> Any:
-    """Without its graph, and in the shapes in which the operation gave it."""
-    shape = iter(shapes)
-    return tree_map_only(Tensor, lambda x: x.detach().as_strided(*next(shape)), output)
-
-
-def seen(output: Any, changed: Tensor, version: list[int]) -> list[int]:
-    """The version of an output when a tensor has got another shape in place, perhaps one with its memory."""
-    same = any(x.data_ptr() == changed.data_ptr() for x in tensors_of(output))
-    return [number + 1 for number in version] if same else version
-
-
-def random_state(args: Any) -> Tensor:
-    device = device_of(args)
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def set_random_state(args: Any, state: Tensor) -> None:
-    device = device_of(args)
-    torch.cuda.set_rng_state(state, device) if device.type == "cuda" else torch.set_rng_state(state)
-
-
-def device_of(args: Any) -> torch.device:
-    return next((leaf.device for leaf in tree_leaves(args) if isinstance(leaf, Tensor)), torch.device("cpu"))

@@ -445,13 +445,14 @@ assert torch.equal(ours, right) and not torch.equal(wrong, right)
 # Some activations are dear to *compute*: matrix products and attention are nearly all of the arithmetic. Others are
 # only dear to *keep*: norms, rotary, silu, sums. So keep what the expensive operations gave, and compute the rest
 # again: **selective** recomputation. (The paper means the core of attention alone; today it is said of any choice by
-# operation.) [labs/recompute.py](../labs/recompute.py) does both, and changes a model in place:
+# operation.) [labs/recompute.py](../labs/recompute.py) does both, with
+# [labs/selective.py](../labs/selective.py), and changes a model in place:
 
 # %%
 print(recompute.__doc__[recompute.__doc__.index("    recompute(model") : recompute.__doc__.index("(letters")].rstrip())
 
 # %%
-from labs.recompute import ATTENTION, MATMULS
+from labs.selective import ATTENTION, MATMULS
 
 assert "aten.mm" in MATMULS  # sets of PyTorch's own names of operations
 

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint as torchs
 
 from labs import recompute
 from labs.kit import check
-from labs.recompute import ATTENTION, MATMULS
+from labs.selective import ATTENTION, MATMULS
 from tests.wrong_answers.answers import ANSWERS, let_past
 from tests.wrong_answers.memory import around, checkpoint, halves, itself, place
 

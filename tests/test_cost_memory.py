@@ -17,7 +17,8 @@ from labs.cost import Job
 from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.model import GPT, PRESETS, Config
-from labs.recompute import ATTENTION, MATMULS, recompute
+from labs.recompute import recompute
+from labs.selective import ATTENTION, MATMULS
 
 GB = 10**9
 CONFIGS = {

@@ -1,4 +1,4 @@
-"""labs.recompute against the same model without it, and beside torch.utils.checkpoint on the same layers.
+"""labs.recompute and labs.selective: the same model without them, and beside it torch.utils.checkpoint on its layers.
 
 Computing twice is no reason to compute anything else: gradients must be equal bit by bit, with dropout inside.  Bytes
 are those that StorageWatch sees (it was held against the allocator in test_memory.py), torch's own checkpointing and
@@ -19,7 +19,8 @@ from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.kit.watch.memory import StorageWatch, timeline
 from labs.model import GPT, PRESETS, Layer
-from labs.recompute import ATTENTION, MATMULS, checkpoint, recompute
+from labs.recompute import checkpoint, recompute
+from labs.selective import ATTENTION, MATMULS
 from labs.zero import Zero
 
 TINY = PRESETS["tiny"]
@@ -227,11 +228,11 @@ def test_names_hooks_and_copies_are_those_of_the_module():
     recomputed(model)
     assert list(model.state_dict()) == names
     model.layers["0"].register_forward_hook(lambda *_: seen.append("forward"))
-    twin = copy.deepcopy(model)
+    copied = copy.deepcopy(model)
     for p in model.parameters():
         p.data.zero_()
     expected = gradients(GPT(TINY), *tokens(TINY))
-    exactly_equal(gradients(twin, *tokens(TINY)), expected)  # its layers run on its own parameters
+    exactly_equal(gradients(copied, *tokens(TINY)), expected)  # its layers run on its own parameters
     assert seen == ["forward"], "a hook of the layer stays outside of the second run"
 
 
@@ -370,6 +371,8 @@ def test_slips_of_the_pen():
     model = GPT(TINY)
     with pytest.raises(TypeError, match=r"not '0': of a ModuleDict, give its \.values\(\)"):
         recompute(model.layers)
+    with pytest.raises(TypeError, match=r"a ModuleDict is never called: give recompute\(\) the modules in it"):
+        recompute([model.layers])
     with pytest.raises(ValueError, match="no layer"):
         recompute([])
     for name in ("mm", "aten.mm.default", "aten.matmal"):
@@ -424,8 +427,6 @@ def test_stage_3_never_holds_more_than_its_layers_in_use_while_it_recomputes():
 
 def test_kept_operations_that_draw_and_views_in_place():
     """A kept operation that draws moves the random numbers on; a matmul that squeezes in place has changed nothing."""
-    from labs.recompute import checkpoint
-
     w = torch.randn(4, 3)
 
     def draws(x):

@@ -11,7 +11,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.utils.checkpoint import checkpoint as torchs
 
 from labs import recompute
-from labs.recompute import ATTENTION, MATMULS
+from labs.selective import ATTENTION, MATMULS
 from tests.wrong_answers.answers import wrong
 
 # ---- right ones, which those below spoil -----------------------------------------------------------------
