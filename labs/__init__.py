@@ -10,6 +10,7 @@ Read them in this order; each imports only files above it.
     group        what a strategy asks of its process group: the least bytes, equal replicas
     autograd     what it asks of autograd: when a layer's backward begins and ends
     ddp          copies that agree: average the gradients; in buckets; while backward runs
+    layers       the modules whose parameters come and go together
     flat         layers as flat vectors: what is gathered, dropped and reduced at once
     zero         the spare copies removed, stage by stage
     precision    compute in two bytes, remember in four; loss scaling

@@ -1,22 +1,21 @@
 """Layers as vectors: what is gathered, dropped and reduced at once.
 
 A strategy that shards parameters would drown in messages if it moved them one by one.  So the parameters of a layer
-(a module of the model) are taken out of their modules and laid side by side; in their homes stand views:
+(a module of the model) are taken out of their modules (`labs.layers`) and laid side by side; in their homes stand
+views:
 
     Unit          the parameters of one layer, of one dtype and `requires_grad`, in one vector: `full`, padded to a
                   multiple of N, of which this rank's `shard` is an N-th.  gather, drop, reduce
     Layer         a module, and where in it the parameters of which units stand.  gather, drop, show
-    Layout          the layout of such a vector
-
-    in_layers, take_out     from a model to its layers, and from their homes to units
+    Layout        where in such a vector each parameter lies
 
 A parameter that several layers share lies in the first one's unit; each of them gathers it, and its gradient is
 ready when the last use has been added up.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,16 +24,7 @@ from torch.distributed import ProcessGroup
 
 from labs.autograd import Call, Dropped, Moved, Versions, alias
 from labs.group import Order, all_gather, free, reduce_scatter
-
-CONTAINERS = (nn.ModuleDict, nn.ModuleList, nn.Sequential)
-
-
-class Home(NamedTuple):
-    """Where a parameter belongs; a tied one has several.  `name` is its first name in the model."""
-
-    module: nn.Module
-    attribute: str
-    name: str
+from labs.layers import Home
 
 
 class Unit:
@@ -144,9 +134,6 @@ class Layer:
         return [use for use in uses if use.requires_grad]
 
 
-# ---- layout ----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Layout:
     """The layout of a vector: tensors of these shapes by name, then padding, so that it divides by `ranks`."""
@@ -173,64 +160,3 @@ class Layout:
 
 def materialised(name: str, p: Tensor, initial: Callable[[str, torch.Size], Tensor]) -> Tensor:
     return initial(name, p.shape).to(torch.get_default_device(), p.dtype)
-
-
-# ---- from a model to its units ---------------------------------------------------------------------------
-
-
-def in_layers(model: nn.Module, layers: Iterable[nn.Module] | None = None) -> dict[nn.Module, list[Home]]:
-    """The homes of all parameters, by the layer that they are in; layers without any are left out.
-
-    By default the layers are the children of the model, containers opened, and the model itself for what is left.
-    Raises ValueError where the layers miss a parameter.
-    """
-    chosen = list(dict.fromkeys([*opened(model), model] if layers is None else layers))
-    own = set(model.modules())
-    for layer in chosen:
-        if layer not in own:
-            raise ValueError(
-                f"layers has {layer!r:.60}, which is no module of the model: of a ModuleDict, give .values()"
-            )
-        if "flat0" in layer._parameters:
-            raise ValueError(f"this {type(layer).__name__} lies in vectors already: shard a model once")
-    names = {id(p): name for name, p in model.named_parameters()}
-    homes = {
-        layer: [Home(module, attribute, names[id(p)]) for module, attribute, p in parameters_of(layer, chosen)]
-        for layer in chosen
-    }
-    covered = {place.name for within in homes.values() for place in within}
-    if missing := [name for name in names.values() if name not in covered]:
-        raise ValueError(
-            f"layers miss {', '.join(map(repr, missing))}: "
-            "add the modules that hold them, or the model itself, for all that no other layer has"
-        )
-    return {layer: within for layer, within in homes.items() if within}
-
-
-def opened(model: nn.Module) -> Iterator[nn.Module]:
-    """The children of a module; in place of containers, theirs."""
-    for child in model.children():
-        yield from opened(child) if isinstance(child, CONTAINERS) else (child,)
-
-
-def parameters_of(layer: nn.Module, chosen: list[nn.Module]) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
-    """(module, attribute, parameter) of all within a layer that is not within another one."""
-    for attribute, p in layer._parameters.items():
-        if p is not None:
-            yield layer, attribute, p
-    for child in layer.children():
-        if child not in chosen:
-            yield from parameters_of(child, chosen)
-
-
-def take_out(homes: list[Home], but: Iterable[str]) -> list[dict[str, nn.Parameter]]:
-    """The parameters at these homes, out of their modules: one dict for each dtype and `requires_grad`.
-
-    but: names of parameters that were taken out before, at another place.
-    """
-    kinds: dict[tuple[torch.dtype, bool], dict[str, nn.Parameter]] = {}
-    for module, attribute, name in homes:
-        p = module._parameters.pop(attribute, None)
-        if p is not None and name not in but:
-            kinds.setdefault((p.dtype, p.requires_grad), {})[name] = p
-    return list(kinds.values())

@@ -39,8 +39,9 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from labs.autograd import Call, alias, differentiable, require_dense
-from labs.flat import Layer, Unit, in_layers, take_out
+from labs.flat import Layer, Unit
 from labs.group import Order, require_equal_replicas
+from labs.layers import in_layers, take_out
 
 COUNTERS = {"step", "mu_product", "eta", "mu"}  # what torch's optimizers keep, but not by element
 

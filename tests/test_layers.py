@@ -11,7 +11,7 @@ LABS = Path(__file__).resolve().parent.parent / "labs"
 
 # A file imports from lower levels only; inside its own folder (cost, the kit) also from its own, without a circle.
 LEVELS = [
-    {"model", "data", "cost", "collectives", "group", "autograd"},  # cost with all files of its folder
+    {"model", "data", "cost", "collectives", "group", "autograd", "layers"},  # cost with all files of its folder
     {"ddp", "flat", "disk", "selective"},
     {"zero", "precision", "clip", "recompute", "offload"},
     {"native"},  # and every file of the kit that is not named below

@@ -41,6 +41,7 @@ PRELOAD = [
     "torch._dynamo",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
+    "torch.distributed.optim",
     "cloudpickle",
 ]
 OPEN_FILES = 4096
