@@ -4,12 +4,20 @@ gradients and its optimizer hold, and the same job without the watch."""
 import gc
 import json
 import pickle
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy as copy_of
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import graph
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.parameter import UninitializedTensorMixin
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
@@ -209,6 +217,91 @@ def test_sparse_gradients():
     assert last(line)["G"] == storage_bytes([gradient._values()]) + storage_bytes([gradient._indices()])
 
 
+def test_a_lazy_layer():
+    def lazy():
+        model = nn.Sequential(nn.LazyLinear(8, bias=False), nn.LazyBatchNorm1d())
+        model(torch.ones(3, 4)).sum().backward()
+        return model
+
+    _, line = watch(lazy)
+    assert (last(line)["P"], last(line)["G"]) == (4 * (8 * 4 + 8 + 8), 4 * (8 * 4 + 8 + 8))
+    assert most(line, "comm") == 0
+
+
+def test_fake_and_meta_tensors_hold_nothing():
+    def fake():
+        with FakeTensorMode():
+            x = torch.ones(1000)
+            y = nn.Linear(1000, 8)(x)
+        return x, y, torch.ones(1000, device="meta") + 1
+
+    assert sum(most(watch(fake)[1] or [(0, dict.fromkeys(KINDS, 0))], kind) for kind in KINDS) == 0
+
+
+def test_threads_that_start_meanwhile_are_seen():
+    def threads():
+        layer = nn.Linear(32, 32, bias=False)
+
+        def work(_):
+            return layer(torch.ones(64, 32)).sigmoid()
+
+        with ThreadPoolExecutor(2) as pool:
+            return layer, list(pool.map(work, range(4)))
+
+    _, line = watch(threads)
+    assert last(line) == {"P": 4 * 32 * 32, "A": 4 * 2 * 4 * 64 * 32}  # four times the layer's input, and the output
+
+
+def test_a_deep_copy_is_seen():
+    x = torch.ones(256)
+    copy, line = watch(lambda: copy_of(x))
+    assert last(line) == {"temporary": 1024} and torch.equal(copy, x)
+
+
+def test_flex_attention():
+    def attend():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own: it is not compiled
+            return flex_attention(*torch.ones(3, 1, 2, 128, 16))
+
+    answer, line = watch(attend)
+    assert most(line, "temporary") >= 4 * 2 * 128 * 128, "the scores, which only operators within it see"
+    assert torch.equal(answer, attend()) and last(line)["temporary"] == answer.nbytes
+
+
+def test_torch_func_works_and_the_pass_says_what_it_cannot_tell():
+    model, x = nn.Linear(4, 4, bias=False), torch.ones(2, 4)
+
+    def loss(parameters):
+        return torch.func.functional_call(model, parameters, x).square().sum()
+
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    with pytest.warns(UserWarning, match="torch.func allows no hooks on what autograd keeps; within it, activations"):
+        gradient, line = watch(lambda: (chain(), torch.func.grad(loss)(parameters), chain())[1])
+    torch.testing.assert_close(gradient["weight"], torch.func.grad(loss)(parameters)["weight"])
+    assert most(line, "A") == 3 * 4 * 64 * 32, "before and after it, activations are known as ever"
+    with StorageWatch(), pytest.warns(UserWarning, match="torch.func"):
+        twice = torch.func.grad(lambda x: torch.func.grad(lambda x: x.pow(3).sum())(x).sum())(torch.ones(2))
+    assert torch.equal(twice, 6 * torch.ones(2))
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_what_is_compiled_runs_uncompiled_and_the_pass_says_so(fullgraph):
+    calls = []
+
+    def backend(module, _):
+        calls.append(module)
+        return module.forward
+
+    fn = torch.compile(lambda x: x.sin() + 1, backend=backend, fullgraph=fullgraph)
+    with pytest.warns(UserWarning, match="what torch.compile has compiled runs uncompiled") as warned:
+        _, line = watch(lambda: (fn(torch.ones(256)), fn(torch.ones(256)))[0])
+    assert len(warned) == 1 and calls == []
+    assert most(line, "temporary") == 4 * 1024  # the first answer; argument, sine and answer of the second
+    fn(torch.ones(256))
+    assert len(calls) == 1, "afterwards it is compiled as ever"
+
+
 # Nothing is changed -----------------------------------------------------------------------------------------------
 
 
@@ -238,13 +331,18 @@ def test_no_hook_stays_behind():
         optimizers._global_optimizer_pre_hooks,
         optimizers._global_optimizer_post_hooks,
     ]
-    methods = saved_tensors_hooks.__enter__, torch.UntypedStorage.resize_
+
+    def replaced():
+        kept = threading.Thread.start, torch.UntypedStorage.clone, UninitializedTensorMixin.materialize
+        return *kept, saved_tensors_hooks.__enter__, torch.UntypedStorage.resize_, graph.disable_saved_tensors_hooks
+
+    methods = replaced()
     model = nn.Linear(4, 4)
     with pytest.raises(ZeroDivisionError), StorageWatch():
         model(torch.ones(4)).sum().backward()
         1 / 0  # noqa: B018
     assert not any(tables) and not model.weight._post_accumulate_grad_hooks
-    assert methods == (saved_tensors_hooks.__enter__, torch.UntypedStorage.resize_)
+    assert methods == replaced()
     assert len(timeline(StorageWatch().tape)) == 0
 
 

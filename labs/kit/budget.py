@@ -39,7 +39,8 @@ from torch.utils._pytree import tree_leaves
 
 from labs.kit.drawing.tables import short
 from labs.kit.watch.frames import is_machinery, show_line
-from labs.kit.watch.memory import StorageWatch, storages_of
+from labs.kit.watch.memory import StorageWatch
+from labs.kit.watch.storages import storages_of
 
 NO_MEMORY = re.compile(r"(can'?t|cannot) (allocate|start new thread)|bad_?alloc|out of memory", re.IGNORECASE)
 ASKED_FOR = re.compile(r"tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", re.IGNORECASE)

@@ -7,7 +7,7 @@
     pass             on a rank, for the whole of the function   it costs
     time             marks and spans                            nothing
     communication    and every collective and send/recv         less than 10 % of the step (watch/communication.py)
-    memory           and every byte held, by kind               a quarter to a half of the step (watch/memory.py)
+    memory           and every byte held, by kind               15 µs an operator (watch/memory.py)
 
 One pass a job, since each disturbs what another would measure.  Each rank's pass leaves a tape; `join` makes one
 Recording of them, on one clock: the monotonic one that all processes of a machine share, 0 at the first rank's start.

@@ -1,0 +1,231 @@
+"""What a storage is for: hooks, each global to the process, that tell without a word in the watched code.
+
+    parameters     a module registers one, or its outermost forward begins; a lazy one gets its memory
+    gradients      a hook on each such parameter, and its `.grad` when somebody sets that
+    state          before and after an optimizer's step
+    activations    hooks on what autograd keeps; those of the program (checkpointing) have ours inside
+    gathered       parameters that a module computes with, and that were never seen at rest
+
+Some memory comes by no operator of the watched thread: a storage that is resized or copied, and that of other threads.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch._dynamo import eval_frame
+from torch.autograd import graph
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.modules import module as modules
+from torch.nn.parameter import UninitializedTensorMixin, is_lazy
+from torch.optim import optimizer as optimizers
+
+if TYPE_CHECKING:
+    from labs.kit.watch.memory import StorageWatch
+
+KINDS = ("P", "G", "S", "A", "comm", "temporary")
+GATHERED = "gathered"  # comm, whatever else is found out about it
+STRENGTH = {kind: strength for strength, kind in enumerate([*reversed(KINDS), GATHERED])}
+
+
+class Finders:
+    """Tags the storages of a watch while it is entered."""
+
+    def __init__(self, watch: StorageWatch) -> None:
+        self.watch = watch
+        self.pack = self.keeping(keep)
+        self.hooked: dict[int, tuple[weakref.ref, Any]] = {}  # by id of a parameter: its death; what ends the hook
+        self.forwards = threading.local()  # how many are inside of one another
+        self.undo: list[Callable[[], Any]] = []
+
+    def __enter__(self) -> Finders:
+        handles = [
+            modules.register_module_parameter_registration_hook(self.registered),
+            modules.register_module_forward_pre_hook(self.forward_begins),
+            modules.register_module_forward_hook(self.forward_ends, always_call=True),
+            optimizers.register_optimizer_step_pre_hook(self.optimizer_steps),
+            optimizers.register_optimizer_step_post_hook(self.optimizer_steps),
+        ]
+        self.undo = [handle.remove for handle in handles]
+        self.replace(saved_tensors_hooks, "__enter__", self.enter_saved_tensors_hooks)
+        self.replace(graph, "disable_saved_tensors_hooks", self.disable_saved_tensors_hooks)
+        self.replace(torch.UntypedStorage, "resize_", self.resize_)
+        self.replace(torch.UntypedStorage, "clone", self.clone)
+        self.replace(UninitializedTensorMixin, "materialize", self.materialize)
+        self.replace(threading.Thread, "start", self.start)
+        self.replace(eval_frame, "_callback_from_stance", self.run_compiled)
+        self.uncompiled = torch.compiler.set_stance("force_eager")  # from here on, and not as it is entered
+        nn.Parameter.grad = property(torch.Tensor.grad.__get__, self.assigned, torch.Tensor.grad.__delete__)
+        self.undo.append(partial(delattr, nn.Parameter, "grad"))
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        self.uncompiled.__exit__(None, None, None)
+        for undo in self.undo + [handle.remove for _, handle in self.hooked.values()]:
+            undo()
+
+    def replace(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
+        original = getattr(owner, name)
+
+        @wraps(original)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            return function(original, *args, **kwargs)
+
+        setattr(owner, name, replacement)
+        self.undo.append(lambda: setattr(owner, name, original))
+
+    # ---- parameters, gradients, optimizer state ------------------------------------------------------------
+
+    def registered(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None:
+            self.at_rest(parameter)
+
+    def forward_begins(self, module: nn.Module, args: Any) -> None:
+        depth = getattr(self.forwards, "depth", 0)
+        if depth == 0:
+            for parameter in module.parameters():
+                self.at_rest(parameter)
+        self.forwards.depth = depth + 1
+
+    def forward_ends(self, module: nn.Module, args: Any, answer: Any) -> None:
+        self.forwards.depth -= 1
+        for parameter in parameters_behind(module):
+            if self.watch.kind(parameter) != "P":
+                self.watch.tag(parameter, GATHERED)
+                self.meet_gradient(parameter)
+
+    def at_rest(self, parameter: torch.Tensor) -> None:
+        if parameter.is_leaf:  # torch.func.functional_call lends a module other tensors
+            self.watch.tag(parameter, "P")
+            self.meet_gradient(parameter)
+
+    def meet_gradient(self, parameter: nn.Parameter) -> None:
+        key = id(parameter)
+        if parameter.requires_grad and key not in self.hooked and not is_lazy(parameter):
+            handle = parameter.register_post_accumulate_grad_hook(self.accumulated)
+            self.hooked[key] = weakref.ref(parameter, partial(self.hooked.pop, key)), handle
+
+    def accumulated(self, parameter: nn.Parameter) -> None:
+        if parameter.grad is not None:
+            self.watch.tag(parameter.grad, "G" if self.watch.kind(parameter) == "P" else "comm")
+
+    def assigned(self, parameter: nn.Parameter, gradient: torch.Tensor | None) -> None:
+        torch.Tensor.grad.__set__(parameter, gradient)
+        if gradient is not None and self.watch.kind(parameter) == "P":
+            self.watch.tag(gradient, "G")
+
+    def optimizer_steps(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            if self.watch.kind(parameter) != "P":
+                self.watch.tag(parameter, "S" if self.hooked else "P")  # without any module they are no copies
+            if parameter.grad is not None:
+                self.watch.tag(parameter.grad, "G")
+        for state in optimizer.state.values():
+            for value in state.values():
+                self.watch.tag(value, "S")
+
+    def materialize(self, original: Callable[..., Any], parameter: Any, *args: Any, **kwargs: Any) -> None:
+        original(parameter, *args, **kwargs)
+        if isinstance(parameter, nn.Parameter):
+            self.at_rest(parameter)
+
+    # ---- activations -------------------------------------------------------------------------------------------
+
+    def keeping(self, pack: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+        """A hook of saved_tensors_hooks whose answer is what the backward keeps."""
+
+        def packed(tensor: torch.Tensor) -> Any:
+            answer = pack(tensor)
+            self.watch.tag(answer, "A")
+            return answer
+
+        packed.__dict__ = getattr(pack, "__dict__", {})  # by its attributes torch's checkpoint knows whose a hook is
+        return packed
+
+    def enter_saved_tensors_hooks(self, original: Callable[..., Any], hooks: saved_tensors_hooks) -> None:
+        # Only the innermost pair of hooks is called: ours would not see what checkpointing keeps as it recomputes.
+        torch._C._autograd._push_saved_tensors_default_hooks(self.keeping(hooks.pack_hook), hooks.unpack_hook)
+
+    @contextmanager
+    def hooks_on_what_is_kept(self) -> Iterator[None]:
+        torch._C._autograd._push_saved_tensors_default_hooks(self.pack, itself)
+        try:
+            yield
+        finally:
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+
+    @contextmanager
+    def disable_saved_tensors_hooks(self, original: Callable[..., Any], message: str) -> Iterator[None]:
+        """torch.func refuses to work where there are hooks: ours step aside, those of the program do not."""
+        top = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        if top is None or top[0] is not self.pack:
+            with original(message):
+                yield
+            return
+        self.watch.warn("torch.func allows no hooks on what autograd keeps; within it, activations count as temporary")
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+        try:
+            with original(message):
+                yield
+        finally:
+            torch._C._autograd._push_saved_tensors_default_hooks(self.pack, itself)
+
+    # ---- what is no operator of this thread ----------------------------------------------------------------
+
+    def resize_(self, original: Callable[..., Any], storage: torch.UntypedStorage, size: int) -> Any:
+        answer = original(storage, size)
+        self.watch.resized(storage)
+        return answer
+
+    def clone(self, original: Callable[..., Any], storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """By copy.deepcopy of a tensor."""
+        copy = original(storage)
+        if copy.device.type != "meta":
+            self.watch.born(copy)
+        return copy
+
+    def start(self, original: Callable[..., Any], thread: threading.Thread) -> None:
+        run = thread.run
+
+        def watched() -> None:
+            with self.watch.this_thread(self):
+                run()
+
+        thread.run = watched
+        original(thread)
+
+    def run_compiled(self, original: Callable[..., Any], callback: Any) -> Any:
+        """Something compiled is called (or, without a callback, something that must not be)."""
+        if callback:
+            self.watch.warn("what torch.compile has compiled runs uncompiled, since its own code cannot be looked into")
+        return original(callback)
+
+
+def parameters_behind(module: nn.Module) -> Iterator[nn.Parameter]:
+    """What a module computes with: its parameters, and those that plain attributes of it are views of."""
+    for value in (*module._parameters.values(), *vars(module).values()):
+        if isinstance(value, torch.Tensor):
+            value = value if value._base is None else value._base
+            if isinstance(value, nn.Parameter):
+                yield value
+
+
+def keep(tensor: torch.Tensor) -> torch.Tensor:
+    # Without its graph: a node that kept its own output, with it, would never be freed.  A leaf has none, and must
+    # stay itself, so that a parameter whose data is exchanged meanwhile is freed as it would be.
+    return tensor if tensor.grad_fn is None else tensor.detach()
+
+
+# PyTorch 2.15 warns of hooks around selective checkpoints, but for its own: for these it asks which were there before.
+keep._checkpoint_internal, keep._user_hooks = True, None
+
+
+def itself(kept: Any) -> Any:
+    return kept

@@ -1,0 +1,38 @@
+"""The blocks of memory behind tensors."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import UninitializedTensorMixin
+
+PLAIN = {torch.Tensor, nn.Parameter}
+NO_STORAGE = FakeTensor, UninitializedTensorMixin
+
+
+def storages_of(value: Any) -> tuple[torch.UntypedStorage, ...]:
+    """The storages behind a tensor, however it is wrapped (DTensor, AsyncCollectiveTensor); none for other values."""
+    is_plain = type(value) in PLAIN
+    if not is_plain and (not isinstance(value, torch.Tensor) or isinstance(value, NO_STORAGE)):
+        return ()
+    if value.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(value):
+        return ()
+    if not is_plain and hasattr(value, "__tensor_flatten__"):
+        return tuple(s for name in value.__tensor_flatten__()[0] for s in storages_of(getattr(value, name)))
+    if value.layout is torch.strided:
+        return (value.untyped_storage(),)
+    is_sparse = value.layout is torch.sparse_coo
+    return (value._indices().untyped_storage(), value._values().untyped_storage()) if is_sparse else ()
+
+
+@cache
+def allocates(func: Any) -> bool:
+    """Whether an operator's outputs are new memory; torch.tensor() shows its own only as lift_fresh."""
+    if isinstance(func, HigherOrderOperator) or func is torch.ops.aten.lift_fresh.default:
+        return True
+    return not any(output.alias_info for output in func._schema.returns)
