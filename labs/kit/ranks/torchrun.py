@@ -4,8 +4,9 @@
     Patrol  the first rank of each machine compares the flight records of that machine's ranks, as a caller does, and
             keeps the time; what is wrong it tells on its stderr, and ends, upon which torchrun ends all the others
 
-A rank that raises or dies is torchrun's to tell.  Of other machines' ranks nothing is seen: each machine tells of its
-own, and a disagreement between two of them shows at the timeout only.
+A rank that raises or dies is torchrun's to tell, also one that the backend aborts over sizes that differ.  Of
+other machines' ranks nothing is seen: each machine tells of its own, and a disagreement between two of them shows at
+the timeout only.
 """
 
 from __future__ import annotations
