@@ -93,8 +93,8 @@ def train(wrap=itself, finish=nothing, steps=STEPS, build=lambda: GPT(CONFIG), o
 # %%
 job = partial(run, train, device="cpu")
 
-[(reference, alone)] = job(ranks=1)
-one_device = run(strategies.train, strategies.ONE_DEVICE, lambda: GPT(CONFIG), [batches], ranks=1, device="cpu")
+[(reference, alone)] = job(ranks=1, tell="our loop")
+one_device = run(strategies.train, strategies.ONE_DEVICE, lambda: GPT(CONFIG), [batches], ranks=1, tell="the course's")
 assert reference == one_device[0][0] and len(reference) == STEPS
 print(f"{sum(p.numel() for p in alone):,} parameters")
 
@@ -214,7 +214,7 @@ def curve(results):
 
 
 averaged = {"finish": average_gradients} if answer.ok else {"wrap": ddp.Naive, "finish": sync}
-four = job(ranks=4, **averaged)
+four = job(ranks=4, tell="averaged", **averaged)
 assert apart(four) == 0
 assert max(abs(a - b) for a, b in zip(curve(four), reference, strict=True)) < 1e-3
 lines = {"one device": reference, "four ranks, averaged": curve(four), "four ranks, by themselves": curve(strangers)}
@@ -244,7 +244,7 @@ def summed(module):
         p.grad *= dist.get_world_size()
 
 
-sgd = partial(job, ranks=4, wrap=ddp.Bucketed, optimizer=torch.optim.SGD)
+sgd = partial(job, ranks=4, tell="SGD", wrap=ddp.Bucketed, optimizer=torch.optim.SGD)
 mean, total, faster = sgd(finish=sync, lr=0.05), sgd(finish=summed, lr=0.05), sgd(finish=sync, lr=0.2)
 assert all(torch.equal(a, b) for a, b in zip(total[0][1], faster[0][1], strict=True))
 draw.curves({"mean, rate 0.2": curve(faster), "sum, rate 0.05": curve(total), "mean, rate 0.05": curve(mean)})
@@ -501,7 +501,8 @@ def off(results):
 
 def verdict(way):
     """Whether five steps end where one process ends."""
-    two, four = job(ranks=2, steps=5, build=float32, **way), job(ranks=4, steps=5, build=float64, **way)
+    two = job(ranks=2, steps=5, build=float32, tell="5 steps", **way)
+    four = job(ranks=4, steps=5, build=float64, tell="5 steps", **way)
     return {
         "2 ranks, float32: same bits": off(two) == 0,
         "4 ranks, float64: within 1e-12": off(four) < 1e-12,
@@ -554,7 +555,7 @@ ledger
 
 # %%
 watched = {"one device": job(ranks=1, steps=3, record="memory").recording}
-watched |= {name: job(ranks=4, steps=3, record="memory", **way).recording for name, way in WAYS.items()}
+watched |= {name: job(ranks=4, steps=3, record="memory", tell=name, **way).recording for name, way in WAYS.items()}
 held = {name: seen.steady(rank=0) for name, seen in watched.items()}
 draw.bars(held)
 

@@ -519,7 +519,10 @@ expected = {parts: one_process(build, micro_batches=parts)[0][1] for parts, buil
 
 def verdicts_on(ways):
     """Whether each way ends where one process ends."""
-    two, four = (run(all_of, ways, build, ranks=n, device="cpu") for n, build in ((2, float32), (4, float64)))
+    two, four = (
+        run(all_of, ways, build, ranks=n, device="cpu", tell=", ".join(ways))
+        for n, build in ((2, float32), (4, float64))
+    )
     return {
         name: {
             "2 ranks, float32: same bits": off(two, name, expected[2]) == 0,
@@ -549,7 +552,7 @@ STAGES = {"stage 1": 1, "stage 2": 2, "stage 3": 3}
 on_paper = cost.Job(CONFIG, batch=1, ranks=4)
 predicted = {"DDP": cost.ddp(on_paper, "bucketed")}
 predicted |= {name: cost.zero(on_paper, stage) for name, stage in STAGES.items()}
-talk = {name: job(apply, ranks=4, record="communication").recording for name, apply in WAYS.items()}
+talk = {name: job(apply, ranks=4, record="communication", tell=name).recording for name, apply in WAYS.items()}
 sent = {name: recording.sent(rank=0, step=2) for name, recording in talk.items()}
 
 ledger = draw.ledger({f"{name}: sent": (predicted[name].sent, sent[name]) for name in WAYS}, within=0)
@@ -572,9 +575,10 @@ check.predict(
 
 # %%
 four = {
-    name: job(WAYS[name], micro_batches=4, steps=2, ranks=4, record="communication").recording.sent(rank=0, step=1)
+    name: job(WAYS[name], micro_batches=4, steps=2, ranks=4, record="communication", tell=name).recording
     for name in STAGES
 }
+four = {name: recording.sent(rank=0, step=1) for name, recording in four.items()}
 with_four = replace(on_paper, accumulation=4)
 assert four == {name: cost.zero(with_four, stage).sent for name, stage in STAGES.items()}
 times = {name: (four[name] - agreed) / sent["DDP"] for name in four}
@@ -643,15 +647,15 @@ def low_sharded(stage, model):
 
 
 # %%
-def bytes_a_parameter(apply):
+def bytes_a_parameter(name, apply):
     """P, G and S of rank 0, and their sum; counters and padding are too small to show."""
-    held = job(apply, ranks=4, record="memory").recording.steady(rank=0)
+    held = job(apply, ranks=4, record="memory", tell=name).recording.steady(rank=0)
     each = {kind: round(held[kind] / sum(sizes), 1) for kind in "PGS"}
     return each | {"together": sum(each.values())}
 
 
-mixed = {"DDP": bytes_a_parameter(low)}
-mixed |= {name: bytes_a_parameter(partial(low_sharded, stage)) for name, stage in STAGES.items()}
+mixed = {"DDP": bytes_a_parameter("DDP", low)}
+mixed |= {name: bytes_a_parameter(name, partial(low_sharded, stage)) for name, stage in STAGES.items()}
 draw.table([{"": name, **each} for name, each in mixed.items()], caption="bytes a parameter")
 
 # %%
@@ -772,8 +776,8 @@ draw.table([{"": name, **each} for name, each in verdicts.items()])
 
 # %%
 for name, row in NATIVE.items():
-    talk[name] = job(WAYS[name], ranks=4, record="communication").recording
-    watched[name] = job(WAYS[name], ranks=4, record="memory").recording
+    talk[name] = job(WAYS[name], ranks=4, record="communication", tell=f"{name}, sent").recording
+    watched[name] = job(WAYS[name], ranks=4, record="memory", tell=f"{name}, held").recording
     predicted[name] = strategies.ROWS[row].predict(on_paper)
     sent[name], steady[name] = talk[name].sent(rank=0, step=2), watched[name].steady(rank=0)
     assert sent[name] == predicted[name].sent
@@ -843,7 +847,7 @@ def on_the_wire(ways):
 
 
 # %% tags=["nbval-ignore-output"]
-carried = run(on_the_wire, WAYS, ranks=4, device="cpu")[0]
+carried = run(on_the_wire, WAYS, ranks=4, device="cpu", tell="all of them")[0]
 
 
 def times_logical(name):

@@ -511,7 +511,10 @@ def operations(change):
     return sum(n for op, n in count.get_flop_counts()["Global"].items() if str(op) in MATMULS)
 
 
-work = {how: operations(change) / operations(nothing) for how, change in WAYS.items()}
+without, work = operations(nothing), {}
+for how, change in WAYS.items():
+    work[how] = operations(change) / without
+    print(f"{how}: {work[how]:.2f} × the operations")
 check.predict("With full recomputation, a step is how many times the arithmetic?", guess_work, round(work["full"], 2))
 
 # %% [markdown]
@@ -531,9 +534,10 @@ def seconds(change):
     return min(span.end - span.start for span in recording.step_spans()[1:])
 
 
-took = {how: seconds(change) for how, change in WAYS.items()}
-for how, duration in took.items():
-    print(f"{how}: {work[how]:.2f} × the operations, {duration / took['none']:.2f} × as long")
+took = {}
+for how, change in WAYS.items():
+    took[how] = seconds(change)
+    print(f"{how}: {work[how]:.2f} × the operations, {took[how] / took['none']:.2f} × as long")
 
 # %% [markdown]
 # Selective computes no matrix product twice, and yet it takes longer: norms, silu and sums have little arithmetic, but

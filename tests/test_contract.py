@@ -15,6 +15,7 @@ from functools import lru_cache, partial
 import pytest
 import torch
 import torch.distributed as dist
+from models import Tied
 from torch import nn
 
 from labs import cost, ddp
@@ -28,28 +29,6 @@ GPT_CONFIG = replace(PRESETS["tiny"], context=CONTEXT, depth=1)
 RANKS = (2, 3, 4)
 
 
-class Awkward(nn.Module):
-    """Odd sizes, a weight used twice, a frozen one, and a parameter of one element."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(13, 7)
-        self.inside = nn.Linear(7, 7)
-        self.frozen = nn.Linear(7, 7, bias=False).requires_grad_(False)
-        self.scale = nn.Parameter(torch.ones(1))
-        self.head = nn.Linear(7, 13, bias=False)
-        self.head.weight = self.embed.weight
-        with torch.no_grad():
-            for number, parameter in enumerate(self.parameters()):
-                spread = torch.arange(parameter.numel(), dtype=torch.float32).add(number).sin().view(parameter.shape)
-                parameter.copy_(spread / 2)
-
-    def forward(self, x_BT, y_BT):
-        h_BTD = self.embed(x_BT)
-        h_BTD = h_BTD + self.scale * torch.tanh(self.frozen(self.inside(h_BTD)))
-        return nn.functional.cross_entropy(self.head(h_BTD).flatten(0, 1), y_BT.flatten())
-
-
 # Under ZeRO, a vector each: embed (and head), inside, frozen, and the model itself with its scale.
 AWKWARD = [
     cost.Layer(((13, 7),), uses=2),
@@ -59,7 +38,7 @@ AWKWARD = [
 ]
 EMBED, LAYER, *REST = cost.gpt_layers(GPT_CONFIG)
 LAYERS = {"GPT": ([EMBED, *REST], [LAYER]), "awkward": (AWKWARD, [])}  # what a container has is by itself
-MODELS = {"GPT": (partial(GPT, GPT_CONFIG), GPT_CONFIG.vocab), "awkward": (Awkward, 13)}
+MODELS = {"GPT": (partial(GPT, GPT_CONFIG), GPT_CONFIG.vocab), "awkward": (Tied, 13)}
 TRAININGS = [(name, dtype) for name in MODELS for dtype in (torch.float64, torch.float32)]
 
 

@@ -8,8 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
+from models import Tied
 
 from labs import cost, native
 from labs.cost import Job, Layer
@@ -38,21 +37,7 @@ def test_the_volumes_are_the_published_ones():
     assert cost.zero_limit(1000, 4, 1) == cost.zero_limit(1000, 4, 2) == cost.all_reduce_limit(1000, 4)
 
 
-class Awkward(nn.Module):
-    """Odd sizes, a weight used twice, a frozen layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed, self.inside = nn.Embedding(13, 7), nn.Sequential(nn.Linear(7, 7), nn.Tanh())
-        self.frozen = nn.Linear(7, 7, bias=False).requires_grad_(False)
-        self.head = nn.Linear(7, 13, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, x, y):
-        return F.cross_entropy(self.head(self.frozen(self.inside(self.embed(x)))).flatten(0, 1), y.flatten())
-
-
-INSIDE, FROZEN = Layer(((7, 7), (7,))), Layer(frozen=((7, 7),))
+INSIDE, FROZEN, SCALE = Layer(((7, 7), (7,))), Layer(frozen=((7, 7),)), Layer(((1,),))
 
 
 def put_together(way, model, layers, precision="float32"):
@@ -97,13 +82,13 @@ def predict(way, job):
     return cost.fully_shard(job, reshard_after_forward=way == "fsdp")
 
 
-def sent_of_awkward(way, ranks, rank, accumulation):
+def sent_of_tied(way, ranks, rank, accumulation):
     match way:
         case 1 | 2 | 3:
-            return cost.zero_sent([Layer(((13, 7),), uses=2), INSIDE, FROZEN], ranks, way, accumulation)
+            return cost.zero_sent([Layer(((13, 7),), uses=2), INSIDE, FROZEN, SCALE], ranks, way, accumulation)
         case "zero1":
-            return cost.zero_redundancy_sent([91, 49, 7], ranks, rank)
-    root = Layer(((13, 7),), frozen=((7, 7),))
+            return cost.zero_redundancy_sent([1, 91, 49, 7], ranks, rank)
+    root = Layer(((1,), (13, 7)), frozen=((7, 7),))
     return cost.fully_shard_sent(root, [INSIDE], ranks, way == "fsdp", accumulation)
 
 
@@ -112,7 +97,7 @@ def test_ranks_send_what_was_predicted():
         for way in WAYS:
             for config in configs:
                 train_gpt(way, config, accumulation=accumulation, steps=3)
-            model = Awkward()
+            model = Tied()
             train(way, model, [model.inside], 13, 5, accumulation=accumulation, steps=3)
 
     accumulation, configs = 2, [CONFIGS["odd sizes"], CONFIGS["tied"]]
@@ -128,7 +113,7 @@ def test_ranks_send_what_was_predicted():
                     counts["reduce_scatter"] = counts.pop("all_to_all")
                 assert counts == predicted.collectives
                 assert predicted.sent == pytest.approx(float(predicted.textbook), rel=0.3)
-            assert recording.sent(rank, next(last)) == sent_of_awkward(way, 3, rank, accumulation), (way, rank)
+            assert recording.sent(rank, next(last)) == sent_of_tied(way, 3, rank, accumulation), (way, rank)
 
 
 def test_sent_by_hand():

@@ -13,6 +13,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from models import Awkward, batch
 from torch import nn
 
 from labs import collectives
@@ -30,37 +31,6 @@ CASES = [(dtype, accumulation) for dtype in (torch.float32, torch.float64) for a
 def of(variant):
     """A message of assert_close that says whose numbers differ."""
     return lambda message: f"{variant}: {message}"
-
-
-class Awkward(nn.Module):
-    """What data parallelism must get right: tied, frozen and (on request) unused parameters, odd sizes."""
-
-    def __init__(self, dtype=torch.float32, seed=0):
-        super().__init__()
-        torch.manual_seed(seed)
-        self.embed = nn.Embedding(11, 7)
-        self.hidden = nn.Linear(7, 13)
-        self.frozen = nn.Linear(13, 13)
-        self.out = nn.Linear(13, 7)
-        self.branch = nn.Linear(7, 7)
-        self.never = nn.Linear(3, 3)
-        self.head = nn.Linear(7, 11, bias=False)
-        self.head.weight = self.embed.weight
-        self.frozen.requires_grad_(False)
-        self.never.requires_grad_(False)
-        self.branch.requires_grad_(False)
-        self.to(dtype)
-
-    def forward(self, tokens, branch=False):
-        x = self.embed(tokens)
-        x = x + self.out(torch.tanh(self.frozen(torch.tanh(self.hidden(x)))))
-        if branch:
-            x = self.branch(x)
-        return self.head(x).square().mean()
-
-
-def batch(step, micro_batch):
-    return torch.randint(0, 11, (4, 5), generator=torch.Generator().manual_seed(1000 * step + micro_batch))
 
 
 @functools.cache
@@ -214,8 +184,8 @@ def test_frozen_parameters_stay_as_they_were():
     results = run(lambda: [train(variant, *CASES[0], steps=2) for variant in VARIANTS], ranks=2)
     for parameters in results[0]:
         trained = dict(zip(names, parameters, strict=True))
-        assert torch.equal(trained["frozen.weight"], Awkward().frozen.weight)
-        assert not torch.equal(trained["hidden.weight"], Awkward().hidden.weight)
+        assert torch.equal(trained["mixed.frozen.weight"], Awkward().mixed["frozen"].weight)
+        assert not torch.equal(trained["layers.0.0.weight"], Awkward().layers[0][0].weight)
 
 
 # ---- buffers ---------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from models import Awkward, batch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -44,37 +45,6 @@ TRAININGS = [  # dtype, optimizer, micro-batches, norm to clip at
     (torch.float32, ADAMW, 1, None),
     (torch.bfloat16, ADAMW, 1, None),
 ]
-
-
-class Awkward(nn.Module):
-    """Tied, frozen and odd-sized parameters, one without dimensions, one that the model itself holds, a buffer."""
-
-    def __init__(self, dtype=torch.float32, seed=0):
-        super().__init__()
-        torch.manual_seed(seed)
-        self.embed = nn.Embedding(11, 7)
-        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(7, 13), nn.Tanh(), nn.Linear(13, 7)) for _ in range(2)])
-        self.mixed = nn.ModuleDict({"frozen": nn.Linear(7, 7).requires_grad_(False), "norm": nn.LayerNorm(7)})
-        self.scale = nn.Parameter(torch.tensor(0.5))
-        self.head = nn.Linear(7, 11, bias=False)
-        self.head.weight = self.embed.weight
-        self.register_buffer("offset", torch.ones(7))
-        self.to(dtype)
-
-    def forward(self, tokens):
-        x = self.embed(tokens) + self.offset
-        for layer in self.layers:
-            x = x + self.scale * layer(x)
-        x = x + self.mixed["norm"](torch.tanh(self.mixed["frozen"](x)))
-        return (
-            self.head(x).float().square().mean().to(x.dtype)
-            if x.dtype == torch.bfloat16
-            else (self.head(x).square().mean())
-        )
-
-
-def batch(step, micro_batch):
-    return torch.randint(0, 11, (4, 5), generator=torch.Generator().manual_seed(1000 * step + micro_batch))
 
 
 def reference(ranks, dtype, optimizer, micro_batches, norm, steps=10):

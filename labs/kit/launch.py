@@ -20,7 +20,9 @@ import inspect
 import math
 import numbers
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from labs.kit.ranks import torchrun
@@ -49,6 +51,7 @@ def run(
     device: str = "auto",
     timeout: float = 300.0,
     record: str | None = None,
+    tell: str = "",
     **kwargs: Any,
 ) -> Results[T]:
     """Call `fn(*args, **kwargs)` on every rank, each a process in one process group, and return what each returned.
@@ -58,6 +61,7 @@ def run(
              on the rank's GPU by default, so that the body of `fn` is the same everywhere
     timeout  seconds after which a job that is not done is stopped, and told where each rank stands
     record   "time", "communication" or "memory": what to watch; the result's `.recording` has it (see record.py)
+    tell     for jobs of some seconds, what to print while one runs: "stage 2" becomes "stage 2, 4 ranks … 6 s"
 
     `fn`, its arguments and its value may be anything that cloudpickle can send, a function from a cell among them.
     Raises ValueError for arguments that cannot work, TypeError when `fn` cannot be sent, RankError when the job fails.
@@ -69,11 +73,24 @@ def run(
     ranks = 4 if ranks is None else ranks
     payload = pickled(fn, args, kwargs)
     try:
-        with Team(devices_for(device, ranks), payload, ranks, timeout, record) as team:
+        with telling(tell, ranks), Team(devices_for(device, ranks), payload, ranks, timeout, record) as team:
             values = team.finish()
     except KeyboardInterrupt as interrupt:  # it was told where the ranks are; our own lines say nothing more
         raise interrupt.with_traceback(None) from None
     return to_results(values, record)
+
+
+@contextmanager
+def telling(what: str, ranks: int) -> Iterator[None]:
+    if not what:
+        yield
+        return
+    began = time.monotonic()
+    print(f"{what}, {ranks} rank{'s' * (ranks > 1)} … ", end="", flush=True)
+    try:
+        yield
+    finally:
+        print(f"{time.monotonic() - began:.0f} s")
 
 
 def check_arguments(fn: Any, ranks: Any, timeout: Any, record: Any, world: int | None) -> None:

@@ -1,0 +1,62 @@
+"""Models that are small and awkward, for the tests of every strategy."""
+
+import torch
+from torch import nn
+
+
+class Awkward(nn.Module):
+    """Tied, frozen, unused and odd-sized parameters, one without dimensions, one that the model itself holds, a buffer.
+
+    tokens: [batch, time] of `batch`.  branch: use the last layer, too, which starts frozen.
+    """
+
+    def __init__(self, dtype=torch.float32, seed=0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed = nn.Embedding(11, 7)
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(7, 13), nn.Tanh(), nn.Linear(13, 7)) for _ in range(2)])
+        self.mixed = nn.ModuleDict({"frozen": nn.Linear(7, 7).requires_grad_(False), "norm": nn.LayerNorm(7)})
+        self.scale = nn.Parameter(torch.tensor(0.5))
+        self.branch = nn.Linear(7, 7).requires_grad_(False)
+        self.head = nn.Linear(7, 11, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("offset", torch.ones(7))
+        self.to(dtype)
+
+    def forward(self, tokens, branch=False):
+        x = self.embed(tokens) + self.offset
+        for layer in self.layers:
+            x = x + self.scale * layer(x)
+        x = x + self.mixed["norm"](torch.tanh(self.mixed["frozen"](x)))
+        if branch:
+            x = self.branch(x)
+        logits = self.head(x)
+        # A mean in bfloat16 would be too coarse to learn from.
+        return logits.float().square().mean().to(x.dtype) if x.dtype == torch.bfloat16 else logits.square().mean()
+
+
+def batch(step, micro_batch):
+    """Tokens for `Awkward`."""
+    return torch.randint(0, 11, (4, 5), generator=torch.Generator().manual_seed(1000 * step + micro_batch))
+
+
+class Tied(nn.Module):
+    """Odd sizes, a weight used twice, a frozen one, and a parameter of one element; maps tokens to their loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(13, 7)
+        self.inside = nn.Linear(7, 7)
+        self.frozen = nn.Linear(7, 7, bias=False).requires_grad_(False)
+        self.scale = nn.Parameter(torch.ones(1))
+        self.head = nn.Linear(7, 13, bias=False)
+        self.head.weight = self.embed.weight
+        with torch.no_grad():
+            for number, parameter in enumerate(self.parameters()):
+                spread = torch.arange(parameter.numel(), dtype=torch.float32).add(number).sin().view(parameter.shape)
+                parameter.copy_(spread / 2)
+
+    def forward(self, x_BT, y_BT):
+        h_BTD = self.embed(x_BT)
+        h_BTD = h_BTD + self.scale * torch.tanh(self.frozen(self.inside(h_BTD)))
+        return nn.functional.cross_entropy(self.head(h_BTD).flatten(0, 1), y_BT.flatten())
