@@ -509,6 +509,7 @@ def verdict(way):
     }
 
 
+# %%
 own_ring = partial(ddp.Overlapped, bucket_bytes=BUCKET, all_reduce=collectives.all_reduce)
 verdicts = {name: verdict(way) for name, way in WAYS.items()}
 verdicts["overlapped, our own ring"] = verdict({"wrap": own_ring, "finish": sync})

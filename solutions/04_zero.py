@@ -519,10 +519,8 @@ expected = {parts: one_process(build, micro_batches=parts)[0][1] for parts, buil
 
 def verdicts_on(ways):
     """Whether each way ends where one process ends."""
-    two, four = (
-        run(all_of, ways, build, ranks=n, device="cpu", tell=", ".join(ways))
-        for n, build in ((2, float32), (4, float64))
-    )
+    trained = partial(run, all_of, ways, device="cpu", tell=", ".join(ways))
+    two, four = trained(float32, ranks=2), trained(float64, ranks=4)
     return {
         name: {
             "2 ranks, float32: same bits": off(two, name, expected[2]) == 0,

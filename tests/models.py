@@ -46,7 +46,7 @@ class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(13, 7)
-        self.inside = nn.Linear(7, 7)
+        self.inside = nn.Sequential(nn.Linear(7, 7), nn.Tanh())
         self.frozen = nn.Linear(7, 7, bias=False).requires_grad_(False)
         self.scale = nn.Parameter(torch.ones(1))
         self.head = nn.Linear(7, 13, bias=False)

@@ -316,8 +316,8 @@ def test_replicas_must_start_equal(ranks):
         model = Awkward()
         with torch.no_grad():
             if rank == last:  # two elements exchanged: the same values, in other places
-                model.out.bias[[0, 1]] = model.out.bias[[1, 0]]
-        with pytest.raises(ValueError, match=rf"parameter 'out.bias' is .* on rank {last}; .*same seed"):
+                model.branch.bias[[0, 1]] = model.branch.bias[[1, 0]]
+        with pytest.raises(ValueError, match=rf"parameter 'branch.bias' is .* on rank {last}; .*same seed"):
             Naive(model)
         with pytest.raises(ValueError, match=r"'0.weight' is .*\(3, 2\).* on rank 0, but .*\(3, 4\)"):
             Naive(nn.Sequential(nn.Linear(2 if rank < last else 4, 3)))
@@ -349,9 +349,11 @@ def test_bad_input_is_named():
 def test_a_parameter_unfrozen_after_wrapping_is_named(variant):
     def body():
         model = VARIANTS[variant](Awkward())
-        model.module.frozen.requires_grad_(True)
+        model.module.mixed["frozen"].requires_grad_(True)
         model(batch(0, dist.get_rank())).backward()
-        with pytest.raises(RuntimeError, match=r"'frozen.weight' was unfrozen, or added, after the model was wrapped"):
+        with pytest.raises(
+            RuntimeError, match=r"'mixed.frozen.weight' was unfrozen, or added, after the model was wrapped"
+        ):
             model.sync()
         with pytest.raises(ValueError, match="'0' makes sparse gradients"):
             VARIANTS[variant](nn.Sequential(nn.Embedding(3, 3, sparse=True)))
@@ -362,7 +364,7 @@ def test_a_parameter_unfrozen_after_wrapping_is_named(variant):
 def test_after_a_backward_that_failed_a_new_step_is_refused_in_words():
     def body():
         model = Overlapped(Awkward(), bucket_bytes=1)
-        broken = model.module.hidden.register_full_backward_hook(lambda *_: 1 / 0)
+        broken = model.module.layers[0].register_full_backward_hook(lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             model(batch(0, 0)).backward()
         broken.remove()
