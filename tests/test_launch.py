@@ -772,3 +772,15 @@ def test_under_torchrun_run_joins_the_world_that_is_there(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "ranks=3, but torchrun started 2" in done.stdout
+
+
+def test_a_job_tells_what_it_is_while_it_runs(capsys):
+    def body():
+        if dist.get_rank() == 1:
+            raise ValueError("no batch left")
+
+    run(time.sleep, 0.01, ranks=1, tell="a nap")
+    with pytest.raises(RankError):
+        run(body, ranks=2, tell="stage 2")
+    told = re.sub(r"\d+ s\n", "? s\n", capsys.readouterr().out)
+    assert told == "a nap, 1 rank … ? s\nstage 2, 2 ranks … ? s\n"
