@@ -9,6 +9,7 @@ import io
 import os
 import pathlib
 import random
+import re
 import signal
 import subprocess
 import sys
