@@ -49,7 +49,7 @@ print(f"{each:.0f} GB on each rank, {64 * each:,.0f} GB on all; of these, {63 * 
 from labs.kit.strategies import ADAMW, Training, backward, step
 from labs.model import GPT, PRESETS
 
-CONFIG = replace(PRESETS["small"], depth=6, context=16)
+CONFIG = replace(PRESETS["small"], depth=4, context=16)
 sizes = cost.parameter_sizes(CONFIG)
 loader = Batches(corpus().tokens, 16, CONFIG.context)  # 16 sequences: enough for 4 micro-batches on 4 ranks
 batches = [loader[step] for step in range(10)]
@@ -808,8 +808,8 @@ draw.table([{"S, bytes": name, **{f"rank {rank}": held[rank] for rank in range(4
 # **Without resharding** no layer is dropped after forward. It sends what stage 2 sends. But it is not stage 2: at rest
 # P is sharded, and every step gathers it *in forward* (stage 2 gathers after the update). "No reshard" does not mean
 # that nothing is gathered. (What it holds at its most is compared with the formula, and not shown: from PyTorch 2.15 on
-# one buffer is freed earlier. Ours has nine vectors: embedding, six layers, norm, head. `fully_shard` has seven, six
-# layers and the root. And 57 are the tensors.)
+# one buffer is freed earlier. Ours has seven vectors: embedding, four layers, norm, head. `fully_shard` has five, four
+# layers and the root. And 39 are the tensors.)
 
 # %%
 calls = ("all_gather", "reduce_scatter", "all_to_all", "all_reduce", "broadcast")
