@@ -16,6 +16,9 @@ SETUP  := CPU=$(CPU) CUDA=$(CUDA) $(BIN)/python -m tools.setup $(TORCH)
 PYTEST := $(BIN)/python -m pytest
 NBVAL  := --nbval --nbval-sanitize-with tools/nbval.cfg --nbval-cell-timeout 300
 
+# Where this is set, each rank of each job would compile anew what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 # A half-made file is not left to look finished.
 .DELETE_ON_ERROR:
 
