@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -135,6 +136,7 @@ def serve(fd: int) -> None:
     with ended_with(caller):
         for module in PRELOAD:
             importlib.import_module(module)
+    gc.freeze()  # or each rank's garbage collector would walk through all of this, and copy it
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from now on it ends when the caller has gone, and its ranks first
     inherit_orphans()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
