@@ -272,7 +272,7 @@ def picture(rows: Sequence[Row], plan: Plan) -> bytes:
     }
     figures = (draw.curves(losses, marks={"unigram entropy": plan.corpus.unigram_entropy()}), draw.bars(held))
     whole = io.BytesIO()
-    image.imsave(whole, vstack([image.imread(io.BytesIO(figure.png)) for figure in figures]), format="png")
+    image.imsave(whole, vstack([image.imread(io.BytesIO(figure.data)) for figure in figures]), format="png")
     return whole.getvalue()
 
 
