@@ -67,6 +67,8 @@ def join(
 def leave() -> None:
     """Take the process group down before the interpreter: one that outlives it aborts the process now and then."""
     if dist.is_initialized():
+        if not hasattr(sys, "last_value"):  # where this rank has failed, the others may never come
+            dist.barrier()
         dist.destroy_process_group()
 
 
