@@ -51,7 +51,7 @@ def call(
     within = {} if group is None else {"group": group}
     try:
         return noted(case, fn, x, *root, **within), False
-    except Exception:
+    except Exception:  # what is not contiguous may be refused; anything else is raised again
         if not case.strided:
             raise
         return None, True

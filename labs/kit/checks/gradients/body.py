@@ -83,7 +83,7 @@ def watched(
     """The losses, where the exercise has any."""
     try:
         return noted(case, exercise.step, fn, wrapped, batch)
-    except Exception:
+    except Exception:  # what is not contiguous may be refused; anything else is raised again
         if not case.strided:
             raise
         step.refused = True
