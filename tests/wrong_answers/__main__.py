@@ -1,4 +1,4 @@
-"""The published figure: which share of the wrong answers the checks catch."""
+"""The published figure: which share of the wrong answers the checks catch, by numbers drawn anew."""
 
 import sys
 
@@ -8,7 +8,7 @@ from tests.wrong_answers.answers import ANSWERS, tried
 checks = sys.argv[1:] or dict.fromkeys(answer.check for answer in ANSWERS)
 caught, of = 0, 0
 for check in checks:
-    found = [pair for listed in (True, False) for pair in tried(check, listed)]
+    found = [pair for listed in (True, False) for pair in tried(check, listed, seed=None)]
     for wrong, answer in found:
         if not wrong.caught(answer):
             print(f"{wrong.functions[0].__name__}, which should be called {wrong.mistake!r}:\n{answer}\n")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from labs.kit.checks.answer import Answer
-from tests.wrong_answers.together import together
+from tests.wrong_answers.together import SEED, together
 
 
 class WrongAnswer(NamedTuple):
@@ -35,16 +35,16 @@ def wrong(check, mistake="", *, functions=None, alone=False, listed=True):
     return note
 
 
-def tried(check: str, listed: bool = True) -> list[tuple[WrongAnswer, Answer]]:
+def tried(check: str, listed: bool = True, seed: int | None = SEED) -> list[tuple[WrongAnswer, Answer]]:
     """What the check says of each of its wrong answers, those of the list or the others."""
     answers = [answer for answer in ANSWERS if answer.check == check and answer.listed is listed]
-    said = together([(check, answer.functions, answer.alone) for answer in answers])
+    said = together([(check, answer.functions, answer.alone) for answer in answers], seed)
     return list(zip(answers, said, strict=True))
 
 
-def let_past(check: str, listed: bool = True) -> str:
+def let_past(check: str, listed: bool = True, seed: int | None = SEED) -> str:
     """Those that were not caught, with what was said of them."""
-    missed = [(wrong, answer) for wrong, answer in tried(check, listed) if not wrong.caught(answer)]
+    missed = [(wrong, answer) for wrong, answer in tried(check, listed, seed) if not wrong.caught(answer)]
     return "\n\n".join(
         f"{'-'.join(fn.__name__ for fn in wrong.functions)}: wanted {wrong.mistake!r}\n{answer}"
         for wrong, answer in missed

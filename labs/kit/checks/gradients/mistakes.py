@@ -188,7 +188,7 @@ def one_for_all(traffic: Traffic) -> str | bool:
 def more_by(traffic: Traffic, size: int) -> str | bool:
     """By an all-reduce of `size` bytes."""
     extra = (traffic.sent - traffic.least) / max(2 * (traffic.case.ranks - 1), 1)
-    return abs(extra - size) <= 8 * len(traffic.sizes) and too_much(traffic)
+    return extra == size and too_much(traffic)
 
 
 TRAFFIC = (
