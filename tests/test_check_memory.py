@@ -17,8 +17,8 @@ from labs import recompute
 from labs.kit import check
 from labs.selective import ATTENTION, MATMULS
 from tests.wrong_answers.answers import ANSWERS, let_past
-from tests.wrong_answers.together import SEED
 from tests.wrong_answers.memory import around, checkpoint, halves, itself, place
+from tests.wrong_answers.together import SEED
 
 CHECKS = ["checkpoint", "place_checkpoints"]
 
