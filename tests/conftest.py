@@ -13,10 +13,14 @@ GB = 10**9
 
 
 class ANotebookAtATime(LoadScopeScheduling):
-    """A test is a unit of work; so is a notebook, whose cells need the ones before them. Those go first."""
+    """A test is a unit of work; so is a notebook, whose cells need the ones before them, and all that is in one browser.
+
+    Those go first.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        return nodeid.split("::")[0] if ".ipynb" in nodeid else nodeid
+        file = nodeid.split("::")[0]
+        return file if file.endswith((".ipynb", "test_browser.py")) else nodeid
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ANotebookAtATime:

@@ -73,6 +73,12 @@ ENDED = f"""() => {{
     const failed = cell => cell.errors.length && !cell.tags.includes("raises-exception");
     return cells.every(cell => cell.count) || cells.some(failed);
 }}"""
+RESTORED = "() => window.jupyterapp && window.jupyterapp.restored.then(() => true)"
+OPEN = "async path => { await window.jupyterapp.commands.execute('docmanager:open', {path}) }"
+CLOSE = """async () => {
+    [...window.jupyterapp.shell.widgets("main")].forEach(widget => widget.dispose());
+    await window.jupyterapp.serviceManager.sessions.shutdownAll();
+}"""
 KERNEL = """async () => {
     const session = window.jupyterapp.shell.currentWidget.sessionContext;
     await session.ready;
@@ -139,22 +145,29 @@ def browser():
         yield browser
 
 
-@pytest.fixture
-def open_notebook(lab, browser):
-    """Open a notebook by its path, and wait until its kernel is there; returns the page."""
+@pytest.fixture(scope="module")
+def page(lab, browser):
+    """JupyterLab with nothing open in it; to load it takes longer than most tests."""
     _, address = lab
-    with browser.new_context(viewport={"width": 1280, "height": 1400}) as context:
+    page = browser.new_page()
+    page.set_default_timeout(60 * SECONDS)
+    page.goto(address[0].replace(f"/tree/{address['path']}", "") + "&reset")
+    page.wait_for_function(RESTORED)
+    return page
 
-        def open_(path: str | None = None, width: int = 1280):
-            page = context.new_page()
-            page.set_viewport_size({"width": width, "height": 1400})
-            page.set_default_timeout(60 * SECONDS)
-            page.goto(address[0] if path is None else address[0].replace(address["path"], path) + "&reset")
-            page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook")
-            page.evaluate(KERNEL)
-            return page
 
-        yield open_
+@pytest.fixture
+def open_notebook(page):
+    """Open a notebook by its path, and wait until its kernel is there."""
+
+    def open_(path: str, width: int = 1280) -> None:
+        page.set_viewport_size({"width": width, "height": 1400})
+        page.evaluate(OPEN, path)
+        page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook")
+        page.evaluate(KERNEL)
+
+    yield open_
+    page.evaluate(CLOSE)
 
 
 def run_all(page) -> list[dict]:
@@ -184,28 +197,32 @@ def move_first_slider(page) -> None:
     expect(picture).not_to_have_js_property("innerHTML", before, timeout=30 * SECONDS)
 
 
-def test_the_printed_address_opens_the_first_notebook(lab, open_notebook):
+def test_the_printed_address_opens_the_first_notebook(lab, browser):
     _, address = lab
     assert address["port"] != "8888", "that port was taken"
     assert address["path"] == learn.FIRST
-    page = open_notebook()
+    page = browser.new_page(viewport={"width": 1280, "height": 1400})
+    page.set_default_timeout(60 * SECONDS)
+    page.goto(address[0])
+    page.wait_for_selector(".jp-NotebookPanel .jp-Notebook")
+    page.evaluate(KERNEL)
     assert page.evaluate("() => window.jupyterapp.shell.currentWidget.context.path") == learn.FIRST
     assert_ran(run_all(page))
 
 
-def test_a_slider_moves_the_picture(lab, open_notebook):
+def test_a_slider_moves_the_picture(lab, page, open_notebook):
     folder, _ = lab
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(SLIDER)])
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     nbformat.write(notebook, folder / "slider.ipynb")
-    page = open_notebook("slider.ipynb")
+    open_notebook("slider.ipynb")
     assert_ran(run_all(page))
     move_first_slider(page)
 
 
 @pytest.mark.parametrize("name", WITH_WIDGETS)
-def test_a_notebook_as_shipped_runs_and_its_first_slider_moves(open_notebook, name):
-    page = open_notebook(f"notebooks/{name}.ipynb")
+def test_a_notebook_as_shipped_runs_and_its_first_slider_moves(page, open_notebook, name):
+    open_notebook(f"notebooks/{name}.ipynb")
     assert_ran(run_all(page))
     move_first_slider(page)
 
@@ -224,12 +241,12 @@ def with_outputs(*outputs: dict) -> nbformat.NotebookNode:
 
 
 @pytest.mark.parametrize("width", [1400, 1024])
-def test_a_notebook_that_nobody_trusts_shows_its_pictures_in_any_window(lab, open_notebook, width):
+def test_a_notebook_that_nobody_trusts_shows_its_pictures_in_any_window(lab, page, open_notebook, width):
     """Each with its alternative text, as wide as there is room for beside the sidebar, and not distorted."""
     folder, _ = lab
     pictures = [picture() for picture in PICTURES.values()]
     notebooks.write(with_outputs(*(picture._repr_mimebundle_() for picture in pictures)), folder / "pictures.ipynb")
-    page = open_notebook("pictures.ipynb", width=width)
+    open_notebook("pictures.ipynb", width=width)
     assert not page.evaluate(TRUST)
     images = page.locator(".jp-OutputArea-output img")
     expect(images).to_have_count(len(pictures))
@@ -243,19 +260,20 @@ def test_a_notebook_that_nobody_trusts_shows_its_pictures_in_any_window(lab, ope
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in learn.ROOT.glob("notebooks/*.ipynb")))
-def test_opening_and_saving_a_notebook_changes_nothing(lab, open_notebook, name):
-    saved_as_it_was(lab, open_notebook, f"notebooks/{name}.ipynb")
+def test_opening_and_saving_a_notebook_changes_nothing(lab, page, open_notebook, name):
+    saved_as_it_was(lab, page, open_notebook, f"notebooks/{name}.ipynb")
 
 
-def test_opening_and_saving_stored_outputs_changes_nothing(lab, open_notebook):
-    saved_as_it_was(lab, open_notebook, "solutions/02_collectives.ipynb")
+def test_opening_and_saving_stored_outputs_changes_nothing(lab, page, open_notebook):
+    saved_as_it_was(lab, page, open_notebook, "solutions/02_collectives.ipynb")
 
 
-def saved_as_it_was(lab, open_notebook, path: str) -> None:
+def saved_as_it_was(lab, page, open_notebook, path: str) -> None:
     folder, _ = lab
     shutil.copy(learn.ROOT / path, folder / path)
     before = (folder / path).read_text(encoding="utf-8")
-    open_notebook(path).evaluate(SAVE)
+    open_notebook(path)
+    page.evaluate(SAVE)
     after = (folder / path).read_text(encoding="utf-8")
     assert after.splitlines() == before.splitlines()
     assert after == before
