@@ -13,10 +13,7 @@ GB = 10**9
 
 
 class ANotebookAtATime(LoadScopeScheduling):
-    """A test is a unit of work; so is a notebook, whose cells need the ones before them, and all that is in one browser.
-
-    Those go first.
-    """
+    """A unit of work is a test, a notebook, whose cells need those before them, or the browser. They go first."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::")[0]
