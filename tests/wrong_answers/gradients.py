@@ -188,6 +188,12 @@ def average_and_remember(model, history=[]):  # noqa: B006
     history.append([p.grad.clone() for p in gradients(model)])
 
 
+@wrong("average_gradients", "something is kept from every step")
+def average_and_hold_on_to_them(model, history=[]):  # noqa: B006
+    average_right(model)
+    history.append([p.grad for p in gradients(model)])
+
+
 def average_right(model):
     for p in gradients(model):
         dist.all_reduce(p.grad)
@@ -527,3 +533,38 @@ class HangsAHookOnEveryForward(Wrapper):
 class EvaluatesTheModel(Wrapper):
     def forward(self, *args):
         return self.module.eval()(*args)
+
+
+@wrong("data_parallel", "other parameters than the model had")
+class StartsFromZeros(Wrapper):
+    """Equal on every rank, and no longer the model that was handed over."""
+
+    def make_equal(self):
+        for p in self.module.parameters():
+            p.data.zero_()
+
+
+@wrong("data_parallel", "other parameters than the model had")
+class AddsUpTheReplicas(Wrapper):
+    def make_equal(self):
+        for p in self.module.parameters():
+            dist.all_reduce(p.data)
+
+
+@wrong("data_parallel", "something is kept from every step")
+class KeepsItsWorks(Wrapper):
+    """Each of them holds the gradient that it reduced."""
+
+    def sync(self):
+        works = self.works
+        super().sync()
+        self.works = works
+
+
+@wrong("data_parallel", "something is kept from every step")
+class KeepsItsWorksElsewhere(Wrapper):
+    everybodys = []  # noqa: RUF012
+
+    def ready(self, p):
+        super().ready(p)
+        self.everybodys.append(p.grad)

@@ -11,7 +11,8 @@ that nobody has wrapped.  Afterwards stands what is done with the exercise's fun
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +40,8 @@ class Seen(Step):
     found: Gradients = field(default_factory=dict)
     losses: list[tuple[float, float]] = field(default_factory=list)  # the wrapper's, the copy's
     lacks: str = ""  # what the wrapper lacks
+    given: Gradients = field(default_factory=dict)  # the parameters' values before they were wrapped
+    kept: int = 0  # how many more elements the wrapper's own lists have than after the step before
     thawed: str = ""  # a parameter whose requires_grad has changed
     idle: bool = False  # no longer in training mode
     hooks: int = 0  # how many more there are
@@ -46,23 +49,31 @@ class Seen(Step):
 
 
 def train(name: str, fn: Callable[..., Any], cases: list[Case]) -> list[list[Seen]]:
-    return [train_one(EXERCISES[name], fn, case, dist.get_rank()) for case in cases]
+    return [list(train_one(EXERCISES[name], fn, case, dist.get_rank())) for case in cases]
 
 
-def train_one(exercise: Exercise, fn: Callable[..., Any], case: Case, rank: int) -> list[Seen]:
+def train_unseen(name: str, fn: Callable[..., Any], case: Case) -> None:
+    """For the bytes held: what was seen of a step would be among them from then on."""
+    for _ in train_one(EXERCISES[name], fn, case, dist.get_rank()):
+        pass
+
+
+def train_one(exercise: Exercise, fn: Callable[..., Any], case: Case, rank: int) -> Iterator[Seen]:
     model = case.model(rank)
+    given = model.values()
     wrapped = exercise.wrap(fn, model)
     if lacks := not_a_wrapper(wrapped, model) if exercise.step is backward_of_all else "":
         for _ in range(case.steps):
             mark("step")
-        return [Seen(lacks=lacks)] * case.steps
+            yield Seen(lacks=lacks)
+        return
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=LEARNING_RATE)
-    steps = []
+    kept = 0
     for number in range(case.steps):
         batch = case.batch(rank, number)
-        step = Seen(plain=plain(model, batch), before=model.values())
+        step = Seen(plain=plain(model, batch), before=model.values(), given=given if number == 0 else {})
         expected, hooks = plain_losses(model, batch), count_hooks(model)
-        optimizer.zero_grad(set_to_none=number % 2 == 0 or exercise.prepare is backward_once)
+        optimizer.zero_grad(set_to_none=number != 1 or exercise.prepare is backward_once)
         exercise.prepare(model, batch)
         with Cargo(model.parameters(), case.seed + 64 * number + rank) as cargo, Aftermath() as aftermath:
             mark("step")
@@ -71,10 +82,10 @@ def train_one(exercise: Exercise, fn: Callable[..., Any], case: Case, rank: int)
         aftermath.tell(step)
         look_at(model, step, cargo)
         step.hooks = count_hooks(model) - hooks if number else 0
+        step.kept, kept = count_kept(wrapped) - kept if number > 1 else 0, count_kept(wrapped)
         step.losses = list(zip(losses, expected, strict=True)) if losses else []
         optimizer.step()
-        steps.append(step)
-    return steps
+        yield step
 
 
 def watched(
@@ -100,6 +111,12 @@ def look_at(model: Awkward, step: Seen, cargo: Cargo) -> None:
 
 def count_hooks(model: nn.Module) -> int:
     return sum(len(getattr(x, name, None) or ()) for x in (*model.parameters(), *model.modules()) for name in HOOKS)
+
+
+def count_kept(wrapped: nn.Module) -> int:
+    """Elements of the lists and the like that are attributes of the wrapper or a module in it."""
+    attributes = (value for module in wrapped.modules() for value in vars(module).values())
+    return sum(len(value) for value in attributes if isinstance(value, (list, dict, set, deque)))
 
 
 # ---- the exercises ---------------------------------------------------------------------------------------

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from labs.kit.checks.answer import Wrong, answered, instead, refuse
 from labs.kit.checks.case import close, isclose
-from labs.kit.checks.gradients.body import Seen, train
+from labs.kit.checks.gradients.body import Seen, train, train_unseen
 from labs.kit.checks.gradients.cases import Case, Draw, Gradients
-from labs.kit.checks.gradients.mistakes import BITS, GRAPHS, HELD, KIND, LEFT, REPLICAS, STEP, TRAFFIC, VALUES
+from labs.kit.checks.gradients.mistakes import BITS, GRAPHS, HELD, KIND, LEFT, REPLICAS, STEP, TRAFFIC, VALUES, WRAPPED
 from labs.kit.checks.job import blame_luck, job
 from labs.kit.checks.mixture import Made, mixture
 from labs.kit.launch import Results
@@ -110,6 +110,7 @@ def judge_all(cases: list[Case], results: Results) -> Traffic:
 def judge(case: Case, ranks: list[Seen], sent: int, when: str) -> None:
     for rank, outcome in enumerate(ranks):
         refuse(STEP, outcome, f"{when}on rank {rank} ")
+    refuse(WRAPPED, ranks, when)
     right_kind(ranks, when)
     for name, rank in product(trained(ranks), range(case.ranks)):
         seen = OfParameter(ranks, rank, name, sent)
@@ -192,15 +193,28 @@ class Traffic:
 # ---- bytes held, unequal replicas, parameters without use ------------------------------------------------
 
 
+class Held:
+    """What a rank held in gradients, communication and temporaries, in units of the gradients.
+
+    peak, left: in the second step, whose gradients are added to those of the first, beyond what was there before it.
+    grown: in the fourth step beyond the third, the least; both begin without a gradient.
+    """
+
+    def __init__(self, recording: Recording, rank: int, gradients: int) -> None:
+        sizes = [
+            [size / gradients for _, size in recording.during(rank, step, ("G", "comm", "temporary"))]
+            for step in range(4)
+        ]
+        self.peak, self.left = max(sizes[1]) - sizes[1][0], sizes[1][-1] - sizes[1][0]
+        self.grown = min(sizes[3]) - min(sizes[2])
+
+
 def bytes_held(name: str, fn: Callable[..., Any], draw: Draw) -> None:
-    """Gradients, communication and temporaries that the second step has more than there were before it."""
-    case = draw.wide(4, steps=2)
-    recording = job(train, name, fn, [case], ranks=4, record="memory").recording
+    case = draw.wide(4, steps=4)
+    recording = job(train_unseen, name, fn, case, ranks=4, record="memory").recording
     gradients = sum(p.nbytes for p in case.model().parameters() if p.requires_grad)
     for rank in range(case.ranks):
-        sizes = [size for _, size in recording.during(rank, 1, ("G", "comm", "temporary"))]
-        more, left = ((size - sizes[0]) / gradients for size in (max(sizes), sizes[-1]))
-        refuse(HELD, (more, left), f"{case}: rank {rank} ")
+        refuse(HELD, Held(recording, rank, gradients), f"{case}: rank {rank} ")
 
 
 def one_graph_at_a_time(fn: Callable[..., Any], draw: Draw) -> None:
@@ -216,6 +230,7 @@ def unequal_replicas(wrap: Callable[..., Any], draw: Draw) -> None:
     case = draw.case(3, equal=False)
     ranks = outcome_or_refusal(wrap, case)
     if ranks:
+        refuse(WRAPPED, ranks, f"{case}: ")
         refuse(REPLICAS, ranks, f"{case}: each rank built its model from another seed; after wrap(model) and one step ")
 
 

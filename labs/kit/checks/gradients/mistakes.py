@@ -1,12 +1,13 @@
 """The mistakes in gradients, in the order in which they are tried.
 
+WRAPPED     all ranks before the first step: is it the model that was handed over?
 STEP        a rank in a step: what has changed that must not?
 KIND        a parameter on a rank: is its gradient there, and of its shape and dtype?
 VALUES      a parameter whose gradient is not the mean: what is it made of (mixture.py)?
 BITS        a parameter on all ranks
 TRAFFIC     a step: more sent than needs be, or less than can be?
 LEFT        a rank after a step: what is other than before?
-HELD        a rank's second step with its bytes held
+HELD        a rank's steps with their bytes held
 GRAPHS      activations held with 1 micro-batch, and with 4
 REPLICAS    what became of replicas that started unequal
 """
@@ -18,6 +19,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from labs.kit.checks.answer import Mistake, first_fit, show
 from labs.kit.checks.left import AFTERMATH
@@ -43,6 +45,30 @@ def another_loss(seen: Seen) -> str | None:
             return f"the loss is {found:.6g}; the model itself gives {expected:.6g}"
     return None
 
+
+def given(ranks: list[Seen], name: str) -> Tensor:
+    return torch.stack([step.given[name].double() for step in ranks])
+
+
+def from_elsewhere(ranks: list[Seen]) -> str | None:
+    """Replicas may be made equal in any way, from one of them or by their mean: no element leaves what they span."""
+    for name, (rank, step) in product(ranks[0].given, enumerate(ranks)):
+        replicas, value = given(ranks, name), step.before[name]
+        slack = 4 * torch.finfo(value.dtype).eps * replicas.abs()
+        low, high = (replicas - slack).amin(0), (replicas + slack).amax(0)
+        if not ((low <= value) & (value <= high)).all():
+            return f"on rank {rank} {name!r} has other numbers after wrap(model) than before it on any rank"
+    return None
+
+
+WRAPPED = (
+    Mistake(
+        "other parameters than the model had",
+        "From which numbers would one process train this model?",
+        from_elsewhere,
+        shows="replicas agree, and the loss is another from the first step on",
+    ),
+)
 
 WHOSE = "What must be equal on all ranks before optimizer.step(): the parameters, or their gradients?"
 STEP = (
@@ -211,8 +237,17 @@ TRAFFIC = (
 
 # ---- what is left, and held ------------------------------------------------------------------------------
 
+KEPT = Mistake(
+    "something is kept from every step",
+    "Which of your variables still knows what was there a step ago?",
+    lambda seen: (
+        seen.kept > 0 and f"the wrapper's lists have {seen.kept} element{'s' * (seen.kept > 1)} more than a step before"
+    ),
+    shows="memory that grows from step to step",
+)
 LEFT = (
     *AFTERMATH,
+    KEPT,
     Mistake(
         "hooks are left behind",
         "How many hooks are there after a thousand steps?",
@@ -221,16 +256,20 @@ LEFT = (
     ),
 )
 HELD = (
-    Mistake(
-        "something is kept from every step",
-        "Which of your variables still knows what was there a step ago?",
-        lambda held: held[1] > 0.3 and f"holds {held[1]:.2f} × the gradients more after its second step than before",
-        shows="memory that grows from step to step",
+    replace(
+        KEPT,
+        fits=lambda held: held.left > 0.3 and f"holds {held.left:.2f} × the gradients more after a step than before",
+        shows="",
+    ),
+    replace(
+        KEPT,
+        fits=lambda held: held.grown > 0.3 and f"holds {held.grown:.2f} × the gradients more than a step ago",
+        shows="",
     ),
     Mistake(
         "full copies are kept",
         "Whose gradients do you keep after you have added them up?",
-        lambda held: held[0] > BUFFERS and f"held {held[0]:.2f} × the gradients in buffers",
+        lambda held: held.peak > BUFFERS and f"held {held.peak:.2f} × the gradients in buffers",
     ),
 )
 GRAPHS = (
