@@ -19,6 +19,9 @@ NBVAL  := --nbval --nbval-sanitize-with tools/nbval.cfg --nbval-cell-timeout 300
 # Where this is set, each rank of each job would compile anew what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Threads of OpenMP that wait for work would take the cores from the ranks: up to 20 × the processor time.
+export OMP_WAIT_POLICY ?= PASSIVE
+
 # A half-made file is not left to look finished.
 .DELETE_ON_ERROR:
 
