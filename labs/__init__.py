@@ -8,6 +8,7 @@ Read them in this order; each imports only files above it.
     cost         pencil and paper: bytes held and bytes sent, for every strategy
     collectives  broadcast, all-gather, reduce-scatter, all-reduce, ... from send and recv
     group        what a strategy asks of its process group: the least bytes, equal replicas
+    mesh         ranks as a grid with named axes: a group along each
     autograd     what it asks of autograd: when a layer's backward begins and ends
     ddp          copies that agree: average the gradients; in buckets; while backward runs
     layers       the modules whose parameters come and go together

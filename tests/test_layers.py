@@ -12,7 +12,7 @@ LABS = Path(__file__).resolve().parent.parent / "labs"
 # A file imports from lower levels only; inside its own folder (cost, the kit) also from its own, without a circle.
 LEVELS = [
     {"model", "data", "cost", "collectives", "group", "autograd", "layers"},  # cost with all files of its folder
-    {"ddp", "flat", "disk", "selective"},
+    {"mesh", "ddp", "flat", "disk", "selective"},
     {"zero", "precision", "clip", "recompute", "offload"},
     {"native"},  # and every file of the kit that is not named below
     {"kit.strategies", "kit.check", "kit.play", "kit.tour", "kit.doctor", "__main__"},
