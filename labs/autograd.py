@@ -5,7 +5,7 @@ Versions           that it does not go through what is not there, or is of anoth
 Dropped, Moved     that nobody else reads a parameter that is not there, or is no longer the model's
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -90,6 +90,20 @@ def require_dense(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if getattr(module, "sparse", False) is True:
             raise ValueError(f"{name!r} makes sparse gradients, which are not averaged here: give it sparse=False")
+
+
+def trained_and_frozen(parameters: Iterable[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    parameters = list(parameters)
+    return [p for p in parameters if p.requires_grad], [p for p in parameters if not p.requires_grad]
+
+
+def require_frozen(parameters: Iterable[nn.Parameter]) -> None:
+    for p in parameters:
+        if p.requires_grad:
+            raise RuntimeError(
+                f"a parameter of shape {tuple(p.shape)} was unfrozen after its optimizer was made, which has no master "
+                "of it: make the optimizer anew"
+            )
 
 
 # ---- that nobody reads what is not there -----------------------------------------------------------------

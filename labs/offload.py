@@ -33,26 +33,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from labs.autograd import require_frozen, trained_and_frozen
 from labs.disk import Disk, Values
 
 
 class Offloaded:
     """An optimizer whose masters and state live on another tier than the parameters.
 
-    params: what it trains.  optimizer: makes a torch optimizer of a list of masters; it must treat each parameter by
-    itself, as those of `torch.optim` but LBFGS do.  where: "cpu", or a folder of its own on a disk that every step
-    writes the state to; each rank has its part there.
+    params: what it trains; those that are frozen stay, and cost nothing.  optimizer: makes a torch optimizer of a list
+    of masters; it must treat each parameter by itself, as those of `torch.optim` but LBFGS do.  where: "cpu", or a
+    folder of its own on a disk that every step writes the state to; each rank has its part there.
 
     A folder that holds a training is taken up: the parameters become what they were after its last committed step,
     and `steps` is its number.  Options (the learning rate, say) are those given here, and are changed in
     `param_groups`.
 
     Raises ValueError for "cpu" where the parameters are there already, and for a folder that holds other parameters,
-    or was left by another number of ranks.
+    or was left by another number of ranks.  Raises RuntimeError after a step that failed, which some parameters have
+    taken and others have not, and for a parameter that was unfrozen.
     """
 
     def __init__(self, params: Iterable[nn.Parameter], optimizer: Callable[..., Any], where: str | Path):
-        self.params, self.optimizer = list(params), optimizer
+        self.params, self.frozen = trained_and_frozen(params)
+        self.optimizer, self.half_way = optimizer, False
         (options,) = optimizer([nn.Parameter(torch.empty(0))]).param_groups
         self.param_groups = [options | {"params": self.params}]
         if where == "cpu" and any(p.device.type == "cpu" for p in self.params):
@@ -75,6 +78,9 @@ class Offloaded:
 
     def step(self) -> None:
         """Update the parameters that have a gradient, and commit."""
+        self.require_whole()
+        require_frozen(self.frozen)
+        self.half_way = True
         due, stored = [i for i, p in enumerate(self.params) if p.grad is not None], {}
         with ThreadPoolExecutor(1) as thread:
             coming = [thread.submit(self.fetch, i) for i in due[:1]]
@@ -84,6 +90,7 @@ class Offloaded:
                 stored[i] = thread.submit(self.store, i, self.updated(gradient, values))
                 del gradient, values  # they are the thread's now, and end with its work
         self.tier.commit(self.steps + 1, {i: future.result() for i, future in stored.items()})
+        self.half_way = False
 
     def fetch(self, i: int) -> tuple[Tensor, Values]:
         p = self.params[i]
@@ -113,6 +120,7 @@ class Offloaded:
 
         From a folder, tensors are mapped: they take no memory until they are read.
         """
+        self.require_whole()
         numbered = self.param_groups[0] | {"params": list(range(len(self.params)))}
         return {"state": {i: self.tier.read(i) for i in range(len(self.params))}, "param_groups": [numbered]}
 
@@ -129,6 +137,14 @@ class Offloaded:
         self.param_groups[0] |= {name: value for name, value in options.items() if name != "params"}
         copies = ({name: x.detach().to("cpu", copy=True) for name, x in state[i].items()} for i in range(len(state)))
         self.tier.commit(self.steps, {i: self.store(i, values) for i, values in enumerate(copies)})
+        self.half_way = False
+
+    def require_whole(self) -> None:
+        if self.half_way:
+            raise RuntimeError(
+                "a step failed half way, so that some parameters have taken it and others have not: go back to an "
+                "earlier state with load_state_dict(), or, from a folder, by making the optimizer anew"
+            )
 
 
 def require_as_many(params: list[nn.Parameter], found: int, where: Any) -> None:

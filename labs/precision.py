@@ -42,6 +42,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from labs.autograd import require_frozen, trained_and_frozen
+
 
 class LossScale:
     """The factor for a float16 loss: as large as the gradients bear, found by trying.
@@ -103,7 +105,8 @@ LEAST = 2.0**-16
 class Masters:
     """An optimizer for parameters in low precision: it keeps float32 masters of them, which `optimizer` updates.
 
-    params: what it trains, of any shape.  What is in float32 or float64 already is its own master, at no cost.
+    params: what it trains, of any shape.  What is in float32 or float64 already is its own master, at no cost; what is
+    frozen stays, and has none.
     optimizer: makes a torch optimizer of a list of masters, such as `partial(torch.optim.AdamW, lr=1e-3)`.  It must
     treat each parameter by itself, and pass over those without a gradient, as those of `torch.optim` but LBFGS do.
 
@@ -111,11 +114,12 @@ class Masters:
     """
 
     def __init__(self, params: Iterable[nn.Parameter], optimizer: Callable, loss_scale: LossScale | None = None):
-        self.params, self.loss_scale = list(params), loss_scale
-        for p in self.params:
+        given, self.loss_scale = list(params), loss_scale
+        for p in given:
             if not (isinstance(p, Tensor) and p.is_floating_point()):
                 what = p.dtype if isinstance(p, Tensor) else type(p).__name__
                 raise TypeError(f"Masters takes a list of floating-point parameters; one of these is {what}")
+        self.params, self.frozen = trained_and_frozen(given)
         self.masters = [nn.Parameter(p.detach().to(at_least_float32(p.dtype))) for p in self.params]
         self.inner = optimizer(self.masters)
 
@@ -127,6 +131,8 @@ class Masters:
     @torch.no_grad()
     def step(self) -> None:
         """Gradients up to float32, a step of the masters, parameters down again: one after the other."""
+        require_frozen(self.frozen)
+        self.inner.zero_grad()  # of a step that failed half way
         scale = 1.0
         if self.loss_scale:
             scale = self.loss_scale.value

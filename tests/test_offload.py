@@ -5,6 +5,7 @@ and what a new process finds in the folder goes on as if nothing had been.  Memo
 process.
 """
 
+import copy
 import ctypes
 import json
 import os
@@ -275,6 +276,43 @@ def test_a_step_that_fails_is_no_step(tmp_path, monkeypatch):
     exactly_equal(mine, train(reference, ADAMW(reference.parameters())))
 
 
+def test_after_a_step_that_failed_half_way_only_an_earlier_state_goes_on(tmp_path):
+    """What fails is the optimizer, at the second parameter: the first one has taken the step already."""
+
+    def failing(masters):
+        if len(seen := [*masters]) and seen[0].shape == (7,):
+            raise ArithmeticError("a gradient is too large")
+        return ADAMW(seen)
+
+    model, reference = Net(), Net()
+    optimizer = offloaded(model, tmp_path)
+    train(model, optimizer, last=2)
+    state = copy.deepcopy(optimizer.state_dict())
+    optimizer.optimizer = failing
+    with pytest.raises(ArithmeticError):
+        train(model, optimizer, first=2)
+    optimizer.optimizer = ADAMW
+    for go_on in (optimizer.step, optimizer.state_dict):
+        with pytest.raises(RuntimeError, match="a step failed half way, so that some parameters have taken it"):
+            go_on()
+    optimizer.load_state_dict(state)
+    optimizer.zero_grad()
+    mine = train(model, optimizer, first=2)
+    exactly_equal(mine, train(reference, ADAMW(reference.parameters())))
+
+
+def test_what_is_frozen_costs_nothing_and_is_told_when_it_is_not(tmp_path):
+    model, reference = Net(), Net()
+    for net in (model, reference):
+        net.inner.weight.requires_grad_(False)
+    optimizer = offloaded(model, tmp_path)
+    exactly_equal(train(model, optimizer), train(reference, ADAMW(reference.parameters())))
+    assert len(optimizer.state_dict()["state"]) == 4
+    model.inner.weight.requires_grad_(True)
+    with pytest.raises(RuntimeError, match=r"a parameter of shape \(7, 5\) was unfrozen"):
+        train(model, optimizer, last=1)
+
+
 def full_disk(path):
     raise OSError(28, "No space left on device")
 
@@ -388,6 +426,7 @@ def test_the_host_tier_keeps_what_it_is_given():
     model, reference = Net(torch.bfloat16), Net(torch.bfloat16)
     optimizer = Offloaded.__new__(Offloaded)
     optimizer.params, optimizer.optimizer, optimizer.tier = list(model.parameters()), ADAMW, offload.Host()
+    optimizer.frozen, optimizer.half_way = [], False
     optimizer.param_groups = [ADAMW([nn.Parameter(torch.empty(0))]).param_groups[0] | {"params": optimizer.params}]
     masters = {i: optimizer.tier.store(i, {"master": offload.master_of(p)}) for i, p in enumerate(optimizer.params)}
     optimizer.tier.commit(0, masters)

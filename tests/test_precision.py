@@ -102,6 +102,31 @@ def test_parameters_without_a_gradient_stay():
     assert list(masters.state_dict()["state"][1]) == ["master"]
 
 
+def test_what_is_frozen_has_no_master_and_is_told_when_it_is_not():
+    p, q = nn.Parameter(torch.ones(2, dtype=torch.bfloat16)), nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    q.requires_grad_(False)
+    masters = Masters([q, p], partial(torch.optim.AdamW, lr=0.5))
+    assert [master.shape for master in masters.masters] == [(2,)]
+    p.grad = torch.ones_like(p)
+    masters.step()
+    assert p[0] < 1 and q.tolist() == [1.0, 1.0, 1.0]
+    q.requires_grad_(True)
+    with pytest.raises(RuntimeError, match=r"a parameter of shape \(3,\) was unfrozen after its optimizer was made"):
+        masters.step()
+
+
+def test_a_step_that_failed_leaves_no_gradient_to_the_next():
+    p, q = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    masters = Masters([p, q], partial(torch.optim.SGD, lr=1.0))
+    p.grad, step = torch.ones_like(p), masters.inner.step
+    masters.inner.step = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        masters.step()
+    masters.inner.step, p.grad, q.grad = step, None, torch.ones_like(q)
+    masters.step()
+    assert p.tolist() == [1.0, 1.0] and q.tolist() == [0.0, 0.0]
+
+
 def test_zero_grad_and_learning_rates():
     p, masters = lone(torch.float32, lr=1.0)
     scheduler = torch.optim.lr_scheduler.LambdaLR(masters.inner, lambda step: 0.5**step)
