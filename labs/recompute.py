@@ -24,7 +24,9 @@ first slot that the backward looks into makes the frame run the forward again, w
 kept operations are not run twice is told in `labs.selective`.
 
 A module is changed in place: no wrapper, so that parameters keep their names, and whatever hooks it has (those with
-which ZeRO gathers its parameters, before forward and before backward) stay outside of both runs.
+which ZeRO gathers its parameters, before forward and before backward) stay outside of both runs.  Its own `forward`
+then leads back to it: once nobody uses the module, its parameters stay until Python collects such cycles, which
+`gc.collect()` does at once.  Activations are in no cycle, and go with their graph.
 
 Source: Chen et al. 2016, arXiv 1604.06174, section 4.
 """

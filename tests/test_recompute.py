@@ -6,6 +6,8 @@ a count by hand, per token and layer, stand beside them.
 """
 
 import copy
+import gc
+import weakref
 from dataclasses import replace
 from functools import partial
 
@@ -291,6 +293,35 @@ def test_activations_of_one_layer_at_a_time():
     one_layer = a_layer_more(lambda model: model)
     assert most <= left + 1.1 * one_layer
     assert bytes_held(GPT(deep), deep)[1] > 7.9 * one_layer
+
+
+def tensors_alive():
+    """Every tensor that Python knows of, other than parameters."""
+    return sum(type(x) is torch.Tensor for x in gc.get_objects())
+
+
+@pytest.mark.parametrize("keep", KEEPS)
+@pytest.mark.parametrize("trained", [True, False])
+def test_activations_go_with_their_graph_and_only_the_module_waits_for_gc(trained, keep):
+    layer = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 5))
+    recompute([layer], KEEPS[keep])
+    x, there = torch.ones(3, 5), weakref.ref(layer[0].weight)
+    layer(x).sum().backward()  # the gradients stay
+    gc.collect()
+    gc.disable()
+    try:
+        before = tensors_alive()
+        loss = layer(x).sum()
+        if trained:
+            loss.backward()
+        del loss
+        assert tensors_alive() == before
+        del layer
+        assert there() is not None, "no cycle any more: the head of labs/recompute.py says otherwise"
+    finally:
+        gc.enable()
+    gc.collect()
+    assert there() is None
 
 
 def test_an_outer_checkpoint_holds_no_inputs_of_inner_ones():
