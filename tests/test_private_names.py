@@ -1,0 +1,125 @@
+"""PyTorch's private names that the course uses: a PyTorch without one of them, or where it does another thing, is told.
+
+Reference: the installed PyTorch, and the course's own source, which is searched for names that are missing here.
+"""
+
+import operator
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.graph import get_gradient_edge, increment_version
+
+from labs.kit.watch.kinds import keep
+from labs.kit.watch.tap import reduction
+
+LABS = Path(__file__).resolve().parent.parent / "labs"
+NAMES = """
+    torch                                     Tensor._base Tensor._version Tensor._values Tensor._indices
+                                              Tensor._backward_hooks Tensor._post_accumulate_grad_hooks
+                                              UntypedStorage._cdata ScriptObject._get_method
+    torch._C                                  DispatchKey _current_graph_task_id _will_engine_execute_node
+    torch._C._autograd                        _unsafe_set_version_counter _top_saved_tensors_default_hooks
+                                              _push_saved_tensors_default_hooks _pop_saved_tensors_default_hooks
+    torch._dynamo                             eval_frame._callback_from_stance
+    torch._ops                                HigherOrderOperator OpOverload
+    torch._subclasses.fake_tensor             FakeTensor
+    torch.autograd.graph                      _engine_run_backward
+    torch.distributed                         distributed_c10d._new_group_with_tag distributed_c10d._world
+    torch.distributed.pipelining.schedules    PipelineScheduleSingle._initialize_stage
+                                              PipelineScheduleMulti._initialize_stages
+    torch.ops                                 _c10d_functional c10d._allgather_base_ c10d._reduce_scatter_base_
+                                              aten._scaled_dot_product_flash_attention_for_cpu
+                                              aten._scaled_dot_product_flash_attention
+                                              aten._scaled_dot_product_efficient_attention
+                                              aten._scaled_dot_product_cudnn_attention aten.add.Tensor._schema
+    torch.utils._python_dispatch              TorchDispatchMode._should_skip_dynamo
+    torch.utils._pytree                       tree_flatten tree_leaves tree_map_only tree_unflatten
+"""
+OF_A_MODULE = ("_parameters", "_forward_hooks", "_forward_pre_hooks", "_compiled_call_impl")
+NOT_PYTORCHS = {"_exit", "_getframe", "_DummyThread", "_render_traceback_", "_repr_mimebundle_", "_like"}
+SET_BY_US = set(vars(keep))  # for a later PyTorch that asks for it
+
+
+def names():
+    """(module, dotted name)."""
+    module = ""
+    for word in NAMES.split():
+        if word.startswith("torch"):
+            module = word
+        else:
+            yield module, word
+
+
+def missing(module, name):
+    try:
+        operator.attrgetter(name)(torch.ops if module == "torch.ops" else import_module(module))
+    except (AttributeError, ImportError):
+        return f"{module}.{name}"
+
+
+def test_pytorch_has_them_all():
+    gone = [text for pair in names() if (text := missing(*pair))]
+    gone += [f"Module.{name}" for name in OF_A_MODULE if not hasattr(nn.Linear(1, 1), name)]
+    assert not gone, f"PyTorch {torch.__version__} has no {', '.join(gone)}: look in labs for where it is used"
+
+
+def test_the_table_names_them_all():
+    sources = [path.read_text(encoding="utf-8") for path in LABS.rglob("*.py")]
+    own = {name for text in sources for name in re.findall(r"(?:def |self\.)(_\w+)", text)}
+    used = {name for text in sources for name in re.findall(r"[\w)\]]\.(_[a-zA-Z]\w*)", text)}
+    used |= {name for text in sources for name in re.findall(r"[\"'](_[a-zA-Z]\w*)[\"']", text)}
+    told = {part for pair in names() for part in ".".join(pair).split(".")} | set(OF_A_MODULE) | SET_BY_US
+    assert used - own - told - NOT_PYTORCHS == set()
+
+
+# ---- that they do what they are used for -----------------------------------------------------------------
+
+
+def test_a_version_is_set_back():
+    x = torch.ones(2)
+    version = x._version
+    increment_version(x)
+    torch._C._autograd._unsafe_set_version_counter((x,), (version,))
+    assert x._version == version
+
+
+def test_a_backward_tells_its_number_and_which_nodes_it_will_run():
+    x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    nodes, seen = [get_gradient_edge(leaf).node for leaf in (x, y)], []
+
+    def look(gradient):
+        seen.append((torch._C._current_graph_task_id(), *map(torch._C._will_engine_execute_node, nodes)))
+
+    product = x * 2
+    product.register_hook(look)
+    for _ in range(2):
+        product.sum().backward(retain_graph=True)
+    (first, *run), (second, *again) = seen
+    assert run == again == [True, False] and first != second
+    assert torch._C._current_graph_task_id() == -1
+
+
+def test_the_innermost_hooks_on_what_is_kept_are_on_top():
+    autograd, packed = torch._C._autograd, []
+    assert autograd._top_saved_tensors_default_hooks(False) is None
+    autograd._push_saved_tensors_default_hooks(packed.append, print)
+    top = autograd._top_saved_tensors_default_hooks(False)
+    (torch.ones(2, requires_grad=True) ** 2).detach()
+    autograd._pop_saved_tensors_default_hooks()
+    assert top[0] == packed.append and len(packed) == 1 and autograd._top_saved_tensors_default_hooks(False) is None
+
+
+def test_a_compiled_module_says_so():
+    module = nn.Linear(1, 1)
+    assert module._compiled_call_impl is None
+    module.compile(backend="eager")
+    assert module._compiled_call_impl is not None
+
+
+@pytest.mark.parametrize("name", ["SUM", "MAX"])
+def test_a_reduction_has_a_number(name):
+    assert reduction(torch.distributed.ReduceOp(getattr(torch.distributed.ReduceOp, name))) == name.lower()
