@@ -84,9 +84,13 @@ class Zero:
         self.optimizer = optimizer(self.shards)
         require_order(self.optimizer, self.shards)
         self.refresh(self.units)  # an optimizer that takes up an earlier training has changed the shards
+        # A compiled model is compiled between these, and not through them: what comes and goes is not in its graphs.
+        before_forward, after_forward = map(torch.compiler.disable, (self.before_forward, self.after_forward))
         for layer in self.layers:
-            layer.module.register_forward_pre_hook(partial(self.before_forward, layer), with_kwargs=True)
-            layer.module.register_forward_hook(partial(self.after_forward, layer), with_kwargs=True, always_call=True)
+            layer.module.register_forward_pre_hook(partial(before_forward, layer), with_kwargs=True)
+            layer.module.register_forward_hook(partial(after_forward, layer), with_kwargs=True, always_call=True)
+        if stage == 3:
+            model.register_forward_hook(torch.compiler.disable(self.after_evaluation))
         for unit in self.trained:
             unit.full.register_post_accumulate_grad_hook(partial(self.gradient_ready, unit))
 
@@ -112,6 +116,11 @@ class Zero:
         if layer.call:
             layer.call.ends(differentiable([output, args, kwargs]))  # what it was given may be a list that it added to
             layer.call = None
+
+    def after_evaluation(self, model: nn.Module, args: Any, output: Any) -> None:
+        """Called when the whole model's output is there; in training, `sync` compares."""
+        if not torch.is_grad_enabled():
+            self.order.compare(self.shards[0].device)
 
     def before_backward(self, layer: "Layer", updates: int) -> None:
         """Called when the gradient of the layer's output is there; `updates` as they were in its forward."""

@@ -715,6 +715,33 @@ def test_ranks_that_use_different_layers_of_equal_size_are_told(stage):
     assert f"where rank 0 {did} 'experts.0.weight', rank 1 {did} 'experts.1.weight'" in words
 
 
+def test_an_evaluation_with_different_layers_is_told_before_its_loss_is_used():
+    def body():
+        Zero(model := Experts(), 3, SGD)
+        with torch.no_grad():
+            model(torch.ones(3, 5))
+
+    words = said(body)
+    assert "where rank 0 gathers the layer of 'experts.0.weight', rank 1 gathers the layer of 'experts.1.w" in words
+
+
+def test_a_compiled_model_equals_one_process():
+    def body(compiled):
+        losses = []
+        for stage in STAGES:
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3), Mean()).double()
+            zero = Zero(model, stage, SGD)
+            called = torch.compile(model, backend="aot_eager") if compiled else model
+            for _ in range(3):
+                losses.append(loss := called(torch.ones(2, 5, dtype=torch.float64)))
+                loss.backward()
+                zero.step()
+        return torch.stack(losses).tolist()
+
+    assert run(body, True, ranks=2) == run(body, False, ranks=1) * 2
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_backward_from_before_the_step_is_refused(stage):
     def two_linears():
