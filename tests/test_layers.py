@@ -11,13 +11,15 @@ LABS = Path(__file__).resolve().parent.parent / "labs"
 
 # A file imports from lower levels only; inside its own folder (cost, the kit) also from its own, without a circle.
 LEVELS = [
-    {"model", "data", "cost", "collectives", "group", "autograd", "layers"},  # cost with all files of its folder
+    {"model", "data", "cost", "collectives", "group", "autograd", "layers", "placement"},  # all files of cost
     {"mesh", "ddp", "flat", "disk", "selective"},
-    {"zero", "precision", "clip", "recompute", "offload"},
+    {"zero", "precision", "clip", "recompute", "offload", "redistribute"},
+    {"algebra"},
+    {"dtensor"},
     {"native"},  # and every file of the kit that is not named below
     {"kit.strategies", "kit.check", "kit.play", "kit.tour", "kit.doctor", "__main__"},
 ]
-TEXTBOOK = LEVELS[0] | LEVELS[1] | LEVELS[2]
+TEXTBOOK = set().union(*LEVELS[:5])
 # What a file may import for an option of its own, inside the function that needs it.
 OPTIONAL = {"data": {"datasets"}}  # a corpus from a hub, for those online
 EMPTY = {LABS / "__init__.py", *(LABS / "kit").rglob("__init__.py")}

@@ -1,0 +1,328 @@
+"""A tensor that knows how it lies on a mesh, and computes as if it were whole.
+
+    DTensor            a tensor of the whole's shape, of which this rank holds its block: `to_local()`
+    distribute_tensor  from the whole tensor, the first rank's
+    DTensor.from_local from each rank's block
+    redistribute       to other placements (labs.redistribute: the moves)
+    full_tensor        to the whole, on every rank
+
+    mesh = Mesh((4,), ("tp",))
+    w = distribute_tensor(w, mesh, [Shard(0)])
+    x = distribute_tensor(x, mesh, [Replicate()])
+    y = x @ w.t()                              # y.placements: (Shard(1),); nothing was sent
+    y.sum().backward()                         # w.grad.placements: (Shard(0),)
+
+Every operation comes by `__torch_dispatch__`, below autograd: it looks up its rule (labs.algebra), redistributes the
+inputs as far as needed, does the operation on the blocks, and says how the result lies.  Backward is made of
+operations, too.  Only what passes between a DTensor and its block, and redistribution, have gradients of their own:
+
+    forward                        backward
+    from_local                     to the forward's placements, and the block of that
+    to_local                       from_local, in the forward's placements
+    redistribute                   back to the placements that it came from
+
+where a gradient that would become Partial() stays, or becomes, Replicate(): a sum of copies wants the whole gradient in
+each.  Names and answers are those of torch.distributed.tensor.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from labs.algebra import RULES, Doing, Way, choose, ways
+from labs.mesh import Mesh
+from labs.placement import Partial, Placement, Replicate, Shard, Spec, normalised, whole_shape
+from labs.redistribute import Line, cut, in_pieces, keep_once, own, redistribute
+
+__all__ = ["DTensor", "Partial", "Replicate", "Shard", "distribute_tensor"]
+aten = torch.ops.aten
+
+
+class DTensor(Tensor):
+    """`shape`, `dtype`, `requires_grad` are the whole tensor's.  Made by `from_local` and `distribute_tensor`."""
+
+    _local_tensor: Tensor
+    device_mesh: Mesh
+    placements: tuple[Placement, ...]
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(
+        cls, local: Tensor, mesh: Mesh, placements: Sequence[Placement], like: Tensor, requires_grad: bool = False
+    ) -> "DTensor":
+        """like: any tensor of the whole's shape and strides, a meta tensor, say."""
+        whole = Tensor._make_wrapper_subclass(
+            cls,
+            like.shape,
+            strides=like.stride(),
+            dtype=local.dtype,
+            device=local.device,
+            requires_grad=requires_grad,
+        )
+        whole._local_tensor, whole.device_mesh, whole.placements = local, mesh, tuple(placements)
+        return whole
+
+    @staticmethod
+    def from_local(
+        local_tensor: Tensor,
+        device_mesh: Mesh,
+        placements: Sequence[Placement] | None = None,
+        *,
+        shape: Sequence[int] | None = None,
+    ) -> "DTensor":
+        """From each rank's block.  Where blocks are uneven, the whole's shape must be given.
+
+        Raises ValueError where this rank's block does not have the shape that follows.
+        """
+        placements = normalised(placements, local_tensor.ndim, device_mesh.ndim)
+        shape = tuple(whole_shape(local_tensor.shape, device_mesh.shape, placements) if shape is None else shape)
+        block = Spec(shape, device_mesh.shape, placements).block(device_mesh.get_coordinate())
+        if block.shape != tuple(local_tensor.shape):
+            raise ValueError(
+                f"rank {device_mesh.rank} brings a block of shape {tuple(local_tensor.shape)}, but of {shape} "
+                f"in {list(placements)} it holds {block.shape}"
+            )
+        return FromLocal.apply(local_tensor, device_mesh, placements, torch.empty(shape, device="meta"))
+
+    def to_local(self, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
+        """This rank's block; grad_placements: how its gradient will lie, where not as the block does."""
+        if grad_placements is not None:
+            grad_placements = normalised(grad_placements, self.ndim, self.device_mesh.ndim)
+        return ToLocal.apply(self, grad_placements) if torch.is_grad_enabled() else self._local_tensor
+
+    def redistribute(self, device_mesh: Mesh | None = None, placements: Sequence[Placement] | None = None) -> "DTensor":
+        """The same tensor in other placements.  Raises RuntimeError for another mesh, or for Partial()."""
+        if device_mesh not in (None, self.device_mesh):
+            raise RuntimeError(f"from {self.device_mesh} to {device_mesh}: redistribution stays on its mesh")
+        if placements is None:
+            raise RuntimeError("redistribute to what? give placements=, one for each axis of the mesh")
+        placements = normalised(placements, self.ndim, self.device_mesh.ndim)
+        for source, target in zip(self.placements, placements, strict=True):
+            if target.is_partial() and source != target:
+                raise RuntimeError(f"from {source!r} to {target!r}: summands come of operations alone")
+        return Redistribute.apply(self, placements)
+
+    def full_tensor(self, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
+        """The whole, on every rank."""
+        whole = self.redistribute(placements=[Replicate()] * self.device_mesh.ndim)
+        return whole.to_local(grad_placements=grad_placements)
+
+    @property
+    def spec(self) -> Spec:
+        return Spec(tuple(self.shape), self.device_mesh.shape, self.placements)
+
+    def moved(self, placements: Sequence[Placement]) -> Tensor:
+        """This rank's block in other placements, apart from autograd."""
+        return redistribute(self._local_tensor, self.spec, placements, self.device_mesh)
+
+    def __repr__(self, **options: Any) -> str:
+        return (
+            f"DTensor({tuple(self.shape)} as {list(self.placements)} on {self.device_mesh}, here {self._local_tensor})"
+        )
+
+    # ---- operations --------------------------------------------------------------------------------------
+
+    @classmethod
+    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = op._schema.name.removeprefix("aten::")
+        if name.startswith("_foreach_"):
+            return one_by_one(name.removeprefix("_foreach_"), args, kwargs)
+        if name in IN_TERMS_OF:
+            return IN_TERMS_OF[name](*args, **kwargs)
+        if op._schema.is_mutable and not name.endswith("_"):
+            name = str(op)  # add.out, say, which has no rule
+        return operate(op, name.rstrip("_"), args, kwargs)
+
+
+def operate(op: Any, name: str, args: Any, kwargs: Any) -> "DTensor":
+    """Redistribute the inputs as the rule asks, do the operation on the blocks, and say how the result lies."""
+    inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    mesh = common_mesh(name, inputs)
+    specs = [spec_on(mesh, x) for x in inputs]
+    in_place = op._schema.is_mutable
+    like = inputs[0] if in_place else shape_only(op, args, kwargs)
+    chosen = choose_way(name, in_place, specs, like, replaced(args, specs))
+    moved = [spec.but(way.inputs[i] for way in chosen) for i, spec in enumerate(specs)]
+    output = Spec(tuple(like.shape), mesh.shape, tuple(way.output for way in chosen))
+    blocks = [
+        redistribute(x._local_tensor if isinstance(x, DTensor) else x, spec, target.placements, mesh)
+        for x, spec, target in zip(inputs, specs, moved, strict=True)
+    ]
+    rule, (args, kwargs) = RULES[name], replaced((args, kwargs), blocks)
+    if rule.local:
+        local = rule.local(Doing(op, moved, output, mesh.get_coordinate()), *args, **kwargs)
+    else:
+        local = op(*args, **kwargs)
+    return inputs[0] if in_place else DTensor(local, mesh, output.placements, like)
+
+
+def choose_way(name: str, in_place: bool, specs: list[Spec], like: Tensor, args: Any) -> list[Way]:
+    rule = RULES.get(name)
+    lie = ", ".join(str(list(spec.placements)) for spec in specs)
+    if rule is None:
+        raise NotImplementedError(
+            f"{name} has no rule (its inputs lie as {lie}): do it on whole tensors, x.full_tensor(), or on "
+            "x.redistribute(placements=[Replicate(), ...]).to_local()"
+        )
+    letters = rule.letters if isinstance(rule.letters, str) else rule.letters(tuple(like.shape), *args)
+    chosen = choose(ways(letters, rule.linear if len(specs) >= rule.tensors else ""), specs, in_place)
+    if chosen is None:
+        raise RuntimeError(
+            f"{name}_ cannot write its result to what lies as {list(specs[0].placements)} (all inputs: {lie}): "
+            "redistribute it first"
+        )
+    return chosen
+
+
+def common_mesh(name: str, inputs: Sequence[Tensor]) -> Mesh:
+    meshes = {x.device_mesh for x in inputs if isinstance(x, DTensor)}
+    if len(meshes) > 1:
+        raise RuntimeError(f"{name}: its inputs are on different meshes, {' and '.join(map(str, meshes))}")
+    for x in inputs:
+        if not isinstance(x, DTensor) and x.ndim:  # one number is the same on every rank, as a number in Python is
+            raise RuntimeError(
+                f"{name} of a DTensor and a plain tensor of shape {tuple(x.shape)}: make a DTensor of that one, too, "
+                "with distribute_tensor (it is the whole) or DTensor.from_local (it is this rank's block)"
+            )
+    return meshes.pop()
+
+
+def spec_on(mesh: Mesh, x: Tensor) -> Spec:
+    return x.spec if isinstance(x, DTensor) else Spec((), mesh.shape, (Replicate(),) * mesh.ndim)
+
+
+def shape_only(op: Any, args: Any, kwargs: Any) -> Tensor:
+    """The result as a meta tensor; inputs whose shapes do not fit are refused here, before anything moves."""
+    inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    args, kwargs = replaced((args, kwargs), [meta(x) for x in inputs])
+    return op(*args, **(kwargs | {"device": "meta"} if "device" in kwargs else kwargs))
+
+
+def meta(x: Tensor) -> Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+
+
+def replaced(arguments: Any, by: Sequence[Any]) -> Any:
+    """The arguments with other things in the places of their tensors, in order."""
+    others = iter(by)
+    return tree_map_only(Tensor, lambda _: next(others), arguments)
+
+
+# ---- operations in terms of others -----------------------------------------------------------------------
+
+
+def addmm(bias: DTensor, a: DTensor, b: DTensor, *, beta: float = 1, alpha: float = 1) -> DTensor:
+    return aten.add(bias * beta if beta != 1 else bias, aten.mm(a, b), alpha=alpha)
+
+
+def item(x: DTensor) -> Any:
+    return x.moved([Replicate()] * x.device_mesh.ndim).item()
+
+
+IN_TERMS_OF: dict[str, Callable[..., Any]] = {"addmm": addmm, "_local_scalar_dense": item}
+
+
+def one_by_one(name: str, args: Any, kwargs: Any) -> list[DTensor] | None:
+    """An optimizer's operation on many tensors at once."""
+    results = []
+    for i in range(len(args[0])):
+        mine = [arg[i] if isinstance(arg, list | tuple) else arg for arg in args]
+        value = {"value": mine.pop()} if name.startswith("addc") and len(mine) > 3 else {}
+        results.append(getattr(aten, name)(*mine, **value, **kwargs))
+    return None if name.endswith("_") else results
+
+
+# ---- gradients of what is no operation -------------------------------------------------------------------
+
+
+class FromLocal(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, mesh: Mesh, placements: tuple[Placement, ...], like: Tensor) -> DTensor:
+        ctx.placements = placements
+        return DTensor(local.view_as(local), mesh, placements, like)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: DTensor) -> tuple[Tensor | None, ...]:
+        return Redistribute.apply(gradient, without_partial(ctx.placements)).to_local(), None, None, None
+
+
+class ToLocal(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: DTensor, grad_placements: tuple[Placement, ...] | None) -> Tensor:
+        ctx.mesh, ctx.placements, ctx.like = x.device_mesh, grad_placements or without_partial(x.placements), meta(x)
+        return x._local_tensor.view_as(x._local_tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[DTensor | None, ...]:
+        return FromLocal.apply(gradient, ctx.mesh, ctx.placements, ctx.like), None
+
+
+class Redistribute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: DTensor, placements: tuple[Placement, ...]) -> DTensor:
+        ctx.placements = x.placements
+        return DTensor(x.moved(placements), x.device_mesh, placements, meta(x))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: DTensor) -> tuple[DTensor | None, ...]:
+        back = [
+            Replicate() if before.is_partial() and not now.is_partial() else before
+            for now, before in zip(gradient.placements, ctx.placements, strict=True)
+        ]
+        return Redistribute.apply(gradient, tuple(back)), None
+
+
+def without_partial(placements: Sequence[Placement]) -> tuple[Placement, ...]:
+    return tuple(Replicate() if placement.is_partial() else placement for placement in placements)
+
+
+# ---- from the whole --------------------------------------------------------------------------------------
+
+
+def distribute_tensor(
+    tensor: Tensor,
+    device_mesh: Mesh,
+    placements: Sequence[Placement] | None = None,
+    *,
+    src_data_rank: int | None = 0,
+) -> DTensor:
+    """The first rank's tensor, dealt out; a leaf, which takes gradients if the tensor does.
+
+    src_data_rank: another place along each axis whose tensor it is, or None: all ranks have the same, nothing is sent.
+
+    Raises RuntimeError for a tensor that was computed: its gradient would end here (DTensor.from_local passes it on).
+    """
+    if not tensor.is_leaf:
+        raise RuntimeError(
+            "distribute_tensor takes a leaf; of a computed tensor, DTensor.from_local keeps the gradient"
+        )
+    placements = normalised(placements, tensor.ndim, device_mesh.ndim)
+    if isinstance(tensor, DTensor):
+        if (tensor.device_mesh, tensor.placements) != (device_mesh, placements):
+            raise ValueError(f"this tensor lies as {list(tensor.placements)} already: redistribute it")
+        return tensor
+    local = tensor.detach()
+    for axis, placement in enumerate(placements):
+        place = device_mesh.get_coordinate()[axis]
+        line = Line(tuple(local.shape), device_mesh.shape[axis], place, device_mesh.get_group(axis))
+        local = dealt(local, line, placement, src_data_rank)
+    return DTensor(local, device_mesh, placements, tensor, tensor.requires_grad)
+
+
+def dealt(local: Tensor, line: Line, placement: Placement, source: int | None) -> Tensor:
+    if isinstance(placement, Shard) and source is not None:
+        pieces = in_pieces(local, placement.dim, line)
+        mine = torch.empty_like(pieces[0])
+        dist.scatter(mine, list(pieces) if line.rank == source else None, group=line.group, group_src=source)
+        return own(mine, placement.dim, line)
+    if isinstance(placement, Shard):
+        return cut(local, line, Replicate(), placement)
+    if source is not None:
+        local = local.clone(memory_format=torch.contiguous_format)
+        dist.broadcast(local, group=line.group, group_src=source)
+    return keep_once(local, line, Replicate(), placement) if placement.is_partial() else local

@@ -1,0 +1,128 @@
+"""How a tensor lies on a mesh: three placements, one for each axis of the mesh.
+
+    Shard(dim)     each rank along the axis holds a piece of the tensor, cut along `dim`
+    Replicate()    each holds all of it
+    Partial()      each holds all of its shape, but only a summand of its numbers: their sum is the tensor
+
+    a 2-D tensor on 4 ranks        Shard(0)     Shard(1)     Replicate()    Partial()
+    what rank 1 holds              ┌───────┐    ┌─┬─┬─┬─┐    ┌───────┐      ┌───────┐
+                                   ├───────┤    │ │█│ │ │    │███████│      │░░░░░░░│  + the others'
+                                   │███████│    │ │█│ │ │    │███████│      │░░░░░░░│  = the tensor
+                                   └───────┘    └─┴─┴─┴─┘    └───────┘      └───────┘
+
+A dim is cut as `torch.chunk` cuts it: pieces of ceil(size / N), the last one shorter, and those behind it empty.  Where
+two axes of the mesh cut the same dim, the second cuts what the first has left.
+
+This file is arithmetic: no tensor, no process.  Names and answers are those of torch.distributed.tensor.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+
+class Placement:
+    """One of the three; two of them are equal if they say the same."""
+
+    def is_shard(self, dim: int | None = None) -> bool:
+        return isinstance(self, Shard) and dim in (None, self.dim)
+
+    def is_replicate(self) -> bool:
+        return isinstance(self, Replicate)
+
+    def is_partial(self) -> bool:
+        return isinstance(self, Partial)
+
+
+@dataclass(frozen=True)
+class Shard(Placement):
+    dim: int
+
+    def __repr__(self) -> str:
+        return f"Shard({self.dim})"
+
+
+@dataclass(frozen=True)
+class Replicate(Placement):
+    pass
+
+
+@dataclass(frozen=True)
+class Partial(Placement):
+    """Of sums alone: torch's Partial also knows avg, min, max and product."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """How a tensor of this shape lies on a mesh of that shape: a placement for each of the mesh's axes."""
+
+    shape: tuple[int, ...]
+    mesh: tuple[int, ...]
+    placements: tuple[Placement, ...]
+
+    def block(self, coordinate: Sequence[int]) -> "Block":
+        """What the rank at this place of the mesh holds."""
+        offset, shape = [0] * len(self.shape), list(self.shape)
+        for placement, ranks, place in zip(self.placements, self.mesh, coordinate, strict=True):
+            if isinstance(placement, Shard):
+                start, shape[placement.dim] = piece(shape[placement.dim], ranks, place)
+                offset[placement.dim] += start
+        return Block(tuple(offset), tuple(shape))
+
+    def pieces(self, dim: int) -> int:
+        """In how many pieces a dim is cut."""
+        cuts = zip(self.placements, self.mesh, strict=True)
+        return prod(ranks for placement, ranks in cuts if placement.is_shard(dim))
+
+    def but(self, placements: Sequence[Placement]) -> "Spec":
+        return Spec(self.shape, self.mesh, tuple(placements))
+
+
+@dataclass(frozen=True)
+class Block:
+    """Part of a tensor: where it begins, and how large it is, in each dim."""
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """full[block.slices] is what it holds."""
+        return tuple(slice(start, start + size) for start, size in zip(self.offset, self.shape, strict=True))
+
+
+def piece(size: int, pieces: int, number: int) -> tuple[int, int]:
+    """Where a piece of a dim begins, and its size, as torch.chunk cuts; behind the end, pieces are empty."""
+    longest = longest_piece(size, pieces)
+    start = min(number * longest, size)
+    return start, min(longest, size - start)
+
+
+def longest_piece(size: int, pieces: int) -> int:
+    return -(-size // pieces)
+
+
+def whole_shape(local: Sequence[int], mesh: Sequence[int], placements: Sequence[Placement]) -> tuple[int, ...]:
+    """The tensor's shape, if all ranks hold equal shapes: cut dims times the ranks that cut them."""
+    shape = list(local)
+    for placement, ranks in zip(placements, mesh, strict=True):
+        if isinstance(placement, Shard):
+            shape[placement.dim] *= ranks
+    return tuple(shape)
+
+
+def normalised(placements: Sequence[Placement] | None, ndim: int, axes: int) -> tuple[Placement, ...]:
+    """One for each axis, dims counted from 0.  Raises ValueError, TypeError or IndexError where that cannot be."""
+    if placements is None:
+        return (Replicate(),) * axes
+    if isinstance(placements, Placement):
+        raise TypeError(f"placements={placements!r}: give one for each axis of the mesh, as in [{placements!r}]")
+    if len(placements) != axes:
+        raise ValueError(f"{len(placements)} placements {list(placements)}: a mesh of {axes} axes needs {axes}")
+    for placement in placements:
+        if not isinstance(placement, Placement):
+            raise TypeError(f"{placement!r} is no placement: Shard(dim), Replicate() or Partial()")
+        if isinstance(placement, Shard) and not -ndim <= placement.dim < ndim:
+            has = f"has the dims 0 to {ndim - 1}" if ndim else "of 0 dims cannot be cut"
+            raise IndexError(f"{placement!r}: a tensor {has}")
+    return tuple(Shard(p.dim % ndim) if isinstance(p, Shard) else p for p in placements)

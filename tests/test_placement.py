@@ -1,0 +1,66 @@
+"""labs.placement against torch.chunk, and torch's own arithmetic of blocks, for every place of every mesh."""
+
+from itertools import product
+from math import prod
+
+import pytest
+import torch
+
+from labs.placement import Block, Partial, Replicate, Shard, Spec, normalised, piece, whole_shape
+
+R, P, S0, S1 = Replicate(), Partial(), Shard(0), Shard(1)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 5, 7, 8])
+@pytest.mark.parametrize("pieces", [1, 2, 3, 4, 5])
+def test_a_dim_is_cut_as_torch_chunk_cuts_it(size, pieces):
+    chunks = torch.arange(size).chunk(pieces) if size else ()
+    for number in range(pieces):
+        start, length = piece(size, pieces, number)
+        expected = chunks[number].tolist() if number < len(chunks) else []
+        assert list(range(start, start + length)) == expected
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (5, 3), (1, 7), (0, 2)])
+@pytest.mark.parametrize("mesh", [(4,), (2, 2), (2, 3), (1, 2), (2, 2, 2)])
+def test_blocks_are_chunks_of_chunks_and_tile_the_tensor(shape, mesh):
+    for placements in product((R, S0, S1), repeat=len(mesh)):
+        full, spec = torch.arange(prod(shape)).view(shape), Spec(shape, mesh, placements)
+        seen = []
+        for coordinate in product(*map(range, mesh)):
+            expected = full
+            for placement, ranks, place in zip(placements, mesh, coordinate, strict=True):
+                if isinstance(placement, Shard):
+                    chunks = expected.chunk(ranks, placement.dim) if expected.shape[placement.dim] else ()
+                    empty = expected.narrow(placement.dim, 0, 0)
+                    expected = chunks[place] if place < len(chunks) else empty
+            block = spec.block(coordinate)
+            assert torch.equal(full[block.slices], expected) and block.shape == tuple(expected.shape)
+            seen += expected.flatten().tolist()
+        copies = prod(n for n, placement in zip(mesh, placements, strict=True) if placement == R)
+        assert sorted(seen) == sorted(full.flatten().tolist() * copies)
+        assert prod(mesh) == copies * spec.pieces(0) * spec.pieces(1)
+
+
+def test_what_placements_say():
+    assert [S1.is_shard(), S1.is_shard(1), S1.is_shard(0), R.is_shard(), P.is_partial(), R.is_replicate()] == [
+        True, True, False, False, True, True,
+    ]  # fmt: skip
+    assert repr((S1, R, P)) == "(Shard(1), Replicate(), Partial())" and Shard(1) == S1 != S0
+    assert whole_shape((2, 3), (2, 4), (S0, S1)) == (4, 12) and whole_shape((2,), (2, 4), (S0, S0)) == (16,)
+    assert Spec((8, 2), (2, 2), (S0, P)).block((1, 0)) == Block((4, 0), (4, 2))
+
+
+def test_placements_that_cannot_be():
+    assert normalised([Shard(-1), P], 3, 2) == (Shard(2), P) and normalised(None, 0, 2) == (R, R)
+    for placements, ndim, error, sentence in [
+        ([Shard(2)], 2, IndexError, r"Shard\(2\): a tensor has the dims 0 to 1"),
+        ([Shard(-3)], 2, IndexError, r"Shard\(-3\): a tensor has the dims 0 to 1"),
+        ([S0], 0, IndexError, r"Shard\(0\): a tensor of 0 dims cannot be cut"),
+        ([R, R], 2, ValueError, "2 placements .*: a mesh of 1 axes needs 1"),
+        (S0, 2, TypeError, r"give one for each axis of the mesh, as in \[Shard\(0\)\]"),
+        (["S0"], 2, TypeError, "'S0' is no placement"),
+        ([Shard], 2, TypeError, "is no placement"),
+    ]:
+        with pytest.raises(error, match=sentence):
+            normalised(placements, ndim, 1)
