@@ -23,10 +23,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from labs.placement import Partial, Placement, Replicate, Shard, Spec
-from labs.redistribute import MOVES, sent
+from labs.redistribute import MOVES, plan, sent
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def choose(among: Sequence[Way], inputs: Sequence[Spec], fixed: bool) -> list[Wa
     chosen = []
     for axis in range(len(inputs[0].mesh)):
         now = tuple(spec.placements[axis] for spec in inputs)
-        open_ = [way for way in among if way.inputs == now or not way.as_is and all(map(reachable, now, way.inputs))]
+        open_ = [way for way in among if way.inputs == now or (not way.as_is and all(map(reachable, now, way.inputs)))]
         if fixed:
             open_ = [way for way in open_ if way.inputs[0] == way.output == now[0]]
         if not open_:
@@ -120,13 +121,14 @@ def reachable(source: Placement, target: Placement) -> bool:
     return source == target or (type(source), type(target)) in MOVES
 
 
-def cost(way: Way, inputs: Sequence[Spec], axis: int) -> int:
-    """Elements that the first rank sends so that the inputs lie like this along one axis."""
-    total = 0
+def cost(way: Way, inputs: Sequence[Spec], axis: int) -> tuple[int, int]:
+    """Elements that the first rank sends so that the inputs lie like this along one axis, and in how many messages."""
+    elements = messages = 0
     for spec, placement in zip(inputs, way.inputs, strict=True):
         target = (*spec.placements[:axis], placement, *spec.placements[axis + 1 :])
-        total += sent(spec, target, (0,) * len(spec.mesh))
-    return total
+        elements += sent(spec, target, (0,) * len(spec.mesh))
+        messages += sum(step.move.collective is not None for step in plan(spec, target))
+    return elements, messages
 
 
 # ---- letters that depend on shapes; x: a Spec ------------------------------------------------------------
@@ -143,6 +145,14 @@ def broadcast(out: Sequence[int], *args: Any) -> str:
         dims = zip(letters[start:], out[start:], x.shape, strict=True)
         inputs.append("".join(letter if full == size else "." for letter, full, size in dims))
     return f"{','.join(inputs)}->{letters}"
+
+
+def alike(out: Sequence[int], x: Spec, *args: Any) -> str:
+    if tuple(out) != x.shape:
+        raise NotImplementedError(
+            f"a new tensor of shape {tuple(out)} out of one of {x.shape}: make it on the mesh itself"
+        )
+    return broadcast(out, x)
 
 
 def reduced(out: Sequence[int], x: Spec, dim: Any = None, keepdim: bool = False) -> str:
@@ -224,6 +234,10 @@ def expand_to_block(doing: Doing, x: Tensor, *args: Any, **options: Any) -> Tens
     return x.expand(doing.output.block(doing.coordinate).shape)
 
 
+def empty_alike(doing: Doing, x: Tensor, *args: Any, **options: Any) -> Tensor:
+    return torch.empty_like(x)
+
+
 def share_of_mean(doing: Doing, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
     """The sum of this rank's elements, divided by the number of all."""
     return x.sum(dim=dim, keepdim=keepdim, dtype=dtype) / (
@@ -282,7 +296,9 @@ RULES = Rules(
         **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), Rule(whole_along, "first")),
         **dict.fromkeys(("add", "sub", "lerp", "copy"), Rule(broadcast, "together", tensors=2)),
         **dict.fromkeys(("neg", "clone", "detach", "alias", "_to_copy", "zero"), Rule(broadcast, "together")),
-        **dict.fromkeys(("zeros_like", "ones_like", "empty_like", "full_like"), Rule(broadcast, "shape")),
+        **dict.fromkeys(("zeros_like", "empty_like"), Rule(broadcast, "together")),
+        **dict.fromkeys(("ones_like", "full_like"), Rule(broadcast, "shape")),
+        "new_empty_strided": Rule(alike, "together", empty_alike),
         "mul": Rule(broadcast, "each"),
         **dict.fromkeys(
             ("div", "threshold_backward", "gelu_backward", "silu_backward", "tanh_backward", "sigmoid_backward"),
