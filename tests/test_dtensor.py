@@ -189,7 +189,7 @@ OPS = [
     ),
     *(Case(gelu_mlp, (2, 2), ((4, 6, 4), (8, 4), (4, 8)), lie) for lie in (("0R", "R0", "R1"), ("0R", "00", "00"))),
     *(Case(tied, (2,), ((4, 6), (6, 8)), lie) for lie in (("0", "R"), ("R", "1"))),
-    *(Case(merge, (2,), ((4, 3, 2),), (lie,)) for lie in "012RP"),
+    *(Case(merge, (2,), ((4, 3, 2),), (lie,)) for lie in "02RP"),
     *(Case(batch_matmul, (2,), ((4, 3, 2), (4, 2, 3)), lie) for lie in (("0", "0"), ("R", "2"), ("2", "1"))),
     *(Case(embedding, (2,), ((6, 4),), (lie,)) for lie in "01R"),
 ]
@@ -261,7 +261,6 @@ GATHERS = "on CPU, torch's all-to-all is an all-gather, of which each rank keeps
 PIECES = "ours reduces a summand to pieces, which sends least before the operation; torch to the whole, in one message"
 EQUAL = "torch's mean is one of equal pieces; of others, or of summands, it makes the whole first"
 EMPTY = "torch does not cut a dim in more pieces than it has elements: it gathers, where ours goes on with empty ones"
-STRIDED = "torch has a fourth placement for the cut of an inner dim, _StridedShard; ours cuts another dim for it"
 WHOLE = "torch makes the dim of a softmax whole; ours cuts the other dim"
 AT_ONCE = "torch weighs all ways on all axes at once, ours each axis by itself"
 WHY = {
@@ -272,7 +271,6 @@ WHY = {
     "softmax{'dim': 1} ((4, 6),) as ('P',) on (2,)": PIECES,
     "relu ((6, 3),) as ('P',) on (4,)": PIECES,
     "plus_number ((4, 2),) as ('P',) on (3,)": PIECES,
-    "merge ((4, 3, 2),) as ('1',) on (2,)": STRIDED,
     "matmul ((5, 7), (7, 2)) as ('R', '1') on (3,)": EMPTY,
     "gelu_mlp ((6, 4), (8, 4), (4, 8)) as ('0', '0', '0') on (2,)": GATHERS,
     "gelu_mlp ((4, 6, 4), (8, 4), (4, 8)) as ('0R', '00', '00') on (2, 2)": AT_ONCE,
@@ -288,6 +286,17 @@ def why(case):
     steps = plan(Spec(case.shapes[0], case.mesh, tuple(there)), back)
     steps += plan(Spec(case.shapes[0], case.mesh, tuple(back)), there_again)
     return GATHERS if any(step.move.collective == "all_to_all" for step in steps) else ""
+
+
+def test_a_cut_that_a_view_cannot_keep_is_moved():
+    """torch 2.13 has a fourth placement for it, _StridedShard; 2.11 refuses."""
+
+    def body():
+        x = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(0))
+        cut = ours.distribute_tensor(x, Mesh((2,), ("tp",)), [ours.Shard(1)])
+        assert torch.equal(merge(cut).full_tensor(), merge(x))
+
+    run(body, ranks=2)
 
 
 def test_the_rows_that_differ_are_rows():
