@@ -28,10 +28,11 @@ from typing import Any, TypeVar
 from labs.kit.ranks import torchrun
 from labs.kit.ranks.devices import devices_for
 from labs.kit.ranks.diagnosis import RankError
+from labs.kit.ranks.link import Link
 from labs.kit.ranks.payload import pickled
 from labs.kit.ranks.team import FORKSERVER, Team
 
-__all__ = ["MOST_RANKS", "RankError", "Results", "run"]
+__all__ = ["MOST_RANKS", "Link", "RankError", "Results", "run"]
 
 MOST_RANKS = 64
 RECORDS = ("time", "communication", "memory")
@@ -51,6 +52,7 @@ def run(
     device: str = "auto",
     timeout: float = 300.0,
     record: str | None = None,
+    link: Link | None = None,
     tell: str = "",
     **kwargs: Any,
 ) -> Results[T]:
@@ -61,6 +63,8 @@ def run(
              on the rank's GPU by default, so that the body of `fn` is the same everywhere
     timeout  seconds after which a job that is not done is stopped, and told where each rank stands
     record   "time", "communication" or "memory": what to watch; the result's `.recording` has it (see record.py)
+    link     nodes, and a wire between them that is slow for real: Link(nodes=2, bandwidth="200 Mbit/s", latency=1e-3)
+             (see ranks/link.py); the job then runs on the CPU
     tell     for jobs of some seconds, what to print while one runs: "stage 2" becomes "stage 2, 4 ranks … 6 s"
 
     `fn`, its arguments and its value may be anything that cloudpickle can send, a function from a cell among them.
@@ -68,16 +72,18 @@ def run(
     """
     world = torchrun.world()
     check_arguments(fn, ranks, timeout, record, world)
+    check_link(link, ranks or 4, device, world)
     if world:
         return to_results(torchrun.join(fn, args, kwargs, device, timeout, record), record)
     ranks = 4 if ranks is None else ranks
+    devices = devices_for("cpu" if link else device, ranks)
     payload = pickled(fn, args, kwargs)
     try:
-        with telling(tell, ranks), Team(devices_for(device, ranks), payload, ranks, timeout, record) as team:
+        with telling(tell, ranks), Team(devices, payload, ranks, timeout, record, link) as team:
             values = team.finish()
     except KeyboardInterrupt as interrupt:  # it was told where the ranks are; our own lines say nothing more
         raise interrupt.with_traceback(None) from None
-    return to_results(values, record)
+    return to_results(values, record, link)
 
 
 @contextmanager
@@ -111,12 +117,24 @@ def check_arguments(fn: Any, ranks: Any, timeout: Any, record: Any, world: int |
         raise RuntimeError("run() was called inside a rank: a job cannot start another job")
 
 
-def to_results(values: list[tuple[T, Any]], record: str | None) -> Results[T]:
+def check_link(link: Any, ranks: int, device: str, world: int | None) -> None:
+    if link is None:
+        return
+    if not isinstance(link, Link):
+        raise TypeError(f'link={link!r:.80} is no Link: Link(nodes=2, bandwidth="200 Mbit/s", latency=1e-3) is one')
+    link.node(0, ranks)  # raises where its nodes do not divide the ranks
+    if world:
+        raise ValueError("link= is for ranks that run() starts itself: under torchrun the wires are real, leave it out")
+    if device == "cuda":
+        raise ValueError('device="cuda" with link=: only gloo can be slowed here, on the CPU; leave one of them out')
+
+
+def to_results(values: list[tuple[T, Any]], record: str | None, link: Link | None = None) -> Results[T]:
     results = Results(value for value, _ in values)
     if record:
         from labs.kit.record import join as join_tapes
 
-        results.recording = join_tapes(record, [tape for _, tape in values])
+        results.recording = join_tapes(record, [tape for _, tape in values], link)
     return results
 
 

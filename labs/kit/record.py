@@ -3,6 +3,7 @@
     results = run(train, ranks=4, record="communication")
     results.recording                           # draws itself
     results.recording.sent(rank=0, step=2)      # bytes
+    results.recording.across(rank=0, step=2)    # those to other nodes, of a job that was run with a link
 
     pass             on a rank, for the whole of the function   it costs
     time             marks and spans                            nothing
@@ -37,6 +38,7 @@ from itertools import pairwise
 from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
+from labs.kit.ranks.link import Link
 from labs.kit.watch.communication import CommunicationWatch, Event
 from labs.kit.watch.memory import KINDS, StorageWatch, timeline
 
@@ -124,6 +126,7 @@ class Recording:
     events: list[Event] = field(default_factory=list)  # in order of their start
     spans: list[Span] = field(default_factory=list)  # likewise
     memory: list[list[tuple[float, dict[str, int]]]] = field(default_factory=list)  # by rank: (s, bytes by kind), ...
+    link: Link | None = None  # that the job was run with
 
     @property
     def steps(self) -> int:
@@ -144,6 +147,12 @@ class Recording:
     def sent(self, rank: int = 0, step: int | None = None) -> int:
         """Logical bytes that a rank sent, in one step or in all of the job."""
         return sum(event.sent for event in self.select(rank, step))
+
+    def across(self, rank: int = 0, step: int | None = None) -> int:
+        """Of those, the bytes that went to other nodes of the job's link."""
+        if self.link is None:
+            raise ValueError("this job had no nodes to tell apart: run(..., link=Link(...)) gives it some")
+        return sum(self.link.across(rank, event.to, self.ranks) for event in self.select(rank, step))
 
     def counts(self, rank: int = 0, step: int | None = None) -> Counter[str]:
         """How many of each op a rank issued, in one step or in all of the job."""
@@ -216,7 +225,7 @@ class Recording:
         return figure._repr_mimebundle_(include, exclude)
 
 
-def join(kind: str, tapes: list[dict[str, Any]]) -> Recording:
+def join(kind: str, tapes: list[dict[str, Any]], link: Link | None = None) -> Recording:
     """One Recording of what the passes of all ranks left, in order of rank."""
     zero = min(tape["start"] for tape in tapes)
 
@@ -236,7 +245,7 @@ def join(kind: str, tapes: list[dict[str, Any]]) -> Recording:
             memory.append([(seconds(moment), held) for moment, held in timeline(tape["watched"])])
     spans.sort(key=attrgetter("start"))
     events.sort(key=attrgetter("start"))
-    return Recording(kind, len(tapes), events, spans, memory)
+    return Recording(kind, len(tapes), events, spans, memory, link)
 
 
 def event(row: dict[str, Any], steps: list[Span], seconds: Callable[[int], float]) -> Event:

@@ -1,10 +1,11 @@
 """The ranks of one job, seen from their caller: their ends, what has come back, and what is known to be wrong.
 
-    with Team(devices, payload, ranks, timeout, record) as team:
+    with Team(devices, payload, ranks, timeout, record, link) as team:
         values = team.finish()
 
 A rank has a control (the job goes out; warnings, its value or its failure come back), an output, a status from the
-fork server when it has ended, and files without a name: what all are to do, its flight record, its stack, its value.
+fork server when it has ended, and files without a name: what all are to do, its flight record, its stack, its value,
+the wires between nodes.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from labs.kit.ranks import diagnosis, flight_recorder, worker
 from labs.kit.ranks.devices import Devices
 from labs.kit.ranks.diagnosis import PEER_IS_GONE, RankError, Watch, Where, in_the_past, innermost, name, told
 from labs.kit.ranks.forkserver import Forkserver
+from labs.kit.ranks.link import SIZE as WIRES_BYTES
+from labs.kit.ranks.link import Link
 from labs.kit.ranks.output import Lines
 from labs.kit.ranks.payload import cell_sources, shared_file, unpack
 
@@ -63,8 +66,17 @@ class Team:
     As a context manager it leaves nothing behind, however the job ends: no process, no file, no descriptor.
     """
 
-    def __init__(self, devices: Devices, payload: bytes, ranks: int, timeout: float, record: str | None) -> None:
-        self.devices, self.payload, self.ranks, self.timeout, self.record = devices, payload, ranks, timeout, record
+    def __init__(
+        self,
+        devices: Devices,
+        payload: bytes,
+        ranks: int,
+        timeout: float,
+        record: str | None = None,
+        link: Link | None = None,
+    ) -> None:
+        self.devices, self.payload, self.ranks, self.timeout = devices, payload, ranks, timeout
+        self.record, self.link = record, link
         self.lines = Lines(ranks)
         self.values: dict[int, Any] = {}
         self.failures: dict[int, Failure] = {}
@@ -104,6 +116,7 @@ class Team:
         sizes = {"flight": flight_recorder.SIZE, "stack": 0, "value": 0}
         try:
             self.payload_file = shared_file(self.stack)
+            self.wires_file = shared_file(self.stack, WIRES_BYTES if self.link else 0)
             with open(self.payload_file, "wb", closefd=False) as file:
                 file.write(self.payload)
             self.files = {
@@ -144,7 +157,7 @@ class Team:
         control = self.stack.enter_context(Connection(ours.detach()))
         self.stack.callback(os.close, output_read)
         self.stack.callback(os.close, status_read)
-        files = [self.payload_file, *(each[rank] for each in self.files.values())]
+        files = [self.payload_file, *(each[rank] for each in self.files.values()), self.wires_file]
         try:
             self.pids[rank] = FORKSERVER.fork([theirs.fileno(), output_write, *files, status_write], store)
         finally:
@@ -167,6 +180,7 @@ class Team:
             store=store,
             timeout=self.timeout,
             record=self.record,
+            link=self.link,
             environment={**os.environ, **self.devices.environment(rank)},
             path=list(sys.path),
             folder=self.folder,

@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 
 from labs.kit.ranks.flight_recorder import FlightRecorder
+from labs.kit.ranks.link import Link, Wire
 from labs.kit.ranks.payload import pack
 
 YEAR = 365 * 24 * 3600.0  # seconds; for who gives a timeout of infinity
@@ -46,13 +47,16 @@ class Job:
     store: str  # the file in which the ranks find each other
     timeout: float
     record: str | None
+    link: Link | None
     environment: dict[str, str]
     path: list[str]
     folder: str
     sources: dict[str, str] = field(default_factory=dict)  # the cells' text, for tracebacks
 
 
-def main(control_fd: int, output_fd: int, payload_fd: int, flight_fd: int, stack_fd: int, value_fd: int) -> NoReturn:
+def main(
+    control_fd: int, output_fd: int, payload_fd: int, flight_fd: int, stack_fd: int, value_fd: int, wires_fd: int
+) -> NoReturn:
     """The body of a forked rank; never returns."""
     for target in (1, 2):
         os.dup2(output_fd, target)
@@ -69,7 +73,7 @@ def main(control_fd: int, output_fd: int, payload_fd: int, flight_fd: int, stack
     faulthandler.register(signal.SIGUSR1, file=stack_fd, all_threads=True)
     sending = threading.Lock()  # a thread may warn while the value is on its way
     with FlightRecorder(flight_fd).listening():
-        answer = work(job, payload_fd, value_fd, control, sending)
+        answer = work(job, payload_fd, value_fd, wires_fd, control, sending)
     flush()
     with sending:
         control.send_bytes(answer)
@@ -136,7 +140,9 @@ def settle_in(job: Job, control: Connection, sending: threading.Lock) -> None:
     torch.set_num_threads(1)  # a rank stands for a device: one core each, the same on every machine
 
 
-def work(job: Job, payload_fd: int, value_fd: int, control: Connection, sending: threading.Lock) -> bytes:
+def work(
+    job: Job, payload_fd: int, value_fd: int, wires_fd: int, control: Connection, sending: threading.Lock
+) -> bytes:
     """Run the function; pickled ("value", sizes of what is in the file) or ("error", (when, type, sentence, trace))."""
     value = None
     try:
@@ -144,7 +150,9 @@ def work(job: Job, payload_fd: int, value_fd: int, control: Connection, sending:
         join_world(job)
         with mmap.mmap(payload_fd, 0, access=mmap.ACCESS_READ) as payload:
             function, args, kwargs = cloudpickle.loads(payload)
-        value = watched(job.record, function, args, kwargs)
+        slow = Wire(job.link, job.ranks, wires_fd).slowing() if job.link else contextlib.nullcontext()
+        with slow:
+            value = watched(job.record, function, args, kwargs)
     except SystemExit as stop:
         return failure(RuntimeError(f"the function called exit({stop.code}): let it return instead"), stop)
     except BaseException as error:

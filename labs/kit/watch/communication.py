@@ -14,7 +14,7 @@ n elements is cut in N pieces as evenly as possible, the longer ones first (torc
     reduce, gather        each rank but the root: its tensor
     recv, barrier         nothing
 
-A tree sends as much as that in all, by other ranks.  What a backend really puts on the wire may be more: gloo's
+Around a ring all of it goes to the next member of the group.  A tree sends as much as that in all, by other ranks.  What a backend really puts on the wire may be more: gloo's
 reduce_scatter carries an all_reduce.  The tensors are looked at as the call is issued, and not kept.
 
 When an event ends, gloo's collectives say themselves.  Where nobody tells (gloo's reduce_scatter, a send, a recv,
@@ -29,7 +29,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -71,6 +71,7 @@ class Event:
     sent: int  # logical bytes
     issuer: str  # "ddp.py:57 ready": the innermost line outside torch and this kit, or "torch (C++)"
     step: int | None = None  # None outside of any step, and for `meta`
+    to: dict[int, int] = field(default_factory=dict, hash=False)  # `sent` by whom it goes to, as a rank of the job
     meta: bool = False  # tells of shapes to come: PyTorch's pipelines send a few such messages as they begin
 
 
@@ -124,6 +125,7 @@ class CommunicationWatch(tap.Listener):
 def describe(call: tap.Call) -> dict[str, Any]:
     tensors = call.inputs or call.outputs
     ranks = tuple(dist.get_process_group_ranks(call.group))
+    to = {ranks[member]: size for member, size in destinations(call).items() if size}
     return {
         "rank": dist.get_rank(),
         "op": call.op,
@@ -133,35 +135,36 @@ def describe(call: tap.Call) -> dict[str, Any]:
         "group": call.group.group_desc if call.group.group_desc != "undefined" else call.group.group_name,
         "ranks": ranks,
         "peer": None if call.peer is None else ranks[call.peer],
-        "sent": logical_bytes(call),
+        "sent": sum(to.values()),
+        "to": to,
     }
 
 
-def logical_bytes(call: tap.Call) -> int:
-    """Bytes that this rank has to send for this call, as the table at the head of this file has it."""
+def destinations(call: tap.Call) -> dict[int, int]:
+    """Bytes that this rank has to send for this call, as the table at the head of this file has it, by member."""
     ranks, rank = call.group.size(), call.group.rank()
     given, received = nbytes(call.inputs), nbytes(call.outputs)
+    following = (rank + 1) % ranks
+    others = [other for other in range(ranks) if other != rank]
     match call.op:
         case "all_reduce":
-            return sum(
-                (2 * t.numel() - piece(t, rank, ranks) - piece(t, (rank + 1) % ranks, ranks)) * t.element_size()
-                for t in call.inputs
-            )
+            cuts = [(t.element_size(), 2 * t.numel() - piece(t, rank, ranks) - piece(t, following, ranks)) for t in call.inputs]
+            return {following: sum(size * elements for size, elements in cuts)}
         case "reduce_scatter":
-            return given - received
+            return {following: given - received}
         case "all_gather":
-            return (ranks - 1) * given
+            return {following: (ranks - 1) * given}
         case "all_to_all":
-            return given - kept(call, rank, ranks)
-        case "broadcast":
-            return (ranks - 1) * given if rank == call.root else 0
-        case "scatter":
-            return given - received if rank == call.root else 0
-        case "reduce" | "gather":
-            return 0 if rank == call.root else given
+            return {other: dealt(call, other, ranks) for other in others}
+        case "broadcast" if rank == call.root:
+            return dict.fromkeys(others, given)
+        case "scatter" if rank == call.root:
+            return {other: nbytes(call.inputs[other : other + 1]) for other in others}
+        case "reduce" | "gather" if rank != call.root:
+            return {call.root: given}
         case "send":
-            return given
-    return 0
+            return {call.peer: given}
+    return {}
 
 
 def piece(tensor: torch.Tensor, index: int, pieces: int) -> int:
@@ -170,13 +173,13 @@ def piece(tensor: torch.Tensor, index: int, pieces: int) -> int:
     return size + (index < longer)
 
 
-def kept(call: tap.Call, rank: int, ranks: int) -> int:
-    """Bytes of an all_to_all that a rank "sends" to itself: a tensor of a list, or its own rows."""
+def dealt(call: tap.Call, member: int, ranks: int) -> int:
+    """Bytes of an all_to_all that are for a member: a tensor of a list, or rows."""
     if call.raw == "alltoall_":
-        return nbytes(call.inputs[rank : rank + 1])
+        return nbytes(call.inputs[member : member + 1])
     rows = call.inputs[0].shape[0]
-    own = call.splits[rank] if call.splits else rows // ranks
-    return own * nbytes(call.inputs) // max(1, rows)
+    its = call.splits[member] if call.splits else rows // ranks
+    return its * nbytes(call.inputs) // max(1, rows)
 
 
 def nbytes(tensors: Iterable[torch.Tensor]) -> int:

@@ -6,6 +6,7 @@ above the backends, shows each to the listeners and hands it on.  Nothing is rep
 
     call      what was issued: op, tensors, group, peer or root
     listener  issued(call)          before the operator runs
+              handed(call, work)    the work that the process gets: this one, or another in its place
               returned(call, work)  when it is queued (most backends answer before it is done)
               waiting(call)         the process begins to wait for it, in Work.wait or wait_tensor
               waited(call)          and has ended to
@@ -109,6 +110,9 @@ class Listener:
 
     def issued(self, call: Call) -> None: ...
 
+    def handed(self, call: Call, work: dist.Work) -> dist.Work:
+        return work
+
     def returned(self, call: Call, work: dist.Work | None) -> None: ...
 
     def waiting(self, call: Call) -> None: ...
@@ -157,8 +161,12 @@ def _collective_kernel(raw: str, operator: Any, below: Any) -> Callable[..., Any
         for listener in listeners:
             listener.issued(call)
         answer = operator.redispatch(keyset & below, *args)
-        work = find_work(answer)
+        work = theirs = find_work(answer)
         if work is not None:
+            for listener in listeners:
+                work = listener.handed(call, work)
+            if work is not theirs:
+                answer = (*answer[:-1], work.boxed()) if isinstance(answer, (tuple, list)) else work.boxed()
             _remember(work, call)
         for listener in listeners:
             listener.returned(call, work)
