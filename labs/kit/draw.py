@@ -1,6 +1,6 @@
 """Everything that the course shows: the last expression of a cell is the figure.
 
-    ledger, table, size               numbers in tables; predicted beside measured       tables.py
+    ledger, table, traffic, size      numbers in tables; predicted beside measured       tables.py
     bars, curves                      what was measured, as PNG                          figures.py
     memory                            bytes held over time, as PNG                       memories.py
     timeline                          who did what when, as PNG                          timelines.py
@@ -18,11 +18,11 @@ from labs.kit.drawing.memories import memory
 from labs.kit.drawing.palette import KINDS, TIMELINE
 from labs.kit.drawing.picture import Drawing, Figure
 from labs.kit.drawing.svg import Canvas
-from labs.kit.drawing.tables import Ledger, Table, ledger, size, table
+from labs.kit.drawing.tables import Ledger, Table, ledger, size, table, traffic
 from labs.kit.drawing.timelines import timeline
 
 __all__ = [
     "KINDS", "TIMELINE", "Canvas", "Drawing", "Figure", "Ledger", "Table",
     "after", "bars", "chart", "curves", "ledger", "memory", "mesh", "messages", "own", "pieces", "sends",
-    "size", "step", "table", "timeline",
+    "size", "step", "table", "timeline", "traffic",
 ]  # fmt: skip

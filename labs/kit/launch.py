@@ -122,9 +122,9 @@ def check_link(link: Any, ranks: int, device: str, world: int | None) -> None:
         return
     if not isinstance(link, Link):
         raise TypeError(f'link={link!r:.80} is no Link: Link(nodes=2, bandwidth="200 Mbit/s", latency=1e-3) is one')
-    link.node(0, ranks)  # raises where its nodes do not divide the ranks
     if world:
         raise ValueError("link= is for ranks that run() starts itself: under torchrun the wires are real, leave it out")
+    link.node(0, ranks)  # raises where its nodes do not divide the ranks
     if device == "cuda":
         raise ValueError('device="cuda" with link=: only gloo can be slowed here, on the CPU; leave one of them out')
 

@@ -2,6 +2,7 @@
 
     ledger({"sent": (614_400, 614_400), "step": (None, 0.012, "s")})
     table([{"ranks": 2, "sent": 100}, {"ranks": 4, "sent": 150}])
+    traffic(results.recording, step=2)
     size(1_638_400)  ->  "1,638,400 B (1.56 MiB)"
 
 A ledger compares what is the same on every machine: bytes, counts, shapes. Rows in a unit of NOISY (times,
@@ -17,6 +18,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 NOISY = ("s", "ms", "µs", "nats")
 STEPS = (0.001, 0.01, 0.02, 0.05, 0.10, 0.20, 0.50)
@@ -121,6 +123,20 @@ def table(rows: Iterable[Mapping[str, Value]], caption: str = "") -> Table:
             raise ValueError(f"row {number} has the columns {tuple(row)}, the first row has {header}")
     numeric = tuple(all(type(row[name]) in (int, float, type(None)) for row in rows) for name in header)
     return Table(header, tuple(tuple(show(row[name]) for name in header) for row in rows), numeric, caption)
+
+
+def traffic(recording: Any, step: int | None = None) -> Table:
+    """The bytes that all ranks sent, by op, in one step or in all of the job; with a link, inside nodes and across."""
+    events = [event for rank in range(recording.ranks) for event in recording.select(rank, step)]
+    rows = []
+    for op in dict.fromkeys(event.op for event in events):
+        calls = [event for event in events if event.op == op]
+        row = {"op": op, "calls": len(calls), "bytes sent": sum(event.sent for event in calls)}
+        if recording.link:
+            across = sum(recording.link.across(event.rank, event.to, recording.ranks) for event in calls)
+            row |= {"inside nodes": row["bytes sent"] - across, "across nodes": across}
+        rows.append(row)
+    return table(rows)
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,7 @@ SLOTS = 4096  # transfers that are remembered; far more than are ever under way
 SLOT = KEY, MEMBERS, BYTES, DONE = range(4)
 SIZE = 8 * (2 * MOST_NODES + len(SLOT) * SLOTS)
 POLL = 0.001  # seconds
+FAILURE = "failure"  # of a call, in its notes
 
 
 @dataclass(frozen=True)
@@ -88,12 +89,14 @@ class Link:
             raise ValueError(f"Link(latency={self.latency!r}): give a number of seconds, 0 or more")
 
     def node(self, rank: int, ranks: int) -> int:
-        """The node of a rank: consecutive ranks share one.  Raises ValueError where the nodes do not divide `ranks`."""
+        """The node of a rank: consecutive ranks share one.  Raises ValueError when there is no such rank or layout."""
         if ranks % self.nodes:
             raise ValueError(
-                f"{self.nodes} nodes cannot share {ranks} ranks evenly: give ranks={ranks + -ranks % self.nodes}, or "
-                f"as many nodes as divide {ranks}"
+                f"{self.nodes} nodes for ranks={ranks}: every node has the same number of ranks, so give a multiple of "
+                f"{self.nodes} ranks, or as many nodes as divide {ranks}"
             )
+        if not 0 <= rank < ranks:
+            raise ValueError(f"rank {rank}: a job with ranks={ranks} has ranks 0 to {ranks - 1}")
         return rank // (ranks // self.nodes)
 
     def crosses(self, group: Sequence[int], ranks: int) -> bool:
@@ -121,9 +124,7 @@ class Link:
     def duration(self, loads: Mapping[int, float], trips: int) -> float:
         return max(loads.values(), default=0.0) * 8 / self.bandwidth + trips * self.latency  # type: ignore[operator]
 
-    def loads(
-        self, op: str, nbytes: float, ranks: int, group: tuple[int, ...], root: int
-    ) -> tuple[Counter[int], int]:
+    def loads(self, op: str, nbytes: float, ranks: int, group: tuple[int, ...], root: int) -> tuple[Counter[int], int]:
         """Bytes by way, 2 x node for out of it and 2 x node + 1 for into it, and how many trips follow each other."""
         pairs, each, turns = traffic(op, nbytes, group, root)
         ways: Counter[int] = Counter()
@@ -138,22 +139,22 @@ class Link:
 def bits_per_second(bandwidth: Any) -> float:
     match = RATE.fullmatch(bandwidth) if isinstance(bandwidth, str) else None
     rate = float(match[1]) * PREFIX[match[2]] if match else bandwidth
-    if not isinstance(rate, numbers.Real) or not rate > 0:
+    if not isinstance(rate, numbers.Real) or isinstance(rate, bool) or not rate > 0:
         raise ValueError(
             f'Link(bandwidth={bandwidth!r}): give more than 0 bit/s, as a number or as text such as "200 Mbit/s"'
         )
     return float(rate)
 
 
-def traffic(
-    op: str, nbytes: float, group: tuple[int, ...], root: int
-) -> tuple[list[tuple[int, int]], float, int]:
+def traffic(op: str, nbytes: float, group: tuple[int, ...], root: int) -> tuple[list[tuple[int, int]], float, int]:
     """Who sends to whom, how many bytes each, and how often around the ring; 0 where all is sent at once."""
     size = len(group)
     ring = list(zip(group, group[1:] + group[:1], strict=True))
     others = [rank for rank in group if rank != root]
     match op:
-        case "all_reduce" | "barrier":
+        case "barrier":
+            return ring, 0.0, 2
+        case "all_reduce":
             return ring, 2 * (size - 1) / size * nbytes, 2
         case "reduce_scatter":
             return ring, (size - 1) / size * nbytes, 1
@@ -167,7 +168,7 @@ def traffic(
             return [(root, other) for other in others], nbytes / size, 0
         case "reduce" | "gather":
             return [(other, root) for other in others], nbytes, 0
-    raise ValueError(f"{op!r} is no operation that is sent: one of {sorted({each[0] for each in tap.OPERATORS.values()})}")
+    raise ValueError(f"op={op!r}: give one of {', '.join(sorted({op for op, *_ in tap.OPERATORS.values()}))}")
 
 
 class Wire(tap.Listener):
@@ -261,6 +262,12 @@ class Wire(tap.Listener):
         passed: torch.futures.Future[None] = torch.futures.Future()
 
         def hold(_: Any) -> None:
+            try:
+                arrived.value()
+            except RuntimeError as error:  # of the backend, at once; a wait in C++ would not raise it
+                call.notes[FAILURE] = error
+                passed.set_result(None)
+                return
             timer = threading.Timer(self.due(call) - time.monotonic(), passed.set_result, [None])
             timer.daemon = True
             timer.start()
@@ -271,6 +278,8 @@ class Wire(tap.Listener):
         return late
 
     def waited(self, call: tap.Call) -> None:
+        if FAILURE in call.notes:
+            raise call.notes[FAILURE]
         if self in call.notes:
             time.sleep(max(0.0, self.due(call) - time.monotonic()))
 

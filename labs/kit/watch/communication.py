@@ -14,8 +14,9 @@ n elements is cut in N pieces as evenly as possible, the longer ones first (torc
     reduce, gather        each rank but the root: its tensor
     recv, barrier         nothing
 
-Around a ring all of it goes to the next member of the group.  A tree sends as much as that in all, by other ranks.  What a backend really puts on the wire may be more: gloo's
-reduce_scatter carries an all_reduce.  The tensors are looked at as the call is issued, and not kept.
+Around a ring all of it goes to the next member of the group; `to` has the bytes by who gets them.  A tree sends as
+much in all, by other ranks.  What a backend really puts on the wire may be more: gloo's reduce_scatter carries an
+all_reduce.  The tensors are looked at as the call is issued, and not kept.
 
 When an event ends, gloo's collectives say themselves.  Where nobody tells (gloo's reduce_scatter, a send, a recv,
 and all of NCCL, which works on behind the host's back) it is when the rank has waited for it, and where it never
@@ -148,8 +149,8 @@ def destinations(call: tap.Call) -> dict[int, int]:
     others = [other for other in range(ranks) if other != rank]
     match call.op:
         case "all_reduce":
-            cuts = [(t.element_size(), 2 * t.numel() - piece(t, rank, ranks) - piece(t, following, ranks)) for t in call.inputs]
-            return {following: sum(size * elements for size, elements in cuts)}
+            pieces = ((t, piece(t, rank, ranks) + piece(t, following, ranks)) for t in call.inputs)
+            return {following: sum((2 * t.numel() - own) * t.element_size() for t, own in pieces)}
         case "reduce_scatter":
             return {following: given - received}
         case "all_gather":

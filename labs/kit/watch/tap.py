@@ -18,6 +18,7 @@ Past it go a GPU's own reads and writes of another's memory (symmetric memory, `
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -189,9 +190,7 @@ def _wait_kernel(operator: Any, below: Any) -> Callable[..., Any]:
         try:
             return operator.redispatch(keyset & below, tensors)
         finally:
-            for call in calls:
-                for listener in listeners:
-                    listener.waited(call)
+            _tell_waited(calls)
 
     return kernel
 
@@ -205,10 +204,17 @@ def _watched_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
             return wait(work, *args, **kwargs)
         finally:  # also when it gives up: the program may catch that, and go on
             _outstanding.pop(id(work), None)
-            for listener in listeners if call else ():
-                listener.waited(call)
+            _tell_waited([call] if call else [])
 
     return watched
+
+
+def _tell_waited(calls: list[Call]) -> None:
+    """Tell every listener, in order; one that raises does so when all have heard."""
+    with contextlib.ExitStack() as stack:
+        for call in calls:
+            for listener in reversed(listeners):
+                stack.callback(listener.waited, call)
 
 
 def _remember(work: dist.Work, call: Call) -> None:
