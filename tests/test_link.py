@@ -1,7 +1,12 @@
 """Reference: the link's arithmetic, done by hand here, against the clock.  What is timed is mostly sleep, so that a
 busy machine does not matter: nothing may be quicker than the wire, and the quickest of a few tries not much slower."""
 
+import json
 import os
+import shutil
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 import weakref
@@ -409,3 +414,76 @@ def test_a_real_cluster_has_wires_of_its_own(monkeypatch):
 def test_no_such_transfer(arguments, words):
     with pytest.raises(ValueError, match=words):
         LINK.seconds(*arguments)
+
+
+# A real wire ------------------------------------------------------------------------------------------------------
+
+# Two networks and a shaped cable between them, all of which end with this shell.
+TWO_HOSTS = """
+    ip link set lo up
+    unshare --net sleep 100 & far=$!
+    trap 'kill $far' EXIT
+    until [ "$(readlink /proc/$far/ns/net)" != "$(readlink /proc/$$/ns/net)" ]; do sleep 0.01; done
+    there="nsenter --net=/proc/$far/ns/net"
+    set -e
+    ip link add near type veth peer name far
+    ip link set far netns $far
+    ip addr add 10.77.0.1/24 dev near
+    $there ip addr add 10.77.0.2/24 dev far
+    ip link set near up
+    $there ip link set lo up
+    $there ip link set far up
+    tc qdisc add dev near root tbf rate 200mbit burst 128kb latency 100ms
+    $there tc qdisc add dev far root tbf rate 200mbit burst 128kb latency 100ms
+    "$@" 0 & "$@" 1 & $there "$@" 2 & $there "$@" 3 & wait $!
+"""
+ON_A_HOST = """
+    import json, os, sys, time
+    import torch, torch.distributed as dist
+
+    rank = int(sys.argv[2])
+    os.environ["GLOO_SOCKET_IFNAME"] = "near" if rank < 2 else "far"
+    dist.init_process_group("gloo", store=dist.FileStore(sys.argv[1], 4), rank=rank, world_size=4)
+    torch.set_num_threads(1)
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    part, whole = torch.ones(300_000), torch.ones(1_200_000)
+    calls = {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "all_gather": lambda: gather(whole, part),
+        "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(whole), whole),
+        "send": lambda: dist.send(whole, 2) if rank == 1 else dist.recv(whole, 1) if rank == 2 else None,
+    }
+    took = {}
+    for name, call in calls.items():
+        took[name] = []
+        for _ in range(3):
+            dist.barrier()
+            began = time.monotonic()
+            call()
+            dist.barrier()
+            took[name].append(time.monotonic() - began)
+    if rank == 3:
+        print(json.dumps({name: min(times) for name, times in took.items()}))
+"""
+
+
+@pytest.mark.alone
+def test_a_real_shaped_wire_agrees_with_the_arithmetic(tmp_path):
+    """200 Mbit/s by the kernel's token bucket, between two network namespaces; it has no latency to speak of."""
+    script = tmp_path / "rank.py"
+    script.write_text(textwrap.dedent(ON_A_HOST))
+    command = ["unshare", "--map-root-user", "--net", "sh", "-c", TWO_HOSTS, "sh"]
+    job = [sys.executable, str(script), str(tmp_path / "store")]
+    shape = [*command[:-2], "tc qdisc add dev lo root tbf rate 1mbit burst 9kb latency 9ms"]
+    if (
+        not all(map(shutil.which, ("unshare", "nsenter", "ip", "tc")))
+        or subprocess.run(shape, capture_output=True).returncode
+    ):
+        pytest.skip("a real slow wire needs Linux with ip, tc and the right to make and shape a network of its own")
+    answer = subprocess.run([*command, *job], capture_output=True, text=True, timeout=100)
+    assert answer.returncode == 0, answer.stderr
+    took = json.loads(answer.stdout)
+    link = Link(2, "200 Mbit/s")
+    nbytes = {"all_reduce": 4_800_000, "all_gather": 1_200_000, "all_to_all": 4_800_000, "send": 4_800_000}
+    expected = {op: link.seconds(op, size, 4, (1, 2) if op == "send" else None) for op, size in nbytes.items()}
+    assert took == pytest.approx(expected, rel=0.15)

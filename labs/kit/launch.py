@@ -64,7 +64,7 @@ def run(
     timeout  seconds after which a job that is not done is stopped, and told where each rank stands
     record   "time", "communication" or "memory": what to watch; the result's `.recording` has it (see record.py)
     link     nodes, and a wire between them that is slow for real: Link(nodes=2, bandwidth="200 Mbit/s", latency=1e-3)
-             (see ranks/link.py); the job then runs on the CPU
+             (see ranks/link.py and wire.py); the job then runs on the CPU
     tell     for jobs of some seconds, what to print while one runs: "stage 2" becomes "stage 2, 4 ranks … 6 s"
 
     `fn`, its arguments and its value may be anything that cloudpickle can send, a function from a cell among them.

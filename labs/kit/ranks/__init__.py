@@ -7,7 +7,8 @@ torchrun          the same where torchrun has started the ranks
 payload           how functions and values travel
 devices           which device and which backend
 output            what the ranks print
-link              nodes, and a slow wire between them
+link              nodes, and how long what crosses takes
+wire              makes it take that long
 flight_recorder   what each has called, in memory that can be read while it hangs
 diagnosis         who is the cause, and where the others stand
 """

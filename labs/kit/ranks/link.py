@@ -21,50 +21,26 @@ the longest way of a byte crosses from one node to another; C is how many neighb
     reduce, gather   each member to the root: n                              1
     barrier          as an all_reduce of 0 bytes
 
-A collective sets out when its last member has issued it, a message when it is sent, and not before what is on the
-same wires already has passed: two at once take the sum.  If members bring different sizes, the largest counts.
-
-It is the completion that is late, not the call, so that overlap still pays.  The process gets a Work (and a future)
-that is done when the wire says so, and whoever waits for it waits: Python, functional collectives, DDP in C++.  gloo's
-reduce_scatter, send and recv have no future: their Work is late in `wait` (and in `wait_tensor`), which is all that
-they offer.  Not slowed: a recv from any source, of which nobody knows what it waits for.
+What a backend really carries may be more: gloo's own reduce_scatter is an all_reduce, and takes here what a real one
+would.  Two transfers at once on one wire take the sum (wire.py makes it so).
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import itertools
 import math
-import mmap
 import numbers
 import re
-import threading
-import time
-import weakref
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
-
-import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import _create_work_from_future
 
 from labs.kit.watch import tap
 
 RATE = re.compile(r"(\d+(?:\.\d+)?) ?([kMGT]?)bit/s")
 PREFIX = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-MESSAGES = "send", "recv"
-WITHOUT_FUTURE = "reduce_scatter", *MESSAGES  # on gloo
 MOST_NODES = 64
-SLOTS = 4096  # transfers that are remembered; far more than are ever under way
-SLOT = KEY, MEMBERS, BYTES, DONE = range(4)
-SIZE = 8 * (2 * MOST_NODES + len(SLOT) * SLOTS)
-POLL = 0.001  # seconds
-FAILURE = "failure"  # of a call, in its notes
 
 
 @dataclass(frozen=True)
@@ -122,7 +98,7 @@ class Link:
         return self.duration(*self.loads(op, nbytes, ranks, group, group[0] if root is None else root))
 
     def duration(self, loads: Mapping[int, float], trips: int) -> float:
-        return max(loads.values(), default=0.0) * 8 / self.bandwidth + trips * self.latency  # type: ignore[operator]
+        return max(loads.values(), default=0.0) * 8 / self.bandwidth + trips * self.latency
 
     def loads(self, op: str, nbytes: float, ranks: int, group: tuple[int, ...], root: int) -> tuple[Counter[int], int]:
         """Bytes by way, 2 x node for out of it and 2 x node + 1 for into it, and how many trips follow each other."""
@@ -169,132 +145,3 @@ def traffic(op: str, nbytes: float, group: tuple[int, ...], root: int) -> tuple[
         case "reduce" | "gather":
             return [(other, root) for other in others], nbytes, 0
     raise ValueError(f"op={op!r}: give one of {', '.join(sorted({op for op, *_ in tap.OPERATORS.values()}))}")
-
-
-class Wire(tap.Listener):
-    """This rank's part in the job's link: it makes its collectives late.
-
-    The ranks share a file: for each node until when (s, monotonic clock) its two ways are taken, and for each transfer
-    a slot: its key, how many members have issued it, the most bytes of one, and when it is done.
-    """
-
-    def __init__(self, link: Link, ranks: int, file: int) -> None:
-        self.link, self.ranks, self.file = link, ranks, file
-        self.shared = memoryview(mmap.mmap(file, SIZE)).cast("d")
-        self.places: Counter[object] = Counter()  # of transfers issued so far, in each order of them
-        self.lock = threading.Lock()
-        self.slowed: weakref.WeakSet[dist.Work] = weakref.WeakSet()
-
-    @contextlib.contextmanager
-    def slowing(self) -> Iterator[None]:
-        tap.install()
-        tap.listeners.insert(0, self)  # before those who note when a wait is over
-        usual, dist.Work.wait = dist.Work.wait, with_timeout(dist.Work.wait, self.slowed)
-        try:
-            yield
-        finally:
-            dist.Work.wait = usual
-            tap.remove(self)
-
-    def issued(self, call: tap.Call) -> None:
-        group = tuple(dist.get_process_group_ranks(call.group))
-        root = group[call.root or 0]
-        order: tuple[object, ...] = call.group.group_name, group
-        if call.op in MESSAGES:
-            if call.peer is None:
-                return
-            me, peer = dist.get_rank(), group[call.peer]
-            root, group = (me, (me, peer)) if call.op == "send" else (peer, (peer, me))
-            order += call.tag, group
-        if not self.link.crosses(group, self.ranks):
-            return
-        self.places[order] += 1
-        key = zlib.crc32(repr((order, self.places[order])).encode())
-        call.notes[self] = key, 0.0
-        if call.op != "recv":
-            nbytes = sum(tensor.numel() * tensor.element_size() for tensor in call.inputs)
-            needed = 1 if call.op == "send" else len(group)
-            least = self.issue(key, needed, call.op, nbytes, group, root)
-            call.notes[self] = key, least
-
-    def issue(self, key: int, needed: int, op: str, nbytes: int, group: tuple[int, ...], root: int) -> float:
-        """Enter one member; with the last, the transfer takes its place on the wires.  The earliest end."""
-        with self.alone():
-            slot, now = self.slot(key), time.monotonic()
-            if slot[KEY] != key:
-                slot[KEY], slot[MEMBERS], slot[BYTES], slot[DONE] = key, 0, 0, 0
-            slot[MEMBERS] += 1
-            slot[BYTES] = max(slot[BYTES], nbytes)
-            ways, trips = self.link.loads(op, slot[BYTES], self.ranks, group, root)
-            took = self.link.duration(ways, trips)
-            if slot[MEMBERS] == needed:
-                begin = max(now, *(self.shared[way] for way in ways))
-                for way, load in ways.items():
-                    self.shared[way] = begin + load * 8 / self.link.bandwidth
-                slot[DONE] = begin + took
-        return now + took
-
-    def slot(self, key: int) -> memoryview:
-        at = 2 * MOST_NODES + len(SLOT) * (key % SLOTS)
-        return self.shared[at : at + len(SLOT)]
-
-    def due(self, call: tap.Call) -> float:
-        """When the call may be over (s, monotonic clock); a root that does not wait for the others, after its share."""
-        key, least = call.notes[self]
-        with self.alone():
-            slot = self.slot(key)
-            return slot[DONE] if slot[KEY] == key and slot[DONE] else least
-
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        with self.lock:
-            fcntl.lockf(self.file, fcntl.LOCK_EX)
-            try:
-                yield
-            finally:
-                fcntl.lockf(self.file, fcntl.LOCK_UN)
-
-    def handed(self, call: tap.Call, work: dist.Work) -> dist.Work:
-        """A work that is done when `work` is and its time has passed."""
-        if self not in call.notes or call.op in WITHOUT_FUTURE:
-            return work
-        arrived: torch.futures.Future[Any] = work.get_future()
-        passed: torch.futures.Future[None] = torch.futures.Future()
-
-        def hold(_: Any) -> None:
-            try:
-                arrived.value()
-            except RuntimeError as error:  # of the backend, at once; a wait in C++ would not raise it
-                call.notes[FAILURE] = error
-                passed.set_result(None)
-                return
-            timer = threading.Timer(self.due(call) - time.monotonic(), passed.set_result, [None])
-            timer.daemon = True
-            timer.start()
-
-        arrived.add_done_callback(hold)
-        late = _create_work_from_future(passed.then(lambda _: arrived.value()))
-        self.slowed.add(late)
-        return late
-
-    def waited(self, call: tap.Call) -> None:
-        if FAILURE in call.notes:
-            raise call.notes[FAILURE]
-        if self in call.notes:
-            time.sleep(max(0.0, self.due(call) - time.monotonic()))
-
-
-def with_timeout(wait: Callable[..., Any], slowed: weakref.WeakSet[dist.Work]) -> Callable[..., Any]:
-    """`Work.wait` that can give up on a slowed work, too: in C++ one that is made of a future cannot."""
-
-    def waiting(work: dist.Work, timeout: timedelta = timedelta(0)) -> Any:
-        if not timeout or work not in slowed:
-            return wait(work, timeout)
-        end = time.monotonic() + timeout.total_seconds()
-        while not work.is_completed():
-            if time.monotonic() > end:
-                raise RuntimeError(f"Timed out waiting {timeout.total_seconds():g} s for a collective")
-            time.sleep(POLL)
-        return wait(work)
-
-    return waiting

@@ -30,11 +30,10 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-from labs.kit.ranks import diagnosis, flight_recorder, worker
+from labs.kit.ranks import diagnosis, flight_recorder, wire, worker
 from labs.kit.ranks.devices import Devices
 from labs.kit.ranks.diagnosis import PEER_IS_GONE, RankError, Watch, Where, in_the_past, innermost, name, told
 from labs.kit.ranks.forkserver import Forkserver
-from labs.kit.ranks.link import SIZE as WIRES_BYTES
 from labs.kit.ranks.link import Link
 from labs.kit.ranks.output import Lines
 from labs.kit.ranks.payload import cell_sources, shared_file, unpack
@@ -116,7 +115,7 @@ class Team:
         sizes = {"flight": flight_recorder.SIZE, "stack": 0, "value": 0}
         try:
             self.payload_file = shared_file(self.stack)
-            self.wires_file = shared_file(self.stack, WIRES_BYTES if self.link else 0)
+            self.wires_file = shared_file(self.stack, wire.SIZE if self.link else 0)
             with open(self.payload_file, "wb", closefd=False) as file:
                 file.write(self.payload)
             self.files = {

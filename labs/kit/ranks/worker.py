@@ -30,8 +30,9 @@ import torch
 import torch.distributed as dist
 
 from labs.kit.ranks.flight_recorder import FlightRecorder
-from labs.kit.ranks.link import Link, Wire
+from labs.kit.ranks.link import Link
 from labs.kit.ranks.payload import pack
+from labs.kit.ranks.wire import Wire
 
 YEAR = 365 * 24 * 3600.0  # seconds; for who gives a timeout of infinity
 
