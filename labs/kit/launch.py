@@ -76,7 +76,7 @@ def run(
     if world:
         return to_results(torchrun.join(fn, args, kwargs, device, timeout, record), record)
     ranks = 4 if ranks is None else ranks
-    devices = devices_for("cpu" if link else device, ranks)
+    devices = devices_for("cpu" if link and device == "auto" else device, ranks)
     payload = pickled(fn, args, kwargs)
     try:
         with telling(tell, ranks), Team(devices, payload, ranks, timeout, record, link) as team:
