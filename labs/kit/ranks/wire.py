@@ -38,7 +38,7 @@ from labs.kit.watch import tap
 
 MESSAGES = "send", "recv"
 WITHOUT_FUTURE = "reduce_scatter", *MESSAGES  # on gloo
-SLOTS = 4096  # transfers that are remembered; far more than are ever under way
+SLOTS = 1 << 15  # transfers that are remembered; far more than are ever under way
 SLOT = KEY, MEMBERS, BYTES, DONE = range(4)
 SIZE = 8 * (2 * MOST_NODES + len(SLOT) * SLOTS)
 POLL = 0.001  # seconds
