@@ -449,7 +449,6 @@ ON_A_HOST = """
     calls = {
         "all_reduce": lambda: dist.all_reduce(whole),
         "all_gather": lambda: gather(whole, part),
-        "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(whole), whole),
         "send": lambda: dist.send(whole, 2) if rank == 1 else dist.recv(whole, 1) if rank == 2 else None,
     }
     took = {}
@@ -468,7 +467,10 @@ ON_A_HOST = """
 
 @pytest.mark.alone
 def test_a_real_shaped_wire_agrees_with_the_arithmetic(tmp_path):
-    """50 Mbit/s by the kernel's token bucket, between two network namespaces; it has no latency to speak of."""
+    """50 Mbit/s by the kernel's token bucket, between two network namespaces; it has no latency to speak of.
+
+    Without all_to_all: gloo's goes in rounds, between which the wire is idle, the longer the busier the machine.
+    """
     script = tmp_path / "rank.py"
     script.write_text(textwrap.dedent(ON_A_HOST))
     command = ["unshare", "--map-root-user", "--net", "sh", "-c", TWO_HOSTS, "sh"]
@@ -483,6 +485,6 @@ def test_a_real_shaped_wire_agrees_with_the_arithmetic(tmp_path):
     assert answer.returncode == 0, answer.stderr
     took = json.loads(answer.stdout)
     link = Link(2, "50 Mbit/s")
-    nbytes = {"all_reduce": 1_600_000, "all_gather": 400_000, "all_to_all": 1_600_000, "send": 1_600_000}
+    nbytes = {"all_reduce": 1_600_000, "all_gather": 400_000, "send": 1_600_000}
     expected = {op: link.seconds(op, size, 4, (1, 2) if op == "send" else None) for op, size in nbytes.items()}
     assert took == pytest.approx(expected, rel=0.15)
