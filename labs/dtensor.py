@@ -12,9 +12,9 @@
     y = x @ w.t()                              # y.placements: (Shard(1),); nothing was sent
     y.sum().backward()                         # w.grad.placements: (Shard(0),)
 
-Every operation comes by `__torch_dispatch__`, below autograd: it looks up its rule (labs.algebra), redistributes the
-inputs as far as needed, does the operation on the blocks, and says how the result lies.  Backward is made of
-operations, too.  Only what passes between a DTensor and its block, and redistribution, have gradients of their own:
+Every operation comes by `__torch_dispatch__`, below autograd: the inputs are redistributed as far as its rule asks, the
+operation is done on the blocks, and the result knows how it lies (labs.operation).  Backward is made of operations,
+too.  Only what passes between a DTensor and its block, and redistribution, have gradients of their own:
 
     forward                        backward
     from_local                     to the forward's placements, and the block of that
@@ -25,21 +25,19 @@ where a gradient that would become Partial() stays, or becomes, Replicate(): a s
 each.  Names and answers are those of torch.distributed.tensor.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
 
-from labs.algebra import RULES, Doing, Way, choose, ways
 from labs.mesh import Mesh
+from labs.operation import IN_TERMS_OF, carry_out, on_lists
 from labs.placement import Partial, Placement, Replicate, Shard, Spec, normalised, whole_shape
 from labs.redistribute import Line, cut, in_pieces, keep_once, own, redistribute
 
 __all__ = ["DTensor", "Partial", "Replicate", "Shard", "distribute_tensor"]
-aten = torch.ops.aten
 
 
 class DTensor(Tensor):
@@ -48,6 +46,7 @@ class DTensor(Tensor):
     _local_tensor: Tensor
     device_mesh: Mesh
     placements: tuple[Placement, ...]
+    spec: Spec
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
@@ -64,6 +63,7 @@ class DTensor(Tensor):
             requires_grad=requires_grad,
         )
         whole._local_tensor, whole.device_mesh, whole.placements = local, mesh, tuple(placements)
+        whole.spec = Spec(tuple(like.shape), mesh.shape, whole.placements)
         return whole
 
     @staticmethod
@@ -111,13 +111,19 @@ class DTensor(Tensor):
         whole = self.redistribute(placements=[Replicate()] * self.device_mesh.ndim)
         return whole.to_local(grad_placements=grad_placements)
 
-    @property
-    def spec(self) -> Spec:
-        return Spec(tuple(self.shape), self.device_mesh.shape, self.placements)
-
     def moved(self, placements: Sequence[Placement]) -> Tensor:
         """This rank's block in other placements, apart from autograd."""
         return redistribute(self._local_tensor, self.spec, placements, self.device_mesh)
+
+    # Module.to() exchanges parameters that can be taken apart and put together like this; of others, it would change the
+    # dtype of the outside only.
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        return ["_local_tensor"], (self.device_mesh, self.placements)
+
+    @staticmethod
+    def __tensor_unflatten__(parts: dict[str, Tensor], context: Any, shape: Any, stride: Any) -> "DTensor":
+        like = torch.empty_strided(shape, stride, device="meta")
+        return DTensor(parts["_local_tensor"], *context, like)
 
     def __repr__(self, **options: Any) -> str:
         return (
@@ -128,113 +134,17 @@ class DTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = op._schema.name.removeprefix("aten::")
+        kwargs, name = kwargs or {}, op._schema.name.removeprefix("aten::")
         if name.startswith("_foreach_"):
-            return one_by_one(name.removeprefix("_foreach_"), args, kwargs)
+            return on_lists(op, args, kwargs, DTensor)
         if name in IN_TERMS_OF:
             return IN_TERMS_OF[name](*args, **kwargs)
-        if op._schema.is_mutable and not name.endswith("_"):
-            name = str(op)  # add.out, say, which has no rule
-        return operate(op, name.rstrip("_"), args, kwargs)
-
-
-def operate(op: Any, name: str, args: Any, kwargs: Any) -> "DTensor":
-    """Redistribute the inputs as the rule asks, do the operation on the blocks, and say how the result lies."""
-    inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-    mesh = common_mesh(name, inputs)
-    specs = [spec_on(mesh, x) for x in inputs]
-    in_place = op._schema.is_mutable
-    like = inputs[0] if in_place else shape_only(op, args, kwargs)
-    chosen = choose_way(name, in_place, specs, like, replaced(args, specs))
-    moved = [spec.but(way.inputs[i] for way in chosen) for i, spec in enumerate(specs)]
-    output = Spec(tuple(like.shape), mesh.shape, tuple(way.output for way in chosen))
-    blocks = [
-        redistribute(x._local_tensor if isinstance(x, DTensor) else x, spec, target.placements, mesh)
-        for x, spec, target in zip(inputs, specs, moved, strict=True)
-    ]
-    rule, (args, kwargs) = RULES[name], replaced((args, kwargs), blocks)
-    if rule.local:
-        local = rule.local(Doing(op, moved, output, mesh.get_coordinate()), *args, **kwargs)
-    else:
-        local = op(*args, **kwargs)
-    return inputs[0] if in_place else DTensor(local, mesh, output.placements, like)
-
-
-def choose_way(name: str, in_place: bool, specs: list[Spec], like: Tensor, args: Any) -> list[Way]:
-    rule = RULES.get(name)
-    lie = ", ".join(str(list(spec.placements)) for spec in specs)
-    if rule is None:
-        raise NotImplementedError(
-            f"{name} has no rule (its inputs lie as {lie}): do it on whole tensors, x.full_tensor(), or on "
-            "x.redistribute(placements=[Replicate(), ...]).to_local()"
-        )
-    letters = rule.letters if isinstance(rule.letters, str) else rule.letters(tuple(like.shape), *args)
-    chosen = choose(ways(letters, rule.linear if len(specs) >= rule.tensors else ""), specs, in_place)
-    if chosen is None:
-        raise RuntimeError(
-            f"{name}_ cannot write its result to what lies as {list(specs[0].placements)} (all inputs: {lie}): "
-            "redistribute it first"
-        )
-    return chosen
-
-
-def common_mesh(name: str, inputs: Sequence[Tensor]) -> Mesh:
-    meshes = {x.device_mesh for x in inputs if isinstance(x, DTensor)}
-    if len(meshes) > 1:
-        raise RuntimeError(f"{name}: its inputs are on different meshes, {' and '.join(map(str, meshes))}")
-    for x in inputs:
-        if not isinstance(x, DTensor) and x.ndim:  # one number is the same on every rank, as a number in Python is
-            raise RuntimeError(
-                f"{name} of a DTensor and a plain tensor of shape {tuple(x.shape)}: make a DTensor of that one, too, "
-                "with distribute_tensor (it is the whole) or DTensor.from_local (it is this rank's block)"
-            )
-    return meshes.pop()
-
-
-def spec_on(mesh: Mesh, x: Tensor) -> Spec:
-    return x.spec if isinstance(x, DTensor) else Spec((), mesh.shape, (Replicate(),) * mesh.ndim)
-
-
-def shape_only(op: Any, args: Any, kwargs: Any) -> Tensor:
-    """The result as a meta tensor; inputs whose shapes do not fit are refused here, before anything moves."""
-    inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-    args, kwargs = replaced((args, kwargs), [meta(x) for x in inputs])
-    return op(*args, **(kwargs | {"device": "meta"} if "device" in kwargs else kwargs))
+        local, mesh, prepared = carry_out(op, args, kwargs)
+        return args[0] if op._schema.is_mutable else DTensor(local, mesh, prepared.output.placements, prepared.like)
 
 
 def meta(x: Tensor) -> Tensor:
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
-
-
-def replaced(arguments: Any, by: Sequence[Any]) -> Any:
-    """The arguments with other things in the places of their tensors, in order."""
-    others = iter(by)
-    return tree_map_only(Tensor, lambda _: next(others), arguments)
-
-
-# ---- operations in terms of others -----------------------------------------------------------------------
-
-
-def addmm(bias: DTensor, a: DTensor, b: DTensor, *, beta: float = 1, alpha: float = 1) -> DTensor:
-    return aten.add(bias * beta if beta != 1 else bias, aten.mm(a, b), alpha=alpha)
-
-
-def item(x: DTensor) -> Any:
-    return x.moved([Replicate()] * x.device_mesh.ndim).item()
-
-
-IN_TERMS_OF: dict[str, Callable[..., Any]] = {"addmm": addmm, "_local_scalar_dense": item}
-
-
-def one_by_one(name: str, args: Any, kwargs: Any) -> list[DTensor] | None:
-    """An optimizer's operation on many tensors at once."""
-    results = []
-    for i in range(len(args[0])):
-        mine = [arg[i] if isinstance(arg, list | tuple) else arg for arg in args]
-        value = {"value": mine.pop()} if name.startswith("addc") and len(mine) > 3 else {}
-        results.append(getattr(aten, name)(*mine, **value, **kwargs))
-    return None if name.endswith("_") else results
 
 
 # ---- gradients of what is no operation -------------------------------------------------------------------

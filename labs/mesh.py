@@ -55,6 +55,7 @@ class Mesh:
         self.mesh = torch.arange(prod(shape), device="cpu").view(shape)
         self.mesh_dim_names = tuple(mesh_dim_names)
         self.rank = dist.get_rank() if in_job else rank
+        self.coordinate = place_of(self.rank, self.mesh)
         self.root = self
         self.made_of = {name: (name,) for name in mesh_dim_names}  # each axis: of which axes of the root
         self.groups: dict[Axes, ProcessGroup] | None = {} if in_job else None  # shared with all parts of the grid
@@ -78,7 +79,8 @@ class Mesh:
 
     def get_coordinate(self) -> tuple[int, ...]:
         """This rank's place on the grid, by axis."""
-        return tuple((self.mesh == self.require_rank()).nonzero()[0].tolist())
+        self.require_rank()
+        return self.coordinate
 
     def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
         """This rank's place along one axis."""
@@ -114,6 +116,7 @@ class Mesh:
         part = object.__new__(Mesh)
         part.__dict__ |= self.__dict__ | {
             "mesh": meshes[mine][0],
+            "coordinate": place_of(self.rank, meshes[mine][0]),
             "mesh_dim_names": tuple(made_of),
             "made_of": made_of,
         }
@@ -162,7 +165,10 @@ class Mesh:
         return self.rank
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Mesh) and self.key() == other.key()
+        return self is other or (isinstance(other, Mesh) and self.key() == other.key())
+
+    def __deepcopy__(self, memo: dict) -> "Mesh":
+        return self  # a copy of a model is on the same mesh
 
     def __hash__(self) -> int:
         return hash(self.key())
@@ -178,6 +184,10 @@ class Mesh:
     def __repr__(self) -> str:
         """The grid, this rank in brackets, and the groups along each axis."""
         return "\n".join([str(self), "", *draw_grid(self), "", *draw_groups(self)])
+
+
+def place_of(rank: int | None, mesh: torch.Tensor) -> tuple[int, ...] | None:
+    return None if rank is None else tuple((mesh == rank).nonzero()[0].tolist())
 
 
 def along(mesh: torch.Tensor, axes: list[int]) -> torch.Tensor:

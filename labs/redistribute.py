@@ -216,6 +216,8 @@ def sent(spec: Spec, target: Sequence[Placement], coordinate: Sequence[int]) -> 
 
 def redistribute(local: Tensor, spec: Spec, target: Sequence[Placement], mesh: Mesh) -> Tensor:
     """This rank's block of the tensor in its new placements; `local` itself, where nothing is to be done."""
+    if spec.placements == tuple(target):
+        return local
     for step, line in walk(spec, target, mesh.get_coordinate()):
         line = replace(line, group=mesh.get_group(step.axis))
         local = step.move.move(local, line, step.source, step.target)

@@ -15,11 +15,13 @@ LEVELS = [
     {"mesh", "ddp", "flat", "disk", "selective"},
     {"zero", "precision", "clip", "recompute", "offload", "redistribute"},
     {"algebra"},
+    {"rules"},
+    {"operation"},
     {"dtensor"},
     {"native"},  # and every file of the kit that is not named below
     {"kit.strategies", "kit.check", "kit.play", "kit.tour", "kit.doctor", "__main__"},
 ]
-TEXTBOOK = set().union(*LEVELS[:5])
+TEXTBOOK = set().union(*LEVELS[:7])
 # What a file may import for an option of its own, inside the function that needs it.
 OPTIONAL = {"data": {"datasets"}}  # a corpus from a hub, for those online
 EMPTY = {LABS / "__init__.py", *(LABS / "kit").rglob("__init__.py")}

@@ -1,0 +1,189 @@
+"""One operation on tensors that lie on a mesh (labs.dtensor calls it for each):
+
+    prepare       which inputs must be redistributed, and how the result lies: by the rule, the same every time
+    carry_out     redistribute them, do the operation on the blocks
+    on_lists      an optimizer's operation on many tensors at once
+    IN_TERMS_OF   operations that are two others
+
+Whatever cannot be done is refused in `prepare`, from shapes and placements alone: on every rank, before anything moves.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from labs.algebra import Doing, Rule, choose, ways
+from labs.mesh import Mesh
+from labs.placement import Replicate, Spec
+from labs.redistribute import redistribute
+from labs.rules import RULES, broadcast
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Input:
+    """What an operation depends on, but for the numbers, of one of its inputs."""
+
+    spec: Spec
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    def meta(self) -> Tensor:
+        return torch.empty_strided(self.spec.shape, self.stride, dtype=self.dtype, device="meta")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The inputs' new specs; the output's; and a meta tensor of its shape and strides."""
+
+    inputs: list[Spec]
+    output: Spec
+    like: Tensor
+
+
+def carry_out(op: Any, args: Any, kwargs: Any) -> tuple[Tensor, Mesh, Prepared]:
+    """The block of the result on this rank; where the operation is in place, the first input's."""
+    leaves, tree = tree_flatten((args, kwargs))
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    inputs = [leaves[place] for place in places]
+    mesh = common_mesh(name_of(op), inputs)
+    key = [leaf if not isinstance(leaf, float) else 1.0 for leaf in leaves]  # no shape depends on a number's value
+    for place, x in zip(places, inputs, strict=True):
+        key[place] = Input(spec_on(mesh, x), x.stride(), x.dtype)
+    prepared = prepare(op, tuple(key), tree)
+    for place, x, target in zip(places, inputs, prepared.inputs, strict=True):
+        block = x if is_plain(x) else x._local_tensor
+        leaves[place] = redistribute(block, key[place].spec, target.placements, mesh)
+    args, kwargs = tree_unflatten(leaves, tree)
+    local = RULES[name_of(op)].local
+    if local:
+        doing = Doing(op, prepared.inputs, prepared.output, mesh.get_coordinate())
+        return local(doing, *args, **kwargs), mesh, prepared
+    return op(*args, **kwargs), mesh, prepared
+
+
+@lru_cache(maxsize=10_000)
+def prepare(op: Any, key: tuple[Any, ...], tree: TreeSpec) -> Prepared:
+    name, specs = name_of(op), [leaf.spec for leaf in key if isinstance(leaf, Input)]
+    rule = RULES.get(name)
+    lie = ", ".join(str(list(spec.placements)) for spec in specs)
+    if rule is None:
+        raise NotImplementedError(
+            f"{name} has no rule (its inputs lie as {lie}): do it on whole tensors, x.full_tensor(), or on "
+            "x.redistribute(placements=[Replicate(), ...]).to_local()"
+        )
+    like = shape_of_result(op, key, tree)
+    args, _ = tree_unflatten([leaf.spec if isinstance(leaf, Input) else leaf for leaf in key], tree)
+    letters = rule.letters if isinstance(rule.letters, str) else rule.letters(tuple(like.shape), *args)
+    dtypes = {leaf.dtype for leaf in key if isinstance(leaf, Input)} | {like.dtype}
+    linear = rule.linear if is_linear(rule, len(specs), dtypes) else ""
+    chosen = choose(ways(letters, linear), specs, fixed=op._schema.is_mutable)
+    if chosen is None:
+        raise RuntimeError(
+            f"{name} cannot write its result to what lies as {list(specs[0].placements)} (all inputs: {lie}): "
+            "redistribute it first"
+        )
+    inputs = [spec.but(way.inputs[i] for way in chosen) for i, spec in enumerate(specs)]
+    return Prepared(inputs, Spec(tuple(like.shape), specs[0].mesh, tuple(way.output for way in chosen)), like)
+
+
+def is_linear(rule: Rule, tensors: int, dtypes: set[torch.dtype]) -> bool:
+    """Not a sum with a number, which every rank would add; nor what rounds to integers."""
+    rounds = len({dtype.is_floating_point or dtype.is_complex for dtype in dtypes}) > 1
+    return rule.linear != "together" or (tensors == rule.tensors and not rounds)
+
+
+def shape_of_result(op: Any, key: tuple[Any, ...], tree: TreeSpec) -> Tensor:
+    """By doing it without numbers, which also refuses inputs whose shapes do not fit."""
+    args, kwargs = tree_unflatten([leaf.meta() if isinstance(leaf, Input) else leaf for leaf in key], tree)
+    return op(*args, **(kwargs | {"device": "meta"} if "device" in kwargs else kwargs))
+
+
+def name_of(op: Any) -> str:
+    """Without the mark of what is done in place; whole, as "aten.add.out", where the rule is not meant for it."""
+    name = op._schema.name.removeprefix("aten::")
+    written_elsewhere = op._schema.is_mutable and not name.endswith("_")
+    return str(op) if written_elsewhere or op._overloadname not in OVERLOADS else name.rstrip("_")
+
+
+# Not among them: a division that rounds, which is not linear; a view as another dtype.
+OVERLOADS = {"default", "Tensor", "Scalar", "Tensor_Scalar", "int", "dim", "dims", "dim_IntList", "self"}
+
+
+def is_plain(x: Tensor) -> bool:
+    return not hasattr(x, "spec")
+
+
+def common_mesh(name: str, inputs: Sequence[Tensor]) -> Mesh:
+    first, *others = (x.device_mesh for x in inputs if not is_plain(x))
+    for other in others:
+        if other != first:
+            raise RuntimeError(f"{name}: its inputs are on different meshes, {first} and {other}")
+    for x in inputs:
+        if is_plain(x) and x.ndim:  # one number is the same on every rank, as a number in Python is
+            raise RuntimeError(
+                f"{name} of a DTensor and a plain tensor of shape {tuple(x.shape)}: make a DTensor of that one, too, "
+                "with distribute_tensor (it is the whole) or DTensor.from_local (it is this rank's block)"
+            )
+    return first
+
+
+def spec_on(mesh: Mesh, x: Tensor) -> Spec:
+    return Spec((), mesh.shape, (Replicate(),) * mesh.ndim) if is_plain(x) else x.spec
+
+
+# ---- operations in terms of others -----------------------------------------------------------------------
+
+
+def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    return aten.add(bias * beta if beta != 1 else bias, aten.mm(a, b), alpha=alpha)
+
+
+def rsub(x: Tensor, other: Any, alpha: float = 1) -> Tensor:
+    return aten.add(aten.mul(x, -alpha), other)
+
+
+def item(x: Tensor) -> Any:
+    return x.moved([Replicate()] * x.device_mesh.ndim).item()
+
+
+IN_TERMS_OF: dict[str, Callable[..., Any]] = {"addmm": addmm, "rsub": rsub, "_local_scalar_dense": item}
+
+
+def on_lists(op: Any, args: Any, kwargs: Any, make: Callable[..., Tensor]) -> list[Tensor] | None:
+    """An optimizer's operation on many tensors: on all blocks at once, where nothing has to move, else one by one.
+
+    make: (block, mesh, placements, like) -> a DTensor.
+    """
+    name = op._schema.name.removeprefix("aten::_foreach_")
+    lists = [arg for arg in args if is_list(arg)]
+    rule = RULES.get(name.rstrip("_"))
+    if rule and rule.letters is broadcast and all(map(lie_alike, *lists)):
+        blocks = op(*([x._local_tensor for x in arg] if is_list(arg) else arg for arg in args), **kwargs)
+        return blocks and [
+            make(block, x.device_mesh, x.placements, x) for block, x in zip(blocks, lists[0], strict=True)
+        ]
+    results = []
+    for i in range(len(args[0])):
+        mine = [arg[i] if isinstance(arg, list | tuple) else arg for arg in args]
+        value = {"value": mine.pop()} if name.startswith("addc") and len(mine) > 3 else {}
+        results.append(getattr(aten, name)(*mine, **value, **kwargs))
+    return None if name.endswith("_") else results
+
+
+def is_list(arg: Any) -> bool:
+    return isinstance(arg, list | tuple) and len(arg) > 0 and isinstance(arg[0], Tensor)
+
+
+def lie_alike(first: Tensor, *others: Tensor) -> bool:
+    """Whether blocks meet block by block: equal shapes in equal placements, no summands."""
+    return not any(is_plain(x) for x in (first, *others)) and (
+        not any(placement.is_partial() for placement in first.placements)
+        and all(x.spec == first.spec and x.device_mesh == first.device_mesh for x in others)
+    )
