@@ -115,8 +115,8 @@ class DTensor(Tensor):
         """This rank's block in other placements, apart from autograd."""
         return redistribute(self._local_tensor, self.spec, placements, self.device_mesh)
 
-    # Module.to() exchanges parameters that can be taken apart and put together like this; of others, it would change the
-    # dtype of the outside only.
+    # Module.to() exchanges parameters that can be taken apart and put together like this; of others, it would change
+    # the dtype of the outside only.
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         return ["_local_tensor"], (self.device_mesh, self.placements)
 

@@ -6,6 +6,7 @@ collectives and the bytes of each of the two, and they are the same, or the row 
 """
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -13,6 +14,7 @@ from math import prod
 import pytest
 import torch
 import torch.distributed.tensor as torchs
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
@@ -315,3 +317,193 @@ def test_numbers_and_collectives_are_those_of_one_process_and_of_torch(ranks):
             assert mine == torch_, f"{case}: (collectives, bytes) of each rank"
         if reason == GATHERS:
             assert max(mine) < max(torch_), case
+
+
+# ---- training --------------------------------------------------------------------------------------------
+
+
+class Tied(nn.Module):
+    """An embedding that is the head, too; odd sizes."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Parameter(torch.randn(7, 3, dtype=torch.float64))
+        self.mix = nn.Linear(3, 3, dtype=torch.float64)
+        self.scale = nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+    def forward(self, tokens):
+        x = F.embedding(tokens, self.embedding)
+        x = F.gelu(self.mix(x)) * self.scale
+        return F.linear(x, self.embedding).log_softmax(-1).pow(2).mean()
+
+
+OPTIMIZERS = [
+    partial(torch.optim.AdamW, lr=0.1, weight_decay=0.1, eps=1e-3, foreach=False),
+    partial(torch.optim.AdamW, lr=0.1, weight_decay=0.1, eps=1e-3, foreach=True),
+    partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, foreach=False),
+    partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1, foreach=True),
+]
+
+
+def trained(lie, mesh, optimizer, data):
+    """After 3 steps of two backwards each; lie: of all parameters, None to leave them."""
+    model = Tied()
+    for module in list(model.modules()) if lie else ():
+        for name, p in list(module.named_parameters(recurse=False)):
+            setattr(module, name, nn.Parameter(ours.distribute_tensor(p.detach(), mesh, placements(ours, lie))))
+    tokens = TOKENS if lie is None else ours.distribute_tensor(TOKENS, mesh, placements(ours, data))
+    optimizer = optimizer(model.parameters())
+    for step in range(3):
+        for _ in range(2):
+            model(tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=step == 1)
+    return [p.detach() if lie is None else p.full_tensor() for p in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("shape", "layouts"),
+    [((2,), [("0", "R"), ("0", "0"), ("R", "0")]), ((3,), [("0", "1")]), ((2, 2), [("R0", "0R"), ("00", "0R")])],
+)
+def test_a_model_of_dtensors_trains_with_stock_optimizers(shape, layouts):
+    def body():
+        mesh = Mesh(shape, NAMES[: len(shape)])
+        for optimizer in OPTIMIZERS:
+            one = trained(None, mesh, optimizer, "")
+            for lie, data in layouts:
+                for p, q in zip(trained(lie, mesh, optimizer, data), one, strict=True):
+                    torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-9)
+
+    run(body, ranks=prod(shape))
+
+
+def test_a_parameter_is_converted_copied_saved_and_loaded_as_others_are():
+    def body():
+        mesh = Mesh((2,), ("tp",))
+        layer = nn.Linear(2, 3, bias=False)
+        layer.weight = nn.Parameter(ours.distribute_tensor(layer.weight.detach(), mesh, [ours.Shard(0)]))
+        before = layer.weight.full_tensor().detach()
+        twin = deepcopy(layer)
+        assert twin.weight.device_mesh is mesh and twin.weight._local_tensor is not layer.weight._local_tensor
+        with torch.no_grad():
+            layer.weight.mul_(2)
+        assert torch.equal(twin.weight.full_tensor(), before)
+        twin.load_state_dict(layer.state_dict())
+        assert torch.equal(twin.weight.full_tensor(), 2 * before)
+        twin.to(torch.float64)
+        assert isinstance(twin.weight, nn.Parameter) and isinstance(twin.weight, ours.DTensor)
+        assert twin.weight.dtype == twin.weight.to_local().dtype == torch.float64
+        assert "as [Shard(0)] on Mesh(tp=2)" in repr(twin.weight)
+
+    run(body, ranks=2)
+
+
+# ---- gradients of what is no operation -------------------------------------------------------------------
+
+
+def test_gradients_pass_in_and_out_as_torchs_do():
+    def body():
+        results = []
+        for lib, mesh in ((ours, Mesh((2,), ("tp",))), (torchs, init_device_mesh("cpu", (2,)))):
+            rank = mesh.get_local_rank()
+            seen = []
+            for lie in "01RP":
+                local = torch.full((2, 4), rank + 1.0, requires_grad=True)
+                x = lib.DTensor.from_local(local, mesh, placements(lib, lie))
+                y = (x * x if lie != "P" else x * 3).redistribute(placements=[lib.Replicate()])
+                (y.to_local() * weights(y).float()).sum().backward()
+                seen.append(local.grad)
+            for lie in "RP":
+                a = lib.distribute_tensor(torch.ones(3), mesh, [lib.Replicate()]).requires_grad_()
+                (a.to_local(grad_placements=placements(lib, lie)) * (1 + rank)).sum().backward()
+                seen.append(a.grad.full_tensor() if lie == "P" else a.grad.to_local())
+            a = lib.distribute_tensor(torch.arange(3.0), mesh, [lib.Shard(0)]).requires_grad_()
+            (g,) = torch.autograd.grad((a.redistribute(placements=[lib.Replicate()]) ** 3).sum(), a, create_graph=True)
+            g.sum().backward()
+            results.append([*seen, a.grad.full_tensor()])
+        for mine, torch_ in zip(*results, strict=True):
+            assert torch.equal(mine, torch_)
+
+    run(body, ranks=2)
+
+
+def test_odd_tensors():
+    def body():
+        mesh = Mesh((1, 2), ("dp", "tp"))
+        part = mesh["tp"]
+        rank = part.get_local_rank()
+        number = ours.distribute_tensor(torch.tensor(3.0), part, [ours.Partial()])
+        assert (number * 2 + torch.tensor(1.0)).item() == 7 and bool(number.full_tensor() == 3)
+        assert (1 - number).full_tensor() == -2
+        mine = ours.distribute_tensor(torch.arange(5.0) * (1 + rank), part, [ours.Shard(-1)])  # the first rank's
+        assert mine.full_tensor().tolist() == [0, 1, 2, 3, 4] and mine.placements == (ours.Shard(0),)
+        mine = ours.distribute_tensor(torch.arange(2.0) + rank, part, [ours.Shard(0)], src_data_rank=1)
+        assert mine.full_tensor().tolist() == [1, 2]
+        empty = ours.distribute_tensor(torch.ones(1, 3), part, [ours.Shard(0)])
+        assert empty.to_local().shape == (1 - rank, 3) and empty.sum().item() == 3 and empty.relu().sum().item() == 3
+        turned = ours.DTensor.from_local(torch.ones(4, 6).t(), part, [ours.Shard(0)])
+        assert turned.redistribute(placements=[ours.Shard(1)]).to_local().shape == (12, 2)
+        uneven = ours.DTensor.from_local(torch.ones(3 - rank, 2), part, [ours.Shard(0)], shape=(5, 2))
+        assert uneven.full_tensor().shape == (5, 2)
+        on_both = ours.distribute_tensor(torch.arange(4.0), mesh, [ours.Shard(0), ours.Shard(0)])
+        assert on_both.to_local().tolist() == [2.0 * rank, 2.0 * rank + 1]
+        with torch.no_grad():
+            assert on_both.to_local() is on_both._local_tensor
+        whole = torch.tensor([[1.6, 2.6], [0.0, 1.0]])
+        half = ours.distribute_tensor(whole, part, [ours.Shard(0)]).sum(0)  # Partial(): 1.6 and 0.0, 2.6 and 1.0
+        assert half.to(torch.int64).full_tensor().tolist() == [1, 3]  # what rounds is not linear
+
+    run(body, ranks=2)
+
+
+# ---- bad input -------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_done_is_said_on_every_rank_before_anything_moves():
+    def body():
+        mesh = Mesh((2,), ("tp",))
+        R, S0, P = ours.Replicate(), ours.Shard(0), ours.Partial()
+        x = ours.distribute_tensor(torch.arange(6.0).view(3, 2), mesh, [S0])
+        p = ours.distribute_tensor(torch.tensor(3.0), mesh, [P])
+        q = nn.Parameter(x.detach())
+        q.grad = x.detach()
+        tokens = ours.distribute_tensor(torch.tensor([0, 9]), mesh, [R])
+        elsewhere = ours.distribute_tensor(torch.ones(3, 2), Mesh((2,), ("dp",)), [S0])
+        computed = torch.ones(2).requires_grad_() * 2
+        to = partial(ours.DTensor.redistribute, x)
+        mark("step")
+        for ask, error, sentence in [
+            (lambda: x + torch.ones(3, 2), RuntimeError, "add of a DTensor and a plain tensor of shape (3, 2): make a"),
+            (lambda: x + elsewhere, RuntimeError, "different meshes, Mesh(tp=2) and Mesh(dp=2)"),
+            (lambda: x @ x, RuntimeError, "same reduction dim"),
+            (lambda: x.sort(), NotImplementedError, "sort has no rule (its inputs lie as [Shard(0)]): do it on whole"),
+            (lambda: torch.cat([x, x]), NotImplementedError, "cat has no rule"),
+            (lambda: torch.add(x, x, out=x), NotImplementedError, "aten.add.out has no rule"),
+            (lambda: x.div(2, rounding_mode="floor"), NotImplementedError, "aten.div.Tensor_mode has no rule"),
+            (lambda: x.view(torch.int32), NotImplementedError, "aten.view.dtype has no rule"),
+            (lambda: p.fill_(3.0), RuntimeError, "fill cannot write its result to what lies as [Partial()]"),
+            (lambda: p.add_(1.0), RuntimeError, "add cannot write its result to what lies as [Partial()]"),
+            (lambda: to(placements=[ours.Shard(2)]), IndexError, "a tensor has the dims 0 to 1"),
+            (lambda: to(placements=[P]), RuntimeError, "summands come of operations alone"),
+            (lambda: to(placements=[R, R]), ValueError, "a mesh of 1 axes needs 1"),
+            (lambda: to(), RuntimeError, "redistribute to what"),
+            (lambda: to(elsewhere.device_mesh, [R]), RuntimeError, "redistribution stays on its mesh"),
+            (lambda: ours.distribute_tensor(x, mesh, [R]), ValueError, "lies as [Shard(0)] already: redistribute it"),
+            (lambda: ours.distribute_tensor(computed, mesh, [R]), RuntimeError, "takes a leaf"),
+            (lambda: ours.distribute_tensor(torch.tensor(1.0), mesh, [S0]), IndexError, "of 0 dims cannot be cut"),
+            (
+                lambda: ours.DTensor.from_local(torch.ones(9, 2), mesh, [S0], shape=(5, 2)),
+                ValueError,
+                "of shape (9, 2)",
+            ),
+            (lambda: F.embedding(tokens, x), IndexError, "an embedding of 3 rows has no row 9"),
+            (lambda: torch.optim.AdamW([q], fused=True).step(), NotImplementedError, "_fused_adamw has no rule"),
+        ]:
+            with pytest.raises(error) as refused:
+                ask()
+            assert sentence in str(refused.value)
+        mark("end")
+
+    recording = run(body, ranks=2, record="communication").recording
+    assert recording.select(0, 0) == recording.select(1, 0) == []
