@@ -32,6 +32,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from labs.group import everybodys
 from labs.mesh import Mesh
 from labs.operation import IN_TERMS_OF, carry_out, on_lists
 from labs.placement import Partial, Placement, Replicate, Shard, Spec, normalised, whole_shape
@@ -72,11 +73,13 @@ class DTensor(Tensor):
         device_mesh: Mesh,
         placements: Sequence[Placement] | None = None,
         *,
+        run_check: bool = False,
         shape: Sequence[int] | None = None,
     ) -> "DTensor":
         """From each rank's block.  Where blocks are uneven, the whole's shape must be given.
 
-        Raises ValueError where this rank's block does not have the shape that follows.
+        Raises ValueError where this rank's block does not have the shape that follows, and with `run_check`, which
+        costs a message, where the ranks do not agree on the whole.
         """
         placements = normalised(placements, local_tensor.ndim, device_mesh.ndim)
         shape = tuple(whole_shape(local_tensor.shape, device_mesh.shape, placements) if shape is None else shape)
@@ -86,6 +89,8 @@ class DTensor(Tensor):
                 f"rank {device_mesh.rank} brings a block of shape {tuple(local_tensor.shape)}, but of {shape} "
                 f"in {list(placements)} it holds {block.shape}"
             )
+        if run_check:
+            require_one_whole(shape, local_tensor.dtype, device_mesh)
         return FromLocal.apply(local_tensor, device_mesh, placements, torch.empty(shape, device="meta"))
 
     def to_local(self, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
@@ -145,6 +150,17 @@ class DTensor(Tensor):
 
 def meta(x: Tensor) -> Tensor:
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+
+
+def require_one_whole(shape: tuple[int, ...], dtype: torch.dtype, mesh: Mesh) -> None:
+    for group in mesh.get_all_groups():
+        ranks, (first, *others) = everybodys((shape, dtype), group)
+        for rank, other in zip(ranks[1:], others, strict=True):
+            if other != first:
+                raise ValueError(
+                    f"the blocks are of different tensors: rank {ranks[0]}'s of {first[0]}, {first[1]}, rank {rank}'s "
+                    f"of {other[0]}, {other[1]}; where blocks are uneven, give shape="
+                )
 
 
 # ---- gradients of what is no operation -------------------------------------------------------------------

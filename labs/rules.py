@@ -74,8 +74,11 @@ def looked_up(out: Sequence[int], weight: Spec, indices: Spec, *args: Any) -> st
     return f"vw,{letters}->{letters}w"
 
 
-def looked_up_backward(out: Sequence[int], gradient: Spec, indices: Spec, *args: Any) -> str:
-    letters = ALPHABET[: len(indices.shape)]
+def looked_up_backward(
+    out: Sequence[int], gradient: Spec, indices: Spec, rows: int, padding: int, by_frequency: bool
+) -> str:
+    """Frequencies are those of all indices: to divide by them, they stay whole."""
+    letters = "." * len(indices.shape) if by_frequency else ALPHABET[: len(indices.shape)]
     return f"{letters}w,{letters}->.w"
 
 

@@ -32,6 +32,7 @@ DONE = [  # operation, arguments
     (aten.mean.dim, (numbers(5, 3), [0])),
     (aten.embedding.default, (numbers(7, 4), TOKENS)),
     (aten.embedding_dense_backward.default, (numbers(2, 3, 4), TOKENS, 7, -1, False)),
+    (aten.embedding_dense_backward.default, (numbers(2, 3, 4), TOKENS, 7, 5, True)),
     (aten.t.default, (numbers(5, 3),)),
     (aten.t.default, (numbers(5),)),
     (aten.transpose.int, (numbers(5, 3, 2), 0, -1)),

@@ -13,13 +13,14 @@ from math import prod
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.tensor as torchs
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 from labs import dtensor as ours
-from labs.kit.launch import run
+from labs.kit.launch import RankError, run
 from labs.kit.record import mark
 from labs.mesh import Mesh
 from labs.placement import Spec
@@ -264,6 +265,7 @@ PIECES = "ours reduces a summand to pieces, which sends least before the operati
 EQUAL = "torch's mean is one of equal pieces; of others, or of summands, it makes the whole first"
 EMPTY = "torch does not cut a dim in more pieces than it has elements: it gathers, where ours goes on with empty ones"
 WHOLE = "torch makes the dim of a softmax whole; ours cuts the other dim"
+PRODUCT = "torch 2.11 multiplies no summands: it makes the whole of them first, and again in backward"
 AT_ONCE = "torch weighs all ways on all axes at once, ours each axis by itself"
 WHY = {
     "add ((4, 6), (4, 6)) as ('0', '1') on (2,)": GATHERS,
@@ -277,6 +279,13 @@ WHY = {
     "gelu_mlp ((6, 4), (8, 4), (4, 8)) as ('0', '0', '0') on (2,)": GATHERS,
     "gelu_mlp ((4, 6, 4), (8, 4), (4, 8)) as ('0R', '00', '00') on (2, 2)": AT_ONCE,
 }
+
+if torch.__version__ < "2.13":
+    WHY |= {
+        "mul ((4, 6), (4, 6)) as ('P', 'R') on (2,)": PRODUCT,
+        "mul ((4, 6), (4, 6)) as ('P', 'P') on (2,)": PRODUCT,
+        "div ((4, 6), (4, 6)) as ('P', 'R') on (2,)": PRODUCT,
+    }
 
 
 def why(case):
@@ -418,12 +427,19 @@ def test_gradients_pass_in_and_out_as_torchs_do():
                 a = lib.distribute_tensor(torch.ones(3), mesh, [lib.Replicate()]).requires_grad_()
                 (a.to_local(grad_placements=placements(lib, lie)) * (1 + rank)).sum().backward()
                 seen.append(a.grad.full_tensor() if lie == "P" else a.grad.to_local())
-            a = lib.distribute_tensor(torch.arange(3.0), mesh, [lib.Shard(0)]).requires_grad_()
-            (g,) = torch.autograd.grad((a.redistribute(placements=[lib.Replicate()]) ** 3).sum(), a, create_graph=True)
-            g.sum().backward()
-            results.append([*seen, a.grad.full_tensor()])
+            results.append(seen)
         for mine, torch_ in zip(*results, strict=True):
             assert torch.equal(mine, torch_)
+
+    run(body, ranks=2)
+
+
+def test_a_redistribution_is_differentiable_twice():
+    def body():
+        a = ours.distribute_tensor(torch.arange(3.0), Mesh((2,), ("tp",)), [ours.Shard(0)]).requires_grad_()
+        (g,) = torch.autograd.grad((a.redistribute(placements=[ours.Replicate()]) ** 3).sum(), a, create_graph=True)
+        g.sum().backward()
+        assert a.grad.full_tensor().tolist() == [0, 6, 12]
 
     run(body, ranks=2)
 
@@ -505,5 +521,11 @@ def test_what_cannot_be_done_is_said_on_every_rank_before_anything_moves():
             assert sentence in str(refused.value)
         mark("end")
 
+    def uneven():
+        local = torch.ones(3 - dist.get_rank(), 2)
+        ours.DTensor.from_local(local, Mesh((2,), ("tp",)), [ours.Shard(0)], run_check=True)
+
+    with pytest.raises(RankError, match=r"rank 0's of \(6, 2\), torch.float32, rank 1's of \(4, 2\), torch.float32"):
+        run(uneven, ranks=2)
     recording = run(body, ranks=2, record="communication").recording
     assert recording.select(0, 0) == recording.select(1, 0) == []
