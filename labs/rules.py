@@ -6,6 +6,7 @@ function gives them; where blocks need something else than the operation itself,
 
 from collections.abc import Sequence
 from math import prod
+from textwrap import wrap
 from typing import Any
 
 import torch
@@ -149,16 +150,28 @@ def own_rows(doing: Doing, weight: Tensor, indices: Tensor, *args: Any) -> Tenso
 
 class Rules(dict[str, Rule]):
     def __repr__(self) -> str:
-        head = f"{'operation':28} {'letters':14} linear in"
-        return "\n".join(
-            [head, *(f"{name:28} {letters_of(rule):14} {rule.linear or '-'}" for name, rule in self.items())]
-        )
+        by_rule: dict[Rule, list[str]] = {}
+        for name, rule in self.items():
+            by_rule.setdefault(rule, []).append(name)
+        lines = [f"{'letters':14} {'linear in':10} operations"]
+        for rule, names in by_rule.items():
+            first, *others = wrap(", ".join(names), 90)
+            letters = rule.letters if isinstance(rule.letters, str) else EXAMPLES[rule.letters]
+            lines += [f"{letters:14} {rule.linear or '-':10} {first}", *(" " * 26 + other for other in others)]
+        return "\n".join(lines)
 
 
-def letters_of(rule: Rule) -> str:
-    return rule.letters if isinstance(rule.letters, str) else rule.letters.__name__
-
-
+EXAMPLES = {  # of letters that depend on shapes, as the table prints them
+    broadcast: "ab,.b->ab",
+    alike: "ab->ab",
+    reduced: "ab->a",
+    transposed: "ab->ba",
+    permuted: "abc->cab",
+    whole_along: "a.->a.",
+    looked_up: "vw,ab->abw",
+    looked_up_backward: "abw,ab->.w",
+    reshaped: "A.c->Ac",
+}
 NOT_LINEAR = (
     *("abs", "sign", "exp", "log", "sqrt", "rsqrt", "reciprocal", "pow", "sin", "cos", "relu", "gelu", "silu"),
     *("tanh", "sigmoid", "maximum", "minimum", "clamp", "clamp_min", "where", "masked_fill", "fill"),
