@@ -169,8 +169,8 @@ class Moved(Absent, nn.Parameter):
     """A parameter whose numbers have gone into a vector: whoever still has it would never see them change."""
 
     @classmethod
-    def mark(cls, p: nn.Parameter, name: str) -> None:
+    def mark(cls, p: nn.Parameter, name: str, instead: str) -> None:
         p.data = p.data.new_empty(0)
         p.text = f"parameter {name!r} was taken from the model before it was sharded, and is no part of it any more: "
-        p.text += "take it from its module, or give the optimizer to Zero"
+        p.text += f"take it from its module, or {instead}"
         p.__class__ = cls

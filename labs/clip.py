@@ -27,6 +27,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from labs.dtensor import DTensor
+
 
 def clip_gradients(
     parameters: Tensor | Iterable[Tensor], max_norm: float, groups: Sequence[ProcessGroup | None] = ()
@@ -60,7 +62,8 @@ def global_norm(parameters: Sequence[Tensor], groups: Sequence[ProcessGroup | No
     for p in parameters:
         if p.grad is not None:
             # Not in the gradient's own type: bfloat16 has 8 bits, and the squares of float16 overflow from 256 on.
-            total += torch.linalg.vector_norm(p.grad, dtype=torch.float64) ** 2
+            own = p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
+            total += torch.linalg.vector_norm(own, dtype=torch.float64) ** 2
     for group in groups:
         dist.all_reduce(total, group=group)
     return total.sqrt()

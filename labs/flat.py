@@ -48,7 +48,7 @@ class Unit:
         self.at_rest = self.shard if stage == 3 else self.full
         self.versions = Versions(self.full)
         for name, p in named.items():
-            Moved.mark(p, name)
+            Moved.mark(p, name, "give the optimizer to Zero")
         if stage == 3:
             self.drop()
 

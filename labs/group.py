@@ -2,6 +2,7 @@
 
     all_gather               every rank's equal part, side by side in one vector
     reduce_scatter           this rank's part of the sum over all ranks, with the least bytes on any backend
+    start_reduce_scatter     the same, while the rank computes
     require_equal_replicas   the same parameters on every rank, or an error that names the first that differs
     Order                    what was gathered and reduced, the same on every rank, or an error that names the first
                              that differs
@@ -9,6 +10,7 @@
 The backend checks none of this: whatever the ranks bring to a collective, it adds up or lays side by side.
 """
 
+from collections.abc import Callable
 from hashlib import blake2b
 
 import torch
@@ -22,7 +24,12 @@ reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.red
 
 
 def reduce_scatter(full: Tensor, group: ProcessGroup | None) -> Tensor:
-    """This rank's N-th part of the sum over all ranks' `full`, 1-D.
+    """This rank's N-th part of the sum over all ranks' `full`, 1-D."""
+    return start_reduce_scatter(full, group)()
+
+
+def start_reduce_scatter(full: Tensor, group: ProcessGroup | None) -> Callable[[], Tensor]:
+    """The same in flight: what is returned waits for this rank's part. Until then `full` must stay as it is.
 
     gloo's own reduce-scatter is an all-reduce, which sends twice as much.  There each rank sends every other one its
     part, and adds up what it gets in the order of the ranks: all of them, and every run, round alike.
@@ -30,15 +37,25 @@ def reduce_scatter(full: Tensor, group: ProcessGroup | None) -> Tensor:
     ranks = dist.get_world_size(group)
     if full.is_cuda and "nccl" in dist.get_backend_config(group):
         part = full.new_empty(full.numel() // ranks)
-        reduce_scatter_single(part, full, group=group)
-        return part
+        work = reduce_scatter_single(part, full, group=group, async_op=True)
+
+        def arrived() -> Tensor:
+            work.wait()
+            return part
+
+        return arrived
     parts = torch.empty_like(full)
-    dist.all_to_all_single(parts, full, group=group)
-    first, *others = parts.chunk(ranks)
-    total = first.clone()
-    for part in others:
-        total += part
-    free(parts)
+    work = dist.all_to_all_single(parts, full, group=group, async_op=True)
+
+    def total() -> Tensor:
+        work.wait()
+        first, *others = parts.chunk(ranks)
+        total = first.clone()
+        for part in others:
+            total += part
+        free(parts)
+        return total
+
     return total
 
 
@@ -52,7 +69,11 @@ def require_equal_replicas(model: nn.Module, group: ProcessGroup | None = None) 
 
     Averaged gradients keep equal replicas equal.  They cannot make them so.
     """
-    ranks, replicas = everybodys({name: fingerprint(p) for name, p in model.named_parameters()}, group)
+    require_equal(dict(model.named_parameters()), group)
+
+
+def require_equal(parameters: dict[str, Tensor], group: ProcessGroup | None = None) -> None:
+    ranks, replicas = everybodys({name: fingerprint(p) for name, p in parameters.items()}, group)
     for rank, replica in zip(ranks, replicas, strict=True):
         for name in replicas[0] | replica:
             first, other = replicas[0].get(name, "absent"), replica.get(name, "absent")
@@ -65,6 +86,8 @@ def require_equal_replicas(model: nn.Module, group: ProcessGroup | None = None) 
 
 def fingerprint(p: Tensor) -> str:
     """Type, shape, and a sum of the bits, mixed with their places: a changed or exchanged element changes it."""
+    if p.is_meta:
+        return f"{p.dtype} of shape {tuple(p.shape)}"
     numbers = p.detach().flatten()
     if p.is_complex():
         numbers = torch.view_as_real(numbers.resolve_conj()).flatten()
