@@ -193,7 +193,7 @@ class Sharding:
     @property
     def reshards(self) -> bool:
         reshard = self.reshard_after_forward
-        return self.step.root is not self if reshard is None else bool(reshard)
+        return self.step and self.step.root is not self if reshard is None else bool(reshard)
 
     def before_backward(self, versions: tuple[int, ...]) -> None:
         """Called when the gradient of the module's output is there; `versions` of the shards as in its forward."""
