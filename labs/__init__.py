@@ -20,6 +20,8 @@ Read them in this order; each imports only files above it.
     layers       the modules whose parameters come and go together
     flat         layers as flat vectors: what is gathered, dropped and reduced at once
     zero         the spare copies removed, stage by stage
+    sharded      parameters that are sharded one by one, and travel together
+    fsdp         stage 3 parameter by parameter, gathered before it is needed
     precision    compute in two bytes, remember in four; loss scaling
     clip         the norm of the gradients, wherever their shards are
     selective    operations whose outputs are kept, and not computed again

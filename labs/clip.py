@@ -11,6 +11,7 @@ number* travels; then each of them scales its shard by the same factor.
                             gradients are                 groups        all-reduced, for each group
     one device, labs.ddp    replicated: mean on all       ()            nothing, and it must not be
     labs.zero               sharded over all ranks        (None,)       one float64
+    labs.fsdp, two axes     sharded along one of them     (that one's,) one float64
 
 The classic mistake is to clip each shard by its own norm: the shards of a vector are shorter than the vector, some
 more than others, so each would be scaled by another factor, and the direction is lost.
@@ -26,8 +27,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
-
-from labs.dtensor import DTensor
 
 
 def clip_gradients(
@@ -62,7 +61,7 @@ def global_norm(parameters: Sequence[Tensor], groups: Sequence[ProcessGroup | No
     for p in parameters:
         if p.grad is not None:
             # Not in the gradient's own type: bfloat16 has 8 bits, and the squares of float16 overflow from 256 on.
-            own = p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
+            own = p.grad.to_local() if hasattr(p.grad, "to_local") else p.grad  # ours and PyTorch's DTensors
             total += torch.linalg.vector_norm(own, dtype=torch.float64) ** 2
     for group in groups:
         dist.all_reduce(total, group=group)
