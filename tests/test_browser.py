@@ -56,10 +56,16 @@ SAVE = """async () => {
     await context.save();
 }"""
 
-RUN_ALL = """() => {
+RUN = """command => {
     window.labs = "busy";
-    window.jupyterapp.commands.execute("notebook:run-all-cells").then(
+    window.jupyterapp.commands.execute(command).then(
         () => { window.labs = "done" }, error => { window.labs = "failed: " + error });
+}"""
+GO_BEHIND_THE_FIRST_SLIDER = """() => {
+    const notebook = window.jupyterapp.shell.currentWidget.content;
+    const sources = notebook.widgets.map(cell => cell.model.sharedModel.source);
+    notebook.activeCellIndex = 1 + sources.findIndex(source => source.includes("play."));
+    return notebook.activeCellIndex;
 }"""
 CELLS = """() => window.jupyterapp.shell.currentWidget.content.widgets.map(cell => cell.model)
     .filter(model => model.type === "code")
@@ -172,11 +178,15 @@ def open_notebook(page):
 
 def run_all(page) -> list[dict]:
     """Run every cell; the code cells, with what went wrong in each."""
-    page.evaluate(RUN_ALL)
-    page.wait_for_function("() => window.labs !== 'busy'", timeout=240 * SECONDS)
-    assert page.evaluate("() => window.labs") == "done"
+    run_cells(page, "notebook:run-all-cells")
     page.wait_for_function(ENDED, timeout=240 * SECONDS)
     return page.evaluate(CELLS)
+
+
+def run_cells(page, command: str) -> None:
+    page.evaluate(RUN, command)
+    page.wait_for_function("() => window.labs !== 'busy'", timeout=240 * SECONDS)
+    assert page.evaluate("() => window.labs") == "done"
 
 
 def assert_ran(cells: list[dict]) -> None:
@@ -221,9 +231,10 @@ def test_a_slider_moves_the_picture(lab, page, open_notebook):
 
 
 @pytest.mark.parametrize("name", WITH_WIDGETS)
-def test_a_notebook_as_shipped_runs_and_its_first_slider_moves(page, open_notebook, name):
+def test_the_first_slider_of_a_notebook_as_shipped_moves(page, open_notebook, name):
     open_notebook(f"notebooks/{name}.ipynb")
-    assert_ran(run_all(page))
+    assert page.evaluate(GO_BEHIND_THE_FIRST_SLIDER)
+    run_cells(page, "notebook:run-all-above")
     move_first_slider(page)
 
 

@@ -710,7 +710,7 @@ def side_by_side(jobs):
 
 
 def test_launches_side_by_side_do_not_disturb_each_other():
-    side_by_side(3)
+    side_by_side(2)
 
 
 @pytest.mark.soak

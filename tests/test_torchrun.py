@@ -111,7 +111,7 @@ def ends_well(folder, times):
 
 
 def test_a_recorded_job_ends_without_an_abort(tmp_path):
-    ends_well(tmp_path, 3)
+    ends_well(tmp_path, 1)
 
 
 @pytest.mark.soak
