@@ -21,6 +21,8 @@ Read them in this order; each imports only files above it.
     flat         layers as flat vectors: what is gathered, dropped and reduced at once
     zero         the spare copies removed, stage by stage
     sharded      parameters that are sharded one by one, and travel together
+    prefetch     the order of layers, and what is in flight because of it
+    shardable    what can be sharded so, and what is refused
     fsdp         stage 3 parameter by parameter, gathered before it is needed
     precision    compute in two bytes, remember in four; loss scaling
     clip         the norm of the gradients, wherever their shards are

@@ -36,15 +36,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd import Variable
 from torch.autograd.graph import get_gradient_edge
 from torch.distributed import ProcessGroup
 from torch.utils._pytree import tree_map
 
-from labs.autograd import Call, Moved, alias, differentiable, require_dense
-from labs.group import everybodys, require_equal
-from labs.layers import Home
-from labs.mesh import Mesh, along
+from labs.autograd import Call, alias, differentiable
+from labs.group import require_equal
+from labs.mesh import Mesh
+from labs.prefetch import Step, in_backward
+from labs.shardable import homes_of, require_shardable, smaller_group
 from labs.sharded import MixedPrecisionPolicy, OffloadPolicy, ParameterGroup, ShardedParameter
 
 AS_THEY_ARE, ON_THE_DEVICE = MixedPrecisionPolicy(), OffloadPolicy()
@@ -134,7 +134,7 @@ class Sharding:
         module.register_forward_pre_hook(self.before_forward, with_kwargs=True)
         module.register_forward_hook(self.after_forward, with_kwargs=True, always_call=True)
 
-    def settle(self, step: "Step") -> None:
+    def settle(self, step: Step) -> None:
         self.step = step
         for p in self.trained:
             p.full.register_post_accumulate_grad_hook(self.gradient_ready)
@@ -180,11 +180,13 @@ class Sharding:
     def after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """Called when the module's output is there, or its forward has failed."""
         if self.reshards and not in_backward():  # a recomputation needs it at once
-            if self.smaller:
+            if self.smaller and self.group.gathered and torch.is_grad_enabled():
                 self.group.keep(self.smaller)
             self.group.drop()
         if self.policy.output_dtype:
             output = tree_map(partial(cast, self.policy.output_dtype), output)
+        if self.step:
+            self.step.forward_ends(self)
         if self.call:
             self.call.ends(differentiable([output, args, kwargs]))
             self.call = None
@@ -228,84 +230,6 @@ class Sharding:
             other.group.gather(other.smaller)
 
 
-class Step:
-    """What the modules of one model know of each other: in which order they come, and whose gradients are under way."""
-
-    def __init__(self, root: Sharding, names: dict[Sharding, str]):
-        self.root, self.names = root, names
-        self.last: list[Sharding] = []  # the order of the last forward,
-        self.now: list[Sharding] = []  # and of this one
-        self.agreed: list[str] = []  # the order of which all ranks know that it is everybody's
-        self.in_backward, self.reducing, self.averaging = False, None, []
-
-    def forward_begins(self, sharding: Sharding) -> None:
-        if in_backward():
-            return
-        if sharding is self.root:
-            self.last, self.now = self.now, []
-        self.now.append(sharding)
-
-    def after(self, sharding: Sharding) -> list[Sharding]:
-        """The one that came next in the last forward, if that began as this one does."""
-        n = len(self.now)
-        return self.last[n : n + 1] if self.last[:n] == self.now and not in_backward() else []
-
-    def before(self, sharding: Sharding) -> list[Sharding]:
-        last = max(i for i, other in enumerate(self.now) if other is sharding)
-        return self.now[max(last - 1, 0) : last]
-
-    def backward_begins(self) -> None:
-        if not self.in_backward:
-            self.in_backward = True
-            Variable._execution_engine.queue_callback(self.backward_ends)
-
-    def reduce(self, sharding: Sharding) -> None:
-        """One reduction at a time is on its way, so that no more than one layer's gradients wait."""
-        if not sharding.sync:
-            sharding.group.accumulate()
-            return
-        self.finish()
-        sharding.group.reduce()
-        self.reducing = sharding.group
-        self.averaging.append(sharding.group)
-
-    def finish(self) -> None:
-        if self.reducing:
-            self.reducing.finish_reduce()
-            self.reducing = None
-
-    def backward_ends(self) -> None:
-        self.finish()
-        for group in self.averaging:
-            group.finish_average()
-        for sharding in self.names:
-            if sharding.reshard_after_backward:
-                sharding.group.drop()
-        self.in_backward, self.averaging = False, []
-        self.require_same_order()
-
-    def require_same_order(self) -> None:
-        """Raise RuntimeError, on every rank, where ranks used different layers; asked when a new order is used.
-
-        Nothing fails by itself where layers of equal size meet in a collective: one's numbers become the other's.
-        """
-        order = [self.names[sharding] or "the model" for sharding in self.now]
-        if order == self.agreed:
-            return
-        ranks, (first, *others) = everybodys(order, self.root.group.group)
-        for rank, other in zip(ranks[1:], others, strict=True):
-            if other != first:
-                raise RuntimeError(
-                    f"ranks use different layers: rank {ranks[0]} {first}, rank {rank} {other}; what meets in one "
-                    "collective must be of one layer, so use the same layers on all ranks, in the same order"
-                )
-        self.agreed = order
-
-
-def in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
-
-
 def cast(dtype: torch.dtype, x: Any) -> Any:
     return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
 
@@ -316,77 +240,3 @@ def fsdp_modules(module: nn.Module) -> list[tuple[str, "FSDPModule"]]:
 
 def shardings(module: nn.Module, recurse: bool) -> list[Sharding]:
     return [each._sharding for name, each in fsdp_modules(module) if recurse or not name]
-
-
-# ---- what is sharded -------------------------------------------------------------------------------------
-
-
-def homes_of(module: nn.Module) -> dict[nn.Parameter, list[Home]]:
-    """The parameters in `module`, but for those of inner FSDPModules, each with the places where it stands."""
-    homes: dict[nn.Parameter, list[Home]] = {}
-
-    def walk(inner: nn.Module, path: str) -> None:
-        for attribute, p in inner._parameters.items():
-            if p is not None:
-                homes.setdefault(p, []).append(Home(inner, attribute, path + attribute))
-        for name, child in inner.named_children():
-            if not isinstance(child, FSDPModule):
-                walk(child, f"{path}{name}.")
-
-    walk(module, "")
-    return homes
-
-
-def require_shardable(
-    module: nn.Module, homes: dict[nn.Parameter, list[Home]], mesh: Mesh, reshard: Any, policy: MixedPrecisionPolicy
-) -> None:
-    kind = type(module).__name__
-    if isinstance(module, FSDPModule):
-        raise ValueError(f"fully_shard twice on the same {kind}: its parameters are sharded already")
-    if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
-        raise ValueError(f"fully_shard of a {kind}, which has no forward: call it on each of the modules in it")
-    if mesh.ndim > 2:
-        raise ValueError(
-            f"{mesh} has {mesh.ndim} axes: give one to shard along, or two, replicas first, mesh['dp', ...]"
-        )
-    ranks = mesh.size(-1)
-    if not isinstance(reshard, bool | None) and (reshard < 2 or reshard >= ranks or ranks % reshard):
-        fits = [n for n in range(2, ranks) if ranks % n == 0]
-        raise ValueError(
-            f"reshard_after_forward={reshard} on {ranks} ranks: give True, False, or a smaller number of ranks that "
-            f"divides them{f' ({fits})' if fits else ''}"
-        )
-    require_dense(module)
-    for p, (home, *_) in homes.items():
-        if isinstance(p, Moved):
-            raise ValueError(
-                f"parameter {home.name!r} is shared with a module that was sharded before this {kind}: tied parameters "
-                "travel together, so shard the module that has both, and neither of them by itself"
-            )
-        if nn.parameter.is_lazy(p):
-            raise ValueError(
-                f"parameter {home.name!r} is lazy: run a forward before fully_shard, so that it has a shape"
-            )
-        if p.ndim == 0:
-            raise ValueError(f"parameter {home.name!r} has no dim to cut along: give it the shape (1,)")
-    dtypes = {p.dtype: home.name for p, (home, *_) in homes.items()}
-    if len(dtypes) > 1 and policy.param_dtype is None:
-        names = " and ".join(f"{name!r} ({dtype})" for dtype, name in dtypes.items())
-        raise ValueError(
-            f"{names} cannot be gathered at once: shard their modules one by one, or give mp_policy a param_dtype"
-        )
-
-
-def smaller_group(mesh: Mesh, ranks: bool | int | None) -> ProcessGroup | None:
-    """The neighbours that have all of a layer between them, where that is a number; made once for a mesh."""
-    if isinstance(ranks, bool | None):
-        return None
-    axes = mesh.made_of[mesh.mesh_dim_names[-1]]
-    key = (*axes, f"by {ranks}")
-    if key not in mesh.groups:
-        for line in along(mesh.root.mesh, [mesh.root.number(axis) for axis in axes]).flatten(1):
-            for part in line.split(ranks):
-                group = dist.new_group(part.tolist())
-                if mesh.rank in part:
-                    mesh.groups[key] = group
-    return mesh.groups[key]

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard as torchs
 from torch.utils.checkpoint import checkpoint
 
 from labs.clip import clip_gradients
-from labs.dtensor import DTensor
+from labs.dtensor import DTensor, Shard, distribute_tensor
 from labs.fsdp import fully_shard
 from labs.kit.launch import run
 from labs.kit.record import mark
@@ -305,6 +305,36 @@ def test_the_next_layer_is_on_its_way_while_one_computes():
     assert most == 2
 
 
+def test_what_was_sent_for_in_vain_is_dropped():
+    class Skips(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(3, 3) for _ in range(3)])
+
+        def forward(self, x, skip):
+            for number, layer in enumerate(self.layers):
+                x = x if number == skip else layer(x)
+            return x
+
+    def body():
+        torch.manual_seed(0)
+        mesh, model = Mesh((2,), ("dp",)), Skips()
+        for layer in model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        model(torch.ones(2, 3), skip=0)
+        with torch.no_grad():
+            model(torch.ones(2, 3), skip=None)
+            whole = model(torch.ones(2, 3), skip=2)
+        held = [layer._sharding.group.gathered or layer._sharding.group.arriving for layer in model.layers]
+        model(torch.ones(2, 3), skip=2).sum().backward()
+        return whole, held, [layer.weight.grad is not None for layer in model.layers]
+
+    for _, held, gradients in run(body, ranks=2):
+        assert not any(held)
+        assert gradients == [True, True, False]
+
+
 def test_without_prefetch_each_layer_is_sent_for_when_it_begins():
     notes, most = run(in_flight, False, ranks=2)[0]
     order = {note: place for place, note in reversed([*enumerate(notes)])}
@@ -517,6 +547,12 @@ def lazy(mesh):
     fully_shard(nn.LazyLinear(3), mesh=mesh)
 
 
+def distributed_already(mesh):
+    layer = linear()
+    layer.weight = nn.Parameter(distribute_tensor(layer.weight.detach(), mesh, [Shard(1)]))
+    fully_shard(layer, mesh=mesh)
+
+
 REFUSED = {
     twice: "fully_shard twice on the same FSDPLinear",
     without_dims: "parameter 'scale' has no dim to cut along: give it the shape (1,)",
@@ -531,6 +567,7 @@ REFUSED = {
     different_layers: "ranks use different layers: rank 0 ['the model', 'layers.0'], rank 1 ['the model', 'layers.1']",
     no_divisor: "reshard_after_forward=3 on 2 ranks: give True, False, or a smaller number",
     of_a_list: "fully_shard of a ModuleList, which has no forward",
+    distributed_already: "parameter 'weight' is a DTensor already",
     lazy: "parameter 'weight' is lazy: run a forward before fully_shard",
 }
 

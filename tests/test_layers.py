@@ -18,12 +18,13 @@ LEVELS = [
     {"rules"},
     {"operation"},
     {"dtensor"},
-    {"sharded"},
+    {"sharded", "prefetch"},
+    {"shardable"},
     {"fsdp"},
     {"native"},  # and every file of the kit that is not named below
     {"kit.strategies", "kit.check", "kit.play", "kit.tour", "kit.doctor", "__main__"},
 ]
-TEXTBOOK = set().union(*LEVELS[:9])
+TEXTBOOK = set().union(*LEVELS[:10])
 # What a file may import for an option of its own, inside the function that needs it.
 OPTIONAL = {"data": {"datasets"}}  # a corpus from a hub, for those online
 EMPTY = {LABS / "__init__.py", *(LABS / "kit").rglob("__init__.py")}
