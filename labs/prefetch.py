@@ -35,6 +35,8 @@ class Step:
         if in_backward():
             return
         if member is self.root:
+            if self.in_backward:
+                self.give_up()
             self.last, self.now = self.now, []
         self.now.append(member)
 
@@ -81,6 +83,13 @@ class Step:
                 member.group.drop()
         self.in_backward, self.averaging = False, []
         self.require_same_order()
+
+    def give_up(self) -> None:
+        """The last backward has failed: what it left must not be taken for this one's."""
+        self.finish()
+        self.in_backward, self.averaging = False, []
+        for member in self.names:
+            member.group.forget()
 
     def require_same_order(self) -> None:
         """Raise RuntimeError, on every rank, where ranks used different layers; asked when a new order is used.

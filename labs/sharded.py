@@ -268,6 +268,13 @@ class ParameterGroup:
 
         self.reducing = over_shards
 
+    def forget(self) -> None:
+        """Drop all that is gathered, and whole gradients."""
+        self.drop()
+        self.averaging = None
+        for p in self.parameters:
+            p.full.grad = p.pending = None
+
     def finish_reduce(self) -> None:
         reducing, self.reducing = self.reducing, None
         if reducing:
