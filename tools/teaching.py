@@ -11,6 +11,7 @@ from pathlib import Path
 from labs.kit.checks import job, left
 from labs.kit.checks.answer import Mistake
 from labs.kit.checks.collectives import mistakes as collectives
+from labs.kit.checks.fsdp import mistakes as fsdp
 from labs.kit.checks.gradients import mistakes as gradients
 
 TEACHING = Path(__file__).resolve().parent.parent / "TEACHING.md"
@@ -19,7 +20,7 @@ BEGIN, END = "<!-- printed by `python -m tools.teaching`: from here -->", "<!-- 
 
 def rows() -> list[Mistake]:
     """Those of all tables, each once, in the order in which they are tried."""
-    tables = [value for module in (gradients, collectives, left, job) for value in vars(module).values()]
+    tables = [value for module in (gradients, collectives, fsdp, left, job) for value in vars(module).values()]
     found = [row for table in tables if isinstance(table, tuple) for row in table if isinstance(row, Mistake)]
     return list({row.name: row for row in found if row.shows}.values())
 

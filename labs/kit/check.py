@@ -10,6 +10,9 @@
     check.partition_optimizer(fn)  fn(full, make) -> step            step() updates all of full, with 1/N of the state
     check.gradient_ready(fn)       fn(full, shard)                   full.grad goes, its part is added to shard.grad
     check.gather_and_drop(gather, drop)    gather(full, shard)       full is filled from all shards; drop(full): emptied
+    check.unshard_and_reshard(unshard, reshard)    unshard(shards, fulls), reshard(fulls)      one group, one gather
+    check.prefetch(fn)             fn(layers, compute)               the next layer on its way while one computes
+    check.hsdp_gradient(fn)        fn(gradient, mesh) -> piece       the mean over both axes, by the least bytes
     check.clip(fn)                 fn(shards, max_norm) -> norm      by the global norm, in place
     check.checkpoint(fn)           fn(layer, x)                      layer(x), computed again in backward
     check.place_checkpoints(fn)    fn(model)                         so that both budgets are kept
@@ -31,6 +34,7 @@ What every check measures, and where the parts are: labs/kit/checks/__init__.py.
 
 from labs.kit.checks.answer import Answer, predict
 from labs.kit.checks.collectives.judge import all_gather, all_reduce, broadcast, reduce_scatter
+from labs.kit.checks.fsdp.judge import hsdp_gradient, prefetch, unshard_and_reshard
 from labs.kit.checks.gradients.judge import accumulation, average_gradients, data_parallel
 from labs.kit.checks.norms import clip
 from labs.kit.checks.recomputing import checkpoint, place_checkpoints
@@ -48,8 +52,11 @@ __all__ = [
     "data_parallel",
     "gather_and_drop",
     "gradient_ready",
+    "hsdp_gradient",
     "partition_optimizer",
     "place_checkpoints",
     "predict",
+    "prefetch",
     "reduce_scatter",
+    "unshard_and_reshard",
 ]

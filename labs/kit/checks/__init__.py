@@ -22,6 +22,7 @@ A family is a folder:
 
     collectives/     broadcast, reduce_scatter, all_gather, all_reduce
     gradients/       average_gradients, accumulation, data_parallel
+    fsdp/            unshard_and_reshard, prefetch, hsdp_gradient
 
 and not yet folders: shards, layers and pieces (ZeRO), norms (clip), recomputing and twice (checkpoint).  All share
 

@@ -1,0 +1,202 @@
+"""The checks of notebook 06 against answers that are known to be right, and against wrong ones that are known by name.
+
+Right: the course's own, and answers that go another way about it (lists of tensors, sends and receives by hand,
+PyTorch's own reduce-scatter, gathers before the wait or after it).  Wrong: tests/wrong_answers/fsdp.py.
+"""
+
+from collections import deque
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from labs import collectives
+from labs.group import all_gather, reduce_scatter_single
+from labs.kit import check
+from tests.wrong_answers.answers import ANSWERS, let_past
+from tests.wrong_answers.fsdp import ahead, averaged, fill, pieces_of, reshard, side_by_side, unshard
+from tests.wrong_answers.together import together
+
+CHECKS = {"unshard_and_reshard": 2, "prefetch": 1, "hsdp_gradient": 1}  # and of how many functions
+
+# ---- right answers ---------------------------------------------------------------------------------------
+
+
+def unshard_with_lists(shards, fulls):
+    ranks = dist.get_world_size()
+    row = side_by_side(shards, pieces_of(fulls, ranks), fulls[0].dtype)
+    rows = [torch.empty_like(row) for _ in range(ranks)]
+    dist.all_gather(rows, row, async_op=True).wait()
+    for number, full in enumerate(fulls):
+        fill(full, torch.cat([row.split(pieces_of(fulls, ranks))[number] for row in rows]))
+
+
+def unshard_row_for_row(shards, fulls):
+    """Each rank's rows to their places, without the padding."""
+    ranks = dist.get_world_size()
+    sizes = pieces_of(fulls, ranks)
+    padded = [torch.nn.functional.pad(s.flatten(), (0, n - s.numel())) for s, n in zip(shards, sizes, strict=True)]
+    row = torch.cat(padded).to(fulls[0].dtype)
+    table = row.new_empty(ranks * len(row))
+    all_gather(table, row)
+    for full, pieces in zip(fulls, table.view(ranks, -1).split(sizes, 1), strict=True):
+        full.untyped_storage().resize_(full.numel() * full.element_size())
+        rows = -(-len(full) // ranks)
+        for place, piece in zip(full.split(rows), pieces, strict=False):
+            place.copy_(piece[: place.numel()].view(place.shape))
+
+
+def unshard_by_a_ring(shards, fulls):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    sizes = pieces_of(fulls, ranks)
+    table = torch.zeros(ranks, sum(sizes), dtype=fulls[0].dtype)
+    table[rank] = side_by_side(shards, sizes, table.dtype)
+    collectives.all_gather(table.view(-1))
+    for full, pieces in zip(fulls, table.split(sizes, 1), strict=True):
+        fill(full, pieces)
+
+
+def reshard_by_its_data(fulls):
+    for full in reversed(fulls):
+        full.data.untyped_storage().resize_(0)
+
+
+def sent_for_before_the_wait(layers, compute):
+    coming = deque(layers)
+    coming.popleft().gather()
+    for layer in layers:
+        if coming:
+            coming.popleft().gather()
+        layer.arrive()
+        compute(layer)
+        layer.drop()
+
+
+def two_at_the_start(layers, compute):
+    for layer in layers[:2]:
+        layer.gather()
+    for place, layer in enumerate(layers):
+        layer.arrive()
+        compute(layer)
+        layer.drop()
+        for following in layers[place + 2 : place + 3]:
+            following.gather()
+
+
+def one_for_the_rest(layers, compute):
+    """Again and again: the first one, with the second under way."""
+    if not layers:
+        return
+    first, *others = layers
+    first.gather()
+    first.arrive()
+    if others:
+        others[0].gather()
+    compute(first)
+    first.drop()
+    one_for_the_rest(others, compute)
+
+
+def averaged_by_torch(gradient, mesh):
+    piece = gradient.new_empty(len(gradient) // mesh.size("shard"))
+    parts = torch.empty_like(gradient)
+    dist.all_to_all_single(parts, gradient, group=mesh.get_group("shard"))
+    torch.sum(parts.view(mesh.size("shard"), -1), 0, out=piece)
+    dist.all_reduce(piece, group=mesh.get_group("replicate"), async_op=True).wait()
+    return piece.div_(mesh.size())
+
+
+def averaged_axis_by_axis(gradient, mesh):
+    shards = mesh["shard"]
+    piece = gradient.new_empty(len(gradient) // shards.size())
+    reduce_scatter_single(piece, gradient, group=shards.get_group())
+    piece /= shards.size()
+    dist.all_reduce(piece, group=mesh["replicate"].get_group())
+    return piece / mesh.size("replicate")
+
+
+def averaged_by_sends_and_receives(gradient, mesh):
+    if mesh.size("shard") > 1:
+        piece = collectives.reduce_scatter(gradient, group=mesh.get_group("shard")).clone()
+    else:
+        piece = gradient.clone()
+    if mesh.size("replicate") > 1:
+        dist.all_reduce(piece, group=mesh.get_group("replicate"))
+    return piece / mesh.size()
+
+
+LINES = {
+    "unshard_and_reshard": (
+        "✓ unshard_and_reshard: you sent 0.75 × the group in {}, and held {} × of it meanwhile, 0.00 × afterwards; the "
+        "least possible is 0.75 × in 1, and 0.00 ×"
+    ),
+    "prefetch": (
+        "✓ prefetch: each layer but the first was under way while the one before it computed, and you held 2 layers at "
+        "most; without prefetch 1, with it 2 is the least possible"
+    ),
+    "hsdp_gradient": (
+        "✓ hsdp_gradient: on 2 × 2 ranks you sent 1.00 × the gradient, 0.50 × of it between replicas; the least "
+        "possible is 1.00 × and 0.50 ×"
+    ),
+}
+RIGHT = [
+    ("unshard_and_reshard", ("1 collective", "2.50"), [unshard, reshard]),
+    ("unshard_and_reshard", ("1 collective", "2.75"), [unshard_with_lists, reshard]),
+    ("unshard_and_reshard", ("1 collective", "2.75"), [unshard_row_for_row, reshard_by_its_data]),
+    ("unshard_and_reshard", ("6 messages", "2.50"), [unshard_by_a_ring, reshard]),
+    ("prefetch", (), [ahead]),
+    ("prefetch", (), [sent_for_before_the_wait]),
+    ("prefetch", (), [two_at_the_start]),
+    ("prefetch", (), [one_for_the_rest]),
+    ("hsdp_gradient", (), [averaged]),
+    ("hsdp_gradient", (), [averaged_by_torch]),
+    ("hsdp_gradient", (), [averaged_axis_by_axis]),
+    ("hsdp_gradient", (), [averaged_by_sends_and_receives]),
+]
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_right_answers_are_accepted(name):
+    answers = [(figures, fns) for check_of, figures, fns in RIGHT if check_of == name]
+    said = together([(name, tuple(fns), False) for _, fns in answers])
+    for (figures, fns), answer in zip(answers, said, strict=True):
+        assert answer.ok is True and answer, f"{fns[0].__name__}: {answer}"
+        assert str(answer) == LINES[name].format(*figures)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_an_untouched_stub_is_not_yet(name):
+    def stub(*args):
+        raise NotImplementedError("your turn")
+
+    answer = getattr(check, name)(*[stub] * CHECKS[name])
+    assert answer.ok is None and not answer
+    assert str(answer) == f"not yet: {name} (the stub is untouched; the notebook goes on with the course's own)"
+
+
+# ---- wrong answers ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_wrong_answers_are_called_by_their_names(name):
+    assert sum(answer.check == name for answer in ANSWERS) >= 8
+    assert let_past(name) == ""
+
+
+def test_what_it_raises_is_told_with_its_line():
+    def fn(layers, compute):
+        layers[len(layers)].gather()
+
+    answer = check.prefetch(fn)
+    assert answer.ok is False
+    assert "IndexError" in answer.text and "layers[len(layers)].gather()" in answer.text
+
+
+def test_a_hang_is_told():
+    def fn(gradient, mesh):
+        if mesh.get_local_rank("replicate") == 0:
+            return averaged(gradient, mesh)
+        return gradient
+
+    answer = check.hsdp_gradient(fn)
+    assert "wait for each other" in answer.text and answer.question
