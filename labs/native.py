@@ -5,19 +5,24 @@ ddp.Overlapped(model); .sync()    ddp(model); nothing to call: the end of backwa
 zero.Zero(model, stage=1, ...)    zero1(model, AdamW, lr=...): another sharding, whole parameters to each rank
 zero.Zero(model, stage=2, ...)    fsdp(model, layers, reshard_after_forward=False), but at rest P is sharded, too
 zero.Zero(model, stage=3, ...)    fsdp(model, layers)
+fsdp.fully_shard(layer), ...      fsdp(model, layers, mesh, ...): mesh, resharding and dtypes go by the same names
+mesh.Mesh((2, 2), names)          device_mesh(mesh)
 """
 
 import warnings
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+
+from labs.mesh import Mesh
 
 
 def ddp(model: nn.Module, group: ProcessGroup | None = None, find_unused: bool = False) -> nn.Module:
@@ -46,17 +51,28 @@ def zero1(
     return ddp(model, group), ZeroRedundancyOptimizer(trained, optimizer, process_group=group, **settings)
 
 
+def device_mesh(mesh: Mesh) -> DeviceMesh:
+    """The same grid, for the device that tensors are made on by default."""
+    return init_device_mesh(torch.get_default_device().type, mesh.shape, mesh_dim_names=mesh.mesh_dim_names)
+
+
 def fsdp(
-    model: nn.Module, layers: Iterable[nn.Module], mesh: DeviceMesh | None = None, reshard_after_forward: bool = True
+    model: nn.Module,
+    layers: Iterable[nn.Module],
+    mesh: DeviceMesh | None = None,
+    reshard_after_forward: bool = True,
+    **precision: torch.dtype,
 ) -> nn.Module:
     """`labs.zero.Zero`, stage 3: parameters sharded one by one, each along its first dim; gathered layer by layer.
 
     The model itself takes what is in none of the layers, and is not resharded between forward and backward. With
     `reshard_after_forward=False` neither are the layers: a whole copy from forward to backward, as under stage 2.
 
-    mesh: of one axis; all ranks, where it is None.
+    mesh: of one axis, or of two for HSDP, replicas first; all ranks, where it is None. precision: param_dtype and
+    reduce_dtype, in which parameters are gathered and gradients averaged; at rest both stay as they were.
     """
     mesh = mesh or init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
+    policy = MixedPrecisionPolicy(**precision)
     for layer in layers:
-        fully_shard(layer, mesh=mesh, reshard_after_forward=reshard_after_forward)
-    return fully_shard(model, mesh=mesh)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy)
+    return fully_shard(model, mesh=mesh, mp_policy=policy)

@@ -136,8 +136,8 @@ class ShardedParameter:
         if complete < self.ranks:
             over = gradient[complete * self.rows :].flatten()
             pieces[complete, : len(over)] = over
-            pieces[complete, len(over) :] = 0
-            pieces[complete + 1 :] = 0
+            pieces[complete, len(over) :].zero_()
+            pieces[complete + 1 :].zero_()
 
     def add(self, piece: Tensor) -> None:
         """This rank's piece of the mean gradient, padded."""
@@ -191,7 +191,7 @@ class ParameterGroup:
         for p, place in zip(self.parameters, row.split([p.n for p in self.parameters]), strict=True):
             own = p.local.flatten()
             place[: len(own)] = own
-            place[len(own) :] = 0
+            place[len(own) :].zero_()
         return row
 
     def require_current(self) -> None:

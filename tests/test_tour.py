@@ -105,7 +105,19 @@ def test_files_have_the_schema_and_nothing_else_is_left(made):
     ]
     assert told["rows"][0]["losses"] == told["reference"]["losses"]
     for row in told["rows"]:
-        assert list(row) == ["name", "side", "ranks", "losses", "max_param_diff", "sent", "held", "ms_per_step", "note"]
+        assert list(row) == [
+            "name",
+            "side",
+            "ranks",
+            "losses",
+            "max_param_diff",
+            "sent",
+            "held",
+            "ms_per_step",
+            "note",
+            "mesh",
+            "same",
+        ]
         assert row["losses"] == pytest.approx(told["reference"]["losses"], abs=1e-5)
         assert len(row["losses"]) == 3 and row["max_param_diff"] <= 1e-5 and row["ms_per_step"] > 0
         assert list(row["held"]) == KINDS

@@ -6,6 +6,7 @@
     autograd         activations: what backward needs of a forward, and what is alive on the way back
     data_parallel    one rank, one step, for each variant of `labs.ddp`
     zero_stages      ZeRO, stage by stage
+    fully_sharded    FSDP, parameter by parameter
     native           the same with PyTorch: ZeroRedundancyOptimizer, fully_shard
     fit              does it fit a card, and on how many ranks?
 
@@ -45,6 +46,7 @@ from labs.cost.collectives import (
 )
 from labs.cost.data_parallel import buckets, ddp, ddp_sent
 from labs.cost.fit import per_rank, smallest_ranks
+from labs.cost.fully_sharded import fsdp, fully_shard_sent
 from labs.cost.job import RECOMPUTE, Job
 from labs.cost.memory import (
     FLOAT,
@@ -62,5 +64,5 @@ from labs.cost.memory import (
     optimizer_step,
     parameter_sizes,
 )
-from labs.cost.native import fully_shard, fully_shard_sent, zero_redundancy, zero_redundancy_sent
+from labs.cost.native import fully_shard, zero_redundancy, zero_redundancy_sent
 from labs.cost.zero_stages import zero, zero_limit, zero_sent

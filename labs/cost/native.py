@@ -14,21 +14,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from importlib.metadata import version
-from itertools import chain
-from math import prod
 
 from labs.cost.autograd import backward
-from labs.cost.collectives import all_gather, reduce_scatter
 from labs.cost.data_parallel import buckets, ddp_held, ddp_sent
+from labs.cost.fully_sharded import chunks_of, computed, fsdp, groups, rows
 from labs.cost.job import Job
 from labs.cost.memory import (
     FLOAT,
     Held,
-    Layer,
     Moment,
     Prediction,
-    Shape,
-    gpt_layers,
     held,
     optimizer_state,
     optimizer_step,
@@ -69,66 +64,27 @@ def dealt(sizes: Sequence[int], ranks: int) -> list[list[int]]:
 # ---- fully_shard -----------------------------------------------------------------------------------------
 
 
-def fully_shard(job: Job, reshard_after_forward: bool = True) -> Prediction:
-    """A step in float32 on CPU."""
+def fully_shard(job: Job, reshard_after_forward: bool = True, replicas: int = 1, itemsize: int = FLOAT) -> Prediction:
+    """A step on CPU, at rest in float32; it sends what `cost.fsdp` says, whose settings it has."""
     job.require("cost.fully_shard", precision=("float32",), recompute=("none",))
-    root, layers = groups(job.config)
-    gathers = job.accumulation * (1 + len(layers) * (1 + reshard_after_forward))
-    times = job.accumulation * (3 if reshard_after_forward else 2)
-    return Prediction(
-        sent=fully_shard_sent(root, layers, job.ranks, reshard_after_forward, job.accumulation),
-        collectives={"all_gather": gathers, "reduce_scatter": job.accumulation * (1 + len(layers))},
-        textbook=Fraction(FLOAT * times * (job.ranks - 1) * sum(parameter_sizes(job.config)), job.ranks),
-        held=fully_shard_held(job, reshard_after_forward),
-    )
+    held = fully_shard_held(job, reshard_after_forward, replicas, itemsize)
+    return replace(fsdp(job, reshard_after_forward, replicas, itemsize), held=held)
 
 
-def groups(config) -> tuple[Layer, list[Layer]]:
-    """The root and the layers of a GPT, each gathered at once."""
-    embedding, *others = gpt_layers(config)
-    layers, rest = others[: config.depth], others[config.depth :]
-    return Layer(tuple(chain(embedding.trained, *(layer.trained for layer in rest)))), layers
-
-
-def fully_shard_sent(
-    root: Layer, layers: Sequence[Layer], ranks: int, reshard_after_forward: bool = True, accumulation: int = 1
-) -> int:
-    """Bytes that each rank sends in a step, for float32 parameters of these shapes, whatever the model."""
-    sent = 0
-    for number, group in enumerate((root, *layers)):
-        trained, frozen = (sum(rows(shape, ranks) for shape in shapes) for shapes in (group.trained, group.frozen))
-        gathers = 2 if number and reshard_after_forward else 1
-        sent += gathers * all_gather(trained + frozen, ranks).elements + reduce_scatter(trained, ranks).elements
-    return FLOAT * accumulation * sent
-
-
-def rows(shape: Shape, ranks: int) -> int:
-    """Elements of a parameter whose first dim is padded to N equal chunks."""
-    first, *others = shape
-    return -(-first // ranks) * ranks * prod(others)
-
-
-def chunk(shape: Shape, ranks: int, rank: int) -> int:
-    """Elements of a rank's chunk, without the padding; the last ranks may have none."""
-    first, *others = shape
-    longest = -(-first // ranks)
-    return max(0, min(longest, first - rank * longest)) * prod(others)
-
-
-def fully_shard_held(job: Job, reshard_after_forward: bool = True) -> Held:
+def fully_shard_held(job: Job, reshard_after_forward: bool = True, replicas: int = 1, itemsize: int = FLOAT) -> Held:
     """P, S and G are the rank's shards; padding counts for P and G, and not for S."""
-    (root, layers), ranks = groups(job.config), job.ranks
+    (root, layers), ranks = groups(job.config), job.ranks // replicas
     padded = [sum(rows(shape, ranks) for shape in group.trained) for group in (root, *layers)]
-    chunks = [chunk(shape, ranks, job.rank) for group in gpt_layers(job.config) for shape in group.trained]
+    chunks = chunks_of(job, ranks)
     shards = FLOAT * sum(padded) // ranks
-    moments = fully_shard_moments(job, FLOAT * padded[0], FLOAT * padded[-1], reshard_after_forward)
+    moments = fully_shard_moments(job, padded[0], padded[-1], reshard_after_forward, ranks, itemsize)
     step = optimizer_step(backward(job)[-1].left, shards, 0, chunks).plus(temporary=job.losses)
     most = held(shards, optimizer_state(chunks), [*moments, step])
-    mesh = FLOAT * ranks  # the ranks' numbers
+    mesh = FLOAT * job.ranks  # the ranks' numbers
     return replace(most, temporary=most.temporary + mesh, peak=most.peak + mesh)
 
 
-def fully_shard_moments(job: Job, root: int, layer: int, reshard: bool) -> Iterator[Moment]:
+def fully_shard_moments(job: Job, root: int, layer: int, reshard: bool, ranks: int, itemsize: int) -> Iterator[Moment]:
     """Bytes beside P and S, from the end of forward on; all that is whole counts as `comm`.
 
         forward ends    the root gathered; layers, unless resharded; the buffer from which the last one was copied
@@ -136,10 +92,11 @@ def fully_shard_moments(job: Job, root: int, layer: int, reshard: bool) -> Itera
                         what was reduced; the gradients of its own parameters, and of the root's
         a layer ends    it is dropped; its gradients are copied side by side to be reduced
 
-    root, layer: bytes of each when it is gathered.
+    root, layer: elements of each with padding.
     """
-    parts, depth, ranks, first = backward(job), job.config.depth, job.ranks, job.accumulation == 1
-    arrived = 0 if first else (root + depth * layer) // ranks
+    job, depth, first, table = computed(job, itemsize), job.config.depth, job.accumulation == 1, FLOAT * layer
+    parts, arrived = backward(job), 0 if first else (FLOAT * root + depth * table) // ranks
+    root, layer = itemsize * root, itemsize * layer
     whole, gradients, reduced, pending = root + (0 if reshard else depth * layer), 0, 0, 2 * FLOAT + job.losses
     yield from forward_moments(job, root, layer, reshard, arrived)
     for number, part in enumerate(parts):
@@ -149,13 +106,15 @@ def fully_shard_moments(job: Job, root: int, layer: int, reshard: bool) -> Itera
             besides = dict(G=arrived, A=parts[number - 1].left, temporary=part.handed_on + pending)
             yield Moment(f"gather {part.name} again", comm=whole + reduced + gradients + 2 * layer, **besides)
         for at in part.worst:
-            yield Moment(at.name, G=arrived, A=at.A, comm=comm + FLOAT * at.gradients, temporary=at.temporary + pending)
-        own = FLOAT * sum(part.sizes)
+            yield Moment(
+                at.name, G=arrived, A=at.A, comm=comm + itemsize * at.gradients, temporary=at.temporary + pending
+            )
+        own = itemsize * sum(part.sizes)
         if in_layer:
             whole -= 0 if reshard else layer
-            comm = whole + prefetched + gradients + own + layer
+            comm = whole + prefetched + gradients + own + table
             yield Moment(part.name, G=arrived, A=part.left, comm=comm, temporary=part.handed_on + pending)
-            arrived, reduced = arrived + first * layer // ranks, layer
+            arrived, reduced = arrived + first * table // ranks, table
         elif part.shared:
             pending += own
         else:

@@ -9,7 +9,6 @@ The tour, the contract test and the benchmarks read STRATEGIES and nothing else:
     sent      (root, layers, ranks, rank) ->                     differ in another axis only, read the same part
               bytes, for any model by the shapes       bitwise   on how many ranks it equals the micro-batched
               of its layers; root: the other parts               process bit by bit, in float32
-                                                       note      where PyTorch's differs from its stage
 """
 
 from __future__ import annotations
@@ -26,10 +25,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from labs import cost, ddp, native
+from labs import cost, ddp, fsdp, native
 from labs.kit.record import mark
+from labs.mesh import Mesh
+from labs.sharded import MixedPrecisionPolicy
 from labs.zero import Zero
 
 Batch = tuple[Tensor, Tensor]
@@ -61,69 +61,91 @@ class Strategy:
 
     name: str
     side: str
-    apply: Callable[[nn.Module, DeviceMesh], Training]
+    apply: Callable[[nn.Module, Mesh], Training]
     predict: Callable[[cost.Job], cost.Prediction]
     sent: Callable[..., int]
     axes: Callable[[int], Mapping[str, int]] = lambda asked: {"dp": asked}
     batch: tuple[str, ...] = ("dp",)
     bitwise: tuple[int, ...] = (2,)
+    computes: torch.dtype = torch.float32
     note: str = ""
 
     def ranks(self, asked: int) -> int:
         """How many it takes of those asked for."""
         return prod(self.axes(asked).values())
 
+    def fits(self, asked: int) -> bool:
+        try:
+            return bool(self.axes(asked))
+        except ValueError:
+            return False
+
     def parts(self, asked: int) -> int:
         """Into how many parts the batch is cut."""
         return prod(self.axes(asked)[axis] for axis in self.batch)
 
-    def part(self, mesh: DeviceMesh) -> int:
+    def part(self, mesh: Mesh) -> int:
         """Which of them this rank reads."""
         number = 0
         for axis in self.batch:
-            number = number * mesh[axis].size() + mesh.get_local_rank(axis)
+            number = number * mesh.size(axis) + mesh.get_local_rank(axis)
         return number
 
 
 # ---- how each is set up ----------------------------------------------------------------------------------
 
 
-def single(model: nn.Module, mesh: DeviceMesh) -> Training:
+def single(model: nn.Module, mesh: Mesh) -> Training:
     return replicated(model, partial(backward, model))
 
 
-def average_with(wrap: Callable[..., ddp.DataParallel], model: nn.Module, mesh: DeviceMesh) -> Training:
+def average_with(wrap: Callable[..., ddp.DataParallel], model: nn.Module, mesh: Mesh) -> Training:
     module = wrap(model, group=mesh.get_group("dp"))
     return replicated(model, partial(backward, module, no_sync=module.no_sync), finish=module.sync)
 
 
-def torch_ddp(model: nn.Module, mesh: DeviceMesh) -> Training:
+def torch_ddp(model: nn.Module, mesh: Mesh) -> Training:
     module = native.ddp(model, mesh.get_group("dp"))
     return replicated(model, partial(backward, module, no_sync=module.no_sync))
 
 
-def zero(stage: int, model: nn.Module, mesh: DeviceMesh) -> Training:
+def zero(stage: int, model: nn.Module, mesh: Mesh) -> Training:
     sharded = Zero(model, stage, partial(torch.optim.AdamW, **ADAMW), group=mesh.get_group("dp"))
     return Training(
         partial(backward, model), sharded, sharded.shards, lambda: sharded.state_dict()["model"], sharded.sync
     )
 
 
-def torch_zero1(model: nn.Module, mesh: DeviceMesh) -> Training:
+def torch_zero1(model: nn.Module, mesh: Mesh) -> Training:
     module, optimizer = native.zero1(model, torch.optim.AdamW, mesh.get_group("dp"), **ADAMW)
     steps = partial(backward, module, no_sync=module.no_sync)
     return Training(steps, optimizer, trainable(model), lambda: dict(model.named_parameters()))
 
 
-def torch_fsdp(reshard_after_forward: bool, model: nn.Module, mesh: DeviceMesh) -> Training:
+def our_fsdp(reshard: bool, precision: Mapping[str, Any], model: nn.Module, mesh: Mesh) -> Training:
+    policy = MixedPrecisionPolicy(**precision)
+    for layer in layers_of(model):
+        fsdp.fully_shard(layer, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+    return sharded(fsdp.fully_shard(model, mesh=mesh, mp_policy=policy))
+
+
+def torch_fsdp(reshard: bool, precision: Mapping[str, Any], model: nn.Module, mesh: Mesh) -> Training:
+    return sharded(native.fsdp(model, layers_of(model), native.device_mesh(mesh), reshard, **precision))
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
     containers = (child for child in model.children() if isinstance(child, nn.ModuleDict))
-    layers = [layer for container in containers for layer in container.children()]
-    module = native.fsdp(model, layers, mesh["dp"], reshard_after_forward)
-    optimizer = torch.optim.AdamW(trainable(model), **ADAMW)
+    return [layer for container in containers for layer in container.children()]
+
+
+def sharded(model: nn.Module) -> Training:
+    """Its parameters are DTensors, the optimizer's too."""
+    trained = trainable(model)
+    optimizer = torch.optim.AdamW(trained, **ADAMW)
     return Training(
-        partial(backward, module),
+        partial(backward, model),
         optimizer,
-        trainable(model),
+        trained,
         lambda: {name: p.full_tensor() for name, p in model.named_parameters()},
     )
 
@@ -171,19 +193,34 @@ def zero_redundancy() -> Strategy:
     return Strategy("torch-zero-1", "native", torch_zero1, cost.zero_redundancy, sent, note=note)
 
 
-def sharded_fully(name: str, reshard_after_forward: bool, note: str) -> Strategy:
+def fully_sharded(
+    name: str, side: str, reshard: bool = True, computes: torch.dtype = torch.float32, **others: Any
+) -> Strategy:
+    """A row whose layers are sharded parameter by parameter, with gradients averaged in float32."""
+    replicas = 2 if "axes" in others else 1
+    how = {"reshard_after_forward": reshard, "replicas": replicas, "itemsize": computes.itemsize}
+    precision = {"param_dtype": computes, "reduce_dtype": torch.float32} if computes != torch.float32 else {}
+
     def sent(root: Layers, layers: Layers, ranks: int, rank: int) -> int:
         trained, frozen = (tuple(chain(*(getattr(layer, kind) for layer in root))) for kind in ("trained", "frozen"))
-        return cost.fully_shard_sent(cost.Layer(trained, frozen), layers, ranks, reshard_after_forward)
+        return cost.fully_shard_sent(cost.Layer(trained, frozen), layers, ranks, rank=rank, **how)
 
-    predict = partial(cost.fully_shard, reshard_after_forward=reshard_after_forward)
-    return Strategy(name, "native", partial(torch_fsdp, reshard_after_forward), predict, sent, note=note)
+    apply, predict = (our_fsdp, cost.fsdp) if side == "ours" else (torch_fsdp, cost.fully_shard)
+    apply, predict = partial(apply, reshard, precision), partial(predict, **how)
+    return Strategy(name, side, apply, predict, sent, computes=computes, **others)
 
 
 def sizes_of(root: Layers, layers: Layers) -> list[int]:
     return [size for layer in (*root, *layers) for size in layer.sizes]
 
 
+def two_replicas(asked: int) -> dict[str, int]:
+    if asked < 4 or asked % 2:
+        raise ValueError(f"2 replicas of 2 shards or more take 4 ranks, 6, 8, ...: not {asked}")
+    return {"replicate": 2, "shard": asked // 2}
+
+
+HYBRID = {"axes": two_replicas, "batch": ("replicate", "shard"), "bitwise": ()}
 ONE_DEVICE = data_parallel("one device", "ours", single, "single", axes=lambda asked: {"dp": 1}, bitwise=())
 STRATEGIES = (
     data_parallel("ddp-naive", "ours", partial(average_with, ddp.Naive), "naive"),
@@ -193,13 +230,24 @@ STRATEGIES = (
     of_stage(1),
     zero_redundancy(),
     of_stage(2),
-    sharded_fully(
+    fully_sharded("fsdp-no-reshard", "ours", reshard=False, bitwise=(2, 3, 4)),
+    fully_sharded(
         "torch-fsdp-no-reshard",
-        False,
-        "holds P whole from forward to backward only; at rest it is sharded, unlike stage 2's",
+        "native",
+        reshard=False,
+        note="holds P whole from forward to backward only; at rest it is sharded, unlike stage 2's",
     ),
     of_stage(3),
-    sharded_fully("torch-fsdp", True, "gathers embedding, norm and head once a step, where stage 3 gathers them twice"),
+    fully_sharded("fsdp", "ours", bitwise=(2, 3, 4)),
+    fully_sharded(
+        "torch-fsdp",
+        "native",
+        note="gathers embedding, norm and head once a step, where stage 3 gathers them twice",
+    ),
+    fully_sharded("hsdp", "ours", **HYBRID),
+    fully_sharded("torch-hsdp", "native", **HYBRID),
+    fully_sharded("fsdp-bf16", "ours", computes=torch.bfloat16, bitwise=(2, 3, 4)),
+    fully_sharded("torch-fsdp-bf16", "native", computes=torch.bfloat16),
 )
 ROWS = {row.name: row for row in (ONE_DEVICE, *STRATEGIES)}
 
@@ -236,7 +284,7 @@ def train(
 def set_up(strategy: Strategy, model: nn.Module) -> tuple[Training, int]:
     """The training of a model by all ranks of this job, and the number of the part of the batch that this one reads."""
     axes = strategy.axes(dist.get_world_size())
-    mesh = init_device_mesh(torch.get_default_device().type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+    mesh = Mesh(tuple(axes.values()), tuple(axes))
     return strategy.apply(model, mesh), strategy.part(mesh)
 
 

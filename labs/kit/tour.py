@@ -39,6 +39,7 @@ from labs.kit.drawing.palette import NAMES
 from labs.kit.launch import MOST_RANKS, RankError, Results, run
 from labs.kit.ranks.devices import devices_for
 from labs.kit.strategies import ADAMW, ONE_DEVICE, STRATEGIES, Batch, Strategy, train
+from labs.mesh import equation
 from labs.model import GPT, PRESETS, Config, parameters
 
 KINDS = (*draw.KINDS, "peak")
@@ -47,7 +48,8 @@ SIZES = [name for name, config in PRESETS.items() if config.vocab == 256]  # tho
 PASSES = ("time", "communication", "memory")
 WATCHED = 4  # steps of the passes that count bytes
 WARM_UP = 3  # steps that are not timed
-SAME = 1e-5  # two parameters that differ by no more are equal up to float32's rounding ...
+# Two parameters that differ by no more are equal up to the rounding of the dtype that computed them ...
+SAME = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 COMPARED = 30  # ... which every training blows up, step by step: so they are compared after these
 TIMEOUT = 3600.0
 
@@ -120,6 +122,8 @@ class Row:
     held: dict[str, dict[str, int]]  # likewise, by kind
     ms_per_step: float
     note: str = ""
+    mesh: str = ""  # that it ran on
+    same: float = SAME[torch.float32]  # how large max_param_diff may be
     differs: list[str] = field(default_factory=list)
 
     @property
@@ -198,19 +202,28 @@ def compare(strategy: Strategy, plan: Plan, ranks: int, time: Results, communica
         },
         statistics.median(durations),
         strategy.note,
+        mesh_of(strategy, ranks),
+        SAME[strategy.computes],
     )
     faults: dict[str, list[int]] = {}
     for rank, (difference, p) in enumerate(zip(differences, predicted, strict=True)):
-        for fault in faults_of(difference, p, sent[rank], held[rank]):
+        for fault in faults_of(difference, p, sent[rank], held[rank], row.same):
             faults.setdefault(fault, []).append(rank)
     row.differs = [f"{strategy.name}, rank {', '.join(map(str, at))}: {fault}" for fault, at in faults.items()]
     return row
 
 
-def faults_of(difference: float, predicted: Prediction, sent: int, held: dict[str, int]) -> Iterator[str]:
+def mesh_of(strategy: Strategy, ranks: int) -> str:
+    axes = strategy.axes(ranks)
+    return equation(tuple(axes.values()), tuple(axes))
+
+
+def faults_of(
+    difference: float, predicted: Prediction, sent: int, held: dict[str, int], same: float = SAME[torch.float32]
+) -> Iterator[str]:
     """What one rank did otherwise than one process, or than was predicted."""
-    if not difference <= SAME:  # nan, too
-        yield f"parameters differ from one process's by {difference:.1e}, more than {SAME:.0e}"
+    if not difference <= same:  # nan, too
+        yield f"parameters differ from one process's by {difference:.1e}, more than {same:.0e}"
     if sent != predicted.sent:
         yield f"sent {sent:,} bytes in a step, not the predicted {predicted.sent:,}"
     for kind in EXACT:
@@ -229,7 +242,7 @@ def show(rows: Sequence[Row]) -> draw.Table:
     lines = []
     for row, line in zip(rows, cells, strict=True):
         about = (row.name, f"{row.final_loss:.4f}", f"{row.max_param_diff:.1e}", f"{row.ms_per_step:.1f}")
-        again = (f"  {row.side} × {row.ranks}", "", "", "")
+        again = (f"  {row.mesh}", "", "", "")
         for first, which in ((about, "predicted"), (again, "measured")):
             lines.append((*first, which, *(three_digits(cell[which] / 1024**power) for cell in line)))
     names = ["temp" if kind == "temporary" else kind for kind in KINDS]
@@ -250,10 +263,12 @@ def verdicts(rows: Sequence[Row], plan: Plan) -> list[str]:
     after = min(plan.steps, COMPARED)
     entropy, loss = plan.corpus.unigram_entropy(), rows[0].final_loss
     below = "below" if loss < entropy else "not yet below"
+    low = any(row.same > SAME[torch.float32] for row in rows)
     said = [f"The loss, {loss:.2f} nats, is {below} the corpus's unigram entropy of {entropy:.2f} (byte counts alone)."]
     if len(rows) > 1 and not any(row.differs for row in rows):
         said += [
-            f"After {after} steps every strategy has one process's parameters, to {SAME:.0e}.",
+            f"After {after} steps every strategy has one process's parameters, to {SAME[torch.float32]:.0e}"
+            + (f", or {SAME[torch.bfloat16]:.0e} if it computes in bfloat16." if low else "."),
             "Each rank sent, and held of P, G and S, what the formulas say, to the byte.",
         ]
     return said + [f"{row.name} {row.note}." for row in rows if row.note]
@@ -323,13 +338,22 @@ def write(path: Path, content: bytes) -> None:
 # ---- the command -----------------------------------------------------------------------------------------
 
 
-def choose(names: str | None) -> list[Strategy]:
-    """The rows of STRATEGIES with these names, separated by commas, in the table's order; all for None."""
+def choose(names: str | None, ranks: int) -> list[Strategy]:
+    """The rows of STRATEGIES with these names, separated by commas, in the table's order; for None, all that can be
+    run on so many ranks.  Raises ValueError for a name that there is not, or that cannot."""
     wanted = {name.strip() for name in names.split(",")} if names is not None else None
     known = [strategy.name for strategy in STRATEGIES]
     if unknown := sorted((wanted or set()) - set(known)):
         raise ValueError(f"no strategy {', '.join(map(repr, unknown))}: there are {', '.join(known)}")
-    return [strategy for strategy in STRATEGIES if wanted is None or strategy.name in wanted]
+    if wanted is None:
+        return [strategy for strategy in STRATEGIES if strategy.fits(ranks)]
+    chosen = [strategy for strategy in STRATEGIES if strategy.name in wanted]
+    for strategy in chosen:
+        try:
+            strategy.axes(ranks)
+        except ValueError as error:
+            raise ValueError(f"{strategy.name} cannot have --ranks {ranks}: {error}") from error
+    return chosen
 
 
 def parser() -> argparse.ArgumentParser:
@@ -352,7 +376,7 @@ def main(arguments: list[str]) -> int:
     chosen = parser().parse_args(arguments)
     try:
         plan = Plan(chosen.size, chosen.ranks, chosen.steps, chosen.batch, chosen.device)
-        strategies = choose(chosen.strategies)
+        strategies = choose(chosen.strategies, plan.ranks)
         require_writable(chosen.json)
         require_writable(chosen.figure)
         print(introduction(plan), flush=True)
