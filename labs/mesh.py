@@ -56,12 +56,17 @@ class Mesh:
         self.mesh_dim_names = tuple(mesh_dim_names)
         self.rank = dist.get_rank() if in_job else rank
         self.coordinate = place_of(self.rank, self.mesh)
-        self.root = self
+        self.part_of: Mesh | None = None
         self.made_of = {name: (name,) for name in mesh_dim_names}  # each axis: of which axes of the root
         self.groups: dict[Axes, ProcessGroup] | None = {} if in_job else None  # shared with all parts of the grid
         if in_job:
             for axes in self.made_of.values():
                 self.make_groups(axes)
+
+    @property
+    def root(self) -> "Mesh":
+        """The whole grid.  (Not an attribute: what knows itself is freed late.)"""
+        return self if self.part_of is None else self.part_of
 
     # ---- the grid ----------------------------------------------------------------------------------------
 
@@ -119,6 +124,7 @@ class Mesh:
             "coordinate": place_of(self.rank, meshes[mine][0]),
             "mesh_dim_names": tuple(made_of),
             "made_of": made_of,
+            "part_of": self.root,
         }
         return part
 

@@ -12,10 +12,10 @@ Then the claims themselves are tried: a strategy that is changed in one place mu
 
 from dataclasses import asdict, replace
 from functools import lru_cache, partial
+from itertools import product
 
 import pytest
 import torch
-import torch.distributed as dist
 from models import Tied
 from torch import nn
 from torch.func import functional_call
@@ -50,14 +50,20 @@ def batches(vocab: int, parts: int):
     return [[tuple(step.chunk(parts, dim=1)[part]) for step in whole] for part in range(parts)]
 
 
-def train_all(strategy, micro_batches=1, trainings=TRAININGS):
-    """All trainings, one after the other in one job: the parameters of each."""
-    trained = []
-    for name, dtype in trainings:
-        make, vocab = MODELS[name]
-        data = batches(vocab, strategy.parts(dist.get_world_size()))
-        trained.append(train(strategy, lambda make=make, dtype=dtype: make().to(dtype), data, micro_batches, STEPS)[1])
+def train_all(strategies, data, trainings=TRAININGS, micro_batches=1, keep=STEPS):
+    """All trainings with all strategies, one after the other in one job: {strategy's name: the parameters of each}."""
+    trained = {}
+    for strategy, (name, dtype) in product(strategies, trainings):
+        make = MODELS[name][0]
+        after = train(strategy, lambda make=make, dtype=dtype: make().to(dtype), data[name], micro_batches, keep)[1]
+        trained.setdefault(strategy.name, []).append(after)
     return trained
+
+
+def run_all(strategies, ranks: int, record=None, **options):
+    parts = strategies[0].parts(ranks)  # those of a family cut the batch alike
+    data = {name: batches(vocab, parts) for name, (_, vocab) in MODELS.items()}  # made here: ranks only look at it
+    return run(train_all, strategies, data, **options, ranks=ranks, device="cpu", record=record)
 
 
 def job_of(strategy, ranks: int, rank: int = 0, micro_batches: int = 1) -> cost.Job:
@@ -88,13 +94,7 @@ ONE = {torch.float32: ONE_DEVICE, torch.bfloat16: replace(ONE_DEVICE, apply=in_b
 
 @lru_cache
 def one_process(micro_batches: int, computes=torch.float32):
-    return run(train_all, ONE[computes], micro_batches, ranks=1)[0]
-
-
-@lru_cache
-def watched(strategy, ranks: int):
-    """What a strategy trained, and a recording of what it sent."""
-    return run(train_all, strategy, ranks=ranks, record="communication")
+    return run_all([ONE[computes]], 1, micro_batches=micro_batches)[0][ONE_DEVICE.name]
 
 
 def bound_of(strategy, ranks: int, dtype: torch.dtype) -> float:
@@ -103,82 +103,71 @@ def bound_of(strategy, ranks: int, dtype: torch.dtype) -> float:
     return 0.0 if ranks in strategy.bitwise else 1e-5
 
 
-def differences(strategy, ranks: int) -> list[tuple]:
+def differences(job, strategy, ranks: int) -> list[tuple]:
     """(rank, model, dtype) whose parameters are not one process's."""
     found = []
-    for rank, trained in enumerate(watched(strategy, ranks)):
-        for training, ours, one in zip(TRAININGS, trained, one_process(ranks, strategy.computes), strict=True):
-            bound = bound_of(strategy, ranks, training[1])
-            if not all(torch.allclose(ours[name], p, rtol=bound, atol=bound) for name, p in one.items()):
+    for rank, trained in enumerate(job):
+        one_by_one = zip(TRAININGS, trained[strategy.name], one_process(ranks, strategy.computes), strict=True)
+        for training, ours, one in one_by_one:
+            if not same(ours, one, bound_of(strategy, ranks, training[1])):
                 found.append((rank, *training))
     return found
 
 
-def sizes_of(model: nn.Module) -> list[int]:
-    return [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+def same(ours: dict[str, torch.Tensor], one: dict[str, torch.Tensor], bound: float) -> bool:
+    return all(torch.allclose(ours[name], p, rtol=bound, atol=bound) for name, p in one.items())
 
 
-def sent(strategy, ranks: int, name: str) -> tuple[list[int], list[int]]:
-    """Bytes sent in the last step in float32, by rank: predicted and measured."""
-    recording = watched(strategy, ranks).recording
-    last = (TRAININGS.index((name, torch.float32)) + 1) * STEPS - 1
-    predicted = [strategy.sent(*LAYERS[name], ranks=ranks, rank=rank) for rank in range(ranks)]
-    return predicted, [recording.sent(rank, last) for rank in range(ranks)]
+def sent(job, name: str, ranks: int, place: int = 0) -> list[int]:
+    """Bytes sent in the last step in float32, by rank; place: of the strategy in its job."""
+    last = (place * len(TRAININGS) + TRAININGS.index((name, torch.float32)) + 1) * STEPS - 1
+    return [job.recording.sent(rank, last) for rank in range(ranks)]
+
+
+def expected(strategy, ranks: int, name: str) -> list[int]:
+    """The same as predicted from the shapes alone."""
+    return [strategy.sent(*LAYERS[name], ranks=ranks, rank=rank) for rank in range(ranks)]
 
 
 def held(strategy, ranks: int, name: str) -> list[dict[str, int]]:
     """Bytes held in a steady step in float32, by rank: measured, in a job that trains nothing else."""
-    build, vocab = MODELS[name]
-    data = batches(vocab, strategy.parts(ranks))  # made here: the ranks only look at it
-    recording = run(train, strategy, build, data, ranks=ranks, device="cpu", record="memory").recording
-    return [recording.steady(rank) for rank in range(ranks)]
+    job = run_all([strategy], ranks, "memory", trainings=[(name, torch.float32)], keep=0)
+    return [job.recording.steady(rank) for rank in range(ranks)]
 
 
 # ---- the claims ------------------------------------------------------------------------------------------
 
-every_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.name)
-ON_RANKS = [(strategy, ranks) for strategy in STRATEGIES for ranks in RANKS if strategy.fits(ranks)]
-on_ranks = pytest.mark.parametrize(
-    ("strategy", "ranks"), ON_RANKS, ids=[f"{strategy.name}-{ranks}" for strategy, ranks in ON_RANKS]
-)
+# Strategies of a family share their jobs: to start the processes takes as long as to train with one of them.
+FAMILIES = {}
+for row in STRATEGIES:
+    FAMILIES.setdefault(row.name.removeprefix("torch-").split("-")[0], []).append(row)
+every_family = pytest.mark.parametrize("family", FAMILIES)
 
 
-@on_ranks
-def test_numbers(strategy, ranks):
-    assert differences(strategy, ranks) == []
+@pytest.mark.parametrize("ranks", RANKS)
+@every_family
+def test_numbers_and_bytes_sent(family, ranks):
+    strategies = tuple(strategy for strategy in FAMILIES[family] if strategy.fits(ranks))
+    job = run_all(strategies, ranks, "communication") if strategies else []
+    for place, strategy in enumerate(strategies):
+        assert differences(job, strategy, ranks) == [], strategy.name
+        for name in MODELS:
+            assert sent(job, name, ranks, place) == expected(strategy, ranks, name), (strategy.name, name)
+        steps = [strategy.predict(job_of(strategy, ranks, rank)).sent for rank in range(ranks)]
+        assert steps == expected(strategy, ranks, "GPT"), strategy.name
 
 
-@on_ranks
-@pytest.mark.parametrize("name", MODELS)
-def test_bytes_sent(strategy, ranks, name):
-    predicted, measured = sent(strategy, ranks, name)
-    assert measured == predicted
-    if name == "GPT":
-        steps = [strategy.predict(job_of(strategy, ranks, rank)) for rank in range(ranks)]
-        assert [step.sent for step in steps] == predicted
-
-
-@pytest.mark.parametrize("strategy", (ONE_DEVICE, *STRATEGIES), ids=lambda strategy: strategy.name)
-def test_bytes_held_by_the_gpt(strategy):
-    ranks = strategy.ranks(3 if strategy.fits(3) else 4)
-    for rank, measured in enumerate(held(strategy, ranks, "GPT")):
-        predicted = asdict(strategy.predict(job_of(strategy, ranks, rank)).held)
-        assert measured.pop("peak") == pytest.approx(predicted.pop("peak"), abs=8)  # a loss of a step may outlive it
-        assert measured == predicted
-
-
-@every_strategy
-def test_micro_batches(strategy):
+@every_family
+def test_micro_batches(family):
     """Two on each of two ranks (three on each of four) are one process's batch; what is sent more is predicted."""
-    ranks, each = (2, 2) if strategy.fits(2) else (4, 3)
+    ranks, each = (2, 2) if all(strategy.fits(2) for strategy in FAMILIES[family]) else (4, 3)
     trainings = [("GPT", torch.float64), ("GPT", torch.float32)]
-    job = run(train_all, strategy, each, trainings, ranks=ranks, record="communication")
-    whole = one_process(each * ranks, strategy.computes)[TRAININGS.index(trainings[0])]
-    bound = bound_of(strategy, ranks, torch.float64)
-    for rank, (trained, _) in enumerate(job):
-        assert all(torch.allclose(trained[name], p, rtol=bound, atol=bound) for name, p in whole.items())
-        predicted = strategy.predict(job_of(strategy, ranks, rank, each))
-        assert job.recording.sent(rank, step=2 * STEPS - 1) == predicted.sent
+    job = run_all(FAMILIES[family], ranks, "communication", trainings=trainings, micro_batches=each)
+    for (place, strategy), (rank, trained) in product(enumerate(FAMILIES[family]), enumerate(job)):
+        whole = one_process(4, strategy.computes)[TRAININGS.index(trainings[0])]
+        assert same(trained[strategy.name][0], whole, bound_of(strategy, ranks, torch.float64)), (strategy.name, rank)
+        predicted = strategy.predict(job_of(strategy, ranks, rank, each)).sent
+        assert job.recording.sent(rank, (2 * place + 2) * STEPS - 1) == predicted, (strategy.name, rank)
 
 
 def by_hand(rank: int) -> dict[str, dict[str, int]]:
@@ -216,9 +205,22 @@ def by_hand(rank: int) -> dict[str, dict[str, int]]:
     }
 
 
-@every_strategy
+def some_ranks(strategy) -> int:
+    return strategy.ranks(3 if strategy.fits(3) else 4)
+
+
+@pytest.mark.parametrize("strategy", (ONE_DEVICE, *STRATEGIES), ids=lambda strategy: strategy.name)
+def test_bytes_held_by_the_gpt(strategy):
+    ranks = some_ranks(strategy)
+    for rank, measured in enumerate(held(strategy, ranks, "GPT")):
+        predicted = asdict(strategy.predict(job_of(strategy, ranks, rank)).held)
+        assert measured.pop("peak") == pytest.approx(predicted.pop("peak"), abs=8)  # a loss of a step may outlive it
+        assert measured == predicted
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.name)
 def test_bytes_held_by_the_awkward_model(strategy):
-    for rank, measured in enumerate(held(strategy, 3 if strategy.fits(3) else 4, "awkward")):
+    for rank, measured in enumerate(held(strategy, some_ranks(strategy), "awkward")):
         assert {kind: measured[kind] for kind in "PGS"} == by_hand(rank)[strategy.name]
 
 
@@ -262,25 +264,31 @@ class HoldsTwice(ddp.Naive):
 NAIVE, BUCKETED = STRATEGIES[:2]
 
 
+def tried(broken):
+    """Its job, and the bytes that it sent with the awkward model, predicted and measured."""
+    job = run_all([broken], 2, "communication")
+    return job, expected(broken, 2, "awkward"), sent(job, "awkward", 2)
+
+
 def test_a_collective_more_is_seen_in_the_bytes_alone():
     broken = replace(BUCKETED, apply=partial(average_with, SendsTwice))
-    predicted, measured = sent(broken, 2, "awkward")
+    job, predicted, measured = tried(broken)
     assert all(m > p for p, m in zip(predicted, measured, strict=True))
-    assert differences(broken, 2) == []
+    assert differences(job, broken, 2) == []
 
 
 def test_a_collective_less_is_seen_in_the_bytes_and_in_the_numbers():
     broken = replace(NAIVE, apply=partial(average_with, SkipsOne))
-    predicted, measured = sent(broken, 2, "awkward")
+    job, predicted, measured = tried(broken)
     assert all(m < p for p, m in zip(predicted, measured, strict=True))
-    assert len(differences(broken, 2)) == 2 * len(TRAININGS)
+    assert len(differences(job, broken, 2)) == 2 * len(TRAININGS)
 
 
 def test_a_division_less_is_seen_in_the_numbers_alone():
     broken = replace(NAIVE, apply=partial(average_with, Sums))
-    predicted, measured = sent(broken, 2, "awkward")
+    job, predicted, measured = tried(broken)
     assert measured == predicted
-    assert len(differences(broken, 2)) == 2 * len(TRAININGS)
+    assert len(differences(job, broken, 2)) == 2 * len(TRAININGS)
 
 
 def test_a_spare_copy_is_seen_in_the_bytes_held():

@@ -8,13 +8,16 @@ from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 from models import Tied
 
 from labs import cost, native
 from labs.cost import Job, Layer
+from labs.fsdp import fully_shard
 from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.kit.strategies import Training, backward, step, trainable
+from labs.mesh import Mesh
 from labs.model import GPT, Config
 from labs.precision import Masters
 from labs.recompute import recompute
@@ -51,7 +54,14 @@ def put_together(way, model, layers, precision="float32"):
         case "zero1":
             module, optimizer = native.zero1(model, torch.optim.AdamW, lr=1e-3)
             return Training(partial(backward, module, no_sync=module.no_sync), optimizer, trainable(model), dict)
-    module = native.fsdp(model, layers, reshard_after_forward=way == "fsdp")
+    reshard = "kept" not in way
+    if way.startswith("ours"):
+        mesh = Mesh((dist.get_world_size(),), ("dp",))
+        for layer in layers:
+            fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
+        module = fully_shard(model, mesh=mesh)
+    else:
+        module = native.fsdp(model, layers, reshard_after_forward=reshard)
     return Training(partial(backward, module), ADAMW(trainable(model)), trainable(model), dict)
 
 
@@ -70,7 +80,7 @@ def train_gpt(way, config, keep=None, **options):
     train(way, model, list(model.layers.values()), config.vocab, config.context, **options)
 
 
-WAYS = (1, 2, 3, "zero1", "fsdp", "fsdp, kept")
+WAYS = (1, 2, 3, "zero1", "fsdp", "fsdp, kept", "ours", "ours, kept")
 
 
 def predict(way, job):
@@ -79,7 +89,7 @@ def predict(way, job):
             return cost.zero(job, way)
         case "zero1":
             return cost.zero_redundancy(job)
-    return cost.fully_shard(job, reshard_after_forward=way == "fsdp")
+    return (cost.fsdp if "ours" in way else cost.fully_shard)(job, reshard_after_forward="kept" not in way)
 
 
 def sent_of_tied(way, ranks, rank, accumulation):
@@ -89,7 +99,7 @@ def sent_of_tied(way, ranks, rank, accumulation):
         case "zero1":
             return cost.zero_redundancy_sent([1, 91, 49, 7], ranks, rank)
     root = Layer(((1,), (13, 7)), frozen=((7, 7),))
-    return cost.fully_shard_sent(root, [INSIDE], ranks, way == "fsdp", accumulation)
+    return cost.fully_shard_sent(root, [INSIDE], ranks, "kept" not in way, accumulation)
 
 
 def test_ranks_send_what_was_predicted():
@@ -141,7 +151,8 @@ def test_sent_by_hand():
 
 HELD = [(way, "odd sizes", 3, 2) for way in WAYS] + [(stage, "tied", 2, 1) for stage in (1, 2, 3)]
 HELD += [(way, "wide mlp", 2, 1) for way in WAYS]
-HELD += [(way, "more parameters than activations", 2, 1) for way in (3, "fsdp")]
+HELD += [(way, "more parameters than activations", 2, 1) for way in (3, "fsdp", "ours")]
+HELD += [("ours", "odd sizes", 3, 1), ("ours", "tied", 2, 1)]
 
 
 @pytest.mark.parametrize("way, name, ranks, accumulation", HELD)

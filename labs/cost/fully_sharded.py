@@ -16,7 +16,7 @@ section 3.2, whose unit is a layer's vector, padded once.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
 from math import prod
@@ -134,67 +134,92 @@ def fsdp_held(job: Job, reshard: bool = True, replicas: int = 1, itemsize: int =
 def fsdp_moments(job: Job, root: int, layer: int, reshard: bool, replicas: int, itemsize: int) -> Iterator[Moment]:
     """Bytes beside P and S, from the forward on; all that is whole counts as `comm`.
 
-        forward         the root; a layer that arrives, twice: in the table that travelled, and copied from there
-        in a layer      it is gathered; the one before it is on its way in a table; so are the gradients of the one
-                        behind it, twice: as they are sent, and as they come; its own gradients, and the root's
-        a layer ends    it is dropped; the one behind it gets its part; its gradients are laid into a table, and sent
-        backward ends   the root's likewise
-
     root, layer: elements of each with padding.
     """
-    parts, shards, losses = backward(computed(job, itemsize)), job.ranks // replicas, job.losses
-    layers = [part for part in parts if part.name.startswith("layer")]
-    w, whole = itemsize * layer, itemsize * root
-    parts_of = FLOAT * (root + len(layers) * layer) // shards
-    arrived = 0 if job.accumulation == 1 else parts_of
-    # A part that is added to one of an earlier micro-batch stays by itself until backward ends.
-    kind = "G" if job.accumulation == 1 else "comm" if replicas > 1 else "temporary"
-    for part in reversed(layers):
-        yield Moment(f"{part.name} arrives", arrived, part.left + part.handed_on, whole + 2 * w, losses)
-        whole += 0 if reshard else w
-    loss = parts[0].worst[0]
-    yield Moment("forward", arrived, loss.A + FLOAT, whole, loss.temporary // 2 + FLOAT + losses)
+    job, shards, first = computed(job, itemsize), job.ranks // replicas, job.accumulation == 1
+    arrived = 0 if first else FLOAT * (root + job.config.depth * layer) // shards
+    # A part that is to be added to one of an earlier micro-batch stays by itself until backward ends.
+    kind = "G" if first else "comm" if replicas > 1 else "temporary"
+    yield from in_forward(job, arrived, itemsize * root, itemsize * layer, reshard)
+    groups_of = (Group(n, shards, itemsize, kind) for n in (root, layer))
+    yield from in_backward(job, arrived, *groups_of, reshard)
 
-    kept, roots, behind = Moment("kept", arrived, temporary=2 * FLOAT + losses), 0, 0
-    for number, part in enumerate(parts):
-        in_layer, flying, own = part in layers, 2 * FLOAT * behind, itemsize * sum(part.sizes)
+
+@dataclass(frozen=True)
+class Group:
+    """The root or a layer: n elements with padding, cut in shards; kind: what the rank's part of the gradient is."""
+
+    n: int
+    shards: int
+    itemsize: int
+    kind: str
+
+    @property
+    def gathered(self) -> int:
+        return self.itemsize * self.n
+
+    @property
+    def table(self) -> int:
+        """Bytes of its gradients side by side."""
+        return FLOAT * self.n
+
+    @property
+    def part(self) -> dict[str, int]:
+        return {self.kind: self.table // self.shards}
+
+    def reduced(self, at: Moment, own: int, newest: int) -> Iterator[Moment]:
+        """Gradients, of `own` bytes, are laid into a table; then this travels, and what comes is as large. The newest
+        gradient was no parameter's yet; others than float32 become that first."""
+        copies = 0 if self.itemsize == FLOAT else FLOAT * own // self.itemsize
+        yield at.plus(comm=self.table + (0 if copies else own - newest), temporary=copies or newest)
+        yield at.plus(comm=2 * self.table)
+
+
+def in_forward(job: Job, arrived: int, whole: int, layer: int, reshard: bool) -> Iterator[Moment]:
+    """The root is whole; each layer arrives, and is there twice: in the table that travelled, and copied from there."""
+    parts = backward(job)
+    for part in reversed([part for part in parts if part.name.startswith("layer")]):
+        yield Moment(f"{part.name} arrives", arrived, part.left + part.handed_on, whole + 2 * layer, job.losses)
+        whole += 0 if reshard else layer
+    loss = parts[0].worst[0]
+    yield Moment("forward", arrived, loss.A + FLOAT, whole, loss.temporary // 2 + FLOAT + job.losses)
+
+
+def in_backward(job: Job, arrived: int, root: Group, layer: Group, reshard: bool) -> Iterator[Moment]:
+    """What is whole, layer by layer:
+
+    in a layer      it is gathered; the one before it is on its way in a table; so are the gradients of the one
+                    behind it, twice: as they are sent, and as they come; its own gradients, and the root's
+    a layer ends    it is dropped; the one behind it gets its part; its gradients are reduced
+    backward ends   the root's likewise
+    """
+    parts, depth = backward(job), job.config.depth
+    whole, roots, behind = root.gathered + (0 if reshard else depth * layer.gathered), 0, None
+    kept, before = Moment("kept", arrived, temporary=2 * FLOAT + job.losses), parts[0].left
+    for part in parts:
+        in_layer, own = part.name.startswith("layer"), root.itemsize * sum(part.sizes)
+        flying = 2 * behind.table if behind else 0
         if in_layer and reshard:
-            again = replace(kept, name=f"{part.name} arrives again", A=parts[number - 1].left)
-            yield again.plus(comm=whole + 2 * w + flying + roots, temporary=part.handed_on)
-            whole += w
-        prefetched = w if in_layer and reshard and part is not layers[-1] else 0
-        ends_group = in_layer or part is parts[-1]
+            again = replace(kept, name=f"{part.name} arrives again", A=before)
+            yield again.plus(comm=whole + 2 * layer.gathered + flying + roots, temporary=part.handed_on)
+            whole += layer.gathered
+        prefetched = layer.gathered if in_layer and reshard and part.name != "layer 0" else 0
+        newest = root.itemsize * part.sizes[0] if in_layer or part is parts[-1] else 0
         for at in part.worst:
-            last = itemsize * part.sizes[0] if ends_group and at.gradients == sum(part.sizes) else 0
-            comm = whole + prefetched + flying + roots + itemsize * at.gradients - last
+            last = newest if at.gradients == sum(part.sizes) else 0
+            comm = whole + prefetched + flying + roots + root.itemsize * at.gradients - last
             yield replace(kept, name=at.name, A=at.A).plus(comm=comm, temporary=at.temporary + last)
+        before = part.left
         if part.shared:
             kept = kept.plus(temporary=own)
-        elif not in_layer and part is not parts[-1]:
+        elif not newest:
             roots += own
         else:
-            whole -= w if in_layer else whole
-            ends = replace(kept, name=part.name, A=part.left).plus(temporary=part.handed_on)
-            if in_layer:
-                ends, n = ends.plus(comm=whole + prefetched + roots), layer
-            else:
-                own, n = own + roots, root
-            new = {kind: FLOAT * behind // shards}
-            newest = itemsize * part.sizes[0]
-            yield from reduction(ends, new, flying, own, newest, n, itemsize)
-            kept, behind = kept.plus(**new), n
-    yield (
-        replace(kept, name="root", A=parts[-1].left).plus(comm=2 * FLOAT * root).plus(**{kind: FLOAT * root // shards})
-    )
-
-
-def reduction(
-    ends: Moment, new: dict[str, int], flying: int, own: int, newest: int, n: int, itemsize: int
-) -> Iterator[Moment]:
-    yield ends.plus(comm=flying + own - newest, temporary=newest).plus(**new)
-    ends, table = ends.plus(**new), FLOAT * n
-    if itemsize == FLOAT:
-        yield ends.plus(comm=table + own - newest, temporary=newest)
-    else:
-        yield ends.plus(comm=table, temporary=FLOAT * own // itemsize)
-    yield ends.plus(comm=2 * table)
+            whole -= layer.gathered if in_layer else whole
+            ends, own = (prefetched + whole + roots, own) if in_layer else (0, own + roots)
+            at = replace(kept, name=part.name, A=part.left).plus(comm=ends, temporary=part.handed_on)
+            new = behind.part if behind else {}
+            yield at.plus(comm=flying + own - newest, temporary=newest).plus(**new)
+            behind, kept = layer if in_layer else root, kept.plus(**new)
+            yield from behind.reduced(at.plus(**new), own, newest)
+    yield replace(kept, name="backward ends", A=parts[-1].left).plus(comm=2 * root.table).plus(**root.part)

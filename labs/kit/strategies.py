@@ -9,6 +9,7 @@ The tour, the contract test and the benchmarks read STRATEGIES and nothing else:
     sent      (root, layers, ranks, rank) ->                     differ in another axis only, read the same part
               bytes, for any model by the shapes       bitwise   on how many ranks it equals the micro-batched
               of its layers; root: the other parts               process bit by bit, in float32
+    computes  in which dtype; at rest all is float32   note      where PyTorch's differs from its stage, or from ours
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class Strategy:
         return prod(self.axes(asked).values())
 
     def fits(self, asked: int) -> bool:
+        """Whether `axes` has a mesh for so many; it raises ValueError where not."""
         try:
             return bool(self.axes(asked))
         except ValueError:
