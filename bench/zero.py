@@ -1,8 +1,8 @@
-"""A training step of the tour's model with ZeRO: our stages against PyTorch's own.
+"""A training step of the tour's model with ZeRO and FSDP: ours against PyTorch's own.
 
-PyTorch's are `ZeroRedundancyOptimizer` with DDP for stage 1, and `fully_shard` for stage 3.  Ours and PyTorch's live in
-one job of 4 ranks, and take a step each in turn, now this one first and now that one.  Where the time goes: by phase,
-and in a job of its own, how long a rank waits in how many collectives.
+PyTorch's are `ZeroRedundancyOptimizer` with DDP for stage 1, and `fully_shard` for stage 3 and for FSDP.  Ours and
+PyTorch's live in one job of 4 ranks, and take a step each in turn, now this one first and now that one.  Where the time
+goes: by phase, and in a job of its own, how long a rank waits in how many collectives.
 """
 
 import statistics
@@ -17,6 +17,7 @@ from labs.kit.strategies import ROWS, train
 from labs.model import GPT, PRESETS
 
 NATIVE = {"zero-1": "torch-zero-1", "zero-3": "torch-fsdp"}
+NATIVE |= {name: f"torch-{name}" for name in ("fsdp", "fsdp-no-reshard", "hsdp")}
 WATCHED = 10  # steps
 
 
