@@ -34,7 +34,7 @@ from torch import Tensor
 
 from labs.group import everybodys
 from labs.mesh import Mesh
-from labs.operation import IN_TERMS_OF, carry_out, on_lists
+from labs.operation import IN_TERMS_OF, carry_out, on_blocks, on_lists
 from labs.placement import Partial, Placement, Replicate, Shard, Spec, normalised, whole_shape
 from labs.redistribute import Line, cut, in_pieces, keep_once, own, redistribute
 
@@ -144,6 +144,9 @@ class DTensor(Tensor):
             return on_lists(op, args, kwargs, DTensor)
         if name in IN_TERMS_OF:
             return IN_TERMS_OF[name](*args, **kwargs)
+        if simple := on_blocks(op, args, kwargs):
+            block, like = simple
+            return args[0] if op._schema.is_mutable else DTensor(block, like.device_mesh, like.placements, like)
         local, mesh, prepared = carry_out(op, args, kwargs)
         return args[0] if op._schema.is_mutable else DTensor(local, mesh, prepared.output.placements, prepared.like)
 

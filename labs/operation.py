@@ -2,6 +2,7 @@
 
     prepare       which inputs must be redistributed, and how the result lies: by the rule, the same every time
     carry_out     redistribute them, do the operation on the blocks
+    on_blocks     where tensors lie alike, element by element: nothing has to move, and nothing to be prepared
     on_lists      an optimizer's operation on many tensors at once
     IN_TERMS_OF   operations that are two others
 
@@ -10,7 +11,7 @@ Whatever cannot be done is refused in `prepare`, from shapes and placements alon
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -105,6 +106,7 @@ def shape_of_result(op: Any, key: tuple[Any, ...], tree: TreeSpec) -> Tensor:
     return op(*args, **(kwargs | {"device": "meta"} if "device" in kwargs else kwargs))
 
 
+@cache
 def name_of(op: Any) -> str:
     """Without the mark of what is done in place; whole, as "aten.add.out", where the rule is not meant for it."""
     name = op._schema.name.removeprefix("aten::")
@@ -117,7 +119,7 @@ OVERLOADS = {"default", "Tensor", "Scalar", "Tensor_Scalar", "int", "dim", "dims
 
 
 def is_plain(x: Tensor) -> bool:
-    return not hasattr(x, "spec")
+    return not hasattr(x, "placements")
 
 
 def common_mesh(name: str, inputs: Sequence[Tensor]) -> Mesh:
@@ -156,6 +158,17 @@ def item(x: Tensor) -> Any:
 IN_TERMS_OF: dict[str, Callable[..., Any]] = {"addmm": addmm, "rsub": rsub, "_local_scalar_dense": item}
 
 
+def on_blocks(op: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor] | None:
+    """The block of the result, and a tensor that it lies like; None where it is not that simple.
+
+    An optimizer does almost nothing else.
+    """
+    rule, tensors = RULES.get(name_of(op)), [x for x in args if isinstance(x, Tensor)]
+    if rule and rule.letters is broadcast and not rule.local and lie_alike(*tensors):
+        return op(*(x._local_tensor if isinstance(x, Tensor) else x for x in args), **kwargs), tensors[0]
+    return None
+
+
 def on_lists(op: Any, args: Any, kwargs: Any, make: Callable[..., Tensor]) -> list[Tensor] | None:
     """An optimizer's operation on many tensors: on all blocks at once, where nothing has to move, else one by one.
 
@@ -183,7 +196,9 @@ def is_list(arg: Any) -> bool:
 
 def lie_alike(first: Tensor, *others: Tensor) -> bool:
     """Whether blocks meet block by block: equal shapes in equal placements, no summands."""
-    return not any(is_plain(x) for x in (first, *others)) and (
-        not any(placement.is_partial() for placement in first.placements)
-        and all(x.spec == first.spec and x.device_mesh == first.device_mesh for x in others)
+    if is_plain(first) or any(placement.is_partial() for placement in first.placements):
+        return False
+    return all(
+        not is_plain(x) and (x.placements, x.shape, x.device_mesh) == (first.placements, first.shape, first.device_mesh)
+        for x in others
     )
