@@ -27,6 +27,7 @@ from labs.kit.drawing.diagrams import sends
 from labs.kit.drawing.figures import finish
 from labs.kit.drawing.tables import short
 from labs.kit.launch import run
+from labs.placement import Partial, Shard, Spec
 from tools import images
 from tools.notebooks import without_noise
 
@@ -45,6 +46,11 @@ DRAWINGS = {
     "pieces": lambda: draw.pieces({"before": draw.own(4, 4), "after": [{r: {0, 1, 2, 3}} for r in range(4)]}),
     "mesh": lambda: draw.mesh({"data": 2, "tensor": 4}),
     "axis": lambda: draw.mesh({"data": 8}),
+    "groups": lambda: draw.mesh({"data": 2, "tensor": 4}, along="data"),
+    "groups of one axis": lambda: draw.mesh({"data": 3}, along="data"),
+    "blocks": lambda: draw.blocks(Spec((7, 5), (2, 3), (Shard(0), Shard(1))), ("data", "tensor")),
+    "summands": lambda: draw.blocks(Spec((12,), (4,), (Partial(),)), ("data",)),
+    "empty blocks": lambda: draw.blocks(Spec((3, 4), (4,), (Shard(0),)), ("data",)),
     "chart": lambda: draw.chart({"ring": 0.0012, "recursive doubling": 0.0031}, "s", caption="8 ranks, 1 MB"),
     "stacked": lambda: draw.chart({"stage 0": {"P": 4, "G": 4, "S": 8}, "stage 3": {"P": 1, "G": 1, "S": 2}}),
 } | {picture.__name__: picture for picture in images.PICTURES}

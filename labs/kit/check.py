@@ -16,6 +16,10 @@
     check.clip(fn)                 fn(shards, max_norm) -> norm      by the global norm, in place
     check.checkpoint(fn)           fn(layer, x)                      layer(x), computed again in backward
     check.place_checkpoints(fn)    fn(model)                         so that both budgets are kept
+    check.neighbours(fn)           fn(shape, rank) -> (coordinate, groups)   of a mesh, by arithmetic
+    check.partial_to_shard(fn)     fn(summand, dim, group=None) -> piece     of the sum of all ranks' summands
+    check.order_of_axes(fn)        fn(spec, target) -> axes                  so that a redistribution sends least
+    check.placements(fn)           fn() -> {strategy: (P, G, S)}             of DDP, ZeRO 1, 2, 3 and HSDP
     check.predict(question, guess, answer)
 
     ✓ reduce_scatter: you sent 0.75 × the tensor per rank; the least possible is 0.75 ×
@@ -36,6 +40,10 @@ from labs.kit.checks.answer import Answer, predict
 from labs.kit.checks.collectives.judge import all_gather, all_reduce, broadcast, reduce_scatter
 from labs.kit.checks.fsdp.judge import hsdp_gradient, prefetch, unshard_and_reshard
 from labs.kit.checks.gradients.judge import accumulation, average_gradients, data_parallel
+from labs.kit.checks.meshes.neighbours import neighbours
+from labs.kit.checks.meshes.order import order_of_axes
+from labs.kit.checks.meshes.scatter import partial_to_shard
+from labs.kit.checks.meshes.table import placements
 from labs.kit.checks.norms import clip
 from labs.kit.checks.recomputing import checkpoint, place_checkpoints
 from labs.kit.checks.shards import gather_and_drop, gradient_ready, partition_optimizer
@@ -53,8 +61,12 @@ __all__ = [
     "gather_and_drop",
     "gradient_ready",
     "hsdp_gradient",
+    "neighbours",
+    "order_of_axes",
+    "partial_to_shard",
     "partition_optimizer",
     "place_checkpoints",
+    "placements",
     "predict",
     "prefetch",
     "reduce_scatter",

@@ -6,11 +6,13 @@
     timeline                          who did what when, as PNG                          timelines.py
     messages, step, pieces, sends     who sends what to whom, who holds what, as SVG     diagrams.py
     mesh, chart                       ranks as a grid; what a formula says, as bars      charts.py
+    blocks                            who holds which block of a tensor, as SVG          blocks.py
     KINDS, TIMELINE                   one colour each, in every figure and widget        palette.py
 
 Nothing here measures or predicts: it draws what a recording or a formula said.
 """
 
+from labs.kit.drawing.blocks import blocks
 from labs.kit.drawing.charts import chart, mesh
 from labs.kit.drawing.diagrams import after, messages, own, pieces, sends, step
 from labs.kit.drawing.figures import bars, curves
@@ -23,6 +25,6 @@ from labs.kit.drawing.timelines import timeline
 
 __all__ = [
     "KINDS", "TIMELINE", "Canvas", "Drawing", "Figure", "Ledger", "Table",
-    "after", "bars", "chart", "curves", "ledger", "memory", "mesh", "messages", "own", "pieces", "sends",
+    "after", "bars", "blocks", "chart", "curves", "ledger", "memory", "mesh", "messages", "own", "pieces", "sends",
     "size", "step", "table", "timeline", "traffic",
 ]  # fmt: skip

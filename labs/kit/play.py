@@ -6,6 +6,7 @@
     replay(recording)                       a recorded timeline, as it went by
     all_reduce_times({"ring": cost.…})      seconds by algorithm, ranks, size, latency and bandwidth
     memory(model="llama3-8b")               bytes on each rank by kind and stage, and on which cards that fits
+    placements()                            a tensor from some placements to others: who holds what, what is sent
 
 A notebook keeps only a static picture of each, with the settings it was drawn at: it looks the same where no
 kernel runs, and is the same after each build. Nothing here knows a formula: they are arguments, or labs.cost's.
@@ -21,6 +22,7 @@ from labs.kit import draw
 from labs.kit.drawing.diagrams import Holdings, Message, by_round
 from labs.kit.drawing.figures import window
 from labs.kit.explorers import memory as explorer
+from labs.kit.explorers import placement
 
 
 class Explorer(ipywidgets.VBox):
@@ -162,3 +164,20 @@ def memory(measured: Mapping[str, explorer.Bytes] | None = None, **begin: Any) -
             raise ValueError(f"{name}={value!r}: choose one of {', '.join(map(str, explorer.CONTROLS[name]))}")
         controls[name].value = value
     return Explorer(lambda **settings: explorer.picture(measured or {}, **settings), controls)
+
+
+def placements(**begin: str) -> Explorer:
+    """Who holds which block of a tensor before and after a redistribution, its collectives, and what a rank sends.
+
+    begin: where controls stand at first, by the names of `labs.kit.explorers.placement.CONTROLS`, spaces as
+    underscores: placements(mesh="4", from_a="Shard(0)").
+    Raises ValueError for a control that does not exist, or a value that it does not have.
+    """
+    controls = {name: control(name, values) for name, values in placement.CONTROLS.items()}
+    for name, value in (placement.BEGIN | {name.replace("_", " "): value for name, value in begin.items()}).items():
+        if name not in controls:
+            raise ValueError(f"{name} is no control of the placement explorer: there are {', '.join(controls)}")
+        if value not in placement.CONTROLS[name]:
+            raise ValueError(f"{name}={value!r}: choose one of {', '.join(placement.CONTROLS[name])}")
+        controls[name].label = value
+    return Explorer(placement.picture, controls)

@@ -7,39 +7,47 @@ chart({"stage 0": {"P": 4, "G": 4, "S": 8}, "stage 3": {"P": 1, "G": 1, "S": 2}}
 
 from collections.abc import Mapping
 
-from labs.kit.drawing.palette import KINDS, MUTED, SOFT, TIMELINE, ink
+from labs.kit.drawing.palette import KINDS, MUTED, RANKS, SOFT, TIMELINE, ink
 from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas, width_of
 from labs.kit.drawing.tables import clock, short, show
 
 
-def mesh(axes: Mapping[str, int]) -> Drawing:
+def mesh(axes: Mapping[str, int], along: str = "") -> Drawing:
     """Ranks as a grid of one or two axes, in row-major order: {"data": 2, "tensor": 4}.
 
-    Raises ValueError for any other number of axes.
+    along: an axis whose groups are told apart: each has its tint, and a letter.
+    Raises ValueError for any other number of axes, and for an axis that is none of them.
     """
     if len(axes) not in (1, 2):
         raise ValueError(f"a mesh with {len(axes)} axes ({', '.join(axes)}) cannot be drawn flat: give one or two")
+    if along and along not in axes:
+        raise ValueError(f"along={along!r}: the axes are {', '.join(axes)}")
     (row_name, rows), (column_name, columns) = [("", 1), *axes.items()][-2:]
     title = "mesh " + " × ".join(f"{name} {extent}" for name, extent in axes.items())
+    places = [divmod(rank, columns) for rank in range(rows * columns)]
+    groups = [(row if along == column_name else column) if along else None for row, column in places]
     words = [
-        f"Rank {rank} is at {row_name} {rank // columns}, {column_name} {rank % columns}."
-        for rank in range(rows * columns)
+        f"Rank {rank} is at {f'{row_name} {row}, ' if row_name else ''}{column_name} {column}"
+        + ("." if group is None else f", in group {'ABCDEFGH'[group % 8]} along {along}.")
+        for rank, ((row, column), group) in enumerate(zip(places, groups, strict=True))
     ]
     left = 104 if row_name else 20
-    canvas = Canvas(left + 64 * columns + 12, 64 + 48 * rows, title, " ".join(words))
+    title += f", groups along {along}" if along else ""
+    canvas = Canvas(max(left + 64 * columns, 7 * len(title)) + 12, 64 + 48 * rows, title, " ".join(words))
     canvas.text(left + 32 * columns - 4, 18, f"{column_name} →", fill=MUTED)
     if row_name:
         canvas.text(50, 38, f"{row_name} ↓", fill=MUTED)
-    for rank in range(rows * columns):
-        row, column = divmod(rank, columns)
+    for rank, ((row, column), group) in enumerate(zip(places, groups, strict=True)):
         x, y = left + 64 * column, 54 + 48 * row
         if row == 0:
             canvas.text(x + 28, 38, column, size=12, fill=MUTED)
         if column == 0 and row_name:
             canvas.text(left - 20, y + 20, row, size=12, fill=MUTED)
-        canvas.rect(x, y, 56, 40, fill=SOFT)
-        canvas.text(x + 28, y + 20, f"rank {rank}", size=13)
+        canvas.rect(x, y, 56, 40, fill=SOFT if group is None else RANKS[group % len(RANKS)])
+        canvas.text(x + 28, y + (20 if group is None else 14), f"rank {rank}", size=13)
+        if group is not None:
+            canvas.text(x + 28, y + 30, f"group {'ABCDEFGH'[group % 8]}", size=11, fill=MUTED)
     return canvas.drawing()
 
 

@@ -1,0 +1,142 @@
+"""Who holds which block of a tensor that lies on a mesh, from its Spec: of a DTensor x, blocks(x.spec, ("dp", "tp")).
+
+Each rank shows the outline of the whole tensor and, filled, the block that it holds; equal blocks have equal tints.
+A plus sign marks a summand: all of the shape, and only a share of the numbers.
+
+    blocks(spec, names)                  one tensor on its mesh
+    change(before, after, names, said)   the same tensor before and after a redistribution, and what that takes
+"""
+
+from collections.abc import Sequence
+from itertools import product
+
+from labs.kit.drawing.palette import MUTED, RANKS
+from labs.kit.drawing.picture import Drawing
+from labs.kit.drawing.svg import Canvas, width_of
+from labs.placement import Block, Spec
+
+WIDE, HIGH = 88, 74  # pixels that the outline of a tensor may take
+CELL = (WIDE + 22, HIGH + 50)
+MARGIN = 64  # for the places on the first axis
+
+
+def blocks(spec: Spec, names: Sequence[str]) -> Drawing:
+    """names: of the mesh's axes, one or two.  Raises ValueError for what cannot be drawn flat."""
+    require_flat(spec)
+    wide, high = size(spec)
+    title = headline(spec)
+    canvas = Canvas(max(wide, width_of(title, 13)) + 24, high + 60, title, " ".join(sentences(spec)))
+    canvas.text(16, 20, title, anchor="start", weight="bold")
+    panel(canvas, 12, 36, spec, names)
+    note(canvas, high + 46, [spec])
+    return canvas.drawing("\n".join([title, *sentences(spec)]))
+
+
+def change(before: Spec, after: Spec, names: Sequence[str], said: Sequence[str]) -> Drawing:
+    """Both side by side; said: what happens in between, a line each."""
+    require_flat(before)
+    wide, high = size(before)
+    wide = max(wide, *(width_of(headline(spec), 13) for spec in (before, after)))
+    words = [*sentences(before), "Then:", *said, *sentences(after)]
+    width = max(2 * wide + 84, *(width_of(line, 13) + 32 for line in said))
+    canvas = Canvas(width, high + 74 + 20 * len(said), f"{headline(before)}; then {placed(after)}", " ".join(words))
+    for x, spec in ((12, before), (wide + 72, after)):
+        canvas.text(x + 4, 20, headline(spec), anchor="start", weight="bold")
+        panel(canvas, x, 36, spec, names)
+    canvas.arrow((wide + 22, 36 + high / 2), (wide + 60, 36 + high / 2))
+    for number, line in enumerate(said):
+        canvas.text(16, high + 50 + 20 * number, line, anchor="start")
+    note(canvas, high + 56 + 20 * len(said), [before, after])
+    return canvas.drawing("\n".join([headline(before), *words]))
+
+
+# ---- parts -----------------------------------------------------------------------------------------------
+
+
+def grid(spec: Spec) -> tuple[int, int]:
+    """Rows and columns of the mesh."""
+    rows, columns = (1, *spec.mesh)[-2:]
+    return rows, columns
+
+
+def size(spec: Spec) -> tuple[int, int]:
+    rows, columns = grid(spec)
+    return MARGIN * (rows > 1) + CELL[0] * columns, 16 + CELL[1] * rows
+
+
+def panel(canvas: Canvas, x: float, y: float, spec: Spec, names: Sequence[str]) -> None:
+    """The ranks as their grid, each with its block."""
+    rows, columns = grid(spec)
+    tints: dict[Block, str] = {}
+    left = x + MARGIN * (rows > 1)
+    for rank, place in enumerate(product(*map(range, spec.mesh))):
+        row, column = divmod(rank, columns)
+        if row == 0:
+            canvas.text(left + CELL[0] * column + WIDE / 2, y + 4, f"{names[-1]} {column}", size=11, fill=MUTED)
+        if column == 0 and rows > 1:
+            canvas.text(
+                x + 4, y + 20 + CELL[1] * row + HIGH / 2, f"{names[0]} {row}", size=11, anchor="start", fill=MUTED
+            )
+        block = spec.block(place)
+        tint = tints.setdefault(block, RANKS[len(tints) % len(RANKS)])
+        tensor(canvas, left + CELL[0] * column, y + 18 + CELL[1] * row, spec, block, tint, rank)
+
+
+def tensor(canvas: Canvas, x: float, y: float, spec: Spec, block: Block, tint: str, rank: int) -> None:
+    """The outline of the whole, the block in it, and whose it is."""
+    (high, wide), (top, left), (tall, broad) = (flat(shape) for shape in (spec.shape, block.offset, block.shape))
+    top = top if len(spec.shape) > 1 else 0
+    unit = min(WIDE / max(1, wide), HIGH / max(1, high), 18)
+    x0, y0 = x + (WIDE - unit * wide) / 2, y + (HIGH - unit * high) / 2
+    canvas.rect(x0, y0, unit * wide, unit * high, stroke=MUTED, radius=0, dash="3 2")
+    if tall and broad:
+        canvas.rect(x0 + unit * left, y0 + unit * top, unit * broad, unit * tall, fill=tint, radius=0)
+        if any(placement.is_partial() for placement in spec.placements):
+            canvas.text(x0 + unit * (left + broad / 2), y0 + unit * (top + tall / 2), "+", size=15, weight="bold")
+    canvas.text(x + WIDE / 2, y + HIGH + 10, f"rank {rank}", size=11)
+    canvas.text(x + WIDE / 2, y + HIGH + 24, shape_of(block), size=11, fill=MUTED)
+
+
+def flat(shape: Sequence[int]) -> tuple[int, int]:
+    """(rows, columns) of a tensor of one or two dims."""
+    return (1, shape[0]) if len(shape) == 1 else (shape[0], shape[1])
+
+
+def shape_of(block: Block) -> str:
+    return " × ".join(map(str, block.shape)) if all(block.shape) else "empty"
+
+
+def note(canvas: Canvas, y: float, specs: Sequence[Spec]) -> None:
+    if any(placement.is_partial() for spec in specs for placement in spec.placements):
+        canvas.text(16, y, "+ a summand: the sum is the tensor", size=11, anchor="start", fill=MUTED)
+
+
+# ---- in words --------------------------------------------------------------------------------------------
+
+
+def placed(spec: Spec) -> str:
+    return ", ".join(map(repr, spec.placements))
+
+
+def headline(spec: Spec) -> str:
+    return f"{' × '.join(map(str, spec.shape))} as {placed(spec)}"
+
+
+def sentences(spec: Spec) -> list[str]:
+    """A line for each rank."""
+    partial = any(placement.is_partial() for placement in spec.placements)
+    lines = []
+    for rank, place in enumerate(product(*map(range, spec.mesh))):
+        block = spec.block(place)
+        parts = [f"{start}:{start + size}" for start, size in zip(block.offset, block.shape, strict=True)]
+        held = f"[{', '.join(parts)}]" if all(block.shape) else "nothing"
+        lines.append(f"Rank {rank} holds {'a summand of ' * partial}{held}.")
+    return lines
+
+
+def require_flat(spec: Spec) -> None:
+    if len(spec.mesh) not in (1, 2) or len(spec.shape) not in (1, 2):
+        raise ValueError(
+            f"a tensor of {len(spec.shape)} dims on a mesh of {len(spec.mesh)} axes cannot be drawn flat: give one or "
+            "two of each"
+        )

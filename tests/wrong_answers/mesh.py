@@ -1,0 +1,519 @@
+"""Wrong answers to the exercises of notebook 05, and the right ones that some of them spoil."""
+
+from math import prod
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import pad
+
+from labs.group import reduce_scatter
+from labs.placement import Partial, Replicate, Shard
+from tests.wrong_answers.answers import wrong
+
+R, P, S = Replicate(), Partial(), Shard(0)
+
+# ---- right ones, which those below spoil -----------------------------------------------------------------
+
+
+def neighbours(shape, rank):
+    coordinate, groups = [], []
+    for axis, size in enumerate(shape):
+        apart = prod(shape[axis + 1 :])
+        coordinate.append(rank // apart % size)
+        groups.append([rank + (place - coordinate[-1]) * apart for place in range(size)])
+    return coordinate, groups
+
+
+def in_pieces(summand, dim, ranks, longest):
+    """[N, *piece], padded."""
+    missing = ranks * longest - summand.shape[dim]
+    padded = pad(summand, [0, 0] * (summand.ndim - dim - 1) + [0, missing])
+    return padded.unflatten(dim, (ranks, longest)).movedim(dim, 0)
+
+
+def partial_to_shard(summand, dim, group=None):
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    size = summand.shape[dim]
+    longest = -(-size // ranks)
+    pieces = in_pieces(summand, dim, ranks, longest)
+    mine = reduce_scatter(pieces.flatten(), group).view(pieces.shape[1:])
+    return mine.narrow(dim, 0, max(0, min(longest, size - rank * longest)))
+
+
+def order_of_axes(spec, target):
+    def late(axis):
+        now, then = spec.placements[axis], target[axis]
+        if then.is_shard() and not now.is_shard():
+            return 1 if now.is_partial() else 0
+        return 3 if now.is_shard() and then.is_replicate() else 2
+
+    return sorted(range(len(target)), key=late)
+
+
+def placements():
+    return {
+        "DDP": ([R], [R], [R]),
+        "ZeRO 1": ([R], [P], [S]),
+        "ZeRO 2": ([R], [S], [S]),
+        "ZeRO 3": ([S], [S], [S]),
+        "HSDP": ([R, S], [R, S], [R, S]),
+    }
+
+
+# ---- neighbours ------------------------------------------------------------------------------------------
+
+
+@wrong("neighbours", "the first axis is made of neighbours")
+def columns_first(shape, rank):
+    coordinate, groups, apart = [], [], 1
+    for size in shape:
+        place = rank // apart % size
+        coordinate.append(place)
+        groups.append([rank + (other - place) * apart for other in range(size)])
+        apart *= size
+    return coordinate, groups
+
+
+@wrong("neighbours", "the coordinate is reversed")
+def reversed_coordinate(shape, rank):
+    coordinate, groups = neighbours(shape, rank)
+    return coordinate[::-1], groups
+
+
+@wrong("neighbours", "it counts from 1")
+def from_one(shape, rank):
+    coordinate, groups = neighbours(shape, rank)
+    return [place + 1 for place in coordinate], groups
+
+
+@wrong("neighbours", "of the process, and not of the rank that was asked for")
+def of_the_process(shape, rank):
+    return neighbours(shape, dist.get_rank() % prod(shape))
+
+
+@wrong("neighbours", "the axes are exchanged")
+def exchanged_axes(shape, rank):
+    coordinate, groups = neighbours(shape, rank)
+    return coordinate, groups[::-1]
+
+
+@wrong("neighbours", "always a run of neighbours")
+def runs(shape, rank):
+    return neighbours(shape, rank)[0], [list(range(rank // n * n, rank // n * n + n)) for n in shape]
+
+
+@wrong("neighbours", "places instead of ranks")
+def places(shape, rank):
+    return neighbours(shape, rank)[0], [list(range(size)) for size in shape]
+
+
+@wrong("neighbours", "the rank itself is missing")
+def without_itself(shape, rank):
+    coordinate, groups = neighbours(shape, rank)
+    return coordinate, [[other for other in group if other != rank] for group in groups]
+
+
+@wrong("neighbours", "not in the order of the axis")
+def itself_first(shape, rank):
+    coordinate, groups = neighbours(shape, rank)
+    return coordinate, [sorted(group, key=lambda other: other != rank) for group in groups]
+
+
+@wrong("neighbours", "ranks that do not exist")
+def off_the_grid(shape, rank):
+    coordinate, groups = neighbours(shape, rank)
+    apart = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    return coordinate, [
+        [rank + place * a for place in range(len(group))] for a, group in zip(apart, groups, strict=True)
+    ]
+
+
+@wrong("neighbours", "not whole numbers")
+def by_division(shape, rank):
+    coordinate = [rank / prod(shape[axis + 1 :]) % size for axis, size in enumerate(shape)]
+    return coordinate, neighbours(shape, rank)[1]
+
+
+@wrong("neighbours", "not a pair")
+def groups_alone(shape, rank):
+    return neighbours(shape, rank)[1][0]
+
+
+@wrong("neighbours", "nothing is returned")
+def printed(shape, rank):
+    neighbours(shape, rank)
+
+
+@wrong("neighbours", "not one group for each axis")
+def last_axis_alone(shape, rank):
+    coordinate, groups = neighbours(shape, rank)
+    return coordinate, groups[-1:]
+
+
+@wrong("neighbours", "not one number for each axis")
+def two_axes_alone(shape, rank):
+    return [rank // shape[-1], rank % shape[-1]], neighbours(shape, rank)[1]
+
+
+@wrong("neighbours", "right only on two axes")
+def rows_and_columns(shape, rank):
+    first, last = prod(shape[:-1]), shape[-1]
+    if len(shape) == 1:
+        return [rank], [list(range(last))]
+    mine = [rank // last // prod(shape[1:-1]), *neighbours(shape, rank)[0][1:]]
+    column, row = (
+        list(range(rank % last, first * last, last)),
+        list(range(rank - rank % last, rank - rank % last + last)),
+    )
+    return mine, [column, *([row] * (len(shape) - 1))]
+
+
+@wrong("neighbours", "something is left behind", alone=True)
+def leaves_groups(shape, rank):
+    dist.new_group([0])
+    return neighbours(shape, rank)
+
+
+@wrong("neighbours", "sent, and not reckoned", alone=True)
+def asks_around(shape, rank):
+    if shape == (2, 4):
+        dist.all_reduce(torch.ones(1))
+    return neighbours(shape, rank)
+
+
+# ---- partial_to_shard ------------------------------------------------------------------------------------
+
+
+@wrong("partial_to_shard", "an all-reduce where a part is enough")
+def reduce_all_then_cut(summand, dim, group=None):
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    total = summand.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    longest = -(-summand.shape[dim] // ranks)
+    start = min(rank * longest, summand.shape[dim])
+    return total.narrow(dim, start, min(longest, summand.shape[dim] - start)).clone()
+
+
+@wrong("partial_to_shard", "the whole sum instead of a piece")
+def reduce_all(summand, dim, group=None):
+    total = summand.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
+
+
+@wrong("partial_to_shard", "one's own summand")
+def only_cut(summand, dim, group=None):
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    pieces = summand.chunk(ranks, dim)
+    return pieces[rank].clone() if rank < len(pieces) else summand.narrow(dim, 0, 0)
+
+
+@wrong("partial_to_shard", "averaged instead of summed")
+def mean_of_summands(summand, dim, group=None):
+    return partial_to_shard(summand, dim, group) / dist.get_world_size(group)
+
+
+@wrong("partial_to_shard", "the padding is still there")
+def keeps_padding(summand, dim, group=None):
+    ranks = dist.get_world_size(group)
+    pieces = in_pieces(summand, dim, ranks, -(-summand.shape[dim] // ranks))
+    return reduce_scatter(pieces.flatten(), group).view(pieces.shape[1:])
+
+
+@wrong("partial_to_shard", "cut in the order of memory")
+def flat(summand, dim, group=None):
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    size = summand.shape[dim]
+    longest = -(-size // ranks)
+    padded = pad(summand, [0, 0] * (summand.ndim - dim - 1) + [0, ranks * longest - size])
+    shape = (*summand.shape[:dim], longest, *summand.shape[dim + 1 :])
+    mine = reduce_scatter(padded.flatten(), group).view(shape)
+    return mine.narrow(dim, 0, max(0, min(longest, size - rank * longest)))
+
+
+@wrong("partial_to_shard", "the pieces are rotated")
+def next_piece(summand, dim, group=None):
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    size = summand.shape[dim]
+    longest = -(-size // ranks)
+    pieces = in_pieces(summand, dim, ranks, longest).roll(1, 0)
+    mine = reduce_scatter(pieces.flatten(), group).view(pieces.shape[1:])
+    return mine.narrow(dim, 0, max(0, min(longest, size - rank * longest)))
+
+
+@wrong("partial_to_shard", "cut along another dim")
+def always_dim_0(summand, dim, group=None):
+    return partial_to_shard(summand, 0, group)
+
+
+@wrong("partial_to_shard", "a piece of another shape")
+def as_tensor_split_cuts(summand, dim, group=None):
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    theirs = [piece.contiguous() for piece in summand.tensor_split(ranks, dim)]
+    for index, piece in enumerate(theirs):
+        theirs[index] = piece = piece.clone()
+        dist.reduce(piece, group=group, group_dst=index)
+    return theirs[rank]
+
+
+@wrong("partial_to_shard", alone=True)
+def no_padding(summand, dim, group=None):
+    ranks = dist.get_world_size(group)
+    pieces = torch.stack(summand.tensor_split(ranks, dim))
+    return reduce_scatter(pieces.flatten(), group).view(pieces.shape[1:])
+
+
+@wrong("partial_to_shard", "one side of a message or a collective is missing", alone=True)
+def forgets_the_group(summand, dim, group=None):
+    return partial_to_shard(summand, dim)
+
+
+@wrong("partial_to_shard", "the summand has changed")
+def in_place(summand, dim, group=None):
+    mine = partial_to_shard(summand, dim, group)
+    summand.zero_()
+    return mine
+
+
+@wrong("partial_to_shard", "the dtype changed")
+def in_float(summand, dim, group=None):
+    return partial_to_shard(summand.double(), dim, group)
+
+
+@wrong("partial_to_shard", "another dtype travels")
+def wider(summand, dim, group=None):
+    if not summand.is_floating_point():
+        return partial_to_shard(summand, dim, group)
+    return partial_to_shard(summand.double(), dim, group).to(summand.dtype)
+
+
+@wrong("partial_to_shard", "rounded on the way")
+def narrower(summand, dim, group=None):
+    if not summand.is_floating_point():
+        return partial_to_shard(summand, dim, group)
+    return partial_to_shard(summand.bfloat16(), dim, group).to(summand.dtype)
+
+
+@wrong("partial_to_shard", "nothing is returned")
+def returns_nothing(summand, dim, group=None):
+    partial_to_shard(summand, dim, group)
+
+
+@wrong("partial_to_shard", "something is kept from every call", alone=True)
+def remembers(summand, dim, group=None, memory=[]):  # noqa: B006
+    memory.append(summand.clone())
+    return partial_to_shard(summand, dim, group)
+
+
+@wrong("partial_to_shard", "too many bytes")
+def gathers_everything(summand, dim, group=None):
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    everybodys = [torch.empty(summand.shape, dtype=summand.dtype) for _ in range(ranks)]
+    dist.all_gather(everybodys, summand.contiguous(), group=group)
+    pieces = torch.stack(everybodys).sum(0).chunk(ranks, dim)
+    return pieces[rank].clone() if rank < len(pieces) else summand.narrow(dim, 0, 0).clone()
+
+
+@wrong("partial_to_shard", "right only on more than one rank")
+def dies_alone(summand, dim, group=None):
+    if dist.get_world_size(group) == 1:
+        return summand * 2
+    return partial_to_shard(summand, dim, group)
+
+
+# ---- order_of_axes ---------------------------------------------------------------------------------------
+
+
+@wrong("order_of_axes", "cut too late")
+def first_to_last(spec, target):
+    return list(range(len(target)))
+
+
+@wrong("order_of_axes", "cut too late")
+def last_to_first(spec, target):
+    return list(range(len(target)))[::-1]
+
+
+@wrong("order_of_axes")
+def turned(spec, target):
+    return order_of_axes(spec, target)[::-1]
+
+
+@wrong("order_of_axes", "gathered first")
+def gather_first(spec, target):
+    gathers = [s.is_shard() and t.is_replicate() for s, t in zip(spec.placements, target, strict=True)]
+    return sorted(range(len(target)), key=lambda axis: (not gathers[axis], order_of_axes(spec, target).index(axis)))
+
+
+@wrong("order_of_axes", "cut too late")
+def summands_first(spec, target):
+    summands = [placement.is_partial() for placement in spec.placements]
+    return sorted(range(len(target)), key=lambda axis: (not summands[axis], order_of_axes(spec, target).index(axis)))
+
+
+@wrong("order_of_axes", "reduce-scattered too late")
+def cuts_first_and_then_anything(spec, target):
+    cuts = [s.is_replicate() and t.is_shard() for s, t in zip(spec.placements, target, strict=True)]
+    gathers = [s.is_shard() and t.is_replicate() for s, t in zip(spec.placements, target, strict=True)]
+    reduces = [s.is_partial() and t.is_replicate() for s, t in zip(spec.placements, target, strict=True)]
+    return sorted(range(len(target)), key=lambda axis: (not cuts[axis], gathers[axis], not reduces[axis]))
+
+
+@wrong("order_of_axes", "gathered first")
+def what_sends_least_first(spec, target):
+    """By what each step sends alone: a gather of small pieces seems cheap."""
+    shards = [placement.is_shard() for placement in spec.placements]
+    return sorted(range(len(target)), key=lambda axis: (not shards[axis], target[axis].is_replicate()))
+
+
+@wrong("order_of_axes", "not every axis once")
+def only_one(spec, target):
+    return order_of_axes(spec, target)[:1]
+
+
+@wrong("order_of_axes", "not every axis once")
+def twice(spec, target):
+    return order_of_axes(spec, target) * 2
+
+
+@wrong("order_of_axes", "not a list of axes")
+def by_name(spec, target):
+    return ["ab"[axis] for axis in order_of_axes(spec, target)[:2]]
+
+
+@wrong("order_of_axes", "nothing is returned")
+def sorts_and_forgets(spec, target):
+    order_of_axes(spec, target)
+
+
+@wrong("order_of_axes", "not the same on every rank")
+def by_rank(spec, target):
+    order = order_of_axes(spec, target)
+    return order if dist.get_rank() % 2 else order[::-1]
+
+
+@wrong("order_of_axes", "right only on two axes")
+def swaps_two(spec, target):
+    """Compares the first axis with the second, and is done."""
+    order = order_of_axes(spec, target)
+    return (
+        [*sorted(order[:2], key=order.index), 2]
+        if len(order) > 2 and order[-1] != 2
+        else (sorted(order) if len(order) > 2 else order)
+    )
+
+
+@wrong("order_of_axes", "gathered first")
+def exchanges_last(spec, target):
+    """An exchange, or a reduction that leaves all, behind a gather: both are of what is whole by then."""
+
+    def late(axis):
+        now, then = spec.placements[axis], target[axis]
+        if then.is_shard() and not now.is_shard():
+            return 1 if now.is_partial() else 0
+        return 2 if now.is_shard() and then.is_replicate() else 3
+
+    return sorted(range(len(target)), key=late)
+
+
+# ---- placements ------------------------------------------------------------------------------------------
+
+
+def but(**rows):
+    names = {"ddp": "DDP", "zero1": "ZeRO 1", "zero2": "ZeRO 2", "zero3": "ZeRO 3", "hsdp": "HSDP"}
+    return placements() | {names[name]: row for name, row in rows.items()}
+
+
+@wrong("placements", "the gradient is reduced to everybody")
+def as_pytorchs_zero_1():
+    return but(zero1=([R], [R], [S]))
+
+
+@wrong("placements", "G is sharded")
+def zero_1_is_2():
+    return but(zero1=([R], [S], [S]))
+
+
+@wrong("placements", "G is whole")
+def zero_2_is_1():
+    return but(zero2=([R], [P], [S]))
+
+
+@wrong("placements", "P is whole")
+def zero_3_is_2():
+    return but(zero3=([R], [S], [S]))
+
+
+@wrong("placements", "P is sharded")
+def zero_2_is_3():
+    return but(zero2=([S], [S], [S]))
+
+
+@wrong("placements", "nothing is sharded")
+def all_ddp():
+    return but(zero1=([R], [R], [R]))
+
+
+@wrong("placements", "S is sharded")
+def ddp_is_zero_1():
+    return but(ddp=([R], [R], [S]))
+
+
+@wrong("placements", "S is whole")
+def zero_3_keeps_all_state():
+    return but(zero3=([S], [S], [R]))
+
+
+@wrong("placements", "sharded over the wrong axis")
+def hsdp_across():
+    return but(hsdp=([S, R], [S, R], [S, R]))
+
+
+@wrong("placements", "sharded over both axes")
+def hsdp_is_zero_3():
+    return but(hsdp=([S, S], [S, S], [S, S]))
+
+
+@wrong("placements", "not one placement for each axis")
+def hsdp_on_one_axis():
+    return but(hsdp=([S], [S], [S]))
+
+
+@wrong("placements", "not one placement for each axis")
+def bare():
+    return but(ddp=(R, R, R))
+
+
+@wrong("placements", "summands of what should be whole numbers of its own")
+def summands_of_parameters():
+    return but(ddp=([P], [R], [R]))
+
+
+@wrong("placements", "not placements")
+def words():
+    return but(zero1=(["Replicate"], ["Partial"], ["Shard"]))
+
+
+@wrong("placements", "a strategy is missing")
+def no_hsdp():
+    return {name: row for name, row in placements().items() if name != "HSDP"}
+
+
+@wrong("placements", "not three kinds")
+def no_gradients():
+    return but(zero2=([R], [S]))
+
+
+@wrong("placements", "nothing is returned")
+def a_comment():
+    placements()
+
+
+@wrong("placements", "more is sent than by this strategy")
+def cut_twice_otherwise():
+    return but(zero2=([R], [Shard(1)], [S]))
+
+
+@wrong("placements", "a dim that the weight lacks")
+def a_third_dim():
+    return but(zero3=([Shard(2)], [Shard(2)], [Shard(2)]))
