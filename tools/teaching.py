@@ -13,14 +13,17 @@ from labs.kit.checks.answer import Mistake
 from labs.kit.checks.collectives import mistakes as collectives
 from labs.kit.checks.fsdp import mistakes as fsdp
 from labs.kit.checks.gradients import mistakes as gradients
+from labs.kit.checks.meshes import neighbours, order, scatter
+from labs.kit.checks.meshes import table as placements
 
+MODULES = (gradients, collectives, fsdp, neighbours, scatter, order, placements, left, job)
 TEACHING = Path(__file__).resolve().parent.parent / "TEACHING.md"
 BEGIN, END = "<!-- printed by `python -m tools.teaching`: from here -->", "<!-- to here -->"
 
 
 def rows() -> list[Mistake]:
     """Those of all tables, each once, in the order in which they are tried."""
-    tables = [value for module in (gradients, collectives, fsdp, left, job) for value in vars(module).values()]
+    tables = [value for module in MODULES for value in vars(module).values()]
     found = [row for table in tables if isinstance(table, tuple) for row in table if isinstance(row, Mistake)]
     return list({row.name: row for row in found if row.shows}.values())
 

@@ -25,7 +25,7 @@ def blocks(spec: Spec, names: Sequence[str]) -> Drawing:
     require_flat(spec)
     wide, high = size(spec)
     title = headline(spec)
-    canvas = Canvas(max(wide, width_of(title, 13)) + 24, high + 60, title, " ".join(sentences(spec)))
+    canvas = Canvas(max(wide, width_of(title, 13)) + 24, high + 40 + noted([spec]), title, " ".join(sentences(spec)))
     canvas.text(16, 20, title, anchor="start", weight="bold")
     panel(canvas, 12, 36, spec, names)
     note(canvas, high + 46, [spec])
@@ -39,7 +39,8 @@ def change(before: Spec, after: Spec, names: Sequence[str], said: Sequence[str])
     wide = max(wide, *(width_of(headline(spec), 13) for spec in (before, after)))
     words = [*sentences(before), "Then:", *said, *sentences(after)]
     width = max(2 * wide + 84, *(width_of(line, 13) + 32 for line in said))
-    canvas = Canvas(width, high + 74 + 20 * len(said), f"{headline(before)}; then {placed(after)}", " ".join(words))
+    tall = high + 54 + 20 * len(said) + noted([before, after])
+    canvas = Canvas(width, tall, f"{headline(before)}; then {placed(after)}", " ".join(words))
     for x, spec in ((12, before), (wide + 72, after)):
         canvas.text(x + 4, 20, headline(spec), anchor="start", weight="bold")
         panel(canvas, x, 36, spec, names)
@@ -106,8 +107,13 @@ def shape_of(block: Block) -> str:
     return " × ".join(map(str, block.shape)) if all(block.shape) else "empty"
 
 
+def noted(specs: Sequence[Spec]) -> int:
+    """Pixels that the note takes."""
+    return 20 * any(placement.is_partial() for spec in specs for placement in spec.placements)
+
+
 def note(canvas: Canvas, y: float, specs: Sequence[Spec]) -> None:
-    if any(placement.is_partial() for spec in specs for placement in spec.placements):
+    if noted(specs):
         canvas.text(16, y, "+ a summand: the sum is the tensor", size=11, anchor="start", fill=MUTED)
 
 

@@ -21,7 +21,7 @@ LIES: dict[str, Placement] = {repr(p): p for p in (Shard(0), Shard(1), Replicate
 # What can be set, to what, and where it begins.
 CONTROLS: dict[str, Mapping] = {
     "tensor": {" × ".join(map(str, shape)): shape for shape in ((8, 6), (7, 5), (3, 4), (12,), (5,))},
-    "mesh": {" × ".join(map(str, mesh)): mesh for mesh in ((2, 2), (4,), (2, 3), (3, 2), (8,))},
+    "mesh": {" × ".join(map(str, mesh)): mesh for mesh in ((2, 2), (4,), (2, 3), (3, 2))},
     "from a": LIES,
     "from b": LIES,
     "to a": LIES,
