@@ -5,6 +5,7 @@
     collective(messages, ranks)             a collective, round by round
     replay(recording)                       a recorded timeline, as it went by
     all_reduce_times({"ring": cost.…})      seconds by algorithm, ranks, size, latency and bandwidth
+    prefetch(talk, held)                    recordings by how many layers are sent for ahead
     memory(model="llama3-8b")               bytes on each rank by kind and stage, and on which cards that fits
     placements()                            a tensor from some placements to others: who holds what, what is sent
 
@@ -23,6 +24,7 @@ from labs.kit.drawing.diagrams import Holdings, Message, by_round
 from labs.kit.drawing.figures import window
 from labs.kit.explorers import memory as explorer
 from labs.kit.explorers import placement
+from labs.kit.explorers.prefetch import picture as timeline_and_memory
 
 
 class Explorer(ipywidgets.VBox):
@@ -146,6 +148,21 @@ def all_reduce_times(seconds: Mapping[str, Callable[[int, int, float, float], fl
     for name, value in {"ranks": 8, "megabytes": 1, "latency": 20, "bandwidth": 10}.items():
         sliders[name].value = value
     return Explorer(picture, sliders)
+
+
+def prefetch(
+    talk: Mapping[int | str, Any], held: Mapping[int | str, Any], step: int = 1, begin: Any = None
+) -> Explorer:
+    """Who did what when, and what rank 0 held, by how many layers were sent for ahead.
+
+    talk, held: by that number, recordings of communication and of memory; begin: where the slider stands at first.
+    Raises ValueError when the two are not of the same jobs.
+    """
+    if list(talk) != list(held):
+        raise ValueError(f"timelines of {list(talk)} layers ahead, and memory of {list(held)}: record both of each")
+    slider = control("layers ahead", list(talk))
+    slider.value = slider.value if begin is None else begin
+    return Explorer(lambda ahead: timeline_and_memory(talk[ahead], held[ahead], step), {"ahead": slider})
 
 
 def memory(measured: Mapping[str, explorer.Bytes] | None = None, **begin: Any) -> Explorer:

@@ -1,0 +1,34 @@
+"""The prefetch explorer's picture: who did what when, and under it what a rank held meanwhile.
+
+    Stacked(timeline, memory)      two pictures as one
+
+`labs.kit.play.prefetch` puts a slider above it: how many layers ahead.
+"""
+
+from dataclasses import dataclass
+
+from labs.kit.drawing.memories import memory
+from labs.kit.drawing.picture import Picture
+from labs.kit.drawing.timelines import timeline
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """Pictures one above the other, as a cell shows them."""
+
+    pictures: tuple[Picture, ...]
+
+    @property
+    def html(self) -> str:
+        return "<br>".join(picture.html for picture in self.pictures)
+
+    def __repr__(self) -> str:
+        return "\n".join(map(repr, self.pictures))
+
+    def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
+        return {"text/html": self.html, "text/plain": repr(self)}
+
+
+def picture(talk, held, step: int) -> Stacked:
+    """talk: a labs.kit.record.Recording of communication; held: one of memory, of the same job."""
+    return Stacked((timeline(talk, step=step), memory(held, step=step, ranks=[0])))
