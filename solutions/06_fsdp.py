@@ -281,8 +281,9 @@ rows = {"stage 3": comb} | {f"fully_shard, {n} ahead": talk[n] for n in AHEAD}
 draw.table([{"": name, "rank 0 waited": f"{waited(each, quietest(each)):.0f} ms"} for name, each in rows.items()])
 
 # %% [markdown]
-# With one layer ahead hardly more than the first gather and the last reduce-scatter is waited for. (Each in its quietest step: whatever else your machine does comes on top.) A second one brings nothing here: a gather is shorter than a layer. And what does it
-# cost? Move the slider, and look at the peak below:
+# With one layer ahead hardly more than the first gather and the last reduce-scatter is waited for. (Each in its
+# quietest step: whatever else your machine does comes on top.) A second one brings nothing here: a gather is shorter
+# than a layer. And what does it cost? Move the slider, and look at the peak below:
 
 # %%
 play.prefetch(talk, held, step=2, begin=1)
