@@ -98,9 +98,12 @@ def one_process(micro_batches: int, computes=torch.float32):
 
 
 def bound_of(strategy, ranks: int, dtype: torch.dtype) -> float:
-    if dtype == torch.float64:
-        return 1e-12 if strategy.computes == torch.float32 else 1e-5
-    return 0.0 if ranks in strategy.bitwise else 1e-5
+    if dtype == torch.float32 and ranks in strategy.bitwise:
+        return 0.0
+    if strategy.computes == torch.bfloat16:
+        # PyTorch 2.15 does not round the gradients of norms; to compute all in float32 would make 2e-3 of a difference.
+        return 1e-5 if strategy.side == "ours" else 2e-4
+    return 1e-12 if dtype == torch.float64 else 1e-5
 
 
 def differences(job, strategy, ranks: int) -> list[tuple]:

@@ -32,6 +32,8 @@ from labs.cost.memory import (
 
 # Before PyTorch 2.15 fully_shard copied a layer from its buffer while the one before it still stood.
 TWO_BUFFERS = tuple(map(int, version("torch").split(".")[:2])) < (2, 15)
+# Since then it leaves gradients as they come, and norms, which compute in float32, have theirs in float32.
+LONG_NORMS = not TWO_BUFFERS
 
 # ---- ZeroRedundancyOptimizer with DDP --------------------------------------------------------------------
 
@@ -105,11 +107,12 @@ def fully_shard_moments(job: Job, root: int, layer: int, reshard: bool, ranks: i
         if in_layer and reshard:
             besides = dict(G=arrived, A=parts[number - 1].left, temporary=part.handed_on + pending)
             yield Moment(f"gather {part.name} again", comm=whole + reduced + gradients + 2 * layer, **besides)
+        norms = {"norm": 1, "layer": 2}.get(part.name.split()[0], 0)
+        longer = norms * LONG_NORMS * (FLOAT - itemsize) * job.config.dim
         for at in part.worst:
-            yield Moment(
-                at.name, G=arrived, A=at.A, comm=comm + itemsize * at.gradients, temporary=at.temporary + pending
-            )
-        own = itemsize * sum(part.sizes)
+            made = itemsize * at.gradients + (longer if at.gradients == sum(part.sizes) else 0)
+            yield Moment(at.name, G=arrived, A=at.A, comm=comm + made, temporary=at.temporary + pending)
+        own = itemsize * sum(part.sizes) + longer
         if in_layer:
             whole -= 0 if reshard else layer
             comm = whole + prefetched + gradients + own + table
