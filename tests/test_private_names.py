@@ -19,6 +19,7 @@ from labs.kit.watch.tap import reduction
 LABS = Path(__file__).resolve().parent.parent / "labs"
 NAMES = """
     torch                                     Tensor._base Tensor._version Tensor._values Tensor._indices
+                                              Tensor._make_wrapper_subclass
                                               Tensor._backward_hooks Tensor._post_accumulate_grad_hooks
                                               UntypedStorage._cdata ScriptObject._get_method
     torch._C                                  DispatchKey _current_graph_task_id _will_engine_execute_node
@@ -27,6 +28,7 @@ NAMES = """
     torch._dynamo                             eval_frame._callback_from_stance
     torch._ops                                HigherOrderOperator OpOverload
     torch._subclasses.fake_tensor             FakeTensor
+    torch.autograd                            Variable._execution_engine.queue_callback
     torch.autograd.graph                      _engine_run_backward
     torch.distributed                         distributed_c10d._new_group_with_tag distributed_c10d._world
     torch.distributed.pipelining.schedules    PipelineScheduleSingle._initialize_stage
@@ -36,11 +38,14 @@ NAMES = """
                                               aten._scaled_dot_product_flash_attention
                                               aten._scaled_dot_product_efficient_attention
                                               aten._scaled_dot_product_cudnn_attention aten.add.Tensor._schema
+                                              aten.add.Tensor._overloadname aten._foreach_add aten._to_copy
+                                              aten._softmax aten._softmax_backward_data aten._local_scalar_dense
+                                              aten._log_softmax aten._log_softmax_backward_data aten._unsafe_view
     torch.utils._python_dispatch              TorchDispatchMode._should_skip_dynamo
     torch.utils._pytree                       tree_flatten tree_leaves tree_map_only tree_unflatten
 """
 OF_A_MODULE = ("_parameters", "_forward_hooks", "_forward_pre_hooks", "_compiled_call_impl")
-NOT_PYTORCHS = {"_exit", "_getframe", "_DummyThread", "_render_traceback_", "_repr_mimebundle_", "_like"}
+NOT_PYTORCHS = {"_exit", "_getframe", "_DummyThread", "_render_traceback_", "_repr_mimebundle_", "_like", "_foreach_"}
 SET_BY_US = set(vars(keep))  # for a later PyTorch that asks for it
 
 
