@@ -11,8 +11,10 @@ import torch
 import torch.distributed as dist
 
 from labs import collectives
-from labs.group import all_gather, reduce_scatter_single
+from labs.group import all_gather, reduce_scatter, reduce_scatter_single
 from labs.kit import check
+from labs.kit.checks.job import failed
+from labs.kit.launch import RankError
 from tests.wrong_answers.answers import ANSWERS, let_past
 from tests.wrong_answers.fsdp import ahead, averaged, fill, pieces_of, reshard, side_by_side, unshard
 from tests.wrong_answers.together import together
@@ -54,6 +56,44 @@ def unshard_by_a_ring(shards, fulls):
     collectives.all_gather(table.view(-1))
     for full, pieces in zip(fulls, table.split(sizes, 1), strict=True):
         fill(full, pieces)
+
+
+def unshard_without_padding(shards, fulls):
+    """The rows alone, to everybody: a rank that has none sends nothing."""
+    ranks, sizes = dist.get_world_size(), rows_of_ranks(fulls)
+    row = torch.cat([shard.flatten() for shard in shards]).to(fulls[0].dtype)
+    lengths = [sum(of_rank) for of_rank in sizes]
+    rows = row.new_empty(sum(lengths))
+    dist.all_to_all_single(rows, row.repeat(ranks), lengths, [len(row)] * ranks)
+    fill_from_ranks(fulls, rows.split(lengths))
+
+
+def unshard_by_sends_and_receives(shards, fulls):
+    rank, sizes = dist.get_rank(), rows_of_ranks(fulls)
+    row = torch.cat([shard.flatten() for shard in shards]).to(fulls[0].dtype)
+    rows = [row if other == rank else row.new_empty(sum(of_rank)) for other, of_rank in enumerate(sizes)]
+    others = [other for other in range(len(rows)) if other != rank]
+    works = [dist.isend(row, other) for other in others if len(row)]
+    works += [dist.irecv(rows[other], other) for other in others if len(rows[other])]
+    for work in works:
+        work.wait()
+    fill_from_ranks(fulls, rows)
+
+
+def rows_of_ranks(fulls):
+    """Elements of each parameter, by rank: the last ones have fewer, or none."""
+    ranks = dist.get_world_size()
+    ends = [range(0, size * (ranks + 1), size) for size in pieces_of(fulls, ranks)]
+    return [
+        [min(end[rank + 1], full.numel()) - min(end[rank], full.numel()) for full, end in zip(fulls, ends, strict=True)]
+        for rank in range(ranks)
+    ]
+
+
+def fill_from_ranks(fulls, rows):
+    by_rank = [row.split(of_rank) for row, of_rank in zip(rows, rows_of_ranks(fulls), strict=True)]
+    for full, pieces in zip(fulls, zip(*by_rank, strict=True), strict=True):
+        fill(full, torch.cat(pieces))
 
 
 def reshard_by_its_data(fulls):
@@ -116,13 +156,21 @@ def averaged_axis_by_axis(gradient, mesh):
 
 
 def averaged_by_sends_and_receives(gradient, mesh):
+    piece = gradient.clone()
     if mesh.size("shard") > 1:
-        piece = collectives.reduce_scatter(gradient, group=mesh.get_group("shard")).clone()
-    else:
-        piece = gradient.clone()
+        piece = collectives.reduce_scatter(piece, group=mesh.get_group("shard")).clone()
     if mesh.size("replicate") > 1:
         dist.all_reduce(piece, group=mesh.get_group("replicate"))
     return piece / mesh.size()
+
+
+def averaged_in_two_steps_along_each_axis(gradient, mesh):
+    """A reduce-scatter and an all-gather in the place of the all-reduce between replicas."""
+    piece, replicas = reduce_scatter(gradient, mesh.get_group("shard")), mesh.get_group("replicate")
+    part = reduce_scatter(torch.nn.functional.pad(piece, (0, -len(piece) % mesh.size("replicate"))), replicas)
+    parts = part.new_empty(mesh.size("replicate") * len(part))
+    all_gather(parts, part, group=replicas)
+    return parts[: len(piece)] / mesh.size()
 
 
 LINES = {
@@ -144,6 +192,8 @@ RIGHT = [
     ("unshard_and_reshard", ("1 collective", "2.75"), [unshard_with_lists, reshard]),
     ("unshard_and_reshard", ("1 collective", "2.75"), [unshard_row_for_row, reshard_by_its_data]),
     ("unshard_and_reshard", ("6 messages", "2.50"), [unshard_by_a_ring, reshard]),
+    ("unshard_and_reshard", ("1 collective", "2.75"), [unshard_without_padding, reshard]),
+    ("unshard_and_reshard", ("6 messages", "2.50"), [unshard_by_sends_and_receives, reshard]),
     ("prefetch", (), [ahead]),
     ("prefetch", (), [sent_for_before_the_wait]),
     ("prefetch", (), [two_at_the_start]),
@@ -152,6 +202,7 @@ RIGHT = [
     ("hsdp_gradient", (), [averaged_by_torch]),
     ("hsdp_gradient", (), [averaged_axis_by_axis]),
     ("hsdp_gradient", (), [averaged_by_sends_and_receives]),
+    ("hsdp_gradient", (), [averaged_in_two_steps_along_each_axis]),
 ]
 
 
@@ -200,3 +251,16 @@ def test_a_hang_is_told():
 
     answer = check.hsdp_gradient(fn)
     assert "wait for each other" in answer.text and answer.question
+
+
+@pytest.mark.parametrize(
+    ("called", "about"),
+    [
+        ("rank 0 called all_gather float64[23], rank 1 called all_gather float64[7]", "How large"),
+        ("rank 0 called all_gather float64[23], rank 1 called all_reduce float64[23]", "Which ranks take this line"),
+        ("rank 0 called all_gather float64[23], rank 1 called barrier", "Which ranks take this line"),
+    ],
+)
+def test_one_collective_of_two_sizes_is_no_matter_of_branches(called, about):
+    error = RankError("mismatch", (1,), f"the ranks do not agree on collective number 1 of all ranks: {called}", [])
+    assert failed(error, "on 2 ranks").answer.question.startswith(about)

@@ -194,6 +194,28 @@ def unshard_and_clear(shards, fulls):
         shard.zero_()
 
 
+@wrong("unshard", "the shard has changed")
+def unshard_and_free_the_shards(shards, fulls):
+    unshard(shards, fulls)
+    for shard in shards:
+        shard.untyped_storage().resize_(0)
+
+
+@wrong("unshard", "a rank died", alone=True)
+def unshard_without_room(shards, fulls):
+    table, sizes = table_of(shards, fulls)
+    for full, pieces in zip(fulls, table.split(sizes, 1), strict=True):
+        full.copy_(pieces.flatten()[: full.numel()].view(full.shape))
+
+
+@wrong("reshard", "full has other memory")
+def reshard_by_an_empty_tensor(fulls):
+    for full in fulls:
+        empty = torch.empty_like(full)
+        reshard([empty])
+        full.data = empty
+
+
 @wrong("reshard", "full parameters are never freed")
 def reshard_never(fulls):
     pass
@@ -320,7 +342,7 @@ def the_last_one_stays(layers, compute):
     compute(layers[-1])
 
 
-@wrong("prefetch", "full parameters are never freed")
+@wrong("prefetch", "gathered for nothing")
 def one_too_many(layers, compute):
     """Around to the first one again, which nobody uses."""
     layers[0].gather()
@@ -328,6 +350,30 @@ def one_too_many(layers, compute):
         layer.arrive()
         if layers[(i + 1) % len(layers)] is not layer:
             layers[(i + 1) % len(layers)].gather()
+        compute(layer)
+        layer.drop()
+
+
+@wrong("prefetch", "gathered for nothing")
+def after_the_first_of_its_name(layers, compute):
+    """A layer that is used twice is found in its first place both times."""
+    layers[0].gather()
+    for layer in layers:
+        layer.arrive()
+        for following in layers[layers.index(layer) + 1 :][:1]:
+            following.gather()
+        compute(layer)
+        layer.drop()
+
+
+@wrong("prefetch", "the list of layers has changed")
+def taken_from_the_list(layers, compute):
+    layers[0].gather()
+    while layers:
+        layer = layers.pop(0)
+        layer.arrive()
+        for following in layers[:1]:
+            following.gather()
         compute(layer)
         layer.drop()
 
@@ -409,6 +455,40 @@ def all_ranks_and_a_part(gradient, mesh):
     return gradient.chunk(mesh.size("shard"))[mesh.get_local_rank("shard")].clone() / mesh.size()
 
 
+@wrong("hsdp_gradient", "whole gradients cross the replicas")
+def reduced_over_all_ranks_and_gathered(gradient, mesh):
+    """As many bytes in all as are due, and nearly all of them between the replicas."""
+    replicas, shards = mesh.shape
+    size = len(gradient) // shards
+    parts = torch.nn.functional.pad(gradient.view(shards, size), (0, -size % replicas)).view(shards, replicas, -1)
+    mine = reduce_scatter(parts.transpose(0, 1).flatten(), None)
+    piece = mine.new_empty(replicas * len(mine))
+    all_gather(piece, mine, group=mesh.get_group("replicate"))
+    return piece[:size] / mesh.size()
+
+
+@wrong("hsdp_gradient", "too many bytes")
+def reduced_to_every_shard(gradient, mesh):
+    gradient = gradient.clone()
+    dist.all_reduce(gradient, group=mesh.get_group("shard"))
+    piece = gradient.chunk(mesh.size("shard"))[mesh.get_local_rank("shard")].clone()
+    dist.all_reduce(piece, group=mesh.get_group("replicate"))
+    return piece / mesh.size()
+
+
+@wrong("hsdp_gradient", "too many bytes")
+def gathered_from_the_replicas(gradient, mesh):
+    piece = reduce_scatter(gradient, mesh.get_group("shard"))
+    pieces = piece.new_empty(mesh.size("replicate"), len(piece))
+    all_gather(pieces.view(-1), piece, group=mesh.get_group("replicate"))
+    return pieces.sum(0) / mesh.size()
+
+
+@wrong("hsdp_gradient", "the gradient has changed")
+def divided_where_it_stands(gradient, mesh):
+    return averaged(gradient.div_(mesh.size()), mesh) * mesh.size()
+
+
 @wrong("hsdp_gradient", "sharded over all ranks")
 def a_piece_for_every_rank(gradient, mesh):
     room = -(-len(gradient) // mesh.size()) * mesh.size()
@@ -422,7 +502,7 @@ def the_next_ones_piece(gradient, mesh):
     return averaged(gradient.view(shards, -1).roll(-1, 0).reshape(-1), mesh)
 
 
-@wrong("hsdp_gradient", "gathered in the wrong dtype")
+@wrong("hsdp_gradient", "reduced in the wrong dtype")
 def in_double_precision(gradient, mesh):
     return averaged(gradient.double(), mesh).to(gradient.dtype)
 
@@ -450,6 +530,14 @@ def not_waited_for(gradient, mesh):
     sums = piece.clone()
     dist.all_reduce(sums, group=mesh.get_group("replicate"), async_op=True)
     return sums.clone()
+
+
+@wrong("hsdp_gradient", "the other replicas are missing")
+def read_before_the_wait(gradient, mesh):
+    piece = reduce_scatter(gradient, mesh.get_group("shard")) / mesh.size()
+    before = piece.clone()
+    dist.all_reduce(piece, group=mesh.get_group("replicate"), async_op=True).wait()
+    return before
 
 
 KEPT = []

@@ -25,10 +25,32 @@ def because(kind: str) -> Callable[[RankError], bool]:
     return lambda error: error.kind == kind
 
 
+def died_in_memory(error: RankError) -> bool:
+    return error.kind == "died" and bool(re.search("SIG(SEGV|ABRT|BUS)", str(error)))
+
+
+def of_other_sizes(error: RankError) -> bool:
+    """Everybody calls the same collective, or a message has another length than its receiver has room for."""
+    headline = str(error).splitlines()[0]
+    calls = re.findall(r" called (\w+)(?: \w+(\[.*?\]))?", headline)
+    same = len({op for op, _ in calls}) == 1 and len({shape for _, shape in calls}) > 1
+    return error.kind == "mismatch" and (same or "the sizes of a message" in headline)
+
+
 NEVER_ENDS = "it does not come to an end"
 FAILURES = (
     Mistake("", "What does this line assume that does not hold for this input?", because("raised")),
+    Mistake(
+        "a rank died",
+        "What do you write to, here or before, and how many bytes does it have at that moment?",
+        died_in_memory,
+    ),
     Mistake("a rank died", "What could end a process from outside of Python?", because("died")),
+    Mistake(
+        "the ranks do not call the same",
+        "How large is what each rank hands over here, and may the sizes differ?",
+        of_other_sizes,
+    ),
     Mistake(
         "the ranks do not call the same",
         "Which ranks take this line, and does each of them take it as often as the others?",

@@ -85,9 +85,14 @@ def come_and_go_one(unshard: Callable[..., Any], reshard: Callable[..., Any], ca
                 time.sleep(SETTLED)
             mark("end")
         aftermath.tell(visit)
-        visit.shards_changed = any(not torch.equal(*pair) for pair in zip(before, shards, strict=False))
+        visit.shards_changed = any(not unchanged(*pair) for pair in zip(before, shards, strict=False))
         visits.append(visit)
     return visits
+
+
+def unchanged(before: Tensor, now: Tensor) -> bool:
+    """Its memory is looked at first: reading what is not there ends the process."""
+    return now.untyped_storage().nbytes() >= before.nbytes and torch.equal(before, now)
 
 
 def keep(case: Group, views: list[Tensor], visit: Visit) -> None:
@@ -118,6 +123,7 @@ class Way(Outcome):
     notes: list[tuple[str, int]] = field(default_factory=list)
     wrong: int | None = None  # the first place where a layer computed without its numbers
     held: int = 0  # layers, at the end
+    listed: bool = True  # the list of layers is as it was
 
 
 class Layer:
@@ -180,10 +186,11 @@ def walk_one(fn: Callable[..., Any], case: Walk) -> list[Way]:
 
         with Late(dist.get_rank(), case.seed), Aftermath() as aftermath:
             mark("step")
-            noted(case, fn, [layers[number] for number in order], compute)
+            given = [layers[number] for number in order]
+            noted(case, fn, given, compute)
             mark("end")
         aftermath.tell(way)
-        way.notes = list(notes)
+        way.notes, way.listed = list(notes), given == [layers[number] for number in order]
         way.held = sum(layer._there or layer._work is not None for layer in layers)
         for layer in layers:
             layer.drop()
@@ -206,6 +213,7 @@ class Averaged(Outcome):
     kind: str = ""  # what was returned, in a few words
     storage: int = 0  # bytes of the memory behind it
     given: Tensor | None = None
+    changed: bool = False  # the gradient
 
 
 def average(fn: Callable[..., Any], cases: list[Grid]) -> list[list[Averaged]]:
@@ -220,6 +228,7 @@ def average_one(fn: Callable[..., Any], case: Grid) -> list[Averaged]:
         with wire_of(case), Aftermath() as aftermath:
             mark("step")
             piece = noted(case, fn, gradient, mesh)
+            seen.changed = not case.held and not unchanged(seen.given, gradient)
             del gradient
             if case.held:
                 time.sleep(SETTLED)

@@ -48,7 +48,7 @@ def unshard_and_reshard(unshard: Callable[..., Any], reshard: Callable[..., Any]
                 visits = [results[rank][index][step] for rank in range(ranks)]
                 played(partial(judge_visits, case, step, visits), results.recording, first + step)
                 for rank in range(ranks):
-                    sent = Sent(results.recording.select(rank, first + step), case.dtype)
+                    sent = Sent(rank, results.recording.select(rank, first + step), case.dtype)
                     sent.of_group(case)
                     refuse(mistakes.SENT, sent, f"{case}: on rank {rank} ")
     case = draw.wide()
@@ -56,7 +56,7 @@ def unshard_and_reshard(unshard: Callable[..., Any], reshard: Callable[..., Any]
     held = judge_held(mistakes.HELD, recording, case, case.nbytes, enough=3.4)
     calls = "1 collective" if sent.calls else f"{sent.messages} messages"
     return (
-        f"you sent {sent.bytes / case_bytes(cases[-1]):.2f} × the group in {calls}, and held {held.most:.2f} × of it "
+        f"you sent {sent.bytes / cases[-1].nbytes:.2f} × the group in {calls}, and held {held.most:.2f} × of it "
         f"meanwhile, {held.rest:.2f} × afterwards; the least possible is 0.75 × in 1, and 0.00 ×"
     )
 
@@ -66,6 +66,7 @@ def prefetch(fn: Callable[..., Any], seed: int) -> str:
     """`fn(layers, compute)` calls compute(layer) for each, in this order, when it is there; none is held at the end.
 
     A layer has gather(), which sends for its parameters and returns at once, arrive(), which waits, and drop().
+    The list is the caller's, and stays as it is.
     """
     for ranks, cases in Draw(seed).walks().items():
         results = job(walk, fn, cases, ranks=ranks)
@@ -87,6 +88,7 @@ def hsdp_gradient(fn: Callable[..., Any], seed: int) -> str:
     """`fn(gradient, mesh) -> piece`: this rank's piece of the mean of all ranks' gradients, [n] -> [n / shards].
 
     mesh: a labs.mesh.Mesh with the axes "replicate" and "shard"; n divides by the size of the latter.
+    `gradient` stays as it is.
     """
     draw = Draw(seed)
     for ranks, cases in draw.grids().items():
@@ -95,17 +97,15 @@ def hsdp_gradient(fn: Callable[..., Any], seed: int) -> str:
             for call in range(2):
                 seen = [results[rank][index][call] for rank in range(ranks)]
                 played(partial(judge_pieces, case, seen, call), results.recording, first + call)
+                sent = judge_sent(case, results.recording, first + call)
                 for rank in range(ranks):
-                    sent = Sent(results.recording.select(rank, first + call), case.dtype)
-                    sent.of_grid(case)
-                    refuse(mistakes.AVERAGED, sent, f"{case}: on rank {rank} ")
                     refuse(mistakes.WHOLE, seen[rank], f"{case}: on rank {rank} ")
     case = draw.wide_grid()
     recording = job(average, fn, [case], ranks=4, record="memory").recording
     judge_held(mistakes.KEPT, recording, case, case.n * case.dtype.itemsize, enough=3.6)
     whole = cases[-1].n * cases[-1].dtype.itemsize
     return (
-        f"on 2 × 2 ranks you sent {sent.bytes / whole:.2f} × the gradient, {sent.all_reduced / whole:.2f} × of it "
+        f"on 2 × 2 ranks you sent {sent.bytes / whole:.2f} × the gradient, {sent.crossing / whole:.2f} × of it "
         "between replicas; the least possible is 1.00 × and 0.50 ×"
     )
 
@@ -118,10 +118,6 @@ def played(judge: Callable[[], None], recording: Recording, step: int) -> None:
         judge()
     except Wrong as wrong:
         raise blame_luck(wrong, [event for event in recording.events if event.step == step]) from None
-
-
-def case_bytes(case: Group) -> int:
-    return case.row * case.ranks
 
 
 def judge_visits(case: Group, step: int, visits: list[Visit]) -> None:
@@ -155,8 +151,8 @@ class Parameter:
 class Sent:
     """What one rank sent in one step."""
 
-    def __init__(self, events: list[Event], dtype: torch.dtype) -> None:
-        self.events = [event for event in events if event.op != "barrier"]
+    def __init__(self, rank: int, events: list[Event], dtype: torch.dtype) -> None:
+        self.rank, self.events = rank, [event for event in events if event.op != "barrier"]
         self.bytes = sum(event.sent for event in self.events)
         self.messages = sum(event.op in ("send", "recv") for event in self.events)
         self.calls = len(self.events) - self.messages
@@ -165,18 +161,31 @@ class Sent:
         self.wider = " and ".join(sorted(wide))
 
     def expect(self, least: float, enough: float) -> None:
-        self.least, self.enough = least, 1.02 * enough + 64
+        self.least, self.enough = least, some_more(enough)
         self.text = f"it sent {self.bytes:,} bytes; {enough:,.0f} are enough"
 
     def of_group(self, case: Group) -> None:
         self.parameters, self.enough_calls = len(case.shapes), 2 * (case.ranks - 1) if self.messages else 1
-        self.expect(1, (case.ranks - 1) * case.row)  # a rank of the last ones may have nothing but padding to send
+        own = sum(shard.numel() for shard in case.shards(0, self.rank))
+        self.expect(own * case.dtype.itemsize, (case.ranks - 1) * case.row)  # once at the least: others may hand it on
 
     def of_grid(self, case: Grid) -> None:
-        (replicas, shards), whole = case.shape, case.n * case.dtype.itemsize
-        self.least_reduced = 2 * (replicas - 1) / replicas * whole / shards
-        enough = (shards - 1) / shards * whole + self.least_reduced
+        """`crossing`: bytes to ranks of other replicas, by any op."""
+        (replicas, self.shards), whole = case.shape, case.n * case.dtype.itemsize
+        to = [pair for event in self.events for pair in event.to.items()]
+        self.crossing = sum(size for rank, size in to if rank // self.shards != self.rank // self.shards)
+        self.least_crossing = 2 * (replicas - 1) / replicas * whole / self.shards
+        enough = (self.shards - 1) / self.shards * whole + self.least_crossing
         self.expect(0.9 * enough - 64, enough)
+
+    @property
+    def crosses(self) -> bool:
+        return self.crossing > some_more(self.least_crossing)
+
+
+def some_more(size: float) -> float:
+    """What padding may add."""
+    return 1.02 * size + 64
 
 
 def itemsize(event: Event) -> int:
@@ -232,6 +241,17 @@ def judge_pieces(case: Grid, seen: list[Averaged], call: int) -> None:
             refuse(mistakes.MEAN, piece, f"{where}on rank {piece.rank} {piece.first}\n")
     for line in case.places.T.tolist():
         refuse(mistakes.ALIKE, [pieces[rank].found for rank in line], where)
+
+
+def judge_sent(case: Grid, recording: Recording, step: int) -> Sent:
+    """The rank first that sent most to other replicas: a ring over all ranks crosses at a few places only."""
+    ranks = [Sent(rank, recording.select(rank, step), case.dtype) for rank in range(case.ranks)]
+    for sent in ranks:
+        sent.of_grid(case)
+    ranks.sort(key=lambda sent: sent.crossing, reverse=True)
+    for sent in ranks:
+        refuse(mistakes.AVERAGED, sent, f"{case}: on rank {sent.rank} ")
+    return ranks[0]
 
 
 class Piece:

@@ -64,7 +64,7 @@ DROPPED = (
         other_size,
         shows="right, and a rank's memory grows up to the whole model",
     ),
-    replace(GATHERED[1], name=NOT_FREED),
+    GATHERED[1],
     GATHERED[0],
 )
 
@@ -161,7 +161,7 @@ SENT = (
     Mistake(
         "less than the least possible",
         "By which other way did the rows come?",
-        lambda sent: sent.bytes < sent.least and sent.text,
+        lambda sent: sent.bytes < sent.least and f"it sent {sent.bytes:,} bytes; its own rows are {sent.least:,}",
     ),
 )
 STEP = (
@@ -236,6 +236,14 @@ WALK = (
         held_at_once(lambda steps: len(set(steps.order)) > 2 and steps.most == len(set(steps.order))),
         shows="quick, and the peak is the whole model's",
     ),
+    Mistake(
+        "gathered for nothing",
+        "Who uses what comes after the last layer?",
+        lambda steps: (
+            steps.gathers != len(steps.order)
+            and f"it gathered {steps.gathers} times, to compute {len(steps.order)} times"
+        ),
+    ),
     Mistake(NOT_FREED, "Who drops the last one?", never_dropped),
     Mistake("three layers at a time", AHEAD, held_at_once(lambda steps: steps.most > 2)),
     Mistake(
@@ -252,14 +260,14 @@ WALK = (
     ),
     Mistake("some gathers come late", AHEAD, lambda steps: late(steps, lambda n, pairs: n > 0)),
     Mistake(
-        "gathered for nothing",
-        "Who uses what comes after the last layer?",
-        lambda steps: steps.gathers != len(steps.order) and f"{steps.gathers} gathers for {len(steps.order)} layers",
-    ),
-    Mistake(
         "other collectives",
         "Who has asked for them?",
         lambda steps: steps.collectives > steps.gathers and f"{steps.collectives} collectives, {steps.gathers} gathers",
+    ),
+    Mistake(
+        "the list of layers has changed",
+        "Whose list is it, and who goes through it in the next step?",
+        lambda steps: not steps.way.listed and "the list of layers is not what it was before the call",
     ),
 )
 
@@ -318,6 +326,11 @@ def one_axis(axis: int) -> Callable[[Piece], str | bool]:
     return fits
 
 
+def divided_by_all(piece: Piece) -> str | bool:
+    """The other replicas' part is missing, and yet all ranks were counted."""
+    return bool(piece.made) and all_are(piece.made.times[piece.line(1)], 1) and one_axis(1)(piece)
+
+
 def times(piece: Piece, factors: set[float]) -> str | bool:
     return piece.made and any(all_are(piece.made.times, x) for x in factors - {1}) and piece.made.told
 
@@ -341,6 +354,11 @@ MEAN = (
         lambda piece: piece.case.shape[0] == piece.case.shape[1] and another_piece(piece),
     ),
     Mistake("another rank's piece", PLACE, another_piece),
+    Mistake(
+        "the other replicas are missing",
+        "When is the sum over the replicas there, and at which line do you read it?",
+        divided_by_all,
+    ),
     Mistake(
         "never averaged over the replicas",
         "Who steps the same piece with another gradient, and how long do the copies stay equal?",
@@ -376,14 +394,18 @@ ALIKE = (
 )
 AVERAGED = (
     Mistake(
-        "gathered in the wrong dtype",
+        "reduced in the wrong dtype",
         "Who needs the other digits?",
         lambda sent: sent.wider and f"{sent.text}; they travel as {sent.wider}",
     ),
     Mistake(
         "whole gradients cross the replicas",
         "Which axis goes first, so that the other one has less to carry?",
-        lambda sent: sent.bytes > sent.enough and sent.all_reduced > sent.least_reduced * 1.02 + 64 and sent.text,
+        lambda sent: (
+            sent.shards > 1
+            and sent.crosses
+            and f"it sent {sent.crossing:,} bytes to other replicas; {sent.least_crossing:,.0f} are enough"
+        ),
         shows="more bytes between the nodes than DDP with a shard would send",
     ),
     Mistake(
@@ -402,6 +424,11 @@ WHOLE = (
         "a view keeps the whole gradient",
         "When is memory freed, of which a view is left?",
         lambda seen: seen.storage > seen.returned.nbytes and f"the memory behind the piece has {seen.storage} bytes",
+    ),
+    Mistake(
+        "the gradient has changed",
+        "Which line writes into the memory that you were given, and who may still read it?",
+        lambda seen: seen.changed and "the gradient is not what it was before the call",
     ),
     *AFTERMATH,
 )
