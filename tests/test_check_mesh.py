@@ -123,17 +123,11 @@ def along_the_other_dim():
     return {name: [[other.get(p, p) for p in kind] for kind in row] for name, row in placements().items()}
 
 
-def reduced_late():
-    """DDP that all-reduces at the step, as the first one of notebook 03 does; HSDP that accumulates before it does."""
-    R, P, S = Replicate(), Partial(), Shard(0)
-    return placements() | {"DDP": ([R], [P], [R]), "HSDP": ([R, S], [P, S], [R, S])}
-
-
 RIGHT = [
     *(("neighbours", fn) for fn in (neighbours, by_the_mesh, by_the_grid, by_looking_for_the_place)),
     *(("partial_to_shard", fn) for fn in (partial_to_shard, by_the_course, by_reduces, by_an_uneven_exchange)),
     *(("order_of_axes", fn) for fn in (order_of_axes, by_trying_all, by_how_the_block_grows, only_what_changes)),
-    *(("placements", fn) for fn in (placements, as_tuples, along_the_other_dim, reduced_late)),
+    *(("placements", fn) for fn in (placements, as_tuples, along_the_other_dim)),
 ]
 LINES = {
     "neighbours": "✓ neighbours: 15 meshes of up to 4 axes, from all of their ranks, and not a message",

@@ -213,6 +213,17 @@ def mean_of_summands(summand, dim, group=None):
     return partial_to_shard(summand, dim, group) / dist.get_world_size(group)
 
 
+KEPT = {}
+
+
+@wrong("partial_to_shard", "right only the first time", alone=True)
+def kept_by_shape(summand, dim, group=None):
+    key = summand.shape, summand.dtype, dim, summand.is_contiguous(), dist.get_world_size(group)
+    if key not in KEPT:
+        KEPT[key] = partial_to_shard(summand, dim, group)
+    return KEPT[key].clone()
+
+
 @wrong("partial_to_shard", "the padding is still there")
 def keeps_padding(summand, dim, group=None):
     ranks = dist.get_world_size(group)
@@ -484,9 +495,19 @@ def bare():
     return but(ddp=(R, R, R))
 
 
-@wrong("placements", "summands of what should be whole numbers of its own")
+@wrong("placements", "parameters or optimizer state as summands")
 def summands_of_parameters():
     return but(ddp=([P], [R], [R]))
+
+
+@wrong("placements", "the gradient stays a summand")
+def ddp_never_reduces():
+    return but(ddp=([R], [P], [R]))
+
+
+@wrong("placements", "the gradient stays a summand")
+def hsdp_replicas_never_reduce():
+    return but(hsdp=([R, S], [P, S], [R, S]))
 
 
 @wrong("placements", "not placements")

@@ -104,6 +104,7 @@ def drawn(seed: int) -> dict[int, list[Case]]:
         4: [
             case(4, BUDGET, dtype=torch.float32),
             case(4, (8, a)),
+            case(4, (8, a), 0, "right only the first time"),
             case(4, (a, 12), 1),
             case(4, (3, 8, a), 1),
             case(4, (4 * a + draw.randrange(1, 4), 3)),
