@@ -4,21 +4,28 @@ Right: the course's own, and answers that go another way about it (lists of tens
 PyTorch's own reduce-scatter, gathers before the wait or after it).  Wrong: tests/wrong_answers/fsdp.py.
 """
 
+import re
+import subprocess
+import sys
 from collections import deque
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from labs import collectives
+from labs.data import Batches, corpus
 from labs.group import all_gather, reduce_scatter, reduce_scatter_single
 from labs.kit import check
 from labs.kit.checks.job import failed
 from labs.kit.launch import RankError
+from labs.model import GPT, PRESETS
 from tests.wrong_answers.answers import ANSWERS, let_past
 from tests.wrong_answers.fsdp import ahead, averaged, fill, pieces_of, reshard, side_by_side, unshard
 from tests.wrong_answers.together import together
 
+ROOT = Path(__file__).resolve().parent.parent
 CHECKS = {"unshard_and_reshard": 2, "prefetch": 1, "hsdp_gradient": 1}  # and of how many functions
 
 # ---- right answers ---------------------------------------------------------------------------------------
@@ -264,3 +271,32 @@ def test_a_hang_is_told():
 def test_one_collective_of_two_sizes_is_no_matter_of_branches(called, about):
     error = RankError("mismatch", (1,), f"the ranks do not agree on collective number 1 of all ranks: {called}", [])
     assert failed(error, "on 2 ranks").answer.question.startswith(about)
+
+
+# ---- the script at the notebook's end --------------------------------------------------------------------
+
+
+def one_process(steps=10):
+    config = PRESETS["small"]
+    model, batches = GPT(config), Batches(corpus().tokens, 16, config.context)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    for step in range(steps):
+        loss = model(*batches[step])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss.item()
+
+
+@pytest.mark.soak
+def test_the_script_under_torchrun_prints_the_curve_of_one_process(tmp_path):
+    source = (ROOT / "solutions/06_fsdp.py").read_text(encoding="utf-8")
+    block = re.search(r"^# ```python\n(.*?)^# ```$", source, re.DOTALL | re.MULTILINE)[1]
+    script = tmp_path / "train.py"
+    script.write_text(re.sub("^# ?", "", block, flags=re.MULTILINE), encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", str(script)]
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    told = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=True)
+    losses = [float(loss) for loss in re.findall(r"loss (\S+)", told.stdout)]
+    assert losses == pytest.approx(list(one_process()), abs=2e-4)

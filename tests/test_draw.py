@@ -22,7 +22,7 @@ from matplotlib.text import Text
 
 from labs import collectives
 from labs.kit import draw
-from labs.kit.drawing import palette
+from labs.kit.drawing import palette, timelines
 from labs.kit.drawing.diagrams import sends
 from labs.kit.drawing.figures import finish
 from labs.kit.drawing.tables import short
@@ -523,6 +523,13 @@ def test_kinds_of_collectives_are_told_apart(canvas):
 
 def fills_of(canvas):
     return [colour for each in canvas.axes[0].collections for colour in each.get_facecolor()]
+
+
+def test_what_is_waited_for_in_another_step_is_not_drawn():
+    """A shorter step beside a longer one: what came after its end has no place."""
+    whole = recording(steps=2)
+    bars = timelines.doing(whole, 1, *whole.window(1, 0))
+    assert [bar.start for bar in bars if bar.hatch] == [pytest.approx(0.065)]
 
 
 def test_two_timelines_have_one_axis():

@@ -154,7 +154,7 @@ def fill_of(op: str) -> str:
 
 def doing(recording, rank: int, start: float, end: float) -> list[Bar]:
     """Where a rank computed, and over it where it waited, up to the end of the event that it waited for."""
-    waits = [event for event in recording.events if event.rank == rank and event.waited]
+    waits = [e for e in recording.events if e.rank == rank and e.waited and e.end - e.waited < end and e.end > start]
     return [
         *(Bar(each.start, each.end, TIMELINE["compute"]) for each in band(recording, rank, start, end)),
         *(Bar(e.end - e.waited - start, e.end - start, TIMELINE["waiting"], hatch="////") for e in waits),
