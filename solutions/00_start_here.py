@@ -11,7 +11,7 @@
 # Python and the idea of a training loop in PyTorch. Run each cell with Shift+Enter, from top to bottom.
 #
 # <img src="../images/course_map.svg" alt="Map of the course: one device; split the batch; split the state; split the
-# model; at work. Notebooks 00 to 04, and 07, are there; the others are planned.">
+# model; at work. Notebooks 00 to 07 are there; the others are planned.">
 
 # %%
 import os

@@ -748,8 +748,8 @@ print(f"{len(events)} collectives; rank 0 waited {waited:.0f} ms of {1000 * (spa
 # %% [markdown]
 # It need not be so. The all-gather of the next layer could set out while this one computes (that is **prefetch**), and
 # the reduce-scatter of the last one could travel meanwhile (**overlap**, as in notebook 03). Then two layers are in
-# memory, not one: again time is paid for in bytes. That is for the planned notebook on FSDP; `labs/zero.py` leaves it
-# out, to stay one table.
+# memory, not one: again time is paid for in bytes. That is for notebook 06, on FSDP; `labs/zero.py` leaves it out, to
+# stay one table.
 
 # %% [markdown]
 # ## Native

@@ -233,7 +233,10 @@ print(f"stage 3: rank 0 waited {waited(comb, quietest(comb)):.0f} ms")
 
 # %%
 def prefetched(layers, compute):
-    """Compute all layers, in this order, each when its parameters are there; none is held at the end."""
+    """Compute all layers, in this order, each when its parameters are there; none is held at the end.
+
+    The list stays as it is.
+    """
     ### BEGIN SOLUTION
     layers[0].gather()
     for layer, following in zip_longest(layers, layers[1:]):
@@ -321,7 +324,8 @@ print(Mesh((2, 2), ("replicate", "shard"), rank=1))
 def hsdp_gradient(gradient, mesh):
     """This rank's piece of the mean gradient over all ranks: [n] -> [n / shards].
 
-    mesh: replicas × shards, of the axes "replicate" and "shard"; n divides by the size of the latter
+    mesh: replicas × shards, of the axes "replicate" and "shard"; n divides by the size of the latter.  The gradient
+    stays as it is.
     """
     ### BEGIN SOLUTION
     piece = reduce_scatter(gradient, mesh.get_group("shard"))
