@@ -8,6 +8,7 @@ Dropped, Moved     that nobody else reads a parameter that is not there, or is n
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
+from weakref import WeakMethod, ref
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,17 @@ from torch.utils._pytree import tree_leaves
 def alias(x: Any) -> Any:
     """The same numbers, as a tensor whose gradient is there when all uses of this one tensor are over."""
     return x.view_as(x) if isinstance(x, Tensor) and x.requires_grad else x
+
+
+def weakly(method: Callable, *arguments: Any) -> Callable[..., None]:
+    """method(*arguments, ...) for a hook on a tensor: what such a hook holds, the garbage collector does not see."""
+    owner, others = WeakMethod(method), [ref(argument) for argument in arguments]
+
+    def hook(*more: Any) -> None:
+        if (call := owner()) is not None:
+            call(*(other() for other in others), *more)
+
+    return hook
 
 
 def differentiable(values: Any) -> list[Tensor]:

@@ -36,7 +36,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from labs.autograd import require_dense
+from labs.autograd import require_dense, weakly
 from labs.group import require_equal_replicas
 
 MiB = 2**20
@@ -177,7 +177,7 @@ class Overlapped(DataParallel):
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.views}
         self.works = []
         for p in self.trainable.values():
-            p.register_post_accumulate_grad_hook(self.gradient_ready)
+            p.register_post_accumulate_grad_hook(weakly(self.gradient_ready))
 
     def gradient_ready(self, p: nn.Parameter) -> None:
         """Called by autograd when `p.grad` is complete: all uses of a tied parameter have been added up."""

@@ -40,7 +40,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.distributed import ProcessGroup
 from torch.utils._pytree import tree_map
 
-from labs.autograd import Call, alias, differentiable
+from labs.autograd import Call, alias, differentiable, weakly
 from labs.group import require_equal
 from labs.mesh import Mesh
 from labs.prefetch import Step, in_backward
@@ -137,7 +137,7 @@ class Sharding:
     def settle(self, step: Step) -> None:
         self.step = step
         for p in self.trained:
-            p.full.register_post_accumulate_grad_hook(self.gradient_ready)
+            p.full.register_post_accumulate_grad_hook(weakly(self.gradient_ready))
 
     @property
     def trained(self) -> list[ShardedParameter]:
@@ -172,8 +172,8 @@ class Sharding:
             args, kwargs = tree_map(partial(cast, self.policy.param_dtype), (args, kwargs))
         args, kwargs = tuple(map(alias, args)), {key: alias(value) for key, value in kwargs.items()}
         if torch.is_grad_enabled():
-            begins = partial(self.before_backward, self.group.versions())
-            self.call = Call(differentiable([args, kwargs]), uses, begins, self.after_backward)
+            begins = partial(weakly(self.before_backward), self.group.versions())
+            self.call = Call(differentiable([args, kwargs]), uses, begins, weakly(self.after_backward))
         return args, kwargs
 
     @torch.compiler.disable

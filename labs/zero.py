@@ -38,7 +38,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from labs.autograd import Call, alias, differentiable, require_dense
+from labs.autograd import Call, alias, differentiable, require_dense, weakly
 from labs.flat import Layer, Unit
 from labs.group import Order, require_equal_replicas
 from labs.layers import in_layers, take_out
@@ -92,7 +92,7 @@ class Zero:
         if stage == 3:
             model.register_forward_hook(torch.compiler.disable(self.after_evaluation))
         for unit in self.trained:
-            unit.full.register_post_accumulate_grad_hook(partial(self.gradient_ready, unit))
+            unit.full.register_post_accumulate_grad_hook(weakly(self.gradient_ready, unit))
 
     # ---- the events of a training step -------------------------------------------------------------------
 
@@ -105,8 +105,8 @@ class Zero:
             layer.gather("forward")
         args, kwargs = tuple(map(alias, args)), {key: alias(value) for key, value in kwargs.items()}
         if torch.is_grad_enabled():
-            begins, over = partial(self.before_backward, layer, self.updates), partial(self.after_backward, layer)
-            layer.call = Call(differentiable([args, kwargs]), layer.show(), begins, over)
+            begins = partial(weakly(self.before_backward, layer), self.updates)
+            layer.call = Call(differentiable([args, kwargs]), layer.show(), begins, weakly(self.after_backward, layer))
         return args, kwargs
 
     def after_forward(self, layer: "Layer", module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:

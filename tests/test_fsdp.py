@@ -3,6 +3,8 @@
 Many cases share a job: each returns what it saw, and the test judges.
 """
 
+import gc
+import weakref
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +19,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy as TorchsPolicy
 from torch.distributed.fsdp import fully_shard as torchs
 from torch.utils.checkpoint import checkpoint
 
+from labs import ddp
 from labs.clip import clip_gradients
 from labs.dtensor import DTensor, Shard, distribute_tensor
 from labs.fsdp import fully_shard
@@ -25,6 +28,7 @@ from labs.kit.record import mark
 from labs.mesh import Mesh
 from labs.model import GPT, PRESETS
 from labs.sharded import CPUOffloadPolicy, MixedPrecisionPolicy
+from labs.zero import Zero
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-2)
 CONFIG = PRESETS["tiny"]
@@ -461,6 +465,28 @@ def test_after_a_backward_that_failed_the_next_one_is_right():
         assert failed == "failed"
         assert right.keys() == after.keys()
         assert all(torch.equal(right[name], after[name]) for name in right)
+
+
+def test_what_is_let_go_of_is_freed():
+    """Ours of DDP and ZeRO, too: hooks on parameters lead back to whoever hung them there."""
+
+    def trained(wrap):
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        wrapped = wrap(model)
+        model(torch.ones(2, 3)).sum().backward()
+        return weakref.ref(model), weakref.ref(wrapped)
+
+    def body():
+        mesh, left = Mesh((1,), ("dp",)), {}
+        ways = {"ddp": ddp.Overlapped, "fsdp": partial(sharded, mesh=mesh, layers=list)}
+        ways |= {f"zero-{stage}": partial(Zero, stage=stage, optimizer=ADAMW) for stage in (1, 2, 3)}
+        for name, wrap in ways.items():
+            refs = trained(wrap)
+            gc.collect()
+            left[name] = [ref() for ref in refs if ref() is not None]
+        return [name for name, objects in left.items() if objects]
+
+    assert run(body, ranks=1) == [[]]
 
 
 def test_a_compiled_model_is_the_same():
