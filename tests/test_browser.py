@@ -56,16 +56,10 @@ SAVE = """async () => {
     await context.save();
 }"""
 
-RUN = """command => {
+RUN_ALL = """() => {
     window.labs = "busy";
-    window.jupyterapp.commands.execute(command).then(
+    window.jupyterapp.commands.execute("notebook:run-all-cells").then(
         () => { window.labs = "done" }, error => { window.labs = "failed: " + error });
-}"""
-GO_BEHIND_THE_FIRST_SLIDER = """() => {
-    const notebook = window.jupyterapp.shell.currentWidget.content;
-    const sources = notebook.widgets.map(cell => cell.model.sharedModel.source);
-    notebook.activeCellIndex = 1 + sources.findIndex(source => source.includes("play."));
-    return notebook.activeCellIndex;
 }"""
 CELLS = """() => window.jupyterapp.shell.currentWidget.content.widgets.map(cell => cell.model)
     .filter(model => model.type === "code")
@@ -178,15 +172,11 @@ def open_notebook(page):
 
 def run_all(page) -> list[dict]:
     """Run every cell; the code cells, with what went wrong in each."""
-    run_cells(page, "notebook:run-all-cells")
-    page.wait_for_function(ENDED, timeout=240 * SECONDS)
-    return page.evaluate(CELLS)
-
-
-def run_cells(page, command: str) -> None:
-    page.evaluate(RUN, command)
+    page.evaluate(RUN_ALL)
     page.wait_for_function("() => window.labs !== 'busy'", timeout=240 * SECONDS)
     assert page.evaluate("() => window.labs") == "done"
+    page.wait_for_function(ENDED, timeout=240 * SECONDS)
+    return page.evaluate(CELLS)
 
 
 def assert_ran(cells: list[dict]) -> None:
@@ -231,10 +221,9 @@ def test_a_slider_moves_the_picture(lab, page, open_notebook):
 
 
 @pytest.mark.parametrize("name", WITH_WIDGETS)
-def test_the_first_slider_of_a_notebook_as_shipped_moves(page, open_notebook, name):
+def test_a_notebook_as_shipped_runs_and_its_first_slider_moves(page, open_notebook, name):
     open_notebook(f"notebooks/{name}.ipynb")
-    assert page.evaluate(GO_BEHIND_THE_FIRST_SLIDER)
-    run_cells(page, "notebook:run-all-above")
+    assert_ran(run_all(page))
     move_first_slider(page)
 
 
