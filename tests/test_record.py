@@ -361,7 +361,7 @@ def kept_by_the_tap():
     with PASSES["communication"]():
         work = dist.all_reduce(x, async_op=True)
         functional = torch.ops._c10d_functional.all_reduce(x, "sum", dist.group.WORLD.group_name)
-        kept = [call for _, call in tap._outstanding.values()] + list(tap._by_storage.values())
+        kept = [call for _, call, _ in tap._outstanding.values()] + list(tap._by_storage.values())
         groups = [call.group for call in kept]
     work.wait()
     torch.ops._c10d_functional.wait_tensor(functional)

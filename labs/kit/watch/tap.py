@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -123,7 +124,7 @@ class Listener:
 
 listeners: list[Listener] = []
 _libraries: list[torch.library.Library] = []
-_outstanding: dict[int, tuple[dist.Work, Call]] = {}  # by id(work): the reference keeps that id ours
+_outstanding: dict[int, tuple[dist.Work, Call, int]] = {}  # by id(work), which the reference keeps; the thread
 _by_storage: dict[int, Call] = {}  # functional collectives are waited for by tensor
 
 
@@ -197,7 +198,7 @@ def _wait_kernel(operator: Any, below: Any) -> Callable[..., Any]:
 
 def _watched_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
     def watched(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
-        _, call = _outstanding.get(id(work), (None, None))
+        _, call, _ = _outstanding.get(id(work), (None, None, None))
         for listener in listeners if call else ():
             listener.waiting(call)
         try:
@@ -219,10 +220,11 @@ def _tell_waited(calls: list[Call]) -> None:
 
 def _remember(work: dist.Work, call: Call) -> None:
     # A work keeps its tensors.  One that nobody else holds will not be waited for in Python, and has to go.
-    # list() and pop(): another thread may be here, too.
-    for key in [key for key, (other, _) in list(_outstanding.items()) if sys.getrefcount(other) <= HELD_HERE]:
+    # list() and pop(): another thread may be here, too, and its last work on the way to those who will hold it.
+    mine, entries = threading.get_ident(), list(_outstanding.items())
+    for key in [key for key, (other, _, its) in entries if its == mine and sys.getrefcount(other) <= HELD_HERE]:
         _outstanding.pop(key, None)
-    _outstanding[id(work)] = (work, call)
+    _outstanding[id(work)] = (work, call, mine)
     if len(_outstanding) > OUTSTANDING:
         _outstanding.pop(next(iter(list(_outstanding))), None)
     if call.raw in ("allreduce_", "alltoall_base_", "broadcast_") or call.raw.endswith("coalesced_"):
