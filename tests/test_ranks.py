@@ -57,7 +57,7 @@ def test_seeded_random_numbers_are_those_of_the_seed():
 
 @pytest.mark.parametrize("length", [40_000, 100_000])
 def test_a_long_line_is_a_line(capsys, length):
-    run(lambda: print("x" * length), ranks=1, timeout=5)
+    run(lambda: print("x" * length), ranks=1, timeout=60)
     assert capsys.readouterr().out == f"[rank 0] {'x' * length}\n"
 
 
@@ -256,7 +256,7 @@ def test_an_interrupt_says_where_the_ranks_were(tmp_path):
         pid_from(process)
         time.sleep(1)
         process.send_signal(signal.SIGINT)
-        err = process.communicate(timeout=20)[1]
+        err = process.communicate(timeout=60)[1]
     assert process.returncode == -signal.SIGINT, "as for any interrupted script"
     assert "KeyboardInterrupt: interrupted; ranks 0 and 1 were in barrier   " in err and "; rank 2 was at   " in err
     assert len(err.splitlines()) < 8, err
@@ -285,7 +285,7 @@ def test_a_process_that_left_its_ranks_session_ends_with_the_rank():
         process.stdout.readline()  # it has a session of its own
         return process.pid
 
-    assert gone_within(run(job, ranks=1)[0], 2)
+    assert gone_within(run(job, ranks=1)[0], 20)
 
 
 @linux
@@ -305,26 +305,29 @@ def test_a_detached_process_of_a_living_rank_outlives_another_job():
 
 @linux
 @pytest.mark.alone
-def test_everything_is_gone_within_a_second_of_the_callers_end(tmp_path):
+@pytest.mark.parametrize("seconds", [20, pytest.param(1, marks=pytest.mark.soak)])
+def test_everything_is_gone_soon_after_the_callers_end(tmp_path, seconds):
     """Also what ignores SIGTERM in a session of its own, and where a child of the caller holds its descriptors."""
     body = f"""
     def job():
         ignoring = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + {DETACHED!r}
         subprocess.Popen([sys.executable, "-c", ignoring], stdout=1)
         time.sleep(600)
-    if os.fork() == 0:
+    child = os.fork()
+    if child == 0:
         os.close(1)
         os.close(2)
-        time.sleep(5)
-        os._exit(0)
+        time.sleep(600)
+    print("pid", child, flush=True)
     run(job, ranks=1)
     """
     with script(tmp_path, body) as process:
-        pid = pid_from(process)
+        child, pid = pid_from(process), pid_from(process)
         rank = psutil.Process(pid).parent()
         forkserver = rank.parent()
         process.kill()
         process.wait()
-        deadline = time.monotonic() + 1
+        deadline = time.monotonic() + seconds
         for each in (pid, rank.pid, forkserver.pid):
             assert gone_within(each, max(0.05, deadline - time.monotonic()))
+        os.kill(child, signal.SIGKILL)

@@ -14,7 +14,6 @@ import os
 import random
 import signal
 import threading
-import time
 import weakref
 from collections import OrderedDict
 from copy import deepcopy
@@ -510,11 +509,10 @@ def kill_somewhere(times):
             zero.step()
 
     for _ in range(times):
-        victim, began = rng.randrange(3), time.monotonic()
+        victim = rng.randrange(3)
         with pytest.raises(RankError) as error:
-            run(body, victim, delay := rng.uniform(0.05, 0.3), ranks=3, timeout=60)
+            run(body, victim, rng.uniform(0.05, 0.3), ranks=3, timeout=60)
         assert error.value.kind == "died" and error.value.ranks == (victim,)
-        assert time.monotonic() - began < 20 + delay
 
 
 def test_killed_somewhere():
