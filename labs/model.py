@@ -1,6 +1,6 @@
 """A small GPT for one device: the decoder-only transformer as it is built today.
 
-    tokens_BT --embed--> x_BTD --layer "0"--> x_BTD ... --layer "N-1"--> x_BTD --norm--> --head--> logits_BTV
+    tokens_BT --embed--> x_BTD --layer "0"--> x_BTD ... --layer "N-1"--> x_BTD --norm--> --head--> logits_BTV --loss
 
     Layer       x = x + attention(norm(x));  x = x + mlp(norm(x))
     Attention   q, k, v from x;  rotate q and k by position;  softmax(q k / sqrt(E)) v over the past;  o
@@ -93,6 +93,7 @@ class GPT(nn.Module):
         self.layers = nn.ModuleDict({str(i): Layer(config) for i in range(config.depth)})
         self.norm = rms_norm(config)
         self.head = linear(config.dim, config.vocab)
+        self.loss = CrossEntropy()
         if config.tied:
             self.head.weight = self.embed.weight
         initialise(self, seed)
@@ -111,10 +112,7 @@ class GPT(nn.Module):
         x_BTD = self.embed(tokens_BT)
         for layer in self.layers.values():
             x_BTD = layer(x_BTD)
-        logits_BTV = self.head(self.norm(x_BTD))
-        if targets_BT is None:
-            return logits_BTV
-        return F.cross_entropy(at_least_float32(logits_BTV).flatten(0, 1), targets_BT.flatten())
+        return self.loss(self.head(self.norm(x_BTD)), targets_BT)
 
 
 class Layer(nn.Module):
@@ -165,6 +163,15 @@ class MLP(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self.down(F.silu(self.gate(x_BTD)) * self.up(x_BTD))
+
+
+class CrossEntropy(nn.Module):
+    """The mean cross-entropy in nats per token (0-dim); the logits themselves where there are no targets."""
+
+    def forward(self, logits_BTV: Tensor, targets_BT: Tensor | None = None) -> Tensor:
+        if targets_BT is None:
+            return logits_BTV
+        return F.cross_entropy(at_least_float32(logits_BTV).flatten(0, 1), targets_BT.flatten())
 
 
 def rotate(x_BHTE: Tensor, positions_T: Tensor, base: float) -> Tensor:
