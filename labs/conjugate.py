@@ -1,0 +1,116 @@
+"""The borders of a split layer: what crosses them forward, and what its gradient does backward.
+
+Inside a split layer each rank computes with its own part of the weights.  So what goes in must be whole, and what comes
+out is either a piece of the result or a summand of it.  Each border is a pair of moves of `labs.redistribute`, one for
+a tensor and one for its gradient:
+
+    border     a tensor goes from, to         its gradient from, to          sends forward     backward
+    copy       Replicate()   Replicate()      Partial()      Replicate()     -                 all_reduce
+    reduce     Partial()     Replicate()      Replicate()    Replicate()     all_reduce        -
+    gather     Shard(dim)    Replicate()      Partial()      Shard(dim)      all_gather        reduce_scatter
+    scatter    Partial()     Shard(dim)       Shard(dim)     Replicate()     reduce_scatter    all_gather
+    join       Shard(dim)    Replicate()      Replicate()    Shard(dim)      all_gather        -
+    split      Replicate()   Shard(dim)       Shard(dim)     Replicate()     -                 all_gather
+
+`copy` and `reduce` are conjugate: each does forward what the other does backward.  So are `gather` and `scatter`, which
+send as much, since an all-reduce is a reduce-scatter and an all-gather; and `join` and `split`.
+
+Why `copy` sends anything at all: every rank used the whole x, but only for its own part of the weights, and so has only
+a summand of its gradient.  A `join` has none of this: all that follows it is the same on every rank, and so is the
+gradient that comes back.
+
+Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3 (f and g); Korthikanti et al. 2022, arXiv 2205.05198, section
+4.2 (g and its conjugate for sequences).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from labs.mesh import Mesh
+from labs.placement import Partial, Placement, Replicate, Shard
+from labs.redistribute import MOVES, Line
+from labs.shardable import smaller_group
+
+Way = tuple[Placement, Placement]
+
+
+def copy(x: Tensor, mesh: Mesh, among: int | None = None) -> Tensor:
+    """A whole x goes into a split layer; among: of so many neighbours, where not of all ranks."""
+    ranks = mesh.size() if among is None else among
+    if ranks == 1:
+        return x
+    group = mesh.get_group() if ranks == mesh.size() else smaller_group(mesh, ranks)
+    neighbours = Line(tuple(x.shape), ranks, mesh.get_local_rank() % ranks, group)
+    return Border.apply(x, neighbours, (Replicate(), Replicate()), (Partial(), Replicate()))
+
+
+def reduce(x: Tensor, mesh: Mesh) -> Tensor:
+    """Summands come out of a split layer, and their sum goes on."""
+    return Border.apply(x, line(x, mesh), (Partial(), Replicate()), (Replicate(), Replicate()))
+
+
+def gather(x: Tensor, mesh: Mesh, dim: int) -> Tensor:
+    """Shards of x go into a split layer, whole."""
+    dim %= x.ndim
+    return Border.apply(x, line(x, mesh, dim), (Shard(dim), Replicate()), (Partial(), Shard(dim)))
+
+
+def scatter(x: Tensor, mesh: Mesh, dim: int) -> Tensor:
+    """Summands come out of a split layer, and each rank goes on with a shard of their sum.
+
+    Raises ValueError for a dim that the ranks cannot share equally.
+    """
+    dim %= x.ndim
+    require_equal_shards(x, mesh, dim)
+    return Border.apply(x, line(x, mesh), (Partial(), Shard(dim)), (Shard(dim), Replicate()))
+
+
+def join(x: Tensor, mesh: Mesh, dim: int, size: int | None = None) -> Tensor:
+    """Shards become whole for what all ranks do alike; size: of the whole dim, where shards are uneven."""
+    dim %= x.ndim
+    return Border.apply(x, line(x, mesh, dim, size), (Shard(dim), Replicate()), (Replicate(), Shard(dim)))
+
+
+def split(x: Tensor, mesh: Mesh, dim: int) -> Tensor:
+    """Of what all ranks have alike, each goes on with a shard."""
+    dim %= x.ndim
+    return Border.apply(x, line(x, mesh), (Replicate(), Shard(dim)), (Shard(dim), Replicate()))
+
+
+class Border(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, line: Line, forward: Way, backward: Way) -> Tensor:
+        ctx.line, ctx.way = line, backward
+        return move(x, line, *forward)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return move(gradient, ctx.line, *ctx.way), None, None, None
+
+
+def move(x: Tensor, line: Line, source: Placement, target: Placement) -> Tensor:
+    if source == target or line.ranks == 1:
+        return x.view_as(x)
+    return MOVES[type(source), type(target)].move(x, line, source, target)
+
+
+def line(x: Tensor, mesh: Mesh, sharded: int | None = None, size: int | None = None) -> Line:
+    """The ranks of a mesh of one axis, and the shape of what they have between them; of x, if that is not a shard."""
+    shape = list(x.shape)
+    if sharded is not None:
+        shape[sharded] = size or shape[sharded] * mesh.size()
+    return Line(tuple(shape), mesh.size(), mesh.get_local_rank(), mesh.get_group())
+
+
+def require_equal_shards(x: Tensor, mesh: Mesh, dim: int) -> None:
+    size, ranks = x.shape[dim], mesh.size()
+    if size % ranks:
+        fits = size - size % ranks
+        raise ValueError(
+            f"{size} positions (dim {dim} of {tuple(x.shape)}) do not divide by {ranks} ranks: use "
+            f"{f'{fits} or ' if fits else ''}{fits + ranks}, or a plan without sequence parallelism"
+        )
