@@ -7,6 +7,7 @@ zero.Zero(model, stage=2, ...)    fsdp(model, layers, reshard_after_forward=Fals
 zero.Zero(model, stage=3, ...)    fsdp(model, layers)
 fsdp.fully_shard(layer), ...      fsdp(model, layers, mesh, ...): mesh, resharding and dtypes go by the same names
 mesh.Mesh((2, 2), names)          device_mesh(mesh)
+tp.parallelize(model, mesh, plan) tp(model, mesh, plan): the same plan; loss and backward within loss_parallel()
 """
 
 import warnings
@@ -19,10 +20,13 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import parallel, placement_types
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from labs import placement, styles
 from labs.mesh import Mesh
+from labs.tp import Plan
 
 
 def ddp(model: nn.Module, group: ProcessGroup | None = None, find_unused: bool = False) -> nn.Module:
@@ -76,3 +80,39 @@ def fsdp(
     for layer in layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy)
     return fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def tp(model: nn.Module, mesh: DeviceMesh, plan: Plan) -> nn.Module:
+    """`labs.tp.parallelize`: split by the same plan.
+
+    A rank's part is a DTensor.  Heads of keys and values are cut like features, so that there must be enough of them.
+    A loss of split logits is computed, and differentiated, within `torch.distributed.tensor.parallel.loss_parallel()`.
+    """
+    rows = plan.rows(model)
+    splits_the_loss = any(isinstance(style, styles.LossParallel) for _, _, style in rows)
+    blocks = tuple(f"{name}." for name, _, style in rows if isinstance(style, styles.PrepareModuleInput))
+    theirs = {
+        name: style_of(style, module, splits_the_loss and not name.startswith(blocks)) for name, module, style in rows
+    }
+    return parallel.parallelize_module(model, mesh, {name: style for name, style in theirs.items() if style})
+
+
+def style_of(style: styles.Style, module: nn.Module, is_head: bool) -> parallel.ParallelStyle | None:
+    """is_head: what a ColwiseParallel makes stays a DTensor, for a loss that knows them."""
+    match style:
+        case styles.PrepareModuleInput():
+            ends = {"input_layouts": (layout(style.input_layouts),)}
+            return parallel.PrepareModuleInput(**ends, desired_input_layouts=(placement_types.Replicate(),))
+        case styles.ColwiseParallel():
+            ends = {"input_layouts": layout(style.input_layouts), "output_layouts": layout(style.output_layouts)}
+            return parallel.ColwiseParallel(**ends, use_local_output=not is_head)
+        case styles.RowwiseParallel():
+            given = placement_types.Replicate() if isinstance(module, nn.Embedding) else layout(style.input_layouts)
+            return parallel.RowwiseParallel(input_layouts=given, output_layouts=layout(style.output_layouts))
+        case styles.SequenceParallel():
+            return parallel.SequenceParallel()
+    return None  # LossParallel: a context, no module
+
+
+def layout(ours: placement.Placement) -> placement_types.Placement:
+    return placement_types.Shard(ours.dim) if isinstance(ours, placement.Shard) else placement_types.Replicate()
