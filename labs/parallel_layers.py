@@ -12,7 +12,6 @@ Where x crosses from whole to split and back, is a border of `labs.conjugate`: `
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -85,35 +84,40 @@ class VocabParallelCrossEntropy(CrossEntropy):
 class Prepared(nn.Module):
     """A block whose first input crosses the border once, for all ColumnParallelLinears in it."""
 
-    border: Border
     region: "Region"
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self.region.left = False
-        if args:
-            return super().forward(self.border(args[0]), *args[1:], **kwargs)
-        name = next(iter(kwargs))
-        return super().forward(**{**kwargs, name: self.border(kwargs[name])})
+        name = None if args else next(iter(kwargs))
+        with self.region.around(args[0] if args else kwargs[name]) as x:
+            return super().forward(x, *args[1:], **kwargs) if args else super().forward(**{**kwargs, name: x})
 
 
-@dataclass
 class Region:
-    """What is inside of a Prepared block."""
+    """One forward of a Prepared block.
 
-    name: str
-    left: bool = False
+    A whole x stays what it is for all but the columns, which share one copy.  A shard of the sequence becomes whole for
+    all that is in the block.
+    """
 
-    def enter(self, module: str, x: Tensor) -> Tensor:
-        if self.left:
-            raise RuntimeError(
-                f"{module!r} splits what has left the split part of {self.name!r}, whose input was prepared once: give "
-                "PrepareModuleInput to each block that begins with columns and ends with rows, not to a larger one"
-            )
-        return x
+    def __init__(self, mesh: Mesh, border: Border, sequence: bool):
+        self.mesh, self.border, self.sequence = mesh, border, sequence
+        self.given: Tensor | None = None
+        self.inside: Tensor | None = None
 
-    def leave(self, border: Border, x: Tensor) -> Tensor:
-        self.left = True
-        return border(x)
+    @contextmanager
+    def around(self, x: Tensor) -> Iterator[Tensor]:
+        self.inside = self.border(x)
+        self.given = self.inside if self.sequence else x
+        try:
+            yield self.given
+        finally:
+            self.given = self.inside = None
+
+    def enter(self, x: Tensor) -> Tensor:
+        """What a ColumnParallelLinear computes with: nothing else than the block's x has crossed its border."""
+        if x is self.given:
+            return self.inside
+        return x if self.sequence else copy(x, self.mesh)
 
 
 class OnShards(nn.Module):

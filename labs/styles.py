@@ -67,8 +67,8 @@ class ColwiseParallel(Style):
         return {"weight": cut} | ({"bias": cut} if module.bias is not None else {})
 
     def change(self, module: nn.Module, place: Place) -> None:
-        entering, mesh = border(self.input_layouts, Replicate(), place.mesh), place.mesh
-        enter = partial(place.region.enter, place.name) if place.region else entering
+        mesh = place.mesh
+        enter = place.region.enter if place.region else border(self.input_layouts, Replicate(), mesh)
         leave = partial(join, mesh=mesh, dim=-1, size=module.out_features) if is_whole(self.output_layouts) else same
         copies = self.heads.cut(module.out_features, 0, mesh.size()).copies
         become(module, ColumnParallelLinear, name=place.name, enter=enter, leave=leave, mesh=mesh, copies=copies)
@@ -98,8 +98,6 @@ class RowwiseParallel(Style):
         if isinstance(module, nn.Embedding):
             become(module, VocabParallelEmbedding, leave=leave, mesh=place.mesh)
             return
-        if place.region:
-            leave = partial(place.region.leave, leave)
         enter = partial(split, mesh=place.mesh, dim=-1) if is_whole(self.input_layouts) else same
         share = same if is_whole(self.output_layouts) else partial(copy, mesh=place.mesh)
         become(module, RowParallelLinear, name=place.name, enter=enter, leave=leave, share=share)
@@ -111,9 +109,11 @@ class PrepareModuleInput(Style):
 
     input_layouts: Placement = WHOLE
 
+    def region(self, mesh: Mesh) -> Region:
+        return Region(mesh, border(self.input_layouts, Replicate(), mesh), self.input_layouts.is_shard())
+
     def change(self, module: nn.Module, place: Place) -> None:
-        crossing = border(self.input_layouts, Replicate(), place.mesh)
-        become(module, Prepared, border=crossing, region=place.region)
+        become(module, Prepared, region=place.region)
 
 
 @dataclass(frozen=True, repr=False)

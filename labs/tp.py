@@ -47,7 +47,6 @@ from labs.autograd import differentiable
 from labs.group import everybodys, fingerprint, require_equal
 from labs.mesh import Mesh
 from labs.model import Config
-from labs.parallel_layers import Region
 from labs.placement import Placement, Replicate, Shard
 from labs.shares import Cut, Keys, Queries
 from labs.styles import (
@@ -141,18 +140,33 @@ def parallelize(model: nn.Module, mesh: Mesh, plan: Mapping[str, Style]) -> nn.M
     if mesh.ndim != 1:
         raise ValueError(f"{mesh} has {mesh.ndim} axes: tensor parallelism takes one, as in mesh['tp']")
     rows = Plan(plan).rows(model)
+    require_one_way_out(rows)
     cuts = cuts_of(model, rows, mesh.size())
     require_equal(dict(model.named_parameters()), mesh.get_group())
     for p, cut in cuts.values():
         p.data = cut.part(p.data, mesh.get_local_rank()).clone(memory_format=torch.contiguous_format)
-    regions = {name: Region(name) for name, _, style in rows if isinstance(style, PrepareModuleInput)}
+    regions = {name: style.region(mesh) for name, _, style in rows if isinstance(style, PrepareModuleInput)}
     for name, module, style in rows:
         around = [region for prefix, region in regions.items() if f"{name}.".startswith(f"{prefix}.")]
         style.change(module, Place(name, mesh, around[-1] if around else None))
+    expect_whole(model, {name for name, _, _ in rows})
     model.tensor_parallel = TensorParallel(mesh, {name: cut for name, (_, cut) in cuts.items()})
     model.register_forward_pre_hook(model.tensor_parallel.before_forward, with_kwargs=True)
     model.register_forward_hook(model.tensor_parallel.after_forward)
     return model
+
+
+def require_one_way_out(rows: list[tuple[str, nn.Module, Style]]) -> None:
+    """Of a block whose sequence is gathered: what has left it is a shard again, and nothing in it expects that."""
+    for block, _, style in rows:
+        if isinstance(style, PrepareModuleInput) and style.input_layouts.is_shard():
+            ends = [name for name, _, end in rows if isinstance(end, RowwiseParallel) and name.startswith(f"{block}.")]
+            if len(ends) > 1:
+                raise ValueError(
+                    f"{block!r} gathers its sequence once, but leaves its split part at "
+                    f"{' and '.join(map(repr, ends))}: give PrepareModuleInput to each block that begins with columns "
+                    "and ends with rows, not to a larger one"
+                )
 
 
 def cuts_of(
@@ -176,6 +190,23 @@ def cuts_of(
                 "styles that cut it alike"
             )
     return found
+
+
+def expect_whole(model: nn.Module, planned: set[str]) -> None:
+    """Let modules that are not split tell it in a sentence when they get a piece of the features."""
+    for name, module in model.named_modules():
+        wide = getattr(module, "in_features", None) or getattr(module, "normalized_shape", (None,))[-1]
+        if name not in planned and isinstance(wide, int):
+            module.register_forward_pre_hook(partial(require_whole, name, wide))
+
+
+def require_whole(name: str, wide: int, module: nn.Module, args: Any) -> None:
+    if args and isinstance(args[0], Tensor) and args[0].shape[-1] != wide:
+        raise ValueError(
+            f"{name!r} ({type(module).__name__}) is not split, takes all {wide} features, and got {args[0].shape[-1]}: "
+            "behind ColwiseParallel() a rank has a piece of them; put a RowwiseParallel() in between, or give the "
+            "columns output_layouts=Replicate()"
+        )
 
 
 class TensorParallel:

@@ -60,3 +60,54 @@ class Tied(nn.Module):
         h_BTD = self.embed(x_BT)
         h_BTD = h_BTD + self.scale * torch.tanh(self.frozen(self.inside(h_BTD)))
         return nn.functional.cross_entropy(self.head(h_BTD).flatten(0, 1), y_BT.flatten())
+
+
+class Brought(nn.Module):
+    """A transformer as somebody else would name and build it: biases, LayerNorm, GELU, dropout, learned positions."""
+
+    def __init__(self, vocabulary=24, width=16, heads=4, hidden=36, blocks=2, dropout=0.0):
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(vocabulary, width), nn.Embedding(8, width)
+        self.h = nn.ModuleList([Block(width, heads, hidden, dropout) for _ in range(blocks)])
+        self.ln_f, self.lm_head = nn.LayerNorm(width), nn.Linear(width, vocabulary)
+
+    def forward(self, ids):
+        x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1]).expand_as(ids))
+        for block in self.h:
+            x = block(x)
+        return self.lm_head(self.ln_f(x))
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads, hidden, dropout):
+        super().__init__()
+        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attn, self.mlp = SelfAttention(width, heads), FeedForward(width, hidden)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x):
+        x = x + self.drop(self.attn(hidden_states=self.ln_1(x)))
+        return x + self.drop(self.mlp(self.ln_2(x)))
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.head = width // heads
+        self.wq, self.wk, self.wv, self.wo = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, hidden_states):
+        q, k, v = (
+            project(hidden_states).unflatten(-1, (-1, self.head)).transpose(1, 2)
+            for project in (self.wq, self.wk, self.wv)
+        )
+        return self.wo(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, width, hidden):
+        super().__init__()
+        self.fc_in, self.act, self.fc_out = nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width)
+
+    def forward(self, x):
+        return self.fc_out(self.act(self.fc_in(x)))

@@ -1,0 +1,408 @@
+"""Reference: the same model on one process, and PyTorch's parallelize_module by the same plan."""
+
+import re
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor.parallel import loss_parallel
+
+from labs import native
+from labs.fsdp import fully_shard
+from labs.kit.launch import RankError, run
+from labs.kit.record import mark
+from labs.mesh import Mesh
+from labs.model import GPT, Config
+from labs.placement import Replicate, Shard
+from labs.shares import Keys, Queries
+from labs.tp import (
+    ColwiseParallel,
+    LossParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    full_parameters,
+    gpt_plan,
+    parallelize,
+    placements,
+)
+from tests.models import Brought
+
+SMALL = Config(vocab=23, dim=24, depth=2, heads=6, kv_heads=3, hidden=41, context=16)
+SHAPES = {
+    "odd vocabulary and hidden width": SMALL,
+    "tied": replace(SMALL, tied=True),
+    "one layer, as many kv_heads as heads": replace(SMALL, depth=1, kv_heads=6),
+}
+FEWER = replace(SMALL, heads=4, kv_heads=2, vocab=5)  # 4 ranks: kv_heads on two each, a rank without a word
+
+
+def tp_mesh():
+    return Mesh((dist.get_world_size(),), ("tp",))
+
+
+def batch(vocabulary, tokens=8, seed=0):
+    x, y = torch.randint(0, vocabulary, (2, 2, tokens), generator=torch.Generator().manual_seed(seed))
+    y[0, 1] = -100
+    return x, y
+
+
+def largest_difference(model, reference):
+    """Of every gradient, this rank's part."""
+    cuts, rank = model.tensor_parallel.cuts, dist.get_rank()
+    whole = {name: p.grad for name, p in reference.named_parameters()}
+    parts = {name: cuts[name].part(g, rank) if name in cuts else g for name, g in whole.items()}
+    own = {name: p.grad for name, p in model.named_parameters()}
+    assert own.keys() == parts.keys() and all(own[name].shape == parts[name].shape for name in own)
+    return max((own[name] - parts[name]).abs().max().item() for name in own if own[name].numel())
+
+
+# ---- numbers -----------------------------------------------------------------------------------------------------
+
+
+def against_one_process(shapes):
+    """By shape, dtype and plan: the largest difference of losses and gradients, over two micro-batches."""
+    off = {}
+    for name, config in shapes.items():
+        for dtype in (torch.float64, torch.float32):
+            for sequence in (False, True):
+                reference = GPT(config).to(dtype)
+                model = parallelize(GPT(config).to(dtype), tp_mesh(), gpt_plan(config, sequence))
+                differences = []
+                for seed in range(2):
+                    x, y = batch(config.vocab, 12, seed)
+                    losses = [each(x, y) for each in (model, reference)]
+                    for loss in losses:
+                        loss.backward()
+                    differences.append(abs(losses[0].item() - losses[1].item()))
+                off[name, dtype, sequence] = max(*differences, largest_difference(model, reference))
+                whole = full_parameters(model)
+                assert all(torch.equal(whole[name], p) for name, p in reference.named_parameters())
+                if not sequence:
+                    assert torch.allclose(model(x), reference(x), atol=1e-5)
+    return off
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_one_process_has_the_same_loss_and_gradients(ranks):
+    for off in run(against_one_process, SHAPES if ranks < 4 else {"fewer kv_heads than ranks": FEWER}, ranks=ranks):
+        for (name, dtype, sequence), difference in off.items():
+            assert difference < (1e-12 if dtype == torch.float64 else 1e-5), (name, dtype, sequence)
+
+
+def brought_plan(sequence):
+    x = Shard(1) if sequence else Replicate()
+    plan = {
+        "wte": RowwiseParallel(output_layouts=x),
+        "wpe": RowwiseParallel(output_layouts=x),
+        "h.*.attn": PrepareModuleInput(input_layouts=x),
+        "h.*.attn.w[qkv]": ColwiseParallel(heads=Queries(4, 4)),
+        "h.*.attn.wo": RowwiseParallel(output_layouts=x, heads=Queries(4, 4)),
+        "h.*.mlp.fc_in": ColwiseParallel(input_layouts=x),
+        "h.*.mlp.fc_out": RowwiseParallel(output_layouts=x),
+        "lm_head": ColwiseParallel(input_layouts=x, output_layouts=Replicate()),
+    }
+    norms = ("h.*.ln_1", "h.*.ln_2", "ln_f") if sequence else ()
+    return plan | {norm: SequenceParallel() for norm in norms}
+
+
+def brought():
+    off = []
+    for sequence in (False, True):
+        torch.manual_seed(0)
+        reference = Brought().double()
+        torch.manual_seed(0)
+        model = parallelize(Brought().double(), tp_mesh(), brought_plan(sequence))
+        x, _ = batch(24)
+        outputs = [each(x) for each in (model, reference)]
+        for output in outputs:
+            output.square().mean().backward()
+        off += [(outputs[0] - outputs[1]).abs().max().item(), largest_difference(model, reference)]
+    return max(off)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_model_under_other_names_with_biases(ranks):
+    assert max(run(brought, ranks=ranks)) < 1e-12
+
+
+def on_a_grid():
+    """tp 2, and fsdp over the other two ranks: losses and gradients of half of the batch each, averaged."""
+    mesh, off = Mesh((2, 2), ("dp", "tp")), []
+    for sequence in (False, True):
+        reference, model = (GPT(SMALL).double() for _ in range(2))
+        parallelize(model, mesh["tp"], gpt_plan(SMALL, sequence))
+        for layer in model.layers.values():
+            fully_shard(layer, mesh=mesh["dp"])
+        fully_shard(model, mesh=mesh["dp"])
+        x, y = batch(23, 12)
+        y = y.abs() % 23
+        model(*(each.chunk(2)[mesh.get_local_rank("dp")] for each in (x, y))).backward()
+        reference(x, y).backward()
+        cuts = model.tensor_parallel.cuts
+        for name, p in reference.named_parameters():
+            own = model.get_parameter(name).grad.full_tensor()
+            part = cuts[name].part(p.grad, mesh.get_local_rank("tp")) if name in cuts else p.grad
+            off.append((own - part).abs().max().item())
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        optimizer.step()
+        with torch.no_grad():
+            for p in reference.parameters():
+                p -= 0.1 * p.grad
+        whole = full_parameters(model)
+        off += [(whole[name] - p).abs().max().item() for name, p in reference.named_parameters()]
+    return max(off)
+
+
+def test_fsdp_goes_on_top():
+    assert max(run(on_a_grid, ranks=4)) < 1e-12
+
+
+# ---- random numbers ----------------------------------------------------------------------------------------------
+
+
+class Masks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.on_whole, self.on_shards = nn.Dropout(0.5), nn.Dropout(0.5)
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, x):
+        return torch.stack([self.on_whole(x), self.on_shards(x), self.on_whole(x)])
+
+
+def masks():
+    torch.manual_seed(3)
+    model = parallelize(Masks(), tp_mesh(), {"on_shards": SequenceParallel()})
+    first, second = (model(torch.ones(64)) for _ in range(2))
+    again = model.eval()(torch.ones(64))
+    return first, second, again
+
+
+def test_masks_are_the_same_where_x_is_whole_and_different_where_it_is_in_shards():
+    (first, second, again), (other, _, _) = run(masks, ranks=2)
+    assert torch.equal(first[0], other[0]) and torch.equal(first[2], other[2])
+    assert not torch.equal(first[1], other[1])
+    assert all(not torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert torch.equal(again, torch.ones_like(again))
+
+
+# ---- bytes -------------------------------------------------------------------------------------------------------
+
+
+def steps(config, sequence, side):
+    mesh, plan, model = tp_mesh(), gpt_plan(config, sequence), GPT(config)
+    if side == "ours":
+        parallelize(model, mesh, plan)
+    else:
+        native.tp(model, native.device_mesh(mesh), plan)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x, y = batch(config.vocab)
+    for _ in range(2):
+        mark("step")
+        with loss_parallel():
+            model(x, y.abs() % config.vocab).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    mark("end")
+
+
+EVEN = replace(SMALL, vocab=24, heads=4, kv_heads=4, hidden=40)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("sequence", [False, True])
+def test_as_many_collectives_and_bytes_as_pytorch_issues(sequence, ranks):
+    """All but two: torch sends the loss's two sums one by one.  Its reduce-scatter is our all-to-all (labs.group)."""
+    seen = {
+        side: run(steps, EVEN, sequence, side, ranks=ranks, record="communication").recording
+        for side in ("ours", "torch")
+    }
+    for rank in range(ranks):
+        ours, theirs = (
+            Counter(
+                (event.op.replace("all_to_all", "reduce_scatter"), event.sent) for event in seen[side].select(rank, 1)
+            )
+            for side in ("ours", "torch")
+        )
+        more, fewer = theirs - ours, ours - theirs
+        assert (more.total(), fewer.total()) == (2, 1)
+        assert sum(n * sent for (_, sent), n in more.items()) == sum(n * sent for (_, sent), n in fewer.items())
+
+
+# ---- what is refused ---------------------------------------------------------------------------------------------
+
+
+def refuse(make, text, kind=ValueError):
+    with pytest.raises(kind, match=re.escape(text)):
+        make()
+
+
+def split(plan, model=None, mesh=None):
+    return parallelize(GPT(SMALL) if model is None else model, mesh or tp_mesh(), plan)
+
+
+def bad_plans():
+    plan = gpt_plan(SMALL)
+    refuse(
+        lambda: split({"layers.*.atention.q": ColwiseParallel()}),
+        "the plan has 'layers.*.atention.q', and no submodule is called that: did you mean 'layers.*.attention.q'?",
+    )
+    refuse(
+        lambda: split({"norm": ColwiseParallel()}),
+        "ColwiseParallel fits Linear, and 'norm' is of type RMSNorm",
+    )
+    refuse(lambda: split({"layers.0": SequenceParallel()}), "has modules in it: give SequenceParallel() to each")
+    refuse(lambda: split({"head": LossParallel(23)}), "LossParallel fits CrossEntropy, and 'head' is of type Linear")
+    refuse(
+        lambda: split({"head": ColwiseParallel()}, GPT(replace(SMALL, tied=True))),
+        "'embed.weight' and 'head.weight' are one parameter (tied), and the plan splits them differently",
+    )
+    model = GPT(SMALL)
+    before = [p.shape for p in model.parameters()]
+    refuse(lambda: split({**plan, "layers.*.attention.q": ColwiseParallel(heads=Queries(7, 7))}, model), "7 heads")
+    assert before == [p.shape for p in model.parameters()], "nothing was changed"
+    blocks = {name: style for name, style in gpt_plan(SMALL, True).items() if not isinstance(style, PrepareModuleInput)}
+    refuse(
+        lambda: split(blocks | {"layers.*": PrepareModuleInput(input_layouts=Shard(1))}),
+        "'layers.0' gathers its sequence once, but leaves its split part at 'layers.0.attention.o' and 'layers.0.mlp.d",
+    )
+    refuse(lambda: split(plan, mesh=Mesh((1, 2), ("dp", "tp"))), "has 2 axes: tensor parallelism takes one")
+    refuse(lambda: split(plan, GPT(SMALL, seed=dist.get_rank())), "replicas differ from the start")
+    refuse(lambda: split({**plan, "norm": ColwiseParallel(input_layouts=Shard(0))}), "ColwiseParallel fits Linear")
+
+
+def bad_calls():
+    sequence = split(gpt_plan(SMALL, True))
+    x, y = batch(23, 7)
+    refuse(lambda: sequence(x, y), "7 positions (dim 1 of (2, 7, 24)) do not divide by 2 ranks: use 6 or 8")
+    model = split(gpt_plan(SMALL))
+    refuse(lambda: model(x + 23), "token", IndexError)
+    refuse(lambda: model(x, y.abs() + 30), "is not in the vocabulary, 0 to 22", IndexError)
+    pieces = split({"layers.*.mlp.gate": ColwiseParallel(), "layers.*.mlp.up": ColwiseParallel()})
+    refuse(lambda: pieces(x, y), "'layers.0.mlp.down' (Linear) is not split, takes all 41 features, and got 2")
+    rows = split({"layers.*.mlp.down": RowwiseParallel()})
+    refuse(lambda: rows(x, y), "takes this rank's part of its 41 features")
+
+
+def test_what_does_not_fit_is_told_in_a_sentence():
+    run(bad_plans, ranks=2)
+    run(bad_calls, ranks=2)
+
+
+@pytest.mark.parametrize(
+    ("heads", "ranks", "nearest"),
+    [((8, 2), 3, "2 or 4"), ((6, 3), 4, "3 or 6"), ((6, 3), 7, "6"), ((5, 5), 8, "5")],
+)
+def test_heads_that_cannot_be_dealt_out(heads, ranks, nearest):
+    for style in (Queries(*heads), Keys(*heads)):
+        with pytest.raises(
+            ValueError, match=rf"{heads[0]} query heads over {heads[1]} .* {ranks} ranks: use {nearest}$"
+        ):
+            style.cut(heads[0] * 4, 0, ranks)
+
+
+def different_batches():
+    model = split(gpt_plan(SMALL))
+    model(*batch(23, seed=dist.get_rank()))
+
+
+def different_masks():
+    split({}, Masks())(torch.ones(3))
+
+
+class Normed(nn.Module):
+    """Heads are normalised, by a norm that the plan forgets."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.norm, self.o = nn.Linear(8, 8), nn.LayerNorm(2), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.o(self.norm(self.q(x).unflatten(-1, (-1, 2))).flatten(-2)).square().mean()
+
+
+def forgotten_norm(plan):
+    torch.manual_seed(0)
+    model = split({"q": ColwiseParallel(heads=Queries(4, 4)), "o": RowwiseParallel(), **plan}, Normed())
+    torch.manual_seed(0)
+    reference, x = Normed(), torch.rand(3, 8)
+    for each in (model, reference):
+        each(x).backward()
+    return largest_difference(model, reference)
+
+
+@pytest.mark.parametrize(
+    ("job", "text"),
+    [
+        (
+            different_batches,
+            "input 0 differs on ranks 0 and 1: under tensor parallelism all ranks of a group read the same",
+        ),
+        (different_masks, "the state of random numbers differs on ranks 0 and 1"),
+        (lambda: forgotten_norm({}), "parameter 'norm.weight' is not split, and its gradient differs on ranks 0 and 1"),
+    ],
+)
+def test_what_must_be_alike_and_is_not(job, text):
+    with pytest.raises(RankError, match=re.escape(text)):
+        run(job, ranks=2)
+
+
+def test_a_norm_of_heads_has_its_gradients_added_up():
+    assert max(run(forgotten_norm, {"norm": SequenceParallel()}, ranks=2)) < 1e-6
+
+
+class Residual(nn.Module):
+    """A block that adds to x, is prepared as a whole, and splits a second time."""
+
+    def __init__(self):
+        super().__init__()
+        self.before = nn.Linear(8, 8)
+        self.block = TwoPairs()
+
+    def forward(self, x):
+        return self.block(x=self.before(x)).square().mean()
+
+
+class TwoPairs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.scale = nn.LayerNorm(8), nn.Parameter(torch.tensor(0.7))
+        self.up, self.down, self.again, self.back = nn.Linear(8, 6), nn.Linear(6, 8), nn.Linear(8, 5), nn.Linear(5, 8)
+
+    def forward(self, x):
+        x = x + self.scale * self.down(torch.tanh(self.up(x)))
+        return x + self.back(torch.tanh(self.again(self.norm(x))))
+
+
+def larger_block():
+    torch.manual_seed(0)
+    columns, rows = ColwiseParallel(), RowwiseParallel()
+    plan = {"block": PrepareModuleInput(), "block.up": columns, "block.down": rows, "block.again": columns}
+    model = split({**plan, "block.back": rows}, Residual())
+    torch.manual_seed(0)
+    reference, x = Residual(), torch.rand(3, 8)
+    for each in (model, reference):
+        each(x).backward()
+    return largest_difference(model, reference)
+
+
+def test_a_residual_and_a_second_pair_inside_of_a_prepared_block_are_right():
+    assert max(run(larger_block, ranks=2)) < 1e-6
+
+
+# ---- tables ------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_prints_and_parameters_say_how_they_lie():
+    assert "layers.*.attention.o      RowwiseParallel(heads=Queries(heads=6, kv_heads=3))" in repr(gpt_plan(SMALL))
+
+    def where():
+        return placements(split(gpt_plan(SMALL)))
+
+    lie = run(where, ranks=2)[0]
+    assert lie["layers.1.mlp.up.weight"] == lie["embed.weight"] == Shard(0)
+    assert lie["layers.1.mlp.down.weight"] == Shard(1) and lie["norm.weight"] == Replicate()
