@@ -24,6 +24,12 @@ Read them in this order; each imports only files above it.
     prefetch     the order of layers, and what is in flight because of it
     shardable    what can be sharded so, and what is refused
     fsdp         stage 3 parameter by parameter, gathered before it is needed
+    conjugate    the borders of a split layer: what crosses them forward, and what its gradient does backward
+    shares       which part of a parameter each rank has: features, heads
+    vocabulary   an embedding and a cross-entropy of a split vocabulary
+    parallel_layers  the modules of a split transformer
+    styles       how a module is split, and what crosses its borders
+    tp           tensor parallelism: every matrix split, by a plan
     precision    compute in two bytes, remember in four; loss scaling
     clip         the norm of the gradients, wherever their shards are
     selective    operations whose outputs are kept, and not computed again

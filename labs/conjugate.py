@@ -29,10 +29,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from labs.mesh import Mesh
+from labs.mesh import Mesh, smaller_group
 from labs.placement import Partial, Placement, Replicate, Shard
 from labs.redistribute import MOVES, Line
-from labs.shardable import smaller_group
 
 Way = tuple[Placement, Placement]
 

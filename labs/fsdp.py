@@ -42,9 +42,9 @@ from torch.utils._pytree import tree_map
 
 from labs.autograd import Call, alias, differentiable, weakly
 from labs.group import require_equal
-from labs.mesh import Mesh
+from labs.mesh import Mesh, smaller_group
 from labs.prefetch import Step, in_backward
-from labs.shardable import homes_of, require_shardable, smaller_group
+from labs.shardable import homes_of, require_shardable
 from labs.sharded import MixedPrecisionPolicy, OffloadPolicy, ParameterGroup, ShardedParameter
 
 AS_THEY_ARE, ON_THE_DEVICE = MixedPrecisionPolicy(), OffloadPolicy()
@@ -77,7 +77,7 @@ def fully_shard(
         module,
         ParameterGroup(parameters, mesh, mp_policy),
         reshard_after_forward,
-        smaller_group(mesh, reshard_after_forward),
+        None if isinstance(reshard_after_forward, bool | None) else smaller_group(mesh, reshard_after_forward),
     )
     module.__class__ = type(f"FSDP{type(module).__name__}", (FSDPModule, type(module)), {})
     return module

@@ -202,6 +202,19 @@ def along(mesh: torch.Tensor, axes: list[int]) -> torch.Tensor:
     return first.reshape(-1, *(mesh.shape[axis] for axis in axes))
 
 
+def smaller_group(mesh: Mesh, ranks: int) -> ProcessGroup:
+    """The group of this many neighbours along the last axis that this rank is among; made once for a mesh, by all."""
+    axes = mesh.made_of[mesh.mesh_dim_names[-1]]
+    key = (*axes, f"by {ranks}")
+    if key not in mesh.groups:
+        for line in along(mesh.root.mesh, [mesh.root.number(axis) for axis in axes]).flatten(1):
+            for part in line.split(ranks):
+                group = dist.new_group(part.tolist())
+                if mesh.rank in part:
+                    mesh.groups[key] = group
+    return mesh.groups[key]
+
+
 # ---- what a grid must be ---------------------------------------------------------------------------------
 
 

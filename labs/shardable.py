@@ -2,19 +2,16 @@
 
 homes_of             the parameters that a call takes, each with all its places
 require_shardable    what would go wrong later, told at once
-smaller_group        the process group for reshard_after_forward=number
 """
 
 from typing import Any
 
-import torch.distributed as dist
 from torch import nn
-from torch.distributed import ProcessGroup
 
 from labs.autograd import Moved, require_dense
 from labs.dtensor import DTensor
 from labs.layers import Home
-from labs.mesh import Mesh, along
+from labs.mesh import Mesh
 from labs.sharded import MixedPrecisionPolicy
 
 
@@ -78,18 +75,3 @@ def require_shardable(
         raise ValueError(
             f"{names} cannot be gathered at once: shard their modules one by one, or give mp_policy a param_dtype"
         )
-
-
-def smaller_group(mesh: Mesh, ranks: bool | int | None) -> ProcessGroup | None:
-    """The neighbours that have all of a layer between them, where that is a number; made once for a mesh."""
-    if isinstance(ranks, bool | None):
-        return None
-    axes = mesh.made_of[mesh.mesh_dim_names[-1]]
-    key = (*axes, f"by {ranks}")
-    if key not in mesh.groups:
-        for line in along(mesh.root.mesh, [mesh.root.number(axis) for axis in axes]).flatten(1):
-            for part in line.split(ranks):
-                group = dist.new_group(part.tolist())
-                if mesh.rank in part:
-                    mesh.groups[key] = group
-    return mesh.groups[key]

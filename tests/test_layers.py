@@ -13,11 +13,11 @@ LABS = Path(__file__).resolve().parent.parent / "labs"
 LEVELS = [
     {"model", "data", "cost", "collectives", "group", "autograd", "layers", "placement"},  # all files of cost
     {"mesh", "ddp", "flat", "disk", "selective"},
-    {"zero", "precision", "clip", "recompute", "offload", "redistribute"},
-    {"algebra"},
-    {"rules"},
-    {"operation"},
-    {"dtensor"},
+    {"zero", "precision", "clip", "recompute", "offload", "redistribute", "vocabulary", "shares"},
+    {"algebra", "conjugate"},
+    {"rules", "parallel_layers"},
+    {"operation", "styles"},
+    {"dtensor", "tp"},
     {"sharded", "prefetch"},
     {"shardable"},
     {"fsdp"},
