@@ -30,6 +30,7 @@ Read them in this order; each imports only files above it.
     parallel_layers  the modules of a split transformer
     styles       how a module is split, and what crosses its borders
     tp           tensor parallelism: every matrix split, by a plan
+    async_tp     a split layer's gather while its matrices multiply
     precision    compute in two bytes, remember in four; loss scaling
     clip         the norm of the gradients, wherever their shards are
     selective    operations whose outputs are kept, and not computed again

@@ -13,7 +13,7 @@ LABS = Path(__file__).resolve().parent.parent / "labs"
 LEVELS = [
     {"model", "data", "cost", "collectives", "group", "autograd", "layers", "placement"},  # all files of cost
     {"mesh", "ddp", "flat", "disk", "selective"},
-    {"zero", "precision", "clip", "recompute", "offload", "redistribute", "vocabulary", "shares"},
+    {"zero", "precision", "clip", "recompute", "offload", "redistribute", "vocabulary", "shares", "async_tp"},
     {"algebra", "conjugate"},
     {"rules", "parallel_layers"},
     {"operation", "styles"},
