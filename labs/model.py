@@ -3,7 +3,8 @@
     tokens_BT --embed--> x_BTD --layer "0"--> x_BTD ... --layer "N-1"--> x_BTD --norm--> --head--> logits_BTV --loss
 
     Layer       x = x + attention(norm(x));  x = x + mlp(norm(x))
-    Attention   q, k, v from x;  rotate q and k by position;  softmax(q k / sqrt(E)) v over the past;  o
+    Attention   q, k, v from x;  core;  o
+    Core        rotate q and k by position;  softmax(q k / sqrt(E)) v over the past
     MLP         down(silu(gate(x)) * up(x))
 
 This file knows nothing of parallelism, and is written so that every strategy can be put around it: layers are
@@ -135,21 +136,33 @@ class Attention(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.head_size, self.rope_base = config.head_size, config.rope_base
+        self.head_size = config.head_size
         self.q = linear(config.dim, config.heads * config.head_size)
         self.k = linear(config.dim, config.kv_heads * config.head_size)
         self.v = linear(config.dim, config.kv_heads * config.head_size)
         self.o = linear(config.heads * config.head_size, config.dim)
+        self.core = Core(config.rope_base)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         # The heads are counted off the projections: under tensor parallelism a rank has only some of them.
         q_BHTE, k_BKTE, v_BKTE = (
             project(x_BTD).unflatten(-1, (-1, self.head_size)).transpose(1, 2) for project in (self.q, self.k, self.v)
         )
-        positions_T = torch.arange(x_BTD.shape[1], device=x_BTD.device)
-        q_BHTE, k_BKTE = (rotate(heads, positions_T, self.rope_base) for heads in (q_BHTE, k_BKTE))
-        y_BHTE = F.scaled_dot_product_attention(q_BHTE, k_BKTE, v_BKTE, is_causal=True, enable_gqa=True)
+        y_BHTE = self.core(q_BHTE, k_BKTE, v_BKTE)
         return self.o(y_BHTE.transpose(1, 2).flatten(2))
+
+
+class Core(nn.Module):
+    """Attention between its projections. It has no parameters: generation exchanges it for one with a cache."""
+
+    def __init__(self, rope_base: float) -> None:
+        super().__init__()
+        self.rope_base = rope_base
+
+    def forward(self, q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor) -> Tensor:
+        positions_T = torch.arange(q_BHTE.shape[2], device=q_BHTE.device)
+        q_BHTE, k_BKTE = (rotate(heads, positions_T, self.rope_base) for heads in (q_BHTE, k_BKTE))
+        return F.scaled_dot_product_attention(q_BHTE, k_BKTE, v_BKTE, is_causal=True, enable_gqa=True)
 
 
 class MLP(nn.Module):

@@ -9,6 +9,7 @@
     fully_sharded    FSDP, parameter by parameter
     native           the same with PyTorch: ZeroRedundancyOptimizer, fully_shard
     fit              does it fit a card, and on how many ranks?
+    generation       the cache of keys and values; milliseconds a token, by class of link
 
 Integers are exact, down to the pieces that do not divide evenly; the textbook's formula, their limit, stands
 beside them. Nothing here imports or runs what it predicts: measurements are held against it.
@@ -47,6 +48,7 @@ from labs.cost.collectives import (
 from labs.cost.data_parallel import buckets, ddp, ddp_sent
 from labs.cost.fit import per_rank, smallest_ranks
 from labs.cost.fully_sharded import fsdp, fully_shard_sent
+from labs.cost.generation import LINK_CLASSES, LinkClass, Token, kv_cache, token_seconds, token_table
 from labs.cost.job import RECOMPUTE, Job
 from labs.cost.memory import (
     FLOAT,

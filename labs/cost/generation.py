@@ -1,0 +1,120 @@
+"""Generation: the cache that a rank holds, and the time of a token on ranks that have split the model between them.
+
+    kv_cache(config, tokens)                    bytes: 2 x layers x K x E x tokens x batch x itemsize, on 1 rank
+    token_seconds(config, ranks, link)          of one more token, for each sequence of the batch
+    token_table(config)                         the same for classes of links and numbers of ranks, as rows of a table
+
+A rank reads its weights and its cache once for every token, and does next to nothing with each number that it reads:
+so memory sets the pace, 1/N of it on each of N ranks.  For that they have 2 all-reduces a layer, one after the other,
+of D numbers for each sequence; one more behind an embedding that is split by its vocabulary, and a gather of V logits:
+
+    compute     max(bytes read / memory, operations / flops)
+    messages    what an all-reduce takes however short it is: `begin`, and its rounds x latency
+    bytes       what its bytes take besides: bytes / bandwidth
+
+Left out is what else is so small that it is only time to begin: the launches of the kernels between the all-reduces.
+
+Sources: [Pope] et al. 2022, "Efficiently Scaling Transformer Inference", arXiv 2211.05102, sections 2 and 3; [NCCL]
+its own model of latencies, src/graph/tuning.cc, the same in NCCL 2.20 (2024) and 2.28 (2025), protocol LL; [Larsen] et
+al. 2009, "Architectural Breakdown of End-to-End Latency in a TCP/IP Network"; [H100] NVIDIA's data sheet (2023), SXM;
+[Llama] Llama Team 2024, arXiv 2407.21783, table 4.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from labs.cost.collectives import doubling_seconds, piece, ring_seconds, tree_seconds
+from labs.cost.memory import FLOAT, parameter_sizes
+
+
+def kv_cache(config, tokens: int, batch: int = 1, ranks: int = 1, itemsize: int = FLOAT, rank: int = 0) -> int:
+    """Bytes on a rank for sequences of so many tokens: `labs.generate`.
+
+    Heads of keys and values are dealt out as evenly as possible; where there are fewer than ranks, each rank has one.
+    Raises ValueError where the query heads cannot follow.
+    """
+    H, K, E = config.heads, config.kv_heads, config.dim // config.heads
+    if ranks > K and (ranks % K or H % ranks):
+        raise ValueError(f"{H} query heads over {K} of keys and values cannot be dealt out to {ranks} ranks")
+    return 2 * config.depth * max(1, piece(K, ranks, rank)) * E * tokens * batch * itemsize
+
+
+# ---- seconds ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LinkClass:
+    """Seconds to begin a collective, and of each message; bytes per second out of each rank while as many come in."""
+
+    begin: float
+    latency: float
+    bandwidth: float
+
+
+LINK_CLASSES = {
+    "NVLink 4": LinkClass(6.6e-6, 0.6e-6, 450e9),  # [NCCL]; [H100]: 900 GB/s, both ways together
+    "PCIe 5": LinkClass(6.6e-6, 1.0e-6, 50e9),  # [NCCL]; 16 lanes, 63 GB/s each way, of which some 50 arrive
+    "Ethernet, 10 Gb/s": LinkClass(6.6e-6, 10e-6, 1.25e9),  # [Larsen]: through Linux' TCP, at best
+}
+MEMORY = 3.35e12  # bytes a second that an H100 reads [H100]
+FLOPS = 400e12  # operations a second that an H100 reaches in practice, in bfloat16 [Llama]
+
+
+@dataclass(frozen=True)
+class Token:
+    """Seconds, by what they go to."""
+
+    compute: float
+    messages: float = 0.0
+    bytes: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.compute + self.messages + self.bytes
+
+
+def token_seconds(
+    config,
+    ranks: int = 1,
+    link: LinkClass = LINK_CLASSES["NVLink 4"],
+    past: int = 0,
+    batch: int = 1,
+    itemsize: int = 2,
+    memory: float = MEMORY,
+    flops: float = FLOPS,
+) -> Token:
+    """One more token for each sequence, behind `past` others, in numbers of `itemsize` bytes."""
+    numbers = sum(parameter_sizes(config)) - (0 if config.tied else config.vocab * config.dim)  # no row but one is read
+    read = itemsize * numbers / ranks + kv_cache(config, past, batch, ranks, itemsize)
+    attention = 4 * config.depth * config.dim * past  # q k, and its softmax by v
+    compute = max(read / memory, batch * (2 * numbers + attention) / ranks / flops)
+    if ranks == 1:
+        return Token(compute)
+    reduced, gathered = batch * config.dim * itemsize, batch * config.vocab * itemsize
+    times = 2 * config.depth + 1
+    messages = times * all_reduce_seconds(0, ranks, link) + all_gather_seconds(0, ranks, link)
+    whole = times * all_reduce_seconds(reduced, ranks, link) + all_gather_seconds(gathered, ranks, link)
+    return Token(compute, messages, whole - messages)
+
+
+def all_reduce_seconds(size: int, ranks: int, link: LinkClass) -> float:
+    """By the algorithm that is quickest for this size."""
+    algorithms = ring_seconds, tree_seconds, doubling_seconds
+    return link.begin + min(seconds(size, ranks, link.latency, link.bandwidth) for seconds in algorithms)
+
+
+def all_gather_seconds(size: int, ranks: int, link: LinkClass) -> float:
+    """Ring: N-1 rounds that move (N-1)/N S, which is half of an all-reduce [Thakur, 4.1]."""
+    return link.begin + ring_seconds(size, ranks, link.latency, link.bandwidth) / 2
+
+
+def token_table(config, ranks: Iterable[int] = (1, 2, 4, 8), **given: Any) -> list[dict[str, Any]]:
+    """Milliseconds a token; `given` as for `token_seconds`."""
+    rows = []
+    for name, link in LINK_CLASSES.items():
+        for n in ranks:
+            token = token_seconds(config, n, link, **given)
+            parts = {"compute": token.compute, "messages": token.messages, "bytes": token.bytes, "all": token.seconds}
+            rows.append({"link": name, "ranks": n} | {f"{part}, ms": 1e3 * s for part, s in parts.items()})
+    return rows

@@ -1,0 +1,147 @@
+"""Generation: one token after the other, with the keys and values of those before at hand.
+
+    step        goes through the model       what it attends to                the cache then has
+    first       the prompt, T tokens         itself                            T
+    n-th after  the token chosen last        all in the cache, and itself      T + n
+
+Without a cache the n-th step would send all T + n tokens through the model again, to compute the same keys and values
+as before.  With it a step costs one token's arithmetic, and reads every weight once: memory sets the pace, and ranks
+that each read a part of the weights are quicker, if what they have to tell each other does not take longer
+(`labs.cost.token_seconds`).
+
+How: while it lasts, each attention's core is exchanged for one with a cache.  Nothing else in the model changes, so
+that a model whose attention is split by heads generates in the same way: a rank's cache has the heads of its own
+projections, every rank sees the same logits, and so all of them choose the same token.
+
+Shape suffixes are those of `labs.model`.
+
+Source: Shazeer 2019, arXiv 1911.02150, section 2.4 (a step reads all keys and values, and computes little).
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from labs.model import GPT, Attention, Core, at_least_float32, rotate
+
+
+def generate(model: GPT, prompt_BT: Tensor, count: int, temperature: float = 0.0, seed: int = 0) -> Tensor:
+    """The prompts with `count` more tokens each, [B, T + count].
+
+    temperature: at 0 the likeliest token is taken; above, tokens are drawn from softmax(logits / temperature), with the
+    random numbers of `seed`.  Raises TypeError or ValueError, before anything is computed, for what cannot be done.
+    """
+    require(model, prompt_BT, count, temperature)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    tokens = [prompt_BT]
+    # The token chosen last never goes through the model.
+    with cached(model, prompt_BT.shape[1] + count - 1):
+        for _ in range(count):
+            logits_BV = model(tokens[-1])[:, -1]
+            tokens.append(choose(logits_BV, temperature, generator))
+    return torch.cat(tokens, dim=1)
+
+
+def choose(logits_BV: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+    """The next token of each sequence, [B, 1].
+
+    Gumbel's trick: where each logit gets noise -log(e), e from the exponential distribution, the greatest is a draw
+    from the softmax.  Logits that differ in their last digits, as a split model's do, still draw the same token.
+    """
+    scores_BV = at_least_float32(logits_BV)
+    if temperature > 0:
+        # On the CPU, so that a seed means the same on every device.
+        e_BV = torch.empty(scores_BV.shape, dtype=torch.float64, device="cpu").exponential_(generator=generator)
+        scores_BV = scores_BV - temperature * e_BV.log().to(scores_BV)
+    return scores_BV.argmax(dim=-1, keepdim=True)
+
+
+@contextmanager
+def cached(model: GPT, tokens: int) -> Iterator[list["CachedCore"]]:
+    """Within it, each call of the model goes on where the last one ended, and autograd keeps nothing.
+
+    tokens: the most that a sequence will have.  Gives the caches, layer by layer, for those who want to look inside.
+    """
+    attentions = [layer.attention for layer in model.layers.values()]
+    cores = [attention.core for attention in attentions]
+    caches = [CachedCore(core, tokens) for core in cores]
+    try:
+        exchange(attentions, caches)
+        with torch.no_grad():
+            yield caches
+    finally:
+        exchange(attentions, cores)
+
+
+def exchange(attentions: Iterable[Attention], cores: Iterable[Core]) -> None:
+    for attention, core in zip(attentions, cores, strict=True):
+        attention.core = core
+
+
+class CachedCore(Core):
+    """Rotates by the positions that follow those in the cache, and attends to all of it.
+
+    keys_BKTE are rotated; they and values_BKTE have room for all tokens from the first call on.
+    """
+
+    def __init__(self, core: Core, tokens: int) -> None:
+        super().__init__(core.rope_base)
+        self.tokens, self.past = tokens, 0
+        self.keys_BKTE = self.values_BKTE = torch.empty(0)
+
+    def forward(self, q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor) -> Tensor:
+        past, new = self.past, q_BHTE.shape[2]
+        positions_T = torch.arange(past, past + new, device=q_BHTE.device)
+        q_BHTE, k_BKTE = (rotate(heads, positions_T, self.rope_base) for heads in (q_BHTE, k_BKTE))
+        k_BKTE, v_BKTE = self.remember(k_BKTE, v_BKTE)
+        # is_causal lines up the first query with the first key: that is right for nothing but a prompt.
+        mask = positions_T[:, None] >= torch.arange(past + new, device=q_BHTE.device) if past and new > 1 else None
+        return F.scaled_dot_product_attention(
+            q_BHTE, k_BKTE, v_BKTE, attn_mask=mask, is_causal=past == 0, enable_gqa=True
+        )
+
+    def remember(self, k_BKTE: Tensor, v_BKTE: Tensor) -> tuple[Tensor, Tensor]:
+        """Put them behind those in the cache; all there are then."""
+        batch, heads, new, size = k_BKTE.shape
+        if self.past == 0:
+            self.keys_BKTE, self.values_BKTE = (k_BKTE.new_empty(batch, heads, self.tokens, size) for _ in range(2))
+        if batch != len(self.keys_BKTE) or self.past + new > self.tokens:
+            raise ValueError(
+                f"{batch} x {new} tokens do not fit the cache, which has {len(self.keys_BKTE)} x {self.past} "
+                f"and room for {self.tokens} in a row: begin with another cached(model, tokens)"
+            )
+        here = slice(self.past, self.past + new)
+        self.keys_BKTE[:, :, here], self.values_BKTE[:, :, here] = k_BKTE, v_BKTE
+        self.past += new
+        return self.keys_BKTE[:, :, : self.past], self.values_BKTE[:, :, : self.past]
+
+
+def require(model: GPT, prompt_BT: Tensor, count: int, temperature: float) -> None:
+    """Raise for what cannot be generated."""
+    if not isinstance(model, GPT):
+        raise TypeError(f"generate() takes a GPT, not a {type(model).__name__}: of a wrapper, give what it wraps")
+    if not isinstance(prompt_BT, Tensor) or prompt_BT.ndim != 2 or prompt_BT.dtype not in (torch.int64, torch.int32):
+        given = f"{prompt_BT.dtype} {tuple(prompt_BT.shape)}" if isinstance(prompt_BT, Tensor) else f"{prompt_BT!r:.60}"
+        raise ValueError(f"the prompt is {given}: it must be int64 in the shape [batch, tokens]; give one as x[None]")
+    if prompt_BT.numel() == 0:
+        raise ValueError(f"the prompt of shape {tuple(prompt_BT.shape)} is empty: there must be a token to begin with")
+    if count < 1:
+        raise ValueError(f"count is {count}: ask for 1 token at least")
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"temperature is {temperature}: it must be 0, for the likeliest token, or positive")
+    config, length = model.config, prompt_BT.shape[1] + count
+    if length > config.context:
+        raise ValueError(
+            f"{prompt_BT.shape[1]} tokens and {count} more are {length}, and the context is {config.context}: "
+            "ask for fewer, or build the model with dataclasses.replace(config, context=...)"
+        )
+    lowest, highest = (int(end) for end in prompt_BT.aminmax())
+    if lowest < 0 or highest >= config.vocab:
+        raise ValueError(
+            f"the prompt has token {lowest if lowest < 0 else highest}: the vocabulary of {config.vocab} ends at "
+            f"{config.vocab - 1}"
+        )
