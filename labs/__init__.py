@@ -32,6 +32,7 @@ Read them in this order; each imports only files above it.
     tp           tensor parallelism: every matrix split, by a plan
     async_tp     a split layer's gather while its matrices multiply
     generate     one token after the other, with the keys and values of the past at hand
+    llama        weights as people have them: a Llama's, in Hugging Face's names
     precision    compute in two bytes, remember in four; loss scaling
     clip         the norm of the gradients, wherever their shards are
     selective    operations whose outputs are kept, and not computed again

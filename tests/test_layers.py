@@ -12,7 +12,7 @@ LABS = Path(__file__).resolve().parent.parent / "labs"
 # A file imports from lower levels only; inside its own folder (cost, the kit) also from its own, without a circle.
 LEVELS = [
     {"model", "data", "cost", "collectives", "group", "autograd", "layers", "placement"},  # all files of cost
-    {"mesh", "ddp", "flat", "disk", "selective", "generate"},
+    {"mesh", "ddp", "flat", "disk", "selective", "generate", "llama"},
     {"zero", "precision", "clip", "recompute", "offload", "redistribute", "vocabulary", "shares", "async_tp"},
     {"algebra", "conjugate"},
     {"rules", "parallel_layers"},
@@ -25,8 +25,11 @@ LEVELS = [
     {"kit.strategies", "kit.check", "kit.play", "kit.tour", "kit.doctor", "__main__"},
 ]
 TEXTBOOK = set().union(*LEVELS[:10])
-# What a file may import for an option of its own, inside the function that needs it.
-OPTIONAL = {"data": {"datasets"}}  # a corpus from a hub, for those online
+# What a file may import besides.
+OTHERS = {
+    "data": {"datasets"},  # a corpus from a hub, for those online, inside the function that needs it
+    "llama": {"safetensors"},  # the format of the weights
+}
 EMPTY = {LABS / "__init__.py", *(LABS / "kit").rglob("__init__.py")}
 FILES = sorted(set(LABS.rglob("*.py")) - EMPTY)
 
@@ -92,7 +95,7 @@ def test_a_textbook_file_needs_torch_and_files_below_only(path):
     modules = imports(path)
     assert all(map(is_textbook, own(modules))), "a textbook file never imports the kit or native: it can be copied out"
     others = {module.split(".")[0] for module in modules} - {"labs", "torch"} - sys.stdlib_module_names
-    others -= OPTIONAL.get(name_of(path), set())
+    others -= OTHERS.get(name_of(path), set())
     assert not others, f"a textbook file needs torch and the standard library only, not {others}"
 
 

@@ -1,0 +1,228 @@
+"""Weights as people have them: a Llama in Hugging Face's names and layout, into the course's GPT and back.
+
+A folder has config.json and model.safetensors; a large model has several such files, and an index that names them.
+
+    model = GPT(read_config(folder))
+    load(model, folder)                                                         the whole model
+    load(model, folder, {"head.weight": (slice(0, 64), slice(None)), ...})      of a split model, what this rank has
+    save(model, folder)
+
+Both models compute the same, down to the numbers of a head that rotary positions turn as a pair.  So nothing has to be
+converted: the same tensors have other names, and the tables below say which.  A Llama that computes what this GPT
+cannot (scaled rotary positions, biases) is refused.
+
+Source: the library transformers, 4.57 and 5.23, models/llama and modeling_rope_utils.py; huggingface/safetensors.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from labs.model import GPT, Config
+
+# Parameters, ours and theirs; {} is the number of a layer.
+NAMES = {
+    "embed.weight": "model.embed_tokens.weight",
+    "layers.{}.attention_norm.weight": "model.layers.{}.input_layernorm.weight",
+    "layers.{}.attention.q.weight": "model.layers.{}.self_attn.q_proj.weight",
+    "layers.{}.attention.k.weight": "model.layers.{}.self_attn.k_proj.weight",
+    "layers.{}.attention.v.weight": "model.layers.{}.self_attn.v_proj.weight",
+    "layers.{}.attention.o.weight": "model.layers.{}.self_attn.o_proj.weight",
+    "layers.{}.mlp_norm.weight": "model.layers.{}.post_attention_layernorm.weight",
+    "layers.{}.mlp.gate.weight": "model.layers.{}.mlp.gate_proj.weight",
+    "layers.{}.mlp.up.weight": "model.layers.{}.mlp.up_proj.weight",
+    "layers.{}.mlp.down.weight": "model.layers.{}.mlp.down_proj.weight",
+    "norm.weight": "model.norm.weight",
+    "head.weight": "lm_head.weight",
+}
+# Fields of a Config, and what config.json calls them.
+FIELDS = {
+    "vocab": "vocab_size",
+    "dim": "hidden_size",
+    "depth": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "hidden": "intermediate_size",
+    "context": "max_position_embeddings",
+    "tied": "tie_word_embeddings",
+    "rope_base": "rope_theta",
+}
+# What is one way in the course's GPT, and can be another in a Llama.
+FIXED = {
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "attention_dropout": 0.0,
+}
+# What transformers takes where config.json does not say.
+DEFAULTS = FIXED | {
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+    "rope_theta": 10_000.0,
+}
+DTYPES = ("F64", "F32", "F16", "BF16")
+COMPUTED = "rotary_emb.inv_freq"  # old files have it; it follows from rope_theta
+
+
+def names(config: Config) -> dict[str, str]:
+    """Of every parameter, by our name, theirs.  A tied head is the embedding."""
+    tied = {"head.weight": NAMES["embed.weight"]} if config.tied else {}
+    return {ours.format(i): theirs.format(i) for i in range(config.depth) for ours, theirs in NAMES.items()} | tied
+
+
+# ---- the shape -------------------------------------------------------------------------------------------
+
+
+def read_config(folder: str | Path) -> Config:
+    """The shape of a folder's model.  Raises ValueError where the course's GPT has no such shape."""
+    path = Path(folder) / "config.json"
+    theirs = DEFAULTS | {name: value for name, value in read_json(path).items() if value is not None}
+    theirs |= rotary(theirs)
+    theirs.setdefault("num_key_value_heads", theirs.get("num_attention_heads"))
+    if missing := [name for name in FIELDS.values() if theirs.get(name) is None]:
+        raise ValueError(f"{path} does not say {missing[0]}: it must be the configuration of a Llama")
+    config = Config(**{ours: theirs[name] for ours, name in FIELDS.items()})
+    fixed = FIXED | {"head_dim": config.head_size, "rope_type": "default", "quantization_config": None}
+    for name, value in fixed.items():
+        if theirs.get(name, value) != value:
+            raise ValueError(f"{path} has {name} {theirs[name]!r}: the course's GPT has {value!r}, and no other")
+    return config
+
+
+def rotary(theirs: dict[str, Any]) -> dict[str, Any]:
+    """rope_type and rope_theta, wherever they stand: transformers 5 has moved them, and "type" is older still."""
+    given = theirs.get("rope_scaling") or theirs.get("rope_parameters") or {}
+    return {"rope_type": given.get("type", "default"), **given}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: Exception) -> ValueError:
+    return ValueError(f"{path} cannot be read ({error}): give a folder as transformers' save_pretrained() writes it")
+
+
+# ---- in --------------------------------------------------------------------------------------------------
+
+
+def load(model: GPT, folder: str | Path, slices: Mapping[str, tuple[slice, ...]] | None = None) -> None:
+    """Fill the parameters, of whatever dtype and on whatever device.
+
+    slices: for each parameter that is a part of the whole model's, by its name, which part: a slice of each dim.
+    Dims that are not named are whole.  Nothing else is read.
+
+    Raises ValueError, before a parameter is changed, where the folder has another model, or not all of it.
+    """
+    folder, slices, parameters = Path(folder), slices or {}, dict(model.named_parameters())
+    require_same(model.config, read_config(folder), folder)
+    if unknown := slices.keys() - parameters.keys():
+        raise ValueError(f"slices has {min(unknown)!r}, which is no parameter of this model")
+    with opened(folder) as files:
+        require_whole(model.config, files, folder)
+        sources = {name: files[theirs].get_slice(theirs) for name, theirs in names(model.config).items()}
+        for name, parameter in parameters.items():
+            require_fit(name, parameter, sources[name].get_shape(), slices.get(name, ()))
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(sources[name][slices.get(name, slice(None))])
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[dict[str, Any]]:
+    """The file of each tensor, by its name; a file is mapped, so that only what is looked at is read."""
+    paths = [folder / "model.safetensors"]
+    if not paths[0].exists() and (index := folder / "model.safetensors.index.json").exists():
+        paths = [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
+    with ExitStack() as stack:
+        files = [stack.enter_context(open_file(path)) for path in paths]
+        yield {name: file for file in files for name in file.keys()}  # noqa: SIM118
+
+
+def open_file(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise unreadable(path, error) from error
+
+
+# ---- out -------------------------------------------------------------------------------------------------
+
+
+def save(model: GPT, folder: str | Path) -> None:
+    """Write config.json and model.safetensors, from which transformers makes the same model.
+
+    Raises ValueError for a model of which this rank has a part only.
+    """
+    folder, theirs, whole = Path(folder), names(model.config), whole_shapes(model.config)
+    for name, parameter in model.named_parameters():
+        if parameter.shape != whole[name]:
+            raise ValueError(f"{name} is {tuple(parameter.shape)}, a part of {tuple(whole[name])}: save a whole model")
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {theirs[name]: parameter.detach().contiguous() for name, parameter in model.named_parameters()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    config = {name: getattr(model.config, ours) for ours, name in FIELDS.items()}
+    config |= {"architectures": ["LlamaForCausalLM"], "torch_dtype": dtype} | FIXED
+    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+# ---- what cannot be --------------------------------------------------------------------------------------
+
+
+def whole_shapes(config: Config) -> dict[str, torch.Size]:
+    with torch.device("meta"):
+        return {name: parameter.shape for name, parameter in GPT(config).named_parameters()}
+
+
+def require_same(ours: Config, theirs: Config, folder: Path) -> None:
+    """The context may be another: no weight depends on it."""
+    for name in [name for name in FIELDS if name != "context"]:
+        if getattr(ours, name) != getattr(theirs, name):
+            raise ValueError(
+                f"{name} is {getattr(ours, name)} in the model and {getattr(theirs, name)} in {folder}: "
+                "make the model with GPT(read_config(folder))"
+            )
+
+
+def require_whole(config: Config, files: Mapping[str, Any], folder: Path) -> None:
+    """The folder has every tensor in the right shape, and no other."""
+    wanted = names(config)
+    for name, shape in whole_shapes(config).items():
+        if (theirs := wanted[name]) not in files:
+            raise ValueError(f"{folder} has no {theirs}, which is {name} here: fetch it or save it again")
+        found = files[theirs].get_slice(theirs)
+        if tuple(found.get_shape()) != shape or found.get_dtype() not in DTYPES:
+            raise ValueError(
+                f"{theirs} is {found.get_dtype()} {tuple(found.get_shape())} in {folder}: after its config.json it "
+                f"must be {tuple(shape)}, in one of {', '.join(DTYPES)}"
+            )
+    # A tied head may be stored a second time.
+    known = {*wanted.values(), *([NAMES["head.weight"]] if config.tied else [])}
+    for theirs in files:
+        if theirs not in known and not theirs.endswith(COMPUTED):
+            raise ValueError(f"{folder} has {theirs}, for which there is no place in the course's GPT")
+
+
+def require_fit(name: str, parameter: nn.Parameter, whole: list[int], part: tuple[slice, ...]) -> None:
+    """The parameter has room for this part of the whole, and numbers to be filled."""
+    if parameter.is_meta:
+        raise ValueError(f"{name} is on the meta device: give it memory first, with model.to_empty(device=...)")
+    held = torch.empty(whole, device="meta")[part].shape
+    if held != parameter.shape:
+        raise ValueError(
+            f"{name} is {tuple(parameter.shape)} in the model, and slices has {tuple(held)} of {tuple(whole)} for it"
+        )
