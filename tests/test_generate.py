@@ -1,7 +1,6 @@
 """labs.generate against the whole model run anew for every token, and frequencies against the softmax.
 
-A split by hand, one all-reduce behind each pair of matrices, stands for tensor parallelism: nothing but the model's own
-modules and `dist`.  What the caches hold is told of by their storages, and held to the byte against `labs.cost`.
+What the caches hold is told by their storages, what ranks send by the recorder; both are as `labs.cost` says, exactly.
 """
 
 import re
@@ -16,7 +15,10 @@ from torch import nn
 from labs import cost
 from labs.generate import CachedCore, cached, choose, generate
 from labs.kit.launch import run
+from labs.kit.record import mark
+from labs.mesh import Mesh
 from labs.model import GPT, Config
+from labs.tp import gpt_plan, parallelize
 
 # Every size different, so that no axis can be mistaken for another.
 ODD = Config(vocab=23, dim=48, depth=3, heads=4, kv_heads=2, hidden=20, context=30)
@@ -140,55 +142,38 @@ def test_training_goes_on_behind_it_as_if_nothing_had_been():
 
 # ---- ranks that have split it ----------------------------------------------------------------------------
 
-
-class Summed(nn.Module):
-    """The last of a pair of matrices: ranks have its columns, and add up what they make of them."""
-
-    def __init__(self, weight):
-        super().__init__()
-        self.weight = nn.Parameter(weight)
-
-    def forward(self, x):
-        y = nn.functional.linear(x, self.weight)
-        dist.all_reduce(y)
-        return y
+SHAPES = {
+    2: replace(ODD, heads=6, kv_heads=3),  # two heads of keys and values on one rank, one on the other
+    3: replace(ODD, heads=6, kv_heads=3, tied=True),
+    4: ODD,  # each of two heads of keys and values on two ranks
+}
 
 
-def split(model, ranks, rank):
-    """Heads and hidden features; fewer heads of keys and values than ranks are replicated."""
-
-    def rows(linear, parts=ranks, part=rank):
-        linear.weight = nn.Parameter(linear.weight.detach().chunk(parts)[part])
-
-    K = model.config.kv_heads
-    for layer in model.layers.values():
-        attention, mlp = layer.attention, layer.mlp
-        for linear in (attention.q, mlp.gate, mlp.up):
-            rows(linear)
-        for linear in (attention.k, attention.v):
-            rows(linear, min(K, ranks), rank * min(K, ranks) // ranks)
-        attention.o = Summed(attention.o.weight.detach().chunk(ranks, 1)[rank])
-        mlp.down = Summed(mlp.down.weight.detach().chunk(ranks, 1)[rank])
-    return model
-
-
-def generate_split():
-    ranks, rank = dist.get_world_size(), dist.get_rank()
-    model, found = split(sharpened(), ranks, rank), []
+def on_ranks(config):
+    """Tokens at two temperatures; then a prompt and a token by hand: what the caches hold of it."""
+    ranks, rank, found = dist.get_world_size(), dist.get_rank(), []
+    model = parallelize(sharpened(config), Mesh((ranks,), ("tp",)), gpt_plan(config))
     for temperature in (0.0, 0.7):
         found.append(generate(model, PROMPT, 12, temperature, seed=4).tolist())
     with cached(model, 16) as caches:
-        model(PROMPT)
-        bytes_held = held(caches)
-    return found, bytes_held, cost.kv_cache(ODD, 16, batch=3, ranks=ranks, itemsize=8, rank=rank)
+        for tokens in (PROMPT, PROMPT[:, :1]):
+            mark("step")
+            model(tokens)
+        mark("end")
+        return found, held(caches) == cost.kv_cache(config, 16, batch=3, ranks=ranks, itemsize=8, rank=rank)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_split_model_generates_the_same_and_each_rank_holds_its_own_heads(ranks):
-    expected = [anew(sharpened(), PROMPT, 12, temperature, seed=4).tolist() for temperature in (0.0, 0.7)]
-    for found, bytes_held, predicted in run(generate_split, ranks=ranks):
-        assert found == expected
-        assert bytes_held == predicted
+@pytest.mark.parametrize("ranks", SHAPES)
+def test_a_split_model_generates_the_same_and_holds_and_sends_what_was_predicted(ranks):
+    config = SHAPES[ranks]
+    expected = [anew(sharpened(config), PROMPT, 12, temperature, seed=4).tolist() for temperature in (0.0, 0.7)]
+    results = run(on_ranks, config, ranks=ranks, record="communication")
+    for rank, (found, as_predicted) in enumerate(results):
+        assert found == expected and as_predicted
+        for step, tokens in enumerate((5, 1)):
+            sent = cost.token_sent(config, ranks, rank, batch=3, tokens=tokens)
+            assert results.recording.sent(rank, step=step) == 8 * sent.elements
+            assert results.recording.counts(rank, step=step) == {"all_reduce": 7, "all_gather": 1}
 
 
 # ---- what cannot be --------------------------------------------------------------------------------------

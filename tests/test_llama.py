@@ -11,15 +11,19 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from labs.generate import generate
+from labs.kit.launch import run
 from labs.llama import NAMES, load, names, read_config, save
+from labs.mesh import Mesh
 from labs.model import GPT, Config
+from labs.tp import gpt_plan, parallelize
 
 # Every size different, so that no axis can be mistaken for another.
-ODD = Config(vocab=37, dim=48, depth=2, heads=6, kv_heads=2, hidden=28, context=40, rope_base=500.0)
+ODD = Config(vocab=37, dim=48, depth=2, heads=6, kv_heads=3, hidden=28, context=40, rope_base=500.0)
 PROMPT = torch.randint(ODD.vocab, (3, 5), generator=torch.Generator().manual_seed(1))
 
 
@@ -131,6 +135,25 @@ def test_a_rank_of_a_split_model_gets_its_slices(tmp_path):
     load(part, tmp_path, slices)
     for name, parameter in part.named_parameters():
         assert torch.equal(parameter, whole.get_parameter(name)[slices.get(name, ())]), name
+
+
+def on_ranks(folder):
+    """A model that is split while it still has other weights."""
+    mesh = Mesh((dist.get_world_size(),), ("tp",))
+    model = parallelize(GPT(read_config(folder), seed=9).double(), mesh, gpt_plan(ODD))
+    rank, whole, slices = mesh.get_local_rank(), slice(None), {}
+    for name, cut in model.tensor_parallel.cuts.items():
+        slices[name] = (*[whole] * cut.dim, slice(cut.starts[rank], cut.stops[rank]))
+    load(model, folder, slices)
+    return generate(model, PROMPT, 20).tolist()
+
+
+def test_ranks_that_load_their_slices_generate_the_same(tmp_path):
+    model = GPT(ODD, seed=2).double()
+    model.head.weight.data *= 20  # so that choices are clear
+    save(model, tmp_path)
+    expected = generate(model, PROMPT, 20).tolist()
+    assert list(run(on_ranks, tmp_path, ranks=3)) == [expected] * 3
 
 
 def test_every_parameter_has_a_name_of_its_own():

@@ -48,7 +48,7 @@ from labs.cost.collectives import (
 from labs.cost.data_parallel import buckets, ddp, ddp_sent
 from labs.cost.fit import per_rank, smallest_ranks
 from labs.cost.fully_sharded import fsdp, fully_shard_sent
-from labs.cost.generation import LINK_CLASSES, LinkClass, Token, kv_cache, token_seconds, token_table
+from labs.cost.generation import LINK_CLASSES, LinkClass, Token, kv_cache, token_seconds, token_sent, token_table
 from labs.cost.job import RECOMPUTE, Job
 from labs.cost.memory import (
     FLOAT,

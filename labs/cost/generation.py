@@ -1,7 +1,8 @@
 """Generation: the cache that a rank holds, and the time of a token on ranks that have split the model between them.
 
     kv_cache(config, tokens)                    bytes: 2 x layers x K x E x tokens x batch x itemsize, on 1 rank
-    token_seconds(config, ranks, link)          of one more token, for each sequence of the batch
+    token_sent(config, ranks)                   elements and messages, of one more token for each sequence of the batch
+    token_seconds(config, ranks, link)          how long it takes
     token_table(config)                         the same for classes of links and numbers of ranks, as rows of a table
 
 A rank reads its weights and its cache once for every token, and does next to nothing with each number that it reads:
@@ -24,7 +25,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from labs.cost.collectives import doubling_seconds, piece, ring_seconds, tree_seconds
+from labs.cost.collectives import Traffic, all_gather, all_reduce, doubling_seconds, piece, ring_seconds, tree_seconds
 from labs.cost.memory import FLOAT, parameter_sizes
 
 
@@ -38,6 +39,13 @@ def kv_cache(config, tokens: int, batch: int = 1, ranks: int = 1, itemsize: int 
     if ranks > K and (ranks % K or H % ranks):
         raise ValueError(f"{H} query heads over {K} of keys and values cannot be dealt out to {ranks} ranks")
     return 2 * config.depth * max(1, piece(K, ranks, rank)) * E * tokens * batch * itemsize
+
+
+def token_sent(config, ranks: int, rank: int = 0, batch: int = 1, tokens: int = 1) -> Traffic:
+    """What a rank sends while so many tokens of each sequence go through a model that `labs.tp` has split; more than
+    one for a prompt.  The vocabulary is cut in equal pieces, with a padding that is gathered along."""
+    x, v = batch * tokens * config.dim, batch * tokens * -(-config.vocab // ranks)
+    return all_reduce(x, ranks, rank) * (2 * config.depth + 1) + all_gather(ranks * v, ranks, rank)
 
 
 # ---- seconds ---------------------------------------------------------------------------------------------
