@@ -11,7 +11,7 @@ Both models compute the same, down to the numbers of a head that rotary position
 converted: the same tensors have other names, and the tables below say which.  A Llama that computes what this GPT
 cannot (scaled rotary positions, biases) is refused.
 
-Source: the library transformers, 4.57 and 5.23, models/llama and modeling_rope_utils.py; huggingface/safetensors.
+Source: the library transformers 5.23, models/llama and modeling_rope_utils.py; github.com/huggingface/safetensors.
 """
 
 import json

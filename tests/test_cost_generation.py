@@ -63,7 +63,11 @@ def test_messages_and_bytes_by_hand():
     begins = cost.token_seconds(LLAMA, 2, replace(slow, begin=1.0))
     assert begins.messages - token.messages == pytest.approx(66)
     # on 8, without bytes to speak of, the fewest rounds: 3 of an all-reduce, and 7 of the gather's ring
-    assert cost.token_seconds(LLAMA, 8, replace(slow, bandwidth=1e30)).messages == pytest.approx((65 * 3 + 7) * 1e-3)
+    endless = replace(slow, bandwidth=1e30)
+    assert cost.token_seconds(LLAMA, 8, endless).messages == pytest.approx((65 * 3 + 7) * 1e-3)
+    # where all there is is a ring: 14
+    ring = replace(endless, algorithms=(cost.ring_seconds,))
+    assert cost.token_seconds(LLAMA, 8, ring).messages == pytest.approx((65 * 14 + 7) * 1e-3)
 
 
 def test_links_without_cost_divide_the_time_by_the_ranks():

@@ -3,25 +3,27 @@
     kv_cache(config, tokens)                    bytes: 2 x layers x K x E x tokens x batch x itemsize, on 1 rank
     token_sent(config, ranks)                   elements and messages, of one more token for each sequence of the batch
     token_seconds(config, ranks, link)          how long it takes
-    token_table(config)                         the same for classes of links and numbers of ranks, as rows of a table
+    token_table(config)                         the same for classes of links and numbers of ranks: rows for a table
 
-A rank reads its weights and its cache once for every token, and does next to nothing with each number that it reads:
-so memory sets the pace, 1/N of it on each of N ranks.  For that they have 2 all-reduces a layer, one after the other,
-of D numbers for each sequence; one more behind an embedding that is split by its vocabulary, and a gather of V logits:
+For every token a rank reads its weights and its cache once, and computes next to nothing with each number of them.
+So memory sets the pace, and N ranks, each of which reads 1/N, would be N times as quick if they had nothing to tell
+each other.  They have: two all-reduces a layer, one after the other, of D numbers for each sequence; one more behind
+the embedding, which is split by its vocabulary; and a gather of V logits.
 
     compute     max(bytes read / memory, operations / flops)
     messages    what an all-reduce takes however short it is: `begin`, and its rounds x latency
     bytes       what its bytes take besides: bytes / bandwidth
 
-Left out is what else is so small that it is only time to begin: the launches of the kernels between the all-reduces.
+Left out is the time that other kernels take to begin, which counts where they are short: on many ranks, or in a small
+model.
 
 Sources: [Pope] et al. 2022, "Efficiently Scaling Transformer Inference", arXiv 2211.05102, sections 2 and 3; [NCCL]
 its own model of latencies, src/graph/tuning.cc, the same in NCCL 2.20 (2024) and 2.28 (2025), protocol LL; [Larsen] et
 al. 2009, "Architectural Breakdown of End-to-End Latency in a TCP/IP Network"; [H100] NVIDIA's data sheet (2023), SXM;
-[Llama] Llama Team 2024, arXiv 2407.21783, table 4.
+[Llama] Llama Team 2024, arXiv 2407.21783, table 4; [Thakur] as in `labs.cost.collectives`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,11 +55,15 @@ def token_sent(config, ranks: int, rank: int = 0, batch: int = 1, tokens: int = 
 
 @dataclass(frozen=True)
 class LinkClass:
-    """Seconds to begin a collective, and of each message; bytes per second out of each rank while as many come in."""
+    """Seconds to begin a collective, and of each message; bytes per second out of each rank while as many come in.
+
+    algorithms: for an all-reduce; the quickest for its size is taken.
+    """
 
     begin: float
     latency: float
     bandwidth: float
+    algorithms: tuple[Callable[..., float], ...] = (ring_seconds, tree_seconds, doubling_seconds)
 
 
 LINK_CLASSES = {
@@ -107,9 +113,7 @@ def token_seconds(
 
 
 def all_reduce_seconds(size: int, ranks: int, link: LinkClass) -> float:
-    """By the algorithm that is quickest for this size."""
-    algorithms = ring_seconds, tree_seconds, doubling_seconds
-    return link.begin + min(seconds(size, ranks, link.latency, link.bandwidth) for seconds in algorithms)
+    return link.begin + min(seconds(size, ranks, link.latency, link.bandwidth) for seconds in link.algorithms)
 
 
 def all_gather_seconds(size: int, ranks: int, link: LinkClass) -> float:
