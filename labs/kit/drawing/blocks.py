@@ -1,7 +1,7 @@
-"""Who holds which block of a tensor that lies on a mesh, from its Spec: of a DTensor x, blocks(x.spec, ("dp", "tp")).
+"""Who holds which block of a tensor on a mesh, from its Spec: of a DTensor x, blocks(x.spec, ("dp", "tp")).
 
 Each rank shows the outline of the whole tensor and, filled, the block that it holds; equal blocks have equal tints.
-A plus sign marks a summand: all of the shape, and only a share of the numbers.
++0, +1, ... mark summands: all of the shape, and only a share of the numbers.
 
     blocks(spec, names)                  one tensor on its mesh
     change(before, after, names, said)   the same tensor before and after a redistribution, and what that takes
@@ -18,13 +18,14 @@ from labs.placement import Block, Spec
 WIDE, HIGH = 88, 74  # pixels that the outline of a tensor may take
 CELL = (WIDE + 22, HIGH + 50)
 MARGIN = 64  # for the places on the first axis
+Held = tuple[Block, int | None]  # a block, and of which summand it is, if of any
 
 
 def blocks(spec: Spec, names: Sequence[str]) -> Drawing:
     """names: of the mesh's axes, one or two.  Raises ValueError for what cannot be drawn flat."""
     require_flat(spec)
     wide, high = size(spec)
-    title = headline(spec)
+    title = headline(spec, names)
     canvas = Canvas(max(wide, width_of(title, 13)) + 24, high + 40 + noted([spec]), title, " ".join(sentences(spec)))
     canvas.text(16, 20, title, anchor="start", weight="bold")
     panel(canvas, 12, 36, spec, names)
@@ -36,19 +37,19 @@ def change(before: Spec, after: Spec, names: Sequence[str], said: Sequence[str])
     """Both side by side; said: what happens in between, a line each."""
     require_flat(before)
     wide, high = size(before)
-    wide = max(wide, *(width_of(headline(spec), 13) for spec in (before, after)))
+    wide = max(wide, *(width_of(headline(spec, names), 13) for spec in (before, after)))
     words = [*sentences(before), "Then:", *said, *sentences(after)]
     width = max(2 * wide + 84, *(width_of(line, 13) + 32 for line in said))
     tall = high + 54 + 20 * len(said) + noted([before, after])
-    canvas = Canvas(width, tall, f"{headline(before)}; then {placed(after)}", " ".join(words))
+    canvas = Canvas(width, tall, f"{headline(before, names)}; then {placed(after, names)}", " ".join(words))
     for x, spec in ((12, before), (wide + 72, after)):
-        canvas.text(x + 4, 20, headline(spec), anchor="start", weight="bold")
+        canvas.text(x + 4, 20, headline(spec, names), anchor="start", weight="bold")
         panel(canvas, x, 36, spec, names)
     canvas.arrow((wide + 22, 36 + high / 2), (wide + 60, 36 + high / 2))
     for number, line in enumerate(said):
         canvas.text(16, high + 50 + 20 * number, line, anchor="start")
     note(canvas, high + 56 + 20 * len(said), [before, after])
-    return canvas.drawing("\n".join([headline(before), *words]))
+    return canvas.drawing("\n".join([headline(before, names), *words]))
 
 
 # ---- parts -----------------------------------------------------------------------------------------------
@@ -68,7 +69,7 @@ def size(spec: Spec) -> tuple[int, int]:
 def panel(canvas: Canvas, x: float, y: float, spec: Spec, names: Sequence[str]) -> None:
     """The ranks as their grid, each with its block."""
     rows, columns = grid(spec)
-    tints: dict[Block, str] = {}
+    tints: dict[Held, str] = {}
     left = x + MARGIN * (rows > 1)
     for rank, place in enumerate(product(*map(range, spec.mesh))):
         row, column = divmod(rank, columns)
@@ -78,22 +79,33 @@ def panel(canvas: Canvas, x: float, y: float, spec: Spec, names: Sequence[str]) 
             canvas.text(
                 x + 4, y + 20 + CELL[1] * row + HIGH / 2, f"{names[0]} {row}", size=11, anchor="start", fill=MUTED
             )
-        block = spec.block(place)
-        tint = tints.setdefault(block, RANKS[len(tints) % len(RANKS)])
-        tensor(canvas, left + CELL[0] * column, y + 18 + CELL[1] * row, spec, block, tint, rank)
+        held = spec.block(place), summand(spec, place)
+        tint = tints.setdefault(held, RANKS[len(tints) % len(RANKS)])
+        tensor(canvas, left + CELL[0] * column, y + 18 + CELL[1] * row, spec.shape, held, tint, rank)
 
 
-def tensor(canvas: Canvas, x: float, y: float, spec: Spec, block: Block, tint: str, rank: int) -> None:
+def summand(spec: Spec, place: Sequence[int]) -> int | None:
+    """The number of the summand that is held at this place of the mesh, counted along the axes with Partial()."""
+    number = None
+    for placement, ranks, at in zip(spec.placements, spec.mesh, place, strict=True):
+        if placement.is_partial():
+            number = (number or 0) * ranks + at
+    return number
+
+
+def tensor(canvas: Canvas, x: float, y: float, whole: Sequence[int], held: Held, tint: str, rank: int) -> None:
     """The outline of the whole, the block in it, and whose it is."""
-    (high, wide), (top, left), (tall, broad) = (flat(shape) for shape in (spec.shape, block.offset, block.shape))
-    top = top if len(spec.shape) > 1 else 0
+    block, number = held
+    (high, wide), (top, left), (tall, broad) = (flat(shape) for shape in (whole, block.offset, block.shape))
+    top = top if len(whole) > 1 else 0
     unit = min(WIDE / max(1, wide), HIGH / max(1, high), 18)
     x0, y0 = x + (WIDE - unit * wide) / 2, y + (HIGH - unit * high) / 2
     canvas.rect(x0, y0, unit * wide, unit * high, stroke=MUTED, radius=0, dash="3 2")
     if tall and broad:
         canvas.rect(x0 + unit * left, y0 + unit * top, unit * broad, unit * tall, fill=tint, radius=0)
-        if any(placement.is_partial() for placement in spec.placements):
-            canvas.text(x0 + unit * (left + broad / 2), y0 + unit * (top + tall / 2), "+", size=15, weight="bold")
+        if number is not None:
+            middle = x0 + unit * (left + broad / 2), y0 + unit * (top + tall / 2)
+            canvas.text(*middle, f"+{number}", size=13, weight="bold")
     canvas.text(x + WIDE / 2, y + HIGH + 10, f"rank {rank}", size=11)
     canvas.text(x + WIDE / 2, y + HIGH + 24, shape_of(block), size=11, fill=MUTED)
 
@@ -114,29 +126,28 @@ def noted(specs: Sequence[Spec]) -> int:
 
 def note(canvas: Canvas, y: float, specs: Sequence[Spec]) -> None:
     if noted(specs):
-        canvas.text(16, y, "+ a summand: the sum is the tensor", size=11, anchor="start", fill=MUTED)
+        canvas.text(16, y, "+0, +1, … summands: their sum is the tensor", size=11, anchor="start", fill=MUTED)
 
 
 # ---- in words --------------------------------------------------------------------------------------------
 
 
-def placed(spec: Spec) -> str:
-    return ", ".join(map(repr, spec.placements))
+def placed(spec: Spec, names: Sequence[str]) -> str:
+    return ", ".join(f"{name}: {placement!r}" for name, placement in zip(names, spec.placements, strict=True))
 
 
-def headline(spec: Spec) -> str:
-    return f"{' × '.join(map(str, spec.shape))} as {placed(spec)}"
+def headline(spec: Spec, names: Sequence[str]) -> str:
+    return f"{' × '.join(map(str, spec.shape))} as {placed(spec, names)}"
 
 
 def sentences(spec: Spec) -> list[str]:
     """A line for each rank."""
-    partial = any(placement.is_partial() for placement in spec.placements)
     lines = []
     for rank, place in enumerate(product(*map(range, spec.mesh))):
-        block = spec.block(place)
+        block, number = spec.block(place), summand(spec, place)
         parts = [f"{start}:{start + size}" for start, size in zip(block.offset, block.shape, strict=True)]
         held = f"[{', '.join(parts)}]" if all(block.shape) else "nothing"
-        lines.append(f"Rank {rank} holds {'a summand of ' * partial}{held}.")
+        lines.append(f"Rank {rank} holds {'' if number is None else f'summand {number} of '}{held}.")
     return lines
 
 

@@ -9,37 +9,35 @@
 from collections.abc import Mapping
 from itertools import product
 
-from labs.kit.drawing.blocks import blocks, change
+from labs.kit.drawing.blocks import change
 from labs.kit.drawing.picture import Drawing
 from labs.placement import Partial, Placement, Replicate, Shard, Spec
 from labs.redistribute import walk
 
 NAMES = ("a", "b")
 SIZE = 4  # bytes an element
-LIES: dict[str, Placement] = {repr(p): p for p in (Shard(0), Shard(1), Replicate(), Partial())}
+WANTED: dict[str, Placement] = {repr(p): p for p in (Shard(0), Shard(1), Replicate())}
+GIVEN = WANTED | {repr(Partial()): Partial()}  # no redistribution makes summands: operations do
 
 # What can be set, to what, and where it begins.
 CONTROLS: dict[str, Mapping] = {
     "tensor": {" × ".join(map(str, shape)): shape for shape in ((8, 6), (7, 5), (3, 4), (12,), (5,))},
     "mesh": {" × ".join(map(str, mesh)): mesh for mesh in ((2, 2), (4,), (2, 3), (3, 2))},
-    "from a": LIES,
-    "from b": LIES,
-    "to a": LIES,
-    "to b": LIES,
+    "from a": GIVEN,
+    "from b": GIVEN,
+    "to a": WANTED,
+    "to b": WANTED,
 }
 BEGIN = {"tensor": "8 × 6", "mesh": "2 × 2"}
 BEGIN |= {"from a": "Partial()", "from b": "Replicate()", "to a": "Replicate()", "to b": "Shard(0)"}
 
 
-def picture(tensor: tuple[int, ...], mesh: tuple[int, ...], **lies: Placement) -> Drawing:
+def picture(tensor: tuple[int, ...], mesh: tuple[int, ...], **placed: Placement) -> Drawing:
     """The values of CONTROLS; on a mesh of one axis, those for b do not count."""
     axes = NAMES[: len(mesh)]
-    source, target = (tuple(lies[f"{side} {axis}"] for axis in axes) for side in ("from", "to"))
+    source, target = (tuple(placed[f"{side} {axis}"] for axis in axes) for side in ("from", "to"))
     before = Spec(tensor, mesh, tuple(fitting(p, tensor) for p in source))
     after = before.but(fitting(p, tensor) for p in target)
-    for now, then in zip(before.placements, after.placements, strict=True):
-        if then.is_partial() and now != then:  # of operations alone
-            return blocks(before, axes)
     return change(before, after, axes, steps(before, after, axes))
 
 
