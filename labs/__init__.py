@@ -9,12 +9,12 @@ Read them in this order; each imports only files above it.
     collectives  broadcast, all-gather, reduce-scatter, all-reduce, ... from send and recv
     group        what a strategy asks of its process group: the least bytes, equal replicas
     mesh         ranks as a grid with named axes: a group along each
-    placement    how a tensor lies on a mesh: cut, whole, or as summands
+    placement    the layout of a tensor on a mesh: cut, whole, or as summands
     redistribute from one placement to another: the one collective between each pair
     algebra      what becomes of placements in an operation
     rules        the table of operations
     operation    one operation: prepared by its rule, carried out on blocks
-    dtensor      a tensor that knows how it lies, and computes as if it were whole
+    dtensor      a tensor that knows its layout, and computes as if it were whole
     autograd     what it asks of autograd: when a layer's backward begins and ends
     ddp          copies that agree: average the gradients; in buckets; while backward runs
     layers       the modules whose parameters come and go together

@@ -47,7 +47,7 @@ class Rule:
 class Way:
     """Along one axis: placements that the inputs must have, and the one that the output has then.
 
-    as_is: only where the inputs lie like this already.
+    as_is: only where the inputs are placed like this already.
     """
 
     inputs: tuple[Placement, ...]
@@ -119,7 +119,7 @@ def reachable(source: Placement, target: Placement) -> bool:
 
 
 def cost(way: Way, inputs: Sequence[Spec], axis: int) -> tuple[int, int, int]:
-    """So that the inputs lie like this along one axis: elements that the first rank sends, messages, inputs changed."""
+    """To place the inputs like this along one axis: elements that the first rank sends, messages, inputs changed."""
     elements = messages = changed = 0
     for spec, placement in zip(inputs, way.inputs, strict=True):
         target = (*spec.placements[:axis], placement, *spec.placements[axis + 1 :])

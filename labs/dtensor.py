@@ -1,4 +1,4 @@
-"""A tensor that knows how it lies on a mesh, and computes as if it were whole.
+"""A tensor that knows its layout on a mesh, and computes as if it were whole.
 
     DTensor            a tensor of the whole's shape, of which this rank holds its block: `to_local()`
     distribute_tensor  from the whole tensor, the first rank's
@@ -13,7 +13,7 @@
     y.sum().backward()                         # w.grad.placements: (Shard(0),)
 
 Every operation comes by `__torch_dispatch__`, below autograd: the inputs are redistributed as far as its rule asks, the
-operation is done on the blocks, and the result knows how it lies (labs.operation).  Backward is made of operations,
+operation is done on the blocks, and the result knows its layout (labs.operation).  Backward is made of operations,
 too.  Only what passes between a DTensor and its block, and redistribution, have gradients of their own:
 
     forward                        backward
@@ -94,7 +94,7 @@ class DTensor(Tensor):
         return FromLocal.apply(local_tensor, device_mesh, placements, torch.empty(shape, device="meta"))
 
     def to_local(self, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
-        """This rank's block; grad_placements: how its gradient will lie, where not as the block does."""
+        """This rank's block; grad_placements: those of its gradient, where not the block's own."""
         if grad_placements is not None:
             grad_placements = normalised(grad_placements, self.ndim, self.device_mesh.ndim)
         return ToLocal.apply(self, grad_placements) if torch.is_grad_enabled() else self._local_tensor
@@ -108,7 +108,7 @@ class DTensor(Tensor):
         placements = normalised(placements, self.ndim, self.device_mesh.ndim)
         for source, target in zip(self.placements, placements, strict=True):
             if target.is_partial() and source != target:
-                raise RuntimeError(f"from {source!r} to {target!r}: summands come of operations alone")
+                raise RuntimeError(f"from {source!r} to {target!r}: only operations make summands")
         return Redistribute.apply(self, placements)
 
     def full_tensor(self, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
@@ -233,7 +233,7 @@ def distribute_tensor(
     placements = normalised(placements, tensor.ndim, device_mesh.ndim)
     if isinstance(tensor, DTensor):
         if (tensor.device_mesh, tensor.placements) != (device_mesh, placements):
-            raise ValueError(f"this tensor lies as {list(tensor.placements)} already: redistribute it")
+            raise ValueError(f"this tensor is placed as {list(tensor.placements)} already: redistribute it")
         return tensor
     local = tensor.detach()
     for axis, placement in enumerate(placements):

@@ -1,8 +1,8 @@
-"""One operation on tensors that lie on a mesh (labs.dtensor calls it for each):
+"""One operation on tensors that are laid out on a mesh (labs.dtensor calls it for each):
 
-    prepare       which inputs must be redistributed, and how the result lies: by the rule, the same every time
+    prepare       which inputs must be redistributed, and the layout of the result: by the rule, the same every time
     carry_out     redistribute them, do the operation on the blocks
-    on_blocks     where tensors lie alike, element by element: nothing has to move, and nothing to be prepared
+    on_blocks     where layouts are alike, element by element: nothing has to move, and nothing to be prepared
     on_lists      an optimizer's operation on many tensors at once
     IN_TERMS_OF   operations that are two others
 
@@ -73,10 +73,10 @@ def carry_out(op: Any, args: Any, kwargs: Any) -> tuple[Tensor, Mesh, Prepared]:
 def prepare(op: Any, key: tuple[Any, ...], tree: TreeSpec) -> Prepared:
     name, specs = name_of(op), [leaf.spec for leaf in key if isinstance(leaf, Input)]
     rule = RULES.get(name)
-    lie = ", ".join(str(list(spec.placements)) for spec in specs)
+    layouts = ", ".join(str(list(spec.placements)) for spec in specs)
     if rule is None:
         raise NotImplementedError(
-            f"{name} has no rule (its inputs lie as {lie}): do it on whole tensors, x.full_tensor(), or on "
+            f"{name} has no rule (its inputs: {layouts}): do it on whole tensors, x.full_tensor(), or on "
             "x.redistribute(placements=[Replicate(), ...]).to_local()"
         )
     like = shape_of_result(op, key, tree)
@@ -87,7 +87,7 @@ def prepare(op: Any, key: tuple[Any, ...], tree: TreeSpec) -> Prepared:
     chosen = choose(ways(letters, linear), specs, fixed=op._schema.is_mutable)
     if chosen is None:
         raise RuntimeError(
-            f"{name} cannot write its result to what lies as {list(specs[0].placements)} (all inputs: {lie}): "
+            f"{name} cannot write its result to what is placed as {list(specs[0].placements)} (all inputs: {layouts}): "
             "redistribute it first"
         )
     inputs = [spec.but(way.inputs[i] for way in chosen) for i, spec in enumerate(specs)]
@@ -159,12 +159,12 @@ IN_TERMS_OF: dict[str, Callable[..., Any]] = {"addmm": addmm, "rsub": rsub, "_lo
 
 
 def on_blocks(op: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor] | None:
-    """The block of the result, and a tensor that it lies like; None where it is not that simple.
+    """The block of the result, and a tensor of its layout; None where it is not that simple.
 
     An optimizer does almost nothing else.
     """
     rule, tensors = RULES.get(name_of(op)), [x for x in args if isinstance(x, Tensor)]
-    if rule and rule.letters is broadcast and not rule.local and lie_alike(*tensors):
+    if rule and rule.letters is broadcast and not rule.local and alike(*tensors):
         return op(*(x._local_tensor if isinstance(x, Tensor) else x for x in args), **kwargs), tensors[0]
     return None
 
@@ -177,7 +177,7 @@ def on_lists(op: Any, args: Any, kwargs: Any, make: Callable[..., Tensor]) -> li
     name = op._schema.name.removeprefix("aten::_foreach_")
     lists = [arg for arg in args if is_list(arg)]
     rule = RULES.get(name.rstrip("_"))
-    if rule and rule.letters is broadcast and all(map(lie_alike, *lists)):
+    if rule and rule.letters is broadcast and all(map(alike, *lists)):
         blocks = op(*([x._local_tensor for x in arg] if is_list(arg) else arg for arg in args), **kwargs)
         return blocks and [
             make(block, x.device_mesh, x.placements, x) for block, x in zip(blocks, lists[0], strict=True)
@@ -194,7 +194,7 @@ def is_list(arg: Any) -> bool:
     return isinstance(arg, list | tuple) and len(arg) > 0 and isinstance(arg[0], Tensor)
 
 
-def lie_alike(first: Tensor, *others: Tensor) -> bool:
+def alike(first: Tensor, *others: Tensor) -> bool:
     """Whether blocks meet block by block: equal shapes in equal placements, no summands."""
     if is_plain(first) or any(placement.is_partial() for placement in first.placements):
         return False

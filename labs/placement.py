@@ -1,4 +1,4 @@
-"""How a tensor lies on a mesh: three placements, one for each axis of the mesh.
+"""The layout of a tensor on a mesh: three placements, one for each axis of the mesh.
 
     Shard(dim)     each rank along the axis holds a piece of the tensor, cut along `dim`
     Replicate()    each holds all of it
@@ -10,7 +10,7 @@
                                    │███████│    │ │█│ │ │    │███████│      │░░░░░░░│  = the tensor
                                    └───────┘    └─┴─┴─┴─┘    └───────┘      └───────┘
 
-A dim is cut as `torch.chunk` cuts it: pieces of ceil(size / N), the last one shorter, and those behind it empty.  Where
+A dim is cut as `torch.chunk` cuts it: pieces of ceil(size / N), the last one shorter, and those after it empty.  Where
 two axes of the mesh cut the same dim, the second cuts what the first has left.
 
 This file is arithmetic: no tensor, no process.  Names and answers are those of torch.distributed.tensor.
@@ -54,7 +54,7 @@ class Partial(Placement):
 
 @dataclass(frozen=True)
 class Spec:
-    """How a tensor of this shape lies on a mesh of that shape: a placement for each of the mesh's axes."""
+    """A layout without data: the tensor's shape, the mesh's, and a placement for each of the mesh's axes."""
 
     shape: tuple[int, ...]
     mesh: tuple[int, ...]

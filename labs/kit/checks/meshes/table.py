@@ -129,21 +129,21 @@ def obey(case: Case, mesh: Mesh, kinds: Sequence[Sequence[Placement]]) -> tuple[
     whole, summand = (Replicate(),) * mesh.ndim, (Partial(),) * mesh.ndim
     held, after = (), []
     for weight, gradient in zip(case.weights(), case.gradients(mesh.rank), strict=True):
-        lies = Spec(tuple(weight.shape), mesh.shape, P)
-        block = weight[lies.block(mesh.get_coordinate()).slices].clone()
+        layout = Spec(tuple(weight.shape), mesh.shape, P)
+        block = weight[layout.block(mesh.get_coordinate()).slices].clone()
         for _ in ("forward", "backward"):
-            redistribute(block, lies, whole, mesh)
+            redistribute(block, layout, whole, mesh)
         # The last axis first: what is cut along it makes the summands along the others smaller.
         last = (*summand[:-1], G[-1])
-        mine = redistribute(gradient / N, lies.but(summand), last, mesh)
-        mine = redistribute(mine, lies.but(last), G, mesh)
-        held = held or (block.nbytes, mine.nbytes, 2 * prod(lies.but(S).block(mesh.get_coordinate()).shape) * 8)
-        mine = redistribute(mine, lies.but(G), S, mesh)
-        own = redistribute(block, lies, S, mesh)
-        block = redistribute(stepped(own, mine), lies.but(S), P, mesh)
+        mine = redistribute(gradient / N, layout.but(summand), last, mesh)
+        mine = redistribute(mine, layout.but(last), G, mesh)
+        held = held or (block.nbytes, mine.nbytes, 2 * prod(layout.but(S).block(mesh.get_coordinate()).shape) * 8)
+        mine = redistribute(mine, layout.but(G), S, mesh)
+        own = redistribute(block, layout, S, mesh)
+        block = redistribute(stepped(own, mine), layout.but(S), P, mesh)
         if weight.shape == SHAPES[0]:
             mark("end")  # what comes now is looked at for its numbers
-        after.append(redistribute(block, lies, whole, mesh))
+        after.append(redistribute(block, layout, whole, mesh))
     return held, after
 
 
@@ -183,7 +183,7 @@ FORM = (
     ),
     Mistake(
         "not three kinds",
-        "P, G and S: how does each of them lie?",
+        "P, G and S: which placements does each of them have?",
         lambda form: not (is_list(form.kinds) and len(form.kinds) == 3),
     ),
     Mistake(
