@@ -265,10 +265,12 @@ run(hang, ranks=4)
 # | [02 Collectives](02_collectives.ipynb) | builds broadcast to all-reduce from send and receive |
 # | [03 DDP](03_ddp.ipynb) | trains copies that agree, in three ways, and in PyTorch's own |
 # | [04 ZeRO](04_zero.ipynb) | removes the spare copies, kind after kind |
+# | [05 Mesh and DTensor](05_mesh_and_dtensor.ipynb) | arranges ranks as a grid; tensors that know their layout |
+# | [06 FSDP](06_fsdp.ipynb) | shards parameter by parameter, and gathers ahead |
 # | [07 Memory](07_memory.ipynb) | counts activations, computes them again, moves state to a disk |
 #
-# Planned, and not there yet: mesh and DTensor, FSDP, checkpoints, tensor parallelism, pipelines, all three dimensions,
-# long contexts and experts, GSPMD, DeepSpeed, planning a run, and a bug clinic.
+# Planned, and not there yet: checkpoints, tensor parallelism, pipelines, all three dimensions, long contexts and
+# experts, GSPMD, DeepSpeed, planning a run, and a bug clinic.
 #
 # Every notebook follows one path: a question, a picture, a prediction, then you build it, measure it, meet PyTorch's
 # own version, and hear when to use it and when not. Answers to all exercises are in the folder `solutions`, in

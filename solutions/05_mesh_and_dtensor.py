@@ -1,31 +1,29 @@
 # %% [markdown]
-# # Mesh and DTensor: tensors that know how they lie
+# # Mesh and DTensor: tensors that know their layout
 #
 # *You are rank 5 of 8. With whom do you share the parameters, with whom do you average the gradients, and how does a
 # tensor know which part of it is yours?*
 #
-# You need: [Collectives](02_collectives.ipynb) and [ZeRO](04_zero.ipynb). It takes 80 minutes with its four exercises,
-# 45 without; the machine works for less than a minute of it, in 1 GB of memory.
+# You need: [Collectives](02_collectives.ipynb) and [ZeRO](04_zero.ipynb). It takes 80 minutes with its three exercises
+# (a fourth is optional), 45 without; the machine works for less than a minute of it, in 1 GB of memory.
 
 # %% [markdown]
 # ## Question
 #
-# Up to here all ranks did the same to each other: one strategy, one group. Now take two nodes of four devices each.
-# Inside a node they are joined by a fast link, between the nodes by a slow one. ZeRO's stage 3 gathers parameters all
-# the time; over the slow link that is painful. So let each *node* hold the whole model once, sharded over its four
-# devices, and let the two nodes be replicas of each other that average gradients. This is **HSDP**, *hybrid sharded
-# data parallel*: two strategies at once.
+# So far there was one strategy and one group, that of all ranks. Now take two **nodes** (machines) of four devices
+# each. Inside a node the devices are joined by a fast link, and the two nodes by a slow one. ZeRO's stage 3 gathers
+# parameters all the time, and over the slow link that hurts. So let each *node* hold the whole model once, sharded over
+# its four devices, and let the two nodes be replicas of each other, which average gradients. This is **HSDP**, *hybrid
+# sharded data parallel*: two strategies at once. PyTorch's FSDP has it
+# ([pytorch#89915](https://github.com/pytorch/pytorch/pull/89915)) because "expensive all-gathers and reduce-scatters
+# are only done within a node".
 #
-# So each rank needs two groups: those with whom it shards, and those with whom it averages. You are rank 5. Who are
-# they?
+# Each rank now needs two groups: the ranks with which it shards, and those with which it averages. You are rank 5: who
+# are they? This notebook is about the two tools that answer such questions, a *mesh* and a *DTensor*. They are the
+# foundation of TorchTitan (Liang et al., 2024, arXiv 2410.06511), which trains Llama 3.1 with 8 to 405 billion
+# parameters, on 128 to 512 GPUs in its experiments.
 
 # %%
-import inspect
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
 
@@ -35,59 +33,51 @@ from labs.kit import check, draw, play
 from labs.kit.launch import run
 from labs.kit.ranks.link import Link
 from labs.kit.record import mark
-
-# %%
 from labs.mesh import Mesh
 from labs.placement import Partial, Replicate, Shard, Spec
 from labs.redistribute import MOVES, plan
-from labs.rules import RULES
 
 # %% [markdown]
 # ## Picture
 #
-# Lay the ranks out as a grid, row by row. That is a **mesh**. It has **axes**, each with a name, and a rank's place on
+# Arrange the ranks as a grid, row by row. That is a **mesh**. It has **axes**, each with a name, and a rank's place on
 # it is its **coordinate**: rank 5 is at (1, 1). Here the axis `replicate` counts the nodes, and `shard` the devices
-# inside of one. A row is a group along `shard`:
+# inside a node. A row is a group along `shard`: ranks with the same tint and letter talk to each other.
 
 # %%
 draw.mesh({"replicate": 2, "shard": 4}, along="shard")
 
 # %% [markdown]
-# And a column is a group along `replicate`. (All ranks of one tint, and of one letter, talk to each other.)
+# ## Predict
+#
+# Along `replicate`, rank 5 averages gradients with one other rank. Which one? (The cell then prints the mesh as rank 5
+# sees it: the grid, itself in brackets, and below it the groups of each axis.)
+
+# %%
+guess_partner = 1  # your number
+
+mesh = Mesh((2, 4), ("replicate", "shard"), rank=5)  # with `rank` it is arithmetic, and needs no job
+assert mesh.get_coordinate() == (1, 1) and mesh["shard"].mesh.tolist() == [4, 5, 6, 7]
+print(repr(mesh))
+[partner] = [group for group in mesh.groups_of("replicate") if 5 in group]
+check.predict("Rank 5 averages with rank", guess_partner, partner[0], tolerance=0)
+
+# %% [markdown]
+# A column is a group along `replicate`:
 
 # %%
 draw.mesh({"replicate": 2, "shard": 4}, along="replicate")
 
 # %% [markdown]
-# ## Predict
-#
-# With which other rank does rank 5 average gradients, along `replicate`?
-
-# %%
-guess_partner = 1  # your number
-
-# %%
-mesh = Mesh((2, 4), ("replicate", "shard"), rank=5)  # the grid as rank 5 sees it: arithmetic, no job
-[partner] = [group for group in mesh.groups_of("replicate") if 5 in group]
-check.predict("Rank 5 averages with rank", guess_partner, partner[0], tolerance=0)
-
-# %% [markdown]
 # ## Build: coordinates and groups
 #
-# A mesh prints itself: the grid, this rank in brackets, and under it the groups of each axis.
-
-# %%
-print(repr(mesh))
-assert mesh.get_coordinate() == (1, 1) and mesh.get_local_rank("shard") == 1
-
-# %% [markdown]
-# There may be more axes than two. With three, of sizes A × B × C, one step along the last axis is the next rank; one
-# along the middle axis is C ranks further; one along the first is B × C ranks further. In general, along an axis the
-# step is the product of all sizes behind it.
+# There may be more than two axes. With three, of sizes A × B × C, one step along the last axis adds 1 to the rank, one
+# step along the middle axis adds C, and one step along the first adds B × C.
 #
 # ### Exercise 1: where am I, and who is with me?
 #
-# Budget: no message. Everybody can work it out alone.
+# A mesh here has one to four axes, and an axis may have size 1. `rank` is any rank of the mesh; it is not the number of
+# the process that calls your function. Budget: no message. Every rank can work it out alone.
 
 
 # %%
@@ -111,34 +101,18 @@ def neighbours(shape, rank):
 check.neighbours(neighbours)
 
 # %% [markdown]
-# In a job, `Mesh` also makes the process groups: one for each row and each column, by all ranks, in the same order.
-# `get_group` is what collectives take. `mesh["shard"]` is the part of the mesh along that axis that this rank is in.
-
-
-# %%
-def add_along():
-    """The sum of the ranks' numbers, along each axis of a 2 × 2 mesh."""
-    mesh = Mesh((2, 2), ("replicate", "shard"))
-    sums = {}
-    for axis in mesh.mesh_dim_names:
-        x = torch.tensor([dist.get_rank()])
-        dist.all_reduce(x, group=mesh.get_group(axis))
-        sums[axis] = x.item()
-    return sums | {"along shard": mesh["shard"].mesh.tolist()}
-
-
-sums = run(add_along, ranks=4, device="cpu")
-draw.table([{"rank": rank, **{name: str(value) for name, value in each.items()}} for rank, each in enumerate(sums)])
-
-# %% [markdown]
 # ## Build: why the order of the axes matters
+#
+# In a job, `Mesh` also makes a process group for each row and each column. Every rank must take part in creating every
+# group, in the same order, even groups it is not in. `mesh.get_group("shard")` is the one that this rank is in.
 #
 # `Mesh((2, 2), ("replicate", "shard"))` or `Mesh((2, 2), ("shard", "replicate"))`? On paper it is the same strategy.
 # But ranks with neighbouring numbers share a node, and the *last* axis is made of neighbours.
 #
-# Here is what HSDP sends for one layer of 1 MB: along `shard` the layer is gathered twice (forward and backward) and
-# its gradient reduce-scattered; along `replicate` the shard's gradient, half a layer, is all-reduced. The job runs on
-# two nodes, with a wire between them that is slow for real: 200 Mbit/s, and 1 ms of latency.
+# Here is what HSDP sends for one layer of 1 MB. Along `shard` the layer is gathered twice (forward and backward) and
+# its gradient is reduce-scattered; along `replicate` the rank's shard of the gradient is all-reduced. `Link` treats
+# ranks 0 and 1 as one node, ranks 2 and 3 as another, and delays whatever crosses, as a wire of 200 Mbit/s with 1 ms of
+# latency would.
 
 # %%
 from labs.group import all_gather, reduce_scatter
@@ -147,68 +121,75 @@ LAYER = 250_000  # elements of float32
 SLOW = Link(nodes=2, bandwidth="200 Mbit/s", latency=1e-3)
 
 
-def hsdp_layer(names):
-    """What travels for one layer in one step, on a 2 × 2 mesh whose axes have these names."""
-    mesh, full = Mesh((2, 2), names), torch.zeros(LAYER)
+def one_layer(shape, names):
+    """What travels for one layer in one step, on a mesh with the axes "shard" and "replicate"."""
+    mesh, full = Mesh(shape, names), torch.zeros(LAYER)
     shard, replicate = mesh.get_group("shard"), mesh.get_group("replicate")
+    piece = full[: LAYER // mesh.size("shard")].clone()
     dist.barrier()
     mark("step")
     for _ in ("forward", "backward"):
-        all_gather(full, full[: LAYER // 2].clone(), group=shard)
+        all_gather(full, piece, group=shard)
     gradient = reduce_scatter(full, shard)
     dist.all_reduce(gradient, group=replicate)
     mark("end")
 
 
 # %% [markdown]
-# With `shard` first instead of last, how many times as many bytes cross between the nodes?
+# The job runs three times: with all four ranks along `shard`, which is ZeRO 3, and as HSDP in both orders of its axes.
+# `recording.across(rank, step)` is the part of a rank's bytes that went to the other node. Compare the two orders: with
+# `shard` first instead of last, how many times as many bytes leave a node?
 
 # %%
 guess_crossing = 3  # your number
 
-# %%
-orders = {" × ".join(names): names for names in (("replicate", "shard"), ("shard", "replicate"))}
-slow = {
-    name: run(hsdp_layer, names, ranks=4, device="cpu", record="communication", link=SLOW).recording
-    for name, names in orders.items()
+grids = {
+    "ZeRO 3, replicate 1 × shard 4": ((1, 4), ("replicate", "shard")),
+    "HSDP, replicate 2 × shard 2": ((2, 2), ("replicate", "shard")),
+    "HSDP, shard 2 × replicate 2": ((2, 2), ("shard", "replicate")),
 }
-sent = {name: recording.sent(rank=0, step=0) for name, recording in slow.items()}
-crossing = {name: recording.across(rank=0, step=0) for name, recording in slow.items()}
-draw.table(
-    [{"rank 0, a step": name, "sent, bytes": sent[name], "of it to the other node": crossing[name]} for name in orders]
-)
-
-# %%
-inside, outside = crossing.values()
-check.predict("How many times as many bytes cross?", guess_crossing, outside / inside, tolerance=0)
+on_slow = {"ranks": 4, "device": "cpu", "record": "communication", "link": SLOW}
+slow = {name: run(one_layer, *grid, **on_slow).recording for name, grid in grids.items()}
+leaving = {name: sum(record.across(rank, step=0) for rank in (0, 1)) for name, record in slow.items()}
+_, shard_last, shard_first = leaving.values()
+check.predict("How many times as many bytes leave a node?", guess_crossing, shard_first / shard_last, tolerance=0)
 
 # %%
 for name, recording in slow.items():
     [span] = recording.step_spans(rank=0)
-    print(f"{name}: the step took {1000 * (span.end - span.start):.0f} ms")
+    took, wire = span.end - span.start, 8 * leaving[name] / SLOW.bandwidth
+    print(f"{name}: the step took {1000 * took:.0f} ms; on paper, {1000 * wire:.0f} ms of it on the wire")
+draw.table(
+    [
+        {"": name, "rank 0 sends, bytes": recording.sent(rank=0, step=0), "leave node 0, bytes": leaving[name]}
+        for name, recording in slow.items()
+    ]
+)
 
 # %% [markdown]
-# The same job and the same bytes; but three times as many over the slow wire, and the time follows it. So the rule:
-# *what talks most goes last.* On a cluster the last axis is the one inside a node (tensor parallelism, or HSDP's
-# shards), the first the one across nodes (replicas).
-
-# %% [markdown]
-# ## Build: a tensor that knows how it lies
+# With `shard` last, HSDP sends much less over the slow wire than ZeRO 3. With `shard` first, it sends *more* than ZeRO
+# 3, though each rank sends as many bytes as in the other order. The time follows what crosses. (Not exactly: a step
+# also has latency, copies, and the traffic inside a node.) So the rule is: *what talks most goes last.* On a cluster
+# the last axis is the one inside a node (HSDP's shards, or tensor parallelism, which you will meet below), and the
+# first is the one across nodes (replicas).
 #
-# In notebook 04 every strategy had code of its own: cut this, gather that. What it all came to was *who holds which
-# part of a tensor*. So let the tensor say so. On each axis of the mesh it has one of three **placements**:
+# ## Build: a tensor that knows its layout
+#
+# In notebook 04 every strategy had code of its own: cut this, gather that. All of it answered one question: *who holds
+# which part of a tensor?* So let the tensor say so. On each axis of the mesh it has one of three **placements**:
 #
 # * `Shard(dim)`: each rank along the axis has a piece, cut along that dim;
 # * `Replicate()`: each has all of it;
-# * `Partial()`: each has all of its *shape*, but only a summand of its numbers. The tensor is their sum.
+# * `Partial()`: each has a tensor of the full *shape*, but only a summand of its numbers. The tensor is their sum.
+#   (PyTorch prints `Partial(sum)`; its Partial has other reductions, too.)
 #
 # A tensor with a mesh and placements is a **DTensor** (distributed tensor). It has the shape of the whole, and on each
-# rank holds a **block**, its `to_local()`. `distribute_tensor` deals a whole tensor out.
+# rank it holds a **block**, its `to_local()`. `distribute_tensor` makes one from a whole tensor.
 
 
 # %%
-def lay(shape, mesh_shape, placements):
-    """How a DTensor lies, and this rank's block."""
+def layout(shape, mesh_shape, placements):
+    """The layout of a DTensor, and this rank's block."""
     mesh = Mesh(mesh_shape, ("a", "b")[: len(mesh_shape)])
     whole = torch.arange(float(torch.Size(shape).numel())).view(shape)
     x = distribute_tensor(whole, mesh, placements)
@@ -216,80 +197,84 @@ def lay(shape, mesh_shape, placements):
     return x.spec, x.to_local()
 
 
-lies = run(lay, (4, 6), (4,), [Shard(0)], ranks=4, device="cpu")
-spec, block = lies[2]
+layouts = run(layout, (4, 6), (4,), [Shard(0)], ranks=4, device="cpu")
+spec, block = layouts[2]
 print(f"rank 2 holds {block.tolist()}")
 draw.blocks(spec, ("a",))
 
 # %% [markdown]
-# The dashed outline is the whole tensor, the filled part what the rank holds. Now cut along the other dim, on the same
-# four ranks; 6 columns do not divide by 4. How many columns does rank 3 hold?
+# The dashed outline is the whole tensor, the filled part is the block that the rank holds. In these pictures, equal
+# tint means equal block.
+#
+# Now cut along the other dim, on the same four ranks. Six columns do not divide by 4. How many columns does rank 3
+# hold?
 
 # %%
 guess_columns = 0  # your number
 
-# %%
-lies = run(lay, (4, 6), (4,), [Shard(1)], ranks=4, device="cpu")
-check.predict("Columns of rank 3:", guess_columns, lies[3][1].shape[1], tolerance=0)
+layouts = run(layout, (4, 6), (4,), [Shard(1)], ranks=4, device="cpu")
+spec, block = layouts[3]
+check.predict("Columns of rank 3:", guess_columns, block.shape[1], tolerance=0)
 
 # %%
-draw.blocks(lies[0][0], ("a",))
+draw.blocks(spec, ("a",))
 
 # %% [markdown]
-# A dim is cut as `torch.chunk` cuts it: the pieces are ⌈size/N⌉ long, the last one is shorter, and behind it they are
-# **empty**. An empty block is a block like any other: its rank takes part in every collective.
+# A dim is cut into pieces of ⌈size/N⌉; the last piece may be shorter, and any ranks left over get an **empty** block
+# (`torch.chunk` would return fewer pieces). An empty block is a block like any other: its rank takes part in every
+# collective.
 #
-# On a mesh of two axes there is a placement for each. Cut along both, or cut along one and copied along the other:
+# On a mesh of two axes there is a placement for each axis. Here is a tensor that is cut along both, and then one that
+# is copied along `a` and cut along `b`:
 
 # %%
-lies = run(lay, (4, 6), (2, 2), [Shard(0), Shard(1)], ranks=4, device="cpu")
-draw.blocks(lies[0][0], ("a", "b"))
+layouts = run(layout, (4, 6), (2, 2), [Shard(0), Shard(1)], ranks=4, device="cpu")
+draw.blocks(layouts[0][0], ("a", "b"))
 
 # %%
-lies = run(lay, (4, 6), (2, 2), [Replicate(), Shard(0)], ranks=4, device="cpu")
-draw.blocks(lies[0][0], ("a", "b"))
+layouts = run(layout, (4, 6), (2, 2), [Replicate(), Shard(0)], ranks=4, device="cpu")
+draw.blocks(layouts[0][0], ("a", "b"))
 
 # %% [markdown]
-# That last one is how HSDP keeps a parameter: copied along `a`, sharded along `b`. (When both axes cut the *same* dim,
-# the second one cuts what the first has left.)
+# The second one is how HSDP keeps a parameter, with `replicate` for `a` and `shard` for `b`. (When both axes cut the
+# *same* dim, the second cuts what the first has left.)
 #
-# `Partial()` is the odd one. You have met it often: before the all-reduce of DDP, each rank has a gradient of the right
-# shape, and none of them is *the* gradient. Here every rank brings rank + 1, and the tensor is 1 + 2 + 3 + 4:
+# `Partial()` is the odd one out. You have met it often: before the all-reduce of DDP, each rank has a gradient of the
+# right shape, and none of them is *the* gradient. Here every rank brings rank + 1, and the tensor is 1 + 2 + 3 + 4:
 
 
 # %%
 def summands():
+    """This rank's summand, and the tensor."""
     mesh = Mesh((4,), ("a",))
     x = DTensor.from_local(torch.tensor([dist.get_rank() + 1.0]), mesh, [Partial()])
     return x.to_local().item(), x.full_tensor().item()
 
 
-assert run(summands, ranks=4, device="cpu") == [(1, 10), (2, 10), (3, 10), (4, 10)]
+run(summands, ranks=4, device="cpu")
 
 # %% [markdown]
 # ## Build: from one placement to another
 #
-# `x.redistribute(placements=...)` is the same tensor, lying otherwise. Between each pair of placements there is *one*
-# collective. Cover the right half of this table, and say which. (N ranks along the axis, a tensor of n bytes; what
-# each rank sends.)
+# `x.redistribute(placements=...)` gives the same tensor with another layout. For each pair of placements there is at
+# most one collective. Cover the right half of this table, and say which. (N is the number of ranks along the axis, n
+# the size of the tensor in bytes. The last row is used only inside operations; `redistribute` refuses Partial as a
+# target.) The cells after the table put it to the test on four ranks: what it predicts, and what a recording measures.
 
 # %%
 print(MOVES)
 
-# %% [markdown]
-# Predicted by the table, and measured by a recording, on four ranks:
-
 # %%
-MOVED = ["Shard(0) → Replicate()", "Partial() → Replicate()", "Partial() → Shard(0)", "Shard(0) → Shard(1)"]
-MOVED += ["Replicate() → Shard(1)"]
+SHARE = {"Shard(0) → Replicate()": 3 / 4, "Partial() → Replicate()": 2 * 3 / 4, "Partial() → Shard(0)": 3 / 4}
+SHARE |= {"Shard(0) → Shard(1)": 3 / 16, "Replicate() → Shard(1)": 0}  # what a rank sends; × the tensor
 
 
 def move_each(tensor, mesh, moves):
     """One redistribution of 16 × 24 elements a step; `tensor` is labs.dtensor, or torch.distributed.tensor."""
-    lies = {"Replicate()": tensor.Replicate(), "Partial()": tensor.Partial()}
-    lies |= {f"Shard({dim})": tensor.Shard(dim) for dim in (0, 1)}
+    placements = {"Replicate()": tensor.Replicate(), "Partial()": tensor.Partial()}
+    placements |= {f"Shard({dim})": tensor.Shard(dim) for dim in (0, 1)}
     for move in moves:
-        source, target = (lies[word] for word in move.split(" → "))
+        source, target = (placements[word] for word in move.split(" → "))
         x = tensor.DTensor.from_local(torch.ones(4 if source.is_shard() else 16, 24), mesh, [source])
         mark("step")
         x.redistribute(placements=[target])
@@ -300,31 +285,34 @@ def move_each(tensor, mesh, moves):
 def our_moves():
     import labs.dtensor
 
-    move_each(labs.dtensor, Mesh((4,), ("a",)), MOVED)
+    move_each(labs.dtensor, Mesh((4,), ("a",)), SHARE)
 
 
 n = 16 * 24 * 4  # bytes
-share = dict(zip(MOVED, (3 / 4, 2 * 3 / 4, 3 / 4, 3 / 16, 0), strict=True))
-moves = run(our_moves, ranks=4, device="cpu", record="communication").recording
-draw.ledger({name: (share[name] * n, moves.sent(rank=0, step=step)) for step, name in enumerate(MOVED)}, within=0)
+moved = run(our_moves, ranks=4, device="cpu", record="communication").recording
+our_bytes = {move: moved.sent(rank=0, step=step) for step, move in enumerate(SHARE)}
+draw.ledger({move: (SHARE[move] * n, our_bytes[move]) for move in SHARE}, within=0)
 
 # %% [markdown]
-# Two rows cost least where you might not expect it. `Replicate()` → `Shard(j)` is free: everybody cuts out a piece of
-# what is already there. And `Shard(i)` → `Shard(j)` sends only (N − 1)/N² n, as no rank ever holds more than a piece.
+# Two rows are cheaper than you might expect. `Replicate()` → `Shard(j)` is free: each rank cuts its piece out of what
+# it already has. And `Shard(i)` → `Shard(j)` sends only (N − 1)/N² n, since no rank ever holds more than one piece.
 #
 # ### Exercise 2: from Partial to Shard
 #
-# The row that ZeRO lives on. Which collective is it? `reduce_scatter(vector, group)` of
-# [labs/group.py](../labs/group.py) takes a 1-D tensor whose size divides by N, and returns this rank's N-th of the sum.
-# But a piece along dim 1 is not one run of memory, and a dim may not divide. Lay out N equal pieces one behind the
-# other, with zeros where there is nothing; afterwards cut your piece to its size.
+# ZeRO depends on the reduce-scatter row. Write it. `reduce_scatter(vector, group)`, imported above from
+# [labs/group.py](../labs/group.py), takes a 1-D tensor whose size divides by N, and returns this rank's N-th of the
+# sum. But a piece along dim 1 is not contiguous in memory, and a dim may not divide by N. So pad the dim with zeros to
+# N equal pieces, put the pieces one after another in a 1-D tensor, reduce-scatter it, then trim your piece to its true
+# size.
 #
-# Budget: (N − 1)/N of the (padded) tensor. The summand stays as it was.
+# The check tries several dtypes (keep the summand's), any strides, a group of some of the ranks, and pieces that are
+# empty. Budget: (N − 1)/N of the padded tensor; no more than 4.5 × the summand held beside it, and nothing kept after
+# the call. The summand itself stays as it was.
 
 
 # %%
 def partial_to_shard(summand, dim, group=None):
-    """This rank's piece, along `dim`, of the sum of all ranks' summands; cut as torch.chunk cuts.
+    """This rank's piece, along `dim`, of the sum of all ranks' summands.
 
     summand: the same shape on all ranks; dim: counted from 0
     """
@@ -346,9 +334,10 @@ check.partial_to_shard(partial_to_shard)
 # %% [markdown]
 # ### Two axes: a path
 #
-# On a mesh each axis has a step of its own, and the steps follow each other. In which order? Take a tensor that is
-# `(Partial(), Replicate())` on 2 × 2 ranks, and shall become `(Replicate(), Shard(0))`. Along `a` it must be
-# all-reduced; along `b` each rank only cuts out its half. This is what our plan does, and that of PyTorch 2.13:
+# On a mesh each axis takes a step of its own, one after the other. In which order? Take a tensor on 2 × 2 ranks whose
+# placements are `(Partial(), Replicate())` and should become `(Replicate(), Shard(0))`. Along the first axis it must be
+# all-reduced; along the second each rank only cuts out its half. Here is our plan for it, which is also PyTorch 2.13's
+# default plan. (A `Spec` is a layout without data: shape, mesh sizes, placements.)
 
 # %%
 start, goal = Spec((16, 12), (2, 2), (Partial(), Replicate())), (Replicate(), Shard(0))
@@ -356,14 +345,18 @@ plan(start, goal)
 
 # %% [markdown]
 # It all-reduces the whole tensor, and then throws half of the result away. The other way round, only half of it would
-# have travelled. Both are right; the rule is to make the block *smaller* as early, and *larger* as late as possible.
+# have travelled. Both are right. To send less, make the block *smaller* as early as possible, and *larger* as late as
+# possible.
 #
-# ### Exercise 3: the path that sends least
+# ### Exercise 3 (optional): the path that sends least
 #
-# You are given how a tensor lies (`spec.placements`, `spec.mesh`, `spec.shape`) and the placements that it shall have.
-# Each axis goes to its new placement in one step; no dim is cut along two axes, so every order is right. Return the
-# axes in the order in which the ranks send least. The table tells which steps make a block smaller, which leave it, and
-# which make it larger; of two that make it smaller, which is free?
+# You are given a `spec` and the placements that the tensor should have. `spec.placements` has one placement for each
+# axis, and a placement has the methods `is_shard()`, `is_replicate()` and `is_partial()`. There are up to three axes;
+# `spec.mesh` is a tuple of their sizes, not a `Mesh`. Each axis goes to its new placement in one step. No dim is cut
+# along two axes, so every order is right.
+#
+# Return the axes in the order that sends least; the check allows 10 % more, for padding. Which steps make a block
+# smaller, which leave its size, and which make it larger? Of two that make it smaller, which one costs nothing?
 
 
 # %%
@@ -371,7 +364,7 @@ def order_of_axes(spec, target):
     """The numbers of the axes, in the order in which to take them from spec.placements to target."""
 
     def late(axis):
-        """The smaller, the earlier."""
+        """Return a number; the axis with the smallest goes first."""
         now, then = spec.placements[axis], target[axis]
         ### BEGIN SOLUTION
         if then.is_shard() and not now.is_shard():
@@ -385,9 +378,9 @@ def order_of_axes(spec, target):
 check.order_of_axes(order_of_axes)
 
 # %% [markdown]
-# Now play. Set a tensor, a mesh, and placements before and after; look who holds what, and what a rank sends. Find a
-# redistribution that sends nothing, and one that sends more than the tensor has bytes. (On a mesh of one axis `b` does
-# not count.)
+# Now play. Set a tensor, a mesh, and placements before and after; look at who holds what, and at what a rank sends.
+# Find a redistribution that sends nothing, and one in which a rank sends more bytes than the tensor has (8 × 6 elements
+# of 4 bytes are 192). On a mesh of one axis, the controls of `b` do not count.
 
 # %%
 play.placements()
@@ -395,117 +388,118 @@ play.placements()
 # %% [markdown]
 # ## Build: the algebra
 #
-# Now compute with such tensors. `y = x @ w`, and each rank has only blocks: what can it do with them? And how does the
-# result lie? Give each dim a letter, the same where it is the same dim. A matrix product is `ik,kj->ij`. Then all there
-# is to say follows from the letters. These are the ways to compute it along one axis of the mesh, inputs → output:
+# Now compute with such tensors. In `y = x @ w` each rank has only blocks of x and w. What can it compute from them, and
+# what is the layout of y? Give each dim a letter, the same where it is the same dim: a matrix product is `ik,kj->ij`.
+# The letters then tell you every way to compute it. Here they are along one axis of the mesh, inputs → output.
+# (`linear="each"`: a product is linear in each input, while the other stays whole.)
 
 # %%
-for way in ways("ik,kj->ij", linear="each"):
-    print(way)
+cases = ["all whole", "i is cut", "k is cut", "j is cut", "x is a summand", "w is a summand"]
+for case, way in zip(cases, ways("ik,kj->ij", linear="each"), strict=True):
+    print(f"{case + ':':16} {way}")
 
 # %% [markdown]
-# Line by line. On whole inputs: nothing to say. If `i` is cut (the rows of x: the batch), each rank computes its rows
-# of y. If `k` is cut, in both, each rank multiplies what it has: that is a *summand* of y. **This is where Partial
-# comes from**: a letter that is cut, and that the output does not have. If `j` is cut (the columns of w), each rank has
-# some columns of y. And a product of a summand with a whole matrix is a summand, since a product is linear in each
-# input.
+# If `i` is cut (the rows of x: the batch), each rank computes its rows of y. If `k` is cut, in both inputs, each rank
+# multiplies what it has, and that is a *summand* of y. **This is where Partial comes from**: a letter that is cut, and
+# that the output does not have. If `j` is cut (the columns of w), each rank has some columns of y. And a summand times
+# a whole matrix is a summand of the product.
 #
-# An operation on a DTensor looks for the way whose inputs cost least to come by, redistributes them, and multiplies
-# blocks. Nothing else. With two layers, cut the first one's columns and the second one's rows:
+# An operation on a DTensor picks the way that needs the cheapest redistribution of its inputs, does it, and computes
+# with blocks. Nothing else. The letters of all operations are a short table, [labs/rules.py](../labs/rules.py). Now try
+# two layers, the first weight cut by columns and the second by rows:
 
 
 # %%
-def two_layers(tensor, mesh, x_BD, up_DF, down_FD, batch=None):
-    """relu(x @ up) @ down, the hidden dim F cut along "tp"; `tensor` is labs.dtensor or torch.distributed.tensor."""
-    lie = {"x": tensor.Replicate(), "up": tensor.Shard(1), "down": tensor.Shard(0)}
-    x, up, down = (
-        tensor.distribute_tensor(whole, mesh, [lie[name]])
-        for name, whole in {"x": x_BD, "up": up_DF, "down": down_FD}.items()
-    )
+def two_layers(tensor, mesh, x_BD, up_DF, down_FD):
+    """relu(x @ up) @ down, with F cut over the ranks; `tensor` is labs.dtensor or torch.distributed.tensor.
+
+    B: batch, D: width, F: hidden width.  Returns the placements of the hidden layer and of the result, and the whole
+    result.
+    """
+    x = tensor.distribute_tensor(x_BD, mesh, [tensor.Replicate()])
+    up = tensor.distribute_tensor(up_DF, mesh, [tensor.Shard(1)])
+    down = tensor.distribute_tensor(down_FD, mesh, [tensor.Shard(0)])
     mark("step")
     hidden = (x @ up).relu()
     y = hidden @ down
     mark("step")
     whole = y.full_tensor()
     mark("end")
-    return {"x @ up": hidden.placements, "hidden @ down": y.placements}, whole
+    return hidden.placements[0], y.placements[0], whole
 
 
 # %%
+torch.manual_seed(0)
+x, up, down = torch.randn(6, 8), torch.randn(8, 20), torch.randn(20, 8)
+
+
 def with_ours():
     import labs.dtensor
 
-    torch.manual_seed(0)
-    x, up, down = torch.randn(6, 8), torch.randn(8, 20), torch.randn(20, 8)
-    lie, whole = two_layers(labs.dtensor, Mesh((4,), ("tp",)), x, up, down)
-    assert torch.allclose(whole, (x @ up).relu() @ down, atol=1e-5)
-    return {name: repr(placements[0]) for name, placements in lie.items()}
+    return two_layers(labs.dtensor, Mesh((4,), ("a",)), x, up, down)
 
 
 result = run(with_ours, ranks=4, device="cpu", record="communication")
-ours = result.recording
-print(result[0])
-on_paper = {"the two layers": 0, "full_tensor()": 2 * 3 / 4 * 6 * 8 * 4}
+hidden, y, whole = result[0]
+assert torch.allclose(whole, (x @ up).relu() @ down, atol=1e-5)
+print(f"hidden layer: {hidden}, result: {y}")
+ours, on_paper = result.recording, {"the two layers": 0, "full_tensor()": 2 * 3 / 4 * whole.nbytes}
 draw.ledger({name: (sent, ours.sent(0, step)) for step, (name, sent) in enumerate(on_paper.items())}, within=0)
 
 # %% [markdown]
-# Both products without a single byte, and then one all-reduce of the result. You have just met **tensor parallelism**;
-# it is a notebook of its own, later. Had the first layer been cut by rows instead, `x @ up` would be `Partial()`, and
-# `relu` would have to reduce it first: the relu of a sum is not the sum of relus.
+# Both products are computed without sending a byte; then one all-reduce makes the result whole. You have just met
+# **tensor parallelism**, which will have a notebook of its own. Had the first weight been cut by rows instead, `x @ up`
+# would be `Partial()`, and `relu` would have to reduce it first: the relu of a sum is not the sum of relus.
 #
-# What an operation is linear in decides what it may do with summands. All rules are one table of letters; here are the
-# first lines:
-
-# %%
-print("\n".join(repr(RULES).splitlines()[:8]))
-
-# %% [markdown]
-# ### Gradients lie, too
+# ### Gradients have a layout, too
 #
-# Backward is made of operations, so the same algebra tells how gradients lie. Let the batch be cut, `x: Shard(0)`, and
-# the weight whole. The gradient of w is xᵀ @ (gradient of y), and the letter of the batch is not in it:
+# Backward is made of operations, so the same algebra gives the layout of gradients. Let the batch be cut, so that x is
+# `Shard(0)`, and the weight whole. The gradient of w is xᵀ @ (gradient of y), and the letter of the batch is not in it:
 
 
 # %%
 def batch_cut():
-    """How the gradient of a whole weight lies, if the batch is cut."""
-    mesh = Mesh((4,), ("dp",))
+    """The layout of a whole weight's gradient, where the batch is cut."""
+    mesh = Mesh((4,), ("a",))
     x = distribute_tensor(torch.ones(8, 3), mesh, [Shard(0)])
-    w = distribute_tensor(torch.ones(3, 5), mesh, [Replicate()])
-    return (x.t() @ (x @ w)).placements  # as backward has it
+    w = distribute_tensor(torch.nn.Parameter(torch.ones(3, 5)), mesh, [Replicate()])
+    (x @ w).sum().backward()
+    return w.grad.placements
 
 
-assert run(batch_cut, ranks=4, device="cpu")[0] == (Partial(),)
+run(batch_cut, ranks=4, device="cpu")[0]
 
 # %% [markdown]
-# `Partial()`. Nobody has mentioned DDP, and here it is: *the gradient of a replicated weight is Partial, and to make it
+# No line here averages gradients, and yet here is DDP: *the gradient of a replicated weight is Partial, and to make it
 # Replicate is an all-reduce.* Make it `Shard(0)` instead and you have ZeRO's reduce-scatter.
 #
 # ## Build: strategies as three placements
 #
-# So here is what a whole notebook comes to. A strategy says how P, G and S lie: the parameters between two steps; the
-# gradients when backward is over; the optimizer state. Everything that travels follows: P to `Replicate()` for forward
-# and backward; the gradient, which begins as `Partial()`, to G's placement, and to S's for the update; and what was
-# updated, back to P's.
+# All of notebook 04 fits in one table. A strategy gives placements to P, G and S: the parameters between two steps, the
+# gradients when backward is over, the optimizer state. Everything that travels follows. P goes to `Replicate()` for
+# forward and for backward; the gradient, which begins as `Partial()`, goes to G's placement, and then to S's for the
+# update; and what was updated goes back to P's.
 #
-# ### Exercise 4: fill in the table
+# ### Exercise 4: write the table
 #
-# On a mesh with the axis `dp`; HSDP on one with the axes `("replicate", "shard")`. The check obeys your table in a job,
-# and compares what it holds and what it sends with the strategy of that name. (Careful with ZeRO 1: its gradients are
-# whole on each rank, but it does not all-reduce them.)
+# Return a dict with the keys "DDP", "ZeRO 1", "ZeRO 2", "ZeRO 3", "HSDP". A value is three lists, for P, G and S, with
+# a placement for each axis of the mesh: one axis for all but HSDP, which has `("replicate", "shard")`. Any `Shard(dim)`
+# of a matrix will do. The check runs your table on six ranks, HSDP as 2 × 3, and compares the bytes held of each kind,
+# the bytes sent in a step, and the new weights with those of the strategy. (ZeRO 1: what is in a rank's `.grad` when
+# backward is over, the mean or only its own contribution?)
 
 
 # %%
 def placements():
     """{strategy: (P, G, S)}, each a list with a placement for each axis of the mesh."""
-    R, P, S = Replicate(), Partial(), Shard(0)
+    whole, summand, piece = Replicate(), Partial(), Shard(0)
     ### BEGIN SOLUTION
     return {
-        "DDP": ([R], [R], [R]),
-        "ZeRO 1": ([R], [P], [S]),
-        "ZeRO 2": ([R], [S], [S]),
-        "ZeRO 3": ([S], [S], [S]),
-        "HSDP": ([R, S], [R, S], [R, S]),
+        "DDP": ([whole], [whole], [whole]),
+        "ZeRO 1": ([whole], [summand], [piece]),
+        "ZeRO 2": ([whole], [piece], [piece]),
+        "ZeRO 3": ([piece], [piece], [piece]),
+        "HSDP": ([whole, piece], [whole, piece], [whole, piece]),
     }
     ### END SOLUTION
 
@@ -513,36 +507,41 @@ def placements():
 check.placements(placements)
 
 # %% [markdown]
-# Look what the table says of memory: a kind with a shard in its column is divided by the ranks of that axis, the others
-# are not. And of what travels: P twice, if it is sharded; the summands to G and S; and what was updated. On six ranks,
-# HSDP as 2 × 3, float32 with AdamW:
+# Read memory off your table: a kind that is `Shard` along an axis is divided by that axis's ranks. Traffic too: P is
+# gathered twice if it is sharded, the gradient goes to G's and then S's placement, and the update goes back to P's.
+# Here it is for six ranks, three on each node, in float32 with AdamW. What is sent in a group that has ranks on both
+# nodes counts as sent across nodes:
 
 # %%
 from labs import cost
 
-on_all = {"DDP": 2 * 5 / 6, "ZeRO 1": 2 * 5 / 6, "ZeRO 2": 2 * 5 / 6, "ZeRO 3": 3 * 5 / 6}
-sent = on_all | {"HSDP": 3 * 2 / 3 + 2 * 1 / 2 * 1 / 3}  # inside of a node; and a third of it, between the two
+across = {"DDP": 2 * 5 / 6, "ZeRO 1": 2 * 5 / 6, "ZeRO 2": 2 * 5 / 6, "ZeRO 3": 3 * 5 / 6}
+across["HSDP"] = 2 * 1 / 2 * 1 / 3  # an all-reduce of a third
+inside = {"HSDP": 3 * 2 / 3}  # two gathers and a reduce-scatter
 sizes = {"DDP": (6, 0), "ZeRO 1": (6, 1), "ZeRO 2": (6, 2), "ZeRO 3": (6, 3), "HSDP": (3, 3)}  # ranks, stage
-rows = {name: {k: v / 4 for k, v in cost.bytes_held(1, *each, "float32").items()} for name, each in sizes.items()}
-draw.table(
-    [{"": name, **{k: round(v, 2) for k, v in (rows[name] | {"sent": sent[name]}).items()}} for name in rows],
-    caption="held of P, G and S, and sent in a step, by each rank; × the model",
-)
+rows = []
+for name, size in sizes.items():
+    held = {kind: nbytes / 4 for kind, nbytes in cost.bytes_held(1, *size, "float32").items()}
+    row = held | {"sent inside a node": inside.get(name, 0), "sent across nodes": across[name]}
+    rows.append({"": name, **{column: round(value, 2) for column, value in row.items()}})
+draw.table(rows, caption="by formula, × the model, each rank; the check of exercise 4 measures the same")
 
 # %% [markdown]
-# The next notebook builds stage 3 anew on this: parameters that are DTensors, and `fully_shard`.
+# HSDP holds more than ZeRO 3, and sends almost all of its bytes where the link is fast. The next notebook builds stage
+# 3 anew on this: parameters that are DTensors, and `fully_shard`.
 #
 # ## Measure and native
 #
 # PyTorch has all of it, under the same names: `init_device_mesh` makes the mesh, `torch.distributed.tensor` has
 # `DTensor`, `distribute_tensor` and the placements. So the functions of the cells above run with PyTorch's, word for
-# word. The same placements, the same collectives, the same bytes? First the redistributions, all but
-# one: from `Shard(0)` to `Shard(1)` PyTorch goes by an all-gather on CPUs, warns of it, and sends N times as much.
+# word. Do they send the same bytes? First the redistributions, all but one: on CPUs PyTorch goes from `Shard(0)` to
+# `Shard(1)` by an all-gather, warns of it, and sends N times as much. (2.13 still assumes that gloo has no all-to-all;
+# ours calls it.) Then the two layers, with their placements and numbers, too.
 
 # %%
 from torch.distributed.device_mesh import init_device_mesh
 
-four = [move for move in MOVED if move != "Shard(0) → Shard(1)"]
+four = [move for move in SHARE if move != "Shard(0) → Shard(1)"]
 
 
 def their_moves():
@@ -551,78 +550,64 @@ def their_moves():
     move_each(torch.distributed.tensor, init_device_mesh("cpu", (4,), mesh_dim_names=("a",)), four)
 
 
-theirs = run(their_moves, ranks=4, device="cpu", record="communication").recording
-rows = {
-    move: (share[move] * n, moves.sent(0, MOVED.index(move)), theirs.sent(0, step)) for step, move in enumerate(four)
-}
-draw.ledger(rows, within=0, caption="bytes that rank 0 sends")
-
-# %% [markdown]
-# And the two layers:
+moved = run(their_moves, ranks=4, device="cpu", record="communication").recording
+rows = {move: (SHARE[move] * n, our_bytes[move], moved.sent(0, step)) for step, move in enumerate(four)}
+ledger = draw.ledger(rows, within=0, caption="bytes that rank 0 sends")
+assert ledger.agrees
+ledger
 
 
 # %%
 def with_torchs():
     import torch.distributed.tensor
 
-    torch.manual_seed(0)
-    x, up, down = torch.randn(6, 8), torch.randn(8, 20), torch.randn(20, 8)
-    mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
-    lie, whole = two_layers(torch.distributed.tensor, mesh, x, up, down)
-    return {name: repr(placements[0]) for name, placements in lie.items()}, whole
+    mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("a",))
+    return two_layers(torch.distributed.tensor, mesh, x, up, down)
 
 
-native = run(with_torchs, ranks=4, device="cpu", record="communication").recording
-
-# %%
-draw.table(
-    [
-        {"": name, "ours": str(dict(ours.counts(0, step))), "PyTorch's": str(dict(native.counts(0, step)))}
-        for step, name in enumerate(("the two layers", "full_tensor()"))
-    ],
-    caption="collectives of rank 0",
-)
-
-# %%
-rows = {
-    name: (predicted, ours.sent(0, step), native.sent(0, step))
-    for step, (name, predicted) in enumerate(on_paper.items())
-}
+result = run(with_torchs, ranks=4, device="cpu", record="communication")
+hidden, y, again = result[0]
+assert hidden.is_shard(1) and y.is_partial() and torch.allclose(again, whole)
+steps = enumerate(on_paper.items())
+rows = {name: (sent, ours.sent(0, step), result.recording.sent(0, step)) for step, (name, sent) in steps}
 ledger = draw.ledger(rows, within=0, caption="bytes that rank 0 sends")
 assert ledger.agrees
 ledger
 
 # %% [markdown]
-# The course's tests hold ours and PyTorch's together on many more such cases, forward and backward; where PyTorch goes
-# another way, the test's row says so.
+# [tests/test_dtensor.py](../tests/test_dtensor.py) compares ours with PyTorch's in many more such cases, forward and
+# backward; where PyTorch goes another way, the test's row says so.
 #
 # ### A bug that was published
 #
-# In March 2025 it was found that clipping gradients under FSDP2 gave norms that were a little wrong, on every rank, and
-# without an error ([pytorch#149768](https://github.com/pytorch/pytorch/issues/149768)). The line was
-# `total_norm + 1e-6`. The norm was a summand on each rank, and a sum *with a number* was taken for linear: every rank
-# added 1e-6 to its own summand. You can do the same by hand, with a number that is large enough to see:
+# In March 2025 it was reported that under FSDP2, on every rank and without an error, the clipping *factor* was slightly
+# wrong ([pytorch#149768](https://github.com/pytorch/pytorch/issues/149768)). The line was
+# `clip_coef = max_norm / (total_norm + 1e-6)`. `total_norm` was still in pieces, one local norm per rank (a relative of
+# Partial), and each rank added 1e-6 to its own piece. The issue is closed; in 2.13 `Partial + number` reduces first.
+# Here is the same mistake by hand, with a number that is large enough to see:
 
 
 # %%
 def plus_one():
+    """Add 1 to a tensor of four summands: by hand, and by our +."""
     mesh = Mesh((4,), ("a",))
     x = DTensor.from_local(torch.ones(1), mesh, [Partial()])  # four summands of 1: the tensor is 4
-    wrong = DTensor.from_local(x.to_local() + 1, mesh, [Partial()])
-    return wrong.full_tensor().item(), (x + 1).full_tensor().item(), repr((x + 1).placements)
+    by_hand = DTensor.from_local(x.to_local() + 1, mesh, [Partial()])
+    return by_hand.full_tensor().item(), (x + 1).full_tensor().item(), (x + 1).placements
 
 
-assert run(plus_one, ranks=4, device="cpu")[0] == (8, 5, "(Replicate(),)")
+run(plus_one, ranks=4, device="cpu")[0]
 
 # %% [markdown]
-# By hand 8, where 4 + 1 is due. Our `+` finds no way for summands there (a sum is linear only in all of its inputs
-# *together*, and the number is not a summand), so it all-reduces first. *Silently wrong* is the price of an algebra
-# whose table has one wrong entry; which is why the table is short, and every way of every rule is tested against the
-# whole tensors.
+# By hand 8, where 4 + 1 = 5 is right. Our `+` finds no way for summands there: a sum is linear only in all of its
+# inputs *together*, and the number is not a summand. So it all-reduces first. One wrong entry in the table of rules,
+# and results are *silently wrong*. That is why the table is short, and why every way of every rule is tested against
+# the whole tensors ([tests/test_algebra.py](../tests/test_algebra.py)).
 #
 # ### A way out
 #
-# None of this needs a notebook. This writes a script with PyTorch's modules alone, and starts it as one does at work:
+# None of this needs a notebook. Here `two_layers` goes into a script that uses PyTorch alone, and is started the way
+# you would start it at work:
 
 # %%
 SCRIPT = """
@@ -633,16 +618,22 @@ def mark(name): pass
 
 {function}
 dist.init_process_group("gloo")
-mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
 torch.manual_seed(0)
 x, up, down = torch.randn(6, 8), torch.randn(8, 20), torch.randn(20, 8)
-lie, whole = two_layers(torch.distributed.tensor, mesh, x, up, down)
+mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("a",))
+hidden, y, whole = two_layers(torch.distributed.tensor, mesh, x, up, down)
 if dist.get_rank() == 0:
     print("as on one process:", torch.allclose(whole, (x @ up).relu() @ down, atol=1e-5))
 dist.destroy_process_group()
 """
 
 # %%
+import inspect
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
 with tempfile.TemporaryDirectory() as folder:
     script = Path(folder) / "two_layers.py"
     script.write_text(SCRIPT.format(function=inspect.getsource(two_layers)))
@@ -653,30 +644,34 @@ print(f"torchrun --standalone --nproc-per-node 4 two_layers.py\n{done.stdout or 
 # %% [markdown]
 # ## Why, and why not
 #
-# **Why**: a strategy is then no longer code, but a few words about each tensor. The same model file runs under DDP,
-# FSDP, tensor parallelism and any of them together; checkpoints know what they hold, and can be loaded on another mesh.
+# **Why**: a strategy becomes a layout per tensor instead of code. The same model file runs under DDP, FSDP, tensor
+# parallelism and any of them together; checkpoints know what they hold, and can be loaded on another mesh.
 #
-# **GSPMD** (Xu et al., 2021) takes this to its end, and is what JAX and XLA do: you say how a *few* tensors lie, and
-# the compiler finds placements for all the others, with the same algebra of letters, and inserts the collectives. It
-# sees the whole program where DTensor decides one operation at a time: remember the `(Partial(), Replicate())` that
-# was all-reduced before it was cut. In return you read a compiled program to find out what travels, and here you can
-# step through it with a debugger.
+# **GSPMD** (Xu et al., 2021) takes this to its end. JAX used it for years; its successor there is
+# [Shardy](https://docs.jax.dev/en/latest/shardy_jax_migration.html). You give the layout of a *few* tensors, and the
+# compiler finds placements for all the others, with the same algebra of letters, and inserts the collectives. It sees
+# the whole program where DTensor decides one operation at a time. The price is that you read a compiled program to find
+# out what travels; here you can step through it with a debugger.
 #
-# **Why not**: each operation on a DTensor is looked up, in Python, before anything is computed. A
-# small model notices that; FSDP2 therefore keeps parameters as DTensors, and computes with plain
-# tensors. An operation without a rule is refused. And a placement that you did not intend is no error: it is a
-# collective more, in every step. So look at what is sent.
+# **Why not**: each operation on a DTensor must first be looked up (here in Python; in recent PyTorch through a C++
+# cache), and a small model notices that. FSDP2 keeps parameters as DTensors between uses, but forward and backward
+# compute with plain tensors. The optimizer does not: in
+# [pytorch#134191](https://github.com/pytorch/pytorch/issues/134191), still open, AdamW is bound by the CPU under FSDP2,
+# and one of FSDP2's authors names DTensor's "own dispatch overhead" as one of two causes. An operation that has no
+# rule, and cannot be broken down into ones that have, is refused. A placement that you did not intend is no error; it
+# is one more collective in every step, so look at what is sent. And PyTorch's documentation still calls
+# `torch.distributed.tensor` "in alpha state".
 
 # %% [markdown]
 # ## Say it back
 #
 # Answer each aloud before you unfold it.
 #
-# <details><summary>A mesh of 2 × 4 × 2 ranks with the axes pp, dp, tp. Which ranks are along dp with rank 5, and which
+# <details><summary>A mesh of 2 × 4 × 2 ranks with the axes a, b, c. Which ranks are along b with rank 5, and which
 # axis should be inside a node?</summary>
 #
-# Rank 5 is at (0, 2, 1). Along dp the step is 2: ranks 1, 3, 5, 7. The last axis, tp, is made of neighbours: it should
-# be what talks most, and it stays inside.
+# Rank 5 is at (0, 2, 1). Along b the step is 2: ranks 1, 3, 5, 7. The last axis, c, is made of neighbours. It should be
+# the one that talks most, and it stays inside a node.
 # </details>
 #
 # <details><summary>Where does <code>Partial()</code> come from, and what gets rid of it?</summary>
@@ -688,8 +683,8 @@ print(f"torchrun --standalone --nproc-per-node 4 two_layers.py\n{done.stdout or 
 # <details><summary>What is ZeRO 2, in three placements? And what do you change for HSDP's stage 3 on two
 # axes?</summary>
 #
-# P Replicate(), G and S Shard(0). For HSDP all three are (Replicate(), Shard(0)): P, too, is sharded inside of a node,
-# and everything is there once for each node.
+# P is Replicate(), G and S are Shard(0). For HSDP all three are (Replicate(), Shard(0)): P, too, is sharded inside a
+# node, and each node has everything once.
 # </details>
 #
 # For a tensor of n bytes on N ranks, along one axis, each rank:
