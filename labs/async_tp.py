@@ -15,8 +15,8 @@ In backward each is made of the other's: the gradient of what was gathered is a 
 was scattered goes round to be multiplied.  x is gathered once more for the weight's gradient, so that only its shard is
 kept.  They send what `labs.conjugate`'s gather and scatter send, in N - 1 messages.
 
-It pays where a chunk takes about as long to multiply as to travel; on small chunks a GPU works less well.  PyTorch has
-it as torch.distributed._symmetric_memory (fused by torch.compile).  Source: Wang et al. 2023, "Overlap Communication
+It pays where a chunk takes about as long to multiply as to travel; on small chunks a GPU works less well.  In PyTorch
+torch.compile does it to a plan (async tensor parallelism).  Source: Wang et al. 2023, "Overlap Communication
 with Dependent Computation via Decomposition in Large Deep Learning Models", ASPLOS.
 """
 
