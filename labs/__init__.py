@@ -1,6 +1,6 @@
 """Train a large model on many devices: the map of this package.
 
-Each file directly in labs/ teaches one thing, from scratch, on torch.distributed (cost is a folder, a file a topic).
+Each file directly in labs/ teaches one thing, from scratch, on torch.distributed (cost and pp are folders, a file a topic).
 Read them in this order; each imports only files above it.
 
     model        a small GPT for one device; knows nothing of parallelism
@@ -31,6 +31,7 @@ Read them in this order; each imports only files above it.
     styles       how a module is split, and what crosses its borders
     tp           tensor parallelism: every matrix split, by a plan
     async_tp     a split layer's gather while its matrices multiply
+    pp           the layers dealt out, micro-batches flowing through them: schedules as data, their check, their times
     generate     one token after the other, with the keys and values of the past at hand
     llama        weights as people have them: a Llama's, in Hugging Face's names
     precision    compute in two bytes, remember in four; loss scaling

@@ -1,0 +1,100 @@
+"""The instructions of a pipeline, and what each needs.
+
+    F    forward of a micro-batch through a stage       needs the stage before it to have done its F
+    B    backward, all of it                            needs its own F, and the backward of the stage behind it
+    I    backward, the input's gradient alone           as B, whose first half it is: the stage before it waits for this
+    W    backward, the weights' gradients               needs its own I, and nobody waits for it
+
+Written as PyTorch writes them: 2F0 is stage 2's forward of micro-batch 0.  A *schedule* is a list of instructions for
+each rank, and nothing more:
+
+    [[0F0, 0F1, 0B0, 0B1],          rank 0 has stage 0
+     [1F0, 1B0, 1F1, 1B1]]          rank 1 has stage 1
+"""
+
+import csv
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, repr=False)
+class Instruction:
+    stage: int
+    microbatch: int
+
+    def __post_init__(self) -> None:
+        if self.stage < 0 or self.microbatch < 0:
+            raise ValueError(f"{self!r}: stages and micro-batches are counted from 0")
+
+    def __repr__(self) -> str:
+        return f"{self.stage}{type(self).__name__}{self.microbatch}"
+
+
+class F(Instruction):
+    """Forward."""
+
+
+class B(Instruction):
+    """Backward."""
+
+
+class I(Instruction):  # noqa: E742
+    """Backward, the input's gradient alone."""
+
+
+class W(Instruction):
+    """Backward, the weights' gradients alone."""
+
+
+Lists = Sequence[Sequence[Instruction]]
+KINDS = {kind.__name__: kind for kind in (F, B, I, W)}
+
+
+def makes(instruction: Instruction) -> Instruction:
+    """What others wait for: the gradient of a stage's input is the same, whether B or I has made it."""
+    return B(instruction.stage, instruction.microbatch) if isinstance(instruction, I) else instruction
+
+
+def needs(instruction: Instruction, stages: int) -> list[Instruction]:
+    """What must have been made before, in a pipeline of so many stages."""
+    s, m = instruction.stage, instruction.microbatch
+    match instruction:
+        case F():
+            return [F(s - 1, m)] if s > 0 else []
+        case B() | I():
+            return [F(s, m), B(s + 1, m)] if s < stages - 1 else [F(s, m)]
+    return [B(s, m)]
+
+
+# ---- text ------------------------------------------------------------------------------------------------
+
+WRITTEN = re.compile(r"(\d+)([FBIW])(\d+)")
+# What PyTorch's files have besides: messages and the coming and going of shards, which follow from the rest.
+FOLLOWS = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|(SEND|RECV)_[FB]\d+)")
+AT_ONCE = re.compile(r"\((.*)\)OVERLAP_F_B")
+
+
+def read(text: str) -> Instruction:
+    """2F0: the instruction.  Raises ValueError for any other text."""
+    if not (written := WRITTEN.fullmatch(text.strip())):
+        raise ValueError(f"{text!r} is no instruction: write stage, F, B, I or W, and micro-batch, as in 2F0")
+    stage, kind, microbatch = written.groups()
+    return KINDS[kind](int(stage), int(microbatch))
+
+
+def read_csv(lines: Iterable[str]) -> list[list[Instruction]]:
+    """The schedule in a CSV file of PyTorch's, a row for each rank; `lines` may be the open file.
+
+    Empty cells, in which a rank waits, are left out; of two instructions that PyTorch runs at once, (0F4;3B0), each
+    stands by itself.  Raises ValueError for a cell that is none of these.
+    """
+    return [
+        [read(word) for cell in row for word in words(cell.strip()) if word and not FOLLOWS.fullmatch(word)]
+        for row in csv.reader(lines)
+    ]
+
+
+def words(cell: str) -> list[str]:
+    pair = AT_ONCE.fullmatch(cell)
+    return pair[1].split(";") if pair else [cell]

@@ -1,0 +1,115 @@
+"""A schedule in time: when each instruction begins and ends, if this is how long they take.
+
+    simulate(gpipe(2, 2))            rank 0   0F0 0F1  ·   ·   ·  0B0──── 0B1────
+                                     rank 1    ·  1F0 1F1 1B0──── 1B1────
+
+An instruction begins as soon as the one before it on its rank has ended and all that it needs is there: made, and sent
+where another rank has made it.  Ranks compute while messages are under way.
+
+    time      until the last instruction has ended
+    ideal     what the busiest rank computes: with these stages on these ranks no schedule takes less
+    bubble    what the time is above that, as a fraction of it (Narayanan et al. 2021, arXiv 2104.04473, section 2.2)
+    alive     of how many micro-batches each rank holds the activations, over time
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from labs.pp.checker import alive, in_order, ranks_of, stages_of, validate
+from labs.pp.instructions import F as Forward
+from labs.pp.instructions import Instruction, Lists, makes, needs
+
+Cost = float | Sequence[float]  # one for all stages, or one for each
+
+
+@dataclass(frozen=True, repr=False)
+class Simulation:
+    """start, end: of each instruction."""
+
+    lists: Lists
+    start: dict[Instruction, float]
+    end: dict[Instruction, float]
+
+    @property
+    def time(self) -> float:
+        return max(self.end.values())
+
+    @property
+    def busy(self) -> list[float]:
+        """What each rank computes."""
+        return [sum(self.end[x] - self.start[x] for x in order) for order in self.lists]
+
+    @property
+    def ideal(self) -> float:
+        return max(self.busy)
+
+    @property
+    def bubble(self) -> float:
+        return self.time / self.ideal - 1
+
+    @cached_property
+    def alive(self) -> list[list[tuple[float, int]]]:
+        """By rank: (from when on, how many)."""
+        return [
+            [(self.start[x] if isinstance(x, Forward) else self.end[x], n) for x, n in zip(order, numbers, strict=True)]
+            for order, numbers in zip(self.lists, alive(self.lists), strict=True)
+        ]
+
+    def __repr__(self) -> str:
+        """A line for each rank, and what it comes to."""
+        most = " ".join(str(max((n for _, n in rank), default=0)) for rank in self.alive)
+        told = f"time {self.time:g}, ideal {self.ideal:g}, bubble {self.bubble:.1%}; activations alive at most: {most}"
+        return "\n".join([*grid(self), told])
+
+
+def simulate(
+    lists: Lists,
+    F: Cost = 1,
+    B: Cost = 2,
+    I: Cost = 1,  # noqa: E741
+    W: Cost = 1,
+    send: Cost = 0,
+) -> Simulation:
+    """Run the lists on paper.  send: how long what a stage has made is under way, to a stage on another rank.
+
+    Raises WrongSchedule for lists that cannot be run, ValueError for costs that cannot be.
+    """
+    validate(lists)
+    stages, ranks = stages_of(lists), ranks_of(lists)
+    given = {"F": F, "B": B, "I": I, "W": W, "send": send}
+    costs = {name: by_stage(name, cost, stages) for name, cost in given.items()}
+    free, start, end, made = [0] * len(lists), {}, {}, {}
+    for rank, x in in_order(lists):
+        there = [
+            made[need] + (costs["send"][need.stage] if ranks[need.stage] != rank else 0) for need in needs(x, stages)
+        ]
+        start[x] = max([free[rank], *there])
+        end[x] = made[makes(x)] = free[rank] = start[x] + costs[type(x).__name__][x.stage]
+    return Simulation(lists, start, end)
+
+
+def by_stage(name: str, cost: Cost, stages: int) -> Sequence[float]:
+    costs = cost if isinstance(cost, Sequence) else [cost] * stages
+    if len(costs) != stages or not all(each >= 0 for each in costs):
+        raise ValueError(f"{name}={cost!r}: give a time of at least 0, or one for each of the {stages} stages")
+    return costs
+
+
+# ---- its picture -----------------------------------------------------------------------------------------
+
+
+def grid(of: Simulation) -> list[str]:
+    """A line for each rank, as wide as the shortest instruction needs; a dot where the rank waits."""
+    lasts = [of.end[x] - of.start[x] for x in of.end]
+    unit = min((each for each in lasts if each > 0), default=1)
+    width = 1 + max(len(repr(x)) for x in of.end)
+    lines = []
+    for rank, order in enumerate(of.lists):
+        line = "·".center(width) * round(of.time / unit)
+        for x in order:
+            first, last = (width * round(each / unit) for each in (of.start[x], of.end[x]))
+            cell = f"{x!r:{width - 1}}".ljust(last - first - 1, "─") + " "
+            line = line[:first] + cell + line[first + len(cell) :]
+        lines.append(f"rank {rank}   {line}".rstrip(" ·"))
+    return lines
