@@ -1,7 +1,7 @@
 """Train a large model on many devices: the map of this package.
 
-Each file directly in labs/ teaches one thing, from scratch, on torch.distributed (cost and pp are folders, a file a topic).
-Read them in this order; each imports only files above it.
+Each file directly in labs/ teaches one thing, from scratch, on torch.distributed (cost and pp are folders, with a file
+for each topic).  Read them in this order; each imports only files above it.
 
     model        a small GPT for one device; knows nothing of parallelism
     data         the corpus, this Python's own standard library as bytes, and the sampler
