@@ -228,7 +228,9 @@ def redistribute(local: Tensor, spec: Spec, target: Sequence[Placement], mesh: M
 
 
 def padded(local: Tensor, dim: int, size: int) -> Tensor:
-    return pad(local, [0, 0] * (local.ndim - dim - 1) + [0, size - local.shape[dim]])
+    """Where there is nothing to add, `local` itself: torch.nn.functional.pad would copy it."""
+    more = size - local.shape[dim]
+    return pad(local, [0, 0] * (local.ndim - dim - 1) + [0, more]) if more else local
 
 
 def in_pieces(x: Tensor, dim: int, line: Line) -> Tensor:

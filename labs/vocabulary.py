@@ -68,7 +68,8 @@ class CrossEntropy(torch.autograd.Function):
         shifted_Mv = logits_Mv - highest_M[:, None]  # so that exp stays finite, however large the logits are
         here_M, column_M = of_this_rank(targets_M, vocabulary, mesh)
         both = shifted_Mv.new_zeros(2, len(targets_M))
-        both[1, here_M] = shifted_Mv[here_M, column_M[here_M]]
+        if logits_Mv.shape[-1]:  # not by a mask, whose length a GPU would have to be asked for
+            both[1] = shifted_Mv.gather(1, column_M[:, None])[:, 0].masked_fill_(~here_M, 0)
         exp_Mv = shifted_Mv.exp_()
         both[0] = exp_Mv.sum(-1)
         dist.all_reduce(both, group=group)
@@ -80,7 +81,8 @@ class CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, gradient_M: Tensor) -> tuple[Tensor | None, ...]:
         softmax_Mv, here_M, column_M = ctx.saved_tensors
         gradient_Mv = softmax_Mv * gradient_M[:, None]
-        gradient_Mv[here_M, column_M[here_M]] -= gradient_M[here_M]
+        if gradient_Mv.shape[-1]:
+            gradient_Mv.scatter_add_(1, column_M[:, None], -(gradient_M * here_M)[:, None])
         return gradient_Mv, None, None, None
 
 
