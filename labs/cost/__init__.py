@@ -7,6 +7,8 @@
     data_parallel    one rank, one step, for each variant of `labs.ddp`
     zero_stages      ZeRO, stage by stage
     fully_sharded    FSDP, parameter by parameter
+    split            what a tensor-parallel rank has of the model
+    tensor_parallel  layer by layer what it sends and holds, with sequence parallelism or without
     native           the same with PyTorch: ZeroRedundancyOptimizer, fully_shard
     fit              does it fit a card, and on how many ranks?
     generation       the cache of keys and values; milliseconds a token, by class of link
@@ -67,4 +69,6 @@ from labs.cost.memory import (
     parameter_sizes,
 )
 from labs.cost.native import fully_shard, zero_redundancy, zero_redundancy_sent
+from labs.cost.split import Share, share
+from labs.cost.tensor_parallel import tp, tp_calls, tp_sent
 from labs.cost.zero_stages import zero, zero_limit, zero_sent

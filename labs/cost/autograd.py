@@ -42,8 +42,8 @@ def activations(job: Job) -> dict[str, int]:
     tokens, D = job.tokens, job.config.dim
     terms = {name: job.config.depth * size for name, size in layer_terms(job, job.recompute).items()}
     return terms | {
-        "norms": terms.get("norms", 0) + tokens * norm_bytes(job),
-        "head": tokens * (job.itemsize * D + FLOAT * job.config.vocab),
+        "norms": terms.get("norms", 0) + job.between * norm_bytes(job),
+        "head": tokens * (job.itemsize * D + FLOAT * job.own.vocab),
         "tokens": 2 * INDEX * tokens * job.accumulation + FLOAT,
     }
 
@@ -54,22 +54,22 @@ def layer_activations(job: Job) -> int:
 
 
 def layer_terms(job: Job, recompute: str) -> dict[str, int]:
-    config, tokens, itemsize = job.config, job.tokens, job.itemsize
-    D, H, F, E = config.dim, config.heads, config.hidden, config.dim // config.heads
-    KE = config.kv_heads * E
-    side_by_side = D if H > 1 and job.T > 1 else 0  # else a view of y
-    gave = {"attention": tokens * (itemsize * D + FLOAT * H)}  # y, and the log-sum-exps
+    own, tokens, itemsize = job.own, job.tokens, job.itemsize
+    D, H, F, E = own.dim, own.heads, own.hidden, own.head_size
+    HE, KE = H * E, own.kv_heads * E
+    side_by_side = HE if H > 1 and job.T > 1 else 0  # else a view of y
+    gave = {"attention": tokens * (itemsize * HE + FLOAT * H)}  # y, and the log-sum-exps
     kept = {"inputs": itemsize * tokens * D}
     match recompute:
         case "none":
             return {
-                "norms": 2 * tokens * norm_bytes(job),
-                "attention": gave["attention"] + itemsize * tokens * (2 * D + side_by_side + 2 * KE),
+                "norms": 2 * job.between * norm_bytes(job),
+                "attention": gave["attention"] + itemsize * tokens * (D + HE + side_by_side + 2 * KE),
                 "rotary": FLOAT * job.T * 2 * E,
                 "mlp": itemsize * tokens * (D + 4 * F),
             }
         case "selective":
-            projections = itemsize * tokens * (2 * D + 2 * KE)  # q, k, v and o
+            projections = itemsize * tokens * (HE + 2 * KE + D)  # q, k, v and o
             mlp = itemsize * tokens * (2 * F + D)  # gate, up and down
             return kept | {"attention": gave["attention"] + projections, "mlp": mlp}
         case "all but attention":
@@ -88,14 +88,15 @@ def norm_bytes(job: Job) -> int:
 
 @dataclass(frozen=True)
 class Within:
-    """A moment within a part: activations and temporaries in bytes; in elements, the gradients of its own parameters
-    so far, and of them the one that was just made, which may yet have to be added to another."""
+    """A moment within a part: activations, temporaries and buffers of collectives in bytes; in elements, the gradients
+    of its own parameters so far, and of them the one that was just made, which may yet have to be added to another."""
 
     name: str
     A: int
     temporary: int
     gradients: int
     newest: int = 0
+    comm: int = 0
 
 
 @dataclass(frozen=True)
@@ -154,12 +155,12 @@ def within_layer(job: Job, number: int, A: int, whole: int) -> list[Within]:
     In its first norm, at last: what a norm needs, and the gradients of all the layer's parameters.
     """
     D, F, layer = job.config.dim, job.config.hidden, gpt_layers(job.config)[1]
-    x, f = job.itemsize * job.tokens * D, job.itemsize * job.tokens * F
+    out, x, f = (job.itemsize * n for n in (job.between * D, job.tokens * D, job.tokens * F))
     return [
-        Within(f"mlp {number}", A + whole - f, x + 3 * f, D * F),
-        Within(f"up {number}", A + whole - 3 * f, 2 * x + 2 * f, 2 * D * F, D * F),
-        Within(f"gate {number}", A + whole - 4 * f, 3 * x + f, 3 * D * F, D * F),
-        within_norm(f"norm {number}", A, job.tokens * D, sum(layer.sizes)),
+        Within(f"mlp {number}", A + whole - f, out + 3 * f, D * F),
+        Within(f"up {number}", A + whole - 3 * f, out + x + 2 * f, 2 * D * F, D * F),
+        Within(f"gate {number}", A + whole - 4 * f, out + 2 * x + f, 3 * D * F, D * F),
+        within_norm(f"norm {number}", A, job.between * D, sum(layer.sizes)),
     ]
 
 

@@ -6,7 +6,7 @@ Source: [DDP] Li et al. 2020, arXiv 2006.15704, section 3.2.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from labs.cost.autograd import backward
+from labs.cost.autograd import Part, backward
 from labs.cost.collectives import all_reduce, all_reduce_limit
 from labs.cost.job import Job
 from labs.cost.memory import (
@@ -106,17 +106,25 @@ def ddp_held(job: Job, variant: str, bucket_bytes: int = 25 * MiB, stepped: Sequ
 def ddp_moments(job: Job, stepped: Sequence[int], own: int, staying: int = 0, passing: int = 0) -> Iterator[Moment]:
     """Bytes beside P and S, from the end of forward on; own, staying and passing as above.
 
-    Gradients arrive one by one, that of a tied head is pending until the embedding's is there. Where there is
-    something to add them to (of earlier micro-batches) or to copy them into, only the newest matters. The losses and
-    their gradient count as temporary.
+    The losses and their gradient count as temporary.
     """
-    parts, accumulating = backward(job), job.accumulation > 1
-    arrived, pending, at_rest = accumulating * own, 2 * FLOAT + job.losses, parts[-1].left
+    parts = backward(job)
+    at_rest = parts[-1].left
+    yield Moment("forward", own * (job.accumulation > 1), parts[0].worst[0].A + FLOAT, staying, job.losses)
+    yield from in_backward(job, parts, own, staying)
+    yield Moment("average", own, at_rest, staying + passing, FLOAT + job.losses)
+    yield optimizer_step(at_rest, own, staying, stepped, job.masters).plus(temporary=job.losses)
+
+
+def in_backward(job: Job, parts: Sequence[Part], own: int, staying: int = 0) -> Iterator[Moment]:
+    """Gradients arrive one by one, that of a tied head is pending until the embedding's is there. Where there is
+    something to add them to (of earlier micro-batches) or to copy them into, only the newest matters."""
+    accumulating = job.accumulation > 1
+    arrived, pending = accumulating * own, 2 * FLOAT + job.losses
     collects = own and not accumulating
-    yield Moment("forward", arrived, parts[0].worst[0].A + FLOAT, staying, job.losses)
     for part in parts:
         for at in part.worst:
-            moment = Moment(at.name, arrived, at.A, staying, at.temporary + pending)
+            moment = Moment(at.name, arrived, at.A, staying + at.comm, at.temporary + pending)
             if collects:
                 moment = moment.plus(G=job.itemsize * at.gradients)
             else:
@@ -126,5 +134,3 @@ def ddp_moments(job: Job, stepped: Sequence[int], own: int, staying: int = 0, pa
             pending += job.itemsize * sum(part.sizes)
         elif collects:
             arrived += job.itemsize * sum(part.sizes)
-    yield Moment("average", own, at_rest, staying + passing, FLOAT + job.losses)
-    yield optimizer_step(at_rest, own, staying, stepped, job.masters).plus(temporary=job.losses)

@@ -38,6 +38,7 @@ from labs.cost.memory import (
     optimizer_step,
     parameter_sizes,
 )
+from labs.cost.split import chunk
 
 
 def fsdp(job: Job, reshard_after_forward: bool = True, replicas: int = 1, itemsize: int = FLOAT) -> Prediction:
@@ -98,19 +99,13 @@ def rows(shape: Shape, shards: int) -> int:
     return -(-first // shards) * shards * prod(others)
 
 
-def chunk(shape: Shape, shards: int, number: int) -> int:
-    """Elements of one chunk, without the padding; the last ones may have none."""
-    first, *others = shape
-    longest = -(-first // shards)
-    return max(0, min(longest, first - number * longest)) * prod(others)
-
-
 # ---- held ------------------------------------------------------------------------------------------------
 
 
 def chunks_of(job: Job, shards: int) -> list[int]:
     """Elements of this rank's chunk of each parameter, without the padding."""
-    return [chunk(shape, shards, job.rank % shards) for group in gpt_layers(job.config) for shape in group.trained]
+    shapes = (shape for group in gpt_layers(job.config) for shape in group.trained)
+    return [chunk(first, shards, job.rank % shards) * prod(others) for first, *others in shapes]
 
 
 def computed(job: Job, itemsize: int) -> Job:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labs.cost.memory import FLOAT, bytes_of
+from labs.cost.split import Share, share
 
 RECOMPUTE = ("none", "selective", "all but attention", "full")
 
@@ -69,6 +70,16 @@ class Job:
     def tokens(self) -> int:
         """That go through the model at a time."""
         return self.batch * self.T
+
+    @property
+    def own(self) -> Share:
+        """What the rank computes with: all of the model, where the config is not a share of it."""
+        return share(self.config)
+
+    @property
+    def between(self) -> int:
+        """Tokens of x between split layers: where it is cut along the sequence, the rank has its shard."""
+        return self.tokens // self.own.shards
 
     @property
     def size(self) -> Mapping[str, int]:

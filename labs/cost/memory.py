@@ -71,8 +71,8 @@ class Layer:
 def gpt_layers(config) -> list[Layer]:
     """Embedding, layers, norm and head of `labs.model.GPT(config)`; a tied head is a second use of the embedding."""
     V, D, F = config.vocab, config.dim, config.hidden
-    KE = D // config.heads * config.kv_heads
-    attention, mlp = ((D, D), (KE, D), (KE, D), (D, D)), ((F, D), (F, D), (D, F))
+    HE, KE = (heads * config.head_size for heads in (config.heads, config.kv_heads))
+    attention, mlp = ((HE, D), (KE, D), (KE, D), (D, HE)), ((F, D), (F, D), (D, F))
     layers = [Layer(((D,), *attention, (D,), *mlp))] * config.depth
     head = [] if config.tied else [Layer(((V, D),))]
     return [Layer(((V, D),), uses=1 + config.tied), *layers, Layer(((D,),)), *head]

@@ -1,0 +1,120 @@
+"""What waits for the backward on a tensor-parallel rank, and what is alive as it passes: as `labs.cost.autograd` of its
+share, and with what crosses the borders of split layers.
+
+    split_activations(job)      by term
+    split_backward(job)         part after part
+
+The job is one of the rank by itself: its config is a `labs.cost.split.Share`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from labs.cost.autograd import Part, Within, activations, layer_activations, norm_bytes, within_layer, within_norm
+from labs.cost.job import Job
+from labs.cost.memory import FLOAT, INDEX, Moment, gpt_layers
+
+
+def split_activations(job: Job) -> dict[str, int]:
+    """Bytes by term, as `activations` has them.  Of a sequence that is cut, norms keep shards; inputs of split layers
+    are whole.  In place of tokens and targets, for each token:
+
+        embedding    which row of the rank's, as int64; and whether it has one, a byte
+        loss         the same of the target; and whether it counts, a byte
+    """
+    here = job.tokens * (INDEX + 1)
+    return activations(job) | {"tokens": here if job.own.vocab else 0, "loss": here + job.tokens + INDEX}
+
+
+def in_forward(job: Job, arrived: int) -> Iterator[Moment]:
+    """At its end: logits, and their exponentials, which are kept; three numbers a token that travel; two for a loss."""
+    own, number, A = job.own, FLOAT * job.tokens, sum(split_activations(job).values())
+    temporary, copy = job.itemsize * job.tokens * own.vocab + job.losses, 0
+    if longer(job):  # what norms and the loss keep are copies: there are x and the logits besides
+        temporary += job.itemsize * job.between * own.dim
+        copy = number * own.vocab
+        if own.ranks > own.shards:
+            yield Moment("first layer", arrived, comm=2 * job.itemsize * job.tokens * own.dim)
+    yield Moment("target", arrived, A - job.tokens - INDEX, number, temporary + copy + 2 * number + INDEX)
+    yield Moment("loss", arrived, A - job.tokens - INDEX, 3 * number, temporary + copy + 2 * number)
+    yield Moment("mean", arrived, A - INDEX, 0, temporary + job.tokens + 2 * number + FLOAT)
+    yield Moment("forward", arrived, A, 0, temporary)
+
+
+def longer(job: Job) -> bool:
+    """Whether norms compute in more bits than the rest."""
+    return job.itemsize != FLOAT
+
+
+def split_backward(job: Job) -> list[Part]:
+    """Loss, head, norm, the layers from the last to the first, embedding.
+
+    With x whole, a gradient that is added up counts as comm.  Where x is cut along the sequence, shards and what is
+    gathered do; whatever was handed to a collective does so for all its life.
+    """
+    own, tokens, terms = job.own, job.tokens, split_activations(job)
+    D, rows, logits = own.dim, own.vocab * own.dim, FLOAT * tokens * own.vocab
+    x, out, given = (job.itemsize * n for n in (tokens * D, job.between * D, tokens * own.vocab))
+    kept, inputs = layer_activations(job), terms["tokens"]
+    A = sum(terms.values()) - INDEX - tokens
+    parts = [Part("loss", [], [Within("loss", A, logits + 3 * FLOAT * tokens, 0)], A, given)]
+    A = inputs + own.depth * kept + job.between * norm_bytes(job)
+    in_head = [Within("head", A + x, given + x, rows, rows), *summed(job, "head", A, 0, rows, rows * own.tied)]
+    parts += [Part("head", [rows], in_head, A, out, shared=own.tied)]
+    A = inputs + own.depth * kept
+    parts += [Part("norm", [D], [within_norm("norm", A, job.between * D, D)], A, out)]
+    for number in reversed(range(own.depth)):
+        A -= kept
+        sizes, within = gpt_layers(own)[1].sizes, [*in_mlp(job, number, A), *in_attention(job, number, A)]
+        parts += [Part(f"layer {number}", sizes, within, A, out)]
+    return [*parts, Part("embedding", [rows], [Within("embedding", inputs, x, rows, rows)], inputs, 0)]
+
+
+def in_mlp(job: Job, number: int, A: int) -> Iterator[Within]:
+    """Besides what `within_layer` has: the gradient of its output, gathered, and that of the product; those of its
+    input by gate, by up and of both."""
+    own, A = job.own, A + layer_activations(job)
+    x, out, f = (job.itemsize * n for n in (job.tokens * own.dim, job.between * own.dim, job.tokens * own.hidden))
+    matrix = own.dim * own.hidden
+    if own.shards > 1:
+        yield Within(f"down {number} arrives", A, x, 0, comm=x + out)
+        yield in_shards(job, Within(f"down {number}", A, out + x + f, matrix, matrix))
+    *mlp, _ = within_layer(job, number, A - layer_activations(job), layer_activations(job))
+    mlp += [Within(f"up and gate {number}", A - 4 * f - x, out + 3 * x, 3 * matrix, matrix)]
+    mlp += summed(job, f"mlp {number}", A - 4 * f - x, out, 3 * matrix)
+    yield from (in_shards(job, at) for at in mlp)
+
+
+def in_attention(job: Job, number: int, A: int) -> Iterator[Within]:
+    """Gradients of q and of the input, by k, by v and of both ("keys"); of the input by both and by q; in the norm, at
+    last, those of all the layer's parameters."""
+    own, sizes, norm = job.own, gpt_layers(job.own)[1].sizes, job.between * norm_bytes(job)
+    of_q, of_k = (own.dim * heads * own.head_size for heads in (own.heads, own.kv_heads))
+    q_width, matrices = own.heads * own.head_size, sum(sizes) - own.dim
+    x, out, q = (job.itemsize * n for n in (job.tokens * own.dim, job.between * own.dim, job.tokens * q_width))
+    keys = Within(f"keys {number}", A + norm + x, out + 3 * x + q, matrices - of_q, of_k)
+    if own.copies > 1:  # k's gradient waits to be added up
+        keys = replace(keys, temporary=keys.temporary + job.itemsize * of_k, gradients=matrices - of_q - of_k, newest=0)
+    within = [keys, Within(f"q {number}", A + norm + x, out + 2 * x + q, matrices, of_q)]
+    within += summed(job, f"attention {number}", A + norm, out, matrices)
+    yield from (in_shards(job, at) for at in within)
+    last = within_norm(f"norm {number}", A, job.between * own.dim, sum(sizes))
+    if own.shards > 1:  # its gradient waits to be added up
+        last = replace(last, temporary=last.temporary + job.itemsize * own.dim, gradients=matrices)
+    yield in_shards(job, replace(last, temporary=last.temporary + out)) if longer(job) else last
+
+
+def in_shards(job: Job, at: Within) -> Within:
+    """The gradient of the layer's output, a shard, has been handed to a collective."""
+    out = job.itemsize * job.between * job.own.dim if job.own.shards > 1 else 0
+    return replace(at, temporary=at.temporary - out, comm=at.comm + out)
+
+
+def summed(job: Job, name: str, A: int, besides: int, gradients: int, newest: int = 0) -> list[Within]:
+    """Each rank has a summand of the gradient of a split layer's input; the sum is a copy, or a shard by way of two."""
+    x, out = (job.itemsize * n * job.own.dim for n in (job.tokens, job.between))
+    if job.own.ranks == 1:
+        return []
+    if job.own.shards == 1:
+        return [Within(name, A, besides + x, gradients, newest, comm=x)]
+    return [Within(name, A, besides + x + out, gradients, newest, comm=2 * x)]

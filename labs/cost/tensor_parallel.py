@@ -1,0 +1,152 @@
+"""Tensor parallelism: what a rank sends and holds in a step, as `labs.tp` does it by the GPT's plan.
+
+N ranks, M tokens of D numbers at a time.  Sent by each rank for each micro-batch, with x whole everywhere:
+
+                  forward                                  backward
+    embedding     all_reduce M D                           -
+    a layer       2 all_reduce M D                         2 all_reduce M D
+    head          -                                        all_reduce M D
+    loss          all_reduce M, all_reduce 2 M             -
+
+With sequence parallelism each of those of M D is a reduce_scatter and an all_gather, which send as much; and norms,
+which see a shard of the tokens, have their gradients added up:
+
+    embedding     reduce_scatter M D                       all_gather M D
+    a layer       2 all_gather, 2 reduce_scatter M D       2 all_gather, 2 reduce_scatter M D, 2 all_reduce D
+    norm          -                                        all_reduce D
+    head          all_gather M D                           reduce_scatter M D
+    loss          as above                                 -
+
+Where C neighbours have the same head of keys and values, they add up the gradients of its two weights.
+
+Sources: [Megatron] Shoeybi et al. 2019, arXiv 1909.08053, section 3; Korthikanti et al. 2022, arXiv 2205.05198,
+section 4.2.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from labs.cost import collectives
+from labs.cost.collectives import all_reduce_limit
+from labs.cost.data_parallel import in_backward
+from labs.cost.job import Job
+from labs.cost.memory import (
+    FLOAT,
+    INDEX,
+    Held,
+    Moment,
+    Prediction,
+    held,
+    optimizer_step,
+    parameter_sizes,
+)
+from labs.cost.split import dealt_heads, share
+from labs.cost.split_activations import in_forward, split_backward
+
+
+def tp(job: Job, sequence_parallel: bool = False) -> Prediction:
+    """A step on CPU, all of whose ranks read the same batch.  On gloo, all_to_all stands for reduce_scatter."""
+    job.require("cost.tp", precision=("float32", "mixed"), recompute=("none",))
+    sent, counts = tp_step(job, sequence_parallel)
+    whole = job.accumulation * (4 * job.config.depth + 2) * job.tokens * job.config.dim
+    return Prediction(sent, counts, job.itemsize * all_reduce_limit(whole, job.ranks), tp_held(job, sequence_parallel))
+
+
+# ---- sent ------------------------------------------------------------------------------------------------
+
+ENTER, LEAVE = "enter", "leave"  # a split layer: copy or gather, reduce or scatter
+SPLIT = (("embedding", LEAVE, 1), ("a layer", ENTER, 2), ("a layer", LEAVE, 2), ("head", ENTER, 1))
+WHOLE = {ENTER: {"backward": "all_reduce"}, LEAVE: {"forward": "all_reduce"}}
+IN_SHARDS = {
+    ENTER: {"forward": "all_gather", "backward": "reduce_scatter"},
+    LEAVE: {"forward": "reduce_scatter", "backward": "all_gather"},
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """Collectives of one kind in a micro-batch: how many, and the bytes that a rank sends for each."""
+
+    part: str
+    phase: str
+    op: str
+    times: int
+    sent: int
+
+
+def tp_calls(job: Job, sequence_parallel: bool = False) -> Iterator[Call]:
+    """Of a micro-batch, those of "a layer" once for all layers.  Raises ValueError for what cannot be split."""
+    ranks, rank, D, E = job.ranks, job.rank, job.config.dim, job.config.head_size
+    _, _, copies = dealt_heads(job.config.heads, job.config.kv_heads, ranks, rank)
+    require_equal_shards(job, sequence_parallel)
+
+    def call(part: str, phase: str, op: str, n: int, times: int = 1, itemsize: int = job.itemsize, among: int = ranks):
+        return Call(part, phase, op, times, itemsize * getattr(collectives, op)(n, among, rank % among).elements)
+
+    for part, border, times in SPLIT if ranks > 1 else ():
+        for phase, op in (IN_SHARDS if sequence_parallel else WHOLE)[border].items():
+            yield call(part, phase, op, job.tokens * D, times)
+    if copies > 1:
+        yield call("a layer", "backward", "all_reduce", E * D, 2, among=copies)
+    if sequence_parallel and ranks > 1:
+        yield call("a layer", "backward", "all_reduce", D, 2)
+        yield call("norm", "backward", "all_reduce", D)
+    for n in (job.tokens, 2 * job.tokens):
+        yield call("loss", "forward", "all_reduce", n, itemsize=FLOAT)
+
+
+def tp_sent(job: Job, sequence_parallel: bool = False) -> dict[str, dict[str, int]]:
+    """Bytes that the rank sends for a micro-batch, by part of the model and by phase: {"a layer": {"forward": ...}}."""
+    table = {part: {"forward": 0, "backward": 0} for part in ("embedding", "a layer", "norm", "head", "loss")}
+    for call in tp_calls(job, sequence_parallel):
+        table[call.part][call.phase] += call.times * call.sent
+    return table
+
+
+def tp_step(job: Job, sequence_parallel: bool = False) -> tuple[int, dict[str, int]]:
+    """Of a step: bytes that the rank sends, and collectives by name."""
+    sent, counts = 0, {}
+    for call in tp_calls(job, sequence_parallel):
+        times = call.times * job.accumulation * (job.config.depth if call.part == "a layer" else 1)
+        sent += times * call.sent
+        counts[call.op] = counts.get(call.op, 0) + times
+    return sent, counts
+
+
+def require_equal_shards(job: Job, sequence_parallel: bool) -> None:
+    if sequence_parallel and job.T % job.ranks:
+        fits = job.T - job.T % job.ranks
+        raise ValueError(
+            f"{job.T} positions do not divide by {job.ranks} ranks: use {f'{fits} or ' if fits else ''}"
+            f"{fits + job.ranks}, or sequence_parallel=False"
+        )
+
+
+# ---- held ------------------------------------------------------------------------------------------------
+
+
+def tp_held(job: Job, sequence_parallel: bool = False) -> Held:
+    """P, G and S of the rank's share, which has no padding.  The batch counts as temporary."""
+    own = own_job(job, sequence_parallel)
+    sizes, size = parameter_sizes(own.config), job.size
+    most = held(size["P"] * sum(sizes), size["S"] * sum(sizes) + FLOAT * len(sizes), tp_moments(own))
+    besides = batch_bytes(job) + INDEX * job.ranks  # and the ranks' numbers
+    return replace(most, temporary=most.temporary + besides, peak=most.peak + besides)
+
+
+def own_job(job: Job, sequence_parallel: bool) -> Job:
+    """The job of a rank by itself, with its share of the model."""
+    return replace(job, config=share(job.config, job.ranks, job.rank, sequence_parallel), ranks=1, rank=0)
+
+
+def batch_bytes(job: Job) -> int:
+    return 2 * INDEX * job.tokens * job.accumulation
+
+
+def tp_moments(job: Job) -> Iterator[Moment]:
+    """Bytes beside P, S and the batch, from the end of forward on."""
+    sizes = parameter_sizes(job.config)
+    G = job.size["G"] * sum(sizes)
+    yield from in_forward(job, G * (job.accumulation > 1))
+    yield from in_backward(job, split_backward(job), G)
+    yield optimizer_step(0, G, 0, sizes, job.masters).plus(temporary=job.losses)
