@@ -111,3 +111,40 @@ class FeedForward(nn.Module):
 
     def forward(self, x):
         return self.fc_out(self.act(self.fc_in(x)))
+
+
+class GPT3Layer(nn.Module):
+    """As Korthikanti et al. draw it in figures 2 and 3: attention not fused, GELU, dropout after each of the three."""
+
+    def __init__(self, h, a):
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(h), nn.LayerNorm(h)])
+        self.drops = nn.ModuleList([Masked(0.1), Masked(0.1)])
+        self.attention, self.mlp = GPT3Attention(h, a), FeedForward(h, 4 * h)
+
+    def forward(self, x):
+        x = x + self.drops[0](self.attention(self.norms[0](x)))
+        return x + self.drops[1](self.mlp(self.norms[1](x)))
+
+
+class GPT3Attention(nn.Module):
+    def __init__(self, h, a):
+        super().__init__()
+        self.head, self.drop = h // a, Masked(0.1)
+        self.q, self.k, self.v, self.o = (nn.Linear(h, h) for _ in range(4))
+
+    def forward(self, x):
+        return self.o(self.core(self.q(x), self.k(x), self.v(x)))
+
+    def core(self, *qkv):
+        q, k, v = (x.unflatten(-1, (-1, self.head)).transpose(1, 2).flatten(0, 1) for x in qkv)
+        scores = torch.baddbmm(q.new_zeros(()), q, k.mT, beta=0, alpha=self.head**-0.5)
+        y = self.drop(scores.softmax(-1)) @ v
+        return y.unflatten(0, (len(qkv[0]), -1)).transpose(1, 2).flatten(2)
+
+
+class Masked(nn.Dropout):
+    """Its mask has one byte an element, as on a GPU."""
+
+    def forward(self, x):
+        return torch.native_dropout(x, self.p, self.training)[0]

@@ -9,8 +9,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
+from models import GPT3Layer
 
 from labs import cost
 from labs.cost import Job
@@ -75,31 +74,6 @@ def test_the_layer_of_gpt_3_is_as_published():
 
 
 # ---- activations -----------------------------------------------------------------------------------------
-
-
-class GPT3Layer(nn.Module):
-    """As Korthikanti et al. draw it in figures 2 and 3: attention not fused, GELU, dropout after each of the three."""
-
-    def __init__(self, h: int, a: int):
-        super().__init__()
-        self.heads = a
-        self.norms = nn.ModuleList([nn.LayerNorm(h), nn.LayerNorm(h)])
-        self.qkv, self.o = nn.Linear(h, 3 * h), nn.Linear(h, h)
-        self.up, self.down = nn.Linear(h, 4 * h), nn.Linear(4 * h, h)
-
-    def forward(self, x):
-        x = x + drop(self.o(self.attention(self.norms[0](x))))
-        return x + drop(self.down(F.gelu(self.up(self.norms[1](x)))))
-
-    def attention(self, x):
-        q, k, v = (self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).contiguous()).unbind()
-        scores = torch.baddbmm(x.new_zeros(()), q.flatten(0, 1), k.flatten(0, 1).mT, beta=0, alpha=q.shape[-1] ** -0.5)
-        y = drop(scores.softmax(-1)) @ v.flatten(0, 1)
-        return y.unflatten(0, (-1, self.heads)).transpose(1, 2).flatten(2)
-
-
-def drop(x):
-    return torch.native_dropout(x, 0.1, True)[0]  # its mask has one byte an element, as on a GPU
 
 
 def saved_by(model, *inputs) -> int:
