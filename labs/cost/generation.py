@@ -27,8 +27,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from labs.cost.collectives import Traffic, all_gather, all_reduce, doubling_seconds, piece, ring_seconds, tree_seconds
+from labs.cost.collectives import Traffic, all_gather, all_reduce, doubling_seconds, ring_seconds, tree_seconds
 from labs.cost.memory import FLOAT, parameter_sizes
+from labs.cost.split import share
 
 
 def kv_cache(config, tokens: int, batch: int = 1, ranks: int = 1, itemsize: int = FLOAT, rank: int = 0) -> int:
@@ -37,10 +38,8 @@ def kv_cache(config, tokens: int, batch: int = 1, ranks: int = 1, itemsize: int 
     Heads of keys and values are dealt out as evenly as possible; where there are fewer than ranks, each rank has one.
     Raises ValueError where the query heads cannot follow.
     """
-    H, K, E = config.heads, config.kv_heads, config.dim // config.heads
-    if ranks > K and (ranks % K or H % ranks):
-        raise ValueError(f"{H} query heads over {K} of keys and values cannot be dealt out to {ranks} ranks")
-    return 2 * config.depth * max(1, piece(K, ranks, rank)) * E * tokens * batch * itemsize
+    kv_heads = share(config, ranks, rank).kv_heads
+    return 2 * config.depth * kv_heads * config.head_size * tokens * batch * itemsize
 
 
 def token_sent(config, ranks: int, rank: int = 0, batch: int = 1, tokens: int = 1) -> Traffic:
