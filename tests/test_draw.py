@@ -20,14 +20,16 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
-from labs import collectives
+from labs import collectives, conjugate
 from labs.kit import draw
-from labs.kit.drawing import palette, timelines
+from labs.kit.drawing import palette, plans, timelines
 from labs.kit.drawing.diagrams import sends
 from labs.kit.drawing.figures import finish
 from labs.kit.drawing.tables import short
 from labs.kit.launch import run
-from labs.placement import Partial, Shard, Spec
+from labs.model import GPT, PRESETS
+from labs.placement import Partial, Replicate, Shard, Spec
+from labs.tp import ColwiseParallel, LossParallel, gpt_plan
 from tools import images
 from tools.notebooks import without_noise
 
@@ -51,6 +53,8 @@ DRAWINGS = {
     "blocks": lambda: draw.blocks(Spec((7, 5), (2, 3), (Shard(0), Shard(1))), ("data", "tensor")),
     "summands": lambda: draw.blocks(Spec((12,), (4,), (Partial(),)), ("data",)),
     "empty blocks": lambda: draw.blocks(Spec((3, 4), (4,), (Shard(0),)), ("data",)),
+    "plan": lambda: draw.plan(gpt_plan(PRESETS["small"], True), GPT(PRESETS["small"])),
+    "plan without a weight": lambda: draw.plan({"loss": LossParallel(256)}, GPT(PRESETS["tiny"]), ranks=3),
     "chart": lambda: draw.chart({"ring": 0.0012, "recursive doubling": 0.0031}, "s", caption="8 ranks, 1 MB"),
     "stacked": lambda: draw.chart({"stage 0": {"P": 4, "G": 4, "S": 8}, "stage 3": {"P": 1, "G": 1, "S": 2}}),
 } | {picture.__name__: picture for picture in images.PICTURES}
@@ -320,6 +324,31 @@ def test_words_fit_and_do_not_overlap(name):
 def test_images_are_up_to_date(name):
     kept = (images.IMAGES / f"{name}.svg").read_text(encoding="utf-8")
     assert kept == DRAWINGS[name]().svg, "run `make images`"
+
+
+def test_a_plan_tells_what_crosses_each_border():
+    """The reference: the table at the head of labs.conjugate, and labs.shares for who has which heads."""
+    lines = [line.split() for line in conjugate.__doc__.splitlines()]
+    table = {words[0]: words[-2:] for words in lines if words and words[0] in plans.BORDERS and len(words) == 7}
+    for name, (forward, backward) in plans.BORDERS.items():
+        assert table[name] == [way.replace("-", "_") or "-" for way in (forward, backward)]
+    assert len(table) == len(plans.BORDERS)
+    whole, shards = (draw.plan(gpt_plan(PRESETS["small"], sequence), GPT(PRESETS["small"])) for sequence in (0, 1))
+    assert "mlp.down: style RowwiseParallel; comes in features; goes out x, whole; sends forward all-reduce" in str(
+        whole
+    )
+    assert "[kv]: style ColwiseParallel; comes in x, whole; goes out features; sends forward –; sends backward " in str(
+        shards
+    )
+    assert str(shards).count("all-reduce of gradients") == 3 + 1 and str(whole).count("all-reduce of gradients") == 1
+    assert [line.split(":")[0] for line in str(shards).splitlines()][1:4] == [
+        "embed", "layers.*.attention_norm", "layers.*.attention",
+    ]  # fmt: skip
+    labels = [text.text for text in xml.fromstring(whole.svg).iter(f"{SVG}text")]
+    assert labels.count("0 1") == labels.count("2 3") == 1 and labels.count("3") == 7
+    alone = {"head": ColwiseParallel(output_layouts=Replicate())}
+    told = "comes in x, whole; goes out x, whole; sends forward all-gather; sends backward all-reduce"
+    assert told in str(draw.plan(alone, GPT(PRESETS["small"])))
 
 
 def test_messages_draw_each_message_once():

@@ -9,6 +9,7 @@
     overlap           one step with naive, bucketed, overlapped DDP     03
     zero_stages, zero_step, stage3_layer, recompute, tiers              04, 07 (tools/memory_images.py)
     fsdp_table, fsdp_prefetch                                           06 (tools/fsdp_images.py)
+    tp_pair, tp_borders                                                 09 (tools/tp_images.py)
 
 Each is drawn from data by the same canvas and in the same palette as the figures in the cells, so the same
 sources give the same bytes. A new notebook is a line in COURSE; a new picture is a function in PICTURES.
@@ -23,6 +24,7 @@ from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas
 from tools.fsdp_images import fsdp_prefetch, fsdp_table
 from tools.memory_images import recompute, stage3_layer, tiers, zero_stages, zero_step
+from tools.tp_images import tp_borders, tp_pair
 
 IMAGES = Path(__file__).resolve().parent.parent / "images"
 READY = {0, 1, 2, 3, 4, 5, 6, 7}  # the notebooks of COURSE that exist: the others are drawn dashed
@@ -293,7 +295,7 @@ def overlap() -> Drawing:
 PICTURES: list[Callable[[], Drawing]] = [
     course_map, job, one_step, collectives, ring_all_reduce, ddp_holds, overlap,
     zero_stages, zero_step, stage3_layer, recompute, tiers,
-    fsdp_table, fsdp_prefetch,
+    fsdp_table, fsdp_prefetch, tp_pair, tp_borders,
 ]  # fmt: skip
 
 

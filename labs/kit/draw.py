@@ -7,6 +7,7 @@
     messages, step, pieces, sends     who sends what to whom, who holds what, as SVG     diagrams.py
     mesh, chart                       ranks as a grid; what a formula says, as bars      charts.py
     blocks                            who holds which block of a tensor, as SVG          blocks.py
+    plan                              a plan of tensor parallelism on its model, as SVG  plans.py
     KINDS, TIMELINE                   one colour each, in every figure and widget        palette.py
 
 Nothing here measures or predicts: it draws what a recording or a formula said.
@@ -19,12 +20,13 @@ from labs.kit.drawing.figures import bars, curves
 from labs.kit.drawing.memories import memory
 from labs.kit.drawing.palette import KINDS, TIMELINE
 from labs.kit.drawing.picture import Drawing, Figure
+from labs.kit.drawing.plans import plan
 from labs.kit.drawing.svg import Canvas
 from labs.kit.drawing.tables import Ledger, Table, ledger, size, table, traffic
 from labs.kit.drawing.timelines import timeline
 
 __all__ = [
     "KINDS", "TIMELINE", "Canvas", "Drawing", "Figure", "Ledger", "Table",
-    "after", "bars", "blocks", "chart", "curves", "ledger", "memory", "mesh", "messages", "own", "pieces", "sends",
-    "size", "step", "table", "timeline", "traffic",
+    "after", "bars", "blocks", "chart", "curves", "ledger", "memory", "mesh", "messages", "own", "pieces", "plan",
+    "sends", "size", "step", "table", "timeline", "traffic",
 ]  # fmt: skip

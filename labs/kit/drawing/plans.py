@@ -1,0 +1,193 @@
+"""A plan of tensor parallelism on its model: which part of each weight a rank has, and what crosses each border.
+
+    plan(gpt_plan(config), GPT(config), ranks=4)
+
+A row for each pattern of the plan.  A weight is drawn as in x @ W: inputs down, outputs across; so columns are upright
+stripes, and rows of it are flat ones.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+from torch import nn
+
+from labs.kit.drawing.palette import INK, MUTED, RANKS, SOFT
+from labs.kit.drawing.picture import Drawing
+from labs.kit.drawing.svg import Canvas, width_of
+from labs.placement import Partial, Placement, Replicate
+from labs.shares import Cut
+from labs.styles import (
+    ColwiseParallel,
+    LossParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    Style,
+    border,
+)
+from labs.tp import Plan
+
+WIDE, HIGH, LOW, APART, TOP = 64, 40, 20, 10, 60  # pixels: of a weight, of a row without, between rows, of the head
+RULE, SENT = "#D0D4D9", "#A84800"  # what is sent, dark enough to be read
+BORDERS = {  # labs.conjugate: what each sends forward, and its gradient backward
+    "copy": ("", "all-reduce"),
+    "reduce": ("all-reduce", ""),
+    "gather": ("all-gather", "reduce-scatter"),
+    "scatter": ("reduce-scatter", "all-gather"),
+    "join": ("all-gather", ""),
+    "split": ("", "all-gather"),
+}
+GRADIENTS = "all-reduce of gradients"  # those of the module's own parameters
+HEAD = ("submodule", "weight, by rank", "style", "comes in", "goes out", "sends forward", "sends backward")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A pattern of the plan, and of the modules that it fits: how many, and of the first one the weight and its cut."""
+
+    name: str
+    style: Style
+    modules: int = 0
+    weight: tuple[int, ...] = ()
+    cut: Cut | None = None
+    enters: str = ""
+    leaves: str = ""
+    forward: str = ""
+    backward: str = ""
+
+    @property
+    def height(self) -> int:
+        return HIGH if self.cut else LOW
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return type(self.style).__name__, self.enters, self.leaves, self.forward or "–", self.backward or "–"
+
+    def __str__(self) -> str:
+        return f"{self.name}: {'; '.join(f'{h} {w}' for h, w in zip(HEAD[2:], self.words, strict=True) if w)}"
+
+
+def plan(plan: Mapping[str, Style], model: nn.Module, ranks: int = 4) -> Drawing:
+    """The table of a plan, as it splits this model over so many ranks.  Raises ValueError where it does not fit."""
+    found = rows(plan, model, ranks)
+    lefts = columns(found)
+    title = f"A plan for {ranks} ranks"
+    tall = TOP + sum(row.height + APART for row in found)
+    canvas = Canvas(lefts[-1], tall + 30, title, " ".join(f"{row}." for row in found))
+    canvas.text(16, 20, title, anchor="start", weight="bold")
+    for x, words in zip(lefts, HEAD, strict=False):
+        canvas.text(x, 44, words, size=12, anchor="start", fill=MUTED)
+    y = TOP
+    for row in found:
+        canvas.line((16, y - APART / 2), (lefts[-1] - 16, y - APART / 2), stroke=RULE)
+        picture(canvas, lefts[1], y, row, ranks)
+        for x, words, column in zip(lefts, cells(row), HEAD, strict=False):
+            fill = SENT if column.startswith("sends") and words != "–" else INK
+            canvas.text(x, y + row.height / 2, words, anchor="start", fill=fill)
+        y += row.height + APART
+    key = "A number in a weight: the rank that has this part of it. Grey: every rank has all of it."
+    canvas.text(16, tall + 12, key, size=12, anchor="start", fill=MUTED)
+    return canvas.drawing("\n".join([title, *map(str, found)]))
+
+
+# ---- what the plan says ----------------------------------------------------------------------------------
+
+
+def rows(plan: Mapping[str, Style], model: nn.Module, ranks: int) -> list[Row]:
+    """A row for each pattern, in the order in which the model has their modules."""
+    place = {name: number for number, (name, _) in enumerate(model.named_modules())}
+    fits = {pattern: Plan({pattern: style}).rows(model) for pattern, style in plan.items()}
+    blocks = {name for pattern, style in plan.items() if isinstance(style, PrepareModuleInput)
+              for name, _, _ in fits[pattern]}  # fmt: skip
+    found = []
+    for pattern in sorted(plan, key=lambda pattern: place[fits[pattern][0][0]]):
+        name, module, style = fits[pattern][0]
+        cut = style.cuts(name, module, ranks).get("weight")
+        weight = getattr(module, "weight", None)
+        shape = () if weight is None else tuple(weight.shape)
+        row = crossing(Row(pattern, style, len(fits[pattern]), shape, cut), module, in_block(name, blocks))
+        shared = f"{GRADIENTS}, {cut.copies} ranks" if cut and cut.copies > 1 else ""
+        found.append(replace(row, backward=" and ".join(filter(None, (row.backward, shared)))))
+    return found
+
+
+def in_block(name: str, blocks: set[str]) -> bool:
+    return any(name.startswith(f"{block}.") for block in blocks)
+
+
+def crossing(row: Row, module: nn.Module, inside: bool) -> Row:
+    """The row with what comes in, goes out and is sent; inside: a block before it has the border."""
+    style: Any = row.style
+    match style:
+        case PrepareModuleInput():
+            enter = name_of(style.input_layouts, Replicate())
+            return sent(replace(row, enters=x(style.input_layouts)), enter)
+        case ColwiseParallel():
+            enter = "" if inside else name_of(style.input_layouts, Replicate())
+            row = replace(row, enters="x, whole" if inside else x(style.input_layouts), leaves="features")
+            if style.output_layouts.is_replicate():
+                return sent(replace(row, leaves="x, whole"), enter, "join")
+            return sent(row, enter)
+        case RowwiseParallel():
+            leave = name_of(Partial(), style.output_layouts)
+            split = style.input_layouts.is_replicate() and isinstance(module, nn.Linear)
+            enters = "tokens" if isinstance(module, nn.Embedding) else "x, whole" if split else "features"
+            return sent(replace(row, enters=enters, leaves=x(style.output_layouts)), "split" if split else "", leave)
+        case SequenceParallel():
+            return replace(row, enters="x, a shard", leaves="x, a shard", backward=GRADIENTS if row.weight else "")
+        case LossParallel():
+            return replace(row, enters="logits, a part", leaves="the loss", forward="3 numbers a token")
+    return row
+
+
+def name_of(source: Placement, target: Placement) -> str:
+    """Of the border between them, in labs.conjugate."""
+    return border(source, target, None).func.__name__
+
+
+def sent(row: Row, *borders: str) -> Row:
+    ways = [BORDERS[name] for name in borders if name]
+    forward, backward = (" and ".join(way[i] for way in ways if way[i]) for i in (0, 1))
+    return replace(row, forward=forward, backward=backward)
+
+
+def x(layout: Placement) -> str:
+    return "x, whole" if layout.is_replicate() else "x, a shard"
+
+
+# ---- how it is drawn -------------------------------------------------------------------------------------
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """Under each head; nothing under the weight, which is drawn."""
+    name = f"{row.name} ({row.modules})" if row.modules > 1 else row.name
+    return name, "", *row.words
+
+
+def columns(found: list[Row]) -> list[float]:
+    """Where each column begins, and where the card ends."""
+    widths = [
+        max(width_of(head, 12), *(width_of(cells(row)[number], 13) for row in found))
+        for number, head in enumerate(HEAD)
+    ]
+    return list(accumulate((8 + width for width in widths), initial=16))
+
+
+def picture(canvas: Canvas, left: float, top: float, row: Row, ranks: int) -> None:
+    """The weight, cut as the plan says; nothing for a module without one."""
+    if not row.weight:
+        return
+    if row.cut is None:
+        canvas.rect(left, top + 4, WIDE, LOW - 8, fill=SOFT, radius=0)
+        return
+    outputs_across = isinstance(row.style, ColwiseParallel)
+    size, long = row.weight[row.cut.dim], WIDE if outputs_across else HIGH
+    for first in range(0, ranks, row.cut.copies):
+        start, stop = (long * edge[first] / size for edge in (row.cut.starts, row.cut.stops))
+        box = (left + start, top, stop - start, HIGH) if outputs_across else (left, top + start, WIDE, stop - start)
+        canvas.rect(*box, fill=RANKS[first % len(RANKS)], radius=0)
+        label = " ".join(map(str, range(first, first + row.cut.copies)))
+        if box[2] >= width_of(label, 10) and box[3] >= 10:
+            canvas.text(box[0] + box[2] / 2, box[1] + box[3] / 2, label, size=10)

@@ -1,0 +1,133 @@
+"""The pictures of tensor parallelism.
+
+tp_pair       a matrix split by columns, then one by rows, with the notebook's numbers      09
+tp_borders    what x is along half a layer, without and with sequence parallelism           09
+"""
+
+import torch
+
+from labs.kit.drawing.palette import INK, KINDS, MUTED, RANKS, SOFT
+from labs.kit.drawing.picture import Drawing
+from labs.kit.drawing.svg import Canvas
+
+NOTE = {"size": 12.5, "anchor": "start", "fill": MUTED}
+CELL, HIGH = 30, 26  # pixels of an element
+SIZE = 72  # of an activation
+ELSEWHERE = {"fill": "#FFFFFF", "stroke": "#B0B5BC", "dash": "3 3"}
+SENT = "#A84800"  # KINDS["comm"], dark enough for words
+
+# The notebook's numbers.
+X = torch.tensor([[1, 2]])
+UP = torch.tensor([[1, 1, 2, 1], [0, -1, 1, 3]])
+DOWN = torch.tensor([[1, 0], [0, 1], [1, 1], [2, 0]])
+
+
+def matrix(canvas: Canvas, x: float, middle: float, numbers: torch.Tensor, mine: torch.Tensor, tint: str) -> float:
+    """A table of numbers; mine: of each, whether it is here.  Returns where it ends."""
+    high, wide = numbers.shape
+    y = middle - HIGH * high / 2
+    for row in range(high):
+        for column in range(wide):
+            here = bool(mine[row, column])
+            style = {"fill": tint} if here else ELSEWHERE
+            canvas.rect(x + CELL * column, y + HIGH * row, CELL, HIGH, radius=0, **style)
+            if here:
+                words = str(numbers[row, column].item()).replace("-", "−")
+                canvas.text(x + CELL * (column + 0.5), y + HIGH * (row + 0.5), words)
+    return x + CELL * wide
+
+
+def tp_pair() -> Drawing:
+    hidden = (X @ UP).relu()
+    canvas = Canvas(
+        1010, 350, "A matrix split by columns, then one by rows, on two ranks",
+        "Both ranks have all of x, which is 1 2. Rank 0 has the first two columns of up, computes two of the four "
+        "hidden features, applies relu to them, and multiplies by the first two rows of down; rank 1 does the same "
+        "with the other columns and rows. Each gets a summand of the result: 1 0 and 18 4. One all-reduce makes 19 4 "
+        "of them.",
+    )  # fmt: skip
+    whole = torch.ones(1, 2)
+    for x, words in ((70, "x"), (190, "up"), (390, "relu(x @ up)"), (580, "down"), (720, "a summand"), (890, "y")):
+        canvas.text(x, 26, words, size=14, weight="bold", anchor="start")
+    for rank in range(2):
+        middle, tint, here = 110 + 130 * rank, RANKS[rank], slice(2 * rank, 2 * rank + 2)
+        columns, features, rows = torch.zeros(2, 4), torch.zeros(1, 4), torch.zeros(4, 2)
+        columns[:, here] = features[:, here] = 1
+        rows[here] = 1
+        canvas.text(16, middle, f"rank {rank}", **NOTE)
+        steps = [(70, X, whole, "#FFFFFF"), (190, UP, columns, tint), (390, hidden, features, tint)]
+        steps += [(580, DOWN, rows, tint), (720, hidden[:, here] @ DOWN[here], whole, tint)]
+        ends = [matrix(canvas, x, middle, *step) for x, *step in steps]
+        for number, sign in enumerate("@→@="):
+            canvas.text((ends[number] + steps[number + 1][0]) / 2, middle, sign, size=15)
+        canvas.arrow((ends[-1] + 8, middle), (884, middle + (52, -52)[rank]), stroke=KINDS["comm"])
+    canvas.text(834, 175, "all-reduce", size=12.5, fill=SENT)
+    matrix(canvas, 890, 175, hidden @ DOWN, whole, "#FFFFFF")
+    canvas.lines(890, 206, ["the same", "on both ranks"], **NOTE)
+    canvas.text(16, 326, "Dashed: this part is on the other rank. Up to the last step nothing is sent.", **NOTE)
+    return canvas.drawing()
+
+
+def state(canvas: Canvas, x: float, y: float, kind: str, size: float = SIZE) -> None:
+    """An activation, tokens down and features across: whole, or split over four ranks, or as four summands."""
+    quarter = size / 4
+    match kind:
+        case "whole":
+            canvas.rect(x, y, size, size, fill=SOFT, radius=0)
+        case "tokens":
+            for rank in range(4):
+                canvas.rect(x, y + quarter * rank, size, quarter, fill=RANKS[rank], radius=0)
+                canvas.text(x + size / 2, y + quarter * (rank + 0.5), rank, size=12)
+        case "features":
+            for rank in range(4):
+                canvas.rect(x + quarter * rank, y, quarter, size, fill=RANKS[rank], radius=0)
+                canvas.text(x + quarter * (rank + 0.5), y + size / 2, rank, size=12)
+        case "summands":
+            for rank in reversed(range(4)):
+                canvas.rect(x + 5 * rank, y + 5 * rank, size - 15, size - 15, fill=RANKS[rank], radius=0)
+            canvas.text(x + (size - 15) / 2, y + (size - 15) / 2, "+", size=22, weight="bold")
+
+
+SAID = {"whole": "whole", "tokens": "by tokens", "features": "by features", "summands": "summands"}
+ROWS = {
+    "tensor parallel": (("whole", "whole"), ("copy", "reduce")),
+    "with sequence parallelism": (("tokens", "tokens"), ("gather", "scatter")),
+}
+SENDS = {  # forward, backward: labs.conjugate
+    "copy": ("–", "all-reduce"),
+    "reduce": ("all-reduce", "–"),
+    "gather": ("all-gather", "reduce-scatter"),
+    "scatter": ("reduce-scatter", "all-gather"),
+}
+
+
+def tp_borders() -> Drawing:
+    canvas = Canvas(
+        1010, 448, "What x is along one half of a layer, without and with sequence parallelism",
+        "Tensor parallel: x is whole on every rank, through the norm; copy sends nothing forward and all-reduces the "
+        "gradient backward; between the columns and the rows each rank has some features; then each has a summand, and "
+        "reduce all-reduces forward. With sequence parallelism: each rank has some of the tokens, through the norm; "
+        "gather is an all-gather forward and a reduce-scatter backward; then as before; scatter is a reduce-scatter "
+        "forward and an all-gather backward, after which each rank has some of the tokens again.",
+    )  # fmt: skip
+    for number, (title, (outside, (enter, leave))) in enumerate(ROWS.items()):
+        y, pitch = 44 + 208 * number, (978 - SIZE) / 5
+        kinds = (*outside, "whole", "features", "summands", outside[0])
+        canvas.text(16, y - 20, title, size=14, weight="bold", anchor="start")
+        for place, kind in enumerate(kinds):
+            state(canvas, 16 + pitch * place, y + 22, kind)
+            canvas.text(16 + pitch * place + SIZE / 2, y + SIZE + 38, SAID[kind], size=12.5, fill=MUTED)
+        for place, step in enumerate(("norm", enter, "columns", "rows", leave)):
+            x, middle, crosses = 16 + pitch * place, y + 22 + SIZE / 2, step in SENDS
+            canvas.arrow((x + SIZE + 6, middle), (x + pitch - 6, middle), stroke=KINDS["comm"] if crosses else INK)
+            x += (SIZE + pitch) / 2
+            canvas.text(x, middle - 14, step, size=12.5, weight="bold" if crosses else "")
+            if crosses:
+                canvas.lines(x, middle + 18, [f"→ {SENDS[step][0]}", f"← {SENDS[step][1]}"], size=11, fill=SENT)
+    words = (
+        "A square is one activation: tokens down, features across. Grey: every rank has all of it. A number: this rank "
+    )
+    canvas.text(16, 412, f"{words}has that part.", **NOTE)
+    words = "Columns are q, k and v, or gate and up; rows are o, or down. → is sent forward, ← backward."
+    canvas.text(16, 430, words, **NOTE)
+    return canvas.drawing()
