@@ -17,11 +17,11 @@ The events are those of `labs.zero`; what they do differs where FSDP2 differs fr
     padding             once a layer                        once a parameter, and a copy out of what was gathered
     frozen, trained     a vector each, so a gather each     one gather
     state dict          zero.state_dict()                   model.state_dict()
-    before_forward      gather                              wait for it, and send for the next layer's
-    after_forward       drop                                drop; keep (False); or keep a larger piece (a number)
-    before_backward     gather                              wait for it, and send for the layer's before it
+    before_forward      gather                              wait for it, and start the next layer's
+    after_forward       drop                                drop; or keep, as reshard_after_forward says
+    before_backward     gather                              wait for it, and start that of the layer before it
     after_backward      drop                                drop
-    gradient_ready      reduce, and wait                    send to be reduced; wait for the layer's behind it
+    gradient_ready      reduce, and wait                    start to reduce, when that of the layer after it is done
     the model itself    a layer like the others             stays gathered from forward to backward
     over two axes       -                                   sharded along the last, replicated along the first (HSDP)
 
@@ -110,11 +110,11 @@ class FSDPModule:
             sharding.reshard_after_backward = reshard_after_backward
 
     def set_modules_to_forward_prefetch(self, modules: list["FSDPModule"]) -> None:
-        """What to send for when this one's forward begins, in the place of the one that came next in the last step."""
+        """What to gather when this one's forward begins, in the place of the one that came next in the last step."""
         self._sharding.next_in_forward = [module._sharding for module in modules]
 
     def set_modules_to_backward_prefetch(self, modules: list["FSDPModule"]) -> None:
-        """What to send for when this one's backward begins, in the place of the one before it in forward."""
+        """What to gather when this one's backward begins, in the place of the one before it in forward."""
         self._sharding.next_in_backward = [module._sharding for module in modules]
 
 

@@ -1,10 +1,10 @@
 """The order of layers, and what is in flight because of it: what the sharded modules of one model know of each other.
 
-    in forward     send for the layer that came next in the last forward, if this one has begun as that did
-    in backward    send for the layer that came before this one in forward
-    a gradient     goes to be reduced while the next layer's is computed; then the next one goes
+    in forward     gather the layer that came next in the last forward, if this one has begun as that did
+    in backward    gather the layer that came before this one in forward
+    a gradient     is reduced while the next layer's is computed; then the next one is
 
-In the first forward nobody knows what comes next.  Where a model takes another way than before, what was sent for in
+In the first forward nobody knows what comes next.  Where a model takes another way than before, what was gathered in
 vain is dropped.
 """
 

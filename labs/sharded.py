@@ -124,9 +124,13 @@ class ShardedParameter:
         self.versions.allow()
 
     def drop(self) -> None:
+        self.hide()
+        free(self.whole)
+
+    def hide(self) -> None:
+        """Let the layer find the shard again."""
         for module, attribute, _ in self.homes:
             vars(module).pop(attribute, None)
-        free(self.whole)
         self.versions.forbid()
 
     def pack(self, gradient: Tensor, pieces: Tensor) -> None:
@@ -168,7 +172,7 @@ class ParameterGroup:
     # ---- parameters --------------------------------------------------------------------------------------
 
     def gather(self, smaller: ProcessGroup | None = None) -> None:
-        """Send for everybody's pieces, unless they are here or on their way; `arrive` waits for them."""
+        """Start to gather everybody's pieces, unless they are here or on their way; `arrive` waits for them."""
         if self.gathered or self.arriving or not self.parameters:
             return
         if self.kept is not None:
@@ -223,7 +227,7 @@ class ParameterGroup:
         self.kept = torch.cat([p.whole.view(ranks, -1)[rank] for p in self.parameters])
 
     def drop(self) -> None:
-        self.arrive()  # sent for, and never used
+        self.arrive()  # gathered, and never used
         if self.gathered:
             for p in self.parameters:
                 p.drop()
@@ -243,7 +247,7 @@ class ParameterGroup:
                 p.pending = gradient if p.pending is None else p.pending.add_(gradient)
 
     def reduce(self) -> None:
-        """Send whole gradients on their way to become the shards' mean; `finish` waits."""
+        """Start to make the shards' mean of whole gradients; `finish_reduce` and `finish_average` wait."""
         self.accumulate()
         due = [p for p in self.parameters if p.pending is not None]
         widths = [p.n for p in due]

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # FSDP: stage 3, one parameter at a time
 #
-# *Stage 3 waits for every layer that it gathers, and its optimizer has lost the parameters' names. PyTorch's FSDP does
-# the same sums without either. What does it do otherwise?*
+# *Stage 3 waits for every layer that it gathers, and its optimizer no longer knows which parameter is which. PyTorch's
+# FSDP does the same arithmetic and has neither problem. What does it do differently?*
 #
 # You need: [ZeRO](04_zero.ipynb), whose stage 3 this continues, and [Mesh and DTensor](05_mesh_and_dtensor.ipynb), for
 # the grid of ranks and a tensor that knows how it is cut. It takes 80 minutes with its three exercises, 45 without; the
@@ -11,15 +11,13 @@
 # %% [markdown]
 # ## Question
 #
-# In notebook 04 a layer was one flat vector, cut in N equal shards. That made stage 3 short. Now ask its optimizer what
-# it is looking at:
+# In notebook 04 a layer was one flat vector, cut into N equal shards. That kept stage 3 short. But look at what its
+# optimizer is given:
 
 # %%
 import time
 from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
-from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -53,12 +51,12 @@ print(f"a layer of 9 tensors is {on_cpu(vectors, ranks=4)[0][1]}")
 # %% [markdown]
 # One vector, a quarter of nine tensors, cut wherever a quarter ends. So:
 #
-# - an optimizer cannot treat a norm's scale otherwise than a matrix (weight decay for matrices only, say);
-# - a frozen parameter cannot share a vector with a trained one, nor bfloat16 with float32;
+# - an optimizer cannot treat a norm's scale differently from a matrix (weight decay for matrices only, say);
+# - a frozen parameter cannot share a vector with a trained one;
 # - a state dict must be put together by hand, since nothing in the shards has a name.
 #
-# FSDP1, of 2021, had such vectors too, and these troubles. **FSDP2** (`fully_shard`, 2024) cuts each parameter by
-# itself.
+# FSDP1 (FairScale in 2021, PyTorch 1.11 in 2022) had such vectors and these troubles; its `use_orig_params=True` later
+# hid some of them. **FSDP2** (`fully_shard`, 2024) cuts each parameter by itself.
 #
 # ## Picture
 #
@@ -66,32 +64,33 @@ print(f"a layer of 9 tensors is {on_cpu(vectors, ranks=4)[0][1]}")
 # side by side, padded with zeros to the same length; one all-gather makes a table of them, a row for each rank; and
 # columns of this table are copied to the full weight and the full bias.](../images/fsdp_table.svg)
 #
-# A shard is now some *rows* of a parameter. But what travels is still one message for a whole layer. The price: what
+# A shard is now some *rows* of a parameter. What travels is still one message for a whole layer. The price: what
 # arrives lies rank by rank, so it must be copied once more to become whole tensors; and each parameter has padding of
 # its own.
 #
 # ## Predict
 #
-# Our GPT has four layers. Each is a group, and what is left of the model (embedding, last norm, head) is a fifth, the
-# *root*. The root stays gathered from forward to backward, since backward begins where forward ended; a layer does not.
-# How many all-gathers are there in a step?
+# Two numbers, both measured below. In backward, stage 3 held three layers' worth at most: the layer, its gradient, and
+# the buffer in which the others' parts of that gradient arrive. FSDP does not stand and wait. While one layer computes,
+# the next one is already on its way, and the gradients of the last one are still being exchanged. How many layers'
+# worth is that, at most?
+#
+# Then take two nodes of two ranks each. *Hybrid* sharding cuts the parameters over the two ranks of a node, and each
+# node keeps a copy: only gradients travel between nodes. How many times the model's size leaves a node in a step?
 
 # %%
-guess_gathers = 2 * 4 + 1  # your number
-
-# %% [markdown]
-# Two nodes with two ranks each, and between them a wire that is slow. *Hybrid* sharding cuts the parameters over the
-# two ranks of a node, and keeps a copy on each node: only gradients cross the wire. How many times less crosses than
-# when everything is cut over all four?
-
-# %%
-guess_less = 2.4  # your number
+guess_layers = 1 + 1 + 1 + 2  # your number
+guess_leaves = 2 * 1 / 2  # your number
 
 # %% [markdown]
 # ## Build: parameter by parameter
 #
-# Five rows on four ranks: whose are they? PyTorch's answer, and so ours, is `chunk`: pieces of ⌈5/4⌉ rows, as long as
-# there are any.
+# `fully_shard(module)` makes one *group* of all parameters in `module` that no earlier call has taken. So call it on
+# each layer first, and on the model last: that call takes the rest, the *root* (embedding, last norm and head). A group
+# is gathered at once, and dropped at once.
+#
+# Five rows on four ranks: whose are they? PyTorch's answer, and so ours, is `chunk`: pieces of ⌈5/4⌉ rows, for as long
+# as there are any.
 
 # %%
 from labs.fsdp import fully_shard
@@ -108,16 +107,20 @@ columns = ("placements", "shape", "of it here")
 draw.table([{"rank": r} | dict(zip(columns, seen, strict=True)) for r, seen in enumerate(on_cpu(pieces, ranks=4))])
 
 # %% [markdown]
-# The last rank has nothing of it, and that must be as good as any other shard. The parameter in the module is now a
-# `DTensor` of shape [5, 3] with the placement `Shard(0)`; it says of itself what is where. `layer.weight` is still its
-# name.
+# The last rank has nothing of it. An empty shard is legal: this rank joins every collective and brings only padding.
+# The parameter in the module is now a `DTensor` of shape [5, 3] with the placement `Shard(0)`, and `layer.weight` is
+# still its name.
 #
 # ### Exercise 1: unshard and reshard
 #
-# Fill the parameters of one group from everybody's shards, by **one** collective. `fulls` are tensors whose storage is
-# empty (notebook 04: `untyped_storage().resize_`). They may be bfloat16 while the shards are float32; then bfloat16
-# travels. Use `all_gather(vector, part)` of notebook 04; with N ranks a piece of `full` has `-(-len(full) // N)` rows.
-# Budget: (N − 1)/N of the group, in one collective; nothing stays after `reshard`.
+# Fill the parameters of one group from everybody's shards, by **one** collective. `shards` are plain tensors: this
+# rank's rows of each parameter. `fulls` are tensors whose storage is empty (notebook 04: `untyped_storage().resize_`).
+# They may be bfloat16 while the shards are float32; then bfloat16 travels. Use `all_gather(vector, part)` of notebook
+# 04; with N ranks a piece of `full` has `-(-len(full) // N)` rows.
+#
+# The check looks at every number, on 2 to 4 ranks; at the storages and the shards, which must stay what they are; at
+# the traffic: (N − 1)/N of the group, in one collective; and at the memory: hold at most the table and the full
+# tensors, no third copy, and nothing after `reshard`.
 
 # %%
 from labs.group import all_gather, reduce_scatter
@@ -155,26 +158,27 @@ unsharded = check.unshard_and_reshard(unshard, reshard)
 unsharded
 
 # %% [markdown]
-# (In [labs/sharded.py](../labs/sharded.py) this is `ParameterGroup.gather`, `arrive` and `drop`. It is cut in three for
-# the next step: to send for something and to wait for it are two things.)
+# (In [labs/sharded.py](../labs/sharded.py) this is `ParameterGroup.gather`, `arrive` and `drop`. Three methods, since
+# in what follows it is one thing to start a gather, and another to wait for it.)
 #
 # ## Build: before it is needed
 #
-# Notebook 04 ended with a comb: each rank stood and waited for each gather. Here are the same six layers that only
-# pretend to compute, 5 ms in forward and 10 ms in backward. The wire is now one between two nodes, of 4 Gbit/s, so that
-# a gather takes what the [link](../labs/kit/ranks/link.py) says, however busy your machine is:
+# In notebook 04's timeline (*Measure: time*) each rank waited for each gather. Here is that job once more: six layers
+# that only pretend to compute, 5 ms in forward and 10 ms in backward. The layers are smaller, so that copying them
+# takes little, and the wire is one between two nodes. Now a gather takes at least what the
+# [link](../labs/kit/ranks/link.py) says; a busy machine only adds to it.
 
 # %%
 from labs.kit.ranks.link import Link
 
-wire = Link(nodes=2, bandwidth="4 Gbit/s")
-a_layer = 4 * 1024 * 1024  # bytes
-print(f"{1000 * wire.seconds('all_gather', a_layer / 2, ranks=2):.1f} ms for the gather of a layer, of two ranks")
+SIDE, wire = 256, Link(nodes=2, bandwidth="350 Mbit/s")
+a_layer = 4 * SIDE**2  # bytes
+print(f"the gather of a layer: {1000 * wire.seconds('all_gather', a_layer / 2, ranks=2):.1f} ms at least")
 
 
 def six_layers():
     torch.manual_seed(0)
-    layers = [nn.Linear(1024, 1024, bias=False) for _ in range(6)]
+    layers = [nn.Linear(SIDE, SIDE, bias=False) for _ in range(6)]
     for layer in layers:
         layer.register_forward_hook(lambda *_: time.sleep(0.005))
         layer.register_full_backward_pre_hook(lambda *_: time.sleep(0.01))
@@ -182,19 +186,19 @@ def six_layers():
 
 
 # %%
-def pretend(prepare, steps=8):
+def pretend(prepare, steps=10):
     """A few steps; prepare(layers) -> model, and what is to be called between backward and the next forward."""
     model, finish = prepare(six_layers())
     for _ in range(steps):
-        dist.barrier()
+        dist.barrier()  # so that the ranks begin together
         mark("step")
         mark("forward")
-        loss = model(torch.ones(1, 1024, requires_grad=True)).sum()
+        loss = model(torch.ones(1, SIDE, requires_grad=True)).sum()
         mark("backward")
         loss.backward()
         mark("optimizer")
         finish()
-    mark("end")
+        mark("end")
 
 
 # %%
@@ -204,7 +208,7 @@ def stage_3(layers):
 
 
 def waited(recording, number):
-    """How long rank 0 stood and waited in a step, in ms."""
+    """How long rank 0 waited in a step, in ms."""
     return 1000 * sum(event.waited for event in recording.select(0, number))
 
 
@@ -213,22 +217,26 @@ def quietest(recording):
     return min(range(1, recording.steps), key=partial(waited, recording))
 
 
-comb = on_cpu(pretend, stage_3, ranks=2, record="communication", link=wire).recording
+timed = partial(on_cpu, pretend, ranks=2, record="communication", link=wire)
+comb = timed(stage_3).recording
 print(f"stage 3: rank 0 waited {waited(comb, quietest(comb)):.0f} ms")
 
 # %% [markdown]
 # While a layer computes, the wire is idle. It could carry the next layer:
 #
-# ![Forward of four layers. Above, each gather is sent for when its layer is needed, and gathers and layers take turns.
-# Below, the gather of layer 2 is under way while layer 1 computes, and so on: only the first gather is waited
-# for.](../images/fsdp_prefetch.svg)
+# ![Forward of four layers. Above, each gather starts when its layer is needed: gathers and layers take turns, and one
+# layer is held at a time. Below, the gather of layer 2 is under way while layer 1 computes, and so on: only the first
+# gather is waited for, and two layers are held at a time.](../images/fsdp_prefetch.svg)
 #
 # ### Exercise 2: prefetch
 #
-# `layers` come in the order in which they are used. Each has `gather()`, which sends for its parameters and returns at
-# once, `arrive()`, which waits until they are there, and `drop()`. Call `compute(layer)` for each, when it is there.
-# Budget: the gather of every layer but the first is under way while the one before it computes; never more than **two**
-# layers are here or on their way.
+# `layers` come in the order in which they are used. Each has `gather()`, which starts its all-gather and returns at
+# once; `arrive()`, which waits until it is done; and `drop()`. Call `compute(layer)` for each, when it is there. A
+# layer may come twice: gather it each time it is used.
+#
+# The check notes what happens in which order. The gather of every layer but the first must be under way while the one
+# before it computes; nobody waits for a layer before it is needed; nothing is gathered in vain; and never more than
+# **two** layers are here or on their way. There may be a single layer.
 
 
 # %%
@@ -239,7 +247,7 @@ def prefetched(layers, compute):
     """
     ### BEGIN SOLUTION
     layers[0].gather()
-    for layer, following in zip_longest(layers, layers[1:]):
+    for layer, following in zip(layers, [*layers[1:], None], strict=True):
         layer.arrive()
         if following:
             following.gather()
@@ -252,18 +260,21 @@ check.prefetch(prefetched)
 
 # %% [markdown]
 # A real model does not hand over such a list: its forward is any Python code. How does `fully_shard` know what comes
-# next? It has seen the step before: [labs/prefetch.py](../labs/prefetch.py) remembers the order, and backward takes it
-# from the end. The reduce-scatters overlap too: each travels while the layer before it computes its gradient.
+# next? Ours remembers the order of the last forward ([labs/prefetch.py](../labs/prefetch.py)). PyTorch's needs no
+# memory in forward: on a GPU, Python runs ahead of the device, and issues the next gather on a stream of its own. In
+# backward both go through this step's forward order from the end. The reduce-scatters overlap, too: layer 4's gradients
+# travel while layer 3 computes its own.
 #
-# You may set what is sent for yourself. So here is the same job with 0, 1, 2 and all six layers ahead:
+# You may also say yourself what is to be gathered ahead. Here is the same job with none, one, two and all five others.
+# (The last layer stays gathered after its forward, since backward begins with it.)
 
 
 # %%
 def ahead(number, layers):
-    """fully_shard, with `number` layers sent for before they are needed."""
+    """fully_shard, with `number` layers gathered before they are needed."""
     mesh = Mesh((dist.get_world_size(),), ("dp",))
     for layer in layers:
-        fully_shard(layer, mesh=mesh)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=layer is not layers[-1])
     for i, layer in enumerate(layers):
         layer.set_modules_to_forward_prefetch(layers[i + 1 : i + 1 + number])
         layer.set_modules_to_backward_prefetch(layers[max(i - number, 0) : i][::-1])
@@ -273,51 +284,69 @@ def ahead(number, layers):
 
 
 AHEAD = (0, 1, 2, 5)
-talk = {n: on_cpu(pretend, partial(ahead, n), ranks=2, record="communication", link=wire).recording for n in AHEAD}
+talk = {n: timed(partial(ahead, n)).recording for n in AHEAD}
 held = {n: on_cpu(pretend, partial(ahead, n), 3, ranks=2, record="memory").recording for n in AHEAD}
 
 # %%
-draw.timeline(comb, talk[1], step=2, names=("stage 3", "one layer ahead"))
-
-# %%
-rows = {"stage 3": comb} | {f"fully_shard, {n} ahead": talk[n] for n in AHEAD}
-draw.table([{"": name, "rank 0 waited": f"{waited(each, quietest(each)):.0f} ms"} for name, each in rows.items()])
+quiet = {n: quietest(each) for n, each in talk.items()}
+draw.timeline(comb, talk[1], step=(quietest(comb), quiet[1]), names=("stage 3", "one layer ahead"))
 
 # %% [markdown]
-# With one layer ahead hardly more than the first gather and the last reduce-scatter is waited for. (Each in its
-# quietest step: whatever else your machine does comes on top.) A second one brings nothing here: a gather is shorter
-# than a layer. And what does it cost? Move the slider, and look at the peak below:
+# Each job is drawn in the step in which rank 0 waited least. (As in notebook 04, the reduce-scatter is drawn as an
+# all-to-all. The narrow phase at the end is the optimizer's; at the barrier after it the ranks only wait for each
+# other.) In numbers:
 
 # %%
-play.prefetch(talk, held, step=2, begin=1)
-
-# %%
-peaks = {n: held[n].steady(rank=0)["peak"] for n in AHEAD}
-assert peaks[0] < peaks[1] < peaks[2] < peaks[5]
-more = {n: round((peaks[n] - peaks[0]) / a_layer, 1) for n in AHEAD}
-draw.table([{"layers ahead": n, "peak, bytes": peaks[n], "more, in layers": more[n]} for n in AHEAD])
+jobs = {"stage 3": comb} | {f"fully_shard, {n} ahead": talk[n] for n in AHEAD}
+least = {name: waited(each, quietest(each)) for name, each in jobs.items()}
+assert least["fully_shard, 1 ahead"] < least["stage 3"]
+times = {name: f"{ms / least['stage 3']:.2f} × as long" for name, ms in least.items()}
+draw.table([{"": name, "rank 0 waited": f"{least[name]:.1f} ms", "as stage 3": times[name]} for name in jobs])
 
 # %% [markdown]
-# All layers ahead is the whole model at once: what stage 3 was there to avoid. (The peak is in backward, where
-# gradients are held as well, so one more layer in flight is not always one more at the peak.)
+# Even with none ahead the reduce-scatters overlap. One layer ahead removes most of the rest. What must remain is the
+# first gather and the last reduce-scatter: while they travel, this rank has nothing to compute. (The ranks wait for
+# each other, too, and the more so the busier your machine is.) A second layer ahead has little left to win, since a
+# gather is shorter than a layer's compute. And what does it cost? Move the slider, and look at the memory below the
+# timeline. (There, all phases are drawn equally wide.)
+
+# %%
+play.prefetch(talk, held, quiet, begin=2)
+
+
+# %%
+def in_flight(recording, phase):
+    """The most that rank 0 holds of gathered layers and of gradients on their way, in a steady step, in layers."""
+    spans = [span for span in recording.spans if (span.rank, span.name) == (0, phase)][1:]
+    line = recording.during(0, None, ["comm", "temporary"])
+    most = min(max(size for at, size in line if span.start <= at < span.end) for span in spans)
+    return round(most / a_layer, 1)
+
+
+phases = {n: {phase: in_flight(held[n], phase) for phase in ("forward", "backward")} for n in AHEAD}
+draw.table([{"layers ahead": n} | phases[n] for n in AHEAD], caption="at most in flight, in layers")
+
+# %% [markdown]
+# In forward it takes two places even with none ahead: as a layer arrives, it is there twice for a moment, in the table
+# and in full. With one ahead, the next layer takes the second place. Each further one adds a layer, and with five the
+# whole model is there: just what stage 3 was to avoid. In backward there are gradients besides: the layer's own, and
+# those of the last one, as they are sent and as they come.
 #
 # ## Build: over two axes
 #
-# With 512 ranks, each gather goes through 512 of them, most on other nodes. **Hybrid sharding** (HSDP) cuts over the
-# ranks of a node alone, and copies over nodes: ranks as a grid of *replicas* × *shards*.
-
-# %%
-print(Mesh((2, 2), ("replicate", "shard"), rank=1))
-
-# %% [markdown]
-# Parameters are gathered along `shard`. But a gradient is to be the mean over *all* ranks, since each has read its own
-# part of the batch.
+# With 512 ranks, every gather is a ring of 512, and most of them are on other nodes. **Hybrid sharding** (HSDP) cuts
+# over the ranks of a node alone, and copies over the nodes: notebook 05's grid of *replicas* × *shards*. Parameters are
+# gathered along `shard`. But a gradient is to be the mean over *all* ranks, since each has read its own part of the
+# batch.
 #
 # ### Exercise 3: the gradient of HSDP
 #
 # Given is this rank's whole gradient. Return its piece of the mean over both axes. `mesh.get_group("shard")` is the
-# group of an axis, `mesh.size("shard")` how many ranks it has; `reduce_scatter(vector, group)` is notebook 04's. Budget
-# on 2 × 2 ranks: 1.00 × the gradient, half of it along `replicate`.
+# group of an axis, `mesh.size("shard")` how many ranks it has; `reduce_scatter(vector, group)` is notebook 04's. Keep
+# the dtype, and return a tensor of its own, no view.
+#
+# The check tries grids of up to 2 × 3 ranks, also n × 1 and 1 × n, in three dtypes. All replicas must get the same
+# bits. Budget on 2 × 2 ranks: 1.00 × the gradient, half of it along `replicate`; and no third copy in memory.
 
 
 # %%
@@ -337,10 +366,10 @@ def hsdp_gradient(gradient, mesh):
 check.hsdp_gradient(hsdp_gradient)
 
 # %% [markdown]
-# ### A bug of the field
+# ### A bug from the field
 #
-# The symptom: training runs, the loss goes down on every rank, no error, no warning that anybody reads. Yet the ranks'
-# parameters differ. Somebody had asked for `HYBRID_SHARD` on a mesh of n × 1. Here is what happened, in small: two
+# The symptom: training runs, the loss goes down on every rank, there is no error, only a `UserWarning`. Yet the ranks'
+# parameters differ. Somebody had asked for `HYBRID_SHARD` on a mesh of n × 1. Here is what happened, in miniature: two
 # replicas, *one* shard, and the gradient averaged along `shard` only.
 
 
@@ -365,19 +394,16 @@ def as_it_was(gradient, mesh):
 print(f"the loss falls on both ranks: {falls and falls_too}; they have the same parameters: {one == other}")
 
 # %% [markdown]
-# FSDP1 saw one shard, took `NO_SHARD` for `HYBRID_SHARD`, and went on averaging over the group of one rank
-# ([pytorch#154888](https://github.com/pytorch/pytorch/issues/154888), June 2025; with DDP, and with `NO_SHARD` asked
-# for outright, the ranks agreed). The check above tries n × 1, too. Whatever you use: compare a parameter between
-# replicas once, after a few steps.
+# FSDP1 saw a single shard, switched from `HYBRID_SHARD` to `NO_SHARD`, and averaged over the shard group: one rank
+# ([pytorch#154888](https://github.com/pytorch/pytorch/issues/154888), 2025; with `NO_SHARD` asked for outright, the
+# ranks agreed). In 2026 the same bug was met in production
+# ([verl#7493](https://github.com/verl-project/verl/issues/7493)). Your function of exercise 3 was tried on n × 1, too.
+# Whatever you use: after a few steps, compare a parameter between replicas once. (And compare them before the first
+# step: our `fully_shard` does, PyTorch's does not.)
 #
 # ## Build: all of it
 #
-# The table at the head of [labs/fsdp.py](../labs/fsdp.py) says what became of stage 3:
-
-# %%
-import labs.fsdp
-
-print(labs.fsdp.__doc__.split("vectors `zero` has:")[1].split("Names and")[0].strip("\n"))
+# Now the whole GPT, each layer a group. `train` is notebook 04's.
 
 
 # %%
@@ -420,32 +446,20 @@ job = partial(on_cpu, train)
 FSDP = partial(fully, (4,), by_layer)
 
 # %% [markdown]
-# Does your exercise 1 carry it? In this job your functions stand in the places of the course's (without prefetch, since
-# your `unshard` waits):
+# Do your functions of exercise 1 carry it? Where they passed, they take the course's places in this job. (Nothing is
+# gathered ahead then, since your `unshard` waits.)
 
 # %%
-from labs.sharded import ParameterGroup
+from labs.kit.exercises import unshard_with
 
 
 def yours(model):
-    """FSDP, gathered and dropped by the functions of exercise 1, where they passed."""
-
-    def arrive(group):
-        if group.arriving and not group.gathered:
-            unshard([p.local for p in group.parameters], [p.full.data for p in group.parameters])
-            group.gathered, group.arriving = True, None
-            for p in group.parameters:
-                p.versions.allow()
-
-    def gather(group, smaller=None):
-        group.taken, group.arriving = group.versions(), not group.gathered
-
+    """FSDP, gathered and dropped by the functions of exercise 1, if they passed."""
     if unsharded:
-        ParameterGroup.gather, ParameterGroup.arrive = gather, arrive
+        unshard_with(unshard, reshard)
     return FSDP(model)
 
 
-# %%
 mine, courses = job(yours, ranks=4), job(FSDP, ranks=4)
 assert [losses for losses, _ in mine] == [losses for losses, _ in courses]
 print("exercise 1, if it passed, in the course's place: the same losses, to the last bit")
@@ -454,7 +468,7 @@ print("exercise 1, if it passed, in the course's place: the same losses, to the 
 # ## Measure: numbers
 #
 # The test of notebooks 03 and 04, in float64: four ranks against one process that takes their parts one after the
-# other. FSDP1 had names for four settings that people still ask for. In FSDP2 they are a mesh and
+# other. FSDP1 had names for four settings, and people still ask for them. In FSDP2 they are a mesh and
 # `reshard_after_forward`:
 
 # %%
@@ -487,21 +501,13 @@ off = {name: max((p - expected[key]).abs().max() for key, p in trained[name].ite
 draw.table([{"": name, "within 1e-12 of one process": bool(off[name] < 1e-12)} for name in SETTINGS])
 
 # %% [markdown]
-# ## Measure: the four strategies
+# ## Measure: bytes
 #
-# What each sends, and holds. The formula for what it sends is short. With S shards and R replicas, for a group of n
-# bytes: each gather (S − 1)/S n, the reduce-scatter as much, the all-reduce between replicas 2 (R − 1)/R n/S.
-
-# %%
-layer, whole = 4 * sum(sizes[1:10]), 4 * sum(sizes)  # bytes, in float32
-
-
-def on_paper(name):
-    """What a rank sends in a step, and what it holds of P, G and S together, without counters."""
-    (replicas, shards), reshard = SETTINGS[name]
-    gathered = whole + (4 * layer if reshard else 0)  # the layers once more; the root only once
-    reduced = 2 * (replicas - 1) / replicas * whole / shards
-    return (gathered + whole) * (shards - 1) / shards + reduced, 4 * whole / shards
+# What does each setting send, and what does it hold? With S shards and R replicas, for a group of n bytes: each gather
+# sends (S − 1)/S n, the reduce-scatter as much, the all-reduce between replicas 2 (R − 1)/R n/S. A layer is gathered
+# twice where it is resharded after forward; the root is gathered once in any case, since it stays there from forward to
+# backward. [labs/cost/fully_sharded.py](../labs/cost/fully_sharded.py) adds that up, and what is held. Beside the four
+# stands stage 3 of notebook 04.
 
 
 # %%
@@ -522,28 +528,74 @@ def ledgers(ways, micro_batches=1):
     return found
 
 
-# %%
-ours = ledgers({name: partial(setting, name) for name in SETTINGS})
-counters = 4 * len(sizes)  # AdamW counts its steps, in 4 bytes for each parameter
-for name, each in ours.items():
-    assert (each["sent"], sum(each[kind] for kind in "PGS") - counters) == on_paper(name)
+def as_in_the_table(name, model):
+    """The training of a model as the row of this name has it."""
+    return strategies.set_up(strategies.ROWS[name], model)[0]
+
 
 # %%
-KINDS = ("sent", "collectives", "P", "G", "S", "comm", "peak")
-draw.table([{"": name, **{kind: each[kind] for kind in KINDS}} for name, each in ours.items()], caption="bytes, rank 0")
+ours = ledgers({name: partial(setting, name) for name in SETTINGS} | {"stage 3": partial(as_in_the_table, "zero-3")})
+on_paper = cost.Job(CONFIG, batch=1, ranks=4)
+predicted = {name: cost.fsdp(on_paper, reshard, replicas) for name, ((replicas, _), reshard) in SETTINGS.items()}
+predicted["stage 3"] = cost.zero(on_paper, stage=3)
+
+
+def beside(name, kind):
+    """What the formula says and what was measured, bytes."""
+    return predicted[name].sent if kind == "sent" else getattr(predicted[name].held, kind), ours[name][kind]
+
+
+exact = [beside(name, kind) for name in ours for kind in ("sent", "P", "G", "S", "comm")]
+assert all(said == measured for said, measured in exact)
+draw.ledger({f"{name}: {kind}": beside(name, kind) for name in ours for kind in ("sent", "peak")}, within=0.05)
+
 
 # %%
-check.predict("All-gathers in a step?", guess_gathers, ours["FULL_SHARD"]["collectives"] - 5, reason="And 5 reduces.")
+def table(found):
+    """The ledgers of rank 0, in bytes, a row each."""
+    kinds = ("sent", "collectives", "P", "G", "S", "comm", "peak")
+    return draw.table([{"bytes": name} | {kind: each[kind] for kind in kinds} for name, each in found.items()])
+
+
+table(ours)
+
+# %%
+layer, whole = 4 * sum(sizes[1:10]), 4 * sum(sizes)  # bytes, in float32
+root = whole - 4 * layer
+in_flight = (ours["FULL_SHARD"]["comm"] - root) // layer
+check.predict("How many layers' worth, beside the root?", guess_layers, in_flight, reason="See FULL_SHARD, below.")
 
 # %% [markdown]
-# Formula and measurement agree to the byte. In the table, begin with what you know:
+# Formula and measurement agree to the byte; the peaks nearly do. In the table, begin with what you know:
 #
-# - `NO_SHARD` is DDP: everything held whole, one all-reduce. (One shard, so nothing is gathered.)
+# - `NO_SHARD` sends what DDP sends, in five all-reduces, one for each group. It is no substitute for DDP: it holds a
+#   second copy of the parameters, since each group is still copied from its "shard" into full tensors (see `comm`).
 # - `SHARD_GRAD_OP` sends as little, and holds a quarter of P, G and S; its price is in `comm`: from forward to backward
-#   the whole model is there. It is not ZeRO's stage 2, which holds P whole at rest.
-# - `FULL_SHARD` sends half as much again, for a peak that does not have the whole model in it.
+#   the whole model is there. It is not ZeRO's stage 2, which holds P whole at rest. Llama 3 was trained so (arXiv
+#   2407.21783, section 3.3.2). Why shard P at all, then,
+#   [a reader asked](https://github.com/meta-llama/llama3/issues/303). It costs nothing, and G and S, which are three
+#   quarters here, never come together.
+# - `FULL_SHARD` sends nearly half as much again. In backward about five layers are in flight: the one that computes,
+#   its gradients, the next one on its way, and the gradients of the last one, as they are sent and as they come. Beside
+#   them there is the root (and the gradient of the head, which waits for the rest of the root). That is two layers and
+#   the root more than stage 3 needs: the price of overlap.
 # - `HYBRID_SHARD` holds twice as much of P, G and S as `FULL_SHARD`. Whether it pays depends on the wire: see below.
 #
+# Our model has four layers, so five in flight are more than the whole model. With more layers it is otherwise:
+
+
+# %%
+def in_comm(depth, reshard):
+    """`comm` in percent of a model of so many layers."""
+    config = replace(CONFIG, depth=depth)
+    held = cost.fsdp(cost.Job(config, batch=1, ranks=4), reshard).held
+    return round(100 * held.comm / (4 * sum(cost.parameter_sizes(config))))
+
+
+ways = {"FULL_SHARD: comm, % of P": True, "SHARD_GRAD_OP": False}
+draw.table([{"layers": n} | {name: in_comm(n, reshard) for name, reshard in ways.items()} for n in (4, 16, 80)])
+
+# %% [markdown]
 # ## Measure: how large is a group?
 #
 # `FULL_SHARD` by itself says little: what counts is on which modules you call `fully_shard`. Three ways: on the model
@@ -559,64 +611,36 @@ def by_size(model, least=30_000):
 WRAPS = {"root only": lambda model: (), "by size": by_size}
 wrapped = ledgers({name: partial(fully, (4,), parts) for name, parts in WRAPS.items()})
 wrapped = {"root only": wrapped["root only"], "each layer": ours["FULL_SHARD"], "by size": wrapped["by size"]}
-draw.table([{"": name, **{kind: each[kind] for kind in KINDS}} for name, each in wrapped.items()])
-
-# %%
 assert wrapped["root only"]["peak"] > wrapped["each layer"]["peak"] > wrapped["by size"]["peak"]
-assert wrapped["root only"]["collectives"] < wrapped["each layer"]["collectives"] < wrapped["by size"]["collectives"]
+table(wrapped)
 
 # %% [markdown]
-# P, G and S are the same in all three: *at rest* they are equally sharded. But with the root only, the whole model is
-# gathered at once, and nothing can overlap: the commonest mistake with FSDP, and no number at rest tells of it. Small
-# groups have low peaks and many short messages. A layer of a transformer is a good group, almost always.
+# P, G and S are the same in all three: *at rest* they are equally sharded. With the root only, the whole model is
+# gathered at once, and nothing can overlap. It even sends less (a single group, gathered once: `SHARD_GRAD_OP`), so
+# neither what is sent nor what is held at rest gives it away. PyTorch's docstring warns: "Users generally should *not*
+# call `fully_shard` only on the topmost root module." Small groups have low peaks and many short messages. (They send a
+# little less, as the layers' norms fall to the root.) A layer of a transformer is nearly always a good group.
 #
 # ## The knobs
 #
 # **Mixed precision** is a policy: shards in float32 (so the optimizer has its masters), what is gathered in bfloat16,
-# gradients reduced in float32. Per parameter, at rest, 4 + 4 + 8 bytes over N; on the wire, 2 for a gather and 4 for a
-# reduce.
+# gradients reduced in float32. A parameter is then 4 + 4 + 8 bytes over N at rest; on the wire it is 2 in a gather, and
+# its gradient 4 in a reduce-scatter.
 
 # %%
 from labs.sharded import MixedPrecisionPolicy
 
 bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 low = ledgers({"bfloat16": partial(setting, "FULL_SHARD", mp_policy=bf16)})["bfloat16"]
-gathers, reduces = (whole + 4 * layer) * 3 / 4, whole * 3 / 4
-assert low["sent"] == gathers / 2 + reduces
+assert low["sent"] == cost.fsdp(on_paper, itemsize=2).sent
 assert all(low[kind] == ours["FULL_SHARD"][kind] for kind in "PGS")
-both = {"float32": ours["FULL_SHARD"], "bfloat16": low}
-draw.table([{"": name, **{kind: each[kind] for kind in KINDS}} for name, each in both.items()])
+table({"float32": ours["FULL_SHARD"], "bfloat16": low})
 
 # %% [markdown]
-# **float16** needs a factor for the loss, since small gradients would be zero (notebook 03's last part and
-# [labs/precision.py](../labs/precision.py)). With shards there is one thing to mind: an overflow is seen by the rank
-# that has that shard, and all of them must skip the step. `LossScale.update` asks everybody.
-
-# %%
-from labs.precision import LossScale
-
-
-def half(steps=6):
-    """In each step: was it taken?"""
-    model, scale, taken = float32(), LossScale(2.0**19), []
-    training = setting("FULL_SHARD", model, mp_policy=replace(bf16, param_dtype=torch.float16))
-    for x, y in batches[:steps]:
-        factor = scale.value
-        scale(model(x[:1], y[:1])).backward()
-        shards = [p.grad.to_local() for p in model.parameters()]
-        taken.append(scale.update(SimpleNamespace(grad=shard) for shard in shards))
-        for shard in shards:
-            shard /= factor
-        training.optimizer.step() if taken[-1] else None
-        training.optimizer.zero_grad()
-    return taken
-
-
-# %%
-taken, *others = on_cpu(half, ranks=4)
-print(f"all ranks decide alike: {all(other == taken for other in others)}; the first step was taken: {taken[0]}")
-
-# %% [markdown]
+# (**float16** needs a scaled loss as well, since small gradients would be zero. An overflow is seen only by the rank
+# that has that shard, but all ranks must skip the step: `LossScale` in [labs/precision.py](../labs/precision.py) asks
+# everybody.)
+#
 # **Accumulation.** Each micro-batch reduces its gradients, unless `set_requires_gradient_sync(False)` says not to. Then
 # whole gradients stay on each rank until the last one. With four micro-batches:
 
@@ -636,14 +660,15 @@ def last_only(model):
     return replace(training, backward=every)
 
 
-WAYS = {"each time": partial(setting, "FULL_SHARD"), "the last time": last_only}
+WAYS = {"reduced each time": partial(setting, "FULL_SHARD"), "reduced the last time": last_only}
 four = ledgers(WAYS, micro_batches=4)
-assert four["each time"]["sent"] - four["the last time"]["sent"] == 3 * whole * 3 / 4
-draw.table([{"reduced": name, **{kind: each[kind] for kind in KINDS}} for name, each in four.items()])
+assert four["reduced each time"]["sent"] - four["reduced the last time"]["sent"] == 3 * whole * 3 / 4
+table(four)
 
 # %% [markdown]
-# Three of four reduce-scatters are gone, and the peak has the whole gradient in it. The gathers stay: they are not a
-# matter of gradients. (To keep P as well, `reshard_after_forward=False` and `set_reshard_after_backward(False)`.)
+# Three of four reduce-scatters are gone, and whole gradients are held (they count as `comm`). The gathers stay: they
+# have nothing to do with gradients. (To keep P as well, `reshard_after_forward=False` and
+# `set_reshard_after_backward(False)`.)
 #
 # **CPU offload** keeps shards, their gradients and the optimizer's state in the CPU's memory: `CPUOffloadPolicy()`.
 # Each gather then begins with a copy to the device, and the step itself runs on the CPU. Our device *is* the CPU, so
@@ -651,59 +676,58 @@ draw.table([{"reduced": name, **{kind: each[kind] for kind in KINDS}} for name, 
 #
 # ## Measure: two nodes
 #
-# Four ranks, two nodes, and between them 200 Mbit/s and 1 ms: a cluster, only slower. The link's arithmetic tells how
-# long a step has the wire busy; both groups of an axis share it:
+# Four ranks, two nodes, and between them notebook 05's wire. The link's arithmetic tells how long a step has the wire
+# busy, at the least; both groups of an axis share it. Then the real jobs:
 
 # %%
 slow = Link(nodes=2, bandwidth="200 Mbit/s", latency=1e-3)
-groups = [whole - 4 * layer, *[layer] * 4]  # bytes: the root, and the layers
+LAYOUTS = {  # the groups of ranks along `shard`, and along `replicate`
+    "FULL_SHARD": ([(0, 1, 2, 3)], [(0,), (1,), (2,), (3,)]),
+    "HYBRID_SHARD": ([(0, 1), (2, 3)], [(0, 2), (1, 3)]),
+}
 
 
 def on_the_wire(shard, replicate):
-    """Seconds of a step; shard, replicate: along each axis, the groups of ranks."""
+    """Seconds of a step."""
     seconds = 0
-    for number, size in enumerate(groups):
+    for size, gathers in ((root, 1), *[(layer, 2)] * 4):
         for ranks in shard:
             gather = slow.seconds("all_gather", size / len(ranks), 4, ranks)
-            seconds += (2 if number else 1) * gather + slow.seconds("all_to_all", size, 4, ranks)
+            seconds += gathers * gather + slow.seconds("all_to_all", size, 4, ranks)
         seconds += sum(slow.seconds("all_reduce", size / len(shard[0]), 4, ranks) for ranks in replicate)
     return seconds
 
 
 # %%
-LAYOUTS = {
-    "FULL_SHARD": ([(0, 1, 2, 3)], [(0,), (1,), (2,), (3,)]),
-    "HYBRID_SHARD": ([(0, 1), (2, 3)], [(0, 2), (1, 3)]),
-    "HYBRID_SHARD, axes exchanged": ([(0, 2), (1, 3)], [(0, 1), (2, 3)]),
-}
-busy = {name: on_the_wire(*layout) for name, layout in LAYOUTS.items()}
-draw.table([{"by the link's arithmetic": name, "a step, s": round(s, 3)} for name, s in busy.items()])
-
-# %% [markdown]
-# In the last row parameters are cut *across* the nodes and copied inside them: the same mesh, its axes in the other
-# order, and slower than no hybrid at all. So what talks most goes last, along neighbours. Now the real jobs:
-
-# %%
-felt, crossing = {}, {}
-for name in ("FULL_SHARD", "HYBRID_SHARD"):
+rows, leaves = [], {}
+for name, layout in LAYOUTS.items():
     recording = job(partial(setting, name), ranks=4, link=slow, record="communication", tell=name).recording
-    crossing[name] = recording.across(0, 2) + recording.across(1, 2)  # all that leaves node 0
-    felt[name] = min(span.end - span.start for span in recording.step_spans(0)[1:])
-seconds = {name: {"predicted": f"{busy[name]:.2f} s", "measured": f"{felt[name]:.2f} s"} for name in felt}
-draw.table([{"": name, "leaves a node, bytes": crossing[name], **seconds[name]} for name in felt])
+    leaves[name] = recording.across(0, 2) + recording.across(1, 2)  # all that leaves node 0
+    felt = min(span.end - span.start for span in recording.step_spans(0)[1:])
+    seconds = {"wire busy, at least": f"{on_the_wire(*layout):.2f} s", "a step took": f"{felt:.2f} s"}
+    rows.append({"": name, "leaves a node, bytes": leaves[name], **seconds})
+draw.table(rows)
 
 # %%
-less = crossing["FULL_SHARD"] / crossing["HYBRID_SHARD"]
-check.predict("How many times less crosses?", guess_less, round(less, 2), unit="times", reason="Only gradients cross.")
+times = leaves["HYBRID_SHARD"] / whole
+check.predict(
+    "How many times the model's size leaves a node?",
+    guess_leaves,
+    times,
+    reason="Two ranks, half a gradient each, all-reduced.",
+)
 
 # %% [markdown]
-# Where it wins: a model whose P, G and S fit over the ranks of one node, and a wire between nodes that is slower than
-# inside. Where it loses: memory, since P, G and S are divided by a node's ranks and not by all; and on a wire that is
-# equally quick everywhere there is little to win.
+# What a step takes beyond the wire is compute and Python, much the same in both. (And the mesh's axes in the other
+# order? Notebook 05 measured that: what talks most goes last.)
+#
+# Where hybrid sharding wins: a model whose P, G and S fit over the ranks of one node, and a wire between nodes that is
+# slower than the one inside. Where it loses: memory, since P, G and S are divided by a node's ranks and not by all; and
+# on a wire that is equally quick everywhere there is little to win.
 #
 # ## Native
 #
-# All these names are PyTorch's, so the same lines do, with its own mesh. The same settings, the same ledgers:
+# All these names are PyTorch's, so the same lines do, with its own mesh. First the numbers, then the same ledgers:
 
 # %%
 from torch.distributed import fsdp
@@ -720,22 +744,24 @@ def torchs(name, model):
     return Training(partial(backward, model), adamw(trainable(model)), trainable(model), partial(full, model))
 
 
+names = list(SETTINGS)
+kept = on_cpu(lambda: {n: train(partial(torchs, n), float64, keep=True)[1] for n in names}, ranks=4)[0]
+assert all((p - expected[key]).abs().max() < 1e-12 for n in names for key, p in kept[n].items())
+print(f"PyTorch's {', '.join(names)}: within 1e-12 of one process")
+
 # %%
 theirs = ledgers({name: partial(torchs, name) for name in SETTINGS})
 same = ("sent", "collectives", "P", "G", "S")
 assert all(theirs[name][kind] == ours[name][kind] for name in SETTINGS for kind in same)
-rows = [(name, each) for name in SETTINGS for each in ((f"{name}: ours", ours[name]), ("PyTorch's", theirs[name]))]
-draw.table([{"": who, **{kind: each[kind] for kind in KINDS[:5]}} for _, (who, each) in rows], caption="bytes, rank 0")
-
-# %%
-names = list(SETTINGS)
-kept = on_cpu(lambda: {n: train(partial(torchs, n), float64, keep=True)[1] for n in names}, ranks=4)[0]
-off = {n: max((p - expected[key]).abs().max() for key, p in kept[n].items()) for n in names}
-draw.table([{"PyTorch's": name, "within 1e-12 of one process": bool(off[name] < 1e-12)} for name in names])
+for name, (_, reshard) in SETTINGS.items():
+    theirs[name] |= {} if reshard else {"comm": "(version)", "peak": "(version)"}
+pairs = ({f"{name}: ours": ours[name], f"{name}: PyTorch's": theirs[name]} for name in SETTINGS)
+table({who: each for pair in pairs for who, each in pair.items()})
 
 # %% [markdown]
-# The same bytes, the same number of collectives, the same P, G and S. (What both hold in `comm` differs: on the CPU,
-# PyTorch's waits for each collective, and so has less in flight than ours.)
+# The bytes sent, the number of collectives, P, G and S are the same. In flight PyTorch's has about a layer less: it
+# reduces from one buffer, where our all-to-all has two. (Where nothing is resharded, what it holds depends on PyTorch's
+# version: from 2.15 on one buffer is freed earlier.)
 #
 # ### From FSDP1 to FSDP2
 #
@@ -749,26 +775,39 @@ draw.table([{"PyTorch's": name, "within 1e-12 of one process": bool(off[name] < 
 # | `CPUOffload(offload_params=True)` | `CPUOffloadPolicy()` |
 # | `with model.no_sync():` | `model.set_requires_gradient_sync(False)` |
 # | `backward_prefetch=BACKWARD_PRE` | by itself; or `set_modules_to_backward_prefetch` |
-# | `model.clip_grad_norm_(1.0)` | `torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)` |
+# | `forward_prefetch=True` | `set_modules_to_forward_prefetch` |
+# | `limit_all_gathers=True` | nothing: it is not needed |
+# | `ignored_states` | `ignored_params` |
 # | `use_orig_params=True` | always |
-# | `sync_module_states=True`, `param_init_fn` | build on `meta`, shard, `to_empty`, then fill the shards |
-# | `FSDP.state_dict_type(model, ...)` | `model.state_dict()`, of DTensors: each has `.full_tensor()` |
+# | `model.clip_grad_norm_(1.0)` | `torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)` |
+# | `param_init_fn` | build on `meta`, shard, `model.to_empty(device=...)`, then initialize |
+# | `sync_module_states=True` | `set_model_state_dict` with `full_state_dict=True, broadcast_from_rank0=True` |
+# | `FSDP.state_dict_type(model, ...)` | `model.state_dict()`, of DTensors |
+# | `FSDP.summon_full_params(model)` | a parameter's `full_tensor()`, or a module's `unshard()` |
 #
+# (`set_model_state_dict` is in `torch.distributed.checkpoint.state_dict`; it takes these two as `StateDictOptions`.)
 # `fully_shard` changes the model in place, so what it returns may be thrown away; and the optimizer is made *after* it.
-#
+
+# %% [markdown]
 # ## Why, and why not
 #
 # **Why**: a model that does not fit, at stage 3's price in bytes and, with prefetch, at hardly any in time, as long as
 # a layer's compute is longer than its gather: T > F/W tokens at once, as in notebook 04. And the parameters keep their
-# names, so what stands around the model (optimizers, checkpoints, LoRA, quantisation) hardly knows of it.
+# names, so what stands around the model (optimizers, checkpoints, LoRA, quantisation) hardly has to know. Against FSDP1
+# it is not slower: on Llama-7B and 8 H100s,
+# [torchtitan's notes](https://github.com/pytorch/torchtitan/blob/main/docs/fsdp.md) tell of a higher MFU (a better use
+# of the GPUs), 7% less memory at the peak, and the same loss curve.
 #
 # **Why not**: with micro-batches of few tokens nothing hides the gathers. With many ranks each gather has many steps of
 # latency: then HSDP, or fewer data-parallel ranks and another axis. If ranks take different ways through the model, as
 # with experts of their own, collectives of different layers meet; PyTorch's does not notice where they are of one size
-# (ours compares the order, and says so). And it does not touch activations.
+# (ours compares the order, and says so). And it does nothing about activations.
+
+# %% [markdown]
+# ### A way out
 #
-# **A way out**: the same without the course's laboratory. Save it as `train.py` in the root of the repository, and run
-# `torchrun --nproc-per-node 4 train.py`:
+# PyTorch's `fully_shard` and an ordinary script; of the course only the data and the model. Save it as `train.py` in
+# the root of the repository, and run `torchrun --nproc-per-node 4 train.py`:
 #
 # ```python
 # import torch
@@ -820,15 +859,15 @@ draw.table([{"PyTorch's": name, "within 1e-12 of one process": bool(off[name] < 
 #
 # <details><summary>What does sharding by parameter cost against one flat vector, and what does it give?</summary>
 #
-# Padding for each parameter, and a copy out of what was gathered. It gives each parameter its name, dtype, place in the
-# optimizer and in the state dict, and lets frozen and trained ones share a gather. The messages are as few.
+# Padding for each parameter, and a copy out of what was gathered. It gives each parameter its name and its own place in
+# the optimizer and in the state dict, and lets frozen and trained ones share a gather. The messages are as few.
 # </details>
 #
-# <details><summary>At which moment must the gather of layer 3 be sent for, in forward and in backward, and how many
-# layers are then held?</summary>
+# <details><summary>When must the gather of layer 3 start, in forward and in backward, and how many layers are then
+# held?</summary>
 #
-# In forward when layer 2 begins, in backward when layer 4 begins; two. The gradient of layer 4 is reduced while layer 3
-# computes its own.
+# In forward when layer 2 begins, in backward when layer 4 begins; two. The gradients of layer 4 are reduced while layer
+# 3 computes its own.
 # </details>
 #
 # <details><summary>Two nodes of eight ranks. Which axis of the mesh comes last, what crosses the wire, and what does it
@@ -850,7 +889,8 @@ draw.table([{"PyTorch's": name, "within 1e-12 of one process": bool(off[name] < 
 # | numbers | one process's | within 1e-12, in float64 | within 1e-12, in float64 |
 #
 # **Read on**: [labs/fsdp.py](../labs/fsdp.py), [labs/sharded.py](../labs/sharded.py) and
-# [labs/prefetch.py](../labs/prefetch.py), in this order. Zhao et al., 2023, *PyTorch FSDP: Experiences on Scaling Fully
+# [labs/prefetch.py](../labs/prefetch.py), in this order; the head of the first has a table of what became of stage 3,
+# event by event. Zhao et al., 2023, *PyTorch FSDP: Experiences on Scaling Fully
 # Sharded Data Parallel* (arXiv 2304.11277), which is about FSDP1. PyTorch's tutorial *Getting Started with Fully
 # Sharded Data Parallel (FSDP2)*.
 #

@@ -16,10 +16,12 @@ import torch.distributed as dist
 
 from labs import collectives
 from labs.data import Batches, corpus
+from labs.fsdp import fully_shard
 from labs.group import all_gather, reduce_scatter, reduce_scatter_single
 from labs.kit import check
 from labs.kit.checks.job import failed
-from labs.kit.launch import RankError
+from labs.kit.exercises import unshard_with
+from labs.kit.launch import RankError, run
 from labs.model import GPT, PRESETS
 from tests.wrong_answers.answers import ANSWERS, let_past
 from tests.wrong_answers.fsdp import ahead, averaged, fill, pieces_of, reshard, side_by_side, unshard
@@ -182,8 +184,8 @@ def averaged_in_two_steps_along_each_axis(gradient, mesh):
 
 LINES = {
     "unshard_and_reshard": (
-        "✓ unshard_and_reshard: you sent 0.75 × the group in {}, and held {} × of it meanwhile, 0.00 × afterwards; the "
-        "least possible is 0.75 × in 1, and 0.00 ×"
+        "✓ unshard_and_reshard: you sent 0.75 × the group in {}; the least possible is 0.75 × in 1. You held {} × of "
+        "it meanwhile, where the table and the full tensors are 2.00 ×, and 0.00 × afterwards"
     ),
     "prefetch": (
         "✓ prefetch: each layer but the first was under way while the one before it computed, and you held 2 layers at "
@@ -271,6 +273,36 @@ def test_a_hang_is_told():
 def test_one_collective_of_two_sizes_is_no_matter_of_branches(called, about):
     error = RankError("mismatch", (1,), f"the ranks do not agree on collective number 1 of all ranks: {called}", [])
     assert failed(error, "on 2 ranks").answer.question.startswith(about)
+
+
+# ---- an exercise in the course's place -------------------------------------------------------------------
+
+
+def losses_of(by_hand, steps=3):
+    """Of a model whose parameters leave some ranks without a row; gathered by hand, or by the course."""
+    calls = []
+    if by_hand:
+        unshard_with(lambda *given: (calls.append(given), unshard(*given)), reshard)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 2))
+    for layer in model:
+        fully_shard(layer) if list(layer.parameters()) else None
+    fully_shard(model)
+    optimizer, x, losses = torch.optim.SGD(model.parameters(), lr=0.1), torch.ones(1, 5) * dist.get_rank(), []
+    for _ in range(steps):
+        loss = model(x).square().sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, len(calls)
+
+
+def test_an_exercise_carries_a_training_bit_for_bit():
+    by_hand, by_course = (run(losses_of, by_hand, ranks=3, device="cpu") for by_hand in (True, False))
+    assert [losses for losses, _ in by_hand] == [losses for losses, _ in by_course]
+    assert len(set(by_course[1][0])) == 3, "it learns"
+    assert {calls for _, calls in by_hand} == {3 * 2 * 2}, "in each step each layer, forward and backward"
 
 
 # ---- the script at the notebook's end --------------------------------------------------------------------

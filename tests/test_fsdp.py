@@ -263,7 +263,7 @@ class Slow(nn.Module):
 
 
 def in_flight(prefetch):
-    """When layers computed, and when each group was sent for and dropped; the most that were held at once."""
+    """When layers computed, and when each group was gathered and dropped; the most that were held at once."""
     torch.manual_seed(0)
     notes, mesh = [], Mesh((dist.get_world_size(),), ("dp",))
     layers = [Slow(number, notes) for number in range(4)]

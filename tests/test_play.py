@@ -113,11 +113,11 @@ def test_pictures_are_drawn_once():
 
 def test_prefetch_shows_the_timeline_and_the_memory_of_one_job():
     talk, held = ({0: recording(), 1: recording(3)} for _ in range(2))
-    widget = play.prefetch(talk, held, step=0, begin=1)
-    timeline, memory = draw.timeline(talk[1], step=0), draw.memory(held[1], step=0, ranks=[0])
+    widget = play.prefetch(talk, held, {0: 1, 1: 0}, begin=1)
+    timeline, memory = draw.timeline(talk[1], step=[0]), draw.memory(held[1], step=1, ranks=[0])
     assert widget.stage.value == f"{timeline.html}<br>{memory.html}"
     assert saved(widget)[0]["text/plain"] == f"{timeline!r}\n{memory!r}"
     widget.controls["ahead"].value = 0
-    assert draw.timeline(talk[0], step=0).html in widget.stage.value
-    with pytest.raises(ValueError, match=r"timelines of \[0, 1\] layers ahead, and memory of \[1\]"):
-        play.prefetch(talk, {1: recording()})
+    assert draw.timeline(talk[0], step=1).html in widget.stage.value
+    with pytest.raises(ValueError, match=r"timelines of \[0, 1\] layers ahead, memory of \[1\] and steps of \[0\]"):
+        play.prefetch(talk, {1: recording()}, {0: 1})

@@ -28,70 +28,89 @@ def fsdp_table() -> Drawing:
     weight = [[f"w{row}{column}" for column in range(2)] for row in range(5)]
     bias = [f"b{row}" for row in range(3)]
     canvas = Canvas(
-        990, 330, "Two parameters on two ranks, from shards to one table and back",
+        990, 340, "Two parameters on two ranks, from shards to one table and back",
         "A weight of five rows and a bias of three elements. Rank 0 holds rows 0 to 2 of the weight and elements 0 and "
-        "1 of the bias; rank 1 the rest, padded with zeros to the same length. Each rank lays its pieces side by side; "
+        "1 of the bias; rank 1 the rest. Each rank lays its pieces side by side, padded with zeros to the same length; "
         "one all-gather makes of these a table of two rows. Its columns are copied to the weight and to the bias, "
         "without the padding.",
     )  # fmt: skip
-    flat = [*chain(*weight)]
-    pieces = [(flat[:6], bias[:2]), ([*flat[6:], "", ""], [*bias[2:], ""])]
     for x, title in (
         (16, "shards, each under its own name"),
         (380, "what travels: a row for each rank"),
         (730, "full"),
     ):
         canvas.text(x, 26, title, size=14, weight="bold", anchor="start")
-    for rank, (of_weight, of_bias) in enumerate(pieces):
-        y = 60 + 130 * rank
-        canvas.text(16, y - 10, f"rank {rank}", **NOTE)
-        rows = [of_weight[i : i + 2] for i in range(0, 6, 2)]
-        for number, row in enumerate(row for row in rows if row[0]):
-            cells(canvas, 16, y + 6 + HIGH * number, row, rank)
-        cells(canvas, 110, y + 6, [name for name in of_bias if name], rank)
-        canvas.text(16, y + 96, "weight", **NOTE)
-        canvas.text(110, y + 96, "bias", **NOTE)
-        end = cells(canvas, 380, 110 + HIGH * rank, of_weight, rank)
-        cells(canvas, end + 8, 110 + HIGH * rank, of_bias, rank)
+    for rank, (rows, elements) in enumerate([(weight[:3], bias[:2]), (weight[3:], bias[2:])]):
+        y = 60 + 128 * rank
+        canvas.text(16, y + 20 + HIGH, f"rank {rank}", **NOTE)
+        rows_of(canvas, 76, y + 20, "weight", rows, [rank] * 3)
+        rows_of(canvas, 170, y + 20, "bias", [[name] for name in elements], [rank] * 2)
+        padding = [""] * (6 - 2 * len(rows)), [""] * (2 - len(elements))
+        end = cells(canvas, 380, 110 + HIGH * rank, [*chain(*rows), *padding[0]], rank)
+        cells(canvas, end + 8, 110 + HIGH * rank, [*elements, *padding[1]], rank)
     canvas.text(380, 96, "weight", **NOTE)
     canvas.text(380 + 6 * CELL + 8, 96, "bias", **NOTE)
-    canvas.arrow((210, 136), (366, 136), stroke=KINDS["comm"])
-    canvas.text(288, 120, "all-gather", size=12.5)
+    canvas.arrow((240, 136), (366, 136), stroke=KINDS["comm"])
+    canvas.text(303, 120, "all-gather", size=12.5)
     canvas.arrow((644, 136), (716, 136), stroke=MUTED)
     canvas.text(680, 120, "copy", size=12.5)
-    for number, row in enumerate(weight):
-        cells(canvas, 730, 66 + HIGH * number, row, number // 3)
-    for number, name in enumerate(bias):
-        cells(canvas, 830, 66 + HIGH * number, [name], number // 2)
-    canvas.text(730, 52, "weight", **NOTE)
-    canvas.text(830, 52, "bias", **NOTE)
+    rows_of(canvas, 730, 80, "weight", weight, [0, 0, 0, 1, 1])
+    rows_of(canvas, 830, 80, "bias", [[name] for name in bias], [0, 0, 1])
     canvas.text(
-        16, 312, "w31: row 3, column 1. Dashed: padding. Pale blue came from rank 0, pale red from rank 1.", **NOTE
+        16, 322, "w31: row 3, column 1. Dashed: padding. Pale blue came from rank 0, pale red from rank 1.", **NOTE
     )
     return canvas.drawing()
 
 
+def rows_of(canvas: Canvas, x: float, y: float, title: str, rows: list[list[str]], ranks: list[int]) -> None:
+    """Rows of a parameter one below the other, under its name; ranks: whose each is."""
+    canvas.text(x, y - 14, title, **NOTE)
+    for number, (row, rank) in enumerate(zip(rows, ranks, strict=False)):
+        cells(canvas, x, y + HIGH * number, row, rank)
+
+
+GATHER, COMPUTE = 0.9, 1.2  # of a layer, in units of time
+LEFT, UNIT, THIN = 150, 88, 13  # pixels: where time begins, a unit of it, what is held
+
+
 def fsdp_prefetch() -> Drawing:
     canvas = Canvas(
-        990, 300, "Forward of four layers, with each gather when it is needed, and one layer ahead",
-        "Above: gather 1, compute 1, gather 2, compute 2, and so on; the rank waits for every gather. Below: while "
-        "layer 1 computes, gather 2 is under way, and so on; the rank waits for the first gather only, and holds two "
-        "layers at a time.",
+        990, 350, "Forward of four layers, with each gather when it is needed, and one layer ahead",
+        "Above: gather 1, compute 1, gather 2, compute 2, and so on; the rank waits for every gather, and holds one "
+        "layer at a time. Below: while layer 1 computes, gather 2 is under way, and so on; the rank waits for the "
+        "first gather only, and holds two layers at a time. A layer is held from the start of its gather until it has "
+        "computed.",
     )  # fmt: skip
-    left, unit = 150, 88
-    for row, (name, ahead) in enumerate({"when needed": False, "one ahead": True}.items()):
-        y = 60 + 120 * row
-        canvas.text(16, y + 30, name, size=15, weight="bold", anchor="start")
-        clock = 0.0
-        for layer in range(1, 5):
-            sets_out = clock if layer == 1 or not ahead else clock - 1.2
-            canvas.rect(left + unit * sets_out, y, unit * 0.9, HIGH + 2, fill=KINDS["comm"])
-            canvas.text(left + unit * (sets_out + 0.45), y + 14, f"gather {layer}", size=12, fill=ink(KINDS["comm"]))
-            clock = max(clock, sets_out + 0.9)
-            canvas.rect(left + unit * clock, y + HIGH + 6, unit * 1.2, HIGH + 2, fill=TIMELINE["compute"])
-            canvas.text(left + unit * (clock + 0.6), y + HIGH + 20, f"layer {layer}", size=12)
-            clock += 1.2
-        canvas.line((left + unit * clock, y - 8), (left + unit * clock, y + 70), stroke=MUTED, dash="4 3")
-        canvas.text(left + unit * clock + 6, y + 30, "done", **NOTE)
-    canvas.text(16, 282, "Schematic: a layer is dropped when it has computed. The notebook measures.", **NOTE)
+    for row, (name, ahead) in enumerate({"when needed": False, "one layer ahead": True}.items()):
+        y = 44 + 148 * row
+        canvas.text(16, y - 20, name, size=15, weight="bold", anchor="start")
+        for title, down in (("on the wire", 14), ("computes", HIGH + 20), ("held", 2 * HIGH + 26)):
+            canvas.text(LEFT - 12, y + down, title, size=12.5, anchor="end", fill=MUTED)
+        done = forward(canvas, y, ahead)
+        canvas.line((done, y - 8), (done, y + 96), stroke=MUTED, dash="4 3")
+        canvas.text(done + 6, y + 30, "done", **NOTE)
+    canvas.arrow((LEFT, 314), (900, 314), stroke=MUTED)
+    canvas.text(908, 314, "time", **NOTE)
+    canvas.text(
+        16, 336, "A schematic; measured below. Held: from the start of its gather until it has computed.", **NOTE
+    )
     return canvas.drawing()
+
+
+def forward(canvas: Canvas, y: float, ahead: bool) -> float:
+    """Gathers, layers, and what is held of them; returns where the last one ends."""
+    clock = 0.0
+    for layer in range(1, 5):
+        starts = max(0.0, clock - COMPUTE) if ahead else clock
+        begins = max(clock, starts + GATHER)
+        clock = begins + COMPUTE
+        for time, long, top, fill, words in (
+            (starts, GATHER, 0, KINDS["comm"], f"gather {layer}"),
+            (begins, COMPUTE, HIGH + 6, TIMELINE["compute"], f"layer {layer}"),
+        ):
+            canvas.rect(LEFT + UNIT * time, y + top, UNIT * long, HIGH + 2, fill=fill)
+            canvas.text(LEFT + UNIT * (time + long / 2), y + top + 14, words, size=12, fill=ink(fill))
+        lane = y + 2 * HIGH + 14 + (THIN + 2) * ((layer - 1) % 2 if ahead else 0)
+        canvas.rect(LEFT + UNIT * starts, lane, UNIT * (clock - starts), THIN, fill=KINDS["P"], radius=0)
+        canvas.text(LEFT + UNIT * (starts + clock) / 2, lane + THIN / 2, layer, size=11, fill=ink(KINDS["P"]))
+    return LEFT + UNIT * clock

@@ -15,6 +15,7 @@ checks/      what each exercise is put through, and the mistakes that are known 
 budget       a job that must fit so much memory
 sockets      what the system counted on the connections
 strategies   the table of strategies, ours and PyTorch's, and the training loop that they share
+exercises    a learner's functions in the places of the course's own
 tour         each of them against one process
 doctor       can this machine run the course?
 """

@@ -5,7 +5,7 @@
     collective(messages, ranks)             a collective, round by round
     replay(recording)                       a recorded timeline, as it went by
     all_reduce_times({"ring": cost.…})      seconds by algorithm, ranks, size, latency and bandwidth
-    prefetch(talk, held)                    recordings by how many layers are sent for ahead
+    prefetch(talk, held, steps)             recordings by how many layers are gathered ahead
     memory(model="llama3-8b")               bytes on each rank by kind and stage, and on which cards that fits
     placements()                            a tensor from some placements to others: who holds what, what is sent
 
@@ -151,18 +151,22 @@ def all_reduce_times(seconds: Mapping[str, Callable[[int, int, float, float], fl
 
 
 def prefetch(
-    talk: Mapping[int | str, Any], held: Mapping[int | str, Any], step: int = 1, begin: Any = None
+    talk: Mapping[int | str, Any], held: Mapping[int | str, Any], steps: Mapping[int | str, int], begin: Any = None
 ) -> Explorer:
-    """Who did what when, and what rank 0 held, by how many layers were sent for ahead.
+    """Who did what when, and what rank 0 held in a steady step, by how many layers were gathered ahead.
 
-    talk, held: by that number, recordings of communication and of memory; begin: where the slider stands at first.
-    Raises ValueError when the two are not of the same jobs.
+    talk, held: by that number, recordings of communication and of memory; steps: likewise, which step of `talk` to
+    show; begin: where the slider stands at first.
+    Raises ValueError when the three are not of the same jobs.
     """
-    if list(talk) != list(held):
-        raise ValueError(f"timelines of {list(talk)} layers ahead, and memory of {list(held)}: record both of each")
+    if not list(talk) == list(held) == list(steps):
+        raise ValueError(
+            f"timelines of {list(talk)} layers ahead, memory of {list(held)} and steps of {list(steps)}: give all "
+            "three of each"
+        )
     slider = control("layers ahead", list(talk))
     slider.value = slider.value if begin is None else begin
-    return Explorer(lambda ahead: timeline_and_memory(talk[ahead], held[ahead], step), {"ahead": slider})
+    return Explorer(lambda ahead: timeline_and_memory(talk[ahead], held[ahead], steps[ahead]), {"ahead": slider})
 
 
 def memory(measured: Mapping[str, explorer.Bytes] | None = None, **begin: Any) -> Explorer:

@@ -3,6 +3,7 @@
 timeline(recording)                                       all of it
 timeline(recording, step=2)                               one step
 timeline(ours, native, step=2, names=("ours", "native"))  two jobs, one above the other, from the same moment on
+timeline(ours, native, step=(3, 1), names=...)            likewise, and of each job a step of its own
 
 Each rank has, from top to bottom: a thin band with the names of its phases; what was on the way, in as many lanes as
 there were collectives at once; and what it did: computed, or (hatched) waited.
@@ -20,6 +21,7 @@ from labs.kit.drawing.tables import clock
 BAND, LANE, DOING, APART, NAME = 17, 16, 9, 12, 24  # pixels, from top to bottom
 LANES = 6  # where more collectives are under way at once, lanes are thinner and have no labels
 LONG = WIDE * SHOWN - 70  # pixels of the x axis
+MARGIN = 1.01  # × what is shown: the last bars end before the edge
 EDGE = "#8A8F98"
 SHORT = {
     "all_reduce": "ar", "all_gather": "ag", "reduce_scatter": "rs", "all_to_all": "a2a", "broadcast": "bc",
@@ -38,31 +40,37 @@ class Bar:
     hatch: str = ""
 
 
-def timeline(*recordings, step: int | None = None, names: Sequence[str] = (), until: float | None = None) -> Figure:
+def timeline(
+    *recordings, step: int | Sequence[int] | None = None, names: Sequence[str] = (), until: float | None = None
+) -> Figure:
     """Who did what when, on each job's one clock; several jobs above each other, from the same moment on.
 
-    recordings: labs.kit.record.Recordings; step: the one to show, by number (all of the job when left out);
-    names: one a recording; until: show only what had happened so long (s) after the beginning.
-    A rank's third all-gather, of the step or of the job, is "ag 3".  Raises ValueError when there is no such step.
+    recordings: labs.kit.record.Recordings; step: the one to show, by number, or one a recording (all of the job when
+    left out); names: one a recording; until: show only what had happened so long (s) after the beginning.
+    A rank's third all-gather, of the step or of the job, is "ag 3".  Raises ValueError when there is no such step, or
+    too few or too many are given.
     """
     names = names or [""] * len(recordings)
-    windows = [window(recording, step) for recording in recordings]
+    steps = list(step) if isinstance(step, Sequence) else [step] * len(recordings)
+    if len(steps) != len(recordings):
+        raise ValueError(f"step has {len(steps)} numbers for {len(recordings)} recordings: give one for each, or one")
+    windows = list(map(window, recordings, steps))
     longest = max(end - start for start, end in windows)
     factor, unit = clock(longest)
     y, titles, ticks, shown = 0.0, {}, {}, []
-    for recording, times, name in zip(recordings, windows, names, strict=True):
+    for recording, number, times, name in zip(recordings, steps, windows, names, strict=True):
         if name:
             titles[y + NAME / 2] = name
             y += NAME
         for rank in range(recording.ranks):
             top = y
-            for height, bars in lanes(recording, rank, step, *times):
+            for height, bars in lanes(recording, rank, number, *times):
                 shown.append((y, height, bars))
                 y += height
             ticks[(top + y) / 2] = f"rank {rank}"
             y += APART
     canvas, (panel,) = axes(WIDE, (y + 76) / SHOWN)
-    panel.set(xlim=(0, factor * longest or 1), ylim=(y - APART, 0), xlabel=unit)
+    panel.set(xlim=(0, MARGIN * factor * longest or 1), ylim=(y - APART, 0), xlabel=unit)
     panel.set_yticks(list(ticks), list(ticks.values()))
     panel.tick_params(axis="y", length=0)
     panel.spines["left"].set_visible(False)
@@ -73,8 +81,8 @@ def timeline(*recordings, step: int | None = None, names: Sequence[str] = (), un
     if until is not None:
         panel.axvline(factor * until, color=INK, linewidth=1)
     legend(panel, {bar.op for _, _, bars in shown for bar in bars})
-    which = [] if step is None else [f"step {step}"]
-    told = [summary(*each, step, factor, unit) for each in zip(recordings, names, strict=True)]
+    which = [f"step {step}"] if isinstance(step, int) else []
+    told = [summary(*each, factor, unit) for each in zip(recordings, names, steps, strict=True)]
     text = f"Timeline({', '.join(which + [text for text, _ in told])})"
     return finish(canvas, text, f"Timeline of {factor * longest:.1f} {unit}. " + ". ".join(alt for _, alt in told))
 

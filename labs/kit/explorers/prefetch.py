@@ -30,5 +30,5 @@ class Stacked:
 
 
 def picture(talk, held, step: int) -> Stacked:
-    """talk: a labs.kit.record.Recording of communication; held: one of memory, of the same job."""
-    return Stacked((timeline(talk, step=step), memory(held, step=step, ranks=[0])))
+    """talk: a labs.kit.record.Recording of communication, `step` of it; held: one of memory, of the same job."""
+    return Stacked((timeline(talk, step=[step]), memory(held, step=held.steps - 1, ranks=[0])))

@@ -1,7 +1,7 @@
 """What each rank does in a check of FSDP, and notes.
 
 come_and_go   unshard, look, spoil what was gathered, reshard, look: in each step the shards hold other numbers
-walk          the layers there, and back; each notes when it was sent for, was there, computed, was dropped
+walk          the layers there, and back; each notes when its gather began, it was there, computed, was dropped
 average       two gradients in a row, on one mesh
 """
 
@@ -127,7 +127,7 @@ class Way(Outcome):
 
 
 class Layer:
-    """What the learner's function is given: gather() sends for it and returns at once, arrive() waits, drop() frees."""
+    """What the learner's function is given: gather() starts and returns at once, arrive() waits, drop() frees."""
 
     def __init__(self, case: Walk, number: int, notes: list[tuple[str, int]]) -> None:
         self._case, self._number, self._notes = case, number, notes

@@ -56,8 +56,9 @@ def unshard_and_reshard(unshard: Callable[..., Any], reshard: Callable[..., Any]
     held = judge_held(mistakes.HELD, recording, case, case.nbytes, enough=3.4)
     calls = "1 collective" if sent.calls else f"{sent.messages} messages"
     return (
-        f"you sent {sent.bytes / cases[-1].nbytes:.2f} × the group in {calls}, and held {held.most:.2f} × of it "
-        f"meanwhile, {held.rest:.2f} × afterwards; the least possible is 0.75 × in 1, and 0.00 ×"
+        f"you sent {sent.bytes / cases[-1].nbytes:.2f} × the group in {calls}; the least possible is 0.75 × in 1. You "
+        f"held {held.most:.2f} × of it meanwhile, where the table and the full tensors are 2.00 ×, and {held.rest:.2f} "
+        "× afterwards"
     )
 
 
@@ -65,7 +66,7 @@ def unshard_and_reshard(unshard: Callable[..., Any], reshard: Callable[..., Any]
 def prefetch(fn: Callable[..., Any], seed: int) -> str:
     """`fn(layers, compute)` calls compute(layer) for each, in this order, when it is there; none is held at the end.
 
-    A layer has gather(), which sends for its parameters and returns at once, arrive(), which waits, and drop().
+    A layer has gather(), which starts its all-gather and returns at once, arrive(), which waits, and drop().
     The list is the caller's, and stays as it is.
     """
     for ranks, cases in Draw(seed).walks().items():
