@@ -87,7 +87,7 @@ guess_leaves = 2 * 1 / 2  # your number
 #
 # `fully_shard(module)` makes one *group* of all parameters in `module` that no earlier call has taken. So call it on
 # each layer first, and on the model last: that call takes the rest, the *root* (embedding, last norm and head). A group
-# is gathered at once, and dropped at once.
+# is gathered by one collective, and dropped as a whole.
 #
 # Five rows on four ranks: whose are they? PyTorch's answer, and so ours, is `chunk`: pieces of ⌈5/4⌉ rows, for as long
 # as there are any.
@@ -158,8 +158,8 @@ unsharded = check.unshard_and_reshard(unshard, reshard)
 unsharded
 
 # %% [markdown]
-# (In [labs/sharded.py](../labs/sharded.py) this is `ParameterGroup.gather`, `arrive` and `drop`. Three methods, since
-# in what follows it is one thing to start a gather, and another to wait for it.)
+# (In [labs/sharded.py](../labs/sharded.py) these are three methods of `ParameterGroup`: `gather`, `arrive` and `drop`.
+# For what follows, starting a gather is one thing, and waiting for it is another.)
 #
 # ## Build: before it is needed
 #
@@ -261,7 +261,7 @@ check.prefetch(prefetched)
 # %% [markdown]
 # A real model does not hand over such a list: its forward is any Python code. How does `fully_shard` know what comes
 # next? Ours remembers the order of the last forward ([labs/prefetch.py](../labs/prefetch.py)). PyTorch's needs no
-# memory in forward: on a GPU, Python runs ahead of the device, and issues the next gather on a stream of its own. In
+# such memory in forward: on a GPU, Python runs ahead of the device, and issues the next gather on a stream of its own. In
 # backward both go through this step's forward order from the end. The reduce-scatters overlap, too: layer 4's gradients
 # travel while layer 3 computes its own.
 #
@@ -300,8 +300,8 @@ draw.timeline(comb, talk[1], step=(quietest(comb), quiet[1]), names=("stage 3", 
 jobs = {"stage 3": comb} | {f"fully_shard, {n} ahead": talk[n] for n in AHEAD}
 least = {name: waited(each, quietest(each)) for name, each in jobs.items()}
 assert least["fully_shard, 1 ahead"] < least["stage 3"]
-times = {name: f"{ms / least['stage 3']:.2f} × as long" for name, ms in least.items()}
-draw.table([{"": name, "rank 0 waited": f"{least[name]:.1f} ms", "as stage 3": times[name]} for name in jobs])
+times = {name: f"{ms:.0f} ms, {ms / least['stage 3']:.2f} × as long as stage 3" for name, ms in least.items()}
+draw.table([{"": name, "rank 0 waited": times[name]} for name in jobs])
 
 # %% [markdown]
 # Even with none ahead the reduce-scatters overlap. One layer ahead removes most of the rest. What must remain is the
@@ -335,13 +335,13 @@ draw.table([{"layers ahead": n} | phases[n] for n in AHEAD], caption="at most in
 # ## Build: over two axes
 #
 # With 512 ranks, every gather is a ring of 512, and most of them are on other nodes. **Hybrid sharding** (HSDP) cuts
-# over the ranks of a node alone, and copies over the nodes: notebook 05's grid of *replicas* × *shards*. Parameters are
-# gathered along `shard`. But a gradient is to be the mean over *all* ranks, since each has read its own part of the
-# batch.
+# over the ranks of one node only, and keeps a copy on each node: notebook 05's grid of *replicas* × *shards*.
+# Parameters are gathered along `shard`. But a gradient is to be the mean over *all* ranks, since each has read its own
+# part of the batch.
 #
 # ### Exercise 3: the gradient of HSDP
 #
-# Given is this rank's whole gradient. Return its piece of the mean over both axes. `mesh.get_group("shard")` is the
+# You get this rank's whole gradient. Return its piece of the mean over both axes. `mesh.get_group("shard")` is the
 # group of an axis, `mesh.size("shard")` how many ranks it has; `reduce_scatter(vector, group)` is notebook 04's. Keep
 # the dtype, and return a tensor of its own, no view.
 #
