@@ -562,8 +562,8 @@ table(ours)
 # %%
 layer, whole = 4 * sum(sizes[1:10]), 4 * sum(sizes)  # bytes, in float32
 root = whole - 4 * layer
-in_flight = (ours["FULL_SHARD"]["comm"] - root) // layer
-check.predict("How many layers' worth, beside the root?", guess_layers, in_flight, reason="See FULL_SHARD, below.")
+worth = (ours["FULL_SHARD"]["comm"] - root) // layer
+check.predict("How many layers' worth, beside the root?", guess_layers, worth, reason="See FULL_SHARD, below.")
 
 # %% [markdown]
 # Formula and measurement agree to the byte; the peaks nearly do. In the table, begin with what you know:
@@ -571,17 +571,17 @@ check.predict("How many layers' worth, beside the root?", guess_layers, in_fligh
 # - `NO_SHARD` sends what DDP sends, in five all-reduces, one for each group. It is no substitute for DDP: it holds a
 #   second copy of the parameters, since each group is still copied from its "shard" into full tensors (see `comm`).
 # - `SHARD_GRAD_OP` sends as little, and holds a quarter of P, G and S; its price is in `comm`: from forward to backward
-#   the whole model is there. It is not ZeRO's stage 2, which holds P whole at rest. Llama 3 was trained so (arXiv
-#   2407.21783, section 3.3.2). Why shard P at all, then,
-#   [a reader asked](https://github.com/meta-llama/llama3/issues/303). It costs nothing, and G and S, which are three
-#   quarters here, never come together.
+#   the whole model is there. It is not ZeRO's stage 2, which holds P whole at rest. Llama 3 was trained this way
+#   (arXiv 2407.21783, section 3.3.2). If every rank has the whole model anyway, why shard,
+#   [a reader asked](https://github.com/meta-llama/llama3/issues/303). For G and S: they are three quarters here, and are
+#   never whole on any rank.
 # - `FULL_SHARD` sends nearly half as much again. In backward about five layers are in flight: the one that computes,
 #   its gradients, the next one on its way, and the gradients of the last one, as they are sent and as they come. Beside
 #   them there is the root (and the gradient of the head, which waits for the rest of the root). That is two layers and
-#   the root more than stage 3 needs: the price of overlap.
+#   the root more than stage 3 holds: the price of overlap.
 # - `HYBRID_SHARD` holds twice as much of P, G and S as `FULL_SHARD`. Whether it pays depends on the wire: see below.
 #
-# Our model has four layers, so five in flight are more than the whole model. With more layers it is otherwise:
+# Our model has four layers, so five in flight are more than the whole model. In a deeper one they are a small part:
 
 
 # %%
@@ -592,8 +592,9 @@ def in_comm(depth, reshard):
     return round(100 * held.comm / (4 * sum(cost.parameter_sizes(config))))
 
 
-ways = {"FULL_SHARD: comm, % of P": True, "SHARD_GRAD_OP": False}
-draw.table([{"layers": n} | {name: in_comm(n, reshard) for name, reshard in ways.items()} for n in (4, 16, 80)])
+ways = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}
+rows = [{"layers": n} | {name: in_comm(n, reshard) for name, reshard in ways.items()} for n in (4, 16, 80)]
+draw.table(rows, caption="comm, in % of the model, by the formula")
 
 # %% [markdown]
 # ## Measure: how large is a group?
