@@ -261,9 +261,9 @@ check.prefetch(prefetched)
 # %% [markdown]
 # A real model does not hand over such a list: its forward is any Python code. How does `fully_shard` know what comes
 # next? Ours remembers the order of the last forward ([labs/prefetch.py](../labs/prefetch.py)). PyTorch's needs no
-# such memory in forward: on a GPU, Python runs ahead of the device, and issues the next gather on a stream of its own. In
-# backward both go through this step's forward order from the end. The reduce-scatters overlap, too: layer 4's gradients
-# travel while layer 3 computes its own.
+# such memory in forward: on a GPU, Python runs ahead of the device, and issues the next gather on a stream of its own.
+# In backward both go through this step's forward order from the end. The reduce-scatters overlap, too: layer 4's
+# gradients travel while layer 3 computes its own.
 #
 # You may also say yourself what is to be gathered ahead. Here is the same job with none, one, two and all five others.
 # (The last layer stays gathered after its forward, since backward begins with it.)
@@ -573,8 +573,8 @@ check.predict("How many layers' worth, beside the root?", guess_layers, worth, r
 # - `SHARD_GRAD_OP` sends as little, and holds a quarter of P, G and S; its price is in `comm`: from forward to backward
 #   the whole model is there. It is not ZeRO's stage 2, which holds P whole at rest. Llama 3 was trained this way
 #   (arXiv 2407.21783, section 3.3.2). If every rank has the whole model anyway, why shard,
-#   [a reader asked](https://github.com/meta-llama/llama3/issues/303). For G and S: they are three quarters here, and are
-#   never whole on any rank.
+#   [a reader asked](https://github.com/meta-llama/llama3/issues/303). For G and S: they are three quarters here, and no
+#   rank ever has all of them.
 # - `FULL_SHARD` sends nearly half as much again. In backward about five layers are in flight: the one that computes,
 #   its gradients, the next one on its way, and the gradients of the last one, as they are sent and as they come. Beside
 #   them there is the root (and the gradient of the head, which waits for the rest of the root). That is two layers and
