@@ -75,12 +75,12 @@ print(f"a layer of 9 tensors is {on_cpu(vectors, ranks=4)[0][1]}")
 # the next one is already on its way, and the gradients of the last one are still being exchanged. How many layers'
 # worth is that, at most?
 #
-# Then take two nodes of two ranks each. *Hybrid* sharding cuts the parameters over the two ranks of a node, and each
-# node keeps a copy: only gradients travel between nodes. How many times the model's size leaves a node in a step?
+# And suppose that FSDP did not go layer by layer: the whole model is gathered at once, and all of its gradients are
+# reduced at once. How many times the model's size is then in flight, at most?
 
 # %%
 guess_layers = 1 + 1 + 1 + 2  # your number
-guess_leaves = 2 * 1 / 2  # your number
+guess_models = 1 + 1  # your number
 
 # %% [markdown]
 # ## Build: parameter by parameter
@@ -615,9 +615,14 @@ wrapped = {"root only": wrapped["root only"], "each layer": ours["FULL_SHARD"], 
 assert wrapped["root only"]["peak"] > wrapped["each layer"]["peak"] > wrapped["by size"]["peak"]
 table(wrapped)
 
+# %%
+models = wrapped["root only"]["comm"] / whole
+check.predict("All at once: how many times the model?", guess_models, models, reason="Parameters, and gradients.")
+
 # %% [markdown]
 # P, G and S are the same in all three: *at rest* they are equally sharded. With the root only, the whole model is
-# gathered at once, and nothing can overlap. It even sends less (a single group, gathered once: `SHARD_GRAD_OP`), so
+# gathered at once, and nothing can overlap. (In flight are its parameters and gradients; then, the parameters dropped,
+# the gradients as they are sent and as they come.) It even sends less (a single group, gathered once: `SHARD_GRAD_OP`), so
 # neither what is sent nor what is held at rest gives it away. PyTorch's docstring warns: "Users generally should *not*
 # call `fully_shard` only on the topmost root module." Small groups have low peaks and many short messages. (They send a
 # little less, as the layers' norms fall to the root.) A layer of a transformer is nearly always a good group.
@@ -700,27 +705,19 @@ def on_the_wire(shard, replicate):
 
 
 # %%
-rows, leaves = [], {}
+rows = []
 for name, layout in LAYOUTS.items():
     recording = job(partial(setting, name), ranks=4, link=slow, record="communication", tell=name).recording
-    leaves[name] = recording.across(0, 2) + recording.across(1, 2)  # all that leaves node 0
+    leaves = recording.across(0, 2) + recording.across(1, 2)  # all that leaves node 0
     felt = min(span.end - span.start for span in recording.step_spans(0)[1:])
     seconds = {"wire busy, at least": f"{on_the_wire(*layout):.2f} s", "a step took": f"{felt:.2f} s"}
-    rows.append({"": name, "leaves a node, bytes": leaves[name], **seconds})
+    rows.append({"": name, "leaves a node, bytes": leaves, "× the model": round(leaves / whole, 2), **seconds})
 draw.table(rows)
 
-# %%
-times = leaves["HYBRID_SHARD"] / whole
-check.predict(
-    "How many times the model's size leaves a node?",
-    guess_leaves,
-    times,
-    reason="Two ranks, half a gradient each, all-reduced.",
-)
-
 # %% [markdown]
-# What a step takes beyond the wire is compute and Python, much the same in both. (And the mesh's axes in the other
-# order? Notebook 05 measured that: what talks most goes last.)
+# Under `HYBRID_SHARD` the model leaves a node once: each of its two ranks all-reduces half of the gradients. What a step
+# takes beyond the wire is compute and Python, much the same in both. (And the mesh's axes in the other order? Notebook
+# 05 measured that: what talks most goes last.)
 #
 # Where hybrid sharding wins: a model whose P, G and S fit over the ranks of one node, and a wire between nodes that is
 # slower than the one inside. Where it loses: memory, since P, G and S are divided by a node's ranks and not by all; and
