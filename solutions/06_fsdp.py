@@ -301,7 +301,7 @@ jobs = {"stage 3": comb} | {f"fully_shard, {n} ahead": talk[n] for n in AHEAD}
 least = {name: waited(each, quietest(each)) for name, each in jobs.items()}
 assert least["fully_shard, 1 ahead"] < least["stage 3"]
 times = {name: f"{ms:.0f} ms, {ms / least['stage 3']:.2f} × as long as stage 3" for name, ms in least.items()}
-draw.table([{"": name, "rank 0 waited": times[name]} for name in jobs])
+draw.table([{"": name, "how long rank 0 waited in that step": times[name]} for name in jobs])
 
 # %% [markdown]
 # Even with none ahead the reduce-scatters overlap. One layer ahead removes most of the rest. What must remain is the
@@ -622,10 +622,10 @@ check.predict("All at once: how many times the model?", guess_models, models, re
 # %% [markdown]
 # P, G and S are the same in all three: *at rest* they are equally sharded. With the root only, the whole model is
 # gathered at once, and nothing can overlap. (In flight are its parameters and gradients; then, the parameters dropped,
-# the gradients as they are sent and as they come.) It even sends less (a single group, gathered once: `SHARD_GRAD_OP`), so
-# neither what is sent nor what is held at rest gives it away. PyTorch's docstring warns: "Users generally should *not*
-# call `fully_shard` only on the topmost root module." Small groups have low peaks and many short messages. (They send a
-# little less, as the layers' norms fall to the root.) A layer of a transformer is nearly always a good group.
+# the gradients as they are sent and as they come.) It even sends less (a single group, gathered once: `SHARD_GRAD_OP`),
+# so neither what is sent nor what is held at rest gives it away. PyTorch's docstring warns: "Users generally should
+# *not* call `fully_shard` only on the topmost root module." Small groups have low peaks and many short messages. (They
+# send a little less, as the layers' norms fall to the root.) A layer of a transformer is nearly always a good group.
 #
 # ## The knobs
 #
@@ -648,12 +648,12 @@ table({"float32": ours["FULL_SHARD"], "bfloat16": low})
 # everybody.)
 #
 # **Accumulation.** Each micro-batch reduces its gradients, unless `set_requires_gradient_sync(False)` says not to. Then
-# whole gradients stay on each rank until the last one. With four micro-batches:
+# whole gradients stay on each rank until the last one. With two micro-batches:
 
 
 # %%
 def last_only(model):
-    """Gradients are reduced in the last of four micro-batches alone."""
+    """Gradients are reduced in the last micro-batch alone."""
     training = setting("FULL_SHARD", model)
 
     def every(x, y, micro_batches):
@@ -667,13 +667,13 @@ def last_only(model):
 
 
 WAYS = {"reduced each time": partial(setting, "FULL_SHARD"), "reduced the last time": last_only}
-four = ledgers(WAYS, micro_batches=4)
-assert four["reduced each time"]["sent"] - four["reduced the last time"]["sent"] == 3 * whole * 3 / 4
-table(four)
+two = ledgers(WAYS, micro_batches=2)
+assert two["reduced each time"]["sent"] - two["reduced the last time"]["sent"] == whole * 3 / 4
+table(two)
 
 # %% [markdown]
-# Three of four reduce-scatters are gone, and whole gradients are held (they count as `comm`). The gathers stay: they
-# have nothing to do with gradients. (To keep P as well, `reshard_after_forward=False` and
+# The first of two reduce-scatters of each group is gone, and whole gradients are held (they count as `comm`). The
+# gathers stay: they have nothing to do with gradients. (To keep P as well, `reshard_after_forward=False` and
 # `set_reshard_after_backward(False)`.)
 #
 # **CPU offload** keeps shards, their gradients and the optimizer's state in the CPU's memory: `CPUOffloadPolicy()`.
@@ -715,9 +715,9 @@ for name, layout in LAYOUTS.items():
 draw.table(rows)
 
 # %% [markdown]
-# Under `HYBRID_SHARD` the model leaves a node once: each of its two ranks all-reduces half of the gradients. What a step
-# takes beyond the wire is compute and Python, much the same in both. (And the mesh's axes in the other order? Notebook
-# 05 measured that: what talks most goes last.)
+# Under `HYBRID_SHARD` a node sends the model's size once: each of its two ranks all-reduces half of the gradients. What
+# a step takes beyond the wire is compute and Python, much the same in both. (And the mesh's axes in the other order?
+# Notebook 05 measured that: what talks most goes last.)
 #
 # Where hybrid sharding wins: a model whose P, G and S fit over the ranks of one node, and a wire between nodes that is
 # slower than the one inside. Where it loses: memory, since P, G and S are divided by a node's ranks and not by all; and
@@ -725,7 +725,8 @@ draw.table(rows)
 #
 # ## Native
 #
-# All these names are PyTorch's, so the same lines do, with its own mesh. First the numbers, then the same ledgers:
+# All these names are PyTorch's, so the same lines do, with its own mesh. First the numbers, then the same ledgers. (For
+# `NO_SHARD` you would take DDP.)
 
 # %%
 from torch.distributed import fsdp
@@ -742,23 +743,22 @@ def torchs(name, model):
     return Training(partial(backward, model), adamw(trainable(model)), trainable(model), partial(full, model))
 
 
-names = list(SETTINGS)
+names = [name for name in SETTINGS if name != "NO_SHARD"]
 kept = on_cpu(lambda: {n: train(partial(torchs, n), float64, keep=True)[1] for n in names}, ranks=4)[0]
 assert all((p - expected[key]).abs().max() < 1e-12 for n in names for key, p in kept[n].items())
 print(f"PyTorch's {', '.join(names)}: within 1e-12 of one process")
 
 # %%
-theirs = ledgers({name: partial(torchs, name) for name in SETTINGS})
+theirs = ledgers({name: partial(torchs, name) for name in names})
 same = ("sent", "collectives", "P", "G", "S")
-assert all(theirs[name][kind] == ours[name][kind] for name in SETTINGS for kind in same)
-for name, (_, reshard) in SETTINGS.items():
-    theirs[name] |= {} if reshard else {"comm": "(version)", "peak": "(version)"}
-pairs = ({f"{name}: ours": ours[name], f"{name}: PyTorch's": theirs[name]} for name in SETTINGS)
+assert all(theirs[name][kind] == ours[name][kind] for name in names for kind in same)
+theirs["SHARD_GRAD_OP"] |= {"comm": "(version)", "peak": "(version)"}
+pairs = ({f"{name}: ours": ours[name], f"{name}: PyTorch's": theirs[name]} for name in names)
 table({who: each for pair in pairs for who, each in pair.items()})
 
 # %% [markdown]
 # The bytes sent, the number of collectives, P, G and S are the same. In flight PyTorch's has about a layer less: it
-# reduces from one buffer, where our all-to-all has two. (Where nothing is resharded, what it holds depends on PyTorch's
+# reduces from one buffer, where our all-to-all has two. (Without resharding, what it holds depends on PyTorch's
 # version: from 2.15 on one buffer is freed earlier.)
 #
 # ### From FSDP1 to FSDP2
@@ -789,12 +789,12 @@ table({who: each for pair in pairs for who, each in pair.items()})
 # %% [markdown]
 # ## Why, and why not
 #
-# **Why**: a model that does not fit, at stage 3's price in bytes and, with prefetch, at hardly any in time, as long as
-# a layer's compute is longer than its gather: T > F/W tokens at once, as in notebook 04. And the parameters keep their
-# names, so what stands around the model (optimizers, checkpoints, LoRA, quantisation) hardly has to know. Against FSDP1
-# it is not slower: on Llama-7B and 8 H100s,
-# [torchtitan's notes](https://github.com/pytorch/torchtitan/blob/main/docs/fsdp.md) tell of a higher MFU (a better use
-# of the GPUs), 7% less memory at the peak, and the same loss curve.
+# **Why**: it trains a model that does not fit, at stage 3's price in bytes. With prefetch it costs hardly any time, as
+# long as a layer's compute is longer than its gather: T > F/W tokens at once, as in notebook 04. And the parameters
+# keep their names, so what stands around the model (optimizers, checkpoints, LoRA, quantisation) hardly has to know.
+# Compared with FSDP1, [torchtitan's notes](https://github.com/pytorch/torchtitan/blob/main/docs/fsdp.md) report, for
+# Llama-7B on 8 H100s, a higher MFU (the share of the GPUs' speed that is used), 7% lower peak memory, and the same loss
+# curve.
 #
 # **Why not**: with micro-batches of few tokens nothing hides the gathers. With many ranks each gather has many steps of
 # latency: then HSDP, or fewer data-parallel ranks and another axis. If ranks take different ways through the model, as
@@ -882,14 +882,13 @@ table({who: each for pair in pairs for who, each in pair.items()})
 # | `FULL_SHARD`: sent | 3 (S − 1)/S n, less one gather of the root | as predicted | as predicted |
 # | `SHARD_GRAD_OP`: sent | 2 (S − 1)/S n | as predicted | as predicted |
 # | `HYBRID_SHARD`: sent | `FULL_SHARD`'s on S, and 2 (R − 1)/R n/S | as predicted | as predicted |
-# | `NO_SHARD`: sent | 2 (R − 1)/R n | as predicted | as predicted |
+# | `NO_SHARD`: sent | 2 (R − 1)/R n | as predicted | DDP |
 # | P, G, S | 4n/S together | as predicted | as predicted |
 # | numbers | one process's | within 1e-12, in float64 | within 1e-12, in float64 |
 #
 # **Read on**: [labs/fsdp.py](../labs/fsdp.py), [labs/sharded.py](../labs/sharded.py) and
 # [labs/prefetch.py](../labs/prefetch.py), in this order; the head of the first has a table of what became of stage 3,
-# event by event. Zhao et al., 2023, *PyTorch FSDP: Experiences on Scaling Fully
-# Sharded Data Parallel* (arXiv 2304.11277), which is about FSDP1. PyTorch's tutorial *Getting Started with Fully
-# Sharded Data Parallel (FSDP2)*.
+# event by event. Zhao et al., 2023, *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel* (arXiv
+# 2304.11277), which is about FSDP1. PyTorch's tutorial *Getting Started with Fully Sharded Data Parallel (FSDP2)*.
 #
 # A clean copy of this notebook: `git restore notebooks/06_fsdp.ipynb`, then *File > Reload Notebook from Disk*.
