@@ -140,7 +140,7 @@ class Team:
         """The file in which the ranks will find each other, on a disk that has room for it."""
         try:
             handle, store = tempfile.mkstemp(prefix="labs-store-")
-            self.stack.callback(pathlib.Path(store).unlink, missing_ok=True)
+            self.stack.callback(self.remove, pathlib.Path(store))
             with open(handle, "wb") as file:
                 file.write(bytes(STORE_BYTES))
                 file.flush()
@@ -148,6 +148,21 @@ class Team:
         except OSError as error:
             raise no_room(error) from error
         return store
+
+    def remove(self, store: pathlib.Path) -> None:
+        """A rank that outlives a killed fork server by a moment, and is just beginning, would make the file anew."""
+        deadline = time.monotonic() + 1
+        process = FORKSERVER.process
+        while process and process.poll() is not None and self.any_left() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        store.unlink(missing_ok=True)
+
+    def any_left(self) -> bool:
+        for pid in self.pids.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, 0)
+                return True
+        return False
 
     def fork(self, rank: int, store: str) -> None:
         ours, theirs = socket.socketpair()
