@@ -31,7 +31,7 @@ for each topic).  Read them in this order; each imports only files above it.
     styles       how a module is split, and what crosses its borders
     tp           tensor parallelism: every matrix split, by a plan
     async_tp     a split layer's gather while its matrices multiply
-    pp           the layers dealt out, micro-batches flowing through them: schedules as data, their check, their times
+    pp           the layers dealt out, micro-batches flowing through them: schedules as data, and what obeys them
     generate     one token after the other, with the keys and values of the past at hand
     llama        weights as people have them: a Llama's, in Hugging Face's names
     precision    compute in two bytes, remember in four; loss scaling

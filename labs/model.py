@@ -105,11 +105,7 @@ class GPT(nn.Module):
         Raises ValueError for more than `config.context` tokens: rotary positions have no table that would end
         there, but the model has never been trained beyond, and its answers would be wrong without a word.
         """
-        if tokens_BT.shape[1] > self.config.context:
-            raise ValueError(
-                f"{tokens_BT.shape[1]} tokens are more than the context of {self.config.context}: "
-                "shorten them, or build the model with dataclasses.replace(config, context=...)"
-            )
+        require_context(self.config, tokens_BT.shape[1])
         x_BTD = self.embed(tokens_BT)
         for layer in self.layers.values():
             x_BTD = layer(x_BTD)
@@ -236,6 +232,14 @@ def parameters(config: Config) -> int:
     """How many parameters the model has, counted on the meta device: no memory, whatever the size."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in GPT(config).parameters())
+
+
+def require_context(config: Config, tokens: int) -> None:
+    if tokens > config.context:
+        raise ValueError(
+            f"{tokens} tokens are more than the context of {config.context}: "
+            "shorten them, or build the model with dataclasses.replace(config, context=...)"
+        )
 
 
 def rms_norm(config: Config) -> nn.RMSNorm:

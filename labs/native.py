@@ -8,15 +8,16 @@ zero.Zero(model, stage=3, ...)    fsdp(model, layers)
 fsdp.fully_shard(layer), ...      fsdp(model, layers, mesh, ...): mesh, resharding and dtypes go by the same names
 mesh.Mesh((2, 2), names)          device_mesh(mesh)
 tp.parallelize(model, mesh, plan) tp(model, mesh, plan): the same plan; loss and backward within loss_parallel()
+pp.Pipeline(stages, lists, loss)  pp(stages, "1f1b", microbatches, loss), and step() in place of forward_backward()
 """
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -116,3 +117,36 @@ def style_of(style: styles.Style, module: nn.Module, is_head: bool) -> parallel.
 
 def layout(ours: placement.Placement) -> placement_types.Placement:
     return placement_types.Shard(ours.dim) if isinstance(ours, placement.Shard) else placement_types.Replicate()
+
+
+def pp(
+    stages: Sequence[nn.Module],
+    name: str,
+    microbatches: int,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    group: ProcessGroup | None = None,
+) -> Any:
+    """`labs.pp.Pipeline`, with a schedule of `labs.pp.SCHEDULES` by its name; `.step(x, target=y, losses=[])` runs it.
+
+    x is for the rank of the first stage, target and losses are for that of the last one.  All gradients are divided by
+    the number of micro-batches at the end of a step, those of earlier steps, too.  A parameter that stages share is not
+    seen: all-reduce its gradient before the optimizer's step.  Under the schedules that split the backward, W goes
+    through the whole of what F has kept; and FSDP must not reshard its layers after forward (it would give wrong
+    gradients, without a word).
+    """
+    from torch.distributed.pipelining import PipelineStage, schedules  # not at the head of the file: as with zero1
+
+    kind = {
+        "gpipe": schedules.ScheduleGPipe,
+        "1f1b": schedules.Schedule1F1B,
+        "interleaved": schedules.ScheduleInterleaved1F1B,
+        "zb1p": schedules.ScheduleInterleavedZeroBubble,
+        "zbv": schedules.ScheduleZBVZeroBubble,
+        "dualpipev": schedules.ScheduleDualPipeV,
+    }[name]
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    mine = [rank, 2 * ranks - 1 - rank] if name in ("zbv", "dualpipev") else range(rank, len(stages), ranks)
+    device = torch.get_default_device()
+    parts = [PipelineStage(stages[s], s, len(stages), device, group=group) for s in mine]
+    single = issubclass(kind, schedules.PipelineScheduleSingle)
+    return kind(parts[0] if single else parts, microbatches, loss_fn=loss)

@@ -67,6 +67,17 @@ def needs(instruction: Instruction, stages: int) -> list[Instruction]:
     return [B(s, m)]
 
 
+def reader(instruction: Instruction, stages: int) -> Instruction | None:
+    """Who needs what it has made, in the stage behind it or before it."""
+    s, m = instruction.stage, instruction.microbatch
+    match instruction:
+        case F() if s < stages - 1:
+            return F(s + 1, m)
+        case B() | I() if s > 0:
+            return B(s - 1, m)
+    return None
+
+
 # ---- text ------------------------------------------------------------------------------------------------
 
 WRITTEN = re.compile(r"(\d+)([FBIW])(\d+)")

@@ -1,0 +1,72 @@
+"""Backward in two halves: the gradient of a stage's input now, those of its matrices later.
+
+    with Deferred() as later:               F
+        y = stage(x)
+    torch.autograd.backward(y, gradient)    I    x.grad, and on the way the gradient of each matrix product's input
+    later.backward()                        W    the gradients of the matrices themselves
+
+A product y = x Wᵀ has two gradients, which cost the same: that of x, for which all layers before it wait, and that of
+W, for which nobody does.  So each product is a small graph of its own, through which backward goes twice, for one of
+them each time.  The kernels are those of a backward for both, and so are the numbers, bit by bit.
+
+What is no matrix (a norm, an embedding) has its gradient from I, and costs next to nothing.  From I to W a product
+keeps x and the gradient of y; the stage's other activations go with I.  (Qi et al. 2023, arXiv 2401.10241, section 2.)
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.overrides import TorchFunctionMode
+
+
+class Deferred(TorchFunctionMode):
+    """What is computed within it leaves the gradients of its matrices to `backward`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products: list[tuple[GradientEdge, Tensor, list[Tensor]]] = []  # of y, its gradient, what is trained
+
+    def __torch_function__(self, function: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is F.linear and torch.is_grad_enabled():
+            x, *matrix = operands(*args, **(kwargs or {}))
+            # Where x gets no gradient, backward would not come here at all.
+            if x.requires_grad and trained(matrix):
+                return Product.apply(x, matrix, self.products)
+        return function(*args, **(kwargs or {}))
+
+    def backward(self) -> None:
+        """Add the matrices' gradients to their `.grad`; what a matrix that was used twice gets, is summed up before."""
+        if self.products:
+            edges, gradients, matrices = zip(*self.products, strict=True)
+            self.products = []
+            torch.autograd.backward(edges, gradients, inputs=[*dict.fromkeys(p for matrix in matrices for p in matrix)])
+
+
+class Product(torch.autograd.Function):
+    """x Wᵀ + b, in a graph of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, matrix: list[Tensor | None], products: list) -> Tensor:
+        with torch.enable_grad():
+            ctx.x = x.detach().requires_grad_()
+            y = F.linear(ctx.x, *matrix)
+        ctx.edge, ctx.trained, ctx.products = get_gradient_edge(y), trained(matrix), products
+        return y.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (of_x,) = torch.autograd.grad(ctx.edge, ctx.x, gradient, retain_graph=True)
+        ctx.products.append((ctx.edge, gradient, ctx.trained))
+        return of_x, None, None
+
+
+def operands(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+    return input, weight, bias
+
+
+def trained(matrix: list[Tensor | None]) -> list[Tensor]:
+    return [p for p in matrix if p is not None and p.requires_grad]

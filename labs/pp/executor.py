@@ -1,0 +1,186 @@
+"""The executor: obeys a schedule, whichever it is.
+
+    pipeline = Pipeline(cut(model, 4), one_f_one_b(4, 8), model.loss)
+    optimizer = AdamW(pipeline.parameters())
+    losses = pipeline.forward_backward(x, y)
+    optimizer.step()
+
+What an instruction does, on the rank that has its stage:
+
+    F    takes what the stage before has made (the first stage: its micro-batch) and puts what it makes of it (the last
+         stage: computes the loss); keeps the two ends of the graph between them
+    B    takes the gradient of what it has made, goes back through the graph, and puts the gradient of what it took
+    I    the same, but the gradients of the matrices are left for later (labs.pp.deferred)
+    W    the gradients of the matrices
+
+What is put for another rank travels, and what is put for another stage of the same rank does not (labs.pp.messages).
+
+A micro-batch's loss is divided by their number where it is computed, and nowhere else: so gradients add up to those of
+the batch's mean loss.  They are added to what is in `.grad`, as any backward does.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.distributed import ProcessGroup
+
+from labs.group import everybodys
+from labs.pp.checker import microbatches_of, ranks_of, stages_of, validate
+from labs.pp.deferred import Deferred
+from labs.pp.instructions import B, F, I, Instruction, Lists, W
+from labs.pp.messages import Mail, Receive, Send, Sent, plan
+from labs.pp.stages import Initial, materialise
+from labs.pp.tied import Tied
+
+
+class Pipeline:
+    """This rank's part of a pipeline.
+
+    stages: all of them, the same on every rank, which keeps its own alone: modules that make one tensor of one tensor.
+    lists: a schedule, whose list r is for rank r of the group.  loss: (what the last stage makes, targets) -> the mean
+    loss of a micro-batch (0-dim).  initial: (name, shape) -> the numbers of a parameter that is on the meta device, so
+    that no rank ever holds the model.
+
+    Raises ValueError, on every rank, for what does not fit together, and WrongSchedule for lists that cannot be run.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[nn.Module],
+        lists: Lists,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        group: ProcessGroup | None = None,
+        initial: Initial | None = None,
+    ):
+        validate(lists)
+        require_alike(lists, group)
+        require_fitting(stages, lists, group)
+        rank, ranks = dist.get_rank(group), ranks_of(lists)
+        self.stages = {number: stage for number, stage in enumerate(stages) if ranks[number] == rank}
+        self.loss, self.last, self.microbatches = loss, len(stages) - 1, microbatches_of(lists)
+        self.plan = plan(lists)[rank]
+        self.split = {(x.stage, x.microbatch) for x in lists[rank] if isinstance(x, I)}
+        self.tied = Tied(stages, ranks, group)
+        materialise(stages, self.stages.values(), initial)
+        self.mail = Mail(group, device_of(self.parameters()))
+        self.alive: dict[tuple[int, int], tuple[Tensor, GradientEdge | None, Deferred | None]] = {}
+        self.later: dict[tuple[int, int], Deferred] = {}
+        self.xs = self.ys = ()  # the micro-batches of a step,
+        self.losses: dict[int, Tensor] = {}  # and their losses
+        self.under_way = False
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Those of this rank's stages.  A tied one is on all ranks that have a stage with it: a norm counts it once."""
+        return list(dict.fromkeys(p for stage in self.stages.values() for p in stage.parameters()))
+
+    def forward_backward(self, x: Tensor | None, y: Tensor | None) -> list[Tensor]:
+        """Run the schedule; each micro-batch's loss (0-dim) on the rank of the last stage, and an empty list elsewhere.
+
+        x, y: [batch, ...], inputs and targets.  The first stage's rank reads x, the last one's y; others may give None.
+        """
+        self.require_ready(x, y)
+        self.under_way, self.losses = True, {}
+        self.xs, self.ys = (() if batch is None else batch.chunk(self.microbatches) for batch in (x, y))
+        self.tied.begin()
+        for step in self.plan:
+            match step:
+                case Send():
+                    self.mail.send(step)
+                case Receive():
+                    self.mail.receive(step)
+                case Sent():
+                    self.mail.sent(step)
+                case _:
+                    self.compute(step)
+        self.mail.end()
+        self.tied.add_up()
+        self.under_way, self.xs, self.ys = False, (), ()
+        return [self.losses[m] for m in sorted(self.losses)]
+
+    # ---- instructions ------------------------------------------------------------------------------------
+
+    def compute(self, x: Instruction) -> None:
+        try:
+            DOES[type(x)](self, x.stage, x.microbatch)
+        except Exception as error:
+            error.add_note(f"in {x!r}, the {DOES[type(x)].__name__} of micro-batch {x.microbatch} in stage {x.stage}")
+            raise
+
+    def forward(self, s: int, m: int) -> None:
+        x = self.xs[m] if s == 0 else self.mail.take(F(s - 1, m)).requires_grad_()
+        with Deferred() if (s, m) in self.split else nullcontext() as later:
+            y = self.stages[s](x)
+            if s == self.last:
+                loss = self.loss(y, self.ys[m])
+                self.losses[m], y = loss.detach(), loss / self.microbatches
+        if s < self.last:
+            self.mail.put(F(s, m), y)
+        # Of y, the end of the graph alone: its numbers may go when they have been sent.
+        self.alive[s, m] = x, get_gradient_edge(y) if y.requires_grad else None, later
+
+    def backward(self, s: int, m: int) -> None:
+        x, edge, later = self.alive.pop((s, m))
+        gradient = None if s == self.last else self.mail.take(B(s + 1, m))
+        if edge is not None:  # a stage of frozen layers may have no graph
+            torch.autograd.backward(edge, gradient)
+        if s > 0:
+            self.mail.put(B(s, m), torch.zeros_like(x) if x.grad is None else x.grad)
+        if later:
+            self.later[s, m] = later
+
+    def weights(self, s: int, m: int) -> None:
+        self.later.pop((s, m)).backward()
+
+    # ---- what it takes -----------------------------------------------------------------------------------
+
+    def require_ready(self, x: Tensor | None, y: Tensor | None) -> None:
+        if self.under_way:
+            raise RuntimeError(
+                "the last forward_backward failed, and messages of it may be under way: make a new Pipeline"
+            )
+        for name, batch, stage in (("x", x, 0), ("y", y, self.last)):
+            if batch is None and stage in self.stages:
+                raise ValueError(f"{name} is None on the rank that has stage {stage}, which reads it")
+            if batch is not None and len(batch) % self.microbatches:
+                raise ValueError(
+                    f"{name} is a batch of {len(batch)}, which does not divide by {self.microbatches} micro-batches"
+                )
+
+
+DOES = {F: Pipeline.forward, B: Pipeline.backward, I: Pipeline.backward, W: Pipeline.weights}
+
+
+def require_alike(lists: Lists, group: ProcessGroup | None) -> None:
+    ranks, (first, *others) = everybodys(repr([*map(list, lists)]), group)
+    for rank, other in zip(ranks[1:], others, strict=True):
+        if other != first:
+            raise ValueError(
+                f"ranks {ranks[0]} and {rank} were given different schedules: give all of them the same lists"
+            )
+
+
+def require_fitting(stages: Sequence[nn.Module], lists: Lists, group: ProcessGroup | None) -> None:
+    if len(lists) != dist.get_world_size(group):
+        raise ValueError(f"the schedule is for {len(lists)} ranks, and the group has {dist.get_world_size(group)}")
+    if len(stages) != stages_of(lists):
+        raise ValueError(f"the schedule is for {stages_of(lists)} stages, and the model is cut into {len(stages)}")
+    for number, stage in enumerate(stages):
+        inputs = [
+            p.name
+            for p in inspect.signature(stage.forward).parameters.values()
+            if p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD
+        ]
+        if len(inputs) > 1:
+            raise ValueError(
+                f"stage {number} takes {' and '.join(inputs)}, but gets one tensor, from the stage before it: what is "
+                "to skip a stage would have to travel through it, so make it a part of that tensor, or cut elsewhere"
+            )
+
+
+def device_of(parameters: list[nn.Parameter]) -> torch.device:
+    return parameters[0].device if parameters else torch.get_default_device()

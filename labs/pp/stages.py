@@ -1,0 +1,78 @@
+"""A model cut into stages, by its layers.
+
+    cut(model, 3), of 4 layers        stage 0   embed   layers.0   layers.1
+                                      stage 1           layers.2
+                                      stage 2           layers.3   norm   head
+
+A stage is a module that makes one tensor of one tensor.  These have the model's own modules under their names in the
+model, so that every parameter keeps its name.  Nothing is copied; and where the model is on the meta device, a rank
+makes the parameters of its own stages alone.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor, nn
+
+from labs.model import GPT, require_context
+
+Initial = Callable[[str, torch.Size], Tensor]
+
+
+class Stage(nn.Module):
+    """These layers of a GPT, which follow one another; with its embedding before the first, its norm and head behind
+    the last one."""
+
+    def __init__(self, model: GPT, layers: Sequence[str]):
+        super().__init__()
+        names = list(model.layers)
+        is_first, is_last = layers[0] == names[0], layers[-1] == names[-1]
+        self.config = model.config
+        self.embed = model.embed if is_first else None
+        self.layers = nn.ModuleDict({name: model.layers[name] for name in layers})
+        self.norm = model.norm if is_last else None
+        self.head = model.head if is_last else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """tokens_BT, or x_BTD behind the stage before; makes x_BTD, or logits_BTV."""
+        require_context(self.config, x.shape[1])
+        if self.embed is not None:
+            x = self.embed(x)
+        for layer in self.layers.values():
+            x = layer(x)
+        return x if self.head is None else self.head(self.norm(x))
+
+
+def cut(model: GPT, stages: int | Sequence[int]) -> list[Stage]:
+    """stages: how many, or how many layers each has.  Raises ValueError for what does not fit the model's layers."""
+    names = list(model.layers)
+    if isinstance(stages, int):
+        if not 1 <= stages <= len(names):
+            raise ValueError(
+                f"{stages} stages of {len(names)} layers: a stage has 1 or more, so give 1 to {len(names)}"
+            )
+        sizes = [len(names) // stages + (stage < len(names) % stages) for stage in range(stages)]
+    else:
+        sizes = list(stages)
+        if sum(sizes) != len(names) or min(sizes) < 1:
+            raise ValueError(f"stages of {sizes} layers: each has 1 or more, and together they have {len(names)}")
+    return [Stage(model, names[first:end]) for first, end in pairwise([0, *accumulate(sizes)])]
+
+
+def materialise(stages: Sequence[nn.Module], mine: Iterable[nn.Module], initial: Initial | None) -> None:
+    """Give those parameters of some of the stages that are on the meta device their numbers, `initial(name, shape)`.
+
+    A parameter that several stages share goes by the name that it has in the first of them.
+    """
+    names: dict[nn.Parameter, str] = {}
+    for stage in stages:
+        for name, p in stage.named_parameters():
+            names.setdefault(p, name)
+    for p in [p for stage in mine for p in stage.parameters() if p.is_meta]:
+        if initial is None:
+            raise ValueError(f"parameter {names[p]!r} is on the meta device: say with initial= what it starts from")
+        if p.is_meta:  # it may be there twice
+            numbers = initial(names[p], p.shape).to(torch.get_default_device(), p.dtype)
+            # In place, so that it is the same parameter wherever it stands.
+            torch.utils.swap_tensors(p, nn.Parameter(numbers, p.requires_grad))

@@ -1,0 +1,526 @@
+"""labs.pp in jobs.
+
+References: the same micro-batches one after another on one process, bit by bit; PyTorch's own pipelining, bit by bit;
+and for the messages, which rank waits for which, played here without a job and with ranks that are as slow as can be.
+"""
+
+import os
+import random
+import re
+import signal
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from test_pp_schedules import random_lists
+from torch import nn
+
+from labs import native, pp
+from labs.kit.launch import RankError, run
+from labs.kit.record import mark
+from labs.model import GPT, Config, initial_value
+from labs.pp import SCHEDULES, B, F, I, Pipeline, W, alive, cut
+from labs.pp.checker import microbatches_of, stages_of
+from labs.pp.messages import Receive, Send, Sent, plan
+
+# Every size different, so that no axis can be mistaken for another.
+SMALL = Config(vocab=23, dim=16, depth=8, heads=4, kv_heads=2, hidden=20, context=30)
+DTYPES = torch.float32, torch.float64
+
+
+def batch(number, size, tokens=5):
+    return torch.randint(23, (2, size, tokens), generator=torch.Generator().manual_seed(number))
+
+
+def named(pipeline):
+    return {name: p for stage in pipeline.stages.values() for name, p in stage.named_parameters()}
+
+
+# ---- numbers -------------------------------------------------------------------------------------------------------
+
+
+def train(backward, parameters, batches):
+    """A step with the gradients of so many batches: losses, gradients, and the parameters after it."""
+    losses = [loss for number in range(batches) for loss in backward(number)]
+    torch.optim.AdamW(dict.fromkeys(parameters.values()), 1e-2).step()
+    return losses, {name: p.grad for name, p in parameters.items()}, {name: p.data for name, p in parameters.items()}
+
+
+def one_process(config, dtype, microbatches, batches=2):
+    model = GPT(config).to(dtype)
+
+    def backward(number):
+        losses = []
+        for x, y in zip(*(each.chunk(microbatches) for each in batch(number, microbatches)), strict=True):
+            losses.append(model(x, y))
+            (losses[-1] / microbatches).backward()
+        return [loss.detach() for loss in losses]
+
+    return train(backward, dict(model.named_parameters(remove_duplicate=False)), batches)
+
+
+def references(*cases):
+    return {case: one_process(*case) for case in cases}
+
+
+def expected(*cases):
+    return run(references, *cases, ranks=1)[0]  # in a job, where kernels have as many threads as on every rank
+
+
+def piped(config, dtype, lists, layers=None):
+    model = GPT(config).to(dtype)
+    pipeline = Pipeline(cut(model, layers or stages_of(lists)), lists, model.loss)
+    found = train(lambda number: pipeline.forward_backward(*batch(number, microbatches_of(lists))), named(pipeline), 2)
+    mail = pipeline.mail
+    assert not any((mail.made, mail.leaving, mail.arriving, pipeline.alive, pipeline.later, pipeline.xs, pipeline.ys))
+    return found
+
+
+def largest_difference(found, reference):
+    """Of losses, parameters and gradients that this rank has."""
+    losses = zip(found[0], reference[0], strict=True) if found[0] else ()
+    numbers = [(mine[name], whole[name]) for mine, whole in zip(found[1:], reference[1:], strict=True) for name in mine]
+    return max((a - b).abs().max().item() for a, b in [*losses, *numbers])
+
+
+def all_schedules(references, config, microbatches):
+    for dtype in DTYPES:
+        for name, schedule in SCHEDULES.items():
+            lists = schedule(dist.get_world_size(), microbatches)
+            found = piped(config, dtype, lists)
+            assert largest_difference(found, references[config, dtype, microbatches]) == 0, (name, dtype)
+
+
+@pytest.mark.parametrize(("ranks", "depth", "microbatches"), [(2, 4, 6), (4, 8, 8)])
+def test_one_process_has_the_same_bits(ranks, depth, microbatches):
+    config = replace(SMALL, depth=depth)
+    references = expected(*((config, dtype, microbatches) for dtype in DTYPES))
+    run(all_schedules, references, config, microbatches, ranks=ranks)
+
+
+def by_pytorch(config, microbatches, reference):
+    for name, schedule in SCHEDULES.items():
+        lists = schedule(dist.get_world_size(), microbatches)
+        stages = cut(GPT(config), stages_of(lists))
+        theirs = native.pp(stages, name, microbatches, GPT(config).loss)
+        mine = [stages[s] for s in sorted({x.stage for x in lists[dist.get_rank()]})]
+        parameters = {name: p for stage in mine for name, p in stage.named_parameters()}
+        x, y = batch(0, microbatches)
+        losses = []
+        last = stages[-1] in mine
+        theirs.step(*[x] * (stages[0] in mine), **({"target": y, "losses": losses} if last else {}))
+        torch.optim.AdamW(parameters.values(), 1e-2).step()
+        assert all(torch.equal(p.grad, reference[1][key]) for key, p in parameters.items()), name
+        assert all(torch.equal(p, reference[2][key]) for key, p in parameters.items()), name
+        assert all(map(torch.equal, losses, reference[0])) and bool(losses) == last
+
+
+def test_pytorch_has_the_same_bits():
+    """As ours: both have one process's.  (Micro-batches are a power of two, since PyTorch divides at the very end.)"""
+    case = SMALL, torch.float32, 8, 1
+    run(by_pytorch, SMALL, 8, expected(case)[case], ranks=4)
+
+
+def tied(references, config):
+    differences, copies = [], []
+    for schedule in SCHEDULES.values():
+        found = piped(config, torch.float64, schedule(dist.get_world_size(), 4))
+        differences.append(largest_difference(found, references[config, torch.float64, 4]))
+        copies.append([numbers.get("embed.weight", numbers.get("head.weight")) for numbers in found[1:]])
+    return differences, copies
+
+
+def test_a_tied_embedding_has_the_whole_gradient_wherever_it_is():
+    """One process adds up the two parts of its gradient micro-batch by micro-batch, we do so once a step."""
+    config = replace(SMALL, depth=4, tied=True)
+    (first, ours), (last, theirs) = run(tied, expected((config, torch.float64, 4)), config, ranks=2)
+    assert max(first + last) < 1e-12
+    for name, mine, other in zip(SCHEDULES, ours, theirs, strict=True):
+        if name not in ("zbv", "dualpipev"):  # in a V the first rank has both stages
+            assert all(map(torch.equal, mine, other)), name
+
+
+# ---- any lists -----------------------------------------------------------------------------------------------------
+
+
+class Odd(nn.Module):
+    """A stage with a matrix that is used twice, one of which its input has no gradient, and a width of its own."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.twice, self.out = nn.Linear(inputs, inputs), nn.Linear(inputs, outputs, bias=False)
+        self.norm = nn.LayerNorm(inputs)
+        self.of_nothing = nn.Linear(1, inputs)
+
+    def forward(self, x):
+        x = x + self.twice(torch.tanh(self.twice(self.norm(x)))) + self.of_nothing(x.new_ones(1))
+        return self.out(x)
+
+
+WIDTHS = [3, 5, 4, 7, 6, 2, 8]
+
+
+def loss_of(y, target):
+    return (y.sum(-1) - target).square().mean()
+
+
+def odd_stages(count):
+    torch.manual_seed(0)
+    return [Odd(*WIDTHS[s : s + 2]).double() for s in range(count)]
+
+
+def any_lists(all_lists):
+    differences = []
+    for number, lists in enumerate(all_lists):
+        m = microbatches_of(lists)
+        torch.manual_seed(number)
+        x, y = torch.rand(2 * m, 3).double(), torch.rand(2 * m).double()
+        pipeline, reference = Pipeline(odd_stages(stages_of(lists)), lists, loss_of), odd_stages(stages_of(lists))
+        held = []
+        compute = pipeline.compute
+        pipeline.compute = lambda x, compute=compute, held=held, pipeline=pipeline: (
+            compute(x),
+            held.append(len(pipeline.alive) + len(pipeline.later)),
+        )
+        pipeline.forward_backward(x, y)
+        assert held == alive(lists)[dist.get_rank()]
+        loss_of(nn.Sequential(*reference)(x), y).backward()
+        for s, stage in pipeline.stages.items():
+            pairs = zip(stage.parameters(), reference[s].parameters(), strict=True)
+            differences += [(a.grad - b.grad).abs().max().item() for a, b in pairs]
+    return max(differences, default=0)
+
+
+def test_any_lists_that_can_be_run_are():
+    """With the gradients of one process, and exactly the activations alive that the lists have."""
+    draw, lists = random.Random(3), []
+    while len(lists) < 24:
+        new = random_lists(draw)
+        lists += [new] if len(new) == 3 else []
+    assert max(run(any_lists, lists, ranks=3)) < 1e-12
+
+
+def uneven(references):
+    lists = pp.one_f_one_b(4, 4)
+    for layers in ([3, 1, 2, 2], [1, 5, 1, 1]):
+        found = piped(SMALL, torch.float32, lists, layers)
+        assert largest_difference(found, references[SMALL, torch.float32, 4]) == 0
+    frozen = GPT(SMALL)
+    first, *others = cut(frozen, 4)
+    pipeline = Pipeline([first.requires_grad_(False), *others], lists, frozen.loss)
+    whole = GPT(SMALL)
+    for stage in cut(whole, 4)[:1]:
+        stage.requires_grad_(False)
+    for _ in range(2):
+        x, y = batch(0, 4)
+        pipeline.forward_backward(x, y)
+        for micro_x, micro_y in zip(x.chunk(4), y.chunk(4), strict=True):
+            (whole(micro_x, micro_y) / 4).backward()
+    for name, p in named(pipeline).items():
+        assert p.grad is None if dist.get_rank() == 0 else torch.equal(p.grad, whole.get_parameter(name).grad)
+    with torch.device("meta"):
+        empty = GPT(replace(SMALL, tied=True))
+    made = Pipeline(cut(empty, 4), lists, empty.loss, initial=lambda name, shape: initial_value(name, shape, 0))
+    model = GPT(replace(SMALL, tied=True))
+    assert all(torch.equal(p, model.get_parameter(name)) for name, p in named(made).items())
+    made.forward_backward(x, y)
+    return list(named(made)), sum(not p.is_meta for p in empty.parameters()) == len(made.parameters())
+
+
+def test_cuts_need_not_be_even_nor_all_of_it_be_trained_nor_the_model_ever_be_whole():
+    case = SMALL, torch.float32, 4
+    names, only_its_own = zip(*run(uneven, expected(case), ranks=4), strict=True)
+    whole = GPT(replace(SMALL, tied=True)).state_dict()
+    assert sorted(name for rank in names for name in rank) == sorted(whole)
+    assert all(only_its_own)
+
+
+def subgroup(references, config):
+    """Two pipelines side by side, each of the ranks of one group, as along an axis of a mesh."""
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    model = GPT(config)
+    pipeline = Pipeline(cut(model, 2), pp.zb1p(2, 2), model.loss, groups[dist.get_rank() % 2])
+    found = train(lambda number: pipeline.forward_backward(*batch(number, 2)), named(pipeline), 2)
+    return largest_difference(found, references[config, torch.float32, 2]), len(found[0])
+
+
+def test_a_pipeline_along_one_axis():
+    config = replace(SMALL, depth=2)
+    found = run(subgroup, expected((config, torch.float32, 2)), config, ranks=4)
+    assert found == [(0, 0), (0, 0), (0, 4), (0, 4)]
+
+
+# ---- messages ------------------------------------------------------------------------------------------------------
+
+
+def many_lists():
+    draw = random.Random(4)
+    yield from (random_lists(draw) for _ in range(200))
+    for schedule in SCHEDULES.values():
+        yield schedule(4, 8)
+
+
+def messages_between(steps, other):
+    return [step.message for step in steps if getattr(step, "to", getattr(step, "source", None)) == other]
+
+
+def test_each_pair_of_ranks_has_its_messages_in_one_order():
+    """Both directions in one: a backend may have one queue for a pair."""
+    for lists in many_lists():
+        plans = plan(lists)
+        assert [[x for x in steps if isinstance(x, F | B | I | W)] for steps in plans] == list(map(list, lists))
+        for a, steps in enumerate(plans):
+            for b, others in enumerate(plans):
+                assert a == b or messages_between(steps, b) == messages_between(others, a)
+            made = [step.message for step in steps if isinstance(step, Send)]
+            over = [step.message for step in steps if isinstance(step, Sent)]
+            assert len(set(over)) == len(over) and set(over) <= set(made) and len(set(made)) == len(made)
+
+
+def test_ranks_never_wait_in_a_circle_even_if_every_send_waits_for_its_receiver():
+    for lists in many_lists():
+        plans, at = plan(lists), [0] * len(lists)
+
+        def next_of(rank, plans=plans, at=at):
+            return plans[rank][at[rank]] if at[rank] < len(plans[rank]) else None
+
+        moved = True
+        while moved:
+            moved = False
+            for rank in range(len(plans)):
+                match next_of(rank):
+                    case Send(message, to):
+                        if next_of(to) == Receive(message, rank):
+                            at[rank], at[to], moved = at[rank] + 1, at[to] + 1, True
+                    case Receive() | None:
+                        pass
+                    case _:
+                        at[rank], moved = at[rank] + 1, True
+        assert at == list(map(len, plans))
+
+
+def test_what_is_called_sent_has_been_used_however_slow_a_rank_is():
+    draw, seen = random.Random(5), 0
+    for lists in many_lists():
+        plans, at, sent, done = plan(lists), [0] * len(lists), set(), set()
+        speeds = [draw.choice([1, 20]) for _ in plans]
+        rank_of = {x.stage: rank for rank, order in enumerate(lists) for x in order}
+        while any(place < len(steps) for place, steps in zip(at, plans, strict=True)):
+            rank = draw.choices(range(len(plans)), speeds)[0]
+            step = plans[rank][at[rank]] if at[rank] < len(plans[rank]) else None
+            match step:
+                case Send(message, _):
+                    sent.add(message)
+                case Sent(message):
+                    seen += 1
+                    reader = F(message.stage + 1, message.microbatch)
+                    if isinstance(message, B):
+                        reader = B(message.stage - 1, message.microbatch)
+                    assert reader in done
+                case F(stage, m) if stage and rank_of[stage - 1] != rank and F(stage - 1, m) not in sent:
+                    continue
+                case B(stage, m) | I(stage, m) if rank_of.get(stage + 1, rank) != rank and B(stage + 1, m) not in sent:
+                    continue
+                case F() | B() | I() | W():
+                    done.add(B(step.stage, step.microbatch) if isinstance(step, I) else step)
+                case None:
+                    continue
+            at[rank] += 1
+    assert seen > 1000
+
+
+def two_steps(config, side):
+    """Of each schedule, one after the other."""
+    for name, schedule in SCHEDULES.items():
+        lists, model = schedule(dist.get_world_size(), 4), GPT(config)
+        stages, mine = stages_of(lists), {x.stage for x in lists[dist.get_rank()]}
+        x, y = batch(0, 8)
+        if side == "ours":
+            pipeline = Pipeline(cut(model, stages), lists, model.loss)
+        else:
+            theirs = native.pp(cut(model, stages), name, 4, model.loss)
+        for _ in range(2):
+            mark("step")
+            if side == "ours":
+                pipeline.forward_backward(x, y)
+            else:
+                theirs.step(*[x] * (0 in mine), **({"target": y} if stages - 1 in mine else {}))
+        mark("end")
+
+
+def sends(recording, rank, step):
+    return Counter(e.sent for e in recording.select(rank, step) if e.op == "send" and not e.meta)
+
+
+CROSSED = {"gpipe": 1, "1f1b": 1, "interleaved": 3, "zb1p": 1, "zbv": 2, "dualpipev": 2}  # cuts between 2 ranks
+
+
+def test_what_crosses_a_cut_is_sent_and_nothing_else():
+    """Of a micro-batch, its activations one way and their gradient the other; in the first step, once, what is coming.
+
+    Each rank sends one of the two over each cut.  PyTorch sends the same, and tells what is coming in its own way.
+    """
+    x = 2 * 5 * SMALL.dim * 4  # bytes of a micro-batch of 2 sequences
+    recordings = {
+        side: run(two_steps, replace(SMALL, depth=4), side, ranks=2, record="communication").recording
+        for side in ("ours", "torch")
+    }
+    for number, cuts in enumerate(CROSSED.values()):
+        for rank in (0, 1):
+            steady = Counter({x: 4 * cuts})
+            told = Counter({80: (cuts + 1 - rank) // 2})  # by those who send forward
+            assert sends(recordings["ours"], rank, 2 * number) == steady + told
+            for recording in recordings.values():
+                assert sends(recording, rank, 2 * number + 1) == steady
+    assert {e.op for e in recordings["ours"].events if e.step is not None} == {"send", "recv"}
+
+
+def two_tied_steps(config):
+    for name in ("1f1b", "zbv"):
+        lists, model = SCHEDULES[name](2, 2), GPT(config)
+        pipeline = Pipeline(cut(model, stages_of(lists)), lists, model.loss)
+        for _ in range(2):
+            mark("step")
+            pipeline.forward_backward(*batch(0, 4))
+        mark("end")
+
+
+def test_a_tied_embeddings_gradient_is_sent_once_by_each_of_its_ranks():
+    config = replace(SMALL, depth=4, tied=True)
+    recording = run(two_tied_steps, config, ranks=2, record="communication").recording
+    x, embedding = 2 * 5 * SMALL.dim * 4, SMALL.vocab * SMALL.dim * 4
+    for rank in (0, 1):
+        assert sends(recording, rank, 1) == Counter({x: 2, embedding: 1})
+        assert sends(recording, rank, 3) == Counter({x: 4})  # in a V one rank has both
+
+
+# ---- what is refused -----------------------------------------------------------------------------------------------
+
+
+class Two(nn.Module):
+    def forward(self, x, skipped):
+        return x + skipped
+
+
+def refuse(text, stages, lists, kind=ValueError, **others):
+    with pytest.raises(kind, match=re.escape(text)):
+        Pipeline(stages, lists, loss_of, **others)
+
+
+def bad_pipelines():
+    model, lists = GPT(SMALL), pp.gpipe(2, 3)
+    refuse("the schedule is for 3 ranks, and the group has 2", cut(model, 3), pp.gpipe(3, 3))
+    refuse("the schedule is for 2 stages, and the model is cut into 3", cut(model, 3), lists)
+    refuse("stage 1 takes x and skipped, but gets one tensor, from the stage before it", [nn.Tanh(), Two()], lists)
+    refuse(
+        "1F1 is missing", cut(model, 2), [[F(0, 0), B(0, 0), F(0, 1), B(0, 1)], [F(1, 0), B(1, 0)]], pp.WrongSchedule
+    )
+    other = lists if dist.get_rank() else pp.one_f_one_b(2, 3)
+    refuse("ranks 0 and 1 were given different schedules: give all of them the same lists", cut(model, 2), other)
+    seeds = cut(GPT(replace(SMALL, tied=True), seed=dist.get_rank()), 2)
+    refuse("replicas differ from the start: parameter 'embed.weight' is", seeds, lists)
+    with torch.device("meta"):
+        empty = cut(GPT(SMALL), 2)
+    name = "embed.weight" if dist.get_rank() == 0 else "layers.4.attention_norm.weight"
+    refuse(f"parameter {name!r} is on the meta device: say with initial= what it starts from", empty, lists)
+    pipeline = Pipeline(cut(model, 2), lists, model.loss)
+    x, y = batch(0, 4)
+    for mine in ((x, y), (x if dist.get_rank() == 0 else None, y if dist.get_rank() == 1 else None)):
+        with pytest.raises(ValueError, match="is a batch of 4, which does not divide by 3 micro-batches"):
+            pipeline.forward_backward(*mine)
+    with pytest.raises(ValueError, match=r"[xy] is None on the rank that has stage [01], which reads it"):
+        pipeline.forward_backward(None, None)
+    pipeline.forward_backward(*batch(0, 6))
+
+
+def test_what_does_not_fit_together_is_told_in_a_sentence():
+    run(bad_pipelines, ranks=2)
+    model = GPT(SMALL)
+    for stages, text in [
+        (9, "9 stages of 8 layers: a stage has 1 or more, so give 1 to 8"),
+        (0, "0 stages of 8 layers: a stage has 1 or more, so give 1 to 8"),
+        ([4, 5], "stages of [4, 5] layers: each has 1 or more, and together they have 8"),
+        ([8, 0], "stages of [8, 0] layers: each has 1 or more, and together they have 8"),
+        ([], "stages of [] layers: each has 1 or more, and together they have 8"),
+    ]:
+        with pytest.raises(ValueError, match=re.escape(text)):
+            cut(model, stages)
+    with pytest.raises(ValueError, match="31 tokens are more than the context of 30"):
+        cut(model, 2)[0](torch.zeros(1, 31, dtype=torch.int64))
+
+
+class Fails(nn.Module):
+    """Works `well` times, then does something else."""
+
+    def __init__(self, well, otherwise):
+        super().__init__()
+        self.linear, self.left, self.otherwise = nn.Linear(3, 3), well, otherwise
+
+    def forward(self, x):
+        self.left -= 1
+        x = self.linear(x)
+        return x if self.left >= 0 else self.otherwise(x)
+
+
+def raises(x):
+    raise KeyError("a mistake")
+
+
+def dies(x):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fails(well, otherwise):
+    stages = [nn.Linear(3, 3), Fails(well, otherwise), nn.Linear(3, 3)]
+    pipeline = Pipeline(stages, pp.one_f_one_b(3, 4), loss_of)
+    pipeline.forward_backward(torch.rand(8, 3), torch.rand(8))
+
+
+@pytest.mark.parametrize(
+    ("well", "otherwise", "text"),
+    [
+        (2, raises, "rank 1 of 3 failed: KeyError: 'a mistake'\nin 1F2, the forward of micro-batch 2 in stage 1"),
+        (
+            0,
+            lambda x: (x, x),
+            "TypeError: 1F0 has made a tuple of 2: one tensor crosses a cut, so stack or concatenate",
+        ),
+        (1, lambda x: x.long(), "TypeError: 1F1 has made torch.int64 with 2 dims: what crosses a cut has a gradient"),
+        (
+            3,
+            lambda x: x.double(),
+            "ValueError: 1F3 has made torch.float64 of shape (2, 3), and what crossed this cut before was "
+            "torch.float32 of shape (2, 3): micro-batches must be alike",
+        ),
+        (2, lambda x: x[:1], "1F2 has made torch.float32 of shape (1, 3), and what crossed this cut before was"),
+        (2, dies, "rank 1 died of SIGKILL"),
+    ],
+)
+def test_a_stage_that_fails_is_told_with_its_micro_batch(well, otherwise, text):
+    with pytest.raises(RankError, match=re.escape(text)):
+        run(fails, well, otherwise, ranks=3)
+
+
+class Broken:
+    def wait(self):
+        raise RuntimeError("Connection closed by peer [127.0.0.1]:4242")
+
+
+def waits_for_one_that_is_gone():
+    pipeline = Pipeline([nn.Linear(3, 3)], pp.gpipe(1, 1), loss_of)
+    pipeline.mail.arriving[F(0, 3)] = 1, Broken(), torch.zeros(2, 3)
+    with pytest.raises(
+        RuntimeError, match=r"^rank 1 is gone, and 0F3, for which this one waits: Connection closed"
+    ) as e:
+        pipeline.compute(F(1, 3))
+    assert e.value.__notes__ == ["in 1F3, the forward of micro-batch 3 in stage 1"]
+    with pytest.raises(RuntimeError, match="must match the size of tensor b"):
+        pipeline.forward_backward(torch.ones(2, 3), torch.ones(3))
+    with pytest.raises(RuntimeError, match="the last forward_backward failed, and messages of it may be under way"):
+        pipeline.forward_backward(torch.ones(2, 3), torch.ones(2))
+
+
+def test_who_waits_for_a_rank_that_is_gone_says_for_what():
+    run(waits_for_one_that_is_gone, ranks=1)
