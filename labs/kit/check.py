@@ -20,6 +20,11 @@
     check.partial_to_shard(fn)     fn(summand, dim, group=None) -> piece     of the sum of all ranks' summands
     check.order_of_axes(fn)        fn(spec, target) -> axes                  so that a redistribution sends least
     check.placements(fn)           fn() -> {strategy: (P, G, S)}             of DDP, ZeRO 1, 2, 3 and HSDP
+    check.conjugate(copy, reduce)  copy, reduce(x, group=None) -> tensor    forward and backward of a border
+    check.row_linear(fn)           fn(x, weight, bias, group=None) -> y      whole, from pieces of x; the bias once
+    check.deal_heads(fn)           fn(heads, kv_heads, ranks, rank) -> (queries, keys, sharers)      whole heads
+    check.split_loss(fn)           fn(logits, targets, first, group=None) -> loss    of this rank's part of the logits
+    check.block_plan(fn)           fn(config, sequence_parallel) -> plan     of one layer, in styles of labs.tp
     check.predict(question, guess, answer)
 
     ✓ reduce_scatter: you sent 0.75 × the tensor per rank; the least possible is 0.75 ×
@@ -47,6 +52,7 @@ from labs.kit.checks.meshes.table import placements
 from labs.kit.checks.norms import clip
 from labs.kit.checks.recomputing import checkpoint, place_checkpoints
 from labs.kit.checks.shards import gather_and_drop, gradient_ready, partition_optimizer
+from labs.kit.checks.tensor.judge import block_plan, conjugate, deal_heads, row_linear, split_loss
 
 __all__ = [
     "Answer",
@@ -54,10 +60,13 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "average_gradients",
+    "block_plan",
     "broadcast",
     "checkpoint",
     "clip",
+    "conjugate",
     "data_parallel",
+    "deal_heads",
     "gather_and_drop",
     "gradient_ready",
     "hsdp_gradient",
@@ -70,5 +79,7 @@ __all__ = [
     "predict",
     "prefetch",
     "reduce_scatter",
+    "row_linear",
+    "split_loss",
     "unshard_and_reshard",
 ]

@@ -23,6 +23,7 @@ A family is a folder:
     collectives/     broadcast, reduce_scatter, all_gather, all_reduce
     gradients/       average_gradients, accumulation, data_parallel
     fsdp/            unshard_and_reshard, prefetch, hsdp_gradient
+    tensor/          conjugate, row_linear, deal_heads, split_loss, block_plan
     meshes/          neighbours, partial_to_shard (scatter), order_of_axes (order), placements (table), a file each
 
 and not yet folders: shards, layers and pieces (ZeRO), norms (clip), recomputing and twice (checkpoint).  All share
