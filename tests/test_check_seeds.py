@@ -4,14 +4,17 @@ import random
 
 import pytest
 
-from tests import test_check, test_check_fsdp, test_check_memory, test_check_mesh, test_check_zero
+from tests import test_check, test_check_fsdp, test_check_memory, test_check_mesh, test_check_tensor, test_check_zero
 from tests.wrong_answers.answers import ANSWERS, let_past
 from tests.wrong_answers.together import together
 
 TIMES = 10
 RIGHT = [
     *test_check.RIGHT,
-    *((name, *functions) for name, _, functions in (*test_check_zero.RIGHT, *test_check_fsdp.RIGHT)),
+    *(
+        (name, *functions)
+        for name, _, functions in (*test_check_zero.RIGHT, *test_check_fsdp.RIGHT, *test_check_tensor.RIGHT)
+    ),
     *((judge.__name__, fn) for judge, fn, _ in test_check_memory.RIGHT),
     *test_check_mesh.RIGHT,
 ]

@@ -35,40 +35,29 @@ UNSEEN = "an autograd kernel was not registered"  # what torch says where a back
 
 @dataclass
 class Called(Outcome):
-    """`returned`: the result as it was at first.  changed: what should be as it was, and is not."""
+    """`returned`: the result.  changed: what should be as it was, and is not.  unseen: torch has warned."""
 
     gradients: dict[str, Any] = field(default_factory=dict)
     changed: str = ""
-    error: str = ""  # where it may raise one
     differentiable: bool = True
     unseen: bool = False
 
 
 def play(functions: Functions, cases: list[Split]) -> list[Called]:
-    pairs = [play_one(functions, case) for case in cases]
-    for called, result in pairs:
-        if result is not None and not torch.equal(result, called.returned):
-            called.changed = called.changed or "what it returned, when it was called again,"
-    return [called for called, _ in pairs]
+    return [play_one(functions, case) for case in cases]
 
 
-def play_one(functions: Functions, case: Split) -> tuple[Called, Tensor | None]:
-    rank, called, result = dist.get_rank(), Called(), None
+def play_one(functions: Functions, case: Split) -> Called:
+    rank, called, setting = dist.get_rank(), Called(), case.setting()
     brought = case.brings(rank)
     leaves = {name: x.clone().requires_grad_() for name, x in brought.items() if floating(x)}
     given = brought | {name: x * 1 for name, x in leaves.items()}  # to a leaf nobody can write
-    setting = case.setting()
     with Late(rank, case.seed), Aftermath() as aftermath, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        try:
-            functions = noted(case, case.prepare, functions, given, **setting)
-            mark("step")
-            with nullcontext() if case.graded else torch.no_grad():
-                result = noted(case, case.call, functions, given, **setting)
-        except case.refusals as error:
-            if isinstance(error, NotImplementedError):
-                raise
-            called.error = str(error).splitlines()[0]
+        functions = noted(case, case.prepare, functions, given, **setting)
+        mark("step")
+        with nullcontext() if case.graded else torch.no_grad():
+            result = noted(case, case.call, functions, given, **setting)
         called.returned = result.detach().clone() if isinstance(result, Tensor) else show(result)
         mark("step")
         if case.graded and isinstance(result, Tensor):
@@ -79,7 +68,7 @@ def play_one(functions: Functions, case: Split) -> tuple[Called, Tensor | None]:
     called.unseen = any(UNSEEN in str(each.message) for each in told)
     spoiled = [name for name in leaves if not torch.equal(given[name], brought[name])]
     called.changed = called.changed or (f"{spoiled[0]!r}, which it was given," if spoiled else "")
-    return called, result.detach() if isinstance(result, Tensor) else None
+    return called
 
 
 def go_back(case: Split, called: Called, result: Tensor) -> None:

@@ -22,13 +22,14 @@ from torch import Tensor
 from labs.kit.checks import case as shared
 from labs.kit.checks.answer import show
 from labs.mesh import Mesh, smaller_group
-from labs.model import Config, Layer, initialise
+from labs.model import Config, Layer
 from labs.placement import piece
 from labs.shares import fits
 from labs.styles import Style
 from labs.tp import Plan, cuts_of, gpt_plan, parallelize
 
 BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
+X = (2, 12, 24)  # the shape of what goes through a Block
 Brought = dict[str, Any]
 Functions = Sequence[Callable[..., Any]]
 
@@ -44,7 +45,6 @@ class Split(shared.Case):
     alike: ClassVar[tuple[str, ...]] = ()  # what all ranks bring alike: it has one gradient
     own_gradients: ClassVar[bool] = False  # each rank's result goes on by itself: another gradient comes back to each
     result: ClassVar[str] = "y"
-    refusals: ClassVar[tuple[type[Exception], ...]] = ()  # what a call may raise, on all ranks alike
 
     def members(self, rank: int) -> tuple[int, ...]:
         """The global ranks of this one's group."""
@@ -57,6 +57,10 @@ class Split(shared.Case):
         """One process's result, of what all ranks bring."""
         raise NotImplementedError
 
+    def due_numbers(self) -> tuple[float, float]:
+        """Elements that are all-reduced forward, and backward."""
+        raise NotImplementedError
+
     def setting(self) -> dict[str, Any]:
         """What a call is given besides."""
         return {"group": groups_of_two()[dist.get_rank() % 2]} if self.paired else {}
@@ -67,10 +71,6 @@ class Split(shared.Case):
 
     def call(self, functions: Functions, brought: Brought, **group: Any) -> Any:
         return functions[0](*brought.values(), **group)
-
-    def due_numbers(self) -> tuple[float, float]:
-        """Elements that are all-reduced forward, and backward."""
-        raise NotImplementedError
 
     def numbers(self, shape: Sequence[int], rank: int, what: int = 0) -> Tensor:
         """Others for each thing that a rank brings; in bfloat16 such as it adds up exactly."""
@@ -102,14 +102,33 @@ class Split(shared.Case):
         mine = brought[members.index(rank)]
         return {self.result: result.detach()} | {name: x.grad for name, x in mine.items() if floating(x)}
 
+    @property
+    def unusual(self) -> dict[str, Any]:
+        """What is not as in most cases."""
+        usual = {f.name: f.default for f in fields(self) if f.name != "seed"} | {"ranks": 4}
+        return {name: value for name, default in usual.items() if (value := getattr(self, name)) != default}
+
+    @property
+    def peculiar(self) -> str:
+        """The name of what is right everywhere but here."""
+        return next((told for name, told in PECULIAR.items() if name in self.unusual), "")
+
     def __str__(self) -> str:
-        """What is not as in other cases."""
-        given = {
-            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("seed", "ranks", "dtype", "only")
-        }
-        usual = {f.name: f.default for f in fields(self)}
-        told = [f"{name} {value}" for name, value in given.items() if value != usual[name]]
+        told = [f"{name} {value}" for name, value in self.unusual.items() if name not in ("ranks", "dtype")]
         return ", ".join([self.who, self.dtype_name, *told])
+
+
+PECULIAR = {
+    "ranks": "right only on some numbers of ranks",
+    "paired": "right only on the group of all ranks",
+    "graded": "right only with gradients",
+    "biased": "right only with a bias",
+    "inputs": "right only where pieces are equal",
+    "outer": "right only for some shapes",
+    "shape": "right only for some shapes",
+    "vocabulary": "right only for a vocabulary that divides",
+    "dtype": "right only in some dtypes",
+}
 
 
 def floating(value: Any) -> bool:
@@ -138,7 +157,7 @@ class Border(Split):
     """kind: "copy"; "reduce"; or "both", twice: reduce(w · copy(x)), w another on each rank."""
 
     kind: str = ""
-    shape: tuple[int, ...] | None = None
+    shape: tuple[int, ...] = (5, 7)
 
     @property
     def alike(self) -> tuple[str, ...]:
@@ -171,19 +190,19 @@ class Border(Split):
 
 @dataclass(frozen=True)
 class Row(Split):
-    """inputs: of each rank; outer: the dims of x before them."""
+    """inputs: of each rank, 5 if they are left out; outer: the dims of x before them."""
 
     outer: tuple[int, ...] = (6,)
     inputs: tuple[int, ...] = ()
-    outputs: int = 0
+    outputs: int = 7
     biased: bool = True
 
     alike = ("bias",)
 
     def brings(self, rank: int) -> Brought:
-        mine, bias = self.inputs[self.members(rank).index(rank)], self.numbers([self.outputs], 63, 2)
+        mine = self.inputs[self.members(rank).index(rank)] if self.inputs else 5
         x, weight = self.numbers([*self.outer, mine], rank), self.numbers([self.outputs, mine], rank, 1)
-        return {"x": x, "weight": weight, "bias": bias if self.biased else None}
+        return {"x": x, "weight": weight, "bias": self.numbers([self.outputs], 63, 2) if self.biased else None}
 
     def whole(self, brought: Sequence[Brought]) -> Tensor:
         y = sum(F.linear(each["x"], each["weight"]) for each in brought)
@@ -196,7 +215,7 @@ class Row(Split):
 @dataclass(frozen=True)
 class Loss(Split):
     tokens: int = 9
-    vocabulary: int = 0
+    vocabulary: int = 20
     highest: float = 1  # logits of ± this are among them
 
     result = "loss"
@@ -218,45 +237,53 @@ class Loss(Split):
 
 @dataclass(frozen=True)
 class Block(Split):
-    """x: [2, 12, dim], whole, or with sequence_parallel a shard of the 12."""
+    """x is whole, or with sequence_parallel a shard of its 12 positions."""
 
-    heads: int = 0
-    kv_heads: int = 0
-    hidden: int = 0
+    heads: int = 4
+    kv_heads: int = 4
+    hidden: int = 40
     sequence_parallel: bool = False
-
-    refusals = (ValueError, RuntimeError)
 
     @property
     def config(self) -> Config:
-        return Config(16, 24, 1, self.heads, self.kv_heads, self.hidden, context=12)
+        return Config(16, X[2], 1, self.heads, self.kv_heads, self.hidden, context=X[1])
+
+    @property
+    def sharers(self) -> int:
+        """So many ranks have the same keys and values."""
+        return max(1, self.ranks // self.kv_heads)
 
     def layer(self) -> Layer:
         with torch.device("meta"):  # which draws no random numbers
             layer = Layer(self.config).double()
         layer.to_empty(device="cpu")
-        initialise(layer, self.seed)
+        for place, p in enumerate(layer.parameters()):
+            p.data = self.numbers(p.shape, 61, place) / 4
         return layer
 
     def part(self, x: Tensor, rank: int) -> Tensor:
         return x.chunk(self.ranks, 1)[rank].contiguous() if self.sequence_parallel else x
 
     def brings(self, rank: int) -> Brought:
-        return {"x": self.part(self.numbers((2, 12, 24), 63), rank)}
+        return {"x": self.part(self.numbers(X, 63), rank)}
 
     def comes_back(self, rank: int) -> Tensor:
-        return self.part(self.numbers((2, 12, 24), 62), rank)
+        return self.part(self.numbers(X, 62), rank)
 
     def shape_of_result(self, rank: int) -> torch.Size:
         return self.comes_back(rank).shape
 
     def setting(self) -> dict[str, Any]:
-        return {"mesh": mesh_of(self.ranks, max(1, self.ranks // self.kv_heads))}
+        return {"mesh": mesh_of(self.ranks, self.sharers)}
 
     def prepare(self, functions: Functions, brought: Brought, **setting: Any) -> Functions:
         """A layer, split by the plan; its parameters are brought, too."""
         plan = functions[0](self.config, self.sequence_parallel)
-        require_styles(plan)
+        if not isinstance(plan, dict):
+            raise ValueError(f"the plan is {show(plan)}, and not a table from names to styles")
+        for name, style in plan.items():
+            if not isinstance(name, str) or not isinstance(style, Style):
+                raise ValueError(f"the plan has {show(style)} for {name!r}, which is no style of labs.tp")
         layer = parallelize(self.layer(), setting["mesh"], plan)
         # It is for the check to compare gradients; and x differs where it is a shard.
         layer.tensor_parallel.inputs_compared = layer.tensor_parallel.gradients_compared = True
@@ -268,11 +295,11 @@ class Block(Split):
 
     def due(self, rank: int, members: tuple[int, ...] = ()) -> dict[str, Tensor]:
         """Of what the course's own plan splits, this rank's part."""
-        layer, x = self.layer(), self.numbers((2, 12, 24), 63).requires_grad_()
+        layer, x = self.layer(), self.numbers(X, 63).requires_grad_()
         y = layer(x)
-        y.backward(self.numbers((2, 12, 24), 62))
-        ours = {name.removeprefix("layers.*."): style for name, style in gpt_plan(self.config).items()}
-        rows = Plan({name: ours[name] for name in ours if name.startswith(("attention", "mlp"))}).rows(layer)
+        y.backward(self.numbers(X, 62))
+        ours = [(name.split(".*."), style) for name, style in gpt_plan(self.config).items()]
+        rows = Plan({name[1]: style for name, style in ours if name[0] == "layers"}).rows(layer)
         cuts = {name: cut for name, (_, cut) in cuts_of(layer, rows, self.ranks).items()}
         gradients = {name: p.grad for name, p in layer.named_parameters()}
         parts = {name: cuts[name].part(g, rank) if name in cuts else g for name, g in gradients.items()}
@@ -280,17 +307,9 @@ class Block(Split):
 
     def due_numbers(self) -> tuple[float, float]:
         """Twice x; backward, keys and values that some ranks share, too, and norms that have seen shards."""
-        sharers = max(1, self.ranks // self.kv_heads)
-        shared = 2 * self.config.head_size * 24 * (sharers - 1) / sharers * self.ranks / (self.ranks - 1)
-        return 2 * 2 * 12 * 24, 2 * 2 * 12 * 24 + shared + 2 * 24 * self.sequence_parallel
-
-
-def require_styles(plan: Any) -> None:
-    if not isinstance(plan, dict):
-        raise ValueError(f"the plan is {show(plan)}, and not a table from names to styles")
-    for name, style in plan.items():
-        if not isinstance(name, str) or not isinstance(style, Style):
-            raise ValueError(f"the plan has {show(style)} for {name!r}, which is no style of labs.tp")
+        keys, norms = 2 * self.config.head_size * X[2], 2 * X[2] * self.sequence_parallel
+        shared = keys * (self.sharers - 1) / self.sharers * self.ranks / (self.ranks - 1)
+        return 2 * prod(X), 2 * prod(X) + shared + norms
 
 
 class Deal(NamedTuple):
@@ -302,85 +321,46 @@ class Deal(NamedTuple):
         return f"{self.heads} query heads over {self.kv_heads} of keys and values, {self.ranks} ranks"
 
 
-# ---- by chance: by number of ranks; the first are those whose bytes stand in the line of success -----------
+# ---- by chance -------------------------------------------------------------------------------------------
 
-GROUP, SHAPES, RANKS = (
-    f"right only {where}" for where in ("on the group of all ranks", "for some shapes", "on 4 ranks")
-)
-DTYPES, GRADED, ALONE = "right only in some dtypes", "right only with gradients", "right alone, wrong in a larger graph"
-UNEVEN, DIVIDES = "right only where pieces are equal", "right only for a vocabulary that divides"
+UNUSUAL = ({"graded": False}, {"paired": True}, {"incoming": "expanded"}, {"incoming": "transposed"}, {"dtype": BF16})
 
 
 class Draw:
+    """Of each exercise's cases the first is a plain one, and those of the line of success come second."""
+
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.a, self.b, self.many = (
-            self.random.randrange(4, 8),
-            self.random.randrange(5, 9),
-            self.random.randrange(5, 9),
-        )
+        self.a, self.b = self.random.randrange(4, 8), self.random.randrange(5, 9)
+        self.others = (3, self.random.randrange(5, 9), 1)  # numbers of ranks
 
-    @property
-    def seed(self) -> int:
-        return self.random.randrange(2**40)
+    def cases(self, kind: type[Split], options: Sequence[dict[str, Any]]) -> list[Any]:
+        return [kind(self.random.randrange(2**40), **{"ranks": 4} | each) for each in options]
 
-    def borders(self) -> dict[int, list[Border]]:
-        a, b = self.a, self.b
+    def borders(self) -> list[Border]:
+        shapes = ((2, self.a, self.b), (self.a,), (1,), (0, 3), ())
+        options = [{}, {"dtype": FP32, "shape": (64, 96)}, *UNUSUAL]
+        options += [{"shape": shape} for shape in shapes] + [{"ranks": ranks} for ranks in self.others]
+        both = [each | {"kind": kind} for each in options for kind in ("copy", "reduce")]
+        return self.cases(Border, [*both, {"kind": "both"}])
 
-        def pair(ranks: int, shape: tuple[int, ...], only: str = "", **options: Any) -> list[Border]:
-            return [Border(self.seed, ranks, kind=k, shape=shape, only=only, **options) for k in ("copy", "reduce")]
+    def rows(self) -> list[Row]:
+        options = [{}, {"dtype": FP32, "outer": (32,), "outputs": 24}, {"biased": False}, *UNUSUAL]
+        options += [{"outer": outer} for outer in ((), (2, 3), (0,), (2, 1, self.a))]
+        options += [{"inputs": (self.a, self.a, self.a, 1)}, *({"ranks": ranks} for ranks in self.others)]
+        return self.cases(Row, options)
 
-        four = [
-            *pair(4, (64, 96), dtype=FP32),
-            *pair(4, (a, b)),
-            Border(self.seed, 4, kind="both", shape=(b,), only=ALONE),
-        ]
-        four += pair(4, (a, b), GRADED, graded=False) + pair(4, (a, b), DTYPES, dtype=BF16)
-        for shape in ((), (0, 3), (2, a, b), (1,)):
-            four += pair(4, shape, SHAPES)
-        four += pair(4, (a, b), incoming="expanded") + pair(4, (a, b), incoming="transposed")
-        four += pair(4, (a, b), GROUP, paired=True)
-        return {4: four, 3: pair(3, (a, b), RANKS), self.many: pair(self.many, (a,), RANKS), 1: pair(1, (a,), RANKS)}
+    def losses(self) -> list[Loss]:
+        high, odd = {"highest": 1e4}, 4 * self.a + self.random.randrange(1, 4)
+        options = [{}, {"dtype": FP32, "tokens": 64, "vocabulary": 96}, high, UNUSUAL[0], UNUSUAL[1]]
+        options += [{"vocabulary": vocabulary} for vocabulary in (odd, 9, 5, 3)] + [{"vocabulary": 9} | high]
+        options += [{"ranks": ranks, "vocabulary": ranks * self.b + ranks // 2} for ranks in self.others]
+        return self.cases(Loss, options)
 
-    def rows(self) -> dict[int, list[Row]]:
-        a = self.a
-
-        def row(ranks: int, only: str = "", inputs: tuple[int, ...] = (), **options: Any) -> Row:
-            return Row(self.seed, ranks, only=only, inputs=inputs or (5,) * ranks, outputs=self.b, **options)
-
-        four = [Row(self.seed, 4, dtype=FP32, outer=(32,), inputs=(16,) * 4, outputs=24), row(4)]
-        four += [
-            row(4, "right only with a bias", biased=False),
-            row(4, UNEVEN, (a, a, a, 1)),
-            row(4, DTYPES, dtype=BF16),
-        ]
-        four += [row(4, SHAPES, outer=outer) for outer in ((), (2, 3), (0,), (2, 1, 3))]
-        four += [row(4, incoming=incoming) for incoming in ("expanded", "transposed")]
-        four += [row(4, GROUP, (a, 2), paired=True)]
-        return {4: four, 3: [row(3, RANKS, (a, 3, 2))], self.many: [row(self.many, RANKS)], 1: [row(1, RANKS)]}
-
-    def losses(self) -> dict[int, list[Loss]]:
-        a = self.a
-
-        def loss(ranks: int, vocabulary: int, only: str = "", **options: Any) -> Loss:
-            return Loss(self.seed, ranks, vocabulary=vocabulary, tokens=self.b, only=only, **options)
-
-        four = [Loss(self.seed, 4, dtype=FP32, tokens=64, vocabulary=96), loss(4, 4 * a), loss(4, 4 * a, highest=1e4)]
-        four += [loss(4, size, DIVIDES) for size in (4 * a + self.random.randrange(1, 4), 9, 5, 3)]
-        four += [
-            loss(4, 9, DIVIDES, highest=1e4),
-            loss(4, 4 * a, GRADED, graded=False),
-            loss(4, 12, GROUP, paired=True),
-        ]
-        others = {ranks: [loss(ranks, ranks * a + ranks // 2, RANKS)] for ranks in (3, self.many, 1)}
-        return {4: four, **others}
-
-    def blocks(self) -> dict[int, list[Block]]:
-        def both(ranks: int, *sizes: int) -> list[Block]:
-            names = dict(zip(("heads", "kv_heads", "hidden"), sizes, strict=True))
-            return [Block(self.seed, ranks, sequence_parallel=shards, **names) for shards in (False, True)]
-
-        return {4: both(4, 4, 4, 40) + both(4, 4, self.random.choice((1, 2)), 41), 2: both(2, 6, 3, 43)}
+    def blocks(self) -> list[Block]:
+        sizes = [{}, {"kv_heads": self.random.choice((1, 2)), "hidden": 41}]
+        sizes.append({"ranks": 2, "heads": 6, "kv_heads": 3, "hidden": 43})
+        return self.cases(Block, [each | {"sequence_parallel": shards} for each in sizes for shards in (False, True)])
 
     def deals(self) -> list[Deal]:
         always = [(8, 4, 2), (8, 2, 4), (6, 3, 2), (8, 8, 3), (8, 1, 4), (24, 2, 8), (4, 4, 4), (16, 2, 16), (6, 3, 1)]
@@ -388,10 +368,9 @@ class Draw:
         return [Deal(*each) for each in always + self.random.sample(possible, 12)]
 
 
-def wide(kind: str, seed: int) -> Split:
-    """The case whose bytes held are measured."""
-    if kind == "row":
-        return Row(seed, 4, dtype=FP32, outer=(256,), inputs=(64,) * 4, outputs=128)
-    if kind == "loss":
-        return Loss(seed, 4, dtype=FP32, tokens=256, vocabulary=512)
-    return Border(seed, 4, dtype=FP32, kind=kind, shape=(128, 256))
+WIDE = {  # those whose bytes held are measured
+    "copy": Border(0, 4, dtype=FP32, kind="copy", shape=(128, 256)),
+    "reduce": Border(0, 4, dtype=FP32, kind="reduce", shape=(128, 256)),
+    "row": Row(0, 4, dtype=FP32, outer=(256,), inputs=(64,) * 4, outputs=128),
+    "loss": Loss(0, 4, dtype=FP32, tokens=256, vocabulary=512),
+}

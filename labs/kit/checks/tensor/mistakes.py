@@ -1,5 +1,6 @@
 """The mistakes in tensor parallelism, in the order in which they are tried.
 
+PLANS      what a rank raised that was to obey a plan
 RESULT     a call on a rank: what it returned
 FORM       a tensor, by its shape and dtype
 BORDERS, ROWS, LOSSES, LAYERS    one that is not as on one process, by exercise
@@ -20,27 +21,30 @@ from torch import Tensor
 
 from labs.kit.checks.answer import Mistake, show
 from labs.kit.checks.left import AFTERMATH
+from labs.kit.checks.tensor.cases import Block, Loss
 
 if TYPE_CHECKING:
-    from labs.kit.checks.tensor.judge import Dealing, One
+    from labs.kit.checks.tensor.judge import Dealing, One, Sent
 
 # ---- what was returned, and changed ----------------------------------------------------------------------
 
 CALLER = "What does the caller need to hold when you are done?"
 STYLE = "What does each module split, what comes in and what goes out? labs/tp.py has the table of styles."
-RESULT = (
-    Mistake("not a plan", STYLE, lambda call: re.search("not a table|no style", call.error) and call.error),
+PLANS = (
+    Mistake("not a plan", STYLE, lambda text: bool(re.search("not a table|no style", text))),
     Mistake(
         "the sum comes whole, and x is a shard",
         "A residual adds what comes out to x: which part of the sequence has this rank of x?",
-        lambda call: "The size of tensor" in call.error and call.error,
+        lambda text: "The size of tensor" in text,
     ),
     Mistake(
         "a cut goes through a head",
         "Which four matrices of attention must be cut at the same heads, and how do they get to know them?",
-        lambda call: re.search("unflatten|heads|query", call.error) and call.error,
+        lambda text: bool(re.search(r"failed: \w+: .*(unflatten|heads|query)", text)),
     ),
-    Mistake("it cannot be obeyed", STYLE, lambda call: call.error),
+    Mistake("it cannot be obeyed", STYLE, lambda text: bool(re.search("failed: (Value|Runtime)Error", text))),
+)
+RESULT = (
     Mistake("nothing is returned", CALLER, lambda call: call.returned == "None"),
     Mistake("not a tensor", CALLER, lambda call: isinstance(call.returned, str) and f"{call.returned} was returned"),
     Mistake(
@@ -65,6 +69,12 @@ AFTER = (
     ),
     *AFTERMATH,
 )
+
+
+def form(one: One) -> str:
+    return f"{one.what} is {show(one.found)}; this rank's is of {one.case.dtype_name}, {tuple(one.due.shape)}"
+
+
 FORM = (
     Mistake(
         "no gradient",
@@ -74,22 +84,19 @@ FORM = (
     Mistake(
         "a matrix is not split",
         "Which part of it does this rank compute with?",
-        lambda one: one.case.refusals and one.found.numel() > one.due.numel() and f"{one.what} is {show(one.found)}",
+        lambda one: isinstance(one.case, Block) and one.found.numel() > one.due.numel() and form(one),
         shows="right, and each rank holds and multiplies a whole matrix",
     ),
     Mistake(
         "columns where rows belong, or rows where columns do",
         "Which matrix comes first, and leaves pieces behind, and which one takes them as they are?",
-        lambda one: one.case.refusals and one.found.shape != one.due.shape and f"{one.what} is {show(one.found)}",
+        lambda one: isinstance(one.case, Block) and one.found.shape != one.due.shape and form(one),
         shows="a plan of columns alone: right, with a gather behind each matrix",
     ),
     Mistake(
         "another shape or dtype",
         "In which shape and dtype is it on one process?",
-        lambda one: (
-            (one.found.shape != one.due.shape or one.found.dtype != one.case.dtype)
-            and f"{one.what} is {show(one.found)}; it should be of {one.case.dtype_name}, {tuple(one.due.shape)}"
-        ),
+        lambda one: (one.found.shape != one.due.shape or one.found.dtype != one.case.dtype) and form(one),
     ),
 )
 
@@ -239,7 +246,7 @@ LAYERS = (
     Mistake(
         "a shard is taken for the whole",
         "Which tokens has this rank when attention begins, and which does it have to see?",
-        result(lambda one: one.case.sequence_parallel and not one.forward.of("all_gather")),
+        result(lambda one: one.case.sequence_parallel and not gathered(one.forward)),
         shows="each rank attends to its own part of the sequence",
     ),
     Mistake(
@@ -258,46 +265,50 @@ LAYERS = (
 
 # ---- what was sent, and held -----------------------------------------------------------------------------
 
-GATHERS = ("all_gather", "gather", "broadcast")
+
+def too_much(fits: Callable[[Sent], Any]) -> Callable[[Sent], Any]:
+    return lambda sent: sent.found > sent.enough and fits(sent) and sent.text
+
+
+def gathered(sent: Sent) -> bool:
+    return any(event.op in ("all_gather", "gather", "broadcast") for event in sent.events)
+
+
 SENT = (
     Mistake(
         "logits are gathered",
         "Which numbers of a token do the other ranks need, if not all of its logits?",
-        lambda sent: sent.found > sent.enough and sent.case.result == "loss" and sent.of(*GATHERS) and sent.text,
+        too_much(lambda sent: isinstance(sent.case, Loss) and gathered(sent)),
         shows="memory that grows with the vocabulary on every rank: nothing was won by splitting the head",
-    ),
-    Mistake(
-        "more than three numbers a token",
-        "Which numbers of a token does every rank need of all others?",
-        lambda sent: sent.found > sent.enough and sent.due and sent.case.result == "loss" and sent.text,
     ),
     Mistake(
         "something is sent where nothing is due",
         "What do the other ranks have already, and so need not be sent?",
-        lambda sent: sent.found > 0 and not sent.due and sent.text,
+        too_much(lambda sent: not sent.due),
+    ),
+    Mistake(
+        "more than three numbers a token",
+        "Which numbers of a token does every rank need of all others?",
+        too_much(lambda sent: isinstance(sent.case, Loss)),
     ),
     Mistake(
         "x crosses the border once for each matrix",
         "q, k and v read the same x, and so do gate and up. How often must it, or its gradient, travel?",
-        lambda sent: sent.found > sent.enough and sent.case.refusals and sent.text,
+        too_much(lambda sent: isinstance(sent.case, Block)),
         shows="the right numbers, and more than twice the bytes",
     ),
     Mistake(
         "gathered, where a sum belongs",
-        "What has each rank: a piece of the result, or a summand? And was it won by splitting, if it is gathered?",
-        lambda sent: sent.found > sent.enough and sent.of(*GATHERS) and sent.text,
+        "What has each rank: a piece of the result, or a summand? And what was won by splitting what is gathered?",
+        too_much(gathered),
         shows="right, and each rank receives what the others hold: weights, or activations",
     ),
     Mistake(
         "another dtype travels",
         "What does that cost?",
-        lambda sent: sent.found > sent.enough and sent.dtypes != {sent.case.dtype_name} and sent.text,
+        too_much(lambda sent: any(event.dtype != sent.case.dtype_name for event in sent.events if event.sent)),
     ),
-    Mistake(
-        "too many bytes",
-        "How often does each number travel, and who needs it?",
-        lambda sent: sent.found > sent.enough and sent.text,
-    ),
+    Mistake("too many bytes", "How often does each number travel, and who needs it?", too_much(bool)),
     Mistake(
         "less than the least possible",
         "By which other way did the numbers come?",

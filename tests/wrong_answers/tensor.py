@@ -1,0 +1,866 @@
+"""Wrong answers to the exercises of notebook 09, and the right ones that they spoil."""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed import ReduceOp
+from torch.distributed.nn import functional as differentiable
+
+from labs.placement import Replicate, Shard
+from labs.shares import Keys, Queries
+from labs.tp import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
+from tests.wrong_answers import answers
+
+
+def wrong(check, mistake="", **options):
+    """A wrong copy comes with a right reduce, and the other way round."""
+    pairs = {"copy": lambda fn: (fn, reduce), "reduce": lambda fn: (copy, fn)}
+    return answers.wrong("conjugate" if check in pairs else check, mistake, functions=pairs.get(check), **options)
+
+
+# ---- right ones, which those below spoil -----------------------------------------------------------------
+
+
+def same(x, group=None):
+    return x.view_as(x)
+
+
+def summed(x, group=None):
+    y = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(y, group=group)
+    return y
+
+
+def border(forward, backward):
+    """A function with this forward, and this one for its gradient."""
+
+    class Border(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, group):
+            ctx.group = group
+            return forward(x, group)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return backward(gradient, ctx.group), None
+
+    return Border
+
+
+COPY, REDUCE = border(same, summed), border(summed, same)
+
+
+def copy(x, group=None):
+    return COPY.apply(x, group)
+
+
+def reduce(x, group=None):
+    return REDUCE.apply(x, group)
+
+
+def row_linear(x, weight, bias, group=None):
+    y = reduce(F.linear(x, weight), group)
+    return y if bias is None else y + bias
+
+
+def gathered(x, group, dim=-1):
+    """From all ranks' pieces, padded to the longest; a gradient comes back to this rank's own."""
+    sizes = torch.zeros(dist.get_world_size(group), dtype=torch.long)
+    sizes[dist.get_rank(group)] = x.shape[-1] if x.ndim else 1
+    dist.all_reduce(sizes, group=group)
+    x = F.pad(x, (0, int(sizes.max()) - x.shape[-1])) if x.ndim else x
+    parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, x.detach().contiguous(), group=group)
+    parts[dist.get_rank(group)] = x
+    return torch.cat(parts, dim)
+
+
+def highest(logits, group=None):
+    mine = logits.detach()
+    highest = mine.amax(1) if mine.shape[1] else mine.new_full((len(mine),), -torch.inf)
+    dist.all_reduce(highest, ReduceOp.MAX, group=group)
+    return highest
+
+
+def of_targets(logits, targets, first):
+    """Zero where another rank has the target."""
+    columns = torch.arange(first, first + logits.shape[1])
+    return torch.where(columns == targets[:, None], logits, 0).sum(1)
+
+
+def split_loss(logits, targets, first, group=None):
+    shifted = logits - highest(logits, group)[:, None]
+    total, target = reduce(torch.stack([shifted.exp().sum(1), of_targets(shifted, targets, first)]), group)
+    return (total.log() - target).mean()
+
+
+def of_logits(softmax, column):
+    """The gradient of the loss."""
+    return (softmax - (torch.arange(softmax.shape[1]) == column[:, None]).to(softmax)) / len(softmax)
+
+
+def by_hand(backward):
+    class CrossEntropy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, logits, targets, first, group):
+            shifted = logits - highest(logits, group)[:, None]
+            total, target = summed(torch.stack([shifted.exp().sum(1), of_targets(shifted, targets, first)]), group)
+            ctx.save_for_backward(shifted.exp() / total[:, None], targets - first)
+            ctx.group = group
+            return (total.log() - target).mean()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return backward(gradient, *ctx.saved_tensors, ctx.group), None, None, None
+
+    return CrossEntropy
+
+
+def deal_heads(heads, kv_heads, ranks, rank):
+    if ranks > kv_heads:
+        copies, each = ranks // kv_heads, heads // ranks
+        first = rank // copies * copies
+        return list(range(rank * each, rank * each + each)), [rank // copies], list(range(first, first + copies))
+    least, more = divmod(kv_heads, ranks)
+    start = rank * least + min(rank, more)
+    keys = list(range(start, start + least + (rank < more)))
+    return [key * heads // kv_heads + i for key in keys for i in range(heads // kv_heads)], keys, [rank]
+
+
+def block_plan(config, sequence_parallel):
+    x = Shard(1) if sequence_parallel else Replicate()
+    queries, keys = Queries(config.heads, config.kv_heads), Keys(config.heads, config.kv_heads)
+    return {
+        "attention": PrepareModuleInput(input_layouts=x),
+        "attention.q": ColwiseParallel(heads=queries),
+        "attention.k": ColwiseParallel(heads=keys),
+        "attention.v": ColwiseParallel(heads=keys),
+        "attention.o": RowwiseParallel(heads=queries, output_layouts=x),
+        "mlp": PrepareModuleInput(input_layouts=x),
+        "mlp.gate": ColwiseParallel(),
+        "mlp.up": ColwiseParallel(),
+        "mlp.down": RowwiseParallel(output_layouts=x),
+        **({"attention_norm": SequenceParallel(), "mlp_norm": SequenceParallel()} if sequence_parallel else {}),
+    }
+
+
+# ---- the conjugate pair ----------------------------------------------------------------------------------
+
+PLAIN, BOTH_WAYS = border(same, same), border(summed, summed)
+MEAN_BACK = border(same, lambda gradient, group: summed(gradient, group) / dist.get_world_size(group))
+FORWARD_MEAN = border(lambda x, group: summed(x, group) / dist.get_world_size(group), summed)
+SENT_BACK = border(summed, lambda gradient, group: summed(gradient, group) / dist.get_world_size(group))
+
+
+@wrong("copy", "the gradient of copy is not summed")
+def nothing_at_all(x, group=None):
+    return PLAIN.apply(x, group)
+
+
+@wrong("copy", "averaged instead of summed")
+def mean_of_gradients(x, group=None):
+    return MEAN_BACK.apply(x, group)
+
+
+@wrong("copy", "copy sends forward")
+def sums_both_ways(x, group=None):
+    return BOTH_WAYS.apply(x, group)
+
+
+@wrong("copy", "something is sent where nothing is due")
+def makes_sure_that_all_have_x(x, group=None):
+    return FORWARD_MEAN.apply(x, group)
+
+
+def sum_in_place(gradient, group):
+    gradient = gradient.contiguous()
+    dist.all_reduce(gradient, group=group)
+    return gradient
+
+
+IN_PLACE_BACK = border(same, sum_in_place)
+
+
+@wrong("copy", "changed in place")
+def into_the_gradient(x, group=None):
+    return IN_PLACE_BACK.apply(x, group)
+
+
+ALL_RANKS = border(same, lambda gradient, group: summed(gradient))
+
+
+@wrong("copy", "right only on the group of all ranks")
+def without_the_group(x, group=None):
+    return ALL_RANKS.apply(x, group)
+
+
+def start_a_sum(x, group):
+    y = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(y, group=group, async_op=True)
+    return y
+
+
+UNWAITED = border(same, start_a_sum)
+
+
+@wrong("copy", "nobody waited")
+def does_not_wait(x, group=None):
+    return UNWAITED.apply(x, group)
+
+
+@wrong("copy", "no gradient")
+def leaves_the_graph(x, group=None):
+    return x.data
+
+
+@wrong("reduce", "the summands are never added up")
+def still_a_summand(x, group=None):
+    return PLAIN.apply(x, group)
+
+
+@wrong("reduce", "the gradient is summed as well")
+def by_torchs_own(x, group=None):
+    return differentiable.all_reduce(x, group=group or dist.group.WORLD)
+
+
+@wrong("reduce", "something is sent where nothing is due")
+def mean_of_equal_gradients(x, group=None):
+    return SENT_BACK.apply(x, group)
+
+
+@wrong("reduce", "no gradient")
+def no_border(x, group=None):
+    return summed(x.detach(), group)
+
+
+@wrong("reduce", "a collective that autograd does not see")
+def only_the_collective(x, group=None):
+    return summed(x, group)
+
+
+INTO_X = border(lambda x, group: sum_in_place(x, group).clone(), same)
+
+
+@wrong("reduce", "changed in place")
+def into_the_summand(x, group=None):
+    return INTO_X.apply(x, group)
+
+
+GATHERED = border(lambda x, group: gathered(x[None], group, 0).sum(0), same)
+
+
+@wrong("reduce", "gathered, where a sum belongs")
+def gathers_summands(x, group=None):
+    return GATHERED.apply(x, group)
+
+
+NARROW = border(lambda x, group: summed(x.to(torch.bfloat16), group).to(x.dtype), same)
+WIDE = border(lambda x, group: summed(x.double(), group).to(x.dtype), same)
+
+
+@wrong("reduce", "rounded on the way")
+def in_half_precision(x, group=None):
+    return NARROW.apply(x, group)
+
+
+@wrong("reduce", "another dtype travels")
+def in_double_precision(x, group=None):
+    return WIDE.apply(x, group)
+
+
+def to_the_first(x, group):
+    y = x.clone(memory_format=torch.contiguous_format)
+    dist.reduce(y, group=group, group_dst=0)
+    return y
+
+
+TO_ONE = border(to_the_first, same)
+
+
+@wrong("reduce")
+def to_one_rank(x, group=None):
+    return TO_ONE.apply(x, group)
+
+
+def half_by_half(x, group):
+    y = x.clone(memory_format=torch.contiguous_format)
+    for half in y.view(2, -1):
+        dist.all_reduce(half, group=group)
+    return y
+
+
+HALVES = border(half_by_half, same)
+
+
+@wrong("reduce")
+def of_an_even_number(x, group=None):
+    return HALVES.apply(x, group)
+
+
+class Saves(REDUCE):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        ctx.save_for_backward(x)
+        return summed(x, group)
+
+
+@wrong("reduce", "kept for backward, and not needed there")
+def saves_the_summand(x, group=None):
+    return Saves.apply(x, group)
+
+
+KEPT = []
+
+
+@wrong("reduce", "something is kept from every call", alone=True)
+def remembers(x, group=None):
+    KEPT.append(y := reduce(x, group))
+    return y
+
+
+@wrong("reduce", "nothing is returned")
+def forgets_to_return(x, group=None):
+    reduce(x, group)
+
+
+# ---- a row-parallel linear -------------------------------------------------------------------------------
+
+
+@wrong("row_linear", "the bias is added on every rank")
+def bias_with_each_summand(x, weight, bias, group=None):
+    return reduce(F.linear(x, weight, bias), group)
+
+
+@wrong("row_linear", "the gradient of the bias is an N-th")
+def bias_in_n_parts(x, weight, bias, group=None):
+    part = None if bias is None else bias / dist.get_world_size(group)
+    return reduce(F.linear(x, weight, part), group)
+
+
+@wrong("row_linear", "no gradient")
+def bias_on_the_first_rank(x, weight, bias, group=None):
+    return reduce(F.linear(x, weight, bias if dist.get_rank(group) == 0 else None), group)
+
+
+@wrong("row_linear", "the bias on one rank alone")
+def bias_times_one_or_zero(x, weight, bias, group=None):
+    mine = None if bias is None else bias * (dist.get_rank(group) == 0)
+    return reduce(F.linear(x, weight, mine), group)
+
+
+@wrong("row_linear", "the bias is left out")
+def without_bias(x, weight, bias, group=None):
+    return reduce(F.linear(x, weight), group) + (0 if bias is None else 0 * bias)
+
+
+@wrong("row_linear", "no gradient")
+def bias_outside_of_the_graph(x, weight, bias, group=None):
+    return reduce(F.linear(x, weight), group) + (0 if bias is None else bias.detach())
+
+
+@wrong("row_linear", "the gradient is summed as well")
+def bias_through_a_copy(x, weight, bias, group=None):
+    return row_linear(x, weight, None if bias is None else copy(bias, group), group)
+
+
+@wrong("row_linear", "right only with a bias")
+def always_with_bias(x, weight, bias, group=None):
+    return reduce(F.linear(x, weight), group) + bias
+
+
+@wrong("row_linear", "the summands are never added up")
+def one_summand(x, weight, bias, group=None):
+    return F.linear(x, weight, bias)
+
+
+@wrong("row_linear", "the gradient is summed as well")
+def torchs_all_reduce(x, weight, bias, group=None):
+    y = differentiable.all_reduce(F.linear(x, weight), group=group or dist.group.WORLD)
+    return y if bias is None else y + bias
+
+
+@wrong("row_linear", "the gradient is summed as well")
+def copies_x_first(x, weight, bias, group=None):
+    """As if x were whole."""
+    y = reduce(F.linear(x, weight), group)
+    return copy(y if bias is None else y + bias, group)
+
+
+@wrong("row_linear", "a collective that autograd does not see")
+def sum_in_its_place(x, weight, bias, group=None):
+    y = F.linear(x, weight)
+    dist.all_reduce(y, group=group)
+    return y if bias is None else y + bias
+
+
+@wrong("row_linear", "no gradient")
+def sum_without_grad(x, weight, bias, group=None):
+    y = summed(F.linear(x, weight).detach(), group)
+    return y if bias is None else y + bias
+
+
+@wrong("row_linear", "gathered, where a sum belongs")
+def whole_x_and_whole_weight(x, weight, bias, group=None):
+    return F.linear(gathered(x, group), gathered(weight, group), bias)
+
+
+@wrong("row_linear", "gathered, where a sum belongs")
+def gathers_x_and_cuts_it_again(x, weight, bias, group=None):
+    pieces = gathered(x, group).chunk(dist.get_world_size(group), -1)
+    return row_linear(pieces[dist.get_rank(group)][..., : x.shape[-1]], weight, bias, group)
+
+
+@wrong("row_linear", "right only on the group of all ranks")
+def sums_over_all_ranks(x, weight, bias, group=None):
+    return row_linear(x, weight, bias)
+
+
+@wrong("row_linear", "right only for some shapes")
+def a_matrix_alone(x, weight, bias, group=None):
+    return row_linear(x, weight, bias, group) if x.ndim == 2 else row_linear(x.flatten(0, -2), weight, bias, group)
+
+
+@wrong("row_linear", "another shape or dtype")
+def in_float32(x, weight, bias, group=None):
+    return row_linear(x.float(), weight.float(), None if bias is None else bias.float(), group)
+
+
+class SavesY(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, group):
+        mine = F.linear(x, weight)
+        ctx.save_for_backward(x, weight, mine)
+        return summed(mine, group)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight, _ = ctx.saved_tensors
+        with torch.enable_grad():
+            x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
+            return *torch.autograd.grad(F.linear(x, weight), (x, weight), gradient), None
+
+
+@wrong("row_linear", "kept for backward, and not needed there")
+def saves_its_summand(x, weight, bias, group=None):
+    y = SavesY.apply(x, weight, group)
+    return y if bias is None else y + bias
+
+
+# ---- a loss over a split vocabulary ----------------------------------------------------------------------
+
+
+@wrong("split_loss", "logits are gathered")
+def by_all_logits(logits, targets, first, group=None):
+    far = torch.full((), -1e30, dtype=logits.dtype)
+    whole = gathered(torch.cat([logits, far.expand(len(logits), 1)], 1), group)  # a column that is never the target
+    firsts = gathered(torch.tensor([float(first)]), group).long()
+    owner = (targets[:, None] >= firsts).sum(1) - 1
+    return F.cross_entropy(whole, owner * (whole.shape[1] // len(firsts)) + targets - firsts[owner])
+
+
+@wrong("split_loss", "not finite")
+def without_the_highest(logits, targets, first, group=None):
+    total, target = reduce(torch.stack([logits.exp().sum(1), of_targets(logits, targets, first)]), group)
+    return (total.log() - target).mean()
+
+
+@wrong("split_loss", "relative to each rank's own highest logit")
+def own_highest(logits, targets, first, group=None):
+    mine = logits.detach().amax(1) if logits.shape[1] else logits.new_zeros(len(logits))
+    shifted = logits - mine[:, None]
+    total, target = reduce(torch.stack([shifted.exp().sum(1), of_targets(shifted, targets, first)]), group)
+    return (total.log() - target).mean()
+
+
+@wrong("split_loss", "the gradient is summed as well")
+def sums_of_torchs(logits, targets, first, group=None):
+    shifted, all_ranks = logits - highest(logits, group)[:, None], group or dist.group.WORLD
+    both = torch.stack([shifted.exp().sum(1), of_targets(shifted, targets, first)])
+    total, target = differentiable.all_reduce(both, group=all_ranks)
+    return (total.log() - target).mean()
+
+
+@wrong("split_loss", "a collective that autograd does not see")
+def sums_unseen(logits, targets, first, group=None):
+    shifted = logits - highest(logits, group)[:, None]
+    both = torch.stack([shifted.exp().sum(1), of_targets(shifted, targets, first)])
+    dist.all_reduce(both, group=group)
+    return (both[0].log() - both[1]).mean()
+
+
+@wrong("split_loss", "no gradient")
+def of_constants(logits, targets, first, group=None):
+    return split_loss(logits.detach(), targets, first, group)
+
+
+@wrong("split_loss", "the right loss with a wrong gradient")
+def softmax_of_this_rank(logits, targets, first, group=None):
+    """The right loss, as a constant, with the gradient of a loss over this rank's columns."""
+    loss = split_loss(logits.detach(), targets, first, group)
+    mine = (logits.logsumexp(1) if logits.shape[1] else logits.sum(1)) - of_targets(logits, targets, first)
+    return loss + (mine - mine.detach()).mean()
+
+
+SUMMED = by_hand(lambda gradient, softmax, column, group: gradient * len(softmax) * of_logits(softmax, column))
+UNSCALED = by_hand(lambda gradient, softmax, column, group: of_logits(softmax, column))
+NO_TARGET = by_hand(lambda gradient, softmax, column, group: gradient * softmax / len(softmax))
+SENDS_BACK = by_hand(
+    lambda gradient, softmax, column, group: (
+        summed(gradient, group) / dist.get_world_size(group) * of_logits(softmax, column)
+    )
+)
+
+
+@wrong("split_loss", "summed over the tokens")
+def gradient_of_the_sum(logits, targets, first, group=None):
+    return SUMMED.apply(logits, targets, first, group)
+
+
+@wrong("split_loss", "the gradient that comes in is left out")
+def unscaled(logits, targets, first, group=None):
+    return UNSCALED.apply(logits, targets, first, group)
+
+
+@wrong("split_loss", "the right loss with a wrong gradient")
+def without_minus_one(logits, targets, first, group=None):
+    return NO_TARGET.apply(logits, targets, first, group)
+
+
+@wrong("split_loss", "something is sent where nothing is due")
+def asks_again_in_backward(logits, targets, first, group=None):
+    return SENDS_BACK.apply(logits, targets, first, group)
+
+
+@wrong("split_loss", "summed over the tokens")
+def not_the_mean(logits, targets, first, group=None):
+    return split_loss(logits, targets, first, group) * len(targets)
+
+
+@wrong("split_loss")
+def every_rank_adds_a_logit(logits, targets, first, group=None):
+    shifted = logits - highest(logits, group)[:, None]
+    column = (targets - first).clamp(0, max(0, logits.shape[1] - 1))
+    mine = shifted.gather(1, column[:, None])[:, 0] if logits.shape[1] else shifted.sum(1)
+    total, target = reduce(torch.stack([shifted.exp().sum(1), mine]), group)
+    return (total.log() - target).mean()
+
+
+@wrong("split_loss", "right only for a vocabulary that divides")
+def counts_columns_itself(logits, targets, first, group=None):
+    return split_loss(logits, targets, dist.get_rank(group) * logits.shape[1], group)
+
+
+@wrong("split_loss", "right only for a vocabulary that divides")
+def nothing_is_the_highest_of_nothing(logits, targets, first, group=None):
+    """A rank without columns takes 0 for its highest logit."""
+    mine = logits.detach().amax(1) if logits.shape[1] else logits.new_full((len(logits),), 1e6)
+    dist.all_reduce(mine, ReduceOp.MAX, group=group)
+    shifted = logits - mine[:, None]
+    total, target = reduce(torch.stack([shifted.exp().sum(1), of_targets(shifted, targets, first)]), group)
+    return ((total + 1e-30).log() - target).mean()
+
+
+@wrong("split_loss", "right only for a vocabulary that divides", alone=True)
+def takes_a_column_for_granted(logits, targets, first, group=None):
+    return split_loss(logits, targets, first, group) + 0 * logits[:, 0].mean()
+
+
+@wrong("split_loss", "more than three numbers a token")
+def also_the_mean_logit(logits, targets, first, group=None):
+    shifted = logits - highest(logits, group)[:, None]
+    mine = [shifted.exp().sum(1), of_targets(shifted, targets, first), shifted.detach().sum(1), shifted.detach().sum(1)]
+    total, target, *_ = reduce(torch.stack(mine), group)
+    return (total.log() - target).mean()
+
+
+@wrong("split_loss", "right only on the group of all ranks")
+def over_all_ranks(logits, targets, first, group=None):
+    return split_loss(logits, targets, first)
+
+
+@wrong("split_loss", "changed in place")
+def shifts_in_place(logits, targets, first, group=None):
+    with torch.no_grad():
+        logits -= highest(logits, group)[:, None]
+    total, target = reduce(torch.stack([logits.exp().sum(1), of_targets(logits, targets, first)]), group)
+    return (total.log() - target).mean()
+
+
+@wrong("split_loss", "too many copies at a time")
+def one_hot_of_the_vocabulary(logits, targets, first, group=None):
+    one_hot = F.one_hot(targets, first + logits.shape[1] + int(targets.max()) + 512)
+    mine = one_hot[:, first : first + logits.shape[1]]
+    shifted = logits - highest(logits, group)[:, None]
+    total, target = reduce(torch.stack([shifted.exp().sum(1), torch.where(mine > 0, shifted, 0).sum(1)]), group)
+    return (total.log() - target).mean()
+
+
+# ---- heads -----------------------------------------------------------------------------------------------
+
+
+@wrong("deal_heads", "a rank without a head")
+def as_if_it_divided(heads, kv_heads, ranks, rank):
+    q, k = heads // ranks, kv_heads // ranks
+    return list(range(rank * q, rank * q + q)), list(range(rank * k, rank * k + k)), [rank]
+
+
+@wrong("deal_heads", "the gradient of shared keys and values is not summed")
+def shares_with_nobody(heads, kv_heads, ranks, rank):
+    return *deal_heads(heads, kv_heads, ranks, rank)[:2], [rank]
+
+
+@wrong("deal_heads", "a sum among other ranks")
+def shares_with_everybody(heads, kv_heads, ranks, rank):
+    return *deal_heads(heads, kv_heads, ranks, rank)[:2], list(range(ranks))
+
+
+@wrong("deal_heads", "a sum among other ranks")
+def all_but_itself(heads, kv_heads, ranks, rank):
+    queries, keys, sharers = deal_heads(heads, kv_heads, ranks, rank)
+    return queries, keys, [other for other in sharers if other != rank] or [rank]
+
+
+@wrong("deal_heads", "a sum among other ranks")
+def itself_first(heads, kv_heads, ranks, rank):
+    queries, keys, sharers = deal_heads(heads, kv_heads, ranks, rank)
+    return queries, keys, sorted(sharers, key=lambda other: other != rank)
+
+
+@wrong("deal_heads", "keys and values that its queries do not read")
+def keys_in_turn(heads, kv_heads, ranks, rank):
+    queries, keys, sharers = deal_heads(heads, kv_heads, ranks, rank)
+    if ranks > kv_heads:
+        keys, sharers = [rank % kv_heads], list(range(rank % kv_heads, ranks, kv_heads))
+    return queries, keys, sharers
+
+
+@wrong("deal_heads", "keys and values that its queries do not read")
+def all_keys_where_they_are_few(heads, kv_heads, ranks, rank):
+    queries, keys, sharers = deal_heads(heads, kv_heads, ranks, rank)
+    return (queries, keys, sharers) if ranks <= kv_heads else (queries, list(range(kv_heads)), list(range(ranks)))
+
+
+def by_queries(heads, kv_heads, ranks, queries):
+    """Each rank's queries, and whatever keys they read."""
+    read = [sorted({query * kv_heads // heads for query in queries(rank)}) for rank in range(ranks)]
+    return lambda rank: (queries(rank), read[rank], [r for r in range(ranks) if set(read[r]) & set(read[rank])])
+
+
+@wrong("deal_heads", "keys and values twice, where there are enough")
+def queries_cut_evenly(heads, kv_heads, ranks, rank):
+    chunk = -(-heads // ranks)
+    return by_queries(heads, kv_heads, ranks, lambda r: list(range(heads))[r * chunk : r * chunk + chunk])(rank)
+
+
+@wrong("deal_heads", "keys and values twice, where there are enough")
+def queries_in_turn(heads, kv_heads, ranks, rank):
+    return by_queries(heads, kv_heads, ranks, lambda r: list(range(r, heads, ranks)))(rank)
+
+
+@wrong("deal_heads", "a query head is missing, or there twice")
+def the_rest_is_lost(heads, kv_heads, ranks, rank):
+    if ranks > kv_heads:
+        return deal_heads(heads, kv_heads, ranks, rank)
+    n = kv_heads // ranks
+    keys = list(range(rank * n, rank * n + n))
+    return [query for query in range(heads) if query * kv_heads // heads in keys], keys, [rank]
+
+
+@wrong("deal_heads", "uneven")
+def the_last_takes_the_rest(heads, kv_heads, ranks, rank):
+    if ranks > kv_heads:
+        return deal_heads(heads, kv_heads, ranks, rank)
+    keys = [rank] if rank < ranks - 1 else list(range(rank, kv_heads))
+    return [query for query in range(heads) if query * kv_heads // heads in keys], keys, [rank]
+
+
+@wrong("deal_heads", "a query head is missing, or there twice")
+def every_query_of_its_keys(heads, kv_heads, ranks, rank):
+    _, keys, sharers = deal_heads(heads, kv_heads, ranks, rank)
+    return [query for query in range(heads) if query * kv_heads // heads in keys], keys, sharers
+
+
+@wrong("deal_heads", "a query head is missing, or there twice")
+def each_query_twice(heads, kv_heads, ranks, rank):
+    queries, keys, sharers = deal_heads(heads, kv_heads, ranks, rank)
+    return queries * 2, keys, sharers
+
+
+@wrong("deal_heads", "a number that is no head or rank")
+def from_one_on(heads, kv_heads, ranks, rank):
+    queries, keys, sharers = deal_heads(heads, kv_heads, ranks, rank)
+    return [query + 1 for query in queries], keys, sharers
+
+
+@wrong("deal_heads", "not three lists of heads and ranks")
+def how_many(heads, kv_heads, ranks, rank):
+    return tuple(map(len, deal_heads(heads, kv_heads, ranks, rank)))
+
+
+@wrong("deal_heads", "not three lists of heads and ranks")
+def without_the_ranks(heads, kv_heads, ranks, rank):
+    return deal_heads(heads, kv_heads, ranks, rank)[:2]
+
+
+@wrong("deal_heads", "nothing is returned")
+def silence(heads, kv_heads, ranks, rank):
+    deal_heads(heads, kv_heads, ranks, rank)
+
+
+@wrong("deal_heads", "not the same for everybody who asks")
+def of_the_asking_rank(heads, kv_heads, ranks, rank):
+    return deal_heads(heads, kv_heads, ranks, (rank + dist.get_rank()) % ranks)
+
+
+@wrong("deal_heads", "it sends")
+def agrees_by_message(heads, kv_heads, ranks, rank):
+    dist.all_reduce(torch.zeros(1))
+    return deal_heads(heads, kv_heads, ranks, rank)
+
+
+# ---- the plan of a block ---------------------------------------------------------------------------------
+
+
+def but(plan, **others):
+    """`attention__q=` for "attention.q"; None takes a row away."""
+    rows = plan | {name.replace("__", "."): style for name, style in others.items()}
+    return {name: style for name, style in rows.items() if style is not None}
+
+
+def layout(sequence_parallel):
+    return Shard(1) if sequence_parallel else Replicate()
+
+
+@wrong("block_plan", "the norms' gradients are not summed")
+def norms_forgotten(config, sequence_parallel):
+    return but(block_plan(config, sequence_parallel), attention_norm=None, mlp_norm=None)
+
+
+@wrong("block_plan", "the norms' gradients are not summed")
+def one_norm_forgotten(config, sequence_parallel):
+    return but(block_plan(config, sequence_parallel), mlp_norm=None)
+
+
+@wrong("block_plan", "gradients are summed that are whole already")
+def norms_always(config, sequence_parallel):
+    return but(block_plan(config, sequence_parallel), attention_norm=SequenceParallel(), mlp_norm=SequenceParallel())
+
+
+@wrong("block_plan", "x crosses the border once for each matrix")
+def nothing_prepared(config, sequence_parallel):
+    x = layout(sequence_parallel)
+    queries, keys = Queries(config.heads, config.kv_heads), Keys(config.heads, config.kv_heads)
+    return but(
+        block_plan(config, sequence_parallel),
+        attention=None,
+        attention__q=ColwiseParallel(heads=queries, input_layouts=x),
+        attention__k=ColwiseParallel(heads=keys, input_layouts=x),
+        attention__v=ColwiseParallel(heads=keys, input_layouts=x),
+    )
+
+
+@wrong("block_plan", "x crosses the border once for each matrix")
+def mlp_not_prepared(config, sequence_parallel):
+    column = ColwiseParallel(input_layouts=layout(sequence_parallel))
+    return but(block_plan(config, sequence_parallel), mlp=None, mlp__gate=column, mlp__up=column)
+
+
+@wrong("block_plan", "a cut goes through a head", alone=True)
+def cut_anywhere(config, sequence_parallel):
+    column = ColwiseParallel()
+    rows = {"attention__q": column, "attention__k": column, "attention__v": column}
+    return but(block_plan(config, sequence_parallel), **rows)
+
+
+@wrong("block_plan", "a cut goes through a head")
+def keys_as_queries(config, sequence_parallel):
+    plan = block_plan(config, sequence_parallel)
+    return but(plan, attention__k=plan["attention.q"], attention__v=plan["attention.q"])
+
+
+@wrong("block_plan", "it cannot be obeyed")
+def rows_cut_anywhere(config, sequence_parallel):
+    return but(
+        block_plan(config, sequence_parallel), attention__o=RowwiseParallel(output_layouts=layout(sequence_parallel))
+    )
+
+
+@wrong("block_plan", "a cut goes through a head")
+def of_another_config(config, sequence_parallel):
+    column = ColwiseParallel(heads=Keys(4, 4))
+    return but(block_plan(config, sequence_parallel), attention__k=column, attention__v=column)
+
+
+@wrong("block_plan", "the sum comes whole, and x is a shard")
+def always_whole_at_the_end(config, sequence_parallel):
+    heads = Queries(config.heads, config.kv_heads)
+    rows = {"attention__o": RowwiseParallel(heads=heads), "mlp__down": RowwiseParallel()}
+    return but(block_plan(config, sequence_parallel), **rows)
+
+
+@wrong("block_plan", "a shard is taken for the whole")
+def never_in_shards(config, sequence_parallel):
+    return block_plan(config, False)
+
+
+@wrong("block_plan")
+def always_in_shards(config, sequence_parallel):
+    return block_plan(config, True)
+
+
+@wrong("block_plan")
+def shards_of_the_batch(config, sequence_parallel):
+    if not sequence_parallel:
+        return block_plan(config, sequence_parallel)
+    heads, x = Queries(config.heads, config.kv_heads), Shard(0)
+    return but(
+        block_plan(config, sequence_parallel),
+        attention=PrepareModuleInput(input_layouts=x),
+        attention__o=RowwiseParallel(heads=heads, output_layouts=x),
+        mlp=PrepareModuleInput(input_layouts=x),
+        mlp__down=RowwiseParallel(output_layouts=x),
+    )
+
+
+@wrong("block_plan", "a matrix is not split")
+def attention_alone(config, sequence_parallel):
+    return {name: style for name, style in block_plan(config, sequence_parallel).items() if not name.startswith("mlp.")}
+
+
+@wrong("block_plan", "a matrix is not split")
+def mlp_alone(config, sequence_parallel):
+    return {n: style for n, style in block_plan(config, sequence_parallel).items() if not n.startswith("attention")}
+
+
+@wrong("block_plan", "columns where rows belong, or rows where columns do")
+def columns_and_gathers(config, sequence_parallel):
+    gather = ColwiseParallel(output_layouts=Replicate())
+    rows = {"mlp__gate": gather, "mlp__up": gather, "mlp__down": gather}
+    return block_plan(config, sequence_parallel) if sequence_parallel else but(block_plan(config, False), **rows)
+
+
+@wrong("block_plan", "it cannot be obeyed")
+def rows_then_columns(config, sequence_parallel):
+    rows = {"mlp__gate": RowwiseParallel(), "mlp__up": RowwiseParallel(), "mlp__down": ColwiseParallel()}
+    return but(block_plan(config, sequence_parallel), **rows)
+
+
+@wrong("block_plan", "it cannot be obeyed")
+def names_of_the_whole_model(config, sequence_parallel):
+    return {f"layers.*.{name}": style for name, style in block_plan(config, sequence_parallel).items()}
+
+
+@wrong("block_plan", "not a plan")
+def in_words(config, sequence_parallel):
+    return {name: type(style).__name__ for name, style in block_plan(config, sequence_parallel).items()}
+
+
+@wrong("block_plan", "not a plan")
+def a_list_of_rows(config, sequence_parallel):
+    return list(block_plan(config, sequence_parallel).items())
+
+
+@wrong("block_plan", "not a plan")
+def no_plan(config, sequence_parallel):
+    block_plan(config, sequence_parallel)
