@@ -292,7 +292,7 @@ def half_by_half(x, group):
 HALVES = border(half_by_half, same)
 
 
-@wrong("reduce")
+@wrong("reduce", listed=False)
 def of_an_even_number(x, group=None):
     return HALVES.apply(x, group)
 
@@ -313,7 +313,7 @@ def saves_the_summand(x, group=None):
 KEPT = []
 
 
-@wrong("reduce", "something is kept from every call", alone=True)
+@wrong("reduce", "something is kept from every call", alone=True, listed=False)
 def remembers(x, group=None):
     KEPT.append(y := reduce(x, group))
     return y
@@ -364,7 +364,7 @@ def bias_through_a_copy(x, weight, bias, group=None):
     return row_linear(x, weight, None if bias is None else copy(bias, group), group)
 
 
-@wrong("row_linear", "right only with a bias")
+@wrong("row_linear", "right only with a bias", listed=False)
 def always_with_bias(x, weight, bias, group=None):
     return reduce(F.linear(x, weight), group) + bias
 
@@ -561,7 +561,7 @@ def nothing_is_the_highest_of_nothing(logits, targets, first, group=None):
     return ((total + 1e-30).log() - target).mean()
 
 
-@wrong("split_loss", "right only for a vocabulary that divides", alone=True)
+@wrong("split_loss", "right only for a vocabulary that divides", alone=True, listed=False)
 def takes_a_column_for_granted(logits, targets, first, group=None):
     return split_loss(logits, targets, first, group) + 0 * logits[:, 0].mean()
 
@@ -773,20 +773,20 @@ def cut_anywhere(config, sequence_parallel):
     return but(block_plan(config, sequence_parallel), **rows)
 
 
-@wrong("block_plan", "a cut goes through a head")
+@wrong("block_plan", "a cut goes through a head", listed=False)
 def keys_as_queries(config, sequence_parallel):
     plan = block_plan(config, sequence_parallel)
     return but(plan, attention__k=plan["attention.q"], attention__v=plan["attention.q"])
 
 
-@wrong("block_plan", "it cannot be obeyed")
+@wrong("block_plan", "it cannot be obeyed", listed=False)
 def rows_cut_anywhere(config, sequence_parallel):
     return but(
         block_plan(config, sequence_parallel), attention__o=RowwiseParallel(output_layouts=layout(sequence_parallel))
     )
 
 
-@wrong("block_plan", "a cut goes through a head")
+@wrong("block_plan", "a cut goes through a head", listed=False)
 def of_another_config(config, sequence_parallel):
     column = ColwiseParallel(heads=Keys(4, 4))
     return but(block_plan(config, sequence_parallel), attention__k=column, attention__v=column)
@@ -846,17 +846,17 @@ def rows_then_columns(config, sequence_parallel):
     return but(block_plan(config, sequence_parallel), **rows)
 
 
-@wrong("block_plan", "it cannot be obeyed")
+@wrong("block_plan", "it cannot be obeyed", listed=False)
 def names_of_the_whole_model(config, sequence_parallel):
     return {f"layers.*.{name}": style for name, style in block_plan(config, sequence_parallel).items()}
 
 
-@wrong("block_plan", "not a plan")
+@wrong("block_plan", "not a plan", listed=False)
 def in_words(config, sequence_parallel):
     return {name: type(style).__name__ for name, style in block_plan(config, sequence_parallel).items()}
 
 
-@wrong("block_plan", "not a plan")
+@wrong("block_plan", "not a plan", listed=False)
 def a_list_of_rows(config, sequence_parallel):
     return list(block_plan(config, sequence_parallel).items())
 

@@ -82,7 +82,12 @@ def go_back(case: Split, called: Called, result: Tensor) -> None:
     called.changed = "" if torch.equal(memory, before) else "the gradient that came in"
 
 
-def hold(functions: Functions, case: Split) -> None:
+def hold(functions: Functions, cases: list[Split]) -> None:
+    for case in cases:
+        hold_one(functions, case)
+
+
+def hold_one(functions: Functions, case: Split) -> None:
     """Two calls; of each: a step forward, a step backward, and one in which nothing happens."""
     leaves = {name: x.requires_grad_() if floating(x) else x for name, x in case.brings(dist.get_rank()).items()}
     gradient = case.comes_back(dist.get_rank())

@@ -332,7 +332,7 @@ class Draw:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.a, self.b = self.random.randrange(4, 8), self.random.randrange(5, 9)
-        self.others = (3, self.random.randrange(5, 9), 1)  # numbers of ranks
+        self.others = (self.random.choice((3, 5, 6, 7, 8)), 1)  # numbers of ranks
 
     def cases(self, kind: type[Split], options: Sequence[dict[str, Any]]) -> list[Any]:
         return [kind(self.random.randrange(2**40), **{"ranks": 4} | each) for each in options]
@@ -369,8 +369,8 @@ class Draw:
 
 
 WIDE = {  # those whose bytes held are measured
-    "copy": Border(0, 4, dtype=FP32, kind="copy", shape=(128, 256)),
-    "reduce": Border(0, 4, dtype=FP32, kind="reduce", shape=(128, 256)),
-    "row": Row(0, 4, dtype=FP32, outer=(256,), inputs=(64,) * 4, outputs=128),
-    "loss": Loss(0, 4, dtype=FP32, tokens=256, vocabulary=512),
+    Border: [Border(0, 4, dtype=FP32, kind=kind, shape=(128, 256)) for kind in ("copy", "reduce")],
+    Row: [Row(0, 4, dtype=FP32, outer=(256,), inputs=(64,) * 4, outputs=128)],
+    Loss: [Loss(0, 4, dtype=FP32, tokens=256, vocabulary=512)],
+    Block: [],  # a plan holds nothing
 }

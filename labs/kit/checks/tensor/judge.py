@@ -27,12 +27,12 @@ from labs.kit.checks.job import blame_luck, job
 from labs.kit.checks.left import AFTERMATH
 from labs.kit.checks.tensor import mistakes
 from labs.kit.checks.tensor.body import Called, deal, hold, obey, play
-from labs.kit.checks.tensor.cases import WIDE, Deal, Draw, Functions, Split, X
+from labs.kit.checks.tensor.cases import WIDE, Border, Deal, Draw, Functions, Loss, Row, Split, X
 from labs.kit.record import Event, Recording
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2}
-# Between forward and backward, and at the most: × x of a border, y of a row, this rank's logits.
-ENOUGH = {"copy": (1.1, 4.1), "reduce": (1.1, 4.1), "row": (2.3, 5.1), "loss": (3.6, 7.1)}
+# Held between forward and backward, and at the most: × x, y, and this rank's logits.
+ENOUGH = {Border: ("x", 1.1, 4.1), Row: ("y", 2.3, 5.1), Loss: ("its logits", 4.6, 9.1)}
 
 # ---- the checks ------------------------------------------------------------------------------------------
 
@@ -43,7 +43,7 @@ def conjugate(copy: Callable[..., Any], reduce: Callable[..., Any], seed: int) -
 
     copy: x as it is, and the sum of all ranks' gradients.  reduce: the sum of all ranks' x, and the gradient as it is.
     """
-    recording = every_job((copy, reduce), Draw(seed).borders(), mistakes.BORDERS, held=("copy", "reduce"))
+    recording = every_job((copy, reduce), Draw(seed).borders(), mistakes.BORDERS)
     of_copy, of_reduce = sent(recording, "the tensor", 64 * 96 * 4, 4), sent(recording, "", 64 * 96 * 4, 6)
     least = "the least possible is 1.50 × where something is due, and 0.00 × elsewhere"
     return f"copy sent {of_copy}, reduce {of_reduce}; {least}"
@@ -55,7 +55,7 @@ def row_linear(fn: Callable[..., Any], seed: int) -> str:
 
     x [..., inputs], weight [outputs, inputs], whose sizes may differ between ranks; bias [outputs], alike, or None.
     """
-    recording = every_job((fn,), Draw(seed).rows(), mistakes.ROWS, held=("row",))
+    recording = every_job((fn,), Draw(seed).rows(), mistakes.ROWS)
     return f"you sent {sent(recording, 'y', 32 * 24 * 4, 2)}; the least possible is 1.50 × and 0.00 ×"
 
 
@@ -65,7 +65,7 @@ def split_loss(fn: Callable[..., Any], seed: int) -> str:
 
     logits [tokens, columns]: this rank's, perhaps none, of the vocabulary from `first` on; targets [tokens], alike.
     """
-    recording = every_job((fn,), Draw(seed).losses(), mistakes.LOSSES, held=("loss",))
+    recording = every_job((fn,), Draw(seed).losses(), mistakes.LOSSES)
     numbers = recording.sent(0, 2) / (1.5 * 64 * 4)
     return f"you all-reduced {numbers:.2f} numbers a token forward and none backward; 3 are enough for any vocabulary"
 
@@ -118,16 +118,15 @@ def sent(recording: Recording, whole: str, size: int, step: int) -> str:
 # ---- calls that are differentiated -----------------------------------------------------------------------
 
 
-def every_job(
-    functions: Functions, cases: Sequence[Any], numbers: Sequence[Mistake], held: Sequence[str] = ()
-) -> Recording:
+def every_job(functions: Functions, cases: Sequence[Any], numbers: Sequence[Mistake]) -> Recording:
     """Put them through all cases, one job for each number of ranks; the first one's recording."""
     counts = dict.fromkeys(case.ranks for case in cases)
     recordings = [play_all(functions, [c for c in cases if c.ranks == count], numbers) for count in counts]
-    for kind in held:
-        recording = job(hold, functions, WIDE[kind], ranks=4, record="memory").recording
-        for rank in range(4):
-            refuse(mistakes.HELD, Held(kind, recording, rank), f"{WIDE[kind]}: rank {rank} ")
+    if wide := WIDE[type(cases[0])]:
+        recording = job(hold, functions, wide, ranks=4, record="memory").recording
+        for index, case in enumerate(wide):
+            for rank in range(4):
+                refuse(mistakes.HELD, Held(case, recording, rank, 6 * index), f"{case}: rank {rank} ")
     return recordings[0]
 
 
@@ -218,26 +217,24 @@ class Sent:
         n, by_member = len(self.members), [sum(map(self.count, events[member])) for member in self.members]
         self.total, self.found = sum(by_member), by_member[self.members.index(rank)]
         self.enough = 2 * (n - 1) / n * self.due + 2 * n * bool(self.due)  # an all-reduce, and what odd pieces add
-        self.least = (n - 1) * (case.tokens * (way == 0) if case.result == "loss" else 2 * self.due)
+        self.least = (n - 1) * (case.tokens * (way == 0) if isinstance(case, Loss) else 2 * self.due)
         direction = ("forward", "backward")[way]
         self.text = f"rank {rank} sent {self.found:,.0f} numbers {direction}; {self.enough:,.0f} are enough"
 
     def count(self, event: Event) -> float:
-        dtype = event.dtype if self.case.result == "loss" and event.dtype else self.case.dtype_name
+        dtype = event.dtype if isinstance(self.case, Loss) and event.dtype else self.case.dtype_name
         return event.sent / getattr(torch, dtype).itemsize
 
 
 class Held:
     """On one rank, beyond what was there before the first call: in the second, and after each."""
 
-    def __init__(self, kind: str, recording: Recording, rank: int) -> None:
-        case = WIDE[kind]
-        unit = case.brings(rank)["logits"].nbytes if kind == "loss" else 4 * case.shape_of_result(rank).numel()
-        base = recording.during(rank, 0)[0][1]
-        steps = [[(size - base) / unit for _, size in recording.during(rank, step)] for step in range(6)]
+    def __init__(self, case: Split, recording: Recording, rank: int, first: int) -> None:
+        unit = case.brings(rank)["logits"].nbytes if isinstance(case, Loss) else 4 * case.shape_of_result(rank).numel()
+        base = recording.during(rank, first)[0][1]
+        steps = [[(size - base) / unit for _, size in recording.during(rank, first + step)] for step in range(6)]
         self.after, self.between, self.most = (steps[2][0], steps[5][0]), steps[4][0], max(steps[3] + steps[4])
-        self.kept, self.enough = ENOUGH[kind]
-        self.unit = {"loss": "its logits", "row": "y"}.get(kind, "x")
+        self.unit, self.kept, self.enough = ENOUGH[type(case)]
 
     def told(self, when: str, *sizes: float) -> str:
         return f"held {', and then '.join(f'{size:.2f}' for size in sizes)} × {self.unit} {when}"
