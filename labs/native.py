@@ -133,6 +133,8 @@ def pp(
     seen: all-reduce its gradient before the optimizer's step.  Under the schedules that split the backward, W goes
     through the whole of what F has kept; and FSDP must not reshard its layers after forward (it would give wrong
     gradients, without a word).
+
+    Raises NotImplementedError for zbv and dualpipev over gloo before PyTorch 2.12.
     """
     from torch.distributed.pipelining import PipelineStage, schedules  # not at the head of the file: as with zero1
 
@@ -144,8 +146,13 @@ def pp(
         "zbv": schedules.ScheduleZBVZeroBubble,
         "dualpipev": schedules.ScheduleDualPipeV,
     }[name]
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    mine = [rank, 2 * ranks - 1 - rank] if name in ("zbv", "dualpipev") else range(rank, len(stages), ranks)
+    rank, ranks, is_v = dist.get_rank(group), dist.get_world_size(group), name in ("zbv", "dualpipev")
+    if is_v and torch.__version__ < "2.12" and dist.get_backend(group) == "gloo":
+        raise NotImplementedError(
+            f"PyTorch {torch.__version__} sends a message from a stage to the next one before it runs {name}, and gloo "
+            "has none from a rank to itself: take PyTorch 2.12 or later, or labs.pp"
+        )
+    mine = [rank, 2 * ranks - 1 - rank] if is_v else range(rank, len(stages), ranks)
     device = torch.get_default_device()
     parts = [PipelineStage(stages[s], s, len(stages), device, group=group) for s in mine]
     single = issubclass(kind, schedules.PipelineScheduleSingle)
