@@ -11,7 +11,7 @@
 # Python and the idea of a training loop in PyTorch. Run each cell with Shift+Enter, from top to bottom.
 #
 # <img src="../images/course_map.svg" alt="Map of the course: one device; split the batch; split the state; split the
-# model; at work. Notebooks 00 to 07 are there; the others are planned.">
+# model; at work. Notebooks 00 to 07 and 09 are there; the others are planned.">
 
 # %%
 import os
@@ -141,8 +141,8 @@ draw.ledger({"rank 0 sent": (4 * cost.all_reduce(1000, ranks=4).elements, record
 #
 # What a rank *holds* is told by kind, and each kind has one letter and one colour in every figure of the course: **P**
 # parameters, **G** gradients, **S** optimizer state, **A** activations, buffers for communication, and the temporary
-# rest. Below is a first look at where we are going: the course's small GPT, trained by four ranks that each hold a
-# copy of it. `mark` tells a recording which part of a step begins; `Bucketed` and `sync` average the gradients. After
+# rest. Below is a first look at where we are going: the course's small GPT, trained by four ranks that each hold a copy
+# of it. `mark` tells a recording which part of a step begins; `Bucketed` and `sync` average the gradients. After
 # notebook 03, every line of this will be your own.
 
 # %%
@@ -182,9 +182,8 @@ draw.memory(recording, step=2, ranks=[0])
 # %% [markdown]
 # One training step of rank 0, from left to right. Activations pile up in forward and melt away in backward, while the
 # gradients grow. Then the ranks average their gradients (the small dark orange block after backward), and the optimizer
-# takes its step. Parameters and
-# optimizer state are there all the time, on each rank: four times the same. Removing these spare copies is what the
-# middle of the course is about.
+# takes its step. Parameters and optimizer state are there all the time, on each rank: four times the same. Removing
+# these spare copies is what the middle of the course is about.
 #
 # ## When a rank fails
 #
@@ -254,6 +253,9 @@ run(hang, ranks=4)
 # | step | one batch: forward, backward, and one change of the parameters |
 # | micro-batch | a part of a batch that goes through the model at once |
 # | bucket | several gradients side by side, sent as one |
+# | tensor parallelism, TP | every matrix split over ranks that work on the same tokens |
+# | sequence parallelism | between TP's split matrices, each rank has a part of the tokens |
+# | key-value cache | in generation, the keys and values of earlier tokens, kept so as not to be computed again |
 
 # %% [markdown]
 # ## The notebooks
@@ -268,9 +270,10 @@ run(hang, ranks=4)
 # | [05 Mesh and DTensor](05_mesh_and_dtensor.ipynb) | arranges ranks as a grid; tensors that know their layout |
 # | [06 FSDP](06_fsdp.ipynb) | shards parameter by parameter, and gathers ahead |
 # | [07 Memory](07_memory.ipynb) | counts activations, computes them again, moves state to a disk |
+# | [09 Tensor parallelism](09_tensor_parallel.ipynb) | splits every matrix over ranks that work on the same tokens |
 #
-# Planned, and not there yet: checkpoints, tensor parallelism, pipelines, all three dimensions, long contexts and
-# experts, GSPMD, DeepSpeed, planning a run, and a bug clinic.
+# Planned, and not there yet: checkpoints, pipelines, all three dimensions, long contexts and experts, GSPMD, DeepSpeed,
+# planning a run, and a bug clinic.
 #
 # Every notebook follows one path: a question, a picture, a prediction, then you build it, measure it, meet PyTorch's
 # own version, and hear when to use it and when not. Answers to all exercises are in the folder `solutions`, in

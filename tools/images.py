@@ -27,7 +27,7 @@ from tools.memory_images import recompute, stage3_layer, tiers, zero_stages, zer
 from tools.tp_images import tp_borders, tp_pair
 
 IMAGES = Path(__file__).resolve().parent.parent / "images"
-READY = {0, 1, 2, 3, 4, 5, 6, 7}  # the notebooks of COURSE that exist: the others are drawn dashed
+READY = {0, 1, 2, 3, 4, 5, 6, 7, 9}  # the notebooks of COURSE that exist: the others are drawn dashed
 
 COURSE = {
     "One device": [

@@ -1,0 +1,982 @@
+# %% [markdown]
+# # Tensor parallelism: every matrix split
+#
+# *A batch has 2,048 sequences, and there are 16,384 GPUs. What do the other 14,336 do?*
+#
+# You need: [Mesh and DTensor](05_mesh_and_dtensor.ipynb), for `Shard`, `Replicate` and `Partial`, and
+# [Memory](07_memory.ipynb), for what activations are; near the end, [FSDP](06_fsdp.ipynb). It takes 90 minutes with its
+# five exercises, 50 without; the machine works for about a minute of it, in 1 GB of memory.
+
+# %% [markdown]
+# ## Question
+#
+# Every strategy so far gave each rank sequences of its own. FSDP shards what a rank *holds*; but a rank still puts a
+# whole layer together, and computes all of it for its own tokens. So there can be no more ranks than sequences. Llama 3
+# with 405 billion parameters was trained on 16,384 GPUs, with 16 million tokens in a batch, in sequences of 8,192
+# (Llama Team, 2024, arXiv 2407.21783, section 3.3.2 and table 4):
+
+# %%
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from labs import cost, parallel_layers
+from labs.data import Batches, corpus
+from labs.kit import check, draw, strategies
+from labs.kit.launch import run
+from labs.kit.ranks.link import Link
+from labs.kit.record import mark
+
+# %%
+gpus, sequences = 16_384, 16 * 2**20 // 8192
+print(
+    f"{sequences:,} sequences: {gpus - sequences:,} of {gpus:,} GPUs would have none; {gpus // sequences} GPUs for each"
+)
+
+# %% [markdown]
+# More GPUs help only if several of them work on the *same* sequence. Llama's did: the eight GPUs of a node shared the
+# work of every layer. This is **tensor parallelism** (TP; Shoeybi et al., 2019, who called their program Megatron-LM).
+# All ranks of a group read the same tokens, and each matrix of the model is split over them.
+#
+# ## Picture
+#
+# Two matrices in a row, as in an MLP: `relu(x @ up) @ down`. In notebook 05, DTensor found a way to compute this with
+# one single collective. Here it is on two ranks:
+#
+# ![Both ranks have all of x. Rank 0 has the first two columns of up and the first two rows of down, rank 1 the others.
+# Each computes two of the four hidden features, applies relu, and multiplies by its rows: that gives each rank a
+# summand of the result, and an all-reduce adds them up.](../images/tp_pair.svg)
+#
+# A *feature* is one number of a token's vector: a column of the hidden tensor. Up to the last step each rank works
+# alone.
+#
+# ## Predict
+#
+# Two numbers, both measured below. A layer of our GPT has two such pairs: attention (q, k and v, then o) and the MLP
+# (gate and up, then down). How many all-reduces does one layer need in a training step, forward and backward together?
+#
+# And **sequence parallelism**, an addition to TP that makes activations smaller: in place of each all-reduce it has two
+# collectives, an all-gather and a reduce-scatter. How many times as many bytes does a rank then send?
+
+# %%
+guess_reduces = 4  # your number
+guess_times = 1.0  # your number
+
+# %% [markdown]
+# ## Build: columns, then rows
+#
+# The picture in numbers. First the columns: each rank gets some of the hidden features, all of each. Relu works on each
+# number by itself, so it can be applied before anything is put together. Then the rows: a product with some of the rows
+# is a *summand* of the result, since every number of the result is a sum over all rows.
+#
+# You may read that "tensor parallelism splits the rows". That is half of it. Start with rows instead, and `x @ up` is a
+# summand on each rank. Then relu has to wait for the sum, since the relu of a sum is not the sum of the relus:
+
+# %%
+x = torch.tensor([[1, 2]])
+up = torch.tensor([[1, 1, 2, 1], [0, -1, 1, 3]])
+down = torch.tensor([[1, 0], [0, 1], [1, 1], [2, 0]])
+
+hidden = [(x @ columns).relu() for columns in up.chunk(2, dim=1)]  # one entry for each rank
+summands = [mine @ rows for mine, rows in zip(hidden, down.chunk(2, dim=0), strict=True)]
+assert [mine.tolist() for mine in hidden] == [[[1, 0]], [[4, 7]]]
+assert [summand.tolist() for summand in summands] == [[[1, 0]], [[18, 4]]]
+assert torch.equal(sum(summands), (x @ up).relu() @ down)
+
+early = sum((x[:, [rank]] @ up[[rank]]).relu() for rank in range(2))
+print(f"rows first: relu after the sum {(x @ up).relu().tolist()}, before it {early.tolist()}")
+
+# %% [markdown]
+# So the order decides what must be sent in the middle. Here are both, as a real job on four ranks. (A PyTorch `Linear`
+# keeps its matrix as [outputs, inputs]: what is a column here is a row of its weight, `Shard(0)`.)
+
+
+# %%
+def mine(whole, dim):
+    """This rank's part along a dim."""
+    return whole.chunk(dist.get_world_size(), dim)[dist.get_rank()]
+
+
+def added(summand):
+    dist.all_reduce(summand)
+    return summand
+
+
+def gathered(features):
+    """All ranks' features, side by side."""
+    pieces = [torch.empty_like(features) for _ in range(dist.get_world_size())]
+    dist.all_gather(pieces, features)
+    return torch.cat(pieces, dim=1)
+
+
+# %%
+ORDERS = {
+    "columns, then rows": lambda x, up, down: added((x @ mine(up, 1)).relu() @ mine(down, 0)),
+    "rows, then columns": lambda x, up, down: gathered(added(mine(x, 1) @ mine(up, 0)).relu() @ mine(down, 1)),
+}
+
+
+def multiply(order):
+    """8 tokens of 16 features, with 64 in the middle."""
+    torch.manual_seed(0)
+    x, up, down = torch.randn(8, 16), torch.randn(16, 64), torch.randn(64, 16)
+    assert torch.allclose(ORDERS[order](x, up, down), (x @ up).relu() @ down, atol=1e-4)
+
+
+seen = {order: run(multiply, order, ranks=4, device="cpu", record="communication").recording for order in ORDERS}
+called = {order: ", ".join(recording.counts().elements()) for order, recording in seen.items()}
+draw.table([{"": order, "collectives": called[order], "sent, bytes": seen[order].sent()} for order in ORDERS])
+
+# %% [markdown]
+# With columns first, nothing is sent in the middle, where the tensor is wide (here four times as wide as x). That is
+# why the pair needs one collective and not two.
+#
+# ## Build: the two borders
+#
+# Now backward. Between x and the result the ranks work alone, so all that crosses is at two *borders*: where the whole
+# x goes in, and where the summands come out. What comes out is easy. The sum is whole, its gradient is the same on each
+# rank, and each summand gets it as it is.
+#
+# What goes in is less obvious. Each rank has used all of x, but only for its own columns. So in backward each rank has
+# only a summand of x's gradient, and these must be added up. The two borders are mirror images, *conjugate* to each
+# other:
+#
+# | border | forward | backward |
+# |---|---|---|
+# | `copy`, where x goes in | x as it is | all-reduce |
+# | `reduce`, where summands come out | all-reduce | the gradient as it is |
+#
+# ### Exercise 1: the conjugate pair
+#
+# Write both as autograd functions. `ctx.group` is the group of ranks (None: all of them). In `backward` return a
+# gradient for each argument of `forward`, and None for the group. An all-reduce works in place, but neither x nor the
+# gradient that comes in is yours to change.
+#
+# The check compares values and gradients on 1 to 8 ranks and in sub-groups, for any shape and dtype, with gradients
+# that are not contiguous. It counts what is sent and what is held. Budget: each border sends one all-reduce in one
+# direction and nothing in the other, and keeps nothing for backward.
+
+
+# %%
+class Copy(torch.autograd.Function):
+    """Of a whole x, that all ranks have: x [any shape]; its gradient is a summand on each rank, and becomes the sum."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        ### BEGIN SOLUTION
+        return x.view_as(x)
+        ### END SOLUTION
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ### BEGIN SOLUTION
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+        ### END SOLUTION
+
+
+def copy(x, group=None):
+    return Copy.apply(x, group)
+
+
+# %%
+class Reduce(torch.autograd.Function):
+    """Of a summand on each rank [any shape], the sum; its gradient is the same on all ranks."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        ### BEGIN SOLUTION
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+        ### END SOLUTION
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ### BEGIN SOLUTION
+        return gradient, None
+        ### END SOLUTION
+
+
+def reduce(x, group=None):
+    return Reduce.apply(x, group)
+
+
+pair = check.conjugate(copy, reduce)
+pair
+
+# %%
+from labs.conjugate import Border
+from labs.placement import Partial, Replicate, Shard
+from labs.redistribute import Line
+
+
+def courses_reduce(x, group=None):
+    """Two of notebook 05's moves: one for the tensor, one for its gradient."""
+    ranks = Line(tuple(x.shape), dist.get_world_size(group), dist.get_rank(group), group)
+    return Border.apply(x, ranks, (Partial(), Replicate()), (Replicate(), Replicate()))
+
+
+reduce = reduce if pair.ok else courses_reduce  # from here on yours if it passed, and else the course's
+
+# %% [markdown]
+# ### Exercise 2: a row-parallel linear, with its bias
+#
+# A linear layer that is split by rows, and has a bias. Every rank has all of the bias. If each adds it to its summand,
+# the result has it N times. In August 2026 this was found in torchtitan, PyTorch's own library for training large
+# models: in one model the output of an MLP had its bias multiplied by the number of ranks
+# ([torchtitan#4245](https://github.com/pytorch/torchtitan/pull/4245)). Two repairs come to mind that give the right
+# output, and are wrong in training. Add the bias on rank 0 alone, and only rank 0's copy learns. Add an N-th of it on
+# each rank, and its gradient is an N-th too.
+#
+# The check compares the output and the gradients of x, weight and bias on 1 to 8 ranks and in sub-groups: for any
+# number of outer dims, where ranks have different numbers of inputs, or none, and where there is no bias. It measures
+# bytes sent and held. Budget: one all-reduce forward, nothing backward. Use `reduce`.
+
+
+# %%
+def row_linear(x, weight, bias, group=None):
+    """The whole output on every rank, [..., outputs].
+
+    x: [..., i], this rank's inputs; weight: [outputs, i], its columns for them; bias: [outputs], whole, or None
+    """
+    ### BEGIN SOLUTION
+    y = reduce(F.linear(x, weight), group)
+    return y if bias is None else y + bias
+    ### END SOLUTION
+
+
+check.row_linear(row_linear)
+
+# %% [markdown]
+# ## Build: attention, by heads
+#
+# Attention is such a pair as well. The projections q, k and v are split by columns, o by rows, and between them each
+# *head* computes by itself, with its own columns of q, k and v. So the columns may be cut between heads only.
+#
+# With **grouped-query attention** there are fewer heads of keys and values than query heads; H/K query heads read the
+# same one. (Llama 3 405B has H = 128 and K = 8.) As long as there are as many of these as ranks, each rank gets whole
+# groups. With more ranks than that, several neighbours need a copy of the same head. Each of these ranks computes the
+# gradient of this head from its own queries alone, so the gradients must be added up over just these ranks. (It is
+# easily overlooked; see [bigcode-project/Megatron-LM#11](https://github.com/bigcode-project/Megatron-LM/issues/11):
+# "Aren't the gradients of the biases missing from the reduction?")
+#
+# ### Exercise 3: deal out the heads
+#
+# Which heads does a rank have? Query head h reads the keys and values of head h // (H // K). Give every rank its query
+# heads, the heads of keys and values that these read, and the ranks that have the same ones (itself included). With
+# enough heads of keys and values, no two ranks have the same; deal them out as evenly as possible, the first ranks one
+# more. The check tries many numbers of heads and ranks, and runs attention by your answer, forward and backward.
+# Budget: no message. `rank` is any rank; it is not the number of the process that calls you.
+
+
+# %%
+def deal_heads(heads, kv_heads, ranks, rank):
+    """([query heads], [heads of keys and values], [ranks that have the latter]) of a rank, numbers in order.
+
+    heads divides by kv_heads.  With more ranks than kv_heads, ranks divides by kv_heads, and heads by ranks.
+    """
+    group = heads // kv_heads  # query heads that read one head of keys and values
+    ### BEGIN SOLUTION
+    if ranks <= kv_heads:
+        least, more = divmod(kv_heads, ranks)
+        first = rank * least + min(rank, more)
+        keys = list(range(first, first + least + (rank < more)))
+        return list(range(group * keys[0], group * (keys[-1] + 1))), keys, [rank]
+    copies, each = ranks // kv_heads, heads // ranks
+    first = rank // copies * copies
+    return list(range(each * rank, each * (rank + 1))), [rank // copies], list(range(first, first + copies))
+    ### END SOLUTION
+
+
+check.deal_heads(deal_heads)
+
+# %% [markdown]
+# ## Build: the whole model
+#
+# All matrices of the model are split like this: embedding, attention, MLP and head. Which of them is split how is said
+# by a **plan**, a table from the name of a submodule to a *style*, and `parallelize` obeys it. We come back to the plan
+# below. First see what it does, in the loop of notebooks 04 and 06, where a `Training` is what a strategy makes of a
+# model:
+
+# %%
+from labs.kit.strategies import ADAMW, Training, backward, step, trainable
+from labs.mesh import Mesh
+from labs.model import GPT, PRESETS
+from labs.shares import Keys, Queries
+from labs.tp import full_parameters, gpt_plan, parallelize
+
+CONFIG = replace(PRESETS["small"], depth=2, kv_heads=4)  # 4 heads of each kind, for 4 ranks
+SEQUENCES, EVERYTHING = 4, slice(None)
+loader = Batches(corpus().tokens, SEQUENCES, CONFIG.context)
+batches = [loader[number] for number in range(2)]
+adamw, on_cpu = partial(torch.optim.AdamW, **ADAMW), partial(run, device="cpu")
+
+
+def tensor_parallel(sequence, model, plan=gpt_plan):
+    """The training of a model that is split over all ranks, and which sequences of a batch this rank reads: all."""
+    parallelize(model, Mesh((dist.get_world_size(),), ("tp",)), plan(model.config, sequence))
+    trained = trainable(model)
+    return Training(partial(backward, model), adamw(trained), trained, partial(full_parameters, model)), EVERYTHING
+
+
+# %%
+def float32(config=CONFIG):
+    return GPT(config)
+
+
+def train(apply, build=float32, batches=batches, keep=False):
+    """This rank's losses, and the whole parameters after the last step if they are to be kept."""
+    (training, mine), losses = apply(build()), []
+    for x, y in batches:
+        mark("step")
+        losses.append(step(training, x[mine].clone(), y[mine].clone()))
+    mark("end")
+    return losses, {name: p.detach() for name, p in training.full().items()} if keep else {}
+
+
+def row(name, model):
+    """A strategy of the course's table: each rank reads its own part of the batch."""
+    training, part = strategies.set_up(strategies.ROWS[name], model)
+    parts = strategies.ROWS[name].parts(dist.get_world_size())
+    each = SEQUENCES // parts
+    return training, slice(part * each, (part + 1) * each)
+
+
+# %% [markdown]
+# Is it the same training? Two steps with AdamW in float64, on four ranks, against one process. (The second way has
+# sequence parallelism, which we come to below.)
+
+# %%
+WAYS = {"TP": partial(tensor_parallel, False), "TP, sequence parallel": partial(tensor_parallel, True)}
+
+
+def float64():
+    return GPT(CONFIG).double()
+
+
+def all_of(ways):
+    return {name: train(apply, float64, keep=True) for name, apply in ways.items()}
+
+
+[(_, expected)] = on_cpu(train, partial(row, "one device"), float64, keep=True, ranks=1)
+trained = on_cpu(all_of, WAYS, ranks=4)[0]
+off = {name: max((p - expected[key]).abs().max() for key, p in kept.items()) for name, (_, kept) in trained.items()}
+draw.table([{"": name, "within 1e-12 of one process": bool(off[name] < 1e-12)} for name in WAYS])
+
+# %% [markdown]
+# Not the same bits: a sum over four ranks is rounded in another order than one long sum.
+#
+# ## Measure: what travels
+#
+# With pencil and paper: M tokens of D numbers in a batch. Forward, each pair ends in an all-reduce of M × D numbers,
+# and so does the embedding (split by the vocabulary: each rank looks up what it has, the others add zeros). Backward,
+# each pair begins with one, and so does the head, which has columns only. (The loss comes below.) `cost.tp_sent` says
+# it in bytes, by part and phase:
+
+# %%
+on_paper = cost.Job(CONFIG, batch=SEQUENCES, ranks=4)
+table = cost.tp_sent(on_paper)
+draw.table([{"": part, **phases} for part, phases in table.items()], caption="bytes that each rank sends in a step")
+
+# %%
+talk = {name: on_cpu(train, apply, ranks=4, record="communication").recording for name, apply in WAYS.items()}
+measured = {name: (recording.sent(0, 1), recording.counts(0, 1)) for name, recording in talk.items()}
+predicted = {name: cost.tp(on_paper, sequence) for sequence, name in enumerate(WAYS)}
+rows = {f"{name}: sent": (predicted[name].sent, measured[name][0]) for name in WAYS}
+calls = {
+    f"{name}: collectives": (sum(predicted[name].collectives.values()), measured[name][1].total(), "") for name in WAYS
+}
+ledger = draw.ledger(rows | calls, within=0)
+assert ledger.agrees
+ledger
+
+# %%
+shallow = partial(float32, replace(CONFIG, depth=1))
+one_layer = on_cpu(train, WAYS["TP"], shallow, ranks=4, record="communication").recording
+more = talk["TP"].counts(0, 1)["all_reduce"] - one_layer.counts(0, 1)["all_reduce"]
+check.predict("All-reduces of one layer in a step?", guess_reduces, more, reason="Two forward, two backward.")
+
+# %% [markdown]
+# Each layer has four all-reduces, and a rank cannot go on before each of them is done. What they send does not depend
+# on how many parameters there are. It grows with the number of *tokens*; we come back to that.
+#
+# ## Build: sequence parallelism
+#
+# TP has split the matrices, and what is between columns and rows. What is between the *pairs* is not split: norms,
+# residual additions, dropout if there is any. Every rank computes them on all of x, and keeps all of their activations.
+# Yet they treat each token by itself. So let each rank do it for a part of the tokens (Korthikanti et al., 2022). Then
+# x must be put together in front of each pair; and behind it, a rank needs the sum for its own tokens only:
+#
+# ![Two rows. Tensor parallel: x is whole through the norm; copy sends nothing forward and all-reduces the gradient;
+# columns, features, rows, summands; reduce all-reduces forward. With sequence parallelism: each rank has some tokens
+# through the norm; gather is an all-gather forward and a reduce-scatter backward; columns, features, rows, summands;
+# scatter is a reduce-scatter forward and an all-gather backward.](../images/tp_borders.svg)
+#
+# `gather` and `scatter` are conjugate to each other, as `copy` and `reduce` are. Now for your second prediction:
+
+# %%
+without, with_it = (sent for sent, _ in measured.values())
+norms = 2 * 3 / 4 * 4 * CONFIG.dim * (2 * CONFIG.depth + 1)  # the gradients of their weights, in bytes: see below
+assert with_it == without + norms
+check.predict("How many times as many bytes?", guess_times, round(with_it / without, 3), unit="times")
+
+# %% [markdown]
+# The same, but for a little that belongs to the norms. You know why from notebook 02: an all-reduce *is* a
+# reduce-scatter followed by an all-gather. Sequence parallelism does the same work between the two halves, on a part of
+# the tokens. What it saves is memory. (It is not *context parallelism*, which splits the sequence inside attention,
+# too.)
+
+# %%
+ONE = {"one device": partial(row, "one device")}
+watched = {
+    name: on_cpu(train, apply, ranks=1 if name in ONE else 4, record="memory", tell=f"{name}: held").recording
+    for name, apply in (ONE | WAYS).items()
+}
+draw.memory(*watched.values(), step=1, ranks=[0], names=list(watched))
+
+# %%
+alone = sum(cost.activations(cost.Job(CONFIG, SEQUENCES)).values())
+A = {"one device": alone, "TP": cost.tp(on_paper).held.A, "TP, sequence parallel": cost.tp(on_paper, True).held.A}
+ledger = draw.ledger({f"A: {name}": (A[name], watched[name].steady(0)["A"]) for name in watched}, within=0.05)
+assert ledger.agrees
+ledger
+
+# %% [markdown]
+# TP alone does not divide activations by four. What the norms keep and what goes into each pair is whole on every rank.
+# With sequence parallelism nearly all is divided; what goes into a pair is put together, and then kept whole.
+# (Korthikanti's own code keeps the shard, and gathers again in backward.) For the layer that its authors counted,
+# GPT-3's in 16 bit, without the table of attention (notebook 07's formula; s tokens, b sequences, width h):
+
+# %%
+count = partial(cost.korthikanti, s=2048, b=1, h=12_288, a=96, recompute="selective")
+terms = {"34": count(), "10 + 24/8": count(t=8), "34/8": count(t=8, sequence_parallel=True)}
+names = ("one rank", "TP on 8", "TP on 8, sequence parallel")
+draw.table(
+    [{"": n, "× s b h": t, "MB a layer": round(float(b) / 1e6)} for n, (t, b) in zip(names, terms.items(), strict=True)]
+)
+
+# %% [markdown]
+# ### A bug from the field
+#
+# Between the pairs each rank now uses the norms' weights, which it has whole, for its own tokens only. So their
+# gradients are summands, and must be added up: D numbers for each norm. If this is forgotten, nothing fails. It
+# happened in NeMo RL ([NVIDIA-NeMo/RL#3716](https://github.com/NVIDIA-NeMo/RL/issues/3716), August 2026): a new code
+# path for training steps bypassed the function of Megatron that does this sum. In the words of the report: "no crash,
+# no NaN, pure drift". Here it is in miniature, with the sum taken out of the course's own norms:
+
+
+# %%
+def forgetful(compare):
+    """20 steps without the sum: did the loss fall, the last loss, the last norm's weight; or how it was refused."""
+    parallel_layers.copied = lambda module, mesh: nullcontext()
+    training, _ = tensor_parallel(True, model := GPT(CONFIG))
+    model.tensor_parallel.gradients_compared = not compare
+    try:
+        losses = [step(training, *batches[number % 2]) for number in range(20)]
+    except RuntimeError as error:
+        return str(error).split(":")[0]
+    return losses[-1] < losses[0], losses[-1], model.norm.weight.tolist()
+
+
+falls, last, norm = zip(*on_cpu(forgetful, compare=False, ranks=4), strict=True)
+print(f"the loss falls: {all(falls)}; it is the same on all ranks: {len(set(last)) == 1}")
+print(f"the last norm's weight is the same on all ranks: {all(weight == norm[0] for weight in norm)}")
+print(f"compared: {on_cpu(forgetful, compare=True, ranks=4)[0]}")
+
+# %% [markdown]
+# Four copies of each norm, a little different, and which of them a checkpoint takes is chance. So compare whole
+# parameters between ranks once, after a few steps. The course's `parallelize` compares their gradients after the first
+# backward, and refuses (the last line).
+#
+# ## Build: a loss that never gathers the logits
+#
+# The last product of the model gives V numbers for each token, its *logits* (V: the size of the vocabulary). The head
+# is split by columns, so each rank has the logits of its part of the vocabulary. To gather them would undo the saving,
+# and V is large. But look at what the loss of a token is:
+#
+#     loss = log(sum of exp(logit - highest)) - (target's logit - highest)
+#
+# It takes three numbers: the highest logit, a sum of exponentials, and the logit of the target. The first is a maximum
+# over all ranks, the second a sum, and the third is on one rank only (if the others bring zero, it is a sum too). The
+# highest is taken off because exp(100) is infinite in float32. It cancels, so its gradient is not needed: it may come
+# from a detached tensor, by an all-reduce with `dist.ReduceOp.MAX`.
+#
+# ### Exercise 4: the loss of a split vocabulary
+#
+# With `reduce` of exercise 1, autograd finds the gradient by itself. The check compares the loss and the gradient of
+# the logits on 1 to 8 ranks and in sub-groups, with vocabularies that do not divide (a rank may have no column at all),
+# with logits of ±10,000, and with a gradient of the loss other than 1. It measures bytes sent and held. Budget: three
+# numbers a token, nothing backward, and never a gathered logit.
+
+
+# %%
+def split_loss(logits, targets, first, group=None):
+    """The mean cross-entropy of all tokens, in nats (0-dim), the same on all ranks.
+
+    logits: [tokens, v], this rank's part of the vocabulary, which begins at `first`; v may be 0
+    targets: [tokens], of the whole vocabulary, on every rank
+    """
+    here = (targets >= first) & (targets < first + logits.shape[1])  # those of this rank's part
+    column = (targets - first).where(here, logits.shape[1])  # for the others, a column behind the last one
+    logits = F.pad(logits, (0, 1), value=-torch.inf)  # that column: so there is always one
+    ### BEGIN SOLUTION
+    highest = logits.detach().amax(1)
+    dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
+    shifted = logits - highest[:, None]
+    mine = shifted.gather(1, column[:, None])[:, 0].masked_fill(~here, 0)
+    exponentials, target = reduce(torch.stack([shifted.exp().sum(1), mine]), group)
+    return (exponentials.log() - target).mean()
+    ### END SOLUTION
+
+
+check.split_loss(split_loss)
+
+# %% [markdown]
+# How much is it worth? The same job once more, with a plan that gathers the logits and takes the ordinary loss:
+
+# %%
+from labs.tp import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
+
+
+def gathers_logits(config, sequence):
+    plan = gpt_plan(config, sequence) | {"head": ColwiseParallel(output_layouts=Replicate())}
+    del plan["loss"]
+    return plan
+
+
+talk["logits gathered"] = on_cpu(
+    train, partial(tensor_parallel, False, plan=gathers_logits), ranks=4, record="communication"
+).recording
+more = (talk["logits gathered"].sent(0, 1) - talk["TP"].sent(0, 1)) / (SEQUENCES * CONFIG.context)
+assert more == cost.all_gather(CONFIG.vocab, 4).elements * 4 - 3 * 4 * 2 * 3 / 4  # V numbers, less three all-reduced
+llama = 4 * PRESETS["llama3-405b"].vocab * 8192 / 1e9
+print(f"{more:.0f} bytes more for each token")
+print(f"for a sequence of Llama 3, {llama:.1f} GB of logits; an eighth of them is {llama / 8:.2f} GB")
+
+# %% [markdown]
+# ## Build: the plan
+#
+# Everything so far can be said in one table, from the name of a submodule to the style in which it is split. The names
+# of the styles are PyTorch's. Below, `x` is what x is between the pairs: `Replicate()` where it is whole, `Shard(1)`
+# where each rank has a part of the tokens (dim 1).
+#
+# - `ColwiseParallel()` and `RowwiseParallel(output_layouts=x)` are the two halves of a pair. With `heads=`, a `Queries`
+#   or `Keys` of [labs/shares.py](../labs/shares.py), they cut between heads only.
+# - `PrepareModuleInput(input_layouts=x)` is the border in front of a pair, once for all columns in it: q, k and v read
+#   the same x, and so do gate and up.
+# - `SequenceParallel()` is for a norm that sees a part of the tokens. Its gradients are added up.
+# - `LossParallel(vocabulary)` is exercise 4.
+#
+# ### Exercise 5: the plan of a layer
+#
+# Write the plan of one `Layer` of [labs/model.py](../labs/model.py), whose submodules are `attention_norm`, `attention`
+# (with `q`, `k`, `v`, `o`), `mlp_norm` and `mlp` (with `gate`, `up`, `down`). The check splits a layer by it, on 2 and
+# 4 ranks, with fewer heads of keys and values than ranks too, and compares the output and all gradients with one
+# process. It measures what each rank holds and sends. Budget: two collectives forward and two backward without sequence
+# parallelism; four and four with it, and the gradients of two norms.
+
+
+# %%
+def block_plan(config, sequence_parallel):
+    """{name of a submodule: style}; config: a labs.model.Config, with `heads` and `kv_heads`."""
+    queries, keys = (kind(config.heads, config.kv_heads) for kind in (Queries, Keys))
+    ### BEGIN SOLUTION
+    x = Shard(1) if sequence_parallel else Replicate()
+    split = {
+        "attention": PrepareModuleInput(input_layouts=x),
+        "attention.q": ColwiseParallel(heads=queries),
+        "attention.[kv]": ColwiseParallel(heads=keys),
+        "attention.o": RowwiseParallel(heads=queries, output_layouts=x),
+        "mlp": PrepareModuleInput(input_layouts=x),
+        **dict.fromkeys(("mlp.gate", "mlp.up"), ColwiseParallel()),
+        "mlp.down": RowwiseParallel(output_layouts=x),
+    }
+    return split | ({"*_norm": SequenceParallel()} if sequence_parallel else {})
+    ### END SOLUTION
+
+
+check.block_plan(block_plan)
+
+# %% [markdown]
+# And here is the plan of the whole model, `gpt_plan(config, sequence_parallel=True)`: what a rank has of each weight
+# (drawn as in this notebook's products: inputs down, outputs across), and what crosses each border. This model has four
+# query heads and two of keys and values, so two ranks share one. `*` stands for one part of a name.
+
+# %%
+draw.plan(gpt_plan(PRESETS["small"], sequence_parallel=True), GPT(PRESETS["small"]))
+
+# %% [markdown]
+# You can write such a plan for a model of your own, by the names that its submodules have. What a rank then has is an
+# ordinary parameter of a smaller shape, so that optimizers, and the other strategies, need not know of it.
+#
+# ## Native
+#
+# PyTorch's own `parallelize_module` takes such a table too. [labs/native.py](../labs/native.py) turns ours into its
+# styles. Its parameters are DTensors, and the loss of split logits is a context, `loss_parallel()`:
+
+# %%
+from torch.distributed.tensor.parallel import loss_parallel
+
+from labs import native
+
+
+def torchs(sequence, model):
+    """PyTorch's tensor parallelism, by the same plan."""
+    mesh = native.device_mesh(Mesh((dist.get_world_size(),), ("tp",)))
+    native.tp(model, mesh, gpt_plan(model.config, sequence))
+    trained = trainable(model)
+
+    def backwards(*arguments):
+        with loss_parallel():
+            return backward(model, *arguments)
+
+    return Training(backwards, adamw(trained), trained, partial(full, model)), EVERYTHING
+
+
+def full(model):
+    return {name: p.full_tensor() if hasattr(p, "full_tensor") else p for name, p in model.named_parameters()}
+
+
+# %%
+def books(talk, watched):
+    """Rank 0 in its second step: bytes sent, collectives, those of them while the optimizer steps; what it holds."""
+    steps = max(span.start for span in talk.spans if span.rank == 0 and span.name == "optimizer")
+    late = sum(event.start > steps for event in talk.select(0, 1))
+    counts = {"sent": talk.sent(0, 1), "collectives": talk.counts(0, 1).total(), "in the optimizer": late}
+    return counts | watched.steady(0)
+
+
+def recorded(apply, record):
+    return on_cpu(train, apply, ranks=4, record=record, tell=f"PyTorch's: {record}").recording
+
+
+NATIVE = {name: partial(torchs, sequence) for sequence, name in enumerate(WAYS)}
+theirs = {name: books(recorded(way, "communication"), recorded(way, "memory")) for name, way in NATIVE.items()}
+
+# %%
+kept, rows = on_cpu(all_of, NATIVE, ranks=4)[0], []
+for name in WAYS:
+    ours, off = books(talk[name], watched[name]), {k: (p - expected[k]).abs().max() for k, p in kept[name][1].items()}
+    assert max(off.values()) < 1e-12 and all(ours[kind] == theirs[name][kind] for kind in "PS")
+    for whose, each in (("ours", ours), ("PyTorch's", theirs[name])):
+        shown = {kind: each[kind] for kind in ("sent", "collectives", "in the optimizer", "P", "G", "S", "A")}
+        rows.append({"": f"{name}: {whose}", **shown})
+draw.table(rows, caption="bytes, rank 0")
+
+# %% [markdown]
+# The parameters are one process's again, within 1e-12. Where PyTorch does more:
+#
+# - The loss adds up the exponentials and the targets' logits in two all-reduces; ours does it in one.
+# - With sequence parallelism it leaves the norms' gradients as they are, `Partial()`. They are added up when somebody
+#   reads them, and AdamW reads each of the five three times.
+# - The gradient of the embedding is as large as the whole embedding on every rank. Ours has the rank's own rows.
+#
+# It also cuts features wherever that is, even inside a head. With fewer heads of keys and values than ranks, you must
+# repeat the heads by hand. (Bytes are logical: on CPUs its reduce-scatter is gloo's, which carries more, as in notebook
+# 04.)
+#
+# ## Two axes: FSDP over TP
+#
+# TP cannot use more ranks than there are heads, and in practice not more than a node has. So it is one axis of a mesh,
+# and FSDP is the other: first split the model along `tp`, then shard what each rank has of it along `dp`. Ranks along
+# `tp` read the same sequences, ranks along `dp` read others. Two nodes of two ranks (notebook 05's `Link`), and the
+# axes in both orders:
+
+# %%
+from labs.fsdp import fully_shard
+
+
+def two_axes(names, model):
+    """TP on 2 ranks, and FSDP over 2 such groups; the names of the mesh's axes, outermost first."""
+    mesh = Mesh((2, 2), names)
+    parallelize(model, mesh["tp"], gpt_plan(model.config, sequence_parallel=True))
+    for layer in model.layers.values():
+        fully_shard(layer, mesh=mesh["dp"])
+    fully_shard(model, mesh=mesh["dp"])
+    trained, reads = trainable(model), slice(mesh.get_local_rank("dp"), None, 2)  # every second sequence
+    return Training(partial(backward, model), adamw(trained), trained, partial(full_parameters, model)), reads
+
+
+# %%
+nodes, many = Link(nodes=2, bandwidth="1 Gbit/s"), Batches(corpus().tokens, 16, CONFIG.context)
+rows = []
+for names in (("dp", "tp"), ("tp", "dp")):
+    ways = partial(two_axes, names)
+    _, kept = on_cpu(train, ways, float64, keep=True, ranks=4)[0]
+    off = max((p - expected[key]).abs().max() for key, p in kept.items())
+    seen = on_cpu(train, ways, batches=[many[0], many[1]], ranks=4, record="communication", link=nodes).recording
+    leaves = seen.across(0, 1) + seen.across(1, 1)
+    rows.append(
+        {"": " × ".join(names), "within 1e-12 of one process": bool(off < 1e-12), "leaves a node, bytes": leaves}
+    )
+draw.table(rows, caption="the last axis is made of neighbours; bytes of a step with 16 sequences")
+
+# %% [markdown]
+# Both orders give the right numbers. With `tp` last, the ranks of a TP group are neighbours and share a node. With `tp`
+# first, all that TP sends goes from node to node. That is why TP goes last on a mesh. (Llama's authors list their axes
+# the other way round: TP, their first one, is the innermost.)
+#
+# ## Latency
+#
+# So far TP was for training. It is used at least as much for answering: a model that generates text has one token to
+# compute at a time, and needs *all* weights for it. What takes the time is reading them from memory, and N ranks read
+# an N-th each. `generate` keeps the keys and values of earlier tokens in a *cache*
+# ([labs/generate.py](../labs/generate.py)), so that only the new token goes through the model. A rank caches its own
+# heads. All ranks see the same logits, and choose the same token:
+
+# %%
+from labs.generate import cached, generate
+
+CHAT = replace(PRESETS["medium"], dim=256, depth=4, heads=8, kv_heads=4, hidden=704)
+prompt = torch.tensor([list(b"def all_reduce(")])
+
+
+def split(config):
+    """The model, on one rank whole, on more of them split."""
+    mesh = Mesh((dist.get_world_size(),), ("tp",))
+    return parallelize(GPT(config), mesh, gpt_plan(config))
+
+
+def answer():
+    """12 tokens: at each step the likeliest one; and drawn by chance."""
+    model = split(CHAT)
+    return [generate(model, prompt, 12, temperature, seed=1).tolist() for temperature in (0.0, 0.8)]
+
+
+one, *others = (on_cpu(answer, ranks=n)[0] for n in (1, 2, 4))
+print(f"the same tokens on 1, 2 and 4 ranks: {all(other == one for other in others)}")
+
+
+# %%
+def milliseconds(tokens=16):
+    """Of one token: the quickest of some."""
+    model, times, token = split(CHAT), [], prompt
+    with cached(model, prompt.shape[1] + tokens):
+        for _ in range(tokens):
+            dist.barrier()
+            began = time.perf_counter()
+            token = model(token)[:, -1:].argmax(-1)
+            times.append(1000 * (time.perf_counter() - began))
+    return min(times[1:])  # the first one is the prompt
+
+
+# %%
+slow = Link(nodes=2, bandwidth="100 Mbit/s", latency=2e-3)
+took = {f"{n} rank{'s' * (n > 1)}, this machine": on_cpu(milliseconds, ranks=n)[0] for n in (1, 2, 4)}
+took["2 ranks, a slow wire"] = on_cpu(milliseconds, ranks=2, link=slow)[0]
+calls = [("all_reduce", 4 * CHAT.dim)] * (2 * CHAT.depth + 1) + [("all_gather", 4 * CHAT.vocab / 2)]
+of_messages = 1000 * sum(slow.seconds(op, 0, ranks=2) for op, _ in calls)
+of_bytes = 1000 * sum(slow.seconds(op, size, ranks=2) for op, size in calls) - of_messages
+assert took["2 ranks, a slow wire"] > of_messages + of_bytes
+print(f"predicted of the slow wire: {of_messages:.0f} ms for messages, {of_bytes:.1f} ms for bytes")
+draw.table([{"": name, "a token": f"{each:.1f} ms"} for name, each in took.items()])
+
+# %% [markdown]
+# On your machine, ranks share cores and memory, so more of them need not be quicker. On the wire there is no doubt. A
+# token has two all-reduces a layer, one for the embedding and a gather of the logits, all one after the other. And
+# nearly all of their time is *messages*: a token is so little data that bandwidth hardly counts. So TP pays for a model
+# whose weights take longer to read than its all-reduces take to begin. For the links that people have (`cost` names its
+# sources), models in 16 bit and one sequence:
+
+# %%
+from labs.cost.generation import LINK_CLASSES
+
+llama3 = PRESETS["llama3-8b"]
+SIZES = {"1.1B": replace(llama3, vocab=32_000, dim=2048, depth=22, kv_heads=4, hidden=5632), "8B": llama3}
+SIZES["70B"] = PRESETS["llama3-70b"]
+rows = []
+for size, config in SIZES.items():
+    for name, link in LINK_CLASSES.items():
+        tokens = {n: cost.token_seconds(config, n, link) for n in (1, 2, 4, 8)}
+        seconds = {f"on {n}": 1e3 * token.seconds for n, token in tokens.items()}
+        seconds |= {"of this messages": 1e3 * tokens[8].messages, "bytes": 1e3 * tokens[8].bytes}
+        rows.append({"": f"{size}, {name}", **{key: round(ms, 2) for key, ms in seconds.items()}})
+draw.table(rows, caption="a token on 1 to 8 ranks, in ms")
+
+# %% [markdown]
+# A model of 1.1 billion parameters is not worth splitting in two on any of these links, and on Ethernet an 8B model is
+# slower on 8 ranks than on 2. Somebody asked vLLM about it, with a 1B model on two GPUs joined by PCIe: 6.3 ms a token
+# on one, 6.9 ms on both. The answer was the same ([vllm#6027](https://github.com/vllm-project/vllm/issues/6027)). It is
+# large models that TP makes quicker.
+#
+# ## Seeds of confusion, settled by measurement
+#
+# **"TP splits the rows."** Columns, then rows: see the first job of this notebook. **"TP makes activations smaller by
+# the number of ranks."** Only with sequence parallelism nearly so: see the ledger of A. **"TP has little
+# communication."** (That is said of pipelines, with good reason.) Take the same model, the same batch and the same four
+# ranks under three strategies. DDP and FSDP send *parameters and gradients*, as many for one token as for a million. TP
+# sends *activations*, so many numbers for each token of the whole batch. So with few tokens it sends least, and with
+# many most. Where do they cross? By the formulas, for sequences of several lengths; measured are all of the longest,
+# and TP at the crossing:
+
+# %%
+a_part = cost.Job(CONFIG, batch=1, ranks=4)  # under data parallelism, each rank has a quarter of the batch
+for name, strategy in {"DDP": "ddp-bucketed", "FSDP": "fsdp"}.items():
+    talk[name] = on_cpu(train, partial(row, strategy), ranks=4, record="communication").recording
+
+
+def sent(length):
+    """Bytes that a rank sends in a step with four sequences of this length, by strategy."""
+    ddp, fsdp = (f(replace(a_part, context=length)).sent for f in (partial(cost.ddp, variant="bucketed"), cost.fsdp))
+    return {
+        "tokens": SEQUENCES * length,
+        "DDP": ddp,
+        "FSDP": fsdp,
+        "TP": cost.tp(replace(on_paper, context=length)).sent,
+    }
+
+
+assert all(sent(CONFIG.context)[name] == talk[name].sent(0, 1) for name in ("DDP", "FSDP", "TP"))
+
+# %%
+crossed = next(length for length in range(1, 129) if sent(length)["TP"] > sent(length)["DDP"])
+short = [tuple(part[:, :crossed] for part in batch) for batch in batches]
+seen = on_cpu(train, WAYS["TP"], batches=short, ranks=4, record="communication").recording
+assert seen.sent(0, 1) == sent(crossed)["TP"]
+draw.table([sent(length) for length in (32, 64, crossed, 128)], caption="bytes that each rank sends in a step")
+
+# %% [markdown]
+# The border is easy to remember. A layer has about 12 D² parameters, of which DDP sends the gradients once; TP sends 4
+# tensors of D numbers a token. They are equal at 12 D²/4 D = **3 D tokens** in the batch of a TP group, and with FSDP,
+# which sends half as much again, at 4.5 D. (The embedding and the head move it a little.) Real batches are far above
+# that.
+#
+# ## Why, and why not
+#
+# **Why**: more ranks than sequences; a layer, or its activations, that do not fit one device; an answer that must come
+# sooner. Everything is divided: P, G and S, nearly all of A, and the arithmetic.
+#
+# **Why not**: it is the strategy that sends most, and nothing hides it, since the next product needs what is on its
+# way. Is it worth it? A layer of ψ parameters takes 6ψT/(NF) seconds on N devices (T tokens, F operations a second),
+# and its four all-reduces, 2 bytes a number, 16 (N − 1)/N × TD/W (W bytes a second). T cancels: a longer batch does not
+# help, only a wider model or a faster wire. Time on the wire, for each second of computing:
+
+# %%
+FLOPS, N = 400e12, 8  # what an H100 reached in Llama 3's training (arXiv 2407.21783, table 4)
+WIRES = {"NVLink": 450e9, "InfiniBand, 400 Gb/s": 50e9, "Ethernet, 10 Gb/s": 1.25e9}  # bytes a second, each way
+rows = []
+for name in ("llama3-8b", "llama3-405b"):
+    config = PRESETS[name]
+    psi = sum(cost.gpt_layers(config)[1].sizes)
+    shares = {wire: 16 * (N - 1) * config.dim / W / (6 * psi / FLOPS) for wire, W in WIRES.items()}
+    rows.append({"on 8 ranks": name, **{wire: round(share, 2) for wire, share in shares.items()}})
+draw.table(rows)
+
+# %% [markdown]
+# So TP stays inside a node. It cannot use more ranks than there are query heads, and long before that the matrices
+# become too narrow to keep a device busy. Part of the waiting can be hidden with sequence parallelism: cut the gather
+# into the ranks' shards, and multiply one while the next is on its way. PyTorch calls it "async TP", and
+# [labs/async_tp.py](../labs/async_tp.py) does it.
+#
+# ### A way out
+#
+# PyTorch's `parallelize_module` and an ordinary script; of the course only the data and the model. Save it as
+# `train.py` in the root of the repository, and run `torchrun --nproc-per-node 2 train.py`:
+#
+# ```python
+# import torch
+# import torch.distributed as dist
+# from torch.distributed.device_mesh import init_device_mesh
+# from torch.distributed.tensor import Replicate, Shard
+# from torch.distributed.tensor.parallel import (
+#     ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, loss_parallel, parallelize_module,
+# )
+#
+# from labs.data import Batches, corpus
+# from labs.model import GPT, PRESETS
+#
+# dist.init_process_group()
+# device = "cuda" if torch.cuda.is_available() else "cpu"
+# if device == "cuda":
+#     torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
+# mesh = init_device_mesh(device, (dist.get_world_size(),), mesh_dim_names=("tp",))
+#
+# shard, whole = Shard(1), Replicate()
+# enter = PrepareModuleInput(input_layouts=(shard,), desired_input_layouts=(whole,))
+# plan = {
+#     "embed": RowwiseParallel(input_layouts=whole, output_layouts=shard),
+#     "norm": SequenceParallel(),
+#     "head": ColwiseParallel(input_layouts=shard, use_local_output=False),
+# }
+# layer = {"attention_norm": SequenceParallel(), "mlp_norm": SequenceParallel(), "attention": enter, "mlp": enter}
+# layer |= {name: ColwiseParallel() for name in ("attention.q", "attention.k", "attention.v", "mlp.gate", "mlp.up")}
+# layer |= {name: RowwiseParallel(output_layouts=shard) for name in ("attention.o", "mlp.down")}
+#
+# config = PRESETS["small"]  # two heads of keys and values, so two ranks at most
+# model = GPT(config).to(device)
+# parallelize_module(model, mesh, plan | {f"layers.*.{name}": style for name, style in layer.items()})
+#
+# optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+# batches = Batches(corpus().tokens, 16, config.context)
+# for step in range(10):
+#     x, y = (part.to(device) for part in batches[step])  # all ranks read the same
+#     with loss_parallel():
+#         loss = model(x, y)
+#         loss.backward()
+#     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+#     optimizer.step()
+#     optimizer.zero_grad()
+#     if dist.get_rank() == 0:
+#         print(f"step {step}: loss {loss.item():.4f}", flush=True)
+#
+# dist.barrier()
+# dist.destroy_process_group()
+# ```
+
+# %% [markdown]
+# ## Say it back
+#
+# Answer each aloud before you unfold it.
+#
+# <details><summary>Why columns first and rows second, and where are the collectives of such a pair, forward and
+# backward?</summary>
+#
+# What columns give is some of the features, complete, so relu, silu or a head's attention can work on them; and just
+# these are what the rows need. Forward, one all-reduce behind the rows. Backward, one in front of the columns, since
+# every rank used all of x for its own columns, and has only a summand of its gradient.
+# </details>
+#
+# <details><summary>What does sequence parallelism change in bytes sent, in bytes held, and in the gradients of the
+# norms?</summary>
+#
+# Sent: as much, since an all-reduce is a reduce-scatter and an all-gather. Held: what is between the pairs is divided
+# by the number of ranks, too. The norms see only a part of the tokens on each rank, so their gradients must be added
+# up.
+# </details>
+#
+# <details><summary>Two nodes of eight GPUs with NVLink inside, a model of 8B, and training with a batch of a million
+# tokens. Which axis goes where, and when would you not use TP at all?</summary>
+#
+# TP inside a node, last on the mesh, and data parallelism between nodes. If the model fits with FSDP and there are
+# sequences enough for all ranks, FSDP alone sends less: a million tokens are far more than 4.5 D.
+# </details>
+#
+# For M tokens of D numbers (b bytes each) in the batch of N ranks, and L layers, each rank sends and holds:
+#
+# | | predicted | ours | PyTorch's |
+# |---|---|---|---|
+# | TP: sent | (4L + 2) × 2 (N − 1)/N × MDb, and three numbers a token | exactly | exactly |
+# | with sequence parallelism: sent | the same, and the norms' gradients | exactly | these three times, with AdamW |
+# | collectives of a layer | 4; with sequence parallelism 8, and 2 for its norms | exactly | the norms' later |
+# | P, G, S | 1/N, but for the norms | exactly | G: all of the embedding's |
+# | A | by `cost.tp` | exactly | less than 0.1 % from ours |
+# | numbers | one process's | within 1e-12, in float64 | within 1e-12, in float64 |
+#
+# **Read on**: [labs/conjugate.py](../labs/conjugate.py), [labs/shares.py](../labs/shares.py),
+# [labs/vocabulary.py](../labs/vocabulary.py), [labs/parallel_layers.py](../labs/parallel_layers.py),
+# [labs/styles.py](../labs/styles.py) and [labs/tp.py](../labs/tp.py), in this order. Shoeybi et al., 2019,
+# *Megatron-LM* (arXiv 1909.08053), section 3. Korthikanti et al., 2022, *Reducing Activation Recomputation in Large
+# Transformer Models* (arXiv 2205.05198), section 4. Pope et al., 2022, *Efficiently Scaling Transformer Inference*
+# (arXiv 2211.05102).
+#
+# A clean copy of this notebook: `git restore notebooks/09_tensor_parallel.ipynb`, then *File > Reload Notebook from
+# Disk*.
