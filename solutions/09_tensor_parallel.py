@@ -776,7 +776,6 @@ took["2 ranks, a slow wire"] = on_cpu(milliseconds, ranks=2, link=slow)[0]
 calls = [("all_reduce", 4 * CHAT.dim)] * (2 * CHAT.depth + 1) + [("all_gather", 4 * CHAT.vocab / 2)]
 of_messages = 1000 * sum(slow.seconds(op, 0, ranks=2) for op, _ in calls)
 of_bytes = 1000 * sum(slow.seconds(op, size, ranks=2) for op, size in calls) - of_messages
-assert took["2 ranks, a slow wire"] > of_messages + of_bytes
 print(f"predicted of the slow wire: {of_messages:.0f} ms for messages, {of_bytes:.1f} ms for bytes")
 draw.table([{"": name, "a token": f"{each:.1f} ms"} for name, each in took.items()])
 
