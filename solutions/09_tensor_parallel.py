@@ -588,7 +588,8 @@ print(f"for a sequence of Llama 3, {llama:.1f} GB of logits; an eighth of them i
 # %%
 def block_plan(config, sequence_parallel):
     """{name of a submodule: style}; config: a labs.model.Config, with `heads` and `kv_heads`."""
-    queries, keys = (kind(config.heads, config.kv_heads) for kind in (Queries, Keys))
+    queries = Queries(config.heads, config.kv_heads)
+    keys = Keys(config.heads, config.kv_heads)
     ### BEGIN SOLUTION
     x = Shard(1) if sequence_parallel else Replicate()
     split = {
