@@ -61,7 +61,7 @@ class ShardedParameter:
     def __init__(self, homes: list[Home], p: nn.Parameter, mesh: Mesh, policy: MixedPrecisionPolicy, offload: Any):
         self.homes, self.name, self.shape = homes, homes[0].name, p.shape
         self.mesh, self.ranks, rank = mesh, mesh.size(-1), mesh.get_local_rank(-1)
-        self.rows = -(-p.shape[0] // self.ranks)  # of a piece
+        self.rows = max(1, -(-p.shape[0] // self.ranks))  # of a piece: one of padding, where there is nothing at all
         self.n = self.rows * p.shape[1:].numel()
         self.mine = slice(min(rank * self.rows, len(p)), min((rank + 1) * self.rows, len(p)))
         self.placements = [Replicate()] * (mesh.ndim - 1) + [Shard(0)]
@@ -82,7 +82,8 @@ class ShardedParameter:
             self.shard, self.device = module._parameters[attribute], module._parameters[attribute].device
         self.require_unchanged()
         self.whole = torch.empty(self.ranks, self.n, dtype=self.dtype, device=self.device)
-        self.full = nn.Parameter(self.whole.view(-1, *self.shape[1:])[: self.shape[0]], self.shard.requires_grad)
+        full = self.whole.view(self.ranks * self.rows, *self.shape[1:])[: self.shape[0]]
+        self.full = nn.Parameter(full, self.shard.requires_grad)
         self.versions = Versions(self.full)
         self.drop()
 
@@ -120,7 +121,7 @@ class ShardedParameter:
     def arrive(self, pieces: Tensor) -> None:
         """From a table of fewer ranks, several of the pieces stand in each of its rows."""
         self.whole.untyped_storage().resize_(self.whole.nbytes)
-        self.whole.view(len(pieces), -1).copy_(pieces)
+        self.whole.view(pieces.shape).copy_(pieces)
         self.versions.allow()
 
     def drop(self) -> None:
@@ -136,7 +137,7 @@ class ShardedParameter:
     def pack(self, gradient: Tensor, pieces: Tensor) -> None:
         """Lay a gradient of the parameter's shape into pieces: [ranks, n]."""
         complete = len(gradient) // self.rows
-        pieces[:complete] = gradient[: complete * self.rows].reshape(complete, -1)
+        pieces[:complete] = gradient[: complete * self.rows].reshape(complete, self.n)
         if complete < self.ranks:
             over = gradient[complete * self.rows :].flatten()
             pieces[complete, : len(over)] = over
