@@ -27,8 +27,10 @@ for each topic).  Read them in this order; each imports only files above it.
     conjugate    the borders of a split layer: what crosses them forward, and what its gradient does backward
     shares       which part of a parameter each rank has: features, heads
     vocabulary   an embedding and a cross-entropy of a split vocabulary
+    alike        what all ranks of a split model must have alike, compared in its first step
     parallel_layers  the modules of a split transformer
     styles       how a module is split, and what crosses its borders
+    splittable   what can be split so, and what is refused
     tp           tensor parallelism: every matrix split, by a plan
     async_tp     a split layer's gather while its matrices multiply
     pp           the layers dealt out, micro-batches flowing through them: schedules as data, and what obeys them

@@ -98,6 +98,12 @@ def when_all_have_gradients(tensors: list[Tensor], then: Callable[[], None]) -> 
     return expect
 
 
+def at_the_very_end_of_backward(then: Callable[[], None]) -> None:
+    """After what others have asked for at the end of backward: the gradients of labs.fsdp come only there."""
+    engine = torch.autograd.Variable._execution_engine
+    engine.queue_callback(lambda: engine.queue_callback(then))
+
+
 def require_dense(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if getattr(module, "sparse", False) is True:

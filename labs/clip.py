@@ -12,6 +12,7 @@ number* travels; then each of them scales its shard by the same factor.
     one device, labs.ddp    replicated: mean on all       ()            nothing, and it must not be
     labs.zero               sharded over all ranks        (None,)       one float64
     labs.fsdp, two axes     sharded along one of them     (that one's,) one float64
+    labs.tp                 some split, some whole        its own clip_gradients
 
 The classic mistake is to clip each shard by its own norm: the shards of a vector are shorter than the vector, some
 more than others, so each would be scaled by another factor, and the direction is lost.
@@ -40,18 +41,23 @@ def clip_gradients(
     An infinite `max_norm` only measures.  Where the norm is inf or nan, the gradients are spoiled, as in torch: look at
     what is returned before the step.  Raises ValueError for a `max_norm` that is not above 0.
     """
-    if not max_norm > 0:
-        raise ValueError(f"max_norm is {max_norm}: give a length above 0 (or inf, only to measure)")
     if groups is None or isinstance(groups, ProcessGroup):
         raise TypeError(f"groups is {groups}: give a sequence, (None,) for all ranks, () for gradients that all have")
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     norm = global_norm(parameters, groups)
+    shorten(parameters, norm, max_norm)
+    return norm
+
+
+def shorten(parameters: Iterable[Tensor], norm: Tensor, max_norm: float) -> None:
+    """Scale all gradients, whose global norm is `norm`, in place, to `max_norm` at most."""
+    if not max_norm > 0:
+        raise ValueError(f"max_norm is {max_norm}: give a length above 0 (or inf, only to measure)")
     # torch adds 1e-6, too: so a norm of 0 does no harm.
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for p in parameters:
         if p.grad is not None:
             p.grad.mul_(factor)
-    return norm
 
 
 def global_norm(parameters: Sequence[Tensor], groups: Sequence[ProcessGroup | None] = ()) -> Tensor:

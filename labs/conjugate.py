@@ -11,13 +11,15 @@ a tensor and one for its gradient:
     scatter    Partial()     Shard(dim)       Shard(dim)     Replicate()     reduce_scatter    all_gather
     join       Shard(dim)    Replicate()      Replicate()    Shard(dim)      all_gather        -
     split      Replicate()   Shard(dim)       Shard(dim)     Replicate()     -                 all_gather
+    once       Replicate()   Replicate()      Replicate()    Partial()       -                 -
 
 `copy` and `reduce` are conjugate: each does forward what the other does backward.  So are `gather` and `scatter`, which
 send as much, since an all-reduce is a reduce-scatter and an all-gather; and `join` and `split`.
 
 Why `copy` sends anything at all: every rank used the whole x, but only for its own part of the weights, and so has only
 a summand of its gradient.  A `join` has none of this: all that follows it is the same on every rank, and so is the
-gradient that comes back.
+gradient that comes back.  Where both kinds of use follow one `gather`, whose backward adds up, `once` stands before the
+second kind: of a gradient that all ranks have, one rank's counts.
 
 Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3 (f and g); Korthikanti et al. 2022, arXiv 2205.05198, section
 4.2 (g and its conjugate for sequences).
@@ -43,18 +45,18 @@ def copy(x: Tensor, mesh: Mesh, among: int | None = None) -> Tensor:
         return x
     group = mesh.get_group() if ranks == mesh.size() else smaller_group(mesh, ranks)
     neighbours = Line(tuple(x.shape), ranks, mesh.get_local_rank() % ranks, group)
-    return Border.apply(x, neighbours, (Replicate(), Replicate()), (Partial(), Replicate()))
+    return cross(x, neighbours, (Replicate(), Replicate()), (Partial(), Replicate()))
 
 
 def reduce(x: Tensor, mesh: Mesh) -> Tensor:
     """Summands come out of a split layer, and their sum goes on."""
-    return Border.apply(x, line(x, mesh), (Partial(), Replicate()), (Replicate(), Replicate()))
+    return cross(x, line(x, mesh), (Partial(), Replicate()), (Replicate(), Replicate()))
 
 
 def gather(x: Tensor, mesh: Mesh, dim: int) -> Tensor:
     """Shards of x go into a split layer, whole."""
     dim %= x.ndim
-    return Border.apply(x, line(x, mesh, dim), (Shard(dim), Replicate()), (Partial(), Shard(dim)))
+    return cross(x, line(x, mesh, dim), (Shard(dim), Replicate()), (Partial(), Shard(dim)))
 
 
 def scatter(x: Tensor, mesh: Mesh, dim: int) -> Tensor:
@@ -64,19 +66,28 @@ def scatter(x: Tensor, mesh: Mesh, dim: int) -> Tensor:
     """
     dim %= x.ndim
     require_equal_shards(x, mesh, dim)
-    return Border.apply(x, line(x, mesh), (Partial(), Shard(dim)), (Shard(dim), Replicate()))
+    return cross(x, line(x, mesh), (Partial(), Shard(dim)), (Shard(dim), Replicate()))
 
 
 def join(x: Tensor, mesh: Mesh, dim: int, size: int | None = None) -> Tensor:
     """Shards become whole for what all ranks do alike; size: of the whole dim, where shards are uneven."""
     dim %= x.ndim
-    return Border.apply(x, line(x, mesh, dim, size), (Shard(dim), Replicate()), (Replicate(), Shard(dim)))
+    return cross(x, line(x, mesh, dim, size), (Shard(dim), Replicate()), (Replicate(), Shard(dim)))
 
 
 def split(x: Tensor, mesh: Mesh, dim: int) -> Tensor:
     """Of what all ranks have alike, each goes on with a shard."""
     dim %= x.ndim
-    return Border.apply(x, line(x, mesh), (Replicate(), Shard(dim)), (Shard(dim), Replicate()))
+    return cross(x, line(x, mesh), (Replicate(), Shard(dim)), (Shard(dim), Replicate()))
+
+
+def once(x: Tensor, mesh: Mesh) -> Tensor:
+    """A whole x, among whose uses are split layers, goes into what all ranks do alike."""
+    return cross(x, line(x, mesh), (Replicate(), Replicate()), (Replicate(), Partial()))
+
+
+def cross(x: Tensor, line: Line, forward: Way, backward: Way) -> Tensor:
+    return x if line.ranks == 1 else Border.apply(x, line, forward, backward)
 
 
 class Border(torch.autograd.Function):
@@ -92,9 +103,11 @@ class Border(torch.autograd.Function):
 
 
 def move(x: Tensor, line: Line, source: Placement, target: Placement) -> Tensor:
-    if source == target or line.ranks == 1:
+    if source == target:
         return x.view_as(x)
-    return MOVES[type(source), type(target)].move(x, line, source, target)
+    moved = MOVES[type(source), type(target)].move(x, line, source, target)
+    # It is nobody else's, but may be a view, which autograd would not let a model change in place: this is none.
+    return torch.ops.aten._unsafe_view(moved, moved.shape)
 
 
 def line(x: Tensor, mesh: Mesh, sharded: int | None = None, size: int | None = None) -> Line:

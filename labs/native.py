@@ -12,7 +12,7 @@ pp.Pipeline(stages, lists, loss)  pp(stages, "1f1b", microbatches, loss), and st
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -83,13 +83,14 @@ def fsdp(
     return fully_shard(model, mesh=mesh, mp_policy=policy)
 
 
-def tp(model: nn.Module, mesh: DeviceMesh, plan: Plan) -> nn.Module:
+def tp(model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, styles.Style]) -> nn.Module:
     """`labs.tp.parallelize`: split by the same plan.
 
-    A rank's part is a DTensor.  Heads of keys and values are cut like features, so that there must be enough of them.
+    A rank's part is a DTensor.  All sizes must divide by the ranks, and heads of keys and values, too, since they are
+    cut like features.  A block of PrepareModuleInput is to be called with its inputs by position.
     A loss of split logits is computed, and differentiated, within `torch.distributed.tensor.parallel.loss_parallel()`.
     """
-    rows = plan.rows(model)
+    rows = Plan(plan).rows(model)
     splits_the_loss = any(isinstance(style, styles.LossParallel) for _, _, style in rows)
     blocks = tuple(f"{name}." for name, _, style in rows if isinstance(style, styles.PrepareModuleInput))
     theirs = {

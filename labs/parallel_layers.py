@@ -12,6 +12,8 @@ Where x crosses from whole to split and back, is a border of `labs.conjugate`: `
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -19,11 +21,40 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from labs import vocabulary
-from labs.conjugate import copy, join
+from labs.alike import FirstStep
+from labs.conjugate import copy, join, once, reduce, split
 from labs.mesh import Mesh
 from labs.model import CrossEntropy
 
 Border = Callable[[Tensor], Tensor]
+
+
+class Watched:
+    """A border of labs.conjugate; in the first step, what is whole there is compared between the ranks."""
+
+    def __init__(self, border: Border, name: str, first_step: FirstStep):
+        self.border, self.name, self.first_step = border, name, first_step
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.border.func in (copy, split):
+            self.first_step.takes_whole(self.name, x)
+        y = self.border(x)
+        if self.border.func in (reduce, join, once):
+            self.first_step.gives_whole(self.name, y)
+        return y
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a style is applied: the module's name, the mesh, and the Prepared block around it, if there is one."""
+
+    name: str
+    mesh: Mesh
+    region: "Region | None"
+    first_step: FirstStep
+
+    def watched(self, border: Border) -> Border:
+        return Watched(border, self.name, self.first_step)
 
 
 class ColumnParallelLinear(nn.Linear):
@@ -56,7 +87,10 @@ class RowParallelLinear(nn.Linear):
         x = self.enter(x)
         require_features(self, x, self.weight.shape[1], "this rank's part")
         y = self.leave(F.linear(x, self.weight))
-        return y if self.bias is None else y + self.share(self.bias)
+        if self.bias is None:
+            return y
+        require_uncut(self, y)
+        return y + self.share(self.bias).to(y.dtype)  # under autocast, a linear's bias has the dtype of its output
 
 
 class VocabParallelEmbedding(nn.Embedding):
@@ -87,56 +121,63 @@ class Prepared(nn.Module):
     region: "Region"
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        name = None if args else next(iter(kwargs))
-        with self.region.around(args[0] if args else kwargs[name]) as x:
+        name = None if args else first_of(super().forward, kwargs)
+        with self.region.around(args[0] if args else kwargs.get(name)) as x:
             return super().forward(x, *args[1:], **kwargs) if args else super().forward(**{**kwargs, name: x})
 
 
-class Region:
-    """One forward of a Prepared block.
+def first_of(function: Callable[..., Any], kwargs: dict[str, Any]) -> str | None:
+    """The argument that the function names first, in whatever order they are given."""
+    return next((name for name in [*signature(function).parameters, *kwargs] if name in kwargs), None)
 
-    A whole x stays what it is for all but the columns, which share one copy.  A shard of the sequence becomes whole for
-    all that is in the block.
+
+class Region:
+    """One forward of a Prepared block: the columns in it share what crossed its border, all else gets x as it is.
+
+    aside: for all else, what crossed the border as a shard and is whole now.
     """
 
-    def __init__(self, mesh: Mesh, border: Border, sequence: bool):
-        self.mesh, self.border, self.sequence = mesh, border, sequence
+    def __init__(self, name: str, border: Border, aside: Border | None):
+        self.name, self.border, self.aside = name, border, aside
         self.given: Tensor | None = None
         self.inside: Tensor | None = None
 
     @contextmanager
-    def around(self, x: Tensor) -> Iterator[Tensor]:
+    def around(self, x: Any) -> Iterator[Tensor]:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            what = f"a tensor of {x.dtype}" if isinstance(x, Tensor) else f"of type {type(x).__name__}"
+            raise TypeError(f"{self.name!r} is prepared for a first input x that is split, and got {what}")
         self.inside = self.border(x)
-        self.given = self.inside if self.sequence else x
+        self.given = x if self.aside is None else self.aside(self.inside)
         try:
             yield self.given
         finally:
             self.given = self.inside = None
 
-    def enter(self, x: Tensor) -> Tensor:
-        """What a ColumnParallelLinear computes with: nothing else than the block's x has crossed its border."""
-        if x is self.given:
-            return self.inside
-        return x if self.sequence else copy(x, self.mesh)
+    def enter(self, x: Tensor, border: Border) -> Tensor:
+        """What a column computes with; border: its own, for another x than the block's."""
+        return self.inside if x is self.given else border(x)
 
 
 class OnShards(nn.Module):
     """Each rank has other tokens here (or heads): gradients of parameters are added up, random numbers differ."""
 
-    mesh: Mesh
+    place: Place
+    added_up: tuple[str, ...]  # of the parameters that it had: on top of this, labs.zero may take them out
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with copied(self, self.mesh) if self._parameters else random_by_rank(self.mesh, self.training):
+        with copied(self, (args, kwargs)) if self.added_up else random_by_rank(self.place.mesh, self.training):
             return super().forward(*args, **kwargs)
 
 
 @contextmanager
-def copied(module: nn.Module, mesh: Mesh) -> Iterator[None]:
+def copied(module: OnShards, given: Any) -> Iterator[None]:
     """Let the module find copies of its parameters, whose backward adds up all ranks' gradients."""
-    before = {name: vars(module).get(name) for name in module._parameters}
-    for name, p in module._parameters.items():
-        if p is not None:
-            vars(module)[name] = copy(getattr(module, name), mesh)
+    place = module.place
+    before = {name: vars(module).get(name) for name in module.added_up}
+    for name in module.added_up:
+        vars(module)[name] = mine = copy(getattr(module, name), place.mesh)
+        place.first_step.takes_shards(f"{place.name}.{name}", given, mine)
     try:
         yield
     finally:
@@ -158,9 +199,28 @@ def random_by_rank(mesh: Mesh, training: bool) -> Iterator[None]:
         yield
 
 
+# What a module is that has been split.
+SPLIT = (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    VocabParallelCrossEntropy,
+    Prepared,
+    OnShards,
+)
+
+
 def require_features(module: Any, x: Tensor, features: int, which: str) -> None:
     if x.shape[-1] != features:
         raise ValueError(
             f"{module.name!r} ({type(module).__name__}) takes {which} of its {module.in_features} features, "
             f"{features}, and got {x.shape[-1]}: between columns and rows x stays in parts, elsewhere it is whole"
+        )
+
+
+def require_uncut(module: Any, y: Tensor) -> None:
+    if y.shape[-1] != module.out_features:
+        raise ValueError(
+            f"{module.name!r} has a bias of {module.out_features} features, and its output is cut to {y.shape[-1]} of "
+            "them: cut another dim, as in output_layouts=Shard(1)"
         )

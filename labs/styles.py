@@ -10,13 +10,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from labs.conjugate import copy, gather, join, reduce, scatter, split
-from labs.mesh import Mesh
+from labs.conjugate import copy, gather, join, once, reduce, scatter, split
+from labs.mesh import Mesh, smaller_group
 from labs.model import CrossEntropy
 from labs.parallel_layers import (
     Border,
     ColumnParallelLinear,
     OnShards,
+    Place,
     Prepared,
     Region,
     RowParallelLinear,
@@ -27,15 +28,6 @@ from labs.placement import Partial, Placement, Replicate, Shard
 from labs.shares import Cut, Features, Keys, Queries
 
 WHOLE, IN_FEATURES, BY_FEATURE = Replicate(), Shard(-1), Features()
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a style is applied: the module's name, the mesh, and the Prepared block around it, if there is one."""
-
-    name: str
-    mesh: Mesh
-    region: Region | None
 
 
 class Style:
@@ -63,14 +55,20 @@ class ColwiseParallel(Style):
 
     def cuts(self, name: str, module: nn.Module, ranks: int) -> dict[str, Cut]:
         require_kind(self, name, module, nn.Linear)
+        require_layouts(self, name, input_layouts=(Replicate, Shard), output_layouts=(Replicate, IN_FEATURES))
         cut = self.heads.cut(module.out_features, 0, ranks)
         return {"weight": cut} | ({"bias": cut} if module.bias is not None else {})
 
     def change(self, module: nn.Module, place: Place) -> None:
         mesh = place.mesh
-        enter = place.region.enter if place.region else border(self.input_layouts, Replicate(), mesh)
-        leave = partial(join, mesh=mesh, dim=-1, size=module.out_features) if is_whole(self.output_layouts) else same
+        enter, leave = place.watched(border(self.input_layouts, Replicate(), mesh)), same
+        if place.region:
+            enter = partial(place.region.enter, border=place.watched(partial(copy, mesh=mesh)))
+        if self.output_layouts.is_replicate():
+            leave = place.watched(partial(join, mesh=mesh, dim=-1, size=module.out_features))
         copies = self.heads.cut(module.out_features, 0, mesh.size()).copies
+        if 1 < copies < mesh.size():
+            smaller_group(mesh, copies)  # here, where all ranks are: a first forward may be that of some alone
         become(module, ColumnParallelLinear, name=place.name, enter=enter, leave=leave, mesh=mesh, copies=copies)
 
 
@@ -84,22 +82,25 @@ class RowwiseParallel(Style):
 
     def cuts(self, name: str, module: nn.Module, ranks: int) -> dict[str, Cut]:
         require_kind(self, name, module, nn.Linear, nn.Embedding)
+        require_layouts(self, name, input_layouts=(Replicate, IN_FEATURES), output_layouts=(Replicate, Shard))
         if isinstance(module, nn.Linear):
             return {"weight": self.heads.cut(module.in_features, 1, ranks)}
-        for option in ("padding_idx", "max_norm", "sparse"):
-            if getattr(module, option):
+        without = {"padding_idx": None, "max_norm": None, "sparse": False, "scale_grad_by_freq": False}
+        for option, off in without.items():
+            if getattr(module, option) != off:
                 raise ValueError(
                     f"{name!r} is an Embedding with {option}, which has no split form here: leave it whole"
                 )
         return {"weight": self.heads.cut(module.num_embeddings, 0, ranks)}
 
     def change(self, module: nn.Module, place: Place) -> None:
-        leave = border(Partial(), self.output_layouts, place.mesh)
+        leave = place.watched(border(Partial(), self.output_layouts, place.mesh))
         if isinstance(module, nn.Embedding):
             become(module, VocabParallelEmbedding, leave=leave, mesh=place.mesh)
             return
-        enter = partial(split, mesh=place.mesh, dim=-1) if is_whole(self.input_layouts) else same
-        share = same if is_whole(self.output_layouts) else partial(copy, mesh=place.mesh)
+        whole = self.input_layouts.is_replicate()
+        enter = place.watched(partial(split, mesh=place.mesh, dim=-1)) if whole else same
+        share = same if self.output_layouts.is_replicate() else partial(copy, mesh=place.mesh)
         become(module, RowParallelLinear, name=place.name, enter=enter, leave=leave, share=share)
 
 
@@ -109,8 +110,13 @@ class PrepareModuleInput(Style):
 
     input_layouts: Placement = WHOLE
 
-    def region(self, mesh: Mesh) -> Region:
-        return Region(mesh, border(self.input_layouts, Replicate(), mesh), self.input_layouts.is_shard())
+    def cuts(self, name: str, module: nn.Module, ranks: int) -> dict[str, Cut]:
+        require_layouts(self, name, input_layouts=(Replicate, Shard))
+        return {}
+
+    def region(self, place: Place) -> Region:
+        aside = place.watched(partial(once, mesh=place.mesh)) if self.input_layouts.is_shard() else None
+        return Region(place.name, place.watched(border(self.input_layouts, Replicate(), place.mesh)), aside)
 
     def change(self, module: nn.Module, place: Place) -> None:
         become(module, Prepared, region=place.region)
@@ -126,7 +132,7 @@ class SequenceParallel(Style):
         return {}
 
     def change(self, module: nn.Module, place: Place) -> None:
-        become(module, OnShards, mesh=place.mesh)
+        become(module, OnShards, place=place, added_up=tuple(name for name, _ in module.named_parameters()))
 
 
 @dataclass(frozen=True, repr=False)
@@ -161,10 +167,6 @@ def same(x: Tensor) -> Tensor:
     return x
 
 
-def is_whole(layout: Placement) -> bool:
-    return layout.is_replicate()
-
-
 def become(module: nn.Module, kind: type[nn.Module], **attributes: Any) -> None:
     """From now on the module is of this kind, which derives from its own class or is laid over it."""
     own = type(module)
@@ -176,3 +178,13 @@ def require_kind(style: Any, name: str, module: nn.Module, *kinds: type[nn.Modul
     if type(module) not in kinds:
         fits = " or ".join(kind.__name__ for kind in kinds)
         raise ValueError(f"{type(style).__name__} fits {fits}, and {name!r} is of type {type(module).__name__}")
+
+
+def require_layouts(style: Style, name: str, **ends: tuple[Any, ...]) -> None:
+    """ends: what each of the style's layouts may be, a placement or a kind of them."""
+    for end, fits in ends.items():
+        layout = getattr(style, end)
+        if layout not in fits and type(layout) not in fits:
+            words = {Replicate: "Replicate()", Shard: "Shard(dim)", IN_FEATURES: "Shard(-1)"}
+            give = " or ".join(words[fit] for fit in fits)
+            raise ValueError(f"{name!r} has {type(style).__name__}({end}={layout!r}): give {give}, of labs.placement")

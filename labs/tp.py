@@ -25,34 +25,37 @@ A plan says which submodule is split how; `parallelize` obeys it:
 
     placements          how each parameter lies on the mesh
     full_parameters     the whole parameters, from all ranks
+    clip_gradients      by their global norm, in which what is whole on every rank counts once
+
+In the first step the ranks compare what all of them must have alike (labs.alike).
 
 A rank's part is an ordinary parameter of a smaller shape.  So all that knows parameters goes on top: an optimizer;
 labs.fsdp, on another axis of the mesh.  Names are PyTorch's (torch.distributed.tensor.parallel).  Sources: Shoeybi et
 al. 2019, arXiv 1909.08053, section 3; Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.
 """
 
-import math
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
-from torch.utils._pytree import tree_leaves
+from torch.distributed import ProcessGroup
 
-from labs.autograd import differentiable
-from labs.group import everybodys, fingerprint, require_equal
+from labs.alike import FirstStep
+from labs.clip import global_norm, shorten
+from labs.group import require_equal
 from labs.mesh import Mesh
 from labs.model import Config
+from labs.parallel_layers import Place, Region
 from labs.placement import Placement, Replicate, Shard
 from labs.shares import Cut, Keys, Queries
+from labs.splittable import Rows, expect_whole, require_splittable
 from labs.styles import (
     ColwiseParallel,
     LossParallel,
-    Place,
     PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
@@ -66,6 +69,7 @@ __all__ = [
     "PrepareModuleInput",
     "RowwiseParallel",
     "SequenceParallel",
+    "clip_gradients",
     "full_parameters",
     "gpt_plan",
     "parallelize",
@@ -83,18 +87,20 @@ class Plan(dict[str, Style]):
         width = max(map(len, self), default=0)
         return "\n".join(f"{name:{width}}   {style!r}" for name, style in self.items())
 
-    def rows(self, model: nn.Module) -> list[tuple[str, nn.Module, Style]]:
+    def rows(self, model: nn.Module) -> Rows:
         """Each submodule that the plan names, with its style, outer ones first."""
-        modules, rows = dict(model.named_modules()), {}
+        modules = {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
+        styles: dict[nn.Module, Style] = {}
         for pattern, style in self.items():
-            found = [name for name in modules if matches(name, pattern)]
+            if not isinstance(style, Style):
+                raise TypeError(f"the plan gives {pattern!r} {style!r:.60}, which is no style of labs.tp")
+            found = [module for name, module in modules.items() if matches(name, pattern)]
             if not found:
-                near = get_close_matches(pattern, {generalised(name) for name in modules if name}, 1, 0)
-                raise ValueError(
-                    f"the plan has {pattern!r}, and no submodule is called that: did you mean {near[0]!r}?"
-                )
-            rows |= {name: style for name in found}
-        return [(name, module, rows[name]) for name, module in modules.items() if name in rows]
+                near = get_close_matches(pattern, dict.fromkeys(map(generalised, modules)), 1, 0)
+                meant = f"did you mean {near[0]!r}?" if near else f"a {type(model).__name__} has none"
+                raise ValueError(f"the plan has {pattern!r}, and no submodule is called that: {meant}")
+            styles |= dict.fromkeys(found, style)
+        return [(name, module, styles[module]) for name, module in model.named_modules() if module in styles]
 
 
 def matches(name: str, pattern: str) -> bool:
@@ -132,159 +138,73 @@ def gpt_plan(config: Config, sequence_parallel: bool = False) -> Plan:
 # ---- obeying it ------------------------------------------------------------------------------------------
 
 
+class TensorParallel(FirstStep):
+    """What a split model knows of its ranks; cuts: by the names of the parameters that are split."""
+
+    def __init__(self, mesh: Mesh, cuts: dict[str, Cut]):
+        super().__init__(mesh)
+        self.cuts = cuts
+
+
 def parallelize(model: nn.Module, mesh: Mesh, plan: Mapping[str, Style]) -> nn.Module:
     """Split the model over the ranks of a mesh of one axis, which start from equal ones; the same model.
 
-    Raises ValueError, before anything is changed, for a plan that does not fit the model or the ranks.
+    Raises ValueError or TypeError, before anything is changed, for a plan that does not fit the model or the ranks.
     """
-    if mesh.ndim != 1:
-        raise ValueError(f"{mesh} has {mesh.ndim} axes: tensor parallelism takes one, as in mesh['tp']")
+    if not isinstance(plan, Mapping):
+        raise TypeError(f"{plan!r:.60} is no plan: give a table of styles by the names of submodules")
     rows = Plan(plan).rows(model)
-    require_one_way_out(rows)
+    require_splittable(model, mesh, rows)
     cuts = cuts_of(model, rows, mesh.size())
     require_equal(dict(model.named_parameters()), mesh.get_group())
     for p, cut in cuts.values():
-        p.data = cut.part(p.data, mesh.get_local_rank()).clone(memory_format=torch.contiguous_format)
-    regions = {name: style.region(mesh) for name, _, style in rows if isinstance(style, PrepareModuleInput)}
-    for name, module, style in rows:
-        around = [region for prefix, region in regions.items() if f"{name}.".startswith(f"{prefix}.")]
-        style.change(module, Place(name, mesh, around[-1] if around else None))
-    expect_whole(model, {name for name, _, _ in rows})
+        keep_part(p, cut, mesh.get_local_rank())
     model.tensor_parallel = TensorParallel(mesh, {name: cut for name, (_, cut) in cuts.items()})
-    model.register_forward_pre_hook(model.tensor_parallel.before_forward, with_kwargs=True)
-    model.register_forward_hook(model.tensor_parallel.after_forward)
+    change(rows, model.tensor_parallel)
+    expect_whole(model, {module for _, module, _ in rows}, model.tensor_parallel)
+    model.tensor_parallel.watch(model, [name for name, _ in model.named_parameters() if name not in cuts])
     return model
 
 
-def require_one_way_out(rows: list[tuple[str, nn.Module, Style]]) -> None:
-    """Of a block whose sequence is gathered: what has left it is a shard again, and nothing in it expects that."""
-    for block, _, style in rows:
-        if isinstance(style, PrepareModuleInput) and style.input_layouts.is_shard():
-            ends = [name for name, _, end in rows if isinstance(end, RowwiseParallel) and name.startswith(f"{block}.")]
-            if len(ends) > 1:
-                raise ValueError(
-                    f"{block!r} gathers its sequence once, but leaves its split part at "
-                    f"{' and '.join(map(repr, ends))}: give PrepareModuleInput to each block that begins with columns "
-                    "and ends with rows, not to a larger one"
-                )
+def keep_part(p: nn.Parameter, cut: Cut, rank: int) -> None:
+    """Of the parameter and of its gradient, if it has one."""
+    gradient, p.grad = p.grad, None
+    p.data = part_of(p.data, cut, rank)
+    p.grad = None if gradient is None else part_of(gradient, cut, rank)
 
 
-def cuts_of(
-    model: nn.Module, rows: list[tuple[str, nn.Module, Style]], ranks: int
-) -> dict[str, tuple[nn.Parameter, Cut]]:
+def part_of(whole: Tensor, cut: Cut, rank: int) -> Tensor:
+    return cut.part(whole, rank).clone(memory_format=torch.contiguous_format)
+
+
+def change(rows: Rows, of: TensorParallel) -> None:
+    regions: dict[str, Region] = {}
+    for name, module, style in rows:
+        place = Place(name, of.mesh, None, of)
+        if isinstance(style, PrepareModuleInput):
+            regions[name] = style.region(place)
+        around = [region for block, region in regions.items() if f"{name}.".startswith(f"{block}.")]
+        style.change(module, replace(place, region=around[-1] if around else None))
+
+
+def cuts_of(model: nn.Module, rows: Rows, ranks: int) -> dict[str, tuple[nn.Parameter, Cut]]:
     """Each parameter that is split, by its first name, and how."""
-    names = {id(p): name for name, p in model.named_parameters()}
-    found: dict[str, tuple[nn.Parameter, Cut]] = {}
     planned = {}
     for name, module, style in rows:
         for attribute, cut in style.cuts(name, module, ranks).items():
-            p = getattr(module, attribute)
-            planned[f"{name}.{attribute}"] = cut
-            found[names[id(p)]] = p, cut
-    for name, p in model.named_parameters(remove_duplicate=False):
-        first = names[id(p)]
-        if first in found and planned.get(name) != found[first][1]:
-            other = next(each for each, cut in planned.items() if cut == found[first][1])
-            raise ValueError(
-                f"{name!r} and {other!r} are one parameter (tied), and the plan splits them differently: give both "
-                "styles that cut it alike"
-            )
-    return found
-
-
-def expect_whole(model: nn.Module, planned: set[str]) -> None:
-    """Let modules that are not split tell it in a sentence when they get a piece of the features."""
-    for name, module in model.named_modules():
-        wide = getattr(module, "in_features", None) or getattr(module, "normalized_shape", (None,))[-1]
-        if name not in planned and isinstance(wide, int):
-            module.register_forward_pre_hook(partial(require_whole, name, wide))
-
-
-def require_whole(name: str, wide: int, module: nn.Module, args: Any) -> None:
-    if args and isinstance(args[0], Tensor) and args[0].shape[-1] != wide:
-        raise ValueError(
-            f"{name!r} ({type(module).__name__}) is not split, takes all {wide} features, and got {args[0].shape[-1]}: "
-            "behind ColwiseParallel() a rank has a piece of them; put a RowwiseParallel() in between, or give the "
-            "columns output_layouts=Replicate()"
-        )
-
-
-class TensorParallel:
-    """What a split model knows of its ranks; cuts: by the names of the parameters that are split.
-
-    What must be alike on all ranks is compared once: what they read, as the first forward begins; and as the first
-    backward ends, some of the gradients of parameters that each has whole.
-    """
-
-    def __init__(self, mesh: Mesh, cuts: dict[str, Cut]):
-        self.mesh, self.cuts = mesh, cuts
-        self.inputs_compared = self.gradients_compared = False
-
-    def before_forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        if not self.inputs_compared:
-            self.inputs_compared = True
-            self.require_alike(inputs(model, args, kwargs), DIFFERENT_INPUTS)
-
-    def after_forward(self, model: nn.Module, args: Any, output: Any) -> None:
-        if not self.gradients_compared:
-            for x in differentiable(output):
-                x.register_hook(lambda gradient: at_the_very_end_of_backward(partial(self.compare_gradients, model)))
-
-    def compare_gradients(self, model: nn.Module) -> None:
-        whole = {name: p.grad for name, p in model.named_parameters() if name not in self.cuts and p.grad is not None}
-        if whole and not self.gradients_compared:
-            self.gradients_compared = True
-            self.require_alike({name: some_of(gradient) for name, gradient in whole.items()}, DIFFERENT_GRADIENTS)
-
-    def require_alike(self, mine: dict[str, Any], text: str) -> None:
-        ranks, (first, *others) = everybodys(mine, self.mesh.get_group())
-        for rank, other in zip(ranks[1:], others, strict=True):
-            for name in first | other:
-                if name not in first or name not in other or first[name] != other[name]:
-                    raise RuntimeError(text.format(name=name, first=ranks[0], other=rank))
-
-
-DIFFERENT_INPUTS = (
-    "{name} differs on ranks {first} and {other}: under tensor parallelism all ranks of a group read the same tokens, "
-    "and draw the same random numbers (the batch is cut along another axis of the mesh)"
-)
-DIFFERENT_GRADIENTS = (
-    "parameter {name!r} is not split, and its gradient differs on ranks {first} and {other}: it was used inside a "
-    "split layer, or on shards, and each rank has only its part of the gradient; give its module SequenceParallel(), "
-    "or split it"
-)
-
-
-def inputs(model: nn.Module, args: Any, kwargs: Any) -> dict[str, str]:
-    """What ranks must have alike in a forward."""
-    found = {f"input {i}": x for i, x in enumerate(tree_leaves((args, kwargs))) if isinstance(x, Tensor)}
-    if model.training and any(isinstance(module, _DropoutNd) and module.p > 0 for module in model.modules()):
-        found["the state of random numbers"] = torch.get_rng_state()
-    return {name: fingerprint(x) for name, x in found.items()}
-
-
-class Alike(list[float]):
-    """Equal but for rounding, which may differ from machine to machine."""
-
-    def __eq__(self, other: object) -> bool:
-        assert isinstance(other, Alike)
-        most = max(map(abs, [*self, *other]), default=0)
-        return len(self) == len(other) and all(
-            math.isclose(a, b, abs_tol=0.05 * most) for a, b in zip(self, other, strict=True)
-        )
-
-    __hash__ = None
-
-
-def some_of(gradient: Tensor) -> Alike:
-    mine = gradient.to_local() if hasattr(gradient, "to_local") else gradient
-    return Alike(mine.flatten()[:16].tolist())
-
-
-def at_the_very_end_of_backward(then: Callable[[], None]) -> None:
-    """Behind what others have asked for at the end of backward: the gradients of labs.fsdp, say, come only there."""
-    engine = torch.autograd.Variable._execution_engine
-    engine.queue_callback(lambda: engine.queue_callback(then))
+            if attribute not in module._parameters:
+                raise ValueError(f"{name}.{attribute} is computed from other parameters: split it before that")
+            planned[module, attribute] = cut
+    first: dict[nn.Parameter, tuple[str, Cut | None]] = {}
+    for path, module in model.named_modules():
+        for attribute, p in module.named_parameters(recurse=False):
+            name, cut = f"{path}.{attribute}".lstrip("."), planned.get((module, attribute))
+            if cut != first.setdefault(p, (name, cut))[1]:
+                raise ValueError(
+                    f"{first[p][0]!r} and {name!r} are one parameter (tied), and the plan splits them differently: "
+                    "give both styles that cut it alike"
+                )
+    return {name: (p, cut) for p, (name, cut) in first.items() if cut}
 
 
 # ---- what the ranks have between them --------------------------------------------------------------------
@@ -301,3 +221,17 @@ def full_parameters(model: nn.Module) -> dict[str, Tensor]:
     of = model.tensor_parallel
     whole = {name: p.full_tensor() if hasattr(p, "full_tensor") else p for name, p in model.named_parameters()}
     return {name: of.cuts[name].whole(p, of.mesh) if name in of.cuts else p for name, p in whole.items()}
+
+
+def clip_gradients(model: nn.Module, max_norm: float, groups: Sequence[ProcessGroup | None] = ()) -> Tensor:
+    """`labs.clip`'s, of a split model: gradients that several ranks have alike count once.  The norm (0-dim).
+
+    groups: those over which the parameters are sharded besides, as by labs.fsdp.
+    """
+    of, alike = model.tensor_parallel, defaultdict(list)
+    for name, p in model.named_parameters():
+        alike[of.cuts[name].copies if name in of.cuts else of.mesh.size()].append(p)
+    everywhere = [of.mesh.get_group(), *groups]
+    squares = sum(global_norm(parameters, everywhere) ** 2 / ranks for ranks, parameters in sorted(alike.items()))
+    shorten(model.parameters(), norm := squares.sqrt(), max_norm)
+    return norm

@@ -45,12 +45,17 @@ def cross_entropy(logits_v: Tensor, targets: Tensor, vocabulary: int, mesh: Mesh
 
     Raises IndexError for a target that is not in the vocabulary, ValueError for logits of another width.
     """
+    if targets.is_floating_point() or targets.numel() != logits_v.shape[:-1].numel():
+        raise ValueError(
+            f"targets of {targets.dtype} {tuple(targets.shape)} do not fit logits of shape {tuple(logits_v.shape)}: "
+            "give one token's number for each"
+        )
     require_tokens(targets[targets != IGNORED], vocabulary)
     width = piece(vocabulary, mesh.size(), mesh.get_local_rank())[1]
     if logits_v.shape[-1] != width:
         raise ValueError(
             f"this rank has {logits_v.shape[-1]} logits a token, but its part of a vocabulary of {vocabulary} is "
-            f"{width}: give the head ColwiseParallel(), and do not gather its output"
+            f"{width}: give the head ColwiseParallel() without output_layouts, and LossParallel its number of outputs"
         )
     losses = CrossEntropy.apply(at_least_float32(logits_v).flatten(0, -2), targets.flatten(), vocabulary, mesh)
     counted = targets.flatten() != IGNORED

@@ -1,6 +1,7 @@
 """Reference: the layers as the design draws them. Imports are read from the source; nothing is executed."""
 
 import ast
+import re
 import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -13,12 +14,12 @@ LABS = Path(__file__).resolve().parent.parent / "labs"
 LEVELS = [
     {"model", "data", "cost", "collectives", "group", "autograd", "layers", "placement"},  # all files of cost
     {"mesh", "ddp", "flat", "disk", "selective", "generate", "llama", "pp"},  # all files of pp
-    {"zero", "precision", "clip", "recompute", "offload", "redistribute", "vocabulary", "shares", "async_tp"},
+    {"zero", "precision", "clip", "recompute", "offload", "redistribute", "vocabulary", "shares", "async_tp", "alike"},
     {"algebra", "conjugate"},
     {"rules", "parallel_layers"},
     {"operation", "styles"},
-    {"dtensor", "tp"},
-    {"sharded", "prefetch"},
+    {"dtensor", "splittable"},
+    {"sharded", "prefetch", "tp"},
     {"shardable"},
     {"fsdp"},
     {"native"},  # and every file of the kit that is not named below
@@ -104,6 +105,14 @@ def test_the_map_names_every_textbook_file():
     taught = {path.stem for path in LABS.glob("*.py")} - {"__init__", "__main__"} | {"cost", "pp"}
     missing = sorted(name for name in taught if f"\n    {name} " not in outline)
     assert not missing, f"labs/__init__.py does not mention {missing}"
+
+
+def test_contributing_draws_the_same_layers():
+    text = (LABS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^    (\d+) +(.*)", text, re.MULTILINE)
+    drawn = {name: int(number) for number, names in rows for name in re.sub(r"\(.*?\)", "", names).split()}
+    assert all(level(name) == number for name, number in drawn.items())
+    assert not (missing := set().union(*LEVELS) - drawn.keys()), f"CONTRIBUTING.md does not draw {missing}"
 
 
 def test_the_package_itself_imports_nothing():

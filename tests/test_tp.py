@@ -8,15 +8,19 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import parallel, placement_types
 from torch.distributed.tensor.parallel import loss_parallel
+from torch.nn.utils import prune
 
 from labs import native
+from labs.ddp import Overlapped
 from labs.fsdp import fully_shard
 from labs.kit.launch import RankError, run
 from labs.kit.record import mark
 from labs.mesh import Mesh
 from labs.model import GPT, Config
-from labs.placement import Replicate, Shard
+from labs.placement import Partial, Replicate, Shard
+from labs.recompute import recompute
 from labs.shares import Keys, Queries
 from labs.tp import (
     ColwiseParallel,
@@ -24,11 +28,13 @@ from labs.tp import (
     PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
+    clip_gradients,
     full_parameters,
     gpt_plan,
     parallelize,
     placements,
 )
+from labs.zero import Zero
 from tests.models import Brought
 
 SMALL = Config(vocab=23, dim=24, depth=2, heads=6, kv_heads=3, hidden=41, context=16)
@@ -53,9 +59,9 @@ def batch(vocabulary, tokens=8, seed=0):
 def largest_difference(model, reference):
     """Of every gradient, this rank's part."""
     cuts, rank = model.tensor_parallel.cuts, dist.get_rank()
-    whole = {name: p.grad for name, p in reference.named_parameters()}
+    whole = {name: p.grad for name, p in reference.named_parameters() if p.grad is not None}
     parts = {name: cuts[name].part(g, rank) if name in cuts else g for name, g in whole.items()}
-    own = {name: p.grad for name, p in model.named_parameters()}
+    own = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     assert own.keys() == parts.keys() and all(own[name].shape == parts[name].shape for name in own)
     return max((own[name] - parts[name]).abs().max().item() for name in own if own[name].numel())
 
@@ -129,6 +135,153 @@ def test_a_model_under_other_names_with_biases(ranks):
     assert max(run(brought, ranks=ranks)) < 1e-12
 
 
+# ---- models of all kinds -----------------------------------------------------------------------------------------
+
+
+class Sequence(nn.Module):
+    """tokens -> embedding -> block -> head; in shards of the sequence between them."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.embed, self.block, self.head = nn.Embedding(7, 6), block(), nn.Linear(6, 7)
+
+    def forward(self, tokens):
+        x = self.block(self.embed(tokens))
+        x += 1
+        return self.head(x)
+
+    @staticmethod
+    def plan(**block):
+        rows = RowwiseParallel(output_layouts=Shard(1))
+        inside = {f"block.{name}": rows if style == "rows" else style for name, style in block.items()}
+        head = ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())
+        return {"embed": rows, "block": PrepareModuleInput(input_layouts=Shard(1)), **inside, "head": head}
+
+
+class LowRank(nn.Module):
+    """x through a narrow place, which is whole: inside a block whose x was gathered."""
+
+    def __init__(self):
+        super().__init__()
+        self.narrow, self.wide, self.out = nn.Linear(6, 3), nn.Linear(3, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.wide(torch.tanh(self.narrow(x)))))
+
+
+class Norm(nn.Module):
+    """Begins with a norm, and is called by keywords in another order than it names them."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(6), nn.Linear(6, 5), nn.Linear(5, 6)
+
+    def forward(self, x, mask=None):
+        return self.down(torch.tanh(self.up(self.norm(x))) * (1 if mask is None else mask))
+
+
+class ByKeyword(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Norm()
+
+    def forward(self, x):
+        # As many positions as the shards have together, which is what the mask is for.
+        return self.inner(mask=torch.linspace(0, 1, 6, dtype=x.dtype)[:, None], x=x)
+
+
+class Repeated(nn.Module):
+    """A block under two names, used three times; a frozen layer with a low-rank addition, all of it in place."""
+
+    def __init__(self):
+        super().__init__()
+        block = Norm()
+        self.blocks, self.addition = nn.ModuleList([block, block]), nn.ModuleList([nn.Linear(6, 2), nn.Linear(2, 6)])
+        self.more = nn.Linear(6, 6).requires_grad_(False)
+
+    def forward(self, x):
+        for block in (*self.blocks, self.blocks[0]):
+            x = x + block(x)
+        y = self.more(x)
+        y += self.addition[1](self.addition[0](x))
+        return y.mul_(2)
+
+
+def odd_models():
+    columns, rows, join = ColwiseParallel(), RowwiseParallel(), ColwiseParallel(output_layouts=Replicate())
+    tokens, x = torch.arange(12).view(2, 6) % 7, torch.linspace(-1, 1, 72, dtype=torch.float64).view(2, 6, 6)
+    prepared = Sequence.plan(**{"inner.up": columns, "inner.down": "rows"})
+    prepared["block.inner"] = prepared.pop("block")
+    repeated = {"blocks.*.up": columns, "blocks.*.down": rows, "more": join, "addition.1": join}
+    return [
+        (lambda: Sequence(LowRank), Sequence.plan(narrow=join, wide=columns, out="rows"), tokens),
+        (lambda: Sequence(LowRank), Sequence.plan(wide=columns, out="rows"), tokens),
+        (lambda: Sequence(LowRank), {**Sequence.plan(narrow=columns, wide=rows, out=join), "head": join}, tokens),
+        (lambda: Sequence(Norm), Sequence.plan(up=columns, down="rows"), tokens),
+        (lambda: Sequence(ByKeyword), prepared, tokens),
+        (Repeated, repeated, x),
+        (Repeated, {**repeated, "more": RowwiseParallel(input_layouts=Replicate())}, x[:0]),
+        (lambda: Sequence(Norm), Sequence.plan(up=columns, down="rows"), tokens[:0]),
+    ]
+
+
+def both(make, plan):
+    """Split, and whole."""
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(make())
+    return parallelize(models[0], tp_mesh(), plan), models[1]
+
+
+def every_odd_model():
+    off = []
+    for make, plan, given in odd_models():
+        models, outputs, gradients = both(lambda make=make: make().double(), plan), [], []
+        for model in models:
+            x = given.clone().requires_grad_(given.is_floating_point())
+            outputs.append(model(x))
+            (outputs[-1] * torch.linspace(-1, 1, outputs[-1].numel()).view_as(outputs[-1])).sum().backward()
+            gradients.append(x.grad if x.requires_grad else x)
+        off += [(a - b).abs().max().item() for a, b in (outputs, gradients) if a.numel()]
+        off.append(largest_difference(*models))
+    return max(off)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_odd_models(ranks):
+    assert max(run(every_odd_model, ranks=ranks)) < 1e-12
+
+
+def around_it():
+    """Gradients and an optimizer from before; autocast; compilation, of a model that has not taken its first step."""
+    model, reference = GPT(SMALL).double(), GPT(SMALL).double()
+    optimizers = [torch.optim.AdamW(each.parameters(), 0.1, eps=1e-3) for each in (model, reference)]
+    x, y = batch(23, 12)
+    for step in range(2):
+        for each, optimizer in zip((model, reference), optimizers, strict=True):
+            each(x, y).backward()
+            if step:
+                optimizer.step()
+        if not step:
+            parallelize(model, tp_mesh(), gpt_plan(SMALL, True))
+    assert largest_difference(model, reference) < 1e-12 and abs(model(x, y) - reference(x, y)) < 1e-12
+
+    pair = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    model, reference = both(lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 6)), pair)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(torch.ones(2, 6)).dtype == reference(torch.ones(2, 6)).dtype == torch.bfloat16
+    model, reference = both(lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 6)), pair)
+    compiled = torch.compile(model, backend="eager")
+    for each in (compiled, reference):
+        each(torch.ones(2, 6)).square().sum().backward()
+    assert largest_difference(model, reference) < 1e-6
+
+
+def test_what_was_there_before_and_what_goes_around():
+    run(around_it, ranks=2)
+
+
 def on_a_grid():
     """tp 2, and fsdp over the other two ranks: losses and gradients of half of the batch each, averaged."""
     mesh, off = Mesh((2, 2), ("dp", "tp")), []
@@ -159,6 +312,86 @@ def on_a_grid():
 
 def test_fsdp_goes_on_top():
     assert max(run(on_a_grid, ranks=4)) < 1e-12
+
+
+def others_on_a_grid():
+    """After two steps the loss is one process's, which has read the same two batches."""
+    mesh, off = Mesh((2, 2), ("dp", "tp")), []
+    x, y = batch(23, 12)
+    y = y.abs() % 23
+    mine = [each.chunk(2)[mesh.get_local_rank("dp")] for each in (x, y)]
+    for way in (zero_3, overlapped, sharded):
+        config = replace(SMALL, hidden=1, vocab=1) if way is sharded else SMALL  # on some ranks nothing is left
+        model, reference = GPT(config).double(), GPT(config).double()
+        step = way(parallelize(model, mesh["tp"], gpt_plan(config, True)), mesh["dp"])
+        plain = torch.optim.SGD(reference.parameters(), 0.1)
+        for _ in range(3):
+            losses = model(*(each % config.vocab for each in mine)), reference(x % config.vocab, y % config.vocab)
+            total = losses[0].detach().clone()
+            dist.all_reduce(total, group=mesh.get_group("dp"))
+            off.append(abs(total.item() / 2 - losses[1].item()))
+            plain.zero_grad()
+            for loss in losses:
+                loss.backward()
+            step()
+            plain.step()
+    return max(off)
+
+
+def zero_3(model, mesh):
+    return Zero(model, 3, lambda shards: torch.optim.SGD(shards, 0.1), group=mesh.get_group()).step
+
+
+def overlapped(model, mesh):
+    copies, optimizer = Overlapped(model, group=mesh.get_group()), torch.optim.SGD(model.parameters(), 0.1)
+
+    def step():
+        copies.sync()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def sharded(model, mesh):
+    optimizer = torch.optim.SGD(fully_shard(model, mesh=mesh).parameters(), 0.1)
+
+    def step():
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def test_other_ways_of_data_parallelism_go_on_top():
+    assert max(run(others_on_a_grid, ranks=4)) < 1e-12
+
+
+def clipped():
+    """The norm, and all gradients after it, with heads that two ranks share, and on a grid."""
+    off, (x, y) = [], batch(23, 12)
+    y = y.abs() % 23
+    for mesh, config in ((tp_mesh(), replace(FEWER, vocab=23)), (Mesh((2, 2), ("dp", "tp")), SMALL)):
+        model, reference = GPT(config).double(), GPT(config).double()
+        parallelize(model, mesh["tp"], gpt_plan(config, True))
+        groups, mine = (), (x, y)
+        if mesh.ndim == 2:
+            fully_shard(model, mesh=mesh["dp"])
+            groups, mine = (mesh.get_group("dp"),), [each.chunk(2)[mesh.get_local_rank("dp")] for each in (x, y)]
+        model(*mine).backward()
+        reference(x, y).backward()
+        expected = nn.utils.clip_grad_norm_(reference.parameters(), 0.01)
+        off.append(abs(clip_gradients(model, 0.01, groups) - expected).item())
+        cuts, rank = model.tensor_parallel.cuts, mesh.get_local_rank("tp")
+        for name, p in reference.named_parameters():
+            own = model.get_parameter(name).grad
+            own = own.full_tensor() if mesh.ndim == 2 else own
+            off.append((own - (cuts[name].part(p.grad, rank) if name in cuts else p.grad)).abs().max().item())
+    return max(off)
+
+
+def test_gradients_are_clipped_by_the_norm_of_one_process():
+    assert max(run(clipped, ranks=4)) < 1e-12
 
 
 # ---- random numbers ----------------------------------------------------------------------------------------------
@@ -273,6 +506,53 @@ def bad_plans():
     refuse(lambda: split(plan, mesh=Mesh((1, 2), ("dp", "tp"))), "has 2 axes: tensor parallelism takes one")
     refuse(lambda: split(plan, GPT(SMALL, seed=dist.get_rank())), "replicas differ from the start")
     refuse(lambda: split({**plan, "norm": ColwiseParallel(input_layouts=Shard(0))}), "ColwiseParallel fits Linear")
+    refuse(lambda: split({"q": ColwiseParallel()}, nn.Linear(2, 2)), "no submodule is called that: a Linear has none")
+    refuse(lambda: split({"": SequenceParallel()}), "the plan has '', and no submodule is called that")
+    refuse(lambda: split(ColwiseParallel()), "is no plan: give a table of styles by the names of submodules", TypeError)
+    refuse(lambda: split({"head": ColwiseParallel}), "which is no style of labs.tp", TypeError)
+    refuse(lambda: split({"head": parallel.ColwiseParallel()}), "which is no style of labs.tp", TypeError)
+    refuse(lambda: split({}, mesh=2), "2 is no Mesh: give Mesh((4,), ", TypeError)
+
+
+def bad_layouts():
+    for end, layout, gives in (
+        ("input_layouts", Partial(), "Replicate() or Shard(dim), of labs.placement"),
+        ("output_layouts", Shard(1), "Replicate() or Shard(-1), of labs.placement"),
+        ("input_layouts", placement_types.Shard(1), "Replicate() or Shard(dim), of labs.placement"),
+    ):
+        text = f"'head' has ColwiseParallel({end}={layout!r}): give {gives}"
+        refuse(lambda end=end, layout=layout: split({"head": ColwiseParallel(**{end: layout})}), text)
+    refuse(lambda: split({"head": RowwiseParallel(input_layouts=Shard(1))}), "Replicate() or Shard(-1), of labs.place")
+    refuse(lambda: split({"layers.*": PrepareModuleInput(input_layouts=Partial())}), "Replicate() or Shard(dim), of l")
+    bias = split({"0": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(-1))}, nn.Sequential(whole(4)))
+    refuse(lambda: bias(torch.ones(3, 4)), "'0' has a bias of 4 features, and its output is cut to 2 of them")
+
+
+def whole(size):
+    torch.manual_seed(0)
+    return nn.Linear(size, size)
+
+
+def bad_models():
+    for option in ({"padding_idx": 0}, {"padding_idx": 3}, {"max_norm": 1.0}, {"scale_grad_by_freq": True}):
+        model, text = nn.Sequential(nn.Embedding(4, 2, **option)), f"'0' is an Embedding with {next(iter(option))}"
+        refuse(lambda model=model: split({"0": RowwiseParallel()}, model), text)
+    model = split({"norm": SequenceParallel()})
+    refuse(lambda: split({"head": ColwiseParallel()}, model), "'norm' has been split by an earlier parallelize()")
+    recomputed = GPT(SMALL)
+    recompute([recomputed.layers["0"].attention])
+    refuse(lambda: split(gpt_plan(SMALL, True), recomputed), "'layers.0.attention' has been given another forward")
+    tied = nn.Sequential(whole(4), whole(4), whole(4))
+    tied[2].weight = tied[1].weight
+    plan = {"0": ColwiseParallel(), "1": ColwiseParallel(), "2": RowwiseParallel()}
+    refuse(lambda: split(plan, tied), "'1.weight' and '2.weight' are one parameter (tied)")
+    refuse(lambda: split({"0": ColwiseParallel()}, nn.Sequential(nn.LazyLinear(2))), "parameter '0.weight' is lazy")
+    pruned = nn.Sequential(prune.identity(whole(4), "weight"))
+    refuse(lambda: split({"0": ColwiseParallel()}, pruned), "0.weight is computed from other parameters")
+    sharded = fully_shard(GPT(SMALL), mesh=tp_mesh())
+    refuse(lambda: split({}, sharded), "parameter 'embed.weight' is a DTensor already: parallelize() first")
+    block = split({"0": PrepareModuleInput()}, nn.Sequential(nn.Embedding(4, 4)))
+    refuse(lambda: block(torch.ones(3).long()), "'0' is prepared for a first input x that is split, and", TypeError)
 
 
 def bad_calls():
@@ -286,11 +566,25 @@ def bad_calls():
     refuse(lambda: pieces(x, y), "'layers.0.mlp.down' (Linear) is not split, takes all 41 features, and got 2")
     rows = split({"layers.*.mlp.down": RowwiseParallel()})
     refuse(lambda: rows(x, y), "takes this rank's part of its 41 features")
+    fits = "do not fit logits of shape (2, 7, "
+    refuse(lambda: model(x, y[:, 1:]), f"targets of torch.int64 (2, 6) {fits}")
+    refuse(lambda: model(x, y.double()), f"targets of torch.float64 (2, 7) {fits}")
 
 
 def test_what_does_not_fit_is_told_in_a_sentence():
-    run(bad_plans, ranks=2)
-    run(bad_calls, ranks=2)
+    run(lambda: [job() for job in (bad_plans, bad_layouts, bad_models, bad_calls)], ranks=2)
+
+
+def groups_after_a_split():
+    config = replace(SMALL, heads=4, kv_heads=2)
+    mesh = tp_mesh()
+    split(gpt_plan(config), GPT(config), mesh)
+    return ("tp", "by 2") in mesh.groups
+
+
+def test_groups_of_neighbours_are_made_where_all_ranks_are():
+    """A first forward may be that of some ranks alone: they would wait for the others in making a group."""
+    assert all(run(groups_after_a_split, ranks=4))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,198 @@
+"""What all ranks of a split model must have alike, compared in its first step, since nothing fails where it is not.
+
+    as the first forward begins    what the model reads, and the state of random numbers
+    in it                          every x that goes into a split layer whole
+    as it ends                     the state of random numbers
+    in the first backward          every gradient that comes back to a split layer whole; and where the plan says
+                                   shards, that they differ
+    as it ends                     gradients of the parameters that are not split
+
+Inputs and random numbers are compared bit by bit, the others by some of their numbers, which may differ by rounding.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._pytree import tree_leaves
+
+from labs.autograd import at_the_very_end_of_backward, differentiable
+from labs.group import everybodys, fingerprint
+from labs.mesh import Mesh
+
+INPUTS = (
+    "{name} differs on ranks {first} and {other}: under tensor parallelism all ranks of a group read the same tokens, "
+    "and draw the same random numbers (the batch is cut along another axis of the mesh)"
+)
+RANDOM_NUMBERS = (
+    "{name} differs on ranks {first} and {other} after the first forward: a dropout inside a split layer has drawn for "
+    "pieces of different sizes; give it SequenceParallel(), with which each rank draws its own"
+)
+X = (
+    "what goes into {name!r} differs on ranks {first} and {other}, and must be whole there: a shard of the sequence "
+    "needs input_layouts=Shard(1), a piece of the features output_layouts=Replicate() where it comes from, and a piece "
+    "of the logits LossParallel()"
+)
+LOSS = (
+    "the loss differs on ranks {first} and {other}: each has computed it of its own piece of the logits, or of its own "
+    "tokens; make the logits whole (output_layouts=Replicate() of the head), or give the loss LossParallel()"
+)
+GRADIENT = (
+    "the gradient of what {name!r} makes whole differs on ranks {first} and {other}: it was used inside a split layer "
+    "that it did not enter through ColwiseParallel() or PrepareModuleInput(), and each rank has only its part of it"
+)
+SHARDS = (
+    "{name!r} is of a module with SequenceParallel(), but all {ranks} ranks have the same x there, so that the sum of "
+    "their gradients would be {ranks} times too large: leave it out of the plan, or let shards come out of the module "
+    "before it (output_layouts=Shard(1))"
+)
+PARAMETER = (
+    "parameter {name!r} is not split, and its gradient differs on ranks {first} and {other}: it was used inside a "
+    "split layer, or on shards, and each rank has only its part of the gradient; give its module SequenceParallel(), "
+    "or split it"
+)
+
+
+class FirstStep:
+    """A method for each event.  inputs_compared and so on: it has been done, and is not done again."""
+
+    def __init__(self, mesh: Mesh):
+        self.mesh = mesh
+        self.inputs_compared = self.random_numbers_compared = self.gradients_compared = False
+        self.seen: set[tuple[str, str]] = set()
+        self.whole: list[str] = []
+        self.arrived: dict[str, Some] = {}
+
+    def watch(self, model: nn.Module, whole: list[str]) -> None:
+        """whole: the names of the parameters that are not split."""
+        self.whole = whole
+        for name in whole:
+            if (p := model.get_parameter(name)).requires_grad:
+                p.register_hook(partial(self.gradient_ready, name))
+        model.register_forward_pre_hook(self.before_forward, with_kwargs=True)
+        model.register_forward_hook(self.after_forward)
+
+    @torch.compiler.disable
+    def before_forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        read = {f"input {i}": x for i, x in enumerate(tree_leaves((args, kwargs))) if isinstance(x, Tensor)}
+        mine = {} if self.inputs_compared else {name: fingerprint(x) for name, x in read.items()}
+        self.require_alike(mine | self.random_numbers(model), INPUTS)
+
+    @torch.compiler.disable
+    def after_forward(self, model: nn.Module, args: Any, output: Any) -> None:
+        self.inputs_compared = True
+        if drawn := self.random_numbers(model):
+            self.require_alike(drawn, RANDOM_NUMBERS)
+            self.random_numbers_compared = True
+        found = differentiable(output)
+        if not self.gradients_compared:
+            self.require_alike({str(i): Some.of(x) for i, x in enumerate(found) if x.ndim == 0}, LOSS)
+            for x in found:
+                x.register_hook(lambda gradient: at_the_very_end_of_backward(partial(self.after_backward, model)))
+
+    def takes_whole(self, name: str, x: Tensor) -> None:
+        if not self.inputs_compared:
+            self.compare(name, x, X)
+
+    def gives_whole(self, name: str, x: Tensor) -> None:
+        if not self.gradients_compared and x.requires_grad:
+            x.register_hook(partial(self.compare, name, text=GRADIENT))
+
+    def takes_shards(self, name: str, given: Any, p: Tensor) -> None:
+        """p: a copy of a parameter, which gets this rank's summand of the gradient."""
+        if not self.gradients_compared and p.requires_grad:
+            p.register_hook(partial(self.require_summands, name, tokens_differ(given)))
+
+    def gradient_ready(self, name: str, gradient: Tensor) -> None:
+        if not self.gradients_compared:
+            self.arrived[name] = Some.of(gradient)
+
+    def after_backward(self, model: nn.Module) -> None:
+        # As they arrived: what is in .grad now, labs.ddp may just be averaging with other ranks.  But labs.fsdp has put
+        # other parameters in their places, whose gradients are there by now.
+        now = {name: p.grad for name, p in model.named_parameters() if name in self.whole}
+        mine = self.arrived | {name: Some.of(g.to_local()) for name, g in now.items() if hasattr(g, "to_local")}
+        if mine and not self.gradients_compared:
+            last_first = {name: mine[name] for name in reversed(self.whole) if name in mine}
+            self.gradients_compared = self.require_alike(last_first, PARAMETER)
+            self.seen, self.arrived = set(), {}
+
+    # ---- comparing ---------------------------------------------------------------------------------------
+
+    @torch.compiler.disable
+    def compare(self, name: str, x: Tensor, text: str) -> None:
+        if (name, text) not in self.seen:
+            self.seen.add((name, text))
+            self.require_alike({name: Some.of(x)}, text)
+
+    def require_summands(self, name: str, tokens_differ: bool, gradient: Tensor) -> None:
+        if (name, SHARDS) in self.seen or self.mesh.size() == 1:
+            return
+        self.seen.add((name, SHARDS))
+        mine = Some.of(gradient).numbers if tokens_differ else []
+        _, (first, *others) = everybodys(mine, self.mesh.get_group())
+        if any(first) and all(other == first for other in others):
+            raise RuntimeError(SHARDS.format(name=name, ranks=self.mesh.size()))
+
+    def require_alike(self, mine: dict[str, Any], text: str) -> bool:
+        """Whether it could be told: not where numbers are spoiled, as those of a loss scaler's first step may be."""
+        if not mine or self.mesh.size() == 1:
+            return True
+        ranks, (first, *others) = everybodys(mine, self.mesh.get_group())
+        for rank, other in zip(ranks[1:], others, strict=True):
+            for name in first | other:
+                if name not in first or name not in other or first[name] != other[name]:
+                    raise RuntimeError(text.format(name=name, first=ranks[0], other=rank))
+        return not any(isinstance(some, Some) and some.spoiled for each in (first, *others) for some in each.values())
+
+    def random_numbers(self, model: nn.Module) -> dict[str, str]:
+        draws = any(isinstance(each, _DropoutNd) and each.training and each.p > 0 for each in model.modules())
+        if self.random_numbers_compared or not draws:
+            return {}
+        states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
+        return {"the state of random numbers": " ".join(map(fingerprint, states))}
+
+
+@dataclass(frozen=True, eq=False)
+class Some:
+    """Some of a tensor's numbers, and how much of the largest they may differ: ranks may sum up in different orders."""
+
+    size: int
+    numbers: list[float]
+    rounding: float
+
+    @classmethod
+    def of(cls, x: Tensor) -> "Some":
+        flat = x.detach().flatten()
+        return cls(len(flat), flat[:: max(1, len(flat) // 64)].tolist(), rounding(x))
+
+    @property
+    def spoiled(self) -> bool:
+        return not all(map(math.isfinite, self.numbers))
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, Some)
+        if self.spoiled or other.spoiled:
+            return True  # nothing can be said of them
+        most = self.rounding * max(map(abs, [*self.numbers, *other.numbers]), default=0)
+        pairs = zip(self.numbers, other.numbers, strict=False)
+        return self.size == other.size and all(math.isclose(a, b, abs_tol=most) for a, b in pairs)
+
+
+def rounding(x: Tensor) -> float:
+    return torch.finfo(x.dtype).eps ** 0.5 if x.is_floating_point() else 0.0
+
+
+@torch.compiler.disable
+def tokens_differ(given: Any) -> bool:
+    """Of what a module reads.  Where all are the same, so are the gradients of any two shards: nothing can be told."""
+    x = next((x for x in tree_leaves(given) if isinstance(x, Tensor)), None)
+    if x is None:
+        return True
+    tokens = (x.detach() if x.is_floating_point() else x[..., None]).float()
+    tokens = tokens.reshape(math.prod(tokens.shape[:-1]), tokens.shape[-1])
+    return bool((tokens - tokens[:1]).norm() > rounding(x) * tokens.norm())
