@@ -9,9 +9,10 @@ as before.  With it a step costs one token's arithmetic, and reads every weight 
 that each read a part of the weights are quicker, if what they have to tell each other does not take longer
 (`labs.cost.token_seconds`).
 
-How: while it lasts, each attention's core is exchanged for one with a cache.  Nothing else in the model changes, so
-that a model whose attention is split by heads generates in the same way: a rank's cache has the heads of its own
-projections, every rank sees the same logits, and so all of them choose the same token.
+How: while it lasts, each attention's core is exchanged for one with a cache, and behind the layers all positions but
+the last are let go, since of the prompt's logits only the last are used.  Nothing else in the model changes, so that a
+model whose attention is split by heads generates in the same way: a rank's cache has the heads of its own projections,
+every rank sees the same logits, and so all of them choose the same token.
 
 Shape suffixes are those of `labs.model`.
 
@@ -39,9 +40,9 @@ def generate(model: GPT, prompt_BT: Tensor, count: int, temperature: float = 0.0
     generator = torch.Generator("cpu").manual_seed(seed)
     tokens = [prompt_BT]
     # The token chosen last never goes through the model.
-    with cached(model, prompt_BT.shape[1] + count - 1):
+    with cached(model, prompt_BT.shape[1] + count - 1), last_position(model):
         for _ in range(count):
-            logits_BV = model(tokens[-1])[:, -1]
+            logits_BV = model(tokens[-1])[:, 0]
             tokens.append(choose(logits_BV, temperature, generator))
     return torch.cat(tokens, dim=1)
 
@@ -75,6 +76,16 @@ def cached(model: GPT, tokens: int) -> Iterator[list["CachedCore"]]:
             yield caches
     finally:
         exchange(attentions, cores)
+
+
+@contextmanager
+def last_position(model: GPT) -> Iterator[None]:
+    """Within it, logits are of the last position alone, [B, 1, V]: no others are computed, or gathered."""
+    hook = model.norm.register_forward_pre_hook(lambda norm, args: args[0][:, -1:])
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def exchange(attentions: Iterable[Attention], cores: Iterable[Core]) -> None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from labs import cost
-from labs.generate import CachedCore, cached, choose, generate
+from labs.generate import CachedCore, cached, choose, generate, last_position
 from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.mesh import Mesh
@@ -120,14 +120,15 @@ def test_nothing_is_left_of_it():
         gone = [weakref.ref(cache) for cache in caches]
         del caches
     assert [ref() for ref in gone] == [None] * ODD.depth
-    model.head.register_forward_pre_hook(fail_for_one_token)
+    model.layers["0"].register_forward_pre_hook(fail_for_one_token)
     with pytest.raises(RuntimeError, match="in the middle"):
         generate(model, PROMPT, 3)
     assert [name for name, _ in model.named_modules()] == names and list(model.modules()) == cores
+    assert model(PROMPT).shape == (3, 5, ODD.vocab), "logits of all positions again"
     assert torch.is_grad_enabled() and not model.state_dict().keys() - dict(model.named_parameters()).keys()
 
 
-def fail_for_one_token(head, inputs):
+def fail_for_one_token(layer, inputs):
     if inputs[0].shape[1] == 1:
         raise RuntimeError("in the middle")
 
@@ -155,7 +156,7 @@ def on_ranks(config):
     model = parallelize(sharpened(config), Mesh((ranks,), ("tp",)), gpt_plan(config))
     for temperature in (0.0, 0.7):
         found.append(generate(model, PROMPT, 12, temperature, seed=4).tolist())
-    with cached(model, 16) as caches:
+    with cached(model, 16) as caches, last_position(model):
         for tokens in (PROMPT, PROMPT[:, :1]):
             mark("step")
             model(tokens)

@@ -44,8 +44,9 @@ def kv_cache(config, tokens: int, batch: int = 1, ranks: int = 1, itemsize: int 
 
 def token_sent(config, ranks: int, rank: int = 0, batch: int = 1, tokens: int = 1) -> Traffic:
     """What a rank sends while so many tokens of each sequence go through a model that `labs.tp` has split; more than
-    one for a prompt.  The vocabulary is cut in equal pieces, with a padding that is gathered along."""
-    x, v = batch * tokens * config.dim, batch * tokens * -(-config.vocab // ranks)
+    one for a prompt, of which only the last has logits.  The vocabulary is cut in equal pieces, with a padding that is
+    gathered along."""
+    x, v = batch * tokens * config.dim, batch * -(-config.vocab // ranks)
     return all_reduce(x, ranks, rank) * (2 * config.depth + 1) + all_gather(ranks * v, ranks, rank)
 
 
