@@ -3,8 +3,8 @@
 A folder has config.json and model.safetensors; a large model has several such files, and an index that names them.
 
     model = GPT(read_config(folder))
-    load(model, folder)                                                         the whole model
-    load(model, folder, {"head.weight": (slice(0, 64), slice(None)), ...})      of a split model, what this rank has
+    load(model, folder)                     the whole model
+    load(model, folder, slices(model))      of a split model, this rank's part: slices is labs.tp's
     save(model, folder)
 
 Both models compute the same, down to the numbers of a head that rotary positions turn as a pair.  So nothing has to be

@@ -33,8 +33,12 @@ class Cut:
     stops: tuple[int, ...]
     copies: int = 1
 
+    def slices(self, rank: int) -> tuple[slice, ...]:
+        """whole[cut.slices(rank)] is the rank's part."""
+        return (*[slice(None)] * self.dim, slice(self.starts[rank], self.stops[rank]))
+
     def part(self, whole: Tensor, rank: int) -> Tensor:
-        return whole.narrow(self.dim, self.starts[rank], self.stops[rank] - self.starts[rank])
+        return whole[self.slices(rank)]
 
     def whole(self, part: Tensor, mesh: Mesh) -> Tensor:
         """From all ranks' parts; they are padded to the longest on their way."""

@@ -24,6 +24,7 @@ A plan says which submodule is split how; `parallelize` obeys it:
 (A Linear keeps its matrix as [outputs, inputs], so that its columns are the weight's rows.)
 
     placements          how each parameter lies on the mesh
+    slices              which part of the whole this rank has: what labs.llama reads of a file
     full_parameters     the whole parameters, from all ranks
     clip_gradients      by their global norm, in which what is whole on every rank counts once
 
@@ -74,6 +75,7 @@ __all__ = [
     "gpt_plan",
     "parallelize",
     "placements",
+    "slices",
 ]
 
 
@@ -214,6 +216,12 @@ def placements(model: nn.Module) -> dict[str, Placement]:
     """How each parameter lies on the ranks that `parallelize` split the model over."""
     cuts = model.tensor_parallel.cuts
     return {name: Shard(cuts[name].dim) if name in cuts else Replicate() for name, _ in model.named_parameters()}
+
+
+def slices(model: nn.Module) -> dict[str, tuple[slice, ...]]:
+    """Of each parameter that is split, which part of the whole is this rank's."""
+    of = model.tensor_parallel
+    return {name: cut.slices(of.mesh.get_local_rank()) for name, cut in of.cuts.items()}
 
 
 def full_parameters(model: nn.Module) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from labs.kit.launch import run
 from labs.llama import NAMES, load, names, read_config, save
 from labs.mesh import Mesh
 from labs.model import GPT, Config
-from labs.tp import gpt_plan, parallelize
+from labs.tp import gpt_plan, parallelize, slices
 
 # Every size different, so that no axis can be mistaken for another.
 ODD = Config(vocab=37, dim=48, depth=2, heads=6, kv_heads=3, hidden=28, context=40, rope_base=500.0)
@@ -141,10 +141,7 @@ def on_ranks(folder):
     """A model that is split while it still has other weights."""
     mesh = Mesh((dist.get_world_size(),), ("tp",))
     model = parallelize(GPT(read_config(folder), seed=9).double(), mesh, gpt_plan(ODD))
-    rank, whole, slices = mesh.get_local_rank(), slice(None), {}
-    for name, cut in model.tensor_parallel.cuts.items():
-        slices[name] = (*[whole] * cut.dim, slice(cut.starts[rank], cut.stops[rank]))
-    load(model, folder, slices)
+    load(model, folder, slices(model))
     return generate(model, PROMPT, 20).tolist()
 
 
