@@ -6,10 +6,12 @@
     bytes sent    the reference is labs.cost: exact, on every rank
     bytes held    likewise: each kind exact, on a CPU; of the awkward model P, G and S, worked out by hand
 
-Two models: the course's GPT, and a toy made to be awkward (tied weights, a frozen one, one element alone, odd sizes).
+Two models: the course's GPT, and a toy made to be awkward (tied weights, a frozen one, one element alone, odd sizes);
+for a row that has a plan for the GPT alone, one of odd sizes in its place.
 Then the claims themselves are tried: a strategy that is changed in one place must fail the one that it breaks.
 """
 
+import re
 from dataclasses import asdict, replace
 from functools import lru_cache, partial
 from itertools import product
@@ -24,7 +26,7 @@ from labs import cost, ddp
 from labs.kit.launch import run
 from labs.kit.strategies import ONE_DEVICE, STRATEGIES, average_with, replicated, train
 from labs.kit.tour import faults_of
-from labs.model import GPT, PRESETS
+from labs.model import GPT, PRESETS, Config
 
 BATCH, STEPS, CONTEXT = 12, 3, 16
 GPT_CONFIG = replace(PRESETS["tiny"], context=CONTEXT, depth=1)
@@ -32,6 +34,7 @@ RANKS = (2, 3, 4)
 
 
 # Under ZeRO, a vector each: embed (and head), inside, frozen, and the model itself with its scale.
+ODD = Config(vocab=13, dim=8, depth=1, heads=2, kv_heads=2, hidden=6, context=CONTEXT)
 AWKWARD = [
     cost.Layer(((13, 7),), uses=2),
     cost.Layer(((7, 7), (7,))),
@@ -40,8 +43,8 @@ AWKWARD = [
 ]
 EMBED, LAYER, *REST = cost.gpt_layers(GPT_CONFIG)
 LAYERS = {"GPT": ([EMBED, *REST], [LAYER]), "awkward": (AWKWARD, [])}  # what a container has is by itself
-MODELS = {"GPT": (partial(GPT, GPT_CONFIG), GPT_CONFIG.vocab), "awkward": (Tied, 13)}
-TRAININGS = [(name, dtype) for name in MODELS for dtype in (torch.float64, torch.float32)]
+CONFIGS = {"GPT": GPT_CONFIG, "odd GPT": ODD}
+MODELS = {name: (partial(GPT, config), config.vocab) for name, config in CONFIGS.items()} | {"awkward": (Tied, 13)}
 
 
 def batches(vocab: int, parts: int):
@@ -50,7 +53,13 @@ def batches(vocab: int, parts: int):
     return [[tuple(step.chunk(parts, dim=1)[part]) for step in whole] for part in range(parts)]
 
 
-def train_all(strategies, data, trainings=TRAININGS, micro_batches=1, keep=STEPS):
+def trainings_of(strategy, models=()) -> list[tuple]:
+    """(model, dtype): of two models that it can train, or of these."""
+    both = ("GPT", "awkward" if strategy.takes is nn.Module else "odd GPT")
+    return [(name, dtype) for name in models or both for dtype in (torch.float64, torch.float32)]
+
+
+def train_all(strategies, data, trainings, micro_batches=1, keep=STEPS):
     """All trainings with all strategies, one after the other in one job: {strategy's name: the parameters of each}."""
     trained = {}
     for strategy, (name, dtype) in product(strategies, trainings):
@@ -60,16 +69,17 @@ def train_all(strategies, data, trainings=TRAININGS, micro_batches=1, keep=STEPS
     return trained
 
 
-def run_all(strategies, ranks: int, record=None, **options):
-    parts = strategies[0].parts(ranks)  # those of a family cut the batch alike
+def run_all(strategies, ranks: int, record=None, trainings=(), **options):
+    parts = strategies[0].parts(ranks)  # those of a family cut the batch alike, and train the same models
     data = {name: batches(vocab, parts) for name, (_, vocab) in MODELS.items()}  # made here: ranks only look at it
-    return run(train_all, strategies, data, **options, ranks=ranks, device="cpu", record=record)
+    trainings = trainings or trainings_of(strategies[0])
+    return run(train_all, strategies, data, trainings, **options, ranks=ranks, device="cpu", record=record)
 
 
-def job_of(strategy, ranks: int, rank: int = 0, micro_batches: int = 1) -> cost.Job:
+def job_of(strategy, ranks: int, rank: int = 0, micro_batches: int = 1, name: str = "GPT") -> cost.Job:
     """What labs.cost is asked about."""
     each = BATCH // strategy.parts(ranks) // micro_batches
-    return cost.Job(GPT_CONFIG, each, ranks, rank, context=CONTEXT, accumulation=micro_batches)
+    return cost.Job(CONFIGS[name], each, ranks, rank, context=CONTEXT, accumulation=micro_batches)
 
 
 def in_bfloat16(model, mesh):
@@ -93,8 +103,11 @@ ONE = {torch.float32: ONE_DEVICE, torch.bfloat16: replace(ONE_DEVICE, apply=in_b
 
 
 @lru_cache
-def one_process(micro_batches: int, computes=torch.float32):
-    return run_all([ONE[computes]], 1, micro_batches=micro_batches)[0][ONE_DEVICE.name]
+def one_process(micro_batches: int, computes=torch.float32) -> dict[tuple, dict[str, torch.Tensor]]:
+    """By model and dtype: the parameters."""
+    trainings = trainings_of(ONE_DEVICE, tuple(MODELS))
+    trained = run_all([ONE[computes]], 1, micro_batches=micro_batches, trainings=trainings)[0][ONE_DEVICE.name]
+    return dict(zip(trainings, trained, strict=True))
 
 
 def bound_of(strategy, ranks: int, dtype: torch.dtype) -> float:
@@ -110,8 +123,8 @@ def differences(job, strategy, ranks: int) -> list[tuple]:
     """(rank, model, dtype) whose parameters are not one process's."""
     found = []
     for rank, trained in enumerate(job):
-        one_by_one = zip(TRAININGS, trained[strategy.name], one_process(ranks, strategy.computes), strict=True)
-        for training, ours, one in one_by_one:
+        for training, ours in zip(trainings_of(strategy), trained[strategy.name], strict=True):
+            one = one_process(ranks, strategy.computes)[training]
             if not same(ours, one, bound_of(strategy, ranks, training[1])):
                 found.append((rank, *training))
     return found
@@ -121,14 +134,17 @@ def same(ours: dict[str, torch.Tensor], one: dict[str, torch.Tensor], bound: flo
     return all(torch.allclose(ours[name], p, rtol=bound, atol=bound) for name, p in one.items())
 
 
-def sent(job, name: str, ranks: int, place: int = 0) -> list[int]:
+def sent(job, strategy, name: str, ranks: int, place: int = 0) -> list[int]:
     """Bytes sent in the last step in float32, by rank; place: of the strategy in its job."""
-    last = (place * len(TRAININGS) + TRAININGS.index((name, torch.float32)) + 1) * STEPS - 1
+    trainings = trainings_of(strategy)
+    last = (place * len(trainings) + trainings.index((name, torch.float32)) + 1) * STEPS - 1
     return [job.recording.sent(rank, last) for rank in range(ranks)]
 
 
 def expected(strategy, ranks: int, name: str) -> list[int]:
-    """The same as predicted from the shapes alone."""
+    """The same as predicted, from the shapes alone where they tell it."""
+    if strategy.sent is None:
+        return [strategy.predict(job_of(strategy, ranks, rank, name=name)).sent for rank in range(ranks)]
     return [strategy.sent(*LAYERS[name], ranks=ranks, rank=rank) for rank in range(ranks)]
 
 
@@ -143,19 +159,24 @@ def held(strategy, ranks: int, name: str) -> list[dict[str, int]]:
 # Strategies of a family share their jobs: to start the processes takes as long as to train with one of them.
 FAMILIES = {}
 for row in STRATEGIES:
-    FAMILIES.setdefault(row.name.removeprefix("torch-").split("-")[0], []).append(row)
+    FAMILIES.setdefault(re.match("(torch-)?(fsdp-tp|[a-z]+)", row.name)[2], []).append(row)
 every_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+def takes(strategy, ranks: int) -> bool:
+    """All of so many ranks."""
+    return strategy.fits(ranks) and strategy.ranks(ranks) == ranks
 
 
 @pytest.mark.parametrize("ranks", RANKS)
 @every_family
 def test_numbers_and_bytes_sent(family, ranks):
-    strategies = tuple(strategy for strategy in FAMILIES[family] if strategy.fits(ranks))
+    strategies = tuple(strategy for strategy in FAMILIES[family] if takes(strategy, ranks))
     job = run_all(strategies, ranks, "communication") if strategies else []
     for place, strategy in enumerate(strategies):
         assert differences(job, strategy, ranks) == [], strategy.name
-        for name in MODELS:
-            assert sent(job, name, ranks, place) == expected(strategy, ranks, name), (strategy.name, name)
+        for name in dict.fromkeys(name for name, _ in trainings_of(strategy)):
+            assert sent(job, strategy, name, ranks, place) == expected(strategy, ranks, name), (strategy.name, name)
         steps = [strategy.predict(job_of(strategy, ranks, rank)).sent for rank in range(ranks)]
         assert steps == expected(strategy, ranks, "GPT"), strategy.name
 
@@ -167,7 +188,7 @@ def test_micro_batches(family):
     trainings = [("GPT", torch.float64), ("GPT", torch.float32)]
     job = run_all(FAMILIES[family], ranks, "communication", trainings=trainings, micro_batches=each)
     for (place, strategy), (rank, trained) in product(enumerate(FAMILIES[family]), enumerate(job)):
-        whole = one_process(4, strategy.computes)[TRAININGS.index(trainings[0])]
+        whole = one_process(4, strategy.computes)[trainings[0]]
         assert same(trained[strategy.name][0], whole, bound_of(strategy, ranks, torch.float64)), (strategy.name, rank)
         predicted = strategy.predict(job_of(strategy, ranks, rank, each)).sent
         assert job.recording.sent(rank, (2 * place + 2) * STEPS - 1) == predicted, (strategy.name, rank)
@@ -205,6 +226,30 @@ def by_hand(rank: int) -> dict[str, dict[str, int]]:
         "torch-hsdp": in_pairs,
         "fsdp-bf16": unpadded,  # at rest, all is in float32
         "torch-fsdp-bf16": chunked,
+    } | split_by_hand(rank)
+
+
+def split_by_hand(rank: int) -> dict[str, dict[str, int]]:
+    """Likewise of the odd GPT on a rank of 2; where it is sharded, too, of 2 × 2, whose rows are 0 and 1, 2 and 3.
+
+    Embedding and head have 7 and 6 of 13 rows, the mlp 3 of 6, attention one head of 2, which is 4 wide.
+    """
+    words, f = (7, 6)[rank % 2], 3
+    padding = 2 * (7 - words) * 8
+    n = 2 * words * 8 + 3 * 8 + 4 * 4 * 8 + 3 * f * 8
+    split = {"P": 4 * n, "G": 4 * n, "S": 8 * n + 4 * 12}
+    # Along dp: 4 and 3 rows of 7, 3 and 3 of 6; 2 and 1 of gate and of up; halves of norms, q, k, v, o and down.
+    rows = (((4, 2), (3, 1)), ((3, 2), (3, 1)))[rank % 2]
+    own = [2 * of_words * 8 + 2 * of_f * 8 + 3 * 4 + 4 * 16 + 4 * f for of_words, of_f in rows]
+    longest, mine = own[0], own[rank // 2]
+    sharded = {"P": 4 * mine, "G": 4 * longest, "S": 8 * mine + 4 * 12}
+    return {
+        "tp": split,
+        "torch-tp": split | {"P": 4 * (n + padding), "G": 4 * (n + (13 - words) * 8)},  # the embedding's: all words
+        "tp-sp": split,
+        "torch-tp-sp": split | {"P": 4 * (n + padding), "G": 4 * (n + (13 - words) * 8)},
+        "fsdp-tp": sharded,
+        "torch-fsdp-tp": sharded | {"P": 4 * longest},
     }
 
 
@@ -223,7 +268,8 @@ def test_bytes_held_by_the_gpt(strategy):
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.name)
 def test_bytes_held_by_the_awkward_model(strategy):
-    for rank, measured in enumerate(held(strategy, some_ranks(strategy), "awkward")):
+    name, _ = trainings_of(strategy)[-1]
+    for rank, measured in enumerate(held(strategy, some_ranks(strategy), name)):
         assert {kind: measured[kind] for kind in "PGS"} == by_hand(rank)[strategy.name]
 
 
@@ -270,7 +316,7 @@ NAIVE, BUCKETED = STRATEGIES[:2]
 def tried(broken):
     """Its job, and the bytes that it sent with the awkward model, predicted and measured."""
     job = run_all([broken], 2, "communication")
-    return job, expected(broken, 2, "awkward"), sent(job, "awkward", 2)
+    return job, expected(broken, 2, "awkward"), sent(job, broken, "awkward", 2)
 
 
 def test_a_collective_more_is_seen_in_the_bytes_alone():
@@ -284,14 +330,14 @@ def test_a_collective_less_is_seen_in_the_bytes_and_in_the_numbers():
     broken = replace(NAIVE, apply=partial(average_with, SkipsOne))
     job, predicted, measured = tried(broken)
     assert all(m < p for p, m in zip(predicted, measured, strict=True))
-    assert len(differences(job, broken, 2)) == 2 * len(TRAININGS)
+    assert len(differences(job, broken, 2)) == 2 * len(trainings_of(broken))
 
 
 def test_a_division_less_is_seen_in_the_numbers_alone():
     broken = replace(NAIVE, apply=partial(average_with, Sums))
     job, predicted, measured = tried(broken)
     assert measured == predicted
-    assert len(differences(job, broken, 2)) == 2 * len(TRAININGS)
+    assert len(differences(job, broken, 2)) == 2 * len(trainings_of(broken))
 
 
 def test_a_spare_copy_is_seen_in_the_bytes_held():

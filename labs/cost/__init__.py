@@ -69,6 +69,7 @@ from labs.cost.memory import (
     parameter_sizes,
 )
 from labs.cost.native import fully_shard, zero_redundancy, zero_redundancy_sent
+from labs.cost.native_split import fully_shard_tp, parallelize_module
 from labs.cost.split import Share, share
-from labs.cost.tensor_parallel import tp, tp_calls, tp_sent
+from labs.cost.tensor_parallel import fsdp_tp, tp, tp_calls, tp_sent
 from labs.cost.zero_stages import zero, zero_limit, zero_sent

@@ -21,7 +21,6 @@ from fractions import Fraction
 from itertools import chain
 from math import prod
 
-from labs.cost.autograd import backward
 from labs.cost.collectives import all_gather, all_reduce, reduce_scatter
 from labs.cost.job import Job
 from labs.cost.memory import (
@@ -39,6 +38,7 @@ from labs.cost.memory import (
     parameter_sizes,
 )
 from labs.cost.split import chunk
+from labs.cost.split_activations import ends_of_forward, parts_of
 
 
 def fsdp(job: Job, reshard_after_forward: bool = True, replicas: int = 1, itemsize: int = FLOAT) -> Prediction:
@@ -120,7 +120,7 @@ def fsdp_held(job: Job, reshard: bool = True, replicas: int = 1, itemsize: int =
     chunks = chunks_of(job, shards)
     moments = fsdp_moments(job, padded[0], padded[-1], reshard, replicas, itemsize)
     G = FLOAT * sum(padded) // shards
-    step = optimizer_step(backward(job)[-1].left, G, 0, chunks).plus(temporary=job.losses)
+    step = optimizer_step(parts_of(job)[-1].left, G, 0, chunks).plus(temporary=job.losses)
     most = held(FLOAT * sum(chunks), optimizer_state(chunks), [*moments, step])
     mesh = INDEX * job.ranks  # the ranks' numbers
     return replace(most, temporary=most.temporary + mesh, peak=most.peak + mesh)
@@ -172,12 +172,10 @@ class Group:
 
 def in_forward(job: Job, arrived: int, whole: int, layer: int, reshard: bool) -> Iterator[Moment]:
     """The root is whole; each layer arrives, and is there twice: in the table that travelled, and copied from there."""
-    parts = backward(job)
-    for part in reversed([part for part in parts if part.name.startswith("layer")]):
+    for part in reversed([part for part in parts_of(job) if part.name.startswith("layer")]):
         yield Moment(f"{part.name} arrives", arrived, part.left + part.handed_on, whole + 2 * layer, job.losses)
         whole += 0 if reshard else layer
-    loss = parts[0].worst[0]
-    yield Moment("forward", arrived, loss.A + FLOAT, whole, loss.temporary // 2 + FLOAT + job.losses)
+    yield from (end.plus(G=arrived, comm=whole) for end in ends_of_forward(job))
 
 
 def in_backward(job: Job, arrived: int, root: Group, layer: Group, reshard: bool) -> Iterator[Moment]:
@@ -188,7 +186,7 @@ def in_backward(job: Job, arrived: int, root: Group, layer: Group, reshard: bool
     a layer ends    it is dropped; the one behind it gets its part; its gradients are reduced
     backward ends   the root's likewise
     """
-    parts, depth = backward(job), job.config.depth
+    parts, depth = parts_of(job), job.config.depth
     whole, roots, behind = root.gathered + (0 if reshard else depth * layer.gathered), 0, None
     kept, before = Moment("kept", arrived, temporary=2 * FLOAT + job.losses), parts[0].left
     for part in parts:
@@ -202,7 +200,7 @@ def in_backward(job: Job, arrived: int, root: Group, layer: Group, reshard: bool
         newest = root.itemsize * part.sizes[0] if in_layer or part is parts[-1] else 0
         for at in part.worst:
             last = newest if at.gradients == sum(part.sizes) else 0
-            comm = whole + prefetched + flying + roots + root.itemsize * at.gradients - last
+            comm = whole + prefetched + flying + roots + root.itemsize * at.gradients - last + at.comm
             yield replace(kept, name=at.name, A=at.A).plus(comm=comm, temporary=at.temporary + last)
         before = part.left
         if part.shared:

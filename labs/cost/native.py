@@ -15,7 +15,7 @@ from dataclasses import replace
 from fractions import Fraction
 from importlib.metadata import version
 
-from labs.cost.autograd import backward
+from labs.cost.autograd import Part
 from labs.cost.data_parallel import buckets, ddp_held, ddp_sent
 from labs.cost.fully_sharded import chunks_of, computed, fsdp, groups, rows
 from labs.cost.job import Job
@@ -29,6 +29,9 @@ from labs.cost.memory import (
     optimizer_step,
     parameter_sizes,
 )
+from labs.cost.split_activations import ends_of_forward, parts_of
+
+Passes = tuple[Sequence[Moment], Sequence[Part]]
 
 # Before PyTorch 2.15 fully_shard copied a layer from its buffer while the one before it still stood.
 TWO_BUFFERS = tuple(map(int, version("torch").split(".")[:2])) < (2, 15)
@@ -73,20 +76,29 @@ def fully_shard(job: Job, reshard_after_forward: bool = True, replicas: int = 1,
     return replace(fsdp(job, reshard_after_forward, replicas, itemsize), held=held)
 
 
-def fully_shard_held(job: Job, reshard_after_forward: bool = True, replicas: int = 1, itemsize: int = FLOAT) -> Held:
-    """P, S and G are the rank's shards; padding counts for P and G, and not for S."""
+def fully_shard_held(
+    job: Job, reshard_after_forward: bool = True, replicas: int = 1, itemsize: int = FLOAT, passes: Passes | None = None
+) -> Held:
+    """P, S and G are the rank's shards; padding counts for P and G, and not for S.
+
+    passes: what there is at the end of forward, and as backward passes through the parts, where it is another model's.
+    """
     (root, layers), ranks = groups(job.config), job.ranks // replicas
     padded = [sum(rows(shape, ranks) for shape in group.trained) for group in (root, *layers)]
     chunks = chunks_of(job, ranks)
     shards = FLOAT * sum(padded) // ranks
-    moments = fully_shard_moments(job, padded[0], padded[-1], reshard_after_forward, ranks, itemsize)
-    step = optimizer_step(backward(job)[-1].left, shards, 0, chunks).plus(temporary=job.losses)
+    own = computed(job, itemsize)
+    passes = passes or ([*ends_of_forward(own)], parts_of(own))
+    moments = fully_shard_moments(own, passes, padded[0], padded[-1], reshard_after_forward, ranks, itemsize)
+    step = optimizer_step(passes[1][-1].left, shards, 0, chunks).plus(temporary=job.losses)
     most = held(shards, optimizer_state(chunks), [*moments, step])
     mesh = FLOAT * job.ranks  # the ranks' numbers
     return replace(most, temporary=most.temporary + mesh, peak=most.peak + mesh)
 
 
-def fully_shard_moments(job: Job, root: int, layer: int, reshard: bool, ranks: int, itemsize: int) -> Iterator[Moment]:
+def fully_shard_moments(
+    job: Job, passes: Passes, root: int, layer: int, reshard: bool, ranks: int, itemsize: int
+) -> Iterator[Moment]:
     """Bytes beside P and S, from the end of forward on; all that is whole counts as `comm`.
 
         forward ends    the root gathered; layers, unless resharded; the buffer from which the last one was copied
@@ -96,11 +108,12 @@ def fully_shard_moments(job: Job, root: int, layer: int, reshard: bool, ranks: i
 
     root, layer: elements of each with padding.
     """
-    job, depth, first, table = computed(job, itemsize), job.config.depth, job.accumulation == 1, FLOAT * layer
-    parts, arrived = backward(job), 0 if first else (FLOAT * root + depth * table) // ranks
+    depth, first, table = job.config.depth, job.accumulation == 1, FLOAT * layer
+    parts, arrived = passes[1], 0 if first else (FLOAT * root + depth * table) // ranks
     root, layer = itemsize * root, itemsize * layer
     whole, gradients, reduced, pending = root + (0 if reshard else depth * layer), 0, 0, 2 * FLOAT + job.losses
-    yield from forward_moments(job, root, layer, reshard, arrived)
+    for moment in forward_moments(job, passes, root, layer, reshard):
+        yield moment.plus(G=arrived)
     for number, part in enumerate(parts):
         in_layer, prefetched = part.name.startswith("layer"), layer if reshard and number < 2 + depth else 0
         comm = whole + prefetched + reduced + gradients + (layer if in_layer and reshard else 0)
@@ -110,7 +123,7 @@ def fully_shard_moments(job: Job, root: int, layer: int, reshard: bool, ranks: i
         norms = {"norm": 1, "layer": 2}.get(part.name.split()[0], 0)
         longer = norms * LONG_NORMS * (FLOAT - itemsize) * job.config.dim
         for at in part.worst:
-            made = itemsize * at.gradients + (longer if at.gradients == sum(part.sizes) else 0)
+            made = itemsize * at.gradients + (longer if at.gradients == sum(part.sizes) else 0) + at.comm
             yield Moment(at.name, G=arrived, A=at.A, comm=comm + made, temporary=at.temporary + pending)
         own = itemsize * sum(part.sizes) + longer
         if in_layer:
@@ -124,16 +137,14 @@ def fully_shard_moments(job: Job, root: int, layer: int, reshard: bool, ranks: i
             gradients += own
 
 
-def forward_moments(job: Job, root: int, layer: int, reshard: bool, arrived: int) -> Iterator[Moment]:
+def forward_moments(job: Job, passes: Passes, root: int, layer: int, reshard: bool) -> Iterator[Moment]:
     """Each layer arrives in a buffer, and is copied from there; see TWO_BUFFERS for the one before it."""
-    parts = backward(job)
-    loss, layers = parts[0].worst[0], [part for part in parts if part.name.startswith("layer")][::-1]
+    ends, parts = passes
     before, whole = root * TWO_BUFFERS, root
-    for part in layers:
+    for part in [part for part in parts if part.name.startswith("layer")][::-1]:
         whole += layer
         A = part.left + part.handed_on
-        yield Moment(f"gather {part.name}", G=arrived, A=A, comm=whole + before + layer, temporary=job.losses)
+        yield Moment(f"gather {part.name}", A=A, comm=whole + before + layer, temporary=job.losses)
         before = layer * TWO_BUFFERS
         whole -= layer if reshard else 0
-    temporary = loss.temporary // 2 + FLOAT + job.losses
-    yield Moment("forward", G=arrived, A=loss.A + FLOAT, comm=whole + layer, temporary=temporary)
+    yield from (end.plus(comm=whole + layer) for end in ends)

@@ -10,9 +10,19 @@ The job is one of the rank by itself: its config is a `labs.cost.split.Share`.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from labs.cost.autograd import Part, Within, activations, layer_activations, norm_bytes, within_layer, within_norm
+from labs.cost.autograd import (
+    Part,
+    Within,
+    activations,
+    backward,
+    layer_activations,
+    norm_bytes,
+    within_layer,
+    within_norm,
+)
 from labs.cost.job import Job
 from labs.cost.memory import FLOAT, INDEX, Moment, gpt_layers
+from labs.cost.split import Share
 
 
 def split_activations(job: Job) -> dict[str, int]:
@@ -26,19 +36,32 @@ def split_activations(job: Job) -> dict[str, int]:
     return activations(job) | {"tokens": here if job.own.vocab else 0, "loss": here + job.tokens + INDEX}
 
 
-def in_forward(job: Job, arrived: int) -> Iterator[Moment]:
-    """At its end: logits, and their exponentials, which are kept; three numbers a token that travel; two for a loss."""
+def parts_of(job: Job) -> list[Part]:
+    """As backward passes through the model, or through the share of it that the config is."""
+    return split_backward(job) if isinstance(job.config, Share) else backward(job)
+
+
+def ends_of_forward(job: Job) -> Iterator[Moment]:
+    if isinstance(job.config, Share):
+        yield from split_ends_of_forward(job)
+        return
+    loss = backward(job)[0].worst[0]
+    yield Moment("forward", A=loss.A + FLOAT, temporary=loss.temporary // 2 + FLOAT + job.losses)
+
+
+def split_ends_of_forward(job: Job) -> Iterator[Moment]:
+    """Logits, and their exponentials, which are kept; three numbers a token that travel; two for a loss."""
     own, number, A = job.own, FLOAT * job.tokens, sum(split_activations(job).values())
     temporary, copy = job.itemsize * job.tokens * own.vocab + job.losses, 0
     if longer(job):  # what norms and the loss keep are copies: there are x and the logits besides
         temporary += job.itemsize * job.between * own.dim
         copy = number * own.vocab
         if own.ranks > own.shards:
-            yield Moment("first layer", arrived, comm=2 * job.itemsize * job.tokens * own.dim)
-    yield Moment("target", arrived, A - job.tokens - INDEX, number, temporary + copy + 2 * number + INDEX)
-    yield Moment("loss", arrived, A - job.tokens - INDEX, 3 * number, temporary + copy + 2 * number)
-    yield Moment("mean", arrived, A - INDEX, 0, temporary + job.tokens + 2 * number + FLOAT)
-    yield Moment("forward", arrived, A, 0, temporary)
+            yield Moment("first layer", comm=2 * job.itemsize * job.tokens * own.dim)
+    yield Moment("target", 0, A - job.tokens - INDEX, number, temporary + copy + 2 * number + INDEX)
+    yield Moment("loss", 0, A - job.tokens - INDEX, 3 * number, temporary + copy + 2 * number)
+    yield Moment("mean", 0, A - INDEX, 0, temporary + job.tokens + 2 * number + FLOAT)
+    yield Moment("forward", 0, A, 0, temporary)
 
 
 def longer(job: Job) -> bool:

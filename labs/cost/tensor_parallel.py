@@ -25,10 +25,12 @@ section 4.2.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from labs.cost import collectives
 from labs.cost.collectives import all_reduce_limit
 from labs.cost.data_parallel import in_backward
+from labs.cost.fully_sharded import fsdp
 from labs.cost.job import Job
 from labs.cost.memory import (
     FLOAT,
@@ -41,15 +43,19 @@ from labs.cost.memory import (
     parameter_sizes,
 )
 from labs.cost.split import dealt_heads, share
-from labs.cost.split_activations import in_forward, split_backward
+from labs.cost.split_activations import split_backward, split_ends_of_forward
 
 
 def tp(job: Job, sequence_parallel: bool = False) -> Prediction:
     """A step on CPU, all of whose ranks read the same batch.  On gloo, all_to_all stands for reduce_scatter."""
     job.require("cost.tp", precision=("float32", "mixed"), recompute=("none",))
-    sent, counts = tp_step(job, sequence_parallel)
-    whole = job.accumulation * (4 * job.config.depth + 2) * job.tokens * job.config.dim
-    return Prediction(sent, counts, job.itemsize * all_reduce_limit(whole, job.ranks), tp_held(job, sequence_parallel))
+    return Prediction(*tp_step(job, sequence_parallel), textbook(job), tp_held(job, sequence_parallel))
+
+
+def textbook(job: Job) -> Fraction:
+    """4 all-reduces a layer, one behind the embedding, one before the head; gathers and scatters send as much."""
+    times = job.accumulation * (4 * job.config.depth + 2)
+    return job.itemsize * all_reduce_limit(times * job.tokens * job.config.dim, job.ranks)
 
 
 # ---- sent ------------------------------------------------------------------------------------------------
@@ -127,16 +133,14 @@ def require_equal_shards(job: Job, sequence_parallel: bool) -> None:
 
 def tp_held(job: Job, sequence_parallel: bool = False) -> Held:
     """P, G and S of the rank's share, which has no padding.  The batch counts as temporary."""
-    own = own_job(job, sequence_parallel)
+    own = replace(job, config=share(job.config, job.ranks, job.rank, sequence_parallel), ranks=1, rank=0)
     sizes, size = parameter_sizes(own.config), job.size
     most = held(size["P"] * sum(sizes), size["S"] * sum(sizes) + FLOAT * len(sizes), tp_moments(own))
-    besides = batch_bytes(job) + INDEX * job.ranks  # and the ranks' numbers
+    return with_bytes(most, batch_bytes(job) + INDEX * job.ranks)  # and the ranks' numbers
+
+
+def with_bytes(most: Held, besides: int) -> Held:
     return replace(most, temporary=most.temporary + besides, peak=most.peak + besides)
-
-
-def own_job(job: Job, sequence_parallel: bool) -> Job:
-    """The job of a rank by itself, with its share of the model."""
-    return replace(job, config=share(job.config, job.ranks, job.rank, sequence_parallel), ranks=1, rank=0)
 
 
 def batch_bytes(job: Job) -> int:
@@ -147,6 +151,35 @@ def tp_moments(job: Job) -> Iterator[Moment]:
     """Bytes beside P, S and the batch, from the end of forward on."""
     sizes = parameter_sizes(job.config)
     G = job.size["G"] * sum(sizes)
-    yield from in_forward(job, G * (job.accumulation > 1))
+    yield from (end.plus(G=G * (job.accumulation > 1)) for end in split_ends_of_forward(job))
     yield from in_backward(job, split_backward(job), G)
     yield optimizer_step(0, G, 0, sizes, job.masters).plus(temporary=job.losses)
+
+
+# ---- on a grid -------------------------------------------------------------------------------------------
+
+
+def fsdp_tp(job: Job, tp: int = 2, sequence_parallel: bool = False) -> Prediction:
+    """`labs.fsdp` of what tensor parallelism has left: N ranks as a grid, ("dp", "tp"), tp ranks to a row.
+
+    job.batch: the sequences that each row takes.
+    """
+    job.require("cost.fsdp_tp", precision=("float32",), recompute=("none",))
+    row, column = on_grid(job, tp, sequence_parallel)
+    most = with_bytes(fsdp(column).held, batch_bytes(job) + INDEX * (job.ranks + tp))  # the ranks of grid and row
+    return together(tp_step(row, sequence_parallel), textbook(row), replace(fsdp(column), held=most))
+
+
+def on_grid(job: Job, tp: int, sequence_parallel: bool) -> tuple[Job, Job]:
+    """What a rank does along its row, and along its column, which shards what the row has left it."""
+    if job.ranks % tp:
+        raise ValueError(f"{job.ranks} ranks are no rows of {tp}: give a tp that divides them")
+    row = replace(job, ranks=tp, rank=job.rank % tp)
+    own = share(job.config, tp, row.rank, sequence_parallel)
+    return row, replace(job, config=own, ranks=job.ranks // tp, rank=job.rank // tp)
+
+
+def together(step: tuple[int, dict[str, int]], limit: Fraction, other: Prediction) -> Prediction:
+    sent, counts = step
+    both = {op: counts.get(op, 0) + other.collectives.get(op, 0) for op in counts | other.collectives}
+    return Prediction(sent + other.sent, both, limit + other.textbook, other.held)

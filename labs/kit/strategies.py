@@ -8,7 +8,8 @@ The tour, the contract test and the benchmarks read STRATEGIES and nothing else:
     predict   labs.cost.Job -> Prediction of a step    batch     along which of them the batch is cut: ranks that
     sent      (root, layers, ranks, rank) ->                     differ in another axis only, read the same part
               bytes, for any model by the shapes       bitwise   on how many ranks it equals the micro-batched
-              of its layers; root: the other parts               process bit by bit, in float32
+              of its layers; root: the other parts;              process bit by bit, in float32
+              None where the tokens count, too         takes     the models that it can train: for a GPT it has a plan
     computes  in which dtype; at rest all is float32   note      where PyTorch's differs from its stage, or from ours
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from math import prod
@@ -26,11 +27,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import loss_parallel
 
 from labs import cost, ddp, fsdp, native
 from labs.kit.record import mark
 from labs.mesh import Mesh
+from labs.model import GPT
 from labs.sharded import MixedPrecisionPolicy
+from labs.tp import full_parameters, gpt_plan, parallelize
 from labs.zero import Zero
 
 Batch = tuple[Tensor, Tensor]
@@ -64,10 +69,11 @@ class Strategy:
     side: str
     apply: Callable[[nn.Module, Mesh], Training]
     predict: Callable[[cost.Job], cost.Prediction]
-    sent: Callable[..., int]
+    sent: Callable[..., int] | None
     axes: Callable[[int], Mapping[str, int]] = lambda asked: {"dp": asked}
     batch: tuple[str, ...] = ("dp",)
     bitwise: tuple[int, ...] = (2,)
+    takes: type[nn.Module] = nn.Module
     computes: torch.dtype = torch.float32
     note: str = ""
 
@@ -135,21 +141,57 @@ def torch_fsdp(reshard: bool, precision: Mapping[str, Any], model: nn.Module, me
     return sharded(native.fsdp(model, layers_of(model), native.device_mesh(mesh), reshard, **precision))
 
 
+def our_tp(sequence_parallel: bool, model: GPT, mesh: Mesh) -> Training:
+    parallelize(model, mesh, gpt_plan(model.config, sequence_parallel))
+    return replace(replicated(model, partial(backward, model)), full=partial(full_parameters, model))
+
+
+def torch_tp(sequence_parallel: bool, model: GPT, mesh: Mesh) -> Training:
+    native.tp(model, native.device_mesh(mesh), gpt_plan(model.config, sequence_parallel))
+    return replace(sharded(model), backward=partial(backward_of_split_logits, model))
+
+
+def our_fsdp_tp(model: GPT, mesh: Mesh) -> Training:
+    parallelize(model, mesh["tp"], gpt_plan(model.config))
+    return replace(our_fsdp(True, {}, model, mesh["dp"]), full=partial(full_parameters, model))
+
+
+def torch_fsdp_tp(model: GPT, mesh: Mesh) -> Training:
+    grid = native.device_mesh(mesh)
+    native.tp(model, grid["tp"], gpt_plan(model.config))
+    native.fsdp(model, layers_of(model), grid["dp"])
+    return replace(sharded(model), backward=partial(backward_of_split_logits, model))
+
+
+def backward_of_split_logits(model: nn.Module, x: Tensor, y: Tensor, micro_batches: int) -> list[Tensor]:
+    with loss_parallel():
+        return backward(model, x, y, micro_batches)
+
+
 def layers_of(model: nn.Module) -> list[nn.Module]:
     containers = (child for child in model.children() if isinstance(child, nn.ModuleDict))
     return [layer for container in containers for layer in container.children()]
 
 
 def sharded(model: nn.Module) -> Training:
-    """Its parameters are DTensors, the optimizer's too."""
+    """Its parameters are DTensors, the optimizer's too; under tensor parallelism not all of them."""
     trained = trainable(model)
     optimizer = torch.optim.AdamW(trained, **ADAMW)
     return Training(
         partial(backward, model),
         optimizer,
         trained,
-        lambda: {name: p.full_tensor() for name, p in model.named_parameters()},
+        lambda: {name: whole(p) for name, p in model.named_parameters()},
     )
+
+
+def whole(p: Tensor) -> Tensor:
+    """Gathered along one axis of the mesh after the other: PyTorch warns of two at once."""
+    if not isinstance(p, DTensor):
+        return p
+    for axis in range(p.device_mesh.ndim):
+        p = p.redistribute(placements=[Replicate()] * (axis + 1) + [*p.placements[axis + 1 :]])
+    return p.to_local()
 
 
 def replicated(model: nn.Module, backward: Callable[..., list[Tensor]], **others: Any) -> Training:
@@ -212,6 +254,13 @@ def fully_sharded(
     return Strategy(name, side, apply, predict, sent, computes=computes, **others)
 
 
+def split(name: str, side: str, sequence_parallel: bool = False, **others: Any) -> Strategy:
+    """A row of tensor parallelism."""
+    apply, predict = (our_tp, cost.tp) if side == "ours" else (torch_tp, cost.parallelize_module)
+    predict = partial(predict, sequence_parallel=sequence_parallel)
+    return Strategy(name, side, partial(apply, sequence_parallel), predict, None, **others, **PAIR)
+
+
 def sizes_of(root: Layers, layers: Layers) -> list[int]:
     return [size for layer in (*root, *layers) for size in layer.sizes]
 
@@ -222,6 +271,21 @@ def two_replicas(asked: int) -> dict[str, int]:
     return {"replicate": 2, "shard": asked // 2}
 
 
+# Heads of keys and values can be shared equally by 2 ranks in all sizes of the GPT, and by more not in the small ones.
+def pair(asked: int) -> dict[str, int]:
+    if asked < 2:
+        raise ValueError(f"tensor parallelism takes 2 ranks: not {asked}")
+    return {"tp": 2}
+
+
+def rows_of_two(asked: int) -> dict[str, int]:
+    if asked < 4 or asked % 2:
+        raise ValueError(f"rows of 2 ranks, and 2 of them or more, take 4 ranks, 6, 8, ...: not {asked}")
+    return {"dp": asked // 2, "tp": 2}
+
+
+PAIR = {"axes": pair, "batch": (), "bitwise": (), "takes": GPT}
+GRID = {"sent": None, "axes": rows_of_two, "bitwise": (), "takes": GPT}
 HYBRID = {"axes": two_replicas, "batch": ("replicate", "shard"), "bitwise": ()}
 ONE_DEVICE = data_parallel("one device", "ours", single, "single", axes=lambda asked: {"dp": 1}, bitwise=())
 STRATEGIES = (
@@ -256,6 +320,29 @@ STRATEGIES = (
         computes=torch.bfloat16,
         bitwise=(),
         note="leaves gradients of norms, which come in float32, as they are from PyTorch 2.15 on",
+    ),
+    split("tp", "ours"),
+    split(
+        "torch-tp",
+        "native",
+        note="sends the loss's three numbers a token one by one, and holds the embedding's gradient for the whole "
+        "vocabulary on each rank",
+    ),
+    split("tp-sp", "ours", sequence_parallel=True),
+    split(
+        "torch-tp-sp",
+        "native",
+        sequence_parallel=True,
+        note="does so, too; it adds up norms' gradients only as AdamW uses them, three times in a step",
+    ),
+    Strategy("fsdp-tp", "ours", our_fsdp_tp, cost.fsdp_tp, **GRID),
+    Strategy(
+        "torch-fsdp-tp",
+        "native",
+        torch_fsdp_tp,
+        cost.fully_shard_tp,
+        **GRID,
+        note="sends and holds more for the reasons of both",
     ),
 )
 ROWS = {row.name: row for row in (ONE_DEVICE, *STRATEGIES)}
