@@ -3,7 +3,6 @@
 play     calls, forward and backward, a step each
 hold     two of them in a row, for the bytes held
 deal     an answer for each rank of each deal
-obey     attention, split as the answer says
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ import gc
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 
 from labs.kit.checks.answer import show
@@ -44,20 +43,29 @@ class Called(Outcome):
 
 
 def play(functions: Functions, cases: list[Split]) -> list[Called]:
-    return [play_one(functions, case) for case in cases]
+    played = [play_one(functions, case) for case in cases]
+    for called, result in played:
+        if isinstance(result, Tensor) and not called.changed and not torch.equal(result, called.returned):
+            called.changed = "its result, when others were called behind it,"
+    return [called for called, _ in played]
 
 
-def play_one(functions: Functions, case: Split) -> Called:
+def play_one(functions: Functions, case: Split) -> tuple[Called, Any]:
+    """And what was returned, itself."""
     rank, called, setting = dist.get_rank(), Called(), case.setting()
     brought = case.brings(rank)
-    leaves = {name: x.clone().requires_grad_() for name, x in brought.items() if floating(x)}
-    given = brought | {name: x * 1 for name, x in leaves.items()}  # to a leaf nobody can write
-    with Late(rank, case.seed), Aftermath() as aftermath, warnings.catch_warnings(record=True) as told:
+    leaves = {name: x.clone().requires_grad_(case.graded) for name, x in brought.items() if floating(x)}
+    given = deepcopy(brought) | {name: x * 1 for name, x in leaves.items()}  # to a leaf nobody can write
+    with (
+        torch.set_grad_enabled(case.graded),
+        Late(rank, case.seed),
+        Aftermath() as aftermath,
+        warnings.catch_warnings(record=True) as told,
+    ):
         warnings.simplefilter("always")
         functions = noted(case, case.prepare, functions, given, **setting)
         mark("step")
-        with nullcontext() if case.graded else torch.no_grad():
-            result = noted(case, case.call, functions, given, **setting)
+        result = noted(case, case.call, functions, given, **setting)
         called.returned = result.detach().clone() if isinstance(result, Tensor) else show(result)
         mark("step")
         if case.graded and isinstance(result, Tensor):
@@ -66,14 +74,14 @@ def play_one(functions: Functions, case: Split) -> Called:
     aftermath.tell(called)
     called.gradients = {name: leaves.get(name, x).grad for name, x in given.items() if floating(x)}
     called.unseen = any(UNSEEN in str(each.message) for each in told)
-    spoiled = [name for name in leaves if not torch.equal(given[name], brought[name])]
+    spoiled = [name for name, x in brought.items() if isinstance(x, Tensor) and not torch.equal(given[name], x)]
     called.changed = called.changed or (f"{spoiled[0]!r}, which it was given," if spoiled else "")
-    return called
+    return called, result
 
 
 def go_back(case: Split, called: Called, result: Tensor) -> None:
     called.differentiable = result.requires_grad
-    if not called.differentiable or result.shape != case.shape_of_result(dist.get_rank()):
+    if not called.differentiable or result.shape != case.shape:
         return
     gradient = case.comes_back(dist.get_rank()).to(result.dtype)
     memory = torch.empty(0, dtype=gradient.dtype).set_(gradient.untyped_storage())  # behind an expanded one, too
@@ -106,49 +114,20 @@ def hold_one(functions: Functions, case: Split) -> None:
         mark("end")
 
 
-# ---- heads -----------------------------------------------------------------------------------------------
-
-
 def deal(fn: Callable[..., Any], deals: list[Deal]) -> Outcome:
     """`returned`: by deal and rank of it, three lists of whole numbers, or what was returned in a few words."""
     mark("step")
     with Aftermath() as aftermath:
-        found = Outcome(
-            returned=[[lists(noted(each, fn, *each, rank)) for rank in range(each.ranks)] for each in deals]
-        )
+        told = [[lists(noted(each, fn, *each, rank)) for rank in range(each.ranks)] for each in deals]
     mark("end")
+    found = Outcome(returned=told)
     aftermath.tell(found)
     return found
 
 
 def lists(returned: Any) -> tuple[list[int], ...] | str:
     try:
-        queries, keys, sharers = ([int(number) for number in numbers] for numbers in returned)
+        queries, keys, sharers = (list(map(index, numbers)) for numbers in returned)
     except (TypeError, ValueError):
         return show(returned)
     return queries, keys, sharers
-
-
-def obey(fn: Callable[..., Any], each: Deal, seed: int) -> list[Tensor]:
-    """Of this rank's heads what attention gives, the gradient of k and of v; and then each of one process."""
-    generator, together = torch.Generator().manual_seed(seed), each.heads // each.kv_heads
-    q, k, v, gradient = (
-        torch.randn(2, heads, 5, 4, generator=generator, dtype=torch.float64)
-        for heads in (each.heads, each.kv_heads, each.kv_heads, each.heads)
-    )
-    dealt = [lists(fn(*each, rank)) for rank in range(each.ranks)]
-    groups = {tuple(sharers): dist.new_group(sharers) for _, _, sharers in dealt}
-    queries, keys, sharers = dealt[dist.get_rank()]
-
-    def attention(heads: list[int], pair: list[Tensor], kv_heads: list[int]) -> Tensor:
-        places = [kv_heads.index(head // together) for head in heads]
-        y = F.scaled_dot_product_attention(q[:, heads], *(x[:, places] for x in pair))
-        y.backward(gradient[:, heads])
-        return y.detach()
-
-    whole, mine = ([x.clone().requires_grad_() for x in pair] for pair in ((k, v), (k[:, keys], v[:, keys])))
-    y = attention(list(range(each.heads)), whole, list(range(each.kv_heads)))
-    own = attention(queries, mine, keys)
-    for x in mine:
-        dist.all_reduce(x.grad, group=groups[tuple(sharers)])
-    return [own, *(x.grad for x in mine), y[:, queries], *(x.grad[:, keys] for x in whole)]

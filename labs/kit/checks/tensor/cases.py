@@ -8,7 +8,7 @@ Deal      query heads, heads of keys and values, ranks: numbers alone
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from math import prod
@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from labs.kit.checks import case as shared
-from labs.kit.checks.answer import show
 from labs.mesh import Mesh, smaller_group
 from labs.model import Config, Layer
 from labs.placement import piece
@@ -36,7 +35,11 @@ Functions = Sequence[Callable[..., Any]]
 
 @dataclass(frozen=True)
 class Split(shared.Case):
-    """A call on every rank, forward and backward."""
+    """A call on every rank, forward and backward.
+
+    Each kind has brings(rank); whole(brought), one process's result of what all ranks bring; the `shape` of a result;
+    and due_numbers(), how many elements are all-reduced forward, and backward.
+    """
 
     paired: bool = False  # in two groups at the same time, of the even and of the odd ranks
     graded: bool = True  # else under no_grad
@@ -46,20 +49,12 @@ class Split(shared.Case):
     own_gradients: ClassVar[bool] = False  # each rank's result goes on by itself: another gradient comes back to each
     result: ClassVar[str] = "y"
 
+    @property
+    def groups(self) -> list[tuple[int, ...]]:
+        return [(0, 2), (1, 3)] if self.paired else [tuple(range(self.ranks))]
+
     def members(self, rank: int) -> tuple[int, ...]:
-        """The global ranks of this one's group."""
-        return tuple(range(rank % 2, self.ranks, 2)) if self.paired else tuple(range(self.ranks))
-
-    def brings(self, rank: int) -> Brought:
-        raise NotImplementedError
-
-    def whole(self, brought: Sequence[Brought]) -> Tensor:
-        """One process's result, of what all ranks bring."""
-        raise NotImplementedError
-
-    def due_numbers(self) -> tuple[float, float]:
-        """Elements that are all-reduced forward, and backward."""
-        raise NotImplementedError
+        return next(members for members in self.groups if rank in members)
 
     def setting(self) -> dict[str, Any]:
         """What a call is given besides."""
@@ -81,41 +76,36 @@ class Split(shared.Case):
 
     def comes_back(self, rank: int) -> Tensor:
         """The gradient of the result.  Behind an expanded one lies memory that is nobody else's."""
-        shape, who = self.shape_of_result(rank), rank if self.own_gradients else self.members(rank)[0] + 32
+        who = rank if self.own_gradients else self.members(rank)[0] + 32
         if self.incoming == "expanded":
-            return self.numbers([prod(shape) + 64], who, 7)[: shape[-1]].expand(shape)
-        return self.numbers(shape[::-1], who, 7).t() if self.incoming else self.numbers(shape, who, 7)
+            return self.numbers([prod(self.shape) + 64], who, 7)[: self.shape[-1]].expand(self.shape)
+        return self.numbers(self.shape[::-1], who, 7).t() if self.incoming else self.numbers(self.shape, who, 7)
 
-    def shape_of_result(self, rank: int) -> torch.Size:
-        with torch.no_grad():
-            return self.whole([self.brings(member) for member in self.members(rank)]).shape
-
-    def due(self, rank: int, members: tuple[int, ...] = ()) -> dict[str, Tensor]:
-        """The result and each gradient on this rank; members: made of what these bring alone."""
-        members = members or self.members(rank)
+    def due(self, members: tuple[int, ...]) -> list[dict[str, Tensor]]:
+        """For each of these ranks the result and all gradients, if no others bring anything."""
         brought = [{name: leaf(value) for name, value in self.brings(member).items()} for member in members]
         for each in brought:
             each |= {name: brought[0][name] for name in self.alike}
         result = self.whole(brought)
         coming = [self.comes_back(member).double() for member in members]
         result.backward(torch.stack(coming).sum(0) if self.own_gradients else coming[0])
-        mine = brought[members.index(rank)]
-        return {self.result: result.detach()} | {name: x.grad for name, x in mine.items() if floating(x)}
+        gradients = [{name: x.grad for name, x in each.items() if floating(x)} for each in brought]
+        return [{self.result: result.detach()} | of_rank for of_rank in gradients]
 
     @property
     def unusual(self) -> dict[str, Any]:
         """What is not as in most cases."""
-        usual = {f.name: f.default for f in fields(self) if f.name != "seed"} | {"ranks": 4}
+        usual = {f.name: f.default for f in fields(self) if f.name not in ("seed", "only")} | {"ranks": 4}
         return {name: value for name, default in usual.items() if (value := getattr(self, name)) != default}
 
     @property
     def peculiar(self) -> str:
         """The name of what is right everywhere but here."""
-        return next((told for name, told in PECULIAR.items() if name in self.unusual), "")
+        return self.only or next((told for name, told in PECULIAR.items() if name in self.unusual), "")
 
     def __str__(self) -> str:
         told = [f"{name} {value}" for name, value in self.unusual.items() if name not in ("ranks", "dtype")]
-        return ", ".join([self.who, self.dtype_name, *told])
+        return ", ".join([self.who, self.dtype_name, *told, *(["again"] if self.only else [])])
 
 
 PECULIAR = {
@@ -154,7 +144,7 @@ def mesh_of(ranks: int, sharers: int) -> Mesh:
 
 @dataclass(frozen=True)
 class Border(Split):
-    """kind: "copy"; "reduce"; or "both", twice: reduce(w · copy(x)), w another on each rank."""
+    """kind: "copy"; "reduce"; or "both": two layers x + reduce(w · copy(x)), w another on each rank, and 0 on one."""
 
     kind: str = ""
     shape: tuple[int, ...] = (5, 7)
@@ -169,19 +159,23 @@ class Border(Split):
 
     def brings(self, rank: int) -> Brought:
         x = self.numbers(self.shape, rank if self.kind == "reduce" else self.members(rank)[0] + 32)
-        return {"x": x} | ({"w": self.numbers(self.shape, rank, 1)} if self.kind == "both" else {})
+        return {"x": x} | ({"w": self.numbers(self.shape, rank, 1) * (rank != 1)} if self.kind == "both" else {})
 
     def whole(self, brought: Sequence[Brought]) -> Tensor:
         if self.kind == "both":
-            return sum(each["w"] for each in brought) ** 2 * brought[0]["x"]
+            return (1 + sum(each["w"] for each in brought)) ** 2 * brought[0]["x"]
         return brought[0]["x"] * 1 if self.kind == "copy" else sum(each["x"] for each in brought)
 
     def call(self, functions: Functions, brought: Brought, **group: Any) -> Any:
-        copy, reduce = functions
-        if self.kind != "both":
-            return (copy if self.kind == "copy" else reduce)(brought["x"], **group)
-        once = reduce(brought["w"] * copy(brought["x"], **group), **group)
-        return reduce(brought["w"] * copy(once, **group), **group)
+        (copy, reduce), x = functions, brought["x"]
+        if self.kind == "reduce":
+            return reduce(x, **group)
+        if self.kind == "copy":
+            y = copy(x, **group)
+            copy(x.detach())  # in another group, and before the gradient comes
+            return y
+        first = reduce(brought["w"] * copy(x, **group), **group)
+        return x + first + reduce(brought["w"] * copy(x + first, **group), **group)
 
     def due_numbers(self) -> tuple[float, float]:
         forward, backward = {"copy": (0, 1), "reduce": (1, 0), "both": (2, 2)}[self.kind]
@@ -198,6 +192,10 @@ class Row(Split):
     biased: bool = True
 
     alike = ("bias",)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.outer, self.outputs)
 
     def brings(self, rank: int) -> Brought:
         mine = self.inputs[self.members(rank).index(rank)] if self.inputs else 5
@@ -219,6 +217,7 @@ class Loss(Split):
     highest: float = 1  # logits of ± this are among them
 
     result = "loss"
+    shape = ()
 
     def brings(self, rank: int) -> Brought:
         members = self.members(rank)
@@ -249,6 +248,10 @@ class Block(Split):
         return Config(16, X[2], 1, self.heads, self.kv_heads, self.hidden, context=X[1])
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        return (X[0], X[1] // self.ranks if self.sequence_parallel else X[1], X[2])
+
+    @property
     def sharers(self) -> int:
         """So many ranks have the same keys and values."""
         return max(1, self.ranks // self.kv_heads)
@@ -270,20 +273,14 @@ class Block(Split):
     def comes_back(self, rank: int) -> Tensor:
         return self.part(self.numbers(X, 62), rank)
 
-    def shape_of_result(self, rank: int) -> torch.Size:
-        return self.comes_back(rank).shape
-
     def setting(self) -> dict[str, Any]:
         return {"mesh": mesh_of(self.ranks, self.sharers)}
 
     def prepare(self, functions: Functions, brought: Brought, **setting: Any) -> Functions:
         """A layer, split by the plan; its parameters are brought, too."""
         plan = functions[0](self.config, self.sequence_parallel)
-        if not isinstance(plan, dict):
-            raise ValueError(f"the plan is {show(plan)}, and not a table from names to styles")
-        for name, style in plan.items():
-            if not isinstance(name, str) or not isinstance(style, Style):
-                raise ValueError(f"the plan has {show(style)} for {name!r}, which is no style of labs.tp")
+        if not isinstance(plan, Mapping) or not all(isinstance(style, Style) for style in plan.values()):
+            raise ValueError(f"the plan is {plan!r:.80}, and not a table from names to styles of labs.tp")
         layer = parallelize(self.layer(), setting["mesh"], plan)
         # It is for the check to compare gradients; and x differs where it is a shard.
         layer.tensor_parallel.inputs_compared = layer.tensor_parallel.gradients_compared = True
@@ -293,8 +290,8 @@ class Block(Split):
     def call(self, functions: Functions, brought: Brought, **setting: Any) -> Any:
         return functions[0](brought["x"])
 
-    def due(self, rank: int, members: tuple[int, ...] = ()) -> dict[str, Tensor]:
-        """Of what the course's own plan splits, this rank's part."""
+    def due(self, members: tuple[int, ...]) -> list[dict[str, Tensor]]:
+        """Of what the course's own plan splits, each rank's part."""
         layer, x = self.layer(), self.numbers(X, 63).requires_grad_()
         y = layer(x)
         y.backward(self.numbers(X, 62))
@@ -302,8 +299,12 @@ class Block(Split):
         rows = Plan({name[1]: style for name, style in ours if name[0] == "layers"}).rows(layer)
         cuts = {name: cut for name, (_, cut) in cuts_of(layer, rows, self.ranks).items()}
         gradients = {name: p.grad for name, p in layer.named_parameters()}
-        parts = {name: cuts[name].part(g, rank) if name in cuts else g for name, g in gradients.items()}
-        return {"y": self.part(y.detach(), rank), "x": self.part(x.grad, rank)} | parts
+
+        def of(rank: int) -> dict[str, Tensor]:
+            parts = {name: cuts[name].part(g, rank) if name in cuts else g for name, g in gradients.items()}
+            return {"y": self.part(y.detach(), rank), "x": self.part(x.grad, rank)} | parts
+
+        return [of(rank) for rank in members]
 
     def due_numbers(self) -> tuple[float, float]:
         """Twice x; backward, keys and values that some ranks share, too, and norms that have seen shards."""
@@ -323,6 +324,7 @@ class Deal(NamedTuple):
 
 # ---- by chance -------------------------------------------------------------------------------------------
 
+AGAIN = {"only": "right only the first time"}
 UNUSUAL = ({"graded": False}, {"paired": True}, {"incoming": "expanded"}, {"incoming": "transposed"}, {"dtype": BF16})
 
 
@@ -339,20 +341,20 @@ class Draw:
 
     def borders(self) -> list[Border]:
         shapes = ((2, self.a, self.b), (self.a,), (1,), (0, 3), ())
-        options = [{}, {"dtype": FP32, "shape": (64, 96)}, *UNUSUAL]
+        options = [{}, {"dtype": FP32, "shape": (64, 96)}, AGAIN, *UNUSUAL]
         options += [{"shape": shape} for shape in shapes] + [{"ranks": ranks} for ranks in self.others]
         both = [each | {"kind": kind} for each in options for kind in ("copy", "reduce")]
         return self.cases(Border, [*both, {"kind": "both"}])
 
     def rows(self) -> list[Row]:
-        options = [{}, {"dtype": FP32, "outer": (32,), "outputs": 24}, {"biased": False}, *UNUSUAL]
+        options = [{}, {"dtype": FP32, "outer": (32,), "outputs": 24}, AGAIN, {"biased": False}, *UNUSUAL]
         options += [{"outer": outer} for outer in ((), (2, 3), (0,), (2, 1, self.a))]
         options += [{"inputs": (self.a, self.a, self.a, 1)}, *({"ranks": ranks} for ranks in self.others)]
         return self.cases(Row, options)
 
     def losses(self) -> list[Loss]:
         high, odd = {"highest": 1e4}, 4 * self.a + self.random.randrange(1, 4)
-        options = [{}, {"dtype": FP32, "tokens": 64, "vocabulary": 96}, high, UNUSUAL[0], UNUSUAL[1]]
+        options = [{}, {"dtype": FP32, "tokens": 64, "vocabulary": 96}, AGAIN, high, UNUSUAL[0], UNUSUAL[1]]
         options += [{"vocabulary": vocabulary} for vocabulary in (odd, 9, 5, 3)] + [{"vocabulary": 9} | high]
         options += [{"ranks": ranks, "vocabulary": ranks * self.b + ranks // 2} for ranks in self.others]
         return self.cases(Loss, options)

@@ -7,7 +7,7 @@ BORDERS, ROWS, LOSSES, LAYERS    one that is not as on one process, by exercise
 AFTER      a call: what else it has changed
 SENT       one way of a call on a rank: what was sent
 HELD       two calls: bytes held
-DEALS      what all ranks of a deal are told
+LISTS, DEALS      what all ranks of a deal are told
 """
 
 from __future__ import annotations
@@ -30,19 +30,25 @@ if TYPE_CHECKING:
 
 CALLER = "What does the caller need to hold when you are done?"
 STYLE = "What does each module split, what comes in and what goes out? labs/tp.py has the table of styles."
+
+
+def raised(pattern: str) -> Callable[[str], bool]:
+    return lambda text: bool(re.search(pattern, text))
+
+
 PLANS = (
-    Mistake("not a plan", STYLE, lambda text: bool(re.search("not a table|no style", text))),
+    Mistake("not a plan", STYLE, raised("not a table from names")),
     Mistake(
         "the sum comes whole, and x is a shard",
         "A residual adds what comes out to x: which part of the sequence has this rank of x?",
-        lambda text: "The size of tensor" in text,
+        raised("The size of tensor"),
     ),
     Mistake(
         "a cut goes through a head",
         "Which four matrices of attention must be cut at the same heads, and how do they get to know them?",
-        lambda text: bool(re.search(r"failed: \w+: .*(unflatten|heads|query)", text)),
+        raised(r"failed: \w+: .*(unflatten|heads|query)"),
     ),
-    Mistake("it cannot be obeyed", STYLE, lambda text: bool(re.search("failed: (Value|Runtime)Error", text))),
+    Mistake("it cannot be obeyed", STYLE, raised("failed: (Value|Runtime)Error")),
 )
 RESULT = (
     Mistake("nothing is returned", CALLER, lambda call: call.returned == "None"),
@@ -71,151 +77,134 @@ AFTER = (
 )
 
 
-def form(one: One) -> str:
-    return f"{one.what} is {show(one.found)}; this rank's is of {one.case.dtype_name}, {tuple(one.due.shape)}"
+def form(fits: Callable[[One], bool]) -> Callable[[One], str | bool]:
+    told = "{} is {}; this rank's is of {}, {}"
+    return lambda one: fits(one) and told.format(one.what, show(one.found), one.case.dtype_name, tuple(one.due.shape))
 
 
 FORM = (
     Mistake(
         "no gradient",
         "By which of your lines does a gradient come back to this tensor?",
-        lambda one: one.found is None and f"{one.what} is None",
+        form(lambda one: one.found is None),
     ),
     Mistake(
         "a matrix is not split",
         "Which part of it does this rank compute with?",
-        lambda one: isinstance(one.case, Block) and one.found.numel() > one.due.numel() and form(one),
+        form(lambda one: isinstance(one.case, Block) and one.found.numel() > one.due.numel()),
         shows="right, and each rank holds and multiplies a whole matrix",
     ),
     Mistake(
         "columns where rows belong, or rows where columns do",
         "Which matrix comes first, and leaves pieces behind, and which one takes them as they are?",
-        lambda one: isinstance(one.case, Block) and one.found.shape != one.due.shape and form(one),
+        form(lambda one: isinstance(one.case, Block) and one.found.shape != one.due.shape),
         shows="a plan of columns alone: right, with a gather behind each matrix",
     ),
     Mistake(
         "another shape or dtype",
         "In which shape and dtype is it on one process?",
-        lambda one: (one.found.shape != one.due.shape or one.found.dtype != one.case.dtype) and form(one),
+        form(lambda one: one.found.shape != one.due.shape or one.found.dtype != one.case.dtype),
     ),
 )
 
 # ---- numbers ---------------------------------------------------------------------------------------------
 
-Fits = Callable[["One"], Any]
-
-
-def result(fits: Fits, kind: str = "") -> Fits:
-    """Of the result; kind: of this border."""
-    return lambda one: one.name == one.case.result and kind in ("", getattr(one.case, "kind", "")) and fits(one)
-
-
-def gradient(fits: Fits, kind: str = "", of: str = "") -> Fits:
-    return lambda one: (
-        not result(bool)(one) and kind in ("", getattr(one.case, "kind", "")) and of in one.name and fits(one)
-    )
-
-
-def n_times(one: One) -> bool:
-    return one.n > 1 and one.times(one.n)
-
-
-def an_nth(one: One) -> bool:
-    return one.n > 1 and one.times(1 / one.n)
-
-
-def alone(one: One) -> bool:
-    return one.n > 1 and one.same(one.alone)
-
-
-def bias_times(one: One, times: float) -> bool:
-    """As if the bias had been added so many times."""
-    return (
-        one.case.biased and one.n > 1 and one.same(one.due + (times - 1) * one.case.brings(one.rank)["bias"].double())
-    )
-
-
-def own_highest(one: One) -> bool:
-    """Exponentials relative to each rank's own highest logit, and added up as if to a common one."""
-    brought = [one.case.brings(member) for member in one.case.members(one.rank)]
-    rows = torch.cat([x - x.amax(1, True) for each in brought if (x := each["logits"].double()).shape[1]], 1)
-    return one.same((rows.exp().sum(1).log() - rows.gather(1, brought[0]["targets"][:, None])[:, 0]).mean())
-
-
-def scaled(one: One) -> float:
-    return float(one.case.comes_back(one.rank))
-
-
-def adds_up(one: One) -> bool:
-    """The ranks have summands of it."""
-    found = [one.on(rank) for rank in range(one.n)]
-    return one.n > 1 and all(isinstance(x, Tensor) for x in found) and torch.allclose(sum(found), one.due)
-
-
-WHOLE = "Is the gradient that comes back a summand, or is it whole, and the same on every rank?"
-SUMMED_TOO = Mistake(
-    "the gradient is summed as well",
-    WHOLE,
-    gradient(n_times),
-    shows="gradients N times too large in front of a layer, and not behind it",
-)
-ANY = (
-    Mistake(
-        "not finite",
-        "What is exp of 10,000, and by what may all of the exponentials be divided?",
-        lambda one: not one.found.isfinite().all(),
-        shows="a loss of inf or nan, late in a training",
-    ),
-    Mistake("N times too large", "How many ranks add the same to it?", n_times),
-    Mistake("averaged instead of summed", "What do the summands make: a sum, or a mean?", an_nth),
-    Mistake(
-        "rounded on the way",
-        "In which dtype do the numbers travel, and in which are they added?",
-        lambda one: one.same(one.due, 2e-2) and "It is right but for its last digits.",
-    ),
-)
-
 
 def otherwise(question: str) -> tuple[Mistake, ...]:
-    return (*ANY, Mistake("", question, lambda one: True))
+    """The last rows of each exercise."""
+    return (
+        NOT_FINITE,
+        Mistake("N times too large", "How many ranks add the same to it?", lambda one: one.times(one.n)),
+        Mistake(
+            "averaged instead of summed",
+            "What do the summands make: a sum, or a mean?",
+            lambda one: one.times(1 / one.n),
+        ),
+        Mistake(
+            "rounded on the way",
+            "In which dtype do the numbers travel, and in which are they added?",
+            lambda one: one.same(one.due, 2e-2) and "It is right but for its last digits.",
+        ),
+        Mistake("", question, lambda one: True),
+    )
+
+
+NOT_FINITE = Mistake(
+    "not finite",
+    "What is exp of 10,000, and by what may all of the exponentials be divided?",
+    lambda one: not one.found.isfinite().all(),
+    shows="a loss of inf or nan, late in a training",
+)
+SUMMED_TOO = Mistake(
+    "the gradient is summed as well",
+    "Is the gradient that comes back a summand, or is it whole, and the same on every rank?",
+    lambda one: not one.is_result and one.times(one.n),
+    shows="gradients N times too large in front of a layer, and not behind it",
+)
+
+
+def summands(question: str) -> Mistake:
+    return Mistake("the summands are never added up", question, lambda one: one.is_result and one.alone)
 
 
 BORDERS = (
-    Mistake("copy sends forward", "Every rank has all of x already: what could it lack?", result(n_times, "copy")),
-    Mistake("the summands are never added up", "What does each rank have where a split layer ends?", result(alone)),
+    Mistake(
+        "copy sends forward",
+        "Every rank has all of x already: what could it lack?",
+        lambda one: one.is_result and one.case.kind == "copy" and one.times(one.n),
+    ),
+    summands("What does each rank have where a split layer ends?"),
     Mistake(
         "the gradient of copy is not summed",
         "Each rank has used x for its own part of the weights. What does it know of x's gradient?",
-        gradient(alone, "copy"),
+        lambda one: not one.is_result and one.case.kind == "copy" and one.alone,
         shows="the loss goes down more slowly: the layers in front get a part of their gradient",
     ),
     SUMMED_TOO,
     *otherwise("Follow x through the split layer, and its gradient back: where is it whole, where a summand?"),
 )
+
+
+def bias_added(one: One, times: int) -> bool:
+    """So many times, and not once?"""
+    if not (one.is_result and one.case.biased and one.n > 1):
+        return False
+    return one.same(one.due + (times - 1) * one.case.brings(one.rank)["bias"].double())
+
+
 ROWS = (
     Mistake(
         "the bias is added on every rank",
         "How many ranks add it, before the sum?",
-        result(lambda one: bias_times(one, one.n)),
+        lambda one: bias_added(one, one.n),
         shows="a model with biases that is right on one rank, and wrong on more",
     ),
-    Mistake("the bias is left out", "Who adds it, and where?", result(lambda one: bias_times(one, 0))),
-    Mistake("the summands are never added up", "What does each rank have of y?", result(alone)),
+    Mistake("the bias is left out", "Who adds it, and where?", lambda one: bias_added(one, 0)),
+    summands("What does each rank have of y?"),
     Mistake(
         "the gradient of the bias is an N-th",
         "Every rank has all of the bias. How much of its gradient must it see?",
-        gradient(an_nth, of="bias"),
+        lambda one: one.name == "bias" and one.times(1 / one.n),
         shows="the right output, and biases that learn N times too slowly",
     ),
     Mistake(
         "the bias on one rank alone",
         "The copies of the bias must stay equal: which gradient does each of them get?",
-        gradient(lambda one: not one.found.any(), of="bias"),
+        lambda one: one.name == "bias" and not one.found.any(),
         shows="the right output, and copies of the bias that drift apart",
     ),
     SUMMED_TOO,
     *otherwise("Which summand of y does this rank make, and who adds what to it?"),
 )
+
+
+def by_own_highest(one: One) -> bool:
+    """Exponentials relative to each rank's own highest logit, and added up as if to a common one."""
+    brought = [one.case.brings(member) for member in one.members]
+    rows = torch.cat([x - x.amax(1, True) for each in brought if (x := each["logits"].double()).shape[1]], 1)
+    return one.same((rows.exp().sum(1).log() - rows.gather(1, brought[0]["targets"][:, None])[:, 0]).mean())
+
+
 LOSSES = (
     Mistake(
         "summed over the tokens", "By what is the sum over all tokens divided?", lambda one: one.times(one.case.tokens)
@@ -223,43 +212,46 @@ LOSSES = (
     Mistake(
         "relative to each rank's own highest logit",
         "Exponentials are added up across ranks: relative to what has each rank taken them?",
-        result(own_highest),
+        lambda one: one.is_result and by_own_highest(one),
     ),
     SUMMED_TOO,
     Mistake(
         "the gradient that comes in is left out",
         "The loss may be scaled before backward. Where does your gradient learn of it?",
-        gradient(lambda one: one.times(1 / scaled(one))),
+        lambda one: not one.is_result and one.times(1 / float(one.case.comes_back(one.rank))),
         shows="right until the loss is divided by the number of micro-batches",
     ),
-    ANY[0],
+    NOT_FINITE,
     Mistake(
         "the right loss with a wrong gradient",
         "softmax, minus one at the target: over which columns, and on which rank?",
-        gradient(bool),
+        lambda one: not one.is_result,
         shows="a loss that agrees with one process at step 0, and at no other",
     ),
     *otherwise("Of which sums over the vocabulary is the loss made, and what does each rank add to them?"),
 )
-SHARE = "Whose queries have read the same keys and values, and so have a part of their gradient?"
+
+
+def adds_up(one: One) -> bool:
+    """The ranks have summands of it."""
+    found = [one.on(rank) for rank in one.members]
+    return one.n > 1 and all(isinstance(x, Tensor) for x in found) and torch.allclose(sum(found), one.due)
+
+
 LAYERS = (
     Mistake(
         "a shard is taken for the whole",
         "Which tokens has this rank when attention begins, and which does it have to see?",
-        result(lambda one: one.case.sequence_parallel and not gathered(one.forward)),
+        lambda one: one.is_result and one.case.sequence_parallel and not gathered(one.forward),
         shows="each rank attends to its own part of the sequence",
     ),
     Mistake(
         "the norms' gradients are not summed",
         "Under sequence parallelism a rank's norm has seen its own tokens. What does it know of its weight's gradient?",
-        gradient(adds_up, of="norm"),
+        lambda one: "norm" in one.name and adds_up(one),
         shows="with sequence parallelism, norms that drift apart",
     ),
-    Mistake(
-        "gradients are summed that are whole already",
-        "Every rank's norm has seen all tokens. What is the sum of equal gradients?",
-        gradient(n_times, of="norm"),
-    ),
+    SUMMED_TOO,
     *otherwise(STYLE),
 )
 
@@ -276,15 +268,15 @@ def gathered(sent: Sent) -> bool:
 
 SENT = (
     Mistake(
+        "something is sent where nothing is due",
+        "What do the other ranks have already, and so need not be sent?",
+        too_much(lambda sent: not sent.due),
+    ),
+    Mistake(
         "logits are gathered",
         "Which numbers of a token do the other ranks need, if not all of its logits?",
         too_much(lambda sent: isinstance(sent.case, Loss) and gathered(sent)),
         shows="memory that grows with the vocabulary on every rank: nothing was won by splitting the head",
-    ),
-    Mistake(
-        "something is sent where nothing is due",
-        "What do the other ranks have already, and so need not be sent?",
-        too_much(lambda sent: not sent.due),
     ),
     Mistake(
         "more than three numbers a token",
@@ -310,6 +302,11 @@ SENT = (
     ),
     Mistake("too many bytes", "How often does each number travel, and who needs it?", too_much(bool)),
     Mistake(
+        "a collective among other ranks",
+        "Who has called it, in that group?",
+        lambda sent: sent.strangers and f"ranks {sorted(sent.strangers)} take part, and are not in the group",
+    ),
+    Mistake(
         "less than the least possible",
         "By which other way did the numbers come?",
         lambda sent: sent.total < 0.999 * sent.least and sent.text,
@@ -319,7 +316,9 @@ HELD = (
     Mistake(
         "something is kept from every call",
         "Which of your variables still knows it when backward is over?",
-        lambda held: held.after[1] > held.after[0] + 0.1 and held.told("after one call", *held.after),
+        lambda held: (
+            (held.after[0] > 1.1 or held.after[1] > held.after[0] + 0.1) and held.told("after one call", *held.after)
+        ),
     ),
     Mistake(
         "kept for backward, and not needed there",
@@ -337,14 +336,20 @@ HELD = (
 # ---- heads -----------------------------------------------------------------------------------------------
 
 
-def out_of_range(deal: Dealing, rank: int) -> str | bool:
-    ends = zip(deal.lists[rank], deal.case, strict=True)
-    return any(not 0 <= i < end for numbers, end in ends for i in numbers) and f"is told {deal.lists[rank]}"
+def first_rank(fits: Callable[[Dealing, int], str | bool]) -> Callable[[Dealing], str | None]:
+    """Of the first that it fits."""
+    return lambda deal: next((f"rank {r} {told}" for r in range(deal.case.ranks) if (told := fits(deal, r))), None)
 
 
-def not_once(deal: Dealing) -> str | None:
-    counts = {head: deal.owners(deal.queries, head) for head in range(deal.case.heads)}
-    return next((f"query head {head} is on ranks {on}" for head, on in counts.items() if len(on) != 1), None)
+def first_head(kind: str, fits: Callable[[Dealing, int], bool]) -> Callable[[Dealing], str | None]:
+    """kind: "queries" or "keys"; of the first that has so many owners."""
+
+    def told(deal: Dealing) -> str | None:
+        heads = range(deal.case.heads if kind == "queries" else deal.case.kv_heads)
+        owners = {h: [r for r, own in enumerate(getattr(deal, kind)) for each in own if each == h] for h in heads}
+        return next((f"head {h} of {kind} is on ranks {on}" for h, on in owners.items() if fits(deal, len(on))), None)
+
+    return told
 
 
 def not_read(deal: Dealing, rank: int) -> str | bool:
@@ -352,17 +357,11 @@ def not_read(deal: Dealing, rank: int) -> str | bool:
     return sorted(keys) != read and f"has keys and values {keys}; its queries {deal.queries[rank]} read {read}"
 
 
-def twice(deal: Dealing) -> str | None:
-    owners = {key: deal.owners(deal.keys, key) for key in range(deal.case.kv_heads)}
-    few = deal.case.kv_heads < deal.case.ranks
-    return next(
-        (f"ranks {on} have keys and values {key}" for key, on in owners.items() if len(on) > 1 and not few), None
-    )
-
-
 def uneven(deal: Dealing) -> str | bool:
+    """Heads of keys and values stay whole, where there are enough."""
+    heads, kv_heads, ranks = deal.case
     counts = [len(queries) for queries in deal.queries]
-    more = deal.together if deal.case.kv_heads % deal.case.ranks and deal.case.kv_heads > deal.case.ranks else 0
+    more = heads // kv_heads if kv_heads > ranks and kv_heads % ranks else 0
     return max(counts) - min(counts) > more and f"the ranks have {counts} query heads"
 
 
@@ -371,43 +370,48 @@ def other_sharers(deal: Dealing, rank: int) -> str | bool:
     return found != due and f"adds up its gradient with {found}; the same keys and values are on {due}"
 
 
-def by_rank(fits: Callable[[Dealing, int], str | bool]) -> Callable[[Dealing], str | None]:
-    return lambda deal: deal.first(lambda rank: fits(deal, rank))
-
-
-DEALS = (
-    Mistake("nothing is returned", CALLER, lambda deal: "None" in deal.told),
+SHARE = "Whose queries have read the same keys and values, and so have a part of their gradient?"
+LISTS = (
     Mistake(
         "not three lists of heads and ranks",
         "Which heads, and which ranks, by their numbers?",
-        by_rank(lambda deal, rank: isinstance(deal.told[rank], str) and f"is told {deal.told[rank]}"),
+        lambda told: next((f"rank {r} is told {each}" for r, each in enumerate(told) if isinstance(each, str)), None),
     ),
+)
+DEALS = (
     Mistake(
         "not the same for everybody who asks",
         "Whose heads are asked for: those of the rank that asks, or of the one in the arguments?",
         lambda deal: not deal.alike,
     ),
-    Mistake("a number that is no head or rank", "From which number to which do they go?", by_rank(out_of_range)),
     Mistake(
         "a rank without a head",
         "What does attention compute on a rank without queries, or without keys?",
-        by_rank(lambda deal, r: not (deal.queries[r] and deal.keys[r]) and f"has {deal.lists[r]}"),
+        first_rank(lambda deal, r: not (deal.queries[r] and deal.keys[r]) and f"has {deal.told[r]}"),
         shows="an empty tensor in attention, where there are more ranks than heads of keys and values",
     ),
-    Mistake("a query head is missing, or there twice", "Who computes head 0, 1, 2, ..., each once?", not_once),
+    Mistake(
+        "a query head is missing, or there twice",
+        "Who computes head 0, 1, 2, ..., each once, and no other?",
+        first_head("queries", lambda deal, owners: owners != 1),
+    ),
     Mistake(
         "keys and values that its queries do not read",
         "H / K query heads read one head of keys and values: which one does query head h read?",
-        by_rank(not_read),
+        first_rank(not_read),
         shows="no error, and attention to another head's keys",
     ),
-    Mistake("keys and values twice, where there are enough", "Which queries had better stay together?", twice),
+    Mistake(
+        "keys and values twice, where there are enough",
+        "Which queries had better stay together?",
+        first_head("keys", lambda deal, owners: owners > 1 and deal.case.kv_heads >= deal.case.ranks),
+    ),
     Mistake("uneven", "How many heads has the rank that all others wait for?", uneven),
     Mistake(
         "the gradient of shared keys and values is not summed",
         SHARE,
-        by_rank(lambda deal, rank: deal.sharers[rank] == [rank] and other_sharers(deal, rank)),
+        first_rank(lambda deal, rank: deal.sharers[rank] == [rank] and other_sharers(deal, rank)),
         shows="copies of k and v that drift apart, where there are fewer of them than ranks",
     ),
-    Mistake("a sum among other ranks", SHARE, by_rank(other_sharers)),
+    Mistake("a sum among other ranks", SHARE, first_rank(other_sharers)),
 )
