@@ -8,6 +8,7 @@
     prefetch(talk, held, steps)             recordings by how many layers are gathered ahead
     memory(model="llama3-8b")               bytes on each rank by kind and stage, and on which cards that fits
     placements()                            a tensor from some placements to others: who holds what, what is sent
+    tensor_parallel()                       which slice of each matrix lies where, and what a rank sends and holds
 
 A notebook keeps only a static picture of each, with the settings it was drawn at: it looks the same where no
 kernel runs, and is the same after each build. Nothing here knows a formula: they are arguments, or labs.cost's.
@@ -24,6 +25,7 @@ from labs.kit.drawing.diagrams import Holdings, Message, by_round
 from labs.kit.drawing.figures import window
 from labs.kit.explorers import memory as explorer
 from labs.kit.explorers import placement
+from labs.kit.explorers import tensor_parallel as split
 from labs.kit.explorers.prefetch import picture as timeline_and_memory
 
 
@@ -177,13 +179,7 @@ def memory(measured: Mapping[str, explorer.Bytes] | None = None, **begin: Any) -
     bytes by kind under a name each: {"stage 3, measured": recording.steady(0)}.
     Raises ValueError for a control that does not exist, or a value that it does not have.
     """
-    controls = {name: control(name, values) for name, values in explorer.CONTROLS.items()}
-    for name, value in (explorer.BEGIN | begin).items():
-        if name not in controls:
-            raise ValueError(f"{name} is no control of the memory explorer: there are {', '.join(controls)}")
-        if value not in explorer.CONTROLS[name]:
-            raise ValueError(f"{name}={value!r}: choose one of {', '.join(map(str, explorer.CONTROLS[name]))}")
-        controls[name].value = value
+    controls = begun("memory", explorer.CONTROLS, explorer.BEGIN, begin)
     return Explorer(lambda **settings: explorer.picture(measured or {}, **settings), controls)
 
 
@@ -194,11 +190,29 @@ def placements(**begin: str) -> Explorer:
     underscores: placements(mesh="4", from_a="Shard(0)").
     Raises ValueError for a control that does not exist, or a value that it does not have.
     """
-    controls = {name: control(name, values) for name, values in placement.CONTROLS.items()}
-    for name, value in (placement.BEGIN | {name.replace("_", " "): value for name, value in begin.items()}).items():
-        if name not in controls:
-            raise ValueError(f"{name} is no control of the placement explorer: there are {', '.join(controls)}")
-        if value not in placement.CONTROLS[name]:
-            raise ValueError(f"{name}={value!r}: choose one of {', '.join(placement.CONTROLS[name])}")
-        controls[name].label = value
-    return Explorer(placement.picture, controls)
+    begin = {name.replace("_", " "): value for name, value in begin.items()}
+    return Explorer(placement.picture, begun("placement", placement.CONTROLS, placement.BEGIN, begin))
+
+
+def tensor_parallel(**begin: Any) -> Explorer:
+    """Which slice of each matrix of a GPT lies on which rank, where collectives sit, what rank 0 sends and holds.
+
+    begin: where controls stand at first, by the names of `labs.kit.explorers.tensor_parallel.CONTROLS`.
+    Raises ValueError for a control that does not exist, or a value that it does not have.
+    """
+    return Explorer(split.picture, begun("tensor-parallel", split.CONTROLS, split.BEGIN, begin))
+
+
+def begun(name: str, choices: Mapping[str, Any], at_first: Mapping[str, Any], begin: Mapping[str, Any]) -> dict:
+    """The controls of an explorer, each where it stands at first: a slider at a value, a menu at a label."""
+    controls = {setting: control(setting, values) for setting, values in choices.items()}
+    for setting, value in {**at_first, **begin}.items():
+        if setting not in controls:
+            raise ValueError(f"{setting} is no control of the {name} explorer: there are {', '.join(controls)}")
+        if value not in choices[setting]:
+            raise ValueError(f"{setting}={value!r}: choose one of {', '.join(map(str, choices[setting]))}")
+        if isinstance(choices[setting], Mapping):
+            controls[setting].label = value
+        else:
+            controls[setting].value = value
+    return controls
