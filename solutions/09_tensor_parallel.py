@@ -617,11 +617,10 @@ def block_plan(config, sequence_parallel):
     ### BEGIN SOLUTION
     x = Shard(1) if sequence_parallel else Replicate()
     split = {
-        "attention": PrepareModuleInput(input_layouts=x),
+        **dict.fromkeys(("attention", "mlp"), PrepareModuleInput(input_layouts=x)),
         "attention.q": ColwiseParallel(heads=queries),
         "attention.[kv]": ColwiseParallel(heads=keys),
         "attention.o": RowwiseParallel(heads=queries, output_layouts=x),
-        "mlp": PrepareModuleInput(input_layouts=x),
         **dict.fromkeys(("mlp.gate", "mlp.up"), ColwiseParallel()),
         "mlp.down": RowwiseParallel(output_layouts=x),
     }
@@ -729,17 +728,23 @@ nodes, many = Link(nodes=2, bandwidth="1 Gbit/s"), Batches(corpus().tokens, 16, 
 AXES = {" × ".join(names): partial(two_axes, names) for names in (("dp", "tp"), ("tp", "dp"))}
 kept = on_cpu(all_of, AXES, ranks=4, tell="numbers")[0]
 seen = on_cpu(in_turn, AXES, [many[0], many[1]], ranks=4, record="communication", link=nodes, tell="bytes").recording
+
+# %%
+half = cost.fsdp_tp(cost.Job(CONFIG, batch=8, ranks=4), sequence_parallel=True)  # a TP group reads 8 sequences
 rows = []
 for second, name in zip((1, 3), AXES, strict=True):
     off = max((p - expected[key]).abs().max() for key, p in kept[name][1].items())
     leaves = seen.across(0, second) + seen.across(1, second)
-    rows.append({"": name, "within 1e-12 of one process": bool(off < 1e-12), "leaves a node, bytes": leaves})
+    assert seen.sent(0, second) == half.sent
+    numbers = {"within 1e-12 of one process": bool(off < 1e-12), "sent by rank 0": half.sent}
+    rows.append({"": name, **numbers, "leaves a node": leaves})
 draw.table(rows, caption="the last axis is made of neighbours; bytes of a step with 16 sequences")
 
 # %% [markdown]
-# Both orders give the right numbers. With `tp` last, the ranks of a TP group are neighbours and share a node. With `tp`
-# first, all that TP sends goes from node to node. That is why TP goes last on a mesh. (Llama's authors list their axes
-# the other way round: TP, their first one, is the innermost.)
+# Both orders give the right numbers, and send what the formulas of TP and FSDP say (`cost.fsdp_tp`). With `tp` last,
+# the ranks of a TP group are neighbours and share a node. With `tp` first, all that TP sends goes from node to node.
+# That is why TP goes last on a mesh. (Llama's authors list their axes the other way round: TP, their first one, is the
+# innermost.)
 #
 # ## Latency
 #
@@ -938,7 +943,7 @@ talk |= recorded({"DDP": partial(row, "ddp-bucketed"), "FSDP": partial(row, "fsd
 
 def sent(length):
     """Bytes that a rank sends in a step with four sequences of this length, by strategy."""
-    on_part, on_all = (replace(job, context=length) for job in (a_part, on_paper))
+    on_part, on_all = (replace(job, config=replace(CONFIG, context=length)) for job in (a_part, on_paper))
     data_parallel = {"DDP": cost.ddp(on_part, "bucketed").sent, "FSDP": cost.fsdp(on_part).sent}
     return {"tokens": SEQUENCES * length} | data_parallel | {"TP": cost.tp(on_all).sent}
 
