@@ -11,6 +11,7 @@ import itertools
 import struct
 import xml.etree.ElementTree as xml
 from collections import defaultdict
+from functools import partial
 from types import SimpleNamespace as Fake
 
 import pytest
@@ -20,7 +21,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
-from labs import collectives, conjugate
+from labs import collectives, conjugate, pp
 from labs.kit import draw
 from labs.kit.drawing import palette, plans, timelines
 from labs.kit.drawing.diagrams import sends
@@ -57,7 +58,10 @@ DRAWINGS = {
     "plan without a weight": lambda: draw.plan({"loss": LossParallel(256)}, GPT(PRESETS["tiny"]), ranks=3),
     "chart": lambda: draw.chart({"ring": 0.0012, "recursive doubling": 0.0031}, "s", caption="8 ranks, 1 MB"),
     "stacked": lambda: draw.chart({"stage 0": {"P": 4, "G": 4, "S": 8}, "stage 3": {"P": 1, "G": 1, "S": 2}}),
+    "wrong schedule": lambda: draw.schedule([[pp.F(0, 0), pp.B(0, 0), pp.F(0, 1)], [pp.F(1, 0), pp.F(1, 1)]]),
+    "schedule without a forward": lambda: draw.schedule([[pp.F(0, 0), pp.B(0, 0)], [pp.B(1, 0)]]),
 } | {picture.__name__: picture for picture in images.PICTURES}
+DRAWINGS |= {f"{name} schedule": partial(draw.schedule, lists(4, 8)) for name, lists in pp.SCHEDULES.items()}
 
 
 def recording(ranks=2, steps=2, late=0.0):
@@ -228,7 +232,7 @@ def lab(colour, matrix):
 
 
 @pytest.mark.parametrize("vision", VISION)
-@pytest.mark.parametrize("colours", [palette.KINDS, palette.TIMELINE], ids=["kinds", "timeline"])
+@pytest.mark.parametrize("colours", [palette.KINDS, palette.TIMELINE, palette.INSTRUCTIONS])
 def test_colours_can_be_told_apart(vision, colours):
     seen = {name: lab(colour, VISION[vision]) for name, colour in colours.items()}
     for one, other in itertools.combinations(seen, 2):
@@ -248,12 +252,13 @@ def test_words_stand_out_from_what_they_lie_on():
         *palette.TIMELINE.values(),
         *palette.COLLECTIVES.values(),
         *palette.RANKS,
+        *palette.INSTRUCTIONS.values(),
         palette.PAPER,
         palette.SOFT,
     ]
     assert min(palette.contrast(palette.ink(fill), fill) for fill in fills) >= 4.5
     assert min(palette.contrast(palette.INK, tint) for tint in palette.RANKS) >= 4.5
-    assert palette.contrast(palette.MUTED, palette.PAPER) >= 4.5
+    assert min(palette.contrast(words, palette.PAPER) for words in (palette.MUTED, palette.WRONG)) >= 4.5
     assert min(palette.contrast(colour, palette.PAPER) for colour in palette.SERIES[1:]) >= 3
 
 

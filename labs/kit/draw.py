@@ -7,6 +7,7 @@
     messages, step, pieces, sends     who sends what to whom, who holds what, as SVG     diagrams.py
     mesh, chart                       ranks as a grid; what a formula says, as bars      charts.py
     blocks                            who holds which block of a tensor, as SVG          blocks.py
+    schedule                          a pipeline's schedule, simulated; as a job ran it      schedules.py, overlays.py
     plan                              a plan of tensor parallelism on its model, as SVG  plans.py
     KINDS, TIMELINE                   one colour each, in every figure and widget        palette.py
 
@@ -21,6 +22,7 @@ from labs.kit.drawing.memories import memory
 from labs.kit.drawing.palette import KINDS, TIMELINE
 from labs.kit.drawing.picture import Drawing, Figure
 from labs.kit.drawing.plans import plan
+from labs.kit.drawing.schedules import schedule
 from labs.kit.drawing.svg import Canvas
 from labs.kit.drawing.tables import Ledger, Table, ledger, size, table, traffic
 from labs.kit.drawing.timelines import timeline
@@ -28,5 +30,5 @@ from labs.kit.drawing.timelines import timeline
 __all__ = [
     "KINDS", "TIMELINE", "Canvas", "Drawing", "Figure", "Ledger", "Table",
     "after", "bars", "blocks", "chart", "curves", "ledger", "memory", "mesh", "messages", "own", "pieces", "plan",
-    "sends", "size", "step", "table", "timeline", "traffic",
+    "schedule", "sends", "size", "step", "table", "timeline", "traffic",
 ]  # fmt: skip

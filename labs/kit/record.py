@@ -23,6 +23,8 @@ The watched code has no part in this, but for the one thing that nobody could gu
         loss.backward()
         ...
     mark("end")                 # optional: what comes now belongs to no step
+
+Of a pipeline, each instruction can be a span: `pipeline = instructions(Pipeline(...))`.
 """
 
 from __future__ import annotations
@@ -34,15 +36,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
+
+from torch import Tensor
 
 from labs.kit.ranks.link import Link
 from labs.kit.watch.communication import CommunicationWatch, Event
 from labs.kit.watch.memory import KINDS, StorageWatch, timeline
+from labs.pp.executor import Pipeline
+from labs.pp.instructions import Instruction, Lists
+from labs.pp.simulation import Simulation
 
 T = TypeVar("T")
+P = TypeVar("P", bound=Pipeline)
 
 
 @dataclass(frozen=True)
@@ -115,6 +123,30 @@ def span(name: str) -> Iterator[None]:
     yield
     if watch:
         watch.spans.append((name, start, time.monotonic_ns()))
+
+
+def instructions(pipeline: P) -> P:
+    """The same labs.pp.Pipeline; from now on each instruction that it obeys is a span, named as it is written: 2F0.
+
+    A span begins when what the instruction takes is there: a rank that waits for another one computes nothing.
+    """
+    compute, take, start = pipeline.compute, pipeline.mail.take, 0
+
+    def taken(message: Instruction) -> Tensor:
+        nonlocal start
+        x = take(message)
+        start = time.monotonic_ns()
+        return x
+
+    def computed(x: Instruction) -> None:
+        nonlocal start
+        start = time.monotonic_ns()
+        compute(x)
+        if TimePass.active:
+            TimePass.active.spans.append((repr(x), start, time.monotonic_ns()))
+
+    pipeline.compute, pipeline.mail.take = computed, taken
+    return pipeline
 
 
 @dataclass(frozen=True, repr=False)
@@ -198,6 +230,28 @@ class Recording:
         if not later:
             raise ValueError(f"this recording has {self.steps} steps: a steady one takes 2 or more")
         return {kind: min(held[kind] for held in later) for kind in later[0]}
+
+    def schedule(self, lists: Lists, step: int | None = None) -> Simulation:
+        """When each instruction of these lists began and ended in a step (the last when left out), 0 at the first one.
+
+        Of a pipeline that went through `instructions`.  Raises ValueError where the step is not one run of the lists.
+        """
+        step = self.steps - 1 if step is None and self.steps else step
+        windows = [self.window(rank, step) for rank in range(self.ranks)]
+        inside = (span for span in self.spans if windows[span.rank][0] <= span.start < windows[span.rank][1])
+        found = grouped(inside, lambda span: span.name)
+        start, end = {}, {}
+        for x in chain(*lists):
+            spans = found.get(repr(x), [])
+            if len(spans) != 1:
+                where = "this recording" if step is None else f"step {step} of this recording"
+                raise ValueError(
+                    f"{x!r} ran {len(spans)} times in {where}: hand the pipeline to instructions(), call "
+                    'mark("step") before each forward_backward, and give the lists that it ran'
+                )
+            start[x], end[x] = spans[0].start, spans[0].end
+        zero = min(start.values())
+        return Simulation(lists, *({x: moment - zero for x, moment in each.items()} for each in (start, end)))
 
     def require(self, kind: str) -> None:
         if self.kind != kind:

@@ -19,7 +19,7 @@ Place = tuple[int, int]  # a rank, and where in its list, both from 0
 
 
 class WrongSchedule(ValueError):
-    """rank, place: of the first instruction that is wrong, both from 0."""
+    """rank, place: of the first instruction that is wrong, both from 0; of a missing forward, the end of its list."""
 
     def __init__(self, text: str, at: Place = (0, 0)):
         super().__init__(text)
@@ -39,12 +39,12 @@ def validate(lists: Lists) -> None:
         raise circle(lists, ran, places)
 
 
-def in_order(lists: Lists) -> Iterator[tuple[int, Instruction]]:
-    """(rank, instruction), as far as the lists can be run.
+def in_order(lists: Lists, stages: int | None = None) -> Iterator[tuple[int, Instruction]]:
+    """(rank, instruction), as far as the lists can be run; stages: how many there are, if the lists may lack some.
 
     In rounds: in each of them a rank runs its next instruction, if what that needs was there before the round.
     """
-    made, ran, stages = set(), [0] * len(lists), stages_of(lists)
+    made, ran, stages = set(), [0] * len(lists), stages_of(lists) if stages is None else stages
     while ready := [
         (rank, order[place])
         for rank, (place, order) in enumerate(zip(ran, lists, strict=True))
@@ -113,11 +113,12 @@ def places_of(lists: Lists) -> dict[Instruction, Place]:
 
 def require_complete(lists: Lists, places: dict[Instruction, Place]) -> None:
     """Each micro-batch goes forward and backward through each stage, where backward is split, by both halves."""
-    stages, microbatches = stages_of(lists), microbatches_of(lists)
+    stages, microbatches, ranks = stages_of(lists), microbatches_of(lists), ranks_of(lists)
     for m, s in product(range(microbatches), range(stages)):
         if F(s, m) not in places:
             every = f"each of {microbatches} micro-batches goes forward through each of {stages} stages"
-            raise WrongSchedule(f"{F(s, m)!r} is missing: {every}")
+            rank = ranks.get(s, s % len(lists))  # where it would most likely be, if its stage is nowhere
+            raise WrongSchedule(f"{F(s, m)!r} is missing: {every}", (rank, len(lists[rank])))
         if B(s, m) not in places:
             raise wrong(lists, places[F(s, m)], f"and neither {B(s, m)!r} nor {I(s, m)!r} follows it")
         rank, place = at = places[B(s, m)]

@@ -76,17 +76,22 @@ def simulate(
     Raises WrongSchedule for lists that cannot be run, ValueError for costs that cannot be.
     """
     validate(lists)
-    stages, ranks = stages_of(lists), ranks_of(lists)
-    given = {"F": F, "B": B, "I": I, "W": W, "send": send}
+    return as_far_as_it_goes(lists, stages_of(lists), F=F, B=B, I=I, W=W, send=send)
+
+
+def as_far_as_it_goes(lists: Lists, stages: int, **given: Cost) -> Simulation:
+    """The instructions that can be run, of lists that nobody has checked, in a pipeline of so many stages."""
     costs = {name: by_stage(name, cost, stages) for name, cost in given.items()}
+    ranks, ran = ranks_of(lists), [[] for _ in lists]
     free, start, end, made = [0] * len(lists), {}, {}, {}
-    for rank, x in in_order(lists):
+    for rank, x in in_order(lists, stages):
         there = [
             made[need] + (costs["send"][need.stage] if ranks[need.stage] != rank else 0) for need in needs(x, stages)
         ]
         start[x] = max([free[rank], *there])
         end[x] = made[makes(x)] = free[rank] = start[x] + costs[type(x).__name__][x.stage]
-    return Simulation(lists, start, end)
+        ran[rank].append(x)
+    return Simulation(ran, start, end)
 
 
 def by_stage(name: str, cost: Cost, stages: int) -> Sequence[float]:

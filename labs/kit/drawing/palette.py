@@ -3,8 +3,10 @@
     KINDS        what a rank holds: P parameters, G gradients, S optimizer state, A activations, comm, temporary
     TIMELINE     what a rank does: compute, communication, waiting
     COLLECTIVES  communication where its kinds are told apart: what collects pale, what deals out dark
+    INSTRUCTIONS what a pipeline does: forward, backward, and its two halves; `paler` tells a rank's stages apart
     RANKS        pale tints: whose data a cell holds (the label in the cell says it too)
     SERIES       curves on one axes: the first is the reference, a wide pale band that the others are drawn over
+    WRONG        the frame and the words of what is refused
 
 KINDS is the palette of Okabe and Ito, "Color Universal Design" (2008), with a grey; RANKS begins with the pale
 scheme of Paul Tol, "Colour Schemes" (SRON/EPS/TN/09-002, 2021): readers with any kind of colour vision can tell
@@ -32,6 +34,7 @@ TIMELINE = {"compute": "#56B4E9", "communication": KINDS["comm"], "waiting": "#E
 COLLECTIVES = dict.fromkeys(("all_gather", "gather", "broadcast", "recv"), "#F6B48A")
 COLLECTIVES |= dict.fromkeys(("reduce_scatter", "scatter", "all_to_all"), "#8F3E00")
 COLLECTIVES["barrier"] = "#B4B9C0"
+INSTRUCTIONS = {"F": "#77AADD", "B": "#EE8866", "I": "#DDAA33", "W": "#44BB99"}
 RANKS = ("#BBCCEE", "#FFCCCC", "#CCDDAA", "#EEEEBB", "#CCEEFF", "#E4D4F0", "#F5DEC3", "#DDDDDD")
 SERIES = ("#BBBBBB", "#000000", "#882255", "#117733", "#332288", "#AA4499", "#661100")
 
@@ -39,6 +42,7 @@ INK = "#1F2328"
 MUTED = "#57606A"
 PAPER = "#FFFFFF"
 SOFT = "#F3F4F6"
+WRONG = "#B00020"
 
 
 def luminance(colour: str) -> float:
@@ -57,3 +61,9 @@ def contrast(one: str, other: str) -> float:
 def ink(fill: str) -> str:
     """The colour of text on `fill`: black or white, whichever is easier to read."""
     return max(("#000000", PAPER), key=lambda colour: contrast(colour, fill))
+
+
+def paler(colour: str, share: float) -> str:
+    """The colour with so much white in it, 0 to 1."""
+    channels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(channel + share * (255 - channel)):02X}" for channel in channels)

@@ -1,0 +1,70 @@
+"""A schedule as a job ran it, beneath the same as it is simulated, on one time axis.
+
+    overlay(lists, job.recording, step=2, costs={})
+
+What a job records differs from run to run, so this is a figure, and its text says only what stays the same.
+"""
+
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from labs.kit.drawing.figures import LEGEND, SHOWN, WIDE, axes, finish
+from labs.kit.drawing.palette import INK, INSTRUCTIONS, TIMELINE
+from labs.kit.drawing.picture import Figure
+from labs.kit.drawing.shades import Fills
+from labs.kit.drawing.tables import clock
+from labs.kit.drawing.timelines import APART, LANE, MARGIN, Bar, paint
+from labs.pp.checker import microbatches_of, stages_of
+from labs.pp.instructions import KINDS, Lists
+from labs.pp.simulation import Cost, Simulation, simulate
+
+
+def overlay(lists: Lists, recording: Any, step: int | None, costs: Mapping[str, Cost]) -> Figure:
+    """costs: in seconds; of F, B, I and W those that are left out are the medians, by stage, of what was recorded."""
+    ran = recording.schedule(lists, step)
+    both = {"simulated": simulate(lists, **medians(ran) | costs), "recorded": ran}
+    longest = max(of.time for of in both.values())
+    factor, unit = clock(longest)
+    canvas, (panel,) = axes(WIDE, ((2 * LANE + APART) * len(lists) + 96) / SHOWN)
+    panel.set(xlim=(0, MARGIN * factor * longest), ylim=((2 * LANE + APART) * len(lists) - APART, 0), xlabel=unit)
+    names = {}
+    for rank in range(len(lists)):
+        for lane, (name, of) in enumerate(both.items()):
+            top = (2 * LANE + APART) * rank + LANE * lane
+            paint(panel, top, LANE, bars(of, rank), factor)
+            names[top + LANE / 2] = f"rank {rank} {name}" if lane == 0 else name
+    panel.set_yticks(list(names), list(names.values()))
+    panel.tick_params(axis="y", length=0)
+    panel.spines["left"].set_visible(False)
+    told = "; ".join(f"{name}: bubble {of.bubble:.1%} of {factor * of.ideal:.3g} {unit}" for name, of in both.items())
+    panel.set_title(told, fontsize=9.5, loc="left", color=INK, pad=24)
+    legend(panel, lists)
+    sizes = f"{len(lists)} ranks, {microbatches_of(lists)} micro-batches"
+    return finish(canvas, f"Schedule({sizes}, {' and '.join(both)})", f"A schedule of {sizes}, {told}")
+
+
+def medians(ran: Simulation) -> dict[str, Cost]:
+    """By kind, of each stage: how long it took."""
+    took: dict[tuple[str, int], list[float]] = {}
+    for x, start in ran.start.items():
+        took.setdefault((type(x).__name__, x.stage), []).append(ran.end[x] - start)
+    return {kind: [median(took.get((kind, s), [0])) for s in range(stages_of(ran.lists))] for kind in KINDS}
+
+
+def bars(of: Simulation, rank: int) -> list[Bar]:
+    """Grey, and over it what the rank computes."""
+    fills = Fills(of.lists)
+    blocks = [Bar(of.start[x], of.end[x], fills[x], str(x.microbatch)) for x in of.lists[rank]]
+    return [Bar(0, of.time, TIMELINE["waiting"]), *blocks]
+
+
+def legend(panel, lists: Lists) -> None:
+    from matplotlib.patches import Patch
+
+    kinds = {type(x).__name__ for order in lists for x in order}
+    patches = [Patch(facecolor=fill, label=kind) for kind, fill in INSTRUCTIONS.items() if kind in kinds]
+    patches += [Patch(facecolor=shade, label="a later stage") for shade in [*Fills(lists).by_shade()][1:]]
+    patches.append(Patch(facecolor=TIMELINE["waiting"], label="the rank waits"))
+    place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
+    panel.legend(handles=patches, ncols=len(patches), **place, **LEGEND)

@@ -1,0 +1,207 @@
+"""Schedules of pipelines: who runs which instruction when, and beneath that, what it keeps alive.
+
+    schedule(lists, F=1, B=2, send=0.1)         as labs.pp simulates it
+    schedule(lists, recording=job.recording)    and beneath that, as a job ran it (overlays.py)
+    schedule(wrong)                             as far as it goes, the first wrong instruction, and why it is wrong
+
+A block is an instruction, and the number in it its micro-batch.  Where a rank has several stages, the blocks of a later
+one are paler.
+"""
+
+from dataclasses import dataclass
+from itertools import groupby, takewhile
+from textwrap import wrap
+from typing import Any
+
+from labs.kit.drawing.overlays import overlay
+from labs.kit.drawing.palette import INSTRUCTIONS, KINDS, MUTED, TIMELINE, WRONG, ink
+from labs.kit.drawing.picture import Drawing, Picture
+from labs.kit.drawing.shades import Fills
+from labs.kit.drawing.svg import Canvas, width_of
+from labs.pp.checker import WrongSchedule, is_list, microbatches_of, stages_of
+from labs.pp.instructions import Instruction, Lists
+from labs.pp.simulation import Cost, Simulation, as_far_as_it_goes, simulate
+
+LONG, WIDEST = 700, 48  # pixels: of the time axis at most, and of the shortest block
+LEFT, ROW, HELD, APART = 76, 26, 24, 8  # of what is before the axis, of a rank, of its activations, and between ranks
+NAMES = {"F": "forward", "B": "backward", "I": "input's gradient", "W": "weights' gradients"}
+Legend = list[tuple[str, str]]  # (fill, name), ...
+
+
+def schedule(lists: Lists, recording: Any = None, step: int | None = None, **costs: Cost) -> Picture:
+    """Who does what when, if instructions take so long, and of how many micro-batches a rank holds the activations.
+
+    costs: F, B, I, W and send, as labs.pp.simulate has them.  recording: of a job that ran the lists, its pipeline
+    through labs.kit.record.instructions; step: which one to show (the last when left out).  Costs are in seconds then,
+    and those of F, B, I and W that are left out are the recorded ones.
+    Of lists that cannot be run: as far as they can, the first wrong instruction, and why it is wrong.
+    """
+    if recording is not None:
+        return overlay(lists, recording, step, costs)
+    try:
+        return drawn(simulate(lists, **costs))
+    except WrongSchedule as error:
+        if not (is_list(lists) and all(map(is_list, lists)) and any(lists)):
+            raise  # there is nothing to draw
+        return refused(lists, error, costs)
+
+
+def drawn(of: Simulation, now: float | None = None) -> Drawing:
+    """now: a moment that is marked."""
+    axis, title, legends = axis_of(of, of.time), headline(of), legends_of(of.lists)
+    top = 44 + 22 * len(legends)
+    end = top + (ROW + APART) * len(of.lists)
+    middle = end + 46
+    bottom = middle + HELD * len(of.lists)
+    width = max(axis.x(of.time) + 96, width_of(title, 13) + 32, *map(legend_width, legends))
+    canvas = Canvas(width, bottom + 12, title, " ".join(sentences(of)))
+    canvas.text(16, 20, title, anchor="start", weight="bold")
+    keys(canvas, 46, legends)
+    gantt(canvas, top, of, axis)
+    ticks(canvas, end, axis)
+    canvas.text(16, middle - 14, "micro-batches whose activations are alive", size=12, anchor="start", fill=MUTED)
+    held(canvas, middle, of, axis)
+    if now is not None:
+        canvas.line((axis.x(now), top - 6), (axis.x(now), bottom), line=2)
+    return canvas.drawing(f"{title}\n{of!r}")
+
+
+def refused(lists: Lists, error: WrongSchedule, costs: dict[str, Cost]) -> Drawing:
+    """What runs before the first wrong instruction, and without it."""
+    orders = [[*takewhile(lambda x: isinstance(x, Instruction), order)] for order in lists]
+    stages = stages_of(orders)
+    orders[error.rank] = orders[error.rank][: error.place]
+    of = as_far_as_it_goes(orders, stages, **dict(F=1, B=2, I=1, W=1, send=0) | costs)
+    start = max((of.end[x] for x in of.lists[error.rank]), default=0)
+    shortest = min((of.end[x] - of.start[x] for x in of.end), default=1) or 1
+    axis = axis_of(of, max([start + 2 * shortest, *of.end.values()]))
+    title = "This schedule cannot be run"
+    reason, legends = wrap(str(error), 96), legends_of(of.lists)
+    head = 34 + 19 * len(reason)
+    top = head + 22 * len(legends) + 16
+    bottom = top + (ROW + APART) * len(lists)
+    width = max(axis.x(axis.end) + 30, width_of("m" * max(map(len, reason)), 13) + 32, *map(legend_width, legends))
+    canvas = Canvas(width, bottom + 30, title, f"{error}.")
+    canvas.text(16, 20, title, anchor="start", weight="bold")
+    canvas.lines(16, 42, reason, anchor="start", fill=WRONG)
+    keys(canvas, head + 18, legends)
+    gantt(canvas, top, of, axis)
+    ticks(canvas, bottom, axis)
+    y = top + (ROW + APART) * error.rank
+    order = lists[error.rank]
+    label = repr(order[error.place]) if error.place < len(order) else "?"
+    long = max(axis.scale * shortest, width_of(label, 12) + 8)
+    canvas.rect(axis.x(start), y - 2, long, ROW + 4, stroke=WRONG, line=2.5, dash="5 3")
+    canvas.text(axis.x(start) + long / 2, y + ROW / 2, label, size=12, weight="bold", fill=WRONG)
+    return canvas.drawing(f"{title}\n{error}")
+
+
+# ---- parts -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Of time."""
+
+    scale: float  # pixels a unit
+    end: float
+
+    def x(self, moment: float) -> float:
+        return LEFT + self.scale * moment
+
+
+def axis_of(of: Simulation, end: float) -> Axis:
+    shortest = min((of.end[x] - of.start[x] for x in of.end if of.end[x] > of.start[x]), default=1)
+    return Axis(min(LONG / (end or 1), WIDEST / shortest), end)
+
+
+def gantt(canvas: Canvas, top: float, of: Simulation, axis: Axis) -> None:
+    """A row for each rank: grey, and over it what the rank computes."""
+    fills = Fills(of.lists)
+    size = 12 if all(room(of, x, axis) > width_of(str(x.microbatch), 12) for x in of.end) else 10
+    for rank, order in enumerate(of.lists):
+        y = top + (ROW + APART) * rank
+        canvas.text(16, y + ROW / 2, f"rank {rank}", anchor="start")
+        canvas.rect(LEFT, y, axis.x(axis.end) - LEFT, ROW, fill=TIMELINE["waiting"], stroke="none", radius=0)
+        for x in order:
+            fill, long = fills[x], room(of, x, axis)
+            canvas.rect(axis.x(of.start[x]), y, long, ROW, fill=fill, radius=0, line=0.8)
+            if width_of(str(x.microbatch), size) < long:
+                canvas.text(axis.x(of.start[x]) + long / 2, y + ROW / 2, x.microbatch, size=size, fill=ink(fill))
+
+
+def room(of: Simulation, x: Instruction, axis: Axis) -> float:
+    return axis.scale * (of.end[x] - of.start[x])
+
+
+def held(canvas: Canvas, top: float, of: Simulation, axis: Axis) -> None:
+    """A row for each rank, all on one scale: how many activations are alive, over time."""
+    most = [max((number for _, number in series), default=0) for series in of.alive]
+    unit = (HELD - 6) / max(1, *most)
+    for rank, series in enumerate(of.alive):
+        base = top + HELD * (rank + 1)
+        canvas.text(16, base - HELD / 2, f"rank {rank}", anchor="start")
+        points, before = [(LEFT, base)], 0
+        for moment, number in {**dict(series), of.time: 0}.items():  # of what happens at once, the last
+            points += [(axis.x(moment), base - unit * before), (axis.x(moment), base - unit * number)]
+            before = number
+        canvas.area(*points, fill=KINDS["A"], line=0.8)
+        canvas.line((LEFT, base), (axis.x(axis.end), base), line=0.8)
+        canvas.text(axis.x(axis.end) + 8, base - HELD / 2, f"at most {most[rank]}", size=12, anchor="start")
+
+
+def ticks(canvas: Canvas, y: float, axis: Axis) -> None:
+    """Beneath the rows."""
+    steps = (digit * 10.0**power for power in range(-9, 12) for digit in (1, 2, 5))
+    step = next(step for step in steps if axis.scale * step >= 44)  # pixels, for their numbers
+    for number in range(int(axis.end / step + 1e-9) + 1):
+        x = axis.x(number * step)
+        canvas.line((x, y - 5), (x, y + 1), stroke=MUTED)
+        canvas.text(x, y + 9, f"{number * step:.4g}", size=11, fill=MUTED)
+    canvas.text(16, y + 9, "time", size=11, anchor="start", fill=MUTED)
+
+
+def legends_of(lists: Lists) -> list[Legend]:
+    """What colours mean: a line for instructions, and where ranks have several stages, one for these."""
+    kinds = {type(x).__name__ for order in lists for x in order}
+    first = [(INSTRUCTIONS[kind], f"{kind} {name}") for kind, name in NAMES.items() if kind in kinds]
+    first.append((TIMELINE["waiting"], "the rank waits"))
+    fills = Fills(lists)
+    second = [(fill, f"stages {ranges(stages)}") for fill, stages in fills.by_shade().items()]
+    return [first, second] if len(second) > 1 else [first]
+
+
+def ranges(numbers: list[int]) -> str:
+    """ "0–3, 5"."""
+    runs = [[n for _, n in run] for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])]
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def keys(canvas: Canvas, y: float, legends: list[Legend]) -> None:
+    for number, legend in enumerate(legends):
+        x = 16
+        for fill, name in legend:
+            canvas.rect(x, y + 22 * number - 8, 16, 16, fill=fill, radius=0)
+            canvas.text(x + 22, y + 22 * number, name, size=12, anchor="start", fill=MUTED)
+            x += 36 + width_of(name, 12)
+
+
+def legend_width(legend: Legend) -> float:
+    return 16 + sum(36 + width_of(name, 12) for _, name in legend)
+
+
+# ---- in words --------------------------------------------------------------------------------------------
+
+
+def headline(of: Simulation) -> str:
+    sizes = f"{len(of.lists)} ranks, {microbatches_of(of.lists)} micro-batches"
+    return f"{sizes}: bubble {of.bubble:.1%} (takes {of.time:.4g}, and the busiest rank computes {of.ideal:.4g})"
+
+
+def sentences(of: Simulation) -> list[str]:
+    """A line for each rank."""
+    most = [max((number for _, number in series), default=0) for series in of.alive]
+    return [
+        f"Rank {rank} runs {' '.join(map(repr, order))}; at most {number} micro-batches' activations are alive."
+        for rank, (order, number) in enumerate(zip(of.lists, most, strict=True))
+    ]
