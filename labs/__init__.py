@@ -20,7 +20,8 @@ for each topic).  Read them in this order; each imports only files above it.
     layers       the modules whose parameters come and go together
     flat         layers as flat vectors: what is gathered, dropped and reduced at once
     zero         the spare copies removed, stage by stage
-    sharded      parameters that are sharded one by one, and travel together
+    sharded      one parameter, sharded: a piece for the optimizer, all of it for its layer
+    parameter_group  those of a layer, which travel together
     prefetch     the order of layers, and what is in flight because of it
     shardable    what can be sharded so, and what is refused
     fsdp         stage 3 parameter by parameter, gathered before it is needed

@@ -43,9 +43,10 @@ from torch.utils._pytree import tree_map
 from labs.autograd import Call, alias, differentiable, weakly
 from labs.group import require_equal
 from labs.mesh import Mesh, smaller_group
+from labs.parameter_group import ParameterGroup
 from labs.prefetch import Step, in_backward
 from labs.shardable import homes_of, require_shardable
-from labs.sharded import MixedPrecisionPolicy, OffloadPolicy, ParameterGroup, ShardedParameter
+from labs.sharded import MixedPrecisionPolicy, OffloadPolicy, ShardedParameter
 
 AS_THEY_ARE, ON_THE_DEVICE = MixedPrecisionPolicy(), OffloadPolicy()
 

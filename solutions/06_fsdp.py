@@ -158,8 +158,8 @@ unsharded = check.unshard_and_reshard(unshard, reshard)
 unsharded
 
 # %% [markdown]
-# (In [labs/sharded.py](../labs/sharded.py) these are three methods of `ParameterGroup`: `gather`, `arrive` and `drop`.
-# For what follows, starting a gather is one thing, and waiting for it is another.)
+# (In [labs/parameter_group.py](../labs/parameter_group.py) these are three methods of `ParameterGroup`: `gather`,
+# `arrive` and `drop`. For what follows, starting a gather is one thing, and waiting for it is another.)
 #
 # ## Build: before it is needed
 #
@@ -886,9 +886,10 @@ table({who: each for pair in pairs for who, each in pair.items()})
 # | P, G, S | 4n/S together | as predicted | as predicted |
 # | numbers | one process's | within 1e-12, in float64 | within 1e-12, in float64 |
 #
-# **Read on**: [labs/fsdp.py](../labs/fsdp.py), [labs/sharded.py](../labs/sharded.py) and
-# [labs/prefetch.py](../labs/prefetch.py), in this order; the head of the first has a table of what became of stage 3,
-# event by event. Zhao et al., 2023, *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel* (arXiv
-# 2304.11277), which is about FSDP1. PyTorch's tutorial *Getting Started with Fully Sharded Data Parallel (FSDP2)*.
+# **Read on**: [labs/fsdp.py](../labs/fsdp.py), [labs/parameter_group.py](../labs/parameter_group.py),
+# [labs/sharded.py](../labs/sharded.py) and [labs/prefetch.py](../labs/prefetch.py), in this order; the head of the
+# first has a table of what became of stage 3, event by event. Zhao et al., 2023, *PyTorch FSDP: Experiences on Scaling
+# Fully Sharded Data Parallel* (arXiv 2304.11277), which is about FSDP1. PyTorch's tutorial *Getting Started with Fully
+# Sharded Data Parallel (FSDP2)*.
 #
 # A clean copy of this notebook: `git restore notebooks/06_fsdp.ipynb`, then *File > Reload Notebook from Disk*.

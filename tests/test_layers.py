@@ -20,7 +20,7 @@ LEVELS = [
     {"operation", "styles"},
     {"dtensor", "splittable"},
     {"sharded", "prefetch", "tp"},
-    {"shardable"},
+    {"shardable", "parameter_group"},
     {"fsdp"},
     {"native"},  # and every file of the kit that is not named below
     {"kit.strategies", "kit.check", "kit.play", "kit.tour", "kit.doctor", "__main__"},

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from labs.sharded import ParameterGroup
+from labs.parameter_group import ParameterGroup
 
 
 def unshard_with(unshard: Callable[..., Any], reshard: Callable[..., Any]) -> None:

@@ -1,0 +1,160 @@
+"""Sharded parameters that travel together: one all-gather for a layer's, one reduce-scatter for their gradients.
+
+What travels is a table with a row for each rank, and in it the rank's piece of each parameter, padded to the longest:
+
+                      weight [5, 3]      bias [3]         2 ranks: pieces of 3 and 2 rows, of 2 elements and 1
+    rank 0            9 elements         2
+    rank 1            6, padding 3       1, padding 1
+
+So a parameter's pieces do not lie side by side in it, and are copied from there to `full`.  That copy is what it costs
+that each parameter keeps its name, its shape, its dtype, and its own place in the optimizer.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from labs.group import all_gather, free, start_reduce_scatter
+from labs.mesh import Mesh
+from labs.sharded import MixedPrecisionPolicy, ShardedParameter
+
+
+class ParameterGroup:
+    """The parameters of one layer: gathered by one all-gather, and their gradients averaged by one reduce-scatter.
+
+    mesh: its last axis shards; the one before it, if there is one, replicates.
+    """
+
+    def __init__(self, parameters: list[ShardedParameter], mesh: Mesh, policy: MixedPrecisionPolicy):
+        self.parameters, self.policy = parameters, policy
+        self.group, self.ranks, self.rank = mesh.get_group(-1), mesh.size(-1), mesh.get_local_rank(-1)
+        self.replicas = mesh.get_group(0) if mesh.ndim == 2 else None
+        self.copies = mesh.size() // self.ranks
+        self.gathered, self.taken = False, ()  # `taken`: versions of the shards that were gathered
+        self.arriving: tuple[Tensor, dist.Work] | None = None
+        self.kept: Tensor | None = None  # between forward and backward, a larger piece: for a smaller group
+        self.reducing: Callable[[], None] | None = None
+        self.averaging: Callable[[], None] | None = None
+
+    # ---- parameters --------------------------------------------------------------------------------------
+
+    def gather(self, smaller: ProcessGroup | None = None) -> None:
+        """Start to gather everybody's pieces, unless they are here or on their way; `arrive` waits for them."""
+        if self.gathered or self.arriving or not self.parameters:
+            return
+        if self.kept is not None:
+            table = self.kept.new_empty(dist.get_world_size(smaller), len(self.kept))
+            group, mine = smaller, self.kept
+            self.kept = None
+        else:
+            first = self.parameters[0]
+            table = torch.empty(self.ranks, self.width, dtype=first.dtype, device=first.device)
+            group, mine = self.group, self.pack(table[self.rank])
+        self.arriving = table, all_gather(table.view(-1), mine, group=group, async_op=True)
+
+    @property
+    def width(self) -> int:
+        return sum(p.n for p in self.parameters)
+
+    def pack(self, row: Tensor) -> Tensor:
+        """This rank's pieces side by side, each padded."""
+        self.taken = self.versions()
+        for p, place in zip(self.parameters, row.split([p.n for p in self.parameters]), strict=True):
+            own = p.local.flatten()
+            place[: len(own)] = own
+            place[len(own) :].zero_()
+        return row
+
+    def require_current(self) -> None:
+        """Forget what was gathered or kept before the optimizer's last step."""
+        for p in self.parameters:
+            p.require_unchanged()
+        if self.taken != self.versions():
+            self.drop()
+            self.kept = None
+
+    def versions(self) -> tuple[int, ...]:
+        return tuple(p.shard._version for p in self.parameters)
+
+    def arrive(self) -> None:
+        """Wait until all of each parameter is here."""
+        if not self.arriving:
+            return
+        table, work = self.arriving
+        work.wait()
+        pieces = self.ranks // len(table)  # to a row, of each parameter
+        for p, of_each in zip(self.parameters, table.split([pieces * p.n for p in self.parameters], 1), strict=True):
+            p.arrive(of_each)
+        free(table)
+        self.gathered, self.arriving = True, None
+
+    def keep(self, smaller: ProcessGroup) -> None:
+        """Of what is to be dropped, a larger piece, so that fewer ranks have all of it between them."""
+        ranks, rank = dist.get_world_size(smaller), dist.get_rank(smaller)
+        self.kept = torch.cat([p.whole.view(ranks, -1)[rank] for p in self.parameters])
+
+    def drop(self) -> None:
+        self.arrive()  # gathered, and never used
+        if self.gathered:
+            for p in self.parameters:
+                p.drop()
+        self.gathered = False
+
+    def show(self) -> list[Tensor]:
+        return [use for use in [p.show() for p in self.parameters] if use.requires_grad]
+
+    # ---- gradients ---------------------------------------------------------------------------------------
+
+    def accumulate(self) -> None:
+        """Keep whole gradients for a later micro-batch."""
+        for p in self.parameters:
+            gradient, p.full.grad = p.full.grad, None
+            if gradient is not None:
+                gradient = gradient.to(self.policy.reduce_dtype or gradient.dtype)
+                p.pending = gradient if p.pending is None else p.pending.add_(gradient)
+
+    def reduce(self) -> None:
+        """Start to make the shards' mean of whole gradients; `finish_reduce` and `finish_average` wait."""
+        self.accumulate()
+        due = [p for p in self.parameters if p.pending is not None]
+        widths = [p.n for p in due]
+        table = due[0].pending.new_empty(self.ranks, sum(widths))
+        for p, pieces in zip(due, table.split(widths, 1), strict=True):
+            p.pack(p.pending, pieces)
+            p.pending = None
+        part_of = start_reduce_scatter(table.view(-1), self.group)
+
+        def over_shards() -> None:
+            part = part_of().div_(self.ranks * self.copies)
+            free(table)
+            average = self.replicas and dist.all_reduce(part, group=self.replicas, async_op=True)
+
+            def over_replicas() -> None:
+                if average:
+                    average.wait()
+                for p, piece in zip(due, part.split(widths), strict=True):
+                    p.add(piece)
+
+            self.averaging = over_replicas
+
+        self.reducing = over_shards
+
+    def forget(self) -> None:
+        """Drop all that is gathered, and whole gradients."""
+        self.drop()
+        self.averaging = None
+        for p in self.parameters:
+            p.full.grad = p.pending = None
+
+    def finish_reduce(self) -> None:
+        reducing, self.reducing = self.reducing, None
+        if reducing:
+            reducing()
+
+    def finish_average(self) -> None:
+        averaging, self.averaging = self.averaging, None
+        if averaging:
+            averaging()
