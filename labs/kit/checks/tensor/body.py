@@ -38,7 +38,6 @@ class Called(Outcome):
 
     gradients: dict[str, Any] = field(default_factory=dict)
     changed: str = ""
-    differentiable: bool = True
     unseen: bool = False
 
 
@@ -68,7 +67,7 @@ def play_one(functions: Functions, case: Split) -> tuple[Called, Any]:
         result = noted(case, case.call, functions, given, **setting)
         called.returned = result.detach().clone() if isinstance(result, Tensor) else show(result)
         mark("step")
-        if case.graded and isinstance(result, Tensor):
+        if isinstance(result, Tensor) and result.requires_grad and result.shape == case.shape:
             go_back(case, called, result)
         mark("end")
     aftermath.tell(called)
@@ -80,9 +79,6 @@ def play_one(functions: Functions, case: Split) -> tuple[Called, Any]:
 
 
 def go_back(case: Split, called: Called, result: Tensor) -> None:
-    called.differentiable = result.requires_grad
-    if not called.differentiable or result.shape != case.shape:
-        return
     gradient = case.comes_back(dist.get_rank()).to(result.dtype)
     memory = torch.empty(0, dtype=gradient.dtype).set_(gradient.untyped_storage())  # behind an expanded one, too
     before = memory.clone()

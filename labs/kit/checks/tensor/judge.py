@@ -246,15 +246,10 @@ class Held:
 
 
 class Dealing:
-    """What two ranks were told of a deal: for each of its ranks three lists."""
+    """What two ranks were told of a deal: for each of its ranks three lists; and what should stand in the last two."""
 
     def __init__(self, case: Deal, told: list[Any], another_time: list[Any]) -> None:
         self.case, self.told, self.alike = case, told, told == another_time
         self.queries, self.keys, self.sharers = zip(*told, strict=True)
-
-    def read(self, rank: int) -> list[int]:
-        """The heads of keys and values that this rank's queries read."""
-        return sorted({query * self.case.kv_heads // self.case.heads for query in self.queries[rank]})
-
-    def with_its_keys(self, rank: int) -> list[int]:
-        return [other for other, keys in enumerate(self.keys) if sorted(keys) == sorted(self.keys[rank])]
+        self.due_keys = [sorted({query * case.kv_heads // case.heads for query in own}) for own in self.queries]
+        self.due_sharers = [[rank for rank, keys in enumerate(self.keys) if keys == own] for own in self.keys]

@@ -13,7 +13,8 @@ LISTS, DEALS      what all ranks of a deal are told
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,12 +54,6 @@ PLANS = (
 RESULT = (
     Mistake("nothing is returned", CALLER, lambda call: call.returned == "None"),
     Mistake("not a tensor", CALLER, lambda call: isinstance(call.returned, str) and f"{call.returned} was returned"),
-    Mistake(
-        "no gradient",
-        "Which of your lines does autograd not see: under no_grad, of .data, or of a detached tensor?",
-        lambda call: not call.differentiable and "the result does not require a gradient",
-        shows="the loss stands still: nothing in front of a split layer is trained",
-    ),
 )
 AFTER = (
     Mistake(
@@ -85,8 +80,9 @@ def form(fits: Callable[[One], bool]) -> Callable[[One], str | bool]:
 FORM = (
     Mistake(
         "no gradient",
-        "By which of your lines does a gradient come back to this tensor?",
+        "Which of your lines does autograd not see: under no_grad, of .data, or of a detached tensor?",
         form(lambda one: one.found is None),
+        shows="the loss stands still: nothing in front of a split layer is trained",
     ),
     Mistake(
         "a matrix is not split",
@@ -341,20 +337,12 @@ def first_rank(fits: Callable[[Dealing, int], str | bool]) -> Callable[[Dealing]
     return lambda deal: next((f"rank {r} {told}" for r in range(deal.case.ranks) if (told := fits(deal, r))), None)
 
 
-def first_head(kind: str, fits: Callable[[Dealing, int], bool]) -> Callable[[Dealing], str | None]:
-    """kind: "queries" or "keys"; of the first that has so many owners."""
-
-    def told(deal: Dealing) -> str | None:
-        heads = range(deal.case.heads if kind == "queries" else deal.case.kv_heads)
-        owners = {h: [r for r, own in enumerate(getattr(deal, kind)) for each in own if each == h] for h in heads}
-        return next((f"head {h} of {kind} is on ranks {on}" for h, on in owners.items() if fits(deal, len(on))), None)
-
-    return told
-
-
-def not_read(deal: Dealing, rank: int) -> str | bool:
-    keys, read = deal.keys[rank], deal.read(rank)
-    return sorted(keys) != read and f"has keys and values {keys}; its queries {deal.queries[rank]} read {read}"
+def not_once(lists: Sequence[list[int]], heads: int) -> tuple[int, list[int]] | None:
+    """The first head that not one rank has, or that does not exist; and its ranks."""
+    owners = {
+        h: [r for r, own in enumerate(lists) for each in own if each == h] for h in {*range(heads), *chain(*lists)}
+    }
+    return next(((h, ranks) for h, ranks in owners.items() if len(ranks) != 1 or not 0 <= h < heads), None)
 
 
 def uneven(deal: Dealing) -> str | bool:
@@ -365,8 +353,13 @@ def uneven(deal: Dealing) -> str | bool:
     return max(counts) - min(counts) > more and f"the ranks have {counts} query heads"
 
 
+def not_read(deal: Dealing, rank: int) -> str | bool:
+    found, due = deal.keys[rank], deal.due_keys[rank]
+    return sorted(found) != due and f"has keys and values {found}; its queries {deal.queries[rank]} read {due}"
+
+
 def other_sharers(deal: Dealing, rank: int) -> str | bool:
-    found, due = deal.sharers[rank], deal.with_its_keys(rank)
+    found, due = deal.sharers[rank], deal.due_sharers[rank]
     return found != due and f"adds up its gradient with {found}; the same keys and values are on {due}"
 
 
@@ -393,7 +386,9 @@ DEALS = (
     Mistake(
         "a query head is missing, or there twice",
         "Who computes head 0, 1, 2, ..., each once, and no other?",
-        first_head("queries", lambda deal, owners: owners != 1),
+        lambda deal: (
+            (found := not_once(deal.queries, deal.case.heads)) and "query head {} is on ranks {}".format(*found)
+        ),
     ),
     Mistake(
         "keys and values that its queries do not read",
@@ -404,7 +399,11 @@ DEALS = (
     Mistake(
         "keys and values twice, where there are enough",
         "Which queries had better stay together?",
-        first_head("keys", lambda deal, owners: owners > 1 and deal.case.kv_heads >= deal.case.ranks),
+        lambda deal: (
+            deal.case.kv_heads >= deal.case.ranks
+            and (found := not_once(deal.keys, deal.case.kv_heads))
+            and "keys and values {} are on ranks {}".format(*found)
+        ),
     ),
     Mistake("uneven", "How many heads has the rank that all others wait for?", uneven),
     Mistake(
