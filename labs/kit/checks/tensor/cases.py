@@ -43,7 +43,7 @@ class Split(shared.Case):
 
     paired: bool = False  # in two groups at the same time, of the even and of the odd ranks
     graded: bool = True  # else under no_grad
-    incoming: str = ""  # the gradient of the result: "expanded" or "transposed"
+    laid_out: str = ""  # "transposed": all that is given; "expanded": the gradient of the result
 
     alike: ClassVar[tuple[str, ...]] = ()  # what all ranks bring alike: it has one gradient
     own_gradients: ClassVar[bool] = False  # each rank's result goes on by itself: another gradient comes back to each
@@ -72,14 +72,15 @@ class Split(shared.Case):
         generator = self.generator(rank, what)
         if self.dtype is BF16:
             return torch.randint(1, 8, tuple(shape), generator=generator).to(BF16)
-        return torch.randn(tuple(shape), generator=generator, dtype=FP64).to(self.dtype)
+        x = torch.randn(tuple(shape), generator=generator, dtype=FP64).to(self.dtype)
+        return x.t().contiguous().t() if self.laid_out == "transposed" and x.ndim == 2 else x
 
     def comes_back(self, rank: int) -> Tensor:
         """The gradient of the result.  Behind an expanded one lies memory that is nobody else's."""
         who = rank if self.own_gradients else self.members(rank)[0] + 32
-        if self.incoming == "expanded":
+        if self.laid_out == "expanded":
             return self.numbers([prod(self.shape) + 64], who, 7)[: self.shape[-1]].expand(self.shape)
-        return self.numbers(self.shape[::-1], who, 7).t() if self.incoming else self.numbers(self.shape, who, 7)
+        return self.numbers(self.shape, who, 7)
 
     def due(self, members: tuple[int, ...]) -> list[dict[str, Tensor]]:
         """For each of these ranks the result and all gradients, if no others bring anything."""
@@ -117,6 +118,7 @@ PECULIAR = {
     "outer": "right only for some shapes",
     "shape": "right only for some shapes",
     "vocabulary": "right only for a vocabulary that divides",
+    "laid_out": "right only for contiguous tensors",
     "dtype": "right only in some dtypes",
 }
 
@@ -325,7 +327,7 @@ class Deal(NamedTuple):
 # ---- by chance -------------------------------------------------------------------------------------------
 
 AGAIN = {"only": "right only the first time"}
-UNUSUAL = ({"graded": False}, {"paired": True}, {"incoming": "expanded"}, {"incoming": "transposed"}, {"dtype": BF16})
+UNUSUAL = ({"graded": False}, {"paired": True}, {"laid_out": "expanded"}, {"laid_out": "transposed"}, {"dtype": BF16})
 
 
 class Draw:

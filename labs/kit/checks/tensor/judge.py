@@ -7,7 +7,7 @@
     block_plan     one layer of the course's GPT: a table of styles, which a job obeys
 
 On 1 to 8 ranks (heads on 16, on paper) and in two groups at the same time, some calls twice: pieces that differ, and
-empty ones, no dimension, no element, three dtypes, under no_grad, gradients that are expanded or transposed; on a wire
+empty ones, no dimension, no element, three dtypes, transposed, gradients that are expanded, under no_grad; on a wire
 on which nothing is right by luck (wire.py); the first three once with the bytes held.
 """
 
