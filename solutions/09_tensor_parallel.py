@@ -27,7 +27,7 @@ import torch.nn.functional as F
 
 from labs import cost, parallel_layers
 from labs.data import Batches, corpus
-from labs.kit import check, draw, strategies
+from labs.kit import check, draw, play, strategies
 from labs.kit.launch import run
 from labs.kit.ranks.link import Link
 from labs.kit.record import mark
@@ -280,8 +280,8 @@ check.row_linear(row_linear)
 # Which heads does a rank have? Query head h reads the keys and values of head h // (H // K). Give every rank its query
 # heads, the heads of keys and values that these read, and the ranks that have the same ones (itself included). With
 # enough heads of keys and values, no two ranks have the same; deal them out as evenly as possible, the first ranks one
-# more. The check tries many numbers of heads and ranks, and runs attention by your answer, forward and backward.
-# Budget: no message. `rank` is any rank; it is not the number of the process that calls you.
+# more. The check tries many numbers of heads, on up to 16 ranks. Budget: no message. `rank` is any rank; it is not the
+# number of the process that calls you.
 
 
 # %%
@@ -643,6 +643,28 @@ draw.plan(gpt_plan(PRESETS["small"], sequence_parallel=True), GPT(PRESETS["small
 # ordinary parameter of a smaller shape, so that optimizers, and the other strategies, need not know of it. (The norm of
 # all gradients must: it counts once what every rank has whole. `clip_gradients` of [labs/tp.py](../labs/tp.py) does.)
 #
+# ## The tensor-parallel explorer
+#
+# Here is a GPT with Llama 3's proportions: which slice of each matrix is on which rank, what rank 0 sends, and what it
+# holds, by the formulas that you have seen measured. (Matrices are drawn as PyTorch keeps them, outputs down. So what
+# are columns in this notebook's products are rows here.) Three questions to put to it:
+#
+# - On how many ranks do neighbours begin to share heads of keys and values, and what do they send for it?
+# - On 8 ranks, put x in shards. What shrinks, and what does it cost in bytes sent?
+# - Double the sequence: what doubles? And double the width?
+
+# %%
+play.tensor_parallel()
+
+# %% [markdown]
+# <details><summary>Answers</summary>
+#
+# On 16, since there are 8 heads of keys and values: two small all-reduces in each layer, of the gradients of k and v.
+# Activations shrink, and almost nothing is sent in addition. With the sequence, all that is sent doubles, and so do the
+# activations; P, G and S stay. With the width, what is sent doubles again, but a layer's parameters grow fourfold: wide
+# models are where TP pays.
+# </details>
+#
 # ## Native
 #
 # PyTorch's own `parallelize_module` takes such a table too. [labs/native.py](../labs/native.py) turns ours into its
@@ -837,7 +859,7 @@ rows = []
 for size, config in SIZES.items():
     for name, link in cost.LINK_CLASSES.items():
         on_8 = cost.token_seconds(config, 8, link)
-        parts = {"of this messages": round(1e3 * on_8.messages, 2), "bytes": round(1e3 * on_8.bytes, 2)}
+        parts = {"on 8: messages": round(1e3 * on_8.messages, 2), "on 8: bytes": round(1e3 * on_8.bytes, 2)}
         rows.append({"": f"{size}, {name}"} | {f"on {n}": in_ms(config, n, link) for n in (1, 2, 4, 8)} | parts)
 draw.table(rows, caption="a token on 1 to 8 ranks, in ms; –: does not fit")
 
@@ -891,30 +913,39 @@ TOKENS, WIDTH, PAIRS = 128, 256, {"one after the other": whole, "in chunks": in_
 
 def both(times=6):
     """Each of the two, some times; whether they give the same."""
+    torch.manual_seed(dist.get_rank())  # the ranks have different tokens, and different parts of the matrices
     mesh, results = Mesh((dist.get_world_size(),), ("tp",)), []
-    x, up, down = torch.ones(1, TOKENS, WIDTH), torch.randn(2 * WIDTH, WIDTH), torch.randn(WIDTH, 2 * WIDTH)
+    x, up, down = (torch.randn(shape) / 16 for shape in ((1, TOKENS, WIDTH), (2 * WIDTH, WIDTH), (WIDTH, 2 * WIDTH)))
     for pair in PAIRS.values():
         for _ in range(times):
+            time.sleep(0.05)  # a gap in the picture
             dist.barrier()  # so that the ranks begin together
             mark("step")
             with Padded():
                 results.append(pair(x, up, down, mesh))
             mark("end")
-    return torch.allclose(results[0], results[-1], rtol=1e-3)
+    return torch.allclose(results[0], results[-1], atol=1e-5)
 
 
 # %%
 wire = Link(nodes=2, bandwidth="100 Mbit/s")
 found = on_cpu(both, ranks=2, link=wire, record="communication", tell="async TP")
-seen, spans = found.recording, found.recording.step_spans(0)
-quiet = [min(range(first, first + 6), key=lambda n: spans[n].end - spans[n].start) for first in (0, 6)]
+seen, spans = found.recording, [found.recording.step_spans(rank) for rank in range(2)]
 assert all(found) and seen.sent(0, 0) == seen.sent(0, 6)
+
+
+def lasted(number):
+    """From the first rank's start to the last one's end, in ms."""
+    return 1000 * (max(each[number].end for each in spans) - min(each[number].start for each in spans))
+
+
+quiet = [min(range(first, first + 6), key=lasted) for first in (0, 6)]
 draw.timeline(seen, seen, step=quiet, names=list(PAIRS))
 
 # %%
 for name, number in zip(PAIRS, quiet, strict=True):
     waits = 1000 * sum(event.waited for event in seen.select(0, number))
-    print(f"{name}: {1000 * (spans[number].end - spans[number].start):.0f} ms, of which rank 0 waited {waits:.0f} ms")
+    print(f"{name}: {lasted(number):.0f} ms, of which rank 0 waited {waits:.0f} ms")
 travels = 1000 * wire.seconds("send", 4 * TOKENS * WIDTH, ranks=2)
 print(f"both send {seen.sent(0, 0):,} bytes; a shard travels {travels:.0f} ms")
 
