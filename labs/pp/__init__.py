@@ -9,6 +9,7 @@
     messages        what travels, and in which order, so that ranks never wait for each other in a circle
     tied            a parameter that stages of several ranks share
     executor        obeys a schedule
+    placement       the oldest way: one process, layers on devices
     search          the quickest schedule of all, for a few ranks and micro-batches
 
 A schedule is data, a list of instructions for each rank.  The same lists are checked, simulated and run:
