@@ -7,6 +7,8 @@
     all_reduce_times({"ring": cost.…})      seconds by algorithm, ranks, size, latency and bandwidth
     prefetch(talk, held, steps)             recordings by how many layers are gathered ahead
     memory(model="llama3-8b")               bytes on each rank by kind and stage, and on which cards that fits
+    schedule()                              a pipeline's schedule in time: its bubble, the activations alive
+    microbatches(lists)                     a pipeline's stages, moment by moment: which micro-batch is where
     placements()                            a tensor from some placements to others: who holds what, what is sent
     tensor_parallel()                       which slice of each matrix lies where, and what a rank sends and holds
 
@@ -24,9 +26,13 @@ from labs.kit import draw
 from labs.kit.drawing.diagrams import Holdings, Message, by_round
 from labs.kit.drawing.figures import window
 from labs.kit.explorers import memory as explorer
+from labs.kit.explorers import microbatches as moment
 from labs.kit.explorers import placement
+from labs.kit.explorers import schedule as pipeline
 from labs.kit.explorers import tensor_parallel as split
 from labs.kit.explorers.prefetch import picture as timeline_and_memory
+from labs.pp.instructions import Lists
+from labs.pp.simulation import Cost, simulate
 
 
 class Explorer(ipywidgets.VBox):
@@ -77,9 +83,10 @@ def control(name: str, values: Sequence | Mapping) -> ipywidgets.Widget:
     """
     if not len(values):
         raise ValueError(f"{name} has no values to choose from: give a list with at least one")
+    whole = {"description": name, "style": {"description_width": "initial"}}  # a long name, too
     if isinstance(values, Mapping):
-        return ipywidgets.Dropdown(options=list(values.items()), description=name)
-    return ipywidgets.SelectionSlider(options=list(values), description=name)
+        return ipywidgets.Dropdown(options=list(values.items()), **whole)
+    return ipywidgets.SelectionSlider(options=list(values), **whole)
 
 
 def explore(picture: Callable[..., Any], **values: Sequence | Mapping) -> Explorer:
@@ -201,6 +208,28 @@ def tensor_parallel(**begin: Any) -> Explorer:
     Raises ValueError for a control that does not exist, or a value that it does not have.
     """
     return Explorer(split.picture, begun("tensor-parallel", split.CONTROLS, split.BEGIN, begin))
+
+
+def schedule(**begin: Any) -> Explorer:
+    """A pipeline's schedule in time, and beneath it of how many micro-batches each rank holds the activations.
+
+    begin: where controls stand at first, by the names of `labs.kit.explorers.schedule.CONTROLS`; `forward` and
+    `backward` are what a micro-batch takes in all layers of a rank, `send` what it takes from rank to rank.
+    Raises ValueError for a control that does not exist, or a value that it does not have.
+    """
+    return Explorer(pipeline.picture, begun("schedule", pipeline.CONTROLS, pipeline.BEGIN, begin))
+
+
+def microbatches(lists: Lists, **costs: Cost) -> Explorer:
+    """A film of micro-batches on their way through the stages, a frame for each moment at which something begins.
+
+    lists, costs: as labs.pp.simulate has them.  Saved: the moment in the middle.
+    Raises WrongSchedule for lists that cannot be run: draw.schedule shows where.
+    """
+    simulation = simulate(lists, **costs)
+    times = moment.moments(simulation)
+    still = moment.picture(simulation, times[len(times) // 2])
+    return frames(lambda frame: moment.picture(simulation, times[frame]), "moment", len(times), still)
 
 
 def begun(name: str, choices: Mapping[str, Any], at_first: Mapping[str, Any], begin: Mapping[str, Any]) -> dict:

@@ -59,7 +59,8 @@ def drawn(of: Simulation, now: float | None = None) -> Drawing:
     keys(canvas, 46, legends)
     gantt(canvas, top, of, axis)
     ticks(canvas, end, axis)
-    canvas.text(16, middle - 14, "micro-batches whose activations are alive", size=12, anchor="start", fill=MUTED)
+    alive = "micro-batches whose activations are alive" + (", in each of a rank's stages" if legends[1:] else "")
+    canvas.text(16, middle - 14, alive, size=12, anchor="start", fill=MUTED)
     held(canvas, middle, of, axis)
     if now is not None:
         canvas.line((axis.x(now), top - 6), (axis.x(now), bottom), line=2)
@@ -118,15 +119,15 @@ def axis_of(of: Simulation, end: float) -> Axis:
 def gantt(canvas: Canvas, top: float, of: Simulation, axis: Axis) -> None:
     """A row for each rank: grey, and over it what the rank computes."""
     fills = Fills(of.lists)
-    size = 12 if all(room(of, x, axis) > width_of(str(x.microbatch), 12) for x in of.end) else 10
+    size = 12 if all(room(of, x, axis) > width_of(str(x.microbatch), 12) + 2 for x in of.end) else 10
     for rank, order in enumerate(of.lists):
         y = top + (ROW + APART) * rank
         canvas.text(16, y + ROW / 2, f"rank {rank}", anchor="start")
         canvas.rect(LEFT, y, axis.x(axis.end) - LEFT, ROW, fill=TIMELINE["waiting"], stroke="none", radius=0)
         for x in order:
             fill, long = fills[x], room(of, x, axis)
-            canvas.rect(axis.x(of.start[x]), y, long, ROW, fill=fill, radius=0, line=0.8)
-            if width_of(str(x.microbatch), size) < long:
+            canvas.rect(axis.x(of.start[x]), y, long, ROW, fill=fill, radius=0, line=min(0.8, long / 8))
+            if width_of(str(x.microbatch), size) + 2 < long:
                 canvas.text(axis.x(of.start[x]) + long / 2, y + ROW / 2, x.microbatch, size=size, fill=ink(fill))
 
 

@@ -1,0 +1,49 @@
+"""The schedule explorer's picture: a schedule of labs.pp in time, with its bubble and the activations alive.
+
+    picture(**BEGIN)      what sizes a schedule cannot do, its own sentence says in place of the picture
+
+`labs.kit.play.schedule` puts controls above it.  A rank has the same layers, however many stages they make: what takes
+`forward` on a rank takes a half of it in each of two stages.
+"""
+
+from collections.abc import Mapping, Sequence
+from textwrap import wrap
+
+from labs.kit.drawing.palette import WRONG
+from labs.kit.drawing.picture import Drawing
+from labs.kit.drawing.schedules import LONG, drawn
+from labs.kit.drawing.svg import Canvas
+from labs.pp.schedules import SCHEDULES
+from labs.pp.simulation import simulate
+
+# What can be set, to what (a slider, or where it is a mapping, a menu), and where it begins.
+CONTROLS: dict[str, Sequence | Mapping] = {
+    "schedule": {name: name for name in SCHEDULES},
+    "ranks": tuple(range(1, 9)),
+    "microbatches": tuple(range(1, 17)),
+    "stages_per_rank": (1, 2, 3, 4),
+    "forward": (0.5, 1, 1.5, 2, 3),
+    "backward": (0.5, 1, 1.5, 2, 3, 4),
+    "send": (0, 0.1, 0.2, 0.5, 1),
+}
+BEGIN = {"schedule": "1f1b", "ranks": 4, "microbatches": 8, "stages_per_rank": 1}
+BEGIN |= {"forward": 1, "backward": 2, "send": 0}
+
+
+def picture(
+    schedule: str, ranks: int, microbatches: int, stages_per_rank: int, forward: float, backward: float, send: float
+) -> Drawing:
+    """At these settings.  The halves of a backward that is split take equally long."""
+    try:
+        lists = SCHEDULES[schedule](ranks, microbatches, stages_per_rank)
+    except ValueError as refused:
+        return sentence(str(refused))
+    F, B = forward / stages_per_rank, backward / stages_per_rank
+    return drawn(simulate(lists, F=F, B=B, I=B / 2, W=B / 2, send=send))
+
+
+def sentence(words: str) -> Drawing:
+    lines = wrap(words, 90)
+    canvas = Canvas(LONG + 172, 30 + 20 * len(lines), "No such schedule", words)
+    canvas.lines(16, 24, lines, anchor="start", fill=WRONG)
+    return canvas.drawing(words)
