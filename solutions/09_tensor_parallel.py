@@ -267,10 +267,10 @@ check.row_linear(row_linear)
 # *head* computes by itself, with its own columns of q, k and v. So cuts are allowed only between heads.
 #
 # With **grouped-query attention** there are fewer heads of keys and values than query heads; H/K query heads read the
-# same one. (Llama 3 405B has H = 128 and K = 8.) As long as there are as many of these as ranks, each rank gets whole
-# groups. With more ranks than that, several neighbours need a copy of the same head. Each of these ranks computes the
-# gradient of this head from its own queries alone, so the gradients must be added up over just these ranks. This is
-# easily overlooked. The training code of one model did not add them up for the biases
+# same one. (Llama 3 405B has H = 128 and K = 8.) As long as there are at least as many of these as ranks, each rank
+# gets whole groups. With more ranks than that, several neighbours need a copy of the same head. Each of these ranks
+# computes the gradient of this head from its own queries alone, so the gradients must be added up over just these
+# ranks. This is easily overlooked. The training code of one model did not add them up for the biases
 # ([bigcode-project/Megatron-LM#11](https://github.com/bigcode-project/Megatron-LM/issues/11)); and after another repair
 # of the same gradients, a validation loss on several ranks went from 3.74 to one rank's 2.64
 # ([#37](https://github.com/bigcode-project/Megatron-LM/pull/37)).
@@ -456,9 +456,9 @@ check.predict("How many times as many bytes?", guess_times, round(with_it / with
 
 # %% [markdown]
 # The same, but for a little that belongs to the norms. You know why from notebook 02: an all-reduce *is* a
-# reduce-scatter followed by an all-gather. Sequence parallelism does the work between the pairs between these two
-# halves, each rank on its own tokens. What it saves is memory. (It is not *context parallelism*, which splits the
-# sequence inside attention, too.)
+# reduce-scatter followed by an all-gather. Sequence parallelism pulls the two apart, and what stands between the pairs
+# is computed between them, by each rank on its own tokens. What it saves is memory. (It is not *context parallelism*,
+# which splits the sequence inside attention, too.)
 
 # %%
 ONE = {"one device": partial(row, "one device")}
@@ -646,8 +646,8 @@ draw.plan(gpt_plan(PRESETS["small"], sequence_parallel=True), GPT(PRESETS["small
 # ## The tensor-parallel explorer
 #
 # Here is a GPT with Llama 3's proportions: which slice of each matrix is on which rank, what rank 0 sends, and what it
-# holds, by the formulas that you have seen measured. (Matrices are drawn as PyTorch keeps them, outputs down. So what
-# are columns in this notebook's products are rows here.) Three questions to put to it:
+# holds, by the formulas of the ledgers above. (Matrices are drawn as PyTorch keeps them, outputs down. So what are
+# columns in this notebook's products are rows here.) Three questions to put to it:
 #
 # - On how many ranks do neighbours begin to share heads of keys and values, and what do they send for it?
 # - On 8 ranks, put x in shards. What shrinks, and what does it cost in bytes sent?
@@ -661,9 +661,8 @@ play.tensor_parallel()
 #
 # On 16, since there are 8 heads of keys and values: two small all-reduces in each layer, of the gradients of k and v.
 # Activations shrink, and almost nothing is sent in addition. With the sequence, all that is sent doubles, and so do the
-# activations; P, G and S stay. With the width, what is sent doubles again, but a layer's parameters grow fourfold: wide
-# models are where TP pays.
-# </details>
+# activations; P, G and S stay. With the width, what is sent doubles, too, but a layer's parameters grow about fourfold:
+# wide models are where TP pays.
 #
 # ## Native
 #
@@ -768,7 +767,7 @@ draw.table(rows, caption="the last axis is made of neighbours; bytes of a step w
 # That is why TP goes last on a mesh. (Llama's authors list their axes the other way round: TP, their first one, is the
 # innermost.)
 #
-# ## Latency
+# ## Latency: when a token gets slower
 #
 # So far TP was for training. It is used for answering, too: a model that generates text has one token to compute at a
 # time, and needs *all* its weights for it. What takes the time is reading them from memory, and N ranks read an N-th
@@ -837,7 +836,8 @@ draw.table([{"": name, "a token took": f"{each:.1f} ms"} for name, each in took.
 # %% [markdown]
 # On your machine, ranks share cores and memory, so more of them need not be quicker. On the slow wire there is no
 # doubt. A token has two all-reduces a layer, one for the embedding and a gather of the logits, all one after the other.
-# And nearly all of their time is messages: a token is so little data that bandwidth hardly counts.
+# And nearly all of their time is messages: a token is so little data that bandwidth hardly counts. (What it took beyond
+# these is compute and Python.)
 #
 # So TP pays for a model whose weights take longer to read than its all-reduces take to begin. Here is the same formula
 # for the links that people have (`cost` names its sources), for models in 16 bit and one sequence, on GPUs of 80 GB:
@@ -880,7 +880,7 @@ draw.table(rows, caption="a token on 1 to 8 ranks, in ms; –: does not fit")
 # shards go round a ring, one by one, and multiply each while the next one travels. At the other end the sums go round,
 # and each rank adds the product of its own part. [labs/async_tp.py](../labs/async_tp.py) has both, `gather_linear` and
 # `linear_scatter`. Here are the two matrices of this notebook's first picture, forward, on two ranks and a slow wire.
-# (A sleep makes each product longer: 80 µs a token. So the picture does not depend on how busy your machine is.)
+# (A sleep makes each product longer, 80 µs a token, so that the picture depends less on how busy your machine is.)
 
 # %%
 from torch.overrides import TorchFunctionMode
@@ -890,6 +890,8 @@ from labs.conjugate import gather, scatter
 
 
 class Padded(TorchFunctionMode):
+    """Within it, each product takes longer."""
+
     def __torch_function__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         if func is torch.Tensor.matmul:
@@ -911,7 +913,7 @@ def in_chunks(x, up, down, mesh):
 TOKENS, WIDTH, PAIRS = 128, 256, {"one after the other": whole, "in chunks": in_chunks}
 
 
-def both(times=6):
+def both(times=12):
     """Each of the two, some times; whether they give the same."""
     torch.manual_seed(dist.get_rank())  # the ranks have different tokens, and different parts of the matrices
     mesh, results = Mesh((dist.get_world_size(),), ("tp",)), []
@@ -931,7 +933,7 @@ def both(times=6):
 wire = Link(nodes=2, bandwidth="100 Mbit/s")
 found = on_cpu(both, ranks=2, link=wire, record="communication", tell="async TP")
 seen, spans = found.recording, [found.recording.step_spans(rank) for rank in range(2)]
-assert all(found) and seen.sent(0, 0) == seen.sent(0, 6)
+assert all(found) and seen.sent(0, 0) == seen.sent(0, 12)
 
 
 def lasted(number):
@@ -939,7 +941,7 @@ def lasted(number):
     return 1000 * (max(each[number].end for each in spans) - min(each[number].start for each in spans))
 
 
-quiet = [min(range(first, first + 6), key=lasted) for first in (0, 6)]
+quiet = [min(range(first, first + 12), key=lasted) for first in (0, 12)]
 draw.timeline(seen, seen, step=quiet, names=list(PAIRS))
 
 # %%
@@ -950,22 +952,26 @@ travels = 1000 * wire.seconds("send", 4 * TOKENS * WIDTH, ranks=2)
 print(f"both send {seen.sent(0, 0):,} bytes; a shard travels {travels:.0f} ms")
 
 # %% [markdown]
-# (Of each, the quickest of six. The scatter is drawn as an all-to-all, as in notebook 04.) The same result, the same
-# bytes, and hardly any waiting, since a shard takes about as long to multiply as to travel. In PyTorch, torch.compile
-# does it to a plan; its authors
+# (Of each, the quickest of twelve. The scatter is drawn as an all-to-all, as in notebook 04.) The same result and the
+# same bytes, but now a shard travels while another is multiplied. What is left to wait for is what travelling takes
+# longer than multiplying: here nearly nothing, or what else your machine does. In PyTorch, torch.compile does it to a
+# plan; its authors
 # [report](https://discuss.pytorch.org/t/distributed-w-torchtitan-introducing-async-tensor-parallelism-in-pytorch/209487)
 # a forward up to 29% faster, and training up to 8%, for a Llama 3 of 7B. It does nothing for a single token: that
 # cannot be cut.
 #
-# ## Seeds of confusion, settled by measurement
+# ## Three confusions, settled by measurement
 #
-# **"TP splits the rows."** Columns, then rows: see the first job of this notebook. **"TP makes activations smaller by
-# the number of ranks."** Only with sequence parallelism, and then nearly so: see the ledger of A. **"TP has little
-# communication."** (That is said of pipelines, with good reason.) Take the same model, the same batch and the same four
-# ranks under three strategies. DDP and FSDP send *parameters and gradients*, as many for one token as for a million. TP
-# sends *activations*, a fixed number for each token of the whole batch. So with few tokens it sends least, and with
-# many most. First all three as measured, with sequences of 128 tokens. Then by the formulas, for other lengths, too;
-# where TP meets DDP, it was measured once more:
+# - **"TP splits the rows."** Columns, then rows: see the first job of this notebook.
+# - **"TP makes activations smaller by the number of ranks."** Only with sequence parallelism, and then nearly so: see
+#   the ledger of A.
+# - **"TP has little communication."** That is said of pipelines, with good reason. Take the same model, the same batch
+#   and the same four ranks under three strategies. DDP and FSDP send *parameters and gradients*, as many for one token
+#   as for a million. TP sends *activations*, a fixed number for each token of the whole batch. So with few tokens it
+#   sends least, and with many most.
+#
+# First all three as measured, with sequences of 128 tokens. Then by the formulas, for other lengths, too; where TP
+# meets DDP, it was measured once more:
 
 # %%
 a_part = cost.Job(CONFIG, batch=1, ranks=4)  # under data parallelism, each rank has a quarter of the batch
@@ -994,8 +1000,8 @@ draw.table([sent(length) for length in (32, 64, crossed, 128, 256)], caption="by
 # %% [markdown]
 # The crossing is easy to remember. A layer has about 12 D² parameters, of which DDP all-reduces the gradients; TP
 # all-reduces 4 tensors of D numbers a token. They are equal at 12 D²/4 D = **3 D tokens** in the batch of a TP group,
-# and with FSDP, which sends half as much again as DDP, at 4.5 D. (The embedding and the head move it a little.) Real
-# batches are far above that.
+# and with FSDP, which sends half as much again as DDP, at 4.5 D. (The embedding and the head move it a little.) In
+# training, batches are usually larger.
 #
 # ## Why, and why not
 #
