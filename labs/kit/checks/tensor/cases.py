@@ -216,7 +216,7 @@ class Row(Split):
 class Loss(Split):
     tokens: int = 9
     vocabulary: int = 20
-    highest: float = 1  # logits of ± this are among them
+    highest: float = 1  # logits of ± this are among them; the first token has none but low ones
 
     result = "loss"
     shape = ()
@@ -225,6 +225,7 @@ class Loss(Split):
         members = self.members(rank)
         first, size = piece(self.vocabulary, len(members), members.index(rank))
         signs = torch.randint(-1, 2, (self.tokens, size), generator=self.generator(rank, 1))
+        signs[0] = -1
         targets = torch.randint(self.vocabulary, (self.tokens,), generator=self.generator(63, 2))
         logits = 3 * self.numbers([self.tokens, size], rank) + self.highest * signs
         return {"logits": logits, "targets": targets, "first": first}
