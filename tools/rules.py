@@ -64,8 +64,10 @@ def broken_outputs(outputs: list[NotebookNode]) -> Iterator[str]:
 
 
 def broken_prose(text: str, folder: Path) -> Iterator[str]:
-    """Broken links and images without alternative text in Markdown that lies in `folder`."""
+    """Broken links, open folds, and images without alternative text in Markdown that lies in `folder`."""
     text = FENCE.sub("", text)
+    if (opened := text.count("<details>")) != (closed := text.count("</details>")):
+        yield f"<details> stands {opened} × and </details> {closed} ×: a fold that is not closed hides what follows"
     images = [dict(ATTRIBUTE.findall(tag)) for tag in HTML_IMAGE.findall(text)]
     images += [{"alt": words, "src": target} for mark, words, target in LINK.findall(text) if mark]
     for image in images:
