@@ -1094,6 +1094,7 @@ draw.table(rows)
 # Columns give some of the features, complete, so that relu, silu or a head's attention can work on them; and these are
 # just what the rows need. Forward, one all-reduce behind the rows. Backward, one in front of the columns, since every
 # rank used all of x for its own columns and has only a summand of its gradient.
+# </details>
 #
 # <details><summary>What does sequence parallelism change in bytes sent, in bytes held, and in the gradients of the
 # norms?</summary>
@@ -1101,6 +1102,7 @@ draw.table(rows)
 # Sent: as much, since an all-reduce is a reduce-scatter and an all-gather. Held: what is between the pairs is divided
 # by the number of ranks, too. The norms see only a part of the tokens on each rank, so their gradients must be added
 # up.
+# </details>
 #
 # <details><summary>Two nodes of eight GPUs with NVLink inside, a model of 8B, and training with a batch of a million
 # tokens. Which axis goes where, and when would you not use TP at all?</summary>
