@@ -664,6 +664,8 @@ play.tensor_parallel()
 # activations; P, G and S stay. With the width, what is sent doubles, too, but a layer's parameters grow about fourfold:
 # wide models are where TP pays.
 #
+# </details>
+#
 # ## Native
 #
 # PyTorch's own `parallelize_module` takes such a table too. [labs/native.py](../labs/native.py) turns ours into its
