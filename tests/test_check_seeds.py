@@ -4,7 +4,15 @@ import random
 
 import pytest
 
-from tests import test_check, test_check_fsdp, test_check_memory, test_check_mesh, test_check_tensor, test_check_zero
+from tests import (
+    test_check,
+    test_check_fsdp,
+    test_check_memory,
+    test_check_mesh,
+    test_check_pipeline,
+    test_check_tensor,
+    test_check_zero,
+)
 from tests.wrong_answers.answers import ANSWERS, let_past
 from tests.wrong_answers.together import together
 
@@ -17,6 +25,7 @@ RIGHT = [
     ),
     *((judge.__name__, fn) for judge, fn, _ in test_check_memory.RIGHT),
     *test_check_mesh.RIGHT,
+    *test_check_pipeline.RIGHT,
 ]
 CHECKS = list(dict.fromkeys(answer.check for answer in ANSWERS))
 

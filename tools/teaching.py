@@ -15,9 +15,10 @@ from labs.kit.checks.fsdp import mistakes as fsdp
 from labs.kit.checks.gradients import mistakes as gradients
 from labs.kit.checks.meshes import neighbours, order, scatter
 from labs.kit.checks.meshes import table as placements
+from labs.kit.checks.pipeline import mistakes as pipeline
 from labs.kit.checks.tensor import mistakes as tensor
 
-MODULES = (gradients, collectives, fsdp, neighbours, scatter, order, placements, tensor, left, job)
+MODULES = (gradients, collectives, fsdp, neighbours, scatter, order, placements, tensor, pipeline, left, job)
 TEACHING = Path(__file__).resolve().parent.parent / "TEACHING.md"
 BEGIN, END = "<!-- printed by `python -m tools.teaching`: from here -->", "<!-- to here -->"
 

@@ -25,6 +25,11 @@
     check.deal_heads(fn)           fn(heads, kv_heads, ranks, rank) -> (queries, keys, sharers)      whole heads
     check.split_loss(fn)           fn(logits, targets, first, group=None) -> loss    of this rank's part of the logits
     check.block_plan(fn)           fn(config, sequence_parallel) -> plan     of one layer, in styles of labs.tp
+    check.gpipe(fn)                fn(ranks, microbatches) -> lists          all forwards, then all backwards
+    check.one_f_one_b(fn)          fn(ranks, microbatches) -> lists          the same bubble, with fewer activations
+    check.interleaved(fn)          fn(ranks, microbatches, stages_per_rank) -> lists     a smaller bubble
+    check.zero_bubble(fn)          fn(ranks, microbatches) -> lists          the backward in two halves, I and W
+    check.obey(fn)                 fn(instructions, stages, loss, xs, ys, take, put) -> losses     of one rank
     check.predict(question, guess, answer)
 
     ✓ reduce_scatter: you sent 0.75 × the tensor per rank; the least possible is 0.75 ×
@@ -50,6 +55,7 @@ from labs.kit.checks.meshes.order import order_of_axes
 from labs.kit.checks.meshes.scatter import partial_to_shard
 from labs.kit.checks.meshes.table import placements
 from labs.kit.checks.norms import clip
+from labs.kit.checks.pipeline.judge import gpipe, interleaved, obey, one_f_one_b, zero_bubble
 from labs.kit.checks.recomputing import checkpoint, place_checkpoints
 from labs.kit.checks.shards import gather_and_drop, gradient_ready, partition_optimizer
 from labs.kit.checks.tensor.judge import block_plan, conjugate, deal_heads, row_linear, split_loss
@@ -68,9 +74,13 @@ __all__ = [
     "data_parallel",
     "deal_heads",
     "gather_and_drop",
+    "gpipe",
     "gradient_ready",
     "hsdp_gradient",
+    "interleaved",
     "neighbours",
+    "obey",
+    "one_f_one_b",
     "order_of_axes",
     "partial_to_shard",
     "partition_optimizer",
@@ -82,4 +92,5 @@ __all__ = [
     "row_linear",
     "split_loss",
     "unshard_and_reshard",
+    "zero_bubble",
 ]

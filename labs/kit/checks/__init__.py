@@ -24,6 +24,7 @@ A family is a folder:
     gradients/       average_gradients, accumulation, data_parallel
     fsdp/            unshard_and_reshard, prefetch, hsdp_gradient
     tensor/          conjugate, row_linear, deal_heads, split_loss, block_plan
+    pipeline/        gpipe, one_f_one_b, interleaved, zero_bubble, obey
     meshes/          neighbours, partial_to_shard (scatter), order_of_axes (order), placements (table), a file each
 
 and not yet folders: shards, layers and pieces (ZeRO), norms (clip), recomputing and twice (checkpoint).  All share

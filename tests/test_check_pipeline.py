@@ -1,0 +1,240 @@
+"""The checks of notebook 10 against answers that are known to be right, and against wrong ones that are known by name.
+
+Right: the course's own, and answers that go another way about it (generators, tuples, NumPy's numbers, backwards in the
+other order, schedules that were published as text, or found by simulation; gradients by torch.autograd.grad, the
+input's sent ahead).  Wrong: tests/wrong_answers/pipeline.py.
+"""
+
+from collections import deque
+
+import numpy as np
+import pytest
+import torch
+
+from labs import pp
+from labs.kit import check
+from labs.pp import B, F, I, W
+from tests.wrong_answers import pipeline
+from tests.wrong_answers.answers import ANSWERS, let_past
+from tests.wrong_answers.together import together
+
+CHECKS = ("gpipe", "one_f_one_b", "interleaved", "zero_bubble", "obey")
+
+# ---- right answers ---------------------------------------------------------------------------------------
+
+
+def gpipe_by_a_generator(ranks, microbatches):
+    for rank in range(ranks):
+        yield (kind(rank, m) for kind in (F, B) for m in range(microbatches))
+
+
+def gpipe_backward_in_reverse(ranks, microbatches):
+    """As the paper has it."""
+    every = np.arange(microbatches)
+    return tuple(deque([F(r, m) for m in every] + [B(r, m) for m in every[::-1]]) for r in np.arange(ranks))
+
+
+def gpipe_from_text(ranks, microbatches):
+    return [[pp.read(f"{rank}{kind}{m}") for kind in "FB" for m in range(microbatches)] for rank in range(ranks)]
+
+
+def one_f_one_b_by_counting(ranks, microbatches):
+    """A forward, whenever fewer are alive than may be."""
+    lists = []
+    for rank in range(ranks):
+        order, forward, backward = [], 0, 0
+        while backward < microbatches:
+            if forward < microbatches and forward - backward < ranks - rank:
+                order.append(F(rank, forward))
+                forward += 1
+            else:
+                order.append(B(rank, backward))
+                backward += 1
+        lists.append(order)
+    return lists
+
+
+def one_f_one_b_in_tensors(ranks, microbatches):
+    numbers = torch.arange(max(ranks, microbatches))
+    lists = pp.one_f_one_b(ranks, microbatches)
+    return [[type(x)(numbers[x.stage], numbers[x.microbatch]) for x in order] for order in lists]
+
+
+def interleaved_with_a_shorter_warmup(ranks, microbatches, stages_per_rank):
+    """The bubble of Narayanan et al., with fewer activations."""
+    return pipeline.interleaved(ranks, microbatches, stages_per_rank, lambda p, v, r: (p - 1 - r) + (v - 1) * p)
+
+
+def interleaved_all_forwards_first_for_few(ranks, microbatches, stages_per_rank):
+    """As Megatron has it, where there are as many micro-batches as ranks."""
+
+    def warmup(p, v, r):
+        return v * p if microbatches == ranks else 2 * (p - 1 - r) + (v - 1) * p
+
+    return pipeline.interleaved(ranks, microbatches, stages_per_rank, warmup)
+
+
+def zero_bubble_found_by_simulation(ranks, microbatches):
+    """On a common clock: a forward while few enough are alive, else an I, and a W where a rank would wait."""
+    lists, done = [[] for _ in range(ranks)], set()
+    count = [{F: 0, I: 0, W: 0} for _ in range(ranks)]
+    while any(each[W] < microbatches for each in count):
+        now = []
+        for r, each in enumerate(count):
+            few = each[F] - each[I] < ranks - r and each[F] - each[W] < ranks
+            can = {
+                F: few and each[F] < microbatches and (r == 0 or F(r - 1, each[F]) in done),
+                I: each[I] < each[F] and (r == ranks - 1 or I(r + 1, each[I]) in done),
+                W: each[W] < each[I],
+            }
+            if kind := next((kind for kind in can if can[kind]), None):
+                now.append(kind(r, each[kind]))
+                each[kind] += 1
+        for x in now:
+            lists[x.stage].append(x)
+        done.update(now)
+    return lists
+
+
+def zero_bubble_whole_on_rank_0(ranks, microbatches):
+    """Nobody waits for the gradient of the tokens."""
+    first, *others = pipeline.zero_bubble(ranks, microbatches)
+    return [[B(0, x.microbatch) if isinstance(x, I) else x for x in first if not isinstance(x, W)], *others]
+
+
+def zero_bubble_with_the_last_w_first(ranks, microbatches):
+    lists = []
+    for rank, order in enumerate(pipeline.zero_bubble(ranks, microbatches)):
+        last = len(order) - min(rank + 1, microbatches)
+        lists.append(order[:last] + order[last:][::-1])
+    return lists
+
+
+def zero_bubble_of_the_course(ranks, microbatches):
+    return pp.zb1p(ranks, microbatches)
+
+
+def obey_by_gradients(instructions, stages, loss, xs, ys, take, put):
+    """The gradient of the input leaves before those of the weights are there."""
+    ends, losses = {}, [None] * len(ys)
+    for x in instructions:
+        s, m = x.stage, x.microbatch
+        is_last = bool(ys) and s == max(stages)
+        if type(x) is F:
+            given = xs[m] if s == 0 else take(F(s - 1, m)).detach().clone().requires_grad_(True)
+            made = stages[s](given)
+            if is_last:
+                made = loss(made, ys[m])
+                losses[m] = made.item()
+            put(x, made)
+            ends[x] = given, made
+            continue
+        given, made = ends.pop(F(s, m))
+        back = torch.tensor(1 / len(ys), dtype=made.dtype) if is_last else take(B(s + 1, m))
+        weights = [p for p in stages[s].parameters() if p.requires_grad]
+        if s > 0:
+            (gradient,) = torch.autograd.grad(made, given, back, retain_graph=True)
+            put(x, gradient)
+        for p, g in zip(weights, torch.autograd.grad(made, weights, back), strict=True):
+            p.grad = g if p.grad is None else p.grad + g
+    return torch.tensor(losses) if losses else None
+
+
+def obey_by_methods(instructions, stages, loss, xs, ys, take, put):
+    class Rank:
+        def __init__(self):
+            self.graphs, self.losses = {}, {}
+
+        def forward(self, s, m):
+            if s == 0:
+                given = xs[m]
+            else:
+                given = take(F(s - 1, m))
+                given.requires_grad = True
+            out = stages[s](given)
+            if s == last:
+                out = loss(out, ys[m]) / len(ys)
+                self.losses[m] = out.detach() * len(ys)
+            else:
+                put(F(s, m), out.detach())
+            self.graphs[s, m] = given, out
+
+        def backward(self, s, m):
+            given, out = self.graphs.pop((s, m))
+            torch.autograd.backward([out], [None if s == last else take(B(s + 1, m))])
+            put(B(s, m), given.grad)
+
+    last = max(stages) if len(ys) else -1
+    rank = Rank()
+    for x in instructions:
+        {"F": rank.forward, "B": rank.backward}[type(x).__name__](x.stage, x.microbatch)
+    return rank.losses
+
+
+RIGHT = [
+    *(("gpipe", fn) for fn in (pipeline.gpipe, gpipe_by_a_generator, gpipe_backward_in_reverse, gpipe_from_text)),
+    *(("one_f_one_b", fn) for fn in (pipeline.one_f_one_b, one_f_one_b_by_counting, one_f_one_b_in_tensors)),
+    *(
+        ("interleaved", fn)
+        for fn in (
+            pipeline.interleaved,
+            pp.interleaved,
+            interleaved_with_a_shorter_warmup,
+            interleaved_all_forwards_first_for_few,
+        )
+    ),
+    *(("zero_bubble", fn) for fn in (pipeline.zero_bubble, zero_bubble_of_the_course, zero_bubble_found_by_simulation)),
+    *(("obey", fn) for fn in (pipeline.obey, obey_by_gradients, obey_by_methods)),
+]
+LINES = {
+    "gpipe": "✓ gpipe: 4 ranks, 8 micro-batches: bubble 37.5%, activations alive at most 8 8 8 8; run for real, the ",
+    "one_f_one_b": "✓ one_f_one_b: 4 ranks, 8 micro-batches: bubble 37.5%, activations alive at most 4 3 2 1; run for ",
+    "interleaved": "✓ interleaved: 4 ranks, 8 micro-batches, 2 stages a rank: bubble 18.8%, activations alive at most ",
+    "zero_bubble": "✓ zero_bubble: 4 ranks, 8 micro-batches: bubble 12.5%, activations alive at most 4 4 4 4; run for ",
+    "obey": "✓ obey: 10 lists on 1, 2 and 4 ranks: losses and gradients are one process's, bit by bit, and nothing is ",
+}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_right_answers_are_accepted(name):
+    answers = [fn for check_of, fn in RIGHT if check_of == name]
+    for fn, answer in zip(answers, together([(name, (fn,), False) for fn in answers]), strict=True):
+        assert answer.ok is True and str(answer).startswith(LINES[name].partition(", bit")[0]), (fn.__name__, answer)
+
+
+# ---- not yet, and wrong ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_an_untouched_stub_is_not_yet(name):
+    def stub(*args):
+        raise NotImplementedError("your turn")
+
+    answer = getattr(check, name)(stub)
+    assert answer.ok is None
+    assert str(answer) == f"not yet: {name} (the stub is untouched; the notebook goes on with the course's own)"
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_wrong_answers_are_called_by_their_names(name):
+    assert sum(answer.check == name and answer.listed for answer in ANSWERS) >= 10
+    assert let_past(name) == ""
+
+
+def test_what_it_raises_is_told_with_its_line():
+    answer = check.gpipe(lambda *sizes: sizes[99])
+    assert answer.ok is False and "IndexError" in answer.text and "sizes[99]" in answer.text
+
+
+def test_the_first_wrong_instruction_is_named():
+    def early(ranks, microbatches):
+        first, *others = pipeline.gpipe(ranks, microbatches)
+        return [[*first[1:], first[0]], *others]
+
+    answer = check.gpipe(early, seed=1)
+    assert "rank 0 runs 0B0 at its 8th place, but 0F0, which it needs, stands at its 16th" in answer.text
+
+
+def test_the_same_seed_gives_the_same_answer():
+    first, again = (check.gpipe(pipeline.one_f_one_b, seed=5) for _ in range(2))
+    assert str(first) == str(again)

@@ -1,0 +1,675 @@
+"""Wrong answers to the exercises of notebook 10, and the right ones that they spoil."""
+
+import torch
+
+from labs.pp import B, F, I, W
+from tests.wrong_answers.answers import wrong
+
+# ---- right ones, which those below spoil -----------------------------------------------------------------
+
+
+def gpipe(ranks, microbatches):
+    every = range(microbatches)
+    return [[F(rank, m) for m in every] + [B(rank, m) for m in every] for rank in range(ranks)]
+
+
+def one_f_one_b(ranks, microbatches, warmup=lambda ranks, rank: ranks - 1 - rank):
+    lists = []
+    for rank in range(ranks):
+        before = min(warmup(ranks, rank), microbatches)
+        order = [F(rank, m) for m in range(before)]
+        for m in range(microbatches - before):
+            order += [F(rank, before + m), B(rank, m)]
+        lists.append(order + [B(rank, m) for m in range(microbatches - before, microbatches)])
+    return lists
+
+
+def interleaved(ranks, microbatches, stages_per_rank, warmup=None, backward=True):
+    """As Megatron has it: in groups of as many micro-batches as there are ranks."""
+    if microbatches % ranks:
+        raise ValueError(f"{microbatches} micro-batches are no multiple of {ranks} ranks")
+    lists, total = [], microbatches * stages_per_rank
+    for rank in range(ranks):
+
+        def of(k, back, rank=rank):
+            chunk = k // ranks % stages_per_rank
+            chunk = stages_per_rank - 1 - chunk if back else chunk
+            return chunk * ranks + rank, k // (ranks * stages_per_rank) * ranks + k % ranks
+
+        before = 2 * (ranks - rank - 1) + (stages_per_rank - 1) * ranks
+        before = min(warmup(ranks, stages_per_rank, rank) if warmup else before, total)
+        order = [F(*of(k, False)) for k in range(before)]
+        for k in range(total - before):
+            order += [F(*of(before + k, False)), B(*of(k, backward))]
+        lists.append(order + [B(*of(k, backward)) for k in range(total - before, total)])
+    return lists
+
+
+def zero_bubble(ranks, microbatches, behind=lambda ranks, rank: rank):
+    lists = []
+    for rank, order in enumerate(one_f_one_b(ranks, microbatches)):
+        new, due = [], []
+        for x in order:
+            if isinstance(x, F):
+                new.append(x)
+                continue
+            new.append(I(rank, x.microbatch))
+            due.append(W(rank, x.microbatch))
+            if len(due) > behind(ranks, rank):
+                new.append(due.pop(0))
+        lists.append(new + due)
+    return lists
+
+
+def obey(instructions, stages, loss, xs, ys, take, put):
+    last = max(stages) if ys else None
+    kept, losses = {}, {}
+    for instruction in instructions:
+        s, m = instruction.stage, instruction.microbatch
+        if isinstance(instruction, F):
+            x = xs[m] if s == 0 else take(F(s - 1, m)).requires_grad_()
+            y = stages[s](x)
+            if s == last:
+                y = loss(y, ys[m])
+                losses[m] = y.detach()
+                y = y / len(ys)
+            else:
+                put(instruction, y)
+            kept[s, m] = x, y
+        else:
+            x, y = kept.pop((s, m))
+            y.backward(None if s == last else take(B(s + 1, m)))
+            if s > 0:
+                put(instruction, x.grad)
+    return [losses[m] for m in sorted(losses)]
+
+
+def with_each(lists, change):
+    """Each instruction becomes what change(rank, instruction) says: another one, several, or none."""
+    return [[new for x in order for new in change(rank, x)] for rank, order in enumerate(lists)]
+
+
+# ---- gpipe -----------------------------------------------------------------------------------------------
+
+
+@wrong("gpipe", "nothing is returned")
+def gpipe_nothing(ranks, microbatches):
+    [[F(rank, m) for m in range(microbatches)] for rank in range(ranks)]
+
+
+@wrong("gpipe", "one list for all ranks")
+def gpipe_flat(ranks, microbatches):
+    return [x for order in gpipe(ranks, microbatches) for x in order]
+
+
+@wrong("gpipe", "not a list for each rank")
+def gpipe_one_more(ranks, microbatches):
+    return [*gpipe(ranks + 1, microbatches)[:-1], []]
+
+
+@wrong("gpipe", "not a list for each rank")
+def gpipe_dict(ranks, microbatches):
+    return dict(enumerate(gpipe(ranks, microbatches)))
+
+
+@wrong("gpipe", "not an instruction")
+def gpipe_text(ranks, microbatches):
+    return [[repr(x) for x in order] for order in gpipe(ranks, microbatches)]
+
+
+@wrong("gpipe", "not an instruction")
+def gpipe_classes(ranks, microbatches):
+    return [[F] * microbatches + [B] * microbatches for _ in range(ranks)]
+
+
+@wrong("gpipe", "a backward is missing")
+def gpipe_forward_alone(ranks, microbatches):
+    return [[F(rank, m) for m in range(microbatches)] for rank in range(ranks)]
+
+
+@wrong("gpipe", "micro-batches are counted from 1")
+def gpipe_from_one(ranks, microbatches):
+    return with_each(gpipe(ranks, microbatches), lambda rank, x: [type(x)(x.stage, x.microbatch + 1)])
+
+
+@wrong("gpipe", "a micro-batch that does not exist")
+def gpipe_one_micro_batch_more(ranks, microbatches):
+    return gpipe(ranks, microbatches + 1)
+
+
+@wrong("gpipe", "a forward is missing")
+def gpipe_one_micro_batch_less(ranks, microbatches):
+    return gpipe(ranks, microbatches - 1) if microbatches > 1 else gpipe(ranks, microbatches)
+
+
+@wrong("gpipe", "a stage on another rank")
+def gpipe_transposed(ranks, microbatches):
+    return with_each(gpipe(ranks, microbatches), lambda rank, x: [type(x)(x.microbatch, x.stage)])
+
+
+@wrong("gpipe", "a stage on another rank")
+def gpipe_every_stage(ranks, microbatches):
+    """As one process would do it, on every rank."""
+    stages, every = range(ranks), range(microbatches)
+    order = [F(s, m) for m in every for s in stages] + [B(s, m) for m in every for s in reversed(stages)]
+    return [order] * ranks
+
+
+@wrong("gpipe", "the stages are in reverse")
+def gpipe_reversed(ranks, microbatches):
+    return gpipe(ranks, microbatches)[::-1]
+
+
+@wrong("gpipe", "the same work twice")
+def gpipe_twice(ranks, microbatches):
+    return [[*order, B(rank, 0)] for rank, order in enumerate(gpipe(ranks, microbatches))]
+
+
+@wrong("gpipe", "the ranks wait in a circle")
+def gpipe_backward_in_reverse_on_odd_ranks(ranks, microbatches):
+    lists = one_f_one_b(ranks, microbatches)
+    return [order[::-1] if rank == ranks else order for rank, order in enumerate(crossed(lists))]
+
+
+def crossed(lists):
+    """On the last rank its second forward comes before its first: but the backward behind waits for the other."""
+    *others, last = lists
+    if len(last) < 4 or not others:
+        return lists
+    (f0, b0, f1, b1), rest = last[:4], last[4:]
+    first, *behind = others[0]
+    return [[first, *([B(0, 0)] + [x for x in behind if x != B(0, 0)])], *others[1:], [f1, b1, f0, b0, *rest]]
+
+
+@wrong("gpipe", "a backward before the last forward")
+def gpipe_as_1f1b(ranks, microbatches):
+    return one_f_one_b(ranks, microbatches)
+
+
+@wrong("gpipe", "a backward before the last forward")
+def gpipe_late(ranks, microbatches):
+    return one_at_a_time(ranks, microbatches)
+
+
+def one_at_a_time(ranks, microbatches):
+    return one_f_one_b(ranks, microbatches, warmup=lambda ranks, rank: 0)
+
+
+@wrong("gpipe", "the backward is split")
+def gpipe_split(ranks, microbatches):
+    return [[y for x in order for y in halves(x)] for order in gpipe(ranks, microbatches)]
+
+
+def halves(x):
+    return [x] if isinstance(x, F) else [I(x.stage, x.microbatch), W(x.stage, x.microbatch)]
+
+
+@wrong("gpipe", "the bubble is too large")
+def gpipe_backwards_the_other_way_on_every_second_rank(ranks, microbatches):
+    every = range(microbatches)
+    return [[F(r, m) for m in every] + [B(r, m) for m in (every if r % 2 else every[::-1])] for r in range(ranks)]
+
+
+@wrong("gpipe", "a backward before its forward")
+def gpipe_backward_first(ranks, microbatches):
+    return [order[microbatches:] + order[:microbatches] for order in gpipe(ranks, microbatches)]
+
+
+@wrong("gpipe", "not twice alike")
+def gpipe_that_grows(ranks, microbatches, lists=[]):  # noqa: B006
+    lists += [[] for _ in range(ranks - len(lists))]
+    found = gpipe(ranks, microbatches)
+    for mine, order in zip(lists, found, strict=False):
+        mine[:] = order[::-1] if mine == order else order
+    return found if lists[0] == found[0] else [order[:0] for order in found]
+
+
+@wrong("gpipe", "it does not come to an end", alone=True)
+def gpipe_endless(ranks, microbatches):
+    def forever(rank):
+        while True:
+            yield F(rank, 0)
+
+    return [forever(rank) for rank in range(ranks)]
+
+
+# ---- one_f_one_b -----------------------------------------------------------------------------------------
+
+
+@wrong("one_f_one_b", "all forwards first")
+def as_gpipe(ranks, microbatches):
+    return gpipe(ranks, microbatches)
+
+
+@wrong("one_f_one_b", "one micro-batch at a time")
+def no_warmup(ranks, microbatches):
+    return one_at_a_time(ranks, microbatches)
+
+
+@wrong("one_f_one_b", "the same warm-up on every rank")
+def equal_warmup(ranks, microbatches):
+    return one_f_one_b(ranks, microbatches, warmup=lambda ranks, rank: ranks - 1)
+
+
+@wrong("one_f_one_b", "too many activations alive")
+def warmup_one_longer(ranks, microbatches):
+    return one_f_one_b(ranks, microbatches, warmup=lambda ranks, rank: ranks - rank)
+
+
+@wrong("one_f_one_b", "the bubble is too large")
+def warmup_one_shorter(ranks, microbatches):
+    return one_f_one_b(ranks, microbatches, warmup=lambda ranks, rank: max(0, ranks - 2 - rank))
+
+
+@wrong("one_f_one_b", "the ranks wait in a circle")
+def warmup_upside_down(ranks, microbatches):
+    return one_f_one_b(ranks, microbatches, warmup=lambda ranks, rank: rank)
+
+
+@wrong("one_f_one_b", "the warm-up is not clamped")
+def not_clamped(ranks, microbatches):
+    lists = []
+    for rank in range(ranks):
+        warmup = ranks - 1 - rank
+        order = [F(rank, m) for m in range(warmup)]
+        for m in range(microbatches - warmup):
+            order += [F(rank, warmup + m), B(rank, m)]
+        lists.append(order + [B(rank, m) for m in range(max(0, microbatches - warmup), microbatches)])
+    return lists
+
+
+@wrong("one_f_one_b", "the warm-up is not clamped")
+def not_clamped_and_counted_below_zero(ranks, microbatches):
+    lists = []
+    for rank in range(ranks):
+        warmup = ranks - 1 - rank
+        order = [F(rank, m) for m in range(min(warmup, microbatches))]
+        for m in range(microbatches - warmup):
+            order += [F(rank, warmup + m), B(rank, m)]
+        lists.append(order + [B(rank, m) for m in range(microbatches - warmup, microbatches)])
+    return lists
+
+
+@wrong("one_f_one_b", "a backward is missing")
+def no_cooldown(ranks, microbatches):
+    return [order[: 2 * microbatches - (ranks - 1 - r)] for r, order in enumerate(one_f_one_b(ranks, microbatches))]
+
+
+@wrong("one_f_one_b", "a backward before its forward")
+def backward_and_forward(ranks, microbatches):
+    """1B1F on the last rank, which has nothing yet to go back with."""
+    lists = []
+    for rank, order in enumerate(one_f_one_b(ranks, microbatches)):
+        warmup, turns = order[: ranks - 1 - rank], order[ranks - 1 - rank :]
+        pairs = [turns[i : i + 2] for i in range(0, len(turns), 2)]
+        lists.append(warmup + [x for pair in pairs for x in (pair[::-1] if isinstance(pair[0], F) else pair)])
+    return lists
+
+
+@wrong("one_f_one_b", "the same work twice")
+def warmup_done_again(ranks, microbatches):
+    lists = []
+    for rank in range(ranks):
+        warmup = min(ranks - 1 - rank, microbatches)
+        order = [F(rank, m) for m in range(warmup)]
+        for m in range(microbatches):
+            order += [F(rank, m), B(rank, m)]
+        lists.append(order)
+    return lists
+
+
+@wrong("one_f_one_b", "a stage on another rank")
+def stage_zero_everywhere(ranks, microbatches):
+    return with_each(one_f_one_b(ranks, microbatches), lambda rank, x: [type(x)(0, x.microbatch)])
+
+
+@wrong("one_f_one_b", "the backward is split")
+def zero_bubble_instead(ranks, microbatches):
+    return zero_bubble(ranks, microbatches)
+
+
+@wrong("one_f_one_b", "the ranks wait in a circle")
+def cooldown_in_reverse(ranks, microbatches):
+    """The last gradients are asked for in the other order than they come: on every second rank."""
+    lists = one_f_one_b(ranks, microbatches)
+    return [order[:-2] + order[:-3:-1] if r == 1 and len(order) > 3 else order for r, order in enumerate(stack(lists))]
+
+
+def stack(lists):
+    """The first rank waits for micro-batch 0's gradient before it does its second forward, the others need both."""
+    if len(lists) < 2 or len(lists[0]) < 4:
+        return lists
+    first = [lists[0][0], B(0, 0), *(x for x in lists[0][1:] if x != B(0, 0))]
+    second = [F(1, 0), F(1, 1), *(x for x in lists[1] if not isinstance(x, F) or x.microbatch > 1)]
+    return [first, second, *lists[2:]]
+
+
+# ---- interleaved -----------------------------------------------------------------------------------------
+
+
+@wrong("interleaved", "neighbouring stages on one rank")
+def neighbours(ranks, microbatches, stages_per_rank):
+    def moved(rank, x):
+        return [type(x)(rank * stages_per_rank + x.stage // ranks, x.microbatch)]
+
+    return with_each(interleaved(ranks, microbatches, stages_per_rank), moved)
+
+
+@wrong("interleaved", "a forward is missing")
+def one_stage_a_rank(ranks, microbatches, stages_per_rank):
+    return one_f_one_b(ranks, microbatches)
+
+
+@wrong("interleaved", "the ranks wait in a circle")
+def backward_as_forward(ranks, microbatches, stages_per_rank):
+    """The first of a rank's stages goes back first."""
+    return interleaved(ranks, microbatches, stages_per_rank, backward=False)
+
+
+@wrong("interleaved", "all forwards first")
+def breadth_first(ranks, microbatches, stages_per_rank):
+    mine, every = [range(rank, ranks * stages_per_rank, ranks) for rank in range(ranks)], range(microbatches)
+    return [[F(s, m) for s in of for m in every] + [B(s, m) for s in of[::-1] for m in every] for of in mine]
+
+
+@wrong("interleaved", "too many activations alive")
+def warmup_too_long(ranks, microbatches, stages_per_rank):
+    def warmup(p, v, r):
+        return 2 * (p - r) + (v - 1) * p
+
+    return interleaved(ranks, microbatches, stages_per_rank, warmup)
+
+
+@wrong("interleaved", "a backward before its forward")
+def warmup_of_1f1b(ranks, microbatches, stages_per_rank):
+    return interleaved(ranks, microbatches, stages_per_rank, warmup=lambda p, v, r: p - 1 - r)
+
+
+@wrong("interleaved", "one micro-batch at a time")
+def depth_first(ranks, microbatches, stages_per_rank):
+    """A micro-batch at a time through all stages, then back."""
+    lists = []
+    for rank in range(ranks):
+        mine = range(rank, ranks * stages_per_rank, ranks)
+        lists.append([x for m in range(microbatches) for x in [F(s, m) for s in mine] + [B(s, m) for s in mine[::-1]]])
+    return lists
+
+
+@wrong("interleaved", "right only with two stages a rank")
+def two_stages_always(ranks, microbatches, stages_per_rank):
+    return interleaved(ranks, microbatches, 2)
+
+
+@wrong("interleaved", "a backward is missing")
+def interleaved_without_an_end(ranks, microbatches, stages_per_rank):
+    lists = interleaved(ranks, microbatches, stages_per_rank)
+    return [order[: -2 * (ranks - 1 - r) - (stages_per_rank - 1) * ranks or None] for r, order in enumerate(lists)]
+
+
+@wrong("interleaved", "a stage on another rank")
+def along_a_v(ranks, microbatches, stages_per_rank):
+    """Rank r has r and 2 p - 1 - r."""
+
+    def bent(rank, x):
+        return [type(x)(x.stage if x.stage < ranks else 3 * ranks - 1 - x.stage, x.microbatch)]
+
+    return with_each(interleaved(ranks, microbatches, stages_per_rank), bent)
+
+
+@wrong("interleaved")
+def raises_for_few(ranks, microbatches, stages_per_rank):
+    if microbatches < 2 * ranks:
+        raise ValueError("too few micro-batches")
+    return interleaved(ranks, microbatches, stages_per_rank)
+
+
+# ---- zero_bubble -----------------------------------------------------------------------------------------
+
+
+@wrong("zero_bubble", "the backward is not split")
+def as_1f1b(ranks, microbatches):
+    return one_f_one_b(ranks, microbatches)
+
+
+@wrong("zero_bubble", "W directly behind its I")
+def at_once(ranks, microbatches):
+    return zero_bubble(ranks, microbatches, behind=lambda ranks, rank: 0)
+
+
+@wrong("zero_bubble", "all W at the end")
+def at_the_end(ranks, microbatches):
+    return zero_bubble(ranks, microbatches, behind=lambda ranks, rank: microbatches)
+
+
+@wrong("zero_bubble", "W before its I")
+def w_first(ranks, microbatches):
+    def swapped(rank, x):
+        return {F: [x], B: [W(rank, x.microbatch), I(rank, x.microbatch)]}[type(x)]
+
+    return with_each(one_f_one_b(ranks, microbatches), swapped)
+
+
+@wrong("zero_bubble", "a W is missing")
+def without_w(ranks, microbatches):
+    return with_each(zero_bubble(ranks, microbatches), lambda rank, x: [] if isinstance(x, W) else [x])
+
+
+@wrong("zero_bubble", "a W is missing")
+def left_over(ranks, microbatches):
+    """What still waits when the loop is over."""
+    return [order[: len(order) - min(r, microbatches)] for r, order in enumerate(zero_bubble(ranks, microbatches))]
+
+
+@wrong("zero_bubble", "both a whole backward and a half of it")
+def b_and_w(ranks, microbatches):
+    return with_each(zero_bubble(ranks, microbatches), lambda rank, x: [B(rank, x.microbatch) if type(x) is I else x])
+
+
+@wrong("zero_bubble", "too many activations alive")
+def twice_as_long_a_warmup(ranks, microbatches):
+    lists = []
+    for rank, order in enumerate(one_f_one_b(ranks, microbatches, lambda ranks, rank: 2 * (ranks - 1 - rank))):
+        due, new = [], []
+        for x in order:
+            new += halves(x)[:1]
+            due += halves(x)[1:]
+            new += [due.pop(0)] if len(due) > 2 * rank else []
+        lists.append(new + due)
+    return lists
+
+
+@wrong("zero_bubble", "too many activations alive")
+def upside_down(ranks, microbatches):
+    return zero_bubble(ranks, microbatches, behind=lambda ranks, rank: ranks - 1 - rank)
+
+
+@wrong("zero_bubble", "all forwards first")
+def gpipe_in_halves(ranks, microbatches):
+    return gpipe_split(ranks, microbatches)
+
+
+@wrong("zero_bubble", "a backward is missing")
+def w_alone(ranks, microbatches):
+    return with_each(zero_bubble(ranks, microbatches), lambda rank, x: [] if isinstance(x, I) else [x])
+
+
+# ---- obey ------------------------------------------------------------------------------------------------
+
+
+def spoiled(**changed):
+    """obey, in which some of its parts are other ones."""
+    parts = {
+        "divided": lambda y, ys, stages: y / len(ys),
+        "input": lambda x: x.requires_grad_(),
+        "of_xs": lambda s, xs: s == 0,
+        "backward": lambda x, y, gradient: y.backward(gradient),
+        "made": lambda x, gradient: x.grad,
+        "kept": lambda kept, at: kept.pop(at),
+        "detached": lambda loss: loss.detach(),
+        "told": lambda losses: [losses[m] for m in sorted(losses)],
+        "last": lambda stages, ys: max(stages) if ys else None,
+        "listed": lambda instructions: instructions,
+        "after": lambda stages, instruction: None,
+        "late": False,
+    } | changed
+
+    def obey(instructions, stages, loss, xs, ys, take, put):
+        last = parts["last"](stages, ys)
+        kept, losses = {}, {}
+        for instruction in parts["listed"](instructions):
+            s, m = instruction.stage, instruction.microbatch
+            if isinstance(instruction, F):
+                x = xs[m] if parts["of_xs"](s, xs) else parts["input"](take(F(s - 1, m)))
+                y = stages[s](x)
+                if s == last:
+                    y = loss(y, ys[m])
+                    losses[m] = parts["detached"](y)
+                    y = parts["divided"](y, ys, stages)
+                else:
+                    put(instruction, y)
+                kept[s, m] = x, y
+            else:
+                x, y = parts["kept"](kept, (s, m))
+                gradient = None if s == last else take(B(s + 1, m))
+                if parts["late"] and s > 0:
+                    put(instruction, torch.zeros_like(x))
+                parts["backward"](x, y, gradient)
+                if s > 0 and not parts["late"]:
+                    put(instruction, parts["made"](x, gradient))
+                parts["after"](stages, instruction)
+        return parts["told"](losses)
+
+    return obey
+
+
+def wrong_obey(mistake, name, alone=False, **changed):
+    """alone: on one rank it raises, for which another one waits."""
+    fn = spoiled(**changed)
+    fn.__name__ = name
+    wrong("obey", mistake, alone=alone)(fn)
+
+
+NOT_DIVIDED = "the loss is not divided by the number of micro-batches"
+wrong_obey(NOT_DIVIDED, "not_divided", divided=lambda y, ys, stages: y)
+wrong_obey(
+    "divided by the number of micro-batches twice",
+    "divided_twice",
+    divided=lambda y, ys, stages: y / len(ys) / len(ys),
+)
+wrong_obey(
+    "divided by the number of ranks or stages",
+    "by_the_ranks",
+    divided=lambda y, ys, stages: y / torch.distributed.get_world_size(),
+)
+wrong_obey("divided by another number", "by_the_batch", divided=lambda y, ys, stages: y / len(ys) / len(ys[0]))
+wrong_obey("divided by another number", "summed_over_tokens", divided=lambda y, ys, stages: y * ys[0].numel() / len(ys))
+wrong_obey("the input of a stage requires no gradient", "no_gradient_wanted", alone=True, input=lambda x: x)
+wrong_obey("the gradient is put before the backward", "put_too_early", alone=True, late=True)
+wrong_obey("another tensor is put", "gradient_of_the_output", alone=True, made=lambda x, gradient: gradient)
+wrong_obey(
+    "the gradient of the output is put",
+    "gradient_of_the_output_but_in_the_last_stage",
+    alone=True,
+    made=lambda x, gradient: x.grad if gradient is None else gradient,
+)
+wrong_obey("retain_graph", "graph_retained", backward=lambda x, y, gradient: y.backward(gradient, retain_graph=True))
+wrong_obey("activations are kept after their backward", "never_forgotten", kept=lambda kept, at: kept[at])
+wrong_obey("the losses keep their graphs", "losses_with_graphs", detached=lambda loss: loss)
+wrong_obey("the losses are in the order of the list", "as_they_come", told=lambda losses: list(losses.values()))
+wrong_obey("no losses", "losses_lost", told=lambda losses: None)
+wrong_obey("other losses", "the_mean_loss", told=lambda losses: [sum(losses.values()) / len(losses)] if losses else [])
+wrong_obey(
+    "the losses that are returned are divided",
+    "losses_divided",
+    told=lambda losses: [losses[m] / len(losses) for m in sorted(losses)],
+)
+wrong_obey("xs read by another rank", "xs_everywhere", alone=True, of_xs=lambda s, xs: True)
+wrong_obey("right only with one stage a rank", "xs_where_there_are_any", alone=True, of_xs=lambda s, xs: bool(xs))
+wrong_obey("the losses are in the order of the list", "in_turn", told=lambda losses: list(losses.values())[::-1])
+wrong_obey(
+    "not in the order of the list",
+    "forwards_first",
+    alone=True,
+    listed=lambda instructions: sorted(instructions, key=lambda x: isinstance(x, B)),
+)
+wrong_obey(
+    "something of the list is not done", "one_too_few", alone=True, listed=lambda instructions: instructions[:-1]
+)
+
+
+def step(stages, instruction):
+    with torch.no_grad():
+        for p in stages[instruction.stage].parameters():
+            p -= 0.1 * p.grad
+
+
+def forget(stages, instruction):
+    stages[instruction.stage].zero_grad()
+
+
+wrong_obey("the weights were stepped", "steps_at_once", after=step)
+wrong_obey(
+    "the gradients were set to zero", "zero_grad_inside", after=lambda stages, x: x.microbatch % 2 and forget(stages, x)
+)
+
+
+@wrong("obey", "the gradients were set to zero")
+def zero_grad_first(instructions, stages, loss, xs, ys, take, put):
+    for stage in stages.values():
+        stage.zero_grad()
+    return obey(instructions, stages, loss, xs, ys, take, put)
+
+
+@wrong("obey", "the gradient of the input is not put", alone=True)
+def keeps_the_gradient(instructions, stages, loss, xs, ys, take, put):
+    return obey(instructions, stages, loss, xs, ys, take, lambda x, y: put(x, y) if isinstance(x, F) else None)
+
+
+@wrong("obey", "what a forward makes is not put", alone=True)
+def keeps_what_it_makes(instructions, stages, loss, xs, ys, take, put):
+    return obey(instructions, stages, loss, xs, ys, take, lambda x, y: put(x, y) if isinstance(x, B) else None)
+
+
+@wrong("obey", "take of something else", alone=True)
+def takes_its_own(instructions, stages, loss, xs, ys, take, put):
+    return obey(instructions, stages, loss, xs, ys, lambda x: take(type(x)(x.stage + 1, x.microbatch)), put)
+
+
+@wrong("obey", "the graph is gone", alone=True)
+def without_a_graph(instructions, stages, loss, xs, ys, take, put):
+    def in_vain(stage):
+        def run(x):
+            with torch.no_grad():
+                return stage(x)
+
+        return run
+
+    return obey(instructions, {s: in_vain(stage) for s, stage in stages.items()}, loss, xs, ys, take, put)
+
+
+@wrong("obey", "the tokens have no gradient", alone=True)
+def tokens_too(instructions, stages, loss, xs, ys, take, put):
+    return obey(instructions, stages, loss, [x.requires_grad_() for x in xs], ys, take, put)
+
+
+@wrong("obey", "put under another name", alone=True)
+def of_the_next_stage(instructions, stages, loss, xs, ys, take, put):
+    return obey(instructions, stages, loss, xs, ys, take, lambda x, y: put(type(x)(x.stage + 1, x.microbatch), y))
+
+
+@wrong("obey", "put twice", alone=True)
+def sends_twice(instructions, stages, loss, xs, ys, take, put):
+    return obey(instructions, stages, loss, xs, ys, take, lambda x, y: (put(x, y), put(x, y)))
+
+
+@wrong("obey", "another tensor is put", alone=True)
+def sends_a_pair(instructions, stages, loss, xs, ys, take, put):
+    return obey(instructions, stages, loss, xs, ys, take, lambda x, y: put(x, (y, x.microbatch)))
+
+
+@wrong("obey", alone=True)
+def forwards_alone(instructions, stages, loss, xs, ys, take, put):
+    if ys:
+        last = max(stages)
+        return [loss(stages[last](take(F(last - 1, m)) if last else xs[m]), y).item() for m, y in enumerate(ys)]
+    return obey([x for x in instructions if isinstance(x, F)], stages, loss, xs, ys, take, put)
