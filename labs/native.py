@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import parallel, placement_types
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -28,6 +28,9 @@ from torch.optim import Optimizer
 from labs import placement, styles
 from labs.mesh import Mesh
 from labs.tp import Plan
+
+V = "zbv", "dualpipev"  # schedules in which a rank has two stages that follow one another: the last rank, at its turn
+HAS_V = torch.__version__ >= "2.12"
 
 
 def ddp(model: nn.Module, group: ProcessGroup | None = None, find_unused: bool = False) -> nn.Module:
@@ -132,10 +135,10 @@ def pp(
     x is for the rank of the first stage, target and losses are for that of the last one.  All gradients are divided by
     the number of micro-batches at the end of a step, those of earlier steps, too.  A parameter that stages share is not
     seen: all-reduce its gradient before the optimizer's step.  Under the schedules that split the backward, W goes
-    through the whole of what F has kept; and FSDP must not reshard its layers after forward (it would give wrong
-    gradients, without a word).
+    through the whole of what F has kept.
 
-    Raises NotImplementedError for zbv and dualpipev over gloo before PyTorch 2.12.
+    Raises NotImplementedError for zbv and dualpipev over gloo before PyTorch 2.12; ValueError for stages whose layers
+    FSDP reshards after forward, where a schedule splits the backward: gradients would be wrong, without a word.
     """
     from torch.distributed.pipelining import PipelineStage, schedules  # not at the head of the file: as with zero1
 
@@ -147,14 +150,33 @@ def pp(
         "zbv": schedules.ScheduleZBVZeroBubble,
         "dualpipev": schedules.ScheduleDualPipeV,
     }[name]
-    rank, ranks, is_v = dist.get_rank(group), dist.get_world_size(group), name in ("zbv", "dualpipev")
-    if is_v and torch.__version__ < "2.12" and dist.get_backend(group) == "gloo":
+    rank, ranks, is_v = dist.get_rank(group), dist.get_world_size(group), name in V
+    if is_v and not HAS_V and dist.get_backend(group) == "gloo":
         raise NotImplementedError(
             f"PyTorch {torch.__version__} sends a message from a stage to the next one before it runs {name}, and gloo "
             "has none from a rank to itself: take PyTorch 2.12 or later, or labs.pp"
         )
     mine = [rank, 2 * ranks - 1 - rank] if is_v else range(rank, len(stages), ranks)
+    if name in ("zb1p", *V):
+        require_gathered(name, {s: stages[s] for s in mine})
     device = torch.get_default_device()
     parts = [PipelineStage(stages[s], s, len(stages), device, group=group) for s in mine]
     single = issubclass(kind, schedules.PipelineScheduleSingle)
     return kind(parts[0] if single else parts, microbatches, loss_fn=loss)
+
+
+def require_gathered(schedule: str, stages: Mapping[int, nn.Module]) -> None:
+    for number, stage in stages.items():
+        for name, module in stage.named_modules():
+            if isinstance(module, FSDPModule) and reshards(module):
+                raise ValueError(
+                    f"{schedule} splits the backward, and FSDP reshards stage {number}{name and f', {name},'} after "
+                    "forward: PyTorch's gradients would be wrong, without a word; call "
+                    "stage.set_reshard_after_forward(False) before"
+                )
+
+
+def reshards(module: FSDPModule) -> bool:
+    """Unless told otherwise it does; of a whole stage, which is a root, PyTorch decides in its first forward."""
+    group = module._get_fsdp_state()._fsdp_param_group
+    return group is not None and group._reshard_after_forward

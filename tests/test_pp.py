@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from test_pp_schedules import random_lists
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from labs import native, pp
 from labs.kit.launch import RankError, run
@@ -130,6 +132,27 @@ def test_pytorch_has_the_same_bits():
 def test_a_v_that_pytorch_cannot_run_is_refused(name):
     with pytest.raises(RankError, match=f"before it runs {name}, and gloo has none from a rank to itself"):
         run(by_pytorch, SMALL, 8, None, {name: SCHEDULES[name]}, ranks=2)
+
+
+def sharded_stages(schedule, stay):
+    """A stage of FSDP's on each rank; stay: whether it, and whether its layers, are told to stay gathered."""
+    stages, mesh = cut(GPT(SMALL), dist.get_world_size()), init_device_mesh("cpu", (dist.get_world_size(),))
+    mine = stages[dist.get_rank()]
+    for layer in mine.layers.values():
+        fully_shard(layer, mesh=mesh)
+    fully_shard(mine, mesh=mesh)
+    if any(stay):
+        mine.set_reshard_after_forward(False, recurse=all(stay))
+    native.pp(stages, schedule, 4, GPT(SMALL).loss)
+
+
+def test_what_fsdp_reshards_is_refused_where_the_backward_is_split():
+    run(sharded_stages, "zb1p", (True, True), ranks=2)
+    run(sharded_stages, "1f1b", (False, False), ranks=2)
+    said = "zb1p splits the backward, and FSDP reshards stage 0{} after forward: PyTorch's gradients would be wrong"
+    for stay, where in (((False, False), ""), ((True, False), r", layers\.0,")):
+        with pytest.raises(RankError, match=said.format(where)):
+            run(sharded_stages, "zb1p", stay, ranks=2)
 
 
 def tied(references, config):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge, increment_version
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
 from labs.kit.watch.kinds import keep
 from labs.kit.watch.tap import reduction
@@ -31,6 +32,9 @@ NAMES = """
     torch.autograd                            Variable._execution_engine.queue_callback
     torch.autograd.graph                      _engine_run_backward
     torch.distributed                         distributed_c10d._new_group_with_tag distributed_c10d._world
+    torch.distributed.fsdp                    FSDPModule._get_fsdp_state
+    torch.distributed.fsdp._fully_shard._fsdp_param_group
+                                              FSDPParamGroup._reshard_after_forward
     torch.distributed.pipelining.schedules    PipelineScheduleSingle._initialize_stage
                                               PipelineScheduleMulti._initialize_stages
     torch.ops                                 _c10d_functional c10d._allgather_base_ c10d._reduce_scatter_base_
@@ -45,6 +49,7 @@ NAMES = """
     torch.utils._pytree                       tree_flatten tree_leaves tree_map_only tree_unflatten
 """
 OF_A_MODULE = ("_parameters", "_forward_hooks", "_forward_pre_hooks", "_compiled_call_impl")
+OF_FSDP = ("_fsdp_param_group",)
 NOT_PYTORCHS = {"_exit", "_getframe", "_DummyThread", "_render_traceback_", "_repr_mimebundle_", "_like", "_foreach_"}
 SET_BY_US = set(vars(keep))  # for a later PyTorch that asks for it
 
@@ -69,6 +74,7 @@ def missing(module, name):
 def test_pytorch_has_them_all():
     gone = [text for pair in names() if (text := missing(*pair))]
     gone += [f"Module.{name}" for name in OF_A_MODULE if not hasattr(nn.Linear(1, 1), name)]
+    gone += [f"FSDPState.{name}" for name in OF_FSDP if not hasattr(FSDPState(), name)]
     assert not gone, f"PyTorch {torch.__version__} has no {', '.join(gone)}: look in labs for where it is used"
 
 
@@ -77,7 +83,7 @@ def test_the_table_names_them_all():
     own = {name for text in sources for name in re.findall(r"(?:def |self\.)(_\w+)", text)}
     used = {name for text in sources for name in re.findall(r"[\w)\]]\.(_[a-zA-Z]\w*)", text)}
     used |= {name for text in sources for name in re.findall(r"[\"'](_[a-zA-Z]\w*)[\"']", text)}
-    told = {part for pair in names() for part in ".".join(pair).split(".")} | set(OF_A_MODULE) | SET_BY_US
+    told = {part for pair in names() for part in ".".join(pair).split(".")} | {*OF_A_MODULE, *OF_FSDP} | SET_BY_US
     assert used - own - told - NOT_PYTORCHS == set()
 
 

@@ -9,6 +9,8 @@
     fully_sharded    FSDP, parameter by parameter
     split            what a tensor-parallel rank has of the model
     tensor_parallel  layer by layer what it sends and holds, with sequence parallelism or without
+    stages           what a stage of a pipeline holds while it runs an instruction, and what is left of that
+    pipeline         a schedule: what it sends and holds
     native           the same with PyTorch: ZeroRedundancyOptimizer, fully_shard
     fit              does it fit a card, and on how many ranks?
     generation       the cache of keys and values; milliseconds a token, by class of link
@@ -70,6 +72,7 @@ from labs.cost.memory import (
 )
 from labs.cost.native import fully_shard, zero_redundancy, zero_redundancy_sent
 from labs.cost.native_split import fully_shard_tp, parallelize_module
+from labs.cost.pipeline import pipelining, pp
 from labs.cost.split import Share, share
 from labs.cost.tensor_parallel import fsdp_tp, tp, tp_calls, tp_sent
 from labs.cost.zero_stages import zero, zero_limit, zero_sent

@@ -15,10 +15,10 @@ The tour, the contract test and the benchmarks read STRATEGIES and nothing else:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from math import prod
 from statistics import fmean
@@ -30,7 +30,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import loss_parallel
 
-from labs import cost, ddp, fsdp, native
+from labs import cost, ddp, fsdp, native, pp
+from labs.group import everybodys
 from labs.kit.record import mark
 from labs.mesh import Mesh
 from labs.model import GPT
@@ -49,16 +50,21 @@ ADAMW = {"lr": 2e-3, "betas": (0.9, 0.95), "eps": 1e-4, "weight_decay": 0.1}
 class Training:
     """A model under a strategy: what a step needs of it, on one rank.
 
-    backward: (x, y, micro_batches) -> the mean loss of each (0-dim), whose gradients it has added up.
+    backward: (x, y, micro_batches) -> the mean loss of each (0-dim), whose gradients it has added up; no losses on a
+    rank that has not the model's end.
     optimizer: has step() and zero_grad().  trained: whose `.grad` it uses.
     full: the whole parameters by name, the same on every rank.  finish: called between backward and step().
+    reads: whether this rank reads x, and whether y; where it does not, it is given None.
+    divided: whether backward has divided the gradients by the number of micro-batches.
     """
 
-    backward: Callable[[Tensor, Tensor, int], list[Tensor]]
+    backward: Callable[[Tensor | None, Tensor | None, int], list[Tensor]]
     optimizer: Any
     trained: Sequence[Tensor]
     full: Callable[[], Mapping[str, Tensor]]
     finish: Callable[[], Any] = lambda: None
+    reads: tuple[bool, bool] = (True, True)
+    divided: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,6 +174,57 @@ def backward_of_split_logits(model: nn.Module, x: Tensor, y: Tensor, micro_batch
         return backward(model, x, y, micro_batches)
 
 
+def our_pp(schedule: str, stages: int, model: GPT, mesh: Mesh) -> Training:
+    group, ranks = mesh.get_group("pp"), mesh.size("pp")
+    lists = partial(schedule_of, schedule, ranks)
+    pipeline = pp.Pipeline(pp.cut(model, stages * ranks), lists(1), model.loss, group)
+
+    def backward(x: Tensor | None, y: Tensor | None, micro_batches: int) -> list[Tensor]:
+        if pipeline.microbatches != micro_batches * ranks:
+            pipeline.follow(lists(micro_batches))
+        mark("pipeline")
+        return pipeline.forward_backward(x, y)
+
+    return piped(backward, pipeline.stages, stages * ranks, group)
+
+
+def torch_pp(schedule: str, stages: int, model: GPT, mesh: Mesh) -> Training:
+    group, ranks = mesh.get_group("pp"), mesh.size("pp")
+    number = pp.ranks_of(schedule_of(schedule, ranks, 1))
+    mine = {s: stage for s, stage in enumerate(pp.cut(model, stages * ranks)) if number[s] == mesh.get_local_rank("pp")}
+    parts = [mine.get(s) for s in range(stages * ranks)]  # the others may go
+    build = cache(partial(native.pp, parts, schedule, loss=model.loss, group=group))
+
+    def backward(x: Tensor | None, y: Tensor | None, micro_batches: int) -> list[Tensor]:
+        losses: list[Tensor] = []
+        last = {"target": y, "losses": losses} if y is not None else {}
+        mark("pipeline")
+        build(micro_batches * ranks).step(*[] if x is None else [x], **last)
+        return [loss.detach() for loss in losses]
+
+    return piped(backward, mine, stages * ranks, group)
+
+
+def schedule_of(name: str, ranks: int, micro_batches: int) -> pp.Schedule:
+    """Each micro-batch of other strategies is one for each rank here, which would idle else."""
+    return pp.SCHEDULES[name](ranks, micro_batches * ranks)
+
+
+def piped(
+    backward: Callable[..., list[Tensor]], mine: Mapping[int, nn.Module], stages: int, group: dist.ProcessGroup
+) -> Training:
+    """Every rank holds and steps its own stages; it has their parameters' names as the model has them."""
+    own = {name: p for stage in mine.values() for name, p in stage.named_parameters()}
+    trained = [p for p in dict.fromkeys(own.values()) if p.requires_grad]
+
+    def full() -> dict[str, Tensor]:
+        _, parts = everybodys({name: p.detach().cpu() for name, p in own.items()}, group)
+        return {name: p for part in parts for name, p in part.items()}
+
+    reads = 0 in mine, stages - 1 in mine
+    return Training(backward, torch.optim.AdamW(trained, **ADAMW), trained, full, reads=reads, divided=True)
+
+
 def layers_of(model: nn.Module) -> list[nn.Module]:
     containers = (child for child in model.children() if isinstance(child, nn.ModuleDict))
     return [layer for container in containers for layer in container.children()]
@@ -261,6 +318,23 @@ def split(name: str, side: str, sequence_parallel: bool = False, **others: Any) 
     return Strategy(name, side, partial(apply, sequence_parallel), predict, None, **others, **PAIR)
 
 
+def pipeline(name: str, side: str, stages: int = 1, **others: Any) -> Strategy:
+    """A row of pipeline parallelism; stages: of each rank."""
+    schedule = name.removeprefix("torch-").removeprefix("pp-")
+    apply, predict = (our_pp, cost.pp) if side == "ours" else (torch_pp, cost.pipelining)
+
+    def predicted(job: cost.Job) -> cost.Prediction:
+        """As the schedule has it: `job.batch` is cut into as many micro-batches as there are ranks."""
+        lists = schedule_of(schedule, job.ranks, job.accumulation)
+        if job.batch % job.ranks:
+            raise ValueError(f"a batch of {job.batch} does not divide by {job.ranks} micro-batches, one for each rank")
+        cut = replace(job, batch=job.batch // job.ranks, accumulation=job.accumulation * job.ranks)
+        return predict(cut, pp.plan(lists))
+
+    axes = partial(four_stages, schedule, side, stages)
+    return Strategy(name, side, partial(apply, schedule, stages), predicted, None, axes, **others, **ALONG)
+
+
 def sizes_of(root: Layers, layers: Layers) -> list[int]:
     return [size for layer in (*root, *layers) for size in layer.sizes]
 
@@ -284,6 +358,16 @@ def rows_of_two(asked: int) -> dict[str, int]:
     return {"dp": asked // 2, "tp": 2}
 
 
+# A small GPT has 4 layers, and each stage needs one.
+def four_stages(schedule: str, side: str, stages: int, asked: int) -> dict[str, int]:
+    if asked < 2:
+        raise ValueError(f"a pipeline takes 2 ranks or more: not {asked}")
+    if side == "native" and schedule in native.V and not native.HAS_V:
+        raise ValueError(f"PyTorch {torch.__version__} runs no {schedule} over gloo: take PyTorch 2.12 or later")
+    return {"pp": min(asked, 4 // stages)}
+
+
+ALONG = {"batch": (), "takes": GPT}
 PAIR = {"axes": pair, "batch": (), "bitwise": (), "takes": GPT}
 GRID = {"sent": None, "axes": rows_of_two, "bitwise": (), "takes": GPT}
 HYBRID = {"axes": two_replicas, "batch": ("replicate", "shard"), "bitwise": ()}
@@ -344,6 +428,19 @@ STRATEGIES = (
         **GRID,
         note="sends and holds more for the reasons of both",
     ),
+    pipeline("pp-gpipe", "ours", bitwise=(2, 4)),
+    pipeline("torch-pp-gpipe", "native", note="keeps the logits of all micro-batches until its step is over"),
+    pipeline("pp-1f1b", "ours", bitwise=(2, 4)),
+    pipeline("torch-pp-1f1b", "native"),
+    pipeline("pp-interleaved", "ours", stages=2, bitwise=(2, 4)),
+    pipeline("torch-pp-interleaved", "native", stages=2),
+    pipeline("pp-zbv", "ours", stages=2, bitwise=(2, 4)),
+    pipeline(
+        "torch-pp-zbv",
+        "native",
+        stages=2,
+        note="keeps for W all that F has kept, where W needs inputs of matrices and gradients alone",
+    ),
 )
 ROWS = {row.name: row for row in (ONE_DEVICE, *STRATEGIES)}
 
@@ -361,20 +458,27 @@ def train(
     """Take a step for each batch that this rank reads; runs on every rank of a job.
 
     build: makes the model, the same on every rank; it maps a batch to its mean loss.  batches[part][step]: inputs and
-    targets.  micro_batches: into how many each batch is cut, their gradients added up.  Returns this rank's loss in
-    each step, and by name the full parameters (on the CPU) as they were after `keep` steps.
+    targets.  micro_batches: into how many each batch is cut, their gradients added up; in a pipeline, into as many for
+    each rank.  Returns this rank's loss in each step (none where it has not the model's end), and by name the full
+    parameters (on the CPU) as they were after `keep` steps.
     """
     training, part = set_up(strategy, build())
     losses, kept = [], {}
     for number, batch in enumerate(batches[part]):
         mark("step")
-        # A copy of its own, as a loader would make it, dies with its step.
-        losses.append(step(training, *(x.to(torch.get_default_device(), copy=True) for x in batch), micro_batches))
+        loss = step(training, *own_batch(training, batch), micro_batches)
+        losses += [] if loss is None else [loss]
         if number + 1 == keep:
             mark("end")
             kept = {name: p.detach().to("cpu", copy=True) for name, p in training.full().items()}
     mark("end")
     return losses, kept
+
+
+def own_batch(training: Training, batch: Batch) -> Iterator[Tensor | None]:
+    """What this rank reads of it: a copy of its own, as a loader would make it, which dies with its step."""
+    for x, reads in zip(batch, training.reads, strict=True):
+        yield x.to(torch.get_default_device(), copy=True) if reads else None
 
 
 def set_up(strategy: Strategy, model: nn.Module) -> tuple[Training, int]:
@@ -384,18 +488,19 @@ def set_up(strategy: Strategy, model: nn.Module) -> tuple[Training, int]:
     return strategy.apply(model, mesh), strategy.part(mesh)
 
 
-def step(training: Training, x: Tensor, y: Tensor, micro_batches: int = 1) -> float:
-    """Take one step on x, y: [batch, time]; this rank's mean loss."""
+def step(training: Training, x: Tensor | None, y: Tensor | None, micro_batches: int = 1) -> float | None:
+    """Take one step on x, y: [batch, time]; this rank's mean loss, or None where it has not the model's end."""
     losses = training.backward(x, y, micro_batches)
     mark("sync")
     training.finish()
     # Once and at the end, as data parallelism does it: the sum over micro-batches is rounded like that over ranks.
-    for p in training.trained if micro_batches > 1 else ():
+    for p in training.trained if micro_batches > 1 and not training.divided else ():
         p.grad /= micro_batches
     mark("optimizer")
     training.optimizer.step()
     training.optimizer.zero_grad()
-    return fmean(loss.item() for loss in losses)  # at the end, since on a GPU this waits for everything
+    # At the end, since on a GPU this waits for everything.
+    return fmean(loss.item() for loss in losses) if losses else None
 
 
 def backward(

@@ -116,7 +116,7 @@ class Row:
     name: str
     side: str
     ranks: int
-    losses: list[float]  # the mean over the ranks, by step
+    losses: list[float]  # the mean over the ranks that have one, by step
     max_param_diff: float
     sent: dict[str, int]  # predicted and measured, of the rank with the most
     held: dict[str, dict[str, int]]  # likewise, by kind
@@ -190,7 +190,7 @@ def compare(strategy: Strategy, plan: Plan, ranks: int, time: Results, communica
         strategy.name,
         strategy.side,
         ranks,
-        [statistics.fmean(step) for step in zip(*losses, strict=True)],
+        [statistics.fmean(step) for step in zip(*filter(None, losses), strict=True)],
         max(differences),
         {"predicted": max(p.sent for p in predicted), "measured": max(sent)},
         {

@@ -23,7 +23,7 @@ A schedule is data, a list of instructions for each rank.  The same lists are ch
 
 # ruff: noqa: F401
 
-from labs.pp.checker import WrongSchedule, alive, validate
+from labs.pp.checker import WrongSchedule, alive, ranks_of, validate
 from labs.pp.deferred import Deferred
 from labs.pp.executor import Pipeline
 from labs.pp.instructions import B, F, I, Instruction, Lists, W, read, read_csv

@@ -60,19 +60,34 @@ class Pipeline:
         validate(lists)
         require_alike(lists, group)
         require_fitting(stages, lists, group)
-        rank, ranks = dist.get_rank(group), ranks_of(lists)
-        self.stages = {number: stage for number, stage in enumerate(stages) if ranks[number] == rank}
-        self.loss, self.last, self.microbatches = loss, len(stages) - 1, microbatches_of(lists)
-        self.plan = plan(lists)[rank]
-        self.split = {(x.stage, x.microbatch) for x in lists[rank] if isinstance(x, I)}
-        self.tied = Tied(stages, ranks, group)
+        self.group, self.ranks = group, ranks_of(lists)
+        self.stages = {s: stage for s, stage in enumerate(stages) if self.ranks[s] == dist.get_rank(group)}
+        self.loss, self.last = loss, len(stages) - 1
+        self.tied = Tied(stages, self.ranks, group)
         materialise(stages, self.stages.values(), initial)
-        self.mail = Mail(group, device_of(self.parameters()))
+        self.obey(lists)
         self.alive: dict[tuple[int, int], tuple[Tensor, GradientEdge | None, Deferred | None]] = {}
         self.later: dict[tuple[int, int], Deferred] = {}
         self.xs = self.ys = ()  # the micro-batches of a step,
         self.losses: dict[int, Tensor] = {}  # and their losses
         self.under_way = False
+
+    def obey(self, lists: Lists) -> None:
+        mine = dist.get_rank(self.group)
+        self.microbatches, self.plan = microbatches_of(lists), plan(lists)[mine]
+        self.split = {(x.stage, x.microbatch) for x in lists[mine] if isinstance(x, I)}
+        self.mail = Mail(self.group, device_of(self.parameters()))  # shapes are agreed anew
+
+    def follow(self, lists: Lists) -> None:
+        """Obey these lists from now on, of more micro-batches or fewer: stages must stay on their ranks."""
+        validate(lists)
+        require_alike(lists, self.group)
+        if ranks_of(lists) != self.ranks:
+            raise ValueError(
+                f"the schedule has its stages on ranks {list(ranks_of(lists).values())}, and here they are on "
+                f"{list(self.ranks.values())}: make a new Pipeline"
+            )
+        self.obey(lists)
 
     def parameters(self) -> list[nn.Parameter]:
         """Those of this rank's stages.  A tied one is on all ranks that have a stage with it: a norm counts it once."""

@@ -1,0 +1,138 @@
+"""Pipeline parallelism: what a rank sends and holds in a step, as `labs.pp` runs a schedule on the course's GPT.
+
+Sent for each micro-batch of M tokens, over each cut between two ranks: M D numbers forward, M D backward, and nothing
+else.  Where embedding and head are tied and on two ranks, these send each other their parts of the gradient, once a
+step.  A rank holds P, G and S of its stages, and of each micro-batch that is alive there what they keep for backward.
+
+    plans = pp.plan(pp.one_f_one_b(ranks=4, microbatches=8))       by rank: its instructions, and messages between them
+    cost.pp(Job(config, batch=1, ranks=4, rank=2, accumulation=8), plans)
+
+Source: Narayanan et al. 2021, arXiv 2104.04473, section 3.2: the volume of a cut.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+from labs.cost.job import Job
+from labs.cost.memory import (
+    FLOAT,
+    INDEX,
+    Held,
+    Moment,
+    Prediction,
+    held,
+    optimizer_state,
+    optimizer_step,
+)
+from labs.cost.stages import Stage, stages_of
+
+Plan = Sequence[Any]  # instructions, and messages between them
+
+
+def pp(job: Job, plans: Sequence[Plan], layers: Sequence[int] | None = None) -> Prediction:
+    """A step in float32 on CPU.  Raises ValueError for a job that is not the plans'.
+
+    job.batch: the sequences of a micro-batch; job.accumulation: how many there are.  layers: of each stage; as equal as
+    can be, where it is None.
+    """
+    return step_of(job, plans, checked_stages(job, plans, layers))
+
+
+def pipelining(job: Job, plans: Sequence[Plan], layers: Sequence[int] | None = None) -> Prediction:
+    """PyTorch's own schedules: bytes sent, P, G and S exactly, A and the peak within 5 %.
+
+    They keep the logits of all micro-batches until the step is over, and from I to W the whole of what F has kept; a
+    message goes when its sender comes to it.  Tied weights are left to the caller.
+    """
+    stages = [replace(stage, keeps_all=True) for stage in checked_stages(job, plans, layers)]
+    step, has_end = step_of(job, plans, stages), len(stages) - 1 in numbers_of(plans[job.rank])
+    logits = FLOAT * job.tokens * job.config.vocab * job.accumulation * has_end
+    most = replace(step.held, temporary=step.held.temporary + logits, peak=step.held.peak + logits)
+    return replace(step, held=most)
+
+
+def step_of(job: Job, plans: Sequence[Plan], stages: Sequence[Stage]) -> Prediction:
+    sends, receives = ([count(plan, kind) for plan in plans] for kind in ("Send", "Receive"))
+    x, (copies, table) = FLOAT * job.tokens * job.config.dim, tied(job, stages, plans)
+    return Prediction(
+        sent=x * sends[job.rank] + copies * table,
+        collectives={"send": sends[job.rank] + copies, "recv": receives[job.rank] + copies},
+        textbook=Fraction(x * sum(sends), job.ranks),
+        held=pp_held(job, stages, plans[job.rank]),
+    )
+
+
+def checked_stages(job: Job, plans: Sequence[Plan], layers: Sequence[int] | None) -> list[Stage]:
+    job.require("cost.pp", precision=("float32",), recompute=("none",))
+    work = [step for plan in plans for step in plan if kind_of(step) in "FBIW"]
+    micro_batches = 1 + max(step.microbatch for step in work)
+    if (len(plans), micro_batches) != (job.ranks, job.accumulation):
+        raise ValueError(
+            f"the plans are for {len(plans)} ranks and {micro_batches} micro-batches: a job of {job.ranks} ranks and "
+            f"accumulation={job.accumulation} is not theirs"
+        )
+    return stages_of(job, layers or 1 + max(step.stage for step in work))
+
+
+def kind_of(step: Any) -> str:
+    """F, B, I, W, Send, Receive or Sent.  By name, since nothing here imports what it predicts."""
+    return type(step).__name__
+
+
+def count(plan: Plan, kind: str) -> int:
+    return sum(kind_of(step) == kind for step in plan)
+
+
+def numbers_of(plan: Plan) -> list[int]:
+    """The stages that a rank has."""
+    return sorted({step.stage for step in plan if kind_of(step) == "F"})
+
+
+def tied(job: Job, stages: Sequence[Stage], plans: Sequence[Plan]) -> tuple[int, int]:
+    """With how many ranks this one exchanges gradients of a tied embedding, and the bytes of one."""
+    first, last = ({rank for rank, plan in enumerate(plans) if n in numbers_of(plan)} for n in (0, len(stages) - 1))
+    exchanges = job.config.tied and first != last and job.rank in first | last
+    return int(exchanges), FLOAT * job.config.vocab * job.config.dim
+
+
+# ---- held ------------------------------------------------------------------------------------------------
+
+
+def pp_held(job: Job, stages: Sequence[Stage], plan: Plan) -> Held:
+    """P, G and S of the rank's stages.  What arrives is comm, but for what a stage computes with, which it keeps."""
+    sizes = own_sizes(job, stages, plan)
+    return held(FLOAT * sum(sizes), optimizer_state(sizes), pp_moments(job, stages, plan, sizes))
+
+
+def own_sizes(job: Job, stages: Sequence[Stage], plan: Plan) -> list[int]:
+    """Elements of this rank's parameters; of a tied one that both its stages have, once."""
+    sizes = [size for n in numbers_of(plan) for size in stages[n].sizes]
+    both = job.config.tied and {0, len(stages) - 1} <= {*numbers_of(plan)} and len(stages) > 1
+    return sizes[:-1] if both else sizes
+
+
+def pp_moments(job: Job, stages: Sequence[Stage], plan: Plan, sizes: Sequence[int]) -> Iterator[Moment]:
+    """Bytes beside P and S, instruction by instruction."""
+    x, here, last = FLOAT * job.tokens * job.config.dim, {*numbers_of(plan)}, len(stages) - 1
+    batch = INDEX * job.tokens * job.accumulation * ((0 in here) + (last in here))
+    now, done = Moment("batch", A=batch), set()
+    for step in plan:
+        kind = kind_of(step)
+        if kind == "Receive":  # what a stage computes with is kept for backward
+            now = replace(now, A=now.A + x) if kind_of(step.message) == "F" else now.plus(comm=x)
+        elif kind == "Sent":
+            now = now.plus(comm=-x)
+        elif kind != "Send":
+            stage, first = stages[step.stage], (kind, step.stage) not in done
+            done.add((kind, step.stage))
+            yield from (beside(now, at) for at in stage.during(kind, first))
+            now = beside(now, stage.after(kind, first, step.stage - 1 in here, step.stage + 1 in here))
+            gradient = x if kind == "B" and step.stage < last and step.stage + 1 not in here else 0
+            yield now.plus(comm=gradient)  # the one that came goes last
+    yield optimizer_step(batch, FLOAT * sum(sizes), 0, sizes).plus(temporary=now.temporary)
+
+
+def beside(now: Moment, at: Moment) -> Moment:
+    return replace(now.plus(at.G, at.comm, at.temporary), name=at.name, A=now.A + at.A)
