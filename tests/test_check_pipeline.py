@@ -232,7 +232,8 @@ def test_the_first_wrong_instruction_is_named():
         return [[*first[1:], first[0]], *others]
 
     answer = check.gpipe(early, seed=1)
-    assert "rank 0 runs 0B0 at its 8th place, but 0F0, which it needs, stands at its 16th" in answer.text
+    told = "rank 0 runs 0B0 at its 8th place, but 0F0, which it needs, stands at its 16th"
+    assert told in answer.text and told in answer.picture.alt and answer.picture.html in answer._repr_html_()
 
 
 def test_the_same_seed_gives_the_same_answer():

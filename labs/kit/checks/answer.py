@@ -26,7 +26,7 @@ from labs.kit.ranks.payload import pickled
 
 @dataclass(frozen=True, repr=False)
 class Answer:
-    """`ok`: True, False, or None for not yet.  `mistake`: its name, where it has one."""
+    """`ok`: True, False, or None for not yet.  `mistake`: its name, where it has one; `picture`: of what is wrong."""
 
     check: str
     ok: bool | None
@@ -34,6 +34,7 @@ class Answer:
     question: str = ""
     mistake: str = ""
     seed: int | None = None
+    picture: Any = None
 
     def __bool__(self) -> bool:
         return self.ok is True
@@ -56,6 +57,7 @@ class Answer:
             f'<div style="border-left: 4px solid {colour}; padding-left: 0.8em; white-space: pre-wrap">'
             + "\n".join([f"<b>{first}</b>" if self.ok is False else first, *rest])
             + "</div>"
+            + (self.picture.html if self.picture else "")
         )
 
 

@@ -14,6 +14,7 @@ in a job.  `obey` is put in the executor's place, on 1, 2 and 4 ranks, for four 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 
 from labs import pp
-from labs.kit.checks.answer import Mistake, Wrong, answered, instead, refuse
+from labs.kit.checks.answer import Mistake, Wrong, answered, first_fit, instead, refuse
 from labs.kit.checks.case import close, isclose
 from labs.kit.checks.job import job
 from labs.kit.checks.left import AFTERMATH
@@ -29,6 +30,7 @@ from labs.kit.checks.mixture import mixture
 from labs.kit.checks.pipeline import body, mistakes
 from labs.kit.checks.pipeline.body import Asked, Followed
 from labs.kit.checks.pipeline.cases import Obeyed, Size, interleaved_sizes, many, obeyed, sizes
+from labs.kit.drawing.schedules import schedule
 from labs.pp.checker import nth
 
 PROCESSES = 2  # which are asked for lists
@@ -128,16 +130,22 @@ def ask_all(
     for size, answer, other in zip(asked, answers, another_time, strict=True):
         if answer.refused and other.refused:
             continue
+        seen = Seen(size, answer, target)
         try:
-            refuse(mistakes.FORM, Seen(size, answer, target), f"{size}: ")
-            refuse(mistakes.RUNS, Seen(size, answer, target), f"{size}: ")
-            refuse(() if size.refusable else table, Seen(size, answer, target), f"{size}: ")
+            refuse((*mistakes.FORM, *mistakes.RUNS, *(() if size.refusable else table)), seen, f"{size}: ")
         except Wrong as wrong:
-            raise wrong.also(size.only) from None
+            raise pictured(wrong.also(size.only), seen) from None
         refuse(AFTERMATH, answer, f"{size}: ")
         if not (answer.again and other.again and answer.returned == other.returned):
             raise Wrong(f"{size}: a second call says something else", "What is kept between them?", "not twice alike")
     return answers
+
+
+def pictured(wrong: Wrong, seen: Seen) -> Wrong:
+    """With the schedule as far as it goes, where it is one."""
+    if not first_fit(mistakes.FORM, seen) and any(seen.lists):
+        wrong.answer = replace(wrong.answer, picture=schedule(seen.lists))
+    return wrong
 
 
 class Target:
