@@ -61,6 +61,14 @@ def test_stages_of_a_rank_have_their_shades():
     assert not any("stages" in text for text in texts(draw.schedule(pp.gpipe(2, 4))))
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1, 1e6])
+def test_any_unit_of_time_will_do(scale):
+    drawing, one = (draw.schedule(pp.zb1p(2, 4), F=s, B=2 * s, I=s, W=s) for s in (scale, 1))
+    fills = INSTRUCTIONS.values()
+    drawn = zip(blocks(drawing, fills), blocks(one, fills), strict=True)
+    assert all(mine == pytest.approx(reference, abs=0.2) for mine, reference in drawn)
+
+
 def test_activations_have_the_time_axis_of_the_instructions():
     drawing = draw.schedule(pp.gpipe(2, 2))
     areas = [p.get("d") for p in xml.fromstring(drawing.svg).iter(f"{SVG}path") if p.get("fill") == KINDS["A"]]
@@ -110,6 +118,19 @@ def test_a_wrong_list_is_drawn_up_to_its_first_wrong_instruction(lists, label, b
 def test_what_is_no_list_has_no_picture(lists):
     with pytest.raises(pp.WrongSchedule, match=r"is no schedule|is empty"):
         draw.schedule(lists)
+
+
+@pytest.mark.parametrize(
+    ("costs", "text"),
+    [
+        ({"F": 0, "B": 0}, "all instructions take 0"),
+        ({"F": float("inf")}, "F=inf: give a time of at least 0"),
+        ({"B": [1, 2, 3]}, "B=[1, 2, 3]: give a time of at least 0, or one for each of the 2 stages"),
+    ],
+)
+def test_costs_that_cannot_be_have_no_picture(costs, text):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        draw.schedule(pp.gpipe(2, 2), **costs)
 
 
 # ---- recorded --------------------------------------------------------------------------------------------

@@ -128,7 +128,8 @@ def span(name: str) -> Iterator[None]:
 def instructions(pipeline: P) -> P:
     """The same labs.pp.Pipeline; from now on each instruction that it obeys is a span, named as it is written: 2F0.
 
-    A span begins when what the instruction takes is there: a rank that waits for another one computes nothing.
+    A span begins when what the instruction takes is there: a rank that waits for another one computes nothing.  Times
+    are the process's own, which does not wait for a GPU.
     """
     compute, take, start = pipeline.compute, pipeline.mail.take, 0
 

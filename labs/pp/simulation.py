@@ -15,6 +15,7 @@ where another rank has made it.  Ranks compute while messages are under way.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 
 from labs.pp.checker import alive, in_order, ranks_of, stages_of, validate
 from labs.pp.instructions import F as Forward
@@ -76,7 +77,12 @@ def simulate(
     Raises WrongSchedule for lists that cannot be run, ValueError for costs that cannot be.
     """
     validate(lists)
-    return as_far_as_it_goes(lists, stages_of(lists), F=F, B=B, I=I, W=W, send=send)
+    of = as_far_as_it_goes(lists, stages_of(lists), F=F, B=B, I=I, W=W, send=send)
+    if of.ideal == 0:
+        raise ValueError(
+            "all instructions take 0: the bubble is a fraction of what they take, so give one of them a time"
+        )
+    return of
 
 
 def as_far_as_it_goes(lists: Lists, stages: int, **given: Cost) -> Simulation:
@@ -96,7 +102,7 @@ def as_far_as_it_goes(lists: Lists, stages: int, **given: Cost) -> Simulation:
 
 def by_stage(name: str, cost: Cost, stages: int) -> Sequence[float]:
     costs = cost if isinstance(cost, Sequence) else [cost] * stages
-    if len(costs) != stages or not all(each >= 0 for each in costs):
+    if len(costs) != stages or not all(0 <= each < inf for each in costs):
         raise ValueError(f"{name}={cost!r}: give a time of at least 0, or one for each of the {stages} stages")
     return costs
 

@@ -63,7 +63,8 @@ def drawn(of: Simulation, now: float | None = None) -> Drawing:
     canvas.text(16, middle - 14, alive, size=12, anchor="start", fill=MUTED)
     held(canvas, middle, of, axis)
     if now is not None:
-        canvas.line((axis.x(now), top - 6), (axis.x(now), bottom), line=2)
+        for first, last in ((top - 6, end - APART + 2), (middle, bottom)):
+            canvas.line((axis.x(now), first), (axis.x(now), last), line=2)
     return canvas.drawing(f"{title}\n{of!r}")
 
 

@@ -22,7 +22,7 @@ from labs.pp.simulation import Simulation
 
 WIDE, HIGH, APART, TOP = 100, 98, 24, 78  # pixels: of a stage, from one to the next, and of the head
 SMALL, A_ROW = 18, 5  # the square of a micro-batch, and how many stand beside one another
-KEY = "Blue at the left: waits for its forward. Red at the right: its gradient waits. At the foot: activations held."
+KEY = "In a stage, at the left: waits for its forward; at the right: its gradient waits; at the foot: activations held."
 
 
 def moments(of: Simulation) -> list[float]:
