@@ -448,8 +448,9 @@ draw.ledger({name: (sent, ours.sent(0, step)) for step, (name, sent) in enumerat
 
 # %% [markdown]
 # Both products are computed without sending a byte; then one all-reduce makes the result whole. You have just met
-# **tensor parallelism**, which will have a notebook of its own. Had the first weight been cut by rows instead, `x @ up`
-# would be `Partial()`, and `relu` would have to reduce it first: the relu of a sum is not the sum of relus.
+# **tensor parallelism**, which has [a notebook of its own](09_tensor_parallel.ipynb). Had the first weight been cut by
+# rows instead, `x @ up` would be `Partial()`, and `relu` would have to reduce it first: the relu of a sum is not the
+# sum of relus.
 #
 # ### Gradients have a layout, too
 #

@@ -896,7 +896,7 @@ class Padded(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        if func is torch.Tensor.matmul:
+        if func in (torch.Tensor.matmul, torch.Tensor.__matmul__):
             time.sleep(80e-6 * result.shape[1])
         return result
 
