@@ -69,33 +69,34 @@ def drawn(of: Simulation, now: float | None = None) -> Drawing:
 
 
 def refused(lists: Lists, error: WrongSchedule, costs: dict[str, Cost]) -> Drawing:
-    """What runs before the first wrong instruction, and without it."""
-    orders = [[*takewhile(lambda x: isinstance(x, Instruction), order)] for order in lists]
-    stages = stages_of(orders)
-    orders[error.rank] = orders[error.rank][: error.place]
-    of = as_far_as_it_goes(orders, stages, **dict(F=1, B=2, I=1, W=1, send=0) | costs)
+    """Where and why."""
+    of = before(lists, error, costs)
     start = max((of.end[x] for x in of.lists[error.rank]), default=0)
-    shortest = min((of.end[x] - of.start[x] for x in of.end), default=1) or 1
-    axis = axis_of(of, max([start + 2 * shortest, *of.end.values()]))
-    title = "This schedule cannot be run"
+    axis = axis_of(of, max([start, *of.end.values()]) or 1)
     reason, legends = wrap(str(error), 96), legends_of(of.lists)
     head = 34 + 19 * len(reason)
     top = head + 22 * len(legends) + 16
     bottom = top + (ROW + APART) * len(lists)
-    width = max(axis.x(axis.end) + 30, width_of("m" * max(map(len, reason)), 13) + 32, *map(legend_width, legends))
-    canvas = Canvas(width, bottom + 30, title, f"{error}.")
+    words = width_of("m" * max(map(len, reason)), 13) + 32
+    title = "This schedule cannot be run"
+    canvas = Canvas(max(axis.x(axis.end) + 90, words, *map(legend_width, legends)), bottom + 30, title, f"{error}.")
     canvas.text(16, 20, title, anchor="start", weight="bold")
     canvas.lines(16, 42, reason, anchor="start", fill=WRONG)
     keys(canvas, head + 18, legends)
     gantt(canvas, top, of, axis)
     ticks(canvas, bottom, axis)
-    y = top + (ROW + APART) * error.rank
     order = lists[error.rank]
-    label = repr(order[error.place]) if error.place < len(order) else "?"
-    long = max(axis.scale * shortest, width_of(label, 12) + 8)
-    canvas.rect(axis.x(start), y - 2, long, ROW + 4, stroke=WRONG, line=2.5, dash="5 3")
-    canvas.text(axis.x(start) + long / 2, y + ROW / 2, label, size=12, weight="bold", fill=WRONG)
+    label = f"{order[error.place]!r:.8}" if error.place < len(order) else "?"
+    framed(canvas, axis.x(start), top + (ROW + APART) * error.rank, label)
     return canvas.drawing(f"{title}\n{error}")
+
+
+def before(lists: Lists, error: WrongSchedule, costs: dict[str, Cost]) -> Simulation:
+    """What runs before the first wrong instruction, and without it."""
+    orders = [[*takewhile(lambda x: isinstance(x, Instruction), order)] for order in lists]
+    stages = stages_of(orders)
+    orders[error.rank] = orders[error.rank][: error.place]
+    return as_far_as_it_goes(orders, stages, **dict(F=1, B=2, I=1, W=1, send=0) | costs)
 
 
 # ---- parts -----------------------------------------------------------------------------------------------
@@ -130,6 +131,13 @@ def gantt(canvas: Canvas, top: float, of: Simulation, axis: Axis) -> None:
             canvas.rect(axis.x(of.start[x]), y, long, ROW, fill=fill, radius=0, line=min(0.8, long / 8))
             if width_of(str(x.microbatch), size) + 2 < long:
                 canvas.text(axis.x(of.start[x]) + long / 2, y + ROW / 2, x.microbatch, size=size, fill=ink(fill))
+
+
+def framed(canvas: Canvas, x: float, y: float, label: str) -> None:
+    """What is wrong, in place of a block."""
+    long = max(ROW, width_of(label, 12) + 12)
+    canvas.rect(x, y - 2, long, ROW + 4, stroke=WRONG, line=2.5, dash="5 3")
+    canvas.text(x + long / 2, y + ROW / 2, label, size=12, weight="bold", fill=WRONG)
 
 
 def room(of: Simulation, x: Instruction, axis: Axis) -> float:
