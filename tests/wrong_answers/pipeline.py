@@ -508,7 +508,7 @@ def spoiled(**changed):
         "detached": lambda loss: loss.detach(),
         "told": lambda losses: [losses[m] for m in sorted(losses)],
         "last": lambda stages, ys: max(stages) if ys else None,
-        "listed": lambda instructions: instructions,
+        "order": lambda instructions: instructions,
         "after": lambda stages, instruction: None,
         "late": False,
     } | changed
@@ -516,7 +516,7 @@ def spoiled(**changed):
     def obey(instructions, stages, loss, xs, ys, take, put):
         last = parts["last"](stages, ys)
         kept, losses = {}, {}
-        for instruction in parts["listed"](instructions):
+        for instruction in parts["order"](instructions):
             s, m = instruction.stage, instruction.microbatch
             if isinstance(instruction, F):
                 x = xs[m] if parts["of_xs"](s, xs) else parts["input"](take(F(s - 1, m)))
@@ -542,11 +542,11 @@ def spoiled(**changed):
     return obey
 
 
-def wrong_obey(mistake, name, alone=False, **changed):
+def wrong_obey(mistake, name, alone=False, listed=True, **changed):
     """alone: on one rank it raises, for which another one waits."""
     fn = spoiled(**changed)
     fn.__name__ = name
-    wrong("obey", mistake, alone=alone)(fn)
+    wrong("obey", mistake, alone=alone, listed=listed)(fn)
 
 
 NOT_DIVIDED = "the loss is not divided by the number of micro-batches"
@@ -565,7 +565,9 @@ wrong_obey("divided by another number", "by_the_batch", divided=lambda y, ys, st
 wrong_obey("divided by another number", "summed_over_tokens", divided=lambda y, ys, stages: y * ys[0].numel() / len(ys))
 wrong_obey("the input of a stage requires no gradient", "no_gradient_wanted", alone=True, input=lambda x: x)
 wrong_obey("the gradient is put before the backward", "put_too_early", alone=True, late=True)
-wrong_obey("another tensor is put", "gradient_of_the_output", alone=True, made=lambda x, gradient: gradient)
+wrong_obey(
+    "another tensor is put", "gradient_of_the_output", alone=True, listed=False, made=lambda x, gradient: gradient
+)
 wrong_obey(
     "the gradient of the output is put",
     "gradient_of_the_output_but_in_the_last_stage",
@@ -575,7 +577,7 @@ wrong_obey(
 wrong_obey("retain_graph", "graph_retained", backward=lambda x, y, gradient: y.backward(gradient, retain_graph=True))
 wrong_obey("activations are kept after their backward", "never_forgotten", kept=lambda kept, at: kept[at])
 wrong_obey("the losses keep their graphs", "losses_with_graphs", detached=lambda loss: loss)
-wrong_obey("the losses are in the order of the list", "as_they_come", told=lambda losses: list(losses.values()))
+wrong_obey("the losses are in another order", "as_they_come", told=lambda losses: list(losses.values()))
 wrong_obey("no losses", "losses_lost", told=lambda losses: None)
 wrong_obey("other losses", "the_mean_loss", told=lambda losses: [sum(losses.values()) / len(losses)] if losses else [])
 wrong_obey(
@@ -583,17 +585,23 @@ wrong_obey(
     "losses_divided",
     told=lambda losses: [losses[m] / len(losses) for m in sorted(losses)],
 )
-wrong_obey("xs read by another rank", "xs_everywhere", alone=True, of_xs=lambda s, xs: True)
-wrong_obey("right only with one stage a rank", "xs_where_there_are_any", alone=True, of_xs=lambda s, xs: bool(xs))
-wrong_obey("the losses are in the order of the list", "in_turn", told=lambda losses: list(losses.values())[::-1])
+wrong_obey("xs or ys of another rank", "xs_everywhere", alone=True, of_xs=lambda s, xs: True)
+wrong_obey(
+    "right only with one stage a rank", "xs_where_there_are_any", alone=True, listed=False, of_xs=lambda s, xs: bool(xs)
+)
+wrong_obey("the losses are in another order", "in_turn", told=lambda losses: list(losses.values())[::-1])
 wrong_obey(
     "not in the order of the list",
     "forwards_first",
     alone=True,
-    listed=lambda instructions: sorted(instructions, key=lambda x: isinstance(x, B)),
+    order=lambda instructions: sorted(instructions, key=lambda x: isinstance(x, B)),
 )
 wrong_obey(
-    "something of the list is not done", "one_too_few", alone=True, listed=lambda instructions: instructions[:-1]
+    "something of the list is not done",
+    "one_too_few",
+    alone=True,
+    listed=False,
+    order=lambda instructions: instructions[:-1],
 )
 
 
@@ -625,7 +633,7 @@ def keeps_the_gradient(instructions, stages, loss, xs, ys, take, put):
     return obey(instructions, stages, loss, xs, ys, take, lambda x, y: put(x, y) if isinstance(x, F) else None)
 
 
-@wrong("obey", "what a forward makes is not put", alone=True)
+@wrong("obey", "what a forward makes is not put", alone=True, listed=False)
 def keeps_what_it_makes(instructions, stages, loss, xs, ys, take, put):
     return obey(instructions, stages, loss, xs, ys, take, lambda x, y: put(x, y) if isinstance(x, B) else None)
 
@@ -647,27 +655,27 @@ def without_a_graph(instructions, stages, loss, xs, ys, take, put):
     return obey(instructions, {s: in_vain(stage) for s, stage in stages.items()}, loss, xs, ys, take, put)
 
 
-@wrong("obey", "the tokens have no gradient", alone=True)
+@wrong("obey", "the tokens have no gradient", alone=True, listed=False)
 def tokens_too(instructions, stages, loss, xs, ys, take, put):
     return obey(instructions, stages, loss, [x.requires_grad_() for x in xs], ys, take, put)
 
 
-@wrong("obey", "put under another name", alone=True)
+@wrong("obey", "put under another name", alone=True, listed=False)
 def of_the_next_stage(instructions, stages, loss, xs, ys, take, put):
     return obey(instructions, stages, loss, xs, ys, take, lambda x, y: put(type(x)(x.stage + 1, x.microbatch), y))
 
 
-@wrong("obey", "put twice", alone=True)
+@wrong("obey", "put twice", alone=True, listed=False)
 def sends_twice(instructions, stages, loss, xs, ys, take, put):
     return obey(instructions, stages, loss, xs, ys, take, lambda x, y: (put(x, y), put(x, y)))
 
 
-@wrong("obey", "another tensor is put", alone=True)
+@wrong("obey", "another tensor is put", alone=True, listed=False)
 def sends_a_pair(instructions, stages, loss, xs, ys, take, put):
     return obey(instructions, stages, loss, xs, ys, take, lambda x, y: put(x, (y, x.microbatch)))
 
 
-@wrong("obey", alone=True)
+@wrong("obey", alone=True, listed=False)
 def forwards_alone(instructions, stages, loss, xs, ys, take, put):
     if ys:
         last = max(stages)

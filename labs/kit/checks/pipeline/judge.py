@@ -268,12 +268,11 @@ def follow(fn: Callable[..., Any], cases: list[Obeyed]) -> list[list[Followed]]:
     for index, case in enumerate(cases):
         ranks = [of_rank[index] for of_rank in results]
         for step in range(2):
-            for rank, one in enumerate(ranks):
-                try:
-                    refuse(mistakes.OBEYED, One(case, rank, step, one), f"{case}: on rank {rank} ")
-                except Wrong as wrong:
-                    raise (wrong if wrong.answer.mistake else wrong.also(case.only)) from None
-                refuse(AFTERMATH, one, f"{case}: on rank {rank} ")
+            ones = [One(case, rank, step, found) for rank, found in enumerate(ranks)]
+            for one in sorted(ones, key=lambda one: -max(one.due)):  # as gradients come: from the end
+                refuse(mistakes.OBEYED, one, f"{case}: on rank {one.rank} ")
+        for rank, found in enumerate(ranks):
+            refuse(AFTERMATH, found, f"{case}: on rank {rank} ")
     return results
 
 

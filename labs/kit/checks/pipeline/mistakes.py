@@ -370,9 +370,19 @@ DISOBEYED = (
         raised("more often than the list"),
     ),
     Mistake(
-        "xs read by another rank",
+        "xs or ys of another rank",
         "Which rank reads the tokens, and which the targets?",
         raised(r"IndexError(.|\n)*\b(xs|ys)\b", r"StopIteration(.|\n)*\b(xs|ys)\b"),
+    ),
+    Mistake(
+        "micro-batches are counted where there are none",
+        "Which rank has xs, and which one ys? Where is the loss divided?",
+        raised("ZeroDivisionError"),
+    ),
+    Mistake(
+        "a backward without its gradient",
+        "From the end of a stage that is not the last, backward begins with what?",
+        raised("implicitly created only for scalar"),
     ),
     Mistake(
         "the tokens have no gradient",
@@ -390,15 +400,12 @@ DISOBEYED = (
 # ---- what a rank did -------------------------------------------------------------------------------------
 
 
-def times(factor: Callable[[One], float], but: Callable[[One], Any] = lambda one: True) -> Callable[[One], Any]:
+def times(factor: Callable[[One], float]) -> Callable[[One], Any]:
     """Whether all gradients are so many times too large."""
 
     def fits(one: One) -> str | bool:
-        if one.wrong is None or one.times is None:
-            return False
-        return (
-            but(one) and abs(one.times / factor(one) - 1) < 1e-3 and f"{one.first}\nIt is {one.times:.4g} × the mean."
-        )
+        fit = one.wrong is not None and one.times is not None and abs(one.times / factor(one) - 1) < 1e-3
+        return fit and f"{one.first}\nIt is {one.times:.4g} × the mean."
 
     return fits
 
@@ -417,29 +424,19 @@ def lacks(fits: Callable[[One, list[float]], bool]) -> Callable[[One], Any]:
 
 def losses(fits: Callable[[One], bool]) -> Callable[[One], Any]:
     return lambda one: (
-        not same(one, one.due_losses)
+        not same(one.losses, one.due_losses)
         and fits(one)
         and f"the losses are {shown(one.losses)}; they should be {shown(one.due_losses)}"
     )
 
 
-def same(one: One, due: list[float]) -> bool:
-    found = one.losses
-    return (
-        isinstance(found, list)
-        and len(found) == len(due)
-        and all(abs(a - b) <= 1e-5 * abs(b) for a, b in zip(found, due, strict=True))
-    )
+def same(found: Any, due: list[float]) -> bool:
+    alike = isinstance(found, list) and len(found) == len(due)
+    return alike and all(abs(a - b) <= 1e-5 * abs(b) for a, b in zip(found, due, strict=True))
 
 
 def shown(values: Any) -> str:
     return values if isinstance(values, str) else f"[{', '.join(f'{value:.4f}' for value in values)}]"
-
-
-def listed(one: One) -> list[float]:
-    """The losses in the order in which the list has the last stage's forwards."""
-    order = [x.microbatch for x in one.order if x == pp.F(one.case.stages - 1, x.microbatch)]
-    return [one.due_losses[m] for m in order] if one.due_losses else []
 
 
 COUNT = "Of how many micro-batches is the batch's loss the mean, and who divides by that?"
@@ -497,19 +494,29 @@ OBEYED = (
         lacks(lambda one, c: True),
     ),
     Mistake(
-        "",
-        "Follow one micro-batch: what goes forward, and of what is the gradient that comes back?",
+        "another micro-batch is read",
+        "Which micro-batch does this instruction name, and which x or y do you read?",
+        lambda one: one.wrong is not None and one.has_last and losses(bool)(one),
+    ),
+    Mistake(
+        "another gradient came back",
+        "Follow one micro-batch: of what is the gradient that each stage puts, and with which does the next begin?",
+        lambda one: one.wrong is not None and one.wrong < one.case.stages - 1 and one.first,
+    ),
+    Mistake(
+        "another loss was differentiated",
+        "From what does the backward of the last stage begin?",
         lambda one: one.wrong is not None and one.first,
     ),
     Mistake(
         "the losses that are returned are divided",
         "What is divided for the backward, and what is reported?",
-        losses(lambda one: same(one, [loss / one.case.microbatches for loss in one.due_losses])),
+        losses(lambda one: same(one.losses, [loss / one.case.microbatches for loss in one.due_losses])),
     ),
     Mistake(
-        "the losses are in the order of the list",
-        "Which loss is that of micro-batch 0?",
-        losses(lambda one: same(one, listed(one)) or (isinstance(one.losses, list) and same_set(one))),
+        "the losses are in another order",
+        "Which loss is that of micro-batch 0, if the list begins with another one?",
+        losses(lambda one: isinstance(one.losses, list) and same(sorted(one.losses), sorted(one.due_losses))),
     ),
     Mistake("no losses", "Who reports the loss, and of how many micro-batches?", losses(lambda one: not one.losses)),
     Mistake("losses where none are due", "Which rank computes losses?", losses(lambda one: not one.has_last)),
@@ -539,9 +546,3 @@ OBEYED = (
         shows="1F1B with the memory of GPipe",
     ),
 )
-
-
-def same_set(one: One) -> bool:
-    return len(one.losses) == len(one.due_losses) and all(
-        abs(a - b) <= 1e-5 * abs(b) for a, b in zip(sorted(one.losses), sorted(one.due_losses), strict=True)
-    )
