@@ -9,11 +9,12 @@ A product y = x Wᵀ has two gradients, which cost the same: that of x, for whic
 W, for which nobody does.  So each product is a small graph of its own, through which backward goes twice, for one of
 them each time.  The kernels are those of a backward for both, and so are the numbers, bit by bit.
 
-What is no matrix (a norm, an embedding) has its gradient from I, and costs next to nothing.  From I to W a product
-keeps x and the gradient of y; the stage's other activations go with I.  (Qi et al. 2023, arXiv 2401.10241, section 2.)
+What is no matrix (a norm, an embedding) has its gradient from I, and costs next to nothing.  So has a matrix that is no
+parameter, but was computed from some: backward goes on through it to those.  From I to W a product keeps x and the
+gradient of y; the stage's other activations go with I.  (Qi et al. 2023, arXiv 2401.10241, section 2.)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import torch
@@ -24,19 +25,26 @@ from torch.overrides import TorchFunctionMode
 
 
 class Deferred(TorchFunctionMode):
-    """What is computed within it leaves the gradients of its matrices to `backward`."""
+    """What is computed within it leaves the gradients of its matrices to `backward`.
 
-    def __init__(self) -> None:
+    parameters: those that may wait so long; where it is None, all that matrices consist of.
+    """
+
+    def __init__(self, parameters: Set[Tensor] | None = None) -> None:
         super().__init__()
+        self.parameters = parameters
         self.products: list[tuple[GradientEdge, Tensor, list[Tensor]]] = []  # of y, its gradient, what is trained
 
     def __torch_function__(self, function: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is F.linear and torch.is_grad_enabled():
             x, *matrix = operands(*args, **(kwargs or {}))
             # Where x gets no gradient, backward would not come here at all.
-            if x.requires_grad and trained(matrix):
+            if x.requires_grad and trained(matrix) and all(map(self.may_wait, trained(matrix))):
                 return Product.apply(x, matrix, self.products)
         return function(*args, **(kwargs or {}))
+
+    def may_wait(self, p: Tensor) -> bool:
+        return p.is_leaf if self.parameters is None else p in self.parameters
 
     def backward(self) -> None:
         """Add the matrices' gradients to their `.grad`; what a matrix that was used twice gets, is summed up before."""

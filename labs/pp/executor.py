@@ -22,6 +22,7 @@ the batch's mean loss.  They are added to what is in `.grad`, as any backward do
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from itertools import zip_longest
 
 import torch
 import torch.distributed as dist
@@ -59,12 +60,15 @@ class Pipeline:
     ):
         validate(lists)
         require_alike(lists, group)
+        require_same(stages, group)
         require_fitting(stages, lists, group)
         self.group, self.ranks = group, ranks_of(lists)
         self.stages = {s: stage for s, stage in enumerate(stages) if self.ranks[s] == dist.get_rank(group)}
         self.loss, self.last = loss, len(stages) - 1
         self.tied = Tied(stages, self.ranks, group)
         materialise(stages, self.stages.values(), initial)
+        # Not those that FSDP puts in their place for a while: their gradients are reduced before a W comes.
+        self.may_wait = set(self.parameters())
         self.obey(lists)
         self.alive: dict[tuple[int, int], tuple[Tensor, GradientEdge | None, Deferred | None]] = {}
         self.later: dict[tuple[int, int], Deferred] = {}
@@ -128,7 +132,7 @@ class Pipeline:
 
     def forward(self, s: int, m: int) -> None:
         x = self.xs[m] if s == 0 else self.mail.take(F(s - 1, m)).requires_grad_()
-        with Deferred() if (s, m) in self.split else nullcontext() as later:
+        with Deferred(self.may_wait) if (s, m) in self.split else nullcontext() as later:
             y = self.stages[s](x)
             if s == self.last:
                 loss = self.loss(y, self.ys[m])
@@ -158,6 +162,8 @@ class Pipeline:
             raise RuntimeError(
                 "the last forward_backward failed, and messages of it may be under way: make a new Pipeline"
             )
+        if not torch.is_grad_enabled():
+            raise RuntimeError("forward_backward was called under torch.no_grad(), where nothing has a gradient")
         for name, batch, stage in (("x", x, 0), ("y", y, self.last)):
             if batch is None and stage in self.stages:
                 raise ValueError(f"{name} is None on the rank that has stage {stage}, which reads it")
@@ -177,6 +183,19 @@ def require_alike(lists: Lists, group: ProcessGroup | None) -> None:
             raise ValueError(
                 f"ranks {ranks[0]} and {rank} were given different schedules: give all of them the same lists"
             )
+
+
+def require_same(stages: Sequence[nn.Module], group: ProcessGroup | None) -> None:
+    """By the names of their parameters, and whether these are trained: a rank may have split or sharded its own."""
+    mine = [{name: p.requires_grad for name, p in stage.named_parameters()} for stage in stages]
+    ranks, (first, *others) = everybodys(mine, group)
+    for rank, other in zip(ranks[1:], others, strict=True):
+        for number, (a, b) in enumerate(zip_longest(first, other, fillvalue={})):
+            if differing := [name for name in a | b if a.get(name) != b.get(name)]:
+                raise ValueError(
+                    f"stage {number} is not the same on ranks {ranks[0]} and {rank}, where {differing[0]!r} is missing "
+                    "or frozen on one of them: cut the same model in the same way on all ranks"
+                )
 
 
 def require_fitting(stages: Sequence[nn.Module], lists: Lists, group: ProcessGroup | None) -> None:

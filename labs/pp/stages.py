@@ -9,7 +9,7 @@ model, so that every parameter keeps its name.  Nothing is copied; and where the
 makes the parameters of its own stages alone.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate, pairwise
 
 import torch
@@ -60,10 +60,10 @@ def cut(model: GPT, stages: int | Sequence[int]) -> list[Stage]:
     return [Stage(model, names[first:end]) for first, end in pairwise([0, *accumulate(sizes)])]
 
 
-def materialise(stages: Sequence[nn.Module], mine: Iterable[nn.Module], initial: Initial | None) -> None:
+def materialise(stages: Sequence[nn.Module], mine: Collection[nn.Module], initial: Initial | None) -> None:
     """Give those parameters of some of the stages that are on the meta device their numbers, `initial(name, shape)`.
 
-    A parameter that several stages share goes by the name that it has in the first of them.
+    A parameter that several stages share goes by the name that it has in the first of them.  Buffers must be there.
     """
     names: dict[nn.Parameter, str] = {}
     for stage in stages:
@@ -76,3 +76,6 @@ def materialise(stages: Sequence[nn.Module], mine: Iterable[nn.Module], initial:
             numbers = initial(names[p], p.shape).to(torch.get_default_device(), p.dtype)
             # In place, so that it is the same parameter wherever it stands.
             torch.utils.swap_tensors(p, nn.Parameter(numbers, p.requires_grad))
+    for name, buffer in (pair for stage in mine for pair in stage.named_buffers()):
+        if buffer.is_meta:
+            raise ValueError(f"buffer {name!r} is on the meta device, and has no numbers to begin with: give it some")
