@@ -259,7 +259,8 @@ def too_much(fits: Callable[[Sent], Any]) -> Callable[[Sent], Any]:
 
 
 def gathered(sent: Sent) -> bool:
-    return any(event.op in ("all_gather", "gather", "broadcast") for event in sent.events)
+    ops = ("all_gather", "gather", "broadcast")
+    return any(event.op in ops and event.dtype == sent.case.dtype_name for event in sent.events)
 
 
 SENT = (
