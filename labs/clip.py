@@ -13,6 +13,8 @@ number* travels; then each of them scales its shard by the same factor.
     labs.zero               sharded over all ranks        (None,)       one float64
     labs.fsdp, two axes     sharded along one of them     (that one's,) one float64
     labs.tp                 some split, some whole        its own clip_gradients
+    labs.pp                 each on its stage's rank,     likewise
+                            a tied one on two
 
 The classic mistake is to clip each shard by its own norm: the shards of a vector are shorter than the vector, some
 more than others, so each would be scaled by another factor, and the direction is lost.

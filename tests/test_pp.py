@@ -174,6 +174,29 @@ def test_a_tied_embedding_has_the_whole_gradient_wherever_it_is():
             assert all(map(torch.equal, mine, other)), name
 
 
+def clipped(config):
+    """A step of 2 micro-batches, and one of 4 with the same pipeline: norms and gradients, beside one process's."""
+    ranks = dist.get_world_size()
+    model, whole = GPT(config).double(), GPT(config).double()
+    pipeline, found = Pipeline(cut(model, ranks), pp.one_f_one_b(ranks, 2), model.loss), []
+    for microbatches in (2, 4):
+        pipeline.follow(pp.one_f_one_b(ranks, microbatches))
+        x, y = batch(0, 4 * microbatches)
+        pipeline.forward_backward(x, y)
+        whole(x, y).backward()
+        norm, reference = pipeline.clip_gradients(0.1), nn.utils.clip_grad_norm_(whole.parameters(), 0.1)
+        found.append((norm - reference).abs().item())
+        found += [(p.grad - whole.get_parameter(name).grad).abs().max().item() for name, p in named(pipeline).items()]
+    with pytest.raises(ValueError, match=r"stages on ranks \[.*\], and here they are on \[.*\]: make a new Pipeline"):
+        pipeline.follow(pp.interleaved(ranks, ranks))
+    return max(found)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_gradients_are_clipped_by_the_norm_of_one_process_after_steps_of_other_sizes(tied):
+    assert max(run(clipped, replace(SMALL, depth=2, tied=tied), ranks=2)) < 1e-12
+
+
 # ---- any lists -----------------------------------------------------------------------------------------------------
 
 

@@ -37,7 +37,8 @@ def pp(job: Job, plans: Sequence[Plan], layers: Sequence[int] | None = None) -> 
     job.batch: the sequences of a micro-batch; job.accumulation: how many there are.  layers: of each stage; as equal as
     can be, where it is None.
     """
-    return step_of(job, plans, checked_stages(job, plans, layers))
+    stages = checked_stages(job, plans, layers)
+    return step_of(job, plans, stages, table=exchanged(job, plans))
 
 
 def pipelining(job: Job, plans: Sequence[Plan], layers: Sequence[int] | None = None) -> Prediction:
@@ -53,14 +54,15 @@ def pipelining(job: Job, plans: Sequence[Plan], layers: Sequence[int] | None = N
     return replace(step, held=most)
 
 
-def step_of(job: Job, plans: Sequence[Plan], stages: Sequence[Stage]) -> Prediction:
+def step_of(job: Job, plans: Sequence[Plan], stages: Sequence[Stage], table: int = 0) -> Prediction:
+    """table: bytes of a tied gradient that the rank exchanges with another."""
     sends, receives = ([count(plan, kind) for plan in plans] for kind in ("Send", "Receive"))
-    x, (copies, table) = FLOAT * job.tokens * job.config.dim, tied(job, stages, plans)
+    x, once = FLOAT * job.tokens * job.config.dim, int(table > 0)
     return Prediction(
-        sent=x * sends[job.rank] + copies * table,
-        collectives={"send": sends[job.rank] + copies, "recv": receives[job.rank] + copies},
+        sent=x * sends[job.rank] + table,
+        collectives={"send": sends[job.rank] + once, "recv": receives[job.rank] + once},
         textbook=Fraction(x * sum(sends), job.ranks),
-        held=pp_held(job, stages, plans[job.rank]),
+        held=pp_held(job, stages, plans[job.rank], table),
     )
 
 
@@ -90,34 +92,35 @@ def numbers_of(plan: Plan) -> list[int]:
     return sorted({step.stage for step in plan if kind_of(step) == "F"})
 
 
-def tied(job: Job, stages: Sequence[Stage], plans: Sequence[Plan]) -> tuple[int, int]:
-    """With how many ranks this one exchanges gradients of a tied embedding, and the bytes of one."""
-    first, last = ({rank for rank, plan in enumerate(plans) if n in numbers_of(plan)} for n in (0, len(stages) - 1))
-    exchanges = job.config.tied and first != last and job.rank in first | last
-    return int(exchanges), FLOAT * job.config.vocab * job.config.dim
+def exchanged(job: Job, plans: Sequence[Plan]) -> int:
+    """Bytes of its part of a tied gradient, where the other part is another rank's."""
+    numbers = numbers_of(plans[job.rank])
+    has_one = (0 in numbers) != (max(map(max, map(numbers_of, plans))) in numbers)
+    return FLOAT * job.config.vocab * job.config.dim * (job.config.tied and has_one)
 
 
 # ---- held ------------------------------------------------------------------------------------------------
 
 
-def pp_held(job: Job, stages: Sequence[Stage], plan: Plan) -> Held:
+def pp_held(job: Job, stages: Sequence[Stage], plan: Plan, table: int) -> Held:
     """P, G and S of the rank's stages.  What arrives is comm, but for what a stage computes with, which it keeps."""
-    sizes = own_sizes(job, stages, plan)
-    return held(FLOAT * sum(sizes), optimizer_state(sizes), pp_moments(job, stages, plan, sizes))
+    numbers = numbers_of(plan)
+    if job.config.tied and len(stages) > 1 and {0, len(stages) - 1} <= {*numbers}:  # the head's gradient comes first
+        stages = [replace(stages[0], has_table=False), *stages[1:]]
+    sizes = [size for n in numbers for size in stages[n].sizes]
+    moments = [*pp_moments(job, stages, plan)]
+    A, losses = moments[0].A, moments[-1].temporary
+    moments.append(Moment("tied", FLOAT * sum(sizes) + table, A, table, losses + table))  # both parts, and their sum
+    moments.append(optimizer_step(A, FLOAT * sum(sizes), 0, sizes).plus(temporary=losses - FLOAT))
+    return held(FLOAT * sum(sizes), optimizer_state(sizes), moments)
 
 
-def own_sizes(job: Job, stages: Sequence[Stage], plan: Plan) -> list[int]:
-    """Elements of this rank's parameters; of a tied one that both its stages have, once."""
-    sizes = [size for n in numbers_of(plan) for size in stages[n].sizes]
-    both = job.config.tied and {0, len(stages) - 1} <= {*numbers_of(plan)} and len(stages) > 1
-    return sizes[:-1] if both else sizes
-
-
-def pp_moments(job: Job, stages: Sequence[Stage], plan: Plan, sizes: Sequence[int]) -> Iterator[Moment]:
-    """Bytes beside P and S, instruction by instruction."""
-    x, here, last = FLOAT * job.tokens * job.config.dim, {*numbers_of(plan)}, len(stages) - 1
+def pp_moments(job: Job, stages: Sequence[Stage], plan: Plan) -> Iterator[Moment]:
+    """Bytes beside P and S, step by step."""
+    x, here, last = FLOAT * job.tokens * job.config.dim, numbers_of(plan), len(stages) - 1
     batch = INDEX * job.tokens * job.accumulation * ((0 in here) + (last in here))
-    now, done = Moment("batch", A=batch), set()
+    now, there = Moment("batch", A=batch), set()
+    yield now
     for step in plan:
         kind = kind_of(step)
         if kind == "Receive":  # what a stage computes with is kept for backward
@@ -125,13 +128,16 @@ def pp_moments(job: Job, stages: Sequence[Stage], plan: Plan, sizes: Sequence[in
         elif kind == "Sent":
             now = now.plus(comm=-x)
         elif kind != "Send":
-            stage, first = stages[step.stage], (kind, step.stage) not in done
-            done.add((kind, step.stage))
-            yield from (beside(now, at) for at in stage.during(kind, first))
-            now = beside(now, stage.after(kind, first, step.stage - 1 in here, step.stage + 1 in here))
-            gradient = x if kind == "B" and step.stage < last and step.stage + 1 not in here else 0
-            yield now.plus(comm=gradient)  # the one that came goes last
-    yield optimizer_step(batch, FLOAT * sum(sizes), 0, sizes).plus(temporary=now.temporary)
+            stage, new = stages[step.stage], {(step.stage, part) for part in ENDS[kind]} - there
+            there |= new
+            yield from (beside(now, at) for at in stage.during(kind, bool(new)))
+            left = stage.after(kind, step.stage - 1 in here, step.stage + 1 in here)
+            now = beside(now, left).plus(G=FLOAT * sum(getattr(stage, part) for _, part in new))
+            yield now.plus(comm=x * (kind == "B" and step.stage < last and step.stage + 1 not in here))  # it goes last
+        yield now
+
+
+ENDS = {"F": (), "B": ("vectors", "matrices"), "I": ("vectors",), "W": ("matrices",)}  # whose gradients are made
 
 
 def beside(now: Moment, at: Moment) -> Moment:

@@ -17,26 +17,34 @@ from labs.cost.memory import FLOAT, INDEX, Moment, gpt_layers
 class Stage:
     """job: of a GPT that has the stage's layers alone, and a single micro-batch.
 
-    keeps_all: W goes through the whole of what F has kept, as PyTorch's does.
+    keeps_all: W goes through the whole of what F has kept, as PyTorch's does.  has_table: its embedding is not the head
+    of another stage of the same rank.
     """
 
     job: Job
     is_first: bool
     is_last: bool
     keeps_all: bool = False
+    has_table: bool = True
 
     @property
     def sizes(self) -> list[int]:
         """Elements of each parameter."""
         embedding, *layers, norm, head = (layer.sizes for layer in gpt_layers(self.job.config))
         ends = [*norm, *head] if self.is_last else []
-        return [*(embedding if self.is_first else []), *(size for layer in layers for size in layer), *ends]
+        table = embedding if self.is_first and self.has_table else []
+        return [*table, *(size for layer in layers for size in layer), *ends]
 
     @property
     def vectors(self) -> int:
-        """Elements of all parameters that are no matrix of a product: embedding and norms."""
+        """Elements of all that is no matrix of a product: embedding and norms."""
         config = self.job.config
-        return config.vocab * config.dim * self.is_first + config.dim * (2 * config.depth + self.is_last)
+        table = config.vocab * config.dim * (self.is_first and self.has_table)
+        return table + config.dim * (2 * config.depth + self.is_last)
+
+    @property
+    def matrices(self) -> int:
+        return sum(self.sizes) - self.vectors
 
     # ---- bytes of a micro-batch ------------------------------------------------------------------------------
 
@@ -75,11 +83,11 @@ class Stage:
         return parts[0 if self.is_last else 3 : None if self.is_first else -1]
 
     def during(self, kind: str, first: bool) -> Iterator[Moment]:
-        """Bytes more than there were before.  first: it is the first of its kind, whose gradients stay."""
+        """Bytes more than there were before.  first: the gradients that it makes are to stay, and not to be added."""
         if kind == "W":
-            matrices = [size for size in self.sizes if size > self.job.config.dim]
-            new = sum(self.sizes) - self.vectors if first else max(matrices)
-            yield Moment("W", **{"G" if first else "temporary": FLOAT * new})
+            config = self.job.config
+            largest = config.dim * max(config.dim, config.hidden, config.vocab * self.is_last)
+            yield Moment("W", **{"G" if first else "temporary": FLOAT * (self.matrices if first else largest)})
         if kind in "BI":
             yield from self.in_backward(first, split=kind == "I")
 
@@ -89,7 +97,7 @@ class Stage:
         before = 2 * INDEX * self.job.tokens + self.kept
         for number, part in enumerate(self.parts):
             came = 0 if self.is_last or number else self.x
-            for at in part.worst:
+            for at in [*down(self.job, part), *part.worst]:
                 A, temporary, of_part, newest = within(self.job, part, at) if split else (0, 0, at.gradients, at.newest)
                 new = {"G": FLOAT * of_part} if first else {"temporary": FLOAT * newest}
                 A = 0 if split and self.keeps_all else at.A + A + inputs - before
@@ -102,26 +110,30 @@ class Stage:
                 arrived + FLOAT * of_part * first,
             )
 
-    def after(self, kind: str, first: bool, before_is_here: bool, behind_is_here: bool) -> Moment:
-        """Bytes more than there were before.  ..._is_here: that stage is on this rank, so what it is given stays."""
+    def after(self, kind: str, before_is_here: bool, behind_is_here: bool) -> Moment:
+        """Bytes more than there were before, but for G.  ..._is_here: that stage is on this rank: nothing travels."""
         came, goes = (0 if self.is_first else self.x), (0 if self.is_last else self.x)
         to_here, from_here = ("temporary" if here else "comm" for here in (before_is_here, behind_is_here))
-        G = FLOAT * first * {"F": 0, "B": sum(self.sizes), "I": self.vectors, "W": sum(self.sizes) - self.vectors}[kind]
         match kind:
             case "F":
-                made = {"A" if behind_is_here else "comm": goes}
-                loss = FLOAT * self.is_last
-                return plus(Moment(kind, A=self.kept - came, temporary=loss), **made)
+                left = Moment(kind, A=self.kept - came, temporary=FLOAT * self.is_last)  # and the loss
+                return plus(left, **{"A" if behind_is_here else "comm": goes})
             case "B":
-                return plus(plus(Moment(kind, G, A=-self.kept), **{from_here: -goes}), **{to_here: came})
+                return plus(plus(Moment(kind, A=-self.kept), **{from_here: -goes}), **{to_here: came})
             case "I":
-                left = Moment(kind, G, A=self.left - self.kept, temporary=self.gradients)
-                return plus(left, **{to_here: came})
-        return plus(Moment(kind, G, A=-self.left, temporary=-self.gradients), **{from_here: -goes})
+                return plus(Moment(kind, A=self.left - self.kept, temporary=self.gradients), **{to_here: came})
+        return plus(Moment(kind, A=-self.left, temporary=-self.gradients), **{from_here: -goes})
 
 
 def plus(at: Moment, A: int = 0, **others: int) -> Moment:
     return replace(at.plus(**others), A=at.A + A)
+
+
+def down(job: Job, part: Part) -> Iterator[Within]:
+    """It counts where gradients are added to others: down's own has been made, and down's input still stands."""
+    if part.name.startswith("layer"):
+        mlp, f = part.worst[0], FLOAT * job.tokens * job.config.hidden
+        yield Within("down", mlp.A + f, mlp.temporary - 2 * f, mlp.gradients, mlp.gradients)
 
 
 # ---- backward in two halves ------------------------------------------------------------------------------
@@ -161,7 +173,7 @@ def within(job: Job, part: Part, at: Within) -> tuple[int, int, int, int]:
             return f, f, 0, 0
         case "norm" if part.name != "norm":
             return inputs_of_layer(job), gradients_of_layer(job), 2 * D, 0
-        case "head":
+        case "head" | "down":
             return 0, 0, 0, 0
     return 0, 0, at.gradients, at.newest
 

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed import ProcessGroup
 
+from labs.clip import global_norm, shorten
 from labs.group import everybodys
 from labs.pp.checker import microbatches_of, ranks_of, stages_of, validate
 from labs.pp.deferred import Deferred
@@ -86,15 +87,15 @@ class Pipeline:
         """Obey these lists from now on, of more micro-batches or fewer: stages must stay on their ranks."""
         validate(lists)
         require_alike(lists, self.group)
-        if ranks_of(lists) != self.ranks:
+        if (ranks := ranks_of(lists)) != self.ranks:
+            theirs, ours = ([of[stage] for stage in sorted(of)] for of in (ranks, self.ranks))
             raise ValueError(
-                f"the schedule has its stages on ranks {list(ranks_of(lists).values())}, and here they are on "
-                f"{list(self.ranks.values())}: make a new Pipeline"
+                f"the schedule has its stages on ranks {theirs}, and here they are on {ours}: make a new Pipeline"
             )
         self.obey(lists)
 
     def parameters(self) -> list[nn.Parameter]:
-        """Those of this rank's stages.  A tied one is on all ranks that have a stage with it: a norm counts it once."""
+        """Those of this rank's stages; a tied one is on all ranks that have a stage with it."""
         return list(dict.fromkeys(p for stage in self.stages.values() for p in stage.parameters()))
 
     def forward_backward(self, x: Tensor | None, y: Tensor | None) -> list[Tensor]:
@@ -120,6 +121,15 @@ class Pipeline:
         self.tied.add_up()
         self.under_way, self.xs, self.ys = False, (), ()
         return [self.losses[m] for m in sorted(self.losses)]
+
+    def clip_gradients(self, max_norm: float) -> Tensor:
+        """As `labs.clip.clip_gradients`, by the norm of the whole model, in which a tied gradient counts once.
+
+        Every rank must call it, behind its last forward_backward.
+        """
+        norm = global_norm([p for p in self.parameters() if self.tied.is_counted(p)], (self.group,))
+        shorten(self.parameters(), norm, max_norm)
+        return norm
 
     # ---- instructions ------------------------------------------------------------------------------------
 

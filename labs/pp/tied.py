@@ -30,6 +30,10 @@ class Tied:
         self.shared = {p: list(names) for p, names in several.items() if self.rank in names and p.requires_grad}
         self.earlier: dict[nn.Parameter, Tensor | None] = {}
 
+    def is_counted(self, p: nn.Parameter) -> bool:
+        """Of all ranks that have it, by the first one only."""
+        return self.shared.get(p, [self.rank])[0] == self.rank
+
     def begin(self) -> None:
         """What earlier batches have left in `.grad` is the whole of it: it must not be added up once more."""
         for p in self.shared:
