@@ -11,7 +11,7 @@
 # Python and the idea of a training loop in PyTorch. Run each cell with Shift+Enter, from top to bottom.
 #
 # <img src="../images/course_map.svg" alt="Map of the course: one device; split the batch; split the state; split the
-# model; at work. Notebooks 00 to 07 and 09 are there; the others are planned.">
+# model; at work. Notebooks 00 to 07, 09 and 10 are there; the others are planned.">
 
 # %%
 import os
@@ -255,6 +255,8 @@ run(hang, ranks=4)
 # | bucket | several gradients side by side, sent as one |
 # | tensor parallelism, TP | every matrix split over ranks that work on the same tokens |
 # | sequence parallelism | between TP's split matrices, each rank has a part of the tokens |
+# | pipeline parallelism, PP | some consecutive layers, a stage, on each rank; micro-batches go from stage to stage |
+# | bubble | the time for which ranks of a pipeline wait, as a fraction of that for which they compute |
 # | key-value cache | in generation, the keys and values of earlier tokens, kept so as not to be computed again |
 
 # %% [markdown]
@@ -271,9 +273,10 @@ run(hang, ranks=4)
 # | [06 FSDP](06_fsdp.ipynb) | shards parameter by parameter, and gathers ahead |
 # | [07 Memory](07_memory.ipynb) | counts activations, computes them again, moves state to a disk |
 # | [09 Tensor parallelism](09_tensor_parallel.ipynb) | splits every matrix over ranks that work on the same tokens |
+# | [10 Pipeline](10_pipeline.ipynb) | gives each rank some of the layers, and lets micro-batches flow through them |
 #
-# Planned, and not there yet: checkpoints, pipelines, all three dimensions, long contexts and experts, GSPMD, DeepSpeed,
-# planning a run, and a bug clinic.
+# Planned, and not there yet: checkpoints, all three dimensions, long contexts and experts, GSPMD, DeepSpeed, planning a
+# run, and a bug clinic.
 #
 # Every notebook follows one path: a question, a picture, a prediction, then you build it, measure it, meet PyTorch's
 # own version, and hear when to use it and when not. Answers to all exercises are in the folder `solutions`, in

@@ -37,7 +37,7 @@ def one_process(steps):
 
 
 def test_there_are_such_scripts():
-    assert "09_tensor_parallel" in SCRIPTS
+    assert {"09_tensor_parallel", "10_pipeline"} <= SCRIPTS.keys()
 
 
 def printed(script):

@@ -10,6 +10,7 @@
     zero_stages, zero_step, stage3_layer, recompute, tiers              04, 07 (tools/memory_images.py)
     fsdp_table, fsdp_prefetch                                           06 (tools/fsdp_images.py)
     tp_pair, tp_borders                                                 09 (tools/tp_images.py)
+    pp_flow                                                             10 (tools/pp_images.py)
 
 Each is drawn from data by the same canvas and in the same palette as the figures in the cells, so the same
 sources give the same bytes. A new notebook is a line in COURSE; a new picture is a function in PICTURES.
@@ -24,10 +25,11 @@ from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas
 from tools.fsdp_images import fsdp_prefetch, fsdp_table
 from tools.memory_images import recompute, stage3_layer, tiers, zero_stages, zero_step
+from tools.pp_images import pp_flow
 from tools.tp_images import tp_borders, tp_pair
 
 IMAGES = Path(__file__).resolve().parent.parent / "images"
-READY = {0, 1, 2, 3, 4, 5, 6, 7, 9}  # the notebooks of COURSE that exist: the others are drawn dashed
+READY = {0, 1, 2, 3, 4, 5, 6, 7, 9, 10}  # the notebooks of COURSE that exist: the others are drawn dashed
 
 COURSE = {
     "One device": [
@@ -295,7 +297,7 @@ def overlap() -> Drawing:
 PICTURES: list[Callable[[], Drawing]] = [
     course_map, job, one_step, collectives, ring_all_reduce, ddp_holds, overlap,
     zero_stages, zero_step, stage3_layer, recompute, tiers,
-    fsdp_table, fsdp_prefetch, tp_pair, tp_borders,
+    fsdp_table, fsdp_prefetch, tp_pair, tp_borders, pp_flow,
 ]  # fmt: skip
 
 

@@ -1,0 +1,1025 @@
+# %% [markdown]
+# # Pipeline parallelism: some of the layers on each rank
+#
+# *A model needs sixteen machines, and the wire between them is slow. What is the least that must cross it?*
+#
+# You need: [Collectives](02_collectives.ipynb), and [Memory](07_memory.ipynb) for what activations are; near the end,
+# [Tensor parallelism](09_tensor_parallel.ipynb). It takes 100 minutes with its five exercises, 50 without; the machine
+# works for about a minute of it, in 1 GB of memory.
+
+# %% [markdown]
+# ## Question
+#
+# Tensor parallelism sends something four times in each layer, so it stays inside a node, where the wire is fast. A node
+# has eight GPUs. What about a model that is too large for them?
+
+# %%
+import time
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from labs import cost, native, pp
+from labs.data import Batches, corpus
+from labs.kit import check, draw, play, strategies
+from labs.kit.launch import run
+from labs.kit.record import instructions, mark
+from labs.model import GPT, PRESETS
+from labs.pp import B, F, I, W
+
+# %%
+llama, tokens, nodes = PRESETS["llama3-405b"], 8192, 16
+x = 2 * tokens * llama.dim  # bytes of what goes from one layer to the next, for a sequence, in 16 bit
+all_reduces = (4 * llama.depth + 2) * 2 * (nodes - 1) / nodes * x / 1e9
+print(f"405 billion parameters at 16 bytes: {405e9 * 16 / 1e12:.1f} TB; eight H100s have {8 * 80e9 / 1e12:.2f} TB")
+print(f"a sequence of {tokens:,} tokens, on {nodes} nodes, sent by each of them:")
+print(f"  tensor parallelism          {all_reduces:6.1f} GB, in {4 * llama.depth + 2} all-reduces")
+print(f"  one tensor to the next node {2 * x / 1e9:6.1f} GB, forward and backward together")
+
+# %% [markdown]
+# The last line is the idea of **pipeline parallelism** (PP). Do not cut the layers: cut *between* them. Each rank gets
+# some consecutive layers, called a **stage**, and all of what they hold. Only x crosses a cut on its way forward, and
+# only its gradient on the way back. Llama 3 405B was trained like this: 16 stages, with tensor parallelism inside a
+# node (Llama Team, 2024, arXiv 2407.21783, table 4).
+#
+# This is the notebook that people find hard. It need not be. A *schedule* is a list for each rank, of what to do next;
+# you will write four of them, and run them.
+#
+# ## Picture
+#
+# ![Above: eight layers in four stages, one on each rank; x goes from each stage to the next, its gradient comes back.
+# Below, time from left to right. With the whole batch at once, only one rank works at any time. With the batch in four
+# micro-batches, rank 1 can begin as soon as rank 0 has finished the first of them, and the ranks work side by
+# side.](../images/pp_flow.svg)
+#
+# The numbers are **micro-batches**: parts of a batch that go through the model one after another. The empty places are
+# called the **bubble**.
+#
+# ## Predict
+#
+# Two numbers, both measured below. Four ranks have one stage each, a batch is cut into eight micro-batches, and a
+# backward takes twice as long as a forward. First all forwards are done, then all backwards. How much longer is this
+# than if all ranks were busy all the time (0.5 would be half as long again)?
+#
+# And the first rank then holds the activations of all eight micro-batches at once. Another order of the same work is
+# exactly as quick. How many of them must the first rank hold with that?
+
+# %%
+guess_bubble = 0.375  # your number
+guess_alive = 4  # your number
+
+# %% [markdown]
+# ## Build: the oldest way
+#
+# It was done long before there was a word for it, in one process, without a single message. Put each stage on a device
+# of its own, and let forward copy x from device to device; autograd goes back the same way. All of it is two lines
+# ([labs/pp/placement.py](../labs/pp/placement.py)):
+#
+#     for stage, device in zip(self.stages, self.devices):
+#         x = stage(x.to(device))
+#
+# With four GPUs this uses them all. Without them, all four devices are the CPU here:
+
+# %%
+from labs.pp.placement import Placed, naive
+
+CONFIG = replace(PRESETS["tiny"], depth=8, kv_heads=4)  # 8 layers; 4 heads of each kind, for later
+GPUS = torch.cuda.device_count() >= 4
+DEVICES = [f"cuda:{number}" if GPUS else "cpu" for number in range(4)]
+loader = Batches(corpus().tokens, 8, CONFIG.context)
+
+whole, placed = GPT(CONFIG), Placed(pp.cut(GPT(CONFIG), 4), DEVICES)
+x, y = loader[0]
+loss = whole.loss(placed(x), y.to(DEVICES[-1]))
+loss.backward()  # through all devices
+print(f"loss {loss.item():.3f}; as of the whole model: {torch.isclose(loss.cpu(), whole(x, y)).item()}")
+
+# %% [markdown]
+# `pp.cut` cuts a model by its layers ([labs/pp/stages.py](../labs/pp/stages.py)); stage 0 has the embedding besides,
+# the last one the norm and the head. What does this look like in time? Forward goes down the stages, backward comes up
+# again, and then comes the next micro-batch:
+
+# %%
+draw.schedule(naive(4, 2))
+
+# %% [markdown]
+# Four devices, and one of them works at a time. In the sentence of your first prediction: this takes four times as long
+# as it could, so its bubble is 3. But it has two virtues. It fits a model that no single device can hold, and nobody
+# can get it wrong.
+#
+# ## Build: a schedule is data
+#
+# What you just saw was drawn from a list. There are two kinds of instruction so far, each of a stage and a micro-batch:
+# `F(2, 0)` is stage 2's forward of micro-batch 0, and prints as `2F0`; `B(2, 0)` is the backward. (It is PyTorch's way
+# of writing them.) F needs the F of the stage before it. B needs its own F, and the B of the stage behind it. That is
+# all there is to know.
+#
+# A schedule is one list for each rank. `pp.simulate` runs it on paper, with times that you give (F=1 and B=2 if you
+# give none), and `pp.validate` says whether it can be run at all. Here are two that cannot:
+
+# %%
+early = [[F(0, 0), F(0, 1), B(0, 0), B(0, 1)], [B(1, 0), F(1, 0), F(1, 1), B(1, 1)]]
+circle = [[F(0, 0), B(0, 0), F(0, 1), B(0, 1)], [F(1, 0), F(1, 1), B(1, 0), B(1, 1)]]
+for lists in (early, circle):
+    try:
+        pp.validate(lists)
+    except pp.WrongSchedule as refused:
+        print(refused, end="\n\n")
+
+# %%
+draw.schedule(circle)
+
+# %% [markdown]
+# The first is a slip. The second is worse: each list looks right by itself, and as real processes the two would wait
+# for each other for ever. The checker finds it without running anything. Its question is Lamport's (1978): does an
+# instruction *happen before* itself?
+#
+# ## Build: GPipe
+#
+# The bubble comes from waiting for the first micro-batch to arrive, and for the last one to come back. Between them,
+# more micro-batches mean more work for the same waiting. That is the whole idea of GPipe (Huang et al., 2019, arXiv
+# 1811.06965): all forwards, then all backwards.
+#
+# ### Exercise 1: GPipe
+#
+# Rank r has stage r. Backwards in the order of the micro-batches. The check tries 1 to 8 ranks and any number of
+# micro-batches. Below it your schedule is drawn; if it cannot be run, up to the first wrong instruction.
+
+
+# %%
+def gpipe(ranks, microbatches):
+    """[the instructions of rank 0, those of rank 1, ...]"""
+    ### BEGIN SOLUTION
+    numbers = range(microbatches)
+    return [[F(rank, m) for m in numbers] + [B(rank, m) for m in numbers] for rank in range(ranks)]
+    ### END SOLUTION
+
+
+answer = check.gpipe(gpipe)
+answer
+
+
+# %%
+def attempt(mine, courses, *sizes):
+    """The lists of yours; while it is a stub, of the course's."""
+    try:
+        return mine(*sizes)
+    except NotImplementedError:
+        return courses(*sizes)
+
+
+picture = draw.schedule(attempt(gpipe, pp.gpipe, 4, 8))
+gpipe = gpipe if answer.ok else pp.gpipe  # from here on yours if it passed, and else the course's
+picture
+
+# %% [markdown]
+# Above: who does what when. Below: of how many micro-batches each rank holds the activations. If it is still hard to
+# see what moves where, take it moment by moment (press play, or move the slider):
+
+# %%
+play.microbatches(gpipe(4, 4))
+
+# %%
+bubble = pp.simulate(gpipe(4, 8)).bubble
+check.predict("How much longer?", guess_bubble, bubble, reason="3 forwards and 3 backwards, of 8 of each.")
+
+# %% [markdown]
+# Each rank waits for as many forwards, and as many backwards, as there are *other* ranks. So with p ranks and m
+# micro-batches the bubble is (p − 1)/m of the ideal time, whatever a forward and a backward take:
+
+# %%
+rows = []
+for ranks in (2, 4, 8, 16):
+    bubbles = {m: pp.simulate(gpipe(ranks, m), F=1, B=2).bubble for m in (1, 4, 8, 32, 128)}
+    assert all(abs(found - (ranks - 1) / m) < 1e-12 for m, found in bubbles.items())
+    rows.append({"bubble": f"{ranks} ranks"} | {f"m = {m}": f"{found:.1%}" for m, found in bubbles.items()})
+draw.table(rows)
+
+# %% [markdown]
+# (Some papers divide by the whole time instead: (p − 1)/(m + p − 1). It is the same bubble.) So take a thousand
+# micro-batches? A batch has only so many sequences, and with less to do in each micro-batch a GPU does it less well.
+#
+# Now run your schedule for real. `pp.Pipeline` obeys lists: it keeps this rank's stages, computes what the list says,
+# and sends and receives between the ranks ([labs/pp/executor.py](../labs/pp/executor.py); soon you write its heart).
+# The reference is one process that takes the same eight micro-batches one after another.
+
+# %%
+MICRO, on_cpu = 8, partial(run, device="cpu")
+adamw = partial(torch.optim.AdamW, **strategies.ADAMW)
+
+
+def pipeline_of(lists):
+    """This rank's part of the model: the pipeline keeps nothing of the other stages."""
+    model = GPT(CONFIG)
+    return pp.Pipeline(pp.cut(model, stages_of(lists)), lists, model.loss)
+
+
+# %%
+def train(lists):
+    """Two steps; this rank's parameters after them, by name."""
+    pipeline = pipeline_of(lists)
+    optimizer = adamw(pipeline.parameters())
+    for number in range(2):
+        mark("step")
+        pipeline.forward_backward(*loader[number])
+        optimizer.step()
+        optimizer.zero_grad()
+    mark("end")
+    return {name: p.detach() for stage in pipeline.stages.values() for name, p in stage.named_parameters()}
+
+
+# %%
+def stages_of(lists):
+    return 1 + max(x.stage for order in lists for x in order)
+
+
+def one_process():
+    model = GPT(CONFIG)
+    optimizer = adamw(model.parameters())
+    for number in range(2):
+        strategies.backward(model, *loader[number], MICRO)
+        for p in model.parameters():
+            p.grad /= MICRO
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+# %%
+[expected] = on_cpu(one_process, ranks=1)
+
+
+def try_out(lists):
+    """Train on 4 ranks; compare all their parameters with those of one process.  What was sent is recorded."""
+    trained = on_cpu(train, lists, ranks=4, record="communication")
+    found = {name: p for parameters in trained for name, p in parameters.items()}
+    assert found.keys() == expected.keys()
+    same = sum(torch.equal(p, expected[name]) for name, p in found.items())
+    print(f"{same} of {len(found)} parameters have the bits of one process, after 2 steps on 4 ranks")
+    return trained.recording
+
+
+talk = {"GPipe": try_out(gpipe(4, MICRO))}
+
+# %% [markdown]
+# Not "within rounding": the same bits. Each parameter is on one rank, which adds up the gradients of the micro-batches
+# in the same order as one process does. The exception are weights that two stages share, as with a tied embedding: each
+# stage adds up its own part, and the parts are added after that, which is another order.
+#
+# ## Build: 1F1B
+#
+# A rank holds the activations of a micro-batch from its F to its B. With GPipe, at the middle of the step, these are
+# the activations of *all* of them. So the memory grows with m, just the number that should be large.
+#
+# But look at rank 3 in the picture. Micro-batch 0 has arrived at the last stage, so its backward could begin at once,
+# and its activations could go. **1F1B** ("one forward, one backward"; Narayanan et al., 2019 and 2021) has each rank do
+# just enough forwards to keep the ranks behind it busy, then a forward and a backward in turns, and at the end the
+# backwards that are left:
+#
+#     rank 3 of 4    3F0 3B0 3F1 3B1 3F2 3B2 ...           nobody behind it: begins to alternate at once
+#     rank 2 of 4    2F0 2F1 2B0 2F2 2B1 2F3 ...           one forward for rank 3 first
+#
+# ### Exercise 2: 1F1B
+#
+# How many forwards come first on rank r is called its *warm-up*. Think about few micro-batches, too: with m < p, the
+# first ranks have no more forwards to do than m. PyTorch's had overlooked this: with fewer micro-batches than ranks, a
+# training hung ([torchtitan#775](https://github.com/pytorch/torchtitan/issues/775)). The check wants the bubble of
+# GPipe, and the activations of min(m, p − r) micro-batches at most.
+
+
+# %%
+def one_f_one_b(ranks, microbatches):
+    """[the instructions of rank 0, those of rank 1, ...]; microbatches may be fewer than ranks."""
+    lists = []
+    for rank in range(ranks):
+        forwards = [F(rank, m) for m in range(microbatches)]
+        backwards = [B(rank, m) for m in range(microbatches)]
+        ### BEGIN SOLUTION
+        warmup = min(microbatches, ranks - 1 - rank)
+        turns = [x for pair in zip(forwards[warmup:], backwards, strict=False) for x in pair]
+        lists.append(forwards[:warmup] + turns + backwards[microbatches - warmup :])
+        ### END SOLUTION
+    return lists
+
+
+answer = check.one_f_one_b(one_f_one_b)
+answer
+
+# %%
+picture = draw.schedule(attempt(one_f_one_b, pp.one_f_one_b, 4, 8))
+one_f_one_b = one_f_one_b if answer.ok else pp.one_f_one_b
+picture
+
+# %%
+most = {name: max(pp.alive(lists(4, 8))[0]) for name, lists in (("gpipe", gpipe), ("1f1b", one_f_one_b))}
+check.predict("Micro-batches held by the first rank?", guess_alive, most["1f1b"], reason="As many as there are ranks.")
+
+# %% [markdown]
+# The bubble is as large as before. (Many believe that 1F1B makes it smaller.) What is smaller is what the ranks *hold*:
+# as many micro-batches as there are ranks from here to the end, however large m is. So now m may grow, and that is what
+# makes the bubble smaller. The real thing, its numbers and its bytes:
+
+# %%
+talk["1F1B"] = try_out(one_f_one_b(4, MICRO))
+
+# %%
+both = {"GPipe": gpipe(4, MICRO), "1F1B": one_f_one_b(4, MICRO)}
+watched = {name: on_cpu(train, lists, ranks=4, record="memory").recording for name, lists in both.items()}
+draw.memory(*watched.values(), step=1, ranks=[0], names=list(watched))
+
+# %%
+rows = []
+for rank in range(4):
+    told = {f"{name}, on the list": max(pp.alive(lists)[rank]) for name, lists in both.items()}
+    gpipes, less = (watched[name].steady(rank)["A"] for name in both)
+    rows.append({"": f"rank {rank}", **told, "1F1B, by bytes held": f"{MICRO * less / gpipes:.1f}"})
+draw.table(rows, caption="micro-batches alive at most (by bytes: if GPipe's are 8)")
+
+# %% [markdown]
+# ## Build: interleaved
+#
+# To make the bubble itself smaller, make what a rank waits for smaller. It waits for other ranks' *stages*. So cut the
+# model into more of them, and give each rank v stages that do *not* follow one another: rank r has stages r, r + p, r +
+# 2p, … (Narayanan et al., 2021, arXiv 2104.04473, section 2.2). A micro-batch comes round v times, and each stage takes
+# a v-th of the time.
+#
+# The micro-batches go in groups of p. A rank does the p of a group at its first stage, then the same p at its second,
+# and so on, and then the next group. Backward is the mirror image: the last stage first, the micro-batches in the same
+# order as forward. And as with 1F1B, there is a warm-up, then forward and backward in turns, then the rest.
+#
+# ### Exercise 3: interleaved 1F1B
+#
+# Here m is a multiple of p. How long must the warm-up be? At least until micro-batch 0 has reached the last stage, and
+# its backward can begin. (`pp.schedules.in_turns(forwards, backwards, warmup)` does what you wrote in exercise 2.) The
+# check wants the bubble (p − 1)/(v m), and at most the (v + 1) p − 2 r − 1 activations of stages that Narayanan's
+# schedule has. <details><summary>A hint</summary>Megatron's number is (v − 1) p + 2 (p − 1 − r).</details>
+
+
+# %%
+def interleaved(ranks, microbatches, stages_per_rank):
+    """[the instructions of rank 0, those of rank 1, ...]."""
+    if microbatches % ranks:
+        raise ValueError(f"{microbatches} micro-batches are no multiple of {ranks} ranks")
+    groups = [range(first, first + ranks) for first in range(0, microbatches, ranks)]
+    lists = []
+    for rank in range(ranks):
+        stages = range(rank, ranks * stages_per_rank, ranks)
+        ### BEGIN SOLUTION
+        forwards = [F(stage, m) for group in groups for stage in stages for m in group]
+        backwards = [B(stage, m) for group in groups for stage in reversed(stages) for m in group]
+        warmup = (stages_per_rank - 1) * ranks + 2 * (ranks - 1 - rank)
+        lists.append(pp.schedules.in_turns(forwards, backwards, warmup))
+        ### END SOLUTION
+    return lists
+
+
+answer = check.interleaved(interleaved)
+answer
+
+# %%
+picture = draw.schedule(attempt(interleaved, pp.interleaved, 4, MICRO, 2), F=0.5, B=1)  # half of the layers
+interleaved = interleaved if answer.ok else pp.interleaved
+picture
+
+# %%
+talk["interleaved"] = try_out(interleaved(4, MICRO, 2))
+
+# %% [markdown]
+# Why twice (p − 1 − r)? People have asked Megatron's authors
+# ([Megatron-LM#675](https://github.com/NVIDIA/Megatron-LM/issues/675)). On paper once is enough, as long as messages
+# take no time at all. With messages that do take time, the second p − 1 − r forwards give a rank something to do while
+# they are on their way:
+
+
+# %%
+def with_warmup(times, ranks=4, v=2):
+    """The course's interleaved schedule, but with a warm-up of (v - 1) p + times (p - 1 - r)."""
+    lists = []
+    for rank, order in enumerate(pp.interleaved(ranks, MICRO, v)):
+        forwards, backwards = ([x for x in order if isinstance(x, kind)] for kind in (F, B))
+        lists.append(pp.schedules.in_turns(forwards, backwards, (v - 1) * ranks + times * (ranks - 1 - rank)))
+    return lists
+
+
+rows = []
+for send in (0, 0.1, 0.25, 0.5):
+    sent = {f"{times} × (p − 1 − r)": f"{pp.simulate(with_warmup(times), send=send).bubble:.1%}" for times in (1, 2)}
+    others = {"1f1b": f"{pp.simulate(one_f_one_b(4, MICRO), F=2, B=4, send=send).bubble:.1%}"}
+    rows.append({"a message takes": f"{send} F", **sent, **others})
+draw.table(rows, caption="bubble on 4 ranks with 8 micro-batches")
+
+# %% [markdown]
+# The price is in this table as well: a pipeline with v times as many stages has v times as many messages. (1F1B has one
+# stage a rank that takes twice as long, hence F=2 and B=4.) And more stages of fewer layers must still be equal in
+# time.
+#
+# ## Build: split the backward
+#
+# One idea is left, and it is the best. A backward computes two things: the gradient of the stage's *input*, for which
+# the stage before it is waiting, and the gradients of its *weights*, for which nobody waits until the optimizer's step.
+# So split B into **I** and **W**, and do W when there is nothing else to do: in the bubble. (Qi et al., 2023, arXiv
+# 2401.10241, "Zero Bubble". They write B for what is I here.) For a linear layer:
+
+# %%
+torch.manual_seed(0)
+layer, x = nn.Linear(4, 3), torch.randn(5, 4, requires_grad=True)
+with pp.Deferred() as later:  # F
+    y = layer(x)
+y.backward(torch.ones_like(y))  # I
+print(f"after I: x has its gradient: {x.grad is not None}; the weight: {layer.weight.grad is not None}")
+later.backward()  # W
+print(f"after W: the weight has it: {torch.equal(layer.weight.grad, torch.ones(3, 5) @ x)}")
+
+# %% [markdown]
+# Each is one matrix product, as forward is, so the three take about equally long: F = I = W = 1, and B = 2.
+# ([labs/pp/deferred.py](../labs/pp/deferred.py) does it with autograd, a product at a time.) Now W needs its own I, and
+# nothing needs W. From I to W a rank still keeps what W needs. So count activations as alive until W, though a part of
+# them goes with I.
+#
+# ### Exercise 4: fill the bubble
+#
+# Write 1F1B with I in place of B, and put the Ws where they cost nothing. The paper calls it ZB-H1: it has a third of
+# 1F1B's bubble, and no rank holds more than 1F1B's first rank does, min(m, p) micro-batches. Where would a rank have to
+# wait? The first rank waits between two backwards, so there is room for a W behind each I. The last rank never waits
+# there. All others wait for its Is, so they should come as early as they can, and its Ws may come later. But how many
+# of them can it put off, if no more than min(m, p) micro-batches may be alive? The check tries many numbers of ranks
+# and micro-batches.
+
+
+# %%
+def zero_bubble(ranks, microbatches):
+    """[the instructions of rank 0, those of rank 1, ...], with F, I and W."""
+    ### BEGIN SOLUTION
+    lists = []
+    for rank, order in enumerate(one_f_one_b(ranks, microbatches)):
+        mine, due = [], []
+        for x in order:
+            mine.append(I(rank, x.microbatch) if isinstance(x, B) else x)
+            due += [W(rank, x.microbatch)] if isinstance(x, B) else []
+            if isinstance(x, B) and len(due) > rank:
+                mine.append(due.pop(0))
+        lists.append(mine + due)
+    return lists
+    ### END SOLUTION
+
+
+answer = check.zero_bubble(zero_bubble)
+answer
+
+# %%
+picture = draw.schedule(attempt(zero_bubble, pp.zb1p, 4, MICRO))
+zero_bubble = zero_bubble if answer.ok else pp.zb1p
+picture
+
+# %%
+talk["zero bubble"] = try_out(zero_bubble(4, MICRO))
+
+# %% [markdown]
+# Rank r puts off r of its Ws, and does them at the end, where it would have nothing else to do. Can the bubble go
+# altogether? Nearly. Give each rank two stages, laid out as a **V**: rank r has stages r and 2p − 1 − r, so the first
+# rank has the first stage *and* the last one. A micro-batch goes down to the last rank and comes up again, and its loss
+# is computed on the rank where it set out:
+
+# %%
+talk["ZB-V"] = try_out(pp.zbv(4, MICRO))
+draw.schedule(pp.zbv(4, MICRO), F=0.5, I=0.5, W=0.5)
+
+# %% [markdown]
+# A rank that has begun never waits until it has finished. (DeepSeek's DualPipe is a relative: `pp.dualpipev`.) All
+# schedules in one table. Where a rank has two stages, each has half of the layers, so its activations count half:
+
+# %%
+SCHEDULES = {
+    "GPipe": (gpipe(4, MICRO), 1),
+    "1F1B": (one_f_one_b(4, MICRO), 1),
+    "interleaved": (interleaved(4, MICRO, 2), 2),
+    "zero bubble": (zero_bubble(4, MICRO), 1),
+    "ZB-V": (pp.zbv(4, MICRO), 2),
+}
+rows = []
+for name, (lists, v) in SCHEDULES.items():
+    alive = [max(each) / v for each in pp.alive(lists)]
+    rows.append(
+        {"": name, "bubble": f"{pp.simulate(lists).bubble:.1%}"} | {f"rank {r}": n for r, n in enumerate(alive)}
+    )
+draw.table(rows, caption="4 ranks, 8 micro-batches: the bubble, and micro-batches alive on each rank")
+
+# %% [markdown]
+# Nothing is free: the smaller the bubble, the more is held, or sent. Now play with it. On 4 ranks, with how many
+# micro-batches is 1F1B's bubble at most 20 %? And where a message takes 0.2, are four stages a rank still better than
+# two?
+
+# %%
+play.schedule()
+
+# %% [markdown]
+# ## Measure: a list obeyed for real
+#
+# All of these bubbles were found on paper. Are they there in real processes? Four ranks cannot compute at the same time
+# on two cores, and perhaps two are all that this machine has. So first a picture in which nobody competes for a core:
+# stages that compute next to nothing and *sleep*, 10 ms for each F, I and W and 20 for each B. Everything else is real:
+# processes, messages, waiting. `instructions` makes each instruction a span of the recording.
+
+# %%
+SECONDS = {F: 0.01, B: 0.02, I: 0.01, W: 0.01}
+
+
+def sleeps(schedules, times):
+    """Some steps of each; an instruction computes next to nothing, and then sleeps."""
+    for lists, v in schedules.values():
+        stages = [nn.Linear(4, 4) for _ in range(stages_of(lists))]
+        pipeline = pp.Pipeline(stages, lists, lambda y, target: (y - target).square().mean())
+        compute = pipeline.compute
+        pipeline.compute = lambda x, compute=compute, v=v: (compute(x), time.sleep(SECONDS[type(x)] / v))
+        instructions(pipeline)
+        for _ in range(times):
+            dist.barrier()
+            mark("step")
+            pipeline.forward_backward(torch.ones(MICRO, 4), torch.ones(MICRO, 4))
+            mark("end")
+
+
+# %%
+TIMES = 3  # and the quickest of them: whatever else your machine does, it cannot make a step quicker
+slept = on_cpu(sleeps, SCHEDULES, TIMES, ranks=4, record="time", tell="sleeping").recording
+quickest = {
+    name: min(range(TIMES * n, TIMES * (n + 1)), key=lambda step, lists=lists: slept.schedule(lists, step).time)
+    for n, (name, (lists, _)) in enumerate(SCHEDULES.items())
+}
+draw.schedule(SCHEDULES["1F1B"][0], recording=slept, step=quickest["1F1B"], F=0.01, B=0.02)
+
+# %% [markdown]
+# For each rank: what was simulated, and beneath it what it did. Now the whole step of all five:
+
+# %%
+rows = []
+for name, (lists, v) in SCHEDULES.items():
+    on_paper = pp.simulate(lists, **{kind.__name__: seconds / v for kind, seconds in SECONDS.items()})
+    ran = slept.schedule(lists, quickest[name])
+    times = {"ideal": on_paper.ideal, "simulated": on_paper.time, "recorded": ran.time}
+    rows.append({"": name} | {what: f"{1000 * seconds:.0f} ms" for what, seconds in times.items()})
+draw.table(rows)
+
+# %% [markdown]
+# So the bubbles are real, and a smaller one makes a shorter step. (A sleep takes a little longer than it is told, a
+# message takes some time, and a busy machine adds to both; where there are more instructions, it adds more.) Now with
+# real layers, and real competition for your cores:
+
+
+# %%
+def computes(lists, steps=3):
+    pipeline = instructions(pipeline_of(lists))
+    for _ in range(steps):
+        mark("step")
+        pipeline.forward_backward(*loader[0])
+    mark("end")
+
+
+computed = on_cpu(computes, SCHEDULES["1F1B"][0], ranks=4, record="time").recording
+draw.schedule(SCHEDULES["1F1B"][0], recording=computed)
+
+# %% [markdown]
+# The order is the same, the times are not. An instruction takes longer while other ranks use the cores, the last stage
+# has the head and the loss to compute besides, and a message takes some time even between processes of one machine. On
+# GPUs the first of these goes away.
+#
+# ### Exercise 5: obey
+#
+# What does a rank do with its list? This is the heart of `pp.Pipeline`. You get the rank's instructions (F and B only),
+# and two functions that know about ranks and messages, so that you need not:
+#
+# - `take(F(2, 0))` returns what stage 2's forward of micro-batch 0 has made, and waits until it is there, wherever it
+#   is made. `take(B(2, 0))` returns the gradient of stage 2's *input*. Take each thing once.
+# - `put(F(2, 0), tensor)` hands over what this rank has made, for whoever needs it. Nobody needs anything of the last
+#   stage's F, or of the first stage's B.
+#
+# Two things are easily forgotten. Gradients of the micro-batches add up, so each loss must be divided by their number
+# *before* backward. And after its B nothing of a micro-batch may stay alive, or all the saving is lost. What you take
+# is a tensor that knows nothing of autograd: say that it requires a gradient, and backward ends at it.
+#
+# Write it in two parts: first what F does, then B. (`torch.autograd.backward(made, gradient)` goes back from a tensor,
+# and with None from a loss.) The list may have its micro-batches in any order. The check runs schedules of all kinds on
+# 1 to 4 ranks, and compares losses and gradients with one process; it watches what is alive when, and what is still
+# there at the end.
+
+
+# %%
+def forward(s, m, stages, loss, xs, ys, take, put):
+    """F of stage s and micro-batch m: (what went into the stage, what its backward begins at), its loss or None."""
+    is_last = bool(ys) and s == max(stages)
+    ### BEGIN SOLUTION
+    taken = xs[m] if s == 0 else take(F(s - 1, m)).requires_grad_()
+    made = stages[s](taken)
+    if is_last:
+        value = loss(made, ys[m])
+        return (taken, value / len(ys)), value.detach()
+    put(F(s, m), made.detach())
+    return (taken, made), None
+    ### END SOLUTION
+
+
+# %%
+def obey(instructions, stages, loss, xs, ys, take, put):
+    """Run one rank's list; return the losses by micro-batch (0-dim, not divided), [] without the last stage.
+
+    stages: {number: module}, this rank's; loss: (what the last stage makes, target) -> 0-dim
+    xs, ys: the micro-batches' inputs and targets; empty where this rank has not the first, or the last stage
+    """
+    losses, alive = {}, {}
+    for x in instructions:
+        s, m = x.stage, x.microbatch
+        if isinstance(x, F):
+            alive[s, m], value = forward(s, m, stages, loss, xs, ys, take, put)
+            losses |= {} if value is None else {m: value}
+        else:
+            ### BEGIN SOLUTION
+            taken, made = alive.pop((s, m))
+            torch.autograd.backward(made, take(B(s + 1, m)) if made.ndim else None)
+            if s > 0:
+                put(B(s, m), taken.grad)
+            ### END SOLUTION
+    return [losses[m] for m in sorted(losses)]
+
+
+check.obey(obey)
+
+# %% [markdown]
+# What you left to `take` and `put` is in [labs/pp/messages.py](../labs/pp/messages.py). Its one difficulty is the order
+# of messages: two ranks that both wait for the other to receive would wait for ever. So all messages get *one* order,
+# in which some rank can always go on, and every rank sends and receives its own in that order. It follows from the
+# lists, so it is known before anything runs.
+#
+# ## Measure: what travels
+#
+# Over each cut goes x of each micro-batch, and its gradient comes back. Nothing else travels, and it does not matter in
+# which order. On paper: M tokens in a micro-batch, D numbers each, m micro-batches; an inner rank sends 2 m M D numbers
+# for a stage, the first and the last one half of that. And with v stages a rank, v times as much, nearly.
+
+# %%
+a_part = cost.Job(CONFIG, batch=1, ranks=4, accumulation=MICRO)  # micro-batches of one sequence
+entries = {
+    f"{name}, rank {rank}": (cost.pp(replace(a_part, rank=rank), pp.plan(lists)).sent, talk[name].sent(rank, 1))
+    for name, (lists, _) in SCHEDULES.items()
+    for rank in (0, 1)
+}
+ledger = draw.ledger(entries, within=0)
+assert ledger.agrees
+ledger
+
+# %% [markdown]
+# No other strategy sends so little, and none sends it so kindly: it goes from one neighbour to the next, and the ranks
+# compute while it is on its way.
+#
+# ## Native
+#
+# PyTorch has all of these, in `torch.distributed.pipelining`: a `PipelineStage` for each stage, and a class for each
+# schedule. [labs/native.py](../labs/native.py) puts them together:
+
+# %%
+NATIVE = {"GPipe": "gpipe", "1F1B": "1f1b", "interleaved": "interleaved", "zero bubble": "zb1p"}
+
+
+def by_torch(name):
+    """Two steps; this rank's parameters, and the lists as PyTorch prints them."""
+    lists, model = SCHEDULES[name][0], GPT(CONFIG)
+    stages, mine = pp.cut(model, stages_of(lists)), {x.stage for x in lists[dist.get_rank()]}
+    theirs = native.pp(stages, NATIVE[name], MICRO, model.loss)
+    parameters = {key: p for s in mine for key, p in stages[s].named_parameters()}
+    optimizer = adamw(parameters.values())
+    for x, y in (loader[0], loader[1]):
+        mark("step")
+        theirs.step(*[x] * (0 in mine), **({"target": y} if len(stages) - 1 in mine else {}))
+        optimizer.step()
+        optimizer.zero_grad()
+    mark("end")
+    return {key: p.detach() for key, p in parameters.items()}, theirs.pipeline_order
+
+
+# %%
+def all_by_torch():
+    return {name: by_torch(name) for name in NATIVE}
+
+
+theirs = on_cpu(all_by_torch, ranks=4, record="communication", tell="PyTorch's")
+rows = []
+for number, name in enumerate(NATIVE):
+    same = [torch.equal(p, expected[key]) for rank in theirs for key, p in rank[name][0].items()]
+    bits = {"PyTorch's bits are one process's": f"{sum(same)} of {len(same)} parameters"}
+    rows.append(
+        {"": name} | bits | {"ours": talk[name].sent(1, 1), "PyTorch's": theirs.recording.sent(1, 2 * number + 1)}
+    )
+draw.table(rows, caption="and bytes that rank 1 sends in the second step")
+
+# %% [markdown]
+# The same bits, the same bytes. A schedule of theirs can be read into our lists (`pp.read`, and `pp.read_csv` for their
+# CSV files), and ours could be run by theirs. So let us hold theirs to the checker:
+
+# %%
+for name in NATIVE:
+    printed = theirs[0][name][1]
+    lists = pp.read_csv(",".join(map(str, filter(None, printed[rank]))) for rank in range(4))
+    try:
+        pp.validate(lists)
+        print(f"{name}: can be run; the same as ours: {lists == [*map(list, SCHEDULES[name][0])]}")
+    except pp.WrongSchedule as refused:
+        print(f"{name}: {refused}")
+
+# %% [markdown]
+# In PyTorch 2.13, what `Schedule1F1B` *prints* for the last rank is not what it does: it runs the right list, as the
+# parameters above show, by code of its own. So believe a recording, and not a printed schedule, not even a library's.
+
+# %% [markdown]
+# ### A bug from the field
+#
+# Who divides by the number of micro-batches, and when? The course's executor divides each loss before backward. PyTorch
+# by default divides the *gradients* at the end of each step, all that is in `.grad`. In September 2025 somebody noticed
+# what that does if a step accumulates several batches: the first batch's gradients are divided again by the second, and
+# so on. "The accumulated gradient is an exponential moving average, rather than a sum"
+# ([torchtitan#1733](https://github.com/pytorch/torchtitan/issues/1733)). Nothing fails. Two equal batches, four
+# micro-batches each:
+
+
+# %%
+def both_sides(stages, model):
+    """Two pipelines of the same stages, as functions of a batch; each rank gives PyTorch's what it reads."""
+    ours, theirs = pp.Pipeline(stages, pp.one_f_one_b(2, 4), model.loss), native.pp(stages, "1f1b", 4, model.loss)
+    rank = dist.get_rank()
+    given = {0: lambda x, y: theirs.step(x), 1: lambda x, y: theirs.step(target=y)}
+    return {"ours": ours.forward_backward, "PyTorch's default": given[rank]}
+
+
+def accumulate(side):
+    """This rank's gradients after two batches, as multiples of those after one."""
+    model, norms = GPT(CONFIG), []
+    stages = pp.cut(model, 2)
+    run_batch = both_sides(stages, model)[side]
+    for _ in range(2):
+        run_batch(*loader[0])
+        norms.append(torch.stack([p.grad.norm() for p in stages[dist.get_rank()].parameters()]))
+    return norms[1] / norms[0]
+
+
+# %%
+rows = []
+for side in ("ours", "PyTorch's default"):
+    times = torch.cat(on_cpu(accumulate, side, ranks=2))
+    rows.append({"": side, "least": round(times.min().item(), 3), "most": round(times.max().item(), 3), "due": 2.0})
+draw.table(rows, caption="gradients after two batches, as multiples of those after one")
+
+# %% [markdown]
+# (1 + 4)/4 = 1.25 in place of 2. The repair is ours: `scale_grads=False`, and divide the loss. There is a second such
+# trap, which nobody seems to have reported. FSDP may shard a stage's parameters over data-parallel ranks, and drop them
+# after forward (notebook 06). Under a schedule that splits the backward, PyTorch 2.13 then looks for the gradients of
+# weights that are not there any more:
+
+# %%
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, schedules
+
+from labs.mesh import Mesh
+
+KINDS = {"1F1B": schedules.ScheduleInterleaved1F1B, "zero bubble": schedules.ScheduleInterleavedZeroBubble}
+
+
+def sharded_stages(name, reshard):
+    """How many gradients of this rank's stage are there, and how many are not."""
+    mesh, model, (x, y) = native.device_mesh(Mesh((2, 2), ("pp", "dp"))), GPT(CONFIG), loader[0]
+    number = mesh.get_local_rank("pp")
+    stage = pp.cut(model, 2)[number]
+    for module in (*stage.layers.values(), stage):
+        fully_shard(module, mesh=mesh["dp"], reshard_after_forward=reshard)
+    part = PipelineStage(stage, number, 2, torch.device("cpu"), group=mesh.get_group("pp"))
+    pipeline = KINDS[name]([part], 4, loss_fn=model.loss)
+    pipeline.step(*[x] * (number == 0), **({"target": y} if number == 1 else {}))
+    return Counter("there" if p.grad is not None else "missing" for p in stage.parameters())
+
+
+# %%
+rows = []
+for name, reshard in (("1F1B", True), ("zero bubble", False), ("zero bubble", True)):
+    first, _, second, _ = on_cpu(sharded_stages, name, reshard, ranks=4)  # ranks 1 and 3 have the same stages
+    found = first + second
+    rows.append({"": name, "reshard_after_forward": reshard, "gradients": found["there"], "missing": found["missing"]})
+draw.table(rows)
+
+# %% [markdown]
+# No error, no warning; half of the model just stops learning. With such a schedule, give `reshard_after_forward=False`.
+# (The course's `native.pp` refuses such stages.)
+#
+# ## Which one for what?
+#
+# One model, one batch of eight sequences, four ranks, and the four strategies of the course so far. DDP and FSDP give
+# each rank two of the sequences, TP gives all of them all eight, and PP (1F1B) sends them through one by one. Measured;
+# of the ranks, the one with the most:
+
+# %%
+ROWS = strategies.ROWS
+WAYS = {"DDP": ROWS["ddp-bucketed"], "FSDP": ROWS["fsdp"], "TP": replace(ROWS["tp"], axes=lambda asked: {"tp": asked})}
+
+
+def as_row(strategy):
+    parts = strategy.parts(4)
+    batches = [[tuple(each.chunk(parts)[part] for each in loader[n]) for n in range(2)] for part in range(parts)]
+    strategies.train(strategy, partial(GPT, CONFIG), batches)
+
+
+for name, strategy in WAYS.items():
+    talk[name] = on_cpu(as_row, strategy, ranks=4, record="communication").recording
+    watched[name] = on_cpu(as_row, strategy, ranks=4, record="memory").recording
+
+# %%
+PAPER = {"DDP": (12, 24), "FSDP": (12, 24), "TP": (3, 24)}  # through four stages' worth: 4 F and 4 B are 12
+PAPER["PP"] = tuple(pp.simulate(one_f_one_b(4, m)).time for m in (1, MICRO))
+talk["PP"], watched["PP"] = talk["1F1B"], watched["1F1B"]
+
+
+def fullest(name):
+    """Of all ranks the most that one sends, in what number of calls; and holds, by kind, in MB."""
+    counts = (talk[name].counts(rank, 1) for rank in range(4))
+    sent = {"sent, kB": max(talk[name].sent(rank, 1) for rank in range(4)) // 1000}
+    calls = {"calls": max(count.total() - count["recv"] for count in counts)}
+    return sent | calls | {kind: max(watched[name].steady(rank)[kind] for rank in range(4)) / 1e6 for kind in "PGSA"}
+
+
+# %%
+rows = []
+for name, (one, all_of_them) in PAPER.items():
+    told = {key: f"{number:.2g}" if key in "PGSA" else number for key, number in fullest(name).items()}
+    rows.append({"": name, **told, "1 sequence": one, "8 sequences": all_of_them})
+draw.table(rows, caption="sent; held, in MB; and on paper, how long one sequence and all eight take")
+
+# %% [markdown]
+# (On paper: a stage's F takes 1 and its B 2, the model has four stages' worth of layers, and messages take no time.)
+#
+# PP sends least by far, and needs no collective. It divides P, G and S as FSDP and TP do, and no rank ever holds a
+# layer that is not its own. But A is *not* divided by the number of ranks: the first rank has a quarter of the layers,
+# and the activations of four micro-batches.
+#
+# **Latency** is how long one sequence takes, **throughput** how many are done in a time. Only TP makes one sequence
+# quicker. A pipeline passes it from rank to rank, while the others are idle; it earns its keep when many are under way.
+# That is why a model that answers one person is split by TP, and a model that answers thousands may be split by layers.
+#
+# ## Can you beat 1F1B?
+#
+# Four ranks, eight micro-batches, and no more activations alive than 1F1B has: 4, 3, 2 and 1. Is there a list that is
+# quicker? Try it: change `mine`, and draw it. (A list that cannot be run is refused with a picture.)
+
+# %%
+mine = [[*order] for order in one_f_one_b(4, MICRO)]
+mine[0][9], mine[0][10] = mine[0][10], mine[0][9]  # for example: a backward earlier, a forward later
+print(f"time {pp.simulate(mine).time:g}, 1F1B's is {pp.simulate(one_f_one_b(4, MICRO)).time:g}")
+print(f"alive at most: {[max(alive) for alive in pp.alive(mine)]}")
+
+# %% [markdown]
+# There are more lists than anybody can try, but not all of them need be tried.
+# [labs/pp/search.py](../labs/pp/search.py) cuts off every beginning that cannot end in time (*branch and bound*), so
+# that what is left at the end is the quickest of all. Without and with a split backward, and with three limits of
+# memory:
+
+# %%
+from labs.pp.search import search
+
+rows = []
+for split in (False, True):
+    for limits in ([4, 3, 2, 1], [4] * 4, [8] * 4):
+        best = search(4, MICRO, limits, split)
+        told = {"time": best.simulation.time, "bubble": f"{best.simulation.bubble:.1%}", "none is quicker": best.proven}
+        rows.append({"backward": "split" if split else "whole", "alive at most": " ".join(map(str, limits)), **told})
+draw.table(rows)
+
+# %% [markdown]
+# Here nobody can beat 1F1B as long as a backward is one piece, not even with all the memory there is. Split, it can be
+# beaten with the same memory. For four on each rank ZB-H1 is the best there is, and still more memory brings nothing.
+# What the search has found is a schedule as good as any other, so it can be run:
+
+# %%
+found = search(4, MICRO, [4, 3, 2, 1], split=True).schedule
+try_out(found)
+draw.schedule(found)
+
+# %% [markdown]
+# ## Why, and why not
+#
+# **Why**: it sends least, only to a neighbour, and while the ranks compute. So it is what goes *between* nodes, on the
+# slowest wire: last to be added, outermost on a mesh. P, G and S are divided by the number of ranks.
+#
+# **Why not**: the bubble, which takes many micro-batches, so a large batch; and schedules, stages and messages to get
+# right. There are no more stages than layers. And the slowest stage sets the pace for all. Look at Llama 3 with 16
+# ranks: with eight layers each, the last one would have the head as well, which has as many parameters as two thirds of
+# a layer. This is why that model has 126 layers and not 128: its authors took one away from the first rank, and one
+# from the last (section 3.3.2). What does it bring, with 1F1B and 32 micro-batches?
+
+# %%
+_, layer, *_, head = (sum(part.sizes) for part in cost.gpt_layers(llama))
+rows = []
+for name, ends in (("8 in each stage", 8), ("7 in the first and the last, 8 in the others", 7)):
+    layers = [ends, *[8] * 14, ends]
+    F_costs = [*layers[:-1], layers[-1] + head / layer]
+    time_taken = pp.simulate(one_f_one_b(16, 32), F=F_costs, B=[2 * each for each in F_costs]).time
+    idle = 1 - 3 * 32 * sum(F_costs) / (16 * time_taken)
+    rows.append({"layers": name, "slowest stage, in layers": round(max(F_costs), 2), "idle": f"{idle:.1%}"})
+draw.table(rows)
+
+# %% [markdown]
+# ### A way out
+#
+# PyTorch's `PipelineStage` and an ordinary script; of the course only the data and the model. Save it as `train.py` in
+# the root of the repository, and run `torchrun --nproc-per-node 2 train.py`:
+#
+# ```python
+# import torch
+# import torch.distributed as dist
+# from torch import nn
+# from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+#
+# from labs.data import Batches, corpus
+# from labs.model import GPT, PRESETS
+#
+# dist.init_process_group()
+# rank, ranks = dist.get_rank(), dist.get_world_size()
+# device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# if device.type == "cuda":
+#     device = torch.device("cuda", rank % torch.cuda.device_count())
+#     torch.cuda.set_device(device)
+#
+# config = PRESETS["small"]  # four layers, so four ranks at most
+# model = GPT(config)
+# layers, first, last = list(model.layers.values()), rank == 0, rank == ranks - 1
+# mine = layers[len(layers) * rank // ranks : len(layers) * (rank + 1) // ranks]
+# stage = nn.Sequential(*[model.embed] * first, *mine, *[model.norm, model.head] * last).to(device)
+#
+# schedule = Schedule1F1B(PipelineStage(stage, rank, ranks, device), n_microbatches=8, loss_fn=model.loss)
+# optimizer = torch.optim.AdamW(stage.parameters(), lr=2e-3)
+# batches = Batches(corpus().tokens, 16, config.context)
+# for step in range(10):
+#     x, y = (part.to(device) for part in batches[step])
+#     losses = []  # of the micro-batches; only the last stage has them
+#     schedule.step(*[x] * first, **({"target": y, "losses": losses} if last else {}))
+#
+#     # The norm of all gradients: each rank knows its own stage's.
+#     norm = torch.nn.utils.get_total_norm([p.grad for p in stage.parameters()]).square()
+#     dist.all_reduce(norm)
+#     torch.nn.utils.clip_grads_with_norm_(stage.parameters(), 1.0, norm.sqrt())
+#     optimizer.step()
+#     optimizer.zero_grad()
+#
+#     loss = torch.stack(losses).mean() if last else torch.zeros((), device=device)
+#     dist.broadcast(loss, ranks - 1)
+#     if first:
+#         print(f"step {step}: loss {loss.item():.4f}", flush=True)
+#
+# dist.barrier()
+# dist.destroy_process_group()
+# ```
+
+# %% [markdown]
+# ## Say it back
+#
+# Answer each aloud before you unfold it.
+#
+# <details><summary>What does 1F1B make smaller, and what not? What makes the bubble smaller?</summary>
+#
+# It makes smaller what is held: min(m, p − r) micro-batches' activations on rank r, where GPipe holds m. The bubble is
+# (p − 1)/m with both. It gets smaller with more micro-batches, for which 1F1B makes room; with more stages a rank; and
+# with a backward that is split, since the weights' gradients can wait and fill it.
+# </details>
+#
+# <details><summary>Two ranks wait for each other for ever. How can that be seen in the lists, before anything
+# runs?</summary>
+#
+# Follow what each instruction needs, and what stands before it on its rank: if this leads back to where you began, the
+# instruction would have to happen before itself, and no order of messages can help. With lists that are right, ranks
+# can still block each other by the order in which they send and receive, so all messages get one order.
+# </details>
+#
+# <details><summary>The loss of a pipeline falls as it should, but more slowly than that of one process with the same
+# learning rate. What do you look at first?</summary>
+#
+# At who divides by the number of micro-batches: nobody, twice, or once too often under accumulation. Compare gradients
+# with one process's, not losses. Then at whether every parameter has a gradient at all.
+# </details>
+#
+# For p ranks, m micro-batches of M tokens, v stages a rank, D numbers a token of b bytes, F = I = W and B = 2 F:
+#
+# | | predicted | ours | PyTorch's |
+# |---|---|---|---|
+# | bubble: GPipe, 1F1B | (p − 1)/m | exactly, simulated | the same lists |
+# | interleaved | (p − 1)/(v m) | exactly | the same list |
+# | zero bubble (ZB-H1) | (p − 1)/(3 m) | exactly | the same list |
+# | ZB-V | (p − 1)/(6 m) | exactly | not run here |
+# | activations alive on rank r | GPipe m, 1F1B min(m, p − r) | as measured | not measured here |
+# | sent by an inner rank | 2 m M D b for each of its stages | exactly | exactly |
+# | numbers | one process's | the same bits | the same bits |
+#
+# **Read on**: [labs/pp/instructions.py](../labs/pp/instructions.py), [labs/pp/checker.py](../labs/pp/checker.py),
+# [labs/pp/simulation.py](../labs/pp/simulation.py), [labs/pp/schedules.py](../labs/pp/schedules.py),
+# [labs/pp/messages.py](../labs/pp/messages.py) and [labs/pp/executor.py](../labs/pp/executor.py), in this order.
+# Narayanan et al., 2021, *Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM* (arXiv
+# 2104.04473). Qi et al., 2023, *Zero Bubble Pipeline Parallelism* (arXiv 2401.10241). DeepSeek-AI, 2024,
+# *DeepSeek-V3 Technical Report* (arXiv 2412.19437), section 3.2.1.
+#
+# A clean copy of this notebook: `git restore notebooks/10_pipeline.ipynb`, then *File > Reload Notebook from Disk*.
