@@ -565,9 +565,9 @@ for name, (lists, v) in SCHEDULES.items():
 draw.table(rows)
 
 # %% [markdown]
-# So the bubbles are real, and a smaller one makes a shorter step. (A sleep takes a little longer than it is told, a
-# message takes some time, and a busy machine adds to both; where there are more instructions, it adds more.) Now with
-# real layers, and real competition for your cores:
+# So the bubbles are real. On a quiet machine the recorded steps come close to the simulated ones, and in their order. A
+# sleep takes a little longer than it is told, and a message takes some time; a busy machine adds to both, and most
+# where instructions are many and short. Now with real layers, and real competition for your cores:
 
 
 # %%
