@@ -1,11 +1,12 @@
-"""A training step of the tour's model with each strategy of the table, against PyTorch's DDP.
+"""A training step of the tour's model with each strategy of the table that cuts the batch alone, against PyTorch's DDP.
 
 All of them live in one job of 4 ranks, and take one step each in turn, from another one on in every round.  A step
-counts from a barrier to the end of the slowest rank.  Where the time goes is told for the two that overlap.
+counts from a barrier to the end of the slowest rank.  Beside it stands where the time goes, by phase.
 """
 
 import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -17,22 +18,23 @@ from labs.kit.strategies import ROWS, STRATEGIES, set_up, step
 from labs.model import GPT, PRESETS
 
 RANKS, BATCH, WARM_UP = 4, 3, 3
-PHASES = ("forward", "backward", "sync", "optimizer")
 PEER = "torch-ddp"
 Steps = list[dict[str, float]]  # of one strategy: the seconds of each phase, and of the whole "step"
+Stepper = Callable[[], object]
 
 
-def stepper(name: str) -> Callable[[], float]:
+def stepper(name: str, batch: int = BATCH) -> Stepper:
     """A function that takes one step with this strategy."""
     model = GPT(PRESETS["tiny"])
     training, _ = set_up(ROWS[name], model)
-    x_BT, y_BT = torch.randint(model.config.vocab, (2, BATCH, model.config.context))
+    tokens = torch.randint(model.config.vocab, (2, batch, model.config.context), generator=torch.Generator())
+    x_BT, y_BT = (each if reads else None for each, reads in zip(tokens, training.reads, strict=True))
     return lambda: step(training, x_BT, y_BT)
 
 
-def take(turns: Sequence[str]) -> None:
-    """On a rank: a step with each of these strategies, one after the other."""
-    steppers = {name: stepper(name) for name in dict.fromkeys(turns)}
+def take(turns: Sequence[str], build: Callable[[str], Stepper]) -> None:
+    """On a rank: a step with each of these, one after the other."""
+    steppers = {name: build(name) for name in dict.fromkeys(turns)}
     for name in turns:
         dist.barrier()
         mark("step")
@@ -40,12 +42,14 @@ def take(turns: Sequence[str]) -> None:
         mark("end")
 
 
-def rounds(names: Sequence[str], count: int) -> dict[str, list[Steps]]:
+def rounds(
+    names: Sequence[str], count: int, ranks: int = RANKS, build: Callable[[str], Stepper] = stepper
+) -> dict[str, list[Steps]]:
     """{name: for each rank, what its steps took}, all of them in one job."""
     turns = [name for number in range(count + WARM_UP) for name in rotated(names, number)]
-    recording = run(take, turns, ranks=RANKS, device="cpu", record="time", timeout=600).recording
-    ranks = [list(zip(turns, durations(recording, rank), strict=True)) for rank in range(RANKS)]
-    return {name: [[taken for turn, taken in rank if turn == name][WARM_UP:] for rank in ranks] for name in names}
+    recording = run(take, turns, build, ranks=ranks, device="cpu", record="time", timeout=600).recording
+    told = [list(zip(turns, durations(recording, rank), strict=True)) for rank in range(ranks)]
+    return {name: [[taken for turn, taken in rank if turn == name][WARM_UP:] for rank in told] for name in names}
 
 
 def rotated(names: Sequence[str], by: int) -> Sequence[str]:
@@ -64,7 +68,7 @@ def durations(recording: Recording, rank: int) -> Steps:
 
 
 def figures(quick: bool) -> list[Figure]:
-    names = [strategy.name for strategy in STRATEGIES]
+    names = [strategy.name for strategy in STRATEGIES if strategy.parts(RANKS) == RANKS]
     ranks = rounds(names, 20 if quick else 60)
     found = []
     for name in names:
@@ -83,5 +87,19 @@ def slowest(ranks: list[Steps]) -> list[float]:
 
 def phases(ranks: list[Steps]) -> str:
     """Medians over all ranks and rounds: "forward 3.1 ms, backward ..."."""
-    medians = {phase: statistics.median(1000 * taken[phase] for steps in ranks for taken in steps) for phase in PHASES}
-    return ", ".join(f"{phase} {ms:.1f}" for phase, ms in medians.items()) + " ms"
+    steps = [taken for rank in ranks for taken in rank]
+    names = [name for name in steps[0] if name not in ("step", "end")]
+    medians = {name: statistics.median(1000 * taken[name] for taken in steps) for name in names}
+    return ", ".join(f"{name} {ms:.1f}" for name, ms in medians.items()) + " ms"
+
+
+def side_by_side(title: str, names: Sequence[str], quick: bool, batch: int = BATCH) -> list[Figure]:
+    """Rows of ours, each beside PyTorch's in a job of the ranks that it takes."""
+    found = []
+    for name in names:
+        peer, ranks = f"torch-{name}", ROWS[name].ranks(RANKS)
+        taken = rounds([name, peer], 20 if quick else 60, ranks, partial(stepper, batch=batch))
+        pairs = zip(slowest(taken[peer]), slowest(taken[name]), strict=True)
+        note = "; ".join(f"{each}: {phases(taken[each])}" for each in (name, peer))
+        found.append(figure(f"{title}: {name} / {peer}", ratios(pairs), target="at most 1.05", note=note))
+    return found

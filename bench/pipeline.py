@@ -1,0 +1,76 @@
+"""Pipelines: a training step of the tour's model, ours against PyTorch's; and the bubble, measured and on paper.
+
+No machine has cores for the bubble alone: where 4 ranks compute on 2 cores, those that would wait lend theirs to the
+others.  So its stages sleep, for known times, in F, in I and in W; all else is as it is.
+"""
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from bench.figure import Figure, figure
+from bench.step import RANKS, Stepper, rounds, side_by_side, slowest
+from labs import pp
+from labs.pp.checker import stages_of
+
+NAP, MICRO_BATCHES = 0.2, 8  # seconds of a rank, in which it does a forward, or half a backward, of all its stages
+
+
+def figures(quick: bool) -> list[Figure]:
+    rows = ("pp-gpipe", "pp-1f1b", "pp-interleaved", "pp-zbv")
+    return [*side_by_side("pipeline", rows, quick, batch=2 * RANKS), *bubbles(list(pp.SCHEDULES), 2 if quick else 4)]
+
+
+def bubbles(names: Sequence[str], count: int) -> list[Figure]:
+    """Of stages that sleep: the bubble that was measured, by the simulated one."""
+    found = []
+    for name, ranks in rounds(names, count, build=sleeper).items():
+        bubble = pp.simulate(pp.SCHEDULES[name](RANKS, MICRO_BATCHES)).bubble
+        ideal, steps = 3 * NAP * MICRO_BATCHES, slowest(ranks)
+        samples = [(seconds / ideal - 1) / bubble for seconds in steps]
+        # Of almost no bubble, a twentieth is less than the messages take.
+        target = "at most 1.05" if bubble > 0.15 else ""
+        note = f"simulated {bubble:.3f}; a step takes {statistics.median(steps) / ideal / (1 + bubble):.3f} × as long"
+        found.append(figure(f"bubble: {name}, measured / simulated", samples, target=target, note=note))
+    return found
+
+
+def sleeper(name: str) -> Stepper:
+    """A function that takes one step with this schedule, without an optimizer."""
+    lists = pp.SCHEDULES[name](dist.get_world_size(), MICRO_BATCHES)
+    stages = stages_of(lists)
+    nap = NAP * dist.get_world_size() / stages
+    pipeline = pp.Pipeline([Sleeps(nap) for _ in range(stages)], lists, lambda y, target: (y - target).sum())
+    # With a gradient for the first stage, too, so that its I and its W are as long as others'.
+    x = torch.ones(MICRO_BATCHES, 1, requires_grad=True)
+    return lambda: pipeline.forward_backward(x, torch.zeros(MICRO_BATCHES, 1))
+
+
+class Sleeps(nn.Module):
+    """As long in F as in I and in W."""
+
+    def __init__(self, seconds: float):
+        super().__init__()
+        self.seconds, self.linear = seconds, nn.Linear(1, 1, bias=False)
+        self.linear.weight.register_hook(lambda gradient: time.sleep(seconds))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Nap.apply(self.linear(x), self.seconds)
+
+
+class Nap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
+        ctx.seconds = seconds
+        time.sleep(seconds)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        time.sleep(ctx.seconds)
+        return gradient, None

@@ -1,0 +1,42 @@
+"""The bench's sleeping pipeline: in which order it works, and with `make soak`, how long it idles.
+
+References: the lists themselves; and their simulation.
+"""
+
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from bench.pipeline import Sleeps, bubbles
+from labs.kit.launch import run
+from labs.pp import SCHEDULES, B, Pipeline
+from labs.pp.checker import stages_of
+
+
+def slept():
+    """For each schedule, the stages of a rank in the order in which they slept; the number of a stage is its time."""
+    found = []
+    for schedule in SCHEDULES.values():
+        lists = schedule(dist.get_world_size(), 4)
+        pipeline = Pipeline([Sleeps(s) for s in range(stages_of(lists))], lists, lambda y, target: (y - target).sum())
+        with mock.patch("bench.pipeline.time", **{"sleep.return_value": None}) as clock:
+            pipeline.forward_backward(torch.ones(4, 1, requires_grad=True), torch.zeros(4, 1))
+        found.append([call.args[0] for call in clock.sleep.call_args_list])
+    return found
+
+
+def test_ranks_work_in_the_order_of_their_lists():
+    for rank, all_orders in enumerate(run(slept, ranks=2)):
+        for schedule, order in zip(SCHEDULES.values(), all_orders, strict=True):
+            # B sleeps as I and as W.
+            assert order == [x.stage for x in schedule(2, 4)[rank] for _ in range(1 + isinstance(x, B))]
+
+
+@pytest.mark.soak
+@pytest.mark.alone
+def test_the_measured_bubble_is_the_simulated_one():
+    """Within 5 %."""
+    for figure in bubbles(["gpipe", "1f1b"], 3):
+        assert figure.met and figure.value > 0.95, figure
