@@ -563,6 +563,10 @@ wrong_obey(
 )
 wrong_obey("divided by another number", "by_the_batch", divided=lambda y, ys, stages: y / len(ys) / len(ys[0]))
 wrong_obey("divided by another number", "summed_over_tokens", divided=lambda y, ys, stages: y * ys[0].numel() / len(ys))
+wrong_obey(
+    "no gradient, or one that is no number", "by_the_number_of_losses", divided=lambda y, ys, stages: y / (0 * len(ys))
+)
+wrong_obey("another gradient came back", "of_another_shape", made=lambda x, gradient: x.grad.roll(1, 0))
 wrong_obey("the input of a stage requires no gradient", "no_gradient_wanted", alone=True, input=lambda x: x)
 wrong_obey("the gradient is put before the backward", "put_too_early", alone=True, late=True)
 wrong_obey(
@@ -681,3 +685,19 @@ def forwards_alone(instructions, stages, loss, xs, ys, take, put):
         last = max(stages)
         return [loss(stages[last](take(F(last - 1, m)) if last else xs[m]), y).item() for m, y in enumerate(ys)]
     return obey([x for x in instructions if isinstance(x, F)], stages, loss, xs, ys, take, put)
+
+
+@wrong("obey", "no longer in training mode")
+def evaluates(instructions, stages, loss, xs, ys, take, put):
+    for stage in stages.values():
+        stage.eval()
+    return obey(instructions, stages, loss, xs, ys, take, put)
+
+
+@wrong("obey", "another weight for some micro-batches")
+def divided_when_all_is_done(instructions, stages, loss, xs, ys, take, put):
+    """What earlier batches have left is divided once more."""
+    losses = spoiled(divided=lambda y, ys, stages: y)(instructions, stages, loss, xs, ys, take, put)
+    for p in (p for stage in stages.values() for p in stage.parameters()):
+        p.grad /= 1 + max(x.microbatch for x in instructions)
+    return losses

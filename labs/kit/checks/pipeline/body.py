@@ -119,6 +119,7 @@ class Followed(Outcome):
     due: list[dict[int, Tensor]] = field(default_factory=list)  # on one process
     due_losses: list[list[float]] = field(default_factory=list)
     stepped: bool = False  # the parameters have changed
+    idle: bool = False  # a stage is no longer in training mode
     stale: int = 0  # micro-batches whose activations were there when others began, though their backward was over
     retained: bool = False  # so was a graph
     kept: str = ""  # what is there when all is done
@@ -152,6 +153,7 @@ def obey_one(fn: Callable[..., Any], case: Obeyed) -> Followed:
         found.due_losses.append(due_losses if ys else [])
         found.gradients.append({number: flat(stage) for number, stage in mine.items()})
         found.due.append({number: flat(whole[number]) for number in mine})
+        found.idle |= not all(module.training for stage in mine.values() for module in stage.modules())
         found.stepped |= not all(same_parameters(mine[number], before[number]) for number in mine)
     return found
 

@@ -42,7 +42,9 @@ def strange(seen: Seen) -> str | None:
 RANKS = "What is the schedule of one rank, and how many ranks are there?"
 FORM = (
     Mistake("nothing is returned", "Who is to obey the lists?", lambda seen: seen.lists == "None"),
-    Mistake("not a list for each rank", RANKS, lambda seen: isinstance(seen.lists, str) and f"returned {seen.lists}"),
+    Mistake(
+        "not a list for each rank", RANKS, lambda seen: not isinstance(seen.lists, list) and f"returned {seen.lists}"
+    ),
     Mistake("it does not come to an end", "When has a rank done its last backward?", endless),
     Mistake(
         "one list for all ranks", RANKS, lambda seen: flat(seen) and f"returned one list, of {len(seen.lists)} items"
@@ -448,11 +450,25 @@ OBEYED = (
         shows="a loss that is right in the first step, and drifts: later micro-batches see other weights",
     ),
     Mistake(
+        "no longer in training mode",
+        "What does dropout do there?",
+        lambda one: one.outcome.idle and "a stage is in evaluation mode",
+    ),
+    Mistake(
         "not in the order of the list",
         "Who decides what comes next: the list, or your function?",
         lambda one: (
             one.done != one.order
             and f"this was done: {' '.join(map(repr, one.done))}; the list is {' '.join(map(repr, one.order))}"
+        ),
+    ),
+    Mistake(
+        "no gradient, or one that is no number",
+        "Which parameters does the backward of this stage reach, and by what is the loss divided?",
+        lambda one: (
+            one.wrong is not None
+            and not one.gradients[one.wrong].isfinite().all()
+            and f"in stage {one.wrong} a parameter has none"
         ),
     ),
     Mistake(
@@ -480,22 +496,13 @@ OBEYED = (
     ),
     Mistake("divided by another number", COUNT, times(lambda one: one.times)),
     Mistake(
-        "a gradient is missing",
-        "Which parameters does the backward of this stage reach?",
-        lambda one: (
-            one.wrong is not None
-            and bool(one.gradients[one.wrong].isnan().any())
-            and f"in stage {one.wrong} a parameter has none"
-        ),
-    ),
-    Mistake(
         "another weight for some micro-batches",
         COUNT,
         lacks(lambda one, c: True),
     ),
     Mistake(
-        "another micro-batch is read",
-        "Which micro-batch does this instruction name, and which x or y do you read?",
+        "other losses than one process's",
+        "Which micro-batch does this instruction name, which x or y do you read, and what does each stage put?",
         lambda one: one.wrong is not None and one.has_last and losses(bool)(one),
     ),
     Mistake(
