@@ -44,8 +44,8 @@ def pp(job: Job, plans: Sequence[Plan], layers: Sequence[int] | None = None) -> 
 def pipelining(job: Job, plans: Sequence[Plan], layers: Sequence[int] | None = None) -> Prediction:
     """PyTorch's own schedules: bytes sent, P, G and S exactly, A and the peak within 5 %.
 
-    They keep the logits of all micro-batches until the step is over, and from I to W the whole of what F has kept; a
-    message goes when its sender comes to it.  Tied weights are left to the caller.
+    They keep all messages, and the logits of all micro-batches, until the step is over; and from I to W the whole of
+    what F has kept.  Tied weights are left to the caller.
     """
     stages = [replace(stage, keeps_all=True) for stage in checked_stages(job, plans, layers)]
     step, has_end = step_of(job, plans, stages), len(stages) - 1 in numbers_of(plans[job.rank])
@@ -126,14 +126,15 @@ def pp_moments(job: Job, stages: Sequence[Stage], plan: Plan) -> Iterator[Moment
         if kind == "Receive":  # what a stage computes with is kept for backward
             now = replace(now, A=now.A + x) if kind_of(step.message) == "F" else now.plus(comm=x)
         elif kind == "Sent":
-            now = now.plus(comm=-x)
+            now = now.plus(comm=0 if stages[0].keeps_all else -x)
         elif kind != "Send":
             stage, new = stages[step.stage], {(step.stage, part) for part in ENDS[kind]} - there
             there |= new
             yield from (beside(now, at) for at in stage.during(kind, bool(new)))
             left = stage.after(kind, step.stage - 1 in here, step.stage + 1 in here)
             now = beside(now, left).plus(G=FLOAT * sum(getattr(stage, part) for _, part in new))
-            yield now.plus(comm=x * (kind == "B" and step.stage < last and step.stage + 1 not in here))  # it goes last
+            from_afar = kind == "B" and step.stage < last and step.stage + 1 not in here and not stage.keeps_all
+            yield now.plus(comm=x * from_afar)  # the gradient that came goes last
         yield now
 
 

@@ -17,8 +17,8 @@ from labs.cost.memory import FLOAT, INDEX, Moment, gpt_layers
 class Stage:
     """job: of a GPT that has the stage's layers alone, and a single micro-batch.
 
-    keeps_all: W goes through the whole of what F has kept, as PyTorch's does.  has_table: its embedding is not the head
-    of another stage of the same rank.
+    keeps_all: W goes through the whole of what F has kept, and messages stay, as PyTorch has it.
+    has_table: its embedding is not the head of another stage of the same rank.
     """
 
     job: Job
@@ -113,16 +113,17 @@ class Stage:
     def after(self, kind: str, before_is_here: bool, behind_is_here: bool) -> Moment:
         """Bytes more than there were before, but for G.  ..._is_here: that stage is on this rank: nothing travels."""
         came, goes = (0 if self.is_first else self.x), (0 if self.is_last else self.x)
+        gone = 0 if self.keeps_all and not behind_is_here else goes
         to_here, from_here = ("temporary" if here else "comm" for here in (before_is_here, behind_is_here))
         match kind:
             case "F":
                 left = Moment(kind, A=self.kept - came, temporary=FLOAT * self.is_last)  # and the loss
                 return plus(left, **{"A" if behind_is_here else "comm": goes})
             case "B":
-                return plus(plus(Moment(kind, A=-self.kept), **{from_here: -goes}), **{to_here: came})
+                return plus(plus(Moment(kind, A=-self.kept), **{from_here: -gone}), **{to_here: came})
             case "I":
                 return plus(Moment(kind, A=self.left - self.kept, temporary=self.gradients), **{to_here: came})
-        return plus(Moment(kind, A=-self.left, temporary=-self.gradients), **{from_here: -goes})
+        return plus(Moment(kind, A=-self.left, temporary=-self.gradients), **{from_here: -gone})
 
 
 def plus(at: Moment, A: int = 0, **others: int) -> Moment:
