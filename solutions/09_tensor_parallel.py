@@ -39,9 +39,12 @@ print(
 )
 
 # %% [markdown]
-# More GPUs help only if several of them work on the *same* sequence. Llama's did: the eight GPUs of a node shared the
-# work of every layer. This is **tensor parallelism** (TP; Shoeybi et al., 2019, who called their program Megatron-LM).
-# All ranks of a group read the same tokens, and each matrix of the model is split over them.
+# (A larger batch would give them work, but past some size it teaches the model little more.) So more GPUs help only if
+# several of them work on the *same* sequence. Llama's did, along two axes: the eight GPUs of a node shared the work of
+# every layer, and sixteen such nodes shared the layers (a [pipeline](10_pipeline.ipynb)). There were 128 of these
+# groups of 128 GPUs, with 16 sequences each. The first of the two is **tensor parallelism** (TP; Shoeybi et al., 2019,
+# who called their program Megatron-LM). All ranks of a group read the same tokens, and each matrix of the model is
+# split over them.
 #
 # ## Picture
 #
@@ -70,9 +73,10 @@ guess_times = 1.0  # your number
 # %% [markdown]
 # ## Build: columns, then rows
 #
-# The picture in numbers. First the columns: each rank gets some of the hidden features, complete for every token. Relu
-# works on each number by itself, so it can be applied before anything is put together. Then the rows: a product with
-# some of the rows is a *summand* of the result, since every number of the result is a sum over all rows.
+# Here is the picture in numbers. Take the columns first: each rank gets some of the hidden features, complete for every
+# token. Relu works on each number by itself, so it can be applied before anything is put together. Then take the rows:
+# multiplying by some of them gives each rank a part of every sum, a *summand* of the result. (PyTorch calls it
+# `Partial`.)
 #
 # You may read that "tensor parallelism splits the rows". That is half of it. Start with rows, and each rank has only a
 # summand of `x @ up`. Then relu has to wait for the sum, since the relu of a sum is not the sum of the relus:
@@ -143,7 +147,9 @@ draw.table([{"": o, "collectives": called[n], "sent, bytes": seen.sent(0, n)} fo
 #
 # Now backward. Between x and the result the ranks work alone, so all communication is at two *borders*: where the whole
 # x goes in, and where the summands come out. What comes out is easy. The sum is whole, its gradient is the same on each
-# rank, and each summand gets it as it is.
+# rank, and each summand gets it as it is. (All ranks compute the *same* loss from it, and it counts once. The backward
+# of `torch.distributed.nn.functional.all_reduce` adds up the gradients of all ranks, since it takes the loss to be the
+# sum of theirs. Here that would make gradients N times too large.)
 #
 # What goes in is less obvious. Each rank has used all of x, but only for its own columns. So in backward each rank has
 # only a summand of x's gradient, and these must be added up. The two borders are mirror images, *conjugate* to each
@@ -157,8 +163,9 @@ draw.table([{"": o, "collectives": called[n], "sent, bytes": seen.sent(0, n)} fo
 # ### Exercise 1: the conjugate pair
 #
 # Write both as autograd functions. `ctx.group` is the group of ranks (None: all of them). In `backward` return a
-# gradient for each argument of `forward`, and None for the group. An all-reduce works in place, but neither x nor the
-# gradient that comes in is yours to change.
+# gradient for each argument of `forward`, and None for the group. An all-reduce works in place, and needs a contiguous
+# tensor; but neither x nor the gradient that comes in is yours to change. (`clone()` keeps the strides; `contiguous()`
+# copies only where it must.)
 #
 # The check compares values and gradients on 1 to 8 ranks and in sub-groups, for any shape and dtype, with gradients
 # that are not contiguous. It counts what is sent and what is held. Budget: each border sends one all-reduce in one
@@ -234,8 +241,8 @@ reduce = reduce if pair.ok else courses_reduce  # from here on yours if it passe
 # ### Exercise 2: a row-parallel linear, with its bias
 #
 # A linear layer is split by rows and has a bias, and every rank has all of the bias. If each adds it to its summand,
-# the result has it N times. In August 2026 this was found in torchtitan, PyTorch's own library for training large
-# models: in one model the output of the experts had its bias multiplied by the number of ranks
+# the result has it N times. In August 2026 this bug was found in torchtitan, PyTorch's own library for training large
+# models: in one model, the output of a split layer had its bias multiplied by the number of ranks
 # ([torchtitan#4245](https://github.com/pytorch/torchtitan/pull/4245)). Two repairs come to mind that give the right
 # output and are wrong in training. Add the bias on rank 0 alone, and only rank 0's copy learns. Add an N-th of it on
 # each rank, and its gradient is an N-th, too. (The second was reported of torchtitan a week later:
@@ -270,25 +277,25 @@ check.row_linear(row_linear)
 # same one. (Llama 3 405B has H = 128 and K = 8.) As long as there are at least as many of these as ranks, each rank
 # gets whole groups. With more ranks than that, several neighbours need a copy of the same head. Each of these ranks
 # computes the gradient of this head from its own queries alone, so the gradients must be added up over just these
-# ranks. This is easily overlooked. The training code of one model did not add them up for the biases
-# ([bigcode-project/Megatron-LM#11](https://github.com/bigcode-project/Megatron-LM/issues/11)); and after another repair
-# of the same gradients, a validation loss on several ranks went from 3.74 to one rank's 2.64
+# ranks. This is easily overlooked. A reader of one model's training code asked whether its sum left out the biases
+# ([bigcode-project/Megatron-LM#11](https://github.com/bigcode-project/Megatron-LM/issues/11)). Later, a validation loss
+# was 3.74 on several ranks where one rank had 2.64; with the gradients added up in the right place it was 2.64 again
 # ([#37](https://github.com/bigcode-project/Megatron-LM/pull/37)).
 #
 # ### Exercise 3: deal out the heads
 #
 # Which heads does a rank have? Query head h reads the keys and values of head h // (H // K). Give every rank its query
-# heads, the heads of keys and values that these read, and the ranks that have the same ones (itself included). With
-# enough heads of keys and values, no two ranks have the same; deal them out as evenly as possible, the first ranks one
-# more. The check tries many numbers of heads, on up to 16 ranks. Budget: no message. `rank` is any rank; it is not the
-# number of the process that calls you.
+# heads, the heads of keys and values that these read, and the ranks that have the same ones (itself included). If there
+# are enough heads of keys and values, no two ranks share one: deal them out as evenly as possible, and where it does
+# not come out even, the first ranks get one more. The check tries many numbers of heads, on up to 16 ranks. Budget: no
+# message. `rank` is any rank; it is not the number of the process that calls you.
 
 
 # %%
 def deal_heads(heads, kv_heads, ranks, rank):
     """([query heads], [heads of keys and values], [ranks that have the latter]) of a rank, numbers in order.
 
-    heads divides by kv_heads.  With more ranks than kv_heads, ranks divides by kv_heads, and heads by ranks.
+    kv_heads divides heads.  With more ranks than kv_heads, kv_heads divides ranks, and ranks divides heads.
     """
     group = heads // kv_heads  # query heads that read one head of keys and values
     ### BEGIN SOLUTION
@@ -308,9 +315,10 @@ check.deal_heads(deal_heads)
 # %% [markdown]
 # ## Build: the whole model
 #
-# All matrices of the model are split like this: embedding, attention, MLP and head. A **plan** says how each is split:
-# a table from the name of a submodule to a *style*, which `parallelize` obeys. We come back to the plan below. First
-# see what it does, in the loop of notebooks 04 and 06, where a `Training` is what a strategy makes of a model:
+# Attention and MLP are such pairs. The embedding is split by the vocabulary: each rank looks up the rows that it has,
+# the others contribute zeros, and an all-reduce adds them up. The head has columns only. A **plan** says how each is
+# split: a table from the name of a submodule to a *style*, which `parallelize` obeys. We come back to the plan below.
+# First see what it does, in the loop of notebooks 04 and 06, where a `Training` is what a strategy makes of a model:
 
 # %%
 from labs.kit.strategies import ADAMW, Training, backward, step, trainable
@@ -397,14 +405,13 @@ off = {name: max((p - expected[key]).abs().max() for key, p in kept.items()) for
 draw.table([{"": name, "within 1e-12 of one process": bool(off[name] < 1e-12)} for name in WAYS])
 
 # %% [markdown]
-# Not the same bits: a sum over four ranks is rounded in another order than one long sum.
+# They are not the same bits: a sum over four ranks is rounded in another order than one long sum.
 #
 # ## Measure: what travels
 #
 # With pencil and paper: let a batch have M tokens of D numbers each. Forward, each pair ends in an all-reduce of M × D
-# numbers, and so does the embedding (split by the vocabulary: each rank looks up the rows it has, and the others add
-# zeros). Backward, each pair begins with one, and so does the head, which has columns only. (The loss comes below.)
-# `cost.tp_sent` says it in bytes, by part and phase:
+# numbers, and so does the embedding. Backward, each pair begins with one, and so does the head. (The loss sends three
+# numbers a token; why, you will see in exercise 4.) `cost.tp_sent` says it in bytes, by part and phase:
 
 # %%
 on_paper = cost.Job(CONFIG, batch=SEQUENCES, ranks=4)
@@ -436,10 +443,10 @@ check.predict("All-reduces of one layer in a step?", guess_reduces, more, reason
 #
 # ## Build: sequence parallelism
 #
-# TP has split the matrices, and what is between columns and rows. What is between the *pairs* is not split: norms,
-# residual additions, dropout if there is any. Every rank computes them on all of x, and keeps all of their activations.
-# Yet they treat each token by itself. So let each rank do it for a part of the tokens (Korthikanti et al., 2022). Then
-# x must be put together in front of each pair; and behind it, a rank needs the sum for its own tokens only:
+# TP splits the matrices, and the features between columns and rows. It does not split what lies between the *pairs*:
+# norms, residual additions, dropout if there is any. Every rank computes them on all of x, and keeps all of their
+# activations. Yet they treat each token by itself. So let each rank do it for a part of the tokens (Korthikanti et al.,
+# 2022). Then x must be put together in front of each pair; and behind it, a rank needs the sum for its own tokens only:
 #
 # ![Two rows. Tensor parallel: x is whole through the norm; copy sends nothing forward and all-reduces the gradient;
 # columns, features, rows, summands; reduce all-reduces forward. With sequence parallelism: each rank has some tokens
@@ -455,10 +462,10 @@ assert with_it == without + norms
 check.predict("How many times as many bytes?", guess_times, round(with_it / without, 3), unit="times")
 
 # %% [markdown]
-# The same, but for a little that belongs to the norms. You know why from notebook 02: an all-reduce *is* a
+# They are the same, apart from a little that belongs to the norms. You know why from notebook 02: an all-reduce *is* a
 # reduce-scatter followed by an all-gather. Sequence parallelism pulls the two apart, and what stands between the pairs
-# is computed between them, by each rank on its own tokens. What it saves is memory. (It is not *context parallelism*,
-# which splits the sequence inside attention, too.)
+# is computed between them, by each rank on its own tokens. What it saves is memory. (Some use the name for another
+# thing: *context parallelism*, which splits the sequence inside attention, too.)
 
 # %%
 ONE = {"one device": partial(row, "one device")}
@@ -476,10 +483,11 @@ assert ledger.agrees
 ledger
 
 # %% [markdown]
-# TP alone does not divide activations by four: what the norms keep, and what goes into each pair, is whole on every
-# rank. With sequence parallelism nearly all is divided; only what goes into a pair is put together, and is then kept
-# whole. (Korthikanti's own code keeps the shard, and gathers again in backward.) Here is the layer that its authors
-# counted, GPT-3's in 16 bit, without the table of attention (notebook 07's formula; s tokens, b sequences, width h):
+# TP alone does not divide activations by four, but by about two: what the norms keep, and what goes into each pair, is
+# whole on every rank. With sequence parallelism it is about three: what goes into a pair is still put together, and is
+# then kept whole. (Korthikanti's own code keeps the shard, and gathers once more in backward.) Here is the layer that
+# its authors counted, GPT-3's in 16 bit, without the table of attention (notebook 07's formula; s tokens, b sequences,
+# width h):
 
 # %%
 count = partial(cost.korthikanti, s=2048, b=1, h=12_288, a=96, recompute="selective")
@@ -493,10 +501,10 @@ draw.table(
 # ### A bug from the field
 #
 # Between the pairs each rank now uses the norms' weights, which it has whole, for its own tokens only. So their
-# gradients are summands and must be added up: D numbers for each norm. If this is forgotten, nothing fails. It happened
-# in NeMo RL ([NVIDIA-NeMo/RL#3716](https://github.com/NVIDIA-NeMo/RL/issues/3716), August 2026): a new code path for
-# training steps bypassed the function of Megatron that does this sum. In the words of the report: "no crash, no NaN,
-# pure drift". Here it is in miniature, with the sum taken out of the course's own norms:
+# gradients are summands and must be added up: D numbers for each norm. If this is forgotten, nothing fails. It was
+# reported of NeMo RL ([NVIDIA-NeMo/RL#3716](https://github.com/NVIDIA-NeMo/RL/issues/3716), August 2026): a new code
+# path for training steps bypassed the function of Megatron that does this sum. In the words of the report: "no crash,
+# no NaN, pure drift". Here it is in miniature, with the sum taken out of the course's own norms:
 
 
 # %%
@@ -519,9 +527,10 @@ print(f"the last norm's weight is the same on all ranks: {all(weight == norm[0] 
 print(f"compared: {refused[0]}")
 
 # %% [markdown]
-# Four copies of each norm drift apart, and which of them a checkpoint takes is chance. So after a few steps, compare
-# once the parameters that all ranks should have alike. The course's `parallelize` compares their gradients after the
-# first backward, and refuses to go on (the last line).
+# Four copies of each norm drift apart, and a checkpoint keeps only one of them, as a rule rank 0's: the model that you
+# load is not the one that you trained. So compare, once, after a few steps, the parameters that should be the same on
+# all ranks. The course's `parallelize` compares their gradients after the first backward, and refuses to go on (the
+# last line).
 #
 # ## Build: a loss that never gathers the logits
 #
@@ -531,17 +540,18 @@ print(f"compared: {refused[0]}")
 #
 #     loss = log(sum of exp(logit - highest)) - (target's logit - highest)
 #
-# It takes three numbers: the highest logit, a sum of exponentials, and the logit of the target. The first is a maximum
-# over all ranks, the second a sum, and the third is on one rank only (if the others bring zero, it is a sum too). The
-# highest is taken off because exp(100) is infinite in float32. It cancels, so its gradient is not needed: it may come
-# from a detached tensor, by an all-reduce with `dist.ReduceOp.MAX`.
+# It takes three numbers a token: the highest logit, a sum of exponentials, and the logit of the target. The first is a
+# maximum over all ranks, the second a sum, and the third is on one rank only (if the others contribute zero, it is a
+# sum too). The highest is subtracted because exp(100) is infinite in float32. It cancels, so its gradient is not
+# needed: it may come from a detached tensor, by an all-reduce with `dist.ReduceOp.MAX`.
 #
 # ### Exercise 4: the loss of a split vocabulary
 #
-# With `reduce` of exercise 1, autograd finds the gradient by itself. The check compares the loss and the gradient of
-# the logits on 1 to 8 ranks and in sub-groups, with vocabularies that do not divide (a rank may have no column at all),
-# with logits of ±10,000, and with a gradient of the loss other than 1. It measures bytes sent and held. Budget: three
-# numbers a token, nothing backward, and never a gathered logit.
+# With `reduce` of exercise 1, autograd finds the gradient by itself. (Where the padded column is picked, its logit is
+# −inf, and −inf × 0 is not a number: use `where` or `masked_fill`.) The check compares the loss and the gradient of the
+# logits on 1 to 8 ranks and in sub-groups, with vocabularies that the number of ranks does not divide (a rank may have
+# no column at all), with logits of ±10,000, and with a gradient of the loss other than 1. It measures bytes sent and
+# held. Budget: three numbers a token, nothing backward, and never a gathered logit.
 
 
 # %%
@@ -590,11 +600,12 @@ print(f"for a sequence of Llama 3, {llama:.1f} GB of logits; an eighth of them i
 # ## Build: the plan
 #
 # Everything so far fits in one table, from the name of a submodule to the style in which it is split. The names of the
-# styles are PyTorch's. Below, `x` stands for the layout of x between the pairs: `Replicate()` where it is whole,
-# `Shard(1)` where each rank has a part of the tokens (dim 1).
+# styles are PyTorch's, all but the last; the argument `heads=` is the course's. Below, `x` stands for the layout of x
+# between the pairs: `Replicate()` where it is whole, `Shard(1)` where each rank has a part of the tokens (dim 1).
 #
 # - `ColwiseParallel()` and `RowwiseParallel(output_layouts=x)` are the two halves of a pair. With `heads=`, a `Queries`
-#   or `Keys` of [labs/shares.py](../labs/shares.py), they cut between heads only.
+#   (for q, and for the rows of o) or `Keys` (for k and v) of [labs/shares.py](../labs/shares.py), they cut between
+#   heads only.
 # - `PrepareModuleInput(input_layouts=x)` is the border in front of a pair, once for all columns in it: q, k and v read
 #   the same x, and so do gate and up.
 # - `SequenceParallel()` is for a norm that sees a part of the tokens. Its gradients are added up.
@@ -605,8 +616,9 @@ print(f"for a sequence of Llama 3, {llama:.1f} GB of logits; an eighth of them i
 # Write the plan of one `Layer` of [labs/model.py](../labs/model.py), whose submodules are `attention_norm`, `attention`
 # (with `q`, `k`, `v`, `o`), `mlp_norm` and `mlp` (with `gate`, `up`, `down`). The check splits a layer by it, on 2 and
 # 4 ranks, with fewer heads of keys and values than ranks too, and compares the output and all gradients with one
-# process. It measures what each rank holds and sends. Budget: two collectives forward and two backward without sequence
-# parallelism; four and four with it, and the gradients of two norms.
+# process. It measures what each rank holds and sends. A name may be a pattern: `*` is any part of a name, and
+# `attention.[kv]` is k and v. Budget: two collectives forward and two backward without sequence parallelism; four and
+# four with it, and the gradients of two norms; and where ranks share a head, the gradients of k and v.
 
 
 # %%
@@ -640,8 +652,9 @@ draw.plan(gpt_plan(PRESETS["small"], sequence_parallel=True), GPT(PRESETS["small
 
 # %% [markdown]
 # You can write such a plan for a model of your own, by the names that its submodules have. What a rank then has is an
-# ordinary parameter of a smaller shape, so that optimizers, and the other strategies, need not know of it. (The norm of
-# all gradients must: it counts once what every rank has whole. `clip_gradients` of [labs/tp.py](../labs/tp.py) does.)
+# ordinary parameter of a smaller shape, so that the other strategies need not know of it, nor an optimizer that treats
+# every number by itself, as AdamW does. (One that needs whole matrices, like Muon, must know. So must the norm of all
+# gradients, which counts once what every rank has whole: `clip_gradients` of [labs/tp.py](../labs/tp.py).)
 #
 # ## The tensor-parallel explorer
 #
@@ -714,15 +727,15 @@ for name in WAYS:
 draw.table(rows, caption="bytes, rank 0")
 
 # %% [markdown]
-# The parameters are one process's again, within 1e-12. Where PyTorch does more:
+# The parameters again equal those of one process, within 1e-12. Where PyTorch does more:
 #
 # - The loss adds up the exponentials and the targets' logits in two all-reduces; ours does it in one.
 # - With sequence parallelism it leaves the norms' gradients as they are, `Partial()`. They are added up when somebody
 #   reads them, and AdamW reads each of the five three times.
 # - The gradient of the embedding is as large as the whole embedding on every rank. Ours has the rank's own rows.
 #
-# It also cuts features without regard to heads. With fewer heads of keys and values than ranks, you must repeat the
-# heads by hand. (Bytes are logical: on CPUs its reduce-scatter is gloo's, which carries more, as in notebook 04.)
+# PyTorch's also cuts features without regard to heads. With fewer heads of keys and values than ranks, you must repeat
+# the heads by hand. (Bytes are logical: on CPUs its reduce-scatter is gloo's, which carries more, as in notebook 04.)
 #
 # ## Two axes: FSDP over TP
 #
@@ -771,11 +784,11 @@ draw.table(rows, caption="the last axis is made of neighbours; bytes of a step w
 #
 # ## Latency: when a token gets slower
 #
-# So far TP was for training. It is used for answering, too: a model that generates text has one token to compute at a
-# time, and needs *all* its weights for it. What takes the time is reading them from memory, and N ranks read an N-th
-# each. `generate` keeps the keys and values of earlier tokens in a *cache* ([labs/generate.py](../labs/generate.py)),
-# so that only the new token goes through the model. A rank caches its own heads. All ranks see the same logits, and so
-# they choose the same token:
+# So far TP was for training. It also serves inference: a model that generates text has one token to compute at a time,
+# and needs *all* its weights for it. What takes the time is reading them from memory, and N ranks read an N-th each.
+# `generate` keeps the keys and values of earlier tokens in a *cache* ([labs/generate.py](../labs/generate.py)), so that
+# only the new token goes through the model. A rank caches its own heads. All ranks see the same logits and, where a
+# token is drawn by chance, have the same seed, so that they choose the same token:
 
 # %%
 from labs.generate import cached, generate
@@ -815,9 +828,9 @@ found = {n: on_cpu(lambda: (answer(), milliseconds()), ranks=n, tell="tokens")[0
 print(f"the same tokens on 1, 2 and 4 ranks: {all(tokens == found[1][0] for tokens, _ in found.values())}")
 
 # %% [markdown]
-# And how long does a token take? With pencil and paper (`cost.token_seconds`) it is three things: reading the weights;
-# *messages*, what a collective takes however short it is; and *bytes*, what its data adds to that. A slow wire shows
-# the last two. Here is one between two ranks, the same for the formula and for the job:
+# And how long does a token take? With pencil and paper (`cost.token_seconds`) it has three parts: reading the weights;
+# *messages*, the time that a collective takes however little it carries; and *bytes*, the time that its data adds. A
+# slow wire shows the last two. Here is one between two ranks, the same for the formula and for the job:
 
 # %%
 slow = Link(nodes=2, bandwidth="100 Mbit/s", latency=2e-3)
@@ -838,8 +851,9 @@ draw.table([{"": name, "a token took": f"{each:.1f} ms"} for name, each in took.
 # %% [markdown]
 # On your machine, ranks share cores and memory, so more of them need not be quicker. On the slow wire there is no
 # doubt. A token has two all-reduces a layer, one for the embedding and a gather of the logits, all one after the other.
-# And nearly all of their time is messages: a token is so little data that bandwidth hardly counts. (What it took beyond
-# these is compute and Python.)
+# And nearly all of their time is messages: for so small a model, a token is so little data that bandwidth hardly
+# counts. (For a wide model on Ethernet it does, as you will see.) (The rest is compute and Python, as on this machine's
+# own two ranks, and what the shaped wire and a busy machine add.)
 #
 # So TP pays for a model whose weights take longer to read than its all-reduces take to begin. Here is the same formula
 # for the links that people have (`cost` names its sources), for models in 16 bit and one sequence, on GPUs of 80 GB:
@@ -866,12 +880,14 @@ for size, config in SIZES.items():
 draw.table(rows, caption="a token on 1 to 8 ranks, in ms; –: does not fit")
 
 # %% [markdown]
-# Three answers, then, by the size of the model:
+# Three answers, then, by this formula and by the size of the model:
 #
-# - **Slower**: 1.1 billion parameters are slower on two ranks than on one, by any of these links, and on Ethernet the
-#   more so the more ranks. Somebody asked vLLM about it, with a 1B model on two GPUs joined by PCIe: 6.3 ms a token on
-#   one, 6.9 ms on both. The answer: for so small a model, the overhead may outweigh the benefit
-#   ([vllm#6027](https://github.com/vllm-project/vllm/issues/6027)). (Eight with NVLink gain a quarter.)
+# - **Slower**: 1.1 billion parameters gain nothing on two ranks, by any of these links. Eight gain a quarter with
+#   NVLink, and a little with PCIe; on Ethernet, each further rank makes it slower. Somebody asked vLLM about it, with a
+#   1B model on two L40s joined by PCIe: 6.3 ms a token on one, 6.9 ms on both. The reply: so small a gap may be noise,
+#   and for so small a model the overhead may outweigh the benefit
+#   ([vllm#6027](https://github.com/vllm-project/vllm/issues/6027)). Both times are ten times ours: the formula counts
+#   neither the launching of kernels nor Python, and an L40 reads its memory more slowly.
 # - **Faster**: 8 billion on NVLink or PCIe. (On Ethernet two ranks gain a little, and eight hardly anything.)
 # - **Merely possible**: 70 billion do not fit one GPU at all. Even over Ethernet, several of them are better than none.
 #
@@ -955,22 +971,22 @@ print(f"both send {seen.sent(0, 0):,} bytes; a shard travels {travels:.0f} ms")
 
 # %% [markdown]
 # (Of each, the quickest of twelve. The scatter is drawn as an all-to-all, as in notebook 04.) The same result and the
-# same bytes, but now a shard travels while another is multiplied. What is left to wait for is what travelling takes
-# longer than multiplying: here nearly nothing, or what else your machine does. In PyTorch, torch.compile does it to a
-# plan; its authors
+# same bytes, but now a shard travels while another is multiplied. A rank now waits only if a shard takes longer to
+# travel than to multiply: here hardly ever, unless your machine is busy. In PyTorch this is experimental: torch.compile
+# can do it to such a plan if you switch it on, between GPUs that can read each other's memory. Its authors
 # [report](https://discuss.pytorch.org/t/distributed-w-torchtitan-introducing-async-tensor-parallelism-in-pytorch/209487)
-# a forward up to 29% faster, and training up to 8%, for a Llama 3 of 7B. It does nothing for a single token: that
-# cannot be cut.
+# a forward pass up to 29% faster, and a whole step up to 8%, for a Llama 3 of 7B. It does nothing for a single token,
+# which cannot be cut into shards.
 #
 # ## Three confusions, settled by measurement
 #
 # - **"TP splits the rows."** Columns, then rows: see the first job of this notebook.
-# - **"TP makes activations smaller by the number of ranks."** Only with sequence parallelism, and then nearly so: see
-#   the ledger of A.
+# - **"TP makes activations smaller by the number of ranks."** Not by itself, and with sequence parallelism only if the
+#   inputs of the pairs are kept as shards, too: see the ledger of A.
 # - **"TP has little communication."** That is said of pipelines, with good reason. Take the same model, the same batch
-#   and the same four ranks under three strategies. DDP and FSDP send *parameters and gradients*, as many for one token
-#   as for a million. TP sends *activations*, a fixed number for each token of the whole batch. So with few tokens it
-#   sends least, and with many most.
+#   and the same four ranks under three strategies. DDP sends *gradients*, FSDP *parameters and gradients*: as many for
+#   one token as for a million. TP sends *activations*, a fixed number for each token of the whole batch. So with few
+#   tokens it sends the least, and with many the most.
 #
 # First all three as measured, with sequences of 128 tokens. Then by the formulas, for other lengths, too; where TP
 # meets DDP, it was measured once more:
@@ -1008,15 +1024,16 @@ draw.table([sent(length) for length in (32, 64, crossed, 128, 256)], caption="by
 # ## Why, and why not
 #
 # **Why**: more ranks than sequences; a layer, or its activations, that do not fit one device; an answer that must come
-# sooner. Everything is divided: P, G and S, nearly all of A, and the arithmetic.
+# sooner. Nearly everything is divided: P, G and S, most of A, and the arithmetic.
 #
-# **Why not**: it is the strategy that sends most, and little of that can be hidden. Is it worth it? A layer of ψ
-# parameters takes 6ψT/(NF) seconds on N devices (T tokens, F operations a second), and its four all-reduces, 2 bytes a
-# number, 16 (N − 1)/N × TD/W (W bytes a second). T cancels: a longer batch does not help, only a wider model or a
-# faster wire. Seconds on the wire for each second of computing:
+# **Why not**: with the batches of training it sends the most, and every collective is waited for. Hiding them takes
+# extra work (async TP), where DDP and FSDP hide theirs with ease. Is it worth it? A layer of ψ parameters takes
+# 6ψT/(NF) seconds on N devices (T tokens, F operations a second), and its four all-reduces, 2 bytes a number, 16 (N −
+# 1)/N × TD/W (W bytes a second). T cancels: a longer batch does not help, only a wider model or a faster wire. Seconds
+# on the wire for each second of computing:
 
 # %%
-FLOPS, N = 400e12, 8  # what an H100 reached in Llama 3's training (arXiv 2407.21783, table 4)
+FLOPS, N = 400e12, 8  # an H100 in Llama 3's training, its waiting included (arXiv 2407.21783, table 4)
 WIRES = {"NVLink": 450e9, "InfiniBand, 400 Gb/s": 50e9, "Ethernet, 10 Gb/s": 1.25e9}  # bytes a second, each way
 rows = []
 for name in ("llama3-8b", "llama3-405b"):
@@ -1027,8 +1044,8 @@ for name in ("llama3-8b", "llama3-405b"):
 draw.table(rows)
 
 # %% [markdown]
-# So TP stays inside a node. It cannot use more ranks than there are query heads, and long before that the matrices
-# become too narrow to keep a device busy.
+# So TP stays inside a node. In this layout it cannot use more ranks than there are query heads, and long before that
+# the matrices become too narrow to keep a device busy.
 #
 # ### A way out
 #
@@ -1129,7 +1146,7 @@ draw.table(rows)
 # [labs/styles.py](../labs/styles.py) and [labs/tp.py](../labs/tp.py), in this order. Shoeybi et al., 2019,
 # *Megatron-LM* (arXiv 1909.08053), section 3. Korthikanti et al., 2022, *Reducing Activation Recomputation in Large
 # Transformer Models* (arXiv 2205.05198), section 4. Pope et al., 2022, *Efficiently Scaling Transformer Inference*
-# (arXiv 2211.05102). **Next**: the other way to split a model, by its depth (pipelines, planned).
+# (arXiv 2211.05102). **Next**: [Pipeline parallelism](10_pipeline.ipynb), the other way to split a model: by its depth.
 #
 # A clean copy of this notebook: `git restore notebooks/09_tensor_parallel.ipynb`, then *File > Reload Notebook from
 # Disk*.
