@@ -183,7 +183,16 @@ RIGHT = [
             interleaved_all_forwards_first_for_few,
         )
     ),
-    *(("zero_bubble", fn) for fn in (pipeline.zero_bubble, zero_bubble_of_the_course, zero_bubble_found_by_simulation)),
+    *(
+        ("zero_bubble", fn)
+        for fn in (
+            pipeline.zero_bubble,
+            zero_bubble_of_the_course,
+            zero_bubble_found_by_simulation,
+            zero_bubble_whole_on_rank_0,
+            zero_bubble_with_the_last_w_first,
+        )
+    ),
     *(("obey", fn) for fn in (pipeline.obey, obey_by_gradients, obey_by_methods)),
 ]
 LINES = {
