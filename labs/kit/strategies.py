@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import loss_parallel
 
-from labs import cost, ddp, fsdp, native, pp
+from labs import cost, ddp, dtensor, fsdp, native, pp
 from labs.group import everybodys
 from labs.kit.record import mark
 from labs.mesh import Mesh
@@ -243,7 +243,9 @@ def sharded(model: nn.Module) -> Training:
 
 
 def whole(p: Tensor) -> Tensor:
-    """Gathered along one axis of the mesh after the other: PyTorch warns of two at once."""
+    """PyTorch's is gathered along one axis of the mesh after the other, since it warns of two at once."""
+    if isinstance(p, dtensor.DTensor):
+        return p.full_tensor()
     if not isinstance(p, DTensor):
         return p
     for axis in range(p.device_mesh.ndim):
