@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from bench.figure import Figure, figure
 from bench.step import RANKS, Stepper, rounds, side_by_side, slowest
 from labs import pp
+from labs.kit.record import mark
 from labs.pp.checker import stages_of
 
 NAP, MICRO_BATCHES = 0.2, 8  # seconds of a rank, in which it does a forward, or half a backward, of all its stages
@@ -31,11 +32,13 @@ def bubbles(names: Sequence[str], count: int) -> list[Figure]:
     found = []
     for name, ranks in rounds(names, count, build=sleeper).items():
         bubble = pp.simulate(pp.SCHEDULES[name](RANKS, MICRO_BATCHES)).bubble
-        ideal, steps = 3 * NAP * MICRO_BATCHES, slowest(ranks)
-        samples = [(seconds / ideal - 1) / bubble for seconds in steps]
+        # By how long they did sleep, since no sleep is shorter than asked for, and some are longer.
+        busiest = [max(taken["sleep"] for taken in turn) for turn in zip(*ranks, strict=True)]
+        measured = [long / ideal - 1 for long, ideal in zip(slowest(ranks), busiest, strict=True)]
         # Of almost no bubble, a twentieth is less than the messages take.
         target = "at most 1.05" if bubble > 0.15 else ""
-        note = f"simulated {bubble:.3f}; a step takes {statistics.median(steps) / ideal / (1 + bubble):.3f} × as long"
+        note = f"simulated {bubble:.3f}, measured {statistics.median(measured):.3f}"
+        samples = [each / bubble for each in measured]
         found.append(figure(f"bubble: {name}, measured / simulated", samples, target=target, note=note))
     return found
 
@@ -44,11 +47,17 @@ def sleeper(name: str) -> Stepper:
     """A function that takes one step with this schedule, without an optimizer."""
     lists = pp.SCHEDULES[name](dist.get_world_size(), MICRO_BATCHES)
     stages = stages_of(lists)
-    nap = NAP * dist.get_world_size() / stages
-    pipeline = pp.Pipeline([Sleeps(nap) for _ in range(stages)], lists, lambda y, target: (y - target).sum())
+    seconds = NAP * dist.get_world_size() / stages
+    pipeline = pp.Pipeline([Sleeps(seconds) for _ in range(stages)], lists, lambda y, target: (y - target).sum())
     # With a gradient for the first stage, too, so that its I and its W are as long as others'.
     x = torch.ones(MICRO_BATCHES, 1, requires_grad=True)
     return lambda: pipeline.forward_backward(x, torch.zeros(MICRO_BATCHES, 1))
+
+
+def nap(seconds: float) -> None:
+    mark("sleep")
+    time.sleep(seconds)
+    mark("wait")
 
 
 class Sleeps(nn.Module):
@@ -57,7 +66,7 @@ class Sleeps(nn.Module):
     def __init__(self, seconds: float):
         super().__init__()
         self.seconds, self.linear = seconds, nn.Linear(1, 1, bias=False)
-        self.linear.weight.register_hook(lambda gradient: time.sleep(seconds))
+        self.linear.weight.register_hook(lambda gradient: nap(seconds))
 
     def forward(self, x: Tensor) -> Tensor:
         return Nap.apply(self.linear(x), self.seconds)
@@ -67,10 +76,10 @@ class Nap(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
         ctx.seconds = seconds
-        time.sleep(seconds)
+        nap(seconds)
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        time.sleep(ctx.seconds)
+        nap(ctx.seconds)
         return gradient, None

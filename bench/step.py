@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from bench.figure import Figure, figure, ratios
 from labs.kit.launch import run
-from labs.kit.record import Recording, Span, mark
+from labs.kit.record import Recording, mark
 from labs.kit.strategies import ROWS, STRATEGIES, set_up, step
 from labs.model import GPT, PRESETS
 
@@ -59,12 +59,12 @@ def rotated(names: Sequence[str], by: int) -> Sequence[str]:
 
 def durations(recording: Recording, rank: int) -> Steps:
     """Of each step that a rank took."""
-    steps: list[list[Span]] = []
+    steps: Steps = []
     for span in sorted((span for span in recording.spans if span.rank == rank), key=lambda span: span.start):
         if span.name == "step":
-            steps.append([])
-        steps[-1].append(span)
-    return [{span.name: span.end - span.start for span in spans} for spans in steps]
+            steps.append({})
+        steps[-1][span.name] = steps[-1].get(span.name, 0) + span.end - span.start
+    return steps
 
 
 def figures(quick: bool) -> list[Figure]:
