@@ -360,13 +360,15 @@ def rows_of_two(asked: int) -> dict[str, int]:
     return {"dp": asked // 2, "tp": 2}
 
 
-# A small GPT has 4 layers, and each stage needs one.
+# A small GPT has 4 layers, and each stage needs one.  A batch that divides by the ranks asked for, does so by these.
 def four_stages(schedule: str, side: str, stages: int, asked: int) -> dict[str, int]:
-    if asked < 2:
-        raise ValueError(f"a pipeline takes 2 ranks or more: not {asked}")
+    ranks = max(n for n in range(1, 4 // stages + 1) if asked % n == 0)
+    if ranks == 1:
+        counts = "2, 3 or 4 ranks" if stages == 1 else "2 ranks"
+        raise ValueError(f"pp with {schedule} takes {counts}, or a multiple of that: not {asked}")
     if side == "native" and schedule in native.V and not native.HAS_V:
         raise ValueError(f"PyTorch {torch.__version__} runs no {schedule} over gloo: take PyTorch 2.12 or later")
-    return {"pp": min(asked, 4 // stages)}
+    return {"pp": ranks}
 
 
 ALONG = {"batch": (), "takes": GPT}
