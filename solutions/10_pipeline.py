@@ -42,12 +42,11 @@ print(f"  one tensor to the next node {2 * x / 1e9:6.1f} GB, forward and backwar
 
 # %% [markdown]
 # The last line is the idea of **pipeline parallelism** (PP). Do not cut the layers: cut *between* them. Each rank gets
-# some consecutive layers, called a **stage**, and all of what they hold. Only x crosses a cut on its way forward, and
-# only its gradient on the way back. Llama 3 405B was trained like this: 16 stages, with tensor parallelism inside a
-# node (Llama Team, 2024, arXiv 2407.21783, table 4).
+# some consecutive layers, called a **stage**, and all of what they hold. Only the activations at the cut, x, cross it
+# on the way forward, and only their gradient on the way back. Llama 3 405B was trained like this: 16 stages, with
+# tensor parallelism inside a node (Llama Team, 2024, arXiv 2407.21783, table 4).
 #
-# This is the notebook that people find hard. It need not be. A *schedule* is a list for each rank, of what to do next;
-# you will write four of them, and run them.
+# A *schedule* is a list, for each rank, of what to do next; you will write four of them, and run them.
 #
 # ## Picture
 #
@@ -61,7 +60,7 @@ print(f"  one tensor to the next node {2 * x / 1e9:6.1f} GB, forward and backwar
 #
 # ## Predict
 #
-# Two numbers, both measured below. Four ranks have one stage each, a batch is cut into eight micro-batches, and a
+# Two numbers, both worked out below. Four ranks have one stage each, a batch is cut into eight micro-batches, and a
 # backward takes twice as long as a forward. First all forwards are done, then all backwards. How much longer is this
 # than if all ranks were busy all the time (0.5 would be half as long again)?
 #
@@ -75,9 +74,9 @@ guess_alive = 4  # your number
 # %% [markdown]
 # ## Build: the oldest way
 #
-# It was done long before there was a word for it, in one process, without a single message. Put each stage on a device
-# of its own, and let forward copy x from device to device; autograd goes back the same way. All of it is two lines
-# ([labs/pp/placement.py](../labs/pp/placement.py)):
+# The simplest way takes one process, and not a single message. (It is called naive model parallelism.) Put each stage
+# on a device of its own, and let forward copy x from device to device; autograd goes back the same way. All of it is
+# two lines ([labs/pp/placement.py](../labs/pp/placement.py)):
 #
 #     for stage, device in zip(self.stages, self.devices):
 #         x = stage(x.to(device))
@@ -99,7 +98,7 @@ loss.backward()  # through all devices
 print(f"loss {loss.item():.3f}; as of the whole model: {torch.isclose(loss.cpu(), whole(x, y)).item()}")
 
 # %% [markdown]
-# `pp.cut` cuts a model by its layers ([labs/pp/stages.py](../labs/pp/stages.py)); stage 0 has the embedding besides,
+# `pp.cut` cuts a model by its layers ([labs/pp/stages.py](../labs/pp/stages.py)); stage 0 also has the embedding, and
 # the last one the norm and the head. What does this look like in time? Forward goes down the stages, backward comes up
 # again, and then comes the next micro-batch:
 
@@ -108,15 +107,15 @@ draw.schedule(naive(4, 2))
 
 # %% [markdown]
 # Four devices, and one of them works at a time. In the sentence of your first prediction: this takes four times as long
-# as it could, so its bubble is 3. But it has two virtues. It fits a model that no single device can hold, and nobody
-# can get it wrong.
+# as it could, so its bubble is 3. But it has two virtues. It makes room for a model that no single device can hold, and
+# nobody can get it wrong.
 #
 # ## Build: a schedule is data
 #
 # What you just saw was drawn from a list. There are two kinds of instruction so far, each of a stage and a micro-batch:
 # `F(2, 0)` is stage 2's forward of micro-batch 0, and prints as `2F0`; `B(2, 0)` is the backward. (It is PyTorch's way
-# of writing them.) F needs the F of the stage before it. B needs its own F, and the B of the stage behind it. That is
-# all there is to know.
+# of writing them.) F needs the F of the stage before it. B needs its own F and, except on the last stage, the B of the
+# next stage. That is all there is to know.
 #
 # A schedule is one list for each rank. `pp.simulate` runs it on paper, with times that you give (F=1 and B=2 if you
 # give none), and `pp.validate` says whether it can be run at all. Here are two that cannot:
@@ -135,19 +134,21 @@ draw.schedule(circle)
 
 # %% [markdown]
 # The first is a slip. The second is worse: each list looks right by itself, and as real processes the two would wait
-# for each other for ever. The checker finds it without running anything. Its question is Lamport's (1978): does an
+# for each other for ever. The checker finds it without running anything. It asks Lamport's question (1978): must an
 # instruction *happen before* itself?
 #
 # ## Build: GPipe
 #
-# The bubble comes from waiting for the first micro-batch to arrive, and for the last one to come back. Between them,
-# more micro-batches mean more work for the same waiting. That is the whole idea of GPipe (Huang et al., 2019, arXiv
-# 1811.06965): all forwards, then all backwards.
+# In the naive schedule a rank waits during every micro-batch. But rank 0 can begin the second as soon as it has
+# finished the first. Then a rank waits only for the first micro-batch to arrive, and for the first gradient to come
+# back; and more micro-batches mean more work for the same waiting. That is the whole idea of GPipe (Huang et al., 2019,
+# arXiv 1811.06965): all forwards, then all backwards.
 #
 # ### Exercise 1: GPipe
 #
-# Rank r has stage r. Backwards in the order of the micro-batches. The check tries 1 to 8 ranks and any number of
-# micro-batches. Below it your schedule is drawn; if it cannot be run, up to the first wrong instruction.
+# Rank r has stage r. Do the backwards in the order of the micro-batches. (The paper draws them in reverse; the bubble
+# is the same.) The check tries 1 to 8 ranks and any number of micro-batches. Below it your schedule is drawn; if it
+# cannot be run, up to the first wrong instruction.
 
 
 # %%
@@ -177,15 +178,15 @@ gpipe = gpipe if answer.ok else pp.gpipe  # from here on yours if it passed, and
 picture
 
 # %% [markdown]
-# Above: who does what when. Below: of how many micro-batches each rank holds the activations. If it is still hard to
-# see what moves where, take it moment by moment (press play, or move the slider):
+# Above: who does what when. Below: how many micro-batches' activations each rank holds. If it is still hard to see what
+# moves where, take it moment by moment (press play, or move the slider):
 
 # %%
 play.microbatches(gpipe(4, 4))
 
 # %%
 bubble = pp.simulate(gpipe(4, 8)).bubble
-check.predict("How much longer?", guess_bubble, bubble, reason="3 forwards and 3 backwards, of 8 of each.")
+check.predict("How much longer?", guess_bubble, bubble, reason="It waits for 3 of each, and computes 8 of each.")
 
 # %% [markdown]
 # Each rank waits for as many forwards, and as many backwards, as there are *other* ranks. So with p ranks and m
@@ -196,6 +197,7 @@ rows = []
 for ranks in (2, 4, 8, 16):
     bubbles = {m: pp.simulate(gpipe(ranks, m), F=1, B=2).bubble for m in (1, 4, 8, 32, 128)}
     assert all(abs(found - (ranks - 1) / m) < 1e-12 for m, found in bubbles.items())
+    assert abs(pp.simulate(gpipe(ranks, 8), F=2, B=3).bubble - (ranks - 1) / 8) < 1e-12
     rows.append({"bubble": f"{ranks} ranks"} | {f"m = {m}": f"{found:.1%}" for m, found in bubbles.items()})
 draw.table(rows)
 
@@ -267,28 +269,32 @@ talk = {"GPipe": try_out(gpipe(4, MICRO))}
 
 # %% [markdown]
 # Not "within rounding": the same bits. Each parameter is on one rank, which adds up the gradients of the micro-batches
-# in the same order as one process does. The exception are weights that two stages share, as with a tied embedding: each
-# stage adds up its own part, and the parts are added after that, which is another order.
+# in the same order as one process does. (And to divide each loss by 8, or the gradients by 8 at the end, is the same to
+# the last bit, since 8 is a power of two.) The exception is a weight that two stages share, as with a tied embedding:
+# each stage adds up its own part, and the parts are added after that, which is another order.
 #
 # ## Build: 1F1B
 #
-# A rank holds the activations of a micro-batch from its F to its B. With GPipe, at the middle of the step, these are
-# the activations of *all* of them. So the memory grows with m, just the number that should be large.
+# A rank holds the activations of a micro-batch from its F to its B. With GPipe, in the middle of the step, these are
+# the activations of the *whole batch*, however finely it is cut. And a larger batch is how one gets a larger m, just
+# the number that should be large. (The paper keeps only what goes into a stage, and recomputes the rest, as in notebook
+# 07.)
 #
 # But look at rank 3 in the picture. Micro-batch 0 has arrived at the last stage, so its backward could begin at once,
-# and its activations could go. **1F1B** ("one forward, one backward"; Narayanan et al., 2019 and 2021) has each rank do
-# just enough forwards to keep the ranks behind it busy, then a forward and a backward in turns, and at the end the
-# backwards that are left:
+# and its activations could go. **1F1B** ("one forward, one backward"; Narayanan et al., 2019, without a pause between
+# batches, and so with weights that are out of date; 2021, as here) has each rank do just enough forwards to keep the
+# ranks after it busy, then a forward and a backward in turns, and at the end the backwards that are left:
 #
 #     rank 3 of 4    3F0 3B0 3F1 3B1 3F2 3B2 ...           nobody behind it: begins to alternate at once
 #     rank 2 of 4    2F0 2F1 2B0 2F2 2B1 2F3 ...           one forward for rank 3 first
 #
 # ### Exercise 2: 1F1B
 #
-# How many forwards come first on rank r is called its *warm-up*. Think about few micro-batches, too: with m < p, the
-# first ranks have no more forwards to do than m. PyTorch's had overlooked this: with fewer micro-batches than ranks, a
-# training hung ([torchtitan#775](https://github.com/pytorch/torchtitan/issues/775)). The check wants the bubble of
-# GPipe, and the activations of min(m, p − r) micro-batches at most.
+# The forwards that a rank does before it begins to alternate are its *warm-up*: none on rank 3, one on rank 2. (The
+# first pair of F and B then begins with one more.) Think about few micro-batches, too: with m < p, the first ranks have
+# no more forwards to do than m. PyTorch's had overlooked this: with fewer micro-batches than ranks, a training hung
+# ([torchtitan#775](https://github.com/pytorch/torchtitan/issues/775)). It refuses them now; yours need not. The check
+# wants the bubble of GPipe, and the activations of min(m, p − r) micro-batches at most.
 
 
 # %%
@@ -319,9 +325,9 @@ most = {name: max(pp.alive(lists(4, 8))[0]) for name, lists in (("gpipe", gpipe)
 check.predict("Micro-batches held by the first rank?", guess_alive, most["1f1b"], reason="As many as there are ranks.")
 
 # %% [markdown]
-# The bubble is as large as before. (Many believe that 1F1B makes it smaller.) What is smaller is what the ranks *hold*:
-# as many micro-batches as there are ranks from here to the end, however large m is. So now m may grow, and that is what
-# makes the bubble smaller. The real thing, its numbers and its bytes:
+# The bubble is as large as before. (That 1F1B makes it smaller is a common mistake.) What is smaller is what the ranks
+# *hold*: as many micro-batches as there are ranks from here to the end, however large the batch. So now m may grow, and
+# that is what makes the bubble smaller. The real thing, its numbers and its bytes:
 
 # %%
 talk["1F1B"] = try_out(one_f_one_b(4, MICRO))
@@ -337,7 +343,7 @@ for rank in range(4):
     told = {f"{name}, on the list": max(pp.alive(lists)[rank]) for name, lists in both.items()}
     gpipes, less = (watched[name].steady(rank)["A"] for name in both)
     rows.append({"": f"rank {rank}", **told, "1F1B, by bytes held": f"{MICRO * less / gpipes:.1f}"})
-draw.table(rows, caption="micro-batches alive at most (by bytes: if GPipe's are 8)")
+draw.table(rows, caption="micro-batches alive at most (by bytes: where GPipe's are 8)")
 
 # %% [markdown]
 # ## Build: interleaved
@@ -348,8 +354,8 @@ draw.table(rows, caption="micro-batches alive at most (by bytes: if GPipe's are 
 # a v-th of the time.
 #
 # The micro-batches go in groups of p. A rank does the p of a group at its first stage, then the same p at its second,
-# and so on, and then the next group. Backward is the mirror image: the last stage first, the micro-batches in the same
-# order as forward. And as with 1F1B, there is a warm-up, then forward and backward in turns, then the rest.
+# and so on, and then the next group. Backward takes the stages in reverse, the last one first, and the micro-batches in
+# the same order as forward. And as with 1F1B, there is a warm-up, then forward and backward in turns, then the rest.
 #
 # ### Exercise 3: interleaved 1F1B
 #
@@ -389,10 +395,10 @@ picture
 talk["interleaved"] = try_out(interleaved(4, MICRO, 2))
 
 # %% [markdown]
-# Why twice (p − 1 − r)? People have asked Megatron's authors
+# Megatron's warm-up is (v − 1) p + 2 (p − 1 − r). Why *twice* (p − 1 − r)? People have asked its authors
 # ([Megatron-LM#675](https://github.com/NVIDIA/Megatron-LM/issues/675)). On paper once is enough, as long as messages
-# take no time at all. With messages that do take time, the second p − 1 − r forwards give a rank something to do while
-# they are on their way:
+# take no time at all. Our explanation: with messages that do take time, the second p − 1 − r forwards give a rank
+# something to do while they are on their way:
 
 
 # %%
@@ -413,16 +419,16 @@ for send in (0, 0.1, 0.25, 0.5):
 draw.table(rows, caption="bubble on 4 ranks with 8 micro-batches")
 
 # %% [markdown]
-# The price is in this table as well: a pipeline with v times as many stages has v times as many messages. (1F1B has one
-# stage a rank that takes twice as long, hence F=2 and B=4.) And more stages of fewer layers must still be equal in
-# time.
+# With the longer warm-up, interleaved loses no more to messages than 1F1B does. (1F1B has one stage per rank that takes
+# twice as long, hence F=2 and B=4.) But it sends v times as many, which this table cannot show, since on paper any
+# number of messages may travel at once. And more stages of fewer layers must still be equal in time.
 #
 # ## Build: split the backward
 #
-# One idea is left, and it is the best. A backward computes two things: the gradient of the stage's *input*, for which
-# the stage before it is waiting, and the gradients of its *weights*, for which nobody waits until the optimizer's step.
-# So split B into **I** and **W**, and do W when there is nothing else to do: in the bubble. (Qi et al., 2023, arXiv
-# 2401.10241, "Zero Bubble". They write B for what is I here.) For a linear layer:
+# One idea is left. A backward computes two things: the gradient of the stage's *input*, for which the stage before it
+# is waiting, and the gradients of its *weights*, for which nobody waits until the optimizer's step. So split B into
+# **I** and **W**, and do W when there is nothing else to do: in the bubble. (Qi et al., 2023, arXiv 2401.10241, "Zero
+# Bubble". They write B for what is I here.) For a linear layer:
 
 # %%
 torch.manual_seed(0)
@@ -435,19 +441,20 @@ later.backward()  # W
 print(f"after W: the weight has it: {torch.equal(layer.weight.grad, torch.ones(3, 5) @ x)}")
 
 # %% [markdown]
-# Each is one matrix product, as forward is, so the three take about equally long: F = I = W = 1, and B = 2.
+# Each is one matrix product, as forward is, so the three take about equally long: F = I = W = 1, and B = 2. (In a whole
+# stage not quite: attention between tokens has no weights, so I takes longer than W.)
 # ([labs/pp/deferred.py](../labs/pp/deferred.py) does it with autograd, a product at a time.) Now W needs its own I, and
 # nothing needs W. From I to W a rank still keeps what W needs. So count activations as alive until W, though a part of
 # them goes with I.
 #
 # ### Exercise 4: fill the bubble
 #
-# Write 1F1B with I in place of B, and put the Ws where they cost nothing. The paper calls it ZB-H1: it has a third of
-# 1F1B's bubble, and no rank holds more than 1F1B's first rank does, min(m, p) micro-batches. Where would a rank have to
-# wait? The first rank waits between two backwards, so there is room for a W behind each I. The last rank never waits
-# there. All others wait for its Is, so they should come as early as they can, and its Ws may come later. But how many
-# of them can it put off, if no more than min(m, p) micro-batches may be alive? The check tries many numbers of ranks
-# and micro-batches.
+# Write 1F1B with I in place of B, and put the Ws where they cost nothing. The paper calls it ZB-H1 (`pp.zb1p` in the
+# course's code, "zero bubble" in its tables): it has a third of 1F1B's bubble, and no rank holds more than 1F1B's first
+# rank does, min(m, p) micro-batches. Where would a rank have to wait? The first rank waits between two backwards, so
+# there is room for a W right after each I. The last rank never waits between backwards, but all the others wait for its
+# Is. So its Is should come as early as possible, and its Ws later. How many Ws can a rank put off, if no more than
+# min(m, p) micro-batches may be alive on it? The check tries many numbers of ranks and micro-batches.
 
 
 # %%
@@ -489,8 +496,10 @@ talk["ZB-V"] = try_out(pp.zbv(4, MICRO))
 draw.schedule(pp.zbv(4, MICRO), F=0.5, I=0.5, W=0.5)
 
 # %% [markdown]
-# A rank that has begun never waits until it has finished. (DeepSeek's DualPipe is a relative: `pp.dualpipev`.) All
-# schedules in one table. Where a rank has two stages, each has half of the layers, so its activations count half:
+# Once a rank has begun, it works without a pause until it has finished. (DeepSeek-V3's DualPipe feeds micro-batches in
+# from both ends, so that it holds each stage twice, and runs an F of one with a B of another, so that the messages of
+# one travel while the other computes. `pp.dualpipev` is its later variant on a V.) Here are all schedules in one table.
+# Where a rank has two stages, each has half of the layers, so its activations count half:
 
 # %%
 SCHEDULES = {
@@ -510,19 +519,26 @@ draw.table(rows, caption="4 ranks, 8 micro-batches: the bubble, and micro-batche
 
 # %% [markdown]
 # Nothing is free: the smaller the bubble, the more is held, or sent. Now play with it. On 4 ranks, with how many
-# micro-batches is 1F1B's bubble at most 20 %? And where a message takes 0.2, are four stages a rank still better than
-# two?
+# micro-batches is 1F1B's bubble at most 20 %? And where a message takes 0.2 of a forward, are four stages on each rank
+# still better than two?
 
 # %%
 play.schedule()
 
 # %% [markdown]
+# <details><summary>Answers</summary>
+#
+# With 15 or more, since 3/15 is 20 %. And no: with 8 micro-batches, four stages on each rank have a bubble of 9.4 %
+# against 18.8 % as long as messages take no time. But where one takes 0.2, it is 34.4 % against 30.4 %: there are twice
+# as many messages to wait for.
+# </details>
+#
 # ## Measure: a list obeyed for real
 #
-# All of these bubbles were found on paper. Are they there in real processes? Four ranks cannot compute at the same time
-# on two cores, and perhaps two are all that this machine has. So first a picture in which nobody competes for a core:
-# stages that compute next to nothing and *sleep*, 10 ms for each F, I and W and 20 for each B. Everything else is real:
-# processes, messages, waiting. `instructions` makes each instruction a span of the recording.
+# All of these bubbles were found on paper. Are they there in real processes? Four ranks cannot compute at once on two
+# cores, and this machine may have no more. So first a picture in which nobody competes for a core: stages that compute
+# next to nothing and *sleep*, 10 ms for each F, I and W and 20 for each B (half of that where a rank has two stages).
+# Everything else is real: processes, messages, waiting. `instructions` makes each instruction a span of the recording.
 
 # %%
 SECONDS = {F: 0.01, B: 0.02, I: 0.01, W: 0.01}
@@ -565,9 +581,9 @@ for name, (lists, v) in SCHEDULES.items():
 draw.table(rows)
 
 # %% [markdown]
-# So the bubbles are real. On a quiet machine the recorded steps come close to the simulated ones, and in their order. A
-# sleep takes a little longer than it is told, and a message takes some time; a busy machine adds to both, and most
-# where instructions are many and short. Now with real layers, and real competition for your cores:
+# So the waiting is real. Every recorded step is longer than the simulated one: a sleep takes a little longer than it is
+# told, a message takes some time, and a busy machine adds to both. On a quiet machine the recorded steps come close to
+# the simulated ones. Now with real layers, and real competition for your cores:
 
 
 # %%
@@ -599,17 +615,22 @@ draw.schedule(SCHEDULES["1F1B"][0], recording=computed)
 #
 # Two things are easily forgotten. Gradients of the micro-batches add up, so each loss must be divided by their number
 # *before* backward. And after its B nothing of a micro-batch may stay alive, or all the saving is lost. What you take
-# is a tensor that knows nothing of autograd: say that it requires a gradient, and backward ends at it.
+# has no history in autograd. Call `.requires_grad_()` on it: backward then stops there, and leaves its gradient in
+# `.grad`. What you put must be detached.
 #
-# Write it in two parts: first what F does, then B. (`torch.autograd.backward(made, gradient)` goes back from a tensor,
-# and with None from a loss.) The list may have its micro-batches in any order. The check runs schedules of all kinds on
-# 1 to 4 ranks, and compares losses and gradients with one process; it watches what is alive when, and what is still
-# there at the end.
+# Write it in two parts: first what F does, then B. (`torch.autograd.backward(made, gradient)` goes back from a tensor;
+# from a loss, which has no dims, with None.) The list may have its micro-batches in any order. The check runs schedules
+# of all kinds on 1 to 4 ranks, and compares losses and gradients with one process; it watches what is alive when, and
+# what is still there at the end.
 
 
 # %%
 def forward(s, m, stages, loss, xs, ys, take, put):
-    """F of stage s and micro-batch m: (what went into the stage, what its backward begins at), its loss or None."""
+    """F of stage s and micro-batch m; returns ((taken, made), value).
+
+    taken: the tensor that went into the stage; made: what its backward begins at, the stage's output, or on the last
+    stage the loss divided by the number of micro-batches; value: on the last stage the loss itself (0-dim, detached)
+    """
     is_last = bool(ys) and s == max(stages)
     ### BEGIN SOLUTION
     taken = xs[m] if s == 0 else take(F(s - 1, m)).requires_grad_()
@@ -655,9 +676,9 @@ check.obey(obey)
 #
 # ## Measure: what travels
 #
-# Over each cut goes x of each micro-batch, and its gradient comes back. Nothing else travels, and it does not matter in
-# which order. On paper: M tokens in a micro-batch, D numbers each, m micro-batches; an inner rank sends 2 m M D numbers
-# for a stage, the first and the last one half of that. And with v stages a rank, v times as much, nearly.
+# Over each cut go the activations x of each micro-batch, and their gradient comes back. Nothing else travels, and the
+# schedule makes no difference. On paper: M tokens in a micro-batch, D numbers each, m micro-batches; an inner rank
+# sends 2 m M D numbers for each of its stages, and with the model's first or last stage half of that.
 
 # %%
 a_part = cost.Job(CONFIG, batch=1, ranks=4, accumulation=MICRO)  # micro-batches of one sequence
@@ -671,8 +692,8 @@ assert ledger.agrees
 ledger
 
 # %% [markdown]
-# No other strategy sends so little, and none sends it so kindly: it goes from one neighbour to the next, and the ranks
-# compute while it is on its way.
+# It goes only from one neighbour to the next, and a rank may compute while it is on its way. How it compares with what
+# the other strategies send is measured below.
 #
 # ## Native
 #
@@ -716,7 +737,7 @@ draw.table(rows, caption="and bytes that rank 1 sends in the second step")
 
 # %% [markdown]
 # The same bits, the same bytes. A schedule of theirs can be read into our lists (`pp.read`, and `pp.read_csv` for their
-# CSV files), and ours could be run by theirs. So let us hold theirs to the checker:
+# CSV files). So let us hold theirs to the checker:
 
 # %%
 for name in NATIVE:
@@ -729,8 +750,9 @@ for name in NATIVE:
         print(f"{name}: {refused}")
 
 # %% [markdown]
-# In PyTorch 2.13, what `Schedule1F1B` *prints* for the last rank is not what it does: it runs the right list, as the
-# parameters above show, by code of its own. So believe a recording, and not a printed schedule, not even a library's.
+# In PyTorch 2.13, what `Schedule1F1B` *prints* for the last rank is not what it does: it prints the forwards 3F1 to 3F8
+# in place of 3F0 to 3F7 (hence nine micro-batches), and runs the right list, as the parameters above show, by code of
+# its own. So believe a recording, and not a printed schedule, not even a library's.
 
 # %% [markdown]
 # ### A bug from the field
@@ -771,10 +793,11 @@ for side in ("ours", "PyTorch's default"):
 draw.table(rows, caption="gradients after two batches, as multiples of those after one")
 
 # %% [markdown]
-# (1 + 4)/4 = 1.25 in place of 2. The repair is ours: `scale_grads=False`, and divide the loss. There is a second such
-# trap, which nobody seems to have reported. FSDP may shard a stage's parameters over data-parallel ranks, and drop them
-# after forward (notebook 06). Under a schedule that splits the backward, PyTorch 2.13 then looks for the gradients of
-# weights that are not there any more:
+# The first batch leaves a mean gradient of 1. The second adds four micro-batches of 1 each, and all of it is divided by
+# 4: (1 + 4)/4 = 1.25, where 2 is due. The repair is to do as the course does: `scale_grads=False`, and divide the loss.
+# There is a second such trap, of which we found no report. FSDP may shard a stage's parameters over data-parallel
+# ranks, and drop them after forward (notebook 06). Under a schedule that splits the backward, PyTorch 2.13 then looks
+# for the gradients of weights that are not there any more:
 
 # %%
 from torch.distributed.fsdp import fully_shard
@@ -807,14 +830,15 @@ for name, reshard in (("1F1B", True), ("zero bubble", False), ("zero bubble", Tr
 draw.table(rows)
 
 # %% [markdown]
-# No error, no warning; half of the model just stops learning. With such a schedule, give `reshard_after_forward=False`.
-# (The course's `native.pp` refuses such stages.)
+# No error, no warning; the whole second stage never learns. (The first is spared: nobody needs its input's gradient, so
+# PyTorch does its backward in one piece.) With such a schedule, give `reshard_after_forward=False`. (The course's
+# `native.pp` refuses such stages.)
 #
 # ## Which one for what?
 #
 # One model, one batch of eight sequences, four ranks, and the four strategies of the course so far. DDP and FSDP give
-# each rank two of the sequences, TP gives all of them all eight, and PP (1F1B) sends them through one by one. Measured;
-# of the ranks, the one with the most:
+# each rank two of the sequences, TP gives every rank all eight, and PP (1F1B) sends them through one by one. All is
+# measured; each number is that of the rank that has most:
 
 # %%
 ROWS = strategies.ROWS
@@ -850,18 +874,20 @@ rows = []
 for name, (one, all_of_them) in PAPER.items():
     told = {key: f"{number:.2g}" if key in "PGSA" else number for key, number in fullest(name).items()}
     rows.append({"": name, **told, "1 sequence": one, "8 sequences": all_of_them})
-draw.table(rows, caption="sent; held, in MB; and on paper, how long one sequence and all eight take")
+draw.table(rows, caption="sent; P, G, S, A held, in MB; and on paper, how long one sequence and all eight take")
 
 # %% [markdown]
 # (On paper: a stage's F takes 1 and its B 2, the model has four stages' worth of layers, and messages take no time.)
 #
-# PP sends least by far, and needs no collective. It divides P, G and S as FSDP and TP do, and no rank ever holds a
-# layer that is not its own. But A is *not* divided by the number of ranks: the first rank has a quarter of the layers,
-# and the activations of four micro-batches.
+# PP sends least by far, and needs no collective. It divides P, G and S almost as evenly as FSDP and TP do, and no rank
+# ever holds a layer that is not its own. Its A is the smallest here only because its micro-batches are single
+# sequences. It does not shrink with more ranks: the first rank has a quarter of the layers, for four micro-batches, as
+# much as one device would have for one sequence through the whole model.
 #
-# **Latency** is how long one sequence takes, **throughput** how many are done in a time. Only TP makes one sequence
-# quicker. A pipeline passes it from rank to rank, while the others are idle; it earns its keep when many are under way.
-# That is why a model that answers one person is split by TP, and a model that answers thousands may be split by layers.
+# **Latency** is how long one sequence takes, **throughput** how many are done per unit of time. On paper, only TP makes
+# one sequence quicker. A pipeline passes it from rank to rank, while the others are idle; it earns its keep when many
+# are under way. That is why a model that answers one person is split by TP, and a model that answers thousands may be
+# split by layers.
 #
 # ## Can you beat 1F1B?
 #
@@ -892,9 +918,12 @@ for split in (False, True):
 draw.table(rows)
 
 # %% [markdown]
-# Here nobody can beat 1F1B as long as a backward is one piece, not even with all the memory there is. Split, it can be
-# beaten with the same memory. For four on each rank ZB-H1 is the best there is, and still more memory brings nothing.
-# What the search has found is a schedule as good as any other, so it can be run:
+# With one stage on each rank, nothing beats 1F1B as long as a backward is one piece, not even with all the memory there
+# is. Split, it can be beaten with the same memory. With four on each rank ZB-H1 is the best there is, and more memory
+# brings nothing: the last rank cannot start before 3, and has 24 to compute. (The paper calls ZB-V, and with twice the
+# memory ZB-H2, *zero* bubble. It counts each rank's time from its own first F to its own last W, since its next step
+# can begin right there, if the optimizer waits for nobody. With the clipping of gradients, which takes every rank's
+# norm, it must wait.) What the search has found is a schedule like any other, so it can be run:
 
 # %%
 found = search(4, MICRO, [4, 3, 2, 1], split=True).schedule
@@ -904,14 +933,16 @@ draw.schedule(found)
 # %% [markdown]
 # ## Why, and why not
 #
-# **Why**: it sends least, only to a neighbour, and while the ranks compute. So it is what goes *between* nodes, on the
-# slowest wire: last to be added, outermost on a mesh. P, G and S are divided by the number of ranks.
+# **Why**: it sends little, and only to a neighbour. So it is what goes *between* nodes, on the slowest wire: last to be
+# added, outermost on a mesh. P, G and S are divided by the number of ranks.
 #
-# **Why not**: the bubble, which takes many micro-batches, so a large batch; and schedules, stages and messages to get
-# right. There are no more stages than layers. And the slowest stage sets the pace for all. Look at Llama 3 with 16
-# ranks: with eight layers each, the last one would have the head as well, which has as many parameters as two thirds of
-# a layer. This is why that model has 126 layers and not 128: its authors took one away from the first rank, and one
-# from the last (section 3.3.2). What does it bring, with 1F1B and 32 micro-batches?
+# **Why not**: the bubble, which only many micro-batches make small, and so a large batch; and schedules, stages and
+# messages to get right. There can hardly be more stages than layers. And the slowest stage sets the pace for all. Look
+# at Llama 3 with 16 ranks: with eight layers each, the last one would have the head as well, which has as many
+# parameters as two thirds of a layer. That model has 126 layers and not 128: its authors took one away from the first
+# rank, which holds most activations and the embedding, and one from the last, which computes the head and the loss
+# (arXiv 2407.21783, section 3.3.2; their schedule is interleaved). What would it bring with plain 1F1B and 32
+# micro-batches?
 
 # %%
 _, layer, *_, head = (sum(part.sizes) for part in cost.gpt_layers(llama))
@@ -996,21 +1027,22 @@ draw.table(rows)
 # can still block each other by the order in which they send and receive, so all messages get one order.
 # </details>
 #
-# <details><summary>The loss of a pipeline falls as it should, but more slowly than that of one process with the same
-# learning rate. What do you look at first?</summary>
+# <details><summary>The loss of a pipeline is a little different from that of one process. What do you look at
+# first?</summary>
 #
-# At who divides by the number of micro-batches: nobody, twice, or once too often under accumulation. Compare gradients
-# with one process's, not losses. Then at whether every parameter has a gradient at all.
+# At gradients, not losses, beside those of one process: AdamW hides a constant factor. If all are off by the same one,
+# who divides by the number of micro-batches: nobody, two of them, or each accumulated batch once more? And has every
+# parameter a gradient at all?
 # </details>
 #
 # For p ranks, m micro-batches of M tokens, v stages a rank, D numbers a token of b bytes, F = I = W and B = 2 F:
 #
 # | | predicted | ours | PyTorch's |
 # |---|---|---|---|
-# | bubble: GPipe, 1F1B | (p − 1)/m | exactly, simulated | the same lists |
+# | bubble: GPipe, 1F1B | (p − 1)/m | exactly, simulated | the same bits; 1F1B prints another list |
 # | interleaved | (p − 1)/(v m) | exactly | the same list |
 # | zero bubble (ZB-H1) | (p − 1)/(3 m) | exactly | the same list |
-# | ZB-V | (p − 1)/(6 m) | exactly | not run here |
+# | ZB-V, one step by itself | (p − 1)/(6 m) | exactly | not run here |
 # | activations alive on rank r | GPipe m, 1F1B min(m, p − r) | as measured | not measured here |
 # | sent by an inner rank | 2 m M D b for each of its stages | exactly | exactly |
 # | numbers | one process's | the same bits | the same bits |
