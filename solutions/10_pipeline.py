@@ -616,7 +616,7 @@ draw.schedule(SCHEDULES["1F1B"][0], recording=computed)
 # Two things are easily forgotten. Gradients of the micro-batches add up, so each loss must be divided by their number
 # *before* backward. And after its B nothing of a micro-batch may stay alive, or all the saving is lost. What you take
 # has no history in autograd. Call `.requires_grad_()` on it: backward then stops there, and leaves its gradient in
-# `.grad`. What you put must be detached.
+# `.grad`. Put detached tensors: nobody else has a use for your graph.
 #
 # Write it in two parts: first what F does, then B. (`torch.autograd.backward(made, gradient)` goes back from a tensor;
 # from a loss, which has no dims, with None.) The list may have its micro-batches in any order. The check runs schedules

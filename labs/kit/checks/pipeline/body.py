@@ -47,8 +47,10 @@ class Asked(Outcome):
 
 
 def ask(fn: Callable[..., Any], sizes: list[Size], several: bool) -> list[Asked]:
+    """Another process asks the other way round: what is kept from size to size shows."""
     mark("step")
-    return [ask_one(fn, size, several) for size in sizes]
+    back = -1 if dist.get_rank() else 1
+    return [ask_one(fn, size, several) for size in sizes[::back]][::back]
 
 
 def ask_one(fn: Callable[..., Any], size: Size, several: bool) -> Asked:
