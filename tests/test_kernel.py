@@ -43,7 +43,7 @@ def execute(client, code, until=None):
 
     until: return when that many "pid" lines came, with the number of the message in place of the reply.
     """
-    message = client.execute(code)
+    message = client.execute(code, stop_on_error=False)  # else what comes right after an error is dropped
     text, error = "", None
     while True:
         got = client.get_iopub_msg(timeout=60)
