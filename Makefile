@@ -25,7 +25,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # A half-made file is not left to look finished.
 .DELETE_ON_ERROR:
 
-.PHONY: help learn tour test lint notebook module bench soak images notebooks doctor clean
+.PHONY: help learn tour test lint notebook module bench soak images notebooks doctor progress clean
 
 help:
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -63,6 +63,9 @@ notebooks: $(TESTS)  ## build solutions/*.ipynb and notebooks/ from solutions/*.
 
 doctor: $(COURSE)  ## can this machine run the course?
 	@$(BIN)/python -m labs doctor
+
+progress: $(COURSE)  ## which exercises are passed, and when
+	@$(BIN)/python -m labs progress
 
 clean:  ## remove everything that make made, .venv included
 	rm -rf .venv build .pytest_cache .ruff_cache tour.json tour.png

@@ -2,6 +2,7 @@
 
 python -m labs tour                         train with every strategy, and compare with one process
 python -m labs doctor                       can this machine run the course?
+python -m labs progress [FOLDER ...]        which exercises are passed, and when; of learners' courses, how many
 python -m labs run FILE:FUNCTION --ranks 4  call a function of a file as a job; print what each returned
 """
 
@@ -48,6 +49,10 @@ def main(arguments: list[str]) -> int:
             from labs.kit.doctor import main as doctor
 
             return doctor()
+        case ["progress", *rest]:
+            from labs.kit.progress import main as progress
+
+            return progress(rest)
         case ["run", *rest]:
             return run(rest)
         case [] | ["-h" | "--help"]:

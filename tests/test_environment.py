@@ -131,4 +131,5 @@ def test_the_other_build_is_set_up_when_asked_for(make, tmp_path):
 
 def test_make_alone_lists_every_command(make):
     listed = [line.split()[1] for line in make().splitlines()]
-    assert {"learn", "tour", "test", "bench", "soak", "images", "notebooks", "clean", "doctor"} <= set(listed)
+    commands = "learn tour test bench soak images notebooks clean doctor progress"
+    assert set(commands.split()) <= set(listed)

@@ -15,6 +15,8 @@ checks/      what each exercise is put through, and the mistakes that are known 
 budget       a job that must fit so much memory
 sockets      what the system counted on the connections
 strategies   the table of strategies, ours and PyTorch's, and the training loop that they share
+progress     which exercises a learner has passed
+recall       questions on earlier notebooks, and their answers (recall.md)
 exercises    a learner's functions in the places of the course's own
 tour         each of them against one process
 doctor       can this machine run the course?

@@ -21,6 +21,7 @@ from typing import Any
 
 from torch import Tensor
 
+from labs.kit import progress
 from labs.kit.ranks.payload import pickled
 
 
@@ -127,7 +128,9 @@ def answered(judge: Callable[..., str]) -> Callable[..., Answer]:
                         f"Did you call your function, instead of handing it over: check.{judge.__name__}(my_function)?",
                     )
                 sendable(fn)
-            return Answer(judge.__name__, True, judge(*functions, seed=seed))
+            answer = Answer(judge.__name__, True, judge(*functions, seed=seed))
+            progress.passed(answer.check)
+            return answer
         except Wrong as wrong:
             if wrong.untouched:
                 return Answer(judge.__name__, None, "the stub is untouched; the notebook goes on with the course's own")

@@ -1,0 +1,91 @@
+"""Questions on earlier notebooks, other ones at each run; say the answer aloud before you unfold it.
+
+    recall.ask("04")    three on the notebooks before 04, at least one of them on the last
+    recall.ten()        ten, on as many notebooks as there are
+
+They come from recall.md beside this file: below the number of each notebook its questions, a heading each, with their
+answers.
+"""
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from itertools import cycle, islice
+from pathlib import Path
+
+BANK = Path(__file__).with_suffix(".md")
+
+
+@dataclass(frozen=True)
+class Question:
+    notebook: str  # its number: "04"
+    question: str
+    answer: str
+
+    @property
+    def html(self) -> str:
+        """Folded.  The class is what tools/nbval.cfg knows it by: other questions are not a difference."""
+        return (
+            f'<details class="recall" style="margin: 0.4em 0"><summary>{code(self.question)}</summary>\n'
+            f"<p>{code(self.answer)} (Notebook {self.notebook})</p></details>"
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class Questions:
+    """They draw themselves, folded; as plain text without their answers."""
+
+    chosen: tuple[Question, ...]
+
+    def __repr__(self) -> str:
+        return "\n".join(f"? {each.question} (notebook {each.notebook})" for each in self.chosen)
+
+    def _repr_html_(self) -> str:
+        return "\n".join(each.html for each in self.chosen)
+
+
+def ask(notebook: str, seed: int | None = None) -> Questions:
+    """Three questions on the notebooks before `notebook`: "01", "02", ...
+
+    Raises ValueError for a notebook that the bank does not know, or that is the first.
+    """
+    books = list(bank())
+    if notebook not in books[1:]:
+        raise ValueError(f"there are no questions before {notebook!r}: ask for one of {', '.join(books[1:])}")
+    *earlier, last = books[: books.index(notebook)]
+    chance = random.Random(seed)
+    return drawn([last, *chance.sample(earlier, len(earlier))], 3, chance)
+
+
+def ten(seed: int | None = None) -> Questions:
+    """Ten questions across the course, in its order."""
+    chance = random.Random(seed)
+    found = drawn(chance.sample(list(bank()), len(bank())), 10, chance)
+    return Questions(tuple(sorted(found.chosen, key=lambda each: each.notebook)))
+
+
+def drawn(books: Sequence[str], count: int, chance: random.Random) -> Questions:
+    """One from each of `books` in turn, none twice."""
+    piles = {book: chance.sample(bank()[book], len(bank()[book])) for book in books}
+    return Questions(tuple(piles[book].pop() for book in islice(cycle(books), count)))
+
+
+@cache
+def bank() -> dict[str, list[Question]]:
+    """The questions by notebook, in the order of the course."""
+    _, *parts = re.split(r"^## ", BANK.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {part[:2]: rows(part[:2], part) for part in parts}
+
+
+def rows(notebook: str, part: str) -> list[Question]:
+    """What stands below the heading of a notebook."""
+    _, *entries = re.split(r"^### ", part, flags=re.MULTILINE)
+    return [Question(notebook, *(" ".join(text.split()) for text in entry.split("\n", 1))) for entry in entries]
+
+
+def code(text: str) -> str:
+    """For HTML, with what stands between backticks set as code."""
+    return re.sub("`(.+?)`", r"<code>\1</code>", escape(text))
