@@ -33,7 +33,7 @@ help:
 learn: $(COURSE)  ## open the course in JupyterLab
 	@$(BIN)/python -m tools.learn
 
-tour: $(COURSE)  ## train with every strategy and compare; ARGS="--steps 3"
+tour: $(COURSE)  ## train with a strategy of each kind and compare; ARGS="--strategies all"
 	@$(BIN)/python -m labs tour $(ARGS)
 
 test: $(TESTS) lint  ## everything that CI runs; JUNIT=report.xml

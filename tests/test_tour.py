@@ -89,6 +89,24 @@ def test_progress_is_shown_on_a_terminal(made):
     assert re.search(r"one device .* 2/9 .*ddp-bucketed .* 5/9 .*torch-ddp .* 8/9 ", progress, re.DOTALL)
 
 
+def test_each_row_is_told_as_soon_as_it_is_measured(made):
+    _, out, _ = made
+    told = re.findall(r"^(\S.*\S): \d+\.\d ms a step(, parameters \de-\d\d from one process's)?$", out, re.MULTILINE)
+    assert [(name, bool(rest)) for name, rest in told] == [
+        ("one device", False),
+        ("ddp-bucketed", True),
+        ("torch-ddp", True),
+    ]
+
+
+def test_one_of_each_kind_are_taken_unless_others_are_named():
+    names = [[row.name for row in tour.choose(asked, 4)] for asked in (None, "all", " fsdp,ddp-naive")]
+    assert names == [list(tour.ONE_OF_EACH), [row.name for row in STRATEGIES], ["ddp-naive", "fsdp"]]
+    assert [row.name for row in tour.choose(None, 1)] == [
+        row.name for row in STRATEGIES if row.name in tour.ONE_OF_EACH and row.fits(1)
+    ]
+
+
 def test_files_have_the_schema_and_nothing_else_is_left(made):
     folder, _, _ = made
     assert sorted(path.name for path in folder.iterdir()) == ["tour.json", "tour.png"]
@@ -130,7 +148,7 @@ def test_files_have_the_schema_and_nothing_else_is_left(made):
 
 def test_the_loss_falls_below_the_unigram_entropy():
     plan = tour.Plan(ranks=1)
-    rows = tour.tour(plan, [])
+    rows = list(tour.tour(plan, []))
     assert rows[0].final_loss < plan.corpus.unigram_entropy() - 0.2
     assert "is below the corpus's unigram entropy" in tour.verdicts(rows, plan)[0]
     assert rows[0].differs == []
@@ -165,7 +183,7 @@ class Sums(ddp.Bucketed):
 def test_a_strategy_that_differs_fails_the_tour(broken, said, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(tour, "STRATEGIES", [replace(STRATEGIES[1], apply=partial(average_with, broken))])
     monkeypatch.chdir(tmp_path)
-    assert tour.main(["--steps", "2", "--ranks", "2"]) == 1
+    assert tour.main(["--steps", "2", "--ranks", "2", "--strategies", "all"]) == 1
     out, told = capsys.readouterr()
     assert re.fullmatch(said.replace(r"\de", r"\d\.\de"), told.strip())
     assert "to the byte" not in out

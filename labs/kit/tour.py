@@ -1,8 +1,9 @@
-"""The tour: the course's GPT trained on one process and on several ranks with every strategy, and all of it measured.
+"""The tour: the course's GPT trained on one process and with one strategy after another, and all of it measured.
 
     python -m labs tour --ranks 4 --steps 30
 
-For each row of `labs.kit.strategies` the same training runs three times, since each of these disturbs the next:
+For each row of `labs.kit.strategies` that is asked for (`ONE_OF_EACH`, unless others are named) the same training runs
+three times, since each of these disturbs the next:
 
     time             all steps, with nothing on      losses, parameters, milliseconds
     communication    WATCHED steps                   bytes sent
@@ -52,6 +53,10 @@ WARM_UP = 3  # steps that are not timed
 SAME = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 COMPARED = 30  # ... which every training blows up, step by step: so they are compared after these
 TIMEOUT = 3600.0
+ONE_OF_EACH = (  # rows enough to compare the ideas with each other, and with PyTorch's, within a minute or so
+    *("ddp-overlapped", "torch-ddp", "zero-1", "zero-2", "zero-3"),
+    *("fsdp", "torch-fsdp", "tp-sp", "fsdp-tp", "pp-1f1b", "torch-pp-1f1b"),
+)
 
 
 @dataclass(frozen=True)
@@ -139,20 +144,19 @@ class Row:
 
 def tour(
     plan: Plan, chosen: Sequence[Strategy], tick: Callable[[str, int], Any] = lambda name, done: None
-) -> list[Row]:
-    """Measure one device, then each chosen strategy against it; tick(strategy's name, passes done) before each pass."""
-    rows, reference = [], None
-    for strategy in (ONE_DEVICE, *chosen):
+) -> Iterator[Row]:
+    """One device, then each chosen strategy against it; before each pass tick(strategy's name, passes done)."""
+    reference = None
+    for number, strategy in enumerate((ONE_DEVICE, *chosen)):
         ranks = strategy.ranks(plan.ranks)
         seen = {}
         for kind in PASSES:
-            tick(strategy.name, len(PASSES) * len(rows) + len(seen))
+            tick(strategy.name, len(PASSES) * number + len(seen))
             seen[kind] = watch(strategy, plan, ranks, kind, reference)
         if reference is None:
             reference = seen["time"][0][1]
             seen["time"][0] = seen["time"][0][0], 0.0
-        rows.append(compare(strategy, plan, ranks, **seen))
-    return rows
+        yield compare(strategy, plan, ranks, **seen)
 
 
 def watch(strategy: Strategy, plan: Plan, ranks: int, kind: str, reference: dict[str, Tensor] | None) -> Results:
@@ -310,6 +314,12 @@ def summary(rows: Sequence[Row], plan: Plan) -> dict[str, Any]:
     }
 
 
+def in_a_line(row: Row) -> str:
+    """What is told of a row as soon as it is measured."""
+    against = "" if row.name == ONE_DEVICE.name else f", parameters {row.max_param_diff:.0e} from one process's"
+    return f"{row.name}: {row.ms_per_step:.1f} ms a step{against}"
+
+
 # ---- files -----------------------------------------------------------------------------------------------
 
 
@@ -339,14 +349,18 @@ def write(path: Path, content: bytes) -> None:
 
 
 def choose(names: str | None, ranks: int) -> list[Strategy]:
-    """The rows of STRATEGIES with these names, separated by commas, in the table's order; for None, all that can be
-    run on so many ranks.  Raises ValueError for a name that there is not, or that cannot."""
-    wanted = {name.strip() for name in names.split(",")} if names is not None else None
+    """The rows of STRATEGIES with these names, separated by commas, in the table's order.
+
+    None stands for one of each kind, and "all" for every row, of those that can be run on so many ranks.  Raises
+    ValueError for a name that there is not, or that cannot.
+    """
     known = [strategy.name for strategy in STRATEGIES]
-    if unknown := sorted((wanted or set()) - set(known)):
-        raise ValueError(f"no strategy {', '.join(map(repr, unknown))}: there are {', '.join(known)}")
-    if wanted is None:
-        return [strategy for strategy in STRATEGIES if strategy.fits(ranks)]
+    if names is None or names == "all":
+        wanted = ONE_OF_EACH if names is None else known
+        return [strategy for strategy in STRATEGIES if strategy.name in wanted and strategy.fits(ranks)]
+    wanted = {name.strip() for name in names.split(",")}
+    if unknown := sorted(wanted - set(known)):
+        raise ValueError(f"no strategy {', '.join(map(repr, unknown))}: there are {', '.join(known)}, or all")
     chosen = [strategy for strategy in STRATEGIES if strategy.name in wanted]
     for strategy in chosen:
         try:
@@ -357,7 +371,7 @@ def choose(names: str | None, ranks: int) -> list[Strategy]:
 
 
 def parser() -> argparse.ArgumentParser:
-    summary = "Train the course's GPT on one process and on several ranks with every strategy; measure and compare."
+    summary = "Train the course's GPT on one process and on several ranks, strategy by strategy; measure and compare."
     options = argparse.ArgumentParser(prog="python -m labs tour", description=summary)
     options.add_argument("--ranks", type=int, default=Plan.ranks, help="processes of a job (%(default)s)")
     options.add_argument("--steps", type=int, default=Plan.steps, help="of training (%(default)s)")
@@ -365,7 +379,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--size", default=Plan.size, help=f"of the model: {', '.join(SIZES)} (%(default)s)")
     options.add_argument("--device", default=Plan.device, help="auto, cpu or cuda (%(default)s)")
     names = ", ".join(strategy.name for strategy in STRATEGIES)
-    options.add_argument("--strategies", metavar="A,B", help=f"some of {names} (all)")
+    options.add_argument("--strategies", metavar="A,B", help=f"all, or some of {names} ({','.join(ONE_OF_EACH)})")
     options.add_argument("--json", type=Path, default="tour.json", metavar="FILE", help="all numbers (%(default)s)")
     options.add_argument("--figure", type=Path, default="tour.png", metavar="FILE", help="a picture (%(default)s)")
     return options
@@ -386,7 +400,11 @@ def main(arguments: list[str]) -> int:
                 bar.update(done - bar.n)
                 bar.set_description(f"{name:<21}")
 
-            rows = tour(plan, strategies, tick)
+            rows = []
+            for row in tour(plan, strategies, tick):
+                rows.append(row)
+                bar.write(in_a_line(row))
+                sys.stdout.flush()
     except (ValueError, RankError) as error:
         print(f"tour: {error}", file=sys.stderr)
         return 2
