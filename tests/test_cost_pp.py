@@ -5,6 +5,7 @@ even, and with tied weights.
 """
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from labs import cost, pp
 from labs.cost import Job
 from labs.kit.launch import run
 from labs.kit.record import mark
-from labs.model import GPT, Config
+from labs.model import GPT, Config, initial_value
 from labs.pp import SCHEDULES, Pipeline, alive, cut
 
 ODD = Config(vocab=29, dim=24, depth=7, heads=3, kv_heads=3, hidden=61, context=10)
@@ -45,7 +46,9 @@ def train_all(ranks):
 
 
 def train(config, batch, lists, layers):
-    pipeline = Pipeline(cut(GPT(config), layers), lists, GPT(config).loss)
+    with torch.device("meta"):  # so that each rank makes the parameters of its own stages alone
+        model = GPT(config)
+    pipeline = Pipeline(cut(model, layers), lists, model.loss, initial=partial(initial_value, seed=0))
     optimizer = torch.optim.AdamW(pipeline.parameters(), lr=1e-3)
     has_end = [number in pipeline.stages for number in (0, pipeline.last)]
     for _ in range(STEPS):

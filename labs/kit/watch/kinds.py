@@ -108,7 +108,10 @@ class Finders:
 
     def meet_gradient(self, parameter: nn.Parameter) -> None:
         key = id(parameter)
-        if parameter.requires_grad and key not in self.hooked and not is_lazy(parameter):
+        # One without memory is met when it takes part in a forward: torch.utils.swap_tensors, which gives it memory
+        # where it stands, refuses a tensor with weak references.
+        without_memory = parameter.is_meta or is_lazy(parameter)
+        if parameter.requires_grad and key not in self.hooked and not without_memory:
             handle = parameter.register_post_accumulate_grad_hook(self.accumulated)
             self.hooked[key] = weakref.ref(parameter, partial(self.hooked.pop, key)), handle
 
