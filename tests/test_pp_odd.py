@@ -19,7 +19,7 @@ from labs import fsdp, native
 from labs.kit.launch import run
 from labs.mesh import Mesh
 from labs.model import GPT
-from labs.pp import SCHEDULES, Pipeline, cut, read_csv
+from labs.pp import SCHEDULES, B, F, Pipeline, cut, read_csv
 from labs.pp.checker import stages_of
 from labs.recompute import recompute
 
@@ -206,6 +206,103 @@ def test_fsdp_drops_its_parameters_and_no_gradient_is_lost():
 
 
 # ---- what is refused -----------------------------------------------------------------------------------------------
+
+
+def of_two_batches():
+    """Every rank is told, in the same words; and the pipeline goes on with a batch that is one."""
+    rank, model = dist.get_rank(), GPT(SMALL)
+    pipeline = Pipeline(cut(model, 2), SCHEDULES["1f1b"](2, M), model.loss)
+    (x, y), (other_x, other_y) = batch(0, M), batch(1, M)
+
+    def refuse(text, *given):
+        with pytest.raises(ValueError, match=f"^{text}"):
+            pipeline.forward_backward(*given[rank])
+
+    one = r"torch.int64 of shape \(4, 5\), checksum [0-9a-f-]+"
+    told = f"is not the same everywhere: {one} on rank {{}}, which reads it, but {one} on rank {{}}; give all ranks one"
+    refuse("x " + told.format(0, 1), (x, y), (other_x, y))
+    refuse("y " + told.format(1, 0), (x, y), (None, other_y))
+    refuse("x is a batch of 8, and y one of 4: give the first", (batch(0, 2 * M)[0], None), (None, y))
+    refuse("x is a batch of 6, which does not divide by 4 micro-batches", (batch(0, 6)[0], None), (None, y))
+    refuse("y is None on rank 1, which has the last stage and reads it", (x, y), (x, None))
+    refuse(r"y has shape \(\): a batch has one or more in its first dim", (x, None), (None, torch.tensor(3)))
+    refuse(r"x has shape \(0, 5\): a batch has one", (x[:0], y[:0]), (x[:0], y[:0]))
+    pipeline.forward_backward(*((x, None), (None, y))[rank])
+    text = "[xy] is a batch of 8, and in the first step it was one of 4: give batches of one size, or make another"
+    refuse(text, *[batch(0, 2 * M)] * 2)
+    text = f"{'xy'[rank]} is None on rank {rank}, which has the {('first', 'last')[rank]} stage and reads it"
+    refuse(text, (None, y), (x, None))
+    pipeline.forward_backward(other_x, other_y)
+
+
+def test_batches_that_do_not_belong_together_are_refused():
+    run(of_two_batches, ranks=2)
+
+
+class CutOff(Plain):
+    """A stage of three that lets no gradient back: to its matrices, or to what it takes."""
+
+    def __init__(self, number, way):
+        super().__init__(number)
+        self.way = way
+
+    def forward(self, x):
+        match self.way:
+            case "its input":
+                return super().forward(x.detach())
+            case "its output":
+                return super().forward(x).detach()
+            case "both":
+                with torch.no_grad():
+                    return super().forward(x)
+        return super().forward(x)
+
+
+def three(cuts, frozen=0):
+    torch.manual_seed(0)
+    made = [CutOff(number, cuts.get(number)).double() for number in range(3)]
+    for stage in made[:frozen]:
+        stage.requires_grad_(False)
+    return made
+
+
+ON_ONE = [[x for m in range(2) for x in (*(F(s, m) for s in range(3)), *(B(s, m) for s in (2, 1, 0)))]]
+
+
+def cut_off(lists, cuts, frozen=0, loss=loss_of):
+    """Gradients are those of one process, where nothing is refused."""
+    mine, whole = three(cuts, frozen), three(cuts, frozen)
+    torch.manual_seed(1)
+    x, y = torch.randn(2, WIDTH).double(), torch.randn(2).double()
+    Pipeline(mine, lists, loss).forward_backward(x, y)
+    if frozen < 3:
+        loss(nn.Sequential(*whole)(x), y).backward()
+    for a, b in zip(mine, whole, strict=True):
+        for p, q in zip(a.parameters(), b.parameters(), strict=True):
+            assert p.grad is q.grad is None or (p.grad - q.grad).abs().max() < 1e-12
+
+
+def no_gradient():
+    no_graph = "requires no gradient, though parameters before it are to be trained: neither detach it"
+    for cuts, text in [
+        ({1: "its output"}, f"1F0 has made a tensor that {no_graph}"),
+        ({1: "both"}, f"1F0 has made a tensor that {no_graph}"),
+        ({0: "its output"}, f"0F0 has made a tensor that {no_graph}"),
+        ({1: "its input"}, "1F0 has made a tensor that has no gradient for what it was made of, though stages before"),
+        ({2: "its input"}, "2F0 has made a loss that has no gradient for what it was made of, though stages before"),
+    ]:
+        with pytest.raises(ValueError, match=f"^{text}"):
+            cut_off(ON_ONE, cuts)
+    with pytest.raises(ValueError, match=f"^2F0 has made a loss that {no_graph}") as failed:
+        cut_off(ON_ONE, {}, loss=lambda y, target: loss_of(y, target).detach())
+    assert failed.value.__notes__ == ["in 2F0, the forward of micro-batch 0 in stage 2"]
+    for cuts, frozen in [({0: "its output"}, 1), ({1: "its input"}, 1), ({0: "both", 1: "both"}, 2), ({}, 2), ({}, 3)]:
+        cut_off(ON_ONE, cuts, frozen)
+
+
+def test_a_stage_that_lets_no_gradient_back_is_refused_unless_nothing_before_it_is_trained():
+    """It would train the stages before it on zeros."""
+    run(no_gradient, ranks=1)
 
 
 def refused():

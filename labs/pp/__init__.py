@@ -7,6 +7,7 @@
     stages          a model cut by its layers
     deferred        a backward in two halves
     messages        what travels, and in which order, so that ranks never wait for each other in a circle
+    batches         what a step is given: the same batch on every rank?
     tied            a parameter that stages of several ranks share
     executor        obeys a schedule
     placement       the oldest way: one process, layers on devices

@@ -32,6 +32,7 @@ from torch.distributed import ProcessGroup
 
 from labs.clip import global_norm, shorten
 from labs.group import everybodys
+from labs.pp.batches import Batches
 from labs.pp.checker import microbatches_of, ranks_of, stages_of, validate
 from labs.pp.deferred import Deferred
 from labs.pp.instructions import B, F, I, Instruction, Lists, W
@@ -66,6 +67,7 @@ class Pipeline:
         self.group, self.ranks = group, ranks_of(lists)
         self.stages = {s: stage for s, stage in enumerate(stages) if self.ranks[s] == dist.get_rank(group)}
         self.loss, self.last = loss, len(stages) - 1
+        self.first_trained = next((s for s, stage in enumerate(stages) if is_trained(stage)), len(stages))
         self.tied = Tied(stages, self.ranks, group)
         materialise(stages, self.stages.values(), initial)
         # Not those that FSDP puts in their place for a while: their gradients are reduced before a W comes.
@@ -81,7 +83,9 @@ class Pipeline:
         mine = dist.get_rank(self.group)
         self.microbatches, self.plan = microbatches_of(lists), plan(lists)[mine]
         self.split = {(x.stage, x.microbatch) for x in lists[mine] if isinstance(x, I)}
-        self.mail = Mail(self.group, device_of(self.parameters()))  # shapes are agreed anew
+        # Sizes and shapes are agreed anew.
+        self.batches = Batches(self.microbatches, (self.ranks[0], self.ranks[self.last]), self.group)
+        self.mail = Mail(self.group, device_of(self.parameters()))
 
     def follow(self, lists: Lists) -> None:
         """Obey these lists from now on, of more micro-batches or fewer: stages must stay on their ranks."""
@@ -102,10 +106,11 @@ class Pipeline:
         """Run the schedule; each micro-batch's loss (0-dim) on the rank of the last stage, and an empty list elsewhere.
 
         x, y: [batch, ...], inputs and targets.  The first stage's rank reads x, the last one's y; others may give None.
+        Give both to all of them, and in the first step they are told if it is not the same batch (labs.pp.batches).
         """
-        self.require_ready(x, y)
+        self.require_ready()
+        self.xs, self.ys = self.batches.cut(x, y)
         self.under_way, self.losses = True, {}
-        self.xs, self.ys = (() if batch is None else batch.chunk(self.microbatches) for batch in (x, y))
         self.tied.begin()
         for step in self.plan:
             match step:
@@ -149,6 +154,8 @@ class Pipeline:
                 self.losses[m], y = loss.detach(), loss / self.microbatches
         if s < self.last:
             self.mail.put(F(s, m), y)
+        if not y.requires_grad and s >= self.first_trained:
+            raise self.cut_off(s, m, "requires no gradient, though parameters before it are to be trained")
         # Of y, the end of the graph alone: its numbers may go when they have been sent.
         self.alive[s, m] = x, get_gradient_edge(y) if y.requires_grad else None, later
 
@@ -157,33 +164,38 @@ class Pipeline:
         gradient = None if s == self.last else self.mail.take(B(s + 1, m))
         if edge is not None:  # a stage of frozen layers may have no graph
             torch.autograd.backward(edge, gradient)
-        if s > 0:
+        if x.grad is None and s > self.first_trained:
+            raise self.cut_off(s, m, "has no gradient for what it was made of, though stages before are to be trained")
+        if s > 0:  # the stages before may all be frozen
             self.mail.put(B(s, m), torch.zeros_like(x) if x.grad is None else x.grad)
         if later:
             self.later[s, m] = later
+
+    def cut_off(self, s: int, m: int, why: str) -> ValueError:
+        return ValueError(
+            f"{F(s, m)!r} has made a {'tensor' if s < self.last else 'loss'} that {why}: neither detach it nor compute "
+            "it under torch.no_grad(), and freeze with requires_grad_(False) what is not to be trained"
+        )
 
     def weights(self, s: int, m: int) -> None:
         self.later.pop((s, m)).backward()
 
     # ---- what it takes -----------------------------------------------------------------------------------
 
-    def require_ready(self, x: Tensor | None, y: Tensor | None) -> None:
+    def require_ready(self) -> None:
         if self.under_way:
             raise RuntimeError(
                 "the last forward_backward failed, and messages of it may be under way: make a new Pipeline"
             )
         if not torch.is_grad_enabled():
             raise RuntimeError("forward_backward was called under torch.no_grad(), where nothing has a gradient")
-        for name, batch, stage in (("x", x, 0), ("y", y, self.last)):
-            if batch is None and stage in self.stages:
-                raise ValueError(f"{name} is None on the rank that has stage {stage}, which reads it")
-            if batch is not None and len(batch) % self.microbatches:
-                raise ValueError(
-                    f"{name} is a batch of {len(batch)}, which does not divide by {self.microbatches} micro-batches"
-                )
 
 
 DOES = {F: Pipeline.forward, B: Pipeline.backward, I: Pipeline.backward, W: Pipeline.weights}
+
+
+def is_trained(stage: nn.Module) -> bool:
+    return any(p.requires_grad for p in stage.parameters())
 
 
 def require_alike(lists: Lists, group: ProcessGroup | None) -> None:

@@ -1,0 +1,84 @@
+"""The batch of a step, cut into micro-batches: is it the same batch on every rank?
+
+The first stage's rank reads x, the last one's y.  Where these are of different batches, nothing need fail: the loss is
+that of somebody else's targets.  So in the first step each rank tells all others what it was given, and they compare:
+
+    x with x, y with y     by a checksum of their numbers, on all ranks that were given one, even if they do not read it
+    x with y               by how many there are
+
+After that nothing is sent, and a rank sees only whether its own x and y are as many as in the first step.  So it cannot
+be seen that ranks read different batches, if these are of one size, and either each rank was given no more than it
+reads, or the ranks agreed in the first step and not in a later one.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from labs.group import everybodys, fingerprint
+
+Told = tuple[torch.Size, str] | None  # of an x or y: its shape and its fingerprint
+
+
+class Batches:
+    """microbatches: into how many a batch is cut.  ends: the ranks in the group that have the first and last stage."""
+
+    def __init__(self, microbatches: int, ends: tuple[int, int], group: ProcessGroup | None):
+        self.microbatches, self.ends, self.group = microbatches, ends, group
+        self.size: int | None = None
+
+    def cut(self, x: Tensor | None, y: Tensor | None) -> list[Sequence[Tensor]]:
+        """The micro-batches of both; none of what is None.  Raises ValueError, in the first step on every rank."""
+        if self.size is None:
+            self.size = self.agreed(x, y)
+        for name, batch, rank in zip("xy", (x, y), self.ends, strict=True):
+            if batch is None and rank == dist.get_rank(self.group):
+                raise unread(name, dist.get_rank())
+            if batch is not None and len(batch) != self.size:
+                raise ValueError(
+                    f"{name} is a batch of {len(batch)}, and in the first step it was one of {self.size}: give batches "
+                    "of one size, or make another Pipeline"
+                )
+        return [() if batch is None else batch.chunk(self.microbatches) for batch in (x, y)]
+
+    def agreed(self, x: Tensor | None, y: Tensor | None) -> int:
+        """How many there are.  All ranks look at what all were given, so they raise the same, or nothing."""
+        mine = [None if batch is None else (batch.shape, fingerprint(batch)) for batch in (x, y)]
+        ranks, told = everybodys(mine, self.group)
+        sizes = [
+            self.size_of(name, dict(zip(ranks, given, strict=True)), ranks[end])
+            for name, given, end in zip("xy", zip(*told, strict=True), self.ends, strict=True)
+        ]
+        if sizes[0] != sizes[1]:
+            raise ValueError(
+                f"x is a batch of {sizes[0]}, and y one of {sizes[1]}: give the first stage's rank the inputs of a "
+                "batch, and the last one's its targets"
+            )
+        return sizes[0]
+
+    def size_of(self, name: str, given: dict[int, Told], reader: int) -> int:
+        """given: to each rank; reader: the rank that reads it."""
+        if given[reader] is None:
+            raise unread(name, reader)
+        shape, its_fingerprint = given[reader]
+        if not shape or shape[0] == 0:
+            raise ValueError(f"{name} has shape {tuple(shape)}: a batch has one or more in its first dim")
+        if shape[0] % self.microbatches:
+            raise ValueError(
+                f"{name} is a batch of {shape[0]}, which does not divide by {self.microbatches} micro-batches"
+            )
+        for rank, told in given.items():
+            if told is not None and told[1] != its_fingerprint:
+                raise ValueError(
+                    f"{name} is not the same everywhere: {its_fingerprint} on rank {reader}, which reads it, but "
+                    f"{told[1]} on rank {rank}; give all ranks one batch, or None to those that do not read it"
+                )
+        return shape[0]
+
+
+def unread(name: str, rank: int) -> ValueError:
+    stage = {"x": "first", "y": "last"}[name]
+    return ValueError(f"{name} is None on rank {rank}, which has the {stage} stage and reads it")
