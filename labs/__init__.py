@@ -12,6 +12,7 @@ for each topic).  Read them in this order; each imports only files above it.
     placement    the layout of a tensor on a mesh: cut, whole, or as summands
     redistribute from one placement to another: the one collective between each pair
     algebra      what becomes of placements in an operation
+    letters      whose dim is whose, in operations on any shapes
     rules        the table of operations
     operation    one operation: prepared by its rule, carried out on blocks
     dtensor      a tensor that knows its layout, and computes as if it were whole

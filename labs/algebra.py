@@ -11,8 +11,9 @@ is repeated by broadcasting, is a dot.  A matrix product is "ik,kj->ij".  Along 
     on summands, where that is linear         Partial(),   Replicate() → Partial()
                                               Replicate(), Partial()   → Partial()
 
-That is all (`ways`).  An operation takes the way for which the redistribution of its inputs sends least (`choose`);
-GSPMD does the same for a whole program (Xu et al. 2021, arXiv 2105.04663, section 3).
+That is all (`ways`).  Of several outputs, as in "ab->a,b", each goes by its own letters: with a cut, the first is
+Shard(0), and the second, which lacks it, Partial().  An operation takes the way for which the redistribution of its
+inputs sends least (`choose`); GSPMD does the same for a whole program (Xu et al. 2021, arXiv 2105.04663, section 3).
 
 What an operation is linear in: in "each" input, the others whole, as products are; in all inputs "together", as sums
 are; in the "first" alone.  "shape": the input's numbers do not matter.  The table of rules is in labs.rules.
@@ -23,7 +24,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from labs.placement import Partial, Placement, Replicate, Shard, Spec
+from labs.mesh import Mesh
+from labs.placement import Block, Partial, Placement, Replicate, Shard, Spec
 from labs.redistribute import MOVES, plan, sent
 
 
@@ -34,28 +36,28 @@ class Rule:
     letters: "ik,kj->ij", or a function that says so of the shapes: (the output's, arguments; for a tensor its Spec).
         A capital: the dim may be cut already, but must not be cut for this.
     local: what each rank does with its blocks, where that is not the operation itself: (Doing, arguments).
-    tensors: linear together only if it is given so many; a sum with a number is not.
+    tensors: linear together only if it is given so many (None: however many); a sum with a number is not.
     """
 
     letters: str | Callable[..., str]
     linear: str = ""
     local: Callable[..., Tensor] | None = None
-    tensors: int = 1
+    tensors: int | None = 1
 
 
 @dataclass(frozen=True)
 class Way:
-    """Along one axis: placements that the inputs must have, and the one that the output has then.
+    """Along one axis: placements that the inputs must have, and those that the outputs have then.
 
     as_is: only where the inputs are placed like this already.
     """
 
     inputs: tuple[Placement, ...]
-    output: Placement
+    outputs: tuple[Placement, ...]
     as_is: bool = False
 
     def __repr__(self) -> str:
-        return f"{', '.join(map(repr, self.inputs))} → {self.output!r}"
+        return f"{', '.join(map(repr, self.inputs))} → {', '.join(map(repr, self.outputs))}"
 
 
 @dataclass(frozen=True)
@@ -64,19 +66,24 @@ class Doing:
 
     op: Callable[..., Tensor]
     inputs: list[Spec]
-    output: Spec
-    coordinate: tuple[int, ...]
+    outputs: list[Spec]
+    mesh: Mesh
+
+    @property
+    def block(self) -> Block:
+        """Of the (first) result, what this rank holds."""
+        return self.outputs[0].block(self.mesh.get_coordinate())
 
 
 def ways(letters: str, linear: str = "") -> list[Way]:
     """All ways to compute an operation along one axis; the one on whole inputs first."""
-    left, output = letters.split("->")
-    inputs = left.split(",")
-    whole = (Replicate(),) * len(inputs)
+    left, right = letters.split("->")
+    inputs, outputs = left.split(","), right.split(",")
+    whole, summed = (Replicate(),) * len(inputs), (Partial(),) * len(outputs)
     cuts = [
         Way(
             tuple(where(letter, dims) or Replicate() for dims in inputs),
-            where(letter, output) or Partial(),
+            tuple(where(letter, dims) or Partial() for dims in outputs),
             as_is=letter.isupper(),
         )
         for letter in dict.fromkeys(left)
@@ -89,8 +96,8 @@ def ways(letters: str, linear: str = "") -> list[Way]:
         "together": [(Partial(),) * len(inputs)],
         "shape": [],
     }[linear]
-    numberless = [Way((Partial(),), Replicate())] if linear == "shape" else []
-    return [Way(whole, Replicate()), *cuts, *(Way(some, Partial()) for some in summands), *numberless]
+    numberless = [Way((Partial(),), (Replicate(),))] if linear == "shape" else []
+    return [Way(whole, (Replicate(),) * len(outputs)), *cuts, *(Way(some, summed) for some in summands), *numberless]
 
 
 def where(letter: str, dims: str) -> Shard | None:
@@ -107,7 +114,7 @@ def choose(among: Sequence[Way], inputs: Sequence[Spec], fixed: bool) -> list[Wa
         now = tuple(spec.placements[axis] for spec in inputs)
         open_ = [way for way in among if way.inputs == now or (not way.as_is and all(map(reachable, now, way.inputs)))]
         if fixed:
-            open_ = [way for way in open_ if way.inputs[0] == way.output == now[0]]
+            open_ = [way for way in open_ if way.inputs[0] == way.outputs[0] == now[0]]
         if not open_:
             return None
         chosen.append(min(open_, key=lambda way: cost(way, inputs, axis)))

@@ -34,9 +34,10 @@ from torch import Tensor
 
 from labs.group import everybodys
 from labs.mesh import Mesh
-from labs.operation import IN_TERMS_OF, carry_out, on_blocks, on_lists
+from labs.operation import carry_out, on_blocks, on_lists
 from labs.placement import Partial, Placement, Replicate, Shard, Spec, normalised, whole_shape
 from labs.redistribute import Line, cut, in_pieces, keep_once, own, redistribute
+from labs.rules import IN_TERMS_OF
 
 __all__ = ["DTensor", "Partial", "Replicate", "Shard", "distribute_tensor"]
 
@@ -147,8 +148,7 @@ class DTensor(Tensor):
         if simple := on_blocks(op, args, kwargs):
             block, like = simple
             return args[0] if op._schema.is_mutable else DTensor(block, like.device_mesh, like.placements, like)
-        local, mesh, prepared = carry_out(op, args, kwargs)
-        return args[0] if op._schema.is_mutable else DTensor(local, mesh, prepared.output.placements, prepared.like)
+        return carry_out(op, args, kwargs, DTensor)
 
 
 def meta(x: Tensor) -> Tensor:

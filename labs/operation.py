@@ -4,19 +4,18 @@
     carry_out     redistribute them, do the operation on the blocks
     on_blocks     where layouts are alike, element by element: nothing has to move, and nothing to be prepared
     on_lists      an optimizer's operation on many tensors at once
-    IN_TERMS_OF   operations that are two others
 
 Whatever cannot be done is refused in `prepare`, from shapes and placements alone: on every rank, before anything moves.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from labs.algebra import Doing, Rule, choose, ways
 from labs.mesh import Mesh
@@ -24,7 +23,7 @@ from labs.placement import Replicate, Spec
 from labs.redistribute import redistribute
 from labs.rules import RULES, broadcast
 
-aten = torch.ops.aten
+Make = Callable[..., Tensor]  # (block, mesh, placements, like) -> a DTensor
 
 
 @dataclass(frozen=True)
@@ -41,15 +40,15 @@ class Input:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The inputs' new specs; the output's; and a meta tensor of its shape and strides."""
+    """The inputs' new specs; for each output its spec, and a meta tensor of its shape and strides."""
 
     inputs: list[Spec]
-    output: Spec
-    like: Tensor
+    outputs: list[Spec]
+    likes: list[Tensor]
 
 
-def carry_out(op: Any, args: Any, kwargs: Any) -> tuple[Tensor, Mesh, Prepared]:
-    """The block of the result on this rank; where the operation is in place, the first input's."""
+def carry_out(op: Any, args: Any, kwargs: Any, make: Make) -> Any:
+    """The result, which may be several tensors; where the operation is in place, the first input."""
     leaves, tree = tree_flatten((args, kwargs))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     inputs = [leaves[place] for place in places]
@@ -61,46 +60,68 @@ def carry_out(op: Any, args: Any, kwargs: Any) -> tuple[Tensor, Mesh, Prepared]:
     for place, x, target in zip(places, inputs, prepared.inputs, strict=True):
         block = x if is_plain(x) else x._local_tensor
         leaves[place] = redistribute(block, key[place].spec, target.placements, mesh)
-    args, kwargs = tree_unflatten(leaves, tree)
     local = RULES[name_of(op)].local
-    if local:
-        doing = Doing(op, prepared.inputs, prepared.output, mesh.get_coordinate())
-        return local(doing, *args, **kwargs), mesh, prepared
-    return op(*args, **kwargs), mesh, prepared
+    do = partial(local, Doing(op, prepared.inputs, prepared.outputs, mesh)) if local else op
+    blocks, options = tree_unflatten(leaves, tree)
+    result = do(*blocks, **options)
+    return args[0] if op._schema.is_mutable else laid_out(result, mesh, prepared, make)
+
+
+def laid_out(result: Any, mesh: Mesh, prepared: Prepared, make: Make) -> Any:
+    """Blocks as tensors that know their layout; what the operation leaves out (a gradient nobody asked for) is None."""
+    blocks, tree = tree_flatten(result)
+    outputs = zip(prepared.outputs, prepared.likes, strict=True)
+    for place, block in enumerate(blocks):
+        if block is not None:
+            spec, like = next(outputs)
+            blocks[place] = make(block, mesh, spec.placements, like)
+    return tree_unflatten(blocks, tree)
 
 
 @lru_cache(maxsize=10_000)
 def prepare(op: Any, key: tuple[Any, ...], tree: TreeSpec) -> Prepared:
-    name, specs = name_of(op), [leaf.spec for leaf in key if isinstance(leaf, Input)]
-    rule = RULES.get(name)
-    layouts = ", ".join(str(list(spec.placements)) for spec in specs)
-    if rule is None:
-        raise NotImplementedError(
-            f"{name} has no rule (its inputs: {layouts}): do it on whole tensors, x.full_tensor(), or on "
-            "x.redistribute(placements=[Replicate(), ...]).to_local()"
-        )
-    like = shape_of_result(op, key, tree)
+    specs = [leaf.spec for leaf in key if isinstance(leaf, Input)]
+    rule = rule_of(op, specs)
+    result = shape_of_result(op, key, tree)
+    likes = [like for like in tree_leaves(result) if like is not None]
+    shapes = [tuple(like.shape) for like in likes]
     args, _ = tree_unflatten([leaf.spec if isinstance(leaf, Input) else leaf for leaf in key], tree)
-    letters = rule.letters if isinstance(rule.letters, str) else rule.letters(tuple(like.shape), *args)
-    dtypes = {leaf.dtype for leaf in key if isinstance(leaf, Input)} | {like.dtype}
+    out = shapes[0] if isinstance(result, Tensor) else shapes
+    letters = rule.letters if isinstance(rule.letters, str) else rule.letters(out, *args)
+    dtypes = {leaf.dtype for leaf in key if isinstance(leaf, Input)} | {like.dtype for like in likes}
     linear = rule.linear if is_linear(rule, len(specs), dtypes) else ""
     chosen = choose(ways(letters, linear), specs, fixed=op._schema.is_mutable)
     if chosen is None:
+        first, whole = list(specs[0].placements), [Replicate()] * len(specs[0].mesh)
         raise RuntimeError(
-            f"{name} cannot write its result to what is placed as {list(specs[0].placements)} (all inputs: {layouts}): "
-            "redistribute it first"
+            f"{name_of(op)} cannot write its result to what is placed as {first} (all inputs: {layouts(specs)}): "
+            f"redistribute it, or what it was computed from, to {whole} first"
         )
     inputs = [spec.but(way.inputs[i] for way in chosen) for i, spec in enumerate(specs)]
-    return Prepared(inputs, Spec(tuple(like.shape), specs[0].mesh, tuple(way.output for way in chosen)), like)
+    outputs = [Spec(shape, specs[0].mesh, tuple(way.outputs[i] for way in chosen)) for i, shape in enumerate(shapes)]
+    return Prepared(inputs, outputs, likes)
+
+
+def rule_of(op: Any, specs: Sequence[Spec]) -> Rule:
+    if name_of(op) not in RULES:
+        raise NotImplementedError(
+            f"{name_of(op)} has no rule (its inputs: {layouts(specs)}): do it on whole tensors, x.full_tensor(), or on "
+            "x.redistribute(placements=[Replicate(), ...]).to_local()"
+        )
+    return RULES[name_of(op)]
+
+
+def layouts(specs: Sequence[Spec]) -> str:
+    return ", ".join(str(list(spec.placements)) for spec in specs)
 
 
 def is_linear(rule: Rule, tensors: int, dtypes: set[torch.dtype]) -> bool:
     """Not a sum with a number, which every rank would add; nor what rounds to integers."""
     rounds = len({dtype.is_floating_point or dtype.is_complex for dtype in dtypes}) > 1
-    return rule.linear != "together" or (tensors == rule.tensors and not rounds)
+    return rule.linear != "together" or (rule.tensors in (None, tensors) and not rounds)
 
 
-def shape_of_result(op: Any, key: tuple[Any, ...], tree: TreeSpec) -> Tensor:
+def shape_of_result(op: Any, key: tuple[Any, ...], tree: TreeSpec) -> Any:
     """By doing it without numbers, which also refuses inputs whose shapes do not fit."""
     args, kwargs = tree_unflatten([leaf.meta() if isinstance(leaf, Input) else leaf for leaf in key], tree)
     return op(*args, **(kwargs | {"device": "meta"} if "device" in kwargs else kwargs))
@@ -140,22 +161,7 @@ def spec_on(mesh: Mesh, x: Tensor) -> Spec:
     return Spec((), mesh.shape, (Replicate(),) * mesh.ndim) if is_plain(x) else x.spec
 
 
-# ---- operations in terms of others -----------------------------------------------------------------------
-
-
-def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    return aten.add(bias * beta if beta != 1 else bias, aten.mm(a, b), alpha=alpha)
-
-
-def rsub(x: Tensor, other: Any, alpha: float = 1) -> Tensor:
-    return aten.add(aten.mul(x, -alpha), other)
-
-
-def item(x: Tensor) -> Any:
-    return x.moved([Replicate()] * x.device_mesh.ndim).item()
-
-
-IN_TERMS_OF: dict[str, Callable[..., Any]] = {"addmm": addmm, "rsub": rsub, "_local_scalar_dense": item}
+# ---- without any rule: where layouts are alike ------------------------------------------------------------
 
 
 def on_blocks(op: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor] | None:
@@ -169,11 +175,8 @@ def on_blocks(op: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor] | None:
     return None
 
 
-def on_lists(op: Any, args: Any, kwargs: Any, make: Callable[..., Tensor]) -> list[Tensor] | None:
-    """An optimizer's operation on many tensors: on all blocks at once, where nothing has to move, else one by one.
-
-    make: (block, mesh, placements, like) -> a DTensor.
-    """
+def on_lists(op: Any, args: Any, kwargs: Any, make: Make) -> list[Tensor] | None:
+    """An optimizer's operation on many tensors: on all blocks at once, where nothing has to move, else one by one."""
     name = op._schema.name.removeprefix("aten::_foreach_")
     lists = [arg for arg in args if is_list(arg)]
     rule = RULES.get(name.rstrip("_"))
@@ -186,7 +189,7 @@ def on_lists(op: Any, args: Any, kwargs: Any, make: Callable[..., Tensor]) -> li
     for i in range(len(args[0])):
         mine = [arg[i] if isinstance(arg, list | tuple) else arg for arg in args]
         value = {"value": mine.pop()} if name.startswith("addc") and len(mine) > 3 else {}
-        results.append(getattr(aten, name)(*mine, **value, **kwargs))
+        results.append(getattr(torch.ops.aten, name)(*mine, **value, **kwargs))
     return None if name.endswith("_") else results
 
 

@@ -4,10 +4,15 @@ Nothing is sent: for each way, each rank's blocks are cut out of whole inputs, t
 comes out must be that rank's block of the result, or the summands must add up to it.
 """
 
+from functools import partial
+
 import pytest
 import torch
+from torch._decomp import decomposition_table
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from labs.algebra import Doing, ways
+from labs.mesh import Mesh
 from labs.placement import Partial, Replicate, Shard, Spec
 from labs.rules import RULES
 
@@ -20,6 +25,8 @@ def numbers(*shape):
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
 
 
+X = numbers(5, 2, 3)
+STATISTICS = aten.native_layer_norm(X.flip(0), [3], None, None, 1e-5)[1:]
 DONE = [  # operation, arguments
     (aten.mm.default, (numbers(5, 3), numbers(3, 4))),
     (aten.bmm.default, (numbers(2, 5, 3), numbers(2, 3, 4))),
@@ -52,51 +59,83 @@ DONE = [  # operation, arguments
     (aten.silu_backward.default, (numbers(5, 3), numbers(3, 5).t())),
     (aten.exp.default, (numbers(5, 3),)),
     (aten.addcmul.default, (numbers(5, 3), numbers(5, 3), numbers(3))),
+    (aten.cat.default, ([numbers(5, 3), numbers(4, 5).t(), numbers(5, 0)], -1)),
+    (aten.cat.default, ([numbers(5, 3), numbers(0)],)),
+    (aten.split.Tensor, (numbers(5, 3), 2, -1)),
+    (aten.split_with_sizes.default, (numbers(5, 3), [1, 0, 4])),
+    (aten.slice.Tensor, (numbers(5, 3), 0, 1, -1, 2)),
+    (aten.slice.Tensor, (numbers(5, 3), 1, 0, 3)),
+    (aten.slice_backward.default, (numbers(2, 3), [5, 3], 0, 1, 4, 2)),
+    (aten.slice_backward.default, (numbers(5, 3), [5, 3], 0, 0, 9, 1)),
+    (aten.native_layer_norm.default, (X, [3], numbers(3), numbers(3), 1e-5)),
+    (aten.native_layer_norm.default, (X, [2, 3], None, None, 1e-5)),
+    (aten.native_layer_norm_backward.default, (X, X.flip(0), [3], *STATISTICS, numbers(3), numbers(3), [True] * 3)),
+    (aten.native_layer_norm_backward.default, (X, X, [3], *STATISTICS, numbers(3), None, [False, True, False])),
+    (aten._fused_rms_norm.default, (X, [3], numbers(3), 1e-5)),
+    (aten._fused_rms_norm_backward.default, (X, X.flip(0), [3], STATISTICS[1], numbers(3), [True, True])),
 ]
+KERNELS = {op: decomposition_table[op] for op in (aten._fused_rms_norm_backward.default,)}  # CPUs have none of it
 
 
 def blocks(x, placement, ranks):
-    """What each rank holds of a whole tensor."""
+    """What each rank holds of a whole tensor; blocks are dense, and not parts of a larger one."""
     if placement == P:
         return [x * (rank + 1) / sum(range(1, ranks + 1)) for rank in range(ranks)]
     spec = Spec(tuple(x.shape), (ranks,), (placement,))
-    return [x[spec.block((rank,)).slices] for rank in range(ranks)]
+    return [x[spec.block((rank,)).slices].clone() for rank in range(ranks)]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 6])
 @pytest.mark.parametrize(("op", "args"), DONE, ids=lambda value: str(value) if callable(value) else "")
 def test_every_way_gives_the_blocks_of_the_result(op, args, ranks):
-    whole = op(*args)
-    inputs = [x for x in args if isinstance(x, torch.Tensor)]
-    specs = [Spec(tuple(x.shape), (ranks,), (R,)) for x in inputs]
+    leaves, tree = tree_flatten(args)
+    places = [place for place, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
+    inputs, specs = [leaves[place] for place in places], list(leaves)
+    for place in places:
+        specs[place] = Spec(tuple(leaves[place].shape), (ranks,), (R,))
+    kernel = KERNELS.get(op, op)
+    result = kernel(*args)
+    wholes = tensors_of(result)
+    shapes = [tuple(whole.shape) for whole in wholes]
     rule = RULES[op._schema.name.removeprefix("aten::")]
     letters = rule.letters
     if not isinstance(letters, str):
-        shapes = iter(specs)
-        letters = letters(tuple(whole.shape), *(next(shapes) if isinstance(x, torch.Tensor) else x for x in args))
+        letters = letters(shapes[0] if isinstance(result, torch.Tensor) else shapes, *tree_unflatten(specs, tree))
     for way in ways(letters, rule.linear):
         if way.inputs[0] == P and inputs[0].dtype == torch.int64:
             continue
         given = [blocks(x, placement, ranks) for x, placement in zip(inputs, way.inputs, strict=True)]
-        output = Spec(tuple(whole.shape), (ranks,), (way.output,))
+        lie = [specs[place].but([placement]) for place, placement in zip(places, way.inputs, strict=True)]
+        outputs = [Spec(shape, (ranks,), (p,)) for shape, p in zip(shapes, way.outputs, strict=True)]
         results = []
         for rank in range(ranks):
-            mine = iter(block[rank] for block in given)
-            mine = [next(mine) if isinstance(x, torch.Tensor) else x for x in args]
-            if rule.local:
-                lie = [spec.but([placement]) for spec, placement in zip(specs, way.inputs, strict=True)]
-                results.append(rule.local(Doing(op, lie, output, (rank,)), *mine))
-            else:
-                results.append(op(*mine))
-        if way.output == P:
+            mine = list(leaves)
+            for place, block in zip(places, given, strict=True):
+                mine[place] = block[rank]
+            doing = Doing(op, lie, outputs, Mesh((ranks,), ("tp",), rank=rank))
+            do = partial(rule.local, doing) if rule.local else kernel
+            results.append(tensors_of(do(*tree_unflatten(mine, tree))))
+        for number, (whole, output) in enumerate(zip(wholes, outputs, strict=True)):
+            of_ranks = [result[number] for result in results]
+            expected = [whole[output.block((rank,)).slices] for rank in range(ranks)]
+            if output.placements == (P,):
+                of_ranks, expected = [sum(of_ranks)], [whole]
             torch.testing.assert_close(
-                sum(results), whole, rtol=1e-12, atol=1e-12, msg=lambda text, way=way: f"{way}: {text}"
+                of_ranks, expected, rtol=1e-12, atol=1e-12, msg=lambda text, way=way: f"{way}: {text}"
             )
-        for rank, result in enumerate(results if way.output != P else []):
-            expected = whole[output.block((rank,)).slices]
-            torch.testing.assert_close(
-                result, expected, rtol=1e-12, atol=1e-12, msg=lambda text, way=way: f"{way}: {text}"
-            )
+
+
+def tensors_of(result):
+    return [x for x in tree_leaves(result) if x is not None]
+
+
+def test_a_cut_that_one_of_several_outputs_lacks_makes_summands_of_that_one():
+    assert [str(way) for way in ways("ab,b->ab,b", "first")] == [
+        "Replicate(), Replicate() → Replicate(), Replicate()",
+        "Shard(0), Replicate() → Shard(0), Partial()",
+        "Shard(1), Shard(0) → Shard(1), Shard(0)",
+        "Partial(), Replicate() → Partial(), Partial()",
+    ]
 
 
 def test_the_ways_of_a_matrix_product():

@@ -128,6 +128,41 @@ def batch_matmul(a, b):
     return torch.bmm(a, b)
 
 
+def cat(a, b, dim):
+    return torch.cat((a, b), dim)
+
+
+def first_times_last(x, dim):
+    first, *_, last = x.chunk(2, dim)
+    return first * last
+
+
+def weighed(x, sizes, dim):
+    return sum(i * part.sum() for i, part in enumerate(x.split(sizes, dim), 1))
+
+
+def middle(x, dim):
+    return x.narrow(dim, 1, 2) * 2
+
+
+def turned(x):
+    """As labs.model.rotate turns the two halves of a head."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * 2 - second * 3, second * 2 + first * 3), dim=-1)
+
+
+def layer_norm(x, *params):
+    return F.layer_norm(x, x.shape[-1:], *params)
+
+
+def rms_norm(x, *params):
+    return F.rms_norm(x, x.shape[-1:], *params, eps=1e-5)
+
+
+def norm_mlp(x, weight, up):
+    return F.gelu(F.linear(F.layer_norm(x, x.shape[-1:], weight), up))
+
+
 def to(word):
     def moved(x):
         return x
@@ -195,6 +230,30 @@ OPS = [
     *(Case(merge, (2,), ((4, 3, 2),), (lie,)) for lie in "02RP"),
     *(Case(batch_matmul, (2,), ((4, 3, 2), (4, 2, 3)), lie) for lie in (("0", "0"), ("R", "2"), ("2", "1"))),
     *(Case(embedding, (2,), ((6, 4),), (lie,)) for lie in "01R"),
+    *(
+        Case(partial(cat, dim=d), (2,), ((4, 6), (4, 6)), lie)
+        for d in (0, 1)
+        for lie in (("0", "0"), ("1", "1"), ("R", "R"), ("P", "P"), ("0", "R"), ("P", "0"))
+    ),
+    *(Case(partial(cat, dim=0), (3,), ((5, 4), (1, 4)), lie) for lie in (("1", "1"), ("R", "1"))),
+    *(Case(partial(cat, dim=1), (2, 2), ((4, 6), (4, 2)), lie) for lie in (("0R", "0R"), ("R0", "R0"))),
+    *(Case(partial(first_times_last, dim=d), (2,), ((4, 6),), (lie,)) for d in (0, 1) for lie in "01RP"),
+    *(Case(partial(weighed, sizes=s, dim=1), (3,), ((2, 7),), (lie,)) for s in ([1, 6], 3) for lie in "0RP"),
+    *(Case(partial(middle, dim=d), (2,), ((5, 4),), (lie,)) for d in (0, 1) for lie in "01RP"),
+    *(Case(turned, n, ((4, 3, 2, 6),), (lie,)) for n, lie in (((2,), "0"), ((3,), "1"), ((4,), "0"), ((2, 2), "01"))),
+    *(
+        Case(norm, (n,), ((5, 4), (4,)), lie)
+        for norm in (layer_norm, rms_norm)
+        for n in (2, 3)
+        for lie in (("0", "R"), ("R", "R"))
+    ),
+    *(Case(layer_norm, (2,), ((5, 4), (4,), (4,)), lie) for lie in (("0", "R", "R"), ("0", "0", "0"), ("1", "R", "R"))),
+    *(Case(layer_norm, (4,), ((2, 3, 4), (4,), (4,)), lie) for lie in (("0", "R", "R"), ("R", "0", "0"))),
+    *(Case(layer_norm, (2,), ((5, 4),), (lie,)) for lie in "0P"),
+    *(Case(rms_norm, (2,), ((4, 6),), (lie,)) for lie in "0P"),
+    Case(rms_norm, (2,), ((5, 4), (4,)), ("0", "0")),
+    *(Case(norm_mlp, (2,), ((6, 4), (4,), (8, 4)), lie) for lie in (("0", "R", "R"), ("R", "R", "0"), ("0", "0", "0"))),
+    Case(norm_mlp, (2, 2), ((4, 6, 4), (4,), (8, 4)), ("0R", "RR", "R0")),
 ]
 CASES = [*MOVES, *MOVES_2D, *OPS]
 TOKENS = torch.tensor([[0, 5, 2], [3, 3, 1]])
@@ -264,7 +323,8 @@ GATHERS = "on CPU, torch's all-to-all is an all-gather, of which each rank keeps
 PIECES = "ours reduces a summand to pieces, which sends least before the operation; torch to the whole, in one message"
 EQUAL = "torch's mean is one of equal pieces; of others, or of summands, it makes the whole first"
 EMPTY = "torch does not cut a dim in more pieces than it has elements: it gathers, where ours goes on with empty ones"
-WHOLE = "torch makes the dim of a softmax whole; ours cuts the other dim"
+WHOLE = "of a dim that must not be cut, torch gathers the pieces; ours cuts another dim instead, which sends less"
+NORM = "torch's backward of a norm makes a gradient of summands whole; ours is linear in it, and goes on with them"
 PRODUCT = "torch 2.11 multiplies no summands: it makes the whole of them first, and again in backward"
 AT_ONCE = "torch weighs all ways on all axes at once, ours each axis by itself"
 WHY = {
@@ -276,6 +336,20 @@ WHY = {
     "relu ((6, 3),) as ('P',) on (4,)": PIECES,
     "plus_number ((4, 2),) as ('P',) on (3,)": PIECES,
     "matmul ((5, 7), (7, 2)) as ('R', '1') on (3,)": EMPTY,
+    "layer_norm ((2, 3, 4), (4,), (4,)) as ('0', 'R', 'R') on (4,)": EMPTY,
+    "layer_norm ((5, 4), (4,), (4,)) as ('1', 'R', 'R') on (2,)": WHOLE,
+    "layer_norm ((5, 4),) as ('P',) on (2,)": PIECES,
+    "rms_norm ((4, 6),) as ('P',) on (2,)": PIECES,
+    "norm_mlp ((6, 4), (4,), (8, 4)) as ('R', 'R', '0') on (2,)": NORM,
+    "norm_mlp ((4, 6, 4), (4,), (8, 4)) as ('0R', 'RR', 'R0') on (2, 2)": NORM,
+    "cat{'dim': 0} ((4, 6), (4, 6)) as ('0', '0') on (2,)": WHOLE,
+    "cat{'dim': 0} ((4, 6), (4, 6)) as ('0', 'R') on (2,)": WHOLE,
+    "cat{'dim': 0} ((4, 6), (4, 6)) as ('P', '0') on (2,)": WHOLE,
+    "cat{'dim': 1} ((4, 6), (4, 6)) as ('1', '1') on (2,)": WHOLE,
+    "first_times_last{'dim': 0} ((4, 6),) as ('0',) on (2,)": WHOLE,
+    "first_times_last{'dim': 1} ((4, 6),) as ('1',) on (2,)": WHOLE,
+    "middle{'dim': 0} ((5, 4),) as ('0',) on (2,)": WHOLE,
+    "middle{'dim': 1} ((5, 4),) as ('1',) on (2,)": WHOLE,
     "gelu_mlp ((6, 4), (8, 4), (4, 8)) as ('0', '0', '0') on (2,)": GATHERS,
     "gelu_mlp ((4, 6, 4), (8, 4), (4, 8)) as ('0R', '00', '00') on (2, 2)": AT_ONCE,
 }
@@ -484,6 +558,7 @@ def test_what_cannot_be_done_is_said_on_every_rank_before_anything_moves():
         p = ours.distribute_tensor(torch.tensor(3.0), mesh, [P])
         q = nn.Parameter(x.detach())
         q.grad = x.detach()
+        wide = ours.distribute_tensor(torch.ones(3, 2), mesh, [ours.Shard(1)], src_data_rank=None)
         tokens = ours.distribute_tensor(torch.tensor([0, 9]), mesh, [R])
         elsewhere = ours.distribute_tensor(torch.ones(3, 2), Mesh((2,), ("dp",)), [S0])
         computed = torch.ones(2).requires_grad_() * 2
@@ -494,12 +569,18 @@ def test_what_cannot_be_done_is_said_on_every_rank_before_anything_moves():
             (lambda: x + elsewhere, RuntimeError, "different meshes, Mesh(tp=2) and Mesh(dp=2)"),
             (lambda: x @ x, RuntimeError, "same reduction dim"),
             (lambda: x.sort(), NotImplementedError, "sort has no rule (its inputs: [Shard(0)]): do it on whole"),
-            (lambda: torch.cat([x, x]), NotImplementedError, "cat has no rule"),
+            (lambda: torch.stack([x, x]), NotImplementedError, "no rule (its inputs: [Shard(0)], [Shard(0)]): do it"),
+            (lambda: torch.cat([x, torch.ones(3, 2)]), RuntimeError, "cat of a DTensor and a plain tensor of shape"),
+            (lambda: F.rms_norm(wide, (2,)), RuntimeError, "placed as [Partial()] (all inputs: [Partial()]): redist"),
             (lambda: torch.add(x, x, out=x), NotImplementedError, "aten.add.out has no rule"),
             (lambda: x.div(2, rounding_mode="floor"), NotImplementedError, "aten.div.Tensor_mode has no rule"),
             (lambda: x.view(torch.int32), NotImplementedError, "aten.view.dtype has no rule"),
             (lambda: p.fill_(3.0), RuntimeError, "fill cannot write its result to what is placed as [Partial()]"),
-            (lambda: p.add_(1.0), RuntimeError, "add cannot write its result to what is placed as [Partial()]"),
+            (
+                lambda: p.add_(1.0),
+                RuntimeError,
+                "redistribute it, or what it was computed from, to [Replicate()] first",
+            ),
             (lambda: to(placements=[ours.Shard(2)]), IndexError, "a tensor has the dims 0 to 1"),
             (lambda: to(placements=[P]), RuntimeError, "only operations make summands"),
             (lambda: to(placements=[R, R]), ValueError, "a mesh of 1 axes needs 1"),

@@ -45,6 +45,7 @@ NAMES = """
                                               aten.add.Tensor._overloadname aten._foreach_add aten._to_copy
                                               aten._softmax aten._softmax_backward_data aten._local_scalar_dense
                                               aten._log_softmax aten._log_softmax_backward_data aten._unsafe_view
+                                              aten._fused_rms_norm aten._fused_rms_norm_backward
     torch.utils._python_dispatch              TorchDispatchMode._should_skip_dynamo
     torch.utils._pytree                       tree_flatten tree_leaves tree_map_only tree_unflatten
 """
