@@ -7,6 +7,7 @@ import asyncio
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import textwrap
 import threading
 import time
 import warnings
+from pathlib import Path
 
 import numpy
 import psutil
@@ -21,7 +23,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import labs
+from labs import clip
 from labs.kit.launch import RankError, run
+from labs.kit.ranks import team
+from labs.kit.ranks.forkserver import Forkserver
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -223,6 +229,35 @@ def test_a_full_disk_is_told(full_disk, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(full_disk))
     with pytest.raises(OSError, match=rf"No space left on device for temporary files in {full_disk}: .*set TMPDIR"):
         run(print, ranks=2)
+
+
+# ---- the course's files -------------------------------------------------------------------------
+
+
+def test_an_edit_of_the_course_is_seen_by_the_next_job(tmp_path, monkeypatch):
+    """Also one that does not run, and one that mends it; though the course is imported before the fork."""
+    file = tmp_path / "labs" / "clip.py"
+    shutil.copytree(Path(labs.__file__).parent, file.parent)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(team, "FORKSERVER", Forkserver())
+
+    def outline():
+        before = "labs.clip" in sys.modules
+        from labs import clip
+
+        return before, clip.__doc__
+
+    def write(text):
+        file.write_text(text)
+        return run(outline, ranks=1)[0]
+
+    text = file.read_text()
+    assert run(outline, ranks=1) == [(True, clip.__doc__)]
+    assert write('"""Another."""') == (False, "Another.")
+    with pytest.raises(RankError, match="SyntaxError"):
+        write("def")
+    assert write(text) == (False, clip.__doc__)
+    team.FORKSERVER.stop()
 
 
 # ---- an interrupt -------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 team              the ranks as their caller sees them: what has come back, and what is wrong
 forkserver        forks them, and ends them and what they leave behind
+course            the course's modules, imported before the fork, and anew after an edit
 worker            a rank, from its first instant to its last
 torchrun          the same where torchrun has started the ranks
 payload           how functions and values travel

@@ -1,4 +1,4 @@
-"""A process that has torch imported and forks ranks from it, in milliseconds.
+"""A process that has torch and the course imported and forks ranks from it, in milliseconds.
 
     caller                            fork server (has torch)                    rank
     Forkserver.fork(fds)   ------->   fork                            ------->   worker.main(*fds)
@@ -33,8 +33,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
+
+from labs.kit.ranks.course import COURSE, forget_edited, import_course
 
 # DDP and FSDP import these at first use: 2 s in each rank, once here
 PRELOAD = [
@@ -57,6 +59,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_DISABLE_FAST_MM": "1",  # no buffers of a size that depends on the CPU: budget.py counts them
     "OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES",  # macOS
+    "LABS_RANK": "",  # or labs.kit.launch, which the course imports, would start a fork server here, too
 }
 
 
@@ -78,9 +81,8 @@ class Forkserver:
             self.socket.close()  # of one that was killed
         self.socket, theirs = socket.socketpair()
         path = [entry for entry in sys.path if isinstance(entry, str)]  # Python skips any other, and so do we
-        code = (
-            f"import sys; sys.path[:] = {path!r}; from labs.kit.ranks.forkserver import serve; serve({theirs.fileno()})"
-        )
+        arguments = f"{theirs.fileno()}, {COURSE!r}"
+        code = f"import sys; sys.path[:] = {path!r}; from labs.kit.ranks.forkserver import serve; serve({arguments})"
         self.process = subprocess.Popen(
             [sys.executable, "-c", code],
             pass_fds=[theirs.fileno()],
@@ -129,13 +131,14 @@ class Forkserver:
             self.process = None
 
 
-def serve(fd: int) -> None:
+def serve(fd: int, course: Sequence[str]) -> None:
     """The fork server's own loop: requests in, ranks and exit statuses out, until the caller is gone."""
     caller = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with ended_with(caller):
         for module in PRELOAD:
             importlib.import_module(module)
+        files = import_course(course)
     gc.freeze()  # or each rank's garbage collector would walk through all of this, and copy it
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from now on it ends when the caller has gone, and its ranks first
     inherit_orphans()
@@ -173,7 +176,8 @@ def serve(fd: int) -> None:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                become_rank(fds[:-1], [fd, wake_read, wake_write, fds[-1]] + [other for other, _ in children.values()])
+                not_mine = [fd, wake_read, wake_write, fds[-1]] + [other for other, _ in children.values()]
+                become_rank(fds[:-1], not_mine, files)
             children[pid] = (fds[-1], request["cleanup"])
             for rank_fd in fds[:-1]:
                 os.close(rank_fd)
@@ -227,12 +231,13 @@ def end_orphans(sign: signal.Signals, ranks: Collection[int] = ()) -> bool:
     return bool(orphans)
 
 
-def become_rank(fds: list[int], not_mine: list[int]) -> None:
+def become_rank(fds: list[int], not_mine: list[int], files: Mapping[str, int | None]) -> None:
     for other in not_mine:
         os.close(other)
     os.setpgid(0, 0)  # whatever it starts is in its group, and ends with it
     inherit_orphans()  # or the end of another rank would end them
     try:
+        forget_edited(files)
         from labs.kit.ranks import worker  # after the fork: an edit of the course's files is seen by the next job
 
         worker.main(*fds)
