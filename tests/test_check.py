@@ -30,6 +30,7 @@ CHECKS = [
     "average_gradients",
     "accumulation",
     "data_parallel",
+    "overlap",
 ]
 
 
@@ -106,6 +107,41 @@ def small_buckets(model):
     return ddp.Bucketed(model, bucket_bytes=500)
 
 
+class NextBucket(ddp.Overlapped):
+    """Counts what a bucket still lacks, and starts by itself."""
+
+    def gradient_ready(self, p):
+        bucket = self.bucket_of[p]
+        bucket.collect(p)
+        if not self.syncing:
+            return
+        bucket.waiting_for.discard(p)
+        while len(self.works) < len(self.buckets) and not self.buckets[len(self.works)].waiting_for:
+            self.works.append(dist.all_reduce(self.buckets[len(self.works)].flat, async_op=True))
+
+
+class BeforehandDivided(ddp.Overlapped):
+    """Each bucket is divided before it is sent, and waited for when the last gradient is there."""
+
+    def start_full_buckets(self):
+        for bucket in self.buckets[len(self.works) :]:
+            if bucket.waiting_for:
+                break
+            bucket.flat /= self.ranks
+            self.works.append(self.all_reduce(bucket.flat, async_op=True))
+        if len(self.works) == len(self.buckets):
+            for work in self.works:
+                work.wait()
+
+    def average(self):
+        for bucket in self.buckets:
+            for p in list(bucket.waiting_for):
+                self.gradient_ready(p)
+        for bucket in self.buckets:
+            bucket.waiting_for = set(bucket.views)
+        self.works = []
+
+
 RIGHT = [
     ("broadcast", collectives.broadcast),
     ("broadcast", broadcast_from_far),
@@ -124,6 +160,9 @@ RIGHT = [
     ("data_parallel", ddp.Overlapped),
     ("data_parallel", native.ddp),
     ("data_parallel", Wrapper),
+    ("overlap", ddp.Overlapped),
+    ("overlap", NextBucket),
+    ("overlap", BeforehandDivided),
 ]
 
 
@@ -146,6 +185,7 @@ LINES = {
         "the least possible is 1.50 ×"
     ),
     "data_parallel": ("✓ data_parallel: you sent 1.50 × the gradients per rank and step; the least possible is 1.50 ×"),
+    "overlap": "✓ overlap: 4 of 4 all-reduces begin during backward, and nobody waits there",
 }
 
 

@@ -13,12 +13,13 @@ from labs.kit.checks.answer import Mistake
 from labs.kit.checks.collectives import mistakes as collectives
 from labs.kit.checks.fsdp import mistakes as fsdp
 from labs.kit.checks.gradients import mistakes as gradients
+from labs.kit.checks.gradients import overlap
 from labs.kit.checks.meshes import neighbours, order, scatter
 from labs.kit.checks.meshes import table as placements
 from labs.kit.checks.pipeline import mistakes as pipeline
 from labs.kit.checks.tensor import mistakes as tensor
 
-MODULES = (gradients, collectives, fsdp, neighbours, scatter, order, placements, tensor, pipeline, left, job)
+MODULES = (gradients, overlap, collectives, fsdp, neighbours, scatter, order, placements, tensor, pipeline, left, job)
 TEACHING = Path(__file__).resolve().parent.parent / "TEACHING.md"
 BEGIN, END = "<!-- printed by `python -m tools.teaching`: from here -->", "<!-- to here -->"
 

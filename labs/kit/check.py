@@ -7,6 +7,7 @@
     check.average_gradients(fn)    fn(model)                         after backward: every gradient becomes the mean
     check.accumulation(fn)         fn(model, micro_batches)          several backwards, one synchronisation
     check.data_parallel(wrap)      wrap(model) -> module             with forward, no_sync() and sync()
+    check.overlap(wrap)            wrap(model, bucket_bytes) -> module      whose buckets begin during backward
     check.partition_optimizer(fn)  fn(full, make) -> step            step() updates all of full, with 1/N of the state
     check.gradient_ready(fn)       fn(full, shard)                   full.grad goes, its part is added to shard.grad
     check.gather_and_drop(gather, drop)    gather(full, shard)       full is filled from all shards; drop(full): emptied
@@ -50,6 +51,7 @@ from labs.kit.checks.answer import Answer, predict
 from labs.kit.checks.collectives.judge import all_gather, all_reduce, broadcast, reduce_scatter
 from labs.kit.checks.fsdp.judge import hsdp_gradient, prefetch, unshard_and_reshard
 from labs.kit.checks.gradients.judge import accumulation, average_gradients, data_parallel
+from labs.kit.checks.gradients.overlap import overlap
 from labs.kit.checks.meshes.neighbours import neighbours
 from labs.kit.checks.meshes.order import order_of_axes
 from labs.kit.checks.meshes.scatter import partial_to_shard
@@ -82,6 +84,7 @@ __all__ = [
     "obey",
     "one_f_one_b",
     "order_of_axes",
+    "overlap",
     "partial_to_shard",
     "partition_optimizer",
     "place_checkpoints",

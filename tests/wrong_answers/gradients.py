@@ -568,3 +568,114 @@ class KeepsItsWorksElsewhere(Wrapper):
     def ready(self, p):
         super().ready(p)
         self.everybodys.append(p.grad)
+
+
+# ---- overlap ---------------------------------------------------------------------------------------------
+
+
+@wrong("overlap", "nothing is sent during backward")
+class AfterBackward(ddp.Overlapped):
+    def gradient_ready(self, p):
+        pass
+
+    def average(self):
+        for p in self.trainable.values():
+            super().gradient_ready(p)
+        super().average()
+
+
+@wrong("overlap", "waited for during backward")
+class WaitsAtOnce(ddp.Overlapped):
+    def start_full_buckets(self):
+        begun = len(self.works)
+        super().start_full_buckets()
+        for work in self.works[begun:]:
+            work.wait()
+
+
+@wrong("overlap", "a full bucket lies idle")
+class AllAtOnce(ddp.Overlapped):
+    def start_full_buckets(self):
+        if not any(bucket.waiting_for for bucket in self.buckets):
+            super().start_full_buckets()
+
+
+@wrong("overlap", "some buckets begin after backward")
+class LeavesTheLast(ddp.Overlapped):
+    def gradient_ready(self, p):
+        if p is next(iter(self.trainable.values())) and torch._C._current_graph_task_id() != -1:
+            return
+        super().gradient_ready(p)
+
+
+@wrong("overlap", "not one all-reduce for each bucket")
+class GradientByGradient(Wrapper):
+    def __init__(self, model, bucket_bytes):
+        super().__init__(model)
+
+
+@wrong("overlap", "buckets begin in another order on another rank")
+class AsTheyFill(ddp.Overlapped):
+    def __init__(self, model, bucket_bytes):
+        super().__init__(model, bucket_bytes=bucket_bytes)
+        self.begun = set()
+
+    def start_full_buckets(self):
+        for bucket in self.buckets:
+            if not bucket.waiting_for and bucket not in self.begun:
+                self.begun.add(bucket)
+                self.works.append(self.all_reduce(bucket.flat, async_op=True))
+
+    def average(self):
+        for bucket in self.buckets:
+            for p in list(bucket.waiting_for):
+                self.gradient_ready(p)
+        for work in self.works:
+            work.wait()
+        for bucket in self.buckets:
+            bucket.flat /= self.ranks
+            bucket.waiting_for = set(bucket.views)
+        self.works, self.begun = [], set()
+
+
+@wrong("overlap")
+class BeforeItIsFull(ddp.Overlapped):
+    def start_full_buckets(self):
+        if len(self.works) < len(self.buckets):
+            self.works.append(self.all_reduce(self.buckets[len(self.works)].flat, async_op=True))
+
+
+@wrong("overlap")
+class OnlyOnce(ddp.Overlapped):
+    """Its buckets wait for nothing in the second step."""
+
+    def average(self):
+        for bucket, work in zip(self.buckets, self.works, strict=True):
+            work.wait()
+            bucket.flat /= self.ranks
+        self.works = []
+
+
+@wrong("overlap", "synchronised at every micro-batch")
+class WithinNoSync(ddp.Overlapped):
+    @contextlib.contextmanager
+    def no_sync(self):
+        yield
+        self.sync()
+
+
+@wrong("overlap", "summed instead of averaged")
+class NeverDivides(ddp.Overlapped):
+    def average(self):
+        super().average()
+        for bucket in self.buckets:
+            bucket.flat *= self.ranks
+
+
+@wrong("overlap", "nobody waited")
+class NobodyWaits(ddp.Overlapped):
+    def average(self):
+        for bucket in self.buckets:
+            bucket.flat /= self.ranks
+            bucket.waiting_for = set(bucket.views)
+        self.works = []

@@ -154,6 +154,13 @@ class Draw:
             **self.many(steps=2),
         }
 
+    def overlap(self) -> dict[int, list[Case]]:
+        return {
+            2: [self.case(2, micro_batches=2, steps=3)],
+            3: [self.case(3, steps=2), self.case(3, steps=2, mixed=True)],
+            4: [self.case(4, dtype=torch.bfloat16), self.budget(4, micro_batches=3, steps=2)],
+        }
+
     def many(self, **options: Any) -> dict[int, list[Case]]:
         ranks = self.random.choice((5, 6, 7, 8))
         return {ranks: [self.case(ranks, **options)]}
