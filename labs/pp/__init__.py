@@ -9,6 +9,7 @@
     messages        what travels, and in which order, so that ranks never wait for each other in a circle
     batches         what a step is given: the same batch on every rank?
     tied            a parameter that stages of several ranks share
+    fitting         lists, stages and ranks: do they fit together?
     executor        obeys a schedule
     placement       the oldest way: one process, layers on devices
     search          the quickest schedule of all, for a few ranks and micro-batches

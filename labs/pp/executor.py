@@ -19,10 +19,8 @@ A micro-batch's loss is divided by their number where it is computed, and nowher
 the batch's mean loss.  They are added to what is in `.grad`, as any backward does.
 """
 
-import inspect
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from itertools import zip_longest
 
 import torch
 import torch.distributed as dist
@@ -31,10 +29,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed import ProcessGroup
 
 from labs.clip import global_norm, shorten
-from labs.group import everybodys
 from labs.pp.batches import Batches
-from labs.pp.checker import microbatches_of, ranks_of, stages_of, validate
+from labs.pp.checker import microbatches_of, ranks_of, validate
 from labs.pp.deferred import Deferred
+from labs.pp.fitting import require_alike, require_fitting, require_same
 from labs.pp.instructions import B, F, I, Instruction, Lists, W
 from labs.pp.messages import Mail, Receive, Send, Sent, plan
 from labs.pp.stages import Initial, materialise
@@ -196,46 +194,6 @@ DOES = {F: Pipeline.forward, B: Pipeline.backward, I: Pipeline.backward, W: Pipe
 
 def is_trained(stage: nn.Module) -> bool:
     return any(p.requires_grad for p in stage.parameters())
-
-
-def require_alike(lists: Lists, group: ProcessGroup | None) -> None:
-    ranks, (first, *others) = everybodys(repr([*map(list, lists)]), group)
-    for rank, other in zip(ranks[1:], others, strict=True):
-        if other != first:
-            raise ValueError(
-                f"ranks {ranks[0]} and {rank} were given different schedules: give all of them the same lists"
-            )
-
-
-def require_same(stages: Sequence[nn.Module], group: ProcessGroup | None) -> None:
-    """By the names of their parameters, and whether these are trained: a rank may have split or sharded its own."""
-    mine = [{name: p.requires_grad for name, p in stage.named_parameters()} for stage in stages]
-    ranks, (first, *others) = everybodys(mine, group)
-    for rank, other in zip(ranks[1:], others, strict=True):
-        for number, (a, b) in enumerate(zip_longest(first, other, fillvalue={})):
-            if differing := [name for name in a | b if a.get(name) != b.get(name)]:
-                raise ValueError(
-                    f"stage {number} is not the same on ranks {ranks[0]} and {rank}, where {differing[0]!r} is missing "
-                    "or frozen on one of them: cut the same model in the same way on all ranks"
-                )
-
-
-def require_fitting(stages: Sequence[nn.Module], lists: Lists, group: ProcessGroup | None) -> None:
-    if len(lists) != dist.get_world_size(group):
-        raise ValueError(f"the schedule is for {len(lists)} ranks, and the group has {dist.get_world_size(group)}")
-    if len(stages) != stages_of(lists):
-        raise ValueError(f"the schedule is for {stages_of(lists)} stages, and the model is cut into {len(stages)}")
-    for number, stage in enumerate(stages):
-        inputs = [
-            p.name
-            for p in inspect.signature(stage.forward).parameters.values()
-            if p.default is p.empty and p.kind <= p.POSITIONAL_OR_KEYWORD
-        ]
-        if len(inputs) > 1:
-            raise ValueError(
-                f"stage {number} takes {' and '.join(inputs)}, but gets one tensor, from the stage before it: what is "
-                "to skip a stage would have to travel through it, so make it a part of that tensor, or cut elsewhere"
-            )
 
 
 def device_of(parameters: list[nn.Parameter]) -> torch.device:
