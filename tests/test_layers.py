@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 from graphlib import TopologicalSorter
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ LEVELS = [
     {"shardable", "parameter_group"},
     {"fsdp"},
     {"native"},  # and every file of the kit that is not named below
+    {"kit.rows"},
     {"kit.strategies", "kit.check", "kit.play", "kit.tour", "kit.doctor", "__main__"},
 ]
 TEXTBOOK = set().union(*LEVELS[:10])
@@ -52,8 +54,9 @@ def is_textbook(name: str) -> bool:
 
 
 def level(name: str) -> int:
+    around = {*accumulate(name.split("."), "{}.{}".format)}  # "kit", "kit.rows", "kit.rows.ddp"
     for number, names in enumerate(LEVELS):
-        if name in names or folder(name) in names:
+        if names & around:
             return number
     assert name.startswith("kit."), f"give labs/{name}.py its level in this test"
     return level("native")

@@ -11,10 +11,12 @@ watch/       what passes by on a rank: collectives, storages, and whose line it 
 drawing/     from data to a picture, from the palette to the timeline
 explorers/   one picture with sliders a file
 checks/      what each exercise is put through, and the mistakes that are known by name
+rows/        the table of strategies, a family a file
 
 budget       a job that must fit so much memory
 sockets      what the system counted on the connections
-strategies   the table of strategies, ours and PyTorch's, and the training loop that they share
+training     a model under a strategy, and a step of it
+strategies   the table of strategies, ours and PyTorch's, and the training loop that they share      rows/
 progress     which exercises a learner has passed
 recall       questions on earlier notebooks, and their answers (recall.md)
 exercises    a learner's functions in the places of the course's own

@@ -1,0 +1,8 @@
+"""The rows of the table of strategies: how each is set up, and what `labs.cost` predicts of it; a family a file.
+
+row     what a row says
+ddp     gradients averaged
+fsdp    state sharded
+tp      matrices split
+pp      layers dealt out
+"""
