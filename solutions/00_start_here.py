@@ -278,6 +278,15 @@ run(hang, ranks=4)
 # Planned, and not there yet: checkpoints, all three dimensions, long contexts and experts, GSPMD, DeepSpeed, planning a
 # run, and a bug clinic.
 #
+# Below are the exercises of each notebook, by the names of their checks, and those that you have passed are marked. In
+# a terminal `make progress` (or `python -m labs progress`) also says when.
+
+# %% tags=["nbval-ignore-output"]
+from labs.kit import progress
+
+progress.course_map()
+
+# %% [markdown]
 # Every notebook follows one path: a question, a picture, a prediction, then you build it, measure it, meet PyTorch's
 # own version, and hear when to use it and when not. Answers to all exercises are in the folder `solutions`, in
 # notebooks of the same names. The code that you build is in the folder `labs`, one idea a file.
@@ -318,4 +327,5 @@ run(hang, ranks=4)
 # (on an older git, `git checkout -- notebooks/00_start_here.ipynb`), then *File > Reload Notebook from Disk*. To start
 # over without losing what you wrote: *Kernel > Restart Kernel and Clear Outputs of All Cells*.
 #
-# Next: [01 One device](01_one_device.ipynb).
+# **Next.** You have seen what a rank holds during a step, but not what all of it is for, nor why it is so much.
+# [01 One device](01_one_device.ipynb) takes a step apart until every byte has a name.

@@ -8,6 +8,13 @@
 # has a name, and fix the loss curve that every later notebook has to reproduce.
 #
 # **It needs** [00 Start here](00_start_here.ipynb), 40 minutes, and 1 GB of memory.
+#
+# Three questions on earlier notebooks first; each run asks others. Say the answer aloud before you unfold it.
+
+# %%
+from labs.kit import recall
+
+recall.ask("01")
 
 # %%
 import math
@@ -514,8 +521,11 @@ print(f"and {kept / 1e9:.0f} GB of activations for one sequence of {llama.contex
 # </details>
 
 # %% [markdown]
-# **To read next**: [02 Collectives](02_collectives.ipynb). The 16 bytes are counted in section 3.1 of the ZeRO paper,
-# Rajbhandari et al. 2020, [arXiv 1910.02054](https://arxiv.org/abs/1910.02054); mixed precision is Micikevicius et al.
-# 2018, [arXiv 1710.03740](https://arxiv.org/abs/1710.03740).
+# **Read on**: the 16 bytes are counted in section 3.1 of the ZeRO paper, Rajbhandari et al. 2020,
+# [arXiv 1910.02054](https://arxiv.org/abs/1910.02054); mixed precision is Micikevicius et al. 2018,
+# [arXiv 1710.03740](https://arxiv.org/abs/1710.03740).
+#
+# **Next.** One device is too small for these sixteen bytes per parameter, so several have to share them. Before devices
+# can share anything, they have to talk: [02 Collectives](02_collectives.ipynb).
 #
 # **A clean copy**: `git restore notebooks/01_one_device.ipynb`, then *File > Reload Notebook from Disk*.

@@ -6,6 +6,13 @@
 #
 # You need: [Start here](00_start_here.ipynb), where a job on several ranks is a function call. It takes 90 minutes
 # with its three exercises, 45 without; the machine works for under a minute of it, in 1 GB of memory.
+#
+# Three questions on earlier notebooks first; each run asks others. Say the answer aloud before you unfold it.
+
+# %%
+from labs.kit import recall
+
+recall.ask("02")
 
 # %% [markdown]
 # ## Question
@@ -743,7 +750,9 @@ for way in everyone_to_everyone, all_reduce:
 # Predicted, ours and PyTorch's stand side by side in the ledger under *Native*.
 #
 # **Read on**: [labs/collectives.py](../labs/collectives.py), which you can now read in one sitting; Thakur,
-# Rabenseifner and Gropp, 2005, *Optimization of Collective Communication Operations in MPICH*. **Next**:
-# [03 DDP](03_ddp.ipynb), where the tensor is a gradient.
+# Rabenseifner and Gropp, 2005, *Optimization of Collective Communication Operations in MPICH*.
+#
+# **Next.** Ranks can add up a tensor now, and nobody could do it with less. Do copies of a model that average their
+# gradients like this stay one training, and can the time that it takes be hidden? That is [03 DDP](03_ddp.ipynb).
 #
 # A clean copy of this notebook: `git restore notebooks/02_collectives.ipynb`, then *File > Reload Notebook from Disk*.

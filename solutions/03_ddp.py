@@ -7,6 +7,13 @@
 # You need: [One device](01_one_device.ipynb) for the reference curve, and [Collectives](02_collectives.ipynb) for the
 # all-reduce. It takes 40 minutes with its two exercises (a third is optional); the machine works for about a minute of
 # it, in 1 GB of memory.
+#
+# Three questions on earlier notebooks first; each run asks others. Say the answer aloud before you unfold it.
+
+# %%
+from labs.kit import recall
+
+recall.ask("03")
 
 # %% [markdown]
 # ## Question
@@ -887,5 +894,8 @@ draw.table(table, caption="GB on each rank")
 # Parallel Training* (VLDB, arXiv 2006.15704), of which you have now built section 3.2. Goyal et al., 2017,
 # *Accurate, Large Minibatch SGD* (arXiv 1706.02677). McCandlish et al., 2018, *An Empirical Model of Large-Batch
 # Training* (arXiv 1812.06162).
+#
+# **Next.** The copies agree, so all but one of them are spare, and yet every rank pays for all of P, G and S.
+# [04 ZeRO](04_zero.ipynb) removes them, kind after kind.
 #
 # A clean copy of this notebook: `git restore notebooks/03_ddp.ipynb`, then *File > Reload Notebook from Disk*.

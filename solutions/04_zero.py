@@ -7,6 +7,13 @@
 # You need: [DDP](03_ddp.ipynb), whose copies these are, and from [Collectives](02_collectives.ipynb) the reduce-scatter
 # and the all-gather. It takes 90 minutes with its three exercises (a fourth is optional), 50 without; the machine works
 # for about a minute of it, in 1 GB of memory.
+#
+# Three questions on earlier notebooks first; each run asks others. Say the answer aloud before you unfold it.
+
+# %%
+from labs.kit import recall
+
+recall.ask("04")
 
 # %% [markdown]
 # ## Question
@@ -972,5 +979,9 @@ draw.table([{"link": name, "tokens on a device, at least": round(F / W)} for nam
 # **Read on**: [labs/zero.py](../labs/zero.py), all of which you can now read. Rajbhandari, Rasley, Ruwase and He, 2020,
 # *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models* (arXiv 1910.02054), sections 3, 5 and 7. Zhao
 # et al., 2023, *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel* (arXiv 2304.11277).
+#
+# **Next.** Stage 3 gathers over one group of all ranks, even where some of them are joined by a slow link, and each
+# strategy so far has code of its own. [05 Mesh and DTensor](05_mesh_and_dtensor.ipynb) arranges ranks as a grid, and
+# gives tensors a layout.
 #
 # A clean copy of this notebook: `git restore notebooks/04_zero.ipynb`, then *File > Reload Notebook from Disk*.

@@ -6,6 +6,13 @@
 #
 # You need: [Collectives](02_collectives.ipynb) and [ZeRO](04_zero.ipynb). It takes 80 minutes with its three exercises
 # (a fourth is optional), 45 without; the machine works for less than a minute of it, in 1 GB of memory.
+#
+# Three questions on earlier notebooks first; each run asks others. Say the answer aloud before you unfold it.
+
+# %%
+from labs.kit import recall
+
+recall.ask("05")
 
 # %% [markdown]
 # ## Question
@@ -702,6 +709,9 @@ print(f"torchrun --standalone --nproc-per-node 4 two_layers.py\n{done.stdout or 
 # [labs/redistribute.py](../labs/redistribute.py), [labs/algebra.py](../labs/algebra.py),
 # [labs/rules.py](../labs/rules.py), [labs/dtensor.py](../labs/dtensor.py). Xu et al., 2021, *GSPMD: General and
 # Scalable Parallelization for ML Computation Graphs* (arXiv 2105.04663), section 3.
+#
+# **Next.** A layout says who holds what, and not when it travels: stage 3 still waits for each layer that it gathers.
+# [06 FSDP](06_fsdp.ipynb) shards parameter by parameter, and gathers ahead.
 #
 # A clean copy of this notebook: `git restore notebooks/05_mesh_and_dtensor.ipynb`, then *File > Reload Notebook from
 # Disk*.

@@ -7,6 +7,13 @@
 # You need: [ZeRO](04_zero.ipynb), whose stage 3 this continues, and [Mesh and DTensor](05_mesh_and_dtensor.ipynb), for
 # the grid of ranks and a tensor that knows how it is cut. It takes 80 minutes with its three exercises, 45 without; the
 # machine works for about a minute of it, in 1 GB of memory.
+#
+# Three questions on earlier notebooks first; each run asks others. Say the answer aloud before you unfold it.
+
+# %%
+from labs.kit import recall
+
+recall.ask("06")
 
 # %% [markdown]
 # ## Question
@@ -891,5 +898,8 @@ table({who: each for pair in pairs for who, each in pair.items()})
 # first has a table of what became of stage 3, event by event. Zhao et al., 2023, *PyTorch FSDP: Experiences on Scaling
 # Fully Sharded Data Parallel* (arXiv 2304.11277), which is about FSDP1. PyTorch's tutorial *Getting Started with Fully
 # Sharded Data Parallel (FSDP2)*.
+#
+# **Next.** P, G and S are divided by the number of ranks now, and the activations are what they were.
+# [07 Memory](07_memory.ipynb) counts them, computes them again, and moves state to slower memory.
 #
 # A clean copy of this notebook: `git restore notebooks/06_fsdp.ipynb`, then *File > Reload Notebook from Disk*.

@@ -6,6 +6,13 @@
 #
 # It takes 70 minutes with its two exercises, 45 without; the machine works for about a minute of it, in 2 GB of memory.
 # You need: [One device](01_one_device.ipynb), where activations were measured, and [ZeRO](04_zero.ipynb).
+#
+# Three questions on earlier notebooks first; each run asks others. Say the answer aloud before you unfold it.
+
+# %%
+from labs.kit import recall
+
+recall.ask("07")
 
 # %% [markdown]
 # ## Question
@@ -1005,5 +1012,8 @@ draw.table(rows)
 # 1604.06174). Korthikanti et al., 2022, *Reducing Activation Recomputation in Large Transformer Models* (arXiv
 # 2205.05198), whose equation 1 you have measured, and of table 2 the rows without parallelism. Ren et al., 2021,
 # *ZeRO-Offload* (arXiv 2101.06840). Rajbhandari et al., 2021, *ZeRO-Infinity* (arXiv 2104.07857).
+#
+# **Next.** A layer, or a single sequence, may still be too large for one device, and there can be no more ranks than
+# sequences. [09 Tensor parallelism](09_tensor_parallel.ipynb) splits the layers themselves.
 #
 # A clean copy of this notebook: `git restore notebooks/07_memory.ipynb`, then *File > Reload Notebook from Disk*.

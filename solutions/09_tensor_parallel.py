@@ -6,6 +6,13 @@
 # You need: [Mesh and DTensor](05_mesh_and_dtensor.ipynb), for `Shard`, `Replicate` and `Partial`, and
 # [Memory](07_memory.ipynb), for what activations are; near the end, [FSDP](06_fsdp.ipynb). It takes 90 minutes with its
 # five exercises, 50 without; the machine works for about a minute of it, in 1 GB of memory.
+#
+# Three questions on earlier notebooks first; each run asks others. Say the answer aloud before you unfold it.
+
+# %%
+from labs.kit import recall
+
+recall.ask("09")
 
 # %% [markdown]
 # ## Question
@@ -1146,7 +1153,11 @@ draw.table(rows)
 # [labs/styles.py](../labs/styles.py) and [labs/tp.py](../labs/tp.py), in this order. Shoeybi et al., 2019,
 # *Megatron-LM* (arXiv 1909.08053), section 3. Korthikanti et al., 2022, *Reducing Activation Recomputation in Large
 # Transformer Models* (arXiv 2205.05198), section 4. Pope et al., 2022, *Efficiently Scaling Transformer Inference*
-# (arXiv 2211.05102). **Next**: [Pipeline parallelism](10_pipeline.ipynb), the other way to split a model: by its depth.
+# (arXiv 2211.05102).
+#
+# **Next.** Tensor parallelism needs the fast wire of a node, so a model that is too large for one node is still out of
+# reach. [10 Pipeline](10_pipeline.ipynb) splits it the other way, by its depth, and sends little enough for a slow
+# wire.
 #
 # A clean copy of this notebook: `git restore notebooks/09_tensor_parallel.ipynb`, then *File > Reload Notebook from
 # Disk*.

@@ -6,6 +6,13 @@
 # You need: [Collectives](02_collectives.ipynb), and [Memory](07_memory.ipynb) for what activations are; near the end,
 # [Tensor parallelism](09_tensor_parallel.ipynb). It takes 100 minutes with its five exercises, 50 without; the machine
 # works for about a minute of it, in 1 GB of memory.
+#
+# Three questions on earlier notebooks first; each run asks others. Say the answer aloud before you unfold it.
+
+# %%
+from labs.kit import recall
+
+recall.ask("10")
 
 # %% [markdown]
 # ## Question
@@ -1046,12 +1053,24 @@ draw.table(rows)
 # | activations alive on rank r | GPipe m, 1F1B min(m, p − r) | as measured | not measured here |
 # | sent by an inner rank | 2 m M D b for each of its stages | exactly | exactly |
 # | numbers | one process's | the same bits | the same bits |
+
+# %% [markdown]
+# ## Ten questions across the course
 #
+# One from each notebook, others at each run. Which of them would you have to look up?
+
+# %%
+recall.ten()
+
+# %% [markdown]
 # **Read on**: [labs/pp/instructions.py](../labs/pp/instructions.py), [labs/pp/checker.py](../labs/pp/checker.py),
 # [labs/pp/simulation.py](../labs/pp/simulation.py), [labs/pp/schedules.py](../labs/pp/schedules.py),
 # [labs/pp/messages.py](../labs/pp/messages.py) and [labs/pp/executor.py](../labs/pp/executor.py), in this order.
 # Narayanan et al., 2021, *Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM* (arXiv
 # 2104.04473). Qi et al., 2023, *Zero Bubble Pipeline Parallelism* (arXiv 2401.10241). DeepSeek-AI, 2024,
 # *DeepSeek-V3 Technical Report* (arXiv 2412.19437), section 3.2.1.
+#
+# **Next.** Each way to split has its limit: data parallelism the batch, tensor parallelism the node, and pipelines the
+# bubble. What remains is to use all three at once, on one mesh; a notebook on that is planned, and not there yet.
 #
 # A clean copy of this notebook: `git restore notebooks/10_pipeline.ipynb`, then *File > Reload Notebook from Disk*.

@@ -47,6 +47,19 @@ def test_a_notebook_says_what_it_needs_and_how_to_reset_it(source):
     assert f"git restore notebooks/{source.stem}.ipynb" in cells[-1].source
 
 
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+def test_a_notebook_asks_of_those_before_it_and_leads_to_the_next(source):
+    cells, number = notebooks.read(source).cells, SOURCES.index(source)
+    if number:
+        assert cells[1].source.endswith(f'recall.ask("{source.stem[:2]}")')
+    words = cells[-1].source.split("**Next.**")[1]
+    assert source == SOURCES[-1] or f"]({SOURCES[number + 1].stem}.ipynb)" in words
+
+
+def test_the_last_notebook_asks_ten_across_all():
+    assert "recall.ten()" in [cell.source for cell in notebooks.code_cells(notebooks.read(SOURCES[-1]))]
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
