@@ -151,7 +151,8 @@ class CourseMap:
         return "\n".join([*(f"{each.title}: {share(each, self.done)}" for each in self.notebooks), self.note]).rstrip()
 
     def _repr_html_(self) -> str:
-        head = "".join(f'<th scope="col" style="text-align: left">{each}</th>' for each in ("notebook", "passed", ""))
+        columns = ("notebook", "passed", "exercises")
+        head = "".join(f'<th scope="col" style="text-align: left">{each}</th>' for each in columns)
         rows = "\n".join(
             f'<tr><td style="text-align: left"><a href="{escape(each.file)}">{escape(each.title)}</a></td>'
             f'<td style="text-align: left">{share(each, self.done)}</td>'
