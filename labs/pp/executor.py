@@ -162,7 +162,7 @@ class Pipeline:
         gradient = None if s == self.last else self.mail.take(B(s + 1, m))
         if edge is not None:  # a stage of frozen layers may have no graph
             torch.autograd.backward(edge, gradient)
-        if x.grad is None and s > self.first_trained:
+        if s > self.first_trained and x.grad is None:
             raise self.cut_off(s, m, "has no gradient for what it was made of, though stages before are to be trained")
         if s > 0:  # the stages before may all be frozen
             self.mail.put(B(s, m), torch.zeros_like(x) if x.grad is None else x.grad)
