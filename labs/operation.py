@@ -23,6 +23,7 @@ from labs.placement import Replicate, Spec
 from labs.redistribute import redistribute
 from labs.rules import RULES, broadcast
 
+STANDS_FOR = {float: 1.0, torch.Generator: None}  # no shape depends on a number's value
 Make = Callable[..., Tensor]  # (block, mesh, placements, like) -> a DTensor
 
 
@@ -53,7 +54,7 @@ def carry_out(op: Any, args: Any, kwargs: Any, make: Make) -> Any:
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     inputs = [leaves[place] for place in places]
     mesh = common_mesh(name_of(op), inputs)
-    key = [leaf if not isinstance(leaf, float) else 1.0 for leaf in leaves]  # no shape depends on a number's value
+    key = [STANDS_FOR.get(type(leaf), leaf) for leaf in leaves]
     for place, x in zip(places, inputs, strict=True):
         key[place] = Input(spec_on(mesh, x), x.stride(), x.dtype)
     prepared = prepare(op, tuple(key), tree)
@@ -136,7 +137,7 @@ def name_of(op: Any) -> str:
 
 
 # Not among them: a division that rounds, which is not linear; a view as another dtype.
-OVERLOADS = {"default", "Tensor", "Scalar", "Tensor_Scalar", "int", "dim", "dims", "dim_IntList", "self"}
+OVERLOADS = {"default", "Tensor", "Scalar", "Tensor_Scalar", "int", "dim", "dims", "dim_IntList", "self", "float"}
 
 
 def is_plain(x: Tensor) -> bool:

@@ -11,6 +11,7 @@ from textwrap import wrap
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from labs.algebra import Doing, Rule
@@ -68,6 +69,21 @@ def own_rows(doing: Doing, weight: Tensor, indices: Tensor, *args: Any) -> Tenso
     if not size:
         return weight.new_zeros(*indices.shape, weight.shape[1])
     return doing.op(weight, (indices - start) * mine, *args) * mine.unsqueeze(-1)
+
+
+def drawn(doing: Doing, x: Tensor, *args: Any, generator: torch.Generator | None = None) -> Tensor:
+    """Random numbers: the same on ranks that hold the same, others on ranks that hold another piece.
+
+    The seed is the next number of a rank's own generator; along an axis where all hold the same, the first rank's.  So
+    it does not matter how ranks were seeded, and a layer that is computed again for its backward draws the same again.
+    """
+    seed, number = torch.randint(2**62, (), device=x.device, generator=generator), 0
+    for axis, placement in enumerate(doing.outputs[0].placements):
+        if placement.is_shard():
+            number = number * doing.mesh.size(axis) + doing.mesh.get_local_rank(axis)
+        elif doing.mesh.size(axis) > 1:
+            dist.broadcast(seed, group=doing.mesh.get_group(axis), group_src=0)
+    return doing.op(x, *args, generator=torch.Generator(x.device).manual_seed(seed.item() + number))
 
 
 # ---- the table -------------------------------------------------------------------------------------------
@@ -130,15 +146,17 @@ RULES = Rules(
         **dict.fromkeys(("_softmax", "_log_softmax"), Rule(whole_along)),
         **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), Rule(whole_along, "first")),
         **dict.fromkeys(("add", "sub", "lerp", "copy"), Rule(broadcast, "together", tensors=2)),
-        **dict.fromkeys(("neg", "clone", "detach", "alias", "_to_copy", "zero"), Rule(broadcast, "together")),
-        **dict.fromkeys(("zeros_like", "empty_like"), Rule(broadcast, "together")),
-        **dict.fromkeys(("ones_like", "full_like"), Rule(broadcast, "shape")),
+        **dict.fromkeys(
+            ("neg", "clone", "detach", "alias", "_to_copy", "zero", "zeros_like"), Rule(broadcast, "together")
+        ),
+        **dict.fromkeys(("ones_like", "full_like", "empty_like"), Rule(broadcast, "shape")),
         "new_empty_strided": Rule(alike, "together", empty_alike),
         "mul": Rule(broadcast, "each"),
         **dict.fromkeys(
             ("div", "threshold_backward", "gelu_backward", "silu_backward", "tanh_backward", "sigmoid_backward"),
             Rule(broadcast, "first"),
         ),
+        **dict.fromkeys(("bernoulli", "uniform", "normal"), Rule(broadcast, local=drawn)),
         **dict.fromkeys(NOT_LINEAR, Rule(broadcast)),
     }
 )
@@ -157,8 +175,25 @@ def rsub(x: Tensor, other: Any, alpha: float = 1) -> Tensor:
     return aten.add(aten.mul(x, -alpha), other)
 
 
+def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """What an accelerator has as one operation; elsewhere, F.dropout arrives in these parts."""
+    kept = 1.0 if train is False else 1 - p
+    mask = aten.bernoulli_(aten.empty_like(x, dtype=torch.bool), kept)
+    return native_dropout_backward(x, mask, 1 / kept if kept else 0.0), mask
+
+
+def native_dropout_backward(gradient: Tensor, mask: Tensor, scale: float) -> Tensor:
+    return aten.mul(aten.mul(gradient, mask), scale)
+
+
 def item(x: Tensor) -> Any:
     return x.moved([Replicate()] * x.device_mesh.ndim).item()
 
 
-IN_TERMS_OF: dict[str, Callable[..., Any]] = {"addmm": addmm, "rsub": rsub, "_local_scalar_dense": item}
+IN_TERMS_OF: dict[str, Callable[..., Any]] = {
+    "addmm": addmm,
+    "rsub": rsub,
+    "native_dropout": native_dropout,
+    "native_dropout_backward": native_dropout_backward,
+    "_local_scalar_dense": item,
+}

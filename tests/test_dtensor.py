@@ -5,6 +5,7 @@ and with torch's, forward and backward, in float64.  Values and gradients agree 
 collectives and the bytes of each of the two, and they are the same, or the row says why not.
 """
 
+import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import torch.distributed.tensor as torchs
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from labs import dtensor as ours
 from labs.kit.launch import RankError, run
@@ -138,7 +140,7 @@ def first_times_last(x, dim):
 
 
 def weighed(x, sizes, dim):
-    return sum(i * part.sum() for i, part in enumerate(x.split(sizes, dim), 1))
+    return torch.cat([i * part for i, part in enumerate(x.split(sizes, dim), 1)], dim)
 
 
 def middle(x, dim):
@@ -247,14 +249,20 @@ OPS = [
         for n in (2, 3)
         for lie in (("0", "R"), ("R", "R"))
     ),
-    *(Case(layer_norm, (2,), ((5, 4), (4,), (4,)), lie) for lie in (("0", "R", "R"), ("0", "0", "0"), ("1", "R", "R"))),
-    *(Case(layer_norm, (4,), ((2, 3, 4), (4,), (4,)), lie) for lie in (("0", "R", "R"), ("R", "0", "0"))),
+    *(Case(layer_norm, (2,), ((5, 4), (4,), (4,)), lie) for lie in (("0", "R", "R"), ("1", "R", "R"))),
+    Case(layer_norm, (4,), ((2, 3, 4), (4,), (4,)), ("0", "R", "R")),
     *(Case(layer_norm, (2,), ((5, 4),), (lie,)) for lie in "0P"),
     *(Case(rms_norm, (2,), ((4, 6),), (lie,)) for lie in "0P"),
     Case(rms_norm, (2,), ((5, 4), (4,)), ("0", "0")),
-    *(Case(norm_mlp, (2,), ((6, 4), (4,), (8, 4)), lie) for lie in (("0", "R", "R"), ("R", "R", "0"), ("0", "0", "0"))),
+    *(Case(norm_mlp, (2,), ((6, 4), (4,), (8, 4)), lie) for lie in (("0", "R", "R"), ("R", "R", "0"))),
     Case(norm_mlp, (2, 2), ((4, 6, 4), (4,), (8, 4)), ("0R", "RR", "R0")),
 ]
+if torch.__version__ >= "2.13":  # torch 2.11 ends in an error in a norm's backward, where its weight is cut
+    OPS += [
+        Case(layer_norm, (2,), ((5, 4), (4,), (4,)), ("0", "0", "0")),
+        Case(layer_norm, (4,), ((2, 3, 4), (4,), (4,)), ("R", "0", "0")),
+        Case(norm_mlp, (2,), ((6, 4), (4,), (8, 4)), ("0", "0", "0")),
+    ]
 CASES = [*MOVES, *MOVES_2D, *OPS]
 TOKENS = torch.tensor([[0, 5, 2], [3, 3, 1]])
 
@@ -336,7 +344,6 @@ WHY = {
     "relu ((6, 3),) as ('P',) on (4,)": PIECES,
     "plus_number ((4, 2),) as ('P',) on (3,)": PIECES,
     "matmul ((5, 7), (7, 2)) as ('R', '1') on (3,)": EMPTY,
-    "layer_norm ((2, 3, 4), (4,), (4,)) as ('0', 'R', 'R') on (4,)": EMPTY,
     "layer_norm ((5, 4), (4,), (4,)) as ('1', 'R', 'R') on (2,)": WHOLE,
     "layer_norm ((5, 4),) as ('P',) on (2,)": PIECES,
     "rms_norm ((4, 6),) as ('P',) on (2,)": PIECES,
@@ -359,7 +366,11 @@ if torch.__version__ < "2.13":
         "mul ((4, 6), (4, 6)) as ('P', 'R') on (2,)": PRODUCT,
         "mul ((4, 6), (4, 6)) as ('P', 'P') on (2,)": PRODUCT,
         "div ((4, 6), (4, 6)) as ('P', 'R') on (2,)": PRODUCT,
+        "first_times_last{'dim': 0} ((4, 6),) as ('P',) on (2,)": PRODUCT,
+        "first_times_last{'dim': 1} ((4, 6),) as ('P',) on (2,)": PRODUCT,
     }
+else:
+    WHY["layer_norm ((2, 3, 4), (4,), (4,)) as ('0', 'R', 'R') on (4,)"] = EMPTY
 
 
 def why(case):
@@ -478,6 +489,86 @@ def test_a_parameter_is_converted_copied_saved_and_loaded_as_others_are():
         assert isinstance(twin.weight, nn.Parameter) and isinstance(twin.weight, ours.DTensor)
         assert twin.weight.dtype == twin.weight.to_local().dtype == torch.float64
         assert "as [Shard(0)] on Mesh(tp=2)" in repr(twin.weight)
+
+    run(body, ranks=2)
+
+
+# ---- random numbers --------------------------------------------------------------------------------------
+
+DRAWS = [(lie, alike) for lie in ("RR", "0R", "R1", "01", "00", "PR") for alike in (True, False)]
+
+
+def seeded(alike):
+    torch.manual_seed(7 if alike else dist.get_rank())
+
+
+def ones(lib, mesh, lie):
+    return lib.distribute_tensor(torch.ones(8, 500), mesh, placements(lib, lie), src_data_rank=None)
+
+
+def test_copies_draw_the_same_and_other_pieces_other_numbers():
+    def body():
+        mesh, masks = Mesh((2, 2), NAMES), []
+        for lie, alike in DRAWS:
+            seeded(alike)
+            x = ones(ours, mesh, lie)
+            mark("step")
+            y = F.dropout(x, 0.25)
+            mark("end")
+            assert y.placements == x.placements
+            masks.append(y.full_tensor() if "P" in lie else y.to_local())
+        return masks
+
+    result = run(body, ranks=4, record="communication")
+    for step, (lie, _) in enumerate(DRAWS):
+        places = [[p for p, axis in zip(divmod(rank, 2), lie, strict=True) if axis in "01"] for rank in range(4)]
+        masks = [rank[step] for rank in result]
+        for rank, mask in enumerate(masks):
+            assert set(mask.unique().tolist()) == {0, (torch.tensor(1.0) / 0.75).item()}
+            assert 0.19 < (mask == 0).float().mean() < 0.31
+            for other in range(rank):
+                assert torch.equal(mask, masks[other]) == (places[rank] == places[other]), (lie, rank, other)
+            assert result.recording.counts(rank, step).total() == 2 - len(places[rank])
+
+
+def test_torchs_dropout_on_cpus_draws_by_each_ranks_seed_alone():
+    """Pieces draw the same where ranks are seeded alike, and copies fall apart where they are not; nothing is sent."""
+
+    def body():
+        warnings.simplefilter("ignore")  # that random numbers may not be supported
+        mesh, masks = init_device_mesh("cpu", (2,)), []
+        for lie in "R0":
+            for alike in (True, False):
+                seeded(alike)
+                masks.append(F.dropout(ones(torchs, mesh, lie), 0.25).to_local())
+        return masks
+
+    result = run(body, ranks=2)
+    assert [torch.equal(a, b) for a, b in zip(*result, strict=True)] == [True, False, True, False]
+
+
+def test_a_dropout_is_the_same_in_backward_and_when_computed_again():
+    def body():
+        mesh = Mesh((2,), ("tp",))
+        drop = [partial(F.dropout, p=0.5), lambda x: torch.native_dropout(x, 0.5, True)[0]]
+        drop += [partial(checkpoint, f, use_reentrant=False) for f in drop]
+        for lie in "01RP":
+            for f in drop:
+                seeded(False)
+                x = ones(ours, mesh, lie).requires_grad_()
+                y = f(x * 3)
+                (y * 2).sum().backward()
+                assert torch.equal(x.grad.full_tensor(), 2 * y.full_tensor().detach())
+            assert torch.native_dropout(x, 0.5, False)[0].full_tensor().equal(x.full_tensor())
+            assert torch.native_dropout(x, 1.0, True)[0].full_tensor().count_nonzero() == 0
+        weight = ones(ours, mesh, "0")
+        nn.init.normal_(weight, std=0.02)
+        assert 0.015 < weight.full_tensor().std() < 0.025 and F.dropout(weight, training=False) is weight
+        generator = torch.Generator().manual_seed(3)
+        first, then, again = (
+            weight.uniform_(generator=g).full_tensor() for g in (generator, generator, torch.Generator().manual_seed(3))
+        )
+        assert torch.equal(first, again) and not torch.equal(first, then)
 
     run(body, ranks=2)
 
