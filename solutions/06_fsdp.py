@@ -811,8 +811,9 @@ table({who: each for pair in pairs for who, each in pair.items()})
 # %% [markdown]
 # ### A way out
 #
-# PyTorch's `fully_shard` and an ordinary script; of the course only the data and the model. Save it as `train.py` in
-# the root of the repository, and run `torchrun --nproc-per-node 4 train.py`:
+# PyTorch's `fully_shard` and an ordinary script; of the course only the data and the model. It is
+# [scripts/fsdp.py](../scripts/fsdp.py). From the root of the repository, run
+# `torchrun --nproc-per-node 4 scripts/fsdp.py`:
 #
 # ```python
 # import torch

@@ -1056,8 +1056,9 @@ draw.table(rows)
 #
 # ### A way out
 #
-# PyTorch's `parallelize_module` and an ordinary script; of the course only the data and the model. Save it as
-# `train.py` in the root of the repository, and run `torchrun --nproc-per-node 2 train.py`:
+# PyTorch's `parallelize_module` and an ordinary script; of the course only the data and the model. It is
+# [scripts/tp.py](../scripts/tp.py). From the root of the repository, run
+# `torchrun --nproc-per-node 2 scripts/tp.py`:
 #
 # ```python
 # import torch
@@ -1065,7 +1066,12 @@ draw.table(rows)
 # from torch.distributed.device_mesh import init_device_mesh
 # from torch.distributed.tensor import Replicate, Shard
 # from torch.distributed.tensor.parallel import (
-#     ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, loss_parallel, parallelize_module,
+#     ColwiseParallel,
+#     PrepareModuleInput,
+#     RowwiseParallel,
+#     SequenceParallel,
+#     loss_parallel,
+#     parallelize_module,
 # )
 #
 # from labs.data import Batches, corpus

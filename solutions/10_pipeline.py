@@ -965,8 +965,9 @@ draw.table(rows)
 # %% [markdown]
 # ### A way out
 #
-# PyTorch's `PipelineStage` and an ordinary script; of the course only the data and the model. Save it as `train.py` in
-# the root of the repository, and run `torchrun --nproc-per-node 2 train.py`:
+# PyTorch's `PipelineStage` and an ordinary script; of the course only the data and the model. It is
+# [scripts/pp.py](../scripts/pp.py). From the root of the repository, run
+# `torchrun --nproc-per-node 2 scripts/pp.py`:
 #
 # ```python
 # import torch

@@ -11,33 +11,30 @@ import torch.distributed as dist
 
 from labs.data import Batches, corpus
 from labs.kit.launch import run
+from labs.kit.strategies import ADAMW
 from labs.model import GPT, PRESETS
 from tools import notebooks
 
-FENCED = re.compile(r"^# ```python\n(# import torch\n.*?)^# ```", re.MULTILINE | re.DOTALL)
-SCRIPTS = {
-    source.stem: "".join(line.removeprefix("#").removeprefix(" ") for line in found[1].splitlines(keepends=True))
-    for source in notebooks.sources(notebooks.ROOT)
-    if (found := FENCED.search(source.read_text(encoding="utf-8"))) and "dist.init_process_group()" in found[1]
-}
+FOLDER = notebooks.ROOT / "scripts"
+SCRIPTS = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.py"))}
+TINY = ("tiny", 12, False, tuple(ADAMW.items()))  # what notebooks 01 to 04 train
+SMALL = ("small", 16, True, (("lr", 2e-3),))
+TRAINS = {"ddp": TINY}  # the others train SMALL
 
 
 @cache
-def one_process(steps):
-    config = PRESETS["small"]
-    model, batches, losses = GPT(config), Batches(corpus().tokens, 16, config.context), []
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+def one_process(size, batch, clip, settings, steps):
+    config = PRESETS[size]
+    model, batches, losses = GPT(config), Batches(corpus().tokens, batch, config.context), []
+    optimizer = torch.optim.AdamW(model.parameters(), **dict(settings))
     for step in range(steps):
         losses.append(model(*batches[step]))
         losses[-1].backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
     return [loss.item() for loss in losses]
-
-
-def test_there_are_such_scripts():
-    assert {"09_tensor_parallel", "10_pipeline"} <= SCRIPTS.keys()
 
 
 def printed(script):
@@ -50,7 +47,16 @@ def printed(script):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_prints_one_processs_losses(name):
-    assert "range(10)" in SCRIPTS[name]
-    told = run(printed, SCRIPTS[name].replace("range(10)", "range(3)"), ranks=2, device="cpu")[0]
+    script, loop = SCRIPTS[name], re.compile(r"(?<=for step in range\()\d+(?=\))")
+    assert len(loop.findall(script)) == 1
+    told = run(printed, loop.sub("3", script), ranks=2, device="cpu")[0]
     losses = [float(loss) for loss in re.findall(r"loss (\S+)", told)]
-    assert losses == pytest.approx(one_process(steps=3), abs=2e-4)
+    assert losses == pytest.approx(one_process(*TRAINS.get(name, SMALL), steps=3), abs=2e-4)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_does_without_the_laboratory_and_stands_in_a_notebook(name):
+    assert "labs.kit" not in SCRIPTS[name]
+    shown = "# ```python\n" + "".join(f"# {line}".rstrip() + "\n" for line in SCRIPTS[name].splitlines()) + "# ```\n"
+    texts = [source.read_text(encoding="utf-8") for source in notebooks.sources(notebooks.ROOT)]
+    assert sum(shown in text and f"scripts/{name}.py" in text for text in texts) == 1
