@@ -171,8 +171,8 @@ draw.table([{"": o, "collectives": called[n], "sent, bytes": seen.sent(0, n)} fo
 #
 # Write both as autograd functions. `ctx.group` is the group of ranks (None: all of them). In `backward` return a
 # gradient for each argument of `forward`, and None for the group. An all-reduce works in place, and needs a contiguous
-# tensor; but neither x nor the gradient that comes in is yours to change. (`clone()` keeps the strides; `contiguous()`
-# copies only where it must.)
+# tensor; but neither x nor the gradient that comes in is yours to change. (`clone()` keeps the strides, and ranks
+# may have different ones; `contiguous()` copies only where it must.)
 #
 # The check compares values and gradients on 1 to 8 ranks and in sub-groups, for any shape and dtype, with gradients
 # that are not contiguous. It counts what is sent and what is held. Budget: each border sends one all-reduce in one
@@ -294,15 +294,18 @@ check.row_linear(row_linear)
 # Which heads does a rank have? Query head h reads the keys and values of head h // (H // K). Give every rank its query
 # heads, the heads of keys and values that these read, and the ranks that have the same ones (itself included). If there
 # are enough heads of keys and values, no two ranks share one: deal them out as evenly as possible, and where it does
-# not come out even, the first ranks get one more. The check tries many numbers of heads, on up to 16 ranks. Budget: no
-# message. `rank` is any rank; it is not the number of the process that calls you.
+# not come out even, the first ranks get one more. (Side by side or in turn, as you like.) If there are not enough, the
+# ranks that share a head must be neighbours: [labs/shares.py](../labs/shares.py), which cuts the matrices, relies on
+# it. The check tries many numbers of heads, on up to 16 ranks. Budget: no message. `rank` is any rank; it is not the
+# number of the process that calls you.
 
 
 # %%
 def deal_heads(heads, kv_heads, ranks, rank):
     """([query heads], [heads of keys and values], [ranks that have the latter]) of a rank, numbers in order.
 
-    kv_heads divides heads.  With more ranks than kv_heads, kv_heads divides ranks, and ranks divides heads.
+    kv_heads divides heads.  With more ranks than kv_heads, kv_heads divides ranks, ranks divides heads, and the ranks
+    that have the same head of keys and values are neighbours.
     """
     group = heads // kv_heads  # query heads that read one head of keys and values
     ### BEGIN SOLUTION
@@ -417,8 +420,9 @@ draw.table([{"": name, "within 1e-12 of one process": bool(off[name] < 1e-12)} f
 # ## Measure: what travels
 #
 # With pencil and paper: let a batch have M tokens of D numbers each. Forward, each pair ends in an all-reduce of M × D
-# numbers, and so does the embedding. Backward, each pair begins with one, and so does the head. (The loss sends three
-# numbers a token; why, you will see in exercise 4.) `cost.tp_sent` says it in bytes, by part and phase:
+# numbers, and so does the embedding. Backward, each pair begins with one, and so does the head. (The loss
+# all-reduces three numbers per token; why, you will see in exercise 4.) `cost.tp_sent` says it in bytes, by part and
+# phase:
 
 # %%
 on_paper = cost.Job(CONFIG, batch=SEQUENCES, ranks=4)
@@ -547,8 +551,8 @@ print(f"compared: {refused[0]}")
 #
 #     loss = log(sum of exp(logit - highest)) - (target's logit - highest)
 #
-# It takes three numbers a token: the highest logit, a sum of exponentials, and the logit of the target. The first is a
-# maximum over all ranks, the second a sum, and the third is on one rank only (if the others contribute zero, it is a
+# It takes three numbers per token: the highest logit, a sum of exponentials, and the logit of the target. The first is
+# a maximum over all ranks, the second a sum, and the third is on one rank only (if the others contribute zero, it is a
 # sum too). The highest is subtracted because exp(100) is infinite in float32. It cancels, so its gradient is not
 # needed: it may come from a detached tensor, by an all-reduce with `dist.ReduceOp.MAX`.
 #
@@ -556,9 +560,10 @@ print(f"compared: {refused[0]}")
 #
 # With `reduce` of exercise 1, autograd finds the gradient by itself. (Where the padded column is picked, its logit is
 # −inf, and −inf × 0 is not a number: use `where` or `masked_fill`.) The check compares the loss and the gradient of the
-# logits on 1 to 8 ranks and in sub-groups, with vocabularies that the number of ranks does not divide (a rank may have
-# no column at all), with logits of ±10,000, and with a gradient of the loss other than 1. It measures bytes sent and
-# held. Budget: three numbers a token, nothing backward, and never a gathered logit.
+# logits on 1 to 8 ranks and in sub-groups, with vocabularies that the number of ranks does not divide (any rank may
+# have no column at all), with logits of ±10,000, and with a gradient of the loss other than 1. It measures bytes sent
+# and held. Budget: three numbers per token, all-reduced for many tokens at a time; nothing backward, and never a
+# gathered logit.
 
 
 # %%

@@ -93,7 +93,8 @@ class Row(torch.autograd.Function):
     def backward(ctx, gradient):
         x, weight = ctx.saved_tensors
         rows = gradient.reshape(-1, gradient.shape[-1])
-        return gradient @ weight, rows.t() @ x.reshape(-1, x.shape[-1]), rows.sum(0) if ctx.biased else None, None
+        of_weight = rows.t() @ x.reshape(len(rows), x.shape[-1])
+        return gradient @ weight, of_weight, rows.sum(0) if ctx.biased else None, None
 
 
 def row_by_hand(x, weight, bias, group=None):
@@ -233,8 +234,10 @@ def row_by_pieces(x, weight, bias, group=None):
 
 
 def row_by_addmm(x, weight, bias, group=None):
-    rows = x.reshape(-1, x.shape[-1])
-    y = reduce(torch.mm(rows, weight.mT), group).unflatten(0, x.shape[:-1]) if x.ndim > 1 else reduce(weight @ x, group)
+    if x.ndim == 1:
+        y = reduce(weight @ x, group)
+    else:
+        y = reduce(torch.mm(x.flatten(0, -2), weight.mT), group).unflatten(0, x.shape[:-1])
     return torch.add(y, bias) if bias is not None else y
 
 
@@ -287,15 +290,6 @@ def loss_in_place(logits, targets, first, group=None):
     return InPlace.apply(logits, targets, first, group)
 
 
-def loss_by_a_gather_of_sums(logits, targets, first, group=None):
-    """One number a token from each rank, and one that is added up."""
-    own = logits.logsumexp(1) if logits.shape[1] else logits.sum(1) - torch.inf
-    parts = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(parts, own.detach(), group=group)
-    parts[dist.get_rank(group)] = own
-    return (torch.stack(parts).logsumexp(0) - reduce(of_targets(logits, targets, first), group)).mean()
-
-
 def loss_of_two_halves(logits, targets, first, group=None):
     """The tokens in two chunks."""
     halves = zip(logits.chunk(2), targets.chunk(2), strict=True)
@@ -312,22 +306,6 @@ def loss_of_each_token(logits, targets, first, group=None):
     else:
         mine = mine + shifted.sum()
     return reduce(shifted.exp().sum(-1), group).log().sub(reduce(mine, group)).mean()
-
-
-def heads_by_strides(heads, kv_heads, ranks, rank):
-    """Ranks that share are not neighbours."""
-    if ranks <= kv_heads:
-        return deal_heads(heads, kv_heads, ranks, rank)
-    key, place, copies = rank % kv_heads, rank // kv_heads, ranks // kv_heads
-    each = heads // ranks
-    first = key * heads // kv_heads + place * each
-    return range(first, first + each), [key], [key + kv_heads * other for other in range(copies)]
-
-
-def heads_with_more_for_the_last(heads, kv_heads, ranks, rank):
-    queries, keys, sharers = deal_heads(heads, kv_heads, ranks, ranks - 1 - rank)
-    mine = [heads - 1 - query for query in reversed(queries)]
-    return mine, [kv_heads - 1 - key for key in reversed(keys)], [ranks - 1 - other for other in reversed(sharers)]
 
 
 def heads_of_a_tensor(heads, kv_heads, ranks, rank):
@@ -397,11 +375,8 @@ BEYOND = [
     ("row_linear", [row_by_addmm]),
     ("row_linear", [row_by_autograd_again]),
     ("split_loss", [loss_in_place]),
-    ("split_loss", [loss_by_a_gather_of_sums]),
     ("split_loss", [loss_of_two_halves]),
     ("split_loss", [loss_of_each_token]),
-    ("deal_heads", [heads_by_strides]),
-    ("deal_heads", [heads_with_more_for_the_last]),
     ("deal_heads", [heads_of_a_tensor]),
     ("block_plan", [plan_of_two_maps]),
     ("block_plan", [plan_backwards]),

@@ -300,6 +300,89 @@ def of_an_even_number(x, group=None):
     return HALVES.apply(x, group)
 
 
+def clone_alone(x, group):
+    y = x.clone()
+    dist.all_reduce(y, group=group)
+    return y
+
+
+CLONE_BACK, CLONE_FORWARD = border(same, clone_alone), border(clone_alone, same)
+
+
+@wrong("copy", "right only for contiguous tensors")
+def gradient_with_its_strides(x, group=None):
+    return CLONE_BACK.apply(x, group)
+
+
+@wrong("reduce", "right only for contiguous tensors")
+def summand_with_its_strides(x, group=None):
+    return CLONE_FORWARD.apply(x, group)
+
+
+def row_by_row(x, group):
+    y = x.clone(memory_format=torch.contiguous_format)
+    for row in y if y.ndim else [y]:
+        dist.all_reduce(row, group=group)
+    return y
+
+
+ROWS_BACK, ROWS_FORWARD = border(same, row_by_row), border(row_by_row, same)
+
+
+@wrong("copy", "too many collectives", listed=False)
+def gradient_row_by_row(x, group=None):
+    return ROWS_BACK.apply(x, group)
+
+
+@wrong("reduce", "too many collectives")
+def summand_row_by_row(x, group=None):
+    return ROWS_FORWARD.apply(x, group)
+
+
+def after_a_barrier(x, group):
+    dist.barrier(group=group)
+    return x.view_as(x)
+
+
+BARRIER_FORWARD, BARRIER_BACK = border(after_a_barrier, summed), border(summed, after_a_barrier)
+
+
+@wrong("copy", "something is sent where nothing is due", listed=False)
+def waits_for_all_before(x, group=None):
+    return BARRIER_FORWARD.apply(x, group)
+
+
+@wrong("reduce", "something is sent where nothing is due")
+def waits_for_all_on_the_way_back(x, group=None):
+    return BARRIER_BACK.apply(x, group)
+
+
+class SavesWhole(COPY):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        ctx.save_for_backward(x)
+        return x.view_as(x)
+
+
+@wrong("copy", "kept for backward, and not needed there")
+def saves_x(x, group=None):
+    return SavesWhole.apply(x, group)
+
+
+class SavesSum(REDUCE):
+    @staticmethod
+    def forward(ctx, x, group):
+        y = summed(x, group)
+        ctx.save_for_backward(y)
+        return y
+
+
+@wrong("reduce", "kept for backward, and not needed there", listed=False)
+def saves_the_sum(x, group=None):
+    return SavesSum.apply(x, group)
+
+
 class Saves(REDUCE):
     @staticmethod
     def forward(ctx, x, group):
@@ -427,6 +510,36 @@ def a_matrix_alone(x, weight, bias, group=None):
 @wrong("row_linear", "another shape or dtype")
 def in_float32(x, weight, bias, group=None):
     return row_linear(x.float(), weight.float(), None if bias is None else bias.float(), group)
+
+
+@wrong("row_linear", "right only where pieces are equal", alone=True)
+def a_row_of_any_number(x, weight, bias, group=None):
+    y = reduce((x.reshape(-1, x.shape[-1]) @ weight.t()).reshape(*x.shape[:-1], len(weight)), group)
+    return y if bias is None else y + bias
+
+
+@wrong("row_linear", "right only where pieces are equal", alone=True, listed=False)
+def home_early_without_inputs(x, weight, bias, group=None):
+    if x.shape[-1]:
+        return row_linear(x, weight, bias, group)
+    return F.linear(x, weight, bias)
+
+
+@wrong("row_linear", "too many collectives")
+def token_by_token(x, weight, bias, group=None):
+    y = F.linear(x, weight)
+    y = torch.stack([reduce(token, group) for token in y.view(-1, len(weight))]).view(y.shape) if len(y) else y
+    return y if bias is None else y + bias
+
+
+@wrong("row_linear", "something is sent where nothing is due", listed=False)
+def waits_in_backward(x, weight, bias, group=None):
+    y = reduce_after_a_barrier(F.linear(x, weight), group)
+    return y if bias is None else y + bias
+
+
+def reduce_after_a_barrier(x, group=None):
+    return BARRIER_BACK.apply(x, group)
 
 
 class SavesY(torch.autograd.Function):
@@ -577,6 +690,41 @@ def also_the_mean_logit(logits, targets, first, group=None):
     return (total.log() - target).mean()
 
 
+@wrong("split_loss", "more than three numbers a token")
+def by_a_gather_of_sums(logits, targets, first, group=None):
+    """One number a token from each rank, and one that is added up."""
+    own = logits.logsumexp(1) if logits.shape[1] else logits.sum(1) - torch.inf
+    parts = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, own.detach(), group=group)
+    parts[dist.get_rank(group)] = own
+    return (torch.stack(parts).logsumexp(0) - reduce(of_targets(logits, targets, first), group)).mean()
+
+
+@wrong("split_loss", "too many collectives")
+def one_token_at_a_time(logits, targets, first, group=None):
+    tokens = zip(logits.split(1), targets.split(1), strict=True)
+    return sum(split_loss(*token, first, group) for token in tokens) / len(targets)
+
+
+def highest_among(ranks, logits, targets, first, group):
+    """Not of those beyond."""
+    low = torch.full_like(logits[:, :1], -1e5)
+    top = highest(torch.cat([logits, low], 1) if dist.get_rank(group) in ranks else low, group)
+    shifted = logits - top[:, None]
+    total, target = reduce(torch.stack([shifted.exp().sum(1), of_targets(shifted, targets, first)]), group)
+    return (total.log() - target).mean()
+
+
+@wrong("split_loss")
+def highest_of_two_ranks(logits, targets, first, group=None):
+    return highest_among((0, 1), logits, targets, first, group)
+
+
+@wrong("split_loss", listed=False)
+def highest_of_all_but_the_first(logits, targets, first, group=None):
+    return highest_among(range(1, 8), logits, targets, first, group)
+
+
 @wrong("split_loss", "right only on the group of all ranks")
 def over_all_ranks(logits, targets, first, group=None):
     return split_loss(logits, targets, first)
@@ -670,12 +818,43 @@ def the_rest_is_lost(heads, kv_heads, ranks, rank):
     return [query for query in range(heads) if query * kv_heads // heads in keys], keys, [rank]
 
 
-@wrong("deal_heads", "uneven")
+@wrong("deal_heads", "uneven, or the rest is not with the first ranks")
 def the_last_takes_the_rest(heads, kv_heads, ranks, rank):
     if ranks > kv_heads:
         return deal_heads(heads, kv_heads, ranks, rank)
     keys = [rank] if rank < ranks - 1 else list(range(rank, kv_heads))
     return [query for query in range(heads) if query * kv_heads // heads in keys], keys, [rank]
+
+
+@wrong("deal_heads", "uneven, or the rest is not with the first ranks")
+def one_more_for_the_last(heads, kv_heads, ranks, rank):
+    queries, keys, sharers = deal_heads(heads, kv_heads, ranks, ranks - 1 - rank)
+    mine = [heads - 1 - query for query in reversed(queries)]
+    return mine, [kv_heads - 1 - key for key in reversed(keys)], [ranks - 1 - other for other in reversed(sharers)]
+
+
+@wrong("deal_heads", "uneven, or the rest is not with the first ranks")
+def in_proportion(heads, kv_heads, ranks, rank):
+    if ranks > kv_heads:
+        return deal_heads(heads, kv_heads, ranks, rank)
+    keys = list(range(-(-rank * kv_heads // ranks), -(-(rank + 1) * kv_heads // ranks)))
+    return [query for query in range(heads) if query * kv_heads // heads in keys], keys, [rank]
+
+
+@wrong("deal_heads", "not in order")
+def from_the_last_on(heads, kv_heads, ranks, rank):
+    queries, keys, sharers = deal_heads(heads, kv_heads, ranks, rank)
+    return queries[::-1], keys, sharers
+
+
+@wrong("deal_heads", "ranks that share are not neighbours")
+def far_from_each_other(heads, kv_heads, ranks, rank):
+    if ranks <= kv_heads:
+        return deal_heads(heads, kv_heads, ranks, rank)
+    key, place, copies = rank % kv_heads, rank // kv_heads, ranks // kv_heads
+    each = heads // ranks
+    first = key * heads // kv_heads + place * each
+    return range(first, first + each), [key], [key + kv_heads * other for other in range(copies)]
 
 
 @wrong("deal_heads", "a query head is missing, or there twice")

@@ -52,7 +52,7 @@ def play(functions: Functions, cases: list[Split]) -> list[Called]:
 def play_one(functions: Functions, case: Split) -> tuple[Called, Any]:
     """And what was returned, itself."""
     rank, called, setting = dist.get_rank(), Called(), case.setting()
-    brought = case.brings(rank)
+    brought = {name: case.laid(x, rank) for name, x in case.brings(rank).items()}
     leaves = {name: x.clone().requires_grad_(case.graded) for name, x in brought.items() if floating(x)}
     given = deepcopy(brought) | {name: x * 1 for name, x in leaves.items()}  # to a leaf nobody can write
     with (
@@ -87,27 +87,25 @@ def go_back(case: Split, called: Called, result: Tensor) -> None:
 
 
 def hold(functions: Functions, cases: list[Split]) -> None:
+    """Two calls of each; of each: a step forward, a step backward, and one in which nothing happens."""
     for case in cases:
-        hold_one(functions, case)
-
-
-def hold_one(functions: Functions, case: Split) -> None:
-    """Two calls; of each: a step forward, a step backward, and one in which nothing happens."""
-    leaves = {name: x.requires_grad_() if floating(x) else x for name, x in case.brings(dist.get_rank()).items()}
-    gradient = case.comes_back(dist.get_rank())
-    for _ in range(2):
-        mark("step")
-        result = case.call(functions, {name: x * 1 if floating(x) else x for name, x in leaves.items()})
-        time.sleep(SETTLED)
-        mark("step")
-        result.backward(gradient)
-        del result
-        for x in filter(floating, leaves.values()):
-            x.grad = None
-        gc.collect()  # a class that is made in each call goes only then
-        time.sleep(SETTLED)
-        mark("step")
-        mark("end")
+        leaves = {name: x.requires_grad_() if floating(x) else x for name, x in case.brings(dist.get_rank()).items()}
+        gradient = case.comes_back(dist.get_rank())
+        for _ in range(2):
+            mark("step")
+            given = {name: x * 1 if floating(x) else x for name, x in leaves.items()}
+            end = (case.call(functions, given) * gradient).sum()  # which does not need the result again
+            del given
+            time.sleep(SETTLED)
+            mark("step")
+            end.backward()
+            del end
+            for x in filter(floating, leaves.values()):
+                x.grad = None
+            gc.collect()  # a class that is made in each call goes only then
+            time.sleep(SETTLED)
+            mark("step")
+            mark("end")
 
 
 def deal(fn: Callable[..., Any], deals: list[Deal]) -> Outcome:

@@ -8,7 +8,7 @@ Deal      query heads, heads of keys and values, ranks: numbers alone
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from math import prod
@@ -24,7 +24,6 @@ from labs.mesh import Mesh, smaller_group
 from labs.model import Config, Layer
 from labs.placement import piece
 from labs.shares import fits
-from labs.styles import Style
 from labs.tp import Plan, cuts_of, gpt_plan, parallelize
 
 BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
@@ -38,16 +37,17 @@ class Split(shared.Case):
     """A call on every rank, forward and backward.
 
     Each kind has brings(rank); whole(brought), one process's result of what all ranks bring; the `shape` of a result;
-    and due_numbers(), how many elements are all-reduced forward, and backward.
+    and, forward and backward, `calls` and due_numbers(): so many all-reduces, and of so many elements in all.
     """
 
     paired: bool = False  # in two groups at the same time, of the even and of the odd ranks
     graded: bool = True  # else under no_grad
-    laid_out: str = ""  # "transposed": all that is given; "expanded": the gradient of the result
+    laid_out: str = ""  # "transposed": all that odd ranks are given; "expanded": the gradient of the result
 
     alike: ClassVar[tuple[str, ...]] = ()  # what all ranks bring alike: it has one gradient
     own_gradients: ClassVar[bool] = False  # each rank's result goes on by itself: another gradient comes back to each
     result: ClassVar[str] = "y"
+    calls: ClassVar[tuple[int, int]] = (1, 0)
 
     @property
     def groups(self) -> list[tuple[int, ...]]:
@@ -72,15 +72,22 @@ class Split(shared.Case):
         generator = self.generator(rank, what)
         if self.dtype is BF16:
             return torch.randint(1, 8, tuple(shape), generator=generator).to(BF16)
-        x = torch.randn(tuple(shape), generator=generator, dtype=FP64).to(self.dtype)
-        return x.t().contiguous().t() if self.laid_out == "transposed" and x.ndim == 2 else x
+        return torch.randn(tuple(shape), generator=generator, dtype=FP64).to(self.dtype)
+
+    def laid(self, x: Any, rank: int) -> Any:
+        """The same, as it lies in this rank's memory."""
+        turned = self.laid_out == "transposed" and rank % 2 and isinstance(x, Tensor) and x.ndim > 1
+        return x.transpose(0, -1).contiguous().transpose(0, -1) if turned else x
 
     def comes_back(self, rank: int) -> Tensor:
         """The gradient of the result.  Behind an expanded one lies memory that is nobody else's."""
         who = rank if self.own_gradients else self.members(rank)[0] + 32
         if self.laid_out == "expanded":
             return self.numbers([prod(self.shape) + 64], who, 7)[: self.shape[-1]].expand(self.shape)
-        return self.numbers(self.shape, who, 7)
+        return self.laid(self.numbers(self.shape, who, 7), rank)
+
+    def due_numbers(self) -> tuple[float, float]:
+        return self.calls[0] * prod(self.shape), self.calls[1] * prod(self.shape)
 
     def due(self, members: tuple[int, ...]) -> list[dict[str, Tensor]]:
         """For each of these ranks the result and all gradients, if no others bring anything."""
@@ -179,9 +186,10 @@ class Border(Split):
         first = reduce(brought["w"] * copy(x, **group), **group)
         return x + first + reduce(brought["w"] * copy(x + first, **group), **group)
 
-    def due_numbers(self) -> tuple[float, float]:
+    @property
+    def calls(self) -> tuple[int, int]:
         forward, backward = {"copy": (0, 1), "reduce": (1, 0), "both": (2, 2)}[self.kind]
-        return forward * prod(self.shape), backward * self.graded * prod(self.shape)
+        return forward, backward * self.graded
 
 
 @dataclass(frozen=True)
@@ -208,24 +216,27 @@ class Row(Split):
         y = sum(F.linear(each["x"], each["weight"]) for each in brought)
         return y + brought[0]["bias"] if self.biased else y
 
-    def due_numbers(self) -> tuple[float, float]:
-        return prod(self.outer) * self.outputs, 0
-
 
 @dataclass(frozen=True)
 class Loss(Split):
+    """highest: logits of ± this are among them: all low ones of token 0, and a high one of each on one rank alone."""
+
     tokens: int = 9
     vocabulary: int = 20
-    highest: float = 1  # logits of ± this are among them; the first token has none but low ones
+    turned: int = 0  # the first rank that has a part of the vocabulary's beginning, and the last ones before it
+    highest: float = 1
 
     result = "loss"
     shape = ()
+    calls = (12, 0)  # the tokens may go in a few parts, but not each by itself
 
     def brings(self, rank: int) -> Brought:
         members = self.members(rank)
-        first, size = piece(self.vocabulary, len(members), members.index(rank))
-        signs = torch.randint(-1, 2, (self.tokens, size), generator=self.generator(rank, 1))
-        signs[0] = -1
+        me, n = members.index(rank), len(members)
+        sizes = [piece(self.vocabulary, n, (each - self.turned) % n)[1] for each in range(n)]
+        first, size = sum(sizes[:me]), sizes[me]
+        signs = torch.randint(-1, 1, (self.tokens, size), generator=self.generator(rank, 1))
+        signs[me::n, :1], signs[0] = 1, -1
         targets = torch.randint(self.vocabulary, (self.tokens,), generator=self.generator(63, 2))
         logits = 3 * self.numbers([self.tokens, size], rank) + self.highest * signs
         return {"logits": logits, "targets": targets, "first": first}
@@ -281,10 +292,7 @@ class Block(Split):
 
     def prepare(self, functions: Functions, brought: Brought, **setting: Any) -> Functions:
         """A layer, split by the plan; its parameters are brought, too."""
-        plan = functions[0](self.config, self.sequence_parallel)
-        if not isinstance(plan, Mapping) or not all(isinstance(style, Style) for style in plan.values()):
-            raise ValueError(f"the plan is {plan!r:.80}, and not a table from names to styles of labs.tp")
-        layer = parallelize(self.layer(), setting["mesh"], plan)
+        layer = parallelize(self.layer(), setting["mesh"], functions[0](self.config, self.sequence_parallel))
         # It is for the check to compare gradients; and x differs where it is a shard.
         layer.tensor_parallel.inputs_compared = layer.tensor_parallel.gradients_compared = True
         brought |= layer.named_parameters()
@@ -308,6 +316,10 @@ class Block(Split):
             return {"y": self.part(y.detach(), rank), "x": self.part(x.grad, rank)} | parts
 
         return [of(rank) for rank in members]
+
+    @property
+    def calls(self) -> tuple[int, int]:
+        return 2, 2 + 2 * (self.sharers > 1) + 2 * self.sequence_parallel
 
     def due_numbers(self) -> tuple[float, float]:
         """Twice x; backward, keys and values that some ranks share, too, and norms that have seen shards."""
@@ -352,14 +364,17 @@ class Draw:
     def rows(self) -> list[Row]:
         options = [{}, {"dtype": FP32, "outer": (32,), "outputs": 24}, AGAIN, {"biased": False}, *UNUSUAL]
         options += [{"outer": outer} for outer in ((), (2, 3), (0,), (2, 1, self.a))]
-        options += [{"inputs": (self.a, self.a, self.a, 1)}, *({"ranks": ranks} for ranks in self.others)]
+        options += [{"inputs": inputs} for inputs in ((0, self.a, 0, 1), (self.a, 0, self.b, 0))]
+        options += [{"ranks": ranks} for ranks in self.others]
         return self.cases(Row, options)
 
     def losses(self) -> list[Loss]:
         high, odd = {"highest": 1e4}, 4 * self.a + self.random.randrange(1, 4)
         options = [{}, {"dtype": FP32, "tokens": 64, "vocabulary": 96}, AGAIN, high, UNUSUAL[0], UNUSUAL[1]]
-        options += [{"vocabulary": vocabulary} for vocabulary in (odd, 9, 5, 3)] + [{"vocabulary": 9} | high]
-        options += [{"ranks": ranks, "vocabulary": ranks * self.b + ranks // 2} for ranks in self.others]
+        options += [{"vocabulary": odd}, {"vocabulary": 9}, {"vocabulary": 5, "turned": 1}]  # a rank has nothing
+        options += [{"vocabulary": 3, "turned": 2}, {"vocabulary": 9, "turned": 3} | high]
+        others = (self.random.choice((6, 7, 8)), 1)  # on six, a gather of one number is more than three all-reduces
+        options += [{"ranks": ranks, "vocabulary": ranks * self.b + ranks // 2} for ranks in others]
         return self.cases(Loss, options)
 
     def blocks(self) -> list[Block]:
@@ -369,8 +384,9 @@ class Draw:
 
     def deals(self) -> list[Deal]:
         always = [(8, 4, 2), (8, 2, 4), (6, 3, 2), (8, 8, 3), (8, 1, 4), (24, 2, 8), (4, 4, 4), (16, 2, 16), (6, 3, 1)]
+        always.append((8, 8, 5))
         possible = [(k * m, k, n) for k in range(1, 9) for m in range(1, 7) for n in range(1, 13) if fits(k * m, k, n)]
-        return [Deal(*each) for each in always + self.random.sample(possible, 12)]
+        return [Deal(*each) for each in always + self.random.sample(possible, 11)]
 
 
 WIDE = {  # those whose bytes held are measured

@@ -2,7 +2,7 @@
 
     conjugate      copy and reduce, forward and backward; both of them twice in a larger graph
     row_linear     summands of y from pieces of x, and the bias once
-    split_loss     three numbers a token, whatever the vocabulary
+    split_loss     three numbers per token, all-reduced, whatever the vocabulary
     deal_heads     whole heads to each rank, and who shares keys and values
     block_plan     one layer of the course's GPT: a table of styles, which a job obeys
 
@@ -32,8 +32,8 @@ from labs.kit.checks.tensor.cases import WIDE, Border, Deal, Draw, Functions, Lo
 from labs.kit.record import Event, Recording
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2}
-# Held between forward and backward, and at the most: × x, y, and this rank's logits.
-ENOUGH = {Border: ("x", 1.1, 6.1), Row: ("y", 2.3, 7.1), Loss: ("its logits", 4.6, 9.1)}
+# Held between forward and backward, when the result is gone, and at the most: × x, y, and this rank's logits.
+ENOUGH = {Border: ("x", 0.1, 6.1), Row: ("y", 1.3, 7.1), Loss: ("its logits", 4.6, 9.1)}
 
 # ---- the checks ------------------------------------------------------------------------------------------
 
@@ -178,9 +178,9 @@ class One:
 
     @property
     def right(self) -> bool:
-        """(Of what is empty there need be no gradient.)"""
+        """(Where nothing comes back there need be no gradient.)"""
         if self.found is None:
-            return not self.due.numel()
+            return not self.due.any()
         found, dtype = self.found, self.case.dtype
         return isinstance(found, Tensor) and found.dtype == dtype and close(found, self.due, TOLERANCE[dtype])
 
@@ -215,12 +215,14 @@ class Sent:
         is_loss, ring = isinstance(case, Loss), 2 * (len(members) - 1) / len(members)  # × a tensor, in an all-reduce
         by_member = {member: sum(self.count(event, event.sent) for event in events[member]) for member in members}
         self.total, self.found = sum(by_member.values()), by_member[rank]
-        if is_loss:  # of each token, three numbers may be gathered as well
-            self.found = min(self.found, ring * sum(self.count(event, event.bytes_in) for event in self.events))
+        # An all-reduce may be made of two collectives, or of a ring of messages.
+        parts = {"all_reduce": 1, "barrier": 1, "send": 0.5 / max(1, len(members) - 1), "recv": 0}
+        self.calls, self.due_calls = sum(parts.get(e.op, 0.5) for e in self.events), case.calls[way]
         self.enough = ring * self.due + 2 * len(members) * bool(self.due)  # and what odd pieces add
         self.least = (len(members) - 1) * (case.tokens * (way == 0) if is_loss else 2 * self.due)
         direction = ("forward", "backward")[way]
-        self.text = f"rank {rank} sent {self.found:,.0f} numbers {direction}; {self.enough:,.0f} are enough"
+        enough = f"{self.enough:,.0f} in {self.due_calls} are enough"
+        self.text = f"rank {rank} sent {self.found:,.0f} numbers {direction} in {len(self.events)} calls; {enough}"
 
     def count(self, event: Event, nbytes: int) -> float:
         dtype = event.dtype if isinstance(self.case, Loss) and event.dtype else self.case.dtype_name
@@ -251,5 +253,8 @@ class Dealing:
     def __init__(self, case: Deal, told: list[Any], another_time: list[Any]) -> None:
         self.case, self.told, self.alike = case, told, told == another_time
         self.queries, self.keys, self.sharers = zip(*told, strict=True)
+        units = max(case.kv_heads, case.ranks)  # one to each rank, and where some are left, one more to the first
+        each, more = divmod(units, case.ranks)
+        self.due_counts = [case.heads // units * (each + (rank < more)) for rank in range(case.ranks)]
         self.due_keys = [sorted({query * case.kv_heads // case.heads for query in own}) for own in self.queries]
         self.due_sharers = [[rank for rank, keys in enumerate(self.keys) if keys == own] for own in self.keys]

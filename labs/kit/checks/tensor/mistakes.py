@@ -38,7 +38,7 @@ def raised(pattern: str) -> Callable[[str], bool]:
 
 
 PLANS = (
-    Mistake("not a plan", STYLE, raised("not a table from names")),
+    Mistake("not a plan", STYLE, raised("is no plan|is no style")),
     Mistake(
         "the sum comes whole, and x is a shard",
         "A residual adds what comes out to x: which part of the sequence has this rank of x?",
@@ -267,12 +267,12 @@ SENT = (
     Mistake(
         "something is sent where nothing is due",
         "What do the other ranks have already, and so need not be sent?",
-        too_much(lambda sent: not sent.due),
+        lambda sent: not sent.due_calls and sent.events and sent.text,
     ),
     Mistake(
         "logits are gathered",
         "Which numbers of a token do the other ranks need, if not all of its logits?",
-        too_much(lambda sent: isinstance(sent.case, Loss) and gathered(sent)),
+        too_much(lambda sent: isinstance(sent.case, Loss) and gathered(sent) and sent.found > 2 * sent.enough),
         shows="memory that grows with the vocabulary on every rank: nothing was won by splitting the head",
     ),
     Mistake(
@@ -302,6 +302,12 @@ SENT = (
         "a collective among other ranks",
         "Who has called it, in that group?",
         lambda sent: sent.strangers and f"ranks {sorted(sent.strangers)} take part, and are not in the group",
+    ),
+    Mistake(
+        "too many collectives",
+        "What does each of them cost, however little it sends?",
+        lambda sent: sent.calls > sent.due_calls + 0.01 and sent.text,
+        shows="the right numbers and bytes, and a job that waits for the network",
     ),
     Mistake(
         "less than the least possible",
@@ -347,11 +353,8 @@ def not_once(lists: Sequence[list[int]], heads: int) -> tuple[int, list[int]] | 
 
 
 def uneven(deal: Dealing) -> str | bool:
-    """Heads of keys and values stay whole, where there are enough."""
-    heads, kv_heads, ranks = deal.case
-    counts = [len(queries) for queries in deal.queries]
-    more = heads // kv_heads if kv_heads > ranks and kv_heads % ranks else 0
-    return max(counts) - min(counts) > more and f"the ranks have {counts} query heads"
+    found = list(map(len, deal.queries))
+    return found != deal.due_counts and f"the ranks have {found} query heads, and not {deal.due_counts}"
 
 
 def not_read(deal: Dealing, rank: int) -> str | bool:
@@ -406,7 +409,18 @@ DEALS = (
             and "keys and values {} are on ranks {}".format(*found)
         ),
     ),
-    Mistake("uneven", "How many heads has the rank that all others wait for?", uneven),
+    Mistake("uneven, or the rest is not with the first ranks", "Which ranks have one more, and by how much?", uneven),
+    Mistake(
+        "not in order",
+        "In which order do the rows of q, k and v lie in memory?",
+        first_rank(lambda deal, r: any(list(own) != sorted(own) for own in deal.told[r][:2]) and f"has {deal.told[r]}"),
+    ),
+    Mistake(
+        "ranks that share are not neighbours",
+        "Which ranks have the same heads of keys and values, and are they next to each other?",
+        first_rank(lambda deal, r: (s := deal.due_sharers[r])[-1] - s[0] >= len(s) and f"shares with {s}"),
+        shows="groups of ranks that do not fit those of labs/shares.py, or of a node",
+    ),
     Mistake(
         "the gradient of shared keys and values is not summed",
         SHARE,
