@@ -7,7 +7,7 @@
 # In this course you build each way from scratch, run it as a real job on several processes, and measure it. Nothing is
 # simulated unless the text says so. A laptop without a GPU is enough.
 #
-# **This notebook** shows how the course works. It takes 15 minutes and 1 GB of memory, and asks for nothing but some
+# **This notebook** shows how the course works. It takes 30 minutes and 1 GB of memory, and asks for nothing but some
 # Python and the idea of a training loop in PyTorch. Run each cell with Shift+Enter, from top to bottom.
 #
 # <img src="../images/course_map.svg" alt="Map of the course: one device; split the batch; split the state; split the
@@ -20,10 +20,52 @@ import torch
 import torch.distributed as dist
 
 from labs import cost
-from labs.kit import check, draw
+from labs.kit import check, draw, play
 from labs.kit.launch import run
 
 # %% [markdown]
+# ## One real run
+#
+# In 2024 Meta trained Llama 3.1 405B, a model of 405 billion parameters, on up to 16,384 H100 GPUs. Its paper (Llama
+# Team, [arXiv 2407.21783](https://arxiv.org/abs/2407.21783), section 3.3, July 2024) tells of 54 days of that training:
+# the job was interrupted 466 times, 419 of them unexpectedly, mostly by hardware that failed; and still more than 90 %
+# of the time was training. The model card
+# ([`MODEL_CARD.md`](https://github.com/meta-llama/llama-models/blob/main/models/llama3_1/MODEL_CARD.md), July 2024)
+# has the bill: 30.84 million GPU-hours. What Meta paid it does not say. The report of DeepSeek-V3
+# ([arXiv 2412.19437](https://arxiv.org/abs/2412.19437), December 2024) assumes that an hour of an H800, a sister of the
+# H100, is rented for 2 dollars. So, roughly:
+
+# %%
+GPUS, DAYS, UNEXPECTED, GPU_HOURS, DOLLARS = 16_384, 54, 419, 30.84e6, 2
+print(f"one failure every {DAYS * 24 / UNEXPECTED:.1f} hours")
+print(f"{GPU_HOURS / GPUS / 24:.0f} days, if all {GPUS:,} GPUs never stop")
+print(f"{GPU_HOURS / 24 / 365:,.0f} years on one GPU")
+print(f"{GPU_HOURS * DOLLARS / 1e6:.0f} million dollars, at {DOLLARS} an hour")
+
+# %% [markdown]
+# Nobody waits for thousands of years. But 16,384 GPUs are only that much quicker if they hardly ever wait for each
+# other, and that depends on what lies between them.
+#
+# <img src="../images/cluster.svg" alt="Two nodes of a cluster. Each has eight GPUs of 80 GB, joined by NVLink: 450 GB/s
+# each way, 0.6 µs a message. PCIe 5 leads from each GPU to its own network card, and InfiniBand from there to the other
+# nodes: 50 GB/s each way, 2.7 µs. Ethernet of 10 Gb/s between the CPUs: 1.25 GB/s each way, 10 µs.">
+#
+# A **node** is one machine. A link has two numbers. Its **bandwidth** is how many bytes a second it carries; its
+# **latency** is how long a message takes, however short. (Meta's nodes were joined by an Ethernet as quick as this
+# InfiniBand, 400 Gb/s for each GPU.) The numbers are makers' and models', so at best; they are in one table,
+# `labs.cost.LINKS`, with their sources, and the whole course predicts with them.
+#
+# After a step of training, GPUs that share a batch have to add up their gradients: a sum over all of them, as large as
+# the model, an **all-reduce**. How long that takes, by the size and by the link (both scales are logarithmic):
+
+# %%
+play.links(size=2e10, ranks=8)
+
+# %% [markdown]
+# Move the size. Short messages cost the same however short they are: that is latency. Long ones take twice the time
+# for twice the bytes: that is bandwidth. Then set more than 8 ranks: NVLink ends at the border of the node.
+# Almost every decision in this course is about what may cross that border, and how often.
+#
 # ## A job is a function call with a value
 #
 # A **job** is one function that runs on several **ranks** at once. A rank is a process with a number: of four ranks,
@@ -78,7 +120,9 @@ run(add_up, ranks=4)
 # %% [markdown]
 # Rank 0 brought 1, rank 1 brought 2, then 3 and 4. All of them have 10 now.
 #
-# **Your first prediction.** In each notebook you will be asked for a number *before* the machine shows it. It is the
+# ### Your first prediction
+#
+# In each notebook you will be asked for a number *before* the machine shows it. It is the
 # quickest way to find out what you believe. What will each rank return if there are five of them? Type your number in
 # place of `None`, then run the cell.
 
@@ -89,6 +133,47 @@ check.predict("What does each of five ranks return?", guess, answer=run(add_up, 
 # %% [markdown]
 # As long as nothing is filled in, a check says "not yet", and the notebook goes on without you. When you wrote
 # something, it answers ✓, or says what differs. Try a wrong number too.
+#
+# ### Your first exercise: let the ranks talk
+#
+# Underneath, a collective is made of messages. One rank calls `dist.send(tensor, dst=...)`, another one
+# `dist.recv(tensor, src=...)`, and what was sent stands in the receiver's tensor, which has to be there already, in the
+# same shape and dtype.
+#
+# In training, each rank has a loss of its own, for its own part of the batch; the log should show the mean. Send every
+# rank's to rank 0, and let that one work out the mean. No collectives, please: `send` and `recv` are enough. Take out
+# the line with `raise`, write yours in its place (six or so), and run the cell. Each rank runs the *same* function, and
+# learns from `dist.get_rank()` which part is its own.
+
+
+# %%
+def mean_on_rank_0(x):
+    """On rank 0, return the mean of all ranks' x, a new tensor; on the others, return None.
+
+    x: this rank's tensor, of one shape and dtype everywhere; it stays as it is. Any number of ranks, one included.
+    Budget: one message from each of the others.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    ### BEGIN SOLUTION
+    if rank > 0:
+        dist.send(x, dst=0)
+        return None
+    total, theirs = x.clone(), torch.empty_like(x)
+    for other in range(1, ranks):
+        dist.recv(theirs, src=other)
+        total += theirs
+    return total.div_(ranks)
+    ### END SOLUTION
+
+
+check.mean_on_rank_0(mean_on_rank_0)
+
+# %% [markdown]
+# The check has run your function as real jobs, on 1 to 8 ranks, with tensors of awkward shapes; it has counted messages
+# and bytes, and looked at what is left behind. Every exercise is checked so. If it says ✗, it says what differs and on
+# which rank, and asks a question that leads on.
+#
+# Did it *hang*? Then somebody waits for a message that nobody sends. The check tells you who, and in which line.
 #
 # ## A shard is a piece of a tensor
 #
@@ -112,8 +197,9 @@ run(shard_and_gather, ranks=4)
 # %% [markdown]
 # ## Four ledgers
 #
-# Every strategy in this course is held to four ledgers. The bytes are predicted with pencil and paper, then measured on
-# the job itself; numbers are compared with those of one process; and time is measured.
+# Every strategy in this course is held to four ledgers. Bytes are predicted with pencil and paper. Those that a rank
+# holds are then measured on the job itself, and those that it sends are **booked**: worked out from the calls that it
+# really made. Numbers are compared with those of one process; and time is measured.
 #
 # | ledger | its question |
 # |---|---|
@@ -181,7 +267,7 @@ draw.memory(recording, step=2, ranks=[0])
 
 # %% [markdown]
 # One training step of rank 0, from left to right. Activations pile up in forward and melt away in backward, while the
-# gradients grow. Then the ranks average their gradients (the small dark orange block after backward), and the optimizer
+# gradients grow. Then the ranks average their gradients (the small red-orange block after backward), and the optimizer
 # takes its step. Parameters and optimizer state are there all the time, on each rank: four times the same. Removing
 # these spare copies is what the middle of the course is about.
 #
@@ -217,6 +303,27 @@ def hang():
 run(hang, ranks=4)
 
 # %% [markdown]
+# <div style="border-left: 4px solid #D55E00; padding-left: 0.8em">
+#
+# **What went wrong in the wild.** *Symptom*: a job stands still. There is no error, and the time limit that should
+# have ended it has passed. *Cause*: in the example, one of eight ranks brings twice as many numbers to an `all_reduce`
+# as the others. All of them wait, as above. PyTorch's own watchdog is there to end such a program; it failed to, so the
+# job was "stuck without being noticed"
+# ([pytorch#97191](https://github.com/pytorch/pytorch/issues/97191), March 2023, since closed).
+#
+# </div>
+#
+# In this course the same mistake is told at once:
+
+
+# %% tags=["raises-exception"]
+def more_on_rank_0():
+    dist.all_reduce(torch.ones(2000 if dist.get_rank() == 0 else 1000))
+
+
+run(more_on_rank_0, ranks=4)
+
+# %% [markdown]
 # An endless loop is ended by `run(..., timeout=...)`, in seconds. You can also interrupt the kernel (the ■ button):
 # every rank goes with it, and none stays behind.
 
@@ -227,6 +334,8 @@ run(hang, ranks=4)
 # |---|---|
 # | job | one function, run on several ranks at once |
 # | rank | one process of a job, and its number, counted from 0 |
+# | node | one machine, with several devices |
+# | bandwidth, latency | bytes a second that a link carries; seconds that a message takes, however short |
 # | world size | how many ranks a job has |
 # | process group | ranks that talk to each other; at first, all of the job |
 # | collective | an operation that every rank of a group calls together |
@@ -236,10 +345,10 @@ run(hang, ranks=4)
 # | all-reduce | the sum (or mean, or maximum) of everybody's tensor, on every rank |
 # | reduce-scatter | the same sum, but each rank keeps one piece of it |
 # | all-gather | the pieces that ranks hold, put together on every rank |
-# | all-to-all | each rank sends another piece to each rank |
+# | all-to-all | each rank sends a different piece to every other rank |
 # | hang, deadlock | ranks wait for something that will never come |
 # | ledger | a table of what was predicted and what was measured |
-# | logical bytes | the least that a call must send; the wire may carry more |
+# | booked bytes, logical bytes | the least that a call must send, worked out from its size; the wire may carry more |
 # | shard | the piece of a tensor that one rank holds; the opposite of *full* |
 # | replica | a full copy of the model, on one of several ranks |
 # | gather, drop | make a tensor full on a rank; give its memory back, but for the shard |

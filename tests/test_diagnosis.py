@@ -45,6 +45,24 @@ def test_a_new_group_without_which_a_member_returns():
     assert caught.value.where[0].state == "waits in"
 
 
+def test_a_message_to_a_rank_that_does_not_exist():
+    """The backend ends the process, or waits."""
+
+    def job():
+        if dist.get_rank() == 0:
+            for other in range(1, dist.get_world_size() + 1):
+                dist.recv(torch.zeros(3), src=other)
+        else:
+            dist.send(torch.zeros(3), dst=0)
+
+    with pytest.raises(
+        RankError, match=r"rank 0 called recv float32\[3\] from 2: the last rank of the group is 1"
+    ) as caught:
+        run(job, ranks=2, timeout=60)
+    assert caught.value.kind == "nobody" and caught.value.ranks == (0,)
+    assert "dist.recv(torch.zeros(3), src=other)" in caught.value.where[0].site
+
+
 def test_groups_made_in_another_order():
     def job():
         first, second = ([1, 2], [0, 1]) if dist.get_rank() == 2 else ([0, 1], [1, 2])

@@ -1,6 +1,7 @@
 """Draw the pictures that stand in the notebooks' prose: `make images` writes them to images/*.svg.
 
     course_map        where each notebook stands                        00
+    cluster           two nodes, and what their links carry             00 (tools/cluster_images.py)
     job               a call, four processes, four values               00
     one_step          what one device holds when                        01
     collectives       what each collective does, before and after       02
@@ -23,6 +24,7 @@ from labs.kit.drawing.diagrams import after, by_round, grid, own, stripes
 from labs.kit.drawing.palette import INK, KINDS, MUTED, NAMES, PAPER, RANKS, SOFT, TIMELINE, ink
 from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas
+from tools.cluster_images import cluster
 from tools.fsdp_images import fsdp_prefetch, fsdp_table
 from tools.memory_images import recompute, stage3_layer, tiers, zero_stages, zero_step
 from tools.pp_images import pp_flow
@@ -295,7 +297,7 @@ def overlap() -> Drawing:
 
 
 PICTURES: list[Callable[[], Drawing]] = [
-    course_map, job, one_step, collectives, ring_all_reduce, ddp_holds, overlap,
+    course_map, cluster, job, one_step, collectives, ring_all_reduce, ddp_holds, overlap,
     zero_stages, zero_step, stage3_layer, recompute, tiers,
     fsdp_table, fsdp_prefetch, tp_pair, tp_borders, pp_flow,
 ]  # fmt: skip

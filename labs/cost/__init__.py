@@ -2,6 +2,7 @@
 
     job              what is to be run: a model, a batch, a number of ranks, a precision
     collectives      elements and messages that one rank sends, and seconds
+    cluster          the links of a cluster, in one table; what a collective takes on one
     memory           what is held at rest: bytes a parameter, by precision and stage; what an answer is made of
     autograd         activations: what backward needs of a forward, and what is alive on the way back
     data_parallel    one rank, one step, for each variant of `labs.ddp`
@@ -31,6 +32,7 @@ All names are at hand as `cost.name`. (No function is called as its file is, so 
 # ruff: noqa: F401
 
 from labs.cost.autograd import activations, korthikanti, layer_activations, most_activations
+from labs.cost.cluster import CARD, FLOPS, LINKS, MEMORY, NODE, LinkClass, all_gather_seconds, all_reduce_seconds
 from labs.cost.collectives import (
     Traffic,
     all_gather,
@@ -52,7 +54,7 @@ from labs.cost.collectives import (
 from labs.cost.data_parallel import buckets, ddp, ddp_sent
 from labs.cost.fit import per_rank, smallest_ranks
 from labs.cost.fully_sharded import fsdp, fully_shard_sent
-from labs.cost.generation import LINK_CLASSES, LinkClass, Token, kv_cache, token_seconds, token_sent, token_table
+from labs.cost.generation import LINK_CLASSES, Token, kv_cache, token_seconds, token_sent, token_table
 from labs.cost.job import RECOMPUTE, Job
 from labs.cost.memory import (
     FLOAT,

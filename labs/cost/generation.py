@@ -17,17 +17,16 @@ the embedding, which is split by its vocabulary; and a gather of V logits.
 Left out is the time that other kernels take to begin, which counts where they are short: on many ranks, or in a small
 model.
 
-Sources: [Pope] et al. 2022, "Efficiently Scaling Transformer Inference", arXiv 2211.05102, sections 2 and 3; [NCCL]
-its own model of latencies, src/graph/tuning.cc, the same in NCCL 2.20 (2024) and 2.28 (2025), protocol LL; [Larsen] et
-al. 2009, "Architectural Breakdown of End-to-End Latency in a TCP/IP Network"; [H100] NVIDIA's data sheet (2023), SXM;
-[Llama] Llama Team 2024, arXiv 2407.21783, table 4; [Thakur] as in `labs.cost.collectives`.
+Source: [Pope] et al. 2022, "Efficiently Scaling Transformer Inference", arXiv 2211.05102, sections 2 and 3; of the
+links, those of `labs.cost.cluster`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from labs.cost.collectives import Traffic, all_gather, all_reduce, doubling_seconds, ring_seconds, tree_seconds
+from labs.cost.cluster import FLOPS, LINKS, MEMORY, LinkClass, all_gather_seconds, all_reduce_seconds
+from labs.cost.collectives import Traffic, all_gather, all_reduce
 from labs.cost.memory import FLOAT, parameter_sizes
 from labs.cost.split import share
 
@@ -53,26 +52,8 @@ def token_sent(config, ranks: int, rank: int = 0, batch: int = 1, tokens: int = 
 # ---- seconds ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class LinkClass:
-    """Seconds to begin a collective, and of each message; bytes per second out of each rank while as many come in.
-
-    algorithms: for an all-reduce; the quickest for its size is taken.
-    """
-
-    begin: float
-    latency: float
-    bandwidth: float
-    algorithms: tuple[Callable[..., float], ...] = (ring_seconds, tree_seconds, doubling_seconds)
-
-
-LINK_CLASSES = {
-    "NVLink 4": LinkClass(6.6e-6, 0.6e-6, 450e9),  # [NCCL]; [H100]: 900 GB/s, both ways together
-    "PCIe 5": LinkClass(6.6e-6, 1.0e-6, 50e9),  # [NCCL]; 16 lanes, 63 GB/s each way, of which some 50 arrive
-    "Ethernet, 10 Gb/s": LinkClass(6.6e-6, 10e-6, 1.25e9),  # [Larsen]: through Linux' TCP, at best
-}
-MEMORY = 3.35e12  # bytes a second that an H100 reads [H100]
-FLOPS = 400e12  # operations a second that an H100 reaches in practice, in bfloat16 [Llama]
+# The links that a model split for generation may run over.
+LINK_CLASSES = {name: LINKS[name] for name in ("NVLink 4", "PCIe 5", "Ethernet, 10 Gb/s")}
 
 
 @dataclass(frozen=True)
@@ -110,15 +91,6 @@ def token_seconds(
     messages = times * all_reduce_seconds(0, ranks, link) + all_gather_seconds(0, ranks, link)
     whole = times * all_reduce_seconds(reduced, ranks, link) + all_gather_seconds(gathered, ranks, link)
     return Token(compute, messages, whole - messages)
-
-
-def all_reduce_seconds(size: int, ranks: int, link: LinkClass) -> float:
-    return link.begin + min(seconds(size, ranks, link.latency, link.bandwidth) for seconds in link.algorithms)
-
-
-def all_gather_seconds(size: int, ranks: int, link: LinkClass) -> float:
-    """Ring: N-1 rounds that move (N-1)/N S, which is half of an all-reduce [Thakur, 4.1]."""
-    return link.begin + ring_seconds(size, ranks, link.latency, link.bandwidth) / 2
 
 
 def token_table(config, ranks: Iterable[int] = (1, 2, 4, 8), **given: Any) -> list[dict[str, Any]]:

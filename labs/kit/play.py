@@ -5,6 +5,7 @@
     collective(messages, ranks)             a collective, round by round
     replay(recording)                       a recorded timeline, as it went by
     all_reduce_times({"ring": cost.…})      seconds by algorithm, ranks, size, latency and bandwidth
+    links()                                 seconds of an all-reduce on each link of a cluster, by its size
     prefetch(talk, held, steps)             recordings by how many layers are gathered ahead
     memory(model="llama3-8b")               bytes on each rank by kind and stage, and on which cards that fits
     schedule()                              a pipeline's schedule in time: its bubble, the activations alive
@@ -25,6 +26,7 @@ import ipywidgets
 from labs.kit import draw
 from labs.kit.drawing.diagrams import Holdings, Message, by_round
 from labs.kit.drawing.figures import window
+from labs.kit.explorers import links as wires
 from labs.kit.explorers import memory as explorer
 from labs.kit.explorers import microbatches as moment
 from labs.kit.explorers import placement
@@ -157,6 +159,16 @@ def all_reduce_times(seconds: Mapping[str, Callable[[int, int, float, float], fl
     for name, value in {"ranks": 8, "megabytes": 1, "latency": 20, "bandwidth": 10}.items():
         sliders[name].value = value
     return Explorer(picture, sliders)
+
+
+def links(**begin: Any) -> Explorer:
+    """What one all-reduce takes on NVLink, PCI Express, InfiniBand and Ethernet, by its size; a dot at the slider's.
+
+    begin: where controls stand at first, by the names of `labs.kit.explorers.links.CONTROLS`.
+    Raises ValueError for a control that does not exist, or a value that it does not have.
+    """
+    controls = begun("links", wires.CONTROLS, wires.BEGIN, begin)
+    return Explorer(wires.picture, controls)
 
 
 def prefetch(

@@ -63,6 +63,7 @@ FAILURES = (
         because("returned"),
         shows="a job that hangs, and one rank has returned",
     ),
+    Mistake("there is no such rank", "Which number has the last rank?", because("nobody")),
     Mistake(
         "the ranks wait for each other",
         "Which rank could go first, if each waits for another?",

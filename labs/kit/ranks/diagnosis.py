@@ -61,7 +61,7 @@ class Problem:
 class RankError(RuntimeError):
     """A job failed.
 
-    kind   "raised", "died", "mismatch", "returned", "deadlock" or "timeout"
+    kind   "raised", "died", "mismatch", "nobody", "returned", "deadlock" or "timeout"
     ranks  the ranks that are the cause
     where  what each rank was doing (`labs.kit.ranks.diagnosis.Where`), in order of rank
     """
@@ -96,6 +96,7 @@ class Watch:
         self.reached: dict[tuple[int, object], int] = {}  # (rank, order): the furthest place in that order
         self.unequal: dict[int, Entry] = {}  # the first calls by rank that should be equal and are not
         self.any_source: set[tuple[str, int]] = set()
+        self.to_nobody: tuple[int, Entry] | None = None  # the first message whose other end is no rank
         self.last_waits: dict[int, int] = {}
         self.settled = 0
 
@@ -110,6 +111,8 @@ class Watch:
         self.last_waits = waits
         if self.unequal:
             return self.disagreement(self.unequal)
+        if self.to_nobody:
+            return self.no_such_rank(*self.to_nobody)
         return self.someone_returned() or (self.circle() if self.settled >= SETTLED else None)
 
     def add_collective(self, rank: int, entry: Entry) -> None:
@@ -124,6 +127,9 @@ class Watch:
     def add_message(self, rank: int, entry: Entry) -> None:
         if entry.peer == ANY_SOURCE:
             self.any_source.add((entry.group, rank))
+            return
+        if entry.peer not in range(len(entry.members)):
+            self.to_nobody = self.to_nobody or (rank, entry)
             return
         source, target = self.ends(rank, entry)
         if not {source, target} <= self.readers.keys():
@@ -149,6 +155,11 @@ class Watch:
         where = [Where(rank, "called", call.what, call.site) for rank, call in calls.items()]
         about = "the sizes of a message" if entry.is_p2p else nth_of(entry, self.ranks)
         return Problem("mismatch", f"the ranks do not agree on {about}: {called}", tuple(odd), self.complete(where))
+
+    def no_such_rank(self, rank: int, entry: Entry) -> Problem:
+        last = len(entry.members) - 1
+        told = f"rank {rank} called {entry.what}: the last rank of the group is {last}"
+        return Problem("nobody", told, (rank,), self.complete([Where(rank, "called", entry.what, entry.site)]))
 
     @staticmethod
     def order(rank: int, entry: Entry) -> tuple[object, ...]:
@@ -226,7 +237,7 @@ class Watch:
         """The ranks that have not yet called what `rank` waits for."""
         if not entry.is_p2p:
             return [r for r in entry.awaited if not self.joined(r, self.order(r, entry), entry.place)]
-        if entry.peer == ANY_SOURCE:
+        if entry.peer not in range(len(entry.members)):  # ANY_SOURCE, or nobody
             return []
         peer, me = entry.members[entry.peer], entry.members.index(rank)
         there = (entry.group, "recv" if entry.op == "send" else "send", me, entry.match)

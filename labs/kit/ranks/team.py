@@ -303,7 +303,10 @@ class Team:
         first = min(self.failures.values(), key=lambda f: (bool(PEER_IS_GONE.search(f.sentence)), f.when))
         if first.kind == "died" or "gloo" in first.sentence.lower() or PEER_IS_GONE.search(first.sentence):
             problem = self.watch.poll()
-            if problem and problem.kind == "mismatch":  # over which the backend fails in its own words, or aborts
+            if problem and problem.kind in (
+                "mismatch",
+                "nobody",
+            ):  # over which the backend fails in its own words, or aborts
                 return told(problem)
         same = tuple(sorted(r for r, failure in self.failures.items() if failure.sentence == first.sentence))
         others = [r for r in range(self.ranks) if r not in same]

@@ -126,7 +126,8 @@ class CommunicationWatch(tap.Listener):
 def describe(call: tap.Call) -> dict[str, Any]:
     tensors = call.inputs or call.outputs
     ranks = tuple(dist.get_process_group_ranks(call.group))
-    to = {ranks[member]: size for member, size in destinations(call).items() if size}
+    of_the_job = dict(enumerate(ranks))  # a message may be for a rank that does not exist: the launcher tells of it
+    to = {of_the_job.get(member, member): size for member, size in destinations(call).items() if size}
     return {
         "rank": dist.get_rank(),
         "op": call.op,
@@ -135,7 +136,7 @@ def describe(call: tap.Call) -> dict[str, Any]:
         "bytes_out": nbytes(call.outputs),
         "group": call.group.group_desc if call.group.group_desc != "undefined" else call.group.group_name,
         "ranks": ranks,
-        "peer": None if call.peer is None else ranks[call.peer],
+        "peer": of_the_job.get(call.peer, call.peer),
         "sent": sum(to.values()),
         "to": to,
     }

@@ -1,0 +1,55 @@
+"""A cluster in numbers: what one of its GPUs reads and computes, what its links carry, and how long that takes.
+
+    LINKS                                       seconds of a message, bytes per second: by name
+    all_reduce_seconds(size, ranks, link)       one all-reduce of `size` bytes
+    all_gather_seconds(size, ranks, link)       one all-gather that makes `size` bytes
+
+The one table of the course: its picture of a cluster, and every "why, and why not", have their numbers from here.  They
+are at best, as makers and models have them; a cluster reaches a part.
+
+Sources: [H100] NVIDIA's data sheet (2023), SXM; [NCCL] its own model of latencies, src/graph/tuning.cc, the same in
+NCCL 2.20 (2024) and 2.28 (2025), protocol LL; [Larsen] et al. 2009, "Architectural Breakdown of End-to-End Latency in a
+TCP/IP Network"; [Llama] Llama Team 2024, arXiv 2407.21783, section 3.3 and table 4; [Thakur] as in
+`labs.cost.collectives`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from labs.cost.collectives import doubling_seconds, ring_seconds, tree_seconds
+
+NODE = 8  # GPUs that share NVLink [Llama]
+CARD = 80e9  # bytes that an H100 holds [H100]
+MEMORY = 3.35e12  # bytes a second that an H100 reads [H100]
+FLOPS = 400e12  # operations a second that an H100 reaches in practice, in bfloat16 [Llama]
+
+
+@dataclass(frozen=True)
+class LinkClass:
+    """Seconds to begin a collective, and of each message; bytes per second out of each rank while as many come in.
+
+    reach: ranks that it can join.  algorithms: for an all-reduce; the quickest for its size is taken.
+    """
+
+    begin: float
+    latency: float
+    bandwidth: float
+    reach: float = float("inf")
+    algorithms: tuple[Callable[..., float], ...] = (ring_seconds, tree_seconds, doubling_seconds)
+
+
+LINKS = {
+    "NVLink 4": LinkClass(6.6e-6, 0.6e-6, 450e9, NODE),  # [NCCL]; [H100]: 900 GB/s, both ways together
+    "PCIe 5": LinkClass(6.6e-6, 1.0e-6, 50e9, NODE),  # [NCCL]; 16 lanes, 63 GB/s each way, of which some 50 arrive
+    "InfiniBand, 400 Gb/s": LinkClass(6.6e-6, 2.7e-6, 50e9),  # [NCCL]; [Llama]: one such link for each GPU
+    "Ethernet, 10 Gb/s": LinkClass(6.6e-6, 10e-6, 1.25e9),  # [Larsen]: through Linux' TCP, at best
+}
+
+
+def all_reduce_seconds(size: int, ranks: int, link: LinkClass) -> float:
+    return link.begin + min(seconds(size, ranks, link.latency, link.bandwidth) for seconds in link.algorithms)
+
+
+def all_gather_seconds(size: int, ranks: int, link: LinkClass) -> float:
+    """Ring: N-1 rounds that move (N-1)/N S, which is half of an all-reduce [Thakur, 4.1]."""
+    return link.begin + ring_seconds(size, ranks, link.latency, link.bandwidth) / 2
