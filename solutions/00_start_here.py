@@ -150,8 +150,8 @@ check.predict("What does each of five ranks return?", guess, answer=run(add_up, 
 def mean_on_rank_0(x):
     """On rank 0, return the mean of all ranks' x, a new tensor; on the others, return None.
 
-    x: this rank's tensor, of one shape and dtype everywhere; it stays as it is. Any number of ranks, one included.
-    Budget: one message from each of the others.
+    x: this rank's tensor, of one shape and dtype everywhere; it stays as it is.
+    Any number of ranks, one included. Budget: one message from each of the others.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     ### BEGIN SOLUTION
@@ -313,17 +313,6 @@ run(hang, ranks=4)
 #
 # </div>
 #
-# In this course the same mistake is told at once:
-
-
-# %% tags=["raises-exception"]
-def more_on_rank_0():
-    dist.all_reduce(torch.ones(2000 if dist.get_rank() == 0 else 1000))
-
-
-run(more_on_rank_0, ranks=4)
-
-# %% [markdown]
 # An endless loop is ended by `run(..., timeout=...)`, in seconds. You can also interrupt the kernel (the ■ button):
 # every rank goes with it, and none stays behind.
 
