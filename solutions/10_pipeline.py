@@ -153,9 +153,10 @@ draw.schedule(circle)
 #
 # ### Exercise 1: GPipe
 #
-# Rank r has stage r. Do the backwards in the order of the micro-batches. (The paper draws them in reverse; the bubble
-# is the same.) The check tries 1 to 8 ranks and any number of micro-batches. Below it your schedule is drawn; if it
-# cannot be run, up to the first wrong instruction.
+# Rank r has stage r. Do the forwards in the order of the micro-batches, and the backwards, too: then gradients add up
+# in the order of one process. (The paper draws the backwards in reverse; the bubble is the same.) The check takes no
+# other order; it tries 1 to 8 ranks and any number of micro-batches. Below it your schedule is drawn; if it cannot be
+# run, up to the first wrong instruction.
 
 
 # %%
@@ -366,10 +367,11 @@ draw.table(rows, caption="micro-batches alive at most (by bytes: where GPipe's a
 #
 # ### Exercise 3: interleaved 1F1B
 #
-# Here m is a multiple of p. How long must the warm-up be? At least until micro-batch 0 has reached the last stage, and
-# its backward can begin. (`pp.schedules.in_turns(forwards, backwards, warmup)` does what you wrote in exercise 2.) The
-# check wants the bubble (p − 1)/(v m), and at most the (v + 1) p − 2 r − 1 activations of stages that Narayanan's
-# schedule has. <details><summary>A hint</summary>Megatron's number is (v − 1) p + 2 (p − 1 − r).</details>
+# Here m is a multiple of p, and v is 2 or more; for other numbers, an error is as good as a schedule. How long must the
+# warm-up be? At least until micro-batch 0 has reached the last stage, and its backward can begin.
+# (`pp.schedules.in_turns(forwards, backwards, warmup)` does what you wrote in exercise 2.) The check wants the bubble
+# (p − 1)/(v m), and on rank r at most (v + 1) p − 2 r − 1 activations of stages, even if m = p. Narayanan's schedule
+# has both. <details><summary>A hint</summary>Megatron's number is (v − 1) p + 2 (p − 1 − r).</details>
 
 
 # %%
@@ -617,8 +619,9 @@ draw.schedule(SCHEDULES["1F1B"][0], recording=computed)
 #
 # - `take(F(2, 0))` returns what stage 2's forward of micro-batch 0 has made, and waits until it is there, wherever it
 #   is made. `take(B(2, 0))` returns the gradient of stage 2's *input*. Take each thing once.
-# - `put(F(2, 0), tensor)` hands over what this rank has made, for whoever needs it. Nobody needs anything of the last
-#   stage's F, or of the first stage's B.
+# - `put(F(2, 0), tensor)` hands over what this rank has made, for whoever needs it: once, before the next instruction
+#   begins. It may leave later, so do not write into it any more. Nobody needs anything of the last stage's F, or of the
+#   first stage's B, so put nothing for them.
 #
 # Two things are easily forgotten. Gradients of the micro-batches add up, so each loss must be divided by their number
 # *before* backward. And after its B nothing of a micro-batch may stay alive, or all the saving is lost. What you take
@@ -626,9 +629,10 @@ draw.schedule(SCHEDULES["1F1B"][0], recording=computed)
 # `.grad`. Put detached tensors: nobody else has a use for your graph.
 #
 # Write it in two parts: first what F does, then B. (`torch.autograd.backward(made, gradient)` goes back from a tensor;
-# from a loss, which has no dims, with None.) The list may have its micro-batches in any order. The check runs schedules
-# of all kinds on 1 to 4 ranks, and compares losses and gradients with one process; it watches what is alive when, and
-# what is still there at the end.
+# from a loss, which has no dims, with None.) The list may have its micro-batches in any order, backwards in another
+# order than forwards. Change nothing that you are given but the `.grad` of parameters: the same list and stages serve
+# for the next batch. The check runs schedules of all kinds on 1 to 4 ranks, and compares losses and gradients with one
+# process; it watches what is alive when, and what is still there at the end.
 
 
 # %%
@@ -652,10 +656,11 @@ def forward(s, m, stages, loss, xs, ys, take, put):
 
 # %%
 def obey(instructions, stages, loss, xs, ys, take, put):
-    """Run one rank's list; return the losses by micro-batch (0-dim, not divided), [] without the last stage.
+    """Run one rank's list; return its losses in the order of micro-batches, [] without the last stage.
 
     stages: {number: module}, this rank's; loss: (what the last stage makes, target) -> 0-dim
     xs, ys: the micro-batches' inputs and targets; empty where this rank has not the first, or the last stage
+    losses: 0-dim tensors, detached, not divided
     """
     losses, alive = {}, {}
     for x in instructions:

@@ -74,7 +74,7 @@ def obey(instructions, stages, loss, xs, ys, take, put):
                 losses[m] = y.detach()
                 y = y / len(ys)
             else:
-                put(instruction, y)
+                put(instruction, y.detach())
             kept[s, m] = x, y
         else:
             x, y = kept.pop((s, m))
@@ -204,10 +204,28 @@ def halves(x):
     return [x] if isinstance(x, F) else [I(x.stage, x.microbatch), W(x.stage, x.microbatch)]
 
 
-@wrong("gpipe", "the bubble is too large")
+@wrong("gpipe", "the micro-batches are in another order")
 def gpipe_backwards_the_other_way_on_every_second_rank(ranks, microbatches):
     every = range(microbatches)
     return [[F(r, m) for m in every] + [B(r, m) for m in (every if r % 2 else every[::-1])] for r in range(ranks)]
+
+
+@wrong("gpipe", "the micro-batches are in another order")
+def gpipe_backward_in_reverse(ranks, microbatches):
+    """As the paper has it, and the exercise has not."""
+    every = range(microbatches)
+    return [[F(r, m) for m in every] + [B(r, m) for m in every[::-1]] for r in range(ranks)]
+
+
+@wrong("gpipe", "the micro-batches are in another order")
+def gpipe_in_the_order_of_text(ranks, microbatches):
+    """10 comes before 2."""
+    return [[kind(r, m) for kind in (F, B) for m in sorted(range(microbatches), key=str)] for r in range(ranks)]
+
+
+@wrong("gpipe", "not a list for each rank")
+def gpipe_a_single_instruction(ranks, microbatches):
+    return F(0, 0)
 
 
 @wrong("gpipe", "a backward before its forward")
@@ -372,6 +390,16 @@ def breadth_first(ranks, microbatches, stages_per_rank):
     return [[F(s, m) for s in of for m in every] + [B(s, m) for s in of[::-1] for m in every] for of in mine]
 
 
+@wrong("interleaved", "all forwards first")
+def all_forwards_first_for_few(ranks, microbatches, stages_per_rank):
+    """As Megatron has it, where there are as many micro-batches as ranks: no quicker, and more alive."""
+
+    def warmup(p, v, r):
+        return v * p if microbatches == ranks else 2 * (p - 1 - r) + (v - 1) * p
+
+    return interleaved(ranks, microbatches, stages_per_rank, warmup)
+
+
 @wrong("interleaved", "too many activations alive")
 def warmup_too_long(ranks, microbatches, stages_per_rank):
     def warmup(p, v, r):
@@ -504,6 +532,7 @@ def spoiled(**changed):
         "of_xs": lambda s, xs: s == 0,
         "backward": lambda x, y, gradient: y.backward(gradient),
         "made": lambda x, gradient: x.grad,
+        "sent": lambda y: y.detach(),
         "kept": lambda kept, at: kept.pop(at),
         "detached": lambda loss: loss.detach(),
         "told": lambda losses: [losses[m] for m in sorted(losses)],
@@ -526,7 +555,7 @@ def spoiled(**changed):
                     losses[m] = parts["detached"](y)
                     y = parts["divided"](y, ys, stages)
                 else:
-                    put(instruction, y)
+                    put(instruction, parts["sent"](y))
                 kept[s, m] = x, y
             else:
                 x, y = parts["kept"](kept, (s, m))
@@ -557,9 +586,7 @@ wrong_obey(
     divided=lambda y, ys, stages: y / len(ys) / len(ys),
 )
 wrong_obey(
-    "divided by the number of ranks or stages",
-    "by_the_ranks",
-    divided=lambda y, ys, stages: y / torch.distributed.get_world_size(),
+    "divided by another number", "by_the_ranks", divided=lambda y, ys, stages: y / torch.distributed.get_world_size()
 )
 wrong_obey("divided by another number", "by_the_batch", divided=lambda y, ys, stages: y / len(ys) / len(ys[0]))
 wrong_obey("divided by another number", "summed_over_tokens", divided=lambda y, ys, stages: y * ys[0].numel() / len(ys))
@@ -567,16 +594,30 @@ wrong_obey(
     "no gradient, or one that is no number", "by_the_number_of_losses", divided=lambda y, ys, stages: y / (0 * len(ys))
 )
 wrong_obey("another gradient came back", "of_another_shape", made=lambda x, gradient: x.grad.roll(1, 0))
-wrong_obey("the input of a stage requires no gradient", "no_gradient_wanted", alone=True, input=lambda x: x)
-wrong_obey("the gradient is put before the backward", "put_too_early", alone=True, late=True)
+wrong_obey("rounded on the way", "in_bfloat16", made=lambda x, gradient: x.grad.bfloat16().to(x.dtype))
+wrong_obey("no gradient to put", "no_gradient_wanted", alone=True, input=lambda x: x)
+wrong_obey("put before it was done", "put_too_early", alone=True, late=True)
+wrong_obey("no gradient to put", "gradient_of_the_output", alone=True, listed=False, made=lambda x, gradient: gradient)
 wrong_obey(
-    "another tensor is put", "gradient_of_the_output", alone=True, listed=False, made=lambda x, gradient: gradient
-)
-wrong_obey(
-    "the gradient of the output is put",
+    "another gradient came back",
     "gradient_of_the_output_but_in_the_last_stage",
-    alone=True,
     made=lambda x, gradient: x.grad if gradient is None else gradient,
+)
+wrong_obey("put with its graph", "graph_and_all", alone=True, sent=lambda y: y)
+wrong_obey("the losses are no tensors", "losses_as_numbers", detached=lambda loss: loss.item())
+wrong_obey(
+    "right only where micro-batches come in their order",
+    "first_in_first_out",
+    alone=True,
+    kept=lambda kept, at: kept.pop(next(other for other in kept if other[0] == at[0])),
+)
+wrong_obey("something is left behind", "thaws", after=lambda stages, x: stages[x.stage].requires_grad_())
+wrong_obey(
+    "something of the list is not done",
+    "used_up",
+    alone=True,
+    listed=False,
+    order=lambda instructions: (instructions.pop(0) for _ in range(len(instructions))),
 )
 wrong_obey("retain_graph", "graph_retained", backward=lambda x, y, gradient: y.backward(gradient, retain_graph=True))
 wrong_obey("activations are kept after their backward", "never_forgotten", kept=lambda kept, at: kept[at])
@@ -632,12 +673,41 @@ def zero_grad_first(instructions, stages, loss, xs, ys, take, put):
     return obey(instructions, stages, loss, xs, ys, take, put)
 
 
-@wrong("obey", "the gradient of the input is not put", alone=True)
+@wrong("obey", "not put", alone=True)
 def keeps_the_gradient(instructions, stages, loss, xs, ys, take, put):
     return obey(instructions, stages, loss, xs, ys, take, lambda x, y: put(x, y) if isinstance(x, F) else None)
 
 
-@wrong("obey", "what a forward makes is not put", alone=True, listed=False)
+@wrong("obey", "put for nobody", alone=True)
+def puts_the_loss(instructions, stages, loss, xs, ys, take, put):
+    losses = obey(instructions, stages, loss, xs, ys, take, put)
+    for m, each in enumerate(losses):
+        put(F(max(stages), m), each)
+    return losses
+
+
+@wrong("obey", "changed after it was put", alone=True)
+def clears_what_it_has_put(instructions, stages, loss, xs, ys, take, put):
+    return obey(instructions, stages, loss, xs, ys, take, lambda x, y: (put(x, y), isinstance(x, B) and y.zero_()))
+
+
+@wrong("obey", "not put", alone=True, listed=False)
+def puts_before_it_takes(instructions, stages, loss, xs, ys, take, put):
+    """As late as can be: the first rank has done all of its warm-up by then."""
+    made = []
+
+    def hand_over():
+        while made:
+            put(*made.pop(0))
+
+    losses = obey(
+        instructions, stages, loss, xs, ys, lambda x: (hand_over(), take(x))[1], lambda x, y: made.append((x, y))
+    )
+    hand_over()
+    return losses
+
+
+@wrong("obey", "not put", alone=True, listed=False)
 def keeps_what_it_makes(instructions, stages, loss, xs, ys, take, put):
     return obey(instructions, stages, loss, xs, ys, take, lambda x, y: put(x, y) if isinstance(x, B) else None)
 
@@ -687,7 +757,7 @@ def forwards_alone(instructions, stages, loss, xs, ys, take, put):
     return obey([x for x in instructions if isinstance(x, F)], stages, loss, xs, ys, take, put)
 
 
-@wrong("obey", "no longer in training mode")
+@wrong("obey", "something is left behind")
 def evaluates(instructions, stages, loss, xs, ys, take, put):
     for stage in stages.values():
         stage.eval()

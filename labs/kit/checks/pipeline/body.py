@@ -11,7 +11,7 @@ import gc
 import operator
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -33,7 +33,7 @@ from labs.kit.checks.pipeline.cases import DIM, SEQUENCES, TOKENS, Obeyed, Size,
 from labs.kit.record import mark
 from labs.pp.instructions import KINDS, needs, reader
 
-MOST = 300  # instructions of a rank that are read; no right list has more than 100
+MOST = 300  # instructions of a rank that are read; no right list has more than 200
 Key = tuple[int, int]  # stage and micro-batch
 
 # ---- lists -----------------------------------------------------------------------------------------------
@@ -46,20 +46,20 @@ class Asked(Outcome):
     again: bool = True  # a second call says the same
 
 
-def ask(fn: Callable[..., Any], sizes: list[Size], several: bool) -> list[Asked]:
+def ask(fn: Callable[..., Any], sizes: list[Size]) -> list[Asked]:
     """Another process asks the other way round: what is kept from size to size shows."""
     mark("step")
     back = -1 if dist.get_rank() else 1
+    several = sizes[0].stages_per_rank > 1
     return [ask_one(fn, size, several) for size in sizes[::back]][::back]
 
 
 def ask_one(fn: Callable[..., Any], size: Size, several: bool) -> Asked:
-    args = (size.ranks, size.microbatches, size.stages_per_rank)[: 2 + several]
-    found = Asked()
+    found, args = Asked(), (size.ranks, size.microbatches, size.stages_per_rank)[: 2 + several]
     with Aftermath() as aftermath:
         try:
             found.returned = plain(noted(size, fn, *args))
-        except ValueError:
+        except Exception:
             if not size.refusable:
                 raise
             found.refused = True
@@ -86,22 +86,9 @@ def exact(x: pp.Instruction) -> Any:
 
 def play(case: Obeyed) -> list[tuple[Tensor, Tensor]]:
     """Of this rank's stages: the gradients, and one process's."""
-    stages = case.model()
-    pipeline = pp.Pipeline(stages, case.lists, mean_loss)
-    pipeline.forward_backward(*case.batch(0))
-    due = case.model()
-    one_process(case, due, 0)
-    return [(flat(stage), flat(due[number])) for number, stage in pipeline.stages.items()]
-
-
-def one_process(case: Obeyed, stages: list[Stage], step: int) -> list[float]:
-    """A batch forward and backward, in the order in which the list has its backwards; the losses by micro-batch."""
-    order = [x.microbatch for x in case.lists[case.rank_of(0)] if x.stage == 0 and isinstance(x, pp.B | pp.I)]
-    xs, ys = (each.chunk(case.microbatches) for each in case.batch(step))
-    losses = {m: mean_loss(torch.nn.Sequential(*stages)(xs[m]), ys[m]) for m in order}
-    for loss in losses.values():
-        (loss / case.microbatches).backward()
-    return [losses[m].item() for m in sorted(losses)]
+    pipeline = pp.Pipeline(case.model(), case.lists, mean_loss)
+    pipeline.forward_backward(*map(torch.cat, case.batch(0)))
+    return [(flat(stage), case.due(number, 0)) for number, stage in pipeline.stages.items()]
 
 
 # ---- a list that is obeyed -------------------------------------------------------------------------------
@@ -113,18 +100,15 @@ class Disobeyed(RuntimeError):
 
 @dataclass
 class Followed(Outcome):
-    """Of two batches: what was done, the losses, the gradients by stage; and what was kept."""
+    """Of two batches: the losses, the gradients by stage, and both on one process; and what was kept."""
 
-    done: list[list[pp.Instruction]] = field(default_factory=list)
     losses: list[Any] = field(default_factory=list)
     gradients: list[dict[int, Tensor]] = field(default_factory=list)
-    due: list[dict[int, Tensor]] = field(default_factory=list)  # on one process
+    due: list[dict[int, Tensor]] = field(default_factory=list)
     due_losses: list[list[float]] = field(default_factory=list)
-    stepped: bool = False  # the parameters have changed
-    idle: bool = False  # a stage is no longer in training mode
     stale: int = 0  # micro-batches whose activations were there when others began, though their backward was over
     retained: bool = False  # so was a graph
-    kept: str = ""  # what is there when all is done
+    kept: bool = False  # activations are there when all is done
 
 
 def obey(fn: Callable[..., Any], cases: list[Obeyed]) -> list[Followed]:
@@ -134,43 +118,59 @@ def obey(fn: Callable[..., Any], cases: list[Obeyed]) -> list[Followed]:
 
 def obey_one(fn: Callable[..., Any], case: Obeyed) -> Followed:
     me = dist.get_rank() if len(case.lists) > 1 else 0
-    order, found, stages, whole, before = case.lists[me], Followed(), case.model(), case.model(), case.model()
-    for step in range(2):
-        desk = Desk(case, me)
-        mine = {number: desk.watched(number, stages[number]) for number in sorted({x.stage for x in order})}
-        xs, ys = (list(each.chunk(case.microbatches)) for each in case.batch(step))
-        xs, ys = xs if 0 in mine else [], ys if case.stages - 1 in mine else []
-        with Aftermath() as aftermath, saved_tensors_hooks(desk.pack, lambda box: box.tensor):
-            losses = noted(case, fn, list(order), dict(mine), mean_loss, xs, ys, desk.take, desk.put)
-        aftermath.tell(found)
-        desk.finish()
-        kept = desk.left()
-        found.losses.append(numbers(losses))
-        del losses
-        if kept:
-            found.kept = "activations" if desk.left() else "losses"
-        found.done.append(desk.done)
-        found.stale, found.retained = max(found.stale, desk.stale), found.retained or desk.retained
-        due_losses = one_process(case, whole, step)
-        found.due_losses.append(due_losses if ys else [])
-        found.gradients.append({number: flat(stage) for number, stage in mine.items()})
-        found.due.append({number: flat(whole[number]) for number in mine})
-        found.idle |= not all(module.training for stage in mine.values() for module in stage.modules())
-        found.stepped |= not all(same_parameters(mine[number], before[number]) for number in mine)
+    order, model, found = list(case.lists[me]), case.model(), Followed()
+    mine = {number: model[number] for number in sorted({x.stage for x in order})}
+    has_last = case.stages - 1 in mine
+    found.due = [{number: case.due(number, step) for number in mine} for step in range(2)]
+    found.due_losses = [[loss.item() for loss, _ in batch] if has_last else [] for batch in case.by_itself]
+    given = [(xs if 0 in mine else [], ys if has_last else []) for xs, ys in map(case.batch, range(2))]
+    before = condition(order, mine, given)
+    with Aftermath() as aftermath:
+        for xs, ys in given:
+            desk = Desk(case, me, mine)
+            with saved_tensors_hooks(desk.pack, lambda box: box.tensor):
+                losses = noted(case, fn, order, mine, mean_loss, xs, ys, desk.take, desk.put)
+            desk.finish()
+            found.losses.append(numbers(losses))
+            del losses
+            found.kept |= bool(desk.left())
+            found.stale, found.retained = max(found.stale, desk.stale), found.retained or desk.retained
+            found.gradients.append({number: flat(stage) for number, stage in mine.items()})
+    aftermath.tell(found)
+    after = condition(order, mine, given)
+    found.left = next((name for name, value in before.items() if value != after[name]), found.left)
     return found
 
 
-def same_parameters(one: Stage, other: Stage) -> bool:
-    return all(map(torch.equal, one.parameters(), other.parameters()))
+STEPPED, WITH_GRAPH = "a parameter", "one with its graph"
+
+
+def condition(order: list[pp.Instruction], stages: dict[int, Stage], given: list[Any]) -> dict[str, Any]:
+    """By name, what is nobody's business to change."""
+    modules = [module for stage in stages.values() for module in stage.modules()]
+    parameters = [p for stage in stages.values() for p in stage.parameters()]
+    return {
+        STEPPED: [p.tolist() for p in parameters],
+        "the list of instructions": list(order),
+        "the dict of stages": dict(stages),
+        "xs or ys": [[[x.tolist() for x in each] for each in pair] for pair in given],
+        "the training mode of a stage": [module.training for module in modules],
+        "which parameters are trained": [p.requires_grad for p in parameters],
+        "the gradient of a frozen parameter": [p.grad is None for p in parameters if not p.requires_grad],
+        "the number of hooks": [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in modules],
+    }
 
 
 def numbers(losses: Any) -> Any:
-    """By micro-batch; [] for None."""
-    try:
-        losses = [losses[m] for m in sorted(losses)] if isinstance(losses, dict) else losses
-        return [] if losses is None else [torch.as_tensor(loss).detach().item() for loss in losses]
-    except (TypeError, ValueError, RuntimeError):
-        return show(losses)
+    """What is no tensor without dims and without a graph is told in a few words."""
+    losses = list(losses) if isinstance(losses, Tensor) and losses.ndim else losses
+    return [number(x) for x in losses] if isinstance(losses, Sequence) else show(losses)
+
+
+def number(x: Any) -> float | str:
+    if not isinstance(x, Tensor) or x.ndim:
+        return show(x)
+    return WITH_GRAPH if x.requires_grad else x.item()
 
 
 @dataclass(eq=False)
@@ -186,28 +186,26 @@ class Desk:
     A message has a tag of its own, so that those that stay away or come in another order harm no other.
     """
 
-    def __init__(self, case: Obeyed, rank: int):
+    def __init__(self, case: Obeyed, rank: int, stages: dict[int, Stage]):
         self.case, self.rank, self.order = case, rank, list(case.lists[rank])
-        self.done: list[pp.Instruction] = []
+        self.done: set[pp.Instruction] = set()
         self.here: dict[pp.Instruction, Tensor] = {}
-        self.given: dict[pp.Instruction, weakref.ref[Tensor]] = {}  # for a forward or backward
-        self.taken: dict[pp.Instruction, Tensor | None] = {}
-        self.sent: dict[pp.Instruction, dist.Work | None] = {}
+        self.taken: set[pp.Instruction] = set()
+        self.sent: dict[pp.Instruction, tuple[dist.Work | None, Tensor, int]] = {}
         self.boxes: dict[Key, weakref.WeakSet[Box]] = defaultdict(weakref.WeakSet)
         self.storages: dict[Key, list[StorageWeakRef]] = defaultdict(list)
         self.now: Key | None = None
         self.stale, self.retained = 0, False
-        self.hooks: list[RemovableHandle] = []
+        self.hooks = [hook for number, stage in stages.items() for hook in self.watch(number, stage)]
 
     # ---- what goes through it ----------------------------------------------------------------------------
 
     def take(self, made: pp.Instruction) -> Tensor:
-        self.look()
-        use = self.use_of(made)
-        for before in self.order[: self.order.index(use)]:
-            if before not in self.done:
-                raise Disobeyed(f"take({made!r}) for {use!r} before {before!r}, which the list has first")
-            self.require_put(before)
+        require_instruction(made, "take")
+        use = reader(made, self.case.stages)
+        if made.stage >= self.case.stages or use not in self.order:
+            raise Disobeyed(f"take({made!r}), which none of this rank's instructions needs")
+        self.begin(use)
         if made in self.taken:
             raise Disobeyed(f"take({made!r}) for the second time: it is here no more")
         if self.case.rank_of(made.stage) == self.rank:
@@ -216,8 +214,7 @@ class Desk:
             arriving = torch.empty(SEQUENCES, TOKENS, DIM, dtype=self.case.dtype)
             dist.recv(arriving, self.case.rank_of(made.stage), tag=tag(made))
             x = arriving.clone()  # now and then a thread of the backend keeps what it has received for a moment
-        self.taken[made] = x.clone() if isinstance(made, pp.B) else None
-        self.given[use] = weakref.ref(x)
+        self.taken.add(made)
         self.note(use, x)
         return x
 
@@ -226,24 +223,27 @@ class Desk:
         if made not in self.order:
             raise Disobeyed(f"put({made!r}, ...), which is not in this rank's list")
         if not (use := reader(made, self.case.stages)):
-            return  # nobody needs it, and it does no harm
+            raise Disobeyed(f"put({made!r}, ...), for which nobody waits")
         if made not in self.done:
             raise Disobeyed(f"put({made!r}, ...) before it was done")
         if made in self.sent:
             raise Disobeyed(f"put({made!r}, ...) for the second time")
-        if x is None:
-            input = self.given[pp.F(made.stage, made.microbatch)]()
-            has = input is not None and input.grad is not None
-            raise Disobeyed(
-                f"put({made!r}, None){', though its input has a gradient' if has else ': its input has none'}"
-            )
         require_form(made, x, self.case.dtype)
-        if self.taken.get(pp.B(made.stage + 1, made.microbatch)) is not None and isinstance(made, pp.B):
-            self.require_own_gradient(made, x)
-        x, to = x.detach().clone(), self.case.rank_of(use.stage)
-        self.sent[made] = None if to == self.rank else dist.isend(x, to, tag=tag(made))
+        sent, to = x.clone(), self.case.rank_of(use.stage)
         if to == self.rank:
-            self.here[made] = x
+            self.here[made] = sent
+        # Whatever changes x is counted in its alias, too, which need not hold the numbers for that.
+        alias, version = x.detach(), x._version
+        alias.data = torch.empty(0, dtype=x.dtype)
+        self.sent[made] = None if to == self.rank else dist.isend(sent, to, tag=tag(made)), alias, version
+
+    def begin(self, x: pp.Instruction) -> None:
+        """What the list has before it is done, and was put."""
+        self.look()
+        for before in self.order[: self.order.index(x)]:
+            if before not in self.done:
+                raise Disobeyed(f"{x!r} was begun before {before!r}, which the list has first")
+            self.require_put(before)
 
     def finish(self) -> None:
         """What others wait for was put, and what they sent was taken."""
@@ -254,53 +254,41 @@ class Desk:
             for need in needs(x, self.case.stages):
                 if reader(need, self.case.stages) == x and need not in self.taken:
                     raise Disobeyed(f"{need!r}, which {x!r} needs, was never taken")
-        for work in self.sent.values():
+        for made, (work, alias, version) in self.sent.items():
+            if alias._version != version:
+                raise Disobeyed(f"what was put for {made!r} was changed afterwards, and it may not have left yet")
             if work:
                 work.wait()
         for hook in self.hooks:
             hook.remove()
 
-    def use_of(self, made: Any) -> pp.Instruction:
-        require_instruction(made, "take")
-        use = reader(made, self.case.stages)
-        if made.stage >= self.case.stages:
-            raise Disobeyed(f"take({made!r}): the last stage is {self.case.stages - 1}, behind which is nothing")
-        if use not in self.order:
-            raise Disobeyed(f"take({made!r}), which none of this rank's instructions needs")
-        return use
-
     def require_put(self, x: pp.Instruction) -> None:
         if (use := reader(x, self.case.stages)) and x not in self.sent:
             raise Disobeyed(f"{x!r} was never put, and rank {self.case.rank_of(use.stage)} waits for it")
 
-    def require_own_gradient(self, made: pp.Instruction, x: Tensor) -> None:
-        if torch.equal(x, self.taken[pp.B(made.stage + 1, made.microbatch)]):
-            raise Disobeyed(f"put({made!r}, ...) is the gradient that it took: that of its output, not of its input")
-
     # ---- what it sees ------------------------------------------------------------------------------------
 
-    def watched(self, number: int, stage: Stage) -> Stage:
+    def watch(self, number: int, stage: Stage) -> tuple[RemovableHandle, RemovableHandle]:
         turn = iter([x for x in self.order if x.stage == number and isinstance(x, pp.F)])
 
         def before(module: Any, inputs: Any) -> None:
-            self.look()
             if not (x := next(turn, None)):
                 raise Disobeyed(f"stage {number} was run more often than the list says")
+            self.begin(x)
             self.now = number, x.microbatch
 
         def behind(module: Any, inputs: Any, y: Tensor) -> None:
-            done = pp.F(*self.now)
-            self.done.append(done)
-            self.note(done, y)
+            self.done.add(pp.F(*self.now))
+            self.note(pp.F(*self.now), y)
             if y.requires_grad:
                 y.register_hook(partial(self.goes_back, pp.B(*self.now)))
 
-        self.hooks += [stage.register_forward_pre_hook(before), stage.register_forward_hook(behind)]
-        return stage
+        return stage.register_forward_pre_hook(before), stage.register_forward_hook(behind)
 
-    def goes_back(self, done: pp.Instruction, gradient: Tensor) -> None:
-        if done not in self.done:  # once for the input's gradient, and once for the weights'
-            self.done.append(done)
+    def goes_back(self, x: pp.Instruction, gradient: Tensor) -> None:
+        if x not in self.done:  # once for the input's gradient, and once for the weights'
+            self.begin(x)
+            self.done.add(x)
 
     def pack(self, x: Tensor) -> Box:
         box = Box(x)
@@ -337,5 +325,9 @@ def require_instruction(made: Any, verb: str) -> None:
 
 def require_form(made: pp.Instruction, x: Any, dtype: torch.dtype) -> None:
     due = SEQUENCES, TOKENS, DIM
+    if x is None:
+        raise Disobeyed(f"put({made!r}, None): there is no gradient")
     if not isinstance(x, Tensor) or tuple(x.shape) != due or x.dtype != dtype:
         raise Disobeyed(f"put({made!r}, ...) was given {show(x)}; what crosses here is {dtype}, {due}")
+    if x.requires_grad:
+        raise Disobeyed(f"put({made!r}, ...) was given a tensor that requires a gradient")

@@ -7,9 +7,9 @@ Obeyed    lists, and a model of as many stages, of which each rank obeys its lis
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,9 @@ from labs.kit.checks import case as shared
 from labs.pp.checker import microbatches_of, ranks_of, stages_of
 
 VOCABULARY, DIM, SEQUENCES, TOKENS = 11, 6, 3, 7
-FEW, ALONE, NO_MULTIPLE = "micro-batches than ranks", "on more than one rank", "for a multiple of the ranks"
+ALONE = "right only on more than one rank"
+NO_MULTIPLE = "right only for a multiple of the ranks"
+OWN_ORDERS = "0F2 0F0 0F3 0F1 0B1 0B0 0B2 0B3", "1F1 1F3 1F2 1F0 1B3 1B0 1B1 1B2"
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Size:
     microbatches: int
     stages_per_rank: int = 1
     only: str = ""  # the name of what is right everywhere but here
-    refusable: bool = False  # a ValueError is a right answer here, and there is no target
+    refusable: bool = False  # nobody asked for this: an error is as right as a list that can be run
 
     @property
     def stages(self) -> int:
@@ -47,26 +49,24 @@ def many(n: int, what: str, plural: str = "s") -> str:
     return f"{n} {what}{plural * (n != 1)}"
 
 
-def sizes(seed: int, few: str = f"right only with no fewer {FEW}") -> list[Size]:
+def sizes(seed: int, few: str = "right only with no fewer micro-batches than ranks") -> list[Size]:
     """The one that is drawn in the notebook comes first, and those with fewer micro-batches than ranks last."""
-    draw = random.Random(seed)
-    plain = [(4, 8), (3, 6), (2, 4), (4, 4), (8, 16), (3, 5), (8, 11), (4, 5 + draw.randrange(20))]
-    alone = [(1, 4), (1, 1)]
-    less = [(4, 2), (4, 3), (3, 2), (2, 1), (4, 1), (8, 3), (8, draw.randrange(1, 8))]
-    names = [(plain, ""), (alone, f"right only {ALONE}"), (less, few)]
-    return [Size(*size, only=name) for several, name in names for size in several]
+    draw, found = random.Random(seed), [Size(4, 8)]
+    for p in range(1, 9):
+        for m in {1, 2, p - 1, p, p + 1, 2 * p, draw.randrange(2 * p, 4 * p)} - {0}:
+            found.append(Size(p, m, only=ALONE if p == 1 else few if m < p else ""))
+    return sorted(found, key=lambda size: ["", ALONE, few].index(size.only))
 
 
 def interleaved_sizes(seed: int) -> list[Size]:
-    p = random.Random(seed).randrange(2, 7)
-    three, alone = "right only with two stages a rank", f"right only {ALONE}"
-    plain = [(4, 8, 2), (2, 4, 2), (3, 6, 2), (4, 4, 2), (8, 16, 2), (p, 3 * p, 2)]
+    draw = random.Random(seed)
+    three, every = "right only with two stages a rank", range(2, 9)
     odd = [(4, 6, 2), (4, 2, 2), (3, 1, 3), (2, 4, 1)]
     return [
-        *(Size(*size) for size in plain),
-        *(Size(*size, only=three) for size in ((2, 4, 3), (3, 6, 3), (4, 8, 4))),
-        *(Size(*size, only=alone) for size in ((1, 3, 2), (1, 1, 3))),
-        *(Size(*size, only=f"right only {NO_MULTIPLE}", refusable=True) for size in odd),
+        *(Size(p, m, 2) for p, m in [(4, 8), *((p, p * k) for p in every for k in (1, 2 + p % 2))]),
+        *(Size(p, p * draw.randrange(1, 4), 3 + p % 2, only=three) for p in every),
+        *(Size(1, m, v, only=ALONE) for m, v in ((3, 2), (1, 3))),
+        *(Size(*size, only=NO_MULTIPLE, refusable=True) for size in odd),
     ]
 
 
@@ -76,13 +76,14 @@ def interleaved_sizes(seed: int) -> list[Size]:
 class Stage(nn.Module):
     """tokens, or what the stage before makes -> what the next one takes, or logits."""
 
-    def __init__(self, number: int, stages: int, dtype: torch.dtype, seed: int):
+    def __init__(self, number: int, stages: int, case: Obeyed):
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, DIM) if number == 0 else None
         self.linear = nn.Linear(DIM, DIM)
         self.head = nn.Linear(DIM, VOCABULARY) if number == stages - 1 else None
-        self.to(dtype)
-        generator = torch.Generator().manual_seed(seed + number)
+        self.linear.bias.requires_grad_(not (case.frozen and number % 2))
+        self.to(case.dtype)
+        generator = torch.Generator().manual_seed(case.seed % 2**40 + number)
         with torch.no_grad():
             for p in self.parameters():
                 p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64))
@@ -103,6 +104,7 @@ class Obeyed(shared.Case):
 
     name: str
     lists: pp.Lists
+    frozen: bool = False  # a parameter of every second stage
 
     @cached_property
     def stages(self) -> int:
@@ -113,65 +115,77 @@ class Obeyed(shared.Case):
         return microbatches_of(self.lists)
 
     def model(self) -> list[Stage]:
-        return [Stage(number, self.stages, self.dtype, self.seed % 2**40) for number in range(self.stages)]
+        return [Stage(number, self.stages, self) for number in range(self.stages)]
 
-    def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Tokens and targets, [micro-batches × 3, 7]."""
+    def batch(self, step: int) -> list[list[Tensor]]:
+        """Tokens and targets of each micro-batch, [3, 7] each."""
         size = (2, self.microbatches * SEQUENCES, TOKENS)
-        x, y = torch.randint(VOCABULARY, size, generator=self.generator(step=step))
-        return x, y
+        both = torch.randint(VOCABULARY, size, generator=self.generator(step=step))
+        return [list(each.chunk(self.microbatches)) for each in both]
 
     def rank_of(self, stage: int) -> int:
         return ranks_of(self.lists)[stage]
 
-    def gradients(self, step: int) -> Iterator[list[Tensor]]:
-        """Of each micro-batch of a batch by itself, by stage."""
-        for x, y in zip(*(each.chunk(self.microbatches) for each in self.batch(step)), strict=True):
-            stages = self.model()
-            (mean_loss(nn.Sequential(*stages)(x), y) / self.microbatches).backward()
-            yield [flat(stage) for stage in stages]
+    @cached_property
+    def by_itself(self) -> list[list[tuple[Tensor, list[Tensor]]]]:
+        """On one process, of each micro-batch of each batch by itself: the loss, and the gradients by stage."""
+        return [[self.alone(x, y) for x, y in zip(*self.batch(step), strict=True)] for step in range(2)]
+
+    def alone(self, x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
+        stages = self.model()
+        loss = mean_loss(nn.Sequential(*stages)(x), y)
+        (loss / self.microbatches).backward()
+        return loss.detach(), [flat(stage) for stage in stages]
+
+    def sources(self, stage: int, step: int) -> list[Tensor]:
+        """Of what the gradients of a stage are the sum after so many batches, in the order of its backwards."""
+        lists = self.lists[self.rank_of(stage)]
+        order = [x.microbatch for x in lists if x.stage == stage and isinstance(x, pp.B | pp.I)]
+        return [batch[m][1][stage] for batch in self.by_itself[: step + 1] for m in order]
+
+    def due(self, stage: int, step: int) -> Tensor:
+        return reduce(torch.add, self.sources(stage, step))
 
     def __str__(self) -> str:
         return f"{self.name}, {many(len(self.lists), 'rank')}, {many(self.microbatches, 'micro-batch', 'es')}"
 
 
 def flat(stage: nn.Module) -> Tensor:
-    """The gradients of its parameters in one vector; NaN where there is none."""
-    return torch.cat(
-        [(torch.full_like(p, torch.nan) if p.grad is None else p.grad).flatten() for p in stage.parameters()]
-    )
+    """The gradients of the parameters that are trained, in one vector; NaN where there is none."""
+    gradients = [
+        torch.full_like(p, torch.nan) if p.grad is None else p.grad for p in stage.parameters() if p.requires_grad
+    ]
+    return torch.cat([gradient.flatten() for gradient in gradients])
 
 
 def obeyed(seed: int) -> list[Obeyed]:
     """Those of 2 ranks first."""
     draw = random.Random(seed)
 
-    def case(name: str, ranks: int, lists: pp.Lists, only: str = "", dtype: torch.dtype = torch.float64) -> Obeyed:
-        return Obeyed(draw.randrange(2**40), ranks, name=name, lists=lists, only=only, dtype=dtype)
+    def case(name: str, ranks: int, lists: pp.Lists, only: str = "", **options: Any) -> Obeyed:
+        return Obeyed(draw.randrange(2**40), ranks, name=name, lists=lists, only=only, **options)
 
     several, order = "right only with one stage a rank", "right only where micro-batches come in their order"
+    trained = "right only where all parameters are trained"
     return [
         case("1F1B", 2, pp.one_f_one_b(2, 5)),
-        case("GPipe", 2, pp.gpipe(2, 3)),
+        case("GPipe, each rank in an order of its own", 2, [[*map(pp.read, x.split())] for x in OWN_ORDERS], order),
         case("1F1B, the micro-batches in another order", 2, renamed(pp.one_f_one_b(2, 5), [3, 0, 4, 2, 1]), order),
         case("a V", 2, whole(pp.zbv(2, 5)), several),
-        case("one rank", 2, pp.one_f_one_b(1, 3), f"right only {ALONE}"),
+        case("one rank", 2, pp.one_f_one_b(1, 3), ALONE),
         case("1F1B", 4, pp.one_f_one_b(4, 6)),
-        case("1F1B", 4, pp.one_f_one_b(4, 2)),
-        case("GPipe", 4, pp.gpipe(4, 3), dtype=torch.float32),
+        case("1F1B, some parameters frozen", 4, pp.one_f_one_b(4, 2), trained, frozen=True),
+        case("GPipe in bfloat16", 4, pp.gpipe(4, 1), "right only in float64", dtype=torch.bfloat16),
         case("interleaved", 4, pp.interleaved(4, 8), several),
         case("a V", 4, whole(pp.zbv(4, 6)), several),
     ]
 
 
-def changed(lists: pp.Lists, change: Callable[[pp.Instruction], pp.Instruction | None]) -> pp.Lists:
-    return [[new for x in order if (new := change(x))] for order in lists]
-
-
 def renamed(lists: pp.Lists, names: list[int]) -> pp.Lists:
-    return changed(lists, lambda x: type(x)(x.stage, names[x.microbatch]))
+    return [[type(x)(x.stage, names[x.microbatch]) for x in order] for order in lists]
 
 
 def whole(lists: pp.Lists) -> pp.Lists:
     """B in the place of I, and no W."""
-    return changed(lists, lambda x: {pp.I: pp.B(x.stage, x.microbatch), pp.W: None}.get(type(x), x))
+    kinds = {pp.F: pp.F, pp.B: pp.B, pp.I: pp.B}
+    return [[kinds[type(x)](x.stage, x.microbatch) for x in order if type(x) in kinds] for order in lists]

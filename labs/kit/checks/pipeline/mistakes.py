@@ -4,19 +4,22 @@ FORM        what was returned for a size: is it a list of instructions for each 
 RUNS        can these lists be run, with these stages and micro-batches?
 GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE    what they come to: bubble, and activations alive
 DISOBEYED   what was raised where a list was to be obeyed
-OBEYED      what a rank did with a batch
+STEPS, GRADIENTS, LOSSES    what a rank did with a batch: its gradients are wrong, or they are right
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable
+from functools import partial
+from itertools import pairwise, product
+from math import isclose
 from typing import TYPE_CHECKING, Any
 
 from labs import pp
 from labs.kit.checks.answer import Mistake
-from labs.kit.checks.pipeline.body import MOST
+from labs.kit.checks.case import close
+from labs.kit.checks.pipeline.body import MOST, STEPPED, WITH_GRAPH
 from labs.pp.instructions import makes
 
 if TYPE_CHECKING:
@@ -27,12 +30,22 @@ STALE = 2  # micro-batches that variables of a function still name, when the nex
 # ---- is it a schedule? -----------------------------------------------------------------------------------
 
 
-def flat(seen: Seen) -> bool:
-    return any(isinstance(order, pp.Instruction) for order in seen.lists)
+def nothing(seen: Seen) -> bool:
+    return seen.lists == "None" or (isinstance(seen.lists, list) and not any(seen.lists))
 
 
 def endless(seen: Seen) -> bool:
     return any(len(order) == MOST for order in [seen.lists, *seen.lists] if isinstance(order, list))
+
+
+def flat(seen: Seen) -> str | bool:
+    return any(isinstance(x, pp.Instruction) for x in seen.lists) and f"returned one list, of {len(seen.lists)} items"
+
+
+def ragged(seen: Seen) -> str | bool:
+    kinds = [order if isinstance(order, str) else f"a list of {len(order)}" for order in seen.lists]
+    wrong = len(kinds) != seen.size.ranks or any(isinstance(order, str) for order in seen.lists)
+    return wrong and f"returned {len(kinds)} items: {', '.join(kinds[:4])}"
 
 
 def strange(seen: Seen) -> str | None:
@@ -41,53 +54,35 @@ def strange(seen: Seen) -> str | None:
 
 RANKS = "What is the schedule of one rank, and how many ranks are there?"
 FORM = (
-    Mistake("nothing is returned", "Who is to obey the lists?", lambda seen: seen.lists == "None"),
+    Mistake("nothing is returned", "Who is to obey the lists?", nothing),
     Mistake(
         "not a list for each rank", RANKS, lambda seen: not isinstance(seen.lists, list) and f"returned {seen.lists}"
     ),
     Mistake("it does not come to an end", "When has a rank done its last backward?", endless),
-    Mistake(
-        "one list for all ranks", RANKS, lambda seen: flat(seen) and f"returned one list, of {len(seen.lists)} items"
-    ),
-    Mistake(
-        "not a list for each rank",
-        RANKS,
-        lambda seen: (
-            (len(seen.lists) != seen.size.ranks or any(isinstance(order, str) for order in seen.lists))
-            and f"returned {len(seen.lists)} items: {', '.join(map(kind, seen.lists[:4]))}"
-        ),
-    ),
+    Mistake("one list for all ranks", RANKS, flat),
+    Mistake("not a list for each rank", RANKS, ragged),
     Mistake("not an instruction", "How is the forward of stage 0 and micro-batch 0 written: F(0, 0)?", strange),
 )
-
-
-def kind(order: Any) -> str:
-    return order if isinstance(order, str) else f"a list of {len(order)}"
-
 
 # ---- can it be run? --------------------------------------------------------------------------------------
 
 
-def everywhere(other: Callable[[Seen, int], int]) -> Callable[[Seen], str | None]:
+def everywhere(other: Callable[[Seen, int], int]) -> Callable[[Seen], Any]:
     """Whether every stage is on this other rank."""
-
-    def fits(seen: Seen) -> str | None:
-        here = seen.each(lambda rank, place, x: other(seen, x.stage) != rank)
-        return None if here else wrong_rank(seen)
-
-    return fits
+    return lambda seen: not seen.each(lambda rank, place, x: other(seen, x.stage) != rank) and wrong_rank(seen)
 
 
 def wrong_rank(seen: Seen) -> str | None:
     size = seen.size
-    told = seen.each(lambda rank, place, x: x.stage >= size.stages or size.rank_of(x.stage) != rank)
-    return told and f"{told}; rank r has {'stage r' if size.stages_per_rank == 1 else 'the stages r, r + p, ...'}"
+    return seen.each(
+        lambda rank, place, x: x.stage >= size.stages or size.rank_of(x.stage) != rank,
+        f"; rank r has {'stage r' if size.stages_per_rank == 1 else 'the stages r, r + p, ...'}",
+    )
 
 
 def no_such(seen: Seen) -> str | None:
     m = seen.size.microbatches
-    told = seen.each(lambda rank, place, x: x.microbatch >= m)
-    return told and f"{told}; the micro-batches are 0 to {m - 1}"
+    return seen.each(lambda rank, place, x: x.microbatch >= m, f"; the micro-batches are 0 to {m - 1}")
 
 
 def from_one(seen: Seen) -> str | None:
@@ -95,49 +90,41 @@ def from_one(seen: Seen) -> str | None:
 
 
 def twice(seen: Seen) -> str | None:
-    counts: Counter = Counter()
-
-    def again(rank: int, place: int, x: pp.Instruction) -> bool:
-        counts[makes(x)] += 1
-        return counts[makes(x)] > 1
-
-    told = seen.each(again)
-    return told and f"{told}, and has done that work before"
+    before: set[pp.Instruction] = set()
+    return seen.each(
+        lambda rank, place, x: makes(x) in before or before.add(makes(x)), ", and has done that work before"
+    )
 
 
-def missing(*kinds: type[pp.Instruction]) -> Callable[[Seen], str | None]:
-    """The first that stands nowhere, of one of these kinds; an I counts as a B."""
+def missing(kind: type[pp.Instruction]) -> Callable[[Seen], str | None]:
+    """The first of this kind that stands nowhere; an I makes what a B makes, and wants a W."""
 
     def fits(seen: Seen) -> str | None:
-        there = {type(x)(x.stage, x.microbatch) for order in seen.lists for x in order}
-        is_split = any(isinstance(x, pp.I | pp.W) for x in there)
-        for s in range(seen.size.stages):
-            for m in range(seen.size.microbatches):
-                for kind in kinds:
-                    alike = (pp.B(s, m), pp.I(s, m)) if kind is pp.B else (kind(s, m),)
-                    if there.isdisjoint(alike) and (kind is not pp.W or (pp.I(s, m) in there)):
-                        name = repr(pp.I(s, m) if kind is pp.B and is_split else kind(s, m))
-                        return f"{name} is missing in the list of rank {seen.size.rank_of(s)}"
+        there = [x for order in seen.lists for x in order]
+        halves = [(x.stage, x.microbatch) for x in there if isinstance(x, pp.I)]
+        every = product(range(seen.size.stages), range(seen.size.microbatches))
+        made = set(map(makes, there))
+        for s, m in halves if kind is pp.W else every:
+            if kind(s, m) not in made:
+                lacks = pp.I(s, m) if kind is pp.B and halves else kind(s, m)
+                return f"{lacks!r} is missing in the list of rank {seen.size.rank_of(s)}"
         return None
 
     return fits
 
 
-def of_error(*kinds: type[pp.Instruction], says: str = "") -> Callable[[Seen], str | None]:
+def of_error(*kinds: type[pp.Instruction], says: str = "") -> Callable[[Seen], Any]:
     """What the validator says, where it stops at such an instruction."""
-
-    def fits(seen: Seen) -> str | None:
-        if not seen.error or says not in str(seen.error):
-            return None
-        at = seen.lists[seen.error.rank][seen.error.place]
-        return str(seen.error) if not kinds or isinstance(at, kinds) else None
-
-    return fits
+    return lambda seen: (
+        seen.error
+        and says in str(seen.error)
+        and isinstance(seen.lists[seen.error.rank][seen.error.place], kinds or pp.Instruction)
+        and str(seen.error)
+    )
 
 
 NEEDS = "What does this instruction need, and where in the list does that stand?"
 RUNS = (
-    Mistake("nothing is returned", "Who is to obey the lists?", lambda seen: not any(seen.lists) and "empty lists"),
     Mistake(
         "the stages are in reverse",
         "Which rank reads the tokens?",
@@ -170,7 +157,7 @@ RUNS = (
     Mistake(
         "both a whole backward and a half of it",
         "B is I and W together: which of them are written here?",
-        lambda seen: seen.error and re.search("one too many", str(seen.error)) and str(seen.error),
+        of_error(says="one too many"),
     ),
     Mistake(
         "W before its I",
@@ -208,30 +195,33 @@ def has(seen: Seen, *kinds: type[pp.Instruction]) -> str | None:
 def early(seen: Seen) -> str | None:
     """A backward with a forward behind it."""
     return seen.each(
-        lambda rank, place, x: not isinstance(x, pp.F) and any(isinstance(y, pp.F) for y in seen.lists[rank][place:])
+        lambda rank, place, x: not isinstance(x, pp.F) and any(isinstance(y, pp.F) for y in seen.lists[rank][place:]),
+        ", and forwards come after it",
+    )
+
+
+def disordered(seen: Seen) -> str | None:
+    """Behind the same kind of a later micro-batch."""
+    return seen.each(
+        lambda rank, place, x: any(
+            type(y) is type(x) and y.microbatch > x.microbatch for y in seen.lists[rank][:place]
+        ),
+        ", and has done the same for a later micro-batch before",
     )
 
 
 def too_many(fits: Callable[[Seen], Any] = lambda seen: True) -> Callable[[Seen], str | bool]:
-    return lambda seen: seen.crowded is not None and fits(seen) and seen.crowd
+    return lambda seen: fits(seen) and seen.crowd
 
 
 def too_long(fits: Callable[[Seen], Any] = lambda seen: True) -> Callable[[Seen], str | bool]:
-    return lambda seen: seen.waits and fits(seen) and seen.longest_wait
-
-
-def one_by_one(seen: Seen) -> bool:
-    return max(seen.alive) <= seen.size.stages_per_rank
+    return lambda seen: fits(seen) and seen.wait
 
 
 def at_once(seen: Seen) -> bool:
     """Each W directly behind its I."""
-    return all(
-        isinstance(order[place - 1], pp.I) and order[place - 1].microbatch == x.microbatch
-        for order in seen.lists
-        for place, x in enumerate(order)
-        if isinstance(x, pp.W)
-    )
+    pairs = [pair for order in seen.lists for pair in pairwise(order) if isinstance(pair[1], pp.W)]
+    return all(isinstance(x, pp.I) and x.microbatch == w.microbatch for x, w in pairs)
 
 
 def at_the_end(seen: Seen) -> bool:
@@ -250,7 +240,7 @@ BUBBLE = (
     Mistake(
         "one micro-batch at a time",
         "What could a rank do until the gradient of its first micro-batch comes back?",
-        too_long(one_by_one),
+        too_long(lambda seen: max(seen.alive) <= seen.size.stages_per_rank),
         shows="a bubble of 100 % and more: only one rank works at any time",
     ),
     Mistake("the bubble is too large", SHORT, too_long()),
@@ -265,21 +255,20 @@ CROWD = (
     Mistake(
         "the same warm-up on every rank",
         "How long does a gradient take to come back to rank r, and how long to the last rank?",
-        too_many(lambda seen: len({seen.warmup(rank) for rank in range(seen.size.ranks)}) == 1),
+        too_many(lambda seen: len({[isinstance(x, pp.F) for x in order].index(False) for order in seen.lists}) == 1),
     ),
     Mistake("too many activations alive", FREED, too_many()),
 )
 GPIPE = (
     SPLIT,
+    Mistake("a backward before the last forward", "GPipe is the simplest: which two phases has each rank?", early),
     Mistake(
-        "a backward before the last forward",
-        "GPipe is the simplest: which two phases has each rank?",
-        lambda seen: (told := early(seen)) and f"{told}, and forwards come after it",
+        "the micro-batches are in another order",
+        "One process adds up the gradients of micro-batches 0, 1, 2, ...: why do these bits depend on the order?",
+        disordered,
     ),
-    BUBBLE[-1],
 )
-ONE_F_ONE_B = (SPLIT, *CROWD, *BUBBLE)
-INTERLEAVED = (SPLIT, *CROWD, *BUBBLE)
+ONE_F_ONE_B = INTERLEAVED = (SPLIT, *CROWD, *BUBBLE)
 ZERO_BUBBLE = (
     Mistake(
         "the backward is not split",
@@ -324,32 +313,22 @@ DISOBEYED = (
         shows="right numbers, and GPipe's memory whatever the schedule",
     ),
     Mistake(
-        "the input of a stage requires no gradient",
-        "Of what is the gradient that goes to the stage before, and does autograd know that it is wanted?",
-        raised(r": its input has none", "One of the differentiated Tensors does not require grad"),
+        "no gradient to put",
+        "Backward leaves one in the .grad of what its graph begins with. Is that what you took, and what you ask?",
+        raised("there is no gradient", "One of the differentiated Tensors does not require grad"),
+    ),
+    Mistake("put before it was done", "When is it there?", raised("before it was done")),
+    Mistake("not put", "Who waits for it?", raised("was never put"), shows="a stage that waits for ever"),
+    Mistake("put for nobody", "Which stage would take it? What nobody takes stays for ever.", raised("nobody waits")),
+    Mistake("put with its graph", "What of it does another rank need?", raised("a tensor that requires a gradient")),
+    Mistake(
+        "changed after it was put",
+        "A message may wait before it leaves, and does not copy what is in it. Who still writes there?",
+        raised("was changed afterwards"),
+        shows="a gradient that is right on most days: it is overwritten before it has left",
     ),
     Mistake(
-        "the gradient is put before the backward",
-        "When is it there?",
-        raised(r"put\(\d+B\d+, \.\.\.\) before it was done"),
-    ),
-    Mistake("put before it was done", "When is it there?", raised(r"before it was done")),
-    Mistake(
-        "the gradient of the input is not put",
-        "Who waits for it?",
-        raised(r"\d+B\d+ was never put"),
-        shows="the stage before waits for ever",
-    ),
-    Mistake("what a forward makes is not put", "Who waits for it?", raised(r"\d+F\d+ was never put")),
-    Mistake(
-        "the gradient of the output is put",
-        "A stage takes the gradient of what it has made. Of what must it make one?",
-        raised("that of its output, not of its input"),
-    ),
-    Mistake(
-        "put under another name",
-        "What has this instruction made, and who takes it by which name?",
-        raised(r"not in this rank's list"),
+        "put under another name", "What has this instruction made, and by which name?", raised("not in this rank's")
     ),
     Mistake("put twice", "How often does a neighbour take it?", raised(r"put\(.*for the second time")),
     Mistake("taken twice", "Where do you keep what you have taken?", raised(r"take\(.*for the second time")),
@@ -357,20 +336,10 @@ DISOBEYED = (
     Mistake(
         "take of something else",
         "Which instruction makes what this one needs: of which stage, and forward or backward?",
-        raised(
-            r"take\(.*(behind which is nothing|none of this rank's|it goes by)", "stages and micro-batches are counted"
-        ),
+        raised(r"take\(.*(none of this rank's|it goes by)", "stages and micro-batches are counted"),
     ),
-    Mistake(
-        "another tensor is put",
-        "What crosses between two stages?",
-        raised(r"\.\.\.\) was given", "though its input", r"put\(.*goes by"),
-    ),
-    Mistake(
-        "more than the list says",
-        "Which line runs a stage that no instruction names?",
-        raised("more often than the list"),
-    ),
+    Mistake("another tensor is put", "What crosses between two stages?", raised("was given ", r"put\(.*goes by")),
+    Mistake("more than the list says", "Which line runs a stage that no instruction names?", raised("more often than")),
     Mistake(
         "xs or ys of another rank",
         "Which rank reads the tokens, and which the targets?",
@@ -386,16 +355,8 @@ DISOBEYED = (
         "From the end of a stage that is not the last, backward begins with what?",
         raised("implicitly created only for scalar"),
     ),
-    Mistake(
-        "the tokens have no gradient",
-        "Tokens are whole numbers: what would their gradient be?",
-        raised("only Tensors of floating point"),
-    ),
-    Mistake(
-        "the graph is gone",
-        KEEP,
-        raised("does not require grad and does not have a grad_fn", "a second time"),
-    ),
+    Mistake("the tokens have no gradient", "What would that of whole numbers be?", raised("only Tensors of floating")),
+    Mistake("the graph is gone", KEEP, raised("does not require grad and does not have a grad_fn", "a second time")),
     Mistake("", KEEP, raised("failed: Disobeyed")),
 )
 
@@ -404,27 +365,22 @@ DISOBEYED = (
 
 def times(factor: Callable[[One], float]) -> Callable[[One], Any]:
     """Whether all gradients are so many times too large."""
-
-    def fits(one: One) -> str | bool:
-        fit = one.wrong is not None and one.times is not None and abs(one.times / factor(one) - 1) < 1e-3
-        return fit and f"{one.first}\nIt is {one.times:.4g} × the mean."
-
-    return fits
-
-
-def lacks(fits: Callable[[One, list[float]], bool]) -> Callable[[One], Any]:
-    """By what it is made of."""
-
-    def of(one: One) -> str | bool:
-        if one.wrong is None or one.made_of is None or not fits(one, [round(c, 3) for c in one.made_of]):
-            return False
-        told = ", ".join(f"{c:.3g}" for c in one.made_of)
-        return f"{one.first}\nOf the micro-batches until now it has {told} times what is due."
-
-    return of
+    return lambda one: (
+        one.times is not None
+        and isclose(one.times, factor(one), rel_tol=1e-3)
+        and f"{one.first}\nIt is {one.times:.4g} × the mean."
+    )
 
 
-def losses(fits: Callable[[One], bool]) -> Callable[[One], Any]:
+def made_of(fits: Callable[[list[float]], bool]) -> Callable[[One], Any]:
+    return lambda one: (
+        one.made_of is not None
+        and fits([round(c, 3) for c in one.made_of])
+        and f"{one.first}\nOf the micro-batches until now it has {shown(one.made_of, '.3g')} times what is due."
+    )
+
+
+def losses(fits: Callable[[One], Any]) -> Callable[[One], Any]:
     return lambda one: (
         not same(one.losses, one.due_losses)
         and fits(one)
@@ -433,88 +389,63 @@ def losses(fits: Callable[[One], bool]) -> Callable[[One], Any]:
 
 
 def same(found: Any, due: list[float]) -> bool:
-    alike = isinstance(found, list) and len(found) == len(due)
-    return alike and all(abs(a - b) <= 1e-5 * abs(b) for a, b in zip(found, due, strict=True))
+    return numbers(found) and len(found) == len(due) and all(map(partial(isclose, rel_tol=1e-5), found, due))
 
 
-def shown(values: Any) -> str:
-    return values if isinstance(values, str) else f"[{', '.join(f'{value:.4f}' for value in values)}]"
+def numbers(found: Any) -> bool:
+    return isinstance(found, list) and not any(isinstance(x, str) for x in found)
+
+
+def shown(values: Any, form: str = ".4f") -> str:
+    told = ", ".join(x if isinstance(x, str) else f"{x:{form}}" for x in values)
+    return values if isinstance(values, str) else f"[{told}]"
 
 
 COUNT = "Of how many micro-batches is the batch's loss the mean, and who divides by that?"
-OBEYED = (
+STEPS = (
     Mistake(
         "the weights were stepped",
         "Which W is the last one that this step has to wait for, and who calls the optimizer?",
-        lambda one: one.outcome.stepped and "the parameters have changed",
+        lambda found: found.left == STEPPED and "the parameters have changed",
         shows="a loss that is right in the first step, and drifts: later micro-batches see other weights",
     ),
-    Mistake(
-        "no longer in training mode",
-        "What does dropout do there?",
-        lambda one: one.outcome.idle and "a stage is in evaluation mode",
-    ),
-    Mistake(
-        "not in the order of the list",
-        "Who decides what comes next: the list, or your function?",
-        lambda one: (
-            one.done != one.order
-            and f"this was done: {' '.join(map(repr, one.done))}; the list is {' '.join(map(repr, one.order))}"
-        ),
-    ),
+)
+GRADIENTS = (
     Mistake(
         "no gradient, or one that is no number",
         "Which parameters does the backward of this stage reach, and by what is the loss divided?",
-        lambda one: (
-            one.wrong is not None
-            and not one.gradients[one.wrong].isfinite().all()
-            and f"in stage {one.wrong} a parameter has none"
-        ),
+        lambda one: not one.gradients[one.wrong].isfinite().all() and f"in stage {one.wrong} a parameter has none",
     ),
     Mistake(
-        "the loss is not divided by the number of micro-batches",
-        COUNT,
-        times(lambda one: one.case.microbatches),
+        "rounded on the way",
+        "In which dtype does it cross, and in which is it added up?",
+        lambda one: close(one.gradients[one.wrong], one.due[one.wrong], 2e-2) and one.first,
     ),
+    Mistake("the loss is not divided by the number of micro-batches", COUNT, times(lambda one: one.case.microbatches)),
     Mistake("divided by the number of micro-batches twice", COUNT, times(lambda one: 1 / one.case.microbatches)),
-    Mistake(
-        "divided by the number of ranks or stages",
-        COUNT,
-        lambda one: (
-            any(
-                times(lambda one, n=n: one.case.microbatches / n)(one)
-                for n in {len(one.case.lists), one.case.stages, len(one.due)} - {1}
-            )
-            and one.first
-        ),
-    ),
     Mistake(
         "the gradients were set to zero",
         "What had earlier micro-batches, and earlier batches, left in .grad?",
-        lacks(lambda one, c: 0 in c and set(c) <= {0, 1} and c == sorted(c)),
+        made_of(lambda c: 0 in c and set(c) <= {0, 1} and c == sorted(c)),
         shows="only the last micro-batch trains",
     ),
     Mistake("divided by another number", COUNT, times(lambda one: one.times)),
-    Mistake(
-        "another weight for some micro-batches",
-        COUNT,
-        lacks(lambda one, c: True),
-    ),
+    Mistake("another weight for some micro-batches", COUNT, made_of(lambda c: True)),
     Mistake(
         "other losses than one process's",
         "Which micro-batch does this instruction name, which x or y do you read, and what does each stage put?",
-        lambda one: one.wrong is not None and one.has_last and losses(bool)(one),
+        losses(lambda one: one.has_last and numbers(one.losses)),
     ),
     Mistake(
         "another gradient came back",
         "Follow one micro-batch: of what is the gradient that each stage puts, and with which does the next begin?",
-        lambda one: one.wrong is not None and one.wrong < one.case.stages - 1 and one.first,
+        lambda one: one.wrong < one.case.stages - 1 and one.first,
     ),
     Mistake(
-        "another loss was differentiated",
-        "From what does the backward of the last stage begin?",
-        lambda one: one.wrong is not None and one.first,
+        "another loss was differentiated", "From what does the backward of the last stage begin?", lambda one: one.first
     ),
+)
+LOSSES = (
     Mistake(
         "the losses that are returned are divided",
         "What is divided for the backward, and what is reported?",
@@ -523,17 +454,26 @@ OBEYED = (
     Mistake(
         "the losses are in another order",
         "Which loss is that of micro-batch 0, if the list begins with another one?",
-        losses(lambda one: isinstance(one.losses, list) and same(sorted(one.losses), sorted(one.due_losses))),
+        losses(lambda one: numbers(one.losses) and same(sorted(one.losses), sorted(one.due_losses))),
     ),
-    Mistake("no losses", "Who reports the loss, and of how many micro-batches?", losses(lambda one: not one.losses)),
+    Mistake(
+        "no losses",
+        "Who reports the loss, and of how many micro-batches?",
+        losses(lambda one: one.losses in ([], "None")),
+    ),
     Mistake("losses where none are due", "Which rank computes losses?", losses(lambda one: not one.has_last)),
-    Mistake("other losses", "What does the last stage make of its micro-batch's targets?", losses(lambda one: True)),
     Mistake(
         "the losses keep their graphs",
         "A loss is a number, and the end of a graph. Which of these does the caller need?",
-        lambda one: one.outcome.kept == "losses" and "the losses that were returned hold activations",
+        losses(lambda one: WITH_GRAPH in one.losses),
         shows="memory that grows with the number of losses kept: a detach is missing",
     ),
+    Mistake(
+        "the losses are no tensors",
+        "They are to be a list of tensors without dims. For what must the device be waited for, if they are numbers?",
+        losses(lambda one: not numbers(one.losses)),
+    ),
+    Mistake("other losses", "What does the last stage make of its micro-batch's targets?", losses(lambda one: True)),
     Mistake(
         "retain_graph",
         "What does backward free as it goes, if nobody asks it to keep that?",
@@ -544,11 +484,8 @@ OBEYED = (
         "activations are kept after their backward",
         KEEP,
         lambda one: (
-            (
-                one.outcome.stale > STALE
-                and f"the activations of {one.outcome.stale} micro-batches were there, whose backward was over"
-            )
-            or (one.outcome.kept == "activations" and "activations are there when all is done")
+            (one.outcome.stale > STALE and f"those of {one.outcome.stale} micro-batches were there when the next began")
+            or (one.outcome.kept and "some are there when all is done")
         ),
         shows="1F1B with the memory of GPipe",
     ),
