@@ -10,6 +10,7 @@ import re
 import signal
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -329,6 +330,8 @@ def test_each_pair_of_ranks_has_its_messages_in_one_order():
         for a, steps in enumerate(plans):
             for b, others in enumerate(plans):
                 assert a == b or messages_between(steps, b) == messages_between(others, a)
+            # Others may wait for it: nothing comes before it.
+            assert all(isinstance(x, F | B | I) for x, step in pairwise(steps) if isinstance(step, Send))
             made = [step.message for step in steps if isinstance(step, Send)]
             over = [step.message for step in steps if isinstance(step, Sent)]
             assert len(set(over)) == len(over) and set(over) <= set(made) and len(set(made)) == len(made)

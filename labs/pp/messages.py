@@ -74,14 +74,14 @@ def plan(lists: Lists) -> list[list[Step]]:
         knows[rank][rank] += 1
         known[makes(x)] = [*knows[rank]]
         plans[rank].append(x)
-        for message, (to, place) in [*under_way[rank].items()]:
-            if place < knows[rank][to]:
-                del under_way[rank][message]
-                plans[rank].append(Sent(message))
         if (use := reader(x, stages)) and (to := ranks[use.stage]) != rank:
             under_way[rank][makes(x)] = places[use]
             plans[rank].append(Send(makes(x), to))
             plans[to].append(Receive(makes(x), rank))
+        for message, (to, place) in [*under_way[rank].items()]:
+            if place < knows[rank][to]:
+                del under_way[rank][message]
+                plans[rank].append(Sent(message))
     return plans
 
 
