@@ -8,7 +8,8 @@ for each topic).  Read them in this order; each imports only files above it.
     cost         pencil and paper: bytes held and bytes sent, for every strategy
     collectives  broadcast, all-gather, reduce-scatter, all-reduce, ... from send and recv
     group        what a strategy asks of its process group: the least bytes, equal replicas
-    mesh         ranks as a grid with named axes: a group along each
+    grid         ranks as a grid with named axes
+    mesh         its process groups: one along each axis
     placement    the layout of a tensor on a mesh: cut, whole, or as summands
     redistribute from one placement to another: the one collective between each pair
     algebra      what becomes of placements in an operation

@@ -29,14 +29,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from labs.group import everybodys
 from labs.mesh import Mesh
 from labs.operation import carry_out, on_blocks, on_lists
 from labs.placement import Partial, Placement, Replicate, Shard, Spec, normalised, whole_shape
-from labs.redistribute import Line, cut, in_pieces, keep_once, own, redistribute
+from labs.redistribute import Line, dealt, redistribute
 from labs.rules import IN_TERMS_OF
 
 __all__ = ["DTensor", "Partial", "Replicate", "Shard", "distribute_tensor"]
@@ -241,17 +240,3 @@ def distribute_tensor(
         line = Line(tuple(local.shape), device_mesh.shape[axis], place, device_mesh.get_group(axis))
         local = dealt(local, line, placement, src_data_rank)
     return DTensor(local, device_mesh, placements, tensor, tensor.requires_grad)
-
-
-def dealt(local: Tensor, line: Line, placement: Placement, source: int | None) -> Tensor:
-    if isinstance(placement, Shard) and source is not None:
-        pieces = in_pieces(local, placement.dim, line)
-        mine = torch.empty_like(pieces[0])
-        dist.scatter(mine, list(pieces) if line.rank == source else None, group=line.group, group_src=source)
-        return own(mine, placement.dim, line)
-    if isinstance(placement, Shard):
-        return cut(local, line, Replicate(), placement)
-    if source is not None:
-        local = local.clone(memory_format=torch.contiguous_format)
-        dist.broadcast(local, group=line.group, group_src=source)
-    return keep_once(local, line, Replicate(), placement) if placement.is_partial() else local

@@ -31,8 +31,9 @@ def reduce_scatter(full: Tensor, group: ProcessGroup | None) -> Tensor:
 def start_reduce_scatter(full: Tensor, group: ProcessGroup | None) -> Callable[[], Tensor]:
     """The same in flight: what is returned waits for this rank's part. Until then `full` must stay as it is.
 
-    gloo's own reduce-scatter is an all-reduce, which sends twice as much.  There each rank sends every other one its
-    part, and adds up what it gets in the order of the ranks: all of them, and every run, round alike.
+    gloo's own reduce-scatter is an all-reduce of a copy that it makes, and sends twice as much.  There each rank sends
+    every other one its part, and adds up what it gets in the order of the ranks: all of them, and every run, round
+    alike.  What it gets is as large as that copy.
     """
     ranks = dist.get_world_size(group)
     if full.is_cuda and "nccl" in dist.get_backend_config(group):

@@ -91,6 +91,21 @@ def keep_once(local: Tensor, line: Line, source: Replicate, target: Partial) -> 
     return local.clone() if line.rank == 0 else torch.zeros_like(local)
 
 
+def dealt(local: Tensor, line: Line, placement: Placement, source: int | None) -> Tensor:
+    """Of the whole tensor of the rank at this place, or of everybody's own (None), what this rank shall have."""
+    if isinstance(placement, Shard) and source is not None:
+        pieces = in_pieces(local, placement.dim, line)
+        mine = torch.empty_like(pieces[0])
+        dist.scatter(mine, list(pieces) if line.rank == source else None, group=line.group, group_src=source)
+        return own(mine, placement.dim, line)
+    if isinstance(placement, Shard):
+        return cut(local, line, Replicate(), placement)
+    if source is not None:
+        local = local.clone(memory_format=torch.contiguous_format)
+        dist.broadcast(local, group=line.group, group_src=source)
+    return keep_once(local, line, Replicate(), placement) if placement.is_partial() else local
+
+
 # ---- the table -------------------------------------------------------------------------------------------
 
 
