@@ -27,6 +27,7 @@ import labs
 from labs import clip
 from labs.kit.launch import RankError, run
 from labs.kit.ranks import team
+from labs.kit.ranks.course import COURSE
 from labs.kit.ranks.forkserver import Forkserver
 
 
@@ -232,6 +233,11 @@ def test_a_full_disk_is_told(full_disk, monkeypatch):
 
 
 # ---- the course's files -------------------------------------------------------------------------
+
+
+def test_what_functions_of_tests_bring_along_is_there_before_the_fork():
+    """Where one of these could not be imported there, each rank of each test would take it upon itself."""
+    assert run(lambda: set(COURSE) - set(sys.modules), ranks=1) == [set()]
 
 
 def test_an_edit_of_the_course_is_seen_by_the_next_job(tmp_path, monkeypatch):
