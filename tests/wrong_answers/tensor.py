@@ -373,7 +373,7 @@ def saves_x(x, group=None):
 class SavesSum(REDUCE):
     @staticmethod
     def forward(ctx, x, group):
-        y = summed(x, group)
+        ctx.group, y = group, summed(x, group)
         ctx.save_for_backward(y)
         return y
 
@@ -518,7 +518,7 @@ def a_row_of_any_number(x, weight, bias, group=None):
     return y if bias is None else y + bias
 
 
-@wrong("row_linear", "right only where pieces are equal", alone=True, listed=False)
+@wrong("row_linear", alone=True, listed=False)
 def home_early_without_inputs(x, weight, bias, group=None):
     if x.shape[-1]:
         return row_linear(x, weight, bias, group)
