@@ -5,7 +5,7 @@
 # others can go, and what must then travel?*
 #
 # You need: [DDP](03_ddp.ipynb), whose copies these are, and from [Collectives](02_collectives.ipynb) the reduce-scatter
-# and the all-gather. It takes 90 minutes with its three exercises (a fourth is optional), 50 without; the machine works
+# and the all-gather. It takes 100 minutes with its four exercises (a fifth is optional), 50 without; the machine works
 # for about a minute of it, in 1 GB of memory.
 #
 # Three questions on earlier notebooks first; each run asks others. Say the answer aloud before you unfold it.
@@ -18,8 +18,8 @@ recall.ask("04")
 # %% [markdown]
 # ## Question
 #
-# Notebook 03 ended with a bill. In mixed precision every rank pays 16 bytes a parameter: 2 for P, 2 for G, and 12 for S
-# (float32 masters and the two moments of AdamW). More ranks do not make that less. Each of them pays it again.
+# Notebook 03 ended with a bill. In mixed precision every rank pays 16 bytes per parameter: 2 for P, 2 for G, and 12 for
+# S (float32 masters and the two moments of AdamW). More ranks do not make that less. Each of them pays it again.
 #
 # **ZeRO**, the *zero redundancy optimizer* (Rajbhandari et al., 2020), asks why. Its authors took a model of 7.5
 # billion parameters and 64 GPUs:
@@ -47,7 +47,7 @@ each = psi * sum(cost.PIE["mixed"].values()) / 1e9
 print(f"{each:.0f} GB on each rank, {64 * each:,.0f} GB on all; of these, {63 * each:,.0f} GB are copies")
 
 # %% [markdown]
-# No GPU of that time had 120 GB. So with DDP this model could not be trained at all, by however many of them.
+# No GPU of that time had 120 GB. So with DDP no number of them could train this model.
 #
 # Here the model is small, and its sequences are short (16 tokens, one sequence on each rank at a time), so that P, G
 # and S outweigh the activations: it is the copies that we want to see.
@@ -102,21 +102,22 @@ def as_in_the_table(name, model):
     return strategies.set_up(strategies.ROWS[name], model)[0]
 
 
-WAYS = {"DDP": partial(as_in_the_table, "ddp-bucketed")}
+WAYS = {"DDP": partial(as_in_the_table, "ddp-naive")}
 watched = {"DDP": job(WAYS["DDP"], ranks=4, record="memory").recording}
 draw.memory(watched["DDP"], step=2, ranks=[0])
 
 # %% [markdown]
-# The other three ranks show the same picture, and the same numbers in it. (The block in `sync` is the bucket of the
-# all-reduce: here, all gradients side by side.)
+# The other three ranks show the same picture, and the same numbers in it. (This is DDP at its leanest, with an
+# all-reduce for each gradient: a bucket would be one more block in `sync`.)
 #
 # ## Picture
 #
-# Let each rank keep a quarter: its **shard**. ZeRO does it in three *stages*, with one kind more in each. (In float32,
-# 4 + 4 + 8 bytes, as in most jobs here.)
+# Let each rank keep a quarter: its **shard**. ZeRO does it in three *stages*; each stage shards one more kind. (In
+# float32, 4 + 4 + 8 bytes, as in most jobs here.)
 #
-# ![What each of four ranks holds, in float32. Under DDP all of P, G and S: 16 bytes a parameter. Stage 1: a quarter of
-# S, 10 bytes. Stage 2: a quarter of G and S, 7 bytes. Stage 3: a quarter of each, 4 bytes.](../images/zero_stages.svg)
+# ![What each of four ranks holds, in float32. Under DDP all of P, G and S: 16 bytes per parameter. Stage 1: a quarter
+# of S, 10 bytes. Stage 2: a quarter of G and S, 7 bytes. Stage 3: a quarter of each, 4
+# bytes.](../images/zero_stages.svg)
 #
 # Whatever a rank needs and no longer holds must come from the others. The whole art is *when* to fetch it, and when to
 # let it go again.
@@ -301,6 +302,12 @@ watched["stage 2"] = job(WAYS["stage 2"], ranks=4, record="memory").recording
 beside_ddp(watched["stage 2"], names=("DDP", "stage 2"))
 
 # %% [markdown]
+# > **What went wrong in the wild.** *Symptom*: no error, no warning, and a training that was right before an upgrade
+# > diverges after it. With ZeRO stage 2 in bfloat16, an encoder that the model uses *twice* in a step lost the gradient
+# > of one of its two uses on the way to the owners; release 0.18.2 was right, 0.18.3 to 0.19.3 were not
+# > ([DeepSpeed#8224](https://github.com/deepspeedai/DeepSpeed/issues/8224), August 2026). What has been reduced too
+# > early is not reduced again: so `labs/zero.py` waits until all uses of a layer have been added up.
+#
 # There is a price. A rank of stage 1 adds up its micro-batches in `.grad`, and reduces once a step. Here nobody has
 # room for a whole gradient, so *every micro-batch* is reduced. We will count that below.
 #
@@ -378,10 +385,55 @@ draw.table([{"communication, at most": teeth, "one layer": a_layer, "the model":
 # %% [markdown]
 # ## Build: all three
 #
-# You have now built what each entry of the table does. *When* it is done, hooks know: a module has one before its
-# forward and one after, and a tensor has one that is called when its gradient is there (of a layer's output: its
-# backward begins; of its input and its parameters: it is over). Go back to the table, and read it column by column,
-# until you can say it with the page turned over. Here is the same, in time:
+# You have now built what each entry of the table does. What is left is *when*. Go back to the table, and read its last
+# column, until you can say it with the page turned over. Then write it down.
+#
+# ### Exercise 4: the events of stage 3
+#
+# Here a model is a chain of layers, and each layer has six methods. They are real: two or three ranks gather and
+# reduce.
+#
+# | | |
+# |---|---|
+# | `gather()` | its parameters become whole, from all ranks' shards |
+# | `forward(x)` | returns its output; needs whole parameters |
+# | `backward(dy)` | from the gradient of its output to that of its input; makes the whole gradient of its parameters |
+# | `reduce()` | its gradient goes to the owners; a shard of the mean stays |
+# | `drop()` | gives its whole parameters back |
+# | `update()` | the optimizer's step, on this rank's shard |
+#
+# Budget: one whole layer at any time, and one whole gradient.
+
+
+# %%
+def stage_3(layers, x, loss):
+    """One training step.
+
+    layers: in the order of forward; the list stays as it is
+    x: this rank's input; loss(y) returns the gradient of the last layer's output
+    """
+    ### BEGIN SOLUTION
+    for layer in layers:
+        layer.gather()
+        x = layer.forward(x)
+        layer.drop()
+    dy = loss(x)
+    for layer in reversed(layers):
+        layer.gather()
+        dy = layer.backward(dy)
+        layer.reduce()
+        layer.drop()
+    for layer in layers:
+        layer.update()
+    ### END SOLUTION
+
+
+check.stage_3(stage_3)
+
+# %% [markdown]
+# In a real model nobody calls these in a loop. *Hooks* decide when: a module has one before its forward
+# and one after, and a tensor has one that is called when its gradient is there (of a layer's output: its backward
+# begins; of its input and its parameters: it is over). Here is the same, in time:
 #
 # ![One step of three layers, by stage. Stage 1: forward, backward, then reduce-scatter of all gradients; update a
 # quarter, all-gather of the parameters. Stage 2: a reduce-scatter after each layer's backward; the step as before.
@@ -389,7 +441,7 @@ draw.table([{"communication, at most": teeth, "one layer": a_layer, "the model":
 # reduce-scatter after each backward; update a quarter.](../images/zero_step.svg)
 #
 # Now open [labs/zero.py](../labs/zero.py). The class has one method for each event, in the order of the table, and the
-# stage decides at most one line in each. How a layer becomes a vector has a room of its own,
+# stage decides at most one line in each. How a layer becomes a vector has its own file,
 # [labs/flat.py](../labs/flat.py). Look there for one more thing: why does a vector know its `users`, and is not
 # simply dropped after each forward? (Another layer may still use it, as with tied weights; or the same layer, which
 # computes something again in backward.)
@@ -471,7 +523,7 @@ assert len(set(alone)) == 4 and len(set(together)) == 1 and max(alone) < togethe
 assert abs(sum(norm**2 for norm in alone) ** 0.5 / together[0] - 1) < 1e-5
 
 # %% [markdown]
-# ### Exercise 4 (optional): clip
+# ### Exercise 5 (optional): clip
 #
 # Between `zero.sync()` and `zero.step()` the shards' gradients are the mean's. Budget: one number travels.
 
@@ -549,13 +601,13 @@ draw.table([{"": name, **each} for name, each in verdicts.items()])
 #
 # ## Measure: bytes sent
 #
-# On the left the formula, which knows the shapes and nothing of the code
+# On the left the formula, which knows the shapes and what each stage sends, and has seen no run
 # ([labs/cost/zero_stages.py](../labs/cost/zero_stages.py)); on the right, what the recording saw in the third step.
 
 # %%
 STAGES = {"stage 1": 1, "stage 2": 2, "stage 3": 3}
 on_paper = cost.Job(CONFIG, batch=1, ranks=4)
-predicted = {"DDP": cost.ddp(on_paper, "bucketed")}
+predicted = {"DDP": cost.ddp(on_paper, "naive")}
 predicted |= {name: cost.zero(on_paper, stage) for name, stage in STAGES.items()}
 talk = {name: job(apply, ranks=4, record="communication", tell=name).recording for name, apply in WAYS.items()}
 sent = {name: recording.sent(rank=0, step=2) for name, recording in talk.items()}
@@ -592,8 +644,8 @@ draw.table([{"4 micro-batches": name, "sent, bytes": four[name], "× DDP": times
 
 # %% [markdown]
 # DDP and stage 1 wait for the last micro-batch. Stage 2 reduce-scatters four times and gathers once: (4 + 1)/2 of an
-# all-reduce. Stage 3 does its two gathers and its reduce-scatter four times: 4 × 3/2. Who accumulates a lot should know
-# that.
+# all-reduce. Stage 3 does its two gathers and its reduce-scatter four times: 4 × 3/2. If you accumulate many
+# micro-batches, budget for it.
 #
 # ## Measure: bytes held
 #
@@ -652,31 +704,31 @@ def low_sharded(stage, model):
 
 
 # %%
-def bytes_a_parameter(name, apply):
+def bytes_per_parameter(name, apply):
     """P, G and S of rank 0, and their sum; counters and padding are too small to show."""
     held = job(apply, ranks=4, record="memory", tell=name).recording.steady(rank=0)
     each = {kind: round(held[kind] / sum(sizes), 1) for kind in "PGS"}
     return each | {"together": sum(each.values())}
 
 
-mixed = {"DDP": bytes_a_parameter("DDP", low)}
-mixed |= {name: bytes_a_parameter(name, partial(low_sharded, stage)) for name, stage in STAGES.items()}
-draw.table([{"": name, **each} for name, each in mixed.items()], caption="bytes a parameter")
+mixed = {"DDP": bytes_per_parameter("DDP", low)}
+mixed |= {name: bytes_per_parameter(name, partial(low_sharded, stage)) for name, stage in STAGES.items()}
+draw.table([{"": name, **each} for name, each in mixed.items()], caption="bytes per parameter")
 
 # %%
 less = mixed["DDP"]["together"] / mixed["stage 1"]["together"]
 check.predict("Stage 1 on four ranks: how many times less?", guess_less, round(less, 2))
 
 # %% [markdown]
-# Not 4 times. (The formula says 2.29. G is more than its formula throughout: `Masters` turns gradients into float32, a
-# tensor or a shard at a time; and stage 2 has a layer in flight.)
+# Not 4 times. (The formula says 2.29. G is a little more than its formula, DDP's too: `Masters` turns gradients into
+# float32, a tensor or a shard at a time; and stages 2 and 3 have a layer in flight.)
 #
 # The formula is short (`cost.bytes_held`): the kinds that a stage shards are divided by N, the others are not.
 
 
 # %%
 def bytes_in(stage, ranks, precision="mixed"):
-    """Bytes a parameter of P, G and S together, on each rank; stage 0 is DDP."""
+    """Bytes per parameter of P, G and S together, on each rank; stage 0 is DDP."""
     return sum(cost.bytes_held(1, ranks, stage, precision).values())
 
 
@@ -700,14 +752,14 @@ table = [
     {"": name, **{each: round(bytes_in(stage, 64, name), 2) for each, stage in ({"DDP": 0} | STAGES).items()}}
     for name in cost.PIE
 ]
-draw.table(table, caption="bytes a parameter, on each of 64 ranks")
+draw.table(table, caption="bytes per parameter, on each of 64 ranks")
 
 # %% [markdown]
 # ## Measure: time
 #
 # In stage 3 a layer cannot begin before its parameters are there. For a clear picture, here are six layers whose
 # compute is a pretence, as in notebook 03: forward *sleeps* 5 ms, backward 10 ms, as if another device did the work.
-# The parameters, 4 MB a layer, and all that travels are real. For each rank: its phases; what is on its way (`ag 3`:
+# The parameters, 4 MB per layer, and all that travels are real. For each rank: its phases; what is on its way (`ag 3`:
 # the third all-gather); and what the rank does, hatched where it waits.
 
 
@@ -861,7 +913,7 @@ def times_logical(name):
 
 
 draw.table(
-    [{"rank 0, a step": name, "logical, bytes": sent[name], "on the wire": times_logical(name)} for name in WAYS]
+    [{"rank 0, per step": name, "logical, bytes": sent[name], "on the wire": times_logical(name)} for name in WAYS]
 )
 
 # %% [markdown]
@@ -913,14 +965,15 @@ play.memory(model="llama3-70b", context=1024)
 
 # %% [markdown]
 # **What it costs**: in bytes sent, stage 1 costs nothing, so it is hardly ever wrong. For stage 3 with prefetch (ours
-# has none), ask as in notebook 03 what can hide behind compute. A layer's forward takes 2ψT/F seconds (ψ parameters of
-# it, T tokens, F operations a second), and the gather of the next one 2ψ/W (2 bytes each, W bytes a second). Backward
-# takes 4ψT/F, gather and reduce-scatter 4ψ/W. Both times ψ cancels, and it is DDP's border again: **T > F/W**.
+# has none), ask as in notebook 03 what can hide behind compute. A layer's forward takes 2ψT/R seconds (for its ψ
+# parameters, T tokens, and R operations per second), and the gather of the next one 2ψ/W (2 bytes each, W bytes per
+# second). Backward takes 4ψT/R, gather and reduce-scatter 4ψ/W. Both times ψ cancels, and it is DDP's border again:
+# **T > R/W**.
 
 # %%
-F = 400e12  # operations a second that one H100 reaches in practice (Llama 3, arXiv 2407.21783, table 4)
-LINKS = {"NVLink": 450e9, "InfiniBand, 400 Gb/s": 50e9, "Ethernet, 10 Gb/s": 1.25e9}  # bytes a second, each way
-draw.table([{"link": name, "tokens on a device, at least": round(F / W)} for name, W in LINKS.items()])
+R = 400e12  # operations per second that one H100 reaches in practice (Llama 3, arXiv 2407.21783, table 4)
+LINKS = {"NVLink": 450e9, "InfiniBand, 400 Gb/s": 50e9, "Ethernet, 10 Gb/s": 1.25e9}  # bytes per second, each way
+draw.table([{"link": name, "tokens on a device, at least": round(R / W)} for name, W in LINKS.items()])
 
 # %% [markdown]
 # But mind what T is. DDP and stage 1 communicate once a step: what cannot be hidden is paid once for all its
@@ -976,9 +1029,9 @@ draw.table([{"link": name, "tokens on a device, at least": round(F / W)} for nam
 # | stage 3: P, G, S | 4Ψ/N, 4Ψ/N, 8Ψ/N | as predicted | as predicted |
 # | numbers | one process's | same bits, on 2 ranks and on 4 | same bits on 2 ranks |
 #
-# **Read on**: [labs/zero.py](../labs/zero.py), all of which you can now read. Rajbhandari, Rasley, Ruwase and He, 2020,
-# *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models* (arXiv 1910.02054), sections 3, 5 and 7. Zhao
-# et al., 2023, *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel* (arXiv 2304.11277).
+# **Read on**: [labs/zero.py](../labs/zero.py), most of which you can now read. Rajbhandari, Rasley, Ruwase and He,
+# 2020, *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models* (arXiv 1910.02054), sections 3, 5 and 7.
+# Zhao et al., 2023, *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel* (arXiv 2304.11277).
 #
 # **Next.** Stage 3 gathers over one group of all ranks, even where some of them are joined by a slow link, and each
 # strategy so far has code of its own. [05 Mesh and DTensor](05_mesh_and_dtensor.ipynb) arranges ranks as a grid, and

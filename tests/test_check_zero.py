@@ -14,9 +14,15 @@ from labs.group import all_gather, reduce_scatter_single
 from labs.kit import check
 from tests.wrong_answers.answers import ANSWERS, let_past
 from tests.wrong_answers.together import together
-from tests.wrong_answers.zero import drop, gather, partition, ready
+from tests.wrong_answers.zero import drop, forwards, gather, one_layer_back, partition, ready
 
-CHECKS = {"partition_optimizer": 1, "gradient_ready": 1, "gather_and_drop": 2, "clip": 1}  # and of how many functions
+CHECKS = {
+    "partition_optimizer": 1,
+    "gradient_ready": 1,
+    "gather_and_drop": 2,
+    "clip": 1,
+    "stage_3": 1,
+}  # and of how many functions
 
 
 def place():
@@ -216,6 +222,33 @@ def clip_shard_by_shard(shards, max_norm):
     return total.sqrt()
 
 
+def stage_3_from_a_list(layers, x, loss):
+    """What is to be done, in a list."""
+    for layer in layers:
+        layer.gather()
+        x = layer.forward(x)
+        layer.drop()
+    dy = loss(x)
+    for layer in layers[::-1]:
+        for event in ("gather", "backward", "reduce", "drop"):
+            dy = getattr(layer, event)(dy) if event == "backward" else getattr(layer, event)() or dy
+    for layer in layers:
+        layer.update()
+
+
+def stage_3_that_keeps_the_last(layers, x, loss):
+    """Backward begins with the last layer: it need not be dropped before."""
+    *others, last = layers
+    x = forwards(others, x)
+    last.gather()
+    dy = last.backward(loss(last.forward(x)))
+    last.drop()
+    last.reduce()
+    last.update()
+    for layer in reversed(others):
+        dy = one_layer_back(layer, dy)
+
+
 LINES = {
     "partition_optimizer": (
         "✓ partition_optimizer: you hold {} × the optimizer's state per rank, and sent 1.50 × the vector per step; "
@@ -230,6 +263,10 @@ LINES = {
         "the least possible is 1.00 × and 0.75 ×"
     ),
     "clip": "✓ clip: you sent {} bytes per rank at most, whatever the number of parameters; one number is enough",
+    "stage_3": (
+        "✓ stage_3: {} gathers and 5 reduce-scatters for 5 layers, and never more than one layer whole; "
+        "with one layer at a time 9 gathers are the least possible"
+    ),
 }
 RIGHT = [
     ("partition_optimizer", "0.25", [partition]),
@@ -252,6 +289,8 @@ RIGHT = [
     ("clip", "8", [clip_with_numbers]),
     ("clip", "24", [clip_by_gathered_norms]),
     ("clip", "48", [clip_shard_by_shard]),
+    ("stage_3", "10", [stage_3_from_a_list]),
+    ("stage_3", "9", [stage_3_that_keeps_the_last]),
 ]
 
 

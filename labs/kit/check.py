@@ -12,6 +12,7 @@
     check.partition_optimizer(fn)  fn(full, make) -> step            step() updates all of full, with 1/N of the state
     check.gradient_ready(fn)       fn(full, shard)                   full.grad goes, its part is added to shard.grad
     check.gather_and_drop(gather, drop)    gather(full, shard)       full is filled from all shards; drop(full): emptied
+    check.stage_3(fn)              fn(layers, x, loss)               one step, event by event
     check.unshard_and_reshard(unshard, reshard)    unshard(shards, fulls), reshard(fulls)      one group, one gather
     check.prefetch(fn)             fn(layers, compute)               the next layer on its way while one computes
     check.hsdp_gradient(fn)        fn(gradient, mesh) -> piece       the mean over both axes, by the least bytes
@@ -62,6 +63,7 @@ from labs.kit.checks.norms import clip
 from labs.kit.checks.pipeline.judge import gpipe, interleaved, obey, one_f_one_b, zero_bubble
 from labs.kit.checks.recomputing import checkpoint, place_checkpoints
 from labs.kit.checks.shards import gather_and_drop, gradient_ready, partition_optimizer
+from labs.kit.checks.stage3 import stage_3
 from labs.kit.checks.tensor.judge import block_plan, conjugate, deal_heads, row_linear, split_loss
 
 __all__ = [
@@ -97,6 +99,7 @@ __all__ = [
     "reduce_scatter",
     "row_linear",
     "split_loss",
+    "stage_3",
     "unshard_and_reshard",
     "zero_bubble",
 ]

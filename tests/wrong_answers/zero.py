@@ -1097,3 +1097,139 @@ def clip_by_rank_0s_norm(shards, max_norm):
 @wrong("clip")
 def clip_to_an_nth(shards, max_norm):
     return scale(shards, global_norm(shards), max_norm / dist.get_world_size())
+
+
+# ---- stage_3 ---------------------------------------------------------------------------------------------
+
+
+def forwards(layers, x):
+    for layer in layers:
+        layer.gather()
+        x = layer.forward(x)
+        layer.drop()
+    return x
+
+
+def one_layer_back(layer, dy):
+    layer.gather()
+    dy = layer.backward(dy)
+    layer.reduce()
+    layer.drop()
+    layer.update()
+    return dy
+
+
+@wrong("stage_3", "layers stay whole from forward to backward")
+def keeps_layers(layers, x, loss):
+    for layer in layers:
+        layer.gather()
+        x = layer.forward(x)
+    dy = loss(x)
+    for layer in reversed(layers):
+        dy = one_layer_back(layer, dy)
+
+
+@wrong("stage_3", "layers stay whole from forward to backward")
+def gathers_all_first(layers, x, loss):
+    for layer in layers:
+        layer.gather()
+    keeps_layers(layers, x, loss)
+
+
+@wrong("stage_3", "more than one layer is whole")
+def gathers_the_next_one_ahead(layers, x, loss):
+    for layer, following in zip(layers, [*layers[1:], None], strict=True):
+        layer.gather()
+        if following:
+            following.gather()
+        x = layer.forward(x)
+        layer.drop()
+    dy = loss(x)
+    for layer in reversed(layers):
+        dy = one_layer_back(layer, dy)
+
+
+@wrong("stage_3", "a layer stays whole after the step")
+def leaves_the_first_whole(layers, x, loss):
+    dy = loss(forwards(layers, x))
+    for layer in reversed(layers):
+        dy = one_layer_back(layer, dy)
+    layers[0].gather()
+
+
+@wrong("stage_3", "gradients wait for each other")
+def reduces_at_the_end(layers, x, loss):
+    dy = loss(forwards(layers, x))
+    for layer in reversed(layers):
+        layer.gather()
+        dy = layer.backward(dy)
+        layer.drop()
+    for layer in layers:
+        layer.reduce()
+        layer.update()
+
+
+@wrong("stage_3", "gathered too often")
+def gathers_for_the_update(layers, x, loss):
+    dy = loss(forwards(layers, x))
+    for layer in reversed(layers):
+        dy = one_layer_back(layer, dy)
+    for layer in layers:
+        layer.gather()
+        layer.drop()
+
+
+@wrong("stage_3", "a layer without update()")
+def forgets_to_update(layers, x, loss):
+    dy = loss(forwards(layers, x))
+    for layer in reversed(layers):
+        layer.gather()
+        dy = layer.backward(dy)
+        layer.reduce()
+        layer.drop()
+
+
+@wrong("stage_3", "a layer without backward()")
+def stops_before_the_first(layers, x, loss):
+    dy = loss(forwards(layers, x))
+    for layer in layers[:0:-1]:
+        dy = one_layer_back(layer, dy)
+
+
+@wrong("stage_3", "the list of layers has changed")
+def turns_the_list(layers, x, loss):
+    dy = loss(forwards(layers, x))
+    layers.reverse()
+    for layer in layers:
+        dy = one_layer_back(layer, dy)
+
+
+@wrong("stage_3", "not one process's parameters")
+def backward_in_the_order_of_forward(layers, x, loss):
+    dy = loss(forwards(layers, x))
+    for layer in layers:
+        dy = one_layer_back(layer, dy)
+
+
+@wrong("stage_3", "not one process's parameters")
+def every_layer_gets_the_losss_gradient(layers, x, loss):
+    dy = loss(forwards(layers, x))
+    for layer in reversed(layers):
+        one_layer_back(layer, dy)
+
+
+@wrong("stage_3", "forward runs twice")
+def computes_again(layers, x, loss):
+    forwards(layers[:1], x)
+    dy = loss(forwards(layers, x))
+    for layer in reversed(layers):
+        dy = one_layer_back(layer, dy)
+
+
+@wrong("stage_3", "")
+def forgets_the_second_gather(layers, x, loss):
+    dy = loss(forwards(layers, x))
+    for layer in reversed(layers):
+        dy = layer.backward(dy)
+        layer.reduce()
+        layer.update()
