@@ -7,7 +7,7 @@
 # You need: [Start here](00_start_here.ipynb), where a job on several ranks is a function call. It takes 90 minutes
 # with its three exercises, 45 without; the machine works for under a minute of it, in 1 GB of memory.
 #
-# Three questions on earlier notebooks first; each run asks others. Say the answer aloud before you unfold it.
+# First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
 # %%
 from labs.kit import recall
@@ -21,7 +21,7 @@ recall.ask("02")
 # gradient of its own, and before the optimizer steps, all need the mean of the four. But a **rank** is a process with
 # memory of its own: it sees nobody else's. All it can do is *send* a tensor to another rank, or *receive* one.
 #
-# Is that expensive? Here is the gradient of one of today's smaller models, in two bytes a number.
+# Is that expensive? Here is the gradient of one of today's smaller models, at two bytes per number.
 
 # %%
 import time
@@ -47,8 +47,8 @@ print(f"Llama 3 8B: {gradient:,} bytes of gradient, in every step, on every rank
 # ## Picture
 #
 # A **collective** is an operation in which all ranks of a group take part. These six, and a `barrier` that moves
-# nothing (nobody leaves it before all have come), are all that this course needs. A row is a rank; a tensor is cut
-# into as many **pieces** as there are ranks; to **reduce** is to combine what the ranks hold, here by adding.
+# nothing (nobody leaves it before everybody has arrived), are all that this course needs. A row is a rank; a tensor is
+# cut into as many **pieces** as there are ranks; to **reduce** is to combine what the ranks hold, here by adding.
 #
 # ![Six collectives on four ranks, before and after: broadcast, reduce, all_reduce, all_gather, reduce_scatter and
 # all_to_all](../images/collectives.svg)
@@ -87,16 +87,16 @@ question = "After reduce_scatter, which number does rank 2 hold?"
 check.predict(question, guess_number, after[2]["reduce_scatter"][0], tolerance=0)
 
 # %% [markdown]
-# Compare the table with the picture. After `reduce` only rank 0 has the sum; what the others hold is left over from
-# the work (partial sums), and not meant to be used. Those are the promises. Now we build them, from send and receive
-# alone.
+# Compare the table with the picture. After `reduce` only rank 0 has the sum; what the others hold is left over from the
+# work (partial sums), and not meant to be used. That is what the collectives promise. Now we build them, from send and
+# receive alone.
 
 # %% [markdown]
 # ## Build: what a rank can do on its own
 #
-# `send` and `recv` come in pairs: one rank names the destination, the other the source. The receiver brings a tensor
-# of the right size and dtype, and the message overwrites it. Every rank runs the *same* function; what it does
-# depends on its number.
+# `send` and `recv` come in pairs: one rank names the destination, the other the source. The receiver provides a tensor
+# of the right size and dtype, and the message overwrites it. Every rank runs the *same* function; what it does depends
+# on its number.
 
 
 # %%
@@ -129,13 +129,12 @@ def ring_of_sends():
 run(ring_of_sends, ranks=4)
 
 # %% [markdown]
-# `send` **blocks**: it does not return before the other side has begun to receive. All four stand in their `send`,
-# and nobody ever reaches `recv`. This is a **deadlock**. (Some libraries set small messages aside, and such a program
+# `send` **blocks**: it does not return before the other side has begun to receive. All four wait in their `send`, and
+# nobody ever reaches `recv`. This is a **deadlock**. (Some libraries buffer small messages; with them such a program
 # works until the tensor grows.) Elsewhere the job would say nothing until a timeout, many minutes later. Here the
-# launcher keeps a record of what every rank waits for, sees the circle within a second or so, and tells you the line
-# of each rank.
+# launcher keeps a record of what every rank waits for, notices the circle, and tells you the line of each rank.
 #
-# The other classic is a rank that does not come. This cell is meant to fail, too.
+# The other classic is a rank that never joins. This cell is meant to fail, too.
 
 
 # %% tags=["raises-exception"]
@@ -149,12 +148,12 @@ def absent():
 run(absent, ranks=4)
 
 # %% [markdown]
-# An `if` on the rank around a collective is how many jobs come to hang. The rule: *every rank of a group calls the same
-# collectives in the same order.*
+# Many jobs hang because a collective stands inside an `if` that asks for the rank. The rule: *every rank of a group
+# calls the same collectives in the same order.*
 #
 # And the ring? `isend` and `irecv` (i for *immediate*) only **post** a message: they return at once with a handle to
 # wait on. So every rank posts both of its messages, and then waits for both. `exchange` from
-# [labs/collectives.py](../labs/collectives.py) does just that; its peers count modulo N, the number of ranks.
+# [labs/collectives.py](../labs/collectives.py) does just that; it counts peers modulo N, the number of ranks.
 
 
 # %%
@@ -174,9 +173,9 @@ assert run(ring_of_exchanges, ranks=4) == [3, 0, 1, 2]
 #
 # ## Build: broadcast, a tree
 #
-# Rank 0 has a tensor, and eight ranks need it. If rank 0 told one after the other, that would be seven rounds, with
-# six ranks idle in each. Better: *whoever knows it tells one more.* The ranks that know double in each
-# round. A collective seen from above is a list of messages (round, from, to, piece); drag the slider, or press play.
+# Rank 0 has a tensor, and eight ranks need it. If rank 0 told one after the other, that would be seven rounds, with six
+# ranks idle in each. Better: *whoever knows it tells one more.* The number of ranks that know it doubles in each round.
+# A collective seen from above is a list of messages (round, from, to, piece); drag the slider, or press play.
 
 # %%
 tree, informed = [], [0]
@@ -191,9 +190,9 @@ play.collective(tree, ranks=8, held=[{0: {0}}, *[{}] * 7])
 # ### Exercise 1: broadcast
 #
 # Write what one rank does in one round. `me` is this rank's distance from the root; the root's own is 0. Before the
-# round, the ranks with `me < distance` know the tensor. Some tell somebody, some are told, and some do nothing; with N
-# not a power of two, some have nobody left to tell. Peers are `rank ± distance`. (The lines before the loop deal with
-# groups and roots; leave them as they are.)
+# round, the ranks with `me < distance` know the tensor. Some tell somebody, some are told, and some do nothing; when N
+# is not a power of two, some have nobody left to tell. Peers are `rank ± distance`. (The lines before the loop deal
+# with groups and roots; leave them as they are.)
 #
 # Budget: N − 1 messages in all, in ⌈log₂ N⌉ rounds.
 
@@ -219,7 +218,8 @@ check.broadcast(my_broadcast)
 
 # %% [markdown]
 # A check runs your function in real jobs, on sizes, groups and types that you did not think of, and measures what you
-# sent. `reduce` is the same tree backwards: the leaves begin, and everybody adds what arrives before they pass it on.
+# sent. `reduce` is the same tree backwards: the leaves begin, and each rank adds what arrives before it passes the sum
+# on.
 #
 # ## Build: the sum, the obvious way
 #
@@ -264,8 +264,8 @@ for way in through_rank_0, everyone_to_everyone:
     assert torch.allclose(run(outcome, way, ranks=4)[0], 6 + 4 * torch.arange(8000) / 7)
 
 # %% [markdown]
-# Both are right. What do they cost? `record="communication"` watches a job from outside and books every message; the
-# tensor here has 8,000 elements of 4 bytes. The table shows what the busiest rank sends, in tensors.
+# Both are right. What do they cost? `record="communication"` watches a job from outside and counts every message; the
+# tensor here has 8,000 elements of 4 bytes. The table shows what the busiest rank sends, in multiples of this tensor.
 
 
 # %%
@@ -301,9 +301,9 @@ guess_tensors = 1.5  # your number
 # ![A ring all-reduce on four ranks, round by round: three rounds of reduce-scatter, then three of
 # all-gather](../images/ring_all_reduce.svg)
 #
-# One sentence has all of it: *begin with the piece that is numbered like the rank before you; from then on, hand on
-# what has just arrived.* In the first N − 1 rounds what arrives is added to your own; in the next N − 1 it replaces
-# your own.
+# One sentence says it all: *begin with the piece that has the number of the rank before you; from then on, pass on what
+# has just arrived.* In the first N − 1 rounds what arrives is added to your own; in the next N − 1 it replaces your
+# own.
 
 
 # %%
@@ -320,8 +320,8 @@ assert len(ring(4)) == 24
 play.collective(ring(4), ranks=4)
 
 # %% [markdown]
-# Follow one piece with the slider: where does piece 0 set out, and where is its sum complete? After three rounds rank
-# r holds the sum of piece r, and of no other: a `reduce_scatter`. The last three rounds are an `all_gather`.
+# Follow one piece with the slider: where does piece 0 start, and where is its sum complete? After three rounds rank r
+# holds the sum of piece r, and of no other: a `reduce_scatter`. The last three rounds are an `all_gather`.
 #
 # When the number of elements does not divide by N, `tensor_split` makes the first pieces one element longer. With
 # fewer elements than ranks some pieces are empty, and `exchange` sends nothing for them.
@@ -364,7 +364,7 @@ check.reduce_scatter(my_reduce_scatter)
 # %% [markdown]
 # ### Exercise 3: all_gather, the second half
 #
-# Now rank r brings piece r, and everybody wants all of them. Here too each rank hands on what has just arrived,
+# Now rank r brings piece r, and everybody wants all of them. Here too each rank passes on what has just arrived,
 # beginning with its own piece; nothing is added, so a message can go straight to its place.
 #
 # Budget: again N − 1 pieces.
@@ -422,10 +422,10 @@ assert limits["4 ranks"] == 1.5 and limits["1024 ranks"] < 2
 draw.chart(limits, "", caption="Tensors that each rank sends in a ring all-reduce")
 
 # %% [markdown]
-# It cannot be done with less, as long as only ranks add. Take a single element. Before anybody can know its sum, each
-# of the N − 1 others must have sent something; and afterwards, N − 1 others must be told. That makes 2 (N − 1)
-# messages for each element, and N ranks to share them (proved with care by Patarasuk and Yuan, 2009, *Bandwidth
-# optimal all-reduce algorithms for clusters of workstations*).
+# It cannot be done with less, as long as only the ranks do the adding. Take a single element. Before anybody can know
+# its sum, each of the N − 1 others must have sent something; and afterwards, N − 1 others must be told. That makes
+# 2 (N − 1) messages for each element, and N ranks to share them (proved with care by Patarasuk and Yuan, 2009,
+# *Bandwidth optimal all-reduce algorithms for clusters of workstations*).
 #
 # Did the job do what the drawing said? The recording tells who sent to whom in which round.
 
@@ -435,10 +435,16 @@ assert {sent[:3] for sent in draw.sends(recording)} == {sent[:3] for sent in rin
 draw.messages(draw.sends(recording), ranks=4)
 
 # %% [markdown]
+# > **What went wrong in the wild.** *Symptom*: a ring all-reduce gives the right sum, and each rank sends 2 (N − 1)
+# > whole tensors where 2 (N − 1)/N would do. A course's solution passed whole tensors around the ring: half-way every
+# > rank held the full sum, and the rest did nothing useful. Its test cell raised a `TypeError` before it reached the
+# > solution, so nobody saw that it also hung on NCCL
+# > ([ARENA_3.0#407](https://github.com/callummcdougall/ARENA_3.0/pull/407), September 2026).
+#
 # Now every collective of [labs/collectives.py](../labs/collectives.py), predicted to the byte by
-# [labs/cost/collectives.py](../labs/cost/collectives.py), which knows nothing of how they are written. The tensor has
-# 1,001 elements, which divide neither by 4 nor by 3, so the ranks' shares differ by an element or two.
-# (`all_reduce_doubling` comes in the next section.)
+# [labs/cost/collectives.py](../labs/cost/collectives.py), which knows the algorithm of each (ring, tree, doubling) and
+# shares no code with it. The tensor has 1,001 elements, which divide neither by 4 nor by 3, so the ranks' shares differ
+# by an element or two. (`all_reduce_doubling` comes in the next section.)
 
 
 # %%
@@ -488,18 +494,19 @@ audit(1001, ranks=4)
 audit(1001, ranks=3)
 
 # %% [markdown]
-# In a tree some ranks send much and some nothing; in a ring all send alike. `reduce_scatter` and `all_gather` add up to
-# `all_reduce`, rank by rank.
+# In a tree some ranks send much and some nothing; in a ring all send about the same. `reduce_scatter` and `all_gather`
+# add up to `all_reduce`, rank by rank.
 #
 # ## Measure: time
 #
-# Bytes are not all. A common model of a message has two numbers: **latency** α, the seconds before anything arrives,
-# and **bandwidth** W, the bytes a second from then on. A message of m bytes takes α + m/W. The ring sends little, but
-# in 2 (N − 1) rounds, and pays α in each.
+# Bytes are not everything. A common model of a message has two numbers: **latency** α, the seconds before anything
+# arrives, and **bandwidth** W, the bytes per second from then on. A message of m bytes takes α + m/W. The ring sends
+# little, but in 2 (N − 1) rounds, and pays α in each.
 #
 # **Recursive doubling** goes the other way. In round k all exchange their *whole* tensor with the rank 2ᵏ away, and
-# add: after log₂ N rounds all have everything. (When N is no power of two, the ranks beyond one first hand their tensor
-# to another, and are told the result at the end: that is rank 2 of three in the ledger.)
+# add: after log₂ N rounds all have everything. (When N is not a power of two, the ranks beyond the largest power of two
+# below N first hand their tensor to another rank, and are told the result at the end. In the ledger for three ranks,
+# rank 2 is one of these.)
 
 # %%
 doubling = [(k, rank, rank ^ 2**k, 0) for k in range(3) for rank in range(8)]  # ^ flips one bit: 5 ^ 1 is 4
@@ -531,10 +538,10 @@ def border(ranks, latency=20e-6, bandwidth=10e9):
 draw.table([{"ranks": n, "the ring wins from": draw.size(border(n))} for n in (4, 8, 64, 1024)])
 
 # %% [markdown]
-# And here? The time of one all-reduce on your machine, for 32 bytes and for 16 MB, the median of nine. (The `barrier`
-# makes all start together.) Few rounds should win at 32 bytes, few bytes at 16 MB; how near does your machine come?
-# Mind that eight ranks share your cores, where a cluster gives each a device, and that memory stands in for the
-# network.
+# And on your machine? This is the time of one all-reduce, of 32 bytes and of 16 MB, the median of nine. (The `barrier`
+# makes all ranks start together.) Few rounds should win at 32 bytes, and few bytes at 16 MB; does your machine agree?
+# Bear in mind that eight ranks share your cores, where a cluster gives each rank a device, and that memory stands in
+# for the network.
 
 
 # %%
@@ -556,8 +563,8 @@ for elements in 8, 4_000_000:
 
 # %% [markdown]
 # A **timeline** shows when a rank did what: on top the names of its phases; below, what was on the way (sends, `s`,
-# above receives, `r`, each counted); at the bottom what it computed and, hatched, where it stood and waited. This is
-# one ring all-reduce of 16 MB; look for the six rounds, and for ranks that wait because their neighbour was late.
+# above receives, `r`, each counted); at the bottom what it computed and, hatched, where it waited. This is one ring
+# all-reduce of 16 MB; look for the six rounds, and for ranks that wait because their neighbour was late.
 
 
 # %%
@@ -579,9 +586,9 @@ draw.timeline(run(watched, ranks=4, record="communication").recording, step=0)
 # ## Native
 #
 # At work you call `torch.distributed`, and a **backend** does the sending: *gloo* between CPUs, *NCCL* between NVIDIA
-# GPUs. PyTorch 2.13 calls the forms on one flat tensor `all_gather_single` and `reduce_scatter_single`; before, they
-# were `all_gather_into_tensor` and `reduce_scatter_tensor`. Pieces must be of one size there, so here come 1,000
-# elements on four ranks.
+# GPUs. PyTorch 2.13 calls the forms on one flat tensor `all_gather_single` and `reduce_scatter_single`; in earlier
+# versions they are `all_gather_into_tensor` and `reduce_scatter_tensor`. They need pieces of one size, so here we take
+# 1,000 elements on four ranks.
 
 # %%
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -603,8 +610,8 @@ NATIVE = {
 }
 
 # %% [markdown]
-# The same ledger, now all ranks together, as PyTorch's `broadcast` is one call that does not say by which tree it
-# travels.
+# The same ledger, now summed over all ranks: PyTorch's `broadcast` is a single call, and does not say which rank sends
+# what.
 
 # %%
 ours = run(each, {name: OURS[name] for name in NATIVE}, 1000, ranks=4, record="communication").recording
@@ -616,9 +623,10 @@ rows = {
 draw.ledger(rows, caption="bytes sent by all of 4 ranks; 1,000 elements")
 
 # %% [markdown]
-# All exact, but mind what was counted. Of ours the recording sees every message. Of PyTorch's it sees only *calls*, and
-# books for each the least that it must send: these are **logical bytes**. What the backend really puts on the
-# **wire** is another matter. Linux counts the bytes that each connection has delivered; we ask before and after.
+# All exact, but look at what was counted. In ours the recording sees every message. In PyTorch's it sees only *calls*,
+# and from their sizes it *books* for each call the least that it must send: these are **logical bytes**. What the
+# backend really puts on the **wire** is another matter. Linux counts the bytes that each connection has delivered; we
+# ask before and after.
 
 
 # %%
@@ -647,12 +655,13 @@ both = {"ours": OURS, "native (gloo)": NATIVE}
 draw.table([{"": name, **{side: times_logical(ways, name) for side, ways in both.items()}} for name in NATIVE])
 
 # %% [markdown]
-# There it is: gloo has no `reduce_scatter` of its own. It runs an `all_reduce`, twice the bytes, and throws the other
-# pieces away; its `reduce` is not a plain tree either. So when a later notebook says what a strategy sends, it says
-# logical bytes, which hold for any backend; where the wire carries more, it says so.
+# There it is: gloo has no `reduce_scatter` of its own. It runs an `all_reduce`, which is twice the bytes, and throws
+# the other pieces away; its `reduce` is not a plain tree either. So when a later notebook says "measured" of what a
+# strategy sends, the bytes of every `dist` call are booked from its sizes: logical bytes, which hold for any backend.
+# Where the wire carries more, the notebook says so.
 #
-# The other thing that PyTorch adds is time to do something else. With `async_op=True` a collective only starts; you
-# get a handle, compute on, and `wait()` when you need the result. Until then the tensor is not yours to touch.
+# PyTorch's collectives can also leave you time to do something else. With `async_op=True` a collective only starts; you
+# get a handle, go on computing, and `wait()` when you need the result. Until then the tensor is not yours to touch.
 
 
 # %%
@@ -676,10 +685,10 @@ print(f"the call came back after {started:.2f} ms, the sum was there after {done
 # In notebook 03 the gradients of the last layers travel like this while the first layers still compute theirs. Ours
 # can do it, too: `collectives.all_reduce(x, async_op=True)`.
 #
-# **NCCL** (said here, not run) has rings and trees side by side, and chooses anew for each size, by a model like the
-# one above that knows the nodes, the GPUs and their links
+# **NCCL** (described here, not run) has rings and trees side by side, and chooses anew for each size, by a model like
+# the one above that knows the nodes, the GPUs and their links
 # ([a maintainer's words](https://github.com/NVIDIA/nccl/issues/754)). Where the network's switches can add, a rank
-# sends its tensor about once and gets the sum back: less than 2 (N − 1)/N, as it is no longer only the ranks who add.
+# sends its tensor about once and gets the sum back: less than 2 (N − 1)/N, as it is no longer only the ranks that add.
 
 # %% [markdown]
 # ## Why, and why not
@@ -704,10 +713,10 @@ draw.table([bill(ranks) for ranks in (2, 4, 8, 64, 1024)])
 # %% [markdown]
 # **Why a ring**: what a rank sends hardly depends on N, all links are busy in all rounds, and each piece is added up
 # once and then copied, so all ranks end with the *same bits*. **Why not**: its latency grows with N. For a loss value,
-# a norm, or a flag, take the fewest rounds. And the `all_reduce` of a large gradient is a good part of a second in
+# a norm, or a flag, take the fewest rounds. And the `all_reduce` of a large gradient takes a good part of a second in
 # which nobody computes, unless it overlaps with something.
 #
-# The same bits are worth a look. Copies of a model that differ in a last digit can drift apart, step by step.
+# The same bits are worth a look. Copies of a model that differ in the last digit can drift apart, step by step.
 
 # %%
 for way in everyone_to_everyone, all_reduce:
@@ -733,8 +742,8 @@ for way in everyone_to_everyone, all_reduce:
 #
 # <details><summary>What is wrong with <code>if loss.isnan(): dist.all_reduce(stop)</code>?</summary>
 #
-# A rank whose loss is a number does not join, and the others wait for it for ever. Let every rank call it in every
-# step, each with its own flag: then all know whether any of them saw it.
+# A rank whose loss is a number does not join, and the others wait for it forever. Let every rank call it in every step,
+# each with its own flag: then all know whether any of them saw it.
 # </details>
 #
 # | collective | rounds | elements that a rank sends, of n | you will meet it in |
@@ -752,7 +761,7 @@ for way in everyone_to_everyone, all_reduce:
 # **Read on**: [labs/collectives.py](../labs/collectives.py), which you can now read in one sitting; Thakur,
 # Rabenseifner and Gropp, 2005, *Optimization of Collective Communication Operations in MPICH*.
 #
-# **Next.** Ranks can add up a tensor now, and nobody could do it with less. Do copies of a model that average their
-# gradients like this stay one training, and can the time that it takes be hidden? That is [03 DDP](03_ddp.ipynb).
+# **Next.** Ranks can now add up a tensor, and no other way sends less. If copies of a model average their gradients
+# like this, is it still the same training, and can the time that it takes be hidden? That is [03 DDP](03_ddp.ipynb).
 #
 # A clean copy of this notebook: `git restore notebooks/02_collectives.ipynb`, then *File > Reload Notebook from Disk*.

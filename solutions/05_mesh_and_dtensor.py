@@ -7,7 +7,7 @@
 # You need: [Collectives](02_collectives.ipynb) and [ZeRO](04_zero.ipynb). It takes 80 minutes with its three exercises
 # (a fourth is optional), 45 without; the machine works for less than a minute of it, in 1 GB of memory.
 #
-# Three questions on earlier notebooks first; each run asks others. Say the answer aloud before you unfold it.
+# First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
 # %%
 from labs.kit import recall
@@ -17,11 +17,11 @@ recall.ask("05")
 # %% [markdown]
 # ## Question
 #
-# So far there was one strategy and one group, that of all ranks. Now take two **nodes** (machines) of four devices
+# So far there has been one strategy and one group, that of all ranks. Now take two **nodes** (machines) of four devices
 # each. Inside a node the devices are joined by a fast link, and the two nodes by a slow one. ZeRO's stage 3 gathers
 # parameters all the time, and over the slow link that hurts. So let each *node* hold the whole model once, sharded over
-# its four devices, and let the two nodes be replicas of each other, which average gradients. This is **HSDP**, *hybrid
-# sharded data parallel*: two strategies at once. PyTorch's FSDP has it
+# its four devices, and let the two nodes be replicas of each other that average their gradients. This is **HSDP**,
+# *hybrid sharded data parallel*: two strategies at once. PyTorch's FSDP has it
 # ([pytorch#89915](https://github.com/pytorch/pytorch/pull/89915)) because "expensive all-gathers and reduce-scatters
 # are only done within a node".
 #
@@ -84,7 +84,7 @@ draw.mesh({"replicate": 2, "shard": 4}, along="replicate")
 # ### Exercise 1: where am I, and who is with me?
 #
 # A mesh here has one to four axes, and an axis may have size 1. `rank` is any rank of the mesh; it is not the number of
-# the process that calls your function. Budget: no message. Every rank can work it out alone.
+# the process that calls your function. Budget: no messages. Every rank can work it out alone.
 
 
 # %%
@@ -111,15 +111,15 @@ check.neighbours(neighbours)
 # ## Build: why the order of the axes matters
 #
 # In a job, `Mesh` also makes a process group for each row and each column. Every rank must take part in creating every
-# group, in the same order, even groups it is not in. `mesh.get_group("shard")` is the one that this rank is in.
+# group, in the same order, even of those that it is not in. `mesh.get_group("shard")` is the one that this rank is in.
 #
 # `Mesh((2, 2), ("replicate", "shard"))` or `Mesh((2, 2), ("shard", "replicate"))`? On paper it is the same strategy.
 # But ranks with neighbouring numbers share a node, and the *last* axis is made of neighbours.
 #
 # Here is what HSDP sends for one layer of 1 MB. Along `shard` the layer is gathered twice (forward and backward) and
 # its gradient is reduce-scattered; along `replicate` the rank's shard of the gradient is all-reduced. `Link` treats
-# ranks 0 and 1 as one node, ranks 2 and 3 as another, and delays whatever crosses, as a wire of 200 Mbit/s with 1 ms of
-# latency would.
+# ranks 0 and 1 as one node, ranks 2 and 3 as another, and delays whatever crosses between them, as a wire of 200 Mbit/s
+# with 1 ms of latency would.
 
 # %%
 from labs.group import all_gather, reduce_scatter
@@ -144,8 +144,9 @@ def one_layer(shape, names):
 
 # %% [markdown]
 # The job runs three times: with all four ranks along `shard`, which is ZeRO 3, and as HSDP in both orders of its axes.
-# `recording.across(rank, step)` is the part of a rank's bytes that went to the other node. Compare the two orders: with
-# `shard` first instead of last, how many times as many bytes leave a node?
+# The bytes are booked from the sizes of the `dist` calls, as in notebook 02, here and wherever this notebook says
+# "measured"; `recording.across(rank, step)` is the part of a rank's bytes that goes to the other node. Compare the two
+# orders: with `shard` first instead of last, how many times as many bytes leave a node?
 
 # %%
 guess_crossing = 3  # your number
@@ -187,7 +188,7 @@ draw.table(
 #
 # * `Shard(dim)`: each rank along the axis has a piece, cut along that dim;
 # * `Replicate()`: each has all of it;
-# * `Partial()`: each has a tensor of the full *shape*, but only a summand of its numbers. The tensor is their sum.
+# * `Partial()`: each has a tensor of the full *shape*, but its numbers are only a summand. The tensor is their sum.
 #   (PyTorch prints `Partial(sum)`; its Partial has other reductions, too.)
 #
 # A tensor with a mesh and placements is a **DTensor** (distributed tensor). It has the shape of the whole, and on each
@@ -210,11 +211,10 @@ print(f"rank 2 holds {block.tolist()}")
 draw.blocks(spec, ("a",))
 
 # %% [markdown]
-# The dashed outline is the whole tensor, the filled part is the block that the rank holds. In these pictures, equal
-# tint means equal block.
+# The dashed outline is the whole tensor, the filled part is the block that the rank holds. In these pictures, the same
+# tint means the same block.
 #
-# Now cut along the other dim, on the same four ranks. Six columns do not divide by 4. How many columns does rank 3
-# hold?
+# Now cut along the other dim, on the same four ranks. Six is not divisible by 4. How many columns does rank 3 hold?
 
 # %%
 guess_columns = 0  # your number
@@ -263,10 +263,11 @@ run(summands, ranks=4, device="cpu")
 # %% [markdown]
 # ## Build: from one placement to another
 #
-# `x.redistribute(placements=...)` gives the same tensor with another layout. For each pair of placements there is at
-# most one collective. Cover the right half of this table, and say which. (N is the number of ranks along the axis, n
+# `x.redistribute(placements=...)` gives the same tensor with another layout. To go from one placement to another takes
+# at most one collective. Cover the right half of this table, and say which. (N is the number of ranks along the axis, n
 # the size of the tensor in bytes. The last row is used only inside operations; `redistribute` refuses Partial as a
-# target.) The cells after the table put it to the test on four ranks: what it predicts, and what a recording measures.
+# target.) The cells after the table put it to the test on four ranks: what the table predicts, beside what a recording
+# shows.
 
 # %%
 print(MOVES)
@@ -307,14 +308,14 @@ draw.ledger({move: (SHARE[move] * n, our_bytes[move]) for move in SHARE}, within
 # ### Exercise 2: from Partial to Shard
 #
 # ZeRO depends on the reduce-scatter row. Write it. `reduce_scatter(vector, group)`, imported above from
-# [labs/group.py](../labs/group.py), takes a 1-D tensor whose size divides by N, and returns this rank's N-th of the
-# sum. But a piece along dim 1 is not contiguous in memory, and a dim may not divide by N. So pad the dim with zeros to
-# N equal pieces, put the pieces one after another in a 1-D tensor, reduce-scatter it, then trim your piece to its true
-# size.
+# [labs/group.py](../labs/group.py), takes a 1-D tensor whose size is divisible by N, and returns this rank's N-th of
+# the sum. But a piece along dim 1 is not contiguous in memory, and the size of a dim may not be divisible by N. So pad
+# the dim with zeros to N equal pieces, put the pieces one after another in a 1-D tensor, reduce-scatter it, then trim
+# your piece to its true size.
 #
 # The check tries several dtypes (keep the summand's), any strides, a group of some of the ranks, and pieces that are
-# empty. Budget: (N − 1)/N of the padded tensor; no more than 4.5 × the summand held beside it, and nothing kept after
-# the call. The summand itself stays as it was.
+# empty. Budget: (N − 1)/N of the padded tensor; at most 4.5 × the summand held besides the summand itself, and nothing
+# kept after the call. The summand stays as it was.
 
 
 # %%
@@ -341,10 +342,10 @@ check.partial_to_shard(partial_to_shard)
 # %% [markdown]
 # ### Two axes: a path
 #
-# On a mesh each axis takes a step of its own, one after the other. In which order? Take a tensor on 2 × 2 ranks whose
-# placements are `(Partial(), Replicate())` and should become `(Replicate(), Shard(0))`. Along the first axis it must be
-# all-reduced; along the second each rank only cuts out its half. Here is our plan for it, which is also PyTorch 2.13's
-# default plan. (A `Spec` is a layout without data: shape, mesh sizes, placements.)
+# On a mesh of several axes, each axis takes a step of its own, one after the other. In which order? Take a tensor on
+# 2 × 2 ranks whose placements are `(Partial(), Replicate())` and should become `(Replicate(), Shard(0))`. Along the
+# first axis it must be all-reduced; along the second each rank only cuts out its half. Here is our plan for it, which
+# is also PyTorch 2.13's default plan. (A `Spec` is a layout without data: shape, mesh sizes, placements.)
 
 # %%
 start, goal = Spec((16, 12), (2, 2), (Partial(), Replicate())), (Replicate(), Shard(0))
@@ -363,7 +364,8 @@ plan(start, goal)
 # along two axes, so every order is right.
 #
 # Return the axes in the order that sends least; the check allows 10 % more, for padding. Which steps make a block
-# smaller, which leave its size, and which make it larger? Of two that make it smaller, which one costs nothing?
+# smaller, which leave its size as it is, and which make it larger? Of two that make it smaller, which one costs
+# nothing?
 
 
 # %%
@@ -385,9 +387,9 @@ def order_of_axes(spec, target):
 check.order_of_axes(order_of_axes)
 
 # %% [markdown]
-# Now play. Set a tensor, a mesh, and placements before and after; look at who holds what, and at what a rank sends.
+# Now play. Choose a tensor, a mesh, and placements before and after; look at who holds what, and at what a rank sends.
 # Find a redistribution that sends nothing, and one in which a rank sends more bytes than the tensor has (8 × 6 elements
-# of 4 bytes are 192). On a mesh of one axis, the controls of `b` do not count.
+# of 4 bytes are 192). On a mesh of one axis, the controls of `b` have no effect.
 
 # %%
 play.placements()
@@ -396,9 +398,9 @@ play.placements()
 # ## Build: the algebra
 #
 # Now compute with such tensors. In `y = x @ w` each rank has only blocks of x and w. What can it compute from them, and
-# what is the layout of y? Give each dim a letter, the same where it is the same dim: a matrix product is `ik,kj->ij`.
-# The letters then tell you every way to compute it. Here they are along one axis of the mesh, inputs → output.
-# (`linear="each"`: a product is linear in each input, while the other stays whole.)
+# what is the layout of y? Give each dim a letter, and dims that belong together the same letter: a matrix product is
+# `ik,kj->ij`. The letters then tell you every way to compute it. Here they are along one axis of the mesh, inputs →
+# output. (`linear="each"`: a product is linear in each input, while the other stays whole.)
 
 # %%
 cases = ["all whole", "i is cut", "k is cut", "j is cut", "x is a summand", "w is a summand"]
@@ -411,9 +413,9 @@ for case, way in zip(cases, ways("ik,kj->ij", linear="each"), strict=True):
 # that the output does not have. If `j` is cut (the columns of w), each rank has some columns of y. And a summand times
 # a whole matrix is a summand of the product.
 #
-# An operation on a DTensor picks the way that needs the cheapest redistribution of its inputs, does it, and computes
-# with blocks. Nothing else. The letters of all operations are a short table, [labs/rules.py](../labs/rules.py). Now try
-# two layers, the first weight cut by columns and the second by rows:
+# An operation on a DTensor picks the way that needs the cheapest redistribution of its inputs, redistributes them, and
+# computes with the blocks. That is all. The letters of all operations are a short table,
+# [labs/rules.py](../labs/rules.py). Now try two layers, the first weight cut by columns and the second by rows:
 
 
 # %%
@@ -462,7 +464,8 @@ draw.ledger({name: (sent, ours.sent(0, step)) for step, (name, sent) in enumerat
 # ### Gradients have a layout, too
 #
 # Backward is made of operations, so the same algebra gives the layout of gradients. Let the batch be cut, so that x is
-# `Shard(0)`, and the weight whole. The gradient of w is xᵀ @ (gradient of y), and the letter of the batch is not in it:
+# `Shard(0)`, and let the weight be whole. The gradient of w is xᵀ @ (gradient of y), and the letter of the batch is not
+# in it:
 
 
 # %%
@@ -478,7 +481,7 @@ def batch_cut():
 run(batch_cut, ranks=4, device="cpu")[0]
 
 # %% [markdown]
-# No line here averages gradients, and yet here is DDP: *the gradient of a replicated weight is Partial, and to make it
+# No line here averages gradients, and yet this is DDP: *the gradient of a replicated weight is Partial, and making it
 # Replicate is an all-reduce.* Make it `Shard(0)` instead and you have ZeRO's reduce-scatter.
 #
 # ## Build: strategies as three placements
@@ -515,10 +518,10 @@ def placements():
 check.placements(placements)
 
 # %% [markdown]
-# Read memory off your table: a kind that is `Shard` along an axis is divided by that axis's ranks. Traffic too: P is
-# gathered twice if it is sharded, the gradient goes to G's and then S's placement, and the update goes back to P's.
-# Here it is for six ranks, three on each node, in float32 with AdamW. What is sent in a group that has ranks on both
-# nodes counts as sent across nodes:
+# Memory can be read off your table: a kind that is `Shard` along an axis is divided by the number of ranks along it. So
+# can traffic: P is gathered twice if it is sharded, the gradient goes to G's and then S's placement, and the update
+# goes back to P's. Here it is for six ranks, three on each node, in float32 with AdamW. What is sent in a group that
+# has ranks on both nodes counts as sent across nodes:
 
 # %%
 from labs import cost
@@ -535,14 +538,14 @@ for name, size in sizes.items():
 draw.table(rows, caption="by formula, × the model, each rank; the check of exercise 4 measures the same")
 
 # %% [markdown]
-# HSDP holds more than ZeRO 3, and sends almost all of its bytes where the link is fast. The next notebook builds stage
-# 3 anew on this: parameters that are DTensors, and `fully_shard`.
+# HSDP holds more than ZeRO 3, and sends most of its bytes where the link is fast. The next notebook rebuilds stage 3 on
+# this: parameters that are DTensors, and `fully_shard`.
 #
 # ## Measure and native
 #
 # PyTorch has all of it, under the same names: `init_device_mesh` makes the mesh, `torch.distributed.tensor` has
-# `DTensor`, `distribute_tensor` and the placements. So the functions of the cells above run with PyTorch's, word for
-# word. Do they send the same bytes? First the redistributions, all but one: on CPUs PyTorch goes from `Shard(0)` to
+# `DTensor`, `distribute_tensor` and the placements. So the functions of the cells above run with PyTorch's, unchanged.
+# Do they send the same bytes? First the redistributions, all but one: on CPUs PyTorch goes from `Shard(0)` to
 # `Shard(1)` by an all-gather, warns of it, and sends N times as much. (2.13 still assumes that gloo has no all-to-all;
 # ours calls it.) Then the two layers, with their placements and numbers, too.
 
@@ -588,11 +591,13 @@ ledger
 #
 # ### A bug that was published
 #
-# In March 2025 it was reported that under FSDP2, on every rank and without an error, the clipping *factor* was slightly
-# wrong ([pytorch#149768](https://github.com/pytorch/pytorch/issues/149768)). The line was
-# `clip_coef = max_norm / (total_norm + 1e-6)`. `total_norm` was still in pieces, one local norm per rank (a relative of
-# Partial), and each rank added 1e-6 to its own piece. The issue is closed; in 2.13 `Partial + number` reduces first.
-# Here is the same mistake by hand, with a number that is large enough to see:
+# > **What went wrong in the wild.** *Symptom*: under FSDP2, gradient clipping runs without an error, and its *factor*
+# > is slightly wrong. The line was `clip_coef = max_norm / (total_norm + 1e-6)`. `total_norm` was still in pieces, one
+# > local norm per rank (a relative of Partial), and each rank added 1e-6 to its own piece, where it should be added
+# > once ([pytorch#149768](https://github.com/pytorch/pytorch/issues/149768), March 2025).
+#
+# The issue is closed; in 2.13 `Partial + number` reduces first. Here is the same mistake by hand, with a number that is
+# large enough to see:
 
 
 # %%
@@ -607,10 +612,10 @@ def plus_one():
 run(plus_one, ranks=4, device="cpu")[0]
 
 # %% [markdown]
-# By hand 8, where 4 + 1 = 5 is right. Our `+` finds no way for summands there: a sum is linear only in all of its
-# inputs *together*, and the number is not a summand. So it all-reduces first. One wrong entry in the table of rules,
-# and results are *silently wrong*. That is why the table is short, and why every way of every rule is tested against
-# the whole tensors ([tests/test_algebra.py](../tests/test_algebra.py)).
+# By hand we get 8, where 4 + 1 = 5 is right. Our `+` finds no way to add the number to summands: a sum is linear only
+# in all of its inputs *together*, and the number is not a summand. So it all-reduces first. A single wrong entry in the
+# table of rules makes results *silently wrong*. That is why the table is short, and why every way of every rule is
+# tested against the whole tensors ([tests/test_algebra.py](../tests/test_algebra.py)).
 #
 # ### A way out
 #
@@ -662,12 +667,12 @@ print(f"torchrun --standalone --nproc-per-node 4 two_layers.py\n{done.stdout or 
 # out what travels; here you can step through it with a debugger.
 #
 # **Why not**: each operation on a DTensor must first be looked up (here in Python; in recent PyTorch through a C++
-# cache), and a small model notices that. FSDP2 keeps parameters as DTensors between uses, but forward and backward
+# cache), and with a small model that shows. FSDP2 keeps parameters as DTensors between uses, but forward and backward
 # compute with plain tensors. The optimizer does not: in
-# [pytorch#134191](https://github.com/pytorch/pytorch/issues/134191), still open, AdamW is bound by the CPU under FSDP2,
-# and one of FSDP2's authors names DTensor's "own dispatch overhead" as one of two causes. An operation that has no
-# rule, and cannot be broken down into ones that have, is refused. A placement that you did not intend is no error; it
-# is one more collective in every step, so look at what is sent. And PyTorch's documentation still calls
+# [pytorch#134191](https://github.com/pytorch/pytorch/issues/134191), still open, AdamW is limited by the CPU under
+# FSDP2, and one of FSDP2's authors names DTensor's "own dispatch overhead" as one of two causes. An operation that has
+# no rule, and cannot be broken down into ones that have, is refused. A placement that you did not intend is no error;
+# it is one more collective in every step, so look at what is sent. And PyTorch's documentation still calls
 # `torch.distributed.tensor` "in alpha state".
 
 # %% [markdown]

@@ -8,7 +8,7 @@
 # the grid of ranks and a tensor that knows how it is cut. It takes 80 minutes with its three exercises, 45 without; the
 # machine works for about a minute of it, in 1 GB of memory.
 #
-# Three questions on earlier notebooks first; each run asks others. Say the answer aloud before you unfold it.
+# First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
 # %%
 from labs.kit import recall
@@ -56,14 +56,14 @@ def vectors():
 print(f"a layer of 9 tensors is {on_cpu(vectors, ranks=4)[0][1]}")
 
 # %% [markdown]
-# One vector, a quarter of nine tensors, cut wherever a quarter ends. So:
+# It is one vector, a quarter of nine tensors, cut wherever a quarter ends. So:
 #
 # - an optimizer cannot treat a norm's scale differently from a matrix (weight decay for matrices only, say);
 # - a frozen parameter cannot share a vector with a trained one;
 # - a state dict must be put together by hand, since nothing in the shards has a name.
 #
 # FSDP1 (FairScale in 2021, PyTorch 1.11 in 2022) had such vectors and these troubles; its `use_orig_params=True` later
-# hid some of them. **FSDP2** (`fully_shard`, 2024) cuts each parameter by itself.
+# hid some of them. **FSDP2** (`fully_shard`, 2024) cuts each parameter separately.
 #
 # ## Picture
 #
@@ -78,8 +78,8 @@ print(f"a layer of 9 tensors is {on_cpu(vectors, ranks=4)[0][1]}")
 # ## Predict
 #
 # Two numbers, both measured below. In backward, stage 3 held three layers' worth at most: the layer, its gradient, and
-# the buffer in which the others' parts of that gradient arrive. FSDP does not stand and wait. While one layer computes,
-# the next one is already on its way, and the gradients of the last one are still being exchanged. How many layers'
+# the buffer in which the others' parts of that gradient arrive. FSDP does not stop and wait. While one layer computes,
+# the next one is already on its way, and the gradients of the one before are still being exchanged. How many layers'
 # worth is that, at most?
 #
 # And suppose that FSDP did not go layer by layer: the whole model is gathered at once, and all of its gradients are
@@ -96,8 +96,8 @@ guess_models = 1 + 1  # your number
 # each layer first, and on the model last: that call takes the rest, the *root* (embedding, last norm and head). A group
 # is gathered by one collective, and dropped as a whole.
 #
-# Five rows on four ranks: whose are they? PyTorch's answer, and so ours, is `chunk`: pieces of ⌈5/4⌉ rows, for as long
-# as there are any.
+# Five rows on four ranks: whose are they? PyTorch's answer, and so ours, is `chunk`: pieces of ⌈5/4⌉ rows, as long as
+# there are rows left.
 
 # %%
 from labs.fsdp import fully_shard
@@ -114,20 +114,20 @@ columns = ("placements", "shape", "of it here")
 draw.table([{"rank": r} | dict(zip(columns, seen, strict=True)) for r, seen in enumerate(on_cpu(pieces, ranks=4))])
 
 # %% [markdown]
-# The last rank has nothing of it. An empty shard is legal: this rank joins every collective and brings only padding.
-# The parameter in the module is now a `DTensor` of shape [5, 3] with the placement `Shard(0)`, and `layer.weight` is
-# still its name.
+# The last rank has none of it. An empty shard is legal: this rank joins every collective and brings only padding. The
+# parameter in the module is now a `DTensor` of shape [5, 3] with the placement `Shard(0)`, and `layer.weight` is still
+# its name.
 #
 # ### Exercise 1: unshard and reshard
 #
-# Fill the parameters of one group from everybody's shards, by **one** collective. `shards` are plain tensors: this
+# Fill the parameters of one group from everybody's shards, with **one** collective. `shards` are plain tensors: this
 # rank's rows of each parameter. `fulls` are tensors whose storage is empty (notebook 04: `untyped_storage().resize_`).
 # They may be bfloat16 while the shards are float32; then bfloat16 travels. Use `all_gather(vector, part)` of notebook
-# 04; with N ranks a piece of `full` has `-(-len(full) // N)` rows.
+# 04; with N ranks a piece of `full` has `-(-len(full) // N)` rows (that is rounded up).
 #
-# The check looks at every number, on 2 to 4 ranks; at the storages and the shards, which must stay what they are; at
-# the traffic: (N − 1)/N of the group, in one collective; and at the memory: hold at most the table and the full
-# tensors, no third copy, and nothing after `reshard`.
+# The check looks at every number, on 2 to 4 ranks; at the storages and the shards, which must stay what they were; at
+# the traffic: (N − 1)/N of the group, in one collective; and at the memory: you may hold the table and the full
+# tensors, but no third copy, and nothing after `reshard`.
 
 # %%
 from labs.group import all_gather, reduce_scatter
@@ -166,13 +166,13 @@ unsharded
 
 # %% [markdown]
 # (In [labs/parameter_group.py](../labs/parameter_group.py) these are three methods of `ParameterGroup`: `gather`,
-# `arrive` and `drop`. For what follows, starting a gather is one thing, and waiting for it is another.)
+# `arrive` and `drop`. In what follows, a gather is started at one moment, and waited for at another.)
 #
 # ## Build: before it is needed
 #
 # In notebook 04's timeline (*Measure: time*) each rank waited for each gather. Here is that job once more: six layers
 # that only pretend to compute, 5 ms in forward and 10 ms in backward. The layers are smaller, so that copying them
-# takes little, and the wire is one between two nodes. Now a gather takes at least what the
+# takes little time, and the wire is one between two nodes. Now a gather takes at least what the
 # [link](../labs/kit/ranks/link.py) says; a busy machine only adds to it.
 
 # %%
@@ -238,12 +238,12 @@ print(f"stage 3: rank 0 waited {waited(comb, quietest(comb)):.0f} ms")
 # ### Exercise 2: prefetch
 #
 # `layers` come in the order in which they are used. Each has `gather()`, which starts its all-gather and returns at
-# once; `arrive()`, which waits until it is done; and `drop()`. Call `compute(layer)` for each, when it is there. A
+# once; `arrive()`, which waits until it is done; and `drop()`. Call `compute(layer)` for each, once it is there. A
 # layer may come twice: gather it each time it is used.
 #
 # The check notes what happens in which order. The gather of every layer but the first must be under way while the one
-# before it computes; nobody waits for a layer before it is needed; nothing is gathered in vain; and never more than
-# **two** layers are here or on their way. There may be a single layer.
+# before it computes; nobody waits for a layer before it is needed; nothing is gathered in vain; and there are never
+# more than **two** layers here or on their way. There may be only a single layer.
 
 
 # %%
@@ -267,10 +267,10 @@ check.prefetch(prefetched)
 
 # %% [markdown]
 # A real model does not hand over such a list: its forward is any Python code. How does `fully_shard` know what comes
-# next? Ours remembers the order of the last forward ([labs/prefetch.py](../labs/prefetch.py)). PyTorch's needs no
-# such memory in forward: on a GPU, Python runs ahead of the device, and issues the next gather on a stream of its own.
-# In backward both go through this step's forward order from the end. The reduce-scatters overlap, too: layer 4's
-# gradients travel while layer 3 computes its own.
+# next? Ours remembers the order of the last forward ([labs/prefetch.py](../labs/prefetch.py)). PyTorch's needs no such
+# memory in forward: on a GPU, Python runs ahead of the device, and issues the next gather on a stream of its own. In
+# backward both follow this step's forward order in reverse. The reduce-scatters overlap, too: layer 4's gradients
+# travel while layer 3 computes its own.
 #
 # You may also say yourself what is to be gathered ahead. Here is the same job with none, one, two and all five others.
 # (The last layer stays gathered after its forward, since backward begins with it.)
@@ -334,14 +334,14 @@ phases = {n: {phase: in_flight(held[n], phase) for phase in ("forward", "backwar
 draw.table([{"layers ahead": n} | phases[n] for n in AHEAD], caption="at most in flight, in layers")
 
 # %% [markdown]
-# In forward it takes two places even with none ahead: as a layer arrives, it is there twice for a moment, in the table
-# and in full. With one ahead, the next layer takes the second place. Each further one adds a layer, and with five the
-# whole model is there: just what stage 3 was to avoid. In backward there are gradients besides: the layer's own, and
-# those of the last one, as they are sent and as they come.
+# Forward needs room for two layers even with none ahead: as a layer arrives, it is there twice for a moment, in the
+# table and in full. With one ahead, the next layer takes the second place. Each further one adds a layer, and with five
+# the whole model is there: just what stage 3 was meant to avoid. In backward there are gradients as well: the layer's
+# own, and those of the one before, both as they are sent and as they arrive.
 #
 # ## Build: over two axes
 #
-# With 512 ranks, every gather is a ring of 512, and most of them are on other nodes. **Hybrid sharding** (HSDP) cuts
+# With 512 ranks, every gather is a ring of 512 ranks, most of which are on other nodes. **Hybrid sharding** (HSDP) cuts
 # over the ranks of one node only, and keeps a copy on each node: notebook 05's grid of *replicas* × *shards*.
 # Parameters are gathered along `shard`. But a gradient is to be the mean over *all* ranks, since each has read its own
 # part of the batch.
@@ -350,7 +350,7 @@ draw.table([{"layers ahead": n} | phases[n] for n in AHEAD], caption="at most in
 #
 # You get this rank's whole gradient. Return its piece of the mean over both axes. `mesh.get_group("shard")` is the
 # group of an axis, `mesh.size("shard")` how many ranks it has; `reduce_scatter(vector, group)` is notebook 04's. Keep
-# the dtype, and return a tensor of its own, no view.
+# the dtype, and return a tensor with memory of its own, not a view.
 #
 # The check tries grids of up to 2 × 3 ranks, also n × 1 and 1 × n, in three dtypes. All replicas must get the same
 # bits. Budget on 2 × 2 ranks: 1.00 × the gradient, half of it along `replicate`; and no third copy in memory.
@@ -375,9 +375,14 @@ check.hsdp_gradient(hsdp_gradient)
 # %% [markdown]
 # ### A bug from the field
 #
-# The symptom: training runs, the loss goes down on every rank, there is no error, only a `UserWarning`. Yet the ranks'
-# parameters differ. Somebody had asked for `HYBRID_SHARD` on a mesh of n × 1. Here is what happened, in miniature: two
-# replicas, *one* shard, and the gradient averaged along `shard` only.
+# > **What went wrong in the wild.** *Symptom*: training runs without an error, with only a `UserWarning`, and yet the
+# > ranks' parameters differ. Somebody had asked for `HYBRID_SHARD` on a mesh of n × 1. FSDP1 switched to `NO_SHARD`,
+# > and gradients were no longer synchronized between the replicas
+# > ([pytorch#154888](https://github.com/pytorch/pytorch/issues/154888), June 2025; with `NO_SHARD` asked for outright,
+# > the ranks agreed). In August 2026 the same was reported from production
+# > ([verl#7493](https://github.com/verl-project/verl/issues/7493)).
+#
+# Here is what happened, in miniature: two replicas, *one* shard, and the gradient averaged along `shard` only.
 
 
 # %%
@@ -401,12 +406,9 @@ def as_it_was(gradient, mesh):
 print(f"the loss falls on both ranks: {falls and falls_too}; they have the same parameters: {one == other}")
 
 # %% [markdown]
-# FSDP1 saw a single shard, switched from `HYBRID_SHARD` to `NO_SHARD`, and averaged over the shard group: one rank
-# ([pytorch#154888](https://github.com/pytorch/pytorch/issues/154888), 2025; with `NO_SHARD` asked for outright, the
-# ranks agreed). In 2026 the same bug was met in production
-# ([verl#7493](https://github.com/verl-project/verl/issues/7493)). Your function of exercise 3 was tried on n × 1, too.
-# Whatever you use: after a few steps, compare a parameter between replicas once. (And compare them before the first
-# step: our `fully_shard` does, PyTorch's does not.)
+# The loss falls on both ranks, so nothing looks wrong: the gradient was averaged over the shard group, which is one
+# rank. Your function of exercise 3 was tried on n × 1, too. Whatever you use, compare a parameter between replicas
+# once, after a few steps. (And compare them before the first step: our `fully_shard` does, PyTorch's does not.)
 #
 # ## Build: all of it
 #
@@ -453,7 +455,7 @@ job = partial(on_cpu, train)
 FSDP = partial(fully, (4,), by_layer)
 
 # %% [markdown]
-# Do your functions of exercise 1 carry it? Where they passed, they take the course's places in this job. (Nothing is
+# Do your functions of exercise 1 carry it? If they passed, they stand in for the course's in this job. (Nothing is
 # gathered ahead then, since your `unshard` waits.)
 
 # %%
@@ -513,8 +515,9 @@ draw.table([{"": name, "within 1e-12 of one process": bool(off[name] < 1e-12)} f
 # What does each setting send, and what does it hold? With S shards and R replicas, for a group of n bytes: each gather
 # sends (S − 1)/S n, the reduce-scatter as much, the all-reduce between replicas 2 (R − 1)/R n/S. A layer is gathered
 # twice where it is resharded after forward; the root is gathered once in any case, since it stays there from forward to
-# backward. [labs/cost/fully_sharded.py](../labs/cost/fully_sharded.py) adds that up, and what is held. Beside the four
-# stands stage 3 of notebook 04.
+# backward. [labs/cost/fully_sharded.py](../labs/cost/fully_sharded.py) adds that up, and what is held. The bytes sent
+# that are called *measured* are booked from the sizes of the calls, as in notebook 02. Beside the four stands stage 3
+# of notebook 04.
 
 
 # %%
@@ -573,19 +576,19 @@ worth = (ours["FULL_SHARD"]["comm"] - root) // layer
 check.predict("How many layers' worth, beside the root?", guess_layers, worth, reason="See FULL_SHARD, below.")
 
 # %% [markdown]
-# Formula and measurement agree to the byte; the peaks nearly do. In the table, begin with what you know:
+# Formula and measurement agree to the byte, and the peaks nearly so. In the table, begin with what you know:
 #
 # - `NO_SHARD` sends what DDP sends, in five all-reduces, one for each group. It is no substitute for DDP: it holds a
 #   second copy of the parameters, since each group is still copied from its "shard" into full tensors (see `comm`).
 # - `SHARD_GRAD_OP` sends as little, and holds a quarter of P, G and S; its price is in `comm`: from forward to backward
-#   the whole model is there. It is not ZeRO's stage 2, which holds P whole at rest. Llama 3 was trained this way
-#   (arXiv 2407.21783, section 3.3.2). If every rank has the whole model anyway, why shard,
-#   [a reader asked](https://github.com/meta-llama/llama3/issues/303). For G and S: they are three quarters here, and no
-#   rank ever has all of them.
+#   the whole model is there. It is not ZeRO's stage 2, which holds P whole at rest. Llama 3 was trained this way (arXiv
+#   2407.21783, section 3.3.2). If every rank has the whole model anyway, why shard,
+#   [a reader asked](https://github.com/meta-llama/llama3/issues/303). For G and S: they are three quarters of P, G and
+#   S here, and no rank ever has all of them.
 # - `FULL_SHARD` sends nearly half as much again. In backward about five layers are in flight: the one that computes,
-#   its gradients, the next one on its way, and the gradients of the last one, as they are sent and as they come. Beside
-#   them there is the root (and the gradient of the head, which waits for the rest of the root). That is two layers and
-#   the root more than stage 3 holds: the price of overlap.
+#   its gradients, the next one on its way, and the gradients of the one before, both as they are sent and as they
+#   arrive. Beside them there is the root (and the gradient of the head, which waits for the rest of the root). That is
+#   two layers and the root more than stage 3 holds: the price of overlap.
 # - `HYBRID_SHARD` holds twice as much of P, G and S as `FULL_SHARD`. Whether it pays depends on the wire: see below.
 #
 # Our model has four layers, so five in flight are more than the whole model. In a deeper one they are a small part:
@@ -607,7 +610,7 @@ draw.table(rows, caption="comm, in % of the model, by the formula")
 # ## Measure: how large is a group?
 #
 # `FULL_SHARD` by itself says little: what counts is on which modules you call `fully_shard`. Three ways: on the model
-# alone; on each layer; and by size, on each attention and MLP, as they have more than 30,000 parameters.
+# alone; on each layer; and by size, on each attention and each MLP, since these have more than 30,000 parameters.
 
 
 # %%
@@ -628,17 +631,18 @@ check.predict("All at once: how many times the model?", guess_models, models, re
 
 # %% [markdown]
 # P, G and S are the same in all three: *at rest* they are equally sharded. With the root only, the whole model is
-# gathered at once, and nothing can overlap. (In flight are its parameters and gradients; then, the parameters dropped,
-# the gradients as they are sent and as they come.) It even sends less (a single group, gathered once: `SHARD_GRAD_OP`),
-# so neither what is sent nor what is held at rest gives it away. PyTorch's docstring warns: "Users generally should
-# *not* call `fully_shard` only on the topmost root module." Small groups have low peaks and many short messages. (They
-# send a little less, as the layers' norms fall to the root.) A layer of a transformer is nearly always a good group.
+# gathered at once, and nothing can overlap. (In flight are its parameters and gradients; then, once the parameters are
+# dropped, the gradients as they are sent and as they arrive.) It even sends less (a single group, gathered once:
+# `SHARD_GRAD_OP`), so neither what is sent nor what is held at rest gives it away. PyTorch's docstring warns: "Users
+# generally should *not* call `fully_shard` only on the topmost root module." Small groups have low peaks and many short
+# messages. (They send a little less, since the layers' norms are left to the root.) A layer of a transformer is nearly
+# always a good group.
 #
 # ## The knobs
 #
 # **Mixed precision** is a policy: shards in float32 (so the optimizer has its masters), what is gathered in bfloat16,
-# gradients reduced in float32. A parameter is then 4 + 4 + 8 bytes over N at rest; on the wire it is 2 in a gather, and
-# its gradient 4 in a reduce-scatter.
+# gradients reduced in float32. A parameter then takes (4 + 4 + 8)/N bytes at rest; on the wire it takes 2 in a gather,
+# and its gradient 4 in a reduce-scatter.
 
 # %%
 from labs.sharded import MixedPrecisionPolicy
@@ -650,9 +654,9 @@ assert all(low[kind] == ours["FULL_SHARD"][kind] for kind in "PGS")
 table({"float32": ours["FULL_SHARD"], "bfloat16": low})
 
 # %% [markdown]
-# (**float16** needs a scaled loss as well, since small gradients would be zero. An overflow is seen only by the rank
-# that has that shard, but all ranks must skip the step: `LossScale` in [labs/precision.py](../labs/precision.py) asks
-# everybody.)
+# (**float16** needs a scaled loss as well, since small gradients would otherwise become zero. An overflow is seen only
+# by the rank that has that shard, but all ranks must skip the step: `LossScale` in
+# [labs/precision.py](../labs/precision.py) asks everybody.)
 #
 # **Accumulation.** Each micro-batch reduces its gradients, unless `set_requires_gradient_sync(False)` says not to. Then
 # whole gradients stay on each rank until the last one. With two micro-batches:
@@ -685,12 +689,12 @@ table(two)
 #
 # **CPU offload** keeps shards, their gradients and the optimizer's state in the CPU's memory: `CPUOffloadPolicy()`.
 # Each gather then begins with a copy to the device, and the step itself runs on the CPU. Our device *is* the CPU, so
-# there is nothing to measure here; [Memory](07_memory.ipynb) does it with a second tier.
+# there is nothing to measure here; [Memory](07_memory.ipynb) does it with a slower kind of memory.
 #
 # ## Measure: two nodes
 #
-# Four ranks, two nodes, and between them notebook 05's wire. The link's arithmetic tells how long a step has the wire
-# busy, at the least; both groups of an axis share it. Then the real jobs:
+# Four ranks, two nodes, and between them notebook 05's wire. The link's arithmetic says how long a step keeps the wire
+# busy, at the least; both groups along an axis share the wire. Then come the real jobs:
 
 # %%
 slow = Link(nodes=2, bandwidth="200 Mbit/s", latency=1e-3)
@@ -723,17 +727,17 @@ draw.table(rows)
 
 # %% [markdown]
 # Under `HYBRID_SHARD` a node sends the model's size once: each of its two ranks all-reduces half of the gradients. What
-# a step takes beyond the wire is compute and Python, much the same in both. (And the mesh's axes in the other order?
-# Notebook 05 measured that: what talks most goes last.)
+# a step takes beyond the wire is much the same in both. (And with the mesh's axes in the other order? Notebook 05
+# measured that: what talks most goes last.)
 #
-# Where hybrid sharding wins: a model whose P, G and S fit over the ranks of one node, and a wire between nodes that is
-# slower than the one inside. Where it loses: memory, since P, G and S are divided by a node's ranks and not by all; and
-# on a wire that is equally quick everywhere there is little to win.
+# Hybrid sharding wins where P, G and S of the model fit on the ranks of one node, and the wire between nodes is slower
+# than the one inside. It loses in memory, since P, G and S are divided by the ranks of a node and not by all ranks; and
+# where the wire is equally fast everywhere, there is little to win.
 #
 # ## Native
 #
-# All these names are PyTorch's, so the same lines do, with its own mesh. First the numbers, then the same ledgers. (For
-# `NO_SHARD` you would take DDP.)
+# All these names are PyTorch's, so the same lines work with its own mesh. First the numbers, then the same ledgers.
+# (For `NO_SHARD` you would take DDP.)
 
 # %%
 from torch.distributed import fsdp
@@ -775,7 +779,7 @@ table({who: each for pair in pairs for who, each in pair.items()})
 # | `FSDP(model, auto_wrap_policy=...)` | a loop: `fully_shard(layer)` for each layer, then `fully_shard(model)` |
 # | `transformer_auto_wrap_policy`, `size_based_auto_wrap_policy` | the condition in that loop |
 # | `sharding_strategy=FULL_SHARD`, `SHARD_GRAD_OP` | `reshard_after_forward=True`, `False` |
-# | `HYBRID_SHARD`, `NO_SHARD` | a mesh of two axes, replicas first; of shards of 1 |
+# | `HYBRID_SHARD`, `NO_SHARD` | a mesh of two axes, replicas first; the same with a single shard |
 # | `MixedPrecision(param_dtype, reduce_dtype, ...)` | `MixedPrecisionPolicy(param_dtype, reduce_dtype, ...)` |
 # | `CPUOffload(offload_params=True)` | `CPUOffloadPolicy()` |
 # | `with model.no_sync():` | `model.set_requires_gradient_sync(False)` |
@@ -791,27 +795,28 @@ table({who: each for pair in pairs for who, each in pair.items()})
 # | `FSDP.summon_full_params(model)` | a parameter's `full_tensor()`, or a module's `unshard()` |
 #
 # (`set_model_state_dict` is in `torch.distributed.checkpoint.state_dict`; it takes these two as `StateDictOptions`.)
-# `fully_shard` changes the model in place, so what it returns may be thrown away; and the optimizer is made *after* it.
+# `fully_shard` changes the model in place, so what it returns may be thrown away; and the optimizer must be made
+# *after* it.
 
 # %% [markdown]
 # ## Why, and why not
 #
 # **Why**: it trains a model that does not fit, at stage 3's price in bytes. With prefetch it costs hardly any time, as
-# long as a layer's compute is longer than its gather: T > F/W tokens at once, as in notebook 04. And the parameters
-# keep their names, so what stands around the model (optimizers, checkpoints, LoRA, quantisation) hardly has to know.
-# Compared with FSDP1, [torchtitan's notes](https://github.com/pytorch/torchtitan/blob/main/docs/fsdp.md) report, for
-# Llama-7B on 8 H100s, a higher MFU (the share of the GPUs' speed that is used), 7% lower peak memory, and the same loss
-# curve.
+# long as a layer's compute is longer than its gather: T > R/W tokens at once, as in notebook 04. And the parameters
+# keep their names, so what surrounds the model (optimizers, checkpoints, LoRA, quantisation) hardly has to know that it
+# is sharded. Compared with FSDP1, [torchtitan's notes](https://github.com/pytorch/torchtitan/blob/main/docs/fsdp.md)
+# report, for Llama-7B on 8 H100s, a higher MFU (the share of the GPUs' speed that is used), 7% lower peak memory, and
+# the same loss curve.
 #
 # **Why not**: with micro-batches of few tokens nothing hides the gathers. With many ranks each gather has many steps of
-# latency: then HSDP, or fewer data-parallel ranks and another axis. If ranks take different ways through the model, as
-# with experts of their own, collectives of different layers meet; PyTorch's does not notice where they are of one size
-# (ours compares the order, and says so). And it does nothing about activations.
+# latency: then take HSDP, or fewer data-parallel ranks and another axis. If ranks take different paths through the
+# model, as with experts of their own, collectives of different layers meet each other; PyTorch's does not notice when
+# these are of the same size (ours compares the order, and says so). And it does nothing about activations.
 
 # %% [markdown]
 # ### A way out
 #
-# PyTorch's `fully_shard` and an ordinary script; of the course only the data and the model. It is
+# Here is PyTorch's `fully_shard` in an ordinary script, with nothing of the course but the data and the model. It is
 # [scripts/fsdp.py](../scripts/fsdp.py). From the root of the repository, run
 # `torchrun --nproc-per-node 4 scripts/fsdp.py`:
 #
@@ -866,14 +871,15 @@ table({who: each for pair in pairs for who, each in pair.items()})
 # <details><summary>What does sharding by parameter cost against one flat vector, and what does it give?</summary>
 #
 # Padding for each parameter, and a copy out of what was gathered. It gives each parameter its name and its own place in
-# the optimizer and in the state dict, and lets frozen and trained ones share a gather. The messages are as few.
+# the optimizer and in the state dict, and lets frozen and trained ones share a gather. There are no more messages than
+# before.
 # </details>
 #
 # <details><summary>When must the gather of layer 3 start, in forward and in backward, and how many layers are then
 # held?</summary>
 #
-# In forward when layer 2 begins, in backward when layer 4 begins; two. The gradients of layer 4 are reduced while layer
-# 3 computes its own.
+# In forward when layer 2 begins, in backward when layer 4 begins; two layers are then held. The gradients of layer 4
+# are reduced while layer 3 computes its own.
 # </details>
 #
 # <details><summary>Two nodes of eight ranks. Which axis of the mesh comes last, what crosses the wire, and what does it
@@ -900,7 +906,7 @@ table({who: each for pair in pairs for who, each in pair.items()})
 # Fully Sharded Data Parallel* (arXiv 2304.11277), which is about FSDP1. PyTorch's tutorial *Getting Started with Fully
 # Sharded Data Parallel (FSDP2)*.
 #
-# **Next.** P, G and S are divided by the number of ranks now, and the activations are what they were.
+# **Next.** P, G and S are now divided by the number of ranks, but the activations are what they were.
 # [07 Memory](07_memory.ipynb) counts them, computes them again, and moves state to slower memory.
 #
 # A clean copy of this notebook: `git restore notebooks/06_fsdp.ipynb`, then *File > Reload Notebook from Disk*.

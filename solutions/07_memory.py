@@ -7,7 +7,7 @@
 # It takes 70 minutes with its two exercises, 45 without; the machine works for about a minute of it, in 2 GB of memory.
 # You need: [One device](01_one_device.ipynb), where activations were measured, and [ZeRO](04_zero.ipynb).
 #
-# Three questions on earlier notebooks first; each run asks others. Say the answer aloud before you unfold it.
+# First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
 # %%
 from labs.kit import recall
@@ -17,9 +17,10 @@ recall.ask("07")
 # %% [markdown]
 # ## Question
 #
-# Take 8 billion parameters in mixed precision, and 64 ranks in ZeRO's stage 3: no copy is left to be removed. Each rank
-# reads one single sequence of 8,192 tokens, and has a card of 40 GB. What does it hold? (From the formulas, for 16 bit
-# and fused norms; their terms you will measure here, on a small model in float32.)
+# Take 8 billion parameters in mixed precision, and 64 ranks in ZeRO's stage 3: no copy is left to remove. Each rank
+# reads a single sequence of 8,192 tokens, and has a card of 40 GB. What does it hold? (The numbers come from the
+# formulas, for 16-bit training with fused norms. You will measure the terms of these formulas here, on a small model in
+# float32.)
 
 # %%
 import itertools
@@ -58,13 +59,15 @@ print(f"{each}; at one moment {a_rank.peak / 1e9:.0f} GB")
 draw.chart({"each of 64 ranks": gigabytes}, "GB", caption="8 billion parameters, stage 3: each kind at its most")
 
 # %% [markdown]
-# P, G and S, which all of notebook 04 was about, are the three slivers on the left: 2 GB together. What fills the card
-# is A. **Activations** are what forward leaves behind because backward will ask for it (notebook 01). They are no
-# copies of anything: each rank's belong to its own tokens. The stages of ZeRO leave them alone, and more ranks do not
-# make them less.
+# P, G and S, which all of notebook 04 was about, are the three slivers on the left: 2 GB together. What overflows the
+# card is A. (The bar is longer than the 61 GB, since it adds up each kind at its most, and not all kinds are at their
+# most in the same moment: the peak comes where the backward of the loss begins, before there are any gradients.)
+# **Activations** are what forward leaves behind because backward will ask for it (notebook 01). They are not copies of
+# anything: each rank's belong to its own tokens. The stages of ZeRO leave them alone, and more ranks do not make them
+# fewer.
 #
 # So this notebook is about three other trades: compute activations *again*, put state somewhere *slower*, and never
-# build at all what is only to be cut.
+# build whole what is only going to be cut.
 #
 # The model is the one of notebook 01, with twice the layers; the loop is the same. `change` is called on the model
 # before it trains: that is where everything in this notebook will happen.
@@ -115,9 +118,9 @@ draw.memory(plain, step=2)
 # %% [markdown]
 # ## Picture
 #
-# The mountain is A. It grows layer by layer in forward, and goes layer by layer in backward, last layer first. Layer 1
-# is computed first and needed last: its activations wait through all of the step. Why keep them, if they could be
-# computed a second time, just before they are needed?
+# The mountain is A. It grows layer by layer in forward, and shrinks layer by layer in backward, last layer first. The
+# first layer is computed first and needed last: its activations wait through nearly all of forward and backward. Why
+# keep them, if they could be computed a second time, just before they are needed?
 #
 # ![Activations held over time, for four layers. None: those of all layers pile up in forward. Selective: of each layer
 # about half waits, the rest is computed again when its backward comes. Full: of each layer only its input waits, and
@@ -133,8 +136,8 @@ draw.memory(plain, step=2)
 guess_times = 20  # your number
 
 # %% [markdown]
-# And if every layer's forward runs twice, how many times as much arithmetic is a training step? (Notebook 01: backward
-# is about twice as much as forward.) An expression will do.
+# And if every layer's forward runs twice, how many times as much arithmetic does a training step take? (Notebook 01:
+# backward is about twice as much as forward.) An expression will do.
 
 # %%
 guess_work = 4 / 3  # your number
@@ -144,7 +147,7 @@ guess_work = 4 / 3  # your number
 #
 # What does forward have to leave behind? Each operator leaves what its own derivative is made of, and nothing else.
 # PyTorch lets us look: `saved_tensors_hooks(pack, unpack)` calls `pack` with each tensor that is about to be kept.
-# (What `pack` returns is kept in its place; when backward needs the tensor, it calls `unpack` with that.)
+# (What `pack` returns is kept in its place; when backward needs the tensor, it calls `unpack` with what was kept.)
 
 
 # %%
@@ -165,7 +168,7 @@ assert shapes_kept(F.silu, x) == shapes_kept(torch.softmax, x, -1) == [(5, 4)]
 # %% [markdown]
 # The derivative of a sum is 1 whatever was added: nothing is kept. That of a product with respect to one factor is the
 # *other* factor: both are kept. A matrix product is a product: it keeps its input and its weights (which are there
-# anyway, as P). And silu, the bend in the course's MLP, needs its input, softmax what it gave.
+# anyway, as P). And silu, the nonlinearity in the course's MLP, needs its input; softmax needs its result.
 #
 # Now go through one layer of `labs/model.py` with a pencil. The letters are those of that file: F is the hidden width
 # of the MLP, H the number of heads, K that of heads of keys and values, E the width of a head. For each token:
@@ -174,7 +177,7 @@ assert shapes_kept(F.silu, x) == shapes_kept(torch.softmax, x, -1) == [(5, 4)]
 # |---|---|---|
 # | a norm | x; x / rms(x); 1 / rms(x) | 2D + 1 |
 # | attention: q, k, v | their input, once for all three | D |
-# | attention itself | q, k, v, its result; a number a head (*) | 2D + 2KE + H |
+# | attention itself | q, k, v, its result; one number per head (*) | 2D + 2KE + H |
 # | attention: o | its input: the result again, heads side by side | D |
 # | MLP: gate, up | their input | D |
 # | MLP: silu(gate) × up | gate; silu(gate); up | 3F |
@@ -182,7 +185,7 @@ assert shapes_kept(F.silu, x) == shapes_kept(torch.softmax, x, -1) == [(5, 4)]
 #
 # (*) Attention is *fused* here, one kernel that never stores its table of all tokens by all tokens. Backward computes
 # that table again, and for this it needs one number for each token and head, the log-sum-exp. And *rotary*, which turns
-# q and k by position, keeps its cosines and sines: 2E numbers a position, once for all sequences.
+# q and k by position, keeps its cosines and sines: 2E numbers per position, once for all sequences.
 
 # %%
 D, H, E, T, hidden = CONFIG.dim, CONFIG.heads, CONFIG.head_size, CONFIG.context, CONFIG.hidden
@@ -195,8 +198,8 @@ by_hand = {
 }
 
 # %% [markdown]
-# (4 bytes a number.) Is it so? `kept` adds up what the hooks show, each block of memory once, and parameters not at
-# all.
+# (4 bytes per number.) Is that right? `kept` adds up what the hooks show; it counts each block of memory once, and
+# parameters not at all.
 
 
 # %%
@@ -233,7 +236,7 @@ print(f"9D + 2KE + H + 4F + 2 = {a_layer:,} numbers for each token")
 check.predict("How many times D does a layer keep?", guess_times, round(a_layer / D, 1))
 
 # %% [markdown]
-# Twenty times its input. Half of it is the MLP, which is 2.5 times as wide as the model, and is kept four times over.
+# Twenty times its input. More than half of it is the MLP's, which keeps four tensors of its hidden width, F.
 #
 # `cost.activations` has this formula, and what lies around the layers: the last norm, the head (its input, and the
 # logarithms of the probabilities, V numbers for each token), the tokens themselves. Beside it, what the recorder saw of
@@ -250,17 +253,17 @@ ledger
 draw.table([{"kept by": name, "bytes": size, "%": round(100 * size / A, 1)} for name, size in predicted.items()])
 
 # %% [markdown]
-# To the byte: in this small model we know where each one is. With CUDA, RMSNorm is one kernel, too, and keeps D + 1
-# numbers in place of 2D + 1; `cost.Job(..., fused_norms=True)` has it. In other libraries it is different again. The
+# To the byte: in this small model we know where each one is. With CUDA, RMSNorm is a single kernel, and keeps D + 1
+# numbers instead of 2D + 1; `cost.Job(..., fused_norms=True)` has it. In other libraries it is different again. The
 # *method* carries over: go through the model, and ask of each operator what its derivative is made of.
 #
 # ## The formula that everybody quotes
 #
 # If you have read about activations before, you have met `sbh(34 + 5as/h)`: bytes of one layer, for s tokens, b
-# sequences, width h and a heads (Korthikanti et al., 2022). Why is that another one? Because it was made for another
-# layer: GPT-3's, in 16 bit, with two LayerNorms, an MLP of width 4h with GELU (another bend), and attention that is
-# *not* fused, with dropout in three places. (**Dropout** sets numbers to zero by chance, so that a model does not lean
-# on single ones.) Here it is:
+# sequences, width h and a heads (Korthikanti et al., 2022). Why is it a different formula? Because it was made for a
+# different layer: GPT-3's, in 16-bit numbers, with two LayerNorms, an MLP of width 4h with GELU (another nonlinearity),
+# and attention that is *not* fused, with dropout in three places. (**Dropout** sets numbers to zero at random, so that
+# a model does not come to depend on single ones.) Here it is:
 
 
 # %%
@@ -294,13 +297,14 @@ class Block(nn.Module):
 
 
 # %% [markdown]
-# Take the pencil once more; 2 bytes a number, in units of sbh. LayerNorms: 2 + 2, their inputs. MLP: 2 for the input of
-# `up`, 8 for that of GELU, 8 for that of `down`, and a mask of 1: 19. Attention: 2 for the input, 6 for q, k and v, 2
-# for the input of `out`, a mask of 1: 11. Together **34**. And of the table, a × s × s for each sequence: 2 bytes for
-# what softmax gave, 2 for what dropout made of it, and a mask of 1. These 5abs² bytes are sbh × **5as/h**.
+# Take the pencil once more, at 2 bytes per number and in units of sbh. LayerNorms: 2 + 2, their inputs. MLP: 2 for the
+# input of `up`, 8 for that of GELU, 8 for that of `down`, and a mask of 1: 19. Attention: 2 for the input, 6 for q, k
+# and v, 2 for the input of `out`, a mask of 1: 11. Together **34**. And of the table, a × s × s for each sequence: 2
+# bytes for the result of softmax, 2 for what dropout made of it, and a mask of 1. These 5abs² bytes are sbh ×
+# **5as/h**.
 #
 # The paper's table 2 has two more rows: with the core of attention computed again (*selective*) only the 34 remain;
-# with all computed again (*full*), the input: 2. The recorder:
+# with everything computed again (*full*), only the input: 2. This is what the recorder sees:
 
 
 # %%
@@ -330,7 +334,7 @@ ledger
 
 # %% [markdown]
 # The difference is the norms' own statistics, which the paper leaves out on purpose. Its formula is right, for its
-# layer. Now look at the second term, with what people train today:
+# layer. Now look at the second term, for models that people train today:
 
 
 # %%
@@ -344,21 +348,22 @@ draw.table([{"": name, "5as/h, % of all, if not fused": share(*shape)} for name,
 
 # %% [markdown]
 # *That* is what the paper's selective recomputation is about: the table that grows with the square of the context. A
-# fused kernel (FlashAttention) does this inside, for every model, without being asked. So "recompute attention" is good
-# advice from 2022 that most of today's code has built in. What remains is the 34 bytes × h, or in our model some 20
-# numbers × D.
+# fused kernel (FlashAttention) does this inside, for any model that calls one. Ours does, by
+# `F.scaled_dot_product_attention`; attention written out, as in `core` above, gets no such help. So "recompute
+# attention" is good advice from 2022 that code which calls a fused kernel has built in. What remains is the 34 bytes ×
+# h, or in our model some 20 numbers × D.
 #
 # ## Build: compute it twice
 #
-# **Activation checkpointing**, or recomputation (Chen et al., 2016): of a layer, keep the input. When backward comes to
-# it, run its forward once more, and this time keep all. Backward then finds everything as it would have been. You have
-# seen the tool: hooks that keep something else in a tensor's place.
+# **Activation checkpointing**, or recomputation (Chen et al., 2016): of a layer, keep only the input. When backward
+# comes to the layer, run its forward once more, and this time keep everything. Backward then finds all that it needs,
+# as if it had been kept from the start. You have seen the tool: hooks that keep something else in a tensor's place.
 #
 # ### Exercise 1: a checkpoint
 #
-# In the place of each tensor, autograd keeps its *number* (0, 1, 2, ...). When backward unpacks the first of them, the
+# In place of each tensor, autograd keeps its *number* (0, 1, 2, ...). When backward unpacks the first of them, the
 # layer has to run again, under `saved_tensors_hooks(keep, itself)`, so that `again` fills up in the same order. Yours
-# are the lines that run it; three or four are enough. Three things to think of:
+# are the lines that run it; three or four are enough. Three things to think about:
 #
 # - Backward runs without gradient mode: there is no graph unless you ask for one, with `torch.enable_grad()`.
 # - The layer may draw random numbers, and must draw *the same* ones: `random` is the state that they were in, and
@@ -366,7 +371,7 @@ draw.table([{"": name, "5as/h, % of all, if not fused": share(*shape)} for name,
 # - Afterwards, random numbers must go on as if nothing had been: `torch.random.fork_rng(devices=[])` is a context that
 #   puts them back at its end.
 #
-# Budget: 0.30 × the memory, one forward more.
+# Budget: 0.30 × the memory, and one more forward.
 
 
 # %%
@@ -414,8 +419,8 @@ both = run(side_by_side, nothing, each_layer, ranks=2, device="cpu", record="mem
 draw.memory(both.recording, step=2, names=("as before", "with checkpoints"))
 
 # %% [markdown]
-# The mountain has become a comb: in backward, each tooth is one layer that comes back to life and goes again. (Where a
-# function holds tensors by itself, in a list, they are grey: the recorder calls A what *autograd* keeps.) And is it the
+# The mountain has become a comb: in backward, each tooth is one layer that comes back to life and goes again. (Tensors
+# that a function holds by itself, in a list, are grey: the recorder calls A only what *autograd* keeps.) And is it the
 # same training?
 
 # %%
@@ -424,8 +429,8 @@ assert again_losses == losses
 assert all(torch.equal(a, b) for a, b in zip(again_parameters, parameters, strict=True))
 
 # %% [markdown]
-# Bit by bit: the second forward is the first one. *If* it draws the same random numbers. PyTorch's own checkpoint has a
-# switch, `preserve_rng_state`, that leaves this out. A layer with dropout, the same input, the same seed:
+# Bit for bit: the second forward repeats the first one, *if* it draws the same random numbers. PyTorch's own checkpoint
+# has a switch, `preserve_rng_state`, that leaves this out. A layer with dropout, the same input, the same seed:
 
 # %%
 from torch.utils.checkpoint import checkpoint as torchs_checkpoint
@@ -445,14 +450,20 @@ right, ours, wrong = (first_gradient(call) for call in (lambda layer, x: layer(x
 assert torch.equal(ours, right) and not torch.equal(wrong, right)
 
 # %% [markdown]
-# Nothing warns: forward dropped some units, and backward blames others.
+# There is no warning: forward dropped some units, and backward blames others.
+#
+# > **What went wrong in the wild.** *Symptom*: activation checkpointing is turned off, which should change memory and
+# > time alone, and after 150 steps the loss is 2.195 instead of 2.495. Checkpointing had `preserve_rng_state=False`
+# > written into the code, which did no harm until a model with dropout came: then every recomputation drew fresh masks,
+# > and the gradients were not those of the loss ([OLMo-core#828](https://github.com/allenai/OLMo-core/pull/828), August
+# > 2026).
 #
 # ## Build: not everything twice
 #
-# Some activations are dear to *compute*: matrix products and attention are nearly all of the arithmetic. Others are
-# only dear to *keep*: norms, rotary, silu, sums. So keep what the expensive operations gave, and compute the rest
-# again: **selective** recomputation. (The paper means the core of attention alone; today it is said of any choice by
-# operation.) [labs/recompute.py](../labs/recompute.py) does both, with
+# Some activations are expensive to *compute*: matrix products and attention are nearly all of the arithmetic. Others
+# are only expensive to *keep*: norms, rotary, silu, sums. So keep the results of the expensive operations, and compute
+# the rest again: **selective** recomputation. (The paper means the core of attention alone; today the word is used of
+# any choice by operation.) [labs/recompute.py](../labs/recompute.py) does both, with
 # [labs/selective.py](../labs/selective.py), and changes a model in place:
 
 # %%
@@ -480,9 +491,9 @@ draw.memory(four.recording, step=2, names=list(WAYS))
 # %% [markdown]
 # ## Measure: bytes and numbers
 #
-# ("All but attention" are computed again.) Where nothing is recomputed, A is highest at the end of forward. Else it is
-# what the layers below have left, and *everything* of the one whose backward is running; under selective also q and k
-# before they were turned, and what o and down gave:
+# ("All but attention": everything but attention is computed again.) Where nothing is recomputed, A is highest at the
+# end of forward. Otherwise it is highest in backward: what the layers below have left, and *everything* of the layer
+# whose backward is running; under selective also q and k as they were before rotary, and the results of o and down:
 
 # %%
 rows = {}
@@ -502,8 +513,8 @@ assert all(torch.equal(a, b) for _, after in four for a, b in zip(after, four[0]
 #
 # ## Measure: what it costs
 #
-# First the arithmetic, counted: PyTorch has a counter, of which we take the matrix products. (Attention on a CPU is
-# counted from PyTorch 2.15 on; so that it is the same everywhere, we leave it out.)
+# First the arithmetic, counted: PyTorch has a counter, from which we take the matrix products. (Attention on a CPU is
+# counted only from PyTorch 2.15 on; we leave it out, so that the count is the same everywhere.)
 
 # %%
 from torch.utils.flop_counter import FlopCounterMode
@@ -527,7 +538,7 @@ check.predict("With full recomputation, a step is how many times the arithmetic?
 # %% [markdown]
 # Forward 1, backward 2, forward again 1: 4/3. (A little less, as the head is in no layer. "All but attention" costs as
 # much, as attention is not counted here.) Now the clock, on a wider model, so that it is arithmetic that takes the
-# time. The quickest of six steps each:
+# time. We take the quickest of six steps each:
 
 # %%
 WIDE = PRESETS["small"]
@@ -547,16 +558,17 @@ for how, change in WAYS.items():
     print(f"{how}: {work[how]:.2f} × the operations, {took[how] / took['none']:.2f} × as long")
 
 # %% [markdown]
-# Selective computes no matrix product twice, and yet it takes longer: norms, silu and sums have little arithmetic, but
-# they read and write memory; and here each operation passes through Python once more, which notes what to keep.
-# (Korthikanti et al. count 2.7 % more operations for *their* selective one, in GPT-3.) Read your own numbers, of your
-# own machine: an operation is not a second.
+# Selective computes no matrix product twice, and yet it takes longer. Two causes suggest themselves, which this
+# measurement does not separate: norms, silu and sums do little arithmetic, but they read and write memory; and here
+# each operation passes through Python once more, which notes what to keep. (Korthikanti et al. count 2.7 % more
+# operations for *their* selective one, in GPT-3.) Read your own numbers, of your own machine: an operation is not a
+# second.
 
 # %% [markdown]
 # ## Place the checkpoints
 #
-# All or nothing, everything or the cheap half: so far, every layer was treated alike. It need not be. Here is what each
-# way keeps of *one layer*, and what it computes again:
+# All or nothing, everything or the cheap half: so far, every layer was treated alike. That need not be so. Here is what
+# each way keeps of *one layer*, and what it computes again:
 
 # %%
 rows = []
@@ -575,9 +587,9 @@ draw.table(rows)
 # parameters and gradients). Time is short, too: at most *half* of the layers' forward may be computed again. Full is
 # too slow, selective is too large. Change the model so that it fits.
 #
-# At hand: `recompute.recompute(layers, keep=())`, where `keep` may be `MATMULS | ATTENTION`; it may be called for some
-# layers one way, and for others another way. (Why would the last layers be the better ones to keep *more* of, if you
-# had to choose? Look at the highest tooth of the comb.)
+# At hand: `recompute.recompute(layers, keep=())`, where `keep` may be `MATMULS | ATTENTION`; it may be called in one
+# way for some layers, and in another for others. (Why would the last layers be the better ones to keep *more* of, if
+# you had to choose? Look at the highest tooth of the comb.)
 
 
 # %%
@@ -598,9 +610,9 @@ answer = check.place_checkpoints(place_checkpoints)
 answer
 
 # %% [markdown]
-# The place matters: the comb is highest where backward begins, when everything else still waits. There the last layer
-# is the one that comes back in full. If it is one of which half is there already, the tooth on top is half as high.
-# Here it is (or, as long as yours is not there, with full recomputation):
+# The place matters: the comb is highest where backward begins, when everything else still waits. There it is the last
+# layer that comes back in full. If half of that layer is there already, the tooth on top is half as high. Here is yours
+# (or full recomputation, until yours passes):
 
 # %%
 placed = place_checkpoints if answer.ok else WAYS["full"]
@@ -610,8 +622,8 @@ draw.memory(job(placed, record="memory").recording, step=2)
 # ## A job that does not fit
 #
 # So far we have looked at memory. Now it runs out. `budget(size)` gives this process so many bytes more, and no more:
-# on Linux it is the operating system that refuses (a limit on the process, hard, as on a card); elsewhere the recorder
-# counts tensors and raises. 96 MiB for a model with 8 layers; this job is *meant* to fail:
+# on Linux it is the operating system that refuses (a hard limit on the process, like that of a card); elsewhere the
+# recorder counts tensors and raises. Here a model with 8 layers gets 96 MiB; this job is *meant* to fail:
 
 # %%
 MiB = 2**20
@@ -651,8 +663,8 @@ assert fits == free
 # ## Native
 #
 # PyTorch's own is `torch.utils.checkpoint.checkpoint(fn, *args, use_reentrant=False)`. (Always say `False`. The old
-# way, `True`, is an `autograd.Function`: where a layer's *input* needs no gradient, behind a frozen embedding for one,
-# its parameters get none either.) Selective is a *policy*, a function that is asked about each operation:
+# way, `True`, is an `autograd.Function`: where a layer's *input* needs no gradient, say after a frozen embedding, its
+# parameters get none either.) Selective is a *policy*, a function that is asked about each operation:
 
 # %%
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
@@ -683,34 +695,34 @@ for rank, how in enumerate(THEIRS):
 draw.table(rows)
 
 # %% [markdown]
-# The same numbers, to the bit, and all but the same bytes. One thing PyTorch does better: it *stops early*. The last
+# The same numbers, to the bit, and almost the same bytes. One thing PyTorch does better: it *stops early*. The last
 # operation of a layer gives its output, which nobody needs a second time, so the second run ends as soon as all that
-# was saved has been found again; here that spares `down`, a quarter of the layer's. Ours runs to its end, and is easier
-# to read.
+# was saved has been found again; here that spares `down`, a quarter of the second run's arithmetic. Ours runs to the
+# end, and is easier to read.
 #
-# One way to go wrong belongs here. PyTorch's `checkpoint_wrapper(layer)` *returns* a module, and who does not put it
-# into the model has changed nothing. Nothing fails, nothing is saved. The check of exercise 2 says "nothing is
-# recomputed"; in your own code, look at the peak.
+# One way to go wrong belongs here. PyTorch's `checkpoint_wrapper(layer)` *returns* a module. If you do not put that
+# into the model, you have changed nothing: nothing fails, and nothing is saved. The check of exercise 2 says "nothing
+# is recomputed"; in your own code, look at the peak.
 #
 # ## Build: another tier
 #
-# Recomputation has shrunk A. Suppose it is S that does not fit, even sharded. State is touched once a step; through
-# forward and backward it lies idle, 12 of the 16 bytes a parameter. It may lie where there is more room, on another
+# Recomputation has shrunk A. Suppose it is S that does not fit, even sharded. State is touched once per step; through
+# forward and backward it lies idle, 12 of the 16 bytes per parameter. It may lie where there is more room, on another
 # **tier**:
 #
 # ![Three columns. All on the GPU: P, G, S, A. State in host memory: gradients go down, parameters come up, 2 + 2 bytes
-# a parameter. State on a disk: besides, 12 + 12 bytes are read and written in each step.](../images/tiers.svg)
+# per parameter. State on a disk: besides, 12 + 12 bytes are read and written in each step.](../images/tiers.svg)
 #
-# **Offloading** means more than to park it there: the optimizer's step is *taken* there, beside the state, since to
-# carry 12 bytes up and 12 down would be the longest way. From a GPU, the next tier is the memory of its *host*, the
-# computer around it (ZeRO-Offload). Below comes the disk (ZeRO-Infinity, on fast disks that are called *NVMe*). On a
-# laptop, whose ranks are in host memory already, that is the real thing: files that are **memory-mapped**, so that they
-# can be read and written like tensors.
+# **Offloading** means more than parking it there: the optimizer's step is *taken* there, beside the state, since
+# otherwise 12 bytes would have to go up and 12 down in each step. From a GPU, the next tier is the memory of its
+# *host*, the computer around it (ZeRO-Offload). Below comes the disk (ZeRO-Infinity, on fast disks that are called
+# *NVMe*). On a laptop, whose ranks are in host memory already, the disk is a real next tier: files that are
+# **memory-mapped**, so that they can be read and written like tensors.
 
 # %% [markdown]
-# [labs/offload.py](../labs/offload.py) has an optimizer that does so, and stands where any optimizer stands; here
-# inside of stage 3, on two ranks, with one sequence each. The loop takes up after the last step that is safely in the
-# folder.
+# [labs/offload.py](../labs/offload.py) has an optimizer that does this, and can stand wherever an optimizer does; here
+# it stands inside stage 3, on two ranks, with one sequence each. The loop resumes after the last step that is safely in
+# the folder.
 
 # %%
 from labs.model import initial_value
@@ -746,11 +758,11 @@ assert same(in_memory, in_files)
 draw.memory(in_memory.recording, in_files.recording, step=3, ranks=[0], names=("in memory", "in files"))
 
 # %% [markdown]
-# The same parameters, bit by bit; and the floor of S is gone. It shows up in the optimizer's step alone, and of at most
-# three parameters at a time (under ZeRO a "parameter" is the shard of a layer): one that is updated, one that comes,
-# one that goes. (In this float32 job S is 8 bytes a parameter. The files also hold a master of each, 12 together.) The
-# recorder counts mapped files like memory; the system takes that back whenever it likes, as the numbers are on the
-# disk.
+# The same parameters, bit for bit; and the floor of S is gone. S shows up in the optimizer's step alone, and for at
+# most three parameters at a time (under ZeRO a "parameter" is the shard of a layer): one that is updated, one that
+# comes, one that goes. (In this float32 job S is 8 bytes per parameter. The files also hold a master copy of each
+# parameter, which makes 12.) The recorder counts mapped files as memory; the system can take that memory back whenever
+# it likes, as the numbers are on the disk.
 
 # %%
 psi, largest = sum(cost.parameter_sizes(CONFIG)), max(sum(layer.sizes) for layer in cost.gpt_layers(CONFIG))
@@ -779,8 +791,9 @@ assert from_files == losses
 # %% [markdown]
 # ### Overlapped
 #
-# A disk is slow. So a *thread* fetches the state of the next parameter and stores that of the last one, while this one
-# is updated. To see it, let each fetch and store take 10 ms longer than it does, and each update 20:
+# A disk is slow. So a *thread* fetches the state of the next parameter and stores that of the one before, while the
+# current one is updated. To make this visible, let each fetch and each store take 10 ms longer than it does, and each
+# update 20 ms:
 
 
 # %%
@@ -821,8 +834,8 @@ print(f"fetching, updating and storing: {1000 * busy:.0f} ms of work; the step t
 # %% [markdown]
 # ### A crash in the middle
 #
-# The state is on disk: so it is still there when the process is not. But *which* state? Suppose a rank is killed when
-# it has updated some of its shards. A file with half a step in it is worse than none.
+# The state is on disk, so it is still there when the process is not. But *which* state? Suppose a rank is killed when
+# it has updated only some of its shards. A file with half a step in it is worse than none.
 #
 # Here that happens. On rank 1, in the third step, at its fourth shard, the process kills itself: no `except`, no
 # goodbye.
@@ -849,8 +862,8 @@ except RankError as error:
     print(str(error).splitlines()[0])
 
 # %% [markdown]
-# Which steps are there, by rank? (A *generation* is what one step, or the beginning, has stored.) Then the same call
-# again, on the same folder, with an AdamW that lives:
+# Which steps are in the folder, rank by rank? (A *generation* is what one step, or the beginning, has stored.) Then the
+# same call again, on the same folder, with an AdamW that survives:
 
 # %% tags=["nbval-ignore-output"]
 for rank in sorted(crashed.iterdir()):
@@ -860,9 +873,9 @@ assert same(survived, in_memory)
 
 # %% [markdown]
 # It went on after step 2, the last that *both* ranks had finished, and ends where the undisturbed training ended, bit
-# by bit. Why? What a step stores never lands on what is committed: it goes to new files, and when all of them are
-# safely on the disk, one small file with their names is *renamed* to be the one that counts. A renaming has happened or
-# has not. If one rank has renamed and the other has not, both take the step before: its files are still there
+# for bit. Why? What a step stores never overwrites what is committed: it goes to new files, and when all of them are
+# safely on the disk, one small file with their names is *renamed* to be the one that counts. A renaming has either
+# happened or not. If one rank has renamed and the other has not, both take the step before: its files are still there
 # ([labs/disk.py](../labs/disk.py)). That is why the folder holds two generations:
 
 # %%
@@ -906,9 +919,10 @@ assert same(on_cpu, on_meta)
 draw.bars({"built whole": on_cpu.recording.held(step=0), "built on meta": on_meta.recording.held(step=0)})
 
 # %% [markdown]
-# The same parameters; but on meta no rank ever had more of them than a quarter, and two copies of one layer while it is
-# cut. Here that is a matter of a megabyte. With 405 billion parameters it is the difference between a start and none.
-# (The native way is the same: build on meta, `fully_shard`, `to_empty` (memory without numbers), initialise or load.)
+# The same parameters; but on meta no rank ever held more than a quarter of them, and two copies of one layer while it
+# was cut. Here that is a matter of a megabyte. With 405 billion parameters it is the difference between a start and
+# none. (The native way is the same: build on meta, `fully_shard`, `to_empty` (memory without numbers), initialise or
+# load.)
 
 # %%
 shard, one = 4 * sum(cost.parameter_sizes(CONFIG)) // 4, 4 * sum(cost.gpt_layers(CONFIG)[1].sizes)
@@ -920,11 +934,12 @@ draw.ledger(
 # %% [markdown]
 # ## The memory explorer
 #
-# Recomputation and offloading in one picture, from the same formulas, in 16 bit and with fused norms. It begins with
-# the job of our question. Try, in this order, and guess each time before you look: recompute *selective*, then *full*.
-# How many ranks of 24 GB does stage 3 take now? And how few, if the optimizer state is offloaded? Then give each rank a
-# sequence of 131,072 tokens. (Recomputing layers leaves the head alone: its logits and their gradients are what you see
-# then.) What can be done about long sequences is the subject of later notebooks.
+# Recomputation and offloading in one picture, from the same formulas, for 16-bit training with fused norms. It begins
+# with the job of our question. (Stages 1 and 2 have the same peak: they differ in G alone, and at this peak, where the
+# backward of the loss begins, there are no gradients yet.) Try, in this order, and guess each time before you look:
+# recompute *selective*, then *full*. How many ranks of 24 GB does stage 3 take now? And how few, if the optimizer state
+# is offloaded? Then give each rank a sequence of 131,072 tokens. (Recomputing layers leaves the head alone: its logits
+# and their gradients are what you see then.) What can be done about long sequences is the subject of later notebooks.
 
 # %%
 play.memory(model="llama3-8b", ranks=64, batch=1, context=8192)
@@ -941,14 +956,15 @@ play.memory(model="llama3-8b", ranks=64, batch=1, context=8192)
 # | selective | A of a layer, to about a half | the cheap operations again | where they are quick; measure |
 # | full | A of a layer, to a twentieth | a forward: a third more arithmetic | large models, long contexts |
 # | a mixture | A, to what fits | what you choose | where full is more than is needed |
-# | state in host memory | S, to nothing | 2 + 2 bytes a parameter and step | few ranks, many tokens a step |
+# | state in host memory | S, to nothing | 2 + 2 bytes per parameter and step | few ranks, many tokens a step |
 # | state on disk | S, to three layers' | 12 + 12 bytes besides | the same, and patience |
 # | meta | the peak before the first step | nothing | always |
 #
-# **Why not** offload always? The traffic comes once a step, whatever the batch. It is hidden, if at all, behind the
-# arithmetic: 6Ψn operations for n tokens. (Ours hides it behind the updates only; this is the most that any could.) At
-# W bytes a second and R operations a second, the c bytes a parameter take cΨ/W seconds, so n must be above c/6 × R/W. Ψ
-# cancels, as it did for the all-reduce. (The way to a GPU's host takes a GPU, and was not measured here.)
+# **Why not** offload always? The traffic comes once per step, whatever the batch. It is hidden, if at all, behind the
+# arithmetic: 6Ψn operations for n tokens. (Ours hides it behind the updates only; this is the most that any offloading
+# could hide.) At W bytes per second and R operations per second, c bytes per parameter take cΨ/W seconds, so n must be
+# above c/6 × R/W. Ψ cancels, as it did for the all-reduce. (To measure the link between a GPU and its host takes a GPU;
+# it was not measured here.)
 
 # %%
 OPERATIONS = 400e12  # a second that one H100 reaches in practice (Llama 3, arXiv 2407.21783, table 4)
@@ -962,11 +978,11 @@ draw.table(rows)
 
 # %% [markdown]
 # Thousands of tokens are one micro-batch: state in host memory can be hidden, if the CPU is quick enough to update it.
-# Hundreds of thousands are many micro-batches in a row. Disks are for those who have the time and not the cards.
+# Hundreds of thousands are many micro-batches in a row. Disks are for those who have time but no cards.
 #
-# And **why not** recompute always? A third more time is a third more money. Selective gives back half of a layer, and
-# repeats no matrix product; attention is recomputed inside of its kernel already; more ranks with ZeRO free P, G and S,
-# so that more A can stay. Recompute as little as fits.
+# And **why not** recompute always? A third more arithmetic is time, and time is money. Selective gives back nearly half
+# of a layer, and repeats no matrix product; a fused attention is recomputed inside its kernel already; more ranks with
+# ZeRO free P, G and S, so that more A can stay. Recompute as little as you can while it still fits.
 
 # %% [markdown]
 # ## Say it back
@@ -981,8 +997,8 @@ draw.table(rows)
 #
 # <details><summary>One checkpoint around the whole model: what does that save, and what does it cost?</summary>
 #
-# A forward more, for nothing. As backward begins, everything is computed again, and all of it is there at once: the
-# peak is what it was.
+# It costs one more forward, and saves nothing. As backward begins, everything is computed again, and all of it is there
+# at once: the peak is what it was.
 # </details>
 #
 # <details><summary>What must be the same in the second run as in the first?</summary>
@@ -997,7 +1013,7 @@ draw.table(rows)
 # the step before counts, of which nothing was overwritten; on all ranks, the last one that all have.
 # </details>
 #
-# For each token, numbers of one layer; and of a whole step:
+# The first three rows count numbers per token and layer, the others are about a whole step:
 #
 # | | predicted | ours | PyTorch's |
 # |---|---|---|---|
