@@ -9,11 +9,13 @@ import base64
 import importlib
 import itertools
 import struct
+import sys
 import xml.etree.ElementTree as xml
 from collections import defaultdict
 from functools import partial
 from types import SimpleNamespace as Fake
 
+import cloudpickle
 import pytest
 import torch
 from matplotlib import font_manager, ft2font
@@ -33,6 +35,8 @@ from labs.placement import Partial, Replicate, Shard, Spec
 from labs.tp import ColwiseParallel, LossParallel, gpt_plan
 from tools import images
 from tools.notebooks import without_noise
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or each rank imports matplotlib with it
 
 SVG = "{http://www.w3.org/2000/svg}"
 RING = images.ring(4)

@@ -4,10 +4,12 @@ The reference: labs.pp.simulate, and of a job whose stages sleep, which instruct
 """
 
 import re
+import sys
 import time
 import xml.etree.ElementTree as xml
 from itertools import chain, pairwise
 
+import cloudpickle
 import pytest
 import torch
 from test_draw import canvas, words_of  # noqa: F401
@@ -21,6 +23,8 @@ from labs.kit.drawing.shades import Fills
 from labs.kit.launch import run
 from labs.kit.record import instructions, mark
 from labs.pp.instructions import makes, needs
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or each rank imports matplotlib with it
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -5,8 +5,10 @@ The reference: DTensors on four ranks, and a recording of what they send.
 
 import itertools
 import re
+import sys
 import xml.etree.ElementTree as xml
 
+import cloudpickle
 import pytest
 import torch
 from test_draw import boxes
@@ -19,6 +21,8 @@ from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.mesh import Mesh
 from labs.placement import Partial, Replicate, Shard, Spec
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or each rank imports matplotlib with it
 
 R, P, S0, S1 = Replicate(), Partial(), Shard(0), Shard(1)
 PAIRS = [((P, R), (R, S0)), ((S0, S1), (R, R)), ((S0, S0), (S1, R)), ((R, S1), (S0, S1)), ((P, P), (S0, R))]

@@ -2,9 +2,11 @@
 
 import io
 import re
+import sys
 from contextlib import redirect_stdout
 from functools import cache
 
+import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,6 +16,8 @@ from labs.kit.launch import run
 from labs.kit.strategies import ADAMW
 from labs.model import GPT, PRESETS
 from tools import notebooks
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or each rank imports what runs notebooks
 
 FOLDER = notebooks.ROOT / "scripts"
 SCRIPTS = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.py"))}
