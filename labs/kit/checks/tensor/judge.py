@@ -221,8 +221,8 @@ class Sent:
         self.enough = ring * self.due + 2 * len(members) * bool(self.due)  # and what odd pieces add
         self.least = (len(members) - 1) * (case.tokens * (way == 0) if is_loss else 2 * self.due)
         direction = ("forward", "backward")[way]
-        enough = f"{self.enough:,.0f} in {self.due_calls} are enough"
-        self.text = f"rank {rank} sent {self.found:,.0f} numbers {direction} in {len(self.events)} calls; {enough}"
+        told, enough = f"{self.found:,.0f} numbers {direction}", f"{self.enough:,.0f} by {self.due_calls} are enough"
+        self.text = f"rank {rank} sent {told} by {len(self.events)} call{'s' * (len(self.events) != 1)}; {enough}"
 
     def count(self, event: Event, nbytes: int) -> float:
         dtype = event.dtype if isinstance(self.case, Loss) and event.dtype else self.case.dtype_name
