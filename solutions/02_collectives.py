@@ -323,7 +323,7 @@ play.collective(ring(4), ranks=4)
 # Follow one piece with the slider: where does piece 0 start, and where is its sum complete? After three rounds rank r
 # holds the sum of piece r, and of no other: a `reduce_scatter`. The last three rounds are an `all_gather`.
 #
-# When the number of elements does not divide by N, `tensor_split` makes the first pieces one element longer. With
+# When the number of elements is not divisible by N, `tensor_split` makes the first pieces one element longer. With
 # fewer elements than ranks some pieces are empty, and `exchange` sends nothing for them.
 
 # %%
@@ -443,8 +443,8 @@ draw.messages(draw.sends(recording), ranks=4)
 #
 # Now every collective of [labs/collectives.py](../labs/collectives.py), predicted to the byte by
 # [labs/cost/collectives.py](../labs/cost/collectives.py), which knows the algorithm of each (ring, tree, doubling) and
-# shares no code with it. The tensor has 1,001 elements, which divide neither by 4 nor by 3, so the ranks' shares differ
-# by an element or two. (`all_reduce_doubling` comes in the next section.)
+# shares no code with it. The tensor has 1,001 elements, a number divisible neither by 4 nor by 3, so the ranks' shares
+# differ by an element or two. (`all_reduce_doubling` comes in the next section.)
 
 
 # %%
@@ -563,8 +563,8 @@ for elements in 8, 4_000_000:
 
 # %% [markdown]
 # A **timeline** shows when a rank did what: on top the names of its phases; below, what was on the way (sends, `s`,
-# above receives, `r`, each counted); at the bottom what it computed and, hatched, where it waited. This is one ring
-# all-reduce of 16 MB; look for the six rounds, and for ranks that wait because their neighbour was late.
+# above receives, `r`, each with its count); at the bottom what it computed and, hatched, where it waited. This is one
+# ring all-reduce of 16 MB; look for the six rounds, and for ranks that wait because their neighbour was late.
 
 
 # %%

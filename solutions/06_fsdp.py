@@ -77,10 +77,10 @@ print(f"a layer of 9 tensors is {on_cpu(vectors, ranks=4)[0][1]}")
 #
 # ## Predict
 #
-# Two numbers, both measured below. In backward, stage 3 held three layers' worth at most: the layer, its gradient, and
-# the buffer in which the others' parts of that gradient arrive. FSDP does not stop and wait. While one layer computes,
-# the next one is already on its way, and the gradients of the one before are still being exchanged. How many layers'
-# worth is that, at most?
+# Predict two numbers; both are measured below. In backward, stage 3 held three layers' worth at most: the layer, its
+# gradient, and the buffer in which the others' parts of that gradient arrive. FSDP does not stop and wait. While one
+# layer computes, the next one is already on its way, and the gradients of the one before are still being exchanged. How
+# many layers' worth is that, at most?
 #
 # And suppose that FSDP did not go layer by layer: the whole model is gathered at once, and all of its gradients are
 # reduced at once. How many times the model's size is then in flight, at most?
@@ -576,7 +576,7 @@ worth = (ours["FULL_SHARD"]["comm"] - root) // layer
 check.predict("How many layers' worth, beside the root?", guess_layers, worth, reason="See FULL_SHARD, below.")
 
 # %% [markdown]
-# Formula and measurement agree to the byte, and the peaks nearly so. In the table, begin with what you know:
+# Formula and measurement agree to the byte; only the peaks differ a little. In the table, begin with what you know:
 #
 # - `NO_SHARD` sends what DDP sends, in five all-reduces, one for each group. It is no substitute for DDP: it holds a
 #   second copy of the parameters, since each group is still copied from its "shard" into full tensors (see `comm`).

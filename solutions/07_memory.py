@@ -956,7 +956,7 @@ play.memory(model="llama3-8b", ranks=64, batch=1, context=8192)
 # | selective | A of a layer, to about a half | the cheap operations again | where they are quick; measure |
 # | full | A of a layer, to a twentieth | a forward: a third more arithmetic | large models, long contexts |
 # | a mixture | A, to what fits | what you choose | where full is more than is needed |
-# | state in host memory | S, to nothing | 2 + 2 bytes per parameter and step | few ranks, many tokens a step |
+# | state in host memory | S, to nothing | 2 + 2 bytes per parameter and step | few ranks, many tokens per step |
 # | state on disk | S, to three layers' | 12 + 12 bytes besides | the same, and patience |
 # | meta | the peak before the first step | nothing | always |
 #
