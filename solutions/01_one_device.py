@@ -7,7 +7,7 @@
 # Before many devices, then, one. Here you train the course's small GPT, take one training step apart until every byte
 # has a name, and fix the loss curve that every later notebook has to reproduce.
 #
-# **It needs** [00 Start here](00_start_here.ipynb), 40 minutes, and 1 GB of memory.
+# **It needs** [00 Start here](00_start_here.ipynb), 40 minutes (60 with the exercise), and 1 GB of memory.
 #
 # Three questions on earlier notebooks first; each run asks others. Say the answer aloud before you unfold it.
 
@@ -18,12 +18,13 @@ recall.ask("01")
 
 # %%
 import math
+from dataclasses import replace
 
 import torch
 
 from labs import cost
 from labs.data import Batches, corpus
-from labs.kit import check, draw
+from labs.kit import check, draw, play
 from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.kit.strategies import ADAMW
@@ -220,7 +221,7 @@ guess = 16  # your number
 recording = run(train, batches[:3], ranks=1, device="cpu", record="memory").recording
 held = recording.held(step=2)
 per_parameter = (held["P"] + held["G"] + held["S"]) / sum(sizes)
-check.predict("How many bytes a parameter are P, G and S?", guess, answer=round(per_parameter), unit="B")
+check.predict("How many bytes per parameter are P, G and S?", guess, answer=round(per_parameter), unit="B")
 
 # %% [markdown]
 # ## Measure
@@ -237,25 +238,44 @@ draw.memory(recording, step=2)
 # each when it is done. Meanwhile the *gradients* grow. In this model the peak is where backward begins. (With a large
 # model and a small batch it is where all gradients are there.)
 #
-# Beside the formulas of `labs.cost`, which knows the shapes and nothing else:
+# Beside it, the formulas of `labs.cost`. They know the shapes of the model, and what its code keeps at each line; they
+# have measured nothing:
 
 # %%
 predicted = cost.ddp(cost.Job(config, BATCH), "single").held
 draw.ledger({kind: (getattr(predicted, kind), held[kind]) for kind in ("P", "G", "S", "A", "temporary", "peak")})
 
 # %% [markdown]
-# P and G are 4 bytes a parameter. S is 8, and 4 more a *tensor*: AdamW counts its steps. The three together are 16
-# bytes a parameter. And A, in this small model, is far more than all the others. Each row is the most of its kind
+# P and G are 4 bytes per parameter. S is 8, and 4 more per *tensor*: AdamW counts its steps. The three together are 16
+# bytes per parameter. And A, in this small model, is far more than all the others. Each row is the most of its kind
 # during the step; they do not all come at the same moment, so the peak is less than their sum.
 #
 # The last ledger is time. The same step, with nothing on that could slow it down:
 
 # %%
-draw.timeline(run(train, batches[:4], ranks=1, device="cpu", record="time").recording, step=3)
+timed = run(train, batches[:8], ranks=1, device="cpu", record="time").recording
+draw.timeline(timed, step=3)
 
 # %% [markdown]
-# Backward takes about twice as long as forward: for each matrix multiplication there it has two, one for the gradient
-# of the weights and one for the gradient of the input. Nothing is sent, and nobody waits. That will change.
+# For each matrix multiplication of forward, backward has two: one for the gradient of the weights and one for the
+# gradient of the input. So it has twice the multiplications. Does it take twice the time?
+
+# %%
+from torch.utils.flop_counter import FlopCounterMode
+
+with FlopCounterMode(display=False) as forward:
+    loss = GPT(config)(x, y)
+with FlopCounterMode(display=False) as backward:
+    loss.backward()
+print(f"backward has {backward.get_total_flops() / forward.get_total_flops():.2f} times forward's multiplications")
+for name in ("forward", "backward"):
+    seconds = sorted(span.end - span.start for span in timed.spans if span.name == name)
+    print(f"{name}: {1e3 * seconds[len(seconds) // 2]:.1f} ms in the middle of eight steps")
+
+# %% [markdown]
+# Less than twice, as a rule: in a model this small, much of the time goes to norms, softmax and moving numbers about,
+# and forward has its share of that. In a large model the multiplications rule, and it comes near two. Nothing is sent,
+# and nobody waits. That will change.
 #
 # ## Activations grow with the batch
 #
@@ -288,7 +308,7 @@ rows = {
 draw.ledger(rows)
 
 # %% [markdown]
-# A is proportional to the number of tokens, but for the *rotary* tables (a row a position, shared by the whole batch).
+# A is proportional to the number of tokens, but for the *rotary* tables (one row per position, shared by the whole batch).
 # That holds because attention here is *fused*: it never stores its table of all tokens by all tokens. Where that is
 # stored, A has a part that grows with the square of the context.
 #
@@ -298,6 +318,24 @@ draw.ledger(rows)
 
 # %%
 draw.table([{"kept by": kept, "bytes": count} for kept, count in cost.activations(cost.Job(config, BATCH)).items()])
+
+# %% [markdown]
+# Now a model that people use. Move the batch, and watch which part grows. From which batch on is A more than the other
+# three together?
+
+
+# %%
+def holds(model, batch, context, precision):
+    """P, G, S and A, by formula; nothing is run."""
+    job = cost.Job(replace(PRESETS[model], context=context), batch, precision=precision)
+    kinds = {kind: getattr(cost.per_rank(job, stage=0), kind) for kind in "PGSA"}
+    caption = f"{model} on one device, {batch} × {context:,} tokens at a time, in {precision}"
+    return draw.chart({kind: {kind: size} for kind, size in kinds.items()}, "B", caption=caption)
+
+
+models = {"llama3-8b": "llama3-8b", **{name: name for name in PRESETS}}
+precisions = {"float32": "float32", "mixed precision": "mixed"}
+play.explore(holds, model=models, batch=[1, 2, 4, 8, 16, 32], context=[1024, 2048, 4096, 8192], precision=precisions)
 
 # %% [markdown]
 # ## Build: mixed precision
@@ -337,27 +375,64 @@ adamw(weight, torch.zeros(2), torch.zeros(2), slope, 1, **ADAMW)
 assert torch.allclose(weight, theirs)
 
 
+# %% [markdown]
+# ### Exercise: parameters in two bytes, masters in four
+#
+# Two functions. `remember` says what is kept for a parameter p, and `mixed_step` takes one step with it: the gradient
+# becomes float32, `adamw` moves the master, and p becomes the master again, rounded. It all happens *in place*: the
+# model knows p and no other tensor. Backward may not have reached a parameter; then its gradient is None, and nothing
+# changes. Budget: 16 bytes per parameter when the step is over, the gradient included.
+
+
 # %%
+def remember(p):
+    """For p, in bfloat16 or float16: {"master": ..., "mean": ..., "square": ...}, in float32 and of p's shape."""
+    ### BEGIN SOLUTION
+    master = p.detach().float()
+    return {"master": master, "mean": torch.zeros_like(master), "square": torch.zeros_like(master)}
+    ### END SOLUTION
+
+
+@torch.no_grad()
+def mixed_step(p, kept, t, **settings):
+    """Step number t, from 1 on, of p and of kept, which is what remember(p) returned.
+
+    p.grad: in p's dtype, or None; it stays as it is. settings: lr, betas, eps and weight_decay, as adamw has them
+    """
+    ### BEGIN SOLUTION
+    if p.grad is not None:
+        adamw(kept["master"], kept["mean"], kept["square"], p.grad.float(), t, **settings)
+        p.copy_(kept["master"])
+    ### END SOLUTION
+
+
+answer = check.mixed_precision(remember, mixed_step)
+answer
+
+# %% [markdown]
+# An optimizer is a loop around the two. (Where yours are not right yet, it takes the course's own.)
+
+# %%
+if not answer:
+    from labs.kit.exercises import mixed_step, remember
+
+
 class MixedAdamW(torch.optim.Optimizer):
     """AdamW for parameters in low precision. It keeps three float32 numbers for each of theirs."""
 
     def __init__(self, parameters, **settings):
         super().__init__(parameters, settings)
-        self.steps = 0
-        for p in self.param_groups[0]["params"]:
-            self.state[p] = {"master": p.detach().float(), "mean": torch.zeros(p.shape), "square": torch.zeros(p.shape)}
+        self.steps, self.state = 0, {p: remember(p) for p in self.param_groups[0]["params"]}
 
-    @torch.no_grad()
     def step(self):
         self.steps += 1
         for p, kept in self.state.items():
-            adamw(kept["master"], kept["mean"], kept["square"], p.grad.float(), self.steps, **self.defaults)
-            p.copy_(kept["master"])
+            mixed_step(p, kept, self.steps, **self.defaults)
 
 
 # %% [markdown]
 # The model's own copy is 2 bytes now, and so is each gradient. The optimizer's part has grown. Count again: how many
-# bytes a parameter are P, G and S together?
+# bytes per parameter are P, G and S together?
 
 
 # %%
@@ -366,12 +441,12 @@ def train_mixed(batches, optimizer=MixedAdamW):
     return train_with(model, optimizer(model.parameters(), **ADAMW), batches)
 
 
-def bytes_a_parameter(train):
+def bytes_per_parameter(train):
     held = run(train, batches[:3], ranks=1, device="cpu", record="memory").recording.held(step=2)
     return {kind: round(held[kind] / sum(sizes), 2) for kind in "PGSA"}
 
 
-mixed = bytes_a_parameter(train_mixed)
+mixed = bytes_per_parameter(train_mixed)
 guess = 16  # your number
 check.predict("How many in mixed precision?", guess, answer=sum(mixed[kind] for kind in "PGS"), unit="B")
 
@@ -379,11 +454,12 @@ check.predict("How many in mixed precision?", guess, answer=sum(mixed[kind] for 
 # %%
 def pie(rows):
     return draw.table(
-        {"bytes a parameter": name, **row, "P + G + S": sum(row[kind] for kind in "PGS")} for name, row in rows.items()
+        {"bytes per parameter": name, **row, "P + G + S": sum(row[kind] for kind in "PGS")}
+        for name, row in rows.items()
     )
 
 
-full = bytes_a_parameter(train)
+full = bytes_per_parameter(train)
 rows = {"float32": full, "mixed precision": mixed}
 assert {kind: mixed[kind] for kind in "PGS"} == cost.PIE["mixed"]
 pie(rows)
@@ -402,6 +478,36 @@ draw.curves({"float32": reference, "mixed precision": in_mixed}, marks={"unigram
 
 # %% [markdown]
 # Not bit by bit, since it computes with fewer digits; but the curve is the same.
+#
+# <div style="border-left: 4px solid #D55E00; padding-left: 0.8em">
+#
+# **What went wrong in the wild.** *Symptom*: somebody trains in bfloat16 and asks the optimizer for masters,
+# `master_weights=True`. There is no error, and there are no masters. *Cause*: NVIDIA Apex's `FusedAdam` made them for
+# parameters in float16, and for those in bfloat16 it passed over the setting in silence, though bfloat16 has fewer
+# digits still ([apex#1728](https://github.com/NVIDIA/apex/issues/1728), September 2023).
+#
+# </div>
+#
+# What does a step lose without them? Here is one of PyTorch's own AdamW, late in a training, when the learning rate is
+# small:
+
+
+# %% tags=["nbval-ignore-output"]
+def unmoved(dtype, lr):
+    """The share of the parameters that one step leaves as they were."""
+    model = GPT(config).to(dtype)
+    model(x, y).backward()
+    before = [p.detach().clone() for p in model.parameters()]
+    torch.optim.AdamW(model.parameters(), **ADAMW | {"lr": lr}).step()
+    return sum((p == old).sum().item() for p, old in zip(model.parameters(), before, strict=True)) / sum(sizes)
+
+
+alone, full_precision = unmoved(torch.bfloat16, lr=3e-5), unmoved(torch.float32, lr=3e-5)
+assert full_precision < 0.01 < 0.3 < alone
+print(f"one step leaves {alone:.0%} of the parameters as they were; in float32, {full_precision:.2%}")
+
+# %% [markdown]
+# So look at what an optimizer *holds*, as you did above: 12 bytes per parameter in S, and not 8. A flag is no evidence.
 #
 # ## Why some count 18, or 20
 #
@@ -431,11 +537,11 @@ def train_copying(batches):
     return train_mixed(batches, CopyingAdamW)
 
 
-rows = {"gradients copied one at a time": mixed, "all copied first": bytes_a_parameter(train_copying)}
+rows = {"gradients copied one at a time": mixed, "all copied first": bytes_per_parameter(train_copying)}
 pie(rows)
 
 # %% [markdown]
-# Twenty: 4 bytes a parameter more, for as long as the optimizer works. Some libraries add up their gradients in float32
+# Twenty: 4 bytes per parameter more, for as long as the optimizer works. Some libraries add up their gradients in float32
 # from the start and drop the low ones at once: that makes 18. None of these counts is wrong. They are different
 # programs, and you can now tell which one a paper means. For the model of our question:
 
@@ -464,11 +570,11 @@ def train_autocast(batches):
     return train_with(forward, torch.optim.AdamW(model.parameters(), **ADAMW), batches)
 
 
-rows = {"float32": full, "ours": mixed, "torch.autocast": bytes_a_parameter(train_autocast)}
+rows = {"float32": full, "ours": mixed, "torch.autocast": bytes_per_parameter(train_autocast)}
 pie(rows)
 
 # %% [markdown]
-# Sixteen once more: 4 + 4 + 8. But look at A, counted like the rest in bytes a parameter, for a batch of 12 times 64
+# Sixteen once more: 4 + 4 + 8. But look at A, counted like the rest in bytes per parameter, for a batch of 12 times 64
 # tokens. Both keep the norms and the loss in float32, so A is not halved. Autocast also keeps the cast weights until
 # backward is done, and casts one input anew for each of q, k and v, and for gate and up. So it saves less; in return,
 # the parameters, and what flows between layers, stay float32.
@@ -491,12 +597,12 @@ print(f"and {kept / 1e9:.0f} GB of activations for one sequence of {llama.contex
 
 # %% [markdown]
 # So on such devices the model of our question does not fit, not even with an empty batch. Somebody has to hold the
-# rest. *Where do they all live, these sixteen bytes a parameter?* That is the question of this course. Before devices
+# rest. *Where do they all live, these sixteen bytes per parameter?* That is the question of this course. Before devices
 # can share anything, though, they have to talk: that is the next notebook.
 #
 # ## Say it back
 #
-# | P + G + S, bytes a parameter | predicted | ours | PyTorch's own |
+# | P + G + S, bytes per parameter | predicted | ours | PyTorch's own |
 # |---|---|---|---|
 # | float32 | 16 | – | 16 (`AdamW`) |
 # | mixed precision | 16 | 16 | 16 (`autocast`) |

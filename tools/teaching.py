@@ -8,7 +8,7 @@ have no table yet, and those that no check can see, stand below it.
 
 from pathlib import Path
 
-from labs.kit.checks import job, left, messages, stage3
+from labs.kit.checks import job, left, messages, mixed, stage3
 from labs.kit.checks.answer import Mistake
 from labs.kit.checks.collectives import mistakes as collectives
 from labs.kit.checks.fsdp import mistakes as fsdp
@@ -19,8 +19,8 @@ from labs.kit.checks.meshes import table as placements
 from labs.kit.checks.pipeline import mistakes as pipeline
 from labs.kit.checks.tensor import mistakes as tensor
 
-MODULES = (messages, gradients, overlap, collectives, stage3, fsdp, neighbours, scatter, order, placements, tensor)
-MODULES += (pipeline, left, job)
+MODULES = (messages, mixed, gradients, overlap, collectives, stage3, fsdp, neighbours, scatter, order, placements)
+MODULES += (tensor, pipeline, left, job)
 TEACHING = Path(__file__).resolve().parent.parent / "TEACHING.md"
 BEGIN, END = "<!-- printed by `python -m tools.teaching`: from here -->", "<!-- to here -->"
 

@@ -1,6 +1,7 @@
 """Checks for the exercises: each runs the learner's function in real jobs, and answers in one of three ways.
 
     check.mean_on_rank_0(fn)       fn(x)                             the mean on rank 0, by one message from each other
+    check.mixed_precision(remember, step)    remember(p) -> {…}, step(p, kept, t, **settings)    float32 masters
     check.broadcast(fn)            fn(x, root=0, group=None)         a tree, in place
     check.reduce_scatter(fn)       fn(x, group=None) -> piece        a ring, in place
     check.all_gather(fn)           fn(x, group=None)                 a ring, in place
@@ -59,6 +60,7 @@ from labs.kit.checks.meshes.order import order_of_axes
 from labs.kit.checks.meshes.scatter import partial_to_shard
 from labs.kit.checks.meshes.table import placements
 from labs.kit.checks.messages import mean_on_rank_0
+from labs.kit.checks.mixed import mixed_precision
 from labs.kit.checks.norms import clip
 from labs.kit.checks.pipeline.judge import gpipe, interleaved, obey, one_f_one_b, zero_bubble
 from labs.kit.checks.recomputing import checkpoint, place_checkpoints
@@ -85,6 +87,7 @@ __all__ = [
     "hsdp_gradient",
     "interleaved",
     "mean_on_rank_0",
+    "mixed_precision",
     "neighbours",
     "obey",
     "one_f_one_b",

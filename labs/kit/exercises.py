@@ -1,7 +1,14 @@
-"""Exercises in the places of what the course wrote: do they carry a whole training?"""
+"""Exercises in the places of what the course wrote: do they carry a whole training?
+
+unshard_with(unshard, reshard)      a learner's own in `labs.fsdp`
+remember, mixed_step                the course's own, for a notebook that shows no answers
+"""
 
 from collections.abc import Callable
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from labs.parameter_group import ParameterGroup
 
@@ -33,3 +40,21 @@ def unshard_with(unshard: Callable[..., Any], reshard: Callable[..., Any]) -> No
 
 def fulls_of(group: ParameterGroup) -> list[Any]:
     return [p.full.data for p in group.parameters]
+
+
+def remember(p: Tensor) -> dict[str, Tensor]:
+    """What `check.mixed_precision` asks for, where a learner's own is not there yet."""
+    return {"master": p.detach().float(), "mean": torch.zeros(p.shape), "square": torch.zeros(p.shape)}
+
+
+@torch.no_grad()
+def mixed_step(p: Tensor, kept: dict[str, Tensor], t: int, lr, betas, eps, weight_decay) -> None:
+    """Likewise."""
+    if p.grad is not None:
+        master, mean, square = kept["master"], kept["mean"], kept["square"]
+        gradient = p.grad.float()
+        mean.lerp_(gradient, 1 - betas[0])
+        square.lerp_(gradient**2, 1 - betas[1])
+        scale = (square / (1 - betas[1] ** t)).sqrt() + eps
+        master.mul_(1 - lr * weight_decay).sub_(lr * mean / (1 - betas[0] ** t) / scale)
+        p.copy_(master)

@@ -8,6 +8,6 @@ answer.  Each is right in something, so that an easier check would let it pass.
 
     answers.py     what a wrong answer is, and the list of them
     together.py    many answers in one job
-    messages    collectives    gradients    zero    mesh    fsdp    memory    tensor    pipeline
+    messages    precision    collectives    gradients    zero    mesh    fsdp    memory    tensor    pipeline
                    a file for each notebook
 """

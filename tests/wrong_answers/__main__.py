@@ -2,7 +2,7 @@
 
 import sys
 
-from tests.wrong_answers import collectives, fsdp, gradients, memory, mesh, messages, pipeline, tensor, zero  # noqa: F401  (they fill the list)
+from tests.wrong_answers import collectives, fsdp, gradients, memory, mesh, messages, pipeline, precision, tensor, zero  # noqa: F401  (they fill the list)
 from tests.wrong_answers.answers import ANSWERS, tried
 
 checks = sys.argv[1:] or dict.fromkeys(answer.check for answer in ANSWERS)

@@ -27,8 +27,8 @@ A family is a folder:
     pipeline/        gpipe, one_f_one_b, interleaved, zero_bubble, obey
     meshes/          neighbours, partial_to_shard (scatter), order_of_axes (order), placements (table), a file each
 
-and not yet folders: messages (mean_on_rank_0); shards, layers, pieces and stage3 (ZeRO); norms (clip); recomputing and
-twice (checkpoint).  All share
+and not yet folders: messages (mean_on_rank_0); mixed (mixed_precision); shards, layers, pieces and stage3 (ZeRO); norms
+(clip); recomputing and twice (checkpoint).  All share
 
     answer      the three answers, a row, a prediction       case       a case, an outcome, a step; when numbers agree
     job         a job, and what becomes of one that fails    left       what is left behind

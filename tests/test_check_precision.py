@@ -1,0 +1,60 @@
+"""The check of notebook 01 against answers that are known to be right, and against wrong ones that are known by name.
+
+Right: the course's own, and answers that go another way about it (torch's own AdamW on the master, more than is asked
+for).  Wrong: tests/wrong_answers/precision.py.
+"""
+
+import torch
+from torch import nn
+
+from labs.kit import check, exercises
+from tests.wrong_answers.answers import ANSWERS, let_past
+from tests.wrong_answers.precision import in_the_parameters_dtype, mixed_step, remember
+from tests.wrong_answers.together import together
+
+NAME = "mixed_precision"
+LINE = "✓ mixed_precision: 16.00 bytes per parameter at rest; the least possible is 16"
+
+
+def remember_and_count(p):
+    return remember(p) | {"steps": 0}
+
+
+def by_torch(p, kept, t, **settings):
+    """AdamW of torch's, made anew for each step."""
+    if p.grad is None:
+        return
+    master = nn.Parameter(kept["master"])
+    optimizer = torch.optim.AdamW([master], **settings)
+    state = {"step": torch.tensor(t - 1.0), "exp_avg": kept["mean"], "exp_avg_sq": kept["square"]}
+    optimizer.state[master] = state
+    master.grad = p.grad.float()
+    optimizer.step()
+    p.data.copy_(kept["master"])
+
+
+RIGHT = [(remember, mixed_step), (exercises.remember, exercises.mixed_step), (remember_and_count, by_torch)]
+
+
+def test_right_answers_are_accepted():
+    for functions, answer in zip(RIGHT, together([(NAME, pair, False) for pair in RIGHT]), strict=True):
+        assert answer.ok is True and str(answer) == LINE, f"{functions[1].__name__}: {answer}"
+
+
+def test_wrong_answers_are_called_by_their_names():
+    assert sum(answer.check == NAME for answer in ANSWERS) >= 30
+    assert let_past(NAME) == ""
+
+
+def test_untouched_stubs_are_not_yet():
+    def stub(*args, **settings):
+        raise NotImplementedError("your turn")
+
+    assert check.mixed_precision(stub, stub).ok is None
+    assert check.mixed_precision(remember, stub).ok is None
+
+
+def test_the_words():
+    answer = check.mixed_precision(remember, in_the_parameters_dtype, seed=3)
+    assert answer.mistake == "small steps are lost" and "of the master is" in answer.text
+    assert str(answer) == str(check.mixed_precision(remember, in_the_parameters_dtype, seed=3))
