@@ -267,15 +267,14 @@ with FlopCounterMode(display=False) as forward:
     loss = GPT(config)(x, y)
 with FlopCounterMode(display=False) as backward:
     loss.backward()
-print(f"backward has {backward.get_total_flops() / forward.get_total_flops():.2f} times forward's multiplications")
+print(f"backward has {backward.get_total_flops() / forward.get_total_flops():.1f} times forward's multiplications")
 for name in ("forward", "backward"):
     seconds = sorted(span.end - span.start for span in timed.spans if span.name == name)
     print(f"{name}: {1e3 * seconds[len(seconds) // 2]:.1f} ms in the middle of eight steps")
 
 # %% [markdown]
-# Less than twice, as a rule: in a model this small, much of the time goes to norms, softmax and moving numbers about,
-# and forward has its share of that. In a large model the multiplications rule, and it comes near two. Nothing is sent,
-# and nobody waits. That will change.
+# Less than twice, as a rule. In a model this small, much of the time goes to other work (norms, softmax, moving numbers
+# about), which backward does not do twice. Nothing is sent, and nobody waits. That will change.
 #
 # ## Activations grow with the batch
 #
@@ -308,9 +307,9 @@ rows = {
 draw.ledger(rows)
 
 # %% [markdown]
-# A is proportional to the number of tokens, but for the *rotary* tables (one row per position, shared by the whole batch).
-# That holds because attention here is *fused*: it never stores its table of all tokens by all tokens. Where that is
-# stored, A has a part that grows with the square of the context.
+# A is proportional to the number of tokens, but for the *rotary* tables (one row per position, shared by the whole
+# batch). That holds because attention here is *fused*: it never stores its table of all tokens by all tokens. Where
+# that is stored, A has a part that grows with the square of the context.
 #
 # The formula goes through the model, operator by operator, and asks of each what its derivative is made of: the norms,
 # attention, *rotary* (how attention is told positions), *mlp* (a block's other half), and the *head*, which
@@ -541,8 +540,8 @@ rows = {"gradients copied one at a time": mixed, "all copied first": bytes_per_p
 pie(rows)
 
 # %% [markdown]
-# Twenty: 4 bytes per parameter more, for as long as the optimizer works. Some libraries add up their gradients in float32
-# from the start and drop the low ones at once: that makes 18. None of these counts is wrong. They are different
+# Twenty: 4 bytes per parameter more, for as long as the optimizer works. Some libraries add up their gradients in
+# float32 from the start and drop the low ones at once: that makes 18. None of these counts is wrong. They are different
 # programs, and you can now tell which one a paper means. For the model of our question:
 
 
