@@ -53,7 +53,7 @@ print(f"{GPU_HOURS * DOLLARS / 1e6:.0f} million dollars, at {DOLLARS} an hour")
 # A **node** is one machine. A link has two numbers. Its **bandwidth** is how many bytes a second it carries; its
 # **latency** is how long a message takes, however short. (Meta's nodes were joined by an Ethernet as quick as this
 # InfiniBand, 400 Gb/s for each GPU.) The numbers are makers' and models', so at best; they are in one table,
-# `labs.cost.LINKS`, with their sources, and the whole course predicts with them.
+# `labs.cost.LINKS`, with their sources, and later notebooks predict with the same ones.
 #
 # After a step of training, GPUs that share a batch have to add up their gradients: a sum over all of them, as large as
 # the model, an **all-reduce**. How long that takes, by the size and by the link (both scales are logarithmic):
