@@ -460,7 +460,7 @@ OURS = {name: getattr(collectives, name) for name in NAMES} | {"all_reduce": all
 
 
 def each(ways, n):
-    """Every collective, a step each, on n float32 elements."""
+    """Every collective, one per step, on n float32 elements."""
     for collective in ways.values():
         mark("step")
         collective(torch.ones(n))

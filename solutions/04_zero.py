@@ -8,7 +8,7 @@
 # and the all-gather. It takes 100 minutes with its four exercises (a fifth is optional), 50 without; the machine works
 # for about a minute of it, in 1 GB of memory.
 #
-# Three questions on earlier notebooks first; each run asks others. Say the answer aloud before you unfold it.
+# First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
 # %%
 from labs.kit import recall

@@ -278,7 +278,7 @@ SHARE |= {"Shard(0) → Shard(1)": 3 / 16, "Replicate() → Shard(1)": 0}  # wha
 
 
 def move_each(tensor, mesh, moves):
-    """One redistribution of 16 × 24 elements a step; `tensor` is labs.dtensor, or torch.distributed.tensor."""
+    """One redistribution of 16 × 24 elements per step; `tensor` is labs.dtensor, or torch.distributed.tensor."""
     placements = {"Replicate()": tensor.Replicate(), "Partial()": tensor.Partial()}
     placements |= {f"Shard({dim})": tensor.Shard(dim) for dim in (0, 1)}
     for move in moves:
@@ -535,7 +535,7 @@ for name, size in sizes.items():
     held = {kind: nbytes / 4 for kind, nbytes in cost.bytes_held(1, *size, "float32").items()}
     row = held | {"sent inside a node": inside.get(name, 0), "sent across nodes": across[name]}
     rows.append({"": name, **{column: round(value, 2) for column, value in row.items()}})
-draw.table(rows, caption="by formula, × the model, each rank; the check of exercise 4 measures the same")
+draw.table(rows, caption="by formula, × the model, per rank; the check of exercise 4 measures the same")
 
 # %% [markdown]
 # HSDP holds more than ZeRO 3, and sends most of its bytes where the link is fast. The next notebook rebuilds stage 3 on

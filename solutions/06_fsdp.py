@@ -360,7 +360,7 @@ draw.table([{"layers ahead": n} | phases[n] for n in AHEAD], caption="at most in
 def hsdp_gradient(gradient, mesh):
     """This rank's piece of the mean gradient over all ranks: [n] -> [n / shards].
 
-    mesh: replicas × shards, of the axes "replicate" and "shard"; n divides by the size of the latter.  The gradient
+    mesh: replicas × shards, of the axes "replicate" and "shard"; n is divisible by the number of shards.  The gradient
     stays as it is.
     """
     ### BEGIN SOLUTION
@@ -562,7 +562,7 @@ draw.ledger({f"{name}: {kind}": beside(name, kind) for name in ours for kind in 
 
 # %%
 def table(found):
-    """The ledgers of rank 0, in bytes, a row each."""
+    """The ledgers of rank 0, in bytes, one row for each."""
     kinds = ("sent", "collectives", "P", "G", "S", "comm", "peak")
     return draw.table([{"bytes": name} | {kind: each[kind] for kind in kinds} for name, each in found.items()])
 
@@ -705,7 +705,7 @@ LAYOUTS = {  # the groups of ranks along `shard`, and along `replicate`
 
 
 def on_the_wire(shard, replicate):
-    """Seconds of a step."""
+    """Seconds that a step keeps the wire busy."""
     seconds = 0
     for size, gathers in ((root, 1), *[(layer, 2)] * 4):
         for ranks in shard:

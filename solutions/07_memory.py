@@ -268,7 +268,7 @@ draw.table([{"kept by": name, "bytes": size, "%": round(100 * size / A, 1)} for 
 
 # %%
 def dropout(x):
-    return torch.native_dropout(x, 0.1, True)[0]  # as on a GPU: it keeps a mask of one byte a number
+    return torch.native_dropout(x, 0.1, True)[0]  # as on a GPU: it keeps a mask of one byte per number
 
 
 def core(q, k, v):
@@ -533,7 +533,9 @@ without, work = operations(nothing), {}
 for how, change in WAYS.items():
     work[how] = operations(change) / without
     print(f"{how}: {work[how]:.2f} × the operations")
-check.predict("With full recomputation, a step is how many times the arithmetic?", guess_work, round(work["full"], 2))
+check.predict(
+    "With full recomputation, how many times the arithmetic does a step take?", guess_work, round(work["full"], 2)
+)
 
 # %% [markdown]
 # Forward 1, backward 2, forward again 1: 4/3. (A little less, as the head is in no layer. "All but attention" costs as
@@ -576,7 +578,7 @@ for how in WAYS:
     eight, seven = (cost.Job(replace(CONFIG, depth=depth), BATCH, recompute=how) for depth in (8, 7))
     layers = sum(cost.activations(eight).values()) - sum(cost.activations(seven).values())
     rows.append(
-        {"": how, "kept, × D a token": round(layers / tokens / 4 / D, 1), "matrix products again": work[how] > 1.01}
+        {"": how, "kept, × D per token": round(layers / tokens / 4 / D, 1), "matrix products again": work[how] > 1.01}
     )
 draw.table(rows)
 
@@ -967,12 +969,12 @@ play.memory(model="llama3-8b", ranks=64, batch=1, context=8192)
 # it was not measured here.)
 
 # %%
-OPERATIONS = 400e12  # a second that one H100 reaches in practice (Llama 3, arXiv 2407.21783, table 4)
-TIERS = {"host memory, PCIe 5 at 50 GB each second": (4, 50e9), "disk, at 5 GB each second": (24, 5e9)}
+OPERATIONS = 400e12  # per second, as one H100 reaches in practice (Llama 3, arXiv 2407.21783, table 4)
+TIERS = {"host memory, PCIe 5 at 50 GB per second": (4, 50e9), "disk, at 5 GB per second": (24, 5e9)}
 rows = []
 for tier, (c, W) in TIERS.items():
     rows.append(
-        {"tier": tier, "bytes a parameter": c, "tokens a step and device, at least": round(c / 6 * OPERATIONS / W)}
+        {"tier": tier, "bytes per parameter": c, "tokens per step and device, at least": round(c / 6 * OPERATIONS / W)}
     )
 draw.table(rows)
 

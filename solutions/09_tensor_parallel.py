@@ -7,7 +7,7 @@
 # [Memory](07_memory.ipynb), for what activations are; near the end, [FSDP](06_fsdp.ipynb). It takes 90 minutes with its
 # five exercises, 50 without; the machine works for about a minute of it, in 1 GB of memory.
 #
-# Three questions on earlier notebooks first; each run asks others. Say the answer aloud before you unfold it.
+# First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
 # %%
 from labs.kit import recall
@@ -505,17 +505,20 @@ count = partial(cost.korthikanti, s=2048, b=1, h=12_288, a=96, recompute="select
 terms = {"34": count(), "10 + 24/8": count(t=8), "34/8": count(t=8, sequence_parallel=True)}
 names = ("one rank", "TP on 8", "TP on 8, sequence parallel")
 draw.table(
-    [{"": n, "× s b h": t, "MB a layer": round(float(b) / 1e6)} for n, (t, b) in zip(names, terms.items(), strict=True)]
+    [
+        {"": n, "× s b h": t, "MB per layer": round(float(b) / 1e6)}
+        for n, (t, b) in zip(names, terms.items(), strict=True)
+    ]
 )
 
 # %% [markdown]
-# ### A bug from the field
+# ### What went wrong in the wild
 #
-# Between the pairs each rank now uses the norms' weights, which it has whole, for its own tokens only. So their
-# gradients are summands and must be added up: D numbers for each norm. If this is forgotten, nothing fails. It was
-# reported of NeMo RL ([NVIDIA-NeMo/RL#3716](https://github.com/NVIDIA-NeMo/RL/issues/3716), August 2026): a new code
-# path for training steps bypassed the function of Megatron that does this sum. In the words of the report: "no crash,
-# no NaN, pure drift". Here it is in miniature, with the sum taken out of the course's own norms:
+# *Symptom*: "no crash, no NaN, pure drift". Between the pairs each rank now uses the norms' weights, which it has
+# whole, for its own tokens only. So their gradients are summands and must be added up: D numbers for each norm. In NeMo
+# RL a new code path for training steps bypassed the function of Megatron that does this sum
+# ([NVIDIA-NeMo/RL#3716](https://github.com/NVIDIA-NeMo/RL/issues/3716), August 2026). Here it is in miniature, with the
+# sum taken out of the course's own norms:
 
 
 # %%
@@ -862,8 +865,8 @@ draw.table([{"": name, "a token took": f"{each:.1f} ms"} for name, each in took.
 
 # %% [markdown]
 # On your machine, ranks share cores and memory, so more of them need not be quicker. On the slow wire there is no
-# doubt. A token has two all-reduces a layer, one for the embedding and a gather of the logits, all one after the other.
-# And nearly all of their time is messages: for so small a model, a token is so little data that bandwidth hardly
+# doubt. A token has two all-reduces per layer, one for the embedding and a gather of the logits, all one after the
+# other. And nearly all of their time is messages: for so small a model, a token is so little data that bandwidth hardly
 # counts. (For a wide model on Ethernet it does, as you will see.) (The rest is compute and Python, as on this machine's
 # own two ranks, and what the shaped wire and a busy machine add.)
 #
@@ -896,10 +899,10 @@ draw.table(rows, caption="a token on 1 to 8 ranks, in ms; –: does not fit")
 #
 # - **Slower**: 1.1 billion parameters gain nothing on two ranks, by any of these links. Eight gain a quarter with
 #   NVLink, and a little with PCIe; on Ethernet, each further rank makes it slower. Somebody asked vLLM about it, with a
-#   1B model on two L40s joined by PCIe: 6.3 ms a token on one, 6.9 ms on both. The reply: so small a gap may be noise,
-#   and for so small a model the overhead may outweigh the benefit
-#   ([vllm#6027](https://github.com/vllm-project/vllm/issues/6027)). Both times are ten times ours: the formula counts
-#   neither the launching of kernels nor Python, and an L40 reads its memory more slowly.
+# 1B model on two L40s joined by PCIe: 6.3 ms per token on one, 6.9 ms on both. The reply: so small a gap may be noise,
+# and for so small a model the overhead may outweigh the benefit
+# ([vllm#6027](https://github.com/vllm-project/vllm/issues/6027)). Both times are ten times ours: the formula counts
+# neither the launching of kernels nor Python, and an L40 reads its memory more slowly.
 # - **Faster**: 8 billion on NVLink or PCIe. (On Ethernet two ranks gain a little, and eight hardly anything.)
 # - **Merely possible**: 70 billion do not fit one GPU at all. Even over Ethernet, several of them are better than none.
 #
@@ -1029,7 +1032,7 @@ draw.table([sent(length) for length in (32, 64, crossed, 128, 256)], caption="by
 
 # %% [markdown]
 # The crossing is easy to remember. A layer has about 12 D² parameters, of which DDP all-reduces the gradients; TP
-# all-reduces 4 tensors of D numbers a token. They are equal at 12 D²/4 D = **3 D tokens** in the batch of a TP group,
+# all-reduces 4 tensors of D numbers per token. They are equal at 12 D²/4 D = **3 D tokens** in the batch of a TP group,
 # and with FSDP, which sends half as much again as DDP, at 4.5 D. (The embedding and the head move it a little.) In
 # training, batches are usually larger.
 #
@@ -1040,18 +1043,18 @@ draw.table([sent(length) for length in (32, 64, crossed, 128, 256)], caption="by
 #
 # **Why not**: with the batches of training it sends the most, and every collective is waited for. Hiding them takes
 # extra work (async TP), where DDP and FSDP hide theirs with ease. Is it worth it? A layer of ψ parameters takes
-# 6ψT/(NF) seconds on N devices (T tokens, F operations a second), and its four all-reduces, 2 bytes a number, 16 (N −
-# 1)/N × TD/W (W bytes a second). T cancels: a longer batch does not help, only a wider model or a faster wire. Seconds
-# on the wire for each second of computing:
+# 6ψT/(NR) seconds on N devices (T tokens, R operations per second), and its four all-reduces, 2 bytes per number, 16 (N
+# − 1)/N × TD/W (W bytes per second). T cancels: a longer batch does not help, only a wider model or a faster wire.
+# Seconds on the wire for each second of computing:
 
 # %%
-FLOPS, N = 400e12, 8  # an H100 in Llama 3's training, its waiting included (arXiv 2407.21783, table 4)
-WIRES = {"NVLink": 450e9, "InfiniBand, 400 Gb/s": 50e9, "Ethernet, 10 Gb/s": 1.25e9}  # bytes a second, each way
+R, N = 400e12, 8  # an H100 in Llama 3's training, its waiting included (arXiv 2407.21783, table 4)
+WIRES = {"NVLink": 450e9, "InfiniBand, 400 Gb/s": 50e9, "Ethernet, 10 Gb/s": 1.25e9}  # bytes per second, each way
 rows = []
 for name in ("llama3-8b", "llama3-405b"):
     config = PRESETS[name]
     psi = sum(cost.gpt_layers(config)[1].sizes)
-    shares = {wire: 16 * (N - 1) * config.dim / W / (6 * psi / FLOPS) for wire, W in WIRES.items()}
+    shares = {wire: 16 * (N - 1) * config.dim / W / (6 * psi / R) for wire, W in WIRES.items()}
     rows.append({"on 8 ranks": name, **{wire: round(share, 2) for wire, share in shares.items()}})
 draw.table(rows)
 
@@ -1152,7 +1155,7 @@ draw.table(rows)
 #
 # | | predicted | ours | PyTorch's |
 # |---|---|---|---|
-# | TP: sent | (4L + 2) × 2 (N − 1)/N × MDb, and three numbers a token | exactly | exactly |
+# | TP: sent | (4L + 2) × 2 (N − 1)/N × MDb, and three numbers per token | exactly | exactly |
 # | with sequence parallelism: sent | the same, and the norms' gradients | exactly | the norms' three times |
 # | collectives of a layer | 4; sequence parallel 8, and 2 for its norms | exactly | the norms' as AdamW reads them |
 # | P, G, S | 1/N, but for the norms | exactly | G: all of the embedding's |

@@ -7,7 +7,7 @@
 # [Tensor parallelism](09_tensor_parallel.ipynb). It takes 100 minutes with its five exercises, 50 without; the machine
 # works for about a minute of it, in 1 GB of memory.
 #
-# Three questions on earlier notebooks first; each run asks others. Say the answer aloud before you unfold it.
+# First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
 # %%
 from labs.kit import recall
@@ -767,14 +767,13 @@ for name in NATIVE:
 # its own. So believe a recording, and not a printed schedule, not even a library's.
 
 # %% [markdown]
-# ### A bug from the field
+# ### What went wrong in the wild
 #
-# Who divides by the number of micro-batches, and when? The course's executor divides each loss before backward. PyTorch
-# by default divides the *gradients* at the end of each step, all that is in `.grad`. In September 2025 somebody noticed
-# what that does if a step accumulates several batches: the first batch's gradients are divided again by the second, and
-# so on. "The accumulated gradient is an exponential moving average, rather than a sum"
-# ([torchtitan#1733](https://github.com/pytorch/torchtitan/issues/1733)). Nothing fails. Two equal batches, four
-# micro-batches each:
+# *Symptom*: nothing fails, and with accumulation "the accumulated gradient is an exponential moving average, rather
+# than a sum" ([torchtitan#1733](https://github.com/pytorch/torchtitan/issues/1733), September 2025). Who divides by the
+# number of micro-batches, and when? The course's executor divides each loss before backward. PyTorch by default divides
+# the *gradients* at the end of each step, all that is in `.grad`. If a step accumulates several batches, the first
+# batch's gradients are divided again by the second, and so on. Two equal batches, four micro-batches each:
 
 
 # %%
@@ -1028,8 +1027,8 @@ draw.table(rows)
 # <details><summary>What does 1F1B make smaller, and what not? What makes the bubble smaller?</summary>
 #
 # It makes smaller what is held: min(m, p − r) micro-batches' activations on rank r, where GPipe holds m. The bubble is
-# (p − 1)/m with both. It gets smaller with more micro-batches, for which 1F1B makes room; with more stages a rank; and
-# with a backward that is split, since the weights' gradients can wait and fill it.
+# (p − 1)/m with both. It gets smaller with more micro-batches, for which 1F1B makes room; with more stages per rank;
+# and with a backward that is split, since the weights' gradients can wait and fill it.
 # </details>
 #
 # <details><summary>Two ranks wait for each other for ever. How can that be seen in the lists, before anything
@@ -1048,7 +1047,7 @@ draw.table(rows)
 # parameter a gradient at all?
 # </details>
 #
-# For p ranks, m micro-batches of M tokens, v stages a rank, D numbers a token of b bytes, F = I = W and B = 2 F:
+# For p ranks, m micro-batches of M tokens, v stages per rank, D numbers per token of b bytes, F = I = W and B = 2 F:
 #
 # | | predicted | ours | PyTorch's |
 # |---|---|---|---|
