@@ -876,8 +876,8 @@ assert list(sampler) != first
 # all-reduce is hidden when **T > R/W**, whatever the model.
 
 # %%
-R = 400e12  # operations per second that one H100 reaches in practice (Llama 3, arXiv 2407.21783, table 4)
-LINKS = {"NVLink": 450e9, "InfiniBand, 400 Gb/s": 50e9, "Ethernet, 10 Gb/s": 1.25e9}  # bytes per second, each way
+R = cost.FLOPS  # operations per second that one H100 reaches in practice (Llama 3, arXiv 2407.21783, table 4)
+LINKS = {name: link.bandwidth for name, link in cost.LINKS.items()}  # bytes per second, each way
 draw.table([{"link": name, "tokens per device and step, at least": round(R / W)} for name, W in LINKS.items()])
 
 # %% [markdown]

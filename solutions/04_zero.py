@@ -971,8 +971,8 @@ play.memory(model="llama3-70b", context=1024)
 # **T > R/W**.
 
 # %%
-R = 400e12  # operations per second that one H100 reaches in practice (Llama 3, arXiv 2407.21783, table 4)
-LINKS = {"NVLink": 450e9, "InfiniBand, 400 Gb/s": 50e9, "Ethernet, 10 Gb/s": 1.25e9}  # bytes per second, each way
+R = cost.FLOPS  # operations per second that one H100 reaches in practice (Llama 3, arXiv 2407.21783, table 4)
+LINKS = {name: link.bandwidth for name, link in cost.LINKS.items()}  # bytes per second, each way
 draw.table([{"link": name, "tokens on a device, at least": round(R / W)} for name, W in LINKS.items()])
 
 # %% [markdown]

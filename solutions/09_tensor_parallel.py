@@ -1048,8 +1048,8 @@ draw.table([sent(length) for length in (32, 64, crossed, 128, 256)], caption="by
 # Seconds on the wire for each second of computing:
 
 # %%
-R, N = 400e12, 8  # an H100 in Llama 3's training, its waiting included (arXiv 2407.21783, table 4)
-WIRES = {"NVLink": 450e9, "InfiniBand, 400 Gb/s": 50e9, "Ethernet, 10 Gb/s": 1.25e9}  # bytes per second, each way
+R, N = cost.FLOPS, 8  # an H100 in Llama 3's training, its waiting included (arXiv 2407.21783, table 4)
+WIRES = {name: link.bandwidth for name, link in cost.LINKS.items()}  # bytes per second, each way
 rows = []
 for name in ("llama3-8b", "llama3-405b"):
     config = PRESETS[name]
