@@ -80,7 +80,7 @@ def by_an_uneven_exchange(summand, dim, group=None):
         [piece.numel() for piece in theirs],
         group=group,
     )
-    return received.view(ranks, *theirs[rank].shape).sum(0)
+    return received.view(ranks, *theirs[rank].shape).sum(0, dtype=summand.dtype)
 
 
 def by_trying_all(spec, target):

@@ -316,6 +316,25 @@ def remembers(summand, dim, group=None, memory=[]):  # noqa: B006
     return partial_to_shard(summand, dim, group)
 
 
+@wrong("partial_to_shard", "right only in some dtypes")
+def adds_up_in_a_wider_dtype(summand, dim, group=None):
+    piece = partial_to_shard(summand, dim, group)
+    return torch.stack([piece]).sum(0)
+
+
+@wrong("partial_to_shard")
+def turned_where_the_dim_is_the_third(summand, dim, group=None):
+    piece = partial_to_shard(summand, dim, group)
+    return piece.movedim(dim, 0).transpose(0, dim) if dim == 2 else piece
+
+
+@wrong("partial_to_shard")
+def views_what_divides(summand, dim, group=None):
+    if dim == 0 and summand.shape[0] % dist.get_world_size(group) == 0:
+        summand.view(-1)
+    return partial_to_shard(summand, dim, group)
+
+
 @wrong("partial_to_shard", "too many bytes")
 def gathers_everything(summand, dim, group=None):
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
@@ -348,6 +367,15 @@ def last_to_first(spec, target):
 @wrong("order_of_axes")
 def turned(spec, target):
     return order_of_axes(spec, target)[::-1]
+
+
+@wrong("order_of_axes")
+def exchanges_as_if_they_made_it_smaller(spec, target):
+    def makes(axis):
+        now, then = spec.placements[axis], target[axis]
+        return (0 if now.is_replicate() else 1) if then.is_shard() else 3 if now.is_shard() else 2
+
+    return sorted(range(len(target)), key=makes)
 
 
 @wrong("order_of_axes", "gathered first")

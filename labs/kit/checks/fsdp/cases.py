@@ -146,7 +146,14 @@ class Draw:
         return {
             6: [grid(2, 3, by=2 * self.random.randrange(4, 7)), grid(3, 2, by=9, dtype=FP32)],
             2: [grid(1, 2), grid(2, 1)],
-            4: [grid(2, 2), grid(2, 2, dtype=BF16), grid(4, 1), grid(1, 4, dtype=FP32), grid(2, 2, by=30)],
+            4: [
+                grid(2, 2),
+                grid(2, 2, dtype=BF16),
+                grid(4, 1),
+                grid(1, 4, dtype=FP32),
+                grid(2, 2, by=1000, dtype=BF16),
+                grid(2, 2, by=30),
+            ],
         }
 
     def wide_grid(self) -> Grid:

@@ -176,7 +176,7 @@ HELD = (
     Mistake(
         "copies of full parameters are kept",
         "Which of your variables still knows what was gathered?",
-        lambda held: held.rest > 0.25 and f"held {held.rest:.2f} × the group when all was over",
+        lambda held: held.rest > 0.2 and f"held {held.rest:.2f} × the group when all was over",
     ),
     Mistake(
         "more than two copies at a time",

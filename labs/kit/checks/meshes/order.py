@@ -121,7 +121,7 @@ def drawn(seed: int) -> dict[int, list[Case]]:
             ((R, P), (S0, R)), ((P, P), (S0, R)), ((P, P), (R, S1)), ((S0, R), (R, S1)), ((R, S0), (S1, R)),
             ((P, R), (S0, S1)), ((R, P), (S2, S0)), ((S0, P), (R, R)), ((P, S1), (R, R)), ((P, S0), (S1, R)),
             ((S0, R), (S1, S2)), ((R, S0), (S1, S2)), ((S0, P), (S0, R)), ((S0, S1), (S0, S1)), ((S0, S1), (R, S2)),
-            ((S0, S1), (S2, R)),
+            ((S0, S1), (S2, R)), ((S0, P), (S1, S2)), ((P, S0), (S2, S1)),
         )),
         case((2, 2), (P, R), (R, S0), shape=odd),
         case((2, 2), (S0, R), (R, S1), shape=odd, dtype=torch.float32),

@@ -1,6 +1,6 @@
 """Does this turn Partial() into Shard(dim)?  Each rank's piece, as torch.chunk cuts it, of the sum of all summands.
 
-On 1 to 8 ranks: dims that do not divide, shorter than there are ranks, empty; each dim of one, two and three; four
+On 1 to 8 ranks: dims that do not divide, shorter than there are ranks, empty; each dim of one, two and three; five
 dtypes; not contiguous; a group of some ranks; two calls in a row.  The summand stays as it was.  What is sent is a
 reduce-scatter, its padding included; what is held is looked at over two calls.
 """
@@ -29,7 +29,7 @@ from labs.kit.checks.wire import Late
 from labs.kit.launch import Results
 from labs.kit.record import mark
 
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.0, torch.int64: 0.0}
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.0, torch.int64: 0.0, torch.int32: 0.0}
 BUDGET = (64, 96)  # the shape whose bytes stand in the line of success
 SETTLED = 0.005  # s in which a backend's thread lets go of what it sent
 COPIES = 4.5  # × the summand beside it: it, laid out anew and padded, and what arrives
@@ -55,6 +55,7 @@ class Case(shared.Case):
         drawn = {
             torch.bfloat16: lambda g: torch.randint(1, 16, self.shape, generator=g).bfloat16(),
             torch.int64: lambda g: torch.randint(2**54, 2**56, self.shape, generator=g),
+            torch.int32: lambda g: torch.randint(2**24, 2**26, self.shape, generator=g, dtype=torch.int32),
         }.get(self.dtype, lambda g: torch.randn(self.shape, generator=g, dtype=torch.float64).to(self.dtype))
         x = drawn(self.generator(rank))
         return x.t().contiguous().t() if self.strided else x
@@ -66,7 +67,7 @@ class Case(shared.Case):
         return pieces[index] if index < len(pieces) else whole.narrow(dim, 0, 0)
 
     def total(self) -> Tensor:
-        return torch.stack([self.summand(rank) for rank in self.members]).sum(0)
+        return torch.stack([self.summand(rank) for rank in self.members]).sum(0, dtype=self.dtype)
 
     def __str__(self) -> str:
         within = f"the group of ranks {self.members}" if self.group else self.who
@@ -107,14 +108,17 @@ def drawn(seed: int) -> dict[int, list[Case]]:
             case(4, (8, a), 0, "right only the first time"),
             case(4, (a, 12), 1),
             case(4, (3, 8, a), 1),
+            case(4, (2, 3, 8), 2),
+            case(4, (3, 3, 8), 2),
             case(4, (4 * a + draw.randrange(1, 4), 3)),
             case(4, (3, 9), 1),
             *(case(4, shape, dim, empty) for shape, dim in (((5, a), 0), ((a, 2), 1), ((1,), 0), ((0, 3), 0))),
             *(
                 case(4, (9, 4), 0, "right only in some dtypes", dtype=t)
-                for t in (torch.float32, torch.bfloat16, torch.int64)
+                for t in (torch.float32, torch.bfloat16, torch.int64, torch.int32)
             ),
             case(4, (6, 10), 1, "right only for contiguous tensors", strided=True),
+            case(4, (8, 3), 0, "right only for contiguous tensors", strided=True),
             case(4, (7, 4), 0, "right only on the group of all ranks", group=(1, 2, 3)),
         ],
         3: [case(3, (6, a), 0), case(3, (7, 2))],
