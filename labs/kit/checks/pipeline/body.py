@@ -59,7 +59,7 @@ def ask_one(fn: Callable[..., Any], size: Size, several: bool) -> Asked:
     with Aftermath() as aftermath:
         try:
             found.returned = plain(noted(size, fn, *args))
-        except Exception:
+        except Exception:  # where no schedule is asked for, any error is an answer; elsewhere it is raised again
             if not size.refusable:
                 raise
             found.refused = True
