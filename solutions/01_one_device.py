@@ -267,7 +267,7 @@ with FlopCounterMode(display=False) as forward:
     loss = GPT(config)(x, y)
 with FlopCounterMode(display=False) as backward:
     loss.backward()
-print(f"backward has {backward.get_total_flops() / forward.get_total_flops():.1f} times forward's multiplications")
+print(f"backward has {backward.get_total_flops() / forward.get_total_flops():.0f} times forward's multiplications")
 for name in ("forward", "backward"):
     seconds = sorted(span.end - span.start for span in timed.spans if span.name == name)
     print(f"{name}: {1e3 * seconds[len(seconds) // 2]:.1f} ms in the middle of eight steps")
