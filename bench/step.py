@@ -43,13 +43,17 @@ def take(turns: Sequence[str], build: Callable[[str], Stepper]) -> None:
 
 
 def rounds(
-    names: Sequence[str], count: int, ranks: int = RANKS, build: Callable[[str], Stepper] = stepper
+    names: Sequence[str],
+    count: int,
+    ranks: int = RANKS,
+    build: Callable[[str], Stepper] = stepper,
+    warm_up: int = WARM_UP,
 ) -> dict[str, list[Steps]]:
     """{name: for each rank, what its steps took}, all of them in one job."""
-    turns = [name for number in range(count + WARM_UP) for name in rotated(names, number)]
-    recording = run(take, turns, build, ranks=ranks, device="cpu", record="time", timeout=600).recording
+    turns = [name for number in range(count + warm_up) for name in rotated(names, number)]
+    recording = run(take, turns, build, ranks=ranks, device="cpu", record="time", timeout=900).recording
     told = [list(zip(turns, durations(recording, rank), strict=True)) for rank in range(ranks)]
-    return {name: [[taken for turn, taken in rank if turn == name][WARM_UP:] for rank in told] for name in names}
+    return {name: [[taken for turn, taken in rank if turn == name][warm_up:] for rank in told] for name in names}
 
 
 def rotated(names: Sequence[str], by: int) -> Sequence[str]:
