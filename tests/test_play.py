@@ -3,6 +3,8 @@
 The reference: the same picture drawn without a widget.
 """
 
+import re
+
 import pytest
 from test_draw import RING, recording
 
@@ -40,6 +42,32 @@ def test_saved_settings_stay_when_a_slider_has_moved():
     before = saved(widget)
     widget.controls["ranks"].value = 4
     assert saved(widget) == before
+
+
+def with_formula(ranks, size):
+    line = ["sent <each>: ", draw.term(f"2 ({ranks} − 1)/{ranks}", "ranks"), " × ", draw.term(f"{size} B", "size")]
+    return draw.formula(bars(ranks, "s"), line, [draw.term("both", "ranks", "size")])
+
+
+def test_the_terms_light_up_that_the_control_moved_last_has_changed():
+    widget = play.explore(with_formula, ranks=[2, 4], size=[10, 20])
+    assert lit(widget) == [] and "sent &lt;each&gt;: 2 (2 − 1)/2 × 10 B" in widget.stage.value
+    widget.controls["ranks"].value = 4
+    assert lit(widget) == ["2 (4 − 1)/4", "both"] and widget.stage.value.endswith(bars(4, "s").html)
+    widget.controls["size"].value = 20
+    assert lit(widget) == ["20 B", "both"], "the one that was moved before is not lit any more"
+
+
+def lit(widget):
+    return re.findall("<mark><u>(.*?)</u></mark>", widget.stage.value)
+
+
+def test_a_saved_formula_is_plain():
+    widget = play.explore(with_formula, ranks=[2, 4], size=[10])
+    before = saved(widget)
+    widget.controls["ranks"].value = 4
+    assert saved(widget) == before and "<mark>" not in before[0]["text/html"]
+    assert before[0]["text/plain"] == f"sent <each>: 2 (2 − 1)/2 × 10 B\nboth\n{bars(2, 's')!r}"
 
 
 def test_nothing_to_choose_is_told():

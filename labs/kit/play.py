@@ -13,6 +13,8 @@
     placements()                            a tensor from some placements to others: who holds what, what is sent
     tensor_parallel()                       which slice of each matrix lies where, and what a rank sends and holds
 
+Where a picture comes with its formula (draw.formula), the terms light up that the control moved last has changed.
+
 A notebook keeps only a static picture of each, with the settings it was drawn at: it looks the same where no
 kernel runs, and is the same after each build. Nothing here knows a formula: they are arguments, or labs.cost's.
 """
@@ -26,6 +28,7 @@ import ipywidgets
 from labs.kit import draw
 from labs.kit.drawing.diagrams import Holdings, Message, by_round
 from labs.kit.drawing.figures import window
+from labs.kit.drawing.formulas import Captioned
 from labs.kit.explorers import links as wires
 from labs.kit.explorers import memory as explorer
 from labs.kit.explorers import microbatches as moment
@@ -55,8 +58,8 @@ class Explorer(ipywidgets.VBox):
         self.picture, self.controls = cache(picture), dict(controls)
         self.still = still or self.picture(**self.settings)
         self.stage = ipywidgets.HTML()
-        for control in self.controls.values():
-            control.observe(lambda _: self.refresh(), "value")
+        for name, control in self.controls.items():
+            control.observe(lambda _, name=name: self.refresh(moved=name), "value")
         self.refresh()
         row = ipywidgets.HBox([*beside, *self.controls.values()], layout={"flex_flow": "row wrap"})
         super().__init__([row, self.stage])
@@ -66,9 +69,10 @@ class Explorer(ipywidgets.VBox):
         """The value of each control."""
         return {name: control.value for name, control in self.controls.items()}
 
-    def refresh(self) -> None:
-        """Draw the picture at the present settings."""
-        self.stage.value = self.picture(**self.settings).html
+    def refresh(self, moved: str | None = None) -> None:
+        """Draw the picture at the present settings; light the terms of its formula that the control `moved` moves."""
+        picture = self.picture(**self.settings)
+        self.stage.value = picture.lit(moved) if isinstance(picture, Captioned) else picture.html
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         live = super()._repr_mimebundle_(include=include, exclude=exclude)
