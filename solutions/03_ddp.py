@@ -360,7 +360,36 @@ draw.table([{"tensors": len(sizes), "smallest, bytes": 4 * min(sizes), "largest,
 # %% [markdown]
 # The small ones are all latency (notebook 02): 256 bytes cost 2 (N − 1) rounds, as a megabyte does. So gradients travel
 # in **buckets**: copied side by side into one flat tensor, reduced at once, copied back. Here a bucket is closed as
-# soon as it has 128 KiB, with the last layer first.
+# soon as it has 128 KiB, with the last layer first: backward works from the last layer to the first, so the last
+# layer's gradients are ready before all others.
+#
+# ### Exercise 3: fill the buckets
+#
+# A function of numbers alone: `check` tries it on models of none, few and many tensors. An empty model has no bucket.
+
+
+# %%
+def fill_buckets(nbytes, bucket_bytes):
+    """Which tensors travel together: a list of buckets, each a list of places in `nbytes`, the last tensor first.
+
+    nbytes: the bytes of each tensor, in the model's order.  A bucket is closed as soon as it has bucket_bytes or more.
+    """
+    ### BEGIN SOLUTION
+    buckets, room = [], 0
+    for i in reversed(range(len(nbytes))):
+        if room <= 0:
+            buckets.append([])
+            room = bucket_bytes
+        buckets[-1].append(i)
+        room -= nbytes[i]
+    return buckets
+    ### END SOLUTION
+
+
+check.fill_buckets(fill_buckets)
+
+# %% [markdown]
+# The course's own does the same with tensors, and begins a new bucket at another dtype, too:
 
 # %%
 BUCKET = 128 * 1024
@@ -455,7 +484,7 @@ draw.table([{"average": name.replace("_", " "), "rank 0": a, "rank 1": b} for na
 # > 2026). A teaching library averages parameters in the same way, and a reader asks whether it should
 # > ([picotron#39](https://github.com/huggingface/picotron/issues/39), May 2026).
 #
-# ### Exercise 3: overlap
+# ### Exercise 4: overlap
 #
 # Now you write the heart of DDP. `ddp.Overlapped` has everything but its two decisions; here is what it gives you.
 #

@@ -8,6 +8,7 @@
     check.all_reduce(fn)           fn(x, group=None)                 in place
     check.average_gradients(fn)    fn(model)                         after backward: every gradient becomes the mean
     check.accumulation(fn)         fn(model, micro_batches)          several backwards, one synchronisation
+    check.fill_buckets(fn)         fn(nbytes, bucket_bytes) -> buckets     which gradients travel together
     check.data_parallel(wrap)      wrap(model) -> module             with forward, no_sync() and sync()
     check.overlap(wrap)            wrap(model, bucket_bytes) -> module      whose buckets begin during backward
     check.partition_optimizer(fn)  fn(full, make) -> step            step() updates all of full, with 1/N of the state
@@ -62,6 +63,7 @@ from labs.kit.checks.meshes.table import placements
 from labs.kit.checks.messages import mean_on_rank_0
 from labs.kit.checks.mixed import mixed_precision
 from labs.kit.checks.norms import clip
+from labs.kit.checks.pencil.buckets import fill_buckets
 from labs.kit.checks.pipeline.judge import gpipe, interleaved, obey, one_f_one_b, zero_bubble
 from labs.kit.checks.recomputing import checkpoint, place_checkpoints
 from labs.kit.checks.shards import gather_and_drop, gradient_ready, partition_optimizer
@@ -81,6 +83,7 @@ __all__ = [
     "conjugate",
     "data_parallel",
     "deal_heads",
+    "fill_buckets",
     "gather_and_drop",
     "gpipe",
     "gradient_ready",

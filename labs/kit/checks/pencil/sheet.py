@@ -1,0 +1,171 @@
+"""Exercises for paper: a function of a few numbers, judged by what it returns.
+
+    @answered
+    def bubble(fn, seed):
+        sheets = [Sheet((ranks, m), due=(ranks - 1) / m, words=f"{ranks} ranks, {m} micro-batches") for …]
+        return on_paper(fn, sheets, MISTAKES, question="Who waits for whom at the start?")
+
+    MISTAKES = (
+        Mistake("the last rank does not wait", "How often …?", as_if(lambda ranks, m: ranks / m)),
+        …
+    )
+
+The function is called twice on each sheet, in a process of its own, and may change nothing there.  Numbers may differ
+in their last digits, be whole or not, of Python, NumPy or torch; lists and tuples are the same, and dictionaries are
+compared by key.  The rows of the table are tried on the first wrong sheet, before three that hold everywhere.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from numbers import Real
+from typing import Any
+
+from torch import Tensor
+
+from labs.kit.checks.answer import Mistake, Wrong, refuse, show
+from labs.kit.checks.case import Outcome
+from labs.kit.checks.job import job, noted
+from labs.kit.checks.left import AFTERMATH, Aftermath
+
+LARGEST = 400  # characters of an answer that are shown
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """One call: `arguments`, what is `due`, and both in `words`; `only`: the name of what is wrong on such alone."""
+
+    arguments: tuple[Any, ...]
+    due: Any
+    words: str
+    _: KW_ONLY
+    only: str = ""
+
+    def __str__(self) -> str:
+        return self.words
+
+
+@dataclass
+class Written(Outcome):
+    """What was written on one sheet, and on the same one again; whether the arguments were changed."""
+
+    again: Any = None
+    changed: bool = False
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A wrong sheet, and all of them."""
+
+    sheet: Sheet
+    found: Any
+    written: list[tuple[Sheet, Any]]
+
+    @property
+    def told(self) -> str:
+        return f"it says {cut(self.found)}, and not {cut(self.sheet.due)}"
+
+
+def on_paper(fn: Callable[..., Any], sheets: Sequence[Sheet], mistakes: Sequence[Mistake], question: str) -> str:
+    """What to say where all sheets are right; raises Wrong at the first that is not."""
+    outcomes = job(all_sheets, fn, list(sheets), ranks=1)[0]
+    written = [(sheet, outcome.returned) for sheet, outcome in zip(sheets, outcomes, strict=True)]
+    for sheet, outcome in zip(sheets, outcomes, strict=True):
+        try:
+            if not same(outcome.returned, sheet.due):
+                refuse((*mistakes, *EVERYWHERE), Seen(sheet, outcome.returned, written), f"{sheet}: ", question)
+            if not same(outcome.again, sheet.due):
+                raise Wrong(f"{sheet}: a second call says {cut(outcome.again)}", "What is kept between them?")
+            if outcome.changed:
+                raise Wrong(f"{sheet}: what it was given is another afterwards", "Whose list is that?")
+            refuse(AFTERMATH, outcome, f"{sheet}: afterwards ")
+        except Wrong as wrong:
+            raise wrong.also(sheet.only) from None
+    return f"right on all {len(sheets)} sheets"
+
+
+def as_if(other: Callable[..., Any]) -> Callable[[Seen], str | None]:
+    """Whether this was computed instead, on every sheet."""
+
+    def fits(seen: Seen) -> str | None:
+        return seen.told if all(same(found, other(*sheet.arguments)) for sheet, found in seen.written) else None
+
+    return fits
+
+
+def so(test: Callable[[Any, Any], bool]) -> Callable[[Seen], str | None]:
+    """Whether what was found and what was due on the wrong sheet are so."""
+    return lambda seen: seen.told if test(seen.found, seen.sheet.due) else None
+
+
+EVERYWHERE = (
+    Mistake("nothing is returned", "What does the caller want to know?", so(lambda found, due: found is None)),
+    Mistake(
+        "another kind of answer",
+        "What does the docstring say that is returned?",
+        so(lambda found, due: form(found) != form(due)),
+    ),
+    Mistake("", "", so(lambda found, due: True)),
+)
+
+
+# ---- on a process ----------------------------------------------------------------------------------------
+
+
+def all_sheets(fn: Callable[..., Any], sheets: list[Sheet]) -> list[Written]:
+    return [one_sheet(fn, sheet) for sheet in sheets]
+
+
+def one_sheet(fn: Callable[..., Any], sheet: Sheet) -> Written:
+    given = copy.deepcopy(sheet.arguments)
+    with Aftermath() as aftermath:
+        returned = plain(noted(sheet, fn, *given))
+    written = Written(returned=returned, changed=plain(given) != plain(sheet.arguments))
+    written.again = plain(noted(sheet, fn, *copy.deepcopy(sheet.arguments)))
+    aftermath.tell(written)
+    return written
+
+
+def plain(value: Any) -> Any:
+    """Numbers, words, lists and dictionaries of them; anything else in words."""
+    if hasattr(value, "tolist"):  # of torch, or NumPy
+        return value.detach().tolist() if isinstance(value, Tensor) else value.tolist()
+    if isinstance(value, list | tuple | range):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return value if value is None or isinstance(value, Real | str) else show(value)
+
+
+# ---- when two answers are the same -----------------------------------------------------------------------
+
+
+def same(found: Any, due: Any) -> bool:
+    found, due = plain(found), plain(due)
+    if isinstance(due, list) and isinstance(found, list):
+        return len(found) == len(due) and all(map(same, found, due))
+    if isinstance(due, dict) and isinstance(found, dict):
+        return found.keys() == due.keys() and all(same(found[key], due[key]) for key in due)
+    if is_number(due) and is_number(found):
+        return math.isclose(found, due, rel_tol=1e-9)
+    return type(found) is type(due) and found == due
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def form(value: Any) -> Any:
+    """Of an answer, all but its numbers and lengths."""
+    value = plain(value)
+    if isinstance(value, list):
+        return "list"
+    return set(value) if isinstance(value, dict) else "number" if is_number(value) else type(value)
+
+
+def cut(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= LARGEST else f"{text[:LARGEST]} …"

@@ -1,0 +1,86 @@
+"""The checks of exercises on paper against right answers, and against wrong ones that are known by name.
+
+Right: the course's own, and answers that go another way about it.  Wrong: tests/wrong_answers/pencil.py.
+"""
+
+from itertools import accumulate
+
+import numpy as np
+import pytest
+import torch
+
+from labs.kit import check
+from tests.wrong_answers import pencil
+from tests.wrong_answers.answers import ANSWERS, let_past
+from tests.wrong_answers.together import together
+
+# ---- right answers ---------------------------------------------------------------------------------------
+
+
+def buckets_by_recursion(nbytes, bucket_bytes):
+    def rest(end):
+        if end == 0:
+            return ()
+        start = end - 1
+        while start > 0 and sum(nbytes[start:end]) < bucket_bytes:
+            start -= 1
+        return (tuple(range(end - 1, start - 1, -1)), *rest(start))
+
+    return rest(len(nbytes))
+
+
+def buckets_by_numpy(nbytes, bucket_bytes):
+    places, buckets = np.arange(len(nbytes))[::-1], []
+    while len(places):
+        full = np.cumsum(np.array(nbytes)[places]) >= bucket_bytes
+        count = int(full.argmax()) + 1 if full.any() else len(places)
+        buckets.append(torch.from_numpy(places[:count].copy()))
+        places = places[count:]
+    return buckets
+
+
+def buckets_by_accumulate(nbytes, bucket_bytes):
+    def add(state, i):
+        number, has = state
+        return (number + 1, nbytes[i]) if has >= bucket_bytes else (number, has + nbytes[i])
+
+    order = list(reversed(range(len(nbytes))))
+    numbers = [number for number, _ in accumulate(order, add, initial=(-1, bucket_bytes))][1:]
+    return [[i for i, n in zip(order, numbers, strict=True) if n == k] for k in range(max(numbers, default=-1) + 1)]
+
+
+RIGHT = {
+    "fill_buckets": (pencil.fill_buckets, buckets_by_recursion, buckets_by_numpy, buckets_by_accumulate),
+}
+LINES = {
+    "fill_buckets": "✓ fill_buckets: right on all 12 sheets",
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_answers_are_accepted(name):
+    for fn, answer in zip(RIGHT[name], together([(name, (fn,), False) for fn in RIGHT[name]]), strict=True):
+        assert answer.ok is True and str(answer) == LINES[name], f"{fn.__name__}: {answer}"
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_wrong_answers_are_called_by_their_names(name):
+    assert sum(answer.check == name for answer in ANSWERS) >= 12
+    assert let_past(name) == ""
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_an_untouched_stub_is_not_yet(name):
+    def stub(*args):
+        raise NotImplementedError("your turn")
+
+    assert getattr(check, name)(stub).ok is None
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_it_raises_is_told_with_its_line(name):
+    def fn(*args):
+        return args[99]
+
+    answer = getattr(check, name)(fn)
+    assert answer.ok is False and "IndexError" in answer.text and "args[99]" in answer.text
