@@ -44,7 +44,7 @@ lint: $(TESTS)  ## style and format of package, tests and notebooks
 	$(BIN)/ruff format --check .
 
 notebook: $(TESTS)  ## test one notebook, solved and as shipped; N=03
-	$(PYTEST) $(NBVAL) $(wildcard solutions/$(N)*.ipynb notebooks/$(N)*.ipynb)
+	$(PYTEST) $(NBVAL) $(wildcard $(foreach folder,solutions notebooks,$(folder)/$(if $(N),$(N)[_.],)*ipynb))
 
 module: $(TESTS)  ## test one module; M=ddp
 	$(PYTEST) tests/test_$(M).py

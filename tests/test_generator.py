@@ -231,15 +231,23 @@ def test_a_guess_is_left_to_the_learner():
 
 
 def test_an_unknown_name_is_told(course):
-    with pytest.raises(notebooks.SourceError, match=r"no solutions/07\*\.py; there are 03_small"):
+    with pytest.raises(notebooks.SourceError, match="there is no 07 in solutions/; there are 03_small"):
         notebooks.build(["07"], root=course())
+
+
+def test_a_number_names_one_notebook(course):
+    root = course("# %%\n1\n")
+    (root / "solutions/03b_more.py").write_text("# %%\n2\n")
+    for name, found in {"03": "03_small", "03_small": "03_small", "03b": "03b_more"}.items():
+        assert [source.stem for source in notebooks.sources(root, [name])] == [found]
+    assert [source.stem for source in notebooks.sources(root)] == ["03_small", "03b_more"]
 
 
 def test_the_command_line_ends_with_a_status():
     command = [sys.executable, "-m", "tools.notebooks", "build", "no-such-notebook"]
     done = subprocess.run(command, cwd=notebooks.ROOT, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "no solutions/no-such-notebook*.py" in done.stderr
+    assert "there is no no-such-notebook in solutions/" in done.stderr
 
 
 # ---- the rules ------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def test_a_notebook_says_what_it_needs_and_how_to_reset_it(source):
 def test_a_notebook_asks_of_those_before_it_and_leads_to_the_next(source):
     cells, number = notebooks.read(source).cells, SOURCES.index(source)
     if number:
-        assert cells[1].source.endswith(f'recall.ask("{source.stem[:2]}")')
+        assert cells[1].source.endswith('recall.ask("{}")'.format(source.stem.partition("_")[0]))
     words = cells[-1].source.split("**Next.**")[1]
     assert source == SOURCES[-1] or f"]({SOURCES[number + 1].stem}.ipynb)" in words
 

@@ -47,6 +47,7 @@ def course(tmp_path, monkeypatch):
     )
     write(folder / "notebooks/03_ddp.ipynb", cell("markdown", "# DDP"), cell("code", "check.average(mine)"))
     write(folder / "notebooks/03_ddp-Copy1.ipynb", cell("code", "check.average(mine)"))
+    write(folder / "notebooks/03b_more.ipynb", cell("markdown", "# More of it"), cell("code", "check.clip(mine)"))
     write(folder / "notebooks/04_rest.ipynb", cell("markdown", "# Rest"))
     monkeypatch.chdir(folder / "notebooks")
     return folder
@@ -113,7 +114,8 @@ def test_the_report_has_every_exercise_of_the_notebooks_and_no_copy(course, monk
             ["02 Talk", "broadcast", WHEN],
             ["02 Talk", "reduce", "not yet"],
             ["03 DDP", "average", "not yet"],
-            ["1 of 3 exercises passed"],
+            ["03b More of it", "clip", "not yet"],
+            ["1 of 4 exercises passed"],
         ]
 
 
@@ -124,9 +126,9 @@ def test_a_teacher_sees_how_many_each_learner_has_passed(course, tmp_path, monke
     monkeypatch.chdir(course)
     assert main(["progress", "../anna", "../ben"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"^passed +02 +03$", out, re.MULTILINE)
-    assert re.search(r"^../anna +2 of 2 +0 of 1$", out, re.MULTILINE)
-    assert re.search(r"^../ben +0 of 2 +0 of 1$", out, re.MULTILINE)
+    assert re.search(r"^passed +02 +03 +03b$", out, re.MULTILINE)
+    assert re.search(r"^../anna +2 of 2 +0 of 1 +0 of 1$", out, re.MULTILINE)
+    assert re.search(r"^../ben +0 of 2 +0 of 1 +0 of 1$", out, re.MULTILINE)
     assert main(["progress", "../nobody"]) == 1
     assert capsys.readouterr().err == "there is no folder ../nobody\n"
 
@@ -143,9 +145,10 @@ def test_no_course_and_a_broken_notebook_are_told(course, tmp_path, monkeypatch,
 def test_the_map_links_to_the_notebooks_and_shows_what_is_passed(course, monkeypatch):
     progress.write(course, {"broadcast": WHEN})
     drawn = progress.course_map()
-    assert re.findall('href="(.*?)"', drawn._repr_html_()) == ["02_talk.ipynb", "03_ddp.ipynb", "04_rest.ipynb"]
+    files = ["02_talk.ipynb", "03_ddp.ipynb", "03b_more.ipynb", "04_rest.ipynb"]
+    assert re.findall('href="(.*?)"', drawn._repr_html_()) == files
     assert "<b>✓ broadcast</b>, reduce</td>" in drawn._repr_html_()
-    assert str(drawn) == "02 Talk: 1 of 2\n03 DDP: 0 of 1\n04 Rest: –"
+    assert str(drawn) == "02 Talk: 1 of 2\n03 DDP: 0 of 1\n03b More of it: 0 of 1\n04 Rest: –"
     (course / "solutions").mkdir()
     monkeypatch.chdir(course / "solutions")
     assert str(progress.course_map()).startswith("02 Talk: 0 of 2"), "the solutions are nobody's"

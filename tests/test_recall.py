@@ -8,7 +8,7 @@ from labs.kit import recall
 from tools import notebooks
 
 SOURCES = notebooks.sources(notebooks.ROOT)
-NUMBERS = [source.stem[:2] for source in SOURCES]
+NUMBERS = [source.stem.partition("_")[0] for source in SOURCES]
 ROWS = [row for rows in recall.bank().values() for row in rows]
 
 

@@ -31,60 +31,60 @@ from tools.pp_images import pp_flow
 from tools.tp_images import tp_borders, tp_pair
 
 IMAGES = Path(__file__).resolve().parent.parent / "images"
-READY = {0, 1, 2, 3, 4, 5, 6, 7, 9, 10}  # the notebooks of COURSE that exist: the others are drawn dashed
+# The notebooks of COURSE that exist: the others are drawn dashed.
+READY = {source.stem.partition("_")[0] for source in (IMAGES.parent / "solutions").glob("[0-9]*.py")}
 
 COURSE = {
     "One device": [
-        ("Start here", "a job is a call"),
-        ("One device", "the reference curve"),
+        ("00", "Start here", "a job is a call"),
+        ("01", "One device", "the reference curve"),
     ],
     "Split the batch": [
-        ("Collectives", "who sends what to whom"),
-        ("DDP", "copies that agree"),
+        ("02", "Collectives", "who sends what to whom"),
+        ("03", "DDP", "copies that agree"),
     ],
     "Split the state": [
-        ("ZeRO", "the spare copies go"),
-        ("Mesh and DTensor", "ranks as a grid"),
-        ("FSDP", "gather, use, drop"),
-        ("Memory", "recompute, offload"),
-        ("Checkpoint", "save on 4, load on 3"),
+        ("04", "ZeRO", "the spare copies go"),
+        ("05", "Mesh and DTensor", "ranks as a grid"),
+        ("06", "FSDP", "gather, use, drop"),
+        ("07", "Memory", "activations, computed twice"),
+        ("07b", "Offload", "state on another tier"),
+        ("08", "Checkpoint", "save on 4, load on 3"),
     ],
     "Split the model": [
-        ("Tensor parallel", "split every matrix"),
-        ("Pipeline", "split the depth"),
-        ("Three dimensions", "all axes at once"),
-        ("Context, experts", "split the sequence"),
+        ("09", "Tensor parallel", "split every matrix"),
+        ("10", "Pipeline", "split the depth"),
+        ("11", "Three dimensions", "all axes at once"),
+        ("12", "Context, experts", "split the sequence"),
     ],
     "At work": [
-        ("GSPMD", "the compiler splits"),
-        ("DeepSpeed", "ZeRO by configuration"),
-        ("Plan a run", "which of these, and why"),
-        ("Bug clinic", "what went wrong here?"),
+        ("13", "GSPMD", "the compiler splits"),
+        ("14", "DeepSpeed", "ZeRO by configuration"),
+        ("15", "Plan a run", "which of these, and why"),
+        ("16", "Bug clinic", "what went wrong here?"),
     ],
 }
 
 
 def course_map() -> Drawing:
-    names = [name for notebooks in COURSE.values() for name, _ in notebooks]
-    words = "; ".join(f"{number:02} {name}" for number, name in enumerate(names))
-    canvas = Canvas(990, 396, "Map of the course", f"Notebooks in order, in five columns: {words}.")
-    number = 0
+    listed = [(number, name) for notebooks in COURSE.values() for number, name, _ in notebooks]
+    words = "; ".join(f"{number} {name}" for number, name in listed)
+    canvas = Canvas(990, 462, "Map of the course", f"Notebooks in order, in five columns: {words}.")
     for column, (title, notebooks) in enumerate(COURSE.items()):
         x = 14 + 194 * column
         canvas.text(x + 93, 28, title, size=15, weight="bold")
-        for row, (name, idea) in enumerate(notebooks):
+        for row, (number, name, idea) in enumerate(notebooks):
             y, ready = 52 + 66 * row, number in READY
             canvas.rect(
                 x, y, 186, 54, fill=RANKS[0] if ready else PAPER, stroke=INK if ready else MUTED,
                 radius=6, dash="" if ready else "5 4",
             )  # fmt: skip
-            canvas.text(x + 12, y + 18, f"{number:02}  {name}", size=13, anchor="start", weight="bold")
+            canvas.text(x + 12, y + 18, f"{number}  {name}", size=13, anchor="start", weight="bold")
             canvas.text(x + 12, y + 38, idea, size=12, anchor="start", fill=MUTED if not ready else INK)
-            number += 1
         if column:
             canvas.arrow((x - 14, 28), (x + 6, 28), stroke=MUTED, head=7)
-    if number > len(READY):
-        canvas.text(16, 380, "dashed: still to come", size=12.5, anchor="start", fill=MUTED)
+    if len(listed) > len(READY):
+        canvas.text(16, 446, "dashed: still to come", size=12.5, anchor="start", fill=MUTED)
     return canvas.drawing()
 
 

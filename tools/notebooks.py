@@ -13,7 +13,7 @@
 
 In the root of the repository:
 
-    python -m tools.notebooks build [03 ...] [--force]
+    python -m tools.notebooks build [03 07b ...] [--force]
     python -m tools.notebooks check
 """
 
@@ -176,7 +176,7 @@ def edited(path: Path) -> bool:
 
 
 def build(names: list[str], force: bool = False, root: Path = ROOT) -> list[str]:
-    """Build both notebooks of the sources whose names begin with one of `names` (all, if none is given).
+    """Build both notebooks of the sources that `names` name, by number or in full (all, if none is given).
 
     Returns what was not built, in a sentence each.
     """
@@ -235,9 +235,14 @@ def content(notebook: NotebookNode) -> list[tuple]:
 def sources(root: Path, names: list[str] = ()) -> list[Path]:
     found = sorted((root / "solutions").glob("[0-9]*.py"))
     for name in names:
-        if not any(source.stem.startswith(name) for source in found):
-            raise SourceError(f"no solutions/{name}*.py; there are {', '.join(s.stem for s in found)}")
-    return [source for source in found if not names or source.stem.startswith(tuple(names))]
+        if not any(is_named(source, name) for source in found):
+            raise SourceError(f"there is no {name} in solutions/; there are {', '.join(s.stem for s in found)}")
+    return [source for source in found if not names or any(is_named(source, name) for name in names)]
+
+
+def is_named(source: Path, name: str) -> bool:
+    """By its number or in full: 07 is 07_memory, and not 07b_offload."""
+    return f"{source.stem}_".startswith(f"{name}_")
 
 
 def write(notebook: NotebookNode, path: Path) -> None:
@@ -250,7 +255,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     building = commands.add_parser("build", help="execute the sources and write both notebooks of each")
-    building.add_argument("names", nargs="*", help="how a notebook's name begins, like 03; all, if none")
+    building.add_argument("names", nargs="*", help="a notebook's number, like 03 or 07b; all, if none")
     building.add_argument("--force", action="store_true", help="overwrite learner notebooks that were edited")
     commands.add_parser("check", help="compare the committed notebooks with their sources; runs nothing")
     chosen = parser.parse_args(arguments)

@@ -31,6 +31,7 @@ Progress = dict[str, str]
 @dataclass(frozen=True)
 class Notebook:
     file: str  # "02_collectives.ipynb"
+    number: str  # "02"
     title: str  # "02 Collectives"
     exercises: tuple[str, ...]  # by the names of their checks
 
@@ -90,8 +91,8 @@ def write(course: Path, progress: Progress) -> None:
 
 def notebooks(course: Path) -> list[Notebook]:
     """Those of the course, in its order; copies that a learner has made have other names, and are left out."""
-    paths = sorted((course / FOLDER).glob("[0-9][0-9]_*.ipynb"))
-    return [notebook(path) for path in paths if re.fullmatch(r"\w+", path.stem)]
+    paths = sorted((course / FOLDER).glob("[0-9]*.ipynb"))
+    return [notebook(path) for path in paths if re.fullmatch(r"\d\d[a-z]?_\w+", path.stem)]
 
 
 def notebook(path: Path) -> Notebook:
@@ -103,8 +104,9 @@ def notebook(path: Path) -> Notebook:
         raise ValueError(f"{path} is broken: `git restore {FOLDER}/{path.name}` brings a clean copy back") from None
     headings = re.findall("^# (.*)$", "\n".join(text for kind, text in sources if kind == "markdown"), re.MULTILINE)
     calls = CHECK.findall("\n".join(text for kind, text in sources if kind == "code"))
-    title = f"{path.stem[:2]} {headings[0].split(':')[0] if headings else path.stem[3:]}"
-    return Notebook(path.name, title, tuple(dict.fromkeys(calls)))
+    number, _, name = path.stem.partition("_")
+    title = f"{number} {headings[0].split(':')[0] if headings else name}"
+    return Notebook(path.name, number, title, tuple(dict.fromkeys(calls)))
 
 
 # ---- what it says ----------------------------------------------------------------------------------------
@@ -130,7 +132,7 @@ def classroom(course: Path, learners: Sequence[Path]) -> Table:
         if not folder.is_dir():
             raise ValueError(f"there is no folder {folder}")
         done = read(folder)
-        counts = {each.title[:2]: share(each, done) for each in notebooks(course) if each.exercises}
+        counts = {each.number: share(each, done) for each in notebooks(course) if each.exercises}
         rows.append({"passed": str(folder), **counts})
     return table(rows)
 

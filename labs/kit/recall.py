@@ -21,7 +21,7 @@ BANK = Path(__file__).with_suffix(".md")
 
 @dataclass(frozen=True)
 class Question:
-    notebook: str  # its number: "04"
+    notebook: str  # its number: "04", "07b"
     question: str
     answer: str
 
@@ -77,7 +77,8 @@ def drawn(books: Sequence[str], count: int, chance: random.Random) -> Questions:
 def bank() -> dict[str, list[Question]]:
     """The questions by notebook, in the order of the course."""
     _, *parts = re.split(r"^## ", BANK.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return {part[:2]: rows(part[:2], part) for part in parts}
+    numbers = [part.partition("\n")[0] for part in parts]
+    return {number: rows(number, part) for number, part in zip(numbers, parts, strict=True)}
 
 
 def rows(notebook: str, part: str) -> list[Question]:
