@@ -12,7 +12,7 @@ from itertools import accumulate
 from labs import cost
 from labs.kit.drawing.palette import KINDS, MUTED, NAMES, PAPER, SOFT, TIMELINE, ink
 from labs.kit.drawing.picture import Drawing
-from labs.kit.drawing.svg import Canvas
+from labs.kit.drawing.svg import Canvas, width_of
 
 RANKS = 4
 SHARDED = {"DDP": "", "stage 1": "S", "stage 2": "GS", "stage 3": "PGS"}
@@ -39,10 +39,12 @@ def zero_stages() -> Drawing:
     copies = {name: sum(n for kind, n in pie.items() if kind not in kinds) for name, kinds in SHARDED.items()}
     held = {name: whole + (sum(pie.values()) - whole) / RANKS for name, whole in copies.items()}
     sentences = [
-        f"{name}: {' and '.join(NAMES[kind] for kind in kinds) or 'nothing'} sharded, {held[name]:g} bytes a parameter."
+        f"{name}: {' and '.join(NAMES[kind] for kind in kinds) or 'nothing'} sharded, {held[name]:g} bytes each."
         for name, kinds in SHARDED.items()
     ]
-    canvas = Canvas(986, 460, "What each of four ranks holds at rest, by stage of ZeRO", " ".join(sentences))
+    canvas = Canvas(
+        986, 460, "What each of four ranks holds at rest, by stage of ZeRO", f"Per parameter: {' '.join(sentences)}"
+    )
     tall = {kind: 18 * n for kind, n in pie.items()}
     tops = dict(zip(tall, accumulate(tall.values(), lambda y, height: y + height + 8, initial=64), strict=False))
     for kind, y in tops.items():
@@ -57,69 +59,84 @@ def zero_stages() -> Drawing:
                 box = (left + 48 * rank, y, 42, tall[kind])
                 quarters(canvas, box, kind, [rank] if kind in kinds else range(RANKS))
         canvas.text(left + 93, 384, f"{held[name]:g} bytes", size=15, weight="bold")
-        canvas.text(left + 93, 404, f"on many ranks {copies[name]}", size=12.5, fill=MUTED)
-    canvas.lines(16, 384, ["a parameter,", "on each rank"], size=13, anchor="start", weight="bold")
+        canvas.text(left + 93, 404, f"on very many ranks: {copies[name]}", size=12.5, fill=MUTED)
+    canvas.lines(16, 384, ["per parameter,", "on each rank"], size=13, anchor="start", weight="bold")
     key = "S2: the optimizer state of the third quarter of the parameters. Dashed: another rank has it."
     canvas.text(16, 440, f"{key} In float32, with AdamW.", **NOTE)
     return canvas.drawing()
 
 
-# What happens, from top to bottom, in each column; {} is the layer.
+# The columns of a step, and into how many slots of equal width each is divided; {} is the layer.
+SLOTS = {"forward": 2, "backward": 3, "sync": 1, "step": 2}
 COLUMNS = [("forward", "1"), ("forward", "2"), ("forward", "3")]
 COLUMNS += [("backward", "3"), ("backward", "2"), ("backward", "1"), ("sync", ""), ("step", "")]
-EVENTS = {
+EVENTS = {  # what happens in each slot, one after the other
     "stage 1": {
         "forward": ["", "compute"],
         "backward": ["", "compute"],
-        "sync": ["", "", "reduce_scatter G", "drop G"],
-        "step": ["", "update a quarter", "all_gather P"],
+        "sync": ["rs G"],
+        "step": ["update", "ag P"],
     },
     "stage 2": {
         "forward": ["", "compute"],
-        "backward": ["", "compute", "reduce_scatter G{}", "drop G{}"],
-        "step": ["", "update a quarter", "all_gather P"],
+        "backward": ["", "compute", "rs G{}"],
+        "step": ["update", "ag P"],
     },
     "stage 3": {
-        "forward": ["all_gather P{}", "compute", "", "drop P{}"],
-        "backward": ["all_gather P{}", "compute", "reduce_scatter G{}", "drop G{0}, P{0}"],
-        "step": ["", "update a quarter"],
+        "forward": ["ag P{}", "compute"],
+        "backward": ["ag P{}", "compute", "rs G{}"],
+        "step": ["update"],
     },
+}
+DROPPED = {  # and at the end of a column
+    "stage 1": {"sync": "drop G"},
+    "stage 2": {"backward": "drop G{0}"},
+    "stage 3": {"forward": "drop P{0}", "backward": "drop G{0}, P{0}"},
 }
 RESTS = {
     "stage 1": "all P, all G until sync, a quarter of S",
     "stage 2": "all P, a quarter of G and of S",
     "stage 3": "a quarter of each, and of the layer in use all of P",
 }
+LONG_NAMES = {"ag": "all_gather", "rs": "reduce_scatter"}
 
 
 def zero_step() -> Drawing:
-    sentences = [
-        f"{stage}, {phase}: {', then '.join(filter(None, events)).replace('{}', '').replace('{0}', '')}."
-        for stage, phases in EVENTS.items()
-        for phase, events in phases.items()
-    ]
     canvas = Canvas(
-        990, 438, "One step of a model of three layers, by stage of ZeRO",
-        f"Forward and backward, layer by layer. {' '.join(sentences)}",
+        990, 358, "One step of a model of three layers, by stage of ZeRO",
+        "From left to right, one thing after the other: forward and backward, layer by layer. " + " ".join(told()),
     )  # fmt: skip
-    left, wide, high = 110, 109, 25
-    for column, (phase, layer) in enumerate(COLUMNS):
-        canvas.text(left + wide * (column + 0.5), 22, f"{phase} {layer}".strip(), size=13.5, weight="bold")
-    top = 42
-    for stage, events in EVENTS.items():
-        first = min(row for rows in events.values() for row, event in enumerate(rows) if event)
-        for column, (phase, layer) in enumerate(COLUMNS):
-            for row, event in enumerate(events.get(phase, [])):
+    left, wide, high = 96, 49, 26
+    at = dict(zip(COLUMNS, accumulate((wide * SLOTS[phase] for phase, _ in COLUMNS), initial=left), strict=False))
+    for (phase, layer), x in at.items():
+        canvas.line((x, 14), (x, 300), stroke="#E3E6EA")
+        canvas.text(x + wide * SLOTS[phase] / 2, 22, f"{phase} {layer}".strip(), size=13.5, weight="bold")
+    for number, (stage, events) in enumerate(EVENTS.items()):
+        top = 42 + 96 * number
+        canvas.text(16, top + high / 2, stage, size=15, weight="bold", anchor="start")
+        for (phase, layer), x in at.items():
+            for slot, event in enumerate(events.get(phase, [])):
                 if event:
-                    box = (left + wide * column + 1, top + (high + 1) * (row - first), wide - 2, high)
-                    happening(canvas, box, event.format(layer))
-        canvas.text(16, top + high * (1.5 - first), stage, size=15, weight="bold", anchor="start")
-        top += (high + 1) * (4 - first) + 10
-        canvas.text(left, top, f"holds {RESTS[stage]}", **NOTE)
-        top += 28
-    key = "P1: the parameters of layer 1; P: of all layers. A quarter, as on four ranks. Dashed: memory given back."
-    canvas.text(16, 418, key, **NOTE)
+                    happening(canvas, (x + wide * slot + 1, top, wide - 2, high), event.format(layer))
+            if gone := DROPPED[stage].get(phase, "").format(layer):
+                long, end = width_of(gone, 11) + 4, x + wide * SLOTS[phase] - 1
+                happening(canvas, (end - long, top + high + 4, long, 20), gone)
+        canvas.text(left, top + high + 42, f"holds {RESTS[stage]}", **NOTE)
+    key = "ag P1: all_gather of the parameters of layer 1; rs G1: reduce_scatter of its gradients; P, G: of all layers."
+    more = "A quarter, as on four ranks. Dashed: memory given back. Order only: the widths mean nothing."
+    canvas.lines(16, 324, [key, more], **NOTE)
     return canvas.drawing()
+
+
+def told() -> Iterable[str]:
+    """Each stage's step in words."""
+    for stage, phases in EVENTS.items():
+        for phase, events in phases.items():
+            words = [
+                event.format("").replace(event[:2], LONG_NAMES.get(event[:2], event[:2])) for event in events if event
+            ]
+            words += [DROPPED[stage][phase].format("")] if phase in DROPPED[stage] else []
+            yield f"{stage}, {phase}: {', then '.join(words)}."
 
 
 def happening(canvas: Canvas, box, event: str) -> None:
@@ -127,7 +144,7 @@ def happening(canvas: Canvas, box, event: str) -> None:
     if event.startswith("drop"):
         canvas.rect(*box, **GONE)
     else:
-        canvas.rect(*box, fill=KINDS["comm"] if "_" in event else TIMELINE["compute"])
+        canvas.rect(*box, fill=KINDS["comm"] if event[:2] in LONG_NAMES else TIMELINE["compute"])
     canvas.text(x + width / 2, y + height / 2, event, size=11)
 
 
@@ -237,7 +254,7 @@ TIERS = {
     "host memory": ["some 1000 GB, tens of", "GB/s to the GPU"],
     "disk": ["some 10 000 GB,", "a few GB/s"],
 }
-# What each tier has, bytes a parameter in mixed precision; and what passes between it and the next one in a step.
+# What each tier has, bytes per parameter in mixed precision; and what passes between it and the next one in a step.
 PLACES = {
     "all on the GPU": [{"P": 2, "G": 2, "S": 12, "A": 0}, {}, {}],
     'where="cpu"': [{"P": 2, "G": 2, "A": 0}, {"S": 12}, {}],
@@ -249,10 +266,10 @@ TRAVELS = {'where="cpu"': [("G", "P", 2)], 'where="folder"': [("G", "P", 2), ("S
 def tiers() -> Drawing:
     canvas = Canvas(
         990, 366, "What lives on which tier, and what travels in a step",
-        "In mixed precision, bytes a parameter. All on the GPU: parameters 2, gradients 2, masters and optimizer state "
-        "12, and activations. Offloaded to host memory: the 12 live there; in a step the gradients go down, 2 bytes, "
-        "and the parameters come back, 2 bytes. Offloaded to a folder: the 12 lie in files; in a step they are read "
-        "and written besides, 12 and 12 bytes, and host memory has three parameters' state at a time.",
+        "In mixed precision, bytes per parameter. All on the GPU: parameters 2, gradients 2, masters and optimizer "
+        "state 12, and activations. Offloaded to host memory: the 12 live there; in a step the gradients go down, 2 "
+        "bytes, and the parameters come back, 2 bytes. Offloaded to a folder: the 12 lie in files; in a step they are "
+        "read and written besides, 12 and 12 bytes, and host memory has three parameters' state at a time.",
     )  # fmt: skip
     left, wide, unit, high, step = 200, 266, 12, 44, 108
     for row, (name, words) in enumerate(TIERS.items()):
@@ -278,6 +295,6 @@ def tiers() -> Drawing:
                 canvas.text(at + 6, (top + bottom) / 2, kind, size=11.5, anchor="start")
             words = f"{size} + {size} bytes"
             canvas.text(x + 78, (top + bottom) / 2, words, size=12.5, anchor="start", fill=MUTED)
-    words = "Bytes a parameter, and step. S: float32 masters and AdamW's two moments; small S: of three parameters."
-    canvas.text(20, 346, words, **NOTE)
+    key = "Bytes per parameter, and per step. S: float32 masters and AdamW's two moments; small S: of three parameters."
+    canvas.text(20, 346, key, **NOTE)
     return canvas.drawing()
