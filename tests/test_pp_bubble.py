@@ -38,5 +38,5 @@ def test_ranks_work_in_the_order_of_their_lists():
 @pytest.mark.alone
 def test_the_measured_bubble_is_the_simulated_one():
     """Within 5 %."""
-    for figure in bubbles(["gpipe", "1f1b"], 3):
+    for figure in bubbles(list(SCHEDULES), 2):
         assert figure.met and figure.value > 0.95, figure
