@@ -3,13 +3,18 @@
 Right: the course's own, and answers that go another way about it.  Wrong: tests/wrong_answers/pencil.py.
 """
 
+import math
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
 import pytest
 import torch
 
+from labs import cost
 from labs.kit import check
+from labs.kit.checks.pencil.held import held
+from labs.model import PRESETS
 from tests.wrong_answers import pencil
 from tests.wrong_answers.answers import ANSWERS, let_past
 from tests.wrong_answers.together import together
@@ -49,11 +54,38 @@ def buckets_by_accumulate(nbytes, bucket_bytes):
     return [[i for i, n in zip(order, numbers, strict=True) if n == k] for k in range(max(numbers, default=-1) + 1)]
 
 
+def held_by_shards(stage, layers, ranks, size):
+    ranks = ranks if stage else 1
+    shard = sum(math.ceil(n / ranks) for n in layers)
+    return [b * shard * (1 if stage >= first else ranks) for b, first in zip(size, (3, 2, 1), strict=True)]
+
+
+def held_by_division(stage, layers, ranks, size):
+    padded = [n if stage == 0 or n % ranks == 0 else n + ranks - n % ranks for n in layers]
+    P, G, S = (sum(padded) * b for b in size)
+    match stage:
+        case 0:
+            return P, G, S
+        case 1:
+            return P, G, S / ranks
+        case 2:
+            return P, G / ranks, S / ranks
+    return P / ranks, G / ranks, S / ranks
+
+
+def held_by_tensors(stage, layers, ranks, size):
+    n = torch.tensor(layers, dtype=torch.int64)
+    n = (n + ranks - 1).div(ranks, rounding_mode="floor") * ranks if stage else n
+    return torch.tensor(size) * n.sum() // torch.where(torch.tensor([3, 2, 1]) <= stage, ranks, 1)
+
+
 RIGHT = {
     "fill_buckets": (pencil.fill_buckets, buckets_by_recursion, buckets_by_numpy, buckets_by_accumulate),
+    "held_per_rank": (pencil.held_per_rank, held_by_shards, held_by_division, held_by_tensors),
 }
 LINES = {
     "fill_buckets": "✓ fill_buckets: right on all 12 sheets",
+    "held_per_rank": "✓ held_per_rank: right on all 13 sheets",
 }
 
 
@@ -84,3 +116,13 @@ def test_what_it_raises_is_told_with_its_line(name):
 
     answer = getattr(check, name)(fn)
     assert answer.ok is False and "IndexError" in answer.text and "args[99]" in answer.text
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 4, 7])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_what_a_rank_holds_is_what_cost_predicts(stage, ranks):
+    config = replace(PRESETS["tiny"], depth=3)
+    layers = [sum(layer.sizes) for layer in cost.gpt_layers(config)]
+    P, _, S = held(stage, layers, ranks, (4, 4, 8))
+    predicted = cost.zero(cost.Job(config, 1, ranks), stage).held
+    assert (P, S + 4 * len(layers)) == (predicted.P, predicted.S), "AdamW counts its steps, in 4 bytes a vector"

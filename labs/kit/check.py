@@ -11,6 +11,7 @@
     check.fill_buckets(fn)         fn(nbytes, bucket_bytes) -> buckets     which gradients travel together
     check.data_parallel(wrap)      wrap(model) -> module             with forward, no_sync() and sync()
     check.overlap(wrap)            wrap(model, bucket_bytes) -> module      whose buckets begin during backward
+    check.held_per_rank(fn)        fn(stage, layers, ranks, size) -> (P, G, S)    bytes, under DDP and each stage
     check.partition_optimizer(fn)  fn(full, make) -> step            step() updates all of full, with 1/N of the state
     check.gradient_ready(fn)       fn(full, shard)                   full.grad goes, its part is added to shard.grad
     check.gather_and_drop(gather, drop)    gather(full, shard)       full is filled from all shards; drop(full): emptied
@@ -64,6 +65,7 @@ from labs.kit.checks.messages import mean_on_rank_0
 from labs.kit.checks.mixed import mixed_precision
 from labs.kit.checks.norms import clip
 from labs.kit.checks.pencil.buckets import fill_buckets
+from labs.kit.checks.pencil.held import held_per_rank
 from labs.kit.checks.pipeline.judge import gpipe, interleaved, obey, one_f_one_b, zero_bubble
 from labs.kit.checks.recomputing import checkpoint, place_checkpoints
 from labs.kit.checks.shards import gather_and_drop, gradient_ready, partition_optimizer
@@ -87,6 +89,7 @@ __all__ = [
     "gather_and_drop",
     "gpipe",
     "gradient_ready",
+    "held_per_rank",
     "hsdp_gradient",
     "interleaved",
     "mean_on_rank_0",

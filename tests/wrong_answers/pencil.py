@@ -145,3 +145,142 @@ def none_of_no_bytes(nbytes, bucket_bytes):
 @wrong("fill_buckets")
 def at_least_one_bucket(nbytes, bucket_bytes):
     return fill_buckets(nbytes, bucket_bytes) or [[]]
+
+
+# ---- held_per_rank ---------------------------------------------------------------------------------------
+
+
+def held_per_rank(stage, layers, ranks, size):
+    p, g, s = size
+    if stage == 0:
+        ranks = 1
+    n = sum((layer + ranks - 1) // ranks * ranks for layer in layers)
+    return p * n // (ranks if stage == 3 else 1), g * n // (ranks if stage > 1 else 1), s * n // ranks
+
+
+def shares(stage, n, ranks, size):
+    p, g, s = size
+    return [p * n / (ranks if stage > 2 else 1), g * n / (ranks if stage > 1 else 1), s * n / (ranks if stage else 1)]
+
+
+@wrong("held_per_rank", "nothing is padded")
+def as_the_paper_has_it(stage, layers, ranks, size):
+    return shares(stage, sum(layers), ranks, size)
+
+
+@wrong("held_per_rank", "the rest of a division is lost")
+def rounded_down(stage, layers, ranks, size):
+    (p, g, s), n = size, sum(layers)
+    return p * (n // ranks if stage > 2 else n), g * (n // ranks if stage > 1 else n), s * (n // ranks if stage else n)
+
+
+@wrong("held_per_rank", "all layers are padded as one")
+def one_vector(stage, layers, ranks, size):
+    return held_per_rank(stage, [sum(layers)], ranks, size)
+
+
+@wrong("held_per_rank", "padded where nothing is missing")
+def always_some_zeros(stage, layers, ranks, size):
+    n = sum(n // ranks * ranks + ranks for n in layers) if stage else sum(layers)
+    return shares(stage, n, ranks, size)
+
+
+@wrong("held_per_rank", "DDP is padded, too")
+def ddp_padded(stage, layers, ranks, size):
+    return shares(stage, sum(-(-n // ranks) * ranks for n in layers), ranks, size)
+
+
+@wrong("held_per_rank", "what is whole is not padded")
+def only_shards_are_padded(stage, layers, ranks, size):
+    (p, g, s), n = size, sum(layers)
+    shard = sum(-(-layer // ranks) for layer in layers)
+    return p * (shard if stage > 2 else n), g * (shard if stage > 1 else n), s * (shard if stage else n)
+
+
+@wrong("held_per_rank", "a stage shards one kind alone")
+def one_kind_each(stage, layers, ranks, size):
+    cut = held_per_rank(3, layers, ranks, size)
+    whole = [ranks * n for n in cut] if stage else held_per_rank(0, layers, ranks, size)
+    return tuple(c if stage == first else w for c, w, first in zip(cut, whole, (3, 2, 1), strict=True))
+
+
+@wrong("held_per_rank", "P is sharded first")
+def the_other_way_round(stage, layers, ranks, size):
+    return held_per_rank(stage, layers, ranks, size[::-1])[::-1]
+
+
+@wrong("held_per_rank", "everything is sharded")
+def a_quarter_of_all(stage, layers, ranks, size):
+    return held_per_rank(3 if stage else 0, layers, ranks, size)
+
+
+@wrong("held_per_rank", "elements, and not bytes")
+def counted(stage, layers, ranks, size):
+    return held_per_rank(stage, layers, ranks, (1, 1, 1))
+
+
+@wrong("held_per_rank", "what all ranks hold together")
+def the_whole_bill(stage, layers, ranks, size):
+    return tuple(ranks * n for n in held_per_rank(stage, layers, ranks, size))
+
+
+@wrong("held_per_rank", "S, G and P")
+def in_the_order_of_the_stages(stage, layers, ranks, size):
+    return held_per_rank(stage, layers, ranks, size)[::-1]
+
+
+@wrong("held_per_rank", "another kind of answer")
+def the_sum(stage, layers, ranks, size):
+    return sum(held_per_rank(stage, layers, ranks, size))
+
+
+@wrong("held_per_rank", "another kind of answer")
+def by_kind(stage, layers, ranks, size):
+    return dict(zip("PGS", held_per_rank(stage, layers, ranks, size), strict=True))
+
+
+@wrong("held_per_rank", "nothing is returned")
+def told(stage, layers, ranks, size):
+    print(held_per_rank(stage, layers, ranks, size))
+
+
+@wrong("held_per_rank")
+def gradients_stay_in_stage_3(stage, layers, ranks, size):
+    P, G, S = held_per_rank(stage, layers, ranks, size)
+    return P, G * (ranks if stage == 3 else 1), S
+
+
+@wrong("held_per_rank")
+def gradients_go_with_the_optimizer(stage, layers, ranks, size):
+    P, G, S = held_per_rank(stage, layers, ranks, size)
+    return P, G / (ranks if stage == 1 else 1), S
+
+
+@wrong("held_per_rank")
+def ddp_shards_the_optimizer(stage, layers, ranks, size):
+    P, G, S = held_per_rank(stage, layers, ranks, size)
+    return P, G, S / (1 if stage else ranks)
+
+
+@wrong("held_per_rank")
+def one_layer_at_a_time(stage, layers, ranks, size):
+    """Stage 3 as it is at its peak, and not at rest."""
+    P, G, S = held_per_rank(stage, layers, ranks, size)
+    return P + (size[0] * max(layers, default=0) if stage == 3 else 0), G, S
+
+
+@wrong("held_per_rank")
+def one_size_for_p_and_g(stage, layers, ranks, size):
+    return held_per_rank(stage, layers, ranks, (size[0], size[0], size[2]))
+
+
+@wrong("held_per_rank")
+def takes_layers_out(stage, layers, ranks, size):
+    held = held_per_rank(stage, layers, ranks, size)
+    layers.clear()
+    return held
+
+
+@wrong("held_per_rank")
+def fails_without_layers(stage, layers, ranks, size):
+    return held_per_rank(stage, [layers[0], *layers[1:]], ranks, size)
