@@ -188,14 +188,15 @@ assert (whole - mean_over([6, 2, 2, 2])).abs().max() > 1e-4
 # ### Exercise 1: average the gradients
 #
 # `dist.all_reduce(tensor)` replaces a tensor, in place, by the sum over all ranks. Some parameters have no gradient:
-# they are frozen, or were not used. Budget: every gradient travels once.
+# they are frozen, or were not used in this step. *In place* means that the tensor that is `p.grad` gets the mean, since
+# others may hold it, too. Budget: the bytes of one all-reduce for each gradient, and no rank does the others' work.
 
 
 # %%
 def average_gradients(model):
     """Every `p.grad` becomes its mean over all ranks, in place; called on all ranks, between backward and optimizer.
 
-    model: any nn.Module. Where `p.grad` is None, on all ranks alike, it stays None.
+    model: any nn.Module, in training or evaluation mode. Where `p.grad` is None, on all ranks alike, it stays None.
     """
     ### BEGIN SOLUTION
     for p in model.parameters():
@@ -320,7 +321,10 @@ draw.curves({"one device": reference, "rank 3 is another model": curve(late)})
 #
 # ### Exercise 2: gradient accumulation
 #
-# Budget: as many bytes as with one micro-batch, and the activations of one micro-batch.
+# Budget: as many bytes as with one micro-batch, and the activations of one micro-batch. Two things matter little to
+# `Naive`, and much to other wrappers. Forward belongs within `no_sync()` as well as backward: outside of it, a model's
+# buffers (running statistics) are sent before each forward, and they count. And the last backward belongs outside: the
+# wrapper that we are coming to begins to send during backward, and has to know which one is the last.
 
 
 # %%
@@ -328,7 +332,7 @@ def accumulate(model, micro_batches):
     """All backwards of a step, and one synchronisation.
 
     model: a wrapper of labs.ddp; model(x_BT, y_BT) is the mean loss of a micro-batch (0-dim)
-    micro_batches: this rank's list of (x_BT, y_BT), all of one size
+    micro_batches: this rank's list of (x_BT, y_BT), all of one size; it stays as it is
 
     Afterwards each gradient is that of the mean loss over all micro-batches of all ranks.
     """
@@ -345,9 +349,6 @@ def accumulate(model, micro_batches):
 check.accumulation(accumulate)
 
 # %% [markdown]
-# The last backward belongs outside of `no_sync()`. For `Naive` it would not matter. For the wrapper that we are coming
-# to, it does: it begins to send during backward, and has to know which one is the last.
-#
 # ## Build: fewer messages
 #
 # How many all-reduces is one step? One for each tensor:
@@ -402,8 +403,9 @@ draw.table([{"bucket": i, "tensors": len(b), "bytes": sum(p.nbytes for p in b)} 
 # ### Optional exercise: buckets
 #
 # `average` is called by `sync()`, once per step; `self.trainable` are the parameters by name, each of them with a
-# gradient. `self.all_reduce(flat, group=self.group)` adds up over the ranks, in place; `self.ranks` is N. `torch.cat`
-# and `split` are your friends. Budget: the same bytes.
+# gradient. `self.all_reduce(flat, group=self.group)` adds up over the ranks, in place; `self.ranks` is N. All three are
+# the wrapper's own: its group need not be all ranks, nor its all-reduce torch's. `torch.cat` and `split` are your
+# friends. Budget: the same bytes, in one all-reduce for each bucket.
 
 
 # %%
@@ -495,13 +497,15 @@ draw.table([{"average": name.replace("_", " "), "rank 0": a, "rank 1": b} for na
 # | `bucket.collect(p)` | copies `p.grad` into the bucket, and makes `p.grad` a view of it |
 # | `bucket.waiting_for` | the set of those of its parameters that are not ready yet; filled again after each step |
 # | `bucket.flat` | its gradients, side by side in one tensor |
-# | `self.syncing` | False within `no_sync()`: collect, and send nothing |
+# | `self.syncing` | False within `no_sync()`: collect, so that gradients are held once, and send nothing |
 # | `self.all_reduce(x, group=self.group, async_op=True)` | begins, and returns a *work*, at once |
 # | `self.works` | the works begun in this step. `sync()` waits for them, in the order of the buckets, and divides |
 #
 # One thing is easy to miss. On another rank gradients may become ready in another order. If each rank began whichever
 # bucket is full, ranks would reduce different buckets with each other: notebook 02's mismatch. So buckets begin
-# *strictly in order*. Budget: as many all-reduces as buckets, each begun as soon as it may.
+# *strictly in order*. Budget: as many all-reduces as buckets, each begun as soon as it may; and nobody waits in
+# backward. (A second backward outside of `no_sync()`, before `sync()`, is the caller's mistake. The course's own raises
+# an error there; yours need not.)
 
 
 # %%
