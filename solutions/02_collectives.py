@@ -729,6 +729,23 @@ for way in everyone_to_everyone, all_reduce:
 #
 # ## Say it back
 #
+# The table with the page turned over: what does a rank send in each of these, by rings, × the tensor?
+
+
+# %%
+def sent_by_rings(ranks):
+    """{"reduce_scatter": …, "all_gather": …, "all_reduce": …, "all_to_all": …}, each × the tensor's bytes."""
+    ### BEGIN SOLUTION
+    pieces = (ranks - 1) / ranks
+    return {"reduce_scatter": pieces, "all_gather": pieces, "all_reduce": 2 * pieces, "all_to_all": pieces}
+    ### END SOLUTION
+
+
+check.sent_by_rings(sent_by_rings)
+
+# %% [markdown]
+# Answer each aloud before you unfold it.
+#
 # <details><summary>Why does what a rank sends in a ring hardly grow with the number of ranks?</summary>
 #
 # It sends 2 (N − 1) pieces, but a piece is 1/N of the tensor: together 2 (N − 1)/N tensors, always less than two.

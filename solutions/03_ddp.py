@@ -1048,6 +1048,21 @@ draw.curves({"one device": reference, "torchrun, 4 processes": losses})
 # %% [markdown]
 # ## Say it back
 #
+# With the page turned over: the model has `tensors` gradients, which fill `buckets` buckets. How many all-reduces are
+# started while backward works, and how many by `sync()`?
+
+
+# %%
+def started_when(tensors, buckets):
+    """{"Naive": (by backward, by sync), "Bucketed": (…, …), "Overlapped": (…, …)}, in one micro-batch."""
+    ### BEGIN SOLUTION
+    return {"Naive": (0, tensors), "Bucketed": (0, buckets), "Overlapped": (buckets, 0)}
+    ### END SOLUTION
+
+
+check.started_when(started_when)
+
+# %% [markdown]
 # Answer each aloud before you unfold it.
 #
 # <details><summary>Why do the replicas stay equal, though nobody ever sends a parameter?</summary>

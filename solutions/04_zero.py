@@ -987,6 +987,29 @@ draw.table([{"link": name, "tokens on a device, at least": round(R / W)} for nam
 # %% [markdown]
 # ## Say it back
 #
+# The table of events with the page turned over: what happens at each of them, under stage 1, 2 and 3? (The optimizer's
+# own update, in `step`, is left out.)
+
+
+# %%
+def stages_by_event():
+    """{event: (stage 1, stage 2, stage 3)}, of "all_gather", "drop", "reduce_scatter" and "" for nothing."""
+    ### BEGIN SOLUTION
+    return {
+        "before_forward": ("", "", "all_gather"),
+        "after_forward": ("", "", "drop"),
+        "before_backward": ("", "", "all_gather"),
+        "after_backward": ("", "", "drop"),
+        "gradient_ready": ("", "reduce_scatter", "reduce_scatter"),
+        "sync": ("reduce_scatter", "", ""),
+        "step": ("all_gather", "all_gather", ""),
+    }
+    ### END SOLUTION
+
+
+check.stages_by_event(stages_by_event)
+
+# %% [markdown]
 # Answer each aloud before you unfold it.
 #
 # <details><summary>For each stage: what does a rank hold at rest, and what travels when?</summary>

@@ -866,6 +866,27 @@ table({who: each for pair in pairs for who, each in pair.items()})
 # %% [markdown]
 # ## Say it back
 #
+# With the page turned over: how much of the parameters does a rank hold between forward and backward, and how much does
+# it send in a step, both × the model? Leave the root, which is gathered once less, out of it. `FULL_SHARD` and
+# `SHARD_GRAD_OP` have `shards` ranks, `HYBRID_SHARD` has `shards` × `replicas`.
+
+
+# %%
+def held_and_sent(shards, replicas):
+    """{"FULL_SHARD": (held, sent), "SHARD_GRAD_OP": (held, sent), "HYBRID_SHARD": (held, sent)}."""
+    ### BEGIN SOLUTION
+    half = (shards - 1) / shards  # an all-gather, or a reduce-scatter
+    return {
+        "FULL_SHARD": (1 / shards, 3 * half),
+        "SHARD_GRAD_OP": (1, 2 * half),
+        "HYBRID_SHARD": (1 / shards, 3 * half + 2 * (replicas - 1) / replicas / shards),
+    }
+    ### END SOLUTION
+
+
+check.held_and_sent(held_and_sent)
+
+# %% [markdown]
 # Answer each aloud before you unfold it.
 #
 # <details><summary>What does sharding by parameter cost against one flat vector, and what does it give?</summary>

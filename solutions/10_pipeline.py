@@ -1022,6 +1022,22 @@ draw.table(rows)
 # %% [markdown]
 # ## Say it back
 #
+# With the page turned over: the bubble of each schedule, × the ideal time, where F, I and W take equally long and the
+# number of micro-batches is a multiple of the ranks.
+
+
+# %%
+def bubbles(ranks, microbatches, stages_per_rank):
+    """{"GPipe": …, "1F1B": …, "interleaved": …, "zero bubble": …}; with "zero bubble", ZB-H1 is meant."""
+    ### BEGIN SOLUTION
+    bubble = (ranks - 1) / microbatches
+    return {"GPipe": bubble, "1F1B": bubble, "interleaved": bubble / stages_per_rank, "zero bubble": bubble / 3}
+    ### END SOLUTION
+
+
+check.bubbles(bubbles)
+
+# %% [markdown]
 # Answer each aloud before you unfold it.
 #
 # <details><summary>What does 1F1B make smaller, and what not? What makes the bubble smaller?</summary>

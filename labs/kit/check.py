@@ -6,19 +6,23 @@
     check.reduce_scatter(fn)       fn(x, group=None) -> piece        a ring, in place
     check.all_gather(fn)           fn(x, group=None)                 a ring, in place
     check.all_reduce(fn)           fn(x, group=None)                 in place
+    check.sent_by_rings(fn)        fn(ranks) -> {collective: × the tensor}
     check.average_gradients(fn)    fn(model)                         after backward: every gradient becomes the mean
     check.accumulation(fn)         fn(model, micro_batches)          several backwards, one synchronisation
     check.fill_buckets(fn)         fn(nbytes, bucket_bytes) -> buckets     which gradients travel together
     check.data_parallel(wrap)      wrap(model) -> module             with forward, no_sync() and sync()
     check.overlap(wrap)            wrap(model, bucket_bytes) -> module      whose buckets begin during backward
     check.held_per_rank(fn)        fn(stage, layers, ranks, size) -> (P, G, S)    bytes, under DDP and each stage
+    check.started_when(fn)         fn(tensors, buckets) -> {strategy: all-reduces (by backward, by sync)}
     check.partition_optimizer(fn)  fn(full, make) -> step            step() updates all of full, with 1/N of the state
     check.gradient_ready(fn)       fn(full, shard)                   full.grad goes, its part is added to shard.grad
     check.gather_and_drop(gather, drop)    gather(full, shard)       full is filled from all shards; drop(full): emptied
     check.stage_3(fn)              fn(layers, x, loss)               one step, event by event
+    check.stages_by_event(fn)      fn() -> {event: (stage 1, stage 2, stage 3)}
     check.unshard_and_reshard(unshard, reshard)    unshard(shards, fulls), reshard(fulls)      one group, one gather
     check.prefetch(fn)             fn(layers, compute)               the next layer on its way while one computes
     check.hsdp_gradient(fn)        fn(gradient, mesh) -> piece       the mean over both axes, by the least bytes
+    check.held_and_sent(fn)        fn(shards, replicas) -> {strategy: (P held, sent)}
     check.clip(fn)                 fn(shards, max_norm) -> norm      by the global norm, in place
     check.checkpoint(fn)           fn(layer, x)                      layer(x), computed again in backward
     check.place_checkpoints(fn)    fn(model)                         so that both budgets are kept
@@ -36,6 +40,7 @@
     check.interleaved(fn)          fn(ranks, microbatches, stages_per_rank) -> lists     a smaller bubble
     check.zero_bubble(fn)          fn(ranks, microbatches) -> lists          the backward in two halves, I and W
     check.obey(fn)                 fn(instructions, stages, loss, xs, ys, take, put) -> losses     of one rank
+    check.bubbles(fn)              fn(ranks, microbatches, stages_per_rank) -> {schedule: bubble}
     check.predict(question, guess, answer)
 
     ✓ reduce_scatter: you sent 0.75 × the tensor per rank; the least possible is 0.75 ×
@@ -66,6 +71,7 @@ from labs.kit.checks.mixed import mixed_precision
 from labs.kit.checks.norms import clip
 from labs.kit.checks.pencil.buckets import fill_buckets
 from labs.kit.checks.pencil.held import held_per_rank
+from labs.kit.checks.pencil.said import bubbles, held_and_sent, sent_by_rings, stages_by_event, started_when
 from labs.kit.checks.pipeline.judge import gpipe, interleaved, obey, one_f_one_b, zero_bubble
 from labs.kit.checks.recomputing import checkpoint, place_checkpoints
 from labs.kit.checks.shards import gather_and_drop, gradient_ready, partition_optimizer
@@ -80,6 +86,7 @@ __all__ = [
     "average_gradients",
     "block_plan",
     "broadcast",
+    "bubbles",
     "checkpoint",
     "clip",
     "conjugate",
@@ -89,6 +96,7 @@ __all__ = [
     "gather_and_drop",
     "gpipe",
     "gradient_ready",
+    "held_and_sent",
     "held_per_rank",
     "hsdp_gradient",
     "interleaved",
@@ -107,8 +115,11 @@ __all__ = [
     "prefetch",
     "reduce_scatter",
     "row_linear",
+    "sent_by_rings",
     "split_loss",
     "stage_3",
+    "stages_by_event",
+    "started_when",
     "unshard_and_reshard",
     "zero_bubble",
 ]

@@ -284,3 +284,251 @@ def takes_layers_out(stage, layers, ranks, size):
 @wrong("held_per_rank")
 def fails_without_layers(stage, layers, ranks, size):
     return held_per_rank(stage, [layers[0], *layers[1:]], ranks, size)
+
+
+# ---- said from memory ------------------------------------------------------------------------------------
+
+
+def sent_by_rings(ranks, part=None, twice=2):
+    part = (ranks - 1) / ranks if part is None else part
+    return {"reduce_scatter": part, "all_gather": part, "all_reduce": twice * part, "all_to_all": part}
+
+
+@wrong("sent_by_rings", "all_reduce once instead of twice")
+def all_alike(ranks):
+    return sent_by_rings(ranks, twice=1)
+
+
+@wrong("sent_by_rings", "(N − 1) tensors instead of pieces")
+def whole_tensors(ranks):
+    return sent_by_rings(ranks, part=ranks - 1)
+
+
+@wrong("sent_by_rings", "N pieces, and not N − 1")
+def to_oneself(ranks):
+    return sent_by_rings(ranks, part=1)
+
+
+@wrong("sent_by_rings")
+def the_limit_of_all_reduce(ranks):
+    return sent_by_rings(ranks) | {"all_reduce": 2}
+
+
+@wrong("sent_by_rings")
+def all_to_all_of_whole_tensors(ranks):
+    return sent_by_rings(ranks) | {"all_to_all": ranks - 1}
+
+
+@wrong("sent_by_rings")
+def of_four_ranks(ranks):
+    return sent_by_rings(4)
+
+
+@wrong("sent_by_rings", "another kind of answer")
+def without_all_to_all(ranks):
+    return {name: part for name, part in sent_by_rings(ranks).items() if name != "all_to_all"}
+
+
+@wrong("sent_by_rings", "another kind of answer")
+def as_a_list(ranks):
+    return list(sent_by_rings(ranks).values())
+
+
+@wrong("sent_by_rings")
+def to_whole_tensors(ranks):
+    return sent_by_rings(ranks, part=(ranks - 1) // ranks)
+
+
+@wrong("sent_by_rings")
+def rounds(ranks):
+    return sent_by_rings(ranks, part=ranks - 1, twice=2) | {"all_reduce": ranks - 1}
+
+
+def started_when(tensors, buckets, **other):
+    return {"Naive": (0, tensors), "Bucketed": (0, buckets), "Overlapped": (buckets, 0)} | other
+
+
+@wrong("started_when", "the columns are exchanged")
+def sync_first(tensors, buckets):
+    return {name: pair[::-1] for name, pair in started_when(tensors, buckets).items()}
+
+
+@wrong("started_when", "Overlapped sends twice")
+def started_and_repeated(tensors, buckets):
+    return started_when(tensors, buckets, Overlapped=(buckets, buckets))
+
+
+@wrong("started_when")
+def naive_in_backward(tensors, buckets):
+    return started_when(tensors, buckets, Naive=(tensors, 0))
+
+
+@wrong("started_when")
+def overlapped_by_tensor(tensors, buckets):
+    return started_when(tensors, buckets, Overlapped=(tensors, 0))
+
+
+@wrong("started_when")
+def the_last_bucket_by_sync(tensors, buckets):
+    return started_when(tensors, buckets, Overlapped=(buckets - 1, 1))
+
+
+@wrong("started_when")
+def bucketed_in_backward(tensors, buckets):
+    return started_when(tensors, buckets, Bucketed=(buckets, 0))
+
+
+@wrong("started_when")
+def bucketed_by_tensor(tensors, buckets):
+    return started_when(tensors, buckets, Bucketed=(0, tensors))
+
+
+@wrong("started_when")
+def sums_alone(tensors, buckets):
+    return {name: sum(pair) for name, pair in started_when(tensors, buckets).items()}
+
+
+def stages_by_event(**other):
+    return {
+        "before_forward": ("", "", "all_gather"),
+        "after_forward": ("", "", "drop"),
+        "before_backward": ("", "", "all_gather"),
+        "after_backward": ("", "", "drop"),
+        "gradient_ready": ("", "reduce_scatter", "reduce_scatter"),
+        "sync": ("reduce_scatter", "", ""),
+        "step": ("all_gather", "all_gather", ""),
+    } | other
+
+
+@wrong("stages_by_event", "stage 2 reduces in sync, and not as gradients come")
+def two_like_one():
+    return stages_by_event(gradient_ready=("", "", "reduce_scatter"), sync=("reduce_scatter", "reduce_scatter", ""))
+
+
+@wrong("stages_by_event", "stage 3 gathers in its step")
+def three_gathers_in_step():
+    return stages_by_event(step=("all_gather", "all_gather", "all_gather"))
+
+
+@wrong("stages_by_event")
+def one_sends_an_all_reduce():
+    return stages_by_event(sync=("all_reduce", "", ""))
+
+
+@wrong("stages_by_event")
+def never_gathered_again():
+    return stages_by_event(before_backward=("", "", ""))
+
+
+@wrong("stages_by_event")
+def never_dropped_after_backward():
+    return stages_by_event(after_backward=("", "", ""))
+
+
+@wrong("stages_by_event")
+def one_reduces_each_gradient():
+    return stages_by_event(gradient_ready=("reduce_scatter",) * 3, sync=("", "", ""))
+
+
+@wrong("stages_by_event")
+def two_drops():
+    return stages_by_event(after_forward=("", "drop", "drop"))
+
+
+@wrong("stages_by_event", "another kind of answer")
+def without_sync():
+    return {event: stages for event, stages in stages_by_event().items() if event != "sync"}
+
+
+def held_and_sent(s, r, **other):
+    half = (s - 1) / s
+    return {
+        "FULL_SHARD": (1 / s, 3 * half),
+        "SHARD_GRAD_OP": (1, 2 * half),
+        "HYBRID_SHARD": (1 / s, 3 * half + 2 * (r - 1) / r / s),
+    } | other
+
+
+@wrong("held_and_sent", "the replicas reduce everything")
+def whole_gradients_across(s, r):
+    return held_and_sent(s, r, HYBRID_SHARD=(1 / s, 3 * (s - 1) / s + 2 * (r - 1) / r))
+
+
+@wrong("held_and_sent", "SHARD_GRAD_OP holds a shard")
+def held_in_shards(s, r):
+    return held_and_sent(s, r, SHARD_GRAD_OP=(1 / s, 2 * (s - 1) / s))
+
+
+@wrong("held_and_sent")
+def hybrid_over_all_ranks(s, r):
+    return held_and_sent(s, r, HYBRID_SHARD=(1 / (s * r), 3 * (s - 1) / s + 2 * (r - 1) / r / s))
+
+
+@wrong("held_and_sent")
+def replicas_by_one_half(s, r):
+    return held_and_sent(s, r, HYBRID_SHARD=(1 / s, 3 * (s - 1) / s + (r - 1) / r / s))
+
+
+@wrong("held_and_sent")
+def gathered_once(s, r):
+    return held_and_sent(s, r, FULL_SHARD=(1 / s, 2 * (s - 1) / s))
+
+
+@wrong("held_and_sent")
+def three_halves_each(s, r):
+    return held_and_sent(s, r, SHARD_GRAD_OP=(1, 3 * (s - 1) / s))
+
+
+@wrong("held_and_sent")
+def full_holds_all(s, r):
+    return held_and_sent(s, r, FULL_SHARD=(1, 3 * (s - 1) / s))
+
+
+@wrong("held_and_sent")
+def replicas_and_shards_exchanged(s, r):
+    return held_and_sent(r, s)
+
+
+def bubbles(p, m, v, **other):
+    bubble = (p - 1) / m
+    return {"GPipe": bubble, "1F1B": bubble, "interleaved": bubble / v, "zero bubble": bubble / 3} | other
+
+
+@wrong("bubbles", "1F1B has a smaller bubble")
+def half_by_1f1b(p, m, v):
+    return bubbles(p, m, v, **{"1F1B": (p - 1) / m / 2})
+
+
+@wrong("bubbles", "of the whole time, and not of the ideal one")
+def of_the_whole(p, m, v):
+    return {name: x / (1 + x) for name, x in bubbles(p, m, v).items()}
+
+
+@wrong("bubbles", "interleaved is not divided by v")
+def interleaved_like_1f1b(p, m, v):
+    return bubbles(p, m, v, interleaved=(p - 1) / m)
+
+
+@wrong("bubbles")
+def p_in_place_of_p_less_one(p, m, v):
+    return {name: x * p / max(1, p - 1) for name, x in bubbles(p, m, v).items()}
+
+
+@wrong("bubbles")
+def no_bubble_at_all(p, m, v):
+    return bubbles(p, m, v, **{"zero bubble": 0})
+
+
+@wrong("bubbles")
+def half_of_the_backward(p, m, v):
+    return bubbles(p, m, v, **{"zero bubble": (p - 1) / m / 2})
+
+
+@wrong("bubbles")
+def of_the_interleaved(p, m, v):
+    return bubbles(p, m, v, **{"zero bubble": (p - 1) / m / v / 3})
+
+
+@wrong("bubbles")
+def inverted(p, m, v):
+    return {name: m / (p - 1) if p > 1 else 0 for name in bubbles(p, m, v)}

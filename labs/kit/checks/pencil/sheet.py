@@ -36,12 +36,16 @@ LARGEST = 400  # characters of an answer that are shown
 
 @dataclass(frozen=True)
 class Sheet:
-    """One call: `arguments`, what is `due`, and both in `words`; `only`: the name of what is wrong on such alone."""
+    """One call: `arguments`, what is `due`, and which call it is in `words`.
+
+    secret: what is due is not shown.  only: the name of what is wrong on such a sheet alone.
+    """
 
     arguments: tuple[Any, ...]
     due: Any
     words: str
     _: KW_ONLY
+    secret: bool = False
     only: str = ""
 
     def __str__(self) -> str:
@@ -66,7 +70,12 @@ class Seen:
 
     @property
     def told(self) -> str:
-        return f"it says {cut(self.found)}, and not {cut(self.sheet.due)}"
+        if not self.sheet.secret:
+            return f"it says {cut(self.found)}, and not {cut(self.sheet.due)}"
+        if form(self.found) != form(self.sheet.due):
+            return f"it says {cut(self.found)}"
+        found, due = plain(self.found), plain(self.sheet.due)
+        return next(f"of {key!r} it says {cut(found[key])}" for key in due if not same(found[key], due[key]))
 
 
 def on_paper(fn: Callable[..., Any], sheets: Sequence[Sheet], mistakes: Sequence[Mistake], question: str) -> str:
@@ -84,7 +93,7 @@ def on_paper(fn: Callable[..., Any], sheets: Sequence[Sheet], mistakes: Sequence
             refuse(AFTERMATH, outcome, f"{sheet}: afterwards ")
         except Wrong as wrong:
             raise wrong.also(sheet.only) from None
-    return f"right on all {len(sheets)} sheets"
+    return f"right on all {len(sheets)} sheets" if len(sheets) > 1 else "right"
 
 
 def as_if(other: Callable[..., Any]) -> Callable[[Seen], str | None]:
