@@ -100,13 +100,15 @@ def test_collective_from_a_given_start():
     assert "Rank 1 holds piece 0 of 0." in widget.stage.value
 
 
-def test_replay_grows_and_is_saved_whole():
-    whole = draw.timeline(recording())
-    widget = play.replay(recording(), count=3)
-    first = widget.stage.value
-    assert first.startswith('<img alt="Timeline of 200.0 ms. 2 ranks')
-    widget.controls["frame"].value = 2
-    assert widget.stage.value != first
+def test_replay_begins_and_is_saved_whole():
+    """Of the job cut off at every moment, the picture of `draw.timeline`."""
+    jobs, names = (recording(), recording(3)), ("two", "three")
+    whole = draw.timeline(*jobs, names=names)
+    widget = play.replay(*jobs, names=names, count=3)
+    button, slider = widget.children[0].children
+    assert widget.stage.value == whole.html and button.value == slider.value == 2
+    slider.value = 1
+    assert widget.stage.value == draw.timeline(*jobs, names=names, until=0.1).html != whole.html
     assert saved(widget)[0] == whole._repr_mimebundle_()
 
 

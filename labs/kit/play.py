@@ -3,7 +3,7 @@
     explore(picture, ranks=[2, 4, 8])       any function that returns a picture; one control an argument
     frames(picture, "round", 7)             a slider with a Play button over the frames of a film
     collective(messages, ranks)             a collective, round by round
-    replay(recording)                       a recorded timeline, as it went by
+    replay(recording, …)                    recorded timelines, as they went by
     all_reduce_times({"ring": cost.…})      seconds by algorithm, ranks, size, latency and bandwidth
     links()                                 seconds of an all-reduce on each link of a cluster, by its size
     prefetch(talk, held, steps)             recordings by how many layers are gathered ahead
@@ -104,13 +104,16 @@ def explore(picture: Callable[..., Any], **values: Sequence | Mapping) -> Explor
     return Explorer(picture, {name: control(name, choices) for name, choices in values.items()})
 
 
-def frames(picture: Callable[[int], Any], label: str, count: int, still: Any = None, pause: float = 0.8):
+def frames(
+    picture: Callable[[int], Any], label: str, count: int, still: Any = None, pause: float = 0.8, begin: int = 0
+):
     """A film of `count` frames with a slider and a Play button; `picture(frame)` draws one.
 
-    pause: seconds between frames while it plays; still: as for Explorer. Returns an Explorer.
+    pause: seconds between frames while it plays; still: as for Explorer; begin: the frame that is shown at first.
+    Returns an Explorer.
     """
-    slider = ipywidgets.IntSlider(min=0, max=count - 1, description=label)
-    button = ipywidgets.Play(min=0, max=count - 1, interval=int(1000 * pause), show_repeat=False)
+    slider = ipywidgets.IntSlider(value=begin, min=0, max=count - 1, description=label)
+    button = ipywidgets.Play(value=begin, min=0, max=count - 1, interval=int(1000 * pause), show_repeat=False)
     film = Explorer(lambda frame: picture(frame), {"frame": slider}, [button], still)
     film.link = ipywidgets.jslink((button, "value"), (slider, "value"))
     return film
@@ -130,17 +133,19 @@ def collective(messages: Sequence[Message], ranks: int, held: Holdings | None = 
     )
 
 
-def replay(recording, step: int | None = None, count: int = 41) -> Explorer:
-    """A recorded timeline as it went by, in `count` frames; saved, the whole of it.
+def replay(*recordings, step: int | None = None, names: Sequence[str] = (), count: int = 41) -> Explorer:
+    """Recorded timelines as they went by, side by side in time, in `count` frames; saved and at first, the whole.
 
-    recording: a labs.kit.record.Recording; step: the one to show (all of the job when left out).
+    recordings: labs.kit.record.Recordings; step: the one to show (all of the job when left out); names: one a recording.
     """
-    start, end = window(recording, step)
+    longest = max(end - start for start, end in (window(recording, step) for recording in recordings))
+    whole = draw.timeline(*recordings, step=step, names=names)
 
     def frame(number: int) -> draw.Figure:
-        return draw.timeline(recording, step=step, until=number / (count - 1) * (end - start))
+        until = number / (count - 1) * longest
+        return whole if until == longest else draw.timeline(*recordings, step=step, names=names, until=until)
 
-    return frames(frame, "time", count, still=draw.timeline(recording, step=step), pause=0.25)
+    return frames(frame, "time", count, still=whole, pause=0.25, begin=count - 1)
 
 
 def all_reduce_times(seconds: Mapping[str, Callable[[int, int, float, float], float]]) -> Explorer:
