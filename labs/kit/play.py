@@ -136,7 +136,7 @@ def collective(messages: Sequence[Message], ranks: int, held: Holdings | None = 
 def replay(*recordings, step: int | None = None, names: Sequence[str] = (), count: int = 41) -> Explorer:
     """Recorded timelines as they went by, side by side in time, in `count` frames; saved and at first, the whole.
 
-    recordings: labs.kit.record.Recordings; step: the one to show (all of the job when left out); names: one a recording.
+    recordings: labs.kit.record.Recordings; step: the one to show (all of the job when left out); names: one for each.
     """
     longest = max(end - start for start, end in (window(recording, step) for recording in recordings))
     whole = draw.timeline(*recordings, step=step, names=names)
