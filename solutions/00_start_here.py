@@ -195,6 +195,26 @@ def shard_and_gather():
 run(shard_and_gather, ranks=4)
 
 # %% [markdown]
+# Eight numbers are two for each of four ranks. With ten they do not divide: `chunk` makes all shards as long as the
+# longest has to be, 3, as long as there are numbers, and the last one is shorter: 3, 3, 3, 1. Nine numbers leave the
+# last rank nothing at all: 3, 3, 3, 0. Which numbers are a rank's own? Every strategy that shards has to answer this,
+# so the second exercise is yours. It is arithmetic, without tensors.
+
+
+# %%
+def my_shard(elements, ranks, rank):
+    """(start, stop) of this rank's shard, as `torch.chunk` cuts. An empty shard starts and stops at `elements`."""
+    ### BEGIN SOLUTION
+    longest = -(-elements // ranks)  # rounded up
+    start = min(rank * longest, elements)
+    stop = min(start + longest, elements)
+    return start, stop
+    ### END SOLUTION
+
+
+check.my_shard(my_shard)
+
+# %% [markdown]
 # ## Four ledgers
 #
 # Every strategy in this course is held to four ledgers. Bytes are predicted with pencil and paper. Those that a rank

@@ -115,7 +115,15 @@ RIGHT = {
     "fill_buckets": (pencil.fill_buckets, buckets_by_recursion, buckets_by_numpy, buckets_by_accumulate),
     "held_per_rank": (pencil.held_per_rank, held_by_shards, held_by_division, held_by_tensors),
 }
+
+
+def shard_by_numpy(elements, ranks, rank):
+    longest = math.ceil(elements / ranks)
+    return np.clip([rank * longest, (rank + 1) * longest], 0, elements)
+
+
 RIGHT |= {
+    "my_shard": (pencil.my_shard, shard_by_numpy),
     "sent_by_rings": (pencil.sent_by_rings, rings_in_fractions),
     "started_when": (pencil.started_when, starts_in_tensors),
     "stages_by_event": (pencil.stages_by_event, events_in_lists),
@@ -123,6 +131,7 @@ RIGHT |= {
     "bubbles": (pencil.bubbles, bubbles_by_simulation),
 }
 LINES = {
+    "my_shard": "✓ my_shard: right on all 87 sheets",
     "fill_buckets": "✓ fill_buckets: right on all 12 sheets",
     "sent_by_rings": "✓ sent_by_rings: right on all 6 sheets",
     "started_when": "✓ started_when: right on all 3 sheets",

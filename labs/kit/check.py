@@ -1,6 +1,7 @@
 """Checks for the exercises: each runs the learner's function in real jobs, and answers in one of three ways.
 
     check.mean_on_rank_0(fn)       fn(x)                             the mean on rank 0, by one message from each other
+    check.my_shard(fn)             fn(elements, ranks, rank) -> (start, stop)
     check.mixed_precision(remember, step)    remember(p) -> {…}, step(p, kept, t, **settings)    float32 masters
     check.broadcast(fn)            fn(x, root=0, group=None)         a tree, in place
     check.reduce_scatter(fn)       fn(x, group=None) -> piece        a ring, in place
@@ -72,6 +73,7 @@ from labs.kit.checks.norms import clip
 from labs.kit.checks.pencil.buckets import fill_buckets
 from labs.kit.checks.pencil.held import held_per_rank
 from labs.kit.checks.pencil.said import bubbles, held_and_sent, sent_by_rings, stages_by_event, started_when
+from labs.kit.checks.pencil.shard import my_shard
 from labs.kit.checks.pipeline.judge import gpipe, interleaved, obey, one_f_one_b, zero_bubble
 from labs.kit.checks.recomputing import checkpoint, place_checkpoints
 from labs.kit.checks.shards import gather_and_drop, gradient_ready, partition_optimizer
@@ -102,6 +104,7 @@ __all__ = [
     "interleaved",
     "mean_on_rank_0",
     "mixed_precision",
+    "my_shard",
     "neighbours",
     "obey",
     "one_f_one_b",

@@ -532,3 +532,71 @@ def of_the_interleaved(p, m, v):
 @wrong("bubbles")
 def inverted(p, m, v):
     return {name: m / (p - 1) if p > 1 else 0 for name in bubbles(p, m, v)}
+
+
+# ---- my_shard --------------------------------------------------------------------------------------------
+
+
+def my_shard(elements, ranks, rank):
+    longest = -(-elements // ranks)
+    start = min(rank * longest, elements)
+    return start, min(start + longest, elements)
+
+
+@wrong("my_shard", "the last elements are nobody's")
+def by_whole_division(elements, ranks, rank):
+    size = elements // ranks
+    return rank * size, (rank + 1) * size
+
+
+@wrong("my_shard", "the rest to the last rank")
+def rest_to_the_last(elements, ranks, rank):
+    size = elements // ranks
+    return rank * size, elements if rank == ranks - 1 else (rank + 1) * size
+
+
+@wrong("my_shard", "another cut than torch.chunk's")
+def as_even_as_can_be(elements, ranks, rank):
+    sizes = [elements // ranks + (r < elements % ranks) for r in range(ranks)]
+    return sum(sizes[:rank]), sum(sizes[: rank + 1])
+
+
+@wrong("my_shard", "past the end")
+def rounded_up_alone(elements, ranks, rank):
+    longest = -(-elements // ranks)
+    return rank * longest, (rank + 1) * longest
+
+
+@wrong("my_shard", "start and length, and not start and stop")
+def its_length(elements, ranks, rank):
+    start, stop = my_shard(elements, ranks, rank)
+    return start, stop - start
+
+
+@wrong("my_shard", "an empty shard that does not end where it starts")
+def start_past_the_end(elements, ranks, rank):
+    longest = -(-elements // ranks)
+    return rank * longest, min((rank + 1) * longest, elements)
+
+
+@wrong("my_shard")
+def the_last_element_included(elements, ranks, rank):
+    start, stop = my_shard(elements, ranks, rank)
+    return start, stop - 1
+
+
+@wrong("my_shard")
+def ranks_from_one(elements, ranks, rank):
+    return my_shard(elements, ranks, rank - 1)
+
+
+@wrong("my_shard")
+def one_too_long_where_it_divides(elements, ranks, rank):
+    longest = elements // ranks + 1
+    start = min(rank * longest, elements)
+    return start, min(start + longest, elements)
+
+
+@wrong("my_shard")
+def in_fractions(elements, ranks, rank):
+    return elements / ranks * rank, elements / ranks * (rank + 1)

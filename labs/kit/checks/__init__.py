@@ -26,7 +26,7 @@ A family is a folder:
     tensor/          conjugate, row_linear, deal_heads, split_loss, block_plan
     pipeline/        gpipe, one_f_one_b, interleaved, zero_bubble, obey
     meshes/          neighbours, partial_to_shard (scatter), order_of_axes (order), placements (table), a file each
-    pencil/          on a sheet of paper (sheet): fill_buckets (buckets), held_per_rank (held), a file each
+    pencil/          functions of numbers, on sheets of paper (sheet), a file each; tables from memory (said)
 
 and not yet folders: messages (mean_on_rank_0); mixed (mixed_precision); shards, layers, pieces and stage3 (ZeRO); norms
 (clip); recomputing and twice (checkpoint).  All share
