@@ -48,8 +48,20 @@ def last_rank_first(x):
     dist.send(x, dst=0)
 
 
-RIGHT = [mean_on_rank_0, with_a_list, all_posted_at_once, last_rank_first]
-LINE = "✓ mean_on_rank_0: 3 messages to rank 0 on 4 ranks; the least possible is 3. It held "
+def passed_on(x):
+    """A chain: each adds its own to what the next rank has told it; as many messages."""
+    rank, ranks = everybody()
+    total = x.clone()
+    if rank + 1 < ranks:
+        dist.recv(total, src=rank + 1)
+        total += x
+    if rank > 0:
+        return dist.send(total, dst=rank - 1)
+    return total / ranks
+
+
+RIGHT = [passed_on, mean_on_rank_0, with_a_list, all_posted_at_once, last_rank_first]
+LINE = "✓ mean_on_rank_0: 3 messages on 4 ranks; the least possible is 3. It held "
 
 
 def test_right_answers_are_accepted():

@@ -359,6 +359,21 @@ def received_in_x(x):
     return total / ranks
 
 
+@wrong(CHECK, "right only in the first call")
+def always_in_the_same_tensor(x):
+    """A new one for each shape; the next call of this shape overwrites what this one returned."""
+    mean = mean_on_rank_0(x)
+    if mean is None:
+        return None
+    kept = always_in_the_same_tensor.__dict__.setdefault("kept", {})
+    return kept.setdefault((x.shape, x.dtype), mean).copy_(mean)
+
+
+@wrong(CHECK, "right only on several ranks")
+def alone_it_returns_x(x):
+    return mean_on_rank_0(x) if dist.get_world_size() > 1 else x
+
+
 @wrong(CHECK, "something is kept from every call")
 def keeps_all(x):
     mean_on_rank_0.__dict__.setdefault("log", []).append(x.clone())

@@ -1,8 +1,8 @@
 """Does rank 0 get to know the mean, by one message from each of the others?
 
     ranks    what only fails there
-    4        the idea, and the budget, always on the same sizes; calls in a row; no dimension, several, no element;
-             other dtypes; a large tensor, with what Python and NumPy hold
+    4        the idea, and the budget, always on the same sizes; calls in a row, each with a mean in memory of its
+             own; no dimension, several, no element; other dtypes; a large tensor, with what Python and NumPy hold
     1 to 3   what is right for four only; then one of 5 to 8
     4        bytes held, in two calls, and when they are over
 
@@ -75,7 +75,7 @@ def mean_on_rank_0(fn: Callable[..., Any], seed: int) -> str:
     recording = job(hold, fn, Case(seed, 4, dtype=torch.float32, shape=(LARGE,)), ranks=4, record="memory").recording
     beside = held(recording)
     return (
-        "3 messages to rank 0 on 4 ranks; the least possible is 3. "
+        "3 messages on 4 ranks; the least possible is 3. "
         f"It held {beside:.2f} × the tensor beside its own; {ENOUGH:.2f} × is enough"
     )
 
@@ -106,19 +106,38 @@ def drawn(seed: int) -> dict[int, list[Case]]:
 # ---- on a rank -------------------------------------------------------------------------------------------
 
 
-def all_cases(fn: Callable[..., Any], cases: list[Case]) -> list[Outcome]:
-    return [one_case(fn, case, dist.get_rank()) for case in cases]
+@dataclass
+class Found(Outcome):
+    shared: str = ""  # whose memory the returned tensor has, if it is not its own
 
 
-def one_case(fn: Callable[..., Any], case: Case, rank: int) -> Outcome:
+def all_cases(fn: Callable[..., Any], cases: list[Case]) -> list[Found]:
+    earlier: list[Tensor] = []  # all that was returned so far
+    return [one_case(fn, case, dist.get_rank(), earlier) for case in cases]
+
+
+def one_case(fn: Callable[..., Any], case: Case, rank: int, earlier: list[Tensor]) -> Found:
     x = case.tensor(rank)
     with SlowWire(rank, case.seed) as wire, Aftermath(trace=case.size == LARGE) as aftermath:
         mark("step")
         returned = noted(case, fn, x)
         mark("end")
-    outcome = Outcome([x], snapshot(returned), wire.touched)
-    aftermath.tell(outcome)
-    return outcome
+    found = Found([x], snapshot(returned), wire.touched)
+    aftermath.tell(found)
+    if isinstance(returned, Tensor):
+        found.shared = whose(returned, x, earlier)
+        earlier.append(returned)
+    return found
+
+
+def whose(mean: Tensor, x: Tensor, earlier: list[Tensor]) -> str:
+    if one_memory(mean, x):
+        return "x"
+    return "the mean of an earlier call" if any(one_memory(mean, other) for other in earlier) else ""
+
+
+def one_memory(one: Tensor, other: Tensor) -> bool:
+    return one.numel() > 0 and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def hold(fn: Callable[..., Any], case: Case) -> None:
@@ -141,7 +160,7 @@ class Call:
     """One call, on all ranks."""
 
     case: Case
-    outcomes: list[Outcome]
+    outcomes: list[Found]
     events: list[Event]
 
     @property
@@ -334,8 +353,14 @@ def changed(call: Call) -> str | None:
     return None
 
 
+def not_new(call: Call) -> str | None:
+    shared = call.outcomes[0].shared
+    return f"the mean is right, but it has the memory of {shared}" if shared else None
+
+
 KEPT = (
     Mistake("x has changed", "Whose tensor is x, and who may still need it?", changed),
+    Mistake("not a new tensor", "Who else writes into this memory, in the next step?", not_new),
     Mistake("the others return something, too", "What do the other ranks know of the mean?", spoken),
 )
 
