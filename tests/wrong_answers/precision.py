@@ -120,6 +120,11 @@ def flattened(p):
     return kept if p.dim() == 2 else {name: x.flatten() for name, x in kept.items()}
 
 
+@remembers("right only for numbers near 1")
+def by_way_of_float16(p):
+    return remember(p) | {"master": p.detach().half().float()}
+
+
 @remembers("more than 16 bytes per parameter")
 def a_gradient_is_kept_ready(p):
     return remember(p) | {"gradient": torch.zeros(p.shape)}
@@ -133,7 +138,7 @@ def one_for_each_shape(p):
 # ---- how it steps ----------------------------------------------------------------------------------------
 
 
-@steps("nothing is updated")
+@steps("the master stands still")
 @torch.no_grad()
 def nothing_happens(p, kept, t, **settings):
     pass
@@ -155,6 +160,15 @@ def the_master_is_made_anew(p, kept, t, **settings):
     kept["master"].copy_(p)
     mixed_step(p, kept, t, **settings)
     kept["master"].copy_(p)
+
+
+@steps("the master stands still")
+@torch.no_grad()
+def only_the_parameter(p, kept, t, **settings):
+    if p.grad is not None:
+        weight = p.float()
+        adamw(weight, kept["mean"], kept["square"], p.grad.float(), t, **settings)
+        p.copy_(weight)
 
 
 @steps("the parameter does not follow")
@@ -223,6 +237,39 @@ def two_steps(p, kept, t, **settings):
 @torch.no_grad()
 def settings_of_its_own(p, kept, t, **settings):
     mixed_step(p, kept, t, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
+
+
+@steps("the master goes another way")
+@torch.no_grad()
+def squares_in_the_parameters_dtype(p, kept, t, lr, betas, eps, weight_decay):
+    if p.grad is not None:
+        kept["mean"].lerp_(p.grad.float(), 1 - betas[0])
+        kept["square"].lerp_((p.grad**2).float(), 1 - betas[1])
+        scale = (kept["square"] / (1 - betas[1] ** t)).sqrt() + eps
+        kept["master"].mul_(1 - lr * weight_decay).sub_(lr * kept["mean"] / (1 - betas[0] ** t) / scale)
+        p.copy_(kept["master"])
+
+
+@steps("the master goes another way")
+@torch.no_grad()
+def settings_of_the_first_step(p, kept, t, **settings):
+    mixed_step(p, kept, t, **kept.setdefault("settings", settings))
+
+
+@steps("right only in bfloat16")
+@torch.no_grad()
+def a_loss_scale_that_nobody_used(p, kept, t, **settings):
+    if p.grad is not None:
+        gradient = p.grad.float() / (1024 if p.dtype is torch.float16 else 1)
+        adamw(kept["master"], kept["mean"], kept["square"], gradient, t, **settings)
+        p.copy_(kept["master"])
+
+
+@steps("right only where no gradient is zero")
+@torch.no_grad()
+def zeros_are_taken_for_none(p, kept, t, **settings):
+    if p.grad is not None and p.grad.any():
+        mixed_step(p, kept, t, **settings)
 
 
 @steps("the parameter has other memory")
