@@ -18,22 +18,24 @@ POWERS = 21  # of two: 1, 2, ... 2**20 ranks
 
 
 @lru_cache(1024)
-def per_rank(job: Job, stage: int, offload: bool = False) -> Held:
-    """Bytes on each rank in a step of the job on GPUs.
+def per_rank(job: Job, stage: int, offload: bool = False, fused_norms: bool = True) -> Held:
+    """Bytes on each rank in a step of the job on GPUs; without fused norms, on CPU.
 
     stage: 0 to 3.  offload: masters and optimizer state are in host memory, and updated there.
     """
-    P, S, moments = zero_step(replace(job, fused_norms=True), stage)
+    P, S, moments = zero_step(replace(job, fused_norms=fused_norms), stage)
     if offload:
         S, moments = 0, [moment for moment in moments if moment.name != "step"]
     return held(P, S, moments)
 
 
-def smallest_ranks(job: Job, stage: int, card_bytes: int, offload: bool = False) -> int | None:
+def smallest_ranks(
+    job: Job, stage: int, card_bytes: int, offload: bool = False, fused_norms: bool = True
+) -> int | None:
     """The least power of two of ranks with which the job fits a card; None if not even 2**20 do."""
 
     def fits(power: int) -> bool:
-        return per_rank(replace(job, ranks=2**power, rank=0), stage, offload).peak <= card_bytes
+        return per_rank(replace(job, ranks=2**power, rank=0), stage, offload, fused_norms).peak <= card_bytes
 
     powers = range(POWERS)
     first = bisect_left(powers, True, key=fits)

@@ -36,6 +36,7 @@ from labs.kit.explorers import placement
 from labs.kit.explorers import schedule as pipeline
 from labs.kit.explorers import tensor_parallel as split
 from labs.kit.explorers.prefetch import picture as timeline_and_memory
+from labs.model import PRESETS, Config
 from labs.pp.instructions import Lists
 from labs.pp.simulation import Cost, simulate
 
@@ -199,16 +200,22 @@ def prefetch(
     return Explorer(lambda ahead: timeline_and_memory(talk[ahead], held[ahead], steps[ahead]), {"ahead": slider})
 
 
-def memory(measured: Mapping[str, explorer.Bytes] | None = None, **begin: Any) -> Explorer:
+def memory(measured: Mapping[str, Any] | None = None, config: Config | None = None, **begin: Any) -> Explorer:
     """What each rank holds under DDP and the stages of ZeRO, and on how many ranks it fits a card of 24, ... 141 GB.
 
+    measured: what a job of your own held, by name, for thin bars that stay as they are: a recording of memory (a steady
+    step of rank 0), or bytes by kind and "peak"; "DDP", "stage 1", ... stand below the formula's bar of that name.
+    config: the shape of that job's model, which is then the first in the menu, as "yours".
     begin: where controls stand at first, by the names of `labs.kit.explorers.memory.CONTROLS`; `batch` is the
-    sequences of a rank's micro-batch, `context` their tokens.  measured: bars of their own that stay as they are,
-    bytes by kind under a name each: {"stage 3, measured": recording.steady(0)}.
+    sequences of a rank's micro-batch, `context` their tokens.
     Raises ValueError for a control that does not exist, or a value that it does not have.
     """
-    controls = begun("memory", explorer.CONTROLS, explorer.BEGIN, begin)
-    return Explorer(lambda **settings: explorer.picture(measured or {}, **settings), controls)
+    held = {name: each if isinstance(each, Mapping) else each.steady() for name, each in (measured or {}).items()}
+    models = {explorer.YOURS: config, **PRESETS} if config else PRESETS
+    choices = {**explorer.CONTROLS, "model": {name: name for name in models}}
+    first = {**explorer.BEGIN, "model": explorer.YOURS} if config else explorer.BEGIN
+    controls = begun("memory", choices, first, begin)
+    return Explorer(lambda **settings: explorer.picture(held, models, **settings), controls)
 
 
 def placements(**begin: str) -> Explorer:

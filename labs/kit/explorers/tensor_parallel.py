@@ -13,14 +13,15 @@ from itertools import accumulate
 
 from labs import cost
 from labs.cost.tensor_parallel import Call
+from labs.kit.drawing.cards import draw, legend, size
 from labs.kit.drawing.palette import COLLECTIVES, KINDS, MUTED, RANKS, SOFT, ink
 from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas, width_of
-from labs.kit.explorers.memory import LONG, bar, legend, size
 from labs.model import Config
 
 HEAD_SIZE, KV_HEADS, DEPTH = 128, 8, 32
 WIDE, HIGH, APART, BADGE, TOP, LEFT = 58, 64, 8, 22, 78, 92  # pixels: of a matrix, between two, of a collective
+LONG = 420  # pixels: of the longest bar
 OPS = {"all_reduce": KINDS["comm"], "all_gather": COLLECTIVES["all_gather"]}
 OPS |= {"reduce_scatter": COLLECTIVES["reduce_scatter"]}
 LETTERS = {"all_reduce": "R", "all_gather": "G", "reduce_scatter": "S"}
@@ -100,7 +101,7 @@ def drawn(
     left, scale = LEFT + 20, LONG / (1.05 * max(sum(of_kinds(kinds).values()) for kinds in held.values()))
     for name, kinds in held.items():
         canvas.text(left - 10, y + 12, name, anchor="end")
-        end = bar(canvas, left, y, of_kinds(kinds), kinds["peak"], scale)
+        end = draw(canvas, left, y, of_kinds(kinds), kinds["peak"], scale)
         canvas.text(end + 8, y + 12, size(kinds["peak"]), anchor="start")
         y += 36
     legend(canvas, left, y + 12, list(KINDS))

@@ -1,0 +1,194 @@
+"""What each rank holds, by kind, beside the cards that people have.
+
+    cards(held, fits, caption)                     a bar for each name, a line for each card, a table below
+    cards(held, fits, caption, measured, card=80)  what a job measured as thin bars below those of a formula
+
+The bars are on the scale of the longest.  The cards are a shaded strip of it, and where that is narrow, the strip is
+drawn again, enlarged, with the bars that fit it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from labs.kit.drawing.palette import KINDS, MUTED, NAMES, SOFT, ink
+from labs.kit.drawing.picture import Drawing
+from labs.kit.drawing.svg import Canvas, width_of
+
+Bytes = Mapping[str, float]  # by kind, each at its most; "peak", the most of all at one moment
+GB = 10**9
+CARDS = (24, 40, 80, 141)  # GB of memory, as of an RTX 4090, an A100, an H100 and an H200
+LONG, COLUMN = 520, 76  # pixels: of the longest bar, and of a column in the table
+THICK, THIN = 24, 12  # likewise: how high a bar is
+SMALL = 2 * GB  # where the longest bar is shorter, cards would make it a dot
+NOTE = "Each kind at its most. The stem, and the number: the most of all at one moment. GB: 10⁹ bytes."
+GREY = "Grey: what an operation needs for itself while it runs, and gives back."
+STAY = "Thin: measured. These bars stay as they are, whatever the formula is asked."
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What a formula says, or, thin, what was measured; said: the name where it stands alone."""
+
+    name: str
+    said: str
+    held: Bytes
+    measured: bool = False
+
+    @property
+    def kinds(self) -> dict[str, float]:
+        return {kind: self.held.get(kind, 0) for kind in KINDS}
+
+    @property
+    def long(self) -> float:
+        return max(sum(self.kinds.values()), self.held["peak"])
+
+    @property
+    def high(self) -> int:
+        return THIN if self.measured else THICK
+
+
+def cards(
+    held: Mapping[str, Bytes],
+    fits: Mapping[str, Mapping[int, int | None]],
+    caption: str,
+    measured: Mapping[str, Bytes] | None = None,
+    card: int = max(CARDS),
+) -> Drawing:
+    """Bars, cards, and a table of the smallest numbers of ranks.
+
+    held: by name, bytes by kind and "peak".  fits: for some of the names, by card (GB), on how many ranks the peak
+    fits; None for no number.  measured: like held; a name that is in held has its bar below that one.  card: the one
+    that stands out.
+    """
+    bars = [*each(held, measured or {})]
+    longest = max(bar.long for bar in bars)
+    shown = CARDS if longest > SMALL else ()
+    fits = fits if shown else {}
+    lines = [f"{bar.said}: {size(bar.held['peak'])}{said(fits.get(bar.said, {}))}" for bar in bars]
+    left = 24 + max(width_of(bar.name, 13) for bar in bars)
+    canvas = Canvas(left + LONG + 90, 0, caption, "; ".join(lines) + ".")
+    canvas.text(16, 22, caption, anchor="start", weight="bold")
+    scale = LONG / (1.05 * max(longest, card * GB if shown else 0))
+    top = 64 if shown else 36
+    strip, enlarged = scale * max(CARDS) * GB, LONG / (1.05 * max(CARDS) * GB)
+    if shown and strip < 0.6 * LONG:
+        canvas.text(left, 52, f"cards: up to {max(CARDS)} GB", size=12, anchor="start", fill=MUTED)
+        canvas.rect(left, top, strip, height(bars), fill=SOFT, stroke="none", radius=0)
+        y = rows(canvas, left, top, bars, scale)
+        y = zoom(canvas, left, y, strip, [bar for bar in bars if bar.long * enlarged <= LONG], enlarged, card)
+    else:
+        lined(canvas, left, top, height(bars), shown, scale, card)
+        y = rows(canvas, left, top, bars, scale)
+    if fits:
+        y = table(canvas, left, y + 30, fits, card)
+    kinds = [kind for kind in KINDS if any(bar.kinds[kind] for bar in bars)]
+    legend(canvas, 16, y + 26, kinds)
+    notes = [NOTE, GREY] if "temporary" in kinds else [NOTE]
+    notes += [STAY] if measured else []
+    canvas.lines(16, y + 54, notes, size=12, anchor="start", fill=MUTED)
+    canvas.height = y + 54 + 17 * len(notes)
+    return canvas.drawing("\n".join([caption, *lines]))
+
+
+def each(held: Mapping[str, Bytes], measured: Mapping[str, Bytes]) -> Iterable[Bar]:
+    """From the top down."""
+    for name in {**held, **measured}:
+        if name in held:
+            yield Bar(name, name, held[name])
+        if name in measured and name in held:
+            yield Bar("measured", f"{name}, measured", measured[name], measured=True)
+        elif name in measured:
+            yield Bar(name, name, measured[name], measured=True)
+
+
+def height(bars: Sequence[Bar]) -> float:
+    return sum(bar.high for bar in bars) + 12 * sum(not bar.measured for bar in bars) + 12
+
+
+def rows(canvas: Canvas, left: float, y: float, bars: Sequence[Bar], scale: float) -> float:
+    """The bars, and at the right their peaks; returns where they end."""
+    for bar in bars:
+        y += 2 if bar.measured else 12
+        middle, peak = y + bar.high / 2, bar.held["peak"]
+        style = {"fill": MUTED, "style": "italic", "size": 12} if bar.measured else {}
+        canvas.text(left - 10, middle, bar.name, anchor="end", **style)
+        draw(canvas, left, y, bar.kinds, peak, scale, bar.measured)
+        canvas.text(left + LONG + 12, middle, size(peak), anchor="start", **style)
+        y += bar.high
+    return y + 12
+
+
+def draw(canvas: Canvas, left: float, y: float, kinds: Bytes, peak: float, scale: float, thin: bool = False) -> float:
+    """The kinds side by side, and a stem on the peak (below a thin bar); returns where it ends."""
+    x, high = left, THIN if thin else THICK
+    for kind, held in kinds.items():
+        long = scale * held
+        if long > 0:
+            canvas.rect(x, y, long, high, fill=KINDS[kind], radius=0)
+            if not thin and long > width_of(kind, 12) + 4:
+                canvas.text(x + long / 2, y + high / 2, kind, size=12, fill=ink(KINDS[kind]))
+        x += long
+    mark = left + scale * peak
+    stem = (y + high, y + high + 6) if thin else (y - 7, y)
+    canvas.line(*((mark, end) for end in stem), line=3)
+    return max(x, mark)
+
+
+def lined(canvas: Canvas, left: float, y: float, high: float, shown: Iterable[int], scale: float, card: int) -> None:
+    """The strip of the cards, and a line for each that is on the scale."""
+    there = [each for each in shown if scale * each * GB <= LONG]
+    if there:
+        canvas.rect(left, y, scale * max(there) * GB, high, fill=SOFT, stroke="none", radius=0)
+    for each in there:
+        x, words = left + scale * each * GB, f"{each} GB"
+        if each == card:
+            canvas.text(x, y - 12, words, size=12, weight="bold")
+            canvas.line((x, y), (x, y + high), line=1.6)
+        else:
+            canvas.text(x, y - 12, words, size=12, fill=MUTED)
+            canvas.line((x, y), (x, y + high), stroke=MUTED, dash="4 3")
+
+
+def zoom(canvas: Canvas, left: float, y: float, strip: float, bars: Sequence[Bar], scale: float, card: int) -> float:
+    """The strip above, enlarged, with the bars that fit it; returns where it ends."""
+    top = y + 54
+    canvas.line((left, y), (left, top), stroke=MUTED, dash="2 3")
+    canvas.line((left + strip, y), (left + scale * max(CARDS) * GB, top - 20), stroke=MUTED, dash="2 3")
+    words = "the strip, enlarged" if bars else "no bar fits any of these cards"
+    canvas.text(left - 10, top - 12, "cards", size=12, anchor="end", fill=MUTED)
+    canvas.text(left + 8, y + 16, words, size=12, anchor="start", fill=MUTED)
+    lined(canvas, left, top, height(bars), CARDS, scale, card)
+    return rows(canvas, left, top, bars, scale)
+
+
+def table(canvas: Canvas, left: float, y: float, fits: Mapping[str, Mapping[int, int | None]], card: int) -> float:
+    """On how many ranks each fits a card; returns where it ends."""
+    canvas.text(left, y, "smallest number of ranks that fits:", size=12, anchor="start", fill=MUTED)
+    for row, (name, by_card) in enumerate(fits.items()):
+        canvas.text(left - 10, y + 46 + 20 * row, name, anchor="end")
+        for column, (each, ranks) in enumerate(by_card.items()):
+            x, weight = left + COLUMN * (column + 0.5), "bold" if each == card else ""
+            if row == 0:
+                canvas.text(x, y + 22, f"{each} GB", size=12.5, weight=weight)
+            canvas.text(x, y + 46 + 20 * row, ranks or "none", weight=weight)
+    return y + 46 + 20 * len(fits)
+
+
+def legend(canvas: Canvas, x: float, y: float, kinds: list[str]) -> None:
+    for kind in kinds:
+        canvas.rect(x, y - 8, 16, 16, fill=KINDS[kind])
+        canvas.text(x + 22, y, NAMES[kind], size=12, anchor="start", fill=MUTED)
+        x += 28 + width_of(NAMES[kind], 12)
+
+
+def said(by_card: Mapping[int, int | None]) -> str:
+    return ", fits " * bool(by_card) + ", ".join(
+        f"{card} GB on {ranks or 'no number of'} ranks" for card, ranks in by_card.items()
+    )
+
+
+def size(held: float) -> str:
+    """Decimal, as cards and papers have it: "1.88 GB"."""
+    units = {"TB": 1e12, "GB": 1e9, "MB": 1e6}
+    name = next((name for name, unit in units.items() if held >= unit), "kB")
+    return f"{held / units.get(name, 1e3):.3g} {name}"
