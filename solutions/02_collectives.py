@@ -427,7 +427,8 @@ draw.chart(limits, "", caption="Tensors that each rank sends in a ring all-reduc
 # 2 (N − 1) messages for each element, and N ranks to share them (proved with care by Patarasuk and Yuan, 2009,
 # *Bandwidth optimal all-reduce algorithms for clusters of workstations*).
 #
-# Did the job do what the drawing said? The recording tells who sent to whom in which round.
+# Did the job do what the drawing said? The recording tells who sent what to whom in which round. An arrow carries the
+# number of its piece, found by where it lies in the tensor. (Of copies of pieces, it carries the bytes.)
 
 # %%
 recording = run(outcome, all_reduce, ranks=4, record="communication").recording
@@ -513,8 +514,9 @@ doubling = [(k, rank, rank ^ 2**k, 0) for k in range(3) for rank in range(8)]  #
 draw.messages(doubling, ranks=8)
 
 # %% [markdown]
-# Fewer rounds, more bytes. Which is quicker? Drag the sliders. Begin with 1 MB on 8 ranks; make the tensor small, then
-# large; then the job large. The third bar is a tree: `reduce`, then `broadcast`.
+# Fewer rounds, more bytes. Which is quicker? Both axes are logarithmic: where a line is flat, latency is all that
+# counts, and where it rises, bandwidth is. The dots are at the sliders' setting; the terms of the formulas that a slider
+# moves light up. Begin with 1 MB on 8 ranks; make the tensor small, then large; then the job large.
 
 # %%
 play.all_reduce_times(
@@ -564,7 +566,8 @@ for elements in 8, 4_000_000:
 # %% [markdown]
 # A **timeline** shows when a rank did what: on top the names of its phases; below, what was on the way (sends, `s`,
 # above receives, `r`, each with its count); at the bottom what it computed and, hatched, where it waited. This is one
-# ring all-reduce of 16 MB; look for the six rounds, and for ranks that wait because their neighbour was late.
+# ring all-reduce of 16 MB, to be played again on the slider; look for the six rounds, and for ranks that wait because
+# their neighbour was late.
 
 
 # %%
@@ -580,7 +583,7 @@ def watched():
     collectives.all_gather(x)
 
 
-draw.timeline(run(watched, ranks=4, record="communication").recording, step=0)
+play.replay(run(watched, ranks=4, record="communication").recording, step=0)
 
 # %% [markdown]
 # ## Native

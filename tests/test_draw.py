@@ -18,6 +18,7 @@ from types import SimpleNamespace as Fake
 import cloudpickle
 import pytest
 import torch
+import torch.distributed as dist
 from matplotlib import font_manager, ft2font
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
@@ -392,7 +393,7 @@ def test_rounds_are_found_again_in_a_recording(messages, ranks):
         done = defaultdict(float)
         for _, source, destination, _ in now:
             arrival = max(posted[source], posted[destination]) + 1
-            size = {"bytes_in": 4096, "end": arrival}
+            size = {"bytes_in": 4096, "part": (0, 4096), "end": arrival}
             events.append(Fake(op="send", rank=source, peer=destination, start=posted[source] + 0.001, **size))
             events.append(Fake(op="recv", rank=destination, peer=source, start=posted[destination], **size))
             for rank in (source, destination):
@@ -408,13 +409,24 @@ def test_rounds_are_found_again_in_a_recording(messages, ranks):
 
 def test_a_real_ring_is_drawn_from_its_recording():
     job = run(ring_of_three, ranks=3, record="communication")
-    expected = [(k, r, (r + 1) % 3, "40 B") for k in range(4) for r in range(3)]
+    expected = [(k, r, (r + 1) % 3, (r - 1 - k) % 3) for k in range(4) for r in range(3)]
     assert sorted(sends(job.recording)) == expected
     assert repr(draw.timeline(job.recording)) == f"Timeline(3 ranks, {len(job.recording.events)} events)"
 
 
 def ring_of_three():
     collectives.all_reduce(torch.ones(30))
+
+
+def test_copies_of_pieces_have_no_numbers():
+    recording = run(ring_of_copies, ranks=3, record="communication").recording
+    assert sorted(sends(recording)) == [(0, r, (r + 1) % 3, "40 B") for r in range(3)]
+
+
+def ring_of_copies():
+    rank = dist.get_rank()
+    mine = torch.ones(30).tensor_split(3)[rank].clone()
+    collectives.exchange(None, send=(mine, rank + 1), receive=(torch.empty(10), rank - 1))
 
 
 def test_chart_is_to_scale():

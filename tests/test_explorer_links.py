@@ -12,6 +12,7 @@ from test_play import saved
 
 from labs import cost
 from labs.kit import play
+from labs.kit.drawing import times
 from labs.kit.explorers import links
 from tools import images
 
@@ -40,10 +41,10 @@ def test_dots_lie_on_their_lines_at_the_slider():
     for size, ranks in itertools.product((1e3, 2e6, 5e10), (2, 8, 1024)):
         root = xml.fromstring(links.picture(size, ranks).svg)
         dots = [(float(dot.get("cx")), float(dot.get("cy"))) for dot in root.iter(f"{SVG}circle")]
-        times = [links.taken_on(link, size, ranks) for link in cost.LINKS.values() if ranks <= link.reach]
-        assert [x for x, _ in dots] == pytest.approx([links.across(size)] * len(times), abs=0.06)
-        assert [y for _, y in dots] == pytest.approx([links.up(seconds) for seconds in times], abs=0.06)
-        assert all(links.TOP <= y <= links.TOP + links.HIGH for _, y in dots)
+        seconds = [links.taken_on(link, ranks, size) for link in cost.LINKS.values() if ranks <= link.reach]
+        assert [x for x, _ in dots] == pytest.approx([times.across(size)] * len(seconds), abs=0.06)
+        assert [y for _, y in dots] == pytest.approx([times.up(each) for each in seconds], abs=0.06)
+        assert all(times.TOP <= y <= times.TOP + times.HIGH for _, y in dots)
 
 
 @pytest.mark.parametrize(("size", "ranks"), [(1e3, 2), (1e9, 8), (5e10, 1024)])
@@ -68,4 +69,4 @@ def test_moving_the_slider_and_what_is_kept():
 def test_the_picture_of_a_cluster_has_these_numbers():
     words = images.cluster().text
     for link in cost.LINKS.values():
-        assert f"{links.rate(link.bandwidth)} each way, {links.span(link.latency)}" in words
+        assert f"{times.rate(link.bandwidth)} each way, {times.span(link.latency)}" in words

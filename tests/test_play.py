@@ -4,11 +4,17 @@ The reference: the same picture drawn without a widget.
 """
 
 import re
+import xml.etree.ElementTree as xml
 
 import pytest
 from test_draw import RING, recording
 
+from labs import cost
 from labs.kit import draw, play
+from labs.kit.drawing import times
+from labs.kit.explorers import algorithms
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def saved(widget):
@@ -119,13 +125,34 @@ def test_all_reduce_times_show_what_the_formulas_say():
         asked.append((size, ranks, latency, bandwidth))
         return 2 * (ranks - 1) * (latency + size / ranks / bandwidth)
 
-    widget = play.all_reduce_times({"ring": ring})
+    widget = play.all_reduce_times({"ring": ring, "mine": cost.doubling_seconds})
     widget.controls["megabytes"].value = 100
-    assert asked[-1] == (100_000_000, 8, pytest.approx(20e-6), 10e9)
-    seconds = ring(*asked[-1])
-    assert f"ring: {1000 * seconds:.3g} ms" in widget.stage.value
-    assert "8 ranks, 100 MB, 20 µs a message, 10 GB/s a link" in widget.stage.value
-    assert "8 ranks, 1 MB" in saved(widget)[0]["text/plain"]
+    given = (100_000_000, 8, pytest.approx(20e-6), 10e9)
+    assert given in asked and f"ring: {1000 * ring(10**8, 8, 20e-6, 10e9):.3g} ms" in widget.stage.value
+    assert "8 ranks, 100 MB, 20 µs per message, 10 GB/s per link" in widget.stage.value
+    words = "ring: 2 (8 − 1) × 20 µs + 2 (8 − 1)/8 × 1 MB / 10 GB/s\n8 ranks, 1 MB"
+    assert saved(widget)[0]["text/plain"].startswith(words), "what has no formula in words has no line of them"
+
+
+def test_the_terms_of_an_all_reduce_light_up():
+    ways = {"ring": cost.ring_seconds, "doubling": cost.doubling_seconds, "reduce, broadcast": cost.tree_seconds}
+    widget = play.all_reduce_times(ways)
+    widget.controls["ranks"].value = 16
+    assert lit(widget) == ["2 (16 − 1)", "2 (16 − 1)/16", "log₂ 16", "2 log₂ 16"]
+    widget.controls["bandwidth"].value = 0.1
+    assert lit(widget) == ["100 MB/s"] * 3
+
+
+@pytest.mark.parametrize("ranks", [2, 1024])
+def test_a_dot_lies_on_every_line_at_any_setting(ranks):
+    ways = {"ring": cost.ring_seconds, "doubling": cost.doubling_seconds, "reduce, broadcast": cost.tree_seconds}
+    for size, latency, bandwidth in ((0.001, 1, 400), (1000, 100, 0.1)):
+        root = xml.fromstring(algorithms.picture(ways, ranks, size, latency, bandwidth).picture.data)
+        dots = [(float(dot.get("cx")), float(dot.get("cy"))) for dot in root.iter(f"{SVG}circle")]
+        due = [times.up(f(int(1e6 * size), ranks, 1e-6 * latency, 1e9 * bandwidth)) for f in ways.values()]
+        assert [y for _, y in dots] == pytest.approx(due, abs=0.06)
+        assert all(x == pytest.approx(times.across(1e6 * size), abs=0.06) for x, _ in dots)
+        assert all(times.TOP <= y <= times.TOP + times.HIGH for y in due)
 
 
 def test_pictures_are_drawn_once():

@@ -20,7 +20,7 @@ kernel runs, and is the same after each build. Nothing here knows a formula: the
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import ipywidgets
@@ -29,10 +29,10 @@ from labs.kit import draw
 from labs.kit.drawing.diagrams import Holdings, Message, by_round
 from labs.kit.drawing.figures import window
 from labs.kit.drawing.formulas import Captioned
+from labs.kit.explorers import algorithms, placement
 from labs.kit.explorers import links as wires
 from labs.kit.explorers import memory as explorer
 from labs.kit.explorers import microbatches as moment
-from labs.kit.explorers import placement
 from labs.kit.explorers import schedule as pipeline
 from labs.kit.explorers import tensor_parallel as split
 from labs.kit.explorers.prefetch import picture as timeline_and_memory
@@ -150,25 +150,14 @@ def replay(*recordings, step: int | None = None, names: Sequence[str] = (), coun
 
 
 def all_reduce_times(seconds: Mapping[str, Callable[[int, int, float, float], float]]) -> Explorer:
-    """Time of one all-reduce by algorithm, and which wins where.
+    """Time of one all-reduce by algorithm and size, and which wins where; a dot at the slider's.
 
-    seconds: {"ring": f, ...} where f(bytes, ranks, latency in s, bandwidth in B/s) is a formula of labs.cost.
+    seconds: {"ring": f, ...} where f(bytes, ranks, latency in s, bandwidth in B/s) is a formula.
     """
-
-    def picture(ranks: int, megabytes: float, latency: float, bandwidth: float) -> draw.Drawing:
-        caption = f"{ranks} ranks, {megabytes:g} MB, {latency:g} µs a message, {bandwidth:g} GB/s a link"
-        given = int(1e6 * megabytes), ranks, 1e-6 * latency, 1e9 * bandwidth
-        return draw.chart({name: formula(*given) for name, formula in seconds.items()}, "s", caption=caption)
-
-    sliders = {
-        "ranks": control("ranks", [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]),
-        "megabytes": control("MB", [0.001, 0.01, 0.1, 1, 10, 100, 1000]),
-        "latency": control("latency, µs", [1, 2, 5, 10, 20, 50, 100]),
-        "bandwidth": control("GB/s", [0.1, 1, 10, 25, 50, 100, 400]),
-    }
-    for name, value in {"ranks": 8, "megabytes": 1, "latency": 20, "bandwidth": 10}.items():
+    sliders = {name: control(*choice) for name, choice in algorithms.CONTROLS.items()}
+    for name, value in algorithms.BEGIN.items():
         sliders[name].value = value
-    return Explorer(picture, sliders)
+    return Explorer(partial(algorithms.picture, seconds), sliders)
 
 
 def links(**begin: Any) -> Explorer:

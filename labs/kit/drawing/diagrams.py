@@ -40,7 +40,7 @@ def after(held: Holdings, messages: Sequence[Message]) -> Holdings:
 
 
 def sends(recording) -> list[Message]:
-    """The sends of a recorded job as messages, their bytes in place of the piece's number.
+    """The sends of a recorded job as messages: pieces are numbered by where they lie in a tensor; else, their bytes.
 
     recording: a labs.kit.record.Recording of kind "communication". A send's round is one more than the latest
     of what its rank had finished when it began: its own sends, and the sends that its receives brought.
@@ -59,7 +59,16 @@ def sends(recording) -> list[Message]:
     for event in (event for event in events if event.op == "send"):
         before = [rounds[id(sent)] for end, sent in done[event.rank] if end <= event.start]
         rounds[id(event)] = 1 + max(before, default=-1)
-    return [(rounds[id(e)], e.rank, e.peer, short(e.bytes_in)) for e in events if e.op == "send"]
+    sent = [event for event in events if event.op == "send"]
+    named = numbers(sent)
+    return [(rounds[id(e)], e.rank, e.peer, named[e.part] if named else short(e.bytes_in)) for e in sent]
+
+
+def numbers(sent: Sequence) -> dict[tuple[int, int], int]:
+    """Of pieces of tensors of one size, cut alike: which is which; nothing where they are not."""
+    parts = [event.part for event in sent if event.part and event.bytes_in < event.part[1]]
+    alike = len(parts) == len(sent) and len({memory for _, memory in parts}) == 1
+    return {part: number for number, part in enumerate(sorted(set(parts)))} if alike else {}
 
 
 def by_round(messages: Sequence[Message]) -> list[list[Message]]:

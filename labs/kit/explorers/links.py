@@ -2,21 +2,15 @@
 
     picture(**BEGIN)     a line for each link of labs.cost.LINKS, and a dot on it at this size
 
-`labs.kit.play.links` puts controls above it.  Both axes are logarithmic: a flat line is all latency, a slope all
-bandwidth.
+`labs.kit.play.links` puts controls above it.
 """
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from labs import cost
-from labs.kit.drawing.palette import INK, MUTED, SERIES
 from labs.kit.drawing.picture import Drawing
-from labs.kit.drawing.svg import Canvas
-
-SIZES = 3, 11  # from 10³ to 10¹¹ bytes,
-TIMES = -6, 3  # and from a microsecond to a quarter of an hour
-LEFT, TOP, LONG, HIGH = 74, 56, 480, 270  # pixels: of the panel
+from labs.kit.drawing.times import amount, by_size
 
 # What can be set, and where it begins.
 CONTROLS: dict[str, Sequence] = {
@@ -28,74 +22,10 @@ BEGIN = {"size": 1e9, "ranks": 8}
 
 def picture(size: float, ranks: int) -> Drawing:
     """An all-reduce of `size` bytes on each rank; a link that cannot join so many ranks has no line."""
-    taken = {name: taken_on(link, size, ranks) for name, link in cost.LINKS.items()}
-    said = {name: span(seconds) if seconds else f"joins {cost.NODE} ranks at most" for name, seconds in taken.items()}
+    lines = {name: partial(taken_on, link, ranks) if ranks <= link.reach else None for name, link in cost.LINKS.items()}
     title = f"One all-reduce of {amount(size)} on each of {ranks} ranks"
-    canvas = Canvas(LEFT + LONG + 250, TOP + HIGH + 62, title, "; ".join(f"{n}: {told}" for n, told in said.items()))
-    canvas.text(16, 18, title, anchor="start", weight="bold")
-    axes(canvas)
-    x = across(size)
-    canvas.line((x, TOP), (x, TOP + HIGH), stroke=MUTED, dash="4 3")
-    for row, (name, link) in enumerate(cost.LINKS.items()):
-        colour, y = SERIES[row + 1], TOP + 20 + 56 * row
-        canvas.rect(LEFT + LONG + 24, y - 6, 18, 12, fill=colour, radius=0)
-        canvas.text(LEFT + LONG + 50, y, name, anchor="start", weight="bold")
-        canvas.text(LEFT + LONG + 50, y + 20, said[name], anchor="start")
-        if taken[name]:
-            canvas.line(*curve(link, ranks), stroke=colour, line=2.5)
-            canvas.circle(x, up(taken[name]), 5, fill=colour)
-    return canvas.drawing("\n".join([title, *(f"{name}: {told}" for name, told in said.items())]))
+    return by_size(title, lines, size, none=f"joins {cost.NODE} ranks at most")
 
 
-def taken_on(link: cost.LinkClass, size: float, ranks: int) -> float | None:
-    return cost.all_reduce_seconds(int(size), ranks, link) if ranks <= link.reach else None
-
-
-def curve(link: cost.LinkClass, ranks: int) -> Iterator[tuple[float, float]]:
-    low, high = SIZES
-    for step in range(10 * (high - low) + 1):
-        size = 10 ** (low + step / 10)
-        yield across(size), up(taken_on(link, size, ranks))
-
-
-def across(size: float) -> float:
-    low, high = SIZES
-    return LEFT + LONG * (math.log10(size) - low) / (high - low)
-
-
-def up(seconds: float) -> float:
-    low, high = TIMES
-    return TOP + HIGH * (high - math.log10(seconds)) / (high - low)
-
-
-def axes(canvas: Canvas) -> None:
-    canvas.rect(LEFT, TOP, LONG, HIGH, stroke=MUTED, radius=0)
-    for power in range(SIZES[0] + 1, SIZES[1]):
-        canvas.line((across(10**power), TOP), (across(10**power), TOP + HIGH), stroke="#E3E6EA")
-    for power in range(SIZES[0], SIZES[1] + 1, 2):
-        canvas.text(across(10**power), TOP + HIGH + 16, amount(10**power), size=12, fill=MUTED)
-    for power in range(TIMES[0], TIMES[1] + 1):
-        canvas.line((LEFT, up(10.0**power)), (LEFT + LONG, up(10.0**power)), stroke="#E3E6EA")
-    for power in range(TIMES[0], TIMES[1] + 1, 3):
-        canvas.text(LEFT - 8, up(10.0**power), span(10.0**power), size=12, anchor="end", fill=MUTED)
-    canvas.text(LEFT + LONG / 2, TOP + HIGH + 42, "bytes on each rank, all-reduced →", size=12, fill=MUTED)
-    canvas.text(16, TOP - 16, "↑ it takes", size=12, anchor="start", fill=INK)
-
-
-def amount(size: float) -> str:
-    """Decimal, as links are sold: "20 MB"."""
-    return scaled(size, {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3})
-
-
-def rate(bandwidth: float) -> str:
-    return f"{amount(bandwidth)}/s"
-
-
-def span(seconds: float) -> str:
-    return scaled(seconds, {"s": 1, "ms": 1e-3, "µs": 1e-6})
-
-
-def scaled(value: float, units: dict[str, float]) -> str:
-    """In the largest unit of which it is one or more, with three digits."""
-    name = next((name for name, unit in units.items() if value >= 0.9995 * unit), [*units][-1])
-    return f"{float(f'{value / units[name]:.3g}'):,g} {name}"
+def taken_on(link: cost.LinkClass, ranks: int, size: float) -> float:
+    return cost.all_reduce_seconds(int(size), ranks, link)

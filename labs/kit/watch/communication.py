@@ -73,6 +73,7 @@ class Event:
     issuer: str  # "ddp.py:57 ready": the innermost line outside torch and this kit, or "torch (C++)"
     step: int | None = None  # None outside of any step, and for `meta`
     to: dict[int, int] = field(default_factory=dict, hash=False)  # `sent` by whom it goes to, as a rank of the job
+    part: tuple[int, int] | None = None  # of a send: the byte of the memory where its tensor begins, of how many
     meta: bool = False  # tells of shapes to come: PyTorch's pipelines send a few such messages as they begin
 
 
@@ -139,7 +140,12 @@ def describe(call: tap.Call) -> dict[str, Any]:
         "peer": of_the_job.get(call.peer, call.peer),
         "sent": sum(to.values()),
         "to": to,
+        "part": part(*call.inputs) if call.op == "send" else None,
     }
+
+
+def part(tensor: torch.Tensor) -> tuple[int, int]:
+    return tensor.element_size() * tensor.storage_offset(), tensor.untyped_storage().nbytes()
 
 
 def destinations(call: tap.Call) -> dict[int, int]:

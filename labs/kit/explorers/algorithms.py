@@ -1,0 +1,57 @@
+"""The picture of `labs.kit.play.all_reduce_times`: what one all-reduce takes by its algorithm, and by its size.
+
+    picture({"ring": cost.ring_seconds, ...}, **BEGIN)     a line for each, a dot on it at this size, its formula above
+
+`megabytes` are a rank's, `latency` is in µs per message, `bandwidth` in GB/s per link.  All numbers of ranks are
+powers of two.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from labs.kit.drawing.formulas import Captioned, Line, formula, term
+from labs.kit.drawing.times import amount, by_size, rate, span
+
+Formula = Callable[[int, int, float, float], float]  # of bytes, ranks, latency (s) and bandwidth (bytes/s): s
+
+# What can be set, by name: the words on its control, and its values; and where it begins.
+CONTROLS: dict[str, tuple[str, Sequence]] = {
+    "ranks": ("ranks", (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)),
+    "megabytes": ("MB", (0.001, 0.01, 0.1, 1, 10, 100, 1000)),
+    "latency": ("latency, µs", (1, 2, 5, 10, 20, 50, 100)),
+    "bandwidth": ("GB/s", (0.1, 1, 10, 25, 50, 100, 400)),
+}
+BEGIN = {"ranks": 8, "megabytes": 1, "latency": 20, "bandwidth": 10}
+
+
+def picture(
+    seconds: Mapping[str, Formula], ranks: int, megabytes: float, latency: float, bandwidth: float
+) -> Captioned:
+    """Each algorithm's seconds by size, under the formulas of those that are known by name."""
+    alpha, size, W = 1e-6 * latency, 1e6 * megabytes, 1e9 * bandwidth
+    lines = {name: partial(taken, each, ranks, alpha, W) for name, each in seconds.items()}
+    title = f"{ranks} ranks, {amount(size)}, {span(alpha)} per message, {rate(W)} per link"
+    message = [term(span(alpha), "latency"), " + ", term(amount(size), "megabytes"), " / ", term(rate(W), "bandwidth")]
+    said = [SAID[name](ranks, message) for name in seconds if name in SAID]
+    return formula(by_size(title, lines, size), *said)
+
+
+def taken(seconds: Formula, ranks: int, latency: float, bandwidth: float, size: float) -> float:
+    return seconds(int(size), ranks, latency, bandwidth)
+
+
+def ring(ranks: int, message: Line) -> Line:
+    latency, plus, *sent = message
+    rounds, tensors = term(f"2 ({ranks} − 1)", "ranks"), term(f"2 ({ranks} − 1)/{ranks}", "ranks")
+    return ["ring: ", rounds, " × ", latency, plus, tensors, " × ", *sent]
+
+
+def doubling(ranks: int, message: Line) -> Line:
+    return ["doubling: ", term(f"log₂ {ranks}", "ranks"), " × (", *message, ")"]
+
+
+def tree(ranks: int, message: Line) -> Line:
+    return ["reduce, broadcast: ", term(f"2 log₂ {ranks}", "ranks"), " × (", *message, ")"]
+
+
+SAID = {"ring": ring, "doubling": doubling, "reduce, broadcast": tree}
