@@ -515,8 +515,8 @@ draw.messages(doubling, ranks=8)
 
 # %% [markdown]
 # Fewer rounds, more bytes. Which is quicker? Both axes are logarithmic: where a line is flat, latency is all that
-# counts, and where it rises, bandwidth is. The dots are at the sliders' setting; the terms of the formulas that a slider
-# moves light up. Begin with 1 MB on 8 ranks; make the tensor small, then large; then the job large.
+# counts, and where it rises, bandwidth is. The dots are at the sliders' setting, and the terms of the formulas that a
+# slider moves light up. Begin with 1 MB on 8 ranks; make the tensor small, then large; then the job large.
 
 # %%
 play.all_reduce_times(
