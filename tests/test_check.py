@@ -73,9 +73,28 @@ def all_gather_in_turns(x, group=None):
             dist.send(mine, group=group, group_dst=(rank + 1) % ranks)
 
 
+def reduce_scatter_the_other_way_round(x, group=None):
+    rank, ranks = place(group)
+    pieces = x.view(-1).tensor_split(ranks)
+    for step in range(1, ranks):
+        mine = pieces[(rank + step + 1) % ranks]
+        received = torch.empty_like(mine)
+        exchange(group, send=(pieces[(rank + step) % ranks], rank - 1), receive=(received, rank + 1))
+        mine += received
+    return pieces[rank]
+
+
+def all_gather_by_pairs(x, group=None):
+    """Everybody's own piece straight to everybody."""
+    rank, ranks = place(group)
+    pieces = x.view(-1).tensor_split(ranks)
+    for step in range(1, ranks):
+        exchange(group, send=(pieces[rank], rank + step), receive=(pieces[(rank - step) % ranks], rank - step))
+
+
 def all_reduce_by_pairs(x, group=None):
     reduce_scatter_by_pairs(x, group)
-    collectives.all_gather(x, group)
+    all_gather_by_pairs(x, group)
 
 
 def average_one_by_one(model):
@@ -147,7 +166,9 @@ RIGHT = [
     ("broadcast", broadcast_from_far),
     ("reduce_scatter", collectives.reduce_scatter),
     ("reduce_scatter", reduce_scatter_by_pairs),
+    ("reduce_scatter", reduce_scatter_the_other_way_round),
     ("all_gather", collectives.all_gather),
+    ("all_gather", all_gather_by_pairs),
     ("all_gather", all_gather_in_turns),
     ("all_reduce", collectives.all_reduce),
     ("all_reduce", all_reduce_by_pairs),

@@ -238,12 +238,13 @@ def another_dtype(call: Call) -> str | None:
 
 
 def too_many_bytes(call: Call) -> str | None:
-    """By all ranks together, or by one that does more than its share."""
-    least = call.kind.copies(call.n) * call.tensor_bytes
+    """By all ranks together, or by one that does more than its share: it may have the longest piece, each time."""
+    longest = call.case.pieces(call.outcomes[0].after[0])[0].nbytes
+    copies = call.kind.copies(call.n)
     rank, most = max(call.sent.items(), key=lambda item: item[1])
-    if sum(call.sent.values()) <= least and (call.kind.rooted or most <= least / call.n + 2 * call.case.dtype.itemsize):
+    if sum(call.sent.values()) <= copies * call.tensor_bytes and (call.kind.rooted or most <= copies * longest):
         return None
-    share = f"; the least possible is {call.kind.copies(call.n) / call.n:.2f} ×"
+    share = f"; the least possible is {copies / call.n:.2f} ×"
     return f"rank {rank} sent {most / call.tensor_bytes:.2f} × the tensor{share}" if call.tensor_bytes else "sent bytes"
 
 
