@@ -150,8 +150,9 @@ check.predict("What does each of five ranks return?", guess, answer=run(add_up, 
 def mean_on_rank_0(x):
     """On rank 0, return the mean of all ranks' x, a new tensor; on the others, return None.
 
-    x: this rank's tensor, of one shape and dtype everywhere; it stays as it is.
-    Any number of ranks, one included. Budget: one message from each of the others.
+    x: this rank's tensor of floating-point numbers, contiguous, of any shape (the same on every rank, as is the
+    dtype); it stays as it is. Any number of ranks, one included; called again and again, as in training.
+    Budget: one message from each of the others, and no collective.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     ### BEGIN SOLUTION

@@ -379,8 +379,9 @@ assert torch.allclose(weight, theirs)
 #
 # Two functions. `remember` says what is kept for a parameter p, and `mixed_step` takes one step with it: the gradient
 # becomes float32, `adamw` moves the master, and p becomes the master again, rounded. It all happens *in place*: the
-# model knows p and no other tensor. Backward may not have reached a parameter; then its gradient is None, and nothing
-# changes. Budget: 16 bytes per parameter when the step is over, the gradient included.
+# model knows p and no other tensor, and p keeps its memory, which a tied weight shares (so no `p.data = ...`). What is
+# in `kept` may be replaced. Backward may not have reached a parameter; then its gradient is None, and nothing changes.
+# Budget: 16 bytes per parameter when the step is over, the gradient included.
 
 
 # %%
@@ -394,9 +395,10 @@ def remember(p):
 
 @torch.no_grad()
 def mixed_step(p, kept, t, **settings):
-    """Step number t, from 1 on, of p and of kept, which is what remember(p) returned.
+    """Step t of p and of kept, which is what remember(p) returned.
 
-    p.grad: in p's dtype, or None; it stays as it is. settings: lr, betas, eps and weight_decay, as adamw has them
+    t: the optimizer's steps, from 1 on; a step in which p has no gradient counts, too. p.grad: in p's dtype, or None;
+    it stays as it is. settings: lr, betas, eps and weight_decay, as adamw has them; they may change from step to step
     """
     ### BEGIN SOLUTION
     if p.grad is not None:
