@@ -565,8 +565,8 @@ print(f"compared: {refused[0]}")
 # −inf, and −inf × 0 is not a number: use `where` or `masked_fill`.) The check compares the loss and the gradient of the
 # logits on 1 to 8 ranks and in sub-groups, with vocabularies that the number of ranks does not divide (any rank may
 # have no column at all), with logits of ±10,000, and with a gradient of the loss other than 1. It measures bytes sent
-# and held. Budget: three numbers per token, all-reduced for many tokens at a time; nothing backward, and never a
-# gathered logit.
+# and held. Budget: three numbers per token, in at most 12 all-reduces however many tokens there are; nothing backward,
+# and never a gathered logit.
 
 
 # %%

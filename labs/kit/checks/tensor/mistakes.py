@@ -127,7 +127,7 @@ def otherwise(question: str) -> tuple[Mistake, ...]:
 
 NOT_FINITE = Mistake(
     "not finite",
-    "What is exp of 10,000, and by what may all of the exponentials be divided?",
+    "What is exp of 10,000, by what may all of the exponentials be divided, and what is 0 × ∞ or ∞ − ∞?",
     lambda one: not one.found.isfinite().all(),
     shows="a loss of inf or nan, late in a training",
 )
