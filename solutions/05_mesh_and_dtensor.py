@@ -314,8 +314,8 @@ draw.ledger({move: (SHARE[move] * n, our_bytes[move]) for move in SHARE}, within
 # your piece to its true size.
 #
 # The check tries several dtypes (keep the summand's), any strides, a group of some of the ranks, and pieces that are
-# empty. Budget: (N − 1)/N of the padded tensor; at most 4.5 × the summand held besides the summand itself, and nothing
-# kept after the call. The summand stays as it was.
+# empty. Budget: (N − 1)/N of the padded tensor; at most 4.5 × the summand held besides the summand itself, and after
+# the call nothing but the piece (a view of all that arrived keeps all of it). The summand stays as it was.
 
 
 # %%

@@ -125,9 +125,10 @@ draw.table([{"rank": r} | dict(zip(columns, seen, strict=True)) for r, seen in e
 # They may be bfloat16 while the shards are float32; then bfloat16 travels. Use `all_gather(vector, part)` of notebook
 # 04; with N ranks a piece of `full` has `-(-len(full) // N)` rows (that is rounded up).
 #
-# The check looks at every number, on 2 to 4 ranks; at the storages and the shards, which must stay what they were; at
-# the traffic: (N − 1)/N of the group, in one collective; and at the memory: you may hold the table and the full
-# tensors, but no third copy, and nothing after `reshard`.
+# The check looks at every number, on 2 to 4 ranks; at the storages (each has `full.nbytes` bytes, and later none) and
+# the shards, which must stay what they were; at the traffic: (N − 1)/N of the group, in one collective, and no barrier;
+# and at the memory: 2.75 × the group at most, and nothing after `reshard`. That is the table, the full tensors, and
+# room for this rank's own rows and for a copy of one parameter, but not for a third copy of the group.
 
 # %%
 from labs.group import all_gather, reduce_scatter
@@ -237,13 +238,14 @@ print(f"stage 3: rank 0 waited {waited(comb, quietest(comb)):.0f} ms")
 #
 # ### Exercise 2: prefetch
 #
-# `layers` come in the order in which they are used. Each has `gather()`, which starts its all-gather and returns at
-# once; `arrive()`, which waits until it is done; and `drop()`. Call `compute(layer)` for each, once it is there. A
-# layer may come twice: gather it each time it is used.
+# `layers` come in the order in which they are used. Each has `gather()`, which starts its all-gather, unless the layer
+# is here or on its way, and returns at once; `arrive()`, which waits until it is done; and `drop()`. Call
+# `compute(layer)` for each, once it is there. A layer may come twice, though not twice in a row: gather it each time.
 #
 # The check notes what happens in which order. The gather of every layer but the first must be under way while the one
-# before it computes; nobody waits for a layer before it is needed; nothing is gathered in vain; and there are never
-# more than **two** layers here or on their way. There may be only a single layer.
+# before it computes (whether it starts before or after the `arrive()` of that one is all the same); nobody waits for a
+# layer until the one before it has computed; nothing is gathered in vain; and there are never more than **two** layers
+# here or on their way. There may be only a single layer.
 
 
 # %%
@@ -350,10 +352,11 @@ draw.table([{"layers ahead": n} | phases[n] for n in AHEAD], caption="at most in
 #
 # You get this rank's whole gradient. Return its piece of the mean over both axes. `mesh.get_group("shard")` is the
 # group of an axis, `mesh.size("shard")` how many ranks it has; `reduce_scatter(vector, group)` is notebook 04's. Keep
-# the dtype, and return a tensor with memory of its own, not a view.
+# the dtype, and return a tensor with memory of its own: not a view, nor a buffer that the next call writes into.
 #
-# The check tries grids of up to 2 × 3 ranks, also n × 1 and 1 × n, in three dtypes. All replicas must get the same
-# bits. Budget on 2 × 2 ranks: 1.00 × the gradient, half of it along `replicate`; and no third copy in memory.
+# The check tries grids of up to 6 ranks, also n × 1 and 1 × n with n up to 4, in three dtypes. (In bfloat16 you may
+# divide between the axes, or at the end.) All replicas must get the same bits. Budget on 2 × 2 ranks: 1.00 × the
+# gradient, half of it along `replicate`; and 2.75 × of it in memory at most, the given one included.
 
 
 # %%

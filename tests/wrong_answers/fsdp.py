@@ -177,6 +177,20 @@ def unshard_and_remember(shards, fulls):
         fill(full, pieces)
 
 
+@wrong("unshard", "more than two copies at a time")
+def unshard_after_all_are_whole(shards, fulls):
+    table, sizes = table_of(shards, fulls)
+    wholes = [pieces.flatten() for pieces in table.split(sizes, 1)]
+    for full, whole in zip(fulls, wholes, strict=True):
+        fill(full, whole)
+
+
+@wrong("unshard", "a barrier")
+def unshard_together(shards, fulls):
+    unshard(shards, fulls)
+    dist.barrier()
+
+
 @wrong("unshard", "nobody waited")
 def unshard_and_do_not_wait(shards, fulls):
     ranks, sizes = dist.get_world_size(), pieces_of(fulls, dist.get_world_size())
@@ -538,6 +552,22 @@ def read_before_the_wait(gradient, mesh):
     before = piece.clone()
     dist.all_reduce(piece, group=mesh.get_group("replicate"), async_op=True).wait()
     return before
+
+
+@wrong("hsdp_gradient", "more than two copies at a time")
+def divided_first(gradient, mesh):
+    piece = reduce_scatter(gradient / mesh.size(), mesh.get_group("shard"))
+    dist.all_reduce(piece, group=mesh.get_group("replicate"))
+    return piece
+
+
+BUFFERS = {}
+
+
+@wrong("hsdp_gradient", "a later call writes into what this one returned")
+def into_one_buffer(gradient, mesh):
+    piece = averaged(gradient, mesh)
+    return BUFFERS.setdefault((piece.shape, piece.dtype), torch.empty_like(piece)).copy_(piece)
 
 
 KEPT = []

@@ -91,6 +91,11 @@ def of_the_process(shape, rank):
     return neighbours(shape, dist.get_rank() % prod(shape))
 
 
+@wrong("neighbours")
+def of_the_process_instead_of_rank_0(shape, rank):
+    return neighbours(shape, rank or dist.get_rank() % prod(shape))
+
+
 @wrong("neighbours", "the axes are exchanged")
 def exchanged_axes(shape, rank):
     coordinate, groups = neighbours(shape, rank)
@@ -170,7 +175,8 @@ def rows_and_columns(shape, rank):
 
 @wrong("neighbours", "something is left behind", alone=True)
 def leaves_groups(shape, rank):
-    dist.new_group([0])
+    if shape == (2, 4):
+        dist.new_group([0])
     return neighbours(shape, rank)
 
 
@@ -308,6 +314,17 @@ def narrower(summand, dim, group=None):
 @wrong("partial_to_shard", "nothing is returned")
 def returns_nothing(summand, dim, group=None):
     partial_to_shard(summand, dim, group)
+
+
+@wrong("partial_to_shard", "more than the piece is kept")
+def view_of_all_that_arrived(summand, dim, group=None):
+    rank, ranks, size = dist.get_rank(group), dist.get_world_size(group), summand.shape[dim]
+    longest = -(-size // ranks)
+    pieces = in_pieces(summand, dim, ranks, longest).contiguous()
+    arrived = torch.empty_like(pieces)
+    dist.all_to_all_single(arrived.view(-1), pieces.view(-1), group=group)
+    total = arrived[0].copy_(arrived.sum(0, dtype=summand.dtype))
+    return total.narrow(dim, 0, max(0, min(longest, size - rank * longest)))
 
 
 @wrong("partial_to_shard", "something is kept from every call", alone=True)

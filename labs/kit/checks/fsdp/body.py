@@ -214,6 +214,7 @@ class Averaged(Outcome):
     storage: int = 0  # bytes of the memory behind it
     given: Tensor | None = None
     changed: bool = False  # the gradient
+    overwritten: bool = False  # the piece, in the next call
 
 
 def average(fn: Callable[..., Any], cases: list[Grid]) -> list[list[Averaged]]:
@@ -221,7 +222,7 @@ def average(fn: Callable[..., Any], cases: list[Grid]) -> list[list[Averaged]]:
 
 
 def average_one(fn: Callable[..., Any], case: Grid) -> list[Averaged]:
-    mesh, found = mesh_of(case.shape), []
+    mesh, found, last = mesh_of(case.shape), [], None
     for call in range(4 if case.held else 2):
         gradient, seen = case.gradient(call, dist.get_rank()), Averaged()
         seen.given = None if case.held else gradient.clone()
@@ -237,6 +238,9 @@ def average_one(fn: Callable[..., Any], case: Grid) -> list[Averaged]:
         seen.kind = show(piece)
         if isinstance(piece, Tensor):
             seen.returned, seen.storage = piece.detach().clone(), piece.untyped_storage().nbytes()
+        if last is not None:
+            found[-1].overwritten = not unchanged(found[-1].returned, last)
+        last = piece if isinstance(piece, Tensor) and not case.held else None
         del piece
         found.append(seen)
     return found

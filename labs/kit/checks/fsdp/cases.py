@@ -125,7 +125,7 @@ class Draw:
         }
 
     def wide(self) -> Group:
-        shapes = ((WIDE, 4 * WIDE), (4 * WIDE, WIDE), (WIDE,))
+        shapes = (*((WIDE, WIDE // 2),) * 16, (WIDE,))  # many: a copy of one of them is no copy of the group
         return Group(self.seed, 4, shapes=shapes, dtype=BF16, rest=FP32, steps=4, held=True)
 
     def walks(self) -> dict[int, list[Walk]]:

@@ -29,6 +29,7 @@ from labs.kit.record import Event, Recording
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2}
 BYTES = ("P", "G", "S", "A", "comm", "temporary")
+ENOUGH = 2.75  # × the group, or the gradient: two of it, and some pieces; a third one makes 3
 
 
 # ---- the checks ------------------------------------------------------------------------------------------
@@ -53,7 +54,7 @@ def unshard_and_reshard(unshard: Callable[..., Any], reshard: Callable[..., Any]
                     refuse(mistakes.SENT, sent, f"{case}: on rank {rank} ")
     case = draw.wide()
     recording = job(come_and_go, unshard, reshard, [case], ranks=4, record="memory").recording
-    held = judge_held(mistakes.HELD, recording, case, case.nbytes, enough=3.4)
+    held = judge_held(mistakes.HELD, recording, case, case.nbytes)
     calls = "1 collective" if sent.calls else f"{sent.messages} messages"
     return (
         f"you sent {sent.bytes / cases[-1].nbytes:.2f} × the group in {calls}; the least possible is 0.75 × in 1. You "
@@ -103,7 +104,7 @@ def hsdp_gradient(fn: Callable[..., Any], seed: int) -> str:
                     refuse(mistakes.WHOLE, seen[rank], f"{case}: on rank {rank} ")
     case = draw.wide_grid()
     recording = job(average, fn, [case], ranks=4, record="memory").recording
-    judge_held(mistakes.KEPT, recording, case, case.n * case.dtype.itemsize, enough=3.6)
+    judge_held(mistakes.KEPT, recording, case, case.n * case.dtype.itemsize)
     whole = cases[-1].n * cases[-1].dtype.itemsize
     return (
         f"on 2 × 2 ranks you sent {sent.bytes / whole:.2f} × the gradient, {sent.crossing / whole:.2f} × of it "
@@ -154,6 +155,7 @@ class Sent:
 
     def __init__(self, rank: int, events: list[Event], dtype: torch.dtype) -> None:
         self.rank, self.events = rank, [event for event in events if event.op != "barrier"]
+        self.barriers = len(events) - len(self.events)
         self.bytes = sum(event.sent for event in self.events)
         self.messages = sum(event.op in ("send", "recv") for event in self.events)
         self.calls = len(self.events) - self.messages
@@ -295,18 +297,19 @@ class Piece:
 class Held:
     """On one rank, beyond what was there before the first step, in units of `whole`: the least of steps 1 and on."""
 
-    def __init__(self, recording: Recording, rank: int, whole: int, enough: float) -> None:
-        base, self.enough = recording.during(rank, 0, BYTES)[0][1], enough
+    def __init__(self, recording: Recording, rank: int, whole: int) -> None:
+        base = recording.during(rank, 0, BYTES)[0][1]
         steps = [
             [(size - base) / whole for _, size in recording.during(rank, step, BYTES)]
             for step in range(1, recording.steps)
         ]
         self.most, self.rest = min(map(max, steps)), min(step[-1] for step in steps[-2:])
+        self.too_much = self.most > 1.05 * ENOUGH and f"at its most; {ENOUGH:.2f} × is enough"
 
 
-def judge_held(rows: Any, recording: Recording, case: Any, whole: int, enough: float) -> Held:
+def judge_held(rows: Any, recording: Recording, case: Any, whole: int) -> Held:
     """The rank that holds most."""
-    ranks = [Held(recording, rank, whole, enough) for rank in range(case.ranks)]
+    ranks = [Held(recording, rank, whole) for rank in range(case.ranks)]
     for rank, held in enumerate(ranks):
         refuse(rows, held, f"{case}: rank {rank} ")
     return max(ranks, key=lambda held: held.most)

@@ -163,6 +163,12 @@ SENT = (
         "By which other way did the rows come?",
         lambda sent: sent.bytes < sent.least and f"it sent {sent.bytes:,} bytes; its own rows are {sent.least:,}",
     ),
+    Mistake(
+        "a barrier",
+        "The gather is over when all rows are here. For what do the ranks wait after it, or before?",
+        lambda sent: sent.barriers > 0 and f"{sent.barriers} of its collectives are barriers",
+        shows="right, and every layer waits for the slowest rank once more",
+    ),
 )
 STEP = (
     Mistake(
@@ -181,7 +187,7 @@ HELD = (
     Mistake(
         "more than two copies at a time",
         "What travels, and what the layer computes with: which third copy is there?",
-        lambda held: held.most > held.enough and f"held {held.most:.2f} × the group at its most",
+        lambda held: held.too_much and f"held {held.most:.2f} × the group {held.too_much}",
     ),
 )
 
@@ -430,6 +436,12 @@ WHOLE = (
         "Which line writes into the memory that you were given, and who may still read it?",
         lambda seen: seen.changed and "the gradient is not what it was before the call",
     ),
+    Mistake(
+        "a later call writes into what this one returned",
+        "Whose memory is the piece, once you have returned it?",
+        lambda seen: seen.overwritten and "the piece changed in the next call",
+        shows="accumulated gradients of which all but the last are lost",
+    ),
     *AFTERMATH,
 )
 KEPT = (
@@ -441,6 +453,6 @@ KEPT = (
     Mistake(
         "more than two copies at a time",
         "What arrives, and what is added up: which third copy is there?",
-        lambda held: held.most > held.enough and f"held {held.most:.2f} × the gradient at its most",
+        lambda held: held.too_much and f"held {held.most:.2f} × the gradient {held.too_much}",
     ),
 )

@@ -1,7 +1,7 @@
 """Where is a rank on a mesh, and who are those along each axis with it?
 
 Arithmetic on meshes of one to four axes, of one rank up to some hundred, each asked from all of its ranks: on four
-processes, none of which is that rank but now and then.  Nothing is sent.
+processes, each asked of other ranks than its own.  Nothing is sent.
 """
 
 from __future__ import annotations
@@ -95,8 +95,13 @@ def all_meshes(fn: Callable[..., Any], cases: list[Case]) -> list[Found]:
     return [one_mesh(fn, case) for case in cases]
 
 
+def process_of(rank: int) -> int:
+    """That is asked where this rank is: never one of the same number."""
+    return (rank + 1) % PROCESSES
+
+
 def one_mesh(fn: Callable[..., Any], case: Case) -> Found:
-    ranks = [rank for rank in case.asked if rank % PROCESSES == dist.get_rank()]
+    ranks = [rank for rank in case.asked if process_of(rank) == dist.get_rank()]
     mark("step")
     with Aftermath() as aftermath:
         returned = {rank: noted(case, fn, case.shape, rank) for rank in ranks}
@@ -244,7 +249,9 @@ PLACES = (
     Mistake(
         "of the process, and not of the rank that was asked for",
         "Whose place does the caller want to know?",
-        lambda seen: seen.coordinates(lambda rank: seen.case.due(rank % PROCESSES)[0]) and seen.told,
+        lambda seen: (
+            seen.coordinates(lambda rank: seen.case.due(process_of(rank) % prod(seen.case.shape))[0]) and seen.told
+        ),
     ),
     Mistake(
         "not one number for each axis",

@@ -32,6 +32,7 @@ from labs.kit.record import mark
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.0, torch.int64: 0.0, torch.int32: 0.0}
 BUDGET = (64, 96)  # the shape whose bytes stand in the line of success
 SETTLED = 0.005  # s in which a backend's thread lets go of what it sent
+KEPT = 0.1  # × the summand, when a call is over, beyond the piece
 COPIES = 4.5  # × the summand beside it: it, laid out anew and padded, and what arrives
 
 
@@ -85,10 +86,8 @@ def partial_to_shard(fn: Callable[..., Any], seed: int) -> str:
     case = Case(seed, 4, dtype=torch.float32, shape=(256, 128), dim=1)
     memory = job(hold, fn, case, ranks=4, record="memory").recording
     for rank in range(4):
-        first, after_first, second, after_second = (
-            memory.held(rank, step)["peak"] / 4 / prod(case.shape) - 1 for step in range(4)
-        )
-        refuse(HELD, (first, after_first, second, after_second), f"{case}: rank {rank} ")
+        held = [memory.held(rank, step)["peak"] / 4 / prod(case.shape) - 1 for step in range(4)]
+        refuse(HELD, Held(held[0], held[1], held[3], 1 / case.ranks), f"{case}: rank {rank} ")
     return f"you sent {most:.2f} × the tensor per rank; the least possible is 0.75 ×"
 
 
@@ -156,15 +155,16 @@ def one_case(fn: Callable[..., Any], case: Case, group: dist.ProcessGroup | None
 
 
 def hold(fn: Callable[..., Any], case: Case) -> None:
-    """Two calls in a row, and after each of them a step in which nothing happens."""
+    """Two calls in a row, and after each of them a step in which nothing happens, but that the piece is there."""
     x = case.summand(dist.get_rank())
     for _ in range(2):
         mark("step")
-        fn(x, case.dim)
+        piece = fn(x, case.dim)
         mark("end")
         time.sleep(SETTLED)
         mark("step")
         mark("end")
+        del piece
 
 
 # ---- what is judged --------------------------------------------------------------------------------------
@@ -359,17 +359,37 @@ def sums_of_all(one: One) -> bool:
     return bool((one.found.flatten().double()[:, None] - whole[None]).abs().min(1).values.max() < 1e-9)
 
 
+@dataclass(frozen=True)
+class Held:
+    """By a rank, × the summand, beside it."""
+
+    most: float  # in the first call
+    after: float  # it, with what it returned
+    later: float  # after the second call, with what that returned
+    piece: float
+
+
 HELD = (
     Mistake(
         "something is kept from every call",
         "Which name still knows it when you have returned?",
         lambda held: (
-            held[3] > held[1] + 0.1 and f"holds {held[1]:.2f} × the tensor after one call, {held[3]:.2f} × after two"
+            held.later > held.after + KEPT
+            and f"holds {held.after:.2f} × the tensor after one call, {held.later:.2f} × after two"
         ),
+    ),
+    Mistake(
+        "more than the piece is kept",
+        "What is still there: by a name, or since a view of it is left?",
+        lambda held: (
+            held.after > held.piece + KEPT
+            and f"holds {held.after:.2f} × the tensor when the call is over; its piece is {held.piece:.2f} ×"
+        ),
+        shows="right, and all that arrived stays in memory as long as the piece",
     ),
     Mistake(
         "full copies are kept",
         "How many copies of the whole tensor are there at once?",
-        lambda held: held[0] > COPIES and f"held {held[0]:.2f} × the tensor beside the tensor itself",
+        lambda held: held.most > COPIES and f"held {held.most:.2f} × the tensor beside the tensor itself",
     ),
 )
