@@ -5,8 +5,8 @@
 # others can go, and what must then travel?*
 #
 # You need: [DDP](03_ddp.ipynb), whose copies these are, and from [Collectives](02_collectives.ipynb) the reduce-scatter
-# and the all-gather. It takes 100 minutes with its four exercises (a fifth is optional), 50 without; the machine works
-# for about a minute of it, in 1 GB of memory.
+# and the all-gather. It takes 110 minutes with its exercises (the sixth is optional), 50 without; the machine works for
+# about a minute of it, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -107,8 +107,10 @@ watched = {"DDP": job(WAYS["DDP"], ranks=4, record="memory").recording}
 draw.memory(watched["DDP"], step=2, ranks=[0])
 
 # %% [markdown]
-# The other three ranks show the same picture, and the same numbers in it. (This is DDP at its leanest, with an
-# all-reduce for each gradient: a bucket would be one more block in `sync`.)
+# The other three ranks show the same picture, and the same numbers in it. All phases are drawn equally wide, however
+# long they took. Grey is temporary: what an operation needs for itself while it runs, here AdamW's square roots and
+# quotients. (This is DDP at its leanest, with an all-reduce for each gradient: a bucket would be one more block in
+# `sync`.)
 #
 # ## Picture
 #
@@ -142,6 +144,37 @@ guess_times = 3 * 3 / 4  # your number
 # %% [markdown]
 # Both will be measured below.
 #
+# ### Exercise 1: on paper
+#
+# Before any job: what must one rank hold? Two things to know. Shards are cut layer by layer, and those of a layer are
+# equally long on all ranks. So a layer that does not divide by N gets zeros behind it, its **padding**: of 10 elements
+# four ranks make 12, and hold 3 each. DDP cuts nothing, and pads nothing.
+
+
+# %%
+def held_per_rank(stage, layers, ranks, size):
+    """Bytes of P, G and S that one rank holds from backward to the step, as (P, G, S).
+
+    stage: 1, 2 or 3; 0 is DDP.  layers: the parameters of each layer, such as [10, 8]; ranks: N
+    size: bytes per parameter of P, G and S, such as (2, 2, 12)
+    """
+    ### BEGIN SOLUTION
+    if stage == 0:
+        ranks = 1  # one part: nothing is cut, nothing padded
+    shard = sum(-(-n // ranks) for n in layers)  # rounded up, layer by layer
+    whole = ranks * shard
+    p, g, s = size
+    P = p * (shard if stage >= 3 else whole)
+    G = g * (shard if stage >= 2 else whole)
+    S = s * (shard if stage >= 1 else whole)
+    return P, G, S
+    ### END SOLUTION
+
+
+on_your_paper = check.held_per_rank(held_per_rank)
+on_your_paper
+
+# %% [markdown]
 # ## Build: the plan
 #
 # All that follows is in this table, from the head of [labs/zero.py](../labs/zero.py). A stage is a column; an event of
@@ -183,8 +216,8 @@ assert torch.equal(torch.cat(quarters), stepped(values, gradient))
 
 # %% [markdown]
 # A quarter of what? Cutting every tensor would make many small pieces, some uneven. Instead, the parameters of a layer
-# are laid side by side in one **flat vector**, with zeros behind them (*padding*) until it divides by the number of
-# ranks N. Shards go across the borders of tensors. Here a layer of 8 + 2 elements, for four ranks:
+# are laid side by side in one **flat vector**, with its padding behind them. Shards go across the borders of tensors.
+# Here a layer of 8 + 2 elements, for four ranks:
 
 # %%
 from labs.flat import Layout
@@ -205,7 +238,7 @@ assert cost.reduce_scatter(n, ranks=4) + cost.all_gather(n, ranks=4) == cost.all
 # %% [markdown]
 # So stage 1 should send what DDP sends; only, the second half is no longer gradients but *parameters*, already updated.
 #
-# ### Exercise 1: partition the optimizer
+# ### Exercise 2: partition the optimizer
 #
 # Given are `reduce_scatter(vector, None)`, which returns this rank's part of the sum over all ranks (that is the
 # `None`), and `all_gather(vector, part)`, which fills a vector with everybody's part. Both want plain tensors:
@@ -259,7 +292,7 @@ beside_ddp = partial(draw.memory, watched["DDP"], step=2, ranks=[0])
 beside_ddp(watched["stage 1"], names=("DDP", "stage 1"))
 
 # %% [markdown]
-# The dashed outline on the right is DDP's. S (green) is a quarter of what it was. G (orange) is not: this rank makes
+# The dashed outline on the right is DDP's. S (green) is a quarter of what it was. G (amber) is not: this rank makes
 # the gradient of the whole model, keeps it until `sync`, and there it melts, layer by layer, into the shards' part of
 # it.
 #
@@ -269,7 +302,7 @@ beside_ddp(watched["stage 1"], names=("DDP", "stage 1"))
 # when backward leaves that layer, and can go to its owners at once. Notebook 03 has the hook for this, the
 # post-accumulate hook: it is called as soon as all uses of a parameter have been added up in `.grad`.
 #
-# ### Exercise 2: to its owner only
+# ### Exercise 3: to its owner only
 #
 # Budget: at any moment the shards' gradients, and one layer's more; each gradient travels once, (N − 1)/N of it.
 
@@ -294,8 +327,8 @@ to_its_owner = check.gradient_ready(gradient_ready)
 to_its_owner
 
 # %% [markdown]
-# In the timeline of the course's stage 2, look at the orange strip: it is a layer thick for a moment, then it is
-# reduced, and only the shard stays.
+# In the timeline of the course's stage 2, look at the amber strip: it is a layer thick for a moment, then it is
+# reduced, and only the shard stays. (Red-orange: a buffer, in which the other ranks' parts of the layer arrive.)
 
 # %%
 watched["stage 2"] = job(WAYS["stage 2"], ranks=4, record="memory").recording
@@ -334,7 +367,7 @@ full.copy_(torch.tensor([5.0, 6.0, 7.0, 8.0]))
 assert view.tolist() == [6, 7]
 
 # %% [markdown]
-# ### Exercise 3: gather and drop
+# ### Exercise 4: gather and drop
 #
 # `full` may be bfloat16 while the shards are float32: so FSDP computes in low precision, and keeps the masters as
 # shards. (The course's `Zero` leaves masters to the optimizer.) What travels is then to be bfloat16, too. Budget: hold
@@ -364,8 +397,8 @@ gathered = check.gather_and_drop(gather, drop)
 gathered
 
 # %% [markdown]
-# And the timeline of stage 3. What is gathered counts as communication, not as P: the thin dark orange band in forward.
-# In backward there are teeth.
+# And the timeline of stage 3. What is gathered counts as communication, not as P: the thin red-orange band in
+# forward. In backward there are teeth.
 
 # %%
 watched["stage 3"] = job(WAYS["stage 3"], ranks=4, record="memory").recording
@@ -388,7 +421,7 @@ draw.table([{"communication, at most": teeth, "one layer": a_layer, "the model":
 # You have now built what each entry of the table does. What is left is *when*. Go back to the table, and read its last
 # column, until you can say it with the page turned over. Then write it down.
 #
-# ### Exercise 4: the events of stage 3
+# ### Exercise 5: the events of stage 3
 #
 # Here a model is a chain of layers, and each layer has six methods. They are real: two or three ranks gather and
 # reduce.
@@ -435,10 +468,10 @@ check.stage_3(stage_3)
 # and one after, and a tensor has one that is called when its gradient is there (of a layer's output: its backward
 # begins; of its input and its parameters: it is over). Here is the same, in time:
 #
-# ![One step of three layers, by stage. Stage 1: forward, backward, then reduce-scatter of all gradients; update a
-# quarter, all-gather of the parameters. Stage 2: a reduce-scatter after each layer's backward; the step as before.
-# Stage 3: an all-gather before each layer's forward, and again before its backward, each followed by a drop; a
-# reduce-scatter after each backward; update a quarter.](../images/zero_step.svg)
+# ![One step of three layers, by stage, one thing after the other. Stage 1: forward, backward, then reduce-scatter of
+# all gradients; update a quarter, then all-gather of the parameters. Stage 2: a reduce-scatter after each layer's
+# backward; the step as before. Stage 3: an all-gather before each layer's forward, and a drop after it; an all-gather
+# before each backward, after it a reduce-scatter, then a drop; update a quarter.](../images/zero_step.svg)
 #
 # Now open [labs/zero.py](../labs/zero.py). The class has one method for each event, in the order of the table, and the
 # stage decides at most one line in each. How a layer becomes a vector has its own file,
@@ -446,7 +479,7 @@ check.stage_3(stage_3)
 # simply dropped after each forward? (Another layer may still use it, as with tied weights; or the same layer, which
 # computes something again in backward.)
 #
-# Do your functions of exercises 2 and 3 carry the whole of it? In this job they stand in the places of the course's:
+# Do your functions of exercises 3 and 4 carry the whole of it? In this job they stand in the places of the course's:
 
 # %%
 from labs.flat import Unit
@@ -523,7 +556,7 @@ assert len(set(alone)) == 4 and len(set(together)) == 1 and max(alone) < togethe
 assert abs(sum(norm**2 for norm in alone) ** 0.5 / together[0] - 1) < 1e-5
 
 # %% [markdown]
-# ### Exercise 5 (optional): clip
+# ### Exercise 6 (optional): clip
 #
 # Between `zero.sync()` and `zero.step()` the shards' gradients are the mean's. Budget: one number travels.
 
@@ -672,7 +705,29 @@ peaks
 # %% [markdown]
 # P, G and S to the byte, with their small print. G is a little more than 4Ψ in stage 1, as a shard's gradient is there
 # before all whole ones are gone; in stage 2 it is 4Ψ/N, and a layer that is in flight. S has a counter of 4 bytes for
-# each vector: how many steps there were.
+# each vector: how many steps there were. But for these counters, is it what you worked out in exercise 1?
+
+
+# %%
+def yours_and_measured():
+    """P and S of rank 0, bytes: by the function of exercise 1, and measured."""
+    layers, rows = [sum(layer.sizes) for layer in cost.gpt_layers(CONFIG)], {}
+    for name, stage in STAGES.items():
+        P, _, S = held_per_rank(stage, layers, 4, (4, 4, 8))
+        rows[f"{name}: P"] = P, steady[name]["P"]
+        rows[f"{name}: S, without counters"] = S, steady[name]["S"] - 4 * len(layers)
+    return draw.ledger(rows, within=0)
+
+
+yours_and_measured() if on_your_paper else on_your_paper
+
+# %% [markdown]
+# The same with handles. Thick bars are the formula, thin ones what your four ranks measured. They agree now; then move
+# the formula away, and the thin bars stay. Above the bars stands the formula: what you have just moved is marked in it.
+# Guess each time which bars will change: 64 ranks? Sequences of 128 tokens? Mixed precision?
+
+# %%
+play.memory(watched, CONFIG, precision="float32", ranks=4, batch=1, context=16)
 
 # %%
 assert len({steady[name]["A"] for name in ("DDP", *STAGES)}) == 1
@@ -720,8 +775,9 @@ less = mixed["DDP"]["together"] / mixed["stage 1"]["together"]
 check.predict("Stage 1 on four ranks: how many times less?", guess_less, round(less, 2))
 
 # %% [markdown]
-# Not 4 times. (The formula says 2.29. G is a little more than its formula, DDP's too: `Masters` turns gradients into
-# float32, a tensor or a shard at a time; and stages 2 and 3 have a layer in flight.)
+# Not 4 times. (The formula says 16/7, or 2.29. G is more than its formula in each row, which says 2 bytes, or 2/4 from
+# stage 2 on: `Masters` turns gradients into float32, a tensor or a shard at a time; and stages 2 and 3 have a layer in
+# flight.)
 #
 # The formula is short (`cost.bytes_held`): the kinds that a stage shards are divided by N, the others are not.
 
@@ -956,9 +1012,10 @@ assert [float(f"{sum(kinds.values()):.3g}") for kinds in published.values()] == 
 draw.chart(published, "GB", caption="7.5 billion parameters in mixed precision, on each of 64 ranks")
 
 # %% [markdown]
-# Now with activations and all, a model of 70 billion parameters, and cards that people have. Does stage 1 fit into 80
-# GB on any number of ranks? From how many on does stage 3? Then make the sequences longer, and look for the kind that
-# no stage makes smaller. (`recompute` and `offload` are what [Memory](07_memory.ipynb) is about.)
+# Now with activations and all, a model of 70 billion parameters, and cards that people have: the grey strip, which is
+# enlarged below. Does stage 1 fit into 80 GB on any number of ranks? From how many on does stage 3? Then make the
+# sequences longer, and look for the kind that no stage makes smaller. (`recompute` and `offload` are what
+# [Memory](07_memory.ipynb) is about.)
 
 # %%
 play.memory(model="llama3-70b", context=1024)

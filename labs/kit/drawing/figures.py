@@ -105,7 +105,7 @@ def bars(held: Mapping[str, Mapping[str, float]]) -> Figure:
 
 def fitting(words: str, fewer: str, pixels: float, size: float = 12) -> str:
     """What fits of a label into so many pixels: all of it, the few words that must be, or nothing."""
-    return next((label for label in (words, fewer) if width_of(label, size) < pixels), "")
+    return next((label for label in (words, fewer) if width_of(label, size) + 8 < pixels), "")
 
 
 def curves(

@@ -55,6 +55,8 @@ def memory(
             panel.set_title(f"dashed: {names[0]}", fontsize=9, loc="right", color=MUTED)
             ghost(panel, drawn[0])
         panel.stackplot(*stacked(series), colors=KINDS.values(), step="post", linewidth=0, zorder=2)
+        xs = [x for x, _ in series]
+        panel.step(xs, totals(series), where="post", color=INK, linewidth=0.6, zorder=2)  # peaks may be short
         peak(panel, series, top(drawn[0]) if names else top(series), scale)
     for panel in panels[len(shown) :]:
         panel.set_visible(False)
@@ -129,13 +131,14 @@ def ghost(panel, series: Series) -> None:
 
 def peak(panel, series: Series, before: float, scale: float) -> None:
     """A stem on the highest total, its height written above everything; and how much lower it is than `before`."""
+    from matplotlib.markers import CARETDOWN
     from matplotlib.patheffects import withStroke
 
     highest = top(series)
     x = series[totals(series).index(highest)][0]
     left, right = panel.get_xlim()
     panel.plot([x, x], [highest, 1.1 * scale], color=INK, linewidth=1, zorder=4)
-    panel.plot(x, highest, marker="v", color=INK, markersize=5, zorder=4)
+    panel.plot(x, highest, marker=CARETDOWN, color=INK, markersize=6, zorder=4)
     side, aside = ("right", -4) if x > (left + right) / 2 else ("left", 4)
     style = {"textcoords": "offset points", "fontsize": 9, "ha": side, "zorder": 5}
     less = f"−{before - highest:.2f} MiB" if before - highest > 0.005 * before else ""
