@@ -609,7 +609,7 @@ def test_memory_that_is_compared_has_one_scale_the_outline_and_the_saving(canvas
         words
     )
     assert "−3.00 MiB" in words
-    assert [len(axes.get_lines()) for axes in drawn.axes] == [5, 6], "borders, an edge, a stem with its head; and the outline"
+    assert [len(axes.get_lines()) for axes in drawn.axes] == [5, 6], "borders, edge, stem and head; the outline"
 
 
 def test_phases_of_a_step_are_equally_wide(canvas):
