@@ -16,7 +16,7 @@ from labs import cost, pp
 from labs.kit import check
 from labs.kit.checks.pencil.held import held
 from labs.model import PRESETS
-from tests.wrong_answers import pencil
+from tests.wrong_answers import formulas, pencil
 from tests.wrong_answers.answers import ANSWERS, let_past
 from tests.wrong_answers.together import together
 
@@ -111,7 +111,69 @@ def bubbles_by_simulation(ranks, microbatches, stages_per_rank):
     return {name: pp.simulate(each).bubble for name, each in lists.items()}
 
 
+def tree_by_steps(size, ranks, latency, bandwidth):
+    seconds, informed = 0.0, 1
+    while informed < ranks:
+        seconds += 2 * (latency + size / bandwidth)
+        informed *= 2
+    return seconds
+
+
+def tree_in_parts(size, ranks, latency, bandwidth):
+    rounds = len(bin(ranks - 1)) - 2 if ranks > 1 else 0
+    return np.float64(2 * rounds * latency) + np.float64(2 * rounds * size) / bandwidth
+
+
+def ring_by_rounds(size, ranks, latency, bandwidth):
+    return math.fsum(latency + size / (ranks * bandwidth) for _ in range(2 * ranks - 2))
+
+
+def ring_in_parts(size, ranks, latency, bandwidth):
+    sent = torch.tensor(2 * (ranks - 1) * size / ranks, dtype=torch.float64)
+    return sent / bandwidth + 2 * latency * (ranks - 1)
+
+
+def bytes_by_tensors(parameters, mixed):
+    held = dict.fromkeys("SGP", 0)
+    for shape, trained in parameters:
+        x = torch.zeros(shape, dtype=torch.bfloat16 if mixed else torch.float32)
+        held["P"] += x.nbytes
+        if trained:
+            held["G"] += x.nbytes
+            held["S"] += sum(t.nbytes for t in (x.float(),) * (2 + mixed)) + 4 * (not mixed)
+    return held
+
+
+def bytes_by_numpy(parameters, mixed):
+    n = np.array([np.prod(shape, dtype=int) for shape, _ in parameters], dtype=int)
+    trained = np.array([trained for _, trained in parameters], dtype=bool)
+    width = 2 if mixed else 4
+    remembered = 12 * n if mixed else 8 * n + 4
+    return {"P": width * n.sum(), "G": width * n[trained].sum(), "S": remembered[trained].sum()}
+
+
+def bytes_by_optimizer(parameters, mixed):
+    """By torch's own AdamW, of masters where there are some."""
+    models = [torch.nn.Parameter(torch.zeros(shape), requires_grad=trained) for shape, trained in parameters]
+    masters = [p for p in models if p.requires_grad]
+    for p in masters:
+        p.grad = torch.zeros_like(p)
+    states = {}
+    if masters:
+        optimizer = torch.optim.AdamW(masters)
+        optimizer.step()
+        states = optimizer.state
+    kept = sum(x.nbytes for state in states.values() for x in state.values())
+    total = sum(p.nbytes for p in masters)
+    if mixed:
+        return {"P": sum(p.nbytes for p in models) / 2, "G": total / 2, "S": kept - 4 * len(masters) + total}
+    return {"P": sum(p.nbytes for p in models), "G": total, "S": kept}
+
+
 RIGHT = {
+    "ring_seconds": (formulas.ring_seconds, ring_by_rounds, ring_in_parts, cost.ring_seconds),
+    "tree_seconds": (formulas.tree_seconds, tree_by_steps, tree_in_parts, cost.tree_seconds),
+    "bytes_by_kind": (formulas.bytes_by_kind, bytes_by_tensors, bytes_by_numpy, bytes_by_optimizer),
     "fill_buckets": (pencil.fill_buckets, buckets_by_recursion, buckets_by_numpy, buckets_by_accumulate),
     "held_per_rank": (pencil.held_per_rank, held_by_shards, held_by_division, held_by_tensors),
 }
@@ -131,6 +193,9 @@ RIGHT |= {
     "bubbles": (pencil.bubbles, bubbles_by_simulation),
 }
 LINES = {
+    "ring_seconds": "✓ ring_seconds: right on all 10 sheets",
+    "tree_seconds": "✓ tree_seconds: right on all 10 sheets",
+    "bytes_by_kind": "✓ bytes_by_kind: right on all 16 sheets",
     "my_shard": "✓ my_shard: right on all 87 sheets",
     "fill_buckets": "✓ fill_buckets: right on all 12 sheets",
     "sent_by_rings": "✓ sent_by_rings: right on all 6 sheets",

@@ -3,10 +3,13 @@
     check.mean_on_rank_0(fn)       fn(x)                             the mean on rank 0, by one message from each other
     check.my_shard(fn)             fn(elements, ranks, rank) -> (start, stop)
     check.mixed_precision(remember, step)    remember(p) -> {…}, step(p, kept, t, **settings)    float32 masters
+    check.bytes_by_kind(fn)        fn(parameters, mixed) -> {"P": bytes, "G": …, "S": …}
     check.broadcast(fn)            fn(x, root=0, group=None)         a tree, in place
     check.reduce_scatter(fn)       fn(x, group=None) -> piece        a ring, in place
     check.all_gather(fn)           fn(x, group=None)                 a ring, in place
     check.all_reduce(fn)           fn(x, group=None)                 in place
+    check.ring_seconds(fn)         fn(size, ranks, latency, bandwidth) -> seconds        of an all-reduce
+    check.tree_seconds(fn)         likewise
     check.sent_by_rings(fn)        fn(ranks) -> {collective: × the tensor}
     check.average_gradients(fn)    fn(model)                         after backward: every gradient becomes the mean
     check.accumulation(fn)         fn(model, micro_batches)          several backwards, one synchronisation
@@ -72,7 +75,9 @@ from labs.kit.checks.mixed import mixed_precision
 from labs.kit.checks.norms import clip
 from labs.kit.checks.pencil.buckets import fill_buckets
 from labs.kit.checks.pencil.held import held_per_rank
+from labs.kit.checks.pencil.kinds import bytes_by_kind
 from labs.kit.checks.pencil.said import bubbles, held_and_sent, sent_by_rings, stages_by_event, started_when
+from labs.kit.checks.pencil.seconds import ring_seconds, tree_seconds
 from labs.kit.checks.pencil.shard import my_shard
 from labs.kit.checks.pipeline.judge import gpipe, interleaved, obey, one_f_one_b, zero_bubble
 from labs.kit.checks.recomputing import checkpoint, place_checkpoints
@@ -89,6 +94,7 @@ __all__ = [
     "block_plan",
     "broadcast",
     "bubbles",
+    "bytes_by_kind",
     "checkpoint",
     "clip",
     "conjugate",
@@ -117,12 +123,14 @@ __all__ = [
     "predict",
     "prefetch",
     "reduce_scatter",
+    "ring_seconds",
     "row_linear",
     "sent_by_rings",
     "split_loss",
     "stage_3",
     "stages_by_event",
     "started_when",
+    "tree_seconds",
     "unshard_and_reshard",
     "zero_bubble",
 ]

@@ -2,6 +2,7 @@
 
 unshard_with(unshard, reshard)      a learner's own in `labs.fsdp`
 remember, mixed_step                the course's own, for a notebook that shows no answers
+bytes_by_kind                       likewise
 """
 
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from labs.kit.checks.pencil.kinds import by_kind
 from labs.parameter_group import ParameterGroup
 
 
@@ -58,3 +60,8 @@ def mixed_step(p: Tensor, kept: dict[str, Tensor], t: int, lr, betas, eps, weigh
         scale = (square / (1 - betas[1] ** t)).sqrt() + eps
         master.mul_(1 - lr * weight_decay).sub_(lr * mean / (1 - betas[0] ** t) / scale)
         p.copy_(master)
+
+
+def bytes_by_kind(parameters: list[tuple[tuple[int, ...], bool]], mixed: bool) -> dict[str, int]:
+    """Likewise, for `check.bytes_by_kind`."""
+    return by_kind(parameters, mixed)

@@ -1,0 +1,104 @@
+"""How many bytes are P, G and S?  Of models in float32 and in mixed precision, some of whose tensors are frozen."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from labs.kit.checks.answer import Mistake, answered
+from labs.kit.checks.pencil.sheet import Sheet, as_if, on_paper
+
+Parameters = Sequence[tuple[tuple[int, ...], bool]]  # of each tensor its shape, and whether it is trained
+FULL, LOW = (4, 4, 8, 4), (2, 2, 12, 0)  # bytes of P, G and S per number, and of S per tensor besides
+
+
+@answered
+def bytes_by_kind(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(parameters, mixed) -> {"P": bytes, "G": bytes, "S": bytes}`, when backward is over."""
+    draw = random.Random(seed)
+    models: list[list[tuple[tuple[int, ...], bool]]] = [
+        [((3, 5), True)],
+        [((256, 64), True), ((64,), True), ((160, 64), True)],
+        [((7, 2), False), ((2,), True)],
+        [((), True), ((4,), True)],
+        [((4, 4), False)],
+        [((0, 3), True), ((2, 3, 4), True)],
+        [],
+        [(tuple(draw.randrange(1, 50) for _ in range(draw.randrange(1, 4))), draw.random() < 0.6) for _ in range(12)],
+    ]
+    sheets = [
+        Sheet((model, mixed), by_kind(model, mixed), f"{'mixed precision' if mixed else 'float32'}, {model}")
+        for model in models
+        for mixed in (False, True)
+    ]
+    return on_paper(fn, sheets, MISTAKES, "Of which numbers is this kind, and how many bytes has each?")
+
+
+def by_kind(
+    parameters: Parameters,
+    mixed: bool,
+    full: Sequence[int] = FULL,
+    low: Sequence[int] = LOW,
+    elements: Callable[[tuple[int, ...]], int] = math.prod,
+    of_frozen: str = "P",
+) -> dict[str, int]:
+    """The answer; or a wrong one, by bytes, by elements(shape), or by the kinds that a frozen tensor has."""
+    p, g, s, per_tensor = low if mixed else full
+    held = {"P": 0, "G": 0, "S": 0}
+    for shape, trained in parameters:
+        n = elements(shape)
+        each = {"P": p * n, "G": g * n, "S": s * n + per_tensor}
+        for kind in "PGS" if trained else of_frozen:
+            held[kind] += each[kind]
+    return held
+
+
+def instead(**other: Any) -> Callable[[Any], str | None]:
+    return as_if(lambda parameters, mixed: by_kind(parameters, mixed, **other))
+
+
+MISTAKES = (
+    Mistake(
+        "the steps are not counted",
+        "adamw is told t. Where does PyTorch's AdamW keep it, for each tensor?",
+        instead(full=(4, 4, 8, 0)),
+    ),
+    Mistake(
+        "the steps are counted for each tensor in mixed precision, too",
+        "Which three tensors does remember return?",
+        instead(low=(2, 2, 12, 4)),
+    ),
+    Mistake(
+        "no masters", "What does the optimizer change, if the model's own copy is bfloat16?", instead(low=(2, 2, 8, 0))
+    ),
+    Mistake("masters in float32, too", "Whose copy would that be?", instead(full=(4, 4, 12, 4))),
+    Mistake("the masters are in P", "Who keeps the masters: the model, or the optimizer?", instead(low=(6, 2, 8, 0))),
+    Mistake(
+        "gradients in float32", "Which type has a gradient, if its parameter is bfloat16?", instead(low=(2, 4, 12, 0))
+    ),
+    Mistake("the optimizer's numbers in bfloat16", "Why are there masters at all?", instead(low=(2, 2, 6, 0))),
+    Mistake(
+        "AdamW remembers one number",
+        "Which two running means does it keep?",
+        instead(full=(4, 4, 4, 4), low=(2, 2, 8, 0)),
+    ),
+    Mistake(
+        "what is frozen is trained, too", "Who asks for the gradient of a frozen parameter?", instead(of_frozen="PGS")
+    ),
+    Mistake(
+        "a gradient of what is frozen", "Who asks for the gradient of a frozen parameter?", instead(of_frozen="PG")
+    ),
+    Mistake(
+        "something is remembered of what is frozen", "Which tensors does the optimizer change?", instead(of_frozen="PS")
+    ),
+    Mistake("what is frozen is not held", "Does forward need it?", instead(of_frozen="")),
+    Mistake("dims are added up", "How many numbers has a matrix of shape (3, 5)?", instead(elements=sum)),
+    Mistake(
+        "no number in a tensor without dims",
+        "How many numbers has a tensor of shape ()?",
+        instead(elements=lambda shape: math.prod(shape) if shape else 0),
+    ),
+    Mistake("numbers, and not bytes", "How many bytes has a number?", instead(full=(1, 1, 2, 1), low=(1, 1, 3, 0))),
+)
