@@ -7,7 +7,7 @@
 # Before many devices, then, one. Here you train the course's small GPT, take one training step apart until every byte
 # has a name, and fix the loss curve that every later notebook has to reproduce.
 #
-# **It needs** [00 Start here](00_start_here.ipynb), 40 minutes (60 with the exercise), and 1 GB of memory.
+# **It needs** [00 Start here](00_start_here.ipynb), 40 minutes (75 with its two exercises), and 1 GB of memory.
 #
 # Three questions on earlier notebooks first; each run asks others. Say the answer aloud before you unfold it.
 
@@ -257,8 +257,12 @@ timed = run(train, batches[:8], ranks=1, device="cpu", record="time").recording
 draw.timeline(timed, step=3)
 
 # %% [markdown]
-# For each matrix multiplication of forward, backward has two: one for the gradient of the weights and one for the
-# gradient of the input. So it has twice the multiplications. Does it take twice the time?
+# How much arithmetic is that? Take one weight of a matrix. In forward it meets each token once: it is multiplied by a
+# number of that token, and the product is added to a sum. That makes 2 operations per weight and token. Backward needs
+# two such products: the gradient of the output with the input gives the gradient of the weight, and the gradient of the
+# output with the weight gives the gradient of the input. That makes 4, and 6 in all. (The embedding is only looked up.
+# Attention multiplies tokens with tokens, too; that is not counted here.) PyTorch counts it, matrix by matrix. Does
+# backward take twice the time, as well?
 
 # %%
 from torch.utils.flop_counter import FlopCounterMode
@@ -267,9 +271,11 @@ with FlopCounterMode(display=False) as forward:
     loss = GPT(config)(x, y)
 with FlopCounterMode(display=False) as backward:
     loss.backward()
-print(f"backward has {backward.get_total_flops() / forward.get_total_flops():.0f} times forward's multiplications")
-for name in ("forward", "backward"):
+weights = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and name != "embed.weight")
+for name, counter in {"forward": forward, "backward": backward}.items():
+    operations = counter.get_flop_counts()["Global"][torch.ops.aten.mm] / weights / x.numel()
     seconds = sorted(span.end - span.start for span in timed.spans if span.name == name)
+    print(f"{name}: {operations:g} operations per weight and token")
     print(f"{name}: {1e3 * seconds[len(seconds) // 2]:.1f} ms in the middle of eight steps")
 
 # %% [markdown]
@@ -319,8 +325,8 @@ draw.ledger(rows)
 draw.table([{"kept by": kept, "bytes": count} for kept, count in cost.activations(cost.Job(config, BATCH)).items()])
 
 # %% [markdown]
-# Now a model that people use. Move the batch, and watch which part grows. From which batch on is A more than the other
-# three together?
+# Now a model that people use. Move the batch, and watch which part grows; what a control changes in the formulas lights
+# up. From which batch on is A more than the other three together?
 
 
 # %%
@@ -329,7 +335,13 @@ def holds(model, batch, context, precision):
     job = cost.Job(replace(PRESETS[model], context=context), batch, precision=precision)
     kinds = {kind: getattr(cost.per_rank(job, stage=0), kind) for kind in "PGSA"}
     caption = f"{model} on one device, {batch} × {context:,} tokens at a time, in {precision}"
-    return draw.chart({kind: {kind: size} for kind, size in kinds.items()}, "B", caption=caption)
+    picture = draw.chart({kind: {kind: size} for kind, size in kinds.items()}, "B", caption=caption)
+    parameters = draw.term(f"{sum(cost.parameter_sizes(job.config)):,} parameters", "model")
+    bytes_each = draw.term(" + ".join(f"{size:g}" for size in cost.PIE[precision].values()), "precision")
+    tokens = draw.term(f"{batch}", "batch"), " × ", draw.term(f"{context:,} tokens", "context")
+    per_token = draw.term(f"{kinds['A'] / batch / context / 1e6:.1f} MB", "model", "precision")
+    floor = ["P + G + S: ", parameters, " × (", bytes_each, ") bytes"]
+    return draw.formula(picture, floor, ["A: ", *tokens, " × ", per_token])
 
 
 models = {"llama3-8b": "llama3-8b", **{name: name for name in PRESETS}}
@@ -375,7 +387,7 @@ assert torch.allclose(weight, theirs)
 
 
 # %% [markdown]
-# ### Exercise: parameters in two bytes, masters in four
+# ### Exercise 1: parameters in two bytes, masters in four
 #
 # Two functions. `remember` says what is kept for a parameter p, and `mixed_step` takes one step with it: the gradient
 # becomes float32, `adamw` moves the master, and p becomes the master again, rounded. It all happens *in place*: the
@@ -442,12 +454,16 @@ def train_mixed(batches, optimizer=MixedAdamW):
     return train_with(model, optimizer(model.parameters(), **ADAMW), batches)
 
 
-def bytes_per_parameter(train):
-    held = run(train, batches[:3], ranks=1, device="cpu", record="memory").recording.held(step=2)
+def held_by(train):
+    return run(train, batches[:3], ranks=1, device="cpu", record="memory").recording.held(step=2)
+
+
+def bytes_per_parameter(held):
     return {kind: round(held[kind] / sum(sizes), 2) for kind in "PGSA"}
 
 
-mixed = bytes_per_parameter(train_mixed)
+held_in_mixed = held_by(train_mixed)
+mixed = bytes_per_parameter(held_in_mixed)
 guess = 16  # your number
 check.predict("How many in mixed precision?", guess, answer=sum(mixed[kind] for kind in "PGS"), unit="B")
 
@@ -460,7 +476,7 @@ def pie(rows):
     )
 
 
-full = bytes_per_parameter(train)
+full = bytes_per_parameter(held)
 rows = {"float32": full, "mixed precision": mixed}
 assert {kind: mixed[kind] for kind in "PGS"} == cost.PIE["mixed"]
 pie(rows)
@@ -470,7 +486,58 @@ pie(rows)
 # optimizer, where, as you will see in the notebook on ZeRO, they are easiest to share. What it does save is activations
 # and, on a GPU, time.
 #
-# Is it still the same training?
+# ### Exercise 2: the sixteen bytes, as a function
+#
+# Now put it on paper, to the byte, for any model. Some tensors may be *frozen*: they are held, but not trained. A
+# number in float32 has 4 bytes, one in bfloat16 has 2.
+
+
+# %%
+def bytes_by_kind(parameters, mixed):
+    """{"P": bytes, "G": bytes, "S": bytes} when backward is over: parameters, gradients, what the optimizer remembers.
+
+    parameters: a list of (shape, trained), one for each tensor: ((256, 64), True), or ((64,), False) for a frozen one,
+        which has no gradient, and of which nothing is remembered
+    mixed: False: all is float32, and S is that of PyTorch's AdamW: its two running means, and one more float32 per
+        tensor, the count of its steps.  True: P and G are bfloat16, and S is what remember(p) returns
+    """
+    ### BEGIN SOLUTION
+    P = G = S = 0
+    for shape, trained in parameters:
+        n = math.prod(shape)
+        P += n * (2 if mixed else 4)
+        if trained:
+            G += n * (2 if mixed else 4)
+            S += n * 12 if mixed else n * 8 + 4
+    return {"P": P, "G": G, "S": S}
+    ### END SOLUTION
+
+
+answer = check.bytes_by_kind(bytes_by_kind)
+answer
+
+# %% [markdown]
+# Does it say what was measured, to the byte? And what is left to hold if only the last matrix, the head, is trained?
+
+# %%
+if not answer:
+    from labs.kit.exercises import bytes_by_kind
+
+tensors = [(p.shape, True) for p in GPT(config).parameters()]
+rows = {}
+for name, seen, low in (("float32", held, False), ("mixed", held_in_mixed, True)):
+    rows |= {f"{name}: {kind}": (n, seen[kind]) for kind, n in bytes_by_kind(tensors, low).items()}
+ledger = draw.ledger(rows, within=0)
+assert ledger.agrees
+head = [(p.shape, name == "head.weight") for name, p in GPT(config).named_parameters()]
+print(f"the head alone: {sum(bytes_by_kind(head, True).values()) / sum(sizes):.2f} bytes per parameter")
+ledger
+
+# %% [markdown]
+# A frozen parameter costs its own 2 bytes and no more. That is why fine-tuning a few small matrices, with the model
+# frozen, fits where training it does not.
+#
+# Is it still the same training, in mixed precision?
 
 # %%
 [in_mixed] = run(train_mixed, batches, ranks=1, device="cpu")
@@ -538,7 +605,7 @@ def train_copying(batches):
     return train_mixed(batches, CopyingAdamW)
 
 
-rows = {"gradients copied one at a time": mixed, "all copied first": bytes_per_parameter(train_copying)}
+rows = {"gradients copied one at a time": mixed, "all copied first": bytes_per_parameter(held_by(train_copying))}
 pie(rows)
 
 # %% [markdown]
@@ -571,7 +638,7 @@ def train_autocast(batches):
     return train_with(forward, torch.optim.AdamW(model.parameters(), **ADAMW), batches)
 
 
-rows = {"float32": full, "ours": mixed, "torch.autocast": bytes_per_parameter(train_autocast)}
+rows = {"float32": full, "ours": mixed, "torch.autocast": bytes_per_parameter(held_by(train_autocast))}
 pie(rows)
 
 # %% [markdown]

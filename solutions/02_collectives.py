@@ -4,8 +4,8 @@
 # *Four ranks hold a tensor each. How does every one of them come to hold the sum, and what is the least that each
 # must send?*
 #
-# You need: [Start here](00_start_here.ipynb), where a job on several ranks is a function call. It takes 90 minutes
-# with its three exercises, 45 without; the machine works for under a minute of it, in 1 GB of memory.
+# You need: [Start here](00_start_here.ipynb), where a job on several ranks is a function call. It takes 100 minutes
+# with its four exercises, 45 without; the machine works for under a minute of it, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -517,13 +517,59 @@ doubling = [(k, rank, rank ^ 2**k, 0) for k in range(3) for rank in range(8)]  #
 draw.messages(doubling, ranks=8)
 
 # %% [markdown]
+# ### Exercise 4: seconds, on paper
+#
+# What does an all-reduce take, by this model of a message? In a round all ranks send at the same moment, so a round
+# takes as long as one message; the additions take no time. Write it for the ring, and for a tree: `reduce`, then
+# `broadcast`. One rank alone needs no time at all.
+
+
+# %%
+def ring_seconds(size, ranks, latency, bandwidth):
+    """Seconds of an all-reduce around a ring, of size bytes on each rank; a piece has size / ranks, whole or not.
+
+    latency: s per message, an empty one, too; bandwidth: bytes per second that leave a rank, while as many arrive
+    """
+    ### BEGIN SOLUTION
+    rounds = 2 * (ranks - 1)
+    piece = size / ranks
+    return rounds * (latency + piece / bandwidth)
+    ### END SOLUTION
+
+
+ring_answer = check.ring_seconds(ring_seconds)
+ring_answer
+
+
+# %%
+def tree_seconds(size, ranks, latency, bandwidth):
+    """Likewise of reduce, and then broadcast, both by the tree of exercise 1: whole tensors, any number of ranks."""
+    ### BEGIN SOLUTION
+    rounds, informed = 0, 1
+    while informed < ranks:
+        rounds += 1
+        informed *= 2
+    return 2 * rounds * (latency + size / bandwidth)
+    ### END SOLUTION
+
+
+tree_answer = check.tree_seconds(tree_seconds)
+tree_answer
+
+# %% [markdown]
+# Here are the three of them, with your formulas where they are right.
+#
 # Fewer rounds, more bytes. Which is quicker? Both axes are logarithmic: where a line is flat, latency is all that
 # counts, and where it rises, bandwidth is. The dots are at the sliders' setting, and the terms of the formulas that a
 # slider moves light up. Begin with 1 MB on 8 ranks; make the tensor small, then large; then the job large.
 
 # %%
 play.all_reduce_times(
-    {"ring": cost.ring_seconds, "doubling": cost.doubling_seconds, "reduce, broadcast": cost.tree_seconds}
+    {
+        "ring": ring_seconds if ring_answer else cost.ring_seconds,
+        "doubling": cost.doubling_seconds,
+        "reduce, broadcast": tree_seconds if tree_answer else cost.tree_seconds,
+    }
 )
 
 # %% [markdown]
