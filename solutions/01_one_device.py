@@ -213,8 +213,8 @@ draw.table(rows)
 #
 # ## Predict
 #
-# What does a step hold? Count bytes per parameter, in float32 (4 bytes a number), with AdamW: the parameter itself, its
-# gradient, and what AdamW remembers, a running mean of the gradient and one of its square.
+# What does a step hold? Count bytes per parameter, in float32 (4 bytes per number), with AdamW: the parameter itself,
+# its gradient, and what AdamW remembers, a running mean of the gradient and one of its square.
 
 # %%
 guess = 16  # your number
@@ -325,8 +325,8 @@ draw.ledger(rows)
 draw.table([{"kept by": kept, "bytes": count} for kept, count in cost.activations(cost.Job(config, BATCH)).items()])
 
 # %% [markdown]
-# Now a model that people use. Move the batch, and watch which part grows; what a control changes in the formulas lights
-# up. From which batch on is A more than the other three together?
+# Now a model that people use, by formula: nothing of it is run. Move the batch, and watch which part grows; what a
+# control changes in the formulas lights up. From which batch on is A more than the other three together?
 
 
 # %%

@@ -745,7 +745,7 @@ print(f"the call came back after {started:.2f} ms, the sum was there after {done
 # %% [markdown]
 # ## Why, and why not
 #
-# Back to the question. The gradient of Llama 3 8B, on links of 50 GB/s with 20 µs of latency:
+# Back to the question. The gradient of Llama 3 8B, on links of 50 GB/s with 20 µs of latency, by the formulas:
 
 
 # %%

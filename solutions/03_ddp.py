@@ -366,14 +366,17 @@ draw.table([{"tensors": len(sizes), "smallest, bytes": 4 * min(sizes), "largest,
 #
 # ### Exercise 3: fill the buckets
 #
-# A function of numbers alone: `check` tries it on models of none, few and many tensors. An empty model has no bucket.
+# A function of numbers alone, for models of any number of tensors; one without tensors has no bucket. Buckets that are
+# too small cost messages, and one that holds everything is full only when backward is over: so it matters that a bucket
+# is closed at the right moment.
 
 
 # %%
 def fill_buckets(nbytes, bucket_bytes):
     """Which tensors travel together: a list of buckets, each a list of places in `nbytes`, the last tensor first.
 
-    nbytes: the bytes of each tensor, in the model's order.  A bucket is closed as soon as it has bucket_bytes or more.
+    nbytes: the bytes of each tensor, in the model's order.  A bucket is closed as soon as it has bucket_bytes or more:
+    fill_buckets([4, 8, 4, 16, 4], 16) is [[4, 3], [2, 1, 0]], two buckets of 20 and 16 bytes.
     """
     ### BEGIN SOLUTION
     buckets, room = [], 0
@@ -390,7 +393,7 @@ def fill_buckets(nbytes, bucket_bytes):
 check.fill_buckets(fill_buckets)
 
 # %% [markdown]
-# The course's own does the same with tensors, and begins a new bucket at another dtype, too:
+# The course's own function does the same with the tensors themselves, and begins a new bucket at another dtype, too:
 
 # %%
 BUCKET = 128 * 1024
@@ -756,11 +759,11 @@ for name, way in WAYS.items():
 # machine, and those that carry the bytes are the ones that compute. There is nothing idle to be used.
 #
 # On a cluster each rank has a device that computes and a link that carries. To see that schedule here, let the compute
-# be a pretence: six layers whose backward *sleeps* 10 ms each, as if another device did the work. The gradients, 4 MB a
-# layer, and their all-reduces are real. In the figure, both ways on one axis of time: for each rank its phases, what is
-# on its way (`ar 3` is the third all-reduce; several at once lie below each other), and what the rank does, hatched
-# where it waits. Draw the slider back to the left, or press play, and watch both jobs from their start: what is each of
-# them doing when the overlapped one sends its first bucket?
+# be a pretence: six layers whose backward *sleeps* 10 ms each, as if another device did the work. The gradients, 4 MB
+# per layer, and their all-reduces are real. In the figure, both ways on one axis of time: for each rank its phases,
+# what is on its way (`ar 3` is the third all-reduce; several at once lie below each other), and what the rank does,
+# hatched where it waits. Draw the slider back to the left, or press play, and watch both jobs from their start: what is
+# each of them doing when the overlapped one sends its first bucket?
 
 
 # %%
@@ -906,13 +909,13 @@ assert list(sampler) != first
 # ## Why, and why not
 #
 # **Why**: it is the simplest strategy there is. Any model, any optimizer, one wrapper; and all devices compute all the
-# time, if the all-reduce hides behind backward. When does it?
+# time, if the all-reduce hides behind backward. When does it? This section is pencil and paper: its numbers come from
+# formulas, and no cell of it runs a job.
 #
-# In forward each weight meets each token once, in one multiplication and one addition: 2 operations per parameter and
-# token. Backward does that twice, once for the gradient of the weight and once for that of its input: 4 operations. So
-# it takes 4ΨT/R seconds, for Ψ parameters, T tokens on each device, and a rate of R operations per second. The
-# all-reduce moves nearly 2 × 2Ψ bytes, for gradients of 2 bytes; so 4Ψ/W seconds, at W bytes per second. Ψ cancels: the
-# all-reduce is hidden when **T > R/W**, whatever the model.
+# Backward does 4 operations per parameter and token: 2 for the gradient of the weight and 2 for that of its input
+# (notebook 01 counted them). So it takes 4ΨT/R seconds, for Ψ parameters, T tokens on each device, and a rate of R
+# operations per second. The all-reduce moves nearly 2 × 2Ψ bytes, for gradients of 2 bytes; so 4Ψ/W seconds, at W bytes
+# per second. Ψ cancels: the all-reduce is hidden when **T > R/W**, whatever the model.
 
 # %%
 R = cost.FLOPS  # operations per second that one H100 reaches in practice (Llama 3, arXiv 2407.21783, table 4)
@@ -920,8 +923,9 @@ LINKS = {name: link.bandwidth for name, link in cost.LINKS.items()}  # bytes per
 draw.table([{"link": name, "tokens per device and step, at least": round(R / W)} for name, W in LINKS.items()])
 
 # %% [markdown]
-# Drag the slider: a model of a billion parameters, on 64 devices. On each link, from how many tokens on is the
-# all-reduce the shorter bar? (Latency is in it, too: 5 µs per message.)
+# Drag the slider: a model of a billion parameters, on 64 devices. The term that it moves lights up; in which of the two
+# formulas is it? On each link, from how many tokens on is the all-reduce the shorter bar? (Latency is in it, too: 5 µs
+# per message.)
 
 
 # %%
@@ -933,7 +937,10 @@ def seconds(tokens, bandwidth, ranks=64, parameters=1_000_000_000):
 def picture(tokens, link):
     backward, all_reduce = seconds(tokens, link)
     bars = {"backward": {"compute": backward}, "all-reduce": {"communication": all_reduce}}
-    return draw.chart(bars, "s", caption=f"{tokens:,} tokens on each of 64 devices")
+    chart = draw.chart(bars, "s", caption=f"{tokens:,} tokens on each of 64 devices")
+    T, W = draw.term(f"{tokens:,} tokens", "tokens"), draw.term(f"{link / 1e9:g} GB/s", "link")
+    computes = ["backward: 4 × 10⁹ × ", T, f" / ({R / 1e12:g} × 10¹² operations per second)"]
+    return draw.formula(chart, computes, ["all-reduce: 2 (64 − 1) × 5 µs + 2 (64 − 1)/64 × 2 GB / ", W])
 
 
 play.explore(picture, tokens=[2**k for k in range(9, 20)], link=LINKS)
@@ -1077,8 +1084,8 @@ check.started_when(started_when)
 # optimizer does the same arithmetic with it. Equal stays equal; unequal stays unequal, too.
 # </details>
 #
-# <details><summary>With 8 ranks, 4 micro-batches a step and gradients of 1 GB: how much does each rank send in a step,
-# with <code>no_sync</code> and without?</summary>
+# <details><summary>With 8 ranks, 4 micro-batches per step and gradients of 1 GB: how much does each rank send in a
+# step, with <code>no_sync</code> and without?</summary>
 #
 # With it 2 × 7/8 × 1 GB = 1.75 GB. Without it four times that, 7 GB; the result is the same.
 # </details>
