@@ -402,7 +402,18 @@ def all_gather_that_begins_one_piece_early(x, group=None):
         exchange(group, send=(send, rank + 1), receive=(receive, rank - 1))
 
 
-@wrong("all_gather", "the pieces are rotated")
+@wrong("all_gather", "a piece in another's place")
+def all_gather_of_the_own_piece_in_every_round(x, group=None):
+    rank, ranks = place(group)
+    pieces = x.view(-1).tensor_split(ranks)
+    for step in range(ranks - 1):
+        arrives = pieces[(rank - step - 1) % ranks]
+        received = torch.empty_like(pieces[(rank - 1) % ranks])
+        exchange(group, send=(pieces[rank], rank + 1), receive=(received, rank - 1))
+        arrives[: len(received)] = received[: len(arrives)]
+
+
+@wrong("all_gather", "a piece in another's place")
 def all_gather_in_order_of_arrival(x, group=None):
     rank, ranks = place(group)
     collectives.all_gather(x, group)
@@ -511,6 +522,13 @@ def all_reduce_at_the_root_only(x, group=None):
     collectives.reduce(y, dist.get_process_group_ranks(group or dist.group.WORLD)[0], group=group)
     if rank == 0:
         x.copy_(y)
+
+
+@wrong("all_reduce", "left out")
+def all_reduce_in_halves_that_do_not_fit(x, group=None):
+    """After the first one rank r holds piece r + 1; the second one begins with piece r."""
+    reduce_scatter_one_piece_on(x, group)
+    collectives.all_gather(x, group)
 
 
 @wrong("all_reduce", "averaged instead of summed")

@@ -27,7 +27,7 @@ def mixture(found: Tensor, sources: list[Tensor]) -> Tensor | None:
         return None
     solution = torch.linalg.lstsq(matrix, right).solution
     exact = torch.allclose(matrix @ solution, right, rtol=1e-3, atol=1e-3 * float(right.abs().max() + 1e-12))
-    return solution if exact else None
+    return solution.round(decimals=6) + 0.0 if exact else None  # 1e-17 and -0 are told as 0
 
 
 @dataclass(frozen=True)

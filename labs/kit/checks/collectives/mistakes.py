@@ -130,11 +130,14 @@ def missing_piece(one: One) -> str | None:
 
 
 def misplaced_piece(one: One) -> str | None:
-    """A gathered piece in another's place, or the sum of another piece."""
     for place, piece in enumerate(one.case.pieces(one.found)) if one.kind is ALL_GATHER else ():
         for other, right in enumerate(one.case.pieces(one.expected)):
             if other != place and piece.numel() and torch.equal(piece, right[: len(piece)]):
                 return f"In the place of piece {place} stands piece {other}."
+    return None
+
+
+def misplaced_sum(one: One) -> str | None:
     for shift in range(1, len(one.case.members)):
         place = (one.index + shift) % len(one.case.members)
         times = summands(one, place)
@@ -151,11 +154,20 @@ def own_piece_only(one: One) -> str | None:
 
 
 def summands(one: One, place: int) -> Tensor | None:
-    """How often each rank's numbers stand in what was found, were it piece `place`."""
+    """How often each rank's numbers stand in what was found, were it piece `place`; in a whole tensor's wrong piece."""
     if not one.kind.sums or (not one.kind.returns_piece and place != one.index):
         return None
-    sources = [one.case.tensor(rank) for rank in one.case.members]
-    return mixture(one.found, [one.case.pieces(x)[place] for x in sources] if one.kind.returns_piece else sources)
+    found = one.found
+    if not one.kind.returns_piece:
+        place = wrong_piece(one)
+        found = one.case.pieces(found)[place]
+    return mixture(found, [one.case.pieces(one.case.tensor(rank))[place] for rank in one.case.members])
+
+
+def wrong_piece(one: One) -> int:
+    """The first one."""
+    pairs = zip(one.case.pieces(one.found), one.case.pieces(one.expected), strict=True)
+    return next((place for place, (found, due) in enumerate(pairs) if not close(found, due, 1e-5)), one.index)
 
 
 def made_of(one: One, fits: Callable[[Tensor], Any]) -> str | None:
@@ -163,7 +175,7 @@ def made_of(one: One, fits: Callable[[Tensor], Any]) -> str | None:
     if times is None or not fits(times):
         return None
     told = ", ".join(f"rank {r}'s {c:.2g} times" for r, c in zip(one.case.members, times.tolist(), strict=True))
-    return f"What it holds has {told}."
+    return f"What it holds there has {told}."
 
 
 VALUES = (
@@ -188,9 +200,14 @@ VALUES = (
     ),
     Mistake("pieces that nobody gathered", "Who knows the sum of the other pieces?", own_piece_only),
     Mistake(
+        "a piece in another's place",
+        "Whose piece has just arrived, and where does that one belong?",
+        misplaced_piece,
+    ),
+    Mistake(
         "the pieces are rotated",
         "Where does a partial sum end that sets out from rank r and takes N - 1 steps?",
-        misplaced_piece,
+        misplaced_sum,
         shows="every number is right, and in another's place",
     ),
     Mistake(
