@@ -146,9 +146,9 @@ guess_times = 3 * 3 / 4  # your number
 #
 # ### Exercise 1: on paper
 #
-# Before any job: what must one rank hold? Two things to know. Shards are cut layer by layer, and those of a layer are
-# equally long on all ranks. So a layer that does not divide by N gets zeros behind it, its **padding**: of 10 elements
-# four ranks make 12, and hold 3 each. DDP cuts nothing, and pads nothing.
+# Before any job: how much must one rank hold? You need to know one thing more. A model is cut layer by layer, and the
+# shards of a layer are equally long on all ranks. So a layer that does not divide by N gets zeros behind it, its
+# **padding**: on four ranks, 10 elements become 12, and each rank holds 3. DDP cuts nothing, and pads nothing.
 
 
 # %%
@@ -722,9 +722,9 @@ def yours_and_measured():
 yours_and_measured() if on_your_paper else on_your_paper
 
 # %% [markdown]
-# The same with handles. Thick bars are the formula, thin ones what your four ranks measured. They agree now; then move
-# the formula away, and the thin bars stay. Above the bars stands the formula: what you have just moved is marked in it.
-# Guess each time which bars will change: 64 ranks? Sequences of 128 tokens? Mixed precision?
+# Now with sliders. Thick bars are what the formula says, thin ones what rank 0 of your job held: at first they agree.
+# Move a slider, and the thick bars move away from the thin ones; in the lines above them, the term that has changed is
+# marked. Each time, guess first which bars will change: 64 ranks? Sequences of 128 tokens? Mixed precision?
 
 # %%
 play.memory(watched, CONFIG, precision="float32", ranks=4, batch=1, context=16)
