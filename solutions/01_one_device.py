@@ -387,6 +387,14 @@ assert torch.allclose(weight, theirs)
 
 
 # %% [markdown]
+# Before you build it, count again. The model's own copy of a parameter has 2 bytes now, and so has its gradient. The
+# optimizer keeps the master besides its two running means, all three in float32. How many bytes per parameter are P, G
+# and S together?
+
+# %%
+guess_mixed = 16  # your number
+
+# %% [markdown]
 # ### Exercise 1: parameters in two bytes, masters in four
 #
 # Two functions. `remember` says what is kept for a parameter p, and `mixed_step` takes one step with it: the gradient
@@ -444,8 +452,7 @@ class MixedAdamW(torch.optim.Optimizer):
 
 
 # %% [markdown]
-# The model's own copy is 2 bytes now, and so is each gradient. The optimizer's part has grown. Count again: how many
-# bytes per parameter are P, G and S together?
+# Now your guess, beside what a run of it holds.
 
 
 # %%
@@ -464,8 +471,7 @@ def bytes_per_parameter(held):
 
 held_in_mixed = held_by(train_mixed)
 mixed = bytes_per_parameter(held_in_mixed)
-guess = 16  # your number
-check.predict("How many in mixed precision?", guess, answer=sum(mixed[kind] for kind in "PGS"), unit="B")
+check.predict("How many in mixed precision?", guess_mixed, answer=sum(mixed[kind] for kind in "PGS"), unit="B")
 
 
 # %%
