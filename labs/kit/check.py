@@ -30,6 +30,9 @@
     check.clip(fn)                 fn(shards, max_norm) -> norm      by the global norm, in place
     check.checkpoint(fn)           fn(layer, x)                      layer(x), computed again in backward
     check.place_checkpoints(fn)    fn(model)                         so that both budgets are kept
+    check.layer_bytes(fn)          fn(B, T, D, H, K, F) -> {term: bytes}     that a layer keeps for its backward
+    check.offloaded_step(fn)       fn(due, fetch, update, store)     the next on its way while one is updated
+    check.step_seconds(fn)         fn(fetch, update, store) -> seconds       of such a step
     check.neighbours(fn)           fn(shape, rank) -> (coordinate, groups)   of a mesh, by arithmetic
     check.partial_to_shard(fn)     fn(summand, dim, group=None) -> piece     of the sum of all ranks' summands
     check.order_of_axes(fn)        fn(spec, target) -> axes                  so that a redistribution sends least
@@ -73,12 +76,15 @@ from labs.kit.checks.meshes.table import placements
 from labs.kit.checks.messages import mean_on_rank_0
 from labs.kit.checks.mixed import mixed_precision
 from labs.kit.checks.norms import clip
+from labs.kit.checks.offloading import offloaded_step
 from labs.kit.checks.pencil.buckets import fill_buckets
 from labs.kit.checks.pencil.held import held_per_rank
 from labs.kit.checks.pencil.kinds import bytes_by_kind
+from labs.kit.checks.pencil.layer_bytes import layer_bytes
 from labs.kit.checks.pencil.said import bubbles, held_and_sent, sent_by_rings, stages_by_event, started_when
 from labs.kit.checks.pencil.seconds import ring_seconds, tree_seconds
 from labs.kit.checks.pencil.shard import my_shard
+from labs.kit.checks.pencil.step_seconds import step_seconds
 from labs.kit.checks.pipeline.judge import gpipe, interleaved, obey, one_f_one_b, zero_bubble
 from labs.kit.checks.recomputing import checkpoint, place_checkpoints
 from labs.kit.checks.shards import gather_and_drop, gradient_ready, partition_optimizer
@@ -108,11 +114,13 @@ __all__ = [
     "held_per_rank",
     "hsdp_gradient",
     "interleaved",
+    "layer_bytes",
     "mean_on_rank_0",
     "mixed_precision",
     "my_shard",
     "neighbours",
     "obey",
+    "offloaded_step",
     "one_f_one_b",
     "order_of_axes",
     "overlap",
@@ -130,6 +138,7 @@ __all__ = [
     "stage_3",
     "stages_by_event",
     "started_when",
+    "step_seconds",
     "tree_seconds",
     "unshard_and_reshard",
     "zero_bubble",

@@ -397,6 +397,22 @@ def the_attention_alone(model):
     recompute.recompute(layer.attention for layer in model.layers.values())
 
 
+@wrong("place_checkpoints", "too much at once in backward")
+def the_other_half_in_full(model):
+    """The last layers, so that all of one comes back where everything else still waits."""
+    first, last = halves(model)
+    recompute.recompute(first, keep=MATMULS | ATTENTION)
+    recompute.recompute(last)
+
+
+@wrong("place_checkpoints", "too much at once in backward")
+def only_the_last_in_full_too_many(model):
+    """As many in full as the budget allows, from the last on; those before them keep what matmuls gave."""
+    layers = list(model.layers.values())
+    recompute.recompute(layers[-1:-4:-1] + layers[:1])
+    recompute.recompute(layers[1:5], keep=MATMULS | ATTENTION)
+
+
 @wrong("place_checkpoints", "no gradient where the input needs none")
 def torchs_old_way(model):
     import warnings
@@ -523,6 +539,146 @@ def one_slot_for_a_layer(model):
 @wrong("place_checkpoints")
 def layers_by_number(model):
     recompute.recompute([model.layers[str(n)] for n in range(8)])
+
+
+# ---- layer_bytes -----------------------------------------------------------------------------------------
+
+
+def terms(B, T, D, H, K, F):
+    """Numbers of each tensor, by who keeps it."""
+    tokens, E = B * T, D // H
+    return {
+        "norms": {"x, twice": 2 * tokens * D, "x / rms(x), twice": 2 * tokens * D, "1 / rms(x), twice": 2 * tokens},
+        "attention": {
+            "input": tokens * D,
+            "q": tokens * D,
+            "k": tokens * K * E,
+            "v": tokens * K * E,
+            "y": tokens * D,
+            "log-sum-exp": tokens * H,
+            "side by side": tokens * D if H > 1 and T > 1 else 0,
+        },
+        "rotary": {"cos": T * E, "sin": T * E},
+        "mlp": {"input": tokens * D, "gate": tokens * F, "silu": tokens * F, "up": tokens * F, "product": tokens * F},
+    }
+
+
+def layer_bytes(B, T, D, H, K, F):
+    return {name: 4 * sum(kept.values()) for name, kept in terms(B, T, D, H, K, F).items()}
+
+
+def with_term(name, mistake, term, tensor, count):
+    """A wrong answer in which one tensor has count(B, T, D, H, K, F) numbers."""
+
+    def fn(*shape):
+        found = terms(*shape)
+        found[term][tensor] = count(*shape)
+        return {key: 4 * sum(kept.values()) for key, kept in found.items()}
+
+    fn.__name__ = name
+    return wrong("layer_bytes", mistake)(fn)
+
+
+with_term(
+    "an_input_for_each_of_q_k_v", "the same input three times", "attention", "input",
+    lambda B, T, D, H, K, F: 3 * B * T * D,
+)  # fmt: skip
+with_term("no_log_sum_exp", "the log-sum-exps are left out", "attention", "log-sum-exp", lambda *shape: 0)
+with_term(
+    "all_by_all", "the whole table is kept", "attention", "input", lambda B, T, D, H, K, F: B * T * D + B * H * T * T
+)
+with_term("y_once", "y is counted once", "attention", "side by side", lambda *shape: 0)
+with_term(
+    "y_twice_in_any_case", "y is always there twice", "attention", "side by side", lambda B, T, D, H, K, F: B * T * D
+)
+with_term("y_twice_for_one_token", "", "attention", "side by side", lambda B, T, D, H, K, F: B * T * D if H > 1 else 0)
+with_term("y_twice_for_one_head", "", "attention", "side by side", lambda B, T, D, H, K, F: B * T * D if T > 1 else 0)
+with_term("log_sum_exp_by_dim", "", "attention", "log-sum-exp", lambda B, T, D, H, K, F: B * T * D)
+with_term("without_v", "", "attention", "v", lambda *shape: 0)
+with_term("rotary_by_token", "", "rotary", "cos", lambda B, T, D, H, K, F: B * T * D // H)
+with_term("half_a_rotary", "half of rotary", "rotary", "cos", lambda *shape: 0)
+with_term("norms_as_with_cuda", "a norm as one kernel", "norms", "x / rms(x), twice", lambda *shape: 0)
+with_term("norms_without_rms", "1 / rms(x) is left out", "norms", "1 / rms(x), twice", lambda *shape: 0)
+with_term("gate_and_up_apart", "the same input twice", "mlp", "input", lambda B, T, D, H, K, F: 2 * B * T * D)
+with_term("no_product", "a hidden tensor is left out", "mlp", "product", lambda *shape: 0)
+with_term("hidden_of_four_dims", "", "mlp", "up", lambda B, T, D, H, K, F: 4 * B * T * D)
+
+
+@wrong("layer_bytes", "keys and values as wide as queries")
+def without_sharing(B, T, D, H, K, F):
+    return layer_bytes(B, T, D, H, H, F)
+
+
+@wrong("layer_bytes", "rotary for each sequence")
+def turned_for_each_sequence(B, T, D, H, K, F):
+    return layer_bytes(B, T, D, H, K, F) | {"rotary": 4 * B * T * 2 * (D // H)}
+
+
+@wrong("layer_bytes", "rotary for each head")
+def turned_for_each_head(B, T, D, H, K, F):
+    return layer_bytes(B, T, D, H, K, F) | {"rotary": 4 * T * 2 * D}
+
+
+@wrong("layer_bytes", "one norm")
+def half_a_layer(B, T, D, H, K, F):
+    found = layer_bytes(B, T, D, H, K, F)
+    return found | {"norms": found["norms"] // 2}
+
+
+@wrong("layer_bytes", "one sequence of them")
+def a_sequence(B, T, D, H, K, F):
+    return layer_bytes(1, T, D, H, K, F)
+
+
+@wrong("layer_bytes", "numbers, and not bytes")
+def in_numbers(*shape):
+    return {name: n // 4 for name, n in layer_bytes(*shape).items()}
+
+
+@wrong("layer_bytes", "16 bit")
+def in_half(*shape):
+    return {name: n // 2 for name, n in layer_bytes(*shape).items()}
+
+
+@wrong("layer_bytes", "another kind of answer")
+def added_up(*shape):
+    return sum(layer_bytes(*shape).values())
+
+
+@wrong("layer_bytes", "another kind of answer")
+def rotary_with_attention(*shape):
+    found = layer_bytes(*shape)
+    found["attention"] += found.pop("rotary")
+    return found
+
+
+@wrong("layer_bytes", "nothing is returned")
+def printed(*shape):
+    print(layer_bytes(*shape))
+
+
+@wrong("layer_bytes")
+def with_parameters(B, T, D, H, K, F):
+    found = layer_bytes(B, T, D, H, K, F)
+    return found | {"mlp": found["mlp"] + 4 * 3 * D * F}
+
+
+@wrong("layer_bytes")
+def with_the_sums(B, T, D, H, K, F):
+    found = layer_bytes(B, T, D, H, K, F)
+    return found | {"attention": found["attention"] + 4 * B * T * D}
+
+
+@wrong("layer_bytes")
+def two_mistakes_that_cancel(B, T, D, H, K, F):
+    """Right in sum."""
+    found = layer_bytes(B, T, D, H, K, F)
+    return found | {"norms": found["norms"] - 4 * B * T * D, "mlp": found["mlp"] + 4 * B * T * D}
+
+
+@wrong("layer_bytes")
+def as_this_notebook_has_it(*shape):
+    return layer_bytes(12, 64, 64, 4, 2, 160)
 
 
 # ---- more of them, that no list had ----------------------------------------------------------------------

@@ -29,7 +29,7 @@ A family is a folder:
     pencil/          functions of numbers, on sheets of paper (sheet), a file each; tables from memory (said)
 
 and not yet folders: messages (mean_on_rank_0); mixed (mixed_precision); shards, layers, pieces and stage3 (ZeRO); norms
-(clip); recomputing and twice (checkpoint).  All share
+(clip); recomputing and twice (checkpoint); offloading (offloaded_step).  All share
 
     answer      the three answers, a row, a prediction       case       a case, an outcome, a step; when numbers agree
     job         a job, and what becomes of one that fails    left       what is left behind

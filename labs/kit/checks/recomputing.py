@@ -36,7 +36,7 @@ class Budget:
 
 
 ONE_LAYER = Budget(held=0.30, again=1.0)
-PLACED = Budget(held=0.45, again=0.5)
+PLACED = Budget(held=0.40, again=0.5)  # the other half of the layers would be 0.44
 
 
 # ---- the checks ------------------------------------------------------------------------------------------
