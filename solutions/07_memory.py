@@ -4,8 +4,8 @@
 # *ZeRO has divided P, G and S by the number of ranks, and the job still does not fit. Where does memory really go, and
 # what does it cost to get some back?*
 #
-# It takes 70 minutes with its two exercises, 45 without; the machine works for about a minute of it, in 2 GB of memory.
-# You need: [One device](01_one_device.ipynb), where activations were measured, and [ZeRO](04_zero.ipynb).
+# It takes 75 minutes with its three exercises, 40 without; the machine works for half a minute of it, in 2 GB of
+# memory. You need: [One device](01_one_device.ipynb), where activations were measured, and [ZeRO](04_zero.ipynb).
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -24,13 +24,8 @@ recall.ask("07")
 
 # %%
 import itertools
-import os
-import signal
-import tempfile
-import time
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -49,25 +44,22 @@ from labs.kit.strategies import ADAMW
 from labs.model import GPT, PRESETS
 
 # %%
-KINDS = ("P", "G", "S", "A", "comm", "temporary")
 job_of_64 = cost.Job(PRESETS["llama3-8b"], batch=1, ranks=64, precision="mixed")
 a_rank = cost.per_rank(job_of_64, stage=3)
-gigabytes = {kind: getattr(a_rank, kind) / 1e9 for kind in KINDS}
-assert a_rank.peak > 40e9
-each = ", ".join(f"{kind} {size:.1f} GB" for kind, size in gigabytes.items())
-print(f"{each}; at one moment {a_rank.peak / 1e9:.0f} GB")
-draw.chart({"each of 64 ranks": gigabytes}, "GB", caption="8 billion parameters, stage 3: each kind at its most")
+at_the_peak = {kind: getattr(a_rank, kind) / 1e9 for kind in ("P", "S", "A", "temporary")}
+assert a_rank.peak > 40e9 and abs(sum(at_the_peak.values()) - a_rank.peak / 1e9) < 0.01
+print(", ".join(f"{kind} {size:.1f} GB" for kind, size in at_the_peak.items()))
+draw.chart({"each of 64 ranks": at_the_peak}, "GB", caption="8 billion parameters, stage 3: where the peak is")
 
 # %% [markdown]
-# P, G and S, which all of notebook 04 was about, are the three slivers on the left: 2 GB together. What overflows the
-# card is A. (The bar is longer than the 61 GB, since it adds up each kind at its most, and not all kinds are at their
-# most in the same moment: the peak comes where the backward of the loss begins, before there are any gradients.)
+# This is the highest moment of a step: forward is over, and the backward of the loss begins. There are no gradients
+# yet, and no layer is gathered. (The rest, in grey, are *temporaries*: here the gradients of the logits.) P and S,
+# which all of notebook 04 was about, are the two slivers on the left. What overflows the card is A.
+#
 # **Activations** are what forward leaves behind because backward will ask for it (notebook 01). They are not copies of
 # anything: each rank's belong to its own tokens. The stages of ZeRO leave them alone, and more ranks do not make them
-# fewer.
-#
-# So this notebook is about three other trades: compute activations *again*, put state somewhere *slower*, and never
-# build whole what is only going to be cut.
+# fewer. The way out is to compute activations *again* instead of keeping them. What does that save, and what does it
+# cost? (Two other ways, state on a slower tier and models that are never built whole, are notebook 07b's.)
 #
 # The model is the one of notebook 01, with twice the layers; the loop is the same. `change` is called on the model
 # before it trains: that is where everything in this notebook will happen.
@@ -118,13 +110,15 @@ draw.memory(plain, step=2)
 # %% [markdown]
 # ## Picture
 #
-# The mountain is A. It grows layer by layer in forward, and shrinks layer by layer in backward, last layer first. The
-# first layer is computed first and needed last: its activations wait through nearly all of forward and backward. Why
-# keep them, if they could be computed a second time, just before they are needed?
+# The floor is P and S, and G grows on it in backward. The mountain is A. It grows layer by layer in forward, and
+# shrinks layer by layer in backward, last layer first. The first layer is computed first and needed last: its
+# activations wait through nearly all of forward and backward. Why keep them, if they could be computed a second time,
+# just before they are needed?
 #
 # ![Activations held over time, for four layers. None: those of all layers pile up in forward. Selective: of each layer
-# about half waits, the rest is computed again when its backward comes. Full: of each layer only its input waits, and
-# its forward runs again.](../images/recompute.svg)
+# about half waits, the rest is computed again when its backward comes. All but attention: of each layer its input
+# waits, and what attention gave. Full: of each layer only its input waits, and its forward runs
+# again.](../images/recompute.svg)
 
 # %% [markdown]
 # ## Predict
@@ -170,36 +164,72 @@ assert shapes_kept(F.silu, x) == shapes_kept(torch.softmax, x, -1) == [(5, 4)]
 # *other* factor: both are kept. A matrix product is a product: it keeps its input and its weights (which are there
 # anyway, as P). And silu, the nonlinearity in the course's MLP, needs its input; softmax needs its result.
 #
-# Now go through one layer of `labs/model.py` with a pencil. The letters are those of that file: F is the hidden width
-# of the MLP, H the number of heads, K that of heads of keys and values, E the width of a head. For each token:
+# Now the whole layer. Its letters are those of `labs/model.py`: B sequences of T tokens, D the width of the model, H
+# heads of queries, K heads of keys and values, E = D / H the width of a head, F the hidden width of the MLP.
 #
-# | | keeps | numbers |
+# ![One layer of the course's GPT, from its input to its output: what each operator gives, as bars whose length is the
+# numbers for a token.](../images/layer_shapes.svg)
+#
+# Some of it cannot be guessed from the derivative alone:
+#
+# - A norm is made of several operators here. It keeps x, x / rms(x) and 1 / rms(x), and the last is one number per
+#   token.
+# - Attention is *fused*: one kernel, which never stores its table of all tokens by all tokens. Its backward computes
+#   that table again, and for this it needs q, k, v, its result y, and one number per token and head, the log-sum-exp.
+# - `o` keeps its input, which is y with the heads side by side. Bringing them side by side copies y. Where there is one
+#   head, or one token, nothing has to be moved: it *is* y, and counts once.
+# - *Rotary*, which turns q and k by position, keeps its cosines and sines: 2E numbers per position, once for all
+#   sequences.
+#
+# ### Exercise 1: a formula, term by term
+#
+# Take a pencil, go through the picture, and write down the bytes that one layer keeps, in float32. A tensor that two
+# operators keep is in memory once.
+
+
+# %%
+def layer_bytes(B, T, D, H, K, F):
+    """Bytes that one layer keeps for its backward, in float32.
+
+    Returns {"norms": both of them, "attention": with q, k, v and o, "rotary": cosines and sines, "mlp": ...}.
+    """
+    ### BEGIN SOLUTION
+    E, tokens = D // H, B * T
+    norm = 2 * D + 1  # x, x / rms(x); 1 / rms(x)
+    side_by_side = D if H > 1 and T > 1 else 0
+    attention = D + D + 2 * K * E + D + H + side_by_side  # input; q; k, v; y; log-sum-exps; the input of o
+    return {
+        "norms": 4 * tokens * 2 * norm,
+        "attention": 4 * tokens * attention,
+        "rotary": 4 * T * 2 * E,
+        "mlp": 4 * tokens * (D + 4 * F),  # input; gate, silu(gate), up, their product
+    }
+    ### END SOLUTION
+
+
+answer = check.layer_bytes(layer_bytes)
+answer
+
+# %% [markdown]
+# <details><summary>Term by term, once you have yours</summary>
+#
+# ![The same layer, with the tensors that backward asks for in the colour of activations, the others
+# dashed.](../images/layer_keeps.svg)
+#
+# | for each token | keeps | numbers |
 # |---|---|---|
 # | a norm | x; x / rms(x); 1 / rms(x) | 2D + 1 |
 # | attention: q, k, v | their input, once for all three | D |
-# | attention itself | q, k, v, its result; one number per head (*) | 2D + 2KE + H |
-# | attention: o | its input: the result again, heads side by side | D |
+# | attention itself | q, k, v, its result y; one number per head | 2D + 2KE + H |
+# | attention: o | its input: y again, heads side by side | D |
 # | MLP: gate, up | their input | D |
 # | MLP: silu(gate) × up | gate; silu(gate); up | 3F |
 # | MLP: down | its input, the product | F |
 #
-# (*) Attention is *fused* here, one kernel that never stores its table of all tokens by all tokens. Backward computes
-# that table again, and for this it needs one number for each token and head, the log-sum-exp. And *rotary*, which turns
-# q and k by position, keeps its cosines and sines: 2E numbers per position, once for all sequences.
-
-# %%
-D, H, E, T, hidden = CONFIG.dim, CONFIG.heads, CONFIG.head_size, CONFIG.context, CONFIG.hidden
-KE, tokens = CONFIG.kv_heads * E, BATCH * T
-by_hand = {
-    "attention_norm": 4 * tokens * (2 * D + 1),
-    "attention": 4 * tokens * (4 * D + 2 * KE + H) + 4 * T * 2 * E,
-    "mlp_norm": 4 * tokens * (2 * D + 1),
-    "mlp": 4 * tokens * (D + 4 * hidden),
-}
-
-# %% [markdown]
-# (4 bytes per number.) Is that right? `kept` adds up what the hooks show; it counts each block of memory once, and
-# parameters not at all.
+# </details>
+#
+# Is it right? That was paper; now the layer itself. `kept` adds up what the hooks show. It counts each block of memory
+# once, and parameters not at all.
 
 
 # %%
@@ -223,20 +253,29 @@ def kept(module, *inputs):
 
 
 # %%
+shape = T, D, H, K, hidden = CONFIG.context, CONFIG.dim, CONFIG.heads, CONFIG.kv_heads, CONFIG.hidden
+by_hand = layer_bytes(BATCH, *shape) if answer.ok else cost.layer_terms(cost.Job(CONFIG, BATCH), "none")
 layer, x_BTD = GPT(CONFIG).layers["0"], torch.randn(BATCH, T, D, requires_grad=True)
-rows = {name: (size, kept(layer.get_submodule(name), x_BTD)) for name, size in by_hand.items()}
-rows["the layer"] = sum(by_hand.values()), kept(layer, x_BTD)
+measured = {name: kept(layer.get_submodule(name), x_BTD) for name in ("attention_norm", "mlp_norm", "attention", "mlp")}
+rows = {
+    "two norms": (by_hand["norms"], measured["attention_norm"] + measured["mlp_norm"]),
+    "attention, with rotary": (by_hand["attention"] + by_hand["rotary"], measured["attention"]),
+    "mlp": (by_hand["mlp"], measured["mlp"]),
+    "the layer": (sum(by_hand.values()), kept(layer, x_BTD)),
+}
 ledger = draw.ledger(rows, within=0)
 assert ledger.agrees
 ledger
 
 # %%
+tokens, KE = BATCH * T, K * CONFIG.head_size
 a_layer = 9 * D + 2 * KE + H + 4 * hidden + 2
 print(f"9D + 2KE + H + 4F + 2 = {a_layer:,} numbers for each token")
 check.predict("How many times D does a layer keep?", guess_times, round(a_layer / D, 1))
 
 # %% [markdown]
-# Twenty times its input. More than half of it is the MLP's, which keeps four tensors of its hidden width, F.
+# (For each token, rotary apart.) Twenty times its input. More than half of it is the MLP's, which keeps four tensors of
+# its hidden width, F.
 #
 # `cost.activations` has this formula, and what lies around the layers: the last norm, the head (its input, and the
 # logarithms of the probabilities, V numbers for each token), the tokens themselves. Beside it, what the recorder saw of
@@ -347,11 +386,57 @@ shapes = {"GPT-3": (2048, 12_288, 96), "Llama 3 8B, 8k tokens": (8192, 4096, 32)
 draw.table([{"": name, "5as/h, % of all, if not fused": share(*shape)} for name, shape in shapes.items()])
 
 # %% [markdown]
-# *That* is what the paper's selective recomputation is about: the table that grows with the square of the context. A
-# fused kernel (FlashAttention) does this inside, for any model that calls one. Ours does, by
-# `F.scaled_dot_product_attention`; attention written out, as in `core` above, gets no such help. So "recompute
-# attention" is good advice from 2022 that code which calls a fused kernel has built in. What remains is the 34 bytes ×
-# h, or in our model some 20 numbers × D.
+# *That* is what the paper's selective recomputation is about: the table that grows with the square of the context.
+#
+# FlashAttention (Dao et al., 2022) makes it unnecessary: one kernel computes attention piece by piece, never stores the
+# table, and computes it again in its own backward. In PyTorch, `F.scaled_dot_product_attention` calls such a kernel if
+# there is one for the device, the dtype and the options. Is there one here? `KeepOutputs` notes which operations run,
+# of those that we ask about:
+
+# %%
+from labs.selective import ATTENTION, KeepOutputs
+
+
+def fused(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def kernels(attention):
+    """The fused kernels that a call of attention(q, k, v) runs."""
+    q = torch.randn(2, 4, 64, 32, dtype=torch.bfloat16, requires_grad=True)
+    with KeepOutputs(ATTENTION) as seen:
+        attention(q, q, q)
+    return [str(op.overloadpacket) for op, *_ in seen.outputs]
+
+
+assert kernels(core) == []
+kernels(fused)
+
+# %% [markdown]
+# On a CPU, FlashAttention has this name. So put it in the place of `core`, and take the formula once more. Without the
+# table and its dropout there remain the 34. The kernel keeps its result, too, but this *is* the input of `out`, and
+# counts there. Besides, it keeps the log-sum-exps, 4 bytes for each token and head:
+
+
+# %%
+def one_fused_block(s=64, b=2, h=128, a=4):
+    """A forward; returns what pencil and paper say of it."""
+    block = Block(h, a, fused).bfloat16()
+    mark("step")
+    block(torch.randn(b, s, h, dtype=torch.bfloat16))
+    mark("end")
+    return 34 * s * b * h + 4 * s * b * a
+
+
+results = run(one_fused_block, ranks=1, device="cpu", record="memory")
+ledger = draw.ledger({"fused: 34sbh + 4sba": (results[0], results.recording.held(step=0)["A"])}, within=0.01)
+assert ledger.agrees
+ledger
+
+# %% [markdown]
+# No term has s² any more. The course's model calls this kernel too (`labs/model.py`, `Attention`). Attention that is
+# written out, as in `core`, gets no such help. So "recompute attention" is advice from 2022 that a fused kernel has
+# built in. What remains is the 34 bytes × h, or in our model some 20 numbers × D.
 #
 # ## Build: compute it twice
 #
@@ -359,7 +444,7 @@ draw.table([{"": name, "5as/h, % of all, if not fused": share(*shape)} for name,
 # comes to the layer, run its forward once more, and this time keep everything. Backward then finds all that it needs,
 # as if it had been kept from the start. You have seen the tool: hooks that keep something else in a tensor's place.
 #
-# ### Exercise 1: a checkpoint
+# ### Exercise 2: a checkpoint
 #
 # In place of each tensor, autograd keeps its *number* (0, 1, 2, ...). When backward unpacks the first of them, the
 # layer has to run again, under `saved_tensors_hooks(keep, itself)`, so that `again` fills up in the same order. Yours
@@ -400,7 +485,7 @@ answer
 
 # %% [markdown]
 # (From here on with yours if it is right, else with the course's.) Put it around each layer. Two ranks that do not talk
-# to each other train the same model side by side, the first as before, the second with checkpoints:
+# to each other train the same model side by side, the first as it was, the second with checkpoints:
 
 # %%
 mine = checkpoint if answer.ok else recompute.checkpoint
@@ -419,9 +504,9 @@ both = run(side_by_side, nothing, each_layer, ranks=2, device="cpu", record="mem
 draw.memory(both.recording, step=2, names=("as before", "with checkpoints"))
 
 # %% [markdown]
-# The mountain has become a comb: in backward, each tooth is one layer that comes back to life and goes again. (Tensors
-# that a function holds by itself, in a list, are grey: the recorder calls A only what *autograd* keeps.) And is it the
-# same training?
+# The mountain has become a comb: each tooth in backward is one layer whose activations come back and go again. (Why are
+# the teeth grey? The recorder calls A what *autograd* keeps. Your list `again` keeps these tensors by itself, and what
+# the recorder cannot name is grey, a temporary.) And is it the same training?
 
 # %%
 (losses, parameters), (again_losses, again_parameters) = both
@@ -450,7 +535,7 @@ right, ours, wrong = (first_gradient(call) for call in (lambda layer, x: layer(x
 assert torch.equal(ours, right) and not torch.equal(wrong, right)
 
 # %% [markdown]
-# There is no warning: forward dropped some units, and backward blames others.
+# There is no warning: forward dropped some units, and backward blamed others.
 #
 # > **What went wrong in the wild.** *Symptom*: activation checkpointing is turned off, which should change memory and
 # > time alone, and after 150 steps the loss is 2.195 instead of 2.495. Checkpointing had `preserve_rng_state=False`
@@ -470,7 +555,7 @@ assert torch.equal(ours, right) and not torch.equal(wrong, right)
 print(recompute.__doc__[recompute.__doc__.index("    recompute(model") : recompute.__doc__.index("(letters")].rstrip())
 
 # %%
-from labs.selective import ATTENTION, MATMULS
+from labs.selective import MATMULS
 
 assert "aten.mm" in MATMULS  # sets of PyTorch's own names of operations
 
@@ -489,6 +574,9 @@ four = run(side_by_side, *WAYS.values(), ranks=4, device="cpu", record="memory")
 draw.memory(four.recording, step=2, names=list(WAYS))
 
 # %% [markdown]
+# (The teeth are A now, as these checkpoints give the tensors back to autograd. A little grey is left: temporaries,
+# which are what an operation needs while it runs, such as the gradients on their way through a layer.)
+#
 # ## Measure: bytes and numbers
 #
 # ("All but attention": everything but attention is computed again.) Where nothing is recomputed, A is highest at the
@@ -560,11 +648,51 @@ for how, change in WAYS.items():
     print(f"{how}: {work[how]:.2f} × the operations, {took[how] / took['none']:.2f} × as long")
 
 # %% [markdown]
-# Selective computes no matrix product twice, and yet it takes longer. Two causes suggest themselves, which this
-# measurement does not separate: norms, silu and sums do little arithmetic, but they read and write memory; and here
-# each operation passes through Python once more, which notes what to keep. (Korthikanti et al. count 2.7 % more
-# operations for *their* selective one, in GPT-3.) Read your own numbers, of your own machine: an operation is not a
-# second.
+# Selective computes no matrix product twice, and yet it takes longer. Two causes suggest themselves. Norms, silu and
+# sums are little arithmetic, but they read and write memory. And here each operation passes through Python once more,
+# which notes what is to be kept. Which of the two is it? Measure each without the other:
+#
+# - *noted*: every operation passes through Python, as in the first run of selective; nothing is computed again.
+# - *cheap*: norms and silu(gate) × up are computed again, by functions; no operation is noted.
+
+
+# %%
+def under_notes(forward, x_BTD):
+    with KeepOutputs(MATMULS | ATTENTION):
+        return forward(x_BTD)
+
+
+def noted(model):
+    for layer in model.layers.values():
+        layer.forward = partial(under_notes, layer.forward)
+
+
+def gated(gate_BTF, up_BTF):
+    return F.silu(gate_BTF) * up_BTF
+
+
+def gated_again(mlp, x_BTD):
+    return mlp.down(recompute.checkpoint(gated, mlp.gate(x_BTD), mlp.up(x_BTD)))
+
+
+# %%
+def cheap(model):
+    for layer in model.layers.values():
+        recompute.recompute([layer.attention_norm, layer.mlp_norm])
+        layer.mlp.forward = partial(gated_again, layer.mlp)
+
+
+for change in (noted, cheap):
+    took[change.__name__] = seconds(change)
+    print(f"{change.__name__}: {took[change.__name__] / took['none']:.2f} × as long")
+
+# %% [markdown]
+# Read your own numbers: they differ from machine to machine, and from run to run. What *noted* takes more than 1 is the
+# price of Python in the first run, and selective pays it again in the second. What *cheap* takes more than 1 is the
+# price of the operations themselves. (The rotation and the sums are in neither, so the parts need not add up.) The
+# price of Python is this implementation's, and does not grow with the model; that of reading and writing memory is
+# everybody's. (Korthikanti et al. count 2.7 % more operations for *their* selective one, in GPT-3.) An operation is not
+# a second.
 
 # %% [markdown]
 # ## Place the checkpoints
@@ -583,20 +711,21 @@ for how in WAYS:
 draw.table(rows)
 
 # %% [markdown]
-# ### Exercise 2: a budget of both
+# ### Exercise 3: a budget of both
 #
-# You are given a GPT of some depth, and a card that holds 45 % of what its step holds without recomputation (beside
+# You are given a GPT of some depth, and a card that holds 40 % of what its step holds without recomputation (beside
 # parameters and gradients). Time is short, too: at most *half* of the layers' forward may be computed again. Full is
 # too slow, selective is too large. Change the model so that it fits.
 #
 # At hand: `recompute.recompute(layers, keep=())`, where `keep` may be `MATMULS | ATTENTION`; it may be called in one
-# way for some layers, and in another for others. (Why would the last layers be the better ones to keep *more* of, if
-# you had to choose? Look at the highest tooth of the comb.)
+# way for some layers, and in another for others. It is not enough to do one half in full and the other selectively: it
+# matters *which* half. Look at the highest tooth of the comb. Whose activations come back there, and how many of them
+# should have been there already?
 
 
 # %%
 def place_checkpoints(model):
-    """Change `model`, in place: at most 0.45 × the memory, at most 0.5 × the layers' forward computed again.
+    """Change `model`, in place: at most 0.40 × the memory, at most 0.5 × the layers' forward computed again.
 
     model: a GPT; model.layers is a ModuleDict of its layers, in order
     """
@@ -612,9 +741,9 @@ answer = check.place_checkpoints(place_checkpoints)
 answer
 
 # %% [markdown]
-# The place matters: the comb is highest where backward begins, when everything else still waits. There it is the last
-# layer that comes back in full. If half of that layer is there already, the tooth on top is half as high. Here is yours
-# (or full recomputation, until yours passes):
+# The comb is highest where backward begins, when everything else still waits. There it is the last layer that comes
+# back. If half of that layer was kept, the tooth on top is half as high: with the halves exchanged, the same work would
+# have taken 0.44 × the memory. Here is yours (or full recomputation, until yours passes):
 
 # %%
 placed = place_checkpoints if answer.ok else WAYS["full"]
@@ -702,246 +831,19 @@ draw.table(rows)
 # was saved has been found again; here that spares `down`, a quarter of the second run's arithmetic. Ours runs to the
 # end, and is easier to read.
 #
-# One way to go wrong belongs here. PyTorch's `checkpoint_wrapper(layer)` *returns* a module. If you do not put that
-# into the model, you have changed nothing: nothing fails, and nothing is saved. The check of exercise 2 says "nothing
+# There is one way to go wrong: PyTorch's `checkpoint_wrapper(layer)` *returns* a module. If you do not put that
+# into the model, you have changed nothing: nothing fails, and nothing is saved. The check of exercise 3 says "nothing
 # is recomputed"; in your own code, look at the peak.
-#
-# ## Build: another tier
-#
-# Recomputation has shrunk A. Suppose it is S that does not fit, even sharded. State is touched once per step; through
-# forward and backward it lies idle, 12 of the 16 bytes per parameter. It may lie where there is more room, on another
-# **tier**:
-#
-# ![Three columns. All on the GPU: P, G, S, A. State in host memory: gradients go down, parameters come up, 2 + 2 bytes
-# per parameter. State on a disk: besides, 12 + 12 bytes are read and written in each step.](../images/tiers.svg)
-#
-# **Offloading** means more than parking it there: the optimizer's step is *taken* there, beside the state, since
-# otherwise 12 bytes would have to go up and 12 down in each step. From a GPU, the next tier is the memory of its
-# *host*, the computer around it (ZeRO-Offload). Below comes the disk (ZeRO-Infinity, on fast disks that are called
-# *NVMe*). On a laptop, whose ranks are in host memory already, the disk is a real next tier: files that are
-# **memory-mapped**, so that they can be read and written like tensors.
-
-# %% [markdown]
-# [labs/offload.py](../labs/offload.py) has an optimizer that does this, and can stand wherever an optimizer does; here
-# it stands inside stage 3, on two ranks, with one sequence each. The loop resumes after the last step that is safely in
-# the folder.
-
-# %%
-from labs.model import initial_value
-from labs.offload import Offloaded
-from labs.zero import Zero
-
-adamw = partial(torch.optim.AdamW, **ADAMW)
-
-
-# %%
-def sharded(where=None, make=adamw, steps=4):
-    """All parameters by name, after training in stage 3 with the state in the folder `where`, or in memory."""
-    model = GPT(CONFIG)
-    zero = Zero(model, stage=3, optimizer=partial(Offloaded, optimizer=make, where=where) if where else make)
-    for batch in batches[getattr(zero.optimizer, "steps", 0) : steps]:
-        mark("step")
-        x, y = (tensor[[dist.get_rank()]].clone() for tensor in batch)
-        one_step(model, zero, x, y)
-    mark("end")
-    return zero.state_dict()["model"]
-
-
-def same(one, other):
-    return all(torch.equal(value, other[rank][name]) for rank, every in enumerate(one) for name, value in every.items())
-
-
-# %%
-two = partial(run, sharded, ranks=2, device="cpu")
-folder = tempfile.TemporaryDirectory()
-PLACE = Path(folder.name)
-in_memory, in_files = two(record="memory"), two(PLACE / "watched", record="memory")
-assert same(in_memory, in_files)
-draw.memory(in_memory.recording, in_files.recording, step=3, ranks=[0], names=("in memory", "in files"))
-
-# %% [markdown]
-# The same parameters, bit for bit; and the floor of S is gone. S shows up in the optimizer's step alone, and for at
-# most three parameters at a time (under ZeRO a "parameter" is the shard of a layer): one that is updated, one that
-# comes, one that goes. (In this float32 job S is 8 bytes per parameter. The files also hold a master copy of each
-# parameter, which makes 12.) The recorder counts mapped files as memory; the system can take that memory back whenever
-# it likes, as the numbers are on the disk.
-
-# %%
-psi, largest = sum(cost.parameter_sizes(CONFIG)), max(sum(layer.sizes) for layer in cost.gpt_layers(CONFIG))
-three = 3 * 12 * largest // 2  # bytes of master and two moments, on one of two ranks
-whole, passing = in_memory.recording.steady()["S"], in_files.recording.steady()["S"]
-assert passing <= three + 1024 < whole  # AdamW's counters, and room between tensors
-print(f"S on each rank: in memory {whole:,} bytes; in files three shards at most, {three:,}")
-
-# %% [markdown]
-# Parameters can go the same way, where there is time to read them in every forward and backward: `to_file` gives the
-# same numbers in a mapped file. (Under stage 3 that would be the shards, each rank's in a folder of its own.) Nothing
-# else in the program changes; only the numbers are tested here.
-
-# %%
-from labs.disk import to_file
-
-
-def parameters_in_files(model):
-    for name, p in model.named_parameters():
-        p.data = to_file(p.data, PLACE / name)
-
-
-[(from_files, _)] = job(parameters_in_files)
-assert from_files == losses
-
-# %% [markdown]
-# ### Overlapped
-#
-# A disk is slow. So a *thread* fetches the state of the next parameter and stores that of the one before, while the
-# current one is updated. To make this visible, let each fetch and each store take 10 ms longer than it does, and each
-# update 20 ms:
-
-
-# %%
-spent = []
-
-
-def slower(name, pause):
-    """A method of Offloaded that takes so much longer, and notes from when to when."""
-    original = getattr(Offloaded, name)
-
-    def method(self, *args):
-        begin = time.perf_counter()
-        time.sleep(pause)
-        answer = original(self, *args)
-        spent.append((name, begin, time.perf_counter()))
-        return answer
-
-    return method
-
-
-class Slow(Offloaded):
-    fetch, store, updated = slower("fetch", 0.01), slower("store", 0.01), slower("updated", 0.02)
-
-
-# %%
-eight = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(8)))
-slow = Slow(eight.parameters(), adamw, PLACE / "slow")
-eight(torch.ones(1, 64)).sum().backward()
-start = time.perf_counter()
-slow.step()
-lasted = time.perf_counter() - start
-busy = sum(end - begin for _, begin, end in spent)
-updates = [(begin, end) for name, begin, end in spent if name == "updated"]
-others = [(begin, end) for name, begin, end in spent if name != "updated"]
-assert any(begin < until and since < end for begin, end in others for since, until in updates)
-print(f"fetching, updating and storing: {1000 * busy:.0f} ms of work; the step took {1000 * lasted:.0f} ms")
-
-# %% [markdown]
-# ### A crash in the middle
-#
-# The state is on disk, so it is still there when the process is not. But *which* state? Suppose a rank is killed when
-# it has updated only some of its shards. A file with half a step in it is worse than none.
-#
-# Here that happens. On rank 1, in the third step, at its fourth shard, the process kills itself: no `except`, no
-# goodbye.
-
-
-# %%
-def killed(at):
-    """An AdamW for each shard and step; rank 1 dies where it makes the nth."""
-    count = itertools.count()
-
-    def make(params):
-        if dist.get_rank() == 1 and next(count) == at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return adamw(params)
-
-    return make
-
-
-shards = len(cost.gpt_layers(CONFIG))  # in a step
-crashed = PLACE / "crashed"
-try:
-    two(crashed, killed(at=1 + 2 * shards + 3))  # one AdamW is made before, to learn its options
-except RankError as error:
-    print(str(error).splitlines()[0])
-
-# %% [markdown]
-# Which steps are in the folder, rank by rank? (A *generation* is what one step, or the beginning, has stored.) Then the
-# same call again, on the same folder, with an AdamW that survives:
-
-# %% tags=["nbval-ignore-output"]
-for rank in sorted(crashed.iterdir()):
-    print(rank.name, *sorted(path.stem for path in rank.glob("generation-*.json")))
-survived = two(crashed)
-assert same(survived, in_memory)
-
-# %% [markdown]
-# It went on after step 2, the last that *both* ranks had finished, and ends where the undisturbed training ended, bit
-# for bit. Why? What a step stores never overwrites what is committed: it goes to new files, and when all of them are
-# safely on the disk, one small file with their names is *renamed* to be the one that counts. A renaming has either
-# happened or not. If one rank has renamed and the other has not, both take the step before: its files are still there
-# ([labs/disk.py](../labs/disk.py)). That is why the folder holds two generations:
-
-# %%
-found = sum(path.stat().st_size for path in crashed.glob("rank-*/*.[0-9]*"))
-folder.cleanup()
-draw.ledger({"in files, two generations": (2 * 12 * psi, found)}, within=0.01)
-
-# %% [markdown]
-# ## Build: never whole
-#
-# One moment is left where a rank holds too much, and it comes before the first step: `GPT(config)` builds *all* of the
-# parameters, if only to cut them. With stage 3 on 1,000 ranks that is 1,000 times the room that is needed.
-#
-# PyTorch has a device for this, **meta**: its tensors have a shape and a dtype, and no memory. A model of 405 billion
-# parameters can be built on it, by anyone:
-
-# %%
-with torch.device("meta"):
-    giant = GPT(PRESETS["llama3-405b"])
-print(f"{sum(p.numel() for p in giant.parameters()):,} parameters, no byte of memory")
-
-# %% [markdown]
-# Then each rank has to *materialise* its shards: fill them with the numbers they start from. In this course each
-# parameter starts from numbers that depend on its own name and the seed (`labs.model.initial_value`), so any rank can
-# make any of them. `Zero(..., initial=...)` asks for them one layer at a time.
-
-
-# %%
-def built(device):
-    """All parameters by name, as they are after building and sharding."""
-    mark("step")
-    with torch.device(device):
-        model = GPT(CONFIG)
-    zero = Zero(model, stage=3, optimizer=adamw, initial=partial(initial_value, seed=0) if device == "meta" else None)
-    mark("end")
-    return zero.state_dict()["model"]
-
-
-on_cpu, on_meta = (run(built, device, ranks=4, record="memory", device="cpu") for device in ("cpu", "meta"))
-assert same(on_cpu, on_meta)
-draw.bars({"built whole": on_cpu.recording.held(step=0), "built on meta": on_meta.recording.held(step=0)})
-
-# %% [markdown]
-# The same parameters; but on meta no rank ever held more than a quarter of them, and two copies of one layer while it
-# was cut. Here that is a matter of a megabyte. With 405 billion parameters it is the difference between a start and
-# none. (The native way is the same: build on meta, `fully_shard`, `to_empty` (memory without numbers), initialise or
-# load.)
-
-# %%
-shard, one = 4 * sum(cost.parameter_sizes(CONFIG)) // 4, 4 * sum(cost.gpt_layers(CONFIG)[1].sizes)
-kinds = on_meta.recording.held(step=0)
-draw.ledger(
-    {"a quarter of P": (shard, kinds["P"]), "two copies of a layer, as it is cut": (2 * one, kinds["temporary"])}
-)
 
 # %% [markdown]
 # ## The memory explorer
 #
-# Recomputation and offloading in one picture, from the same formulas, for 16-bit training with fused norms. It begins
-# with the job of our question. (Stages 1 and 2 have the same peak: they differ in G alone, and at this peak, where the
-# backward of the loss begins, there are no gradients yet.) Try, in this order, and guess each time before you look:
-# recompute *selective*, then *full*. How many ranks of 24 GB does stage 3 take now? And how few, if the optimizer state
-# is offloaded? Then give each rank a sequence of 131,072 tokens. (Recomputing layers leaves the head alone: its logits
-# and their gradients are what you see then.) What can be done about long sequences is the subject of later notebooks.
+# Back to the question: 64 ranks, cards of 40 GB, one sequence of 8,192 tokens each. The same formulas, for 16-bit
+# training with fused norms. Guess each time before you look, then try recompute *selective*, and *full*.
+#
+# - Which of the stages fits 40 GB under full recomputation? On how few ranks does stage 3 fit 24 GB then?
+# - At first, stages 1 and 2 have the same peak. They differ in G alone, and at this peak, where the backward of the
+#   loss begins, there are no gradients yet. Under full recomputation the peak is elsewhere: do they differ now?
 
 # %%
 play.memory(model="llama3-8b", ranks=64, batch=1, context=8192)
@@ -958,33 +860,10 @@ play.memory(model="llama3-8b", ranks=64, batch=1, context=8192)
 # | selective | A of a layer, to about a half | the cheap operations again | where they are quick; measure |
 # | full | A of a layer, to a twentieth | a forward: a third more arithmetic | large models, long contexts |
 # | a mixture | A, to what fits | what you choose | where full is more than is needed |
-# | state in host memory | S, to nothing | 2 + 2 bytes per parameter and step | few ranks, many tokens per step |
-# | state on disk | S, to three layers' | 12 + 12 bytes besides | the same, and patience |
-# | meta | the peak before the first step | nothing | always |
 #
-# **Why not** offload always? The traffic comes once per step, whatever the batch. It is hidden, if at all, behind the
-# arithmetic: 6Ψn operations for n tokens. (Ours hides it behind the updates only; this is the most that any offloading
-# could hide.) At W bytes per second and R operations per second, c bytes per parameter take cΨ/W seconds, so n must be
-# above c/6 × R/W. Ψ cancels, as it did for the all-reduce. (To measure the link between a GPU and its host takes a GPU;
-# it was not measured here.)
-
-# %%
-OPERATIONS = 400e12  # per second, as one H100 reaches in practice (Llama 3, arXiv 2407.21783, table 4)
-TIERS = {"host memory, PCIe 5 at 50 GB per second": (4, 50e9), "disk, at 5 GB per second": (24, 5e9)}
-rows = []
-for tier, (c, W) in TIERS.items():
-    rows.append(
-        {"tier": tier, "bytes per parameter": c, "tokens per step and device, at least": round(c / 6 * OPERATIONS / W)}
-    )
-draw.table(rows)
-
-# %% [markdown]
-# Thousands of tokens are one micro-batch: state in host memory can be hidden, if the CPU is quick enough to update it.
-# Hundreds of thousands are many micro-batches in a row. Disks are for those who have time but no cards.
-#
-# And **why not** recompute always? A third more arithmetic is time, and time is money. Selective gives back nearly half
-# of a layer, and repeats no matrix product; a fused attention is recomputed inside its kernel already; more ranks with
-# ZeRO free P, G and S, so that more A can stay. Recompute as little as you can while it still fits.
+# **Why not** always? A third more arithmetic is time, and time is money. Selective gives back nearly half of a layer,
+# and repeats no matrix product; a fused attention is recomputed inside its kernel already; more ranks with ZeRO free P,
+# G and S, so that more of A can stay. Recompute as little as you can while it still fits.
 
 # %% [markdown]
 # ## Say it back
@@ -1009,12 +888,19 @@ draw.table(rows)
 # must find its random numbers where it left them.
 # </details>
 #
-# <details><summary>A rank is killed while it writes its state. Why is the training not spoiled?</summary>
-#
-# What is written lies in new files, and counts only when a small file with their names has been renamed. Until then,
-# the step before counts, of which nothing was overwritten; on all ranks, the last one that all have.
-# </details>
-#
+# And with the page turned over: how many times D does one layer of the course's GPT keep in each way? (Its input is D.
+# Round to whole numbers.)
+
+# %%
+kept_none = 20  # your number
+kept_selective = 11  # your number
+kept_full = 1  # your number
+
+# %%
+for how, said, due in (("none", kept_none, 20), ("selective", kept_selective, 11), ("full", kept_full, 1)):
+    print(check.predict(f"{how}, × D?", said, due))
+
+# %% [markdown]
 # The first three rows count numbers per token and layer, the others are about a whole step:
 #
 # | | predicted | ours | PyTorch's |
@@ -1025,13 +911,12 @@ draw.table(rows)
 # | full, arithmetic | 4/3, but for the head | 1.32 × | 1.24 ×: it stops early |
 # | numbers | one process's | the same bits | the same bits |
 #
-# **Read on**: [labs/recompute.py](../labs/recompute.py), [labs/offload.py](../labs/offload.py),
-# [labs/disk.py](../labs/disk.py). Chen et al., 2016, *Training Deep Nets with Sublinear Memory Cost* (arXiv
-# 1604.06174). Korthikanti et al., 2022, *Reducing Activation Recomputation in Large Transformer Models* (arXiv
-# 2205.05198), whose equation 1 you have measured, and of table 2 the rows without parallelism. Ren et al., 2021,
-# *ZeRO-Offload* (arXiv 2101.06840). Rajbhandari et al., 2021, *ZeRO-Infinity* (arXiv 2104.07857).
+# **Read on**: [labs/recompute.py](../labs/recompute.py), [labs/selective.py](../labs/selective.py). Chen et al., 2016,
+# *Training Deep Nets with Sublinear Memory Cost* (arXiv 1604.06174). Korthikanti et al., 2022, *Reducing Activation
+# Recomputation in Large Transformer Models* (arXiv 2205.05198), whose equation 1 you have measured, and of table 2 the
+# rows without parallelism. Dao et al., 2022, *FlashAttention* (arXiv 2205.14135).
 #
-# **Next.** A layer, or a single sequence, may still be too large for one device, and there can be no more ranks than
-# sequences. [09 Tensor parallelism](09_tensor_parallel.ipynb) splits the layers themselves.
+# **Next.** A is small now. On one card, or on a few, P, G and S are not, and there are not ranks enough to divide them.
+# [07b Offload](07b_offload.ipynb) puts state where there is more room.
 #
 # A clean copy of this notebook: `git restore notebooks/07_memory.ipynb`, then *File > Reload Notebook from Disk*.

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 
-from labs.kit import check
+from labs.kit import check, exercises
 from labs.kit.checks.pencil.step_seconds import slots
 from tests.wrong_answers.answers import ANSWERS, let_past
 from tests.wrong_answers.offload import offloaded_step, step_seconds
@@ -116,8 +116,8 @@ def by_recursion(fetch, update, store):
 
 
 RIGHT = {
-    "offloaded_step": (offloaded_step, two_threads, updated_in_the_thread, by_a_queue),
-    "step_seconds": (step_seconds, slots, by_events, by_recursion),
+    "offloaded_step": (offloaded_step, exercises.offloaded_step, two_threads, updated_in_the_thread, by_a_queue),
+    "step_seconds": (step_seconds, exercises.step_seconds, slots, by_events, by_recursion),
 }
 
 

@@ -3,7 +3,10 @@
 zero_stages    what each of four ranks holds at rest, by stage                   04
 zero_step      what is gathered, reduce-scattered and dropped in a step          04
 stage3_layer   one layer of stage 3: gathered, used, dropped                     04
+layer_shapes   the tensors of one layer, and how wide each is                   07
+layer_keeps    the same, with those that backward asks for                       07
 recompute      activations that wait for backward, and those computed again      07
+tiers          what lives on which tier, and what travels                        07b
 """
 
 from collections.abc import Iterable
@@ -189,10 +192,89 @@ def stage3_layer() -> Drawing:
 
 # ---- 07 --------------------------------------------------------------------------------------------------
 
+# Numbers for a token, by letter, in the notebook's model.
+SIZES = {"D": 64, "KE": 32, "H": 4, "F": 160, "1": 1, "2E": 32}
+# A row for each half: what an operator gives, of each tensor its name, its letter, and whether backward asks for it.
+HALVES = {
+    "attention": [
+        ("", [("x", "D", True)]),
+        ("norm", [("x / rms(x)", "D", True), ("1 / rms(x)", "1", True)]),
+        ("× weight", [("input", "D", True)]),
+        ("q, k, v", [("q", "D", False), ("k", "KE", False), ("v", "KE", True)]),
+        ("rotary", [("q, turned", "D", True), ("k, turned", "KE", True), ("cos, sin", "2E", True)]),
+        ("attention", [("y", "D", True), ("log-sum-exp", "H", True)]),
+        ("side by side", [("y again", "D", True)]),
+        ("o", [("o(y)", "D", False)]),
+        ("+ x", [("x", "D", False)]),
+    ],
+    "mlp": [
+        ("", [("x", "D", True)]),
+        ("norm", [("x / rms(x)", "D", True), ("1 / rms(x)", "1", True)]),
+        ("× weight", [("input", "D", True)]),
+        ("gate, up", [("gate", "F", True), ("up", "F", True)]),
+        ("silu", [("silu(gate)", "F", True)]),
+        ("× up", [("product", "F", True)]),
+        ("down", [("down(…)", "D", False)]),
+        ("+ x", [("x", "D", False)]),
+    ],
+}
+
+
+def layer_shapes() -> Drawing:
+    return layer("The tensors of one layer, and how wide each is", told=False)
+
+
+def layer_keeps() -> Drawing:
+    return layer("The tensors of one layer, and which of them backward asks for", told=True)
+
+
+def layer(title: str, told: bool) -> Drawing:
+    """told: whether those that are kept have their colour."""
+    words = "; ".join(
+        f"{operator or 'from before'}: "
+        + ", ".join(f"{name} ({letter}{', kept' * (kept and told)})" for name, letter, kept in tensors)
+        for half in HALVES.values()
+        for operator, tensors in half
+    )
+    canvas = Canvas(990, 404, title, f"What each operator gives, in brackets the numbers for one token. {words}.")
+    for row, (name, half) in enumerate(HALVES.items()):
+        canvas.text(12, 20 + 196 * row, name, size=15, weight="bold", anchor="start")
+        chain(canvas, 52 + 196 * row, half, told)
+    key = "Coloured: kept until backward. Dashed: gone once the next operator is done."
+    words = "A bar is one tensor, its length the numbers for one token; D is the width of the model."
+    canvas.text(16, 388, f"{words} {key}" if told else words, **NOTE)
+    return canvas.drawing()
+
+
+def chain(canvas: Canvas, top: float, half: list, told: bool) -> None:
+    """From left to right: operators over arrows, and what each of them gives."""
+    unit, high = 0.58, 22
+    wide = [unit * max(SIZES[letter] for _, letter, _ in tensors) for _, tensors in half]
+    gap, x = (946 - sum(wide)) / (len(half) - 1), 16.0
+    for (operator, tensors), width in zip(half, wide, strict=True):
+        if operator:
+            canvas.text(x - gap / 2 + 6, top - 6, operator, size=11.5, fill=MUTED, style="italic")
+            canvas.arrow(
+                (x - gap + 22, top + high / 2 + 8), (x - 6, top + high / 2 + 8), stroke=MUTED, line=1.2, head=6
+            )
+        for number, (tensor, letter, kept) in enumerate(tensors):
+            y, long = top + 8 + 46 * number, unit * SIZES[letter]
+            held = {"fill": KINDS["A"]} if kept else GONE
+            canvas.rect(x, y, max(long, 1.5), high, radius=0, **(held if told else {"fill": SOFT}))
+            canvas.text(x, y + high + 9, tensor, size=11, anchor="start")
+            canvas.text(x + long + 4, y + high / 2, letter, size=11.5, anchor="start", weight="bold")
+        x += width + gap
+
+
 LAYERS = 4
 # Of a layer's activations (labs.recompute, for dim 64, 4 heads, 2 of keys and values, hidden 160): what is kept until
 # backward, and how much of a forward is computed again.
-KEPT = {"none": (1286 / 1286, 0.0), "selective": (708 / 1286, 0.3), "full": (64 / 1286, 1.0)}
+KEPT = {
+    "none": (1286 / 1286, 0.0),
+    "selective": (708 / 1286, 0.3),
+    "all but attention": (132 / 1286, 0.9),
+    "full": (64 / 1286, 1.0),
+}
 
 AGAIN = "#D9EDF9"  # a pale tint of compute
 
@@ -200,12 +282,13 @@ AGAIN = "#D9EDF9"  # a pale tint of compute
 def recompute() -> Drawing:
     most = " ".join(f"{name}: at most {peak(kept):.1f} layers' worth." for name, (kept, _) in KEPT.items())
     canvas = Canvas(
-        990, 508, "Activations held in forward and backward, with recomputation and without",
+        990, 616, "Activations held in forward and backward, with recomputation and without",
         "Schematic, four layers. Without recomputation the activations of all four layers pile up in forward and go "
         "layer by layer in backward. Selective: each layer keeps about half, and computes the rest again when its "
-        f"backward comes. Full: each layer keeps its input alone, and runs its forward again. {most}",
+        "backward comes. All but attention: each layer keeps its input and what attention gave. "
+        f"Full: each layer keeps its input alone, and runs its forward again. {most}",
     )  # fmt: skip
-    left, unit, tall, floor = 140, 52, 30, 10
+    left, unit, tall, floor = 152, 51, 30, 10
     for name, (kept, again) in KEPT.items():
         floor += tall * peak(kept) + 24
         canvas.text(16, floor - 26, name, size=15, weight="bold", anchor="start")
@@ -225,10 +308,10 @@ def recompute() -> Drawing:
         floor += 44
     legend = {"activations, by layer": KINDS["A"], "compute": TIMELINE["compute"], "computed again": AGAIN}
     for number, (words, colour) in enumerate(legend.items()):
-        canvas.rect(left + 180 * number, 456, 16, 16, colour)
-        canvas.text(left + 24 + 180 * number, 464, words, size=12.5, anchor="start")
+        canvas.rect(left + 180 * number, 564, 16, 16, colour)
+        canvas.text(left + 24 + 180 * number, 572, words, size=12.5, anchor="start")
     key = "Schematic: f4 is the forward of layer 4, b4 its backward. The notebook measures."
-    canvas.text(16, 488, key, **NOTE)
+    canvas.text(16, 596, key, **NOTE)
     return canvas.drawing()
 
 

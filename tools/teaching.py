@@ -8,7 +8,7 @@ have no table yet, and those that no check can see, stand below it.
 
 from pathlib import Path
 
-from labs.kit.checks import job, left, messages, mixed, stage3
+from labs.kit.checks import job, left, messages, mixed, offloading, stage3
 from labs.kit.checks.answer import Mistake
 from labs.kit.checks.collectives import mistakes as collectives
 from labs.kit.checks.fsdp import mistakes as fsdp
@@ -16,11 +16,12 @@ from labs.kit.checks.gradients import mistakes as gradients
 from labs.kit.checks.gradients import overlap
 from labs.kit.checks.meshes import neighbours, order, scatter
 from labs.kit.checks.meshes import table as placements
+from labs.kit.checks.pencil import layer_bytes, step_seconds
 from labs.kit.checks.pipeline import mistakes as pipeline
 from labs.kit.checks.tensor import mistakes as tensor
 
 MODULES = (messages, mixed, gradients, overlap, collectives, stage3, fsdp, neighbours, scatter, order, placements)
-MODULES += (tensor, pipeline, left, job)
+MODULES += (layer_bytes, offloading, step_seconds, tensor, pipeline, left, job)
 TEACHING = Path(__file__).resolve().parent.parent / "TEACHING.md"
 BEGIN, END = "<!-- printed by `python -m tools.teaching`: from here -->", "<!-- to here -->"
 

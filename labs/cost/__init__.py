@@ -31,7 +31,7 @@ All names are at hand as `cost.name`. (No function is called as its file is, so 
 
 # ruff: noqa: F401
 
-from labs.cost.autograd import activations, korthikanti, layer_activations, most_activations
+from labs.cost.autograd import activations, korthikanti, layer_activations, layer_terms, most_activations
 from labs.cost.cluster import CARD, FLOPS, LINKS, MEMORY, NODE, LinkClass, all_gather_seconds, all_reduce_seconds
 from labs.cost.collectives import (
     Traffic,

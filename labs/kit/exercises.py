@@ -3,15 +3,18 @@
 unshard_with(unshard, reshard)      a learner's own in `labs.fsdp`
 remember, mixed_step                the course's own, for a notebook that shows no answers
 bytes_by_kind                       likewise
+offloaded_step, step_seconds        likewise
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from labs.kit.checks.pencil.kinds import by_kind
+from labs.kit.checks.pencil.step_seconds import slots
 from labs.parameter_group import ParameterGroup
 
 
@@ -65,3 +68,20 @@ def mixed_step(p: Tensor, kept: dict[str, Tensor], t: int, lr, betas, eps, weigh
 def bytes_by_kind(parameters: list[tuple[tuple[int, ...], bool]], mixed: bool) -> dict[str, int]:
     """Likewise, for `check.bytes_by_kind`."""
     return by_kind(parameters, mixed)
+
+
+def offloaded_step(due: list[int], fetch: Callable, update: Callable, store: Callable) -> None:
+    """What `check.offloaded_step` asks for: one thread stores and fetches, while the caller updates."""
+    with ThreadPoolExecutor(1) as thread:
+        coming, stored = [thread.submit(fetch, i) for i in due[:1]], []
+        for n, i in enumerate(due):
+            values = coming[0].result()
+            coming = [thread.submit(fetch, following) for following in due[n + 1 : n + 2]]
+            stored.append(thread.submit(store, i, update(i, values)))
+    for each in stored:
+        each.result()
+
+
+def step_seconds(fetch: Sequence[float], update: Sequence[float], store: Sequence[float]) -> float:
+    """How long that takes, for `check.step_seconds`."""
+    return slots(fetch, update, store)

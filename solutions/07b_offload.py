@@ -1,0 +1,581 @@
+# %% [markdown]
+# # Offload: state on another tier
+#
+# *One card, and no second rank to share with: P, G and S do not fit, however often activations are computed again.
+# Where else is there memory, and what does the way there cost?*
+#
+# It takes 55 minutes with its two exercises, 35 without; the machine works for half a minute of it, in 2 GB of memory.
+# You need: [Memory](07_memory.ipynb), where activations were counted and computed again, and [ZeRO](04_zero.ipynb).
+#
+# First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
+
+# %%
+from labs.kit import recall
+
+recall.ask("07b")
+
+# %%
+import itertools
+import os
+import signal
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+# %%
+from labs import cost
+from labs.data import Batches, corpus
+from labs.kit import check, draw, exercises, play
+from labs.kit.launch import RankError, run
+from labs.kit.record import mark
+from labs.kit.strategies import ADAMW
+from labs.model import GPT, PRESETS, initial_value
+from labs.offload import Offloaded
+from labs.zero import Zero
+
+# %% [markdown]
+# ## Question
+#
+# Somebody wants to train 8 billion parameters on *one* card of 40 GB, a sequence of 8,192 tokens at a time, in mixed
+# precision. There is no second rank, so no stage of ZeRO helps. Full recomputation makes activations as small as they
+# get. What is left? (The numbers come from the formulas, as in notebook 07.)
+
+# %%
+one_card = cost.Job(PRESETS["llama3-8b"], batch=1, precision="mixed", recompute="full")
+held = cost.per_rank(one_card, stage=0)
+gigabytes = {kind: getattr(held, kind) / 1e9 for kind in ("P", "G", "S", "A")}
+assert held.peak > 3 * 40e9
+print(", ".join(f"{kind} {size:.1f} GB" for kind, size in gigabytes.items()))
+print(f"at one moment {held.peak / 1e9:.0f} GB, of which S is {100 * held.S / held.peak:.0f} %")
+
+# %% [markdown]
+# S is most of it: the float32 masters, and AdamW's two moments. And S is idle for nearly the whole step. Forward does
+# not read it, backward does not read it; the optimizer touches each number of it once, at the end. So it may lie where
+# there is more room.
+#
+# ## Picture
+#
+# Each kind of memory is a **tier**: the closer to the arithmetic, the quicker and the smaller.
+#
+# ![Three columns. All on the GPU: P, G, S, A. State in host memory: gradients go down, parameters come up, 2 + 2 bytes
+# per parameter. State on a disk: besides, 12 + 12 bytes are read and written in each step.](../images/tiers.svg)
+#
+# **Offloading** is putting state on a lower tier. From a GPU, the next tier is the memory of its *host*, the computer
+# around it (this is called ZeRO-Offload). Below it comes the disk (ZeRO-Infinity; it uses fast disks, *NVMe*). On a
+# laptop the ranks are in host memory already, so the disk is a real next tier: files that are **memory-mapped**, so
+# that a program reads and writes them as if they were tensors.
+#
+# ## Predict
+#
+# Two ways to take the optimizer's step. (a) Fetch the state to the card, update there, store it back. (b) Send the
+# gradients down in 16 bits, update where the state is, send the parameters back in 16 bits. How many times as many
+# bytes cross the link between card and host in (a) as in (b)? An expression will do.
+
+# %%
+guess_ratio = (12 + 12) / (2 + 2)  # your number
+
+# %%
+down_and_up = {"(a) the state travels": 12 + 12, "(b) gradients and parameters travel": 2 + 2}
+check.predict("How many times as many bytes does (a) send as (b)?", guess_ratio, 24 / 4)
+
+# %% [markdown]
+# So the step is taken *where the state lives*: by the host's own processor, in (b).
+#
+# ## Build: an optimizer on another tier
+#
+# The model and the loop are those of notebook 07, on two ranks in ZeRO's stage 3, each with its own sequence.
+
+# %%
+CONFIG = replace(PRESETS["tiny"], depth=8)
+text = corpus()
+loader = Batches(text.tokens, 2, CONFIG.context)
+batches = [loader[step] for step in range(4)]
+adamw = partial(torch.optim.AdamW, **ADAMW)
+
+
+def one_step(model, optimizer, x, y):
+    mark("forward")
+    loss = model(x, y)
+    mark("backward")
+    loss.backward()
+    mark("optimizer")
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+# %% [markdown]
+# [labs/offload.py](../labs/offload.py) has an optimizer that keeps its state on another tier. It can stand wherever an
+# optimizer does; here it stands inside stage 3. The loop resumes after the last step that is safely in the folder.
+
+
+# %%
+def sharded(where=None, make=adamw, steps=4):
+    """All parameters by name, after training in stage 3 with the state in the folder `where`, or in memory."""
+    model = GPT(CONFIG)
+    zero = Zero(model, stage=3, optimizer=partial(Offloaded, optimizer=make, where=where) if where else make)
+    for batch in batches[getattr(zero.optimizer, "steps", 0) : steps]:
+        mark("step")
+        x, y = (tensor[[dist.get_rank()]].clone() for tensor in batch)
+        one_step(model, zero, x, y)
+    mark("end")
+    return zero.state_dict()["model"]
+
+
+def same(one, other):
+    return all(torch.equal(value, other[rank][name]) for rank, every in enumerate(one) for name, value in every.items())
+
+
+# %%
+two = partial(run, sharded, ranks=2, device="cpu")
+folder = tempfile.TemporaryDirectory()
+PLACE = Path(folder.name)
+in_memory, in_files = two(record="memory"), two(PLACE / "watched", record="memory")
+assert same(in_memory, in_files)
+draw.memory(in_memory.recording, in_files.recording, step=2, ranks=[0], names=("in memory", "in files"))
+
+# %% [markdown]
+# The same parameters, bit for bit; and the floor of S is gone. S shows up in the optimizer's step alone, and for at
+# most three parameters at a time (under ZeRO a "parameter" is the shard of a layer): one that comes, one that is
+# updated, one that goes. (In this float32 job S is 8 bytes per parameter. The files also hold a master copy of each
+# parameter, which makes 12.) The recorder counts mapped files as memory; the system can take that memory back whenever
+# it likes, as the numbers are on the disk. Grey is what the recorder cannot call P, G, S or A: here, what AdamW needs
+# while it works.
+
+# %%
+psi, largest = sum(cost.parameter_sizes(CONFIG)), max(sum(layer.sizes) for layer in cost.gpt_layers(CONFIG))
+three = 3 * 12 * largest // 2  # bytes of master and two moments, on one of two ranks
+whole, passing = in_memory.recording.steady()["S"], in_files.recording.steady()["S"]
+assert passing <= three + 1024 < whole  # AdamW's counters, and room between tensors
+print(f"S on each rank: in memory {whole:,} bytes; in files three shards at most, {three:,}")
+
+# %% [markdown]
+# Parameters can go the same way, if there is time to read them in every forward and backward: `to_file` gives the same
+# numbers in a mapped file. (Under stage 3 these would be the shards, with a folder for each rank.) Nothing else in the
+# program changes; only the loss is compared here.
+
+# %%
+from labs.disk import to_file
+
+
+def losses(where=None):
+    """Of two steps; with the parameters in files, if a folder is given."""
+    model, found = GPT(CONFIG), []
+    for name, p in model.named_parameters():
+        p.data = to_file(p.data, where / name) if where else p.data
+    optimizer = adamw(model.parameters())
+    for x, y in batches[:2]:
+        found.append(model(x, y))
+        found[-1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [loss.item() for loss in found]
+
+
+one = partial(run, losses, ranks=1, device="cpu")
+assert one(PLACE) == one()
+
+# %% [markdown]
+# ## Build: overlapped
+#
+# A disk is slow. If the optimizer fetches the state of a parameter, updates it, stores it, and only then turns to the
+# next, it waits for the disk most of the time. Meanwhile the disk waits for the optimizer. So let a *thread* do the
+# fetching and storing: while parameter n is updated, the thread stores n − 1 and fetches n + 1.
+#
+#     thread      fetch 0   fetch 1    store 0  fetch 2    store 1  fetch 3    store 2  ...
+#     caller                update 0   update 1            update 2            update 3
+#
+# Not more than that: whoever fetches *everything* ahead has all of S in memory again.
+#
+# ### Exercise 1: the next is on its way
+#
+# `ThreadPoolExecutor(1)` is one thread that does what it is given, in the order in which it was given.
+# `thread.submit(f, a, b)` hands it `f(a, b)` and returns at once, with a *future*: its `.result()` waits until the call
+# is done, and returns what it has returned, or raises what it has raised. At the end of a `with` block of the executor,
+# everything that was submitted is done. Three things to think about:
+#
+# - Which call must be submitted before `update` begins, so that it runs during the update?
+# - `due` may be empty, or have one parameter only. What follows the last?
+# - The disk is full in the middle of a step: `store` raises, in the thread. Who hears of it?
+#
+# Budget: the state of three parameters at a time.
+
+
+# %%
+def offloaded_step(due, fetch, update, store):
+    """A step of an optimizer whose state is on another tier: every parameter is fetched, updated, stored.
+
+    due: the numbers of the parameters, in the order of their updates; perhaps none
+    fetch(i) -> values, and store(i, values): slow, and not the caller's work
+    update(i, values) -> values: the new ones
+    Raises what fetch and store raise. When it returns, everything is stored.
+    """
+    ### BEGIN SOLUTION
+    with ThreadPoolExecutor(1) as thread:
+        coming = [thread.submit(fetch, i) for i in due[:1]]
+        stored = []
+        for n, i in enumerate(due):
+            values = coming[0].result()
+            coming = [thread.submit(fetch, following) for following in due[n + 1 : n + 2]]
+            stored.append(thread.submit(store, i, update(i, values)))
+    for each in stored:
+        each.result()  # raises what the store raised
+    ### END SOLUTION
+
+
+answer = check.offloaded_step(offloaded_step)
+answer
+
+# %% [markdown]
+# (From here on with yours if it is right, else with the course's.) `Offloaded.step` is the same loop, around its own
+# `fetch`, `updated` and `store`. To see when each of the three runs, here are some that do nothing but take their time:
+# a fetch and a store 10 ms each, an update 20 ms.
+
+# %%
+PAUSES = {"fetch": 0.010, "update": 0.020, "store": 0.010}  # seconds
+spent = []
+
+
+def slow(name):
+    """A call that takes its time, and notes from when to when."""
+
+    def call(i, values=None):
+        begin = time.perf_counter()
+        time.sleep(PAUSES[name])
+        spent.append((name, begin, time.perf_counter()))
+        return values
+
+    return call
+
+
+# %%
+def step_of(parameters, how):
+    """Seconds, and whether anything was fetched or stored during an update."""
+    spent.clear()
+    start = time.perf_counter()
+    how(list(range(parameters)), *map(slow, PAUSES))
+    lasted = time.perf_counter() - start
+    updates = [span for name, *span in spent if name == "update"]
+    others = [span for name, *span in spent if name != "update"]
+    return lasted, any(begin < until and since < end for begin, end in others for since, until in updates)
+
+
+def one_by_one(due, fetch, update, store):
+    for i in due:
+        store(i, update(i, fetch(i)))
+
+
+# %%
+mine = offloaded_step if answer.ok else exercises.offloaded_step
+for name, how in {"one after the other": one_by_one, "overlapped": mine}.items():
+    lasted, beside = step_of(8, how)
+    assert beside == (how is mine)
+    print(f"{name}: {1000 * lasted:.0f} ms")
+
+# %% [markdown]
+# ### Exercise 2: how long does it take?
+#
+# One after the other, a step of 8 parameters takes 8 × (10 + 20 + 10) ms. How long does it take with overlap? Take a
+# pencil, and look at the two lines above: between the beginning of one update and the beginning of the next lies a
+# *slot*. The caller has an update to do in it. What has the thread to do? The slot lasts until both are done. What
+# comes before the first slot, and what after the last?
+
+
+# %%
+def step_seconds(fetch, update, store):
+    """Seconds of a step in which one thread fetches and stores beside the updates.
+
+    fetch, update, store: lists of seconds, a number for each parameter; all empty where nothing is due
+    """
+    ### BEGIN SOLUTION
+    if not update:
+        return 0
+    total = fetch[0] + store[-1]
+    for n in range(len(update)):
+        coming = fetch[n + 1] if n + 1 < len(fetch) else 0
+        going = store[n - 1] if n > 0 else 0
+        total += max(update[n], going + coming)
+    return total
+    ### END SOLUTION
+
+
+answer = check.step_seconds(step_seconds)
+answer
+
+# %%
+formula = step_seconds if answer.ok else exercises.step_seconds
+predicted = formula(*([seconds] * 8 for seconds in PAUSES.values()))
+print(f"predicted {1000 * predicted:.0f} ms, measured {1000 * lasted:.0f} ms")
+
+# %% [markdown]
+# (The measured time is a little longer: threads have to be woken up.) The formula says what overlap can do and what it
+# cannot. If fetching and storing together take no longer than an update, they cost almost nothing, and a slower disk
+# would do. If they take longer, the step takes as long as *they* do, and a quicker update would not help.
+#
+# > **What went wrong in the wild.** *Symptom*: training with the optimizer on the CPU gives other numbers than training
+# > without it; no small test shows the difference. Gradients went from the GPU to the host by `copy_(...,
+# > non_blocking=True)`, which returns before the numbers have arrived, and nothing waited for them: now and then the
+# > optimizer read what had been there before. The copy was made blocking
+# > ([fairscale#496](https://github.com/facebookresearch/fairscale/pull/496), March 2021). In your exercise it is
+# > `.result()` that waits.
+
+# %% [markdown]
+# ## Build: a crash in the middle
+#
+# The state is on disk, so it is still there when the process is not. But *which* state? Suppose a rank is killed when
+# it has updated only some of its shards. A file with half a step in it is worse than none.
+#
+# Let us do that. On rank 1, in the third step, at its fourth shard, the process kills itself: no `except`, no goodbye.
+
+
+# %%
+def killed(at):
+    """An AdamW for each shard and step; rank 1 dies where it makes the nth."""
+    count = itertools.count()
+
+    def make(params):
+        if dist.get_rank() == 1 and next(count) == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return adamw(params)
+
+    return make
+
+
+shards = len(cost.gpt_layers(CONFIG))  # in a step
+crashed = PLACE / "crashed"
+try:
+    two(crashed, killed(at=1 + 2 * shards + 3))  # one AdamW is made before, to learn its options
+except RankError as error:
+    print(str(error).splitlines()[0])
+
+# %% [markdown]
+# Which steps are in the folder, rank by rank? (A *generation* is what one step, or the beginning, has stored.) Then the
+# same call again, on the same folder, with an AdamW that survives:
+
+# %% tags=["nbval-ignore-output"]
+for rank in sorted(crashed.iterdir()):
+    print(rank.name, *sorted(path.stem for path in rank.glob("generation-*.json")))
+survived = two(crashed)
+assert same(survived, in_memory)
+
+# %% [markdown]
+# Training went on after step 2, the last that *both* ranks had finished, and it ends where the undisturbed training
+# ended, bit for bit. Why? What a step stores never overwrites what is committed. It goes to new files; when all of them
+# are safely on the disk, one small file with their names is *renamed* to be the one that counts. A renaming either has
+# happened or has not. If one rank has renamed and the other has not, both take the step before: its files are still
+# there ([labs/disk.py](../labs/disk.py)). That is why the folder holds two generations:
+
+# %%
+found = sum(path.stat().st_size for path in crashed.glob("rank-*/*.[0-9]*"))
+folder.cleanup()
+draw.ledger({"in files, two generations": (2 * 12 * psi, found)}, within=0.01)
+
+# %% [markdown]
+# ## Build: never whole
+#
+# One moment is left when a rank holds too much, and it comes before the first step: `GPT(config)` builds *all* of the
+# parameters, even if they are cut right afterwards. On 1,000 ranks in stage 3 that is 1,000 times the memory that is
+# needed.
+#
+# PyTorch has a device for this, **meta**: its tensors have a shape and a dtype, and no memory. Anyone can build a model
+# of 405 billion parameters on it:
+
+# %%
+with torch.device("meta"):
+    giant = GPT(PRESETS["llama3-405b"])
+print(f"{sum(p.numel() for p in giant.parameters()):,} parameters, no byte of memory")
+
+# %% [markdown]
+# Then each rank has to *materialise* its shards: fill them with the numbers they start from. In this course each
+# parameter starts from numbers that depend on its own name and the seed (`labs.model.initial_value`), so any rank can
+# make any of them. `Zero(..., initial=...)` asks for them one layer at a time.
+
+
+# %%
+def built(device):
+    """All parameters by name, as they are after building and sharding."""
+    mark("step")
+    with torch.device(device):
+        model = GPT(CONFIG)
+    zero = Zero(model, stage=3, optimizer=adamw, initial=partial(initial_value, seed=0) if device == "meta" else None)
+    mark("end")
+    return zero.state_dict()["model"]
+
+
+on_cpu, on_meta = (run(built, device, ranks=4, record="memory", device="cpu") for device in ("cpu", "meta"))
+assert same(on_cpu, on_meta)
+draw.bars({"built whole": on_cpu.recording.held(step=0), "built on meta": on_meta.recording.held(step=0)})
+
+# %% [markdown]
+# The same parameters; but on meta no rank ever held more than a quarter of them, and two copies of one layer while it
+# was cut. Here that saves a megabyte. With 405 billion parameters it decides whether the job starts at all.
+
+# %%
+shard, one = 4 * sum(cost.parameter_sizes(CONFIG)) // 4, 4 * sum(cost.gpt_layers(CONFIG)[1].sizes)
+kinds = on_meta.recording.held(step=0)
+draw.ledger(
+    {"a quarter of P": (shard, kinds["P"]), "two copies of a layer, as it is cut": (2 * one, kinds["temporary"])}
+)
+
+# %% [markdown]
+# > **What went wrong in the wild.** *Symptom*: a model that was built on meta learns less than the same model built as
+# > usual, and its adapters of q and k learn nothing at all. It kept its rotary tables as *buffers* that are in no
+# > checkpoint. On meta these have no numbers either, and `to_empty` gave them memory with whatever was there. Then q
+# > and k were multiplied by it ([UniRL#207](https://github.com/Tencent-Hunyuan/UniRL/pull/207), July 2026). Whatever
+# > `__init__` computes has to be computed again after `to_empty`. (The course's model has no buffers.)
+#
+# ## Native
+#
+# PyTorch's way to build a large model has the same three steps: build on meta, `fully_shard`, then `to_empty`, which
+# gives every shard memory without numbers, to be initialised or loaded.
+
+# %%
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+
+@torch.no_grad()
+def torchs():
+    mark("step")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    with torch.device("meta"):
+        model = GPT(CONFIG)
+    for module in [*model.layers.values(), model]:
+        fully_shard(module, mesh=mesh)
+    model.to_empty(device="cpu")
+    for name, p in model.named_parameters():
+        p.to_local().copy_(initial_value(name, p.shape, seed=0).chunk(mesh.size())[mesh.get_rank()])
+    mark("end")
+    return {name: p.full_tensor() for name, p in model.named_parameters()}
+
+
+# %%
+native = run(torchs, ranks=4, record="memory", device="cpu")
+assert same(on_meta, native)
+peaks = {"built whole": on_cpu, "on meta, ours": on_meta, "on meta, PyTorch's": native}
+draw.table(
+    [{"": name, "peak, MiB": round(job.recording.held(step=0)["peak"] / 2**20, 2)} for name, job in peaks.items()]
+)
+
+# %% [markdown]
+# PyTorch's holds less still, since it cuts each parameter by itself, and one at a time is whole here; ours cuts layers.
+#
+# For offloading, `fully_shard(..., offload_policy=CPUOffloadPolicy())` keeps shards, gradients and state in host
+# memory, and the optimizer's step is taken there (notebook 06). It offloads P and G as well as S: a shard travels up
+# before every gather. `torch.autograd.graph.save_on_cpu()` puts *activations* in host memory, by the hooks of notebook
+# 07. DeepSpeed has ZeRO-Offload and ZeRO-Infinity, the originals of this lesson. All three need a GPU to show anything,
+# so they are not measured here.
+#
+# ## The memory explorer
+#
+# Recomputation and offloading in one picture, from the same formulas, for 16-bit training with fused norms. It begins
+# with our question: one card, full recomputation. Guess each time before you look, then try, in this order:
+#
+# - Offload the optimizer state. Does it fit a card of 40 GB now? Of 24?
+# - Take 8 ranks. Which of stage 3 and offloading saves more then? On 64?
+# - Give each rank a sequence of 131,072 tokens. What is in the way now? (Recomputing layers leaves the head alone: its
+#   logits and their gradients are what you see then. Later notebooks take that up.)
+
+# %%
+play.memory(model="llama3-8b", ranks=1, batch=1, context=8192, recompute="full")
+
+# %%
+offloaded = cost.per_rank(one_card, stage=0, offload=True)
+assert offloaded.peak < 40e9
+print(f"one card, offloaded: {offloaded.peak / 1e9:.1f} GB")
+
+# %% [markdown]
+# ## Why, and why not
+#
+# | | what shrinks | what it costs | when |
+# |---|---|---|---|
+# | state in host memory | S, to nothing | 2 + 2 bytes per parameter and step | few ranks, many tokens per step |
+# | state on disk | S, to three layers' | 12 + 12 bytes more | the same, and patience |
+# | meta | the peak before the first step | nothing | always |
+#
+# **Why not** always? Because the link is slow, and the traffic comes in every step, however small the batch. It can be
+# hidden behind arithmetic, if there is enough of that. How much is there? A parameter of a matrix is used once for each
+# token in forward: one multiplication, one addition, 2 operations. In backward it is used twice, once for the gradient
+# of its input and once for its own: 4 operations. Together 6 for each parameter and token: 6Ψn for n tokens.
+#
+# At R operations per second these take 6Ψn/R seconds. At c bytes per parameter and W bytes per second, the traffic
+# takes cΨ/W. So n must be above c/6 × R/W. Ψ cancels, as it did for the all-reduce. (Ours hides the traffic behind the
+# updates only; this is the most that any offloading could hide. The bandwidths are typical ones, and were not measured
+# here, since that takes a GPU.)
+
+# %%
+OPERATIONS = 400e12  # per second, as one H100 reaches in practice (Llama 3, arXiv 2407.21783, table 4)
+TIERS = {"host memory, PCIe 5 at 50 GB per second": (4, 50e9), "disk, at 5 GB per second": (24, 5e9)}
+rows = []
+for tier, (c, W) in TIERS.items():
+    rows.append(
+        {"tier": tier, "bytes per parameter": c, "tokens per step and device, at least": round(c / 6 * OPERATIONS / W)}
+    )
+draw.table(rows)
+
+# %% [markdown]
+# Thousands of tokens are one micro-batch, so state in host memory can be hidden, if the CPU is quick enough to update
+# it. Hundreds of thousands are many micro-batches in a row: disks are for those who have time but no cards. And with
+# many ranks there is nothing left to gain: stage 3 on 64 ranks leaves 1/64 of S on each.
+#
+# ## Say it back
+#
+# Answer each aloud before you unfold it.
+#
+# <details><summary>Why is it S that is offloaded first, and not P or G?</summary>
+#
+# It is the largest kind, 12 of 16 bytes per parameter, and it is touched once per step. Parameters are read twice in
+# every micro-batch.
+# </details>
+#
+# <details><summary>Why is the optimizer's step taken where the state lives?</summary>
+#
+# Otherwise 12 bytes per parameter would have to come up and 12 go down. Now the gradient goes down and the parameter
+# comes up, 2 + 2 bytes.
+# </details>
+#
+# <details><summary>While one parameter is updated, what does the thread do, and why not more?</summary>
+#
+# It stores the one before and fetches the next. If it fetched all of them ahead, all of S would be in memory again.
+# </details>
+#
+# <details><summary>A rank is killed while it writes its state. Why is the training not spoiled?</summary>
+#
+# What is written lies in new files, and counts only when a small file with their names has been renamed. Until then,
+# the step before counts, of which nothing was overwritten; on all ranks, the last one that all have.
+# </details>
+#
+# And with the page turned over: 16-bit training with AdamW, in bytes per parameter. How many are the state? How many go
+# down to the host in a step, and how many come up? How many are read from the disk, if the state lies there?
+
+# %%
+state = 12  # your number
+down = 2  # your number
+up = 2  # your number
+read = 12  # your number
+
+# %%
+for what, said, due in (("state", state, 12), ("down", down, 2), ("up", up, 2), ("read from the disk", read, 12)):
+    print(check.predict(f"Bytes per parameter, {what}?", said, due))
+
+# %% [markdown]
+# | | predicted | ours | PyTorch's |
+# |---|---|---|---|
+# | S between steps, in files | 0 | 0 | – |
+# | S during a step, in files | three shards at most | no more | – |
+# | files of two generations | 2 × 12 bytes per parameter | the same within 1 % | – |
+# | built on meta | a quarter of P; two copies of a layer | the same, exactly | less: by parameter |
+# | numbers | those of the job in memory | the same bits | the same bits |
+#
+# **Read on**: [labs/offload.py](../labs/offload.py), [labs/disk.py](../labs/disk.py). Ren et al., 2021, *ZeRO-Offload*
+# (arXiv 2101.06840). Rajbhandari et al., 2021, *ZeRO-Infinity* (arXiv 2104.07857).
+#
+# **Next.** A layer, or a single sequence, may still be too large for one device, and there can be no more ranks than
+# sequences. [09 Tensor parallelism](09_tensor_parallel.ipynb) splits the layers themselves.
+#
+# A clean copy of this notebook: `git restore notebooks/07b_offload.ipynb`, then *File > Reload Notebook from Disk*.
