@@ -49,15 +49,17 @@ from labs.zero import Zero
 # %%
 one_card = cost.Job(PRESETS["llama3-8b"], batch=1, precision="mixed", recompute="full")
 held = cost.per_rank(one_card, stage=0)
-gigabytes = {kind: getattr(held, kind) / 1e9 for kind in ("P", "G", "S", "A")}
+in_the_step = {kind: getattr(held, kind) / 1e9 for kind in ("P", "G", "S")}
+in_the_step["temporary"] = held.peak / 1e9 - sum(in_the_step.values())
 assert held.peak > 3 * 40e9
-print(", ".join(f"{kind} {size:.1f} GB" for kind, size in gigabytes.items()))
-print(f"at one moment {held.peak / 1e9:.0f} GB, of which S is {100 * held.S / held.peak:.0f} %")
+print(", ".join(f"{kind} {size:.1f} GB" for kind, size in in_the_step.items()))
+draw.chart({"one card": in_the_step}, "GB", caption="8 billion parameters on one card: where the peak is")
 
 # %% [markdown]
-# S is most of it: the float32 masters, and AdamW's two moments. And S is idle for nearly the whole step. Forward does
-# not read it, backward does not read it; the optimizer touches each number of it once, at the end. So it may lie where
-# there is more room.
+# The highest moment is now the optimizer's step, when activations are gone. (G is a little more than 2 bytes per
+# parameter: the optimizer takes the gradient of one parameter at a time in float32.) S is most of it: the float32
+# masters, and AdamW's two moments. And S is idle for nearly the whole step. Forward does not read it, backward does not
+# read it; the optimizer touches each number of it once, at the end. So it may lie where there is more room.
 #
 # ## Picture
 #
@@ -81,11 +83,11 @@ print(f"at one moment {held.peak / 1e9:.0f} GB, of which S is {100 * held.S / he
 guess_ratio = (12 + 12) / (2 + 2)  # your number
 
 # %%
-down_and_up = {"(a) the state travels": 12 + 12, "(b) gradients and parameters travel": 2 + 2}
-check.predict("How many times as many bytes does (a) send as (b)?", guess_ratio, 24 / 4)
+up_and_down, down_and_up = 12 + 12, 2 + 2  # bytes per parameter: state; gradients and parameters
+check.predict("How many times as many bytes does (a) send as (b)?", guess_ratio, up_and_down / down_and_up)
 
 # %% [markdown]
-# So the step is taken *where the state lives*: by the host's own processor, in (b).
+# So the step is taken *where the state lives*, by the host's own processor.
 #
 # ## Build: an optimizer on another tier
 #
