@@ -19,7 +19,7 @@ model = DistributedDataParallel(GPT(config).to(device))
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), eps=1e-4, weight_decay=0.1)
 batches = Batches(corpus().tokens, 12, config.context, rank=rank, ranks=ranks)
 
-for step in range(20):
+for step in range(15):
     x, y = (part.to(device) for part in batches[step])
     loss = model(x, y)
     loss.backward()
