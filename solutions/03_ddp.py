@@ -270,8 +270,8 @@ largest = max(abs(a - b) for a, b in zip(curve(hidden), reference, strict=True))
 print(f"AdamW, summed and not averaged: at most {largest:.3f} nats from the reference")
 
 # %% [markdown]
-# In fifteen steps hardly to be seen. It comes out on the day when somebody clips gradients by their norm, or changes
-# the optimizer.
+# In fifteen steps it can hardly be seen. It comes out on the day when somebody clips gradients by their norm, or
+# changes the optimizer.
 #
 # ### Wrong: replicas that do not start equal
 #
@@ -741,8 +741,8 @@ assert began == {"naive": "0 of 39", "bucketed": "0 of 6", "overlapped": "6 of 6
 draw.table([{"": name, "all-reduces begun during backward": count} for name, count in began.items()])
 
 # %% [markdown]
-# Is it quicker? Here are the steps of this machine, from the same recordings, the median of five. (To record costs less
-# than a tenth of a step.)
+# Is it quicker? Here are the steps of this machine, from the same recordings, the median of five. (Recording costs
+# less than a tenth of a step.)
 
 
 # %%
