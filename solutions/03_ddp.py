@@ -427,7 +427,7 @@ class InBuckets(ddp.DataParallel):
             ### END SOLUTION
 
 
-check.data_parallel(InBuckets)
+check.buckets(InBuckets)
 
 # %% [markdown]
 # ## Build: send while backward still works

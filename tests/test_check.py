@@ -8,6 +8,7 @@ What a check measures is itself held to torch and to the wire in the tests of la
 import contextlib
 import sys
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from labs.collectives import exchange, group_rank, place, powers_of_two
 from labs.kit import check
 from tests.wrong_answers import collectives as wrong_collectives  # noqa: F401  (it fills the list)
 from tests.wrong_answers.answers import ANSWERS, let_past
-from tests.wrong_answers.gradients import Wrapper, accumulate
+from tests.wrong_answers.gradients import InBuckets, Wrapper, accumulate
 from tests.wrong_answers.together import together
 
 CHECKS = [
@@ -30,6 +31,7 @@ CHECKS = [
     "average_gradients",
     "accumulation",
     "data_parallel",
+    "buckets",
     "overlap",
 ]
 
@@ -136,7 +138,8 @@ class NextBucket(ddp.Overlapped):
             return
         bucket.waiting_for.discard(p)
         while len(self.works) < len(self.buckets) and not self.buckets[len(self.works)].waiting_for:
-            self.works.append(dist.all_reduce(self.buckets[len(self.works)].flat, async_op=True))
+            flat = self.buckets[len(self.works)].flat
+            self.works.append(self.all_reduce(flat, group=self.group, async_op=True))
 
 
 class BeforehandDivided(ddp.Overlapped):
@@ -147,7 +150,7 @@ class BeforehandDivided(ddp.Overlapped):
             if bucket.waiting_for:
                 break
             bucket.flat /= self.ranks
-            self.works.append(self.all_reduce(bucket.flat, async_op=True))
+            self.works.append(self.all_reduce(bucket.flat, group=self.group, async_op=True))
         if len(self.works) == len(self.buckets):
             for work in self.works:
                 work.wait()
@@ -181,6 +184,8 @@ RIGHT = [
     ("data_parallel", ddp.Overlapped),
     ("data_parallel", native.ddp),
     ("data_parallel", Wrapper),
+    ("buckets", partial(ddp.Bucketed, bucket_bytes=128 * 1024)),
+    ("buckets", InBuckets),
     ("overlap", ddp.Overlapped),
     ("overlap", NextBucket),
     ("overlap", BeforehandDivided),
@@ -191,7 +196,7 @@ RIGHT = [
 def test_right_answers_are_accepted(name):
     functions = [fn for check_of, fn in RIGHT if check_of == name]
     for fn, answer in zip(functions, together([(name, (fn,), False) for fn in functions]), strict=True):
-        assert answer.ok is True and answer, f"{fn.__name__}: {answer}"
+        assert answer.ok is True and answer, f"{fn}: {answer}"
         assert str(answer) == LINES[name]
 
 
@@ -206,6 +211,7 @@ LINES = {
         "the least possible is 1.50 ×"
     ),
     "data_parallel": ("✓ data_parallel: you sent 1.50 × the gradients per rank and step; the least possible is 1.50 ×"),
+    "buckets": "✓ buckets: you sent 1.50 × the gradients per rank and step; the least possible is 1.50 ×",
     "overlap": "✓ overlap: 4 of 4 all-reduces begin during backward, and nobody waits there",
 }
 

@@ -15,6 +15,7 @@
     check.accumulation(fn)         fn(model, micro_batches)          several backwards, one synchronisation
     check.fill_buckets(fn)         fn(nbytes, bucket_bytes) -> buckets     which gradients travel together
     check.data_parallel(wrap)      wrap(model) -> module             with forward, no_sync() and sync()
+    check.buckets(wrap)            wrap(model, **options) -> module  one all-reduce for each bucket
     check.overlap(wrap)            wrap(model, bucket_bytes) -> module      whose buckets begin during backward
     check.held_per_rank(fn)        fn(stage, layers, ranks, size) -> (P, G, S)    bytes, under DDP and each stage
     check.started_when(fn)         fn(tensors, buckets) -> {strategy: all-reduces (by backward, by sync)}
@@ -67,6 +68,7 @@ What every check measures, and where the parts are: labs/kit/checks/__init__.py.
 from labs.kit.checks.answer import Answer, predict
 from labs.kit.checks.collectives.judge import all_gather, all_reduce, broadcast, reduce_scatter
 from labs.kit.checks.fsdp.judge import hsdp_gradient, prefetch, unshard_and_reshard
+from labs.kit.checks.gradients.buckets import buckets
 from labs.kit.checks.gradients.judge import accumulation, average_gradients, data_parallel
 from labs.kit.checks.gradients.overlap import overlap
 from labs.kit.checks.meshes.neighbours import neighbours
@@ -101,6 +103,7 @@ __all__ = [
     "broadcast",
     "bubbles",
     "bytes_by_kind",
+    "buckets",
     "checkpoint",
     "clip",
     "conjugate",

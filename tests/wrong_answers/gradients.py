@@ -194,6 +194,39 @@ def average_and_hold_on_to_them(model, history=[]):  # noqa: B006
     history.append([p.grad for p in gradients(model)])
 
 
+@wrong("average_gradients", "not in place")
+def average_into_another_tensor(model):
+    for p in gradients(model):
+        dist.all_reduce(p.grad)
+        p.grad = p.grad / dist.get_world_size()
+
+
+@wrong("average_gradients", "the ranks do not call the same", alone=True)
+def average_what_is_not_zero(model):
+    """Zero here may be something else on another rank."""
+    for p in gradients(model):
+        if p.grad.any() or not p.grad.numel():
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+
+
+@wrong("average_gradients", "some parameters are left out")
+def average_what_was_used_at_first(model):
+    if not hasattr(model, "used"):
+        model.used = [name for name, p in model.named_parameters() if p.grad is not None]
+    for name in model.used:
+        p = model.get_parameter(name)
+        if p.grad is not None:
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+
+
+@wrong("average_gradients", "nothing synchronised")
+def average_in_training_mode(model):
+    if model.training:
+        average_right(model)
+
+
 def average_right(model):
     for p in gradients(model):
         dist.all_reduce(p.grad)
@@ -302,6 +335,49 @@ def accumulate_in_all_but_the_last(model, micro_batches):
 def accumulate_with_a_seed(model, micro_batches):
     torch.manual_seed(0)
     accumulate(model, micro_batches)
+
+
+@wrong("accumulation", "forward outside of no_sync()")
+def accumulate_with_forward_outside(model, micro_batches):
+    for i, micro_batch in enumerate(micro_batches):
+        loss = model(*micro_batch) / len(micro_batches)
+        with contextlib.nullcontext() if i == len(micro_batches) - 1 else model.no_sync():
+            loss.backward()
+    model.sync()
+
+
+@wrong("accumulation", "the last backward is within no_sync()")
+def accumulate_all_within(model, micro_batches):
+    with model.no_sync():
+        for micro_batch in micro_batches:
+            (model(*micro_batch) / len(micro_batches)).backward()
+    model.sync()
+
+
+@wrong("accumulation", "the caller's list has changed")
+def accumulate_and_pop(model, micro_batches):
+    n, last = len(micro_batches), micro_batches.pop()
+    with model.no_sync():
+        for micro_batch in micro_batches:
+            (model(*micro_batch) / n).backward()
+    (model(*last) / n).backward()
+    model.sync()
+
+
+@wrong("accumulation")
+def accumulate_until_it_is_the_last(model, micro_batches):
+    """The same micro-batch may come twice."""
+    for x, y in micro_batches:
+        with contextlib.nullcontext() if x is micro_batches[-1][0] else model.no_sync():
+            (model(x, y) / len(micro_batches)).backward()
+    model.sync()
+
+
+@wrong("accumulation", "too many bytes")
+def accumulate_and_tell_the_loss(model, micro_batches):
+    accumulate(model, micro_batches)
+    for _ in micro_batches:
+        dist.all_reduce(torch.zeros(()))
 
 
 def accumulate(model, micro_batches):
@@ -570,7 +646,128 @@ class KeepsItsWorksElsewhere(Wrapper):
         self.everybodys.append(p.grad)
 
 
+# ---- buckets ---------------------------------------------------------------------------------------------
+
+
+class InBuckets(ddp.DataParallel):
+    """A right one, which those below spoil."""
+
+    def average(self):
+        for bucket in ddp.in_buckets(self.trainable.values(), 128 * 1024):
+            self.average_bucket(bucket)
+
+    def average_bucket(self, bucket):
+        flat = torch.cat([p.grad.flatten() for p in bucket])
+        self.add_up(flat)
+        self.copy_back(flat, bucket)
+
+    def add_up(self, flat):
+        self.all_reduce(flat, group=self.group)
+        flat /= self.ranks
+
+    def copy_back(self, flat, bucket):
+        for p, mean in zip(bucket, ddp.unflatten(flat, bucket), strict=True):
+            p.grad.copy_(mean)
+
+
+@wrong("buckets", "summed instead of averaged")
+class DividesTooLate(InBuckets):
+    def average_bucket(self, bucket):
+        flat = torch.cat([p.grad.flatten() for p in bucket])
+        self.all_reduce(flat, group=self.group)
+        self.copy_back(flat, bucket)
+        flat /= self.ranks
+
+
+@wrong("buckets", "wrong in a group of some ranks")
+class AmongAll(InBuckets):
+    def add_up(self, flat):
+        self.all_reduce(flat)
+        flat /= self.ranks
+
+
+@wrong("buckets", "wrong in a group of some ranks")
+class DividesByAll(InBuckets):
+    def add_up(self, flat):
+        self.all_reduce(flat, group=self.group)
+        flat /= dist.get_world_size()
+
+
+@wrong("buckets", "not by its own all-reduce")
+class ByTorch(InBuckets):
+    def add_up(self, flat):
+        dist.all_reduce(flat, group=self.group)
+        flat /= self.ranks
+
+
+@wrong("buckets", "not in place")
+class ViewsOfTheBucket(InBuckets):
+    def copy_back(self, flat, bucket):
+        for p, mean in zip(bucket, ddp.unflatten(flat, bucket), strict=True):
+            p.grad = mean
+
+
+@wrong("buckets", "some parameters are left out")
+class IntoACopy(InBuckets):
+    """`reshape` copies where it cannot view."""
+
+    def copy_back(self, flat, bucket):
+        for p, mean in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+            p.grad.reshape(-1).copy_(mean)
+
+
+@wrong("buckets", "not one all-reduce for each bucket")
+class OneByOne(InBuckets):
+    def average_bucket(self, bucket):
+        for p in bucket:
+            super().average_bucket([p])
+
+
+@wrong("buckets", "not one all-reduce for each bucket")
+class AllInOne(InBuckets):
+    def average(self):
+        self.average_bucket(list(self.trainable.values()))
+
+
+@wrong("buckets", "synchronised at every micro-batch")
+class SyncsAlways(InBuckets):
+    def sync(self):
+        self.average()
+
+
+@wrong("buckets", "nothing synchronised")
+class WhenTraining(InBuckets):
+    def average(self):
+        if self.training:
+            super().average()
+
+
 # ---- overlap ---------------------------------------------------------------------------------------------
+
+
+@wrong("overlap", "gradients are held beside their buckets")
+class CollectsAtTheEnd(ddp.Overlapped):
+    def gradient_ready(self, p):
+        if self.syncing:
+            super().gradient_ready(p)
+
+
+@wrong("overlap", "wrong in a group of some ranks")
+class OverlapsAmongAll(ddp.Overlapped):
+    def start_full_buckets(self):
+        for bucket in self.buckets[len(self.works) :]:
+            if bucket.waiting_for:
+                return
+            self.works.append(self.all_reduce(bucket.flat, async_op=True))
+
+
+@wrong("overlap", "not by its own all-reduce")
+class OverlapsByTorch(ddp.Overlapped):
+    def start_full_buckets(self):
+        for bucket in self.buckets[len(self.works) :]:
+            if bucket.waiting_for:
+                return
+            self.works.append(dist.all_reduce(bucket.flat, group=self.group, async_op=True))
 
 
 @wrong("overlap", "nothing is sent during backward")

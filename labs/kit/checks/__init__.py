@@ -21,7 +21,7 @@ A family is a folder:
     judge       the checks: which jobs, and which table is asked what
 
     collectives/     broadcast, reduce_scatter, all_gather, all_reduce
-    gradients/       average_gradients, accumulation, data_parallel; overlap, a file of its own
+    gradients/       average_gradients, accumulation, data_parallel; buckets, overlap, a file each
     fsdp/            unshard_and_reshard, prefetch, hsdp_gradient
     tensor/          conjugate, row_linear, deal_heads, split_loss, block_plan
     pipeline/        gpipe, one_f_one_b, interleaved, zero_bubble, obey

@@ -46,12 +46,12 @@ class SlowWire(tap.Listener):
 
 
 class Cargo(tap.Listener):
-    """Counts the calls that are given the parameters' own memory; and each call leaves a moment late, as above."""
+    """Counts the calls, and those that are given the parameters' own memory; each leaves a moment late, as above."""
 
     def __init__(self, parameters: Iterable[torch.Tensor], seed: int) -> None:
         self.delays = random.Random(seed)
         self.storages = {p.untyped_storage().data_ptr() for p in parameters if p.numel()}
-        self.count = 0
+        self.count = self.begun = 0
 
     def __enter__(self) -> Cargo:
         tap.listeners.append(self)
@@ -62,6 +62,7 @@ class Cargo(tap.Listener):
 
     def issued(self, call: tap.Call) -> None:
         time.sleep(self.delays.random() * SLOWEST / 4)
+        self.begun += 1
         self.count += any(x.untyped_storage().data_ptr() in self.storages for x in call.inputs)
 
 

@@ -46,6 +46,10 @@ class Seen(Step):
     idle: bool = False  # no longer in training mode
     hooks: int = 0  # how many more there are
     parameters_sent: int = 0  # collectives that were given a parameter's own memory
+    begun: int = 0  # collectives
+    replaced: str = ""  # a parameter whose gradient is another tensor now
+    taken: bool = False  # the list of micro-batches has changed
+    asleep: bool = False  # nothing had begun when the wrapper's sync() was called
 
 
 def train(name: str, fn: Callable[..., Any], cases: list[Case]) -> list[list[Seen]]:
@@ -67,21 +71,26 @@ def train_one(exercise: Exercise, fn: Callable[..., Any], case: Case, rank: int)
             mark("step")
             yield Seen(lacks=lacks)
         return
+    wrapped.train(not case.evaluating)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=LEARNING_RATE)
     kept = 0
     for number in range(case.steps):
         batch = case.batch(rank, number)
         step = Seen(plain=plain(model, batch), before=model.values(), given=given if number == 0 else {})
         expected, hooks = plain_losses(model, batch), count_hooks(model)
-        optimizer.zero_grad(set_to_none=number != 1 or exercise.prepare is backward_once)
+        optimizer.zero_grad(set_to_none=number % 2 == 0 or exercise.prepare is backward_once)
         exercise.prepare(model, batch)
+        tensors, handed_over = {name: p.grad for name, p in model.named_parameters()}, list(batch)
         with Cargo(model.parameters(), case.seed + 64 * number + rank) as cargo, Aftermath() as aftermath:
             mark("step")
             losses = watched(exercise, fn, wrapped, batch, case, step)
             mark("end")
         aftermath.tell(step)
         look_at(model, step, cargo)
-        step.hooks = count_hooks(model) - hooks if number else 0
+        step.replaced = moved_elsewhere(model, tensors) if exercise.in_place else ""
+        step.taken = len(batch) != len(handed_over) or any(a is not b for a, b in zip(batch, handed_over, strict=True))
+        step.asleep = isinstance(wrapped, Noting) and not wrapped.begun
+        step.hooks = count_hooks(model) - hooks if number or exercise.step is not backward_of_all else 0
         step.kept, kept = count_kept(wrapped) - kept if number > 1 else 0, count_kept(wrapped)
         step.losses = list(zip(losses, expected, strict=True)) if losses else []
         optimizer.step()
@@ -102,11 +111,20 @@ def watched(
 
 
 def look_at(model: Awkward, step: Seen, cargo: Cargo) -> None:
-    step.found, step.after, step.parameters_sent = model.gradients(), model.values(), cargo.count
-    step.idle = not all(module.training for module in model.modules())
+    step.found, step.after = model.gradients(), model.values()
+    step.parameters_sent, step.begun = cargo.count, cargo.begun
+    step.idle = not model.case.evaluating and not all(module.training for module in model.modules())
     for name, p in model.named_parameters():
         if p.requires_grad == name.startswith("frozen"):
             step.thawed = name
+
+
+def moved_elsewhere(model: Awkward, before: Gradients) -> str:
+    """A parameter that had a gradient before, and has it in other memory now."""
+    for name, p in model.named_parameters():
+        if before[name] is not None and p.grad is not None and p.grad.data_ptr() != before[name].data_ptr():
+            return name
+    return ""
 
 
 def count_hooks(model: nn.Module) -> int:
@@ -129,12 +147,11 @@ class Exercise:
     wrap: Callable[[Callable[..., Any], Awkward], Any]
     prepare: Callable[[Awkward, list[MicroBatch]], None]
     step: Callable[[Callable[..., Any], Any, list[MicroBatch]], list[float]]
+    in_place: bool = True  # a gradient that is there stays the tensor that it is
 
 
 def backward_once(model: Awkward, batch: list[MicroBatch]) -> None:
     model(*batch[0]).backward()
-    if model.case.strided:
-        model.square.weight.grad = model.square.weight.grad.t().contiguous().t()
 
 
 def average(fn: Callable[..., Any], model: Awkward, batch: list[MicroBatch]) -> list[float]:
@@ -142,8 +159,19 @@ def average(fn: Callable[..., Any], model: Awkward, batch: list[MicroBatch]) -> 
     return []
 
 
+class Noting(Overlapped):
+    """Notes how many all-reduces have begun when sync() is called."""
+
+    begun = 0
+
+    def sync(self) -> None:
+        if self.syncing:
+            self.begun = len(self.works)
+        super().sync()
+
+
 def ours(fn: Callable[..., Any], model: Awkward) -> nn.Module:
-    return Overlapped(model, bucket_bytes=500) if model.case.overlapped else Naive(model)
+    return Noting(model, bucket_bytes=500) if model.case.overlapped else Naive(model)
 
 
 def accumulate(fn: Callable[..., Any], wrapped: nn.Module, batch: list[MicroBatch]) -> list[float]:
@@ -158,9 +186,9 @@ def backward_of_all(fn: Callable[..., Any], wrapped: nn.Module, batch: list[Micr
         with contextlib.nullcontext() if last else wrapped.no_sync():
             loss = wrapped(*micro_batch)
             (loss / len(batch)).backward()
+            if hasattr(wrapped, "sync"):
+                wrapped.sync()  # within no_sync() it sends nothing
         losses.append(float(loss.detach()))
-    if hasattr(wrapped, "sync"):
-        wrapped.sync()
     return losses
 
 
@@ -170,7 +198,7 @@ def nothing(model: Awkward, batch: list[MicroBatch]) -> None:
 
 EXERCISES = {
     "average_gradients": Exercise(lambda fn, model: model, backward_once, average),
-    "accumulation": Exercise(ours, nothing, accumulate),
+    "accumulation": Exercise(ours, nothing, accumulate, in_place=False),
     "data_parallel": Exercise(lambda fn, model: fn(model), nothing, backward_of_all),
 }
 

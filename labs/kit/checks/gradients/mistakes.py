@@ -225,6 +225,11 @@ TRAFFIC = (
         lambda t: t.case.micro_batches > 1 and abs(t.times - t.case.micro_batches) < 0.1 and too_much(t),
         shows="the right gradients, and the bytes grow with the number of micro-batches",
     ),
+    Mistake(
+        "forward outside of no_sync()",
+        "What does the wrapper's forward send, if the model has buffers?",
+        lambda t: t.case.buffers and too_much(t),
+    ),
     replace(TIED, fits=lambda t: more_by(t, t.sizes["embed.weight"]), shows=""),
     Mistake("frozen parameters are sent", "Which parameters never have a gradient?", lambda t: more_by(t, t.frozen)),
     Mistake("too many bytes", "What does each rank send to whom, and how often does the same number travel?", too_much),
@@ -253,6 +258,22 @@ LEFT = (
         "How many hooks are there after a thousand steps?",
         lambda seen: seen.hooks and f"there are {seen.hooks} hooks more than before the step",
         shows="right, and every step takes longer than the one before",
+    ),
+    Mistake(
+        "not in place",
+        "Who else may hold the tensor that was .grad, and what stands there now?",
+        lambda seen: seen.replaced and f"the gradient of {seen.replaced!r} is right, but in another tensor than before",
+    ),
+    Mistake(
+        "the caller's list has changed",
+        "What does the caller's next step find in it?",
+        lambda seen: seen.taken and "the list of micro-batches is not what it was before the call",
+    ),
+    Mistake(
+        "the last backward is within no_sync()",
+        "How does a wrapper that sends during backward know which one is the last?",
+        lambda seen: seen.asleep and "no all-reduce had begun when sync() was called",
+        shows="right, and as slow as without overlap",
     ),
 )
 HELD = (

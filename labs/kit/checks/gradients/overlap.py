@@ -1,6 +1,7 @@
 """Does communication begin while backward still works?  What `labs.ddp.Overlapped` promises, read off real jobs.
 
-    overlap(wrap)    wrap(model, bucket_bytes) -> a module as data_parallel has it, whose buckets `labs.ddp` cuts
+    overlap(wrap)    wrap(model, bucket_bytes, **options) -> a module as data_parallel has it, whose buckets `labs.ddp`
+                     cuts, and whose options are those of `labs.ddp.Overlapped`
 
 Numbers and bytes are those of data_parallel, in small buckets.  Then two models of equal layers, and what each rank
 does, in its order: a layer's backward, a collective begun, one waited for, sync().
@@ -13,7 +14,7 @@ does, in its order: a layer's backward, a collective begun, one waited for, sync
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from labs.ddp import in_buckets
 from labs.kit.checks.answer import Mistake, Wrong, answered, refuse
 from labs.kit.checks.case import close
+from labs.kit.checks.gradients.buckets import ONE_EACH, own_group
 from labs.kit.checks.gradients.cases import Draw
 from labs.kit.checks.gradients.judge import every_job
 from labs.kit.checks.job import job
@@ -38,14 +40,16 @@ SMALL = 500  # bytes of a bucket of data_parallel's models: none is as large as 
 
 @answered
 def overlap(wrap: Callable[..., Any], seed: int) -> str:
-    """`wrap(model, bucket_bytes)` -> a module with `forward`, `no_sync()` and `sync()`, as `labs.ddp.Overlapped`."""
+    """`wrap(model, bucket_bytes, **options)` -> a module as `labs.ddp.Overlapped` is one; so are the options."""
     draw = Draw(seed)
     every_job("data_parallel", partial(wrap, bucket_bytes=SMALL), draw.overlap())
     chain = job(watched, wrap, [seed, 0], ranks=2, when="a chain of layers, 2 ranks")
-    for rank, (_, steps) in enumerate(chain):
+    for rank, (_, steps, beside) in enumerate(chain):
         refuse(OVERLAP, Backward(steps[1]), f"a chain of {LAYERS} layers, 2 ranks: on rank {rank} ")
+        refuse(BESIDE, beside, f"a chain of {LAYERS} layers, 2 ranks: on rank {rank} ")
     for ranks in (2, 3):
         fork_or_refuse(wrap, [seed, 1], ranks)
+    own_group(partial(wrap, bucket_bytes=SMALL), draw, SMALL)
     begun = len(Backward(chain[0][1][1]).begun)
     return f"{begun} of {begun} all-reduces begin during backward, and nobody waits there"
 
@@ -58,8 +62,8 @@ def fork_or_refuse(wrap: Callable[..., Any], numbers: list[int], ranks: int) -> 
         if wrong.raised or wrong.untouched:
             raise
         raise Wrong(wrong.answer.text, ORDER.question, ORDER.name) from None
-    plain = [gradients for gradients, _ in results]
-    for rank, (_, steps) in enumerate(results):
+    plain = [gradients for gradients, *_ in results]
+    for rank, (_, steps, _) in enumerate(results):
         for layer, found in enumerate(steps[1].gradients):
             if not close(found, torch.stack([own[layer] for own in plain]).mean(0), 1e-10):
                 refuse(FORK, layer, f"{where}: on rank {rank} ")
@@ -119,8 +123,8 @@ class InOrder(tap.Listener):
             self.events.append(("wait", call.notes[self]))
 
 
-def watched(wrap: Callable[..., Any], numbers: list[int]) -> tuple[list[Tensor], list[Step]]:
-    """This rank's own gradients, and two steps with the same batch."""
+def watched(wrap: Callable[..., Any], numbers: list[int]) -> tuple[list[Tensor], list[Step], int]:
+    """This rank's own gradients, two steps with the same batch, and what lies beside the buckets in a third."""
     seed, fork = numbers
     model = Layers(torch.Generator().manual_seed(seed), bool(fork))
     x_BD = torch.randn(3, DIM, generator=torch.Generator().manual_seed(seed + 1 + dist.get_rank())).double()
@@ -137,7 +141,19 @@ def watched(wrap: Callable[..., Any], numbers: list[int]) -> tuple[list[Tensor],
             if hasattr(wrapped, "sync"):
                 wrapped.sync()
         steps.append(Step(order.events, [p.grad.detach().clone() for p in model.parameters()]))
-    return plain, steps
+    return plain, steps, beside_the_buckets(wrapped, x_BD)
+
+
+def beside_the_buckets(wrapped: nn.Module, x_BD: Tensor) -> int:
+    """How many gradients lie elsewhere within no_sync() than when sync() is over."""
+    wrapped.zero_grad()
+    with wrapped.no_sync():
+        wrapped(x_BD).backward()
+    within = [p.grad.data_ptr() for p in wrapped.parameters()]
+    wrapped(x_BD).backward()
+    if hasattr(wrapped, "sync"):
+        wrapped.sync()
+    return sum(p.grad.data_ptr() != place for p, place in zip(wrapped.parameters(), within, strict=True))
 
 
 # ---- what is judged --------------------------------------------------------------------------------------
@@ -185,6 +201,14 @@ FORK = (
         shows="right where all ranks run the same graph; else gradients of other layers, or a hang",
     ),
 )
+BESIDE = (
+    Mistake(
+        "gradients are held beside their buckets",
+        "Where do the gradients of the first micro-batches add up, and what lies there already?",
+        lambda beside: beside and f"{beside} gradients were not in their buckets within no_sync()",
+        shows="right, and with micro-batches the gradients take twice the memory",
+    ),
+)
 OVERLAP = (
     Mistake(
         "nothing is sent during backward",
@@ -192,14 +216,7 @@ OVERLAP = (
         lambda seen: not seen.begun and f"all {len(seen.after)} collectives began after backward",
         shows="the bucketed timeline: backward, and then waiting",
     ),
-    Mistake(
-        "not one all-reduce for each bucket",
-        "How many gradients does a bucket wait for, and which of them is the last?",
-        lambda seen: (
-            len(seen.begun + seen.after) != len(seen.full)
-            and f"{len(seen.begun + seen.after)} collectives were begun for {len(seen.full)} buckets"
-        ),
-    ),
+    replace(ONE_EACH, fits=lambda seen: ONE_EACH.fits((len(seen.begun + seen.after), len(seen.full)))),
     Mistake(
         "waited for during backward",
         "Which call waits, and what could the rank compute meanwhile?",
