@@ -171,7 +171,6 @@ class Draw:
             2: [
                 self.case(2, micro_batches=2, steps=3),
                 self.case(2, steps=2, dtype=torch.float32, evaluating=True),
-                self.case(2, steps=2, strided=True),
             ],
             4: [
                 self.case(4, micro_batches=2, steps=2),
@@ -182,6 +181,11 @@ class Draw:
             1: [self.case(1, steps=2)],
             **self.many(steps=2),
         }
+
+    def buckets(self) -> dict[int, list[Case]]:
+        cases = self.data_parallel()
+        cases[2].append(self.case(2, steps=2, strided=True))
+        return cases
 
     def overlap(self) -> dict[int, list[Case]]:
         return {
