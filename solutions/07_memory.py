@@ -628,12 +628,12 @@ check.predict(
 # %% [markdown]
 # Forward 1, backward 2, forward again 1: 4/3. (A little less, as the head is in no layer. "All but attention" costs as
 # much, as attention is not counted here.) Now the clock, on a wider model, so that it is arithmetic that takes the
-# time. We take the quickest of six steps each:
+# time. We take the quickest of four steps each:
 
 # %%
 WIDE = PRESETS["small"]
 wide_loader = Batches(text.tokens, BATCH, WIDE.context)
-wide_batches = [wide_loader[step] for step in range(7)]
+wide_batches = [wide_loader[step] for step in range(5)]
 
 
 def seconds(change):
@@ -742,8 +742,8 @@ answer
 
 # %% [markdown]
 # The comb is highest where backward begins, when everything else still waits. There it is the last layer that comes
-# back. If half of that layer was kept, the tooth on top is half as high: with the halves exchanged, the same work would
-# have taken 0.44 × the memory. Here is yours (or full recomputation, until yours passes):
+# back. If half of that layer was kept, the tooth on top is half as high; with the halves exchanged, the same work would
+# not fit. Here is yours (or full recomputation, until yours passes):
 
 # %%
 placed = place_checkpoints if answer.ok else WAYS["full"]
