@@ -194,7 +194,7 @@ def six_layers():
 
 
 # %%
-def pretend(prepare, steps=10):
+def pretend(prepare, steps=6):
     """A few steps; prepare(layers) -> model, and what is to be called between backward and the next forward."""
     model, finish = prepare(six_layers())
     for _ in range(steps):
@@ -525,17 +525,17 @@ draw.table([{"": name, "within 1e-12 of one process": bool(off[name] < 1e-12)} f
 
 # %%
 def in_turn(ways, micro_batches):
-    """Three steps of each, one after the other."""
+    """Two steps of each, one after the other."""
     for apply in ways.values():
-        train(apply, micro_batches=micro_batches)
+        train(apply, steps=2, micro_batches=micro_batches)
 
 
 def ledgers(ways, micro_batches=1):
-    """Of each: what rank 0 sends in its third step, in how many collectives, and what it holds in a steady one."""
+    """Of each: what rank 0 sends in its second step, in how many collectives, and what it holds in a steady one."""
     talk = on_cpu(in_turn, ways, micro_batches, ranks=4, record="communication", tell="all: sent").recording
     found = {}
     for number, (name, apply) in enumerate(ways.items()):
-        sent = [event.sent for event in talk.select(rank=0, step=3 * number + 2) if event.sent]
+        sent = [event.sent for event in talk.select(rank=0, step=2 * number + 1) if event.sent]
         watched = job(apply, micro_batches=micro_batches, ranks=4, record="memory", tell=f"{name}: held").recording
         found[name] = {"sent": sum(sent), "collectives": len(sent)} | watched.steady(rank=0)
     return found
