@@ -705,6 +705,23 @@ def clip_into_a_copy(shards, max_norm):
     return norm
 
 
+@wrong("clip", "more than one number travels")
+def clip_with_a_number_for_each_shard(shards, max_norm):
+    zero = torch.zeros((), dtype=torch.float64)
+    squares = torch.stack([zero if s.grad is None else s.grad.double().square().sum() for s in shards])
+    dist.all_reduce(squares)
+    return scale(shards, squares.sum().sqrt(), max_norm)
+
+
+@wrong("clip", "not in place")
+def clip_into_new_tensors(shards, max_norm):
+    norm = global_norm(shards)
+    for shard in shards:
+        if shard.grad is not None:
+            shard.grad = shard.grad * min(1.0, max_norm / (float(norm) + 1e-6))
+    return norm
+
+
 @wrong("clip", "nothing is returned")
 def clip_and_return_nothing(shards, max_norm):
     scale(shards, global_norm(shards), max_norm)

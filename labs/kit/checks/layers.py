@@ -55,6 +55,7 @@ class Case(shared.Case):
     optimizer: str = "SGD"
     tied: bool = False  # the first layer is used once more at the end
     frozen: bool = False  # the second layer is
+    idle: bool = False  # the last rank has no rows: its gradients are zeros
     held: bool = False  # bytes held are measured: nothing is noted beside
 
     def sizes(self) -> list[int]:
@@ -70,18 +71,19 @@ class Case(shared.Case):
     def batch(self, rank: int, step: int) -> list[tuple[Tensor, Tensor]]:
         """A rank's micro-batches, each of one or two rows: (inputs, targets)."""
         generator = self.generator(rank, step + 1)
-        rows = (self.micro_batches, 1 if self.held else 2)
+        rows = (self.micro_batches, 0 if self.idle and rank == self.ranks - 1 else 1 if self.held else 2)
         x = torch.randn(*rows, self.dims[0], generator=generator, dtype=torch.float64).to(self.dtype)
         y = torch.randn(*rows, self.dims[1 if self.tied else -1], generator=generator, dtype=torch.float64)
         return list(zip(x, y.to(self.dtype), strict=True))
 
     def __str__(self) -> str:
-        times = f", {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
-        return f"{self.who}{times}, {self.dtype_name}"
+        words = [f"{self.micro_batches} micro-batches"] * (self.micro_batches > 1)
+        words += [f"no rows on rank {self.ranks - 1}"] * self.idle
+        return ", ".join([self.who, *words, self.dtype_name])
 
 
 class Stack(nn.Module):
-    """tanh layers, one after the other; `model(x, y)` is the mean squared error."""
+    """tanh layers, one after the other; `model(x, y)` is the mean squared error, zero where there are no rows."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -101,7 +103,7 @@ def loss(case: Case, fulls: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
     for full, (inside, out) in layers + (layers[:1] if case.tied else []):
         weight, bias, _ = full.split([out * inside, out, len(full) - out * (inside + 1)])
         x = torch.tanh(nn.functional.linear(x, weight.view(out, inside), bias))
-    return ((x - y) ** 2).mean()
+    return ((x - y) ** 2).sum() / max(1, y.numel())
 
 
 def plain(stack: Stack, batch: list[tuple[Tensor, Tensor]]) -> list[list[Tensor]]:
@@ -299,7 +301,7 @@ def come_and_go_one(gather: Callable[..., Any], drop: Callable[..., Any], case: 
             mark("step")
             for visit, forward in passes(case, visits):
                 with torch.set_grad_enabled(forward):
-                    visit(gather, drop, step)
+                    visit(gather, drop, step, forward)
             end_of_step(case)
         step.touched = wire.touched
         steps.append(step)
@@ -325,7 +327,7 @@ class Visit:
         self.storage.resize_(0)
         self.trained, self.version = full.requires_grad, full._version
 
-    def __call__(self, gather: Callable[..., Any], drop: Callable[..., Any], step: Step) -> None:
+    def __call__(self, gather: Callable[..., Any], drop: Callable[..., Any], step: Step, forward: bool) -> None:
         before = None if self.case.held else self.shard.detach().clone()
         noted(self.case, gather, self.full, self.shard)
         self.look(step, "gather")
@@ -333,8 +335,11 @@ class Visit:
             if not self.case.held:
                 step.after.append(self.view.clone())
             self.view.fill_(float("nan"))  # or the same memory might come back with the right numbers in it
+            if self.trained and not forward and not self.case.held:
+                self.full.grad = torch.zeros_like(self.view)  # backward has been here, and reduce-scatter has not
         noted(self.case, drop, self.full)
         self.look(step, "drop")
+        self.full.grad = None
         if before is not None and not (before.dtype == self.shard.dtype and torch.equal(before, self.shard)):
             step.complain(
                 f"the shard has changed: it was {show(before)}, and is {show(self.shard.detach())}",

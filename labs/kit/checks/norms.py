@@ -23,8 +23,8 @@ from labs.kit.checks.job import blame_luck, job, noted
 from labs.kit.checks.wire import Late
 from labs.kit.record import mark
 
-NUMBERS = 64  # bytes for each shard: a few numbers
-TOLERANCE = 1e-5  # of what is in float64; torch's own 1e-6 beside the norm must fit
+NUMBER = 8  # bytes
+TOLERANCE = 1e-5  # torch's own 1e-6 beside the norm must fit
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Case(shared.Case):
     sizes: tuple[int, ...]
     times: float
     missing: int | None = None  # a shard without a gradient
+    bare: int | None = None  # a rank without any
     zero: bool = False
 
     def gradients(self, rank: int) -> list[Tensor | None]:
@@ -41,7 +42,7 @@ class Case(shared.Case):
         generator = self.generator(rank)
         drawn = [torch.randn(size, generator=generator, dtype=torch.float64) for size in self.sizes]
         larger = [x * (0 if self.zero else 1 + rank + 2 * i) for i, x in enumerate(drawn)]
-        return [None if i == self.missing else x.to(self.dtype) for i, x in enumerate(larger)]
+        return [None if i == self.missing or rank == self.bare else x.to(self.dtype) for i, x in enumerate(larger)]
 
     def squares(self) -> Tensor:
         """[ranks, shards]: the sum of squares of each."""
@@ -58,11 +59,20 @@ class Case(shared.Case):
         return math.sqrt(float(self.squares().sum()))
 
     @property
+    def tolerance(self) -> float:
+        return 1e-2 if self.dtype is torch.bfloat16 else TOLERANCE
+
+    @property
     def max_norm(self) -> float:
         return self.times * (self.norm or 1.0)
 
     def __str__(self) -> str:
         return f"{self.who}, {self.dtype_name}, gradients of norm {self.norm:.6g} and max_norm {self.max_norm:.6g}"
+
+
+@dataclass
+class Clipped(Outcome):
+    replaced: bool = False  # the gradients are in other memory than before
 
 
 @answered
@@ -80,7 +90,13 @@ def clip(fn: Callable[..., Any], seed: int) -> str:
     cases = {
         3: [case(3, 0.3), case(3, 2.5)],
         2: [case(2, 0.9, missing=1), case(2, 0.1, dtype=torch.float32), case(2, 0.5, zero=True)],
-        4: [case(4, 1.2), case(4, 0.6, missing=0), case(4, 0.5, dtype=torch.float32)],
+        4: [
+            case(4, 1.2),
+            case(4, 0.6, missing=0),
+            case(4, 0.5, dtype=torch.float32),
+            case(4, 0.4, dtype=torch.bfloat16),
+            case(4, 0.7, bare=draw.randrange(4)),
+        ],
     }
     for ranks in cases:
         results = job(clip_all, fn, cases[ranks], ranks=ranks)
@@ -92,12 +108,7 @@ def clip(fn: Callable[..., Any], seed: int) -> str:
             except Wrong as wrong:
                 raise blame_luck(wrong, events) from None
             most = max(results.recording.sent(rank, step) for rank in range(ranks))
-            if most > NUMBERS * len(case.sizes):
-                raise Wrong(
-                    f"{case}: a rank sent {most:,} bytes",
-                    "What must the other ranks know of your gradients, to know the norm of all?",
-                    "the gradients travel",
-                )
+            few_bytes(case, most)
     return f"you sent {most} bytes per rank at most, whatever the number of parameters; one number is enough"
 
 
@@ -105,18 +116,24 @@ def clip_all(fn: Callable[..., Any], cases: list[Case]) -> list[Outcome]:
     return [clip_once(fn, case) for case in cases]
 
 
-def clip_once(fn: Callable[..., Any], case: Case) -> Outcome:
+def clip_once(fn: Callable[..., Any], case: Case) -> Clipped:
     rank = dist.get_rank()
     shards = [nn.Parameter(torch.ones(size, dtype=case.dtype)) for size in case.sizes]
     for shard, gradient in zip(shards, case.gradients(rank), strict=True):
         shard.grad = gradient
+    places = [place_of(shard.grad) for shard in shards]
     with Late(rank, case.seed) as wire:
         mark("step")
         returned = noted(case, fn, shards, case.max_norm)
         mark("end")
     moved = any(bool((shard != 1).any()) for shard in shards)
     returned = float(returned) if isinstance(returned, float | int | Tensor) and is_number(returned) else show(returned)
-    return Outcome([shard.grad for shard in shards], returned, wire.touched, left="a shard itself" if moved else "")
+    after, left = [shard.grad for shard in shards], "a shard itself" if moved else ""
+    return Clipped(after, returned, wire.touched, left=left, replaced=places != [place_of(x) for x in after])
+
+
+def place_of(gradient: Tensor | None) -> int | None:
+    return None if gradient is None else gradient.data_ptr()
 
 
 def is_number(value: float | Tensor) -> bool:
@@ -126,7 +143,19 @@ def is_number(value: float | Tensor) -> bool:
 # ---- what is judged --------------------------------------------------------------------------------------
 
 
-def judge(case: Case, outcomes: list[Outcome]) -> None:
+def few_bytes(case: Case, most: int) -> None:
+    """One number is known to all: no rank sends it to more than all the others."""
+    text = f"{case}: a rank sent {most:,} bytes"
+    if most > NUMBER * (case.ranks - 1):
+        if most > 8 * NUMBER * len(case.sizes):
+            question = "What must the other ranks know of your gradients, to know the norm of all?"
+            raise Wrong(text, question, "the gradients travel")
+        raise Wrong(text, "What can you add up before you ask the other ranks?", "more than one number travels")
+    if not most:
+        raise Wrong(text, "By which other way did the norms come?", "less than the least possible")
+
+
+def judge(case: Case, outcomes: list[Clipped]) -> None:
     for rank, outcome in enumerate(outcomes):
         if outcome.left:
             raise Wrong(
@@ -141,16 +170,19 @@ def judge(case: Case, outcomes: list[Outcome]) -> None:
                 had, has = ("none", "one") if before is None else ("one", "none")
                 question = "What does the optimizer do with a gradient of zeros, and what with None?"
                 raise Wrong(f"{where} was {had}, and is {has} now", question, "None is not None any more")
-            if before is not None and not near(found, before, factor):
+            if before is not None and not near(found, before, factor, case.tolerance):
                 due = before.double() * factor
-                at = int((~isclose(found, due, TOLERANCE)).nonzero()[0])
+                at = int((~isclose(found, due, case.tolerance)).nonzero()[0])
                 mistake, more, question = misscaled(case, pairs, factor)
                 raise Wrong(f"{where} at element {at} is {instead(found[at], due[at])}{more}", question, mistake)
     for rank, outcome in enumerate(outcomes):
+        if outcome.replaced:
+            text = f"{case}: on rank {rank}, a gradient is right, but another tensor than it was"
+            raise Wrong(text, "Who else may hold the tensor that was in .grad?", "not in place")
         right_norm(case, rank, outcome.returned)
 
 
-def near(found: Tensor, before: Tensor, factor: float, tolerance: float = TOLERANCE) -> bool:
+def near(found: Tensor, before: Tensor, factor: float, tolerance: float) -> bool:
     return close(found, before.double() * factor, tolerance)
 
 
@@ -159,7 +191,7 @@ def misscaled(case: Case, pairs: list[list[tuple[Tensor | None, Tensor | None]]]
     present = [(r, i, b, f) for r, row in enumerate(pairs) for i, (b, f) in enumerate(row) if b is not None]
 
     def explained(factor: Callable[[int, int], float]) -> bool:
-        return all(near(found, before, factor(r, i), 1e-3) for r, i, before, found in present)
+        return all(near(found, before, factor(r, i), max(1e-3, case.tolerance)) for r, i, before, found in present)
 
     if not all(found.isfinite().all() for _, _, _, found in present):
         return "nought divided by nought", "", "By what do you divide, when all gradients are zero?"
@@ -214,7 +246,7 @@ def right_norm(case: Case, rank: int, returned: Any) -> None:
     if not isinstance(returned, float):
         name = "nothing is returned" if returned == "None" else "not a number"
         raise Wrong(f"{case}: rank {rank} returned {returned}", "What would you like to see in a log?", name)
-    if math.isclose(returned, case.norm, rel_tol=TOLERANCE, abs_tol=1e-5):
+    if math.isclose(returned, case.norm, rel_tol=case.tolerance, abs_tol=1e-5):
         return
     text = f"{case}: the gradients are right, but rank {rank} returned {returned:.6g}"
     if math.isclose(returned, case.norm * min(1.0, case.times), rel_tol=1e-3):

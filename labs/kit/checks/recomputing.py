@@ -6,7 +6,8 @@
 Numbers are compared with those of the same model untouched, in float64, with the same random numbers: where the
 input of the first layer needs no gradient, with several forwards before the first backward, with dropout.  Bytes are
 all but parameters and gradients, at every moment of the step; what Python and numpy hold besides is counted, too.
-Computed again are multiplications (of matrices, and in attention), as a share of the layers' forward.
+Computed again are multiplications (of matrices, and in attention), as a share of the layers' forward; at other depths,
+too.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ class Budget:
 
     held: float
     again: float
+    runs: int | None = None  # of each layer's forward, exactly
 
 
-ONE_LAYER = Budget(held=0.30, again=1.0)
+ONE_LAYER = Budget(held=0.30, again=1.0, runs=2)
 PLACED = Budget(held=0.40, again=0.5)  # the other half of the layers would be 0.44
 
 
@@ -62,18 +64,23 @@ def around_each_layer(fn: Function, model: nn.Module) -> None:
 def judge(fn: Function, seed: int, budget: Budget) -> str:
     draw = random.Random(seed)
     small = [
-        Case(draw.randrange(2**40), 1, draw.randint(2, 4)),
+        Case(draw.randrange(2**40), 1, draw.choice((3, 5))),  # of which nobody has half
         Case(draw.randrange(2**40), 1, draw.randint(2, 4), frozen=True),
         Case(draw.randrange(2**40), 1, draw.randint(2, 4), tied=True, waiting=2),
         Case(draw.randrange(2**40), 1, draw.randint(2, 4), dropout=0.3),
     ]
     measured = Case(draw.randrange(2**40), 1, depth=8, sequences=8, tokens=64, measured=True)
+    found: list[Outcome] = []
     for cases in (small, [measured]):  # which takes longer than the others together
         [outcomes] = job(numbers, fn, cases, ranks=1, record=None, when="on one rank")
         for case, outcome in zip(cases, outcomes, strict=True):
             right_numbers(case, outcome)
+        found += outcomes
     recording = job(bytes_held, fn, measured, ranks=1, record="memory", when="on one rank").recording
-    return within(budget, measured.parameter_bytes(), recording, outcomes[-1])
+    line = within(budget, measured.parameter_bytes(), recording, found[-1])
+    for case, outcome in zip(small, found, strict=False):
+        again_at_any_depth(budget, case, outcome)
+    return line
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------
@@ -182,13 +189,29 @@ def within(budget: Budget, parameters: int, recording: Recording, outcome: Outco
     if held > budget.held:
         raise Wrong(text, *too_much(left, found, budget))
     if again > budget.again + 0.005:
-        raise Wrong(
-            text, "Which operations are dear to compute, and which only dear to keep?", "too much is computed again"
-        )
+        raise Wrong(text, DEAR, "too much is computed again")
     return (
         f"{held:.2f} × the memory (budget {budget.held:.2f}); "
         f"{again:.2f} × the layers' forward is computed again (budget {budget.again:.2f})"
     )
+
+
+DEAR = "Which operations are dear to compute, and which only dear to keep?"
+
+
+def again_at_any_depth(budget: Budget, case: Case, outcome: Outcome) -> None:
+    if outcome.again > budget.again + 0.005:
+        text = (
+            f"{case}: {outcome.again:.2f} × the layers' forward is computed again; the budget is {budget.again:.2f} ×"
+        )
+        raise Wrong(text, DEAR, "too much is computed again")
+    for name, runs in outcome.runs.items() if budget.runs else ():
+        if runs < budget.runs:
+            text = f"{case}: in a step, layer {name!r} runs {runs:.3g} times per forward, and not {budget.runs}"
+            question = "What needs the kept tensors, if not the input: the gradients of which parameters?"
+            if case.frozen:
+                raise Wrong(text, question, "nothing is recomputed where the input needs no gradient")
+            raise Wrong(text, "Where does backward find what the first run has made?", "nothing is recomputed")
 
 
 def too_much(left: float, found: Held, budget: Budget) -> tuple[str, str]:

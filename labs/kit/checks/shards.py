@@ -45,7 +45,7 @@ def partition_optimizer(fn: Callable[..., Any], seed: int) -> str:
         3: [draw.case(3), draw.case(3, optimizer="AdamW", micro_batches=2, tied=True, steps=3)],
         2: [draw.case(2, micro_batches=2), draw.case(2, optimizer="AdamW", frozen=True)],
         4: [
-            draw.case(4, tied=True),
+            draw.case(4, tied=True, idle=True),
             draw.case(4, optimizer="SGD with momentum", dtype=FP32, shards=FP32, steps=3),
             draw.case(4, optimizer="AdamW"),
         ],
@@ -53,14 +53,15 @@ def partition_optimizer(fn: Callable[..., Any], seed: int) -> str:
     for played in play(partition, fn, cases=cases):
         played.judged_by(judge_partition)
         only_its_own(played)
-        sent = 2 * played.sent_at_most(2 * vectors(played.case), once_a_step=True)
+        sent = 2 * played.sent(2 * vectors(played.case), once_a_step=True)
     case = draw.wide(optimizer="AdamW")
     held = Held(case, job(partition, fn, [case], ranks=4, record="memory"))
     # The gradients (whole, in stage 1), and of a shard: two moments, perhaps a copy of it, and its gradient.
     held.at_most((1 + 4 / 4) * LAYERS, "parameters", KEEPS_COPIES, KEEPS_COPIES)
     state = held.peak("S") / (2 * LAYERS)
+    copy = " (a copy of the shard among it)" if state > 0.3 else ""
     return (
-        f"you hold {state:.2f} × the optimizer's state per rank, and sent {sent:.2f} × the vector per step; "
+        f"you hold {state:.2f} × the optimizer's state per rank{copy}, and sent {sent:.2f} × the vector per step; "
         "the least possible is 0.25 × and 1.50 ×"
     )
 
@@ -75,11 +76,15 @@ def gradient_ready(fn: Callable[..., Any], seed: int) -> str:
     cases = {
         3: [draw.case(3), draw.case(3, micro_batches=3, tied=True)],
         2: [draw.case(2, micro_batches=2), draw.case(2, dtype=FP32, shards=FP32, frozen=True)],
-        4: [draw.case(4, micro_batches=2, frozen=True), draw.case(4, dtype=BF16, shards=BF16), draw.case(4, tied=True)],
+        4: [
+            draw.case(4, micro_batches=2, frozen=True),
+            draw.case(4, dtype=BF16, shards=BF16),
+            draw.case(4, tied=True, idle=True, alike=True),
+        ],
     }
     for played in play(scatter, fn, cases=cases):
         played.judged_by(judge_scatter)
-        sent = played.sent_at_most(vectors(played.case) * played.case.micro_batches)
+        sent = played.sent(vectors(played.case) * played.case.micro_batches)
     case = draw.wide(micro_batches=2)
     held = Held(case, job(scatter, fn, [case], ranks=4, record="memory"))
     kept = held.at_most(LAYERS / 4, "parameters", KEEPS_GRADIENTS, FREES_LATE)
@@ -104,7 +109,7 @@ def gather_and_drop(gather: Callable[..., Any], drop: Callable[..., Any], seed: 
     for played in play(come_and_go, gather, drop, cases=cases):
         played.judged_by(judge_gathered)
         gathered = sum(size for size, _ in passes(played.case, played.case.sizes()))
-        sent = played.sent_at_most(gathered * played.case.dtype.itemsize)
+        sent = played.sent(gathered * played.case.dtype.itemsize)
     case = draw.wide(dtype=BF16)
     held = Held(case, job(come_and_go, gather, drop, [case], ranks=4, record="memory"))
     held.at_most(0, "shards", KEEPS_PARAMETERS, MORE_THAN_A_LAYER)
@@ -121,9 +126,11 @@ class Draw:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
 
-    def case(self, ranks: int, **options: Any) -> Case:
+    def case(self, ranks: int, alike: bool = False, **options: Any) -> Case:
+        """alike: all layers have one size."""
         first, *others = (self.random.choice(sizes) for sizes in ((5, 7), (8, 9, 11), (6, 10, 13)))
-        return Case(self.random.randrange(2**40), ranks, (first, *others, first), **options)
+        dims = (first,) * 4 if alike else (first, *others, first)
+        return Case(self.random.randrange(2**40), ranks, dims, **options)
 
     def wide(self, **options: Any) -> Case:
         """The case whose bytes held are measured: always the same sizes, so that the line of success is."""
@@ -150,8 +157,8 @@ class Played:
         except Wrong as wrong:
             raise blame_luck(wrong, self.events) from None
 
-    def sent_at_most(self, whole: int, once_a_step: bool = False) -> float:
-        """(N - 1) / N of `whole` bytes, on each rank and in each step; how many × rank 0 sent."""
+    def sent(self, whole: int, once_a_step: bool = False) -> float:
+        """(N - 1) / N of `whole` bytes in each step: no rank more, all of them no less; how many × rank 0 sent."""
         case, least = self.case, whole * (self.case.ranks - 1) / self.case.ranks
         for step, rank in product(self.steps, range(case.ranks)):
             sent = self.recording.sent(rank, step)
@@ -161,6 +168,14 @@ class Played:
                     question = "When do the other ranks need your gradients, if the optimizer steps once?"
                     raise Wrong(text, question, "synchronised at every micro-batch")
                 raise too_many(case, text, self.events)
+        for step in self.steps[-case.steps :]:
+            sent = sum(self.recording.sent(rank, step) for rank in range(case.ranks))
+            if sent < 0.98 * case.ranks * least:
+                raise Wrong(
+                    f"{case}: the ranks sent {sent:,} bytes in a step; {case.ranks * least:,.0f} is the least possible",
+                    "By which other way did the numbers come?",
+                    "less than the least possible",
+                )
         return self.recording.sent(0, self.steps[-1]) / whole
 
 

@@ -6,6 +6,7 @@ The reference is the same model untouched, from the same random numbers: two ste
 from __future__ import annotations
 
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -97,6 +98,7 @@ class Outcome:
     without_grad: tuple[Tensor, ...] = ()  # found, plain
     again: float = 0.0  # multiplications that a step has more than before, × the layers' forward
     elsewhere: int = 0  # bytes that Python and numpy held more than before
+    runs: dict[str, float] = field(default_factory=dict)  # of each layer, by its name, per forward of the model
 
 
 # ---- what it computes ------------------------------------------------------------------------------------
@@ -108,27 +110,41 @@ def numbers(fn: Function, cases: list[Case]) -> list[Outcome]:
 
 def numbers_of(fn: Function, case: Case) -> Outcome:
     plain, model = case.model(), case.model()
+    runs: Counter[str] = Counter()
+    for name, layer in model.layers.items():
+        layer.mlp.register_forward_pre_hook(partial(ran, runs, name))
     returned = fn(model)
     outcome = Outcome((names(plain), names(model)), complaint=changed(plain, model))
     outcome.returned = "" if returned is None or returned is model else show(returned)
     if outcome.complaint or outcome.names[0] != outcome.names[1]:
         return outcome
-    if case.measured:
-        compare_costs(outcome, plain, model, case)
+    compare_costs(outcome, plain, model, case)
+    runs.clear()
     outcome.plain, outcome.found = ([step(each, case), step(each, case)] for each in (plain, model))
+    outcome.runs = {name: runs[name] / len(outcome.found) / case.waiting for name in plain.layers}
     with torch.no_grad():
         outcome.without_grad = tuple(losses(each, case)[0] for each in (model, plain))
     return outcome
 
 
+def ran(runs: Counter[str], name: str, *_: Any) -> None:
+    runs[name] += 1
+
+
+def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """By the names that a saved checkpoint has."""
+    state = model.state_dict(keep_vars=True)
+    return {name: p for name, p in state.items() if isinstance(p, nn.Parameter)}
+
+
 def names(model: nn.Module) -> list[str]:
-    return [name for name, _ in model.named_parameters()]
+    return list(parameters(model))
 
 
 def changed(plain: nn.Module, model: nn.Module) -> tuple[str, str, str] | None:
     if idle := [name or "the model" for name, module in model.named_modules() if not module.training]:
         return f"{idle[0]} is in evaluation mode", "What does dropout do there?", "no longer in training mode"
-    before, after = (dict(each.named_parameters()) for each in (plain, model))
+    before, after = parameters(plain), parameters(model)
     for name in before.keys() & after.keys():
         if before[name].requires_grad != after[name].requires_grad:
             return f"requires_grad of {name!r} has changed", "Who decides what is trained?", "requires_grad has changed"
@@ -143,7 +159,7 @@ def step(model: nn.Module, case: Case) -> Step:
     for loss in found:
         loss.backward()
     after = Step([loss.detach() for loss in found], {}, torch.get_rng_state())
-    for name, p in model.named_parameters():
+    for name, p in parameters(model).items():
         after.gradients[name] = p.grad
         if p.grad is not None:
             p.data.sub_(RATE * p.grad)
@@ -160,12 +176,12 @@ def losses(model: nn.Module, case: Case) -> list[Tensor]:
 
 
 def compare_costs(outcome: Outcome, plain: nn.Module, model: nn.Module, case: Case) -> None:
-    x = torch.zeros(case.sequences, case.tokens, plain.config.dim)
+    x = torch.zeros(case.sequences, case.tokens, plain.config.dim, dtype=plain.embed.weight.dtype)
     with Multiplications() as forward, torch.no_grad():
         for layer in plain.layers.values():
             layer(x)
     (before, bytes_before), (after, bytes_after) = (costs(each, case) for each in (plain, model))
-    outcome.again = (after - before) / forward.total
+    outcome.again = (after - before) / forward.total / case.waiting
     outcome.elsewhere = bytes_after - bytes_before
 
 
@@ -173,8 +189,8 @@ def costs(model: nn.Module, case: Case) -> tuple[int, int]:
     """Multiplications of a forward and backward, and the most bytes that came in Python and numpy."""
     tracemalloc.start()
     with Multiplications() as count:
-        (loss,) = losses(model, case)
-        loss.backward()
+        for loss in losses(model, case):
+            loss.backward()
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     model.zero_grad()
