@@ -243,14 +243,14 @@ assert cost.reduce_scatter(n, ranks=4) + cost.all_gather(n, ranks=4) == cost.all
 # Given are `reduce_scatter(vector, None)`, which returns this rank's part of the sum over all ranks (that is the
 # `None`), and `all_gather(vector, part)`, which fills a vector with everybody's part. Both want plain tensors:
 # `full.data`. Whoever calls `step()` clears `full.grad` afterwards; the optimizer is made once. Budget: an N-th of the
-# state; the bytes of one all-reduce.
+# state; on each rank, the bytes of one all-reduce.
 
 # %%
 from labs.group import all_gather, reduce_scatter
 
 
 def partition_optimizer(full, make):
-    """Return `step()`: called on all ranks after backward, it updates all of `full` on each of them.
+    """Return `step()`: called on all ranks after backward, it updates all of `full` on each, in place.
 
     full: [n] nn.Parameter, the same on all ranks; n divides by N. `full.grad` is this rank's own, of its own data
     make: makes the optimizer of a list of nn.Parameters; each rank's may know of n / N elements only
@@ -304,7 +304,8 @@ beside_ddp(watched["stage 1"], names=("DDP", "stage 1"))
 #
 # ### Exercise 3: to its owner only
 #
-# Budget: at any moment the shards' gradients, and one layer's more; each gradient travels once, (N − 1)/N of it.
+# Budget: at any moment the shards' gradients, and one layer's more, with a copy or two of it on its way; each gradient
+# travels once, (N − 1)/N of it. Every rank is called for every layer, even where its own gradient is all zeros.
 
 
 # %%
@@ -370,8 +371,10 @@ assert view.tolist() == [6, 7]
 # ### Exercise 4: gather and drop
 #
 # `full` may be bfloat16 while the shards are float32: so FSDP computes in low precision, and keeps the masters as
-# shards. (The course's `Zero` leaves masters to the optimizer.) What travels is then to be bfloat16, too. Budget: hold
-# an N-th of P, and all of the layer in use; send (N − 1)/N of the layer, in the dtype of `full`.
+# shards. (The course's `Zero` leaves masters to the optimizer.) What travels is then to be bfloat16, too. Write
+# through `full.data`: autograd notices what is written into `full` or `full.detach()`, and backward would refuse what
+# forward has kept. Budget: hold an N-th of P, and all of the layer in use (within `gather`, a second copy of it for a
+# moment); send (N − 1)/N of the layer, in the dtype of `full`.
 
 
 # %%
@@ -435,7 +438,8 @@ draw.table([{"communication, at most": teeth, "one layer": a_layer, "the model":
 # | `drop()` | gives its whole parameters back |
 # | `update()` | the optimizer's step, on this rank's shard |
 #
-# Budget: one whole layer at any time, and one whole gradient.
+# Budget: one whole layer at any time, and one whole gradient. (So the last layer may stay whole from its forward to its
+# backward.) Nothing is returned.
 
 
 # %%
@@ -558,14 +562,15 @@ assert abs(sum(norm**2 for norm in alone) ** 0.5 / together[0] - 1) < 1e-5
 # %% [markdown]
 # ### Exercise 6 (optional): clip
 #
-# Between `zero.sync()` and `zero.step()` the shards' gradients are the mean's. Budget: one number travels.
+# Between `zero.sync()` and `zero.step()` the shards' gradients are the mean's. Budget: each rank hands over one number,
+# however many shards it has. Add up in float32 or better, even if the gradients are bfloat16.
 
 
 # %%
 def clip(shards, max_norm):
     """Scale the gradients of all shards, in place, so that their global norm is at most `max_norm`; return what it was.
 
-    shards: this rank's, 1-D; a `.grad` may be None
+    shards: this rank's, 1-D; a `.grad` may be None, and so may all of a rank's. The norm: a float or a 0-dim tensor
     """
     ### BEGIN SOLUTION
     gradients = [shard.grad for shard in shards if shard.grad is not None]

@@ -456,7 +456,8 @@ ledger
 # - Afterwards, random numbers must go on as if nothing had been: `torch.random.fork_rng(devices=[])` is a context that
 #   puts them back at its end.
 #
-# Budget: 0.30 × the memory, and one more forward.
+# Budget: 0.30 × the memory, and each layer's forward exactly once more, even where `x_BTD` needs no gradient. (What is
+# written to a file counts as kept.)
 
 
 # %%
@@ -714,8 +715,10 @@ draw.table(rows)
 # ### Exercise 3: a budget of both
 #
 # You are given a GPT of some depth, and a card that holds 40 % of what its step holds without recomputation (beside
-# parameters and gradients). Time is short, too: at most *half* of the layers' forward may be computed again. Full is
-# too slow, selective is too large. Change the model so that it fits.
+# parameters and gradients). Time is short, too: at most *half* of the layers' forward may be computed again: of its
+# multiplications, those of attention included. Full is too slow, selective is too large. Change the model so that it
+# fits. Its memory is measured at 8 layers; the limit on time holds at any depth, odd ones too. The names in its
+# `state_dict()` stay as they are.
 #
 # At hand: `recompute.recompute(layers, keep=())`, where `keep` may be `MATMULS | ATTENTION`; it may be called in one
 # way for some layers, and in another for others. It is not enough to do one half in full and the other selectively: it

@@ -450,6 +450,24 @@ def ready_and_return(full, shard):
     return mean
 
 
+@wrong("gradient_ready")
+def ready_in_one_buffer_for_each_size(full, shard, buffers={}):  # noqa: B006
+    mean = reduce_scatter(full.grad, None) / dist.get_world_size()
+    full.grad = None
+    if shard.grad is None:
+        shard.grad = buffers.setdefault((mean.shape, mean.dtype), torch.empty_like(mean)).copy_(mean)
+    else:
+        shard.grad += mean
+
+
+@wrong("gradient_ready", alone=True)
+def ready_where_there_is_something(full, shard):
+    gradient, full.grad = full.grad, None
+    if gradient.any():
+        mean = reduce_scatter(gradient, None) / dist.get_world_size()
+        shard.grad = mean if shard.grad is None else shard.grad + mean
+
+
 @wrong("gradient_ready", "the parameters have changed")
 def ready_and_step(full, shard):
     ready(full, shard)
@@ -487,6 +505,12 @@ def drop_with_zeros(full):
 @wrong("drop", "full parameters are never freed")
 def drop_a_view(full):
     full.data.resize_(0)
+
+
+@wrong("drop", "full parameters are never freed")
+def drop_unless_there_is_a_gradient(full):
+    if full.grad is None:
+        drop(full)
 
 
 @wrong("gather", "full has other memory")
