@@ -280,7 +280,7 @@ def only_where_the_input_needs_a_gradient(layer, x):
 @wrong("checkpoint", "nothing is recomputed")
 def in_files(layer, x):
     def pack(tensor):
-        file = tempfile.TemporaryFile()
+        file = tempfile.TemporaryFile()  # noqa: SIM115
         torch.save(tensor.detach().clone(), file)
         return file
 
