@@ -30,14 +30,14 @@ CHECKS = ["checkpoint", "place_checkpoints", "layer_bytes"]
 
 def every_second_in_full(model):
     layers = list(model.layers.values())
-    recompute.recompute(layers[::2])
-    recompute.recompute(layers[1::2], keep=MATMULS | ATTENTION)
+    recompute.recompute(layers[1::2])
+    recompute.recompute(layers[::2], keep=MATMULS | ATTENTION)
 
 
 def one_by_one(model):
     """In full the first half, by number; the others one by one."""
     for number, layer in enumerate(model.layers.values()):
-        recompute.recompute([layer], keep=MATMULS | ATTENTION if number >= len(model.layers) / 2 else ())
+        recompute.recompute([layer], keep=MATMULS | ATTENTION if number >= len(model.layers) // 2 else ())
 
 
 def torchs_wrapper(model):

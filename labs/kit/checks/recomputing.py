@@ -207,7 +207,7 @@ def again_at_any_depth(budget: Budget, case: Case, outcome: Outcome) -> None:
         raise Wrong(text, DEAR, "too much is computed again")
     for name, runs in outcome.runs.items() if budget.runs else ():
         if runs < budget.runs:
-            text = f"{case}: in a step, layer {name!r} runs {runs:.3g} times per forward, and not {budget.runs}"
+            text = f"{case}: layer {name!r} runs {runs:.3g} × for each forward of the model; {budget.runs} × is due"
             question = "What needs the kept tensors, if not the input: the gradients of which parameters?"
             if case.frozen:
                 raise Wrong(text, question, "nothing is recomputed where the input needs no gradient")

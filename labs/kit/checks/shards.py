@@ -45,9 +45,9 @@ def partition_optimizer(fn: Callable[..., Any], seed: int) -> str:
         3: [draw.case(3), draw.case(3, optimizer="AdamW", micro_batches=2, tied=True, steps=3)],
         2: [draw.case(2, micro_batches=2), draw.case(2, optimizer="AdamW", frozen=True)],
         4: [
-            draw.case(4, tied=True, idle=True),
             draw.case(4, optimizer="SGD with momentum", dtype=FP32, shards=FP32, steps=3),
             draw.case(4, optimizer="AdamW"),
+            draw.case(4, tied=True, idle=True, alike=True),
         ],
     }
     for played in play(partition, fn, cases=cases):
