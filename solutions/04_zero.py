@@ -570,7 +570,7 @@ assert abs(sum(norm**2 for norm in alone) ** 0.5 / together[0] - 1) < 1e-5
 def clip(shards, max_norm):
     """Scale the gradients of all shards, in place, so that their global norm is at most `max_norm`; return what it was.
 
-    shards: this rank's, 1-D; a `.grad` may be None, and so may all of a rank's. The norm: a float or a 0-dim tensor
+    shards: this rank's, 1-D; a `.grad` may be None, or all of them. The norm: a float, or a tensor of one number
     """
     ### BEGIN SOLUTION
     gradients = [shard.grad for shard in shards if shard.grad is not None]

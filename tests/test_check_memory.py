@@ -30,8 +30,8 @@ CHECKS = ["checkpoint", "place_checkpoints", "layer_bytes"]
 
 def every_second_in_full(model):
     layers = list(model.layers.values())
-    recompute.recompute(layers[1::2])
-    recompute.recompute(layers[::2], keep=MATMULS | ATTENTION)
+    recompute.recompute(layers[-2::-2])
+    recompute.recompute(layers[::-2], keep=MATMULS | ATTENTION)
 
 
 def one_by_one(model):

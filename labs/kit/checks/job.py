@@ -6,7 +6,9 @@ What a rank raises, and what the ranks hang in, is told as the launcher told it,
 from __future__ import annotations
 
 import re
+import resource
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from labs.kit.checks.answer import Mistake, Wrong
@@ -15,6 +17,7 @@ from labs.kit.record import Event
 from labs.kit.watch.frames import KIT, TORCH
 
 TIMEOUT = 20.0  # s for one job; what is certain to hang is told after a second or two
+ROOM = 2 << 30  # bytes for what a rank makes, where the system keeps to it (Linux)
 FRAME = re.compile(
     r'^\s*(?:File "(?P<file>.+)"|(?P<cell>Cell)), line (?P<line>\d+), in (?P<name>.+)\n\s*(?P<source>.*)', re.M
 )
@@ -37,8 +40,17 @@ def of_other_sizes(error: RankError) -> bool:
     return error.kind == "mismatch" and (same or "the sizes of a message" in headline)
 
 
+def out_of_room(error: RankError) -> bool:
+    return error.kind == "raised" and bool(re.search("can't allocate memory|MemoryError", str(error)))
+
+
 NEVER_ENDS = "it does not come to an end"
 FAILURES = (
+    Mistake(
+        "far too much memory",
+        "How many bytes does this line make, and how many did the function get?",
+        out_of_room,
+    ),
     Mistake("", "What does this line assume that does not hold for this input?", because("raised")),
     Mistake(
         "a rank died",
@@ -80,9 +92,18 @@ def job(
     """Run `body` on CPU ranks; a job that fails becomes Wrong, and an untouched stub, too."""
     when = when or f"on {ranks} rank{'s' * (ranks > 1)}"
     try:
-        return run(body, *args, ranks=ranks, record=record, timeout=TIMEOUT, device="cpu")
+        return run(in_a_room, body, *args, ranks=ranks, record=record, timeout=TIMEOUT, device="cpu")
     except RankError as error:
         raise failed(error, when) from None
+
+
+def in_a_room(body: Callable[..., Any], *args: Any) -> Any:
+    """On a rank: what asks for too much is refused, before other programs have to go."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        held = 1024 * int(re.search(r"VmData:\s+(\d+)", status.read_text())[1])
+        resource.setrlimit(resource.RLIMIT_DATA, (held + ROOM, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    return body(*args)
 
 
 def failed(error: RankError, when: str) -> Wrong:
