@@ -94,8 +94,8 @@ def clip(fn: Callable[..., Any], seed: int) -> str:
             case(4, 1.2),
             case(4, 0.6, missing=0),
             case(4, 0.5, dtype=torch.float32),
-            case(4, 0.4, dtype=torch.bfloat16),
             case(4, 0.7, bare=True),
+            case(4, 0.4, dtype=torch.bfloat16),
         ],
     }
     for ranks in cases:

@@ -109,7 +109,8 @@ def gather_and_drop(gather: Callable[..., Any], drop: Callable[..., Any], seed: 
     for played in play(come_and_go, gather, drop, cases=cases):
         played.judged_by(judge_gathered)
         gathered = sum(size for size, _ in passes(played.case, played.case.sizes()))
-        sent = played.sent(gathered * played.case.dtype.itemsize)
+        itemsize = played.case.dtype.itemsize
+        sent = played.sent(gathered * itemsize, at_least=sum(played.case.sizes()) * itemsize)
     case = draw.wide(dtype=BF16)
     held = Held(case, job(come_and_go, gather, drop, [case], ranks=4, record="memory"))
     held.at_most(0, "shards", KEEPS_PARAMETERS, MORE_THAN_A_LAYER)
@@ -157,8 +158,11 @@ class Played:
         except Wrong as wrong:
             raise blame_luck(wrong, self.events) from None
 
-    def sent(self, whole: int, once_a_step: bool = False) -> float:
-        """(N - 1) / N of `whole` bytes in each step: no rank more, all of them no less; how many × rank 0 sent."""
+    def sent(self, whole: int, once_a_step: bool = False, at_least: int | None = None) -> float:
+        """(N - 1) / N of `whole` bytes in each step: no rank more, all of them no less; how many × rank 0 sent.
+
+        at_least: where one may send less than `whole`, and hold more.
+        """
         case, least = self.case, whole * (self.case.ranks - 1) / self.case.ranks
         for step, rank in product(self.steps, range(case.ranks)):
             sent = self.recording.sent(rank, step)
@@ -170,9 +174,10 @@ class Played:
                 raise too_many(case, text, self.events)
         for step in self.steps[-case.steps :]:
             sent = sum(self.recording.sent(rank, step) for rank in range(case.ranks))
-            if sent < 0.98 * case.ranks * least:
+            due = (case.ranks - 1) * (at_least or whole)
+            if sent < 0.98 * due:
                 raise Wrong(
-                    f"{case}: the ranks sent {sent:,} bytes in a step; {case.ranks * least:,.0f} is the least possible",
+                    f"{case}: the ranks sent {sent:,} bytes in a step; {due:,} is the least possible",
                     "By which other way did the numbers come?",
                     "less than the least possible",
                 )
