@@ -56,6 +56,8 @@ class Group(shared.Case):
         return sum(self.rows(shape) * prod(shape[1:]) for shape in self.shapes) * self.dtype.itemsize
 
     def __str__(self) -> str:
+        if self.held:
+            return f"{self.who}, {self.dtype_name}, {len(self.shapes)} parameters"
         shapes = ", ".join(str(list(shape)) for shape in self.shapes)
         return f"{self.who}, {self.dtype_name}, parameters {shapes}"
 
