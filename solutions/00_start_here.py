@@ -390,7 +390,8 @@ run(hang, ranks=4)
 # | [04 ZeRO](04_zero.ipynb) | removes the spare copies, kind after kind |
 # | [05 Mesh and DTensor](05_mesh_and_dtensor.ipynb) | arranges ranks as a grid; tensors that know their layout |
 # | [06 FSDP](06_fsdp.ipynb) | shards parameter by parameter, and gathers ahead |
-# | [07 Memory](07_memory.ipynb) | counts activations, computes them again, moves state to a disk |
+# | [07 Memory](07_memory.ipynb) | counts activations, and computes them again |
+# | [07b Offload](07b_offload.ipynb) | moves state to a disk, and builds models that no rank ever holds whole |
 # | [09 Tensor parallelism](09_tensor_parallel.ipynb) | splits every matrix over ranks that work on the same tokens |
 # | [10 Pipeline](10_pipeline.ipynb) | gives each rank some of the layers, and lets micro-batches flow through them |
 #

@@ -692,7 +692,7 @@ table(two)
 #
 # **CPU offload** keeps shards, their gradients and the optimizer's state in the CPU's memory: `CPUOffloadPolicy()`.
 # Each gather then begins with a copy to the device, and the step itself runs on the CPU. Our device *is* the CPU, so
-# there is nothing to measure here; [Memory](07_memory.ipynb) does it with a slower kind of memory.
+# there is nothing to measure here; [Offload](07b_offload.ipynb) does it with a slower kind of memory.
 #
 # ## Measure: two nodes
 #
@@ -931,6 +931,6 @@ check.held_and_sent(held_and_sent)
 # Sharded Data Parallel (FSDP2)*.
 #
 # **Next.** P, G and S are now divided by the number of ranks, but the activations are what they were.
-# [07 Memory](07_memory.ipynb) counts them, computes them again, and moves state to slower memory.
+# [07 Memory](07_memory.ipynb) counts them, and computes them again.
 #
 # A clean copy of this notebook: `git restore notebooks/06_fsdp.ipynb`, then *File > Reload Notebook from Disk*.
