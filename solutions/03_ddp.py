@@ -599,6 +599,7 @@ def each_off(ways, build):
     return found
 
 
+# %%
 def verdicts(ways):
     """Whether three steps end where one process ends, on every rank."""
     two = run(each_off, ways, float32, ranks=2, device="cpu", tell="float32")

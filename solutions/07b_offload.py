@@ -441,6 +441,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 
+# %%
 @torch.no_grad()
 def torchs():
     mark("step")
