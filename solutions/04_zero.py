@@ -1019,8 +1019,8 @@ draw.chart(published, "GB", caption="7.5 billion parameters in mixed precision, 
 # %% [markdown]
 # Now with activations and all, a model of 70 billion parameters, and cards that people have: the grey strip, which is
 # enlarged below. Does stage 1 fit into 80 GB on any number of ranks? From how many on does stage 3? Then make the
-# sequences longer, and look for the kind that no stage makes smaller. (`recompute` and `offload` are what
-# [Memory](07_memory.ipynb) is about.)
+# sequences longer, and look for the kind that no stage makes smaller. (`recompute` is what [Memory](07_memory.ipynb) is
+# about, `offload` what [Offload](07b_offload.ipynb) is.)
 
 # %%
 play.memory(model="llama3-70b", context=1024)

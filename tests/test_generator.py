@@ -91,7 +91,7 @@ MEASURED = """\
 import os
 from labs.kit.drawing.picture import Figure
 
-run = os.getpid()
+run = 10_000_000 + os.getpid()
 print("{words}")
 
 # %%

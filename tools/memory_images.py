@@ -236,13 +236,15 @@ def layer(title: str, told: bool) -> Drawing:
         for half in HALVES.values()
         for operator, tensors in half
     )
-    canvas = Canvas(990, 404, title, f"What each operator gives, in brackets the numbers for one token. {words}.")
+    canvas = Canvas(
+        990, 404 + 18 * told, title, f"What each operator gives, in brackets the numbers for one token. {words}."
+    )
     for row, (name, half) in enumerate(HALVES.items()):
         canvas.text(12, 20 + 196 * row, name, size=15, weight="bold", anchor="start")
         chain(canvas, 52 + 196 * row, half, told)
     key = "Coloured: kept until backward. Dashed: gone once the next operator is done."
     words = "A bar is one tensor, its length the numbers for one token; D is the width of the model."
-    canvas.text(16, 388, f"{words} {key}" if told else words, **NOTE)
+    canvas.lines(16, 388, [words, key] if told else [words], **NOTE)
     return canvas.drawing()
 
 

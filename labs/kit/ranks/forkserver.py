@@ -34,6 +34,7 @@ import threading
 import time
 import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from multiprocessing.connection import wait
 from typing import Any
 
 from labs.kit.ranks.course import COURSE, forget_edited, import_course
@@ -113,6 +114,8 @@ class Forkserver:
         self._send({"do": "fork", "cleanup": cleanup, "number": self.number}, fds)
         number = pid = 0
         while number != self.number:  # an earlier answer is to a caller that was interrupted here
+            while not wait([self.socket], LOOK):  # an interrupt just before the wait is heard behind it
+                pass
             number, pid = ANSWER.unpack(receive_exactly(self.socket, ANSWER.size))
         return pid
 
