@@ -1,0 +1,1989 @@
+"""Right and wrong answers, written from the notebooks alone."""
+
+import functools
+import itertools
+from collections import deque
+from math import prod
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.tensor as torch_tensor
+import torch.nn.functional as F
+
+from labs.group import all_gather, reduce_scatter
+from labs.mesh import Mesh
+from labs.placement import Partial, Replicate, Shard
+
+# ============================================================ neighbours: right
+
+
+def nb_strides(shape, rank):
+    strides = [prod(shape[i + 1 :]) for i in range(len(shape))]
+    place = [rank // step % size for step, size in zip(strides, shape)]
+    groups = []
+    for axis, step in enumerate(strides):
+        first = rank - place[axis] * step
+        groups.append([first + k * step for k in range(shape[axis])])
+    return place, groups
+
+
+def nb_divmod(shape, rank):
+    place, rest = [], rank
+    for size in reversed(shape):
+        rest, here = divmod(rest, size)
+        place.insert(0, here)
+
+    def number(coordinate):
+        value = 0
+        for size, c in zip(shape, coordinate):
+            value = value * size + c
+        return value
+
+    groups = [
+        [number(place[:axis] + [k] + place[axis + 1 :]) for k in range(size)] for axis, size in enumerate(shape)
+    ]
+    return place, groups
+
+
+def nb_torch(shape, rank):
+    grid = torch.arange(prod(shape)).view(*shape)
+    place = (grid == rank).nonzero()[0].tolist()
+    groups = []
+    for axis in range(len(shape)):
+        index = list(place)
+        index[axis] = slice(None)
+        groups.append(grid[tuple(index)].tolist())
+    return place, groups
+
+
+def nb_numpy(shape, rank):
+    grid = np.arange(int(np.prod(shape))).reshape(tuple(shape))
+    place = [int(c) for c in np.unravel_index(rank, tuple(shape))]
+    groups = []
+    for axis in range(len(shape)):
+        moved = np.moveaxis(grid, axis, -1)
+        groups.append(moved[tuple(place[:axis] + place[axis + 1 :])].tolist())
+    return place, groups
+
+
+def nb_product(shape, rank):
+    everyone = list(itertools.product(*map(range, shape)))
+    mine = everyone[rank]
+    groups = []
+    for axis in range(len(shape)):
+        same = [
+            r
+            for r, other in enumerate(everyone)
+            if all(a == b for i, (a, b) in enumerate(zip(mine, other)) if i != axis)
+        ]
+        groups.append(same)
+    return list(mine), groups
+
+
+def nb_recursive(shape, rank):
+    if not shape:
+        return [], []
+    inner = prod(shape[1:])
+    here, rest = divmod(rank, inner)
+    place, groups = nb_recursive(shape[1:], rest)
+    mine = [rest + k * inner for k in range(shape[0])]
+    return [here] + place, [mine] + [[here * inner + r for r in group] for group in groups]
+
+
+def nb_mesh(shape, rank):
+    names = tuple("abcd"[: len(shape)])
+    mesh = Mesh(tuple(shape), names, rank=rank)
+    groups = []
+    for name in names:
+        [group] = [list(g) for g in mesh.groups_of(name) if rank in g]
+        groups.append(group)
+    return list(mesh.get_coordinate()), groups
+
+
+# ============================================================ neighbours: wrong
+
+
+def nbw_column_major(shape, rank):  # counts the first axis fastest: shows where two axes are > 1
+    place, step, groups = [], 1, []
+    for size in shape:
+        here = rank // step % size
+        place.append(here)
+        groups.append([rank + (k - here) * step for k in range(size)])
+        step *= size
+    return place, groups
+
+
+def nbw_two_axes(shape, rank):  # knows two axes only: fails on one, three, four
+    rows, columns = shape
+    r, c = divmod(rank, columns)
+    return [r, c], [[k * columns + c for k in range(rows)], [r * columns + k for k in range(columns)]]
+
+
+def nbw_wrong_size(shape, rank):  # divides by the axis' own size, not the inner ones: square meshes of 2 axes are right
+    place, rest = [], rank
+    for size in shape[:-1]:
+        here, rest = divmod(rest, size)
+        place.append(here)
+    place.append(rest)
+    strides = [prod(shape[i + 1 :]) for i in range(len(shape))]
+    return place, [[rank + (k - p) * s for k in range(n)] for p, s, n in zip(place, strides, shape)]
+
+
+def nbw_own_rank(shape, rank):  # uses the process's rank, not the one asked for
+    return nb_strides(shape, dist.get_rank() if dist.is_initialized() else 0)
+
+
+def nbw_without_me(shape, rank):  # leaves the rank itself out of its groups
+    place, groups = nb_strides(shape, rank)
+    return place, [[r for r in group if r != rank] for group in groups]
+
+
+def nbw_swapped_groups(shape, rank):  # groups in the order innermost first: shows with two axes
+    place, groups = nb_strides(shape, rank)
+    return place, groups[::-1]
+
+
+def nbw_me_first(shape, rank):  # each group begins with the rank itself: not in order unless place is 0
+    place, groups = nb_strides(shape, rank)
+    return place, [[rank] + [r for r in group if r != rank] for group in groups]
+
+
+def nbw_ring(shape, rank):  # only the next and previous on the ring, as in halo exchange: wrong from size 4 on
+    place, groups = nb_strides(shape, rank)
+    near = []
+    for p, group in zip(place, groups):
+        n = len(group)
+        near.append(sorted({group[(p - 1) % n], group[p], group[(p + 1) % n]}))
+    return place, near
+
+
+def nbw_skip_ones(shape, rank):  # leaves out axes of size 1
+    return nb_strides([size for size in shape if size > 1], rank)
+
+
+def nbw_three_axes(shape, rank):  # pads to three axes and cuts: four axes get lost
+    padded = (1,) * (3 - len(shape)) + tuple(shape)
+    a, b, c = padded[-3:]
+    place = [rank // (b * c), rank // c % b, rank % c]
+    groups = [
+        [k * b * c + place[1] * c + place[2] for k in range(a)],
+        [place[0] * b * c + k * c + place[2] for k in range(b)],
+        [place[0] * b * c + place[1] * c + k for k in range(c)],
+    ]
+    return place[-len(shape) :], groups[-len(shape) :]
+
+
+def nbw_middle_no_modulo(shape, rank):  # forgets `% size` for the middle axes: shows with three axes
+    strides = [prod(shape[i + 1 :]) for i in range(len(shape))]
+    place = [rank // step for step in strides]
+    place[-1] = rank % shape[-1]
+    return place, [[rank + (k - p) * s for k in range(n)] for p, s, n in zip(place, strides, shape)]
+
+
+def nbw_contiguous_groups(shape, rank):  # takes every group to be consecutive ranks
+    place, _ = nb_strides(shape, rank)
+    return place, [[rank // size * size + k for k in range(size)] for size in shape]
+
+
+def nbw_off_by_one(shape, rank):  # range stops one early
+    place, groups = nb_strides(shape, rank)
+    return place, [group[: max(1, len(group) - 1)] for group in groups]
+
+
+@functools.lru_cache
+def _nb_for_shape(shape):
+    return {}
+
+
+def nbw_first_rank_cached(shape, rank):  # remembers the answer of a shape, for whatever rank came first
+    memo = _nb_for_shape(tuple(shape))
+    if "answer" not in memo:
+        memo["answer"] = nb_strides(shape, rank)
+    return memo["answer"]
+
+
+def nbw_messages(shape, rank):  # asks everybody for its coordinate: messages (and fails outside of a job)
+    mine = nb_strides(shape, rank)
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine[0])
+    return mine
+
+
+def nbw_float(shape, rank):  # true division and rounding: the place of the outer axes is rounded up from the half on
+    strides = [prod(shape[i + 1 :]) for i in range(len(shape))]
+    place = [round(rank / step) % size for step, size in zip(strides, shape)]
+    return place, [[rank + (k - p) * s for k in range(n)] for p, s, n in zip(place, strides, shape)]
+
+
+def nbw_all_groups(shape, rank):  # for each axis all groups, not the one the rank is in
+    names = tuple("abcd"[: len(shape)])
+    mesh = Mesh(tuple(shape), names, rank=rank)
+    return list(mesh.get_coordinate()), [[list(g) for g in mesh.groups_of(name)] for name in names]
+
+
+def nbw_slice(shape, rank):  # ranks with the SAME place on the axis, instead of those along it (2 x 2: the other axis)
+    everyone = list(itertools.product(*map(range, shape)))
+    mine = everyone[rank]
+    groups = [[r for r, other in enumerate(everyone) if other[axis] == mine[axis]] for axis in range(len(shape))]
+    return list(mine), groups
+
+
+def nbw_from_zero(shape, rank):  # groups of the place's rank 0: other coordinates taken as 0
+    place, _ = nb_strides(shape, rank)
+    return place, [[k * prod(shape[i + 1 :]) for k in range(size)] for i, size in enumerate(shape)]
+
+
+# ============================================================ partial_to_shard: right
+
+
+def _lengths(summand, dim, group):
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    size = summand.shape[dim]
+    longest = -(-size // ranks)
+    return rank, ranks, size, longest, max(0, min(longest, size - rank * longest))
+
+
+def ps_movedim_pad(summand, dim, group=None):
+    rank, ranks, size, longest, mine = _lengths(summand, dim, group)
+    rows = summand.movedim(dim, 0)
+    padded = F.pad(rows, [0, 0] * (rows.dim() - 1) + [0, ranks * longest - size]).contiguous()
+    piece = reduce_scatter(padded.view(-1), group).view(longest, *rows.shape[1:])
+    return piece[:mine].movedim(0, dim).clone(memory_format=torch.contiguous_format)
+
+
+def ps_table(summand, dim, group=None):
+    rank, ranks, size, longest, mine = _lengths(summand, dim, group)
+    shape = list(summand.shape)
+    shape[dim] = longest
+    table = summand.new_zeros(ranks, *shape)
+    for row, piece in zip(table, summand.split(max(longest, 1), dim)):
+        row.narrow(dim, 0, piece.shape[dim]).copy_(piece)
+    piece = reduce_scatter(table.view(-1), group).view(shape)
+    return piece if mine == longest else piece.narrow(dim, 0, mine).clone(memory_format=torch.contiguous_format)
+
+
+def ps_cat(summand, dim, group=None):
+    rank, ranks, size, longest, mine = _lengths(summand, dim, group)
+    rest = list(summand.shape)
+    each = prod(rest[:dim] + rest[dim + 1 :]) * longest
+    parts = []
+    for r in range(ranks):
+        start, end = min(r * longest, size), min((r + 1) * longest, size)
+        part = summand.narrow(dim, start, end - start)
+        if end - start < longest:
+            fill = rest[:dim] + [longest - (end - start)] + rest[dim + 1 :]
+            part = torch.cat([part, summand.new_zeros(fill)], dim)
+        parts.append(part.reshape(-1))
+    vector = torch.cat(parts)
+    assert vector.numel() == each * ranks
+    del parts, part
+    piece = reduce_scatter(vector, group)
+    rest[dim] = longest
+    out = summand.new_empty([mine if i == dim else n for i, n in enumerate(rest)])
+    out.copy_(piece.view(rest).narrow(dim, 0, mine))
+    return out
+
+
+def ps_unflatten(summand, dim, group=None):
+    rank, ranks, size, longest, mine = _lengths(summand, dim, group)
+    shape = list(summand.shape)
+    shape[dim] = ranks * longest
+    padded = torch.zeros(shape, dtype=summand.dtype, device=summand.device)
+    padded.narrow(dim, 0, size).copy_(summand)
+    shape[dim : dim + 1] = [ranks, longest]
+    vector = padded.view(shape).movedim(dim, 0).reshape(-1)
+    del padded
+    shape = shape[:dim] + shape[dim + 1 :]
+    piece = reduce_scatter(vector, group).view(shape)
+    out = torch.empty_like(piece.narrow(dim, 0, mine), memory_format=torch.contiguous_format)
+    return out.copy_(piece.narrow(dim, 0, mine))
+
+
+def ps_transpose(summand, dim, group=None):
+    rank, ranks, size, longest, mine = _lengths(summand, dim, group)
+    first = summand.transpose(0, dim)
+    others = first.shape[1:]
+    vector = summand.new_zeros(ranks * longest * prod(others))
+    vector[: summand.numel()] = first.reshape(-1)
+    piece = reduce_scatter(vector, group)[: mine * prod(others)]
+    return piece.view(mine, *others).transpose(0, dim).contiguous().clone()
+
+
+def ps_all_to_all(summand, dim, group=None):
+    rank, ranks, size, longest, mine = _lengths(summand, dim, group)
+    rows = summand.movedim(dim, 0)
+    send = summand.new_zeros(ranks * longest, *rows.shape[1:])
+    send[:size] = rows
+    come = torch.empty_like(send)
+    dist.all_to_all_single(come, send, group=group)
+    total = come[:mine].clone()
+    for r in range(1, ranks):
+        total += come[r * longest : r * longest + mine]
+    come.untyped_storage().resize_(0)
+    send.untyped_storage().resize_(0)
+    return total.movedim(0, dim)
+
+
+# ============================================================ partial_to_shard: wrong
+
+
+def psw_no_padding(summand, dim, group=None):  # pieces not padded: fails where N does not divide the dim
+    ranks = dist.get_world_size(group)
+    pieces = summand.chunk(ranks, dim)
+    vector = torch.cat([piece.reshape(-1) for piece in pieces])
+    return reduce_scatter(vector, group).view(pieces[0].shape)
+
+
+def psw_dim_0(summand, dim, group=None):  # always cuts along dim 0
+    return ps_movedim_pad(summand, 0, group)
+
+
+def psw_memory_order(summand, dim, group=None):  # pads dim, but does not put pieces one after another: dim > 0 wrong
+    rank, ranks, size, longest, mine = _lengths(summand, dim, group)
+    shape = list(summand.shape)
+    shape[dim] = ranks * longest
+    padded = summand.new_zeros(shape)
+    padded.narrow(dim, 0, size).copy_(summand)
+    shape[dim] = longest
+    return reduce_scatter(padded.view(-1), group).view(shape).narrow(dim, 0, mine).clone()
+
+
+def psw_not_trimmed(summand, dim, group=None):  # keeps the padding: shows where N does not divide the dim
+    rank, ranks, size, longest, mine = _lengths(summand, dim, group)
+    rows = summand.movedim(dim, 0)
+    padded = F.pad(rows, [0, 0] * (rows.dim() - 1) + [0, ranks * longest - size]).contiguous()
+    piece = reduce_scatter(padded.view(-1), group).view(longest, *rows.shape[1:])
+    return piece.movedim(0, dim).contiguous()
+
+
+def psw_view_of_padded(summand, dim, group=None):  # a view of the padded piece: an empty piece keeps a whole one
+    rank, ranks, size, longest, mine = _lengths(summand, dim, group)
+    rows = summand.movedim(dim, 0)
+    padded = F.pad(rows, [0, 0] * (rows.dim() - 1) + [0, ranks * longest - size]).contiguous()
+    piece = reduce_scatter(padded.view(-1), group).view(longest, *rows.shape[1:])
+    return piece[:mine].movedim(0, dim)
+
+
+def psw_all_reduce(summand, dim, group=None):  # all-reduces, then cuts: twice the bytes
+    rank, ranks, size, longest, mine = _lengths(summand, dim, group)
+    total = summand.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total.narrow(dim, min(rank * longest, size), mine).clone()
+
+
+def psw_world(summand, dim, group=None):  # reduce-scatters over all ranks, whatever the group
+    return ps_table(summand, dim, None)
+
+
+def psw_global_rank(summand, dim, group=None):  # trims by the rank in the world: wrong in a group of some ranks
+    _, ranks, size, longest, _ = _lengths(summand, dim, group)
+    rank = dist.get_rank()
+    mine = max(0, min(longest, size - rank * longest))
+    rows = summand.movedim(dim, 0)
+    padded = F.pad(rows, [0, 0] * (rows.dim() - 1) + [0, ranks * longest - size]).contiguous()
+    piece = reduce_scatter(padded.view(-1), group).view(longest, *rows.shape[1:])
+    return piece[:mine].movedim(0, dim).clone()
+
+
+def psw_float_table(summand, dim, group=None):  # table of the default dtype: returns float32 for other dtypes
+    rank, ranks, size, longest, mine = _lengths(summand, dim, group)
+    rows = summand.movedim(dim, 0)
+    table = torch.zeros(ranks * longest, *rows.shape[1:])
+    table[:size] = rows
+    piece = reduce_scatter(table.view(-1), group).view(longest, *rows.shape[1:])
+    return piece[:mine].movedim(0, dim).clone()
+
+
+def psw_double_wire(summand, dim, group=None):  # sums in float64 and casts back: 2 to 4 times the bytes
+    return ps_table(summand.double(), dim, group).to(summand.dtype)
+
+
+def psw_changes_summand(summand, dim, group=None):  # writes the sum back into the summand
+    rank, ranks, size, longest, mine = _lengths(summand, dim, group)
+    piece = ps_table(summand, dim, group)
+    summand.narrow(dim, min(rank * longest, size), mine).copy_(piece)
+    return piece
+
+
+def psw_floor(summand, dim, group=None):  # even cut like tensor_split: 6 on 4 ranks is 2,2,1,1 instead of 2,2,2,0
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    pieces = [p.movedim(dim, 0) for p in summand.tensor_split(ranks, dim)]
+    longest = len(pieces[0])
+    table = summand.new_zeros(ranks, longest, *pieces[0].shape[1:])
+    for row, piece in zip(table, pieces):
+        row[: len(piece)] = piece
+    mine = reduce_scatter(table.view(-1), group).view(table.shape[1:])
+    return mine[: len(pieces[rank])].movedim(0, dim).clone()
+
+
+def psw_chunk(summand, dim, group=None):  # torch.chunk may return fewer pieces than ranks: fails with empty pieces
+    rank, ranks, size, longest, mine = _lengths(summand, dim, group)
+    pieces = [p.movedim(dim, 0) for p in summand.chunk(ranks, dim)]
+    lengths = [len(p) for p in pieces]
+    pieces[-1] = F.pad(pieces[-1], [0, 0] * (summand.dim() - 1) + [0, longest - len(pieces[-1])])
+    vector = torch.stack(pieces).reshape(-1)
+    piece = reduce_scatter(vector, group).view(longest, *pieces[0].shape[1:])
+    return piece[: lengths[rank]].movedim(0, dim).clone()
+
+
+def psw_pad_front(summand, dim, group=None):  # zeros before, not behind: pieces are shifted
+    rank, ranks, size, longest, mine = _lengths(summand, dim, group)
+    rows = summand.movedim(dim, 0)
+    padded = F.pad(rows, [0, 0] * (rows.dim() - 1) + [ranks * longest - size, 0]).contiguous()
+    piece = reduce_scatter(padded.view(-1), group).view(longest, *rows.shape[1:])
+    return piece[:mine].movedim(0, dim).clone()
+
+
+def psw_mean(summand, dim, group=None):  # the mean, not the sum (and integers become floats)
+    return ps_table(summand, dim, group) / dist.get_world_size(group)
+
+
+def psw_view_needs_contiguous(summand, dim, group=None):  # .view(-1) of the summand: fails for other strides
+    rank, ranks, size, longest, mine = _lengths(summand, dim, group)
+    before, after = prod(summand.shape[:dim]), prod(summand.shape[dim + 1 :])
+    box = summand.view(before, size, after)
+    table = summand.new_zeros(ranks * longest, before, after)
+    table[:size] = box.transpose(0, 1)
+    piece = reduce_scatter(table.view(-1), group).view(longest, before, after)[:mine]
+    return piece.transpose(0, 1).reshape(*summand.shape[:dim], mine, *summand.shape[dim + 1 :]).clone()
+
+
+def psw_empty_returns_early(summand, dim, group=None):  # a rank with an empty piece takes no part: the others hang
+    rank, ranks, size, longest, mine = _lengths(summand, dim, group)
+    if mine == 0:
+        shape = list(summand.shape)
+        shape[dim] = 0
+        return summand.new_empty(shape)
+    return ps_table(summand, dim, group)
+
+
+def psw_gather_all(summand, dim, group=None):  # everybody's summands to everybody: N times the bytes, N copies
+    rank, ranks, size, longest, mine = _lengths(summand, dim, group)
+    everyone = [torch.empty_like(summand, memory_format=torch.contiguous_format) for _ in range(ranks)]
+    dist.all_gather(everyone, summand.contiguous(), group=group)
+    total = everyone[0]
+    for other in everyone[1:]:
+        total += other
+    return total.narrow(dim, min(rank * longest, size), mine).clone()
+
+
+def psw_view_of_arrived(summand, dim, group=None):  # adds up in the first of the arrived pieces and returns it: keeps all N
+    rank, ranks, size, longest, mine = _lengths(summand, dim, group)
+    rows = summand.movedim(dim, 0)
+    send = summand.new_zeros(ranks * longest, *rows.shape[1:])
+    send[:size] = rows
+    come = torch.empty_like(send)
+    dist.all_to_all_single(come, send, group=group)
+    total = come[:longest]
+    for r in range(1, ranks):
+        total += come[r * longest : (r + 1) * longest]
+    return total[:mine].movedim(0, dim)
+
+
+def psw_sum_widens(summand, dim, group=None):  # .sum(0) makes int64 of int32 and bool
+    rank, ranks, size, longest, mine = _lengths(summand, dim, group)
+    rows = summand.movedim(dim, 0)
+    send = summand.new_zeros(ranks, longest, *rows.shape[1:])
+    send.view(ranks * longest, *rows.shape[1:])[:size] = rows
+    come = torch.empty_like(send)
+    dist.all_to_all_single(come.view(-1), send.view(-1), group=group)
+    total = come.sum(0)
+    return total[:mine].movedim(0, dim).clone()
+
+
+def psw_flat_empty(summand, dim, group=None):  # an empty piece comes back as a 1-D tensor
+    piece = ps_table(summand, dim, group)
+    return piece if piece.numel() else summand.new_empty(0)
+
+
+_PS_BUFFERS = {}
+
+
+def psw_keeps_buffer(summand, dim, group=None):  # keeps its padded buffer for the next call: memory held after the call
+    rank, ranks, size, longest, mine = _lengths(summand, dim, group)
+    rows = summand.movedim(dim, 0)
+    key = (ranks, longest, tuple(rows.shape), summand.dtype)
+    if key not in _PS_BUFFERS:
+        _PS_BUFFERS[key] = summand.new_zeros(ranks * longest, *rows.shape[1:])
+    table = _PS_BUFFERS[key]
+    table[:size] = rows
+    piece = reduce_scatter(table.view(-1), group).view(longest, *rows.shape[1:])
+    return piece[:mine].movedim(0, dim).clone()
+
+
+def psw_many_copies(summand, dim, group=None):  # keeps each of its intermediate copies: more than 4.5 x
+    rank, ranks, size, longest, mine = _lengths(summand, dim, group)
+    rows = summand.movedim(dim, 0).clone(memory_format=torch.contiguous_format)
+    padded = F.pad(rows, [0, 0] * (rows.dim() - 1) + [0, ranks * longest - size]).clone()
+    pieces = [part.clone() for part in padded.split(max(longest, 1))]
+    flat = [part.flatten().clone() for part in pieces]
+    vector = torch.cat(flat)
+    piece = reduce_scatter(vector, group).view(longest, *rows.shape[1:])
+    return piece[:mine].movedim(0, dim).clone()
+
+
+# ============================================================ order_of_axes: right
+
+
+def oa_key(spec, target):
+    def late(axis):
+        now, then = spec.placements[axis], target[axis]
+        if then.is_shard() and now.is_replicate():
+            return 0
+        if then.is_shard() and now.is_partial():
+            return 1
+        if now.is_shard() and then.is_replicate():
+            return 3
+        return 2
+
+    return sorted(range(len(target)), key=late)
+
+
+def oa_lists(spec, target):
+    free, smaller, same, larger = [], [], [], []
+    for axis, (now, then) in enumerate(zip(spec.placements, target)):
+        if now.is_replicate() and then.is_shard():
+            free.append(axis)
+        elif now.is_partial() and then.is_shard():
+            smaller.append(axis)
+        elif now.is_shard() and not then.is_shard():
+            larger.append(axis)
+        else:
+            same.append(axis)
+    return free + smaller + same + larger
+
+
+def _oa_step(now, then, ranks, block):
+    """(elements sent, elements of the block then)"""
+    if now == then or (now.is_replicate() and then.is_replicate()):
+        return 0, block
+    if now.is_replicate():
+        return 0, block / ranks
+    if now.is_partial() and then.is_shard():
+        return (ranks - 1) / ranks * block, block / ranks
+    if now.is_partial():
+        return 2 * (ranks - 1) / ranks * block, block
+    if then.is_shard():
+        return (ranks - 1) / ranks * block, block
+    return (ranks - 1) * block, block * ranks
+
+
+def _oa_cost(spec, target, order):
+    block = float(prod(spec.shape))
+    for placement, ranks in zip(spec.placements, spec.mesh):
+        block /= ranks if placement.is_shard() else 1
+    total = 0
+    for axis in order:
+        sent, block = _oa_step(spec.placements[axis], target[axis], spec.mesh[axis], block)
+        total += sent
+    return total
+
+
+def oa_brute(spec, target):
+    return list(min(itertools.permutations(range(len(target))), key=lambda order: _oa_cost(spec, target, order)))
+
+
+def oa_exact_blocks(spec, target):
+    """Tries all orders, with true padded sizes."""
+
+    def sent(order):
+        now, total = spec, 0
+        for axis in order:
+            placements = list(now.placements)
+            ranks, old = spec.mesh[axis], placements[axis]
+            here = prod(now.block([0] * len(spec.mesh)).shape)
+            placements[axis] = target[axis]
+            after = now.but(placements)
+            there = prod(after.block([0] * len(spec.mesh)).shape)
+            if old.is_partial() and target[axis].is_shard():
+                total += (ranks - 1) * there
+            elif old.is_partial() and target[axis].is_replicate():
+                total += 2 * (ranks - 1) * here / ranks
+            elif old.is_shard() and target[axis].is_replicate():
+                total += (ranks - 1) * here
+            elif old.is_shard() and old != target[axis]:
+                total += (ranks - 1) * here / ranks
+            now = after
+        return total
+
+    return list(min(itertools.permutations(range(len(target))), key=sent))
+
+
+def oa_tuple_key(spec, target):
+    def late(axis):
+        now, then = spec.placements[axis], target[axis]
+        growth = now.is_shard() - then.is_shard()
+        return growth, now.is_partial()
+
+    return sorted(range(len(target)), key=late)
+
+
+def oa_table(spec, target):
+    def kind(p):
+        return "S" if p.is_shard() else "R" if p.is_replicate() else "P"
+
+    when = {"RS": 0.0, "PS": 1.0, "PR": 2.5, "SS": 2.0, "RR": 9.0, "PP": 9.0, "SR": 3.0}
+    keyed = [(when[kind(spec.placements[a]) + kind(target[a])], a) for a in range(len(target))]
+    return [a for _, a in sorted(keyed)]
+
+
+# ============================================================ order_of_axes: wrong
+
+
+def oaw_in_order(spec, target):  # as the mesh has them
+    return list(range(len(target)))
+
+
+def oaw_reversed(spec, target):  # innermost first
+    return list(range(len(target)))[::-1]
+
+
+def oaw_grow_first(spec, target):  # exactly the wrong way round
+    return oa_key(spec, target)[::-1]
+
+
+def oaw_reduce_before_free(spec, target):  # reduce-scatter before the free cut
+    def late(axis):
+        now, then = spec.placements[axis], target[axis]
+        if then.is_shard() and now.is_partial():
+            return 0
+        if then.is_shard() and now.is_replicate():
+            return 1
+        return 3 if now.is_shard() and then.is_replicate() else 2
+
+    return sorted(range(len(target)), key=late)
+
+
+def oaw_partial_first(spec, target):  # gets rid of all Partials first, also by all-reduce
+    def late(axis):
+        now, then = spec.placements[axis], target[axis]
+        if now.is_partial():
+            return 0
+        if then.is_shard():
+            return 1
+        return 2
+
+    return sorted(range(len(target)), key=late)
+
+
+def oaw_smaller_or_not(spec, target):  # all that becomes Shard first, else in order: a gather may precede an all-reduce
+    def late(axis):
+        now, then = spec.placements[axis], target[axis]
+        if then.is_shard() and not now.is_shard():
+            return 0 if now.is_replicate() else 1
+        return 2
+
+    return sorted(range(len(target)), key=late)
+
+
+def oaw_ties_smaller(spec, target):  # free cut and reduce-scatter alike: wrong where the Partial axis comes first
+    def late(axis):
+        now, then = spec.placements[axis], target[axis]
+        return now.is_shard() - then.is_shard()
+
+    return sorted(range(len(target)), key=late)
+
+
+def oaw_cheapest_first(spec, target):  # sorts by the cost as seen from the start: gather over 2 before all-reduce over 4
+    def late(axis):
+        return _oa_step(spec.placements[axis], target[axis], spec.mesh[axis], 1.0)[0]
+
+    return sorted(range(len(target)), key=late)
+
+
+def oaw_dearest_first(spec, target):  # the most expensive first, "while the block is small"
+    def late(axis):
+        return -_oa_step(spec.placements[axis], target[axis], spec.mesh[axis], 1.0)[0]
+
+    return sorted(range(len(target)), key=late)
+
+
+def oaw_by_factor(spec, target):  # by the factor of the size: reduce-scatter over 4 goes before the free cut over 2
+    def late(axis):
+        return _oa_step(spec.placements[axis], target[axis], spec.mesh[axis], 1.0)[1]
+
+    return sorted(range(len(target)), key=late)
+
+
+def oaw_target_only(spec, target):  # looks at the target alone: an all-to-all goes before a cut
+    def late(axis):
+        return 0 if target[axis].is_shard() else 1
+
+    return sorted(range(len(target)), key=late)
+
+
+def oaw_source_only(spec, target):  # looks at the source alone: Replicate, Partial, Shard
+    def late(axis):
+        now = spec.placements[axis]
+        return 0 if now.is_replicate() else 1 if now.is_partial() else 2
+
+    return sorted(range(len(target)), key=late)
+
+
+def oaw_big_axis_first(spec, target):  # by the sizes of the axes
+    return sorted(range(len(target)), key=lambda axis: -spec.mesh[axis])
+
+
+def oaw_all_to_all_early(spec, target):  # takes Shard to Shard for a step that makes smaller: before the reduce-scatter
+    def late(axis):
+        now, then = spec.placements[axis], target[axis]
+        if then.is_shard():
+            return 0 if now.is_replicate() else 1 if now.is_shard() else 2
+        return 4 if now.is_shard() else 3
+
+    return sorted(range(len(target)), key=late)
+
+
+def oaw_all_to_all_late(spec, target):  # Shard to Shard after the gathers
+    def late(axis):
+        now, then = spec.placements[axis], target[axis]
+        if now.is_shard():
+            return 4 if then.is_shard() else 3
+        return (1 if now.is_partial() else 0) if then.is_shard() else 2
+
+    return sorted(range(len(target)), key=late)
+
+
+def oaw_inverse(spec, target):  # for each axis its place in the order: the inverse permutation; shows with 3 axes
+    order = oa_key(spec, target)
+    return [order.index(axis) for axis in range(len(target))]
+
+
+def oaw_dim_0_only(spec, target):  # is_shard(0) only: cuts along other dims go unnoticed
+    def late(axis):
+        now, then = spec.placements[axis], target[axis]
+        if then.is_shard(0) and not now.is_shard(0):
+            return 1 if now.is_partial() else 0
+        return 3 if now.is_shard(0) and not then.is_shard(0) else 2
+
+    return sorted(range(len(target)), key=late)
+
+
+def oaw_torch_types(spec, target):  # compares with torch's classes: never true, so the order is the mesh's
+    def late(axis):
+        now, then = spec.placements[axis], target[axis]
+        if isinstance(then, torch_tensor.Shard):
+            return 0 if isinstance(now, torch_tensor.Replicate) else 1
+        return 3 if isinstance(now, torch_tensor.Shard) else 2
+
+    return sorted(range(len(target)), key=late)
+
+
+def oaw_mesh_method(spec, target):  # spec.mesh is a tuple, and has no size()
+    def late(axis):
+        now, then = spec.placements[axis], target[axis]
+        if then.is_shard() and not now.is_shard():
+            return (1 if now.is_partial() else 0) / spec.mesh.size(axis)
+        return 3 if now.is_shard() and then.is_replicate() else 2
+
+    return sorted(range(len(target)), key=late)
+
+
+def oaw_all_reduce_last(spec, target):  # the all-reduce after the gathers, "it is the most expensive"
+    def late(axis):
+        now, then = spec.placements[axis], target[axis]
+        if now.is_partial() and then.is_replicate():
+            return 3
+        return {(False, True): 0, (True, False): 2}.get((now.is_shard(), then.is_shard()), 1) + 0.5 * now.is_partial()
+
+    return sorted(range(len(target)), key=late)
+
+
+def oaw_two_axes(spec, target):  # compares the first two axes only: wrong where the third should go first
+    order = oa_key(spec, target)
+    return [axis for axis in order if axis < 2] + [axis for axis in range(2, len(target))]
+
+
+# ============================================================ placements: right
+
+
+def pl_plain():
+    R, P, S = Replicate(), Partial(), Shard(0)
+    return {
+        "DDP": ([R], [R], [R]),
+        "ZeRO 1": ([R], [P], [S]),
+        "ZeRO 2": ([R], [S], [S]),
+        "ZeRO 3": ([S], [S], [S]),
+        "HSDP": ([R, S], [R, S], [R, S]),
+    }
+
+
+def pl_columns():
+    R, P, S = Replicate(), Partial(), Shard(1)
+    one = {"DDP": (R, R, R), "ZeRO 1": (R, P, S), "ZeRO 2": (R, S, S), "ZeRO 3": (S, S, S)}
+    table = {name: tuple([p] for p in row) for name, row in one.items()}
+    table["HSDP"] = tuple([R, S] for _ in "PGS")
+    return table
+
+
+def pl_loop():
+    table = {}
+    for stage, name in enumerate(("DDP", "ZeRO 1", "ZeRO 2", "ZeRO 3")):
+        P = [Shard(0)] if stage >= 3 else [Replicate()]
+        G = [Shard(0)] if stage >= 2 else [Partial()] if stage == 1 else [Replicate()]
+        S = [Shard(0)] if stage >= 1 else [Replicate()]
+        table[name] = (P, G, S)
+    table["HSDP"] = tuple([Replicate(), *kind] for kind in table["ZeRO 3"])
+    return table
+
+
+def pl_lists():
+    return {name: [list(kind) for kind in kinds] for name, kinds in pl_plain().items()}
+
+
+def pl_dims_differ():
+    """Another dim in each strategy."""
+    R, P = Replicate(), Partial()
+    return {
+        "HSDP": ([R, Shard(1)], [R, Shard(1)], [R, Shard(1)]),
+        "ZeRO 3": ([Shard(0)], [Shard(0)], [Shard(0)]),
+        "ZeRO 2": ([R], [Shard(1)], [Shard(1)]),
+        "ZeRO 1": ([R], [P], [Shard(0)]),
+        "DDP": ([R], [R], [R]),
+    }
+
+
+def pl_letters():
+    words = {"R": Replicate(), "P": Partial(), "S": Shard(0)}
+    text = {"DDP": "R R R", "ZeRO 1": "R P S", "ZeRO 2": "R S S", "ZeRO 3": "S S S", "HSDP": "RS RS RS"}
+    return {name: tuple([words[c] for c in kind] for kind in row.split()) for name, row in text.items()}
+
+
+# ============================================================ placements: wrong
+
+
+def plw_zero1_mean():  # ZeRO 1's gradient all-reduced: half as many bytes more than it sends
+    return pl_plain() | {"ZeRO 1": ([Replicate()], [Replicate()], [Shard(0)])}
+
+
+def plw_zero1_is_2():  # ZeRO 1 with a sharded gradient is ZeRO 2
+    return pl_plain() | {"ZeRO 1": ([Replicate()], [Shard(0)], [Shard(0)])}
+
+
+def plw_zero2_no_state():  # ZeRO 2 with a whole state: forgets that stages add up
+    return pl_plain() | {"ZeRO 2": ([Replicate()], [Shard(0)], [Replicate()])}
+
+
+def plw_zero3_gradient():  # ZeRO 3 keeps whole gradients' summands
+    return pl_plain() | {"ZeRO 3": ([Shard(0)], [Partial()], [Shard(0)])}
+
+
+def plw_hsdp_swapped():  # (shard, replicate): cuts over the nodes
+    S, R = Shard(0), Replicate()
+    return pl_plain() | {"HSDP": ([S, R], [S, R], [S, R])}
+
+
+def plw_hsdp_both():  # cut along both axes: that is ZeRO 3 on six ranks
+    S = Shard(0)
+    return pl_plain() | {"HSDP": ([S, S], [S, S], [S, S])}
+
+
+def plw_hsdp_stage2():  # HSDP's parameters whole
+    S, R = Shard(0), Replicate()
+    return pl_plain() | {"HSDP": ([R, R], [R, S], [R, S])}
+
+
+def plw_hsdp_one_axis():  # one placement for two axes
+    return pl_plain() | {"HSDP": ([Shard(0)], [Shard(0)], [Shard(0)])}
+
+
+def plw_order_sgp():  # state, gradient, parameter
+    return {name: kinds[::-1] for name, kinds in pl_plain().items()}
+
+
+def plw_hsdp_gradient_summand():  # HSDP's gradient stays a whole summand on each rank of a node
+    S, R, P = Shard(0), Replicate(), Partial()
+    return pl_plain() | {"HSDP": ([R, S], [P, P], [R, S])}
+
+
+def plw_hsdp_missing():  # no HSDP
+    return {name: kinds for name, kinds in pl_plain().items() if name != "HSDP"}
+
+
+def plw_hsdp_state_everywhere():  # the state cut along both axes: held a sixth, and the parameters gathered over nodes
+    S, R = Shard(0), Replicate()
+    return pl_plain() | {"HSDP": ([R, S], [R, S], [S, S])}
+
+
+def plw_classes():  # classes, not placements
+    return {
+        "DDP": ([Replicate], [Replicate], [Replicate]),
+        "ZeRO 1": ([Replicate], [Partial], [Shard]),
+        "ZeRO 2": ([Replicate], [Shard], [Shard]),
+        "ZeRO 3": ([Shard], [Shard], [Shard]),
+        "HSDP": ([Replicate, Shard],) * 3,
+    }
+
+
+# ============================================================ unshard and reshard: right
+
+
+def rs_loop(fulls):
+    for full in fulls:
+        full.untyped_storage().resize_(0)
+
+
+def rs_data(fulls):
+    [full.data.untyped_storage().resize_(0) for full in fulls]
+
+
+def _rows(full, ranks):
+    return -(-len(full) // ranks)
+
+
+def _each(full, ranks):
+    """Elements of a piece, padded."""
+    return _rows(full, ranks) * prod(full.shape[1:])
+
+
+def us_table(shards, fulls):
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    widths = [_each(full, ranks) for full in fulls]
+    table = torch.empty(ranks, sum(widths), dtype=fulls[0].dtype, device=fulls[0].device)
+    mine = table[rank].zero_()
+    for place, shard in zip(mine.split(widths), shards):
+        place[: shard.numel()] = shard.detach().reshape(-1)
+    all_gather(table.view(-1), mine.clone())
+    for pieces, full in zip(table.split(widths, 1), fulls):
+        full.untyped_storage().resize_(full.nbytes)
+        full.data.copy_(pieces.reshape(-1)[: full.numel()].view(full.shape))
+
+
+def us_cat(shards, fulls):
+    ranks = dist.get_world_size()
+    parts = []
+    for shard, full in zip(shards, fulls):
+        n = _each(full, ranks)
+        parts.append(F.pad(shard.detach().reshape(-1).to(full.dtype), [0, n - shard.numel()]))
+    mine = torch.cat(parts)
+    del parts
+    table = mine.new_empty(ranks * len(mine))
+    all_gather(table, mine)
+    table, at = table.view(ranks, -1), 0
+    with torch.no_grad():
+        for full in fulls:
+            n = _each(full, ranks)
+            full.untyped_storage().resize_(full.nbytes)
+            rest = full.view(-1)
+            for row in table:
+                size = min(n, len(rest))
+                rest[:size] = row[at : at + size]
+                rest = rest[size:]
+            at += n
+
+
+def us_rows(shards, fulls):
+    """Copies row blocks, rank by rank."""
+    ranks = dist.get_world_size()
+    widths = [_each(full, ranks) for full in fulls]
+    mine = torch.zeros(sum(widths), dtype=fulls[0].dtype)
+    at = 0
+    for shard, width in zip(shards, widths):
+        mine[at : at + shard.numel()].copy_(shard.detach().flatten())
+        at += width
+    got = torch.empty(ranks * len(mine), dtype=mine.dtype)
+    all_gather(got, mine)
+    for full in fulls:
+        full.untyped_storage().resize_(full.nbytes)
+    for r, row in enumerate(got.chunk(ranks)):
+        for full, piece in zip(fulls, row.split(widths)):
+            step = _rows(full, ranks)
+            target = full.data[r * step : (r + 1) * step]
+            target.copy_(piece[: target.numel()].view(target.shape))
+
+
+def us_strided(shards, fulls):
+    """Whole rows of zero-copy views: the padded pieces as a strided view, written per rank block."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    offsets, total = [], 0
+    for full in fulls:
+        offsets.append(total)
+        total += _each(full, ranks)
+    buffer = fulls[0].new_zeros(ranks * total)
+    mine = buffer[rank * total : (rank + 1) * total]
+    for shard, offset in zip(shards, offsets):
+        mine[offset : offset + shard.numel()].view(shard.shape).copy_(shard.detach())
+    all_gather(buffer, mine)
+    for full, offset in zip(fulls, offsets):
+        full.untyped_storage().resize_(full.numel() * full.element_size())
+        n, flat = _each(full, ranks), full.detach().data.view(-1)
+        whole = full.numel() // n if n else 0
+        view = torch.as_strided(buffer, (ranks, n), (total, 1), offset)
+        if whole:
+            flat[: whole * n].view(whole, n).copy_(view[:whole])
+        if n and full.numel() > whole * n:
+            flat[whole * n :].copy_(view[whole, : full.numel() - whole * n])
+    buffer.untyped_storage().resize_(0)
+
+
+def us_async(shards, fulls):
+    ranks = dist.get_world_size()
+    widths = [_each(full, ranks) for full in fulls]
+    mine = fulls[0].new_zeros(sum(widths))
+    torch._foreach_copy_(
+        [place[: shard.numel()] for place, shard in zip(mine.split(widths), shards)],
+        [shard.detach().reshape(-1) for shard in shards],
+    )
+    table = mine.new_empty(ranks, len(mine))
+    work = all_gather(table.view(-1), mine, async_op=True)
+    for full in fulls:
+        full.untyped_storage().resize_(full.nbytes)
+    work.wait()
+    del mine
+    for full, pieces in zip(fulls, table.split(widths, 1)):
+        blocks = full.data.split(max(_rows(full, ranks), 1))
+        torch._foreach_copy_(list(blocks), [p[: b.numel()].view(b.shape) for b, p in zip(blocks, pieces)])
+
+
+# ============================================================ unshard and reshard: wrong
+
+
+def usw_one_each(shards, fulls):  # one collective for each parameter
+    for shard, full in zip(shards, fulls):
+        us_table([shard], [full])
+
+
+def usw_not_padded(shards, fulls):  # no padding: fails where rows do not divide
+    ranks = dist.get_world_size()
+    mine = torch.cat([shard.detach().flatten().to(full.dtype) for shard, full in zip(shards, fulls)])
+    table = mine.new_empty(ranks, len(mine))
+    all_gather(table.view(-1), mine)
+    for full, pieces in zip(fulls, table.split([shard.numel() for shard in shards], 1)):
+        full.untyped_storage().resize_(full.nbytes)
+        full.data.copy_(pieces.reshape(full.shape))
+
+
+def usw_rank_major(shards, fulls):  # takes what arrived as one flat vector, parameter by parameter: wrong with two parameters
+    ranks = dist.get_world_size()
+    widths = [_each(full, ranks) for full in fulls]
+    mine = fulls[0].new_zeros(sum(widths))
+    for place, shard in zip(mine.split(widths), shards):
+        place[: shard.numel()] = shard.detach().flatten()
+    table = mine.new_empty(ranks * len(mine))
+    all_gather(table, mine)
+    for full, part in zip(fulls, table.split([ranks * width for width in widths])):
+        full.untyped_storage().resize_(full.nbytes)
+        full.data.copy_(part[: full.numel()].view(full.shape))
+
+
+def usw_float32_travels(shards, fulls):  # gathers in the dtype of the shards: twice the bytes for bfloat16
+    ranks = dist.get_world_size()
+    widths = [_each(full, ranks) for full in fulls]
+    mine = shards[0].new_zeros(sum(widths))
+    for place, shard in zip(mine.split(widths), shards):
+        place[: shard.numel()] = shard.detach().flatten()
+    table = mine.new_empty(ranks, len(mine))
+    all_gather(table.view(-1), mine)
+    del mine
+    for full, pieces in zip(fulls, table.split(widths, 1)):
+        full.untyped_storage().resize_(full.nbytes)
+        for block, piece in zip(full.data.split(_rows(full, ranks)), pieces):
+            block.copy_(piece[: block.numel()].view(block.shape))
+
+
+def usw_even_cut(shards, fulls):  # takes 5 rows on 4 ranks for 2,1,1,1 instead of 2,2,1,0
+    ranks = dist.get_world_size()
+    widths = [_each(full, ranks) for full in fulls]
+    mine = fulls[0].new_zeros(sum(widths))
+    for place, shard in zip(mine.split(widths), shards):
+        place[: shard.numel()] = shard.detach().flatten()
+    table = mine.new_empty(ranks, len(mine))
+    all_gather(table.view(-1), mine)
+    for full, pieces in zip(fulls, table.split(widths, 1)):
+        full.untyped_storage().resize_(full.nbytes)
+        for block, piece in zip(full.data.tensor_split(ranks), pieces):
+            block.copy_(piece[: block.numel()].view(block.shape))
+
+
+_US_KEPT = []
+
+
+def usw_keeps_table(shards, fulls):  # the table stays in a global list: memory after reshard
+    ranks = dist.get_world_size()
+    widths = [_each(full, ranks) for full in fulls]
+    mine = fulls[0].new_zeros(sum(widths))
+    for place, shard in zip(mine.split(widths), shards):
+        place[: shard.numel()] = shard.detach().flatten()
+    table = mine.new_empty(ranks, len(mine))
+    _US_KEPT.append(table)
+    all_gather(table.view(-1), mine)
+    for full, pieces in zip(fulls, table.split(widths, 1)):
+        full.untyped_storage().resize_(full.nbytes)
+        for block, piece in zip(full.data.split(_rows(full, ranks)), pieces):
+            block.copy_(piece[: block.numel()].view(block.shape))
+
+
+def usw_new_data(shards, fulls):  # full.data is another tensor: its own storage stays empty, views of it see nothing
+    ranks = dist.get_world_size()
+    widths = [_each(full, ranks) for full in fulls]
+    mine = fulls[0].new_zeros(sum(widths))
+    for place, shard in zip(mine.split(widths), shards):
+        place[: shard.numel()] = shard.detach().flatten()
+    table = mine.new_empty(ranks, len(mine))
+    all_gather(table.view(-1), mine)
+    for full, pieces in zip(fulls, table.split(widths, 1)):
+        full.data = pieces.reshape(-1)[: full.numel()].clone().view(full.shape)
+
+
+def usw_third_copy(shards, fulls):  # first makes all whole tensors, then copies them: a third copy of the group
+    ranks = dist.get_world_size()
+    widths = [_each(full, ranks) for full in fulls]
+    mine = fulls[0].new_zeros(sum(widths))
+    for place, shard in zip(mine.split(widths), shards):
+        place[: shard.numel()] = shard.detach().flatten()
+    table = mine.new_empty(ranks, len(mine))
+    all_gather(table.view(-1), mine)
+    wholes = [torch.cat([row[: width] for row in pieces]) for pieces, width in zip(table.split(widths, 1), widths)]
+    for full, whole in zip(fulls, wholes):
+        full.untyped_storage().resize_(full.nbytes)
+        full.data.copy_(whole[: full.numel()].view(full.shape))
+
+
+def usw_barrier(shards, fulls):  # a barrier before
+    dist.barrier()
+    us_table(shards, fulls)
+
+
+def usw_changes_shards(shards, fulls):  # casts the shards themselves: they are bfloat16 afterwards
+    for shard, full in zip(shards, fulls):
+        shard.data = shard.data.to(full.dtype)
+    us_table(shards, fulls)
+
+
+def usw_rounds_shards(shards, fulls):  # rounds the masters in place to what was gathered
+    us_table(shards, fulls)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    for shard, full in zip(shards, fulls):
+        n = _rows(full, ranks)
+        shard.data.copy_(full.data[rank * n : (rank + 1) * n])
+
+
+def usw_empty_returns(shards, fulls):  # a rank with no rows at all takes no part: the others hang
+    if not any(shard.numel() for shard in shards):
+        for full in fulls:
+            full.untyped_storage().resize_(full.nbytes)
+        return
+    us_table(shards, fulls)
+
+
+def usw_all_reduce(shards, fulls):  # zeros with this rank's rows, summed over all: twice the bytes
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    flat = fulls[0].new_zeros(sum(full.numel() for full in fulls))
+    parts = flat.split([full.numel() for full in fulls])
+    for shard, full, part in zip(shards, fulls, parts):
+        at = rank * _each(full, ranks)
+        part[at : at + shard.numel()] = shard.detach().flatten()
+    dist.all_reduce(flat)
+    for full, part in zip(fulls, parts):
+        full.untyped_storage().resize_(full.nbytes)
+        full.data.copy_(part.view(full.shape))
+
+
+def usw_numel(shards, fulls):  # resizes to elements, not bytes: too small
+    ranks = dist.get_world_size()
+    widths = [_each(full, ranks) for full in fulls]
+    mine = fulls[0].new_zeros(sum(widths))
+    for place, shard in zip(mine.split(widths), shards):
+        place[: shard.numel()] = shard.detach().flatten()
+    table = mine.new_empty(ranks, len(mine))
+    all_gather(table.view(-1), mine)
+    for full, pieces in zip(fulls, table.split(widths, 1)):
+        full.untyped_storage().resize_(full.numel())
+        for block, piece in zip(full.data.split(_rows(full, ranks)), pieces):
+            block.copy_(piece[: block.numel()].view(block.shape))
+
+
+def usw_four_bytes(shards, fulls):  # 4 bytes for each element: twice what a bfloat16 tensor has
+    us_table(shards, fulls)
+    for full in fulls:
+        full.untyped_storage().resize_(max(4 * full.numel(), full.nbytes))
+
+
+def usw_matrices_only(shards, fulls):  # full.shape[1]: fails for a bias
+    ranks = dist.get_world_size()
+    widths = [_rows(full, ranks) * full.shape[1] for full in fulls]
+    assert widths
+    us_table(shards, fulls)
+
+
+def usw_one_width(shards, fulls):  # pads every piece to the longest of all parameters: too many bytes
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    width = max(_each(full, ranks) for full in fulls)
+    mine = fulls[0].new_zeros(len(fulls), width)
+    for place, shard in zip(mine, shards):
+        place[: shard.numel()] = shard.detach().flatten()
+    table = mine.new_empty(ranks, len(fulls), width)
+    all_gather(table.view(-1), mine.view(-1))
+    for number, full in enumerate(fulls):
+        full.untyped_storage().resize_(full.nbytes)
+        for block, row in zip(full.data.split(_rows(full, ranks)), table[:, number]):
+            block.copy_(row[: block.numel()].view(block.shape))
+
+
+_US_SEEN = {}
+
+
+def usw_first_time(shards, fulls):  # remembers what it gathered for these tensors: old numbers the second time, and memory
+    key = tuple(id(full) for full in fulls)
+    if key in _US_SEEN:
+        for full, kept in zip(fulls, _US_SEEN[key]):
+            full.untyped_storage().resize_(full.nbytes)
+            full.data.copy_(kept)
+        return
+    us_table(shards, fulls)
+    _US_SEEN[key] = [full.detach().clone() for full in fulls]
+
+
+def usw_pad_front(shards, fulls):  # this rank's rows at the end of their place: wrong where there is padding
+    ranks = dist.get_world_size()
+    widths = [_each(full, ranks) for full in fulls]
+    mine = fulls[0].new_zeros(sum(widths))
+    for place, shard in zip(mine.split(widths), shards):
+        place[len(place) - shard.numel() :] = shard.detach().flatten()
+    table = mine.new_empty(ranks, len(mine))
+    all_gather(table.view(-1), mine)
+    for full, pieces in zip(fulls, table.split(widths, 1)):
+        full.untyped_storage().resize_(full.nbytes)
+        for block, piece in zip(full.data.split(_rows(full, ranks)), pieces):
+            block.copy_(piece[: block.numel()].view(block.shape))
+
+
+def usw_last_rows_lost(shards, fulls):  # rounds down: the rows beyond N x floor are never filled
+    ranks = dist.get_world_size()
+    widths = [_each(full, ranks) for full in fulls]
+    mine = fulls[0].new_zeros(sum(widths))
+    for place, shard in zip(mine.split(widths), shards):
+        place[: shard.numel()] = shard.detach().flatten()
+    table = mine.new_empty(ranks, len(mine))
+    all_gather(table.view(-1), mine)
+    for full, pieces in zip(fulls, table.split(widths, 1)):
+        full.untyped_storage().resize_(full.nbytes)
+        full.data.zero_()
+        step = len(full) // ranks
+        for r, piece in enumerate(pieces):
+            block = full.data[r * step : (r + 1) * step]
+            block.copy_(piece[: block.numel()].view(block.shape))
+
+
+def rsw_nothing(fulls):  # does not free
+    pass
+
+
+def rsw_zero(fulls):  # zeros are as large
+    for full in fulls:
+        full.data.zero_()
+
+
+def rsw_shape_lost(fulls):  # another, empty tensor: the shape is lost, and what views hold is not freed
+    for full in fulls:
+        full.data = full.data.new_empty(0)
+
+
+def rsw_first(fulls):  # frees only the first
+    fulls[0].untyped_storage().resize_(0)
+
+
+def rsw_big_only(fulls):  # frees matrices only
+    for full in fulls:
+        if full.dim() > 1:
+            full.untyped_storage().resize_(0)
+
+
+def rsw_barrier(fulls):  # waits for the others: a barrier
+    dist.barrier()
+    rs_loop(fulls)
+
+
+# ============================================================ prefetch: right
+
+
+def pf_plain(layers, compute):
+    for i, layer in enumerate(layers):
+        if i == 0:
+            layer.gather()
+        layer.arrive()
+        if i + 1 < len(layers):
+            layers[i + 1].gather()
+        compute(layer)
+        layer.drop()
+
+
+def pf_gather_before_arrive(layers, compute):
+    if layers:
+        layers[0].gather()
+    for layer, after in itertools.zip_longest(layers, layers[1:]):
+        if after is not None:
+            after.gather()
+        layer.arrive()
+        compute(layer)
+        layer.drop()
+
+
+def pf_iterator(layers, compute):
+    ahead = iter(layers)
+    now = next(ahead, None)
+    if now is None:
+        return
+    now.gather()
+    for following in ahead:
+        now.arrive()
+        following.gather()
+        compute(now)
+        now.drop()
+        now = following
+    now.arrive()
+    compute(now)
+    now.drop()
+
+
+def pf_ask_again(layers, compute):
+    """Asks for each layer when it is needed, too: nothing happens where it is on its way."""
+    for i, layer in enumerate(layers):
+        for wanted in layers[i : i + 2]:
+            wanted.gather()
+        layer.arrive()
+        compute(layer)
+        layer.drop()
+
+
+def pf_deque(layers, compute):
+    waiting, here = deque(layers), deque()
+    while waiting or here:
+        while waiting and len(here) < 2:
+            here.append(waiting.popleft())
+            here[-1].gather()
+        here[0].arrive()
+        compute(here[0])
+        here.popleft().drop()
+
+
+def pf_late_drop(layers, compute):
+    """Waits for the next one first, and drops then."""
+    if not layers:
+        return
+    layers[0].gather()
+    layers[0].arrive()
+    for i, layer in enumerate(layers):
+        if i + 1 < len(layers):
+            layers[i + 1].gather()
+        compute(layer)
+        if i + 1 < len(layers):
+            layers[i + 1].arrive()
+        layer.drop()
+
+
+def pf_recursive(layers, compute):
+    def go(i):
+        if i == len(layers):
+            return
+        layers[i].gather()
+        layers[i].arrive()
+        if i + 1 < len(layers):
+            layers[i + 1].gather()
+        compute(layers[i])
+        layers[i].drop()
+        go(i + 1)
+
+    go(0)
+
+
+# ============================================================ prefetch: wrong
+
+
+def pfw_none(layers, compute):  # nothing ahead
+    for layer in layers:
+        layer.gather()
+        layer.arrive()
+        compute(layer)
+        layer.drop()
+
+
+def pfw_two_ahead(layers, compute):  # three at a time
+    for i, layer in enumerate(layers):
+        for wanted in layers[i : i + 3]:
+            wanted.gather()
+        layer.arrive()
+        compute(layer)
+        layer.drop()
+
+
+def pfw_all_at_once(layers, compute):  # all gathered at once
+    for layer in layers:
+        layer.gather()
+    for layer in layers:
+        layer.arrive()
+        compute(layer)
+        layer.drop()
+
+
+def pfw_last_kept(layers, compute):  # the last is not dropped
+    for i, layer in enumerate(layers):
+        layer.gather()
+        layer.arrive()
+        if i + 1 < len(layers):
+            layers[i + 1].gather()
+        compute(layer)
+        if i + 1 < len(layers):
+            layer.drop()
+
+
+def pfw_index_error(layers, compute):  # asks for a layer after the last one
+    layers[0].gather()
+    for i, layer in enumerate(layers):
+        layer.arrive()
+        layers[i + 1].gather()
+        compute(layer)
+        layer.drop()
+
+
+def pfw_wraps(layers, compute):  # gathers the first again at the end, in vain, and holds it
+    layers[0].gather()
+    for i, layer in enumerate(layers):
+        layers[(i + 1) % len(layers)].gather()
+        layer.arrive()
+        compute(layer)
+        layer.drop()
+
+
+def pfw_pops(layers, compute):  # empties the list
+    now = layers.pop(0)
+    now.gather()
+    while now is not None:
+        now.arrive()
+        after = layers.pop(0) if layers else None
+        if after is not None:
+            after.gather()
+        compute(now)
+        now.drop()
+        now = after
+
+
+def pfw_waits_early(layers, compute):  # waits for the next before this one computes
+    layers[0].gather()
+    layers[0].arrive()
+    for i, layer in enumerate(layers):
+        if i + 1 < len(layers):
+            layers[i + 1].gather()
+            layers[i + 1].arrive()
+        compute(layer)
+        layer.drop()
+
+
+def pfw_after_compute(layers, compute):  # starts the next when this one has computed
+    layers[0].gather()
+    for i, layer in enumerate(layers):
+        layer.arrive()
+        compute(layer)
+        if i + 1 < len(layers):
+            layers[i + 1].gather()
+        layer.drop()
+
+
+def pfw_index(layers, compute):  # layers.index finds the first use of a layer that comes twice
+    layers[0].gather()
+    for layer in layers:
+        i = layers.index(layer)
+        layer.arrive()
+        if i + 1 < len(layers):
+            layers[i + 1].gather()
+        compute(layer)
+        layer.drop()
+
+
+def pfw_seen(layers, compute):  # gathers each layer once: one that comes again is not there
+    seen = {id(layers[0])}
+    layers[0].gather()
+    for i, layer in enumerate(layers):
+        layer.arrive()
+        if i + 1 < len(layers) and id(layers[i + 1]) not in seen:
+            seen.add(id(layers[i + 1]))
+            layers[i + 1].gather()
+        compute(layer)
+        layer.drop()
+
+
+def pfw_drop_too_late(layers, compute):  # drops the one before only when the next is on its way: three
+    layers[0].gather()
+    for i, layer in enumerate(layers):
+        layer.arrive()
+        if i + 1 < len(layers):
+            layers[i + 1].gather()
+        if i:
+            layers[i - 1].drop()
+        compute(layer)
+    layers[-1].drop()
+
+
+def pfw_no_wait(layers, compute):  # never waits
+    layers[0].gather()
+    for i, layer in enumerate(layers):
+        if i + 1 < len(layers):
+            layers[i + 1].gather()
+        compute(layer)
+        layer.drop()
+
+
+def pfw_single(layers, compute):  # fails for a single layer
+    layers[0].gather()
+    layers[1].gather()
+    for i, layer in enumerate(layers):
+        layer.arrive()
+        compute(layer)
+        layer.drop()
+        if i + 2 < len(layers):
+            layers[i + 2].gather()
+
+
+def pfw_pairs(layers, compute):  # two by two: the first of each pair is not under way
+    for i in range(0, len(layers), 2):
+        pair = layers[i : i + 2]
+        for layer in pair:
+            layer.gather()
+        for layer in pair:
+            layer.arrive()
+            compute(layer)
+            layer.drop()
+
+
+def pfw_not_the_last(layers, compute):  # off by one: the last layer is not gathered ahead
+    for i, layer in enumerate(layers):
+        layer.gather()
+        layer.arrive()
+        if i + 1 < len(layers) - 1:
+            layers[i + 1].gather()
+        compute(layer)
+        layer.drop()
+
+
+def pfw_sentinel(layers, compute):  # a None at the end of the caller's list
+    layers.append(None)
+    layers[0].gather()
+    for now, after in zip(layers, layers[1:]):
+        now.arrive()
+        if after is not None:
+            after.gather()
+        compute(now)
+        now.drop()
+
+
+def pfw_keeps_for_later(layers, compute):  # does not drop a layer that comes again
+    for i, layer in enumerate(layers):
+        for wanted in layers[i : i + 2]:
+            wanted.gather()
+        layer.arrive()
+        compute(layer)
+        if layer not in layers[i + 1 :]:
+            layer.drop()
+
+
+def pfw_drop_before(layers, compute):  # dropped before it computes
+    layers[0].gather()
+    for i, layer in enumerate(layers):
+        layer.arrive()
+        if i + 1 < len(layers):
+            layers[i + 1].gather()
+        layer.drop()
+        compute(layer)
+
+
+def pfw_dropped_at_the_end(layers, compute):  # all dropped at the end
+    for i, layer in enumerate(layers):
+        for wanted in layers[i : i + 2]:
+            wanted.gather()
+        layer.arrive()
+        compute(layer)
+    for layer in layers:
+        layer.drop()
+
+
+def pfw_unique(layers, compute):  # computes each layer once
+    pf_plain(list(dict.fromkeys(layers)), compute)
+
+
+def pfw_last_not_computed(layers, compute):  # pairs end one early: the last is gathered, not computed
+    layers[0].gather()
+    for now, after in zip(layers, layers[1:]):
+        now.arrive()
+        after.gather()
+        compute(now)
+        now.drop()
+    layers[-1].arrive()
+    layers[-1].drop()
+
+
+# ============================================================ hsdp_gradient: right
+
+
+def hg_end(gradient, mesh):
+    piece = reduce_scatter(gradient, mesh.get_group("shard"))
+    dist.all_reduce(piece, group=mesh.get_group("replicate"))
+    return piece.div_(mesh.size("shard") * mesh.size("replicate"))
+
+
+def hg_between(gradient, mesh):
+    piece = reduce_scatter(gradient, mesh.get_group("shard")) / mesh.size("shard")
+    dist.all_reduce(piece, group=mesh.get_group("replicate"))
+    return piece / mesh.size("replicate")
+
+
+def hg_all_between(gradient, mesh):
+    piece = reduce_scatter(gradient, mesh.get_group("shard"))
+    piece /= mesh.size("shard") * mesh.size("replicate")
+    work = dist.all_reduce(piece, group=mesh.get_group("replicate"), async_op=True)
+    work.wait()
+    return piece
+
+
+def hg_gather_and_add(gradient, mesh):
+    """Adds the replicas' pieces in their order: on 2 x 2 as many bytes as the all-reduce."""
+    piece = reduce_scatter(gradient, mesh.get_group("shard"))
+    group = mesh.get_group("replicate")
+    replicas = dist.get_world_size(group)
+    pieces = piece.new_empty(replicas, len(piece))
+    all_gather(pieces.view(-1), piece, group=group)
+    piece.copy_(pieces[0])
+    for other in pieces[1:]:
+        piece += other
+    return piece.div_(replicas * mesh.size("shard"))
+
+
+def hg_own_all_to_all(gradient, mesh):
+    shard, replicate = mesh.get_group("shard"), mesh.get_group("replicate")
+    shards = mesh.size("shard")
+    parts = torch.empty_like(gradient)
+    dist.all_to_all_single(parts, gradient, group=shard)
+    piece = parts.view(shards, -1).sum(0)
+    del parts
+    dist.all_reduce(piece, op=dist.ReduceOp.SUM, group=replicate)
+    return piece.mul_(1 / dist.get_world_size()) if gradient.dtype == torch.bfloat16 else piece / dist.get_world_size()
+
+
+def hg_skip_alone(gradient, mesh):
+    """No collective along an axis of one rank."""
+    shards, replicas = mesh.size("shard"), mesh.size("replicate")
+    piece = reduce_scatter(gradient, mesh.get_group("shard")) if shards > 1 else gradient.clone()
+    if replicas > 1:
+        dist.all_reduce(piece, group=mesh.get_group("replicate"))
+    return piece.div_(shards * replicas)
+
+
+# ============================================================ hsdp_gradient: wrong
+
+
+def hgw_shard_only(gradient, mesh):  # averaged over the shards only: replicas differ
+    return reduce_scatter(gradient, mesh.get_group("shard")) / mesh.size("shard")
+
+
+def hgw_by_shards(gradient, mesh):  # divided by the shards only
+    piece = reduce_scatter(gradient, mesh.get_group("shard"))
+    dist.all_reduce(piece, group=mesh.get_group("replicate"))
+    return piece / mesh.size("shard")
+
+
+def hgw_by_replicas(gradient, mesh):  # divided by the replicas only
+    piece = reduce_scatter(gradient, mesh.get_group("shard"))
+    dist.all_reduce(piece, group=mesh.get_group("replicate"))
+    return piece / mesh.size("replicate")
+
+
+def hgw_sum(gradient, mesh):  # the sum
+    piece = reduce_scatter(gradient, mesh.get_group("shard"))
+    dist.all_reduce(piece, group=mesh.get_group("replicate"))
+    return piece
+
+
+def hgw_by_sum_of_sizes(gradient, mesh):  # divided by S + R: right on 2 x 2
+    piece = reduce_scatter(gradient, mesh.get_group("shard"))
+    dist.all_reduce(piece, group=mesh.get_group("replicate"))
+    return piece / (mesh.size("shard") + mesh.size("replicate"))
+
+
+def hgw_axes_swapped(gradient, mesh):  # cut along replicate, added along shard
+    piece = reduce_scatter(gradient, mesh.get_group("replicate"))
+    dist.all_reduce(piece, group=mesh.get_group("shard"))
+    return piece / dist.get_world_size()
+
+
+def hgw_replicate_first(gradient, mesh):  # all-reduces the whole gradient first: 1.5 x
+    whole = gradient.clone()
+    dist.all_reduce(whole, group=mesh.get_group("replicate"))
+    return reduce_scatter(whole, mesh.get_group("shard")) / dist.get_world_size()
+
+
+def hgw_world(gradient, mesh):  # one all-reduce over all ranks, and a slice: 1.5 x
+    whole = gradient.clone()
+    dist.all_reduce(whole)
+    n = len(gradient) // mesh.size("shard")
+    place = dist.get_rank(mesh.get_group("shard"))
+    return whole[place * n : (place + 1) * n] / dist.get_world_size()
+
+
+def hgw_divides_first(gradient, mesh):  # a divided copy of the whole gradient: 3 x in memory
+    mean = gradient / dist.get_world_size()
+    piece = reduce_scatter(mean, mesh.get_group("shard"))
+    dist.all_reduce(piece, group=mesh.get_group("replicate"))
+    return piece
+
+
+def hgw_divides_in_place(gradient, mesh):  # divides the given gradient in place
+    gradient /= dist.get_world_size()
+    piece = reduce_scatter(gradient, mesh.get_group("shard"))
+    dist.all_reduce(piece, group=mesh.get_group("replicate"))
+    return piece
+
+
+def hgw_alias_one_shard(gradient, mesh):  # with one shard the piece is the gradient itself, and is changed
+    piece = gradient if mesh.size("shard") == 1 else reduce_scatter(gradient, mesh.get_group("shard"))
+    dist.all_reduce(piece, group=mesh.get_group("replicate"))
+    return piece.div_(dist.get_world_size())
+
+
+def hgw_no_shard_bug(gradient, mesh):  # one shard: nothing to do (the bug of the notebook)
+    if mesh.size("shard") == 1:
+        return gradient.clone()
+    return hg_end(gradient, mesh)
+
+
+def hgw_one_replica(gradient, mesh):  # one replica: forgets to divide
+    piece = reduce_scatter(gradient, mesh.get_group("shard"))
+    if mesh.size("replicate") == 1:
+        return piece
+    dist.all_reduce(piece, group=mesh.get_group("replicate"))
+    return piece / dist.get_world_size()
+
+
+_HG_BUFFERS = {}
+
+
+def hgw_static_buffer(gradient, mesh):  # the next call writes into what the last one returned
+    piece = hg_end(gradient, mesh)
+    buffer = _HG_BUFFERS.setdefault((piece.shape, piece.dtype), torch.empty_like(piece))
+    return buffer.copy_(piece)
+
+
+def hgw_view(gradient, mesh):  # a view of all that arrived
+    parts = torch.empty_like(gradient)
+    dist.all_to_all_single(parts, gradient, group=mesh.get_group("shard"))
+    first, *others = parts.chunk(mesh.size("shard"))
+    for other in others:
+        first += other
+    dist.all_reduce(first, group=mesh.get_group("replicate"))
+    return first.div_(dist.get_world_size())
+
+
+def hgw_float32_result(gradient, mesh):  # float32, whatever came in
+    return hg_end(gradient, mesh).float()
+
+
+def hgw_float32_wire(gradient, mesh):  # bfloat16 all-reduced in float32: too many bytes along replicate
+    piece = reduce_scatter(gradient, mesh.get_group("shard")).float()
+    dist.all_reduce(piece, group=mesh.get_group("replicate"))
+    return (piece / dist.get_world_size()).to(gradient.dtype)
+
+
+def hgw_low_precision(gradient, mesh):  # "compresses" along replicate: bfloat16 for all dtypes
+    piece = reduce_scatter(gradient, mesh.get_group("shard")).bfloat16()
+    dist.all_reduce(piece, group=mesh.get_group("replicate"))
+    return piece.to(gradient.dtype) / dist.get_world_size()
+
+
+def hgw_all_reduce_everyone(gradient, mesh):  # the all-reduce without a group mixes different pieces
+    piece = reduce_scatter(gradient, mesh.get_group("shard"))
+    dist.all_reduce(piece)
+    return piece / dist.get_world_size()
+
+
+def hgw_first_replica(gradient, mesh):  # reduced to the first replica only: replicas differ
+    group = mesh.get_group("replicate")
+    piece = reduce_scatter(gradient, mesh.get_group("shard"))
+    dist.reduce(piece, dist.get_process_group_ranks(group)[0], group=group)
+    return piece / dist.get_world_size()
+
+
+def hgw_own_first(gradient, mesh):  # adds the own piece first, then the others': other bits on other replicas from three on
+    group = mesh.get_group("replicate")
+    piece = reduce_scatter(gradient, mesh.get_group("shard"))
+    pieces = piece.new_empty(dist.get_world_size(group), len(piece))
+    all_gather(pieces.view(-1), piece, group=group)
+    me = dist.get_rank(group)
+    for number, other in enumerate(pieces):
+        if number != me:
+            piece += other
+    return piece.div_(dist.get_world_size())
+
+
+def hgw_four(gradient, mesh):  # divided by 4
+    piece = reduce_scatter(gradient, mesh.get_group("shard"))
+    dist.all_reduce(piece, group=mesh.get_group("replicate"))
+    return piece / 4
+
+
+def hgw_rank_slice(gradient, mesh):  # averages along both axes, cuts by the global rank: wrong (and empty) in the second replica
+    whole = gradient.clone()
+    dist.all_reduce(whole, group=mesh.get_group("shard"))
+    n = len(gradient) // mesh.size("shard")
+    piece = whole[dist.get_rank() * n : (dist.get_rank() + 1) * n].clone()
+    dist.all_reduce(piece, group=mesh.get_group("replicate"))
+    return piece / dist.get_world_size()
+
+
+_HG_HISTORY = []
+
+
+def hgw_history(gradient, mesh):  # keeps a copy of each gradient it has seen: more than 2.75 x, and more with each call
+    _HG_HISTORY.append(gradient.clone())
+    return hg_end(gradient, mesh)
+
+
+# ============================================================ held_and_sent: right
+
+
+def hs_plain(shards, replicas):
+    gather = (shards - 1) / shards
+    return {
+        "FULL_SHARD": (1 / shards, 3 * gather),
+        "SHARD_GRAD_OP": (1, 2 * gather),
+        "HYBRID_SHARD": (1 / shards, 3 * gather + 2 * (replicas - 1) / replicas / shards),
+    }
+
+
+def hs_ring(shards, replicas):
+    """Counts what a ring sends."""
+
+    def gather(n, ranks):
+        return sum(n / ranks for _ in range(ranks - 1))
+
+    full = gather(1, shards) + gather(1, shards) + gather(1, shards)
+    twice = gather(1 / shards, replicas) * 2
+    return {
+        "FULL_SHARD": (1 / shards, full),
+        "SHARD_GRAD_OP": (1.0, gather(1, shards) + gather(1, shards)),
+        "HYBRID_SHARD": (1 / shards, full + twice),
+    }
+
+
+def hs_one_minus(shards, replicas):
+    rest = 1 - 1 / shards
+    result = {"SHARD_GRAD_OP": (1.0, rest + rest), "FULL_SHARD": (1 - rest, rest + rest + rest)}
+    held, sent = result["FULL_SHARD"]
+    result["HYBRID_SHARD"] = (held, sent + 2 * (1 - 1 / replicas) * held)
+    return result
+
+
+def hs_table(shards, replicas):
+    settings = {"FULL_SHARD": (True, 1), "SHARD_GRAD_OP": (False, 1), "HYBRID_SHARD": (True, replicas)}
+    result = {}
+    for name, (reshard, copies) in settings.items():
+        gathers = 2 if reshard else 1
+        sent = (gathers + 1) * (shards - 1) / shards + 2 * (copies - 1) / (copies * shards)
+        result[name] = (1 / shards if reshard else 1, sent)
+    return result
+
+
+def hs_lists(shards, replicas):
+    full = 3 * (shards - 1) / shards
+    names = ["FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD"]
+    held = [shards**-1, 1, shards**-1]
+    sent = [full, full * 2 / 3, full + 2 * (replicas - 1) / (replicas * shards)]
+    return dict(zip(names, zip(held, sent)))
+
+
+# ============================================================ held_and_sent: wrong
+
+
+def hsw_floor(shards, replicas):  # whole-number division
+    gather = (shards - 1) // shards
+    return {
+        "FULL_SHARD": (1 / shards, 3 * gather),
+        "SHARD_GRAD_OP": (1, 2 * gather),
+        "HYBRID_SHARD": (1 / shards, 3 * gather + 2 * (replicas - 1) / replicas / shards),
+    }
+
+
+def hsw_no_all_reduce(shards, replicas):  # HSDP without the all-reduce
+    return hs_plain(shards, replicas) | {"HYBRID_SHARD": hs_plain(shards, replicas)["FULL_SHARD"]}
+
+
+def hsw_whole_all_reduce(shards, replicas):  # all-reduces the whole gradient, not the shard
+    held, sent = hs_plain(shards, replicas)["FULL_SHARD"]
+    return hs_plain(shards, replicas) | {"HYBRID_SHARD": (held, sent + 2 * (replicas - 1) / replicas)}
+
+
+def hsw_one_way(shards, replicas):  # the all-reduce counted once: (R - 1)/R
+    held, sent = hs_plain(shards, replicas)["FULL_SHARD"]
+    return hs_plain(shards, replicas) | {"HYBRID_SHARD": (held, sent + (replicas - 1) / replicas / shards)}
+
+
+def hsw_hybrid_all_ranks(shards, replicas):  # HSDP cut over all ranks
+    n = shards * replicas
+    return hs_plain(shards, replicas) | {"HYBRID_SHARD": (1 / n, 3 * (n - 1) / n)}
+
+
+def hsw_full_two(shards, replicas):  # FULL_SHARD gathers once
+    return hs_plain(shards, replicas) | {"FULL_SHARD": (1 / shards, 2 * (shards - 1) / shards)}
+
+
+def hsw_grad_op_three(shards, replicas):  # SHARD_GRAD_OP gathers twice
+    return hs_plain(shards, replicas) | {"SHARD_GRAD_OP": (1, 3 * (shards - 1) / shards)}
+
+
+def hsw_grad_op_sharded(shards, replicas):  # SHARD_GRAD_OP holds a shard: what it holds at rest
+    return hs_plain(shards, replicas) | {"SHARD_GRAD_OP": (1 / shards, 2 * (shards - 1) / shards)}
+
+
+def hsw_full_whole(shards, replicas):  # FULL_SHARD holds everything: forgets the reshard
+    return hs_plain(shards, replicas) | {"FULL_SHARD": (1, 3 * (shards - 1) / shards)}
+
+
+def hsw_swapped(shards, replicas):  # (sent, held)
+    return {name: (sent, held) for name, (held, sent) in hs_plain(shards, replicas).items()}
+
+
+def hsw_limit(shards, replicas):  # 3 and 2, as if there were endlessly many ranks
+    return {
+        "FULL_SHARD": (1 / shards, 3),
+        "SHARD_GRAD_OP": (1, 2),
+        "HYBRID_SHARD": (1 / shards, 3 + 2 / shards),
+    }
+
+
+def hsw_axes_swapped(shards, replicas):  # HSDP with the two sizes exchanged: right for S = R
+    return hs_plain(shards, replicas) | {"HYBRID_SHARD": hs_plain(replicas, shards)["HYBRID_SHARD"]}
+
+
+def hsw_hybrid_held(shards, replicas):  # HSDP holds a shard for each replica
+    sent = hs_plain(shards, replicas)["HYBRID_SHARD"][1]
+    return hs_plain(shards, replicas) | {"HYBRID_SHARD": (replicas / shards, sent)}
+
+
+# ============================================================ the lists
+
+
+def _named(prefix):
+    return [(name[len(prefix) :], f) for name, f in list(globals().items()) if name.startswith(prefix) and callable(f)]
+
+
+RIGHT = {
+    "neighbours": _named("nb_"),
+    "partial_to_shard": _named("ps_"),
+    "order_of_axes": _named("oa_"),
+    "placements": _named("pl_"),
+    "unshard_and_reshard": [
+        (name, (f, rs_data if number % 2 else rs_loop)) for number, (name, f) in enumerate(_named("us_"))
+    ],
+    "prefetch": _named("pf_"),
+    "hsdp_gradient": _named("hg_"),
+    "held_and_sent": _named("hs_"),
+}
+WRONG = {
+    "neighbours": _named("nbw_"),
+    "partial_to_shard": _named("psw_"),
+    "order_of_axes": _named("oaw_"),
+    "placements": _named("plw_"),
+    "unshard_and_reshard": [(name, (f, rs_loop)) for name, f in _named("usw_")]
+    + [("reshard_" + name, (us_table, f)) for name, f in _named("rsw_")],
+    "prefetch": _named("pfw_"),
+    "hsdp_gradient": _named("hgw_"),
+    "held_and_sent": _named("hsw_"),
+}
