@@ -59,7 +59,7 @@ class Case(shared.Case):
             torch.int32: lambda g: torch.randint(2**24, 2**26, self.shape, generator=g, dtype=torch.int32),
         }.get(self.dtype, lambda g: torch.randn(self.shape, generator=g, dtype=torch.float64).to(self.dtype))
         x = drawn(self.generator(rank))
-        return x.t().contiguous().t() if self.strided else x
+        return x.transpose(0, -1).contiguous().transpose(0, -1) if self.strided else x
 
     def piece(self, whole: Tensor, index: int, dim: int | None = None) -> Tensor:
         """What index holds of a whole tensor, cut along `dim`; no elements behind the end."""
@@ -118,6 +118,7 @@ def drawn(seed: int) -> dict[int, list[Case]]:
             ),
             case(4, (6, 10), 1, "right only for contiguous tensors", strided=True),
             case(4, (8, 3), 0, "right only for contiguous tensors", strided=True),
+            case(4, (2, 3, 9), 2, "right only for contiguous tensors", strided=True),
             case(4, (7, 4), 0, "right only on the group of all ranks", group=(1, 2, 3)),
         ],
         3: [case(3, (6, a), 0), case(3, (7, 2))],
