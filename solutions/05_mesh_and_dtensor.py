@@ -17,11 +17,11 @@ recall.ask("05")
 # %% [markdown]
 # ## Question
 #
-# So far there has been one strategy and one group, that of all ranks. Now take two **nodes** (machines) of four devices
-# each. Inside a node the devices are joined by a fast link, and the two nodes by a slow one. ZeRO's stage 3 gathers
-# parameters all the time, and over the slow link that hurts. So let each *node* hold the whole model once, sharded over
-# its four devices, and let the two nodes be replicas of each other that average their gradients. This is **HSDP**,
-# *hybrid sharded data parallel*: two strategies at once. PyTorch's FSDP has it
+# So far there has been one strategy at a time, and one group: all ranks. Now take two **nodes** (machines) of four
+# devices each. Inside a node the devices are joined by a fast link, and the two nodes by a slow one. ZeRO's stage 3
+# gathers parameters all the time, and over the slow link that hurts. So let each *node* hold the whole model once,
+# sharded over its four devices, and let the two nodes be replicas of each other that average their gradients. This is
+# **HSDP**, *hybrid sharded data parallel*: two strategies at once. PyTorch's FSDP has it
 # ([pytorch#89915](https://github.com/pytorch/pytorch/pull/89915)) because "expensive all-gathers and reduce-scatters
 # are only done within a node".
 #
@@ -111,7 +111,7 @@ check.neighbours(neighbours)
 # ## Build: why the order of the axes matters
 #
 # In a job, `Mesh` also makes a process group for each row and each column. Every rank must take part in creating every
-# group, in the same order, even of those that it is not in. `mesh.get_group("shard")` is the one that this rank is in.
+# group, in the same order, even those that it is not in. `mesh.get_group("shard")` is the one that this rank is in.
 #
 # `Mesh((2, 2), ("replicate", "shard"))` or `Mesh((2, 2), ("shard", "replicate"))`? On paper it is the same strategy.
 # But ranks with neighbouring numbers share a node, and the *last* axis is made of neighbours.
@@ -146,7 +146,7 @@ def one_layer(shape, names):
 # The job runs three times: with all four ranks along `shard`, which is ZeRO 3, and as HSDP in both orders of its axes.
 # The bytes are booked from the sizes of the `dist` calls, as in notebook 02, here and wherever this notebook says
 # "measured"; `recording.across(rank, step)` is the part of a rank's bytes that goes to the other node. Compare the two
-# orders: with `shard` first instead of last, how many times as many bytes leave a node?
+# orders: when `shard` comes first instead of last, by what factor does the number of bytes that leave a node grow?
 
 # %%
 guess_crossing = 3  # your number
@@ -160,7 +160,7 @@ on_slow = {"ranks": 4, "device": "cpu", "record": "communication", "link": SLOW}
 slow = {name: run(one_layer, *grid, **on_slow).recording for name, grid in grids.items()}
 leaving = {name: sum(record.across(rank, step=0) for rank in (0, 1)) for name, record in slow.items()}
 _, shard_last, shard_first = leaving.values()
-check.predict("How many times as many bytes leave a node?", guess_crossing, shard_first / shard_last, tolerance=0)
+check.predict("The bytes that leave a node grow by a factor of", guess_crossing, shard_first / shard_last, tolerance=0)
 
 # %%
 for name, recording in slow.items():
@@ -176,20 +176,20 @@ draw.table(
 
 # %% [markdown]
 # With `shard` last, HSDP sends much less over the slow wire than ZeRO 3. With `shard` first, it sends *more* than ZeRO
-# 3, though each rank sends as many bytes as in the other order. The time follows what crosses. (Not exactly: a step
-# also has latency, copies, and the traffic inside a node.) So the rule is: *what talks most goes last.* On a cluster
-# the last axis is the one inside a node (HSDP's shards, or tensor parallelism, which you will meet below), and the
-# first is the one across nodes (replicas).
+# 3, although each rank sends the same number of bytes in either order. The time follows the bytes that cross. (Not
+# exactly: a step also has latency, copies, and the traffic inside a node.) So the rule is: *what talks most goes last.*
+# On a cluster the last axis is the one inside a node (HSDP's shards, or tensor parallelism, which you will meet below),
+# and the first is the one across nodes (replicas).
 #
 # ## Build: a tensor that knows its layout
 #
-# In notebook 04 every strategy had code of its own: cut this, gather that. All of it answered one question: *who holds
-# which part of a tensor?* So let the tensor say so. On each axis of the mesh it has one of three **placements**:
+# In notebook 04 every strategy had its own code: cut this, gather that. All of that code answered one question: *who
+# holds which part of a tensor?* So let the tensor say so. On each axis of the mesh it has one of three **placements**:
 #
 # * `Shard(dim)`: each rank along the axis has a piece, cut along that dim;
 # * `Replicate()`: each has all of it;
-# * `Partial()`: each has a tensor of the full *shape*, but its numbers are only a summand. The tensor is their sum.
-#   (PyTorch prints `Partial(sum)`; its Partial has other reductions, too.)
+# * `Partial()`: each has a tensor of the full *shape*, but its values are only one summand. The tensor is the sum of
+#   all the summands. (PyTorch prints `Partial(sum)`; it has other reductions, too.)
 #
 # A tensor with a mesh and placements is a **DTensor** (distributed tensor). It has the shape of the whole, and on each
 # rank it holds a **block**, its `to_local()`. `distribute_tensor` makes one from a whole tensor.
@@ -211,8 +211,8 @@ print(f"rank 2 holds {block.tolist()}")
 draw.blocks(spec, ("a",))
 
 # %% [markdown]
-# The dashed outline is the whole tensor, the filled part is the block that the rank holds. In these pictures, the same
-# tint means the same block.
+# The dashed outline is the whole tensor, and the filled part is the block that the rank holds. In these pictures, the
+# same tint means the same block.
 #
 # Now cut along the other dim, on the same four ranks. Six is not divisible by 4. How many columns does rank 3 hold?
 
@@ -247,7 +247,8 @@ draw.blocks(layouts[0][0], ("a", "b"))
 # *same* dim, the second cuts what the first has left.)
 #
 # `Partial()` is the odd one out. You have met it often: before the all-reduce of DDP, each rank has a gradient of the
-# right shape, and none of them is *the* gradient. Here every rank brings rank + 1, and the tensor is 1 + 2 + 3 + 4:
+# right shape, and none of them is *the* gradient. Here every rank contributes rank + 1, and the tensor is
+# 1 + 2 + 3 + 4:
 
 
 # %%
@@ -263,18 +264,18 @@ run(summands, ranks=4, device="cpu")
 # %% [markdown]
 # ## Build: from one placement to another
 #
-# `x.redistribute(placements=...)` gives the same tensor with another layout. To go from one placement to another takes
-# at most one collective. Cover the right half of this table, and say which. (N is the number of ranks along the axis, n
-# the size of the tensor in bytes. The last row is used only inside operations; `redistribute` refuses Partial as a
-# target.) The cells after the table put it to the test on four ranks: what the table predicts, beside what a recording
-# shows.
+# `x.redistribute(placements=...)` gives the same tensor with another layout. Going from one placement to another takes
+# at most one collective. Cover the right half of this table, and say which one each row needs. (N is the number of
+# ranks along the axis, n the size of the tensor in bytes. The last row is used only inside operations; `redistribute`
+# refuses Partial as a target.) The cells after the table test it on four ranks: they show what the table predicts
+# beside what was recorded.
 
 # %%
 print(MOVES)
 
 # %%
 SHARE = {"Shard(0) → Replicate()": 3 / 4, "Partial() → Replicate()": 2 * 3 / 4, "Partial() → Shard(0)": 3 / 4}
-SHARE |= {"Shard(0) → Shard(1)": 3 / 16, "Replicate() → Shard(1)": 0}  # what a rank sends; × the tensor
+SHARE |= {"Shard(0) → Shard(1)": 3 / 16, "Replicate() → Shard(1)": 0}  # what a rank sends, as a fraction of the tensor
 
 
 def move_each(tensor, mesh, moves):
@@ -313,9 +314,9 @@ draw.ledger({move: (SHARE[move] * n, our_bytes[move]) for move in SHARE}, within
 # the dim with zeros to N equal pieces, put the pieces one after another in a 1-D tensor, reduce-scatter it, then trim
 # your piece to its true size.
 #
-# The check tries several dtypes (keep the summand's), any strides, a group of some of the ranks, and pieces that are
-# empty. Budget: (N − 1)/N of the padded tensor; at most 4.5 × the summand held besides the summand itself, and after
-# the call nothing but the piece (a view of all that arrived keeps all of it). The summand stays as it was.
+# The check tries several dtypes (keep the summand's), any strides, a group of only some of the ranks, and empty pieces.
+# Budget: send (N − 1)/N of the padded tensor; hold at most 4.5 × the summand besides the summand itself, and after the
+# call nothing but the piece (a view of everything that arrived keeps all of it alive). Leave the summand as it was.
 
 
 # %%
@@ -342,30 +343,30 @@ check.partial_to_shard(partial_to_shard)
 # %% [markdown]
 # ### Two axes: a path
 #
-# On a mesh of several axes, each axis takes a step of its own, one after the other. In which order? Take a tensor on
-# 2 × 2 ranks whose placements are `(Partial(), Replicate())` and should become `(Replicate(), Shard(0))`. Along the
-# first axis it must be all-reduced; along the second each rank only cuts out its half. Here is our plan for it, which
-# is also PyTorch 2.13's default plan. (A `Spec` is a layout without data: shape, mesh sizes, placements.)
+# On a mesh of several axes, each axis takes its own step, one after another. In which order? Take a tensor on 2 × 2
+# ranks whose placements are `(Partial(), Replicate())` and should become `(Replicate(), Shard(0))`. Along the first
+# axis it must be all-reduced; along the second each rank only cuts out its half. Here is our plan for it, which is also
+# PyTorch 2.13's default plan. (A `Spec` is a layout without data: shape, mesh sizes, placements.)
 
 # %%
 start, goal = Spec((16, 12), (2, 2), (Partial(), Replicate())), (Replicate(), Shard(0))
 plan(start, goal)
 
 # %% [markdown]
-# It all-reduces the whole tensor, and then throws half of the result away. The other way round, only half of it would
-# have travelled. Both are right. To send less, make the block *smaller* as early as possible, and *larger* as late as
-# possible.
+# It all-reduces the whole tensor, and then throws half of the result away. In the other order, only half as much would
+# have been sent. Both give the right result. To send less, make the block *smaller* as early as possible, and *larger*
+# as late as possible.
 #
-# ### Exercise 3 (optional): the path that sends least
+# ### Exercise 3 (optional): the path that sends the least
 #
 # You are given a `spec` and the placements that the tensor should have. `spec.placements` has one placement for each
 # axis, and a placement has the methods `is_shard()`, `is_replicate()` and `is_partial()`. There are up to three axes;
 # `spec.mesh` is a tuple of their sizes, not a `Mesh`. Each axis goes to its new placement in one step. No dim is cut
-# along two axes, so every order is right.
+# along two axes, so every order gives the right result.
 #
-# Return the axes in the order that sends least; the check allows 10 % more, for padding. Which steps make a block
-# smaller, which leave its size as it is, and which make it larger? Of two that make it smaller, which one costs
-# nothing?
+# Return the axes in the order that sends the least; the check allows 10 % more, for padding. Which steps make a block
+# smaller, which leave its size as it is, and which make it larger? Of the two kinds that make it smaller, which one
+# costs nothing?
 
 
 # %%
@@ -377,8 +378,8 @@ def order_of_axes(spec, target):
         now, then = spec.placements[axis], target[axis]
         ### BEGIN SOLUTION
         if then.is_shard() and not now.is_shard():
-            return 1 if now.is_partial() else 0  # smaller: to cut is free, to reduce-scatter is not
-        return 3 if now.is_shard() and then.is_replicate() else 2  # larger; or of the same size
+            return 1 if now.is_partial() else 0  # smaller: cutting is free, a reduce-scatter is not
+        return 3 if now.is_shard() and then.is_replicate() else 2  # larger, or the same size
         ### END SOLUTION
 
     return sorted(range(len(target)), key=late)
@@ -398,9 +399,9 @@ play.placements()
 # ## Build: the algebra
 #
 # Now compute with such tensors. In `y = x @ w` each rank has only blocks of x and w. What can it compute from them, and
-# what is the layout of y? Give each dim a letter, and dims that belong together the same letter: a matrix product is
-# `ik,kj->ij`. The letters then tell you every way to compute it. Here they are along one axis of the mesh, inputs →
-# output. (`linear="each"`: a product is linear in each input, while the other stays whole.)
+# what is the layout of y? Give each dim a letter, and give the same letter to dims that belong together: a matrix
+# product is `ik,kj->ij`. The letters then tell you every way to compute it. Here they are along one axis of the mesh,
+# inputs → output. (`linear="each"`: a product is linear in each input, while the other stays whole.)
 
 # %%
 cases = ["all whole", "i is cut", "k is cut", "j is cut", "x is a summand", "w is a summand"]
@@ -409,8 +410,8 @@ for case, way in zip(cases, ways("ik,kj->ij", linear="each"), strict=True):
 
 # %% [markdown]
 # If `i` is cut (the rows of x: the batch), each rank computes its rows of y. If `k` is cut, in both inputs, each rank
-# multiplies what it has, and that is a *summand* of y. **This is where Partial comes from**: a letter that is cut, and
-# that the output does not have. If `j` is cut (the columns of w), each rank has some columns of y. And a summand times
+# multiplies what it has, and that is a *summand* of y. **This is where Partial comes from**: a letter that is cut and
+# does not appear in the output. If `j` is cut (the columns of w), each rank has some columns of y. And a summand times
 # a whole matrix is a summand of the product.
 #
 # An operation on a DTensor picks the way that needs the cheapest redistribution of its inputs, redistributes them, and
@@ -464,13 +465,13 @@ draw.ledger({name: (sent, ours.sent(0, step)) for step, (name, sent) in enumerat
 # ### Gradients have a layout, too
 #
 # Backward is made of operations, so the same algebra gives the layout of gradients. Let the batch be cut, so that x is
-# `Shard(0)`, and let the weight be whole. The gradient of w is xᵀ @ (gradient of y), and the letter of the batch is not
-# in it:
+# `Shard(0)`, and let the weight be whole. The gradient of w is xᵀ @ (gradient of y), and the letter of the batch does
+# not appear in it:
 
 
 # %%
 def batch_cut():
-    """The layout of a whole weight's gradient, where the batch is cut."""
+    """The layout of a whole weight's gradient when the batch is cut."""
     mesh = Mesh((4,), ("a",))
     x = distribute_tensor(torch.ones(8, 3), mesh, [Shard(0)])
     w = distribute_tensor(torch.nn.Parameter(torch.ones(3, 5)), mesh, [Replicate()])
@@ -487,16 +488,16 @@ run(batch_cut, ranks=4, device="cpu")[0]
 # ## Build: strategies as three placements
 #
 # All of notebook 04 fits in one table. A strategy gives placements to P, G and S: the parameters between two steps, the
-# gradients when backward is over, the optimizer state. Everything that travels follows. P goes to `Replicate()` for
+# gradients when backward is over, the optimizer state. All traffic follows from these. P goes to `Replicate()` for
 # forward and for backward; the gradient, which begins as `Partial()`, goes to G's placement, and then to S's for the
-# update; and what was updated goes back to P's.
+# update; and the updated parameters go back to P's.
 #
 # ### Exercise 4: write the table
 #
 # Return a dict with the keys "DDP", "ZeRO 1", "ZeRO 2", "ZeRO 3", "HSDP". A value is three lists, for P, G and S, with
 # a placement for each axis of the mesh: one axis for all but HSDP, which has `("replicate", "shard")`. Any `Shard(dim)`
 # of a matrix will do. The check runs your table on six ranks, HSDP as 2 × 3, and compares the bytes held of each kind,
-# the bytes sent in a step, and the new weights with those of the strategy. (ZeRO 1: what is in a rank's `.grad` when
+# the bytes sent in a step, and the new weights with the strategy's own. (ZeRO 1: what is in a rank's `.grad` when
 # backward is over, the mean or only its own contribution?)
 
 
@@ -520,8 +521,8 @@ check.placements(placements)
 # %% [markdown]
 # Memory can be read off your table: a kind that is `Shard` along an axis is divided by the number of ranks along it. So
 # can traffic: P is gathered twice if it is sharded, the gradient goes to G's and then S's placement, and the update
-# goes back to P's. Here it is for six ranks, three on each node, in float32 with AdamW. What is sent in a group that
-# has ranks on both nodes counts as sent across nodes:
+# goes back to P's. Here it is for six ranks, three on each node, in float32 with AdamW. All that is sent in a group
+# with ranks on both nodes counts as sent across nodes:
 
 # %%
 from labs import cost
@@ -539,15 +540,15 @@ draw.table(rows, caption="by formula, × the model, per rank; the check of exerc
 
 # %% [markdown]
 # HSDP holds more than ZeRO 3, and sends most of its bytes where the link is fast. The next notebook rebuilds stage 3 on
-# this: parameters that are DTensors, and `fully_shard`.
+# these tools: its parameters are DTensors, made by `fully_shard`.
 #
 # ## Measure and native
 #
 # PyTorch has all of it, under the same names: `init_device_mesh` makes the mesh, `torch.distributed.tensor` has
 # `DTensor`, `distribute_tensor` and the placements. So the functions of the cells above run with PyTorch's, unchanged.
 # Do they send the same bytes? First the redistributions, all but one: on CPUs PyTorch goes from `Shard(0)` to
-# `Shard(1)` by an all-gather, warns of it, and sends N times as much. (2.13 still assumes that gloo has no all-to-all;
-# ours calls it.) Then the two layers, with their placements and numbers, too.
+# `Shard(1)` with an all-gather, issues a warning, and sends N times as much. (2.13 still assumes that gloo has no
+# all-to-all; ours calls it.) Then the two layers, where placements and numbers are compared, too.
 
 # %%
 from torch.distributed.device_mesh import init_device_mesh
@@ -587,7 +588,7 @@ ledger
 
 # %% [markdown]
 # [tests/test_dtensor.py](../tests/test_dtensor.py) compares ours with PyTorch's in many more such cases, forward and
-# backward; where PyTorch goes another way, the test's row says so.
+# backward; where PyTorch does it differently, the test's row says so.
 #
 # ### A bug that was published
 #
@@ -660,19 +661,19 @@ print(f"torchrun --standalone --nproc-per-node 4 two_layers.py\n{done.stdout or 
 # **Why**: a strategy becomes a layout per tensor instead of code. The same model file runs under DDP, FSDP, tensor
 # parallelism and any of them together; checkpoints know what they hold, and can be loaded on another mesh.
 #
-# **GSPMD** (Xu et al., 2021) takes this to its end. JAX used it for years; its successor there is
+# **GSPMD** (Xu et al., 2021) takes this to its conclusion. JAX used it for years; its successor there is
 # [Shardy](https://docs.jax.dev/en/latest/shardy_jax_migration.html). You give the layout of a *few* tensors, and the
 # compiler finds placements for all the others, with the same algebra of letters, and inserts the collectives. It sees
-# the whole program where DTensor decides one operation at a time. The price is that you read a compiled program to find
-# out what travels; here you can step through it with a debugger.
+# the whole program, whereas DTensor decides one operation at a time. The price is that you read a compiled program to
+# find out what travels; here you can step through it with a debugger.
 #
 # **Why not**: each operation on a DTensor must first be looked up (here in Python; in recent PyTorch through a C++
 # cache), and with a small model that shows. FSDP2 keeps parameters as DTensors between uses, but forward and backward
 # compute with plain tensors. The optimizer does not: in
 # [pytorch#134191](https://github.com/pytorch/pytorch/issues/134191), still open, AdamW is limited by the CPU under
 # FSDP2, and one of FSDP2's authors names DTensor's "own dispatch overhead" as one of two causes. An operation that has
-# no rule, and cannot be broken down into ones that have, is refused. A placement that you did not intend is no error;
-# it is one more collective in every step, so look at what is sent. And PyTorch's documentation still calls
+# no rule, and cannot be broken down into operations that do, is refused. A placement that you did not intend is not an
+# error; it is one more collective in every step, so look at what is sent. And PyTorch's documentation still calls
 # `torch.distributed.tensor` "in alpha state".
 
 # %% [markdown]
@@ -680,16 +681,16 @@ print(f"torchrun --standalone --nproc-per-node 4 two_layers.py\n{done.stdout or 
 #
 # Answer each aloud before you unfold it.
 #
-# <details><summary>A mesh of 2 × 4 × 2 ranks with the axes a, b, c. Which ranks are along b with rank 5, and which
-# axis should be inside a node?</summary>
+# <details><summary>A mesh of 2 × 4 × 2 ranks with the axes a, b, c. Which ranks are in rank 5's group along b, and
+# which axis should be inside a node?</summary>
 #
 # Rank 5 is at (0, 2, 1). Along b the step is 2: ranks 1, 3, 5, 7. The last axis, c, is made of neighbours. It should be
-# the one that talks most, and it stays inside a node.
+# the axis that talks most, and it stays inside a node.
 # </details>
 #
 # <details><summary>Where does <code>Partial()</code> come from, and what gets rid of it?</summary>
 #
-# From an operation that sums over a dim that is cut: a letter that the output does not have. An all-reduce makes it
+# From an operation that sums over a cut dim: a letter that does not appear in the output. An all-reduce makes it
 # Replicate(), a reduce-scatter Shard(); the second sends half as much.
 # </details>
 #
@@ -715,7 +716,7 @@ print(f"torchrun --standalone --nproc-per-node 4 two_layers.py\n{done.stdout or 
 # [labs/rules.py](../labs/rules.py), [labs/dtensor.py](../labs/dtensor.py). Xu et al., 2021, *GSPMD: General and
 # Scalable Parallelization for ML Computation Graphs* (arXiv 2105.04663), section 3.
 #
-# **Next.** A layout says who holds what, and not when it travels: stage 3 still waits for each layer that it gathers.
+# **Next.** A layout says who holds what, but not when it travels: stage 3 still waits for each layer that it gathers.
 # [06 FSDP](06_fsdp.ipynb) shards parameter by parameter, and gathers ahead.
 #
 # A clean copy of this notebook: `git restore notebooks/05_mesh_and_dtensor.ipynb`, then *File > Reload Notebook from

@@ -62,7 +62,7 @@ print(f"a layer of 9 tensors is {on_cpu(vectors, ranks=4)[0][1]}")
 # - a frozen parameter cannot share a vector with a trained one;
 # - a state dict must be put together by hand, since nothing in the shards has a name.
 #
-# FSDP1 (FairScale in 2021, PyTorch 1.11 in 2022) had such vectors and these troubles; its `use_orig_params=True` later
+# FSDP1 (FairScale in 2021, PyTorch 1.11 in 2022) had such vectors, and these problems; its `use_orig_params=True` later
 # hid some of them. **FSDP2** (`fully_shard`, 2024) cuts each parameter separately.
 #
 # ## Picture
@@ -72,8 +72,8 @@ print(f"a layer of 9 tensors is {on_cpu(vectors, ranks=4)[0][1]}")
 # columns of this table are copied to the full weight and the full bias.](../images/fsdp_table.svg)
 #
 # A shard is now some *rows* of a parameter. What travels is still one message for a whole layer. The price: what
-# arrives lies rank by rank, so it must be copied once more to become whole tensors; and each parameter has padding of
-# its own.
+# arrives lies rank by rank, so it must be copied once more to become whole tensors; and each parameter has its own
+# padding.
 #
 # ## Predict
 #
@@ -96,8 +96,8 @@ guess_models = 1 + 1  # your number
 # each layer first, and on the model last: that call takes the rest, the *root* (embedding, last norm and head). A group
 # is gathered by one collective, and dropped as a whole.
 #
-# Five rows on four ranks: whose are they? PyTorch's answer, and so ours, is `chunk`: pieces of ⌈5/4⌉ rows, as long as
-# there are rows left.
+# Five rows on four ranks: whose are they? PyTorch's answer, and so ours, is `chunk`: pieces of ⌈5/4⌉ rows, for as long
+# as there are rows left.
 
 # %%
 from labs.fsdp import fully_shard
@@ -110,7 +110,7 @@ def pieces():
     return str(weight.placements), str(tuple(weight.shape)), str(tuple(weight.to_local().shape))
 
 
-columns = ("placements", "shape", "of it here")
+columns = ("placements", "shape", "local shape")
 draw.table([{"rank": r} | dict(zip(columns, seen, strict=True)) for r, seen in enumerate(on_cpu(pieces, ranks=4))])
 
 # %% [markdown]
@@ -123,10 +123,10 @@ draw.table([{"rank": r} | dict(zip(columns, seen, strict=True)) for r, seen in e
 # Fill the parameters of one group from everybody's shards, with **one** collective. `shards` are plain tensors: this
 # rank's rows of each parameter. `fulls` are tensors whose storage is empty (notebook 04: `untyped_storage().resize_`).
 # They may be bfloat16 while the shards are float32; then bfloat16 travels. Use `all_gather(vector, part)` of notebook
-# 04; with N ranks a piece of `full` has `-(-len(full) // N)` rows (that is rounded up).
+# 04; with N ranks a piece of `full` has `-(-len(full) // N)` rows (that is, rounded up).
 #
 # The check looks at every number, on 2 to 4 ranks; at the storages (each has `full.nbytes` bytes, and later none) and
-# the shards, which must stay what they were; at the traffic: (N − 1)/N of the group, in one collective, and no barrier;
+# the shards, which must stay as they were; at the traffic: (N − 1)/N of the group, in one collective, and no barrier;
 # and at the memory: 2.75 × the group at most, and nothing after `reshard`. That is the table, the full tensors, and
 # room for this rank's own rows and for a copy of one parameter, but not for a third copy of the group.
 
@@ -173,8 +173,8 @@ unsharded
 #
 # In notebook 04's timeline (*Measure: time*) each rank waited for each gather. Here is that job once more: six layers
 # that only pretend to compute, 5 ms in forward and 10 ms in backward. The layers are smaller, so that copying them
-# takes little time, and the wire is one between two nodes. Now a gather takes at least what the
-# [link](../labs/kit/ranks/link.py) says; a busy machine only adds to it.
+# takes little time, and the wire is one between two nodes. Now a gather takes at least as long as the
+# [link](../labs/kit/ranks/link.py) says; a busy machine only adds to that.
 
 # %%
 from labs.kit.ranks.link import Link
@@ -195,7 +195,7 @@ def six_layers():
 
 # %%
 def pretend(prepare, steps=6):
-    """A few steps; prepare(layers) -> model, and what is to be called between backward and the next forward."""
+    """A few steps; prepare(layers) -> model, and what to call between backward and the next forward."""
     model, finish = prepare(six_layers())
     for _ in range(steps):
         dist.barrier()  # so that the ranks begin together
@@ -243,7 +243,7 @@ print(f"stage 3: rank 0 waited {waited(comb, quietest(comb)):.0f} ms")
 # `compute(layer)` for each, once it is there. A layer may come twice, though not twice in a row: gather it each time.
 #
 # The check notes what happens in which order. The gather of every layer but the first must be under way while the one
-# before it computes (whether it starts before or after the `arrive()` of that one is all the same); nobody waits for a
+# before it computes (whether it starts before or after the `arrive()` of that one does not matter); nobody waits for a
 # layer until the one before it has computed; nothing is gathered in vain; and there are never more than **two** layers
 # here or on their way. There may be only a single layer.
 
@@ -252,7 +252,7 @@ print(f"stage 3: rank 0 waited {waited(comb, quietest(comb)):.0f} ms")
 def prefetched(layers, compute):
     """Compute all layers, in this order, each when its parameters are there; none is held at the end.
 
-    The list stays as it is.
+    Leave the list as it is.
     """
     ### BEGIN SOLUTION
     layers[0].gather()
@@ -274,8 +274,8 @@ check.prefetch(prefetched)
 # backward both follow this step's forward order in reverse. The reduce-scatters overlap, too: layer 4's gradients
 # travel while layer 3 computes its own.
 #
-# You may also say yourself what is to be gathered ahead. Here is the same job with none, one, two and all five others.
-# (The last layer stays gathered after its forward, since backward begins with it.)
+# You may also say yourself what to gather ahead. Here is the same job with no layer, one, two and all five others
+# gathered ahead. (The last layer stays gathered after its forward, since backward begins with it.)
 
 
 # %%
@@ -301,8 +301,8 @@ quiet = {n: quietest(each) for n, each in talk.items()}
 draw.timeline(comb, talk[1], step=(quietest(comb), quiet[1]), names=("stage 3", "one layer ahead"))
 
 # %% [markdown]
-# Each job is drawn in the step in which rank 0 waited least. (As in notebook 04, the reduce-scatter is drawn as an
-# all-to-all. The narrow phase at the end is the optimizer's; at the barrier after it the ranks only wait for each
+# For each job, the figure shows the step in which rank 0 waited least. (As in notebook 04, the reduce-scatter is drawn
+# as an all-to-all. The narrow phase at the end is the optimizer's; at the barrier after it the ranks only wait for each
 # other.) In numbers:
 
 # %%
@@ -315,9 +315,9 @@ draw.table([{"": name, "how long rank 0 waited in that step": times[name]} for n
 # %% [markdown]
 # Even with none ahead the reduce-scatters overlap. One layer ahead removes most of the rest. What must remain is the
 # first gather and the last reduce-scatter: while they travel, this rank has nothing to compute. (The ranks wait for
-# each other, too, and the more so the busier your machine is.) A second layer ahead has little left to win, since a
-# gather is shorter than a layer's compute. And what does it cost? Move the slider, and look at the memory below the
-# timeline. (There, all phases are drawn equally wide.)
+# each other, too, and longer on a busy machine.) A second layer ahead has little left to gain, since a gather is
+# shorter than a layer's compute. And what does it cost? Move the slider, and look at the memory below the timeline.
+# (There, all phases are drawn equally wide.)
 
 # %%
 play.prefetch(talk, held, quiet, begin=2)
@@ -325,7 +325,7 @@ play.prefetch(talk, held, quiet, begin=2)
 
 # %%
 def in_flight(recording, phase):
-    """The most that rank 0 holds of gathered layers and of gradients on their way, in a steady step, in layers."""
+    """The most that rank 0 holds of gathered layers and of gradients in flight, in a steady step, counted in layers."""
     spans = [span for span in recording.spans if (span.rank, span.name) == (0, phase)][1:]
     line = recording.during(0, None, ["comm", "temporary"])
     most = min(max(size for at, size in line if span.start <= at < span.end) for span in spans)
@@ -333,13 +333,13 @@ def in_flight(recording, phase):
 
 
 phases = {n: {phase: in_flight(held[n], phase) for phase in ("forward", "backward")} for n in AHEAD}
-draw.table([{"layers ahead": n} | phases[n] for n in AHEAD], caption="at most in flight, in layers")
+draw.table([{"layers ahead": n} | phases[n] for n in AHEAD], caption="most in flight at once, in layers")
 
 # %% [markdown]
 # Forward needs room for two layers even with none ahead: as a layer arrives, it is there twice for a moment, in the
-# table and in full. With one ahead, the next layer takes the second place. Each further one adds a layer, and with five
-# the whole model is there: just what stage 3 was meant to avoid. In backward there are gradients as well: the layer's
-# own, and those of the one before, both as they are sent and as they arrive.
+# table and in full. With one ahead, the next layer takes the second place. Each further layer ahead adds one more, and
+# with five the whole model is there: just what stage 3 was meant to avoid. In backward there are gradients as well: the
+# layer's own, and those of the one before, both as they are sent and as they arrive.
 #
 # ## Build: over two axes
 #
@@ -352,11 +352,11 @@ draw.table([{"layers ahead": n} | phases[n] for n in AHEAD], caption="at most in
 #
 # You get this rank's whole gradient. Return its piece of the mean over both axes. `mesh.get_group("shard")` is the
 # group of an axis, `mesh.size("shard")` how many ranks it has; `reduce_scatter(vector, group)` is notebook 04's. Keep
-# the dtype, and return a tensor with memory of its own: not a view, nor a buffer that the next call writes into.
+# the dtype, and return a tensor with its own memory: not a view, and not a buffer that the next call writes into.
 #
 # The check tries grids of up to 6 ranks, also n × 1 and 1 × n with n up to 4, in three dtypes. (In bfloat16 you may
-# divide between the axes, or at the end.) All replicas must get the same bits. Budget on 2 × 2 ranks: 1.00 × the
-# gradient, half of it along `replicate`; and 2.75 × of it in memory at most, the given one included.
+# divide between the axes, or at the end.) All replicas must get the same bits. Budget on 2 × 2 ranks: send 1.00 × the
+# gradient, half of it along `replicate`; and hold at most 2.75 × the gradient, the given one included.
 
 
 # %%
@@ -381,8 +381,8 @@ check.hsdp_gradient(hsdp_gradient)
 # > **What went wrong in the wild.** *Symptom*: training runs without an error, with only a `UserWarning`, and yet the
 # > ranks' parameters differ. Somebody had asked for `HYBRID_SHARD` on a mesh of n × 1. FSDP1 switched to `NO_SHARD`,
 # > and gradients were no longer synchronized between the replicas
-# > ([pytorch#154888](https://github.com/pytorch/pytorch/issues/154888), June 2025; with `NO_SHARD` asked for outright,
-# > the ranks agreed). In August 2026 the same was reported from production
+# > ([pytorch#154888](https://github.com/pytorch/pytorch/issues/154888), June 2025; when `NO_SHARD` itself was
+# > requested, the ranks agreed). In August 2026 the same was reported from production
 # > ([verl#7493](https://github.com/verl-project/verl/issues/7493)).
 #
 # Here is what happened, in miniature: two replicas, *one* shard, and the gradient averaged along `shard` only.
@@ -390,7 +390,7 @@ check.hsdp_gradient(hsdp_gradient)
 
 # %%
 def two_replicas(average, steps=5):
-    """Parameters after a few steps, and this rank's first and last loss."""
+    """Parameters after a few steps, and whether this rank's loss has fallen."""
     mesh, w, losses = Mesh((2, 1), ("replicate", "shard")), torch.zeros(4, requires_grad=True), []
     x = torch.arange(4.0) + dist.get_rank()  # each rank has its own data
     for _ in range(steps):
@@ -424,7 +424,7 @@ def float32():
 
 
 def fully(shape, parts, model, reshard=True, **options):
-    """The training of a model: parts(model) are groups of their own, and the model is one for the rest."""
+    """The training of a model: each of parts(model) is its own group, and the model is the group for the rest."""
     mesh = Mesh(shape, ("replicate", "shard")[-len(shape) :])
     for part in parts(model):
         fully_shard(part, mesh=mesh, reshard_after_forward=reshard, **options)
@@ -458,8 +458,8 @@ job = partial(on_cpu, train)
 FSDP = partial(fully, (4,), by_layer)
 
 # %% [markdown]
-# Do your functions of exercise 1 carry it? If they passed, they stand in for the course's in this job. (Nothing is
-# gathered ahead then, since your `unshard` waits.)
+# Can your functions of exercise 1 train it? If they passed, they replace the course's in this job. (Nothing is then
+# gathered ahead, since your `unshard` waits.)
 
 # %%
 from labs.kit.exercises import unshard_with
@@ -474,7 +474,7 @@ def yours(model):
 
 mine, courses = job(yours, ranks=4), job(FSDP, ranks=4)
 assert [losses for losses, _ in mine] == [losses for losses, _ in courses]
-print("exercise 1, if it passed, in the course's place: the same losses, to the last bit")
+print("with exercise 1, if it passed, in the course's place: the same losses, to the last bit")
 
 # %% [markdown]
 # ## Measure: numbers
@@ -516,11 +516,11 @@ draw.table([{"": name, "within 1e-12 of one process": bool(off[name] < 1e-12)} f
 # ## Measure: bytes
 #
 # What does each setting send, and what does it hold? With S shards and R replicas, for a group of n bytes: each gather
-# sends (S − 1)/S n, the reduce-scatter as much, the all-reduce between replicas 2 (R − 1)/R n/S. A layer is gathered
-# twice where it is resharded after forward; the root is gathered once in any case, since it stays there from forward to
-# backward. [labs/cost/fully_sharded.py](../labs/cost/fully_sharded.py) adds that up, and what is held. The bytes sent
-# that are called *measured* are booked from the sizes of the calls, as in notebook 02. Beside the four stands stage 3
-# of notebook 04.
+# sends (S − 1)/S n, the reduce-scatter the same, and the all-reduce between replicas 2 (R − 1)/R n/S. A layer is
+# gathered twice where it is resharded after forward; the root is gathered once in any case, since it stays there from
+# forward to backward. [labs/cost/fully_sharded.py](../labs/cost/fully_sharded.py) adds this up, and computes what is
+# held. Where bytes sent are called *measured*, they are booked from the sizes of the calls, as in notebook 02. Stage 3
+# of notebook 04 stands beside the four.
 
 
 # %%
@@ -531,7 +531,7 @@ def in_turn(ways, micro_batches):
 
 
 def ledgers(ways, micro_batches=1):
-    """Of each: what rank 0 sends in its second step, in how many collectives, and what it holds in a steady one."""
+    """For each: what rank 0 sends in its second step, in how many collectives, and what it holds in a steady one."""
     talk = on_cpu(in_turn, ways, micro_batches, ranks=4, record="communication", tell="all: sent").recording
     found = {}
     for number, (name, apply) in enumerate(ways.items()):
@@ -542,7 +542,7 @@ def ledgers(ways, micro_batches=1):
 
 
 def as_in_the_table(name, model):
-    """The training of a model as the row of this name has it."""
+    """The training of a model as the table's row of this name sets it up."""
     return strategies.set_up(strategies.ROWS[name], model)[0]
 
 
@@ -554,7 +554,7 @@ predicted["stage 3"] = cost.zero(on_paper, stage=3)
 
 
 def beside(name, kind):
-    """What the formula says and what was measured, bytes."""
+    """What the formula says and what was measured, in bytes."""
     return predicted[name].sent if kind == "sent" else getattr(predicted[name].held, kind), ours[name][kind]
 
 
@@ -576,22 +576,22 @@ table(ours)
 layer, whole = 4 * sum(sizes[1:10]), 4 * sum(sizes)  # bytes, in float32
 root = whole - 4 * layer
 worth = (ours["FULL_SHARD"]["comm"] - root) // layer
-check.predict("How many layers' worth, beside the root?", guess_layers, worth, reason="See FULL_SHARD, below.")
+check.predict("How many layers' worth, besides the root?", guess_layers, worth, reason="See FULL_SHARD, below.")
 
 # %% [markdown]
 # Formula and measurement agree to the byte; only the peaks differ a little. In the table, begin with what you know:
 #
 # - `NO_SHARD` sends what DDP sends, in five all-reduces, one for each group. It is no substitute for DDP: it holds a
 #   second copy of the parameters, since each group is still copied from its "shard" into full tensors (see `comm`).
-# - `SHARD_GRAD_OP` sends as little, and holds a quarter of P, G and S; its price is in `comm`: from forward to backward
-#   the whole model is there. It is not ZeRO's stage 2, which holds P whole at rest. Llama 3 was trained this way (arXiv
-#   2407.21783, section 3.3.2). If every rank has the whole model anyway, why shard,
-#   [a reader asked](https://github.com/meta-llama/llama3/issues/303). For G and S: they are three quarters of P, G and
+# - `SHARD_GRAD_OP` sends just as little, and holds a quarter of P, G and S; its price is in `comm`: from forward to
+#   backward the whole model is there. It is not ZeRO's stage 2, which holds P whole at rest. Llama 3 was trained this
+#   way (arXiv 2407.21783, section 3.3.2). If every rank has the whole model anyway, why shard,
+#   [a reader asked](https://github.com/meta-llama/llama3/issues/303). For G and S, which are three quarters of P, G and
 #   S here, and no rank ever has all of them.
-# - `FULL_SHARD` sends nearly half as much again. In backward about five layers are in flight: the one that computes,
-#   its gradients, the next one on its way, and the gradients of the one before, both as they are sent and as they
-#   arrive. Beside them there is the root (and the gradient of the head, which waits for the rest of the root). That is
-#   two layers and the root more than stage 3 holds: the price of overlap.
+# - `FULL_SHARD` sends nearly 1.5 times as much. In backward about five layers are in flight: the one that computes, its
+#   gradients, the next one on its way, and the gradients of the one before, both as they are sent and as they arrive.
+#   Besides them there is the root (and the gradient of the head, which waits for the rest of the root). That is two
+#   layers and the root more than stage 3 holds: the price of overlap.
 # - `HYBRID_SHARD` holds twice as much of P, G and S as `FULL_SHARD`. Whether it pays depends on the wire: see below.
 #
 # Our model has four layers, so five in flight are more than the whole model. In a deeper one they are a small part:
@@ -599,7 +599,7 @@ check.predict("How many layers' worth, beside the root?", guess_layers, worth, r
 
 # %%
 def in_comm(depth, reshard):
-    """`comm` in percent of a model of so many layers."""
+    """`comm` in percent of a model with this many layers."""
     config = replace(CONFIG, depth=depth)
     held = cost.fsdp(cost.Job(config, batch=1, ranks=4), reshard).held
     return round(100 * held.comm / (4 * sum(cost.parameter_sizes(config))))
@@ -612,7 +612,7 @@ draw.table(rows, caption="comm, in % of the model, by the formula")
 # %% [markdown]
 # ## Measure: how large is a group?
 #
-# `FULL_SHARD` by itself says little: what counts is on which modules you call `fully_shard`. Three ways: on the model
+# `FULL_SHARD` by itself says little: what counts is which modules you call `fully_shard` on. Three ways: on the model
 # alone; on each layer; and by size, on each attention and each MLP, since these have more than 30,000 parameters.
 
 
@@ -643,9 +643,9 @@ check.predict("All at once: how many times the model?", guess_models, models, re
 #
 # ## The knobs
 #
-# **Mixed precision** is a policy: shards in float32 (so the optimizer has its masters), what is gathered in bfloat16,
-# gradients reduced in float32. A parameter then takes (4 + 4 + 8)/N bytes at rest; on the wire it takes 2 in a gather,
-# and its gradient 4 in a reduce-scatter.
+# **Mixed precision** is a policy: shards in float32 (so the optimizer has its masters), gathers in bfloat16, gradients
+# reduced in float32. A parameter then takes (4 + 4 + 8)/N bytes at rest; on the wire it takes 2 in a gather, and its
+# gradient 4 in a reduce-scatter.
 
 # %%
 from labs.sharded import MixedPrecisionPolicy
@@ -659,7 +659,7 @@ table({"float32": ours["FULL_SHARD"], "bfloat16": low})
 # %% [markdown]
 # (**float16** needs a scaled loss as well, since small gradients would otherwise become zero. An overflow is seen only
 # by the rank that has that shard, but all ranks must skip the step: `LossScale` in
-# [labs/precision.py](../labs/precision.py) asks everybody.)
+# [labs/precision.py](../labs/precision.py) asks every rank.)
 #
 # **Accumulation.** Each micro-batch reduces its gradients, unless `set_requires_gradient_sync(False)` says not to. Then
 # whole gradients stay on each rank until the last one. With two micro-batches:
@@ -667,7 +667,7 @@ table({"float32": ours["FULL_SHARD"], "bfloat16": low})
 
 # %%
 def last_only(model):
-    """Gradients are reduced in the last micro-batch alone."""
+    """Gradients are reduced only in the last micro-batch."""
     training = setting("FULL_SHARD", model)
 
     def every(x, y, micro_batches):
@@ -687,8 +687,8 @@ table(two)
 
 # %% [markdown]
 # The first of two reduce-scatters of each group is gone, and whole gradients are held (they count as `comm`). The
-# gathers stay: they have nothing to do with gradients. (To keep P as well, `reshard_after_forward=False` and
-# `set_reshard_after_backward(False)`.)
+# gathers stay: they have nothing to do with gradients. (To keep P gathered as well, set `reshard_after_forward=False`
+# and call `set_reshard_after_backward(False)`.)
 #
 # **CPU offload** keeps shards, their gradients and the optimizer's state in the CPU's memory: `CPUOffloadPolicy()`.
 # Each gather then begins with a copy to the device, and the step itself runs on the CPU. Our device *is* the CPU, so
@@ -696,8 +696,8 @@ table(two)
 #
 # ## Measure: two nodes
 #
-# Four ranks, two nodes, and between them notebook 05's wire. The link's arithmetic says how long a step keeps the wire
-# busy, at the least; both groups along an axis share the wire. Then come the real jobs:
+# Four ranks, two nodes, and between them notebook 05's wire. The link's arithmetic says how long, at least, a step
+# keeps the wire busy; both groups along an axis share the wire. Then come the real jobs:
 
 # %%
 slow = Link(nodes=2, bandwidth="200 Mbit/s", latency=1e-3)
@@ -729,9 +729,9 @@ for name, layout in LAYOUTS.items():
 draw.table(rows)
 
 # %% [markdown]
-# Under `HYBRID_SHARD` a node sends the model's size once: each of its two ranks all-reduces half of the gradients. What
-# a step takes beyond the wire is much the same in both. (And with the mesh's axes in the other order? Notebook 05
-# measured that: what talks most goes last.)
+# Under `HYBRID_SHARD` a node sends as many bytes as the model has: each of its two ranks all-reduces half of the
+# gradients. The time that a step takes beyond the wire is much the same in both. (And with the mesh's axes in the other
+# order? Notebook 05 measured that: what talks most goes last.)
 #
 # Hybrid sharding wins where P, G and S of the model fit on the ranks of one node, and the wire between nodes is slower
 # than the one inside. It loses in memory, since P, G and S are divided by the ranks of a node and not by all ranks; and
@@ -771,8 +771,8 @@ pairs = ({f"{name}: ours": ours[name], f"{name}: PyTorch's": theirs[name]} for n
 table({who: each for pair in pairs for who, each in pair.items()})
 
 # %% [markdown]
-# The bytes sent, the number of collectives, P, G and S are the same. In flight PyTorch's has about a layer less: it
-# reduces from one buffer, where our all-to-all has two. (Without resharding, what it holds depends on PyTorch's
+# The bytes sent, the number of collectives, P, G and S are the same. PyTorch's has about a layer less in flight: it
+# reduces from one buffer, whereas our all-to-all has two. (Without resharding, what it holds depends on PyTorch's
 # version: from 2.15 on one buffer is freed earlier.)
 #
 # ### From FSDP1 to FSDP2
@@ -813,8 +813,8 @@ table({who: each for pair in pairs for who, each in pair.items()})
 #
 # **Why not**: with micro-batches of few tokens nothing hides the gathers. With many ranks each gather has many steps of
 # latency: then take HSDP, or fewer data-parallel ranks and another axis. If ranks take different paths through the
-# model, as with experts of their own, collectives of different layers meet each other; PyTorch's does not notice when
-# these are of the same size (ours compares the order, and says so). And it does nothing about activations.
+# model (different experts, say), collectives of different layers are matched with each other; PyTorch's does not notice
+# when these have the same size (ours compares the order, and says so). And it does nothing about activations.
 
 # %% [markdown]
 # ### A way out
@@ -870,8 +870,8 @@ table({who: each for pair in pairs for who, each in pair.items()})
 # ## Say it back
 #
 # With the page turned over: how much of the parameters does a rank hold between forward and backward, and how much does
-# it send in a step, both × the model? Leave the root, which is gathered once less, out of it. `FULL_SHARD` and
-# `SHARD_GRAD_OP` have `shards` ranks, `HYBRID_SHARD` has `shards` × `replicas`.
+# it send in a step, both as a multiple of the model? Leave out the root, which is gathered once instead of twice.
+# `FULL_SHARD` and `SHARD_GRAD_OP` have `shards` ranks, `HYBRID_SHARD` has `shards` × `replicas`.
 
 
 # %%
@@ -906,10 +906,10 @@ check.held_and_sent(held_and_sent)
 # are reduced while layer 3 computes its own.
 # </details>
 #
-# <details><summary>Two nodes of eight ranks. Which axis of the mesh comes last, what crosses the wire, and what does it
-# cost in memory?</summary>
+# <details><summary>Two nodes of eight ranks each. Which axis of the mesh comes last, what crosses the wire, and what
+# does it cost in memory?</summary>
 #
-# `shard`: a node's eight ranks are neighbours in number. Gradients cross, an eighth of them from each rank; no
+# `shard`: a node's eight ranks have consecutive numbers. Gradients cross, an eighth of them from each rank, but no
 # parameters. P, G and S are divided by eight, not by sixteen.
 # </details>
 #

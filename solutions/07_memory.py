@@ -59,10 +59,10 @@ draw.chart({"each of 64 ranks": at_the_peak}, "GB", caption="8 billion parameter
 # **Activations** are what forward leaves behind because backward will ask for it (notebook 01). They are not copies of
 # anything: each rank's belong to its own tokens. The stages of ZeRO leave them alone, and more ranks do not make them
 # fewer. The way out is to compute activations *again* instead of keeping them. What does that save, and what does it
-# cost? (Two other ways, state on a slower tier and models that are never built whole, are notebook 07b's.)
+# cost? (Two other ways, state on a slower tier and models that are never built whole, are the subject of notebook 07b.)
 #
-# The model is the one of notebook 01, with twice the layers; the loop is the same. `change` is called on the model
-# before it trains: that is where everything in this notebook will happen.
+# The model is notebook 01's, with twice the layers; the loop is the same. `change` is called on the model before it
+# trains: that is where everything in this notebook will happen.
 
 # %%
 CONFIG, BATCH = replace(PRESETS["tiny"], depth=8), 12
@@ -103,7 +103,7 @@ def train(change=nothing, config=CONFIG, batches=batches[:3]):
 
 
 # %%
-job = partial(run, train, ranks=1, device="cpu")  # so that whoever reads this gets the same bytes
+job = partial(run, train, ranks=1, device="cpu")  # so that every reader gets the same bytes
 plain = job(record="memory").recording
 draw.memory(plain, step=2)
 
@@ -115,22 +115,22 @@ draw.memory(plain, step=2)
 # activations wait through nearly all of forward and backward. Why keep them, if they could be computed a second time,
 # just before they are needed?
 #
-# ![Activations held over time, for four layers. None: those of all layers pile up in forward. Selective: of each layer
-# about half waits, the rest is computed again when its backward comes. All but attention: of each layer its input
-# waits, and what attention gave. Full: of each layer only its input waits, and its forward runs
+# ![Activations held over time, for four layers. None: those of all layers pile up in forward. Selective: about half of
+# each layer waits, and the rest is computed again when its backward comes. All but attention: each layer's input and
+# the result of its attention wait. Full: only each layer's input waits, and its forward runs
 # again.](../images/recompute.svg)
 
 # %% [markdown]
 # ## Predict
 #
 # The input of a layer is D numbers for each token (D: the width of the model, here 64). How many *times D* numbers does
-# one layer leave behind for its backward? A guess will do; it is worth being surprised.
+# one layer leave behind for its backward? A guess will do; the surprise is worth it.
 
 # %%
 guess_times = 20  # your number
 
 # %% [markdown]
-# And if every layer's forward runs twice, how many times as much arithmetic does a training step take? (Notebook 01:
+# And if every layer's forward runs twice, by what factor does the arithmetic of a training step grow? (Notebook 01:
 # backward is about twice as much as forward.) An expression will do.
 
 # %%
@@ -139,14 +139,14 @@ guess_work = 4 / 3  # your number
 # %% [markdown]
 # ## Build: a formula, term by term
 #
-# What does forward have to leave behind? Each operator leaves what its own derivative is made of, and nothing else.
-# PyTorch lets us look: `saved_tensors_hooks(pack, unpack)` calls `pack` with each tensor that is about to be kept.
-# (What `pack` returns is kept in its place; when backward needs the tensor, it calls `unpack` with what was kept.)
+# What does forward have to leave behind? Each operator leaves what its own derivative needs, and nothing else. PyTorch
+# lets us look: `saved_tensors_hooks(pack, unpack)` calls `pack` with each tensor that is about to be kept. (What `pack`
+# returns is kept in its place; when backward needs the tensor, it calls `unpack` with what was kept.)
 
 
 # %%
 def shapes_kept(fn, *inputs):
-    """Of each tensor that is kept for the backward of fn(*inputs)."""
+    """The shape of each tensor that is kept for the backward of fn(*inputs)."""
     shapes = []
     with saved_tensors_hooks(lambda tensor: shapes.append(tuple(tensor.shape)), lambda nothing: None):
         fn(*inputs)
@@ -167,8 +167,8 @@ assert shapes_kept(F.silu, x) == shapes_kept(torch.softmax, x, -1) == [(5, 4)]
 # Now the whole layer. Its letters are those of `labs/model.py`: B sequences of T tokens, D the width of the model, H
 # heads of queries, K heads of keys and values, E = D / H the width of a head, F the hidden width of the MLP.
 #
-# ![One layer of the course's GPT, from its input to its output: what each operator gives, as bars whose length is the
-# numbers for a token.](../images/layer_shapes.svg)
+# ![One layer of the course's GPT, from its input to its output: the output of each operator, as a bar whose length is
+# the count of numbers per token.](../images/layer_shapes.svg)
 #
 # Some of it cannot be guessed from the derivative alone:
 #
@@ -238,7 +238,7 @@ def itself(tensor):
 
 
 def kept(module, *inputs):
-    """Bytes that are kept for the backward of module(*inputs), beside its parameters."""
+    """Bytes that are kept for the backward of module(*inputs), not counting its parameters."""
     parameters = {p.untyped_storage().data_ptr() for p in module.parameters()}
     found = {}
 
@@ -247,7 +247,7 @@ def kept(module, *inputs):
         return tensor
 
     with saved_tensors_hooks(pack, itself):
-        output = module(*inputs)  # has to live until all is counted
+        output = module(*inputs)  # must live until everything is counted
     assert output.requires_grad
     return sum(size for place, size in found.items() if place not in parameters)
 
@@ -274,17 +274,17 @@ print(f"9D + 2KE + H + 4F + 2 = {a_layer:,} numbers for each token")
 check.predict("How many times D does a layer keep?", guess_times, round(a_layer / D, 1))
 
 # %% [markdown]
-# (For each token, rotary apart.) Twenty times its input. More than half of it is the MLP's, which keeps four tensors of
-# its hidden width, F.
+# (This is per token, without rotary.) A layer keeps twenty times its input. More than half of that is the MLP's, which
+# keeps four tensors of its hidden width, F.
 #
 # `cost.activations` has this formula, and what lies around the layers: the last norm, the head (its input, and the
-# logarithms of the probabilities, V numbers for each token), the tokens themselves. Beside it, what the recorder saw of
-# the whole step:
+# logarithms of the probabilities, V numbers for each token), the tokens themselves. Here it is, beside what the
+# recorder saw of the whole step:
 
 # %%
 predicted = cost.activations(cost.Job(CONFIG, BATCH))
 A = plain.held(step=2)["A"]
-ledger = draw.ledger({"A, at its most": (sum(predicted.values()), A)}, within=0)
+ledger = draw.ledger({"A, at its highest": (sum(predicted.values()), A)}, within=0)
 assert ledger.agrees
 ledger
 
@@ -294,7 +294,7 @@ draw.table([{"kept by": name, "bytes": size, "%": round(100 * size / A, 1)} for 
 # %% [markdown]
 # To the byte: in this small model we know where each one is. With CUDA, RMSNorm is a single kernel, and keeps D + 1
 # numbers instead of 2D + 1; `cost.Job(..., fused_norms=True)` has it. In other libraries it is different again. The
-# *method* carries over: go through the model, and ask of each operator what its derivative is made of.
+# *method* carries over: go through the model, and ask what the derivative of each operator needs.
 #
 # ## The formula that everybody quotes
 #
@@ -318,7 +318,7 @@ def core(q, k, v):
 
 # %%
 class Block(nn.Module):
-    """One layer of GPT-3: h wide, with a heads. (What may look at what adds no byte, and is left out.)"""
+    """One layer of GPT-3: h wide, with a heads. (The causal mask adds no byte, and is left out.)"""
 
     def __init__(self, h, a, core=core):
         super().__init__()
@@ -338,9 +338,9 @@ class Block(nn.Module):
 # %% [markdown]
 # Take the pencil once more, at 2 bytes per number and in units of sbh. LayerNorms: 2 + 2, their inputs. MLP: 2 for the
 # input of `up`, 8 for that of GELU, 8 for that of `down`, and a mask of 1: 19. Attention: 2 for the input, 6 for q, k
-# and v, 2 for the input of `out`, a mask of 1: 11. Together **34**. And of the table, a × s × s for each sequence: 2
-# bytes for the result of softmax, 2 for what dropout made of it, and a mask of 1. These 5abs² bytes are sbh ×
-# **5as/h**.
+# and v, 2 for the input of `out`, a mask of 1: 11. Together **34**. And the table has a × s × s entries for each
+# sequence, each with 2 bytes for the result of softmax, 2 for what dropout made of it, and a mask of 1. These 5abs²
+# bytes are sbh × **5as/h**.
 #
 # The paper's table 2 has two more rows: with the core of attention computed again (*selective*) only the 34 remain;
 # with everything computed again (*full*), only the input: 2. This is what the recorder sees:
@@ -352,7 +352,7 @@ def again(*inputs):
 
 
 def one_block(how, s=64, b=2, h=128, a=4):
-    """A forward; returns what the formula says of it."""
+    """One forward; returns what the formula predicts for it."""
     block = Block(h, a, again if how == "selective" else core).bfloat16()
     if how == "full":
         recompute.recompute([block])
@@ -390,8 +390,8 @@ draw.table([{"": name, "5as/h, % of all, if not fused": share(*shape)} for name,
 #
 # FlashAttention (Dao et al., 2022) makes it unnecessary: one kernel computes attention piece by piece, never stores the
 # table, and computes it again in its own backward. In PyTorch, `F.scaled_dot_product_attention` calls such a kernel if
-# there is one for the device, the dtype and the options. Is there one here? `KeepOutputs` notes which operations run,
-# of those that we ask about:
+# there is one for the device, the dtype and the options. Is there one here? `KeepOutputs` notes which of the operations
+# that we ask about have run:
 
 # %%
 from labs.selective import ATTENTION, KeepOutputs
@@ -413,14 +413,14 @@ assert kernels(core) == []
 kernels(fused)
 
 # %% [markdown]
-# On a CPU, FlashAttention has this name. So put it in the place of `core`, and take the formula once more. Without the
-# table and its dropout there remain the 34. The kernel keeps its result, too, but this *is* the input of `out`, and
-# counts there. Besides, it keeps the log-sum-exps, 4 bytes for each token and head:
+# On a CPU, FlashAttention has this name. So put it in the place of `core`, and go through the formula once more.
+# Without the table and its dropout, the 34 remain. The kernel keeps its result, too, but this *is* the input of `out`,
+# and is counted there. In addition, it keeps the log-sum-exps, 4 bytes for each token and head:
 
 
 # %%
 def one_fused_block(s=64, b=2, h=128, a=4):
-    """A forward; returns what pencil and paper say of it."""
+    """One forward; returns what pencil and paper predict for it."""
     block = Block(h, a, fused).bfloat16()
     mark("step")
     block(torch.randn(b, s, h, dtype=torch.bfloat16))
@@ -440,21 +440,21 @@ ledger
 #
 # ## Build: compute it twice
 #
-# **Activation checkpointing**, or recomputation (Chen et al., 2016): of a layer, keep only the input. When backward
-# comes to the layer, run its forward once more, and this time keep everything. Backward then finds all that it needs,
-# as if it had been kept from the start. You have seen the tool: hooks that keep something else in a tensor's place.
+# **Activation checkpointing**, or recomputation (Chen et al., 2016): keep only the input of a layer. When backward
+# reaches the layer, run its forward once more, and this time keep everything. Backward then finds all that it needs, as
+# if it had been kept from the start. You have seen the tool: hooks that keep something else in a tensor's place.
 #
 # ### Exercise 2: a checkpoint
 #
 # In place of each tensor, autograd keeps its *number* (0, 1, 2, ...). When backward unpacks the first of them, the
-# layer has to run again, under `saved_tensors_hooks(keep, itself)`, so that `again` fills up in the same order. Yours
-# are the lines that run it; three or four are enough. Three things to think about:
+# layer has to run again, under `saved_tensors_hooks(keep, itself)`, so that `again` fills up in the same order. You
+# write the lines that run it; three or four are enough. Three things to think about:
 #
 # - Backward runs without gradient mode: there is no graph unless you ask for one, with `torch.enable_grad()`.
 # - The layer may draw random numbers, and must draw *the same* ones: `random` is the state that they were in, and
 #   `torch.set_rng_state` sets it.
-# - Afterwards, random numbers must go on as if nothing had been: `torch.random.fork_rng(devices=[])` is a context that
-#   puts them back at its end.
+# - Afterwards, random numbers must go on as if nothing had happened: `torch.random.fork_rng(devices=[])` is a context
+#   that puts them back at its end.
 #
 # Budget: 0.30 × the memory, and each layer's forward exactly once more, even where `x_BTD` needs no gradient. (What is
 # written to a file counts as kept.)
@@ -462,7 +462,7 @@ ledger
 
 # %%
 def checkpoint(layer, x_BTD):
-    """What layer(x_BTD) is, and its gradients; but from forward to backward only x_BTD is held."""
+    """The same output as layer(x_BTD), and the same gradients; but from forward to backward only x_BTD is held."""
     random, again, numbers = torch.get_rng_state(), [], itertools.count()
 
     def keep(tensor):
@@ -485,8 +485,8 @@ answer = check.checkpoint(checkpoint)
 answer
 
 # %% [markdown]
-# (From here on with yours if it is right, else with the course's.) Put it around each layer. Two ranks that do not talk
-# to each other train the same model side by side, the first as it was, the second with checkpoints:
+# (From here on your checkpoint is used if it is right, else the course's.) Put it around each layer. Two ranks that do
+# not talk to each other train the same model side by side, the first as it was, the second with checkpoints:
 
 # %%
 mine = checkpoint if answer.ok else recompute.checkpoint
@@ -506,8 +506,8 @@ draw.memory(both.recording, step=2, names=("as before", "with checkpoints"))
 
 # %% [markdown]
 # The mountain has become a comb: each tooth in backward is one layer whose activations come back and go again. (Why are
-# the teeth grey? The recorder calls A what *autograd* keeps. Your list `again` keeps these tensors by itself, and what
-# the recorder cannot name is grey, a temporary.) And is it the same training?
+# the teeth grey? The recorder calls A what *autograd* keeps. Here your list `again` keeps these tensors, and what the
+# recorder cannot name is grey, a temporary.) And is it the same training?
 
 # %%
 (losses, parameters), (again_losses, again_parameters) = both
@@ -538,17 +538,17 @@ assert torch.equal(ours, right) and not torch.equal(wrong, right)
 # %% [markdown]
 # There is no warning: forward dropped some units, and backward blamed others.
 #
-# > **What went wrong in the wild.** *Symptom*: activation checkpointing is turned off, which should change memory and
-# > time alone, and after 150 steps the loss is 2.195 instead of 2.495. Checkpointing had `preserve_rng_state=False`
-# > written into the code, which did no harm until a model with dropout came: then every recomputation drew fresh masks,
-# > and the gradients were not those of the loss ([OLMo-core#828](https://github.com/allenai/OLMo-core/pull/828), August
+# > **What went wrong in the wild.** *Symptom*: activation checkpointing is turned off, which should change only memory
+# > and time, and after 150 steps the loss is 2.195 instead of 2.495. Checkpointing had `preserve_rng_state=False`
+# > hard-coded, which did no harm until a model with dropout came along: then every recomputation drew fresh masks, and
+# > the gradients were not those of the loss ([OLMo-core#828](https://github.com/allenai/OLMo-core/pull/828), August
 # > 2026).
 #
 # ## Build: not everything twice
 #
 # Some activations are expensive to *compute*: matrix products and attention are nearly all of the arithmetic. Others
 # are only expensive to *keep*: norms, rotary, silu, sums. So keep the results of the expensive operations, and compute
-# the rest again: **selective** recomputation. (The paper means the core of attention alone; today the word is used of
+# the rest again: **selective** recomputation. (The paper means the core of attention alone; today the word is used for
 # any choice by operation.) [labs/recompute.py](../labs/recompute.py) does both, with
 # [labs/selective.py](../labs/selective.py), and changes a model in place:
 
@@ -558,7 +558,7 @@ print(recompute.__doc__[recompute.__doc__.index("    recompute(model") : recompu
 # %%
 from labs.selective import MATMULS
 
-assert "aten.mm" in MATMULS  # sets of PyTorch's own names of operations
+assert "aten.mm" in MATMULS  # these are sets of PyTorch's own operation names
 
 
 def by_operation(keep, model):
@@ -581,14 +581,15 @@ draw.memory(four.recording, step=2, names=list(WAYS))
 # ## Measure: bytes and numbers
 #
 # ("All but attention": everything but attention is computed again.) Where nothing is recomputed, A is highest at the
-# end of forward. Otherwise it is highest in backward: what the layers below have left, and *everything* of the layer
-# whose backward is running; under selective also q and k as they were before rotary, and the results of o and down:
+# end of forward. Otherwise it is highest in backward. Then it is what the layers below have left, and *everything* of
+# the layer whose backward is running; under selective there are also q and k as they were before rotary, and the
+# results of o and down:
 
 # %%
 rows = {}
 for rank, how in enumerate(WAYS):
     predicted = cost.most_activations(cost.Job(CONFIG, BATCH, recompute=how))
-    rows[f"{how}: A at its most"] = predicted, four.recording.held(rank, step=2)["A"]
+    rows[f"{how}: A at its highest"] = predicted, four.recording.held(rank, step=2)["A"]
 ledger = draw.ledger(rows, within=0.01)
 assert ledger.agrees
 ledger
@@ -623,13 +624,13 @@ for how, change in WAYS.items():
     work[how] = operations(change) / without
     print(f"{how}: {work[how]:.2f} × the operations")
 check.predict(
-    "With full recomputation, how many times the arithmetic does a step take?", guess_work, round(work["full"], 2)
+    "With full recomputation, by what factor does the arithmetic of a step grow?", guess_work, round(work["full"], 2)
 )
 
 # %% [markdown]
-# Forward 1, backward 2, forward again 1: 4/3. (A little less, as the head is in no layer. "All but attention" costs as
-# much, as attention is not counted here.) Now the clock, on a wider model, so that it is arithmetic that takes the
-# time. We take the quickest of four steps each:
+# Forward 1, backward 2, forward again 1: 4/3. (A little less, since the head is in no layer. "All but attention" costs
+# the same, since attention is not counted here.) Now the clock, on a wider model, so that arithmetic takes most of the
+# time. For each way we take the quickest of four steps:
 
 # %%
 WIDE = PRESETS["small"]
@@ -688,12 +689,12 @@ for change in (noted, cheap):
     print(f"{change.__name__}: {took[change.__name__] / took['none']:.2f} × as long")
 
 # %% [markdown]
-# Read your own numbers: they differ from machine to machine, and from run to run. What *noted* takes more than 1 is the
-# price of Python in the first run, and selective pays it again in the second. What *cheap* takes more than 1 is the
-# price of the operations themselves. (The rotation and the sums are in neither, so the parts need not add up.) The
-# price of Python is this implementation's, and does not grow with the model; that of reading and writing memory is
-# everybody's. (Korthikanti et al. count 2.7 % more operations for *their* selective one, in GPT-3.) An operation is not
-# a second.
+# Read your own numbers: they differ from machine to machine, and from run to run. What *noted* takes beyond 1 is the
+# price of Python in the first run, and selective pays it again in the second. What *cheap* takes beyond 1 is the price
+# of the operations themselves. (The rotation and the sums are in neither, so the parts need not add up.) The price of
+# Python belongs to this implementation, and does not grow with the model; every implementation pays for reading and
+# writing memory. (Korthikanti et al. count 2.7 % more operations for *their* selective recomputation, in GPT-3.) A
+# count of operations is not a time.
 
 # %% [markdown]
 # ## Place the checkpoints
@@ -712,16 +713,16 @@ for how in WAYS:
 draw.table(rows)
 
 # %% [markdown]
-# ### Exercise 3: a budget of both
+# ### Exercise 3: a budget for both
 #
-# You are given a GPT of some depth, and a card that holds 40 % of what its step holds without recomputation (beside
-# parameters and gradients). Time is short, too: at most *half* of the layers' forward may be computed again: of its
-# multiplications, those of attention included. Full is too slow, selective is too large. Change the model so that it
-# fits. Its memory is measured at 8 layers; the limit on time holds at any depth, odd ones too. The names in its
-# `state_dict()` stay as they are.
+# You are given a GPT of some depth, and a card that holds 40 % of what its step holds without recomputation (besides
+# parameters and gradients). Time is short, too: at most *half* of the layers' forward may be computed again, counted in
+# multiplications, including those of attention. Full is too slow, selective is too large. Change the model so that it
+# fits. Its memory is measured at 8 layers; the limit on time holds at any depth, odd ones too. Keep the names in its
+# `state_dict()` as they are.
 #
-# At hand: `recompute.recompute(layers, keep=())`, where `keep` may be `MATMULS | ATTENTION`; it may be called in one
-# way for some layers, and in another for others. It is not enough to do one half in full and the other selectively: it
+# At hand: `recompute.recompute(layers, keep=())`, where `keep` may be `MATMULS | ATTENTION`; you may call it in one way
+# for some layers, and in another for others. It is not enough to do one half in full and the other selectively: it
 # matters *which* half. Look at the highest tooth of the comb. Whose activations come back there, and how many of them
 # should have been there already?
 
@@ -744,9 +745,9 @@ answer = check.place_checkpoints(place_checkpoints)
 answer
 
 # %% [markdown]
-# The comb is highest where backward begins, when everything else still waits. There it is the last layer that comes
-# back. If half of that layer was kept, the tooth on top is half as high; with the halves exchanged, the same work would
-# not fit. Here is yours (or full recomputation, until yours passes):
+# The comb is highest where backward begins, when everything else still waits. There the last layer comes back. If half
+# of that layer was kept, the tooth on top is half as high; with the halves exchanged, the same work would not fit. Here
+# is yours (or full recomputation, until yours passes):
 
 # %%
 placed = place_checkpoints if answer.ok else WAYS["full"]
@@ -755,9 +756,9 @@ draw.memory(job(placed, record="memory").recording, step=2)
 # %% [markdown]
 # ## A job that does not fit
 #
-# So far we have looked at memory. Now it runs out. `budget(size)` gives this process so many bytes more, and no more:
-# on Linux it is the operating system that refuses (a hard limit on the process, like that of a card); elsewhere the
-# recorder counts tensors and raises. Here a model with 8 layers gets 96 MiB; this job is *meant* to fail:
+# So far we have looked at memory. Now it runs out. `budget(size)` lets this process take `size` more bytes, and none
+# beyond that: on Linux it is the operating system that refuses (a hard limit on the process, like that of a card);
+# elsewhere the recorder counts tensors and raises. Here a model with 8 layers gets 96 MiB; this job is *meant* to fail:
 
 # %%
 MiB = 2**20
@@ -766,7 +767,7 @@ print(f"its activations alone: {sum(cost.activations(cost.Job(DEEP, BATCH)).valu
 
 
 def within(size, change):
-    """Two losses, of training within so many bytes more than the model takes."""
+    """Two losses, from training with at most `size` more bytes than the model takes."""
     model = GPT(DEEP)
     change(model)
     optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
@@ -831,7 +832,7 @@ draw.table(rows)
 # %% [markdown]
 # The same numbers, to the bit, and almost the same bytes. One thing PyTorch does better: it *stops early*. The last
 # operation of a layer gives its output, which nobody needs a second time, so the second run ends as soon as all that
-# was saved has been found again; here that spares `down`, a quarter of the second run's arithmetic. Ours runs to the
+# was saved has been found again; here that saves `down`, a quarter of the second run's arithmetic. Ours runs to the
 # end, and is easier to read.
 #
 # There is one way to go wrong: PyTorch's `checkpoint_wrapper(layer)` *returns* a module. If you do not put that
@@ -910,16 +911,16 @@ for how, said, due in (("none", kept_none, 20), ("selective", kept_selective, 11
 # |---|---|---|---|
 # | A of a layer | 9D + 2KE + H + 4F + 2 | the same, exactly | – |
 # | selective, A | 5D + 2KE + H + 2F; one layer in full, and 3D + KE | the same, exactly | its peak within 1 % of ours |
-# | full, A | D, and one layer in full | the same, exactly | its peak is ours |
-# | full, arithmetic | 4/3, but for the head | 1.32 × | 1.24 ×: it stops early |
+# | full, A | D, and one layer in full | the same, exactly | the same peak as ours |
+# | full, arithmetic | 4/3, except for the head | 1.32 × | 1.24 ×: it stops early |
 # | numbers | one process's | the same bits | the same bits |
 #
 # **Read on**: [labs/recompute.py](../labs/recompute.py), [labs/selective.py](../labs/selective.py). Chen et al., 2016,
 # *Training Deep Nets with Sublinear Memory Cost* (arXiv 1604.06174). Korthikanti et al., 2022, *Reducing Activation
-# Recomputation in Large Transformer Models* (arXiv 2205.05198), whose equation 1 you have measured, and of table 2 the
-# rows without parallelism. Dao et al., 2022, *FlashAttention* (arXiv 2205.14135).
+# Recomputation in Large Transformer Models* (arXiv 2205.05198), of which you have measured equation 1, and the rows of
+# table 2 without parallelism. Dao et al., 2022, *FlashAttention* (arXiv 2205.14135).
 #
-# **Next.** A is small now. On one card, or on a few, P, G and S are not, and there are not ranks enough to divide them.
+# **Next.** A is small now. On one card, or on a few, P, G and S are not, and there are not enough ranks to divide them.
 # [07b Offload](07b_offload.ipynb) puts state where there is more room.
 #
 # A clean copy of this notebook: `git restore notebooks/07_memory.ipynb`, then *File > Reload Notebook from Disk*.

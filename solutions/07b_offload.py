@@ -2,7 +2,7 @@
 # # Offload: state on another tier
 #
 # *One card, and no second rank to share with: P, G and S do not fit, however often activations are computed again.
-# Where else is there memory, and what does the way there cost?*
+# Where else is there memory, and what does it cost to get there?*
 #
 # It takes 55 minutes with its two exercises, 35 without; the machine works for half a minute of it, in 2 GB of memory.
 # You need: [Memory](07_memory.ipynb), where activations were counted and computed again, and [ZeRO](04_zero.ipynb).
@@ -66,7 +66,7 @@ draw.chart({"one card": in_the_step}, "GB", caption="8 billion parameters on one
 # Each kind of memory is a **tier**: the closer to the arithmetic, the quicker and the smaller.
 #
 # ![Three columns. All on the GPU: P, G, S, A. State in host memory: gradients go down, parameters come up, 2 + 2 bytes
-# per parameter. State on a disk: besides, 12 + 12 bytes are read and written in each step.](../images/tiers.svg)
+# per parameter. State on a disk: in addition, 12 + 12 bytes are read and written in each step.](../images/tiers.svg)
 #
 # **Offloading** is putting state on a lower tier. From a GPU, the next tier is the memory of its *host*, the computer
 # around it (this is called ZeRO-Offload). Below it comes the disk (ZeRO-Infinity; it uses fast disks, *NVMe*). On a
@@ -76,15 +76,15 @@ draw.chart({"one card": in_the_step}, "GB", caption="8 billion parameters on one
 # ## Predict
 #
 # Two ways to take the optimizer's step. (a) Fetch the state to the card, update there, store it back. (b) Send the
-# gradients down in 16 bits, update where the state is, send the parameters back in 16 bits. How many times as many
-# bytes cross the link between card and host in (a) as in (b)? An expression will do.
+# gradients down in 16 bits, update where the state is, send the parameters back in 16 bits. By what factor does (a)
+# send more bytes over the link between card and host than (b)? An expression will do.
 
 # %%
 guess_ratio = (12 + 12) / (2 + 2)  # your number
 
 # %%
 up_and_down, down_and_up = 12 + 12, 2 + 2  # bytes per parameter: state; gradients and parameters
-check.predict("How many times as many bytes does (a) send as (b)?", guess_ratio, up_and_down / down_and_up)
+check.predict("(a) sends more bytes than (b), by a factor of", guess_ratio, up_and_down / down_and_up)
 
 # %% [markdown]
 # So the step is taken *where the state lives*, by the host's own processor.
@@ -112,8 +112,8 @@ def one_step(model, optimizer, x, y):
 
 
 # %% [markdown]
-# [labs/offload.py](../labs/offload.py) has an optimizer that keeps its state on another tier. It can stand wherever an
-# optimizer does; here it stands inside stage 3. The loop resumes after the last step that is safely in the folder.
+# [labs/offload.py](../labs/offload.py) has an optimizer that keeps its state on another tier. It can be used wherever
+# an optimizer can; here it is used inside stage 3. The loop resumes after the last step that is safely in the folder.
 
 
 # %%
@@ -142,12 +142,12 @@ assert same(in_memory, in_files)
 draw.memory(in_memory.recording, in_files.recording, step=2, ranks=[0], names=("in memory", "in files"))
 
 # %% [markdown]
-# The same parameters, bit for bit; and the floor of S is gone. S shows up in the optimizer's step alone, and for at
-# most three parameters at a time (under ZeRO a "parameter" is the shard of a layer): one that comes, one that is
-# updated, one that goes. (In this float32 job S is 8 bytes per parameter. The files also hold a master copy of each
-# parameter, which makes 12.) The recorder counts mapped files as memory; the system can take that memory back whenever
-# it likes, as the numbers are on the disk. Grey is what the recorder cannot call P, G, S or A: here, what AdamW needs
-# while it works.
+# The same parameters, bit for bit; and the floor of S is gone. S shows up only in the optimizer's step, and for at most
+# three parameters at a time (under ZeRO a "parameter" is the shard of a layer): one is on its way in, one is being
+# updated, one is on its way out. (In this float32 job S is 8 bytes per parameter. The files also hold a master copy of
+# each parameter, which makes 12.) The recorder counts mapped files as memory; the system can take that memory back
+# whenever it likes, as the numbers are on the disk. Grey is what the recorder cannot call P, G, S or A: here, what
+# AdamW needs while it works.
 
 # %%
 psi, largest = sum(cost.parameter_sizes(CONFIG)), max(sum(layer.sizes) for layer in cost.gpt_layers(CONFIG))
@@ -166,7 +166,7 @@ from labs.disk import to_file
 
 
 def losses(where=None):
-    """Of two steps; with the parameters in files, if a folder is given."""
+    """The losses of two steps; with the parameters in files, if a folder is given."""
     model, found = GPT(CONFIG), []
     for name, p in model.named_parameters():
         p.data = to_file(p.data, where / name) if where else p.data
@@ -192,18 +192,18 @@ assert one(PLACE) == one()
 #     thread      fetch 0   fetch 1    store 0  fetch 2    store 1  fetch 3    store 2  ...
 #     caller                update 0   update 1            update 2            update 3
 #
-# Not more than that: whoever fetches *everything* ahead has all of S in memory again.
+# It must not do more than that: fetching *everything* ahead would bring all of S back into memory.
 #
 # ### Exercise 1: the next is on its way
 #
-# `ThreadPoolExecutor(1)` is one thread that does what it is given, in the order in which it was given.
-# `thread.submit(f, a, b)` hands it `f(a, b)` and returns at once, with a *future*: its `.result()` waits until the call
-# is done, and returns what it has returned, or raises what it has raised. At the end of a `with` block of the executor,
-# everything that was submitted is done. Three things to think about:
+# `ThreadPoolExecutor(1)` is one thread that runs the calls it is given, in that order. `thread.submit(f, a, b)` hands
+# it `f(a, b)` and returns at once, with a *future*: its `.result()` waits until the call is done, and returns what the
+# call returned, or raises what it raised. At the end of a `with` block of the executor, everything that was submitted
+# is done. Three things to think about:
 #
 # - Which call must be submitted before `update` begins, so that it runs during the update?
 # - `due` may be empty, or have one parameter only. What follows the last?
-# - The disk is full in the middle of a step: `store` raises, in the thread. Who hears of it?
+# - The disk is full in the middle of a step: `store` raises, in the thread. Who finds out?
 #
 # Budget: the state of three parameters at a time.
 
@@ -213,8 +213,8 @@ def offloaded_step(due, fetch, update, store):
     """A step of an optimizer whose state is on another tier: every parameter is fetched, updated, stored.
 
     due: the numbers of the parameters, in the order of their updates; perhaps none
-    fetch(i) -> values, and store(i, values): slow, and not the caller's work
-    update(i, values) -> values: the new ones
+    fetch(i) -> values, and store(i, values): slow, so not the caller's work
+    update(i, values) -> the new values
     Raises what fetch and store raise. When it returns, everything is stored.
     """
     ### BEGIN SOLUTION
@@ -234,9 +234,9 @@ answer = check.offloaded_step(offloaded_step)
 answer
 
 # %% [markdown]
-# (From here on with yours if it is right, else with the course's.) `Offloaded.step` is the same loop, around its own
-# `fetch`, `updated` and `store`. To see when each of the three runs, here are some that do nothing but take their time:
-# a fetch and a store 10 ms each, an update 20 ms.
+# (From here on your step is used if it is right, else the course's.) `Offloaded.step` is the same loop, around its own
+# `fetch`, `updated` and `store`. To see when each of the three runs, here are some that do nothing but take time: a
+# fetch and a store take 10 ms each, an update 20 ms.
 
 # %%
 PAUSES = {"fetch": 0.010, "update": 0.020, "store": 0.010}  # seconds
@@ -244,7 +244,7 @@ spent = []
 
 
 def slow(name):
-    """A call that takes its time, and notes from when to when."""
+    """A call that takes its time, and notes when it began and ended."""
 
     def call(i, values=None):
         begin = time.perf_counter()
@@ -284,15 +284,15 @@ for name, how in {"one after the other": one_by_one, "overlapped": mine}.items()
 #
 # One after the other, a step of 8 parameters takes 8 × (10 + 20 + 10) ms. How long does it take with overlap? Take a
 # pencil, and look at the two lines above: between the beginning of one update and the beginning of the next lies a
-# *slot*. The caller has an update to do in it. What has the thread to do? The slot lasts until both are done. What
-# comes before the first slot, and what after the last?
+# *slot*. The caller has an update to do in it. What does the thread have to do? The slot lasts until both are done.
+# What comes before the first slot, and what after the last?
 
 
 # %%
 def step_seconds(fetch, update, store):
     """Seconds of a step in which one thread fetches and stores beside the updates.
 
-    fetch, update, store: lists of seconds, a number for each parameter; all empty where nothing is due
+    fetch, update, store: lists of seconds, one number per parameter; all are empty if nothing is due
     """
     ### BEGIN SOLUTION
     if not update:
@@ -319,10 +319,10 @@ print(f"predicted {1000 * predicted:.0f} ms, measured {1000 * lasted:.0f} ms")
 # cannot. If fetching and storing together take no longer than an update, they cost almost nothing, and a slower disk
 # would do. If they take longer, the step takes as long as *they* do, and a quicker update would not help.
 #
-# > **What went wrong in the wild.** *Symptom*: training with the optimizer on the CPU gives other numbers than training
-# > without it; no small test shows the difference. Gradients went from the GPU to the host by `copy_(...,
-# > non_blocking=True)`, which returns before the numbers have arrived, and nothing waited for them: now and then the
-# > optimizer read what had been there before. The copy was made blocking
+# > **What went wrong in the wild.** *Symptom*: training with the optimizer on the CPU gives different numbers from
+# > training without it; no small test shows the difference. Gradients went from the GPU to the host by
+# > `copy_(..., non_blocking=True)`, which returns before the numbers have arrived, and nothing waited for them: now and
+# > then the optimizer read what had been there before. The copy was made blocking
 # > ([fairscale#496](https://github.com/facebookresearch/fairscale/pull/496), March 2021). In your exercise it is
 # > `.result()` that waits.
 
@@ -337,7 +337,7 @@ print(f"predicted {1000 * predicted:.0f} ms, measured {1000 * lasted:.0f} ms")
 
 # %%
 def killed(at):
-    """An AdamW for each shard and step; rank 1 dies where it makes the nth."""
+    """A function that makes an AdamW, for each shard and step; rank 1 dies when it should make number `at`."""
     count = itertools.count()
 
     def make(params):
@@ -368,8 +368,8 @@ assert same(survived, in_memory)
 # %% [markdown]
 # Training went on after step 2, the last that *both* ranks had finished, and it ends where the undisturbed training
 # ended, bit for bit. Why? What a step stores never overwrites what is committed. It goes to new files; when all of them
-# are safely on the disk, one small file with their names is *renamed* to be the one that counts. A renaming either has
-# happened or has not. If one rank has renamed and the other has not, both take the step before: its files are still
+# are safely on the disk, one small file with their names is *renamed* to be the one that counts. A rename has either
+# happened or not. If one rank has renamed and the other has not, both go back to the step before: its files are still
 # there ([labs/disk.py](../labs/disk.py)). That is why the folder holds two generations:
 
 # %%
@@ -380,17 +380,17 @@ draw.ledger({"in files, two generations": (2 * 12 * psi, found)}, within=0.01)
 # %% [markdown]
 # ## Build: never whole
 #
-# One moment is left when a rank holds too much, and it comes before the first step: `GPT(config)` builds *all* of the
-# parameters, even if they are cut right afterwards. On 1,000 ranks in stage 3 that is 1,000 times the memory that is
-# needed.
+# There is one more moment when a rank holds too much, and it comes before the first step: `GPT(config)` builds *all* of
+# the parameters, even if they are cut right afterwards. On 1,000 ranks in stage 3 that is 1,000 times the memory that
+# is needed.
 #
-# PyTorch has a device for this, **meta**: its tensors have a shape and a dtype, and no memory. Anyone can build a model
+# PyTorch has a device for this, **meta**: its tensors have a shape and a dtype, but no memory. Anyone can build a model
 # of 405 billion parameters on it:
 
 # %%
 with torch.device("meta"):
     giant = GPT(PRESETS["llama3-405b"])
-print(f"{sum(p.numel() for p in giant.parameters()):,} parameters, no byte of memory")
+print(f"{sum(p.numel() for p in giant.parameters()):,} parameters, and not a byte of memory")
 
 # %% [markdown]
 # Then each rank has to *materialise* its shards: fill them with the numbers they start from. In this course each
@@ -426,10 +426,10 @@ draw.ledger(
 
 # %% [markdown]
 # > **What went wrong in the wild.** *Symptom*: a model that was built on meta learns less than the same model built as
-# > usual, and its adapters of q and k learn nothing at all. It kept its rotary tables as *buffers* that are in no
-# > checkpoint. On meta these have no numbers either, and `to_empty` gave them memory with whatever was there. Then q
-# > and k were multiplied by it ([UniRL#207](https://github.com/Tencent-Hunyuan/UniRL/pull/207), July 2026). Whatever
-# > `__init__` computes has to be computed again after `to_empty`. (The course's model has no buffers.)
+# > usual, and its adapters for q and k learn nothing at all. It kept its rotary tables as *buffers* that are in no
+# > checkpoint. On meta these have no numbers either, and `to_empty` gave them memory with whatever happened to be in
+# > it. Then q and k were multiplied by that ([UniRL#207](https://github.com/Tencent-Hunyuan/UniRL/pull/207), July
+# > 2026). Whatever `__init__` computes has to be computed again after `to_empty`. (The course's model has no buffers.)
 #
 # ## Native
 #
@@ -466,13 +466,14 @@ draw.table(
 )
 
 # %% [markdown]
-# PyTorch's holds less still, since it cuts each parameter by itself, and one at a time is whole here; ours cuts layers.
+# PyTorch's holds even less, since it cuts each parameter by itself, so that only one at a time is whole here; ours cuts
+# layer by layer.
 #
 # For offloading, `fully_shard(..., offload_policy=CPUOffloadPolicy())` keeps shards, gradients and state in host
 # memory, and the optimizer's step is taken there (notebook 06). It offloads P and G as well as S: a shard travels up
-# before every gather. `torch.autograd.graph.save_on_cpu()` puts *activations* in host memory, by the hooks of notebook
-# 07. DeepSpeed has ZeRO-Offload and ZeRO-Infinity, the originals of this lesson. All three need a GPU to show anything,
-# so they are not measured here.
+# before every gather. `torch.autograd.graph.save_on_cpu()` puts *activations* in host memory, with the hooks of
+# notebook 07. DeepSpeed has ZeRO-Offload and ZeRO-Infinity, the originals of this lesson. All three need a GPU to show
+# anything, so they are not measured here.
 #
 # ## The memory explorer
 #
@@ -498,7 +499,7 @@ print(f"one card, offloaded: {offloaded.peak / 1e9:.1f} GB")
 # | | what shrinks | what it costs | when |
 # |---|---|---|---|
 # | state in host memory | S, to nothing | 2 + 2 bytes per parameter and step | few ranks, many tokens per step |
-# | state on disk | S, to three layers' | 12 + 12 bytes more | the same, and patience |
+# | state on disk | S, to that of three layers | 12 + 12 bytes more | the same, and patience |
 # | meta | the peak before the first step | nothing | always |
 #
 # **Why not** always? Because the link is slow, and the traffic comes in every step, however small the batch. It can be
@@ -538,8 +539,8 @@ draw.table(rows)
 #
 # <details><summary>Why is the optimizer's step taken where the state lives?</summary>
 #
-# Otherwise 12 bytes per parameter would have to come up and 12 go down. Now the gradient goes down and the parameter
-# comes up, 2 + 2 bytes.
+# Otherwise 12 bytes per parameter would have to come up and 12 go down. This way only the gradient goes down and the
+# parameter comes up, 2 + 2 bytes.
 # </details>
 #
 # <details><summary>While one parameter is updated, what does the thread do, and why not more?</summary>
@@ -549,8 +550,8 @@ draw.table(rows)
 #
 # <details><summary>A rank is killed while it writes its state. Why is the training not spoiled?</summary>
 #
-# What is written lies in new files, and counts only when a small file with their names has been renamed. Until then,
-# the step before counts, of which nothing was overwritten; on all ranks, the last one that all have.
+# What is written lies in new files, and counts only when a small file with their names has been renamed. Until then the
+# step before counts, and none of its files was overwritten. All ranks go back to the last step that all of them have.
 # </details>
 #
 # And with the page turned over: 16-bit training with AdamW, in bytes per parameter. How many are the state? How many go

@@ -17,10 +17,10 @@ recall.ask("09")
 # %% [markdown]
 # ## Question
 #
-# Every strategy so far gave each rank sequences of its own. FSDP shards what a rank *holds*; but a rank still puts a
-# whole layer together, and computes all of it for its own tokens. So there can be no more ranks than sequences. Llama 3
-# with 405 billion parameters was trained on 16,384 GPUs, with 16 million tokens in a batch, in sequences of 8,192
-# (Llama Team, 2024, arXiv 2407.21783, section 3.3.2 and table 4):
+# Every strategy so far gave each rank its own sequences. FSDP shards what a rank *holds*; but a rank still puts a whole
+# layer together, and computes all of it for its own tokens. So there can be no more ranks than sequences. Llama 3 with
+# 405 billion parameters was trained on 16,384 GPUs, with 16 million tokens in a batch, in sequences of 8,192 (Llama
+# Team, 2024, arXiv 2407.21783, section 3.3.2 and table 4):
 
 # %%
 import time
@@ -71,7 +71,7 @@ print(
 # (gate and up, then down). How many all-reduces does one layer need in a training step, forward and backward together?
 #
 # And **sequence parallelism**, an addition to TP that makes activations smaller, has two collectives in place of each
-# all-reduce: an all-gather and a reduce-scatter. How many times as many bytes does a rank then send?
+# all-reduce: an all-gather and a reduce-scatter. By what factor does that change the bytes that a rank sends?
 
 # %%
 guess_reduces = 4  # your number
@@ -181,7 +181,7 @@ draw.table([{"": o, "collectives": called[n], "sent, bytes": seen.sent(0, n)} fo
 
 # %%
 class Copy(torch.autograd.Function):
-    """Of a whole x, that all ranks have: x [any shape]; its gradient is a summand on each rank, and becomes the sum."""
+    """x [any shape] as it is, whole on all ranks; its gradient, a summand on each rank, becomes the sum."""
 
     @staticmethod
     def forward(ctx, x, group):
@@ -205,7 +205,7 @@ def copy(x, group=None):
 
 # %%
 class Reduce(torch.autograd.Function):
-    """Of a summand on each rank [any shape], the sum; its gradient is the same on all ranks."""
+    """The sum of all ranks' summands [any shape]; its gradient is the same on all ranks."""
 
     @staticmethod
     def forward(ctx, x, group):
@@ -242,22 +242,22 @@ def courses_reduce(x, group=None):
     return Border.apply(x, ranks, (Partial(), Replicate()), (Replicate(), Replicate()))
 
 
-reduce = reduce if pair.ok else courses_reduce  # from here on yours if it passed, and else the course's
+reduce = reduce if pair.ok else courses_reduce  # from here on yours if it passed, else the course's
 
 # %% [markdown]
 # ### Exercise 2: a row-parallel linear, with its bias
 #
 # A linear layer is split by rows and has a bias, and every rank has all of the bias. If each adds it to its summand,
-# the result has it N times. In August 2026 this bug was found in torchtitan, PyTorch's own library for training large
-# models: in one model, the output of a split layer had its bias multiplied by the number of ranks
+# the result contains it N times. In August 2026 this bug was found in torchtitan, PyTorch's own library for training
+# large models: in one model, the output of a split layer had its bias multiplied by the number of ranks
 # ([torchtitan#4245](https://github.com/pytorch/torchtitan/pull/4245)). Two repairs come to mind that give the right
-# output and are wrong in training. Add the bias on rank 0 alone, and only rank 0's copy learns. Add an N-th of it on
-# each rank, and its gradient is an N-th, too. (The second was reported of torchtitan a week later:
+# output and are wrong in training. Add the bias on rank 0 only, and only rank 0's copy learns. Add an N-th of it on
+# each rank, and its gradient is an N-th, too. (The second was reported in torchtitan a week later:
 # [torchtitan#4332](https://github.com/pytorch/torchtitan/pull/4332).)
 #
-# The check compares the output and the gradients of x, weight and bias on 1 to 8 ranks and in sub-groups: for any
-# number of outer dims, where ranks have different numbers of inputs, or none, and where there is no bias. It measures
-# bytes sent and held. Budget: one all-reduce forward, nothing backward. Use `reduce`.
+# The check compares the output and the gradients of x, weight and bias on 1 to 8 ranks and in sub-groups, with any
+# number of outer dims, with ranks that have different numbers of inputs, or none, and without a bias. It measures bytes
+# sent and held. Budget: one all-reduce forward, nothing backward. Use `reduce`.
 
 
 # %%
@@ -281,28 +281,28 @@ check.row_linear(row_linear)
 # *head* computes by itself, with its own columns of q, k and v. So cuts are allowed only between heads.
 #
 # With **grouped-query attention** there are fewer heads of keys and values than query heads; H/K query heads read the
-# same one. (Llama 3 405B has H = 128 and K = 8.) As long as there are at least as many of these as ranks, each rank
-# gets whole groups. With more ranks than that, several neighbours need a copy of the same head. Each of these ranks
-# computes the gradient of this head from its own queries alone, so the gradients must be added up over just these
-# ranks. This is easily overlooked. A reader of one model's training code asked whether its sum left out the biases
-# ([bigcode-project/Megatron-LM#11](https://github.com/bigcode-project/Megatron-LM/issues/11)). Later, a validation loss
-# was 3.74 on several ranks where one rank had 2.64; with the gradients added up in the right place it was 2.64 again
-# ([#37](https://github.com/bigcode-project/Megatron-LM/pull/37)).
+# same one. (Llama 3 405B has H = 128 and K = 8.) As long as there are at least as many heads of keys and values as
+# ranks, each rank gets whole groups. With more ranks than that, several neighbours need a copy of the same head. Each
+# of these ranks computes the gradient of this head from its own queries alone, so the gradients must be added up over
+# just these ranks. This is easily overlooked. A reader of one model's training code asked whether its sum left out the
+# biases ([bigcode-project/Megatron-LM#11](https://github.com/bigcode-project/Megatron-LM/issues/11)). Later, a
+# validation loss was 3.74 on several ranks and 2.64 on one; with the gradients added up in the right place it was 2.64
+# again ([#37](https://github.com/bigcode-project/Megatron-LM/pull/37)).
 #
 # ### Exercise 3: deal out the heads
 #
 # Which heads does a rank have? Query head h reads the keys and values of head h // (H // K). Give every rank its query
 # heads, the heads of keys and values that these read, and the ranks that have the same ones (itself included). If there
-# are enough heads of keys and values, no two ranks share one: deal them out as evenly as possible, and where it does
-# not come out even, the first ranks get one more. (Side by side or in turn, as you like.) If there are not enough, the
-# ranks that share a head must be neighbours: [labs/shares.py](../labs/shares.py), which cuts the matrices, relies on
-# it. The check tries many numbers of heads, on up to 16 ranks. Budget: no message. `rank` is any rank; it is not the
-# number of the process that calls you.
+# are enough heads of keys and values, no two ranks share one: deal them out as evenly as possible, and if there is a
+# remainder, the first ranks get one more. (A rank's heads may be consecutive, or dealt in turn, as you like.) If there
+# are not enough, the ranks that share a head must be neighbours: [labs/shares.py](../labs/shares.py), which cuts the
+# matrices, relies on it. The check tries many numbers of heads, on up to 16 ranks. Budget: no message. `rank` is any
+# rank; it is not the number of the process that calls you.
 
 
 # %%
 def deal_heads(heads, kv_heads, ranks, rank):
-    """([query heads], [heads of keys and values], [ranks that have the latter]) of a rank, numbers in order.
+    """([query heads], [heads of keys and values], [ranks that have the latter]) of a rank, each in ascending order.
 
     kv_heads divides heads.  With more ranks than kv_heads, kv_heads divides ranks, ranks divides heads, and the ranks
     that have the same head of keys and values are neighbours.
@@ -376,13 +376,13 @@ def row(name, model):
 
 # %%
 def in_turn(ways, batches):
-    """A training of each, one after the other."""
+    """Train in each of the ways, one after the other."""
     for apply in ways.values():
         train(apply, batches=batches)
 
 
 def recorded(ways, batches=batches):
-    """Of each way, rank 0 in its second step: bytes sent, collectives, those of them while the optimizer steps."""
+    """For each way, of rank 0 in its second step: bytes sent, collectives, and those made while the optimizer steps."""
     seen = on_cpu(in_turn, ways, batches, ranks=4, record="communication", tell="what is sent").recording
     began = [span.start for span in seen.spans if (span.rank, span.name) == (0, "optimizer")]
     found = {}
@@ -415,7 +415,7 @@ off = {name: max((p - expected[key]).abs().max() for key, p in kept.items()) for
 draw.table([{"": name, "within 1e-12 of one process": bool(off[name] < 1e-12)} for name in WAYS])
 
 # %% [markdown]
-# They are not the same bits: a sum over four ranks is rounded in another order than one long sum.
+# They are not the same bits: a sum over four ranks is rounded in a different order from one long sum.
 #
 # ## Measure: what travels
 #
@@ -449,15 +449,16 @@ more = talk["TP"]["collectives"] - talk["TP, one layer"]["collectives"]  # all-r
 check.predict("All-reduces of one layer in a step?", guess_reduces, more, reason="Two forward, two backward.")
 
 # %% [markdown]
-# Each layer has four all-reduces, and at each of them a rank stops until it is done. What they send does not depend
+# Each layer has four all-reduces, and at each of them a rank waits until it is done. What they send does not depend
 # on how many parameters there are. It grows with the number of *tokens*; we come back to that.
 #
 # ## Build: sequence parallelism
 #
 # TP splits the matrices, and the features between columns and rows. It does not split what lies between the *pairs*:
 # norms, residual additions, dropout if there is any. Every rank computes them on all of x, and keeps all of their
-# activations. Yet they treat each token by itself. So let each rank do it for a part of the tokens (Korthikanti et al.,
-# 2022). Then x must be put together in front of each pair; and behind it, a rank needs the sum for its own tokens only:
+# activations. Yet they treat each token by itself. So let each rank compute them for only a part of the tokens
+# (Korthikanti et al., 2022). Then x must be put together in front of each pair; and behind it, a rank needs the sum for
+# its own tokens only:
 #
 # ![Two rows. Tensor parallel: x is whole through the norm; copy sends nothing forward and all-reduces the gradient;
 # columns, features, rows, summands; reduce all-reduces forward. With sequence parallelism: each rank has some tokens
@@ -470,13 +471,13 @@ check.predict("All-reduces of one layer in a step?", guess_reduces, more, reason
 without, with_it = (talk[name]["sent"] for name in WAYS)
 norms = 2 * 3 / 4 * 4 * CONFIG.dim * (2 * CONFIG.depth + 1)  # the gradients of their weights, in bytes: see below
 assert with_it == without + norms
-check.predict("How many times as many bytes?", guess_times, round(with_it / without, 3), unit="times")
+check.predict("Bytes sent, compared with TP alone?", guess_times, round(with_it / without, 3), unit="times")
 
 # %% [markdown]
 # They are the same, apart from a little that belongs to the norms. You know why from notebook 02: an all-reduce *is* a
 # reduce-scatter followed by an all-gather. Sequence parallelism pulls the two apart, and what stands between the pairs
-# is computed between them, by each rank on its own tokens. What it saves is memory. (Some use the name for another
-# thing: *context parallelism*, which splits the sequence inside attention, too.)
+# is computed between them, by each rank on its own tokens. What it saves is memory. (Some use the name for something
+# else: *context parallelism*, which splits the sequence inside attention, too.)
 
 # %%
 ONE = {"one device": partial(row, "one device")}
@@ -497,7 +498,7 @@ ledger
 # TP alone does not divide activations by four, but by about two: what the norms keep, and what goes into each pair, is
 # whole on every rank. With sequence parallelism it is about three: what goes into a pair is still put together, and is
 # then kept whole. (Korthikanti's own code keeps the shard, and gathers once more in backward.) Here is the layer that
-# its authors counted, GPT-3's in 16 bit, without the table of attention (notebook 07's formula; s tokens, b sequences,
+# its authors counted, GPT-3's in 16 bits, without the table of attention (notebook 07's formula; s tokens, b sequences,
 # width h):
 
 # %%
@@ -523,7 +524,7 @@ draw.table(
 
 # %%
 def forgetful():
-    """12 steps without the sum: did the loss fall, the last loss, the last norm's weight; and what says so."""
+    """12 steps without the sum: whether the loss fell, the last loss, the last norm's weight, and what reports it."""
     parallel_layers.copied = lambda module, given: nullcontext()
     training, _ = tensor_parallel(True, model := GPT(CONFIG))
     model.tensor_parallel.gradients_compared = True  # they are not, but let it think so
@@ -541,7 +542,7 @@ print(f"the last norm's weight is the same on all ranks: {all(weight == norm[0] 
 print(f"compared: {refused[0]}")
 
 # %% [markdown]
-# Four copies of each norm drift apart, and a checkpoint keeps only one of them, as a rule rank 0's: the model that you
+# Four copies of each norm drift apart, and a checkpoint keeps only one of them, usually rank 0's: the model that you
 # load is not the one that you trained. So compare, once, after a few steps, the parameters that should be the same on
 # all ranks. The course's `parallelize` compares their gradients after the first backward, and refuses to go on (the
 # last line).
@@ -549,7 +550,7 @@ print(f"compared: {refused[0]}")
 # ## Build: a loss that never gathers the logits
 #
 # The last product of the model gives V numbers for each token, its *logits* (V: the size of the vocabulary). The head
-# is split by columns, so each rank has the logits of its part of the vocabulary. To gather them would undo the saving,
+# is split by columns, so each rank has the logits of its part of the vocabulary. Gathering them would undo the saving,
 # and V is large. But look at what the loss of a token is:
 #
 #     loss = log(sum of exp(logit - highest)) - (target's logit - highest)
@@ -561,12 +562,12 @@ print(f"compared: {refused[0]}")
 #
 # ### Exercise 4: the loss of a split vocabulary
 #
-# With `reduce` of exercise 1, autograd finds the gradient by itself. (Where the padded column is picked, its logit is
-# −inf, and −inf × 0 is not a number: use `where` or `masked_fill`.) The check compares the loss and the gradient of the
-# logits on 1 to 8 ranks and in sub-groups, with vocabularies that the number of ranks does not divide (any rank may
-# have no column at all), with logits of ±10,000, and with a gradient of the loss other than 1. It measures bytes sent
-# and held. Budget: three numbers per token, in at most 12 all-reduces however many tokens there are; nothing backward,
-# and never a gathered logit.
+# With `reduce` of exercise 1, autograd finds the gradient by itself. (The lines that are given pad the logits with one
+# more column, of −inf. Where that column is picked, −inf × 0 is not a number: use `where` or `masked_fill`.) The check
+# compares the loss and the gradient of the logits on 1 to 8 ranks and in sub-groups, with vocabularies that the number
+# of ranks does not divide (any rank may have no column at all), with logits of ±10,000, and with a gradient of the loss
+# other than 1. It measures bytes sent and held. Budget: three numbers per token, in at most 12 all-reduces however many
+# tokens there are; nothing backward, and never a gathered logit.
 
 
 # %%
@@ -576,9 +577,9 @@ def split_loss(logits, targets, first, group=None):
     logits: [tokens, v], this rank's part of the vocabulary, which begins at `first`; v may be 0
     targets: [tokens], of the whole vocabulary, on every rank
     """
-    here = (targets >= first) & (targets < first + logits.shape[1])  # those of this rank's part
-    column = (targets - first).where(here, logits.shape[1])  # for the others, a column behind the last one
-    logits = F.pad(logits, (0, 1), value=-torch.inf)  # that column: so there is always one
+    here = (targets >= first) & (targets < first + logits.shape[1])  # the targets in this rank's part
+    column = (targets - first).where(here, logits.shape[1])  # for the other targets, a column behind the last one
+    logits = F.pad(logits, (0, 1), value=-torch.inf)  # that column, so there is always one
     ### BEGIN SOLUTION
     highest = logits.detach().amax(1)
     dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
@@ -660,16 +661,18 @@ check.block_plan(block_plan)
 # %% [markdown]
 # And here is the plan of the whole model, `gpt_plan(config, sequence_parallel=True)`: what a rank has of each weight
 # (drawn as in this notebook's products: inputs down, outputs across), and what crosses each border. This model has four
-# query heads and two of keys and values, so that of four ranks two share one. `*` stands for one part of a name.
+# query heads and two heads of keys and values, so that on four ranks, two ranks share each of the latter. `*` stands
+# for one part of a name.
 
 # %%
 draw.plan(gpt_plan(PRESETS["small"], sequence_parallel=True), GPT(PRESETS["small"]))
 
 # %% [markdown]
-# You can write such a plan for a model of your own, by the names that its submodules have. What a rank then has is an
-# ordinary parameter of a smaller shape, so that the other strategies need not know of it, nor an optimizer that treats
-# every number by itself, as AdamW does. (One that needs whole matrices, like Muon, must know. So must the norm of all
-# gradients, which counts once what every rank has whole: `clip_gradients` of [labs/tp.py](../labs/tp.py).)
+# You can write such a plan for your own model, with the names of its submodules. What a rank then has is an ordinary
+# parameter of a smaller shape. So the other strategies need not know about the plan, and neither need an optimizer that
+# treats every number by itself, as AdamW does. (One that needs whole matrices, like Muon, must know. So must the norm
+# of all gradients, in which a gradient that every rank has whole counts once: `clip_gradients` of
+# [labs/tp.py](../labs/tp.py).)
 #
 # ## The tensor-parallel explorer
 #
@@ -688,9 +691,9 @@ play.tensor_parallel()
 # <details><summary>Answers</summary>
 #
 # On 16, since there are 8 heads of keys and values: two small all-reduces in each layer, of the gradients of k and v.
-# Activations shrink, and almost nothing is sent in addition. With the sequence, all that is sent doubles, and so do the
-# activations; P, G and S stay. With the width, what is sent doubles, too, but a layer's parameters grow about fourfold:
-# wide models are where TP pays.
+# Activations shrink, and almost nothing is sent in addition. Doubling the sequence doubles all that is sent, and the
+# activations; P, G and S stay the same. Doubling the width doubles what is sent, too, but a layer's parameters grow
+# about fourfold: wide models are where TP pays.
 #
 # </details>
 #
@@ -745,8 +748,8 @@ draw.table(rows, caption="bytes, rank 0")
 # The parameters again equal those of one process, within 1e-12. Where PyTorch does more:
 #
 # - The loss adds up the exponentials and the targets' logits in two all-reduces; ours does it in one.
-# - With sequence parallelism it leaves the norms' gradients as they are, `Partial()`. They are added up when somebody
-#   reads them, and AdamW reads each of the five three times.
+# - With sequence parallelism it leaves the norms' gradients as they are, `Partial()`. They are added up whenever they
+#   are read, and AdamW reads each of the five three times.
 # - The gradient of the embedding is as large as the whole embedding on every rank. Ours has the rank's own rows.
 #
 # PyTorch's also cuts features without regard to heads. With fewer heads of keys and values than ranks, you must repeat
@@ -793,17 +796,18 @@ draw.table(rows, caption="the last axis is made of neighbours; bytes of a step w
 
 # %% [markdown]
 # Both orders give the right numbers, and send what the formulas of TP and FSDP say (`cost.fsdp_tp`). With `tp` last,
-# the ranks of a TP group are neighbours and share a node. With `tp` first, all that TP sends goes from node to node.
+# the ranks of a TP group are neighbours and share a node. With `tp` first, all that TP sends crosses between the nodes.
 # That is why TP goes last on a mesh. (Llama's authors list their axes the other way round: TP, their first one, is the
 # innermost.)
 #
 # ## Latency: when a token gets slower
 #
 # So far TP was for training. It also serves inference: a model that generates text has one token to compute at a time,
-# and needs *all* its weights for it. What takes the time is reading them from memory, and N ranks read an N-th each.
-# `generate` keeps the keys and values of earlier tokens in a *cache* ([labs/generate.py](../labs/generate.py)), so that
-# only the new token goes through the model. A rank caches its own heads. All ranks see the same logits and, where a
-# token is drawn by chance, have the same seed, so that they choose the same token:
+# and needs *all* its weights for it. Most of the time goes into reading them from memory, and each of N ranks reads
+# only an N-th. `generate` keeps the keys and values of earlier tokens in a *cache*
+# ([labs/generate.py](../labs/generate.py)), so that only the new token goes through the model. A rank caches its own
+# heads. All ranks see the same logits and, where a token is drawn at random, use the same seed, so they choose the same
+# token:
 
 # %%
 from labs.generate import cached, generate
@@ -813,20 +817,20 @@ prompt = torch.tensor([list(b"def all_reduce(")])
 
 
 def split(config):
-    """The model, on one rank whole, on more of them split."""
+    """The model: whole on one rank, split on several."""
     mesh = Mesh((dist.get_world_size(),), ("tp",))
     return parallelize(GPT(config), mesh, gpt_plan(config))
 
 
 def answer():
-    """12 tokens: at each step the likeliest one; and drawn by chance."""
+    """12 tokens, twice: the likeliest one at each step, and one drawn at random."""
     model = split(CHAT)
     return [generate(model, prompt, 12, temperature, seed=1).tolist() for temperature in (0.0, 0.8)]
 
 
 # %%
 def milliseconds(tokens=16):
-    """Of one token: the quickest of some."""
+    """How long one token takes: the quickest of several."""
     model, times, token = split(CHAT), [], prompt
     with cached(model, prompt.shape[1] + tokens):
         for _ in range(tokens):
@@ -867,8 +871,8 @@ draw.table([{"": name, "a token took": f"{each:.1f} ms"} for name, each in took.
 # On your machine, ranks share cores and memory, so more of them need not be quicker. On the slow wire there is no
 # doubt. A token has two all-reduces per layer, one for the embedding and a gather of the logits, all one after the
 # other. And nearly all of their time is messages: for so small a model, a token is so little data that bandwidth hardly
-# counts. (For a wide model on Ethernet it does, as you will see.) (The rest is compute and Python, as on this machine's
-# own two ranks, and what the shaped wire and a busy machine add.)
+# counts. (For a wide model on Ethernet it does, as you will see.) The rest of the time is compute and Python, as for
+# two ranks without the slow wire, and whatever a busy machine adds.
 #
 # So TP pays for a model whose weights take longer to read than its all-reduces take to begin. Here is the same formula
 # for the links that people have (`cost` names its sources), for models in 16 bit and one sequence, on GPUs of 80 GB:
@@ -880,7 +884,7 @@ SIZES["70B"] = PRESETS["llama3-70b"]
 
 
 def in_ms(config, ranks, link):
-    """A token; None where a rank's part of the weights does not fit."""
+    """How long a token takes; None where a rank's part of the weights does not fit."""
     fits = 2 * sum(cost.parameter_sizes(config)) / ranks < 80e9
     return round(1e3 * cost.token_seconds(config, ranks, link).seconds, 2) if fits else None
 
@@ -895,14 +899,14 @@ for size, config in SIZES.items():
 draw.table(rows, caption="a token on 1 to 8 ranks, in ms; –: does not fit")
 
 # %% [markdown]
-# Three answers, then, by this formula and by the size of the model:
+# So by this formula there are three answers, depending on the size of the model:
 #
 # - **Slower**: 1.1 billion parameters gain nothing on two ranks, by any of these links. Eight gain a quarter with
 #   NVLink, and a little with PCIe; on Ethernet, each further rank makes it slower. Somebody asked vLLM about it, with a
-# 1B model on two L40s joined by PCIe: 6.3 ms per token on one, 6.9 ms on both. The reply: so small a gap may be noise,
-# and for so small a model the overhead may outweigh the benefit
-# ([vllm#6027](https://github.com/vllm-project/vllm/issues/6027)). Both times are ten times ours: the formula counts
-# neither the launching of kernels nor Python, and an L40 reads its memory more slowly.
+#   1B model on two L40s joined by PCIe: 6.3 ms per token on one, 6.9 ms on both. The reply: so small a gap may be
+#   noise, and for so small a model the overhead may outweigh the benefit
+#   ([vllm#6027](https://github.com/vllm-project/vllm/issues/6027)). Both times are ten times ours: the formula counts
+#   neither the launching of kernels nor Python, and an L40 reads its memory more slowly.
 # - **Faster**: 8 billion on NVLink or PCIe. (On Ethernet two ranks gain a little, and eight hardly anything.)
 # - **Merely possible**: 70 billion do not fit one GPU at all. Even over Ethernet, several of them are better than none.
 #
@@ -913,7 +917,7 @@ draw.table(rows, caption="a token on 1 to 8 ranks, in ms; –: does not fit")
 # shards go round a ring, one by one, and multiply each while the next one travels. At the other end the sums go round,
 # and each rank adds the product of its own part. [labs/async_tp.py](../labs/async_tp.py) has both, `gather_linear` and
 # `linear_scatter`. Here are the two matrices of this notebook's first picture, forward, on two ranks and a slow wire.
-# (A sleep makes each product longer, 80 µs a token, so that the picture depends less on how busy your machine is.)
+# (A sleep makes each product longer, by 80 µs per token, so that the picture depends less on how busy your machine is.)
 
 # %%
 from torch.overrides import TorchFunctionMode
@@ -947,7 +951,7 @@ TOKENS, WIDTH, PAIRS = 128, 256, {"one after the other": whole, "in chunks": in_
 
 
 def both(times=12):
-    """Each of the two, some times; whether they give the same."""
+    """Run each of the two several times; whether they give the same result."""
     torch.manual_seed(dist.get_rank())  # the ranks have different tokens, and different parts of the matrices
     mesh, results = Mesh((dist.get_world_size(),), ("tp",)), []
     x, up, down = (torch.randn(shape) / 16 for shape in ((1, TOKENS, WIDTH), (2 * WIDTH, WIDTH), (WIDTH, 2 * WIDTH)))
@@ -985,10 +989,11 @@ travels = 1000 * wire.seconds("send", 4 * TOKENS * WIDTH, ranks=2)
 print(f"both send {seen.sent(0, 0):,} bytes; a shard travels {travels:.0f} ms")
 
 # %% [markdown]
-# (Of each, the quickest of twelve. The scatter is drawn as an all-to-all, as in notebook 04.) The same result and the
-# same bytes, but now a shard travels while another is multiplied. A rank now waits only if a shard takes longer to
-# travel than to multiply: here hardly ever, unless your machine is busy. In PyTorch this is experimental: torch.compile
-# can do it to such a plan if you switch it on, between GPUs that can read each other's memory. Its authors
+# (The picture shows the quickest of twelve steps of each. The scatter is drawn as an all-to-all, as in notebook 04.)
+# The same result and the same bytes, but now a shard travels while another is multiplied. A rank now waits only if a
+# shard takes longer to travel than to multiply: here hardly ever, unless your machine is busy. In PyTorch this is
+# experimental: torch.compile can do it to such a plan if you switch it on, between GPUs that can read each other's
+# memory. Its authors
 # [report](https://discuss.pytorch.org/t/distributed-w-torchtitan-introducing-async-tensor-parallelism-in-pytorch/209487)
 # a forward pass up to 29% faster, and a whole step up to 8%, for a Llama 3 of 7B. It does nothing for a single token,
 # which cannot be cut into shards.
@@ -1033,7 +1038,7 @@ draw.table([sent(length) for length in (32, 64, crossed, 128, 256)], caption="by
 # %% [markdown]
 # The crossing is easy to remember. A layer has about 12 D² parameters, of which DDP all-reduces the gradients; TP
 # all-reduces 4 tensors of D numbers per token. They are equal at 12 D²/4 D = **3 D tokens** in the batch of a TP group,
-# and with FSDP, which sends half as much again as DDP, at 4.5 D. (The embedding and the head move it a little.) In
+# and with FSDP, which sends 1.5 times as much as DDP, at 4.5 D. (The embedding and the head move it a little.) In
 # training, batches are usually larger.
 #
 # ## Why, and why not
@@ -1041,11 +1046,11 @@ draw.table([sent(length) for length in (32, 64, crossed, 128, 256)], caption="by
 # **Why**: more ranks than sequences; a layer, or its activations, that do not fit one device; an answer that must come
 # sooner. Nearly everything is divided: P, G and S, most of A, and the arithmetic.
 #
-# **Why not**: with the batches of training it sends the most, and every collective is waited for. Hiding them takes
-# extra work (async TP), where DDP and FSDP hide theirs with ease. Is it worth it? A layer of ψ parameters takes
-# 6ψT/(NR) seconds on N devices (T tokens, R operations per second), and its four all-reduces, 2 bytes per number, 16 (N
-# − 1)/N × TD/W (W bytes per second). T cancels: a longer batch does not help, only a wider model or a faster wire.
-# Seconds on the wire for each second of computing:
+# **Why not**: with batches as large as in training it sends the most, and every collective is waited for. Hiding them
+# takes extra work (async TP), whereas DDP and FSDP hide theirs easily. Is it worth it? A layer of ψ parameters takes
+# 6ψT/(NR) seconds on N devices (T tokens, R operations per second), and its four all-reduces, 2 bytes per number, 16
+# (N − 1)/N × TD/W (W bytes per second). T cancels: a longer batch does not help, only a wider model or a faster wire.
+# The table gives the seconds on the wire for each second of computing:
 
 # %%
 R, N = cost.FLOPS, 8  # an H100 in Llama 3's training, its waiting included (arXiv 2407.21783, table 4)
@@ -1064,8 +1069,8 @@ draw.table(rows)
 #
 # ### A way out
 #
-# PyTorch's `parallelize_module` and an ordinary script; of the course only the data and the model. It is
-# [scripts/tp.py](../scripts/tp.py). From the root of the repository, run
+# Here is PyTorch's `parallelize_module` in an ordinary script, with nothing of the course but the data and the model.
+# It is [scripts/tp.py](../scripts/tp.py). From the root of the repository, run
 # `torchrun --nproc-per-node 2 scripts/tp.py`:
 #
 # ```python
@@ -1139,16 +1144,16 @@ draw.table(rows)
 # <details><summary>What does sequence parallelism change in bytes sent, in bytes held, and in the gradients of the
 # norms?</summary>
 #
-# Sent: as much, since an all-reduce is a reduce-scatter and an all-gather. Held: what is between the pairs is divided
-# by the number of ranks, too. The norms see only a part of the tokens on each rank, so their gradients must be added
-# up.
+# Sent: nearly the same, since an all-reduce is a reduce-scatter and an all-gather; the norms' gradients come on top.
+# Held: what is between the pairs is divided by the number of ranks, too. The norms see only a part of the tokens on
+# each rank, so their gradients must be added up.
 # </details>
 #
 # <details><summary>Two nodes of eight GPUs with NVLink inside, a model of 8B, and training with a batch of a million
 # tokens. Which axis goes where, and when would you not use TP at all?</summary>
 #
 # TP inside a node, last on the mesh, and data parallelism between nodes. If the model fits with FSDP and there are
-# sequences enough for all ranks, FSDP alone sends less: a million tokens are far more than 4.5 D.
+# enough sequences for all ranks, FSDP alone sends less: a million tokens are far more than 4.5 D.
 # </details>
 #
 # For M tokens of D numbers (b bytes each) in the batch of N ranks, and L layers, each rank sends and holds:
@@ -1158,8 +1163,8 @@ draw.table(rows)
 # | TP: sent | (4L + 2) × 2 (N − 1)/N × MDb, and three numbers per token | exactly | exactly |
 # | with sequence parallelism: sent | the same, and the norms' gradients | exactly | the norms' three times |
 # | collectives of a layer | 4; sequence parallel 8, and 2 for its norms | exactly | the norms' as AdamW reads them |
-# | P, G, S | 1/N, but for the norms | exactly | G: all of the embedding's |
-# | A | by `cost.tp` | exactly | less than 0.1 % from ours |
+# | P, G, S | 1/N, except for the norms | exactly | G: all of the embedding's |
+# | A | by `cost.tp` | exactly | within 0.1 % of ours |
 # | numbers | one process's | within 1e-12, in float64 | within 1e-12, in float64 |
 #
 # **Read on**: [labs/conjugate.py](../labs/conjugate.py), [labs/shares.py](../labs/shares.py),

@@ -40,7 +40,7 @@ from labs.pp import B, F, I, W
 
 # %%
 llama, tokens, nodes = PRESETS["llama3-405b"], 8192, 16
-x = 2 * tokens * llama.dim  # bytes of what goes from one layer to the next, for a sequence, in 16 bit
+x = 2 * tokens * llama.dim  # bytes of what goes from one layer to the next, for a sequence, in 16 bits
 all_reduces = (4 * llama.depth + 2) * 2 * (nodes - 1) / nodes * x / 1e9
 print(f"405 billion parameters at 16 bytes: {405e9 * 16 / 1e12:.1f} TB; eight H100s have {8 * 80e9 / 1e12:.2f} TB")
 print(f"a sequence of {tokens:,} tokens, on {nodes} nodes, sent by each of them:")
@@ -49,9 +49,9 @@ print(f"  one tensor to the next node {2 * x / 1e9:6.1f} GB, forward and backwar
 
 # %% [markdown]
 # The last line is the idea of **pipeline parallelism** (PP). Do not cut the layers: cut *between* them. Each rank gets
-# some consecutive layers, called a **stage**, and all of what they hold. Only the activations at the cut, x, cross it
-# on the way forward, and only their gradient on the way back. Llama 3 405B was trained like this: 16 stages, with
-# tensor parallelism inside a node (Llama Team, 2024, arXiv 2407.21783, table 4).
+# some consecutive layers, called a **stage**, and all that they hold. Only the activations at the cut, x, cross it on
+# the way forward, and only their gradient on the way back. Llama 3 405B was trained like this: 16 stages, with tensor
+# parallelism inside a node (Llama Team, 2024, arXiv 2407.21783, table 4).
 #
 # A *schedule* is a list, for each rank, of what to do next; you will write four of them, and run them.
 #
@@ -69,10 +69,10 @@ print(f"  one tensor to the next node {2 * x / 1e9:6.1f} GB, forward and backwar
 #
 # Two numbers, both worked out below. Four ranks have one stage each, a batch is cut into eight micro-batches, and a
 # backward takes twice as long as a forward. First all forwards are done, then all backwards. How much longer is this
-# than if all ranks were busy all the time (0.5 would be half as long again)?
+# than if all ranks were busy all the time (0.5 would mean 1.5 times as long)?
 #
 # And the first rank then holds the activations of all eight micro-batches at once. Another order of the same work is
-# exactly as quick. How many of them must the first rank hold with that?
+# just as quick. With that order, how many of them must the first rank hold?
 
 # %%
 guess_bubble = 0.375  # your number
@@ -82,8 +82,8 @@ guess_alive = 4  # your number
 # ## Build: the oldest way
 #
 # The simplest way takes one process, and not a single message. (It is called naive model parallelism.) Put each stage
-# on a device of its own, and let forward copy x from device to device; autograd goes back the same way. All of it is
-# two lines ([labs/pp/placement.py](../labs/pp/placement.py)):
+# on its own device, and let forward copy x from device to device; autograd goes back the same way. All of it is two
+# lines ([labs/pp/placement.py](../labs/pp/placement.py)):
 #
 #     for stage, device in zip(self.stages, self.devices):
 #         x = stage(x.to(device))
@@ -113,16 +113,16 @@ print(f"loss {loss.item():.3f}; as of the whole model: {torch.isclose(loss.cpu()
 draw.schedule(naive(4, 2))
 
 # %% [markdown]
-# Four devices, and one of them works at a time. In the sentence of your first prediction: this takes four times as long
-# as it could, so its bubble is 3. But it has two virtues. It makes room for a model that no single device can hold, and
+# Four devices, and one of them works at a time. In the terms of your first prediction: this takes four times as long as
+# it could, so its bubble is 3. But it has two virtues. It makes room for a model that no single device can hold, and
 # nobody can get it wrong.
 #
 # ## Build: a schedule is data
 #
-# What you just saw was drawn from a list. There are two kinds of instruction so far, each of a stage and a micro-batch:
-# `F(2, 0)` is stage 2's forward of micro-batch 0, and prints as `2F0`; `B(2, 0)` is the backward. (It is PyTorch's way
-# of writing them.) F needs the F of the stage before it. B needs its own F and, except on the last stage, the B of the
-# next stage. That is all there is to know.
+# What you just saw was drawn from a list. There are two kinds of instruction so far, each for one stage and one
+# micro-batch: `F(2, 0)` is stage 2's forward of micro-batch 0, and prints as `2F0`; `B(2, 0)` is the backward. (It is
+# PyTorch's way of writing them.) F needs the F of the stage before it. B needs its own F and, except on the last stage,
+# the B of the next stage. That is all there is to know.
 #
 # A schedule is one list for each rank. `pp.simulate` runs it on paper, with times that you give (F=1 and B=2 if you
 # give none), and `pp.validate` says whether it can be run at all. Here are two that cannot:
@@ -154,9 +154,9 @@ draw.schedule(circle)
 # ### Exercise 1: GPipe
 #
 # Rank r has stage r. Do the forwards in the order of the micro-batches, and the backwards, too: then gradients add up
-# in the order of one process. (The paper draws the backwards in reverse; the bubble is the same.) The check takes no
-# other order; it tries 1 to 8 ranks and any number of micro-batches. Below it your schedule is drawn; if it cannot be
-# run, up to the first wrong instruction.
+# in the order of one process. (The paper draws the backwards in reverse; the bubble is the same.) The check accepts no
+# other order; it tries 1 to 8 ranks and any number of micro-batches. Below it your schedule is drawn (up to the first
+# wrong instruction, if it cannot be run).
 
 
 # %%
@@ -174,7 +174,7 @@ answer
 
 # %%
 def attempt(mine, courses, *sizes):
-    """The lists of yours; while it is a stub, of the course's."""
+    """Your lists; or the course's, while yours is a stub."""
     try:
         return mine(*sizes)
     except NotImplementedError:
@@ -182,7 +182,7 @@ def attempt(mine, courses, *sizes):
 
 
 picture = draw.schedule(attempt(gpipe, pp.gpipe, 4, 8))
-gpipe = gpipe if answer.ok else pp.gpipe  # from here on yours if it passed, and else the course's
+gpipe = gpipe if answer.ok else pp.gpipe  # from here on yours if it passed, else the course's
 picture
 
 # %% [markdown]
@@ -211,7 +211,8 @@ draw.table(rows)
 
 # %% [markdown]
 # (Some papers divide by the whole time instead: (p − 1)/(m + p − 1). It is the same bubble.) So take a thousand
-# micro-batches? A batch has only so many sequences, and with less to do in each micro-batch a GPU does it less well.
+# micro-batches? A batch has only so many sequences, and a GPU with less to do in each micro-batch works less
+# efficiently.
 #
 # Now run your schedule for real. `pp.Pipeline` obeys lists: it keeps this rank's stages, computes what the list says,
 # and sends and receives between the ranks ([labs/pp/executor.py](../labs/pp/executor.py); soon you write its heart).
@@ -277,16 +278,15 @@ talk = {"GPipe": try_out(gpipe(4, MICRO))}
 
 # %% [markdown]
 # Not "within rounding": the same bits. Each parameter is on one rank, which adds up the gradients of the micro-batches
-# in the same order as one process does. (And to divide each loss by 8, or the gradients by 8 at the end, is the same to
-# the last bit, since 8 is a power of two.) The exception is a weight that two stages share, as with a tied embedding:
-# each stage adds up its own part, and the parts are added after that, which is another order.
+# in the same order as one process does. (Dividing each loss by 8, or the gradients by 8 at the end, is the same to the
+# last bit, since 8 is a power of two.) The exception is a weight that two stages share, as with a tied embedding: each
+# stage adds up its own part, and the parts are added after that, which is a different order.
 #
 # ## Build: 1F1B
 #
 # A rank holds the activations of a micro-batch from its F to its B. With GPipe, in the middle of the step, these are
-# the activations of the *whole batch*, however finely it is cut. And a larger batch is how one gets a larger m, just
-# the number that should be large. (The paper keeps only what goes into a stage, and recomputes the rest, as in notebook
-# 07.)
+# the activations of the *whole batch*, however finely it is cut. And m, which should be large, gets larger with a
+# larger batch. (The paper keeps only what goes into a stage, and recomputes the rest, as in notebook 07.)
 #
 # But look at rank 3 in the picture. Micro-batch 0 has arrived at the last stage, so its backward could begin at once,
 # and its activations could go. **1F1B** ("one forward, one backward"; Narayanan et al., 2019, without a pause between
@@ -299,10 +299,10 @@ talk = {"GPipe": try_out(gpipe(4, MICRO))}
 # ### Exercise 2: 1F1B
 #
 # The forwards that a rank does before it begins to alternate are its *warm-up*: none on rank 3, one on rank 2. (The
-# first pair of F and B then begins with one more.) Think about few micro-batches, too: with m < p, the first ranks have
-# no more forwards to do than m. PyTorch's had overlooked this: with fewer micro-batches than ranks, a training hung
-# ([torchtitan#775](https://github.com/pytorch/torchtitan/issues/775)). It refuses them now; yours need not. The check
-# wants the bubble of GPipe, and the activations of min(m, p − r) micro-batches at most.
+# first pair of F and B then begins with one more.) Think about small numbers of micro-batches, too: with m < p, the
+# first ranks have no more forwards to do than m. PyTorch's had overlooked this: with fewer micro-batches than ranks, a
+# training hung ([torchtitan#775](https://github.com/pytorch/torchtitan/issues/775)). It refuses them now; yours should
+# run them. The check wants the bubble of GPipe, and the activations of min(m, p − r) micro-batches at most.
 
 
 # %%
@@ -351,7 +351,7 @@ for rank in range(4):
     told = {f"{name}, on the list": max(pp.alive(lists)[rank]) for name, lists in both.items()}
     gpipes, less = (watched[name].steady(rank)["A"] for name in both)
     rows.append({"": f"rank {rank}", **told, "1F1B, by bytes held": f"{MICRO * less / gpipes:.1f}"})
-draw.table(rows, caption="micro-batches alive at most (by bytes: where GPipe's are 8)")
+draw.table(rows, caption="micro-batches alive at most (by bytes: scaled so that GPipe's is 8)")
 
 # %% [markdown]
 # ## Build: interleaved
@@ -378,7 +378,7 @@ draw.table(rows, caption="micro-batches alive at most (by bytes: where GPipe's a
 def interleaved(ranks, microbatches, stages_per_rank):
     """[the instructions of rank 0, those of rank 1, ...]."""
     if microbatches % ranks:
-        raise ValueError(f"{microbatches} micro-batches are no multiple of {ranks} ranks")
+        raise ValueError(f"{microbatches} micro-batches are not a multiple of {ranks} ranks")
     groups = [range(first, first + ranks) for first in range(0, microbatches, ranks)]
     lists = []
     for rank in range(ranks):
@@ -430,7 +430,7 @@ draw.table(rows, caption="bubble on 4 ranks with 8 micro-batches")
 # %% [markdown]
 # With the longer warm-up, interleaved loses no more to messages than 1F1B does. (1F1B has one stage per rank that takes
 # twice as long, hence F=2 and B=4.) But it sends v times as many, which this table cannot show, since on paper any
-# number of messages may travel at once. And more stages of fewer layers must still be equal in time.
+# number of messages may travel at once. And more stages of fewer layers must still take equally long.
 #
 # ## Build: split the backward
 #
@@ -452,17 +452,17 @@ print(f"after W: the weight has it: {torch.equal(layer.weight.grad, torch.ones(3
 # %% [markdown]
 # Each is one matrix product, as forward is, so the three take about equally long: F = I = W = 1, and B = 2. (In a whole
 # stage not quite: attention between tokens has no weights, so I takes longer than W.)
-# ([labs/pp/deferred.py](../labs/pp/deferred.py) does it with autograd, a product at a time.) Now W needs its own I, and
-# nothing needs W. From I to W a rank still keeps what W needs. So count activations as alive until W, though a part of
-# them goes with I.
+# ([labs/pp/deferred.py](../labs/pp/deferred.py) does it with autograd, one product at a time.) Now W needs its own I,
+# and nothing needs W. From I to W a rank still keeps what W needs. So count activations as alive until W, though a part
+# of them goes with I.
 #
 # ### Exercise 4: fill the bubble
 #
-# Write 1F1B with I in place of B, and put the Ws where they cost nothing. The paper calls it ZB-H1 (`pp.zb1p` in the
+# Write 1F1B with I in place of B, and put the W's where they cost nothing. The paper calls it ZB-H1 (`pp.zb1p` in the
 # course's code, "zero bubble" in its tables): it has a third of 1F1B's bubble, and no rank holds more than 1F1B's first
 # rank does, min(m, p) micro-batches. Where would a rank have to wait? The first rank waits between two backwards, so
 # there is room for a W right after each I. The last rank never waits between backwards, but all the others wait for its
-# Is. So its Is should come as early as possible, and its Ws later. How many Ws can a rank put off, if no more than
+# I's. So its I's should come as early as possible, and its W's later. How many W's can a rank put off, if no more than
 # min(m, p) micro-batches may be alive on it? The check tries many numbers of ranks and micro-batches.
 
 
@@ -495,10 +495,10 @@ picture
 talk["zero bubble"] = try_out(zero_bubble(4, MICRO))
 
 # %% [markdown]
-# Rank r puts off r of its Ws, and does them at the end, where it would have nothing else to do. Can the bubble go
+# Rank r puts off r of its W's, and does them at the end, where it would have nothing else to do. Can the bubble go
 # altogether? Nearly. Give each rank two stages, laid out as a **V**: rank r has stages r and 2p − 1 − r, so the first
 # rank has the first stage *and* the last one. A micro-batch goes down to the last rank and comes up again, and its loss
-# is computed on the rank where it set out:
+# is computed on the rank where it started:
 
 # %%
 talk["ZB-V"] = try_out(pp.zbv(4, MICRO))
@@ -528,7 +528,7 @@ draw.table(rows, caption="4 ranks, 8 micro-batches: the bubble, and micro-batche
 
 # %% [markdown]
 # Nothing is free: the smaller the bubble, the more is held, or sent. Now play with it. On 4 ranks, with how many
-# micro-batches is 1F1B's bubble at most 20 %? And where a message takes 0.2 of a forward, are four stages on each rank
+# micro-batches is 1F1B's bubble at most 20 %? And if a message takes 0.2 of a forward, are four stages on each rank
 # still better than two?
 
 # %%
@@ -538,8 +538,8 @@ play.schedule()
 # <details><summary>Answers</summary>
 #
 # With 15 or more, since 3/15 is 20 %. And no: with 8 micro-batches, four stages on each rank have a bubble of 9.4 %
-# against 18.8 % as long as messages take no time. But where one takes 0.2, it is 34.4 % against 30.4 %: there are twice
-# as many messages to wait for.
+# against 18.8 % as long as messages take no time. But if one takes 0.2, it is 34.4 % against 30.4 %: there are twice as
+# many messages to wait for.
 # </details>
 #
 # ## Measure: a list obeyed for real
@@ -554,7 +554,7 @@ SECONDS = {F: 0.01, B: 0.02, I: 0.01, W: 0.01}
 
 
 def sleeps(schedules, times):
-    """Some steps of each; an instruction computes next to nothing, and then sleeps."""
+    """A few steps of each; an instruction computes next to nothing, and then sleeps."""
     for lists, v in schedules.values():
         stages = [nn.Linear(4, 4) for _ in range(stages_of(lists))]
         pipeline = pp.Pipeline(stages, lists, lambda y, target: (y - target).square().mean())
@@ -578,7 +578,7 @@ quickest = {
 draw.schedule(SCHEDULES["1F1B"][0], recording=slept, step=quickest["1F1B"], F=0.01, B=0.02)
 
 # %% [markdown]
-# For each rank: what was simulated, and beneath it what it did. Now the whole step of all five:
+# For each rank, the picture shows what was simulated, and beneath it what the rank did. Now the whole step of all five:
 
 # %%
 rows = []
@@ -620,8 +620,8 @@ draw.schedule(SCHEDULES["1F1B"][0], recording=computed)
 # - `take(F(2, 0))` returns what stage 2's forward of micro-batch 0 has made, and waits until it is there, wherever it
 #   is made. `take(B(2, 0))` returns the gradient of stage 2's *input*. Take each thing once.
 # - `put(F(2, 0), tensor)` hands over what this rank has made, for whoever needs it: once, before the next instruction
-#   begins. It may leave later, so do not write into it any more. Nobody needs anything of the last stage's F, or of the
-#   first stage's B, so put nothing for them.
+#   begins. It may leave later, so do not write into it any more. Nobody needs the result of the last stage's F, or of
+#   the first stage's B, so put nothing for them.
 #
 # Two things are easily forgotten. Gradients of the micro-batches add up, so each loss must be divided by their number
 # *before* backward. And after its B nothing of a micro-batch may stay alive, or all the saving is lost. What you take
@@ -629,10 +629,10 @@ draw.schedule(SCHEDULES["1F1B"][0], recording=computed)
 # `.grad`. Put detached tensors: nobody else has a use for your graph.
 #
 # Write it in two parts: first what F does, then B. (`torch.autograd.backward(made, gradient)` goes back from a tensor;
-# from a loss, which has no dims, with None.) The list may have its micro-batches in any order, backwards in another
-# order than forwards. Change nothing that you are given but the `.grad` of parameters: the same list and stages serve
-# for the next batch. The check runs schedules of all kinds on 1 to 4 ranks, and compares losses and gradients with one
-# process; it watches what is alive when, and what is still there at the end.
+# for a loss, which has no dims, the gradient is None.) The list may have its micro-batches in any order, and the
+# backwards in a different order from the forwards. Change nothing that you are given but the `.grad` of parameters: the
+# same list and stages serve for the next batch. The check runs schedules of all kinds on 1 to 4 ranks, and compares
+# losses and gradients with one process; it watches what is alive when, and what is still there at the end.
 
 
 # %%
@@ -656,10 +656,10 @@ def forward(s, m, stages, loss, xs, ys, take, put):
 
 # %%
 def obey(instructions, stages, loss, xs, ys, take, put):
-    """Run one rank's list; return its losses in the order of micro-batches, [] without the last stage.
+    """Run one rank's list; return its losses in the order of the micro-batches; [] without the last stage.
 
     stages: {number: module}, this rank's; loss: (what the last stage makes, target) -> 0-dim
-    xs, ys: the micro-batches' inputs and targets; empty where this rank has not the first, or the last stage
+    xs, ys: the micro-batches' inputs and targets; xs is empty without the first stage, ys without the last
     losses: 0-dim tensors, detached, not divided
     """
     losses, alive = {}, {}
@@ -689,8 +689,8 @@ check.obey(obey)
 # ## Measure: what travels
 #
 # Over each cut go the activations x of each micro-batch, and their gradient comes back. Nothing else travels, and the
-# schedule makes no difference. On paper: M tokens in a micro-batch, D numbers each, m micro-batches; an inner rank
-# sends 2 m M D numbers for each of its stages, and with the model's first or last stage half of that.
+# schedule makes no difference. On paper: M tokens in a micro-batch, D numbers each, m micro-batches; a rank sends 2 m M
+# D numbers for each of its stages, but only half of that for the model's first or last stage.
 
 # %%
 a_part = cost.Job(CONFIG, batch=1, ranks=4, accumulation=MICRO)  # micro-batches of one sequence
@@ -749,7 +749,7 @@ draw.table(rows, caption="and bytes that rank 1 sends in the second step")
 
 # %% [markdown]
 # The same bits, the same bytes. A schedule of theirs can be read into our lists (`pp.read`, and `pp.read_csv` for their
-# CSV files). So let us hold theirs to the checker:
+# CSV files). So let us put theirs through the checker:
 
 # %%
 for name in NATIVE:
@@ -763,8 +763,8 @@ for name in NATIVE:
 
 # %% [markdown]
 # In PyTorch 2.13, what `Schedule1F1B` *prints* for the last rank is not what it does: it prints the forwards 3F1 to 3F8
-# in place of 3F0 to 3F7 (hence nine micro-batches), and runs the right list, as the parameters above show, by code of
-# its own. So believe a recording, and not a printed schedule, not even a library's.
+# in place of 3F0 to 3F7 (hence nine micro-batches), and runs the right list, as the parameters above show, with its own
+# code. So believe a recording, and not a printed schedule, not even a library's.
 
 # %% [markdown]
 # ### What went wrong in the wild
@@ -778,7 +778,7 @@ for name in NATIVE:
 
 # %%
 def both_sides(stages, model):
-    """Two pipelines of the same stages, as functions of a batch; each rank gives PyTorch's what it reads."""
+    """Two pipelines of the same stages, as functions of a batch; PyTorch's takes only what the rank's stage reads."""
     ours, theirs = pp.Pipeline(stages, pp.one_f_one_b(2, 4), model.loss), native.pp(stages, "1f1b", 4, model.loss)
     rank = dist.get_rank()
     given = {0: lambda x, y: theirs.step(x), 1: lambda x, y: theirs.step(target=y)}
@@ -849,7 +849,7 @@ draw.table(rows)
 #
 # One model, one batch of eight sequences, four ranks, and the four strategies of the course so far. DDP and FSDP give
 # each rank two of the sequences, TP gives every rank all eight, and PP (1F1B) sends them through one by one. All is
-# measured; each number is that of the rank that has most:
+# measured; each number is the largest of any rank:
 
 # %%
 ROWS = strategies.ROWS
@@ -873,7 +873,7 @@ talk["PP"], watched["PP"] = talk["1F1B"], watched["1F1B"]
 
 
 def fullest(name):
-    """Of all ranks the most that one sends, in what number of calls; and holds, by kind, in MB."""
+    """The most that any rank sends, in how many calls; and the most that any rank holds, by kind, in MB."""
     counts = (talk[name].counts(rank, 1) for rank in range(4))
     sent = {"sent, kB": max(talk[name].sent(rank, 1) for rank in range(4)) // 1000}
     calls = {"calls": max(count.total() - count["recv"] for count in counts)}
@@ -890,10 +890,10 @@ draw.table(rows, caption="sent; P, G, S, A held, in MB; and on paper, how long o
 # %% [markdown]
 # (On paper: a stage's F takes 1 and its B 2, the model has four stages' worth of layers, and messages take no time.)
 #
-# PP sends least by far, and needs no collective. It divides P, G and S almost as evenly as FSDP and TP do, and no rank
-# ever holds a layer that is not its own. Its A is the smallest here only because its micro-batches are single
-# sequences. It does not shrink with more ranks: the first rank has a quarter of the layers, for four micro-batches, as
-# much as one device would have for one sequence through the whole model.
+# PP sends the least by far, and needs no collective. It divides P, G and S almost as evenly as FSDP and TP do, and no
+# rank ever holds a layer that is not its own. Its A is the smallest here only because its micro-batches are single
+# sequences. It does not shrink with more ranks: the first rank has a quarter of the layers, for four micro-batches,
+# which is as much as one device would hold for one sequence through the whole model.
 #
 # **Latency** is how long one sequence takes, **throughput** how many are done per unit of time. On paper, only TP makes
 # one sequence quicker. A pipeline passes it from rank to rank, while the others are idle; it earns its keep when many
@@ -914,8 +914,8 @@ print(f"alive at most: {[max(alive) for alive in pp.alive(mine)]}")
 # %% [markdown]
 # There are more lists than anybody can try, but not all of them need be tried.
 # [labs/pp/search.py](../labs/pp/search.py) cuts off every beginning that cannot end in time (*branch and bound*), so
-# that what is left at the end is the quickest of all. Without and with a split backward, and with three limits of
-# memory:
+# that what is left at the end is the quickest of all. Here it is without and with a split backward, under three memory
+# limits:
 
 # %%
 from labs.pp.search import search
@@ -930,11 +930,11 @@ draw.table(rows)
 
 # %% [markdown]
 # With one stage on each rank, nothing beats 1F1B as long as a backward is one piece, not even with all the memory there
-# is. Split, it can be beaten with the same memory. With four on each rank ZB-H1 is the best there is, and more memory
-# brings nothing: the last rank cannot start before 3, and has 24 to compute. (The paper calls ZB-V, and with twice the
-# memory ZB-H2, *zero* bubble. It counts each rank's time from its own first F to its own last W, since its next step
-# can begin right there, if the optimizer waits for nobody. With the clipping of gradients, which takes every rank's
-# norm, it must wait.) What the search has found is a schedule like any other, so it can be run:
+# is. Split, it can be beaten with the same memory. With four micro-batches alive on each rank ZB-H1 is the best there
+# is, and more memory brings nothing: the last rank cannot start before time 3, and has 24 to compute. (The paper calls
+# ZB-V, and with twice the memory ZB-H2, *zero* bubble. It counts each rank's time from its own first F to its own last
+# W, since its next step can begin right there, if the optimizer waits for nobody. To clip the gradients, which takes
+# every rank's norm, it must wait.) What the search has found is a schedule like any other, so it can be run:
 
 # %%
 found = search(4, MICRO, [4, 3, 2, 1], split=True).schedule
@@ -947,12 +947,12 @@ draw.schedule(found)
 # **Why**: it sends little, and only to a neighbour. So it is what goes *between* nodes, on the slowest wire: last to be
 # added, outermost on a mesh. P, G and S are divided by the number of ranks.
 #
-# **Why not**: the bubble, which only many micro-batches make small, and so a large batch; and schedules, stages and
-# messages to get right. There can hardly be more stages than layers. And the slowest stage sets the pace for all. Look
-# at Llama 3 with 16 ranks: with eight layers each, the last one would have the head as well, which has as many
+# **Why not**: the bubble, which is small only with many micro-batches, and so with a large batch; and schedules, stages
+# and messages to get right. There can hardly be more stages than layers. And the slowest stage sets the pace for all.
+# Look at Llama 3 with 16 ranks: with eight layers each, the last one would have the head as well, which has as many
 # parameters as two thirds of a layer. That model has 126 layers and not 128: its authors took one away from the first
 # rank, which holds most activations and the embedding, and one from the last, which computes the head and the loss
-# (arXiv 2407.21783, section 3.3.2; their schedule is interleaved). What would it bring with plain 1F1B and 32
+# (arXiv 2407.21783, section 3.3.2; their schedule is interleaved). What would that gain with plain 1F1B and 32
 # micro-batches?
 
 # %%
@@ -969,9 +969,8 @@ draw.table(rows)
 # %% [markdown]
 # ### A way out
 #
-# PyTorch's `PipelineStage` and an ordinary script; of the course only the data and the model. It is
-# [scripts/pp.py](../scripts/pp.py). From the root of the repository, run
-# `torchrun --nproc-per-node 2 scripts/pp.py`:
+# Here is PyTorch's `PipelineStage` in an ordinary script, with nothing of the course but the data and the model. It is
+# [scripts/pp.py](../scripts/pp.py). From the root of the repository, run `torchrun --nproc-per-node 2 scripts/pp.py`:
 #
 # ```python
 # import torch
@@ -1022,8 +1021,8 @@ draw.table(rows)
 # %% [markdown]
 # ## Say it back
 #
-# With the page turned over: the bubble of each schedule, × the ideal time, where F, I and W take equally long and the
-# number of micro-batches is a multiple of the ranks.
+# With the page turned over: the bubble of each schedule, as a fraction of the ideal time, if F, I and W take equally
+# long and the number of micro-batches is a multiple of the number of ranks.
 
 
 # %%
@@ -1058,9 +1057,9 @@ check.bubbles(bubbles)
 # <details><summary>The loss of a pipeline is a little different from that of one process. What do you look at
 # first?</summary>
 #
-# At gradients, not losses, beside those of one process: AdamW hides a constant factor. If all are off by the same one,
-# who divides by the number of micro-batches: nobody, two of them, or each accumulated batch once more? And has every
-# parameter a gradient at all?
+# At the gradients, compared with those of one process: AdamW hides a constant factor from the losses. If all gradients
+# are off by the same factor, who divides by the number of micro-batches: nobody, two places, or each accumulated batch
+# once more? And does every parameter have a gradient at all?
 # </details>
 #
 # For p ranks, m micro-batches of M tokens, v stages per rank, D numbers per token of b bytes, F = I = W and B = 2 F:
@@ -1078,7 +1077,7 @@ check.bubbles(bubbles)
 # %% [markdown]
 # ## Ten questions across the course
 #
-# One from each notebook, others at each run. Which of them would you have to look up?
+# One from each notebook, different ones at each run. Which of them would you have to look up?
 
 # %%
 recall.ten()
