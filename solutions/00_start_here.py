@@ -7,7 +7,7 @@
 # In this course you build each way from scratch, run it as a real job on several processes, and measure it. Nothing is
 # simulated unless the text says so. A laptop without a GPU is enough.
 #
-# **This notebook** shows how the course works. It takes 30 minutes and 1 GB of memory, and asks for nothing but some
+# **This notebook** shows how the course works. It takes 30 minutes and 1 GB of memory, and requires nothing but some
 # Python and the idea of a training loop in PyTorch. Run each cell with Shift+Enter, from top to bottom.
 #
 # <img src="../images/course_map.svg" alt="Map of the course: one device; split the batch; split the state; split the
@@ -27,13 +27,13 @@ from labs.kit.launch import run
 # ## One real run
 #
 # In 2024 Meta trained Llama 3.1 405B, a model of 405 billion parameters, on up to 16,384 H100 GPUs. Its paper (Llama
-# Team, [arXiv 2407.21783](https://arxiv.org/abs/2407.21783), section 3.3, July 2024) tells of 54 days of that training:
-# the job was interrupted 466 times, 419 of them unexpectedly, mostly by hardware that failed; and still more than 90 %
-# of the time was training. The model card
+# Team, [arXiv 2407.21783](https://arxiv.org/abs/2407.21783), section 3.3, July 2024) describes 54 days of that
+# training: the job was interrupted 466 times, 419 of them unexpectedly, mostly by failing hardware; even so, more than
+# 90 % of the time went into training. The model card
 # ([`MODEL_CARD.md`](https://github.com/meta-llama/llama-models/blob/main/models/llama3_1/MODEL_CARD.md), July 2024)
-# has the bill: 30.84 million GPU-hours. What Meta paid it does not say. The report of DeepSeek-V3
-# ([arXiv 2412.19437](https://arxiv.org/abs/2412.19437), December 2024) assumes that an hour of an H800, a sister of the
-# H100, is rented for 2 dollars. So, roughly:
+# has the bill: 30.84 million GPU-hours. It does not say what Meta paid. The report of DeepSeek-V3
+# ([arXiv 2412.19437](https://arxiv.org/abs/2412.19437), December 2024) assumes that an H800, a sister of the H100,
+# rents for 2 dollars an hour. So, roughly:
 
 # %%
 GPUS, DAYS, UNEXPECTED, GPU_HOURS, DOLLARS = 16_384, 54, 419, 30.84e6, 2
@@ -47,16 +47,17 @@ print(f"{GPU_HOURS * DOLLARS / 1e6:.0f} million dollars, at {DOLLARS} an hour")
 # other, and that depends on what lies between them.
 #
 # <img src="../images/cluster.svg" alt="Two nodes of a cluster. Each has eight GPUs of 80 GB, joined by NVLink: 450 GB/s
-# each way, 0.6 µs a message. PCIe 5 leads from each GPU to its own network card, and InfiniBand from there to the other
-# nodes: 50 GB/s each way, 2.7 µs. Ethernet of 10 Gb/s between the CPUs: 1.25 GB/s each way, 10 µs.">
+# each way, 0.6 µs per message. PCIe 5 leads from each GPU to its own network card, and InfiniBand from there to the
+# other nodes: 50 GB/s each way, 2.7 µs. Ethernet of 10 Gb/s between the CPUs: 1.25 GB/s each way, 10 µs.">
 #
 # A **node** is one machine. A link has two numbers. Its **bandwidth** is how many bytes a second it carries; its
-# **latency** is how long a message takes, however short. (Meta's nodes were joined by an Ethernet as quick as this
-# InfiniBand, 400 Gb/s for each GPU.) The numbers are makers' and models', so at best; they are in one table,
-# `labs.cost.LINKS`, with their sources, and later notebooks predict with the same ones.
+# **latency** is how long a message takes, however short. (Meta's nodes were joined by an Ethernet as fast as this
+# InfiniBand, 400 Gb/s for each GPU.) The numbers come from the makers and from models, so they are best cases; they are
+# all in one table, `labs.cost.LINKS`, with their sources, and later notebooks predict with the same ones.
 #
-# After a step of training, GPUs that share a batch have to add up their gradients: a sum over all of them, as large as
-# the model, an **all-reduce**. How long that takes, by the size and by the link (both scales are logarithmic):
+# In each training step, GPUs that share a batch have to add up their gradients, which are as large as the model; such a
+# sum over all of them is an **all-reduce**. Here is how long it takes, by size and by link (both scales are
+# logarithmic):
 
 # %%
 play.links(size=2e10, ranks=8)
@@ -68,8 +69,9 @@ play.links(size=2e10, ranks=8)
 #
 # ## A job is a function call with a value
 #
-# A **job** is one function that runs on several **ranks** at once. A rank is a process with a number: of four ranks,
-# they are 0, 1, 2 and 3. On a cluster each rank usually has a GPU of its own; here each is a process on your machine.
+# A **job** is one function that runs on several **ranks** at once. A rank is a process with a number: with four ranks,
+# the numbers are 0, 1, 2 and 3. On a cluster each rank usually has a GPU of its own; here each is a process on your
+# machine.
 #
 # The cell below is a real job. The function that it defines travels to four new processes, which run it side by side.
 # What they print arrives here live, with the rank in front, in whatever order it happens.
@@ -87,9 +89,9 @@ answers = run(hello, ranks=4)
 # <img src="../images/job.svg" alt="A cell calls run(train, 20, ranks=4). The function travels to four processes, ranks
 # 0 to 3, which form one process group. What each returned comes back as a list.">
 #
-# `run` waits for all ranks and returns a list: what rank 0 returned, then rank 1, and so on. So a job can be used like
-# any function. (The fork server in the picture is a process that has PyTorch loaded and waits, so that new ranks are
-# there at once.) Four process ids came back, and none of them is this notebook's:
+# `run` waits for all ranks and returns a list: what rank 0 returned, then what rank 1 returned, and so on. So a job can
+# be used like any function. (The fork server in the picture is a process that has PyTorch loaded and waits, so that new
+# ranks are there at once.) Four process ids came back, and none of them is this notebook's:
 
 # %%
 ranks, pids = zip(*answers, strict=True)
@@ -104,7 +106,7 @@ ranks
 # may talk to each other form a **process group**. An operation that every rank of a group calls together is a
 # **collective**.
 #
-# The most used one is `all_reduce`: each rank brings a tensor, and each gets the sum of all of them. Here every rank
+# The most common one is `all_reduce`: each rank brings a tensor, and each gets the sum of all of them. Here every rank
 # brings its number plus one.
 
 
@@ -131,19 +133,19 @@ guess = 15  # your number
 check.predict("What does each of five ranks return?", guess, answer=run(add_up, ranks=5)[0])
 
 # %% [markdown]
-# As long as nothing is filled in, a check says "not yet", and the notebook goes on without you. When you wrote
+# As long as nothing is filled in, a check says "not yet", and the notebook goes on without you. Once you have written
 # something, it answers ✓, or says what differs. Try a wrong number too.
 #
 # ### Your first exercise: let the ranks talk
 #
-# Underneath, a collective is made of messages. One rank calls `dist.send(tensor, dst=...)`, another one
-# `dist.recv(tensor, src=...)`, and what was sent stands in the receiver's tensor, which has to be there already, in the
+# Underneath, a collective is made of messages. One rank calls `dist.send(tensor, dst=...)`, another calls
+# `dist.recv(tensor, src=...)`, and what was sent ends up in the receiver's tensor, which must exist already, with the
 # same shape and dtype.
 #
 # In training, each rank has a loss of its own, for its own part of the batch; the log should show the mean. Send every
-# rank's to rank 0, and let that one work out the mean. No collectives, please: `send` and `recv` are enough. Take out
-# the line with `raise`, write yours in its place (six or so), and run the cell. Each rank runs the *same* function, and
-# learns from `dist.get_rank()` which part is its own.
+# rank's loss to rank 0, and let rank 0 work out the mean. No collectives, please: `send` and `recv` are enough. Take
+# out the line with `raise`, write yours in its place (six or so), and run the cell. Each rank runs the *same* function,
+# and learns from `dist.get_rank()` which part is its own.
 
 
 # %%
@@ -171,10 +173,11 @@ check.mean_on_rank_0(mean_on_rank_0)
 
 # %% [markdown]
 # The check has run your function as real jobs, on 1 to 8 ranks, with tensors of awkward shapes; it has counted messages
-# and bytes, and looked at what is left behind. Every exercise is checked so. If it says ✗, it says what differs and on
-# which rank, and asks a question that leads on.
+# and bytes, and looked at what is left behind. Every exercise is checked this way. If the answer is ✗, it says what
+# differs and on which rank, and asks a question that leads on.
 #
-# Did it *hang*? Then somebody waits for a message that nobody sends. The check tells you who, and in which line.
+# Did it *hang*? Then some rank waits for a message that nobody sends. The check tells you which rank, and on which
+# line.
 #
 # ## A shard is a piece of a tensor
 #
@@ -196,9 +199,9 @@ def shard_and_gather():
 run(shard_and_gather, ranks=4)
 
 # %% [markdown]
-# Eight numbers are two for each of four ranks. With ten they do not divide: `chunk` makes all shards as long as the
-# longest has to be, 3, as long as there are numbers, and the last one is shorter: 3, 3, 3, 1. Nine numbers leave the
-# last rank nothing at all: 3, 3, 3, 0. Which numbers are a rank's own? Every strategy that shards has to answer this,
+# Eight numbers are two for each of four ranks. Ten do not divide evenly: `chunk` makes every shard as long as the
+# longest has to be, 3, until the numbers run out, so the last one is shorter: 3, 3, 3, 1. Nine numbers leave nothing at
+# all for the last rank: 3, 3, 3, 0. Which numbers belong to which rank? Every strategy that shards has to answer this,
 # so the second exercise is yours. It is arithmetic, without tensors.
 
 
@@ -218,16 +221,17 @@ check.my_shard(my_shard)
 # %% [markdown]
 # ## Four ledgers
 #
-# Every strategy in this course is held to four ledgers. Bytes are predicted with pencil and paper. Those that a rank
-# holds are then measured on the job itself, and those that it sends are **booked**: worked out from the calls that it
-# really made. Numbers are compared with those of one process; and time is measured.
+# Every strategy in this course is held to four **ledgers**: tables of predictions beside measurements. Bytes are
+# predicted with pencil and paper. Those that a rank holds are then measured on the job itself, and those that it sends
+# are **booked**: worked out from the calls that it really made. Numbers are compared with those of one process; and
+# time is measured.
 #
 # | ledger | its question |
 # |---|---|
 # | **numbers** | is it still the same training: the same losses, the same parameters as one process? |
 # | **bytes sent** | what did each rank have to send? |
 # | **bytes held** | what does each rank keep in memory, at rest and at its peak? |
-# | **time** | when did who compute, communicate or wait? |
+# | **time** | when did each rank compute, communicate or wait? |
 #
 # `record=` watches a job from outside; the function has no part in it. Here is the second ledger, for an `all_reduce`
 # of a thousand numbers of 4 bytes each:
@@ -246,10 +250,10 @@ draw.ledger({"rank 0 sent": (4 * cost.all_reduce(1000, ranks=4).elements, record
 # send; neither knows of the other. In notebook 02 you will check that against what really travels, and find out why it
 # has to be 6,000 bytes, and neither the 4,000 of one tensor nor the 12,000 of three.
 #
-# What a rank *holds* is told by kind, and each kind has one letter and one colour in every figure of the course: **P**
-# parameters, **G** gradients, **S** optimizer state, **A** activations, buffers for communication, and the temporary
-# rest. Below is a first look at where we are going: the course's small GPT, trained by four ranks that each hold a copy
-# of it. `mark` tells a recording which part of a step begins; `Bucketed` and `sync` average the gradients. After
+# What a rank *holds* is shown by kind, and each kind has one colour in every figure of the course: **P** parameters,
+# **G** gradients, **S** optimizer state, **A** activations, then buffers for communication, and whatever else is
+# temporary. Below is a first look at where we are going: the course's small GPT, trained by four ranks that each hold a
+# copy of it. `mark` tells a recording which part of a step begins; `Bucketed` and `sync` average the gradients. After
 # notebook 03, every line of this will be your own.
 
 # %%
@@ -310,8 +314,7 @@ run(fail_on_rank_2, ranks=4)
 # %% [markdown]
 # The worst failure makes no noise. A collective needs every rank of its group; if one does not come, the others wait
 # for ever. On a cluster, such a **hang** can cost a night. Here each rank keeps a small record of what it calls, its
-# **flight recorder**, so that you are soon told who waits where, and who did something else. Below, rank 3 forgets its
-# part:
+# **flight recorder**, so you are soon told who waits where, and who did something else. Below, rank 3 forgets its part:
 
 
 # %% tags=["raises-exception"]
@@ -327,9 +330,9 @@ run(hang, ranks=4)
 # <div style="border-left: 4px solid #D55E00; padding-left: 0.8em">
 #
 # **What went wrong in the wild.** *Symptom*: a job stands still. There is no error, and the time limit that should
-# have ended it has passed. *Cause*: in the example, one of eight ranks brings twice as many numbers to an `all_reduce`
-# as the others. All of them wait, as above. PyTorch's own watchdog is there to end such a program; it failed to, so the
-# job was "stuck without being noticed"
+# have ended it has passed. *Cause*: in the reported example, one of eight ranks brings twice as many numbers to an
+# `all_reduce` as the others. All of them wait, as above. PyTorch's own watchdog is there to end such a program; it
+# failed to, so the job was "stuck without being noticed"
 # ([pytorch#97191](https://github.com/pytorch/pytorch/issues/97191), March 2023, since closed).
 #
 # </div>
@@ -345,7 +348,7 @@ run(hang, ranks=4)
 # | job | one function, run on several ranks at once |
 # | rank | one process of a job, and its number, counted from 0 |
 # | node | one machine, with several devices |
-# | bandwidth, latency | bytes a second that a link carries; seconds that a message takes, however short |
+# | bandwidth, latency | bytes per second that a link carries; seconds that any message takes, however short |
 # | world size | how many ranks a job has |
 # | process group | ranks that talk to each other; at first, all of the job |
 # | collective | an operation that every rank of a group calls together |
@@ -361,7 +364,7 @@ run(hang, ranks=4)
 # | booked bytes, logical bytes | the least that a call must send, worked out from its size; the wire may carry more |
 # | shard | the piece of a tensor that one rank holds; the opposite of *full* |
 # | replica | a full copy of the model, on one of several ranks |
-# | gather, drop | make a tensor full on a rank; give its memory back, but for the shard |
+# | gather, drop | make a tensor full on a rank; give its memory back, except for the shard |
 # | parameters, **P** | the numbers that are trained |
 # | gradients, **G** | how the loss changes with each parameter; backward makes them |
 # | optimizer state, **S** | what the optimizer remembers from step to step |
@@ -375,7 +378,7 @@ run(hang, ranks=4)
 # | tensor parallelism, TP | every matrix split over ranks that work on the same tokens |
 # | sequence parallelism | between TP's split matrices, each rank has a part of the tokens |
 # | pipeline parallelism, PP | some consecutive layers, a stage, on each rank; micro-batches go from stage to stage |
-# | bubble | the time for which ranks of a pipeline wait, as a fraction of that for which they compute |
+# | bubble | the time that the ranks of a pipeline wait, as a fraction of the time that they compute |
 # | key-value cache | in generation, the keys and values of earlier tokens, kept so as not to be computed again |
 
 # %% [markdown]
@@ -386,8 +389,8 @@ run(hang, ranks=4)
 # | 00 Start here | this one |
 # | [01 One device](01_one_device.ipynb) | trains the course's GPT; the reference curve; where the memory goes |
 # | [02 Collectives](02_collectives.ipynb) | builds broadcast to all-reduce from send and receive |
-# | [03 DDP](03_ddp.ipynb) | trains copies that agree, in three ways, and in PyTorch's own |
-# | [04 ZeRO](04_zero.ipynb) | removes the spare copies, kind after kind |
+# | [03 DDP](03_ddp.ipynb) | trains copies that agree, in three ways of our own and in PyTorch's |
+# | [04 ZeRO](04_zero.ipynb) | removes the spare copies, one kind after another |
 # | [05 Mesh and DTensor](05_mesh_and_dtensor.ipynb) | arranges ranks as a grid; tensors that know their layout |
 # | [06 FSDP](06_fsdp.ipynb) | shards parameter by parameter, and gathers ahead |
 # | [07 Memory](07_memory.ipynb) | counts activations, and computes them again |
@@ -398,8 +401,8 @@ run(hang, ranks=4)
 # Planned, and not there yet: checkpoints, all three dimensions, long contexts and experts, GSPMD, DeepSpeed, planning a
 # run, and a bug clinic.
 #
-# Below are the exercises of each notebook, by the names of their checks, and those that you have passed are marked. In
-# a terminal `make progress` (or `python -m labs progress`) also says when.
+# Below are the exercises of each notebook, under the names of their checks; those that you have passed are marked. In a
+# terminal `make progress` (or `python -m labs progress`) also says when.
 
 # %% tags=["nbval-ignore-output"]
 from labs.kit import progress
@@ -409,7 +412,7 @@ progress.course_map()
 # %% [markdown]
 # Every notebook follows one path: a question, a picture, a prediction, then you build it, measure it, meet PyTorch's
 # own version, and hear when to use it and when not. Answers to all exercises are in the folder `solutions`, in
-# notebooks of the same names. The code that you build is in the folder `labs`, one idea a file.
+# notebooks of the same names. The code that you build is in the folder `labs`, one idea per file.
 
 # %% [markdown]
 # ## Say it back

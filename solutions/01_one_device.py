@@ -2,14 +2,14 @@
 # # One device
 #
 # **The question.** A model of 7.5 billion parameters, trained the usual way, cannot take one step on a device of 80 GB,
-# on however little text. What is all this memory for, and which of it could be left out?
+# however little text it reads. What is all this memory for, and which part of it could be left out?
 #
-# Before many devices, then, one. Here you train the course's small GPT, take one training step apart until every byte
-# has a name, and fix the loss curve that every later notebook has to reproduce.
+# So the course begins with one device. Here you train the course's small GPT, take one training step apart until every
+# byte has a name, and fix the loss curve that every later notebook has to reproduce.
 #
 # **It needs** [00 Start here](00_start_here.ipynb), 40 minutes (75 with its two exercises), and 1 GB of memory.
 #
-# Three questions on earlier notebooks first; each run asks others. Say the answer aloud before you unfold it.
+# First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
 # %%
 from labs.kit import recall
@@ -52,9 +52,9 @@ text
 # Its size and hash depend on your version of Python. So this course never compares a loss with a stored number, only
 # with what one process gets on the same machine.
 #
-# How well does a model do that has learned nothing? The **loss** is the mean surprise per token, in **nats**: a token
-# that was given the probability p costs −ln p. Here are two yardsticks. To guess blindly among 256 bytes costs ln 256.
-# To know how often each byte occurs, and nothing else, costs the **unigram entropy**.
+# How well does a model do before it has learned anything? The **loss** is the mean surprise per token, in **nats**: a
+# token that was given the probability p costs −ln p. Here are two yardsticks: a blind guess among 256 bytes costs ln
+# 256, and knowing how often each byte occurs, and nothing else, costs the **unigram entropy**.
 
 # %%
 print(f"blind guess      {math.log(256):.2f} nats")
@@ -63,8 +63,8 @@ print(f"unigram entropy  {text.unigram_entropy():.2f} nats")
 # %% [markdown]
 # ## The model, and one step
 #
-# The model is a decoder-only transformer as it is built today, in `labs/model.py`; it knows nothing of parallelism. The
-# smallest preset is enough for most of the course.
+# The model is a decoder-only transformer as it is built today, in `labs/model.py`; it knows nothing about parallelism.
+# The smallest preset is enough for most of the course.
 
 # %%
 config = PRESETS["tiny"]
@@ -76,7 +76,7 @@ config
 # %% [markdown]
 # A batch is 12 stretches of 64 bytes; for each byte, the target is the next one. One **step** of training is three
 # calls: *forward* finds the loss, *backward* the gradient of the loss with respect to each parameter, and the optimizer
-# changes the parameters a little. Afterwards the same batch must surprise less.
+# changes the parameters a little. Afterwards the same batch must surprise the model less.
 
 # %%
 BATCH, STEPS = 12, 30
@@ -139,15 +139,15 @@ draw.curves({"one device": reference}, marks={"unigram entropy": entropy})
 # byte occurs. It has begun to use what comes before.
 #
 # **This curve is the reference.** Training is deterministic here: the same weights at the start (each parameter is
-# drawn from the seed and its own name), the same batches, the same arithmetic. So we may ask for equality, bit by bit.
+# drawn from the seed and its own name), the same batches, the same arithmetic. So we may ask for equality, bit for bit.
 
 # %%
 [again] = run(train, batches, ranks=1, device="cpu")
 assert again == reference
 
 # %% [markdown]
-# The course's own loop, `labs.kit.strategies.train`, takes a strategy, how to build the model, and a list of batches
-# for each rank. It gives this curve for "one device"; `make tour` hands it every other strategy.
+# The course's own loop, `labs.kit.strategies.train`, takes a strategy, a function that builds the model, and a list of
+# batches for each rank. For "one device" it gives this curve; `make tour` hands it every other strategy.
 
 # %%
 from labs.kit import strategies
@@ -221,22 +221,22 @@ guess = 16  # your number
 recording = run(train, batches[:3], ranks=1, device="cpu", record="memory").recording
 held = recording.held(step=2)
 per_parameter = (held["P"] + held["G"] + held["S"]) / sum(sizes)
-check.predict("How many bytes per parameter are P, G and S?", guess, answer=round(per_parameter), unit="B")
+check.predict("How many bytes per parameter do P, G and S take?", guess, answer=round(per_parameter), unit="B")
 
 # %% [markdown]
 # ## Measure
 #
-# `record="memory"` sees every tensor's memory come and go, and what each was for. This is the third step of the run,
-# each phase drawn equally wide, however long it took:
+# `record="memory"` sees every tensor's memory come and go, and knows what each was for. This is the third step of the
+# run, each phase drawn equally wide, however long it took:
 
 # %%
 draw.memory(recording, step=2)
 
 # %% [markdown]
 # Compare it with the drawing at the top. *Parameters* and *optimizer state* are a floor that never moves. *Activations*
-# climb in forward, layer by layer, because backward will ask for them; it starts with the last layer and lets go of
-# each when it is done. Meanwhile the *gradients* grow. In this model the peak is where backward begins. (With a large
-# model and a small batch it is where all gradients are there.)
+# climb in forward, layer by layer, because backward will need them; it starts with the last layer and frees each
+# layer's when it is done with it. Meanwhile the *gradients* grow. In this model the peak is where backward begins.
+# (With a large model and a small batch it is where all gradients have been made.)
 #
 # Beside it, the formulas of `labs.cost`. They know the shapes of the model, and what its code keeps at each line; they
 # have measured nothing:
@@ -247,10 +247,10 @@ draw.ledger({kind: (getattr(predicted, kind), held[kind]) for kind in ("P", "G",
 
 # %% [markdown]
 # P and G are 4 bytes per parameter. S is 8, and 4 more per *tensor*: AdamW counts its steps. The three together are 16
-# bytes per parameter. And A, in this small model, is far more than all the others. Each row is the most of its kind
-# during the step; they do not all come at the same moment, so the peak is less than their sum.
+# bytes per parameter. And A, in this small model, is far more than all the others. Each row is the maximum of its kind
+# during the step; the maxima do not all come at the same moment, so the peak is less than their sum.
 #
-# The last ledger is time. The same step, with nothing on that could slow it down:
+# The last ledger is time. Here is the same step, with nothing switched on that could slow it down:
 
 # %%
 timed = run(train, batches[:8], ranks=1, device="cpu", record="time").recording
@@ -259,10 +259,10 @@ draw.timeline(timed, step=3)
 # %% [markdown]
 # How much arithmetic is that? Take one weight of a matrix. In forward it meets each token once: it is multiplied by a
 # number of that token, and the product is added to a sum. That makes 2 operations per weight and token. Backward needs
-# two such products: the gradient of the output with the input gives the gradient of the weight, and the gradient of the
-# output with the weight gives the gradient of the input. That makes 4, and 6 in all. (The embedding is only looked up.
-# Attention multiplies tokens with tokens, too; that is not counted here.) PyTorch counts it, matrix by matrix. Does
-# backward take twice the time, as well?
+# two such products: the gradient of the output times the input gives the gradient of the weight, and the gradient of
+# the output times the weight gives the gradient of the input. That makes 4, and 6 in all. (The embedding is only looked
+# up. Attention multiplies tokens by tokens, too; that is not counted here.) PyTorch counts it, matrix by matrix. Does
+# backward take twice the time, too?
 
 # %%
 from torch.utils.flop_counter import FlopCounterMode
@@ -276,7 +276,7 @@ for name, counter in {"forward": forward, "backward": backward}.items():
     operations = counter.get_flop_counts()["Global"][torch.ops.aten.mm] / weights / x.numel()
     seconds = sorted(span.end - span.start for span in timed.spans if span.name == name)
     print(f"{name}: {operations:g} operations per weight and token")
-    print(f"{name}: {1e3 * seconds[len(seconds) // 2]:.1f} ms in the middle of eight steps")
+    print(f"{name}: {1e3 * seconds[len(seconds) // 2]:.1f} ms, the median of eight steps")
 
 # %% [markdown]
 # Less than twice, as a rule. In a model this small, much of the time goes to other work (norms, softmax, moving numbers
@@ -284,7 +284,7 @@ for name, counter in {"forward": forward, "backward": backward}.items():
 #
 # ## Activations grow with the batch
 #
-# P, G and S depend on the model alone. Activations depend on what goes through it. What do they become with twice the
+# P, G and S depend on the model alone. Activations depend on what goes through it. How large do they get with twice the
 # batch, or with half the context?
 
 
@@ -314,19 +314,19 @@ draw.ledger(rows)
 
 # %% [markdown]
 # A is proportional to the number of tokens, but for the *rotary* tables (one row per position, shared by the whole
-# batch). That holds because attention here is *fused*: it never stores its table of all tokens by all tokens. Where
-# that is stored, A has a part that grows with the square of the context.
+# batch). That holds because attention here is *fused*: it never stores its table of all tokens by all tokens. Where it
+# is stored, A has a part that grows with the square of the context.
 #
-# The formula goes through the model, operator by operator, and asks of each what its derivative is made of: the norms,
-# attention, *rotary* (how attention is told positions), *mlp* (a block's other half), and the *head*, which
-# gives the logits:
+# The formula goes through the model, operator by operator, and asks what each one's derivative needs: the norms,
+# attention, *rotary* (how attention is told the positions), *mlp* (a block's other half), and the *head*, which gives
+# the logits:
 
 # %%
 draw.table([{"kept by": kept, "bytes": count} for kept, count in cost.activations(cost.Job(config, BATCH)).items()])
 
 # %% [markdown]
-# Now a model that people use, by formula: nothing of it is run. Move the batch, and watch which part grows; what a
-# control changes in the formulas lights up. From which batch on is A more than the other three together?
+# Now a model that people use, by formula: none of it is run. Move the batch, and watch which part grows; what a control
+# changes in the formulas lights up. From what batch size on is A more than the other three together?
 
 
 # %%
@@ -362,9 +362,9 @@ for dtype in (torch.float32, torch.bfloat16):
     print(f"{dtype}: a gap of {torch.finfo(dtype).eps:.2g}; 100 changes of 0.001 to 1 give {weight:.3f}")
 
 # %% [markdown]
-# Between 1 and the next number there is a gap, and what is smaller than half of it is rounded away, each of the hundred
-# times. So **mixed precision** keeps a float32 **master** copy of each parameter. The optimizer changes the master; the
-# model computes with its own copy in bfloat16.
+# Between 1 and the next number there is a gap, and a change smaller than half of it is rounded away, all hundred times.
+# So **mixed precision** keeps a float32 **master** copy of each parameter. The optimizer changes the master; the model
+# computes with its own copy in bfloat16.
 #
 # First AdamW itself, by hand, to see what it has to remember:
 
@@ -387,9 +387,9 @@ assert torch.allclose(weight, theirs)
 
 
 # %% [markdown]
-# Before you build it, count again. The model's own copy of a parameter has 2 bytes now, and so has its gradient. The
-# optimizer keeps the master besides its two running means, all three in float32. How many bytes per parameter are P, G
-# and S together?
+# Before you build it, count again. The model's own copy of a parameter takes 2 bytes now, and so does its gradient. The
+# optimizer keeps the master as well as its two running means, all three in float32. How many bytes per parameter do P,
+# G and S take together?
 
 # %%
 guess_mixed = 16  # your number
@@ -400,7 +400,7 @@ guess_mixed = 16  # your number
 # Two functions. `remember` says what is kept for a parameter p, and `mixed_step` takes one step with it: the gradient
 # becomes float32, `adamw` moves the master, and p becomes the master again, rounded. It all happens *in place*: the
 # model knows p and no other tensor, and p keeps its memory, which a tied weight shares (so no `p.data = ...`). What is
-# in `kept` may be replaced. Backward may not have reached a parameter; then its gradient is None, and nothing changes.
+# in `kept` may be replaced. Where backward did not reach a parameter, its gradient is None, and nothing changes.
 # Budget: 16 bytes per parameter when the step is over, the gradient included.
 
 
@@ -417,8 +417,9 @@ def remember(p):
 def mixed_step(p, kept, t, **settings):
     """Step t of p and of kept, which is what remember(p) returned.
 
-    t: the optimizer's steps, from 1 on; a step in which p has no gradient counts, too. p.grad: in p's dtype, or None;
-    it stays as it is. settings: lr, betas, eps and weight_decay, as adamw has them; they may change from step to step
+    t: the number of the optimizer's step, from 1 on; a step in which p has no gradient counts, too. p.grad: in p's
+    dtype, or None; it stays as it is. settings: lr, betas, eps and weight_decay, as adamw has them; they may change
+    from step to step
     """
     ### BEGIN SOLUTION
     if p.grad is not None:
@@ -431,7 +432,7 @@ answer = check.mixed_precision(remember, mixed_step)
 answer
 
 # %% [markdown]
-# An optimizer is a loop around the two. (Where yours are not right yet, it takes the course's own.)
+# An optimizer is a loop around the two. (Where yours are not right yet, it uses the course's own.)
 
 # %%
 if not answer:
@@ -488,14 +489,14 @@ assert {kind: mixed[kind] for kind in "PGS"} == cost.PIE["mixed"]
 pie(rows)
 
 # %% [markdown]
-# 2 + 2 + 12: sixteen again. Mixed precision does not make the floor lower. It moves bytes from the model to the
-# optimizer, where, as you will see in the notebook on ZeRO, they are easiest to share. What it does save is activations
-# and, on a GPU, time.
+# 2 + 2 + 12: sixteen again. Mixed precision does not lower the floor. It moves bytes from the model to the optimizer,
+# where, as you will see in the notebook on ZeRO, they are easiest to share. What it does save is activations and, on a
+# GPU, time.
 #
 # ### Exercise 2: the sixteen bytes, as a function
 #
 # Now put it on paper, to the byte, for any model. Some tensors may be *frozen*: they are held, but not trained. A
-# number in float32 has 4 bytes, one in bfloat16 has 2.
+# number in float32 takes 4 bytes, one in bfloat16 takes 2.
 
 
 # %%
@@ -503,7 +504,7 @@ def bytes_by_kind(parameters, mixed):
     """{"P": bytes, "G": bytes, "S": bytes} when backward is over: parameters, gradients, what the optimizer remembers.
 
     parameters: a list of (shape, trained), one for each tensor: ((256, 64), True), or ((64,), False) for a frozen one,
-        which has no gradient, and of which nothing is remembered
+        which has no gradient, and for which nothing is remembered
     mixed: False: all is float32, and S is that of PyTorch's AdamW: its two running means, and one more float32 per
         tensor, the count of its steps.  True: P and G are bfloat16, and S is what remember(p) returns
     """
@@ -541,7 +542,7 @@ ledger
 
 # %% [markdown]
 # A frozen parameter costs its own 2 bytes and no more. That is why fine-tuning a few small matrices, with the model
-# frozen, fits where training it does not.
+# frozen, fits where training the whole model does not.
 #
 # Is it still the same training, in mixed precision?
 
@@ -551,19 +552,19 @@ assert max(abs(one - other) for one, other in zip(reference, in_mixed, strict=Tr
 draw.curves({"float32": reference, "mixed precision": in_mixed}, marks={"unigram entropy": entropy})
 
 # %% [markdown]
-# Not bit by bit, since it computes with fewer digits; but the curve is the same.
+# Not bit for bit, since it computes with fewer digits; but the curve is the same.
 #
 # <div style="border-left: 4px solid #D55E00; padding-left: 0.8em">
 #
 # **What went wrong in the wild.** *Symptom*: somebody trains in bfloat16 and asks the optimizer for masters,
 # `master_weights=True`. There is no error, and there are no masters. *Cause*: NVIDIA Apex's `FusedAdam` made them for
-# parameters in float16, and for those in bfloat16 it passed over the setting in silence, though bfloat16 has fewer
-# digits still ([apex#1728](https://github.com/NVIDIA/apex/issues/1728), September 2023).
+# parameters in float16, and for those in bfloat16 it silently ignored the setting, though bfloat16 has fewer digits
+# still ([apex#1728](https://github.com/NVIDIA/apex/issues/1728), September 2023).
 #
 # </div>
 #
-# What does a step lose without them? Here is one of PyTorch's own AdamW, late in a training, when the learning rate is
-# small:
+# What does a step lose without them? Here is one step of PyTorch's own AdamW, late in training, when the learning rate
+# is small:
 
 
 # %% tags=["nbval-ignore-output"]
@@ -616,8 +617,8 @@ pie(rows)
 
 # %% [markdown]
 # Twenty: 4 bytes per parameter more, for as long as the optimizer works. Some libraries add up their gradients in
-# float32 from the start and drop the low ones at once: that makes 18. None of these counts is wrong. They are different
-# programs, and you can now tell which one a paper means. For the model of our question:
+# float32 from the start and drop the low-precision ones at once: that makes 18. None of these counts is wrong. They are
+# different programs, and you can now tell which one a paper means. For the model of our question:
 
 
 # %%
@@ -697,7 +698,7 @@ print(f"and {kept / 1e9:.0f} GB of activations for one sequence of {llama.contex
 # <details><summary>Two programs give gradients that differ by 1e-9. How do you find out whether that is rounding or a
 # mistake?</summary>
 #
-# Do both in float64. Rounding shrinks by many orders of magnitude, a mistake stays.
+# Run both in float64. Rounding shrinks by many orders of magnitude, a mistake stays.
 # </details>
 
 # %% [markdown]

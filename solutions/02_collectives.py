@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Collectives
 #
-# *Four ranks hold a tensor each. How does every one of them come to hold the sum, and what is the least that each
-# must send?*
+# *Four ranks each hold a tensor. How does every one of them come to hold the sum, and what is the least that each must
+# send?*
 #
-# You need: [Start here](00_start_here.ipynb), where a job on several ranks is a function call. It takes 100 minutes
+# You need: [Start here](00_start_here.ipynb), where a job on several ranks is a function call. This takes 100 minutes
 # with its four exercises, 45 without; the machine works for under a minute of it, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
@@ -38,7 +38,7 @@ from labs.kit.record import mark
 from labs.kit.sockets import delivered
 from labs.model import PRESETS
 
-run = partial(run, device="cpu")  # so that whoever reads this gets the same
+run = partial(run, device="cpu")  # so that whoever reads this gets the same bytes
 
 gradient = 2 * sum(cost.parameter_sizes(PRESETS["llama3-8b"]))
 print(f"Llama 3 8B: {gradient:,} bytes of gradient, in every step, on every rank")
@@ -47,8 +47,9 @@ print(f"Llama 3 8B: {gradient:,} bytes of gradient, in every step, on every rank
 # ## Picture
 #
 # A **collective** is an operation in which all ranks of a group take part. These six, and a `barrier` that moves
-# nothing (nobody leaves it before everybody has arrived), are all that this course needs. A row is a rank; a tensor is
-# cut into as many **pieces** as there are ranks; to **reduce** is to combine what the ranks hold, here by adding.
+# nothing (nobody leaves it before everybody has arrived), are all that this course needs. In the picture, a row is a
+# rank; a tensor is cut into as many **pieces** as there are ranks; to **reduce** is to combine what the ranks hold,
+# here by adding.
 #
 # ![Six collectives on four ranks, before and after: broadcast, reduce, all_reduce, all_gather, reduce_scatter and
 # all_to_all](../images/collectives.svg)
@@ -139,7 +140,7 @@ run(ring_of_sends, ranks=4)
 
 # %% tags=["raises-exception"]
 def absent():
-    """All ranks add up, but for one that sees no reason to."""
+    """All ranks add up, except one that sees no reason to."""
     x = torch.ones(4)
     if dist.get_rank() != 3:
         dist.all_reduce(x)
@@ -148,8 +149,8 @@ def absent():
 run(absent, ranks=4)
 
 # %% [markdown]
-# Many jobs hang because a collective stands inside an `if` that asks for the rank. The rule: *every rank of a group
-# calls the same collectives in the same order.*
+# Many jobs hang because a collective stands inside an `if` that tests the rank. The rule: *every rank of a group calls
+# the same collectives in the same order.*
 #
 # And the ring? `isend` and `irecv` (i for *immediate*) only **post** a message: they return at once with a handle to
 # wait on. So every rank posts both of its messages, and then waits for both. `exchange` from
@@ -173,9 +174,10 @@ assert run(ring_of_exchanges, ranks=4) == [3, 0, 1, 2]
 #
 # ## Build: broadcast, a tree
 #
-# Rank 0 has a tensor, and eight ranks need it. If rank 0 told one after the other, that would be seven rounds, with six
-# ranks idle in each. Better: *whoever knows it tells one more.* The number of ranks that know it doubles in each round.
-# A collective seen from above is a list of messages (round, from, to, piece); drag the slider, or press play.
+# Rank 0 has a tensor, and eight ranks need it. If rank 0 told them one after another, that would take seven rounds,
+# with six ranks idle in each. Better: *whoever knows it tells one more.* The number of ranks that know it doubles in
+# each round. A collective seen from above is a list of messages (round, from, to, piece); drag the slider, or press
+# play.
 
 # %%
 tree, informed = [], [0]
@@ -194,12 +196,12 @@ play.collective(tree, ranks=8, held=[{0: {0}}, *[{}] * 7])
 # is not a power of two, some have nobody left to tell. Peers are `rank ± distance`. (The lines before the loop deal
 # with groups and roots; leave them as they are.)
 #
-# Budget: N − 1 messages in all, in ⌈log₂ N⌉ rounds, and no tool but `exchange`. Any tree that keeps it is right.
+# Budget: N − 1 messages in all, in ⌈log₂ N⌉ rounds, and no tool but `exchange`. Any tree that keeps to it is right.
 
 
 # %%
 def my_broadcast(tensor, src=0, group=None):
-    """Every rank's `tensor` (any shape and dtype, in place) becomes global rank `src`'s."""
+    """Every rank's `tensor` (any shape and dtype, in place) becomes a copy of global rank `src`'s."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     flat = tensor.view(-1)
     me = (rank - dist.get_group_rank(group or dist.group.WORLD, src)) % ranks
@@ -223,8 +225,8 @@ check.broadcast(my_broadcast)
 #
 # ## Build: the sum, the obvious way
 #
-# Two ways to an `all_reduce` come to mind. Everybody sends to rank 0, which adds, and tells all the result. Or
-# everybody sends to everybody, and each adds for itself.
+# Two ways to do an `all_reduce` come to mind. Everybody sends to rank 0, which adds up and tells everybody the result.
+# Or everybody sends to everybody, and each rank adds up for itself.
 
 
 # %%
@@ -294,8 +296,8 @@ guess_tensors = 1.5  # your number
 # %% [markdown]
 # ## Build: a ring
 #
-# The trick is to give everybody a part of the adding. Cut the tensor into N pieces, and let each travel around the
-# ring, summed as it goes. Every rank sends one *piece* a round, to its neighbour, and all links are busy in all
+# The trick is to give everybody a share of the adding. Cut the tensor into N pieces, and let each travel around the
+# ring, summed as it goes. Every rank sends one *piece* per round, to its neighbour, and all links are busy in all
 # rounds.
 #
 # ![A ring all-reduce on four ranks, round by round: three rounds of reduce-scatter, then three of
@@ -340,8 +342,8 @@ assert x.tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0, 0]
 # Write one round: which piece leaves, which arrives, and what happens to it? `step` counts the rounds from 1. What
 # arrives needs a place of its own before it is added; `buffer` is as long as the longest piece.
 #
-# Budget: each rank sends N − 1 messages of one piece each, so (N − 1)/N of the tensor, with `exchange` alone. The
-# ring the other way round, or each piece straight to its owner, is as good.
+# Budget: each rank sends N − 1 messages of one piece each, so (N − 1)/N of the tensor, with `exchange` alone. A ring in
+# the other direction, or sending each piece straight to its owner, is just as good.
 
 
 # %%
@@ -414,8 +416,8 @@ question = "With four ranks, how many tensors does each have to send?"
 check.predict(question, guess_tensors, busiest(all_reduce, 4))
 
 # %% [markdown]
-# Each rank sends N − 1 pieces twice, and a piece is 1/N of the tensor: **2 (N − 1)/N tensors**. From two ranks to a
-# thousand that does not even double:
+# Each rank sends N − 1 pieces in each half, and a piece is 1/N of the tensor: **2 (N − 1)/N tensors**. From two ranks
+# to a thousand that does not even double:
 
 # %%
 limits = {f"{n} ranks": float(cost.all_reduce_limit(1, n)) for n in (2, 4, 8, 64, 1024)}
@@ -423,29 +425,30 @@ assert limits["4 ranks"] == 1.5 and limits["1024 ranks"] < 2
 draw.chart(limits, "", caption="Tensors that each rank sends in a ring all-reduce")
 
 # %% [markdown]
-# It cannot be done with less, as long as only the ranks do the adding. Take a single element. Before anybody can know
-# its sum, each of the N − 1 others must have sent something; and afterwards, N − 1 others must be told. That makes
+# It cannot be done with fewer bytes, as long as only the ranks do the adding. Take a single element. Before anybody can
+# know its sum, each of the N − 1 others must have sent something; and afterwards, N − 1 others must be told. That makes
 # 2 (N − 1) messages for each element, and N ranks to share them (proved with care by Patarasuk and Yuan, 2009,
 # *Bandwidth optimal all-reduce algorithms for clusters of workstations*).
 #
-# Did the job do what the drawing said? The recording tells who sent what to whom in which round. An arrow carries the
-# number of its piece, found by where it lies in the tensor. (Of copies of pieces, it carries the bytes.)
+# Did the job do what the drawing said? The recording shows who sent what to whom in which round. An arrow carries the
+# number of its piece, found by where it lies in the tensor. (Where copies of pieces were sent, it carries their bytes
+# instead.)
 
 # %%
 recording = run(outcome, all_reduce, ranks=4, record="communication").recording
 if {sent[:3] for sent in draw.sends(recording)} != {sent[:3] for sent in ring(4)}:
-    print("No: yours goes another way, at the same price. What follows is about this ring, and uses the course's.")
+    print("No: yours takes another route, at the same price. What follows is about this ring, and uses the course's.")
     all_reduce = collectives.all_reduce
 draw.messages(draw.sends(recording), ranks=4)
 
 # %% [markdown]
 # > **What went wrong in the wild.** *Symptom*: a ring all-reduce gives the right sum, and each rank sends 2 (N − 1)
-# > whole tensors where 2 (N − 1)/N would do. A course's solution passed whole tensors around the ring: half-way every
-# > rank held the full sum, and the rest did nothing useful. Its test cell raised a `TypeError` before it reached the
-# > solution, so nobody saw that it also hung on NCCL
+# > whole tensors where 2 (N − 1)/N would do. A course's solution passed whole tensors around the ring: half-way
+# > through, every rank held the full sum, and the remaining rounds did nothing useful. Its test cell raised a
+# > `TypeError` before it reached the solution, so nobody saw that it also hung on NCCL
 # > ([ARENA_3.0#407](https://github.com/callummcdougall/ARENA_3.0/pull/407), September 2026).
 #
-# Now every collective of [labs/collectives.py](../labs/collectives.py), predicted to the byte by
+# Now for every collective of [labs/collectives.py](../labs/collectives.py), predicted to the byte by
 # [labs/cost/collectives.py](../labs/cost/collectives.py), which knows the algorithm of each (ring, tree, doubling) and
 # shares no code with it. The tensor has 1,001 elements, a number divisible neither by 4 nor by 3, so the ranks' shares
 # differ by an element or two. (`all_reduce_doubling` comes in the next section.)
@@ -507,10 +510,10 @@ audit(1001, ranks=3)
 # arrives, and **bandwidth** W, the bytes per second from then on. A message of m bytes takes α + m/W. The ring sends
 # little, but in 2 (N − 1) rounds, and pays α in each.
 #
-# **Recursive doubling** goes the other way. In round k all exchange their *whole* tensor with the rank 2ᵏ away, and
-# add: after log₂ N rounds all have everything. (When N is not a power of two, the ranks beyond the largest power of two
-# below N first hand their tensor to another rank, and are told the result at the end. In the ledger for three ranks,
-# rank 2 is one of these.)
+# **Recursive doubling** makes the opposite trade. In round k each rank exchanges its *whole* tensor with the rank 2ᵏ
+# away, and adds: after log₂ N rounds all have the whole sum. (When N is not a power of two, the ranks beyond the
+# largest power of two below N first hand their tensor to another rank, and are told the result at the end. In the
+# ledger for three ranks, rank 2 is one of these.)
 
 # %%
 doubling = [(k, rank, rank ^ 2**k, 0) for k in range(3) for rank in range(8)]  # ^ flips one bit: 5 ^ 1 is 4
@@ -528,7 +531,7 @@ draw.messages(doubling, ranks=8)
 def ring_seconds(size, ranks, latency, bandwidth):
     """Seconds of an all-reduce around a ring, of size bytes on each rank; a piece has size / ranks, whole or not.
 
-    latency: s per message, an empty one, too; bandwidth: bytes per second that leave a rank, while as many arrive
+    latency: seconds per message, even an empty one; bandwidth: bytes per second that leave a rank, while as many arrive
     """
     ### BEGIN SOLUTION
     rounds = 2 * (ranks - 1)
@@ -543,7 +546,7 @@ ring_answer
 
 # %%
 def tree_seconds(size, ranks, latency, bandwidth):
-    """Likewise of reduce, and then broadcast, both by the tree of exercise 1: whole tensors, any number of ranks."""
+    """The same for reduce, then broadcast, both by the tree of exercise 1: whole tensors, any number of ranks."""
     ### BEGIN SOLUTION
     rounds, informed = 0, 1
     while informed < ranks:
@@ -557,7 +560,7 @@ tree_answer = check.tree_seconds(tree_seconds)
 tree_answer
 
 # %% [markdown]
-# Here are the three of them, with your formulas where they are right.
+# Here are all three algorithms, with your formulas where they are right.
 #
 # Fewer rounds, more bytes. Which is quicker? Both axes are logarithmic: where a line is flat, latency is all that
 # counts, and where it rises, bandwidth is. The dots are at the sliders' setting, and the terms of the formulas that a
@@ -613,10 +616,10 @@ for elements in 8, 4_000_000:
         print(f"{4 * elements:,} bytes, {way.__name__}: {1000 * took:.2f} ms")
 
 # %% [markdown]
-# A **timeline** shows when a rank did what: on top the names of its phases; below, what was on the way (sends, `s`,
-# above receives, `r`, each with its count); at the bottom what it computed and, hatched, where it waited. This is one
-# ring all-reduce of 16 MB, to be played again on the slider; look for the six rounds, and for ranks that wait because
-# their neighbour was late.
+# A **timeline** shows when a rank did what: on top the names of its phases; below, what was on its way (sends, `s`,
+# above receives, `r`, each numbered); at the bottom what it computed and, hatched, where it waited. This is one ring
+# all-reduce of 16 MB, which the slider replays; look for the six rounds, and for ranks that wait because their
+# neighbour is late.
 
 
 # %%
@@ -638,9 +641,9 @@ play.replay(run(watched, ranks=4, record="communication").recording, step=0)
 # ## Native
 #
 # At work you call `torch.distributed`, and a **backend** does the sending: *gloo* between CPUs, *NCCL* between NVIDIA
-# GPUs. PyTorch 2.13 calls the forms on one flat tensor `all_gather_single` and `reduce_scatter_single`; in earlier
-# versions they are `all_gather_into_tensor` and `reduce_scatter_tensor`. They need pieces of one size, so here we take
-# 1,000 elements on four ranks.
+# GPUs. PyTorch 2.13 calls the forms that take one flat tensor `all_gather_single` and `reduce_scatter_single`; in
+# earlier versions they are `all_gather_into_tensor` and `reduce_scatter_tensor`. They need pieces of equal size, so
+# here we take 1,000 elements on four ranks.
 
 # %%
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -755,7 +758,7 @@ def bill(ranks, latency=20e-6, bandwidth=50e9):
         "ranks": ranks,
         "each sends, GB": round(cost.all_reduce(gradient, ranks).elements / 1e9, 2),
         "ring, s": round(cost.ring_seconds(gradient, ranks, latency, bandwidth), 3),
-        "of it latency, s": round(cost.ring_seconds(0, ranks, latency, bandwidth), 4),
+        "of that, latency, s": round(cost.ring_seconds(0, ranks, latency, bandwidth), 4),
         "doubling, s": round(cost.doubling_seconds(gradient, ranks, latency, bandwidth), 3),
     }
 
@@ -768,7 +771,8 @@ draw.table([bill(ranks) for ranks in (2, 4, 8, 64, 1024)])
 # a norm, or a flag, take the fewest rounds. And the `all_reduce` of a large gradient takes a good part of a second in
 # which nobody computes, unless it overlaps with something.
 #
-# The same bits are worth a look. Copies of a model that differ in the last digit can drift apart, step by step.
+# The same bits on all ranks are worth a look. Copies of a model that differ in the last digit can drift apart, step by
+# step.
 
 # %%
 for way in everyone_to_everyone, all_reduce:
@@ -777,11 +781,11 @@ for way in everyone_to_everyone, all_reduce:
     print(f"{way.__name__}: the same bits on all ranks: {'yes' if same else 'no'}")
 
 # %% [markdown]
-# Everyone added the same four numbers, but each in an order of its own, and floating-point sums depend on the order.
+# Everyone added the same four numbers, but each in a different order, and floating-point sums depend on the order.
 #
 # ## Say it back
 #
-# The table with the page turned over: what does a rank send in each of these, by rings, × the tensor?
+# Now from memory: what does a rank send in each of these, by rings, in multiples of the tensor?
 
 
 # %%
@@ -798,30 +802,30 @@ check.sent_by_rings(sent_by_rings)
 # %% [markdown]
 # Answer each aloud before you unfold it.
 #
-# <details><summary>Why does what a rank sends in a ring hardly grow with the number of ranks?</summary>
+# <details><summary>In a ring, why does a rank send hardly more when there are more ranks?</summary>
 #
-# It sends 2 (N − 1) pieces, but a piece is 1/N of the tensor: together 2 (N − 1)/N tensors, always less than two.
+# It sends 2 (N − 1) pieces, but a piece is 1/N of the tensor: in all 2 (N − 1)/N tensors, always less than two.
 # </details>
 #
 # <details><summary>512 ranks need the sum of one number each. Ring or doubling?</summary>
 #
-# Doubling: 9 rounds in place of 1,022. With so few bytes only the rounds count. (A ring would even have 511 empty
+# Doubling: 9 rounds instead of 1,022. With so few bytes only the rounds count. (A ring would even have 511 empty
 # pieces.)
 # </details>
 #
 # <details><summary>What is wrong with <code>if loss.isnan(): dist.all_reduce(stop)</code>?</summary>
 #
-# A rank whose loss is a number does not join, and the others wait for it forever. Let every rank call it in every step,
-# each with its own flag: then all know whether any of them saw it.
+# A rank whose loss is not NaN does not join, and the others wait for it forever. Let every rank call it in every step,
+# each with its own flag: then all know whether any of them saw a NaN.
 # </details>
 #
 # | collective | rounds | elements that a rank sends, of n | you will meet it in |
 # |---|---|---|---|
-# | `broadcast` | ⌈log₂ N⌉ | n to each of its children | equal starts |
-# | `reduce` | ⌈log₂ N⌉ | n, the root nothing | a metric on one rank |
+# | `broadcast` | ⌈log₂ N⌉ | n to each of its children | replicas that start equal |
+# | `reduce` | ⌈log₂ N⌉ | n; the root, nothing | a metric on one rank |
 # | `reduce_scatter` | N − 1 | (N − 1)/N n | gradients, sharded |
 # | `all_gather` | N − 1 | (N − 1)/N n | parameters, sharded |
-# | `all_reduce` | 2 (N − 1) | 2 (N − 1)/N n | gradients, copied |
+# | `all_reduce` | 2 (N − 1) | 2 (N − 1)/N n | gradients, replicated |
 # | `all_reduce_doubling` | log₂ N | n log₂ N | small tensors |
 # | `all_to_all` | N − 1 | (N − 1)/N n | experts |
 #

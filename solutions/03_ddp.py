@@ -5,8 +5,8 @@
 # it is still one training, and what does that cost?*
 #
 # You need: [One device](01_one_device.ipynb) for the reference curve, and [Collectives](02_collectives.ipynb) for the
-# all-reduce. It takes 85 minutes with its four exercises (a fifth is optional), 40 without; the machine works for a
-# minute of it, in 1 GB of memory.
+# all-reduce. This notebook takes 85 minutes with its four exercises (a fifth is optional), 40 without; the machine
+# works for a minute of it, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -19,8 +19,8 @@ recall.ask("03")
 # ## Question
 #
 # One device needs a certain time for a batch of 12 sequences. Four devices could read 3 sequences each, at the same
-# moment. But then each of them finds another gradient, takes another step, and after a while there are four different
-# models, each trained on a quarter of the text.
+# time. But then each of them finds a different gradient, takes a different step, and after a while there are four
+# different models, each trained on a quarter of the text.
 #
 # We want *one* model: the one that notebook 01 trained, with the same loss in every step. That curve is our reference.
 
@@ -51,7 +51,7 @@ loader = Batches(text.tokens, BATCH, CONFIG.context)
 batches = [loader[step] for step in range(STEPS)]
 
 # %% [markdown]
-# Below is the loop of notebook 01, for any number of ranks. Of each batch, rank r takes the r-th part. Two things are
+# Below is the loop of notebook 01, for any number of ranks. Rank r takes the r-th part of each batch. Two things are
 # left open: what is put around the model (`wrap`), and what is done between backward and the optimizer (`finish`). The
 # whole notebook is about these two.
 
@@ -125,8 +125,8 @@ assert apart(strangers) > 0.01
 # %% [markdown]
 # ## Predict
 #
-# We want copies of one model. Each rank will hold a copy, and after each backward the gradients get from each rank to
-# all the others. Two questions, before you see how.
+# We want copies of one model. Each rank will hold a copy, and after each backward the gradients travel from each rank
+# to all the others. Two questions, before you see how.
 #
 # On one device P, G and S took 16 bytes per parameter (notebook 01). Now there are four devices. How many bytes per
 # parameter, of P, G and S together, will *each rank* hold?
@@ -135,8 +135,8 @@ assert apart(strangers) > 0.01
 guess_held = 16  # your number
 
 # %% [markdown]
-# The model has 205,376 parameters of 4 bytes each, and so has its gradient. How many bytes must each of the four ranks
-# send in a step? (Notebook 02 has the formula. An expression will do.)
+# The model has 205,376 parameters of 4 bytes each, and its gradient is as large. How many bytes must each of the four
+# ranks send in a step? (Notebook 02 has the formula. An expression will do.)
 
 # %%
 guess_sent = 2 * 3 / 4 * 4 * 205_376  # your number
@@ -157,8 +157,8 @@ guess_sent = 2 * 3 / 4 * 4 * 205_376  # your number
 #
 # ## Build: the mean of the means
 #
-# The loss is a mean over tokens. Then so is its gradient; and the mean over 12 sequences is the mean of four means over
-# 3. This needs parts of *one* size. (Compared in float64, so that rounding does not blur the picture.)
+# The loss is a mean over tokens, so its gradient is one, too; and the mean over 12 sequences is the mean of four means
+# over 3. This needs parts of *equal* size. (We compare in float64, so that rounding does not blur the picture.)
 
 
 # %%
@@ -170,7 +170,7 @@ def gradient(x, y):
 
 
 def mean_over(sizes):
-    """The mean of the gradients of parts of so many sequences."""
+    """The mean of the gradients of parts of these sizes, in sequences."""
     x, y = batches[0]
     return torch.stack([gradient(*part) for part in zip(x.split(sizes), y.split(sizes), strict=True)]).mean(0)
 
@@ -188,8 +188,9 @@ assert (whole - mean_over([6, 2, 2, 2])).abs().max() > 1e-4
 # ### Exercise 1: average the gradients
 #
 # `dist.all_reduce(tensor)` replaces a tensor, in place, by the sum over all ranks. Some parameters have no gradient:
-# they are frozen, or were not used in this step. *In place* means that the tensor that is `p.grad` gets the mean, since
-# others may hold it, too. Budget: the bytes of one all-reduce for each gradient, and no rank does the others' work.
+# they are frozen, or were not used in this step. *In place* means that the tensor behind `p.grad` itself gets the mean,
+# since others may hold it, too. Budget: the bytes of one all-reduce for each gradient, and no rank does the others'
+# work.
 
 
 # %%
@@ -210,8 +211,8 @@ answer = check.average_gradients(average_gradients)
 answer
 
 # %% [markdown]
-# Now train with it, with yours if it is right, else with the course's. (Course modules keep their `finish` in a method,
-# `sync`, of the wrapped model.) The loss of the whole batch is the mean of the ranks' losses.
+# Now train with it: with yours if it is right, otherwise with the course's. (Course modules keep their `finish` in a
+# method, `sync`, of the wrapped model.) The loss of the whole batch is the mean of the ranks' losses.
 
 
 # %%
@@ -235,21 +236,21 @@ draw.curves(lines)
 # The dashed line lies in the grey band: it is the same training. And the replicas are equal to the last bit, since each
 # sum was worked out once, and then copied to all.
 #
-# The third line deserves a second look. Four models that never talk have learned, too, only from a quarter of the text
-# each. **A loss that falls proves nothing.** Most mistakes with data parallelism look like this: nothing crashes, the
-# curve is a bit worse. Here are two.
+# The third line deserves a second look. Four models that never talk have learned, too, though each from only a quarter
+# of the text. **A loss that falls proves nothing.** Most mistakes with data parallelism look like this: nothing
+# crashes, the curve is a bit worse. Here are two.
 
 # %% [markdown]
 # ### Wrong: the sum
 #
 # Suppose the division is forgotten. With plain gradient descent (SGD), a step is the learning rate times the gradient;
-# so on four ranks the sum is the mean with four times the learning rate. Not roughly so: bit by bit, since a factor of
-# 4 rounds nothing.
+# so on four ranks the sum is the mean with four times the learning rate. Not roughly, but bit for bit, since
+# multiplying by 4 rounds nothing.
 
 
 # %%
 def summed(module):
-    """Synchronised like the others; then the division by the number of ranks is taken back."""
+    """Synchronised like the others; then the division by the number of ranks is undone."""
     module.sync()
     for p in module.parameters():
         p.grad *= dist.get_world_size()
@@ -262,12 +263,12 @@ draw.curves({"mean, rate 0.2": curve(faster), "sum, rate 0.05": curve(total), "m
 
 # %% [markdown]
 # It is *the loss curve of another learning rate*, and one that grows with the number of ranks. AdamW hides the mistake:
-# it divides each gradient by its own running size, so that a constant factor all but cancels.
+# it divides each gradient by its own running size, so a constant factor all but cancels.
 
 # %%
 hidden = job(ranks=4, wrap=ddp.Bucketed, finish=summed)
 largest = max(abs(a - b) for a, b in zip(curve(hidden), reference, strict=True))
-print(f"AdamW, summed and not averaged: at most {largest:.3f} nats from the reference")
+print(f"AdamW, summed instead of averaged: at most {largest:.3f} nats from the reference")
 
 # %% [markdown]
 # In fifteen steps it can hardly be seen. It comes out on the day when somebody clips gradients by their norm, or
@@ -282,7 +283,7 @@ print(f"AdamW, summed and not averaged: at most {largest:.3f} nats from the refe
 
 # %%
 def unequal():
-    """What the wrapper says of replicas from different seeds."""
+    """What the wrapper says about replicas from different seeds."""
     try:
         ddp.Naive(GPT(CONFIG, seed=dist.get_rank()))
     except ValueError as error:
@@ -323,8 +324,8 @@ draw.curves({"one device": reference, "rank 3 is another model": curve(late)})
 #
 # Budget: as many bytes as with one micro-batch, and the activations of one micro-batch. Two things matter little to
 # `Naive`, and much to other wrappers. Forward belongs within `no_sync()` as well as backward: outside of it, a model's
-# buffers (running statistics) are sent before each forward, and they count. And the last backward belongs outside: the
-# wrapper that we are coming to begins to send during backward, and has to know which one is the last.
+# buffers (running statistics) are sent before each forward, and those bytes count. And the last backward belongs
+# outside: the wrapper that we are coming to begins to send during backward, and has to know which one is the last.
 
 
 # %%
@@ -351,7 +352,7 @@ check.accumulation(accumulate)
 # %% [markdown]
 # ## Build: fewer messages
 #
-# How many all-reduces is one step? One for each tensor:
+# How many all-reduces does one step take? One for each tensor:
 
 # %%
 sizes = cost.parameter_sizes(CONFIG)
@@ -359,21 +360,21 @@ assert len(sizes) == len(list(GPT(CONFIG).parameters()))
 draw.table([{"tensors": len(sizes), "smallest, bytes": 4 * min(sizes), "largest, bytes": 4 * max(sizes)}])
 
 # %% [markdown]
-# The small ones are all latency (notebook 02): 256 bytes cost 2 (N − 1) rounds, as a megabyte does. So gradients travel
-# in **buckets**: copied side by side into one flat tensor, reduced at once, copied back. Here a bucket is closed as
-# soon as it has 128 KiB, with the last layer first: backward works from the last layer to the first, so the last
-# layer's gradients are ready before all others.
+# The small ones are all latency (notebook 02): 256 bytes cost 2 (N − 1) rounds, just as a megabyte does. So gradients
+# travel in **buckets**: copied side by side into one flat tensor, reduced at once, copied back. Here they are filled
+# from the last layer on, and each is closed as soon as it holds 128 KiB: backward works from the last layer to the
+# first, so the last layer's gradients are ready before all others.
 #
 # ### Exercise 3: fill the buckets
 #
-# A function of numbers alone, for models of any number of tensors; one without tensors has no bucket. Buckets that are
-# too small cost messages, and one that holds everything is full only when backward is over: so it matters that a bucket
-# is closed at the right moment.
+# Write a function of numbers alone, for models with any number of tensors; a model without tensors has no buckets.
+# Buckets that are too small cost messages, and one that holds everything is full only when backward is over: so it
+# matters that a bucket is closed at the right moment.
 
 
 # %%
 def fill_buckets(nbytes, bucket_bytes):
-    """Which tensors travel together: a list of buckets, each a list of places in `nbytes`, the last tensor first.
+    """Which tensors travel together: a list of buckets, each a list of indices into `nbytes`, the last tensor first.
 
     nbytes: the bytes of each tensor, in the model's order.  A bucket is closed as soon as it has bucket_bytes or more:
     fill_buckets([4, 8, 4, 16, 4], 16) is [[4, 3], [2, 1, 0]], two buckets of 20 and 16 bytes.
@@ -393,7 +394,8 @@ def fill_buckets(nbytes, bucket_bytes):
 check.fill_buckets(fill_buckets)
 
 # %% [markdown]
-# The course's own function does the same with the tensors themselves, and begins a new bucket at another dtype, too:
+# The course's own function does the same with the tensors themselves, and also begins a new bucket where the dtype
+# changes:
 
 # %%
 BUCKET = 128 * 1024
@@ -405,10 +407,10 @@ draw.table([{"bucket": i, "tensors": len(b), "bytes": sum(p.nbytes for p in b)} 
 # %% [markdown]
 # ### Optional exercise: buckets
 #
-# `average` is called by `sync()`, once per step; `self.trainable` are the parameters by name, each of them with a
-# gradient. `self.all_reduce(flat, group=self.group)` adds up over the ranks, in place; `self.ranks` is N. All three are
-# the wrapper's own: its group need not be all ranks, nor its all-reduce torch's. `torch.cat` and `split` are your
-# friends. Budget: the same bytes, in one all-reduce for each bucket.
+# `average` is called by `sync()`, once per step; `self.trainable` is a dict of the parameters by name, each of them
+# with a gradient. `self.all_reduce(flat, group=self.group)` adds up over the ranks, in place; `self.ranks` is N. All
+# three are the wrapper's own: its group need not be all ranks, nor its all-reduce torch's. `torch.cat` and `split` are
+# your friends. Budget: the same bytes, in one all-reduce for each bucket.
 
 
 # %%
@@ -432,7 +434,7 @@ check.buckets(InBuckets)
 # %% [markdown]
 # ## Build: send while backward still works
 #
-# Backward goes from the last layer to the first. When it is in the first layer, the gradient of the last one has long
+# Backward goes from the last layer to the first. When it reaches the first layer, the gradient of the last one has long
 # been ready: it could be on its way. That is **overlap** (schematic, not measured):
 #
 # ![Three time lines. Naive: after backward, one all-reduce for each gradient, one after the other. Bucketed: the same
@@ -440,7 +442,7 @@ check.buckets(InBuckets)
 # second.](../images/overlap.svg)
 #
 # A **hook** is a function of ours that autograd calls as soon as a gradient is there. There are two kinds, and each can
-# be used wrongly. Two ranks, two micro-batches, one weight, gradients that we can read: 1 then 2 on rank 0,
+# be used wrongly. Take two ranks, two micro-batches, one weight, and gradients that we can read: 1 then 2 on rank 0,
 # and 3 then 4 on rank 1. Only the last backward is to be synchronised. What is right? (1 + 2 + 3 + 4) / 2 = 5.
 
 
@@ -479,9 +481,9 @@ assert found["what_has_added_up"] == [5, 5]
 draw.table([{"average": name.replace("_", " "), "rank 0": a, "rank 1": b} for name, (a, b) in found.items()])
 
 # %% [markdown]
-# A `register_hook` is given the gradient of *this* backward: the first micro-batch stays at home, on each rank its own.
-# A post-accumulate hook is given the *parameter*: to average that does nothing at all, as all are equal, and the
-# gradients stay apart. Without accumulation, the first even works. The third is right.
+# A hook from `register_hook` is given the gradient of *this* backward: that of the first micro-batch is never averaged,
+# and each rank keeps its own. A post-accumulate hook is given the *parameter*: averaging that does nothing at all, as
+# all are equal, and the gradients stay apart. Without accumulation, even the first works. The third is right.
 #
 # > **What went wrong in the wild.** *Symptom*: a large model trains for thousands of steps, nothing crashes, and the
 # > loss does not move. The team's optimizer took each gradient in a post-accumulate hook, `def hook(g)`, and `g` was
@@ -498,17 +500,17 @@ draw.table([{"average": name.replace("_", " "), "rank 0": a, "rank 1": b} for na
 # | `gradient_ready(p)` | is called by a post-accumulate hook, for each parameter in each backward |
 # | `self.bucket_of[p]` | the bucket that `p` belongs to; `self.buckets` is the list of all, the last layer's first |
 # | `bucket.collect(p)` | copies `p.grad` into the bucket, and makes `p.grad` a view of it |
-# | `bucket.waiting_for` | the set of those of its parameters that are not ready yet; filled again after each step |
+# | `bucket.waiting_for` | the set of those of its parameters that are not ready yet; refilled after each step |
 # | `bucket.flat` | its gradients, side by side in one tensor |
 # | `self.syncing` | False within `no_sync()`: collect, so that gradients are held once, and send nothing |
-# | `self.all_reduce(x, group=self.group, async_op=True)` | begins, and returns a *work*, at once |
+# | `self.all_reduce(x, group=self.group, async_op=True)` | begins, and returns a *work* to wait on, at once |
 # | `self.works` | the works begun in this step. `sync()` waits for them, in the order of the buckets, and divides |
 #
-# One thing is easy to miss. On another rank gradients may become ready in another order. If each rank began whichever
-# bucket is full, ranks would reduce different buckets with each other: notebook 02's mismatch. So buckets begin
-# *strictly in order*. Budget: as many all-reduces as buckets, each begun as soon as it may; and nobody waits in
-# backward. (A second backward outside of `no_sync()`, before `sync()`, is the caller's mistake. The course's own raises
-# an error there; yours need not.)
+# One thing is easy to miss. On another rank gradients may become ready in a different order. If each rank began
+# whichever bucket is full, ranks would reduce different buckets with each other, against the rule of notebook 02. So
+# buckets begin *strictly in order*. Budget: as many all-reduces as buckets, each begun as soon as it may; and nobody
+# waits in backward. (A second backward outside of `no_sync()`, before `sync()`, is the caller's mistake. The course's
+# own raises an error there; yours need not.)
 
 
 # %%
@@ -539,7 +541,7 @@ answer = check.overlap(Overlap)
 answer
 
 # %% [markdown]
-# With yours if it is right, else with the course's, we go on. And now you have seen all ideas of
+# We go on with yours if it is right, otherwise with the course's. You have now seen every idea in
 # [labs/ddp.py](../labs/ddp.py); its head is the outline.
 
 # %%
@@ -551,7 +553,7 @@ print(ddp.__doc__.split("Each sends")[0].strip())
 #
 # Is it the same training? We compare with one process that takes the ranks' parts one after the other, so that even
 # the roundings agree. Two numbers can be added in one way only; so on two ranks we may ask for **the same bits**, in
-# float32. From three ranks on the order counts: there we ask for 1e-12, in float64.
+# float32. From three ranks on, the order matters: there we ask for 1e-12, in float64.
 
 # %%
 WAYS = {
@@ -620,7 +622,8 @@ assert all(all(verdict.values()) for verdict in same.values())
 draw.table([{"": name, **verdict} for name, verdict in same.items()])
 
 # %% [markdown]
-# All the same training. (The last row goes by the ring of notebook 02, from `isend` and `irecv` alone: one argument.)
+# All the same training. (The last row uses the ring of notebook 02, made of `isend` and `irecv` alone; that takes one
+# argument.)
 #
 # ## Measure: bytes sent
 #
@@ -634,7 +637,7 @@ check.predict(
 
 # %% [markdown]
 # And the formula of [labs/cost/data_parallel.py](../labs/cost/data_parallel.py). It knows the shapes of the model and
-# which collectives the way calls; it has seen no run. A `Job` is what it is asked about: a model, the sequences on a
+# which collectives each way calls; it has seen no run. A `Job` is what it is asked about: a model, the sequences on a
 # rank, the number of ranks.
 
 # %%
@@ -679,9 +682,9 @@ draw.table([{"rank 0, per step": name, "booked, bytes": booked[name], "on the wi
 # %% [markdown]
 # ## Measure: bytes held
 #
-# First one device alone with the whole batch, then rank 0 of each way, in a steady step (any but the first). Each
-# kind is shown at its own highest. The mark above a bar is the peak of all together; it is lower than their sum, since
-# they are not highest at the same moment.
+# First one device alone with the whole batch, then rank 0 of each way, in a steady step (any but the first). Each kind
+# is shown at its own maximum. The mark above a bar is the peak of all together; it is lower than their sum, since the
+# maxima do not come at the same moment.
 
 # %%
 watched = {"one device": job(ranks=1, steps=3, record="memory").recording}
@@ -694,8 +697,8 @@ floor = (held["naive"]["P"] + held["naive"]["G"] + held["naive"]["S"]) / sum(siz
 check.predict("How large are P, G and S on each of four ranks?", guess_held, round(floor), unit="bytes per parameter")
 
 # %% [markdown]
-# Only the activations went down to a quarter, as each rank reads a quarter of the batch (but for the rotary tables,
-# which every rank has whole). P, G and S are what they were on one device, on *every* rank:
+# Only the activations went down to a quarter, as each rank reads a quarter of the batch (except the rotary tables,
+# which every rank has in full). P, G and S are what they were on one device, on *every* rank:
 
 # %%
 ranks = [watched["naive"].steady(rank) for rank in range(4)]
@@ -707,7 +710,7 @@ draw.table([{"kind": kind, "all four ranks hold, × one device": times} for kind
 # Four times the same parameters, four times the same gradients after the all-reduce, four times the same optimizer
 # state. This is the waste that the next notebook of the course, on ZeRO, will remove, stage by stage.
 #
-# Where the three ways differ is the buffers:
+# The three ways differ in their buffers:
 
 # %%
 kinds = ("P", "G", "S", "A", "comm", "peak")
@@ -718,10 +721,10 @@ draw.table(
 )
 
 # %% [markdown]
-# `Naive` needs none. `Bucketed` borrows one buffer, of the largest bucket, after backward, when the activations are
-# gone: its peak is not higher. In `Overlapped` the gradients *live* in the buckets (`.grad` is a view of them, and G
-# has one more, just on its way in). But there they stay, also when the activations are at their highest. So its peak
-# is higher by one set of gradients: overlap is paid in memory.
+# `Naive` needs none. `Bucketed` borrows one buffer, as large as the largest bucket, after backward, when the
+# activations are gone: its peak is not higher. In `Overlapped` the gradients *live* in the buckets (`.grad` is a view
+# of them, and G counts one gradient more, just on its way in). But they stay there, even while the activations are at
+# their maximum. So its peak is higher by one set of gradients: overlap is paid for in memory.
 
 # %% [markdown]
 # ## Measure: time
@@ -742,8 +745,8 @@ assert began == {"naive": "0 of 39", "bucketed": "0 of 6", "overlapped": "6 of 6
 draw.table([{"": name, "all-reduces begun during backward": count} for name, count in began.items()])
 
 # %% [markdown]
-# Is it quicker? Here are the steps of this machine, from the same recordings, the median of five. (Recording costs
-# less than a tenth of a step.)
+# Is it quicker? Here is the time of a step on this machine, from the same recordings, the median of five. (Recording
+# costs less than a tenth of a step.)
 
 
 # %%
@@ -756,15 +759,15 @@ for name, recording in recordings.items():
     print(f"{name}: {milliseconds(recording):.1f} ms")
 
 # %% [markdown]
-# Fewer messages help. Overlap may, or may not; read your own numbers. For here four ranks share the cores of your
-# machine, and those that carry the bytes are the ones that compute. There is nothing idle to be used.
+# Fewer messages help. Overlap may, or may not; read your own numbers. Here four ranks share the cores of your machine,
+# and the cores that carry the bytes are the ones that compute: none is idle that overlap could use.
 #
-# On a cluster each rank has a device that computes and a link that carries. To see that schedule here, let the compute
-# be a pretence: six layers whose backward *sleeps* 10 ms each, as if another device did the work. The gradients, 4 MB
-# per layer, and their all-reduces are real. In the figure, both ways on one axis of time: for each rank its phases,
-# what is on its way (`ar 3` is the third all-reduce; several at once lie below each other), and what the rank does,
-# hatched where it waits. Draw the slider back to the left, or press play, and watch both jobs from their start: what is
-# each of them doing when the overlapped one sends its first bucket?
+# On a cluster each rank has a device that computes and a link that carries. To see that schedule here, we only pretend
+# to compute: six layers whose backward *sleeps* 10 ms each, as if another device did the work. The gradients, 4 MB per
+# layer, and their all-reduces are real. The figure shows both ways on one time axis: for each rank its phases, what is
+# on its way (`ar 3` is the third all-reduce; several at once lie below each other), and what the rank does, hatched
+# where it waits. Drag the slider back to the left, or press play, and watch both jobs from their start: what is each of
+# them doing when the overlapped one sends its first bucket?
 
 
 # %%
@@ -799,14 +802,14 @@ bucketed, overlapped = (
 play.replay(bucketed, overlapped, step=1, names=("bucketed", "overlapped"))
 
 # %% [markdown]
-# Five of the six all-reduces are hidden behind the backward of the layers before. Only the last one, of the first
-# layer, has nothing left to hide behind. That is why buckets must not be too large, either.
+# Five of the six all-reduces are hidden behind the backward of other layers. Only the last one, the first layer's, has
+# nothing left to hide behind. That is why buckets must not be too large, either.
 
 # %% [markdown]
 # ## Native
 #
 # PyTorch's `DistributedDataParallel` is the third of our ways, in C++. You wrap the model, and there is nothing more to
-# call: the end of backward waits. The same test first.
+# call: backward waits at its end. The same test first.
 
 # %%
 theirs = {"wrap": native.ddp}
@@ -841,9 +844,10 @@ units = {"all-reduces": ""}
 draw.ledger([(name, paper[name], ours[name], torchs[name], units.get(name, "B")) for name in paper], within=0)
 
 # %% [markdown]
-# All the same, but for the last line. PyTorch's buckets hold the gradients *a second time*: each is copied into its
-# bucket, and the mean back into `.grad`. Here the peak does not show it, as it falls where backward begins, when there
-# are no gradients yet; in a model with few activations it would. One option turns `.grad` into a view, as ours is:
+# The same, except for the last line. PyTorch's buckets hold the gradients *a second time*: each is copied into its
+# bucket, and the mean back into `.grad`. Here the peak does not show it, since it comes where backward begins, when
+# there are no gradients yet; in a model with few activations it would. One option turns `.grad` into a view, as ours
+# is:
 
 # %%
 as_view = {"wrap": partial(nn.parallel.DistributedDataParallel, gradient_as_bucket_view=True)}
@@ -866,7 +870,7 @@ print(f"ours {mine:.1f} ms, or {mine / torchs_own:.2f} × torch's time")
 # %% [markdown]
 # Two differences that no ledger shows. PyTorch's DDP *copies* rank 0's parameters to all at the start, where ours
 # compares and complains. It rebuilds its buckets after the first step, in the order in which gradients really came. One
-# thing is alike: parameters without a gradient need `find_unused_parameters=True`, as ours need `find_unused=True`.
+# thing is the same: parameters without a gradient need `find_unused_parameters=True`, as ours need `find_unused=True`.
 #
 # ### Who reads what
 #
@@ -894,9 +898,9 @@ plain, dropped = dealt(shuffle=False), dealt(shuffle=False, drop_last=True)
 draw.table([{"": "as it is", **plain}, {"": "drop_last=True", **dropped}])
 
 # %% [markdown]
-# Ten do not divide by four. As it is, samples 0 and 1 are read *twice*, to even out the tail: an evaluation counts them
-# double. With `drop_last=True`, samples 8 and 9 are not read at all. One more: it shuffles by its seed and the number
-# of the epoch, and you have to tell it that number, or every epoch has the order of the first.
+# Ten is not divisible by four. As it is, samples 0 and 1 are read *twice*, to even out the tail: an evaluation counts
+# them twice. With `drop_last=True`, samples 8 and 9 are not read at all. One more: it shuffles by its seed and the
+# number of the epoch, and you have to tell it that number, or every epoch has the order of the first.
 
 # %%
 sampler = DistributedSampler(range(10), num_replicas=1, rank=0)
@@ -914,8 +918,8 @@ assert list(sampler) != first
 #
 # Backward does 4 operations per parameter and token: 2 for the gradient of the weight and 2 for that of its input
 # (notebook 01 counted them). So it takes 4ΨT/R seconds, for Ψ parameters, T tokens on each device, and a rate of R
-# operations per second. The all-reduce moves nearly 2 × 2Ψ bytes, for gradients of 2 bytes; so 4Ψ/W seconds, at W bytes
-# per second. Ψ cancels: the all-reduce is hidden when **T > R/W**, whatever the model.
+# operations per second. The all-reduce moves nearly 2 × 2Ψ bytes, for gradients of 2 bytes; so it takes 4Ψ/W seconds,
+# at W bytes per second. Ψ cancels: the all-reduce is hidden when **T > R/W**, whatever the model.
 
 # %%
 R = cost.FLOPS  # operations per second that one H100 reaches in practice (Llama 3, arXiv 2407.21783, table 4)
@@ -947,12 +951,13 @@ play.explore(picture, tokens=[2**k for k in range(9, 20)], link=LINKS)
 
 # %% [markdown]
 # So DDP stops paying when the batch is cut too thin. Let the batch be 4 million tokens, and add devices, over
-# InfiniBand: each has fewer tokens to compute, and as many gradients to send as before. What is not hidden is waiting.
+# InfiniBand: each has fewer tokens to compute, and as many gradients to send as before. Whatever is not hidden is time
+# spent waiting.
 
 
 # %%
 def thin(devices):
-    """One step of 4 million tokens on so many devices."""
+    """One step of 4 million tokens on this many devices."""
     tokens = 2**22 // devices
     backward, all_reduce = seconds(tokens, LINKS["InfiniBand, 400 Gb/s"], ranks=devices)
     computes, waits = 1.5 * backward, max(0, all_reduce - backward)  # forward takes half of backward
@@ -964,11 +969,12 @@ def thin(devices):
 draw.table(thin(devices) for devices in (16, 64, 256, 1024, 4096))
 
 # %% [markdown]
-# One could enlarge the batch along with the devices. But then it is *another training*: fewer steps see the same text.
-# Up to a point a larger learning rate makes up for it, in proportion to the batch and warmed up slowly (Goyal et al.,
-# 2017); beyond a critical size, which grows as the loss falls, more batch hardly helps (McCandlish et al., 2018).
+# One could enlarge the batch along with the devices. But then it is *a different training run*: fewer steps for the
+# same text. Up to a point a larger learning rate makes up for it, in proportion to the batch and warmed up slowly
+# (Goyal et al., 2017); beyond a critical size, which grows as the loss falls, a larger batch hardly helps (McCandlish
+# et al., 2018).
 #
-# **Why not**: memory. No number of ranks makes the floor lower, as you measured. In mixed precision it is 16 bytes
+# **Why not**: memory. No number of ranks lowers the floor, as you measured. In mixed precision it is 16 bytes
 # per parameter, on every device:
 
 # %%
@@ -981,8 +987,8 @@ table = [
 draw.table(table, caption="GB on each rank")
 
 # %% [markdown]
-# A device of 80 GB ends at 5 billion parameters (80 / 16), without a single activation. The copies agree, so all but
-# one of them are spare; which of them could go, and what would have to travel instead? That is the question of
+# A device of 80 GB holds at most 5 billion parameters (80 / 16), without a single activation. The copies agree, so all
+# but one of them are spare; which of them could go, and what would have to travel instead? That is the question of
 # [04 ZeRO](04_zero.ipynb).
 
 # %% [markdown]
@@ -1061,8 +1067,8 @@ draw.curves({"one device": reference, "torchrun, 4 processes": losses})
 # %% [markdown]
 # ## Say it back
 #
-# With the page turned over: the model has `tensors` gradients, which fill `buckets` buckets. How many all-reduces are
-# started while backward works, and how many by `sync()`?
+# From memory: the model has `tensors` gradients, which fill `buckets` buckets. How many all-reduces are started while
+# backward works, and how many by `sync()`?
 
 
 # %%
@@ -1090,11 +1096,11 @@ check.started_when(started_when)
 # With it 2 × 7/8 × 1 GB = 1.75 GB. Without it four times that, 7 GB; the result is the same.
 # </details>
 #
-# <details><summary>Why is one bucket of all gradients as bad for overlap as one bucket for each is for
+# <details><summary>Why is one bucket for all gradients bad for overlap, and one bucket for each gradient bad for
 # latency?</summary>
 #
 # It is full only when the last gradient is there, and then backward is over: nothing is left to hide behind. With one
-# for each, every small tensor pays the latency of a whole all-reduce.
+# bucket for each, every small tensor pays the latency of a whole all-reduce.
 # </details>
 #
 # For Ψ parameters in float32 with AdamW, on N ranks, per rank:
@@ -1103,7 +1109,7 @@ check.started_when(started_when)
 # |---|---|---|---|
 # | sent in a step | 2 (N − 1)/N × 4Ψ bytes | the same, exactly | the same, exactly |
 # | P, S | 4Ψ, 8Ψ bytes | as predicted | as predicted |
-# | gradients, buckets | 4Ψ bytes, and one gradient on its way | as predicted | 8Ψ, or as views the same |
+# | gradients, buckets | 4Ψ bytes, and one gradient on its way | as predicted | 8Ψ, or the same with views |
 # | numbers | one process's | same bits on 2 ranks | same bits on 2 ranks |
 #
 # **Read on**: [labs/ddp.py](../labs/ddp.py). Li et al., 2020, *PyTorch Distributed: Experiences on Accelerating Data
@@ -1112,6 +1118,6 @@ check.started_when(started_when)
 # Training* (arXiv 1812.06162).
 #
 # **Next.** The copies agree, so all but one of them are spare, and yet every rank pays for all of P, G and S.
-# [04 ZeRO](04_zero.ipynb) removes them, kind after kind.
+# [04 ZeRO](04_zero.ipynb) removes them, one kind after another.
 #
 # A clean copy of this notebook: `git restore notebooks/03_ddp.ipynb`, then *File > Reload Notebook from Disk*.

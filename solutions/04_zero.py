@@ -5,8 +5,8 @@
 # others can go, and what must then travel?*
 #
 # You need: [DDP](03_ddp.ipynb), whose copies these are, and from [Collectives](02_collectives.ipynb) the reduce-scatter
-# and the all-gather. It takes 110 minutes with its exercises (the sixth is optional), 50 without; the machine works for
-# about a minute of it, in 1 GB of memory.
+# and the all-gather. This notebook takes 110 minutes with its exercises (the sixth is optional), 50 without; the
+# machine works for about a minute of it, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -19,7 +19,7 @@ recall.ask("04")
 # ## Question
 #
 # Notebook 03 ended with a bill. In mixed precision every rank pays 16 bytes per parameter: 2 for P, 2 for G, and 12 for
-# S (float32 masters and the two moments of AdamW). More ranks do not make that less. Each of them pays it again.
+# S (float32 masters and the two moments of AdamW). More ranks do not make that less; each of them pays it again.
 #
 # **ZeRO**, the *zero redundancy optimizer* (Rajbhandari et al., 2020), asks why. Its authors took a model of 7.5
 # billion parameters and 64 GPUs:
@@ -63,9 +63,9 @@ batches = [loader[step] for step in range(10)]
 print(f"{sum(sizes):,} parameters; in the nine tensors of one layer {sum(sizes[1:10]):,}")
 
 # %% [markdown]
-# What a strategy makes of the model comes as a `Training`: `backward`, which takes the micro-batches of a step through
-# the model one by one and adds up their gradients; an `optimizer`, and `trained`, whose gradients it uses; `finish`,
-# for what is to be done between backward and step; and `full`, which gives the whole parameters by name. With it, a
+# A strategy turns the model into a `Training`: `backward`, which takes the micro-batches of a step through the model
+# one by one and adds up their gradients; an `optimizer`, and `trained`, the tensors whose gradients it uses; `finish`,
+# for what is to be done between backward and step; and `full`, which returns the whole parameters by name. With it, a
 # step is that of notebook 03:
 
 # %%
@@ -92,13 +92,13 @@ def train(apply, build=float32, steps=3, micro_batches=1, keep=False):
 job = partial(run, train, device="cpu")  # so that whoever reads this gets the same bytes
 
 # %% [markdown]
-# The course has a table of strategies, ours and PyTorch's; the rows of DDP are there already. With DDP, this is what
-# rank 0 of four holds during one step:
+# The course has a table of strategies, ours and PyTorch's; DDP's rows are already in it. With DDP, this is what rank 0
+# of four holds during one step:
 
 
 # %%
 def as_in_the_table(name, model):
-    """The training of a model as the row of this name has it."""
+    """The training of a model, set up as the row of this name says."""
     return strategies.set_up(strategies.ROWS[name], model)[0]
 
 
@@ -107,7 +107,7 @@ watched = {"DDP": job(WAYS["DDP"], ranks=4, record="memory").recording}
 draw.memory(watched["DDP"], step=2, ranks=[0])
 
 # %% [markdown]
-# The other three ranks show the same picture, and the same numbers in it. All phases are drawn equally wide, however
+# The other three ranks show the same picture, with the same numbers in it. All phases are drawn equally wide, however
 # long they took. Grey is temporary: what an operation needs for itself while it runs, here AdamW's square roots and
 # quotients. (This is DDP at its leanest, with an all-reduce for each gradient: a bucket would be one more block in
 # `sync`.)
@@ -127,16 +127,16 @@ draw.memory(watched["DDP"], step=2, ranks=[0])
 # %% [markdown]
 # ## Predict
 #
-# "Stage 1 makes memory 4 times smaller" is said everywhere. Take mixed precision (2 + 2 + 12 bytes) on our four ranks.
-# How many times less of P, G and S does a rank hold in stage 1 than with DDP? (An expression will do.)
+# You read everywhere that "stage 1 makes memory 4 times smaller". Take mixed precision (2 + 2 + 12 bytes) on our four
+# ranks. How many times less of P, G and S does a rank hold in stage 1 than with DDP? (An expression will do.)
 
 # %%
 guess_less = 16 / (2 + 2 + 12 / 4)  # your number
 
 # %% [markdown]
-# And what does it cost? With DDP each rank sends 2 (N − 1)/N times the gradients in a step. In stage 3 nobody holds a
-# whole layer, neither when forward needs it nor when backward does. How many times the model's size does a rank of four
-# send in a step?
+# And what does it cost? With DDP each rank sends 2 (N − 1)/N times the gradients in a step. In stage 3 no rank has a
+# whole layer at hand, either when forward needs it or when backward does. How many times the model's size does a rank
+# of four send in a step?
 
 # %%
 guess_times = 3 * 3 / 4  # your number
@@ -146,9 +146,9 @@ guess_times = 3 * 3 / 4  # your number
 #
 # ### Exercise 1: on paper
 #
-# Before any job: how much must one rank hold? You need to know one thing more. A model is cut layer by layer, and the
-# shards of a layer are equally long on all ranks. So a layer that does not divide by N gets zeros behind it, its
-# **padding**: on four ranks, 10 elements become 12, and each rank holds 3. DDP cuts nothing, and pads nothing.
+# Before any job: how much must one rank hold? You need to know one more thing. A model is cut layer by layer, and the
+# shards of a layer are equally long on all ranks. So a layer whose length is not divisible by N gets zeros at its end,
+# its **padding**: on four ranks, 10 elements become 12, and each rank holds 3. DDP cuts nothing, and pads nothing.
 
 
 # %%
@@ -191,9 +191,8 @@ print(labs.zero.__doc__.split("method of `Zero`:")[1].split("The first five")[0]
 #
 # ## Build: stage 1, the optimizer state
 #
-# The largest kind first. AdamW treats each element by itself: what becomes of it depends on its own gradient and its
-# own two moments, and on nothing else. So four ranks that take a quarter of the elements each do together what one does
-# with all:
+# The largest kind first. AdamW treats each element by itself: its update depends on its own gradient and its own two
+# moments, and on nothing else. So four ranks, each with a quarter of the elements, together do what one does with all:
 
 
 # %%
@@ -216,8 +215,8 @@ assert torch.equal(torch.cat(quarters), stepped(values, gradient))
 
 # %% [markdown]
 # A quarter of what? Cutting every tensor would make many small pieces, some uneven. Instead, the parameters of a layer
-# are laid side by side in one **flat vector**, with its padding behind them. Shards go across the borders of tensors.
-# Here a layer of 8 + 2 elements, for four ranks:
+# are laid side by side in one **flat vector**, with the padding behind them. Shards cross the borders of tensors. Here
+# a layer of 8 + 2 elements, for four ranks:
 
 # %%
 from labs.flat import Layout
@@ -227,7 +226,7 @@ assert layer.sizes == [8, 2, 2]  # the last two are padding
 assert layer.flatten([torch.ones(4, 2), torch.ones(2)]).tolist() == [1] * 10 + [0] * 2
 
 # %% [markdown]
-# What does a rank need, to update its shard? The *mean gradient of this shard*, and of the rest nothing: that is a
+# What does a rank need to update its shard? The *mean gradient of this shard*, and nothing of the rest: that is a
 # **reduce-scatter**. And before the next forward it needs everybody else's new parameters: an **all-gather**. Now
 # remember notebook 02: one after the other, these two are an all-reduce. DDP sends that anyway.
 
@@ -236,14 +235,15 @@ n = sum(sizes)
 assert cost.reduce_scatter(n, ranks=4) + cost.all_gather(n, ranks=4) == cost.all_reduce(n, ranks=4)
 
 # %% [markdown]
-# So stage 1 should send what DDP sends; only, the second half is no longer gradients but *parameters*, already updated.
+# So stage 1 should send what DDP sends, except that the second half is no longer gradients but *parameters*, already
+# updated.
 #
 # ### Exercise 2: partition the optimizer
 #
-# Given are `reduce_scatter(vector, None)`, which returns this rank's part of the sum over all ranks (that is the
-# `None`), and `all_gather(vector, part)`, which fills a vector with everybody's part. Both want plain tensors:
+# You are given `reduce_scatter(vector, None)`, which returns this rank's part of the sum over all ranks (`None` means
+# all), and `all_gather(vector, part)`, which fills a vector with everybody's part. Both want plain tensors:
 # `full.data`. Whoever calls `step()` clears `full.grad` afterwards; the optimizer is made once. Budget: an N-th of the
-# state; on each rank, the bytes of one all-reduce.
+# state; and for each rank, the bytes of one all-reduce.
 
 # %%
 from labs.group import all_gather, reduce_scatter
@@ -252,8 +252,8 @@ from labs.group import all_gather, reduce_scatter
 def partition_optimizer(full, make):
     """Return `step()`: called on all ranks after backward, it updates all of `full` on each, in place.
 
-    full: [n] nn.Parameter, the same on all ranks; n divides by N. `full.grad` is this rank's own, of its own data
-    make: makes the optimizer of a list of nn.Parameters; each rank's may know of n / N elements only
+    full: [n] nn.Parameter, the same on all ranks; N divides n. `full.grad` is this rank's own, of its own data
+    make: makes an optimizer for a list of nn.Parameters; each rank's may have only n / N elements
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     ### BEGIN SOLUTION
@@ -272,7 +272,7 @@ def partition_optimizer(full, make):
 check.partition_optimizer(partition_optimizer)
 
 # %% [markdown]
-# For a whole model, the course has a class that stands where the optimizer stood. Each layer is one flat vector.
+# For a whole model, the course has a class that takes the optimizer's place. Each layer is one flat vector.
 
 # %%
 from labs.zero import Zero
@@ -292,20 +292,20 @@ beside_ddp = partial(draw.memory, watched["DDP"], step=2, ranks=[0])
 beside_ddp(watched["stage 1"], names=("DDP", "stage 1"))
 
 # %% [markdown]
-# The dashed outline on the right is DDP's. S (green) is a quarter of what it was. G (amber) is not: this rank makes
-# the gradient of the whole model, keeps it until `sync`, and there it melts, layer by layer, into the shards' part of
-# it.
+# The dashed outline on the right is DDP's. S (green) is a quarter of what it was. G (amber) is not: this rank makes the
+# gradient of the whole model and keeps it until `sync`, where it melts, layer by layer, into this rank's shards of it.
 #
 # ## Build: stage 2, the gradients
 #
-# Three quarters of this gradient are for other ranks. Why keep them until the end of backward? Each layer's is ready
-# when backward leaves that layer, and can go to its owners at once. Notebook 03 has the hook for this, the
+# Three quarters of this gradient are for other ranks. Why keep them until the end of backward? Each layer's gradient is
+# ready when backward leaves that layer, and can go to its owners at once. Notebook 03 has the hook for this, the
 # post-accumulate hook: it is called as soon as all uses of a parameter have been added up in `.grad`.
 #
 # ### Exercise 3: to its owner only
 #
-# Budget: at any moment the shards' gradients, and one layer's more, with a copy or two of it on its way; each gradient
-# travels once, (N − 1)/N of it. Every rank is called for every layer, even where its own gradient is all zeros.
+# Budget: at any moment the shards' gradients plus one layer's, with a copy or two of that on its way; each gradient
+# travels once, (N − 1)/N of it. The function is called on every rank for every layer, even where that rank's gradient
+# is all zeros.
 
 
 # %%
@@ -342,17 +342,17 @@ beside_ddp(watched["stage 2"], names=("DDP", "stage 2"))
 # > ([DeepSpeed#8224](https://github.com/deepspeedai/DeepSpeed/issues/8224), August 2026). What has been reduced too
 # > early is not reduced again: so `labs/zero.py` waits until all uses of a layer have been added up.
 #
-# There is a price. A rank of stage 1 adds up its micro-batches in `.grad`, and reduces once a step. Here nobody has
+# There is a price. A rank in stage 1 adds up its micro-batches in `.grad`, and reduces once per step. Here nobody has
 # room for a whole gradient, so *every micro-batch* is reduced. We will count that below.
 #
 # ## Build: stage 3, the parameters
 #
 # What is left is P (blue), the whole of it, on every rank, from the first to the last moment of the step. Yet a layer
-# is used twice only: in its forward, and in its backward. In between, others compute.
+# is used only twice: in its forward, and in its backward. In between, other layers compute.
 #
 # ![One layer on four ranks. At rest each rank has a quarter of P. An all-gather makes it whole for forward, then it is
-# dropped; it is gathered again for backward. The gradient, whole but of each rank's own data, is reduce-scattered; each
-# rank keeps a quarter of the mean, and of P.](../images/stage3_layer.svg)
+# dropped; it is gathered again for backward. The gradient, whole, but from each rank's own data, is reduce-scattered;
+# each rank keeps a quarter of the mean, and of P.](../images/stage3_layer.svg)
 #
 # To **gather** is to fill the flat vector from everybody's shard; to **drop** is to give its memory back. But the
 # layer's own tensors are views of this vector. How can it go, and come back, without them noticing? In PyTorch the
@@ -370,8 +370,8 @@ assert view.tolist() == [6, 7]
 # %% [markdown]
 # ### Exercise 4: gather and drop
 #
-# `full` may be bfloat16 while the shards are float32: so FSDP computes in low precision, and keeps the masters as
-# shards. (The course's `Zero` leaves masters to the optimizer.) What travels is then to be bfloat16, too. Write
+# `full` may be bfloat16 while the shards are float32: this is how FSDP computes in low precision and keeps the masters
+# as shards. (The course's `Zero` leaves masters to the optimizer.) What travels must then be bfloat16, too. Write
 # through `full.data`: autograd notices what is written into `full` or `full.detach()`, and backward would refuse what
 # forward has kept. Budget: hold an N-th of P, and all of the layer in use (within `gather`, a second copy of it for a
 # moment); send (N − 1)/N of the layer, in the dtype of `full`.
@@ -379,7 +379,7 @@ assert view.tolist() == [6, 7]
 
 # %%
 def gather(full, shard):
-    """Fill `full` from the shards of all ranks, in its own dtype; the memory is that of the same storage.
+    """Fill `full` from the shards of all ranks, in its own dtype; its memory comes back in the same storage.
 
     full: [n] nn.Parameter, its storage is empty; shard: [n / N] nn.Parameter, perhaps of another dtype
     """
@@ -409,8 +409,8 @@ beside_ddp(watched["stage 3"], names=("DDP", "stage 3"))
 
 # %% [markdown]
 # You may read that full sharding puts the whole model together on every rank. It does not. In forward it is one layer
-# at a time; in backward three times as much as one, namely the layer, its gradient, and the buffer in which the others'
-# parts of that gradient arrive:
+# at a time; in backward three times as much, namely the layer, its gradient, and the buffer in which the others' parts
+# of that gradient arrive:
 
 # %%
 steady = {name: recording.steady(rank=0) for name, recording in watched.items()}
@@ -422,18 +422,18 @@ draw.table([{"communication, at most": teeth, "one layer": a_layer, "the model":
 # ## Build: all three
 #
 # You have now built what each entry of the table does. What is left is *when*. Go back to the table, and read its last
-# column, until you can say it with the page turned over. Then write it down.
+# column until you can say it from memory. Then write it down.
 #
 # ### Exercise 5: the events of stage 3
 #
-# Here a model is a chain of layers, and each layer has six methods. They are real: two or three ranks gather and
+# Here a model is a chain of layers, and each layer has six methods. They do real work: two or three ranks gather and
 # reduce.
 #
 # | | |
 # |---|---|
 # | `gather()` | its parameters become whole, from all ranks' shards |
 # | `forward(x)` | returns its output; needs whole parameters |
-# | `backward(dy)` | from the gradient of its output to that of its input; makes the whole gradient of its parameters |
+# | `backward(dy)` | turns its output's gradient into its input's; makes the whole gradient of its parameters |
 # | `reduce()` | its gradient goes to the owners; a shard of the mean stays |
 # | `drop()` | gives its whole parameters back |
 # | `update()` | the optimizer's step, on this rank's shard |
@@ -468,9 +468,9 @@ def stage_3(layers, x, loss):
 check.stage_3(stage_3)
 
 # %% [markdown]
-# In a real model nobody calls these in a loop. *Hooks* decide when: a module has one before its forward
-# and one after, and a tensor has one that is called when its gradient is there (of a layer's output: its backward
-# begins; of its input and its parameters: it is over). Here is the same, in time:
+# In a real model nobody calls these in a loop. *Hooks* decide when: a module has one before its forward and one after,
+# and a tensor has one that is called when its gradient is there (that of a layer's output when its backward begins;
+# those of its input and its parameters when it is over). Here is the same, laid out in time:
 #
 # ![One step of three layers, by stage, one thing after the other. Stage 1: forward, backward, then reduce-scatter of
 # all gradients; update a quarter, then all-gather of the parameters. Stage 2: a reduce-scatter after each layer's
@@ -479,18 +479,18 @@ check.stage_3(stage_3)
 #
 # Now open [labs/zero.py](../labs/zero.py). The class has one method for each event, in the order of the table, and the
 # stage decides at most one line in each. How a layer becomes a vector has its own file,
-# [labs/flat.py](../labs/flat.py). Look there for one more thing: why does a vector know its `users`, and is not
-# simply dropped after each forward? (Another layer may still use it, as with tied weights; or the same layer, which
+# [labs/flat.py](../labs/flat.py). Look there for one more thing: why does a vector know its `users`, instead of simply
+# being dropped after each forward? (Another layer may still use it, as with tied weights; or the same layer, when it
 # computes something again in backward.)
 #
-# Do your functions of exercises 3 and 4 carry the whole of it? In this job they stand in the places of the course's:
+# Do your functions of exercises 3 and 4 carry the whole of it? In this job they take the places of the course's:
 
 # %%
 from labs.flat import Unit
 
 
 def yours(model):
-    """Stage 3; where your functions passed their checks, it is they who gather, drop and reduce."""
+    """Stage 3; where your functions passed their checks, they gather, drop and reduce."""
     dropped = Unit.drop
     if gathered:
         Unit.gather = lambda unit: gather(unit.full, unit.shard)
@@ -505,10 +505,10 @@ assert [losses for losses, _ in mine] == [losses for losses, _ in courses]
 print("stage 3, with the exercises that passed in their places: the same losses, to the last bit")
 
 # %% [markdown]
-# ### What it says of mistakes
+# ### What it says about mistakes
 #
-# A rank of stage 3 has no whole parameters to look at; and a step uses its gradients up. Two things that are easily
-# done, then, and what comes of them:
+# A rank in stage 3 has no whole parameters to look at, and a step uses its gradients up. So two mistakes are easily
+# made; here is what comes of them:
 
 
 # %%
@@ -532,14 +532,14 @@ print("\n\n".join(run(two_mistakes, ranks=2, device="cpu")[0]))
 
 # %% [markdown]
 # To look at parameters, or to save them, there is `zero.state_dict()`: whole tensors, by the model's own names. Any
-# stage on any number of ranks loads it.
+# stage on any number of ranks can load it.
 #
 # ## Build: one norm for all shards
 #
 # Gradients are often *clipped*: where the whole gradient, read as one vector, is longer than some bound, it is scaled
-# down to it. With DDP each rank can work out this length, the **global norm**, by itself. The norm of a shard is
-# smaller, and on each rank another. But squares add up over ranks as they do over elements. (`groups` are those over
-# which the parameters are sharded; `None` is all ranks.)
+# down to that bound. With DDP each rank can work out this length, the **global norm**, by itself. The norm of a shard
+# is smaller, and different on each rank. But squares add up over ranks just as they do over elements. (`groups` are the
+# groups over which the parameters are sharded; `None` is all ranks.)
 
 # %%
 from labs.clip import clip_gradients
@@ -562,15 +562,15 @@ assert abs(sum(norm**2 for norm in alone) ** 0.5 / together[0] - 1) < 1e-5
 # %% [markdown]
 # ### Exercise 6 (optional): clip
 #
-# Between `zero.sync()` and `zero.step()` the shards' gradients are the mean's. Budget: each rank hands over one number,
-# however many shards it has. Add up in float32 or better, even if the gradients are bfloat16.
+# Between `zero.sync()` and `zero.step()` the shards' gradients are those of the mean. Budget: each rank hands over one
+# number, however many shards it has. Add up in float32 or better, even if the gradients are bfloat16.
 
 
 # %%
 def clip(shards, max_norm):
     """Scale the gradients of all shards, in place, so that their global norm is at most `max_norm`; return what it was.
 
-    shards: this rank's, 1-D; a `.grad` may be None, or all of them. The norm: a float, or a tensor of one number
+    shards: this rank's, 1-D; any `.grad` may be None, even all of them. The norm: a float, or a tensor of one number
     """
     ### BEGIN SOLUTION
     gradients = [shard.grad for shard in shards if shard.grad is not None]
@@ -634,7 +634,7 @@ assert all(all(each.values()) for each in verdicts.values())
 draw.table([{"": name, **each} for name, each in verdicts.items()])
 
 # %% [markdown]
-# It is the same training in every stage, bit by bit even on four ranks: our reduce-scatter adds up in the order of the
+# It is the same training in every stage, bit for bit even on four ranks: our reduce-scatter adds up in the order of the
 # ranks, and so does the one process.
 #
 # ## Measure: bytes sent
@@ -661,12 +661,12 @@ check.predict(
 )
 
 # %% [markdown]
-# Stages 1 and 2 send what DDP sends, and 24 bytes, in which the ranks agree that they used the same layers in the same
-# order: if two experts of equal size met in one reduce-scatter, nothing would fail, and both would be wrong. So, what
-# stages 1 and 2 save in memory costs nothing here. Stage 3 sends 2.25 times the model where DDP sends 1.5, half as much
-# again: P is gathered twice where stages 1 and 2 gather it once.
+# Stages 1 and 2 send what DDP sends, plus 24 bytes, in which the ranks agree that they used the same layers in the same
+# order: if two different layers of equal size met in one reduce-scatter, nothing would fail, and both would be wrong.
+# So the memory that stages 1 and 2 save costs nothing here. Stage 3 sends 2.25 times the model where DDP sends 1.5,
+# half as much again: P is gathered twice where stages 1 and 2 gather it once.
 #
-# That was for one micro-batch a step. With four:
+# That was for one micro-batch per step. With four:
 
 # %%
 four = {
@@ -687,7 +687,7 @@ draw.table([{"4 micro-batches": name, "sent, bytes": four[name], "× DDP": times
 #
 # ## Measure: bytes held
 #
-# The four timelines from above, in one picture, each kind at its own highest; the mark is the peak of all together.
+# The four timelines from above, in one picture, each kind at its own maximum; the mark is the peak of all together.
 
 # %%
 draw.bars(steady)
@@ -708,8 +708,8 @@ ledger
 peaks
 
 # %% [markdown]
-# P, G and S to the byte, with their small print. G is a little more than 4Ψ in stage 1, as a shard's gradient is there
-# before all whole ones are gone; in stage 2 it is 4Ψ/N, and a layer that is in flight. S has a counter of 4 bytes for
+# P, G and S agree to the byte, with some small print. G is a little more than 4Ψ in stage 1, as a shard's gradient is
+# there before all whole ones are gone; in stage 2 it is 4Ψ/N, plus a layer on its way. S has a counter of 4 bytes for
 # each vector: how many steps there were. But for these counters, is it what you worked out in exercise 1?
 
 
@@ -739,7 +739,7 @@ assert len({steady[name]["A"] for name in ("DDP", *STAGES)}) == 1
 
 # %% [markdown]
 # The activations (A) are the same in all four: **ZeRO does not touch activations**. Each rank reads its own part of the
-# batch, and keeps for backward what that needs.
+# batch, and keeps what its backward will need.
 #
 # ## Measure: mixed precision, and the famous 4 and 8
 #
@@ -780,9 +780,9 @@ less = mixed["DDP"]["together"] / mixed["stage 1"]["together"]
 check.predict("Stage 1 on four ranks: how many times less?", guess_less, round(less, 2))
 
 # %% [markdown]
-# Not 4 times. (The formula says 16/7, or 2.29. G is more than its formula in each row, which says 2 bytes, or 2/4 from
-# stage 2 on: `Masters` turns gradients into float32, a tensor or a shard at a time; and stages 2 and 3 have a layer in
-# flight.)
+# Not 4 times. (The formula says 16/7, or 2.29. In each row G is more than its formula says, which is 2 bytes, or 2/4
+# from stage 2 on: `Masters` turns gradients into float32, a tensor or a shard at a time; and stages 2 and 3 have a
+# layer on its way.)
 #
 # The formula is short (`cost.bytes_held`): the kinds that a stage shards are divided by N, the others are not.
 
@@ -802,10 +802,10 @@ draw.table(table, caption="how many times less than with DDP")
 
 # %% [markdown]
 # "4 times" for stage 1 and "8 times" for stage 2 are the *limits* for very many ranks: 16/(2 + 2) and 16/2. On 8 ranks,
-# it is 2.9 and 4.3. Only stage 3 has no limit: N times less, whatever N is.
+# they are 2.9 and 4.3. Only stage 3 has no limit: N times less, whatever N is.
 #
 # Another saying is "memory is 20 times the number of parameters". You know from notebook 01 where the 20 comes from: a
-# float32 copy of all gradients is counted besides, which `Masters` makes for one tensor at a time. So before you
+# float32 copy of all gradients is counted as well, which `Masters` makes for only one tensor at a time. So before you
 # compare two figures, ask by which convention each was counted. On 64 ranks:
 
 # %%
@@ -818,10 +818,10 @@ draw.table(table, caption="bytes per parameter, on each of 64 ranks")
 # %% [markdown]
 # ## Measure: time
 #
-# In stage 3 a layer cannot begin before its parameters are there. For a clear picture, here are six layers whose
-# compute is a pretence, as in notebook 03: forward *sleeps* 5 ms, backward 10 ms, as if another device did the work.
-# The parameters, 4 MB per layer, and all that travels are real. For each rank: its phases; what is on its way (`ag 3`:
-# the third all-gather); and what the rank does, hatched where it waits.
+# In stage 3 a layer cannot begin before its parameters are there. For a clear picture, here are six layers that only
+# pretend to compute, as in notebook 03: forward *sleeps* 5 ms, backward 10 ms, as if another device did the work. The
+# parameters, 4 MB per layer, and all that travels are real. For each rank: its phases; what is on its way (`ag 3`: the
+# third all-gather); and what the rank does, hatched where it waits.
 
 
 # %%
@@ -856,8 +856,8 @@ waits = run(pretend, 3, ranks=2, device="cpu", record="communication").recording
 draw.timeline(waits, step=1)
 
 # %% [markdown]
-# Six all-gathers in forward, each with a rank that stands and waits; in backward an all-gather and a reduce-scatter for
-# every layer (as an all-to-all: we come to that). No collective hides behind a layer's compute:
+# Six all-gathers in forward, each with a rank that does nothing but wait; in backward an all-gather and a
+# reduce-scatter for every layer (as an all-to-all: we come to that). No collective hides behind a layer's compute:
 
 # %%
 events = waits.select(rank=0, step=1)
@@ -866,10 +866,10 @@ waited = 1000 * sum(event.waited for event in events)
 print(f"{len(events)} collectives; rank 0 waited {waited:.0f} ms of {1000 * (span.end - span.start):.0f} ms")
 
 # %% [markdown]
-# It need not be so. The all-gather of the next layer could set out while this one computes (that is **prefetch**), and
+# It need not be so. The all-gather of the next layer could start while this one computes (that is **prefetch**), and
 # the reduce-scatter of the last one could travel meanwhile (**overlap**, as in notebook 03). Then two layers are in
 # memory, not one: again time is paid for in bytes. That is for notebook 06, on FSDP; `labs/zero.py` leaves it out, to
-# stay one table.
+# remain one table.
 
 # %% [markdown]
 # ## Native
@@ -877,7 +877,7 @@ print(f"{len(events)} collectives; rank 0 waited {waited:.0f} ms of {1000 * (spa
 # PyTorch has the three stages under other names. Stage 1 is `ZeroRedundancyOptimizer`, beside DDP. Stage 3 is
 # `fully_shard` (FSDP2, the second *fully sharded data parallel*). With `reshard_after_forward=False` it is about stage
 # 2 (it does not drop a layer after its forward); the older FSDP called that `SHARD_GRAD_OP`. All of them are in
-# [labs/native.py](../labs/native.py), and rows of the table. The same test first.
+# [labs/native.py](../labs/native.py), and have rows in the table of strategies. The same test first.
 
 # %%
 NATIVE = {
@@ -890,7 +890,7 @@ WAYS, verdicts = WAYS | native, verdicts | verdicts_on(native)
 draw.table([{"": name, **each} for name, each in verdicts.items()])
 
 # %% [markdown]
-# Then the ledgers side by side. Each of PyTorch's is predicted by its own layout.
+# Then the ledgers side by side. Each of PyTorch's is predicted from its own layout.
 
 # %%
 for name, row in NATIVE.items():
@@ -910,9 +910,9 @@ draw.table(list(table.values()), caption="bytes, on rank 0 of four")
 # %% [markdown]
 # None of the three is its stage to the letter.
 #
-# **`ZeroRedundancyOptimizer`** leaves DDP as it is: it all-reduces all gradients, though each rank uses a part, and
-# keeps them. Then each rank *broadcasts* the parameters that it has stepped: 1.5 times the bytes, on average over the
-# ranks. And it deals out whole parameters, not elements, so the shards are only about equal:
+# **`ZeroRedundancyOptimizer`** leaves DDP as it is: it all-reduces all gradients, though each rank uses only a part,
+# and keeps them all. Then each rank *broadcasts* the parameters that it has stepped: 1.5 times the bytes, on average
+# over the ranks. And it deals out whole parameters, not elements, so the shards are only roughly equal:
 
 # %%
 dealt = {
@@ -922,14 +922,14 @@ draw.table([{"S, bytes": name, **{f"rank {rank}": held[rank] for rank in range(4
 
 # %% [markdown]
 # **`fully_shard`** sends *less* than stage 3. The embedding, the last norm and the head belong to the model itself, its
-# root, and that is not dropped between forward and backward, since backward begins with it. So they are gathered once.
-# What it saves in bytes sent it pays in bytes held: look at its `comm`.
+# root, and the root is not dropped between forward and backward, since backward begins with it. So they are gathered
+# once. What it saves in bytes sent it pays in bytes held: look at its `comm`.
 #
 # **Without resharding** no layer is dropped after forward. It sends what stage 2 sends. But it is not stage 2: at rest
 # P is sharded, and every step gathers it *in forward* (stage 2 gathers after the update). "No reshard" does not mean
-# that nothing is gathered. (What it holds at its most is compared with the formula, and not shown: from PyTorch 2.15 on
-# one buffer is freed earlier. Ours has seven vectors: embedding, four layers, norm, head. `fully_shard` has five, four
-# layers and the root. And 39 are the tensors.)
+# that nothing is gathered. (Its maxima are compared with the formula, but not shown: from PyTorch 2.15 on, one buffer
+# is freed earlier. To read the next table: ours has seven vectors: embedding, four layers, norm, head. `fully_shard`
+# has five, four layers and the root. The model has 39 tensors.)
 
 # %%
 calls = ("all_gather", "reduce_scatter", "all_to_all", "all_reduce", "broadcast")
@@ -943,7 +943,7 @@ draw.table(
 #
 # All these bytes are *logical*: the least that a collective must send. You know from notebook 02 that gloo has no
 # reduce-scatter. It runs an all-reduce, and throws most of it away. So ours goes another way: each rank sends every
-# other one its part (an all-to-all) and adds up what it gets. Here is what Linux counted on the connections in one
+# other rank its part (an all-to-all) and adds up what it gets. Here is what Linux counted on the connections in one
 # step:
 
 # %%
@@ -998,7 +998,7 @@ for ours, theirs in (("stage 1", "ZeroRedundancyOptimizer"), ("stage 3", "fully_
 # %% [markdown]
 # Mind what is compared: ranks that share a few cores, a wire that is memory, and a model so small that calls count more
 # than bytes. Stage 1 begins to reduce when backward is over; PyTorch's all-reduce has begun by then. And on GPUs
-# `fully_shard` prefetches, so that its all-gathers hide behind compute.
+# `fully_shard` prefetches, so its all-gathers hide behind compute.
 #
 # ## Why, and why not
 #
@@ -1017,10 +1017,10 @@ assert [float(f"{sum(kinds.values()):.3g}") for kinds in published.values()] == 
 draw.chart(published, "GB", caption="7.5 billion parameters in mixed precision, on each of 64 ranks")
 
 # %% [markdown]
-# Now with activations and all, a model of 70 billion parameters, and cards that people have: the grey strip, which is
-# enlarged below. Does stage 1 fit into 80 GB on any number of ranks? From how many on does stage 3? Then make the
-# sequences longer, and look for the kind that no stage makes smaller. (`recompute` is what [Memory](07_memory.ipynb) is
-# about, `offload` what [Offload](07b_offload.ipynb) is.)
+# Now all of it, activations too, for a model of 70 billion parameters, beside the cards that people have: they are the
+# grey strip, enlarged below. Does stage 1 fit into 80 GB on any number of ranks? From how many on does stage 3? Then
+# make the sequences longer, and look for the kind that no stage makes smaller. (`recompute` is what
+# [Memory](07_memory.ipynb) is about, `offload` what [Offload](07b_offload.ipynb) is.)
 
 # %%
 play.memory(model="llama3-70b", context=1024)
@@ -1029,7 +1029,7 @@ play.memory(model="llama3-70b", context=1024)
 # **What it costs**: in bytes sent, stage 1 costs nothing, so it is hardly ever wrong. For stage 3 with prefetch (ours
 # has none), ask as in notebook 03 what can hide behind compute. A layer's forward takes 2ψT/R seconds (for its ψ
 # parameters, T tokens, and R operations per second), and the gather of the next one 2ψ/W (2 bytes each, W bytes per
-# second). Backward takes 4ψT/R, gather and reduce-scatter 4ψ/W. Both times ψ cancels, and it is DDP's border again:
+# second). Backward takes 4ψT/R, gather and reduce-scatter 4ψ/W. In both, ψ cancels, and it is DDP's border again:
 # **T > R/W**.
 
 # %%
@@ -1049,8 +1049,8 @@ draw.table([{"link": name, "tokens on a device, at least": round(R / W)} for nam
 # %% [markdown]
 # ## Say it back
 #
-# The table of events with the page turned over: what happens at each of them, under stage 1, 2 and 3? (The optimizer's
-# own update, in `step`, is left out.)
+# The table of events, from memory: what happens at each of them, in stages 1, 2 and 3? (The optimizer's own update, in
+# `step`, is left out.)
 
 
 # %%
@@ -1085,21 +1085,22 @@ check.stages_by_event(stages_by_event)
 # <details><summary>"In stage 3 the whole model is on every rank at some moment. So at the peak, nothing is saved." What
 # do you answer?</summary>
 #
-# Never the whole model. One layer at a time (two with prefetch), and in backward its gradient and a receive buffer
-# besides. Beside it there are only shards, an N-th of everything.
+# It never is. One layer at a time is (two with prefetch), and in backward its gradient and a receive buffer as well.
+# Besides these there are only shards, an N-th of everything.
 # </details>
 #
 # <details><summary>70 billion parameters, mixed precision, 512 ranks of 80 GB. Which stages fit, without
 # activations?</summary>
 #
-# Stage 1: 4 + 12/512 bytes, 282 GB. Stage 2: 2 + 14/512, 142 GB. Both are over 80 already by what they do not shard,
-# with any number of ranks. Stage 3: 16/512 bytes, 2.2 GB; and in backward a layer, its gradient and a receive buffer.
+# Stage 1: 4 + 12/512 bytes, 282 GB. Stage 2: 2 + 14/512, 142 GB. In both, what is not sharded is already over 80, on
+# any number of ranks. Stage 3: 16/512 bytes, 2.2 GB; and in backward a layer, its gradient and a receive buffer.
 # </details>
 #
 # <details><summary>A step has 16 micro-batches. How much do the stages send, against DDP with
 # <code>no_sync</code>?</summary>
 #
-# Stage 1 the same. Stage 2 16 reduce-scatters and one all-gather: 8.5 times. Stage 3 three halves, 16 times: 24 times.
+# Stage 1: the same. Stage 2: 16 reduce-scatters and one all-gather, 8.5 times. Stage 3: 16 times three halves, 24
+# times.
 # </details>
 #
 # For Ψ parameters in float32 with AdamW, on N ranks, per rank and step; one all-reduce is 2 (N − 1)/N × 4Ψ bytes:
@@ -1107,7 +1108,7 @@ check.stages_by_event(stages_by_event)
 # | | predicted | ours | PyTorch's |
 # |---|---|---|---|
 # | stage 1: sent | one all-reduce | that, and 8 (N − 1) B | `ZeroRedundancyOptimizer`: 1.5 of them, on average |
-# | stage 1: P, G, S | 4Ψ, 4Ψ and a little, 8Ψ/N | as predicted | S by whole parameters |
+# | stage 1: P, G, S | 4Ψ, 4Ψ and a little more, 8Ψ/N | as predicted | S by whole parameters |
 # | stage 2: sent | one all-reduce, with one micro-batch | that, and 8 (N − 1) B | `fully_shard`, no reshard: the same |
 # | stage 2: P, G, S | 4Ψ, 4Ψ/N and a layer, 8Ψ/N | as predicted | P at rest 4Ψ/N, and whole from forward to backward |
 # | stage 3: sent | 1.5 of them | that, and 8 (N − 1) B | `fully_shard`: the root is gathered once |
