@@ -184,15 +184,15 @@ def averaged_in_two_steps_along_each_axis(gradient, mesh):
 
 LINES = {
     "unshard_and_reshard": (
-        "✓ unshard_and_reshard: you sent 0.75 × the group in {}; the least possible is 0.75 × in 1. You held {} × of "
-        "it meanwhile, where the table and the full tensors are 2.00 ×, and 0.00 × afterwards"
+        "✓ unshard_and_reshard: you sent 0.75 × the group in {}; the least possible is 0.75 × in 1. You held {} × "
+        "it meanwhile, where the table and the full tensors make 2.00 ×, and 0.00 × afterwards"
     ),
     "prefetch": (
         "✓ prefetch: each layer but the first was under way while the one before it computed, and you held 2 layers at "
         "most; without prefetch 1, with it 2 is the least possible"
     ),
     "hsdp_gradient": (
-        "✓ hsdp_gradient: on 2 × 2 ranks you sent 1.00 × the gradient, 0.50 × of it between replicas; the least "
+        "✓ hsdp_gradient: on 2 × 2 ranks you sent 1.00 × the gradient, of that 0.50 × between replicas; the least "
         "possible is 1.00 × and 0.50 ×"
     ),
 }

@@ -130,7 +130,7 @@ RIGHT = [
     *(("placements", fn) for fn in (placements, as_tuples, along_the_other_dim)),
 ]
 LINES = {
-    "neighbours": "✓ neighbours: 15 meshes of up to 4 axes, from all of their ranks, and not a message",
+    "neighbours": "✓ neighbours: 15 meshes of up to 4 axes, for all of their ranks, and not one message",
     "partial_to_shard": ("✓ partial_to_shard: you sent 0.75 × the tensor per rank; the least possible is 0.75 ×"),
     "order_of_axes": (
         "✓ order_of_axes: from (Partial(), Replicate()) to (Replicate(), Shard(0)) a rank sends 0.50 × the tensor; in "

@@ -195,9 +195,9 @@ RIGHT = [
 LINES = {
     "gpipe": "✓ gpipe: 4 ranks, 8 micro-batches: bubble 37.5%, activations alive at most 8 8 8 8; run for real, the ",
     "one_f_one_b": "✓ one_f_one_b: 4 ranks, 8 micro-batches: bubble 37.5%, activations alive at most 4 3 2 1; run for ",
-    "interleaved": "✓ interleaved: 4 ranks, 8 micro-batches, 2 stages a rank: bubble 18.8%, activations alive at most ",
+    "interleaved": "✓ interleaved: 4 ranks, 8 micro-batches, 2 stages per rank: bubble 18.8%, activations alive at ",
     "zero_bubble": "✓ zero_bubble: 4 ranks, 8 micro-batches: bubble 12.5%, activations alive at most 4 4 4 4; run for ",
-    "obey": "✓ obey: 10 lists on 1, 2 and 4 ranks: losses and gradients are one process's, bit by bit, and nothing is ",
+    "obey": "✓ obey: 10 lists on 1, 2 and 4 ranks: losses and gradients are one process's, bit for bit, and nothing ",
 }
 
 

@@ -339,10 +339,10 @@ LINES = {
         "✓ row_linear: you sent 1.50 × y forward and 0.00 × backward; the least possible is 1.50 × and 0.00 ×"
     ),
     "deal_heads": (
-        "✓ deal_heads: 21 deals, on 1 to 16 ranks: each head once, its keys and values beside it, and not a message"
+        "✓ deal_heads: 21 deals, on 1 to 16 ranks: each head once, its keys and values beside it, and not one message"
     ),
     "split_loss": (
-        "✓ split_loss: you sent {} numbers a token forward and none backward; 3 are enough for any vocabulary"
+        "✓ split_loss: you sent {} numbers per token forward and none backward; 3 are enough for any vocabulary"
     ),
     "block_plan": (
         "✓ block_plan: a rank holds its part of every matrix, and sent 3.00 × x forward and 3.00 × backward; "

@@ -240,11 +240,11 @@ LINES = {
         "the least possible is 0.25 × and 1.50 ×"
     ),
     "gradient_ready": (
-        "✓ gradient_ready: beside the layer in flight you held {} × the gradients, and sent 0.75 × the gradients "
+        "✓ gradient_ready: besides the layer in flight you held {} × the gradients, and sent 0.75 × the gradients "
         "per rank and micro-batch; the least possible is 0.25 × and 0.75 ×"
     ),
     "gather_and_drop": (
-        "✓ gather_and_drop: you held {} × a layer beside the shards, and sent 0.75 × a layer for each gather; "
+        "✓ gather_and_drop: you held {} × a layer besides the shards, and sent 0.75 × a layer for each gather; "
         "the least possible is 1.00 × and 0.75 ×"
     ),
     "clip": "✓ clip: you sent {} bytes per rank at most, whatever the number of parameters; one number is enough",
@@ -254,7 +254,7 @@ LINES = {
     ),
 }
 STATE = "0.25 × the optimizer's state per rank"
-COPIED = "0.38 × the optimizer's state per rank (a copy of the shard among it)"
+COPIED = "0.38 × the optimizer's state per rank (a copy of the shard included)"
 RIGHT = [
     ("partition_optimizer", STATE, [partition]),
     ("partition_optimizer", COPIED, [partition_with_a_copy]),
@@ -352,7 +352,7 @@ def test_a_hang_is_told_with_its_line():
             gather(full, shard)
 
     answer = check.gather_and_drop(fn, drop)
-    assert answer.mistake in ("one side of a message or a collective is missing", "the ranks do not call the same")
+    assert answer.mistake in ("one side of a message or a collective is missing", "the ranks make different calls")
     assert "all_gather(full.data, shard.data.to(full.dtype))" in answer.text
 
 

@@ -269,7 +269,7 @@ BROKEN = {
         lambda at: change(at, dropped="lm_head.weight"),
         "has no lm_head.weight, which is head.weight",
     ),
-    "another shape": (
+    "a different shape": (
         lambda at: change(at, {"lm_head.weight": torch.zeros(38, 48)}),
         r"lm_head.weight is F32 \(38, 48\) in .*: after its config.json it must be \(37, 48\)",
     ),

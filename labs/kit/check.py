@@ -1,6 +1,6 @@
 """Checks for the exercises: each runs the learner's function in real jobs, and answers in one of three ways.
 
-    check.mean_on_rank_0(fn)       fn(x)                             the mean on rank 0, by one message from each other
+    check.mean_on_rank_0(fn)       fn(x)                             the mean on rank 0, one message per other rank
     check.my_shard(fn)             fn(elements, ranks, rank) -> (start, stop)
     check.mixed_precision(remember, step)    remember(p) -> {…}, step(p, kept, t, **settings)    float32 masters
     check.bytes_by_kind(fn)        fn(parameters, mixed) -> {"P": bytes, "G": …, "S": …}
@@ -56,11 +56,11 @@
     ✗ reduce_scatter: the pieces are rotated
       4 ranks, 20 elements of float64: on rank 0 element 0 is 1.62, and not -0.87
       Rank 0 holds the sum of piece 1.
-      → Where does a partial sum end that sets out from rank r and takes N - 1 steps?
+      → A partial sum sets out from rank r and takes N - 1 steps. Where does it end?
       (the same numbers again: seed=81273)
 
 The inputs are drawn anew in each call; the budget in a ✓ line is always measured on the same sizes.  What is right is
-worked out by plain torch on one process; what travelled and was held comes from recordings (labs/kit/record.py).
+worked out by plain torch on one process; what travelled and what was held come from recordings (labs/kit/record.py).
 
 What every check measures, and where the parts are: labs/kit/checks/__init__.py.
 """

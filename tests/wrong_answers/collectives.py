@@ -221,7 +221,7 @@ def reduce_scatter_one_round_short(x, group=None):
     return pieces[rank]
 
 
-@wrong("reduce_scatter", "right only when the size divides by the number of ranks")
+@wrong("reduce_scatter", "right only when the number of ranks divides the size")
 def reduce_scatter_of_equal_pieces(x, group=None):
     rank, ranks = place(group)
     size = x.numel() // ranks
@@ -301,7 +301,7 @@ def reduce_scatter_that_keeps_everything(x, group=None):
     return pieces[rank]
 
 
-@wrong("reduce_scatter", "right only when the size divides by the number of ranks")
+@wrong("reduce_scatter", "right only when the number of ranks divides the size")
 def reduce_scatter_of_chunks(x, group=None):
     """torch.chunk makes the last piece shorter, and sometimes makes fewer."""
     rank, ranks = place(group)
@@ -552,7 +552,7 @@ def all_reduce_that_returns_a_new_tensor(x, group=None):
     return x
 
 
-@wrong("all_reduce", "another dtype travels")
+@wrong("all_reduce", "a different dtype travels")
 def all_reduce_as_float64(x, group=None):
     y = x.double()
     collectives.all_reduce(y, group=group)

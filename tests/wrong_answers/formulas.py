@@ -85,7 +85,7 @@ def printed_seconds(size, ranks, latency, bandwidth):
     print(ring_seconds(size, ranks, latency, bandwidth))
 
 
-@wrong("ring_seconds", "another kind of answer")
+@wrong("ring_seconds", "a different kind of answer")
 def both_parts(size, ranks, latency, bandwidth):
     return 2 * (ranks - 1) * latency, 2 * (ranks - 1) / ranks * size / bandwidth
 
@@ -95,7 +95,7 @@ def nothing_for_nothing(size, ranks, latency, bandwidth):
     return ring_seconds(size, ranks, latency, bandwidth) if size else 0.0
 
 
-@wrong("tree_seconds", "only one way")
+@wrong("tree_seconds", "only in one direction")
 def reduced(size, ranks, latency, bandwidth):
     return math.ceil(math.log2(ranks)) * (latency + size / bandwidth)
 
@@ -245,7 +245,7 @@ def gradients_for_all(parameters, mixed):
     return bytes_by_kind(parameters, mixed) | {"G": bytes_by_kind(every(parameters), mixed)["G"]}
 
 
-@wrong("bytes_by_kind", "something is remembered of what is frozen")
+@wrong("bytes_by_kind", "something is remembered for what is frozen")
 def remembered_for_all(parameters, mixed):
     return bytes_by_kind(parameters, mixed) | {"S": bytes_by_kind(every(parameters), mixed)["S"]}
 
@@ -271,12 +271,12 @@ def numbers_alone(parameters, mixed):
     return {kind: n // (4 if not mixed or kind == "S" else 2) for kind, n in held.items()}
 
 
-@wrong("bytes_by_kind", "another kind of answer")
+@wrong("bytes_by_kind", "a different kind of answer")
 def added_together(parameters, mixed):
     return sum(bytes_by_kind(parameters, mixed).values())
 
 
-@wrong("bytes_by_kind", "another kind of answer")
+@wrong("bytes_by_kind", "a different kind of answer")
 def without_names(parameters, mixed):
     return list(bytes_by_kind(parameters, mixed).values())
 

@@ -201,7 +201,7 @@ def average_into_another_tensor(model):
         p.grad = p.grad / dist.get_world_size()
 
 
-@wrong("average_gradients", "the ranks do not call the same", alone=True)
+@wrong("average_gradients", "the ranks make different calls", alone=True)
 def average_what_is_not_zero(model):
     """Zero here may be something else on another rank."""
     for p in gradients(model):
@@ -594,7 +594,7 @@ class EqualisesWhatIsTrained(Wrapper):
             dist.broadcast(p.data, 0)
 
 
-@wrong("data_parallel", "another loss")
+@wrong("data_parallel", "a different loss")
 class AveragesTheLoss(Wrapper):
     def forward(self, *args):
         loss = self.module(*args)
@@ -683,21 +683,21 @@ class DividesTooLate(InBuckets):
         flat /= self.ranks
 
 
-@wrong("buckets", "wrong in a group of some ranks")
+@wrong("buckets", "wrong in a group of only some ranks")
 class AmongAll(InBuckets):
     def add_up(self, flat):
         self.all_reduce(flat)
         flat /= self.ranks
 
 
-@wrong("buckets", "wrong in a group of some ranks")
+@wrong("buckets", "wrong in a group of only some ranks")
 class DividesByAll(InBuckets):
     def add_up(self, flat):
         self.all_reduce(flat, group=self.group)
         flat /= dist.get_world_size()
 
 
-@wrong("buckets", "not by its own all-reduce")
+@wrong("buckets", "not with its own all-reduce")
 class ByTorch(InBuckets):
     def add_up(self, flat):
         dist.all_reduce(flat, group=self.group)
@@ -749,14 +749,14 @@ class WhenTraining(InBuckets):
 # ---- overlap ---------------------------------------------------------------------------------------------
 
 
-@wrong("overlap", "gradients are held beside their buckets")
+@wrong("overlap", "gradients are held outside their buckets")
 class CollectsAtTheEnd(ddp.Overlapped):
     def gradient_ready(self, p):
         if self.syncing:
             super().gradient_ready(p)
 
 
-@wrong("overlap", "wrong in a group of some ranks")
+@wrong("overlap", "wrong in a group of only some ranks")
 class OverlapsAmongAll(ddp.Overlapped):
     def start_full_buckets(self):
         for bucket in self.buckets[len(self.works) :]:
@@ -765,7 +765,7 @@ class OverlapsAmongAll(ddp.Overlapped):
             self.works.append(self.all_reduce(bucket.flat, async_op=True))
 
 
-@wrong("overlap", "not by its own all-reduce")
+@wrong("overlap", "not with its own all-reduce")
 class OverlapsByTorch(ddp.Overlapped):
     def start_full_buckets(self):
         for bucket in self.buckets[len(self.works) :]:
@@ -815,7 +815,7 @@ class GradientByGradient(Wrapper):
         super().__init__(model)
 
 
-@wrong("overlap", "buckets begin in another order on another rank", alone=True)
+@wrong("overlap", "buckets begin in different orders on different ranks", alone=True)
 class AsTheyFill(ddp.Overlapped):
     def __init__(self, model, bucket_bytes):
         super().__init__(model, bucket_bytes=bucket_bytes)

@@ -228,7 +228,7 @@ def the_input_cut_off(layer, x):
     return checkpoint(layer, x.detach())
 
 
-@wrong("checkpoint", "other gradients")
+@wrong("checkpoint", "different gradients")
 def the_gradient_of_the_input_twice(layer, x):
     class Twice(Recomputed):
         @staticmethod
@@ -242,7 +242,7 @@ def the_gradient_of_the_input_twice(layer, x):
 LAST = {}
 
 
-@wrong("checkpoint", "one forward forgets another")
+@wrong("checkpoint", "one forward overwrites another's state")
 def the_last_input_of_each_layer(layer, x):
     random, numbers = torch.get_rng_state(), itertools.count()
     LAST[layer] = x
@@ -298,7 +298,7 @@ def in_fewer_digits(layer, x):
         return layer(x)
 
 
-@wrong("checkpoint", "other outputs")
+@wrong("checkpoint", "different outputs")
 def computed_in_fewer_digits(layer, x):
     return checkpoint(lambda x: layer(x).bfloat16().to(x.dtype), x)
 
@@ -481,7 +481,7 @@ def half_of_them_rounded_up(model):
     recompute.recompute(layers[half:], keep=MATMULS | ATTENTION)
 
 
-@wrong("place_checkpoints", "other outputs")
+@wrong("place_checkpoints", "different outputs")
 def half_of_the_layers_left_out(model):
     place(model)
     for layer in halves(model)[1]:
@@ -551,7 +551,7 @@ def offloaded_to_where_it_was(model):
     around(moved, model.layers.values())
 
 
-@wrong("place_checkpoints", "one forward forgets another")
+@wrong("place_checkpoints", "one forward overwrites another's state")
 def one_slot_for_a_layer(model):
     first, last = halves(model)
     around(the_last_input_of_each_layer, first)
@@ -647,7 +647,7 @@ def half_a_layer(B, T, D, H, K, F):
     return found | {"norms": found["norms"] // 2}
 
 
-@wrong("layer_bytes", "one sequence of them")
+@wrong("layer_bytes", "only one sequence")
 def a_sequence(B, T, D, H, K, F):
     return layer_bytes(1, T, D, H, K, F)
 
@@ -662,12 +662,12 @@ def in_half(*shape):
     return {name: n // 2 for name, n in layer_bytes(*shape).items()}
 
 
-@wrong("layer_bytes", "another kind of answer")
+@wrong("layer_bytes", "a different kind of answer")
 def added_up(*shape):
     return sum(layer_bytes(*shape).values())
 
 
-@wrong("layer_bytes", "another kind of answer")
+@wrong("layer_bytes", "a different kind of answer")
 def rotary_with_attention(*shape):
     found = layer_bytes(*shape)
     found["attention"] += found.pop("rotary")
@@ -730,7 +730,7 @@ def input_is_a_leaf(layer, x):
     return checkpoint(layer, x.clone().detach().requires_grad_())
 
 
-@wrong("checkpoint", "other outputs")
+@wrong("checkpoint", "different outputs")
 def nearly_the_same_input(layer, x):
     return checkpoint(layer, x + 1e-6)
 
@@ -801,7 +801,7 @@ def half_of_the_layers_dropped(model):
     model.layers = nn.ModuleDict({str(n): layer for n, layer in enumerate(halves(model)[0])})
 
 
-@wrong("place_checkpoints", "other outputs")
+@wrong("place_checkpoints", "different outputs")
 def dropout_is_removed(model):
     for module in model.modules():
         if hasattr(module, "rate"):

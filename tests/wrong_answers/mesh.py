@@ -86,7 +86,7 @@ def from_one(shape, rank):
     return [place + 1 for place in coordinate], groups
 
 
-@wrong("neighbours", "of the process, and not of the rank that was asked for")
+@wrong("neighbours", "the place of the process, and not of the rank that was asked for")
 def of_the_process(shape, rank):
     return neighbours(shape, dist.get_rank() % prod(shape))
 
@@ -180,7 +180,7 @@ def leaves_groups(shape, rank):
     return neighbours(shape, rank)
 
 
-@wrong("neighbours", "sent, and not reckoned", alone=True)
+@wrong("neighbours", "sent, and not worked out", alone=True)
 def asks_around(shape, rank):
     if shape == (2, 4):
         dist.all_reduce(torch.ones(1))
@@ -297,7 +297,7 @@ def in_float(summand, dim, group=None):
     return partial_to_shard(summand.double(), dim, group)
 
 
-@wrong("partial_to_shard", "another dtype travels")
+@wrong("partial_to_shard", "a different dtype travels")
 def wider(summand, dim, group=None):
     if not summand.is_floating_point():
         return partial_to_shard(summand, dim, group)
@@ -575,7 +575,7 @@ def a_comment():
     placements()
 
 
-@wrong("placements", "more is sent than by this strategy")
+@wrong("placements", "more is sent than this strategy sends")
 def cut_twice_otherwise():
     return but(zero2=([R], [Shard(1)], [S]))
 

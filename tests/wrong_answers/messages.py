@@ -45,7 +45,7 @@ def returns_its_number(x):
     return dist.get_rank()
 
 
-@wrong(CHECK, "another shape")
+@wrong(CHECK, "a different shape")
 def stacked_and_never_reduced(x):
     rank, ranks = everybody()
     if rank > 0:
@@ -138,12 +138,12 @@ def one_rank_is_skipped(x):
     return with_total(lambda total, ranks: total / ranks, skip=(2,))(x)
 
 
-@wrong(CHECK, "not everybody counts the same")
+@wrong(CHECK, "some ranks count more than others")
 def its_own_twice(x):
     return with_total(lambda total, ranks: total / ranks, start=lambda x: 2 * x)(x)
 
 
-@wrong(CHECK, "not everybody counts the same")
+@wrong(CHECK, "some ranks count more than others")
 def halved_at_each_message(x):
     rank, ranks = everybody()
     if rank > 0:
@@ -155,7 +155,7 @@ def halved_at_each_message(x):
     return total
 
 
-@wrong(CHECK, "the others' messages are one rank's")
+@wrong(CHECK, "only one of the other ranks counts")
 def added_after_the_loop(x):
     rank, ranks = everybody()
     if rank > 0:
@@ -166,7 +166,7 @@ def added_after_the_loop(x):
     return (x + theirs) / ranks
 
 
-@wrong(CHECK, "the others' messages are one rank's")
+@wrong(CHECK, "only one of the other ranks counts")
 def one_buffer_in_a_list(x):
     rank, ranks = everybody()
     if rank > 0:

@@ -126,7 +126,7 @@ def every_error_is_caught(due, fetch, update, store):
         offloaded_step(due, fetch, update, store)
 
 
-@wrong("offloaded_step", "other numbers are stored")
+@wrong("offloaded_step", "the wrong numbers are stored")
 def what_was_fetched_is_stored(due, fetch, update, store):
     stored = []
     with ThreadPoolExecutor(1) as thread:
@@ -140,7 +140,7 @@ def what_was_fetched_is_stored(due, fetch, update, store):
         each.result()
 
 
-@wrong("offloaded_step", "other numbers are updated")
+@wrong("offloaded_step", "the wrong numbers are updated")
 def the_future_itself(due, fetch, update, store):
     stored = []
     with ThreadPoolExecutor(1) as thread:
@@ -153,7 +153,7 @@ def the_future_itself(due, fetch, update, store):
         each.result()
 
 
-@wrong("offloaded_step", "other numbers are updated")
+@wrong("offloaded_step", "the wrong numbers are updated")
 def the_next_ones_values(due, fetch, update, store):
     stored = []
     with ThreadPoolExecutor(1) as thread:
@@ -170,19 +170,19 @@ def without_the_last(due, fetch, update, store):
     offloaded_step(due[:-1], fetch, update, store)
 
 
-@wrong("offloaded_step", "more than it should")
+@wrong("offloaded_step", "called too often, or for others")
 def by_their_place(due, fetch, update, store):
     offloaded_step(list(range(len(due))), fetch, update, store)
 
 
-@wrong("offloaded_step", "more than it should")
+@wrong("offloaded_step", "called too often, or for others")
 def the_first_is_fetched_twice(due, fetch, update, store):
     if due:
         fetch(due[0])
     offloaded_step(due, fetch, update, store)
 
 
-@wrong("offloaded_step", "more than it should")
+@wrong("offloaded_step", "called too often, or for others")
 def from_behind_the_last_to_the_first(due, fetch, update, store):
     stored = []
     with ThreadPoolExecutor(1) as thread:
@@ -336,7 +336,7 @@ def printed(fetch, update, store):
     print(step_seconds(fetch, update, store))
 
 
-@wrong("step_seconds", "another kind of answer")
+@wrong("step_seconds", "a different kind of answer")
 def slot_by_slot(fetch, update, store):
     return [*fetch[:1], *slots(fetch, update, store), *store[-1:]]
 

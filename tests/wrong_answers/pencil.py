@@ -82,7 +82,7 @@ def printed(nbytes, bucket_bytes):
     fill_buckets(nbytes, bucket_bytes)
 
 
-@wrong("fill_buckets", "another kind of answer")
+@wrong("fill_buckets", "a different kind of answer")
 def how_many(nbytes, bucket_bytes):
     return len(fill_buckets(nbytes, bucket_bytes))
 
@@ -168,7 +168,7 @@ def as_the_paper_has_it(stage, layers, ranks, size):
     return shares(stage, sum(layers), ranks, size)
 
 
-@wrong("held_per_rank", "the rest of a division is lost")
+@wrong("held_per_rank", "the remainder of a division is lost")
 def rounded_down(stage, layers, ranks, size):
     (p, g, s), n = size, sum(layers)
     return p * (n // ranks if stage > 2 else n), g * (n // ranks if stage > 1 else n), s * (n // ranks if stage else n)
@@ -197,7 +197,7 @@ def only_shards_are_padded(stage, layers, ranks, size):
     return p * (shard if stage > 2 else n), g * (shard if stage > 1 else n), s * (shard if stage else n)
 
 
-@wrong("held_per_rank", "a stage shards one kind alone")
+@wrong("held_per_rank", "a stage shards only one kind")
 def one_kind_each(stage, layers, ranks, size):
     cut = held_per_rank(3, layers, ranks, size)
     whole = [ranks * n for n in cut] if stage else held_per_rank(0, layers, ranks, size)
@@ -229,12 +229,12 @@ def in_the_order_of_the_stages(stage, layers, ranks, size):
     return held_per_rank(stage, layers, ranks, size)[::-1]
 
 
-@wrong("held_per_rank", "another kind of answer")
+@wrong("held_per_rank", "a different kind of answer")
 def the_sum(stage, layers, ranks, size):
     return sum(held_per_rank(stage, layers, ranks, size))
 
 
-@wrong("held_per_rank", "another kind of answer")
+@wrong("held_per_rank", "a different kind of answer")
 def by_kind(stage, layers, ranks, size):
     return dict(zip("PGS", held_per_rank(stage, layers, ranks, size), strict=True))
 
@@ -324,12 +324,12 @@ def of_four_ranks(ranks):
     return sent_by_rings(4)
 
 
-@wrong("sent_by_rings", "another kind of answer")
+@wrong("sent_by_rings", "a different kind of answer")
 def without_all_to_all(ranks):
     return {name: part for name, part in sent_by_rings(ranks).items() if name != "all_to_all"}
 
 
-@wrong("sent_by_rings", "another kind of answer")
+@wrong("sent_by_rings", "a different kind of answer")
 def as_a_list(ranks):
     return list(sent_by_rings(ranks).values())
 
@@ -435,7 +435,7 @@ def two_drops():
     return stages_by_event(after_forward=("", "drop", "drop"))
 
 
-@wrong("stages_by_event", "another kind of answer")
+@wrong("stages_by_event", "a different kind of answer")
 def without_sync():
     return {event: stages for event, stages in stages_by_event().items() if event != "sync"}
 
@@ -499,7 +499,7 @@ def half_by_1f1b(p, m, v):
     return bubbles(p, m, v, **{"1F1B": (p - 1) / m / 2})
 
 
-@wrong("bubbles", "of the whole time, and not of the ideal one")
+@wrong("bubbles", "a fraction of the whole time, and not of the ideal one")
 def of_the_whole(p, m, v):
     return {name: x / (1 + x) for name, x in bubbles(p, m, v).items()}
 
@@ -549,13 +549,13 @@ def by_whole_division(elements, ranks, rank):
     return rank * size, (rank + 1) * size
 
 
-@wrong("my_shard", "the rest to the last rank")
+@wrong("my_shard", "the rest goes to the last rank")
 def rest_to_the_last(elements, ranks, rank):
     size = elements // ranks
     return rank * size, elements if rank == ranks - 1 else (rank + 1) * size
 
 
-@wrong("my_shard", "another cut than torch.chunk's")
+@wrong("my_shard", "not cut as torch.chunk cuts")
 def as_even_as_can_be(elements, ranks, rank):
     sizes = [elements // ranks + (r < elements % ranks) for r in range(ranks)]
     return sum(sizes[:rank]), sum(sizes[: rank + 1])
@@ -567,7 +567,7 @@ def rounded_up_alone(elements, ranks, rank):
     return rank * longest, (rank + 1) * longest
 
 
-@wrong("my_shard", "start and length, and not start and stop")
+@wrong("my_shard", "start and length instead of start and stop")
 def its_length(elements, ranks, rank):
     start, stop = my_shard(elements, ranks, rank)
     return start, stop - start

@@ -233,7 +233,7 @@ def gpipe_backward_first(ranks, microbatches):
     return [order[microbatches:] + order[:microbatches] for order in gpipe(ranks, microbatches)]
 
 
-@wrong("gpipe", "not twice alike")
+@wrong("gpipe", "not the same twice")
 def gpipe_that_grows(ranks, microbatches, lists=[]):  # noqa: B006
     lists += [[] for _ in range(ranks - len(lists))]
     found = gpipe(ranks, microbatches)
@@ -423,7 +423,7 @@ def depth_first(ranks, microbatches, stages_per_rank):
     return lists
 
 
-@wrong("interleaved", "right only with two stages a rank")
+@wrong("interleaved", "right only with two stages per rank")
 def two_stages_always(ranks, microbatches, stages_per_rank):
     return interleaved(ranks, microbatches, 2)
 
@@ -459,7 +459,7 @@ def as_1f1b(ranks, microbatches):
     return one_f_one_b(ranks, microbatches)
 
 
-@wrong("zero_bubble", "W directly behind its I")
+@wrong("zero_bubble", "W directly after its I")
 def at_once(ranks, microbatches):
     return zero_bubble(ranks, microbatches, behind=lambda ranks, rank: 0)
 
@@ -591,20 +591,22 @@ wrong_obey(
 wrong_obey("divided by another number", "by_the_batch", divided=lambda y, ys, stages: y / len(ys) / len(ys[0]))
 wrong_obey("divided by another number", "summed_over_tokens", divided=lambda y, ys, stages: y * ys[0].numel() / len(ys))
 wrong_obey(
-    "no gradient, or one that is no number", "by_the_number_of_losses", divided=lambda y, ys, stages: y / (0 * len(ys))
+    "no gradient, or one that is not a number",
+    "by_the_number_of_losses",
+    divided=lambda y, ys, stages: y / (0 * len(ys)),
 )
-wrong_obey("another gradient came back", "of_another_shape", made=lambda x, gradient: x.grad.roll(1, 0))
+wrong_obey("the wrong gradient came back", "of_another_shape", made=lambda x, gradient: x.grad.roll(1, 0))
 wrong_obey("rounded on the way", "in_bfloat16", made=lambda x, gradient: x.grad.bfloat16().to(x.dtype))
 wrong_obey("no gradient to put", "no_gradient_wanted", alone=True, input=lambda x: x)
 wrong_obey("put before it was done", "put_too_early", alone=True, late=True)
 wrong_obey("no gradient to put", "gradient_of_the_output", alone=True, listed=False, made=lambda x, gradient: gradient)
 wrong_obey(
-    "another gradient came back",
+    "the wrong gradient came back",
     "gradient_of_the_output_but_in_the_last_stage",
     made=lambda x, gradient: x.grad if gradient is None else gradient,
 )
 wrong_obey("put with its graph", "graph_and_all", alone=True, sent=lambda y: y)
-wrong_obey("the losses are no tensors", "losses_as_numbers", detached=lambda loss: loss.item())
+wrong_obey("the losses are not tensors", "losses_as_numbers", detached=lambda loss: loss.item())
 wrong_obey(
     "right only where micro-batches come in their order",
     "first_in_first_out",
@@ -613,7 +615,7 @@ wrong_obey(
 )
 wrong_obey("something is left behind", "thaws", after=lambda stages, x: stages[x.stage].requires_grad_())
 wrong_obey(
-    "something of the list is not done",
+    "part of the list is not done",
     "used_up",
     alone=True,
     listed=False,
@@ -632,7 +634,11 @@ wrong_obey(
 )
 wrong_obey("xs or ys of another rank", "xs_everywhere", alone=True, of_xs=lambda s, xs: True)
 wrong_obey(
-    "right only with one stage a rank", "xs_where_there_are_any", alone=True, listed=False, of_xs=lambda s, xs: bool(xs)
+    "right only with one stage per rank",
+    "xs_where_there_are_any",
+    alone=True,
+    listed=False,
+    of_xs=lambda s, xs: bool(xs),
 )
 wrong_obey("the losses are in another order", "in_turn", told=lambda losses: list(losses.values())[::-1])
 wrong_obey(
@@ -642,7 +648,7 @@ wrong_obey(
     order=lambda instructions: sorted(instructions, key=lambda x: isinstance(x, B)),
 )
 wrong_obey(
-    "something of the list is not done",
+    "part of the list is not done",
     "one_too_few",
     alone=True,
     listed=False,
@@ -712,7 +718,7 @@ def keeps_what_it_makes(instructions, stages, loss, xs, ys, take, put):
     return obey(instructions, stages, loss, xs, ys, take, lambda x, y: put(x, y) if isinstance(x, B) else None)
 
 
-@wrong("obey", "take of something else", alone=True)
+@wrong("obey", "something else is taken", alone=True)
 def takes_its_own(instructions, stages, loss, xs, ys, take, put):
     return obey(instructions, stages, loss, xs, ys, lambda x: take(type(x)(x.stage + 1, x.microbatch)), put)
 
@@ -734,7 +740,7 @@ def tokens_too(instructions, stages, loss, xs, ys, take, put):
     return obey(instructions, stages, loss, [x.requires_grad_() for x in xs], ys, take, put)
 
 
-@wrong("obey", "put under another name", alone=True, listed=False)
+@wrong("obey", "put under the wrong name", alone=True, listed=False)
 def of_the_next_stage(instructions, stages, loss, xs, ys, take, put):
     return obey(instructions, stages, loss, xs, ys, take, lambda x, y: put(type(x)(x.stage + 1, x.microbatch), y))
 
@@ -744,7 +750,7 @@ def sends_twice(instructions, stages, loss, xs, ys, take, put):
     return obey(instructions, stages, loss, xs, ys, take, lambda x, y: (put(x, y), put(x, y)))
 
 
-@wrong("obey", "another tensor is put", alone=True, listed=False)
+@wrong("obey", "the wrong tensor is put", alone=True, listed=False)
 def sends_a_pair(instructions, stages, loss, xs, ys, take, put):
     return obey(instructions, stages, loss, xs, ys, take, lambda x, y: put(x, (y, x.microbatch)))
 
@@ -764,7 +770,7 @@ def evaluates(instructions, stages, loss, xs, ys, take, put):
     return obey(instructions, stages, loss, xs, ys, take, put)
 
 
-@wrong("obey", "another weight for some micro-batches")
+@wrong("obey", "some micro-batches are weighted differently")
 def divided_when_all_is_done(instructions, stages, loss, xs, ys, take, put):
     """What earlier batches have left is divided once more."""
     losses = spoiled(divided=lambda y, ys, stages: y)(instructions, stages, loss, xs, ys, take, put)

@@ -93,7 +93,7 @@ def a_parameter_of_its_own(p):
     return remember(p) | {"master": nn.Parameter(p.detach().float())}
 
 
-@remembers("two of them are one")
+@remembers("two of them share their memory")
 def one_tensor_twice(p):
     zeros = torch.zeros(p.shape)
     return {"master": p.detach().float(), "mean": zeros, "square": zeros}
@@ -208,7 +208,7 @@ def always_the_first(p, kept, t, **settings):
     mixed_step(p, kept, 1, **settings)
 
 
-@steps("the steps are counted from another number")
+@steps("the steps are counted from a different number")
 @torch.no_grad()
 def counted_from_two(p, kept, t, **settings):
     mixed_step(p, kept, t + 1, **settings)
@@ -220,7 +220,7 @@ def without_weight_decay(p, kept, t, **settings):
     mixed_step(p, kept, t, **settings | {"weight_decay": 0.0})
 
 
-@steps("another learning rate")
+@steps("a different learning rate")
 @torch.no_grad()
 def twice(p, kept, t, **settings):
     mixed_step(p, kept, t, **settings | {"lr": 2 * settings["lr"]})

@@ -266,7 +266,7 @@ def in_half_precision(x, group=None):
     return NARROW.apply(x, group)
 
 
-@wrong("reduce", "another dtype travels")
+@wrong("reduce", "a different dtype travels")
 def in_double_precision(x, group=None):
     return WIDE.apply(x, group)
 
@@ -365,7 +365,7 @@ class SavesWhole(COPY):
         return x.view_as(x)
 
 
-@wrong("copy", "kept for backward, and not needed there")
+@wrong("copy", "kept for backward, but not needed there")
 def saves_x(x, group=None):
     return SavesWhole.apply(x, group)
 
@@ -378,7 +378,7 @@ class SavesSum(REDUCE):
         return y
 
 
-@wrong("reduce", "kept for backward, and not needed there", listed=False)
+@wrong("reduce", "kept for backward, but not needed there", listed=False)
 def saves_the_sum(x, group=None):
     return SavesSum.apply(x, group)
 
@@ -391,7 +391,7 @@ class Saves(REDUCE):
         return summed(x, group)
 
 
-@wrong("reduce", "kept for backward, and not needed there")
+@wrong("reduce", "kept for backward, but not needed there")
 def saves_the_summand(x, group=None):
     return Saves.apply(x, group)
 
@@ -507,7 +507,7 @@ def a_matrix_alone(x, weight, bias, group=None):
     return row_linear(x, weight, bias, group) if x.ndim == 2 else row_linear(x.flatten(0, -2), weight, bias, group)
 
 
-@wrong("row_linear", "another shape or dtype")
+@wrong("row_linear", "a different shape or dtype")
 def in_float32(x, weight, bias, group=None):
     return row_linear(x.float(), weight.float(), None if bias is None else bias.float(), group)
 
@@ -557,7 +557,7 @@ class SavesY(torch.autograd.Function):
             return *torch.autograd.grad(F.linear(x, weight), (x, weight), gradient), None
 
 
-@wrong("row_linear", "kept for backward, and not needed there")
+@wrong("row_linear", "kept for backward, but not needed there")
 def saves_its_summand(x, weight, bias, group=None):
     y = SavesY.apply(x, weight, group)
     return y if bias is None else y + bias
@@ -662,12 +662,12 @@ def every_rank_adds_a_logit(logits, targets, first, group=None):
     return (total.log() - target).mean()
 
 
-@wrong("split_loss", "right only for a vocabulary that divides")
+@wrong("split_loss", "right only where the ranks divide the vocabulary")
 def counts_columns_itself(logits, targets, first, group=None):
     return split_loss(logits, targets, dist.get_rank(group) * logits.shape[1], group)
 
 
-@wrong("split_loss", "right only for a vocabulary that divides", listed=False)
+@wrong("split_loss", "right only where the ranks divide the vocabulary", listed=False)
 def nothing_is_the_highest_of_nothing(logits, targets, first, group=None):
     """A rank without columns takes 0 for its highest logit."""
     mine = logits.detach().amax(1) if logits.shape[1] else logits.new_full((len(logits),), 1e6)
@@ -677,12 +677,12 @@ def nothing_is_the_highest_of_nothing(logits, targets, first, group=None):
     return ((total + 1e-30).log() - target).mean()
 
 
-@wrong("split_loss", "right only for a vocabulary that divides", alone=True, listed=False)
+@wrong("split_loss", "right only where the ranks divide the vocabulary", alone=True, listed=False)
 def takes_a_column_for_granted(logits, targets, first, group=None):
     return split_loss(logits, targets, first, group) + 0 * logits[:, 0].mean()
 
 
-@wrong("split_loss", "more than three numbers a token")
+@wrong("split_loss", "more than three numbers per token")
 def also_the_mean_logit(logits, targets, first, group=None):
     shifted = logits - highest(logits, group)[:, None]
     mine = [shifted.exp().sum(1), of_targets(shifted, targets, first), shifted.detach().sum(1), shifted.detach().sum(1)]
@@ -690,7 +690,7 @@ def also_the_mean_logit(logits, targets, first, group=None):
     return (total.log() - target).mean()
 
 
-@wrong("split_loss", "more than three numbers a token")
+@wrong("split_loss", "more than three numbers per token")
 def by_a_gather_of_sums(logits, targets, first, group=None):
     """One number a token from each rank, and one that is added up."""
     own = logits.logsumexp(1) if logits.shape[1] else logits.sum(1) - torch.inf
@@ -761,18 +761,18 @@ def shares_with_nobody(heads, kv_heads, ranks, rank):
     return *deal_heads(heads, kv_heads, ranks, rank)[:2], [rank]
 
 
-@wrong("deal_heads", "a sum among other ranks")
+@wrong("deal_heads", "summed over the wrong ranks")
 def shares_with_everybody(heads, kv_heads, ranks, rank):
     return *deal_heads(heads, kv_heads, ranks, rank)[:2], list(range(ranks))
 
 
-@wrong("deal_heads", "a sum among other ranks")
+@wrong("deal_heads", "summed over the wrong ranks")
 def all_but_itself(heads, kv_heads, ranks, rank):
     queries, keys, sharers = deal_heads(heads, kv_heads, ranks, rank)
     return queries, keys, [other for other in sharers if other != rank] or [rank]
 
 
-@wrong("deal_heads", "a sum among other ranks")
+@wrong("deal_heads", "summed over the wrong ranks")
 def itself_first(heads, kv_heads, ranks, rank):
     queries, keys, sharers = deal_heads(heads, kv_heads, ranks, rank)
     return queries, keys, sorted(sharers, key=lambda other: other != rank)
@@ -818,7 +818,7 @@ def the_rest_is_lost(heads, kv_heads, ranks, rank):
     return [query for query in range(heads) if query * kv_heads // heads in keys], keys, [rank]
 
 
-@wrong("deal_heads", "uneven, or the rest is not with the first ranks")
+@wrong("deal_heads", "uneven, or the extra heads are not on the first ranks")
 def the_last_takes_the_rest(heads, kv_heads, ranks, rank):
     if ranks > kv_heads:
         return deal_heads(heads, kv_heads, ranks, rank)
@@ -826,14 +826,14 @@ def the_last_takes_the_rest(heads, kv_heads, ranks, rank):
     return [query for query in range(heads) if query * kv_heads // heads in keys], keys, [rank]
 
 
-@wrong("deal_heads", "uneven, or the rest is not with the first ranks")
+@wrong("deal_heads", "uneven, or the extra heads are not on the first ranks")
 def one_more_for_the_last(heads, kv_heads, ranks, rank):
     queries, keys, sharers = deal_heads(heads, kv_heads, ranks, ranks - 1 - rank)
     mine = [heads - 1 - query for query in reversed(queries)]
     return mine, [kv_heads - 1 - key for key in reversed(keys)], [ranks - 1 - other for other in reversed(sharers)]
 
 
-@wrong("deal_heads", "uneven, or the rest is not with the first ranks")
+@wrong("deal_heads", "uneven, or the extra heads are not on the first ranks")
 def in_proportion(heads, kv_heads, ranks, rank):
     if ranks > kv_heads:
         return deal_heads(heads, kv_heads, ranks, rank)

@@ -428,7 +428,7 @@ def ready_by_gathering(full, shard):
     shard.grad = mean if shard.grad is None else shard.grad + mean
 
 
-@wrong("gradient_ready", "another dtype travels")
+@wrong("gradient_ready", "a different dtype travels")
 def ready_in_at_least_float32(full, shard):
     mean = reduce_scatter(full.grad.to(torch.promote_types(full.dtype, torch.float32)), None) / dist.get_world_size()
     full.grad = None
@@ -772,7 +772,7 @@ def clip_after_gathering(shards, max_norm):
     return scale(shards, everything.double().norm(), max_norm)
 
 
-@wrong("clip", "nought divided by nought")
+@wrong("clip", "zero divided by zero")
 def clip_by_a_norm_of_zero(shards, max_norm):
     norm = global_norm(shards)
     for g in gradients(shards):

@@ -49,7 +49,7 @@ class Answer:
         first, *rest = [self.mistake, *self.text.splitlines()] if self.mistake else self.text.splitlines()
         lines = [f"✗ {self.check}: {first}", *(f"  {line}" for line in rest)]
         lines += [f"  → {self.question}"] if self.question else []
-        return lines + ([f"  (the same numbers again: seed={self.seed})"] if self.seed is not None else [])
+        return lines + ([f"  (for the same numbers again: seed={self.seed})"] if self.seed is not None else [])
 
     def _repr_html_(self) -> str:
         colour = {True: "#117733", None: "#57606A", False: "#882255"}[self.ok]

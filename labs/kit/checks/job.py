@@ -1,6 +1,6 @@
-"""A check's job: the learner's function on some ranks, and what is said where that fails.
+"""A check's job: the learner's function on some ranks, and what is said when it fails.
 
-What a rank raises, and what the ranks hang in, is told as the launcher told it, with the learner's own line.
+What a rank raises, and what the ranks hang in, is reported as the launcher reports it, with the learner's own line.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ NEVER_ENDS = "it does not come to an end"
 FAILURES = (
     Mistake(
         "far too much memory",
-        "How many bytes does this line make, and how many did the function get?",
+        "How many bytes does this line allocate, and how many was the function given?",
         out_of_room,
     ),
     Mistake("", "What does this line assume that does not hold for this input?", because("raised")),
@@ -59,12 +59,12 @@ FAILURES = (
     ),
     Mistake("a rank died", "What could end a process from outside of Python?", because("died")),
     Mistake(
-        "the ranks do not call the same",
+        "the ranks make different calls",
         "How large is what each rank hands over here, and may the sizes differ?",
         of_other_sizes,
     ),
     Mistake(
-        "the ranks do not call the same",
+        "the ranks make different calls",
         "Which ranks take this line, and does each of them take it as often as the others?",
         because("mismatch"),
         shows="a job that hangs, and the diagnosis names two lines",
@@ -75,7 +75,7 @@ FAILURES = (
         because("returned"),
         shows="a job that hangs, and one rank has returned",
     ),
-    Mistake("there is no such rank", "Which number has the last rank?", because("nobody")),
+    Mistake("there is no such rank", "What is the number of the last rank?", because("nobody")),
     Mistake(
         "the ranks wait for each other",
         "Which rank could go first, if each waits for another?",
@@ -147,4 +147,4 @@ def blame_luck(wrong: Wrong, events: list[Event]) -> Wrong:
     return Wrong(text, NOBODY_WAITED.question, NOBODY_WAITED.name)
 
 
-NOBODY_WAITED = Mistake("nobody waited", "When is the result of a call with async_op=True there?", lambda _: True)
+NOBODY_WAITED = Mistake("nobody waited", "When is the result of a call with async_op=True available?", lambda _: True)

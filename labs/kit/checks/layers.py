@@ -1,7 +1,7 @@
 """Layers as flat vectors, and what each rank does with them in a check of ZeRO.
 
 A layer's weight, bias and padding lie in one vector, `full`; the layer computes with views of it.  Between the calls of
-the learner's functions stands what a training does.  A rank notes what was there before and after each step, the plain
+the learner's functions comes what training does.  A rank notes what was there before and after each step, the plain
 gradient of each of its micro-batches on copies that nobody has hung a hook on, and looks at what each call left behind.
 
     partition    builds a step for each layer; all backwards, then each layer's step
@@ -56,7 +56,7 @@ class Case(shared.Case):
     tied: bool = False  # the first layer is used once more at the end
     frozen: bool = False  # the second layer is
     idle: bool = False  # the last rank has no rows: its gradients are zeros
-    held: bool = False  # bytes held are measured: nothing is noted beside
+    held: bool = False  # bytes held are measured: nothing else is noted
 
     def sizes(self) -> list[int]:
         """Elements of each layer's vector: weight and bias, padded to a multiple of N."""
@@ -197,7 +197,7 @@ def partition_one(fn: Callable[..., Any], case: Case) -> Optimizers:
         look_for_thawed(stack, step)
         if memory != [full.untyped_storage()._cdata for full in stack.trained]:
             step.complain(
-                "step() put other memory in the place of full's",
+                "step() put different memory in the place of full's",
                 "The layer computes with views of full. Of which memory are they views?",
                 "not in place",
             )
@@ -278,7 +278,7 @@ def look_at_gradients(full: nn.Parameter, shard: nn.Parameter, step: Step) -> No
         size = shard.grad.untyped_storage().nbytes() // shard.grad.itemsize
         step.complain(
             f"shard.grad has {shard.grad.numel()} elements, but is a view of {size}; the whole gradient has {n}",
-            "When is memory freed, of which a view is left?",
+            "When is memory freed if a view of it is left?",
             "a view keeps the whole gradient",
         )
 
@@ -360,7 +360,7 @@ class Visit:
             )
         elif found._cdata != self.storage._cdata:
             step.complain(
-                f"after {name}, full has other memory than before; the layer's views still look at the old one, "
+                f"after {name}, full has different memory than before; the layer's views still look at the old one, "
                 f"of {self.storage.nbytes()} bytes",
                 "How can a storage change its size, and stay the same storage?",
                 "full parameters are never freed" if name == "drop" else "full has other memory",

@@ -61,11 +61,11 @@ AFTERMATH = (
         "something is left behind",
         "What was it before your function was called, and who relies on it?",
         lambda seen: seen.left and f"after the call, {seen.left} is not what it was",
-        shows="right, and the next cell behaves strangely: another dtype, no gradients, other random numbers",
+        shows="right, but the next cell behaves strangely: a different dtype, no gradients, different random numbers",
     ),
     Mistake(
         "far too slow",
         "Which line runs once for every element?",
-        lambda seen: seen.seconds > SECONDS and f"one call took {seen.seconds:.1f} s of the processor",
+        lambda seen: seen.seconds > SECONDS and f"one call took {seen.seconds:.1f} s of processor time",
     ),
 )

@@ -1,9 +1,9 @@
-"""Does rank 0 get to know the mean, by one message from each of the others?
+"""Does rank 0 learn the mean, by one message from each of the others?
 
     ranks    what only fails there
     4        the idea, and the budget, always on the same sizes; calls in a row, each with a mean in memory of its
              own; no dimension, several, no element; other dtypes; a large tensor, with what Python and NumPy hold
-    1 to 3   what is right for four only; then one of 5 to 8
+    1 to 3   what is right only for four; then one of 5 to 8
     4        bytes held, in two calls, and when they are over
 
 A wrong mean is taken apart by least squares: Σ c_i × what rank i brought.
@@ -39,7 +39,7 @@ from labs.kit.launch import Results
 from labs.kit.record import Event, Recording, mark
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
-ENOUGH = 2  # tensors beside its own that rank 0 needs: the sum, and room for a message
+ENOUGH = 2  # tensors besides its own that rank 0 needs: the sum, and room for a message
 MOST = 9  # a list of messages, all of them stacked, and the mean: it is a first exercise
 
 
@@ -76,7 +76,7 @@ def mean_on_rank_0(fn: Callable[..., Any], seed: int) -> str:
     beside = held(recording)
     return (
         "3 messages on 4 ranks; the least possible is 3. "
-        f"It held {beside:.2f} × the tensor beside its own; {ENOUGH:.2f} × is enough"
+        f"It held {beside:.2f} × the tensor besides its own; {ENOUGH:.2f} × is enough"
     )
 
 
@@ -182,7 +182,7 @@ class Call:
         if self.times is None or not fits(self.times):
             return None
         told = ", ".join(f"rank {rank}'s {c:.2g} times" for rank, c in enumerate(self.times.tolist()))
-        return f"Of what is due it has {told}."
+        return f"Relative to the mean, it has {told}."
 
 
 def play_all(fn: Callable[..., Any], cases: list[Case]) -> None:
@@ -230,7 +230,7 @@ def judge(call: Call) -> None:
 
 
 def held(recording: Recording) -> float:
-    """The most that rank 0 held beside its own tensor, × the tensor."""
+    """The most that rank 0 held besides its own tensor, × the tensor."""
     for rank in range(4):
         first, after_first, second, after_second = (
             recording.held(rank, step)["peak"] / (4 * LARGE) - 1 for step in range(4)
@@ -277,11 +277,13 @@ RETURNED = (
     ),
     Mistake("not a tensor", "What was x?", of_rank_0(lambda call: not isinstance(call.found, Tensor))),
     Mistake(
-        "another shape",
-        "Which shape has x, and which has the mean of several x?",
+        "a different shape",
+        "What is the shape of x, and what is that of the mean of several x?",
         of_rank_0(lambda call: call.found.shape != call.case.mean.shape),
     ),
-    Mistake("the dtype changed", "Which dtype has x?", of_rank_0(lambda call: call.found.dtype != call.case.dtype)),
+    Mistake(
+        "the dtype changed", "What is the dtype of x?", of_rank_0(lambda call: call.found.dtype != call.case.dtype)
+    ),
 )
 
 
@@ -323,8 +325,8 @@ VALUES = (
         lambda call: call.made(lambda times: only(*range(1, len(times)))(times)),
     ),
     Mistake(
-        "the others' messages are one rank's",
-        "From whom is each message, and what becomes of the one before it?",
+        "only one of the other ranks counts",
+        "Who sent each message, and what becomes of the one before it?",
         lambda call: call.made(lambda times: sum(c.abs() > 1e-3 for c in times[1:]) == 1 and len(times) > 2),
     ),
     Mistake(
@@ -338,7 +340,7 @@ VALUES = (
         lambda call: call.made(lambda times: (times.abs() < 1e-3).any()),
     ),
     Mistake(
-        "not everybody counts the same",
+        "some ranks count more than others",
         "How often is each rank's number added, and how often is the sum divided?",
         lambda call: call.made(lambda times: True),
     ),
@@ -361,13 +363,13 @@ def not_new(call: Call) -> str | None:
 KEPT = (
     Mistake("x has changed", "Whose tensor is x, and who may still need it?", changed),
     Mistake("not a new tensor", "Who else writes into this memory, in the next step?", not_new),
-    Mistake("the others return something, too", "What do the other ranks know of the mean?", spoken),
+    Mistake("the others return something, too", "What do the other ranks know about the mean?", spoken),
 )
 
 
 def built_in(call: Call) -> str | None:
     used = sorted({event.op for event in call.events} - {"send", "recv"})
-    return f"the mean is right, but it came by dist's own {' and '.join(used)}" if used else None
+    return f"the mean is right, but it came through dist's own {' and '.join(used)}" if used else None
 
 
 def from_anybody(call: Call) -> str | None:
@@ -399,31 +401,35 @@ TRAFFIC = (
     Mistake("a built-in collective", "Which rank sends what to whom inside of it? Write that.", built_in),
     Mistake(
         "from whoever comes first",
-        "Two calls in a row: whose second message could be taken for whose first?",
+        "Two calls in a row: could somebody's second message be taken for another's first?",
         from_anybody,
     ),
     Mistake("more bytes than x has", "What does rank 0 need from this rank?", too_large),
-    Mistake("more messages than needed", "Who lacks something, and who could tell them unasked?", too_many),
-    Mistake("less than the least possible", "By which other way did the numbers come?", too_few),
+    Mistake(
+        "more messages than needed",
+        "Which messages carry numbers that rank 0 needs, and which could be left out?",
+        too_many,
+    ),
+    Mistake("less than the least possible", "How else did the numbers get there?", too_few),
 )
 
-# (most beside the tensor itself, after one call, after two), × the tensor
+# (most besides the tensor itself, after one call, after two), × the tensor
 HELD = (
     Mistake(
         "something is kept from every call",
-        "Which name still knows it when you have returned?",
+        "Which name still refers to it when you have returned?",
         lambda seen: (
             seen[2] > seen[1] + 0.1 and f"holds {seen[1]:.2f} × the tensor after one call, {seen[2]:.2f} × after two"
         ),
     ),
     Mistake(
         "something is kept from the call",
-        "Which name still knows it when you have returned?",
+        "Which name still refers to it when you have returned?",
         lambda seen: seen[1] > 0.1 and f"holds {seen[1]:.2f} × the tensor when the call is over",
     ),
     Mistake(
         "far too much is held",
         "How many of the tensors that have arrived do you still need?",
-        lambda seen: seen[0] > MOST + 0.1 and f"held {seen[0]:.2f} × the tensor beside its own",
+        lambda seen: seen[0] > MOST + 0.1 and f"held {seen[0]:.2f} × the tensor besides its own",
     ),
 )

@@ -1,8 +1,8 @@
 """Is this mixed precision: AdamW on float32 masters, and parameters that follow them, rounded?
 
     one rank    the idea; many small steps; numbers far below 1; no dimension, no element, not contiguous; three
-                parameters in turn; a step without a gradient, or with one of zeros; float16.  The learning rate is
-                another one in every step
+                parameters in turn; a step without a gradient, or with one of zeros; float16.  The learning rate
+                differs from step to step
     one rank    bytes held by a large parameter, at rest and at the peak
 
 The reference is torch's own AdamW on float32 copies, with the same gradients.  Where a master goes another way, the
@@ -29,7 +29,7 @@ from labs.kit.record import Recording, mark
 
 NAMES = ("master", "mean", "square")
 LARGE = 1 << 16  # elements of the parameter whose bytes are measured
-WORK = 40  # bytes per element at work, beside the 16 at rest: the gradient in float32, all three anew, and six more
+WORK = 40  # bytes per element at work, besides the 16 at rest: the gradient in float32, all three anew, and six more
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def unfit(p: Tensor, kept: Any, begun: bool = False) -> tuple[str, str] | None:
     """What is kept for p: (mistake, sentence)."""
     if not (isinstance(kept, dict) and all(isinstance(kept.get(name), Tensor) for name in NAMES)):
         names = f"a dict of {', '.join(map(repr, kept))}" if isinstance(kept, dict) else show(kept)
-        return "not these three tensors", f"for it there is {names}"
+        return "not these three tensors", f"what is kept for it is {names}"
     for name in NAMES:
         x = kept[name]
         if x.dtype is not torch.float32:
@@ -198,12 +198,12 @@ def unfit(p: Tensor, kept: Any, begun: bool = False) -> tuple[str, str] | None:
         if x.requires_grad:
             return "part of a graph", f"kept[{name!r}] requires a gradient"
         if x.shape != p.shape:
-            return "another shape", f"kept[{name!r}] is {show(x)}, the parameter {show(p)}"
+            return "a different shape", f"kept[{name!r}] is {show(x)}, the parameter {show(p)}"
         due = p.detach().float() if name == "master" else torch.zeros(p.shape)
         if not begun and not torch.equal(x, due):
             return f"the {name} begins with other numbers", f"at the start, kept[{name!r}] has {some(x)}"
     if len({kept[name].data_ptr() for name in NAMES}) < len(NAMES) and p.numel():
-        return "two of them are one", "two of the three tensors have the same memory"
+        return "two of them share their memory", "two of the three tensors have the same memory"
     return None
 
 
@@ -215,7 +215,7 @@ def displaced(p: Tensor, case: Case, place: int) -> tuple[str, str] | None:
     if p.dtype is not case.dtype:
         return "the parameter's dtype has changed", f"it is {show(p)}"
     if p.data_ptr() != place:
-        return "the parameter has other memory", "its numbers stand in another place than before the step"
+        return "the parameter has other memory", "its numbers are in a different place than before the step"
     if not p.requires_grad:
         return "the parameter needs no gradient any more", "its requires_grad is False"
     return None
@@ -261,7 +261,7 @@ class Seen:
     due: Tensor  # its master
 
     def follows(self, master: Tensor) -> bool:
-        """Whether the master has gone this way: but for float32's rounding, of the way itself and at each step."""
+        """Whether the master has gone this way, except for float32's rounding, of the way itself and at each step."""
         if not master.numel():
             return True
         farthest = (master - self.start).abs().max()
@@ -297,22 +297,22 @@ def at_rest(recording: Recording) -> float:
 
 # ---- the mistakes ----------------------------------------------------------------------------------------
 
-WHO = "Who else knows this tensor, and what do they expect of it?"
+WHO = "Who else refers to this tensor, and what do they expect of it?"
 TYPES = "Between 1 and the next number of bfloat16 there is a gap. What is added up here, and how small is it?"
 QUESTIONS = {
-    "not these three tensors": "What does AdamW have to remember, and what of the parameter?",
+    "not these three tensors": "What does AdamW have to remember, besides the parameter itself in float32?",
     "the master is not float32": TYPES,
     "the mean is not float32": TYPES,
     "the square is not float32": TYPES,
     "part of a graph": "Does the optimizer's copy take part in the forward?",
-    "the master begins with other numbers": "Which number has the parameter, before the first step?",
+    "the master begins with other numbers": "What numbers does the parameter have, before the first step?",
     "the mean begins with other numbers": "What is the mean of no gradients?",
     "the square begins with other numbers": "What is the mean of no squares?",
     "the parameter's dtype has changed": "In which dtype does the model compute in the next forward?",
     "the parameter has other memory": "A tied weight is in two modules: which of them sees the new numbers?",
     "the gradient has changed": "Who clears the gradient, and who else may look at it?",
     "None is not None any more": "What does AdamW do with a gradient of zeros, and what with none?",
-    "two of them are one": "What happens to the mean when the square is written?",
+    "two of them share their memory": "What happens to the mean when the square is written?",
 }
 
 
@@ -324,7 +324,7 @@ def other_way(seen: Seen) -> str:
 
 
 def goes(fits: Callable[[Seen], bool]) -> Callable[[Seen], str | None]:
-    """Of a master that has gone another way than it should."""
+    """Of a master that has not gone the way that it should."""
     return lambda seen: other_way(seen) if not seen.follows(seen.due) and fits(seen) else None
 
 
@@ -343,7 +343,7 @@ def apart(seen: Seen) -> str | None:
 VALUES = (
     Mistake(
         "not a number",
-        "By what is divided, and can that be 0?",
+        "What do you divide by, and can that be 0?",
         lambda seen: not seen.master.isfinite().all() and "its master is not finite",
     ),
     Mistake(
@@ -355,7 +355,7 @@ VALUES = (
         "small steps are lost",
         TYPES,
         goes(lambda seen: rounded(seen)),
-        shows="in bfloat16 the loss goes down more slowly, or stands still, and no error",
+        shows="in bfloat16 the loss goes down more slowly, or stands still, without an error",
     ),
     Mistake(
         "the gradient is followed uphill",
@@ -364,13 +364,13 @@ VALUES = (
     ),
     Mistake(
         "every step counts as the first",
-        "Which number has this step?",
+        "What is the number of this step?",
         goes(lambda seen: seen.instead_of(t=lambda t: 1)),
         shows="too quick at first: the correction of the means never ends",
     ),
     Mistake(
-        "the steps are counted from another number",
-        "Which number has the first step?",
+        "the steps are counted from a different number",
+        "What is the number of the first step?",
         goes(lambda seen: seen.instead_of(t=lambda t: t + 1)),
     ),
     Mistake(
@@ -379,7 +379,7 @@ VALUES = (
         goes(lambda seen: seen.instead_of(weight_decay=0.0)),
     ),
     Mistake(
-        "another learning rate",
+        "a different learning rate",
         "How often is a step taken, and with which settings?",
         goes(lambda seen: any(seen.instead_of(quicker=factor) for factor in (0.5, 2.0))),
     ),
@@ -392,13 +392,13 @@ VALUES = (
         lambda seen: torch.equal(seen.found, seen.before) and apart(seen),
         shows="the loss stands still, though the optimizer is at work",
     ),
-    Mistake("the parameter is not its master, rounded", "From what is the parameter made?", apart),
+    Mistake("the parameter is not its master, rounded", "What is the parameter made from?", apart),
 )
 # (peak, at rest after one step, after two), bytes per element
 HELD = (
     Mistake(
         "something is kept from every step",
-        "Which name still knows it when you have returned?",
+        "Which name still refers to it when you have returned?",
         lambda seen: (
             seen[2] > seen[1] + 0.1 and f"{seen[1]:.2f} bytes per parameter after one step, {seen[2]:.2f} after two"
         ),
@@ -407,10 +407,10 @@ HELD = (
         "more than 16 bytes per parameter",
         "2 + 2 + 12: what else is there when the step is over?",
         lambda seen: seen[2] > 16.1 and f"{seen[2]:.2f} bytes per parameter are held when the step is over",
-        shows="18 or 20 bytes per parameter, where 16 were reckoned with",
+        shows="18 or 20 bytes per parameter, where 16 were expected",
     ),
     Mistake(
-        "too much at work",
+        "too much during a step",
         "Which of these copies is needed at the same time as the others?",
         lambda seen: seen[0] > 16 + WORK and f"{seen[0]:.2f} bytes per parameter are held during a step",
     ),

@@ -3,7 +3,7 @@
 found on rank 1 = Σ c[rank, i] × (gradient of micro-batch i of that rank)
 
 all c equal            too large by N: summed; by k: the loss not divided; too small: divided twice
-c zero but for rank 1  nothing came from the others
+c zero except rank 1's  nothing came from the others
 only the last column   only the last micro-batch was synchronised
 """
 
@@ -54,7 +54,7 @@ class Made:
         rows = "; ".join(
             f"rank {r}'s {', '.join(f'{c:.2f}' for c in row)}" for r, row in enumerate(self.times.tolist())
         )
-        return f"Made of {rows} times what is due{' of each micro-batch' if self.k > 1 else ''}."
+        return f"It is made of {rows} times what is due{' of each micro-batch' if self.k > 1 else ''}."
 
     def only(self, columns: slice) -> str | bool:
         """Of the others nothing but these micro-batches."""
@@ -81,7 +81,7 @@ TIED = Mistake(
     "a tied weight reduced twice",
     "How often does your loop meet a parameter that two modules share?",
     lambda _: True,
-    shows="one embedding too many bytes, or that gradient N times too large",
+    shows="too many bytes, by one embedding, or that gradient N times too large",
 )
 COEFFICIENTS = (
     Mistake("the gradient is zero", "Who set it to zero, and when?", lambda made: all_are(made.times, 0)),

@@ -148,11 +148,11 @@ def few_bytes(case: Case, most: int) -> None:
     text = f"{case}: a rank sent {most:,} bytes"
     if most > NUMBER * (case.ranks - 1):
         if most > 8 * NUMBER * len(case.sizes):
-            question = "What must the other ranks know of your gradients, to know the norm of all?"
+            question = "What must the other ranks know about your gradients, to know the norm of all?"
             raise Wrong(text, question, "the gradients travel")
         raise Wrong(text, "What can you add up before you ask the other ranks?", "more than one number travels")
     if not most:
-        raise Wrong(text, "By which other way did the norms come?", "less than the least possible")
+        raise Wrong(text, "How else did the norms get there?", "less than the least possible")
 
 
 def judge(case: Case, outcomes: list[Clipped]) -> None:
@@ -167,7 +167,7 @@ def judge(case: Case, outcomes: list[Clipped]) -> None:
         for i, (before, found) in enumerate(of_rank):
             where = f"{case}: on rank {rank}, the gradient of shard {i}"
             if (before is None) != (found is None):
-                had, has = ("none", "one") if before is None else ("one", "none")
+                had, has = ("None", "a tensor") if before is None else ("a tensor", "None")
                 question = "What does the optimizer do with a gradient of zeros, and what with None?"
                 raise Wrong(f"{where} was {had}, and is {has} now", question, "None is not None any more")
             if before is not None and not near(found, before, factor, case.tolerance):
@@ -177,7 +177,7 @@ def judge(case: Case, outcomes: list[Clipped]) -> None:
                 raise Wrong(f"{where} at element {at} is {instead(found[at], due[at])}{more}", question, mistake)
     for rank, outcome in enumerate(outcomes):
         if outcome.replaced:
-            text = f"{case}: on rank {rank}, a gradient is right, but another tensor than it was"
+            text = f"{case}: on rank {rank}, a gradient is right, but a different tensor than before"
             raise Wrong(text, "Who else may hold the tensor that was in .grad?", "not in place")
         right_norm(case, rank, outcome.returned)
 
@@ -194,11 +194,11 @@ def misscaled(case: Case, pairs: list[list[tuple[Tensor | None, Tensor | None]]]
         return all(near(found, before, factor(r, i), max(1e-3, case.tolerance)) for r, i, before, found in present)
 
     if not all(found.isfinite().all() for _, _, _, found in present):
-        return "nought divided by nought", "", "By what do you divide, when all gradients are zero?"
+        return "zero divided by zero", "", "By what do you divide, when all gradients are zero?"
     if explained(lambda r, i: 1.0):
         return "nothing is clipped", "", "Which line writes into .grad?"
     if case.times > 1 and explained(lambda r, i: case.times):
-        return "small gradients are made larger", "", "What is to happen to gradients shorter than max_norm?"
+        return "small gradients are made larger", "", "What should happen to gradients shorter than max_norm?"
     if explained(lambda r, i: due**2):
         return "scaled twice", "", "How often does your loop meet each gradient?"
     for name, (norm, question) in wrong_norms(case).items():
@@ -224,11 +224,11 @@ def wrong_norms(case: Case) -> dict[str, tuple[Callable[[int, int], float], str]
         ),
         "clipped by the norm of each shard": (
             lambda r, i: x[r, i].sqrt().item(),
-            "If each part of a vector is scaled by another factor, where does the vector point?",
+            "If each part of a vector is scaled by a different factor, where does the vector point?",
         ),
         "clipped by the norm of each layer": (
             lambda r, i: x[:, i].sum().sqrt().item(),
-            "Of how many vectors is the global norm the length?",
+            "The global norm is the length of how many vectors?",
         ),
         "norms are added, and not their squares": (lambda r, i: x.sum(1).sqrt().sum().item(), length),
         "the norms of all shards are added": (lambda r, i: x.sqrt().sum().item(), length),
@@ -250,8 +250,8 @@ def right_norm(case: Case, rank: int, returned: Any) -> None:
         return
     text = f"{case}: the gradients are right, but rank {rank} returned {returned:.6g}"
     if math.isclose(returned, case.norm * min(1.0, case.times), rel_tol=1e-3):
-        raise Wrong(text, "Which of the two tells that something has exploded?", "the norm after clipping")
+        raise Wrong(text, "Which of the two norms shows that something has exploded?", "the norm after clipping")
     for name, (norm, question) in wrong_norms(case).items():
         if math.isclose(returned, norm(rank, 0), rel_tol=1e-3):
             raise Wrong(text, question, name)
-    raise Wrong(text, "What was the norm, before you changed anything?", "another norm")
+    raise Wrong(text, "What was the norm, before you changed anything?", "a different norm")

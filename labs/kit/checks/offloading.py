@@ -2,7 +2,7 @@
 
 The tier is made here: what it hands out is a new tensor, and what an update gives is another one.  Nothing is judged by
 the clock: an update waits until the next fetch has begun, and a store until the next update has; one that waits in
-vain tells that nothing overlaps.  Counted are the parameters whose state is alive at the same time.
+vain shows that nothing overlaps.  Counted are the parameters whose state is alive at the same time.
 
 With none, one and many parameters, in any order, some missing; with a tier that fails in a fetch, and in a store.
 """
@@ -219,7 +219,7 @@ class Seen:
 
     def crowded(self) -> str | None:
         most = self.outcome.most
-        return f"at one moment the state of {len(most)} was here: {list(most)}" if len(most) > MOST else None
+        return f"at one moment the state of {len(most)} parameters was here: {list(most)}" if len(most) > MOST else None
 
     def unfinished(self) -> str | None:
         late = [i for i in self.case.due if ("store", i) not in self.outcome.ended]
@@ -240,31 +240,33 @@ def swallowed(seen: Seen) -> str | None:
 MISTAKES = (
     Mistake(
         "an error is lost",
-        "Who asks a future for its result, and what does it do where the call has raised?",
+        "Who asks a future for its result, and what does it do if the call has raised?",
         swallowed,
-        shows="a full disk, no error, and a training that is gone",
+        shows="a full disk, no error, and a training run that is lost",
     ),
     Mistake(
-        "more than it should",
-        "Which parameters take this step, and how often each?",
+        "called too often, or for others",
+        "Which parameters take this step, and how often does each?",
         Seen.more,
     ),
     Mistake(
-        "other numbers are updated",
-        "Whose values has the fetch brought that you waited for?",
+        "the wrong numbers are updated",
+        "Whose values did the fetch that you waited for bring?",
         lambda seen: seen.given("update"),
     ),
     Mistake(
-        "other numbers are stored",
+        "the wrong numbers are stored",
         "What does update return, and what becomes of it?",
         lambda seen: seen.given("store"),
         shows="a step that changes nothing on the tier",
     ),
-    Mistake("one is left out", "Which parameter has nobody behind it?", unless_it_fails(Seen.missing)),
+    Mistake("one is left out", "Which parameter has no other after it?", unless_it_fails(Seen.missing)),
     Mistake(
         "in another order",
         "In which order are the parameters due?",
-        unless_it_fails(lambda seen: seen.of("update") != list(seen.case.due) and f"updated were {seen.of('update')}"),
+        unless_it_fails(
+            lambda seen: seen.of("update") != list(seen.case.due) and f"the updates were {seen.of('update')}"
+        ),
     ),
     Mistake(
         "returned too early",
@@ -286,12 +288,14 @@ MISTAKES = (
     ),
     Mistake(
         "the next update waits for a store",
-        "Who waits for a store, and when is the earliest moment at which that is needed?",
+        "Who waits for a store, and when must somebody wait for it at the earliest?",
         lambda seen: seen.in_vain("store", "while {} was stored, the next update did not begin"),
     ),
     Mistake(
         "threads are left behind",
-        "Which thread is still there after a thousand steps?",
-        lambda seen: seen.outcome.threads > 0 and f"{seen.outcome.threads} more than before your function was called",
+        "Which threads are still there after a thousand steps?",
+        lambda seen: (
+            seen.outcome.threads > 0 and f"there are {seen.outcome.threads} more than before your function was called"
+        ),
     ),
 )

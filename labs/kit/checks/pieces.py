@@ -1,7 +1,7 @@
 """Is each rank's piece the piece that is due?  Where not: the first element, and what it is made of.
 
 A layer's vector is cut in N pieces, piece r for rank r.  In stage 1 all pieces are looked at on all ranks, after each
-step of one process's optimizer; in stage 2 on each rank its own, of the mean gradient; in stage 3 all, bit by bit.
+step of one process's optimizer; in stage 2 each rank's own, of the mean gradient; in stage 3 all, bit for bit.
 """
 
 from __future__ import annotations
@@ -97,14 +97,14 @@ def misplaced_update(case: Case, ranks: list[Step], rank: int, due: list[Tensor]
         return (
             "nobody gathers the parameters",
             "Each rank has updated its own piece, and has the others as they were.",
-            "How do the other ranks get to know the piece that you have updated?",
+            "How do the other ranks learn the piece that you have updated?",
         )
     for c in range(n):
         other = next((o for o in range(n) if close(piece(case, step.after, c), piece(case, due, o), case.dtype)), c)
         if other != c:
             return (
                 "the pieces are rotated",
-                f"In the place of piece {c} stands piece {other}.",
+                f"Piece {other} stands in the place of piece {c}.",
                 "Which piece of full is rank r's?",
             )
     return None
@@ -166,7 +166,7 @@ def made_of(case: Case, ranks: list[Step], index: int, found: Tensor) -> Named:
         return (
             "read before it was written",
             "There are numbers in it that nobody has written.",
-            "Who writes into this tensor, and when has he done so?",
+            "Who writes into this tensor, and when is that done?",
         )
     for shift in range(n):
         place = (index + shift) % n
@@ -182,14 +182,14 @@ def made_of(case: Case, ranks: list[Step], index: int, found: Tensor) -> Named:
             )
         mistake, sentence = first_fit(COEFFICIENTS, Made((times * n * k).view(n, k), index))
         return mistake.name, sentence, mistake.question
-    return "", "It is no mixture of the ranks' gradients.", "Which gradients went into this one, and how often?"
+    return "", "It is not a mixture of the ranks' gradients.", "Which gradients went into this one, and how often?"
 
 
 # ---- stage 3 ---------------------------------------------------------------------------------------------
 
 
 def judge_gathered(case: Case, steps_of: list[list[Step]]) -> None:
-    """Whatever was gathered is everybody's shards, in full's dtype, bit by bit."""
+    """Whatever was gathered is everybody's shards, in full's dtype, bit for bit."""
     values = case.values()
     order = [index for index, _ in passes(case, list(range(len(values))))]
     for number in range(case.steps):
@@ -213,7 +213,7 @@ def misgathered(case: Case, due: Tensor, rank: int, found: Tensor, number: int) 
     if torch.equal(found, before) and number:
         return (
             "the parameters of the step before",
-            "So they were one step ago.",
+            "These are the numbers of one step ago.",
             "What has the optimizer changed since, and who has told the others?",
         )
     if close(found, right, torch.bfloat16):
@@ -233,7 +233,7 @@ def misgathered(case: Case, due: Tensor, rank: int, found: Tensor, number: int) 
             if other != c and torch.equal(pieces[c], x):
                 return (
                     "the pieces are rotated",
-                    f"In the place of piece {c} stands piece {other}.",
+                    f"Piece {other} stands in the place of piece {c}.",
                     "Whose shard belongs where?",
                 )
     return "", "It is not what the ranks hold in their shards.", "What does each rank bring, and where does it go?"

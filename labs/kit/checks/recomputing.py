@@ -1,13 +1,13 @@
 """Do activations take less memory, and is it still the same training?  What recomputation must get right.
 
     checkpoint           fn(layer, x) in the place of every layer: each is computed once more, and keeps its input
-    place_checkpoints    fn(model) changes a GPT: so much memory at most, and so much computed again at most
+    place_checkpoints    fn(model) changes a GPT: at most so much memory, and at most so much computed again
 
 Numbers are compared with those of the same model untouched, in float64, with the same random numbers: where the
 input of the first layer needs no gradient, with several forwards before the first backward, with dropout.  Bytes are
 all but parameters and gradients, at every moment of the step; what Python and numpy hold besides is counted, too.
-Computed again are multiplications (of matrices, and in attention), as a share of the layers' forward; at other depths,
-too.
+What is computed again is counted in multiplications (of matrices, and in attention), as a share of the layers' forward;
+at other depths, too.
 """
 
 from __future__ import annotations
@@ -105,17 +105,17 @@ def right_numbers(case: Case, outcome: Outcome) -> None:
         right_gradients(case, plain, found)
         if not torch.equal(plain.random, found.random):
             raise Wrong(
-                f"{case}: after a step, torch's random numbers go on from another place than without recomputation",
+                f"{case}: after a step, torch's random numbers go on from a different place than without recomputation",
                 "Which numbers would the rest of the program have drawn, had nothing been computed twice?",
                 "the second run disturbs the random numbers",
             )
-    right_output(f"{case}: under no_grad", *outcome.without_grad, "other outputs under no_grad")
+    right_output(f"{case}: under no_grad", *outcome.without_grad, "different outputs under no_grad")
 
 
 def right_outputs(case: Case, number: int, plain: Step, found: Step) -> None:
     late = "" if number == 0 else ", in the second step"
     for one, other in zip(found.losses, plain.losses, strict=True):
-        right_output(f"{case}{late}", one, other, "other outputs")
+        right_output(f"{case}{late}", one, other, "different outputs")
 
 
 def right_output(when: str, found: Tensor, plain: Tensor, mistake: str) -> None:
@@ -147,11 +147,14 @@ def right_gradients(case: Case, plain: Step, found: Step) -> None:
         f"{case}: {len(wrong)} of {len(due)} gradients differ, first that of {wrong[0]!r} at "
         f"[{', '.join(map(str, at))}]: it is {instead(one[at], other[at])}"
     )
-    mistake, question = "other gradients", "What does the second run see that the first one did not?"
+    mistake, question = "different gradients", "What does the second run see that the first one did not?"
     if case.dropout:
         mistake, question = "the random numbers are not kept", "Which units has the second run dropped?"
     elif case.waiting > 1:
-        mistake, question = "one forward forgets another", "Where does what belongs to one call live, between the two?"
+        mistake, question = (
+            "one forward overwrites another's state",
+            "Between the two runs of one call, where does what belongs to it live?",
+        )
     raise Wrong(text, question, mistake)
 
 
@@ -171,7 +174,7 @@ def within(budget: Budget, parameters: int, recording: Recording, outcome: Outco
     plain, found = (Held.of(recording, step, parameters) for step in (0, 1))
     held, left, again = found.most / plain.most, found.left / plain.most, outcome.again
     text = (
-        f"the step holds {held:.2f} × as much as before ({left:.2f} × as backward begins); the budget is "
+        f"the step holds {held:.2f} × as much as before ({left:.2f} × when backward begins); the budget is "
         f"{budget.held:.2f} ×\n{again:.2f} × the layers' forward is computed again; the budget is {budget.again:.2f} ×"
     )
     if again < 0.01 and held > 0.95:
@@ -196,7 +199,7 @@ def within(budget: Budget, parameters: int, recording: Recording, outcome: Outco
     )
 
 
-DEAR = "Which operations are dear to compute, and which only dear to keep?"
+DEAR = "Which operations are expensive to compute, and which only expensive to keep?"
 
 
 def again_at_any_depth(budget: Budget, case: Case, outcome: Outcome) -> None:
@@ -208,7 +211,7 @@ def again_at_any_depth(budget: Budget, case: Case, outcome: Outcome) -> None:
     for name, runs in outcome.runs.items() if budget.runs else ():
         if runs < budget.runs:
             text = f"{case}: layer {name!r} runs {runs:.3g} × for each forward of the model; {budget.runs} × is due"
-            question = "What needs the kept tensors, if not the input: the gradients of which parameters?"
+            question = "If the input needs no gradient, which parameters' gradients need the kept tensors?"
             if case.frozen:
                 raise Wrong(text, question, "nothing is recomputed where the input needs no gradient")
             raise Wrong(text, "Where does backward find what the first run has made?", "nothing is recomputed")
@@ -219,7 +222,7 @@ def too_much(left: float, found: Held, budget: Budget) -> tuple[str, str]:
     if left > budget.held:
         return "What is kept from forward to backward, and what of it could be computed again?", "too much is kept"
     if found.forward:
-        return "Room is needed for the highest moment of all. When is a layer's memory given back?", "freed too late"
+        return "The highest moment of all is what counts. When is a layer's memory given back?", "freed too late"
     if found.come > 0.6:
         return "Who still holds a layer's activations when its backward is over?", "not freed after use"
     return "At what moment of backward is everything there again?", "too much at once in backward"
@@ -227,7 +230,7 @@ def too_much(left: float, found: Held, budget: Budget) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes beside parameters and gradients."""
+    """Bytes besides parameters and gradients."""
 
     most: int  # in a step
     left: int  # as backward begins

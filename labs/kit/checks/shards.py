@@ -1,11 +1,11 @@
-"""Is each rank left with its shard?  What the stages of ZeRO must get right, on layers that are flat vectors.
+"""Is each rank left with its shard?  What the stages of ZeRO must get right, for layers that are flat vectors.
 
     partition_optimizer    each rank's optimizer has 1/N of the vector; after its step everybody has all of it
     gradient_ready         a gradient goes to its owners as soon as it is there, and is dropped
     gather_and_drop        a layer's parameters are there while it computes, and only then
 
 What must come out is what one process has (layers.py, pieces.py).  The bytes sent are those of a reduce-scatter and an
-all-gather.  The bytes held are looked at over whole steps: what is there for a moment only counts as well.
+all-gather.  The bytes held are looked at over whole steps: what is there only for a moment counts as well.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def partition_optimizer(fn: Callable[..., Any], seed: int) -> str:
     # The gradients (whole, in stage 1), and of a shard: two moments, perhaps a copy of it, and its gradient.
     held.at_most((1 + 4 / 4) * LAYERS, "parameters", KEEPS_COPIES, KEEPS_COPIES)
     state = held.peak("S") / (2 * LAYERS)
-    copy = " (a copy of the shard among it)" if state > 0.3 else ""
+    copy = " (a copy of the shard included)" if state > 0.3 else ""
     return (
         f"you hold {state:.2f} × the optimizer's state per rank{copy}, and sent {sent:.2f} × the vector per step; "
         "the least possible is 0.25 × and 1.50 ×"
@@ -89,8 +89,8 @@ def gradient_ready(fn: Callable[..., Any], seed: int) -> str:
     held = Held(case, job(scatter, fn, [case], ranks=4, record="memory"))
     kept = held.at_most(LAYERS / 4, "parameters", KEEPS_GRADIENTS, FREES_LATE)
     return (
-        f"beside the layer in flight you held {kept / LAYERS:.2f} × the gradients, and sent {sent:.2f} × the gradients "
-        "per rank and micro-batch; the least possible is 0.25 × and 0.75 ×"
+        f"besides the layer in flight you held {kept / LAYERS:.2f} × the gradients, and sent {sent:.2f} × the "
+        "gradients per rank and micro-batch; the least possible is 0.25 × and 0.75 ×"
     )
 
 
@@ -116,7 +116,7 @@ def gather_and_drop(gather: Callable[..., Any], drop: Callable[..., Any], seed: 
     held.at_most(0, "shards", KEEPS_PARAMETERS, MORE_THAN_A_LAYER)
     most = held.peak("P")
     return (
-        f"you held {most:.2f} × a layer beside the shards, and sent {sent:.2f} × a layer for each gather; "
+        f"you held {most:.2f} × a layer besides the shards, and sent {sent:.2f} × a layer for each gather; "
         "the least possible is 1.00 × and 0.75 ×"
     )
 
@@ -178,7 +178,7 @@ class Played:
             if sent < 0.98 * due:
                 raise Wrong(
                     f"{case}: the ranks sent {sent:,} bytes in a step; {due:,} is the least possible",
-                    "By which other way did the numbers come?",
+                    "How else did the numbers get there?",
                     "less than the least possible",
                 )
         return self.recording.sent(0, self.steps[-1]) / whole
@@ -202,7 +202,7 @@ def hinted(wrong: Wrong) -> Wrong:
     """What torch says of two common slips, by their names."""
     text = wrong.answer.text
     if any(sign in text for sign in ("storage of size 0", "SIGSEGV", "SIGBUS")):
-        question = "How many bytes has full's storage when gather begins, and how many when the numbers arrive?"
+        question = "How many bytes does full's storage have when gather begins, and how many when the numbers arrive?"
         return Wrong(text, question, "there is no memory to gather into")
     if any(sign in text for sign in ("is being modified inplace", "is being used in an in-place operation")):
         return Wrong(text, UNSEEN, "autograd sees the change")
@@ -226,7 +226,7 @@ def only_its_own(played: Played) -> None:
             raise Wrong(
                 f"{case}: on rank {rank} there are {run.first} optimizers after the first step, and "
                 f"{len(run.elements)} after the last",
-                "Where are the moments of the steps before?",
+                "Where are the moments of earlier steps?",
                 "a new optimizer in every step",
             )
         if sum(run.elements) > due:
@@ -239,7 +239,7 @@ def only_its_own(played: Played) -> None:
         if sum(run.elements) < due:
             raise Wrong(
                 f"{case}: rank {rank}'s optimizers have {sum(run.elements)} elements; {due} are its own",
-                "Who updates the others?",
+                "Who updates the other elements?",
                 "an optimizer of too few elements",
             )
 
@@ -250,10 +250,10 @@ def only_its_own(played: Played) -> None:
 def too_many(case: Case, text: str, events: list[Event]) -> Wrong:
     wider = {e.dtype for e in events if getattr(torch, e.dtype or "bool").itemsize > case.dtype.itemsize}
     if wider and case.shards != case.dtype:
-        question = "In which dtype does the layer compute, and what do the other digits cost on the way?"
+        question = "In which dtype does the layer compute, and what do the extra digits cost on the way?"
         return Wrong(f"{text}; they travel as {' and '.join(wider)}", question, "the compute dtype is ignored")
     if wider:
-        return Wrong(text, f"Who needs {' and '.join(wider)}?", "another dtype travels")
+        return Wrong(text, f"Who needs {' and '.join(wider)}?", "a different dtype travels")
     if any(event.op == "all_reduce" and event.bytes_in > 64 for event in events):
         question = "An all-reduce brings everything to everybody. Who needs which part?"
         return Wrong(text, question, "an all-reduce where a part is enough")
@@ -264,8 +264,11 @@ def too_many(case: Case, text: str, events: list[Event]) -> Wrong:
 
 BYTES = ("P", "G", "S", "comm", "temporary")
 KEEPS_COPIES = ("full copies are kept", "What do you keep from one step to the next, and how large is it?")
-KEEPS_GRADIENTS = ("the whole gradient is kept elsewhere", "Which of your variables still knows the whole gradient?")
-KEEPS_PARAMETERS = ("copies of full parameters are kept", "Which of your variables still knows what was gathered?")
+KEEPS_GRADIENTS = (
+    "the whole gradient is kept elsewhere",
+    "Which of your variables still refers to the whole gradient?",
+)
+KEEPS_PARAMETERS = ("copies of full parameters are kept", "Which of your variables still refers to what was gathered?")
 FREES_LATE = ("freed only at the end of backward", "How many layers' gradients are there when the last one comes?")
 MORE_THAN_A_LAYER = ("more than a layer at a time", "How many copies of the layer are there while you gather it?")
 
@@ -308,8 +311,8 @@ class Held:
                 found, when = (rest, "when a step is over") if stays else (most, "at a moment of the step")
                 mistake, question = kept if stays else in_between
                 raise Wrong(
-                    f"{self.case}, {LAYERS} layers: beside the {beside}, rank {rank} held {found:.2f} × a layer {when};"
-                    f" {layers:g} × {'is' if stays else 'and a layer in flight are'} enough",
+                    f"{self.case}, {LAYERS} layers: besides the {beside}, rank {rank} held {found:.2f} × a layer "
+                    f"{when}; {layers:g} × {'is' if stays else 'and a layer in flight are'} enough",
                     question,
                     mistake,
                 )

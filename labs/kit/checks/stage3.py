@@ -24,7 +24,7 @@ from labs.kit.checks.job import job, noted
 from labs.kit.checks.left import AFTERMATH, Aftermath
 from labs.kit.record import mark
 
-DIM, BATCH, LEARNING_RATE, STEPS = 6, 5, 0.1, 2  # 36 elements a layer: they divide by 2 ranks and by 3
+DIM, BATCH, LEARNING_RATE, STEPS = 6, 5, 0.1, 2  # 36 elements per layer: 2 ranks divide them, and 3
 
 
 @answered
@@ -213,7 +213,7 @@ def kept_for_backward(seen: Seen) -> str | None:
 
 def too_often(seen: Seen) -> str | None:
     layers = [layer for layer in range(seen.depth) if seen.count("gather", layer) > 2]
-    return f"{named(layers)} was gathered {seen.count('gather', layers[0])} times" if layers else None
+    return f"{named(layers)} gathered {seen.count('gather', layers[0])} times" if layers else None
 
 
 def twice(seen: Seen) -> str | None:
@@ -233,7 +233,7 @@ EVENTS = (
     *(
         Mistake(
             f"a layer without {what}()",
-            "Which layers does the step pass, and which events does each have?",
+            "Which layers does the step pass through, and which events does each have?",
             missing(what),
         )
         for what in ("forward", "backward", "reduce", "update")
@@ -254,7 +254,7 @@ EVENTS = (
     ),
     Mistake(
         "gradients wait for each other",
-        "Whose is three quarters of a gradient, once its layer's backward is over?",
+        "Who owns the other parts of a gradient, once its layer's backward is over?",
         lambda seen: (layers := seen.together("backward", "reduce")) and f"{named(layers)} had whole gradients",
         shows="G grows through backward, and is whole at its end: stage 1",
     ),
@@ -267,7 +267,7 @@ EVENTS = (
     ),
     Mistake(
         "not one process's parameters",
-        "In which order does backward pass the layers, and what does each hand to the next?",
+        "In which order does backward pass through the layers, and what does each hand to the next?",
         lambda seen: bool(seen.wrong) and f"the parameters of {named(seen.wrong)} are not those of one process",
     ),
 )

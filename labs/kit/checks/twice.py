@@ -149,7 +149,9 @@ def changed(plain: nn.Module, model: nn.Module) -> tuple[str, str, str] | None:
         if before[name].requires_grad != after[name].requires_grad:
             return f"requires_grad of {name!r} has changed", "Who decides what is trained?", "requires_grad has changed"
         if before[name].dtype != after[name].dtype or not torch.equal(before[name], after[name]):
-            text = f"the parameter {name!r} was {show(before[name])}, and is {show(after[name])}, with other numbers"
+            text = (
+                f"the parameter {name!r} was {show(before[name])}, and is {show(after[name])}, with different numbers"
+            )
             return text, "What, besides activations, may the function change?", "the parameters have changed"
     return None
 

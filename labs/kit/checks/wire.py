@@ -1,6 +1,6 @@
-"""A slow wire: what is only right by luck on a quick one goes wrong on this one.
+"""A slow wire: what is right only by luck on a quick one goes wrong on this one.
 
-    a send        leaves a moment late, by another moment on every rank; its tensor must not change before wait()
+    a send        leaves a moment late, a different moment on every rank; its tensor must not change before wait()
     a receive     its buffer holds nonsense until the message is there
 
 Both are what `torch.distributed` promises and no more: between `isend` or `irecv` and `wait()` the tensor is not yours.

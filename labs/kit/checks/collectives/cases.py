@@ -157,7 +157,7 @@ def drawn(kind: Kind, seed: int) -> dict[int, list[Case]]:
         return [case(ranks, size, only, root=root % ranks) for root, size in enumerate(sizes)]
 
     even, many = 4 * draw.randrange(6, 12), draw.choice((5, 6, 7, 8))
-    whole = "right only for some sizes" if kind.rooted else "right only when the size divides by the number of ranks"
+    whole = "right only for some sizes" if kind.rooted else "right only when the number of ranks divides the size"
     one_dimension, root_0 = "right only in one dimension", "right only from root 0"
     four = [
         case(4, even),

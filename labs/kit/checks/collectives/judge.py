@@ -100,7 +100,7 @@ def every_job(kind: Kind, fn: Callable[..., Any], seed: int) -> Recording:
 
 
 class Held(NamedTuple):
-    """On one rank, beside the tensor, × the tensor: the most in each of two calls, and what is there after each."""
+    """On one rank, besides the tensor, × the tensor: the most in each of two calls, and what is there after each."""
 
     first: float
     after_first: float

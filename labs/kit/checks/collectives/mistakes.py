@@ -2,10 +2,10 @@
 
     RETURNED    a rank: what it returned, and did it refuse?
     LUCK        the call: right, and only because a message was quick?
-    VALUES      a rank whose numbers are wrong: whose stand there instead?
+    VALUES      a rank whose numbers are wrong: whose numbers stand there instead?
     IN_PLACE    a rank: is its own tensor right as well?
-    TRAFFIC     the call: built by hand, and no more sent than needs be?
-    LEFT        a rank: what is it without now, or has too much of?
+    TRAFFIC     the call: built by hand, and no more sent than needed?
+    LEFT        a rank: what has changed in its process, or what does it hold too much of?
     HELD        the same call twice, with its bytes held
 
 A wrong sum is taken apart by least squares: Σ c_i × what rank i brought.
@@ -133,7 +133,7 @@ def misplaced_piece(one: One) -> str | None:
     for place, piece in enumerate(one.case.pieces(one.found)) if one.kind is ALL_GATHER else ():
         for other, right in enumerate(one.case.pieces(one.expected)):
             if other != place and piece.numel() and torch.equal(piece, right[: len(piece)]):
-                return f"In the place of piece {place} stands piece {other}."
+                return f"Piece {other} stands in the place of piece {place}."
     return None
 
 
@@ -149,7 +149,7 @@ def misplaced_sum(one: One) -> str | None:
 def own_piece_only(one: One) -> str | None:
     if one.kind.sums and not one.kind.returns_piece:
         found, expected = (one.case.pieces(x)[one.index] for x in (one.found, one.expected))
-        return f"Piece {one.index}, its own, is right there." if close(found, expected, 1e-5) else None
+        return f"Piece {one.index}, its own, is right." if close(found, expected, 1e-5) else None
     return None
 
 
@@ -175,7 +175,7 @@ def made_of(one: One, fits: Callable[[Tensor], Any]) -> str | None:
     if times is None or not fits(times):
         return None
     told = ", ".join(f"rank {r}'s {c:.2g} times" for r, c in zip(one.case.members, times.tolist(), strict=True))
-    return f"What it holds there has {told}."
+    return f"What it holds there counts {told}."
 
 
 VALUES = (
@@ -186,7 +186,7 @@ VALUES = (
             one.found.dtype is torch.int64 and "Whole numbers this large are not exact in any floating-point dtype."
         ),
     ),
-    Mistake("right on one rank only", "How do the others get to know it?", right_on_one),
+    Mistake("right on one rank only", "How do the others learn it?", right_on_one),
     Mistake("nothing arrived", "Which line writes into the tensor that you were given?", unchanged),
     Mistake(
         "rounded on the way", "In which dtype do the numbers travel, and in which are they added?", right_but_for_digits
@@ -206,9 +206,9 @@ VALUES = (
     ),
     Mistake(
         "the pieces are rotated",
-        "Where does a partial sum end that sets out from rank r and takes N - 1 steps?",
+        "A partial sum sets out from rank r and takes N - 1 steps. Where does it end?",
         misplaced_sum,
-        shows="every number is right, and in another's place",
+        shows="every number is right, but in another's place",
     ),
     Mistake(
         "averaged instead of summed",
@@ -232,7 +232,7 @@ VALUES = (
 IN_PLACE = (
     Mistake(
         "not in place",
-        "From where would an all_gather go on?",
+        "Where would an all_gather go on from?",
         lambda one: (
             one.kind.returns_piece
             and not close(one.case.pieces(one.outcome.after[0])[one.index], one.expected, 1e-5)
@@ -246,7 +246,7 @@ IN_PLACE = (
 
 def built_in(call: Call) -> str | None:
     used = sorted({event.op for event in call.events} - {"send", "recv"})
-    return f"the values are right, but they came by dist's own {' and '.join(used)}" if used else None
+    return f"the values are right, but they came through dist's own {' and '.join(used)}" if used else None
 
 
 def another_dtype(call: Call) -> str | None:
@@ -304,15 +304,15 @@ TRAFFIC = (
         "Which ranks send what to whom inside of it? Build that from isend and irecv.",
         built_in,
     ),
-    Mistake("another dtype travels", "What does that cost, in bytes or in digits?", another_dtype),
+    Mistake("a different dtype travels", "What does that cost, in bytes or in digits?", another_dtype),
     Mistake(
         "whole tensors travel",
         "How large is what you hand to your neighbour, and which part of it is needed there?",
         whole_tensors,
-        shows="the right answer, N/2 to N times the bytes",
+        shows="the right answer, for N/2 to N times the bytes",
     ),
     Mistake("too many bytes", "", too_many_bytes),
-    Mistake("less than the least possible", "By which other way did the numbers come?", too_few_bytes),
+    Mistake("less than the least possible", "How else did the numbers get there?", too_few_bytes),
     Mistake("the root sends to all", "", from_the_root),
     Mistake("too many rounds", "", lambda call: call.kind.rooted and too_many_rounds(call)),
     Mistake(
@@ -340,7 +340,7 @@ LEFT = (
 HELD = (
     Mistake(
         "something is kept from every call",
-        "Which name still knows it when you have returned?",
+        "Which name still refers to it when you have returned?",
         lambda held: (
             held.after_second > held.after_first + 0.1
             and f"holds {held.after_first:.2f} × the tensor after one call, {held.after_second:.2f} × after two"
@@ -350,6 +350,6 @@ HELD = (
     Mistake(
         "full copies are kept",
         "Whose numbers do you keep after you have used them?",
-        lambda held: held.first > 1.05 and f"held {held.first:.2f} × the tensor beside the tensor itself",
+        lambda held: held.first > 1.05 and f"held {held.first:.2f} × the tensor besides the tensor itself",
     ),
 )

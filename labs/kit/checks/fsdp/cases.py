@@ -29,7 +29,7 @@ class Group(shared.Case):
     shapes: tuple[tuple[int, ...], ...] = ((5, 3), (3,))
     rest: torch.dtype = FP64
     steps: int = 2
-    held: bool = False  # bytes held are measured: nothing is noted beside
+    held: bool = False  # bytes held are measured: nothing else is noted
 
     def wholes(self, step: int) -> list[Tensor]:
         """All of each parameter as it is in this step: every rank knows it, and the learner's function does not."""

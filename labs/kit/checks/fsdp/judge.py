@@ -1,6 +1,6 @@
 """What FSDP adds to stage 3: parameters that travel together, ahead of time, and over two axes.
 
-    unshard_and_reshard    a group of parameters is there, bit by bit, by one collective; and then its memory is not
+    unshard_and_reshard    a group of parameters is there, bit for bit, by one collective; and then its memory is freed
     prefetch               while a layer computes, the next one's gather is under way, and no third one is held
     hsdp_gradient          this rank's piece of the mean over all ranks, by the least bytes
 
@@ -58,7 +58,7 @@ def unshard_and_reshard(unshard: Callable[..., Any], reshard: Callable[..., Any]
     calls = "1 collective" if sent.calls else f"{sent.messages} messages"
     return (
         f"you sent {sent.bytes / cases[-1].nbytes:.2f} × the group in {calls}; the least possible is 0.75 × in 1. You "
-        f"held {held.most:.2f} × of it meanwhile, where the table and the full tensors are 2.00 ×, and {held.rest:.2f} "
+        f"held {held.most:.2f} × it meanwhile, where the table and the full tensors make 2.00 ×, and {held.rest:.2f} "
         "× afterwards"
     )
 
@@ -89,7 +89,7 @@ def prefetch(fn: Callable[..., Any], seed: int) -> str:
 def hsdp_gradient(fn: Callable[..., Any], seed: int) -> str:
     """`fn(gradient, mesh) -> piece`: this rank's piece of the mean of all ranks' gradients, [n] -> [n / shards].
 
-    mesh: a labs.mesh.Mesh with the axes "replicate" and "shard"; n divides by the size of the latter.
+    mesh: a labs.mesh.Mesh with the axes "replicate" and "shard"; the size of the latter divides n.
     `gradient` stays as it is.
     """
     draw = Draw(seed)
@@ -107,7 +107,7 @@ def hsdp_gradient(fn: Callable[..., Any], seed: int) -> str:
     judge_held(mistakes.KEPT, recording, case, case.n * case.dtype.itemsize)
     whole = cases[-1].n * cases[-1].dtype.itemsize
     return (
-        f"on 2 × 2 ranks you sent {sent.bytes / whole:.2f} × the gradient, {sent.crossing / whole:.2f} × of it "
+        f"on 2 × 2 ranks you sent {sent.bytes / whole:.2f} × the gradient, of that {sent.crossing / whole:.2f} × "
         "between replicas; the least possible is 1.00 × and 0.50 ×"
     )
 
@@ -125,13 +125,13 @@ def played(judge: Callable[[], None], recording: Recording, step: int) -> None:
 def judge_visits(case: Group, step: int, visits: list[Visit]) -> None:
     for rank, visit in enumerate(visits):
         for number, found in enumerate(visit.gathered):
-            refuse(mistakes.GATHERED, found, f"{case}: on rank {rank}, after unshard, of parameter {number} ")
+            refuse(mistakes.GATHERED, found, f"{case}: on rank {rank}, after unshard, parameter {number}: ")
         for number in range(len(case.shapes)):
             p = Parameter(case, step, rank, number, visit.after[number])
             if not torch.equal(p.found, p.due):
                 refuse(mistakes.VALUES, p, f"{case}, step {step}: on rank {rank}, in parameter {number}, {p.first}\n")
         for number, found in enumerate(visit.dropped):
-            refuse(mistakes.DROPPED, found, f"{case}: on rank {rank}, after reshard, of parameter {number} ")
+            refuse(mistakes.DROPPED, found, f"{case}: on rank {rank}, after reshard, parameter {number}: ")
         refuse(mistakes.STEP, visit, f"{case}: on rank {rank} ")
 
 

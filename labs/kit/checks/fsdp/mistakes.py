@@ -2,13 +2,13 @@
 
 unshard, reshard       GATHERED, DROPPED    a parameter after each call
                        VALUES               a parameter whose numbers are not those of all ranks' shards
-                       STEP                 what a step left
-                       SENT                 a step on a rank: more sent than needs be, or less than can be?
+                       STEP                 what a step left behind
+                       SENT                 a step on a rank: more sent than needed, or less than possible?
                        HELD                 bytes held over whole steps
 prefetch               WALK                 what happened on a rank, in its order
 hsdp_gradient          PIECE                what a rank returned
-                       MEAN                 a piece that is not the mean's: of whose gradients is it made?
-                       ALIKE                replicas beside each other
+                       MEAN                 a piece that is not the mean's: whose gradients is it made of?
+                       ALIKE                replicas side by side
                        AVERAGED             a step: what was sent
                        WHOLE                what is behind the piece, and what the call left
                        KEPT                 bytes held over whole steps
@@ -46,14 +46,16 @@ NOT_FREED = "full parameters are never freed"
 SAME = "How can a storage change its size, and stay the same storage?"
 GATHERED = (
     Mistake(
-        "the parameter is another",
-        "Of which shape and dtype was it, before it was filled?",
+        "the parameter is a different one",
+        "What were its shape and dtype before it was filled?",
         lambda found: found.same and another(found),
     ),
     Mistake(
         "full has other memory",
         SAME,
-        lambda found: not found.same and "it has other memory than before, and the layer still looks at the old one",
+        lambda found: (
+            not found.same and "it has different memory than before, and the layer still looks at the old memory"
+        ),
     ),
     Mistake("storage of another size", "What does resize_ take: elements, or bytes?", other_size),
 )
@@ -62,7 +64,7 @@ DROPPED = (
         NOT_FREED,
         "What holds the memory: the tensor, or the storage that it shares with all of its views?",
         other_size,
-        shows="right, and a rank's memory grows up to the whole model",
+        shows="right, but a rank's memory grows up to the whole model",
     ),
     GATHERED[1],
     GATHERED[0],
@@ -80,7 +82,7 @@ def missing(p: Parameter) -> str | None:
 def of_another_time(p: Parameter) -> str | None:
     for step in range(p.step):
         if torch.equal(p.found, p.case.wholes(step)[p.number].to(p.case.dtype)):
-            return f"So it was in step {step}."
+            return f"That is what it was in step {step}."
     return None
 
 
@@ -89,7 +91,7 @@ def moved_rows(p: Parameter) -> str | None:
     for row, values in enumerate(p.found):
         same = [i for i, due in enumerate(p.due) if torch.equal(values, due)]
         if same and row not in same:
-            return f"In the place of row {row} stands row {same[0]}."
+            return f"Row {same[0]} stands in the place of row {row}."
     return None
 
 
@@ -115,7 +117,9 @@ VALUES = (
     Mistake(
         "one's own shard everywhere",
         WHOSE,
-        lambda p: len(p.mine) and all(torch.isin(row, p.mine).all() for row in p.found) and "All of it is the rank's.",
+        lambda p: (
+            len(p.mine) and all(torch.isin(row, p.mine).all() for row in p.found) and "All of it is the rank's own."
+        ),
     ),
     Mistake("a piece is missing", "Who has the other rows, and how do they get here?", missing),
     Mistake(
@@ -141,7 +145,7 @@ def too_many_calls(sent: Sent) -> str | bool:
 SENT = (
     Mistake(
         "gathered in the wrong dtype",
-        "In which dtype does the layer compute, and what do the other digits cost on the way?",
+        "In which dtype does the layer compute, and what do the extra digits cost on the way?",
         lambda sent: sent.wider and f"{sent.text}; they travel as {sent.wider}",
         shows="twice the bytes of the formula, with a param_dtype",
     ),
@@ -160,14 +164,14 @@ SENT = (
     Mistake("too many bytes", "Who has which rows already?", lambda sent: sent.bytes > sent.enough and sent.text),
     Mistake(
         "less than the least possible",
-        "By which other way did the rows come?",
+        "How else did the rows get there?",
         lambda sent: sent.bytes < sent.least and f"it sent {sent.bytes:,} bytes; its own rows are {sent.least:,}",
     ),
     Mistake(
         "a barrier",
-        "The gather is over when all rows are here. For what do the ranks wait after it, or before?",
+        "The gather is over when all rows are here. What do the ranks wait for after it, or before it?",
         lambda sent: sent.barriers > 0 and f"{sent.barriers} of its collectives are barriers",
-        shows="right, and every layer waits for the slowest rank once more",
+        shows="right, but every layer waits for the slowest rank once more",
     ),
 )
 STEP = (
@@ -181,12 +185,12 @@ STEP = (
 HELD = (
     Mistake(
         "copies of full parameters are kept",
-        "Which of your variables still knows what was gathered?",
+        "Which of your variables still refers to what was gathered?",
         lambda held: held.rest > 0.2 and f"held {held.rest:.2f} × the group when all was over",
     ),
     Mistake(
         "more than two copies at a time",
-        "What travels, and what the layer computes with: which third copy is there?",
+        "One copy travels, and the layer computes with another: what is the third?",
         lambda held: held.too_much and f"held {held.most:.2f} × the group {held.too_much}",
     ),
 )
@@ -240,7 +244,7 @@ WALK = (
         "every layer is held",
         "At the last layer's turn, what of the first one is still here? Then what has sharding saved?",
         held_at_once(lambda steps: len(set(steps.order)) > 2 and steps.most == len(set(steps.order))),
-        shows="quick, and the peak is the whole model's",
+        shows="quick, but the peak is the whole model's",
     ),
     Mistake(
         "gathered for nothing",
@@ -256,7 +260,7 @@ WALK = (
         "waited for before it is needed",
         "What could this rank compute, instead of standing still for the next layer?",
         waited_early,
-        shows="gathers set out early, and the waiting is as long as without",
+        shows="gathers begin early, but the waiting is as long as without prefetch",
     ),
     Mistake(
         "nothing is in flight while a layer computes",
@@ -266,8 +270,8 @@ WALK = (
     ),
     Mistake("some gathers come late", AHEAD, lambda steps: late(steps, lambda n, pairs: n > 0)),
     Mistake(
-        "other collectives",
-        "Who has asked for them?",
+        "collectives that nobody asked for",
+        "Which line begins them?",
         lambda steps: steps.collectives > steps.gathers and f"{steps.collectives} collectives, {steps.gathers} gathers",
     ),
     Mistake(
@@ -293,7 +297,7 @@ PIECE = (
         lambda piece: (
             piece.case.shape[1] > 1 and piece.found.numel() == piece.case.n and f"{piece.seen.kind} was returned"
         ),
-        shows="right, and each rank holds the whole gradient",
+        shows="right, but each rank holds the whole gradient",
     ),
     Mistake(
         "sharded along the wrong axis",
@@ -362,12 +366,12 @@ MEAN = (
     Mistake("another rank's piece", PLACE, another_piece),
     Mistake(
         "the other replicas are missing",
-        "When is the sum over the replicas there, and at which line do you read it?",
+        "When is the sum over the replicas available, and at which line do you read it?",
         divided_by_all,
     ),
     Mistake(
         "never averaged over the replicas",
-        "Who steps the same piece with another gradient, and how long do the copies stay equal?",
+        "Who steps the same piece with a different gradient, and how long do the copies stay equal?",
         one_axis(1),
         shows="the loss goes down on every rank, and the replicas drift apart",
     ),
@@ -401,7 +405,7 @@ ALIKE = (
 AVERAGED = (
     Mistake(
         "reduced in the wrong dtype",
-        "Who needs the other digits?",
+        "Who needs the extra digits?",
         lambda sent: sent.wider and f"{sent.text}; they travel as {sent.wider}",
     ),
     Mistake(
@@ -421,14 +425,14 @@ AVERAGED = (
     ),
     Mistake(
         "less than the least possible",
-        "By which other way did the gradients come?",
+        "How else did the gradients get there?",
         lambda sent: sent.bytes < sent.least and sent.text,
     ),
 )
 WHOLE = (
     Mistake(
         "a view keeps the whole gradient",
-        "When is memory freed, of which a view is left?",
+        "When is memory freed if a view of it is left?",
         lambda seen: seen.storage > seen.returned.nbytes and f"the memory behind the piece has {seen.storage} bytes",
     ),
     Mistake(
@@ -447,12 +451,12 @@ WHOLE = (
 KEPT = (
     Mistake(
         "gradients are kept from step to step",
-        "Which of your variables still knows what was there a step ago?",
+        "Which of your variables still refers to what was there a step ago?",
         lambda held: held.rest > 0.6 and f"held {held.rest:.2f} × the gradient when all was over",
     ),
     Mistake(
         "more than two copies at a time",
-        "What arrives, and what is added up: which third copy is there?",
+        "One copy arrives, and another is added up: what is the third?",
         lambda held: held.too_much and f"held {held.most:.2f} × the gradient {held.too_much}",
     ),
 )

@@ -1,7 +1,7 @@
 """What each rank does in a check of gradients.
 
 A step's reference is plain: before it, each rank takes the gradient of each of its micro-batches on a copy of its own
-that nobody has wrapped.  Afterwards stands what is done with the exercise's function, by its name:
+that nobody has wrapped.  Then comes what is done with the exercise's function, by its name:
 
     average_gradients    backward; then, watched, fn(model)
     accumulation         watched: fn(wrapped, batch)

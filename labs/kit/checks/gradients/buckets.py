@@ -3,8 +3,8 @@
     buckets(wrap)    wrap(model, **options) -> a module as data_parallel has it, whose buckets of 128 KiB `labs.ddp`
                      cuts, and whose options are those of `labs.ddp.DataParallel`
 
-Numbers and bytes are those of data_parallel.  Then some of the ranks are the group, and the all-reduce that the wrapper
-is given counts its calls.
+Numbers and bytes are those of data_parallel.  Then only some of the ranks are the group, and the all-reduce that the
+wrapper is given counts its calls.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def own_group(wrap: Callable[..., Any], draw: Draw, bucket_bytes: int) -> None:
         for number in range(case.steps):
             judge(case, [results[rank][0][number] for rank in group], 0, f"{when}, step {number}: ")
     except Wrong as wrong:
-        raise wrong.also("wrong in a group of some ranks") from None
+        raise wrong.also("wrong in a group of only some ranks") from None
     for rank in group:
         steps, calls = results[rank]
         refuse(OWN, (sum(step.begun for step in steps), due, calls), f"{when}, {case.steps} steps: on rank {rank} ")
@@ -79,7 +79,7 @@ ONE_EACH = Mistake(
 OWN = (
     ONE_EACH,
     Mistake(
-        "not by its own all-reduce",
+        "not with its own all-reduce",
         "Which all-reduce was the wrapper given, and under which name does it keep it?",
         lambda counts: counts[0] > counts[2] and f"{counts[0]} collectives were begun, {counts[2]} by self.all_reduce",
     ),

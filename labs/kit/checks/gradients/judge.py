@@ -131,7 +131,7 @@ def trained(ranks: list[Seen]) -> list[str]:
 
 
 class OfParameter:
-    """One parameter's gradient on one rank; of what a wrong one is made is asked of all on this rank that are wrong."""
+    """One parameter's gradient on one rank; what a wrong one is made of is asked of all that are wrong on this rank."""
 
     def __init__(self, ranks: list[Seen], rank: int, name: str, sent: int = 0) -> None:
         self.ranks, self.rank, self.name, self.sent = ranks, rank, name, sent  # sent: bytes in the step, by rank 0
@@ -197,7 +197,7 @@ class Traffic:
         self.times = self.sent / max(self.least, 1)
 
 
-# ---- bytes held, unequal replicas, parameters without use ------------------------------------------------
+# ---- bytes held, unequal replicas, unused parameters ------------------------------------------------
 
 
 class Held:
@@ -241,14 +241,16 @@ def unequal_replicas(wrap: Callable[..., Any], draw: Draw) -> None:
     ranks = outcome_or_refusal(wrap, case)
     if ranks:
         refuse(WRAPPED, ranks, f"{case}: ")
-        refuse(REPLICAS, ranks, f"{case}: each rank built its model from another seed; after wrap(model) and one step ")
+        refuse(
+            REPLICAS, ranks, f"{case}: each rank built its model from a different seed; after wrap(model) and one step "
+        )
 
 
 def unused_parameter(wrap: Callable[..., Any], draw: Draw) -> None:
-    """A parameter without use: an error is a right answer, and so is None; zeros are not, nor a hang."""
+    """An unused parameter: an error is a right answer, and so is None; zeros are not, nor is a hang."""
     case = draw.case(2, steps=2, spare=True)
     if ranks := outcome_or_refusal(wrap, case):
-        right_kind(ranks, f"{case}, a parameter without use: ")
+        right_kind(ranks, f"{case}, an unused parameter: ")
 
 
 def outcome_or_refusal(wrap: Callable[..., Any], case: Case) -> list[Seen]:

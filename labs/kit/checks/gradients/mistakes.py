@@ -5,8 +5,8 @@ STEP        a rank in a step: what has changed that must not?
 KIND        a parameter on a rank: is its gradient there, and of its shape and dtype?
 VALUES      a parameter whose gradient is not the mean: what is it made of (mixture.py)?
 BITS        a parameter on all ranks
-TRAFFIC     a step: more sent than needs be, or less than can be?
-LEFT        a rank after a step: what is other than before?
+TRAFFIC     a step: more sent than needed, or less than possible?
+LEFT        a rank after a step: what is different from before?
 HELD        a rank's steps with their bytes held
 GRAPHS      activations held with 1 micro-batch, and with 4
 REPLICAS    what became of replicas that started unequal
@@ -66,7 +66,7 @@ WRAPPED = (
         "other parameters than the model had",
         "From which numbers would one process train this model?",
         from_elsewhere,
-        shows="replicas agree, and the loss is another from the first step on",
+        shows="replicas agree, but the loss is different from the first step on",
     ),
 )
 
@@ -92,7 +92,7 @@ STEP = (
         "What does dropout do there?",
         lambda seen: seen.idle and "the model is in evaluation mode",
     ),
-    Mistake("another loss", "What should forward do besides calling the model?", another_loss),
+    Mistake("a different loss", "What should forward do besides calling the model?", another_loss),
 )
 
 # ---- which gradients there are ---------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def on_made(row: Mistake) -> Mistake:
 
 
 VALUES = (
-    Mistake("right on some ranks only", "How do the other ranks get to know the mean?", right_elsewhere),
+    Mistake("right on some ranks only", "How do the other ranks learn the mean?", right_elsewhere),
     Mistake("rounded on the way", "In which dtype do the gradients travel?", right_but_for_digits),
     replace(TIED, fits=lambda seen: seen.made and seen.names[0] and seen.names[1] == ["embed.weight"]),
     replace(ONE_RANK, fits=lambda seen: equal_everywhere(seen) and nothing_of_others(seen)),
@@ -223,7 +223,7 @@ TRAFFIC = (
         "synchronised at every micro-batch",
         "When do the other ranks need your gradients, if the optimizer steps once?",
         lambda t: t.case.micro_batches > 1 and t.times > t.case.micro_batches - 0.1 and too_much(t),
-        shows="the right gradients, and the bytes grow with the number of micro-batches",
+        shows="the right gradients, but the bytes grow with the number of micro-batches",
     ),
     Mistake(
         "forward outside of no_sync()",
@@ -235,7 +235,7 @@ TRAFFIC = (
     Mistake("too many bytes", "What does each rank send to whom, and how often does the same number travel?", too_much),
     Mistake(
         "less than the least possible",
-        "By which other way did the gradients come?",
+        "How else did the gradients get there?",
         lambda t: t.sent < t.least and f"the ranks sent {t.sent:,} bytes; {t.least:,} is the least possible",
     ),
 )
@@ -244,7 +244,7 @@ TRAFFIC = (
 
 KEPT = Mistake(
     "something is kept from every step",
-    "Which of your variables still knows what was there a step ago?",
+    "Which of your variables still refers to what was there a step ago?",
     lambda seen: (
         seen.kept > 0 and f"the wrapper's lists have {seen.kept} element{'s' * (seen.kept > 1)} more than a step before"
     ),
@@ -256,8 +256,8 @@ LEFT = (
     Mistake(
         "hooks are left behind",
         "How many hooks are there after a thousand steps?",
-        lambda seen: seen.hooks and f"there are {seen.hooks} hooks more than before the step",
-        shows="right, and every step takes longer than the one before",
+        lambda seen: seen.hooks and f"there are {seen.hooks} more hooks than before the step",
+        shows="right, but every step takes longer than the one before",
     ),
     Mistake(
         "not in place",
@@ -273,7 +273,7 @@ LEFT = (
         "the last backward is within no_sync()",
         "How does a wrapper that sends during backward know which one is the last?",
         lambda seen: seen.asleep and "no all-reduce had begun when sync() was called",
-        shows="right, and as slow as without overlap",
+        shows="right, but as slow as without overlap",
     ),
 )
 HELD = (
@@ -313,8 +313,8 @@ def still_unequal(ranks: list[Seen]) -> str | None:
 REPLICAS = (
     Mistake(
         "a replica that started from another seed",
-        "Equal gradients keep equal replicas equal. Who makes sure that they start so?",
+        "Equal gradients keep equal replicas equal. Who makes sure that they start equal?",
         still_unequal,
-        shows="wrong from step 0, each rank by itself fine",
+        shows="wrong from step 0, though each rank by itself looks fine",
     ),
 )

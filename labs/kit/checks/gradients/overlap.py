@@ -8,7 +8,7 @@ does, in its order: a layer's backward, a collective begun, one waited for, sync
 
     a chain    a bucket is full when the last of its layers has its gradients: its all-reduce begins then, and is
                waited for when backward is over
-    a fork     gradients are ready in another order on each rank: buckets must begin in the same one
+    a fork     gradients are ready in a different order on each rank: buckets must begin in the same one
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class Backward:
         self.full = [LAYERS - layers for layers in accumulate(sizes)]
 
     def at(self, what: str, number: int) -> int:
-        """Its place; behind all others where there is none."""
+        """Its place; after all others where there is none."""
         return self.events.index((what, number)) if (what, number) in self.events else len(self.events)
 
 
@@ -189,24 +189,24 @@ def begins_late(seen: Backward) -> str | None:
 def waits_early(seen: Backward) -> str | None:
     for number in seen.begun:
         if seen.at("wait", number) < seen.at("layer", 0):
-            return f"all-reduce {number} was waited for while layers had still to compute"
+            return f"all-reduce {number} was waited for while layers still had to compute"
     return None
 
 
 FORK = (
     ORDER := Mistake(
-        "buckets begin in another order on another rank",
+        "buckets begin in different orders on different ranks",
         "Which bucket's all-reduce may begin when the second bucket is full and the first is not?",
         lambda layer: f"the gradient of layer {layer} is not the mean",
-        shows="right where all ranks run the same graph; else gradients of other layers, or a hang",
+        shows="right where all ranks run the same graph; otherwise gradients of other layers, or a hang",
     ),
 )
 BESIDE = (
     Mistake(
-        "gradients are held beside their buckets",
+        "gradients are held outside their buckets",
         "Where do the gradients of the first micro-batches add up, and what lies there already?",
         lambda beside: beside and f"{beside} gradients were not in their buckets within no_sync()",
-        shows="right, and with micro-batches the gradients take twice the memory",
+        shows="right, but with micro-batches the gradients take twice the memory",
     ),
 )
 OVERLAP = (
@@ -225,8 +225,8 @@ OVERLAP = (
     ),
     Mistake(
         "some buckets begin after backward",
-        "Which bucket is full when the last hook has fired, and who looks?",
+        "Which bucket is full when the last hook has fired, and who checks?",
         lambda seen: seen.after and f"{len(seen.after)} of {len(seen.full)} all-reduces began after backward",
     ),
-    Mistake("a full bucket lies idle", "When do you look whether a bucket is full?", begins_late),
+    Mistake("a full bucket lies idle", "When do you check whether a bucket is full?", begins_late),
 )

@@ -1,7 +1,7 @@
-"""Where is a rank on a mesh, and who are those along each axis with it?
+"""Where is a rank on a mesh, and which ranks are along each axis with it?
 
-Arithmetic on meshes of one to four axes, of one rank up to some hundred, each asked from all of its ranks: on four
-processes, each asked of other ranks than its own.  Nothing is sent.
+Arithmetic on meshes of one to four axes, of one rank up to some hundred, each asked about all of its ranks: on four
+processes, each of which is asked about other ranks than its own.  Nothing is sent.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def neighbours(fn: Callable[..., Any], seed: int) -> str:
             raise wrong.also(case.only) from None
         for process in range(PROCESSES):
             if results.recording.sent(process, step):
-                raise Wrong(f"{case}: bytes were sent", "What would the others tell you?", "sent, and not reckoned")
-    return f"{len(cases)} meshes of up to 4 axes, from all of their ranks, and not a message"
+                raise Wrong(f"{case}: bytes were sent", "What would the others tell you?", "sent, and not worked out")
+    return f"{len(cases)} meshes of up to 4 axes, for all of their ranks, and not one message"
 
 
 def drawn(seed: int) -> list[Case]:
@@ -96,7 +96,7 @@ def all_meshes(fn: Callable[..., Any], cases: list[Case]) -> list[Found]:
 
 
 def process_of(rank: int) -> int:
-    """That is asked where this rank is: never one of the same number."""
+    """The one that is asked where this rank is: never the one of the same number."""
     return (rank + 1) % PROCESSES
 
 
@@ -141,7 +141,7 @@ class Seen:
 
     @property
     def told(self) -> str:
-        return f"of rank {self.wrong} it says {self.found[self.wrong]}"
+        return f"for rank {self.wrong} it says {self.found[self.wrong]}"
 
     def coordinates(self, other: Callable[[int], Iterable[int]]) -> bool:
         return self.wrong is not None and self.all(lambda rank, place: place[0] == list(other(rank)))
@@ -157,14 +157,16 @@ def judge(case: Case, outcomes: list[Found]) -> None:
     for process, outcome in enumerate(outcomes):
         refuse(AFTERMATH, outcome, f"{case}: on process {process} ")
         if not outcome.again:
-            raise Wrong(f"{case}: a second call says something else", "What is kept between them?", "not twice alike")
+            raise Wrong(
+                f"{case}: a second call says something else", "What is kept between them?", "not the same twice"
+            )
 
 
 def form(bad: Callable[[Any], bool]) -> Callable[[Seen], str | None]:
     """Of the first rank whose answer is so."""
 
     def fits(seen: Seen) -> str | None:
-        return next((f"of rank {rank} it says {place}" for rank, place in seen.found.items() if bad(place)), None)
+        return next((f"for rank {rank} it says {place}" for rank, place in seen.found.items() if bad(place)), None)
 
     return fits
 
@@ -185,7 +187,7 @@ FORM = (
     ),
     Mistake(
         "not whole numbers",
-        "What does / make of two whole numbers, and what //?",
+        "What does / make of two whole numbers, and what does //?",
         form(lambda place: not whole(place)),
     ),
 )
@@ -234,7 +236,7 @@ PLACES = (
         "the first axis is made of neighbours",
         ROWS,
         lambda seen: columns_first(seen) and seen.told,
-        shows="the right groups, on the wrong axes: what should stay inside a node crosses",
+        shows="the right groups, on the wrong axes: what should stay inside a node leaves it",
     ),
     Mistake(
         "the coordinate is reversed",
@@ -243,11 +245,11 @@ PLACES = (
     ),
     Mistake(
         "it counts from 1",
-        "Which coordinate has rank 0?",
+        "What is the coordinate of rank 0?",
         lambda seen: seen.coordinates(lambda rank: [n + 1 for n in seen.case.due(rank)[0]]) and seen.told,
     ),
     Mistake(
-        "of the process, and not of the rank that was asked for",
+        "the place of the process, and not of the rank that was asked for",
         "Whose place does the caller want to know?",
         lambda seen: (
             seen.coordinates(lambda rank: seen.case.due(process_of(rank) % prod(seen.case.shape))[0]) and seen.told
@@ -255,10 +257,10 @@ PLACES = (
     ),
     Mistake(
         "not one number for each axis",
-        "How many axes has the mesh, and so how many numbers a coordinate?",
+        "How many axes does the mesh have, and so how many numbers a coordinate?",
         differs(0, lambda found, due: len(found) != len(due)),
     ),
-    Mistake("the coordinate is another", "", differs(0, lambda found, due: True)),
+    Mistake("a different coordinate", "", differs(0, lambda found, due: True)),
     Mistake(
         "not one group for each axis",
         "Of how many groups is a rank a member?",
@@ -298,8 +300,8 @@ PLACES = (
         ),
     ),
     Mistake(
-        "a group is another",
-        "Along an axis one number of the coordinate changes. Which ranks are that?",
+        "a different group",
+        "Along an axis one number of the coordinate changes. Which ranks are those?",
         differs(1, lambda found, due: True),
     ),
 )

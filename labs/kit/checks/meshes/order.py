@@ -1,7 +1,7 @@
 """In which order of the axes does a redistribution send least?  The ranks obey the order; what they send is recorded.
 
-Each axis goes from its placement to the wanted one in one step; no dim is cut along two axes, so that every order is
-right.  What an order sends is compared with the least of all orders, which is tried on paper; SLACK is for padding, of
+Each axis goes from its placement to the wanted one in one step; no dim is cut along two axes, so every order is
+right.  What an order sends is compared with the least of all orders, which are tried on paper; SLACK is for padding, of
 which some orders have a little more where dims do not divide.
 """
 
@@ -265,7 +265,7 @@ def anything(before: Placement, after: Placement) -> bool:
 
 
 FORM = (
-    Mistake("nothing is returned", "Who is to follow the order?", lambda seen: seen.order == "None"),
+    Mistake("nothing is returned", "Who will follow the order?", lambda seen: seen.order == "None"),
     Mistake(
         "not a list of axes",
         "Axes have numbers, from 0. In which order?",
@@ -292,13 +292,13 @@ COST = (
         "gathered first",
         "Which step makes the block larger, and who has to send the larger one?",
         lambda seen: seen.pays(gathers, anything),
-        shows="right, and N times the bytes: gathered whole, then reduced or cut",
+        shows="right, but N times the bytes: gathered whole, then reduced or cut",
     ),
     Mistake(
         "cut too late",
         "Which step costs nothing, and makes all that comes after it smaller?",
         lambda seen: seen.pays(anything, cuts),
-        shows="right, and N times the bytes: the whole travels, and then each rank throws most of it away",
+        shows="right, but N times the bytes: the whole travels, and then each rank throws most of it away",
     ),
     Mistake("reduce-scattered too late", LARGER, lambda seen: seen.pays(anything, scatters)),
     Mistake("another order sends less", LARGER, lambda seen: seen.too_much and seen.told),

@@ -33,7 +33,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.0, tor
 BUDGET = (64, 96)  # the shape whose bytes stand in the line of success
 SETTLED = 0.005  # s in which a backend's thread lets go of what it sent
 KEPT = 0.1  # × the summand, when a call is over, beyond the piece
-COPIES = 4.5  # × the summand beside it: it, laid out anew and padded, and what arrives
+COPIES = 4.5  # × the summand besides it: it, laid out anew and padded, and what arrives
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,9 @@ def judge(ones: list[One]) -> None:
             refuse(VALUES, one, f"{where}at element {at} has {instead(found[at], right[at])}\n")
         if not torch.equal(one.outcome.after[0], one.case.summand(one.rank)):
             raise Wrong(
-                f"{where}has another summand than before", "Who may still need the summand?", "the summand has changed"
+                f"{where}has a different summand than before",
+                "Who may still need the summand?",
+                "the summand has changed",
             )
 
 
@@ -230,7 +232,7 @@ def judge_traffic(case: Case, sent: list[int], events: list[Any]) -> None:
     if sum(sent) < (n - 1) * whole:
         raise Wrong(
             f"{case}: the ranks sent {sum(sent):,} bytes; {(n - 1) * whole:,} is the least possible",
-            "By which other way did the numbers come?",
+            "How else did the numbers get there?",
             "less than the least possible",
         )
     if max(sent) > (n - 1) / n * padded + 16 * n:
@@ -239,7 +241,7 @@ def judge_traffic(case: Case, sent: list[int], events: list[Any]) -> None:
             question = "An all-reduce brings everything to everybody. Who needs which part?"
             raise Wrong(told, question, "an all-reduce where a part is enough")
         if any(event.dtype != str(case.dtype).removeprefix("torch.") for event in events):
-            raise Wrong(told, "In which dtype do the numbers travel?", "another dtype travels")
+            raise Wrong(told, "In which dtype do the numbers travel?", "a different dtype travels")
         raise Wrong(told, "Which part of your summand does each other rank need?", "too many bytes")
 
 
@@ -347,7 +349,7 @@ VALUES = (
     ),
     Mistake(
         "read before it was written",
-        "Who writes into this tensor, and when has he done so?",
+        "Who writes into this tensor, and when is that done?",
         lambda one: not one.found.isfinite().all(),
     ),
     Mistake("", "Of which summands, and of which of their elements, is this made?", lambda one: True),
@@ -362,7 +364,7 @@ def sums_of_all(one: One) -> bool:
 
 @dataclass(frozen=True)
 class Held:
-    """By a rank, × the summand, beside it."""
+    """By a rank, × the summand, besides it."""
 
     most: float  # in the first call
     after: float  # it, with what it returned
@@ -373,7 +375,7 @@ class Held:
 HELD = (
     Mistake(
         "something is kept from every call",
-        "Which name still knows it when you have returned?",
+        "Which name still refers to it when you have returned?",
         lambda held: (
             held.later > held.after + KEPT
             and f"holds {held.after:.2f} × the tensor after one call, {held.later:.2f} × after two"
@@ -381,16 +383,16 @@ HELD = (
     ),
     Mistake(
         "more than the piece is kept",
-        "What is still there: by a name, or since a view of it is left?",
+        "What is still there, because of a name or of a view that is left?",
         lambda held: (
             held.after > held.piece + KEPT
             and f"holds {held.after:.2f} × the tensor when the call is over; its piece is {held.piece:.2f} ×"
         ),
-        shows="right, and all that arrived stays in memory as long as the piece",
+        shows="right, but all that arrived stays in memory as long as the piece",
     ),
     Mistake(
         "full copies are kept",
         "How many copies of the whole tensor are there at once?",
-        lambda held: held.most > COPIES and f"held {held.most:.2f} × the tensor beside the tensor itself",
+        lambda held: held.most > COPIES and f"held {held.most:.2f} × the tensor besides the tensor itself",
     ),
 )

@@ -1,6 +1,6 @@
 """Are these the placements of DDP, ZeRO 1, 2, 3 and HSDP?  A job obeys them: one training step of a few weights.
 
-What the placements say of P, G and S is all that a strategy is:
+What the placements say about P, G and S is all that a strategy is:
 
     rest        each rank holds its block of P and S
     forward     P to Replicate(), for backward again                        (what is whole already costs nothing)
@@ -87,7 +87,7 @@ def placements(fn: Callable[..., Any], seed: int) -> str:
         for rank, outcome in enumerate(results):
             for found, due in zip(outcome.weights[strategy], updated(case), strict=True):
                 if not close(found, due, 1e-12):
-                    raise Wrong(f"{strategy}: rank {rank} ends with other weights than one process", OBEY)
+                    raise Wrong(f"{strategy}: rank {rank} ends with different weights than one process", OBEY)
     return "five strategies, each obeyed by a job: it holds and sends what the strategy does"
 
 
@@ -175,10 +175,10 @@ def bad_dim(form: Form) -> bool:
 AXES_OF = {"dp": 'one axis, ("dp",)', "hsdp": 'two axes, ("replicate", "shard")'}
 FORM = (
     Mistake("nothing is returned", "Where is the table?", lambda form: form.table is None or form.table == "None"),
-    Mistake("not a table", "A row for each strategy: by which name?", lambda form: not isinstance(form.table, dict)),
+    Mistake("not a table", "A row for each strategy: under which name?", lambda form: not isinstance(form.table, dict)),
     Mistake(
         "a strategy is missing",
-        "Which five are asked for, and by which names?",
+        "Which five strategies belong in it, and under which names?",
         lambda form: form.kinds is None and f"the table has {', '.join(map(str, form.table)) or 'no row'}",
     ),
     Mistake(
@@ -188,7 +188,7 @@ FORM = (
     ),
     Mistake(
         "not one placement for each axis",
-        "How many axes has its mesh?",
+        "How many axes does its mesh have?",
         lambda form: (
             not all(is_list(kind) and len(kind) == len(MESHES[AXES[form.strategy]]) for kind in form.kinds)
             and f"its mesh has {AXES_OF[AXES[form.strategy]]}; P, G, S are {form.kinds}"
@@ -304,7 +304,7 @@ OBEYED = (
         lambda seen: all(p.is_replicate() for p in seen.kinds[1]) and kind_is(3, more=True)(seen),
         shows="ZeRO 1 that sends half as much again as DDP",
     ),
-    Mistake("more is sent than by this strategy", OBEY, kind_is(3, more=True)),
+    Mistake("more is sent than this strategy sends", OBEY, kind_is(3, more=True)),
     Mistake(
         "the mean is never there",
         "When, and along which axes, are the summands added up?",

@@ -1,4 +1,4 @@
-"""Which gradients travel together?  On models of no tensor up to some dozen, and buckets of any size."""
+"""Which gradients travel together?  On models from no tensor up to two dozen, and buckets of any size."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ MISTAKES = (
         "closed before it is full",
         "Is a bucket closed when it has reached bucket_bytes, or when the next tensor would not fit?",
         instead(full=lambda has, more, limit: has + more > limit),
-        shows="more buckets than need be, each a message",
+        shows="more buckets than needed, and each costs a message",
     ),
     Mistake(
         "closed one tensor too late",
-        "What is to happen when a bucket has exactly bucket_bytes?",
+        "What should happen when a bucket has exactly bucket_bytes?",
         instead(full=lambda has, more, limit: has > limit),
     ),
     Mistake("a bucket for each tensor", "How many messages is that?", instead(full=lambda has, more, limit: True)),

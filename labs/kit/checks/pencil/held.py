@@ -1,4 +1,4 @@
-"""What does one rank hold under each stage of ZeRO?  On layers that divide by the ranks and on such that do not."""
+"""What does one rank hold under each stage of ZeRO?  On layers that the number of ranks divides, and on others."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def words(stage: int, layers: Sequence[int], ranks: int, size: Sequence[int]) ->
 
 
 def by_layer(stage: int, layers: Sequence[int], ranks: int) -> int:
-    """Elements, with the zeros that make every layer divide by the ranks; under DDP nothing is cut."""
+    """Elements, with the zeros that make every layer a multiple of the ranks; under DDP nothing is cut."""
     return sum(n + -n % ranks for n in layers) if stage else sum(layers)
 
 
@@ -71,11 +71,13 @@ def shards_padded(stage: int, layers: Sequence[int], ranks: int, size: Sequence[
 MISTAKES = (
     Mistake(
         "nothing is padded",
-        "A layer of 10 elements on 4 ranks: how many elements has each rank's shard?",
+        "A layer of 10 elements on 4 ranks: how many elements are in each rank's shard?",
         instead(elements=lambda stage, layers, ranks: sum(layers)),
     ),
     Mistake(
-        "the rest of a division is lost", "Who holds the last elements of 10, if 4 ranks hold 2 each?", as_if(cut_down)
+        "the remainder of a division is lost",
+        "Who holds the last elements of 10, if 4 ranks hold 2 each?",
+        as_if(cut_down),
     ),
     Mistake(
         "all layers are padded as one",
@@ -97,7 +99,7 @@ MISTAKES = (
         "A layer is one vector, and shards are parts of it: how long is the vector?",
         as_if(shards_padded),
     ),
-    Mistake("a stage shards one kind alone", "In stage 2, is S whole again?", instead(cut=int.__eq__)),
+    Mistake("a stage shards only one kind", "In stage 2, is S whole again?", instead(cut=int.__eq__)),
     Mistake(
         "P is sharded first", "Which kind does stage 1 shard?", instead(cut=lambda stage, first: stage >= 4 - first)
     ),
@@ -105,7 +107,7 @@ MISTAKES = (
     Mistake("elements, and not bytes", "What is size for?", as_if(lambda *job: held(*job[:3], (1, 1, 1)))),
     Mistake(
         "what all ranks hold together",
-        "Of how many ranks is the question?",
+        "How many ranks does the question ask about?",
         as_if(lambda *job: tuple(b * job[2] for b in held(*job))),
     ),
     Mistake("S, G and P", "In which order does the docstring name them?", as_if(lambda *job: held(*job)[::-1])),

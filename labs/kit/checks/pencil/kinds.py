@@ -33,7 +33,7 @@ def bytes_by_kind(fn: Callable[..., Any], seed: int) -> str:
         for model in models
         for mixed in (False, True)
     ]
-    return on_paper(fn, sheets, MISTAKES, "Of which numbers is this kind, and how many bytes has each?")
+    return on_paper(fn, sheets, MISTAKES, "Which numbers belong to this kind, and how many bytes does each take?")
 
 
 def by_kind(
@@ -76,7 +76,7 @@ MISTAKES = (
     Mistake("masters in float32, too", "Whose copy would that be?", instead(full=(4, 4, 12, 4))),
     Mistake("the masters are in P", "Who keeps the masters: the model, or the optimizer?", instead(low=(6, 2, 8, 0))),
     Mistake(
-        "gradients in float32", "Which type has a gradient, if its parameter is bfloat16?", instead(low=(2, 4, 12, 0))
+        "gradients in float32", "What type is a gradient, if its parameter is bfloat16?", instead(low=(2, 4, 12, 0))
     ),
     Mistake("the optimizer's numbers in bfloat16", "Why are there masters at all?", instead(low=(2, 2, 6, 0))),
     Mistake(
@@ -91,14 +91,18 @@ MISTAKES = (
         "a gradient of what is frozen", "Who asks for the gradient of a frozen parameter?", instead(of_frozen="PG")
     ),
     Mistake(
-        "something is remembered of what is frozen", "Which tensors does the optimizer change?", instead(of_frozen="PS")
+        "something is remembered for what is frozen",
+        "Which tensors does the optimizer change?",
+        instead(of_frozen="PS"),
     ),
     Mistake("what is frozen is not held", "Does forward need it?", instead(of_frozen="")),
-    Mistake("dims are added up", "How many numbers has a matrix of shape (3, 5)?", instead(elements=sum)),
+    Mistake("dims are added up", "How many numbers are in a matrix of shape (3, 5)?", instead(elements=sum)),
     Mistake(
         "no number in a tensor without dims",
-        "How many numbers has a tensor of shape ()?",
+        "How many numbers are in a tensor of shape ()?",
         instead(elements=lambda shape: math.prod(shape) if shape else 0),
     ),
-    Mistake("numbers, and not bytes", "How many bytes has a number?", instead(full=(1, 1, 2, 1), low=(1, 1, 3, 0))),
+    Mistake(
+        "numbers, and not bytes", "How many bytes does a number take?", instead(full=(1, 1, 2, 1), low=(1, 1, 3, 0))
+    ),
 )

@@ -1,4 +1,4 @@
-"""What does a layer of the course's GPT keep for its backward?  Of one head up to many, one token, odd widths."""
+"""What does a layer of the course's GPT keep for its backward?  With one head up to many, one token, odd widths."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def term(name: str, other: Callable[..., int]) -> Callable[[Seen], str | None]:
         found = [written.get(name) for _, written in seen.written if isinstance(written, dict)]
         if not same(found, [FLOAT * other(*sheet.arguments) for sheet, _ in seen.written]):
             return None
-        return f"it says {seen.found[name]:,} bytes of {name}, and not {seen.sheet.due[name]:,}"
+        return f"it says {seen.found[name]:,} bytes for {name}, and not {seen.sheet.due[name]:,}"
 
     return fits
 
@@ -92,17 +92,17 @@ def of_a_sequence(B: int, *shape: int) -> dict[str, int]:
 
 
 MISTAKES = (
-    Mistake("numbers, and not bytes", "How many bytes has a number in float32?", as_if(numbers)),
-    Mistake("16 bit", "How many bytes has a number in float32?", as_if(in_16_bit)),
+    Mistake("numbers, and not bytes", "How many bytes does a number in float32 take?", as_if(numbers)),
+    Mistake("16 bit", "How many bytes does a number in float32 take?", as_if(in_16_bit)),
     Mistake(
-        "one sequence of them",
+        "only one sequence",
         "How many tokens are in a batch of B sequences?",
         as_if(of_a_sequence),
         shows="a formula that holds for one sequence, and is a B-th of the truth for more",
     ),
     Mistake(
         "one norm",
-        "How many norms has a layer?",
+        "How many norms does a layer have?",
         term("norms", lambda B, T, D, H, K, F: B * T * (2 * D + 1)),
     ),
     Mistake(
@@ -119,7 +119,7 @@ MISTAKES = (
         "the same input three times",
         "q, k and v are made of one tensor. How often is it in memory?",
         term("attention", lambda B, T, D, H, K, F: B * T * (2 * D + attended(D, H, K) + beside(T, D, H))),
-        shows="activations are predicted too large by 2D numbers per token and layer",
+        shows="activations are predicted too large, by 2D numbers per token and layer",
     ),
     Mistake(
         "keys and values as wide as queries",
@@ -144,7 +144,7 @@ MISTAKES = (
     ),
     Mistake(
         "y is always there twice",
-        "With one head, or of one token: what is there to bring side by side?",
+        "With one head, or with one token: what is there to bring side by side?",
         term("attention", lambda B, T, D, H, K, F: B * T * (attended(D, H, K) + D)),
     ),
     Mistake(

@@ -1,6 +1,6 @@
-"""Said with the page turned over: a notebook's table, filled in from memory.
+"""Said from memory: a notebook's table, filled in without looking.
 
-What is due is said of numbers alone, so no answer is given away: the table is told which row is not so.
+The answer is not given away: of a wrong table, only the row that is wrong is named.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def stages_by_event(fn: Callable[..., Any], seed: int) -> str:
         fn,
         [Sheet((), STAGES, "the table", secret=True)],
         BY_EVENT,
-        "What does a rank not hold at this event, and need?",
+        "What does a rank need at this event that it does not hold?",
     )
 
 
@@ -89,7 +89,7 @@ def bubbles(fn: Callable[..., Any], seed: int) -> str:
         Sheet((p, m, v), simulated(p, m, v), f"{p} ranks, {m} micro-batches, {v} stages per rank", secret=True)
         for p, m, v in drawn
     ]
-    return on_paper(fn, sheets, BUBBLES, "For how long has the last rank nothing to do before its first forward?")
+    return on_paper(fn, sheets, BUBBLES, "For how long does the last rank have nothing to do before its first forward?")
 
 
 def simulated(p: int, m: int, v: int) -> dict[str, float]:
@@ -103,7 +103,7 @@ def simulated(p: int, m: int, v: int) -> dict[str, float]:
 
 
 def closed(p: int, m: int, v: int, interleaved: float = 1) -> dict[str, float]:
-    """The closed forms; `interleaved` is a factor that is wrong, where given."""
+    """The closed forms; `interleaved`, where given, is a factor that is wrong."""
     bubble = (p - 1) / m
     return {
         "GPipe": bubble,
@@ -114,7 +114,11 @@ def closed(p: int, m: int, v: int, interleaved: float = 1) -> dict[str, float]:
 
 
 RINGS = (
-    Mistake("all_reduce once instead of twice", "Of which two is it made?", as_if(lambda n: rings((n - 1) / n, 1))),
+    Mistake(
+        "all_reduce once instead of twice",
+        "Which two collectives is it made of?",
+        as_if(lambda n: rings((n - 1) / n, 1)),
+    ),
     Mistake("(N − 1) tensors instead of pieces", "How large is a piece?", as_if(lambda n: rings(n - 1))),
     Mistake("N pieces, and not N − 1", "Whom does a rank send its own piece to?", as_if(lambda n: rings(1))),
 )
@@ -163,13 +167,13 @@ BUBBLES = (
         so(lambda found, due: form(found) == form(due) and found["1F1B"] < found["GPipe"]),
     ),
     Mistake(
-        "of the whole time, and not of the ideal one",
+        "a fraction of the whole time, and not of the ideal one",
         "The bubble is divided by what the rank would take without it. Which time is that?",
         as_if(lambda p, m, v: {name: x / (1 + x) for name, x in closed(p, m, v).items()}),
     ),
     Mistake(
         "interleaved is not divided by v",
-        "How long does the last rank wait, if a stage is a v-th as long?",
+        "How long does the last rank wait, if a stage takes a v-th of the time?",
         as_if(lambda p, m, v: closed(p, m, v, interleaved=v)),
     ),
 )

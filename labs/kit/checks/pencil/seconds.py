@@ -96,14 +96,14 @@ RING = (
     ),
     Mistake(
         "the bytes of one round",
-        "A piece leaves in every round. How many are that?",
+        "A piece leaves in every round. How many pieces is that?",
         instead(ring, tensors=lambda n: 1 / n),
     ),
     Mistake("no latency", FREE, instead(ring, rounds=lambda n: 0)),
     Mistake("the latency is paid once", ONCE, instead(ring, rounds=lambda n: 1)),
     Mistake(
         "a tree's rounds",
-        "Whom can a rank of a ring reach in one round?",
+        "Whom can a rank in a ring reach in one round?",
         instead(ring, rounds=lambda n: 2 * doublings(n)),
     ),
     Mistake(
@@ -120,13 +120,13 @@ RING = (
 )
 TREE = (
     Mistake(
-        "only one way",
+        "only in one direction",
         "The root has the sum. Who needs it?",
         instead(tree, rounds=doublings),
     ),
     Mistake(
         "the rounds are not rounded up",
-        "With five ranks, how many rounds is it until all have heard?",
+        "With five ranks, how many rounds does it take until all have heard?",
         lambda seen: (
             instead(tree, rounds=lambda n: 2 * math.log2(n))(seen)
             or instead(tree, rounds=lambda n: 2 * (n.bit_length() - 1))(seen)
@@ -144,14 +144,14 @@ TREE = (
     ),
     Mistake(
         "pieces, as in a ring",
-        "What does a rank of the tree hand on: a piece, or all that it has?",
+        "What does a rank in the tree hand on: a piece, or all that it has?",
         instead(tree, tensors=lambda n: 2 * doublings(n) / n),
     ),
     Mistake("no latency", FREE, instead(tree, rounds=lambda n: 0, tensors=lambda n: 2 * doublings(n))),
     Mistake("the latency is paid once", ONCE, instead(tree, rounds=lambda n: 1, tensors=lambda n: 2 * doublings(n))),
     Mistake(
         "the bytes of one round",
-        "A whole tensor is sent in every round. How many are that?",
+        "A whole tensor is sent in every round. How many tensors is that?",
         instead(tree, tensors=lambda n: 1),
     ),
     Mistake("bytes times bytes per second", UNITS, multiplied(tree)),

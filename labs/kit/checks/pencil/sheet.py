@@ -75,7 +75,7 @@ class Seen:
         if form(self.found) != form(self.sheet.due):
             return f"it says {cut(self.found)}"
         found, due = plain(self.found), plain(self.sheet.due)
-        return next(f"of {key!r} it says {cut(found[key])}" for key in due if not same(found[key], due[key]))
+        return next(f"for {key!r} it says {cut(found[key])}" for key in due if not same(found[key], due[key]))
 
 
 def on_paper(fn: Callable[..., Any], sheets: Sequence[Sheet], mistakes: Sequence[Mistake], question: str) -> str:
@@ -89,7 +89,7 @@ def on_paper(fn: Callable[..., Any], sheets: Sequence[Sheet], mistakes: Sequence
             if not same(outcome.again, sheet.due):
                 raise Wrong(f"{sheet}: a second call says {cut(outcome.again)}", "What is kept between them?")
             if outcome.changed:
-                raise Wrong(f"{sheet}: what it was given is another afterwards", "Whose list is that?")
+                raise Wrong(f"{sheet}: what it was given has changed afterwards", "Whose list is that?")
             refuse(AFTERMATH, outcome, f"{sheet}: afterwards ")
         except Wrong as wrong:
             raise wrong.also(sheet.only) from None
@@ -113,8 +113,8 @@ def so(test: Callable[[Any, Any], bool]) -> Callable[[Seen], str | None]:
 EVERYWHERE = (
     Mistake("nothing is returned", "What does the caller want to know?", so(lambda found, due: found is None)),
     Mistake(
-        "another kind of answer",
-        "What does the docstring say that is returned?",
+        "a different kind of answer",
+        "What does the docstring say is returned?",
         so(lambda found, due: form(found) != form(due)),
     ),
     Mistake("", "", so(lambda found, due: True)),

@@ -1,4 +1,4 @@
-"""How long does a step take whose state comes from another tier?  On none, one and several parameters, of any speed."""
+"""How long does a step take, if its state comes from another tier?  On none, one and several parameters."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def slots(
 ) -> float:
     """A slot for each update: beside it the thread stores the one before and fetches the next.
 
-    Before the first there is a fetch, behind the last a store.  slot(update n, fetch n + 1, store n - 1): how long one
+    Before the first there is a fetch, after the last a store.  slot(update n, fetch n + 1, store n - 1): how long one
     lasts.
     """
     if not update:
@@ -79,7 +79,7 @@ MISTAKES = (
     ),
     Mistake(
         "the start and the end are left out",
-        "What happens before the first update, and what behind the last?",
+        "What happens before the first update, and what after the last?",
         instead(first=False, last=False),
     ),
     Mistake("the first fetch is left out", "What happens before the first update?", instead(first=False)),
@@ -113,6 +113,6 @@ MISTAKES = (
         "a store before the first update",
         "What is store[n - 1] in Python when n is 0?",
         instead(before_the_first=1),
-        shows="right but for a little: store[-1] is the last one, and not nothing",
+        shows="almost right: store[-1] is the last one, and not nothing",
     ),
 )

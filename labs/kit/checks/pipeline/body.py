@@ -47,7 +47,7 @@ class Asked(Outcome):
 
 
 def ask(fn: Callable[..., Any], sizes: list[Size]) -> list[Asked]:
-    """Another process asks the other way round: what is kept from size to size shows."""
+    """Another process asks in the opposite order, so what is kept from size to size shows."""
     mark("step")
     back = -1 if dist.get_rank() else 1
     several = sizes[0].stages_per_rank > 1
@@ -207,7 +207,7 @@ class Desk:
             raise Disobeyed(f"take({made!r}), which none of this rank's instructions needs")
         self.begin(use)
         if made in self.taken:
-            raise Disobeyed(f"take({made!r}) for the second time: it is here no more")
+            raise Disobeyed(f"take({made!r}) for the second time: it is no longer here")
         if self.case.rank_of(made.stage) == self.rank:
             x = self.here.pop(made)
         else:

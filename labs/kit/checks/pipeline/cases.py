@@ -1,6 +1,6 @@
 """What the checks of pipelines are tried on.
 
-Size      ranks, micro-batches, stages a rank: a list for each rank is asked for, and judged on paper
+Size      ranks, micro-batches, stages per rank: a list for each rank is asked for, and judged on paper
 Obeyed    lists, and a model of as many stages, of which each rank obeys its list
 """
 
@@ -41,7 +41,7 @@ class Size:
         return stage % self.ranks
 
     def __str__(self) -> str:
-        each = f", {self.stages_per_rank} stages a rank" if self.stages_per_rank > 1 else ""
+        each = f", {self.stages_per_rank} stages per rank" if self.stages_per_rank > 1 else ""
         return f"{many(self.ranks, 'rank')}, {many(self.microbatches, 'micro-batch', 'es')}{each}"
 
 
@@ -60,7 +60,7 @@ def sizes(seed: int, few: str = "right only with no fewer micro-batches than ran
 
 def interleaved_sizes(seed: int) -> list[Size]:
     draw = random.Random(seed)
-    three, every = "right only with two stages a rank", range(2, 9)
+    three, every = "right only with two stages per rank", range(2, 9)
     odd = [(4, 6, 2), (4, 2, 2), (3, 1, 3), (2, 4, 1)]
     return [
         *(Size(p, m, 2) for p, m in [(4, 8), *((p, p * k) for p in every for k in (1, 2 + p % 2))]),
@@ -165,7 +165,7 @@ def obeyed(seed: int) -> list[Obeyed]:
     def case(name: str, ranks: int, lists: pp.Lists, only: str = "", **options: Any) -> Obeyed:
         return Obeyed(draw.randrange(2**40), ranks, name=name, lists=lists, only=only, **options)
 
-    several, order = "right only with one stage a rank", "right only where micro-batches come in their order"
+    several, order = "right only with one stage per rank", "right only where micro-batches come in their order"
     trained = "right only where all parameters are trained"
     return [
         case("1F1B", 2, pp.one_f_one_b(2, 5)),

@@ -2,12 +2,12 @@
 
     gpipe          all forwards, then all backwards, in the order of the micro-batches
     one_f_one_b    the same bubble, and min(m, p - rank) micro-batches alive
-    interleaved    v stages a rank in a loop: a bubble v times smaller, and no more alive than Narayanan et al. have
+    interleaved    v stages per rank in a loop: a bubble v times smaller, and no more alive than Narayanan et al. have
     zero_bubble    the backward split: a bubble no larger than ZB-H1's, and no more alive than with 1F1B
     obey           what F and B do on a rank, whatever the list
 
-A list is judged by what it comes to, not by how it is written: by the validator and the simulator, for 1 to 8 ranks,
-micro-batches that divide by nothing, fewer than ranks, and one.  Then the course's executor obeys the first of them
+A list is judged by what it amounts to, not by how it is written: by the validator and the simulator, for 1 to 8 ranks,
+micro-batches that nothing divides, fewer than ranks, and one.  Then the course's executor obeys the first of them
 in a job.  `obey` is put in the executor's place, on 1, 2 and 4 ranks, for lists of all kinds: each thing is taken and
 put once, by whom and when the list says, and is what the next one needs; nothing else is changed, or kept.
 """
@@ -63,7 +63,7 @@ def one_f_one_b(fn: Callable[..., Any], seed: int) -> str:
 def interleaved(fn: Callable[..., Any], seed: int) -> str:
     """`fn(ranks, microbatches, stages_per_rank) -> lists` of F and B: stages r, r + p, r + 2 p, ... on rank r.
 
-    For micro-batches that are no multiple of the ranks, or one stage a rank, an error is as right.
+    Where the micro-batches are not a multiple of the ranks, or with one stage per rank, an error is right, too.
     """
 
     def target(size: Size) -> Target:
@@ -105,7 +105,7 @@ def scheduled(
 
 
 def bits(pairs: Iterable[tuple[Tensor, Tensor]]) -> str:
-    return ", bit by bit" if all(torch.equal(found, due) for found, due in pairs) else ", but for rounding"
+    return ", bit for bit" if all(torch.equal(found, due) for found, due in pairs) else ", but for rounding"
 
 
 def ask_all(
@@ -125,7 +125,9 @@ def ask_all(
             raise pictured(wrong.also(size.only), seen) from None
         refuse(AFTERMATH, answer, f"{size}: ")
         if not (answer.again and other.again and answer.returned == other.returned):
-            raise Wrong(f"{size}: a second call says something else", "What is kept between them?", "not twice alike")
+            raise Wrong(
+                f"{size}: a second call says something else", "What is kept between them?", "not the same twice"
+            )
     return answers
 
 
@@ -152,7 +154,7 @@ class Target(NamedTuple):
 
 
 class Seen:
-    """What was returned for a size, and what it comes to."""
+    """What was returned for a size, and what it amounts to."""
 
     def __init__(self, size: Size, answer: Asked, target: Callable[[Size], Target]) -> None:
         self.size, self.lists, self.target = size, answer.returned, target(size)
@@ -195,7 +197,7 @@ class Seen:
             pauses += [(s.start[y] - s.end[x], -rank, -place) for place, (x, y) in enumerate(pairwise(order), 1)]
         wait, rank, place = max(pauses)
         where = f": {self.at(-rank, -place)}, and has waited {wait:g} for it" if wait else ""
-        return f"the bubble is {self.simulation.bubble:.1%}, and {self.target.bubble:.1%} is possible{where}"
+        return f"the bubble is {self.simulation.bubble:.1%}, but {self.target.bubble:.1%} is possible{where}"
 
     @cached_property
     def crowd(self) -> str | None:

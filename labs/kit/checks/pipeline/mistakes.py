@@ -2,7 +2,7 @@
 
 FORM        what was returned for a size: is it a list of instructions for each rank?
 RUNS        can these lists be run, with these stages and micro-batches?
-GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE    what they come to: bubble, and activations alive
+GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE    what they amount to: bubble, and activations alive
 DISOBEYED   what was raised where a list was to be obeyed
 STEPS, GRADIENTS, LOSSES    what a rank did with a batch: its gradients are wrong, or they are right
 """
@@ -54,7 +54,7 @@ def strange(seen: Seen) -> str | None:
 
 RANKS = "What is the schedule of one rank, and how many ranks are there?"
 FORM = (
-    Mistake("nothing is returned", "Who is to obey the lists?", nothing),
+    Mistake("nothing is returned", "Who will obey the lists?", nothing),
     Mistake(
         "not a list for each rank", RANKS, lambda seen: not isinstance(seen.lists, list) and f"returned {seen.lists}"
     ),
@@ -136,16 +136,16 @@ RUNS = (
         everywhere(lambda seen, stage: stage // seen.size.stages_per_rank),
         shows="an interleaved schedule with the bubble of 1F1B",
     ),
-    Mistake("a stage on another rank", "Which stages has rank r?", wrong_rank),
+    Mistake("a stage on another rank", "Which stages does rank r have?", wrong_rank),
     Mistake("micro-batches are counted from 1", "Which micro-batch is the first?", from_one),
     Mistake(
         "a micro-batch that does not exist",
-        "How often does each of your loops run, and which micro-batch does its last turn take?",
+        "How often does each of your loops run, and which micro-batch does its last iteration take?",
         no_such,
     ),
     Mistake("the same work twice", "How often is each forward and each backward to be done?", twice),
     Mistake(
-        "a forward is missing", "How many forwards are before the first backward, and how many behind?", missing(pp.F)
+        "a forward is missing", "How many forwards come before the first backward, and how many after?", missing(pp.F)
     ),
     Mistake(
         "a backward is missing",
@@ -161,7 +161,7 @@ RUNS = (
     ),
     Mistake(
         "W before its I",
-        "W multiplies with the gradient of the product. Who makes that?",
+        "W multiplies by the gradient of the product. Who makes that?",
         of_error(pp.W, says="which it needs"),
         shows="a list that the validator refuses at a W",
     ),
@@ -185,7 +185,7 @@ RUNS = (
     Mistake("", NEEDS, of_error()),
 )
 
-# ---- what does it come to? -------------------------------------------------------------------------------
+# ---- what does it amount to? -----------------------------------------------------------------------------
 
 
 def has(seen: Seen, *kinds: type[pp.Instruction]) -> str | None:
@@ -193,7 +193,7 @@ def has(seen: Seen, *kinds: type[pp.Instruction]) -> str | None:
 
 
 def early(seen: Seen) -> str | None:
-    """A backward with a forward behind it."""
+    """A backward with a forward after it."""
     return seen.each(
         lambda rank, place, x: not isinstance(x, pp.F) and any(isinstance(y, pp.F) for y in seen.lists[rank][place:]),
         ", and forwards come after it",
@@ -201,7 +201,7 @@ def early(seen: Seen) -> str | None:
 
 
 def disordered(seen: Seen) -> str | None:
-    """Behind the same kind of a later micro-batch."""
+    """After the same kind of a later micro-batch."""
     return seen.each(
         lambda rank, place, x: any(
             type(y) is type(x) and y.microbatch > x.microbatch for y in seen.lists[rank][:place]
@@ -219,7 +219,7 @@ def too_long(fits: Callable[[Seen], Any] = lambda seen: True) -> Callable[[Seen]
 
 
 def at_once(seen: Seen) -> bool:
-    """Each W directly behind its I."""
+    """Each W directly after its I."""
     pairs = [pair for order in seen.lists for pair in pairwise(order) if isinstance(pair[1], pp.W)]
     return all(isinstance(x, pp.I) and x.microbatch == w.microbatch for x, w in pairs)
 
@@ -261,10 +261,12 @@ CROWD = (
 )
 GPIPE = (
     SPLIT,
-    Mistake("a backward before the last forward", "GPipe is the simplest: which two phases has each rank?", early),
+    Mistake(
+        "a backward before the last forward", "GPipe is the simplest: which two phases does each rank have?", early
+    ),
     Mistake(
         "the micro-batches are in another order",
-        "One process adds up the gradients of micro-batches 0, 1, 2, ...: why do these bits depend on the order?",
+        "One process adds up the gradients of micro-batches 0, 1, 2, ...: why do the bits depend on the order?",
         disordered,
     ),
 )
@@ -279,12 +281,12 @@ ZERO_BUBBLE = (
         "all W at the end",
         "Until when is an activation held: until its I, or until its W?",
         too_many(at_the_end),
-        shows="no bubble, and memory that grows with the number of micro-batches",
+        shows="no bubble, but memory that grows with the number of micro-batches",
     ),
     CROWD[0],
     Mistake(
-        "W directly behind its I",
-        "Nobody waits for a W. Where does a rank wait, and could do one?",
+        "W directly after its I",
+        "Nobody waits for a W. Where does a rank wait that could do one?",
         too_long(at_once),
         shows="a split backward with the bubble of 1F1B",
     ),
@@ -302,7 +304,7 @@ def raised(*patterns: str) -> Callable[[str], bool]:
 KEEP = "What must a rank keep from a micro-batch's forward until its backward, and what not?"
 DISOBEYED = (
     Mistake(
-        "something of the list is not done",
+        "part of the list is not done",
         "How often does your loop run, and for which instructions does it do nothing?",
         raised("was not done"),
     ),
@@ -310,11 +312,11 @@ DISOBEYED = (
         "not in the order of the list",
         "Who decides what comes next: the list, or your function?",
         raised("which the list has first"),
-        shows="right numbers, and GPipe's memory whatever the schedule",
+        shows="right numbers, but GPipe's memory whatever the schedule",
     ),
     Mistake(
         "no gradient to put",
-        "Backward leaves one in the .grad of what its graph begins with. Is that what you took, and what you ask?",
+        "Backward leaves one in the .grad of what its graph begins with. Is that what you took, and what you read?",
         raised("there is no gradient", "One of the differentiated Tensors does not require grad"),
     ),
     Mistake("put before it was done", "When is it there?", raised("before it was done")),
@@ -328,17 +330,19 @@ DISOBEYED = (
         shows="a gradient that is right on most days: it is overwritten before it has left",
     ),
     Mistake(
-        "put under another name", "What has this instruction made, and by which name?", raised("not in this rank's")
+        "put under the wrong name",
+        "What has this instruction made, and under which name?",
+        raised("not in this rank's"),
     ),
     Mistake("put twice", "How often does a neighbour take it?", raised(r"put\(.*for the second time")),
     Mistake("taken twice", "Where do you keep what you have taken?", raised(r"take\(.*for the second time")),
     Mistake("not taken", "What does this instruction need, which another one has made?", raised("was never taken")),
     Mistake(
-        "take of something else",
+        "something else is taken",
         "Which instruction makes what this one needs: of which stage, and forward or backward?",
         raised(r"take\(.*(none of this rank's|it goes by)", "stages and micro-batches are counted"),
     ),
-    Mistake("another tensor is put", "What crosses between two stages?", raised("was given ", r"put\(.*goes by")),
+    Mistake("the wrong tensor is put", "What crosses between two stages?", raised("was given ", r"put\(.*goes by")),
     Mistake("more than the list says", "Which line runs a stage that no instruction names?", raised("more often than")),
     Mistake(
         "xs or ys of another rank",
@@ -352,10 +356,14 @@ DISOBEYED = (
     ),
     Mistake(
         "a backward without its gradient",
-        "From the end of a stage that is not the last, backward begins with what?",
+        "In a stage that is not the last, what does backward begin with?",
         raised("implicitly created only for scalar"),
     ),
-    Mistake("the tokens have no gradient", "What would that of whole numbers be?", raised("only Tensors of floating")),
+    Mistake(
+        "the tokens have no gradient",
+        "What would the gradient of whole numbers be?",
+        raised("only Tensors of floating"),
+    ),
     Mistake("the graph is gone", KEEP, raised("does not require grad and does not have a grad_fn", "a second time")),
     Mistake("", KEEP, raised("failed: Disobeyed")),
 )
@@ -376,7 +384,7 @@ def made_of(fits: Callable[[list[float]], bool]) -> Callable[[One], Any]:
     return lambda one: (
         one.made_of is not None
         and fits([round(c, 3) for c in one.made_of])
-        and f"{one.first}\nOf the micro-batches until now it has {shown(one.made_of, '.3g')} times what is due."
+        and f"{one.first}\nIt has {shown(one.made_of, '.3g')} times what is due of the micro-batches until now."
     )
 
 
@@ -401,7 +409,7 @@ def shown(values: Any, form: str = ".4f") -> str:
     return values if isinstance(values, str) else f"[{told}]"
 
 
-COUNT = "Of how many micro-batches is the batch's loss the mean, and who divides by that?"
+COUNT = "The batch's loss is the mean over how many micro-batches, and who divides by that?"
 STEPS = (
     Mistake(
         "the weights were stepped",
@@ -412,7 +420,7 @@ STEPS = (
 )
 GRADIENTS = (
     Mistake(
-        "no gradient, or one that is no number",
+        "no gradient, or one that is not a number",
         "Which parameters does the backward of this stage reach, and by what is the loss divided?",
         lambda one: not one.gradients[one.wrong].isfinite().all() and f"in stage {one.wrong} a parameter has none",
     ),
@@ -430,19 +438,21 @@ GRADIENTS = (
         shows="only the last micro-batch trains",
     ),
     Mistake("divided by another number", COUNT, times(lambda one: one.times)),
-    Mistake("another weight for some micro-batches", COUNT, made_of(lambda c: True)),
+    Mistake("some micro-batches are weighted differently", COUNT, made_of(lambda c: True)),
     Mistake(
-        "other losses than one process's",
+        "not one process's losses",
         "Which micro-batch does this instruction name, which x or y do you read, and what does each stage put?",
         losses(lambda one: one.has_last and numbers(one.losses)),
     ),
     Mistake(
-        "another gradient came back",
-        "Follow one micro-batch: of what is the gradient that each stage puts, and with which does the next begin?",
+        "the wrong gradient came back",
+        "Follow one micro-batch: each stage puts the gradient of what, and with which gradient does the next begin?",
         lambda one: one.wrong < one.case.stages - 1 and one.first,
     ),
     Mistake(
-        "another loss was differentiated", "From what does the backward of the last stage begin?", lambda one: one.first
+        "the wrong loss was differentiated",
+        "From what does the backward of the last stage begin?",
+        lambda one: one.first,
     ),
 )
 LOSSES = (
@@ -469,16 +479,16 @@ LOSSES = (
         shows="memory that grows with the number of losses kept: a detach is missing",
     ),
     Mistake(
-        "the losses are no tensors",
-        "They are to be a list of tensors without dims. For what must the device be waited for, if they are numbers?",
+        "the losses are not tensors",
+        "They should be a list of tensors without dims. If they are numbers, when must the rank wait for the device?",
         losses(lambda one: not numbers(one.losses)),
     ),
     Mistake("other losses", "What does the last stage make of its micro-batch's targets?", losses(lambda one: True)),
     Mistake(
         "retain_graph",
-        "What does backward free as it goes, if nobody asks it to keep that?",
+        "What does backward free as it goes, unless it is told to keep it?",
         lambda one: one.outcome.retained and "the graph of a micro-batch is still there after its backward",
-        shows="the right gradients, and the memory of all micro-batches",
+        shows="the right gradients, but the memory of all micro-batches",
     ),
     Mistake(
         "activations are kept after their backward",

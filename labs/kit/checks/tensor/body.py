@@ -45,7 +45,7 @@ def play(functions: Functions, cases: list[Split]) -> list[Called]:
     played = [play_one(functions, case) for case in cases]
     for called, result in played:
         if isinstance(result, Tensor) and not called.changed and not torch.equal(result, called.returned):
-            called.changed = "its result, when others were called behind it,"
+            called.changed = "its result, after later calls,"
     return [called for called, _ in played]
 
 

@@ -124,7 +124,7 @@ PECULIAR = {
     "inputs": "right only where pieces are equal",
     "outer": "right only for some shapes",
     "shape": "right only for some shapes",
-    "vocabulary": "right only for a vocabulary that divides",
+    "vocabulary": "right only where the ranks divide the vocabulary",
     "laid_out": "right only for contiguous tensors",
     "dtype": "right only in some dtypes",
 }

@@ -54,7 +54,7 @@ def conjugate(copy: Callable[..., Any], reduce: Callable[..., Any], seed: int) -
 def row_linear(fn: Callable[..., Any], seed: int) -> str:
     """`fn(x, weight, bias, group=None) -> y`, whole on every rank: of this rank's inputs to all outputs.
 
-    x [..., inputs], weight [outputs, inputs], whose sizes may differ between ranks; bias [outputs], alike, or None.
+    x [..., inputs], weight [outputs, inputs], whose sizes may differ between ranks; bias [outputs], the same, or None.
     """
     recording = every_job((fn,), Draw(seed).rows(), mistakes.ROWS)
     return f"you sent {sent(recording, 'y', 32 * 24 * 4, 2)}; the least possible is 1.50 × and 0.00 ×"
@@ -64,11 +64,11 @@ def row_linear(fn: Callable[..., Any], seed: int) -> str:
 def split_loss(fn: Callable[..., Any], seed: int) -> str:
     """`fn(logits, targets, first, group=None) -> loss`: the mean cross-entropy (0-dim), the same on every rank.
 
-    logits [tokens, columns]: this rank's, perhaps none, of the vocabulary from `first` on; targets [tokens], alike.
+    logits [tokens, columns]: this rank's, perhaps none, of the vocabulary from `first` on; targets [tokens]: the same.
     """
     recording = every_job((fn,), Draw(seed).losses(), mistakes.LOSSES)
     numbers = sum(event.bytes_in for event in recording.select(0, 2)) / (64 * 4)
-    return f"you sent {numbers:.2f} numbers a token forward and none backward; 3 are enough for any vocabulary"
+    return f"you sent {numbers:.2f} numbers per token forward and none backward; 3 are enough for any vocabulary"
 
 
 @answered
@@ -106,7 +106,7 @@ def deal_heads(fn: Callable[..., Any], seed: int) -> str:
         refuse(AFTERMATH, outcome, f"on rank {rank} ")
     if results.recording.events:
         raise Wrong(f"it calls {results.recording.events[0].op}", "What do the four numbers not tell you?", "it sends")
-    return f"{len(deals)} deals, on 1 to 16 ranks: each head once, its keys and values beside it, and not a message"
+    return f"{len(deals)} deals, on 1 to 16 ranks: each head once, its keys and values beside it, and not one message"
 
 
 def sent(recording: Recording, whole: str, size: int, step: int) -> str:

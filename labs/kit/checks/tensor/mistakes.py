@@ -41,12 +41,12 @@ PLANS = (
     Mistake("not a plan", STYLE, raised("is no plan|is no style")),
     Mistake(
         "the sum comes whole, and x is a shard",
-        "A residual adds what comes out to x: which part of the sequence has this rank of x?",
+        "A residual adds what comes out to x: which part of x's sequence does this rank have?",
         raised("The size of tensor"),
     ),
     Mistake(
         "a cut goes through a head",
-        "Which four matrices of attention must be cut at the same heads, and how do they get to know them?",
+        "Which four matrices of attention must be cut at the same heads, and how do they learn where?",
         raised(r"failed: \w+: .*(unflatten|heads|query)"),
     ),
     Mistake("it cannot be obeyed", STYLE, raised("failed: (Value|Runtime)Error")),
@@ -65,8 +65,8 @@ AFTER = (
     Mistake(
         "a collective that autograd does not see",
         "What is the backward of this collective, and who has told autograd?",
-        lambda call: call.unseen and "torch warns: backward passes a collective by, as if it were not there",
-        shows="a warning of torch's, and gradients that are right by luck",
+        lambda call: call.unseen and "torch warns: backward skips a collective, as if it were not there",
+        shows="a warning from torch, and gradients that are right by luck",
     ),
     *AFTERMATH,
 )
@@ -80,7 +80,7 @@ def form(fits: Callable[[One], bool]) -> Callable[[One], str | bool]:
 FORM = (
     Mistake(
         "no gradient",
-        "Which of your lines does autograd not see: under no_grad, of .data, or of a detached tensor?",
+        "Which of your lines does autograd not see: one under no_grad, on .data, or on a detached tensor?",
         form(lambda one: one.found is None),
         shows="the loss stands still: nothing in front of a split layer is trained",
     ),
@@ -88,17 +88,17 @@ FORM = (
         "a matrix is not split",
         "Which part of it does this rank compute with?",
         form(lambda one: isinstance(one.case, Block) and one.found.numel() > one.due.numel()),
-        shows="right, and each rank holds and multiplies a whole matrix",
+        shows="right, but each rank holds and multiplies a whole matrix",
     ),
     Mistake(
         "columns where rows belong, or rows where columns do",
         "Which matrix comes first, and leaves pieces behind, and which one takes them as they are?",
         form(lambda one: isinstance(one.case, Block) and one.found.shape != one.due.shape),
-        shows="a plan of columns alone: right, with a gather behind each matrix",
+        shows="a plan of columns alone: right, but with a gather after each matrix",
     ),
     Mistake(
-        "another shape or dtype",
-        "In which shape and dtype is it on one process?",
+        "a different shape or dtype",
+        "What are its shape and dtype on one process?",
         form(lambda one: one.found.shape != one.due.shape or one.found.dtype != one.case.dtype),
     ),
 )
@@ -135,7 +135,7 @@ SUMMED_TOO = Mistake(
     "the gradient is summed as well",
     "Is the gradient that comes back a summand, or is it whole, and the same on every rank?",
     lambda one: not one.is_result and one.times(one.n),
-    shows="gradients N times too large in front of a layer, and not behind it",
+    shows="gradients N times too large before a layer, and not after it",
 )
 
 
@@ -154,10 +154,10 @@ BORDERS = (
         "the gradient of copy is not summed",
         "Each rank has used x for its own part of the weights. What does it know of x's gradient?",
         lambda one: not one.is_result and one.case.kind == "copy" and one.alone,
-        shows="the loss goes down more slowly: the layers in front get a part of their gradient",
+        shows="the loss goes down more slowly: the layers in front get only a part of their gradient",
     ),
     SUMMED_TOO,
-    *otherwise("Follow x through the split layer, and its gradient back: where is it whole, where a summand?"),
+    *otherwise("Follow x through the split layer, and its gradient back: where is it whole, and where a summand?"),
 )
 
 
@@ -237,13 +237,13 @@ def adds_up(one: One) -> bool:
 LAYERS = (
     Mistake(
         "a shard is taken for the whole",
-        "Which tokens has this rank when attention begins, and which does it have to see?",
+        "Which tokens does this rank have when attention begins, and which does it have to see?",
         lambda one: one.is_result and one.case.sequence_parallel and not gathered(one.forward),
         shows="each rank attends to its own part of the sequence",
     ),
     Mistake(
         "the norms' gradients are not summed",
-        "Under sequence parallelism a rank's norm has seen its own tokens. What does it know of its weight's gradient?",
+        "Under sequence parallelism a norm sees only its own rank's tokens. What does it know of its gradient?",
         lambda one: "norm" in one.name and adds_up(one),
         shows="with sequence parallelism, norms that drift apart",
     ),
@@ -273,11 +273,11 @@ SENT = (
         "logits are gathered",
         "Which numbers of a token do the other ranks need, if not all of its logits?",
         too_much(lambda sent: isinstance(sent.case, Loss) and gathered(sent) and sent.found > 2 * sent.enough),
-        shows="memory that grows with the vocabulary on every rank: nothing was won by splitting the head",
+        shows="memory that grows with the vocabulary on every rank: nothing was gained by splitting the head",
     ),
     Mistake(
-        "more than three numbers a token",
-        "Which numbers of a token does every rank need of all others?",
+        "more than three numbers per token",
+        "Which numbers about a token does every rank need from all others?",
         too_much(lambda sent: isinstance(sent.case, Loss)),
     ),
     Mistake(
@@ -288,20 +288,20 @@ SENT = (
     ),
     Mistake(
         "gathered, where a sum belongs",
-        "What has each rank: a piece of the result, or a summand? And what was won by splitting what is gathered?",
+        "What does each rank have: a piece of the result, or a summand? What does splitting gain, if you gather?",
         too_much(gathered),
-        shows="right, and each rank receives what the others hold: weights, or activations",
+        shows="right, but each rank receives what the others hold: weights, or activations",
     ),
     Mistake(
-        "another dtype travels",
+        "a different dtype travels",
         "What does that cost?",
         too_much(lambda sent: any(event.dtype != sent.case.dtype_name for event in sent.events if event.sent)),
     ),
     Mistake("too many bytes", "How often does each number travel, and who needs it?", too_much(bool)),
     Mistake(
-        "a collective among other ranks",
+        "a collective over the wrong ranks",
         "Who has called it, in that group?",
-        lambda sent: sent.strangers and f"ranks {sorted(sent.strangers)} take part, and are not in the group",
+        lambda sent: sent.strangers and f"ranks {sorted(sent.strangers)} take part, but are not in the group",
     ),
     Mistake(
         "too many collectives",
@@ -311,20 +311,20 @@ SENT = (
     ),
     Mistake(
         "less than the least possible",
-        "By which other way did the numbers come?",
+        "How else did the numbers get there?",
         lambda sent: sent.total < 0.999 * sent.least and sent.text,
     ),
 )
 HELD = (
     Mistake(
         "something is kept from every call",
-        "Which of your variables still knows it when backward is over?",
+        "Which of your variables still refers to it when backward is over?",
         lambda held: (
             (held.after[0] > 1.1 or held.after[1] > held.after[0] + 0.1) and held.told("after one call", *held.after)
         ),
     ),
     Mistake(
-        "kept for backward, and not needed there",
+        "kept for backward, but not needed there",
         "Which numbers does your backward read?",
         lambda held: held.between > held.kept and held.told("between forward and backward", held.between),
         shows="activations that are as large as without splitting",
@@ -332,7 +332,7 @@ HELD = (
     Mistake(
         "too many copies at a time",
         "How many tensors of this size are there at the worst moment?",
-        lambda held: held.most > held.enough and held.told("at its most", held.most),
+        lambda held: held.most > held.enough and held.told("at the peak", held.most),
     ),
 )
 
@@ -398,18 +398,20 @@ DEALS = (
         "keys and values that its queries do not read",
         "H / K query heads read one head of keys and values: which one does query head h read?",
         first_rank(not_read),
-        shows="no error, and attention to another head's keys",
+        shows="no error, but attention to another head's keys",
     ),
     Mistake(
         "keys and values twice, where there are enough",
-        "Which queries had better stay together?",
+        "Which queries should stay together?",
         lambda deal: (
             deal.case.kv_heads >= deal.case.ranks
             and (found := not_once(deal.keys, deal.case.kv_heads))
             and "keys and values {} are on ranks {}".format(*found)
         ),
     ),
-    Mistake("uneven, or the rest is not with the first ranks", "Which ranks have one more, and by how much?", uneven),
+    Mistake(
+        "uneven, or the extra heads are not on the first ranks", "Which ranks have one more, and by how much?", uneven
+    ),
     Mistake(
         "not in order",
         "In which order do the rows of q, k and v lie in memory?",
@@ -427,5 +429,5 @@ DEALS = (
         first_rank(lambda deal, rank: deal.sharers[rank] == [rank] and other_sharers(deal, rank)),
         shows="copies of k and v that drift apart, where there are fewer of them than ranks",
     ),
-    Mistake("a sum among other ranks", SHARE, first_rank(other_sharers)),
+    Mistake("summed over the wrong ranks", SHARE, first_rank(other_sharers)),
 )
