@@ -189,7 +189,7 @@ def test_both_budgets_and_the_measure_of_them():
     answer = check.place_checkpoints(lambda model: recompute.recompute(model.layers.values()), seed=1)
     assert str(answer).splitlines() == [
         "✗ place_checkpoints: too much is computed again",
-        "  the step holds 0.20 × as much as before (0.07 × as backward begins); the budget is 0.40 ×",
+        "  the step holds 0.20 × as much as before (0.07 × when backward begins); the budget is 0.40 ×",
         "  1.00 × the layers' forward is computed again; the budget is 0.50 ×",
         "  → Which operations are expensive to compute, and which only expensive to keep?",
         "  (for the same numbers again: seed=1)",
