@@ -146,7 +146,7 @@ def test_megabytes_of_output_are_cut_with_a_word(capsys):
     run(shout, ranks=2)
     out = capsys.readouterr().out
     assert len(out) < 1.5 * 2**20
-    assert "[rank 1] 1 MiB printed: of the rest, the end is shown" in out
+    assert "[rank 1] 1 MiB printed: only the end of the rest is shown" in out
 
 
 # ---- twenty hangs and crashes --------------------------------------------------------------------
@@ -461,7 +461,7 @@ def test_an_unknown_record_and_a_timeout_of_zero():
 
 
 def test_a_value_in_place_of_the_function():
-    with pytest.raises(TypeError, match=r"run\(\) calls its first argument on every rank; 3 is no function"):
+    with pytest.raises(TypeError, match=r"run\(\) calls its first argument on every rank; 3 is not a function"):
         run(3)
 
 

@@ -393,7 +393,7 @@ def test_no_such_link(arguments, words):
         ({"ranks": 3, "link": LINK}, ValueError, "2 nodes for ranks=3"),
         ({"link": Link(3, 1e6)}, ValueError, "3 nodes for ranks=4"),
         ({"ranks": 1, "link": LINK}, ValueError, "2 nodes for ranks=1"),
-        ({"link": "200 Mbit/s"}, TypeError, r"'200 Mbit/s' is no Link: Link\(nodes=2"),
+        ({"link": "200 Mbit/s"}, TypeError, r"'200 Mbit/s' is not a Link: Link\(nodes=2"),
         ({"link": LINK, "device": "cuda"}, ValueError, "only gloo can be slowed"),
     ],
 )

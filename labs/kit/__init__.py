@@ -1,4 +1,4 @@
-"""The laboratory around the textbook, and not on the exam: five faces, and the rooms behind them.
+"""The laboratory around the textbook, and not on the exam: five modules that notebooks import, and what is behind them.
 
 launch     run a function on several ranks, and bring back what each returned        ranks/
 record     watch a rank from outside: what it sent, what it held, when               watch/
@@ -9,17 +9,17 @@ check      run a learner's answer, and say what is right or what differs        
 ranks/       one job's processes, from the fork to the diagnosis of a hang
 watch/       what passes by on a rank: collectives, storages, and whose line it was
 drawing/     from data to a picture, from the palette to the timeline
-explorers/   one picture with sliders a file
+explorers/   one picture with sliders per file
 checks/      what each exercise is put through, and the mistakes that are known by name
-rows/        the table of strategies, a family a file
+rows/        the table of strategies, one family per file
 
-budget       a job that must fit so much memory
+budget       a job that must fit in so much memory
 sockets      what the system counted on the connections
 training     a model under a strategy, and a step of it
 strategies   the table of strategies, ours and PyTorch's, and the training loop that they share      rows/
 progress     which exercises a learner has passed
 recall       questions on earlier notebooks, and their answers (recall.md)
-exercises    a learner's functions in the places of the course's own
-tour         each of them against one process
+exercises    a learner's functions in place of the course's own
+tour         each strategy against one process
 doctor       can this machine run the course?
 """

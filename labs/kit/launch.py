@@ -7,8 +7,8 @@ torchrun, where it joins the world that is there.  What the ranks print arrives 
 
     a rank raises        RankError with that rank's traceback, naming the rank that failed first
     a rank dies          RankError with the signal
-    ranks hang           RankError that tells, per rank, the collective, the group and the line (see diagnosis)
-    an interrupt         KeyboardInterrupt that tells where the ranks were; every rank is gone
+    ranks hang           RankError that says, per rank, the collective, the group and the line (see diagnosis)
+    an interrupt         KeyboardInterrupt that says where the ranks were; every rank is gone
 
 Why a launcher of its own: each of the ten that were measured names the wrong rank when one fails, leaves processes
 behind when the kernel is killed, or takes seconds for what takes 0.1 s here.
@@ -46,7 +46,7 @@ class Results(list[T]):
 
 
 def run(
-    fn: Callable[..., T],  # no ParamSpec: typing allows no keyword beside its own, and these are ours
+    fn: Callable[..., T],  # no ParamSpec: typing allows no keyword besides its own, and these are ours
     *args: Any,
     ranks: int | None = None,
     device: str = "auto",
@@ -61,7 +61,7 @@ def run(
     ranks    how many, 1 to 64 (4 if left out; under torchrun, as many as it started)
     device   "cpu" (gloo), "cuda" (NCCL), or "auto": CUDA when there is a GPU for each rank.  On CUDA, tensors are made
              on the rank's GPU by default, so that the body of `fn` is the same everywhere
-    timeout  seconds after which a job that is not done is stopped, and told where each rank stands
+    timeout  seconds after which a job that is not done is stopped, with a report of where each rank stands
     record   "time", "communication" or "memory": what to watch; the result's `.recording` has it (see record.py)
     link     nodes, and a wire between them that is slow for real: Link(nodes=2, bandwidth="200 Mbit/s", latency=1e-3)
              (see ranks/link.py and wire.py); the job then runs on the CPU
@@ -81,7 +81,7 @@ def run(
     try:
         with telling(tell, ranks), Team(devices, payload, ranks, timeout, record, link) as team:
             values = team.finish()
-    except KeyboardInterrupt as interrupt:  # it was told where the ranks are; our own lines say nothing more
+    except KeyboardInterrupt as interrupt:  # it says where the ranks are; our own lines say nothing more
         raise interrupt.with_traceback(None) from None
     return to_results(values, record, link)
 
@@ -101,14 +101,14 @@ def telling(what: str, ranks: int) -> Iterator[None]:
 
 def check_arguments(fn: Any, ranks: Any, timeout: Any, record: Any, world: int | None) -> None:
     if not callable(fn):
-        raise TypeError(f"run() calls its first argument on every rank; {fn!r:.80} is no function (is it a value?)")
+        raise TypeError(f"run() calls its first argument on every rank; {fn!r:.80} is not a function (is it a value?)")
     if inspect.iscoroutinefunction(fn):
         name = fn.__name__
         raise TypeError(f"{name} is a coroutine function, whose call has no value yet: lambda: asyncio.run({name}())")
     if ranks is not None and (not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= MOST_RANKS):
         raise ValueError(f"ranks={ranks!r}: a job has 1 to {MOST_RANKS} ranks; more than that takes several machines")
     if world and ranks not in (None, world):
-        raise ValueError(f"ranks={ranks}, but torchrun started {world}: leave ranks out, or start as many")
+        raise ValueError(f"ranks={ranks}, but torchrun started {world}: leave ranks out, or start that many")
     if not isinstance(timeout, numbers.Real) or math.isnan(timeout) or timeout <= 0:
         raise ValueError(f"timeout={timeout!r}: give a number of seconds above 0")
     if record is not None and record not in RECORDS:
@@ -121,7 +121,7 @@ def check_link(link: Any, ranks: int, device: str, world: int | None) -> None:
     if link is None:
         return
     if not isinstance(link, Link):
-        raise TypeError(f'link={link!r:.80} is no Link: Link(nodes=2, bandwidth="200 Mbit/s", latency=1e-3) is one')
+        raise TypeError(f'link={link!r:.80} is not a Link: Link(nodes=2, bandwidth="200 Mbit/s", latency=1e-3) is one')
     if world:
         raise ValueError("link= is for ranks that run() starts itself: under torchrun the wires are real, leave it out")
     link.node(0, ranks)  # raises where its nodes do not divide the ranks

@@ -1,6 +1,6 @@
-"""Pictures with a slider: turn it, and what a formula or a recording says is drawn again.
+"""Pictures with a slider: move it, and what a formula or a recording says is drawn again.
 
-    explore(picture, ranks=[2, 4, 8])       any function that returns a picture; one control an argument
+    explore(picture, ranks=[2, 4, 8])       any function that returns a picture; one control per argument
     frames(picture, "round", 7)             a slider with a Play button over the frames of a film
     collective(messages, ranks)             a collective, round by round
     replay(recording, …)                    recorded timelines, as they went by
@@ -13,7 +13,7 @@
     placements()                            a tensor from some placements to others: who holds what, what is sent
     tensor_parallel()                       which slice of each matrix lies where, and what a rank sends and holds
 
-Where a picture comes with its formula (draw.formula), the terms light up that the control moved last has changed.
+Where a picture comes with its formula (draw.formula), the terms that the control moved last has changed light up.
 
 A notebook keeps only a static picture of each, with the settings it was drawn at: it looks the same where no
 kernel runs, and is the same after each build. Nothing here knows a formula: they are arguments, or labs.cost's.
@@ -150,7 +150,7 @@ def replay(*recordings, step: int | None = None, names: Sequence[str] = (), coun
 
 
 def all_reduce_times(seconds: Mapping[str, Callable[[int, int, float, float], float]]) -> Explorer:
-    """Time of one all-reduce by algorithm and size, and which wins where; a dot at the slider's.
+    """Time of one all-reduce by algorithm and size, and which wins where; a dot at the slider's size.
 
     seconds: {"ring": f, ...} where f(bytes, ranks, latency in s, bandwidth in B/s) is a formula.
     """
@@ -161,7 +161,7 @@ def all_reduce_times(seconds: Mapping[str, Callable[[int, int, float, float], fl
 
 
 def links(**begin: Any) -> Explorer:
-    """What one all-reduce takes on NVLink, PCI Express, InfiniBand and Ethernet, by its size; a dot at the slider's.
+    """What one all-reduce takes on NVLink, PCI Express, InfiniBand and Ethernet, by size; a dot at the slider's size.
 
     begin: where controls stand at first, by the names of `labs.kit.explorers.links.CONTROLS`.
     Raises ValueError for a control that does not exist, or a value that it does not have.
@@ -228,7 +228,7 @@ def tensor_parallel(**begin: Any) -> Explorer:
 
 
 def schedule(**begin: Any) -> Explorer:
-    """A pipeline's schedule in time, and beneath it of how many micro-batches each rank holds the activations.
+    """A pipeline's schedule in time, and beneath it, of how many micro-batches each rank holds the activations.
 
     begin: where controls stand at first, by the names of `labs.kit.explorers.schedule.CONTROLS`; `forward` and
     `backward` are what a micro-batch takes in all layers of a rank, `send` what it takes from rank to rank.
@@ -254,7 +254,7 @@ def begun(name: str, choices: Mapping[str, Any], at_first: Mapping[str, Any], be
     controls = {setting: control(setting, values) for setting, values in choices.items()}
     for setting, value in {**at_first, **begin}.items():
         if setting not in controls:
-            raise ValueError(f"{setting} is no control of the {name} explorer: there are {', '.join(controls)}")
+            raise ValueError(f"{setting} is not a control of the {name} explorer: there are {', '.join(controls)}")
         if value not in choices[setting]:
             raise ValueError(f"{setting}={value!r}: choose one of {', '.join(map(str, choices[setting]))}")
         if isinstance(choices[setting], Mapping):

@@ -1,7 +1,7 @@
 """Who holds which block of a tensor on a mesh, from its Spec: of a DTensor x, blocks(x.spec, ("dp", "tp")).
 
 Each rank shows the outline of the whole tensor and, filled, the block that it holds; equal blocks have equal tints.
-+0, +1, ... mark summands: all of the shape, and only a share of the numbers.
++0, +1, ... mark summands: the whole shape, but only a share of each number.
 
     blocks(spec, names)                  one tensor on its mesh
     change(before, after, names, said)   the same tensor before and after a redistribution, and what that takes
@@ -34,7 +34,7 @@ def blocks(spec: Spec, names: Sequence[str]) -> Drawing:
 
 
 def change(before: Spec, after: Spec, names: Sequence[str], said: Sequence[str]) -> Drawing:
-    """Both side by side; said: what happens in between, a line each."""
+    """Both side by side; said: what happens in between, one line each."""
     require_flat(before)
     wide, high = size(before)
     wide = max(wide, *(width_of(headline(spec, names), 13) for spec in (before, after)))

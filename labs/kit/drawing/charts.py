@@ -17,7 +17,7 @@ def mesh(axes: Mapping[str, int], along: str = "") -> Drawing:
     """Ranks as a grid of one or two axes, in row-major order: {"data": 2, "tensor": 4}.
 
     along: an axis whose groups are told apart: each has its tint, and a letter.
-    Raises ValueError for any other number of axes, and for an axis that is none of them.
+    Raises ValueError for any other number of axes, and for an axis that is not among them.
     """
     if len(axes) not in (1, 2):
         raise ValueError(f"a mesh with {len(axes)} axes ({', '.join(axes)}) cannot be drawn flat: give one or two")

@@ -3,11 +3,11 @@
 A message is a tuple (round, source, destination, piece): in that round, rank `source` sends piece number
 `piece` to rank `destination`. A collective, seen from above, is a list of messages.
 
-What the ranks hold is a list with one dict a rank, from piece to the set of ranks whose data is in it:
+What the ranks hold is a list with one dict per rank, from piece to the set of ranks whose data is in it:
 [{0: {0}, 1: {0}}, {0: {0, 1}}] is rank 0 with its own pieces 0 and 1, rank 1 with the sum of both pieces 0.
 
     sends(recording)                 the messages of a recorded job
-    messages(ring, ranks=4)          one small picture a round
+    messages(ring, ranks=4)          one small picture per round
     step(ring, ranks=4, round=2)     one round, with what everybody holds after it
     pieces({"before": ..., "after": ...})
 """
@@ -40,7 +40,7 @@ def after(held: Holdings, messages: Sequence[Message]) -> Holdings:
 
 
 def sends(recording) -> list[Message]:
-    """The sends of a recorded job as messages: pieces are numbered by where they lie in a tensor; else, their bytes.
+    """The sends of a recorded job as messages: pieces are numbered by where they lie in a tensor, or else by bytes.
 
     recording: a labs.kit.record.Recording of kind "communication". A send's round is one more than the latest
     of what its rank had finished when it began: its own sends, and the sends that its receives brought.
@@ -78,7 +78,7 @@ def by_round(messages: Sequence[Message]) -> list[list[Message]]:
 
 
 def messages(messages: Sequence[Message], ranks: int) -> Drawing:
-    """Who sends which piece to whom, one panel a round, the ranks on a circle."""
+    """Who sends which piece to whom, one panel per round, the ranks on a circle."""
     rounds = by_round(messages)
     side, tall = 2 * radius(ranks) + 72, 2 * radius(ranks) + 76
     rows = math.ceil(len(rounds) / (1000 // side)) or 1
@@ -106,7 +106,7 @@ def spoken(piece: int | str) -> str:
 
 
 def sentences(messages: Sequence[Message]) -> list[str]:
-    """The messages in words, a line a round."""
+    """The messages in words, a line per round."""
     return [
         f"Round {number + 1}: " + ", ".join(f"rank {s} sends {spoken(p)} to rank {d}" for _, s, d, p in sent) + "."
         for number, sent in enumerate(by_round(messages))
@@ -176,7 +176,7 @@ def step(messages: Sequence[Message], ranks: int, round: int, held: Holdings | N
 
 
 def holdings(held: Holdings) -> list[str]:
-    """What the ranks hold in words, a line a rank."""
+    """What the ranks hold in words, a line per rank."""
     return [
         f"Rank {rank} holds "
         + (
@@ -189,7 +189,7 @@ def holdings(held: Holdings) -> list[str]:
 
 
 def grid(canvas: Canvas, x, y, held: Holdings, columns: Sequence[int], new=frozenset(), cell=CELL, named=True) -> None:
-    """One row a rank, one column a piece; the cells of `new`, pairs (rank, piece), have just arrived."""
+    """One row per rank, one column per piece; the cells of `new`, pairs (rank, piece), have just arrived."""
     width, height = cell
     for rank, mine in enumerate(held):
         if named:

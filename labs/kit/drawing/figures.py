@@ -21,7 +21,7 @@ LEGEND = {"columnspacing": 1.2, "handlelength": 1.2, "handletextpad": 0.5, "font
 
 def axes(width: float, height: float, rows: int = 1, columns: int = 1):
     """A matplotlib figure in inches, and its axes; pyplot and its global state stay out of it."""
-    # On its first use matplotlib says on stderr that it lists the fonts: no reader of a cell needs to know.
+    # On its first use matplotlib says on stderr that it is listing fonts: no reader of a cell needs to know.
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     from matplotlib.figure import Figure as Canvas
 
@@ -52,7 +52,7 @@ def window(recording, step: int | None, ranks: Sequence[int] | None = None) -> t
 
 
 def phases(recording, rank: int, start: float, end: float) -> list:
-    """The spans of a rank within these times, but for steps and what is nested in others: its phases."""
+    """The spans of a rank within these times, except steps and what is nested in others: its phases."""
     found = []
     for span in recording.spans:  # in order of their start
         inside = span.rank == rank and span.name != "step" and start <= span.start < span.end <= end
@@ -73,7 +73,7 @@ def named(kind: str) -> str:
 
 
 def bars(held: Mapping[str, Mapping[str, float]]) -> Figure:
-    """Bytes by kind, one stacked bar a name, the predicted beside the measured.
+    """Bytes by kind, one stacked bar per name, the predicted beside the measured.
 
     held: {"predicted": {"P": bytes, ...}, "measured": {...}}; what is not in KINDS, such as "peak", is a mark
     above the bar.

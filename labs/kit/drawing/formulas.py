@@ -3,7 +3,7 @@
     sent = ["sent: ", term("2 (N − 1)/N", "ranks"), " × ", term("1 MB", "megabytes")]
     formula(chart, sent)                the picture under one line of words and terms, or under several
 
-`labs.kit.play` shows it with the terms lit which the control that was moved last has changed.  A saved notebook has
+`labs.kit.play` lights the terms that the control moved last has changed.  A saved notebook has
 none of them lit.
 """
 

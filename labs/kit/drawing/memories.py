@@ -1,6 +1,6 @@
-"""Bytes held over time by kind, one panel a rank, all on one scale.
+"""Bytes held over time by kind, one panel per rank, all on one scale.
 
-memory(recording)                      all of it, a panel a rank
+memory(recording)                      all of it, a panel per rank
 memory(recording, step=2, ranks=[0])   one step of one rank
 memory(ddp, zero, step=2, ranks=[0], names=("DDP", "stage 1"))
 
@@ -29,7 +29,7 @@ def memory(
     """Bytes held by kind, one panel for each rank of each recording, with a mark at its highest total.
 
     recordings: labs.kit.record.Recordings of kind "memory"; step: the one to show, ranks: which to show (all
-    when left out); names: one a panel, where they are to be compared with the first.
+    when left out); names: one per panel, where they are to be compared with the first.
     Raises ValueError when a recording holds no memory or has no such step, or there are too few or too many names.
     """
     for each in recordings:
@@ -142,7 +142,7 @@ def peak(panel, series: Series, before: float, scale: float) -> None:
     side, aside = ("right", -4) if x > (left + right) / 2 else ("left", 4)
     style = {"textcoords": "offset points", "fontsize": 9, "ha": side, "zorder": 5}
     less = f"−{before - highest:.2f} MiB" if before - highest > 0.005 * before else ""
-    gap = before - highest > 0.15 * scale  # high enough to write in it
+    gap = before - highest > 0.15 * scale  # high enough to write in
     words = f"peak {highest:.2f} MiB" + (f" ({less})" if less and not gap else "")
     panel.annotate(words, (x, 1.1 * scale), (aside, 0), va="center", **style)
     if less and gap:

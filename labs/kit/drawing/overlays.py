@@ -1,4 +1,4 @@
-"""A schedule as a job ran it, beneath the same as it is simulated, on one time axis.
+"""A schedule as a job ran it, beneath the same schedule as simulated, on one time axis.
 
     overlay(lists, job.recording, step=2, costs={})
 

@@ -2,7 +2,7 @@
 
     KINDS        what a rank holds: P parameters, G gradients, S optimizer state, A activations, comm, temporary
     TIMELINE     what a rank does: compute, communication, waiting
-    COLLECTIVES  communication where its kinds are told apart: what collects pale, what deals out dark
+    COLLECTIVES  communication where its kinds are told apart: what collects is pale, what deals out is dark
     INSTRUCTIONS what a pipeline does: forward, backward, and its two halves; `paler` tells a rank's stages apart
     RANKS        pale tints: whose data a cell holds (the label in the cell says it too)
     SERIES       curves on one axes: the first is the reference, a wide pale band that the others are drawn over
@@ -64,6 +64,6 @@ def ink(fill: str) -> str:
 
 
 def paler(colour: str, share: float) -> str:
-    """The colour with so much white in it, 0 to 1."""
+    """The colour with this share of white in it, 0 to 1."""
     channels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(channel + share * (255 - channel)):02X}" for channel in channels)

@@ -2,8 +2,8 @@
 
     plan(gpt_plan(config), GPT(config), ranks=4)
 
-A row for each pattern of the plan.  A weight is drawn as in x @ W: inputs down, outputs across; so columns are upright
-stripes, and rows of it are flat ones.
+A row for each pattern of the plan.  A weight is drawn as in x @ W: inputs down, outputs across; so its columns are
+upright stripes, and its rows are flat ones.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ HEAD = ("submodule", "weight, by rank", "style", "comes in", "goes out", "sends 
 
 @dataclass(frozen=True)
 class Row:
-    """A pattern of the plan, and of the modules that it fits: how many, and of the first one the weight and its cut."""
+    """A pattern of the plan, and the modules that it fits: how many, and the weight and its cut in the first one."""
 
     name: str
     style: Style
@@ -70,7 +70,7 @@ class Row:
 
 
 def plan(plan: Mapping[str, Style], model: nn.Module, ranks: int = 4) -> Drawing:
-    """The table of a plan, as it splits this model over so many ranks.  Raises ValueError where it does not fit."""
+    """The table of a plan, as it splits this model over this many ranks.  Raises ValueError where it does not fit."""
     found = rows(plan, model, ranks)
     lefts = columns(found)
     title = f"A plan for {ranks} ranks"
@@ -138,7 +138,7 @@ def crossing(row: Row, module: nn.Module, inside: bool) -> Row:
         case SequenceParallel():
             return replace(row, enters="x, a shard", leaves="x, a shard", backward=GRADIENTS if row.weight else "")
         case LossParallel():
-            return replace(row, enters="logits, a part", leaves="the loss", forward="3 numbers a token")
+            return replace(row, enters="logits, a part", leaves="the loss", forward="3 numbers per token")
     return row
 
 

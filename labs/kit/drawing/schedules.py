@@ -29,7 +29,7 @@ Legend = list[tuple[str, str]]  # (fill, name), ...
 
 
 def schedule(lists: Lists, recording: Any = None, step: int | None = None, **costs: Cost) -> Picture:
-    """Who does what when, if instructions take so long, and of how many micro-batches a rank holds the activations.
+    """Who does what when, if instructions take this long, and of how many micro-batches a rank holds the activations.
 
     costs: F, B, I, W and send, as labs.pp.simulate has them.  recording: of a job that ran the lists, its pipeline
     through labs.kit.record.instructions; step: which one to show (the last when left out).  Costs are in seconds then,
@@ -106,7 +106,7 @@ def before(lists: Lists, error: WrongSchedule, costs: dict[str, Cost]) -> Simula
 class Axis:
     """Of time."""
 
-    scale: float  # pixels a unit
+    scale: float  # pixels per unit
     end: float
 
     def x(self, moment: float) -> float:

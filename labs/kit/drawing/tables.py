@@ -6,7 +6,7 @@
     size(1_638_400)  ->  "1,638,400 B (1.56 MiB)"
 
 A ledger compares what is the same on every machine: bytes, counts, shapes. Rows in a unit of NOISY (times,
-losses) differ from run to run: they have no verdict and stand below the table, one to a line, so that their
+losses) differ from run to run: they have no verdict and stand below the table, one per line, so that their
 digits never move a column of the part that is compared.
 
 Made by hand: rich sets a table for HTML as preformatted text, without header cells for screen readers; great_tables
@@ -61,7 +61,7 @@ def show(value: Value, unit: str = "") -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a header. `numeric[i]`: column i is set to the right."""
+    """Rows of text under a header. `numeric[i]`: column i is aligned to the right."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -167,7 +167,7 @@ class Ledger:
         return not any("differs" in self.verdict(row) for row in self.rows if not row.noisy)
 
     def verdict(self, row: Row) -> str:
-        """How measured stands to predicted, for ours and for native where there are two."""
+        """How measured compares with predicted, for ours and for native where there are two."""
         words = [verdict(row.predicted, value, self.within) for value in row.measured]
         if len(words) == 1 or words[0] == words[1]:
             return words[0]
@@ -229,7 +229,7 @@ def _row(name: str, *values: Value) -> Row:
 
 
 def verdict(predicted: Value, measured: Value, within: float) -> str:
-    """How a measurement stands to its prediction; the share is rounded up to one of STEPS."""
+    """How a measurement compares with its prediction; the share is rounded up to one of STEPS."""
     if predicted is None or measured is None:
         return "–"
     if predicted == measured:

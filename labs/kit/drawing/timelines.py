@@ -3,9 +3,9 @@
 timeline(recording)                                       all of it
 timeline(recording, step=2)                               one step
 timeline(ours, native, step=2, names=("ours", "native"))  two jobs, one above the other, from the same moment on
-timeline(ours, native, step=(3, 1), names=...)            likewise, and of each job a step of its own
+timeline(ours, native, step=(3, 1), names=...)            likewise, with a step of its own for each job
 
-Each rank has, from top to bottom: a thin band with the names of its phases; what was on the way, in as many lanes as
+Each rank has, from top to bottom: a thin band with the names of its phases; what was on its way, in as many lanes as
 there were collectives at once; and what it did: computed, or (hatched) waited.
 """
 
@@ -45,8 +45,8 @@ def timeline(
 ) -> Figure:
     """Who did what when, on each job's one clock; several jobs above each other, from the same moment on.
 
-    recordings: labs.kit.record.Recordings; step: the one to show, by number, or one a recording (all of the job when
-    left out); names: one a recording; until: show only what had happened so long (s) after the beginning.
+    recordings: labs.kit.record.Recordings; step: the one to show, by number, or one per recording (all of the job when
+    left out); names: one per recording; until: show only what had happened so long (s) after the beginning.
     A rank's third all-gather, of the step or of the job, is "ag 3".  Raises ValueError when there is no such step, or
     too few or too many are given.
     """
@@ -97,7 +97,7 @@ def summary(recording, name: str, step: int | None, factor: float, unit: str) ->
 
 
 def cut(bars: Sequence[Bar], end: float) -> list[Bar]:
-    """What is to be seen of the bars from the beginning to `end`."""
+    """What is seen of the bars from the beginning to `end`."""
     inside = (replace(bar, start=max(0.0, bar.start), end=min(bar.end, end)) for bar in bars)
     return [bar for bar in inside if bar.start < bar.end]
 

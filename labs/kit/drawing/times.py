@@ -19,7 +19,7 @@ Seconds = Callable[[float], float]  # of bytes
 
 
 def by_size(title: str, lines: Mapping[str, Seconds | None], size: float, none: str = "") -> Drawing:
-    """What takes how long, by its size; said beside the panel at `size`, or `none` where there is no line."""
+    """How long each takes, by size; beside the panel, its time at `size`, or `none` where there is no line."""
     said = {name: span(seconds(size)) if seconds else none for name, seconds in lines.items()}
     canvas = Canvas(LEFT + LONG + 250, TOP + HIGH + 62, title, "; ".join(f"{n}: {told}" for n, told in said.items()))
     canvas.text(16, 18, title, anchor="start", weight="bold")

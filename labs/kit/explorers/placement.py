@@ -15,7 +15,7 @@ from labs.placement import Partial, Placement, Replicate, Shard, Spec
 from labs.redistribute import walk
 
 NAMES = ("a", "b")
-SIZE = 4  # bytes an element
+SIZE = 4  # bytes per element
 WANTED: dict[str, Placement] = {repr(p): p for p in (Shard(0), Shard(1), Replicate())}
 GIVEN = WANTED | {repr(Partial()): Partial()}  # no redistribution makes summands: operations do
 
@@ -56,4 +56,4 @@ def steps(before: Spec, after: Spec, axes: tuple[str, ...]) -> list[str]:
         does = step.move.collective or ("each cuts its piece out" if step.target.is_shard() else "nothing is sent")
         lines.append(f"along {axes[step.axis]}: {step.source!r} → {step.target!r}: {does}, {most:,} bytes")
         total += most
-    return [*lines, f"a rank sends {total:,} bytes at most"] if lines else ["nothing is to be done: 0 bytes"]
+    return [*lines, f"a rank sends {total:,} bytes at most"] if lines else ["nothing to do: 0 bytes"]

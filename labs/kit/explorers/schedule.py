@@ -1,6 +1,6 @@
 """The schedule explorer's picture: a schedule of labs.pp in time, with its bubble and the activations alive.
 
-    picture(**BEGIN)      what sizes a schedule cannot do, its own sentence says in place of the picture
+    picture(**BEGIN)      for sizes that a schedule cannot do, its own sentence in place of the picture
 
 `labs.kit.play.schedule` puts controls above it.  A rank has the same layers, however many stages they make: what takes
 `forward` on a rank takes a half of it in each of two stages.

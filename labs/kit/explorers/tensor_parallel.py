@@ -4,7 +4,7 @@ what a rank sends and holds.
     picture(**BEGIN)      the GPT's matrices in the order of the forward; what rank 0 sends; what it holds
 
 `labs.kit.play.tensor_parallel` puts controls above it.  Every number is labs.cost's.  Other widths follow from `width`
-as in Llama 3: heads of 128, of keys and values 8 at most, and an MLP of 3.5 × width.
+as in Llama 3: heads of 128, at most 8 of keys and values, and an MLP of 3.5 × width.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ LONG = 420  # pixels: of the longest bar
 OPS = {"all_reduce": KINDS["comm"], "all_gather": COLLECTIVES["all_gather"]}
 OPS |= {"reduce_scatter": COLLECTIVES["reduce_scatter"]}
 LETTERS = {"all_reduce": "R", "all_gather": "G", "reduce_scatter": "S"}
-KEY = "A number in a matrix: the rank that has this part of it, cut in rows (outputs) or in columns (inputs)."
+KEY = "A number in a matrix: the rank that has this part of it, cut into rows (outputs) or columns (inputs)."
 
 # What can be set, to what (a slider, or where it is a mapping, a menu), and where it begins.
 CONTROLS: dict[str, Sequence | Mapping] = {

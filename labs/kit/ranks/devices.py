@@ -49,7 +49,7 @@ def devices_for(device: str, ranks: int) -> Devices:
     if gpus == 0:
         raise ValueError(
             'device="cuda", but PyTorch sees no NVIDIA GPU here: leave device out to run on the CPU, or see what '
-            "`python -m labs doctor` says of the driver and of this build of PyTorch"
+            "`python -m labs doctor` says about the driver and this build of PyTorch"
         )
     note = "" if gpus >= ranks else f"{ranks} ranks share {gpus} GPU{'s' * (gpus > 1)}: NCCL, over sockets"
     return Devices("nccl", [f"cuda:{rank % gpus}" for rank in range(ranks)], note)

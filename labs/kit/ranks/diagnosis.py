@@ -1,4 +1,4 @@
-"""What went wrong in a job, told per rank: from the flight recorders while it runs, from the stacks when it hangs.
+"""What went wrong in a job, rank by rank: from the flight recorders while it runs, from the stacks when it hangs.
 
     Watch.poll()   certain   a group's nth collective differs between ranks in op, root, dtype or shape
                              a message and its receive differ in size
@@ -6,7 +6,7 @@
                              ranks wait for each other in a circle
     stacks()       at the timeout: the learner's line on which each rank stands
 
-A program that disagrees with itself may still run to its end (gloo completes some mismatches); its records tell.
+A program that disagrees with itself may still run to its end (gloo completes some mismatches); its records show it.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class Watch:
         }
 
     def in_threads(self) -> dict[int, Entry]:
-        """The call in which another thread of a rank stands than the one that runs the function."""
+        """The call in which a thread of a rank stands, other than the one that runs the function."""
         waits = {rank: reader.waiting_anywhere() for rank, reader in self.readers.items()}
         return {
             rank: self.readers[rank].entry(index)
@@ -245,7 +245,7 @@ class Watch:
         return [] if answered else [peer]
 
     def complete(self, where: list[Where]) -> list[Where]:
-        """Add the ranks that are not told of yet."""
+        """Add the ranks that are not in it yet."""
         told, waits, threads = {w.rank for w in where}, self.waited_for(), self.in_threads()
         for rank, reader in self.readers.items():
             if rank not in told and rank in waits:

@@ -5,7 +5,7 @@
 
     header    how many bytes of text, how many records, which of them is being waited for, and whether it is over
     records   a ring of the newest ones: group, place in that group's order, what was issued, from which line, when
-    texts     each distinct description once, one a line ("all_reduce float32[1024]", "cell line 3: dist.all_reduce(x)")
+    texts     each description once, one per line ("all_reduce float32[1024]", "cell line 3: dist.all_reduce(x)")
 
 Always on; the cost is one stack walk and one record for each collective (`make bench` shows it).
 """
@@ -87,7 +87,7 @@ class Entry:
 
     @property
     def awaited(self) -> tuple[int, ...]:
-        """Those without whom it does not end: of a new group its members, although all ranks have to call for it."""
+        """Those without whom it does not end: for a new group its members, although all ranks have to call it."""
         _, _, members = self.what.partition(f"{NEW_GROUP} ")
         return tuple(json.loads(members)) if members else self.members
 
@@ -267,7 +267,7 @@ class Reader:
         return waiting - 1 if waiting else None
 
     def is_over(self) -> bool:
-        """Whether the rank's function has come to its end (it tells under torchrun only)."""
+        """Whether the rank's function has come to its end (noted only under torchrun)."""
         return bool(HEADER.unpack_from(self.map, 0)[4])
 
     def new(self) -> list[Entry]:
@@ -328,8 +328,8 @@ def comparable(call: tap.Call) -> str:
 def is_alone() -> bool:
     """Whether this thread's wait keeps the rank from calling what the others need.
 
-    That is the main thread's (or one of autograd, for which the main one waits), where no other thread of the function
-    runs; daemons (progress bars) do not count.
+    It does in the main thread (or in one of autograd's, for which the main one waits), where no other thread of the
+    function runs; daemons (progress bars) do not count.
     """
     main, me = threading.main_thread(), threading.current_thread()
     others = (thread for thread in threading.enumerate() if thread is not main and thread is not me)

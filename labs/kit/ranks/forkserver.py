@@ -106,7 +106,7 @@ class Forkserver:
                     code, cause = self.process.wait(), error
             raise RuntimeError(
                 f"the process that starts ranks has ended (exit code {code}); its own message is above, in the "
-                "terminal or the server's log: run the same line again, and `python -m labs doctor` if it stays"
+                "terminal or the server's log: run the same line again; if that does not help, `python -m labs doctor`"
             ) from cause
 
     def _ask(self, fds: list[int], cleanup: str) -> int:
@@ -274,7 +274,7 @@ def reap(children: dict[int, tuple[int, str]]) -> None:
         if pid in children:
             fd, path = children.pop(pid)
             clear_up(pid, path)
-            with contextlib.suppress(BrokenPipeError):  # the caller has stopped to listen
+            with contextlib.suppress(BrokenPipeError):  # the caller has stopped listening
                 os.write(fd, struct.pack("!q", os.waitstatus_to_exitcode(status)))
             os.close(fd)
         end_orphans(signal.SIGTERM, children)  # of this rank; or an orphan has ended, and left others

@@ -10,7 +10,8 @@ What stays inside a node is as quick as ever.  What crosses takes as long as on 
     seconds = most bytes out of or into one node x 8 / bandwidth + trips x latency
 
 with the bytes that each operation books (record.py), n of them handed in by each of N members, and as trips how often
-the longest way of a byte crosses from one node to another; C is how many neighbours in the ring are on two nodes:
+the longest path of a byte crosses from one node to another; C is how many pairs of neighbours in the ring are on two
+nodes:
 
     all_reduce       each member to the next, around a ring: 2 (N-1)/N n     trips 2 min(C, N-1)
     reduce_scatter   likewise                                  (N-1)/N n           min(C, N-1)
@@ -21,8 +22,8 @@ the longest way of a byte crosses from one node to another; C is how many neighb
     reduce, gather   each member to the root: n                              1
     barrier          as an all_reduce of 0 bytes
 
-What a backend really carries may be more: gloo's own reduce_scatter is an all_reduce, and takes here what a real one
-would.  Two transfers at once on one wire take the sum (wire.py makes it so).
+What a backend really carries may be more: gloo's own reduce_scatter is an all_reduce, but takes as long here as a
+real one would.  Two transfers at once on one wire take the sum (wire.py makes it so).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ MOST_NODES = 64
 class Link:
     """The wire of each of `nodes` nodes: bit/s (a number, or "200 Mbit/s") each way, and seconds of latency.
 
-    Raises ValueError for what is no wire.
+    Raises ValueError for what is not a wire.
     """
 
     nodes: int

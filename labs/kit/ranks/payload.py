@@ -4,7 +4,7 @@
     pack(value, file)            back: the value and its buffers, past the socket, into a file without a name
     unpack(file, sizes)          and out of it
 
-A tensor travels as its bytes, a view as its own bytes only: torch would send the whole storage, several times copied.
+A tensor travels as its bytes, a view as its own bytes only: torch would send the whole storage, copied several times.
 """
 
 from __future__ import annotations

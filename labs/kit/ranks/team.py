@@ -39,7 +39,7 @@ from labs.kit.ranks.output import Lines
 from labs.kit.ranks.payload import cell_sources, shared_file, unpack
 
 POLL = 0.05  # seconds between two looks at the flight recorders
-GRACE = 0.25  # seconds after the first failure in which other ranks may still tell theirs
+GRACE = 0.25  # seconds after the first failure in which other ranks may still report theirs
 ENDING = 10.0  # seconds for a rank to take itself down after its value came; then it is killed
 STORE_BYTES = 1 << 16  # what the ranks write to find each other
 FILES = 7  # that the caller has open for a rank, while it starts it
@@ -390,7 +390,7 @@ def working_folder() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError as error:
-        raise RuntimeError("the working directory has been deleted: os.chdir() to one that is there") from error
+        raise RuntimeError("the working directory has been deleted: os.chdir() to one that exists") from error
 
 
 def read_all(fd: int) -> str:

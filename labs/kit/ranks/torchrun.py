@@ -2,11 +2,11 @@
 
     join    the function runs here; every rank gets everybody's value
     Patrol  the first rank of each machine compares the flight records of that machine's ranks, as a caller does, and
-            keeps the time; what is wrong it tells on its stderr, and ends, upon which torchrun ends all the others
+            keeps the time; on its stderr it says what is wrong, and ends, upon which torchrun ends all the others
 
-A rank that raises or dies is torchrun's to tell, also one that the backend aborts over sizes that differ.  Of
-other machines' ranks nothing is seen: each machine tells of its own, and a disagreement between two of them shows at
-the timeout only.
+A rank that raises or dies is torchrun's to report, even one that the backend aborts over sizes that differ.  Other
+machines' ranks are not seen: each machine reports its own, and a disagreement between two of them shows only at the
+timeout.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from labs.kit.ranks.diagnosis import Problem, Watch, told
 from labs.kit.ranks.flight_recorder import FlightRecorder, Reader
 
 POLL = 0.1  # seconds between two looks at the flight records
-GRACE = 1.0  # seconds in which other machines, whose time is up as well, may still tell theirs
+GRACE = 1.0  # seconds in which other machines, whose time is up as well, may still report theirs
 GIVEN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")  # by torchrun
 
 
@@ -131,7 +131,7 @@ def named_file(stack: contextlib.ExitStack) -> tuple[IO[bytes], str]:
 
 
 def end(problem: Problem) -> NoReturn:
-    """Tell, and end this process: torchrun then ends the others.  Its main thread may wait in C for ever."""
+    """Report, and end this process: torchrun then ends the others.  Its main thread may wait in C for ever."""
     print(f"RankError: {told(problem)}", file=sys.stderr, flush=True)
     time.sleep(GRACE)
     os._exit(1)

@@ -1,15 +1,15 @@
-"""A rank's end of the wires between nodes: what it sends and gets over them is late.
+"""A rank's end of the wires between nodes: what it sends and receives over them is late.
 
     with Wire(link, ranks, file).slowing(): train()
 
-A collective sets out when its last member has issued it, a message when it is sent, and not before what is on the
-same wires already has passed: two at once take the sum.  Where members bring different sizes, the largest counts.
+A collective starts when its last member has issued it, a message when it is sent, but not before what is already on
+the same wires has passed: two at once take the sum.  Where members bring different sizes, the largest counts.
 How long it then takes is the link's arithmetic (link.py).
 
 It is the completion that is late, not the call, so that overlap still pays.  The process gets a Work (and a future)
 that is done when the wire says so, and whoever waits for it waits: Python, functional collectives, DDP in C++.  gloo's
 reduce_scatter, send and recv have no future: they are late in `Work.wait` and in `wait_tensor`, which is all that they
-offer.  Not slowed: a recv from any source, of which nobody knows beforehand what it waits for.
+offer.  Not slowed: a recv from any source, since nobody knows beforehand what it waits for.
 
 The ranks share a file: for each way, out of and into each node, until when it is taken (s, monotonic clock), and for
 each transfer a slot, with its key, how many members have issued it, the most bytes of one, and when it is done.

@@ -34,7 +34,7 @@ from labs.kit.ranks.link import Link
 from labs.kit.ranks.payload import pack
 from labs.kit.ranks.wire import Wire
 
-YEAR = 365 * 24 * 3600.0  # seconds; for who gives a timeout of infinity
+YEAR = 365 * 24 * 3600.0  # seconds; for whoever gives a timeout of infinity
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def patience(timeout: float) -> timedelta:
 
 
 def use_device(name: str) -> None:
-    """Make this process compute on `name`, without a word in the function that it runs."""
+    """Make this process compute on `name`, without a line in the function that it runs."""
     device = torch.device(name)
     if device.type == "cuda":
         torch.cuda.set_device(device)

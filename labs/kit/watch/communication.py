@@ -4,7 +4,7 @@
     watch.tape                  # a dictionary for each event; labs.kit.record makes Events of them
 
 An event has two kinds of bytes.  `bytes_in` and `bytes_out` are the sizes of the tensors handed to the call.
-`sent` is logical: what this rank has to send at the least, with c_i the size of the i-th piece when a tensor of
+`sent` is logical: the least that this rank has to send, with c_i the size of the i-th piece when a tensor of
 n elements is cut in N pieces as evenly as possible, the longer ones first (torch.tensor_split):
 
     all_reduce       2n - c_r - c_(r+1)        reduce_scatter, then all_gather, each around a ring
@@ -15,12 +15,12 @@ n elements is cut in N pieces as evenly as possible, the longer ones first (torc
     recv, barrier         nothing
 
 Around a ring all of it goes to the next member of the group; `to` has the bytes by who gets them.  A tree sends as
-much in all, by other ranks.  What a backend really puts on the wire may be more: gloo's reduce_scatter carries an
+much in all, from other ranks.  What a backend really puts on the wire may be more: gloo's reduce_scatter carries an
 all_reduce.  The tensors are looked at as the call is issued, and not kept.
 
-When an event ends, gloo's collectives say themselves.  Where nobody tells (gloo's reduce_scatter, a send, a recv,
-and all of NCCL, which works on behind the host's back) it is when the rank has waited for it, and where it never
-does, when the call returned.  `waited` is the time that the rank stood still for it in Work.wait or wait_tensor; a
+gloo's collectives say themselves when they end.  Where nobody says (gloo's reduce_scatter, a send, a recv, and all of
+NCCL, which works on behind the host's back), an event ends when the rank has waited for it, or, where it never does,
+when the call returned.  `waited` is the time that the rank stood still for it in Work.wait or wait_tensor; a
 wait inside C++ (the last one of torch's DDP) is not seen.
 """
 

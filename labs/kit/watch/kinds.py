@@ -1,4 +1,4 @@
-"""What a storage is for: hooks, each global to the process, that tell without a word in the watched code.
+"""What a storage is for: hooks, each global to the process, that need no line in the watched code.
 
     parameters     a module registers one, or its outermost forward begins; a lazy one gets its memory
     gradients      a hook on each such parameter, and its `.grad` when somebody sets that
@@ -6,7 +6,7 @@
     activations    hooks on what autograd keeps; those of the program (checkpointing) have ours inside
     gathered       parameters that a module computes with, and that were never seen at rest
 
-Some memory comes by no operator of the watched thread: a storage that is resized or copied, and that of other threads.
+Some memory comes from no operator of the watched thread: a storage that is resized or copied, and other threads'.
 """
 
 from __future__ import annotations

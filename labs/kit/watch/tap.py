@@ -9,9 +9,9 @@ above the backends, shows each to the listeners and hands it on.  Nothing is rep
               handed(call, work)    the work that the process gets: this one, or another in its place
               returned(call, work)  when it is queued (most backends answer before it is done)
               waiting(call)         the process begins to wait for it, in Work.wait or wait_tensor
-              waited(call)          and has ended to
+              waited(call)          and has stopped waiting
 
-Past it go a GPU's own reads and writes of another's memory (symmetric memory, `symm_mem::*`).
+A GPU's own reads and writes of another's memory (symmetric memory, `symm_mem::*`) do not pass here.
 
 `redispatch` and not a boxed call: the boxed one keeps the GIL, and gloo's own threads then never finish.
 """
@@ -249,7 +249,7 @@ def unbox(kind: Any, value: Any) -> Any:
 
 
 def reduction(op: torch.ScriptObject | dist.ReduceOp) -> str:
-    """The name of a reduction, which at this depth is an object of C++ that tells its number only."""
+    """The name of a reduction, which at this depth is an object of C++ that gives only its number."""
     number = op._get_method("op")() if isinstance(op, torch.ScriptObject) else int(op.op)
     return dist.ReduceOp.RedOpType(number).name.lower()
 
