@@ -40,7 +40,7 @@ class Lines:
 
     def keep_end(self, rank: int, data: bytes) -> str:
         """Take what there is no room for; the sentence that says so, the first time."""
-        told = f"{FIRST >> 20} MiB printed: only the end of the rest is shown, when it is done (or write a file)"
+        told = f"{FIRST >> 20} MiB printed: only the end of the rest is shown; return it, or write a file"
         sentence = "" if self.beyond[rank] else f"[rank {rank}] {told}\n"
         self.beyond[rank] += len(data)
         self.end[rank] += data
