@@ -2,7 +2,7 @@
 
 python -m labs tour                         train with every strategy, and compare with one process
 python -m labs doctor                       can this machine run the course?
-python -m labs progress [FOLDER ...]        which exercises are passed, and when; of learners' courses, how many
+python -m labs progress [FOLDER ...]        which exercises are passed, and when; for learners' courses, how many
 python -m labs run FILE:FUNCTION --ranks 4  call a function of a file as a job; print what each returned
 """
 
@@ -24,7 +24,7 @@ def run(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     file, _, name = chosen.target.rpartition(":")
     if not Path(file).is_file():
-        parser.error(f"{chosen.target!r} names no file that is there: write it like ring.py:main")
+        parser.error(f"{chosen.target!r} names no file that exists: write it like ring.py:main")
     # Under this name nothing can be imported, so the function travels to the ranks whole, with what it uses.
     function = runpy.run_path(file, run_name="__labs__").get(name)
     if not callable(function):
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
         case [] | ["-h" | "--help"]:
             print(__doc__.strip())
             return 0
-    print(f"{' '.join(arguments)!r} is none of the course's commands.\n\n{__doc__.strip()}", file=sys.stderr)
+    print(f"{' '.join(arguments)!r} is not one of the course's commands.\n\n{__doc__.strip()}", file=sys.stderr)
     return 2
 
 

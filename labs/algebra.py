@@ -11,12 +11,12 @@ is repeated by broadcasting, is a dot.  A matrix product is "ik,kj->ij".  Along 
     on summands, where that is linear         Partial(),   Replicate() → Partial()
                                               Replicate(), Partial()   → Partial()
 
-That is all (`ways`).  Of several outputs, as in "ab->a,b", each goes by its own letters: with a cut, the first is
-Shard(0), and the second, which lacks it, Partial().  An operation takes the way for which the redistribution of its
-inputs sends least (`choose`); GSPMD does the same for a whole program (Xu et al. 2021, arXiv 2105.04663, section 3).
+That is all (`ways`).  With several outputs, as in "ab->a,b", each follows its own letters: if a is cut, the first is
+Shard(0), and the second, which lacks a, Partial().  An operation takes the way whose redistribution of inputs sends the
+least (`choose`); GSPMD does the same for a whole program (Xu et al. 2021, arXiv 2105.04663, section 3).
 
 What an operation is linear in: in "each" input, the others whole, as products are; in all inputs "together", as sums
-are; in the "first" alone.  "shape": the input's numbers do not matter.  The table of rules is in labs.rules.
+are; only in the "first".  "shape": the input's numbers do not matter.  The table of rules is in labs.rules.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,10 +33,10 @@ from labs.redistribute import MOVES, plan, sent
 class Rule:
     """A row of the table.
 
-    letters: "ik,kj->ij", or a function that says so of the shapes: (the output's, arguments; for a tensor its Spec).
+    letters: "ik,kj->ij", or a function that gives them: (the output's shape, arguments; for a tensor its Spec).
         A capital: the dim may be cut already, but must not be cut for this.
     local: what each rank does with its blocks, where that is not the operation itself: (Doing, arguments).
-    tensors: linear together only if it is given so many (None: however many); a sum with a number is not.
+    tensors: linear together only if it is given this many (None: any number); a sum with a number is not.
     """
 
     letters: str | Callable[..., str]
@@ -47,9 +47,9 @@ class Rule:
 
 @dataclass(frozen=True)
 class Way:
-    """Along one axis: placements that the inputs must have, and those that the outputs have then.
+    """Along one axis: placements that the inputs must have, and those that the outputs then have.
 
-    as_is: only where the inputs are placed like this already.
+    as_is: only if the inputs are placed like this already.
     """
 
     inputs: tuple[Placement, ...]
@@ -71,7 +71,7 @@ class Doing:
 
     @property
     def block(self) -> Block:
-        """Of the (first) result, what this rank holds."""
+        """What this rank holds of the (first) result."""
         return self.outputs[0].block(self.mesh.get_coordinate())
 
 
@@ -105,9 +105,9 @@ def where(letter: str, dims: str) -> Shard | None:
 
 
 def choose(among: Sequence[Way], inputs: Sequence[Spec], fixed: bool) -> list[Way] | None:
-    """For each axis the way that sends least, the first of equals; `fixed`: the first input is written to.
+    """For each axis the way that sends the least, the first of equals; `fixed`: the first input is written to.
 
-    None, where there is none: what is written to stays where it is.
+    None if there is no such way: what is written to must stay where it is.
     """
     chosen = []
     for axis in range(len(inputs[0].mesh)):

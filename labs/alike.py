@@ -1,7 +1,7 @@
-"""What all ranks of a split model must have alike, compared in its first step, since nothing fails where it is not.
+"""What must be the same on all ranks of a split model, compared in its first step: nothing fails where it differs.
 
     as the first forward begins    what the model reads, and the state of random numbers
-    in it                          every x that goes into a split layer whole
+    during it                      every x that goes into a split layer whole
     as it ends                     the state of random numbers
     in the first backward          every gradient that comes back to a split layer whole; and where the plan says
                                    shards, that they differ
@@ -38,7 +38,7 @@ X = (
     "of the logits LossParallel()"
 )
 LOSS = (
-    "the loss differs on ranks {first} and {other}: each has computed it of its own piece of the logits, or of its own "
+    "the loss differs on ranks {first} and {other}: each has computed it from its own piece of the logits, or its own "
     "tokens; make the logits whole (output_layouts=Replicate() of the head), or give the loss LossParallel()"
 )
 GRADIENT = (
@@ -46,7 +46,7 @@ GRADIENT = (
     "that it did not enter through ColwiseParallel() or PrepareModuleInput(), and each rank has only its part of it"
 )
 SHARDS = (
-    "{name!r} is of a module with SequenceParallel(), but all {ranks} ranks have the same x there, so that the sum of "
+    "{name!r} is in a module with SequenceParallel(), but all {ranks} ranks have the same x there, so that the sum of "
     "their gradients would be {ranks} times too large: leave it out of the plan, or let shards come out of the module "
     "before it (output_layouts=Shard(1))"
 )
@@ -58,7 +58,7 @@ PARAMETER = (
 
 
 class FirstStep:
-    """A method for each event.  inputs_compared and so on: it has been done, and is not done again."""
+    """A method for each event.  inputs_compared and the like: that has been done, and is not done again."""
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
@@ -112,8 +112,8 @@ class FirstStep:
             self.arrived[name] = Some.of(gradient)
 
     def after_backward(self, model: nn.Module) -> None:
-        # As they arrived: what is in .grad now, labs.ddp may just be averaging with other ranks.  But labs.fsdp has put
-        # other parameters in their places, whose gradients are there by now.
+        # They are compared as they arrived, since labs.ddp may be averaging what is in .grad now.  But labs.fsdp has
+        # put other parameters in their places, whose gradients are there by now.
         now = {name: p.grad for name, p in model.named_parameters() if name in self.whole}
         mine = self.arrived | {name: Some.of(g.to_local()) for name, g in now.items() if hasattr(g, "to_local")}
         if mine and not self.gradients_compared:
@@ -139,7 +139,7 @@ class FirstStep:
             raise RuntimeError(SHARDS.format(name=name, ranks=self.mesh.size()))
 
     def require_alike(self, mine: dict[str, Any], text: str) -> bool:
-        """Whether it could be told: not where numbers are spoiled, as those of a loss scaler's first step may be."""
+        """Whether they could be compared: not if numbers are spoiled, as those of a loss scaler's first step may be."""
         if not mine or self.mesh.size() == 1:
             return True
         ranks, (first, *others) = everybodys(mine, self.mesh.get_group())
@@ -177,7 +177,7 @@ class Some:
     def __eq__(self, other: object) -> bool:
         assert isinstance(other, Some)
         if self.spoiled or other.spoiled:
-            return True  # nothing can be said of them
+            return True  # nothing can be said about them
         most = self.rounding * max(map(abs, [*self.numbers, *other.numbers]), default=0)
         pairs = zip(self.numbers, other.numbers, strict=False)
         return self.size == other.size and all(math.isclose(a, b, abs_tol=most) for a, b in pairs)
@@ -189,7 +189,7 @@ def rounding(x: Tensor) -> float:
 
 @torch.compiler.disable
 def tokens_differ(given: Any) -> bool:
-    """Of what a module reads.  Where all are the same, so are the gradients of any two shards: nothing can be told."""
+    """Whether the tokens that a module reads differ.  If all are the same, so are the gradients of any two shards."""
     x = next((x for x in tree_leaves(given) if isinstance(x, Tensor)), None)
     if x is None:
         return True

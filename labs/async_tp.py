@@ -1,22 +1,22 @@
 """Gather and multiply at the same time: a matrix multiplied in chunks, each while the next one travels.
 
 Under sequence parallelism a split layer begins with an all-gather, and its matrices wait for it; it ends with a
-reduce-scatter that waits for the last of them.  But the product of one rank's tokens needs no others.  So the shards go
-round the ring one by one, and each is multiplied while the next is under way:
+reduce-scatter that waits for the last of them.  But the product of one rank's tokens needs no other rank's.  So the
+shards go round the ring one by one, and each is multiplied while the next is under way:
 
     gather_linear     x's shards go round; each rank multiplies what it has:       y = gather(x) @ weight.T
     linear_scatter    sums go round; each rank adds the product of its own part:   y = scatter(x @ weight.T)
 
     rank 1 of 4       step 0          step 1          step 2          step 3
     multiplies        x1              x0              x3              x2
-    meanwhile comes   x0              x3              x2
+    meanwhile arrives x0              x3              x2
 
-In backward each is made of the other's: the gradient of what was gathered is a sum that goes round, and that of what
-was scattered goes round to be multiplied.  x is gathered once more for the weight's gradient, so that only its shard is
-kept.  They send what `labs.conjugate`'s gather and scatter send, in N - 1 messages.
+The backward of each is made like the other: the gradient of what was gathered is a sum that goes round, and that of
+what was scattered goes round to be multiplied.  x is gathered once more for the weight's gradient, so that only its
+shard is kept.  They send what `labs.conjugate`'s gather and scatter send, in N - 1 messages.
 
-It pays where a chunk takes about as long to multiply as to travel; on small chunks a GPU works less well.  In PyTorch
-torch.compile does it to a plan (async tensor parallelism).  Source: Wang et al. 2023, "Overlap Communication
+It pays where a chunk takes about as long to multiply as to travel; on small chunks a GPU works less efficiently.  In
+PyTorch torch.compile does it to a plan (async tensor parallelism).  Source: Wang et al. 2023, "Overlap Communication
 with Dependent Computation via Decomposition in Large Deep Learning Models", ASPLOS.
 """
 
@@ -37,7 +37,7 @@ def gather_linear(x_BtD: Tensor, weights: list[Tensor], mesh: Mesh) -> tuple[Ten
 
 
 def linear_scatter(x_BTf: Tensor, weight_Df: Tensor, mesh: Mesh) -> Tensor:
-    """This rank's shard of the sequence of the sum of all ranks' products: [B, t, D]; T must divide by N."""
+    """This rank's shard, along the sequence, of the sum of all ranks' products: [B, t, D]; N must divide T."""
     if x_BTf.shape[1] % mesh.size():
         raise ValueError(f"{x_BTf.shape[1]} positions do not divide by {mesh.size()} ranks")
     return LinearScatter.apply(x_BTf, weight_Df, mesh)
@@ -92,7 +92,7 @@ class LinearScatter(torch.autograd.Function):
 
 
 def going_round(mine: Tensor, mesh: Mesh) -> Iterator[tuple[int, Tensor]]:
-    """(its rank, the shard) of every rank, this one's first; the next one comes while the caller has one."""
+    """(its rank, the shard) of every rank, this one's first; the next one travels while the caller uses one."""
     rank, ranks, shard = mesh.get_local_rank(), mesh.size(), mine.contiguous()
     for step in range(ranks):
         coming = torch.empty_like(shard)

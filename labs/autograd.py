@@ -1,8 +1,8 @@
 """What a strategy asks of autograd.
 
 Call               when the backward of a layer begins, and when it is over
-Versions           that it does not go through what is not there, or is of another step
-Dropped, Moved     that nobody else reads a parameter that is not there, or is no longer the model's
+Versions           that it does not read memory that is gone, or numbers of another step
+Dropped, Moved     that nobody else reads a parameter that is gone, or is no longer the model's
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +22,7 @@ def alias(x: Any) -> Any:
 
 
 def weakly(method: Callable, *arguments: Any) -> Callable[..., None]:
-    """method(*arguments, ...) for a hook on a tensor: what such a hook holds, the garbage collector does not see."""
+    """method(*arguments, ...) for a hook on a tensor: the garbage collector does not see what such a hook holds."""
     owner, others = WeakMethod(method), [ref(argument) for argument in arguments]
 
     def hook(*more: Any) -> None:
@@ -33,7 +33,7 @@ def weakly(method: Callable, *arguments: Any) -> Callable[..., None]:
 
 
 def differentiable(values: Any) -> list[Tensor]:
-    """The tensors that have or get a gradient, in a nest of lists, dicts, dataclasses and the like."""
+    """The tensors that have or will get a gradient, in a nest of lists, dicts, dataclasses and the like."""
     found = []
     for x in tree_leaves(values):
         if isinstance(x, Tensor):
@@ -50,9 +50,9 @@ def differentiable(values: Any) -> list[Tensor]:
 class Call:
     """One forward of a layer, and the backward that comes of it.
 
-    before_backward: called when the gradient of something is there that the layer made.  after_backward: when all
-    gradients are there that this backward brings to `given` and `uses` (what the layer was given, and its parameters):
-    an unused mask gets none, say.
+    before_backward: called when there is a gradient of something that the layer made.  after_backward: called when all
+    gradients are there that this backward brings to `given` and `uses` (what the layer was given, and its parameters);
+    an unused mask, say, gets none.
     """
 
     def __init__(self, given: list[Tensor], uses: list[Tensor], before_backward: Callable, after_backward: Callable):
@@ -76,7 +76,7 @@ class Call:
 def when_all_have_gradients(tensors: list[Tensor], then: Callable[[], None]) -> Callable[[], None]:
     """Call `then` in a backward as soon as it has brought all gradients that it brings to these tensors.
 
-    What is returned is to be called in the backward before the first of them: it counts how many there will be.
+    Call what is returned in the backward, before the first of them: it counts how many there will be.
     """
     nodes = [get_gradient_edge(x).node for x in tensors]
     due, counted = 0, None
@@ -99,7 +99,7 @@ def when_all_have_gradients(tensors: list[Tensor], then: Callable[[], None]) -> 
 
 
 def at_the_very_end_of_backward(then: Callable[[], None]) -> None:
-    """After what others have asked for at the end of backward: the gradients of labs.fsdp come only there."""
+    """Call `then` after all that others do at the end of backward: the gradients of labs.fsdp come only there."""
     engine = torch.autograd.Variable._execution_engine
     engine.queue_callback(lambda: engine.queue_callback(then))
 
@@ -147,13 +147,13 @@ class Versions:
         torch._C._autograd._unsafe_set_version_counter((self.x,), (self.version,))
 
     def renew(self) -> None:
-        """The numbers are others for good."""
+        """The numbers have changed for good."""
         increment_version(self.x)
         self.version = self.x._version
 
 
 class Absent:
-    """Is not what it is taken for.  Whatever is done with it raises RuntimeError, and says why."""
+    """Not what it is taken for.  Whatever is done with it raises a RuntimeError that says why."""
 
     text: str
 
@@ -184,11 +184,11 @@ class Dropped(Absent):
 
 
 class Moved(Absent, nn.Parameter):
-    """A parameter whose numbers have gone into a vector: whoever still has it would never see them change."""
+    """A parameter whose numbers have gone into a vector: whoever still holds it would never see them change."""
 
     @classmethod
     def mark(cls, p: nn.Parameter, name: str, instead: str) -> None:
         p.data = p.data.new_empty(0)
-        p.text = f"parameter {name!r} was taken from the model before it was sharded, and is no part of it any more: "
+        p.text = f"parameter {name!r} was taken from the model before it was sharded, and is no longer part of it: "
         p.text += f"take it from its module, or {instead}"
         p.__class__ = cls

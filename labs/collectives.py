@@ -14,7 +14,7 @@ c_i is the size of piece i, indices modulo N.
                            other
     all_reduce_doubling    recursive doubling       log2 N            n log2 N (if N is a power of 2)
     all_to_all             pairwise exchange        N - 1             all but the piece that it keeps
-    barrier                dissemination            ceil(log2 N)      1 a round
+    barrier                dissemination            ceil(log2 N)      1 per round
 
 The ring moves the least bytes that an all-reduce can, 2 (N-1)/N n; the tree and the doubling need the fewest
 rounds.  So rings win on large tensors and doubling on small ones (Thakur, Rabenseifner and Gropp, 2005,

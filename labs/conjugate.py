@@ -19,7 +19,7 @@ send as much, since an all-reduce is a reduce-scatter and an all-gather; and `jo
 Why `copy` sends anything at all: every rank used the whole x, but only for its own part of the weights, and so has only
 a summand of its gradient.  A `join` has none of this: all that follows it is the same on every rank, and so is the
 gradient that comes back.  Where both kinds of use follow one `gather`, whose backward adds up, `once` stands before the
-second kind: of a gradient that all ranks have, one rank's counts.
+second kind: of a gradient that all ranks have, only one rank's counts.
 
 Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3 (f and g); Korthikanti et al. 2022, arXiv 2205.05198, section
 4.2 (g and its conjugate for sequences).
@@ -39,7 +39,7 @@ Way = tuple[Placement, Placement]
 
 
 def copy(x: Tensor, mesh: Mesh, among: int | None = None) -> Tensor:
-    """A whole x goes into a split layer; among: of so many neighbours, where not of all ranks."""
+    """A whole x goes into a split layer; among: over this many neighbours, if not over all ranks."""
     ranks = mesh.size() if among is None else among
     if ranks == 1:
         return x
@@ -54,7 +54,7 @@ def reduce(x: Tensor, mesh: Mesh) -> Tensor:
 
 
 def gather(x: Tensor, mesh: Mesh, dim: int) -> Tensor:
-    """Shards of x go into a split layer, whole."""
+    """Shards of x are put together, and go into a split layer."""
     dim %= x.ndim
     return cross(x, line(x, mesh, dim), (Shard(dim), Replicate()), (Partial(), Shard(dim)))
 
@@ -76,13 +76,13 @@ def join(x: Tensor, mesh: Mesh, dim: int, size: int | None = None) -> Tensor:
 
 
 def split(x: Tensor, mesh: Mesh, dim: int) -> Tensor:
-    """Of what all ranks have alike, each goes on with a shard."""
+    """All ranks have the same x, and each goes on with a shard of it."""
     dim %= x.ndim
     return cross(x, line(x, mesh), (Replicate(), Shard(dim)), (Shard(dim), Replicate()))
 
 
 def once(x: Tensor, mesh: Mesh) -> Tensor:
-    """A whole x, among whose uses are split layers, goes into what all ranks do alike."""
+    """A whole x that split layers use, too, goes into what all ranks do alike."""
     return cross(x, line(x, mesh), (Replicate(), Replicate()), (Replicate(), Partial()))
 
 
@@ -106,7 +106,7 @@ def move(x: Tensor, line: Line, source: Placement, target: Placement) -> Tensor:
     if source == target:
         return x.view_as(x)
     moved = MOVES[type(source), type(target)].move(x, line, source, target)
-    # It is nobody else's, but may be a view, which autograd would not let a model change in place: this is none.
+    # It is nobody else's, but may be a view, which autograd would not let a model change in place: this is not one.
     return torch.ops.aten._unsafe_view(moved, moved.shape)
 
 

@@ -1,7 +1,7 @@
 """What the model reads: a corpus of bytes, and the batches that each rank takes from it.
 
     corpus()    bytes already on this machine: the standard library of the Python that runs this
-    Corpus      tokens with their size, hash and entropy (the loss of a model that knows byte counts alone)
+    Corpus      tokens with their size, hash and entropy (the loss of a model that knows only byte counts)
     Batches     batches[step] is this rank's part of batch number `step`, whatever was read before
 
 How a batch is found. The tokens are cut into windows of context + 1, one next to the other (the last one
@@ -10,7 +10,7 @@ next `batch` windows in this order, and rank r takes the r-th of `ranks` equal p
 and whatever the number of ranks, together they read the same batch. The windows that do not fill a batch wait
 for another epoch.
 
-PyTorch's DistributedSampler does three things otherwise: it deals windows out one by one (rank r takes r, r +
+PyTorch's DistributedSampler does three things differently: it deals windows out one by one (rank r takes r, r +
 N, ...); it evens out a tail by *repeating* the first samples, which then count twice, unless drop_last=True
 drops it; and it draws the order of epoch 0 again in every epoch in which set_epoch(epoch) was forgotten.
 

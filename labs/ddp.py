@@ -25,7 +25,7 @@ Distributed: Experiences on Accelerating Data Parallel Training").
 
 Here the model returns its loss divided by the number of micro-batches: gradients add up, and we want a mean.
 
-`all_reduce=` is how: `torch.distributed`'s by default, or `labs.collectives.all_reduce`.
+`all_reduce=` says how: `torch.distributed`'s by default, or `labs.collectives.all_reduce`.
 """
 
 from collections.abc import Callable, Iterator
@@ -77,7 +77,7 @@ class DataParallel(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within, gradients only add up on their own rank: for all micro-batches of a step but the last."""
+        """Inside it, gradients only add up on their own rank: for all micro-batches of a step but the last."""
         before, self.syncing = self.syncing, False
         try:
             yield
@@ -124,7 +124,7 @@ class DataParallel(nn.Module):
         return missing
 
     def forget_unused(self, missing: dict[str, nn.Parameter]) -> None:
-        """Ask the others, one bit a parameter, and take back the zeros where nobody had a gradient."""
+        """Ask the others, one bit per parameter, and take back the zeros where nobody had a gradient."""
         device = next(iter(self.trainable.values())).device
         used = torch.tensor([name not in missing for name in self.trainable], dtype=torch.int32, device=device)
         self.all_reduce(used, group=self.group)

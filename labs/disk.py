@@ -1,6 +1,6 @@
 """Numbers on disk that no crash can spoil.
 
-What is stored never lands on what is committed.  Each round of changes, a generation, has files of its own:
+What is stored never lands on what is committed.  Each round of changes, a generation, has its own files:
 
     fetch     copy the parameter's file to one of the next generation, and map that into memory
     (update)  whoever fetched it changes the numbers in place, as they would any tensor
@@ -10,10 +10,10 @@ What is stored never lands on what is committed.  Each round of changes, a gener
     rank-0-of-2/  generation-11.json  0.11  1.11 ...      the commit before
                   generation-12.json  0.12  1.12 ...      the last one
 
-A renaming has happened or has not, for whoever looks.  So a process killed at any moment leaves one generation that
+To whoever looks, a rename has either happened or not.  So a process killed at any moment leaves one generation that
 is whole, and perhaps some files of the next, which the next opening removes.
 
-Ranks commit each for itself, and one may have done so when another was killed.  The next opening takes the last
+Each rank commits for itself, and one may have done so when another was killed.  The next opening takes the last
 generation that all have: since no rank can finish a step without the others, they are one commit apart at most, and
 the one before the last is still there.
 
@@ -38,9 +38,9 @@ Entry = tuple[str, Layout]  # of a record: a parameter's file
 
 
 class Disk:
-    """A folder for each rank.  A record tells which file a parameter is in, and how; the newest record counts.
+    """A folder for each rank.  A record says which file a parameter is in, and how; the newest record counts.
 
-    Raises ValueError where the ranks have not come as far as each other, give or take the one step of a crash.
+    Raises ValueError if the ranks' last steps are further apart than the one step of a crash.
     """
 
     def __init__(self, where: Path) -> None:
@@ -62,7 +62,7 @@ class Disk:
         return len(self.entries)
 
     def read(self, i: int) -> Values:
-        """As it was committed.  To write to these tensors changes no file."""
+        """As it was committed.  Writing to these tensors changes no file."""
         name, layout = self.entries[i]
         return mapped(self.folder / name, layout, shared=False)
 
@@ -85,7 +85,7 @@ class Disk:
         return self.next(i).name, layout
 
     def commit(self, steps: int, stored: dict[int, Entry]) -> None:
-        """From the renaming on, and not before, what was stored is what will be found."""
+        """From the rename on, and not before, what was stored is what will be found."""
         before = self.files()
         self.generation += 1
         self.steps, self.entries = steps, self.entries | stored
@@ -134,7 +134,7 @@ def to_file(tensor: Tensor, path: str | Path) -> Tensor:
 
 
 def describe(values: Values) -> Layout:
-    """Raises TypeError for what is no tensor."""
+    """Raises TypeError for what is not a tensor."""
     for name, x in values.items():
         if not isinstance(x, Tensor):
             raise TypeError(f"state {name!r} is {x!r:.60}: files hold tensors, so make it one: torch.tensor(...)")
@@ -172,7 +172,7 @@ def places(layout: Layout) -> list[tuple[int, int]]:
 
 
 def flush(path: Path) -> None:
-    """Until it is on the disk: a file's content, or which files a folder has."""
+    """Wait until it is on the disk: a file's content, or which files a folder has."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -12,9 +12,9 @@
     y = x @ w.t()                              # y.placements: (Shard(1),); nothing was sent
     y.sum().backward()                         # w.grad.placements: (Shard(0),)
 
-Every operation comes by `__torch_dispatch__`, below autograd: the inputs are redistributed as far as its rule asks, the
-operation is done on the blocks, and the result knows its layout (labs.operation).  Backward is made of operations,
-too.  Only what passes between a DTensor and its block, and redistribution, have gradients of their own:
+Every operation arrives at `__torch_dispatch__`, below autograd: the inputs are redistributed as its rule asks, the
+operation is done on the blocks, and the result knows its layout (labs.operation).  Backward is made of operations, too.
+Only redistribution, and what passes between a DTensor and its block, have their own gradients:
 
     forward                        backward
     from_local                     to the forward's placements, and the block of that
@@ -120,8 +120,8 @@ class DTensor(Tensor):
         """This rank's block in other placements, apart from autograd."""
         return redistribute(self._local_tensor, self.spec, placements, self.device_mesh)
 
-    # Module.to() exchanges parameters that can be taken apart and put together like this; of others, it would change
-    # the dtype of the outside only.
+    # Module.to() exchanges parameters that can be taken apart and put together like this; for others, it would change
+    # only the outer dtype.
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         return ["_local_tensor"], (self.device_mesh, self.placements)
 
@@ -165,7 +165,7 @@ def require_one_whole(shape: tuple[int, ...], dtype: torch.dtype, mesh: Mesh) ->
                 )
 
 
-# ---- gradients of what is no operation -------------------------------------------------------------------
+# ---- gradients of what is not an operation ---------------------------------------------------------------
 
 
 class FromLocal(torch.autograd.Function):
@@ -221,13 +221,13 @@ def distribute_tensor(
 ) -> DTensor:
     """The first rank's tensor, dealt out; a leaf, which takes gradients if the tensor does.
 
-    src_data_rank: another place along each axis whose tensor it is, or None: all ranks have the same, nothing is sent.
+    src_data_rank: whose tensor it is, by place along each axis; None: all ranks have the same, nothing is sent.
 
     Raises RuntimeError for a tensor that was computed: its gradient would end here (DTensor.from_local passes it on).
     """
     if not tensor.is_leaf:
         raise RuntimeError(
-            "distribute_tensor takes a leaf; of a computed tensor, DTensor.from_local keeps the gradient"
+            "distribute_tensor takes a leaf; for a computed tensor, DTensor.from_local keeps the gradient"
         )
     placements = normalised(placements, tensor.ndim, device_mesh.ndim)
     if isinstance(tensor, DTensor):

@@ -1,12 +1,12 @@
 """Layers as vectors: what is gathered, dropped and reduced at once.
 
 A strategy that shards parameters would drown in messages if it moved them one by one.  So the parameters of a layer
-(a module of the model) are taken out of their modules (`labs.layers`) and laid side by side; in their homes stand
-views:
+(a module of the model) are taken out of their modules (`labs.layers`) and laid side by side; views stand in their
+homes:
 
     Unit          the parameters of one layer, of one dtype and `requires_grad`, in one vector: `full`, padded to a
                   multiple of N, of which this rank's `shard` is an N-th.  gather, drop, reduce
-    Layer         a module, and where in it the parameters of which units stand.  gather, drop, show
+    Layer         a module, and where in it each unit's parameters stand.  gather, drop, show
     Layout        where in such a vector each parameter lies
 
 A parameter that several layers share lies in the first one's unit; each of them gathers it, and its gradient is
@@ -30,8 +30,8 @@ from labs.layers import Home
 class Unit:
     """Some parameters in one vector, and this rank's shard of it.
 
-    full: [n], n a multiple of N.  shard: [n / N]; a part of `full` under stages 1 and 2, and under stage 3 memory of
-    its own, while `full` has none unless the unit is in use.
+    full: [n], n a multiple of N.  shard: [n / N]; a part of `full` under stages 1 and 2, and under stage 3 its own
+    memory, while `full` has none unless the unit is in use.
     """
 
     def __init__(self, named: dict[str, nn.Parameter], stage: int, group: ProcessGroup | None, initial: Any):
@@ -85,11 +85,11 @@ class Unit:
             )
 
     def part(self, tensors: list[Tensor]) -> Tensor:
-        """This rank's part of what is in the parameters' shapes, in memory of its own."""
+        """This rank's part of tensors in the parameters' shapes, in its own memory."""
         return self.layout.flatten(tensors).chunk(self.ranks)[self.rank].clone()
 
     def whole(self, part: Tensor) -> dict[str, Tensor]:
-        """By name and in the parameters' shapes, that of which every rank has a part."""
+        """By name and in the parameters' shapes, the whole of what every rank has a part of."""
         vector = part.new_empty(part.numel() * self.ranks)
         all_gather(vector, part, group=self.group)
         return self.layout.views(vector)

@@ -1,6 +1,6 @@
 """FSDP: stage 3 of ZeRO, one parameter at a time, and gathered before it is needed.
 
-`fully_shard(module)` makes of the parameters in `module`, but for those that an inner call has taken, a group: cut over
+`fully_shard(module)` makes a group of the parameters in `module`, except those that an inner call has taken: cut over
 the ranks, gathered at once, dropped at once.  Call it on each layer, and on the model for the rest:
 
     mesh = Mesh((4,), ("dp",))
@@ -14,7 +14,7 @@ The events are those of `labs.zero`; what they do differs where FSDP2 differs fr
                         labs.zero, stage 3                  labs.fsdp
     a shard is          a part of a layer's vector          a DTensor under the parameter's own name, Shard(0)
     so the optimizer    treats a whole layer alike          may treat each parameter in its own way
-    padding             once a layer                        once a parameter, and a copy out of what was gathered
+    padding             once per layer                      once per parameter, and a copy out of what was gathered
     frozen, trained     a vector each, so a gather each     one gather
     state dict          zero.state_dict()                   model.state_dict()
     before_forward      gather                              wait for it, and start the next layer's
@@ -25,7 +25,7 @@ The events are those of `labs.zero`; what they do differs where FSDP2 differs fr
     the model itself    a layer like the others             stays gathered from forward to backward
     over two axes       -                                   sharded along the last, replicated along the first (HSDP)
 
-Names and arguments are PyTorch's (torch.distributed.fsdp, FSDP2; Zhao et al. 2023, arXiv 2304.11277, is of FSDP1).
+Names and arguments are PyTorch's (torch.distributed.fsdp, FSDP2; Zhao et al. 2023, arXiv 2304.11277, is about FSDP1).
 """
 
 from collections.abc import Sequence
@@ -61,12 +61,12 @@ def fully_shard(
 ) -> nn.Module:
     """Shard the parameters in `module` that no inner call has taken; the same module, which is an FSDPModule now.
 
-    mesh: of one axis, or of two for HSDP, which shards along the last and replicates along the first; all ranks, where
-    it is None.  reshard_after_forward: drop what was gathered until backward (True), keep it (False), or keep as much
-    as makes a group of so many ranks hold all of it between them (a number).  None is True, and False for the outermost
+    mesh: of one axis, or of two for HSDP, which shards along the last and replicates along the first; all ranks, if it
+    is None.  reshard_after_forward: drop what was gathered until backward (True), keep it (False), or keep so much that
+    a group of this many ranks holds all of it between them (a number).  None means True, but False for the outermost
     module, whose backward begins where its forward ends.
 
-    Raises ValueError for what cannot be sharded, and where ranks do not start from the same parameters.
+    Raises ValueError for what cannot be sharded, and if ranks do not start from the same parameters.
     """
     mesh = mesh or Mesh((dist.get_world_size(),), ("dp",))
     homes = homes_of(module)
@@ -85,7 +85,7 @@ def fully_shard(
 
 
 class FSDPModule:
-    """What `fully_shard` adds to a module; of PyTorch's methods these."""
+    """What `fully_shard` adds to a module: these of PyTorch's methods."""
 
     _sharding: "Sharding"
 
@@ -111,11 +111,11 @@ class FSDPModule:
             sharding.reshard_after_backward = reshard_after_backward
 
     def set_modules_to_forward_prefetch(self, modules: list["FSDPModule"]) -> None:
-        """What to gather when this one's forward begins, in the place of the one that came next in the last step."""
+        """What to gather when this one's forward begins, instead of the one that came next in the last step."""
         self._sharding.next_in_forward = [module._sharding for module in modules]
 
     def set_modules_to_backward_prefetch(self, modules: list["FSDPModule"]) -> None:
-        """What to gather when this one's backward begins, in the place of the one before it in forward."""
+        """What to gather when this one's backward begins, instead of the one before it in forward."""
         self._sharding.next_in_backward = [module._sharding for module in modules]
 
 

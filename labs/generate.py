@@ -10,7 +10,7 @@ that each read a part of the weights are quicker, if what they have to tell each
 (`labs.cost.token_seconds`).
 
 How: while it lasts, each attention's core is exchanged for one with a cache, and behind the layers all positions but
-the last are let go, since of the prompt's logits only the last are used.  Nothing else in the model changes, so that a
+the last are dropped, since only the last of the prompt's logits are used.  Nothing else in the model changes, so that a
 model whose attention is split by heads generates in the same way: a rank's cache has the heads of its own projections,
 every rank sees the same logits, and so all of them choose the same token.
 
@@ -63,7 +63,7 @@ def choose(logits_BV: Tensor, temperature: float, generator: torch.Generator) ->
 
 @contextmanager
 def cached(model: GPT, tokens: int) -> Iterator[list["CachedCore"]]:
-    """Within it, each call of the model goes on where the last one ended, and autograd keeps nothing.
+    """Inside it, each call of the model goes on where the last one ended, and autograd keeps nothing.
 
     tokens: the most that a sequence will have.  Gives the caches, layer by layer, for those who want to look inside.
     """
@@ -80,7 +80,7 @@ def cached(model: GPT, tokens: int) -> Iterator[list["CachedCore"]]:
 
 @contextmanager
 def last_position(model: GPT) -> Iterator[None]:
-    """Within it, logits are of the last position alone, [B, 1, V]: no others are computed, or gathered."""
+    """Inside it, logits are those of the last position, [B, 1, V]: no others are computed, or gathered."""
     hook = model.norm.register_forward_pre_hook(lambda norm, args: args[0][:, -1:])
     try:
         yield
@@ -109,14 +109,14 @@ class CachedCore(Core):
         positions_T = torch.arange(past, past + new, device=q_BHTE.device)
         q_BHTE, k_BKTE = (rotate(heads, positions_T, self.rope_base) for heads in (q_BHTE, k_BKTE))
         k_BKTE, v_BKTE = self.remember(k_BKTE, v_BKTE)
-        # is_causal lines up the first query with the first key: that is right for nothing but a prompt.
+        # is_causal lines up the first query with the first key: that is right only for a prompt.
         mask = positions_T[:, None] >= torch.arange(past + new, device=q_BHTE.device) if past and new > 1 else None
         return F.scaled_dot_product_attention(
             q_BHTE, k_BKTE, v_BKTE, attn_mask=mask, is_causal=past == 0, enable_gqa=True
         )
 
     def remember(self, k_BKTE: Tensor, v_BKTE: Tensor) -> tuple[Tensor, Tensor]:
-        """Put them behind those in the cache; all there are then."""
+        """Put them behind those in the cache; returns all that are in it then."""
         batch, heads, new, size = k_BKTE.shape
         if self.past == 0:
             self.keys_BKTE, self.values_BKTE = (k_BKTE.new_empty(batch, heads, self.tokens, size) for _ in range(2))
@@ -134,7 +134,7 @@ class CachedCore(Core):
 def require(model: GPT, prompt_BT: Tensor, count: int, temperature: float) -> None:
     """Raise for what cannot be generated."""
     if not isinstance(model, GPT):
-        raise TypeError(f"generate() takes a GPT, not a {type(model).__name__}: of a wrapper, give what it wraps")
+        raise TypeError(f"generate() takes a GPT, not a {type(model).__name__}: for a wrapper, give what it wraps")
     if not isinstance(prompt_BT, Tensor) or prompt_BT.ndim != 2 or prompt_BT.dtype not in (torch.int64, torch.int32):
         given = f"{prompt_BT.dtype} {tuple(prompt_BT.shape)}" if isinstance(prompt_BT, Tensor) else f"{prompt_BT!r:.60}"
         raise ValueError(f"the prompt is {given}: it must be int64 in the shape [batch, tokens]; give one as x[None]")

@@ -12,7 +12,7 @@ about another, and so the ranks are laid out as a grid, row by row, with a name 
     grid["tp"]         the part of the grid that this rank shares with those along these axes: a grid, too
     _flatten           several axes as one: the data-parallel ranks of HSDP are replicas times shards
 
-**The order of the axes is a decision.**  Ranks that are neighbours in number share a node, and the last axis is made of
+**The order of the axes is a decision.**  Ranks with neighbouring numbers share a node, and the last axis is made of
 neighbours: so what talks most goes last (tensor parallelism), and what talks least goes first.
 
 Names and answers are those of torch's DeviceMesh; `groups_of` alone is ours.
@@ -46,7 +46,7 @@ class Grid:
         self.rank = rank
         self.coordinate = place_of(self.rank, self.mesh)
         self.part_of: Self | None = None
-        self.made_of = {name: (name,) for name in mesh_dim_names}  # each axis: of which axes of the root
+        self.made_of = {name: (name,) for name in mesh_dim_names}  # for each axis: which axes of the root it is made of
 
     @property
     def root(self) -> Self:
@@ -99,7 +99,7 @@ class Grid:
         return self.part(self.mesh.reshape(1, -1), {name: axes})
 
     def part(self, meshes: torch.Tensor, made_of: dict[str, Axes]) -> Self:
-        """Of several grids the one that this rank is in."""
+        """The one of several grids that this rank is in."""
         mine = (meshes == self.require_rank()).flatten(1).any(1)
         part = object.__new__(type(self))
         part.__dict__ |= self.__dict__ | {
@@ -114,7 +114,7 @@ class Grid:
     # ---- the rest ----------------------------------------------------------------------------------------
 
     def number(self, mesh_dim: int | str | None) -> int:
-        """Of the axis that goes by this name; by none, where there is one axis."""
+        """The number of the axis with this name; there is no need to name the only axis."""
         if mesh_dim is None and self.ndim == 1:
             return 0
         names = self.mesh_dim_names
@@ -171,10 +171,10 @@ def require_grid(shape: tuple[int, ...], names: tuple[str, ...]) -> None:
             f'Mesh({shape!r}, {names!r}): give sizes and names as tuples, as in Mesh((2, 4), ("dp", "tp"))'
         )
     if not shape or len(shape) != len(names):
-        raise ValueError(f"{len(shape)} sizes and {len(names)} names: each axis of a mesh needs one of both")
+        raise ValueError(f"{len(shape)} sizes and {len(names)} names: each axis of a mesh needs one of each")
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"axis {twice!r} appears twice in {tuple(names)}: give each axis a name of its own")
+        raise ValueError(f"axis {twice!r} appears twice in {tuple(names)}: give each axis its own name")
     for name, size in zip(names, shape, strict=True):
         if not isinstance(name, str):
             raise ValueError(f"axis {name!r}: a name is a word")

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-# PyTorch 2.13 gave both a new name, and warns of the old one.
+# PyTorch 2.13 gave both a new name, and warns about the old one.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -29,7 +29,7 @@ def reduce_scatter(full: Tensor, group: ProcessGroup | None) -> Tensor:
 
 
 def start_reduce_scatter(full: Tensor, group: ProcessGroup | None) -> Callable[[], Tensor]:
-    """The same in flight: what is returned waits for this rank's part. Until then `full` must stay as it is.
+    """The same, in flight: what is returned waits for this rank's part. Until then `full` must stay as it is.
 
     gloo's own reduce-scatter is an all-reduce of a copy that it makes, and sends twice as much.  There each rank sends
     every other one its part, and adds up what it gets in the order of the ranks: all of them, and every run, round
@@ -61,7 +61,7 @@ def start_reduce_scatter(full: Tensor, group: ProcessGroup | None) -> Callable[[
 
 
 def free(x: Tensor) -> None:
-    # To let go of it is not enough: a thread of the backend may hold it a moment longer.
+    # Letting go of it is not enough: a thread of the backend may hold it a moment longer.
     x.untyped_storage().resize_(0)
 
 
@@ -105,7 +105,7 @@ class Order:
     """What this rank gathered and reduced since the last comparison.
 
     Where two ranks gather or reduce different layers of equal size at the same time, nothing fails: one's numbers
-    become the other's.  So they compare, once a step, a checksum of what they did: 8 bytes from each rank to each.
+    become the other's.  So they compare, once per step, a checksum of what they did: 8 bytes from each to each.
     """
 
     def __init__(self, group: ProcessGroup | None):
@@ -132,7 +132,7 @@ class Order:
                 if a != b:
                     raise RuntimeError(
                         f"ranks use different layers: where rank {ranks[0]} {a}, rank {rank} {b}; what meets in one "
-                        "collective must be of one layer, so use the same layers on all ranks, in the same order"
+                        "collective must belong to one layer, so use the same layers on all ranks, in the same order"
                     )
 
 

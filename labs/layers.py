@@ -33,7 +33,7 @@ def in_layers(model: nn.Module, layers: Iterable[nn.Module] | None = None) -> di
     for layer in chosen:
         if layer not in own:
             raise ValueError(
-                f"layers has {layer!r:.60}, which is no module of the model: of a ModuleDict, give .values()"
+                f"layers has {layer!r:.60}, which is not a module of the model: for a ModuleDict, give .values()"
             )
         if "flat0" in layer._parameters:
             raise ValueError(f"this {type(layer).__name__} lies in vectors already: shard a model once")
@@ -52,13 +52,13 @@ def in_layers(model: nn.Module, layers: Iterable[nn.Module] | None = None) -> di
 
 
 def opened(model: nn.Module) -> Iterator[nn.Module]:
-    """The children of a module; in place of containers, theirs."""
+    """The children of a module; in place of containers, their children."""
     for child in model.children():
         yield from opened(child) if isinstance(child, CONTAINERS) else (child,)
 
 
 def parameters_of(layer: nn.Module, chosen: list[nn.Module]) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
-    """(module, attribute, parameter) of all within a layer that is not within another one."""
+    """(module, attribute, parameter) of all that is in a layer and not in another one."""
     for attribute, p in layer._parameters.items():
         if p is not None:
             yield layer, attribute, p

@@ -76,7 +76,7 @@ def all_but(dim: int, shape: Sequence[int]) -> str:
 
 
 def resized(out: Sequence[int], x: Spec, *args: Any) -> str:
-    """The dim whose size becomes another stays whole."""
+    """The dim whose size changes stays whole."""
     letters = "".join(a if n == m else "." for a, n, m in zip(ALPHABET, x.shape, out, strict=False))
     return f"{letters}->{letters}"
 
@@ -100,13 +100,13 @@ def looked_up(out: Sequence[int], weight: Spec, indices: Spec, *args: Any) -> st
 def looked_up_backward(
     out: Sequence[int], gradient: Spec, indices: Spec, rows: int, padding: int, by_frequency: bool
 ) -> str:
-    """Frequencies are those of all indices: to divide by them, they stay whole."""
+    """Frequencies are counted over all indices, so these stay whole if the gradient is divided by them."""
     letters = "." * len(indices.shape) if by_frequency else ALPHABET[: len(indices.shape)]
     return f"{letters}w,{letters}->.w"
 
 
 def reshaped(out: Sequence[int], x: Spec, *args: Any) -> str:
-    """Of dims that are merged or split, a cut of the first may stay, where its pieces are pieces of the result's."""
+    """Where dims are merged or split, the first may stay cut, if its pieces are pieces of the result's."""
     before, after = ["."] * len(x.shape), ["."] * len(out)
     for letter, (i, j, alone) in zip(ALPHABET, leading_dims(x.shape, out), strict=False):
         if alone or x.shape[i] % x.pieces(i) == out[j] % x.pieces(i) == 0:

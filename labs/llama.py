@@ -1,4 +1,4 @@
-"""Weights as people have them: a Llama in Hugging Face's names and layout, into the course's GPT and back.
+"""Weights as they are published: a Llama under Hugging Face's names and layout, into the course's GPT and back.
 
 A folder has config.json and model.safetensors; a large model has several such files, and an index that names them.
 
@@ -54,7 +54,7 @@ FIELDS = {
     "tied": "tie_word_embeddings",
     "rope_base": "rope_theta",
 }
-# What is one way in the course's GPT, and can be another in a Llama.
+# What is fixed in the course's GPT, and can be different in a Llama.
 FIXED = {
     "model_type": "llama",
     "hidden_act": "silu",
@@ -75,7 +75,7 @@ COMPUTED = "rotary_emb.inv_freq"  # old files have it; it follows from rope_thet
 
 
 def names(config: Config) -> dict[str, str]:
-    """Of every parameter, by our name, theirs.  A tied head is the embedding."""
+    """The name they give to every parameter, by our name.  A tied head is the embedding."""
     tied = {"head.weight": NAMES["embed.weight"]} if config.tied else {}
     return {ours.format(i): theirs.format(i) for i in range(config.depth) for ours, theirs in NAMES.items()} | tied
 
@@ -165,7 +165,7 @@ def open_file(path: Path) -> Any:
 def save(model: GPT, folder: str | Path) -> None:
     """Write config.json and model.safetensors, from which transformers makes the same model.
 
-    Raises ValueError for a model of which this rank has a part only.
+    Raises ValueError for a model of which this rank has only a part.
     """
     folder, theirs, whole = Path(folder), names(model.config), whole_shapes(model.config)
     for name, parameter in model.named_parameters():
@@ -207,7 +207,7 @@ def require_whole(config: Config, files: Mapping[str, Any], folder: Path) -> Non
         found = files[theirs].get_slice(theirs)
         if tuple(found.get_shape()) != shape or found.get_dtype() not in DTYPES:
             raise ValueError(
-                f"{theirs} is {found.get_dtype()} {tuple(found.get_shape())} in {folder}: after its config.json it "
+                f"{theirs} is {found.get_dtype()} {tuple(found.get_shape())} in {folder}: by its config.json it "
                 f"must be {tuple(shape)}, in one of {', '.join(DTYPES)}"
             )
     # A tied head may be stored a second time.

@@ -1,12 +1,12 @@
 """A grid of ranks (labs.grid), and the process groups along its axes: who talks to whom.
 
     mesh = Mesh((2, 4), ("dp", "tp"))     in a job of 8: all ranks make it, at the same point of the program
-    get_group          the process group of those along an axis that this rank is among: all collectives of a strategy
-                       go to one axis
+    get_group          the process group along an axis that this rank is in: all collectives of a strategy go to one
+                       axis
     _flatten           makes the group of several axes as one
-    smaller_group      of so many neighbours along the last axis
+    smaller_group      of this many neighbours along the last axis
 
-All but these is arithmetic, and needs no job: `Mesh((2, 4), ("dp", "tp"), rank=5)` is the grid as rank 5 sees it.
+All the rest is arithmetic, and needs no job: `Mesh((2, 4), ("dp", "tp"), rank=5)` is the grid as rank 5 sees it.
 Names and answers are those of torch's DeviceMesh.
 """
 
@@ -48,7 +48,7 @@ class Mesh(Grid):
         return flat
 
     def get_group(self, mesh_dim: int | str | None = None) -> ProcessGroup:
-        """The process group of the ranks along an axis that this rank is among."""
+        """The process group along an axis that this rank is in."""
         axes = self.made_of[self.mesh_dim_names[self.number(mesh_dim)]]
         if self.groups is None:
             raise RuntimeError(
@@ -69,7 +69,7 @@ class Mesh(Grid):
 
 
 def smaller_group(mesh: Mesh, ranks: int) -> ProcessGroup:
-    """The group of this many neighbours along the last axis that this rank is among; made once for a mesh, by all."""
+    """The group of this many neighbours along the last axis that this rank is in; made once for a mesh, by all."""
     axes = mesh.made_of[mesh.mesh_dim_names[-1]]
     key = (*axes, f"by {ranks}")
     if key not in mesh.groups:

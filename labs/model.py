@@ -85,7 +85,7 @@ PRESETS: dict[str, Config] = {
 
 
 class GPT(nn.Module):
-    """The model of a configuration, with the weights of a seed (on the meta device: with shapes alone)."""
+    """The model of a configuration, with the weights of a seed (on the meta device: only shapes)."""
 
     def __init__(self, config: Config, seed: int = 0) -> None:
         super().__init__()

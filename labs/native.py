@@ -47,12 +47,12 @@ def zero1(
 ) -> tuple[nn.Module, Optimizer]:
     """`labs.zero.Zero`, stage 1, after a fashion: DDP's gradients, and each parameter stepped by one rank.
 
-    Parameters are dealt out whole, so that the shards are only about equal. DDP has all-reduced the gradients, though
+    Parameters are dealt out whole, so the shards are only about equal. DDP has all-reduced the gradients, though
     each rank needs a part of them; after the step each rank broadcasts the parameters it has stepped.
     """
-    with warnings.catch_warnings():  # as it is imported, this uses torch.jit.script, of which PyTorch itself warns
+    with warnings.catch_warnings():  # importing this uses torch.jit.script, about which PyTorch itself warns
         warnings.simplefilter("ignore", DeprecationWarning)
-        # Not at the head of the file: every rank of every job would wait for it, 0.3 s of them.
+        # Not at the head of the file: every rank of every job would wait 0.3 s for it.
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -134,7 +134,7 @@ def pp(
 
     x is for the rank of the first stage, target and losses are for that of the last one.  All gradients are divided by
     the number of micro-batches at the end of a step, those of earlier steps, too.  A parameter that stages share is not
-    seen: all-reduce its gradient before the optimizer's step.  Under the schedules that split the backward, W goes
+    handled: all-reduce its gradient before the optimizer's step.  Under the schedules that split the backward, W goes
     through the whole of what F has kept.
 
     Raises NotImplementedError for zbv and dualpipev over gloo before PyTorch 2.12; ValueError for stages whose layers
@@ -177,6 +177,6 @@ def require_gathered(schedule: str, stages: Mapping[int, nn.Module]) -> None:
 
 
 def reshards(module: FSDPModule) -> bool:
-    """Unless told otherwise it does; of a whole stage, which is a root, PyTorch decides in its first forward."""
+    """Unless told otherwise it does; for a whole stage, which is a root, PyTorch decides in its first forward."""
     group = module._get_fsdp_state()._fsdp_param_group
     return group is not None and group._reshard_after_forward

@@ -1,17 +1,17 @@
 """Optimizer state on another tier: in host memory beside a GPU, or on disk.
 
-State is touched once a step; through forward and backward it lies idle.  So it may live where there is more room:
+State is touched once per step; through forward and backward it lies idle.  So it may live where there is more room:
 
     where=      on that tier                        travels in a step                          after
     "cpu"       masters and state, in host memory   G to the host, P back: 2 + 2 bytes         ZeRO-Offload
     a folder    the same, in memory-mapped files    the files besides, in and out: 12 + 12     ZeRO-Infinity
 
 for a parameter in bfloat16 and AdamW; with parameters on the CPU, nothing but the files.  The update happens where the
-state lives: taking it to the GPU and back would be 12 + 12 bytes a parameter through a narrow door.
+state lives: taking it to the GPU and back would be 12 + 12 bytes per parameter over a narrow link.
 
     optimizer = Offloaded(model.parameters(), partial(torch.optim.AdamW, lr=1e-3), where="state")
 
-It stands wherever an optimizer does, in `labs.zero` for one.  The master of a parameter is its copy in float32 at
+It can be used wherever an optimizer can, as in `labs.zero`.  The master of a parameter is its copy in float32 at
 least, which the optimizer works on.  Parameters take their steps one after the other; while one is updated, a thread
 stores the one before it and fetches the next:
 
@@ -19,7 +19,7 @@ stores the one before it and fetches the next:
     caller                update 0   update 1            update 2 ...               commit
 
 so that a rank holds the state of three parameters, and not of all.  What a commit is, and why a crash at any moment
-loses one step at most, is told in `labs.disk`.
+loses one step at most, is explained in `labs.disk`.
 
 Sources: Ren et al. 2021, "ZeRO-Offload", arXiv 2101.06840, section 3; Rajbhandari et al. 2021, "ZeRO-Infinity",
 arXiv 2104.07857, section 5.
@@ -41,14 +41,14 @@ class Offloaded:
     """An optimizer whose masters and state live on another tier than the parameters.
 
     params: what it trains; those that are frozen stay, and cost nothing.  optimizer: makes a torch optimizer of a list
-    of masters; it must treat each parameter by itself, as those of `torch.optim` but LBFGS do.  where: "cpu", or a
-    folder of its own on a disk that every step writes the state to; each rank has its part there.
+    of masters; it must treat each parameter by itself, as those of `torch.optim` but LBFGS do.  where: "cpu", or its
+    own folder on a disk, to which every step writes the state; each rank has its part there.
 
-    A folder that holds a training is taken up: the parameters become what they were after its last committed step,
+    A training that a folder holds is resumed: the parameters become what they were after its last committed step,
     and `steps` is its number.  Options (the learning rate, say) are those given here, and are changed in
     `param_groups`.
 
-    Raises ValueError for "cpu" where the parameters are there already, and for a folder that holds other parameters,
+    Raises ValueError for "cpu" if the parameters are there already, and for a folder that holds other parameters,
     or was left by another number of ranks.  Raises RuntimeError after a step that failed, which some parameters have
     taken and others have not, and for a parameter that was unfrozen.
     """
@@ -107,7 +107,7 @@ class Offloaded:
         return {"master": master.detach(), **inner.state[master]}
 
     def store(self, i: int, values: Values) -> Any:
-        """What the tier wants to be told of it at the commit."""
+        """What the tier is to be told about it at the commit."""
         self.params[i].detach().copy_(values["master"])
         return self.tier.store(i, values)
 
@@ -163,7 +163,7 @@ def master_of(p: nn.Parameter) -> Tensor:
 
 
 def to_host(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """In host memory; what comes from a GPU in pinned pages, which its copy engines reach."""
+    """In host memory; what comes from a GPU is put in pinned pages, which its copy engines reach."""
     if x.device.type == "cpu":
         return x.to(dtype)
     with torch.cuda.device_of(x):  # a thread of its own would begin on the first GPU

@@ -2,7 +2,7 @@
 
     prepare       which inputs must be redistributed, and the layout of the result: by the rule, the same every time
     carry_out     redistribute them, do the operation on the blocks
-    on_blocks     where layouts are alike, element by element: nothing has to move, and nothing to be prepared
+    on_blocks     where layouts are alike, element by element: nothing has to move, and nothing has to be prepared
     on_lists      an optimizer's operation on many tensors at once
 
 Whatever cannot be done is refused in `prepare`, from shapes and placements alone: on every rank, before anything moves.
@@ -29,7 +29,7 @@ Make = Callable[..., Tensor]  # (block, mesh, placements, like) -> a DTensor
 
 @dataclass(frozen=True)
 class Input:
-    """What an operation depends on, but for the numbers, of one of its inputs."""
+    """What an operation depends on in one of its inputs, apart from the numbers."""
 
     spec: Spec
     stride: tuple[int, ...]

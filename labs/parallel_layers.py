@@ -7,7 +7,7 @@
     Prepared                    a block: one border for all columns in it
     OnShards                    a norm or a dropout: gradients are added up, random numbers differ
 
-Where x crosses from whole to split and back, is a border of `labs.conjugate`: `enter` and `leave`.
+Where x crosses from whole to split and back, there is a border of `labs.conjugate`: `enter` and `leave`.
 """
 
 from collections.abc import Callable, Iterator
@@ -58,7 +58,7 @@ class Place:
 
 
 class ColumnParallelLinear(nn.Linear):
-    """Of the outputs, a rank computes its part.  copies: so many neighbours have the same part."""
+    """A rank computes its part of the outputs.  copies: how many neighbours have the same part."""
 
     name: str
     enter: Border
@@ -73,9 +73,9 @@ class ColumnParallelLinear(nn.Linear):
 
 
 class RowParallelLinear(nn.Linear):
-    """Of the inputs, a rank has its part, and computes what these add to all outputs.
+    """A rank has its part of the inputs, and computes what these add to all outputs.
 
-    The bias comes once, behind the sum.
+    The bias is added once, after the sum.
     """
 
     name: str
@@ -94,7 +94,7 @@ class RowParallelLinear(nn.Linear):
 
 
 class VocabParallelEmbedding(nn.Embedding):
-    """Of the vocabulary, a rank has its part."""
+    """A rank has its part of the vocabulary."""
 
     leave: Border
     mesh: Mesh
@@ -104,7 +104,7 @@ class VocabParallelEmbedding(nn.Embedding):
 
 
 class VocabParallelCrossEntropy(CrossEntropy):
-    """Of the logits, a rank has its part of the vocabulary; without targets they are put together."""
+    """A rank has the logits of its part of the vocabulary; without targets they are put together."""
 
     vocabulary: int
     mesh: Mesh
@@ -155,15 +155,15 @@ class Region:
             self.given = self.inside = None
 
     def enter(self, x: Tensor, border: Border) -> Tensor:
-        """What a column computes with; border: its own, for another x than the block's."""
+        """What a column computes with; border: its own, for an x that is not the block's."""
         return self.inside if x is self.given else border(x)
 
 
 class OnShards(nn.Module):
-    """Each rank has other tokens here (or heads): gradients of parameters are added up, random numbers differ."""
+    """Each rank has different tokens here (or heads): gradients of parameters are added up, random numbers differ."""
 
     place: Place
-    added_up: tuple[str, ...]  # of the parameters that it had: on top of this, labs.zero may take them out
+    added_up: tuple[str, ...]  # names of the parameters that it had: on top of this, labs.zero may take them out
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         with copied(self, (args, kwargs)) if self.added_up else random_by_rank(self.place.mesh, self.training):
@@ -199,7 +199,7 @@ def random_by_rank(mesh: Mesh, training: bool) -> Iterator[None]:
         yield
 
 
-# What a module is that has been split.
+# The classes of modules that have been split.
 SPLIT = (
     ColumnParallelLinear,
     RowParallelLinear,

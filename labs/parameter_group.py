@@ -6,8 +6,8 @@ What travels is a table with a row for each rank, and in it the rank's piece of 
     rank 0            9 elements         2
     rank 1            6, padding 3       1, padding 1
 
-So a parameter's pieces do not lie side by side in it, and are copied from there to `full`.  That copy is what it costs
-that each parameter keeps its name, its shape, its dtype, and its own place in the optimizer.
+So a parameter's pieces do not lie side by side in it, and are copied from there to `full`.  That copy is the price at
+which each parameter keeps its name, its shape, its dtype, and its own place in the optimizer.
 """
 
 from collections.abc import Callable
@@ -85,14 +85,14 @@ class ParameterGroup:
             return
         table, work = self.arriving
         work.wait()
-        pieces = self.ranks // len(table)  # to a row, of each parameter
+        pieces = self.ranks // len(table)  # of each parameter, in a row
         for p, of_each in zip(self.parameters, table.split([pieces * p.n for p in self.parameters], 1), strict=True):
             p.arrive(of_each)
         free(table)
         self.gathered, self.arriving = True, None
 
     def keep(self, smaller: ProcessGroup) -> None:
-        """Of what is to be dropped, a larger piece, so that fewer ranks have all of it between them."""
+        """Keep a larger piece of what is to be dropped, so that fewer ranks have all of it between them."""
         ranks, rank = dist.get_world_size(smaller), dist.get_rank(smaller)
         self.kept = torch.cat([p.whole.view(ranks, -1)[rank] for p in self.parameters])
 
@@ -117,7 +117,7 @@ class ParameterGroup:
                 p.pending = gradient if p.pending is None else p.pending.add_(gradient)
 
     def reduce(self) -> None:
-        """Start to make the shards' mean of whole gradients; `finish_reduce` and `finish_average` wait."""
+        """Start to average the whole gradients into the shards'; `finish_reduce` and `finish_average` wait."""
         self.accumulate()
         due = [p for p in self.parameters if p.pending is not None]
         widths = [p.n for p in due]

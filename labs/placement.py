@@ -49,7 +49,7 @@ class Replicate(Placement):
 
 @dataclass(frozen=True)
 class Partial(Placement):
-    """Of sums alone: torch's Partial also knows avg, min, max and product."""
+    """Sums only: torch's Partial also knows avg, min, max and product."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Spec:
         return Block(tuple(offset), tuple(shape))
 
     def pieces(self, dim: int) -> int:
-        """In how many pieces a dim is cut."""
+        """Into how many pieces a dim is cut."""
         cuts = zip(self.placements, self.mesh, strict=True)
         return prod(ranks for placement, ranks in cuts if placement.is_shard(dim))
 

@@ -1,16 +1,16 @@
 """Mixed precision: compute in two bytes, remember in four.
 
 The model holds its parameters in bfloat16, and so are its activations and gradients: half the memory, half the
-traffic, and arithmetic that is many times as fast.  But bfloat16 keeps 8 bits of a number: to 1.0 it can add 0.01,
-and not 0.001.  A step of training is often smaller than that, and would round to nothing.  So the optimizer
-works on a float32 copy of every parameter, its master, in which small steps add up until they show.
+traffic, and arithmetic that is many times as fast.  But bfloat16 keeps 8 bits of a number: to 1.0 it can add 0.01, but
+not 0.001.  A step of training is often smaller than that, and would round to nothing.  So the optimizer works on a
+float32 copy of every parameter, its master, in which small steps add up until they show.
 
     P    parameters         the model                  bfloat16    2
     G    gradients          the model                  bfloat16    2
     S    master             `Masters`                  float32     4
          momentum           the optimizer inside it    float32     4
          variance           the optimizer inside it    float32     4
-                                                                  16 bytes a parameter, 2 + 2 + 12
+                                                                  16 bytes per parameter, 2 + 2 + 12
 
                            the model (2 bytes)        Masters (12 bytes)
     forward, backward      p, p.grad                  -
@@ -24,10 +24,11 @@ gradient.  Here the parameters take their steps one after the other: there is on
 
     optimizer = Masters(model.bfloat16().parameters(), partial(torch.optim.AdamW, lr=1e-3))
 
-It stands wherever an optimizer does: beside a model of `labs.ddp`, or in `labs.zero`, where each rank keeps the masters
-of its own shards.
+It can be used wherever an optimizer can: beside a model of `labs.ddp`, or in `labs.zero`, where each rank keeps the
+masters of its own shards.
 
-float16 has 11 bits, but ends at 65504 above, and below at 6e-8, where many gradients are.  `LossScale` shifts them:
+float16 has 11 bits, but its range ends at 65504 above, and at 6e-8 below, where many gradients are.  `LossScale` shifts
+them:
 
     scale = LossScale()
     optimizer = Masters(model.half().parameters(), partial(torch.optim.AdamW, lr=1e-3), scale)
@@ -46,9 +47,9 @@ from labs.autograd import require_frozen, trained_and_frozen
 
 
 class LossScale:
-    """The factor for a float16 loss: as large as the gradients bear, found by trying.
+    """The factor for a float16 loss: as large as the gradients allow, found by trial.
 
-    value: to begin with.  It is doubled after `interval` steps without an overflow, and halved at each one.
+    value: the first factor.  It is doubled after `interval` steps without an overflow, and halved at each one.
     groups: over which the gradients are sharded, and so must be asked; None is all ranks.
     """
 
@@ -83,8 +84,8 @@ class LossScale:
         self.value, self.good_steps = self.value / 2, 0
         if self.value < LEAST:
             raise FloatingPointError(
-                f"gradients overflow although the loss is scaled by {self.value}: this is no matter of range; look for "
-                "inf or nan in the loss itself"
+                f"gradients overflow although the loss is scaled by {self.value}: this is not a matter of range; "
+                "look for inf or nan in the loss itself"
             )
 
     def grow(self) -> None:

@@ -4,8 +4,8 @@
     in backward    gather the layer that came before this one in forward
     a gradient     is reduced while the next layer's is computed; then the next one is
 
-In the first forward nobody knows what comes next.  Where a model takes another way than before, what was gathered in
-vain is dropped.
+In the first forward nobody knows what comes next.  Where a model takes a different path from the last one, what was
+gathered in vain is dropped.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ class Step:
         self.root, self.names = root, names
         self.last: list[Member] = []  # the order of the last forward,
         self.now: list[Member] = []  # and of this one
-        self.agreed: list[str] = []  # the order of which all ranks know that it is everybody's
+        self.agreed: list[str] = []  # the order that all ranks know to be everybody's
         self.in_backward, self.reducing, self.averaging = False, None, []
 
     def forward_begins(self, member: Member) -> None:
@@ -104,7 +104,7 @@ class Step:
             if other != first:
                 raise RuntimeError(
                     f"ranks use different layers: rank {ranks[0]} {first}, rank {rank} {other}; what meets in one "
-                    "collective must be of one layer, so use the same layers on all ranks, in the same order"
+                    "collective must belong to one layer, so use the same layers on all ranks, in the same order"
                 )
         self.agreed = order
 

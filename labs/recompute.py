@@ -1,9 +1,9 @@
 """Activations computed twice, so that they need not be kept: activation checkpointing.
 
-Autograd keeps every tensor that an operation's backward will read.  A recomputed layer keeps its inputs alone, and
-runs its forward once more when the backward arrives at it: memory for one layer's activations, and not for all.
+Autograd keeps every tensor that an operation's backward will read.  A recomputed layer keeps only its inputs, and runs
+its forward once more when the backward arrives at it: memory for one layer's activations, and not for all.
 
-    recompute(model.layers.values())                                 # full: a forward more, a third more arithmetic
+    recompute(model.layers.values())                                 # full: one more forward, a third more arithmetic
     recompute(model.layers.values(), keep=MATMULS | ATTENTION)       # the cheap operations again, not the expensive
 
                  kept from forward to backward             computed again        numbers per token and layer of a GPT
@@ -21,7 +21,7 @@ bit: the second run draws the first one's random numbers, and computes under its
 
 How: each tensor that autograd would keep becomes an empty slot (`torch.autograd.graph.saved_tensors_hooks`).  The
 first slot that the backward looks into makes the frame run the forward again, which fills them all in order.  How the
-kept operations are not run twice is told in `labs.selective`.
+second run skips the kept operations is explained in `labs.selective`.
 
 A module is changed in place: no wrapper, so that parameters keep their names, and whatever hooks it has (those with
 which ZeRO gathers its parameters, before forward and before backward) stay outside of both runs.  Its own `forward`
@@ -46,17 +46,18 @@ from labs.selective import HandOut, KeepOutputs, operations
 
 
 def recompute(layers: Iterable[nn.Module], keep: Iterable[str] = ()) -> None:
-    """From here on these modules compute their activations again in backward, but for the outputs of `keep`'s ops.
+    """From here on these modules compute their activations again in backward, except the outputs of `keep`'s
+    operations.
 
-    layers: changed in place.  keep: operations by the dispatcher's names, such as "aten.mm".  Raises TypeError for
-    what is no module, ValueError for what is no such operation, for no layer at all, or one done before.
+    layers: changed in place.  keep: operations by the dispatcher's names, such as "aten.mm".  Raises TypeError for what
+    is not a module, ValueError for an unknown operation, for no layer at all, or for one done before.
     """
     layers, ops = list(layers), operations(keep)
     if not layers:
         raise ValueError("recompute() was given no layer: nothing would be recomputed")
     for layer in layers:
         if not isinstance(layer, nn.Module):
-            raise TypeError(f"recompute() takes modules, not {layer!r:.60}: of a ModuleDict, give its .values()")
+            raise TypeError(f"recompute() takes modules, not {layer!r:.60}: for a ModuleDict, give its .values()")
         if isinstance(layer, (nn.ModuleList, nn.ModuleDict)):
             raise TypeError(f"a {type(layer).__name__} is never called: give recompute() the modules in it")
         if getattr(vars(layer).get("forward"), "func", None) is checkpoint:
@@ -65,7 +66,8 @@ def recompute(layers: Iterable[nn.Module], keep: Iterable[str] = ()) -> None:
 
 
 def checkpoint(fn: Callable[..., Any], *args: Any, keep: Iterable[str] = (), **kwargs: Any) -> Any:
-    """`fn(*args, **kwargs)`, whose activations are computed again in backward, but for the outputs of `keep`'s ops.
+    """`fn(*args, **kwargs)`, whose activations are computed again in backward, except the outputs of `keep`'s
+    operations.
 
     `fn` must do the same each time it is given the same; what it reads besides its arguments (parameters, say) must
     not have changed by then.  Raises RuntimeError in backward where the second run does not save what the first did.

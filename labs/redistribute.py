@@ -92,7 +92,7 @@ def keep_once(local: Tensor, line: Line, source: Replicate, target: Partial) -> 
 
 
 def dealt(local: Tensor, line: Line, placement: Placement, source: int | None) -> Tensor:
-    """Of the whole tensor of the rank at this place, or of everybody's own (None), what this rank shall have."""
+    """This rank's part of the whole tensor: that of the rank at this place, or everybody's own (None)."""
     if isinstance(placement, Shard) and source is not None:
         pieces = in_pieces(local, placement.dim, line)
         mine = torch.empty_like(pieces[0])
@@ -206,7 +206,7 @@ def plan(spec: Spec, target: Sequence[Placement]) -> list[Step]:
 
 
 def fits(now: Sequence[Placement], target: Sequence[Placement], axis: int) -> bool:
-    """Whether the axes before this one cut the dim that it shall cut, now, as they will."""
+    """Whether the axes before this one already cut the dim that it is to cut as they will in the end."""
     last = target[axis]
     return not isinstance(last, Shard) or all(
         p.is_shard(last.dim) == q.is_shard(last.dim) for p, q in zip(now[:axis], target[:axis], strict=True)

@@ -1,8 +1,8 @@
 """The table of rules: an operation, its letters, and what it is linear in (labs.algebra); `print(RULES)` shows it.
 
 An operation in place has the rule of the one that is not: "add_" that of "add".  Where letters depend on shapes, a
-function gives them (labs.letters); where blocks need something else than the operation itself, the rule says what.
-IN_TERMS_OF are operations that are two others.
+function gives them (labs.letters); where blocks need something other than the operation itself, the rule says what.
+IN_TERMS_OF has operations that are made of two others.
 """
 
 from collections.abc import Callable
@@ -72,7 +72,7 @@ def own_rows(doing: Doing, weight: Tensor, indices: Tensor, *args: Any) -> Tenso
 
 
 def drawn(doing: Doing, x: Tensor, *args: Any, generator: torch.Generator | None = None) -> Tensor:
-    """Random numbers: the same on ranks that hold the same, others on ranks that hold another piece.
+    """Random numbers: the same on ranks that hold the same, different ones on ranks that hold different pieces.
 
     The seed is the next number of a rank's own generator; along an axis where all hold the same, the first rank's.  So
     it does not matter how ranks were seeded, and a layer that is computed again for its backward draws the same again.

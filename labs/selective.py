@@ -6,7 +6,7 @@ cheap ones: so keep what the few gave, and compute the rest again (Korthikanti e
 
     MATMULS, ATTENTION    operations by the dispatcher's names
     KeepOutputs           around the first run: collects what these gave
-    HandOut               around the second: notes the operation, computes nothing, and hands that out
+    HandOut               around the second: sees the operation, computes nothing, and hands out what was kept
 
 Both stand below autograd, which sees the operation happen in either run.  What is handed out must be what was given:
 an operation that draws random numbers moves them on, and an output that was changed in place afterwards is refused.
@@ -90,7 +90,7 @@ class HandOut(TorchDispatchMode):
         kept, drew, output = next(self.kept, (None, None, None))
         if kept is not func:
             raise RuntimeError(f"recomputed, {func} was called where the forward had called {kept}")
-        if drew is not None:  # what is drawn next follows upon what this operation drew
+        if drew is not None:  # what is drawn next follows what this operation drew
             set_random_state(args, drew)
         return tree_map_only(Tensor, Tensor.detach, output)
 

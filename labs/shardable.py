@@ -1,7 +1,7 @@
 """What `labs.fsdp` can shard, and what it refuses.
 
 homes_of             the parameters that a call takes, each with all its places
-require_shardable    what would go wrong later, told at once
+require_shardable    what would go wrong later, reported at once
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from labs.sharded import MixedPrecisionPolicy
 
 
 def homes_of(module: nn.Module) -> dict[nn.Parameter, list[Home]]:
-    """The parameters in `module`, but for those that an inner call has taken, each with the places where it stands."""
+    """The parameters in `module`, except those that an inner call has taken, each with the places where it stands."""
     homes: dict[nn.Parameter, list[Home]] = {}
 
     def walk(inner: nn.Module, path: str) -> None:

@@ -1,5 +1,5 @@
-"""One parameter, sharded: a DTensor, cut along its first dim, in its place; and `full`, all of it, which has memory
-only while its layer computes, and then stands before the other.
+"""One parameter, sharded: a DTensor, cut along its first dim, that stands in the module; and `full`, all of it, which
+has memory only while its layer computes, and then stands there instead.
 
     MixedPrecisionPolicy    in which dtypes it is gathered, and its gradient reduced
     OffloadPolicy           where its shard lies

@@ -26,7 +26,7 @@ from labs.placement import piece
 
 @dataclass(frozen=True)
 class Cut:
-    """Along `dim` of a tensor, rank r has [starts[r], stops[r]); copies: so many neighbours have the same part."""
+    """Along `dim` of a tensor, rank r has [starts[r], stops[r]); copies: how many neighbours have the same part."""
 
     dim: int
     starts: tuple[int, ...]
@@ -91,7 +91,7 @@ class Keys:
 
 
 def even(size: int, dim: int, ranks: int, units: int) -> Cut:
-    """Whole units, as evenly as possible, the first ranks one more: no rank is left without."""
+    """Whole units, as evenly as possible, the first ranks one more; no rank gets none."""
     unit, (least, more) = width(size, units), divmod(units, ranks)
     ends = [(rank * least + min(rank, more)) * unit for rank in range(ranks + 1)]
     return Cut(dim, tuple(ends[:-1]), tuple(ends[1:]))

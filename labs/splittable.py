@@ -1,7 +1,7 @@
 """What `labs.tp` can split, and what it refuses.
 
-require_splittable   what would go wrong later, told at once
-expect_whole         what can be told only when it happens: a module that is not split gets a piece of the features
+require_splittable   what would go wrong later, reported at once
+expect_whole         what can be reported only when it happens: a module that is not split gets a piece of the features
 """
 
 from functools import partial
@@ -42,7 +42,7 @@ def require_splittable(model: nn.Module, mesh: Mesh, rows: Rows) -> None:
 
 
 def require_one_way_out(rows: Rows) -> None:
-    """Of a block whose sequence is gathered: what has left it is a shard again, and nothing in it expects that."""
+    """For a block whose sequence is gathered: what has left it is a shard again, and nothing in it expects that."""
     for block, _, style in rows:
         if isinstance(style, PrepareModuleInput) and style.input_layouts.is_shard():
             rowwise = [(name, end) for name, _, end in rows if isinstance(end, RowwiseParallel)]
@@ -56,7 +56,7 @@ def require_one_way_out(rows: Rows) -> None:
 
 
 def expect_whole(model: nn.Module, planned: set[nn.Module], first_step: FirstStep) -> None:
-    """Let modules that are not split tell it in a sentence when they get a piece of the features, or of the logits."""
+    """Let modules that are not split say so in a sentence when they get a piece of the features, or of the logits."""
     for name, module in model.named_modules():
         if module in planned:
             continue

@@ -68,7 +68,7 @@ class ColwiseParallel(Style):
             leave = place.watched(partial(join, mesh=mesh, dim=-1, size=module.out_features))
         copies = self.heads.cut(module.out_features, 0, mesh.size()).copies
         if 1 < copies < mesh.size():
-            smaller_group(mesh, copies)  # here, where all ranks are: a first forward may be that of some alone
+            smaller_group(mesh, copies)  # here, where all ranks are: a first forward may be one of only some
         become(module, ColumnParallelLinear, name=place.name, enter=enter, leave=leave, mesh=mesh, copies=copies)
 
 

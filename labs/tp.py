@@ -1,7 +1,7 @@
 """Tensor parallelism: every matrix of a transformer split over the ranks, by a plan.
 
-A matrix that is split by columns makes of a whole x a piece of the result; one that is split by rows takes such a
-piece, and makes of it a summand of the result.  So two of them, columns and then rows, need one sum at the end and
+A matrix that is split by columns turns a whole x into a piece of the result; one that is split by rows takes such a
+piece, and turns it into a summand of the result.  So two of them, columns and then rows, need one sum at the end and
 nothing between them, as long as what stands there works on each piece by itself: a head's attention, a feature's silu.
 
         x ──▶ copy ──▶ q k v ──▶ heads ──▶ o ──▶ reduce ──▶        copy, reduce: labs.conjugate
@@ -24,13 +24,13 @@ A plan says which submodule is split how; `parallelize` obeys it:
 (A Linear keeps its matrix as [outputs, inputs], so that its columns are the weight's rows.)
 
     placements          how each parameter lies on the mesh
-    slices              which part of the whole this rank has: what labs.llama reads of a file
+    slices              which part of the whole this rank has: what labs.llama reads from a file
     full_parameters     the whole parameters, from all ranks
     clip_gradients      by their global norm, in which what is whole on every rank counts once
 
-In the first step the ranks compare what all of them must have alike (labs.alike).
+In the first step the ranks compare what must be the same on all of them (labs.alike).
 
-A rank's part is an ordinary parameter of a smaller shape.  So all that knows parameters goes on top: an optimizer;
+A rank's part is an ordinary parameter of a smaller shape.  So whatever works on parameters goes on top: an optimizer;
 labs.fsdp, on another axis of the mesh.  Names are PyTorch's (torch.distributed.tensor.parallel).  Sources: Shoeybi et
 al. 2019, arXiv 1909.08053, section 3; Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.
 """
@@ -149,7 +149,7 @@ class TensorParallel(FirstStep):
 
 
 def parallelize(model: nn.Module, mesh: Mesh, plan: Mapping[str, Style]) -> nn.Module:
-    """Split the model over the ranks of a mesh of one axis, which start from equal ones; the same model.
+    """Split the model, of which all ranks start from equal ones, over a mesh of one axis; returns the same model.
 
     Raises ValueError or TypeError, before anything is changed, for a plan that does not fit the model or the ranks.
     """
@@ -169,7 +169,7 @@ def parallelize(model: nn.Module, mesh: Mesh, plan: Mapping[str, Style]) -> nn.M
 
 
 def keep_part(p: nn.Parameter, cut: Cut, rank: int) -> None:
-    """Of the parameter and of its gradient, if it has one."""
+    """Keep this rank's part of the parameter, and of its gradient, if it has one."""
     gradient, p.grad = p.grad, None
     p.data = part_of(p.data, cut, rank)
     p.grad = None if gradient is None else part_of(gradient, cut, rank)
@@ -219,7 +219,7 @@ def placements(model: nn.Module) -> dict[str, Placement]:
 
 
 def slices(model: nn.Module) -> dict[str, tuple[slice, ...]]:
-    """Of each parameter that is split, which part of the whole is this rank's."""
+    """For each parameter that is split, which part of the whole is this rank's."""
     of = model.tensor_parallel
     return {name: cut.slices(of.mesh.get_local_rank()) for name, cut in of.cuts.items()}
 
@@ -232,7 +232,7 @@ def full_parameters(model: nn.Module) -> dict[str, Tensor]:
 
 
 def clip_gradients(model: nn.Module, max_norm: float, groups: Sequence[ProcessGroup | None] = ()) -> Tensor:
-    """`labs.clip`'s, of a split model: gradients that several ranks have alike count once.  The norm (0-dim).
+    """`labs.clip`'s, for a split model: gradients that are the same on several ranks count once.  The norm (0-dim).
 
     groups: those over which the parameters are sharded besides, as by labs.fsdp.
     """

@@ -4,13 +4,13 @@ Rank r has the rows first, first + 1, ... of the embedding and of the head, as t
 the last rank's part shorter, or empty.
 
     look_up          the rows that this rank has, zeros for other tokens: a summand of the embedding
-    cross_entropy    from this rank's columns of the logits; three numbers a token travel, whatever the vocabulary:
+    cross_entropy    from this rank's columns of the logits; three numbers per token travel, whatever the vocabulary:
 
         loss = log(sum of exp(logit - highest)) - (target's logit - highest)
                    |                  |               |
                    all_reduce SUM     all_reduce MAX  all_reduce SUM: one rank has it, the others add zero
 
-The gradient, softmax - 1 at the target, each rank has for its own columns: nothing travels in backward.
+Each rank has the gradient, softmax - 1 at the target, for its own columns: nothing travels in backward.
 
 v: this rank's part of the vocabulary V.  Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3.
 """
@@ -28,7 +28,7 @@ from labs.mesh import Mesh
 from labs.model import at_least_float32
 from labs.placement import piece
 
-IGNORED = -100  # F.cross_entropy's, too: a target that no loss is taken of
+IGNORED = -100  # F.cross_entropy's, too: a target that has no loss
 
 
 def look_up(tokens: Tensor, weight_vD: Tensor, vocabulary: int, mesh: Mesh) -> Tensor:
@@ -54,7 +54,7 @@ def cross_entropy(logits_v: Tensor, targets: Tensor, vocabulary: int, mesh: Mesh
     width = piece(vocabulary, mesh.size(), mesh.get_local_rank())[1]
     if logits_v.shape[-1] != width:
         raise ValueError(
-            f"this rank has {logits_v.shape[-1]} logits a token, but its part of a vocabulary of {vocabulary} is "
+            f"this rank has {logits_v.shape[-1]} logits per token, but its part of a vocabulary of {vocabulary} is "
             f"{width}: give the head ColwiseParallel() without output_layouts, and LossParallel its number of outputs"
         )
     losses = CrossEntropy.apply(at_least_float32(logits_v).flatten(0, -2), targets.flatten(), vocabulary, mesh)

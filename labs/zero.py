@@ -1,8 +1,8 @@
 """ZeRO: data parallelism without the spare copies.
 
-Under data parallelism each of N ranks holds all parameters P, all gradients G and all optimizer state S.  ZeRO
-cuts them into N shards, one kind more with each stage, and puts a collective wherever a rank needs what it no
-longer holds.  A stage is a column of this table; an event is a line of it, and a method of `Zero`:
+Under data parallelism each of N ranks holds all parameters P, all gradients G and all optimizer state S.  ZeRO cuts
+them into N shards, each stage one more kind, and puts a collective wherever a rank needs what it no longer holds.  A
+stage is a column of this table; an event is a line of it, and a method of `Zero`:
 
                         stage 1                 stage 2                 stage 3
     at rest             P    G    S/N           P    G/N  S/N           P/N  G/N  S/N
@@ -16,8 +16,8 @@ longer holds.  A stage is a column of this table; an event is a line of it, and 
 
 The first five happen to one layer at a time, so that no rank ever holds more than a layer of what is sharded.
 Stages 1 and 2 send what an all-reduce sends, since that is a reduce-scatter and an all-gather; stage 3 sends
-P once more.  Stages 2 and 3 reduce the gradients of each micro-batch, having no room to add them up; stage 1 once
-a step (Rajbhandari et al. 2020, arXiv 1910.02054, sections 5 and 7).
+P once more.  Stages 2 and 3 reduce the gradients of each micro-batch, having no room to add them up; stage 1 once per
+step (Rajbhandari et al. 2020, arXiv 1910.02054, sections 5 and 7).
 
     zero = Zero(model, stage=2, optimizer=partial(AdamW, lr=1e-3))      # where the optimizer stood
     model(x, y).backward()
@@ -83,7 +83,7 @@ class Zero:
         self.shards = [unit.shard for unit in self.trained]
         self.optimizer = optimizer(self.shards)
         require_order(self.optimizer, self.shards)
-        self.refresh(self.units)  # an optimizer that takes up an earlier training has changed the shards
+        self.refresh(self.units)  # an optimizer that resumes an earlier training has changed the shards
         # A compiled model is compiled between these, and not through them: what comes and goes is not in its graphs.
         before_forward, after_forward = map(torch.compiler.disable, (self.before_forward, self.after_forward))
         for layer in self.layers:

@@ -71,7 +71,7 @@ def wrong_plans():
     refuse(lambda: step(split({**SHARDS, "up": ColwiseParallel()})), "what goes into 'up' differs on ranks 0 and 1")
     for head in (ColwiseParallel(output_layouts=WHOLE), RowwiseParallel(input_layouts=WHOLE)):
         refuse(lambda head=head: step(split({**SHARDS, "head": head})), "what goes into 'head' differs")
-    norm = "'norm.weight' is of a module with SequenceParallel(), but all 2 ranks have the same x"
+    norm = "'norm.weight' is in a module with SequenceParallel(), but all 2 ranks have the same x"
     refuse(lambda: step(split({**PAIR, "norm": SequenceParallel()})), norm)
     refuse(lambda: step(split(but(SHARDS, "head"))), "parameter 'head.weight' is not split, and its gradient differs")
     refuse(lambda: step(split(but(SHARDS, "norm"))), "parameter 'norm.weight' is not split, and its gradient differs")
@@ -120,7 +120,7 @@ def pieces_of_the_logits():
 
     torch.manual_seed(0)
     model = parallelize(Loss(), Mesh((2,), ("tp",)), {"head": ColwiseParallel()})
-    refuse(lambda: model(tokens % 7), "the loss differs on ranks 0 and 1: each has computed it of its own piece")
+    refuse(lambda: model(tokens % 7), "the loss differs on ranks 0 and 1: each has computed it from its own piece")
 
 
 def random_numbers():

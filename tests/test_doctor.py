@@ -65,7 +65,7 @@ def test_run_calls_a_function_of_a_file(tmp_path):
         (["run", f"{__file__}:gone"], 2, "defines no function 'gone'"),
         (["run", f"{__file__}:fails", "--ranks", "2"], 1, "ValueError"),
         (["run", f"{__file__}:fails", "--ranks", "0"], 1, "ranks=0"),
-        (["plant"], 2, "'plant' is none of the course's commands"),
+        (["plant"], 2, "'plant' is not one of the course's commands"),
     ],
 )
 def test_a_wrong_command_is_told(capsys, arguments, status, told):

@@ -271,7 +271,7 @@ BROKEN = {
     ),
     "a different shape": (
         lambda at: change(at, {"lm_head.weight": torch.zeros(38, 48)}),
-        r"lm_head.weight is F32 \(38, 48\) in .*: after its config.json it must be \(37, 48\)",
+        r"lm_head.weight is F32 \(38, 48\) in .*: by its config.json it must be \(37, 48\)",
     ),
     "whole numbers": (
         lambda at: change(at, {"lm_head.weight": torch.zeros(37, 48, dtype=torch.int8)}),

@@ -400,7 +400,7 @@ def test_a_change_in_place_is_told():
 
 def test_slips_of_the_pen():
     model = GPT(TINY)
-    with pytest.raises(TypeError, match=r"not '0': of a ModuleDict, give its \.values\(\)"):
+    with pytest.raises(TypeError, match=r"not '0': for a ModuleDict, give its \.values\(\)"):
         recompute(model.layers)
     with pytest.raises(TypeError, match=r"a ModuleDict is never called: give recompute\(\) the modules in it"):
         recompute([model.layers])

@@ -3,8 +3,8 @@
     job              what is to be run: a model, a batch, a number of ranks, a precision
     collectives      elements and messages that one rank sends, and seconds
     cluster          the links of a cluster, in one table; what a collective takes on one
-    memory           what is held at rest: bytes a parameter, by precision and stage; what an answer is made of
-    autograd         activations: what backward needs of a forward, and what is alive on the way back
+    memory           what is held at rest: bytes per parameter, by precision and stage; what an answer is made of
+    autograd         activations: what backward needs from a forward, and what is alive on the way back
     data_parallel    one rank, one step, for each variant of `labs.ddp`
     zero_stages      ZeRO, stage by stage
     fully_sharded    FSDP, parameter by parameter
@@ -14,16 +14,16 @@
     pipeline         a schedule: what it sends and holds
     native           the same with PyTorch: ZeroRedundancyOptimizer, fully_shard
     fit              does it fit a card, and on how many ranks?
-    generation       the cache of keys and values; milliseconds a token, by class of link
+    generation       the cache of keys and values; milliseconds per token, by class of link
 
 Integers are exact, down to the pieces that do not divide evenly; the textbook's formula, their limit, stands
-beside them. Nothing here imports or runs what it predicts: measurements are held against it.
+beside them. Nothing here imports or runs what it predicts: measurements are compared with it.
 
     n          elements of a tensor                  S    its bytes
     N, ranks   ranks of the group                    c_i  piece i of n elements in N, the longer ones first
     Ψ          parameters of a model                 other letters are those of `labs.model`
 
-All names are at hand as `cost.name`. (No function is called as its file is, so that neither hides the other.)
+All names are at hand as `cost.name`. (No function has the name of a file, so that neither hides the other.)
 
     job = cost.Job(config, batch=2, ranks=4)
     cost.ddp(job, "overlapped").held.peak

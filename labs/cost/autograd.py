@@ -1,9 +1,9 @@
-"""What backward needs of a forward, in bytes: the course's GPT term by term, and GPT-3's layer as it was published.
+"""What backward needs from a forward, in bytes: the course's GPT term by term, and GPT-3's layer as it was published.
 
     activations(job)             by term, as the job recomputes them
     layer_activations(job)       of one layer, all of them: what it holds while its own backward runs
     backward(job)                what is alive as backward passes through the model, part after part
-    korthikanti(s, b, h, a)      of one layer of GPT-3 in 16 bit: s b h (34 + 5 a s / h)
+    korthikanti(s, b, h, a)      of one layer of GPT-3 in 16 bits: s b h (34 + 5 a s / h)
 
 Source: [Korthikanti] et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", arXiv 2205.05198.
 """
@@ -18,9 +18,9 @@ from labs.cost.memory import FLOAT, INDEX, gpt_layers
 def activations(job: Job) -> dict[str, int]:
     """Bytes that wait for the backward at the end of a forward of `GPT(config)` with targets: their sum is A.
 
-    Each operator keeps what its derivative is made of, and a tensor that several keep counts once. There is no
-    T x T: the fused attention keeps one number a query, its log-sum-exp. Numbers for each token, of 4 bytes in float32
-    and 2 in 16 bit, but for those marked *, which are float32 always:
+    Each operator keeps what its derivative needs, and a tensor that several keep counts once. There is no T x T: the
+    fused attention keeps one number per query, its log-sum-exp. Numbers for each token, of 4 bytes in float32 and 2 in
+    16 bits, except those marked *, which are always float32:
 
         norms       of each: x, x / rms(x), 1 / rms(x)                        2D* + 1*
         attention   its input, q, k, v, y, y with the heads side by side,     4D + 2KE + H*
@@ -78,7 +78,7 @@ def layer_terms(job: Job, recompute: str) -> dict[str, int]:
 
 
 def norm_bytes(job: Job) -> int:
-    """Of one norm and one token."""
+    """Bytes of one norm and one token."""
     D = job.config.dim
     return job.itemsize * D + FLOAT if job.fused_norms else FLOAT * (2 * D + 1)
 
@@ -177,7 +177,7 @@ def recomputed_besides(job: Job) -> int:
 
 
 def most_activations(job: Job) -> int:
-    """Bytes of activations at their most: at the end of the forward, or while the last layer is computed again."""
+    """Bytes of activations at their highest: at the end of the forward, or while the last layer is computed again."""
     parts = backward(job)
     return max(FLOAT + parts[0].worst[0].A, *(at.A for part in parts for at in part.worst))
 
@@ -188,15 +188,14 @@ def most_activations(job: Job) -> int:
 def korthikanti(
     s: int, b: int, h: int, a: int, t: int = 1, sequence_parallel: bool = False, recompute: str = "none"
 ) -> Fraction:
-    """Bytes of one layer of GPT-3 in 16 bit: s tokens, b sequences, width h, a heads, on t tensor-parallel ranks.
+    """Bytes of one layer of GPT-3 in 16 bits: s tokens, b sequences, width h, a heads, on t tensor-parallel ranks.
 
         none         s b h (10 + 24 / t + 5 a s / (h t)); with sequence parallelism s b h (34 / t + 5 a s / (h t))
         selective    the same without 5 a s / (h t): the core of attention is computed again
         full         2 s b h: the layer's input
 
-    Of attention, which is not fused, 11 s b h + 5 a s² b; of the MLP (GELU, F = 4h) 19 s b h; of two LayerNorms
-    4 s b h. A mask of dropout has one byte, the norms' own statistics are left out [Korthikanti, equations 1 and 2,
-    table 2].
+    Attention, which is not fused, has 11 s b h + 5 a s² b; the MLP (GELU, F = 4h) 19 s b h; two LayerNorms 4 s b h. A
+    mask of dropout has one byte, the norms' own statistics are left out [Korthikanti, equations 1 and 2, table 2].
     """
     whole, divided = (0, 34) if sequence_parallel else (10, 24)
     match recompute:

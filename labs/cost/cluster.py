@@ -4,8 +4,8 @@
     all_reduce_seconds(size, ranks, link)       one all-reduce of `size` bytes
     all_gather_seconds(size, ranks, link)       one all-gather that makes `size` bytes
 
-The one table of the course: its picture of a cluster, and every "why, and why not", have their numbers from here.  They
-are at best, as makers and models have them; a cluster reaches a part.
+The one table of the course: its picture of a cluster, and every "why, and why not", take their numbers from here.  They
+are best cases, as makers and models give them; a real cluster reaches only a part.
 
 Sources: [H100] NVIDIA's data sheet (2023), SXM; [NCCL] its own model of latencies, src/graph/tuning.cc, the same in
 NCCL 2.20 (2024) and 2.28 (2025), protocol LL; [Larsen] et al. 2009, "Architectural Breakdown of End-to-End Latency in a
@@ -20,13 +20,13 @@ from labs.cost.collectives import doubling_seconds, ring_seconds, tree_seconds
 
 NODE = 8  # GPUs that share NVLink [Llama]
 CARD = 80e9  # bytes that an H100 holds [H100]
-MEMORY = 3.35e12  # bytes a second that an H100 reads [H100]
-FLOPS = 400e12  # operations a second that an H100 reaches in practice, in bfloat16 [Llama]
+MEMORY = 3.35e12  # bytes per second that an H100 reads [H100]
+FLOPS = 400e12  # operations per second that an H100 reaches in practice, in bfloat16 [Llama]
 
 
 @dataclass(frozen=True)
 class LinkClass:
-    """Seconds to begin a collective, and of each message; bytes per second out of each rank while as many come in.
+    """Seconds to begin a collective, and for each message; bytes per second out of each rank while as many come in.
 
     reach: ranks that it can join.  algorithms: for an all-reduce; the quickest for its size is taken.
     """
@@ -39,8 +39,8 @@ class LinkClass:
 
 
 LINKS = {
-    "NVLink 4": LinkClass(6.6e-6, 0.6e-6, 450e9, NODE),  # [NCCL]; [H100]: 900 GB/s, both ways together
-    "PCIe 5": LinkClass(6.6e-6, 1.0e-6, 50e9, NODE),  # [NCCL]; 16 lanes, 63 GB/s each way, of which some 50 arrive
+    "NVLink 4": LinkClass(6.6e-6, 0.6e-6, 450e9, NODE),  # [NCCL]; [H100]: 900 GB/s, both directions together
+    "PCIe 5": LinkClass(6.6e-6, 1.0e-6, 50e9, NODE),  # [NCCL]; 16 lanes, 63 GB/s per direction, of which some 50 arrive
     "InfiniBand, 400 Gb/s": LinkClass(6.6e-6, 2.7e-6, 50e9),  # [NCCL]; [Llama]: one such link for each GPU
     "Ethernet, 10 Gb/s": LinkClass(6.6e-6, 10e-6, 1.25e9),  # [Larsen]: through Linux' TCP, at best
 }

@@ -13,7 +13,7 @@ from fractions import Fraction
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one rank sends: so many elements, in so many messages that are not empty."""
+    """What one rank sends: how many elements, in how many messages that are not empty."""
 
     elements: int
     messages: int
@@ -80,7 +80,7 @@ def all_reduce_doubling(n: int, ranks: int, rank: int = 0) -> Traffic:
 
 
 def barrier(ranks: int) -> Traffic:
-    """Dissemination: one element a round, ceil(log2 N) rounds."""
+    """Dissemination: one element per round, ceil(log2 N) rounds."""
     return message(1) * (ranks - 1).bit_length()
 
 

@@ -61,7 +61,7 @@ def ddp_sent(
 ) -> int:
     """Bytes that `rank` sends in a step, for float32 parameters of these sizes, whatever the model.
 
-    `find_unused` adds one int32 a parameter, all-reduced; buffers go out from rank 0 to each of the others.
+    `find_unused` adds one int32 per parameter, all-reduced; buffers go out from rank 0 to each of the others.
     Accumulation adds nothing, thanks to `no_sync`; without it, multiply by the number of micro-batches.
     """
     counts = buckets(sizes, variant, bucket_bytes) + [len(sizes)] * find_unused
@@ -91,7 +91,7 @@ def ddp_held(job: Job, variant: str, bucket_bytes: int = 25 * MiB, stepped: Sequ
         overlapped                                        P
         torch                    P                        P
 
-    In overlapped's buckets live the gradients themselves, and G has one more, on its way into its bucket.
+    The gradients themselves live in overlapped's buckets, and G has one more, on its way into its bucket.
     `stepped`: elements of the parameters that this rank's optimizer has, if not all.
     """
     sizes = parameter_sizes(job.config)
@@ -104,7 +104,7 @@ def ddp_held(job: Job, variant: str, bucket_bytes: int = 25 * MiB, stepped: Sequ
 
 
 def ddp_moments(job: Job, stepped: Sequence[int], own: int, staying: int = 0, passing: int = 0) -> Iterator[Moment]:
-    """Bytes beside P and S, from the end of forward on; own, staying and passing as above.
+    """Bytes besides P and S, from the end of forward on; own, staying and passing as above.
 
     The losses and their gradient count as temporary.
     """

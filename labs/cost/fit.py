@@ -1,4 +1,4 @@
-"""Does it fit? The most that a rank of a GPU job holds, and how many ranks a card of some size takes.
+"""Does it fit? The most that a rank of a GPU job holds, and how many ranks it takes with cards of some size.
 
 As `labs.cost.zero` has it, in any precision, for shapes of any size, with RMSNorm as one kernel. Left out are what
 CUDA itself takes (some hundred MB) and what the allocator keeps in reserve.
@@ -32,7 +32,7 @@ def per_rank(job: Job, stage: int, offload: bool = False, fused_norms: bool = Tr
 def smallest_ranks(
     job: Job, stage: int, card_bytes: int, offload: bool = False, fused_norms: bool = True
 ) -> int | None:
-    """The least power of two of ranks with which the job fits a card; None if not even 2**20 do."""
+    """The smallest power of two of ranks with which the job fits a card; None if not even 2**20 will do."""
 
     def fits(power: int) -> bool:
         return per_rank(replace(job, ranks=2**power, rank=0), stage, offload, fused_norms).peak <= card_bytes

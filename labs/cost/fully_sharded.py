@@ -2,7 +2,7 @@
 
 Each parameter is cut along its first dim in S chunks, padded to the longest.  A layer is gathered at once.  The root,
 which is the embedding, last norm and head, stays gathered from forward to backward.  N ranks are R replicas of S
-shards, and Ψ' is Ψ with the padding, l of it in the layers; p is what an element has when it is gathered, 4 bytes in
+shards, and Ψ' is Ψ with the padding, l of it in the layers; p is the size of an element when it is gathered, 4 bytes in
 float32 and 2 in bfloat16:
 
     sent by each rank, for each micro-batch                            bytes                         of it, textbook
@@ -109,7 +109,7 @@ def chunks_of(job: Job, shards: int) -> list[int]:
 
 
 def computed(job: Job, itemsize: int) -> Job:
-    """The job by the dtype in which it computes, whatever is held at rest."""
+    """The job in the dtype in which it computes, whatever is held at rest."""
     return job if itemsize == FLOAT else replace(job, precision="mixed")
 
 
@@ -127,7 +127,7 @@ def fsdp_held(job: Job, reshard: bool = True, replicas: int = 1, itemsize: int =
 
 
 def fsdp_moments(job: Job, root: int, layer: int, reshard: bool, replicas: int, itemsize: int) -> Iterator[Moment]:
-    """Bytes beside P and S, from the forward on; all that is whole counts as `comm`.
+    """Bytes besides P and S, from the forward on; all that is whole counts as `comm`.
 
     root, layer: elements of each with padding.
     """
@@ -163,8 +163,8 @@ class Group:
         return {self.kind: self.table // self.shards}
 
     def reduced(self, at: Moment, own: int, newest: int) -> Iterator[Moment]:
-        """Gradients, of `own` bytes, are laid into a table; then this travels, and what comes is as large. The newest
-        gradient was no parameter's yet; others than float32 become that first."""
+        """Gradients, of `own` bytes, are laid into a table; then this travels, and what arrives is as large. The newest
+        gradient was no parameter's yet; those that are not float32 become that first."""
         copies = 0 if self.itemsize == FLOAT else FLOAT * own // self.itemsize
         yield at.plus(comm=self.table + (0 if copies else own - newest), temporary=copies or newest)
         yield at.plus(comm=2 * self.table)

@@ -7,7 +7,7 @@
 
 For every token a rank reads its weights and its cache once, and computes next to nothing with each number of them.
 So memory sets the pace, and N ranks, each of which reads 1/N, would be N times as quick if they had nothing to tell
-each other.  They have: two all-reduces a layer, one after the other, of D numbers for each sequence; one more behind
+each other.  They have: two all-reduces per layer, one after the other, of D numbers for each sequence; one more behind
 the embedding, which is split by its vocabulary; and a gather of V logits.
 
     compute     max(bytes read / memory, operations / flops)
@@ -17,7 +17,7 @@ the embedding, which is split by its vocabulary; and a gather of V logits.
 Left out is the time that other kernels take to begin, which counts where they are short: on many ranks, or in a small
 model.
 
-Source: [Pope] et al. 2022, "Efficiently Scaling Transformer Inference", arXiv 2211.05102, sections 2 and 3; of the
+Source: [Pope] et al. 2022, "Efficiently Scaling Transformer Inference", arXiv 2211.05102, sections 2 and 3; for the
 links, those of `labs.cost.cluster`.
 """
 
@@ -32,7 +32,7 @@ from labs.cost.split import share
 
 
 def kv_cache(config, tokens: int, batch: int = 1, ranks: int = 1, itemsize: int = FLOAT, rank: int = 0) -> int:
-    """Bytes on a rank for sequences of so many tokens: `labs.generate`.
+    """Bytes on a rank for sequences of this many tokens: `labs.generate`.
 
     Heads of keys and values are dealt out as evenly as possible; where there are fewer than ranks, each rank has one.
     Raises ValueError where the query heads cannot follow.
@@ -42,7 +42,7 @@ def kv_cache(config, tokens: int, batch: int = 1, ranks: int = 1, itemsize: int 
 
 
 def token_sent(config, ranks: int, rank: int = 0, batch: int = 1, tokens: int = 1) -> Traffic:
-    """What a rank sends while so many tokens of each sequence go through a model that `labs.tp` has split; more than
+    """What a rank sends while this many tokens of each sequence go through a model that `labs.tp` has split; more than
     one for a prompt, of which only the last has logits.  The vocabulary is cut in equal pieces, with a padding that is
     gathered along."""
     x, v = batch * tokens * config.dim, batch * -(-config.vocab // ranks)
@@ -58,7 +58,7 @@ LINK_CLASSES = {name: LINKS[name] for name in ("NVLink 4", "PCIe 5", "Ethernet, 
 
 @dataclass(frozen=True)
 class Token:
-    """Seconds, by what they go to."""
+    """Seconds, by what they are spent on."""
 
     compute: float
     messages: float = 0.0
@@ -94,7 +94,7 @@ def token_seconds(
 
 
 def token_table(config, ranks: Iterable[int] = (1, 2, 4, 8), **given: Any) -> list[dict[str, Any]]:
-    """Milliseconds a token; `given` as for `token_seconds`."""
+    """Milliseconds per token; `given` as for `token_seconds`."""
     rows = []
     for name, link in LINK_CLASSES.items():
         for n in ranks:

@@ -2,7 +2,7 @@
 
 job = cost.Job(PRESETS["tiny"], batch=3, ranks=4)
 cost.zero(job, stage=2).held.peak
-cost.zero(replace(job, accumulation=4), stage=2).sent         # dataclasses.replace: one thing another way
+cost.zero(replace(job, accumulation=4), stage=2).sent         # dataclasses.replace: with one thing changed
 """
 
 from collections.abc import Collection, Mapping
@@ -56,7 +56,7 @@ class Job:
         if self.config.head_size == 2:
             raise ValueError(
                 f"head size 2 (dim {self.config.dim} / {self.config.heads} heads): PyTorch does not fuse attention of "
-                "heads that are single pairs, and no formula is for that; make them 4 wide or wider"
+                "heads that are single pairs, and there is no formula for that; make them 4 wide or wider"
             )
         bytes_of(self.precision)
         if self.recompute not in RECOMPUTE:
@@ -68,7 +68,7 @@ class Job:
 
     @property
     def tokens(self) -> int:
-        """That go through the model at a time."""
+        """Tokens that go through the model at a time."""
         return self.batch * self.T
 
     @property
@@ -83,7 +83,7 @@ class Job:
 
     @property
     def size(self) -> Mapping[str, int]:
-        """Bytes a parameter of P, G and S."""
+        """Bytes per parameter of P, G and S."""
         return bytes_of(self.precision)
 
     @property
@@ -93,7 +93,7 @@ class Job:
 
     @property
     def losses(self) -> int:
-        """Bytes of those of earlier micro-batches, which are kept until the step is over."""
+        """Bytes of the losses of earlier micro-batches, which are kept until the step is over."""
         return FLOAT * (self.accumulation - 1)
 
     @property

@@ -16,7 +16,7 @@ MiB = 2**20
 FLOAT = 4  # bytes of a float32
 INDEX = 8  # bytes of an int64: tokens and targets
 
-# Bytes a parameter with AdamW, by precision. In mixed precision the float32 masters count as optimizer state.
+# Bytes per parameter with AdamW, by precision. In mixed precision the float32 masters count as optimizer state.
 PIE = {
     "float32": {"P": 4, "G": 4, "S": 4 + 4},  # 16: PyTorch's own default
     "mixed": {"P": 2, "G": 2, "S": 4 + 4 + 4},  # 16: K = 12 [ZeRO]
@@ -33,7 +33,7 @@ def bytes_held(psi: int, ranks: int, stage: int, precision: str = "mixed") -> di
                  P + G + S    P + G + S/N    P + (G + S)/N    (P + G + S)/N
 
     7.5 billion parameters on 64 ranks: 120, 31.4, 16.6, 1.88 GB [ZeRO, figure 1]. Stage 1 of "mixed, float32
-    gradients" is Megatron-LM's distributed optimizer: 6 + 12/N bytes a parameter.
+    gradients" is Megatron-LM's distributed optimizer: 6 + 12/N bytes per parameter.
     """
     require_stage(stage)
     sharded = {"P": stage >= 3, "G": stage >= 2, "S": stage >= 1}
@@ -127,7 +127,7 @@ class Held:
 
 def optimizer_step(A: int, G: int, comm: int, sizes: Sequence[int], masters: bool = False) -> Moment:
     """AdamW at work, one parameter after the other: a square root and a quotient for one, and the quotient of the one
-    before it. Beside masters (`labs.precision`) there is a float32 gradient, too, of one parameter at a time."""
+    before it. Besides masters (`labs.precision`) there is a float32 gradient, too, of one parameter at a time."""
     copy = FLOAT * max(sizes) if masters else 0
     before = [0] * len(sizes) if masters else [0, *sizes]
     work = FLOAT * max(2 * size + last for last, size in zip(before, sizes, strict=False))

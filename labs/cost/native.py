@@ -99,7 +99,7 @@ def fully_shard_held(
 def fully_shard_moments(
     job: Job, passes: Passes, root: int, layer: int, reshard: bool, ranks: int, itemsize: int
 ) -> Iterator[Moment]:
-    """Bytes beside P and S, from the end of forward on; all that is whole counts as `comm`.
+    """Bytes besides P and S, from the end of forward on; all that is whole counts as `comm`.
 
         forward ends    the root gathered; layers, unless resharded; the buffer from which the last one was copied
         in a layer      it is gathered, and the one before it already on its way in a buffer; of the one behind it,

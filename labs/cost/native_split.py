@@ -1,8 +1,8 @@
 """PyTorch's own tensor parallelism: what a rank sends and holds in a step, in the layouts of `labs.native.tp`.
 
-It sends and holds what `labs.cost.tp` says, but for this:
+It sends and holds what `labs.cost.tp` says, except for this:
 
-    the loss          its three numbers a token travel one by one; its gradient is worked out in three tensors of the
+    the loss          its three numbers per token travel one by one; its gradient is worked out in three tensors of the
                       logits' shape
     norms on shards   the gradient stays a summand, and AdamW, which uses it three times, has it added up each time
     the embedding     its gradient is that of all words on every rank, of which AdamW cuts out the rank's rows
@@ -92,7 +92,7 @@ def parallelize_module_held(job: Job, sequence_parallel: bool = False) -> Held:
 
 
 def torch_moments(job: Job, G: int, of_all_words: int) -> Iterator[Moment]:
-    """Bytes beside P and S, from the end of forward on; the batch is kept for the backward, as in one process."""
+    """Bytes besides P and S, from the end of forward on; the batch is kept for the backward, as in one process."""
     own, sizes, number = job.own, parameter_sizes(job.config), FLOAT * job.tokens
     parts, x = torch_backward(job, of_all_words), number * own.dim
     before = G * (job.accumulation > 1)

@@ -1,7 +1,7 @@
 """Pipeline parallelism: what a rank sends and holds in a step, as `labs.pp` runs a schedule on the course's GPT.
 
 Sent for each micro-batch of M tokens, over each cut between two ranks: M D numbers forward, M D backward, and nothing
-else.  Where embedding and head are tied and on two ranks, these send each other their parts of the gradient, once a
+else.  Where embedding and head are tied and on two ranks, these send each other their parts of the gradient, once per
 step.  A rank holds P, G and S of its stages, and of each micro-batch that is alive there what they keep for backward.
 
     plans = pp.plan(pp.one_f_one_b(ranks=4, microbatches=8))       by rank: its instructions, and messages between them

@@ -1,6 +1,6 @@
-"""What a tensor-parallel rank has of the GPT: so many heads, of the MLP's width and of the vocabulary so much.
+"""What a tensor-parallel rank has of the GPT: how many heads, how much of the MLP's width and of the vocabulary.
 
-    share(config, ranks, rank)      a Share: what `gpt_layers` and `activations` read of a Config, of one rank
+    share(config, ranks, rank)      a Share: what `gpt_layers` and `activations` read of a Config, for one rank
 
 The MLP's width and the vocabulary are cut as torch.chunk cuts: in chunks of ceil(size / N), the last ones shorter, or
 empty. Heads stay whole, and a rank has the head of keys and values that its query heads read: where there are fewer of
@@ -17,8 +17,8 @@ from labs.cost.collectives import piece
 class Share:
     """The widths that a rank computes with; those of x, and of a head, are everybody's.
 
-    copies: so many neighbours have the same heads of keys and values.  shards: in how many x is cut, along the
-    sequence, where it is whole in no rank.
+    copies: how many neighbours have the same heads of keys and values.  shards: into how many x is cut, along the
+    sequence, where no rank has it whole.
     """
 
     vocab: int
@@ -36,7 +36,7 @@ class Share:
 
 
 def share(config: Any, ranks: int = 1, rank: int = 0, sequence_parallel: bool = False) -> Share:
-    """Raises ValueError for heads that cannot be dealt out to so many ranks."""
+    """Raises ValueError for heads that cannot be dealt out to this many ranks."""
     if isinstance(config, Share):
         return config
     heads, kv_heads, copies = dealt_heads(config.heads, config.kv_heads, ranks, rank)
@@ -47,7 +47,7 @@ def share(config: Any, ranks: int = 1, rank: int = 0, sequence_parallel: bool = 
 
 
 def chunk(size: int, pieces: int, number: int) -> int:
-    """Of a dim that is cut as torch.chunk cuts."""
+    """The size of a piece of a dim that is cut as torch.chunk cuts."""
     longest = -(-size // pieces)
     return max(0, min(longest, size - number * longest))
 

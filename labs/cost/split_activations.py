@@ -26,7 +26,7 @@ from labs.cost.split import Share
 
 
 def split_activations(job: Job) -> dict[str, int]:
-    """Bytes by term, as `activations` has them.  Of a sequence that is cut, norms keep shards; inputs of split layers
+    """Bytes by term, as `activations` has them.  Where the sequence is cut, norms keep shards; inputs of split layers
     are whole.  In place of tokens and targets, for each token:
 
         embedding    which row of the rank's, as int64; and whether it has one, a byte
@@ -50,7 +50,7 @@ def ends_of_forward(job: Job) -> Iterator[Moment]:
 
 
 def split_ends_of_forward(job: Job) -> Iterator[Moment]:
-    """Logits, and their exponentials, which are kept; three numbers a token that travel; two for a loss."""
+    """Logits, and their exponentials, which are kept; three numbers per token that travel; two for a loss."""
     own, number, A = job.own, FLOAT * job.tokens, sum(split_activations(job).values())
     temporary, copy = job.itemsize * job.tokens * own.vocab + job.losses, 0
     if longer(job):  # what norms and the loss keep are copies: there are x and the logits besides

@@ -2,7 +2,7 @@
 
 F    what the stage keeps for backward, and what it has made
 B    gradients of its parameters; of its input, in place of that of its output
-I    the same, but of each matrix its input and the gradient of its output, from which W makes its own
+I    the same, but for each matrix its input and the gradient of its output, from which W makes the matrix's gradient
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ class Stage:
 
     @property
     def vectors(self) -> int:
-        """Elements of all that is no matrix of a product: embedding and norms."""
+        """Elements of all that is not a matrix of a product: embedding and norms."""
         config = self.job.config
         table = config.vocab * config.dim * (self.is_first and self.has_table)
         return table + config.dim * (2 * config.depth + self.is_last)

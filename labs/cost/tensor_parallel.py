@@ -53,7 +53,7 @@ def tp(job: Job, sequence_parallel: bool = False) -> Prediction:
 
 
 def textbook(job: Job) -> Fraction:
-    """4 all-reduces a layer, one behind the embedding, one before the head; gathers and scatters send as much."""
+    """4 all-reduces per layer, one behind the embedding, one before the head; gathers and scatters send as much."""
     times = job.accumulation * (4 * job.config.depth + 2)
     return job.itemsize * all_reduce_limit(times * job.tokens * job.config.dim, job.ranks)
 
@@ -148,7 +148,7 @@ def batch_bytes(job: Job) -> int:
 
 
 def tp_moments(job: Job) -> Iterator[Moment]:
-    """Bytes beside P, S and the batch, from the end of forward on."""
+    """Bytes besides P, S and the batch, from the end of forward on."""
     sizes = parameter_sizes(job.config)
     G = job.size["G"] * sum(sizes)
     yield from (end.plus(G=G * (job.accumulation > 1)) for end in split_ends_of_forward(job))
@@ -173,7 +173,7 @@ def fsdp_tp(job: Job, tp: int = 2, sequence_parallel: bool = False) -> Predictio
 def on_grid(job: Job, tp: int, sequence_parallel: bool) -> tuple[Job, Job]:
     """What a rank does along its row, and along its column, which shards what the row has left it."""
     if job.ranks % tp:
-        raise ValueError(f"{job.ranks} ranks are no rows of {tp}: give a tp that divides them")
+        raise ValueError(f"{job.ranks} ranks do not make rows of {tp}: give a tp that divides them")
     row = replace(job, ranks=tp, rank=job.rank % tp)
     own = share(job.config, tp, row.rank, sequence_parallel)
     return row, replace(job, config=own, ranks=job.ranks // tp, rank=job.rank // tp)

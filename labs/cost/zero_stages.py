@@ -5,8 +5,8 @@
     2        a reduce_scatter G, all_gather P                    2 Ψ
     3        a (reduce_scatter G, 2 all_gather P)                3 Ψ
 
-Each layer's parameters are padded to a multiple of N, so that all ranks send and hold the same. Once a step, each rank
-tells the others a checksum of what it gathered and reduced, and in which order.
+Each layer's parameters are padded to a multiple of N, so that all ranks send and hold the same. Once per step, each
+rank sends the others a checksum of what it gathered and reduced, and in which order.
 
 Source: [ZeRO] Rajbhandari et al. 2020, arXiv 1910.02054, sections 5 and 7.
 """
@@ -130,7 +130,7 @@ class Stage:
         return self.p * n if self.number == 3 else 0
 
     def stays(self, n: int) -> int:
-        """Of a unit's gradient, until the step."""
+        """Bytes of a unit's gradient, until the step."""
         return self.g * n // (self.ranks if self.number > 1 else 1)
 
     def reduced(self, n: int, accumulating: bool, still_gathered: bool) -> dict[str, int]:
@@ -147,7 +147,7 @@ class Stage:
 
 
 def zero_moments(job: Job, units: Sequence[int], stage: Stage) -> Iterator[Moment]:
-    """Bytes beside P and S, from the end of forward on.
+    """Bytes besides P and S, from the end of forward on.
 
     A layer is gathered until the gradient of its input is there, so while its own gradients are reduced (but not the
     embedding, whose input are tokens). The vector of a tied head is pending until the embedding's is there. The losses
