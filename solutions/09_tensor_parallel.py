@@ -1049,7 +1049,7 @@ draw.table([sent(length) for length in (32, 64, crossed, 128, 256)], caption="by
 # **Why not**: with batches as large as in training it sends the most, and every collective is waited for. Hiding them
 # takes extra work (async TP), whereas DDP and FSDP hide theirs easily. Is it worth it? A layer of ψ parameters takes
 # 6ψT/(NR) seconds on N devices (T tokens, R operations per second), and its four all-reduces, 2 bytes per number, 16
-# (N − 1)/N × TD/W (W bytes per second). T cancels: a longer batch does not help, only a wider model or a faster wire.
+# (N − 1)/N × TD/W (W bytes per second). T cancels: a larger batch does not help, only a wider model or a faster wire.
 # The table gives the seconds on the wire for each second of computing:
 
 # %%
