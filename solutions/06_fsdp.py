@@ -244,8 +244,8 @@ print(f"stage 3: rank 0 waited {waited(comb, quietest(comb)):.0f} ms")
 #
 # The check notes what happens in which order. The gather of every layer but the first must be under way while the one
 # before it computes (whether it starts before or after the `arrive()` of that one does not matter); nobody waits for a
-# layer until the one before it has computed; nothing is gathered in vain; and there are never more than **two** layers
-# here or on their way. There may be only a single layer.
+# layer until the one before it has been computed; nothing is gathered in vain; and there are never more than **two**
+# layers here or on their way. There may be only a single layer.
 
 
 # %%
@@ -635,11 +635,11 @@ check.predict("All at once: how many times the model?", guess_models, models, re
 # %% [markdown]
 # P, G and S are the same in all three: *at rest* they are equally sharded. With the root only, the whole model is
 # gathered at once, and nothing can overlap. (In flight are its parameters and gradients; then, once the parameters are
-# dropped, the gradients as they are sent and as they arrive.) It even sends less (a single group, gathered once:
-# `SHARD_GRAD_OP`), so neither what is sent nor what is held at rest gives it away. PyTorch's docstring warns: "Users
-# generally should *not* call `fully_shard` only on the topmost root module." Small groups have low peaks and many short
-# messages. (They send a little less, since the layers' norms are left to the root.) A layer of a transformer is nearly
-# always a good group.
+# dropped, the gradients as they are sent and as they arrive.) It even sends less (a single group, gathered once, as
+# under `SHARD_GRAD_OP`), so neither what is sent nor what is held at rest gives it away. PyTorch's docstring warns:
+# "Users generally should *not* call `fully_shard` only on the topmost root module." Small groups have low peaks and
+# many short messages. (They send a little less, since the layers' norms are left to the root.) A layer of a transformer
+# is nearly always a good group.
 #
 # ## The knobs
 #

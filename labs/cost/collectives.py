@@ -35,7 +35,7 @@ def piece(n: int, ranks: int, index: int) -> int:
 
 
 def pieces_but(n: int, ranks: int, kept: int) -> Traffic:
-    """Every piece of n elements in N sent once, but for the one that is kept."""
+    """Every piece of n elements in N sent once, except the one that is kept."""
     own = piece(n, ranks, kept)
     return Traffic(n - own, min(n, ranks) - (own > 0))
 

@@ -103,7 +103,7 @@ def exchanged(job: Job, plans: Sequence[Plan]) -> int:
 
 
 def pp_held(job: Job, stages: Sequence[Stage], plan: Plan, table: int) -> Held:
-    """P, G and S of the rank's stages.  What arrives is comm, but for what a stage computes with, which it keeps."""
+    """P, G and S of the rank's stages.  What arrives is comm, except what a stage computes with, which it keeps."""
     numbers = numbers_of(plan)
     if job.config.tied and len(stages) > 1 and {0, len(stages) - 1} <= {*numbers}:  # the head's gradient comes first
         stages = [replace(stages[0], has_table=False), *stages[1:]]

@@ -55,7 +55,7 @@ class Stage:
 
     @property
     def kept(self) -> int:
-        """From F on, but for the batch's tokens and targets."""
+        """From F on, except the batch's tokens and targets."""
         job, end = self.job, 0
         if self.is_last:
             end = job.tokens * (norm_bytes(job) + FLOAT * (job.config.dim + job.config.vocab)) + FLOAT
@@ -111,7 +111,7 @@ class Stage:
             )
 
     def after(self, kind: str, before_is_here: bool, behind_is_here: bool) -> Moment:
-        """Bytes more than there were before, but for G.  ..._is_here: that stage is on this rank: nothing travels."""
+        """Bytes more than there were before, except G.  ..._is_here: that stage is on this rank, so nothing travels."""
         came, goes = (0 if self.is_first else self.x), (0 if self.is_last else self.x)
         gone = 0 if self.keeps_all and not behind_is_here else goes
         to_here, from_here = ("temporary" if here else "comm" for here in (before_is_here, behind_is_here))

@@ -20,7 +20,7 @@ A schedule is data, a list of instructions for each rank.  The same lists are ch
     pp.simulate(lists, F=1, B=2, send=0.1).bubble
     pp.Pipeline(pp.cut(model, 4), lists, model.loss).forward_backward(x, y)         # in a job of 4 ranks
 
-(No function is called as its file is, so that neither hides the other.)
+(No function has the name of a file, so that neither hides the other.)
 """
 
 # ruff: noqa: F401

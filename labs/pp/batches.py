@@ -1,6 +1,6 @@
 """The batch of a step, cut into micro-batches: is it the same batch on every rank?
 
-The first stage's rank reads x, the last one's y.  Where these are of different batches, nothing need fail: the loss is
+The first stage's rank reads x, the last one's y.  If these are from different batches, nothing need fail: the loss is
 that of somebody else's targets.  So in the first step each rank tells all others what it was given, and they compare:
 
     x with x, y with y     by a checksum of their numbers, on all ranks that were given one, even if they do not read it

@@ -60,7 +60,7 @@ def alive(lists: Lists) -> list[list[int]]:
     """By rank, after each instruction: of how many micro-batches it holds the activations.
 
     They come with F and go with B, or with W: I lets go of a part of them, and how much that is depends on the model.
-    Of a rank with several stages, each of them counts.
+    If a rank has several stages, each of them counts.
     """
     return [list(accumulate(isinstance(x, F) - isinstance(x, B | W) for x in order)) for order in lists]
 
@@ -129,7 +129,7 @@ def require_complete(lists: Lists, places: dict[Instruction, Place]) -> None:
 
 
 def require_own_order(lists: Lists, places: dict[Instruction, Place]) -> None:
-    """What an instruction needs of its own rank stands before it."""
+    """What an instruction needs from its own rank stands before it."""
     stages = stages_of(lists)
     for place, rank in sorted((place, rank) for rank, place in places.values()):
         for need in needs(lists[rank][place], stages):

@@ -9,9 +9,9 @@ A product y = x Wᵀ has two gradients, which cost the same: that of x, for whic
 W, for which nobody does.  So each product is a small graph of its own, through which backward goes twice, for one of
 them each time.  The kernels are those of a backward for both, and so are the numbers, bit by bit.
 
-What is no matrix (a norm, an embedding) has its gradient from I, and costs next to nothing.  So has a matrix that is no
-parameter, but was computed from some: backward goes on through it to those.  From I to W a product keeps x and the
-gradient of y; the stage's other activations go with I.  (Qi et al. 2023, arXiv 2401.10241, section 2.)
+What is not a matrix (a norm, an embedding) gets its gradient from I, and costs next to nothing.  So does a matrix that
+is not a parameter, but was computed from some: backward goes on through it to those.  From I to W a product keeps x and
+the gradient of y; the stage's other activations go with I.  (Qi et al. 2023, arXiv 2401.10241, section 2.)
 """
 
 from collections.abc import Callable, Set
@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 class Deferred(TorchFunctionMode):
     """What is computed within it leaves the gradients of its matrices to `backward`.
 
-    parameters: those that may wait so long; where it is None, all that matrices consist of.
+    parameters: those that may wait so long; if it is None, all that matrices consist of.
     """
 
     def __init__(self, parameters: Set[Tensor] | None = None) -> None:
@@ -47,7 +47,7 @@ class Deferred(TorchFunctionMode):
         return p.is_leaf if self.parameters is None else p in self.parameters
 
     def backward(self) -> None:
-        """Add the matrices' gradients to their `.grad`; what a matrix that was used twice gets, is summed up before."""
+        """Add the matrices' gradients to their `.grad`; those of a matrix that was used twice are summed up first."""
         if self.products:
             edges, gradients, matrices = zip(*self.products, strict=True)
             self.products = []

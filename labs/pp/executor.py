@@ -42,7 +42,7 @@ from labs.pp.tied import Tied
 class Pipeline:
     """This rank's part of a pipeline.
 
-    stages: all of them, the same on every rank, which keeps its own alone: modules that make one tensor of one tensor.
+    stages: all of them, the same on every rank, which keeps only its own: modules that make one tensor from one tensor.
     lists: a schedule, whose list r is for rank r of the group.  loss: (what the last stage makes, targets) -> the mean
     loss of a micro-batch (0-dim).  initial: (name, shape) -> the numbers of a parameter that is on the meta device, so
     that no rank ever holds the model.
@@ -86,7 +86,7 @@ class Pipeline:
         self.mail = Mail(self.group, device_of(self.parameters()))
 
     def follow(self, lists: Lists) -> None:
-        """Obey these lists from now on, of more micro-batches or fewer: stages must stay on their ranks."""
+        """Obey these lists from now on, with more micro-batches or fewer: stages must stay on their ranks."""
         validate(lists)
         require_alike(lists, self.group)
         if (ranks := ranks_of(lists)) != self.ranks:
@@ -128,7 +128,7 @@ class Pipeline:
     def clip_gradients(self, max_norm: float) -> Tensor:
         """As `labs.clip.clip_gradients`, by the norm of the whole model, in which a tied gradient counts once.
 
-        Every rank must call it, behind its last forward_backward.
+        Every rank must call it, after its last forward_backward.
         """
         norm = global_norm([p for p in self.parameters() if self.tied.is_counted(p)], (self.group,))
         shorten(self.parameters(), norm, max_norm)
@@ -154,7 +154,7 @@ class Pipeline:
             self.mail.put(F(s, m), y)
         if not y.requires_grad and s >= self.first_trained:
             raise self.cut_off(s, m, "requires no gradient, though parameters before it are to be trained")
-        # Of y, the end of the graph alone: its numbers may go when they have been sent.
+        # Of y, only the end of the graph: its numbers may go when they have been sent.
         self.alive[s, m] = x, get_gradient_edge(y) if y.requires_grad else None, later
 
     def backward(self, s: int, m: int) -> None:

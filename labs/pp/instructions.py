@@ -57,7 +57,7 @@ def makes(instruction: Instruction) -> Instruction:
 
 
 def needs(instruction: Instruction, stages: int) -> list[Instruction]:
-    """What must have been made before, in a pipeline of so many stages."""
+    """What must have been made before, in a pipeline of this many stages."""
     s, m = instruction.stage, instruction.microbatch
     match instruction:
         case F():

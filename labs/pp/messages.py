@@ -88,8 +88,8 @@ def plan(lists: Lists) -> list[list[Step]]:
 class Mail:
     """What a rank's stages make for others, and others make for them.
 
-    A receiver must know what is coming.  So the first message over a cut has its type and shape ahead, and from then on
-    all have these, in every step and in both directions.
+    A receiver must know what is coming.  So the first message over a cut is preceded by its type and shape, and from
+    then on all have these, in every step and in both directions.
     """
 
     def __init__(self, group: ProcessGroup | None, device: torch.device):
@@ -144,7 +144,7 @@ class Mail:
         work.wait()
 
     def end(self) -> None:
-        """Of a step: what was sent last, nobody answers."""
+        """The end of a step: nobody answers what was sent last."""
         for work, _ in self.leaving.values():
             work.wait()
         self.leaving.clear()

@@ -3,7 +3,7 @@
 A schedule is data, and what makes it is a function without effects.  On rank r of p, with m micro-batches (enough of
 them), where F, I and W take equally long, and B as long as I and W:
 
-                  stages a rank    bubble               activations alive
+                  stages per rank  bubble               activations alive
     gpipe         1                (p - 1) / m          m                      all forwards, then all backwards
     1f1b          1                (p - 1) / m          p - r                  a backward as soon as there is one
     interleaved   v > 1, a loop    (p - 1) / (v m)      (v + 1) p - 2 r - 1    the same, with stages v times smaller
@@ -15,7 +15,7 @@ Activations are counted by stage: where stages are v times smaller, so are the a
 has the stages r, r + p, r + 2 p, ...; in a V, r and 2 p - 1 - r, so that the last stage is where the first one is.
 
 Sources: Huang et al. 2019, arXiv 1811.06965 (GPipe); Narayanan et al. 2021, arXiv 2104.04473, section 2.2 (1F1B,
-interleaved); Qi et al. 2023, arXiv 2401.10241, sections 2 and 6 (ZB-H1, which is called ZB1P since; ZB-V); DeepSeek-AI
+interleaved); Qi et al. 2023, arXiv 2401.10241, sections 2 and 6 (ZB-H1, now called ZB1P; ZB-V); DeepSeek-AI
 2024, arXiv 2412.19437, section 3.2.1, and its repository, DualPipe (DualPipeV).
 """
 
@@ -64,7 +64,7 @@ def interleaved(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Sche
 
 
 def zb1p(ranks: int, microbatches: int, stages_per_rank: int = 1) -> Schedule:
-    """The nearer a rank is to the last, the longer its Ws wait: they are for the end, when no forward is left to do."""
+    """The nearer a rank is to the last, the longer its W's wait: they come last, when no forward is left to do."""
     require("zb1p", ranks, microbatches, stages_per_rank)
     rounds, lists = in_rounds("zb1p", ranks, microbatches, stages_per_rank), []
     for rank in range(ranks):
@@ -77,7 +77,7 @@ def zb1p(ranks: int, microbatches: int, stages_per_rank: int = 1) -> Schedule:
 
 def zbv(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Schedule:
     require("zbv", ranks, microbatches, stages_per_rank, exactly=2)
-    p, m = ranks, max(microbatches, 2 * ranks - 1)  # of fewer, the first ones of so many
+    p, m = ranks, max(microbatches, 2 * ranks - 1)  # with fewer, the first ones of this many
     lists = (
         along_a_v(
             rank,
@@ -141,7 +141,7 @@ def each(kind: type[Instruction], stages: Iterable[int], rounds: list[range]) ->
 
 
 def in_turns(forwards: list[Instruction], backwards: list[Instruction], warmup: int) -> list[Instruction]:
-    """So many forwards; then a forward and a backward in turns; then the backwards that are left."""
+    """`warmup` forwards; then a forward and a backward in turns; then the backwards that are left."""
     warmup = min(warmup, len(forwards))
     turns = len(forwards) - warmup
     return [*forwards[:warmup], *chain(*zip(forwards[warmup:], backwards[:turns], strict=True)), *backwards[turns:]]
@@ -160,7 +160,7 @@ def in_rounds(name: str, ranks: int, microbatches: int, stages_per_rank: int) ->
 
 
 def with_weights(order: list[Instruction], behind: int) -> list[Instruction]:
-    """After each I the W of the one so many I's before it; those that are left at the end."""
+    """After each I, the W of the one that is `behind` I's before it; those that are left, at the end."""
     written, due = [], deque()
     for x in order:
         written.append(x)

@@ -1,12 +1,12 @@
-"""The quickest schedule that there is, searched; with one stage a rank, and a limit of activations alive.
+"""The quickest schedule that there is, found by search; with one stage per rank, and a limit of activations alive.
 
     search(4, 6, most_alive=[4, 3, 2, 1])                 time 27: with its activations alive, nothing beats 1F1B
     search(4, 6, most_alive=[4, 3, 2, 1], split=True)     time 24: unless each backward is split
 
 **Micro-batches are alike, so at each stage the first to come is the first to go.**  In any other lists, make the k-th F
 of every stage that of micro-batch k, and the k-th backward, too: what they need is there in time, and nothing begins
-later.  So a rank has two queues, of Fs and of Bs, or three with Is and Ws, and lists are ways to merge them.  The limit
-is a need like others, then: where 4 may be alive, the F of micro-batch 6 needs the B of micro-batch 2.
+later.  So a rank has two queues, of F's and of B's, or three with I's and W's, and lists are ways to merge them.  The
+limit is a need like others, then: where 4 may be alive, the F of micro-batch 6 needs the B of micro-batch 2.
 
 **Branch** (Giffler and Thompson 1960).  Of all instructions that have what they need, look at the one that could end
 first.  What its rank does next begins before that end: otherwise there would be time to do this one before it.
@@ -14,9 +14,10 @@ first.  What its rank does next begins before that end: otherwise there would be
 **Bound** (Carlier and Pinson 1989).  Each instruction has a head, before which it cannot begin, and a tail, what others
 still have to do when it has ended.  If a rank might interrupt its instructions, it would do best to turn to the longest
 tail always (Jackson 1955), and how long that takes is soon computed: no lists take less.  A beginning of lists whose
-bound is not below the time of the best ones goes.
+bound is not below the time of the best ones is dropped.
 
-**Compare.**  Of two beginnings with the same instructions done, one has no head later than the other: the other goes.
+**Compare.**  Of two beginnings with the same instructions done, where one has no head later than the other, the other
+is dropped.
 """
 
 from collections.abc import Sequence
@@ -72,7 +73,8 @@ def search(
     send: Cost = 0,
     beginnings: int = 10_000,
 ) -> Best:
-    """Of all lists in which no rank ever has more activations alive than this, one number or one a rank, the quickest.
+    """Of all lists in which no rank ever has more activations alive than this (one number, or one per rank), the
+    quickest.
 
     split: each backward is an I and a W.  Costs: as for `simulate`.  beginnings: how many to look at.
     """

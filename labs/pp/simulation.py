@@ -58,7 +58,7 @@ class Simulation:
         ]
 
     def __repr__(self) -> str:
-        """A line for each rank, and what it comes to."""
+        """A line for each rank, and the totals."""
         most = " ".join(str(max((n for _, n in rank), default=0)) for rank in self.alive)
         told = f"time {self.time:g}, ideal {self.ideal:g}, bubble {self.bubble:.1%}; activations alive at most: {most}"
         return "\n".join([*grid(self), told])
@@ -86,7 +86,7 @@ def simulate(
 
 
 def as_far_as_it_goes(lists: Lists, stages: int, **given: Cost) -> Simulation:
-    """The instructions that can be run, of lists that nobody has checked, in a pipeline of so many stages."""
+    """The instructions that can be run, of lists that nobody has checked, in a pipeline of this many stages."""
     costs = {name: by_stage(name, cost, stages) for name, cost in given.items()}
     ranks, ran = ranks_of(lists), [[] for _ in lists]
     free, start, end, made = [0] * len(lists), {}, {}, {}

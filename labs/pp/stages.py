@@ -4,9 +4,9 @@
                                       stage 1           layers.2
                                       stage 2           layers.3   norm   head
 
-A stage is a module that makes one tensor of one tensor.  These have the model's own modules under their names in the
+A stage is a module that makes one tensor from one tensor.  These have the model's own modules under their names in the
 model, so that every parameter keeps its name.  Nothing is copied; and where the model is on the meta device, a rank
-makes the parameters of its own stages alone.
+makes only the parameters of its own stages.
 """
 
 from collections.abc import Callable, Collection, Sequence

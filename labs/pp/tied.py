@@ -1,8 +1,8 @@
 """Parameters that stages of several ranks share: the weight of a head that is the embedding's, too.
 
 The first stage and the last one have it, each on its own rank: copies that begin equal, and get a part of the gradient
-each.  They stay equal if every one of them takes its step with the whole gradient.  So the parts are added up once a
-step, by all of these ranks in the same order.  (One process adds up micro-batch by micro-batch: the same, but for
+each.  They stay equal if every one of them takes its step with the whole gradient.  So the parts are added up once per
+step, by all of these ranks in the same order.  (One process adds up micro-batch by micro-batch: the same, except for
 rounding.)
 """
 
