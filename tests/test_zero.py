@@ -432,7 +432,7 @@ def said(body, ranks=2):
             lambda: Zero(Awkward(), 3, lambda shards: ADAMW([{"params": shards[1:]}, {"params": shards[:1]}])),
             "the optimizer takes the shards in another order than they were given",
         ),
-        (lambda: Zero(model := Awkward(), 1, ADAMW, layers=nn.ModuleDict(model.mixed)), "is no module of the model"),
+        (lambda: Zero(model := Awkward(), 1, ADAMW, layers=nn.ModuleDict(model.mixed)), "is not a module of the model"),
         (lambda: [Zero(model, 1, ADAMW) for model in [Awkward()] * 2], "lies in vectors already: shard a model once"),
         (
             lambda: Zero(nn.Linear(2, 2, device="meta"), 3, ADAMW),

@@ -40,7 +40,7 @@ BEGIN = {"ranks": 4, "width": 4096, "sequence": 8192, "vocabulary": 128_256, "x"
 
 @dataclass(frozen=True)
 class Matrix:
-    """pieces: how much of its outputs, or inputs, each rank has; copies: so many neighbours have the same piece."""
+    """pieces: how much of its outputs, or inputs, each rank has; copies: how many neighbours have the same piece."""
 
     name: str
     pieces: Sequence[int]
