@@ -915,10 +915,16 @@ draw.table(list(table.values()), caption="bytes, on rank 0 of four")
 # over the ranks. And it deals out whole parameters, not elements, so the shards are only roughly equal:
 
 # %%
-dealt = {
-    name: [watched[name].steady(rank)["S"] for rank in range(4)] for name in ("stage 1", "ZeroRedundancyOptimizer")
-}
-draw.table([{"S, bytes": name, **{f"rank {rank}": held[rank] for rank in range(4)}} for name, held in dealt.items()])
+rows, mean = [], {}
+for name in ("stage 1", "ZeroRedundancyOptimizer"):
+    sends = [talk[name].sent(rank=rank, step=2) for rank in range(4)]
+    holds = [watched[name].steady(rank)["S"] for rank in range(4)]
+    for kind, counts in (("sent", sends), ("S", holds)):
+        mean[name, kind] = statistics.mean(counts)
+        by_rank = {f"rank {rank}": count for rank, count in enumerate(counts)}
+        rows.append({"bytes": f"{name}, {kind}", **by_rank, "mean": mean[name, kind]})
+print(f"sent: {mean['ZeroRedundancyOptimizer', 'sent'] / mean['stage 1', 'sent']:.2f} × stage 1's")
+draw.table(rows)
 
 # %% [markdown]
 # **`fully_shard`** sends *less* than stage 3. The embedding, the last norm and the head belong to the model itself, its
