@@ -51,9 +51,10 @@ print(f"{GPU_HOURS * DOLLARS / 1e6:.0f} million dollars, at {DOLLARS} an hour")
 # other nodes: 50 GB/s each way, 2.7 µs. Ethernet of 10 Gb/s between the CPUs: 1.25 GB/s each way, 10 µs.">
 #
 # A **node** is one machine. A link has two numbers. Its **bandwidth** is how many bytes a second it carries; its
-# **latency** is how long a message takes, however short. (Meta's nodes were joined by an Ethernet as fast as this
-# InfiniBand, 400 Gb/s for each GPU.) The numbers come from the makers and from models, so they are best cases; they are
-# all in one table, `labs.cost.LINKS`, with their sources, and later notebooks predict with the same ones.
+# **latency** is how long even the shortest message takes. (Meta's nodes were joined by an Ethernet as fast as this
+# InfiniBand: 400 Gb/s for each GPU. That is gigabits; 8 bits are a byte.) The numbers come from the makers' data sheets
+# and from published models of cost, so they are best cases; they are all in one table, `labs.cost.LINKS`, with their
+# sources, and later notebooks predict with the same ones.
 #
 # In each training step, GPUs that share a batch have to add up their gradients, which are as large as the model; such a
 # sum over all of them is an **all-reduce**. Here is how long it takes, by size and by link (both scales are
@@ -201,8 +202,8 @@ run(shard_and_gather, ranks=4)
 # %% [markdown]
 # Eight numbers are two for each of four ranks. Ten do not divide evenly: `chunk` makes every shard as long as the
 # longest has to be, 3, until the numbers run out, so the last one is shorter: 3, 3, 3, 1. Nine numbers leave nothing at
-# all for the last rank: 3, 3, 3, 0. Which numbers belong to which rank? Every strategy that shards has to answer this,
-# so the second exercise is yours. It is arithmetic, without tensors.
+# all for the last rank: 3, 3, 3, 0 (`chunk` then returns three pieces only). Which numbers belong to which rank? Every
+# strategy that shards has to answer this, so the second exercise is yours. It is arithmetic, without tensors.
 
 
 # %%
@@ -251,10 +252,10 @@ draw.ledger({"rank 0 sent": (4 * cost.all_reduce(1000, ranks=4).elements, record
 # has to be 6,000 bytes, and neither the 4,000 of one tensor nor the 12,000 of three.
 #
 # What a rank *holds* is shown by kind, and each kind has one colour in every figure of the course: **P** parameters,
-# **G** gradients, **S** optimizer state, **A** activations, then buffers for communication, and whatever else is
-# temporary. Below is a first look at where we are going: the course's small GPT, trained by four ranks that each hold a
-# copy of it. `mark` tells a recording which part of a step begins; `Bucketed` and `sync` average the gradients. After
-# notebook 03, every line of this will be your own.
+# **G** gradients, **S** optimizer state, **A** activations, then, without a letter, buffers for communication and
+# whatever else is temporary. Below is a first look at where we are going: the course's small GPT, trained by four ranks
+# that each hold a copy of it. `mark` tells a recording which part of a step begins; `Bucketed` and `sync` average the
+# gradients. After notebook 03, every line of this will be your own.
 
 # %%
 from labs.data import Batches, corpus
@@ -298,7 +299,8 @@ draw.memory(recording, step=2, ranks=[0])
 #
 # ## When a rank fails
 #
-# With many ranks, errors come in crowds: one rank fails, the others break because it is gone. The launcher names the
+# With many ranks, errors come in crowds: one rank fails, the others break because it is gone. (Here they wait in
+# `dist.barrier()`, a collective that carries nothing: it ends when every rank has called it.) The launcher names the
 # rank that failed *first*, and shows the line in your cell. This cell fails on purpose:
 
 

@@ -152,7 +152,9 @@ assert again == reference
 # %%
 from labs.kit import strategies
 
-[(losses, _)] = run(strategies.train, strategies.ONE_DEVICE, lambda: GPT(config), [batches], ranks=1, device="cpu")
+[(losses, parameters)] = run(
+    strategies.train, strategies.ONE_DEVICE, lambda: GPT(config), [batches], ranks=1, device="cpu"
+)
 assert losses == reference
 
 # %% [markdown]
@@ -239,7 +241,7 @@ draw.memory(recording, step=2)
 # (With a large model and a small batch it is where all gradients have been made.)
 #
 # Beside it, the formulas of `labs.cost`. They know the shapes of the model, and what its code keeps at each line; they
-# have measured nothing:
+# have measured nothing. (`cost.ddp` is named after the strategy of notebook 03; with `"single"` it means one device.)
 
 # %%
 predicted = cost.ddp(cost.Job(config, BATCH), "single").held
@@ -313,12 +315,13 @@ rows = {
 draw.ledger(rows)
 
 # %% [markdown]
-# A is proportional to the number of tokens, but for the *rotary* tables (one row per position, shared by the whole
-# batch). That holds because attention here is *fused*: it never stores its table of all tokens by all tokens. Where it
-# is stored, A has a part that grows with the square of the context.
+# A is proportional to the number of tokens, except for the *rotary* tables: they tell attention where in the text each
+# token stands, with one row per position, shared by the whole batch. That holds because attention here is *fused*: it
+# never stores its table of all tokens by all tokens. Where it is stored, A has a part that grows with the square of the
+# context.
 #
 # The formula goes through the model, operator by operator, and asks what each one's derivative needs: the norms,
-# attention, *rotary* (how attention is told the positions), *mlp* (a block's other half), and the *head*, which gives
+# attention, the *rotary* tables, *mlp* (a block's other half), and the *head*, which gives
 # the logits:
 
 # %%
@@ -399,8 +402,8 @@ guess_mixed = 16  # your number
 #
 # Two functions. `remember` says what is kept for a parameter p, and `mixed_step` takes one step with it: the gradient
 # becomes float32, `adamw` moves the master, and p becomes the master again, rounded. It all happens *in place*: the
-# model knows p and no other tensor, and p keeps its memory, which a tied weight shares (so no `p.data = ...`). What is
-# in `kept` may be replaced. Where backward did not reach a parameter, its gradient is None, and nothing changes.
+# model knows p and no other tensor, and p keeps its memory, which another layer may share (so no `p.data = ...`). What
+# is in `kept` may be replaced. Where backward did not reach a parameter, its gradient is None, and nothing changes.
 # Budget: 16 bytes per parameter when the step is over, the gradient included.
 
 
@@ -563,8 +566,8 @@ draw.curves({"float32": reference, "mixed precision": in_mixed}, marks={"unigram
 #
 # </div>
 #
-# What does a step lose without them? Here is one step of PyTorch's own AdamW, late in training, when the learning rate
-# is small:
+# What does a step lose without them? Here is one step of PyTorch's own AdamW, with a learning rate as small as it
+# becomes late in training:
 
 
 # %% tags=["nbval-ignore-output"]
@@ -617,8 +620,8 @@ pie(rows)
 
 # %% [markdown]
 # Twenty: 4 bytes per parameter more, for as long as the optimizer works. Some libraries add up their gradients in
-# float32 from the start and drop the low-precision ones at once: that makes 18. None of these counts is wrong. They are
-# different programs, and you can now tell which one a paper means. For the model of our question:
+# float32 from the start and drop the low-precision ones at once: that makes 2 + 4 + 12 = 18. None of these counts is
+# wrong. They are different programs, and you can now tell which one a paper means. For the model of our question:
 
 
 # %%
@@ -651,8 +654,8 @@ pie(rows)
 # %% [markdown]
 # Sixteen once more: 4 + 4 + 8. But look at A, counted like the rest in bytes per parameter, for a batch of 12 times 64
 # tokens. Both keep the norms and the loss in float32, so A is not halved. Autocast also keeps the cast weights until
-# backward is done, and casts one input anew for each of q, k and v, and for gate and up. So it saves less; in return,
-# the parameters, and what flows between layers, stay float32.
+# backward is done, and casts one input anew for each matrix that multiplies it: three times in attention (its q, k and
+# v), twice in the MLP. So it saves less; in return, the parameters, and what flows between layers, stay float32.
 #
 # ## Why, and why not
 #

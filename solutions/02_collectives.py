@@ -24,6 +24,7 @@ recall.ask("02")
 # Is that expensive? Here is the gradient of one of today's smaller models, at two bytes per number.
 
 # %%
+import math
 import time
 from functools import partial
 
@@ -431,8 +432,8 @@ draw.chart(limits, "", caption="Tensors that each rank sends in a ring all-reduc
 # *Bandwidth optimal all-reduce algorithms for clusters of workstations*).
 #
 # Did the job do what the drawing said? The recording shows who sent what to whom in which round. An arrow carries the
-# number of its piece, found by where it lies in the tensor. (Where copies of pieces were sent, it carries their bytes
-# instead.)
+# number of its piece, found by where it lies in the tensor. (If what was sent is not a view of the tensor but a copy,
+# nobody can say which piece it was: the arrow then carries the number of bytes.)
 
 # %%
 recording = run(outcome, all_reduce, ranks=4, record="communication").recording
@@ -548,10 +549,7 @@ ring_answer
 def tree_seconds(size, ranks, latency, bandwidth):
     """The same for reduce, then broadcast, both by the tree of exercise 1: whole tensors, any number of ranks."""
     ### BEGIN SOLUTION
-    rounds, informed = 0, 1
-    while informed < ranks:
-        rounds += 1
-        informed *= 2
+    rounds = math.ceil(math.log2(ranks))
     return 2 * rounds * (latency + size / bandwidth)
     ### END SOLUTION
 
