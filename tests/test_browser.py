@@ -23,7 +23,6 @@ from tools import learn, notebooks
 SECONDS = 1000  # Playwright counts in milliseconds
 ARGUMENTS = ["--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update"]
 ARGUMENTS += ["--disable-sync", "--disable-quic", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
-QUIET = '{"fetchNews": "false", "checkForUpdates": false}'
 
 WITH_WIDGETS = [name for name in ("02_collectives",) if (learn.ROOT / f"notebooks/{name}.ipynb").exists()]
 
@@ -92,9 +91,6 @@ def lab(tmp_path_factory):
     folder, home = tmp_path_factory.mktemp("course"), tmp_path_factory.mktemp("home")
     for name in ("notebooks", "solutions"):
         shutil.copytree(learn.ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.py", ".ipynb_checkpoints"))
-    settings = home / "settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
-    settings.parent.mkdir(parents=True)
-    settings.write_text(QUIET)
     places = {"CONFIG_DIR": "config", "DATA_DIR": "data", "RUNTIME_DIR": "runtime"}
     environment = learn.settings({**os.environ, "HOME": str(home), "JUPYTERLAB_SETTINGS_DIR": str(home / "settings")})
     environment |= {f"JUPYTER_{name}": str(home / place) for name, place in places.items()}
@@ -208,6 +204,7 @@ def test_the_printed_address_opens_the_first_notebook(lab, browser):
     page.evaluate(KERNEL)
     assert page.evaluate("() => window.jupyterapp.shell.currentWidget.context.path") == learn.FIRST
     assert_ran(run_all(page))
+    assert page.locator(".Toastify__toast").all_inner_texts() == [], "nothing covers the page"
 
 
 def test_a_slider_moves_the_picture(lab, page, open_notebook):
