@@ -242,7 +242,7 @@ def test_other_errors_are_left_alone():
 
 
 def test_a_budget_of_nothing():
-    with pytest.raises(ValueError, match="a budget of 0 bytes: give it 1 at least"), budget(0):
+    with pytest.raises(ValueError, match="a budget of 0 bytes: give it at least 1"), budget(0):
         pass
 
 

@@ -91,7 +91,7 @@ def test_progress_is_shown_on_a_terminal(made):
 
 def test_each_row_is_told_as_soon_as_it_is_measured(made):
     _, out, _ = made
-    told = re.findall(r"^(\S.*\S): \d+\.\d ms a step(, parameters \de-\d\d from one process's)?$", out, re.MULTILINE)
+    told = re.findall(r"^(\S.*\S): \d+\.\d ms per step(, parameters \de-\d\d from one process's)?$", out, re.MULTILINE)
     assert [(name, bool(rest)) for name, rest in told] == [
         ("one device", False),
         ("ddp-bucketed", True),
@@ -220,7 +220,7 @@ def test_what_counts_as_a_fault(difference, sent, held, fault):
     [
         (
             ["--ranks", "5"],
-            "batch 12 does not divide by 5 ranks: take --batch 15, or as many --ranks as one of 1, 2, 3",
+            "batch 12 does not divide by 5 ranks: take --batch 15, or --ranks with one of 1, 2, 3",
         ),
         (["--ranks", "0"], "ranks 0: a job has 1 to 64 ranks"),
         (["--ranks", "65"], "ranks 65: a job has 1 to 64 ranks"),

@@ -1,7 +1,7 @@
 """So much memory and no more: a job that would take more dies, and says so.
 
     def job():
-        with budget(64 * MiB):        # from here on this rank may allocate so many bytes more
+        with budget(64 * MiB):        # from here on this rank may allocate this many bytes more
             train()
 
     on a rank of    who holds it to that                  what counts
@@ -10,7 +10,7 @@
                     limit on the process                  objects, too, and the stack of each thread; no mapped files
     elsewhere       StorageWatch, seeing each operator    tensors that operators make
 
-Whoever asks for more gets a MemoryError whose sentence tells the budget, the request and its line, whichever allocator
+Whoever asks for more gets a MemoryError whose sentence states the budget, the request and its line, whichever allocator
 was the first to fail, and in whatever words.  The limit ends with the block.
 
 On Linux, large blocks go back to the system as soon as they are freed, where glibc would keep them for later and they
@@ -56,7 +56,7 @@ def budget(size: int) -> Iterator[None]:
     Raises MemoryError as soon as it asks for more, and ValueError for a size below 1.
     """
     if size < 1:
-        raise ValueError(f"a budget of {size} bytes: give it 1 at least")
+        raise ValueError(f"a budget of {size} bytes: give it at least 1")
     limit, kind = limiter()
     try:
         with limit(size):
@@ -74,7 +74,7 @@ def limiter() -> tuple[Callable[[int], AbstractContextManager[Any]], str]:
         return on_gpu, "a hard limit of its allocator on the GPU"
     if sys.platform == "linux":
         return by_the_system, "a hard limit of the system on the process"
-    return Recorder, "counted by the recorder, which sees tensors alone"
+    return Recorder, "counted by the recorder, which sees only tensors"
 
 
 def request(error: BaseException, size: int) -> str:
@@ -115,7 +115,7 @@ def by_the_system(size: int) -> Iterator[None]:
 def tune_malloc() -> None:
     """Of glibc: large blocks come from the system one by one; small ones have some room that counts already.
 
-    All threads share that room: a new one would else begin with asking for some of its own.
+    All threads share that room: a new one would otherwise begin by asking for some of its own.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):  # another C library
@@ -148,7 +148,7 @@ class Recorder(StorageWatch):
         self.size, self.held = size, 0
 
     def tag(self, values: Any, kind: str) -> None:
-        """What is met here for the first time was there before, and takes nothing of the budget."""
+        """What is met here for the first time was there before, and takes nothing from the budget."""
         for value in tree_leaves(values):
             for storage in storages_of(value):
                 if storage._cdata not in self.alive:

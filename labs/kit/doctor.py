@@ -7,7 +7,7 @@ FAIL   the course does not run
 $ python -m labs doctor
 ok    Python     3.11.7
 warn  cores      1
-                 four ranks take turns on it; everything works, times mean little
+                 four ranks take turns on it; everything works, but times mean little
 """
 
 import os
@@ -75,7 +75,7 @@ def installed(name: str) -> str | None:
 
 def cores() -> Iterator[Line]:
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count()
-    remedy = "" if count > 1 else "four ranks take turns on it; everything works, times mean little"
+    remedy = "" if count > 1 else "four ranks take turns on it; everything works, but times mean little"
     yield Line("ok" if count > 1 else "warn", "cores", str(count), remedy)
 
 
@@ -93,11 +93,11 @@ def gpus() -> Iterator[Line]:
     elif shutil.which("nvidia-smi") is None:
         yield Line("ok", "GPUs", "none: ranks are processes on the CPU, and every notebook runs")
     elif torch.version.cuda is None:
-        remedy = "make learn CUDA=1 takes the other"
-        yield Line("warn", "GPUs", "there is an NVIDIA GPU, and this PyTorch is built without CUDA", remedy)
+        remedy = "make learn CUDA=1 installs the one with CUDA"
+        yield Line("warn", "GPUs", "there is an NVIDIA GPU, but this PyTorch is built without CUDA", remedy)
     else:
         remedy = f"the driver may be too old for CUDA {torch.version.cuda}: see what nvidia-smi says"
-        yield Line("warn", "GPUs", "there is an NVIDIA GPU, and PyTorch cannot use it", remedy)
+        yield Line("warn", "GPUs", "there is an NVIDIA GPU, but PyTorch cannot use it", remedy)
 
 
 def backends() -> Iterator[Line]:
@@ -118,7 +118,7 @@ def names() -> Iterator[Line]:
     start = time.perf_counter()
     socket.getnameinfo(("::ffff:127.0.0.1", 0), socket.NI_NUMERICSERV)
     seconds = time.perf_counter() - start
-    remedy = "" if seconds < 1 else "torchrun stalls as long: put '::ffff:127.0.0.1 localhost' into /etc/hosts"
+    remedy = "" if seconds < 1 else "torchrun stalls for as long: put '::ffff:127.0.0.1 localhost' into /etc/hosts"
     yield Line("warn" if remedy else "ok", "loopback", f"has its name in {seconds:.2f} s", remedy)
 
 

@@ -7,7 +7,7 @@
 
     progress.json          {"broadcast": "2026-11-20 14:05", ...}: when each exercise was passed for the first time
 
-Which exercises there are, the notebooks say themselves, by the checks that their cells call.
+The notebooks themselves say which exercises there are, by the checks that their cells call.
 """
 
 import json

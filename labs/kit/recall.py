@@ -1,10 +1,10 @@
-"""Questions on earlier notebooks, other ones at each run; say the answer aloud before you unfold it.
+"""Questions on earlier notebooks, different ones at each run; say the answer aloud before you unfold it.
 
     recall.ask("04")    three on the notebooks before 04, at least one of them on the last
     recall.ten()        ten, on as many notebooks as there are
 
-They come from recall.md beside this file: below the number of each notebook its questions, a heading each, with their
-answers.
+They come from recall.md beside this file: below the number of each notebook are its questions, one heading each, with
+their answers.
 """
 
 import random

@@ -8,12 +8,12 @@
     pass             on a rank, for the whole of the function   it costs
     time             marks and spans                            nothing
     communication    and every collective and send/recv         less than 10 % of the step (watch/communication.py)
-    memory           and every byte held, by kind               15 µs an operator (watch/memory.py)
+    memory           and every byte held, by kind               15 µs per operator (watch/memory.py)
 
-One pass a job, since each disturbs what another would measure.  Each rank's pass leaves a tape; `join` makes one
+One pass per job, since each disturbs what another would measure.  Each rank's pass leaves a tape; `join` makes one
 Recording of them, on one clock: the monotonic one that all processes of a machine share, 0 at the first rank's start.
 
-The watched code has no part in this, but for the one thing that nobody could guess: where a step begins.
+The watched code has no part in this, except for the one thing that nobody could guess: where a step begins.
 
     for x, y in batches:
         mark("step")            # closes the step before it
@@ -24,7 +24,7 @@ The watched code has no part in this, but for the one thing that nobody could gu
         ...
     mark("end")                 # optional: what comes now belongs to no step
 
-Of a pipeline, each instruction can be a span: `pipeline = instructions(Pipeline(...))`.
+In a pipeline, each instruction can be a span: `pipeline = instructions(Pipeline(...))`.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class Recording:
         return [(start, before), *line[first:last]]
 
     def steady(self, rank: int = 0) -> dict[str, int]:
-        """What a rank holds in a step of a training under way: of each kind the least of all steps but the first.
+        """What a rank holds in a step of a training run under way: of each kind, the least of all steps but the first.
 
         The least, since now and then a thread of the backend keeps a tensor a moment longer than the step needs it.
         """

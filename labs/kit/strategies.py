@@ -42,8 +42,8 @@ def train(
 
     build: makes the model, the same on every rank; it maps a batch to its mean loss.  batches[part][step]: inputs and
     targets.  micro_batches: into how many each batch is cut, their gradients added up; in a pipeline, into as many for
-    each rank.  Returns this rank's loss in each step (none where it has not the model's end), and by name the full
-    parameters (on the CPU) as they were after `keep` steps.
+    each rank.  Returns this rank's loss in each step (none where it does not have the model's end), and by name the
+    full parameters (on the CPU) as they were after `keep` steps.
     """
     training, part = set_up(strategy, build())
     losses, kept = [], {}

@@ -9,8 +9,9 @@ three times, since each of these disturbs the next:
     communication    WATCHED steps                   bytes sent
     memory           WATCHED steps                   bytes held, by kind
 
-Beside each measurement stands what `labs.cost` predicts.  Out come one table, a figure and a JSON file; a strategy that
-does not train as one process does, or does not send or hold what was predicted, makes the command fail, saying why.
+Beside each measurement stands what `labs.cost` predicts.  The output is one table, a figure and a JSON file; a strategy
+that does not train as one process does, or does not send or hold what was predicted, makes the command fail and
+say why.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Plan:
             larger = self.batch + -self.batch % self.ranks
             raise ValueError(
                 f"batch {self.batch} does not divide by {self.ranks} ranks: "
-                f"take --batch {larger}, or as many --ranks as one of {divisors}"
+                f"take --batch {larger}, or --ranks with one of {divisors}"
             )
         # Chosen once: the reference must run on the same kind of device as the others.
         object.__setattr__(self, "device", devices_for(self.device, self.ranks).names[0].split(":")[0])
@@ -225,7 +226,7 @@ def mesh_of(strategy: Strategy, ranks: int) -> str:
 def faults_of(
     difference: float, predicted: Prediction, sent: int, held: dict[str, int], same: float = SAME[torch.float32]
 ) -> Iterator[str]:
-    """What one rank did otherwise than one process, or than was predicted."""
+    """What one rank did differently from one process, or from what was predicted."""
     if not difference <= same:  # nan, too
         yield f"parameters differ from one process's by {difference:.1e}, more than {same:.0e}"
     if sent != predicted.sent:
@@ -239,7 +240,7 @@ def faults_of(
 
 
 def show(rows: Sequence[Row]) -> draw.Table:
-    """One table for a terminal of 100 columns: two lines a strategy, what was predicted over what was measured."""
+    """One table for a terminal of 100 columns: two lines per strategy, what was predicted over what was measured."""
     cells = [[row.sent, *(row.held[kind] for kind in KINDS)] for row in rows]
     largest = max(max(cell.values()) for line in cells for cell in line)
     power = next(power for power in range(1, 6) if largest < 1000 * 1024**power)
@@ -263,7 +264,7 @@ def three_digits(number: float) -> str:
 
 
 def verdicts(rows: Sequence[Row], plan: Plan) -> list[str]:
-    """What the table says, a sentence each."""
+    """What the table says, in sentences."""
     after = min(plan.steps, COMPARED)
     entropy, loss = plan.corpus.unigram_entropy(), rows[0].final_loss
     below = "below" if loss < entropy else "not yet below"
@@ -315,9 +316,9 @@ def summary(rows: Sequence[Row], plan: Plan) -> dict[str, Any]:
 
 
 def in_a_line(row: Row) -> str:
-    """What is told of a row as soon as it is measured."""
+    """What is said of a row as soon as it is measured."""
     against = "" if row.name == ONE_DEVICE.name else f", parameters {row.max_param_diff:.0e} from one process's"
-    return f"{row.name}: {row.ms_per_step:.1f} ms a step{against}"
+    return f"{row.name}: {row.ms_per_step:.1f} ms per step{against}"
 
 
 # ---- files -----------------------------------------------------------------------------------------------
@@ -352,7 +353,7 @@ def choose(names: str | None, ranks: int) -> list[Strategy]:
     """The rows of STRATEGIES with these names, separated by commas, in the table's order.
 
     None stands for one of each kind, and "all" for every row, of those that can be run on so many ranks.  Raises
-    ValueError for a name that there is not, or that cannot.
+    ValueError for a name that does not exist, or that cannot be run so.
     """
     known = [strategy.name for strategy in STRATEGIES]
     if names is None or names == "all":
@@ -375,7 +376,7 @@ def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(prog="python -m labs tour", description=summary)
     options.add_argument("--ranks", type=int, default=Plan.ranks, help="processes of a job (%(default)s)")
     options.add_argument("--steps", type=int, default=Plan.steps, help="of training (%(default)s)")
-    options.add_argument("--batch", type=int, default=Plan.batch, help="sequences a step, on all ranks (%(default)s)")
+    options.add_argument("--batch", type=int, default=Plan.batch, help="sequences per step, on all ranks (%(default)s)")
     options.add_argument("--size", default=Plan.size, help=f"of the model: {', '.join(SIZES)} (%(default)s)")
     options.add_argument("--device", default=Plan.device, help="auto, cpu or cuda (%(default)s)")
     names = ", ".join(strategy.name for strategy in STRATEGIES)

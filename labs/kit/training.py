@@ -28,7 +28,7 @@ class Training:
     """A model under a strategy: what a step needs of it, on one rank.
 
     backward: (x, y, micro_batches) -> the mean loss of each (0-dim), whose gradients it has added up; no losses on a
-    rank that has not the model's end.
+    rank that does not have the model's end.
     optimizer: has step() and zero_grad().  trained: whose `.grad` it uses.
     full: the whole parameters by name, the same on every rank.  finish: called between backward and step().
     reads: whether this rank reads x, and whether y; where it does not, it is given None.
@@ -56,7 +56,7 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 
 
 def step(training: Training, x: Tensor | None, y: Tensor | None, micro_batches: int = 1) -> float | None:
-    """Take one step on x, y: [batch, time]; this rank's mean loss, or None where it has not the model's end."""
+    """Take one step on x, y: [batch, time]; this rank's mean loss, or None where it does not have the model's end."""
     losses = training.backward(x, y, micro_batches)
     mark("sync")
     training.finish()

@@ -1,4 +1,4 @@
-"""The rows of the table of strategies: how each is set up, and what `labs.cost` predicts of it; a family a file.
+"""The rows of the table of strategies: how each is set up, and what `labs.cost` predicts of it; one family per file.
 
 row     what a row says
 ddp     gradients averaged

@@ -52,7 +52,7 @@ def torch_pp(schedule: str, stages: int, model: GPT, mesh: Mesh) -> Training:
 
 
 def schedule_of(name: str, ranks: int, micro_batches: int) -> pp.Schedule:
-    """Each micro-batch of other strategies is one for each rank here, which would idle else."""
+    """Each micro-batch of other strategies is one for each rank here, which would otherwise idle."""
     return pp.SCHEDULES[name](ranks, micro_batches * ranks)
 
 
@@ -88,7 +88,7 @@ def pipeline(name: str, side: str, stages: int = 1, **others: Any) -> Strategy:
     return Strategy(name, side, partial(apply, schedule, stages), predicted, None, axes, **others, **ALONG)
 
 
-# A small GPT has 4 layers, and each stage needs one.  A batch that divides by the ranks asked for, does so by these.
+# A small GPT has 4 layers, and each stage needs one.  A batch that the ranks asked for divide, these divide, too.
 def four_stages(schedule: str, side: str, stages: int, asked: int) -> dict[str, int]:
     ranks = max(n for n in range(1, 4 // stages + 1) if asked % n == 0)
     if ranks == 1:
@@ -112,6 +112,6 @@ PP = (
         "torch-pp-zbv",
         "native",
         stages=2,
-        note="keeps for W all that F has kept, where W needs inputs of matrices and gradients alone",
+        note="keeps for W all that F has kept, where W needs only inputs of matrices and gradients",
     ),
 )

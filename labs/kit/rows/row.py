@@ -1,4 +1,4 @@
-"""What a row of the table says of a strategy.
+"""What a row of the table says about a strategy.
 
 Its columns, which are the fields of a Strategy:
 
@@ -8,7 +8,7 @@ Its columns, which are the fields of a Strategy:
     predict   labs.cost.Job -> Prediction of a step    batch     along which of them the batch is cut: ranks that
     sent      (root, layers, ranks, rank) ->                     differ in another axis only, read the same part
               bytes, for any model by the shapes       bitwise   on how many ranks it equals the micro-batched
-              of its layers; root: the other parts;              process bit by bit, in float32
+              of its layers; root: the other parts;              process bit for bit, in float32
               None where the tokens count, too         takes     the models that it can train: for a GPT it has a plan
     computes  in which dtype; at rest all is float32   note      where PyTorch's differs from its stage, or from ours
 """
@@ -50,7 +50,7 @@ class Strategy:
         return prod(self.axes(asked).values())
 
     def fits(self, asked: int) -> bool:
-        """Whether `axes` has a mesh for so many; it raises ValueError where not."""
+        """Whether `axes` has a mesh for this many; where not, it raises ValueError."""
         try:
             return bool(self.axes(asked))
         except ValueError:

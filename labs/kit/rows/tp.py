@@ -52,7 +52,7 @@ def split(name: str, side: str, sequence_parallel: bool = False, **others: Any) 
     return Strategy(name, side, partial(apply, sequence_parallel), predict, None, **others, **PAIR)
 
 
-# Heads of keys and values can be shared equally by 2 ranks in all sizes of the GPT, and by more not in the small ones.
+# Heads of keys and values can be shared equally by 2 ranks in all sizes of the GPT, but not by more in the small ones.
 def pair(asked: int) -> dict[str, int]:
     if asked < 2:
         raise ValueError(f"tensor parallelism takes 2 ranks: not {asked}")
@@ -72,7 +72,7 @@ TP = (
     split(
         "torch-tp",
         "native",
-        note="sends the loss's three numbers a token one by one, and holds the embedding's gradient for the whole "
+        note="sends the loss's three numbers per token one by one, and holds the embedding's gradient for the whole "
         "vocabulary on each rank",
     ),
     split("tp-sp", "ours", sequence_parallel=True),
