@@ -254,7 +254,7 @@ def test_a_saved_notebook_keeps_the_first_picture():
     [
         ({"ranks": 5}, "ranks=5: choose one of 1, 2, 4, 8"),
         ({"model": "gpt-5"}, "model='gpt-5': choose one of tiny, small"),
-        ({"stage": 3}, "stage is no control of the memory explorer: there are model, precision, ranks"),
+        ({"stage": 3}, "stage is not a control of the memory explorer: there are model, precision, ranks"),
     ],
 )
 def test_a_setting_that_is_none_is_told(begin, message):

@@ -88,7 +88,7 @@ def test_words_fit_and_do_not_overlap(tensor, mesh):
 @pytest.mark.parametrize(
     ("begin", "message"),
     [
-        ({"nodes": "2"}, "nodes is no control of the placement explorer"),
+        ({"nodes": "2"}, "nodes is not a control of the placement explorer"),
         ({"mesh": "3"}, "choose one of 2 × 2, 4"),
         ({"to_a": "Partial()"}, "choose one of Shard(0), Shard(1), Replicate()"),
     ],

@@ -81,7 +81,7 @@ def test_what_a_schedule_cannot_do_is_said_in_its_sentence(name):
     [
         ({"schedule": "2f2b"}, "schedule='2f2b': choose one of gpipe, 1f1b"),
         ({"ranks": 9}, "ranks=9: choose one of 1, 2, 3"),
-        ({"stages": 2}, "stages is no control of the schedule explorer: there are schedule, ranks"),
+        ({"stages": 2}, "stages is not a control of the schedule explorer: there are schedule, ranks"),
     ],
 )
 def test_a_setting_that_is_none_is_told(begin, message):

@@ -96,7 +96,7 @@ def test_it_begins_where_it_is_told():
         "ranks": 8,
         "x": True,
     }
-    with pytest.raises(ValueError, match="heads is no control of the tensor-parallel explorer: there are ranks, width"):
+    with pytest.raises(ValueError, match="heads is not a control of the tensor-parallel explorer: there are ranks"):
         play.tensor_parallel(heads=8)
     with pytest.raises(ValueError, match="ranks=3: choose one of 1, 2, 4, 8"):
         play.tensor_parallel(ranks=3)
