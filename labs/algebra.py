@@ -126,7 +126,7 @@ def reachable(source: Placement, target: Placement) -> bool:
 
 
 def cost(way: Way, inputs: Sequence[Spec], axis: int) -> tuple[int, int, int]:
-    """To place the inputs like this along one axis: elements that the first rank sends, messages, inputs changed."""
+    """Cost of placing inputs like this along one axis: elements that the first rank sends, messages, inputs changed."""
     elements = messages = changed = 0
     for spec, placement in zip(inputs, way.inputs, strict=True):
         target = (*spec.placements[:axis], placement, *spec.placements[axis + 1 :])

@@ -121,7 +121,7 @@ def sum_going_round(part: Callable[[int], Tensor], like: Tensor, mesh: Mesh) -> 
 
 
 def exchange(mesh: Mesh, send: Tensor, receive: Tensor) -> list[dist.Work]:
-    """To the next rank of the ring, and from the one before."""
+    """Send to the next rank of the ring, and receive from the one before."""
     rank, ranks, group = mesh.get_local_rank(), mesh.size(), mesh.get_group()
     posts = [
         dist.P2POp(dist.isend, send, group=group, group_peer=(rank + 1) % ranks),

@@ -47,7 +47,7 @@ class Corpus:
 
     @cached_property
     def sha256(self) -> str:
-        """Of all bytes, in hexadecimal: two corpora with the same hash give the same losses."""
+        """The hash of all bytes, in hexadecimal: two corpora with the same hash give the same losses."""
         return hashlib.sha256(self.tokens.numpy()).hexdigest()
 
     def __repr__(self) -> str:

@@ -117,13 +117,13 @@ def layouts(specs: Sequence[Spec]) -> str:
 
 
 def is_linear(rule: Rule, tensors: int, dtypes: set[torch.dtype]) -> bool:
-    """Not a sum with a number, which every rank would add; nor what rounds to integers."""
+    """Whether it is linear: a sum with a number, which every rank would add, is not; nor is what rounds to integers."""
     rounds = len({dtype.is_floating_point or dtype.is_complex for dtype in dtypes}) > 1
     return rule.linear != "together" or (rule.tensors in (None, tensors) and not rounds)
 
 
 def shape_of_result(op: Any, key: tuple[Any, ...], tree: TreeSpec) -> Any:
-    """By doing it without numbers, which also refuses inputs whose shapes do not fit."""
+    """Found by doing it without numbers, which also refuses inputs whose shapes do not fit."""
     args, kwargs = tree_unflatten([leaf.meta() if isinstance(leaf, Input) else leaf for leaf in key], tree)
     return op(*args, **(kwargs | {"device": "meta"} if "device" in kwargs else kwargs))
 

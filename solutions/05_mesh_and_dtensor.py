@@ -26,8 +26,8 @@ recall.ask("05")
 # are only done within a node".
 #
 # Each rank now needs two groups: the ranks with which it shards, and those with which it averages. You are rank 5: who
-# are they? This notebook is about the two tools that answer such questions, a *mesh* and a *DTensor*. They are the
-# foundation of TorchTitan (Liang et al., 2024, arXiv 2410.06511), which trains Llama 3.1 with 8 to 405 billion
+# are they? This notebook is about the two tools that answer questions like these, a *mesh* and a *DTensor*. They are
+# the foundation of TorchTitan (Liang et al., 2024, arXiv 2410.06511), which trains Llama 3.1 with 8 to 405 billion
 # parameters, on 128 to 512 GPUs in its experiments.
 
 # %%
@@ -399,8 +399,8 @@ play.placements()
 # %% [markdown]
 # ## Build: the algebra
 #
-# Now compute with such tensors. In `y = x @ w` each rank has only blocks of x and w. What can it compute from them, and
-# what is the layout of y? Give each dim a letter, and give the same letter to dims that belong together: a matrix
+# Now compute with these tensors. In `y = x @ w` each rank has only blocks of x and w. What can it compute from them,
+# and what is the layout of y? Give each dim a letter, and give the same letter to dims that belong together: a matrix
 # product is `ik,kj->ij`. The letters then tell you every way to compute it. Here they are along one axis of the mesh,
 # inputs → output. (`linear="each"`: a product is linear in each input, while the other stays whole.)
 
@@ -588,7 +588,7 @@ assert ledger.agrees
 ledger
 
 # %% [markdown]
-# [tests/test_dtensor.py](../tests/test_dtensor.py) compares ours with PyTorch's in many more such cases, forward and
+# [tests/test_dtensor.py](../tests/test_dtensor.py) compares ours with PyTorch's in many more cases, forward and
 # backward; where PyTorch does it differently, the test's row says so.
 #
 # ### A bug that was published

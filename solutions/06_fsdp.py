@@ -62,8 +62,8 @@ print(f"a layer of 9 tensors is {on_cpu(vectors, ranks=4)[0][1]}")
 # - a frozen parameter cannot share a vector with a trained one;
 # - a state dict must be put together by hand, since nothing in the shards has a name.
 #
-# FSDP1 (FairScale in 2021, PyTorch 1.11 in 2022) had such vectors, and these problems; its `use_orig_params=True` later
-# hid some of them. **FSDP2** (`fully_shard`, 2024) cuts each parameter separately.
+# FSDP1 (FairScale in 2021, PyTorch 1.11 in 2022) had vectors like this one, and these problems; its
+# `use_orig_params=True` later hid some of them. **FSDP2** (`fully_shard`, 2024) cuts each parameter separately.
 #
 # ## Picture
 #
@@ -268,10 +268,10 @@ def prefetched(layers, compute):
 check.prefetch(prefetched)
 
 # %% [markdown]
-# A real model does not hand over such a list: its forward is any Python code. How does `fully_shard` know what comes
-# next? Ours remembers the order of the last forward ([labs/prefetch.py](../labs/prefetch.py)). PyTorch's needs no such
-# memory in forward: on a GPU, Python runs ahead of the device, and issues the next gather on a stream of its own. In
-# backward both follow this step's forward order in reverse. The reduce-scatters overlap, too: layer 4's gradients
+# A real model does not hand over a list like that: its forward is any Python code. How does `fully_shard` know what
+# comes next? Ours remembers the order of the last forward ([labs/prefetch.py](../labs/prefetch.py)). PyTorch's needs no
+# such memory in forward: on a GPU, Python runs ahead of the device, and issues the next gather on a stream of its own.
+# In backward both follow this step's forward order in reverse. The reduce-scatters overlap, too: layer 4's gradients
 # travel while layer 3 computes its own.
 #
 # You may also say yourself what to gather ahead. Here is the same job with no layer, one, two and all five others

@@ -277,8 +277,8 @@ check.row_linear(row_linear)
 # %% [markdown]
 # ## Build: attention, by heads
 #
-# Attention is such a pair as well. The projections q, k and v are split by columns, o by rows, and between them each
-# *head* computes by itself, with its own columns of q, k and v. So cuts are allowed only between heads.
+# Attention is a pair of this kind, too. The projections q, k and v are split by columns, o by rows, and between them
+# each *head* computes by itself, with its own columns of q, k and v. So cuts are allowed only between heads.
 #
 # With **grouped-query attention** there are fewer heads of keys and values than query heads; H/K query heads read the
 # same one. (Llama 3 405B has H = 128 and K = 8.) As long as there are at least as many heads of keys and values as
@@ -325,10 +325,11 @@ check.deal_heads(deal_heads)
 # %% [markdown]
 # ## Build: the whole model
 #
-# Attention and MLP are such pairs. The embedding is split by the vocabulary: each rank looks up the rows that it has,
-# the others contribute zeros, and an all-reduce adds them up. The head has columns only. A **plan** says how each is
-# split: a table from the name of a submodule to a *style*, which `parallelize` obeys. We come back to the plan below.
-# First see what it does, in the loop of notebooks 04 and 06, where a `Training` is what a strategy makes of a model:
+# Attention and the MLP are pairs of this kind. The embedding is split by the vocabulary: each rank looks up the rows
+# that it has, the others contribute zeros, and an all-reduce adds them up. The head has columns only. A **plan** says
+# how each is split: a table from the name of a submodule to a *style*, which `parallelize` obeys. We come back to the
+# plan below. First see what it does, in the loop of notebooks 04 and 06, where a `Training` is what a strategy makes of
+# a model:
 
 # %%
 from labs.kit.strategies import ADAMW, Training, backward, step, trainable
@@ -668,10 +669,10 @@ check.block_plan(block_plan)
 draw.plan(gpt_plan(PRESETS["small"], sequence_parallel=True), GPT(PRESETS["small"]))
 
 # %% [markdown]
-# You can write such a plan for your own model, with the names of its submodules. What a rank then has is an ordinary
-# parameter of a smaller shape. So the other strategies need not know about the plan, and neither need an optimizer that
-# treats every number by itself, as AdamW does. (One that needs whole matrices, like Muon, must know. So must the norm
-# of all gradients, in which a gradient that every rank has whole counts once: `clip_gradients` of
+# You can write a plan like this for your own model, with the names of its submodules. What a rank then has is an
+# ordinary parameter of a smaller shape. So the other strategies need not know about the plan, and neither need an
+# optimizer that treats every number by itself, as AdamW does. (One that needs whole matrices, like Muon, must know. So
+# must the norm of all gradients, in which a gradient that every rank has whole counts once: `clip_gradients` of
 # [labs/tp.py](../labs/tp.py).)
 #
 # ## The tensor-parallel explorer
@@ -699,8 +700,8 @@ play.tensor_parallel()
 #
 # ## Native
 #
-# PyTorch's own `parallelize_module` takes such a table too. [labs/native.py](../labs/native.py) turns ours into its
-# styles. Its parameters are DTensors, and the loss of split logits is a context, `loss_parallel()`:
+# PyTorch's own `parallelize_module` takes a table like this, too. [labs/native.py](../labs/native.py) turns ours into
+# its styles. Its parameters are DTensors, and the loss of split logits is a context, `loss_parallel()`:
 
 # %%
 from torch.distributed.tensor.parallel import loss_parallel
@@ -992,8 +993,8 @@ print(f"both send {seen.sent(0, 0):,} bytes; a shard travels {travels:.0f} ms")
 # (The picture shows the quickest of twelve steps of each. The scatter is drawn as an all-to-all, as in notebook 04.)
 # The same result and the same bytes, but now a shard travels while another is multiplied. A rank now waits only if a
 # shard takes longer to travel than to multiply: here hardly ever, unless your machine is busy. In PyTorch this is
-# experimental: torch.compile can do it to such a plan if you switch it on, between GPUs that can read each other's
-# memory. Its authors
+# experimental: torch.compile can do it for a plan like this if you switch it on, between GPUs that can read each
+# other's memory. Its authors
 # [report](https://discuss.pytorch.org/t/distributed-w-torchtitan-introducing-async-tensor-parallelism-in-pytorch/209487)
 # a forward pass up to 29% faster, and a whole step up to 8%, for a Llama 3 of 7B. It does nothing for a single token,
 # which cannot be cut into shards.
@@ -1133,7 +1134,7 @@ draw.table(rows)
 #
 # Answer each aloud before you unfold it.
 #
-# <details><summary>Why columns first and rows second, and where are the collectives of such a pair, forward and
+# <details><summary>Why columns first and rows second, and where are the collectives of the pair, forward and
 # backward?</summary>
 #
 # Columns give some of the features, complete, so that relu, silu or a head's attention can work on them; and these are

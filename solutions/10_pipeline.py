@@ -609,7 +609,7 @@ draw.schedule(SCHEDULES["1F1B"][0], recording=computed)
 
 # %% [markdown]
 # The order is the same, the times are not. An instruction takes longer while other ranks use the cores, the last stage
-# has the head and the loss to compute besides, and a message takes some time even between processes of one machine. On
+# also has the head and the loss to compute, and a message takes some time even between processes of one machine. On
 # GPUs the first of these goes away.
 #
 # ### Exercise 5: obey
@@ -806,9 +806,9 @@ draw.table(rows, caption="gradients after two batches, as multiples of those aft
 # %% [markdown]
 # The first batch leaves a mean gradient of 1. The second adds four micro-batches of 1 each, and all of it is divided by
 # 4: (1 + 4)/4 = 1.25, where 2 is due. The repair is to do as the course does: `scale_grads=False`, and divide the loss.
-# There is a second such trap, of which we found no report. FSDP may shard a stage's parameters over data-parallel
-# ranks, and drop them after forward (notebook 06). Under a schedule that splits the backward, PyTorch 2.13 then looks
-# for the gradients of weights that are not there any more:
+# There is a second trap like this, of which we have found no report. FSDP may shard a stage's parameters over
+# data-parallel ranks, and drop them after forward (notebook 06). Under a schedule that splits the backward, PyTorch
+# 2.13 then looks for the gradients of weights that are not there any more:
 
 # %%
 from torch.distributed.fsdp import fully_shard
@@ -842,7 +842,7 @@ draw.table(rows)
 
 # %% [markdown]
 # No error, no warning; the whole second stage never learns. (The first is spared: nobody needs its input's gradient, so
-# PyTorch does its backward in one piece.) With such a schedule, give `reshard_after_forward=False`. (The course's
+# PyTorch does its backward in one piece.) With a schedule like this, give `reshard_after_forward=False`. (The course's
 # `native.pp` refuses such stages.)
 #
 # ## Which one for what?

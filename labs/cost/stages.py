@@ -70,7 +70,7 @@ class Stage:
 
     @property
     def gradients(self) -> int:
-        """Of what the products gave, from I to W; where the last one gives what goes out, its own came from behind."""
+        """From I to W: gradients of the products' outputs; that of what goes out of the stage has come from behind."""
         logits = FLOAT * self.job.tokens * self.job.config.vocab
         return self.job.config.depth * gradients_of_layer(self.job) + (logits if self.is_last else -self.x)
 
@@ -78,7 +78,7 @@ class Stage:
 
     @property
     def parts(self) -> list[Part]:
-        """As backward passes through them."""
+        """The stage's parts, as backward passes through them."""
         parts = backward(self.job)
         return parts[0 if self.is_last else 3 : None if self.is_first else -1]
 
@@ -92,7 +92,7 @@ class Stage:
             yield from self.in_backward(first, split=kind == "I")
 
     def in_backward(self, first: bool, split: bool) -> Iterator[Moment]:
-        """The gradient that came stays until the end, and is none that the last layer would have made."""
+        """The gradient that came stays until the end, and is not one that the last layer would have made."""
         inputs = gradients = arrived = 0
         before = 2 * INDEX * self.job.tokens + self.kept
         for number, part in enumerate(self.parts):
@@ -141,20 +141,20 @@ def down(job: Job, part: Part) -> Iterator[Within]:
 
 
 def inputs_of_layer(job: Job) -> int:
-    """Of attention, of o, of the mlp and of down."""
+    """Bytes of the inputs of attention, of o, of the mlp and of down."""
     D, HE, F = job.config.dim, job.config.heads * job.config.head_size, job.config.hidden
     return FLOAT * job.tokens * (2 * D + HE + F)
 
 
 def gradients_of_layer(job: Job) -> int:
-    """Of q, k, v, o, gate, up and down."""
+    """Bytes of the gradients of the outputs of q, k, v, o, gate, up and down."""
     config = job.config
     heads = (config.heads + 2 * config.kv_heads) * config.head_size
     return FLOAT * job.tokens * (heads + 2 * config.dim + 2 * config.hidden)
 
 
 def ends(job: Job, part: Part) -> tuple[int, int, int]:
-    """Of a part: bytes of inputs and gradients that are left for W, and elements of gradients that are made."""
+    """For a part: bytes of inputs and gradients that are left for W, and elements of gradients that are made."""
     D = job.config.dim
     match part.name.split()[0]:
         case "head":

@@ -81,7 +81,7 @@ class Call:
 
 
 def tp_calls(job: Job, sequence_parallel: bool = False) -> Iterator[Call]:
-    """Of a micro-batch, those of "a layer" once for all layers.  Raises ValueError for what cannot be split."""
+    """Calls of a micro-batch, those of "a layer" once for all layers.  Raises ValueError for what cannot be split."""
     ranks, rank, D, E = job.ranks, job.rank, job.config.dim, job.config.head_size
     _, _, copies = dealt_heads(job.config.heads, job.config.kv_heads, ranks, rank)
     require_equal_shards(job, sequence_parallel)
@@ -110,7 +110,7 @@ def tp_sent(job: Job, sequence_parallel: bool = False) -> dict[str, dict[str, in
 
 
 def tp_step(job: Job, sequence_parallel: bool = False) -> tuple[int, dict[str, int]]:
-    """Of a step: bytes that the rank sends, and collectives by name."""
+    """For a step: bytes that the rank sends, and collectives by name."""
     sent, counts = 0, {}
     for call in tp_calls(job, sequence_parallel):
         times = call.times * job.accumulation * (job.config.depth if call.part == "a layer" else 1)

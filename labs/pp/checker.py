@@ -57,7 +57,7 @@ def in_order(lists: Lists, stages: int | None = None) -> Iterator[tuple[int, Ins
 
 
 def alive(lists: Lists) -> list[list[int]]:
-    """By rank, after each instruction: of how many micro-batches it holds the activations.
+    """By rank, after each instruction: how many micro-batches' activations it holds.
 
     They come with F and go with B, or with W: I lets go of a part of them, and how much that is depends on the model.
     If a rank has several stages, each of them counts.

@@ -30,7 +30,7 @@ def require_alike(lists: Lists, group: ProcessGroup | None) -> None:
 
 
 def require_same(stages: Sequence[nn.Module], group: ProcessGroup | None) -> None:
-    """By the names of their parameters, and whether these are trained: a rank may have split or sharded its own."""
+    """Compare their parameters' names, and whether these are trained: a rank may have split or sharded its own."""
     mine = [{name: p.requires_grad for name, p in stage.named_parameters()} for stage in stages]
     ranks, (first, *others) = everybodys(mine, group)
     for rank, other in zip(ranks[1:], others, strict=True):

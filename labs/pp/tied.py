@@ -31,7 +31,7 @@ class Tied:
         self.earlier: dict[nn.Parameter, Tensor | None] = {}
 
     def is_counted(self, p: nn.Parameter) -> bool:
-        """Of all ranks that have it, by the first one only."""
+        """Whether this rank counts it: of all ranks that have it, only the first one does."""
         return self.shared.get(p, [self.rank])[0] == self.rank
 
     def begin(self) -> None:
