@@ -187,7 +187,7 @@ def clip_as_the_course(shards, max_norm):
 
 
 def clip_with_numbers(shards, max_norm):
-    squares = torch.tensor([sum(float((s.grad**2).sum()) for s in shards if s.grad is not None)])
+    squares = torch.tensor([sum((float((s.grad**2).sum()) for s in shards if s.grad is not None), 0.0)])
     dist.all_reduce(squares)
     norm = squares.item() ** 0.5
     if norm > max_norm:

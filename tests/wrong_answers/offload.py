@@ -336,6 +336,11 @@ def printed(fetch, update, store):
     print(step_seconds(fetch, update, store))
 
 
+@wrong("step_seconds")
+def whole_seconds(fetch, update, store):
+    return int(step_seconds(fetch, update, store))
+
+
 @wrong("step_seconds", "a different kind of answer")
 def slot_by_slot(fetch, update, store):
     return [*fetch[:1], *slots(fetch, update, store), *store[-1:]]

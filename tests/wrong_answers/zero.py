@@ -812,6 +812,15 @@ def clip_and_clip_again(shards, max_norm):
     return scale(shards, norm, max_norm)
 
 
+@wrong("clip", "rounded on the way")
+def clip_in_the_gradients_own_dtype(shards, max_norm):
+    squares = torch.zeros((), dtype=shards[0].dtype)
+    for g in gradients(shards):
+        squares += g.square().sum()
+    dist.all_reduce(squares)
+    return scale(shards, squares.sqrt(), max_norm)
+
+
 @wrong("clip", "nobody waited")
 def clip_without_waiting(shards, max_norm):
     squares = torch.stack([g.double().square().sum() for g in gradients(shards)]).sum()
@@ -1092,6 +1101,11 @@ def gather_and_forget_later(full, shard):
     LAST.append(full.data.clone())
     if len(LAST) == 8:
         LAST.clear()
+
+
+@wrong("clip", alone=True)
+def clip_where_there_are_gradients(shards, max_norm):
+    return scale(shards, global_norm(shards), max_norm) if gradients(shards) else 0.0
 
 
 @wrong("clip")

@@ -32,9 +32,9 @@ def step_seconds(fn: Callable[..., Any], seed: int) -> str:
     return on_paper(fn, sheets, MISTAKES, "What does the thread have to do while parameter n is updated?")
 
 
-def drawn(draw: random.Random) -> tuple[list[int], ...]:
+def drawn(draw: random.Random) -> tuple[list[float], ...]:
     count = draw.randint(3, 7)
-    return tuple([draw.randint(0, 9) for _ in range(count)] for _ in range(3))
+    return tuple([draw.randint(0, 36) / 4 for _ in range(count)] for _ in range(3))
 
 
 # ---- the answer, and wrong ones --------------------------------------------------------------------------
