@@ -974,6 +974,16 @@ def of_another_config(config, sequence_parallel):
     return but(block_plan(config, sequence_parallel), attention__k=column, attention__v=column)
 
 
+@wrong("block_plan", "what is whole meets a piece")
+def gate_is_forgotten(config, sequence_parallel):
+    return but(block_plan(config, sequence_parallel), mlp__gate=None)
+
+
+@wrong("block_plan", "q, k and v are not split alike")
+def v_is_forgotten(config, sequence_parallel):
+    return but(block_plan(config, sequence_parallel), attention__v=None)
+
+
 @wrong("block_plan", "the sum comes whole, and x is a shard")
 def always_whole_at_the_end(config, sequence_parallel):
     heads = Queries(config.heads, config.kv_heads)

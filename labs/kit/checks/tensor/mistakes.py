@@ -40,9 +40,19 @@ def raised(pattern: str) -> Callable[[str], bool]:
 PLANS = (
     Mistake("not a plan", STYLE, raised("is no plan|is no style")),
     Mistake(
+        "what is whole meets a piece",
+        "Two tensors meet in this line: which one comes from a matrix that your plan splits, and which one does not?",
+        raised("The size of tensor.* dimension 2"),
+    ),
+    Mistake(
         "the sum comes whole, and x is a shard",
         "A residual adds what comes out to x: which part of x's sequence does this rank have?",
         raised("The size of tensor"),
+    ),
+    Mistake(
+        "q, k and v are not split alike",
+        "How many heads of q, of k and of v has this rank, by your plan?",
+        raised("Number of heads in key"),
     ),
     Mistake(
         "a cut goes through a head",
