@@ -284,6 +284,19 @@ def test_one_that_ends_the_process():
     assert "exit(3)" in check.average_gradients(fn).text
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system keeps to the limit")
+def test_far_too_much_memory_is_refused_with_its_line():
+    """Nothing is written to it: without the limit it would not be taken from anybody."""
+
+    def fn(elements, ranks, rank, gigabytes):
+        torch.empty(gigabytes << 30, dtype=torch.uint8)
+        return 0, 0
+
+    answers = [check.my_shard(partial(fn, gigabytes=size)) for size in (1, 3)]
+    assert [answer.mistake == "far too much memory" for answer in answers] == [False, True]
+    assert "can't allocate memory" in answers[1].text and "torch.empty(gigabytes << 30" in answers[1].text
+
+
 @pytest.mark.parametrize("given", [None, 3, torch.ones(2)], ids=["None", "3", "a tensor"])
 def test_something_that_is_no_function(given):
     answer = check.broadcast(given)
