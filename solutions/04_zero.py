@@ -64,9 +64,9 @@ print(f"{sum(sizes):,} parameters; in the nine tensors of one layer {sum(sizes[1
 
 # %% [markdown]
 # A strategy turns the model into a `Training`: `backward`, which takes the micro-batches of a step through the model
-# one by one and adds up their gradients; an `optimizer`, and `trained`, the tensors whose gradients it uses; `finish`,
-# for what is to be done between backward and step; and `full`, which returns the whole parameters by name. With it, a
-# step is that of notebook 03:
+# one by one and adds up their gradients; an `optimizer`, and `trained`, the tensors whose gradients the optimizer uses;
+# `finish`, for what is to be done between backward and step; and `full`, which returns the whole parameters by name.
+# With it, a step is that of notebook 03:
 
 # %%
 print(inspect.getsource(step))
@@ -134,9 +134,9 @@ draw.memory(watched["DDP"], step=2, ranks=[0])
 guess_less = 16 / (2 + 2 + 12 / 4)  # your number
 
 # %% [markdown]
-# And what does it cost? With DDP each rank sends 2 (N − 1)/N times the gradients in a step. In stage 3 no rank has a
-# whole layer at hand, either when forward needs it or when backward does. How many times the model's size does a rank
-# of four send in a step?
+# And what does it cost? With DDP each rank sends 2 (N − 1)/N times the gradients in a step. In stage 3 no rank keeps a
+# whole layer: it must be fetched each time that forward or backward needs it. How many times the model's size does a
+# rank of four send in a step?
 
 # %%
 guess_times = 3 * 3 / 4  # your number
@@ -148,7 +148,9 @@ guess_times = 3 * 3 / 4  # your number
 #
 # Before any job: how much must one rank hold? You need to know one more thing. A model is cut layer by layer, and the
 # shards of a layer are equally long on all ranks. So a layer whose length is not divisible by N gets zeros at its end,
-# its **padding**: on four ranks, 10 elements become 12, and each rank holds 3. DDP cuts nothing, and pads nothing.
+# its **padding**: on four ranks, 10 elements become 12, and each rank holds 3. That goes for all of the layer's P, G
+# and S, even where they are held whole (12 elements, in stages 1 and 2): a layer is kept as *one vector*, which is cut.
+# DDP cuts nothing, and pads nothing.
 
 
 # %%
@@ -370,11 +372,11 @@ assert view.tolist() == [6, 7]
 # %% [markdown]
 # ### Exercise 4: gather and drop
 #
-# `full` may be bfloat16 while the shards are float32: this is how FSDP computes in low precision and keeps the masters
-# as shards. (The course's `Zero` leaves masters to the optimizer.) What travels must then be bfloat16, too. Write
-# through `full.data`: autograd notices what is written into `full` or `full.detach()`, and backward would refuse what
-# forward has kept. Budget: hold an N-th of P, and all of the layer in use (within `gather`, a second copy of it for a
-# moment); send (N − 1)/N of the layer, in the dtype of `full`.
+# `full` may be bfloat16 while the shards are float32: this is how FSDP, PyTorch's own stage 3, computes in low
+# precision and keeps the masters as shards. (The course's `Zero` leaves masters to the optimizer.) What travels must
+# then be bfloat16, too. Write through `full.data`: autograd notices what is written into `full` or `full.detach()`, and
+# backward would refuse what forward has kept. Budget: hold an N-th of P, and all of the layer in use (within `gather`,
+# a second copy of it for a moment); send (N − 1)/N of the layer, in the dtype of `full`.
 
 
 # %%
@@ -409,8 +411,8 @@ beside_ddp(watched["stage 3"], names=("DDP", "stage 3"))
 
 # %% [markdown]
 # You may read that full sharding puts the whole model together on every rank. It does not. In forward it is one layer
-# at a time; in backward three times as much, namely the layer, its gradient, and the buffer in which the others' parts
-# of that gradient arrive:
+# at a time; in backward three times as much, namely the layer, its gradient (held for a moment only, so it is drawn
+# red-orange with the buffers, not amber), and the buffer in which the others' parts of that gradient arrive:
 
 # %%
 steady = {name: recording.steady(rank=0) for name, recording in watched.items()}
@@ -781,8 +783,8 @@ check.predict("Stage 1 on four ranks: how many times less?", guess_less, round(l
 
 # %% [markdown]
 # Not 4 times. (The formula says 16/7, or 2.29. In each row G is more than its formula says, which is 2 bytes, or 2/4
-# from stage 2 on: `Masters` turns gradients into float32, a tensor or a shard at a time; and stages 2 and 3 have a
-# layer on its way.)
+# from stage 2 on: `Masters` turns gradients into float32, a tensor or a shard at a time; and stage 2 has a layer on its
+# way.)
 #
 # The formula is short (`cost.bytes_held`): the kinds that a stage shards are divided by N, the others are not.
 
@@ -857,11 +859,12 @@ draw.timeline(waits, step=1)
 
 # %% [markdown]
 # Six all-gathers in forward, each with a rank that does nothing but wait; in backward an all-gather and a
-# reduce-scatter for every layer (as an all-to-all: we come to that). No collective hides behind a layer's compute:
+# reduce-scatter for every layer (as an all-to-all: we come to that); and one small all-gather, in which the ranks agree
+# on the order of the layers. No collective hides behind a layer's compute:
 
 # %%
 events = waits.select(rank=0, step=1)
-[span] = waits.step_spans(rank=0)[1:]
+_, span = waits.step_spans(rank=0)
 waited = 1000 * sum(event.waited for event in events)
 print(f"{len(events)} collectives; rank 0 waited {waited:.0f} ms of {1000 * (span.end - span.start):.0f} ms")
 
@@ -929,13 +932,16 @@ draw.table(rows)
 # %% [markdown]
 # **`fully_shard`** sends *less* than stage 3. The embedding, the last norm and the head belong to the model itself, its
 # root, and the root is not dropped between forward and backward, since backward begins with it. So they are gathered
-# once. What it saves in bytes sent it pays in bytes held: look at its `comm`.
+# once. What it saves in bytes sent it pays in bytes held: look at its `comm`. There are the root and its gradient, and
+# almost four times a layer: the layer in use, its gradient, the next layer, gathered ahead, and the gradient of the one
+# before, still being reduced. (Stage 3 has three. In a model of only four layers, that is as much as all of them.)
 #
 # **Without resharding** no layer is dropped after forward. It sends what stage 2 sends. But it is not stage 2: at rest
 # P is sharded, and every step gathers it *in forward* (stage 2 gathers after the update). "No reshard" does not mean
 # that nothing is gathered. (Its maxima are compared with the formula, but not shown: from PyTorch 2.15 on, one buffer
-# is freed earlier. To read the next table: ours has seven vectors: embedding, four layers, norm, head. `fully_shard`
-# has five, four layers and the root. The model has 39 tensors.)
+# is freed earlier. To read the next table: ours has seven vectors, which are the embedding, four layers, the norm and
+# the head, and one all-gather more, in which the ranks agree. `fully_shard` has five: four layers and the root. The
+# model has 39 tensors.)
 
 # %%
 calls = ("all_gather", "reduce_scatter", "all_to_all", "all_reduce", "broadcast")
