@@ -235,10 +235,11 @@ check.predict("How many bytes per parameter do P, G and S take?", guess, answer=
 draw.memory(recording, step=2)
 
 # %% [markdown]
-# Compare it with the drawing at the top. *Parameters* and *optimizer state* are a floor that never moves. *Activations*
-# climb in forward, layer by layer, because backward will need them; it starts with the last layer and frees each
-# layer's when it is done with it. Meanwhile the *gradients* grow. In this model the peak is where backward begins.
-# (With a large model and a small batch it is where all gradients have been made.)
+# Compare it with the drawing at the top. *Parameters* and *optimizer state* never change in size (the state is drawn on
+# top of the gradients, so these lift it). *Activations* climb in forward, layer by layer, because backward will need
+# them; it starts with the last layer and frees each layer's when it is done with it. Meanwhile the *gradients* grow. In
+# this model the peak is where backward begins. (With a large model and a small batch it is where all gradients have
+# been made.)
 #
 # Beside it, the formulas of `labs.cost`. They know the shapes of the model, and what its code keeps at each line; they
 # have measured nothing. (`cost.ddp` is named after the strategy of notebook 03; with `"single"` it means one device.)
@@ -248,9 +249,10 @@ predicted = cost.ddp(cost.Job(config, BATCH), "single").held
 draw.ledger({kind: (getattr(predicted, kind), held[kind]) for kind in ("P", "G", "S", "A", "temporary", "peak")})
 
 # %% [markdown]
-# P and G are 4 bytes per parameter. S is 8, and 4 more per *tensor*: AdamW counts its steps. The three together are 16
-# bytes per parameter. And A, in this small model, is far more than all the others. Each row is the maximum of its kind
-# during the step; the maxima do not all come at the same moment, so the peak is less than their sum.
+# P and G are 4 bytes per parameter. S is 8, and 4 more per *tensor*: AdamW counts its steps. (*Temporary* is what lives
+# within one operation, such as the roots that AdamW takes.) The three together are 16 bytes per parameter. And A, in
+# this small model, is far more than all the others. Each row is the maximum of its kind during the step; the maxima do
+# not all come at the same moment, so the peak is less than their sum.
 #
 # The last ledger is time. Here is the same step, with nothing switched on that could slow it down:
 
@@ -342,7 +344,7 @@ def holds(model, batch, context, precision):
     parameters = draw.term(f"{sum(cost.parameter_sizes(job.config)):,} parameters", "model")
     bytes_each = draw.term(" + ".join(f"{size:g}" for size in cost.PIE[precision].values()), "precision")
     tokens = draw.term(f"{batch}", "batch"), " × ", draw.term(f"{context:,} tokens", "context")
-    per_token = draw.term(f"{kinds['A'] / batch / context / 1e6:.1f} MB", "model", "precision")
+    per_token = draw.term(f"{kinds['A'] / batch / context / 2**20:.1f} MiB", "model", "precision")
     floor = ["P + G + S: ", parameters, " × (", bytes_each, ") bytes"]
     return draw.formula(picture, floor, ["A: ", *tokens, " × ", per_token])
 
@@ -585,7 +587,8 @@ assert full_precision < 0.01 < 0.3 < alone
 print(f"one step leaves {alone:.0%} of the parameters as they were; in float32, {full_precision:.2%}")
 
 # %% [markdown]
-# So look at what an optimizer *holds*, as you did above: 12 bytes per parameter in S, and not 8. A flag is no evidence.
+# So look at what an optimizer *holds*, as you did above. With masters, S is 12 bytes per parameter; without, 8 at most.
+# A flag is no evidence.
 #
 # ## Why some count 18, or 20
 #

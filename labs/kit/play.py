@@ -84,7 +84,7 @@ class Explorer(ipywidgets.VBox):
 
 
 def control(name: str, values: Sequence | Mapping) -> ipywidgets.Widget:
-    """A slider over `values` in order, or a dropdown over {label: value}; it begins at the first.
+    """A slider over `values` (or pairs of label and value) in order, or a dropdown over {label: value}, at the first.
 
     Raises ValueError when there is nothing to choose from.
     """
@@ -99,7 +99,8 @@ def control(name: str, values: Sequence | Mapping) -> ipywidgets.Widget:
 def explore(picture: Callable[..., Any], **values: Sequence | Mapping) -> Explorer:
     """A picture with one control for each argument of `picture`, each at its first value to begin with.
 
-    values: by argument name, the values to choose from: a list or range (slider) or {label: value} (dropdown).
+    values: by argument name, the values to choose from: a list or range, also of pairs (label, value), which becomes a
+    slider, or {label: value}, a dropdown.
     Raises ValueError when an argument has nothing to choose from.
     """
     return Explorer(picture, {name: control(name, choices) for name, choices in values.items()})
@@ -255,8 +256,9 @@ def begun(name: str, choices: Mapping[str, Any], at_first: Mapping[str, Any], be
     for setting, value in {**at_first, **begin}.items():
         if setting not in controls:
             raise ValueError(f"{setting} is not a control of the {name} explorer: there are {', '.join(controls)}")
-        if value not in choices[setting]:
-            raise ValueError(f"{setting}={value!r}: choose one of {', '.join(map(str, choices[setting]))}")
+        there = [each[-1] if isinstance(each, tuple) else each for each in choices[setting]]
+        if value not in there:
+            raise ValueError(f"{setting}={value!r}: choose one of {', '.join(map(str, there))}")
         if isinstance(choices[setting], Mapping):
             controls[setting].label = value
         else:

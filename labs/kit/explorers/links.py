@@ -14,7 +14,7 @@ from labs.kit.drawing.times import amount, by_size
 
 # What can be set, and where it begins.
 CONTROLS: dict[str, Sequence] = {
-    "size": tuple(10.0**power * digit for power in range(3, 11) for digit in (1, 2, 5)),
+    "size": [(amount(size := digit * 10.0**power), size) for power in range(3, 11) for digit in (1, 2, 5)],
     "ranks": (2, 4, 8, 16, 64, 256, 1024),
 }
 BEGIN = {"size": 1e9, "ranks": 8}
