@@ -255,7 +255,7 @@ draw.ledger({"rank 0 sent": (4 * cost.all_reduce(1000, ranks=4).elements, record
 # **G** gradients, **S** optimizer state, **A** activations, then, without a letter, buffers for communication and
 # whatever else is temporary. Below is a first look at where we are going: the course's small GPT, trained by four ranks
 # that each hold a copy of it. `mark` tells a recording which part of a step begins; `Bucketed` and `sync` average the
-# gradients. After notebook 03, every line of this will be your own.
+# gradients. After notebook 03 you will have written what `Bucketed` does.
 
 # %%
 from labs.data import Batches, corpus
@@ -293,7 +293,7 @@ draw.memory(recording, step=2, ranks=[0])
 
 # %% [markdown]
 # One training step of rank 0, from left to right. Activations pile up in forward and melt away in backward, while the
-# gradients grow. Then the ranks average their gradients (the small red-orange block after backward), and the optimizer
+# gradients grow. Then the ranks average their gradients (the red-orange block after backward), and the optimizer
 # takes its step. Parameters and optimizer state are there all the time, on each rank: four times the same. Removing
 # these spare copies is what the middle of the course is about.
 #

@@ -323,11 +323,12 @@ draw.ledger(rows)
 # context.
 #
 # The formula goes through the model, operator by operator, and asks what each one's derivative needs: the norms,
-# attention, the *rotary* tables, *mlp* (a block's other half), and the *head*, which gives
-# the logits:
+# attention, the *rotary* tables, *mlp* (a block's other half), the *head*, which gives the logits, and *tokens*, the
+# batch itself:
 
 # %%
-draw.table([{"kept by": kept, "bytes": count} for kept, count in cost.activations(cost.Job(config, BATCH)).items()])
+kept = cost.activations(cost.Job(config, BATCH))
+draw.table([{"kept by": part, "bytes": count} for part, count in (kept | {"together": sum(kept.values())}).items()])
 
 # %% [markdown]
 # Now a model that people use, by formula: none of it is run. Move the batch, and watch which part grows; what a control

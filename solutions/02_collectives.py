@@ -334,7 +334,7 @@ assert [len(piece) for piece in torch.arange(10).tensor_split(4)] == [3, 3, 2, 2
 assert [len(piece) for piece in torch.arange(3).tensor_split(4)] == [1, 1, 1, 0]
 
 x = torch.zeros(10)
-x.tensor_split(4)[1].add_(1)  # a piece is a view: this writes into x
+x.tensor_split(4)[1].add_(1)  # a tuple of views: this writes into x
 assert x.tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0, 0]
 
 # %% [markdown]
@@ -514,7 +514,7 @@ audit(1001, ranks=3)
 # **Recursive doubling** makes the opposite trade. In round k each rank exchanges its *whole* tensor with the rank 2ᵏ
 # away, and adds: after log₂ N rounds all have the whole sum. (When N is not a power of two, the ranks beyond the
 # largest power of two below N first hand their tensor to another rank, and are told the result at the end. In the
-# ledger for three ranks, rank 2 is one of these.)
+# ledger for three ranks, rank 2 is one of these.) In the picture there is one piece, number 0: the whole tensor.
 
 # %%
 doubling = [(k, rank, rank ^ 2**k, 0) for k in range(3) for rank in range(8)]  # ^ flips one bit: 5 ^ 1 is 4
