@@ -1,4 +1,4 @@
-"""Exercises in the places of what the course wrote: do they carry a whole training?
+"""A learner's exercises in place of the course's own functions: do they carry a whole training run?
 
 unshard_with(unshard, reshard)      a learner's own in `labs.fsdp`
 remember, mixed_step                the course's own, for a notebook that shows no answers
@@ -19,7 +19,7 @@ from labs.parameter_group import ParameterGroup
 
 
 def unshard_with(unshard: Callable[..., Any], reshard: Callable[..., Any]) -> None:
-    """From here on, in this process, `labs.fsdp` gathers and drops by these two.
+    """From here on, in this process, `labs.fsdp` gathers and drops with these two.
 
     unshard(shards, fulls), reshard(fulls): as `check.unshard_and_reshard` has them.  `unshard` waits, so nothing is
     gathered ahead.

@@ -2,7 +2,7 @@
 
 The tier is made here: what it hands out is a new tensor, and what an update gives is another one.  Nothing is judged by
 the clock: an update waits until the next fetch has begun, and a store until the next update has; one that waits in
-vain shows that nothing overlaps.  Counted are the parameters whose state is alive at the same time.
+vain shows that nothing overlaps.  It counts the parameters whose state is alive at the same time.
 
 With none, one and many parameters, in any order, some missing; with a tier that fails in a fetch, and in a store.
 """

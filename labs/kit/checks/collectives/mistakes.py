@@ -175,7 +175,7 @@ def made_of(one: One, fits: Callable[[Tensor], Any]) -> str | None:
     if times is None or not fits(times):
         return None
     told = ", ".join(f"rank {r}'s {c:.2g} times" for r, c in zip(one.case.members, times.tolist(), strict=True))
-    return f"What it holds there counts {told}."
+    return f"There it has {told}, and each is due once."
 
 
 VALUES = (

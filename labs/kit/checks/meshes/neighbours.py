@@ -257,7 +257,7 @@ PLACES = (
     ),
     Mistake(
         "not one number for each axis",
-        "How many axes does the mesh have, and so how many numbers a coordinate?",
+        "How many axes does the mesh have, and so how many numbers does a coordinate have?",
         differs(0, lambda found, due: len(found) != len(due)),
     ),
     Mistake("a different coordinate", "", differs(0, lambda found, due: True)),
