@@ -202,7 +202,7 @@ run(shard_and_gather, ranks=4)
 # %% [markdown]
 # Eight numbers are two for each of four ranks. Ten do not divide evenly: `chunk` makes every shard as long as the
 # longest has to be, 3, until the numbers run out, so the last one is shorter: 3, 3, 3, 1. Nine numbers leave nothing at
-# all for the last rank: 3, 3, 3, 0 (`chunk` then returns three pieces only). Which numbers belong to which rank? Every
+# all for the last rank: 3, 3, 3, 0 (`chunk` then returns only three pieces). Which numbers belong to which rank? Every
 # strategy that shards has to answer this, so the second exercise is yours. It is arithmetic, without tensors.
 
 

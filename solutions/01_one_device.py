@@ -318,9 +318,9 @@ draw.ledger(rows)
 
 # %% [markdown]
 # A is proportional to the number of tokens, except for the *rotary* tables: they tell attention where in the text each
-# token stands, with one row per position, shared by the whole batch. That holds because attention here is *fused*: it
-# never stores its table of all tokens by all tokens. Where it is stored, A has a part that grows with the square of the
-# context.
+# token stands, with one row per position, shared by the whole batch. The rule holds because attention here is *fused*:
+# it never stores its table of all tokens by all tokens. Where it is stored, A has a part that grows with the square of
+# the context.
 #
 # The formula goes through the model, operator by operator, and asks what each one's derivative needs: the norms,
 # attention, the *rotary* tables, *mlp* (a block's other half), the *head*, which gives the logits, and *tokens*, the

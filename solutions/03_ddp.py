@@ -95,7 +95,7 @@ def train(wrap=itself, finish=nothing, steps=STEPS, build=lambda: GPT(CONFIG), o
 
 # %% [markdown]
 # A job of one rank, with nothing in either place, is notebook 01: the same curve, to the last bit, as that of the
-# course's own loop. (`tell=` is what a job says of itself while it runs.) All jobs here run on CPUs, so that whoever
+# course's own loop. (`tell=` is what a job says about itself while it runs.) All jobs here run on CPUs, so that whoever
 # reads this gets the same bytes.
 
 # %%
