@@ -54,7 +54,7 @@ def mesh(axes: Mapping[str, int], along: str = "") -> Drawing:
 def chart(
     values: Mapping[str, float | Mapping[str, float]], unit: str = "B", kind: str = "comm", caption: str = ""
 ) -> Drawing:
-    """Bars of what a formula says, one a name; {kind: value} in place of a value stacks a bar by kind.
+    """Bars of what a formula says, one per name; {kind: value} in place of a value stacks a bar by kind.
 
     unit: "B" for bytes, "s" for seconds, or any other. kind: the colour of single values, a key of KINDS
     or of TIMELINE.

@@ -6,7 +6,7 @@ A collective starts when its last member has issued it, a message when it is sen
 the same wires has passed: two at once take the sum.  Where members bring different sizes, the largest counts.
 How long it then takes is the link's arithmetic (link.py).
 
-It is the completion that is late, not the call, so that overlap still pays.  The process gets a Work (and a future)
+It is the completion that is late, not the call, so overlap still pays.  The process gets a Work (and a future)
 that is done when the wire says so, and whoever waits for it waits: Python, functional collectives, DDP in C++.  gloo's
 reduce_scatter, send and recv have no future: they are late in `Work.wait` and in `wait_tensor`, which is all that they
 offer.  Not slowed: a recv from any source, since nobody knows beforehand what it waits for.

@@ -38,7 +38,7 @@ LARGEST = 400  # characters of an answer that are shown
 class Sheet:
     """One call: `arguments`, what is `due`, and which call it is in `words`.
 
-    secret: what is due is not shown.  only: the name of what is wrong on such a sheet alone.
+    secret: what is due is not shown.  only: the name of what is wrong only on such a sheet.
     """
 
     arguments: tuple[Any, ...]

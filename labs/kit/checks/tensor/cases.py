@@ -68,7 +68,7 @@ class Split(shared.Case):
         return functions[0](*brought.values(), **group)
 
     def numbers(self, shape: Sequence[int], rank: int, what: int = 0) -> Tensor:
-        """Others for each thing that a rank brings; in bfloat16 such as it adds up exactly."""
+        """Different ones for each thing that a rank brings; in bfloat16, numbers that it adds up exactly."""
         generator = self.generator(rank, what)
         if self.dtype is BF16:
             return torch.randint(1, 8, tuple(shape), generator=generator).to(BF16)
