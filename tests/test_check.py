@@ -6,6 +6,7 @@ What a check measures is itself held to torch and to the wire in the tests of la
 """
 
 import contextlib
+import re
 import sys
 import threading
 from functools import partial
@@ -18,7 +19,9 @@ from torch import nn
 from labs import collectives, ddp, group, native
 from labs.collectives import exchange, group_rank, place, powers_of_two
 from labs.kit import check
-from tests.wrong_answers import collectives as wrong_collectives  # noqa: F401  (it fills the list)
+from labs.kit.checks.job import failed
+from labs.kit.launch import RankError
+from tests.wrong_answers import collectives as wrong_collectives
 from tests.wrong_answers.answers import ANSWERS, let_past
 from tests.wrong_answers.gradients import InBuckets, Wrapper, accumulate
 from tests.wrong_answers.together import together
@@ -265,6 +268,33 @@ def test_what_it_raises_is_told_with_its_line():
     assert answer.ok is False
     assert "IndexError" in str(answer) and "return pieces[len(pieces)]" in str(answer)
     assert "float64" in answer.text  # with which input
+
+
+@pytest.mark.parametrize(
+    "kind, said, question",
+    [
+        ("raised", "rank 0 of 2 failed: NameError: name 'math' is not defined", "This name is not known"),
+        ("raised", "rank 0 of 2 failed: TypeError: 'tuple' object does not support item assignment", "What type does"),
+        ("raised", "rank 0 of 2 failed: AttributeError: 'tuple' object has no attribute 'add_'", "What type does"),
+        ("raised", "rank 0 of 2 failed: TypeError: fn() got an unexpected keyword argument 'group'", "Which arguments"),
+        ("raised", "rank 0 of 2 failed: ValueError: TypeError: no", "What does this line assume"),
+        ("mismatch", "rank 0 called all_reduce float32[4], rank 1 called all_reduce float64[4]", "The elements are"),
+        ("mismatch", "rank 0 called all_reduce float32[4], rank 1 called all_reduce float64[5]", "How large"),
+        ("mismatch", "rank 0 called broadcast int64[2] from 0, rank 1 called broadcast int64[2] from 1", "Which ranks"),
+    ],
+)
+def test_what_a_failed_job_is_asked(kind, said, question):
+    assert failed(RankError(kind, (0,), said, []), "on 2 ranks").answer.question.startswith(question)
+
+
+def test_a_tree_that_tells_ranks_that_do_not_exist():
+    """Its question is about them, and the learner's line comes before the one of `exchange`."""
+    answer = check.broadcast(wrong_collectives.broadcast_doubling_only)
+    assert answer.mistake == "right only when the number of ranks is a power of two"
+    assert answer.question.endswith("Is there a rank with that number?")
+    assert re.search(
+        r"   collectives\.py line \d+: exchange\(.*  \(in collectives\.py line \d+: for work in", answer.text
+    )
 
 
 def test_a_hang_is_told_with_its_line():

@@ -94,7 +94,7 @@ def kept(module, x):
 @pytest.mark.parametrize("fn", [layer_bytes, by_token, by_hooks])
 def test_a_right_formula_is_accepted(fn):
     answer = check.layer_bytes(fn)
-    assert str(answer) == "✓ layer_bytes: right on all 13 sheets"
+    assert str(answer) == "✓ layer_bytes: right on all 13 examples"
 
 
 AGAIN = "× the layers' forward is computed again (budget"

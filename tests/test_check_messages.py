@@ -81,6 +81,25 @@ def test_an_untouched_stub_is_not_yet():
     assert check.mean_on_rank_0(stub).ok is None
 
 
+def test_a_buffer_of_another_dtype(capfd):
+    """The dtype is named, and what gloo says when it aborts is not shown beside it."""
+
+    def fn(x):
+        rank, ranks = everybody()
+        if rank > 0:
+            return dist.send(x, dst=0)
+        total, theirs = x.clone(), torch.zeros(x.shape)
+        for other in range(1, ranks):
+            dist.recv(theirs, src=other)
+            total += theirs
+        return total / ranks
+
+    answer = check.mean_on_rank_0(fn)
+    assert answer.mistake == "not the same dtype on every rank"
+    assert "do not agree on the dtype of a message: rank 0 called recv float32[" in answer.text
+    assert "gloo" not in capfd.readouterr().out + str(answer)
+
+
 def test_the_words():
     summed_up, built_in = together([(NAME, (summed,), False), (NAME, (by_all_reduce,), False)])
     assert "rank 0 element 0 is" in summed_up.text and "rank 3's 4 times" in summed_up.text

@@ -128,7 +128,7 @@ def test_right_answers_are_accepted(name):
 
 
 def test_what_they_say():
-    assert str(check.step_seconds(step_seconds)) == "✓ step_seconds: right on all 15 sheets"
+    assert str(check.step_seconds(step_seconds)) == "✓ step_seconds: right on all 15 examples"
     assert str(check.offloaded_step(offloaded_step)).startswith(
         "✓ offloaded_step: each fetch, and each store, beside an update; the state of "
     )

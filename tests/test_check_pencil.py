@@ -6,6 +6,7 @@ Right: the course's own, and answers that go another way about it.  Wrong: tests
 import math
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from itertools import accumulate
 
 import numpy as np
@@ -193,17 +194,17 @@ RIGHT |= {
     "bubbles": (pencil.bubbles, bubbles_by_simulation),
 }
 LINES = {
-    "ring_seconds": "✓ ring_seconds: right on all 10 sheets",
-    "tree_seconds": "✓ tree_seconds: right on all 10 sheets",
-    "bytes_by_kind": "✓ bytes_by_kind: right on all 16 sheets",
-    "my_shard": "✓ my_shard: right on all 87 sheets",
-    "fill_buckets": "✓ fill_buckets: right on all 12 sheets",
-    "sent_by_rings": "✓ sent_by_rings: right on all 6 sheets",
-    "started_when": "✓ started_when: right on all 3 sheets",
+    "ring_seconds": "✓ ring_seconds: right on all 10 examples",
+    "tree_seconds": "✓ tree_seconds: right on all 10 examples",
+    "bytes_by_kind": "✓ bytes_by_kind: right on all 16 examples",
+    "my_shard": "✓ my_shard: right on all 87 examples",
+    "fill_buckets": "✓ fill_buckets: right on all 12 examples",
+    "sent_by_rings": "✓ sent_by_rings: right on all 6 examples",
+    "started_when": "✓ started_when: right on all 3 examples",
     "stages_by_event": "✓ stages_by_event: right",
-    "held_and_sent": "✓ held_and_sent: right on all 4 sheets",
-    "bubbles": "✓ bubbles: right on all 5 sheets",
-    "held_per_rank": "✓ held_per_rank: right on all 13 sheets",
+    "held_and_sent": "✓ held_and_sent: right on all 4 examples",
+    "bubbles": "✓ bubbles: right on all 5 examples",
+    "held_per_rank": "✓ held_per_rank: right on all 13 examples",
 }
 
 
@@ -234,6 +235,22 @@ def test_what_it_raises_is_told_with_its_line(name):
 
     answer = getattr(check, name)(fn)
     assert answer.ok is False and "IndexError" in answer.text and "args[99]" in answer.text
+
+
+def test_a_wrong_table_says_of_which_stages():
+    tables = [
+        {"sync": ("reduce_scatter",) * 3},
+        {"before_backward": ("", "", "")},
+        {"gradient_ready": ("", "", "")},
+        {"step": ["all_gather", "all_gather", None]},
+        {"step": None},
+    ]
+    functions = [partial(pencil.stages_by_event, **table) for table in tables]
+    first, second, third, *others = together([("stages_by_event", (fn,), False) for fn in functions])
+    assert first.text.endswith("; wrong for stages 2 and 3") and "done already" in first.question
+    assert second.text.endswith("; wrong for stage 3") and second.mistake == "a gather is missing"
+    assert third.text.endswith("; wrong for stages 2 and 3") and "which part of it" in third.question
+    assert all(answer.ok is False for answer in others)
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 4, 7])

@@ -12,6 +12,8 @@ from torch import nn
 from labs import clip, collectives
 from labs.group import all_gather, reduce_scatter_single
 from labs.kit import check
+from labs.kit.checks.answer import Wrong
+from labs.kit.checks.shards import hinted
 from tests.wrong_answers.answers import ANSWERS, let_past
 from tests.wrong_answers.together import together
 from tests.wrong_answers.zero import drop, forwards, gather, one_layer_back, partition, ready
@@ -27,6 +29,15 @@ CHECKS = {
 
 def place():
     return dist.get_rank(), dist.get_world_size()
+
+
+# ---- the words ---------------------------------------------------------------------------------------------
+
+
+def test_a_parameter_where_plain_tensors_are_wanted():
+    """The shard, say: full.data may have been written already."""
+    said = hinted(Wrong("RuntimeError: … is being modified inplace with grad mode enabled."))
+    assert said.answer.mistake == "autograd sees the change" and "still a Parameter" in said.answer.question
 
 
 # ---- right answers ---------------------------------------------------------------------------------------

@@ -28,6 +28,11 @@ def because(kind: str) -> Callable[[RankError], bool]:
     return lambda error: error.kind == kind
 
 
+def raised(kinds: str) -> Callable[[RankError], bool]:
+    """`kinds`: a pattern of how the exception's own line begins, "TypeError" or more of it."""
+    return lambda error: error.kind == "raised" and bool(re.match(f".* failed: ({kinds})", str(error)))
+
+
 def died_in_memory(error: RankError) -> bool:
     return error.kind == "died" and bool(re.search("SIG(SEGV|ABRT|BUS)", str(error)))
 
@@ -38,6 +43,14 @@ def of_other_sizes(error: RankError) -> bool:
     calls = re.findall(r" called (\w+)(?: \w+(\[.*?\]))?", headline)
     same = len({op for op, _ in calls}) == 1 and len({shape for _, shape in calls}) > 1
     return error.kind == "mismatch" and (same or "the sizes of a message" in headline)
+
+
+def of_other_dtypes(error: RankError) -> bool:
+    """The same, but as many elements."""
+    headline = str(error).splitlines()[0]
+    calls = re.findall(r" called (\w+) (\w+)(\[.*?\])", headline)
+    same = len({(op, shape) for op, _, shape in calls}) == 1 < len({dtype for _, dtype, _ in calls})
+    return error.kind == "mismatch" and (same or "the dtype of a message" in headline)
 
 
 def out_of_room(error: RankError) -> bool:
@@ -51,6 +64,17 @@ FAILURES = (
         "How many bytes does this line allocate, and how many was the function given?",
         out_of_room,
     ),
+    Mistake(
+        "",
+        "This name is not known in this notebook: is it spelt right, and is it imported, or defined in a cell?",
+        raised("NameError: name"),
+    ),
+    Mistake(
+        "",
+        "Which arguments does this function take, and which is it given?",
+        raised(r"TypeError: .*\(\) (missing|takes|got) "),
+    ),
+    Mistake("", "What type does each thing on this line have?", raised("TypeError|AttributeError")),
     Mistake("", "What does this line assume that does not hold for this input?", because("raised")),
     Mistake(
         "a rank died",
@@ -58,6 +82,11 @@ FAILURES = (
         died_in_memory,
     ),
     Mistake("a rank died", "What could end a process from outside of Python?", because("died")),
+    Mistake(
+        "not the same dtype on every rank",
+        "The elements are as many on both sides, the bytes are not. What dtype has the tensor on each rank?",
+        of_other_dtypes,
+    ),
     Mistake(
         "the ranks make different calls",
         "How large is what each rank hands over here, and may the sizes differ?",

@@ -20,7 +20,7 @@ import torch
 
 from labs.kit.checks.answer import Wrong, answered
 from labs.kit.checks.job import blame_luck, job
-from labs.kit.checks.layers import UNSEEN, Case, come_and_go, partition, passes, scatter
+from labs.kit.checks.layers import Case, come_and_go, partition, passes, scatter
 from labs.kit.checks.pieces import judge_gathered, judge_partition, judge_scatter
 from labs.kit.launch import Results
 from labs.kit.record import Event, Recording
@@ -205,7 +205,8 @@ def hinted(wrong: Wrong) -> Wrong:
         question = "How many bytes does full's storage have when gather begins, and how many when the numbers arrive?"
         return Wrong(text, question, "there is no memory to gather into")
     if any(sign in text for sign in ("is being modified inplace", "is being used in an in-place operation")):
-        return Wrong(text, UNSEEN, "autograd sees the change")
+        question = "What on this line is still a Parameter, and which attribute of it is unseen by autograd?"
+        return Wrong(text, question, "autograd sees the change")
     return wrong
 
 

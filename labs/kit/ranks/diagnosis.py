@@ -12,6 +12,8 @@ A program that disagrees with itself may still run to its end (gloo completes so
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import os
 import re
 import signal
@@ -153,7 +155,7 @@ class Watch:
         )  # the few are likelier wrong than the many
         called = ", ".join(f"{name(ranks)} called {what}" for what, ranks in sides.items())
         where = [Where(rank, "called", call.what, call.site) for rank, call in calls.items()]
-        about = "the sizes of a message" if entry.is_p2p else nth_of(entry, self.ranks)
+        about = of_message(list(calls.values())) if entry.is_p2p else nth_of(entry, self.ranks)
         return Problem("mismatch", f"the ranks do not agree on {about}: {called}", tuple(odd), self.complete(where))
 
     def no_such_rank(self, rank: int, entry: Entry) -> Problem:
@@ -282,6 +284,13 @@ class Watch:
         who = f"{name(late)} {'is' if len(late) == 1 else 'are'} still {doing}"
         sentence = f"the job was not done after {timeout:g} s: {who}"
         return Problem("timeout", sentence, late, self.complete(where))
+
+
+def of_message(ends: list[Entry]) -> str:
+    """What its two ends see differently: where they name as many elements, it is the dtype."""
+    shapes = [json.loads(shape) for end in ends for shape in re.findall(r"\[.*?\]", end.what)]
+    counts = list(map(math.prod, shapes))
+    return "the dtype of a message" if len(counts) == 2 and counts[0] == counts[1] else "the sizes of a message"
 
 
 def stacks(pids: dict[int, int], files: dict[int, int]) -> dict[int, str]:

@@ -218,14 +218,14 @@ class FlightRecorder(tap.Listener):
         return self.groups[group]
 
     def site(self, frame: FrameType | None) -> str:
-        """The first line outside torch and this kit; where that is the course's own, also the line that called it."""
+        """The first line outside torch and this kit; where that is the course's own, after the line that called it."""
         inner = outer = learner_frame(frame)
         while outer is not None and outer.f_code.co_filename.startswith(LABS):
             outer = learner_frame(outer.f_back)
         key = tuple((f.f_code, f.f_lineno) for f in (inner, outer) if f is not None)
         if key not in self.sites:
-            called = f"  (called from {source_line(outer)})" if outer is not None and outer is not inner else ""
-            self.sites[key] = source_line(inner) + called
+            through = outer is not None and outer is not inner
+            self.sites[key] = f"{source_line(outer)}  (in {source_line(inner)})" if through else source_line(inner)
         return self.sites[key]
 
     def text(self, text: str, otherwise: str = "", room: int = TEXT - GROUP_TEXT) -> int:

@@ -1,15 +1,18 @@
 """What the ranks print, line by line as it comes, each line with its rank before it.
 
 Progress bars work: a piece that ends in a carriage return is shown at once and written over by the next.
+What gloo says when it ends the process is kept back, as the diagnosis mostly knows better (see team.py).
 A rank that prints more than FIRST bytes is not shown any further until it ends; then come its LAST bytes.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 
 FIRST = 1 << 20  # bytes of one rank; a loop that prints tensors would otherwise bury the notebook
 LAST = 1 << 16
+GLOO_ABORTS = re.compile(rb"(terminate called .*|libc\+\+abi: .*)gloo::|  what\(\):  \[enforce fail ")
 
 
 class Lines:
@@ -20,6 +23,7 @@ class Lines:
         self.room = [FIRST] * ranks
         self.beyond = [0] * ranks  # bytes that came when the room was used up
         self.end = [bytearray() for _ in range(ranks)]  # and the last of these
+        self.aborts = [""] * ranks  # what gloo said, each line after a newline
 
     def feed(self, rank: int, data: bytes, last: bool = False) -> None:
         """Show every complete line of what `rank` has written so far, and at the end (`last`) what is left."""
@@ -60,7 +64,9 @@ class Lines:
                 pieces[-1] += b"\n"
             else:
                 unfinished += pieces.pop()
-        return "".join(prefixed(rank, piece) for piece in pieces)
+        gloo = [piece for piece in pieces if GLOO_ABORTS.match(piece)]
+        self.aborts[rank] += "".join("\n" + piece.decode(errors="replace").rstrip() for piece in gloo)
+        return "".join(prefixed(rank, piece) for piece in pieces if piece not in gloo)
 
 
 def prefixed(rank: int, piece: bytes) -> str:

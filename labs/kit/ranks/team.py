@@ -313,7 +313,8 @@ class Team:
         because = f"\n{name(others)} then had to stop." if others else ""
         where = self.watch.complete([Where(r, self.failures[r].kind) for r in same])
         if first.kind == "died":
-            return RankError("died", same, f"{name(same)} {first.sentence}{because}", where)
+            gloo = self.lines.aborts[same[0]]
+            return RankError("died", same, f"{name(same)} {first.sentence}{gloo}{because}", where)
         trace = CELL_PATH.sub("Cell, line", first.trace).rstrip()
         text = f"{name(same)} of {self.ranks} failed: {first.sentence}\n\n{trace}\n{because}".rstrip()
         return RankError("raised", same, text, where)

@@ -30,6 +30,7 @@ from labs.kit.checks.collectives.cases import (
     ALL_REDUCE,
     BROADCAST,
     BUDGET,
+    POWERS_ONLY,
     REDUCE_SCATTER,
     Case,
     Kind,
@@ -43,6 +44,7 @@ from labs.kit.record import Event, Recording
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.0, torch.int64: 0.0}
 BUDGET_STEP = 1
+NOBODY_LEFT = "In the last round on three ranks, whom does each rank tell? Is there a rank with that number?"
 
 # ---- the checks ------------------------------------------------------------------------------------------
 
@@ -126,7 +128,10 @@ def play(kind: Kind, fn: Callable[..., Any], cases: list[Case]) -> None:
     try:
         results = job(one_rank, kind.name, fn, cases, ranks=cases[0].ranks, when=within)
     except Wrong as wrong:
-        raise wrong.also(cases[0].only) from None
+        wrong = wrong.also(cases[0].only)
+        if kind.rooted and wrong.answer.mistake == POWERS_ONLY and not wrong.raised:
+            wrong = Wrong(wrong.answer.text, NOBODY_LEFT, POWERS_ONLY)
+        raise wrong from None
     judge_all(kind, cases, results)
 
 

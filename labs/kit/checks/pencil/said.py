@@ -10,7 +10,7 @@ from typing import Any
 
 from labs import pp
 from labs.kit.checks.answer import Mistake, answered
-from labs.kit.checks.pencil.sheet import Sheet, as_if, form, on_paper, so
+from labs.kit.checks.pencil.sheet import Seen, Sheet, as_if, form, on_paper, plain, same, so
 
 STAGES = {  # what happens at an event under stage 1, 2 and 3; the head of labs/zero.py
     "before_forward": ("", "", "all_gather"),
@@ -113,6 +113,23 @@ def closed(p: int, m: int, v: int, interleaved: float = 1) -> dict[str, float]:
     }
 
 
+def at_a_stage(test: Callable[[str, str], bool]) -> Callable[[Seen], str | None]:
+    """At the first event that is wrong: the stages of which what is found and what is due are so."""
+
+    def fits(seen: Seen) -> str | None:
+        found, due = plain(seen.found), plain(seen.sheet.due)
+        if form(found) != form(due):
+            return None
+        event = next(event for event in due if not same(found[event], due[event]))
+        if form(found[event]) != "list" or len(found[event]) != len(due[event]):
+            return None
+        pairs = enumerate(zip(found[event], due[event], strict=True), 1)
+        stages = [str(stage) for stage, pair in pairs if pair[0] != pair[1] and test(*pair)]
+        return f"{seen.told}; wrong for stage{'s' * (len(stages) > 1)} {' and '.join(stages)}" if stages else None
+
+    return fits
+
+
 RINGS = (
     Mistake(
         "all_reduce once instead of twice",
@@ -144,6 +161,21 @@ BY_EVENT = (
         "stage 3 gathers in its step",
         "Which parameters does it update, and who needs them whole before the next forward?",
         as_if(lambda: STAGES | {"step": ("all_gather",) * 3}),
+    ),
+    Mistake(
+        "a stage does something where nothing is left to do",
+        "What has this stage done already before this event, or what does it do later?",
+        at_a_stage(lambda found, due: not due),
+    ),
+    Mistake(
+        "a gather is missing",
+        "What does a rank need at this event that it does not hold?",
+        at_a_stage(lambda found, due: not found and due == "all_gather"),
+    ),
+    Mistake(
+        "",
+        "What does a rank hold at this event, and which part of it does it need from now on?",
+        at_a_stage(lambda found, due: True),
     ),
 )
 STRATEGIES = (

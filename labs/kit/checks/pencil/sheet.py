@@ -93,7 +93,7 @@ def on_paper(fn: Callable[..., Any], sheets: Sequence[Sheet], mistakes: Sequence
             refuse(AFTERMATH, outcome, f"{sheet}: afterwards ")
         except Wrong as wrong:
             raise wrong.also(sheet.only) from None
-    return f"right on all {len(sheets)} sheets" if len(sheets) > 1 else "right"
+    return f"right on all {len(sheets)} examples" if len(sheets) > 1 else "right"
 
 
 def as_if(other: Callable[..., Any]) -> Callable[[Seen], str | None]:
