@@ -58,7 +58,7 @@ draw.mesh({"replicate": 2, "shard": 4}, along="shard")
 # ## Predict
 #
 # Along `replicate`, rank 5 averages gradients with one other rank. Which one? (The cell then prints the mesh as rank 5
-# sees it: the grid, itself in brackets, and below it the groups of each axis.)
+# sees it: the grid, with rank 5 in brackets, and below it the groups of each axis.)
 
 # %%
 guess_partner = 1  # your number
@@ -402,7 +402,8 @@ play.placements()
 # Now compute with these tensors. In `y = x @ w` each rank has only blocks of x and w. What can it compute from them,
 # and what is the layout of y? Give each dim a letter, and give the same letter to dims that belong together: a matrix
 # product is `ik,kj->ij`. The letters then tell you every way to compute it. Here they are along one axis of the mesh,
-# inputs → output. (`linear="each"`: a product is linear in each input, while the other stays whole.)
+# inputs → output. (`linear="each"` adds the last two lines: if one input is a summand on each rank and the other is
+# whole, so is the product.)
 
 # %%
 cases = ["all whole", "i is cut", "k is cut", "j is cut", "x is a summand", "w is a summand"]
@@ -695,8 +696,7 @@ print(f"torchrun --standalone --nproc-per-node 4 two_layers.py\n{done.stdout or 
 # Replicate(), a reduce-scatter Shard(); the second sends half as much.
 # </details>
 #
-# <details><summary>What is ZeRO 2, in three placements? And what do you change for HSDP's stage 3 on two
-# axes?</summary>
+# <details><summary>What is ZeRO 2, in three placements? And what are the three for HSDP, on two axes?</summary>
 #
 # P is Replicate(), G and S are Shard(0). For HSDP all three are (Replicate(), Shard(0)): P, too, is sharded inside a
 # node, and each node has everything once.

@@ -59,7 +59,8 @@ draw.chart({"each of 64 ranks": at_the_peak}, "GB", caption="8 billion parameter
 # **Activations** are what forward leaves behind because backward will ask for it (notebook 01). They are not copies of
 # anything: each rank's belong to its own tokens. The stages of ZeRO leave them alone, and more ranks do not make them
 # fewer. The way out is to compute activations *again* instead of keeping them. What does that save, and what does it
-# cost? (Two other ways, state on a slower tier and models that are never built whole, are the subject of notebook 07b.)
+# cost? (What can be done about P, G and S on top of ZeRO, namely to keep them in a larger and slower memory, is the
+# subject of notebook 07b.)
 #
 # The model is notebook 01's, with twice the layers; the loop is the same. `change` is called on the model before it
 # trains: that is where everything in this notebook will happen.
@@ -850,7 +851,7 @@ draw.table(rows)
 #   loss begins, there are no gradients yet. Under full recomputation the peak is elsewhere: do they differ now?
 
 # %%
-play.memory(model="llama3-8b", ranks=64, batch=1, context=8192)
+play.memory(model="llama3-8b", ranks=64, batch=1, context=8192, card="40 GB")
 
 # %% [markdown]
 # ## Why, and why not

@@ -61,6 +61,17 @@ draw.chart({"one card": in_the_step}, "GB", caption="8 billion parameters on one
 # masters, and AdamW's two moments. And S is idle for nearly the whole step. Forward does not read it, backward does not
 # read it; the optimizer touches each number of it once, at the end. So it may lie where there is more room.
 #
+# ## Predict
+#
+# Two ways to take the optimizer's step. (a) Fetch the state to the card, update there, store it back. (b) Send the
+# gradients down in 16 bits, update where the state is, send the parameters back in 16 bits. By what factor does (a)
+# send more bytes over the link between the card and its *host*, the computer around it, than (b)? An expression will
+# do.
+
+# %%
+guess_ratio = (12 + 12) / (2 + 2)  # your number
+
+# %% [markdown]
 # ## Picture
 #
 # Each kind of memory is a **tier**: the closer to the arithmetic, the quicker and the smaller.
@@ -68,19 +79,10 @@ draw.chart({"one card": in_the_step}, "GB", caption="8 billion parameters on one
 # ![Three columns. All on the GPU: P, G, S, A. State in host memory: gradients go down, parameters come up, 2 + 2 bytes
 # per parameter. State on a disk: in addition, 12 + 12 bytes are read and written in each step.](../images/tiers.svg)
 #
-# **Offloading** is putting state on a lower tier. From a GPU, the next tier is the memory of its *host*, the computer
-# around it (this is called ZeRO-Offload). Below it comes the disk (ZeRO-Infinity; it uses fast disks, *NVMe*). On a
-# laptop the ranks are in host memory already, so the disk is a real next tier: files that are **memory-mapped**, so
-# that a program reads and writes them as if they were tensors.
-#
-# ## Predict
-#
-# Two ways to take the optimizer's step. (a) Fetch the state to the card, update there, store it back. (b) Send the
-# gradients down in 16 bits, update where the state is, send the parameters back in 16 bits. By what factor does (a)
-# send more bytes over the link between card and host than (b)? An expression will do.
-
-# %%
-guess_ratio = (12 + 12) / (2 + 2)  # your number
+# **Offloading** is putting state on a lower tier. From a GPU, the next tier is the memory of its host (this is called
+# ZeRO-Offload). Below it comes the disk (ZeRO-Infinity; it uses fast disks, *NVMe*). On a laptop the ranks are in host
+# memory already, so the disk is a real next tier: files that are **memory-mapped**, so that a program reads and writes
+# them as if they were tensors.
 
 # %%
 up_and_down, down_and_up = 12 + 12, 2 + 2  # bytes per parameter: state; gradients and parameters

@@ -299,7 +299,7 @@ talk = {"GPipe": try_out(gpipe(4, MICRO))}
 # ### Exercise 2: 1F1B
 #
 # The forwards that a rank does before it begins to alternate are its *warm-up*: none on rank 3, one on rank 2. (The
-# first pair of F and B then begins with one more.) Think about small numbers of micro-batches, too: with m < p, the
+# first pair of F and B then begins with one more F.) Think about small numbers of micro-batches, too: with m < p, the
 # first ranks have no more forwards to do than m. PyTorch's had overlooked this: with fewer micro-batches than ranks, a
 # training hung ([torchtitan#775](https://github.com/pytorch/torchtitan/issues/775)). It refuses them now; yours should
 # run them. The check wants the bubble of GPipe, and the activations of min(m, p − r) micro-batches at most.
@@ -529,7 +529,7 @@ draw.table(rows, caption="4 ranks, 8 micro-batches: the bubble, and micro-batche
 # %% [markdown]
 # Nothing is free: the smaller the bubble, the more is held, or sent. Now play with it. On 4 ranks, with how many
 # micro-batches is 1F1B's bubble at most 20 %? And if a message takes 0.2 of a forward, are four stages on each rank
-# still better than two?
+# still better than two (set `schedule` to interleaved)?
 
 # %%
 play.schedule()

@@ -383,7 +383,7 @@ def changed(name, *changes, sizes=(2, 3)):
         (changed("1f1b", (1, 2)), "1F1 is missing: each of 3 micro-batches goes forward through each of 2 stages"),
         (
             changed("1f1b", (1, 3)),
-            "rank 1 runs 1F1 at its 3rd place, and neither 1B1 nor 1I1 follows it",
+            "rank 1 runs 1F1 at its 3rd place, and no 1B1 follows it",
         ),
         (
             changed("zb1p", (0, -1)),

@@ -120,7 +120,9 @@ def require_complete(lists: Lists, places: dict[Instruction, Place]) -> None:
             rank = ranks.get(s, s % len(lists))  # where it would most likely be, if its stage is nowhere
             raise WrongSchedule(f"{F(s, m)!r} is missing: {every}", (rank, len(lists[rank])))
         if B(s, m) not in places:
-            raise wrong(lists, places[F(s, m)], f"and neither {B(s, m)!r} nor {I(s, m)!r} follows it")
+            split = any(isinstance(x, I) for order in lists for x in order)
+            missing = f"neither {B(s, m)!r} nor {I(s, m)!r} follows" if split else f"no {B(s, m)!r} follows"
+            raise wrong(lists, places[F(s, m)], f"and {missing} it")
         rank, place = at = places[B(s, m)]
         if isinstance(lists[rank][place], I) and W(s, m) not in places:
             raise wrong(lists, at, f"and {W(s, m)!r}, the other half of the backward, is missing")

@@ -284,7 +284,7 @@ def warmup_upside_down(ranks, microbatches):
     return one_f_one_b(ranks, microbatches, warmup=lambda ranks, rank: rank)
 
 
-@wrong("one_f_one_b", "the warm-up is not clamped")
+@wrong("one_f_one_b", "the warm-up is longer than there are micro-batches")
 def not_clamped(ranks, microbatches):
     lists = []
     for rank in range(ranks):
@@ -296,7 +296,7 @@ def not_clamped(ranks, microbatches):
     return lists
 
 
-@wrong("one_f_one_b", "the warm-up is not clamped")
+@wrong("one_f_one_b", "the warm-up is longer than there are micro-batches")
 def not_clamped_and_counted_below_zero(ranks, microbatches):
     lists = []
     for rank in range(ranks):

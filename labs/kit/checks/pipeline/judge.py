@@ -56,7 +56,9 @@ def one_f_one_b(fn: Callable[..., Any], seed: int) -> str:
     def target(size: Size) -> Target:
         return Target(fraction(size), [min(size.microbatches, size.ranks - rank) for rank in range(size.ranks)])
 
-    return scheduled(fn, sizes(seed, few="the warm-up is not clamped"), mistakes.ONE_F_ONE_B, target)
+    return scheduled(
+        fn, sizes(seed, few="the warm-up is longer than there are micro-batches"), mistakes.ONE_F_ONE_B, target
+    )
 
 
 @answered
