@@ -92,7 +92,7 @@ def without_random_numbers(layer, x):
         return layer(x)
 
 
-@wrong("checkpoint", "the random numbers are not kept")
+@wrong("checkpoint", "the random numbers are not kept", listed=False)
 def seeded_anew(layer, x):
     again, numbers = [], itertools.count()
 
@@ -156,7 +156,7 @@ def with_its_graph(layer, x):
         return layer(x)
 
 
-@wrong("checkpoint", "not freed after use")
+@wrong("checkpoint", "not freed after use", listed=False)
 def kept_in_a_list_of_all(layer, x):
     random, numbers, again = torch.get_rng_state(), itertools.count(), []
     KEPT.append(again)
@@ -265,7 +265,7 @@ def as_numpy(layer, x):
         return layer(x)
 
 
-@wrong("checkpoint", "nothing is recomputed")
+@wrong("checkpoint", "nothing is recomputed", listed=False)
 def in_another_list(layer, x):
     kept = []
     with saved_tensors_hooks(lambda t: kept.append(t) or len(kept) - 1, kept.__getitem__):
@@ -298,7 +298,7 @@ def in_fewer_digits(layer, x):
         return layer(x)
 
 
-@wrong("checkpoint", "different outputs")
+@wrong("checkpoint", "different outputs", listed=False)
 def computed_in_fewer_digits(layer, x):
     return checkpoint(lambda x: layer(x).bfloat16().to(x.dtype), x)
 
@@ -325,7 +325,7 @@ def nowhere(model):
     pass
 
 
-@wrong("place_checkpoints", "nothing is recomputed")
+@wrong("place_checkpoints", "nothing is recomputed", listed=False)
 def wrapper_thrown_away(model):
     for layer in model.layers.values():
         layer = checkpoint_wrapper(layer)
@@ -338,14 +338,14 @@ def another_model_is_returned(model):
     return changed
 
 
-@wrong("place_checkpoints", "nothing is recomputed")
+@wrong("place_checkpoints", "nothing is recomputed", listed=False)
 def called_once_and_for_all(model):
     """Recomputes a forward of its own, and leaves the model's as it is."""
     for layer in model.layers.values():
         torchs(layer, torch.zeros(1, 1, model.config.dim, dtype=model.norm.weight.dtype), use_reentrant=False)
 
 
-@wrong("place_checkpoints", "too much at once in backward")
+@wrong("place_checkpoints", "too much at once in backward", listed=False)
 def around_everything(model):
     model.forward = partial(recompute.checkpoint, model.forward)
 
@@ -371,7 +371,7 @@ def one_within_another(model):
     model.forward = partial(recompute.checkpoint, model.forward)
 
 
-@wrong("place_checkpoints", "computed more than twice")
+@wrong("place_checkpoints", "computed more than twice", listed=False)
 def each_part_within_each_layer(model):
     for layer in model.layers.values():
         recompute.recompute([layer.attention, layer.mlp])
@@ -393,17 +393,17 @@ def every_layer_in_full(model):
     recompute.recompute(model.layers.values())
 
 
-@wrong("place_checkpoints", "too much is computed again")
+@wrong("place_checkpoints", "too much is computed again", listed=False)
 def all_but_attention(model):
     recompute.recompute(model.layers.values(), keep=ATTENTION)
 
 
-@wrong("place_checkpoints", "too much is computed again")
+@wrong("place_checkpoints", "too much is computed again", listed=False)
 def all_but_the_last_layer(model):
     recompute.recompute(list(model.layers.values())[:-1])
 
 
-@wrong("place_checkpoints", "too much is kept")
+@wrong("place_checkpoints", "too much is kept", listed=False)
 def every_second_layer(model):
     recompute.recompute(list(model.layers.values())[::2])
 
@@ -413,7 +413,7 @@ def selective_everywhere(model):
     recompute.recompute(model.layers.values(), keep=MATMULS | ATTENTION)
 
 
-@wrong("place_checkpoints", "too much is kept")
+@wrong("place_checkpoints", "too much is kept", listed=False)
 def the_attention_alone(model):
     recompute.recompute(layer.attention for layer in model.layers.values())
 
@@ -426,7 +426,7 @@ def the_other_half_in_full(model):
     recompute.recompute(last)
 
 
-@wrong("place_checkpoints", "too much at once in backward")
+@wrong("place_checkpoints", "too much at once in backward", listed=False)
 def every_second_in_full_the_last_among_them(model):
     layers = list(model.layers.values())
     recompute.recompute(layers[1::2])
@@ -540,7 +540,7 @@ def in_bytes_of_python(model):
     around(as_numpy, model.layers.values())
 
 
-@wrong("place_checkpoints", "nothing is recomputed")
+@wrong("place_checkpoints", "nothing is recomputed", listed=False)
 def offloaded_to_where_it_was(model):
     """On a device that is a move; with the model on the CPU it is a copy."""
 

@@ -64,14 +64,13 @@ def around_each_layer(fn: Function, model: nn.Module) -> None:
 def judge(fn: Function, seed: int, budget: Budget) -> str:
     draw = random.Random(seed)
     small = [
-        Case(draw.randrange(2**40), 1, draw.choice((3, 5))),  # of which nobody has half
-        Case(draw.randrange(2**40), 1, draw.randint(2, 4), frozen=True),
-        Case(draw.randrange(2**40), 1, draw.randint(2, 4), tied=True, waiting=2),
-        Case(draw.randrange(2**40), 1, draw.randint(2, 4), dropout=0.3),
+        Case(draw.randrange(2**40), 1, draw.choice((3, 5)), again=True),  # of which nobody has half
+        Case(draw.randrange(2**40), 1, draw.randint(2, 3), tied=True, waiting=2),
+        Case(draw.randrange(2**40), 1, draw.randint(2, 4), frozen=True, dropout=0.3),
     ]
     measured = Case(draw.randrange(2**40), 1, depth=8, sequences=8, tokens=64, measured=True)
     found: list[Outcome] = []
-    for cases in (small, [measured]):  # which takes longer than the others together
+    for cases in (small, [measured]):  # which takes as long as the others together
         [outcomes] = job(numbers, fn, cases, ranks=1, record=None, when="on one rank")
         for case, outcome in zip(cases, outcomes, strict=True):
             right_numbers(case, outcome)
@@ -109,7 +108,8 @@ def right_numbers(case: Case, outcome: Outcome) -> None:
                 "Which numbers would the rest of the program have drawn, had nothing been computed twice?",
                 "the second run disturbs the random numbers",
             )
-    right_output(f"{case}: under no_grad", *outcome.without_grad, "different outputs under no_grad")
+    if case.again:
+        right_output(f"{case}: under no_grad", *outcome.without_grad, "different outputs under no_grad")
 
 
 def right_outputs(case: Case, number: int, plain: Step, found: Step) -> None:

@@ -1,6 +1,6 @@
 """A GPT with dropout or without, and what a rank does with it in a check of recomputation.
 
-The reference is the same model untouched, from the same random numbers: two steps of each.
+The reference is the same model untouched, from the same random numbers: a step of each, in one case two.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Case(shared.Case):
     waiting: int = 1  # forwards, before the first backward
     sequences: int = 2
     tokens: int = 6
+    again: bool = False  # there is a second step, and a forward under no_grad
     measured: bool = False
 
     def model(self) -> GPT:
@@ -58,9 +59,9 @@ class Case(shared.Case):
         return sum(p.nbytes for p in self.model().parameters())
 
     def __str__(self) -> str:
-        words = [f"{self.depth} layers"] + ["dropout"] * bool(self.dropout) + ["a frozen embedding"] * self.frozen
-        words += ["a tied head"] * self.tied
+        words = [f"{self.depth} layers"] + ["a frozen embedding"] * self.frozen + ["a tied head"] * self.tied
         words += [f"{self.waiting} forwards before the first backward"] * (self.waiting > 1)
+        words += ["dropout"] * bool(self.dropout)
         return ", ".join(words)
 
 
@@ -79,16 +80,18 @@ class Dropping(Layer):
 
 @dataclass
 class Step:
-    """Losses, gradients by name, and the state of the random numbers afterwards."""
+    """Losses, gradients by name, and the state of the random numbers afterwards; what it cost."""
 
     losses: list[Tensor]
     gradients: dict[str, Tensor | None]
     random: Tensor
+    multiplications: int
+    elsewhere: int  # the most bytes that came in Python and numpy (where traced)
 
 
 @dataclass
 class Outcome:
-    """Two steps of the model as it was (plain), and as it is (found)."""
+    """Steps of the model as it was (plain), and as it is (found)."""
 
     names: tuple[list[str], list[str]]
     complaint: tuple[str, str, str] | None = None  # text, question, mistake
@@ -97,7 +100,7 @@ class Outcome:
     found: list[Step] = field(default_factory=list)
     without_grad: tuple[Tensor, ...] = ()  # found, plain
     again: float = 0.0  # multiplications that a step has more than before, × the layers' forward
-    elsewhere: int = 0  # bytes that Python and numpy held more than before
+    elsewhere: int = 0  # the most bytes that came in Python and numpy (the model as it was makes few)
     runs: dict[str, float] = field(default_factory=dict)  # of each layer, by its name, per forward of the model
 
 
@@ -118,12 +121,16 @@ def numbers_of(fn: Function, case: Case) -> Outcome:
     outcome.returned = "" if returned is None or returned is model else show(returned)
     if outcome.complaint or outcome.names[0] != outcome.names[1]:
         return outcome
-    compare_costs(outcome, plain, model, case)
     runs.clear()
-    outcome.plain, outcome.found = ([step(each, case), step(each, case)] for each in (plain, model))
+    outcome.plain, outcome.found = (
+        [step(each, case, trace=case.measured and each is model) for _ in range(1 + case.again)]
+        for each in (plain, model)
+    )
     outcome.runs = {name: runs[name] / len(outcome.found) / case.waiting for name in plain.layers}
-    with torch.no_grad():
-        outcome.without_grad = tuple(losses(each, case)[0] for each in (model, plain))
+    compare_costs(outcome, plain, case)
+    if case.again:
+        with torch.no_grad():
+            outcome.without_grad = tuple(losses(each, case)[0] for each in (model, plain))
     return outcome
 
 
@@ -156,11 +163,16 @@ def changed(plain: nn.Module, model: nn.Module) -> tuple[str, str, str] | None:
     return None
 
 
-def step(model: nn.Module, case: Case) -> Step:
-    found = losses(model, case)
-    for loss in found:
-        loss.backward()
-    after = Step([loss.detach() for loss in found], {}, torch.get_rng_state())
+def step(model: nn.Module, case: Case, trace: bool) -> Step:
+    if trace:
+        tracemalloc.start()
+    with Multiplications() as count:
+        found = losses(model, case)
+        for loss in found:
+            loss.backward()
+    elsewhere = tracemalloc.get_traced_memory()[1]  # 0 where nothing is traced
+    tracemalloc.stop()
+    after = Step([loss.detach() for loss in found], {}, torch.get_rng_state(), count.total, elsewhere)
     for name, p in parameters(model).items():
         after.gradients[name] = p.grad
         if p.grad is not None:
@@ -177,27 +189,15 @@ def losses(model: nn.Module, case: Case) -> list[Tensor]:
 # ---- what it costs ---------------------------------------------------------------------------------------
 
 
-def compare_costs(outcome: Outcome, plain: nn.Module, model: nn.Module, case: Case) -> None:
+def compare_costs(outcome: Outcome, plain: nn.Module, case: Case) -> None:
+    """Of the first step."""
     x = torch.zeros(case.sequences, case.tokens, plain.config.dim, dtype=plain.embed.weight.dtype)
     with Multiplications() as forward, torch.no_grad():
         for layer in plain.layers.values():
             layer(x)
-    (before, bytes_before), (after, bytes_after) = (costs(each, case) for each in (plain, model))
-    outcome.again = (after - before) / forward.total / case.waiting
-    outcome.elsewhere = bytes_after - bytes_before
-
-
-def costs(model: nn.Module, case: Case) -> tuple[int, int]:
-    """Multiplications of a forward and backward, and the most bytes that came in Python and numpy (where measured)."""
-    if case.measured:
-        tracemalloc.start()
-    with Multiplications() as count:
-        for loss in losses(model, case):
-            loss.backward()
-    most = tracemalloc.get_traced_memory()[1]  # 0 where nothing is traced
-    tracemalloc.stop()
-    model.zero_grad()
-    return count.total, most
+    before, after = outcome.plain[0], outcome.found[0]
+    outcome.again = (after.multiplications - before.multiplications) / forward.total / case.waiting
+    outcome.elsewhere = after.elsewhere
 
 
 class Multiplications(TorchDispatchMode):

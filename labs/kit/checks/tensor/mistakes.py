@@ -51,7 +51,7 @@ PLANS = (
     ),
     Mistake(
         "q, k and v are not split alike",
-        "How many heads of q, of k and of v has this rank, by your plan?",
+        "By your plan, how many heads of q, of k and of v does this rank have?",
         raised("Number of heads in key"),
     ),
     Mistake(
