@@ -223,7 +223,7 @@ def test_what_it_raises_is_told_with_its_line():
 
     answer = check.place_checkpoints(fn)
     assert answer.text.startswith(
-        "on one rank, rank 0 of 1 failed: TypeError: recompute() takes modules, not '0': of a"
+        "on one rank, rank 0 of 1 failed: TypeError: recompute() takes modules, not '0': for a ModuleDict"
     )
     assert "in recompute:   raise TypeError(" in answer.text
 
