@@ -241,8 +241,9 @@ draw.memory(recording, step=2)
 # this model the peak is where backward begins. (With a large model and a small batch it is where all gradients have
 # been made.)
 #
-# Beside it, the formulas of `labs.cost`. They know the shapes of the model, and what its code keeps at each line; they
-# have measured nothing. (`cost.ddp` is named after the strategy of notebook 03; with `"single"` it means one device.)
+# Now set the formulas of `labs.cost` beside it. They know the shapes of the model, and what its code keeps at each
+# line; they have measured nothing. (`cost.ddp` is named after the strategy of notebook 03; with `"single"` it means one
+# device.)
 
 # %%
 predicted = cost.ddp(cost.Job(config, BATCH), "single").held
@@ -403,11 +404,11 @@ guess_mixed = 16  # your number
 # %% [markdown]
 # ### Exercise 1: parameters in two bytes, masters in four
 #
-# Two functions. `remember` says what is kept for a parameter p, and `mixed_step` takes one step with it: the gradient
-# becomes float32, `adamw` moves the master, and p becomes the master again, rounded. It all happens *in place*: the
-# model knows p and no other tensor, and p keeps its memory, which another layer may share (so no `p.data = ...`). What
-# is in `kept` may be replaced. Where backward did not reach a parameter, its gradient is None, and nothing changes.
-# Budget: 16 bytes per parameter when the step is over, the gradient included.
+# Write two functions. `remember` says what is kept for a parameter p, and `mixed_step` takes one step with it: the
+# gradient becomes float32, `adamw` moves the master, and p becomes the master again, rounded. It all happens *in
+# place*: the model knows p and no other tensor, and p keeps its memory, which another layer may share (so no `p.data =
+# ...`). What is in `kept` may be replaced. Where backward did not reach a parameter, its gradient is None, and nothing
+# changes. Budget: 16 bytes per parameter when the step is over, the gradient included.
 
 
 # %%
@@ -459,7 +460,7 @@ class MixedAdamW(torch.optim.Optimizer):
 
 
 # %% [markdown]
-# Now your guess, beside what a run of it holds.
+# Here is your guess, beside what a run of it holds.
 
 
 # %%

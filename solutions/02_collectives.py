@@ -115,8 +115,8 @@ def hand_over():
 assert run(hand_over, ranks=2) == [None, [1.0, 2.0, 3.0]]
 
 # %% [markdown]
-# Now all four at once, around a ring: each rank sends to the next one, and receives from the one before. Think before
-# you run it: who moves first? This cell is *meant* to fail.
+# Now let all four send at once, around a ring: each rank sends to the next one, and receives from the one before. Think
+# before you run it: who moves first? This cell is *meant* to fail.
 
 
 # %% tags=["raises-exception"]
@@ -407,7 +407,7 @@ answer
 # %% [markdown]
 # ## Measure: bytes
 #
-# The same table as before, with the ring in it. Then your guess.
+# Here is the same table as before, with the ring in it, and then your guess.
 
 # %%
 costs(through_rank_0, everyone_to_everyone, all_reduce)

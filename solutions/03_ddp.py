@@ -42,7 +42,7 @@ from labs.kit.strategies import ADAMW
 from labs.model import GPT, PRESETS
 
 # %% [markdown]
-# The same model, batches and optimizer as in notebook 01, and the first half of its thirty steps.
+# We use the same model, batches and optimizer as in notebook 01, and the first half of its thirty steps.
 
 # %%
 CONFIG, BATCH, STEPS = PRESETS["tiny"], 12, 15
@@ -622,12 +622,12 @@ assert all(all(verdict.values()) for verdict in same.values())
 draw.table([{"": name, **verdict} for name, verdict in same.items()])
 
 # %% [markdown]
-# All the same training. (The last row uses the ring of notebook 02, made of `isend` and `irecv` alone; that takes one
-# argument.)
+# All of them are the same training. (The last row uses the ring of notebook 02, made of `isend` and `irecv` alone; that
+# takes one argument.)
 #
 # ## Measure: bytes sent
 #
-# Now your prediction, beside what the recording saw in the third step.
+# Here is your prediction, beside what the recording saw in the third step.
 
 # %%
 recordings = {name: job(ranks=4, steps=5, record="communication", **way).recording for name, way in WAYS.items()}
@@ -636,9 +636,9 @@ check.predict(
 )
 
 # %% [markdown]
-# And the formula of [labs/cost/data_parallel.py](../labs/cost/data_parallel.py). It knows the shapes of the model and
-# which collectives each way calls; it has seen no run. A `Job` is what it is asked about: a model, the sequences on a
-# rank, the number of ranks.
+# And here is the formula of [labs/cost/data_parallel.py](../labs/cost/data_parallel.py). It knows the shapes of the
+# model and which collectives each way calls; it has seen no run. A `Job` is what it is asked about: a model, the
+# sequences on a rank, the number of ranks.
 
 # %%
 on_paper = cost.Job(CONFIG, BATCH // 4, ranks=4)  # rank 0 of it
@@ -682,9 +682,9 @@ draw.table([{"rank 0, per step": name, "booked, bytes": booked[name], "on the wi
 # %% [markdown]
 # ## Measure: bytes held
 #
-# First one device alone with the whole batch, then rank 0 of each way, in a steady step (any but the first). Each kind
-# is shown at its own maximum. The mark above a bar is the peak of all together; it is lower than their sum, since the
-# maxima do not come at the same moment.
+# The figure shows first one device alone with the whole batch, then rank 0 of each way, in a steady step (any but the
+# first). Each kind is shown at its own maximum. The mark above a bar is the peak of all together; it is lower than
+# their sum, since the maxima do not come at the same moment.
 
 # %%
 watched = {"one device": job(ranks=1, steps=3, record="memory").recording}
@@ -809,7 +809,7 @@ play.replay(bucketed, overlapped, step=1, names=("bucketed", "overlapped"))
 # ## Native
 #
 # PyTorch's `DistributedDataParallel` is the third of our ways, in C++. You wrap the model, and there is nothing more to
-# call: backward waits at its end. The same test first.
+# call: backward waits at its end. First, the same test.
 
 # %%
 theirs = {"wrap": native.ddp}
@@ -818,7 +818,7 @@ assert all(same["PyTorch's"].values())
 draw.table([{"": name, **verdict} for name, verdict in same.items()])
 
 # %% [markdown]
-# Then the same ledgers, with both sides as they ship: buckets of 25 MiB (PyTorch's first one is closed at 1 MiB
+# Then come the same ledgers, with both sides as they ship: buckets of 25 MiB (PyTorch's first one is closed at 1 MiB
 # already, to get the first message away early). Either way the whole of our small model fits into one.
 
 
@@ -858,7 +858,7 @@ assert kept["PyTorch's, as views"] == kept["ours"]
 draw.table({"": name, "gradients and buckets, bytes": size} for name, size in kept.items())
 
 # %% [markdown]
-# And the time of a step, both sides in turn:
+# And here is the time of a step, both sides in turn:
 
 # %%
 mine, torchs_own = (

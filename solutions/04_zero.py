@@ -193,8 +193,9 @@ print(labs.zero.__doc__.split("method of `Zero`:")[1].split("The first five")[0]
 #
 # ## Build: stage 1, the optimizer state
 #
-# The largest kind first. AdamW treats each element by itself: its update depends on its own gradient and its own two
-# moments, and on nothing else. So four ranks, each with a quarter of the elements, together do what one does with all:
+# We begin with the largest kind. AdamW treats each element by itself: its update depends on its own gradient and its
+# own two moments, and on nothing else. So four ranks, each with a quarter of the elements, together do what one does
+# with all:
 
 
 # %%
@@ -218,7 +219,7 @@ assert torch.equal(torch.cat(quarters), stepped(values, gradient))
 # %% [markdown]
 # A quarter of what? Cutting every tensor would make many small pieces, some uneven. Instead, the parameters of a layer
 # are laid side by side in one **flat vector**, with the padding behind them. Shards cross the borders of tensors. Here
-# a layer of 8 + 2 elements, for four ranks:
+# is a layer of 8 + 2 elements, for four ranks:
 
 # %%
 from labs.flat import Layout
@@ -402,7 +403,7 @@ gathered = check.gather_and_drop(gather, drop)
 gathered
 
 # %% [markdown]
-# And the timeline of stage 3. What is gathered counts as communication, not as P: the thin red-orange band in
+# And here is the timeline of stage 3. What is gathered counts as communication, not as P: the thin red-orange band in
 # forward. In backward there are teeth.
 
 # %%
@@ -592,8 +593,8 @@ check.clip(clip)
 # %% [markdown]
 # ## Measure: numbers
 #
-# The test of notebook 03, for each stage, against one process that takes the ranks' parts one after the other: on two
-# ranks the same bits; on four ranks, in float64, within 1e-12. Perhaps the same bits there, too?
+# This is the test of notebook 03 for each stage, against one process that takes the ranks' parts one after the other:
+# on two ranks the same bits; on four ranks, in float64, within 1e-12. Perhaps the same bits there, too?
 
 
 # %%
@@ -689,7 +690,8 @@ draw.table([{"4 micro-batches": name, "sent, bytes": four[name], "× DDP": times
 #
 # ## Measure: bytes held
 #
-# The four timelines from above, in one picture, each kind at its own maximum; the mark is the peak of all together.
+# Here are the four timelines from above in one picture, each kind at its own maximum; the mark is the peak of all
+# together.
 
 # %%
 draw.bars(steady)
@@ -880,7 +882,7 @@ print(f"{len(events)} collectives; rank 0 waited {waited:.0f} ms of {1000 * (spa
 # PyTorch has the three stages under other names. Stage 1 is `ZeroRedundancyOptimizer`, beside DDP. Stage 3 is
 # `fully_shard` (FSDP2, the second *fully sharded data parallel*). With `reshard_after_forward=False` it is about stage
 # 2 (it does not drop a layer after its forward); the older FSDP called that `SHARD_GRAD_OP`. All of them are in
-# [labs/native.py](../labs/native.py), and have rows in the table of strategies. The same test first.
+# [labs/native.py](../labs/native.py), and have rows in the table of strategies. First, the same test.
 
 # %%
 NATIVE = {
@@ -893,7 +895,7 @@ WAYS, verdicts = WAYS | native, verdicts | verdicts_on(native)
 draw.table([{"": name, **each} for name, each in verdicts.items()])
 
 # %% [markdown]
-# Then the ledgers side by side. Each of PyTorch's is predicted from its own layout.
+# Then come the ledgers, side by side. Each of PyTorch's is predicted from its own layout.
 
 # %%
 for name, row in NATIVE.items():
@@ -993,7 +995,7 @@ draw.table(
 # On gloo `fully_shard` carries more than it logically sends, and ours hardly does. On GPUs NCCL has a real
 # reduce-scatter, and should not show this.
 #
-# And the time of a step, both sides in turn:
+# And here is the time of a step, both sides in turn:
 
 
 # %%
