@@ -4,6 +4,8 @@
     a receive     its buffer holds nonsense until the message is there
 
 Both are what `torch.distributed` promises and no more: between `isend` or `irecv` and `wait()` the tensor is not yours.
+A message whose work nobody keeps may get lost, and its receiver waits for ever; here it arrives, so that a judge can
+tell that nobody waited.
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ import time
 from collections.abc import Iterable
 
 import torch
+import torch.distributed as dist
 
 from labs.kit.watch import tap
 
 SLOWEST = 0.002  # s
+POSTED: dict[tap.Call, dist.Work] = {}  # the messages that nobody has waited for yet
 
 
 class SlowWire(tap.Listener):
@@ -40,7 +44,12 @@ class SlowWire(tap.Listener):
         elif call.op == "recv":
             nonsense(call.outputs[0])
 
+    def returned(self, call: tap.Call, work: dist.Work | None) -> None:
+        if call.op in ("send", "recv"):
+            POSTED[call] = work
+
     def waited(self, call: tap.Call) -> None:
+        POSTED.pop(call, None)
         if self in call.notes and not same_bits(*call.notes[self]):
             self.touched.append(call.peer)
 
