@@ -615,10 +615,8 @@ wrong_obey(
 )
 wrong_obey("something is left behind", "thaws", after=lambda stages, x: stages[x.stage].requires_grad_())
 wrong_obey(
-    "part of the list is not done",
+    "something is left behind",
     "used_up",
-    alone=True,
-    listed=False,
     order=lambda instructions: (instructions.pop(0) for _ in range(len(instructions))),
 )
 wrong_obey("retain_graph", "graph_retained", backward=lambda x, y, gradient: y.backward(gradient, retain_graph=True))

@@ -118,15 +118,16 @@ def obey(fn: Callable[..., Any], cases: list[Obeyed]) -> list[Followed]:
 
 def obey_one(fn: Callable[..., Any], case: Obeyed) -> Followed:
     me = dist.get_rank() if len(case.lists) > 1 else 0
-    order, model, found = list(case.lists[me]), case.model(), Followed()
-    mine = {number: model[number] for number in sorted({x.stage for x in order})}
+    orders = [list(case.lists[me]) for _ in range(2)]  # of two batches: one may empty its own
+    model, found = case.model(), Followed()
+    mine = {number: model[number] for number in sorted({x.stage for x in orders[0]})}
     has_last = case.stages - 1 in mine
     found.due = [{number: case.due(number, step) for number in mine} for step in range(2)]
     found.due_losses = [[loss.item() for loss, _ in batch] if has_last else [] for batch in case.by_itself]
     given = [(xs if 0 in mine else [], ys if has_last else []) for xs, ys in map(case.batch, range(2))]
-    before = condition(order, mine, given)
+    before = condition(orders, mine, given)
     with Aftermath() as aftermath:
-        for xs, ys in given:
+        for order, (xs, ys) in zip(orders, given, strict=True):
             desk = Desk(case, me, mine)
             with saved_tensors_hooks(desk.pack, lambda box: box.tensor):
                 losses = noted(case, fn, order, mine, mean_loss, xs, ys, desk.take, desk.put)
@@ -137,7 +138,7 @@ def obey_one(fn: Callable[..., Any], case: Obeyed) -> Followed:
             found.stale, found.retained = max(found.stale, desk.stale), found.retained or desk.retained
             found.gradients.append({number: flat(stage) for number, stage in mine.items()})
     aftermath.tell(found)
-    after = condition(order, mine, given)
+    after = condition(orders, mine, given)
     found.left = next((name for name, value in before.items() if value != after[name]), found.left)
     return found
 
@@ -145,13 +146,13 @@ def obey_one(fn: Callable[..., Any], case: Obeyed) -> Followed:
 STEPPED, WITH_GRAPH = "a parameter", "one with its graph"
 
 
-def condition(order: list[pp.Instruction], stages: dict[int, Stage], given: list[Any]) -> dict[str, Any]:
+def condition(orders: list[list[pp.Instruction]], stages: dict[int, Stage], given: list[Any]) -> dict[str, Any]:
     """By name, what is nobody's business to change."""
     modules = [module for stage in stages.values() for module in stage.modules()]
     parameters = [p for stage in stages.values() for p in stage.parameters()]
     return {
         STEPPED: [p.tolist() for p in parameters],
-        "the list of instructions": list(order),
+        "the list of instructions": [list(order) for order in orders],
         "the dict of stages": dict(stages),
         "xs or ys": [[[x.tolist() for x in each] for each in pair] for pair in given],
         "the training mode of a stage": [module.training for module in modules],
