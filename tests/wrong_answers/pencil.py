@@ -121,6 +121,19 @@ def surplus_carried_over(nbytes, bucket_bytes):
 
 
 @wrong("fill_buckets")
+def one_call_for_each_tensor(nbytes, bucket_bytes):
+    """Python stops at a depth of a thousand."""
+
+    def go_on(i, bucket, has):
+        if i < 0:
+            return [bucket] if bucket else []
+        bucket, has = [*bucket, i], has + nbytes[i]
+        return go_on(i - 1, bucket, has) if has < bucket_bytes else [bucket, *go_on(i - 1, [], 0)]
+
+    return go_on(len(nbytes) - 1, [], 0)
+
+
+@wrong("fill_buckets")
 def takes_from_the_list(nbytes, bucket_bytes):
     buckets, has = [], bucket_bytes
     while nbytes:

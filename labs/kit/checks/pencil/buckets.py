@@ -1,4 +1,4 @@
-"""Which gradients travel together?  On models from no tensor up to two dozen, and buckets of any size."""
+"""Which gradients travel together?  On models from no tensor up to thousands, and buckets of any size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from labs.kit.checks.answer import Mistake, answered
-from labs.kit.checks.pencil.sheet import Sheet, as_if, on_paper, so
+from labs.kit.checks.pencil.sheet import Sheet, as_if, cut, on_paper, so
 
 Buckets = list[list[int]]
 
@@ -25,9 +25,12 @@ def fill_buckets(fn: Callable[..., Any], seed: int) -> str:
         ([100], 1),
         ([1] * 7, 100),
         ([], 16),
+        ([8, 24, 64] * 1000, 64),
         *(([draw.choice([0, 4, 64, 256, 4096, 65_536]) for _ in range(24)], draw.randrange(1, 9000)) for _ in range(4)),
     ]
-    sheets = [Sheet((n, limit), filled(n, limit), f"tensors of {n} bytes, buckets of {limit}") for n, limit in models]
+    sheets = [
+        Sheet((n, limit), filled(n, limit), f"tensors of {cut(n)} bytes, buckets of {limit}") for n, limit in models
+    ]
     return on_paper(fn, sheets, MISTAKES, "Go from the last tensor to the first: when is a bucket full?")
 
 
