@@ -133,6 +133,24 @@ def average_by_gathering(model):
         p.grad = torch.stack(all_of_them).mean(0)
 
 
+@wrong("average_gradients", "too many bytes")
+def average_in_one_vector(model):
+    """Where dtypes are mixed, it has the largest one's."""
+    grads = [p.grad for p in gradients(model)]
+    flat = torch.cat([g.flatten() for g in grads])
+    dist.all_reduce(flat)
+    for g, mean in zip(grads, ddp.unflatten(flat / dist.get_world_size(), grads), strict=True):
+        g.copy_(mean)
+
+
+@wrong("average_gradients", "buffers are sent")
+def average_buffers_too(model):
+    average_right(model)
+    for buffer in model.buffers():
+        dist.all_reduce(buffer)
+        buffer /= dist.get_world_size()
+
+
 @wrong("average_gradients", "one rank does the work for all")
 def average_at_rank_0_and_tell_all(model):
     for p in gradients(model):
@@ -320,6 +338,18 @@ def accumulate_and_divide_twice(model, micro_batches):
 def accumulate_and_step_too_early(model, micro_batches):
     accumulate(model, micro_batches)
     model.zero_grad(set_to_none=False)
+
+
+@wrong("accumulation")
+def accumulate_in_evaluation_mode(model, micro_batches):
+    """So that no running statistics change, but in the last one."""
+    *first, last = micro_batches
+    before = model.training
+    with model.eval().no_sync():
+        for micro_batch in first:
+            (model(*micro_batch) / len(micro_batches)).backward()
+    (model.train(before)(*last) / len(micro_batches)).backward()
+    model.sync()
 
 
 @wrong("accumulation", "the parameters have changed")
@@ -730,7 +760,27 @@ class OneByOne(InBuckets):
 @wrong("buckets", "not one all-reduce for each bucket")
 class AllInOne(InBuckets):
     def average(self):
-        self.average_bucket(list(self.trainable.values()))
+        for bucket in ddp.in_buckets(self.trainable.values(), 2**40):
+            self.average_bucket(bucket)
+
+
+@wrong("buckets", "too many bytes")
+class CountsTheRanks(InBuckets):
+    """By a number more in each bucket."""
+
+    def average_bucket(self, bucket):
+        flat = torch.cat([p.grad.flatten() for p in bucket] + [torch.ones_like(bucket[0].grad.flatten()[:1])])
+        self.all_reduce(flat, group=self.group)
+        self.copy_back(flat[:-1] / flat[-1], bucket)
+
+
+@wrong("buckets", "the ranks do not call the same", alone=True)
+class SkipsZeros(InBuckets):
+    """Zeros here may be something else on another rank."""
+
+    def average_bucket(self, bucket):
+        if any(p.grad.any() for p in bucket):
+            super().average_bucket(bucket)
 
 
 @wrong("buckets", "synchronised at every micro-batch")
@@ -799,6 +849,24 @@ class AllAtOnce(ddp.Overlapped):
     def start_full_buckets(self):
         if not any(bucket.waiting_for for bucket in self.buckets):
             super().start_full_buckets()
+
+
+@wrong("overlap", "a bucket's all-reduce never begins")
+class OneAtATime(ddp.Overlapped):
+    """Those that were full before their turn are forgotten."""
+
+    def start_full_buckets(self):
+        begun = len(self.works)
+        if begun < len(self.buckets) and not self.buckets[begun].waiting_for:
+            self.works.append(self.all_reduce(self.buckets[begun].flat, group=self.group, async_op=True))
+
+
+@wrong("overlap", "more works than buckets")
+class UsesThemUp(ddp.Overlapped):
+    def start_full_buckets(self):
+        while self.buckets and not self.buckets[0].waiting_for:
+            flat = self.buckets.pop(0).flat
+            self.works.append(self.all_reduce(flat, group=self.group, async_op=True))
 
 
 @wrong("overlap", "some buckets begin after backward")

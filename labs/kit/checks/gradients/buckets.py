@@ -30,7 +30,7 @@ GROUPS = ((0, 2, 3), (1,))
 def buckets(wrap: Callable[..., Any], seed: int) -> str:
     """`wrap(model, **options)` -> a module as `labs.ddp.DataParallel`; so are the options.  Buckets are of 128 KiB."""
     draw = Draw(seed)
-    line = every_job("data_parallel", wrap, draw.buckets())
+    line = every_job("data_parallel", wrap, draw.buckets(), exact=True)
     own_group(wrap, draw, BUCKET_BYTES)
     bytes_held("data_parallel", wrap, draw)
     return line.format(" and step")

@@ -26,7 +26,7 @@ class Case(shared.Case):
     sizes: tuple[int, int, int] = (11, 7, 13)  # vocabulary, dim, hidden
     spare: bool = False  # a trainable parameter that nobody uses,
     late: bool = False  # or nobody before the second step
-    mixed: bool = False  # a parameter of another dtype
+    mixed: bool = False  # parameters of another dtype
     strided: bool = False  # a gradient that is not contiguous: an error is a right answer, too
     equal: bool = True  # replicas start equal
     evaluating: bool = False
@@ -48,7 +48,7 @@ class Case(shared.Case):
 
     def __str__(self) -> str:
         times = f", {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
-        odd = ", a gradient that is not contiguous" * self.strided + ", and a parameter of float32" * self.mixed
+        odd = ", a gradient that is not contiguous" * self.strided + ", and parameters of float32" * self.mixed
         odd += ", in evaluation mode" * self.evaluating + ", the first micro-batch also the last" * self.repeated
         odd += ", and a buffer" * self.buffers + ", and a parameter that is used from step 1 on" * self.late
         return f"{self.who}{times}, {self.dtype_name}{odd}"
@@ -57,7 +57,8 @@ class Case(shared.Case):
 class Awkward(nn.Module):
     """Tied, frozen and (on request) unused parameters, odd sizes, a parameter without dimensions, one without elements.
 
-    The gradient of `rare` is zero on rank 0, and nowhere else.
+    The gradient of `rare` is zero on rank 0, and nowhere else; where dtypes are mixed it has a bucket of its own.
+    In evaluation mode the model computes something else, as it would with dropout.
 
     `model(tokens_BT, targets_BT)` is the mean cross-entropy loss, as of the course's GPT.
     """
@@ -77,26 +78,29 @@ class Awkward(nn.Module):
         if case.spare:
             self.spare = nn.Linear(dim, dim)
         if case.buffers:
-            self.register_buffer("running", torch.zeros(32))
+            self.register_buffer("running", torch.zeros(64))
         if case.strided:
             self.square.weight = nn.Parameter(self.square.weight.detach().t())
         self.head = nn.Linear(dim, vocabulary, bias=False)
         self.head.weight = self.embed.weight
         self.frozen.requires_grad_(False)
         self.to(case.dtype)
-        if case.mixed:
-            self.scale.data = self.scale.data.float()
+        for p in (self.out.weight, self.rare) if case.mixed else ():
+            p.data = p.data.float()
         with torch.no_grad():
             for p in self.parameters():
                 p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64) / 2)
         self.train(not case.evaluating)
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        x = self.embed(tokens_BT) + self.nothing.sum(0) + self.rare * (tokens_BT == 0)[..., None]
+        x = self.embed(tokens_BT) + self.nothing.sum(0)
+        x = x + self.rare.to(x.dtype) * (tokens_BT == 0)[..., None]
         if tokens_BT.shape[1] == LONG:
             x = x + self.spare(x)
-        change = self.out(torch.tanh(self.frozen(self.square(torch.tanh(self.hidden(x))))))
-        x = x + self.scale.to(x.dtype) * change
+        hidden = torch.tanh(self.frozen(self.square(torch.tanh(self.hidden(x)))))
+        if not self.training:
+            hidden = hidden / 2  # as dropout would do
+        x = x + self.scale * nn.functional.linear(hidden, self.out.weight.to(x.dtype), self.out.bias)
         return nn.functional.cross_entropy(self.head(x).flatten(0, 1), targets_BT.flatten())
 
     def gradients(self) -> Gradients:
@@ -134,7 +138,7 @@ class Draw:
 
     def average_gradients(self) -> dict[int, list[Case]]:
         return {
-            3: [self.case(3), self.case(3, spare=True), self.case(3, steps=2, spare=True, late=True)],
+            3: [self.case(3), self.case(3, spare=True, buffers=True), self.case(3, steps=2, spare=True, late=True)],
             2: [self.case(2), self.case(2, spare=True), self.case(2, dtype=torch.float32, evaluating=True)],
             4: [
                 self.case(4),

@@ -55,7 +55,7 @@ def accumulation(fn: Callable[..., Any], seed: int) -> str:
     Afterwards each gradient is that of the mean loss of all micro-batches of all ranks.
     """
     draw = Draw(seed)
-    line = every_job("accumulation", fn, draw.accumulation())
+    line = every_job("accumulation", fn, draw.accumulation(), exact=True)
     one_graph_at_a_time(fn, draw)
     return line.format(" and step, for 4 micro-batches")
 
@@ -74,11 +74,11 @@ def data_parallel(wrap: Callable[..., Any], seed: int) -> str:
     return line.format(" and step")
 
 
-def every_job(name: str, fn: Callable[..., Any], cases: dict[int, list[Case]]) -> str:
+def every_job(name: str, fn: Callable[..., Any], cases: dict[int, list[Case]], exact: bool = False) -> str:
     """The line of success, from the last step of 4 ranks' last case."""
     for ranks in cases:
         results = job(train, name, fn, cases[ranks], ranks=ranks)
-        traffic = judge_all(cases[ranks], results, exact=name == "accumulation")
+        traffic = judge_all(cases[ranks], results, exact=exact)
         if ranks == 4:
             gradients = sum(p.nbytes for p in traffic.case.model().parameters() if p.requires_grad)
             sent, least = (f"{x / ranks / gradients:.2f} ×" for x in (traffic.sent, traffic.least))
@@ -181,17 +181,18 @@ class OfParameter:
 class Traffic:
     """What a step sent, against what a ring sends for these gradients: of all ranks.
 
-    `exact`: the wrapper is the course's, which sends nothing else but a model's buffers.
+    `exact`: the wrapper is the course's, or made from it, and sends nothing else but a model's buffers.
     """
 
     def __init__(self, case: Case, ranks: list[Seen], recording: Recording, step: int, exact: bool) -> None:
         self.case = case
         self.sizes = {name: ranks[0].before[name].nbytes for name in trained(ranks)}
         self.frozen = sum(v.nbytes for name, v in ranks[0].before.items() if name.startswith("frozen"))
+        self.buffers = sum(x.nbytes for x in case.model().buffers())
         self.by_rank = [recording.sent(rank, step) for rank in range(case.ranks)]
         self.sent, self.least = sum(self.by_rank), 2 * (case.ranks - 1) * sum(self.sizes.values())
         if exact:
-            self.least += (case.ranks - 1) * sum(x.nbytes for x in case.model().buffers())
+            self.least += (case.ranks - 1) * self.buffers
         flags = 0 if exact else 0.05 * self.least + 8 * case.ranks * len(self.sizes)  # one or two for each parameter
         self.enough = self.least + flags
         self.times = self.sent / max(self.least, 1)

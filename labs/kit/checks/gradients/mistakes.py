@@ -206,9 +206,10 @@ def too_much(traffic: Traffic) -> str | bool:
 
 
 def one_for_all(traffic: Traffic) -> str | bool:
+    """But for buffers, which rank 0 tells the others."""
     most, ranks = max(traffic.by_rank), len(traffic.by_rank)
     text = f"rank {traffic.by_rank.index(most)} sent {most:,} bytes in one step, of {traffic.sent:,} by all together"
-    return not too_much(traffic) and most > traffic.enough / ranks + 16 * len(traffic.sizes) and text
+    return not too_much(traffic) and most > traffic.enough / ranks + traffic.buffers + 16 * len(traffic.sizes) and text
 
 
 def more_by(traffic: Traffic, size: int) -> str | bool:
@@ -228,10 +229,11 @@ TRAFFIC = (
     Mistake(
         "forward outside of no_sync()",
         "What does the wrapper's forward send, if the model has buffers?",
-        lambda t: t.case.buffers and too_much(t),
+        lambda t: t.case.micro_batches > 1 and t.case.buffers and too_much(t),
     ),
     replace(TIED, fits=lambda t: more_by(t, t.sizes["embed.weight"]), shows=""),
     Mistake("frozen parameters are sent", "Which parameters never have a gradient?", lambda t: more_by(t, t.frozen)),
+    Mistake("buffers are sent", "Which of a model's tensors have a gradient?", lambda t: more_by(t, t.buffers)),
     Mistake("too many bytes", "What does each rank send to whom, and how often does the same number travel?", too_much),
     Mistake(
         "less than the least possible",

@@ -13,7 +13,9 @@ does, in its order: a layer's backward, a collective begun, one waited for, sync
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -42,8 +44,9 @@ SMALL = 500  # bytes of a bucket of data_parallel's models: none is as large as 
 def overlap(wrap: Callable[..., Any], seed: int) -> str:
     """`wrap(model, bucket_bytes, **options)` -> a module as `labs.ddp.Overlapped` is one; so are the options."""
     draw = Draw(seed)
-    every_job("data_parallel", partial(wrap, bucket_bytes=SMALL), draw.overlap())
-    chain = job(watched, wrap, [seed, 0], ranks=2, when="a chain of layers, 2 ranks")
+    with by_name():
+        every_job("data_parallel", partial(wrap, bucket_bytes=SMALL), draw.overlap(), exact=True)
+        chain = job(watched, wrap, [seed, 0], ranks=2, when="a chain of layers, 2 ranks")
     for rank, (_, steps, beside) in enumerate(chain):
         refuse(OVERLAP, Backward(steps[1]), f"a chain of {LAYERS} layers, 2 ranks: on rank {rank} ")
         refuse(BESIDE, beside, f"a chain of {LAYERS} layers, 2 ranks: on rank {rank} ")
@@ -52,6 +55,16 @@ def overlap(wrap: Callable[..., Any], seed: int) -> str:
     own_group(partial(wrap, bucket_bytes=SMALL), draw, SMALL)
     begun = len(Backward(chain[0][1][1]).begun)
     return f"{begun} of {begun} all-reduces begin during backward, and nobody waits there"
+
+
+@contextmanager
+def by_name() -> Iterator[None]:
+    """An error that sync() raises has the name of the mistake that led to it."""
+    try:
+        yield
+    except Wrong as wrong:
+        refuse(RAISED if wrong.raised else (), wrong.answer.text, wrong.answer.text)
+        raise
 
 
 def fork_or_refuse(wrap: Callable[..., Any], numbers: list[int], ranks: int) -> None:
@@ -193,6 +206,15 @@ def waits_early(seen: Backward) -> str | None:
     return None
 
 
+def raised(pattern: str) -> Callable[[str], bool]:
+    return lambda text: bool(re.search(pattern, text))
+
+
+WORKS = "sync() goes through self.buckets and self.works side by side. How many does it find of each?"
+RAISED = (
+    Mistake("a bucket's all-reduce never begins", WORKS, raised(r"zip\(\) argument 2 is shorter")),
+    Mistake("more works than buckets", WORKS, raised(r"zip\(\) argument 2 is longer")),
+)
 FORK = (
     ORDER := Mistake(
         "buckets begin in different orders on different ranks",
