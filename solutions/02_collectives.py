@@ -170,8 +170,8 @@ def ring_of_exchanges():
 assert run(ring_of_exchanges, ranks=4) == [3, 0, 1, 2]
 
 # %% [markdown]
-# One such exchange by all ranks is a **round**. From here on, `exchange` is the only tool. (Its first argument is the
-# *group* of ranks that take part; `None` means all.)
+# One such exchange by all ranks is a **round**. From here on, `exchange` is all that you need. (Its first argument is
+# the *group* of ranks that take part; `None` means all.)
 #
 # ## Build: broadcast, a tree
 #
@@ -197,7 +197,8 @@ play.collective(tree, ranks=8, held=[{0: {0}}, *[{}] * 7])
 # is not a power of two, some have nobody left to tell. Peers are `rank ± distance`. (The lines before the loop deal
 # with groups and roots; leave them as they are.)
 #
-# Budget: N − 1 messages in all, in ⌈log₂ N⌉ rounds, and no tool but `exchange`. Any tree that keeps to it is right.
+# Budget: N − 1 messages in all, in ⌈log₂ N⌉ rounds, by `exchange` or by sends and receives of your own, but not by a
+# built-in collective. Any tree that keeps to it is right.
 
 
 # %%
@@ -343,8 +344,8 @@ assert x.tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0, 0]
 # Write one round: which piece leaves, which arrives, and what happens to it? `step` counts the rounds from 1. What
 # arrives needs a place of its own before it is added; `buffer` is as long as the longest piece.
 #
-# Budget: each rank sends N − 1 messages of one piece each, so (N − 1)/N of the tensor, with `exchange` alone. A ring in
-# the other direction, or sending each piece straight to its owner, is just as good.
+# Budget: each rank sends N − 1 messages of one piece each, so (N − 1)/N of the tensor, and again without a built-in
+# collective. A ring in the other direction, or sending each piece straight to its owner, is just as good.
 
 
 # %%

@@ -53,6 +53,19 @@ def broadcast_from_far(x, root=0, group=None):
             dist.recv(x, group=group, group_src=(rank - distance) % ranks)
 
 
+def broadcast_from_a_copy(x, root=0, group=None):
+    """What arrives has a place of its own, and what leaves, too."""
+    rank, ranks = place(group)
+    me = (rank - group_rank(root, group)) % ranks
+    for distance in powers_of_two(below=ranks):
+        if me < distance and me + distance < ranks:
+            exchange(group, send=(x.clone(), rank + distance))
+        elif distance <= me < 2 * distance:
+            arrived = torch.empty_like(x)
+            exchange(group, receive=(arrived, rank - distance))
+            x.copy_(arrived)
+
+
 def reduce_scatter_by_pairs(x, group=None):
     """Everybody to everybody: each piece goes straight to where it belongs."""
     rank, ranks = place(group)
@@ -89,6 +102,25 @@ def reduce_scatter_the_other_way_round(x, group=None):
     return pieces[rank]
 
 
+def reduce_scatter_by_trees(x, group=None):
+    """A reduce to each rank, one after the other."""
+    members = dist.get_process_group_ranks(group or dist.group.WORLD)
+    pieces = x.view(-1).tensor_split(len(members))
+    for root, piece in zip(members, pieces, strict=True):
+        collectives.reduce(piece, root, group=group)
+    return pieces[dist.get_rank(group)]
+
+
+def all_gather_one_after_the_other(x, group=None):
+    """Each rank tells all others, when it is its turn."""
+    rank, ranks = place(group)
+    for owner, piece in enumerate(x.view(-1).tensor_split(ranks)):
+        if owner != rank:
+            exchange(group, receive=(piece, owner))
+        for step in range(1, ranks) if owner == rank else ():
+            exchange(group, send=(piece, rank + step))
+
+
 def all_gather_by_pairs(x, group=None):
     """Everybody's own piece straight to everybody."""
     rank, ranks = place(group)
@@ -109,12 +141,14 @@ def average_one_by_one(model):
             p.grad /= dist.get_world_size()
 
 
-def average_in_one_bucket(model):
+def average_in_a_bucket_for_each_dtype(model):
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    flat = torch.cat([gradient.flatten() for gradient in gradients]) / dist.get_world_size()
-    collectives.all_reduce(flat)
-    for gradient, mean in zip(gradients, ddp.unflatten(flat, gradients), strict=True):
-        gradient.copy_(mean)
+    for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
+        alike = [gradient for gradient in gradients if gradient.dtype == dtype]
+        flat = torch.cat([gradient.flatten() for gradient in alike]) / dist.get_world_size()
+        collectives.all_reduce(flat)
+        for gradient, mean in zip(alike, ddp.unflatten(flat, alike), strict=True):
+            gradient.copy_(mean)
 
 
 def accumulate_and_scale_at_the_end(model, micro_batches):
@@ -170,16 +204,19 @@ class BeforehandDivided(ddp.Overlapped):
 RIGHT = [
     ("broadcast", collectives.broadcast),
     ("broadcast", broadcast_from_far),
+    ("broadcast", broadcast_from_a_copy),
     ("reduce_scatter", collectives.reduce_scatter),
     ("reduce_scatter", reduce_scatter_by_pairs),
     ("reduce_scatter", reduce_scatter_the_other_way_round),
+    ("reduce_scatter", reduce_scatter_by_trees),
     ("all_gather", collectives.all_gather),
+    ("all_gather", all_gather_one_after_the_other),
     ("all_gather", all_gather_by_pairs),
     ("all_gather", all_gather_in_turns),
     ("all_reduce", collectives.all_reduce),
     ("all_reduce", all_reduce_by_pairs),
     ("average_gradients", average_one_by_one),
-    ("average_gradients", average_in_one_bucket),
+    ("average_gradients", average_in_a_bucket_for_each_dtype),
     ("accumulation", accumulate),
     ("accumulation", accumulate_and_scale_at_the_end),
     ("data_parallel", ddp.Naive),

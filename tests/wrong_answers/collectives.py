@@ -99,7 +99,7 @@ def broadcast_as_float32(x, src=0, group=None):
     x.copy_(y)
 
 
-@wrong("broadcast", alone=True)
+@wrong("broadcast", "a receive that nobody waited for")
 def broadcast_without_waiting(x, src=0, group=None):
     rank, ranks = place(group)
     me = (rank - group_rank(src, group)) % ranks
@@ -129,6 +129,14 @@ def broadcast_everything_as_float32(x, src=0, group=None):
     y = x.float()
     collectives.broadcast(y, src, group)
     x.copy_(y)
+
+
+@wrong("broadcast")
+def broadcast_that_clears_by_zero(x, src=0, group=None):
+    """0 × inf is no number."""
+    arrived = x.clone()
+    collectives.broadcast(arrived, src, group)
+    x.mul_(0).add_(arrived)
 
 
 @wrong("broadcast")
@@ -251,7 +259,7 @@ def reduce_scatter_of_a_copy(x, group=None):
     return collectives.reduce_scatter(x.clone(), group=group)
 
 
-@wrong("reduce_scatter", "a receive that nobody waited for", alone=True)
+@wrong("reduce_scatter", "a receive that nobody waited for")
 def reduce_scatter_without_waiting(x, group=None):
     rank, ranks = place(group)
     pieces = x.view(-1).tensor_split(ranks)
@@ -318,15 +326,6 @@ def reduce_scatter_of_chunks(x, group=None):
 @wrong("reduce_scatter")
 def reduce_scatter_by_the_largest(x, group=None):
     return collectives.reduce_scatter(x, dist.ReduceOp.MAX, group)
-
-
-@wrong("reduce_scatter", "too many rounds")
-def reduce_scatter_by_one_reduce_after_the_other(x, group=None):
-    members = dist.get_process_group_ranks(group or dist.group.WORLD)
-    pieces = x.view(-1).tensor_split(len(members))
-    for root, piece in zip(members, pieces, strict=True):
-        collectives.reduce(piece, root, group=group)
-    return pieces[dist.get_rank(group)]
 
 
 @wrong("reduce_scatter", "something is kept from every call")

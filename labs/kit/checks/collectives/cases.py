@@ -1,6 +1,6 @@
 """The collectives of the exercises: the least that each can cost, and the inputs on which it is measured.
 
-    collective       tensors sent, all ranks    messages of a rank    rounds allowed (a ring's; twice if calls block)
+    collective       tensors sent, all ranks    messages of a rank    rounds (a ring's; twice if calls block)
     broadcast        N - 1                      ceil(log2 N)          ceil(log2 N)
     reduce_scatter   N - 1                      N - 1                 2 (N - 1)
     all_gather       N - 1                      N - 1                 2 (N - 1)
@@ -110,9 +110,15 @@ def bring_own(case: Case, index: int) -> Tensor:
     return case.tensor(case.members[index])
 
 
+def bring_own_or_infinity(case: Case, index: int) -> Tensor:
+    """Of float32 all but the root bring infinity, which must leave no trace."""
+    own = bring_own(case, index)
+    return own.fill_(torch.inf) if case.dtype is torch.float32 and case.members[index] != case.root else own
+
+
 BROADCAST = Kind(
     "broadcast",
-    bring_own,
+    bring_own_or_infinity,
     lambda case, index: case.tensor(case.root),
     "After one round two ranks know the tensor. How many could know it after the next one?",
     rooted=True,
