@@ -774,7 +774,7 @@ class CountsTheRanks(InBuckets):
         self.copy_back(flat[:-1] / flat[-1], bucket)
 
 
-@wrong("buckets", "the ranks do not call the same", alone=True)
+@wrong("buckets", "the ranks make different calls", alone=True)
 class SkipsZeros(InBuckets):
     """Zeros here may be something else on another rank."""
 

@@ -139,14 +139,17 @@ class OfParameter:
         self.value, self.due = ranks[rank].before[name], ranks[rank].plain[0][name] is not None
 
     def mean(self, name: str = "", ranks: list[Seen] | None = None) -> Tensor:
-        gradients = [
-            micro_batch[name or self.name].double() for step in ranks or self.ranks for micro_batch in step.plain
-        ]
-        return torch.stack(gradients).mean(0)
+        return self.plain(name, ranks).mean(0)
+
+    def plain(self, name: str = "", ranks: list[Seen] | None = None) -> Tensor:
+        """What is to be averaged: of each rank and micro-batch."""
+        return torch.stack([own[name or self.name].double() for step in ranks or self.ranks for own in step.plain])
 
     def right(self, name: str = "", rank: int | None = None, ranks: list[Seen] | None = None) -> bool:
         found = self.ranks[self.rank if rank is None else rank].found[name or self.name]
-        return close(found, self.mean(name, ranks), TOLERANCE[found.dtype])
+        plain = self.plain(name, ranks)
+        largest = float(plain.abs().max()) if plain.numel() else 0.0
+        return close(found, plain.mean(0), TOLERANCE[found.dtype], largest)
 
     def first_wrong(self) -> str:
         wrong = ~isclose(self.found, self.mean(), max(1e-4, TOLERANCE[self.found.dtype]))
