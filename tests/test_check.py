@@ -123,6 +123,13 @@ def all_gather_one_after_the_other(x, group=None):
             exchange(group, send=(piece, rank + step))
 
 
+def all_gather_by_trees(x, group=None):
+    """Each rank's piece by a broadcast of its own."""
+    members = dist.get_process_group_ranks(group or dist.group.WORLD)
+    for root, piece in zip(members, x.view(-1).tensor_split(len(members)), strict=True):
+        collectives.broadcast(piece, root, group)
+
+
 def all_gather_by_pairs(x, group=None):
     """Everybody's own piece straight to everybody."""
     rank, ranks = place(group)
@@ -213,6 +220,7 @@ RIGHT = [
     ("reduce_scatter", reduce_scatter_by_trees),
     ("all_gather", collectives.all_gather),
     ("all_gather", all_gather_one_after_the_other),
+    ("all_gather", all_gather_by_trees),
     ("all_gather", all_gather_by_pairs),
     ("all_gather", all_gather_in_turns),
     ("all_reduce", collectives.all_reduce),

@@ -364,13 +364,6 @@ def all_gather_by_built_in_broadcasts(x, group=None):
         dist.broadcast(piece, group=group, group_src=index)
 
 
-@wrong("all_gather")
-def all_gather_by_one_broadcast_after_the_other(x, group=None):
-    members = dist.get_process_group_ranks(group or dist.group.WORLD)
-    for root, piece in zip(members, x.view(-1).tensor_split(len(members)), strict=True):
-        collectives.broadcast(piece, root, group)
-
-
 @wrong("all_gather", "whole tensors travel")
 def all_gather_of_whole_tensors(x, group=None):
     rank, ranks = place(group)
