@@ -3,6 +3,7 @@
 Reference: each case plants one fault in a known rank; the error must name that rank, the call and the learner's line.
 """
 
+import os
 import queue
 import subprocess
 import threading
@@ -61,6 +62,18 @@ def test_a_message_to_a_rank_that_does_not_exist():
         run(job, ranks=2, timeout=60)
     assert caught.value.kind == "nobody" and caught.value.ranks == (0,)
     assert "dist.recv(torch.zeros(3), src=other)" in caught.value.where[0].site
+
+
+def test_what_gloo_says_of_its_end_is_in_the_error_where_nothing_better_is_known(capfd):
+    def job():
+        os.write(2, b"before\nterminate called after throwing an instance of 'gloo::IoException'\n")
+        os.write(2, b"  what():  [enforce fail at pair.cc:1] no\n")
+        os.abort()
+
+    with pytest.raises(RankError, match="died of SIGABRT") as caught:
+        run(job, ranks=1)
+    assert "\nterminate called after throwing an instance of 'gloo::IoException'\n  what():  [enf" in str(caught.value)
+    assert capfd.readouterr().out == "[rank 0] before\n"
 
 
 def test_groups_made_in_another_order():

@@ -25,22 +25,22 @@ def uncut(size, ranks, latency, bandwidth):
     return 2 * (ranks - 1) * (latency + size / bandwidth)
 
 
-@wrong("ring_seconds", "the bytes of one round")
+@wrong("ring_seconds", "the bytes of one round only")
 def one_piece(size, ranks, latency, bandwidth):
     return 2 * (ranks - 1) * latency + size / ranks / bandwidth
 
 
-@wrong("ring_seconds", "no latency")
+@wrong("ring_seconds", "the latency is left out")
 def bytes_alone(size, ranks, latency, bandwidth):
     return 2 * (ranks - 1) / ranks * size / bandwidth
 
 
-@wrong("ring_seconds", "the latency is paid once")
+@wrong("ring_seconds", "the latency paid only once")
 def one_latency(size, ranks, latency, bandwidth):
     return latency + 2 * (ranks - 1) / ranks * size / bandwidth
 
 
-@wrong("ring_seconds", "a tree's rounds")
+@wrong("ring_seconds", "a tree's rounds, and not a ring's")
 def rounds_of_a_tree(size, ranks, latency, bandwidth):
     return 2 * math.ceil(math.log2(ranks)) * latency + 2 * (ranks - 1) / ranks * size / bandwidth
 
@@ -55,7 +55,7 @@ def in_the_limit(size, ranks, latency, bandwidth):
     return 2 * (ranks - 1) * latency + 2 * size / bandwidth
 
 
-@wrong("ring_seconds", "bytes times bytes per second")
+@wrong("ring_seconds", "bytes are multiplied by bytes per second, and not divided")
 def times_the_bandwidth(size, ranks, latency, bandwidth):
     return 2 * (ranks - 1) * (latency + size / ranks * bandwidth)
 
@@ -95,7 +95,7 @@ def nothing_for_nothing(size, ranks, latency, bandwidth):
     return ring_seconds(size, ranks, latency, bandwidth) if size else 0.0
 
 
-@wrong("tree_seconds", "only in one direction")
+@wrong("tree_seconds", "the way back is left out")
 def reduced(size, ranks, latency, bandwidth):
     return math.ceil(math.log2(ranks)) * (latency + size / bandwidth)
 
@@ -115,32 +115,32 @@ def bits_of_the_ranks(size, ranks, latency, bandwidth):
     return 2 * ranks.bit_length() * (latency + size / bandwidth)
 
 
-@wrong("tree_seconds", "a round for each rank")
+@wrong("tree_seconds", "a round for each rank, and not for each doubling")
 def one_after_the_other(size, ranks, latency, bandwidth):
     return 2 * (ranks - 1) * (latency + size / bandwidth)
 
 
-@wrong("tree_seconds", "pieces, as in a ring")
+@wrong("tree_seconds", "pieces travel as in a ring, and not whole tensors")
 def by_pieces(size, ranks, latency, bandwidth):
     return 2 * math.ceil(math.log2(ranks)) * (latency + size / ranks / bandwidth)
 
 
-@wrong("tree_seconds", "no latency")
+@wrong("tree_seconds", "the latency is left out")
 def a_tree_of_bytes(size, ranks, latency, bandwidth):
     return 2 * math.ceil(math.log2(ranks)) * size / bandwidth
 
 
-@wrong("tree_seconds", "the latency is paid once")
+@wrong("tree_seconds", "the latency paid only once")
 def one_latency_in_a_tree(size, ranks, latency, bandwidth):
     return latency + 2 * math.ceil(math.log2(ranks)) * size / bandwidth
 
 
-@wrong("tree_seconds", "the bytes of one round")
+@wrong("tree_seconds", "the bytes of one round only")
 def sent_once(size, ranks, latency, bandwidth):
     return 2 * math.ceil(math.log2(ranks)) * latency + size / bandwidth
 
 
-@wrong("tree_seconds", "bytes times bytes per second")
+@wrong("tree_seconds", "bytes are multiplied by bytes per second, and not divided")
 def a_tree_times_the_bandwidth(size, ranks, latency, bandwidth):
     return 2 * math.ceil(math.log2(ranks)) * (latency + size * bandwidth)
 
@@ -199,7 +199,7 @@ def eight_per_parameter(parameters, mixed):
     return bytes_by_kind(parameters, mixed) | {"S": (12 if mixed else 8) * numbers(parameters)}
 
 
-@wrong("bytes_by_kind", "the steps are counted for each tensor in mixed precision, too")
+@wrong("bytes_by_kind", "a number of steps in mixed precision, where none is kept")
 def always_counted(parameters, mixed):
     trained = sum(trained for _, trained in parameters)
     return bytes_by_kind(parameters, mixed) | {"S": (12 if mixed else 8) * numbers(parameters) + 4 * trained}
@@ -211,13 +211,13 @@ def without_masters(parameters, mixed):
     return held | {"S": held["S"] - 4 * numbers(parameters) * mixed}
 
 
-@wrong("bytes_by_kind", "masters in float32, too")
+@wrong("bytes_by_kind", "masters in float32, where there are none")
 def always_masters(parameters, mixed):
     held = bytes_by_kind(parameters, mixed)
     return held | {"S": held["S"] + 4 * numbers(parameters) * (not mixed)}
 
 
-@wrong("bytes_by_kind", "the masters are in P")
+@wrong("bytes_by_kind", "masters in P, not in S")
 def masters_are_parameters(parameters, mixed):
     held = bytes_by_kind(parameters, mixed)
     more = 4 * sum(math.prod(shape) for shape, _ in parameters) * mixed
@@ -229,33 +229,33 @@ def four_for_gradients(parameters, mixed):
     return bytes_by_kind(parameters, mixed) | {"G": 4 * numbers(parameters)}
 
 
-@wrong("bytes_by_kind", "the optimizer's numbers in bfloat16")
+@wrong("bytes_by_kind", "the optimizer's numbers not in float32")
 def all_in_two_bytes(parameters, mixed):
     held = bytes_by_kind(parameters, mixed)
     return held | {"S": held["S"] // 2} if mixed else held
 
 
-@wrong("bytes_by_kind", "what is frozen is trained, too")
+@wrong("bytes_by_kind", "what is frozen counts as trained")
 def all_alike(parameters, mixed):
     return bytes_by_kind(every(parameters), mixed)
 
 
-@wrong("bytes_by_kind", "a gradient of what is frozen")
+@wrong("bytes_by_kind", "a gradient, though it is frozen")
 def gradients_for_all(parameters, mixed):
     return bytes_by_kind(parameters, mixed) | {"G": bytes_by_kind(every(parameters), mixed)["G"]}
 
 
-@wrong("bytes_by_kind", "something is remembered for what is frozen")
+@wrong("bytes_by_kind", "optimizer state of what is frozen, where there is none")
 def remembered_for_all(parameters, mixed):
     return bytes_by_kind(parameters, mixed) | {"S": bytes_by_kind(every(parameters), mixed)["S"]}
 
 
-@wrong("bytes_by_kind", "what is frozen is not held")
+@wrong("bytes_by_kind", "the parameters that are frozen are left out")
 def frozen_passed_over(parameters, mixed):
     return bytes_by_kind([(shape, trained) for shape, trained in parameters if trained], mixed)
 
 
-@wrong("bytes_by_kind", "dims are added up")
+@wrong("bytes_by_kind", "dims added, not multiplied")
 def added_up(parameters, mixed):
     return bytes_by_kind([((sum(shape),), trained) for shape, trained in parameters], mixed)
 

@@ -607,41 +607,55 @@ with_term(
 )  # fmt: skip
 with_term("no_log_sum_exp", "the log-sum-exps are left out", "attention", "log-sum-exp", lambda *shape: 0)
 with_term(
-    "all_by_all", "the whole table is kept", "attention", "input", lambda B, T, D, H, K, F: B * T * D + B * H * T * T
+    "all_by_all",
+    "the whole table is counted as kept",
+    "attention",
+    "input",
+    lambda B, T, D, H, K, F: B * T * D + B * H * T * T,
 )
-with_term("y_once", "y is counted once", "attention", "side by side", lambda *shape: 0)
+with_term("y_once", "y is counted once, where it is there twice", "attention", "side by side", lambda *shape: 0)
 with_term(
-    "y_twice_in_any_case", "y is always there twice", "attention", "side by side", lambda B, T, D, H, K, F: B * T * D
+    "y_twice_in_any_case",
+    "y is counted twice, where it is there once",
+    "attention",
+    "side by side",
+    lambda B, T, D, H, K, F: B * T * D,
 )
 with_term("y_twice_for_one_token", "", "attention", "side by side", lambda B, T, D, H, K, F: B * T * D if H > 1 else 0)
 with_term("y_twice_for_one_head", "", "attention", "side by side", lambda B, T, D, H, K, F: B * T * D if T > 1 else 0)
 with_term("log_sum_exp_by_dim", "", "attention", "log-sum-exp", lambda B, T, D, H, K, F: B * T * D)
 with_term("without_v", "", "attention", "v", lambda *shape: 0)
 with_term("rotary_by_token", "", "rotary", "cos", lambda B, T, D, H, K, F: B * T * D // H)
-with_term("half_a_rotary", "half of rotary", "rotary", "cos", lambda *shape: 0)
-with_term("norms_as_with_cuda", "a norm as one kernel", "norms", "x / rms(x), twice", lambda *shape: 0)
+with_term("half_a_rotary", "only half of rotary", "rotary", "cos", lambda *shape: 0)
+with_term(
+    "norms_as_with_cuda",
+    "a norm as one kernel, and not operator by operator",
+    "norms",
+    "x / rms(x), twice",
+    lambda *shape: 0,
+)
 with_term("norms_without_rms", "1 / rms(x) is left out", "norms", "1 / rms(x), twice", lambda *shape: 0)
 with_term("gate_and_up_apart", "the same input twice", "mlp", "input", lambda B, T, D, H, K, F: 2 * B * T * D)
 with_term("no_product", "a hidden tensor is left out", "mlp", "product", lambda *shape: 0)
 with_term("hidden_of_four_dims", "", "mlp", "up", lambda B, T, D, H, K, F: 4 * B * T * D)
 
 
-@wrong("layer_bytes", "keys and values as wide as queries")
+@wrong("layer_bytes", "keys and values counted as wide as queries")
 def without_sharing(B, T, D, H, K, F):
     return layer_bytes(B, T, D, H, H, F)
 
 
-@wrong("layer_bytes", "rotary for each sequence")
+@wrong("layer_bytes", "rotary for each sequence, and not once")
 def turned_for_each_sequence(B, T, D, H, K, F):
     return layer_bytes(B, T, D, H, K, F) | {"rotary": 4 * B * T * 2 * (D // H)}
 
 
-@wrong("layer_bytes", "rotary for each head")
+@wrong("layer_bytes", "rotary for each head, and not once")
 def turned_for_each_head(B, T, D, H, K, F):
     return layer_bytes(B, T, D, H, K, F) | {"rotary": 4 * T * 2 * D}
 
 
-@wrong("layer_bytes", "one norm")
+@wrong("layer_bytes", "one norm, and not two")
 def half_a_layer(B, T, D, H, K, F):
     found = layer_bytes(B, T, D, H, K, F)
     return found | {"norms": found["norms"] // 2}
@@ -657,7 +671,7 @@ def in_numbers(*shape):
     return {name: n // 4 for name, n in layer_bytes(*shape).items()}
 
 
-@wrong("layer_bytes", "16 bit")
+@wrong("layer_bytes", "16 bit, and not 32")
 def in_half(*shape):
     return {name: n // 2 for name, n in layer_bytes(*shape).items()}
 

@@ -278,9 +278,9 @@ def with_slot(name, mistake, slot):
     return wrong("step_seconds", mistake)(fn)
 
 
-with_slot("without_stores", "stores take no time", lambda update, coming, going: max(update, coming))
-with_slot("without_fetches", "fetches take no time", lambda update, coming, going: max(update, going))
-with_slot("a_thread_for_each", "two threads", lambda update, coming, going: max(update, coming, going))
+with_slot("without_stores", "the stores are left out", lambda update, coming, going: max(update, coming))
+with_slot("without_fetches", "the fetches are left out", lambda update, coming, going: max(update, going))
+with_slot("a_thread_for_each", "two threads, and not one", lambda update, coming, going: max(update, coming, going))
 with_slot("the_shorter_counts", "", lambda update, coming, going: min(update, coming + going))
 with_slot("beside_the_fetch_alone", "", lambda update, coming, going: max(update, coming) + going)
 with_slot("beside_the_store_alone", "", lambda update, coming, going: max(update, going) + coming)
@@ -313,7 +313,7 @@ def over_with_the_last_update(fetch, update, store):
     return sum([*fetch[:1], *slots(fetch, update, store)])
 
 
-@wrong("step_seconds", "the caller stores")
+@wrong("step_seconds", "the caller stores, and not the thread")
 def stored_by_the_caller(fetch, update, store):
     return sum([*fetch[:1], *slots(fetch, update, [0 for _ in store]), *store])
 

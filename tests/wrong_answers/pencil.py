@@ -15,7 +15,7 @@ def fill_buckets(nbytes, bucket_bytes):
     return buckets
 
 
-@wrong("fill_buckets", "the first tensor first")
+@wrong("fill_buckets", "begun at the wrong end")
 def from_the_first(nbytes, bucket_bytes):
     last = len(nbytes) - 1
     return [[last - i for i in bucket] for bucket in fill_buckets(nbytes[::-1], bucket_bytes)]
@@ -38,12 +38,12 @@ def only_when_it_overflows(nbytes, bucket_bytes):
     return fill_buckets(nbytes, bucket_bytes + 1)
 
 
-@wrong("fill_buckets", "a bucket for each tensor")
+@wrong("fill_buckets", "only one tensor in a bucket")
 def each_alone(nbytes, bucket_bytes):
     return [[i] for i in reversed(range(len(nbytes)))]
 
 
-@wrong("fill_buckets", "one bucket for all")
+@wrong("fill_buckets", "only one bucket for them all")
 def all_in_one(nbytes, bucket_bytes):
     return [list(reversed(range(len(nbytes))))] if nbytes else []
 
@@ -176,7 +176,7 @@ def shares(stage, n, ranks, size):
     return [p * n / (ranks if stage > 2 else 1), g * n / (ranks if stage > 1 else 1), s * n / (ranks if stage else 1)]
 
 
-@wrong("held_per_rank", "nothing is padded")
+@wrong("held_per_rank", "the padding is left out")
 def as_the_paper_has_it(stage, layers, ranks, size):
     return shares(stage, sum(layers), ranks, size)
 
@@ -187,42 +187,42 @@ def rounded_down(stage, layers, ranks, size):
     return p * (n // ranks if stage > 2 else n), g * (n // ranks if stage > 1 else n), s * (n // ranks if stage else n)
 
 
-@wrong("held_per_rank", "all layers are padded as one")
+@wrong("held_per_rank", "all layers are padded as one, and not each by itself")
 def one_vector(stage, layers, ranks, size):
     return held_per_rank(stage, [sum(layers)], ranks, size)
 
 
-@wrong("held_per_rank", "padded where nothing is missing")
+@wrong("held_per_rank", "padding where none is needed")
 def always_some_zeros(stage, layers, ranks, size):
     n = sum(n // ranks * ranks + ranks for n in layers) if stage else sum(layers)
     return shares(stage, n, ranks, size)
 
 
-@wrong("held_per_rank", "DDP is padded, too")
+@wrong("held_per_rank", "padding under DDP, where none is needed")
 def ddp_padded(stage, layers, ranks, size):
     return shares(stage, sum(-(-n // ranks) * ranks for n in layers), ranks, size)
 
 
-@wrong("held_per_rank", "what is whole is not padded")
+@wrong("held_per_rank", "the padding is left out of what is whole")
 def only_shards_are_padded(stage, layers, ranks, size):
     (p, g, s), n = size, sum(layers)
     shard = sum(-(-layer // ranks) for layer in layers)
     return p * (shard if stage > 2 else n), g * (shard if stage > 1 else n), s * (shard if stage else n)
 
 
-@wrong("held_per_rank", "a stage shards only one kind")
+@wrong("held_per_rank", "a stage leaves the earlier ones' kinds whole")
 def one_kind_each(stage, layers, ranks, size):
     cut = held_per_rank(3, layers, ranks, size)
     whole = [ranks * n for n in cut] if stage else held_per_rank(0, layers, ranks, size)
     return tuple(c if stage == first else w for c, w, first in zip(cut, whole, (3, 2, 1), strict=True))
 
 
-@wrong("held_per_rank", "P is sharded first")
+@wrong("held_per_rank", "P is cut first, not S")
 def the_other_way_round(stage, layers, ranks, size):
     return held_per_rank(stage, layers, ranks, size[::-1])[::-1]
 
 
-@wrong("held_per_rank", "everything is sharded")
+@wrong("held_per_rank", "every stage shards every kind")
 def a_quarter_of_all(stage, layers, ranks, size):
     return held_per_rank(3 if stage else 0, layers, ranks, size)
 
@@ -232,12 +232,12 @@ def counted(stage, layers, ranks, size):
     return held_per_rank(stage, layers, ranks, (1, 1, 1))
 
 
-@wrong("held_per_rank", "what all ranks hold together")
+@wrong("held_per_rank", "what all ranks hold together, and not one of them")
 def the_whole_bill(stage, layers, ranks, size):
     return tuple(ranks * n for n in held_per_rank(stage, layers, ranks, size))
 
 
-@wrong("held_per_rank", "S, G and P")
+@wrong("held_per_rank", "the order is wrong")
 def in_the_order_of_the_stages(stage, layers, ranks, size):
     return held_per_rank(stage, layers, ranks, size)[::-1]
 
@@ -366,7 +366,7 @@ def sync_first(tensors, buckets):
     return {name: pair[::-1] for name, pair in started_when(tensors, buckets).items()}
 
 
-@wrong("started_when", "Overlapped sends twice")
+@wrong("started_when", "Overlapped is made to send twice")
 def started_and_repeated(tensors, buckets):
     return started_when(tensors, buckets, Overlapped=(buckets, buckets))
 
@@ -413,12 +413,12 @@ def stages_by_event(**other):
     } | other
 
 
-@wrong("stages_by_event", "stage 2 reduces in sync, and not as gradients come")
+@wrong("stages_by_event", "stage 2 is made to reduce in sync, as stage 1 does")
 def two_like_one():
     return stages_by_event(gradient_ready=("", "", "reduce_scatter"), sync=("reduce_scatter", "reduce_scatter", ""))
 
 
-@wrong("stages_by_event", "stage 3 gathers in its step")
+@wrong("stages_by_event", "stage 3 is made to gather in its step")
 def three_gathers_in_step():
     return stages_by_event(step=("all_gather", "all_gather", "all_gather"))
 
@@ -462,12 +462,12 @@ def held_and_sent(s, r, **other):
     } | other
 
 
-@wrong("held_and_sent", "the replicas reduce everything")
+@wrong("held_and_sent", "the replicas are made to reduce everything")
 def whole_gradients_across(s, r):
     return held_and_sent(s, r, HYBRID_SHARD=(1 / s, 3 * (s - 1) / s + 2 * (r - 1) / r))
 
 
-@wrong("held_and_sent", "SHARD_GRAD_OP holds a shard")
+@wrong("held_and_sent", "SHARD_GRAD_OP is given only a shard")
 def held_in_shards(s, r):
     return held_and_sent(s, r, SHARD_GRAD_OP=(1 / s, 2 * (s - 1) / s))
 
@@ -507,7 +507,7 @@ def bubbles(p, m, v, **other):
     return {"GPipe": bubble, "1F1B": bubble, "interleaved": bubble / v, "zero bubble": bubble / 3} | other
 
 
-@wrong("bubbles", "1F1B has a smaller bubble")
+@wrong("bubbles", "1F1B is given a smaller bubble than GPipe")
 def half_by_1f1b(p, m, v):
     return bubbles(p, m, v, **{"1F1B": (p - 1) / m / 2})
 
@@ -517,7 +517,7 @@ def of_the_whole(p, m, v):
     return {name: x / (1 + x) for name, x in bubbles(p, m, v).items()}
 
 
-@wrong("bubbles", "interleaved is not divided by v")
+@wrong("bubbles", "interleaved has not been divided by v")
 def interleaved_like_1f1b(p, m, v):
     return bubbles(p, m, v, interleaved=(p - 1) / m)
 
@@ -562,7 +562,7 @@ def by_whole_division(elements, ranks, rank):
     return rank * size, (rank + 1) * size
 
 
-@wrong("my_shard", "the rest goes to the last rank")
+@wrong("my_shard", "the last rank is given a longer shard than the others")
 def rest_to_the_last(elements, ranks, rank):
     size = elements // ranks
     return rank * size, elements if rank == ranks - 1 else (rank + 1) * size

@@ -24,17 +24,9 @@ FRAME = re.compile(
 UNTOUCHED = re.compile(r"failed: NotImplementedError(: your turn.*)?$", re.M)
 
 
-def because(kind: str) -> Callable[[RankError], bool]:
-    return lambda error: error.kind == kind
-
-
-def raised(kinds: str) -> Callable[[RankError], bool]:
-    """`kinds`: a pattern of how the exception's own line begins, "TypeError" or more of it."""
-    return lambda error: error.kind == "raised" and bool(re.match(f".* failed: ({kinds})", str(error)))
-
-
-def died_in_memory(error: RankError) -> bool:
-    return error.kind == "died" and bool(re.search("SIG(SEGV|ABRT|BUS)", str(error)))
+def because(kind: str, told: str = "") -> Callable[[RankError], bool]:
+    """`told`: a pattern of what is said of it."""
+    return lambda error: error.kind == kind and bool(re.search(told, str(error)))
 
 
 def of_other_sizes(error: RankError) -> bool:
@@ -53,33 +45,31 @@ def of_other_dtypes(error: RankError) -> bool:
     return error.kind == "mismatch" and (same or "the dtype of a message" in headline)
 
 
-def out_of_room(error: RankError) -> bool:
-    return error.kind == "raised" and bool(re.search("can't allocate memory|MemoryError", str(error)))
-
-
 NEVER_ENDS = "it does not come to an end"
 FAILURES = (
     Mistake(
         "far too much memory",
         "How many bytes does this line allocate, and how many was the function given?",
-        out_of_room,
+        because("raised", "can't allocate memory|MemoryError"),
     ),
     Mistake(
         "",
         "This name is not known in this notebook: is it spelt right, and is it imported, or defined in a cell?",
-        raised("NameError: name"),
+        because("raised", " failed: NameError: name"),
     ),
     Mistake(
         "",
         "Which arguments does this function take, and which is it given?",
-        raised(r"TypeError: .*\(\) (missing|takes|got) "),
+        because("raised", r" failed: TypeError: .*\(\) (missing|takes|got) "),
     ),
-    Mistake("", "What type does each thing on this line have?", raised("TypeError|AttributeError")),
+    Mistake(
+        "", "What type does each thing on this line have?", because("raised", " failed: (TypeError|AttributeError): ")
+    ),
     Mistake("", "What does this line assume that does not hold for this input?", because("raised")),
     Mistake(
         "a rank died",
         "What do you write to, here or before, and how many bytes does it have at that moment?",
-        died_in_memory,
+        because("died", "SIG(SEGV|ABRT|BUS)"),
     ),
     Mistake("a rank died", "What could end a process from outside of Python?", because("died")),
     Mistake(

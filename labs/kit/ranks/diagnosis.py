@@ -288,8 +288,7 @@ class Watch:
 
 def of_message(ends: list[Entry]) -> str:
     """What its two ends see differently: where they name as many elements, it is the dtype."""
-    shapes = [json.loads(shape) for end in ends for shape in re.findall(r"\[.*?\]", end.what)]
-    counts = list(map(math.prod, shapes))
+    counts = [math.prod(json.loads(shape)) for end in ends for shape in re.findall(r"\[.*?\]", end.what)]
     return "the dtype of a message" if len(counts) == 2 and counts[0] == counts[1] else "the sizes of a message"
 
 

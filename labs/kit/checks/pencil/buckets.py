@@ -61,7 +61,7 @@ def places(buckets: Any) -> list[int]:
 
 
 MISTAKES = (
-    Mistake("the first tensor first", "Which gradient does backward finish first?", instead(order=iter)),
+    Mistake("begun at the wrong end", "Which gradient does backward finish first?", instead(order=iter)),
     Mistake(
         "closed before it is full",
         "Is a bucket closed when it has reached bucket_bytes, or when the next tensor would not fit?",
@@ -73,8 +73,8 @@ MISTAKES = (
         "What should happen when a bucket has exactly bucket_bytes?",
         instead(full=lambda has, more, limit: has > limit),
     ),
-    Mistake("a bucket for each tensor", "How many messages is that?", instead(full=lambda has, more, limit: True)),
-    Mistake("one bucket for all", "When is a bucket closed?", instead(full=lambda has, more, limit: False)),
+    Mistake("only one tensor in a bucket", "How many messages is that?", instead(full=lambda has, more, limit: True)),
+    Mistake("only one bucket for them all", "When is a bucket closed?", instead(full=lambda has, more, limit: False)),
     Mistake(
         "an empty bucket",
         "Which tensor is in it?",

@@ -70,7 +70,7 @@ def shards_padded(stage: int, layers: Sequence[int], ranks: int, size: Sequence[
 
 MISTAKES = (
     Mistake(
-        "nothing is padded",
+        "the padding is left out",
         "A layer of 10 elements on 4 ranks: how many elements are in each rank's shard?",
         instead(elements=lambda stage, layers, ranks: sum(layers)),
     ),
@@ -80,35 +80,35 @@ MISTAKES = (
         as_if(cut_down),
     ),
     Mistake(
-        "all layers are padded as one",
-        "What is a vector: a layer, or the whole model?",
+        "all layers are padded as one, and not each by itself",
+        "What gets zeros at its end: each layer, or the whole model?",
         instead(elements=lambda stage, layers, ranks: by_layer(stage, [sum(layers)], ranks)),
     ),
     Mistake(
-        "padded where nothing is missing",
+        "padding where none is needed",
         "How many zeros does a layer of 12 elements need on 4 ranks?",
         instead(elements=lambda stage, layers, ranks: sum(n + (ranks - n % ranks) * (stage > 0) for n in layers)),
     ),
     Mistake(
-        "DDP is padded, too",
+        "padding under DDP, where none is needed",
         "What does DDP cut?",
         instead(elements=lambda stage, layers, ranks: by_layer(1, layers, ranks)),
     ),
     Mistake(
-        "what is whole is not padded",
-        "A layer is one vector, and shards are parts of it: how long is the vector?",
+        "the padding is left out of what is whole",
+        "On 4 ranks, 10 elements become 12. How many of these does a rank hold that holds all of them?",
         as_if(shards_padded),
     ),
-    Mistake("a stage shards only one kind", "In stage 2, is S whole again?", instead(cut=int.__eq__)),
+    Mistake("a stage leaves the earlier ones' kinds whole", "In stage 2, is S whole again?", instead(cut=int.__eq__)),
     Mistake(
-        "P is sharded first", "Which kind does stage 1 shard?", instead(cut=lambda stage, first: stage >= 4 - first)
+        "P is cut first, not S", "Which kind does stage 1 shard?", instead(cut=lambda stage, first: stage >= 4 - first)
     ),
-    Mistake("everything is sharded", "What is whole in stage 1?", instead(cut=lambda stage, first: stage > 0)),
+    Mistake("every stage shards every kind", "What is whole in stage 1?", instead(cut=lambda stage, first: stage > 0)),
     Mistake("elements, and not bytes", "What is size for?", as_if(lambda *job: held(*job[:3], (1, 1, 1)))),
     Mistake(
-        "what all ranks hold together",
+        "what all ranks hold together, and not one of them",
         "How many ranks does the question ask about?",
         as_if(lambda *job: tuple(b * job[2] for b in held(*job))),
     ),
-    Mistake("S, G and P", "In which order does the docstring name them?", as_if(lambda *job: held(*job)[::-1])),
+    Mistake("the order is wrong", "In which order does the docstring name them?", as_if(lambda *job: held(*job)[::-1])),
 )

@@ -93,7 +93,7 @@ def of_a_sequence(B: int, *shape: int) -> dict[str, int]:
 
 MISTAKES = (
     Mistake("numbers, and not bytes", "How many bytes does a number in float32 take?", as_if(numbers)),
-    Mistake("16 bit", "How many bytes does a number in float32 take?", as_if(in_16_bit)),
+    Mistake("16 bit, and not 32", "How many bytes does a number in float32 take?", as_if(in_16_bit)),
     Mistake(
         "only one sequence",
         "How many tokens are in a batch of B sequences?",
@@ -101,12 +101,12 @@ MISTAKES = (
         shows="a formula that holds for one sequence, and is a B-th of the truth for more",
     ),
     Mistake(
-        "one norm",
+        "one norm, and not two",
         "How many norms does a layer have?",
         term("norms", lambda B, T, D, H, K, F: B * T * (2 * D + 1)),
     ),
     Mistake(
-        "a norm as one kernel",
+        "a norm as one kernel, and not operator by operator",
         "Which three tensors are in the derivative of x / rms(x) × weight, where these are operators of their own?",
         term("norms", lambda B, T, D, H, K, F: B * T * 2 * (D + 1)),
     ),
@@ -122,7 +122,7 @@ MISTAKES = (
         shows="activations are predicted too large, by 2D numbers per token and layer",
     ),
     Mistake(
-        "keys and values as wide as queries",
+        "keys and values counted as wide as queries",
         "How many heads of keys are there?",
         term("attention", lambda B, T, D, H, K, F: B * T * (attended(D, H, H) + beside(T, D, H))),
     ),
@@ -132,33 +132,33 @@ MISTAKES = (
         term("attention", lambda B, T, D, H, K, F: B * T * (attended(D, H, K) - H + beside(T, D, H))),
     ),
     Mistake(
-        "the whole table is kept",
+        "the whole table is counted as kept",
         "Which kernel computes attention here, and what does it never store?",
         term("attention", lambda B, T, D, H, K, F: B * T * (attended(D, H, K) + H * T + beside(T, D, H))),
         shows="activations that are predicted to grow with the square of the context",
     ),
     Mistake(
-        "y is counted once",
+        "y is counted once, where it is there twice",
         "What does the matrix product o keep, and in which order do the numbers of y lie in memory?",
         term("attention", lambda B, T, D, H, K, F: B * T * attended(D, H, K)),
     ),
     Mistake(
-        "y is always there twice",
+        "y is counted twice, where it is there once",
         "With one head, or with one token: what is there to bring side by side?",
         term("attention", lambda B, T, D, H, K, F: B * T * (attended(D, H, K) + D)),
     ),
     Mistake(
-        "rotary for each sequence",
+        "rotary for each sequence, and not once",
         "Does the angle of a position depend on the sequence?",
         term("rotary", lambda B, T, D, H, K, F: B * T * 2 * (D // H)),
     ),
     Mistake(
-        "rotary for each head",
+        "rotary for each head, and not once",
         "Does the angle of a position depend on the head?",
         term("rotary", lambda B, T, D, H, K, F: T * 2 * D),
     ),
     Mistake(
-        "half of rotary",
+        "only half of rotary",
         "How many numbers are the cosines and the sines of a position?",
         term("rotary", lambda B, T, D, H, K, F: T * (D // H)),
     ),

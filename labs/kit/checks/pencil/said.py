@@ -146,19 +146,19 @@ STARTED = (
         as_if(lambda t, b: {"Naive": (t, 0), "Bucketed": (b, 0), "Overlapped": (0, b)}),
     ),
     Mistake(
-        "Overlapped sends twice",
+        "Overlapped is made to send twice",
         "What is left for sync(), when all buckets are on their way?",
         as_if(lambda t, b: {"Naive": (0, t), "Bucketed": (0, b), "Overlapped": (b, b)}),
     ),
 )
 BY_EVENT = (
     Mistake(
-        "stage 2 reduces in sync, and not as gradients come",
+        "stage 2 is made to reduce in sync, as stage 1 does",
         "What would a rank hold at the end of backward?",
         as_if(lambda: STAGES | {"gradient_ready": ("", "", "reduce_scatter"), "sync": ("reduce_scatter",) * 2 + ("",)}),
     ),
     Mistake(
-        "stage 3 gathers in its step",
+        "stage 3 is made to gather in its step",
         "Which parameters does it update, and who needs them whole before the next forward?",
         as_if(lambda: STAGES | {"step": ("all_gather",) * 3}),
     ),
@@ -180,21 +180,21 @@ BY_EVENT = (
 )
 STRATEGIES = (
     Mistake(
-        "the replicas reduce everything",
+        "the replicas are made to reduce everything",
         "How large is what a rank has after the reduce-scatter inside?",
         as_if(
             lambda s, r: strategies(s, r) | {"HYBRID_SHARD": (1 / s, 3 * (s - 1) / s + 2 * (r - 1) / r)},
         ),
     ),
     Mistake(
-        "SHARD_GRAD_OP holds a shard",
+        "SHARD_GRAD_OP is given only a shard",
         "What does it not gather again in backward, and why?",
         as_if(lambda s, r: strategies(s, r) | {"SHARD_GRAD_OP": (1 / s, 2 * (s - 1) / s)}),
     ),
 )
 BUBBLES = (
     Mistake(
-        "1F1B has a smaller bubble",
+        "1F1B is given a smaller bubble than GPipe",
         "What does 1F1B make smaller?",
         so(lambda found, due: form(found) == form(due) and found["1F1B"] < found["GPipe"]),
     ),
@@ -204,7 +204,7 @@ BUBBLES = (
         as_if(lambda p, m, v: {name: x / (1 + x) for name, x in closed(p, m, v).items()}),
     ),
     Mistake(
-        "interleaved is not divided by v",
+        "interleaved has not been divided by v",
         "How long does the last rank wait, if a stage takes a v-th of the time?",
         as_if(lambda p, m, v: closed(p, m, v, interleaved=v)),
     ),

@@ -95,14 +95,14 @@ RING = (
         "whole tensors travel", "How large is what leaves in one round?", instead(ring, tensors=lambda n: 2 * (n - 1))
     ),
     Mistake(
-        "the bytes of one round",
+        "the bytes of one round only",
         "A piece leaves in every round. How many pieces is that?",
         instead(ring, tensors=lambda n: 1 / n),
     ),
-    Mistake("no latency", FREE, instead(ring, rounds=lambda n: 0)),
-    Mistake("the latency is paid once", ONCE, instead(ring, rounds=lambda n: 1)),
+    Mistake("the latency is left out", FREE, instead(ring, rounds=lambda n: 0)),
+    Mistake("the latency paid only once", ONCE, instead(ring, rounds=lambda n: 1)),
     Mistake(
-        "a tree's rounds",
+        "a tree's rounds, and not a ring's",
         "Whom can a rank in a ring reach in one round?",
         instead(ring, rounds=lambda n: 2 * doublings(n)),
     ),
@@ -116,11 +116,11 @@ RING = (
         "With two ranks, how much does a rank send?",
         instead(ring, tensors=lambda n: 2),
     ),
-    Mistake("bytes times bytes per second", UNITS, multiplied(ring)),
+    Mistake("bytes are multiplied by bytes per second, and not divided", UNITS, multiplied(ring)),
 )
 TREE = (
     Mistake(
-        "only in one direction",
+        "the way back is left out",
         "The root has the sum. Who needs it?",
         instead(tree, rounds=doublings),
     ),
@@ -138,21 +138,21 @@ TREE = (
         instead(tree, rounds=lambda n: 2 * n.bit_length()),
     ),
     Mistake(
-        "a round for each rank",
+        "a round for each rank, and not for each doubling",
         "In each round, how many ranks tell another one?",
         instead(tree, rounds=lambda n: 2 * (n - 1)),
     ),
     Mistake(
-        "pieces, as in a ring",
+        "pieces travel as in a ring, and not whole tensors",
         "What does a rank in the tree hand on: a piece, or all that it has?",
         instead(tree, tensors=lambda n: 2 * doublings(n) / n),
     ),
-    Mistake("no latency", FREE, instead(tree, rounds=lambda n: 0, tensors=lambda n: 2 * doublings(n))),
-    Mistake("the latency is paid once", ONCE, instead(tree, rounds=lambda n: 1, tensors=lambda n: 2 * doublings(n))),
+    Mistake("the latency is left out", FREE, instead(tree, rounds=lambda n: 0, tensors=lambda n: 2 * doublings(n))),
+    Mistake("the latency paid only once", ONCE, instead(tree, rounds=lambda n: 1, tensors=lambda n: 2 * doublings(n))),
     Mistake(
-        "the bytes of one round",
+        "the bytes of one round only",
         "A whole tensor is sent in every round. How many tensors is that?",
         instead(tree, tensors=lambda n: 1),
     ),
-    Mistake("bytes times bytes per second", UNITS, multiplied(tree)),
+    Mistake("bytes are multiplied by bytes per second, and not divided", UNITS, multiplied(tree)),
 )

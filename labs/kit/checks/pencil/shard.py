@@ -47,7 +47,7 @@ def past_the_end(elements: int, ranks: int, rank: int) -> tuple[int, int]:
 MISTAKES = (
     Mistake("the last elements are nobody's", "Who holds the remainder of the division?", as_if(rounded_down)),
     Mistake(
-        "the rest goes to the last rank",
+        "the last rank is given a longer shard than the others",
         "How long is the longest shard, if all but the last ones are equally long?",
         as_if(
             lambda n, ranks, rank: (rank * (n // ranks), n) if rank == ranks - 1 else rounded_down(n, ranks, rank),

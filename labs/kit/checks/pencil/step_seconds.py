@@ -85,22 +85,22 @@ MISTAKES = (
     Mistake("the first fetch is left out", "What happens before the first update?", instead(first=False)),
     Mistake("the last store is left out", "When is the step over?", instead(last=False)),
     Mistake(
-        "stores take no time",
+        "the stores are left out",
         "Who stores the one before, and what cannot begin until it has?",
         instead(slot=lambda update, coming, going: max(update, coming)),
     ),
     Mistake(
-        "fetches take no time",
+        "the fetches are left out",
         "Who fetches the next, and what waits for it?",
         instead(slot=lambda update, coming, going: max(update, going)),
     ),
     Mistake(
-        "two threads",
+        "two threads, and not one",
         "How many things can one thread do at the same time?",
         instead(slot=lambda update, coming, going: max(update, coming, going)),
     ),
     Mistake(
-        "the caller stores",
+        "the caller stores, and not the thread",
         "Who stores, and what does the caller do meanwhile?",
         as_if(lambda *step: slots(*step[:2], [0] * len(step[2])) + sum(step[2])),
     ),
