@@ -10,6 +10,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ class Case(shared.Case):
             dtype=torch.float64,
         )
 
-    @property
+    @cached_property
     def norm(self) -> float:
         return math.sqrt(float(self.squares().sum()))
 
