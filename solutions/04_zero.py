@@ -713,8 +713,9 @@ peaks
 
 # %% [markdown]
 # P, G and S agree to the byte, with some small print. G is a little more than 4Ψ in stage 1, as a shard's gradient is
-# there before all whole ones are gone; in stage 2 it is 4Ψ/N, plus a layer on its way. S has a counter of 4 bytes for
-# each vector: how many steps there were. But for these counters, is it what you worked out in exercise 1?
+# there before all whole ones are gone; in stage 2 it is 4Ψ/N, plus a layer on its way (at that moment the embedding's
+# shard is still missing). S has a counter of 4 bytes for each vector: how many steps there were. But for these
+# counters, is it what you worked out in exercise 1?
 
 
 # %%

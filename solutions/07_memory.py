@@ -7,7 +7,8 @@
 # It takes 75 minutes with its three exercises, 40 without; the machine works for half a minute of it, in 2 GB of
 # memory. You need: [One device](01_one_device.ipynb), where activations were measured, and [ZeRO](04_zero.ipynb).
 #
-# First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
+# First, three questions on earlier notebooks (05 and 06 are among them; skip those if you come straight from 04); each
+# run asks different ones. Say the answer aloud before you unfold it.
 
 # %%
 from labs.kit import recall
@@ -19,8 +20,8 @@ recall.ask("07")
 #
 # Take 8 billion parameters in mixed precision, and 64 ranks in ZeRO's stage 3: no copy is left to remove. Each rank
 # reads a single sequence of 8,192 tokens, and has a card of 40 GB. What does it hold? (The numbers come from the
-# formulas, for 16-bit training with fused norms. You will measure the terms of these formulas here, on a small model in
-# float32.)
+# formulas, for 16-bit training with fused norms (a norm computed in one go; more below). You will measure the terms of
+# these formulas here, on a small model in float32.)
 
 # %%
 import itertools
@@ -57,10 +58,10 @@ draw.chart({"each of 64 ranks": at_the_peak}, "GB", caption="8 billion parameter
 # which all of notebook 04 was about, are the two slivers on the left. What overflows the card is A.
 #
 # **Activations** are what forward leaves behind because backward will ask for it (notebook 01). They are not copies of
-# anything: each rank's belong to its own tokens. The stages of ZeRO leave them alone, and more ranks do not make them
-# fewer. The way out is to compute activations *again* instead of keeping them. What does that save, and what does it
-# cost? (What can be done about P, G and S on top of ZeRO, namely to keep them in a larger and slower memory, is the
-# subject of notebook 07b.)
+# anything: each rank's activations belong to its own tokens. The stages of ZeRO leave them alone, and more ranks do not
+# make them fewer. The way out, for activations, is to compute them *again* instead of keeping them. What does that
+# save, and what does it cost? (What can be done about P, G and S on top of ZeRO, namely to keep them in a larger and
+# slower memory, is the subject of notebook 07b.)
 #
 # The model is notebook 01's, with twice the layers; the loop is the same. `change` is called on the model before it
 # trains: that is where everything in this notebook will happen.
@@ -507,8 +508,8 @@ draw.memory(both.recording, step=2, names=("as before", "with checkpoints"))
 
 # %% [markdown]
 # The mountain has become a comb: each tooth in backward is one layer whose activations come back and go again. (Why are
-# the teeth grey? The recorder calls A what *autograd* keeps. Here your list `again` keeps these tensors, and what the
-# recorder cannot name is grey, a temporary.) And is it the same training?
+# the teeth grey? The recorder calls A what *autograd* keeps. Here your list `again` keeps these tensors, and your
+# function the layers' inputs; what the recorder cannot name is grey, a temporary.) And is it the same training?
 
 # %%
 (losses, parameters), (again_losses, again_parameters) = both
@@ -576,12 +577,14 @@ four = run(side_by_side, *WAYS.values(), ranks=4, device="cpu", record="memory")
 draw.memory(four.recording, step=2, names=list(WAYS))
 
 # %% [markdown]
-# (The teeth are A now, as these checkpoints give the tensors back to autograd. A little grey is left: temporaries,
-# which are what an operation needs while it runs, such as the gradients on their way through a layer.)
+# (*Full* recomputes everything in a layer; *all but attention* everything except attention; *selective* what is neither
+# a product nor attention. The teeth are A now, as these checkpoints give the tensors back to autograd. A little grey is
+# left: temporaries, which are what an operation needs while it runs, such as the gradients on their way through a
+# layer.)
 #
 # ## Measure: bytes and numbers
 #
-# ("All but attention": everything but attention is computed again.) Where nothing is recomputed, A is highest at the
+# Where nothing is recomputed, A is highest at the
 # end of forward. Otherwise it is highest in backward. Then it is what the layers below have left, and *everything* of
 # the layer whose backward is running; under selective there are also q and k as they were before rotary, and the
 # results of o and down:
@@ -717,10 +720,10 @@ draw.table(rows)
 # ### Exercise 3: a budget for both
 #
 # You are given a GPT of some depth, and a card that holds 40 % of what its step holds without recomputation (besides
-# parameters and gradients). Time is short, too: at most *half* of the layers' forward may be computed again, counted in
-# multiplications, including those of attention. Full is too slow, selective is too large. Change the model so that it
-# fits. Its memory is measured at 8 layers; the limit on time holds at any depth, odd ones too. Keep the names in its
-# `state_dict()` as they are.
+# parameters and gradients). Time is short, too: at most *half* of the multiplications in the layers' forward, attention
+# included, may be done again. Full is too slow, selective is too large. Change the model so that it fits. Its memory is
+# measured at 8 layers; the limit on time holds at any depth, odd ones too. Keep the names in its `state_dict()` as they
+# are.
 #
 # At hand: `recompute.recompute(layers, keep=())`, where `keep` may be `MATMULS | ATTENTION`; you may call it in one way
 # for some layers, and in another for others. It is not enough to do one half in full and the other selectively: it

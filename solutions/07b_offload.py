@@ -146,10 +146,10 @@ draw.memory(in_memory.recording, in_files.recording, step=2, ranks=[0], names=("
 # %% [markdown]
 # The same parameters, bit for bit; and the floor of S is gone. S shows up only in the optimizer's step, and for at most
 # three parameters at a time (under ZeRO a "parameter" is the shard of a layer): one is on its way in, one is being
-# updated, one is on its way out. (In this float32 job S is 8 bytes per parameter. The files also hold a master copy of
-# each parameter, which makes 12.) The recorder counts mapped files as memory; the system can take that memory back
-# whenever it likes, as the numbers are on the disk. Grey is what the recorder cannot call P, G, S or A: here, what
-# AdamW needs while it works.
+# updated, one is on its way out. (In this float32 job S is 8 bytes per parameter. The files also hold a copy of each
+# parameter, its master, from which a crashed job can go on: that makes 12.) The recorder counts mapped files as memory;
+# the system can take that memory back whenever it likes, as the numbers are on the disk. Grey is what the recorder
+# cannot call P, G, S or A: here, what AdamW needs while it works.
 
 # %%
 psi, largest = sum(cost.parameter_sizes(CONFIG)), max(sum(layer.sizes) for layer in cost.gpt_layers(CONFIG))
@@ -488,7 +488,7 @@ draw.table(
 #   logits and their gradients are what you see then. Later notebooks take that up.)
 
 # %%
-play.memory(model="llama3-8b", ranks=1, batch=1, context=8192, recompute="full")
+play.memory(model="llama3-8b", ranks=1, batch=1, context=8192, recompute="full", card="40 GB")
 
 # %%
 offloaded = cost.per_rank(one_card, stage=0, offload=True)
@@ -501,7 +501,7 @@ print(f"one card, offloaded: {offloaded.peak / 1e9:.1f} GB")
 # | | what shrinks | what it costs | when |
 # |---|---|---|---|
 # | state in host memory | S, to nothing | 2 + 2 bytes per parameter and step | few ranks, many tokens per step |
-# | state on disk | S, to that of three layers | 12 + 12 bytes more | the same, and patience |
+# | state on disk | S, to that of three parameters | 12 + 12 bytes more | the same, and patience |
 # | meta | the peak before the first step | nothing | always |
 #
 # **Why not** always? Because the link is slow, and the traffic comes in every step, however small the batch. It can be
