@@ -69,6 +69,11 @@ DRAWINGS = {
 DRAWINGS |= {f"{name} schedule": partial(draw.schedule, lists(4, 8)) for name, lists in pp.SCHEDULES.items()}
 
 
+def called(rank, op, step, start, end, waited):
+    """A collective that the rank waited for up to its end."""
+    return Fake(rank=rank, op=op, step=step, start=start, end=end, waited=waited, waits=((end - waited, end),))
+
+
 def recording(ranks=2, steps=2, late=0.0):
     """What labs.kit.record would say of a small job; `late` is how much later a collective ends."""
     spans, events, memory = [], [], []
@@ -76,8 +81,7 @@ def recording(ranks=2, steps=2, late=0.0):
         begin = step * 0.1
         names = {"step": (0, 0.1), "forward": (0, 0.03), "backward": (0.03, 0.08), "optimizer": (0.08, 0.1)}
         spans += [Fake(rank=rank, name=n, start=begin + a, end=begin + b) for n, (a, b) in names.items()]
-        times = {"start": begin + 0.05, "end": begin + 0.075 + late, "waited": 0.01 * rank}
-        events.append(Fake(rank=rank, op="all_reduce", step=step, **times))
+        events.append(called(rank, "all_reduce", step, begin + 0.05, begin + 0.075 + late, waited=0.01 * rank))
     for _ in range(ranks):
         memory.append([(t / (100 + late), {"P": 2**20, "A": 2**19 * min(t, 20 - t)}) for t in range(21)])
     window = lambda rank, step: (step * 0.1, (step + 1) * 0.1)  # noqa: E731
@@ -479,7 +483,7 @@ def busy(ranks=2):
         calls = [("all_gather", 0.0, 0.2), ("all_gather", 0.05, 0.5), ("barrier", 0.6, 0.61)]
         calls += [("reduce_scatter", 0.3 + 0.01 * n, 0.9 + 0.01 * n) for n in range(rank * 7)]
         calls += [("recv", 0.92, 0.95), ("send", 0.93, 0.96)]
-        events += [Fake(rank=rank, op=op, step=0, start=b, end=e, waited=0.01) for op, b, e in calls]
+        events += [called(rank, op, 0, b, e, waited=0.01) for op, b, e in calls]
     return Fake(
         kind="communication", ranks=ranks, spans=spans, events=events, memory=[], window=lambda rank, step: (0, 1)
     )
@@ -559,7 +563,7 @@ def test_collectives_have_short_labels_and_lanes_of_their_own(canvas):
 def test_collectives_of_a_step_are_counted_from_its_first(canvas):
     """Rank 0 is still in a barrier when the step of another rank has begun."""
     seen = busy(1)
-    seen.events.insert(0, Fake(rank=0, op="all_gather", step=None, start=-0.1, end=0.3, waited=0.1))
+    seen.events.insert(0, called(0, "all_gather", None, -0.1, 0.3, waited=0.1))
     words = [word for word, _, _ in words_of(canvas(draw.timeline, seen, step=0))]
     assert "ag 2" in words and "ag 3" not in words
 
@@ -581,6 +585,14 @@ def test_what_is_waited_for_in_another_step_is_not_drawn():
     whole = recording(steps=2)
     bars = timelines.doing(whole, 1, *whole.window(1, 0))
     assert [bar.start for bar in bars if bar.hatch] == [pytest.approx(0.065)]
+
+
+def test_a_wait_is_drawn_where_it_was():
+    """A busy machine: the rank begins to wait when the collective is over, and twice."""
+    seen = recording(steps=1)
+    seen.events[1].waits = ((0.08, 0.085), (0.09, 0.095))
+    bars = timelines.doing(seen, 1, *seen.window(1, 0))
+    assert [(bar.start, bar.end) for bar in bars if bar.hatch] == [(0.08, 0.085), (0.09, 0.095)]
 
 
 def test_two_timelines_have_one_axis():

@@ -411,6 +411,7 @@ def test_clock_waits_and_ends():
     other = seen.select(rank=1)[1]
     assert other.start > first.start + 0.2 and abs(other.end - first.end) < 0.15  # one clock
     assert hidden.end - hidden.start < 0.2 and hidden.waited < 0.15  # done behind the sleep: its own end, not wait's
+    assert hidden.waits[0][0] - hidden.start > 0.2  # and it began to wait when that was over
     assert message.op == "recv" and message.waited > 0.15
 
 
@@ -543,7 +544,7 @@ def test_many_steps_are_looked_at_once():
     steps = Walked(Span(0, "step", float(start), start + 1.0) for start in range(50))
     line = Walked((start + 0.5, zeros | {"G": 7}) for start in range(50))
     events = Walked(
-        Event(0, "all_reduce", "float32", 4, 4, "g", (0, 1), None, step + 0.1, step + 0.2, 0.0, 4, "x.py:1 f", step)
+        Event(0, "all_reduce", "float32", 4, 4, "g", (0, 1), None, step + 0.1, step + 0.2, (), 4, "x.py:1 f", step)
         for step in range(50)
     )
     memory = Recording("memory", 1, spans=steps, memory=[line])
@@ -553,7 +554,7 @@ def test_many_steps_are_looked_at_once():
 
 
 def test_it_draws_itself():
-    event = Event(0, "all_reduce", "float32", 4, 4, "g", (0, 1), None, 0.1, 0.2, 0.0, 4, "x.py:1 f", 0)
+    event = Event(0, "all_reduce", "float32", 4, 4, "g", (0, 1), None, 0.1, 0.2, (), 4, "x.py:1 f", 0)
     seen = Recording("communication", 2, [event], [Span(0, "forward", 0.0, 0.1)])
     assert "data:image/png" in seen._repr_mimebundle_()["text/html"]
 

@@ -304,10 +304,11 @@ def join(kind: str, tapes: list[dict[str, Any]], link: Link | None = None) -> Re
 
 
 def event(row: dict[str, Any], steps: list[Span], seconds: Callable[[int], float]) -> Event:
-    start, end, waited = seconds(row["start"]), seconds(row["end"]), row["waited"] / 1e9
+    start, end = seconds(row["start"]), seconds(row["end"])
+    waits = tuple((seconds(begin), seconds(until)) for begin, until in row["waits"])
     number = bisect_right(steps, start, key=attrgetter("start")) - 1
     step = number if number >= 0 and start < steps[number].end and not row["meta"] else None
-    return Event(**row | {"start": start, "end": end, "waited": waited, "step": step})
+    return Event(**row | {"start": start, "end": end, "waits": waits, "step": step})
 
 
 def grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:

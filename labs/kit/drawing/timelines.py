@@ -161,11 +161,11 @@ def fill_of(op: str) -> str:
 
 
 def doing(recording, rank: int, start: float, end: float) -> list[Bar]:
-    """Where a rank computed, and over it where it waited, up to the end of the event that it waited for."""
-    waits = [e for e in recording.events if e.rank == rank and e.waited and e.end - e.waited < end and e.end > start]
+    """Where a rank computed, and over it where it waited."""
+    waits = [wait for event in recording.events if event.rank == rank for wait in event.waits]
     return [
         *(Bar(each.start, each.end, TIMELINE["compute"]) for each in band(recording, rank, start, end)),
-        *(Bar(e.end - e.waited - start, e.end - start, TIMELINE["waiting"], hatch="////") for e in waits),
+        *(Bar(a - start, b - start, TIMELINE["waiting"], hatch="////") for a, b in waits if a < end and b > start),
     ]
 
 

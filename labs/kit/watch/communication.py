@@ -20,8 +20,8 @@ all_reduce.  The tensors are looked at as the call is issued, and not kept.
 
 gloo's collectives say themselves when they end.  Where nobody says (gloo's reduce_scatter, a send, a recv, and all of
 NCCL, which works on behind the host's back), an event ends when the rank has waited for it, or, where it never does,
-when the call returned.  `waited` is the time that the rank stood still for it in Work.wait or wait_tensor; a
-wait inside C++ (the last one of torch's DDP) is not seen.
+when the call returned.  `waits` tells when the rank stood still for it in Work.wait or wait_tensor (on a busy machine
+it hears of the end some time later); a wait inside C++ (the last one of torch's DDP) is not seen.
 """
 
 from __future__ import annotations
@@ -68,13 +68,18 @@ class Event:
     peer: int | None  # of a send or recv, as a rank of the job
     start: float  # s on the job's clock
     end: float
-    waited: float  # s
+    waits: tuple[tuple[float, float], ...]  # s on the job's clock: from when to when the rank stood still for it
     sent: int  # logical bytes
     issuer: str  # "ddp.py:57 ready": the innermost line outside torch and this kit, or "torch (C++)"
     step: int | None = None  # None outside of any step, and for `meta`
     to: dict[int, int] = field(default_factory=dict, hash=False)  # `sent` by whom it goes to, as a rank of the job
     part: tuple[int, int] | None = None  # of a send: the byte of the memory where its tensor begins, of how many
     meta: bool = False  # tells of shapes to come: PyTorch's pipelines send a few such messages as they begin
+
+    @property
+    def waited(self) -> float:
+        """s."""
+        return sum(end - start for start, end in self.waits)
 
 
 class CommunicationWatch(tap.Listener):
@@ -87,7 +92,7 @@ class CommunicationWatch(tap.Listener):
     def tape(self) -> list[dict[str, Any]]:
         """One dictionary for each event, by the fields of Event; times in nanoseconds of the monotonic clock."""
         rows = [{"end": row["returned"]} | row for row in self.rows if "returned" in row]
-        unfinished = ("returned", "waits")  # a wait is still open where nobody waited to the end
+        unfinished = ("returned", "since")  # a wait is still open where nobody waited to the end
         return [{key: value for key, value in row.items() if key not in unfinished} for row in rows]
 
     def __enter__(self) -> CommunicationWatch:
@@ -102,7 +107,7 @@ class CommunicationWatch(tap.Listener):
         call.notes[self] = row = describe(call)
         frame = sys._getframe(1)
         row["issuer"], row["meta"] = issuer(frame), sets_up_a_pipeline(frame)
-        row["waited"] = 0
+        row["waits"] = []
         row["start"] = time.monotonic_ns()
         self.rows.append(row)
 
@@ -115,12 +120,12 @@ class CommunicationWatch(tap.Listener):
 
     def waiting(self, call: tap.Call) -> None:
         if self in call.notes:
-            call.notes[self]["waits"] = time.monotonic_ns()
+            call.notes[self]["since"] = time.monotonic_ns()
 
     def waited(self, call: tap.Call) -> None:
         if self in call.notes:
             row, now = call.notes[self], time.monotonic_ns()
-            row["waited"] += now - row.pop("waits")
+            row["waits"].append((row.pop("since"), now))
             row.setdefault("end", now)
 
 
