@@ -54,7 +54,7 @@ print(f"{GPU_HOURS * DOLLARS / 1e6:.0f} million dollars, at {DOLLARS} an hour")
 # **latency** is how long even the shortest message takes. (Meta's nodes were joined by an Ethernet as fast as this
 # InfiniBand: 400 Gb/s for each GPU. That is gigabits; 8 bits are a byte.) The numbers come from the makers' data sheets
 # and from published models of cost, so they are best cases; they are all in one table, `labs.cost.LINKS`, with their
-# sources, and later notebooks predict with the same ones.
+# sources, and later notebooks predict with the same bandwidths.
 #
 # In each training step, GPUs that share a batch have to add up their gradients, which are as large as the model; such a
 # sum over all of them is an **all-reduce**. Here is how long it takes, by size and by link (both scales are

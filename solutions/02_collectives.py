@@ -195,7 +195,7 @@ play.collective(tree, ranks=8, held=[{0: {0}}, *[{}] * 7])
 # Write what one rank does in one round. `me` is this rank's distance from the root; the root's own is 0. Before the
 # round, the ranks with `me < distance` know the tensor. Some tell somebody, some are told, and some do nothing; when N
 # is not a power of two, some have nobody left to tell. Peers are `rank ± distance`. (The lines before the loop deal
-# with groups and roots; leave them as they are.)
+# with groups and roots; leave them as they are, and hand `group` on to `exchange`.)
 #
 # Budget: N − 1 messages in all, in ⌈log₂ N⌉ rounds, by `exchange` or by sends and receives of your own, but not by a
 # built-in collective. Any tree that keeps to it is right.

@@ -680,6 +680,8 @@ times = {name: "not counted here" if n is None else f"{n / booked[name]:.2f} ×"
 draw.table([{"rank 0, per step": name, "booked, bytes": booked[name], "on the wire": times[name]} for name in WAYS])
 
 # %% [markdown]
+# A little more than booked: each message also says what it is. Naive averaging sends the most messages.
+#
 # ## Measure: bytes held
 #
 # The figure shows first one device alone with the whole batch, then rank 0 of each way, in a steady step (any but the
@@ -802,8 +804,9 @@ bucketed, overlapped = (
 play.replay(bucketed, overlapped, step=1, names=("bucketed", "overlapped"))
 
 # %% [markdown]
-# Five of the six all-reduces are hidden behind the backward of other layers. Only the last one, the first layer's, has
-# nothing left to hide behind. That is why buckets must not be too large, either.
+# Where each rank has a core of its own, five of the six all-reduces are hidden behind the backward of other layers. (On
+# a busy machine they may end later.) Only the last one, the first layer's, has nothing left to hide behind. That is why
+# buckets must not be too large, either.
 
 # %% [markdown]
 # ## Native
@@ -927,9 +930,9 @@ LINKS = {name: link.bandwidth for name, link in cost.LINKS.items()}  # bytes per
 draw.table([{"link": name, "tokens per device and step, at least": round(R / W)} for name, W in LINKS.items()])
 
 # %% [markdown]
-# Drag the slider: a model of a billion parameters, on 64 devices. The term that it moves lights up; in which of the two
-# formulas is it? On each link, from how many tokens on is the all-reduce the shorter bar? (Latency is in it, too: 5 µs
-# per message.)
+# Drag the slider: a model of a billion parameters, on 64 devices. (NVLink joins at most a few of them; its bars show
+# what a node of 64 would take.) The term that it moves lights up; in which of the two formulas is it? On each link,
+# from how many tokens on is the all-reduce the shorter bar? (Latency is in it, too: 5 µs per message.)
 
 
 # %%

@@ -289,9 +289,10 @@ talk = {"GPipe": try_out(gpipe(4, MICRO))}
 # larger batch. (The paper keeps only what goes into a stage, and recomputes the rest, as in notebook 07.)
 #
 # But look at rank 3 in the picture. Micro-batch 0 has arrived at the last stage, so its backward could begin at once,
-# and its activations could go. **1F1B** ("one forward, one backward"; Narayanan et al., 2019, without a pause between
-# batches, and so with weights that are out of date; 2021, as here) has each rank do just enough forwards to keep the
-# ranks after it busy, then a forward and a backward in turns, and at the end the backwards that are left:
+# and its activations could go. **1F1B** ("one forward, one backward"; Narayanan et al.: the version of 2019 never
+# pauses between batches, so its weights are out of date; that of 2021 is this one) has each rank do just enough
+# forwards to keep the ranks after it busy, then a forward and a backward in turns, and at the end the backwards that
+# are left:
 #
 #     rank 3 of 4    3F0 3B0 3F1 3B1 3F2 3B2 ...           nobody behind it: begins to alternate at once
 #     rank 2 of 4    2F0 2F1 2B0 2F2 2B1 2F3 ...           one forward for rank 3 first
@@ -578,7 +579,8 @@ quickest = {
 draw.schedule(SCHEDULES["1F1B"][0], recording=slept, step=quickest["1F1B"], F=0.01, B=0.02)
 
 # %% [markdown]
-# For each rank, the picture shows what was simulated, and beneath it what the rank did. Now the whole step of all five:
+# For each rank, the picture shows what was simulated with these naps, and beneath it what the rank did. Now the whole
+# step of all five:
 
 # %%
 rows = []
@@ -592,7 +594,8 @@ draw.table(rows)
 # %% [markdown]
 # So the waiting is real. Every recorded step is longer than the simulated one: a sleep takes a little longer than it is
 # told, a message takes some time, and a busy machine adds to both. On a quiet machine the recorded steps come close to
-# the simulated ones. Now with real layers, and real competition for your cores:
+# the simulated ones. (If yours are not even in the same order, something else keeps the machine busy: run the cell
+# again.) Now with real layers, and real competition for your cores:
 
 
 # %%
@@ -757,7 +760,8 @@ for name in NATIVE:
     lists = pp.read_csv(",".join(map(str, filter(None, printed[rank]))) for rank in range(4))
     try:
         pp.validate(lists)
-        print(f"{name}: can be run; the same as ours: {lists == [*map(list, SCHEDULES[name][0])]}")
+        ours = pp.SCHEDULES[NATIVE[name]](4, MICRO)
+        print(f"{name}: can be run; the same as the course's: {lists == [*map(list, ours)]}")
     except pp.WrongSchedule as refused:
         print(f"{name}: {refused}")
 
@@ -953,7 +957,7 @@ draw.schedule(found)
 # parameters as two thirds of a layer. That model has 126 layers and not 128: its authors took one away from the first
 # rank, which holds most activations and the embedding, and one from the last, which computes the head and the loss
 # (arXiv 2407.21783, section 3.3.2; their schedule is interleaved). What would that gain with plain 1F1B and 32
-# micro-batches?
+# micro-batches? (*Idle* is the share of the whole step, not of the ideal time as the bubble is.)
 
 # %%
 _, layer, *_, head = (sum(part.sizes) for part in cost.gpt_layers(llama))
@@ -1077,7 +1081,7 @@ check.bubbles(bubbles)
 # %% [markdown]
 # ## Ten questions across the course
 #
-# One from each notebook, different ones at each run. Which of them would you have to look up?
+# From ten notebooks, one each, and different ones at each run. Which of them would you have to look up?
 
 # %%
 recall.ten()

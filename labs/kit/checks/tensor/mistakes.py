@@ -217,7 +217,7 @@ LOSSES = (
     ),
     Mistake(
         "relative to each rank's own highest logit",
-        "Exponentials are added up across ranks: relative to what has each rank taken them?",
+        "Exponentials are added up across ranks: relative to which maximum did each rank take them?",
         lambda one: one.is_result and by_own_highest(one),
     ),
     SUMMED_TOO,
