@@ -360,7 +360,7 @@ play.explore(holds, model=models, batch=[1, 2, 4, 8, 16, 32], context=[1024, 204
 #
 # Llama 3 8B, 1,024 tokens: from 16 on in float32, from 32 on in mixed precision; with 8,192 tokens from 2 and from 4.
 # </details>
-# %% [markdown]
+#
 # ## Build: mixed precision
 #
 # Large models are not trained in float32. **bfloat16** takes 2 bytes and has float32's range, with far fewer digits;
