@@ -39,7 +39,7 @@ def gather_linear(x_BtD: Tensor, weights: list[Tensor], mesh: Mesh) -> tuple[Ten
 def linear_scatter(x_BTf: Tensor, weight_Df: Tensor, mesh: Mesh) -> Tensor:
     """This rank's shard, along the sequence, of the sum of all ranks' products: [B, t, D]; N must divide T."""
     if x_BTf.shape[1] % mesh.size():
-        raise ValueError(f"{x_BTf.shape[1]} positions do not divide by {mesh.size()} ranks")
+        raise ValueError(f"{x_BTf.shape[1]} positions are not divisible by {mesh.size()} ranks")
     return LinearScatter.apply(x_BTf, weight_Df, mesh)
 
 

@@ -123,6 +123,6 @@ def require_equal_shards(x: Tensor, mesh: Mesh, dim: int) -> None:
     if size % ranks:
         fits = size - size % ranks
         raise ValueError(
-            f"{size} positions (dim {dim} of {tuple(x.shape)}) do not divide by {ranks} ranks: use "
+            f"{size} positions (dim {dim} of {tuple(x.shape)}) are not divisible by {ranks} ranks: use "
             f"{f'{fits} or ' if fits else ''}{fits + ranks}, or a plan without sequence parallelism"
         )

@@ -145,7 +145,7 @@ class Batches:
     They are made on the default device; an epoch that is over is followed by the next.
     tokens: 1-D, of any integer dtype. batch: windows in a step on all ranks together. `len(batches)` is the
     number of steps in an epoch, and iterating gives the first epoch.
-    Raises ValueError where the batch does not divide by the ranks, the rank is not among them, or the corpus
+    Raises ValueError where the batch is not divisible by the ranks, the rank is not among them, or the corpus
     is shorter than one batch; IndexError for a step below 0.
     """
 
@@ -157,7 +157,8 @@ class Batches:
         if batch % ranks:
             near = batch // ranks * ranks
             raise ValueError(
-                f"batch {batch} does not divide by {ranks} ranks: take {near + ranks}" + (f" or {near}" if near else "")
+                f"batch {batch} is not divisible by {ranks} ranks: take {near + ranks}"
+                + (f" or {near}" if near else "")
             )
         windows = len(tokens) // (context + 1)
         if windows < batch:

@@ -56,10 +56,10 @@ class Config:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be positive")
         if self.dim % self.heads:
-            raise ValueError(f"dim {self.dim} does not divide by {self.heads} heads: change one of them")
+            raise ValueError(f"dim {self.dim} is not divisible by {self.heads} heads: change one of them")
         if self.heads % self.kv_heads:
             raise ValueError(
-                f"{self.heads} heads do not divide by {self.kv_heads} kv_heads: "
+                f"{self.heads} heads are not divisible by {self.kv_heads} kv_heads: "
                 "each head of keys and values serves the same number of query heads"
             )
         if self.head_size % 2:

@@ -873,7 +873,7 @@ table({who: each for pair in pairs for who, each in pair.items()})
 # %% [markdown]
 # ## Say it back
 #
-# With the page turned over: how much of the parameters does a rank hold between forward and backward, and how much does
+# From memory: how much of the parameters does a rank hold between forward and backward, and how much does
 # it send in a step, both as a multiple of the model? Leave out the root, which is gathered once instead of twice.
 # `FULL_SHARD` and `SHARD_GRAD_OP` have `shards` ranks, `HYBRID_SHARD` has `shards` × `replicas`.
 

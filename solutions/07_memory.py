@@ -896,7 +896,7 @@ play.memory(model="llama3-8b", ranks=64, batch=1, context=8192, card="40 GB")
 # must find its random numbers where it left them.
 # </details>
 #
-# And with the page turned over: how many times D does one layer of the course's GPT keep in each way? (Its input is D.
+# And from memory: how many times D does one layer of the course's GPT keep in each way? (Its input is D.
 # Round to whole numbers.)
 
 # %%

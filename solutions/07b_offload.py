@@ -556,7 +556,7 @@ draw.table(rows)
 # step before counts, and none of its files was overwritten. All ranks go back to the last step that all of them have.
 # </details>
 #
-# And with the page turned over: 16-bit training with AdamW, in bytes per parameter. How many are the state? How many go
+# And from memory: 16-bit training with AdamW, in bytes per parameter. How many are the state? How many go
 # down to the host in a step, and how many come up? How many are read from the disk, if the state lies there?
 
 # %%

@@ -1025,7 +1025,7 @@ draw.table(rows)
 # %% [markdown]
 # ## Say it back
 #
-# With the page turned over: the bubble of each schedule, as a fraction of the ideal time, if F, I and W take equally
+# From memory: the bubble of each schedule, as a fraction of the ideal time, if F, I and W take equally
 # long and the number of micro-batches is a multiple of the number of ranks.
 
 

@@ -54,7 +54,7 @@ def test_numbers_and_bytes_are_those_of_one_after_the_other(ranks):
 
 def test_a_sequence_that_does_not_divide_is_refused():
     def job():
-        with pytest.raises(ValueError, match=re.escape("7 positions do not divide by 2 ranks")):
+        with pytest.raises(ValueError, match=re.escape("7 positions are not divisible by 2 ranks")):
             linear_scatter(torch.ones(1, 7, 3), torch.ones(2, 3), Mesh((2,), ("tp",)))
 
     run(job, ranks=2)

@@ -156,8 +156,8 @@ def test_iterating_gives_one_epoch():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"batch": 10, "ranks": 4}, "batch 10 does not divide by 4 ranks: take 12 or 8"),
-        ({"batch": 3, "ranks": 4}, "batch 3 does not divide by 4 ranks: take 4$"),
+        ({"batch": 10, "ranks": 4}, "batch 10 is not divisible by 4 ranks: take 12 or 8"),
+        ({"batch": 3, "ranks": 4}, "batch 3 is not divisible by 4 ranks: take 4$"),
         ({"rank": 4, "ranks": 4}, "rank 4 is not one of 4 ranks: they are 0 to 3"),
         ({"rank": -1}, "rank -1 is not one of 1 ranks"),
         ({"ranks": 0}, "ranks 0 must each be at least 1"),

@@ -226,8 +226,8 @@ def test_config_json_is_read_as_transformers_reads_it(tmp_path, changes, config)
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "has rope_type 'yarn'"),
         ({"quantization_config": {"bits": 4}}, "has quantization_config {'bits': 4}"),
         ({"hidden_size": ...}, "does not say hidden_size: it must be the configuration of a Llama"),
-        ({"num_attention_heads": 30}, "dim 4096 does not divide by 30 heads"),
-        ({"num_key_value_heads": 5}, "32 heads do not divide by 5 kv_heads"),
+        ({"num_attention_heads": 30}, "dim 4096 is not divisible by 30 heads"),
+        ({"num_key_value_heads": 5}, "32 heads are not divisible by 5 kv_heads"),
     ],
 )
 def test_what_the_course_cannot_compute_is_refused(tmp_path, changes, said):

@@ -213,9 +213,9 @@ def test_shapes_flow_without_memory(kind):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"dim": 66}, "dim 66 does not divide by 4 heads"),
-        ({"kv_heads": 3}, "4 heads do not divide by 3 kv_heads"),
-        ({"kv_heads": 8}, "4 heads do not divide by 8 kv_heads"),
+        ({"dim": 66}, "dim 66 is not divisible by 4 heads"),
+        ({"kv_heads": 3}, "4 heads are not divisible by 3 kv_heads"),
+        ({"kv_heads": 8}, "4 heads are not divisible by 8 kv_heads"),
         ({"dim": 12}, r"head size 3 \(dim 12 / 4 heads\) is odd"),
         ({"depth": 0}, "depth is 0: it must be positive"),
         ({"heads": 0}, "heads is 0: it must be positive"),

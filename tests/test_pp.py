@@ -489,7 +489,7 @@ def bad_pipelines():
     pipeline = Pipeline(cut(model, 2), lists, model.loss)
     x, y = batch(0, 4)
     for mine in ((x, y), (x if dist.get_rank() == 0 else None, y if dist.get_rank() == 1 else None)):
-        with pytest.raises(ValueError, match="is a batch of 4, which does not divide by 3 micro-batches"):
+        with pytest.raises(ValueError, match="is a batch of 4, which is not divisible by 3 micro-batches"):
             pipeline.forward_backward(*mine)
     with pytest.raises(ValueError, match="x is None on rank 0, which has the first stage and reads it"):
         pipeline.forward_backward(None, None)

@@ -223,7 +223,7 @@ def of_two_batches():
     refuse("x " + told.format(0, 1), (x, y), (other_x, y))
     refuse("y " + told.format(1, 0), (x, y), (None, other_y))
     refuse("x is a batch of 8, and y one of 4: give the first", (batch(0, 2 * M)[0], None), (None, y))
-    refuse("x is a batch of 6, which does not divide by 4 micro-batches", (batch(0, 6)[0], None), (None, y))
+    refuse("x is a batch of 6, which is not divisible by 4 micro-batches", (batch(0, 6)[0], None), (None, y))
     refuse("y is None on rank 1, which has the last stage and reads it", (x, y), (x, None))
     refuse(r"y has shape \(\): a batch has one or more in its first dim", (x, None), (None, torch.tensor(3)))
     refuse(r"x has shape \(0, 5\): a batch has one", (x[:0], y[:0]), (x[:0], y[:0]))

@@ -220,7 +220,7 @@ def test_what_counts_as_a_fault(difference, sent, held, fault):
     [
         (
             ["--ranks", "5"],
-            "batch 12 does not divide by 5 ranks: take --batch 15, or --ranks with one of 1, 2, 3",
+            "batch 12 is not divisible by 5 ranks: take --batch 15, or --ranks with one of 1, 2, 3",
         ),
         (["--ranks", "0"], "ranks 0: a job has 1 to 64 ranks"),
         (["--ranks", "65"], "ranks 65: a job has 1 to 64 ranks"),

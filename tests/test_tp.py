@@ -558,7 +558,7 @@ def bad_models():
 def bad_calls():
     sequence = split(gpt_plan(SMALL, True))
     x, y = batch(23, 7)
-    refuse(lambda: sequence(x, y), "7 positions (dim 1 of (2, 7, 24)) do not divide by 2 ranks: use 6 or 8")
+    refuse(lambda: sequence(x, y), "7 positions (dim 1 of (2, 7, 24)) are not divisible by 2 ranks: use 6 or 8")
     model = split(gpt_plan(SMALL))
     refuse(lambda: model(x + 23), "token", IndexError)
     refuse(lambda: model(x, y.abs() + 30), "is not in the vocabulary, 0 to 22", IndexError)

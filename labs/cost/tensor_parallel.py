@@ -123,7 +123,7 @@ def require_equal_shards(job: Job, sequence_parallel: bool) -> None:
     if sequence_parallel and job.T % job.ranks:
         fits = job.T - job.T % job.ranks
         raise ValueError(
-            f"{job.T} positions do not divide by {job.ranks} ranks: use {f'{fits} or ' if fits else ''}"
+            f"{job.T} positions are not divisible by {job.ranks} ranks: use {f'{fits} or ' if fits else ''}"
             f"{fits + job.ranks}, or sequence_parallel=False"
         )
 

@@ -83,7 +83,7 @@ class Plan:
             divisors = ", ".join(str(n) for n in range(1, MOST_RANKS + 1) if self.batch % n == 0)
             larger = self.batch + -self.batch % self.ranks
             raise ValueError(
-                f"batch {self.batch} does not divide by {self.ranks} ranks: "
+                f"batch {self.batch} is not divisible by {self.ranks} ranks: "
                 f"take --batch {larger}, or --ranks with one of {divisors}"
             )
         # Chosen once: the reference must run on the same kind of device as the others.

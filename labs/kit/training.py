@@ -79,10 +79,10 @@ def backward(
 ) -> list[Tensor]:
     """Forward and backward of each micro-batch in turn, all but the last within `no_sync()`; their mean losses (0-dim).
 
-    x, y: [batch, time].  Raises ValueError for a batch that does not divide by `micro_batches`.
+    x, y: [batch, time].  Raises ValueError for a batch that is not divisible by `micro_batches`.
     """
     if len(x) % micro_batches:
-        raise ValueError(f"a batch of {len(x)} does not divide by {micro_batches} micro-batches")
+        raise ValueError(f"a batch of {len(x)} is not divisible by {micro_batches} micro-batches")
     losses = []
     for micro_x, micro_y in zip(x.chunk(micro_batches), y.chunk(micro_batches), strict=True):
         with no_sync() if len(losses) + 1 < micro_batches else nullcontext():

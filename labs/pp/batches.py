@@ -68,7 +68,7 @@ class Batches:
             raise ValueError(f"{name} has shape {tuple(shape)}: a batch has one or more in its first dim")
         if shape[0] % self.microbatches:
             raise ValueError(
-                f"{name} is a batch of {shape[0]}, which does not divide by {self.microbatches} micro-batches"
+                f"{name} is a batch of {shape[0]}, which is not divisible by {self.microbatches} micro-batches"
             )
         for rank, told in given.items():
             if told is not None and told[1] != its_fingerprint:

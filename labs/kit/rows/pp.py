@@ -80,7 +80,7 @@ def pipeline(name: str, side: str, stages: int = 1, **others: Any) -> Strategy:
         """As the schedule has it: `job.batch` is cut into as many micro-batches as there are ranks."""
         lists = schedule_of(schedule, job.ranks, job.accumulation)
         if job.batch % job.ranks:
-            raise ValueError(f"a batch of {job.batch} does not divide by {job.ranks} micro-batches, one for each rank")
+            raise ValueError(f"a batch of {job.batch} is not divisible by {job.ranks} micro-batches, one for each rank")
         cut = replace(job, batch=job.batch // job.ranks, accumulation=job.accumulation * job.ranks)
         return predict(cut, pp.plan(lists))
 
