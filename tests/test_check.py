@@ -189,7 +189,7 @@ class NextBucket(ddp.Overlapped):
 
 
 class BeforehandDivided(ddp.Overlapped):
-    """Each bucket is divided before it is sent, and waited for when the last gradient is there."""
+    """Each bucket is divided before it is sent."""
 
     def start_full_buckets(self):
         for bucket in self.buckets[len(self.works) :]:
@@ -197,15 +197,13 @@ class BeforehandDivided(ddp.Overlapped):
                 break
             bucket.flat /= self.ranks
             self.works.append(self.all_reduce(bucket.flat, group=self.group, async_op=True))
-        if len(self.works) == len(self.buckets):
-            for work in self.works:
-                work.wait()
 
     def average(self):
         for bucket in self.buckets:
             for p in list(bucket.waiting_for):
                 self.gradient_ready(p)
-        for bucket in self.buckets:
+        for bucket, work in zip(self.buckets, self.works, strict=True):
+            work.wait()
             bucket.waiting_for = set(bucket.views)
         self.works = []
 

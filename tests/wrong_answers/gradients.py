@@ -844,6 +844,14 @@ class WaitsAtOnce(ddp.Overlapped):
             work.wait()
 
 
+@wrong("overlap", "waited for during backward")
+class WaitsAtTheEndOfBackward(ddp.Overlapped):
+    def gradient_ready(self, p):
+        super().gradient_ready(p)
+        for work in self.works if len(self.works) == len(self.buckets) else ():
+            work.wait()
+
+
 @wrong("overlap", "a full bucket lies idle")
 class AllAtOnce(ddp.Overlapped):
     def start_full_buckets(self):

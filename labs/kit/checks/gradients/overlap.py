@@ -201,8 +201,8 @@ def begins_late(seen: Backward) -> str | None:
 
 def waits_early(seen: Backward) -> str | None:
     for number in seen.begun:
-        if seen.at("wait", number) < seen.at("layer", 0):
-            return f"all-reduce {number} was waited for while layers still had to compute"
+        if seen.at("wait", number) < seen.at("sync", 0):
+            return f"all-reduce {number} was waited for before sync() was called"
     return None
 
 
