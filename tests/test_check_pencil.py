@@ -198,7 +198,7 @@ LINES = {
     "tree_seconds": "✓ tree_seconds: right on all 10 examples",
     "bytes_by_kind": "✓ bytes_by_kind: right on all 16 examples",
     "my_shard": "✓ my_shard: right on all 87 examples",
-    "fill_buckets": "✓ fill_buckets: right on all 12 examples",
+    "fill_buckets": "✓ fill_buckets: right on all 13 examples",
     "sent_by_rings": "✓ sent_by_rings: right on all 6 examples",
     "started_when": "✓ started_when: right on all 3 examples",
     "stages_by_event": "✓ stages_by_event: right",
