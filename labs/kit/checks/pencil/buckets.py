@@ -25,7 +25,7 @@ def fill_buckets(fn: Callable[..., Any], seed: int) -> str:
         ([100], 1),
         ([1] * 7, 100),
         ([], 16),
-        ([8, 24, 64] * 1000, 64),
+        ([8, 24, 64] * 1000, 4000),
         *(([draw.choice([0, 4, 64, 256, 4096, 65_536]) for _ in range(24)], draw.randrange(1, 9000)) for _ in range(4)),
     ]
     sheets = [
