@@ -350,7 +350,7 @@ run(hang, ranks=4)
 # | job | one function, run on several ranks at once |
 # | rank | one process of a job, and its number, counted from 0 |
 # | node | one machine, with several devices |
-# | bandwidth, latency | bytes per second that a link carries; seconds that any message takes, however short |
+# | bandwidth, latency | bytes per second that a link carries; seconds that even the shortest message takes |
 # | world size | how many ranks a job has |
 # | process group | ranks that talk to each other; at first, all of the job |
 # | collective | an operation that every rank of a group calls together |

@@ -35,7 +35,7 @@ def cluster() -> Drawing:
         words, numbers = card if name == "GPU" else told[name]
         canvas.text(RIGHT, y, words, anchor="start", weight="bold")
         canvas.text(RIGHT, y + 19, numbers, size=12.5, anchor="start", fill=MUTED)
-    key = "GB/s: 10⁹ bytes a second. µs: what a message takes, however short. Thicker is quicker, not to scale."
+    key = "GB/s: 10⁹ bytes per second. µs: what even the shortest message takes. NIC: network card. Not to scale."
     canvas.text(LEFT, 324, key, size=12.5, anchor="start", fill=MUTED)
     return canvas.drawing()
 
