@@ -36,7 +36,6 @@ from labs.collectives import exchange
 from labs.kit import check, draw, play
 from labs.kit.launch import run
 from labs.kit.record import mark
-from labs.kit.sockets import delivered
 from labs.model import PRESETS
 
 run = partial(run, device="cpu")  # so that whoever reads this gets the same bytes
@@ -682,8 +681,10 @@ draw.ledger(rows, caption="bytes sent by all of 4 ranks; 1,000 elements")
 # backend really puts on the **wire** is another matter. Linux counts the bytes that each connection has delivered; we
 # ask before and after.
 
-
 # %%
+from labs.kit.sockets import delivered
+
+
 def wire(ways, n):
     """Bytes that this rank really sent for each collective; None on systems that do not count."""
     sent = {}

@@ -128,6 +128,7 @@ LAYER = 250_000  # elements of float32
 SLOW = Link(nodes=2, bandwidth="200 Mbit/s", latency=1e-3)
 
 
+# %%
 def one_layer(shape, names, steps=5):
     """What travels for one layer in each step, on a mesh with the axes "shard" and "replicate"."""
     mesh, full = Mesh(shape, names), torch.zeros(LAYER)
