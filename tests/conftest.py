@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -16,6 +17,11 @@ WRONG_ANSWERS = "collectives", "fsdp", "gradients", "memory", "mesh", "offload",
 
 # What a rank imports along with a function of a test: before the fork, since it took most ranks most of their time.
 course.COURSE += ["pytest", "models", *(f"tests.wrong_answers.{name}" for name in WRONG_ANSWERS)]
+
+
+def pytest_configure() -> None:
+    """A script that runs the tests in the background has them ignore interrupts; some wait for one."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class ANotebookAtATime(LoadScopeScheduling):
