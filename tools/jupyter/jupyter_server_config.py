@@ -1,9 +1,8 @@
-"""What `make learn` asks of Jupyter: saving an untouched notebook changes no line of it, and no popup covers a page.
+"""What `make learn` asks of Jupyter: that to open and save an untouched notebook changes no line of it.
 
 JupyterLab notes in each notebook which Python it was saved with; here, every notebook says "python".
+(Beside this file, labconfig switches off a box that asks, over the first notebook, whether to fetch news.)
 """
-
-# ruff: noqa: F821  (Jupyter defines c)
 
 
 def say_python(model: dict, **_) -> None:
@@ -11,7 +10,4 @@ def say_python(model: dict, **_) -> None:
         model["content"]["metadata"]["language_info"] = {"name": "python"}
 
 
-c.ContentsManager.pre_save_hook = say_python
-# Or it asks, over the first notebook, whether to fetch news, and tells of newer versions.
-c.LabApp.news_url = None
-c.LabApp.check_for_updates_class = "jupyterlab.NeverCheckForUpdate"
+c.ContentsManager.pre_save_hook = say_python  # noqa: F821  (Jupyter defines c)
