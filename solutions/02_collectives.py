@@ -197,7 +197,8 @@ play.collective(tree, ranks=8, held=[{0: {0}}, *[{}] * 7])
 # with groups and roots; leave them as they are, and hand `group` on to `exchange`.)
 #
 # Budget: N − 1 messages in all, in ⌈log₂ N⌉ rounds, by `exchange` or by sends and receives of your own, but not by a
-# built-in collective. Any tree that keeps to it is right.
+# built-in collective; and, as in all exercises here, room for one copy of the tensor. Any tree that keeps to it is
+# right.
 
 
 # %%
@@ -344,7 +345,8 @@ assert x.tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0, 0]
 # arrives needs a place of its own before it is added; `buffer` is as long as the longest piece.
 #
 # Budget: each rank sends N − 1 messages of one piece each, so (N − 1)/N of the tensor, and again without a built-in
-# collective. A ring in the other direction, or sending each piece straight to its owner, is just as good.
+# collective; and as many rounds as a ring takes, at most twice as many, so not one rank after the other. A ring in the
+# other direction, or sending each piece straight to its owner, is just as good.
 
 
 # %%
@@ -371,7 +373,7 @@ check.reduce_scatter(my_reduce_scatter)
 # Now rank r brings piece r, and everybody wants all of them. Here too each rank passes on what has just arrived,
 # beginning with its own piece; nothing is added, so a message can go straight to its place.
 #
-# Budget: again N − 1 messages of one piece each, whichever way they go.
+# Budget: again N − 1 messages of one piece each, whichever way they go, in as many rounds.
 
 
 # %%

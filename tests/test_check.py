@@ -55,19 +55,6 @@ def broadcast_from_far(x, root=0, group=None):
             dist.recv(x, group=group, group_src=(rank - distance) % ranks)
 
 
-def broadcast_from_a_copy(x, root=0, group=None):
-    """What arrives has a place of its own, and what leaves, too."""
-    rank, ranks = place(group)
-    me = (rank - group_rank(root, group)) % ranks
-    for distance in powers_of_two(below=ranks):
-        if me < distance and me + distance < ranks:
-            exchange(group, send=(x.clone(), rank + distance))
-        elif distance <= me < 2 * distance:
-            arrived = torch.empty_like(x)
-            exchange(group, receive=(arrived, rank - distance))
-            x.copy_(arrived)
-
-
 def reduce_scatter_by_pairs(x, group=None):
     """Everybody to everybody: each piece goes straight to where it belongs."""
     rank, ranks = place(group)
@@ -102,32 +89,6 @@ def reduce_scatter_the_other_way_round(x, group=None):
         exchange(group, send=(pieces[(rank + step) % ranks], rank - 1), receive=(received, rank + 1))
         mine += received
     return pieces[rank]
-
-
-def reduce_scatter_by_trees(x, group=None):
-    """A reduce to each rank, one after the other."""
-    members = dist.get_process_group_ranks(group or dist.group.WORLD)
-    pieces = x.view(-1).tensor_split(len(members))
-    for root, piece in zip(members, pieces, strict=True):
-        collectives.reduce(piece, root, group=group)
-    return pieces[dist.get_rank(group)]
-
-
-def all_gather_one_after_the_other(x, group=None):
-    """Each rank tells all others, when it is its turn."""
-    rank, ranks = place(group)
-    for owner, piece in enumerate(x.view(-1).tensor_split(ranks)):
-        if owner != rank:
-            exchange(group, receive=(piece, owner))
-        for step in range(1, ranks) if owner == rank else ():
-            exchange(group, send=(piece, rank + step))
-
-
-def all_gather_by_trees(x, group=None):
-    """Each rank's piece by a broadcast of its own."""
-    members = dist.get_process_group_ranks(group or dist.group.WORLD)
-    for root, piece in zip(members, x.view(-1).tensor_split(len(members)), strict=True):
-        collectives.broadcast(piece, root, group)
 
 
 def all_gather_by_pairs(x, group=None):
@@ -211,14 +172,10 @@ class BeforehandDivided(ddp.Overlapped):
 RIGHT = [
     ("broadcast", collectives.broadcast),
     ("broadcast", broadcast_from_far),
-    ("broadcast", broadcast_from_a_copy),
     ("reduce_scatter", collectives.reduce_scatter),
     ("reduce_scatter", reduce_scatter_by_pairs),
     ("reduce_scatter", reduce_scatter_the_other_way_round),
-    ("reduce_scatter", reduce_scatter_by_trees),
     ("all_gather", collectives.all_gather),
-    ("all_gather", all_gather_one_after_the_other),
-    ("all_gather", all_gather_by_trees),
     ("all_gather", all_gather_by_pairs),
     ("all_gather", all_gather_in_turns),
     ("all_reduce", collectives.all_reduce),

@@ -585,3 +585,19 @@ def all_reduce_past_the_wire(x, group=None, calls=itertools.count()):  # noqa: B
     store.set(f"{call} {dist.get_rank()}", mine.getvalue())
     everybody = [torch.load(io.BytesIO(store.get(f"{call} {rank}"))) for rank in ranks]
     x.copy_(torch.stack(everybody).sum(0))
+
+
+@wrong("reduce_scatter", "too many rounds")
+def reduce_scatter_by_one_reduce_after_the_other(x, group=None):
+    members = dist.get_process_group_ranks(group or dist.group.WORLD)
+    pieces = x.view(-1).tensor_split(len(members))
+    for root, piece in zip(members, pieces, strict=True):
+        collectives.reduce(piece, root, group=group)
+    return pieces[dist.get_rank(group)]
+
+
+@wrong("all_gather")
+def all_gather_by_one_broadcast_after_the_other(x, group=None):
+    members = dist.get_process_group_ranks(group or dist.group.WORLD)
+    for root, piece in zip(members, x.view(-1).tensor_split(len(members)), strict=True):
+        collectives.broadcast(piece, root, group)

@@ -1,6 +1,6 @@
 """The collectives of the exercises: the least that each can cost, and the inputs on which it is measured.
 
-    collective       tensors sent, all ranks    messages of a rank    rounds (a ring's; twice if calls block)
+    collective       tensors sent, all ranks    messages of a rank    rounds allowed (a ring's; twice if calls block)
     broadcast        N - 1                      ceil(log2 N)          ceil(log2 N)
     reduce_scatter   N - 1                      N - 1                 2 (N - 1)
     all_gather       N - 1                      N - 1                 2 (N - 1)

@@ -276,10 +276,8 @@ def too_few_bytes(call: Call) -> str | None:
 
 
 def too_many_rounds(call: Call) -> str | None:
-    """Of a tree; elsewhere only one message after the other is too slow, as the exercises have no budget of rounds."""
     enough, told = call.kind.rounds(call.n), "as ranks wait for each other in turn"
-    most = enough if call.kind.rooted else max(call.kind.rounds(4), len(call.messages) - 1)
-    return f"it took {call.rounds} rounds, {told}; {enough} are enough" if call.rounds > most else None
+    return f"it took {call.rounds} rounds, {told}; {enough} are enough" if call.rounds > enough else None
 
 
 def from_the_root(call: Call) -> str | None:
@@ -338,7 +336,7 @@ LEFT = (
         lambda seen: seen.python_bytes > 4 * LARGE and f"Python and NumPy held {seen.python_bytes:,} bytes",
     ),
 )
-# Beside the tensor itself, room for what arrives, and for what leaves.
+# Beside the tensor itself, one more copy of it is plenty.
 HELD = (
     Mistake(
         "something is kept from every call",
@@ -352,6 +350,6 @@ HELD = (
     Mistake(
         "full copies are kept",
         "Whose numbers do you keep after you have used them?",
-        lambda held: held.first > 2.05 and f"held {held.first:.2f} × the tensor besides the tensor itself",
+        lambda held: held.first > 1.05 and f"held {held.first:.2f} × the tensor besides the tensor itself",
     ),
 )
