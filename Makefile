@@ -53,7 +53,7 @@ bench: $(TESTS)  ## measure against the course's peers
 	$(BIN)/python -m bench $(ARGS)
 
 soak: $(TESTS)  ## the long tests
-	LABS_SOAK=1 $(PYTEST) -m soak tests
+	$(PYTEST) -n auto -m soak --durations 20 tests
 
 images: $(COURSE)  ## draw the figures used in prose
 	$(BIN)/python -m tools.images

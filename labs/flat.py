@@ -80,9 +80,7 @@ class Unit:
     def require_one_kind(self) -> None:
         if self.full.dtype != self.shard.dtype or self.full.device != self.shard.device:
             now = f"{self.at_rest.dtype} on {self.at_rest.device}"
-            raise RuntimeError(
-                f"the vector of {self.name!r} became {now}: convert or move a model before it is sharded"
-            )
+            raise RuntimeError(f"the vector of {self.name!r} became {now}: convert or move a model before sharding it")
 
     def part(self, tensors: list[Tensor]) -> Tensor:
         """This rank's part of tensors in the parameters' shapes, in its own memory."""

@@ -201,9 +201,7 @@ class Sharding:
     def before_backward(self, versions: tuple[int, ...]) -> None:
         """Called when the gradient of the module's output is there; `versions` of the shards as in its forward."""
         if versions != self.group.versions():
-            raise RuntimeError(
-                "backward() of a loss from before step(): the parameters that it was computed with are gone"
-            )
+            raise RuntimeError("backward() of a loss from before step(): the parameters of its forward are gone")
         self.step.backward_begins()
         self.expect()
         self.unshard()

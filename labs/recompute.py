@@ -4,11 +4,11 @@ Autograd keeps every tensor that an operation's backward will read.  A recompute
 its forward once more when the backward arrives at it: memory for one layer's activations, and not for all.
 
     recompute(model.layers.values())                                 # full: one more forward, a third more arithmetic
-    recompute(model.layers.values(), keep=MATMULS | ATTENTION)       # the cheap operations again, not the expensive
+    recompute(model.layers.values(), keep=MATMULS | ATTENTION)       # selective: only the cheap operations again
 
                  kept from forward to backward             computed again        numbers per token and layer of a GPT
     none         all that autograd asks for                -                     9D + 2KE + H + 4F + 2
-    keep=both    the input, what matmuls and attention     norms, rotation,      5D + 2KE + H + 2F
+    selective    the input, what matmuls and attention     norms, rotation,      5D + 2KE + H + 2F
                  gave                                      silu, sums
     keep=        the input, what attention gave            the matmuls, too      2D + H
     ATTENTION

@@ -98,9 +98,7 @@ class Zero:
 
     def before_forward(self, layer: "Layer", module: nn.Module, args: Any, kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or module._compiled_call_impl:
-            raise RuntimeError(
-                f"{type(module).__name__}.compile() takes in what Zero does around it: compile its parts"
-            )
+            raise RuntimeError(f"{type(module).__name__}.compile() takes in Zero's hooks, too: compile its parts")
         if self.stage == 3:
             layer.gather("forward")
         args, kwargs = tuple(map(alias, args)), {key: alias(value) for key, value in kwargs.items()}
@@ -125,9 +123,7 @@ class Zero:
     def before_backward(self, layer: "Layer", updates: int) -> None:
         """Called when the gradient of the layer's output is there; `updates` as they were in its forward."""
         if updates != self.updates:
-            raise RuntimeError(
-                "backward() of a loss from before step(): the parameters that it was computed with are gone"
-            )
+            raise RuntimeError("backward() of a loss from before step(): the parameters of its forward are gone")
         if self.stage == 3:
             layer.gather("backward")
 
@@ -195,10 +191,11 @@ class Zero:
         for index, entries in inner["state"].items():
             unit = self.trained[index]
             for key, value in entries.items():
-                sharded = value.shape == unit.shard.shape
-                for name, tensor in (
-                    unit.whole(value) if sharded else dict.fromkeys(unit.layout.shapes, value)
-                ).items():
+                if value.shape == unit.shard.shape:
+                    by_name = unit.whole(value)
+                else:
+                    by_name = dict.fromkeys(unit.layout.shapes, value)
+                for name, tensor in by_name.items():
                     moments.setdefault(name, {})[key] = tensor
         groups = [{key: value for key, value in group.items() if key != "params"} for group in inner["param_groups"]]
         model = {key: whole[name] for key, name in self.keys.items()}
@@ -247,9 +244,7 @@ def require_order(optimizer: Any, shards: list[nn.Parameter]) -> None:
     # Not in there: masters, which stand for the shards in the groups of `labs.precision`.
     taken = [place[id(p)] for group in optimizer.param_groups for p in group["params"] if id(p) in place]
     if taken != sorted(taken):
-        raise ValueError(
-            "the optimizer takes the shards in another order than they were given: leave them in one group"
-        )
+        raise ValueError("the optimizer takes the shards in another order than they were given: use one group")
 
 
 def keys(model: nn.Module) -> dict[str, str]:

@@ -42,6 +42,8 @@ for step in range(10):
     with loss_parallel():
         loss = model(x, y)
         loss.backward()
+    for p in model.parameters():  # the norms' gradients are summands, which PyTorch 2.11 would leave unclipped
+        p.grad = p.grad.redistribute(placements=p.placements)
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()

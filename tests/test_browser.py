@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from contextlib import closing
 
 import nbformat
@@ -137,7 +138,13 @@ def browser():
     if path is None:
         reason = f"no Chromium or Chrome found, so no browser test runs. {GET_BROWSER}"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
-    with sync_playwright() as playwright, playwright.chromium.launch(executable_path=path, args=ARGUMENTS) as browser:
+    with (
+        tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as short,  # its socket's path must be
+        sync_playwright() as playwright,
+        playwright.chromium.launch(
+            executable_path=path, args=ARGUMENTS, env={"HOME": short, **os.environ, "TMPDIR": short}
+        ) as browser,
+    ):
         yield browser
 
 

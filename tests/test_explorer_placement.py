@@ -64,6 +64,11 @@ def test_it_tells_what_real_tensors_hold_and_send():
 
 def test_every_control_changes_the_picture():
     widget = play.placements()
+    assert [[c.description for c in pair.children] for pair in widget.children[0].children] == [
+        ["tensor", "mesh"],
+        ["from a", "from b"],
+        ["to a", "to b"],
+    ]
     for name, value in {"mesh": "2 × 3", "tensor": "7 × 5", "from b": "Shard(1)", "to a": "Shard(1)"}.items():
         before = widget.stage.value
         widget.controls[name].label = value

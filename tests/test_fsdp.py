@@ -148,6 +148,11 @@ class Way:
     layers: str = "layers"
     config: object = CONFIG
 
+    @property
+    def dtype(self):
+        """In float32 AdamW makes of rounding, which differs between CPUs, as long a step as of a gradient."""
+        return torch.float32 if self.precision else torch.float64
+
 
 WAYS = {
     "each layer": Way(),
@@ -165,7 +170,8 @@ WAYS = {
 
 def build(way, ours):
     torch.manual_seed(0)
-    model, names = GPT(way.config), ("replicate", "shard")[-len(way.sizes) :]
+    model = GPT(way.config).to(way.dtype)
+    names = ("replicate", "shard")[-len(way.sizes) :]
     if ours:
         shard, mesh = fully_shard, Mesh(way.sizes, names)
         policy = MixedPrecisionPolicy(**BFLOAT16) if way.precision else MixedPrecisionPolicy()
@@ -220,7 +226,7 @@ def test_sends_what_pytorchs_sends_and_learns_the_same(name):
     ranks = torch.Size(way.sizes).numel()
     mine, theirs = (run(steps, way, ours, ranks=ranks, record="communication") for ours in (True, False))
     assert sent(mine.recording, 0) == sent(theirs.recording, 0)
-    tolerance = 2e-2 if way.precision else 1e-5
+    tolerance = 2e-2 if way.precision else 1e-10
     for name, p in theirs[0].items():
         torch.testing.assert_close(mine[0][name], p, rtol=tolerance, atol=tolerance, msg=name)
         assert all(torch.equal(mine[0][name], other[name]) for other in mine)
@@ -240,7 +246,7 @@ def test_holds_what_pytorchs_holds(name):
         assert ours["peak"] <= 1.05 * torchs["peak"]
         padding += torchs["P"] - ours["P"]
     replicas = ranks // way.sizes[-1]
-    whole = sum(p.nbytes for p in GPT(way.config).parameters())
+    whole = sum(p.nbytes for p in GPT(way.config).to(way.dtype).parameters())
     assert sum(mine.steady(rank)["P"] for rank in range(ranks)) == replicas * whole, "ours are without padding"
 
 

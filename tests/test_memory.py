@@ -115,6 +115,7 @@ def checkpointed():
 # Against the allocator --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # of PyTorch 2.11
 @pytest.mark.parametrize("job", [train, checkpointed])
 def test_every_byte_of_the_allocator(job, tmp_path):
     job()  # what torch allocates once and keeps
@@ -410,6 +411,7 @@ def ddp_and_the_allocator(folder):
     return max(sum(held.values()) for _, held in line), true_peak
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")  # of PyTorch 2.11
 def test_every_byte_of_the_allocator_in_a_job(tmp_path):
     for rank in (0, 1):
         (tmp_path / str(rank)).mkdir()

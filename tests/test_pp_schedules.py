@@ -58,9 +58,10 @@ def test_lists_are_those_that_pytorch_prints(name):
         for ranks in (1, 2, 3, 4):
             for microbatches in (1, 3, 4, 7, 8, 10):
                 try:
-                    expected = read_csv(printed(pytorchs(name, ranks, microbatches, stages_per_rank)))
+                    text = printed(pytorchs(name, ranks, microbatches, stages_per_rank))
                 except ValueError:
                     continue  # sizes that it refuses, or that its list is wrong for
+                expected = read_csv(text)
                 ours = list(SCHEDULES[name](ranks, microbatches, stages_per_rank))
                 # PyTorch 2.13 runs 1F1B rightly on the last rank, but prints another list there.
                 last = ranks - 1 if name == "1f1b" else ranks
@@ -103,6 +104,7 @@ def test_pytorchs_files_are_read(name, form, tmp_path: Path):
 
 def test_a_cell_that_is_no_instruction_is_named():
     assert read_csv(["0F0,,0UNSHARD,0SEND_F0,(0F1;1B0)OVERLAP_F_B, 0REDUCE_GRAD"]) == [[F(0, 0), F(0, 1), B(1, 0)]]
+    assert read_csv(["0F0,0WAIT_SEND_F0,0WAIT_REDUCE_GRAD"]) == [[F(0, 0)]]  # as PyTorch 2.15 writes
     with pytest.raises(ValueError, match="'0X0' is no instruction"):
         read_csv(["0F0,0X0"])
 

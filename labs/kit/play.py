@@ -147,7 +147,9 @@ def replay(*recordings, step: int | None = None, names: Sequence[str] = (), coun
         until = number / (count - 1) * longest
         return whole if until == longest else draw.timeline(*recordings, step=step, names=names, until=until)
 
-    return frames(frame, "time", count, still=whole, pause=0.25, begin=count - 1)
+    film = frames(frame, "time", count, still=whole, pause=0.25, begin=count - 1)
+    film.controls["frame"].readout = False  # the picture's axis tells the time
+    return film
 
 
 def all_reduce_times(seconds: Mapping[str, Callable[[int, int, float, float], float]]) -> Explorer:
@@ -216,7 +218,12 @@ def placements(**begin: str) -> Explorer:
     Raises ValueError for a control that does not exist, or a value that it does not have.
     """
     begin = {name.replace("_", " "): value for name, value in begin.items()}
-    return Explorer(placement.picture, begun("placement", placement.CONTROLS, placement.BEGIN, begin))
+    controls = begun("placement", placement.CONTROLS, placement.BEGIN, begin)
+    explorer = Explorer(placement.picture, controls)
+    one, other = list(controls.values())[::2], list(controls.values())[1::2]
+    pairs = zip(one, other, strict=True)  # tensor and mesh, from a and b, to a and b: wherever the row breaks
+    explorer.children[0].children = [ipywidgets.VBox(pair) for pair in pairs]
+    return explorer
 
 
 def tensor_parallel(**begin: Any) -> Explorer:

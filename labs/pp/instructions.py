@@ -81,8 +81,9 @@ def reader(instruction: Instruction, stages: int) -> Instruction | None:
 # ---- text ------------------------------------------------------------------------------------------------
 
 WRITTEN = re.compile(r"(\d+)([FBIW])(\d+)")
-# What PyTorch's files have besides: messages and the coming and going of shards, which follow from the rest.
-FOLLOWS = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|(SEND|RECV)_[FB]\d+)")
+# What PyTorch's files have besides: messages and the coming and going of shards, which follow from the rest, and,
+# since 2.15, the waiting for them.
+FOLLOWS = re.compile(r"\d+(UNSHARD|RESHARD|(WAIT_)?REDUCE_GRAD|((WAIT_)?SEND|RECV)_[FB]\d+)")
 AT_ONCE = re.compile(r"\((.*)\)OVERLAP_F_B")
 
 

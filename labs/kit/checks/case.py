@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+SETTLED = 0.05  # s in which a backend's thread lets go of what it sent, on a busy machine, too
 Complaint = tuple[str, str, str]  # what is wrong, a question, the mistake's name
 
 
@@ -59,6 +61,11 @@ class Step(Outcome):
         self.complaint = self.complaint or (text, question, mistake)
 
 
+def largest_of(tensors: Iterable[Tensor]) -> float:
+    """The largest magnitude in any of them, such as the summands of a sum."""
+    return max((float(x.abs().max()) for x in tensors if x.numel()), default=0.0)
+
+
 def isclose(found: Tensor, due: Tensor, tolerance: float, largest: float | None = None) -> Tensor:
     """Element by element, within `tolerance` of the element and of the largest one; whole numbers exactly.
 
@@ -67,7 +74,7 @@ def isclose(found: Tensor, due: Tensor, tolerance: float, largest: float | None 
     if not due.is_floating_point():
         return found == due
     if largest is None:
-        largest = float(due.abs().max()) if due.numel() else 0.0
+        largest = largest_of([due])
     return torch.isclose(found.double(), due.double(), rtol=tolerance, atol=tolerance * largest)
 
 

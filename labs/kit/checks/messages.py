@@ -27,8 +27,8 @@ from torch import Tensor
 
 from labs.kit.checks import case as shared
 from labs.kit.checks.answer import Mistake, Wrong, answered, instead, refuse, show
-from labs.kit.checks.case import Outcome, close, isclose
-from labs.kit.checks.collectives.body import SETTLED, snapshot
+from labs.kit.checks.case import SETTLED, Outcome, close, isclose, largest_of
+from labs.kit.checks.collectives.body import snapshot
 from labs.kit.checks.collectives.cases import BUDGET, LARGE
 from labs.kit.checks.collectives.mistakes import LEFT, LUCK
 from labs.kit.checks.job import NEVER_ENDS, job, noted
@@ -61,6 +61,10 @@ class Case(shared.Case):
     @cached_property
     def mean(self) -> Tensor:
         return torch.stack([self.tensor(rank).double() for rank in self.members]).mean(0).to(self.dtype)
+
+    @cached_property
+    def precision(self) -> tuple[float, float]:
+        return TOLERANCE[self.dtype], largest_of(map(self.tensor, self.members))
 
     def __str__(self) -> str:
         return f"{self.who}, a tensor of shape {self.shape} and dtype {self.dtype_name}"
@@ -221,8 +225,8 @@ def judge(call: Call) -> None:
     where = f"{call.case}: "
     refuse(LUCK, call, where)
     refuse(RETURNED, call, where)
-    if not close(call.found, call.case.mean, TOLERANCE[call.case.dtype]):
-        at = int((~isclose(call.found, call.case.mean, TOLERANCE[call.case.dtype])).flatten().nonzero()[0])
+    if not close(call.found, call.case.mean, *call.case.precision):
+        at = int((~isclose(call.found, call.case.mean, *call.case.precision)).flatten().nonzero()[0])
         differs = instead(call.found.flatten()[at], call.case.mean.flatten()[at])
         refuse(VALUES, call, f"{where}on rank 0 element {at} is {differs}\n")
     refuse(KEPT, call, where)
@@ -260,7 +264,7 @@ def spoken(call: Call) -> str | None:
 def elsewhere(call: Call) -> bool:
     """Another rank has what rank 0 should."""
     values = [outcome.returned for outcome in call.outcomes[1:]]
-    right = (isinstance(x, Tensor) and close(x, call.case.mean, TOLERANCE[call.case.dtype]) for x in values)
+    right = (isinstance(x, Tensor) and close(x, call.case.mean, *call.case.precision) for x in values)
     return call.found == "None" and any(right)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import gc
 import os
 import pathlib
 import signal
@@ -69,6 +70,7 @@ def leave() -> None:
     if dist.is_initialized():
         if not hasattr(sys, "last_value"):  # where this rank has failed, the others may never come
             dist.barrier()
+        gc.collect()  # what holds the group in a cycle, as DDP's modules do
         dist.destroy_process_group()
 
 

@@ -10,14 +10,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from labs.kit.checks.answer import show
-from labs.kit.checks.case import Outcome
+from labs.kit.checks.case import SETTLED, Outcome
 from labs.kit.checks.collectives.cases import KINDS, LARGE, Case, Kind
 from labs.kit.checks.job import noted
 from labs.kit.checks.left import Aftermath
 from labs.kit.checks.wire import SlowWire
 from labs.kit.record import mark
-
-SETTLED = 0.005  # s in which a backend's thread lets go of what it sent
 
 
 def one_rank(name: str, fn: Callable[..., Any], cases: list[Case]) -> list[Outcome | None]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from labs.group import all_gather
 from labs.kit.checks.answer import show
-from labs.kit.checks.case import Outcome
+from labs.kit.checks.case import SETTLED, Outcome
 from labs.kit.checks.fsdp.cases import Grid, Group, Walk
 from labs.kit.checks.job import noted
 from labs.kit.checks.left import Aftermath
@@ -28,7 +28,6 @@ from labs.kit.checks.wire import Late
 from labs.kit.record import mark
 from labs.mesh import Mesh
 
-SETTLED = 0.01  # s in which a backend's thread lets go of what it sent
 COMPUTE = 0.001  # s that a layer pretends to compute
 
 

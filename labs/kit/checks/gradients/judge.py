@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from labs.kit.checks.answer import Wrong, answered, instead, refuse
-from labs.kit.checks.case import close, isclose
+from labs.kit.checks.case import close, isclose, largest_of
 from labs.kit.checks.gradients.body import Seen, train, train_unseen
 from labs.kit.checks.gradients.cases import Case, Draw, Gradients
 from labs.kit.checks.gradients.mistakes import BITS, GRAPHS, HELD, KIND, LEFT, REPLICAS, STEP, TRAFFIC, VALUES, WRAPPED
@@ -148,8 +148,7 @@ class OfParameter:
     def right(self, name: str = "", rank: int | None = None, ranks: list[Seen] | None = None) -> bool:
         found = self.ranks[self.rank if rank is None else rank].found[name or self.name]
         plain = self.plain(name, ranks)
-        largest = float(plain.abs().max()) if plain.numel() else 0.0
-        return close(found, plain.mean(0), TOLERANCE[found.dtype], largest)
+        return close(found, plain.mean(0), TOLERANCE[found.dtype], largest_of([plain]))
 
     def first_wrong(self) -> str:
         wrong = ~isclose(self.found, self.mean(), max(1e-4, TOLERANCE[self.found.dtype]))

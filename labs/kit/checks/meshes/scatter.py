@@ -21,7 +21,7 @@ from torch import Tensor
 
 from labs.kit.checks import case as shared
 from labs.kit.checks.answer import Mistake, Wrong, answered, instead, refuse, show
-from labs.kit.checks.case import Outcome, close, isclose
+from labs.kit.checks.case import SETTLED, Outcome, close, isclose, largest_of
 from labs.kit.checks.job import blame_luck, job, noted
 from labs.kit.checks.left import AFTERMATH, Aftermath
 from labs.kit.checks.mixture import mixture
@@ -31,7 +31,6 @@ from labs.kit.record import mark
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.0, torch.int64: 0.0, torch.int32: 0.0}
 BUDGET = (64, 96)  # the shape whose bytes stand in the line of success
-SETTLED = 0.005  # s in which a backend's thread lets go of what it sent
 KEPT = 0.1  # × the summand, when a call is over, beyond the piece
 COPIES = 4.5  # × the summand besides it: it, laid out anew and padded, and what arrives
 
@@ -213,7 +212,8 @@ def judge(ones: list[One]) -> None:
         where = f"{one.case}: rank {one.rank} "
         refuse(RETURNED, one, where)
         due = one.due
-        if not close(one.found, due, TOLERANCE[one.case.dtype]):
+        largest = largest_of(map(one.case.summand, one.case.members))
+        if not close(one.found, due, TOLERANCE[one.case.dtype], largest):
             differs = ~isclose(one.found, due, 1e-5 if TOLERANCE[one.case.dtype] else 0.0)
             found, right = one.found.flatten(), due.flatten()
             at = int((differs if differs.any() else one.found != due).flatten().nonzero()[0])

@@ -21,14 +21,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from labs.kit.checks.answer import show
-from labs.kit.checks.case import Outcome
+from labs.kit.checks.case import SETTLED, Outcome
 from labs.kit.checks.job import noted
 from labs.kit.checks.left import Aftermath
 from labs.kit.checks.tensor.cases import Deal, Functions, Split, floating
 from labs.kit.checks.wire import Late
 from labs.kit.record import mark
 
-SETTLED = 0.005  # s in which a backend's thread lets go of what it sent
 UNSEEN = "an autograd kernel was not registered"  # what torch says where a backward passes a collective by
 
 

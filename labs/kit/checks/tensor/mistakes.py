@@ -129,7 +129,7 @@ def otherwise(question: str) -> tuple[Mistake, ...]:
         Mistake(
             "rounded on the way",
             "In which dtype do the numbers travel, and in which are they added?",
-            lambda one: one.same(one.due, 2e-2) and "It is right but for its last digits.",
+            lambda one: one.same(one.due, 5e-3) and "It is right but for its last digits.",
         ),
         Mistake("", question, lambda one: True),
     )
