@@ -19,6 +19,7 @@ from labs.async_tp import gather_linear, linear_scatter
 from labs.cost import Job
 from labs.kit.launch import run
 from labs.kit.record import mark
+from labs.kit.rows.tp import torch_tp
 from labs.kit.strategies import Training, backward, step, trainable
 from labs.mesh import Mesh
 from labs.model import GPT, PRESETS, Config
@@ -164,6 +165,37 @@ def test_ranks_hold_what_was_predicted(ranks):
         steady = [recording.held(rank, step) for step in range(last - STEPS + 2, last + 1)]
         least = {kind: min(held[kind] for held in steady) for kind in steady[0]}
         assert least == dataclasses.asdict(cost.tp(job, sequence).held), (job, sequence)
+
+
+EQUAL = [  # config, sequences, micro-batches: what PyTorch can split
+    (Config(64, 32, 2, 4, 4, 96, context=16), 2, 1),
+    (Config(20, 64, 2, 4, 4, 32, context=64), 2, 2),  # activations alone count
+    (Config(256, 64, 1, 8, 4, 160, context=16), 3, 2),
+    (Config(2000, 16, 1, 4, 4, 32, context=16), 1, 1),  # the vocabulary
+]
+
+
+def train_theirs(number, sequence_parallel):
+    config, batch, accumulation = EQUAL[number]
+    training = torch_tp(sequence_parallel, GPT(config), Mesh((dist.get_world_size(),), ("tp",)))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(STEPS):
+        mark("step")
+        x, y = torch.randint(config.vocab, (2, accumulation * batch, config.context), generator=generator)
+        step(training, x, y, accumulation)
+
+
+@pytest.mark.parametrize("sequence", (False, True))
+@pytest.mark.parametrize("number", range(len(EQUAL)))
+@pytest.mark.parametrize("ranks", (2, 4))
+def test_ranks_of_torch_hold_what_was_predicted(ranks, number, sequence):
+    recording = run(train_theirs, number, sequence, ranks=ranks, device="cpu", record="memory").recording
+    config, batch, accumulation = EQUAL[number]
+    for rank in range(ranks):
+        job = Job(config, batch, ranks, rank, accumulation=accumulation)
+        held, predicted = recording.steady(rank), dataclasses.asdict(cost.parallelize_module(job, sequence).held)
+        held["peak"] = pytest.approx(held["peak"], abs=4 * accumulation)  # losses may outlive their step
+        assert predicted == held, (rank, job)
 
 
 def test_what_a_rank_holds_has_its_limits():

@@ -6,13 +6,16 @@ import gc
 import json
 import pickle
 import threading
+import time
 import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy as copy_of
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import graph
@@ -22,8 +25,10 @@ from torch.nn.parameter import UninitializedTensorMixin
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
+from labs.group import all_gather
 from labs.kit.launch import run
 from labs.kit.record import mark
+from labs.kit.watch import loans, tap
 from labs.kit.watch.memory import KINDS, StorageWatch, timeline
 from labs.model import GPT, PRESETS
 
@@ -431,3 +436,61 @@ def test_what_ddp_keeps_beside_is_its_buckets():
     results = run(by_ddp, ranks=2, device="cpu", record="memory")
     for rank, (parameters, _) in enumerate(results):
         assert results.recording.steady(rank)["comm"] == pytest.approx(parameters, abs=KIB)
+
+
+class KeepsLonger(tap.Listener):
+    """A backend's thread that comes to run 20 ms late, and holds its tensors until then."""
+
+    def lent(self, call, args):
+        call.notes[self] = args
+        return args
+
+    def waited(self, call):
+        kept = [call.notes.pop(self)]
+        threading.Timer(0.02, kept.clear).start()
+
+
+def gather_in_a_row(late):
+    if late:
+        tap.listeners.append(KeepsLonger())  # behind the recorder's own: it holds what that gave the backend
+    mark("step")
+    for _ in range(5):
+        gathered = torch.empty(2 * 1000)
+        all_gather(gathered, torch.ones(1000))
+        del gathered
+
+
+def test_what_is_held_does_not_depend_on_when_a_thread_runs():
+    late, soon = (
+        run(gather_in_a_row, late, ranks=2, device="cpu", record="memory").recording for late in (True, False)
+    )
+    for rank in (0, 1):
+        assert late.held(rank, 0)["comm"] == soon.held(rank, 0)["comm"] == 4 * 3000
+
+
+def keep_handles():
+    loans.PATIENCE = 600.0
+    x, works = torch.ones(1000), []
+    for _ in range(5):
+        works.append(dist.all_reduce(x, async_op=True))
+        works[-1].wait()
+        x = x + 1
+
+
+def test_a_program_may_keep_its_handles():
+    """Whoever waited for the backend to let go of their tensors would wait for the program itself."""
+    run(keep_handles, ranks=2, device="cpu", record="memory", timeout=60)
+
+
+def gather_and_let_go():
+    summed = functional.wait_tensor(functional.all_reduce(torch.ones(1000), "sum", dist.group.WORLD))
+    storage = weakref.ref(summed.untyped_storage())
+    del summed
+    for _ in range(100):
+        if storage() is not None:
+            time.sleep(0.01)  # for the backend's thread
+    return storage() is None
+
+
+def test_a_recorder_keeps_nothing_alive():
+    assert all(run(gather_and_let_go, ranks=2, device="cpu"))

@@ -6,7 +6,7 @@ It sends and holds what `labs.cost.tp` says, except for this:
                       logits' shape
     norms on shards   the gradient stays a summand, and AdamW, which uses it three times, has it added up each time
     the embedding     its gradient is that of all words on every rank, of which AdamW cuts out the rank's rows
-    collectives       what one of them has returned lives until the next one is over
+    sums              go from one tensor to another, where ours stay in their buffers: both count as comm
     padding           each part lies in as many bytes as the longest one
 
 Heads are cut like features, and each rank must have as many; the same goes for the width of the mlp.  Embedding and
@@ -41,7 +41,7 @@ USES = 3  # of a gradient, by AdamW
 
 
 def parallelize_module(job: Job, sequence_parallel: bool = False) -> Prediction:
-    """A step in float32 on CPU: bytes sent, P, G, S and A exactly, the others nearly."""
+    """A step in float32 on CPU."""
     job.require("cost.parallelize_module", precision=("float32",), recompute=("none",))
     require_equal_parts(job, job.ranks)
     step = torch_step(job, sequence_parallel, USES)
@@ -53,10 +53,8 @@ def fully_shard_tp(job: Job, tp: int = 2, sequence_parallel: bool = False) -> Pr
     job.require("cost.fully_shard_tp", precision=("float32",), recompute=("none",))
     require_equal_parts(job, tp)
     row, column = on_grid(job, tp, sequence_parallel)
-    loss, *parts = torch_backward(column, job.config.vocab * job.config.dim)
-    # What the loss has summed up last has gone when the model returns it.
-    loss = replace(loss, worst=[replace(at, comm=0) for at in loss.worst])
-    shards = fully_shard_held(column, passes=([end_of_forward(column, loss)], [loss, *parts]))
+    parts = torch_backward(column, job.config.vocab * job.config.dim)
+    shards = fully_shard_held(column, passes=([end_of_forward(column, parts[0])], parts))
     shards = replace(fully_shard(column), held=with_bytes(shards, FLOAT * (job.ranks - column.ranks)))
     return together(torch_step(row, sequence_parallel, job.accumulation), textbook(row), shards)
 
@@ -93,13 +91,11 @@ def parallelize_module_held(job: Job, sequence_parallel: bool = False) -> Held:
 
 def torch_moments(job: Job, G: int, of_all_words: int) -> Iterator[Moment]:
     """Bytes besides P and S, from the end of forward on; the batch is kept for the backward, as in one process."""
-    own, sizes, number = job.own, parameter_sizes(job.config), FLOAT * job.tokens
-    parts, x = torch_backward(job, of_all_words), number * own.dim
-    before = G * (job.accumulation > 1)
-    yield end_of_forward(job, parts[0]).plus(G=before, comm=2 * number)
+    sizes, number = parameter_sizes(job.config), FLOAT * job.tokens
+    parts, before = torch_backward(job, of_all_words), G * (job.accumulation > 1)
+    yield end_of_forward(job, parts[0]).plus(G=before, comm=number)
     yield from in_backward(job, parts, G)
-    last = x if own.shards == 1 else x + x // own.shards  # what the last collectives have returned
-    yield optimizer_step(parts[-1].left, G, last, sizes).plus(temporary=job.losses)
+    yield optimizer_step(parts[-1].left, G, 0, sizes).plus(temporary=job.losses)
 
 
 def end_of_forward(job: Job, loss: Part) -> Moment:
@@ -107,18 +103,25 @@ def end_of_forward(job: Job, loss: Part) -> Moment:
 
 
 def torch_backward(job: Job, of_all_words: int) -> list[Part]:
-    """As `split_backward`; besides there is what the last collective has returned: in a layer a whole x."""
+    """As `split_backward`; the batch is kept, and the loss worked out, as in one process."""
     own, number = job.own, FLOAT * job.tokens
     logits, x = number * own.vocab, number * own.dim
     _, *parts, embedding = split_backward(job)
     A, batch = sum(activations(job).values()), batch_bytes(job)
-    in_loss = Within("loss", A, 3 * logits + 8 * number + job.tokens, 0, comm=number)
+    in_loss = Within("loss", A, 3 * logits + 8 * number + job.tokens, 0)
     found = [Part("loss", [], [in_loss], A - logits, logits)]
+    more = batch - embedding.left
     for part in parts:
-        last = {"head": number, "norm": x // own.shards}.get(part.name, x)
-        more = batch - embedding.left
-        # Under sequence parallelism a sum has two buffers, and takes the place of the last.
-        worst = [replace(at, A=at.A + more, comm=at.comm + last * (at.comm < 2 * x)) for at in part.worst]
+        worst = [replace(torch_sum(at, x, own.shards), A=at.A + more) for at in part.worst]
         found += [replace(part, worst=worst, left=part.left + more)]
-    in_embedding = Within("embedding", batch, x, of_all_words, of_all_words, comm=x)
+    in_embedding = Within("embedding", batch, x, of_all_words, of_all_words)
     return [*found, Part("embedding", [of_all_words], [in_embedding], batch, 0)]
+
+
+def torch_sum(at: Within, x: int, shards: int) -> Within:
+    """Where ours adds up a gradient in its own buffers, theirs goes from one tensor to another; both count as comm."""
+    if shards == 1 and at.comm:
+        return replace(at, temporary=at.temporary - x, comm=2 * x)
+    if at.comm >= 2 * x:
+        return replace(at, temporary=at.temporary - x // shards, comm=at.comm - x + x // shards)
+    return at

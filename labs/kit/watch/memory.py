@@ -22,9 +22,9 @@ only look at, such as the text of a file.  A fake tensor holds nothing.  Two thi
 is compiled runs uncompiled, since generated code has no operators to see; and within torch.func, which allows no hooks
 on what autograd keeps, activations count as temporary.
 
-It costs some 15 microseconds per operator, and a fifth of a millisecond per collective, in which the backend lets go of
-what the program has let go of.  A step of four Linear(64) with Adam, which has little else to do, takes 5 to 6 times as
-long (3 times with a dispatch mode that does nothing); one with work to do, a quarter to a half more.
+It costs some 15 microseconds per operator, and behind a collective the moment in which the backend lets go of what the
+program has let go of.  A step of four Linear(64) with Adam, which has little else to do, takes 5 to 6 times as long
+(3 times with a dispatch mode that does nothing); one with work to do, a quarter to a half more.
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from labs.kit.watch import tap
 from labs.kit.watch.kinds import GATHERED, KINDS, STRENGTH, Finders
+from labs.kit.watch.loans import Loans
 from labs.kit.watch.storages import allocates, storages_of
 
 Tape = dict[str, Any]
 COMMUNICATION = "c10d", "_c10d_functional"
-LET_GO = 2e-4  # s, behind a collective: a thread of the backend holds its tensors until it runs again
 
 
 class StorageWatch:
@@ -60,6 +61,7 @@ class StorageWatch:
         self.sizes: list[int] = []
         self.alive: dict[int, tuple[int, weakref.ref]] = {}  # address of a storage: its number, its death
         self.warned: set[str] = set()
+        self.loans = Loans()
         self.stack = ExitStack()
 
     @property
@@ -68,6 +70,8 @@ class StorageWatch:
         return {"changes": self.changes, "kinds": kinds}
 
     def __enter__(self) -> StorageWatch:
+        tap.listeners.append(self.loans)
+        self.stack.callback(tap.remove, self.loans)
         finders = self.stack.enter_context(Finders(self))
         self.stack.enter_context(self.this_thread(finders))
         return self
@@ -142,7 +146,6 @@ class Operators(TorchDispatchMode):
     def __init__(self, watch: StorageWatch) -> None:
         super().__init__()
         self.watch = watch
-        self.behind_a_collective = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -151,12 +154,10 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if types and any(hasattr(cls, "__tensor_flatten__") for cls in types):
             return NotImplemented  # a DTensor: it takes itself apart, and its local operators come by here
-        if self.behind_a_collective:
-            time.sleep(LET_GO)
-        self.behind_a_collective = func.namespace in COMMUNICATION
+        self.watch.loans.come_back()
         kwargs = kwargs or {}
         answer = func(*args, **kwargs) if type(func) is OpOverload else self.inside(func, args, kwargs)
-        if self.behind_a_collective:
+        if func.namespace in COMMUNICATION:
             self.watch.tag((args, answer), "comm")
         elif isinstance(answer, torch.Tensor):
             self.watch.see(func, answer)

@@ -6,6 +6,7 @@ above the backends, shows each to the listeners and hands it on.  Nothing is rep
 
     call      what was issued: op, tensors, group, peer or root
     listener  issued(call)          before the operator runs
+              lent(call, args)      what the backend gets: these arguments, or others in their place
               handed(call, work)    the work that the process gets: this one, or another in its place
               returned(call, work)  when it is queued (most backends answer before it is done)
               waiting(call)         the process begins to wait for it, in Work.wait or wait_tensor
@@ -112,6 +113,9 @@ class Listener:
 
     def issued(self, call: Call) -> None: ...
 
+    def lent(self, call: Call, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return args
+
     def handed(self, call: Call, work: dist.Work) -> dist.Work:
         return work
 
@@ -162,6 +166,8 @@ def _collective_kernel(raw: str, operator: Any, below: Any) -> Callable[..., Any
         call = Call(raw, args)
         for listener in listeners:
             listener.issued(call)
+        for listener in listeners:
+            args = listener.lent(call, args)
         answer = operator.redispatch(keyset & below, *args)
         work = theirs = find_work(answer)
         if work is not None:
@@ -191,6 +197,9 @@ def _wait_kernel(operator: Any, below: Any) -> Callable[..., Any]:
         try:
             return operator.redispatch(keyset & below, tensors)
         finally:
+            for key, (_, call, _) in list(_outstanding.items()):
+                if call in calls:
+                    _outstanding.pop(key, None)
             _tell_waited(calls)
 
     return kernel

@@ -1,0 +1,67 @@
+"""What the backend was lent for collectives, and when it has let go of it.
+
+A thread of gloo's holds the tensors of a collective until it runs again, which on a busy machine may be long after the
+program has gone on: what a step holds would depend on the machine.  So the backend gets other tensors on the same
+memory, which nobody else holds, and the next operator waits until it has let go of those of every collective that is
+over.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._pytree import tree_map_only
+
+from labs.kit.watch import tap
+
+SLICE = 5e-5  # s, between two looks
+PATIENCE = 0.1  # s, at most, with a backend that keeps what it got
+
+
+class Loan:
+    """What one collective got: weak references to its tensors, and to what the program waits for it with."""
+
+    def __init__(self) -> None:
+        self.tensors: list[weakref.ref] = []
+        self.handle: weakref.ref | None = None
+
+    def out(self) -> bool:
+        return any(tensor() is not None for tensor in self.tensors)
+
+
+class Loans(tap.Listener):
+    """All of one watch."""
+
+    def __init__(self) -> None:
+        self.due: list[Loan] = []
+
+    def lent(self, call: tap.Call, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        loan = call.notes[self] = Loan()
+
+        def lend(tensor: torch.Tensor) -> torch.Tensor:
+            other = tensor.detach()
+            loan.tensors.append(weakref.ref(other))
+            return other
+
+        return tree_map_only(torch.Tensor, lend, args)
+
+    def returned(self, call: tap.Call, work: dist.Work | None) -> None:
+        if work is not None:
+            call.notes[self].handle = weakref.ref(work)
+
+    def waited(self, call: tap.Call) -> None:
+        if loan := call.notes.pop(self, None):
+            self.due.append(loan)
+
+    def come_back(self) -> None:
+        """Wait for the backend to let go of what the program has let go of, the handle to wait for included."""
+        over = [loan for loan in self.due if loan.handle() is None]
+        if over:
+            self.due = [loan for loan in self.due if loan not in over]
+            deadline = time.monotonic() + PATIENCE
+            while any(loan.out() for loan in over) and time.monotonic() < deadline:
+                time.sleep(SLICE)
