@@ -458,6 +458,7 @@ def gather_in_a_row(late):
         gathered = torch.empty(2 * 1000)
         all_gather(gathered, torch.ones(1000))
         del gathered
+    mark("step")
 
 
 def test_what_is_held_does_not_depend_on_when_a_thread_runs():

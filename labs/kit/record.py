@@ -79,6 +79,9 @@ class TimePass:
             self.watch.__enter__()
         return self
 
+    def mark(self, name: str) -> None:
+        self.marks.append((name, time.monotonic_ns()))
+
     def __exit__(self, *failure: Any) -> None:
         if self.watch:
             self.watch.__exit__(*failure)
@@ -106,6 +109,10 @@ class MemoryPass(TimePass):
         super().__init__()
         self.watch = StorageWatch()
 
+    def mark(self, name: str) -> None:
+        self.watch.loans.come_back()
+        super().mark(name)
+
 
 PASSES = {"time": TimePass, "communication": CommunicationPass, "memory": MemoryPass}
 
@@ -113,7 +120,7 @@ PASSES = {"time": TimePass, "communication": CommunicationPass, "memory": Memory
 def mark(name: str) -> None:
     """From here on this rank is in phase `name`; "step" begins a step, "end" ends the last.  Free outside of a pass."""
     if TimePass.active:
-        TimePass.active.marks.append((name, time.monotonic_ns()))
+        TimePass.active.mark(name)
 
 
 @contextmanager
