@@ -91,18 +91,18 @@ def swapped():
 
 
 @pytest.mark.parametrize(
-    ("lists", "label", "before"),
+    ("lists", "labels", "before"),
     [
-        (swapped(), "1B1", [4, 2, 3, 4]),
-        ([[pp.B(0, 0), pp.F(0, 0)]], "0B0", [0]),
-        ([[pp.F(0, 0), "0F1", pp.B(0, 0)]], "'0F1'", [1]),
-        ([[pp.F(0, 0), pp.B(0, 0), pp.B(0, 0)]], "0B0", [2]),
-        ([[pp.F(0, 0), pp.B(0, 0)], [pp.B(1, 0)]], "?", [1, 0]),
-        ([[pp.F(0, 0), pp.B(0, 0)], [pp.F(1, 0)]], "1F0", [1, 0]),
-        ([[pp.F(0, 0), pp.I(0, 0)], [pp.F(1, 0), pp.I(1, 0), pp.W(1, 0)]], "0I0", [1, 3]),
+        (swapped(), ["1B1", "2F2"], [4, 2, 3, 4]),
+        ([[pp.B(0, 0), pp.F(0, 0)]], ["0B0"], [0]),
+        ([[pp.F(0, 0), "0F1", pp.B(0, 0)]], ["'0F1'"], [1]),
+        ([[pp.F(0, 0), pp.B(0, 0), pp.B(0, 0)]], ["0B0"], [2]),
+        ([[pp.F(0, 0), pp.B(0, 0)], [pp.B(1, 0)]], ["?"], [1, 0]),
+        ([[pp.F(0, 0), pp.B(0, 0)], [pp.F(1, 0)]], ["1F0"], [1, 0]),
+        ([[pp.F(0, 0), pp.I(0, 0)], [pp.F(1, 0), pp.I(1, 0), pp.W(1, 0)]], ["0I0"], [1, 3]),
     ],
 )
-def test_a_wrong_list_is_drawn_up_to_its_first_wrong_instruction(lists, label, before):
+def test_a_wrong_list_is_drawn_up_to_its_first_wrong_instructions(lists, labels, before):
     with pytest.raises(pp.WrongSchedule) as error:
         pp.validate(lists)
     drawing = draw.schedule(lists)
@@ -110,11 +110,12 @@ def test_a_wrong_list_is_drawn_up_to_its_first_wrong_instruction(lists, label, b
     reason = " ".join(text for text in texts(drawing) if text in str(error.value) and len(text) > 8)
     assert reason == str(error.value)
     root = xml.fromstring(drawing.svg)
-    (frame,) = (rect for rect in root.iter(f"{SVG}rect") if rect.get("stroke") == WRONG)
-    (marked,) = (t for t in root.iter(f"{SVG}text") if t.get("fill") == WRONG and t.get("font-weight") == "bold")
-    assert marked.text == label
+    frames = [rect for rect in root.iter(f"{SVG}rect") if rect.get("stroke") == WRONG]
+    marked = [t for t in root.iter(f"{SVG}text") if t.get("fill") == WRONG and t.get("font-weight") == "bold"]
+    assert len(frames) == len(marked) and [t.text for t in marked] == labels
     drawn = [y for _, y, _ in blocks(drawing, INSTRUCTIONS.values())]
-    top = float(frame.get("y")) + 2 - 34 * error.value.rank
+    tops = {float(frame.get("y")) + 2 - 34 * rank for frame, (rank, _) in zip(frames, error.value.places, strict=True)}
+    (top,) = tops
     assert [drawn.count(top + 34 * rank) for rank in range(len(lists))] == before
 
 

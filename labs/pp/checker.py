@@ -19,11 +19,15 @@ Place = tuple[int, int]  # a rank, and where in its list, both from 0
 
 
 class WrongSchedule(ValueError):
-    """rank, place: of the first instruction that is wrong, both from 0; of a missing forward, the end of its list."""
+    """rank, place: of the first instruction that is wrong, both from 0; of a missing forward, the end of its list.
 
-    def __init__(self, text: str, at: Place = (0, 0)):
+    places: of all, where ranks wait for each other.
+    """
+
+    def __init__(self, text: str, *places: Place):
         super().__init__(text)
-        self.rank, self.place = at
+        self.places = places or ((0, 0),)
+        self.rank, self.place = self.places[0]
 
 
 def validate(lists: Lists) -> None:
@@ -151,12 +155,12 @@ def circle(lists: Lists, ran: list[int], places: dict[Instruction, Place]) -> Wr
     chain = [next(iter(waits))]
     while (first := waits[chain[-1]][0]) not in chain:
         chain.append(first)
-    told = []
-    for rank in chain[chain.index(first) :]:
+    told, waiting = [], chain[chain.index(first) :]
+    for rank in waiting:
         of, at = waits[rank]
         needs_it = f"which needs {lists[of][at]!r}, rank {of}'s {nth(at)}"
         told.append(f"rank {rank} comes to {lists[rank][ran[rank]]!r} at its {nth(ran[rank])} place, {needs_it}")
-    return WrongSchedule(f"ranks wait for each other: {'; '.join(told)}", (first, ran[first]))
+    return WrongSchedule(f"ranks wait for each other: {'; '.join(told)}", *((rank, ran[rank]) for rank in waiting))
 
 
 def wrong(lists: Lists, at: Place, why: str) -> WrongSchedule:

@@ -71,8 +71,7 @@ def drawn(of: Simulation, now: float | None = None) -> Drawing:
 def refused(lists: Lists, error: WrongSchedule, costs: dict[str, Cost]) -> Drawing:
     """Where and why."""
     of = before(lists, error, costs)
-    start = max((of.end[x] for x in of.lists[error.rank]), default=0)
-    axis = axis_of(of, max([start, *of.end.values()]) or 1)
+    axis = axis_of(of, max(of.end.values(), default=0) or 1)
     reason, legends = wrap(str(error), 96), legends_of(of.lists)
     head = 34 + 19 * len(reason)
     top = head + 22 * len(legends) + 16
@@ -85,9 +84,10 @@ def refused(lists: Lists, error: WrongSchedule, costs: dict[str, Cost]) -> Drawi
     keys(canvas, head + 18, legends)
     gantt(canvas, top, of, axis)
     ticks(canvas, bottom, axis)
-    order = lists[error.rank]
-    label = f"{order[error.place]!r:.8}" if error.place < len(order) else "?"
-    framed(canvas, axis.x(start), top + (ROW + APART) * error.rank, label)
+    for rank, place in error.places:
+        start = max((of.end[x] for x in of.lists[rank]), default=0)
+        label = f"{lists[rank][place]!r:.8}" if place < len(lists[rank]) else "?"
+        framed(canvas, axis.x(start), top + (ROW + APART) * rank, label)
     return canvas.drawing(f"{title}\n{error}")
 
 
