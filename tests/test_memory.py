@@ -483,15 +483,15 @@ def test_a_program_may_keep_its_handles():
     run(keep_handles, ranks=2, device="cpu", record="memory", timeout=60)
 
 
-def gather_and_let_go():
-    summed = functional.wait_tensor(functional.all_reduce(torch.ones(1000), "sum", dist.group.WORLD))
-    storage = weakref.ref(summed.untyped_storage())
+def sum_and_let_go():
+    summed, gone = functional.wait_tensor(functional.all_reduce(torch.ones(1000), "sum", dist.group.WORLD)), []
+    reference = weakref.ref(summed.untyped_storage(), gone.append)
     del summed
     for _ in range(100):
-        if storage() is not None:
+        if not gone:
             time.sleep(0.01)  # for the backend's thread
-    return storage() is None
+    return gone == [reference]
 
 
 def test_a_recorder_keeps_nothing_alive():
-    assert all(run(gather_and_let_go, ranks=2, device="cpu"))
+    assert all(run(sum_and_let_go, ranks=2, device="cpu", record="memory"))

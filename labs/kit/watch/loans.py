@@ -23,14 +23,23 @@ PATIENCE = 0.1  # s, at most, with a backend that keeps what it got
 
 
 class Loan:
-    """What one collective got: weak references to its tensors, and to what the program waits for it with."""
+    """What one collective got, and what the program waits for it with.
+
+    A weak reference tells of its tensor's end, and is never asked for it: C++ may be about to destroy that.
+    """
 
     def __init__(self) -> None:
         self.tensors: list[weakref.ref] = []
+        self.back: list[weakref.ref] = []
         self.handle: weakref.ref | None = None
 
+    def lend(self, tensor: torch.Tensor) -> torch.Tensor:
+        other = tensor.detach()
+        self.tensors.append(weakref.ref(other, self.back.append))
+        return other
+
     def out(self) -> bool:
-        return any(tensor() is not None for tensor in self.tensors)
+        return len(self.back) < len(self.tensors)
 
 
 class Loans(tap.Listener):
@@ -41,13 +50,7 @@ class Loans(tap.Listener):
 
     def lent(self, call: tap.Call, args: tuple[Any, ...]) -> tuple[Any, ...]:
         loan = call.notes[self] = Loan()
-
-        def lend(tensor: torch.Tensor) -> torch.Tensor:
-            other = tensor.detach()
-            loan.tensors.append(weakref.ref(other))
-            return other
-
-        return tree_map_only(torch.Tensor, lend, args)
+        return tree_map_only(torch.Tensor, loan.lend, args)
 
     def returned(self, call: tap.Call, work: dist.Work | None) -> None:
         if work is not None:
@@ -55,6 +58,7 @@ class Loans(tap.Listener):
 
     def waited(self, call: tap.Call) -> None:
         if loan := call.notes.pop(self, None):
+            tap.let_go(call)
             self.due.append(loan)
 
     def come_back(self) -> None:

@@ -159,6 +159,13 @@ def remove(listener: Listener) -> None:
         _by_storage.clear()
 
 
+def let_go(call: Call) -> None:
+    """Of the work of a call that has been waited for, which else would be kept until the next collective."""
+    for key, (_, other, _) in list(_outstanding.items()):
+        if other is call:
+            _outstanding.pop(key, None)
+
+
 def _collective_kernel(raw: str, operator: Any, below: Any) -> Callable[..., Any]:
     def kernel(keyset: Any, *args: Any) -> Any:
         if not listeners:
@@ -197,9 +204,6 @@ def _wait_kernel(operator: Any, below: Any) -> Callable[..., Any]:
         try:
             return operator.redispatch(keyset & below, tensors)
         finally:
-            for key, (_, call, _) in list(_outstanding.items()):
-                if call in calls:
-                    _outstanding.pop(key, None)
             _tell_waited(calls)
 
     return kernel
