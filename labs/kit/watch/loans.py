@@ -53,8 +53,9 @@ class Loans(tap.Listener):
         return tree_map_only(torch.Tensor, loan.lend, args)
 
     def returned(self, call: tap.Call, work: dist.Work | None) -> None:
-        if work is not None:
-            call.notes[self].handle = weakref.ref(work)
+        loan = call.notes.get(self)  # none, if it was issued before this watch began
+        if loan and work is not None:
+            loan.handle = weakref.ref(work)
 
     def waited(self, call: tap.Call) -> None:
         if loan := call.notes.pop(self, None):

@@ -160,7 +160,7 @@ def remove(listener: Listener) -> None:
 
 
 def let_go(call: Call) -> None:
-    """Of the work of a call that has been waited for, which else would be kept until the next collective."""
+    """Forget the work of a call that has been waited for now, and not only at the next collective."""
     for key, (_, other, _) in list(_outstanding.items()):
         if other is call:
             _outstanding.pop(key, None)
