@@ -482,6 +482,25 @@ def test_a_program_may_keep_its_handles():
     run(keep_handles, ranks=2, device="cpu", record="memory", timeout=60)
 
 
+def sums_of_all_kinds():
+    rank = dist.get_rank()
+    sparse = torch.sparse_coo_tensor([[rank]], [1.0], (4,))
+    tensors = [sparse, torch.ones(3, dtype=torch.complex64), torch.ones(()), torch.empty(0)]
+    for x in tensors:
+        dist.all_reduce(x)
+    with torch.inference_mode():
+        tensors.append(torch.ones(3))
+        dist.all_reduce(tensors[-1])
+    return [x.to_dense().tolist() for x in tensors]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_what_the_backend_gets_is_what_the_program_has():
+    watched, plain = (list(run(sums_of_all_kinds, ranks=2, device="cpu", record=it)) for it in ("memory", None))
+    assert watched == plain
+    assert watched[0][:3] == [[1.0, 1.0, 0.0, 0.0], [2 + 0j] * 3, 2.0]
+
+
 def sum_and_let_go():
     summed, gone = functional.wait_tensor(functional.all_reduce(torch.ones(1000), "sum", dist.group.WORLD)), []
     reference = weakref.ref(summed.untyped_storage(), gone.append)

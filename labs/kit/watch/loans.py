@@ -34,6 +34,8 @@ class Loan:
         self.handle: weakref.ref | None = None
 
     def lend(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout != torch.strided:  # the backend may give it other memory, which the program has to see
+            return tensor
         other = tensor.detach()
         self.tensors.append(weakref.ref(other, self.back.append))
         return other
