@@ -1,6 +1,7 @@
 """How the tests share a machine: many at once; those marked `alone` last, each by itself."""
 
 import fcntl
+import gc
 import os
 import signal
 import tempfile
@@ -46,6 +47,11 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=is_alone)
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported and collected stays: no garbage collection needs to walk through it again."""
+    gc.freeze()
 
 
 def is_alone(item: pytest.Item) -> bool:

@@ -174,6 +174,19 @@ def test_a_rank_has_no_keyboard(read):
         run(lambda: read(), ranks=2)
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux has this")
+def test_a_rank_is_not_interrupted_by_what_it_wakes():
+    def policies():
+        in_a_thread = []
+        threading.Thread(target=lambda: in_a_thread.append(os.sched_getscheduler(0))).start()
+        dist.barrier()
+        return in_a_thread + [os.sched_getscheduler(int(task)) for task in os.listdir("/proc/self/task")]
+
+    for of_rank in run(policies, ranks=2):
+        assert len(of_rank) > 3 and set(of_rank) == {os.SCHED_BATCH}
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER  # the caller, a notebook's kernel, goes before its ranks
+
+
 def test_a_coroutine_function_is_refused():
     async def train():
         await asyncio.sleep(0)
