@@ -84,13 +84,17 @@ class Zero:
         self.optimizer = optimizer(self.shards)
         require_order(self.optimizer, self.shards)
         self.refresh(self.units)  # an optimizer that resumes an earlier training has changed the shards
+        if stage < 3:
+            for layer in self.layers:
+                layer.show()
         # A compiled model is compiled between these, and not through them: what comes and goes is not in its graphs.
         before_forward, after_forward = map(torch.compiler.disable, (self.before_forward, self.after_forward))
         for layer in self.layers:
             layer.module.register_forward_pre_hook(partial(before_forward, layer), with_kwargs=True)
-            layer.module.register_forward_hook(partial(after_forward, layer), with_kwargs=True, always_call=True)
-        if stage == 3:
-            model.register_forward_hook(torch.compiler.disable(self.after_evaluation))
+            if stage == 3:
+                layer.module.register_forward_hook(partial(after_forward, layer), with_kwargs=True, always_call=True)
+        after_model = self.after_evaluation if stage == 3 else self.after_model
+        model.register_forward_hook(torch.compiler.disable(after_model), with_kwargs=True)
         for unit in self.trained:
             unit.full.register_post_accumulate_grad_hook(weakly(self.gradient_ready, unit))
 
@@ -99,8 +103,11 @@ class Zero:
     def before_forward(self, layer: "Layer", module: nn.Module, args: Any, kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or module._compiled_call_impl:
             raise RuntimeError(f"{type(module).__name__}.compile() takes in Zero's hooks, too: compile its parts")
-        if self.stage == 3:
-            layer.gather("forward")
+        if self.stage < 3:
+            if torch.is_grad_enabled():
+                layer.show()
+            return args, kwargs
+        layer.gather("forward")
         args, kwargs = tuple(map(alias, args)), {key: alias(value) for key, value in kwargs.items()}
         if torch.is_grad_enabled():
             begins = partial(weakly(self.before_backward, layer), self.updates)
@@ -109,34 +116,42 @@ class Zero:
 
     def after_forward(self, layer: "Layer", module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Called when the layer's output is there, or its forward has failed."""
-        if self.stage == 3:
-            layer.drop("forward")
+        layer.drop("forward")
         if layer.call:
             layer.call.ends(differentiable([output, args, kwargs]))  # what it was given may be a list that it added to
             layer.call = None
 
-    def after_evaluation(self, model: nn.Module, args: Any, output: Any) -> None:
+    def after_model(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """Called when the output of the model is there (stages 1 and 2)."""
+        given = set(map(id, differentiable([args, kwargs])))  # these live on; a hook on them would, too
+        for x in differentiable(output):
+            if id(x) not in given:
+                x.register_hook(partial(weakly(self.require_fresh), self.updates))
+
+    def after_evaluation(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Called when the whole model's output is there; in training, `sync` compares."""
         if not torch.is_grad_enabled():
             self.order.compare(self.shards[0].device)
 
     def before_backward(self, layer: "Layer", updates: int) -> None:
         """Called when the gradient of the layer's output is there; `updates` as they were in its forward."""
-        if updates != self.updates:
-            raise RuntimeError("backward() of a loss from before step(): the parameters of its forward are gone")
-        if self.stage == 3:
-            layer.gather("backward")
+        self.require_fresh(updates)
+        layer.gather("backward")
 
     def after_backward(self, layer: "Layer") -> None:
         """Called when the gradients of the layer's parameters and inputs are there (if never, `step` drops it)."""
-        if self.stage == 3:
-            layer.drop("forward", "backward")
+        layer.drop("forward", "backward")
 
     def gradient_ready(self, unit: "Unit", full: nn.Parameter) -> None:
         """Called when all uses of a layer's parameters have been added up in `full.grad`."""
         if self.stage > 1:
             self.order.add(f"reduces the gradient of {unit.name!r}")
             unit.reduce()
+
+    def require_fresh(self, updates: int, *gradient: Tensor) -> None:
+        """Called where a backward begins; `updates` as they were in its forward."""
+        if updates != self.updates:
+            raise RuntimeError("backward() of a loss from before step(): the parameters of its forward are gone")
 
     def sync(self) -> None:
         """Make every shard's gradient its mean over the ranks: between `backward()` and `step()`, which calls it."""
@@ -168,9 +183,6 @@ class Zero:
                 works.append(unit.gather(async_op=True))
         for work in works:
             work.wait()
-        if self.stage < 3:
-            for layer in self.layers:
-                layer.show()
 
     def zero_grad(self) -> None:
         for unit in self.trained:

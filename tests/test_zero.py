@@ -806,5 +806,30 @@ def test_what_happens_to_a_sharded_model_is_told(stage, before, sentence):
     assert sentence in said(body)
 
 
+class PassesOn(nn.Module):
+    """Returns what it was given, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(5, 5)
+
+    def forward(self, x):
+        return self.linear(x), x
+
+
+def test_what_a_model_passes_on_may_live_longer_than_a_step():
+    def body(stage):
+        torch.manual_seed(0)
+        zero, x = Zero(model := PassesOn(), stage, SGD), torch.ones(3, 5, requires_grad=True)
+        for _ in range(2):
+            y, same = model(x)
+            (y.square().mean() + same.mean()).backward()
+            zero.step()
+        return x.grad.flatten().tolist()
+
+    first, *others = (run(body, stage, ranks=2)[0] for stage in STAGES)
+    assert all(other == pytest.approx(first) for other in others)
+
+
 def test_sparse_gradients_are_refused():
     assert "'0' makes sparse gradients" in said(lambda: Zero(nn.Sequential(nn.Embedding(5, 5, sparse=True)), 1, SGD))
