@@ -255,7 +255,8 @@ def let_the_other_finish() -> None:
     """What this process wakes, and who wakes it, do not interrupt each other (Linux, where ranks share cores).
 
     Otherwise gloo's sender is often stopped by the very rank that it has just woken, while it holds a lock, and its
-    other thread spins until it gets that.  With four ranks on two cores a small all-reduce took 2.4 times as long.
+    other thread spins until it gets that (transport/tcp/pair.cc, Pair::handleEvents).  With four ranks on two cores a
+    small all-reduce took 2.4 times as long.
     """
     if hasattr(os, "SCHED_BATCH"):
         with contextlib.suppress(PermissionError):  # a sandbox may forbid it; then it is slower, and nothing else
