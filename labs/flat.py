@@ -41,7 +41,7 @@ class Unit:
         self.homes: list[Home] = []  # in all layers
         self.users: set[tuple[Layer, str]] = set()
         numbers = [materialised(name, p, initial) if p.is_meta else p.detach() for name, p in named.items()]
-        trained = next(iter(named.values())).requires_grad
+        self.trained = trained = next(iter(named.values())).requires_grad
         self.full = nn.Parameter(self.layout.flatten(numbers), trained)
         shard = self.full.data.chunk(self.ranks)[self.rank]
         self.shard = nn.Parameter(shard.clone() if stage == 3 else shard, trained)
@@ -76,6 +76,12 @@ class Unit:
         mean = reduce_scatter(gradient, self.group).div_(self.ranks)
         free(gradient)
         self.shard.grad = mean if self.shard.grad is None else self.shard.grad.add_(mean)
+
+    def freeze_as_at_rest(self) -> None:
+        """`model.parameters()` has what is at rest, under stage 3 not `full`: a unit frozen there is frozen."""
+        if self.at_rest.requires_grad and not self.trained:
+            raise RuntimeError(f"{self.name!r} was unfrozen after it was sharded, and no optimizer has it: shard anew")
+        self.full.requires_grad_(self.at_rest.requires_grad)
 
     def require_one_kind(self) -> None:
         if self.full.dtype != self.shard.dtype or self.full.device != self.shard.device:
@@ -124,6 +130,7 @@ class Layer:
         """Let the module's parameters be views of `full`; their gradients come together in the tensors returned."""
         uses = []
         for unit, homes in self.homes.items():
+            unit.freeze_as_at_rest()
             with torch.enable_grad():  # in backward, too: a recomputation needs what the forward had
                 uses.append(alias(unit.full))
                 views = unit.layout.views(uses[-1])

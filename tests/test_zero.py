@@ -806,6 +806,34 @@ def test_what_happens_to_a_sharded_model_is_told(stage, before, sentence):
     assert sentence in said(body)
 
 
+def frozen_later(stage, first=True, then=False):
+    """Five steps; the first of three layers changes its requires_grad after the second step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5), Mean()).double()
+    model[0].requires_grad_(first)
+    optimizer, losses = Zero(model, stage, SGD) if stage else SGD(list(model.parameters())), []
+    for step in range(5):
+        if step == 2:
+            model[0].requires_grad_(then)
+        losses.append(loss := model(torch.ones(3, 5, dtype=torch.float64)))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [loss.item() for loss in losses]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_layer_frozen_later_is_frozen(stage):
+    [plain] = run(frozen_later, 0, ranks=1)
+    assert run(frozen_later, stage, ranks=2) == [pytest.approx(plain)] * 2
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_layer_unfrozen_later_is_refused(stage):
+    words = said(partial(frozen_later, stage, first=False, then=True))
+    assert "'0.weight' was unfrozen after it was sharded, and no optimizer has it: shard anew" in words
+
+
 class PassesOn(nn.Module):
     """Returns what it was given, too."""
 
