@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from labs.autograd import require_dense, weakly
-from labs.group import require_equal_replicas
+from labs.group import broadcast, require_equal_replicas
 
 MiB = 2**20
 
@@ -72,7 +72,7 @@ class DataParallel(nn.Module):
         """The model's own forward; in training, buffers (running statistics) become rank 0's before it."""
         if self.syncing and torch.is_grad_enabled():
             for buffer in self.module.buffers():
-                dist.broadcast(buffer, group=self.group, group_src=0)
+                broadcast(buffer, self.group)
         return self.module(*args, **kwargs)
 
     @contextmanager
@@ -141,6 +141,7 @@ class Naive(DataParallel):
 
     def average(self) -> None:
         for p in self.trainable.values():
+            p.grad = p.grad.contiguous()  # a backend adds up memory, in whichever order
             self.all_reduce(p.grad, group=self.group)
             p.grad /= self.ranks
 
@@ -184,8 +185,8 @@ class Overlapped(DataParallel):
         bucket = self.bucket_of[p]
         if p not in bucket.waiting_for:
             raise RuntimeError(
-                "a second backward() before sync(): run all but the last within no_sync(); "
-                "after one that failed, wrap the model anew"
+                "a second gradient of one parameter before sync(): run every backward() but the last within no_sync(), "
+                "give checkpoint() use_reentrant=False, and after a backward() that failed wrap the model anew"
             )
         bucket.collect(p)
         if self.syncing:

@@ -1,6 +1,7 @@
 """What a strategy asks of its process group.
 
     all_gather               every rank's equal part, side by side in one vector
+    broadcast                the first rank's numbers, wherever in its memory they lie
     reduce_scatter           this rank's part of the sum over all ranks, with the least bytes on any backend
     start_reduce_scatter     the same, while the rank computes
     require_equal_replicas   the same parameters on every rank, or an error that names the first that differs
@@ -21,6 +22,19 @@ from torch.distributed import ProcessGroup
 # PyTorch 2.13 gave both a new name, and warns about the old one.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def broadcast(x: Tensor, group: ProcessGroup | None) -> None:
+    """Every rank's `x` becomes that of the group's first.
+
+    A backend sends memory.  Where `x` is a view, that may be in another order, with others' numbers in between, or, if
+    it was expanded, less than `x` has.
+    """
+    numbers = x.contiguous()
+    dist.broadcast(numbers, group=group, group_src=0)
+    if numbers is not x:
+        once = tuple(slice(None) if step else slice(1) for step in x.stride())
+        x[once].copy_(numbers[once])
 
 
 def reduce_scatter(full: Tensor, group: ProcessGroup | None) -> Tensor:
@@ -70,6 +84,12 @@ def require_equal_replicas(model: nn.Module, group: ProcessGroup | None = None) 
 
     Averaged gradients keep equal replicas equal.  They cannot make them so.
     """
+    for name, module in model.named_modules():
+        if getattr(module, "max_norm", None) is not None:
+            raise ValueError(
+                f"{name!r} has a max_norm, and would shorten the rows of its own rank's tokens in the forward: "
+                "give it max_norm=None, and shorten all rows after the step"
+            )
     require_equal(dict(model.named_parameters()), group)
 
 

@@ -15,10 +15,11 @@ import torch
 import torch.distributed as dist
 from models import Awkward, batch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from labs import collectives
 from labs.ddp import Bucketed, Naive, Overlapped, in_buckets
-from labs.kit.launch import run
+from labs.kit.launch import RankError, run
 
 VARIANTS = {
     "naive": Naive,
@@ -228,6 +229,44 @@ def test_a_buffer_of_another_rank_is_overwritten():
     assert run(body, ranks=2) == [[0.0] * 4] * 2
 
 
+class Views(nn.Module):
+    """Every rank holds other numbers in its buffers, and its weight in another order in memory."""
+
+    def __init__(self):
+        super().__init__()
+        rank, weight = dist.get_rank(), torch.zeros(2, 3)
+        self.weight = nn.Parameter(weight.t().contiguous().t() if rank else weight)
+        self.whole = torch.arange(12.0).view(3, 4) + 100 * rank
+        self.register_buffer("columns", self.whole[:, :2])
+        self.register_buffer("turned", self.whole.clone().t())
+        self.register_buffer("expanded", torch.full((2, 1), 1.0 + rank).expand(2, 50_000))  # more than its memory
+
+    def forward(self):
+        return (self.weight * torch.arange(6.0).view(2, 3)).sum() * (1 + dist.get_rank())
+
+
+def test_what_lies_in_memory_in_another_way_is_sent_as_well():
+    def body():
+        for wrap in VARIANTS.values():
+            model = wrap(views := Views())
+            model().backward()
+            model.sync()
+            yield [*views.buffers(), views.weight.grad], views.whole[:, 2:] - 100 * dist.get_rank()
+
+    first, *others = [case for rank in run(lambda: list(body()), ranks=2) for case in rank]
+    (columns, turned, expanded, gradient), beside = first
+    whole = torch.arange(12.0).view(3, 4)
+    assert torch.equal(columns, whole[:, :2]) and torch.equal(turned, whole.t()) and torch.equal(beside, whole[:, 2:])
+    assert (expanded == 1).all() and torch.equal(gradient, 1.5 * torch.arange(6.0).view(2, 3))
+    for other in others:
+        torch.testing.assert_close(other, first, rtol=0, atol=0)
+
+
+def test_a_max_norm_is_refused():
+    with pytest.raises(RankError, match="'0' has a max_norm, and would shorten the rows of its own rank's tokens"):
+        run(lambda: Naive(nn.Sequential(nn.Embedding(5, 5, max_norm=1.0))), ranks=2)
+
+
 # ---- order -----------------------------------------------------------------------------------------------
 
 
@@ -339,8 +378,14 @@ def test_bad_input_is_named():
             Naive(Awkward()).sync()
         model = Overlapped(Awkward())
         model(batch(0, 0)).backward()
-        with pytest.raises(RuntimeError, match=r"a second backward\(\) before sync\(\)"):
+        with pytest.raises(RuntimeError, match=r"run every backward\(\) but the last within no_sync\(\)"):
             model(batch(0, 0)).backward()
+        torch.manual_seed(0)
+        layer = nn.Linear(3, 3)
+        model = Overlapped(layer)
+        x = checkpoint(model, torch.ones(2, 3, requires_grad=True), use_reentrant=True)
+        with pytest.raises(RuntimeError, match=r"give checkpoint\(\) use_reentrant=False"):
+            layer(x).sum().backward()
 
     run(body, ranks=1)
 
@@ -369,7 +414,7 @@ def test_after_a_backward_that_failed_a_new_step_is_refused_in_words():
             model(batch(0, 0)).backward()
         broken.remove()
         model.zero_grad()
-        with pytest.raises(RuntimeError, match=r"after one that failed, wrap the model anew"):
+        with pytest.raises(RuntimeError, match=r"after a backward\(\) that failed wrap the model anew"):
             model(batch(0, 0)).backward()
 
     run(body, ranks=1)
