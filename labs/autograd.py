@@ -169,11 +169,14 @@ class Dropped(Absent):
     """Stands where a parameter was."""
 
     def __init__(self, name: str, why: str):
-        self.text = f"parameter {name!r} is dropped: {why}"
+        vars(self)["text"] = f"parameter {name!r} is dropped: {why}"
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("_"):  # Python and IPython ask for these of anything
             raise AttributeError(attribute)
+        raise RuntimeError(self.text)
+
+    def __setattr__(self, attribute: str, value: Any) -> None:
         raise RuntimeError(self.text)
 
     def refuse(self, *others: Any) -> Any:

@@ -70,7 +70,7 @@ def global_norm(parameters: Sequence[Tensor], groups: Sequence[ProcessGroup | No
         if p.grad is not None:
             # Not in the gradient's own type: bfloat16 has 8 bits, and the squares of float16 overflow from 256 on.
             own = p.grad.to_local() if hasattr(p.grad, "to_local") else p.grad  # ours and PyTorch's DTensors
-            total += torch.linalg.vector_norm(own, dtype=torch.float64) ** 2
+            total += torch.linalg.vector_norm(own, dtype=torch.promote_types(own.dtype, torch.float64)) ** 2
     for group in groups:
         dist.all_reduce(total, group=group)
     return total.sqrt()

@@ -15,6 +15,7 @@ ready when the last use has been added up.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ from torch.distributed import ProcessGroup
 from labs.autograd import Call, Dropped, Moved, Versions, alias
 from labs.group import Order, all_gather, free, reduce_scatter
 from labs.layers import Home
+
+NO_HOOKS = "its gradient comes as a part of a vector's, so change those of zero.shards, after zero.sync()"
 
 
 class Unit:
@@ -38,7 +41,7 @@ class Unit:
         self.group, self.rank, self.ranks = group, dist.get_rank(group), dist.get_world_size(group)
         self.layout = Layout({name: p.shape for name, p in named.items()}, self.ranks)
         self.name = next(iter(named))
-        self.homes: list[Home] = []  # in all layers
+        self.homes: dict[Home, tuple[Any, bool]] = {}  # in all layers; what was put there, and whether it is trained
         self.users: set[tuple[Layer, str]] = set()
         numbers = [materialised(name, p, initial) if p.is_meta else p.detach() for name, p in named.items()]
         self.trained = trained = next(iter(named.values())).requires_grad
@@ -54,7 +57,7 @@ class Unit:
 
     def gather(self, async_op: bool = False) -> dist.Work | None:
         """all_gather P: from everybody's shard."""
-        self.require_one_kind()
+        self.require_as_sharded()
         self.full.untyped_storage().resize_(self.full.nbytes)
         return all_gather(self.full.data, self.shard.data, group=self.group, async_op=async_op)
 
@@ -66,27 +69,44 @@ class Unit:
         why = (
             f"rank {self.rank} of {self.ranks} holds a shard of its layer, and all of it only while the layer computes"
         )
-        for module, attribute, name in self.homes:
-            setattr(module, attribute, Dropped(name, f"{why}; zero.state_dict() has everything"))
+        for home in self.homes:
+            self.put(home, Dropped(home.name, f"{why}; zero.state_dict() has everything"), False)
+
+    def put(self, home: Home, x: Any, trained: bool) -> None:
+        setattr(home.module, home.attribute, x)
+        self.homes[home] = x, trained
 
     def reduce(self) -> None:
         """reduce_scatter G: the mean over the ranks, added to what earlier micro-batches left; `full.grad` goes."""
-        self.require_one_kind()
+        self.require_as_sharded()
         gradient, self.full.grad = self.full.grad, None
         mean = reduce_scatter(gradient, self.group).div_(self.ranks)
         free(gradient)
         self.shard.grad = mean if self.shard.grad is None else self.shard.grad.add_(mean)
 
-    def freeze_as_at_rest(self) -> None:
-        """`model.parameters()` has what is at rest, under stage 3 not `full`: a unit frozen there is frozen."""
-        if self.at_rest.requires_grad and not self.trained:
-            raise RuntimeError(f"{self.name!r} was unfrozen after it was sharded, and no optimizer has it: shard anew")
-        self.full.requires_grad_(self.at_rest.requires_grad)
-
-    def require_one_kind(self) -> None:
+    def require_as_sharded(self) -> None:
+        """Raise RuntimeError where somebody put something else into its place: nobody would gather or train that."""
         if self.full.dtype != self.shard.dtype or self.full.device != self.shard.device:
             now = f"{self.at_rest.dtype} on {self.at_rest.device}"
             raise RuntimeError(f"the vector of {self.name!r} became {now}: convert or move a model before sharding it")
+        if self.at_rest.requires_grad and not self.trained:
+            raise RuntimeError(f"{self.name!r} was unfrozen after it was sharded, and no optimizer has it: shard anew")
+        memory = self.full.untyped_storage()._cdata
+        moved = self.at_rest is self.full and self.shard.untyped_storage()._cdata != memory
+        for (module, attribute, name), (x, trained) in self.homes.items():
+            if vars(module).get(attribute) is not x:
+                raise RuntimeError(f"parameter {name!r} was replaced after its model was sharded: replace it before")
+            if x is None or isinstance(x, Dropped):
+                continue
+            if x.requires_grad and not (trained or self.full.requires_grad):
+                raise RuntimeError(f"{name!r} was unfrozen after it was sharded, and no optimizer has it: shard anew")
+            if x._backward_hooks and self.at_rest is self.full:
+                raise RuntimeError(f"{name!r} has a hook, which the next step would drop: {NO_HOOKS}")
+            if moved or x.untyped_storage()._cdata != memory:
+                raise RuntimeError(
+                    f"{name!r} was given other memory (by .data = ...), but is a part of a vector: "
+                    "change the numbers that are there, with .data.copy_(...)"
+                )
 
     def part(self, tensors: list[Tensor]) -> Tensor:
         """This rank's part of tensors in the parameters' shapes, in its own memory."""
@@ -108,7 +128,7 @@ class Layer:
         self.homes: dict[Unit, list[Home]] = {}
         for home in homes:
             self.homes.setdefault(unit_of[home.name], []).append(home)
-            unit_of[home.name].homes.append(home)
+            unit_of[home.name].homes[home] = None, False
 
     def gather(self, phase: str) -> None:
         for unit in self.homes:
@@ -122,21 +142,40 @@ class Layer:
     def drop(self, *phases: str) -> None:
         """A unit stays while another layer uses it, or this one in another phase: recomputation runs in backward."""
         for unit in self.homes:
+            used = bool(unit.users)
             unit.users -= {(self, phase) for phase in phases}
-            if not unit.users:
+            if used and not unit.users:
                 unit.drop()
 
     def show(self) -> list[Tensor]:
         """Let the module's parameters be views of `full`; their gradients come together in the tensors returned."""
         uses = []
         for unit, homes in self.homes.items():
-            unit.freeze_as_at_rest()
-            with torch.enable_grad():  # in backward, too: a recomputation needs what the forward had
+            unit.full.requires_grad_(unit.at_rest.requires_grad)  # `model.parameters()` has what is at rest
+            with torch.inference_mode(False), torch.enable_grad():  # views for other calls, too: a recomputation's, say
                 uses.append(alias(unit.full))
                 views = unit.layout.views(uses[-1])
-            for module, attribute, name in homes:
-                setattr(module, attribute, views[name])
+            for home in homes:
+                views[home.name].requires_grad_ = partial(refuse_alone, home.name)
+                unit.put(home, views[home.name], uses[-1].requires_grad)
+        self.shown = self.state()
         return [use for use in uses if use.requires_grad]
+
+    def state(self) -> list[tuple[int, bool]]:
+        return [(unit.full._version, unit.full.requires_grad) for unit in self.homes]
+
+    def require_shown(self) -> None:
+        """Show it anew where somebody wrote into it, or froze it."""
+        for unit in self.homes:
+            unit.require_as_sharded()
+        if self.shown != self.state():
+            self.show()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise RuntimeError(
+            f"this {type(self.module).__name__} cannot be copied or pickled: what it computes with is in vectors of "
+            "Zero's; average zero.shards, or load zero.state_dict()['model'] into a model that is not sharded"
+        )
 
 
 @dataclass(frozen=True)
@@ -161,6 +200,12 @@ class Layout:
         """The tensors as parts of such a vector."""
         *parts, _ = vector.split(self.sizes)
         return {name: part.view(shape) for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)}
+
+
+def refuse_alone(name: str, requires_grad: bool = True) -> None:
+    raise RuntimeError(
+        f"{name!r} lies in one vector with the others of its layer: freeze its layer, or this one before it is sharded"
+    )
 
 
 def materialised(name: str, p: Tensor, initial: Callable[[str, torch.Size], Tensor]) -> Tensor:

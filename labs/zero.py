@@ -39,10 +39,11 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from labs.autograd import Call, alias, differentiable, require_dense, weakly
-from labs.flat import Layer, Unit
+from labs.flat import NO_HOOKS, Layer, Unit
 from labs.group import Order, require_equal_replicas
 from labs.layers import in_layers, take_out
 
+NOT_ELEMENTWISE = ("adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap")
 COUNTERS = {"step", "mu_product", "eta", "mu"}  # what torch's optimizers keep, but not by element
 
 
@@ -67,12 +68,14 @@ class Zero:
         group: ProcessGroup | None = None,
         initial: Callable[[str, torch.Size], Tensor] | None = None,
     ):
+        homes_in = in_layers(model, layers)
         require_trainable(model, stage, initial)
+        require_elementwise(optimizer)
         if initial is None:
             require_equal_replicas(model, group)
         self.model, self.stage, self.keys, self.updates = model, stage, keys(model), 0
         self.layers, unit_of, self.order = [], {}, Order(group)
-        for module, homes in in_layers(model, layers).items():
+        for module, homes in homes_in.items():
             for number, named in enumerate(take_out(homes, but=unit_of)):
                 unit = Unit(named, stage, group, initial)
                 unit_of |= dict.fromkeys(named, unit)
@@ -82,11 +85,9 @@ class Zero:
         self.trained = [unit for unit in self.units if unit.full.requires_grad]
         self.shards = [unit.shard for unit in self.trained]
         self.optimizer = optimizer(self.shards)
+        require_elementwise(self.optimizer)
         require_order(self.optimizer, self.shards)
         self.refresh(self.units)  # an optimizer that resumes an earlier training has changed the shards
-        if stage < 3:
-            for layer in self.layers:
-                layer.show()
         # A compiled model is compiled between these, and not through them: what comes and goes is not in its graphs.
         before_forward, after_forward = map(torch.compiler.disable, (self.before_forward, self.after_forward))
         for layer in self.layers:
@@ -104,8 +105,7 @@ class Zero:
         if torch.compiler.is_compiling() or module._compiled_call_impl:
             raise RuntimeError(f"{type(module).__name__}.compile() takes in Zero's hooks, too: compile its parts")
         if self.stage < 3:
-            if torch.is_grad_enabled():
-                layer.show()
+            layer.require_shown()
             return args, kwargs
         layer.gather("forward")
         args, kwargs = tuple(map(alias, args)), {key: alias(value) for key, value in kwargs.items()}
@@ -136,6 +136,8 @@ class Zero:
     def before_backward(self, layer: "Layer", updates: int) -> None:
         """Called when the gradient of the layer's output is there; `updates` as they were in its forward."""
         self.require_fresh(updates)
+        if torch.is_grad_enabled():
+            raise RuntimeError("create_graph=True: stage 3 has dropped what a second backward needs: use stage 1 or 2")
         layer.gather("backward")
 
     def after_backward(self, layer: "Layer") -> None:
@@ -183,6 +185,9 @@ class Zero:
                 works.append(unit.gather(async_op=True))
         for work in works:
             work.wait()
+        if self.stage < 3:
+            for layer in self.layers:
+                layer.show()
 
     def zero_grad(self) -> None:
         for unit in self.trained:
@@ -251,6 +256,18 @@ class Zero:
             raise ValueError(f"this state is of another model: {'; '.join(differ)}")
 
 
+def require_elementwise(optimizer: Any) -> None:
+    """Those that are known to look at more than an element, by their names; an optimizer may have one inside."""
+    if isinstance(optimizer, type) and any(name in optimizer.__name__.lower() for name in NOT_ELEMENTWISE):
+        raise ValueError(
+            f"{optimizer.__name__} looks at matrices or norms, and a shard is a part of a vector: "
+            "give Zero an optimizer that treats each element by itself, as SGD and AdamW do"
+        )
+    for inside in ("__class__", "func", "inner", "optimizer"):  # of a partial, labs.precision's, labs.offload's
+        if not isinstance(optimizer, type) and hasattr(optimizer, inside):
+            require_elementwise(getattr(optimizer, inside))
+
+
 def require_order(optimizer: Any, shards: list[nn.Parameter]) -> None:
     place = {id(shard): index for index, shard in enumerate(shards)}
     # Not in there: masters, which stand for the shards in the groups of `labs.precision`.
@@ -271,6 +288,9 @@ def require_trainable(model: nn.Module, stage: int, initial: Any) -> None:
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError(f"{type(model).__name__} has no trainable parameters: there is nothing to shard")
     require_dense(model)
+    for name, p in model.named_parameters():
+        if p._backward_hooks or p._post_accumulate_grad_hooks:
+            raise ValueError(f"parameter {name!r} has a hook, which would not be called: {NO_HOOKS}")
     meta = [name for name, p in model.named_parameters() if p.is_meta]
     if meta and initial is None:
         raise ValueError(f"parameter {meta[0]!r} is on the meta device: say with initial= which numbers it starts from")
