@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from labs.group import everybodys
 from labs.mesh import Mesh
@@ -119,6 +120,20 @@ class DTensor(Tensor):
     def moved(self, placements: Sequence[Placement]) -> Tensor:
         """This rank's block in other placements, apart from autograd."""
         return redistribute(self._local_tensor, self.spec, placements, self.device_mesh)
+
+    @property
+    def data(self) -> "DTensor":
+        return Tensor.data.__get__(self)
+
+    @data.setter
+    def data(self, other: Tensor) -> None:  # Tensor's own would change what is around the block
+        if not isinstance(other, DTensor) or (other.spec, other.dtype) != (self.spec, self.dtype):
+            raise RuntimeError(
+                f".data of a DTensor ({self.dtype}, {tuple(self.shape)} as {list(self.placements)}) takes one that is "
+                "all of this, too: make it with distribute_tensor, or copy_() its numbers under torch.no_grad()"
+            )
+        self._local_tensor = other._local_tensor
+        increment_version(self)
 
     # Module.to() exchanges parameters that can be taken apart and put together like this; for others, it would change
     # only the outer dtype.

@@ -71,8 +71,9 @@ def fully_shard(
     mesh = mesh or Mesh((dist.get_world_size(),), ("dp",))
     homes = homes_of(module)
     require_shardable(module, homes, mesh, reshard_after_forward, mp_policy)
+    named = {places[0].name + ("" if p.requires_grad else " (frozen)"): p for p, places in homes.items()}
     for axis in mesh.mesh_dim_names:
-        require_equal({places[0].name: p for p, places in homes.items()}, mesh.get_group(axis))
+        require_equal(named, mesh.get_group(axis))
     parameters = [ShardedParameter(places, p, mesh, mp_policy, offload_policy) for p, places in homes.items()]
     module._sharding = Sharding(
         module,
@@ -88,6 +89,13 @@ class FSDPModule:
     """What `fully_shard` adds to a module: these of PyTorch's methods."""
 
     _sharding: "Sharding"
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise RuntimeError(
+            f"copy.deepcopy of a {type(self).__name__}, whose process groups cannot be copied: for an average of the "
+            "parameters, average shards, [p.detach().clone() for p in model.parameters()]; for another model, copy "
+            "before fully_shard"
+        )
 
     def unshard(self) -> None:
         """Gather this module's parameters, and wait."""
@@ -131,55 +139,65 @@ class Sharding:
         self.next_in_backward: list[Sharding] | None = None
         self.step: Step | None = None
         self.call: Call | None = None
-        self.due, self.counted = 0, None  # gradients that this backward still brings
+        self.running = False  # its forward
+        self.place = 0  # of its last forward among the others
+        self.due, self.counted = 0, None  # gradients that a backward still brings, and which one
+        self.over = False  # that backward has gone through the module, and on to its inputs
         module.register_forward_pre_hook(self.before_forward, with_kwargs=True)
         module.register_forward_hook(self.after_forward, with_kwargs=True, always_call=True)
 
     def settle(self, step: Step) -> None:
         self.step = step
-        for p in self.trained:
-            p.full.register_post_accumulate_grad_hook(weakly(self.gradient_ready))
+        self.train()
 
-    @property
-    def trained(self) -> list[ShardedParameter]:
-        return [p for p in self.group.parameters if p.shard.requires_grad]
+    def train(self) -> None:
+        for p in self.group.parameters:
+            p.train(weakly(self.gradient_ready))
 
     def settled(self) -> None:
         """The outermost module is the one whose forward begins first."""
         if self.step is None:
             names = {module._sharding: name for name, module in fsdp_modules(self.module)}
-            for p in chain(*(sharding.group.parameters for sharding in names)):
-                p.settle()
+            with torch.inference_mode(False):  # what is made in it could never be trained
+                for p in chain(*(sharding.group.parameters for sharding in names)):
+                    p.settle()
             step = Step(self, names)
             for sharding in names:
                 sharding.settle(step)
 
     def unshard(self) -> list[Tensor]:
         self.settled()
-        self.group.gather(self.smaller)
-        self.group.arrive()
-        return self.group.show()
+        with torch.inference_mode(False):
+            self.group.gather(self.smaller)
+            self.group.arrive()
+            return self.group.show()
 
     # ---- the events of a training step -------------------------------------------------------------------
 
     @torch.compiler.disable
     def before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        self.running = True
         self.settled()
         self.step.forward_begins(self)
         self.group.require_current()
+        if not in_backward() and self.group.follow():
+            self.train()
         uses = self.unshard()
         self.prefetch(self.step.after(self) if self.next_in_forward is None else self.next_in_forward)
         if self.policy.cast_forward_inputs and self.policy.param_dtype:
             args, kwargs = tree_map(partial(cast, self.policy.param_dtype), (args, kwargs))
         args, kwargs = tuple(map(alias, args)), {key: alias(value) for key, value in kwargs.items()}
         if torch.is_grad_enabled():
-            begins = partial(weakly(self.before_backward), self.group.versions())
-            self.call = Call(differentiable([args, kwargs]), uses, begins, weakly(self.after_backward))
+            given = differentiable([args, kwargs])
+            begins = partial(weakly(self.before_backward), self.group.versions(), self.place)
+            self.call = Call(given, uses, begins, partial(weakly(self.after_backward), bool(given)))
         return args, kwargs
 
     @torch.compiler.disable
     def after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """Called when the module's output is there, or its forward has failed."""
+        self.running = False
+        self.group.require_unwritten()
         if self.reshards and not in_backward():  # a recomputation needs it at once
             if self.smaller and self.group.gathered and torch.is_grad_enabled():
                 self.group.keep(self.smaller)
@@ -198,30 +216,50 @@ class Sharding:
         reshard = self.reshard_after_forward
         return self.step and self.step.root is not self if reshard is None else bool(reshard)
 
-    def before_backward(self, versions: tuple[int, ...]) -> None:
-        """Called when the gradient of the module's output is there; `versions` of the shards as in its forward."""
+    def before_backward(self, versions: tuple[int, ...], place: int) -> None:
+        """Called when the gradient of the module's output is there; versions (of shards) and place as in forward."""
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "a backward with create_graph=True goes through fully_shard, which drops the parameters that a second "
+                "one would read: compute a gradient penalty in one process, or with labs.ddp"
+            )
         if versions != self.group.versions():
             raise RuntimeError("backward() of a loss from before step(): the parameters of its forward are gone")
         self.step.backward_begins()
         self.expect()
         self.unshard()
-        self.prefetch(self.step.before(self) if self.next_in_backward is None else self.next_in_backward)
+        self.prefetch(self.step.before(place) if self.next_in_backward is None else self.next_in_backward)
 
     def expect(self) -> None:
         """Count the gradients that this backward will bring."""
+        self.over = False
+        self.step.back.append(self)
         if self.counted != (backward := torch._C._current_graph_task_id()):
-            nodes = [get_gradient_edge(p.full).node for p in self.trained]
-            self.due, self.counted = sum(map(torch._C._will_engine_execute_node, nodes)), backward
+            self.due, self.counted = self.gradients_due(), backward
+        if self.group.trained and (self.due or self.step.brings_gradients()):
+            self.step.waiting[self] = None  # where this rank has none, too: another may have some
 
-    def after_backward(self) -> None:
-        """Called when the gradients of the module's parameters and inputs are there."""
-        if self.reshard_after_backward:
+    def gradients_due(self) -> int:
+        nodes = [get_gradient_edge(p.full).node for p in self.group.parameters if p.full.requires_grad]
+        return sum(map(torch._C._will_engine_execute_node, nodes))
+
+    def after_backward(self, leads_on: bool) -> None:
+        """Called when the gradients of the module's parameters and inputs are there; leads_on: some inputs have one."""
+        if self.reshard_after_backward and not self.running:
             self.group.drop()
+        self.over = leads_on
+        self.reduce_early()
 
     def gradient_ready(self, full: nn.Parameter) -> None:
         """Called when all uses of one parameter have been added up."""
-        self.due -= 1
-        if self.due == 0:
+        self.step.backward_begins()
+        self.step.waiting[self] = None
+        self.due -= self.counted == torch._C._current_graph_task_id()
+        self.reduce_early()
+
+    def reduce_early(self) -> None:
+        """Where the backward has left the module, which it does on all ranks alike; all others wait for its end."""
+        if self.over and self.due == 0:
             self.step.reduce(self)
 
     def prefetch(self, others: Sequence["Sharding"]) -> None:

@@ -11,13 +11,14 @@ which each parameter keeps its name, its shape, its dtype, and its own place in 
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from labs.group import all_gather, free, start_reduce_scatter
+from labs.group import all_gather, everybodys, free, start_reduce_scatter
 from labs.mesh import Mesh
 from labs.sharded import MixedPrecisionPolicy, ShardedParameter
 
@@ -36,8 +37,7 @@ class ParameterGroup:
         self.gathered, self.taken = False, ()  # `taken`: versions of the shards that were gathered
         self.arriving: tuple[Tensor, dist.Work] | None = None
         self.kept: Tensor | None = None  # between forward and backward, a larger piece: for a smaller group
-        self.reducing: Callable[[], None] | None = None
-        self.averaging: Callable[[], None] | None = None
+        self.trained = [p.name for p in parameters if p.shard.requires_grad]  # on all ranks
 
     # ---- parameters --------------------------------------------------------------------------------------
 
@@ -65,7 +65,6 @@ class ParameterGroup:
         for p, place in zip(self.parameters, row.split([p.n for p in self.parameters]), strict=True):
             own = p.local.flatten()
             place[: len(own)] = own
-            place[len(own) :].zero_()
         return row
 
     def require_current(self) -> None:
@@ -75,6 +74,25 @@ class ParameterGroup:
         if self.taken != self.versions():
             self.drop()
             self.kept = None
+
+    def follow(self) -> bool:
+        """Whether others are trained now than in the last forward; all ranks must say the same then."""
+        trained = [p.name for p in self.parameters if p.shard.requires_grad]
+        if trained == self.trained:
+            return False
+        self.require_same(trained, "ranks train different parameters: {}; freeze and unfreeze the same ones everywhere")
+        self.trained = trained
+        return True
+
+    def require_same(self, mine: Any, text: str) -> None:
+        """Raise RuntimeError, on every rank that has a part or a copy of these parameters, where this differs."""
+        found = dict(zip(*everybodys(mine, self.group), strict=True))
+        for others in everybodys(found, self.replicas)[1] if self.replicas else ():
+            found |= others
+        (first, its), *others = sorted(found.items())
+        for rank, value in others:
+            if value != its:
+                raise RuntimeError(text.format(f"rank {first} {its}, rank {rank} {value}"))
 
     def versions(self) -> tuple[int, ...]:
         return tuple(p.shard._version for p in self.parameters)
@@ -103,6 +121,11 @@ class ParameterGroup:
                 p.drop()
         self.gathered = False
 
+    def require_unwritten(self) -> None:
+        if self.gathered:
+            for p in self.parameters:
+                p.require_unwritten()
+
     def show(self) -> list[Tensor]:
         return [use for use in [p.show() for p in self.parameters] if use.requires_grad]
 
@@ -116,18 +139,23 @@ class ParameterGroup:
                 gradient = gradient.to(self.policy.reduce_dtype or gradient.dtype)
                 p.pending = gradient if p.pending is None else p.pending.add_(gradient)
 
-    def reduce(self) -> None:
-        """Start to average the whole gradients into the shards'; `finish_reduce` and `finish_average` wait."""
+    def reduce(self) -> Callable[[], Callable[[], None]]:
+        """Start to average the whole gradients into the shards'.
+
+        What is returned waits for this rank's part of their sum; what that returns, for the replicas' average.
+        """
         self.accumulate()
-        due = [p for p in self.parameters if p.pending is not None]
+        due = [p for p in self.parameters if p.full.requires_grad or p.pending is not None]
+        missing = {p for p in due if p.pending is None}
         widths = [p.n for p in due]
-        table = due[0].pending.new_empty(self.ranks, sum(widths))
+        dtype, device = self.policy.reduce_dtype or due[0].dtype, due[0].device
+        table = torch.empty(self.ranks, sum(widths), dtype=dtype, device=device)
         for p, pieces in zip(due, table.split(widths, 1), strict=True):
-            p.pack(p.pending, pieces)
+            p.pack(pieces)
             p.pending = None
         part_of = start_reduce_scatter(table.view(-1), self.group)
 
-        def over_shards() -> None:
+        def over_shards() -> Callable[[], None]:
             part = part_of().div_(self.ranks * self.copies)
             free(table)
             average = self.replicas and dist.all_reduce(part, group=self.replicas, async_op=True)
@@ -136,25 +164,20 @@ class ParameterGroup:
                 if average:
                     average.wait()
                 for p, piece in zip(due, part.split(widths), strict=True):
-                    p.add(piece)
+                    if not (p in missing and is_nothing(piece)):
+                        p.add(piece)
 
-            self.averaging = over_replicas
+            return over_replicas
 
-        self.reducing = over_shards
+        return over_shards
 
     def forget(self) -> None:
         """Drop all that is gathered, and whole gradients."""
         self.drop()
-        self.averaging = None
         for p in self.parameters:
             p.full.grad = p.pending = None
 
-    def finish_reduce(self) -> None:
-        reducing, self.reducing = self.reducing, None
-        if reducing:
-            reducing()
 
-    def finish_average(self) -> None:
-        averaging, self.averaging = self.averaging, None
-        if averaging:
-            averaging()
+def is_nothing(piece: Tensor) -> bool:
+    """Whether no rank had a gradient."""
+    return bool((piece.signbit() & (piece == 0)).all())

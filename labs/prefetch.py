@@ -3,17 +3,19 @@
     in forward     gather the layer that came next in the last forward, if this one has begun as that did
     in backward    gather the layer that came before this one in forward
     a gradient     is reduced while the next layer's is computed; then the next one is
+    at the end     of a backward all gradients are reduced that still wait, those of earlier micro-batches, too
 
 In the first forward nobody knows what comes next.  Where a model takes a different path from the last one, what was
 gathered in vain is dropped.
+
+Checkpoints may be reentrant, and run a backward inside of a backward: the outermost one's end is meant.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.autograd import Variable
-
-from labs.group import everybodys
 
 Member = Any  # labs.fsdp.Sharding: one module's part
 
@@ -27,17 +29,24 @@ class Step:
     def __init__(self, root: Member, names: dict[Member, str]):
         self.root, self.names = root, names
         self.last: list[Member] = []  # the order of the last forward,
-        self.now: list[Member] = []  # and of this one
-        self.agreed: list[str] = []  # the order that all ranks know to be everybody's
-        self.in_backward, self.reducing, self.averaging = False, None, []
+        self.now: list[Member] = []  # and of this one,
+        self.back: list[Member] = []  # and of this backward
+        self.agreed: dict[str, list[Member]] = {}  # orders that all ranks know to be everybody's
+        self.in_backward = False
+        self.waiting: dict[Member, None] = {}  # for their gradients to be reduced, in the order of backward
+        self.reducing: Callable[[], Callable[[], None]] | None = None
+        self.averaging: list[Callable[[], None]] = []
+        self.asked: tuple[int, bool] = (-1, False)
 
     def forward_begins(self, member: Member) -> None:
-        if in_backward():
+        if in_backward():  # a recomputation
+            self.backward_begins()
             return
         if member is self.root:
             if self.in_backward:
                 self.give_up()
             self.last, self.now = self.now, []
+        member.place = len(self.now)
         self.now.append(member)
 
     def after(self, member: Member) -> list[Member]:
@@ -45,49 +54,62 @@ class Step:
         n = len(self.now)
         return self.last[n : n + 1] if self.last[:n] == self.now and not in_backward() else []
 
-    def before(self, member: Member) -> list[Member]:
-        last = max(i for i, other in enumerate(self.now) if other is member)
-        return self.now[max(last - 1, 0) : last]
+    def before(self, place: int) -> list[Member]:
+        """The one that came before this place in forward."""
+        return self.now[max(place - 1, 0) : place]
 
     def forward_ends(self, member: Member) -> None:
-        for other in self.names if member is self.root and not in_backward() else ():
+        if member is not self.root or in_backward():
+            return
+        for other in self.names:
             if other.group.arriving:
                 other.group.drop()
+        if not torch.is_grad_enabled():
+            self.require_same_order()
 
     def backward_begins(self) -> None:
         if not self.in_backward:
             self.in_backward = True
             Variable._execution_engine.queue_callback(self.backward_ends)
 
+    def brings_gradients(self) -> bool:
+        """Whether this backward brings any parameter a gradient: one that is asked for inputs' gradients does not."""
+        backward = torch._C._current_graph_task_id()
+        if self.asked[0] != backward:
+            self.asked = backward, any(member.gradients_due() for member in self.names)
+        return self.asked[1]
+
     def reduce(self, member: Member) -> None:
         """One reduction at a time is on its way, so that no more than one layer's gradients wait."""
         if not member.sync:
             member.group.accumulate()
-            return
-        self.finish()
-        member.group.reduce()
-        self.reducing = member.group
-        self.averaging.append(member.group)
+        elif member in self.waiting:
+            del self.waiting[member]
+            self.finish()
+            self.reducing = member.group.reduce()
 
     def finish(self) -> None:
         if self.reducing:
-            self.reducing.finish_reduce()
+            self.averaging.append(self.reducing())
             self.reducing = None
 
     def backward_ends(self) -> None:
+        for member in reversed([*self.waiting]):
+            self.reduce(member)
         self.finish()
-        for group in self.averaging:
-            group.finish_average()
+        for average in self.averaging:
+            average()
         for member in self.names:
-            if member.reshard_after_backward:
+            if member.reshard_after_backward and not member.running:
                 member.group.drop()
         self.in_backward, self.averaging = False, []
         self.require_same_order()
+        self.back = []
 
     def give_up(self) -> None:
         """The last backward has failed: what it left must not be taken for this one's."""
         self.finish()
-        self.in_backward, self.averaging = False, []
+        self.in_backward, self.waiting, self.averaging, self.back = False, {}, [], []
         for member in self.names:
             member.group.forget()
 
@@ -96,17 +118,14 @@ class Step:
 
         Nothing fails by itself where layers of equal size meet in a collective: one's numbers become the other's.
         """
-        order = [self.names[member] or "the model" for member in self.now]
-        if order == self.agreed:
-            return
-        ranks, (first, *others) = everybodys(order, self.root.group.group)
-        for rank, other in zip(ranks[1:], others, strict=True):
-            if other != first:
-                raise RuntimeError(
-                    f"ranks use different layers: rank {ranks[0]} {first}, rank {rank} {other}; what meets in one "
-                    "collective must belong to one layer, so use the same layers on all ranks, in the same order"
+        for where, order in {"": self.now, " in backward": self.back}.items():
+            if order and order != self.agreed.get(where):
+                self.root.group.require_same(
+                    [self.names[member] or "the model" for member in order],
+                    f"ranks use different layers{where}: {{}}; what meets in one collective must belong to one layer, "
+                    "so use the same layers on all ranks, in the same order",
                 )
-        self.agreed = order
+                self.agreed[where] = order
 
 
 def in_backward() -> bool:

@@ -6,13 +6,14 @@ has memory only while its layer computes, and then stands there instead.
     ShardedParameter        the parameter
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from labs.autograd import Moved, Versions, alias
+from labs.autograd import Moved, Versions
 from labs.dtensor import DTensor
 from labs.group import free
 from labs.layers import Home
@@ -57,6 +58,9 @@ class ShardedParameter:
         to = torch.device("cpu") if isinstance(offload, CPUOffloadPolicy) and not p.is_meta else p.device
         own = p.detach()[self.mine].to(to, copy=True)
         self.shard = nn.Parameter(self.distributed(own), p.requires_grad)
+        vars(self.shard).update(vars(p))  # what others have noted on it
+        if hooks := p._post_accumulate_grad_hooks:
+            self.shard._post_accumulate_grad_hooks = hooks
         self.device, self.dtype, self.at_rest = p.device, policy.param_dtype or p.dtype, p.dtype
         self.pending: Tensor | None = None  # a gradient of earlier micro-batches, in reduce_dtype
         for module, attribute, _ in homes:
@@ -72,9 +76,15 @@ class ShardedParameter:
         self.require_unchanged()
         self.whole = torch.empty(self.ranks, self.n, dtype=self.dtype, device=self.device)
         full = self.whole.view(self.ranks * self.rows, *self.shape[1:])[: self.shape[0]]
-        self.full = nn.Parameter(full, self.shard.requires_grad)
-        self.versions = Versions(self.full)
+        self.full = nn.Parameter(full, requires_grad=False)
+        self.versions, self.hook = Versions(self.full), None
         self.drop()
+
+    def train(self, gradient_ready: Callable[..., None]) -> None:
+        """Train it, or not, as its shard says; the hook is called when all of its gradient is there."""
+        self.full.requires_grad_(self.shard.requires_grad)
+        if self.full.requires_grad and not self.hook:
+            self.hook = self.full.register_post_accumulate_grad_hook(gradient_ready)
 
     def require_unchanged(self) -> None:
         module, attribute, _ = self.homes[0]
@@ -90,6 +100,11 @@ class ShardedParameter:
                 f"{now.dtype} stands there now: convert or replace parameters before fully_shard (or let mp_policy= "
                 "say in which dtype to compute)"
             )
+        if now._backward_hooks:
+            raise RuntimeError(
+                f"parameter {self.name!r} has a hook that backward would not call, as it is a shard: let it be a "
+                "register_post_accumulate_grad_hook, which is called with the shard of the mean gradient"
+            )
 
     def distributed(self, own: Tensor) -> DTensor:
         return DTensor.from_local(own, self.mesh, self.placements, shape=self.shape)
@@ -102,7 +117,7 @@ class ShardedParameter:
     def show(self) -> Tensor:
         """Let the layer find all of it: its gradient comes together in the tensor that is returned."""
         with torch.enable_grad():  # in backward, too: a recomputation needs what the forward had
-            use = alias(self.full)
+            use = self.full.view_as(self.full)
         for module, attribute, _ in self.homes:
             vars(module)[attribute] = use
         return use
@@ -117,19 +132,34 @@ class ShardedParameter:
         self.hide()
         free(self.whole)
 
+    def require_unwritten(self) -> None:
+        module, attribute, _ = self.homes[0]
+        if self.full._version != self.versions.version or not vars(module)[attribute].is_set_to(self.full):
+            raise RuntimeError(
+                f"parameter {self.name!r} was written to in a forward, where fully_shard has gathered it, and drops it "
+                "with what was written: change parameters between steps, under torch.no_grad(), where they are shards"
+            )
+
     def hide(self) -> None:
         """Let the layer find the shard again."""
         for module, attribute, _ in self.homes:
             vars(module).pop(attribute, None)
         self.versions.forbid()
 
-    def pack(self, gradient: Tensor, pieces: Tensor) -> None:
-        """Lay a gradient of the parameter's shape into pieces: [ranks, n]."""
-        complete = len(gradient) // self.rows
-        pieces[:complete] = gradient[: complete * self.rows].reshape(complete, self.n)
+    def pack(self, pieces: Tensor) -> None:
+        """Lay the gradient that waits into pieces, [ranks, n]; where none does, what changes no sum: -0.0.
+
+        What is added to -0.0 stays as it is, and only where all ranks bring that is it the sum.  So a gradient of zeros
+        must bring 0.0, in its padding, too.
+        """
+        if self.pending is None:
+            pieces.fill_(-0.0)
+            return
+        gradient, complete = self.pending, len(self.pending) // self.rows
+        torch.add(gradient[: complete * self.rows].reshape(complete, self.n), 0.0, out=pieces[:complete])
         if complete < self.ranks:
             over = gradient[complete * self.rows :].flatten()
-            pieces[complete, : len(over)] = over
+            torch.add(over, 0.0, out=pieces[complete, : len(over)])
             pieces[complete, len(over) :].zero_()
             pieces[complete + 1 :].zero_()
 
@@ -140,3 +170,5 @@ class ShardedParameter:
             self.shard.grad = self.distributed(own)
         else:
             self.shard.grad.to_local().add_(own)
+        for hook in (self.shard._post_accumulate_grad_hooks or {}).values():
+            hook(self.shard)
