@@ -60,17 +60,18 @@ class Call:
         self.before_backward = before_backward
         self.expect = when_all_have_gradients([*given, *uses], after_backward)
 
-    def ends(self, found: list[Tensor]) -> None:
-        """The forward is over, and these are what it was given and what it made, in place or not."""
+    def ends(self, found: list[Tensor]) -> bool:
+        """The forward is over, and these are what it was given and what it made, in place or not; whether it made any."""
         before_backward, expect = self.before_backward, self.expect  # a hook that knew `given` would keep it alive
 
         def gradient_there(gradient: Tensor) -> None:
             before_backward()
             expect()
 
-        for x in found:
-            if not any(x is y and x._version == version for y, version in self.given):
-                x.register_hook(gradient_there)
+        made = [x for x in found if not any(x is y and x._version == version for y, version in self.given)]
+        for x in made:
+            x.register_hook(gradient_there)
+        return bool(made)
 
 
 def when_all_have_gradients(tensors: list[Tensor], then: Callable[[], None]) -> Callable[[], None]:

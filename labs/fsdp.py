@@ -204,11 +204,10 @@ class Sharding:
             self.group.drop()
         if self.policy.output_dtype:
             output = tree_map(partial(cast, self.policy.output_dtype), output)
+        leads_back = self.call and self.call.ends(differentiable([output, args, kwargs]))
+        self.call = None
         if self.step:
-            self.step.forward_ends(self)
-        if self.call:
-            self.call.ends(differentiable([output, args, kwargs]))
-            self.call = None
+            self.step.forward_ends(self, leads_back, failed=output is None)
         return output
 
     @property
@@ -226,6 +225,7 @@ class Sharding:
         if versions != self.group.versions():
             raise RuntimeError("backward() of a loss from before step(): the parameters of its forward are gone")
         self.step.backward_begins()
+        self.step.back.append(self)
         self.expect()
         self.unshard()
         self.prefetch(self.step.before(place) if self.next_in_backward is None else self.next_in_backward)
@@ -233,7 +233,6 @@ class Sharding:
     def expect(self) -> None:
         """Count the gradients that this backward will bring."""
         self.over = False
-        self.step.back.append(self)
         if self.counted != (backward := torch._C._current_graph_task_id()):
             self.due, self.counted = self.gradients_due(), backward
         if self.group.trained and (self.due or self.step.brings_gradients()):

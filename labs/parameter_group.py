@@ -135,7 +135,7 @@ class ParameterGroup:
         """Keep whole gradients for a later micro-batch."""
         for p in self.parameters:
             gradient, p.full.grad = p.full.grad, None
-            if gradient is not None:
+            if gradient is not None and p.shard.requires_grad:  # it may have been frozen since the forward
                 gradient = gradient.to(self.policy.reduce_dtype or gradient.dtype)
                 p.pending = gradient if p.pending is None else p.pending.add_(gradient)
 

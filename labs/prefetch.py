@@ -30,7 +30,8 @@ class Step:
         self.root, self.names = root, names
         self.last: list[Member] = []  # the order of the last forward,
         self.now: list[Member] = []  # and of this one,
-        self.back: list[Member] = []  # and of this backward
+        self.leading: list[Member] = []  # what of it has made something that a backward could begin with,
+        self.back: list[Member] = []  # and where this backward was
         self.agreed: dict[str, list[Member]] = {}  # orders that all ranks know to be everybody's
         self.in_backward = False
         self.waiting: dict[Member, None] = {}  # for their gradients to be reduced, in the order of backward
@@ -45,7 +46,7 @@ class Step:
         if member is self.root:
             if self.in_backward:
                 self.give_up()
-            self.last, self.now = self.now, []
+            self.last, self.now, self.leading = self.now, [], []
         member.place = len(self.now)
         self.now.append(member)
 
@@ -58,14 +59,18 @@ class Step:
         """The one that came before this place in forward."""
         return self.now[max(place - 1, 0) : place]
 
-    def forward_ends(self, member: Member) -> None:
-        if member is not self.root or in_backward():
+    def forward_ends(self, member: Member, leads_back: bool, failed: bool) -> None:
+        if in_backward():
             return
-        for other in self.names:
-            if other.group.arriving:
-                other.group.drop()
-        if not torch.is_grad_enabled():
-            self.require_same_order()
+        if leads_back:
+            self.leading.append(member)
+        if member is self.root:
+            for other in self.names:
+                if other.group.arriving:
+                    other.group.drop()
+            if not failed:
+                self.require_same("ranks use different layers", self.now)
+                self.require_same("ranks can go back through different layers", self.leading)
 
     def backward_begins(self) -> None:
         if not self.in_backward:
@@ -103,8 +108,8 @@ class Step:
             if member.reshard_after_backward and not member.running:
                 member.group.drop()
         self.in_backward, self.averaging = False, []
-        self.require_same_order()
-        self.back = []
+        back, self.back = self.back, []
+        self.require_same("ranks go back through different layers", back)
 
     def give_up(self) -> None:
         """The last backward has failed: what it left must not be taken for this one's."""
@@ -113,19 +118,18 @@ class Step:
         for member in self.names:
             member.group.forget()
 
-    def require_same_order(self) -> None:
-        """Raise RuntimeError, on every rank, where ranks used different layers; asked when a new order is used.
+    def require_same(self, differ: str, order: list[Member]) -> None:
+        """Raise RuntimeError, on every rank, where they differ in what they used; asked when a new order is used.
 
         Nothing fails by itself where layers of equal size meet in a collective: one's numbers become the other's.
         """
-        for where, order in {"": self.now, " in backward": self.back}.items():
-            if order and order != self.agreed.get(where):
-                self.root.group.require_same(
-                    [self.names[member] or "the model" for member in order],
-                    f"ranks use different layers{where}: {{}}; what meets in one collective must belong to one layer, "
-                    "so use the same layers on all ranks, in the same order",
-                )
-                self.agreed[where] = order
+        if order and order != self.agreed.get(differ):
+            self.root.group.require_same(
+                [self.names[member] or "the model" for member in order],
+                f"{differ}: {{}}; what meets in one collective must belong to one layer, so use the same layers on all "
+                "ranks, in the same order",
+            )
+            self.agreed[differ] = order
 
 
 def in_backward() -> bool:

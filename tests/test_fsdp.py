@@ -512,6 +512,205 @@ def test_a_compiled_model_is_the_same():
     assert all(run(body, ranks=2))
 
 
+# ---- odd trainings ---------------------------------------------------------------------------------------
+
+
+class Chain(nn.Module):
+    """Three layers and a head; subclasses say how they are used: forward(x, rank, step, micro-batch)."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5)) for _ in range(3)])
+        self.head = nn.Linear(5, 3)
+        self.double()
+
+    def before(self, step):
+        pass
+
+    def between(self, step):
+        pass
+
+    def through(self, layers, x):
+        for layer in layers:
+            x = x + layer(x)
+        return self.head(x).square().mean()
+
+    def forward(self, x, *which):
+        return self.through(self.layers, x)
+
+
+class Unfreezing(Chain):
+    """From the last layer to the first, then one bias alone, and back again."""
+
+    def before(self, step):
+        for number, layer in enumerate(self.layers):
+            layer.requires_grad_(number >= 2 - step)
+        self.layers[2][0].bias.requires_grad_(step != 2)
+        self.layers[0].requires_grad_(step in (2, 3))
+
+
+class FrozenLater(Chain):
+    def before(self, step):
+        self.layers[1].requires_grad_(step == 0)
+        self.head.bias.requires_grad_(step < 2)
+
+
+class FrozenBeforeBackward(Chain):
+    def before(self, step):
+        self.layers.requires_grad_()
+
+    def between(self, step):
+        self.layers[step % 3].requires_grad_(False)
+
+
+class LastMicroBatchSkips(Chain):
+    def forward(self, x, rank, step, micro):
+        return self.through([layer for n, layer in enumerate(self.layers) if micro < 2 or n != step % 3], x)
+
+
+class ReentrantTwice(Chain):
+    def forward(self, x, *which):
+        x = x.clone().requires_grad_()
+        for layer in (self.layers[0], self.layers[1], self.layers[0]):
+            x = x + checkpoint(layer, x, use_reentrant=True)
+        return self.head(x).square().mean()
+
+
+class ReentrantInside(Chain):
+    """Inside of one sharded module: the root, or each layer."""
+
+    def __init__(self):
+        super().__init__()
+        for layer in self.layers:
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=True)
+
+    def forward(self, x, *which):
+        loss = super().forward(x.clone().requires_grad_())
+        return loss + checkpoint(self.head, x.clone().requires_grad_(), use_reentrant=True).square().mean()
+
+
+class ReentrantAround(Chain):
+    def forward(self, x, *which):
+        return checkpoint(super().forward, x.clone().requires_grad_(), use_reentrant=True)
+
+
+class ReentrantInReentrant(Chain):
+    def forward(self, x, *which):
+        def inner(x):
+            return x + checkpoint(self.layers[0], x, use_reentrant=True) + self.layers[1](x)
+
+        return self.through([self.layers[2]], checkpoint(inner, x.clone().requires_grad_(), use_reentrant=True))
+
+
+class Experts(Chain):
+    """Parameters that only some ranks of a group use, and one that none does; `first` is used before all layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 5, bias=False)])
+        self.wide, self.never = nn.Linear(5, 9), nn.Linear(5, 5)
+        self.first = nn.ParameterList([nn.Parameter(torch.ones(5)) for _ in range(4)])
+        self.double()
+
+    def forward(self, x, rank, step, micro):
+        if rank != step % 2:
+            x = x * self.first[rank]
+        x = x + self.experts[(rank + step) % 3](x)
+        if rank == 0 and step != 2:
+            x = x + self.wide(x)[:, :5]
+        return super().forward(x)
+
+
+class Inner(nn.Module):
+    """A layer of which one rank uses nothing, not always the same one."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(5, 5), nn.Linear(5, 7)])
+
+    def forward(self, x, number):
+        return x + 0 if number is None else x + self.experts[number](x)[:, :5]
+
+
+class InnerExperts(Chain):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([Inner(), Inner()]).double()
+
+    def forward(self, x, rank, step, micro):
+        for layer in self.layers:
+            x = layer(x * self.head.weight[0], None if rank == step % 2 else rank % 2)
+        return self.head(x).square().mean()
+
+
+class Forces(Chain):
+    """Its forward goes back to its input."""
+
+    def forward(self, x, *which):
+        x = x.clone().requires_grad_()
+        energy = self.through(self.layers, x)
+        (force,) = torch.autograd.grad(energy, x, retain_graph=True)
+        return energy + self.head(force).square().mean()
+
+
+class GradientTwice(Chain):
+    """Two losses of one forward, one after the other."""
+
+    def forward(self, x, *which):
+        return torch.stack([self.through(self.layers[:2], x), self.through(self.layers, x)])
+
+
+ODD = [Unfreezing, FrozenLater, FrozenBeforeBackward, LastMicroBatchSkips, ReentrantTwice, ReentrantInside]
+ODD += [ReentrantAround, ReentrantInReentrant, Experts, InnerExperts, Forces, GradientTwice]
+MICRO_BATCHES = 3
+
+
+def learn(model, ranks, of):
+    """`ranks`: whose parts of the batch are read here, of so many."""
+    optimizer = ADAMW(model.parameters())
+    for step in range(5):
+        for micro in range(MICRO_BATCHES):
+            if hasattr(model, "set_requires_gradient_sync"):
+                model.set_requires_gradient_sync(micro == MICRO_BATCHES - 1)
+            for rank in ranks:
+                x = torch.randn(4, 5, generator=torch.Generator().manual_seed(100 * step + 10 * micro + rank)).double()
+                model.before(step)
+                loss = model(x, rank, step, micro) / of
+                model.between(step)
+                for part in loss.flatten()[:-1]:
+                    part.backward(retain_graph=True)
+                loss.flatten()[-1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return full(model)
+
+
+def odd_trainings(sizes):
+    mesh, found = Mesh(sizes, ("replicate", "shard")[-len(sizes) :]), {}
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    for kind in ODD:
+        one = learn(kind(), range(ranks), ranks)
+        for way in ("each layer", "kept", "the root only"):
+            model = kind()
+            for layer in model.layers if way != "the root only" else ():
+                fully_shard(layer, mesh=mesh, reshard_after_forward=way == "each layer")
+            try:
+                mine = learn(fully_shard(model, mesh=mesh), [rank], 1)
+            except RuntimeError as error:
+                found[kind.__name__, way] = str(error)
+            else:
+                far = [name for name in one if not torch.allclose(mine[name], one[name], rtol=1e-10, atol=1e-12)]
+                found[kind.__name__, way] = far
+    return found
+
+
+@pytest.mark.parametrize("sizes", [(2,), (2, 2)], ids=str)
+def test_odd_trainings_are_one_processs(sizes):
+    for found in run(odd_trainings, sizes, ranks=torch.Size(sizes).numel()):
+        assert not any(found.values()), {case: what for case, what in found.items() if what}
+
+
 # ---- bad input -------------------------------------------------------------------------------------------
 
 
