@@ -113,6 +113,38 @@ class Chooses(Plain):
         return self.a(x) if x.sum() > 0 else self.b(x)
 
 
+class Steers(Plain):
+    """Uses a gradient that it asks for in its forward, as a number."""
+
+    create_graph = False
+
+    def forward(self, x):
+        x = x if x.requires_grad else x.detach().requires_grad_()
+        y = super().forward(x)
+        (steered,) = torch.autograd.grad(y.square().sum(), x, create_graph=self.create_graph, retain_graph=True)
+        return y + steered
+
+
+class Forces(Steers):
+    """Trains by such a gradient."""
+
+    create_graph = True
+
+
+class TrainsInside(Plain):
+    """A backward of its own, of another loss."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        y.square().mean().backward(retain_graph=True)
+        return y
+
+
+class ReentrantlyCheckpointed(Plain):
+    def forward(self, x):
+        return x + checkpoint(super().forward, x if x.requires_grad else x.detach().requires_grad_(), use_reentrant=True)
+
+
 def recomputed(number):
     stage = Plain(number)
     recompute([stage])
@@ -120,7 +152,7 @@ def recomputed(number):
 
 
 KINDS = [Plain, WeightsOfOthers, WeightNormed, BatchNormed, Drops, Attends, Checkpointed, recomputed, Autocast]
-KINDS += [PartlyFrozen, Passes, Transposes, Chooses]
+KINDS += [PartlyFrozen, Passes, Transposes, Chooses, Steers, Forces, TrainsInside, ReentrantlyCheckpointed]
 
 
 def stages(kind, count, shared=False):
@@ -161,8 +193,9 @@ def odd_ones():
         for name in ("1f1b", "zb1p", "dualpipev", "a learner's"):
             schedule = SCHEDULES.get(name, learners)
             largest, alone = differences(kind, schedule(2, M))
-            # A sum over what lies transposed is rounded in another order.
-            assert largest == 0 or (kind is Transposes and largest < 1e-12), (kind.__name__, name, largest)
+            # A sum over what lies transposed, or of several gradients, is rounded in another order.
+            rounded = kind in (Transposes, Forces, TrainsInside)
+            assert largest == 0 or (rounded and largest < 1e-12), (kind.__name__, name, largest)
             assert not alone, (kind.__name__, name, alone)
     for name, schedule in SCHEDULES.items():
         largest, alone = differences(Plain, schedule(2, M), shared=True)

@@ -11,7 +11,8 @@ them each time.  The kernels are those of a backward for both, and so are the nu
 
 What is not a matrix (a norm, an embedding) gets its gradient from I, and costs next to nothing.  So does a matrix that
 is not a parameter, but was computed from some: backward goes on through it to those.  From I to W a product keeps x and
-the gradient of y; the stage's other activations go with I.  (Qi et al. 2023, arXiv 2401.10241, section 2.)
+the gradient of y; the stage's other activations go with I.  A gradient that the stage itself asks for (a force, a
+penalty) leaves nothing to W.  (Qi et al. 2023, arXiv 2401.10241, section 2.)
 """
 
 from collections.abc import Callable, Set
@@ -34,13 +35,14 @@ class Deferred(TorchFunctionMode):
         super().__init__()
         self.parameters = parameters
         self.products: list[tuple[GradientEdge, Tensor, list[Tensor]]] = []  # of y, its gradient, what is trained
+        self.stand_in = torch.empty(0, requires_grad=True)  # for the matrices, in the graph that I goes through
 
     def __torch_function__(self, function: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is F.linear and torch.is_grad_enabled():
             x, *matrix = operands(*args, **(kwargs or {}))
             # Where x gets no gradient, backward would not come here at all.
             if x.requires_grad and trained(matrix) and all(map(self.may_wait, trained(matrix))):
-                return Product.apply(x, matrix, self.products)
+                return Product.apply(x, self.stand_in, matrix, self.products)
         return function(*args, **(kwargs or {}))
 
     def may_wait(self, p: Tensor) -> bool:
@@ -58,18 +60,23 @@ class Product(torch.autograd.Function):
     """x Wᵀ + b, in a graph of its own."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, matrix: list[Tensor | None], products: list) -> Tensor:
+    def forward(ctx: Any, x: Tensor, stand_in: Tensor, matrix: list[Tensor | None], products: list) -> Tensor:
         with torch.enable_grad():
             ctx.x = x.detach().requires_grad_()
             y = F.linear(ctx.x, *matrix)
         ctx.edge, ctx.trained, ctx.products = get_gradient_edge(y), trained(matrix), products
+        ctx.stand_in = get_gradient_edge(stand_in).node
         return y.detach()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (of_x,) = torch.autograd.grad(ctx.edge, ctx.x, gradient, retain_graph=True)
-        ctx.products.append((ctx.edge, gradient, ctx.trained))
-        return of_x, None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        # A gradient that is differentiated once more reaches the matrix by itself, and does not wait.
+        again = torch.is_grad_enabled()
+        (of_x,) = torch.autograd.grad(ctx.edge, ctx.x, gradient, retain_graph=True, create_graph=again)
+        # torch.autograd.grad, asked within the stage or its loss, adds nothing to a `.grad`: it would not go there.
+        if torch._C._will_engine_execute_node(ctx.stand_in):
+            ctx.products.append((ctx.edge, gradient.detach(), ctx.trained))
+        return of_x, None, None, None
 
 
 def operands(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
