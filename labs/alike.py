@@ -6,21 +6,29 @@
     in the first backward          every gradient that comes back to a split layer whole; and where the plan says
                                    shards, that they differ
     as it ends                     gradients of the parameters that are not split
+    in an optimizer's first step   the same, once more: they may have been clipped since
 
 Inputs and random numbers are compared bit by bit, the others by some of their numbers, which may differ by rounding.
+
+An optimizer has a rank's part of a matrix before it, so only one that works element by element is right (SGD, Adam and
+their kin).  Those that are known to look at a whole matrix, or at a norm, are refused in their first step; another of
+that kind, or one that was written by hand, cannot be seen.  Nor can a clipping by a rank's own norm, if every parameter
+is split, or if the first step is not clipped.
 """
 
 import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import WeakSet, finalize
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
-from labs.autograd import at_the_very_end_of_backward, differentiable
+from labs.autograd import at_the_very_end_of_backward, differentiable, weakly
 from labs.group import everybodys, fingerprint
 from labs.mesh import Mesh
 
@@ -55,17 +63,35 @@ PARAMETER = (
     "split layer, or on shards, and each rank has only its part of the gradient; give its module SequenceParallel(), "
     "or split it"
 )
+CLIPPED = (
+    "parameter {name!r} is not split, and its gradient differs on ranks {first} and {other} as the optimizer begins, "
+    "though not as backward ended: clip with labs.tp.clip_gradients, since a norm of each rank's own parts "
+    "(nn.utils.clip_grad_norm_) is another on every rank"
+)
+OPTIMIZER = (
+    "{kind} looks at a whole matrix or at norms, and this rank has only its part of {name!r}: under tensor parallelism "
+    "take an optimizer that works element by element, such as AdamW or SGD"
+)
+EARLIER = (
+    "the optimizer has state of {name!r} from before parallelize(), for all of it, and this rank has a part: make the "
+    "optimizer anew"
+)
+LOOK_AT_MORE = "Adafactor Muon LBFGS LAMB Lamb FusedLAMB NVLamb LARS LARC Shampoo DistributedShampoo SOAP".split()
 
 
 class FirstStep:
-    """A method for each event.  inputs_compared and the like: that has been done, and is not done again."""
+    """A method for each event.  inputs_compared and the like: that has been done, and is not done again.
 
-    def __init__(self, mesh: Mesh):
-        self.mesh = mesh
+    shards: whether the model may be given a shard of the sequence, which differs from rank to rank.
+    """
+
+    def __init__(self, mesh: Mesh, shards: bool):
+        self.mesh, self.shards = mesh, shards
         self.inputs_compared = self.random_numbers_compared = self.gradients_compared = False
         self.seen: set[tuple[str, str]] = set()
         self.whole: list[str] = []
         self.arrived: dict[str, Some] = {}
+        self.optimizers: WeakSet[Optimizer] = WeakSet()
 
     def watch(self, model: nn.Module, whole: list[str]) -> None:
         """whole: the names of the parameters that are not split."""
@@ -75,11 +101,13 @@ class FirstStep:
                 p.register_hook(partial(self.gradient_ready, name))
         model.register_forward_pre_hook(self.before_forward, with_kwargs=True)
         model.register_forward_hook(self.after_forward)
+        finalize(model, register_optimizer_step_pre_hook(weakly(self.before_optimizer, model)).remove)
 
     @torch.compiler.disable
     def before_forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         read = {f"input {i}": x for i, x in enumerate(tree_leaves((args, kwargs))) if isinstance(x, Tensor)}
-        mine = {} if self.inputs_compared else {name: fingerprint(x) for name, x in read.items()}
+        whole = {name: x for name, x in read.items() if not (self.shards and differentiable_type(x))}
+        mine = {} if self.inputs_compared else {name: fingerprint(x) for name, x in whole.items()}
         self.require_alike(mine | self.random_numbers(model), INPUTS)
 
     @torch.compiler.disable
@@ -120,6 +148,23 @@ class FirstStep:
             last_first = {name: mine[name] for name in reversed(self.whole) if name in mine}
             self.gradients_compared = self.require_alike(last_first, PARAMETER)
             self.seen, self.arrived = set(), {}
+
+    @torch.compiler.disable
+    def before_optimizer(self, model: nn.Module, optimizer: Optimizer, *others: Any) -> None:
+        if optimizer in self.optimizers:
+            return
+        given = {p for group in optimizer.param_groups for p in group["params"]}
+        own = {name: p for name, p in model.named_parameters() if p in given}
+        kinds = [kind.__name__ for kind in type(optimizer).__mro__ if kind.__name__ in LOOK_AT_MORE]
+        if kinds and (split := [name for name in own if name not in self.whole]):
+            raise TypeError(OPTIMIZER.format(kind=kinds[0], name=split[0]))
+        for name, p in own.items():
+            state = [x for x in optimizer.state.get(p, {}).values() if isinstance(x, Tensor)]
+            if any(x.ndim and x.shape != p.shape for x in state):
+                raise ValueError(EARLIER.format(name=name))
+        gradients = {name: Some.of(p.grad) for name, p in own.items() if name in self.whole and p.grad is not None}
+        if self.require_alike(gradients, CLIPPED):
+            self.optimizers.add(optimizer)
 
     # ---- comparing ---------------------------------------------------------------------------------------
 
@@ -167,6 +212,7 @@ class Some:
 
     @classmethod
     def of(cls, x: Tensor) -> "Some":
+        x = torch.view_as_real(x) if x.is_complex() else x
         flat = x.detach().flatten()
         return cls(len(flat), flat[:: max(1, len(flat) // 64)].tolist(), rounding(x))
 
@@ -183,6 +229,10 @@ class Some:
         return self.size == other.size and all(math.isclose(a, b, abs_tol=most) for a, b in pairs)
 
 
+def differentiable_type(x: Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()
+
+
 def rounding(x: Tensor) -> float:
     return torch.finfo(x.dtype).eps ** 0.5 if x.is_floating_point() else 0.0
 
@@ -193,6 +243,7 @@ def tokens_differ(given: Any) -> bool:
     x = next((x for x in tree_leaves(given) if isinstance(x, Tensor)), None)
     if x is None:
         return True
+    x = torch.view_as_real(x).flatten(-2) if x.is_complex() else x
     tokens = (x.detach() if x.is_floating_point() else x[..., None]).float()
     tokens = tokens.reshape(math.prod(tokens.shape[:-1]), tokens.shape[-1])
     return bool((tokens - tokens[:1]).norm() > rounding(x) * tokens.norm())

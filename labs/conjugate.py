@@ -29,7 +29,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from labs.mesh import Mesh, smaller_group
 from labs.placement import Partial, Placement, Replicate, Shard
@@ -91,15 +90,16 @@ def cross(x: Tensor, line: Line, forward: Way, backward: Way) -> Tensor:
 
 
 class Border(torch.autograd.Function):
+    """Its gradient crosses a border, too, and the gradient of that goes the way that the tensor went."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, line: Line, forward: Way, backward: Way) -> Tensor:
-        ctx.line, ctx.way = line, backward
+        ctx.line, ctx.ways = line, (backward, forward)
         return move(x, line, *forward)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return move(gradient, ctx.line, *ctx.way), None, None, None
+        return Border.apply(gradient, ctx.line, *ctx.ways), None, None, None
 
 
 def move(x: Tensor, line: Line, source: Placement, target: Placement) -> Tensor:

@@ -61,12 +61,14 @@ class ColumnParallelLinear(nn.Linear):
     """A rank computes its part of the outputs.  copies: how many neighbours have the same part."""
 
     name: str
+    part: torch.Size
     enter: Border
     leave: Border
     mesh: Mesh
     copies: int
 
     def forward(self, x: Tensor) -> Tensor:
+        require_part(self)
         require_features(self, x, self.weight.shape[1], "all")
         weight, bias = (p if p is None else copy(p, self.mesh, self.copies) for p in (self.weight, self.bias))
         return self.leave(F.linear(self.enter(x), weight, bias))
@@ -79,11 +81,13 @@ class RowParallelLinear(nn.Linear):
     """
 
     name: str
+    part: torch.Size
     enter: Border
     leave: Border
     share: Border
 
     def forward(self, x: Tensor) -> Tensor:
+        require_part(self)
         x = self.enter(x)
         require_features(self, x, self.weight.shape[1], "this rank's part")
         y = self.leave(F.linear(x, self.weight))
@@ -96,10 +100,13 @@ class RowParallelLinear(nn.Linear):
 class VocabParallelEmbedding(nn.Embedding):
     """A rank has its part of the vocabulary."""
 
+    name: str
+    part: torch.Size
     leave: Border
     mesh: Mesh
 
     def forward(self, tokens: Tensor) -> Tensor:
+        require_part(self)
         return self.leave(vocabulary.look_up(tokens, self.weight, self.num_embeddings, self.mesh))
 
 
@@ -208,6 +215,14 @@ SPLIT = (
     Prepared,
     OnShards,
 )
+
+
+def require_part(module: Any) -> None:
+    if module.weight.shape != module.part:
+        raise ValueError(
+            f"the weight of {module.name!r} was replaced by one of shape {tuple(module.weight.shape)}, and this rank's "
+            f"part of it is {tuple(module.part)}: replace it before parallelize(), or by the part in labs.tp.slices"
+        )
 
 
 def require_features(module: Any, x: Tensor, features: int, which: str) -> None:

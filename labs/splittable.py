@@ -38,6 +38,11 @@ def require_splittable(model: nn.Module, mesh: Mesh, rows: Rows) -> None:
             raise ValueError(f"parameter {name!r} is lazy: run a forward before parallelize(), so that it has a shape")
         if hasattr(p, "full_tensor"):
             raise ValueError(f"parameter {name!r} is a DTensor already: parallelize() first, and then fully_shard()")
+        if p._use_count() > 1:  # autograd has noted its shape there, and would expect gradients of that from now on
+            raise ValueError(
+                f"parameter {name!r} is part of a graph that is still there, of an earlier loss or a wrapper such as "
+                "DDP: keep loss.item() in place of the loss, and wrap the model after parallelize()"
+            )
     require_one_way_out(rows)
 
 

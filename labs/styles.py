@@ -41,6 +41,12 @@ class Style:
     def cuts(self, name: str, module: nn.Module, ranks: int) -> dict[str, Cut]:
         return {}
 
+    @property
+    def takes_shards(self) -> bool:
+        """Of the sequence, say; not of the features."""
+        layout = getattr(self, "input_layouts", WHOLE)
+        return layout.is_shard() and layout != IN_FEATURES
+
     def change(self, module: nn.Module, place: Place) -> None:
         raise NotImplementedError
 
@@ -69,7 +75,7 @@ class ColwiseParallel(Style):
         copies = self.heads.cut(module.out_features, 0, mesh.size()).copies
         if 1 < copies < mesh.size():
             smaller_group(mesh, copies)  # here, where all ranks are: a first forward may be one of only some
-        become(module, ColumnParallelLinear, name=place.name, enter=enter, leave=leave, mesh=mesh, copies=copies)
+        become(module, ColumnParallelLinear, **own(module, place), enter=enter, leave=leave, mesh=mesh, copies=copies)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -96,12 +102,12 @@ class RowwiseParallel(Style):
     def change(self, module: nn.Module, place: Place) -> None:
         leave = place.watched(border(Partial(), self.output_layouts, place.mesh))
         if isinstance(module, nn.Embedding):
-            become(module, VocabParallelEmbedding, leave=leave, mesh=place.mesh)
+            become(module, VocabParallelEmbedding, **own(module, place), leave=leave, mesh=place.mesh)
             return
         whole = self.input_layouts.is_replicate()
         enter = place.watched(partial(split, mesh=place.mesh, dim=-1)) if whole else same
         share = same if self.output_layouts.is_replicate() else partial(copy, mesh=place.mesh)
-        become(module, RowParallelLinear, name=place.name, enter=enter, leave=leave, share=share)
+        become(module, RowParallelLinear, **own(module, place), enter=enter, leave=leave, share=share)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -125,6 +131,8 @@ class PrepareModuleInput(Style):
 @dataclass(frozen=True, repr=False)
 class SequenceParallel(Style):
     """A module without a border, that each rank uses on a shard: a norm, a dropout."""
+
+    takes_shards = True
 
     def cuts(self, name: str, module: nn.Module, ranks: int) -> dict[str, Cut]:
         if next(module.children(), None):
@@ -165,6 +173,10 @@ def border(source: Placement, target: Placement, mesh: Mesh) -> Border:
 
 def same(x: Tensor) -> Tensor:
     return x
+
+
+def own(module: nn.Module, place: Place) -> dict[str, Any]:
+    return {"name": place.name, "part": module.weight.shape}
 
 
 def become(module: nn.Module, kind: type[nn.Module], **attributes: Any) -> None:

@@ -30,8 +30,8 @@ A plan says which submodule is split how; `parallelize` obeys it:
 
 In the first step the ranks compare what must be the same on all of them (labs.alike).
 
-A rank's part is an ordinary parameter of a smaller shape.  So whatever works on parameters goes on top: an optimizer;
-labs.fsdp, on another axis of the mesh.  Names are PyTorch's (torch.distributed.tensor.parallel).  Sources: Shoeybi et
+A rank's part is an ordinary parameter of a smaller shape.  So whatever works on parameters goes on top: an optimizer
+that works element by element; labs.fsdp, on another axis of the mesh.  Names are PyTorch's (torch.distributed.tensor.parallel).  Sources: Shoeybi et
 al. 2019, arXiv 1909.08053, section 3; Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.
 """
 
@@ -143,8 +143,8 @@ def gpt_plan(config: Config, sequence_parallel: bool = False) -> Plan:
 class TensorParallel(FirstStep):
     """What a split model knows of its ranks; cuts: by the names of the parameters that are split."""
 
-    def __init__(self, mesh: Mesh, cuts: dict[str, Cut]):
-        super().__init__(mesh)
+    def __init__(self, mesh: Mesh, cuts: dict[str, Cut], rows: Rows):
+        super().__init__(mesh, shards=any(style.takes_shards for _, _, style in rows))
         self.cuts = cuts
 
 
@@ -161,7 +161,7 @@ def parallelize(model: nn.Module, mesh: Mesh, plan: Mapping[str, Style]) -> nn.M
     require_equal(dict(model.named_parameters()), mesh.get_group())
     for p, cut in cuts.values():
         keep_part(p, cut, mesh.get_local_rank())
-    model.tensor_parallel = TensorParallel(mesh, {name: cut for name, (_, cut) in cuts.items()})
+    model.tensor_parallel = TensorParallel(mesh, {name: cut for name, (_, cut) in cuts.items()}, rows)
     change(rows, model.tensor_parallel)
     expect_whole(model, {module for _, module, _ in rows}, model.tensor_parallel)
     model.tensor_parallel.watch(model, [name for name, _ in model.named_parameters() if name not in cuts])

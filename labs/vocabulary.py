@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.distributed import ReduceOp
 
 from labs.mesh import Mesh
@@ -82,8 +81,12 @@ class CrossEntropy(torch.autograd.Function):
         return both[0].log() - both[1]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient_M: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "the loss of a split vocabulary (LossParallel) has no second derivative, for which create_graph=True "
+                "asks: let the head make whole logits (output_layouts=Replicate()), and leave LossParallel out"
+            )
         softmax_Mv, here_M, column_M = ctx.saved_tensors
         gradient_Mv = softmax_Mv * gradient_M[:, None]
         if gradient_Mv.shape[-1]:

@@ -20,7 +20,7 @@ from labs.kit.watch.tap import reduction
 LABS = Path(__file__).resolve().parent.parent / "labs"
 NAMES = """
     torch                                     Tensor._base Tensor._version Tensor._values Tensor._indices
-                                              Tensor._make_wrapper_subclass
+                                              Tensor._make_wrapper_subclass Tensor._use_count
                                               Tensor._backward_hooks Tensor._post_accumulate_grad_hooks
                                               UntypedStorage._cdata ScriptObject._get_method
     torch._C                                  DispatchKey _current_graph_task_id _will_engine_execute_node
