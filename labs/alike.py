@@ -76,7 +76,8 @@ EARLIER = (
     "the optimizer has state of {name!r} from before parallelize(), for all of it, and this rank has a part: make the "
     "optimizer anew"
 )
-LOOK_AT_MORE = "Adafactor Muon LBFGS LAMB Lamb FusedLAMB NVLamb LARS LARC Shampoo DistributedShampoo SOAP".split()
+LOOK_AT_MORE = {"Adafactor", "Muon", "LBFGS", "Shampoo", "DistributedShampoo", "SOAP"}
+LOOK_AT_MORE |= {"LAMB", "Lamb", "FusedLAMB", "NVLamb", "LARS", "LARC"}
 
 
 class FirstStep:

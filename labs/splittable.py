@@ -1,7 +1,8 @@
 """What `labs.tp` can split, and what it refuses.
 
-require_splittable   what would go wrong later, reported at once
-expect_whole         what can be reported only when it happens: a module that is not split gets a piece of the features
+require_splittable    what would go wrong later, reported at once
+require_in_no_graph   the same, of a parameter that is to be split
+expect_whole          what can be reported only when it happens: a module that is not split gets a piece of the features
 """
 
 from functools import partial
@@ -38,11 +39,6 @@ def require_splittable(model: nn.Module, mesh: Mesh, rows: Rows) -> None:
             raise ValueError(f"parameter {name!r} is lazy: run a forward before parallelize(), so that it has a shape")
         if hasattr(p, "full_tensor"):
             raise ValueError(f"parameter {name!r} is a DTensor already: parallelize() first, and then fully_shard()")
-        if p._use_count() > 1:  # autograd has noted its shape there, and would expect gradients of that from now on
-            raise ValueError(
-                f"parameter {name!r} is part of a graph that is still there, of an earlier loss or a wrapper such as "
-                "DDP: keep loss.item() in place of the loss, and wrap the model after parallelize()"
-            )
     require_one_way_out(rows)
 
 
@@ -58,6 +54,15 @@ def require_one_way_out(rows: Rows) -> None:
                     f"{' and '.join(map(repr, ends))}: give PrepareModuleInput to each block that begins with columns "
                     "and ends with rows, not to a larger one"
                 )
+
+
+def require_in_no_graph(name: str, p: nn.Parameter) -> None:
+    """Autograd has noted the shape of a parameter there, and would expect gradients of that one from now on."""
+    if p._use_count() > 1:
+        raise ValueError(
+            f"parameter {name!r} is part of a graph that is still there, of an earlier loss or a wrapper such as DDP: "
+            "keep loss.item() in place of the loss, and wrap the model after parallelize()"
+        )
 
 
 def expect_whole(model: nn.Module, planned: set[nn.Module], first_step: FirstStep) -> None:

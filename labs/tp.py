@@ -31,8 +31,9 @@ A plan says which submodule is split how; `parallelize` obeys it:
 In the first step the ranks compare what must be the same on all of them (labs.alike).
 
 A rank's part is an ordinary parameter of a smaller shape.  So whatever works on parameters goes on top: an optimizer
-that works element by element; labs.fsdp, on another axis of the mesh.  Names are PyTorch's (torch.distributed.tensor.parallel).  Sources: Shoeybi et
-al. 2019, arXiv 1909.08053, section 3; Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.
+that works element by element; labs.fsdp, on another axis of the mesh.  Names are PyTorch's
+(torch.distributed.tensor.parallel).  Sources: Shoeybi et al. 2019, arXiv 1909.08053, section 3; Korthikanti et al.
+2022, arXiv 2205.05198, section 4.2.
 """
 
 from collections import defaultdict
@@ -53,7 +54,7 @@ from labs.model import Config
 from labs.parallel_layers import Place, Region
 from labs.placement import Placement, Replicate, Shard
 from labs.shares import Cut, Keys, Queries
-from labs.splittable import Rows, expect_whole, require_splittable
+from labs.splittable import Rows, expect_whole, require_in_no_graph, require_splittable
 from labs.styles import (
     ColwiseParallel,
     LossParallel,
@@ -158,6 +159,8 @@ def parallelize(model: nn.Module, mesh: Mesh, plan: Mapping[str, Style]) -> nn.M
     rows = Plan(plan).rows(model)
     require_splittable(model, mesh, rows)
     cuts = cuts_of(model, rows, mesh.size())
+    for name, (p, _) in cuts.items():
+        require_in_no_graph(name, p)
     require_equal(dict(model.named_parameters()), mesh.get_group())
     for p, cut in cuts.values():
         keep_part(p, cut, mesh.get_local_rank())

@@ -142,7 +142,8 @@ class TrainsInside(Plain):
 
 class ReentrantlyCheckpointed(Plain):
     def forward(self, x):
-        return x + checkpoint(super().forward, x if x.requires_grad else x.detach().requires_grad_(), use_reentrant=True)
+        x = x if x.requires_grad else x.detach().requires_grad_()
+        return x + checkpoint(super().forward, x, use_reentrant=True)
 
 
 def recomputed(number):

@@ -333,6 +333,9 @@ JOINED = {"up": ColwiseParallel(output_layouts=Replicate()), "down": RowwisePara
 NORMED = {**PAIR, "norm": SequenceParallel(), "down": RowwiseParallel(output_layouts=Shard(0))}
 
 
+ADAMW = partial(torch.optim.AdamW, eps=1e-3)
+
+
 def given():
     return torch.linspace(-1, 1, 24, dtype=torch.float64).sin().view(4, 6).requires_grad_()
 
@@ -385,7 +388,7 @@ def through_a_copy(model, optimizer, step):
     loss.backward()
 
 
-def trained(way, make=Pair, plan=PAIR, optimizer=partial(torch.optim.AdamW, eps=1e-3), clip=None, steps=3):
+def trained(way, make=Pair, plan=PAIR, optimizer=ADAMW, clip=None, steps=3):
     """The largest difference of parameters and gradients."""
     models = both(lambda: make().double(), plan)
     for model in models:
