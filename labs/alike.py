@@ -144,7 +144,7 @@ class FirstStep:
         # They are compared as they arrived, since labs.ddp may be averaging what is in .grad now.  But labs.fsdp has
         # put other parameters in their places, whose gradients are there by now.
         now = {name: p.grad for name, p in model.named_parameters() if name in self.whole}
-        mine = self.arrived | {name: Some.of(g.to_local()) for name, g in now.items() if hasattr(g, "to_local")}
+        mine = self.arrived | {name: Some.of(local(g)) for name, g in now.items() if hasattr(g, "to_local")}
         if mine and not self.gradients_compared:
             last_first = {name: mine[name] for name in reversed(self.whole) if name in mine}
             self.gradients_compared = self.require_alike(last_first, PARAMETER)
@@ -163,7 +163,9 @@ class FirstStep:
             state = [x for x in optimizer.state.get(p, {}).values() if isinstance(x, Tensor)]
             if any(x.ndim and x.shape != p.shape for x in state):
                 raise ValueError(EARLIER.format(name=name))
-        gradients = {name: Some.of(p.grad) for name, p in own.items() if name in self.whole and p.grad is not None}
+        gradients = {
+            name: Some.of(local(p.grad)) for name, p in own.items() if name in self.whole and p.grad is not None
+        }
         if self.require_alike(gradients, CLIPPED):
             self.optimizers.add(optimizer)
 
@@ -228,6 +230,10 @@ class Some:
         most = self.rounding * max(map(abs, [*self.numbers, *other.numbers]), default=0)
         pairs = zip(self.numbers, other.numbers, strict=False)
         return self.size == other.size and all(math.isclose(a, b, abs_tol=most) for a, b in pairs)
+
+
+def local(x: Tensor) -> Tensor:
+    return x.to_local() if hasattr(x, "to_local") else x
 
 
 def differentiable_type(x: Tensor) -> bool:
