@@ -163,9 +163,8 @@ class FirstStep:
             state = [x for x in optimizer.state.get(p, {}).values() if isinstance(x, Tensor)]
             if any(x.ndim and x.shape != p.shape for x in state):
                 raise ValueError(EARLIER.format(name=name))
-        gradients = {
-            name: Some.of(local(p.grad)) for name, p in own.items() if name in self.whole and p.grad is not None
-        }
+        whole = {name: p.grad for name, p in own.items() if name in self.whole}
+        gradients = {name: None if g is None else Some.of(local(g)) for name, g in whole.items()}
         if self.require_alike(gradients, CLIPPED):
             self.optimizers.add(optimizer)
 
