@@ -34,7 +34,7 @@ from torch.autograd.graph import increment_version
 
 from labs.group import everybodys
 from labs.mesh import Mesh
-from labs.operation import carry_out, on_blocks, on_lists
+from labs.operation import carry_out, fused, on_blocks, on_lists, written
 from labs.placement import Partial, Placement, Replicate, Shard, Spec, normalised, whole_shape
 from labs.redistribute import Line, dealt, redistribute
 from labs.rules import IN_TERMS_OF
@@ -157,6 +157,10 @@ class DTensor(Tensor):
         kwargs, name = kwargs or {}, op._schema.name.removeprefix("aten::")
         if name.startswith("_foreach_"):
             return on_lists(op, args, kwargs, DTensor)
+        if name.startswith("_fused_") and op._schema.is_mutable:
+            return fused(op, args, kwargs)
+        if "out" in kwargs:
+            return written(op, args, kwargs.pop("out"), kwargs)
         if name in IN_TERMS_OF:
             return IN_TERMS_OF[name](*args, **kwargs)
         if simple := on_blocks(op, args, kwargs):
@@ -182,15 +186,20 @@ def require_one_whole(shape: tuple[int, ...], dtype: torch.dtype, mesh: Mesh) ->
 
 # ---- gradients of what is not an operation ---------------------------------------------------------------
 
+# Where nothing comes back, autograd would make zeros, which are not laid out.
+
 
 class FromLocal(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: Tensor, mesh: Mesh, placements: tuple[Placement, ...], like: Tensor) -> DTensor:
         ctx.placements = placements
+        ctx.set_materialize_grads(False)
         return DTensor(local.view_as(local), mesh, placements, like)
 
     @staticmethod
-    def backward(ctx: Any, gradient: DTensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: DTensor | None) -> tuple[Tensor | None, ...]:
+        if gradient is None:
+            return None, None, None, None
         return Redistribute.apply(gradient, without_partial(ctx.placements)).to_local(), None, None, None
 
 
@@ -198,10 +207,13 @@ class ToLocal(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: DTensor, grad_placements: tuple[Placement, ...] | None) -> Tensor:
         ctx.mesh, ctx.placements, ctx.like = x.device_mesh, grad_placements or without_partial(x.placements), meta(x)
+        ctx.set_materialize_grads(False)
         return x._local_tensor.view_as(x._local_tensor)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[DTensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[DTensor | None, ...]:
+        if gradient is None:
+            return None, None
         return FromLocal.apply(gradient, ctx.mesh, ctx.placements, ctx.like), None
 
 
@@ -209,10 +221,13 @@ class Redistribute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: DTensor, placements: tuple[Placement, ...]) -> DTensor:
         ctx.placements = x.placements
+        ctx.set_materialize_grads(False)
         return DTensor(x.moved(placements), x.device_mesh, placements, meta(x))
 
     @staticmethod
-    def backward(ctx: Any, gradient: DTensor) -> tuple[DTensor | None, ...]:
+    def backward(ctx: Any, gradient: DTensor | None) -> tuple[DTensor | None, ...]:
+        if gradient is None:
+            return None, None
         back = [
             Replicate() if before.is_partial() and not now.is_partial() else before
             for now, before in zip(gradient.placements, ctx.placements, strict=True)

@@ -4,6 +4,8 @@
     carry_out     redistribute them, do the operation on the blocks
     on_blocks     where layouts are alike, element by element: nothing has to move, and nothing has to be prepared
     on_lists      an optimizer's operation on many tensors at once
+    fused         an optimizer's whole step at once
+    written       an operation whose result goes to `out`
 
 Whatever cannot be done is refused in `prepare`, from shapes and placements alone: on every rank, before anything moves.
 """
@@ -59,10 +61,9 @@ def carry_out(op: Any, args: Any, kwargs: Any, make: Make) -> Any:
         key[place] = Input(spec_on(mesh, x), x.stride(), x.dtype)
     prepared = prepare(op, tuple(key), tree)
     for place, x, target in zip(places, inputs, prepared.inputs, strict=True):
-        block = x if is_plain(x) else x._local_tensor
-        leaves[place] = redistribute(block, key[place].spec, target.placements, mesh)
-    local = RULES[name_of(op)].local
-    do = partial(local, Doing(op, prepared.inputs, prepared.outputs, mesh)) if local else op
+        leaves[place] = redistribute(local(x), key[place].spec, target.placements, mesh)
+    instead = RULES[name_of(op)].local
+    do = partial(instead, Doing(op, prepared.inputs, prepared.outputs, mesh)) if instead else op
     blocks, options = tree_unflatten(leaves, tree)
     result = do(*blocks, **options)
     return args[0] if op._schema.is_mutable else laid_out(result, mesh, prepared, make)
@@ -95,8 +96,9 @@ def prepare(op: Any, key: tuple[Any, ...], tree: TreeSpec) -> Prepared:
     if chosen is None:
         first, whole = list(specs[0].placements), [Replicate()] * len(specs[0].mesh)
         raise RuntimeError(
-            f"{name_of(op)} cannot write its result to what is placed as {first} (all inputs: {layouts(specs)}): "
-            f"redistribute it, or what it was computed from, to {whole} first"
+            f"{name_of(op)}_, in place (by itself, or within another function, such as F.rms_norm), cannot write its "
+            f"result to what is placed as {first} (all inputs: {layouts(specs)}): redistribute it, or what it was "
+            f"computed from, to {whole} first"
         )
     inputs = [spec.but(way.inputs[i] for way in chosen) for i, spec in enumerate(specs)]
     outputs = [Spec(shape, specs[0].mesh, tuple(way.outputs[i] for way in chosen)) for i, shape in enumerate(shapes)]
@@ -113,7 +115,8 @@ def rule_of(op: Any, specs: Sequence[Spec]) -> Rule:
 
 
 def layouts(specs: Sequence[Spec]) -> str:
-    return ", ".join(str(list(spec.placements)) for spec in specs)
+    more = f" and {len(specs) - 4} more" if len(specs) > 4 else ""
+    return ", ".join(str(list(spec.placements)) for spec in specs[:4]) + more
 
 
 def is_linear(rule: Rule, tensors: int, dtypes: set[torch.dtype]) -> bool:
@@ -144,6 +147,10 @@ def is_plain(x: Tensor) -> bool:
     return not hasattr(x, "placements")
 
 
+def local(x: Tensor) -> Tensor:
+    return x if is_plain(x) else x._local_tensor
+
+
 def common_mesh(name: str, inputs: Sequence[Tensor]) -> Mesh:
     first, *others = (x.device_mesh for x in inputs if not is_plain(x))
     for other in others:
@@ -171,7 +178,9 @@ def on_blocks(op: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor] | None:
     An optimizer does almost nothing else.
     """
     rule, tensors = RULES.get(name_of(op)), [x for x in args if isinstance(x, Tensor)]
-    if rule and rule.letters is broadcast and not rule.local and alike(*tensors):
+    if not rule or rule.letters is not broadcast or rule.local or not alike(*tensors):
+        return None
+    if op._schema.is_mutable or tensors[0].is_contiguous():  # of others, the strides may change
         return op(*(x._local_tensor if isinstance(x, Tensor) else x for x in args), **kwargs), tensors[0]
     return None
 
@@ -190,8 +199,40 @@ def on_lists(op: Any, args: Any, kwargs: Any, make: Make) -> list[Tensor] | None
     for i in range(len(args[0])):
         mine = [arg[i] if isinstance(arg, list | tuple) else arg for arg in args]
         value = {"value": mine.pop()} if name.startswith("addc") and len(mine) > 3 else {}
-        results.append(getattr(torch.ops.aten, name)(*mine, **value, **kwargs))
+        if hasattr(torch.ops.aten, name):
+            results.append(getattr(torch.ops.aten, name)(*mine, **value, **kwargs))
+        else:  # as maximum_: in place there is only the one for lists
+            mine[0].copy_(getattr(torch.ops.aten, name.rstrip("_"))(*mine, **kwargs))
     return None if name.endswith("_") else results
+
+
+def fused(op: Any, args: Any, kwargs: Any) -> None:
+    """An optimizer's step, which is written to parameters and state: on blocks, for which gradients are redistributed.
+
+    Raises RuntimeError for a parameter of summands, or state that does not lie as its parameter does.
+    """
+    parameters, gradients, *others = args
+    lists = [arg for arg in others if is_list(arg)]
+    for parameter, *its in zip(parameters, *lists, strict=True):
+        its = [x for x in its if not is_plain(x)]
+        if not is_plain(parameter) and not alike(parameter, *its):
+            raise RuntimeError(
+                f"{op._schema.name} needs parameters and their state in equal placements, none of them Partial(), and "
+                f"has {layouts([parameter.spec, *(x.spec for x in its)])}: make the optimizer without fused=True"
+            )
+    moved = [g if is_plain(g) else g.moved(p.placements) for p, g in zip(parameters, gradients, strict=True)]
+    own = [[local(x) for x in arg] if is_list(arg) else arg for arg in (parameters, *others)]
+    op(own[0], moved, *own[1:], **kwargs)
+
+
+def written(op: Any, args: Any, out: Tensor, options: Any) -> Tensor:
+    """Raises ValueError where `out` has not the result's shape: its block cannot take another."""
+    result = getattr(torch.ops.aten, op._schema.name.removeprefix("aten::"))(*args, **options)
+    if result.shape != out.shape:
+        raise ValueError(
+            f"out has shape {tuple(out.shape)}, and the result {tuple(result.shape)}: give one of its shape"
+        )
+    return out.copy_(result)
 
 
 def is_list(arg: Any) -> bool:

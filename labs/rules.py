@@ -118,9 +118,9 @@ EXAMPLES = {  # of letters that depend on shapes, as the table prints them
     reshaped: "A.c->Ac",
 }
 NOT_LINEAR = (
-    *("abs", "sign", "exp", "log", "sqrt", "rsqrt", "reciprocal", "pow", "sin", "cos", "relu", "gelu", "silu"),
-    *("tanh", "sigmoid", "maximum", "minimum", "clamp", "clamp_min", "where", "masked_fill", "fill"),
-    *("eq", "ne", "gt", "ge", "lt", "le", "isnan", "isfinite", "addcmul", "addcdiv"),
+    *("abs", "sign", "sgn", "exp", "log", "sqrt", "rsqrt", "reciprocal", "pow", "sin", "cos", "relu", "gelu", "silu"),
+    *("tanh", "sigmoid", "maximum", "minimum", "clamp", "clamp_min", "clamp_max", "where", "masked_fill", "fill"),
+    *("eq", "ne", "gt", "ge", "lt", "le", "isnan", "isfinite", "logical_and", "addcmul", "addcdiv"),
 )
 RULES = Rules(
     {

@@ -413,6 +413,63 @@ def test_numbers_and_collectives_are_those_of_one_process_and_of_torch(ranks):
             assert max(mine) < max(torch_), case
 
 
+# ---- strides, and gradients that are not there -----------------------------------------------------------
+
+
+class NothingBack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.detach() * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None
+
+
+def in_and_out(x):
+    return ours.DTensor.from_local(x.to_local(), x.device_mesh, x.placements)
+
+
+ALONE = [
+    lambda x: x.t().contiguous().view(-1),
+    lambda x: x.t().clone(memory_format=torch.contiguous_format).view(3, 8),
+    lambda x: x.t().clone(),
+    lambda x: x.t() * 2,
+    lambda x: x.t().reshape(-1),
+    lambda x: x[:1].expand(4, 6).clone().view(-1),
+    lambda x: x.view(4, 2, 3).transpose(1, 2).contiguous().view(4, 6),
+    lambda x: x.view(2, 2, 2, 3).transpose(1, 2) @ x.view(2, 2, 2, 3).transpose(1, 2).mT,  # as attention does
+    lambda x: x.abs(),
+    lambda x: x.clamp(-0.5, 0.5),
+    lambda x: x.clamp(max=0.5),
+    lambda x: NothingBack.apply(x) * x,
+    lambda x: NothingBack.apply(in_and_out(x) if isinstance(x, ours.DTensor) else x) * x,
+    lambda x: NothingBack.apply(x.redistribute(placements=x.placements) if isinstance(x, ours.DTensor) else x) * x,
+]
+
+
+def test_strides_backwards_and_what_has_no_gradient_are_as_in_one_process():
+    def body():
+        mesh = Mesh((2,), ("tp",))
+        values = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        for number, what in enumerate(ALONE):
+            x = values.clone().requires_grad_()
+            (y := what(x)).mul(weights(y)).sum().backward()
+            for lie in "01R" if what in ALONE[-2:] else "01RP":
+                mine = ours.distribute_tensor(values, mesh, placements(ours, lie), src_data_rank=None).requires_grad_()
+                result = what(mine)
+                (whole := result.full_tensor()).mul(weights(y)).sum().backward()
+                assert result.stride() == y.stride() or lie == "P", (number, lie)
+                for a, b in ((whole, y), (mine.grad.full_tensor(), x.grad)):
+                    torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12, msg=f"{number} {lie}")
+
+        out = ours.distribute_tensor(values, mesh, [ours.Shard(0)])
+        torch.add(out, out, out=out)
+        assert torch.equal(out.full_tensor(), 2 * values)
+
+    run(body, ranks=2)
+
+
 # ---- training --------------------------------------------------------------------------------------------
 
 
@@ -437,6 +494,12 @@ OPTIMIZERS = [
     partial(torch.optim.AdamW, lr=0.1, weight_decay=0.1, eps=1e-3, foreach=True),
     partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, foreach=False),
     partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1, foreach=True),
+]
+OTHERS = [  # which write with out=, or all at once
+    *(partial(torch.optim.AdamW, lr=0.1, eps=1e-3, amsgrad=True, foreach=foreach) for foreach in (False, True)),
+    *(partial(torch.optim.Adamax, lr=0.1, eps=1e-3, foreach=foreach) for foreach in (False, True)),
+    *(partial(torch.optim.AdamW, lr=0.1, eps=1e-3, amsgrad=amsgrad, fused=True) for amsgrad in (False, True)),
+    partial(torch.optim.Adagrad, lr=0.1, fused=True),
 ]
 
 
@@ -463,7 +526,7 @@ def trained(lie, mesh, optimizer, data):
 def test_a_model_of_dtensors_trains_with_stock_optimizers(shape, layouts):
     def body():
         mesh = Mesh(shape, NAMES[: len(shape)])
-        for optimizer in OPTIMIZERS:
+        for optimizer in OPTIMIZERS + OTHERS if shape == (3,) else OPTIMIZERS:
             one = trained(None, mesh, optimizer, "")
             for lie, data in layouts:
                 for p, q in zip(trained(lie, mesh, optimizer, data), one, strict=True):
@@ -647,8 +710,8 @@ def test_what_cannot_be_done_is_said_on_every_rank_before_anything_moves():
         R, S0, P = ours.Replicate(), ours.Shard(0), ours.Partial()
         x = ours.distribute_tensor(torch.arange(6.0).view(3, 2), mesh, [S0])
         p = ours.distribute_tensor(torch.tensor(3.0), mesh, [P])
-        q = nn.Parameter(x.detach())
-        q.grad = x.detach()
+        halves = nn.Parameter(ours.distribute_tensor(torch.ones(3, 2), mesh, [P]))
+        halves.grad = x.detach()
         wide = ours.distribute_tensor(torch.ones(3, 2), mesh, [ours.Shard(1)], src_data_rank=None)
         tokens = ours.distribute_tensor(torch.tensor([0, 9]), mesh, [R])
         elsewhere = ours.distribute_tensor(torch.ones(3, 2), Mesh((2,), ("dp",)), [S0])
@@ -662,11 +725,16 @@ def test_what_cannot_be_done_is_said_on_every_rank_before_anything_moves():
             (lambda: x.sort(), NotImplementedError, "sort has no rule (its inputs: [Shard(0)]): do it on whole"),
             (lambda: torch.stack([x, x]), NotImplementedError, "no rule (its inputs: [Shard(0)], [Shard(0)]): do it"),
             (lambda: torch.cat([x, torch.ones(3, 2)]), RuntimeError, "cat of a DTensor and a plain tensor of shape"),
-            (lambda: F.rms_norm(wide, (2,)), RuntimeError, "placed as [Partial()] (all inputs: [Partial()]): redist"),
-            (lambda: torch.add(x, x, out=x), NotImplementedError, "aten.add.out has no rule"),
+            (lambda: F.rms_norm(wide, (2,)), RuntimeError, "add_, in place (by itself, or within another fun"),
+            (lambda: torch.add(x, x, out=p), ValueError, "out has shape (), and the result (3, 2): give one of its sh"),
+            (lambda: torch.sort(x, out=(x, x)), NotImplementedError, "sort"),
             (lambda: x.div(2, rounding_mode="floor"), NotImplementedError, "aten.div.Tensor_mode has no rule"),
             (lambda: x.view(torch.int32), NotImplementedError, "aten.view.dtype has no rule"),
-            (lambda: p.fill_(3.0), RuntimeError, "fill cannot write its result to what is placed as [Partial()]"),
+            (
+                lambda: p.fill_(3.0),
+                RuntimeError,
+                "such as F.rms_norm), cannot write its result to what is placed as [Partial()]",
+            ),
             (
                 lambda: p.add_(1.0),
                 RuntimeError,
@@ -686,7 +754,12 @@ def test_what_cannot_be_done_is_said_on_every_rank_before_anything_moves():
                 "of shape (9, 2)",
             ),
             (lambda: F.embedding(tokens, x), IndexError, "an embedding of 3 rows has no row 9"),
-            (lambda: torch.optim.AdamW([q], fused=True).step(), NotImplementedError, "_fused_adamw has no rule"),
+            (
+                torch.optim.SGD([halves], 0.1, fused=True).step,
+                RuntimeError,
+                "_fused_sgd_ needs parameters and their state in equal pl",
+            ),
+            (lambda: torch.stack([x] * 9), NotImplementedError, "[Shard(0)] and 5 more): do it on whole"),
         ]:
             with pytest.raises(error) as refused:
                 ask()
