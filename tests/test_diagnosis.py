@@ -126,6 +126,110 @@ def test_a_reduction_that_differs(op):
     assert caught.value.kind == "mismatch"
 
 
+def in_layout(layout, *shape):
+    """Zeros of `shape` that lie in memory with gaps, on top of each other, or in another order."""
+    if layout == "gaps":
+        return torch.zeros(*shape, 2)[..., 0]
+    if layout == "expanded":
+        return torch.zeros(shape[0], *[1] * (len(shape) - 1)).expand(shape)
+    return torch.zeros(shape[::-1]).permute(*reversed(range(len(shape))))
+
+
+IN_PLACE = {
+    "all_reduce": dist.all_reduce,
+    "broadcast": lambda x: dist.broadcast(x, 0),
+    "reduce": lambda x: dist.reduce(x, 0),
+}
+OUT_OF_PLACE = {
+    "reduce_scatter": lambda out, x: dist.reduce_scatter(out, [x, x]),
+    "scatter": lambda out, x: dist.scatter(out, None if dist.get_rank() else [x, x], 0),
+    "all_to_all": dist.all_to_all_single,
+}
+
+
+def test_where_gloo_would_take_a_tensor_for_a_contiguous_one_it_is_refused():
+    """And only there: what it copies, or takes as it lies on all ranks alike, goes through, and is right."""
+
+    def job():
+        told, whole = "which gloo takes for a contiguous one", torch.arange(8.0).view(4, 2)
+        for layout in ("gaps", "expanded"):
+            for call in IN_PLACE.values():
+                with pytest.raises(ValueError, match=told):
+                    call(in_layout(layout, 4, 2))
+        for name, call in OUT_OF_PLACE.items():
+            for layout in ("gaps", "expanded", "turned")[: 2 if name == "scatter" else 3]:  # only its root has both
+                with pytest.raises(ValueError, match=told):
+                    call(in_layout(layout, 4, 2), whole)
+        sums = []
+        for x in (whole.clone(), in_layout("turned", 4, 2).copy_(whole)):
+            dist.all_reduce(x)
+            dist.broadcast(x, 0)
+            sums.append(torch.equal(x, 2 * whole))
+        mine = torch.zeros(4, 1)
+        dist.reduce_scatter(mine, [*whole.chunk(2, dim=1)])  # with gaps, which gloo closes
+        sums.append(torch.equal(mine, 2 * whole[:, dist.get_rank()].view(4, 1)))
+        parts = [in_layout("gaps", 4, 2) for _ in range(2)]
+        dist.all_gather(parts, in_layout("turned", 4, 2).copy_(whole))
+        sums.append(all(torch.equal(part, whole) for part in parts))
+        dist.all_reduce(torch.eye(2).to_sparse())
+        return sums
+
+    assert run(job, ranks=2) == [[True] * 4] * 2
+
+
+def of_two_orders():
+    dist.all_reduce(torch.ones(3, 4).t() if dist.get_rank() else torch.ones(4, 3))
+
+
+def of_two_dtypes():
+    x = torch.ones(4, dtype=torch.int32 if dist.get_rank() else torch.float32)
+    dist.recv(x, 0) if dist.get_rank() else dist.send(x, 1)
+
+
+def of_two_sizes():
+    n = 4 if dist.get_rank() else 8
+    dist.all_to_all_single(torch.ones(n), torch.ones(n))
+
+
+def of_pieces_that_do_not_fit():
+    dist.all_to_all_single(torch.ones(5, 2), torch.ones(5, 2), [2, 3], [2, 3])
+
+
+def scattered_in_two_sizes():
+    dist.scatter(torch.ones(4 + dist.get_rank()), None if dist.get_rank() else [torch.ones(4)] * 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("job", "told"),
+    [
+        (of_two_orders, r"rank 1 called all_reduce float32\[4, 3\] of strides \(1, 4\)"),
+        (of_two_dtypes, r"the dtype of a message: rank 0 called send float32\[4\] to 1, rank 1 called recv int32\[4\]"),
+        (of_two_sizes, "; rank 0 sends 4 elements to rank 1, which takes 2"),
+        (of_pieces_that_do_not_fit, "; rank 0 sends 6 elements to rank 1, which takes 4"),
+        (scattered_in_two_sizes, r"rank 1 called scatter float32\[5\] from 0"),
+    ],
+)
+def test_what_arrives_as_something_else_is_told(job, told):
+    """gloo completes the first two, with nonsense, and ends the process over the others."""
+    with pytest.raises(RankError, match=told) as caught:
+        run(job, ranks=2, timeout=60)
+    assert caught.value.kind == "mismatch"
+    assert all("test_diagnosis.py line" in where.site for where in caught.value.where)
+
+
+def test_pieces_of_all_sizes_that_fit():
+    def job():
+        rank, sizes = dist.get_rank(), [[2, 0, 1], [3, 4, 0], [1, 1, 2]]
+        taken = [sizes[source][rank] for source in range(3)]
+        x, y = torch.full((sum(sizes[rank]), 2), float(rank)), torch.zeros(sum(taken), 2)
+        dist.all_to_all_single(y, x, taken, sizes[rank])
+        dist.all_to_all([torch.zeros(2) for _ in range(3)], [torch.zeros(2) for _ in range(3)])
+        dist.all_to_all_single(x[:1].repeat(3, 1), x[:1].repeat(3, 1), input_split_sizes=[1, 1, 1])
+        return y[:, 0].tolist()
+
+    assert run(job, ranks=3) == [[0, 0, 1, 1, 1, 2], [1, 1, 1, 1, 2], [0, 2, 2]]
+
+
 @pytest.mark.parametrize("daemon", [False, True])
 def test_a_collective_in_a_thread_is_named(daemon):
     def job():

@@ -12,8 +12,6 @@ A program that disagrees with itself may still run to its end (gloo completes so
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import os
 import re
 import signal
@@ -121,7 +119,7 @@ class Watch:
         key = entry.group, entry.place
         calls = self.open.setdefault(key, {})
         calls[rank] = entry
-        if len({call.match for call in calls.values()}) > 1:
+        if len({call.match for call in calls.values()}) > 1 or misfit(rank, calls):
             self.unequal = self.unequal or calls
         elif len(calls) == len(self.readers.keys() & set(entry.members)):
             del self.open[key]
@@ -142,7 +140,7 @@ class Watch:
         if len(both) == 2:
             del self.messages[key]
             # A receive from anyone may have taken the message that this one would have had.
-            if both[source].bytes != both[target].bytes and (entry.group, target) not in self.any_source:
+            if not arrives(both[source], both[target]) and (entry.group, target) not in self.any_source:
                 self.unequal = self.unequal or both
 
     def disagreement(self, calls: dict[int, Entry]) -> Problem:
@@ -156,7 +154,9 @@ class Watch:
         called = ", ".join(f"{name(ranks)} called {what}" for what, ranks in sides.items())
         where = [Where(rank, "called", call.what, call.site) for rank, call in calls.items()]
         about = of_message(list(calls.values())) if entry.is_p2p else nth_of(entry, self.ranks)
-        return Problem("mismatch", f"the ranks do not agree on {about}: {called}", tuple(odd), self.complete(where))
+        sizes = next(filter(None, (misfit(rank, calls) for rank in sorted(calls))), "")
+        told = f"the ranks do not agree on {about}: {called}{sizes}"
+        return Problem("mismatch", told, tuple(odd), self.complete(where))
 
     def no_such_rank(self, rank: int, entry: Entry) -> Problem:
         last = len(entry.members) - 1
@@ -286,10 +286,27 @@ class Watch:
         return Problem("timeout", sentence, late, self.complete(where))
 
 
+def arrives(sent: Entry, received: Entry) -> bool:
+    """Whether what comes out of a message is what went in.  Without a dtype, its texts had no room left."""
+    same = sent.dtype == received.dtype or not (sent.dtype and received.dtype)
+    return same and sent.bytes == received.bytes
+
+
 def of_message(ends: list[Entry]) -> str:
-    """What its two ends see differently: where they name as many elements, it is the dtype."""
-    counts = [math.prod(json.loads(shape)) for end in ends for shape in re.findall(r"\[.*?\]", end.what)]
-    return "the dtype of a message" if len(counts) == 2 and counts[0] == counts[1] else "the sizes of a message"
+    """What its two ends see differently: where they name as many elements, or bytes, it is the dtype."""
+    same_bytes = len({end.bytes for end in ends}) == 1
+    same_elements = all(end.dtype for end in ends) and len({end.elements for end in ends}) == 1
+    return "the dtype of a message" if same_bytes or same_elements else "the sizes of a message"
+
+
+def misfit(rank: int, calls: dict[int, Entry]) -> str:
+    """Where, in an all_to_all, `rank` and another do not send what the other one takes; "" where they all do."""
+    for other in sorted(calls):
+        for source, target in ((rank, other), (other, rank)):
+            (sent, _), (_, taken) = calls[source].pieces, calls[target].pieces
+            if sent and taken and sent[target] != taken[source]:
+                return f"; rank {source} sends {sent[target]} elements to rank {target}, which takes {taken[source]}"
+    return ""
 
 
 def stacks(pids: dict[int, int], files: dict[int, int]) -> dict[int, str]:

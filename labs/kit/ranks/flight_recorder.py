@@ -14,17 +14,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import mmap
+import re
 import struct
 import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import FrameType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
@@ -55,7 +59,11 @@ SAME_SHAPE = (
     "all_gather",
     "reduce_scatter",
     "gather",
+    "scatter",
 )  # on every rank of a group
+# gloo takes these as they lie in memory, whatever their strides; with the others it minds them, or raises.
+AS_THEY_LIE = {"allreduce_", "broadcast_", "reduce_", "scatter_", "reduce_scatter_", "alltoall_base_"}
+PIECES = re.compile(r"\(sends (.*); takes (.*)\)")
 
 
 @dataclass(frozen=True)
@@ -83,7 +91,7 @@ class Entry:
     @property
     def members(self) -> tuple[int, ...]:
         """Global ranks of the group, in the group's order."""
-        return tuple(map(int, self.group.split("|")[1].split(",")))
+        return members_in(self.group)
 
     @property
     def awaited(self) -> tuple[int, ...]:
@@ -94,6 +102,21 @@ class Entry:
     @property
     def is_p2p(self) -> bool:
         return self.peer != NOT_P2P
+
+    @property
+    def dtype(self) -> str:
+        """Of its first tensor; "" where there is none, or where the texts had no room left."""
+        return self.what.partition(" ")[2].partition("[")[0]
+
+    @property
+    def elements(self) -> int:
+        """Of its first tensor."""
+        return elements_in(self.what)
+
+    @property
+    def pieces(self) -> tuple[Mapping[int, int], Mapping[int, int]]:
+        """Of an all_to_all, the elements sent to and taken from each member; nothing of any other call."""
+        return pieces_in(self.what, self.group)
 
 
 class FlightRecorder(tap.Listener):
@@ -178,7 +201,10 @@ class FlightRecorder(tap.Listener):
         """The number of its description, the checksum of what must be equal on all ranks, and its bytes."""
         tensors = call.inputs if call.outputs is call.inputs else call.inputs + call.outputs
         key = (call.raw, call.peer, call.root, call.reduction, len(call.inputs), *[(t.dtype, t.shape) for t in tensors])
+        if call.raw in AS_THEY_LIE:
+            key += *map(strides, tensors), *call.splits, *call.output_splits
         if key not in self.forms:
+            require_one_order(call, tensors)
             if len(self.forms) == MOST_FORMS:
                 self.forms.clear()
             size = sum(t.numel() * t.element_size() for t in call.inputs or call.outputs)
@@ -299,10 +325,34 @@ class Reader:
         self.map.close()
 
 
+def members_in(group: str) -> tuple[int, ...]:
+    return tuple(map(int, group.split("|")[1].split(",")))
+
+
+def elements_in(what: str) -> int:
+    return math.prod(json.loads(what[what.index("[") : what.index("]") + 1]))
+
+
+@lru_cache(MOST_FORMS)
+def pieces_in(what: str, group: str) -> tuple[Mapping[int, int], Mapping[int, int]]:
+    if not what.startswith("all_to_all "):
+        return {}, {}
+    members = members_in(group)
+    if uneven := PIECES.search(what):
+        sent, taken = (dict(zip(members, map(int, side.split(", ")), strict=True)) for side in uneven.groups())
+        return sent, taken
+    return (dict.fromkeys(members, elements_in(what) // len(members)),) * 2
+
+
 def describe(call: tap.Call) -> str:
     """What a person is told: "all_reduce float32[4, 8]", "send float32[10] to 1", "broadcast int64[2] from 0"."""
     tensors = call.outputs if call.op in ("recv", "scatter") else call.inputs
     shown = " ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors[:2])
+    if order := order_of_memory(call):
+        shown += f" of strides {order}"
+    if call.raw == "alltoall_" or call.splits or call.output_splits:
+        sides = pieces(call, call.inputs, call.splits), pieces(call, call.outputs, call.output_splits)
+        shown += " (sends {}; takes {})".format(*(", ".join(map(str, side)) for side in sides))
     more = f" and {len(tensors) - 2} more" if len(tensors) > 2 else ""
     whom = {
         "send": f" to {call.peer}",
@@ -318,11 +368,58 @@ def describe(call: tap.Call) -> str:
 
 def comparable(call: tap.Call) -> str:
     """What must be the same on every rank of a group for its nth collective."""
-    shapes: list[object] = []
+    same: list[object] = []
     uneven = call.op == "all_gather" and len({t.numel() for t in call.outputs}) > 1
     if call.op in SAME_SHAPE and not uneven:
-        shapes = [(str(t.dtype), tuple(t.shape)) for t in call.inputs]
-    return f"{call.op} {call.root} {call.reduction} {shapes}"
+        tensors = call.outputs if call.op == "scatter" else call.inputs  # those that every rank has
+        same = [(str(t.dtype), tuple(t.shape)) for t in tensors] + [order_of_memory(call)]
+    elif call.op == "all_to_all":  # whose sizes need not be the same, but have to fit: see Entry.pieces
+        same = [str(t.dtype) for t in call.inputs[:1]]
+    return f"{call.op} {call.root} {call.reduction} {same}"
+
+
+def pieces(call: tap.Call, tensors: Sequence[torch.Tensor], rows: Sequence[int]) -> list[int]:
+    """The elements for each member: of a tensor for each, or of one that is cut into so many `rows`, or evenly."""
+    if call.raw == "alltoall_":
+        return [tensor.numel() for tensor in tensors]
+    ranks = call.group.size()
+    return [math.prod(tensors[0].shape[1:]) * n for n in rows] if rows else [tensors[0].numel() // ranks] * ranks
+
+
+def strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Of its dims longer than 1; () for a contiguous tensor."""
+    return () if tensor.layout != torch.strided or tensor.is_contiguous() else tensor.squeeze().stride()
+
+
+def order_of_memory(call: tap.Call) -> tuple[int, ...]:
+    """The strides that all its tensors have to have, on all ranks; () where they do not matter."""
+    return strides(call.outputs[-1]) if call.raw in AS_THEY_LIE else ()
+
+
+def require_one_order(call: tap.Call, tensors: Sequence[torch.Tensor]) -> None:
+    """Raises ValueError where gloo would take the elements of a tensor for others, without a word.
+
+    They may lie in any order, as long as they fill their memory, and as it is the same order everywhere (`comparable`
+    sees to the other ranks).
+    """
+    if call.raw not in AS_THEY_LIE or tensors[0].device.type != "cpu":
+        return
+    if call.raw == "reduce_scatter_":  # of inputs with gaps gloo makes contiguous copies
+        tensors = [*filter(fills_its_memory, call.inputs), *call.outputs]
+    if not all(map(fills_its_memory, tensors)) or len(set(map(strides, tensors))) > 1:
+        it = next(filter(strides, tensors))
+        raise ValueError(
+            f"{call.op} of a tensor of shape {tuple(it.shape)} and strides {it.stride()}, which gloo takes for a "
+            "contiguous one, with wrong numbers: pass a .contiguous() copy, and copy back what comes"
+        )
+
+
+def fills_its_memory(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie side by side, in whatever order."""
+    if not strides(tensor):
+        return True
+    tensor = tensor.squeeze()
+    return tensor.permute(*sorted(range(tensor.dim()), key=tensor.stride, reverse=True)).is_contiguous()
 
 
 def is_alone() -> bool:

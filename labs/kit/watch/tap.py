@@ -72,7 +72,8 @@ class Call:
     """One collective or send/recv as this rank issued it.
 
     `inputs` and `outputs` are flat tuples of tensors; `peer` (send, recv) and `root` are ranks of the group, or None;
-    `splits` are the input sizes of an uneven all_to_all; `reduction` is "sum", "max" or other, or "" for none.
+    `splits` and `output_splits` are the sizes of an uneven all_to_all; `reduction` is "sum", "max" or other, or "" for
+    none.
     """
 
     __slots__ = (
@@ -80,6 +81,7 @@ class Call:
         "inputs",
         "notes",
         "op",
+        "output_splits",
         "outputs",
         "peer",
         "raw",
@@ -103,7 +105,7 @@ class Call:
         self.tag = args[-1] if self.op in ("send", "recv") else 0
         self.root = args[ROOT[raw]] if raw in ROOT else None
         self.reduction = reduction(args[REDUCTION[raw]]) if raw in REDUCTION else ""
-        self.splits = args[4] if raw == "alltoall_base_" else ()
+        self.output_splits, self.splits = args[3:5] if raw == "alltoall_base_" else ((), ())
         self.start_ns = time.monotonic_ns()
         self.notes: dict[str, Any] = {}  # a listener may leave something here for its own later events
 
