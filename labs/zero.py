@@ -25,8 +25,10 @@ step (Rajbhandari et al. 2020, arXiv 1910.02054, sections 5 and 7).
     zero.step()
 
 The parameters of a layer lie in one vector, `full`, padded to a multiple of N; its N-th part is this rank's
-`shard`.  The modules' own parameters are views of `full`, so the optimizer must treat all elements of a layer
-alike, as SGD and AdamW do.  Where a layer is used, but one of its parameters is not, that one's gradient counts as
+`shard`.  The modules' own parameters are views of `full`, so the optimizer must treat each element by itself, and all
+of a layer alike, as SGD and AdamW do: none that looks at a matrix or a norm, as Muon and LAMB do.  For the same reason
+`labs.clip` clips, and not `nn.utils.clip_grad_norm_`; and what is frozen or unfrozen later is a whole layer.  Buffers
+stay each rank's own.  Where a layer is used, but one of its parameters is not, that one's gradient counts as
 zero, and it takes its step, too.
 """
 

@@ -114,6 +114,16 @@ def test_parameters_of_several_types():
     assert clip_gradients(ours, 1.0).item() == pytest.approx(exact, rel=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_gradients(dtype):
+    ours, theirs = (nn.Parameter(torch.zeros(3, dtype=dtype)) for _ in range(2))
+    ours.grad, theirs.grad = (torch.tensor([3 + 4j, 0, -12j], dtype=dtype) for _ in range(2))
+    norm = clip_gradients(ours, 1.0)
+    assert norm.dtype == torch.float64 and norm.item() == 13
+    nn.utils.clip_grad_norm_(theirs, 1.0)
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
 # ---- sharded ---------------------------------------------------------------------------------------------
 
 
