@@ -61,7 +61,7 @@ class Call:
         self.expect = when_all_have_gradients([*given, *uses], after_backward)
 
     def ends(self, found: list[Tensor]) -> bool:
-        """The forward is over, and these are what it was given and what it made, in place or not; whether it made any."""
+        """The forward is over, and these are what it was given and what it made, in place or not; did it make any?"""
         before_backward, expect = self.before_backward, self.expect  # a hook that knew `given` would keep it alive
 
         def gradient_there(gradient: Tensor) -> None:

@@ -160,7 +160,8 @@ def common_mesh(name: str, inputs: Sequence[Tensor]) -> Mesh:
         if is_plain(x) and x.ndim:  # one number is the same on every rank, as a number in Python is
             raise RuntimeError(
                 f"{name} of a DTensor and a plain tensor of shape {tuple(x.shape)}: make a DTensor of that one, too, "
-                "with distribute_tensor (it is the whole) or DTensor.from_local (it is this rank's block)"
+                "with distribute_tensor (it is the whole) or DTensor.from_local (it is this rank's block); after "
+                "fully_shard, parameters() gives DTensors, but in a module's forward its attributes are whole"
             )
     return first
 

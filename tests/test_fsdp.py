@@ -3,6 +3,7 @@
 Many cases share a job: each returns what it saw, and the test judges.
 """
 
+import copy
 import gc
 import weakref
 from collections import Counter
@@ -747,6 +748,10 @@ def from_other_seeds(mesh):
     fully_shard(nn.Linear(3, 3), mesh=mesh)
 
 
+def replicas_from_other_seeds(mesh):
+    from_other_seeds(Mesh((2, 1), ("replicate", "shard")))
+
+
 def of_other_shapes(mesh):
     fully_shard(nn.Linear(3, 3 + dist.get_rank()), mesh=mesh)
 
@@ -775,20 +780,139 @@ def around_forward(mesh):
     nn.functional.linear(torch.ones(2, 3), fully_shard(linear(), mesh=mesh).weight)
 
 
-class TakesOne(nn.Module):
-    def __init__(self):
+class Does(nn.Module):
+    """A Linear, and something else in its forward: do(module, x)."""
+
+    def __init__(self, do=lambda module, x: None, inner=linear):
         super().__init__()
-        self.first, self.layers = linear(), nn.ModuleList([linear(), linear()])
+        self.inner, self.do = inner(), do
 
     def forward(self, x):
-        return self.layers[dist.get_rank()](self.first(x))
+        found = self.do(self, x)
+        return self.inner(x) if found is None else found
+
+
+def trained(do, mesh, inner=linear, inputs=None):
+    model = fully_shard(Does(do, inner), mesh=mesh)
+    model(torch.ones(2, 3) if inputs is None else inputs).sum().backward()
+    return model
+
+
+def parameters_in_forward(mesh):
+    trained(lambda module, x: x @ next(module.parameters()), mesh)
+
+
+def renormalised(mesh):
+    trained(lambda module, x: None, mesh, lambda: seeded(lambda: nn.Embedding(4, 3, max_norm=0.1)), torch.tensor([1]))
+
+
+def written_in_place(mesh):
+    def normalise(module, x):
+        with torch.no_grad():
+            module.inner.weight.div_(2)
+
+    trained(normalise, mesh)
+
+
+def replaced_in_forward(mesh):
+    def normalise(module, x):
+        module.inner.weight.data = module.inner.weight.data / 2
+
+    trained(normalise, mesh)
+
+
+def frozen_and_replaced(mesh):
+    def normalise(module, x):
+        module.inner.weight.data = module.inner.weight.data / 2
+
+    trained(normalise, mesh, lambda: linear().requires_grad_(False), torch.ones(2, 3, requires_grad=True))
+
+
+def hook_before(mesh):
+    layer = linear()
+    layer.weight.register_hook(lambda gradient: gradient * 2)
+    fully_shard(layer, mesh=mesh)
+
+
+def hook_after(mesh):
+    layer = fully_shard(linear(), mesh=mesh)
+    layer.weight.register_hook(lambda gradient: gradient * 2)
+    layer(torch.ones(2, 3))
+
+
+def gradient_before(mesh):
+    layer = linear()
+    layer(torch.ones(2, 3)).sum().backward()
+    fully_shard(layer, mesh=mesh)
+
+
+def plain_data(mesh):
+    layer = fully_shard(linear(), mesh=mesh)
+    layer.weight.data = torch.ones(3, 3)
+
+
+def copied(mesh):
+    copy.deepcopy(nn.Sequential(fully_shard(linear(), mesh=mesh)))
+
+
+def gradient_penalty(mesh):
+    x = torch.ones(2, 3, requires_grad=True)
+    torch.autograd.grad(fully_shard(linear(), mesh=mesh)(x).sum(), x, create_graph=True)
+
+
+def frozen_on_one_rank(mesh):
+    fully_shard(linear().requires_grad_(dist.get_rank() == 0), mesh=mesh)
+
+
+def frozen_later_on_one_rank(mesh):
+    layer = fully_shard(linear(), mesh=mesh)
+    layer(torch.ones(2, 3)).sum().backward()
+    (layer.weight, layer.bias)[dist.get_rank()].requires_grad_(False)
+    layer(torch.ones(2, 3))
+
+
+def taking_one(mesh, do):
+    model = Does(do)
+    model.layers = nn.ModuleList([linear(), linear(), linear()])
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
 
 def different_layers(mesh):
-    model = TakesOne()
-    for layer in model.layers:
+    taking_one(mesh, lambda model, x: model.layers[dist.get_rank()](x))(torch.ones(2, 3))
+
+
+def different_layers_without_gradient(mesh):
+    with torch.no_grad():
+        different_layers(mesh)
+
+
+def different_layers_on_replicas(mesh):
+    different_layers(Mesh((2, 1), ("replicate", "shard")))
+
+
+def different_layers_later(mesh):
+    model = taking_one(mesh, lambda model, x: sum(model.layers[number](x) for number in model.numbers))
+    for model.numbers in ([0, 1], [dist.get_rank()]):
+        model(torch.ones(2, 3)).sum().backward()
+
+
+def different_way_back(mesh):
+    model = taking_one(mesh, lambda model, x: [layer(x) for layer in model.layers][1 + dist.get_rank()])
+    model(torch.ones(2, 3)).sum().backward()
+
+
+class Passes(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) if dist.get_rank() == 0 else x
+
+
+def passed_on_by_one_rank(mesh):
+    model = seeded(lambda: nn.Sequential(nn.Linear(3, 3), Passes(3, 3)))
+    for layer in model:
         fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)(torch.ones(2, 3)).sum().backward()
+    fully_shard(model, mesh=mesh)(torch.ones(2, 3))
 
 
 def no_divisor(mesh):
@@ -815,12 +939,31 @@ REFUSED = {
     tied_across_groups: "parameter 'weight' is shared with a module that was sharded before",
     of_two_dtypes: "'0.bias' (torch.float32) and '1.bias' (torch.float64) cannot be gathered at once",
     from_other_seeds: "replicas differ from the start: parameter 'weight'",
+    replicas_from_other_seeds: "replicas differ from the start: parameter 'weight'",
     of_other_shapes: "replicas differ from the start: parameter 'weight' is torch.float32 of shape (3, 3)",
     converted_later: "was sharded as a DTensor of torch.float32, and a DTensor of torch.float64 stands there now",
     optimizer_before: "make the optimizer after fully_shard",
     step_before_backward: "backward() of a loss from before step()",
     around_forward: "a DTensor and a plain tensor of shape (2, 3)",
+    parameters_in_forward: "after fully_shard, parameters() gives DTensors",
+    renormalised: "parameter 'inner.weight' was written to in a forward",
+    written_in_place: "parameter 'inner.weight' was written to in a forward",
+    replaced_in_forward: "parameter 'inner.weight' was written to in a forward",
+    frozen_and_replaced: "parameter 'inner.weight' was written to in a forward",
+    hook_before: "parameter 'weight' has a hook on its whole gradient",
+    hook_after: "parameter 'weight' has a hook that backward would not call",
+    gradient_before: "parameter 'weight' has a gradient",
+    plain_data: ".data of a DTensor (torch.float32, (3, 3) as [Shard(dim=0)]) takes one that is all of this",
+    copied: "copy.deepcopy of a FSDPLinear",
+    gradient_penalty: "a backward with create_graph=True goes through fully_shard",
+    frozen_on_one_rank: "parameter 'weight' is torch.float32 of shape (3, 3)",
+    frozen_later_on_one_rank: "ranks train different parameters: rank 0 ['bias'], rank 1 ['weight']",
     different_layers: "ranks use different layers: rank 0 ['the model', 'layers.0'], rank 1 ['the model', 'layers.1']",
+    different_layers_without_gradient: "ranks use different layers: rank 0 ['the model', 'layers.0'], rank 1",
+    different_layers_on_replicas: "ranks use different layers: rank 0 ['the model', 'layers.0'], rank 1",
+    different_layers_later: "ranks use different layers: rank 0 ['the model', 'layers.0'], rank 1",
+    different_way_back: "ranks go back through different layers: rank 0 ['the model', 'layers.1'], rank 1",
+    passed_on_by_one_rank: "ranks can go back through different layers: rank 0 ['0', '1', 'the model'], rank 1 ['0',",
     no_divisor: "reshard_after_forward=3 on 2 ranks: give True, False, or a smaller number",
     of_a_list: "fully_shard of a ModuleList, which has no forward",
     distributed_already: "parameter 'weight' is a DTensor already",
