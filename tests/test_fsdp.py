@@ -121,9 +121,14 @@ def test_equals_one_process(sizes):
 def test_a_larger_piece_kept_between_forward_and_backward():
     def body():
         mesh, found = Mesh((4,), ("dp",)), []
+        with pytest.raises(ValueError, match=r"reshard_after_forward=3 on 4 ranks: .* divides them \(\[2\]\)"):
+            fully_shard(linear(), mesh=mesh, reshard_after_forward=3)
         for reshard in (2, True):
             model = sharded(awkward(), mesh, reshard_after_forward=reshard)
             for step in range(3):
+                with torch.no_grad():
+                    model(batch(step, dist.get_rank()))
+                assert all(layer._sharding.group.kept is None for layer in layers_of(model))
                 loss = model(batch(step, dist.get_rank()))
                 kept = [layer._sharding.group.kept for layer in layers_of(model)]
                 assert all((k is not None) == (reshard == 2) for k in kept)
@@ -269,12 +274,25 @@ class Slow(nn.Module):
         return self.linear(x)
 
 
-def in_flight(prefetch):
+class InOrder(nn.Module):
+    """Its layers, one after the other, in the order that it is told."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x, order):
+        for number in order:
+            x = self.layers[number](x)
+        return x
+
+
+def in_flight(prefetch, *orders):
     """When layers computed, and when each group was gathered and dropped; the most that were held at once."""
     torch.manual_seed(0)
     notes, mesh = [], Mesh((dist.get_world_size(),), ("dp",))
     layers = [Slow(number, notes) for number in range(4)]
-    model = fully_shard(nn.Sequential(*(fully_shard(layer, mesh=mesh) for layer in layers)), mesh=mesh)
+    model = fully_shard(InOrder([fully_shard(layer, mesh=mesh) for layer in layers]), mesh=mesh)
     for number, layer in enumerate(layers):
         group = layer._sharding.group
 
@@ -296,9 +314,9 @@ def in_flight(prefetch):
         for layer in layers:
             layer.set_modules_to_forward_prefetch([])
             layer.set_modules_to_backward_prefetch([])
-    for _ in range(2):  # the first step has no order to go by
+    for order in orders or [range(4)] * 2:  # the first step has no order to go by
         notes.clear()
-        model(torch.ones(2, 8, requires_grad=True)).sum().backward()
+        model(torch.ones(2, 8, requires_grad=True), order).sum().backward()
     held = most = 0
     for what, _ in notes:
         held += {"gather": 1, "drop": -1}.get(what, 0)
@@ -314,6 +332,20 @@ def test_the_next_layer_is_on_its_way_while_one_computes():
         assert order["gather", number + 1] < order["forward", number]
         assert last["gather", number] < order["backward", number + 1]
     assert most == 2
+
+
+def test_nothing_is_sent_for_where_a_forward_begins_otherwise_than_the_last():
+    notes, _ = run(in_flight, True, [0, 1, 2, 3], [1, 0, 3, 2], ranks=2)[0]
+    assert notes[:3] == [("gather", 0), ("gather", 1), ("forward", 1)]
+    assert notes.index(("gather", 3)) < notes.index(("gather", 2)) < notes.index(("backward", 2))
+
+
+def test_a_layer_used_twice_has_another_one_before_it_each_time():
+    notes, _ = run(in_flight, True, *[[0, 1, 2, 1, 3]] * 2, ranks=2)[0]
+    begun = [note for note in notes if note[0] in ("gather", "backward")]
+    ends = begun[begun.index(("backward", 3)) :]
+    assert [number for what, number in ends if what == "gather"] == [2, 1, 0]
+    assert [number for what, number in ends if what == "backward"] == [3, 1, 2, 1, 0]
 
 
 def test_what_was_sent_for_in_vain_is_dropped():
@@ -456,8 +488,11 @@ def test_after_a_backward_that_failed_the_next_one_is_right():
             model = sharded(awkward(), mesh)
             model(batch(0, dist.get_rank())).backward()
             model.zero_grad()
-            if fails:
-                handle = model.layers[0].register_full_backward_pre_hook(lambda *_: 1 / 0)
+            if fails:  # inside of a layer, and with a micro-batch before that waits
+                model.set_requires_gradient_sync(False)
+                model(batch(1, dist.get_rank())).backward()
+                model.set_requires_gradient_sync(True)
+                handle = model.layers[0][1].register_full_backward_pre_hook(lambda *_: 1 / 0)
                 try:
                     model(batch(1, dist.get_rank())).backward()
                 except ZeroDivisionError:
@@ -532,6 +567,9 @@ class Chain(nn.Module):
     def between(self, step):
         pass
 
+    def penalty(self):
+        return 0
+
     def through(self, layers, x):
         for layer in layers:
             x = x + layer(x)
@@ -568,6 +606,22 @@ class FrozenBeforeBackward(Chain):
 class LastMicroBatchSkips(Chain):
     def forward(self, x, rank, step, micro):
         return self.through([layer for n, layer in enumerate(self.layers) if micro < 2 or n != step % 3], x)
+
+
+class Penalised(Chain):
+    """By the parameters as the caller has them: shards."""
+
+    def penalty(self):
+        return sum(p.square().sum() for p in self.parameters())
+
+
+class Recomputed(Chain):
+    """Hooks and all."""
+
+    def forward(self, x, *which):
+        for layer in (*self.layers, self.layers[1]):
+            x = x + checkpoint(layer, x, use_reentrant=False)
+        return self.head(x).square().mean()
 
 
 class ReentrantTwice(Chain):
@@ -662,7 +716,8 @@ class GradientTwice(Chain):
         return torch.stack([self.through(self.layers[:2], x), self.through(self.layers, x)])
 
 
-ODD = [Unfreezing, FrozenLater, FrozenBeforeBackward, LastMicroBatchSkips, ReentrantTwice, ReentrantInside]
+ODD = [Unfreezing, FrozenLater, FrozenBeforeBackward, LastMicroBatchSkips, Penalised, Recomputed]
+ODD += [ReentrantTwice, ReentrantInside]
 ODD += [ReentrantAround, ReentrantInReentrant, Experts, InnerExperts, Forces, GradientTwice]
 MICRO_BATCHES = 3
 
@@ -677,7 +732,7 @@ def learn(model, ranks, of):
             for rank in ranks:
                 x = torch.randn(4, 5, generator=torch.Generator().manual_seed(100 * step + 10 * micro + rank)).double()
                 model.before(step)
-                loss = model(x, rank, step, micro) / of
+                loss = (model(x, rank, step, micro) + model.penalty()) / of
                 model.between(step)
                 for part in loss.flatten()[:-1]:
                     part.backward(retain_graph=True)
@@ -710,6 +765,68 @@ def odd_trainings(sizes):
 def test_odd_trainings_are_one_processs(sizes):
     for found in run(odd_trainings, sizes, ranks=torch.Size(sizes).numel()):
         assert not any(found.values()), {case: what for case, what in found.items() if what}
+
+
+def test_only_what_no_rank_had_a_gradient_for_has_none():
+    """Ranks 2 and 3 have no row of the parameters: padding alone tells them."""
+
+    class Chosen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.experts = nn.ModuleList([nn.Linear(2, 2) for _ in range(3)])
+
+        def forward(self, x):
+            return x + self.experts[dist.get_rank() % 2](x) * 0
+
+    def body():
+        model = seeded(Chosen)
+        fully_shard(model)(torch.ones(1, 2)).sum().backward()
+        p = model._sharding.group.parameters[0]
+        p.pending, pieces = -torch.zeros(p.shape), torch.full((4, p.n), -0.0)
+        p.pack(pieces)
+        return [p.grad is not None for p in model.parameters()], pieces.signbit().any().item()
+
+    assert run(body, ranks=4) == [([True, True, True, True, False, False], False)] * 4
+
+
+def habits(mesh):
+    """What people do around a training, each with what comes of it."""
+    x, found = torch.ones(2, 3), {}
+
+    layer = fully_shard(linear(), mesh=mesh)
+    with torch.inference_mode():
+        first = layer(x)
+    layer(x).sum().backward()
+    found["in inference mode"] = torch.equal(first, linear()(x)) and layer.weight.grad is not None
+
+    layer = fully_shard(linear(), mesh=mesh)
+    layer(x)
+    for p in layer.parameters():
+        p.data = p.data * 2
+    found["data exchanged"] = torch.equal(layer(x), 2 * linear()(x))
+
+    layer, called = linear(), []
+    layer.weight.register_post_accumulate_grad_hook(lambda p: called.append(p.grad.full_tensor()))
+    layer.weight.decays = False
+    fully_shard(layer, mesh=mesh).bias.register_post_accumulate_grad_hook(lambda p: called.append(p))
+    layer(x * (1 + 2 * dist.get_rank())).sum().backward()
+    found["hooks"] = torch.equal(called[0], torch.full((3, 3), 4.0)) and called[1] is layer.bias
+    found["what is noted on a parameter"] = layer.weight.decays is False
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float64)
+    found["output_dtype"] = fully_shard(linear(), mesh=mesh, mp_policy=policy)(x).dtype == torch.float64
+
+    for reshard in (True, False):
+        layer = fully_shard(linear(), mesh=mesh)
+        layer.set_reshard_after_backward(reshard)
+        layer(x).sum().backward()
+        found[f"reshard_after_backward={reshard}"] = layer._sharding.group.gathered is not reshard
+    return found
+
+
+def test_habits():
+    for found in run(lambda: habits(Mesh((2,), ("dp",))), ranks=2):
+        assert all(found.values()), found
 
 
 # ---- bad input -------------------------------------------------------------------------------------------
@@ -953,7 +1070,7 @@ REFUSED = {
     hook_before: "parameter 'weight' has a hook on its whole gradient",
     hook_after: "parameter 'weight' has a hook that backward would not call",
     gradient_before: "parameter 'weight' has a gradient",
-    plain_data: ".data of a DTensor (torch.float32, (3, 3) as [Shard(dim=0)]) takes one that is all of this",
+    plain_data: ".data of a DTensor (torch.float32, (3, 3) as [Shard(0)]) takes one that is all of this",
     copied: "copy.deepcopy of a FSDPLinear",
     gradient_penalty: "a backward with create_graph=True goes through fully_shard",
     frozen_on_one_rank: "parameter 'weight' is torch.float32 of shape (3, 3)",
@@ -962,7 +1079,7 @@ REFUSED = {
     different_layers_without_gradient: "ranks use different layers: rank 0 ['the model', 'layers.0'], rank 1",
     different_layers_on_replicas: "ranks use different layers: rank 0 ['the model', 'layers.0'], rank 1",
     different_layers_later: "ranks use different layers: rank 0 ['the model', 'layers.0'], rank 1",
-    different_way_back: "ranks go back through different layers: rank 0 ['the model', 'layers.1'], rank 1",
+    different_way_back: "ranks go back through different layers: rank 0 ['layers.1', 'the model'], rank 1",
     passed_on_by_one_rank: "ranks can go back through different layers: rank 0 ['0', '1', 'the model'], rank 1 ['0',",
     no_divisor: "reshard_after_forward=3 on 2 ranks: give True, False, or a smaller number",
     of_a_list: "fully_shard of a ModuleList, which has no forward",
