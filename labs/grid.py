@@ -39,8 +39,8 @@ class Grid:
 
     def __init__(self, shape: tuple[int, ...], mesh_dim_names: tuple[str, ...], rank: int | None = None):
         require_grid(shape, mesh_dim_names)
-        if rank is not None and not 0 <= rank < prod(shape):
-            raise ValueError(f"rank {rank}: {equation(shape, mesh_dim_names)} is numbered 0 to {prod(shape) - 1}")
+        if rank is not None and (type(rank) is not int or not 0 <= rank < prod(shape)):
+            raise ValueError(f"rank {rank!r}: {equation(shape, mesh_dim_names)} is numbered 0 to {prod(shape) - 1}")
         self.mesh = torch.arange(prod(shape), device="cpu").view(shape)
         self.mesh_dim_names = tuple(mesh_dim_names)
         self.rank = rank
@@ -84,7 +84,10 @@ class Grid:
 
     def __getitem__(self, mesh_dim_names: str | Axes) -> Self:
         """The part of the grid along these axes, in the order in which the mesh has them, that this rank is in."""
-        names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
+        several = isinstance(mesh_dim_names, tuple | list)
+        names = tuple(mesh_dim_names) if several else (mesh_dim_names,)
+        if not all(isinstance(name, str) for name in names):
+            raise KeyError(f"axes {names}: give names, of {', '.join(map(repr, self.mesh_dim_names))}")
         numbers = [self.number(name) for name in names]
         if not names or numbers != sorted(set(numbers)):
             raise KeyError(f"axes {names}: name each once, in the order of the mesh, {self.mesh_dim_names}")

@@ -56,10 +56,6 @@ class Mesh(Grid):
             )
         return self.groups[axes]
 
-    def __deepcopy__(self, memo: object) -> "Mesh":
-        """The same one: a copy of a model talks to the same ranks."""
-        return self
-
     def get_all_groups(self) -> list[ProcessGroup]:
         return [self.get_group(name) for name in self.mesh_dim_names]
 

@@ -38,6 +38,10 @@ class Placement:
 class Shard(Placement):
     dim: int
 
+    def __post_init__(self) -> None:
+        if type(self.dim) is not int:
+            raise TypeError(f"Shard({self.dim!r}): give the number of a dim, as in Shard(0)")
+
     def __repr__(self) -> str:
         return f"Shard({self.dim})"
 

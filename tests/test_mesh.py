@@ -189,6 +189,9 @@ def test_an_axis_that_is_not_there():
     for names in (("tp", "dp"), ("dp", "dp"), ()):
         with pytest.raises(KeyError, match="name each once, in the order of the mesh"):
             mesh[names]
+    for names in (None, 0, ("dp", None)):
+        with pytest.raises(KeyError, match=r"axes \(.*\): give names, of 'dp', 'tp'"):
+            mesh[names]
 
 
 def test_what_needs_a_job_or_a_rank_says_so():
@@ -198,6 +201,9 @@ def test_what_needs_a_job_or_a_rank_says_so():
         Mesh((2, 4), ("dp", "tp")).get_coordinate()
     with pytest.raises(ValueError, match=r"rank 8: dp 2 × tp 4 is numbered 0 to 7"):
         Mesh((2, 4), ("dp", "tp"), rank=8)
+    for rank in (True, 1.0, "1"):
+        with pytest.raises(ValueError, match=f"rank {rank!r}: dp 2 × tp 4 is numbered 0 to 7"):
+            Mesh((2, 4), ("dp", "tp"), rank=rank)
     with pytest.raises(ValueError, match="axis 'dp' exists in"):
         Mesh((2, 4), ("dp", "tp"), rank=5)._flatten("dp")
 

@@ -64,3 +64,6 @@ def test_placements_that_cannot_be():
     ]:
         with pytest.raises(error, match=sentence):
             normalised(placements, ndim, 1)
+    for dim in (1.5, True, None, "0"):
+        with pytest.raises(TypeError, match=r"give the number of a dim, as in Shard\(0\)"):
+            Shard(dim)

@@ -124,6 +124,8 @@ def test_a_cell_that_is_no_instruction_is_named():
         ("dualpipev", (4, 7, 2), "dualpipev on 4 ranks takes 8 micro-batches or more, not 7"),
         ("1f1b", (0, 8, 1), "ranks is 0: 1f1b takes 1 or more"),
         ("1f1b", (4, 0, 1), "microbatches is 0: 1f1b takes 1 or more"),
+        ("gpipe", (2.0, 4), "ranks is 2.0: gpipe takes a whole number"),
+        ("gpipe", (2, True), "microbatches is True: gpipe takes a whole number"),
     ],
 )
 def test_sizes_that_do_not_fit(name, sizes, text):

@@ -194,6 +194,8 @@ def require(
     name: str, ranks: int, microbatches: int, stages_per_rank: int, exactly: int | None = None, at_least: int = 1
 ) -> None:
     for what, number in (("ranks", ranks), ("microbatches", microbatches), ("stages_per_rank", stages_per_rank)):
+        if type(number) is not int:
+            raise ValueError(f"{what} is {number!r}: {name} takes a whole number")
         if number < 1:
             raise ValueError(f"{what} is {number}: {name} takes 1 or more")
     if stages_per_rank < at_least or exactly not in (None, stages_per_rank):
