@@ -113,6 +113,11 @@ class Chooses(Plain):
         return self.a(x) if x.sum() > 0 else self.b(x)
 
 
+class BeginsInPlace(Plain):
+    def forward(self, x):
+        return super().forward(x.mul_(2) if self.number else x)
+
+
 class Steers(Plain):
     """Uses a gradient that it asks for in its forward, as a number."""
 
@@ -153,7 +158,17 @@ def recomputed(number):
 
 
 KINDS = [Plain, WeightsOfOthers, WeightNormed, BatchNormed, Drops, Attends, Checkpointed, recomputed, Autocast]
-KINDS += [PartlyFrozen, Passes, Transposes, Chooses, Steers, Forces, TrainsInside, ReentrantlyCheckpointed]
+KINDS += [
+    PartlyFrozen,
+    Passes,
+    Transposes,
+    Chooses,
+    BeginsInPlace,
+    Steers,
+    Forces,
+    TrainsInside,
+    ReentrantlyCheckpointed,
+]
 
 
 def stages(kind, count, shared=False):
@@ -162,13 +177,15 @@ def stages(kind, count, shared=False):
     return [made[number % 2] for number in range(count)] if shared else made
 
 
-def differences(kind, lists, **others):
+def differences(kind, lists, freeze=lambda stages, step: None, **others):
     """Of gradients and buffers after two batches; and the names of parameters that have one on one side alone."""
     mine, theirs = (stages(kind, stages_of(lists), **others) for _ in range(2))
     torch.manual_seed(1)
     x, y = torch.randn(2 * M, WIDTH).double(), torch.randn(2 * M).double()
     pipeline, whole = Pipeline(mine, lists, loss_of), nn.Sequential(*theirs)
-    for _ in range(2):
+    for step in range(2):
+        freeze(mine, step)
+        freeze(theirs, step)
         pipeline.forward_backward(x, y)
         for micro_x, micro_y in zip(x.chunk(M), y.chunk(M), strict=True):
             (loss_of(whole(micro_x), micro_y) / M).backward()
@@ -189,7 +206,22 @@ def learners(ranks, microbatches):
     return tuple(map(tuple, read_csv(rows)))
 
 
+def freezing(stages, step):
+    """The first stages, from the second batch on; and the bias of another one."""
+    for stage in stages[: step * len(stages) // 2]:
+        stage.requires_grad_(False)
+    stages[-1].a.bias.requires_grad_(step == 0)
+
+
+def unfreezing(stages, step):
+    for stage in stages:
+        stage.requires_grad_(step > 0 or stage is stages[-1])
+
+
 def odd_ones():
+    for name in ("1f1b", "zb1p", "zbv"):
+        for freeze in (freezing, unfreezing):
+            assert differences(Plain, SCHEDULES[name](2, M), freeze) == (0, []), (freeze.__name__, name)
     for kind in KINDS:
         for name in ("1f1b", "zb1p", "dualpipev", "a learner's"):
             schedule = SCHEDULES.get(name, learners)
@@ -357,6 +389,15 @@ def refused():
         empty = [BatchNormed() for _ in range(2)]
     text = "buffer 'norm.running_mean' is on the meta device, and has no numbers to begin with: give it some"
     refuse(text, empty, loss_of, initial=lambda name, shape: torch.ones(shape))
+    tied = stages(Plain, 2)
+    tied[1].b.weight = tied[0].a.weight
+    pipeline = Pipeline(tied, lists, loss_of)
+    tied[0].a.weight.requires_grad_(False)
+    text = (
+        f"'{'ab'[rank]}.weight' is tied to a parameter of another rank's stage, and was frozen after the Pipeline was"
+    )
+    with pytest.raises(RuntimeError, match=text):
+        pipeline.forward_backward(torch.ones(M, WIDTH).double(), torch.ones(M).double())
     pipeline = Pipeline(stages(Plain, 2), lists, loss_of)
     for without in (torch.no_grad(), torch.inference_mode()):
         with without, pytest.raises(RuntimeError, match=r"under torch.no_grad\(\), where nothing has a gradient"):

@@ -21,6 +21,7 @@ the batch's mean loss.  They are added to what is in `.grad`, as any backward do
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -128,7 +129,8 @@ class Pipeline:
     def clip_gradients(self, max_norm: float) -> Tensor:
         """As `labs.clip.clip_gradients`, by the norm of the whole model, in which a tied gradient counts once.
 
-        Every rank must call it, after its last forward_backward.
+        Every rank must call it, after its last forward_backward.  (nn.utils.clip_grad_norm_ would see the norm of this
+        rank's stages alone.)
         """
         norm = global_norm([p for p in self.parameters() if self.tied.is_counted(p)], (self.group,))
         shorten(self.parameters(), norm, max_norm)
@@ -146,13 +148,15 @@ class Pipeline:
     def forward(self, s: int, m: int) -> None:
         x = self.xs[m] if s == 0 else self.mail.take(F(s - 1, m)).requires_grad_()
         with Deferred(self.may_wait) if (s, m) in self.split else nullcontext() as later:
-            y = self.stages[s](x)
+            y = self.stages[s](Given.apply(x) if s > 0 else x)
             if s == self.last:
                 loss = self.loss(y, self.ys[m])
                 self.losses[m], y = loss.detach(), loss / self.microbatches
         if s < self.last:
             self.mail.put(F(s, m), y)
-        if not y.requires_grad and s >= self.first_trained:
+        # All before it may have been frozen since.
+        trained = s >= self.first_trained and (x.requires_grad or is_trained(self.stages[s]))
+        if trained and not y.requires_grad:
             raise self.cut_off(s, m, "requires no gradient, though parameters before it are to be trained")
         # Of y, only the end of the graph: its numbers may go when they have been sent.
         self.alive[s, m] = x, get_gradient_edge(y) if y.requires_grad else None, later
@@ -187,6 +191,18 @@ class Pipeline:
             )
         if not torch.is_grad_enabled():
             raise RuntimeError("forward_backward was called under torch.no_grad(), where nothing has a gradient")
+
+
+class Given(torch.autograd.Function):
+    """What a stage takes, as no leaf of its graph: so it may begin in place, as any layer behind another one may."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
 
 
 DOES = {F: Pipeline.forward, B: Pipeline.backward, I: Pipeline.backward, W: Pipeline.weights}

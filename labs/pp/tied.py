@@ -27,7 +27,8 @@ class Tied:
                 holders.setdefault(p, {}).setdefault(ranks[number], name)
         several = {p: names for p, names in holders.items() if len(names) > 1}
         require_equal({next(iter(names.values())): p for p, names in several.items()}, group)
-        self.shared = {p: list(names) for p, names in several.items() if self.rank in names and p.requires_grad}
+        self.here = {p: (names[self.rank], p.requires_grad) for p, names in several.items() if self.rank in names}
+        self.shared = {p: list(several[p]) for p, (_, trained) in self.here.items() if trained}
         self.earlier: dict[nn.Parameter, Tensor | None] = {}
 
     def is_counted(self, p: nn.Parameter) -> bool:
@@ -36,6 +37,12 @@ class Tied:
 
     def begin(self) -> None:
         """What earlier batches have left in `.grad` is the whole of it: it must not be added up once more."""
+        for p, (name, trained) in self.here.items():
+            if p.requires_grad != trained:
+                raise RuntimeError(
+                    f"{name!r} is tied to a parameter of another rank's stage, and was {'' if trained else 'un'}frozen "
+                    "after the Pipeline was made: make a new Pipeline, in which all ranks agree on it"
+                )
         for p in self.shared:
             self.earlier[p], p.grad = p.grad, None
 
