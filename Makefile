@@ -16,6 +16,10 @@ SETUP  := CPU=$(CPU) CUDA=$(CUDA) $(BIN)/python -m tools.setup $(TORCH)
 PYTEST := $(BIN)/python -m pytest
 NBVAL  := --nbval --nbval-sanitize-with tools/nbval.cfg --nbval-cell-timeout 300
 
+notebooks = $(wildcard $(foreach folder,solutions notebooks,$(folder)/$(1)ipynb))
+NUMBERS   = $(sort $(foreach path,$(call notebooks,*.),$(firstword $(subst _, ,$(notdir $(path))))))
+MODULES   = $(patsubst tests/test_%.py,%,$(sort $(wildcard tests/test_*.py)))
+
 # Where this is set, each rank of each job would compile anew what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -44,10 +48,10 @@ lint: $(TESTS)  ## style and format of package, tests and notebooks
 	$(BIN)/ruff format --check .
 
 notebook: $(TESTS)  ## test one notebook, solved and as shipped; N=03
-	$(PYTEST) $(NBVAL) $(wildcard $(foreach folder,solutions notebooks,$(folder)/$(if $(N),$(N)[_.],)*ipynb))
+	$(PYTEST) $(NBVAL) $(or $(call notebooks,$(if $(N),$(N)[_.])*),$(error N=$(N) is no notebook: there are $(NUMBERS)))
 
 module: $(TESTS)  ## test one module; M=ddp
-	$(PYTEST) tests/test_$(M).py
+	$(PYTEST) $(or $(wildcard tests/test_$(M).py),$(error M=$(M) is no module with tests: there are $(MODULES)))
 
 bench: $(TESTS)  ## measure against the course's peers
 	$(BIN)/python -m bench $(ARGS)

@@ -22,7 +22,9 @@ def run(arguments: list[str]) -> int:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     chosen = parser.parse_args(arguments)
-    file, _, name = chosen.target.rpartition(":")
+    file, colon, name = chosen.target.rpartition(":")
+    if not colon:
+        parser.error(f"{name!r} names no function: write it like ring.py:main")
     if not Path(file).is_file():
         parser.error(f"{chosen.target!r} names no file that exists: write it like ring.py:main")
     # Under this name nothing can be imported, so the function travels to the ranks whole, with what it uses.

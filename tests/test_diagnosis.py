@@ -46,6 +46,21 @@ def test_a_new_group_without_which_a_member_returns():
     assert caught.value.where[0].state == "waits in"
 
 
+def test_a_new_group_that_its_members_alone_call():
+    """With gloo it goes through; PyTorch's rule is that all ranks call it."""
+
+    def job():
+        if dist.get_rank() < 2:
+            dist.barrier(group=dist.new_group([0, 1]))
+
+    told = (
+        r"rank 2 returned without joining new_group number 1, new_group \[0, 1\].*: all ranks have to, or its members"
+    )
+    with pytest.raises(RankError, match=told) as caught:
+        run(job, ranks=3, timeout=60)
+    assert caught.value.kind == "returned" and caught.value.ranks == (2,)
+
+
 def test_a_message_to_a_rank_that_does_not_exist():
     """The backend ends the process, or waits."""
 

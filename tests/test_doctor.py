@@ -62,6 +62,7 @@ def test_run_calls_a_function_of_a_file(tmp_path):
     ("arguments", "status", "told"),
     [
         (["run", "gone.py:main"], 2, "names no file"),
+        (["run", __file__], 2, "names no function: write it like ring.py:main"),
         (["run", f"{__file__}:gone"], 2, "defines no function 'gone'"),
         (["run", f"{__file__}:fails", "--ranks", "2"], 1, "ValueError"),
         (["run", f"{__file__}:fails", "--ranks", "0"], 1, "ranks=0"),

@@ -83,9 +83,12 @@ def test_make_learn_opens_a_notebook_that_is_there():
 
 @pytest.fixture
 def make(tmp_path):
-    """make, in a folder that holds what setting up needs; returns what it printed."""
+    """make, in a folder that holds what setting up needs, and names of tests; returns what it printed."""
     for name in ["Makefile", "pyproject.toml", "constraints.txt"]:
         shutil.copy(environment.ROOT / name, tmp_path / name)
+    for name in ["solutions/07b_b.ipynb", "solutions/07_a.ipynb", "notebooks/07b_b.ipynb", "tests/test_ddp.py"]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
     # Not what the make that runs these tests was told.
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
     clean = {key: value for key, value in clean.items() if key not in {"PYTHON", "TORCH", "CPU", "CUDA"}}
@@ -93,7 +96,7 @@ def make(tmp_path):
     def run(*arguments, status=0):
         done = subprocess.run(["make", *arguments], cwd=tmp_path, env=clean, capture_output=True, text=True)
         assert done.returncode == status, done.stderr
-        return done.stdout
+        return done.stdout + done.stderr
 
     return run
 
@@ -134,6 +137,13 @@ def test_the_other_build_is_set_up_when_asked_for(make, tmp_path):
     assert "tools.setup" not in make("-n", "learn")
     assert "tools.setup" not in make("-n", "learn", "CPU=1")
     assert "CPU= CUDA=1 .venv/bin/python -m tools.setup" in make("-n", "learn", "CUDA=1")
+
+
+def test_what_is_not_there_is_not_tested(make):
+    """Without a file to test, pytest would take all of them."""
+    assert make("-n", "notebook", "N=07b").split()[-2:] == ["solutions/07b_b.ipynb", "notebooks/07b_b.ipynb"]
+    assert "N=99 is no notebook: there are 07 07b." in make("-n", "notebook", "N=99", status=2)
+    assert "M=nope is no module with tests: there are ddp." in make("-n", "module", "M=nope", status=2)
 
 
 def test_make_alone_lists_every_command(make):

@@ -159,6 +159,18 @@ def test_where_warnings_are_errors_the_ranks_own_error_is_told():
     assert caught.value.__notes__ == ["UserWarning: mind the gap"]
 
 
+def test_of_a_message_of_megabytes_both_ends_are_shown():
+    def job():
+        warnings.warn(f"first{'x' * 20_000_000}last", stacklevel=1)
+        raise ValueError(f"first{'y' * 20_000_000}last")
+
+    failed = r"failed: ValueError: firsty+ … .* not shown … y+last\n"
+    warned = "^firstx+ … 19,934,473 characters are not shown … x+last$"
+    with pytest.warns(UserWarning, match=warned), pytest.raises(RankError, match=failed) as caught:
+        run(job, ranks=2)
+    assert len(str(caught.value)) < 200_000
+
+
 def test_where_warnings_are_errors_a_warning_is_one():
     with warnings.catch_warnings(), pytest.raises(UserWarning, match="mind the gap"):
         warnings.simplefilter("error")
@@ -318,6 +330,47 @@ def test_an_interrupt_says_where_the_ranks_were(tmp_path):
 
 
 # ---- the end ------------------------------------------------------------------------------------
+
+
+def test_a_forked_process_that_returns_does_not_answer_for_its_rank(capsys):
+    def job():
+        children = []
+        for child in ("returns", "exits", "raises"):
+            if not (pid := os.fork()):
+                assert child != "raises", "in the child"
+                return sys.exit(3) if child == "exits" else child
+            children.append(pid)
+        return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+
+    assert run(job, ranks=1) == [[0, 1, 1]]
+    assert "[rank 0] AssertionError: in the child" in capsys.readouterr().out
+
+
+def test_a_stopped_process_is_told():
+    def job():
+        if dist.get_rank() == 0:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        dist.barrier()
+
+    with pytest.raises(RankError, match="after 2 s: rank 0 is stopped, by SIGSTOP or a debugger") as caught:
+        run(job, ranks=2, timeout=2)
+    assert [str(where).split("   ")[0] for where in caught.value.where] == [
+        "rank 0 is stopped",
+        "rank 1 waits in barrier",
+    ]
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_function_that_closes_what_it_had_not_opened(taken):
+    """gloo may end the process first; and what it opens next may get the number of the way to the caller."""
+
+    def job():
+        os.closerange(3, 256)
+        return [os.open(os.devnull, os.O_RDWR) for _ in range(64)] if taken else None
+
+    with pytest.raises(RankError, match="can neither answer nor hear the others: something closed files") as caught:
+        run(job, ranks=2, timeout=60)
+    assert caught.value.kind == "died"
 
 
 def gone_within(pid, seconds):

@@ -18,9 +18,12 @@ import signal
 import time
 from dataclasses import dataclass, field
 
+import psutil
+
 from labs.kit.ranks.flight_recorder import ANY_SOURCE, NEW_GROUP, Entry, Reader
 from labs.kit.watch.frames import is_machinery, show_line
 
+STOPPED = "is stopped"
 IN_A_THREAD = "waits, in a thread, in"
 FUNCTION_RUNS = re.compile(r'worker\.py", line \d+ in (watched|main)\n')  # in this thread
 SETTLED = 10  # polls in a row in which the same ranks wait for the same things, before that is called a circle
@@ -183,10 +186,13 @@ class Watch:
         for calls in self.open.values():
             entry = next(iter(calls.values()))
             order = self.order(0, entry)
-            gone = [r for r in entry.awaited if r in self.returned and not self.joined(r, order, entry.place)]
+            gone = [r for r in entry.members if r in self.returned and not self.joined(r, order, entry.place)]
             if gone:
                 told = f"{nth_of(entry, self.ranks)}, {entry.what}, which {name(sorted(calls))} called"
-                where = [Where(r, "waits in", c.what, c.site) for r, c in calls.items() if r in entry.awaited]
+                if entry.op == NEW_GROUP:
+                    told += ": all ranks have to, or its members alone with use_local_synchronization=True"
+                waiting = entry.awaited if set(gone) & set(entry.awaited) else ()
+                where = [Where(r, "waits in", c.what, c.site) for r, c in calls.items() if r in waiting]
                 return Problem(
                     "returned",
                     f"{name(gone)} returned without joining {told}",
@@ -269,7 +275,9 @@ class Watch:
         where = []
         for rank, line in lines.items():
             call = waits.get(rank) or threads.get(rank)
-            if call is None:
+            if is_stopped(pids[rank]):
+                where.append(Where(rank, f"{STOPPED} in", call.what, call.site) if call else Where(rank, STOPPED))
+            elif call is None:
                 where.append(Where(rank, "is at" if line else "is at work", "", line))
             else:
                 where.append(Where(rank, "waits in" if rank in waits else IN_A_THREAD, call.what, call.site))
@@ -278,10 +286,11 @@ class Watch:
     def overdue(self, timeout: float, pids: dict[int, int], stack_files: dict[int, int]) -> Problem:
         """What to say of the ranks that have not answered within `timeout`."""
         where = self.standing(pids, stack_files)
+        stopped = tuple(w.rank for w in where if w.state.startswith(STOPPED))
         busy = tuple(w.rank for w in where if not w.op)
-        doing = "at work" if busy else "waiting"
-        late = busy or tuple(pids)
-        who = f"{name(late)} {'is' if len(late) == 1 else 'are'} still {doing}"
+        doing = "stopped, by SIGSTOP or a debugger" if stopped else "still at work" if busy else "still waiting"
+        late = stopped or busy or tuple(pids)
+        who = f"{name(late)} {'is' if len(late) == 1 else 'are'} {doing}"
         sentence = f"the job was not done after {timeout:g} s: {who}"
         return Problem("timeout", sentence, late, self.complete(where))
 
@@ -321,6 +330,13 @@ def stacks(pids: dict[int, int], files: dict[int, int]) -> dict[int, str]:
     return {rank: innermost(read_all(files[rank])) for rank in pids}
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process stands still, by a signal, and will not even write its stack."""
+    with contextlib.suppress(psutil.NoSuchProcess):  # it has ended just now
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    return False
+
+
 def read_all(fd: int) -> str:
     return os.pread(fd, 1 << 20, 0).decode(errors="replace")
 
@@ -347,7 +363,7 @@ def name(ranks: list[int] | tuple[int, ...]) -> str:
 def in_the_past(doing: str, ranks: int) -> str:
     """What one or more ranks were doing: "waits in barrier" becomes "was in barrier"."""
     was = "was" if ranks == 1 else "were"
-    then = {"waits": was, "is at": f"{was} at", "has returned": "had returned", "runs": f"{was} at work"}
+    then = {"waits": was, "is ": f"{was} ", "has returned": "had returned", "runs": f"{was} at work"}
     for now, before in then.items():
         if doing.startswith(now):
             return before + doing.removeprefix(now)

@@ -44,6 +44,7 @@ ENDING = 10.0  # seconds for a rank to take itself down after its value came; th
 STORE_BYTES = 1 << 16  # what the ranks write to find each other
 FILES = 7  # that the caller has open for a rank, while it starts it
 MORE_FILES = 64  # and for everything else that may be opened meanwhile
+ITS_FILES_ARE_GONE = "nfds != -1"  # in what gloo says as it ends the process
 CELL_PATH = re.compile(r'File "[^"]*(?:ipykernel_\d+|<ipython-input)[^"]*", line')
 
 FORKSERVER = Forkserver()
@@ -292,9 +293,8 @@ class Team:
             self.selector.unregister(control)
         if rank not in self.values and rank not in self.failures:
             where = innermost(diagnosis.read_all(self.files["stack"][rank]))
-            self.failures[rank] = Failure(
-                time.monotonic(), "died", how_it_ended(status) + (f"   {where}" if where else ""), ""
-            )
+            told = how_it_ended(status, self.lines.aborts[rank]) + (f"   {where}" if where else "")
+            self.failures[rank] = Failure(time.monotonic(), "died", told, "")
 
     # ---- what is wrong --------------------------------------------------------------------
 
@@ -376,10 +376,12 @@ def allow_open_files(ranks: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
 
 
-def how_it_ended(status: bytes) -> str:
+def how_it_ended(status: bytes, gloo: str) -> str:
     if not status:
         return "had to stop: the process that starts ranks was killed. Run the same line again"
     code = struct.unpack("!q", status)[0]
+    if code == worker.UNHEARD or ITS_FILES_ARE_GONE in gloo:
+        return "can neither answer nor hear the others: something closed files that it had not opened (os.closerange?)"
     if code >= 0:
         return f"ended with exit code {code} before it returned: something called os._exit({code})"
     sign = signal.Signals(-code).name

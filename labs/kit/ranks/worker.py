@@ -35,6 +35,8 @@ from labs.kit.ranks.payload import pack
 from labs.kit.ranks.wire import Wire
 
 YEAR = 365 * 24 * 3600.0  # seconds; for whoever gives a timeout of infinity
+UNHEARD = 113  # exit code of a rank that cannot answer: the function has closed the way to the caller
+MOST_TEXT = 1 << 16  # characters of an error or a warning; of a longer one its ends
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def main(
         raw = io.FileIO(target, "w", closefd=False)
         lines = io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", errors="backslashreplace", line_buffering=True)
         setattr(sys, stream, lines)
-    control = Connection(control_fd)
+    control, door = Connection(control_fd), os.fstat(control_fd)
     job: Job = cloudpickle.loads(control.recv_bytes())
     finished = threading.Event()
     threading.Thread(target=obey, args=(control, finished), daemon=True).start()
@@ -76,8 +78,13 @@ def main(
     with FlightRecorder(flight_fd).listening():
         answer = work(job, payload_fd, value_fd, wires_fd, control, sending)
     flush()
-    with sending:
-        control.send_bytes(answer)
+    try:
+        if not os.path.samestat(door, os.fstat(control_fd)):  # closed, and its number given to another file
+            raise OSError
+        with sending:
+            control.send_bytes(answer)
+    except OSError:
+        os._exit(UNHEARD)
     finished.wait()
     flush()
     if job.backend == "nccl" and dist.is_initialized():
@@ -129,7 +136,7 @@ def settle_in(job: Job, control: Connection, sending: threading.Lock) -> None:
             kind = cloudpickle.dumps(category)
         except Exception:  # a class that cannot travel: the caller then issues its text as a plain warning
             kind = b""
-        warning = (str(message), category.__name__, kind, filename, line)
+        warning = (cut(str(message)), category.__name__, kind, filename, line)
         with sending:
             control.send_bytes(cloudpickle.dumps(("warning", warning)))
 
@@ -145,7 +152,7 @@ def work(
     job: Job, payload_fd: int, value_fd: int, wires_fd: int, control: Connection, sending: threading.Lock
 ) -> bytes:
     """Run the function; pickled ("value", sizes of what is in the file) or ("error", (when, type, sentence, trace))."""
-    value = None
+    value, me = None, os.getpid()
     try:
         settle_in(job, control, sending)
         join_world(job)
@@ -153,7 +160,11 @@ def work(
             function, args, kwargs = cloudpickle.loads(payload)
         slow = Wire(job.link, job.ranks, wires_fd).slowing() if job.link else contextlib.nullcontext()
         with slow:
-            value = watched(job.record, function, args, kwargs)
+            try:
+                value = watched(job.record, function, args, kwargs)
+            finally:
+                if os.getpid() != me:
+                    end_child(sys.exception())
     except SystemExit as stop:
         return failure(RuntimeError(f"the function called exit({stop.code}): let it return instead"), stop)
     except BaseException as error:
@@ -163,6 +174,14 @@ def work(
     except Exception as error:
         kind = type(value[0]).__name__
         return failure(TypeError(f"the value that it returned ({kind}) cannot be sent to the caller: {error}"), error)
+
+
+def end_child(error: BaseException | None) -> NoReturn:
+    """End a process that the function has forked and let return, or raise: it is its parent that answers."""
+    if error is not None and not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+    flush()
+    os._exit(error is not None and getattr(error, "code", 1) not in (None, 0))
 
 
 def join_world(job: Job) -> None:
@@ -204,4 +223,11 @@ def failure(error: BaseException, origin: BaseException) -> bytes:
         trace = trace.tb_next  # the learner's own frames are what helps
     text = "".join(traceback.format_exception(type(error), error, trace))
     sentence = "".join(traceback.format_exception_only(type(error), error)).strip()
-    return cloudpickle.dumps(("error", (when, type(error).__name__, sentence, text)))
+    return cloudpickle.dumps(("error", (when, type(error).__name__, cut(sentence), cut(text))))
+
+
+def cut(text: str) -> str:
+    if len(text) <= MOST_TEXT:
+        return text
+    end = MOST_TEXT // 2
+    return f"{text[:end]} … {len(text) - 2 * end:,} characters are not shown … {text[-end:]}"
