@@ -30,7 +30,7 @@ CHECKS = ["checkpoint", "place_checkpoints", "layer_bytes"]
 
 def every_second_in_full(model):
     layers = list(model.layers.values())
-    recompute.recompute(layers[-2::-2])
+    around(recompute.checkpoint, layers[-2::-2])
     recompute.recompute(layers[::-2], keep=MATMULS | ATTENTION)
 
 

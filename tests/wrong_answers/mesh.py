@@ -230,6 +230,17 @@ def kept_by_shape(summand, dim, group=None):
     return KEPT[key].clone()
 
 
+BUFFERS = {}
+
+
+@wrong("partial_to_shard", "a later call writes into what this one returned", alone=True)
+def into_the_same_buffer(summand, dim, group=None):
+    piece = partial_to_shard(summand, dim, group)
+    key = piece.shape, piece.dtype
+    BUFFERS[key] = BUFFERS.get(key, piece).copy_(piece)
+    return BUFFERS[key]
+
+
 @wrong("partial_to_shard", "the padding is still there")
 def keeps_padding(summand, dim, group=None):
     ranks = dist.get_world_size(group)

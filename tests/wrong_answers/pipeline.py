@@ -566,9 +566,15 @@ def spoiled(**changed):
                 if s > 0 and not parts["late"]:
                     put(instruction, parts["made"](x, gradient))
                 parts["after"](stages, instruction)
+                del x, y, gradient
         return parts["told"](losses)
 
     return obey
+
+
+def needs_one(xs):
+    """Where it can."""
+    return [x.requires_grad_() for x in xs if x.is_floating_point()] or True
 
 
 def wrong_obey(mistake, name, alone=False, listed=True, **changed):
@@ -621,6 +627,14 @@ wrong_obey(
 )
 wrong_obey("retain_graph", "graph_retained", backward=lambda x, y, gradient: y.backward(gradient, retain_graph=True))
 wrong_obey("activations are kept after their backward", "never_forgotten", kept=lambda kept, at: kept[at])
+LAST = []
+wrong_obey(
+    "a name keeps a finished micro-batch",
+    "named_until_the_next",
+    made=lambda x, gradient: LAST.__setitem__(slice(None), [x]) or x.grad,
+    told=lambda losses: LAST.clear() or [losses[m] for m in sorted(losses)],
+)
+wrong_obey("something is left behind", "gradients_of_what_came_in", of_xs=lambda s, xs: s == 0 and needs_one(xs))
 wrong_obey("the losses keep their graphs", "losses_with_graphs", detached=lambda loss: loss)
 wrong_obey("the losses are in another order", "as_they_come", told=lambda losses: list(losses.values()))
 wrong_obey("no losses", "losses_lost", told=lambda losses: None)

@@ -813,6 +813,13 @@ def clip_and_clip_again(shards, max_norm):
 
 
 @wrong("clip", "rounded on the way")
+def clip_by_squares_summed_in_bfloat16(shards, max_norm):
+    squares = torch.cat([torch.zeros(0, dtype=shards[0].dtype), *gradients(shards)]).square().sum().double()
+    dist.all_reduce(squares)
+    return scale(shards, squares.sqrt(), max_norm)
+
+
+@wrong("clip", "rounded on the way")
 def clip_in_the_gradients_own_dtype(shards, max_norm):
     squares = torch.zeros((), dtype=shards[0].dtype)
     for g in gradients(shards):

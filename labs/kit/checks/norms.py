@@ -26,6 +26,8 @@ from labs.kit.record import mark
 
 NUMBER = 8  # bytes
 TOLERANCE = 1e-5  # torch's own 1e-6 beside the norm must fit
+ROUNDED, ADDED_IN = "rounded on the way", "In which dtype are the squares added up, and the norm handed over?"
+OF_NORM = 1e-4  # whatever the gradients' dtype: a norm that was added up in bfloat16 is 1e-3 off
 
 
 @dataclass(frozen=True)
@@ -209,7 +211,7 @@ def misscaled(case: Case, pairs: list[list[tuple[Tensor | None, Tensor | None]]]
         if explained(lambda r, i, norm=norm: min(1.0, case.max_norm / (norm(r, i) or 1.0))):
             return name, "", question
     if all(near(found, before, due, max(2e-2, 5 * case.tolerance)) for _, _, before, found in present):
-        return "rounded on the way", "", "In which dtype are the squares added up?"
+        return ROUNDED, "", ADDED_IN
     factors = [float((f.double() * b.double()).sum() / b.double().square().sum()) for _, _, b, f in present]
     if all(near(f, b, factor, 1e-3) for factor, (_, _, b, f) in zip(factors, present, strict=True)):
         told = f"\nThe factors are {min(factors):.4g} to {max(factors):.4g}; {due:.4g} is due."
@@ -250,7 +252,7 @@ def right_norm(case: Case, rank: int, returned: Any) -> None:
     if not isinstance(returned, float):
         name = "nothing is returned" if returned == "None" else "not a number"
         raise Wrong(f"{case}: rank {rank} returned {returned}", "What would you like to see in a log?", name)
-    if math.isclose(returned, case.norm, rel_tol=case.tolerance, abs_tol=1e-5):
+    if math.isclose(returned, case.norm, rel_tol=min(case.tolerance, OF_NORM), abs_tol=1e-5):
         return
     text = f"{case}: the gradients are right, but rank {rank} returned {returned:.6g}"
     if math.isclose(returned, case.norm * min(1.0, case.times), rel_tol=1e-3):
@@ -258,4 +260,7 @@ def right_norm(case: Case, rank: int, returned: Any) -> None:
     for name, (norm, question) in wrong_norms(case).items():
         if math.isclose(returned, norm(rank, 0), rel_tol=1e-3):
             raise Wrong(text, question, name)
+    text += f"; {case.norm:.6g} is due"
+    if math.isclose(returned, case.norm, rel_tol=2e-2):
+        raise Wrong(text, ADDED_IN, ROUNDED)
     raise Wrong(text, "What was the norm, before you changed anything?", "a different norm")

@@ -69,17 +69,25 @@ def judge(fn: Function, seed: int, budget: Budget) -> str:
         Case(draw.randrange(2**40), 1, draw.randint(2, 4), frozen=True, dropout=0.3),
     ]
     measured = Case(draw.randrange(2**40), 1, depth=8, sequences=8, tokens=64, measured=True)
-    found: list[Outcome] = []
-    for cases in (small, [measured]):  # which takes as long as the others together
+    single = Case(draw.randrange(2**40), 1, depth=1, only="right only with more than one layer")
+    found = numbers_of_all(fn, small)
+    [large] = numbers_of_all(fn, [measured])  # which takes as long as the others together
+    recording = job(bytes_held, fn, measured, ranks=1, record="memory", when="on one rank").recording
+    line = within(budget, measured.parameter_bytes(), recording, large)
+    for case, outcome in zip(small, found, strict=True):
+        again_at_any_depth(budget, case, outcome)
+    again_at_any_depth(budget, single, *numbers_of_all(fn, [single]))
+    return line
+
+
+def numbers_of_all(fn: Function, cases: list[Case]) -> list[Outcome]:
+    try:
         [outcomes] = job(numbers, fn, cases, ranks=1, record=None, when="on one rank")
         for case, outcome in zip(cases, outcomes, strict=True):
             right_numbers(case, outcome)
-        found += outcomes
-    recording = job(bytes_held, fn, measured, ranks=1, record="memory", when="on one rank").recording
-    line = within(budget, measured.parameter_bytes(), recording, found[-1])
-    for case, outcome in zip(small, found, strict=False):
-        again_at_any_depth(budget, case, outcome)
-    return line
+    except Wrong as wrong:
+        raise wrong.also(cases[0].only) from None
+    return outcomes
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------
@@ -207,7 +215,8 @@ def again_at_any_depth(budget: Budget, case: Case, outcome: Outcome) -> None:
         text = (
             f"{case}: {outcome.again:.2f} × the layers' forward is computed again; the budget is {budget.again:.2f} ×"
         )
-        raise Wrong(text, DEAR, "too much is computed again")
+        question = "With 8 layers it keeps to the budget. Which of this model's layers does it choose?"
+        raise Wrong(text, question, case.only or "too much is computed again at another depth")
     for name, runs in outcome.runs.items() if budget.runs else ():
         if runs < budget.runs:
             text = f"{case}: layer {name!r} runs {runs:.3g} × for each forward of the model; {budget.runs} × is due"

@@ -19,6 +19,7 @@ from torch.utils.flop_counter import flop_registry
 
 from labs.kit.checks import case as shared
 from labs.kit.checks.answer import show
+from labs.kit.checks.job import noted
 from labs.kit.record import mark
 from labs.model import GPT, Config, Layer, initialise
 
@@ -59,7 +60,7 @@ class Case(shared.Case):
         return sum(p.nbytes for p in self.model().parameters())
 
     def __str__(self) -> str:
-        words = [f"{self.depth} layers"] + ["a frozen embedding"] * self.frozen + ["a tied head"] * self.tied
+        words = [f"{self.depth} layer{'s' * (self.depth > 1)}"] + ["a frozen embedding"] * self.frozen + ["a tied head"] * self.tied
         words += [f"{self.waiting} forwards before the first backward"] * (self.waiting > 1)
         words += ["dropout"] * bool(self.dropout)
         return ", ".join(words)
@@ -116,7 +117,7 @@ def numbers_of(fn: Function, case: Case) -> Outcome:
     runs: Counter[str] = Counter()
     for name, layer in model.layers.items():
         layer.mlp.register_forward_pre_hook(partial(ran, runs, name))
-    returned = fn(model)
+    returned = noted(case, fn, model)
     outcome = Outcome((names(plain), names(model)), complaint=changed(plain, model))
     outcome.returned = "" if returned is None or returned is model else show(returned)
     if outcome.complaint or outcome.names[0] != outcome.names[1]:

@@ -111,7 +111,7 @@ class Late(SlowWire):
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(*(x.detach().flatten().view(torch.uint8) for x in (one, other)))
+    return torch.equal(*(x.detach().flatten().contiguous().view(torch.uint8) for x in (one, other)))
 
 
 def nonsense(tensor: torch.Tensor) -> torch.Tensor:

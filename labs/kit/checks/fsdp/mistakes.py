@@ -24,7 +24,7 @@ import torch
 
 from labs.kit.checks.answer import Mistake
 from labs.kit.checks.case import close
-from labs.kit.checks.left import AFTERMATH
+from labs.kit.checks.left import AFTERMATH, OVERWRITTEN
 from labs.kit.checks.mixture import COEFFICIENTS, all_are
 
 if TYPE_CHECKING:
@@ -440,12 +440,7 @@ WHOLE = (
         "Which line writes into the memory that you were given, and who may still read it?",
         lambda seen: seen.changed and "the gradient is not what it was before the call",
     ),
-    Mistake(
-        "a later call writes into what this one returned",
-        "Whose memory is the piece, once you have returned it?",
-        lambda seen: seen.overwritten and "the piece changed in the next call",
-        shows="accumulated gradients of which all but the last are lost",
-    ),
+    OVERWRITTEN,
     *AFTERMATH,
 )
 KEPT = (

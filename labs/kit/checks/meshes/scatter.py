@@ -23,9 +23,9 @@ from labs.kit.checks import case as shared
 from labs.kit.checks.answer import Mistake, Wrong, answered, instead, refuse, show
 from labs.kit.checks.case import SETTLED, Outcome, close, isclose, largest_of
 from labs.kit.checks.job import blame_luck, job, noted
-from labs.kit.checks.left import AFTERMATH, Aftermath
+from labs.kit.checks.left import AFTERMATH, OVERWRITTEN, Aftermath
 from labs.kit.checks.mixture import mixture
-from labs.kit.checks.wire import Late
+from labs.kit.checks.wire import Late, same_bits
 from labs.kit.launch import Results
 from labs.kit.record import mark
 
@@ -129,8 +129,16 @@ def drawn(seed: int) -> dict[int, list[Case]]:
 # ---- on a rank -------------------------------------------------------------------------------------------
 
 
-def all_cases(fn: Callable[..., Any], cases: list[Case]) -> list[Outcome | None]:
-    return [one_case(fn, case, group_of(case.group) if case.group else None) for case in cases]
+@dataclass
+class Scattered(Outcome):
+    overwritten: bool = False  # what was returned, in a later call
+
+
+def all_cases(fn: Callable[..., Any], cases: list[Case]) -> list[Scattered | None]:
+    called = [one_case(fn, case, group_of(case.group) if case.group else None) for case in cases]
+    for outcome, returned in filter(None, called):
+        outcome.overwritten = isinstance(returned, Tensor) and not same_bits(returned, outcome.returned)
+    return [each and each[0] for each in called]
 
 
 @cache
@@ -138,7 +146,8 @@ def group_of(members: tuple[int, ...]) -> dist.ProcessGroup:
     return dist.new_group(list(members))
 
 
-def one_case(fn: Callable[..., Any], case: Case, group: dist.ProcessGroup | None) -> Outcome | None:
+def one_case(fn: Callable[..., Any], case: Case, group: dist.ProcessGroup | None) -> tuple[Scattered, Any] | None:
+    """And what was returned, itself."""
     rank = dist.get_rank()
     if rank not in case.members:
         mark("step")
@@ -148,10 +157,10 @@ def one_case(fn: Callable[..., Any], case: Case, group: dist.ProcessGroup | None
         mark("step")
         returned = noted(case, fn, x, case.dim, **({} if group is None else {"group": group}))
         mark("end")
-    returned = returned.detach().clone() if isinstance(returned, Tensor) else show(returned)
-    outcome = Outcome([x], returned, wire.touched)
+    told = returned.detach().clone() if isinstance(returned, Tensor) else show(returned)
+    outcome = Scattered([x], told, wire.touched)
     aftermath.tell(outcome)
-    return outcome
+    return outcome, returned
 
 
 def hold(fn: Callable[..., Any], case: Case) -> None:
@@ -204,7 +213,7 @@ def judge_all(cases: list[Case], results: Results) -> None:
         except Wrong as wrong:
             raise blame_luck(wrong, events).also(case.only) from None
         for one in ones:
-            refuse(AFTERMATH, one.outcome, f"{case}: on rank {one.rank} ")
+            refuse((OVERWRITTEN, *AFTERMATH), one.outcome, f"{case}: on rank {one.rank} ")
 
 
 def judge(ones: list[One]) -> None:

@@ -106,7 +106,7 @@ class Followed(Outcome):
     gradients: list[dict[int, Tensor]] = field(default_factory=list)
     due: list[dict[int, Tensor]] = field(default_factory=list)
     due_losses: list[list[float]] = field(default_factory=list)
-    stale: int = 0  # micro-batches whose activations were there when others began, though their backward was over
+    stale: int = 0  # micro-batches of which something was there when others began, though their backward was over
     retained: bool = False  # so was a graph
     kept: bool = False  # activations are there when all is done
 
@@ -155,6 +155,7 @@ def condition(orders: list[list[pp.Instruction]], stages: dict[int, Stage], give
         "the list of instructions": [list(order) for order in orders],
         "the dict of stages": dict(stages),
         "xs or ys": [[[x.tolist() for x in each] for each in pair] for pair in given],
+        "whether xs need a gradient": [[x.requires_grad for x in xs] for xs, _ in given],
         "the training mode of a stage": [module.training for module in modules],
         "which parameters are trained": [p.requires_grad for p in parameters],
         "the gradient of a frozen parameter": [p.grad is None for p in parameters if not p.requires_grad],
@@ -230,6 +231,7 @@ class Desk:
         if made in self.sent:
             raise Disobeyed(f"put({made!r}, ...) for the second time")
         require_form(made, x, self.case.dtype)
+        self.note(made, x)
         sent, to = x.clone(), self.case.rank_of(use.stage)
         if to == self.rank:
             self.here[made] = sent

@@ -74,11 +74,11 @@ def interleaved_sizes(seed: int) -> list[Size]:
 
 
 class Stage(nn.Module):
-    """tokens, or what the stage before makes -> what the next one takes, or logits."""
+    """tokens, floats, or what the stage before makes -> what the next one takes, or logits."""
 
     def __init__(self, number: int, stages: int, case: Obeyed):
         super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, DIM) if number == 0 else None
+        self.embed = nn.Embedding(VOCABULARY, DIM) if number == 0 and not case.floats else None
         self.linear = nn.Linear(DIM, DIM)
         self.head = nn.Linear(DIM, VOCABULARY) if number == stages - 1 else None
         self.linear.bias.requires_grad_(not (case.frozen and number % 2))
@@ -105,6 +105,7 @@ class Obeyed(shared.Case):
     name: str
     lists: pp.Lists
     frozen: bool = False  # a parameter of every second stage
+    floats: bool = False  # come in, in the place of tokens
 
     @cached_property
     def stages(self) -> int:
@@ -118,10 +119,12 @@ class Obeyed(shared.Case):
         return [Stage(number, self.stages, self) for number in range(self.stages)]
 
     def batch(self, step: int) -> list[list[Tensor]]:
-        """Tokens and targets of each micro-batch, [3, 7] each."""
-        size = (2, self.microbatches * SEQUENCES, TOKENS)
-        both = torch.randint(VOCABULARY, size, generator=self.generator(step=step))
-        return [list(each.chunk(self.microbatches)) for each in both]
+        """Tokens (or floats, [3, 7, 6]) and targets of each micro-batch, [3, 7] each."""
+        generator, size = self.generator(step=step), (self.microbatches * SEQUENCES, TOKENS)
+        xs, ys = torch.randint(VOCABULARY, (2, *size), generator=generator)
+        if self.floats:
+            xs = torch.randn(*size, DIM, generator=generator, dtype=self.dtype)
+        return [list(each.chunk(self.microbatches)) for each in (xs, ys)]
 
     def rank_of(self, stage: int) -> int:
         return ranks_of(self.lists)[stage]
@@ -172,6 +175,7 @@ def obeyed(seed: int) -> list[Obeyed]:
         case("GPipe, each rank in an order of its own", 2, [[*map(pp.read, x.split())] for x in OWN_ORDERS], order),
         case("1F1B, the micro-batches in another order", 2, renamed(pp.one_f_one_b(2, 5), [3, 0, 4, 2, 1]), order),
         case("a V", 2, whole(pp.zbv(2, 5)), several),
+        case("1F1B of floats", 2, pp.one_f_one_b(2, 3), "right only where tokens come in", floats=True),
         case("one rank", 2, pp.one_f_one_b(1, 3), ALONE),
         case("1F1B", 4, pp.one_f_one_b(4, 6)),
         case("1F1B, some parameters frozen", 4, pp.one_f_one_b(4, 2), trained, frozen=True),

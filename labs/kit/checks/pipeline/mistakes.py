@@ -25,8 +25,6 @@ from labs.pp.instructions import makes
 if TYPE_CHECKING:
     from labs.kit.checks.pipeline.judge import One, Seen
 
-STALE = 2  # micro-batches that variables of a function still name, when the next one begins
-
 # ---- is it a schedule? -----------------------------------------------------------------------------------
 
 
@@ -491,10 +489,20 @@ LOSSES = (
         shows="the right gradients, but the memory of all micro-batches",
     ),
     Mistake(
+        "a name keeps a finished micro-batch",
+        "Which of your loop's names still refers to it when the next instruction begins, and what does `del` do?",
+        lambda one: (
+            one.outcome.stale == 1
+            and not one.outcome.kept
+            and "tensors of a micro-batch were there, after its B, when the next instruction began"
+        ),
+        shows="right, but a micro-batch more is alive than the schedule says",
+    ),
+    Mistake(
         "activations are kept after their backward",
         KEEP,
         lambda one: (
-            (one.outcome.stale > STALE and f"those of {one.outcome.stale} micro-batches were there when the next began")
+            (one.outcome.stale and f"those of {one.outcome.stale} micro-batches were there when the next began")
             or (one.outcome.kept and "some are there when all is done")
         ),
         shows="1F1B with the memory of GPipe",
