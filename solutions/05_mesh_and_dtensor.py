@@ -183,6 +183,13 @@ draw.table(
 )
 
 # %% [markdown]
+# Where do these bytes come from? An all-gather is a ring: each rank sends 3/4 of the layer to the next one. In ZeRO 3
+# that is a ring of all four ranks, and of node 0 only rank 1 has its next rank on the other node: 2 × 750,000 bytes for
+# the two gathers. The reduce-scatter is no ring: on CPUs it is an all-to-all ([labs/group.py](../labs/group.py) says
+# why), in which ranks 0 and 1 each send a quarter of the layer to both ranks of the other node, 4 × 250,000 bytes. As
+# HSDP with `shard` last, only the all-reduce crosses: each of the two ranks sends half of the layer. With `shard`
+# first, only the all-reduce does not: each rank sends half of the layer three times.
+#
 # With `shard` last, HSDP sends much less over the slow wire than ZeRO 3. With `shard` first, it sends *more* than ZeRO
 # 3, although each rank sends the same number of bytes in either order. The time of the quickest of five steps follows
 # the bytes that cross. (Not exactly: a step also has latency, copies, and the traffic inside a node.) So the rule is:
@@ -324,7 +331,7 @@ draw.ledger({move: (SHARE[move] * n, our_bytes[move]) for move in SHARE}, within
 #
 # The check tries several dtypes (keep the summand's), any strides, a group of only some of the ranks, and empty pieces.
 # Budget: send (N − 1)/N of the padded tensor; hold at most 4.5 × the summand besides the summand itself, and after the
-# call nothing but the piece (a view of everything that arrived keeps all of it alive). Leave the summand as it was.
+# call nothing but the piece, which is the caller's: no later call may write into it. Leave the summand as it was.
 
 
 # %%
@@ -530,25 +537,26 @@ check.placements(placements)
 # %% [markdown]
 # Memory can be read off your table: a kind that is `Shard` along an axis is divided by the number of ranks along it. So
 # can traffic: P is gathered twice if it is sharded, the gradient goes to G's and then S's placement, and the update
-# goes back to P's. Here it is for six ranks, three on each node, in float32 with AdamW. All that is sent in a group
-# with ranks on both nodes counts as sent across nodes:
+# goes back to P's. Here it is for six ranks, three on each node, in float32 with AdamW. What is sent is divided by the
+# group in which it is sent: all of its ranks are on one node, or they are on both. (In a group on both nodes, only some
+# of the bytes cross: in a ring of all six, one rank of each node has its next rank on the other.)
 
 # %%
 from labs import cost
 
-across = {"DDP": 2 * 5 / 6, "ZeRO 1": 2 * 5 / 6, "ZeRO 2": 2 * 5 / 6, "ZeRO 3": 3 * 5 / 6}
-across["HSDP"] = 2 * 1 / 2 * 1 / 3  # an all-reduce of a third
+both = {"DDP": 2 * 5 / 6, "ZeRO 1": 2 * 5 / 6, "ZeRO 2": 2 * 5 / 6, "ZeRO 3": 3 * 5 / 6}
+both["HSDP"] = 2 * 1 / 2 * 1 / 3  # an all-reduce of a third
 inside = {"HSDP": 3 * 2 / 3}  # two gathers and a reduce-scatter
 sizes = {"DDP": (6, 0), "ZeRO 1": (6, 1), "ZeRO 2": (6, 2), "ZeRO 3": (6, 3), "HSDP": (3, 3)}  # ranks, stage
 rows = []
 for name, size in sizes.items():
     held = {kind: nbytes / 4 for kind, nbytes in cost.bytes_held(1, *size, "float32").items()}
-    row = held | {"sent inside a node": inside.get(name, 0), "sent across nodes": across[name]}
+    row = held | {"sent in a group on one node": inside.get(name, 0), "in a group on both": both[name]}
     rows.append({"": name, **{column: round(value, 2) for column, value in row.items()}})
 draw.table(rows, caption="by formula, × the model, per rank; the check of exercise 4 measures the same")
 
 # %% [markdown]
-# HSDP holds more than ZeRO 3, and sends most of its bytes where the link is fast. The next notebook rebuilds stage 3 on
+# HSDP holds more than ZeRO 3, and sends most of its bytes inside a node, where the link is fast. The next notebook rebuilds stage 3 on
 # these tools: its parameters are DTensors, made by `fully_shard`.
 #
 # ## Measure and native

@@ -316,11 +316,12 @@ times = {name: f"{ms:.0f} ms, {ms / least['stage 3']:.2f} × as long as stage 3"
 draw.table([{"": name, "how long rank 0 waited in that step": times[name]} for name in jobs])
 
 # %% [markdown]
-# Even with none ahead the reduce-scatters overlap. One layer ahead removes most of the rest. What must remain is the
-# first gather and the last reduce-scatter: while they travel, this rank has nothing to compute. (The ranks wait for
-# each other, too, and longer on a busy machine.) A second layer ahead has little left to gain, since a gather is
-# shorter than a layer's compute. And what does it cost? Move the slider, and look at the memory below the timeline.
-# (There, all phases are drawn equally wide.)
+# With none ahead, the gradients of a layer travel while the one before it computes, but every gather begins only when
+# its layer is needed. One layer ahead, a gather has as long as a layer computes: the wire needs 3 ms for it, and a
+# layer computes for 5 ms or more. What must remain is the first gather and the last reduce-scatter: while they travel,
+# this rank has nothing to compute. (The ranks wait for each other, too, and longer on a busy machine.) A second layer
+# ahead can help only where a gather is on its way for longer than a layer computes. And what does it cost? Move the
+# slider, and look at the memory below the timeline. (There, all phases are drawn equally wide.)
 
 # %%
 play.prefetch(talk, held, quiet, begin=2)
@@ -358,16 +359,17 @@ draw.table([{"layers ahead": n} | phases[n] for n in AHEAD], caption="most in fl
 # the dtype, and return a tensor with its own memory: not a view, and not a buffer that the next call writes into.
 #
 # The check tries grids of up to 6 ranks, also n × 1 and 1 × n with n up to 4, in three dtypes. (In bfloat16 you may
-# divide between the axes, or at the end.) All replicas must get the same bits. Budget on 2 × 2 ranks: send 1.00 × the
-# gradient, half of it along `replicate`; and hold at most 2.75 × the gradient, the given one included.
+# divide between the axes, or at the end.) All replicas must get the same bits. Budget for each rank: the bytes of a
+# reduce-scatter along `shard` and of an all-reduce of a piece along `replicate` (on 2 × 2 ranks 1.00 × the gradient,
+# half of it along `replicate`); and hold at most 2.75 × the gradient, the given one included.
 
 
 # %%
 def hsdp_gradient(gradient, mesh):
     """This rank's piece of the mean gradient over all ranks: [n] -> [n / shards].
 
-    mesh: replicas × shards, of the axes "replicate" and "shard"; n is divisible by the number of shards.  The gradient
-    stays as it is.
+    mesh: R replicas × S shards, of the axes "replicate" and "shard"; S divides n.  The gradient stays as it is.
+    No rank sends more than (S - 1) / S n numbers along "shard", and 2 (R - 1) / R n / S along "replicate".
     """
     ### BEGIN SOLUTION
     piece = reduce_scatter(gradient, mesh.get_group("shard"))
@@ -579,7 +581,9 @@ table(ours)
 layer, whole = 4 * sum(sizes[1:10]), 4 * sum(sizes)  # bytes, in float32
 root = whole - 4 * layer
 worth = (ours["FULL_SHARD"]["comm"] - root) // layer
-check.predict("How many layers' worth, besides the root?", guess_layers, worth, reason="See FULL_SHARD, below.")
+one_buffer = guess_layers == worth - 1  # as in PyTorch's, which is measured at the end
+why = "PyTorch's, which reduces from one buffer." if one_buffer else "Ours, whose reduce-scatter has two buffers."
+check.predict("How many layers' worth, besides the root?", guess_layers, worth - one_buffer, reason=why)
 
 # %% [markdown]
 # Formula and measurement agree to the byte; only the peaks differ a little. In the table, begin with what you know:
@@ -734,8 +738,8 @@ draw.table(rows)
 
 # %% [markdown]
 # Under `HYBRID_SHARD` a node sends as many bytes as the model has: each of its two ranks all-reduces half of the
-# gradients. The time that a step takes beyond the wire is much the same in both. (And with the mesh's axes in the other
-# order? Notebook 05 measured that: what talks most goes last.)
+# gradients. In both, a step takes longer than the wire is busy: the ranks also compute, and wait for each other. (And
+# with the mesh's axes in the other order? Notebook 05 measured that: what talks most goes last.)
 #
 # Hybrid sharding wins where P, G and S of the model fit on the ranks of one node, and the wire between nodes is slower
 # than the one inside. It loses in memory, since P, G and S are divided by the ranks of a node and not by all ranks; and
@@ -770,6 +774,7 @@ print(f"PyTorch's {', '.join(names)}: within 1e-12 of one process")
 theirs = ledgers({name: partial(torchs, name) for name in names})
 same = ("sent", "collectives", "P", "G", "S")
 assert all(theirs[name][kind] == ours[name][kind] for name in names for kind in same)
+assert (theirs["FULL_SHARD"]["comm"] - root) // layer == worth - 1
 theirs["SHARD_GRAD_OP"] |= {"comm": "(version)", "peak": "(version)"}
 pairs = ({f"{name}: ours": ours[name], f"{name}: PyTorch's": theirs[name]} for name in names)
 table({who: each for pair in pairs for who, each in pair.items()})

@@ -481,6 +481,14 @@ def reduced_over_all_ranks_and_gathered(gradient, mesh):
     return piece[:size] / mesh.size()
 
 
+@wrong("hsdp_gradient", "one replica sends for all")
+def reduced_to_one_replica(gradient, mesh):
+    piece, group = reduce_scatter(gradient, mesh.get_group("shard")) / mesh.size(), mesh.get_group("replicate")
+    dist.reduce(piece, group_dst=0, group=group)
+    dist.broadcast(piece, group_src=0, group=group)
+    return piece
+
+
 @wrong("hsdp_gradient", "too many bytes")
 def reduced_to_every_shard(gradient, mesh):
     gradient = gradient.clone()

@@ -159,6 +159,7 @@ class Sent:
         self.bytes = sum(event.sent for event in self.events)
         self.messages = sum(event.op in ("send", "recv") for event in self.events)
         self.calls = len(self.events) - self.messages
+        self.from_one = any(event.op == "broadcast" for event in self.events)
         self.all_reduced = sum(event.sent for event in self.events if event.op == "all_reduce")
         wide = {event.dtype for event in self.events if event.sent > 64 and itemsize(event) > dtype.itemsize}
         self.wider = " and ".join(sorted(wide))

@@ -419,6 +419,11 @@ AVERAGED = (
         shows="more bytes between the nodes than DDP with a shard would send",
     ),
     Mistake(
+        "one replica sends for all",
+        "What does the rank send that hands the sum to all other replicas, and what does a ring share out evenly?",
+        lambda sent: sent.bytes > sent.enough and sent.from_one and sent.text,
+    ),
+    Mistake(
         "too many bytes",
         "How often does each number travel, and who needs it?",
         lambda sent: sent.bytes > sent.enough and sent.text,
