@@ -892,6 +892,17 @@ class GradientByGradient(Wrapper):
 
 
 @wrong("overlap", "buckets begin in different orders on different ranks", alone=True)
+class WhicheverIsFull(ddp.Overlapped):
+    def gradient_ready(self, p):
+        bucket = self.bucket_of[p]
+        bucket.collect(p)
+        if self.syncing:
+            bucket.waiting_for.remove(p)
+            if not bucket.waiting_for:
+                self.works.append(self.all_reduce(bucket.flat, group=self.group, async_op=True))
+
+
+@wrong("overlap", "buckets begin in different orders on different ranks", alone=True)
 class AsTheyFill(ddp.Overlapped):
     def __init__(self, model, bucket_bytes):
         super().__init__(model, bucket_bytes=bucket_bytes)
@@ -915,7 +926,7 @@ class AsTheyFill(ddp.Overlapped):
         self.works, self.begun = [], set()
 
 
-@wrong("overlap")
+@wrong("overlap", "a bucket begins before it is full")
 class BeforeItIsFull(ddp.Overlapped):
     def start_full_buckets(self):
         if len(self.works) < len(self.buckets):

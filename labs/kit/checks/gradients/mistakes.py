@@ -166,8 +166,9 @@ def on_made(row: Mistake) -> Mistake:
     return replace(row, fits=lambda seen: seen.made and row.fits(seen.made))
 
 
+PARTLY = "right on some ranks only"
 VALUES = (
-    Mistake("right on some ranks only", "How do the other ranks learn the mean?", right_elsewhere),
+    Mistake(PARTLY, "How do the other ranks learn the mean?", right_elsewhere),
     Mistake("rounded on the way", "In which dtype do the gradients travel?", right_but_for_digits),
     replace(TIED, fits=lambda seen: seen.made and seen.names[0] and seen.names[1] == ["embed.weight"]),
     replace(ONE_RANK, fits=lambda seen: equal_everywhere(seen) and nothing_of_others(seen)),

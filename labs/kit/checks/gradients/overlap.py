@@ -31,12 +31,16 @@ from labs.kit.checks.case import close
 from labs.kit.checks.gradients.buckets import ONE_EACH, own_group
 from labs.kit.checks.gradients.cases import Draw
 from labs.kit.checks.gradients.judge import every_job
+from labs.kit.checks.gradients.mistakes import PARTLY
 from labs.kit.checks.job import job
+from labs.kit.checks.mixture import TIED
+from labs.kit.launch import Results
 from labs.kit.watch import tap
 
 LAYERS, DIM = 7, 5
 LAYER_BYTES = 8 * DIM * DIM  # float64
 BUCKET_BYTES = 2 * LAYER_BYTES  # two layers in a bucket, and the first one by itself
+BY_LUCK = ("", TIED.name, PARTLY)  # so a sum of different buckets may be called
 SMALL = 500  # bytes of a bucket of data_parallel's models: none is as large as the model
 
 
@@ -45,7 +49,12 @@ def overlap(wrap: Callable[..., Any], seed: int) -> str:
     """`wrap(model, bucket_bytes, **options)` -> a module as `labs.ddp.Overlapped` is one; so are the options."""
     draw = Draw(seed)
     with by_name():
-        every_job("data_parallel", partial(wrap, bucket_bytes=SMALL), draw.overlap(), exact=True)
+        try:
+            every_job("data_parallel", partial(wrap, bucket_bytes=SMALL), draw.overlap(), exact=True)
+        except Wrong as wrong:
+            if wrong.answer.mistake in BY_LUCK and not (wrong.raised or wrong.untouched):
+                too_early_or_in_another_order(wrap, seed)
+            raise
         chain = job(watched, wrap, [seed, 0], ranks=2, when="a chain of layers, 2 ranks")
     for rank, (_, steps, beside) in enumerate(chain):
         refuse(OVERLAP, Backward(steps[1]), f"a chain of {LAYERS} layers, 2 ranks: on rank {rank} ")
@@ -75,11 +84,27 @@ def fork_or_refuse(wrap: Callable[..., Any], numbers: list[int], ranks: int) -> 
         if wrong.raised or wrong.untouched:
             raise
         raise Wrong(wrong.answer.text, ORDER.question, ORDER.name) from None
+    for rank, layer in not_the_mean(results):
+        refuse(FORK, layer, f"{where}: on rank {rank} ")
+
+
+def too_early_or_in_another_order(wrap: Callable[..., Any], seed: int) -> None:
+    """Raise Wrong where it is the moment that is wrong, or the order, and not the sums."""
+    chain = job(watched, wrap, [seed, 0], ranks=2)
+    refuse(EARLY, Backward(chain[0][1][1]), f"a chain of {LAYERS} layers, 2 ranks: on rank 0 ")
+    if not not_the_mean(chain):
+        fork_or_refuse(wrap, [seed, 1], ranks=2)
+
+
+def not_the_mean(results: Results) -> list[tuple[int, int]]:
+    """(rank, layer) of the gradients that are wrong when the second step is over."""
     plain = [gradients for gradients, *_ in results]
-    for rank, (_, steps, _) in enumerate(results):
-        for layer, found in enumerate(steps[1].gradients):
-            if not close(found, torch.stack([own[layer] for own in plain]).mean(0), 1e-10):
-                refuse(FORK, layer, f"{where}: on rank {rank} ")
+    return [
+        (rank, layer)
+        for rank, (_, steps, _) in enumerate(results)
+        for layer, found in enumerate(steps[1].gradients)
+        if not close(found, torch.stack([own[layer] for own in plain]).mean(0), 1e-10)
+    ]
 
 
 # ---- on a rank -------------------------------------------------------------------------------------------
@@ -199,6 +224,13 @@ def begins_late(seen: Backward) -> str | None:
     return None
 
 
+def begins_early(seen: Backward) -> str | None:
+    for number, layer in zip(seen.begun, seen.full, strict=False):
+        if seen.at("begin", number) < seen.at("layer", layer):
+            return f"all-reduce {number} began before the backward of layer {layer}, which is in its bucket"
+    return None
+
+
 def waits_early(seen: Backward) -> str | None:
     for number in seen.begun:
         if seen.at("wait", number) < seen.at("sync", 0):
@@ -230,6 +262,9 @@ BESIDE = (
         lambda beside: beside and f"{beside} gradients were not in their buckets within no_sync()",
         shows="right, but with micro-batches the gradients take twice the memory",
     ),
+)
+EARLY = (
+    Mistake("a bucket begins before it is full", "Which gradients are in the bucket at that moment?", begins_early),
 )
 OVERLAP = (
     Mistake(
