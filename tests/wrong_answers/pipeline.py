@@ -308,6 +308,20 @@ def not_clamped_and_counted_below_zero(ranks, microbatches):
     return lists
 
 
+@wrong("one_f_one_b", "right only with no fewer micro-batches than ranks")
+def gpipe_where_there_are_few(ranks, microbatches):
+    return (gpipe if microbatches < ranks else one_f_one_b)(ranks, microbatches)
+
+
+@wrong("one_f_one_b", "the micro-batches are in another order")
+def cooldown_backwards(ranks, microbatches):
+    lists = []
+    for rank, order in enumerate(one_f_one_b(ranks, microbatches)):
+        last = len(order) - min(microbatches, ranks - 1 - rank)
+        lists.append(order[:last] + order[last:][::-1])
+    return lists
+
+
 @wrong("one_f_one_b", "a backward is missing")
 def no_cooldown(ranks, microbatches):
     return [order[: 2 * microbatches - (ranks - 1 - r)] for r, order in enumerate(one_f_one_b(ranks, microbatches))]
@@ -469,6 +483,12 @@ def at_the_end(ranks, microbatches):
     return zero_bubble(ranks, microbatches, behind=lambda ranks, rank: microbatches)
 
 
+@wrong("zero_bubble", "W's in the wrong places")
+def two_at_a_time(ranks, microbatches):
+    """Each W directly after its I, on the first rank; elsewhere an I goes by, and then two W's come."""
+    return zero_bubble(ranks, microbatches, behind=lambda ranks, rank: max(0, rank - 1))
+
+
 @wrong("zero_bubble", "W before its I")
 def w_first(ranks, microbatches):
     def swapped(rank, x):
@@ -506,7 +526,7 @@ def twice_as_long_a_warmup(ranks, microbatches):
     return lists
 
 
-@wrong("zero_bubble", "too many activations alive")
+@wrong("zero_bubble", "W's in the wrong places")
 def upside_down(ranks, microbatches):
     return zero_bubble(ranks, microbatches, behind=lambda ranks, rank: ranks - 1 - rank)
 

@@ -435,6 +435,33 @@ def bias_times_one_or_zero(x, weight, bias, group=None):
     return reduce(F.linear(x, weight, mine), group)
 
 
+def to_one_and_back(x, group):
+    y = x.clone(memory_format=torch.contiguous_format)
+    dist.reduce(y, group_dst=0, group=group)
+    dist.broadcast(y, group_src=0, group=group)
+    return y
+
+
+ONE_FOR_ALL = border(to_one_and_back, same)
+
+
+@wrong("reduce", "one rank adds up for all")
+def reduced_to_one_rank(x, group=None):
+    return ONE_FOR_ALL.apply(x, group)
+
+
+@wrong("row_linear", "a rank without inputs leaves early")
+def leaves_without_inputs(x, weight, bias, group=None):
+    if not x.shape[-1]:
+        return F.linear(x, weight, bias)
+    return row_linear(x, weight, bias, group)
+
+
+@wrong("row_linear", "the bias on one rank alone")
+def bias_on_rank_0_and_unused_elsewhere(x, weight, bias, group=None):
+    return reduce(F.linear(x, weight, bias if dist.get_rank(group) == 0 else None), group)
+
+
 @wrong("row_linear", "the bias is left out")
 def without_bias(x, weight, bias, group=None):
     return reduce(F.linear(x, weight), group) + (0 if bias is None else 0 * bias)

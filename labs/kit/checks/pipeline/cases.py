@@ -21,6 +21,8 @@ from labs.pp.checker import microbatches_of, ranks_of, stages_of
 
 VOCABULARY, DIM, SEQUENCES, TOKENS = 11, 6, 3, 7
 ALONE = "right only on more than one rank"
+FEW = "right only with no fewer micro-batches than ranks"
+LONG = "the warm-up is longer than there are micro-batches"
 NO_MULTIPLE = "right only for a multiple of the ranks"
 OWN_ORDERS = "0F2 0F0 0F3 0F1 0B1 0B0 0B2 0B3", "1F1 1F3 1F2 1F0 1B3 1B0 1B1 1B2"
 
@@ -49,7 +51,7 @@ def many(n: int, what: str, plural: str = "s") -> str:
     return f"{n} {what}{plural * (n != 1)}"
 
 
-def sizes(seed: int, few: str = "right only with no fewer micro-batches than ranks") -> list[Size]:
+def sizes(seed: int, few: str = FEW) -> list[Size]:
     """The one that is drawn in the notebook comes first, and those with fewer micro-batches than ranks last."""
     draw, found = random.Random(seed), [Size(4, 8)]
     for p in range(1, 9):

@@ -31,7 +31,7 @@ from labs.kit.checks.left import AFTERMATH
 from labs.kit.checks.mixture import mixture
 from labs.kit.checks.pipeline import body, mistakes
 from labs.kit.checks.pipeline.body import Asked, Followed
-from labs.kit.checks.pipeline.cases import Obeyed, Size, interleaved_sizes, many, obeyed, sizes
+from labs.kit.checks.pipeline.cases import FEW, LONG, Obeyed, Size, interleaved_sizes, many, obeyed, sizes
 from labs.kit.drawing.schedules import schedule
 from labs.pp.checker import nth
 
@@ -56,9 +56,7 @@ def one_f_one_b(fn: Callable[..., Any], seed: int) -> str:
     def target(size: Size) -> Target:
         return Target(fraction(size), [min(size.microbatches, size.ranks - rank) for rank in range(size.ranks)])
 
-    return scheduled(
-        fn, sizes(seed, few="the warm-up is longer than there are micro-batches"), mistakes.ONE_F_ONE_B, target
-    )
+    return scheduled(fn, sizes(seed, few=LONG), mistakes.ONE_F_ONE_B, target)
 
 
 @answered
@@ -121,10 +119,13 @@ def ask_all(
         if answer.refused and other.refused:
             continue
         seen = Seen(size, answer, target)
-        try:
-            refuse((*mistakes.FORM, *mistakes.RUNS, *(() if size.refusable else table)), seen, f"{size}: ")
-        except Wrong as wrong:
-            raise pictured(wrong.also(size.only), seen) from None
+        runs, amounts_to = (*mistakes.FORM, *mistakes.RUNS), () if size.refusable else table
+        # A list that can be run has no warm-up that is too long for it.
+        for rows, only in ((runs, size.only), (amounts_to, FEW if size.only == LONG else size.only)):
+            try:
+                refuse(rows, seen, f"{size}: ")
+            except Wrong as wrong:
+                raise pictured(wrong.also(only), seen) from None
         refuse(AFTERMATH, answer, f"{size}: ")
         if not (answer.again and other.again and answer.returned == other.returned):
             raise Wrong(

@@ -202,7 +202,7 @@ def disordered(seen: Seen) -> str | None:
     """After the same kind of a later micro-batch."""
     return seen.each(
         lambda rank, place, x: any(
-            type(y) is type(x) and y.microbatch > x.microbatch for y in seen.lists[rank][:place]
+            type(y) is type(x) and y.stage == x.stage and y.microbatch > x.microbatch for y in seen.lists[rank][:place]
         ),
         ", and has done the same for a later micro-batch before",
     )
@@ -229,6 +229,22 @@ def at_the_end(seen: Seen) -> bool:
     )
 
 
+def w_before_i(seen: Seen) -> str:
+    """Of the last rank, for whose I's all others wait."""
+    last = len(seen.lists) - 1
+    place = next(place for place, x in enumerate(seen.lists[last]) if isinstance(x, pp.W))
+    bubble, possible = seen.simulation.bubble, seen.target.bubble
+    told = f"the bubble is {bubble:.1%}, but {possible:.1%} is possible"
+    return f"{told}: {seen.at(last, place)}, while the other ranks wait for its next I"
+
+
+def only_w_is_elsewhere(seen: Seen) -> bool:
+    """Without its W's it is 1F1B."""
+    kinds = {pp.F: pp.F, pp.I: pp.B, pp.B: pp.B}
+    rest = [[kinds[type(x)](x.stage, x.microbatch) for x in order if type(x) in kinds] for order in seen.lists]
+    return rest == [list(order) for order in pp.one_f_one_b(seen.size.ranks, seen.size.microbatches)]
+
+
 SPLIT = Mistake(
     "the backward is split", "Which two instructions is this schedule made of?", lambda s: has(s, pp.I, pp.W)
 )
@@ -240,6 +256,11 @@ BUBBLE = (
         "What could a rank do until the gradient of its first micro-batch comes back?",
         too_long(lambda seen: max(seen.alive) <= seen.size.stages_per_rank),
         shows="a bubble of 100 % and more: only one rank works at any time",
+    ),
+    Mistake(
+        "the micro-batches are in another order",
+        "For which micro-batch does the rank before wait, while this one does another?",
+        too_long(disordered),
     ),
     Mistake("the bubble is too large", SHORT, too_long()),
 )
@@ -285,8 +306,13 @@ ZERO_BUBBLE = (
     Mistake(
         "W directly after its I",
         "Nobody waits for a W. Where does a rank wait that could do one?",
-        too_long(at_once),
+        lambda seen: too_long(at_once)(seen) and w_before_i(seen),
         shows="a split backward with the bubble of 1F1B",
+    ),
+    Mistake(
+        "W's in the wrong places",
+        "An activation is held until its W. Which W could stand where this rank waits, and which one must not wait?",
+        lambda seen: (seen.crowd or seen.wait) if only_w_is_elsewhere(seen) else None,
     ),
     *CROWD[1:],
     *BUBBLE,

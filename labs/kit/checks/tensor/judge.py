@@ -176,6 +176,9 @@ class One:
     def on(self, rank: int) -> Any:
         return self.called[rank].returned if self.is_result else self.called[rank].gradients.get(self.name)
 
+    def brought(self, name: str) -> Tensor:
+        return self.case.brings(self.rank)[name]
+
     @property
     def right(self) -> bool:
         """(Where nothing comes back there need be no gradient.)"""

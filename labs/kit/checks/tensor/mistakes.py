@@ -87,7 +87,13 @@ def form(fits: Callable[[One], bool]) -> Callable[[One], str | bool]:
     return lambda one: fits(one) and told.format(one.what, show(one.found), one.case.dtype_name, tuple(one.due.shape))
 
 
+ONE_BIAS = "The copies of the bias must stay equal: which gradient does each of them get?"
 FORM = (
+    Mistake(
+        "the bias on one rank alone",
+        ONE_BIAS,
+        form(lambda one: one.name == "bias" and one.found is None and any(one.on(r) is not None for r in one.members)),
+    ),
     Mistake(
         "no gradient",
         "Which of your lines does autograd not see: one under no_grad, on .data, or on a detached tensor?",
@@ -186,6 +192,11 @@ ROWS = (
         shows="a model with biases that is right on one rank, and wrong on more",
     ),
     Mistake("the bias is left out", "Who adds it, and where?", lambda one: bias_added(one, 0)),
+    Mistake(
+        "a rank without inputs leaves early",
+        "Its summand of y is zero. Who waits for it, and who tells it what y is?",
+        lambda one: one.is_result and one.alone and not one.forward.events and not one.brought("x").numel(),
+    ),
     summands("What does each rank have of y?"),
     Mistake(
         "the gradient of the bias is an N-th",
@@ -195,7 +206,7 @@ ROWS = (
     ),
     Mistake(
         "the bias on one rank alone",
-        "The copies of the bias must stay equal: which gradient does each of them get?",
+        ONE_BIAS,
         lambda one: one.name == "bias" and not one.found.any(),
         shows="the right output, and copies of the bias that drift apart",
     ),
@@ -273,6 +284,10 @@ def gathered(sent: Sent) -> bool:
     return any(event.op in ops and event.dtype == sent.case.dtype_name for event in sent.events)
 
 
+def reduced(sent: Sent) -> bool:
+    return any(event.op == "reduce" for event in sent.events)
+
+
 SENT = (
     Mistake(
         "something is sent where nothing is due",
@@ -295,6 +310,11 @@ SENT = (
         "q, k and v read the same x, and so do gate and up. How often must it, or its gradient, travel?",
         too_much(lambda sent: isinstance(sent.case, Block)),
         shows="the right numbers, and more than twice the bytes",
+    ),
+    Mistake(
+        "one rank adds up for all",
+        "How much does that rank send, and how much does each rank send in an all-reduce?",
+        too_much(lambda sent: any(event.op == "broadcast" for event in sent.events) and reduced(sent)),
     ),
     Mistake(
         "gathered, where a sum belongs",
