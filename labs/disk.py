@@ -1,14 +1,14 @@
-"""Numbers on disk that no crash can spoil.
+"""Numbers on disk that no crash can spoil, and that are told when they are no longer what was written.
 
 What is stored never lands on what is committed.  Each round of changes, a generation, has its own files:
 
     fetch     copy the parameter's file to one of the next generation, and map that into memory
     (update)  whoever fetched it changes the numbers in place, as they would any tensor
-    store     flush the file
+    store     take the file's checksum, and flush it
     commit    when all are stored: write down which files count, flush that, and rename it to a name that counts
 
-    rank-0-of-2/  generation-11.json  0.11  1.11 ...      the commit before
-                  generation-12.json  0.12  1.12 ...      the last one
+    rank-0-of-2/  generation-11.json  parameter-0.11  parameter-1.11 ...      the commit before
+                  generation-12.json  parameter-0.12  parameter-1.12 ...      the last one
 
 To whoever looks, a rename has either happened or not.  So a process killed at any moment leaves one generation that
 is whole, and perhaps some files of the next, which the next opening removes.
@@ -17,13 +17,21 @@ Each rank commits for itself, and one may have done so when another was killed. 
 generation that all have: since no rank can finish a step without the others, they are one commit apart at most, and
 the one before the last is still there.
 
+Disks decay, and people copy files.  So a record says whose it is, of which step, and what the checksum of each file
+is, its own included; and ranks that open a folder together agree on a random word, which their records have in common
+from then on.  The next opening reads all of it before it removes anything.
+
 Mapped files cost no memory of the process: the system holds what it has room for, and reads the rest again.
 """
 
 import json
 import math
 import os
+import re
+import secrets
 import shutil
+import zlib
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,43 +40,52 @@ import torch.distributed as dist
 from torch import Tensor
 
 ALIGNMENT = 64  # bytes; each tensor of a file begins at a multiple
+BLOCK = 2**20  # bytes that are read at a time for a checksum
+OURS = re.compile(r"parameter-\d+\.\d+|generation-\d+\.(json|draft)")  # all other files are somebody else's
 Values = dict[str, Tensor]  # of one parameter: "master", and whatever the optimizer calls its state
 Layout = list[list[Any]]  # of a file: name, dtype and shape of each tensor, in order; as JSON has it
-Entry = tuple[str, Layout]  # of a record: a parameter's file
+Entry = tuple[str, Layout, int]  # of a record: a parameter's file, and its checksum
+Record = dict[str, Any]
+Origin = tuple[int, str]  # of a record: the number of its step, and the random word
 
 
 class Disk:
     """A folder for each rank.  A record says which file a parameter is in, and how; the newest record counts.
 
-    Raises ValueError if the ranks' last steps are further apart than the one step of a crash.
+    Raises ValueError, on all ranks, for a file that is missing, damaged or another one's; for files without a record;
+    for a file where a folder should be; and if the ranks' last steps are further apart than the one step of a crash,
+    or not of one training.  Nothing is removed then.
     """
 
     def __init__(self, where: Path) -> None:
-        rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        if others := [other for other in where.glob("rank-*-of-*") if not other.name.endswith(f"-of-{ranks}")]:
-            raise ValueError(f"{others[0]} was not left by {ranks} ranks: give another folder, or start as many")
-        self.folder = where / f"rank-{rank}-of-{ranks}"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        found = [int(path.stem.removeprefix("generation-")) for path in self.folder.glob("generation-*.json")]
-        self.generation = agreed(max(found, default=-1), ranks, where)
-        self.steps, self.entries = 0, {}
+        self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        self.folder = where / f"rank-{self.rank}-of-{self.ranks}"
+        self.steps, self.entries, self.fetched = 0, {}, {}
+        records: dict[int, Record] = {}  # by generation
+
+        def look() -> tuple[str, dict[int, Origin]]:
+            records.update(self.records(where))
+            return secrets.token_hex(4), {each: (it["steps"], it["opening"]) for each, it in records.items()}
+
+        words, found = zip(*on_all_ranks(self.ranks, look), strict=True)
+        self.opening, self.generation = words[0], agreed(found, where)
         if self.generation >= 0:
-            record = json.loads((self.folder / f"generation-{self.generation}.json").read_text())
-            self.steps, self.entries = record["steps"], dict(enumerate(record["parameters"]))
-        self.fetched: dict[int, Values] = {}
-        self.keep(self.files())
+            self.steps = records[self.generation]["steps"]
+            self.entries = dict(enumerate(records[self.generation]["parameters"]))
+        on_all_ranks(self.ranks, self.require_files)
+        on_all_ranks(self.ranks, self.keep)  # before any of them begins to write
 
     def __len__(self) -> int:
         return len(self.entries)
 
     def read(self, i: int) -> Values:
         """As it was committed.  Writing to these tensors changes no file."""
-        name, layout = self.entries[i]
+        name, layout, _ = self.entries[i]
         return mapped(self.folder / name, layout, shared=False)
 
     def fetch(self, i: int) -> Values:
         """A copy, in the file that the next commit is to name."""
-        name, layout = self.entries[i]
+        name, layout, _ = self.entries[i]
         shutil.copyfile(self.folder / name, self.next(i))
         self.fetched[i] = mapped(self.next(i), layout, shared=True)
         return self.fetched[i]
@@ -82,7 +99,7 @@ class Disk:
             if file[name].data_ptr() != value.data_ptr():
                 file[name].copy_(value)
         flush(self.next(i))
-        return self.next(i).name, layout
+        return self.next(i).name, layout, checksum(self.next(i))
 
     def commit(self, steps: int, stored: dict[int, Entry]) -> None:
         """From the rename on, and not before, what was stored is what will be found."""
@@ -90,35 +107,106 @@ class Disk:
         self.generation += 1
         self.steps, self.entries = steps, self.entries | stored
         flush(self.folder)
-        record = self.folder / f"generation-{self.generation}.json"
-        draft = record.with_suffix(".draft")
-        draft.write_text(json.dumps({"steps": steps, "parameters": [self.entries[i] for i in range(len(self))]}))
+        place = self.folder / f"generation-{self.generation}.json"
+        draft = place.with_suffix(".draft")
+        record = {"steps": steps, "opening": self.opening, "parameters": [self.entries[i] for i in range(len(self))]}
+        draft.write_text(json.dumps(sealed(record | self.whose(self.generation))))
         flush(draft)
-        os.replace(draft, record)
+        os.replace(draft, place)
         flush(self.folder)
-        self.keep(self.files() | before)
+        self.keep(before)
 
-    def keep(self, names: set[str]) -> None:
-        for path in self.folder.iterdir():
-            if path.name not in names:
+    def keep(self, before: Collection[str] = ()) -> None:
+        """Remove what no longer counts, but for these files; what others have put there stays."""
+        for path in self.ours():
+            if path.name not in {*self.files(), *before} and path.is_file():
                 path.unlink()
 
+    def ours(self) -> list[Path]:
+        return [path for path in self.folder.iterdir() if OURS.fullmatch(path.name)]
+
     def files(self) -> set[str]:
-        return {f"generation-{self.generation}.json", *(name for name, _ in self.entries.values())}
+        return {f"generation-{self.generation}.json", *(name for name, *_ in self.entries.values())}
 
     def next(self, i: int) -> Path:
-        return self.folder / f"{i}.{self.generation + 1}"
+        return self.folder / f"parameter-{i}.{self.generation + 1}"
+
+    # ---- what lies there -----------------------------------------------------------------------------------------
+
+    def whose(self, generation: int) -> Record:
+        return {"rank": self.rank, "ranks": self.ranks, "generation": generation}
+
+    def records(self, where: Path) -> dict[int, Record]:
+        """Those of this rank, by generation."""
+        for path in (where, self.folder):
+            if path.exists() and not path.is_dir():
+                raise ValueError(f"{path} is a file, where the state's folder should be: give another name")
+        if others := [other for other in where.glob("rank-*-of-*") if not other.name.endswith(f"-of-{self.ranks}")]:
+            raise ValueError(f"{others[0]} was not left by {self.ranks} ranks: give another folder, or start as many")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        records, files = {}, [path for path in self.ours() if path.suffix != ".draft"]
+        for path in [path for path in files if path.suffix == ".json"]:
+            number = int(path.stem.removeprefix("generation-"))
+            records[number] = record = unsealed(path)
+            if record != record | self.whose(number):
+                whose = "generation {generation} of rank {rank} of {ranks}".format_map(record)
+                raise not_as_written(path, f"is the record of {whose}")
+        if not records and any(path.suffix != ".0" for path in files):  # those a crash in the first commit may leave
+            raise not_as_written(self.folder, "has files of a training, and no record of them")
+        return records
+
+    def require_files(self) -> None:
+        for name, _, written in self.entries.values():
+            if not (path := self.folder / name).is_file():
+                raise not_as_written(path, "is missing")
+            if checksum(path) != written:
+                raise not_as_written(path, "does not hold what was written there")
 
 
-def agreed(generation: int, ranks: int, where: Path) -> int:
+def sealed(record: Record) -> Record:
+    """With its checksum, as it is written down."""
+    return {"checksum": zlib.crc32(json.dumps(record).encode()), "record": record}
+
+
+def unsealed(path: Path) -> Record:
+    try:
+        found = json.loads(path.read_bytes())
+        if found != sealed(found["record"]):
+            raise ValueError("its checksum is another")
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        raise not_as_written(path, "is no record that was written there") from error
+    return found["record"]
+
+
+def agreed(found: Sequence[dict[int, Origin]], where: Path) -> int:
     """The last generation that all ranks have committed: a crash may come between one rank's commit and another's."""
-    generations = [generation]
+    generation = max(set.intersection(*map(set, found)), default=-1)
+    newest = [max(each, default=-1) for each in found]
+    if max(newest) - generation > 1:
+        raise not_as_written(where, f"is not of one training (by rank, the last commits there are {newest})")
+    origins = [each.get(generation) for each in found]
+    if any(origin != origins[0] for origin in origins):
+        said = ", ".join(f"step {steps} of {opening}" for steps, opening in origins)
+        raise not_as_written(where, f"is not of one training (by rank, generation {generation} is {said})")
+    return generation
+
+
+def on_all_ranks(ranks: int, look: Callable[[], Any]) -> list[Any]:
+    """What each rank finds, by rank; what one of them raises, all of them raise."""
+    try:
+        found = [look()]
+    except (OSError, ValueError) as error:
+        found = [error]
     if ranks > 1:
-        generations = [0] * ranks
-        dist.all_gather_object(generations, generation)
-    if max(generations) - min(generations) > 1:
-        raise ValueError(f"{where}: by rank, the last commits there are {generations}: they are not of one training")
-    return min(generations)
+        dist.all_gather_object(found := found * ranks, found[0])
+    for each in found:
+        if isinstance(each, Exception):
+            raise each
+    return found
+
+
+def not_as_written(path: Path, what: str) -> ValueError:
+    return ValueError(f"{path} {what}: put back what was there, or give another folder")
 
 
 # ---- numbers in files ------------------------------------------------------------------------------------
@@ -168,6 +256,14 @@ def places(layout: Layout) -> list[tuple[int, int]]:
         start = end + -end % ALIGNMENT
         end = start + math.prod(shape) * getattr(torch, dtype).itemsize
         found.append((start, end))
+    return found
+
+
+def checksum(path: Path) -> int:
+    found = 0
+    with open(path, "rb") as file:
+        while block := file.read(BLOCK):
+            found = zlib.crc32(block, found)
     return found
 
 

@@ -257,7 +257,7 @@ def test_nothing_is_left_but_the_last_two_commits(tmp_path):
     names = {path.name for path in folder.iterdir()}
     expected = {"generation-4.json", "generation-5.json"}
     for record in sorted(expected):
-        expected = expected | {name for name, _ in json.loads((folder / record).read_text())["parameters"]}
+        expected = expected | {name for name, *_ in json.loads((folder / record).read_text())["record"]["parameters"]}
     assert names == expected and len(names) == 2 + 5 + 3, "in step 4 the branch had no gradient"
     assert (threading.active_count(), len(os.listdir("/dev/fd"))) == (threads, handles)
 
@@ -492,7 +492,7 @@ def test_ranks_of_different_trainings_are_told(tmp_path):
         train(model, offloaded(model, tmp_path), last=last[dist.get_rank()])
 
     run(body, (1, 3), ranks=2)
-    with pytest.raises(RankError, match=r"by rank, the last commits there are \[1, 3\]: they are not of one training"):
+    with pytest.raises(RankError, match=r"is not of one training \(by rank, the last commits there are \[1, 3\]\)"):
         run(body, (0, 0), ranks=2)
 
 
