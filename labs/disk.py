@@ -118,8 +118,9 @@ class Disk:
 
     def keep(self, before: Collection[str] = ()) -> None:
         """Remove what no longer counts, but for these files; what others have put there stays."""
+        kept = self.files().union(before)
         for path in self.ours():
-            if path.name not in {*self.files(), *before} and path.is_file():
+            if path.name not in kept and path.is_file():
                 path.unlink()
 
     def ours(self) -> list[Path]:

@@ -48,9 +48,10 @@ class Offloaded:
     and `steps` is its number.  Options (the learning rate, say) are those given here, and are changed in
     `param_groups`.
 
-    Raises ValueError for "cpu" if the parameters are there already, and for a folder that holds other parameters,
-    or was left by another number of ranks.  Raises RuntimeError after a step that failed, which some parameters have
-    taken and others have not, and for a parameter that was unfrozen.
+    Raises ValueError for "cpu" if the parameters are there already, for a folder that holds other parameters or was
+    left by another number of ranks, and for files that are no longer what was written (`labs.disk`).  Raises
+    RuntimeError after a step that failed, which some parameters have taken and others have not, and for a parameter
+    that was unfrozen.
     """
 
     def __init__(self, params: Iterable[nn.Parameter], optimizer: Callable[..., Any], where: str | Path):
@@ -127,7 +128,7 @@ class Offloaded:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Masters, state and options; the parameters become the masters, rounded.  Committed like a step.
 
-        Raises ValueError where a master is missing or has another shape.
+        Raises ValueError where a master is missing, or has another shape or dtype.
         """
         state = state_dict["state"]
         require_as_many(self.params, len(state), "this state")
@@ -153,9 +154,15 @@ def require_as_many(params: list[nn.Parameter], found: int, where: Any) -> None:
 
 
 def require_master(i: int, p: nn.Parameter, values: Values, where: Any) -> None:
-    found = f"of shape {tuple(values['master'].shape)}" if "master" in values else "missing"
-    if found != f"of shape {tuple(p.shape)}":
-        raise ValueError(f"{where}: the master of parameter {i}, of shape {tuple(p.shape)}, is {found} there")
+    expected, found = described(p, at_least_float32(p.dtype)), "missing"
+    if "master" in values:
+        found = described(values["master"], values["master"].dtype)
+    if found != expected:
+        raise ValueError(f"{where}: the master of parameter {i}, {expected}, is {found} there")
+
+
+def described(x: Tensor, dtype: torch.dtype) -> str:
+    return f"of shape {tuple(x.shape)} in {str(dtype).removeprefix('torch.')}"
 
 
 def master_of(p: nn.Parameter) -> Tensor:

@@ -480,8 +480,12 @@ def test_a_folder_of_another_training_is_told(tmp_path):
         offloaded(nn.Linear(5, 7), tmp_path)
     wider = Net()
     wider.branch = nn.Linear(7, 9)
-    with pytest.raises(ValueError, match=r"master of parameter 3, of shape \(9, 7\), is of shape \(7, 7\) there"):
+    with pytest.raises(
+        ValueError, match=r"parameter 3, of shape \(9, 7\) in float32, is of shape \(7, 7\) in float32 there"
+    ):
         offloaded(wider, tmp_path)
+    with pytest.raises(ValueError, match=r"parameter 0, of shape \(\) in float64, is of shape \(\) in float32 there"):
+        offloaded(Net(torch.float64), tmp_path)
     with pytest.raises(RankError, match=r"rank-0-of-1 was not left by 2 ranks: give another folder"):
         run(lambda: offloaded(Net(), tmp_path).steps, ranks=2)
 
@@ -502,7 +506,9 @@ def test_a_state_without_masters_is_told(tmp_path):
     plain = ADAMW(Net().parameters()).state_dict()
     with pytest.raises(ValueError, match="this state has 0 parameters, and 5 were given"):
         optimizer.load_state_dict(plain)
-    with pytest.raises(ValueError, match=r"this state: the master of parameter 0, of shape \(\), is missing there"):
+    with pytest.raises(
+        ValueError, match=r"this state: the master of parameter 0, of shape \(\) in float32, is missing there"
+    ):
         optimizer.load_state_dict(plain | {"state": {i: {} for i in range(5)}})
 
 
