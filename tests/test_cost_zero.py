@@ -145,7 +145,7 @@ def test_sent_by_hand():
     assert cost.fully_shard_sent(group, [group], 2, reshard_after_forward=False) == 4 * 9 * (2 + 2)
     # dealt out: 6 and 2 to rank 0, 5 and 3 to rank 1; all_reduce of 16: 16; broadcast to 1: 8
     assert cost.zero_redundancy_sent([2, 6, 5, 3], 2, 0) == cost.zero_redundancy_sent([2, 6, 5, 3], 2, 1) == 4 * 24
-    with pytest.raises(ValueError, match="stage 5: ZeRO has the stages 1, 2 and 3"):
+    with pytest.raises(ValueError, match="stage is 5: it must be 0, 1, 2 or 3"):
         cost.zero_sent(layers, 2, 5)
 
 

@@ -13,6 +13,7 @@
     stages           what a stage of a pipeline holds while it runs an instruction, and what is left of that
     pipeline         a schedule: what it sends and holds
     native           the same with PyTorch: ZeroRedundancyOptimizer, fully_shard
+    sense            what is refused, since it makes no sense
     fit              does it fit a card, and on how many ranks?
     generation       the cache of keys and values; milliseconds per token, by class of link
 
@@ -54,7 +55,7 @@ from labs.cost.collectives import (
 from labs.cost.data_parallel import buckets, ddp, ddp_sent
 from labs.cost.fit import per_rank, smallest_ranks
 from labs.cost.fully_sharded import fsdp, fully_shard_sent
-from labs.cost.generation import LINK_CLASSES, Token, kv_cache, token_seconds, token_sent, token_table
+from labs.cost.generation import LINK_CLASSES, Token, kv_cache, token_seconds, token_sent
 from labs.cost.job import RECOMPUTE, Job
 from labs.cost.memory import (
     FLOAT,
@@ -75,6 +76,12 @@ from labs.cost.memory import (
 from labs.cost.native import fully_shard, zero_redundancy, zero_redundancy_sent
 from labs.cost.native_split import fully_shard_tp, parallelize_module
 from labs.cost.pipeline import pipelining, pp
+from labs.cost.sense import checked
 from labs.cost.split import Share, share
 from labs.cost.tensor_parallel import fsdp_tp, tp, tp_calls, tp_sent
 from labs.cost.zero_stages import zero, zero_limit, zero_sent
+
+# What is handed out looks at what it is given; among themselves the formulas trust each other.
+globals().update(
+    {name: checked(each) for name, each in globals().items() if callable(each) and not isinstance(each, type)}
+)

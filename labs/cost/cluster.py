@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from labs.cost.collectives import doubling_seconds, ring_seconds, tree_seconds
+from labs.cost.sense import checked
 
 NODE = 8  # GPUs that share NVLink [Llama]
 CARD = 80e9  # bytes that an H100 holds [H100]
@@ -24,6 +25,7 @@ MEMORY = 3.35e12  # bytes per second that an H100 reads [H100]
 FLOPS = 400e12  # operations per second that an H100 reaches in practice, in bfloat16 [Llama]
 
 
+@checked
 @dataclass(frozen=True)
 class LinkClass:
     """Seconds to begin a collective, and for each message; bytes per second out of each rank while as many come in.

@@ -95,7 +95,7 @@ def all_reduce_limit(n: int, ranks: int) -> Fraction:
 
 def ring_seconds(size: int, ranks: int, latency: float, bandwidth: float) -> float:
     """2 (N-1) rounds that move 2 (N-1)/N S."""
-    return 2 * (ranks - 1) * latency + float(all_reduce_limit(size, ranks)) / bandwidth
+    return 2 * (ranks - 1) * (latency + size / ranks / bandwidth)
 
 
 def tree_seconds(size: int, ranks: int, latency: float, bandwidth: float) -> float:

@@ -110,6 +110,8 @@ def chunks_of(job: Job, shards: int) -> list[int]:
 
 def computed(job: Job, itemsize: int) -> Job:
     """The job in the dtype in which it computes, whatever is held at rest."""
+    if itemsize not in (2, FLOAT):
+        raise ValueError(f"itemsize is {itemsize}: what is held is predicted for 2 and {FLOAT} bytes")
     return job if itemsize == FLOAT else replace(job, precision="mixed")
 
 

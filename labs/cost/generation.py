@@ -3,7 +3,6 @@
     kv_cache(config, tokens)                    bytes: 2 x layers x K x E x tokens x batch x itemsize, on 1 rank
     token_sent(config, ranks)                   elements and messages, of one more token for each sequence of the batch
     token_seconds(config, ranks, link)          how long it takes
-    token_table(config)                         the same for classes of links and numbers of ranks: rows for a table
 
 For every token a rank reads its weights and its cache once, and computes next to nothing with each number of them.
 So memory sets the pace, and N ranks, each of which reads 1/N, would be N times as quick if they had nothing to tell
@@ -21,9 +20,7 @@ Source: [Pope] et al. 2022, "Efficiently Scaling Transformer Inference", arXiv 2
 links, those of `labs.cost.cluster`.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from labs.cost.cluster import FLOPS, LINKS, MEMORY, LinkClass, all_gather_seconds, all_reduce_seconds
 from labs.cost.collectives import Traffic, all_gather, all_reduce
@@ -91,14 +88,3 @@ def token_seconds(
     messages = times * all_reduce_seconds(0, ranks, link) + all_gather_seconds(0, ranks, link)
     whole = times * all_reduce_seconds(reduced, ranks, link) + all_gather_seconds(gathered, ranks, link)
     return Token(compute, messages, whole - messages)
-
-
-def token_table(config, ranks: Iterable[int] = (1, 2, 4, 8), **given: Any) -> list[dict[str, Any]]:
-    """Milliseconds per token; `given` as for `token_seconds`."""
-    rows = []
-    for name, link in LINK_CLASSES.items():
-        for n in ranks:
-            token = token_seconds(config, n, link, **given)
-            parts = {"compute": token.compute, "messages": token.messages, "bytes": token.bytes, "all": token.seconds}
-            rows.append({"link": name, "ranks": n} | {f"{part}, ms": 1e3 * s for part, s in parts.items()})
-    return rows

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from labs.cost.memory import FLOAT, bytes_of
+from labs.cost.sense import checked
 from labs.cost.split import Share, share
 
 RECOMPUTE = ("none", "selective", "all but attention", "full")
 
 
+@checked
 @dataclass(frozen=True)
 class Job:
     """A step of `GPT(config)` with AdamW, any but the first, on one of its ranks.  ValueError for what cannot be run.
@@ -40,14 +42,6 @@ class Job:
     fused_norms: bool = False
 
     def __post_init__(self) -> None:
-        if not hasattr(self.config, "kv_heads"):
-            raise ValueError(f"config is {self.config!r:.60}: it must be a labs.model.Config, such as PRESETS['tiny']")
-        for name in ("batch", "ranks", "T", "accumulation"):
-            if not isinstance(value := getattr(self, name), int) or value < 1:
-                name = "context" if name == "T" else name
-                raise ValueError(f"{name} is {value!r}: it must be a whole number, and at least 1")
-        if self.rank not in range(self.ranks):
-            raise ValueError(f"rank is {self.rank!r}: of {self.ranks} ranks it must be one of 0 to {self.ranks - 1}")
         if self.config.context < self.T:
             raise ValueError(
                 f"context is {self.T}, more than the model's {self.config.context}: "

@@ -10,7 +10,10 @@ Source: [ZeRO] Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1, figure 1 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from math import prod
+
+from labs.cost.sense import checked
 
 MiB = 2**20
 FLOAT = 4  # bytes of a float32
@@ -35,7 +38,6 @@ def bytes_held(psi: int, ranks: int, stage: int, precision: str = "mixed") -> di
     7.5 billion parameters on 64 ranks: 120, 31.4, 16.6, 1.88 GB [ZeRO, figure 1]. Stage 1 of "mixed, float32
     gradients" is Megatron-LM's distributed optimizer: 6 + 12/N bytes per parameter.
     """
-    require_stage(stage)
     sharded = {"P": stage >= 3, "G": stage >= 2, "S": stage >= 1}
     return {kind: size * psi / (ranks if sharded[kind] else 1) for kind, size in bytes_of(precision).items()}
 
@@ -46,14 +48,10 @@ def bytes_of(precision: str) -> dict[str, int]:
     return PIE[precision]
 
 
-def require_stage(stage: int) -> None:
-    if stage not in (0, 1, 2, 3):
-        raise ValueError(f"stage {stage}: ZeRO has the stages 1, 2 and 3, and 0 is plain data parallelism")
-
-
 # ---- the course's GPT ------------------------------------------------------------------------------------
 
 
+@checked
 @dataclass(frozen=True)
 class Layer:
     """The shapes of a layer's parameters. `uses`: how many layers share them (tied weights), each in its forward."""
@@ -68,14 +66,15 @@ class Layer:
         return [prod(shape) for shape in self.trained]
 
 
-def gpt_layers(config) -> list[Layer]:
+@lru_cache(64)
+def gpt_layers(config) -> tuple[Layer, ...]:
     """Embedding, layers, norm and head of `labs.model.GPT(config)`; a tied head is a second use of the embedding."""
     V, D, F = config.vocab, config.dim, config.hidden
     HE, KE = (heads * config.head_size for heads in (config.heads, config.kv_heads))
     attention, mlp = ((HE, D), (KE, D), (KE, D), (D, HE)), ((F, D), (F, D), (D, F))
-    layers = [Layer(((D,), *attention, (D,), *mlp))] * config.depth
-    head = [] if config.tied else [Layer(((V, D),))]
-    return [Layer(((V, D),), uses=1 + config.tied), *layers, Layer(((D,),)), *head]
+    layers = (Layer(((D,), *attention, (D,), *mlp)),) * config.depth
+    head = () if config.tied else (Layer(((V, D),)),)
+    return (Layer(((V, D),), uses=1 + config.tied), *layers, Layer(((D,),)), *head)
 
 
 def parameter_sizes(config) -> list[int]:
@@ -134,9 +133,9 @@ def optimizer_step(A: int, G: int, comm: int, sizes: Sequence[int], masters: boo
     return Moment("step", A=A, G=G + copy, comm=comm, temporary=work + FLOAT)
 
 
-def held(P: int, S: int, moments: Iterable[Moment]) -> Held:
-    """The most of each kind at any of the moments, and of all together."""
-    moments = list(moments)
+def held(P: int, S: int, step: Iterable[Moment]) -> Held:
+    """The most of each kind at any moment of the step, and of all together."""
+    moments = list(step)
     most = {kind: max(getattr(moment, kind) for moment in moments) for kind in ("G", "A", "comm", "temporary")}
     return Held(P=P, S=S, **most, peak=P + S + max(moment.all for moment in moments))
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from labs.cost.autograd import Part, Within, backward, layer_activations, norm_bytes
 from labs.cost.job import Job
 from labs.cost.memory import FLOAT, INDEX, Moment, gpt_layers
+from labs.cost.sense import are_whole
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,7 @@ def stages_of(job: Job, layers: int | Sequence[int]) -> list[Stage]:
     depth = job.config.depth
     if isinstance(layers, int):
         layers = [depth // layers + (n < depth % layers) for n in range(layers)]
-    if sum(layers) != depth or min(layers) < 1:
+    if not are_whole(layers) or sum(layers) != depth or min(layers) < 1:
         raise ValueError(f"stages of {list(layers)} layers: each has 1 or more, and together they have {depth}")
     edges = [(n == 0, n == len(layers) - 1) for n in range(len(layers))]
     jobs = [replace(job, config=replace(job.config, depth=n, tied=False), accumulation=1) for n in layers]

@@ -172,8 +172,6 @@ def fsdp_tp(job: Job, tp: int = 2, sequence_parallel: bool = False) -> Predictio
 
 def on_grid(job: Job, tp: int, sequence_parallel: bool) -> tuple[Job, Job]:
     """What a rank does along its row, and along its column, which shards what the row has left it."""
-    if job.ranks % tp:
-        raise ValueError(f"{job.ranks} ranks do not make rows of {tp}: give a tp that divides them")
     row = replace(job, ranks=tp, rank=job.rank % tp)
     own = share(job.config, tp, row.rank, sequence_parallel)
     return row, replace(job, config=own, ranks=job.ranks // tp, rank=job.rank // tp)

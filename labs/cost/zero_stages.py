@@ -30,7 +30,6 @@ from labs.cost.memory import (
     held,
     optimizer_step,
     parameter_sizes,
-    require_stage,
 )
 
 CHECKSUM = 8  # bytes, from each rank
@@ -42,8 +41,6 @@ def zero(job: Job, stage: int) -> Prediction:
     On gloo, all_to_all stands for reduce_scatter.
     """
     job.require("cost.zero", precision=("float32", "mixed"))
-    if stage not in (1, 2, 3):
-        raise ValueError(f"stage {stage}: ZeRO has the stages 1, 2 and 3; plain data parallelism is cost.ddp's")
     layers = gpt_layers(job.config)
     counts = [turns(layer, stage, job.accumulation) for layer in layers]
     return Prediction(
@@ -60,7 +57,7 @@ def zero(job: Job, stage: int) -> Prediction:
 def zero_limit(psi: int, ranks: int, stage: int, accumulation: int = 1) -> Fraction:
     """Elements that each rank sends: 2, 2 and 3 (N-1)/N Ψ for a single micro-batch [ZeRO, section 7]."""
     gathers, reduces = turns(Layer(), stage, accumulation)
-    return Fraction((gathers + reduces) * (ranks - 1) * psi, ranks)
+    return Fraction(psi) * (gathers + reduces) * (ranks - 1) / ranks
 
 
 def zero_sent(layers: Sequence[Layer], ranks: int, stage: int, accumulation: int = 1, itemsize: int = FLOAT) -> int:
@@ -78,13 +75,14 @@ def zero_sent(layers: Sequence[Layer], ranks: int, stage: int, accumulation: int
 
 def turns(layer: Layer, stage: int, accumulation: int) -> tuple[int, int]:
     """How often a layer's parameters are gathered, and their gradients reduced, in a step."""
-    require_stage(stage)
     match stage:
         case 1:
             return 1, 1
         case 2:
             return 1, accumulation
-    return 2 * layer.uses * accumulation, accumulation
+        case 3:
+            return 2 * layer.uses * accumulation, accumulation
+    raise ValueError("stage 0 is plain data parallelism, which is cost.ddp's: ZeRO has the stages 1, 2 and 3")
 
 
 def padded(n: int, ranks: int) -> int:
@@ -104,7 +102,6 @@ def zero_step(job: Job, stage: int) -> tuple[int, int, list[Moment]]:
 
     Stage 0 is `labs.ddp.Naive`. AdamW has a counter of 4 bytes for each tensor that it is given.
     """
-    require_stage(stage)
     size = job.size
     if stage == 0:
         units = shards = parameter_sizes(job.config)
