@@ -79,6 +79,8 @@ def test_a_saved_formula_is_plain():
 def test_nothing_to_choose_is_told():
     with pytest.raises(ValueError, match="unit has no values"):
         play.explore(bars, ranks=[2], unit=[])
+    with pytest.raises(ValueError, match=r"there are no values to choose from: give some, such as ranks=\[2, 4\]"):
+        play.explore(bars)
 
 
 def test_collective_round_by_round():

@@ -101,8 +101,10 @@ def explore(picture: Callable[..., Any], **values: Sequence | Mapping) -> Explor
 
     values: by argument name, the values to choose from: a list or range, also of pairs (label, value), which becomes a
     slider, or {label: value}, a dropdown.
-    Raises ValueError when an argument has nothing to choose from.
+    Raises ValueError when an argument has nothing to choose from, or none has values.
     """
+    if not values:
+        raise ValueError("there are no values to choose from: give some, such as ranks=[2, 4]")
     return Explorer(picture, {name: control(name, choices) for name, choices in values.items()})
 
 
