@@ -70,7 +70,7 @@ class DataParallel(nn.Module):
 
     def forward(self, *args, **kwargs):
         """The model's own forward; in training, buffers (running statistics) become rank 0's before it."""
-        if self.syncing and torch.is_grad_enabled():
+        if self.syncing and self.module.training and torch.is_grad_enabled():
             for buffer in self.module.buffers():
                 broadcast(buffer, self.group)
         return self.module(*args, **kwargs)
@@ -99,6 +99,7 @@ class DataParallel(nn.Module):
         self.average()
         if self.find_unused:
             self.forget_unused(missing)
+            self.require_gradients()
 
     def average(self) -> None:
         raise NotImplementedError
@@ -113,15 +114,18 @@ class DataParallel(nn.Module):
 
     def without_gradient(self) -> dict[str, nn.Parameter]:
         missing = {name: p for name, p in self.trainable.items() if p.grad is None}
-        if len(missing) == len(self.trainable):
-            raise RuntimeError("sync() found no gradient at all: call loss.backward() before it")
         if missing and not self.find_unused:
+            self.require_gradients()
             names = ", ".join(repr(name) for name in missing)
             raise RuntimeError(
                 f"rank {dist.get_rank()} has no gradient for {names}: "
                 "if the loss need not depend on every parameter, wrap the model with find_unused=True"
             )
         return missing
+
+    def require_gradients(self) -> None:
+        if all(p.grad is None for p in self.trainable.values()):
+            raise RuntimeError("sync() found no gradient at all: call loss.backward() before it")
 
     def forget_unused(self, missing: dict[str, nn.Parameter]) -> None:
         """Ask the others, one bit per parameter, and take back the zeros where nobody had a gradient."""

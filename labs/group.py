@@ -90,6 +90,9 @@ def require_equal_replicas(model: nn.Module, group: ProcessGroup | None = None) 
                 f"{name!r} has a max_norm, and would shorten the rows of its own rank's tokens in the forward: "
                 "give it max_norm=None, and shorten all rows after the step"
             )
+    for name, p in model.named_parameters():
+        if nn.parameter.is_lazy(p):
+            raise ValueError(f"parameter {name!r} is lazy: run a forward before, so that it has a shape")
     require_equal(dict(model.named_parameters()), group)
 
 
