@@ -33,17 +33,24 @@ def weakly(method: Callable, *arguments: Any) -> Callable[..., None]:
 
 
 def differentiable(values: Any) -> list[Tensor]:
-    """The tensors that have or will get a gradient, in a nest of lists, dicts, dataclasses and the like."""
+    """The tensors that have or will get a gradient, in a nest of lists, dicts, dataclasses and other objects."""
+    return [x for x in tensors_in(values, set()) if x.requires_grad]
+
+
+def tensors_in(values: Any, seen: set[int]) -> list[Tensor]:
+    """seen: the objects that were looked into."""
     found = []
     for x in tree_leaves(values):
         if isinstance(x, Tensor):
-            found += [x] * x.requires_grad
+            found.append(x)
         elif isinstance(x, Mapping):  # what pytree does not know is a leaf to it, such as a subclass of dict
-            found += differentiable(list(x.values()))
+            found += tensors_in(list(x.values()), seen)
         elif isinstance(x, (list, tuple)):
-            found += differentiable(list(x))
+            found += tensors_in(list(x), seen)
         elif is_dataclass(x) and not isinstance(x, type):
-            found += differentiable([getattr(x, field.name, None) for field in fields(x)])
+            found += tensors_in([getattr(x, field.name, None) for field in fields(x)], seen)
+        elif hasattr(x, "__dict__") and not callable(x) and id(x) not in seen:
+            found += tensors_in(list(vars(x).values()), seen | {id(x)})
     return found
 
 
@@ -72,6 +79,16 @@ class Call:
         for x in made:
             x.register_hook(gradient_there)
         return bool(made)
+
+
+def require_inside(output: Any, memory: Mapping[int, str]) -> None:
+    """memory: by their storages, the names of parameters that are dropped as the forward ends."""
+    for x in tensors_in(output, set()):
+        if type(x) is Tensor and (name := memory.get(x.untyped_storage()._cdata)):
+            raise RuntimeError(
+                f"a forward returns its parameter {name!r}, or a view of it, which is dropped as the forward ends: "
+                "return a copy, parameter.clone()"
+            )
 
 
 def when_all_have_gradients(tensors: list[Tensor], then: Callable[[], None]) -> Callable[[], None]:

@@ -202,6 +202,13 @@ class Layout:
         return {name: part.view(shape) for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)}
 
 
+def refuse_parts(layer: nn.Module) -> None:
+    """The modules in a layer have no parameters any more: to freeze one of them would freeze nothing."""
+    for name, module in layer.named_modules():
+        if module is not layer and not any(True for _ in module.parameters()):
+            module.requires_grad_ = partial(refuse_alone, name)
+
+
 def refuse_alone(name: str, requires_grad: bool = True) -> None:
     raise RuntimeError(
         f"{name!r} lies in one vector with the others of its layer: freeze its layer, or this one before it is sharded"

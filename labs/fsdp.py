@@ -40,7 +40,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.distributed import ProcessGroup
 from torch.utils._pytree import tree_map
 
-from labs.autograd import Call, alias, differentiable, weakly
+from labs.autograd import Call, alias, differentiable, require_inside, weakly
 from labs.group import require_equal
 from labs.mesh import Mesh, smaller_group
 from labs.parameter_group import ParameterGroup
@@ -198,6 +198,8 @@ class Sharding:
         """Called when the module's output is there, or its forward has failed."""
         self.running = False
         self.group.require_unwritten()
+        if output is not None:
+            require_inside(output, {p.whole.untyped_storage()._cdata: p.name for p in self.group.parameters})
         if self.reshards and not in_backward():  # a recomputation needs it at once
             if self.smaller and self.group.gathered and torch.is_grad_enabled():
                 self.group.keep(self.smaller)

@@ -40,8 +40,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from labs.autograd import Call, alias, differentiable, require_dense, weakly
-from labs.flat import NO_HOOKS, Layer, Unit
+from labs.autograd import Call, alias, differentiable, require_dense, require_inside, weakly
+from labs.flat import NO_HOOKS, Layer, Unit, refuse_parts
 from labs.group import Order, require_equal_replicas
 from labs.layers import in_layers, take_out
 
@@ -83,6 +83,7 @@ class Zero:
                 unit_of |= dict.fromkeys(named, unit)
                 module.register_parameter(f"flat{number}", unit.at_rest)
             self.layers.append(Layer(module, homes, unit_of, self.order))
+            refuse_parts(module)
         self.units = list(dict.fromkeys(unit_of.values()))
         self.trained = [unit for unit in self.units if unit.full.requires_grad]
         self.shards = [unit.shard for unit in self.trained]
@@ -118,6 +119,7 @@ class Zero:
 
     def after_forward(self, layer: "Layer", module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Called when the layer's output is there, or its forward has failed."""
+        require_inside(output, {unit.full.untyped_storage()._cdata: unit.name for unit in layer.homes})
         layer.drop("forward")
         if layer.call:
             layer.call.ends(differentiable([output, args, kwargs]))  # what it was given may be a list that it added to
