@@ -293,7 +293,8 @@ def require_trainable(model: nn.Module, stage: int, initial: Any) -> None:
         raise ValueError(f"{type(model).__name__} has no trainable parameters: there is nothing to shard")
     require_dense(model)
     for name, p in model.named_parameters():
-        if p._backward_hooks or p._post_accumulate_grad_hooks:
+        after = (p._post_accumulate_grad_hooks or {}).values()
+        if p._backward_hooks or not all(hasattr(hook, "only_watches") for hook in after):
             raise ValueError(f"parameter {name!r} has a hook, which would not be called: {NO_HOOKS}")
     meta = [name for name, p in model.named_parameters() if p.is_meta]
     if meta and initial is None:

@@ -119,6 +119,8 @@ class Finders:
         if parameter.grad is not None:
             self.watch.tag(parameter.grad, "G" if self.watch.kind(parameter) == "P" else "comm")
 
+    accumulated.only_watches = True  # so that a strategy whose parameters are others may leave it behind
+
     def assigned(self, parameter: nn.Parameter, gradient: torch.Tensor | None) -> None:
         torch.Tensor.grad.__set__(parameter, gradient)
         if gradient is not None and self.watch.kind(parameter) == "P":
