@@ -15,13 +15,15 @@ The events are those of `labs.zero`; what they do differs where FSDP2 differs fr
     a shard is          a part of a layer's vector          a DTensor under the parameter's own name, Shard(0)
     so the optimizer    treats a whole layer alike          may treat each parameter in its own way
     padding             once per layer                      once per parameter, and a copy out of what was gathered
-    frozen, trained     a vector each, so a gather each     one gather
+    frozen, trained     a vector each, so a gather each     one gather; and each forward asks which is which
     state dict          zero.state_dict()                   model.state_dict()
     before_forward      gather                              wait for it, and start the next layer's
     after_forward       drop                                drop; or keep, as reshard_after_forward says
     before_backward     gather                              wait for it, and start that of the layer before it
     after_backward      drop                                drop
-    gradient_ready      reduce, and wait                    start to reduce, when that of the layer after it is done
+    gradient_ready      reduce, and wait                    when all are: start to reduce, and wait for the layer after it
+    backward ends       -                                   reduce what still waits, of earlier micro-batches, too
+    not used            its gradient counts as zero         no gradient, unless another rank has one
     the model itself    a layer like the others             stays gathered from forward to backward
     over two axes       -                                   sharded along the last, replicated along the first (HSDP)
 
@@ -65,6 +67,9 @@ def fully_shard(
     is None.  reshard_after_forward: drop what was gathered until backward (True), keep it (False), or keep so much that
     a group of this many ranks holds all of it between them (a number).  None means True, but False for the outermost
     module, whose backward begins where its forward ends.
+
+    Hooks on parameters stay: those of register_hook get this rank's own gradient, those of
+    register_post_accumulate_grad_hook the shard, with its mean.
 
     Raises ValueError for what cannot be sharded, and if ranks do not start from the same parameters.
     """
@@ -259,8 +264,8 @@ class Sharding:
         self.reduce_early()
 
     def reduce_early(self) -> None:
-        """Where the backward has left the module, which it does on all ranks alike; all others wait for its end."""
-        if self.over and self.due == 0:
+        """Where the backward has left the module, or all others, which it does on all ranks alike; else at its end."""
+        if self.due == 0 and (self.over or self.step.nothing_else(self)):
             self.step.reduce(self)
 
     def prefetch(self, others: Sequence["Sharding"]) -> None:

@@ -8,6 +8,10 @@ What travels is a table with a row for each rank, and in it the rank's piece of 
 
 So a parameter's pieces do not lie side by side in it, and are copied from there to `full`.  That copy is the price at
 which each parameter keeps its name, its shape, its dtype, and its own place in the optimizer.
+
+Gradients travel back in such a table.  All parameters that are trained have their place in it, whichever of them this
+rank has used: another one may have used others.  What is missing is -0.0, which changes no sum, and where it is the sum
+nobody had a gradient.
 """
 
 from collections.abc import Callable

@@ -84,6 +84,10 @@ class Step:
             self.asked = backward, any(member.gradients_due() for member in self.names)
         return self.asked[1]
 
+    def nothing_else(self, member: Member) -> bool:
+        """Whether no other member has gradients that wait, or a backward before it."""
+        return self.waiting.keys() == {member} and set(self.leading) <= set(self.back)
+
     def reduce(self, member: Member) -> None:
         """One reduction at a time is on its way, so that no more than one layer's gradients wait."""
         if not member.sync:

@@ -67,11 +67,6 @@ def require_shardable(
             raise ValueError(
                 f"parameter {home.name!r} is lazy: run a forward before fully_shard, so that it has a shape"
             )
-        if p._backward_hooks:
-            raise ValueError(
-                f"parameter {home.name!r} has a hook on its whole gradient, which nobody will have: let it be a "
-                "register_post_accumulate_grad_hook, which is called with the shard of the mean gradient"
-            )
         if p.grad is not None:
             raise ValueError(
                 f"parameter {home.name!r} has a gradient, and its shard takes its place: call zero_grad() before"

@@ -59,8 +59,8 @@ class ShardedParameter:
         own = p.detach()[self.mine].to(to, copy=True)
         self.shard = nn.Parameter(self.distributed(own), p.requires_grad)
         vars(self.shard).update(vars(p))  # what others have noted on it
-        if hooks := p._post_accumulate_grad_hooks:
-            self.shard._post_accumulate_grad_hooks = hooks
+        self.hooks = p._backward_hooks  # of a rank's own gradient; these are of the mean:
+        self.shard._post_accumulate_grad_hooks = p._post_accumulate_grad_hooks
         self.device, self.dtype, self.at_rest = p.device, policy.param_dtype or p.dtype, p.dtype
         self.pending: Tensor | None = None  # a gradient of earlier micro-batches, in reduce_dtype
         for module, attribute, _ in homes:
@@ -77,6 +77,7 @@ class ShardedParameter:
         self.whole = torch.empty(self.ranks, self.n, dtype=self.dtype, device=self.device)
         full = self.whole.view(self.ranks * self.rows, *self.shape[1:])[: self.shape[0]]
         self.full = nn.Parameter(full, requires_grad=False)
+        self.full._backward_hooks = self.hooks
         self.versions, self.hook = Versions(self.full), None
         self.drop()
 
@@ -102,8 +103,9 @@ class ShardedParameter:
             )
         if now._backward_hooks:
             raise RuntimeError(
-                f"parameter {self.name!r} has a hook that backward would not call, as it is a shard: let it be a "
-                "register_post_accumulate_grad_hook, which is called with the shard of the mean gradient"
+                f"parameter {self.name!r} has a hook that backward would not call, as it is a shard: register it "
+                "before fully_shard, for the rank's own gradient, or with register_post_accumulate_grad_hook, for the "
+                "shard of the mean"
             )
 
     def distributed(self, own: Tensor) -> DTensor:

@@ -807,10 +807,11 @@ def habits(mesh):
 
     layer, called = linear(), []
     layer.weight.register_post_accumulate_grad_hook(lambda p: called.append(p.grad.full_tensor()))
+    layer.weight.register_hook(lambda gradient: gradient + dist.get_rank())
     layer.weight.decays = False
     fully_shard(layer, mesh=mesh).bias.register_post_accumulate_grad_hook(lambda p: called.append(p))
     layer(x * (1 + 2 * dist.get_rank())).sum().backward()
-    found["hooks"] = torch.equal(called[0], torch.full((3, 3), 4.0)) and called[1] is layer.bias
+    found["hooks"] = torch.equal(called[0], torch.full((3, 3), 4.5)) and called[1] is layer.bias
     found["what is noted on a parameter"] = layer.weight.decays is False
 
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float64)
@@ -945,12 +946,6 @@ def frozen_and_replaced(mesh):
     trained(normalise, mesh, lambda: linear().requires_grad_(False), torch.ones(2, 3, requires_grad=True))
 
 
-def hook_before(mesh):
-    layer = linear()
-    layer.weight.register_hook(lambda gradient: gradient * 2)
-    fully_shard(layer, mesh=mesh)
-
-
 def hook_after(mesh):
     layer = fully_shard(linear(), mesh=mesh)
     layer.weight.register_hook(lambda gradient: gradient * 2)
@@ -1067,7 +1062,6 @@ REFUSED = {
     written_in_place: "parameter 'inner.weight' was written to in a forward",
     replaced_in_forward: "parameter 'inner.weight' was written to in a forward",
     frozen_and_replaced: "parameter 'inner.weight' was written to in a forward",
-    hook_before: "parameter 'weight' has a hook on its whole gradient",
     hook_after: "parameter 'weight' has a hook that backward would not call",
     gradient_before: "parameter 'weight' has a gradient",
     plain_data: ".data of a DTensor (torch.float32, (3, 3) as [Shard(0)]) takes one that is all of this",
