@@ -556,8 +556,8 @@ for name, size in sizes.items():
 draw.table(rows, caption="by formula, × the model, per rank; the check of exercise 4 measures the same")
 
 # %% [markdown]
-# HSDP holds more than ZeRO 3, and sends most of its bytes inside a node, where the link is fast. The next notebook rebuilds stage 3 on
-# these tools: its parameters are DTensors, made by `fully_shard`.
+# HSDP holds more than ZeRO 3, and sends most of its bytes inside a node, where the link is fast. The next notebook
+# rebuilds stage 3 on these tools: its parameters are DTensors, made by `fully_shard`.
 #
 # ## Measure and native
 #

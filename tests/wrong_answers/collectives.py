@@ -200,6 +200,13 @@ def reduce_scatter_one_piece_on(x, group=None):
     return pieces[(rank + 1) % ranks]
 
 
+@wrong("reduce_scatter", "the pieces are rotated")
+def reduce_scatter_one_piece_on_and_returns_its_own(x, group=None):
+    rank, ranks = place(group)
+    reduce_scatter_one_piece_on(x, group)
+    return x.view(-1).tensor_split(ranks)[rank]
+
+
 @wrong("reduce_scatter", "nothing is returned")
 def reduce_scatter_that_returns_nothing(x, group=None):
     collectives.reduce_scatter(x, group=group)

@@ -70,7 +70,12 @@ def latency_shared(size, ranks, latency, bandwidth):
     return 2 * (ranks - 1) / ranks * (latency + size / bandwidth)
 
 
-@wrong("ring_seconds")
+@wrong("ring_seconds", "the latency paid only once")
+def one_latency_in_each_half(size, ranks, latency, bandwidth):
+    return 2 * latency + 2 * (ranks - 1) / ranks * size / bandwidth
+
+
+@wrong("ring_seconds", "the latency of one half only")
 def once_to_each(size, ranks, latency, bandwidth):
     return (ranks - 1) * latency + 2 * (ranks - 1) / ranks * size / bandwidth
 

@@ -472,7 +472,7 @@ def held_in_shards(s, r):
     return held_and_sent(s, r, SHARD_GRAD_OP=(1 / s, 2 * (s - 1) / s))
 
 
-@wrong("held_and_sent")
+@wrong("held_and_sent", "only what is held is wrong")
 def hybrid_over_all_ranks(s, r):
     return held_and_sent(s, r, HYBRID_SHARD=(1 / (s * r), 3 * (s - 1) / s + 2 * (r - 1) / r / s))
 
@@ -492,7 +492,7 @@ def three_halves_each(s, r):
     return held_and_sent(s, r, SHARD_GRAD_OP=(1, 3 * (s - 1) / s))
 
 
-@wrong("held_and_sent")
+@wrong("held_and_sent", "only what is held is wrong")
 def full_holds_all(s, r):
     return held_and_sent(s, r, FULL_SHARD=(1, 3 * (s - 1) / s))
 
@@ -522,9 +522,9 @@ def interleaved_like_1f1b(p, m, v):
     return bubbles(p, m, v, interleaved=(p - 1) / m)
 
 
-@wrong("bubbles")
+@wrong("bubbles", "p over m, and not p − 1")
 def p_in_place_of_p_less_one(p, m, v):
-    return {name: x * p / max(1, p - 1) for name, x in bubbles(p, m, v).items()}
+    return {"GPipe": p / m, "1F1B": p / m, "interleaved": p / m / v, "zero bubble": p / m / 3}
 
 
 @wrong("bubbles")

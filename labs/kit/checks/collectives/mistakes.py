@@ -143,6 +143,15 @@ def misplaced_sum(one: One) -> str | None:
         times = summands(one, place)
         if times is not None and torch.allclose(times, torch.ones_like(times), atol=1e-3):
             return f"Rank {one.rank} holds the sum of piece {place}."
+    return whole_elsewhere(one) if one.kind.returns_piece else None
+
+
+def whole_elsewhere(one: One) -> str | None:
+    """What it returned is a part of a sum; in its tensor, another piece is a whole one."""
+    for place, piece in enumerate(one.case.pieces(one.outcome.after[0])):
+        due = one.kind.expected(one.case, place)
+        if place != one.index and piece.numel() and due.any() and close(piece, due, 1e-5):
+            return f"In the tensor of rank {one.rank}, piece {place} is a whole sum."
     return None
 
 

@@ -113,6 +113,14 @@ def closed(p: int, m: int, v: int, interleaved: float = 1) -> dict[str, float]:
     }
 
 
+def sent(pairs: Any) -> dict[str, float] | None:
+    """Of each strategy; None where it is not such a table."""
+    try:
+        return {name: sent for name, (_, sent) in pairs.items()}
+    except (AttributeError, TypeError, ValueError):
+        return None
+
+
 def at_a_stage(test: Callable[[str, str], bool]) -> Callable[[Seen], str | None]:
     """At the first event that is wrong: the stages of which what is found and what is due are so."""
 
@@ -191,8 +199,18 @@ STRATEGIES = (
         "What does it not gather again in backward, and why?",
         as_if(lambda s, r: strategies(s, r) | {"SHARD_GRAD_OP": (1 / s, 2 * (s - 1) / s)}),
     ),
+    Mistake(
+        "only what is held is wrong",
+        "What does a rank drop after a layer's forward, and among how many ranks is what it keeps divided?",
+        so(lambda found, due: sent(found) is not None and same(sent(found), sent(due))),
+    ),
 )
 BUBBLES = (
+    Mistake(
+        "p over m, and not p − 1",
+        "With one rank, for whom does it wait?",
+        as_if(lambda p, m, v: closed(p + 1, m, v)),
+    ),
     Mistake(
         "1F1B is given a smaller bubble than GPipe",
         "What does 1F1B make smaller?",

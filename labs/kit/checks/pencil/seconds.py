@@ -100,7 +100,16 @@ RING = (
         instead(ring, tensors=lambda n: 1 / n),
     ),
     Mistake("the latency is left out", FREE, instead(ring, rounds=lambda n: 0)),
-    Mistake("the latency paid only once", ONCE, instead(ring, rounds=lambda n: 1)),
+    Mistake(
+        "the latency paid only once",
+        ONCE,
+        lambda seen: instead(ring, rounds=lambda n: 1)(seen) or instead(ring, rounds=lambda n: 2)(seen),
+    ),
+    Mistake(
+        "the latency of one half only",
+        "How many rounds are there in a reduce_scatter, and how many in an all_gather?",
+        instead(ring, rounds=lambda n: n - 1),
+    ),
     Mistake(
         "a tree's rounds, and not a ring's",
         "Whom can a rank in a ring reach in one round?",
