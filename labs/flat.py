@@ -152,24 +152,13 @@ class Layer:
         uses = []
         for unit, homes in self.homes.items():
             unit.full.requires_grad_(unit.at_rest.requires_grad)  # `model.parameters()` has what is at rest
-            with torch.inference_mode(False), torch.enable_grad():  # views for other calls, too: a recomputation's, say
+            with torch.enable_grad():  # in backward, too: a recomputation needs what the forward had
                 uses.append(alias(unit.full))
                 views = unit.layout.views(uses[-1])
             for home in homes:
                 views[home.name].requires_grad_ = partial(refuse_alone, home.name)
                 unit.put(home, views[home.name], uses[-1].requires_grad)
-        self.shown = self.state()
         return [use for use in uses if use.requires_grad]
-
-    def state(self) -> list[tuple[int, bool]]:
-        return [(unit.full._version, unit.full.requires_grad) for unit in self.homes]
-
-    def require_shown(self) -> None:
-        """Show it anew where somebody wrote into it, or froze it."""
-        for unit in self.homes:
-            unit.require_as_sharded()
-        if self.shown != self.state():
-            self.show()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise RuntimeError(

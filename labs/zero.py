@@ -108,7 +108,10 @@ class Zero:
         if torch.compiler.is_compiling() or module._compiled_call_impl:
             raise RuntimeError(f"{type(module).__name__}.compile() takes in Zero's hooks, too: compile its parts")
         if self.stage < 3:
-            layer.require_shown()
+            for unit in layer.homes:
+                unit.require_as_sharded()
+            if torch.is_grad_enabled():  # anew, since backward takes what is younger first: a layer when it comes to it
+                layer.show()
             return args, kwargs
         layer.gather("forward")
         args, kwargs = tuple(map(alias, args)), {key: alias(value) for key, value in kwargs.items()}
@@ -190,7 +193,7 @@ class Zero:
         for work in works:
             work.wait()
         if self.stage < 3:
-            for layer in self.layers:
+            for layer in self.layers:  # for those who use a parameter before its layer's forward
                 layer.show()
 
     def zero_grad(self) -> None:
