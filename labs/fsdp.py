@@ -21,7 +21,7 @@ The events are those of `labs.zero`; what they do differs where FSDP2 differs fr
     after_forward       drop                                drop; or keep, as reshard_after_forward says
     before_backward     gather                              wait for it, and start that of the layer before it
     after_backward      drop                                drop
-    gradient_ready      reduce, and wait                    when all are: start to reduce, and wait for the layer after it
+    gradient_ready      reduce, and wait                    start to reduce, when that of the layer after it is done
     backward ends       -                                   reduce what still waits, of earlier micro-batches, too
     not used            its gradient counts as zero         no gradient, unless another rank has one
     the model itself    a layer like the others             stays gathered from forward to backward
