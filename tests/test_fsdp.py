@@ -612,7 +612,8 @@ class Penalised(Chain):
     """By the parameters as the caller has them: shards."""
 
     def penalty(self):
-        return sum(p.square().sum() for p in self.parameters())
+        squares = [p.square().sum() for p in self.parameters()]
+        return sum(x.full_tensor() if isinstance(x, DTensor) else x for x in squares)
 
 
 class Recomputed(Chain):
