@@ -51,7 +51,16 @@ NAMES = """
 """
 OF_A_MODULE = ("_parameters", "_forward_hooks", "_forward_pre_hooks", "_compiled_call_impl")
 OF_FSDP = ("_fsdp_param_group",)
-NOT_PYTORCHS = {"_exit", "_getframe", "_DummyThread", "_render_traceback_", "_repr_mimebundle_", "_like", "_foreach_"}
+NOT_PYTORCHS = {
+    "_exit",
+    "_getframe",
+    "_DummyThread",
+    "_render_traceback_",
+    "_repr_mimebundle_",
+    "_like",
+    "_foreach_",
+    "_fused_",
+}
 SET_BY_US = set(vars(keep))  # for a later PyTorch that asks for it
 
 
