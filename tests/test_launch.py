@@ -495,6 +495,35 @@ def test_a_value_that_cannot_come_back_is_told():
         run(threading.Lock, ranks=2)
 
 
+class Awkward:
+    """A value that, as it is packed in a rank or built again in the caller, asks the process to end."""
+
+    def __init__(self, when):
+        self.when = when
+
+    def __reduce__(self):
+        return sys.exit(4) if self.when == "packed" else (sys.exit, (5,))
+
+
+@pytest.mark.parametrize(
+    ("when", "told"), [("packed", r"\(Awkward\) cannot be sent to the caller: 4"), ("built", "cannot be read here: 5")]
+)
+def test_a_value_that_asks_to_exit_ends_neither_side_without_a_word(when, told):
+    with pytest.raises(RankError, match=told):
+        run(Awkward, when, ranks=1)
+
+
+def test_a_rank_that_leaves_its_group_is_told_and_not_whom_it_left():
+    def job():
+        if dist.get_rank() == 1:
+            dist.destroy_process_group()
+        else:
+            dist.all_reduce(torch.ones(1))
+
+    with pytest.raises(RankError, match="rank 1 returned without joining collective number 1 of all ranks, all_reduce"):
+        run(job, ranks=2)
+
+
 @pytest.mark.parametrize("code", [0, 3])
 def test_exit_is_told(code):
     with pytest.raises(RankError, match=rf"the function called exit\({code}\): let it return instead"):

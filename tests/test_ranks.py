@@ -171,6 +171,17 @@ def test_of_a_message_of_megabytes_both_ends_are_shown():
     assert len(str(caught.value)) < 200_000
 
 
+def test_of_thousands_of_warnings_the_first_are_shown():
+    def job():
+        for step in range(1001):
+            warnings.warn(f"{step}", stacklevel=1)
+
+    with pytest.warns(UserWarning) as seen:
+        run(job, ranks=1)
+    texts = [str(warning.message) for warning in seen]
+    assert texts == [*map(str, range(100)), "the ranks gave 901 warnings more, which are not shown"]
+
+
 def test_where_warnings_are_errors_a_warning_is_one():
     with warnings.catch_warnings(), pytest.raises(UserWarning, match="mind the gap"):
         warnings.simplefilter("error")

@@ -101,7 +101,7 @@ def unpack(file: int, sizes: list[int]) -> Any:
 def read(source: IO[bytes], size: int) -> memoryview:
     content = memoryview(torch.empty(size, dtype=torch.uint8).numpy())  # a bytearray would first be zeroed
     if source.readinto(content) != size:  # type: ignore[attr-defined]
-        raise EOFError("the rank's value is cut off")
+        raise ValueError("the rank's value is cut off")
     return content
 
 

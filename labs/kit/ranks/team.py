@@ -41,6 +41,8 @@ from labs.kit.ranks.payload import cell_sources, shared_file, unpack
 POLL = 0.05  # seconds between two looks at the flight recorders
 GRACE = 0.25  # seconds after the first failure in which other ranks may still report theirs
 ENDING = 10.0  # seconds for a rank to take itself down after its value came; then it is killed
+MOST_BYTES = 1 << 28  # of a rank's message; what claims more was written by somebody else, and will not all come
+MOST_WARNINGS = 100  # of a job, each another; one that tells of every step would otherwise bury the notebook
 STORE_BYTES = 1 << 16  # what the ranks write to find each other
 FILES = 7  # that the caller has open for a rank, while it starts it
 MORE_FILES = 64  # and for everything else that may be opened meanwhile
@@ -81,6 +83,7 @@ class Team:
         self.values: dict[int, Any] = {}
         self.failures: dict[int, Failure] = {}
         self.warnings: dict[tuple[str, str, str, int], bytes] = {}  # and the pickled class
+        self.unshown = 0  # warnings beyond those
         self.pids: dict[int, int] = {}
         self.alive: set[int] = set()
         self.controls: list[Connection] = []
@@ -259,20 +262,23 @@ class Team:
 
     def on_control(self, rank: int, control: Connection) -> None:
         try:
-            kind, content = cloudpickle.loads(control.recv_bytes())
+            kind, content = cloudpickle.loads(control.recv_bytes(MOST_BYTES))
             if kind == "value":
                 content = unpack(self.files["value"][rank], content)
-        except (EOFError, OSError):
+        except (EOFError, ConnectionError):
             self.selector.unregister(control)
             return
-        except Exception as error:  # the value's own class may fail to build here
+        except (Exception, SystemExit) as error:  # the value's own class may fail to build here
             kind, content = (
                 "error",
                 (time.monotonic(), type(error).__name__, f"its value cannot be read here: {error}", ""),
             )
         if kind == "warning":
             text, category, kind, filename, line = content
-            self.warnings.setdefault((text, category, filename, line), kind)
+            if len(self.warnings) < MOST_WARNINGS:
+                self.warnings.setdefault((text, category, filename, line), kind)
+            elif (text, category, filename, line) not in self.warnings:
+                self.unshown += 1
         elif kind == "error":
             self.failures.setdefault(rank, Failure(*content))
         else:
@@ -301,12 +307,11 @@ class Team:
     def first_cause(self) -> RankError:
         """The failure that the others follow from: not one that only says that a peer is gone, then the earliest."""
         first = min(self.failures.values(), key=lambda f: (bool(PEER_IS_GONE.search(f.sentence)), f.when))
-        if first.kind == "died" or "gloo" in first.sentence.lower() or PEER_IS_GONE.search(first.sentence):
-            problem = self.watch.poll()
-            if problem and problem.kind in (
-                "mismatch",
-                "nobody",
-            ):  # over which the backend fails in its own words, or aborts
+        gone = PEER_IS_GONE.search(first.sentence)
+        if first.kind == "died" or "gloo" in first.sentence.lower() or gone:
+            # Over these the backend fails in its own words, or aborts.
+            better = {"mismatch", "nobody", *(["returned"] if gone else [])}
+            if (problem := self.watch.poll()) and problem.kind in better:
                 return told(problem)
         same = tuple(sorted(r for r, failure in self.failures.items() if failure.sentence == first.sentence))
         others = [r for r in range(self.ranks) if r not in same]
@@ -335,6 +340,9 @@ class Team:
 
     def warn(self, error: Any, failure: BaseException | None, trace: Any) -> None:
         """Issue the ranks' warnings here, each once; where they are errors, a failure of the job comes before them."""
+        if self.unshown:
+            told = f"the ranks gave {self.unshown:,} warnings more, which are not shown", "UserWarning", __file__, 1
+            self.warnings[told] = pickle.dumps(UserWarning)
         for (text, _, filename, line), kind in self.warnings.items():
             try:
                 category = pickle.loads(kind)
@@ -383,7 +391,7 @@ def how_it_ended(status: bytes, gloo: str) -> str:
     if code == worker.UNHEARD or ITS_FILES_ARE_GONE in gloo:
         return "can neither answer nor hear the others: something closed files that it had not opened (os.closerange?)"
     if code >= 0:
-        return f"ended with exit code {code} before it returned: something called os._exit({code})"
+        return f"ended with exit code {code} before it returned: something called os._exit({code}), or os.exec"
     sign = signal.Signals(-code).name
     hint = " (if nobody did that, the machine ran out of memory)" if sign == "SIGKILL" else ""
     return f"died of {sign}{hint}"

@@ -171,7 +171,7 @@ def work(
         return failure(error, error)
     try:
         return cloudpickle.dumps(("value", pack(value, value_fd)))
-    except Exception as error:
+    except BaseException as error:  # the value's own class may raise anything
         kind = type(value[0]).__name__
         return failure(TypeError(f"the value that it returned ({kind}) cannot be sent to the caller: {error}"), error)
 
@@ -227,6 +227,7 @@ def failure(error: BaseException, origin: BaseException) -> bytes:
 
 
 def cut(text: str) -> str:
+    text = text.encode(errors="backslashreplace").decode()  # half a surrogate pair can be neither printed nor sent
     if len(text) <= MOST_TEXT:
         return text
     end = MOST_TEXT // 2
