@@ -202,7 +202,7 @@ class FlightRecorder(tap.Listener):
         tensors = call.inputs if call.outputs is call.inputs else call.inputs + call.outputs
         key = (call.raw, call.peer, call.root, call.reduction, len(call.inputs), *[(t.dtype, t.shape) for t in tensors])
         if call.raw in AS_THEY_LIE:
-            key += *map(strides, tensors), *call.splits, *call.output_splits
+            key += *map(strides, tensors), tuple(call.splits), tuple(call.output_splits)
         if key not in self.forms:
             require_one_order(call, tensors)
             if len(self.forms) == MOST_FORMS:
