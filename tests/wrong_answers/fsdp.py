@@ -368,7 +368,7 @@ def one_too_many(layers, compute):
         layer.drop()
 
 
-@wrong("prefetch", "gathered for nothing")
+@wrong("prefetch", "right only where no layer comes twice")
 def after_the_first_of_its_name(layers, compute):
     """A layer that is used twice is found in its first place both times."""
     layers[0].gather()

@@ -72,6 +72,20 @@ def just_the_layer(layer, x):
     return layer(x)
 
 
+@wrong("checkpoint", "the second run builds no graph")
+def again_without_a_graph(layer, x):
+    again, numbers = [], itertools.count()
+
+    def unpack(number):
+        if not again:
+            with into(again):
+                layer(x)
+        return again[number]
+
+    with saved_tensors_hooks(lambda tensor: next(numbers), unpack):
+        return layer(x)
+
+
 @wrong("checkpoint", "gradients are missing")
 def under_no_grad(layer, x):
     with torch.no_grad():

@@ -24,6 +24,7 @@ from labs.kit.record import mark
 from labs.model import GPT, Config, Layer, initialise
 
 RATE = 0.1
+WITHOUT_GRAPH = "(a layer had just run again, under no_grad)"
 # What torch's own counter leaves out.
 ATTENTION_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 Function = Callable[..., Any]
@@ -60,7 +61,8 @@ class Case(shared.Case):
         return sum(p.nbytes for p in self.model().parameters())
 
     def __str__(self) -> str:
-        words = [f"{self.depth} layer{'s' * (self.depth > 1)}"] + ["a frozen embedding"] * self.frozen + ["a tied head"] * self.tied
+        words = [f"{self.depth} layer{'s' * (self.depth > 1)}"]
+        words += ["a frozen embedding"] * self.frozen + ["a tied head"] * self.tied
         words += [f"{self.waiting} forwards before the first backward"] * (self.waiting > 1)
         words += ["dropout"] * bool(self.dropout)
         return ", ".join(words)
@@ -123,10 +125,15 @@ def numbers_of(fn: Function, case: Case) -> Outcome:
     if outcome.complaint or outcome.names[0] != outcome.names[1]:
         return outcome
     runs.clear()
-    outcome.plain, outcome.found = (
-        [step(each, case, trace=case.measured and each is model) for _ in range(1 + case.again)]
-        for each in (plain, model)
-    )
+    try:
+        outcome.plain, outcome.found = (
+            [step(each, case, trace=case.measured and each is model) for _ in range(1 + case.again)]
+            for each in (plain, model)
+        )
+    except Exception as error:
+        if runs[WITHOUT_GRAPH]:
+            error.add_note(WITHOUT_GRAPH)
+        raise
     outcome.runs = {name: runs[name] / len(outcome.found) / case.waiting for name in plain.layers}
     compare_costs(outcome, plain, case)
     if case.again:
@@ -137,6 +144,7 @@ def numbers_of(fn: Function, case: Case) -> Outcome:
 
 def ran(runs: Counter[str], name: str, *_: Any) -> None:
     runs[name] += 1
+    runs[WITHOUT_GRAPH] = not torch.is_grad_enabled()  # the last one
 
 
 def parameters(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -133,7 +133,8 @@ class Draw:
     def walks(self) -> dict[int, list[Walk]]:
         def walk(ranks: int, layers: int, *again: int, **options: Any) -> Walk:
             sizes = tuple(self.random.randrange(3, 9) for _ in range(layers))
-            return Walk(self.seed, ranks, sizes=sizes, order=(*range(layers), *again), **options)
+            only = "right only where no layer comes twice" if again else ""
+            return Walk(self.seed, ranks, sizes=sizes, order=(*range(layers), *again), only=only, **options)
 
         return {
             2: [walk(2, 2), walk(2, self.random.randrange(4, 7)), walk(2, 1), walk(2, 3, 0)],

@@ -29,6 +29,7 @@ from labs.kit.record import Event, Recording
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2}
 BYTES = ("P", "G", "S", "A", "comm", "temporary")
+PLACE = "At which place of the list is this layer now, and which layer comes after that place?"
 ENOUGH = 2.75  # × the group, or the gradient: two of it, and some pieces; a third one makes 3
 
 
@@ -77,7 +78,10 @@ def prefetch(fn: Callable[..., Any], seed: int) -> str:
                 for rank in range(ranks):
                     events = results.recording.select(rank, first + call)
                     steps = Steps(results[rank][index][call], order, len(events))
-                    refuse(mistakes.WALK, steps, f"{case}: on rank {rank} ")
+                    try:
+                        refuse(mistakes.WALK, steps, f"{case}: on rank {rank} ")
+                    except Wrong as wrong:
+                        raise (Wrong(wrong.answer.text, PLACE, case.only) if case.only else wrong) from None
                     refuse(mistakes.AFTERMATH, steps.way, f"{case}: on rank {rank} ")
     return (
         f"each layer but the first was under way while the one before it computed, and you held {steps.most} layers "
