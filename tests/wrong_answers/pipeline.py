@@ -81,6 +81,7 @@ def obey(instructions, stages, loss, xs, ys, take, put):
             y.backward(None if s == last else take(B(s + 1, m)))
             if s > 0:
                 put(instruction, x.grad)
+            del x, y
     return [losses[m] for m in sorted(losses)]
 
 
