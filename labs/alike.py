@@ -253,7 +253,8 @@ class Outside(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         if not self.inside and any(isinstance(x, Tensor) for x in tree_leaves(result)):
-            given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+            # The shards of labs.fsdp, which it lays together itself, know what they are.
+            given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and not hasattr(x, "to_local")]
             for (module, attribute), name in self.homes.items():
                 if any(x is getattr(module, attribute, None) for x in given):
                     raise RuntimeError(OUTSIDE.format(name=name, function=function.__name__))
@@ -270,6 +271,7 @@ class Some:
 
     @classmethod
     def of(cls, x: Tensor) -> "Some":
+        x = x.to_dense() if x.is_sparse else x
         x = torch.view_as_real(x) if x.is_complex() else x
         flat = x.detach().flatten()
         return cls(len(flat), flat[:: max(1, len(flat) // 64)].tolist(), rounding(x))

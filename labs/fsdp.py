@@ -269,8 +269,9 @@ class Sharding:
             self.step.reduce(self)
 
     def prefetch(self, others: Sequence["Sharding"]) -> None:
-        for other in others:
-            other.group.gather(other.smaller)
+        with torch.inference_mode(False):
+            for other in others:
+                other.group.gather(other.smaller)
 
 
 def cast(dtype: torch.dtype, x: Any) -> Any:

@@ -71,6 +71,11 @@ def require_shardable(
             raise ValueError(
                 f"parameter {home.name!r} has a gradient, and its shard takes its place: call zero_grad() before"
             )
+        if policy.param_dtype is not None and not p.is_floating_point():
+            raise ValueError(
+                f"parameter {home.name!r} is of {p.dtype}, and would be gathered as {policy.param_dtype}, which loses "
+                "some of it: shard its module by itself, without a param_dtype"
+            )
         if p.ndim == 0:
             raise ValueError(f"parameter {home.name!r} has no dim to cut along: give it the shape (1,)")
     dtypes = {p.dtype: home.name for p, (home, *_) in homes.items()}
