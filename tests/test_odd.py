@@ -1,0 +1,49 @@
+"""The table of odd trainings (odd.py): under every strategy, each is right or refused as it says, on all ranks."""
+
+from dataclasses import replace
+
+import pytest
+from odd import ODD, ROWS, Odd, faults, steps, takes
+
+from labs.kit.strategies import STRATEGIES
+
+TABLE = {row: [odd for odd in ODD if takes(row, odd)] for row in ROWS}
+WHOLE = "ddp-overlapped", "zero-1", "zero-3", "fsdp", "tp", "pp-1f1b"  # of the others, each a fifth; all in the soak
+
+
+def test_every_strategy_of_ours_is_in_the_table():
+    assert set(ROWS) == {row.name for row in STRATEGIES if row.side == "ours"}
+    assert len({odd.name for odd in ODD}) == len(ODD) >= 60
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_right_or_refused(row):
+    assert faults(row, TABLE[row] if row in WHOLE else TABLE[row][list(ROWS).index(row) % 5 :: 5]) == {}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("row", [row for row in ROWS if row not in WHOLE])
+def test_right_or_refused_all(row):
+    assert faults(row, TABLE[row]) == {}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("ranks", [3, 4])
+@pytest.mark.parametrize("row", [row for row in ROWS if ROWS[row].ranks == 2 and not row.startswith(("tp", "pp"))])
+def test_right_or_refused_on_more_ranks(row, ranks):
+    assert faults(row, TABLE[row], ranks) == {}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("row", ROWS)
+def test_right_or_refused_in_micro_batches(row):
+    assert faults(row, [replace(odd, micro_batches=3) for odd in TABLE[row]]) == {}
+
+
+def test_a_training_that_is_wrong_is_noticed():
+    def reads_the_part_of_another_rank(t, odd):
+        t.part = 0
+        steps(t, odd)
+
+    wrong, not_refused = Odd("wrong", train=reads_the_part_of_another_rank), Odd("sparse gradients")
+    assert set(faults("ddp-naive", [wrong, not_refused])) == {"wrong", "sparse gradients"}
