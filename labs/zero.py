@@ -153,7 +153,7 @@ class Zero:
 
     def gradient_ready(self, unit: "Unit", full: nn.Parameter) -> None:
         """Called when all uses of a layer's parameters have been added up in `full.grad`."""
-        if self.stage > 1:
+        if self.stage > 1 and full.grad is not None:  # it may have been frozen since the forward
             self.order.add(f"reduces the gradient of {unit.name!r}")
             unit.reduce()
 

@@ -18,7 +18,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -57,6 +57,7 @@ class Stack(nn.Module):
     """tokens, targets: [batch, time] -> the mean loss.  at: step, part of the batch, micro-batch."""
 
     at = (0, 0, 0)
+    one_group = False  # sharded as a whole, and not layer by layer
 
     def __init__(self, middle: Callable[[], nn.Module] = Layer, change: Callable[..., Any] = lambda model: None):
         super().__init__()
@@ -232,14 +233,14 @@ def data_parallel(kind: type[ddp.DataParallel], odd: Odd, model: Stack) -> Train
 
 
 def zero(stage: int, odd: Odd, model: Stack) -> Trainer:
-    sharded = Zero(model, stage, odd.optimizer)
+    sharded = Zero(model, stage, odd.optimizer, layers=[model] if model.one_group else None)
     own = {"part": dist.get_rank(), "parts": dist.get_world_size()}
     return Trainer(model, sharded, finish=sharded.sync, full=lambda: sharded.state_dict()["model"], **own)
 
 
 def fully_sharded(odd: Odd, model: Stack, mesh: Mesh | None = None, axes: tuple = ("dp",), **how: Any) -> Trainer:
     mesh = mesh or Mesh((dist.get_world_size(),), ("dp",))
-    for layer in model.layers.values():
+    for layer in model.layers.values() if not model.one_group else ():
         fsdp.fully_shard(layer, mesh=mesh, **how)
     fsdp.fully_shard(model, mesh=mesh, mp_policy=how.get("mp_policy", MixedPrecisionPolicy()))
 
@@ -351,8 +352,11 @@ def reference(odd: Odd, parts: int, micro_batches: int) -> Mapping[str, Tensor]:
 
 
 def refused(row: str, odd: Odd) -> Refused | None:
-    fits = [each for each in REFUSED if re.fullmatch(each.names, odd.name) and re.fullmatch(each.rows, row)]
-    return fits[0] if fits else None
+    for name in (odd.name, odd.name.removeprefix("at once, ")):
+        for each in REFUSED:
+            if re.fullmatch(each.names, name) and re.fullmatch(each.rows, row):
+                return each
+    return None
 
 
 def faults(row: str, odds: list[Odd], ranks: int | None = None) -> dict[str, str]:
@@ -646,6 +650,16 @@ def with_experts(model):
     model.a, model.b = (nn.Parameter(torch.ones(WIDTH).double()) for _ in range(2))
 
 
+def other_experts(model, x):
+    """Ranks use others of one group in each step, of other sizes, and once none."""
+    number = (model.at[0] + model.at[1]) % 3
+    return Stack.body(model, x if number == 2 else x + model.experts[number](x)[..., :WIDTH])
+
+
+def with_other_experts(model):
+    model.experts = nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH + 2)]).double()
+
+
 class Penalised(Stack):
     """Its loss has the norm of its own gradient by x, as a WGAN's has."""
 
@@ -711,6 +725,13 @@ def going_back(back: Back) -> Callable[[Trainer, Odd], None]:
             t.update()
 
     return train
+
+
+def frozen_before_it(t, x, y, share=1.0):
+    loss = t.call(x, y) * share
+    t.model.layers["1"].requires_grad_(False)
+    loss.backward()
+    t.model.layers["1"].requires_grad_(True)
 
 
 def two_losses(t, x, y, share=1.0):
@@ -815,6 +836,7 @@ def saved_and_loaded(t, odd):
 
 
 WAYS = {
+    "frozen between forward and backward": going_back(frozen_before_it),
     "two losses": going_back(two_losses),
     "two backwards through one graph": going_back(twice_through_one_graph),
     "a forward in vain": going_back(after_one_in_vain),
@@ -862,6 +884,12 @@ def only_the_head(model):
     model.head.requires_grad_(True)
 
 
+def in_one_group(make):
+    model = make()
+    model.one_group = True
+    return model
+
+
 def turn(number, model):
     """As a generator and a critic are trained."""
     model.layers["1"].requires_grad_(number % 2 == 0)
@@ -896,6 +924,7 @@ ODD = [
     *(Odd(name, bodied(body)) for name, body in BODIES.items()),
     Odd("a dict and a dataclass", bodied(nested, middle=InADict)),
     Odd("experts in one group", bodied(experts, change=with_experts)),
+    Odd("other experts in each step", bodied(other_experts, change=with_other_experts)),
     Odd("a gradient penalty", Penalised),
     *(Odd(name, partial(Stack, change=change)) for name, change in CHANGES.items()),
     *(Odd(name, train=train) for name, train in WAYS.items()),
@@ -938,6 +967,7 @@ REFUSED = [
     Refused(
         "(a bias|a weight|half of a layer) (un)?frozen (later|for a while)", "zero-[12]", "lies in one vector with"
     ),
+    Refused("at once, .*frozen (later|for a while)", ZERO, "lies in one vector with the others|is dropped: rank"),
     Refused("half of a layer (un)?frozen (later|for a while)", "zero-3", "lies in one vector with the others"),
     Refused("(a bias|a weight) (un)?frozen (later|for a while)", "zero-3", "is dropped: rank . of . holds a shard"),
     Refused(".*unfrozen.*", ZERO, "was unfrozen after it was sharded, and no optimizer has it"),
@@ -959,8 +989,9 @@ REFUSED = [
     Refused("a weight of two layers", FSDP, "is shared with a module that was sharded before"),
     Refused("one module twice", FSDP, "fully_shard twice"),
     # ranks that differ
-    Refused("on rank 0 alone", "zero-1", "ranks use different layers"),
+    Refused("on rank 0 alone|other experts in each step", "zero-1", "ranks use different layers"),
     Refused("another layer on each rank", "zero-[12]", "ranks use different layers"),
+    Refused("other experts in each step", "zero-[23]", "do not agree|use different layers", on_one_rank=True),
     Refused("on rank 0 alone", f"zero-[23]|{FSDP}", "the ranks do not agree on collective", on_one_rank=True),
     Refused("another layer on each rank", f"zero-3|{FSDP}", "ranks use different layers"),
     # dtypes
@@ -987,8 +1018,20 @@ REFUSED = [
 UNSEEN = {("clipped by PyTorch's norm", row) for row in ("zero-1", "zero-2", "zero-3")}
 
 
+# The same, where all parameters are gathered, and reduced, at once.
+AT_ONCE = "twice|(?!one module).* twice|reentrant.*|a checkpoint.*|another order.*|.*(frozen later|for a while)"
+AT_ONCE += "|not in the last micro-batch|.*experts.*"
+ODD += [
+    replace(odd, name=f"at once, {odd.name}", make=partial(in_one_group, odd.make))
+    for odd in ODD
+    if re.fullmatch(AT_ONCE, odd.name)
+]
+
+
 def takes(row: str, odd: Odd) -> bool:
     """A pipeline drives itself, and takes what can be cut into stages."""
+    if odd.name.startswith("at once") and not re.fullmatch(f"{ZERO}|fsdp|hsdp", row):
+        return False
     return not row.startswith("pp-") or (odd.make().parts is not None and odd.name not in WAYS)
 
 
