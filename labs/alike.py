@@ -1,8 +1,7 @@
 """What must be the same on all ranks of a split model, compared in its first step: nothing fails where it differs.
 
     as the first forward begins    what the model reads, and the state of random numbers
-    during it                      every x that goes into a split layer whole; and whether a part of a parameter is used
-                                   outside of the module that was split with it
+    during it                      every x that goes into a split layer whole
     as it ends                     the state of random numbers
     in the first backward          every gradient that comes back to a split layer whole; and where the plan says
                                    shards, that they differ
@@ -14,11 +13,11 @@ Inputs and random numbers are compared bit by bit, the others by some of their n
 An optimizer has a rank's part of a matrix before it, so only one that works element by element is right (SGD, Adam and
 their kin).  Those that are known to look at a whole matrix, or at a norm, are refused in their first step; another of
 that kind, or one that was written by hand, cannot be seen.  Nor can a clipping by a rank's own norm, if every parameter
-is split, or if the first step is not clipped.
+is split, or if the first step is not clipped; nor a rank's part that is used outside of the module that was split with
+it, where nothing that should be whole comes of it.
 """
 
 import math
-from collections.abc import Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,9 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.hooks import RemovableHandle
 
 from labs.autograd import at_the_very_end_of_backward, differentiable, weakly
 from labs.group import everybodys, fingerprint
@@ -80,10 +77,6 @@ EARLIER = (
     "the optimizer has state of {name!r} from before parallelize(), for all of it, and this rank has a part: make the "
     "optimizer anew"
 )
-OUTSIDE = (
-    "parameter {name!r} is split, and {function}() was called with it outside of its module, where a rank's part would "
-    "be taken for the whole: leave the module out of the plan, or call it"
-)
 LOOK_AT_MORE = {"Adafactor", "Muon", "LBFGS", "Shampoo", "DistributedShampoo", "SOAP"}
 LOOK_AT_MORE |= {"LAMB", "Lamb", "FusedLAMB", "NVLamb", "LARS", "LARC"}
 
@@ -106,10 +99,8 @@ class FirstStep:
     def watch(self, model: nn.Module, whole: list[str]) -> None:
         """whole: the names of the parameters that are not split."""
         self.whole = whole
-        self.outside = Outside(model, {p for name, p in model.named_parameters() if name not in whole})
         model.register_forward_pre_hook(self.before_forward, with_kwargs=True)
         model.register_forward_hook(self.after_forward)
-        model.register_forward_hook(self.outside.leave, always_call=True)
         finalize(model, register_optimizer_step_pre_hook(weakly(self.before_optimizer, model)).remove)
 
     @torch.compiler.disable
@@ -118,8 +109,6 @@ class FirstStep:
         whole = {name: x for name, x in read.items() if not (self.shards and differentiable_type(x))}
         mine = {} if self.inputs_compared else {name: fingerprint(x) for name, x in whole.items()}
         self.require_alike(mine | self.random_numbers(model), INPUTS)
-        if not self.inputs_compared:
-            self.outside.enter()
         if not self.awaits_gradients and torch.is_grad_enabled():
             self.awaits_gradients = True
             for name, p in model.named_parameters():  # here, since labs.fsdp and labs.zero take no hooks of others
@@ -217,48 +206,6 @@ class FirstStep:
             return {}
         states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
         return {"the state of random numbers": " ".join(map(fingerprint, states))}
-
-
-class Outside(TorchFunctionMode):
-    """Sees whether a rank's part of a parameter is used by anything but the module that was split with it."""
-
-    def __init__(self, model: nn.Module, split: Set[nn.Parameter]):
-        super().__init__()
-        # By its places, since others may stand there in a forward: those of labs.zero and labs.fsdp.
-        self.homes = {
-            (module, attribute): f"{path}.{attribute}".lstrip(".")
-            for path, module in model.named_modules()
-            for attribute, p in module._parameters.items()
-            if p in split
-        }
-        self.inside = 0
-        self.handles: list[RemovableHandle] = []
-
-    def enter(self) -> None:
-        for module in dict.fromkeys(module for module, _ in self.homes):
-            self.handles.append(module.register_forward_pre_hook(partial(self.count, 1)))
-            self.handles.append(module.register_forward_hook(partial(self.count, -1), always_call=True))
-        self.__enter__()
-
-    def leave(self, *_: Any) -> None:
-        if self.handles:
-            self.__exit__(None, None, None)
-            for handle in self.handles:
-                handle.remove()
-            self.inside, self.handles = 0, []
-
-    def count(self, more: int, *_: Any) -> None:
-        self.inside += more
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        if not self.inside and any(isinstance(x, Tensor) for x in tree_leaves(result)):
-            # The shards of labs.fsdp, which it lays together itself, know what they are.
-            given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and not hasattr(x, "to_local")]
-            for (module, attribute), name in self.homes.items():
-                if any(x is getattr(module, attribute, None) for x in given):
-                    raise RuntimeError(OUTSIDE.format(name=name, function=function.__name__))
-        return result
 
 
 @dataclass(frozen=True, eq=False)

@@ -186,6 +186,8 @@ class Overlapped(DataParallel):
 
     def gradient_ready(self, p: nn.Parameter) -> None:
         """Called by autograd when `p.grad` is complete: all uses of a tied parameter have been added up."""
+        if p.grad is None:  # frozen since the forward
+            return
         bucket = self.bucket_of[p]
         if p not in bucket.waiting_for:
             raise RuntimeError(

@@ -675,11 +675,10 @@ def obey(instructions, stages, loss, xs, ys, take, put):
             losses |= {} if value is None else {m: value}
         else:
             ### BEGIN SOLUTION
-            taken, made = alive.pop((s, m))
-            torch.autograd.backward(made, take(B(s + 1, m)) if made.ndim else None)
+            torch.autograd.backward(alive[s, m][1], take(B(s + 1, m)) if alive[s, m][1].ndim else None)
             if s > 0:
-                put(B(s, m), taken.grad)
-            del taken, made
+                put(B(s, m), alive[s, m][0].grad)
+            del alive[s, m]
             ### END SOLUTION
     return [losses[m] for m in sorted(losses)]
 

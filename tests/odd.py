@@ -982,7 +982,7 @@ REFUSED = [
     Refused("a gradient penalty", f"zero-3|{FSDP}", "create_graph=True"),
     Refused("an average by deepcopy", ZERO, "cannot be copied or pickled"),
     Refused("an average by deepcopy", FSDP, "copy.deepcopy of a FSDP"),
-    Refused("a weight normalised in place", "(?!.*tp).*fsdp.*|hsdp", "was written to in a forward"),
+    Refused("a weight normalised in place", FSDP, "was written to in a forward"),
     Refused("a table of bounded norms", FSDP, "was written to in a forward"),
     Refused("a number", FSDP, "has no dim to cut along"),
     Refused("a weight of another layer", "fsdp|fsdp-bf16|hsdp|fsdp-tp", "of a DTensor and a plain tensor"),
@@ -998,29 +998,32 @@ REFUSED = [
     Refused("a batch norm", "fsdp-bf16", "expected scalar type Float but found Double"),
     Refused("a complex parameter|whole numbers", "fsdp-bf16", "without a param_dtype"),
     # a rank's part of a matrix
-    Refused("a weight normalised in place", ".*tp.*", "outside of its module"),
-    Refused("a weight of another layer", "tp.*", "outside of its module"),
-    Refused("a function of one's own|its weight by hand|a weight of weights", ".*tp.*", "outside of its module"),
+    Refused("a function of one's own", "tp|fsdp-tp", "makes whole differs"),
+    Refused("its weight by hand|a weight of weights", "tp|fsdp-tp", "must be whole there"),
+    Refused("a weight of another layer", "tp", "the loss differs"),
     Refused("a weight that is normed", ".*tp.*", "ColwiseParallel fits Linear"),
     Refused("tied", "tp|fsdp-tp", "the plan splits them differently"),
     Refused("stepped by Adafactor", ".*tp.*", "looks at a whole matrix or at norms"),
     Refused("clipped by PyTorch's norm", "tp.*", "clip with labs.tp.clip_gradients"),
     Refused("half of it used", "tp|fsdp-tp", "must be whole there"),
     # a rank's part of the sequence
-    Refused("half of it used", "tp-sp", "must match the size of tensor"),
+    Refused("half of it used|its weight by hand|a weight of weights", "tp-sp", "must match the size of tensor"),
     Refused("a norm|a batch norm|experts in one group", "tp-sp", "used inside a split layer, or on shards"),
     Refused("lists of parameters|convolutions.*|a GRU|attention.*|a table.*|sparse.*", "tp-sp", "has modules in it"),
     Refused("a gradient penalty", "tp-sp", "or its own tokens"),
     # several micro-batches at once
     Refused("a weight normalised in place", "pp-.*", "modified by an inplace operation", on_one_rank=True),
 ]
-# Each rank's norm is another, and nobody can see it: what is clipped with is an ordinary function on ordinary tensors.
+# What nobody can see, as the docstrings of labs.zero and labs.alike say: an ordinary function on ordinary tensors, each
+# a rank's part.
 UNSEEN = {("clipped by PyTorch's norm", row) for row in ("zero-1", "zero-2", "zero-3")}
+UNSEEN |= {("a weight normalised in place", "tp"), ("a weight normalised in place", "tp-sp")}
+UNSEEN |= {("a weight of another layer", "tp-sp"), ("a function of one's own", "tp-sp")}
 
 
 # The same, where all parameters are gathered, and reduced, at once.
 AT_ONCE = "twice|(?!one module).* twice|reentrant.*|a checkpoint.*|another order.*|.*(frozen later|for a while)"
-AT_ONCE += "|not in the last micro-batch|.*experts.*"
+AT_ONCE += "|not in the last micro-batch|experts.*"
 ODD += [
     replace(odd, name=f"at once, {odd.name}", make=partial(in_one_group, odd.make))
     for odd in ODD

@@ -198,7 +198,7 @@ def clip_as_the_course(shards, max_norm):
 
 
 def clip_with_numbers(shards, max_norm):
-    squares = torch.tensor([sum((float((s.grad**2).sum()) for s in shards if s.grad is not None), 0.0)])
+    squares = torch.tensor([sum((float((s.grad.float() ** 2).sum()) for s in shards if s.grad is not None), 0.0)])
     dist.all_reduce(squares)
     norm = squares.item() ** 0.5
     if norm > max_norm:
@@ -209,7 +209,7 @@ def clip_with_numbers(shards, max_norm):
 
 
 def clip_by_gathered_norms(shards, max_norm):
-    gradients = [s.grad for s in shards if s.grad is not None]
+    gradients = [s.grad.float() for s in shards if s.grad is not None]
     mine = torch.nn.utils.get_total_norm(gradients).double().view(1)
     norms = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(norms, mine)

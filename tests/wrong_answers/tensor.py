@@ -309,12 +309,12 @@ def clone_alone(x, group):
 CLONE_BACK, CLONE_FORWARD = border(same, clone_alone), border(clone_alone, same)
 
 
-@wrong("copy", "right only for contiguous tensors")
+@wrong("copy", "the ranks make different calls", alone=True)
 def gradient_with_its_strides(x, group=None):
     return CLONE_BACK.apply(x, group)
 
 
-@wrong("reduce", "right only for contiguous tensors")
+@wrong("reduce", "the ranks make different calls", alone=True)
 def summand_with_its_strides(x, group=None):
     return CLONE_FORWARD.apply(x, group)
 
@@ -424,7 +424,7 @@ def bias_in_n_parts(x, weight, bias, group=None):
     return reduce(F.linear(x, weight, part), group)
 
 
-@wrong("row_linear", "no gradient")
+@wrong("row_linear", "the bias on one rank alone")
 def bias_on_the_first_rank(x, weight, bias, group=None):
     return reduce(F.linear(x, weight, bias if dist.get_rank(group) == 0 else None), group)
 
