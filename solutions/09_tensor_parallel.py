@@ -437,7 +437,7 @@ def one_layer(model):
 
 
 talk = recorded(WAYS | {"TP, one layer": one_layer})
-predicted = {name: cost.tp(on_paper, sequence) for sequence, name in enumerate(WAYS)}
+predicted = {name: cost.tp(on_paper, bool(sequence)) for sequence, name in enumerate(WAYS)}
 rows = {f"{name}: sent": (predicted[name].sent, talk[name]["sent"]) for name in WAYS}
 for name in WAYS:
     rows[f"{name}: collectives"] = sum(predicted[name].collectives.values()), talk[name]["collectives"], ""
@@ -528,7 +528,8 @@ def forgetful():
     """12 steps without the sum: whether the loss fell, the last loss, the last norm's weight, and what reports it."""
     parallel_layers.copied = lambda module, given: nullcontext()
     training, _ = tensor_parallel(True, model := GPT(CONFIG))
-    model.tensor_parallel.gradients_compared = True  # they are not, but let it think so
+    model.tensor_parallel.gradients_compared = True  # they are not, but let it think so,
+    model.tensor_parallel.optimizers.add(training.optimizer)  # also as the optimizer begins
     losses = [step(training, *batches[number % 2]) for number in range(12)]
     try:
         step(tensor_parallel(True, GPT(CONFIG))[0], *batches[0])
