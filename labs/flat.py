@@ -55,6 +55,11 @@ class Unit:
         if stage == 3:
             self.drop()
 
+    def stand_in(self, module: nn.Module, name: str) -> None:
+        """Where `model.parameters()` finds what is at rest."""
+        module.register_parameter(name, self.at_rest)
+        self.place = module, name
+
     def gather(self, async_op: bool = False) -> dist.Work | None:
         """all_gather P: from everybody's shard."""
         self.require_as_sharded()
@@ -91,6 +96,12 @@ class Unit:
             raise RuntimeError(f"the vector of {self.name!r} became {now}: convert or move a model before sharding it")
         if self.at_rest.requires_grad and not self.trained:
             raise RuntimeError(f"{self.name!r} was unfrozen after it was sharded, and no optimizer has it: shard anew")
+        module, name = self.place
+        if module._parameters.get(name) is not self.at_rest:
+            raise RuntimeError(
+                f"{name!r}, the vector of {self.name!r}, was replaced, as torch.func.functional_call does: what "
+                "computes are its views, so do that before the model is sharded"
+            )
         memory = self.full.untyped_storage()._cdata
         moved = self.at_rest is self.full and self.shard.untyped_storage()._cdata != memory
         for (module, attribute, name), (x, trained) in self.homes.items():

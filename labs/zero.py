@@ -81,7 +81,7 @@ class Zero:
             for number, named in enumerate(take_out(homes, but=unit_of)):
                 unit = Unit(named, stage, group, initial)
                 unit_of |= dict.fromkeys(named, unit)
-                module.register_parameter(f"flat{number}", unit.at_rest)
+                unit.stand_in(module, f"flat{number}")
             self.layers.append(Layer(module, homes, unit_of, self.order))
             refuse_parts(module)
         self.units = list(dict.fromkeys(unit_of.values()))

@@ -941,3 +941,15 @@ def test_what_a_model_passes_on_may_live_longer_than_a_step():
 
     first, *others = (run(body, stage, ranks=2)[0] for stage in STAGES)
     assert all(other == pytest.approx(first) for other in others)
+
+
+def test_a_vector_that_is_replaced_is_told():
+    def body():
+        for stage in STAGES:
+            model = nn.Linear(2, 1, bias=False)
+            nn.init.ones_(model.weight)
+            Zero(model, stage, SGD)
+            with pytest.raises(RuntimeError, match="was replaced, as torch.func.functional_call does"):
+                torch.func.functional_call(model, {"flat0": torch.ones(2)}, (torch.ones(1, 2),))
+
+    run(body, ranks=2)
