@@ -949,7 +949,7 @@ def test_a_vector_that_is_replaced_is_told():
             model = nn.Linear(2, 1, bias=False)
             nn.init.ones_(model.weight)
             Zero(model, stage, SGD)
-            with pytest.raises(RuntimeError, match="was replaced, as torch.func.functional_call does"):
+            with pytest.raises(RuntimeError, match="was replaced, as"):
                 torch.func.functional_call(model, {"flat0": torch.ones(2)}, (torch.ones(1, 2),))
 
     run(body, ranks=2)
