@@ -1,6 +1,6 @@
 """Small mistakes in the textbook, put in one at a time: do the module's own tests notice?
 
-    python -m tests.mistakes              all of them; prints what nobody noticed, and the share
+    python -m tests.mistakes              all of them; prints which were noticed, and the share
     python -m tests.mistakes fsdp zero    those of some modules
 
 A line that can be wrong without any test failing is a claim without a test, or a line that can go.
@@ -71,12 +71,13 @@ def fails(tree: Path, which: list[str]) -> bool:
 
 def main(*modules: str) -> None:
     chosen = [mistake for mistake in MISTAKES if not modules or mistake.module in modules]
+    found = 0
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = dict(zip(chosen, pool.map(noticed, chosen), strict=True))
-    for mistake, was in found.items():
-        if not was:
-            print(f"not noticed, labs/{mistake.file}: {mistake.wrong!r} for {mistake.right!r}")
-    print(f"{sum(found.values())} of {len(found)} mistakes are noticed")
+        for mistake, was in zip(chosen, pool.map(noticed, chosen), strict=True):
+            found += was
+            sign = "noticed" if was else "NOT NOTICED"
+            print(f"{sign}, labs/{mistake.file}: {mistake.wrong!r} for {mistake.right!r}", flush=True)
+    print(f"{found} of {len(chosen)} mistakes are noticed")
 
 
 def of(module: str, file: str, *pairs: tuple[str, str]) -> list[Mistake]:
