@@ -36,8 +36,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from labs.agree import require_equal_replicas
 from labs.autograd import require_dense, weakly
-from labs.group import broadcast, require_equal_replicas
+from labs.group import broadcast
 
 MiB = 2**20
 

@@ -25,9 +25,9 @@ from torch.distributed.tensor import parallel, placement_types
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from labs import placement, styles
+from labs.dtensor import placement
 from labs.mesh import Mesh
-from labs.tp import Plan
+from labs.tp import Plan, styles
 
 V = "zbv", "dualpipev"  # schedules in which a rank has two stages that follow one another: the last rank, at its turn
 HAS_V = torch.__version__ >= "2.12"

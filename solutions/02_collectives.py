@@ -452,7 +452,7 @@ draw.messages(draw.sends(recording), ranks=4)
 # > ([ARENA_3.0#407](https://github.com/callummcdougall/ARENA_3.0/pull/407), September 2026).
 #
 # Now for every collective of [labs/collectives.py](../labs/collectives.py), predicted to the byte by
-# [labs/cost/collectives.py](../labs/cost/collectives.py), which knows the algorithm of each (ring, tree, doubling) and
+# [labs/cost/traffic.py](../labs/cost/traffic.py), which knows the algorithm of each (ring, tree, doubling) and
 # shares no code with it. The tensor has 1,001 elements, a number divisible neither by 4 nor by 3, so the ranks' shares
 # differ by an element or two. (`all_reduce_doubling` comes in the next section.)
 

@@ -179,8 +179,8 @@ on_your_paper
 # %% [markdown]
 # ## Build: the plan
 #
-# All that follows is in this table, from the head of [labs/zero.py](../labs/zero.py). A stage is a column; an event of
-# the training step is a line, and so is what a rank holds between the events (`at rest`).
+# All that follows is in this table, from the head of [labs/zero/zero.py](../labs/zero/zero.py). A stage is a column; an
+# event of the training step is a line, and so is what a rank holds between the events (`at rest`).
 
 # %%
 import labs.zero
@@ -222,7 +222,7 @@ assert torch.equal(torch.cat(quarters), stepped(values, gradient))
 # is a layer of 8 + 2 elements, for four ranks:
 
 # %%
-from labs.flat import Layout
+from labs.zero.flat import Layout
 
 layer = Layout({"weight": torch.Size([4, 2]), "bias": torch.Size([2])}, ranks=4)
 assert layer.sizes == [8, 2, 2]  # the last two are padding
@@ -343,7 +343,7 @@ beside_ddp(watched["stage 2"], names=("DDP", "stage 2"))
 # > diverges after it. With ZeRO stage 2 in bfloat16, an encoder that the model uses *twice* in a step lost the gradient
 # > of one of its two uses on the way to the owners; release 0.18.2 was right, 0.18.3 to 0.19.3 were not
 # > ([DeepSpeed#8224](https://github.com/deepspeedai/DeepSpeed/issues/8224), August 2026). What has been reduced too
-# > early is not reduced again: so `labs/zero.py` waits until all uses of a layer have been added up.
+# > early is not reduced again: so `labs/zero/zero.py` waits until all uses of a layer have been added up.
 #
 # There is a price. A rank in stage 1 adds up its micro-batches in `.grad`, and reduces once per step. Here nobody has
 # room for a whole gradient, so *every micro-batch* is reduced. We will count that below.
@@ -480,16 +480,16 @@ check.stage_3(stage_3)
 # backward; the step as before. Stage 3: an all-gather before each layer's forward, and a drop after it; an all-gather
 # before each backward, after it a reduce-scatter, then a drop; update a quarter.](../images/zero_step.svg)
 #
-# Now open [labs/zero.py](../labs/zero.py). The class has one method for each event, in the order of the table, and the
-# stage decides at most one line in each. How a layer becomes a vector has its own file,
-# [labs/flat.py](../labs/flat.py). Look there for one more thing: why does a vector know its `users`, instead of simply
-# being dropped after each forward? (Another layer may still use it, as with tied weights; or the same layer, when it
-# computes something again in backward.)
+# Now open [labs/zero/zero.py](../labs/zero/zero.py). The class has one method for each event, in the order of the
+# table, and the stage decides at most one line in each. How a layer becomes a vector has its own file,
+# [labs/zero/flat.py](../labs/zero/flat.py). Look there for one more thing: why does a vector know its `users`, instead
+# of simply being dropped after each forward? (Another layer may still use it, as with tied weights; or the same layer,
+# when it computes something again in backward.)
 #
 # Do your functions of exercises 3 and 4 carry the whole of it? In this job they take the places of the course's:
 
 # %%
-from labs.flat import Unit
+from labs.zero.flat import Unit
 
 
 def yours(model):
@@ -748,11 +748,11 @@ assert len({steady[name]["A"] for name in ("DDP", *STAGES)}) == 1
 #
 # ## Measure: mixed precision, and the famous 4 and 8
 #
-# `Masters` of [labs/precision.py](../labs/precision.py) keeps float32 masters of parameters in bfloat16, and steps
-# them. It is an optimizer, so it goes where optimizers go: into `Zero`, or beside DDP.
+# `Masters` of [labs/memory/precision.py](../labs/memory/precision.py) keeps float32 masters of parameters in bfloat16,
+# and steps them. It is an optimizer, so it goes where optimizers go: into `Zero`, or beside DDP.
 
 # %%
-from labs.precision import Masters
+from labs.memory.precision import Masters
 
 masters = partial(Masters, optimizer=adamw)
 
@@ -874,8 +874,8 @@ print(f"{len(events)} collectives; rank 0 waited {waited:.0f} ms of {1000 * (spa
 # %% [markdown]
 # It need not be so. The all-gather of the next layer could start while this one computes (that is **prefetch**), and
 # the reduce-scatter of the last one could travel meanwhile (**overlap**, as in notebook 03). Then two layers are in
-# memory, not one: again time is paid for in bytes. That is for notebook 06, on FSDP; `labs/zero.py` leaves it out, to
-# remain one table.
+# memory, not one: again time is paid for in bytes. That is for notebook 06, on FSDP; `labs/zero/zero.py` leaves it out,
+# to remain one table.
 
 # %% [markdown]
 # ## Native
@@ -1130,9 +1130,9 @@ check.stages_by_event(stages_by_event)
 # | stage 3: P, G, S | 4Ψ/N, 4Ψ/N, 8Ψ/N | as predicted | as predicted |
 # | numbers | one process's | same bits, on 2 ranks and on 4 | same bits on 2 ranks |
 #
-# **Read on**: [labs/zero.py](../labs/zero.py), most of which you can now read. Rajbhandari, Rasley, Ruwase and He,
-# 2020, *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models* (arXiv 1910.02054), sections 3, 5 and 7.
-# Zhao et al., 2023, *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel* (arXiv 2304.11277).
+# **Read on**: [labs/zero/zero.py](../labs/zero/zero.py), most of which you can now read. Rajbhandari, Rasley, Ruwase
+# and He, 2020, *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models* (arXiv 1910.02054), sections 3, 5
+# and 7. Zhao et al., 2023, *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel* (arXiv 2304.11277).
 #
 # **Next.** Stage 3 gathers over one group of all ranks, even where some of them are joined by a slow link, and each
 # strategy so far has code of its own. [05 Mesh and DTensor](05_mesh_and_dtensor.ipynb) arranges ranks as a grid, and

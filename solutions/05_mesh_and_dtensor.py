@@ -34,15 +34,15 @@ recall.ask("05")
 import torch
 import torch.distributed as dist
 
-from labs.algebra import ways
-from labs.dtensor import DTensor, distribute_tensor
+from labs.dtensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from labs.dtensor.algebra import ways
+from labs.dtensor.placement import Spec
+from labs.dtensor.redistribute import MOVES, plan
 from labs.kit import check, draw, play
 from labs.kit.launch import run
 from labs.kit.ranks.link import Link
 from labs.kit.record import mark
 from labs.mesh import Mesh
-from labs.placement import Partial, Replicate, Shard, Spec
-from labs.redistribute import MOVES, plan
 
 # %% [markdown]
 # ## Picture
@@ -432,7 +432,8 @@ for case, way in zip(cases, ways("ik,kj->ij", linear="each"), strict=True):
 #
 # An operation on a DTensor picks the way that needs the cheapest redistribution of its inputs, redistributes them, and
 # computes with the blocks. That is all. The letters of all operations are a short table,
-# [labs/rules.py](../labs/rules.py). Now try two layers, the first weight cut by columns and the second by rows:
+# [labs/dtensor/rules.py](../labs/dtensor/rules.py). Now try two layers, the first weight cut by columns and the second
+# by rows:
 
 
 # %%
@@ -727,10 +728,12 @@ print(f"torchrun --standalone --nproc-per-node 4 two_layers.py\n{done.stdout or 
 # | Shard(i) → Shard(j) | all_to_all | (N − 1)/N² n | exactly | on CPUs N times that |
 # | Replicate() → Shard(j) | none | 0 | 0 | 0 |
 #
-# **Read on**, in this order, each short: [labs/mesh.py](../labs/mesh.py), [labs/placement.py](../labs/placement.py),
-# [labs/redistribute.py](../labs/redistribute.py), [labs/algebra.py](../labs/algebra.py),
-# [labs/rules.py](../labs/rules.py), [labs/dtensor.py](../labs/dtensor.py). Xu et al., 2021, *GSPMD: General and
-# Scalable Parallelization for ML Computation Graphs* (arXiv 2105.04663), section 3.
+# **Read on**, in this order, each short: [labs/mesh/mesh.py](../labs/mesh/mesh.py),
+# [labs/dtensor/placement.py](../labs/dtensor/placement.py),
+# [labs/dtensor/redistribute.py](../labs/dtensor/redistribute.py),
+# [labs/dtensor/algebra.py](../labs/dtensor/algebra.py), [labs/dtensor/rules.py](../labs/dtensor/rules.py),
+# [labs/dtensor/dtensor.py](../labs/dtensor/dtensor.py). Xu et al., 2021, *GSPMD: General and Scalable Parallelization
+# for ML Computation Graphs* (arXiv 2105.04663), section 3.
 #
 # **Next.** A layout says who holds what, but not when it travels: stage 3 still waits for each layer that it gathers.
 # [06 FSDP](06_fsdp.ipynb) shards parameter by parameter, and gathers ahead.

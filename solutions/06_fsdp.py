@@ -168,8 +168,8 @@ unsharded = check.unshard_and_reshard(unshard, reshard)
 unsharded
 
 # %% [markdown]
-# (In [labs/parameter_group.py](../labs/parameter_group.py) these are three methods of `ParameterGroup`: `gather`,
-# `arrive` and `drop`. In what follows, a gather is started at one moment, and waited for at another.)
+# (In [labs/fsdp/parameter_group.py](../labs/fsdp/parameter_group.py) these are three methods of `ParameterGroup`:
+# `gather`, `arrive` and `drop`. In what follows, a gather is started at one moment, and waited for at another.)
 #
 # ## Build: before it is needed
 #
@@ -271,10 +271,10 @@ check.prefetch(prefetched)
 
 # %% [markdown]
 # A real model does not hand over a list like that: its forward is any Python code. How does `fully_shard` know what
-# comes next? Ours remembers the order of the last forward ([labs/prefetch.py](../labs/prefetch.py)). PyTorch's needs no
-# such memory in forward: on a GPU, Python runs ahead of the device, and issues the next gather on a *stream* of its own
-# (a queue of work; two streams run side by side). In backward both follow this step's forward order in reverse. The
-# reduce-scatters overlap, too: layer 4's gradients travel while layer 3 computes its own.
+# comes next? Ours remembers the order of the last forward ([labs/fsdp/order.py](../labs/fsdp/order.py)). PyTorch's
+# needs no such memory in forward: on a GPU, Python runs ahead of the device, and issues the next gather on a *stream*
+# of its own (a queue of work; two streams run side by side). In backward both follow this step's forward order in
+# reverse. The reduce-scatters overlap, too: layer 4's gradients travel while layer 3 computes its own.
 #
 # You may also say yourself what to gather ahead. Here is the same job with no layer, one, two and all five others
 # gathered ahead. (The last layer stays gathered after its forward, since backward begins with it.)
@@ -656,7 +656,7 @@ check.predict("All at once: how many times the model?", guess_models, models, re
 # gradient 4 in a reduce-scatter.
 
 # %%
-from labs.sharded import MixedPrecisionPolicy
+from labs.fsdp import MixedPrecisionPolicy
 
 bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 low = ledgers({"bfloat16": partial(setting, "FULL_SHARD", mp_policy=bf16)})["bfloat16"]
@@ -667,7 +667,7 @@ table({"float32": ours["FULL_SHARD"], "bfloat16": low})
 # %% [markdown]
 # (**float16** needs a scaled loss as well, since small gradients would otherwise become zero. An overflow is seen only
 # by the rank that has that shard, but all ranks must skip the step: `LossScale` in
-# [labs/precision.py](../labs/precision.py) asks every rank.)
+# [labs/memory/precision.py](../labs/memory/precision.py) asks every rank.)
 #
 # **Accumulation.** Each micro-batch reduces its gradients, unless `set_requires_gradient_sync(False)` says not to. Then
 # whole gradients stay on each rank until the last one. With two micro-batches:
@@ -933,11 +933,11 @@ check.held_and_sent(held_and_sent)
 # | P, G, S | 4n/S together | as predicted | as predicted |
 # | numbers | one process's | within 1e-12, in float64 | within 1e-12, in float64 |
 #
-# **Read on**: [labs/fsdp.py](../labs/fsdp.py), [labs/parameter_group.py](../labs/parameter_group.py),
-# [labs/sharded.py](../labs/sharded.py) and [labs/prefetch.py](../labs/prefetch.py), in this order; the head of the
-# first has a table of what became of stage 3, event by event. Zhao et al., 2023, *PyTorch FSDP: Experiences on Scaling
-# Fully Sharded Data Parallel* (arXiv 2304.11277), which is about FSDP1. PyTorch's tutorial *Getting Started with Fully
-# Sharded Data Parallel (FSDP2)*.
+# **Read on**: [labs/fsdp/fsdp.py](../labs/fsdp/fsdp.py),
+# [labs/fsdp/parameter_group.py](../labs/fsdp/parameter_group.py), [labs/fsdp/sharded.py](../labs/fsdp/sharded.py) and
+# [labs/fsdp/order.py](../labs/fsdp/order.py), in this order; the head of the first has a table of what became of stage
+# 3, event by event. Zhao et al., 2023, *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel* (arXiv
+# 2304.11277), which is about FSDP1. PyTorch's tutorial *Getting Started with Fully Sharded Data Parallel (FSDP2)*.
 #
 # **Next.** P, G and S are now divided by the number of ranks, but the activations are what they were.
 # [07 Memory](07_memory.ipynb) counts them, and computes them again.

@@ -35,13 +35,14 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 # %%
-from labs import cost, recompute
+from labs import cost
 from labs.data import Batches, corpus
 from labs.kit import check, draw, play
 from labs.kit.budget import budget
 from labs.kit.launch import RankError, run
 from labs.kit.record import mark
 from labs.kit.strategies import ADAMW
+from labs.memory import recompute
 from labs.model import GPT, PRESETS
 
 # %%
@@ -396,7 +397,7 @@ draw.table([{"": name, "5as/h, % of all, if not fused": share(*shape)} for name,
 # that we ask about have run:
 
 # %%
-from labs.selective import ATTENTION, KeepOutputs
+from labs.memory.selective import ATTENTION, KeepOutputs
 
 
 def fused(q, k, v):
@@ -551,14 +552,14 @@ assert torch.equal(ours, right) and not torch.equal(wrong, right)
 # Some activations are expensive to *compute*: matrix products and attention are nearly all of the arithmetic. Others
 # are only expensive to *keep*: norms, rotary, silu, sums. So keep the results of the expensive operations, and compute
 # the rest again: **selective** recomputation. (The paper means the core of attention alone; today the word is used for
-# any choice by operation.) [labs/recompute.py](../labs/recompute.py) does both, with
-# [labs/selective.py](../labs/selective.py), and changes a model in place:
+# any choice by operation.) [labs/memory/recompute.py](../labs/memory/recompute.py) does both, with
+# [labs/memory/selective.py](../labs/memory/selective.py), and changes a model in place:
 
 # %%
 print(recompute.__doc__[recompute.__doc__.index("    recompute(model") : recompute.__doc__.index("(letters")].rstrip())
 
 # %%
-from labs.selective import MATMULS
+from labs.memory.selective import MATMULS
 
 assert "aten.mm" in MATMULS  # these are sets of PyTorch's own operation names
 
@@ -919,7 +920,8 @@ for how, said, due in (("none", kept_none, 20), ("selective", kept_selective, 11
 # | full, arithmetic | 4/3, except for the head | 1.32 × | 1.24 ×: it stops early |
 # | numbers | one process's | the same bits | the same bits |
 #
-# **Read on**: [labs/recompute.py](../labs/recompute.py), [labs/selective.py](../labs/selective.py). Chen et al., 2016,
+# **Read on**: [labs/memory/recompute.py](../labs/memory/recompute.py),
+# [labs/memory/selective.py](../labs/memory/selective.py). Chen et al., 2016,
 # *Training Deep Nets with Sublinear Memory Cost* (arXiv 1604.06174). Korthikanti et al., 2022, *Reducing Activation
 # Recomputation in Large Transformer Models* (arXiv 2205.05198), of which you have measured equation 1, and the rows of
 # table 2 without parallelism. Dao et al., 2022, *FlashAttention* (arXiv 2205.14135).

@@ -35,8 +35,8 @@ from labs.kit import check, draw, exercises, play
 from labs.kit.launch import RankError, run
 from labs.kit.record import mark
 from labs.kit.strategies import ADAMW
+from labs.memory.offload import Offloaded
 from labs.model import GPT, PRESETS, initial_value
-from labs.offload import Offloaded
 from labs.zero import Zero
 
 # %% [markdown]
@@ -114,8 +114,9 @@ def one_step(model, optimizer, x, y):
 
 
 # %% [markdown]
-# [labs/offload.py](../labs/offload.py) has an optimizer that keeps its state on another tier. It can be used wherever
-# an optimizer can; here it is used inside stage 3. The loop resumes after the last step that is safely in the folder.
+# [labs/memory/offload.py](../labs/memory/offload.py) has an optimizer that keeps its state on another tier. It can be
+# used wherever an optimizer can; here it is used inside stage 3. The loop resumes after the last step that is safely in
+# the folder.
 
 
 # %%
@@ -164,7 +165,7 @@ print(f"S on each rank: in memory {whole:,} bytes; in files three shards at most
 # program changes; only the loss is compared here.
 
 # %%
-from labs.disk import to_file
+from labs.memory.disk import to_file
 
 
 def losses(where=None):
@@ -372,7 +373,7 @@ assert same(survived, in_memory)
 # ended, bit for bit. Why? What a step stores never overwrites what is committed. It goes to new files; when all of them
 # are safely on the disk, one small file with their names is *renamed* to be the one that counts. A rename has either
 # happened or not. If one rank has renamed and the other has not, both go back to the step before: its files are still
-# there ([labs/disk.py](../labs/disk.py)). That is why the folder holds two generations:
+# there ([labs/memory/disk.py](../labs/memory/disk.py)). That is why the folder holds two generations:
 
 # %%
 found = sum(path.stat().st_size for path in crashed.glob("rank-*/*.[0-9]*"))
@@ -578,8 +579,8 @@ for what, said, due in (("state", state, 12), ("down", down, 2), ("up", up, 2), 
 # | built on meta | a quarter of P; two copies of a layer | the same, exactly | less: by parameter |
 # | numbers | those of the job in memory | the same bits | the same bits |
 #
-# **Read on**: [labs/offload.py](../labs/offload.py), [labs/disk.py](../labs/disk.py). Ren et al., 2021, *ZeRO-Offload*
-# (arXiv 2101.06840). Rajbhandari et al., 2021, *ZeRO-Infinity* (arXiv 2104.07857).
+# **Read on**: [labs/memory/offload.py](../labs/memory/offload.py), [labs/memory/disk.py](../labs/memory/disk.py). Ren
+# et al., 2021, *ZeRO-Offload* (arXiv 2101.06840). Rajbhandari et al., 2021, *ZeRO-Infinity* (arXiv 2104.07857).
 #
 # **Next.** A layer, or a single sequence, may still be too large for one device, and there can be no more ranks than
 # sequences. [09 Tensor parallelism](09_tensor_parallel.ipynb) splits the layers themselves.

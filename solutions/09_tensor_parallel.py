@@ -32,12 +32,13 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from labs import cost, parallel_layers
+from labs import cost
 from labs.data import Batches, corpus
 from labs.kit import check, draw, play, strategies
 from labs.kit.launch import run
 from labs.kit.ranks.link import Link
 from labs.kit.record import mark
+from labs.tp import parallel_layers
 
 # %%
 gpus, sequences = 16_384, 16 * 2**20 // 8192
@@ -231,9 +232,9 @@ pair = check.conjugate(copy, reduce)
 pair
 
 # %%
-from labs.conjugate import Border
-from labs.placement import Partial, Replicate, Shard
-from labs.redistribute import Line
+from labs.dtensor import Partial, Replicate, Shard
+from labs.dtensor.redistribute import Line
+from labs.tp.conjugate import Border
 
 
 def courses_reduce(x, group=None):
@@ -295,9 +296,9 @@ check.row_linear(row_linear)
 # heads, the heads of keys and values that these read, and the ranks that have the same ones (itself included). If there
 # are enough heads of keys and values, no two ranks share one: deal them out as evenly as possible, and if there is a
 # remainder, the first ranks get one more. (A rank's heads may be consecutive, or dealt in turn, as you like.) If there
-# are not enough, the ranks that share a head must be neighbours: [labs/shares.py](../labs/shares.py), which cuts the
-# matrices, relies on it. The check tries many numbers of heads, on up to 16 ranks. Budget: no message. `rank` is any
-# rank; it is not the number of the process that calls you.
+# are not enough, the ranks that share a head must be neighbours: [labs/tp/shares.py](../labs/tp/shares.py), which cuts
+# the matrices, relies on it. The check tries many numbers of heads, on up to 16 ranks. Budget: no message. `rank` is
+# any rank; it is not the number of the process that calls you.
 
 
 # %%
@@ -335,8 +336,8 @@ check.deal_heads(deal_heads)
 from labs.kit.strategies import ADAMW, Training, backward, step, trainable
 from labs.mesh import Mesh
 from labs.model import GPT, PRESETS
-from labs.shares import Keys, Queries
 from labs.tp import full_parameters, gpt_plan, parallelize
+from labs.tp.shares import Keys, Queries
 
 CONFIG = replace(PRESETS["small"], depth=2, kv_heads=4)  # 4 heads of each kind, for 4 ranks
 SEQUENCES, EVERYTHING = 4, slice(None)
@@ -622,8 +623,8 @@ print(f"for a sequence of Llama 3, {llama:.1f} GB of logits; an eighth of them i
 # between the pairs: `Replicate()` where it is whole, `Shard(1)` where each rank has a part of the tokens (dim 1).
 #
 # - `ColwiseParallel()` and `RowwiseParallel(output_layouts=x)` are the two halves of a pair. With `heads=`, a `Queries`
-#   (for q, and for the rows of o) or `Keys` (for k and v) of [labs/shares.py](../labs/shares.py), they cut between
-#   heads only.
+#   (for q, and for the rows of o) or `Keys` (for k and v) of [labs/tp/shares.py](../labs/tp/shares.py), they cut
+#   between heads only.
 # - `PrepareModuleInput(input_layouts=x)` is the border in front of a pair, once for all columns in it: q, k and v read
 #   the same x, and so do gate and up.
 # - `SequenceParallel()` is for a norm that sees a part of the tokens. Its gradients are added up.
@@ -674,7 +675,7 @@ draw.plan(gpt_plan(PRESETS["small"], sequence_parallel=True), GPT(PRESETS["small
 # ordinary parameter of a smaller shape. So the other strategies need not know about the plan, and neither need an
 # optimizer that treats every number by itself, as AdamW does. (One that needs whole matrices, like Muon, must know. So
 # must the norm of all gradients, in which a gradient that every rank has whole counts once: `clip_gradients` of
-# [labs/tp.py](../labs/tp.py).)
+# [labs/tp/tp.py](../labs/tp/tp.py).)
 #
 # ## The tensor-parallel explorer
 #
@@ -917,15 +918,16 @@ draw.table(rows, caption="a token on 1 to 8 ranks, in ms; –: does not fit")
 # In training, too, a rank waits at each border: the next product needs what is on its way. But it does not need all of
 # it at once. With sequence parallelism, the product for one rank's tokens needs these tokens only. So let the ranks'
 # shards go round a ring, one by one, and multiply each while the next one travels. At the other end the sums go round,
-# and each rank adds the product of its own part. [labs/async_tp.py](../labs/async_tp.py) has both, `gather_linear` and
-# `linear_scatter`. Here are the two matrices of this notebook's first picture, forward, on two ranks and a slow wire.
-# (A sleep makes each product longer, by 80 µs per token, so that the picture depends less on how busy your machine is.)
+# and each rank adds the product of its own part. [labs/tp/async_tp.py](../labs/tp/async_tp.py) has both,
+# `gather_linear` and `linear_scatter`. Here are the two matrices of this notebook's first picture, forward, on two
+# ranks and a slow wire. (A sleep makes each product longer, by 80 µs per token, so that the picture depends less on how
+# busy your machine is.)
 
 # %%
 from torch.overrides import TorchFunctionMode
 
-from labs.async_tp import gather_linear, linear_scatter
-from labs.conjugate import gather, scatter
+from labs.tp.async_tp import gather_linear, linear_scatter
+from labs.tp.conjugate import gather, scatter
 
 
 class Padded(TorchFunctionMode):
@@ -1171,9 +1173,9 @@ draw.table(rows)
 # | A | by `cost.tp` | exactly | within 0.1 % of ours |
 # | numbers | one process's | within 1e-12, in float64 | within 1e-12, in float64 |
 #
-# **Read on**: [labs/conjugate.py](../labs/conjugate.py), [labs/shares.py](../labs/shares.py),
-# [labs/vocabulary.py](../labs/vocabulary.py), [labs/parallel_layers.py](../labs/parallel_layers.py),
-# [labs/styles.py](../labs/styles.py) and [labs/tp.py](../labs/tp.py), in this order. Shoeybi et al., 2019,
+# **Read on**: [labs/tp/conjugate.py](../labs/tp/conjugate.py), [labs/tp/shares.py](../labs/tp/shares.py),
+# [labs/tp/vocabulary.py](../labs/tp/vocabulary.py), [labs/tp/parallel_layers.py](../labs/tp/parallel_layers.py),
+# [labs/tp/styles.py](../labs/tp/styles.py) and [labs/tp/tp.py](../labs/tp/tp.py), in this order. Shoeybi et al., 2019,
 # *Megatron-LM* (arXiv 1909.08053), section 3. Korthikanti et al., 2022, *Reducing Activation Recomputation in Large
 # Transformer Models* (arXiv 2205.05198), section 4. Pope et al., 2022, *Efficiently Scaling Transformer Inference*
 # (arXiv 2211.05102).

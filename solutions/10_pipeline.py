@@ -83,7 +83,7 @@ guess_alive = 4  # your number
 #
 # The simplest way takes one process, and not a single message. (It is called naive model parallelism.) Put each stage
 # on its own device, and let forward copy x from device to device; autograd goes back the same way. All of it is two
-# lines ([labs/pp/placement.py](../labs/pp/placement.py)):
+# lines ([labs/pp/one_process.py](../labs/pp/one_process.py)):
 #
 #     for stage, device in zip(self.stages, self.devices):
 #         x = stage(x.to(device))
@@ -91,7 +91,7 @@ guess_alive = 4  # your number
 # With four GPUs this uses them all. Without them, all four devices are the CPU here:
 
 # %%
-from labs.pp.placement import Placed, naive
+from labs.pp.one_process import Placed, naive
 
 CONFIG = replace(PRESETS["tiny"], depth=8, kv_heads=4)  # 8 layers; 4 heads of each kind, for later
 GPUS = torch.cuda.device_count() >= 4

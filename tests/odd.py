@@ -31,11 +31,11 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from labs import ddp, fsdp, pp, tp
-from labs.group import everybodys
+from labs.agree import everybodys
+from labs.dtensor import Replicate, Shard
+from labs.fsdp import MixedPrecisionPolicy
 from labs.kit.launch import RankError, run
 from labs.mesh import Mesh
-from labs.placement import Replicate, Shard
-from labs.sharded import MixedPrecisionPolicy
 from labs.zero import Zero
 
 WORDS, WIDTH, HIDDEN, BATCH, TIME, STEPS, RATE = 11, 6, 5, 12, 4, 4, 0.5
@@ -296,8 +296,8 @@ def piped(schedule: str, odd: Odd, model: Stack) -> Trainer:
 
     def full() -> dict[str, Tensor]:
         mine = set(pipeline.parameters())
-        _, everybody = everybodys({name: p.detach() for name, p in model.named_parameters() if p in mine}, None)
-        return dict(chain.from_iterable(part.items() for part in everybody))
+        parts = everybodys({name: p.detach() for name, p in model.named_parameters() if p in mine}, None)
+        return dict(chain.from_iterable(part.items() for part in parts.values()))
 
     return Trainer(model, odd.optimizer(pipeline.parameters()), full=full, pipeline=pipeline)
 
@@ -1014,8 +1014,8 @@ REFUSED = [
     # several micro-batches at once
     Refused("a weight normalised in place", "pp-.*", "modified by an inplace operation", on_one_rank=True),
 ]
-# What nobody can see, as the docstrings of labs.zero and labs.alike say: an ordinary function on ordinary tensors, each
-# a rank's part.
+# What nobody can see, as the docstrings of labs.zero and labs.tp.alike say: an ordinary function on ordinary tensors,
+# each a rank's part.
 UNSEEN = {("clipped by PyTorch's norm", row) for row in ("zero-1", "zero-2", "zero-3")}
 UNSEEN |= {("a weight normalised in place", "tp"), ("a weight normalised in place", "tp-sp")}
 UNSEEN |= {("a weight of another layer", "tp-sp"), ("a function of one's own", "tp-sp")}

@@ -1,4 +1,5 @@
-"""labs.algebra and labs.rules: every way of every rule, done block by block in one process, against the whole.
+"""labs.dtensor.algebra and labs.dtensor.rules: every way of every rule, done block by block in one process, against the
+whole.
 
 Nothing is sent: for each way, each rank's blocks are cut out of whole inputs, the operation is done on each, and what
 comes out must be that rank's block of the result, or the summands must add up to it.
@@ -11,10 +12,11 @@ import torch
 from torch._decomp import decomposition_table
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from labs.algebra import Doing, ways
+from labs.dtensor import Partial, Replicate, Shard
+from labs.dtensor.algebra import Doing, ways
+from labs.dtensor.placement import Spec
+from labs.dtensor.rules import RULES
 from labs.mesh import Mesh
-from labs.placement import Partial, Replicate, Shard, Spec
-from labs.rules import RULES
 
 aten = torch.ops.aten
 R, P, S0, S1 = Replicate(), Partial(), Shard(0), Shard(1)

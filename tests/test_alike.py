@@ -8,12 +8,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from labs.alike import Some
+from labs.dtensor import Replicate, Shard
 from labs.kit.launch import run
 from labs.mesh import Mesh
 from labs.model import GPT, Config
-from labs.placement import Replicate, Shard
 from labs.tp import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, gpt_plan, parallelize
+from labs.tp.alike import Some
 
 SMALL = Config(vocab=23, dim=24, depth=1, heads=6, kv_heads=3, hidden=41, context=16)
 WHOLE, SEQUENCE = Replicate(), Shard(1)

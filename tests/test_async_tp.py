@@ -1,4 +1,4 @@
-"""Reference: gather, multiply, scatter one after the other (labs.conjugate)."""
+"""Reference: gather, multiply, scatter one after the other (labs.tp.conjugate)."""
 
 import re
 
@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from labs.async_tp import gather_linear, linear_scatter
-from labs.conjugate import gather, scatter
 from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.mesh import Mesh
+from labs.tp.async_tp import gather_linear, linear_scatter
+from labs.tp.conjugate import gather, scatter
 
 B, T, D, F = 2, 12, 5, 7
 

@@ -18,13 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs.disk import to_file
 from labs.kit import budget as module
 from labs.kit.budget import Recorder, budget
 from labs.kit.launch import RankError, run
+from labs.memory.disk import to_file
+from labs.memory.offload import Offloaded
+from labs.memory.recompute import recompute
 from labs.model import GPT, PRESETS
-from labs.offload import Offloaded
-from labs.recompute import recompute
 from labs.zero import Zero
 
 MiB = 2**20

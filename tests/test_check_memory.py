@@ -1,7 +1,8 @@
 """The checks of notebook 07 against answers that are known to be right, and against wrong ones that are known by name.
 
 Right: the course's own, torch's, and answers that go another way about it.  Wrong: tests/wrong_answers/memory.py.
-The bytes that a check measures are held to the table of labs/recompute.py, which tests/test_recompute.py derives.
+The bytes that a check measures are held to the table of labs/memory/recompute.py, which tests/test_recompute.py
+derives.
 """
 
 import itertools
@@ -14,10 +15,10 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from torch.utils.checkpoint import checkpoint as torchs
 
-from labs import recompute
 from labs.kit import check
+from labs.memory import recompute
+from labs.memory.selective import ATTENTION, MATMULS
 from labs.model import GPT, Config
-from labs.selective import ATTENTION, MATMULS
 from tests.wrong_answers.answers import ANSWERS, let_past
 from tests.wrong_answers.memory import around, checkpoint, halves, itself, layer_bytes, place
 from tests.wrong_answers.together import SEED

@@ -1,6 +1,6 @@
 """The checks of notebook 07b against answers that are known to be right, and against wrong ones that are known by name.
 
-Right: the course's own, that of `labs.offload`, and answers that go another way about it.  Wrong:
+Right: the course's own, that of `labs.memory.offload`, and answers that go another way about it.  Wrong:
 tests/wrong_answers/offload.py.
 """
 

@@ -14,10 +14,10 @@ import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
 from torch.distributed import ReduceOp
 
+from labs.dtensor import Replicate, Shard
 from labs.kit import check
-from labs.placement import Replicate, Shard
-from labs.shares import Keys, Queries
 from labs.tp import ColwiseParallel, Plan, RowwiseParallel, SequenceParallel, gpt_plan
+from labs.tp.shares import Keys, Queries
 from tests.wrong_answers.answers import ANSWERS, let_past
 from tests.wrong_answers.tensor import (
     block_plan,

@@ -15,9 +15,9 @@ from labs import cost
 from labs.cost import Job
 from labs.kit.launch import run
 from labs.kit.record import mark
+from labs.memory.recompute import recompute
+from labs.memory.selective import ATTENTION, MATMULS
 from labs.model import GPT, PRESETS, Config
-from labs.recompute import recompute
-from labs.selective import ATTENTION, MATMULS
 
 GB = 10**9
 CONFIGS = {
@@ -134,7 +134,7 @@ def test_recomputation_leaves_what_was_predicted():
 
 
 def test_recomputation_by_hand():
-    # numbers a token and layer, with D = 24, KE = 8, H = 3, F = 40, as the table of labs.recompute has them
+    # numbers a token and layer, with D = 24, KE = 8, H = 3, F = 40, as the table of labs.memory.recompute has them
     numbers = {"selective": 5 * 24 + 2 * 8 + 3 + 2 * 40, "all but attention": 2 * 24 + 3, "full": 24}
     beside = 4 * 40 * (2 * 24 + 1) + 4 * 40 * (24 + 50) + 2 * 8 * 40 + 4  # last norm, head, tokens, loss
     for name, number in numbers.items():

@@ -15,18 +15,18 @@ import torch.distributed as dist
 from models import GPT3Layer
 
 from labs import cost
-from labs.async_tp import gather_linear, linear_scatter
 from labs.cost import Job
+from labs.dtensor import Replicate, Shard
 from labs.kit.launch import run
 from labs.kit.record import mark
-from labs.kit.rows.tp import torch_tp
+from labs.kit.rows.tp_rows import torch_tp
 from labs.kit.strategies import Training, backward, step, trainable
+from labs.memory.precision import Masters
 from labs.mesh import Mesh
 from labs.model import GPT, PRESETS, Config
-from labs.placement import Replicate, Shard
-from labs.precision import Masters
-from labs.shares import Queries
 from labs.tp import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, gpt_plan, parallelize
+from labs.tp.async_tp import gather_linear, linear_scatter
+from labs.tp.shares import Queries
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-3)
 JOBS = {  # by ranks: config, sequences, micro-batches, precision
@@ -231,7 +231,7 @@ def plan_of(x, sequence):
 
 
 def gather_again(layer, mesh):
-    """Columns and rows by labs.async_tp, which keeps shards, and gathers them once more in backward."""
+    """Columns and rows by labs.tp.async_tp, which keeps shards, and gathers them once more in backward."""
     attention, mlp = layer.attention, layer.mlp
 
     def attend(x):

@@ -17,10 +17,10 @@ from labs.fsdp import fully_shard
 from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.kit.strategies import Training, backward, step, trainable
+from labs.memory.precision import Masters
+from labs.memory.recompute import recompute
 from labs.mesh import Mesh
 from labs.model import GPT, Config
-from labs.precision import Masters
-from labs.recompute import recompute
 from labs.zero import Zero
 
 CONFIGS = {

@@ -1,4 +1,5 @@
-"""labs.disk where files are not what they were: a training goes on bit for bit, or says on all ranks why it does not.
+"""labs.memory.disk where files are not what they were: a training goes on bit for bit, or says on all ranks why it does
+not.
 
 Two ranks train to step 3 and leave their folder; what befalls it is drawn from a seed.  Then the training is taken up
 and taken to step 5.  The reference is the same training with its state in memory.
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from labs.kit.launch import run
-from labs.offload import Offloaded
+from labs.memory.offload import Offloaded
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-2)
 TEXT = "somebody's notes"

@@ -24,7 +24,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
-from labs import collectives, conjugate, pp
+from labs import collectives, pp
+from labs.dtensor import Partial, Replicate, Shard
+from labs.dtensor.placement import Spec
 from labs.kit import draw
 from labs.kit.drawing import palette, plans, timelines
 from labs.kit.drawing.diagrams import sends
@@ -32,8 +34,7 @@ from labs.kit.drawing.figures import finish
 from labs.kit.drawing.tables import short
 from labs.kit.launch import run
 from labs.model import GPT, PRESETS
-from labs.placement import Partial, Replicate, Shard, Spec
-from labs.tp import ColwiseParallel, LossParallel, gpt_plan
+from labs.tp import ColwiseParallel, LossParallel, conjugate, gpt_plan
 from tools import images
 from tools.notebooks import without_noise
 
@@ -341,7 +342,7 @@ def test_images_are_up_to_date(name):
 
 
 def test_a_plan_tells_what_crosses_each_border():
-    """The reference: the table at the head of labs.conjugate, and labs.shares for who has which heads."""
+    """The reference: the table at the head of labs.tp.conjugate, and labs.tp.shares for who has which heads."""
     lines = [line.split() for line in conjugate.__doc__.splitlines()]
     table = {words[0]: words[-2:] for words in lines if words and words[0] in plans.BORDERS and len(words) == 7}
     for name, (forward, backward) in plans.BORDERS.items():

@@ -22,11 +22,11 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from labs import dtensor as ours
+from labs.dtensor.placement import Spec
+from labs.dtensor.redistribute import plan
 from labs.kit.launch import RankError, run
 from labs.kit.record import mark
 from labs.mesh import Mesh
-from labs.placement import Spec
-from labs.redistribute import plan
 
 NAMES = ("dp", "tp")
 

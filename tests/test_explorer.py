@@ -17,7 +17,7 @@ from labs import cost
 from labs.kit import play
 from labs.kit.drawing import cards
 from labs.kit.drawing.palette import KINDS
-from labs.kit.explorers import memory as explorer
+from labs.kit.explorers import stages_of_zero as explorer
 from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.model import GPT, PRESETS

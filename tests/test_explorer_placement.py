@@ -13,14 +13,14 @@ import pytest
 import torch
 from test_draw import boxes
 
-from labs.dtensor import DTensor
+from labs.dtensor import DTensor, Partial, Replicate, Shard
+from labs.dtensor.placement import Spec
 from labs.kit import play
 from labs.kit.drawing.blocks import sentences
-from labs.kit.explorers import placement as explorer
+from labs.kit.explorers import layouts as explorer
 from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.mesh import Mesh
-from labs.placement import Partial, Replicate, Shard, Spec
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or each rank imports matplotlib with it
 

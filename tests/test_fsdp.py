@@ -23,12 +23,11 @@ from torch.utils.checkpoint import checkpoint
 from labs import ddp
 from labs.clip import clip_gradients
 from labs.dtensor import DTensor, Shard, distribute_tensor
-from labs.fsdp import fully_shard
+from labs.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.mesh import Mesh
 from labs.model import GPT, PRESETS
-from labs.sharded import CPUOffloadPolicy, MixedPrecisionPolicy
 from labs.zero import Zero
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-2)

@@ -5,7 +5,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs.group import Order, all_gather, fingerprint, reduce_scatter, require_equal_replicas
+from labs.agree import Order, fingerprint, require_equal_replicas
+from labs.group import all_gather, reduce_scatter
 from labs.kit.launch import RankError, run
 
 

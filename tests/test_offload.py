@@ -1,4 +1,4 @@
-"""labs.offload and labs.disk against the same training with its state in memory, bit by bit.
+"""labs.memory.offload and labs.memory.disk against the same training with its state in memory, bit by bit.
 
 Crashes are real: a rank kills itself in the middle of a step, at each of the moments between two looks at the disk,
 and what a new process finds in the folder goes on as if nothing had been.  Memory is what the kernel tells of the
@@ -22,12 +22,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs import disk, offload
-from labs.disk import Disk, mapped, to_file
 from labs.kit.launch import RankError, run
+from labs.memory import disk, offload
+from labs.memory.disk import Disk, mapped, to_file
+from labs.memory.offload import Offloaded
+from labs.memory.precision import Masters
 from labs.model import GPT, PRESETS
-from labs.offload import Offloaded
-from labs.precision import Masters
 from labs.zero import Zero
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-2)

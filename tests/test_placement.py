@@ -1,4 +1,4 @@
-"""labs.placement against torch.chunk, and torch's own arithmetic of blocks, for every place of every mesh."""
+"""labs.dtensor.placement against torch.chunk, and torch's own arithmetic of blocks, for every place of every mesh."""
 
 from itertools import product
 from math import prod
@@ -6,7 +6,8 @@ from math import prod
 import pytest
 import torch
 
-from labs.placement import Block, Partial, Replicate, Shard, Spec, normalised, piece, whole_shape
+from labs.dtensor import Partial, Replicate, Shard
+from labs.dtensor.placement import Block, Spec, normalised, piece, whole_shape
 
 R, P, S0, S1 = Replicate(), Partial(), Shard(0), Shard(1)
 

@@ -17,11 +17,11 @@ from torch.utils.checkpoint import checkpoint
 
 from labs import fsdp, native
 from labs.kit.launch import run
+from labs.memory.recompute import recompute
 from labs.mesh import Mesh
 from labs.model import GPT
 from labs.pp import SCHEDULES, B, F, Pipeline, cut, read_csv
 from labs.pp.checker import stages_of
-from labs.recompute import recompute
 
 WIDTH, M = 6, 4
 

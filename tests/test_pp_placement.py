@@ -1,4 +1,4 @@
-"""labs.pp.placement.
+"""labs.pp.one_process.
 
 References: the same model on one device, bit by bit; for the lists, that only one rank ever works.
 """
@@ -14,7 +14,7 @@ from test_pp import SMALL, batch, expected, largest_difference, piped
 from labs.kit.launch import run
 from labs.model import GPT
 from labs.pp import alive, cut, simulate
-from labs.pp.placement import Placed, naive
+from labs.pp.one_process import Placed, naive
 
 GPUS = [f"cuda:{number % torch.cuda.device_count()}" for number in range(3)] if torch.cuda.is_available() else None
 

@@ -1,4 +1,5 @@
-"""labs.precision against torch's own AdamW and SGD in float32, which are fed the same gradients, cast: bit by bit.
+"""labs.memory.precision against torch's own AdamW and SGD in float32, which are fed the same gradients, cast: bit by
+bit.
 
 Across ranks the reference is one process in the same precision, which adds up the gradients of every rank's part in
 the order of the ranks. For the loss scale it is arithmetic by hand.
@@ -15,8 +16,8 @@ from labs import ddp
 from labs.clip import clip_gradients
 from labs.kit.launch import run
 from labs.kit.record import mark
+from labs.memory.precision import LossScale, Masters
 from labs.model import GPT, Config
-from labs.precision import LossScale, Masters
 from labs.zero import Zero
 
 OPTIMIZERS = {

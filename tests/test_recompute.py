@@ -1,4 +1,5 @@
-"""labs.recompute and labs.selective: the same model without them, and beside it torch.utils.checkpoint on its layers.
+"""labs.memory.recompute and labs.memory.selective: the same model without them, and beside it torch.utils.checkpoint on
+its layers.
 
 Computing twice is no reason to compute anything else: gradients must be equal bit by bit, with dropout inside.  Bytes
 are those that StorageWatch sees (it was held against the allocator in test_memory.py), torch's own checkpointing and
@@ -20,9 +21,9 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.kit.watch.memory import StorageWatch, timeline
+from labs.memory.recompute import checkpoint, recompute
+from labs.memory.selective import ATTENTION, MATMULS
 from labs.model import GPT, PRESETS, Layer
-from labs.recompute import checkpoint, recompute
-from labs.selective import ATTENTION, MATMULS
 from labs.zero import Zero
 
 TINY = PRESETS["tiny"]
@@ -317,7 +318,7 @@ def test_activations_go_with_their_graph_and_only_the_module_waits_for_gc(traine
         del loss
         assert tensors_alive() == before
         del layer
-        assert there() is not None, "no cycle any more: the head of labs/recompute.py says otherwise"
+        assert there() is not None, "no cycle any more: the head of labs/memory/recompute.py says otherwise"
     finally:
         gc.enable()
     gc.collect()

@@ -1,4 +1,5 @@
-"""labs.redistribute: what it says that it sends, against the recorder and the textbook; numbers against the whole.
+"""labs.dtensor.redistribute: what it says that it sends, against the recorder and the textbook; numbers against the
+whole.
 
 That its plans are torch's, step by step, is in test_dtensor.
 """
@@ -9,11 +10,12 @@ from math import prod
 import pytest
 import torch
 
+from labs.dtensor import Partial, Replicate, Shard
+from labs.dtensor.placement import Spec
+from labs.dtensor.redistribute import MOVES, plan, redistribute, sent
 from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.mesh import Mesh
-from labs.placement import Partial, Replicate, Shard, Spec
-from labs.redistribute import MOVES, plan, redistribute, sent
 
 R, P, S0, S1 = Replicate(), Partial(), Shard(0), Shard(1)
 
@@ -86,9 +88,9 @@ def test_the_textbooks_formulas_are_its_limit(ranks):
 
 
 def test_the_table_is_the_docstrings():
-    import labs.redistribute
+    import labs.dtensor.redistribute
 
-    said = [line.split() for line in labs.redistribute.__doc__.splitlines()]
+    said = [line.split() for line in labs.dtensor.redistribute.__doc__.splitlines()]
     for line in repr(MOVES).splitlines():
         assert line.split() in said
 

@@ -17,14 +17,13 @@ from torch.utils.checkpoint import checkpoint
 
 from labs import native
 from labs.ddp import Overlapped
+from labs.dtensor import Partial, Replicate, Shard
 from labs.fsdp import fully_shard
 from labs.kit.launch import RankError, run
 from labs.kit.record import mark
+from labs.memory.recompute import recompute
 from labs.mesh import Mesh
 from labs.model import GPT, Config
-from labs.placement import Partial, Replicate, Shard
-from labs.recompute import recompute
-from labs.shares import Keys, Queries
 from labs.tp import (
     ColwiseParallel,
     LossParallel,
@@ -37,6 +36,7 @@ from labs.tp import (
     parallelize,
     placements,
 )
+from labs.tp.shares import Keys, Queries
 from labs.zero import Zero
 from tests.models import Brought
 
@@ -739,9 +739,9 @@ def bad_plans():
 
 def bad_layouts():
     for end, layout, gives in (
-        ("input_layouts", Partial(), "Replicate() or Shard(dim), of labs.placement"),
-        ("output_layouts", Shard(1), "Replicate() or Shard(-1), of labs.placement"),
-        ("input_layouts", placement_types.Shard(1), "Replicate() or Shard(dim), of labs.placement"),
+        ("input_layouts", Partial(), "Replicate() or Shard(dim), of labs.dtensor.placement"),
+        ("output_layouts", Shard(1), "Replicate() or Shard(-1), of labs.dtensor.placement"),
+        ("input_layouts", placement_types.Shard(1), "Replicate() or Shard(dim), of labs.dtensor.placement"),
     ):
         text = f"'head' has ColwiseParallel({end}={layout!r}): give {gives}"
         refuse(lambda end=end, layout=layout: split({"head": ColwiseParallel(**{end: layout})}), text)

@@ -32,8 +32,8 @@ from torch.utils.checkpoint import checkpoint
 from labs.clip import clip_gradients
 from labs.kit.launch import RankError, run
 from labs.kit.record import mark
+from labs.memory.precision import Masters
 from labs.model import GPT, Config, initial_value
-from labs.precision import Masters
 from labs.zero import Zero
 
 STAGES = (1, 2, 3)

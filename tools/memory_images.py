@@ -269,8 +269,8 @@ def chain(canvas: Canvas, top: float, half: list, told: bool) -> None:
 
 
 LAYERS = 4
-# Of a layer's activations (labs.recompute, for dim 64, 4 heads, 2 of keys and values, hidden 160): what is kept until
-# backward, and how much of a forward is computed again.
+# Of a layer's activations (labs.memory.recompute, for dim 64, 4 heads, 2 of keys and values, hidden 160): what is kept
+# until backward, and how much of a forward is computed again.
 KEPT = {
     "none": (1286 / 1286, 0.0),
     "selective": (708 / 1286, 0.3),

@@ -93,7 +93,7 @@ ROWS = {
     "tensor parallel": (("whole", "whole"), ("copy", "reduce")),
     "with sequence parallelism": (("tokens", "tokens"), ("gather", "scatter")),
 }
-SENDS = {  # forward, backward: labs.conjugate
+SENDS = {  # forward, backward: labs.tp.conjugate
     "copy": ("–", "all-reduce"),
     "reduce": ("all-reduce", "–"),
     "gather": ("all-gather", "reduce-scatter"),

@@ -32,9 +32,36 @@ All names are at hand as `cost.name`. (No function has the name of a file, so th
 
 # ruff: noqa: F401
 
-from labs.cost.autograd import activations, korthikanti, layer_activations, layer_terms, most_activations
+from labs.cost.bytes_held import (
+    FLOAT,
+    INDEX,
+    PIE,
+    Held,
+    Layer,
+    MiB,
+    Moment,
+    Prediction,
+    bytes_held,
+    gpt_layers,
+    held,
+    optimizer_state,
+    optimizer_step,
+    parameter_sizes,
+)
 from labs.cost.cluster import CARD, FLOPS, LINKS, MEMORY, NODE, LinkClass, all_gather_seconds, all_reduce_seconds
-from labs.cost.collectives import (
+from labs.cost.data_parallel import buckets, ddp, ddp_sent
+from labs.cost.fit import per_rank, smallest_ranks
+from labs.cost.fully_sharded import fsdp, fully_shard_sent
+from labs.cost.generation import LINK_CLASSES, Token, kv_cache, token_seconds, token_sent
+from labs.cost.job import RECOMPUTE, Job
+from labs.cost.pipeline import pipelining, pp
+from labs.cost.saved_tensors import activations, korthikanti, layer_activations, layer_terms, most_activations
+from labs.cost.sense import checked
+from labs.cost.split import Share, share
+from labs.cost.tensor_parallel import fsdp_tp, tp, tp_calls, tp_sent
+from labs.cost.torch_sharding import fully_shard, zero_redundancy, zero_redundancy_sent
+from labs.cost.torch_split import fully_shard_tp, parallelize_module
+from labs.cost.traffic import (
     Traffic,
     all_gather,
     all_reduce,
@@ -52,33 +79,6 @@ from labs.cost.collectives import (
     ring_seconds,
     tree_seconds,
 )
-from labs.cost.data_parallel import buckets, ddp, ddp_sent
-from labs.cost.fit import per_rank, smallest_ranks
-from labs.cost.fully_sharded import fsdp, fully_shard_sent
-from labs.cost.generation import LINK_CLASSES, Token, kv_cache, token_seconds, token_sent
-from labs.cost.job import RECOMPUTE, Job
-from labs.cost.memory import (
-    FLOAT,
-    INDEX,
-    PIE,
-    Held,
-    Layer,
-    MiB,
-    Moment,
-    Prediction,
-    bytes_held,
-    gpt_layers,
-    held,
-    optimizer_state,
-    optimizer_step,
-    parameter_sizes,
-)
-from labs.cost.native import fully_shard, zero_redundancy, zero_redundancy_sent
-from labs.cost.native_split import fully_shard_tp, parallelize_module
-from labs.cost.pipeline import pipelining, pp
-from labs.cost.sense import checked
-from labs.cost.split import Share, share
-from labs.cost.tensor_parallel import fsdp_tp, tp, tp_calls, tp_sent
 from labs.cost.zero_stages import zero, zero_limit, zero_sent
 
 # What is handed out looks at what it is given; among themselves the formulas trust each other.

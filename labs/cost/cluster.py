@@ -10,14 +10,14 @@ are best cases, as makers and models give them; a real cluster reaches only a pa
 Sources: [H100] NVIDIA's data sheet (2023), SXM; [NCCL] its own model of latencies, src/graph/tuning.cc, the same in
 NCCL 2.20 (2024) and 2.28 (2025), protocol LL; [Larsen] et al. 2009, "Architectural Breakdown of End-to-End Latency in a
 TCP/IP Network"; [Llama] Llama Team 2024, arXiv 2407.21783, section 3.3 and table 4; [Thakur] as in
-`labs.cost.collectives`.
+`labs.cost.traffic`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from labs.cost.collectives import doubling_seconds, ring_seconds, tree_seconds
 from labs.cost.sense import checked
+from labs.cost.traffic import doubling_seconds, ring_seconds, tree_seconds
 
 NODE = 8  # GPUs that share NVLink [Llama]
 CARD = 80e9  # bytes that an H100 holds [H100]

@@ -6,10 +6,7 @@ Source: [DDP] Li et al. 2020, arXiv 2006.15704, section 3.2.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from labs.cost.autograd import Part, backward
-from labs.cost.collectives import all_reduce, all_reduce_limit
-from labs.cost.job import Job
-from labs.cost.memory import (
+from labs.cost.bytes_held import (
     FLOAT,
     Held,
     MiB,
@@ -20,6 +17,9 @@ from labs.cost.memory import (
     optimizer_step,
     parameter_sizes,
 )
+from labs.cost.job import Job
+from labs.cost.saved_tensors import Part, backward
+from labs.cost.traffic import all_reduce, all_reduce_limit
 
 
 def buckets(sizes: Sequence[int], variant: str, bucket_bytes: int = 25 * MiB) -> list[int]:

@@ -21,9 +21,7 @@ from fractions import Fraction
 from itertools import chain
 from math import prod
 
-from labs.cost.collectives import all_gather, all_reduce, reduce_scatter
-from labs.cost.job import Job
-from labs.cost.memory import (
+from labs.cost.bytes_held import (
     FLOAT,
     INDEX,
     Held,
@@ -37,8 +35,10 @@ from labs.cost.memory import (
     optimizer_step,
     parameter_sizes,
 )
+from labs.cost.job import Job
 from labs.cost.split import chunk
 from labs.cost.split_activations import ends_of_forward, parts_of
+from labs.cost.traffic import all_gather, all_reduce, reduce_scatter
 
 
 def fsdp(job: Job, reshard_after_forward: bool = True, replicas: int = 1, itemsize: int = FLOAT) -> Prediction:

@@ -22,10 +22,10 @@ links, those of `labs.cost.cluster`.
 
 from dataclasses import dataclass
 
+from labs.cost.bytes_held import FLOAT, parameter_sizes
 from labs.cost.cluster import FLOPS, LINKS, MEMORY, LinkClass, all_gather_seconds, all_reduce_seconds
-from labs.cost.collectives import Traffic, all_gather, all_reduce
-from labs.cost.memory import FLOAT, parameter_sizes
 from labs.cost.split import share
+from labs.cost.traffic import Traffic, all_gather, all_reduce
 
 
 def kv_cache(config, tokens: int, batch: int = 1, ranks: int = 1, itemsize: int = FLOAT, rank: int = 0) -> int:

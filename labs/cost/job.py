@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from labs.cost.memory import FLOAT, bytes_of
+from labs.cost.bytes_held import FLOAT, bytes_of
 from labs.cost.sense import checked
 from labs.cost.split import Share, share
 
@@ -27,7 +27,7 @@ class Job:
     context         tokens of a sequence; the config's, if None
     accumulation    micro-batches in a step, each of `batch` sequences
     precision       a name in PIE
-    recompute       a name in RECOMPUTE: what of a layer is computed again (`labs.recompute`)
+    recompute       a name in RECOMPUTE: what of a layer is computed again (`labs.memory.recompute`)
     fused_norms     RMSNorm is one kernel, which keeps less (CUDA)
     """
 

@@ -15,8 +15,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from labs.cost.job import Job
-from labs.cost.memory import (
+from labs.cost.bytes_held import (
     FLOAT,
     INDEX,
     Held,
@@ -26,7 +25,8 @@ from labs.cost.memory import (
     optimizer_state,
     optimizer_step,
 )
-from labs.cost.stages import Stage, stages_of
+from labs.cost.job import Job
+from labs.cost.pipeline_stages import Stage, stages_of
 
 Plan = Sequence[Any]  # instructions, and messages between them
 

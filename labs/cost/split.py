@@ -10,7 +10,7 @@ those than ranks, neighbours have the same one.
 from dataclasses import dataclass
 from typing import Any
 
-from labs.cost.collectives import piece
+from labs.cost.traffic import piece
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""What waits for the backward on a tensor-parallel rank, and what is alive as it passes: as `labs.cost.autograd` of its
-share, and with what crosses the borders of split layers.
+"""What waits for the backward on a tensor-parallel rank, and what is alive as it passes: as `labs.cost.saved_tensors`
+of its share, and with what crosses the borders of split layers.
 
     split_activations(job)      by term
     split_backward(job)         part after part
@@ -10,7 +10,9 @@ The job is one of the rank by itself: its config is a `labs.cost.split.Share`.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from labs.cost.autograd import (
+from labs.cost.bytes_held import FLOAT, INDEX, Moment, gpt_layers
+from labs.cost.job import Job
+from labs.cost.saved_tensors import (
     Part,
     Within,
     activations,
@@ -20,8 +22,6 @@ from labs.cost.autograd import (
     within_layer,
     within_norm,
 )
-from labs.cost.job import Job
-from labs.cost.memory import FLOAT, INDEX, Moment, gpt_layers
 from labs.cost.split import Share
 
 

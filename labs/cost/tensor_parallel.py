@@ -27,12 +27,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from labs.cost import collectives
-from labs.cost.collectives import all_reduce_limit
-from labs.cost.data_parallel import in_backward
-from labs.cost.fully_sharded import fsdp
-from labs.cost.job import Job
-from labs.cost.memory import (
+from labs.cost import traffic
+from labs.cost.bytes_held import (
     FLOAT,
     INDEX,
     Held,
@@ -42,8 +38,12 @@ from labs.cost.memory import (
     optimizer_step,
     parameter_sizes,
 )
+from labs.cost.data_parallel import in_backward
+from labs.cost.fully_sharded import fsdp
+from labs.cost.job import Job
 from labs.cost.split import dealt_heads, share
 from labs.cost.split_activations import split_backward, split_ends_of_forward
+from labs.cost.traffic import all_reduce_limit
 
 
 def tp(job: Job, sequence_parallel: bool = False) -> Prediction:
@@ -87,7 +87,7 @@ def tp_calls(job: Job, sequence_parallel: bool = False) -> Iterator[Call]:
     require_equal_shards(job, sequence_parallel)
 
     def call(part: str, phase: str, op: str, n: int, times: int = 1, itemsize: int = job.itemsize, among: int = ranks):
-        return Call(part, phase, op, times, itemsize * getattr(collectives, op)(n, among, rank % among).elements)
+        return Call(part, phase, op, times, itemsize * getattr(traffic, op)(n, among, rank % among).elements)
 
     for part, border, times in SPLIT if ranks > 1 else ():
         for phase, op in (IN_SHARDS if sequence_parallel else WHOLE)[border].items():

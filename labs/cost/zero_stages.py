@@ -16,11 +16,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
 
-from labs.cost.autograd import backward
-from labs.cost.collectives import all_gather, reduce_scatter
-from labs.cost.data_parallel import ddp_moments
-from labs.cost.job import Job
-from labs.cost.memory import (
+from labs.cost.bytes_held import (
     FLOAT,
     Held,
     Layer,
@@ -31,6 +27,10 @@ from labs.cost.memory import (
     optimizer_step,
     parameter_sizes,
 )
+from labs.cost.data_parallel import ddp_moments
+from labs.cost.job import Job
+from labs.cost.saved_tensors import backward
+from labs.cost.traffic import all_gather, reduce_scatter
 
 CHECKSUM = 8  # bytes, from each rank
 

@@ -20,11 +20,11 @@ from labs.kit.drawing.charts import chart, mesh
 from labs.kit.drawing.diagrams import after, messages, own, pieces, sends, step
 from labs.kit.drawing.figures import bars, curves
 from labs.kit.drawing.formulas import formula, term
+from labs.kit.drawing.gantt import schedule
 from labs.kit.drawing.memories import memory
 from labs.kit.drawing.palette import KINDS, TIMELINE
 from labs.kit.drawing.picture import Drawing, Figure
 from labs.kit.drawing.plans import plan
-from labs.kit.drawing.schedules import schedule
 from labs.kit.drawing.svg import Canvas
 from labs.kit.drawing.tables import Ledger, Table, ledger, size, table, traffic
 from labs.kit.drawing.timelines import timeline

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from labs.fsdp.parameter_group import ParameterGroup
 from labs.kit.checks.pencil.kinds import by_kind
 from labs.kit.checks.pencil.step_seconds import slots
-from labs.parameter_group import ParameterGroup
 
 
 def unshard_with(unshard: Callable[..., Any], reshard: Callable[..., Any]) -> None:

@@ -29,13 +29,13 @@ from labs.kit import draw
 from labs.kit.drawing.diagrams import Holdings, Message, by_round
 from labs.kit.drawing.figures import window
 from labs.kit.drawing.formulas import Captioned
-from labs.kit.explorers import algorithms, placement
+from labs.kit.explorers import algorithms, layouts
 from labs.kit.explorers import links as wires
-from labs.kit.explorers import memory as explorer
 from labs.kit.explorers import microbatches as moment
 from labs.kit.explorers import schedule as pipeline
-from labs.kit.explorers import tensor_parallel as split
-from labs.kit.explorers.prefetch import picture as timeline_and_memory
+from labs.kit.explorers import split_block as split
+from labs.kit.explorers import stages_of_zero as explorer
+from labs.kit.explorers.ahead import picture as timeline_and_memory
 from labs.model import PRESETS, Config
 from labs.pp.instructions import Lists
 from labs.pp.simulation import Cost, simulate
@@ -200,7 +200,7 @@ def memory(measured: Mapping[str, Any] | None = None, config: Config | None = No
     measured: what a job of your own held, by name, for thin bars that stay as they are: a recording of memory (a steady
     step of rank 0), or bytes by kind and "peak"; "DDP", "stage 1", ... stand below the formula's bar of that name.
     config: the shape of that job's model, which is then the first in the menu, as "yours".
-    begin: where controls stand at first, by the names of `labs.kit.explorers.memory.CONTROLS`; `batch` is the
+    begin: where controls stand at first, by the names of `labs.kit.explorers.stages_of_zero.CONTROLS`; `batch` is the
     sequences of a rank's micro-batch, `context` their tokens.
     Raises ValueError for a control that does not exist, or a value that it does not have.
     """
@@ -215,13 +215,13 @@ def memory(measured: Mapping[str, Any] | None = None, config: Config | None = No
 def placements(**begin: str) -> Explorer:
     """Who holds which block of a tensor before and after a redistribution, its collectives, and what a rank sends.
 
-    begin: where controls stand at first, by the names of `labs.kit.explorers.placement.CONTROLS`, spaces as
+    begin: where controls stand at first, by the names of `labs.kit.explorers.layouts.CONTROLS`, spaces as
     underscores: placements(mesh="4", from_a="Shard(0)").
     Raises ValueError for a control that does not exist, or a value that it does not have.
     """
     begin = {name.replace("_", " "): value for name, value in begin.items()}
-    controls = begun("placement", placement.CONTROLS, placement.BEGIN, begin)
-    explorer = Explorer(placement.picture, controls)
+    controls = begun("placement", layouts.CONTROLS, layouts.BEGIN, begin)
+    explorer = Explorer(layouts.picture, controls)
     one, other = list(controls.values())[::2], list(controls.values())[1::2]
     pairs = zip(one, other, strict=True)  # tensor and mesh, from a and b, to a and b: wherever the row breaks
     explorer.children[0].children = [ipywidgets.VBox(pair) for pair in pairs]
@@ -231,7 +231,7 @@ def placements(**begin: str) -> Explorer:
 def tensor_parallel(**begin: Any) -> Explorer:
     """Which slice of each matrix of a GPT lies on which rank, where collectives sit, what rank 0 sends and holds.
 
-    begin: where controls stand at first, by the names of `labs.kit.explorers.tensor_parallel.CONTROLS`.
+    begin: where controls stand at first, by the names of `labs.kit.explorers.split_block.CONTROLS`.
     Raises ValueError for a control that does not exist, or a value that it does not have.
     """
     return Explorer(split.picture, begun("tensor-parallel", split.CONTROLS, split.BEGIN, begin))

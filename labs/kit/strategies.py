@@ -14,11 +14,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from labs.kit.record import mark
-from labs.kit.rows.ddp import DDP, ONE_DEVICE, average_with
-from labs.kit.rows.fsdp import FSDP
-from labs.kit.rows.pp import PP
+from labs.kit.rows.ddp_rows import DDP, ONE_DEVICE, average_with
+from labs.kit.rows.fsdp_rows import FSDP
+from labs.kit.rows.pp_rows import PP
 from labs.kit.rows.row import Strategy
-from labs.kit.rows.tp import TP
+from labs.kit.rows.tp_rows import TP
 from labs.kit.training import ADAMW, Batch, Training, backward, replicated, step, trainable
 from labs.mesh import Mesh
 

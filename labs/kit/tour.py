@@ -36,12 +36,12 @@ from tqdm import tqdm
 
 from labs.cost import Job, Prediction
 from labs.data import Batches, Corpus, corpus
-from labs.grid import equation
 from labs.kit import draw
 from labs.kit.drawing.palette import NAMES
 from labs.kit.launch import MOST_RANKS, RankError, Results, run
 from labs.kit.ranks.devices import devices_for
 from labs.kit.strategies import ADAMW, ONE_DEVICE, STRATEGIES, Batch, Strategy, train
+from labs.mesh.grid import equation
 from labs.model import GPT, PRESETS, Config, parameters
 
 KINDS = (*draw.KINDS, "peak")

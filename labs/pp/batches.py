@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from labs.group import everybodys, fingerprint
+from labs.agree import everybodys, fingerprint
 
 Told = tuple[torch.Size, str] | None  # of an x or y: its shape and its fingerprint
 
@@ -47,10 +47,10 @@ class Batches:
     def agreed(self, x: Tensor | None, y: Tensor | None) -> int:
         """How many there are.  All ranks look at what all were given, so they raise the same, or nothing."""
         mine = [None if batch is None else (batch.shape, fingerprint(batch)) for batch in (x, y)]
-        ranks, told = everybodys(mine, self.group)
+        told = everybodys(mine, self.group)
         sizes = [
-            self.size_of(name, dict(zip(ranks, given, strict=True)), ranks[end])
-            for name, given, end in zip("xy", zip(*told, strict=True), self.ends, strict=True)
+            self.size_of("xy"[i], {rank: given[i] for rank, given in told.items()}, [*told][end])
+            for i, end in enumerate(self.ends)
         ]
         if sizes[0] != sizes[1]:
             raise ValueError(

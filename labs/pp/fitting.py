@@ -15,31 +15,34 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
 
-from labs.group import everybodys
+from labs.agree import first_difference, require_same
 from labs.pp.checker import stages_of
 from labs.pp.instructions import Lists
 
 
 def require_alike(lists: Lists, group: ProcessGroup | None) -> None:
-    ranks, (first, *others) = everybodys(repr([*map(list, lists)]), group)
-    for rank, other in zip(ranks[1:], others, strict=True):
-        if other != first:
-            raise ValueError(
-                f"ranks {ranks[0]} and {rank} were given different schedules: give all of them the same lists"
-            )
+    require_same(
+        repr([*map(list, lists)]),
+        group,
+        lambda rank, its, other, others: (
+            f"ranks {rank} and {other} were given different schedules: give all of them the same lists"
+        ),
+    )
 
 
 def require_same(stages: Sequence[nn.Module], group: ProcessGroup | None) -> None:
     """Compare their parameters' names, and whether these are trained: a rank may have split or sharded its own."""
     mine = [{name: p.requires_grad for name, p in stage.named_parameters()} for stage in stages]
-    ranks, (first, *others) = everybodys(mine, group)
-    for rank, other in zip(ranks[1:], others, strict=True):
-        for number, (a, b) in enumerate(zip_longest(first, other, fillvalue={})):
-            if differing := [name for name in a | b if a.get(name) != b.get(name)]:
-                raise ValueError(
-                    f"stage {number} is not the same on ranks {ranks[0]} and {rank}, where {differing[0]!r} is missing "
-                    "or frozen on one of them: cut the same model in the same way on all ranks"
-                )
+
+    def sentence(rank: int, its: list[dict[str, bool]], other: int, others: list[dict[str, bool]]) -> str:
+        stages = enumerate(zip_longest(its, others, fillvalue={}))
+        number, name = next((number, first_difference(a, b)) for number, (a, b) in stages if a != b)
+        return (
+            f"stage {number} is not the same on ranks {rank} and {other}, where {name!r} is missing or frozen on one of "
+            "them: cut the same model in the same way on all ranks"
+        )
+
+    require_same(mine, group, sentence)
 
 
 def require_fitting(stages: Sequence[nn.Module], lists: Lists, group: ProcessGroup | None) -> None:

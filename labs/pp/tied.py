@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import P2POp, ProcessGroup
 
-from labs.group import require_equal
+from labs.agree import require_equal
 
 
 class Tied:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from labs.group import all_gather, reduce_scatter
 from labs.mesh import Mesh
-from labs.placement import Partial, Replicate, Shard
+from labs.dtensor import Partial, Replicate, Shard
 
 # ============================================================ neighbours: right
 

@@ -5,18 +5,11 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from labs.conjugate import Border
-from labs.placement import Partial, Replicate, Shard
-from labs.redistribute import Line
-from labs.shares import Keys, Queries
-from labs.tp import (
-    ColwiseParallel,
-    Plan,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    gpt_plan,
-)
+from labs.tp.conjugate import Border
+from labs.dtensor import Partial, Replicate, Shard
+from labs.dtensor.redistribute import Line
+from labs.tp.shares import Keys, Queries
+from labs.tp import ColwiseParallel, Plan, PrepareModuleInput, RowwiseParallel, SequenceParallel, gpt_plan
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 NAMES = ("conjugate", "row_linear", "deal_heads", "split_loss", "block_plan")

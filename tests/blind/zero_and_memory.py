@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from labs import recompute
+from labs.memory import recompute
 from labs.group import all_gather, reduce_scatter
-from labs.selective import ATTENTION, MATMULS
+from labs.memory.selective import ATTENTION, MATMULS
 
 RIGHT, WRONG = {}, {}
 

@@ -11,8 +11,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint as torchs
 
-from labs import recompute
-from labs.selective import ATTENTION, MATMULS
+from labs.memory import recompute
+from labs.memory.selective import ATTENTION, MATMULS
 from tests.wrong_answers.answers import wrong
 
 # ---- right ones, which those below spoil -----------------------------------------------------------------

@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import pad
 
+from labs.dtensor import Partial, Replicate, Shard
 from labs.group import reduce_scatter
-from labs.placement import Partial, Replicate, Shard
 from tests.wrong_answers.answers import wrong
 
 R, P, S = Replicate(), Partial(), Shard(0)

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch.distributed import ReduceOp
 from torch.distributed.nn import functional as differentiable
 
-from labs.placement import Replicate, Shard
-from labs.shares import Keys, Queries
+from labs.dtensor import Replicate, Shard
 from labs.tp import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, gpt_plan
+from labs.tp.shares import Keys, Queries
 from tests.wrong_answers import answers
 
 

@@ -10,10 +10,10 @@ Each rank shows the outline of the whole tensor and, filled, the block that it h
 from collections.abc import Sequence
 from itertools import product
 
+from labs.dtensor.placement import Block, Spec
 from labs.kit.drawing.palette import MUTED, RANKS
 from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas, width_of
-from labs.placement import Block, Spec
 
 WIDE, HIGH = 88, 74  # pixels that the outline of a tensor may take
 CELL = (WIDE + 22, HIGH + 50)

@@ -13,25 +13,17 @@ from typing import Any
 
 from torch import nn
 
+from labs.dtensor import Partial, Placement, Replicate
 from labs.kit.drawing.palette import INK, MUTED, RANKS, SOFT
 from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas, width_of
-from labs.placement import Partial, Placement, Replicate
-from labs.shares import Cut
-from labs.styles import (
-    ColwiseParallel,
-    LossParallel,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    Style,
-    border,
-)
-from labs.tp import Plan
+from labs.tp import ColwiseParallel, LossParallel, Plan, PrepareModuleInput, RowwiseParallel, SequenceParallel
+from labs.tp.shares import Cut
+from labs.tp.styles import Style, border
 
 WIDE, HIGH, LOW, APART, TOP = 64, 40, 20, 10, 60  # pixels: of a weight, of a row without, between rows, of the head
 RULE, SENT = "#D0D4D9", "#A84800"  # what is sent, dark enough to be read
-BORDERS = {  # labs.conjugate: what each sends forward, and its gradient backward
+BORDERS = {  # labs.tp.conjugate: what each sends forward, and its gradient backward
     "copy": ("", "all-reduce"),
     "reduce": ("all-reduce", ""),
     "gather": ("all-gather", "reduce-scatter"),
@@ -143,7 +135,7 @@ def crossing(row: Row, module: nn.Module, inside: bool) -> Row:
 
 
 def name_of(source: Placement, target: Placement) -> str:
-    """Of the border between them, in labs.conjugate."""
+    """Of the border between them, in labs.tp.conjugate."""
     return border(source, target, None).func.__name__
 
 

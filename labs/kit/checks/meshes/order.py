@@ -19,6 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from labs.dtensor import Partial, Placement, Replicate, Shard
+from labs.dtensor.placement import Spec
+from labs.dtensor.redistribute import Line, Step
 from labs.kit.checks import case as shared
 from labs.kit.checks.answer import Mistake, Wrong, answered, refuse, show
 from labs.kit.checks.case import Outcome, close
@@ -26,8 +29,6 @@ from labs.kit.checks.job import job, noted
 from labs.kit.checks.left import AFTERMATH, Aftermath
 from labs.kit.record import mark
 from labs.mesh import Mesh
-from labs.placement import Partial, Placement, Replicate, Shard, Spec
-from labs.redistribute import Line, Step
 
 SLACK = 1.1
 BUDGET = (16, 12)  # the shape whose bytes stand in the line of success

@@ -23,6 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from labs.dtensor import Partial, Placement, Replicate
+from labs.dtensor.placement import Spec
+from labs.dtensor.redistribute import redistribute
 from labs.kit.checks import case as shared
 from labs.kit.checks.answer import Mistake, Wrong, answered, refuse, show
 from labs.kit.checks.case import Outcome, close
@@ -30,8 +33,6 @@ from labs.kit.checks.job import job, noted
 from labs.kit.checks.left import AFTERMATH, Aftermath
 from labs.kit.record import mark
 from labs.mesh import Mesh
-from labs.placement import Partial, Placement, Replicate, Spec
-from labs.redistribute import redistribute
 
 MESHES = {"dp": (6,), "hsdp": (2, 3)}
 AXES = {"DDP": "dp", "ZeRO 1": "dp", "ZeRO 2": "dp", "ZeRO 3": "dp", "HSDP": "hsdp"}

@@ -12,7 +12,7 @@ from labs import pp
 from labs.kit.checks.answer import Mistake, answered
 from labs.kit.checks.pencil.sheet import Seen, Sheet, as_if, form, on_paper, plain, same, so
 
-STAGES = {  # what happens at an event under stage 1, 2 and 3; the head of labs/zero.py
+STAGES = {  # what happens at an event under stage 1, 2 and 3; the head of labs/zero/zero.py
     "before_forward": ("", "", "all_gather"),
     "after_forward": ("", "", "drop"),
     "before_backward": ("", "", "all_gather"),

@@ -32,7 +32,7 @@ from labs.kit.checks.mixture import mixture
 from labs.kit.checks.pipeline import body, mistakes
 from labs.kit.checks.pipeline.body import Asked, Followed
 from labs.kit.checks.pipeline.cases import FEW, LONG, Obeyed, Size, interleaved_sizes, many, obeyed, sizes
-from labs.kit.drawing.schedules import schedule
+from labs.kit.drawing.gantt import schedule
 from labs.pp.checker import nth
 
 PROCESSES = 2  # which are asked for lists

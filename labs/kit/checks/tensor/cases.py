@@ -19,12 +19,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from labs.dtensor.placement import piece
 from labs.kit.checks import case as shared
 from labs.mesh import Mesh, smaller_group
 from labs.model import Config, Layer
-from labs.placement import piece
-from labs.shares import fits
-from labs.tp import Plan, cuts_of, gpt_plan, parallelize
+from labs.tp import Plan, gpt_plan, parallelize
+from labs.tp.shares import fits
+from labs.tp.tp import cuts_of
 
 BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
 X = (2, 12, 24)  # the shape of what goes through a Block

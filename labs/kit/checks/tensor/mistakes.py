@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # ---- what was returned, and changed ----------------------------------------------------------------------
 
 CALLER = "What does the caller need to hold when you are done?"
-STYLE = "What does each module split, what comes in and what goes out? labs/tp.py has the table of styles."
+STYLE = "What does each module split, what comes in and what goes out? labs/tp/tp.py has the table of styles."
 
 
 def raised(pattern: str) -> Callable[[str], bool]:
@@ -451,7 +451,7 @@ DEALS = (
         "ranks that share are not neighbours",
         "Which ranks have the same heads of keys and values, and are they next to each other?",
         first_rank(lambda deal, r: (s := deal.due_sharers[r])[-1] - s[0] >= len(s) and f"shares with {s}"),
-        shows="groups of ranks that do not fit those of labs/shares.py, or of a node",
+        shows="groups of ranks that do not fit those of labs/tp/shares.py, or of a node",
     ),
     Mistake(
         "the gradient of shared keys and values is not summed",

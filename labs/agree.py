@@ -1,0 +1,177 @@
+"""What must be the same on all ranks, compared; each caller brings the sentence that is said where it differs.
+
+Nothing fails by itself where ranks differ: whatever they bring to a collective, the backend adds it up or lays it side
+by side.
+
+    require_same             any value; raises, on every rank, where one's differs from the first's
+    require_equal            parameters, bit by bit
+    require_equal_replicas   a model's
+    Order                    what was gathered and reduced since the last comparison: a number of eight bytes per rank
+
+    everybodys               each rank's value: where more is asked than whether they are equal
+    fingerprint              of a tensor: a line that differs where one bit does
+    Some                     of a tensor: some of its numbers, equal to others that differ by rounding alone
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from labs.group import all_gather
+
+Sentence = Callable[[int, Any, int, Any], str]  # of the first rank and its value, and another one and its
+
+
+def everybodys(value: Any, group: ProcessGroup | None) -> dict[int, Any]:
+    """By the global ranks of the group, each one's value."""
+    values = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group)
+    return dict(zip(dist.get_process_group_ranks(group or dist.group.WORLD), values, strict=True))
+
+
+def require_same(
+    mine: Any, group: ProcessGroup | None, sentence: Sentence, error: type[Exception] = ValueError
+) -> None:
+    compare(everybodys(mine, group), sentence, error)
+
+
+def compare(found: Mapping[int, Any], sentence: Sentence, error: type[Exception] = ValueError) -> None:
+    """Raise an error where a rank's value is not the first one's; all ranks must compare the same."""
+    (first, its), *others = sorted(found.items())
+    for rank, value in others:
+        if value != its:
+            raise error(sentence(first, its, rank, value))
+
+
+def first_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
+    """The first name under which they have different values, or that only one of them has."""
+    return next(name for name in {**a, **b} if name not in a or name not in b or a[name] != b[name])
+
+
+# ---- parameters ------------------------------------------------------------------------------------------
+
+
+def require_equal_replicas(model: nn.Module, group: ProcessGroup | None = None) -> None:
+    """Raise ValueError, on every rank, where a parameter is not rank 0's; name the first one and the rank.
+
+    Averaged gradients keep equal replicas equal.  They cannot make them so.
+    """
+    for name, module in model.named_modules():
+        if getattr(module, "max_norm", None) is not None:
+            raise ValueError(
+                f"{name!r} has a max_norm, and would shorten the rows of its own rank's tokens in the forward: "
+                "give it max_norm=None, and shorten all rows after the step"
+            )
+    for name, p in model.named_parameters():
+        if nn.parameter.is_lazy(p):
+            raise ValueError(f"parameter {name!r} is lazy: run a forward before, so that it has a shape")
+    require_equal(dict(model.named_parameters()), group)
+
+
+def require_equal(parameters: dict[str, Tensor], group: ProcessGroup | None = None) -> None:
+    def sentence(rank: int, its: dict[str, str], other: int, others: dict[str, str]) -> str:
+        name = first_difference(its, others)
+        return (
+            f"replicas differ from the start: parameter {name!r} is {its.get(name, 'absent')} on rank {rank}, "
+            f"but {others.get(name, 'absent')} on rank {other}; build the same model from the same seed on every rank"
+        )
+
+    require_same({name: fingerprint(p) for name, p in parameters.items()}, group, sentence)
+
+
+def fingerprint(p: Tensor) -> str:
+    """Type, shape, and a sum of the bits, mixed with their places: a changed or exchanged element changes it."""
+    if p.is_meta:
+        return f"{p.dtype} of shape {tuple(p.shape)}"
+    numbers = p.detach().flatten()
+    if p.is_complex():
+        numbers = torch.view_as_real(numbers.resolve_conj()).flatten()
+    bits = numbers.view(INTEGER[numbers.itemsize]).long()
+    mixed = bits * torch.arange(1, 2 * len(bits) + 1, 2, device=p.device)  # odd, so that the sign, the 64th bit, counts
+    checksum = (mixed ^ (mixed >> 29)).sum().item()  # and two signs do not cancel
+    return f"{p.dtype} of shape {tuple(p.shape)}, checksum {checksum:x}"
+
+
+INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True, eq=False)
+class Some:
+    """Some of a tensor's numbers, and how much of the largest they may differ: ranks may sum up in different orders."""
+
+    size: int
+    numbers: list[float]
+    rounding: float
+
+    @classmethod
+    def of(cls, x: Tensor) -> "Some":
+        x = x.to_dense() if x.is_sparse else x
+        x = torch.view_as_real(x) if x.is_complex() else x
+        flat = x.detach().flatten()
+        return cls(len(flat), flat[:: max(1, len(flat) // 64)].tolist(), rounding(x))
+
+    @property
+    def spoiled(self) -> bool:
+        return not all(map(math.isfinite, self.numbers))
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, Some)
+        if self.spoiled or other.spoiled:
+            return True  # nothing can be said about them
+        most = self.rounding * max(map(abs, [*self.numbers, *other.numbers]), default=0)
+        pairs = zip(self.numbers, other.numbers, strict=False)
+        return self.size == other.size and all(math.isclose(a, b, abs_tol=most) for a, b in pairs)
+
+
+def rounding(x: Tensor) -> float:
+    return torch.finfo(x.dtype).eps ** 0.5 if x.is_floating_point() else 0.0
+
+
+# ---- what was done ---------------------------------------------------------------------------------------
+
+
+class Order:
+    """What this rank gathered and reduced since the last comparison.
+
+    Where two ranks gather or reduce different layers of equal size at the same time, nothing fails: one's numbers
+    become the other's.  So they compare, once per step, a checksum of what they did: 8 bytes from each to each.
+    """
+
+    def __init__(self, group: ProcessGroup | None):
+        self.group, self.done = group, []
+
+    def add(self, what: str) -> None:
+        self.done.append(what)
+        if len(self.done) == 10_000:  # no step compares them where a model is only evaluated
+            self.done = [f"checksum {checksum(self.done)}"]
+
+    def compare(self, device: torch.device) -> None:
+        """Raise RuntimeError, on every rank, where one did something else; nothing is sent where nothing was done."""
+        if not self.done:
+            return
+        mine = torch.tensor([checksum(self.done)], device=device)
+        everyones = mine.new_empty(dist.get_world_size(self.group))
+        all_gather(everyones, mine, group=self.group)
+        done, self.done = self.done, []
+        if not (everyones == mine).all():
+            require_same(done, self.group, where_they_part, RuntimeError)
+
+
+def where_they_part(rank: int, its: list[str], other: int, others: list[str]) -> str:
+    pairs = zip([*its, "ended"], [*others, "ended"], strict=False)
+    a, b = next((a, b) for a, b in pairs if a != b)
+    return (
+        f"ranks use different layers: where rank {rank} {a}, rank {other} {b}; what meets in one collective must belong "
+        "to one layer, so use the same layers on all ranks, in the same order"
+    )
+
+
+def checksum(words: list[str]) -> int:
+    return int.from_bytes(blake2b("\n".join(words).encode(), digest_size=8).digest(), "little", signed=True)

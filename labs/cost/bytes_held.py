@@ -1,0 +1,155 @@
+"""What a rank holds at rest, in bytes, and what a prediction is made of.
+
+    by parameter    PIE, bytes_held(psi, ranks, stage, precision)
+    of the GPT      gpt_layers(config), parameter_sizes(config), optimizer_state(sizes)
+    the answers     Moment, Held, Prediction
+
+Source: [ZeRO] Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1, figure 1 and table 1.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from math import prod
+
+from labs.cost.sense import checked
+
+MiB = 2**20
+FLOAT = 4  # bytes of a float32
+INDEX = 8  # bytes of an int64: tokens and targets
+
+# Bytes per parameter with AdamW, by precision. In mixed precision the float32 masters count as optimizer state.
+PIE = {
+    "float32": {"P": 4, "G": 4, "S": 4 + 4},  # 16: PyTorch's own default
+    "mixed": {"P": 2, "G": 2, "S": 4 + 4 + 4},  # 16: K = 12 [ZeRO]
+    "mixed, float32 gradients": {"P": 2, "G": 4, "S": 4 + 4 + 4},  # 18: Megatron-LM
+    "mixed, both gradients": {"P": 2, "G": 2 + 4, "S": 4 + 4 + 4},  # 20: why some count 20
+}
+Shape = tuple[int, ...]
+
+
+def bytes_held(psi: int, ranks: int, stage: int, precision: str = "mixed") -> dict[str, float]:
+    """P, G and S on each of N ranks, as the textbook has it: what a stage shards is divided by N, and nothing padded.
+
+        stage    0            1 (P_os)       2 (P_os+g)       3 (P_os+g+p)
+                 P + G + S    P + G + S/N    P + (G + S)/N    (P + G + S)/N
+
+    7.5 billion parameters on 64 ranks: 120, 31.4, 16.6, 1.88 GB [ZeRO, figure 1]. Stage 1 of "mixed, float32
+    gradients" is Megatron-LM's distributed optimizer: 6 + 12/N bytes per parameter.
+    """
+    sharded = {"P": stage >= 3, "G": stage >= 2, "S": stage >= 1}
+    return {kind: size * psi / (ranks if sharded[kind] else 1) for kind, size in bytes_of(precision).items()}
+
+
+def bytes_of(precision: str) -> dict[str, int]:
+    if precision not in PIE:
+        raise ValueError(f"precision is {precision!r}: it must be one of {', '.join(map(repr, PIE))}")
+    return PIE[precision]
+
+
+# ---- the course's GPT ------------------------------------------------------------------------------------
+
+
+@checked
+@dataclass(frozen=True)
+class Layer:
+    """The shapes of a layer's parameters. `uses`: how many layers share them (tied weights), each in its forward."""
+
+    trained: tuple[Shape, ...] = ()
+    frozen: tuple[Shape, ...] = ()
+    uses: int = 1
+
+    @property
+    def sizes(self) -> list[int]:
+        """Elements of each parameter that is trained."""
+        return [prod(shape) for shape in self.trained]
+
+
+@lru_cache(64)
+def gpt_layers(config) -> tuple[Layer, ...]:
+    """Embedding, layers, norm and head of `labs.model.GPT(config)`; a tied head is a second use of the embedding."""
+    V, D, F = config.vocab, config.dim, config.hidden
+    HE, KE = (heads * config.head_size for heads in (config.heads, config.kv_heads))
+    attention, mlp = ((HE, D), (KE, D), (KE, D), (D, HE)), ((F, D), (F, D), (D, F))
+    layers = (Layer(((D,), *attention, (D,), *mlp)),) * config.depth
+    head = () if config.tied else (Layer(((V, D),)),)
+    return (Layer(((V, D),), uses=1 + config.tied), *layers, Layer(((D,),)), *head)
+
+
+def parameter_sizes(config) -> list[int]:
+    """Elements of each parameter of `labs.model.GPT(config)`, in the order of registration; their sum is Ψ."""
+    return [size for layer in gpt_layers(config) for size in layer.sizes]
+
+
+def optimizer_state(sizes: Sequence[int], moments: int = 2, counter: int = 4) -> int:
+    """Bytes of AdamW: two moments, and a 4-byte counter for each tensor. SGD: 0 and 0; with momentum: 1 and 0."""
+    return FLOAT * moments * sum(sizes) + counter * len(sizes)
+
+
+# ---- answers ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What a rank holds at one moment of a step besides P and S, in bytes."""
+
+    name: str
+    G: int = 0
+    A: int = 0
+    comm: int = 0
+    temporary: int = 0
+
+    @property
+    def all(self) -> int:
+        return self.G + self.A + self.comm + self.temporary
+
+    def plus(self, G: int = 0, comm: int = 0, temporary: int = 0) -> "Moment":
+        return Moment(self.name, self.G + G, self.A, self.comm + comm, self.temporary + temporary)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes on one rank: the most of each kind during a step, and `peak`, the most of all at one moment.
+
+    P parameters, G gradients, S optimizer state, A activations, comm buffers of collectives, temporary the rest.
+    """
+
+    P: int
+    G: int
+    S: int
+    A: int
+    comm: int
+    temporary: int
+    peak: int
+
+
+def optimizer_step(A: int, G: int, comm: int, sizes: Sequence[int], masters: bool = False) -> Moment:
+    """AdamW at work, one parameter after the other: a square root and a quotient for one, and the quotient of the one
+    before it. Besides masters (`labs.memory.precision`) there is a float32 gradient, too, of one parameter at a
+    time."""
+    copy = FLOAT * max(sizes) if masters else 0
+    before = [0] * len(sizes) if masters else [0, *sizes]
+    work = FLOAT * max(2 * size + last for last, size in zip(before, sizes, strict=False))
+    return Moment("step", A=A, G=G + copy, comm=comm, temporary=work + FLOAT)
+
+
+def held(P: int, S: int, step: Iterable[Moment]) -> Held:
+    """The most of each kind at any moment of the step, and of all together."""
+    moments = list(step)
+    most = {kind: max(getattr(moment, kind) for moment in moments) for kind in ("G", "A", "comm", "temporary")}
+    return Held(P=P, S=S, **most, peak=P + S + max(moment.all for moment in moments))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One rank, one step: bytes sent; the collectives, by name; the textbook's limit of the bytes; bytes held."""
+
+    sent: int
+    collectives: Mapping[str, int]
+    textbook: Fraction
+    held: Held
+
+    @property
+    def all_reduces(self) -> int:
+        return self.collectives.get("all_reduce", 0)

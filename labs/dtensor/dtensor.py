@@ -1,0 +1,273 @@
+"""A tensor that knows its layout on a mesh, and computes as if it were whole.
+
+    DTensor            a tensor of the whole's shape, of which this rank holds its block: `to_local()`
+    distribute_tensor  from the whole tensor, the first rank's
+    DTensor.from_local from each rank's block
+    redistribute       to other placements (labs.dtensor.redistribute: the moves)
+    full_tensor        to the whole, on every rank
+
+    mesh = Mesh((4,), ("tp",))
+    w = distribute_tensor(w, mesh, [Shard(0)])
+    x = distribute_tensor(x, mesh, [Replicate()])
+    y = x @ w.t()                              # y.placements: (Shard(1),); nothing was sent
+    y.sum().backward()                         # w.grad.placements: (Shard(0),)
+
+Every operation arrives at `__torch_dispatch__`, below autograd: the inputs are redistributed as its rule asks, the
+operation is done on the blocks, and the result knows its layout (labs.dtensor.operation).  Backward is made of
+operations, too. Only redistribution, and what passes between a DTensor and its block, have their own gradients:
+
+    forward                        backward
+    from_local                     to the forward's placements, and the block of that
+    to_local                       from_local, in the forward's placements
+    redistribute                   back to the placements that it came from
+
+where a gradient that would become Partial() stays, or becomes, Replicate(): a sum of copies wants the whole gradient in
+each.  Names and answers are those of torch.distributed.tensor.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from labs.agree import require_same
+from labs.dtensor.operation import carry_out, fused, on_blocks, on_lists, written
+from labs.dtensor.placement import Partial, Placement, Replicate, Shard, Spec, normalised, whole_shape
+from labs.dtensor.redistribute import Line, dealt, redistribute
+from labs.dtensor.rules import IN_TERMS_OF
+from labs.mesh import Mesh
+
+__all__ = ["DTensor", "Partial", "Replicate", "Shard", "distribute_tensor"]
+
+
+class DTensor(Tensor):
+    """`shape`, `dtype`, `requires_grad` are the whole tensor's.  Made by `from_local` and `distribute_tensor`."""
+
+    _local_tensor: Tensor
+    device_mesh: Mesh
+    placements: tuple[Placement, ...]
+    spec: Spec
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(
+        cls, local: Tensor, mesh: Mesh, placements: Sequence[Placement], like: Tensor, requires_grad: bool = False
+    ) -> "DTensor":
+        """like: any tensor of the whole's shape and strides, a meta tensor, say."""
+        whole = Tensor._make_wrapper_subclass(
+            cls,
+            like.shape,
+            strides=like.stride(),
+            dtype=local.dtype,
+            device=local.device,
+            requires_grad=requires_grad,
+        )
+        whole._local_tensor, whole.device_mesh, whole.placements = local, mesh, tuple(placements)
+        whole.spec = Spec(tuple(like.shape), mesh.shape, whole.placements)
+        return whole
+
+    @staticmethod
+    def from_local(
+        local_tensor: Tensor,
+        device_mesh: Mesh,
+        placements: Sequence[Placement] | None = None,
+        *,
+        run_check: bool = False,
+        shape: Sequence[int] | None = None,
+    ) -> "DTensor":
+        """From each rank's block.  Where blocks are uneven, the whole's shape must be given.
+
+        Raises ValueError where this rank's block does not have the shape that follows, and with `run_check`, which
+        costs a message, where the ranks do not agree on the whole.
+        """
+        placements = normalised(placements, local_tensor.ndim, device_mesh.ndim)
+        shape = tuple(whole_shape(local_tensor.shape, device_mesh.shape, placements) if shape is None else shape)
+        block = Spec(shape, device_mesh.shape, placements).block(device_mesh.get_coordinate())
+        if block.shape != tuple(local_tensor.shape):
+            raise ValueError(
+                f"rank {device_mesh.rank} brings a block of shape {tuple(local_tensor.shape)}, but of {shape} "
+                f"in {list(placements)} it holds {block.shape}"
+            )
+        if run_check:
+            require_one_whole(shape, local_tensor.dtype, device_mesh)
+        return FromLocal.apply(local_tensor, device_mesh, placements, torch.empty(shape, device="meta"))
+
+    def to_local(self, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
+        """This rank's block; grad_placements: those of its gradient, where not the block's own."""
+        if grad_placements is not None:
+            grad_placements = normalised(grad_placements, self.ndim, self.device_mesh.ndim)
+        return ToLocal.apply(self, grad_placements) if torch.is_grad_enabled() else self._local_tensor
+
+    def redistribute(self, device_mesh: Mesh | None = None, placements: Sequence[Placement] | None = None) -> "DTensor":
+        """The same tensor in other placements.  Raises RuntimeError for another mesh, or for Partial()."""
+        if device_mesh not in (None, self.device_mesh):
+            raise RuntimeError(f"from {self.device_mesh} to {device_mesh}: redistribution stays on its mesh")
+        if placements is None:
+            raise RuntimeError("redistribute to what? give placements=, one for each axis of the mesh")
+        placements = normalised(placements, self.ndim, self.device_mesh.ndim)
+        for source, target in zip(self.placements, placements, strict=True):
+            if target.is_partial() and source != target:
+                raise RuntimeError(f"from {source!r} to {target!r}: only operations make summands")
+        return Redistribute.apply(self, placements)
+
+    def full_tensor(self, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
+        """The whole, on every rank."""
+        whole = self.redistribute(placements=[Replicate()] * self.device_mesh.ndim)
+        return whole.to_local(grad_placements=grad_placements)
+
+    def moved(self, placements: Sequence[Placement]) -> Tensor:
+        """This rank's block in other placements, apart from autograd."""
+        return redistribute(self._local_tensor, self.spec, placements, self.device_mesh)
+
+    @property
+    def data(self) -> "DTensor":
+        return Tensor.data.__get__(self)
+
+    @data.setter
+    def data(self, other: Tensor) -> None:  # Tensor's own would change what is around the block
+        if not isinstance(other, DTensor) or (other.spec, other.dtype) != (self.spec, self.dtype):
+            raise RuntimeError(
+                f".data of a DTensor ({self.dtype}, {tuple(self.shape)} as {list(self.placements)}) takes one that is "
+                "all of this, too: make it with distribute_tensor, or copy_() its numbers under torch.no_grad()"
+            )
+        self._local_tensor = other._local_tensor
+        increment_version(self)
+
+    # Module.to() exchanges parameters that can be taken apart and put together like this; for others, it would change
+    # only the outer dtype.
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        return ["_local_tensor"], (self.device_mesh, self.placements)
+
+    @staticmethod
+    def __tensor_unflatten__(parts: dict[str, Tensor], context: Any, shape: Any, stride: Any) -> "DTensor":
+        like = torch.empty_strided(shape, stride, device="meta")
+        return DTensor(parts["_local_tensor"], *context, like)
+
+    def __repr__(self, **options: Any) -> str:
+        return (
+            f"DTensor({tuple(self.shape)} as {list(self.placements)} on {self.device_mesh}, here {self._local_tensor})"
+        )
+
+    # ---- operations --------------------------------------------------------------------------------------
+
+    @classmethod
+    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, op._schema.name.removeprefix("aten::")
+        if name.startswith("_foreach_"):
+            return on_lists(op, args, kwargs, DTensor)
+        if name.startswith("_fused_") and op._schema.is_mutable:
+            return fused(op, args, kwargs)
+        if "out" in kwargs:
+            return written(op, args, kwargs.pop("out"), kwargs)
+        if name in IN_TERMS_OF:
+            return IN_TERMS_OF[name](*args, **kwargs)
+        if simple := on_blocks(op, args, kwargs):
+            block, like = simple
+            return args[0] if op._schema.is_mutable else DTensor(block, like.device_mesh, like.placements, like)
+        return carry_out(op, args, kwargs, DTensor)
+
+
+def meta(x: Tensor) -> Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+
+
+def require_one_whole(shape: tuple[int, ...], dtype: torch.dtype, mesh: Mesh) -> None:
+    for group in mesh.get_all_groups():
+        require_same(
+            f"{shape}, {dtype}",
+            group,
+            lambda rank, its, other, others: (
+                f"the blocks are of different tensors: rank {rank}'s of {its}, rank {other}'s of {others}; where blocks "
+                "are uneven, give shape="
+            ),
+        )
+
+
+# ---- gradients of what is not an operation ---------------------------------------------------------------
+
+# Where nothing comes back, autograd would make zeros, which are not laid out.
+
+
+class FromLocal(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, mesh: Mesh, placements: tuple[Placement, ...], like: Tensor) -> DTensor:
+        ctx.placements = placements
+        ctx.set_materialize_grads(False)
+        return DTensor(local.view_as(local), mesh, placements, like)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: DTensor | None) -> tuple[Tensor | None, ...]:
+        if gradient is None:
+            return None, None, None, None
+        return Redistribute.apply(gradient, without_partial(ctx.placements)).to_local(), None, None, None
+
+
+class ToLocal(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: DTensor, grad_placements: tuple[Placement, ...] | None) -> Tensor:
+        ctx.mesh, ctx.placements, ctx.like = x.device_mesh, grad_placements or without_partial(x.placements), meta(x)
+        ctx.set_materialize_grads(False)
+        return x._local_tensor.view_as(x._local_tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[DTensor | None, ...]:
+        if gradient is None:
+            return None, None
+        return FromLocal.apply(gradient, ctx.mesh, ctx.placements, ctx.like), None
+
+
+class Redistribute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: DTensor, placements: tuple[Placement, ...]) -> DTensor:
+        ctx.placements = x.placements
+        ctx.set_materialize_grads(False)
+        return DTensor(x.moved(placements), x.device_mesh, placements, meta(x))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: DTensor | None) -> tuple[DTensor | None, ...]:
+        if gradient is None:
+            return None, None
+        back = [
+            Replicate() if before.is_partial() and not now.is_partial() else before
+            for now, before in zip(gradient.placements, ctx.placements, strict=True)
+        ]
+        return Redistribute.apply(gradient, tuple(back)), None
+
+
+def without_partial(placements: Sequence[Placement]) -> tuple[Placement, ...]:
+    return tuple(Replicate() if placement.is_partial() else placement for placement in placements)
+
+
+# ---- from the whole --------------------------------------------------------------------------------------
+
+
+def distribute_tensor(
+    tensor: Tensor,
+    device_mesh: Mesh,
+    placements: Sequence[Placement] | None = None,
+    *,
+    src_data_rank: int | None = 0,
+) -> DTensor:
+    """The first rank's tensor, dealt out; a leaf, which takes gradients if the tensor does.
+
+    src_data_rank: whose tensor it is, by place along each axis; None: all ranks have the same, nothing is sent.
+
+    Raises RuntimeError for a tensor that was computed: its gradient would end here (DTensor.from_local passes it on).
+    """
+    if not tensor.is_leaf:
+        raise RuntimeError(
+            "distribute_tensor takes a leaf; for a computed tensor, DTensor.from_local keeps the gradient"
+        )
+    placements = normalised(placements, tensor.ndim, device_mesh.ndim)
+    if isinstance(tensor, DTensor):
+        if (tensor.device_mesh, tensor.placements) != (device_mesh, placements):
+            raise ValueError(f"this tensor is placed as {list(tensor.placements)} already: redistribute it")
+        return tensor
+    local = tensor.detach()
+    for axis, placement in enumerate(placements):
+        place = device_mesh.get_coordinate()[axis]
+        line = Line(tuple(local.shape), device_mesh.shape[axis], place, device_mesh.get_group(axis))
+        local = dealt(local, line, placement, src_data_rank)
+    return DTensor(local, device_mesh, placements, tensor, tensor.requires_grad)

@@ -1,0 +1,250 @@
+"""One operation on tensors that are laid out on a mesh (labs.dtensor calls it for each):
+
+    prepare       which inputs must be redistributed, and the layout of the result: by the rule, the same every time
+    carry_out     redistribute them, do the operation on the blocks
+    on_blocks     where layouts are alike, element by element: nothing has to move, and nothing has to be prepared
+    on_lists      an optimizer's operation on many tensors at once
+    fused         an optimizer's whole step at once
+    written       an operation whose result goes to `out`
+
+Whatever cannot be done is refused in `prepare`, from shapes and placements alone: on every rank, before anything moves.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+
+from labs.dtensor.algebra import Doing, Rule, choose, ways
+from labs.dtensor.placement import Replicate, Spec
+from labs.dtensor.redistribute import redistribute
+from labs.dtensor.rules import RULES, broadcast
+from labs.mesh import Mesh
+
+STANDS_FOR = {float: 1.0, torch.Generator: None}  # no shape depends on a number's value
+Make = Callable[..., Tensor]  # (block, mesh, placements, like) -> a DTensor
+
+
+@dataclass(frozen=True)
+class Input:
+    """What an operation depends on in one of its inputs, apart from the numbers."""
+
+    spec: Spec
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    def meta(self) -> Tensor:
+        return torch.empty_strided(self.spec.shape, self.stride, dtype=self.dtype, device="meta")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The inputs' new specs; for each output its spec, and a meta tensor of its shape and strides."""
+
+    inputs: list[Spec]
+    outputs: list[Spec]
+    likes: list[Tensor]
+
+
+def carry_out(op: Any, args: Any, kwargs: Any, make: Make) -> Any:
+    """The result, which may be several tensors; where the operation is in place, the first input."""
+    leaves, tree = tree_flatten((args, kwargs))
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    inputs = [leaves[place] for place in places]
+    mesh = common_mesh(name_of(op), inputs)
+    key = [STANDS_FOR.get(type(leaf), leaf) for leaf in leaves]
+    for place, x in zip(places, inputs, strict=True):
+        key[place] = Input(spec_on(mesh, x), x.stride(), x.dtype)
+    prepared = prepare(op, tuple(key), tree)
+    for place, x, target in zip(places, inputs, prepared.inputs, strict=True):
+        leaves[place] = redistribute(local(x), key[place].spec, target.placements, mesh)
+    instead = RULES[name_of(op)].local
+    do = partial(instead, Doing(op, prepared.inputs, prepared.outputs, mesh)) if instead else op
+    blocks, options = tree_unflatten(leaves, tree)
+    result = do(*blocks, **options)
+    return args[0] if op._schema.is_mutable else laid_out(result, mesh, prepared, make)
+
+
+def laid_out(result: Any, mesh: Mesh, prepared: Prepared, make: Make) -> Any:
+    """Blocks as tensors that know their layout; what the operation leaves out (a gradient nobody asked for) is None."""
+    blocks, tree = tree_flatten(result)
+    outputs = zip(prepared.outputs, prepared.likes, strict=True)
+    for place, block in enumerate(blocks):
+        if block is not None:
+            spec, like = next(outputs)
+            blocks[place] = make(block, mesh, spec.placements, like)
+    return tree_unflatten(blocks, tree)
+
+
+@lru_cache(maxsize=10_000)
+def prepare(op: Any, key: tuple[Any, ...], tree: TreeSpec) -> Prepared:
+    specs = [leaf.spec for leaf in key if isinstance(leaf, Input)]
+    rule = rule_of(op, specs)
+    result = shape_of_result(op, key, tree)
+    likes = [like for like in tree_leaves(result) if like is not None]
+    shapes = [tuple(like.shape) for like in likes]
+    args, _ = tree_unflatten([leaf.spec if isinstance(leaf, Input) else leaf for leaf in key], tree)
+    out = shapes[0] if isinstance(result, Tensor) else shapes
+    letters = rule.letters if isinstance(rule.letters, str) else rule.letters(out, *args)
+    dtypes = {leaf.dtype for leaf in key if isinstance(leaf, Input)} | {like.dtype for like in likes}
+    linear = rule.linear if is_linear(rule, len(specs), dtypes) else ""
+    chosen = choose(ways(letters, linear), specs, fixed=op._schema.is_mutable)
+    if chosen is None:
+        first, whole = list(specs[0].placements), [Replicate()] * len(specs[0].mesh)
+        raise RuntimeError(
+            f"{name_of(op)}_, in place (by itself, or within another function, such as F.rms_norm), cannot write its "
+            f"result to what is placed as {first} (all inputs: {layouts(specs)}): redistribute it, or what it was "
+            f"computed from, to {whole} first"
+        )
+    inputs = [spec.but(way.inputs[i] for way in chosen) for i, spec in enumerate(specs)]
+    outputs = [Spec(shape, specs[0].mesh, tuple(way.outputs[i] for way in chosen)) for i, shape in enumerate(shapes)]
+    return Prepared(inputs, outputs, likes)
+
+
+def rule_of(op: Any, specs: Sequence[Spec]) -> Rule:
+    if name_of(op) not in RULES:
+        raise NotImplementedError(
+            f"{name_of(op)} has no rule (its inputs: {layouts(specs)}): do it on whole tensors, x.full_tensor(), or on "
+            "x.redistribute(placements=[Replicate(), ...]).to_local()"
+        )
+    return RULES[name_of(op)]
+
+
+def layouts(specs: Sequence[Spec]) -> str:
+    more = f" and {len(specs) - 4} more" if len(specs) > 4 else ""
+    return ", ".join(str(list(spec.placements)) for spec in specs[:4]) + more
+
+
+def is_linear(rule: Rule, tensors: int, dtypes: set[torch.dtype]) -> bool:
+    """Whether it is linear: a sum with a number, which every rank would add, is not; nor is what rounds to integers."""
+    rounds = len({dtype.is_floating_point or dtype.is_complex for dtype in dtypes}) > 1
+    return rule.linear != "together" or (rule.tensors in (None, tensors) and not rounds)
+
+
+def shape_of_result(op: Any, key: tuple[Any, ...], tree: TreeSpec) -> Any:
+    """Found by doing it without numbers, which also refuses inputs whose shapes do not fit."""
+    args, kwargs = tree_unflatten([leaf.meta() if isinstance(leaf, Input) else leaf for leaf in key], tree)
+    return op(*args, **(kwargs | {"device": "meta"} if "device" in kwargs else kwargs))
+
+
+@cache
+def name_of(op: Any) -> str:
+    """Without the mark of what is done in place; whole, as "aten.add.out", where the rule is not meant for it."""
+    name = op._schema.name.removeprefix("aten::")
+    written_elsewhere = op._schema.is_mutable and not name.endswith("_")
+    return str(op) if written_elsewhere or op._overloadname not in OVERLOADS else name.rstrip("_")
+
+
+# Not among them: a division that rounds, which is not linear; a view as another dtype.
+OVERLOADS = {"default", "Tensor", "Scalar", "Tensor_Scalar", "int", "dim", "dims", "dim_IntList", "self", "float"}
+
+
+def is_plain(x: Tensor) -> bool:
+    return not hasattr(x, "placements")
+
+
+def local(x: Tensor) -> Tensor:
+    return x if is_plain(x) else x._local_tensor
+
+
+def common_mesh(name: str, inputs: Sequence[Tensor]) -> Mesh:
+    first, *others = (x.device_mesh for x in inputs if not is_plain(x))
+    for other in others:
+        if other != first:
+            raise RuntimeError(f"{name}: its inputs are on different meshes, {first} and {other}")
+    for x in inputs:
+        if is_plain(x) and x.ndim:  # one number is the same on every rank, as a number in Python is
+            raise RuntimeError(
+                f"{name} of a DTensor and a plain tensor of shape {tuple(x.shape)}: make a DTensor of that one, too, "
+                "with distribute_tensor (it is the whole) or DTensor.from_local (it is this rank's block); after "
+                "fully_shard, parameters() gives DTensors, but in a module's forward its attributes are whole"
+            )
+    return first
+
+
+def spec_on(mesh: Mesh, x: Tensor) -> Spec:
+    return Spec((), mesh.shape, (Replicate(),) * mesh.ndim) if is_plain(x) else x.spec
+
+
+# ---- without any rule: where layouts are alike ------------------------------------------------------------
+
+
+def on_blocks(op: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor] | None:
+    """The block of the result, and a tensor of its layout; None where it is not that simple.
+
+    An optimizer does almost nothing else.
+    """
+    rule, tensors = RULES.get(name_of(op)), [x for x in args if isinstance(x, Tensor)]
+    if not rule or rule.letters is not broadcast or rule.local or not alike(*tensors):
+        return None
+    if op._schema.is_mutable or tensors[0].is_contiguous():  # of others, the strides may change
+        return op(*(x._local_tensor if isinstance(x, Tensor) else x for x in args), **kwargs), tensors[0]
+    return None
+
+
+def on_lists(op: Any, args: Any, kwargs: Any, make: Make) -> list[Tensor] | None:
+    """An optimizer's operation on many tensors: on all blocks at once, where nothing has to move, else one by one."""
+    name = op._schema.name.removeprefix("aten::_foreach_")
+    lists = [arg for arg in args if is_list(arg)]
+    rule = RULES.get(name.rstrip("_"))
+    if rule and rule.letters is broadcast and all(map(alike, *lists)):
+        blocks = op(*([x._local_tensor for x in arg] if is_list(arg) else arg for arg in args), **kwargs)
+        return blocks and [
+            make(block, x.device_mesh, x.placements, x) for block, x in zip(blocks, lists[0], strict=True)
+        ]
+    results = []
+    for i in range(len(args[0])):
+        mine = [arg[i] if isinstance(arg, list | tuple) else arg for arg in args]
+        value = {"value": mine.pop()} if name.startswith("addc") and len(mine) > 3 else {}
+        if hasattr(torch.ops.aten, name):
+            results.append(getattr(torch.ops.aten, name)(*mine, **value, **kwargs))
+        else:  # as maximum_: in place there is only the one for lists
+            mine[0].copy_(getattr(torch.ops.aten, name.rstrip("_"))(*mine, **kwargs))
+    return None if name.endswith("_") else results
+
+
+def fused(op: Any, args: Any, kwargs: Any) -> None:
+    """An optimizer's step, which is written to parameters and state: on blocks, for which gradients are redistributed.
+
+    Raises RuntimeError for a parameter of summands, or state that does not lie as its parameter does.
+    """
+    parameters, gradients, *others = args
+    lists = [arg for arg in others if is_list(arg)]
+    for parameter, *its in zip(parameters, *lists, strict=True):
+        its = [x for x in its if not is_plain(x)]
+        if not is_plain(parameter) and not alike(parameter, *its):
+            raise RuntimeError(
+                f"{op._schema.name} needs parameters and their state in equal placements, none of them Partial(), and "
+                f"has {layouts([parameter.spec, *(x.spec for x in its)])}: make the optimizer without fused=True"
+            )
+    moved = [g if is_plain(g) else g.moved(p.placements) for p, g in zip(parameters, gradients, strict=True)]
+    own = [[local(x) for x in arg] if is_list(arg) else arg for arg in (parameters, *others)]
+    op(own[0], moved, *own[1:], **kwargs)
+
+
+def written(op: Any, args: Any, out: Tensor, options: Any) -> Tensor:
+    """Raises ValueError where `out` has not the result's shape: its block cannot take another."""
+    result = getattr(torch.ops.aten, op._schema.name.removeprefix("aten::"))(*args, **options)
+    if result.shape != out.shape:
+        raise ValueError(
+            f"out has shape {tuple(out.shape)}, and the result {tuple(result.shape)}: give one of its shape"
+        )
+    return out.copy_(result)
+
+
+def is_list(arg: Any) -> bool:
+    return isinstance(arg, list | tuple) and len(arg) > 0 and isinstance(arg[0], Tensor)
+
+
+def alike(first: Tensor, *others: Tensor) -> bool:
+    """Whether blocks meet block by block: equal shapes in equal placements, no summands."""
+    if is_plain(first) or any(placement.is_partial() for placement in first.placements):
+        return False
+    return all(
+        not is_plain(x) and (x.placements, x.shape, x.device_mesh) == (first.placements, first.shape, first.device_mesh)
+        for x in others
+    )

@@ -1,0 +1,185 @@
+"""Sharded parameters that travel together: one all-gather for a layer's, one reduce-scatter for their gradients.
+
+What travels is a table with a row for each rank, and in it the rank's piece of each parameter, padded to the longest:
+
+                      weight [5, 3]      bias [3]         2 ranks: pieces of 3 and 2 rows, of 2 elements and 1
+    rank 0            9 elements         2
+    rank 1            6, padding 3       1, padding 1
+
+So a parameter's pieces do not lie side by side in it, and are copied from there to `full`.  That copy is the price at
+which each parameter keeps its name, its shape, its dtype, and its own place in the optimizer.
+
+Gradients travel back in such a table.  All parameters that are trained have their place in it, whichever of them this
+rank has used: another one may have used others.  What is missing is -0.0, which changes no sum, and where it is the sum
+nobody had a gradient.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from labs.agree import compare, everybodys
+from labs.fsdp.sharded import MixedPrecisionPolicy, ShardedParameter
+from labs.group import all_gather, free, start_reduce_scatter
+from labs.mesh import Mesh
+
+
+class ParameterGroup:
+    """The parameters of one layer: gathered by one all-gather, and their gradients averaged by one reduce-scatter.
+
+    mesh: its last axis shards; the one before it, if there is one, replicates.
+    """
+
+    def __init__(self, parameters: list[ShardedParameter], mesh: Mesh, policy: MixedPrecisionPolicy):
+        self.parameters, self.policy = parameters, policy
+        self.group, self.ranks, self.rank = mesh.get_group(-1), mesh.size(-1), mesh.get_local_rank(-1)
+        self.replicas = mesh.get_group(0) if mesh.ndim == 2 else None
+        self.copies = mesh.size() // self.ranks
+        self.gathered, self.taken = False, ()  # `taken`: versions of the shards that were gathered
+        self.arriving: tuple[Tensor, dist.Work] | None = None
+        self.kept: Tensor | None = None  # between forward and backward, a larger piece: for a smaller group
+        self.trained = [p.name for p in parameters if p.shard.requires_grad]  # on all ranks
+
+    # ---- parameters --------------------------------------------------------------------------------------
+
+    def gather(self, smaller: ProcessGroup | None = None) -> None:
+        """Start to gather everybody's pieces, unless they are here or on their way; `arrive` waits for them."""
+        if self.gathered or self.arriving or not self.parameters:
+            return
+        if self.kept is not None:
+            table = self.kept.new_empty(dist.get_world_size(smaller), len(self.kept))
+            group, mine = smaller, self.kept
+            self.kept = None
+        else:
+            first = self.parameters[0]
+            table = torch.empty(self.ranks, self.width, dtype=first.dtype, device=first.device)
+            group, mine = self.group, self.pack(table[self.rank])
+        self.arriving = table, all_gather(table.view(-1), mine, group=group, async_op=True)
+
+    @property
+    def width(self) -> int:
+        return sum(p.n for p in self.parameters)
+
+    def pack(self, row: Tensor) -> Tensor:
+        """This rank's pieces side by side, each padded."""
+        self.taken = self.versions()
+        for p, place in zip(self.parameters, row.split([p.n for p in self.parameters]), strict=True):
+            own = p.local.flatten()
+            place[: len(own)] = own
+        return row
+
+    def require_current(self) -> None:
+        """Forget what was gathered or kept before the optimizer's last step."""
+        for p in self.parameters:
+            p.require_unchanged()
+        if self.taken != self.versions():
+            self.drop()
+            self.kept = None
+
+    def follow(self) -> bool:
+        """Whether others are trained now than in the last forward; all ranks must say the same then."""
+        trained = [p.name for p in self.parameters if p.shard.requires_grad]
+        if trained == self.trained:
+            return False
+        self.require_same(trained, "ranks train different parameters: {}; freeze and unfreeze the same ones everywhere")
+        self.trained = trained
+        return True
+
+    def require_same(self, mine: Any, text: str) -> None:
+        """Raise RuntimeError, on every rank that has a part or a copy of these parameters, where this differs."""
+        found = everybodys(mine, self.group)
+        for others in everybodys(found, self.replicas).values() if self.replicas else ():
+            found |= others
+        compare(found, lambda *they: text.format("rank {} {}, rank {} {}".format(*they)), RuntimeError)
+
+    def versions(self) -> tuple[int, ...]:
+        return tuple(p.shard._version for p in self.parameters)
+
+    def arrive(self) -> None:
+        """Wait until all of each parameter is here."""
+        if not self.arriving:
+            return
+        table, work = self.arriving
+        work.wait()
+        pieces = self.ranks // len(table)  # of each parameter, in a row
+        for p, of_each in zip(self.parameters, table.split([pieces * p.n for p in self.parameters], 1), strict=True):
+            p.arrive(of_each)
+        free(table)
+        self.gathered, self.arriving = True, None
+
+    def keep(self, smaller: ProcessGroup) -> None:
+        """Keep a larger piece of what is to be dropped, so that fewer ranks have all of it between them."""
+        ranks, rank = dist.get_world_size(smaller), dist.get_rank(smaller)
+        self.kept = torch.cat([p.whole.view(ranks, -1)[rank] for p in self.parameters])
+
+    def drop(self) -> None:
+        self.arrive()  # gathered, and never used
+        if self.gathered:
+            for p in self.parameters:
+                p.drop()
+        self.gathered = False
+
+    def require_unwritten(self) -> None:
+        if self.gathered:
+            for p in self.parameters:
+                p.require_unwritten()
+
+    def show(self) -> list[Tensor]:
+        return [use for use in [p.show() for p in self.parameters] if use.requires_grad]
+
+    # ---- gradients ---------------------------------------------------------------------------------------
+
+    def accumulate(self) -> None:
+        """Keep whole gradients for a later micro-batch."""
+        for p in self.parameters:
+            gradient, p.full.grad = p.full.grad, None
+            if gradient is not None and p.shard.requires_grad:  # it may have been frozen since the forward
+                gradient = gradient.to(self.policy.reduce_dtype or gradient.dtype)
+                p.pending = gradient if p.pending is None else p.pending.add_(gradient)
+
+    def reduce(self) -> Callable[[], Callable[[], None]]:
+        """Start to average the whole gradients into the shards'.
+
+        What is returned waits for this rank's part of their sum; what that returns, for the replicas' average.
+        """
+        self.accumulate()
+        due = [p for p in self.parameters if p.full.requires_grad or p.pending is not None]
+        missing = {p for p in due if p.pending is None}
+        widths = [p.n for p in due]
+        dtype, device = self.policy.reduce_dtype or due[0].dtype, due[0].device
+        table = torch.empty(self.ranks, sum(widths), dtype=dtype, device=device)
+        for p, pieces in zip(due, table.split(widths, 1), strict=True):
+            p.pack(pieces)
+            p.pending = None
+        part_of = start_reduce_scatter(table.view(-1), self.group)
+
+        def over_shards() -> Callable[[], None]:
+            part = part_of().div_(self.ranks * self.copies)
+            free(table)
+            average = self.replicas and dist.all_reduce(part, group=self.replicas, async_op=True)
+
+            def over_replicas() -> None:
+                if average:
+                    average.wait()
+                for p, piece in zip(due, part.split(widths), strict=True):
+                    if not (p in missing and is_nothing(piece)):
+                        p.add(piece)
+
+            return over_replicas
+
+        return over_shards
+
+    def forget(self) -> None:
+        """Drop all that is gathered, and whole gradients."""
+        self.drop()
+        for p in self.parameters:
+            p.full.grad = p.pending = None
+
+
+def is_nothing(piece: Tensor) -> bool:
+    """Whether no rank had a gradient."""
+    return bool((piece.signbit() & (piece == 0)).all())

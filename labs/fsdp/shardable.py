@@ -1,0 +1,86 @@
+"""What `labs.fsdp` can shard, and what it refuses.
+
+homes_of             the parameters that a call takes, each with all its places
+require_shardable    what would go wrong later, reported at once
+"""
+
+from typing import Any
+
+from torch import nn
+
+from labs.autograd import Moved, require_dense
+from labs.dtensor import DTensor
+from labs.fsdp.sharded import MixedPrecisionPolicy
+from labs.mesh import Mesh
+from labs.zero.layers import Home
+
+
+def homes_of(module: nn.Module) -> dict[nn.Parameter, list[Home]]:
+    """The parameters in `module`, except those that an inner call has taken, each with the places where it stands."""
+    homes: dict[nn.Parameter, list[Home]] = {}
+
+    def walk(inner: nn.Module, path: str) -> None:
+        for attribute, p in inner._parameters.items():
+            if p is not None:
+                homes.setdefault(p, []).append(Home(inner, attribute, path + attribute))
+        for name, child in inner.named_children():
+            if not is_sharded(child):
+                walk(child, f"{path}{name}.")
+
+    walk(module, "")
+    return homes
+
+
+def is_sharded(module: nn.Module) -> bool:
+    return "_sharding" in vars(module)
+
+
+def require_shardable(
+    module: nn.Module, homes: dict[nn.Parameter, list[Home]], mesh: Mesh, reshard: Any, policy: MixedPrecisionPolicy
+) -> None:
+    kind = type(module).__name__
+    if is_sharded(module):
+        raise ValueError(f"fully_shard twice on the same {kind}: its parameters are sharded already")
+    if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+        raise ValueError(f"fully_shard of a {kind}, which has no forward: call it on each of the modules in it")
+    if mesh.ndim > 2:
+        raise ValueError(
+            f"{mesh} has {mesh.ndim} axes: give one to shard along, or two, replicas first, mesh['dp', ...]"
+        )
+    ranks = mesh.size(-1)
+    if not isinstance(reshard, bool | None) and (reshard < 2 or reshard >= ranks or ranks % reshard):
+        fits = [n for n in range(2, ranks) if ranks % n == 0]
+        raise ValueError(
+            f"reshard_after_forward={reshard} on {ranks} ranks: give True, False, or a smaller number of ranks that "
+            f"divides them{f' ({fits})' if fits else ''}"
+        )
+    require_dense(module)
+    for p, (home, *_) in homes.items():
+        if isinstance(p, Moved):
+            raise ValueError(
+                f"parameter {home.name!r} is shared with a module that was sharded before this {kind}: tied parameters "
+                "travel together, so shard the module that has both, and neither of them by itself"
+            )
+        if isinstance(p, DTensor):
+            raise ValueError(f"parameter {home.name!r} is a DTensor already: fully_shard cuts plain parameters")
+        if nn.parameter.is_lazy(p):
+            raise ValueError(
+                f"parameter {home.name!r} is lazy: run a forward before fully_shard, so that it has a shape"
+            )
+        if p.grad is not None:
+            raise ValueError(
+                f"parameter {home.name!r} has a gradient, and its shard takes its place: call zero_grad() before"
+            )
+        if policy.param_dtype is not None and not p.is_floating_point():
+            raise ValueError(
+                f"parameter {home.name!r} is of {p.dtype}, and would be gathered as {policy.param_dtype}, which loses "
+                "some of it: shard its module by itself, without a param_dtype"
+            )
+        if p.ndim == 0:
+            raise ValueError(f"parameter {home.name!r} has no dim to cut along: give it the shape (1,)")
+    dtypes = {p.dtype: home.name for p, (home, *_) in homes.items()}
+    if len(dtypes) > 1 and policy.param_dtype is None:
+        names = " and ".join(f"{name!r} ({dtype})" for dtype, name in dtypes.items())
+        raise ValueError(
+            f"{names} cannot be gathered at once: shard their modules one by one, or give mp_policy a param_dtype"
+        )

@@ -1,0 +1,147 @@
+"""Rows that shard the state over the ranks: ZeRO in its stages, FSDP, and FSDP in replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
+
+from labs import cost, dtensor, fsdp, native
+from labs.fsdp import MixedPrecisionPolicy
+from labs.kit.rows.row import Layers, Strategy, sizes_of
+from labs.kit.training import ADAMW, Training, backward, trainable
+from labs.mesh import Mesh
+from labs.zero import Zero
+
+
+def zero(stage: int, model: nn.Module, mesh: Mesh) -> Training:
+    sharded = Zero(model, stage, partial(torch.optim.AdamW, **ADAMW), group=mesh.get_group("dp"))
+    return Training(
+        partial(backward, model), sharded, sharded.shards, lambda: sharded.state_dict()["model"], sharded.sync
+    )
+
+
+def torch_zero1(model: nn.Module, mesh: Mesh) -> Training:
+    module, optimizer = native.zero1(model, torch.optim.AdamW, mesh.get_group("dp"), **ADAMW)
+    steps = partial(backward, module, no_sync=module.no_sync)
+    return Training(steps, optimizer, trainable(model), lambda: dict(model.named_parameters()))
+
+
+def our_fsdp(reshard: bool, precision: Mapping[str, Any], model: nn.Module, mesh: Mesh) -> Training:
+    policy = MixedPrecisionPolicy(**precision)
+    for layer in layers_of(model):
+        fsdp.fully_shard(layer, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+    return sharded(fsdp.fully_shard(model, mesh=mesh, mp_policy=policy))
+
+
+def torch_fsdp(reshard: bool, precision: Mapping[str, Any], model: nn.Module, mesh: Mesh) -> Training:
+    return sharded(native.fsdp(model, layers_of(model), native.device_mesh(mesh), reshard, **precision))
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    containers = (child for child in model.children() if isinstance(child, nn.ModuleDict))
+    return [layer for container in containers for layer in container.children()]
+
+
+def sharded(model: nn.Module) -> Training:
+    """Its parameters are DTensors, the optimizer's too; under tensor parallelism not all of them."""
+    trained = trainable(model)
+    optimizer = torch.optim.AdamW(trained, **ADAMW)
+    return Training(
+        partial(backward, model),
+        optimizer,
+        trained,
+        lambda: {name: whole(p) for name, p in model.named_parameters()},
+    )
+
+
+def whole(p: Tensor) -> Tensor:
+    """PyTorch's is gathered along one axis of the mesh after the other, since it warns of two at once."""
+    if isinstance(p, dtensor.DTensor):
+        return p.full_tensor()
+    if not isinstance(p, DTensor):
+        return p
+    for axis in range(p.device_mesh.ndim):
+        p = p.redistribute(placements=[Replicate()] * (axis + 1) + [*p.placements[axis + 1 :]])
+    return p.to_local()
+
+
+def of_stage(stage: int) -> Strategy:
+    """A row of ours whose predictions are `labs.cost.zero`'s."""
+
+    def sent(root: Layers, layers: Layers, ranks: int, rank: int) -> int:
+        return cost.zero_sent([*root, *layers], ranks, stage)
+
+    # Its sums are those of one process, in the same order, on any number of ranks.
+    return Strategy(
+        f"zero-{stage}", "ours", partial(zero, stage), partial(cost.zero, stage=stage), sent, bitwise=(2, 3, 4)
+    )
+
+
+def zero_redundancy() -> Strategy:
+    def sent(root: Layers, layers: Layers, ranks: int, rank: int) -> int:
+        return cost.zero_redundancy_sent(sizes_of(root, layers), ranks, rank)
+
+    note = "deals out whole parameters; all-reduces G where stage 1 reduce-scatters it, then broadcasts P: 3Ψ, not 2Ψ"
+    return Strategy("torch-zero-1", "native", torch_zero1, cost.zero_redundancy, sent, note=note)
+
+
+def fully_sharded(
+    name: str, side: str, reshard: bool = True, computes: torch.dtype = torch.float32, **others: Any
+) -> Strategy:
+    """A row whose layers are sharded parameter by parameter, with gradients averaged in float32."""
+    replicas = 2 if "axes" in others else 1
+    how = {"reshard_after_forward": reshard, "replicas": replicas, "itemsize": computes.itemsize}
+    precision = {"param_dtype": computes, "reduce_dtype": torch.float32} if computes != torch.float32 else {}
+
+    def sent(root: Layers, layers: Layers, ranks: int, rank: int) -> int:
+        trained, frozen = (tuple(chain(*(getattr(layer, kind) for layer in root))) for kind in ("trained", "frozen"))
+        return cost.fully_shard_sent(cost.Layer(trained, frozen), layers, ranks, rank=rank, **how)
+
+    apply, predict = (our_fsdp, cost.fsdp) if side == "ours" else (torch_fsdp, cost.fully_shard)
+    apply, predict = partial(apply, reshard, precision), partial(predict, **how)
+    return Strategy(name, side, apply, predict, sent, computes=computes, **others)
+
+
+def two_replicas(asked: int) -> dict[str, int]:
+    if asked < 4 or asked % 2:
+        raise ValueError(f"2 replicas of 2 shards or more take 4 ranks, 6, 8, ...: not {asked}")
+    return {"replicate": 2, "shard": asked // 2}
+
+
+HYBRID = {"axes": two_replicas, "batch": ("replicate", "shard"), "bitwise": ()}
+FSDP = (
+    of_stage(1),
+    zero_redundancy(),
+    of_stage(2),
+    fully_sharded("fsdp-no-reshard", "ours", reshard=False, bitwise=(2, 3, 4)),
+    fully_sharded(
+        "torch-fsdp-no-reshard",
+        "native",
+        reshard=False,
+        note="holds P whole from forward to backward only; at rest it is sharded, unlike stage 2's",
+    ),
+    of_stage(3),
+    fully_sharded("fsdp", "ours", bitwise=(2, 3, 4)),
+    fully_sharded(
+        "torch-fsdp",
+        "native",
+        note="gathers embedding, norm and head once a step, where stage 3 gathers them twice; unlike ours it holds P "
+        "with its padding, and reduces from one buffer, where an all-to-all has two",
+    ),
+    fully_sharded("hsdp", "ours", **HYBRID),
+    fully_sharded("torch-hsdp", "native", **HYBRID),
+    fully_sharded("fsdp-bf16", "ours", computes=torch.bfloat16, bitwise=(2, 3, 4)),
+    fully_sharded(
+        "torch-fsdp-bf16",
+        "native",
+        computes=torch.bfloat16,
+        bitwise=(),
+        note="leaves gradients of norms, which come in float32, as they are from PyTorch 2.15 on",
+    ),
+)

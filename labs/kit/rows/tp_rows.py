@@ -1,0 +1,94 @@
+"""Rows that split each matrix over the ranks, alone or with FSDP along the other axis."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.tensor.parallel import loss_parallel
+
+from labs import cost, native
+from labs.kit.rows.fsdp_rows import layers_of, our_fsdp, sharded
+from labs.kit.rows.row import Strategy
+from labs.kit.training import Training, backward, replicated
+from labs.mesh import Mesh
+from labs.model import GPT
+from labs.tp import full_parameters, gpt_plan, parallelize
+
+
+def our_tp(sequence_parallel: bool, model: GPT, mesh: Mesh) -> Training:
+    parallelize(model, mesh, gpt_plan(model.config, sequence_parallel))
+    return replace(replicated(model, partial(backward, model)), full=partial(full_parameters, model))
+
+
+def torch_tp(sequence_parallel: bool, model: GPT, mesh: Mesh) -> Training:
+    native.tp(model, native.device_mesh(mesh), gpt_plan(model.config, sequence_parallel))
+    return replace(sharded(model), backward=partial(backward_of_split_logits, model))
+
+
+def our_fsdp_tp(model: GPT, mesh: Mesh) -> Training:
+    parallelize(model, mesh["tp"], gpt_plan(model.config))
+    return replace(our_fsdp(True, {}, model, mesh["dp"]), full=partial(full_parameters, model))
+
+
+def torch_fsdp_tp(model: GPT, mesh: Mesh) -> Training:
+    grid = native.device_mesh(mesh)
+    native.tp(model, grid["tp"], gpt_plan(model.config))
+    native.fsdp(model, layers_of(model), grid["dp"])
+    return replace(sharded(model), backward=partial(backward_of_split_logits, model))
+
+
+def backward_of_split_logits(model: nn.Module, x: Tensor, y: Tensor, micro_batches: int) -> list[Tensor]:
+    with loss_parallel():
+        return backward(model, x, y, micro_batches)
+
+
+def split(name: str, side: str, sequence_parallel: bool = False, **others: Any) -> Strategy:
+    """A row of tensor parallelism."""
+    apply, predict = (our_tp, cost.tp) if side == "ours" else (torch_tp, cost.parallelize_module)
+    predict = partial(predict, sequence_parallel=sequence_parallel)
+    return Strategy(name, side, partial(apply, sequence_parallel), predict, None, **others, **PAIR)
+
+
+# Heads of keys and values can be shared equally by 2 ranks in all sizes of the GPT, but not by more in the small ones.
+def pair(asked: int) -> dict[str, int]:
+    if asked < 2:
+        raise ValueError(f"tensor parallelism takes 2 ranks: not {asked}")
+    return {"tp": 2}
+
+
+def rows_of_two(asked: int) -> dict[str, int]:
+    if asked < 4 or asked % 2:
+        raise ValueError(f"rows of 2 ranks, and 2 of them or more, take 4 ranks, 6, 8, ...: not {asked}")
+    return {"dp": asked // 2, "tp": 2}
+
+
+PAIR = {"axes": pair, "batch": (), "bitwise": (), "takes": GPT}
+GRID = {"sent": None, "axes": rows_of_two, "bitwise": (), "takes": GPT}
+TP = (
+    split("tp", "ours"),
+    split(
+        "torch-tp",
+        "native",
+        note="sends the loss's three numbers per token one by one, and holds the embedding's gradient for the whole "
+        "vocabulary on each rank",
+    ),
+    split("tp-sp", "ours", sequence_parallel=True),
+    split(
+        "torch-tp-sp",
+        "native",
+        sequence_parallel=True,
+        note="does so, too; it adds up norms' gradients only as AdamW uses them, three times in a step",
+    ),
+    Strategy("fsdp-tp", "ours", our_fsdp_tp, cost.fsdp_tp, **GRID),
+    Strategy(
+        "torch-fsdp-tp",
+        "native",
+        torch_fsdp_tp,
+        cost.fully_shard_tp,
+        **GRID,
+        note="sends and holds more for the reasons of both",
+    ),
+)

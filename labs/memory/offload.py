@@ -1,0 +1,206 @@
+"""Optimizer state on another tier: in host memory beside a GPU, or on disk.
+
+State is touched once per step; through forward and backward it lies idle.  So it may live where there is more room:
+
+    where=      on that tier                        travels in a step                          after
+    "cpu"       masters and state, in host memory   G to the host, P back: 2 + 2 bytes         ZeRO-Offload
+    a folder    the same, in memory-mapped files    the files besides, in and out: 12 + 12     ZeRO-Infinity
+
+for a parameter in bfloat16 and AdamW; with parameters on the CPU, nothing but the files.  The update happens where the
+state lives: taking it to the GPU and back would be 12 + 12 bytes per parameter over a narrow link.
+
+    optimizer = Offloaded(model.parameters(), partial(torch.optim.AdamW, lr=1e-3), where="state")
+
+It can be used wherever an optimizer can, as in `labs.zero`.  The master of a parameter is its copy in float32 at
+least, which the optimizer works on.  Parameters take their steps one after the other; while one is updated, a thread
+stores the one before it and fetches the next:
+
+    thread      fetch 0   fetch 1    store 0  fetch 2    store 1  ...     store n
+    caller                update 0   update 1            update 2 ...               commit
+
+so that a rank holds the state of three parameters, and not of all.  What a commit is, and why a crash at any moment
+loses one step at most, is explained in `labs.memory.disk`.
+
+Sources: Ren et al. 2021, "ZeRO-Offload", arXiv 2101.06840, section 3; Rajbhandari et al. 2021, "ZeRO-Infinity",
+arXiv 2104.07857, section 5.
+"""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from labs.autograd import require_frozen, trained_and_frozen
+from labs.memory.disk import Disk, Values
+
+
+class Offloaded:
+    """An optimizer whose masters and state live on another tier than the parameters.
+
+    params: what it trains; those that are frozen stay, and cost nothing.  optimizer: makes a torch optimizer of a list
+    of masters; it must treat each parameter by itself, as those of `torch.optim` but LBFGS do.  where: "cpu", or its
+    own folder on a disk, to which every step writes the state; each rank has its part there.
+
+    A training that a folder holds is resumed: the parameters become what they were after its last committed step,
+    and `steps` is its number.  Options (the learning rate, say) are those given here, and are changed in
+    `param_groups`.
+
+    Raises ValueError for "cpu" if the parameters are there already, for a folder that holds other parameters or was
+    left by another number of ranks, and for files that are no longer what was written (`labs.memory.disk`).  Raises
+    RuntimeError after a step that failed, which some parameters have taken and others have not, and for a parameter
+    that was unfrozen.
+    """
+
+    def __init__(self, params: Iterable[nn.Parameter], optimizer: Callable[..., Any], where: str | Path):
+        self.params, self.frozen = trained_and_frozen(params)
+        self.optimizer, self.half_way = optimizer, False
+        (options,) = optimizer([nn.Parameter(torch.empty(0))]).param_groups
+        self.param_groups = [options | {"params": self.params}]
+        if where == "cpu" and any(p.device.type == "cpu" for p in self.params):
+            raise ValueError(
+                'where="cpu": the parameters are on the CPU already; the next tier is a disk: give a folder'
+            )
+        self.tier = Host() if where == "cpu" else Disk(Path(where))
+        if not len(self.tier):
+            self.tier.commit(0, {i: self.tier.store(i, {"master": master_of(p)}) for i, p in enumerate(self.params)})
+        require_as_many(self.params, len(self.tier), where)
+        for i, p in enumerate(self.params):
+            values = self.tier.read(i)
+            require_master(i, p, values, where)
+            p.detach().copy_(values["master"])
+
+    @property
+    def steps(self) -> int:
+        """How many steps have been taken and committed."""
+        return self.tier.steps
+
+    def step(self) -> None:
+        """Update the parameters that have a gradient, and commit."""
+        self.require_whole()
+        require_frozen(self.frozen)
+        self.half_way = True
+        due, stored = [i for i, p in enumerate(self.params) if p.grad is not None], {}
+        with ThreadPoolExecutor(1) as thread:
+            coming = [thread.submit(self.fetch, i) for i in due[:1]]
+            for n, i in enumerate(due):
+                gradient, values = coming[0].result()
+                coming = [thread.submit(self.fetch, following) for following in due[n + 1 : n + 2]]
+                stored[i] = thread.submit(self.store, i, self.updated(gradient, values))
+                del gradient, values  # they are the thread's now, and end with its work
+        self.tier.commit(self.steps + 1, {i: future.result() for i, future in stored.items()})
+        self.half_way = False
+
+    def fetch(self, i: int) -> tuple[Tensor, Values]:
+        p = self.params[i]
+        return to_host(p.grad, at_least_float32(p.dtype)), self.tier.fetch(i)
+
+    def updated(self, gradient: Tensor, values: Values) -> Values:
+        """Let the optimizer take its step with this one parameter."""
+        master = nn.Parameter(values["master"])
+        master.grad = gradient
+        inner = self.optimizer([master])
+        inner.param_groups[0] |= {name: value for name, value in self.param_groups[0].items() if name != "params"}
+        inner.state[master] = {name: value for name, value in values.items() if name != "master"}
+        inner.step()
+        return {"master": master.detach(), **inner.state[master]}
+
+    def store(self, i: int, values: Values) -> Any:
+        """What the tier is to be told about it at the commit."""
+        self.params[i].detach().copy_(values["master"])
+        return self.tier.store(i, values)
+
+    def zero_grad(self) -> None:
+        for p in self.params:
+            p.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's optimizers have it, by number of the parameter, with its master among the state.
+
+        From a folder, tensors are mapped: they take no memory until they are read.
+        """
+        self.require_whole()
+        numbered = self.param_groups[0] | {"params": list(range(len(self.params)))}
+        return {"state": {i: self.tier.read(i) for i in range(len(self.params))}, "param_groups": [numbered]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Masters, state and options; the parameters become the masters, rounded.  Committed like a step.
+
+        Raises ValueError where a master is missing, or has another shape or dtype.
+        """
+        state = state_dict["state"]
+        require_as_many(self.params, len(state), "this state")
+        for i, p in enumerate(self.params):
+            require_master(i, p, state.get(i, {}), "this state")
+        (options,) = state_dict["param_groups"]
+        self.param_groups[0] |= {name: value for name, value in options.items() if name != "params"}
+        copies = ({name: x.detach().to("cpu", copy=True) for name, x in state[i].items()} for i in range(len(state)))
+        self.tier.commit(self.steps, {i: self.store(i, values) for i, values in enumerate(copies)})
+        self.half_way = False
+
+    def require_whole(self) -> None:
+        if self.half_way:
+            raise RuntimeError(
+                "a step failed half way, so that some parameters have taken it and others have not: go back to an "
+                "earlier state with load_state_dict(), or, from a folder, by making the optimizer anew"
+            )
+
+
+def require_as_many(params: list[nn.Parameter], found: int, where: Any) -> None:
+    if found != len(params):
+        raise ValueError(f"{where} has {found} parameters, and {len(params)} were given: it belongs to another model")
+
+
+def require_master(i: int, p: nn.Parameter, values: Values, where: Any) -> None:
+    expected, found = described(p, at_least_float32(p.dtype)), "missing"
+    if "master" in values:
+        found = described(values["master"], values["master"].dtype)
+    if found != expected:
+        raise ValueError(f"{where}: the master of parameter {i}, {expected}, is {found} there")
+
+
+def described(x: Tensor, dtype: torch.dtype) -> str:
+    return f"of shape {tuple(x.shape)} in {str(dtype).removeprefix('torch.')}"
+
+
+def master_of(p: nn.Parameter) -> Tensor:
+    return to_host(p.detach(), at_least_float32(p.dtype))
+
+
+def to_host(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """In host memory; what comes from a GPU is put in pinned pages, which its copy engines reach."""
+    if x.device.type == "cpu":
+        return x.to(dtype)
+    with torch.cuda.device_of(x):  # a thread of its own would begin on the first GPU
+        return torch.empty(x.shape, dtype=dtype, device="cpu", pin_memory=True).copy_(x)
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+# ---- tiers -----------------------------------------------------------------------------------------------
+
+
+class Host:
+    """This process's own memory, for parameters that live on a GPU. It ends with the process."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, Values] = {}
+        self.steps = 0
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def read(self, i: int) -> Values:
+        return self.values[i]
+
+    fetch = read
+
+    def store(self, i: int, values: Values) -> Values:
+        return values
+
+    def commit(self, steps: int, stored: dict[int, Values]) -> None:
+        self.steps, self.values = steps, self.values | stored

@@ -1,0 +1,95 @@
+"""A grid of ranks (labs.mesh.grid), and the process groups along its axes: who talks to whom.
+
+    mesh = Mesh((2, 4), ("dp", "tp"))     in a job of 8: all ranks make it, at the same point of the program
+    get_group          the process group along an axis that this rank is in: all collectives of a strategy go to one
+                       axis
+    _flatten           makes the group of several axes as one
+    smaller_group      of this many neighbours along the last axis
+
+All the rest is arithmetic, and needs no job: `Mesh((2, 4), ("dp", "tp"), rank=5)` is the grid as rank 5 sees it.
+Names and answers are those of torch's DeviceMesh.
+"""
+
+from math import prod
+
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from labs.agree import require_same
+from labs.mesh.grid import Axes, Grid, along, equation, require_grid
+
+
+class Mesh(Grid):
+    """A grid of ranks; mesh_dim_names: the names of its axes, outermost first.
+
+    In a job, all ranks must make it, at the same point of the program, since its groups are made with it.  With
+    `rank`, or outside of a job, it is arithmetic alone.
+
+    Raises ValueError, on every rank, for sizes and names that do not fit each other, or a world of another size.
+    """
+
+    def __init__(self, shape: tuple[int, ...], mesh_dim_names: tuple[str, ...], rank: int | None = None):
+        in_job = rank is None and dist.is_initialized()
+        if in_job:
+            require_grid(shape, mesh_dim_names)
+            require_world(shape, mesh_dim_names)
+        super().__init__(shape, mesh_dim_names, dist.get_rank() if in_job else rank)
+        self.groups: dict[Axes, ProcessGroup] | None = {} if in_job else None  # shared with all parts of the grid
+        if in_job:
+            for axes in self.made_of.values():
+                self.make_groups(axes)
+
+    def _flatten(self, mesh_dim_name: str | None = None) -> "Mesh":
+        """All axes as one, named after them by default.  In a job, its group is made: by all ranks, as with a Mesh."""
+        flat = super()._flatten(mesh_dim_name)
+        (axes,) = flat.made_of.values()
+        if self.groups is not None and axes not in self.groups:
+            self.root.make_groups(axes)
+        return flat
+
+    def get_group(self, mesh_dim: int | str | None = None) -> ProcessGroup:
+        """The process group along an axis that this rank is in."""
+        axes = self.made_of[self.mesh_dim_names[self.number(mesh_dim)]]
+        if self.groups is None:
+            raise RuntimeError(
+                f"{self!s} has no process groups: make it in a job (run(...), torchrun) and without rank="
+            )
+        return self.groups[axes]
+
+    def get_all_groups(self) -> list[ProcessGroup]:
+        return [self.get_group(name) for name in self.mesh_dim_names]
+
+    def make_groups(self, axes: Axes) -> None:
+        """One along these axes for every place on the others; every rank takes part in making each, in this order."""
+        for ranks in along(self.mesh, [self.number(name) for name in axes]).flatten(1).tolist():
+            whole = len(ranks) == dist.get_world_size()
+            group = dist.group.WORLD if whole else dist.new_group(ranks, group_desc=f"mesh_{'_'.join(axes)}")
+            if self.rank in ranks:
+                self.groups[axes] = group
+
+
+def smaller_group(mesh: Mesh, ranks: int) -> ProcessGroup:
+    """The group of this many neighbours along the last axis that this rank is in; made once for a mesh, by all."""
+    axes = mesh.made_of[mesh.mesh_dim_names[-1]]
+    key = (*axes, f"by {ranks}")
+    if key not in mesh.groups:
+        for line in along(mesh.root.mesh, [mesh.root.number(axis) for axis in axes]).flatten(1):
+            for part in line.split(ranks):
+                group = dist.new_group(part.tolist())
+                if mesh.rank in part:
+                    mesh.groups[key] = group
+    return mesh.groups[key]
+
+
+def require_world(shape: tuple[int, ...], names: tuple[str, ...]) -> None:
+    """Before any group is made: ranks that made different ones would wait for each other."""
+    require_same(
+        (tuple(shape), tuple(names)),
+        None,
+        lambda rank, its, other, others: (
+            f"ranks make different meshes: {equation(*its)} on rank {rank}, {equation(*others)} on rank {other}"
+        ),
+    )
+    if prod(shape) != dist.get_world_size():
+        is_not = f"world size {dist.get_world_size()} is not {equation(shape, names)}"
+        raise ValueError(f"{is_not}: start {prod(shape)} ranks, or change a size")

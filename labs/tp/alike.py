@@ -1,0 +1,228 @@
+"""What must be the same on all ranks of a split model, compared in its first step: nothing fails where it differs.
+
+    as the first forward begins    what the model reads, and the state of random numbers
+    during it                      every x that goes into a split layer whole
+    as it ends                     the state of random numbers
+    in the first backward          every gradient that comes back to a split layer whole; and where the plan says
+                                   shards, that they differ
+    as it ends                     gradients of the parameters that are not split
+    in an optimizer's first step   the same, once more: they may have been clipped since
+
+Inputs and random numbers are compared bit by bit, the others by some of their numbers, which may differ by rounding.
+
+An optimizer has a rank's part of a matrix before it, so only one that works element by element is right (SGD, Adam and
+their kin).  Those that are known to look at a whole matrix, or at a norm, are refused in their first step; another of
+that kind, or one that was written by hand, cannot be seen.  Nor can a clipping by a rank's own norm, if every parameter
+is split, or if the first step is not clipped; nor a rank's part that is used outside of the module that was split with
+it, where nothing that should be whole comes of it.
+"""
+
+import math
+from functools import partial
+from typing import Any
+from weakref import WeakSet, finalize
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
+
+from labs.agree import Some, compare, everybodys, fingerprint, first_difference, rounding
+from labs.autograd import at_the_very_end_of_backward, differentiable, weakly
+from labs.mesh import Mesh
+
+INPUTS = (
+    "{name} differs on ranks {first} and {other}: under tensor parallelism all ranks of a group read the same tokens, "
+    "and draw the same random numbers (the batch is cut along another axis of the mesh)"
+)
+RANDOM_NUMBERS = (
+    "{name} differs on ranks {first} and {other} after the first forward: a dropout inside a split layer has drawn for "
+    "pieces of different sizes; give it SequenceParallel(), with which each rank draws its own"
+)
+X = (
+    "what goes into {name!r} differs on ranks {first} and {other}, and must be whole there: a shard of the sequence "
+    "needs input_layouts=Shard(1), a piece of the features output_layouts=Replicate() where it comes from, and a piece "
+    "of the logits LossParallel()"
+)
+LOSS = (
+    "the loss differs on ranks {first} and {other}: each has computed it from its own piece of the logits, or its own "
+    "tokens; make the logits whole (output_layouts=Replicate() of the head), or give the loss LossParallel()"
+)
+GRADIENT = (
+    "the gradient of what {name!r} makes whole differs on ranks {first} and {other}: it was used inside a split layer "
+    "that it did not enter through ColwiseParallel() or PrepareModuleInput(), and each rank has only its part of it"
+)
+SHARDS = (
+    "{name!r} is in a module with SequenceParallel(), but all {ranks} ranks have the same x there, so that the sum of "
+    "their gradients would be {ranks} times too large: leave it out of the plan, or let shards come out of the module "
+    "before it (output_layouts=Shard(1))"
+)
+PARAMETER = (
+    "parameter {name!r} is not split, and its gradient differs on ranks {first} and {other}: it was used inside a "
+    "split layer, or on shards, and each rank has only its part of the gradient; give its module SequenceParallel(), "
+    "or split it"
+)
+CLIPPED = (
+    "parameter {name!r} is not split, and its gradient differs on ranks {first} and {other} as the optimizer begins, "
+    "though not as backward ended: clip with labs.tp.clip_gradients, since a norm of each rank's own parts "
+    "(nn.utils.clip_grad_norm_) is another on every rank"
+)
+OPTIMIZER = (
+    "{kind} looks at a whole matrix or at norms, and this rank has only its part of {name!r}: under tensor parallelism "
+    "take an optimizer that works element by element, such as AdamW or SGD"
+)
+EARLIER = (
+    "the optimizer has state of {name!r} from before parallelize(), for all of it, and this rank has a part: make the "
+    "optimizer anew"
+)
+LOOK_AT_MORE = {"Adafactor", "Muon", "LBFGS", "Shampoo", "DistributedShampoo", "SOAP"}
+LOOK_AT_MORE |= {"LAMB", "Lamb", "FusedLAMB", "NVLamb", "LARS", "LARC"}
+
+
+class FirstStep:
+    """A method for each event.  inputs_compared and the like: that has been done, and is not done again.
+
+    shards: whether the model may be given a shard of the sequence, which differs from rank to rank.
+    """
+
+    def __init__(self, mesh: Mesh, shards: bool):
+        self.mesh, self.shards = mesh, shards
+        self.inputs_compared = self.random_numbers_compared = False
+        self.awaits_gradients = self.gradients_compared = False
+        self.seen: set[tuple[str, str]] = set()
+        self.whole: list[str] = []
+        self.arrived: dict[str, Some] = {}
+        self.optimizers: WeakSet[Optimizer] = WeakSet()
+
+    def watch(self, model: nn.Module, whole: list[str]) -> None:
+        """whole: the names of the parameters that are not split."""
+        self.whole = whole
+        model.register_forward_pre_hook(self.before_forward, with_kwargs=True)
+        model.register_forward_hook(self.after_forward)
+        finalize(model, register_optimizer_step_pre_hook(weakly(self.before_optimizer, model)).remove)
+
+    @torch.compiler.disable
+    def before_forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        read = {f"input {i}": x for i, x in enumerate(tree_leaves((args, kwargs))) if isinstance(x, Tensor)}
+        whole = {name: x for name, x in read.items() if not (self.shards and differentiable_type(x))}
+        mine = {} if self.inputs_compared else {name: fingerprint(x) for name, x in whole.items()}
+        self.require_alike(mine | self.random_numbers(model), INPUTS)
+        if not self.awaits_gradients and torch.is_grad_enabled():
+            self.awaits_gradients = True
+            for name, p in model.named_parameters():  # here, since labs.fsdp and labs.zero take no hooks of others
+                if name in self.whole and p.requires_grad and not hasattr(p, "to_local"):
+                    p.register_hook(partial(self.gradient_ready, name))
+
+    @torch.compiler.disable
+    def after_forward(self, model: nn.Module, args: Any, output: Any) -> None:
+        self.inputs_compared = True
+        if drawn := self.random_numbers(model):
+            self.require_alike(drawn, RANDOM_NUMBERS)
+            self.random_numbers_compared = True
+        found = differentiable(output)
+        if not self.gradients_compared:
+            self.require_alike({str(i): Some.of(x) for i, x in enumerate(found) if x.ndim == 0}, LOSS)
+            for x in found:
+                x.register_hook(lambda gradient: at_the_very_end_of_backward(partial(self.after_backward, model)))
+
+    def takes_whole(self, name: str, x: Tensor) -> None:
+        if not self.inputs_compared:
+            self.compare(name, x, X)
+
+    def gives_whole(self, name: str, x: Tensor) -> None:
+        if not self.gradients_compared and x.requires_grad:
+            x.register_hook(partial(self.compare, name, text=GRADIENT))
+
+    def takes_shards(self, name: str, given: Any, p: Tensor) -> None:
+        """p: a copy of a parameter, which gets this rank's summand of the gradient."""
+        if not self.gradients_compared and p.requires_grad:
+            p.register_hook(partial(self.require_summands, name, tokens_differ(given)))
+
+    def gradient_ready(self, name: str, gradient: Tensor) -> None:
+        if not self.gradients_compared:
+            self.arrived[name] = Some.of(gradient)
+
+    def after_backward(self, model: nn.Module) -> None:
+        # They are compared as they arrived, since labs.ddp may be averaging what is in .grad now.  But labs.fsdp has
+        # put other parameters in their places, whose gradients are there by now.
+        now = {name: p.grad for name, p in model.named_parameters() if name in self.whole}
+        mine = self.arrived | {name: Some.of(local(g)) for name, g in now.items() if hasattr(g, "to_local")}
+        if mine and not self.gradients_compared:
+            last_first = {name: mine[name] for name in reversed(self.whole) if name in mine}
+            self.gradients_compared = self.require_alike(last_first, PARAMETER)
+            self.seen, self.arrived = set(), {}
+
+    @torch.compiler.disable
+    def before_optimizer(self, model: nn.Module, optimizer: Optimizer, *others: Any) -> None:
+        if optimizer in self.optimizers:
+            return
+        given = {p for group in optimizer.param_groups for p in group["params"]}
+        own = {name: p for name, p in model.named_parameters() if p in given}
+        kinds = [kind.__name__ for kind in type(optimizer).__mro__ if kind.__name__ in LOOK_AT_MORE]
+        if kinds and (split := [name for name in own if name not in self.whole]):
+            raise TypeError(OPTIMIZER.format(kind=kinds[0], name=split[0]))
+        for name, p in own.items():
+            state = [x for x in optimizer.state.get(p, {}).values() if isinstance(x, Tensor)]
+            if any(x.ndim and x.shape != p.shape for x in state):
+                raise ValueError(EARLIER.format(name=name))
+        whole = {name: p.grad for name, p in own.items() if name in self.whole}
+        gradients = {name: None if g is None else Some.of(local(g)) for name, g in whole.items()}
+        if self.require_alike(gradients, CLIPPED):
+            self.optimizers.add(optimizer)
+
+    # ---- comparing ---------------------------------------------------------------------------------------
+
+    @torch.compiler.disable
+    def compare(self, name: str, x: Tensor, text: str) -> None:
+        if (name, text) not in self.seen:
+            self.seen.add((name, text))
+            self.require_alike({name: Some.of(x)}, text)
+
+    def require_summands(self, name: str, tokens_differ: bool, gradient: Tensor) -> None:
+        if (name, SHARDS) in self.seen or self.mesh.size() == 1:
+            return
+        self.seen.add((name, SHARDS))
+        mine = Some.of(gradient).numbers if tokens_differ else []
+        first, *others = everybodys(mine, self.mesh.get_group()).values()
+        if any(first) and all(other == first for other in others):
+            raise RuntimeError(SHARDS.format(name=name, ranks=self.mesh.size()))
+
+    def require_alike(self, mine: dict[str, Any], text: str) -> bool:
+        """Whether they could be compared: not if numbers are spoiled, as those of a loss scaler's first step may be."""
+        if not mine or self.mesh.size() == 1:
+            return True
+        found = everybodys(mine, self.mesh.get_group())
+
+        def sentence(rank: int, its: dict[str, Any], other: int, others: dict[str, Any]) -> str:
+            return text.format(name=first_difference(its, others), first=rank, other=other)
+
+        compare(found, sentence, RuntimeError)
+        return not any(isinstance(some, Some) and some.spoiled for each in found.values() for some in each.values())
+
+    def random_numbers(self, model: nn.Module) -> dict[str, str]:
+        draws = any(isinstance(each, _DropoutNd) and each.training and each.p > 0 for each in model.modules())
+        if self.random_numbers_compared or not draws:
+            return {}
+        states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
+        return {"the state of random numbers": " ".join(map(fingerprint, states))}
+
+
+def local(x: Tensor) -> Tensor:
+    return x.to_local() if hasattr(x, "to_local") else x
+
+
+def differentiable_type(x: Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()
+
+
+@torch.compiler.disable
+def tokens_differ(given: Any) -> bool:
+    """Whether the tokens that a module reads differ.  If all are the same, so are the gradients of any two shards."""
+    x = next((x for x in tree_leaves(given) if isinstance(x, Tensor)), None)
+    if x is None:
+        return True
+    x = torch.view_as_real(x).flatten(-2) if x.is_complex() else x
+    tokens = (x.detach() if x.is_floating_point() else x[..., None]).float()
+    tokens = tokens.reshape(math.prod(tokens.shape[:-1]), tokens.shape[-1])
+    return bool((tokens - tokens[:1]).norm() > rounding(x) * tokens.norm())

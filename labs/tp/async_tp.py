@@ -1,0 +1,130 @@
+"""Gather and multiply at the same time: a matrix multiplied in chunks, each while the next one travels.
+
+Under sequence parallelism a split layer begins with an all-gather, and its matrices wait for it; it ends with a
+reduce-scatter that waits for the last of them.  But the product of one rank's tokens needs no other rank's.  So the
+shards go round the ring one by one, and each is multiplied while the next is under way:
+
+    gather_linear     x's shards go round; each rank multiplies what it has:       y = gather(x) @ weight.T
+    linear_scatter    sums go round; each rank adds the product of its own part:   y = scatter(x @ weight.T)
+
+    rank 1 of 4       step 0          step 1          step 2          step 3
+    multiplies        x1              x0              x3              x2
+    meanwhile arrives x0              x3              x2
+
+The backward of each is made like the other: the gradient of what was gathered is a sum that goes round, and that of
+what was scattered goes round to be multiplied.  x is gathered once more for the weight's gradient, so that only its
+shard is kept.  They send what `labs.tp.conjugate`'s gather and scatter send, in N - 1 messages.
+
+It pays where a chunk takes about as long to multiply as to travel; on small chunks a GPU works less efficiently.  In
+PyTorch torch.compile does it to a plan (async tensor parallelism).  Source: Wang et al. 2023, "Overlap Communication
+with Dependent Computation via Decomposition in Large Deep Learning Models", ASPLOS.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from labs.mesh import Mesh
+
+
+def gather_linear(x_BtD: Tensor, weights: list[Tensor], mesh: Mesh) -> tuple[Tensor, ...]:
+    """For each of this rank's weights [f, D], the product with all of the sequence: [B, T, f]; t = T / N."""
+    return GatherLinear.apply(x_BtD, mesh, *weights)
+
+
+def linear_scatter(x_BTf: Tensor, weight_Df: Tensor, mesh: Mesh) -> Tensor:
+    """This rank's shard, along the sequence, of the sum of all ranks' products: [B, t, D]; N must divide T."""
+    if x_BTf.shape[1] % mesh.size():
+        raise ValueError(f"{x_BTf.shape[1]} positions are not divisible by {mesh.size()} ranks")
+    return LinearScatter.apply(x_BTf, weight_Df, mesh)
+
+
+class GatherLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mesh: Mesh, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.mesh = mesh
+        ctx.save_for_backward(x, *weights)
+        products = [x.new_empty(len(x), mesh.size(), x.shape[1], len(weight)) for weight in weights]
+        for place, chunk in going_round(x, mesh):
+            for product, weight in zip(products, weights, strict=True):
+                product[:, place] = chunk @ weight.T
+        return tuple(product.flatten(1, 2) for product in products)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, *weights = ctx.saved_tensors
+        chunks = [gradient.unflatten(1, (ctx.mesh.size(), -1)) for gradient in gradients]
+        of_weights = [torch.zeros_like(weight) for weight in weights]
+        for place, chunk in going_round(x, ctx.mesh):
+            for of_weight, gradient in zip(of_weights, chunks, strict=True):
+                of_weight += gradient[:, place].flatten(0, 1).T @ chunk.flatten(0, 1)
+
+        def product(place: int) -> Tensor:
+            return sum(gradient[:, place] @ weight for gradient, weight in zip(chunks, weights, strict=True))
+
+        return sum_going_round(product, x, ctx.mesh), None, *of_weights
+
+
+class LinearScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, mesh: Mesh) -> Tensor:
+        ctx.mesh = mesh
+        ctx.save_for_backward(x, weight)
+        chunks = x.unflatten(1, (mesh.size(), -1))
+        shard = x.new_empty(len(x), chunks.shape[2], len(weight))
+        return sum_going_round(lambda place: chunks[:, place] @ weight.T, shard, mesh)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        chunks, of_weight = x.unflatten(1, (ctx.mesh.size(), -1)), torch.zeros_like(weight)
+        of_x = torch.empty_like(chunks)
+        for place, chunk in going_round(gradient, ctx.mesh):
+            of_x[:, place] = chunk @ weight
+            of_weight += chunk.flatten(0, 1).T @ chunks[:, place].flatten(0, 1)
+        return of_x.flatten(1, 2), of_weight, None
+
+
+def going_round(mine: Tensor, mesh: Mesh) -> Iterator[tuple[int, Tensor]]:
+    """(its rank, the shard) of every rank, this one's first; the next one travels while the caller uses one."""
+    rank, ranks, shard = mesh.get_local_rank(), mesh.size(), mine.contiguous()
+    for step in range(ranks):
+        coming = torch.empty_like(shard)
+        works = exchange(mesh, send=shard, receive=coming) if step < ranks - 1 else []
+        yield (rank - step) % ranks, shard
+        for work in works:
+            work.wait()
+        shard = coming
+
+
+def sum_going_round(part: Callable[[int], Tensor], like: Tensor, mesh: Mesh) -> Tensor:
+    """This rank's shard of the sum over all ranks; part(r): what this rank adds to rank r's, of the shape of `like`.
+
+    Each sum sets out from the rank behind its own and passes through all others, which have meanwhile computed what
+    they add to it.
+    """
+    rank, ranks, works, total = mesh.get_local_rank(), mesh.size(), [], None
+    for step in range(ranks):
+        coming = torch.empty_like(like) if total is not None else None
+        works = exchange(mesh, send=total, receive=coming) if total is not None else []
+        mine = part((rank - step - 1) % ranks)
+        for work in works:
+            work.wait()
+        total = (mine if coming is None else mine.add_(coming)).contiguous()
+    return total
+
+
+def exchange(mesh: Mesh, send: Tensor, receive: Tensor) -> list[dist.Work]:
+    """Send to the next rank of the ring, and receive from the one before."""
+    rank, ranks, group = mesh.get_local_rank(), mesh.size(), mesh.get_group()
+    posts = [
+        dist.P2POp(dist.isend, send, group=group, group_peer=(rank + 1) % ranks),
+        dist.P2POp(dist.irecv, receive, group=group, group_peer=(rank - 1) % ranks),
+    ]
+    return dist.batch_isend_irecv(posts)

@@ -1,0 +1,241 @@
+"""The modules of a split transformer: what `labs.tp` makes of a model's own, each with the same parameters, in part.
+
+    ColumnParallelLinear        all of x in, a piece of the features out
+    RowParallelLinear           a piece of the features in, a summand out; the bias once, behind the sum
+    VocabParallelEmbedding      tokens in, a summand out
+    VocabParallelCrossEntropy   a piece of the logits in, the loss out
+    Prepared                    a block: one border for all columns in it
+    OnShards                    a norm or a dropout: gradients are added up, random numbers differ
+
+Where x crosses from whole to split and back, there is a border of `labs.tp.conjugate`: `enter` and `leave`.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from labs.mesh import Mesh
+from labs.model import CrossEntropy
+from labs.tp import vocabulary
+from labs.tp.alike import FirstStep
+from labs.tp.conjugate import copy, join, once, reduce, split
+
+Border = Callable[[Tensor], Tensor]
+
+
+class Watched:
+    """A border of labs.tp.conjugate; in the first step, what is whole there is compared between the ranks."""
+
+    def __init__(self, border: Border, name: str, first_step: FirstStep):
+        self.border, self.name, self.first_step = border, name, first_step
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.border.func in (copy, split):
+            self.first_step.takes_whole(self.name, x)
+        y = self.border(x)
+        if self.border.func in (reduce, join, once):
+            self.first_step.gives_whole(self.name, y)
+        return y
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a style is applied: the module's name, the mesh, and the Prepared block around it, if there is one."""
+
+    name: str
+    mesh: Mesh
+    region: "Region | None"
+    first_step: FirstStep
+
+    def watched(self, border: Border) -> Border:
+        return Watched(border, self.name, self.first_step)
+
+
+class ColumnParallelLinear(nn.Linear):
+    """A rank computes its part of the outputs.  copies: how many neighbours have the same part."""
+
+    name: str
+    part: torch.Size
+    enter: Border
+    leave: Border
+    mesh: Mesh
+    copies: int
+
+    def forward(self, x: Tensor) -> Tensor:
+        require_part(self)
+        require_features(self, x, self.weight.shape[1], "all")
+        weight, bias = (p if p is None else copy(p, self.mesh, self.copies) for p in (self.weight, self.bias))
+        return self.leave(F.linear(self.enter(x), weight, bias))
+
+
+class RowParallelLinear(nn.Linear):
+    """A rank has its part of the inputs, and computes what these add to all outputs.
+
+    The bias is added once, after the sum.
+    """
+
+    name: str
+    part: torch.Size
+    enter: Border
+    leave: Border
+    share: Border
+
+    def forward(self, x: Tensor) -> Tensor:
+        require_part(self)
+        x = self.enter(x)
+        require_features(self, x, self.weight.shape[1], "this rank's part")
+        y = self.leave(F.linear(x, self.weight))
+        if self.bias is None:
+            return y
+        require_uncut(self, y)
+        return y + self.share(self.bias).to(y.dtype)  # under autocast, a linear's bias has the dtype of its output
+
+
+class VocabParallelEmbedding(nn.Embedding):
+    """A rank has its part of the vocabulary."""
+
+    name: str
+    part: torch.Size
+    leave: Border
+    mesh: Mesh
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        require_part(self)
+        return self.leave(vocabulary.look_up(tokens, self.weight, self.num_embeddings, self.mesh))
+
+
+class VocabParallelCrossEntropy(CrossEntropy):
+    """A rank has the logits of its part of the vocabulary; without targets they are put together."""
+
+    vocabulary: int
+    mesh: Mesh
+
+    def forward(self, logits_BTv: Tensor, targets_BT: Tensor | None = None) -> Tensor:
+        if targets_BT is None:
+            return join(logits_BTv, self.mesh, -1, self.vocabulary)
+        return vocabulary.cross_entropy(logits_BTv, targets_BT, self.vocabulary, self.mesh)
+
+
+class Prepared(nn.Module):
+    """A block whose first input crosses the border once, for all ColumnParallelLinears in it."""
+
+    region: "Region"
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        name = None if args else first_of(super().forward, kwargs)
+        with self.region.around(args[0] if args else kwargs.get(name)) as x:
+            return super().forward(x, *args[1:], **kwargs) if args else super().forward(**{**kwargs, name: x})
+
+
+def first_of(function: Callable[..., Any], kwargs: dict[str, Any]) -> str | None:
+    """The argument that the function names first, in whatever order they are given."""
+    return next((name for name in [*signature(function).parameters, *kwargs] if name in kwargs), None)
+
+
+class Region:
+    """One forward of a Prepared block: the columns in it share what crossed its border, all else gets x as it is.
+
+    aside: for all else, what crossed the border as a shard and is whole now.
+    """
+
+    def __init__(self, name: str, border: Border, aside: Border | None):
+        self.name, self.border, self.aside = name, border, aside
+        self.given: Tensor | None = None
+        self.inside: Tensor | None = None
+
+    @contextmanager
+    def around(self, x: Any) -> Iterator[Tensor]:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            what = f"a tensor of {x.dtype}" if isinstance(x, Tensor) else f"of type {type(x).__name__}"
+            raise TypeError(f"{self.name!r} is prepared for a first input x that is split, and got {what}")
+        self.inside = self.border(x)
+        self.given = x if self.aside is None else self.aside(self.inside)
+        try:
+            yield self.given
+        finally:
+            self.given = self.inside = None
+
+    def enter(self, x: Tensor, border: Border) -> Tensor:
+        """What a column computes with; border: its own, for an x that is not the block's."""
+        return self.inside if x is self.given else border(x)
+
+
+class OnShards(nn.Module):
+    """Each rank has different tokens here (or heads): gradients of parameters are added up, random numbers differ."""
+
+    place: Place
+    added_up: tuple[str, ...]  # names of the parameters that it had: on top of this, labs.zero may take them out
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with copied(self, (args, kwargs)) if self.added_up else random_by_rank(self.place.mesh, self.training):
+            return super().forward(*args, **kwargs)
+
+
+@contextmanager
+def copied(module: OnShards, given: Any) -> Iterator[None]:
+    """Let the module find copies of its parameters, whose backward adds up all ranks' gradients."""
+    place = module.place
+    before = {name: vars(module).get(name) for name in module.added_up}
+    for name in module.added_up:
+        vars(module)[name] = mine = copy(getattr(module, name), place.mesh)
+        place.first_step.takes_shards(f"{place.name}.{name}", given, mine)
+    try:
+        yield
+    finally:
+        for name, shown in before.items():
+            vars(module).pop(name, None)
+            if shown is not None:
+                vars(module)[name] = shown
+
+
+@contextmanager
+def random_by_rank(mesh: Mesh, training: bool) -> Iterator[None]:
+    """Random numbers of this rank's own, from one that all ranks draw alike: so they stay in step."""
+    if not training:
+        yield
+        return
+    seed = torch.randint(2**48, (), device="cpu").item()
+    with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else []):
+        torch.manual_seed(seed * mesh.size() + mesh.get_local_rank())
+        yield
+
+
+# The classes of modules that have been split.
+SPLIT = (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    VocabParallelCrossEntropy,
+    Prepared,
+    OnShards,
+)
+
+
+def require_part(module: Any) -> None:
+    if module.weight.shape != module.part:
+        raise ValueError(
+            f"the weight of {module.name!r} was replaced by one of shape {tuple(module.weight.shape)}, and this rank's "
+            f"part of it is {tuple(module.part)}: replace it before parallelize(), or by the part in labs.tp.slices"
+        )
+
+
+def require_features(module: Any, x: Tensor, features: int, which: str) -> None:
+    if x.shape[-1] != features:
+        raise ValueError(
+            f"{module.name!r} ({type(module).__name__}) takes {which} of its {module.in_features} features, "
+            f"{features}, and got {x.shape[-1]}: between columns and rows x stays in parts, elsewhere it is whole"
+        )
+
+
+def require_uncut(module: Any, y: Tensor) -> None:
+    if y.shape[-1] != module.out_features:
+        raise ValueError(
+            f"{module.name!r} has a bias of {module.out_features} features, and its output is cut to {y.shape[-1]} of "
+            "them: cut another dim, as in output_layouts=Shard(1)"
+        )

@@ -1,0 +1,118 @@
+"""Which part of a parameter each rank has, when a matrix is split over them.
+
+Features        cut as torch.chunk cuts: any number, the last parts shorter
+Queries, Keys   cut between heads: a rank has whole heads, and for each of its query heads the head of keys and values
+                that this one reads
+Cut             the parts of one parameter along one dim
+
+    8 query heads, 2 of keys and values      2 ranks        4 ranks             8 ranks
+        queries of each rank                 4              2                   1
+        keys and values                      0 | 1          0 | 0 | 1 | 1       0 | 0 | 0 | 0 | 1 | 1 | 1 | 1
+
+Where there are fewer heads of keys and values than ranks, neighbours have the same one.  Each computes its gradient
+from its own queries alone, so that theirs must be added up.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from labs import group as groups
+from labs.dtensor.placement import piece
+from labs.mesh import Mesh
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Along `dim` of a tensor, rank r has [starts[r], stops[r]); copies: how many neighbours have the same part."""
+
+    dim: int
+    starts: tuple[int, ...]
+    stops: tuple[int, ...]
+    copies: int = 1
+
+    def slices(self, rank: int) -> tuple[slice, ...]:
+        """whole[cut.slices(rank)] is the rank's part."""
+        return (*[slice(None)] * self.dim, slice(self.starts[rank], self.stops[rank]))
+
+    def part(self, whole: Tensor, rank: int) -> Tensor:
+        return whole[self.slices(rank)]
+
+    def whole(self, part: Tensor, mesh: Mesh) -> Tensor:
+        """From all ranks' parts; they are padded to the longest on their way."""
+        sizes = [stop - start for start, stop in zip(self.starts, self.stops, strict=True)]
+        longest, first = max(sizes), part.detach().movedim(self.dim, 0)
+        mine = pad(first, [0, 0] * (part.ndim - 1) + [0, longest - len(first)]).contiguous()
+        parts = mine.new_empty(mesh.size(), *mine.shape)
+        groups.all_gather(parts.view(-1), mine.view(-1), group=mesh.get_group())
+        own = [parts[rank, : sizes[rank]] for rank in range(0, mesh.size(), self.copies)]
+        return torch.cat(own).movedim(0, self.dim).contiguous()
+
+
+@dataclass(frozen=True)
+class Features:
+    """Each of them by itself."""
+
+    def cut(self, size: int, dim: int, ranks: int) -> Cut:
+        pieces = [piece(size, ranks, rank) for rank in range(ranks)]
+        return Cut(dim, tuple(start for start, _ in pieces), tuple(start + length for start, length in pieces))
+
+
+@dataclass(frozen=True)
+class Queries:
+    """H query heads, which share K heads of keys and values."""
+
+    heads: int
+    kv_heads: int
+
+    def cut(self, size: int, dim: int, ranks: int) -> Cut:
+        require_heads(self.heads, self.kv_heads, ranks)
+        if ranks > self.kv_heads:
+            return even(size, dim, ranks, self.heads)
+        return even(size, dim, ranks, self.kv_heads)
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The K heads of keys, or of values, that H query heads share."""
+
+    heads: int
+    kv_heads: int
+
+    def cut(self, size: int, dim: int, ranks: int) -> Cut:
+        require_heads(self.heads, self.kv_heads, ranks)
+        if ranks <= self.kv_heads:
+            return even(size, dim, ranks, self.kv_heads)
+        copies, head = ranks // self.kv_heads, width(size, self.kv_heads)
+        starts = tuple(rank // copies * head for rank in range(ranks))
+        return Cut(dim, starts, tuple(start + head for start in starts), copies)
+
+
+def even(size: int, dim: int, ranks: int, units: int) -> Cut:
+    """Whole units, as evenly as possible, the first ranks one more; no rank gets none."""
+    unit, (least, more) = width(size, units), divmod(units, ranks)
+    ends = [(rank * least + min(rank, more)) * unit for rank in range(ranks + 1)]
+    return Cut(dim, tuple(ends[:-1]), tuple(ends[1:]))
+
+
+def width(size: int, units: int) -> int:
+    if size % units:
+        raise ValueError(f"{size} features are not {units} heads of one width")
+    return size // units
+
+
+def require_heads(heads: int, kv_heads: int, ranks: int) -> None:
+    """Each rank needs a query head, and the one of keys and values that it reads."""
+    if not fits(heads, kv_heads, ranks):
+        work = [n for n in range(1, heads + 1) if fits(heads, kv_heads, n)]
+        nearest = [*[n for n in work if n < ranks][-1:], *[n for n in work if n > ranks][:1]]
+        raise ValueError(
+            f"{heads} query heads over {kv_heads} of keys and values cannot be dealt out to {ranks} ranks: "
+            f"use {' or '.join(map(str, nearest))}"
+        )
+
+
+def fits(heads: int, kv_heads: int, ranks: int) -> bool:
+    return ranks <= kv_heads or (ranks % kv_heads == 0 and heads % ranks == 0)

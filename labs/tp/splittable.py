@@ -1,0 +1,91 @@
+"""What `labs.tp` can split, and what it refuses.
+
+require_splittable    what would go wrong later, reported at once
+require_in_no_graph   the same, of a parameter that is to be split
+expect_whole          what can be reported only when it happens: a module that is not split gets a piece of the features
+"""
+
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.loss import _Loss
+
+from labs.mesh import Mesh
+from labs.model import CrossEntropy
+from labs.tp.alike import FirstStep
+from labs.tp.parallel_layers import SPLIT
+from labs.tp.styles import PrepareModuleInput, RowwiseParallel, Style
+
+Rows = list[tuple[str, nn.Module, Style]]
+
+
+def require_splittable(model: nn.Module, mesh: Mesh, rows: Rows) -> None:
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f'{mesh!r:.60} is no Mesh: give Mesh((4,), ("tp",)), or mesh["tp"] of a larger one')
+    if mesh.ndim != 1:
+        raise ValueError(f"{mesh} has {mesh.ndim} axes: tensor parallelism takes one, as in mesh['tp']")
+    for name, module in model.named_modules():
+        if isinstance(module, SPLIT):
+            raise ValueError(f"{name!r} has been split by an earlier parallelize(): give one plan for all of the model")
+    for name, module, _ in rows:
+        if "forward" in vars(module):
+            raise ValueError(
+                f"{name!r} has been given another forward (by labs.memory.recompute?), which would be called "
+                "instead of the split one: call parallelize() first"
+            )
+    for name, p in model.named_parameters():
+        if nn.parameter.is_lazy(p):
+            raise ValueError(f"parameter {name!r} is lazy: run a forward before parallelize(), so that it has a shape")
+        if hasattr(p, "full_tensor"):
+            raise ValueError(f"parameter {name!r} is a DTensor already: parallelize() first, and then fully_shard()")
+    require_one_way_out(rows)
+
+
+def require_one_way_out(rows: Rows) -> None:
+    """For a block whose sequence is gathered: what has left it is a shard again, and nothing in it expects that."""
+    for block, _, style in rows:
+        if isinstance(style, PrepareModuleInput) and style.input_layouts.is_shard():
+            rowwise = [(name, end) for name, _, end in rows if isinstance(end, RowwiseParallel)]
+            ends = [name for name, end in rowwise if end.output_layouts.is_shard() and name.startswith(f"{block}.")]
+            if len(ends) > 1:
+                raise ValueError(
+                    f"{block!r} gathers its sequence once, but leaves its split part at "
+                    f"{' and '.join(map(repr, ends))}: give PrepareModuleInput to each block that begins with columns "
+                    "and ends with rows, not to a larger one"
+                )
+
+
+def require_in_no_graph(name: str, p: nn.Parameter) -> None:
+    """Autograd has noted the shape of a parameter there, and would expect gradients of that one from now on."""
+    if p._use_count() > 1:
+        raise ValueError(
+            f"parameter {name!r} is part of a graph that is still there, of an earlier loss or a wrapper such as DDP: "
+            "keep loss.item() in place of the loss, and wrap the model after parallelize()"
+        )
+
+
+def expect_whole(model: nn.Module, planned: set[nn.Module], first_step: FirstStep) -> None:
+    """Let modules that are not split say so in a sentence when they get a piece of the features, or of the logits."""
+    for name, module in model.named_modules():
+        if module in planned:
+            continue
+        if isinstance(module, nn.Linear | nn.LayerNorm | nn.RMSNorm):
+            wide = module.in_features if isinstance(module, nn.Linear) else module.normalized_shape[-1]
+            module.register_forward_pre_hook(partial(require_whole, name, wide))
+        if isinstance(module, CrossEntropy | _Loss):
+            module.register_forward_pre_hook(partial(require_same, name, first_step))
+
+
+def require_whole(name: str, wide: int, module: nn.Module, args: Any) -> None:
+    if args and isinstance(args[0], Tensor) and args[0].shape[-1] != wide:
+        raise ValueError(
+            f"{name!r} ({type(module).__name__}) is not split, takes all {wide} features, and got {args[0].shape[-1]}: "
+            "behind ColwiseParallel() a rank has a piece of them; put a RowwiseParallel() in between, or give the "
+            "columns output_layouts=Replicate()"
+        )
+
+
+def require_same(name: str, first_step: FirstStep, module: nn.Module, args: Any) -> None:
+    if args and isinstance(args[0], Tensor):
+        first_step.takes_whole(name, args[0])

@@ -1,0 +1,205 @@
+"""The styles of a plan: how a module is split, and what crosses its borders.
+
+Each style has two methods: `cuts`, how the module's parameters are dealt out, which raises ValueError for a module that
+it does not fit; and `change`, which makes the module one of `labs.tp.parallel_layers`.  `labs.tp` has the table of
+them.
+"""
+
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from labs.dtensor import Partial, Placement, Replicate, Shard
+from labs.mesh import Mesh, smaller_group
+from labs.model import CrossEntropy
+from labs.tp.conjugate import copy, gather, join, once, reduce, scatter, split
+from labs.tp.parallel_layers import (
+    Border,
+    ColumnParallelLinear,
+    OnShards,
+    Place,
+    Prepared,
+    Region,
+    RowParallelLinear,
+    VocabParallelCrossEntropy,
+    VocabParallelEmbedding,
+)
+from labs.tp.shares import Cut, Features, Keys, Queries
+
+WHOLE, IN_FEATURES, BY_FEATURE = Replicate(), Shard(-1), Features()
+
+
+class Style:
+    """Prints what it was given, without the defaults."""
+
+    def __repr__(self) -> str:
+        given = [(each.name, getattr(self, each.name)) for each in fields(self)]
+        words = [f"{name}={value!r}" for name, value in given if value != type(self).__dict__.get(name)]
+        return f"{type(self).__name__}({', '.join(words)})"
+
+    def cuts(self, name: str, module: nn.Module, ranks: int) -> dict[str, Cut]:
+        return {}
+
+    @property
+    def takes_shards(self) -> bool:
+        """Of the sequence, say; not of the features."""
+        layout = getattr(self, "input_layouts", WHOLE)
+        return layout.is_shard() and layout != IN_FEATURES
+
+    def change(self, module: nn.Module, place: Place) -> None:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ColwiseParallel(Style):
+    """Split a Linear's outputs.  heads: cut only between these."""
+
+    input_layouts: Placement = WHOLE
+    output_layouts: Placement = IN_FEATURES
+    heads: Queries | Keys | Features = BY_FEATURE
+
+    def cuts(self, name: str, module: nn.Module, ranks: int) -> dict[str, Cut]:
+        require_kind(self, name, module, nn.Linear)
+        require_layouts(self, name, input_layouts=(Replicate, Shard), output_layouts=(Replicate, IN_FEATURES))
+        cut = self.heads.cut(module.out_features, 0, ranks)
+        return {"weight": cut} | ({"bias": cut} if module.bias is not None else {})
+
+    def change(self, module: nn.Module, place: Place) -> None:
+        mesh = place.mesh
+        enter, leave = place.watched(border(self.input_layouts, Replicate(), mesh)), same
+        if place.region:
+            enter = partial(place.region.enter, border=place.watched(partial(copy, mesh=mesh)))
+        if self.output_layouts.is_replicate():
+            leave = place.watched(partial(join, mesh=mesh, dim=-1, size=module.out_features))
+        copies = self.heads.cut(module.out_features, 0, mesh.size()).copies
+        if 1 < copies < mesh.size():
+            smaller_group(mesh, copies)  # here, where all ranks are: a first forward may be one of only some
+        become(module, ColumnParallelLinear, **own(module, place), enter=enter, leave=leave, mesh=mesh, copies=copies)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RowwiseParallel(Style):
+    """Split a Linear's inputs, or an Embedding's vocabulary.  heads: cut only between these."""
+
+    input_layouts: Placement = IN_FEATURES
+    output_layouts: Placement = WHOLE
+    heads: Queries | Features = BY_FEATURE
+
+    def cuts(self, name: str, module: nn.Module, ranks: int) -> dict[str, Cut]:
+        require_kind(self, name, module, nn.Linear, nn.Embedding)
+        require_layouts(self, name, input_layouts=(Replicate, IN_FEATURES), output_layouts=(Replicate, Shard))
+        if isinstance(module, nn.Linear):
+            return {"weight": self.heads.cut(module.in_features, 1, ranks)}
+        without = {"padding_idx": None, "max_norm": None, "sparse": False, "scale_grad_by_freq": False}
+        for option, off in without.items():
+            if getattr(module, option) != off:
+                raise ValueError(
+                    f"{name!r} is an Embedding with {option}, which has no split form here: leave it whole"
+                )
+        return {"weight": self.heads.cut(module.num_embeddings, 0, ranks)}
+
+    def change(self, module: nn.Module, place: Place) -> None:
+        leave = place.watched(border(Partial(), self.output_layouts, place.mesh))
+        if isinstance(module, nn.Embedding):
+            become(module, VocabParallelEmbedding, **own(module, place), leave=leave, mesh=place.mesh)
+            return
+        whole = self.input_layouts.is_replicate()
+        enter = place.watched(partial(split, mesh=place.mesh, dim=-1)) if whole else same
+        share = same if self.output_layouts.is_replicate() else partial(copy, mesh=place.mesh)
+        become(module, RowParallelLinear, **own(module, place), enter=enter, leave=leave, share=share)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PrepareModuleInput(Style):
+    """A block's first input crosses the border once: whole, or a shard of the sequence that becomes whole."""
+
+    input_layouts: Placement = WHOLE
+
+    def cuts(self, name: str, module: nn.Module, ranks: int) -> dict[str, Cut]:
+        require_layouts(self, name, input_layouts=(Replicate, Shard))
+        return {}
+
+    def region(self, place: Place) -> Region:
+        aside = place.watched(partial(once, mesh=place.mesh)) if self.input_layouts.is_shard() else None
+        return Region(place.name, place.watched(border(self.input_layouts, Replicate(), place.mesh)), aside)
+
+    def change(self, module: nn.Module, place: Place) -> None:
+        become(module, Prepared, region=place.region)
+
+
+@dataclass(frozen=True, repr=False)
+class SequenceParallel(Style):
+    """A module without a border, that each rank uses on a shard: a norm, a dropout."""
+
+    takes_shards = True
+
+    def cuts(self, name: str, module: nn.Module, ranks: int) -> dict[str, Cut]:
+        if next(module.children(), None):
+            raise ValueError(f"{name!r} ({type(module).__name__}) has modules in it: give SequenceParallel() to each")
+        return {}
+
+    def change(self, module: nn.Module, place: Place) -> None:
+        become(module, OnShards, place=place, added_up=tuple(name for name, _ in module.named_parameters()))
+
+
+@dataclass(frozen=True, repr=False)
+class LossParallel(Style):
+    """The GPT's loss, of logits that are split by the vocabulary."""
+
+    vocabulary: int
+
+    def cuts(self, name: str, module: nn.Module, ranks: int) -> dict[str, Cut]:
+        require_kind(self, name, module, CrossEntropy)
+        return {}
+
+    def change(self, module: nn.Module, place: Place) -> None:
+        become(module, VocabParallelCrossEntropy, vocabulary=self.vocabulary, mesh=place.mesh)
+
+
+def border(source: Placement, target: Placement, mesh: Mesh) -> Border:
+    """The one that leads into a split layer (to Replicate()), or out of it (from Partial())."""
+    match source, target:
+        case Replicate(), Replicate():
+            return partial(copy, mesh=mesh)
+        case Shard(dim), Replicate():
+            return partial(gather, mesh=mesh, dim=dim)
+        case Partial(), Replicate():
+            return partial(reduce, mesh=mesh)
+        case Partial(), Shard(dim):
+            return partial(scatter, mesh=mesh, dim=dim)
+    raise ValueError(f"from {source!r} to {target!r} there is no border of a split layer (labs.tp.conjugate has them)")
+
+
+def same(x: Tensor) -> Tensor:
+    return x
+
+
+def own(module: nn.Module, place: Place) -> dict[str, Any]:
+    return {"name": place.name, "part": module.weight.shape}
+
+
+def become(module: nn.Module, kind: type[nn.Module], **attributes: Any) -> None:
+    """From now on the module is of this kind, which derives from its own class or is laid over it."""
+    own = type(module)
+    module.__class__ = kind if issubclass(kind, own) else type(f"{kind.__name__}{own.__name__}", (kind, own), {})
+    vars(module).update(attributes)
+
+
+def require_kind(style: Any, name: str, module: nn.Module, *kinds: type[nn.Module]) -> None:
+    if type(module) not in kinds:
+        fits = " or ".join(kind.__name__ for kind in kinds)
+        raise ValueError(f"{type(style).__name__} fits {fits}, and {name!r} is of type {type(module).__name__}")
+
+
+def require_layouts(style: Style, name: str, **ends: tuple[Any, ...]) -> None:
+    """ends: what each of the style's layouts may be, a placement or a kind of them."""
+    for end, fits in ends.items():
+        layout = getattr(style, end)
+        if layout not in fits and type(layout) not in fits:
+            words = {Replicate: "Replicate()", Shard: "Shard(dim)", IN_FEATURES: "Shard(-1)"}
+            give = " or ".join(words[fit] for fit in fits)
+            raise ValueError(
+                f"{name!r} has {type(style).__name__}({end}={layout!r}): give {give}, of labs.dtensor.placement"
+            )

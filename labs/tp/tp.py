@@ -1,0 +1,248 @@
+"""Tensor parallelism: every matrix of a transformer split over the ranks, by a plan.
+
+A matrix that is split by columns turns a whole x into a piece of the result; one that is split by rows takes such a
+piece, and turns it into a summand of the result.  So two of them, columns and then rows, need one sum at the end and
+nothing between them, as long as what stands there works on each piece by itself: a head's attention, a feature's silu.
+
+        x ──▶ copy ──▶ q k v ──▶ heads ──▶ o ──▶ reduce ──▶        copy, reduce: labs.tp.conjugate
+                      columns             rows                     with sequence parallelism: gather, scatter
+
+    x whole       every rank has all of x; norms, residuals and dropout are computed on every rank alike
+    x in shards   every rank has a part of the sequence there, and computes those on its own tokens alone
+
+A plan says which submodule is split how; `parallelize` obeys it:
+
+    style                 its module         what it splits                 what comes in        what goes out
+    ColwiseParallel       Linear             outputs: weight Shard(0)       whole                features
+    RowwiseParallel       Linear             inputs: weight Shard(1)        features             summands: a sum
+    RowwiseParallel       Embedding          the vocabulary: Shard(0)       tokens               summands: a sum
+    PrepareModuleInput    a block            nothing: one border for all    whole, or a shard    -
+                                             of its ColwiseParallel
+    SequenceParallel      norm, dropout      nothing: works on shards       a shard              a shard
+    LossParallel          the GPT's loss     nothing: labs.tp.vocabulary       logits               the loss
+
+(A Linear keeps its matrix as [outputs, inputs], so that its columns are the weight's rows.)
+
+    placements          how each parameter lies on the mesh
+    slices              which part of the whole this rank has: what labs.llama reads from a file
+    full_parameters     the whole parameters, from all ranks
+    clip_gradients      by their global norm, in which what is whole on every rank counts once
+
+In the first step the ranks compare what must be the same on all of them (labs.tp.alike).
+
+A rank's part is an ordinary parameter of a smaller shape.  So whatever works on parameters goes on top: an optimizer
+that works element by element; labs.fsdp, on another axis of the mesh.  Names are PyTorch's
+(torch.distributed.tensor.parallel).  Sources: Shoeybi et al. 2019, arXiv 1909.08053, section 3; Korthikanti et al.
+2022, arXiv 2205.05198, section 4.2.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from labs.agree import require_equal
+from labs.clip import global_norm, shorten
+from labs.dtensor import Placement, Replicate, Shard
+from labs.mesh import Mesh
+from labs.model import Config
+from labs.tp.alike import FirstStep
+from labs.tp.parallel_layers import Place, Region
+from labs.tp.shares import Cut, Keys, Queries
+from labs.tp.splittable import Rows, expect_whole, require_in_no_graph, require_splittable
+from labs.tp.styles import (
+    ColwiseParallel,
+    LossParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    Style,
+)
+
+__all__ = [
+    "ColwiseParallel",
+    "LossParallel",
+    "Plan",
+    "PrepareModuleInput",
+    "RowwiseParallel",
+    "SequenceParallel",
+    "clip_gradients",
+    "full_parameters",
+    "gpt_plan",
+    "parallelize",
+    "placements",
+    "slices",
+]
+
+
+# ---- the plan --------------------------------------------------------------------------------------------
+
+
+class Plan(dict[str, Style]):
+    """From the name of a submodule to its style; `*` stands for one part of a name."""
+
+    def __repr__(self) -> str:
+        width = max(map(len, self), default=0)
+        return "\n".join(f"{name:{width}}   {style!r}" for name, style in self.items())
+
+    def rows(self, model: nn.Module) -> Rows:
+        """Each submodule that the plan names, with its style, outer ones first."""
+        modules = {name: module for name, module in model.named_modules(remove_duplicate=False) if name}
+        styles: dict[nn.Module, Style] = {}
+        for pattern, style in self.items():
+            if not isinstance(style, Style):
+                raise TypeError(f"the plan gives {pattern!r} {style!r:.60}, which is no style of labs.tp")
+            found = [module for name, module in modules.items() if matches(name, pattern)]
+            if not found:
+                near = get_close_matches(pattern, dict.fromkeys(map(generalised, modules)), 1, 0)
+                meant = f"did you mean {near[0]!r}?" if near else f"a {type(model).__name__} has none"
+                raise ValueError(f"the plan has {pattern!r}, and no submodule is called that: {meant}")
+            styles |= dict.fromkeys(found, style)
+        return [(name, module, styles[module]) for name, module in model.named_modules() if module in styles]
+
+
+def matches(name: str, pattern: str) -> bool:
+    names, patterns = name.split("."), pattern.split(".")
+    return len(names) == len(patterns) and all(map(fnmatchcase, names, patterns))
+
+
+def generalised(name: str) -> str:
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+def gpt_plan(config: Config, sequence_parallel: bool = False) -> Plan:
+    """For the course's GPT: the borders of x, whole or in shards of the sequence."""
+    x = Shard(1) if sequence_parallel else Replicate()
+    queries, keys = Queries(config.heads, config.kv_heads), Keys(config.heads, config.kv_heads)
+    norms = ("layers.*.attention_norm", "layers.*.mlp_norm", "norm") if sequence_parallel else ()
+    return Plan(
+        {
+            "embed": RowwiseParallel(output_layouts=x),
+            "layers.*.attention": PrepareModuleInput(input_layouts=x),
+            "layers.*.attention.q": ColwiseParallel(heads=queries),
+            "layers.*.attention.[kv]": ColwiseParallel(heads=keys),
+            "layers.*.attention.o": RowwiseParallel(heads=queries, output_layouts=x),
+            "layers.*.mlp": PrepareModuleInput(input_layouts=x),
+            "layers.*.mlp.gate": ColwiseParallel(),
+            "layers.*.mlp.up": ColwiseParallel(),
+            "layers.*.mlp.down": RowwiseParallel(output_layouts=x),
+            "head": ColwiseParallel(input_layouts=x),
+            "loss": LossParallel(config.vocab),
+            **{norm: SequenceParallel() for norm in norms},
+        }
+    )
+
+
+# ---- obeying it ------------------------------------------------------------------------------------------
+
+
+class TensorParallel(FirstStep):
+    """What a split model knows of its ranks; cuts: by the names of the parameters that are split."""
+
+    def __init__(self, mesh: Mesh, cuts: dict[str, Cut], rows: Rows):
+        super().__init__(mesh, shards=any(style.takes_shards for _, _, style in rows))
+        self.cuts = cuts
+
+
+def parallelize(model: nn.Module, mesh: Mesh, plan: Mapping[str, Style]) -> nn.Module:
+    """Split the model, of which all ranks start from equal ones, over a mesh of one axis; returns the same model.
+
+    Raises ValueError or TypeError, before anything is changed, for a plan that does not fit the model or the ranks.
+    """
+    if not isinstance(plan, Mapping):
+        raise TypeError(f"{plan!r:.60} is no plan: give a table of styles by the names of submodules")
+    rows = Plan(plan).rows(model)
+    require_splittable(model, mesh, rows)
+    cuts = cuts_of(model, rows, mesh.size())
+    for name, (p, _) in cuts.items():
+        require_in_no_graph(name, p)
+    require_equal(dict(model.named_parameters()), mesh.get_group())
+    for p, cut in cuts.values():
+        keep_part(p, cut, mesh.get_local_rank())
+    model.tensor_parallel = TensorParallel(mesh, {name: cut for name, (_, cut) in cuts.items()}, rows)
+    change(rows, model.tensor_parallel)
+    expect_whole(model, {module for _, module, _ in rows}, model.tensor_parallel)
+    model.tensor_parallel.watch(model, [name for name, _ in model.named_parameters() if name not in cuts])
+    return model
+
+
+def keep_part(p: nn.Parameter, cut: Cut, rank: int) -> None:
+    """Keep this rank's part of the parameter, and of its gradient, if it has one."""
+    gradient, p.grad = p.grad, None
+    p.data = part_of(p.data, cut, rank)
+    p.grad = None if gradient is None else part_of(gradient, cut, rank)
+
+
+def part_of(whole: Tensor, cut: Cut, rank: int) -> Tensor:
+    return cut.part(whole, rank).clone(memory_format=torch.contiguous_format)
+
+
+def change(rows: Rows, of: TensorParallel) -> None:
+    regions: dict[str, Region] = {}
+    for name, module, style in rows:
+        place = Place(name, of.mesh, None, of)
+        if isinstance(style, PrepareModuleInput):
+            regions[name] = style.region(place)
+        around = [region for block, region in regions.items() if f"{name}.".startswith(f"{block}.")]
+        style.change(module, replace(place, region=around[-1] if around else None))
+
+
+def cuts_of(model: nn.Module, rows: Rows, ranks: int) -> dict[str, tuple[nn.Parameter, Cut]]:
+    """Each parameter that is split, by its first name, and how."""
+    planned = {}
+    for name, module, style in rows:
+        for attribute, cut in style.cuts(name, module, ranks).items():
+            if attribute not in module._parameters:
+                raise ValueError(f"{name}.{attribute} is computed from other parameters: split it before that")
+            planned[module, attribute] = cut
+    first: dict[nn.Parameter, tuple[str, Cut | None]] = {}
+    for path, module in model.named_modules():
+        for attribute, p in module.named_parameters(recurse=False):
+            name, cut = f"{path}.{attribute}".lstrip("."), planned.get((module, attribute))
+            if cut != first.setdefault(p, (name, cut))[1]:
+                raise ValueError(
+                    f"{first[p][0]!r} and {name!r} are one parameter (tied), and the plan splits them differently: "
+                    "give both styles that cut it alike"
+                )
+    return {name: (p, cut) for p, (name, cut) in first.items() if cut}
+
+
+# ---- what the ranks have between them --------------------------------------------------------------------
+
+
+def placements(model: nn.Module) -> dict[str, Placement]:
+    """How each parameter lies on the ranks that `parallelize` split the model over."""
+    cuts = model.tensor_parallel.cuts
+    return {name: Shard(cuts[name].dim) if name in cuts else Replicate() for name, _ in model.named_parameters()}
+
+
+def slices(model: nn.Module) -> dict[str, tuple[slice, ...]]:
+    """For each parameter that is split, which part of the whole is this rank's."""
+    of = model.tensor_parallel
+    return {name: cut.slices(of.mesh.get_local_rank()) for name, cut in of.cuts.items()}
+
+
+def full_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """The whole parameters, on every rank."""
+    of = model.tensor_parallel
+    whole = {name: p.full_tensor() if hasattr(p, "full_tensor") else p for name, p in model.named_parameters()}
+    return {name: of.cuts[name].whole(p, of.mesh) if name in of.cuts else p for name, p in whole.items()}
+
+
+def clip_gradients(model: nn.Module, max_norm: float, groups: Sequence[ProcessGroup | None] = ()) -> Tensor:
+    """`labs.clip`'s, for a split model: gradients that are the same on several ranks count once.  The norm (0-dim).
+
+    groups: those over which the parameters are sharded besides, as by labs.fsdp.
+    """
+    of, alike = model.tensor_parallel, defaultdict(list)
+    for name, p in model.named_parameters():
+        alike[of.cuts[name].copies if name in of.cuts else of.mesh.size()].append(p)
+    everywhere = [of.mesh.get_group(), *groups]
+    squares = sum(global_norm(parameters, everywhere) ** 2 / ranks for ranks, parameters in sorted(alike.items()))
+    shorten(model.parameters(), norm := squares.sqrt(), max_norm)
+    return norm

@@ -1,0 +1,108 @@
+"""A vocabulary split over the ranks: looking tokens up, and a cross-entropy that never gathers the logits.
+
+Rank r has the rows first, first + 1, ... of the embedding and of the head, as torch.chunk cuts them: any vocabulary,
+the last rank's part shorter, or empty.
+
+    look_up          the rows that this rank has, zeros for other tokens: a summand of the embedding
+    cross_entropy    from this rank's columns of the logits; three numbers per token travel, whatever the vocabulary:
+
+        loss = log(sum of exp(logit - highest)) - (target's logit - highest)
+                   |                  |               |
+                   all_reduce SUM     all_reduce MAX  all_reduce SUM: one rank has it, the others add zero
+
+Each rank has the gradient, softmax - 1 at the target, for its own columns: nothing travels in backward.
+
+v: this rank's part of the vocabulary V.  Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from labs.dtensor.placement import piece
+from labs.mesh import Mesh
+from labs.model import at_least_float32
+
+IGNORED = -100  # F.cross_entropy's, too: a target that has no loss
+
+
+def look_up(tokens: Tensor, weight_vD: Tensor, vocabulary: int, mesh: Mesh) -> Tensor:
+    """[*tokens.shape, D].  Raises IndexError for a token that is not in the vocabulary."""
+    require_tokens(tokens, vocabulary)
+    here, row = of_this_rank(tokens, vocabulary, mesh)
+    if not len(weight_vD):
+        return weight_vD.sum(0).expand(*tokens.shape, -1)  # zeros, whose backward takes part in what comes behind
+    return F.embedding(row, weight_vD).masked_fill(~here[..., None], 0)
+
+
+def cross_entropy(logits_v: Tensor, targets: Tensor, vocabulary: int, mesh: Mesh) -> Tensor:
+    """The mean over all targets but those of -100 (0-dim), in float32 at least; logits_v: [*targets.shape, v].
+
+    Raises IndexError for a target that is not in the vocabulary, ValueError for logits of another width.
+    """
+    if targets.is_floating_point() or targets.numel() != logits_v.shape[:-1].numel():
+        raise ValueError(
+            f"targets of {targets.dtype} {tuple(targets.shape)} do not fit logits of shape {tuple(logits_v.shape)}: "
+            "give one token's number for each"
+        )
+    require_tokens(targets[targets != IGNORED], vocabulary)
+    width = piece(vocabulary, mesh.size(), mesh.get_local_rank())[1]
+    if logits_v.shape[-1] != width:
+        raise ValueError(
+            f"this rank has {logits_v.shape[-1]} logits per token, but its part of a vocabulary of {vocabulary} is "
+            f"{width}: give the head ColwiseParallel() without output_layouts, and LossParallel its number of outputs"
+        )
+    losses = CrossEntropy.apply(at_least_float32(logits_v).flatten(0, -2), targets.flatten(), vocabulary, mesh)
+    counted = targets.flatten() != IGNORED
+    return losses.masked_fill(~counted, 0).sum() / counted.sum()
+
+
+class CrossEntropy(torch.autograd.Function):
+    """A loss for each token (M of them)."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_Mv: Tensor, targets_M: Tensor, vocabulary: int, mesh: Mesh) -> Tensor:
+        group = mesh.get_group()
+        highest_M = logits_Mv.amax(-1) if logits_Mv.shape[-1] else logits_Mv.new_full(targets_M.shape, -torch.inf)
+        dist.all_reduce(highest_M, ReduceOp.MAX, group=group)
+        shifted_Mv = logits_Mv - highest_M[:, None]  # so that exp stays finite, however large the logits are
+        here_M, column_M = of_this_rank(targets_M, vocabulary, mesh)
+        both = shifted_Mv.new_zeros(2, len(targets_M))
+        if logits_Mv.shape[-1]:  # not by a mask, whose length a GPU would have to be asked for
+            both[1] = shifted_Mv.gather(1, column_M[:, None])[:, 0].masked_fill_(~here_M, 0)
+        exp_Mv = shifted_Mv.exp_()
+        both[0] = exp_Mv.sum(-1)
+        dist.all_reduce(both, group=group)
+        ctx.save_for_backward(exp_Mv.div_(both[0][:, None]), here_M, column_M)
+        return both[0].log() - both[1]
+
+    @staticmethod
+    def backward(ctx: Any, gradient_M: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "the loss of a split vocabulary (LossParallel) has no second derivative, for which create_graph=True "
+                "asks: let the head make whole logits (output_layouts=Replicate()), and leave LossParallel out"
+            )
+        softmax_Mv, here_M, column_M = ctx.saved_tensors
+        gradient_Mv = softmax_Mv * gradient_M[:, None]
+        if gradient_Mv.shape[-1]:
+            gradient_Mv.scatter_add_(1, column_M[:, None], -(gradient_M * here_M)[:, None])
+        return gradient_Mv, None, None, None
+
+
+def of_this_rank(tokens: Tensor, vocabulary: int, mesh: Mesh) -> tuple[Tensor, Tensor]:
+    """Which tokens are in this rank's part, and where in it; 0 for the others."""
+    start, size = piece(vocabulary, mesh.size(), mesh.get_local_rank())
+    here = (tokens >= start) & (tokens < start + size)
+    return here, (tokens - start).where(here, 0)
+
+
+def require_tokens(tokens: Tensor, vocabulary: int) -> None:
+    """Past its part, a rank cannot tell another rank's token from nobody's: its row would be zeros without a word."""
+    wrong = tokens[(tokens < 0) | (tokens >= vocabulary)]
+    if len(wrong):
+        raise IndexError(f"token {wrong[0].item()} is not in the vocabulary, 0 to {vocabulary - 1}")

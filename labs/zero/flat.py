@@ -1,0 +1,220 @@
+"""Layers as vectors: what is gathered, dropped and reduced at once.
+
+A strategy that shards parameters would drown in messages if it moved them one by one.  So the parameters of a layer
+(a module of the model) are taken out of their modules (`labs.zero.layers`) and laid side by side; views stand in their
+homes:
+
+    Unit          the parameters of one layer, of one dtype and `requires_grad`, in one vector: `full`, padded to a
+                  multiple of N, of which this rank's `shard` is an N-th.  gather, drop, reduce
+    Layer         a module, and where in it each unit's parameters stand.  gather, drop, show
+    Layout        where in such a vector each parameter lies
+
+A parameter that several layers share lies in the first one's unit; each of them gathers it, and its gradient is
+ready when the last use has been added up.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from labs.agree import Order
+from labs.autograd import Call, Dropped, Moved, Versions, alias
+from labs.group import all_gather, free, reduce_scatter
+from labs.zero.layers import Home
+
+NO_HOOKS = "its gradient comes as a part of a vector's, so change those of zero.shards, after zero.sync()"
+
+
+class Unit:
+    """Some parameters in one vector, and this rank's shard of it.
+
+    full: [n], n a multiple of N.  shard: [n / N]; a part of `full` under stages 1 and 2, and under stage 3 its own
+    memory, while `full` has none unless the unit is in use.
+    """
+
+    def __init__(self, named: dict[str, nn.Parameter], stage: int, group: ProcessGroup | None, initial: Any):
+        self.group, self.rank, self.ranks = group, dist.get_rank(group), dist.get_world_size(group)
+        self.layout = Layout({name: p.shape for name, p in named.items()}, self.ranks)
+        self.name = next(iter(named))
+        self.homes: dict[Home, tuple[Any, bool]] = {}  # in all layers; what was put there, and whether it is trained
+        self.users: set[tuple[Layer, str]] = set()
+        numbers = [materialised(name, p, initial) if p.is_meta else p.detach() for name, p in named.items()]
+        self.trained = trained = next(iter(named.values())).requires_grad
+        self.full = nn.Parameter(self.layout.flatten(numbers), trained)
+        shard = self.full.data.chunk(self.ranks)[self.rank]
+        self.shard = nn.Parameter(shard.clone() if stage == 3 else shard, trained)
+        self.at_rest = self.shard if stage == 3 else self.full
+        self.versions = Versions(self.full)
+        for name, p in named.items():
+            Moved.mark(p, name, "give the optimizer to Zero")
+        if stage == 3:
+            self.drop()
+
+    def stand_in(self, module: nn.Module, name: str) -> None:
+        """Where `model.parameters()` finds what is at rest."""
+        module.register_parameter(name, self.at_rest)
+        self.place = module, name
+
+    def gather(self, async_op: bool = False) -> dist.Work | None:
+        """all_gather P: from everybody's shard."""
+        self.require_as_sharded()
+        self.full.untyped_storage().resize_(self.full.nbytes)
+        return all_gather(self.full.data, self.shard.data, group=self.group, async_op=async_op)
+
+    def drop(self) -> None:
+        """drop P: give the memory back, and let the modules' parameters say so."""
+        self.users.clear()
+        self.full.untyped_storage().resize_(0)
+        self.versions.forbid()
+        why = (
+            f"rank {self.rank} of {self.ranks} holds a shard of its layer, and all of it only while the layer computes"
+        )
+        for home in self.homes:
+            self.put(home, Dropped(home.name, f"{why}; zero.state_dict() has everything"), False)
+
+    def put(self, home: Home, x: Any, trained: bool) -> None:
+        setattr(home.module, home.attribute, x)
+        self.homes[home] = x, trained
+
+    def reduce(self) -> None:
+        """reduce_scatter G: the mean over the ranks, added to what earlier micro-batches left; `full.grad` goes."""
+        self.require_as_sharded()
+        gradient, self.full.grad = self.full.grad, None
+        mean = reduce_scatter(gradient, self.group).div_(self.ranks)
+        free(gradient)
+        self.shard.grad = mean if self.shard.grad is None else self.shard.grad.add_(mean)
+
+    def require_as_sharded(self) -> None:
+        """Raise RuntimeError where somebody put something else into its place: nobody would gather or train that."""
+        if self.full.dtype != self.shard.dtype or self.full.device != self.shard.device:
+            now = f"{self.at_rest.dtype} on {self.at_rest.device}"
+            raise RuntimeError(f"the vector of {self.name!r} became {now}: convert or move a model before sharding it")
+        if self.at_rest.requires_grad and not self.trained:
+            raise RuntimeError(f"{self.name!r} was unfrozen after it was sharded, and no optimizer has it: shard anew")
+        module, name = self.place
+        if module._parameters.get(name) is not self.at_rest:
+            raise RuntimeError(
+                f"{name!r}, the vector of {self.name!r}, was replaced, as torch.func.functional_call does: what "
+                "computes are its views, so do that before the model is sharded"
+            )
+        memory = self.full.untyped_storage()._cdata
+        moved = self.at_rest is self.full and self.shard.untyped_storage()._cdata != memory
+        for (module, attribute, name), (x, trained) in self.homes.items():
+            if vars(module).get(attribute) is not x:
+                raise RuntimeError(f"parameter {name!r} was replaced after its model was sharded: replace it before")
+            if x is None or isinstance(x, Dropped):
+                continue
+            if x.requires_grad and not (trained or self.full.requires_grad):
+                raise RuntimeError(f"{name!r} was unfrozen after it was sharded, and no optimizer has it: shard anew")
+            if x._backward_hooks and self.at_rest is self.full:
+                raise RuntimeError(f"{name!r} has a hook, which the next step would drop: {NO_HOOKS}")
+            if moved or x.untyped_storage()._cdata != memory:
+                raise RuntimeError(
+                    f"{name!r} was given other memory (by .data = ...), but is a part of a vector: "
+                    "change the numbers that are there, with .data.copy_(...)"
+                )
+
+    def part(self, tensors: list[Tensor]) -> Tensor:
+        """This rank's part of tensors in the parameters' shapes, in its own memory."""
+        return self.layout.flatten(tensors).chunk(self.ranks)[self.rank].clone()
+
+    def whole(self, part: Tensor) -> dict[str, Tensor]:
+        """By name and in the parameters' shapes, the whole of what every rank has a part of."""
+        vector = part.new_empty(part.numel() * self.ranks)
+        all_gather(vector, part, group=self.group)
+        return self.layout.views(vector)
+
+
+class Layer:
+    """A module, and the homes of its parameters, by unit."""
+
+    def __init__(self, module: nn.Module, homes: list[Home], unit_of: dict[str, Unit], order: Order):
+        self.module, self.order = module, order
+        self.call: Call | None = None  # the one that is running its forward
+        self.homes: dict[Unit, list[Home]] = {}
+        for home in homes:
+            self.homes.setdefault(unit_of[home.name], []).append(home)
+            unit_of[home.name].homes[home] = None, False
+
+    def gather(self, phase: str) -> None:
+        for unit in self.homes:
+            if not unit.users:
+                self.order.add(f"gathers the layer of {unit.name!r}")
+                unit.gather()
+                unit.versions.allow()
+            unit.users.add((self, phase))
+        self.show()
+
+    def drop(self, *phases: str) -> None:
+        """A unit stays while another layer uses it, or this one in another phase: recomputation runs in backward."""
+        for unit in self.homes:
+            used = bool(unit.users)
+            unit.users -= {(self, phase) for phase in phases}
+            if used and not unit.users:
+                unit.drop()
+
+    def show(self) -> list[Tensor]:
+        """Let the module's parameters be views of `full`; their gradients come together in the tensors returned."""
+        uses = []
+        for unit, homes in self.homes.items():
+            unit.full.requires_grad_(unit.at_rest.requires_grad)  # `model.parameters()` has what is at rest
+            with torch.enable_grad():  # in backward, too: a recomputation needs what the forward had
+                uses.append(alias(unit.full))
+                views = unit.layout.views(uses[-1])
+            for home in homes:
+                views[home.name].requires_grad_ = partial(refuse_alone, home.name)
+                unit.put(home, views[home.name], uses[-1].requires_grad)
+        return [use for use in uses if use.requires_grad]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise RuntimeError(
+            f"this {type(self.module).__name__} cannot be copied or pickled: what it computes with is in vectors of "
+            "Zero's; average zero.shards, or load zero.state_dict()['model'] into a model that is not sharded"
+        )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The layout of a vector: tensors of these shapes by name, then padding, so that it divides by `ranks`."""
+
+    shapes: dict[str, torch.Size]
+    ranks: int
+
+    @property
+    def sizes(self) -> list[int]:
+        """Elements of each, and of the padding."""
+        sizes = [shape.numel() for shape in self.shapes.values()]
+        return [*sizes, -sum(sizes) % self.ranks]
+
+    def flatten(self, tensors: Iterable[Tensor]) -> Tensor:
+        """[n]: the tensors, in the order of the names, side by side."""
+        first, *others = tensors
+        return torch.cat([x.flatten() for x in (first, *others)] + [first.new_zeros(self.sizes[-1])])
+
+    def views(self, vector: Tensor) -> dict[str, Tensor]:
+        """The tensors as parts of such a vector."""
+        *parts, _ = vector.split(self.sizes)
+        return {name: part.view(shape) for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)}
+
+
+def refuse_parts(layer: nn.Module) -> None:
+    """The modules in a layer have no parameters any more: to freeze one of them would freeze nothing."""
+    for name, module in layer.named_modules():
+        if module is not layer and not any(True for _ in module.parameters()):
+            module.requires_grad_ = partial(refuse_alone, name)
+
+
+def refuse_alone(name: str, requires_grad: bool = True) -> None:
+    raise RuntimeError(
+        f"{name!r} lies in one vector with the others of its layer: freeze its layer, or this one before it is sharded"
+    )
+
+
+def materialised(name: str, p: Tensor, initial: Callable[[str, torch.Size], Tensor]) -> Tensor:
+    return initial(name, p.shape).to(torch.get_default_device(), p.dtype)

@@ -1,0 +1,309 @@
+"""ZeRO: data parallelism without the spare copies.
+
+Under data parallelism each of N ranks holds all parameters P, all gradients G and all optimizer state S.  ZeRO cuts
+them into N shards, each stage one more kind, and puts a collective wherever a rank needs what it no longer holds.  A
+stage is a column of this table; an event is a line of it, and a method of `Zero`:
+
+                        stage 1                 stage 2                 stage 3
+    at rest             P    G    S/N           P    G/N  S/N           P/N  G/N  S/N
+    before_forward      -                       -                       all_gather P
+    after_forward       -                       -                       drop P
+    before_backward     -                       -                       all_gather P
+    after_backward      -                       -                       drop P
+    gradient_ready      -                       reduce_scatter G        reduce_scatter G
+    sync                reduce_scatter G        -                       -
+    step                update, all_gather P    update, all_gather P    update
+
+The first five happen to one layer at a time, so that no rank ever holds more than a layer of what is sharded.
+Stages 1 and 2 send what an all-reduce sends, since that is a reduce-scatter and an all-gather; stage 3 sends
+P once more.  Stages 2 and 3 reduce the gradients of each micro-batch, having no room to add them up; stage 1 once per
+step (Rajbhandari et al. 2020, arXiv 1910.02054, sections 5 and 7).
+
+    zero = Zero(model, stage=2, optimizer=partial(AdamW, lr=1e-3))      # where the optimizer stood
+    model(x, y).backward()
+    zero.sync()                                                         # if the shards' gradients are to be clipped
+    zero.step()
+
+The parameters of a layer lie in one vector, `full`, padded to a multiple of N; its N-th part is this rank's
+`shard`.  The modules' own parameters are views of `full`, so the optimizer must treat each element by itself, and all
+of a layer alike, as SGD and AdamW do: none that looks at a matrix or a norm, as Muon and LAMB do.  For the same reason
+`labs.clip` clips, and not `nn.utils.clip_grad_norm_`; and what is frozen or unfrozen later is a whole layer.  Buffers
+stay each rank's own.  Where a layer is used, but one of its parameters is not, that one's gradient counts as
+zero, and it takes its step, too.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from labs.agree import Order, require_equal_replicas
+from labs.autograd import Call, alias, differentiable, require_dense, require_inside, weakly
+from labs.zero.flat import NO_HOOKS, Layer, Unit, refuse_parts
+from labs.zero.layers import in_layers, take_out
+
+NOT_ELEMENTWISE = ("adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap")
+COUNTERS = {"step", "mu_product", "eta", "mu"}  # what torch's optimizers keep, but not by element
+
+
+class Zero:
+    """Shards the training of `model` over the ranks of `group`, and stands where its optimizer stood.
+
+    optimizer: makes the optimizer of a list of 1-D parameters, this rank's `shards`.  layers: the modules whose
+    parameters come and go together; by default the model's children, containers opened, and the model itself for
+    the rest.  initial: (name, shape) -> the numbers of a parameter that is on the meta device, asked for one layer
+    at a time: under stage 3 no rank ever holds the model.
+
+    Raises ValueError for another stage, a model without trainable parameters, layers that miss some parameters, an
+    optimizer that takes the shards in another order, and, without `initial`, replicas that do not start equal.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        stage: int,
+        optimizer: Callable[[list[nn.Parameter]], Any],
+        layers: Iterable[nn.Module] | None = None,
+        group: ProcessGroup | None = None,
+        initial: Callable[[str, torch.Size], Tensor] | None = None,
+    ):
+        homes_in = in_layers(model, layers)
+        require_trainable(model, stage, initial)
+        require_elementwise(optimizer)
+        if initial is None:
+            require_equal_replicas(model, group)
+        self.model, self.stage, self.keys, self.updates = model, stage, keys(model), 0
+        self.layers, unit_of, self.order = [], {}, Order(group)
+        for module, homes in homes_in.items():
+            for number, named in enumerate(take_out(homes, but=unit_of)):
+                unit = Unit(named, stage, group, initial)
+                unit_of |= dict.fromkeys(named, unit)
+                unit.stand_in(module, f"flat{number}")
+            self.layers.append(Layer(module, homes, unit_of, self.order))
+            refuse_parts(module)
+        self.units = list(dict.fromkeys(unit_of.values()))
+        self.trained = [unit for unit in self.units if unit.full.requires_grad]
+        self.shards = [unit.shard for unit in self.trained]
+        self.optimizer = optimizer(self.shards)
+        require_elementwise(self.optimizer)
+        require_order(self.optimizer, self.shards)
+        self.refresh(self.units)  # an optimizer that resumes an earlier training has changed the shards
+        # A compiled model is compiled between these, and not through them: what comes and goes is not in its graphs.
+        before_forward, after_forward = map(torch.compiler.disable, (self.before_forward, self.after_forward))
+        for layer in self.layers:
+            layer.module.register_forward_pre_hook(partial(before_forward, layer), with_kwargs=True)
+            if stage == 3:
+                layer.module.register_forward_hook(partial(after_forward, layer), with_kwargs=True, always_call=True)
+        after_model = self.after_evaluation if stage == 3 else self.after_model
+        model.register_forward_hook(torch.compiler.disable(after_model), with_kwargs=True)
+        for unit in self.trained:
+            unit.full.register_post_accumulate_grad_hook(weakly(self.gradient_ready, unit))
+
+    # ---- the events of a training step -------------------------------------------------------------------
+
+    def before_forward(self, layer: "Layer", module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or module._compiled_call_impl:
+            raise RuntimeError(f"{type(module).__name__}.compile() takes in Zero's hooks, too: compile its parts")
+        if self.stage < 3:
+            for unit in layer.homes:
+                unit.require_as_sharded()
+            if torch.is_grad_enabled():  # anew, since backward takes what is younger first: a layer when it comes to it
+                layer.show()
+            return args, kwargs
+        layer.gather("forward")
+        args, kwargs = tuple(map(alias, args)), {key: alias(value) for key, value in kwargs.items()}
+        if torch.is_grad_enabled():
+            begins = partial(weakly(self.before_backward, layer), self.updates)
+            layer.call = Call(differentiable([args, kwargs]), layer.show(), begins, weakly(self.after_backward, layer))
+        return args, kwargs
+
+    def after_forward(self, layer: "Layer", module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """Called when the layer's output is there, or its forward has failed."""
+        require_inside(output, {unit.full.untyped_storage()._cdata: unit.name for unit in layer.homes})
+        layer.drop("forward")
+        if layer.call:
+            layer.call.ends(differentiable([output, args, kwargs]))  # what it was given may be a list that it added to
+            layer.call = None
+
+    def after_model(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """Called when the output of the model is there (stages 1 and 2)."""
+        given = set(map(id, differentiable([args, kwargs])))  # these live on; a hook on them would, too
+        for x in differentiable(output):
+            if id(x) not in given:
+                x.register_hook(partial(weakly(self.require_fresh), self.updates))
+
+    def after_evaluation(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """Called when the whole model's output is there; in training, `sync` compares."""
+        if not torch.is_grad_enabled():
+            self.order.compare(self.shards[0].device)
+
+    def before_backward(self, layer: "Layer", updates: int) -> None:
+        """Called when the gradient of the layer's output is there; `updates` as they were in its forward."""
+        self.require_fresh(updates)
+        if torch.is_grad_enabled():
+            raise RuntimeError("create_graph=True: stage 3 has dropped what a second backward needs: use stage 1 or 2")
+        layer.gather("backward")
+
+    def after_backward(self, layer: "Layer") -> None:
+        """Called when the gradients of the layer's parameters and inputs are there (if never, `step` drops it)."""
+        layer.drop("forward", "backward")
+
+    def gradient_ready(self, unit: "Unit", full: nn.Parameter) -> None:
+        """Called when all uses of a layer's parameters have been added up in `full.grad`."""
+        if self.stage > 1 and full.grad is not None:  # it may have been frozen since the forward
+            self.order.add(f"reduces the gradient of {unit.name!r}")
+            unit.reduce()
+
+    def require_fresh(self, updates: int, *gradient: Tensor) -> None:
+        """Called where a backward begins; `updates` as they were in its forward."""
+        if updates != self.updates:
+            raise RuntimeError("backward() of a loss from before step(): the parameters of its forward are gone")
+
+    def sync(self) -> None:
+        """Make every shard's gradient its mean over the ranks: between `backward()` and `step()`, which calls it."""
+        due = [unit for unit in self.trained if unit.full.grad is not None]
+        for unit in due:
+            self.order.add(f"reduces the gradient of {unit.name!r}")
+        self.order.compare(self.shards[0].device)
+        for unit in due:
+            unit.reduce()
+
+    def step(self) -> None:
+        """Update the shards, and every copy of them.  Raises RuntimeError where no gradient is there to step with."""
+        self.sync()
+        if all(shard.grad is None for shard in self.shards):
+            raise RuntimeError("step() found no gradient: each step() needs a backward() before it, and uses it up")
+        self.optimizer.step()
+        self.zero_grad()
+        self.refresh(self.trained)
+
+    def refresh(self, units: list[Unit]) -> None:
+        """Their shards have changed: let every copy follow, and no backward go through what was computed before."""
+        self.updates += 1
+        works = []
+        for unit in units:
+            unit.versions.renew()
+            if self.stage == 3:
+                unit.drop()
+            else:
+                works.append(unit.gather(async_op=True))
+        for work in works:
+            work.wait()
+        if self.stage < 3:
+            for layer in self.layers:  # for those who use a parameter before its layer's forward
+                layer.show()
+
+    def zero_grad(self) -> None:
+        for unit in self.trained:
+            unit.full.grad = unit.shard.grad = None
+
+    # ---- in and out --------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it on every rank, without a trace of stage or ranks: any stage on any number of ranks loads it.
+
+        "model": what `model.state_dict()` was before it was sharded.  "optimizer": by parameter, its entries in the
+        parameter's own shape.  "groups": the optimizer's hyperparameters.
+        """
+        whole, moments = dict(self.model.named_buffers(remove_duplicate=False)), {}
+        inner = self.optimizer.state_dict()
+        for unit in self.units:
+            whole |= unit.whole(unit.shard.data)
+        for index, entries in inner["state"].items():
+            unit = self.trained[index]
+            for key, value in entries.items():
+                if value.shape == unit.shard.shape:
+                    by_name = unit.whole(value)
+                else:
+                    by_name = dict.fromkeys(unit.layout.shapes, value)
+                for name, tensor in by_name.items():
+                    moments.setdefault(name, {})[key] = tensor
+        groups = [{key: value for key, value in group.items() if key != "params"} for group in inner["param_groups"]]
+        model = {key: whole[name] for key, name in self.keys.items()}
+        return {"model": model, "optimizer": moments, "groups": groups}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take this rank's shards of what `state_dict` returned.  Raises ValueError where names or shapes differ."""
+        self.require_same(state["model"])
+        for key, buffer in self.model.named_buffers(remove_duplicate=False):
+            if key in self.keys:
+                buffer.copy_(state["model"][key])
+        moments, sharded = state["optimizer"], {}
+        for unit in self.units:
+            unit.shard.data.copy_(unit.part([state["model"][name] for name in unit.layout.shapes]))
+        self.refresh(self.units)
+        for index, unit in enumerate(self.trained):
+            if not moments.keys() >= unit.layout.shapes.keys():
+                continue  # a layer that has not taken a step yet
+            first, *_ = of_each = [moments[name] for name in unit.layout.shapes]
+            sharded[index] = {
+                key: torch.as_tensor(value).clone()
+                if key in COUNTERS
+                else unit.part([entries[key] for entries in of_each])
+                for key, value in first.items()
+            }
+        own = self.optimizer.state_dict()["param_groups"]
+        groups = [group | saved for group, saved in zip(own, state["groups"], strict=True)]
+        self.optimizer.load_state_dict({"state": sharded, "param_groups": groups})
+
+    def require_same(self, state: dict[str, Tensor]) -> None:
+        shapes = {name: shape for unit in self.units for name, shape in unit.layout.shapes.items()}
+        shapes |= {key: buffer.shape for key, buffer in self.model.named_buffers() if key in self.keys}
+        differ = [f"{key!r} is not in it" for key in self.keys if key not in state]
+        differ += [f"{key!r} is not in the model" for key in state if key not in self.keys]
+        differ += [
+            f"{name!r} has shape {tuple(state[name].shape)} in it and {tuple(shape)} in the model"
+            for name, shape in shapes.items()
+            if name in state and state[name].shape != shape
+        ]
+        if differ:
+            raise ValueError(f"this state is of another model: {'; '.join(differ)}")
+
+
+def require_elementwise(optimizer: Any) -> None:
+    """Those that are known to look at more than an element, by their names; an optimizer may have one inside."""
+    if isinstance(optimizer, type) and any(name in optimizer.__name__.lower() for name in NOT_ELEMENTWISE):
+        raise ValueError(
+            f"{optimizer.__name__} looks at matrices or norms, and a shard is a part of a vector: "
+            "give Zero an optimizer that treats each element by itself, as SGD and AdamW do"
+        )
+    for inside in (
+        "__class__",
+        "func",
+        "inner",
+        "optimizer",
+    ):  # of a partial, labs.memory.precision's, labs.memory.offload's
+        if not isinstance(optimizer, type) and hasattr(optimizer, inside):
+            require_elementwise(getattr(optimizer, inside))
+
+
+def require_order(optimizer: Any, shards: list[nn.Parameter]) -> None:
+    place = {id(shard): index for index, shard in enumerate(shards)}
+    # Not in there: masters, which stand for the shards in the groups of `labs.memory.precision`.
+    taken = [place[id(p)] for group in optimizer.param_groups for p in group["params"] if id(p) in place]
+    if taken != sorted(taken):
+        raise ValueError("the optimizer takes the shards in another order than they were given: use one group")
+
+
+def keys(model: nn.Module) -> dict[str, str]:
+    """{each key of `model.state_dict()`: the name of the parameter or buffer}; a tied parameter has several keys."""
+    first = {id(p): name for name, p in model.named_parameters()}
+    return {key: first.get(id(value), key) for key, value in model.state_dict(keep_vars=True).items()}
+
+
+def require_trainable(model: nn.Module, stage: int, initial: Any) -> None:
+    if stage not in (1, 2, 3):
+        raise ValueError(f"stage {stage}: ZeRO has the stages 1, 2 and 3")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError(f"{type(model).__name__} has no trainable parameters: there is nothing to shard")
+    require_dense(model)
+    for name, p in model.named_parameters():
+        after = (p._post_accumulate_grad_hooks or {}).values()
+        if p._backward_hooks or not all(hasattr(hook, "only_watches") for hook in after):
+            raise ValueError(f"parameter {name!r} has a hook, which would not be called: {NO_HOOKS}")
+    meta = [name for name, p in model.named_parameters() if p.is_meta]
+    if meta and initial is None:
+        raise ValueError(f"parameter {meta[0]!r} is on the meta device: say with initial= which numbers it starts from")
