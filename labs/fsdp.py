@@ -111,7 +111,10 @@ class FSDPModule:
         self._sharding.group.drop()
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
-        """False: backward keeps whole gradients and sends nothing, for all micro-batches but the last."""
+        """False: backward keeps whole gradients and sends nothing, for all micro-batches but the last.
+
+        What it keeps is in no `.grad`, so zero_grad() does not forget it.
+        """
         for sharding in shardings(self, recurse):
             sharding.sync = requires_gradient_sync
 
@@ -148,7 +151,8 @@ class Sharding:
         self.place = 0  # of its last forward among the others
         self.due, self.counted = 0, None  # gradients that a backward still brings, and which one
         self.over = False  # that backward has gone through the module, and on to its inputs
-        module.register_forward_pre_hook(self.before_forward, with_kwargs=True)
+        # Before the hooks that are there already, which may compute a weight from the parameters.
+        module.register_forward_pre_hook(self.before_forward, prepend=True, with_kwargs=True)
         module.register_forward_hook(self.after_forward, with_kwargs=True, always_call=True)
 
     def settle(self, step: Step) -> None:
@@ -187,6 +191,8 @@ class Sharding:
         self.group.require_current()
         if not in_backward() and self.group.follow():
             self.train()
+        if self.step.root is self:
+            require_all_sharded(module)
         uses = self.unshard()
         self.prefetch(self.step.after(self) if self.next_in_forward is None else self.next_in_forward)
         if self.policy.cast_forward_inputs and self.policy.param_dtype:
@@ -272,6 +278,15 @@ class Sharding:
         with torch.inference_mode(False):
             for other in others:
                 other.group.gather(other.smaller)
+
+
+def require_all_sharded(root: nn.Module) -> None:
+    for name, p in root.named_parameters():
+        if p.requires_grad and not hasattr(p, "to_local"):
+            raise RuntimeError(
+                f"parameter {name!r} was added after the model was sharded, and is not averaged: add it before "
+                "fully_shard, or fully_shard its module before the first forward, too"
+            )
 
 
 def cast(dtype: torch.dtype, x: Any) -> Any:

@@ -25,7 +25,8 @@ step (Rajbhandari et al. 2020, arXiv 1910.02054, sections 5 and 7).
     zero.step()
 
 The parameters of a layer lie in one vector, `full`, padded to a multiple of N; its N-th part is this rank's
-`shard`.  The modules' own parameters are views of `full`, so the optimizer must treat each element by itself, and all
+`shard`.  The modules' own parameters are views of `full`, and gradients are those of the vectors, in `shards`, once
+they are reduced; a scheduler takes `zero.optimizer`.  So the optimizer must treat each element by itself, and all
 of a layer alike, as SGD and AdamW do: none that looks at a matrix or a norm, as Muon and LAMB do.  For the same reason
 `labs.clip` clips, and not `nn.utils.clip_grad_norm_`; and what is frozen or unfrozen later is a whole layer.  Buffers
 stay each rank's own.  Where a layer is used, but one of its parameters is not, that one's gradient counts as
@@ -41,7 +42,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from labs.autograd import Call, alias, differentiable, require_dense, require_inside, weakly
-from labs.flat import NO_HOOKS, Layer, Unit, refuse_parts
+from labs.flat import ANEW, NO_HOOKS, Layer, Unit, refuse_parts
 from labs.group import Order, require_equal_replicas
 from labs.layers import in_layers, take_out
 
@@ -89,14 +90,16 @@ class Zero:
         self.shards = [unit.shard for unit in self.trained]
         self.optimizer = optimizer(self.shards)
         require_elementwise(self.optimizer)
-        require_order(self.optimizer, self.shards)
+        require_order(self.optimizer, self.shards, [unit.full for unit in self.trained if unit.at_rest is unit.full])
         self.refresh(self.units)  # an optimizer that resumes an earlier training has changed the shards
         # A compiled model is compiled between these, and not through them: what comes and goes is not in its graphs.
         before_forward, after_forward = map(torch.compiler.disable, (self.before_forward, self.after_forward))
         for layer in self.layers:
-            layer.module.register_forward_pre_hook(partial(before_forward, layer), with_kwargs=True)
+            # Before the hooks that are there already, which may compute a weight from the parameters.
+            layer.module.register_forward_pre_hook(partial(before_forward, layer), prepend=True, with_kwargs=True)
             if stage == 3:
                 layer.module.register_forward_hook(partial(after_forward, layer), with_kwargs=True, always_call=True)
+        model.register_load_state_dict_pre_hook(self.before_load)
         after_model = self.after_evaluation if stage == 3 else self.after_model
         model.register_forward_hook(torch.compiler.disable(after_model), with_kwargs=True)
         for unit in self.trained:
@@ -167,6 +170,7 @@ class Zero:
         due = [unit for unit in self.trained if unit.full.grad is not None]
         for unit in due:
             self.order.add(f"reduces the gradient of {unit.name!r}")
+        self.require_all_sharded()
         self.order.compare(self.shards[0].device)
         for unit in due:
             unit.reduce()
@@ -180,12 +184,20 @@ class Zero:
         self.zero_grad()
         self.refresh(self.trained)
 
+    def require_all_sharded(self) -> None:
+        known = {unit.at_rest for unit in self.units}
+        for name, p in self.model.named_parameters():
+            if p.requires_grad and p not in known:
+                raise RuntimeError(
+                    f"parameter {name!r} was added after the model was sharded, and is not averaged: {ANEW}"
+                )
+
     def refresh(self, units: list[Unit]) -> None:
         """Their shards have changed: let every copy follow, and no backward go through what was computed before."""
         self.updates += 1
         works = []
         for unit in units:
-            unit.versions.renew()
+            unit.renew()
             if self.stage == 3:
                 unit.drop()
             else:
@@ -249,6 +261,13 @@ class Zero:
         groups = [group | saved for group, saved in zip(own, state["groups"], strict=True)]
         self.optimizer.load_state_dict({"state": sharded, "param_groups": groups})
 
+    def before_load(self, model: nn.Module, state: dict[str, Tensor], prefix: str, *others: Any) -> None:
+        if any(f"{prefix}{name}" in state for unit in self.units for name in unit.layout.shapes):
+            raise RuntimeError(
+                "load_state_dict() of a model whose parameters lie in vectors: load it before Zero shards it, or "
+                "give zero.load_state_dict what zero.state_dict returned"
+            )
+
     def require_same(self, state: dict[str, Tensor]) -> None:
         shapes = {name: shape for unit in self.units for name, shape in unit.layout.shapes.items()}
         shapes |= {key: buffer.shape for key, buffer in self.model.named_buffers() if key in self.keys}
@@ -275,10 +294,18 @@ def require_elementwise(optimizer: Any) -> None:
             require_elementwise(getattr(optimizer, inside))
 
 
-def require_order(optimizer: Any, shards: list[nn.Parameter]) -> None:
+def require_order(optimizer: Any, shards: list[nn.Parameter], fulls: list[nn.Parameter]) -> None:
     place = {id(shard): index for index, shard in enumerate(shards)}
+    given = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    if not {*map(id, fulls)}.isdisjoint(given):
+        raise ValueError("the optimizer was made of the model's parameters: make it of the shards that it is given")
+    if not all(group["params"] for group in optimizer.param_groups):
+        raise ValueError(
+            "the optimizer has a group without parameters: a shard is a part of a layer's vector, weights and biases "
+            "in one, so that they cannot be told apart by name or ndim; give them layers of their own, or use labs.fsdp"
+        )
     # Not in there: masters, which stand for the shards in the groups of `labs.precision`.
-    taken = [place[id(p)] for group in optimizer.param_groups for p in group["params"] if id(p) in place]
+    taken = [place[p] for p in given if p in place]
     if taken != sorted(taken):
         raise ValueError("the optimizer takes the shards in another order than they were given: use one group")
 
