@@ -168,8 +168,8 @@ def where_they_part(rank: int, its: list[str], other: int, others: list[str]) ->
     pairs = zip([*its, "ended"], [*others, "ended"], strict=False)
     a, b = next((a, b) for a, b in pairs if a != b)
     return (
-        f"ranks use different layers: where rank {rank} {a}, rank {other} {b}; what meets in one collective must belong "
-        "to one layer, so use the same layers on all ranks, in the same order"
+        f"ranks use different layers: where rank {rank} {a}, rank {other} {b}; what meets in one collective must "
+        "belong to one layer, so use the same layers on all ranks, in the same order"
     )
 
 

@@ -67,6 +67,7 @@ class DataParallel(nn.Module):
         if not self.trainable:
             raise ValueError(f"{type(model).__name__} has no trainable parameters: there is nothing to average")
         require_dense(model)
+        require_unused_hooks(self.trainable)
         require_equal_replicas(model, group)
 
     def forward(self, *args, **kwargs):
@@ -138,6 +139,15 @@ class DataParallel(nn.Module):
                 p.grad = None
 
 
+def require_unused_hooks(trainable: dict[str, nn.Parameter]) -> None:
+    for name, p in trainable.items():
+        if not all(hasattr(hook, "only_watches") for hook in (p._post_accumulate_grad_hooks or {}).values()):
+            raise ValueError(
+                f"parameter {name!r} has a hook of register_post_accumulate_grad_hook, which would see this rank's own "
+                "gradient, and not yet the mean: do after sync() what it does"
+            )
+
+
 # ---- the three -------------------------------------------------------------------------------------------
 
 
@@ -206,6 +216,7 @@ class Overlapped(DataParallel):
             if bucket.waiting_for:
                 return
             self.works.append(self.all_reduce(bucket.flat, group=self.group, async_op=True))
+            bucket.version = bucket.flat._version
 
     def average(self) -> None:
         for bucket in self.buckets:
@@ -213,6 +224,10 @@ class Overlapped(DataParallel):
                 self.gradient_ready(p)
         for bucket, work in zip(self.buckets, self.works, strict=True):
             work.wait()
+            if bucket.flat._version != bucket.version:
+                raise RuntimeError(
+                    "a gradient was changed between backward() and sync(), while it travelled: change it after"
+                )
             bucket.flat /= self.ranks
             bucket.waiting_for = set(bucket.views)
         self.works = []
@@ -225,6 +240,7 @@ class Bucket:
         self.flat = torch.cat([torch.zeros_like(p).flatten() for p in parameters])
         self.views = dict(zip(parameters, unflatten(self.flat, parameters), strict=True))
         self.waiting_for = set(parameters)
+        self.version: int | None = None  # as it began to travel
 
     def collect(self, p: nn.Parameter) -> None:
         self.views[p].copy_(p.grad)

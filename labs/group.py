@@ -30,7 +30,10 @@ def broadcast(x: Tensor, group: ProcessGroup | None) -> None:
     dist.broadcast(numbers, group=group, group_src=0)
     if numbers is not x:
         once = tuple(slice(None) if step else slice(1) for step in x.stride())
-        x[once].copy_(numbers[once])
+        if not torch.equal(
+            x[once], numbers[once]
+        ):  # a backward may still need it, and would see that it was written to
+            x[once].copy_(numbers[once])
 
 
 def reduce_scatter(full: Tensor, group: ProcessGroup | None) -> Tensor:

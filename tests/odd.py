@@ -326,8 +326,8 @@ def outcome(row: str, odd: Odd) -> Mapping[str, Tensor]:
     trainer = ROWS[row].apply(odd, odd.make())
     trainer.micro_batches = odd.micro_batches
     odd.train(trainer, odd)
-    names = dict(odd.make().named_parameters())
-    return {name: p.detach().clone() for name, p in trainer.full().items() if name in names}
+    buffers = dict(odd.make().named_buffers(remove_duplicate=False))
+    return {name: p.detach().clone() for name, p in trainer.full().items() if name not in buffers}
 
 
 def outcomes(row: str, odds: list[Odd]) -> list[Mapping[str, Tensor] | str]:
@@ -646,8 +646,17 @@ def experts(model, x):
     return Stack.body(model, x) + (model.a if model.at[1] % 2 == 0 else model.b)
 
 
+def experts_before(model, x):
+    """The gradient of the group's last use comes at another moment on each rank."""
+    return Stack.body(model, x + model.a if model.at[1] % 2 == 0 else x) + model.b
+
+
 def with_experts(model):
     model.a, model.b = (nn.Parameter(torch.ones(WIDTH).double()) for _ in range(2))
+
+
+def with_own(model):
+    model.own = nn.ParameterList([nn.Parameter(torch.ones(WIDTH).double())])
 
 
 def other_experts(model, x):
@@ -703,6 +712,9 @@ CHANGES = {
     "a weight of two layers": tie_layers,
     "one module twice": one_module_twice,
     "a hook on a weight": lambda model: model.layers["1"].up.weight.register_hook(lambda gradient: 2 * gradient),
+    "a hook that computes with a weight": lambda model: model.layers["1"].register_forward_pre_hook(
+        lambda layer, given: given[0] + layer.up.weight.sum()
+    ),
     "a hook on an output": lambda model: model.layers["1"].register_forward_hook(lambda *given: 2 * given[2]),
     "a hook on an output inside": lambda model: model.layers["1"].down.register_forward_hook(
         lambda *given: 2 * given[2]
@@ -901,6 +913,10 @@ def data_replaced(model):
         p.data = p.data * 0.5
 
 
+def a_layer_beside(model):
+    model.layers["1"].beside = nn.Linear(WIDTH, WIDTH).double()
+
+
 def data_changed(model):
     with torch.no_grad():
         for p in model.parameters():
@@ -924,6 +940,8 @@ ODD = [
     *(Odd(name, bodied(body)) for name, body in BODIES.items()),
     Odd("a dict and a dataclass", bodied(nested, middle=InADict)),
     Odd("experts in one group", bodied(experts, change=with_experts)),
+    Odd("experts before the layers", bodied(experts_before, change=with_experts)),
+    Odd("a list of the model's own", bodied(lambda model, x: Stack.body(model, x * model.own[0]), change=with_own)),
     Odd("other experts in each step", bodied(other_experts, change=with_other_experts)),
     Odd("a gradient penalty", Penalised),
     *(Odd(name, partial(Stack, change=change)) for name, change in CHANGES.items()),
@@ -943,6 +961,7 @@ ODD = [
     Odd("data replaced", before={2: data_replaced}),
     Odd("data changed in place", before={2: data_changed}),
     Odd("a new parameter later", before={2: a_new_parameter}),
+    Odd("a new layer later", bodied(Stack.body), before={2: a_layer_beside}),
     *(Odd(f"stepped by {name}", optimizer=optimizer) for name, optimizer in OPTIMIZERS.items()),
 ]
 
@@ -954,6 +973,8 @@ REFUSED = [
     Refused("a table of bounded norms", "ddp.*|zero.*", "has a max_norm, and would shorten the rows"),
     # what was decided when the model was wrapped, cut or split
     Refused(".*unfrozen.*|a new parameter later", "ddp.*", "was unfrozen, or added, after the model was wrapped"),
+    Refused("a new layer later", "ddp.*", "was unfrozen, or added, after the model was wrapped"),
+    Refused("a new layer later", f"{ZERO}|{FSDP}", "was added after the model was sharded"),
     Refused("a new parameter later", ZERO, "was replaced after its model was sharded"),
     Refused("a new parameter later", FSDP, "was sharded as a DTensor of .* stands there now"),
     Refused("a new parameter later", "tp.*", "was replaced by one of shape"),
@@ -999,7 +1020,7 @@ REFUSED = [
     Refused("a complex parameter|whole numbers", "fsdp-bf16", "without a param_dtype"),
     # a rank's part of a matrix
     Refused("a function of one's own", "tp|fsdp-tp", "makes whole differs"),
-    Refused("its weight by hand|a weight of weights", "tp|fsdp-tp", "must be whole there"),
+    Refused("its weight by hand|a weight of weights|a hook that computes.*", "tp|fsdp-tp", "must be whole there"),
     Refused("a weight of another layer", "tp", "the loss differs"),
     Refused("a weight that is normed", ".*tp.*", "ColwiseParallel fits Linear"),
     Refused("tied", "tp|fsdp-tp", "the plan splits them differently"),
@@ -1008,7 +1029,11 @@ REFUSED = [
     Refused("half of it used", "tp|fsdp-tp", "must be whole there"),
     # a rank's part of the sequence
     Refused("half of it used|its weight by hand|a weight of weights", "tp-sp", "must match the size of tensor"),
-    Refused("a norm|a batch norm|experts in one group", "tp-sp", "used inside a split layer, or on shards"),
+    Refused(
+        "a norm|a batch norm|experts (in one|before).*|a list of the model's own",
+        "tp-sp",
+        "used inside a split layer, or on shards",
+    ),
     Refused("lists of parameters|convolutions.*|a GRU|attention.*|a table.*|sparse.*", "tp-sp", "has modules in it"),
     Refused("a gradient penalty", "tp-sp", "or its own tokens"),
     # several micro-batches at once
@@ -1019,6 +1044,7 @@ REFUSED = [
 UNSEEN = {("clipped by PyTorch's norm", row) for row in ("zero-1", "zero-2", "zero-3")}
 UNSEEN |= {("a weight normalised in place", "tp"), ("a weight normalised in place", "tp-sp")}
 UNSEEN |= {("a weight of another layer", "tp-sp"), ("a function of one's own", "tp-sp")}
+UNSEEN |= {("a hook that computes with a weight", "tp-sp")}
 
 
 # The same, where all parameters are gathered, and reduced, at once.

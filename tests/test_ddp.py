@@ -420,6 +420,36 @@ def test_after_a_backward_that_failed_a_new_step_is_refused_in_words():
     run(body, ranks=1)
 
 
+def test_what_would_see_a_gradient_before_it_is_the_mean_is_refused():
+    def body():
+        for wrap in VARIANTS.values():
+            (hooked := Awkward()).scale.register_post_accumulate_grad_hook(print)
+            with pytest.raises(ValueError, match="'scale' has a hook of register_post_accumulate_grad_hook"):
+                wrap(hooked)
+        model = Overlapped(Awkward())
+        model(batch(0, dist.get_rank())).backward()
+        model.module.scale.grad.mul_(2)
+        with pytest.raises(RuntimeError, match=r"a gradient was changed between backward\(\) and sync\(\)"):
+            model.sync()
+
+    run(body, ranks=2)
+
+
+def test_a_buffer_that_is_a_view_is_not_written_to_where_it_is_the_same():
+    def body():
+        model = nn.Linear(3, 2)
+        nn.init.ones_(model.weight)
+        nn.init.ones_(model.bias)
+        model.register_buffer("mask", torch.ones(3, 2).t())
+        model.forward = lambda x: nn.functional.linear(x, model.weight * model.mask, model.bias)
+        wrapped = Naive(model)
+        (wrapped(torch.ones(1, 3)) + wrapped(torch.ones(1, 3))).sum().backward()
+        wrapped.sync()
+        return model.weight.grad.sum().item()
+
+    assert run(body, ranks=2) == [12, 12]
+
+
 def test_complex_parameters_are_averaged():
     def body():
         gradients = []

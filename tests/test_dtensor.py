@@ -651,6 +651,11 @@ def test_gradients_pass_in_and_out_as_torchs_do():
                 y = (x * x if lie != "P" else x * 3).redistribute(placements=[lib.Replicate()])
                 (y.to_local() * weights(y).float()).sum().backward()
                 seen.append(local.grad)
+            whole = torch.ones(2, 4, requires_grad=True)  # its gradient is that of the pieces that were used
+            cut = lib.distribute_tensor(torch.arange(8.0).view(2, 4), mesh, [lib.Shard(0)])
+            product = lib.DTensor.from_local(whole, mesh, [lib.Replicate()]) * cut
+            product.redistribute(placements=[lib.Replicate()]).to_local().sum().backward()
+            seen.append(whole.grad)
             for lie in "RP":
                 a = lib.distribute_tensor(torch.ones(3), mesh, [lib.Replicate()]).requires_grad_()
                 (a.to_local(grad_placements=placements(lib, lie)) * (1 + rank)).sum().backward()
@@ -727,6 +732,11 @@ def test_what_cannot_be_done_is_said_on_every_rank_before_anything_moves():
             (lambda: torch.cat([x, torch.ones(3, 2)]), RuntimeError, "cat of a DTensor and a plain tensor of shape"),
             (lambda: F.rms_norm(wide, (2,)), RuntimeError, "add_, in place (by itself, or within another fun"),
             (lambda: torch.add(x, x, out=p), ValueError, "out has shape (), and the result (3, 2): give one of its sh"),
+            (
+                lambda: torch.add(x, x, out=x.t()),
+                ValueError,
+                "out has shape (2, 3), and the result (3, 2)",
+            ),
             (lambda: torch.sort(x, out=(x, x)), NotImplementedError, "sort"),
             (lambda: x.div(2, rounding_mode="floor"), NotImplementedError, "aten.div.Tensor_mode has no rule"),
             (lambda: x.view(torch.int32), NotImplementedError, "aten.view.dtype has no rule"),

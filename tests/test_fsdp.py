@@ -119,7 +119,7 @@ def test_equals_one_process(sizes):
 
 def test_a_larger_piece_kept_between_forward_and_backward():
     def body():
-        mesh, found = Mesh((4,), ("dp",)), []
+        mesh, found, outputs = Mesh((4,), ("dp",)), [], []
         with pytest.raises(ValueError, match=r"reshard_after_forward=3 on 4 ranks: .* divides them \(\[2\]\)"):
             fully_shard(linear(), mesh=mesh, reshard_after_forward=3)
         for reshard in (2, True):
@@ -133,6 +133,13 @@ def test_a_larger_piece_kept_between_forward_and_backward():
                 assert all((k is not None) == (reshard == 2) for k in kept)
                 loss.backward()
             found.append({name: p.grad.full_tensor() for name, p in model.named_parameters() if p.grad is not None})
+            loss = model(batch(0, 0))  # nobody goes back from here, and what was kept is of another step then
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.zero_()
+            outputs.append(model(batch(0, 0)).detach())
+            assert not torch.equal(loss, outputs[-1]), "the numbers from before the step"
+        assert torch.equal(*outputs)
         return all(torch.equal(found[0][name], found[1][name]) for name in found[1])
 
     assert all(run(body, ranks=4))
@@ -743,6 +750,24 @@ def plain_data(mesh):
     layer.weight.data = torch.ones(3, 3)
 
 
+def a_loss_beside_the_output(mesh):
+    kept = []
+    trained(lambda module, x: kept.append(module.inner.weight.square().sum()), mesh)
+    kept[0].backward()
+
+
+def added_later(mesh):
+    model = fully_shard(Does(lambda module, x: None, linear), mesh=mesh)
+    model.inner.beside = nn.Linear(3, 3)
+    model(torch.ones(2, 3))
+
+
+def taken_out(mesh):
+    layer = fully_shard(linear(), mesh=mesh)
+    del layer.weight
+    layer(torch.ones(2, 3))
+
+
 def copied(mesh):
     copy.deepcopy(nn.Sequential(fully_shard(linear(), mesh=mesh)))
 
@@ -845,6 +870,9 @@ REFUSED = {
     hook_after: "parameter 'weight' has a hook that backward would not call",
     gradient_before: "parameter 'weight' has a gradient",
     plain_data: ".data of a DTensor (torch.float32, (3, 3) as [Shard(0)]) takes one that is all of this",
+    a_loss_beside_the_output: "has been modified by an inplace operation",
+    added_later: "parameter 'inner.beside.weight' was added after the model was sharded",
+    taken_out: "parameter 'weight' was taken out of its module after fully_shard",
     copied: "copy.deepcopy of a FSDPLinear",
     gradient_penalty: "a backward with create_graph=True goes through fully_shard",
     frozen_on_one_rank: "parameter 'weight' is torch.float32 of shape (3, 3)",

@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+from collections import Counter
 from graphlib import TopologicalSorter
 from itertools import accumulate
 from pathlib import Path
@@ -11,23 +12,18 @@ import pytest
 
 LABS = Path(__file__).resolve().parent.parent / "labs"
 
-# A file imports from lower levels only; inside its own folder (cost, the kit) also from its own, without a circle.
+# A chapter is a file or a folder.  Its files import from lower levels only, and beside that from their own folder.
 LEVELS = [
-    {"model", "data", "cost", "collectives", "group", "grid", "autograd", "layers", "placement"},  # all files of cost
-    {"mesh", "letters", "ddp", "flat", "disk", "selective", "generate", "llama"},
-    {"zero", "precision", "clip", "recompute", "offload", "redistribute", "vocabulary", "shares", "async_tp", "alike"},
-    {"algebra", "conjugate", "pp"},  # all files of pp
-    {"rules", "parallel_layers"},
-    {"operation", "styles"},
-    {"dtensor", "splittable"},
-    {"sharded", "prefetch", "tp"},
-    {"shardable", "parameter_group"},
-    {"fsdp"},
+    {"model", "data", "cost", "collectives", "group", "autograd", "clip"},
+    {"agree", "memory", "generate", "llama"},
+    {"mesh", "ddp"},
+    {"dtensor", "zero"},
+    {"fsdp", "tp", "pp"},
     {"native"},  # and every file of the kit that is not named below
     {"kit.rows"},
     {"kit.strategies", "kit.check", "kit.play", "kit.tour", "kit.doctor", "__main__"},
 ]
-TEXTBOOK = set().union(*LEVELS[:10])
+TEXTBOOK = set().union(*LEVELS[:5])
 # What a file may import besides.
 OTHERS = {
     "data": {"datasets"},  # a corpus from a hub, for those online, inside the function that needs it
@@ -103,11 +99,25 @@ def test_a_textbook_file_needs_torch_and_files_below_only(path):
     assert not others, f"a textbook file needs torch and the standard library only, not {others}"
 
 
-def test_the_map_names_every_textbook_file():
+def test_the_map_names_every_chapter_after_what_it_imports():
     outline = (LABS / "__init__.py").read_text(encoding="utf-8")
-    taught = {path.stem for path in LABS.glob("*.py")} - {"__init__", "__main__"} | {"cost", "pp"}
-    missing = sorted(name for name in taught if f"\n    {name} " not in outline)
-    assert not missing, f"labs/__init__.py does not mention {missing}"
+    order = re.findall(r"^    (\w+)  ", outline, re.MULTILINE)
+    assert set(order) == TEXTBOOK | {"native"}
+    for path in FILES:
+        if (name := folder(name_of(path))) in TEXTBOOK:
+            below = {folder(module) for module in own(imports(path))}
+            assert all(order.index(each) <= order.index(name) for each in below), f"{path.name}: {below}"
+
+
+def test_an_outline_names_every_file_of_its_chapter():
+    for outline in (path for path in LABS.glob("*/__init__.py") if folder(name_of(path)) in TEXTBOOK):
+        named = re.findall(r"^    (\w+)  ", outline.read_text(encoding="utf-8"), re.MULTILINE)
+        assert set(named) >= {path.stem for path in outline.parent.glob("*.py")} - {"__init__"}, outline
+
+
+def test_no_two_files_share_a_name():
+    stems = Counter(path.stem for path in FILES if path.stem != "__init__" and "checks" not in path.parts)
+    assert [stem for stem, files in stems.items() if files > 1] == []
 
 
 def test_contributing_draws_the_same_layers():

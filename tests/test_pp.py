@@ -438,9 +438,10 @@ def test_what_crosses_a_cut_is_sent_and_nothing_else():
     assert ops == [{"send", "recv", "all_gather"}, {"send", "recv"}] * len(CROSSED)
 
 
-def two_tied_steps(config):
+def two_tied_steps(config, trained=True):
     for name in ("1f1b", "zbv"):
         lists, model = SCHEDULES[name](2, 2), GPT(config)
+        model.embed.requires_grad_(trained)
         pipeline = Pipeline(cut(model, stages_of(lists)), lists, model.loss)
         for _ in range(2):
             mark("step")
@@ -455,6 +456,8 @@ def test_a_tied_embeddings_gradient_is_sent_once_by_each_of_its_ranks():
     for rank in (0, 1):
         assert sends(recording, rank, 1) == Counter({x: 2, embedding: 1})
         assert sends(recording, rank, 3) == Counter({x: 4})  # in a V one rank has both
+    frozen = run(two_tied_steps, config, False, ranks=2, record="communication").recording
+    assert [sends(frozen, rank, 1) for rank in (0, 1)] == [Counter({x: 2})] * 2
 
 
 # ---- what is refused -----------------------------------------------------------------------------------------------

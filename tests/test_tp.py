@@ -1,5 +1,6 @@
 """Reference: the same model on one process, and PyTorch's parallelize_module by the same plan."""
 
+import copy
 import re
 from collections import Counter
 from copy import deepcopy
@@ -909,6 +910,38 @@ def larger_block():
 
 def test_a_residual_and_a_second_pair_inside_of_a_prepared_block_are_right():
     assert max(run(larger_block, ranks=2)) < 1e-6
+
+
+class Gated(nn.Module):
+    """Two columns of one x; with `inner`, a block within it."""
+
+    def __init__(self, inner=None):
+        super().__init__()
+        self.gate, self.up, self.down, self.inner = nn.Linear(8, 6), nn.Linear(8, 6), nn.Linear(6, 8), inner
+
+    def forward(self, x):
+        x = x + self.down(torch.tanh(self.gate(x)) * self.up(x))
+        return x if self.inner is None else self.inner(x)
+
+
+def block_in_a_block():
+    pair = {"gate": ColwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
+    blocks = {"0": PrepareModuleInput(), "0.inner": PrepareModuleInput()}
+    torch.manual_seed(0)
+    reference = nn.Sequential(Gated(Gated()))
+    model = split(
+        {**blocks, **{f"{block}.{name}": each for block in blocks for name, each in pair.items()}},
+        copy.deepcopy(reference),
+    )
+    for each in (model, reference):
+        each(torch.ones(3, 8, requires_grad=True)).square().sum().backward()
+    return largest_difference(model, reference)
+
+
+def test_columns_enter_through_the_block_that_is_closest():
+    results = run(block_in_a_block, ranks=2, record="communication")
+    assert max(results) < 1e-5
+    assert sum(e.op == "all_reduce" and e.rank == 0 for e in results.recording.events) == 4  # one per block and way
 
 
 # ---- tables ------------------------------------------------------------------------------------------------------

@@ -449,6 +449,11 @@ CANNOT_BE_SHARDED = [
     ),
     (lambda: Zero(Awkward(), 1, partial(torch.optim.Muon, lr=0.1)), "Muon looks at matrices or norms, and a shard is"),
     (lambda: Zero(Awkward(), 2, lambda shards: torch.optim.Adafactor(shards)), "Adafactor looks at matrices or norms"),
+    (lambda: Zero(model := Awkward(), 1, lambda shards: SGD(model.parameters())), "was made of the model's parameters"),
+    (
+        lambda: Zero(Awkward(), 3, lambda shards: SGD([{"params": shards}, {"params": []}])),
+        "the optimizer has a group without parameters",
+    ),
     (lambda: Zero(Awkward(), 3, torch.optim.LBFGS), "LBFGS looks at matrices or norms"),
     (lambda: Zero(Awkward(), 3, partial(Masters, optimizer=torch.optim.Adafactor)), "Adafactor looks at matrices or"),
 ]
@@ -466,6 +471,70 @@ def test_what_cannot_be_sharded_is_refused_in_words():
     for words in run(lambda: [words_of(make) for make, _ in CANNOT_BE_SHARDED], ranks=2):
         for said, (_, sentence) in zip(words, CANNOT_BE_SHARDED, strict=True):
             assert sentence in (said or ""), said
+
+
+def changed_shard(zero, x):
+    with torch.no_grad():
+        zero.shards[0].zero_()
+    zero.model(x)
+
+
+def added_later(zero, x):
+    zero.model.beside = nn.Linear(2, 2)
+    zero.model(x).backward()
+    zero.step()
+
+
+def hooked_later(zero, x):
+    zero.shards[0].register_hook(print)
+    zero.model(x)
+
+
+def loaded_later(zero, x):
+    zero.model.load_state_dict(Awkward().state_dict())
+
+
+def a_loss_beside_the_output(zero, x):
+    beside = sum(p.square().sum() for p in zero.model.parameters())
+    zero.model(x).backward()
+    zero.step()
+    beside.backward()
+
+
+CANNOT_BE_TRAINED = [  # with the stages in which that is so
+    (changed_shard, (1, 2), "was changed, and other ranks have what it was: after such a change, call zero.refresh("),
+    (added_later, STAGES, "parameter 'beside.weight' was added after the model was sharded"),
+    (hooked_later, (3,), "has a hook, which backward does not call"),
+    (loaded_later, STAGES, "load it before Zero shards it, or give zero.load_state_dict"),
+    (a_loss_beside_the_output, (1, 2), "modified by an inplace operation"),
+]
+
+
+def test_what_cannot_be_trained_is_refused_in_words():
+    def body():
+        cases = [(case, stage) for case, stages, _ in CANNOT_BE_TRAINED for stage in stages]
+        return [words_of(lambda: case(Zero(Awkward(), stage, ADAMW), batch(0, 0))) for case, stage in cases]  # noqa: B023
+
+    due = [sentence for _, stages, sentence in CANNOT_BE_TRAINED for _ in stages]
+    for words in run(body, ranks=2):
+        for said, sentence in zip(words, due, strict=True):
+            assert sentence in (said or ""), (said, sentence)
+
+
+def test_a_shard_may_be_changed_if_all_ranks_are_told():
+    def body():
+        seen = []
+        for stage in STAGES:
+            zero = Zero(model := Awkward(), stage, ADAMW)
+            with torch.no_grad():
+                for shard in zero.shards:
+                    shard.fill_(0.5)
+            zero.refresh(zero.units)
+            seen.append(model(batch(0, 0)).item())
+        return seen
+
+    results = run(body, ranks=2)
+    assert len(set(results[0] + results[1])) == 1
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -846,7 +915,10 @@ def gradient_penalty(model, x):
 
 
 reentrant = partial(checkpoint, use_reentrant=True)
-UNFROZEN, DROPPED = "was unfrozen after it was sharded, and no optimizer has it: shard anew", "is dropped: rank"
+UNFROZEN, DROPPED = (
+    "was unfrozen after it was sharded, and no optimizer has it: load zero.state_dict()['model'] into",
+    "is dropped: rank",
+)
 CHANGES = {  # three layers, the bias of the second one frozen
     "a layer is frozen": Change(lambda m: m[0].requires_grad_(False)),
     "and back": Change(lambda m: m[0].requires_grad_(False), later=lambda m: m[0].requires_grad_(True)),

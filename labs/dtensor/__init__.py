@@ -1,16 +1,20 @@
 """Tensors that know their layout on a mesh, and compute as if they were whole.
 
-placement      the layout of a tensor on a mesh: cut, whole, or as summands
-redistribute   from one placement to another: the one collective between each pair
-algebra        what becomes of placements in an operation
-letters        which dim belongs to which, in operations on any shapes
-rules          the table of operations
-operation      one operation: prepared by its rule, carried out on blocks
-dtensor        the tensor
+In this order:
 
-mesh = Mesh((4,), ("tp",))
-w = distribute_tensor(w, mesh, [Shard(0)])
-y = x @ w.t()                                   # y.placements: (Shard(1),); nothing was sent
+    placement      the layout of a tensor on a mesh: cut, whole, or as summands
+    redistribute   from one placement to another: the one collective between each pair
+    algebra        what becomes of placements in an operation
+    letters        which dim belongs to which, in operations on any shapes
+    rules          the table of operations
+    operation      one operation: prepared by its rule, carried out on blocks
+    dtensor        the tensor
+
+So it is used:
+
+    mesh = Mesh((4,), ("tp",))
+    w = distribute_tensor(w, mesh, [Shard(0)])
+    y = x @ w.t()                                   # y.placements: (Shard(1),); nothing was sent
 """
 
 # ruff: noqa: F401

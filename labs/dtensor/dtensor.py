@@ -179,8 +179,8 @@ def require_one_whole(shape: tuple[int, ...], dtype: torch.dtype, mesh: Mesh) ->
             f"{shape}, {dtype}",
             group,
             lambda rank, its, other, others: (
-                f"the blocks are of different tensors: rank {rank}'s of {its}, rank {other}'s of {others}; where blocks "
-                "are uneven, give shape="
+                f"the blocks are of different tensors: rank {rank}'s of {its}, rank {other}'s of {others}; where "
+                "blocks are uneven, give shape="
             ),
         )
 

@@ -105,11 +105,14 @@ def prepare(op: Any, key: tuple[Any, ...], tree: TreeSpec) -> Prepared:
     return Prepared(inputs, outputs, likes)
 
 
+WAYS_OUT = {"linalg_vector_norm": "; to clip gradients, labs.clip.clip_gradients adds up what each rank has"}
+
+
 def rule_of(op: Any, specs: Sequence[Spec]) -> Rule:
     if name_of(op) not in RULES:
         raise NotImplementedError(
             f"{name_of(op)} has no rule (its inputs: {layouts(specs)}): do it on whole tensors, x.full_tensor(), or on "
-            "x.redistribute(placements=[Replicate(), ...]).to_local()"
+            f"x.redistribute(placements=[Replicate(), ...]).to_local(){WAYS_OUT.get(name_of(op), '')}"
         )
     return RULES[name_of(op)]
 

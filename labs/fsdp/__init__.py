@@ -1,15 +1,20 @@
 """FSDP: stage 3 of ZeRO, one parameter at a time, and gathered before it is needed.
 
-sharded           one parameter, sharded: a piece for the optimizer, all of it for its layer
-parameter_group   the parameters of a layer, which travel together
-order             the order of layers: what to gather ahead, and what to reduce
-shardable         what can be sharded this way, and what is refused
-fsdp              the events of a training step
+In this order:
 
-for layer in model.layers.values():
-    fully_shard(layer, mesh=mesh)
-fully_shard(model, mesh=mesh)
-optimizer = AdamW(model.parameters())           # after it: the model's parameters are shards now
+    sharded           one parameter: a piece for the optimizer, all of it for its layer; PyTorch calls it FSDPParam
+    parameter_group   the parameters of a layer, which travel together; PyTorch calls it FSDPParamGroup
+    order             the order of layers: what comes next, and what came before
+    shardable         what can be sharded this way, and what is refused
+    sharding          the events of a training step; PyTorch calls what a module has of it its FSDPState
+    fsdp              fully_shard, and what it adds to a module
+
+So it is used:
+
+    for layer in model.layers.values():
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = AdamW(model.parameters())           # after it: the model's parameters are shards now
 """
 
 # ruff: noqa: F401

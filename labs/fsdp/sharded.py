@@ -88,11 +88,16 @@ class ShardedParameter:
 
     def require_unchanged(self) -> None:
         module, attribute, _ = self.homes[0]
-        now = module._parameters[attribute]
-        if now.is_meta:
+        now = module._parameters.get(attribute)
+        if now is not None and now.is_meta:
             raise RuntimeError(
                 f"parameter {self.name!r} is on the meta device: model.to_empty(device=...) gives the shards memory, "
                 "and then they need their numbers"
+            )
+        if now is None:
+            raise RuntimeError(
+                f"parameter {self.name!r} was taken out of its module after fully_shard: prune, parametrize or replace "
+                "before it"
             )
         if now is not self.shard or now.dtype != self.at_rest:
             raise RuntimeError(

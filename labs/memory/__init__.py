@@ -1,8 +1,10 @@
 """Hold less.
 
-precision    compute in two bytes, remember in four; loss scaling
-selective    operations whose outputs are kept, and not computed again
-recompute    activations computed twice, so that they need not be kept; PyTorch calls it checkpointing
-disk         numbers in files that no crash can spoil
-offload      optimizer state in host memory or on disk
+In this order:
+
+    precision    compute in two bytes, remember in four; loss scaling
+    selective    operations whose outputs are kept, and not computed again
+    recompute    activations computed twice, so that they need not be kept; PyTorch calls it checkpointing
+    disk         numbers in files that no crash can spoil
+    offload      optimizer state in host memory or on disk
 """

@@ -11,7 +11,7 @@
     tied            a parameter that stages of several ranks share
     fitting         lists, stages and ranks: do they fit together?
     executor        obeys a schedule
-    placement       the oldest way: one process, layers on devices
+    one_process     the oldest way: one process, layers on devices
     search          the quickest schedule of all, for a few ranks and micro-batches
 
 A schedule is data, a list of instructions for each rank.  The same lists are checked, simulated and run:

@@ -52,7 +52,6 @@ class Deferred(TorchFunctionMode):
         """Add the matrices' gradients to their `.grad`; those of a matrix that was used twice are summed up first."""
         if self.products:
             edges, gradients, matrices = zip(*self.products, strict=True)
-            self.products = []
             torch.autograd.backward(edges, gradients, inputs=[*dict.fromkeys(p for matrix in matrices for p in matrix)])
 
 

@@ -33,7 +33,7 @@ from labs.clip import global_norm, shorten
 from labs.pp.batches import Batches
 from labs.pp.checker import microbatches_of, ranks_of, validate
 from labs.pp.deferred import Deferred
-from labs.pp.fitting import require_alike, require_fitting, require_same
+from labs.pp.fitting import require_fitting, require_same_lists, require_same_stages
 from labs.pp.instructions import B, F, I, Instruction, Lists, W
 from labs.pp.messages import Mail, Receive, Send, Sent, plan
 from labs.pp.stages import Initial, materialise
@@ -60,8 +60,8 @@ class Pipeline:
         initial: Initial | None = None,
     ):
         validate(lists)
-        require_alike(lists, group)
-        require_same(stages, group)
+        require_same_lists(lists, group)
+        require_same_stages(stages, group)
         require_fitting(stages, lists, group)
         self.group, self.ranks = group, ranks_of(lists)
         self.stages = {s: stage for s, stage in enumerate(stages) if self.ranks[s] == dist.get_rank(group)}
@@ -89,7 +89,7 @@ class Pipeline:
     def follow(self, lists: Lists) -> None:
         """Obey these lists from now on, with more micro-batches or fewer: stages must stay on their ranks."""
         validate(lists)
-        require_alike(lists, self.group)
+        require_same_lists(lists, self.group)
         if (ranks := ranks_of(lists)) != self.ranks:
             theirs, ours = ([of[stage] for stage in sorted(of)] for of in (ranks, self.ranks))
             raise ValueError(

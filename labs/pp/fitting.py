@@ -1,8 +1,8 @@
 """Before a pipeline runs: does what its ranks were given fit together?
 
-    require_alike      the same lists on every rank
-    require_same       the same stages, as far as their parameters' names tell
-    require_fitting    as many ranks and stages as the lists are for; stages that take one tensor
+    require_same_lists    the same lists on every rank
+    require_same_stages   the same stages, as far as their parameters' names tell
+    require_fitting       as many ranks and stages as the lists are for; stages that take one tensor
 
 Each raises ValueError, the first two on every rank.
 """
@@ -20,7 +20,7 @@ from labs.pp.checker import stages_of
 from labs.pp.instructions import Lists
 
 
-def require_alike(lists: Lists, group: ProcessGroup | None) -> None:
+def require_same_lists(lists: Lists, group: ProcessGroup | None) -> None:
     require_same(
         repr([*map(list, lists)]),
         group,
@@ -30,7 +30,7 @@ def require_alike(lists: Lists, group: ProcessGroup | None) -> None:
     )
 
 
-def require_same(stages: Sequence[nn.Module], group: ProcessGroup | None) -> None:
+def require_same_stages(stages: Sequence[nn.Module], group: ProcessGroup | None) -> None:
     """Compare their parameters' names, and whether these are trained: a rank may have split or sharded its own."""
     mine = [{name: p.requires_grad for name, p in stage.named_parameters()} for stage in stages]
 
@@ -38,8 +38,8 @@ def require_same(stages: Sequence[nn.Module], group: ProcessGroup | None) -> Non
         stages = enumerate(zip_longest(its, others, fillvalue={}))
         number, name = next((number, first_difference(a, b)) for number, (a, b) in stages if a != b)
         return (
-            f"stage {number} is not the same on ranks {rank} and {other}, where {name!r} is missing or frozen on one of "
-            "them: cut the same model in the same way on all ranks"
+            f"stage {number} is not the same on ranks {rank} and {other}, where {name!r} is missing or frozen on one "
+            "of them: cut the same model in the same way on all ranks"
         )
 
     require_same(mine, group, sentence)

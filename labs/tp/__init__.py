@@ -1,16 +1,20 @@
 """Tensor parallelism: every matrix of a transformer split over the ranks, by a plan.
 
-conjugate         the borders of a split layer: what crosses them forward, and what its gradient does backward
-shares            which part of a parameter each rank has: features, heads
-vocabulary        an embedding and a cross-entropy of a split vocabulary
-alike             what must be the same on all ranks of a split model, compared in its first step
-parallel_layers   the modules of a split transformer
-styles            how a module is split, and what crosses its borders
-splittable        what can be split this way, and what is refused
-tp                the plan, and what obeys it
-async_tp          a split layer's gather while its matrices multiply
+In this order:
 
-parallelize(model, mesh, gpt_plan(model.config))
+    conjugate         the borders of a split layer: what crosses them forward, and what its gradient does backward
+    shares            which part of a parameter each rank has: features, heads
+    vocabulary        an embedding and a cross-entropy of a split vocabulary
+    alike             what must be the same on all ranks of a split model, compared in its first step
+    parallel_layers   the modules of a split transformer
+    styles            how a module is split, and what crosses its borders
+    splittable        what can be split this way, and what is refused
+    tp                the plan, and what obeys it
+    async_tp          a split layer's gather while its matrices multiply
+
+So it is used:
+
+    parallelize(model, mesh, gpt_plan(model.config))
 """
 
 # ruff: noqa: F401

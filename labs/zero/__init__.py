@@ -1,14 +1,18 @@
 """ZeRO: data parallelism without the spare copies.
 
-layers    the modules whose parameters come and go together, and where each parameter stands
-flat      layers as flat vectors: what is gathered, dropped and reduced at once; PyTorch calls one a FlatParameter
-zero      the events of a training step, and what each stage does there; PyTorch has stage 1 as
-          ZeroRedundancyOptimizer, and stage 3 as FullyShardedDataParallel (FSDP1)
-state     in and out, without a trace of stage or ranks
+In this order:
 
-zero = Zero(model, stage=2, optimizer=partial(AdamW, lr=1e-3))      # where the optimizer stood
-model(x, y).backward()
-zero.step()
+    layers    the modules whose parameters come and go together, and where each parameter stands
+    flat      layers as flat vectors: what is gathered, dropped and reduced at once; PyTorch calls one a FlatParameter
+    zero      the events of a training step, and what each stage does there; PyTorch has stage 1 as
+              ZeroRedundancyOptimizer, and stage 3 as FullyShardedDataParallel (FSDP1)
+    state     in and out, without a trace of stage or ranks
+
+So it is used:
+
+    zero = Zero(model, stage=2, optimizer=partial(AdamW, lr=1e-3))      # where the optimizer stood
+    model(x, y).backward()
+    zero.step()
 """
 
 # ruff: noqa: F401

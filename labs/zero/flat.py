@@ -28,6 +28,7 @@ from labs.autograd import Call, Dropped, Moved, Versions, alias
 from labs.group import all_gather, free, reduce_scatter
 from labs.zero.layers import Home
 
+ANEW = "load zero.state_dict()['model'] into a new model, and shard that"
 NO_HOOKS = "its gradient comes as a part of a vector's, so change those of zero.shards, after zero.sync()"
 
 
@@ -50,7 +51,7 @@ class Unit:
         shard = self.full.data.chunk(self.ranks)[self.rank]
         self.shard = nn.Parameter(shard.clone() if stage == 3 else shard, trained)
         self.at_rest = self.shard if stage == 3 else self.full
-        self.versions = Versions(self.full)
+        self.versions, self.version = Versions(self.full), self.shard._version
         for name, p in named.items():
             Moved.mark(p, name, "give the optimizer to Zero")
         if stage == 3:
@@ -82,6 +83,11 @@ class Unit:
         setattr(home.module, home.attribute, x)
         self.homes[home] = x, trained
 
+    def renew(self) -> None:
+        """The shard has changed for good."""
+        self.versions.renew()
+        self.version = self.shard._version
+
     def reduce(self) -> None:
         """reduce_scatter G: the mean over the ranks, added to what earlier micro-batches left; `full.grad` goes."""
         self.require_as_sharded()
@@ -96,7 +102,14 @@ class Unit:
             now = f"{self.at_rest.dtype} on {self.at_rest.device}"
             raise RuntimeError(f"the vector of {self.name!r} became {now}: convert or move a model before sharding it")
         if self.at_rest.requires_grad and not self.trained:
-            raise RuntimeError(f"{self.name!r} was unfrozen after it was sharded, and no optimizer has it: shard anew")
+            raise RuntimeError(f"{self.name!r} was unfrozen after it was sharded, and no optimizer has it: {ANEW}")
+        if self.at_rest is self.full and self.shard._version != self.version:
+            raise RuntimeError(
+                f"the shard of {self.name!r} was changed, and other ranks have what it was: after such a change, call "
+                "zero.refresh(zero.units) on all of them"
+            )
+        if self.at_rest is self.shard and self.shard._backward_hooks:
+            raise RuntimeError(f"the shard of {self.name!r} has a hook, which backward does not call: {NO_HOOKS}")
         module, name = self.place
         if module._parameters.get(name) is not self.at_rest:
             raise RuntimeError(
@@ -111,7 +124,7 @@ class Unit:
             if x is None or isinstance(x, Dropped):
                 continue
             if x.requires_grad and not (trained or self.full.requires_grad):
-                raise RuntimeError(f"{name!r} was unfrozen after it was sharded, and no optimizer has it: shard anew")
+                raise RuntimeError(f"{name!r} was unfrozen after it was sharded, and no optimizer has it: {ANEW}")
             if x._backward_hooks and self.at_rest is self.full:
                 raise RuntimeError(f"{name!r} has a hook, which the next step would drop: {NO_HOOKS}")
             if moved or x.untyped_storage()._cdata != memory:

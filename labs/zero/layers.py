@@ -54,7 +54,10 @@ def in_layers(model: nn.Module, layers: Iterable[nn.Module] | None = None) -> di
 def opened(model: nn.Module) -> Iterator[nn.Module]:
     """The children of a module; in place of containers, their children."""
     for child in model.children():
-        yield from opened(child) if isinstance(child, CONTAINERS) else (child,)
+        if isinstance(child, CONTAINERS):
+            yield from opened(child)
+        elif not isinstance(child, (nn.ParameterList, nn.ParameterDict)):  # which have no forward
+            yield child
 
 
 def parameters_of(layer: nn.Module, chosen: list[nn.Module]) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:

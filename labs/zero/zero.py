@@ -25,7 +25,8 @@ step (Rajbhandari et al. 2020, arXiv 1910.02054, sections 5 and 7).
     zero.step()
 
 The parameters of a layer lie in one vector, `full`, padded to a multiple of N; its N-th part is this rank's
-`shard`.  The modules' own parameters are views of `full`, so the optimizer must treat each element by itself, and all
+`shard`.  The modules' own parameters are views of `full`, and gradients are those of the vectors, in `shards`, once
+they are reduced; a scheduler takes `zero.optimizer`.  So the optimizer must treat each element by itself, and all
 of a layer alike, as SGD and AdamW do: none that looks at a matrix or a norm, as Muon and LAMB do.  For the same reason
 `labs.clip` clips, and not `nn.utils.clip_grad_norm_`; and what is frozen or unfrozen later is a whole layer.  Buffers
 stay each rank's own.  Where a layer is used, but one of its parameters is not, that one's gradient counts as
@@ -42,14 +43,14 @@ from torch.distributed import ProcessGroup
 
 from labs.agree import Order, require_equal_replicas
 from labs.autograd import Call, alias, differentiable, require_dense, require_inside, weakly
-from labs.zero.flat import NO_HOOKS, Layer, Unit, refuse_parts
+from labs.zero.flat import ANEW, NO_HOOKS, Layer, Unit, refuse_parts
 from labs.zero.layers import in_layers, take_out
+from labs.zero.state import Stateful, keys
 
 NOT_ELEMENTWISE = ("adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap")
-COUNTERS = {"step", "mu_product", "eta", "mu"}  # what torch's optimizers keep, but not by element
 
 
-class Zero:
+class Zero(Stateful):
     """Shards the training of `model` over the ranks of `group`, and stands where its optimizer stood.
 
     optimizer: makes the optimizer of a list of 1-D parameters, this rank's `shards`.  layers: the modules whose
@@ -89,14 +90,16 @@ class Zero:
         self.shards = [unit.shard for unit in self.trained]
         self.optimizer = optimizer(self.shards)
         require_elementwise(self.optimizer)
-        require_order(self.optimizer, self.shards)
+        require_order(self.optimizer, self.shards, [unit.full for unit in self.trained if unit.at_rest is unit.full])
         self.refresh(self.units)  # an optimizer that resumes an earlier training has changed the shards
         # A compiled model is compiled between these, and not through them: what comes and goes is not in its graphs.
         before_forward, after_forward = map(torch.compiler.disable, (self.before_forward, self.after_forward))
         for layer in self.layers:
-            layer.module.register_forward_pre_hook(partial(before_forward, layer), with_kwargs=True)
+            # Before the hooks that are there already, which may compute a weight from the parameters.
+            layer.module.register_forward_pre_hook(partial(before_forward, layer), prepend=True, with_kwargs=True)
             if stage == 3:
                 layer.module.register_forward_hook(partial(after_forward, layer), with_kwargs=True, always_call=True)
+        model.register_load_state_dict_pre_hook(self.before_load)
         after_model = self.after_evaluation if stage == 3 else self.after_model
         model.register_forward_hook(torch.compiler.disable(after_model), with_kwargs=True)
         for unit in self.trained:
@@ -167,6 +170,7 @@ class Zero:
         due = [unit for unit in self.trained if unit.full.grad is not None]
         for unit in due:
             self.order.add(f"reduces the gradient of {unit.name!r}")
+        self.require_all_sharded()
         self.order.compare(self.shards[0].device)
         for unit in due:
             unit.reduce()
@@ -180,12 +184,20 @@ class Zero:
         self.zero_grad()
         self.refresh(self.trained)
 
+    def require_all_sharded(self) -> None:
+        known = {unit.at_rest for unit in self.units}
+        for name, p in self.model.named_parameters():
+            if p.requires_grad and p not in known:
+                raise RuntimeError(
+                    f"parameter {name!r} was added after the model was sharded, and is not averaged: {ANEW}"
+                )
+
     def refresh(self, units: list[Unit]) -> None:
         """Their shards have changed: let every copy follow, and no backward go through what was computed before."""
         self.updates += 1
         works = []
         for unit in units:
-            unit.versions.renew()
+            unit.renew()
             if self.stage == 3:
                 unit.drop()
             else:
@@ -199,68 +211,6 @@ class Zero:
     def zero_grad(self) -> None:
         for unit in self.trained:
             unit.full.grad = unit.shard.grad = None
-
-    # ---- in and out --------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """All of it on every rank, without a trace of stage or ranks: any stage on any number of ranks loads it.
-
-        "model": what `model.state_dict()` was before it was sharded.  "optimizer": by parameter, its entries in the
-        parameter's own shape.  "groups": the optimizer's hyperparameters.
-        """
-        whole, moments = dict(self.model.named_buffers(remove_duplicate=False)), {}
-        inner = self.optimizer.state_dict()
-        for unit in self.units:
-            whole |= unit.whole(unit.shard.data)
-        for index, entries in inner["state"].items():
-            unit = self.trained[index]
-            for key, value in entries.items():
-                if value.shape == unit.shard.shape:
-                    by_name = unit.whole(value)
-                else:
-                    by_name = dict.fromkeys(unit.layout.shapes, value)
-                for name, tensor in by_name.items():
-                    moments.setdefault(name, {})[key] = tensor
-        groups = [{key: value for key, value in group.items() if key != "params"} for group in inner["param_groups"]]
-        model = {key: whole[name] for key, name in self.keys.items()}
-        return {"model": model, "optimizer": moments, "groups": groups}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take this rank's shards of what `state_dict` returned.  Raises ValueError where names or shapes differ."""
-        self.require_same(state["model"])
-        for key, buffer in self.model.named_buffers(remove_duplicate=False):
-            if key in self.keys:
-                buffer.copy_(state["model"][key])
-        moments, sharded = state["optimizer"], {}
-        for unit in self.units:
-            unit.shard.data.copy_(unit.part([state["model"][name] for name in unit.layout.shapes]))
-        self.refresh(self.units)
-        for index, unit in enumerate(self.trained):
-            if not moments.keys() >= unit.layout.shapes.keys():
-                continue  # a layer that has not taken a step yet
-            first, *_ = of_each = [moments[name] for name in unit.layout.shapes]
-            sharded[index] = {
-                key: torch.as_tensor(value).clone()
-                if key in COUNTERS
-                else unit.part([entries[key] for entries in of_each])
-                for key, value in first.items()
-            }
-        own = self.optimizer.state_dict()["param_groups"]
-        groups = [group | saved for group, saved in zip(own, state["groups"], strict=True)]
-        self.optimizer.load_state_dict({"state": sharded, "param_groups": groups})
-
-    def require_same(self, state: dict[str, Tensor]) -> None:
-        shapes = {name: shape for unit in self.units for name, shape in unit.layout.shapes.items()}
-        shapes |= {key: buffer.shape for key, buffer in self.model.named_buffers() if key in self.keys}
-        differ = [f"{key!r} is not in it" for key in self.keys if key not in state]
-        differ += [f"{key!r} is not in the model" for key in state if key not in self.keys]
-        differ += [
-            f"{name!r} has shape {tuple(state[name].shape)} in it and {tuple(shape)} in the model"
-            for name, shape in shapes.items()
-            if name in state and state[name].shape != shape
-        ]
-        if differ:
-            raise ValueError(f"this state is of another model: {'; '.join(differ)}")
 
 
 def require_elementwise(optimizer: Any) -> None:
@@ -280,18 +230,20 @@ def require_elementwise(optimizer: Any) -> None:
             require_elementwise(getattr(optimizer, inside))
 
 
-def require_order(optimizer: Any, shards: list[nn.Parameter]) -> None:
+def require_order(optimizer: Any, shards: list[nn.Parameter], fulls: list[nn.Parameter]) -> None:
     place = {id(shard): index for index, shard in enumerate(shards)}
+    given = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    if not {*map(id, fulls)}.isdisjoint(given):
+        raise ValueError("the optimizer was made of the model's parameters: make it of the shards that it is given")
+    if not all(group["params"] for group in optimizer.param_groups):
+        raise ValueError(
+            "the optimizer has a group without parameters: a shard is a part of a layer's vector, weights and biases "
+            "in one, so that they cannot be told apart by name or ndim; give them layers of their own, or use labs.fsdp"
+        )
     # Not in there: masters, which stand for the shards in the groups of `labs.memory.precision`.
-    taken = [place[id(p)] for group in optimizer.param_groups for p in group["params"] if id(p) in place]
+    taken = [place[p] for p in given if p in place]
     if taken != sorted(taken):
         raise ValueError("the optimizer takes the shards in another order than they were given: use one group")
-
-
-def keys(model: nn.Module) -> dict[str, str]:
-    """{each key of `model.state_dict()`: the name of the parameter or buffer}; a tied parameter has several keys."""
-    first = {id(p): name for name, p in model.named_parameters()}
-    return {key: first.get(id(value), key) for key, value in model.state_dict(keep_vars=True).items()}
 
 
 def require_trainable(model: nn.Module, stage: int, initial: Any) -> None:
