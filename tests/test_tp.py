@@ -929,10 +929,8 @@ def block_in_a_block():
     blocks = {"0": PrepareModuleInput(), "0.inner": PrepareModuleInput()}
     torch.manual_seed(0)
     reference = nn.Sequential(Gated(Gated()))
-    model = split(
-        {**blocks, **{f"{block}.{name}": each for block in blocks for name, each in pair.items()}},
-        copy.deepcopy(reference),
-    )
+    inside = {f"{block}.{name}": style for block in blocks for name, style in pair.items()}
+    model = split(blocks | inside, copy.deepcopy(reference))
     for each in (model, reference):
         each(torch.ones(3, 8, requires_grad=True)).square().sum().backward()
     return largest_difference(model, reference)
