@@ -920,8 +920,8 @@ class Gated(nn.Module):
         self.gate, self.up, self.down, self.inner = nn.Linear(8, 6), nn.Linear(8, 6), nn.Linear(6, 8), inner
 
     def forward(self, x):
-        x = x + self.down(torch.tanh(self.gate(x)) * self.up(x))
-        return x if self.inner is None else self.inner(x)
+        y = x if self.inner is None else self.inner(x)
+        return y + self.down(torch.tanh(self.gate(x)) * self.up(x))
 
 
 def block_in_a_block():
