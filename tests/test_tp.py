@@ -920,8 +920,8 @@ class Gated(nn.Module):
         self.gate, self.up, self.down, self.inner = nn.Linear(8, 6), nn.Linear(8, 6), nn.Linear(6, 8), inner
 
     def forward(self, x):
-        x = x + self.down(torch.tanh(self.gate(x)) * self.up(x))
-        return x if self.inner is None else self.inner(x)
+        y = x if self.inner is None else self.inner(x)
+        return y + self.down(torch.tanh(self.gate(x)) * self.up(x))
 
 
 def block_in_a_block():
@@ -929,10 +929,8 @@ def block_in_a_block():
     blocks = {"0": PrepareModuleInput(), "0.inner": PrepareModuleInput()}
     torch.manual_seed(0)
     reference = nn.Sequential(Gated(Gated()))
-    model = split(
-        {**blocks, **{f"{block}.{name}": each for block in blocks for name, each in pair.items()}},
-        copy.deepcopy(reference),
-    )
+    inside = {f"{block}.{name}": style for block in blocks for name, style in pair.items()}
+    model = split(blocks | inside, copy.deepcopy(reference))
     for each in (model, reference):
         each(torch.ones(3, 8, requires_grad=True)).square().sum().backward()
     return largest_difference(model, reference)
