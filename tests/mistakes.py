@@ -105,7 +105,7 @@ MISTAKES = [
         ("if self.due == 0 and (self.over or self.step.order.is_last(self)):", "if self.due == 0:"),
         (
             "            self.order.agreed[what] = order\n",
-            "            self.order.agreed[what] = order\n            self.order.agreed = dict.fromkeys(self.order.agreed)\n",
+            "            self.order.agreed[what] = []\n",
         ),
         ("        for member in reversed([*self.order.waiting]):\n            self.reduce(member)\n", ""),
         (
@@ -182,7 +182,7 @@ MISTAKES = [
     *of(
         "tp",
         "tp/parallel_layers.py",
-        ("return self.inside if x is self.given else border(x)", "return self.inside"),
+        ("self.region and x is self.region.given else", "self.region else"),
         ("return y + self.share(self.bias).to(y.dtype)", "return y + self.share(self.bias)"),
         ("torch.manual_seed(seed * mesh.size() + mesh.get_local_rank())", "torch.manual_seed(seed * mesh.size())"),
     ),

@@ -37,6 +37,7 @@ from labs.tp import (
     parallelize,
     placements,
 )
+from labs.tp.parallel_layers import Region, Watched
 from labs.tp.shares import Keys, Queries
 from labs.zero import Zero
 from tests.models import Brought
@@ -740,13 +741,13 @@ def bad_plans():
 
 def bad_layouts():
     for end, layout, gives in (
-        ("input_layouts", Partial(), "Replicate() or Shard(dim), of labs.dtensor.placement"),
-        ("output_layouts", Shard(1), "Replicate() or Shard(-1), of labs.dtensor.placement"),
-        ("input_layouts", placement_types.Shard(1), "Replicate() or Shard(dim), of labs.dtensor.placement"),
+        ("input_layouts", Partial(), "Replicate() or Shard(dim), of labs.dtensor"),
+        ("output_layouts", Shard(1), "Replicate() or Shard(-1), of labs.dtensor"),
+        ("input_layouts", placement_types.Shard(1), "Replicate() or Shard(dim), of labs.dtensor"),
     ):
         text = f"'head' has ColwiseParallel({end}={layout!r}): give {gives}"
         refuse(lambda end=end, layout=layout: split({"head": ColwiseParallel(**{end: layout})}), text)
-    refuse(lambda: split({"head": RowwiseParallel(input_layouts=Shard(1))}), "Replicate() or Shard(-1), of labs.place")
+    refuse(lambda: split({"head": RowwiseParallel(input_layouts=Shard(1))}), "Replicate() or Shard(-1), of labs.dtensor")
     refuse(lambda: split({"layers.*": PrepareModuleInput(input_layouts=Partial())}), "Replicate() or Shard(dim), of l")
     bias = split({"0": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(-1))}, nn.Sequential(whole(4)))
     refuse(lambda: bias(torch.ones(3, 4)), "'0' has a bias of 4 features, and its output is cut to 2 of them")
@@ -934,6 +935,23 @@ def block_in_a_block():
     for each in (model, reference):
         each(torch.ones(3, 8, requires_grad=True)).square().sum().backward()
     return largest_difference(model, reference)
+
+
+def borders(model):
+    found = [value for module in model.modules() for value in vars(module).values()]
+    found += [value for region in found if isinstance(region, Region) for value in vars(region).values()]
+    return [isinstance(value, Watched) for value in found]
+
+
+def test_borders_are_watched_in_the_first_step_alone():
+    def body():
+        model, watched = split(gpt_plan(SMALL, True)), []
+        for _ in range(2):
+            watched.append(any(borders(model)))
+            model(*batch(SMALL.vocab)).backward()
+        return watched
+
+    assert run(body, ranks=2) == [[True, False]] * 2
 
 
 def test_columns_enter_through_the_block_that_is_closest():

@@ -1,26 +1,28 @@
 """Pencil and paper: what a job must send and hold, and how long that takes, before it is run.
 
-    job              what is to be run: a model, a batch, a number of ranks, a precision
-    collectives      elements and messages that one rank sends, and seconds
-    cluster          the links of a cluster, in one table; what a collective takes on one
-    memory           what is held at rest: bytes per parameter, by precision and stage; what an answer is made of
-    autograd         activations: what backward needs from a forward, and what is alive on the way back
-    data_parallel    one rank, one step, for each variant of `labs.ddp`
-    zero_stages      ZeRO, stage by stage
-    fully_sharded    FSDP, parameter by parameter
-    split            what a tensor-parallel rank has of the model
-    tensor_parallel  layer by layer what it sends and holds, with sequence parallelism or without
-    stages           what a stage of a pipeline holds while it runs an instruction, and what is left of that
-    pipeline         a schedule: what it sends and holds
-    native           the same with PyTorch: ZeroRedundancyOptimizer, fully_shard
-    sense            what is refused, since it makes no sense
-    fit              does it fit a card, and on how many ranks?
-    generation       the cache of keys and values; milliseconds per token, by class of link
+    job                what is to be run: a model, a batch, a number of ranks, a precision
+    traffic            elements and messages that one rank sends, and seconds
+    cluster            the links of a cluster, in one table; what a collective takes on one
+    bytes_held         what is held at rest: bytes per parameter, by precision and stage; what an answer is made of
+    saved_tensors      activations: what backward needs from a forward, and what is alive on the way back
+    data_parallel      one rank, one step, for each variant of `labs.ddp`
+    zero_stages        ZeRO, stage by stage
+    fully_sharded      FSDP, parameter by parameter
+    split              what a tensor-parallel rank has of the model
+    split_activations  what waits for its backward, and what is alive as that passes
+    tensor_parallel    layer by layer what it sends and holds, with sequence parallelism or without
+    pipeline_stages    what a stage of a pipeline holds while it runs an instruction, and what is left of that
+    pipeline           a schedule: what it sends and holds
+    torch_sharding     the same with PyTorch: ZeroRedundancyOptimizer, fully_shard
+    torch_split        and its tensor parallelism, alone and under fully_shard
+    sense              what is refused, since it makes no sense
+    fit                does it fit a card, and on how many ranks?
+    generation         the cache of keys and values; milliseconds per token, by class of link
 
 Integers are exact, down to the pieces that do not divide evenly; the textbook's formula, their limit, stands
 beside them. Nothing here imports or runs what it predicts: measurements are compared with it.
 
-    n          elements of a tensor                  S    its bytes
+    n                  elements of a tensor                  S    its bytes
     N, ranks   ranks of the group                    c_i  piece i of n elements in N, the longer ones first
     Ψ          parameters of a model                 other letters are those of `labs.model`
 

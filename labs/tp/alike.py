@@ -18,6 +18,7 @@ it, where nothing that should be whole comes of it.
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 from weakref import WeakSet, finalize
@@ -95,9 +96,9 @@ class FirstStep:
         self.arrived: dict[str, Some] = {}
         self.optimizers: WeakSet[Optimizer] = WeakSet()
 
-    def watch(self, model: nn.Module, whole: list[str]) -> None:
-        """whole: the names of the parameters that are not split."""
-        self.whole = whole
+    def watch(self, model: nn.Module, whole: list[str], then: Callable[[nn.Module], None]) -> None:
+        """whole: the names of the parameters that are not split.  then: done when the first backward is over."""
+        self.whole, self.then = whole, then
         model.register_forward_pre_hook(self.before_forward, with_kwargs=True)
         model.register_forward_hook(self.after_forward)
         finalize(model, register_optimizer_step_pre_hook(weakly(self.before_optimizer, model)).remove)
@@ -152,6 +153,8 @@ class FirstStep:
             last_first = {name: mine[name] for name in reversed(self.whole) if name in mine}
             self.gradients_compared = self.require_alike(last_first, PARAMETER)
             self.seen, self.arrived = set(), {}
+            if self.gradients_compared:
+                self.then(model)
 
     @torch.compiler.disable
     def before_optimizer(self, model: nn.Module, optimizer: Optimizer, *others: Any) -> None:

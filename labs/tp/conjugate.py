@@ -44,18 +44,18 @@ def copy(x: Tensor, mesh: Mesh, among: int | None = None) -> Tensor:
         return x
     group = mesh.get_group() if ranks == mesh.size() else smaller_group(mesh, ranks)
     neighbours = Line(tuple(x.shape), ranks, mesh.get_local_rank() % ranks, group)
-    return cross(x, neighbours, (Replicate(), Replicate()), (Partial(), Replicate()))
+    return Border.apply(x, neighbours, (Replicate(), Replicate()), (Partial(), Replicate()))
 
 
 def reduce(x: Tensor, mesh: Mesh) -> Tensor:
     """Summands come out of a split layer, and their sum goes on."""
-    return cross(x, line(x, mesh), (Partial(), Replicate()), (Replicate(), Replicate()))
+    return Border.apply(x, line(x, mesh), (Partial(), Replicate()), (Replicate(), Replicate()))
 
 
 def gather(x: Tensor, mesh: Mesh, dim: int) -> Tensor:
     """Shards of x are put together, and go into a split layer."""
     dim %= x.ndim
-    return cross(x, line(x, mesh, dim), (Shard(dim), Replicate()), (Partial(), Shard(dim)))
+    return Border.apply(x, line(x, mesh, dim), (Shard(dim), Replicate()), (Partial(), Shard(dim)))
 
 
 def scatter(x: Tensor, mesh: Mesh, dim: int) -> Tensor:
@@ -65,28 +65,24 @@ def scatter(x: Tensor, mesh: Mesh, dim: int) -> Tensor:
     """
     dim %= x.ndim
     require_equal_shards(x, mesh, dim)
-    return cross(x, line(x, mesh), (Partial(), Shard(dim)), (Shard(dim), Replicate()))
+    return Border.apply(x, line(x, mesh), (Partial(), Shard(dim)), (Shard(dim), Replicate()))
 
 
 def join(x: Tensor, mesh: Mesh, dim: int, size: int | None = None) -> Tensor:
     """Shards become whole for what all ranks do alike; size: of the whole dim, where shards are uneven."""
     dim %= x.ndim
-    return cross(x, line(x, mesh, dim, size), (Shard(dim), Replicate()), (Replicate(), Shard(dim)))
+    return Border.apply(x, line(x, mesh, dim, size), (Shard(dim), Replicate()), (Replicate(), Shard(dim)))
 
 
 def split(x: Tensor, mesh: Mesh, dim: int) -> Tensor:
     """All ranks have the same x, and each goes on with a shard of it."""
     dim %= x.ndim
-    return cross(x, line(x, mesh), (Replicate(), Shard(dim)), (Shard(dim), Replicate()))
+    return Border.apply(x, line(x, mesh), (Replicate(), Shard(dim)), (Shard(dim), Replicate()))
 
 
 def once(x: Tensor, mesh: Mesh) -> Tensor:
     """A whole x that split layers use, too, goes into what all ranks do alike."""
-    return cross(x, line(x, mesh), (Replicate(), Replicate()), (Replicate(), Partial()))
-
-
-def cross(x: Tensor, line: Line, forward: Way, backward: Way) -> Tensor:
-    return x if line.ranks == 1 else Border.apply(x, line, forward, backward)
+    return Border.apply(x, line(x, mesh), (Replicate(), Replicate()), (Replicate(), Partial()))
 
 
 class Border(torch.autograd.Function):
@@ -103,6 +99,8 @@ class Border(torch.autograd.Function):
 
 
 def move(x: Tensor, line: Line, source: Placement, target: Placement) -> Tensor:
+    if line.ranks == 1:
+        return x.clone()
     if source == target:
         return x.view_as(x)
     moved = MOVES[type(source), type(target)].move(x, line, source, target)

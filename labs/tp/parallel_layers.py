@@ -30,7 +30,7 @@ Border = Callable[[Tensor], Tensor]
 
 
 class Watched:
-    """A border of labs.tp.conjugate; in the first step, what is whole there is compared between the ranks."""
+    """A border of labs.tp.conjugate in the first step, in which what is whole there is compared between the ranks."""
 
     def __init__(self, border: Border, name: str, first_step: FirstStep):
         self.border, self.name, self.first_step = border, name, first_step
@@ -42,6 +42,15 @@ class Watched:
         if self.border.func in (reduce, join, once):
             self.first_step.gives_whole(self.name, y)
         return y
+
+
+def unwatch(model: nn.Module) -> None:
+    """The first step is over: let every module and block have its bare borders."""
+    for module in model.modules():
+        for owner in (module, vars(module).get("region")):
+            for name, value in vars(owner).items() if owner else ():
+                if isinstance(value, Watched):
+                    vars(owner)[name] = value.border
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,7 @@ class ColumnParallelLinear(nn.Linear):
 
     name: str
     part: torch.Size
+    region: "Region | None"
     enter: Border
     leave: Border
     mesh: Mesh
@@ -71,7 +81,8 @@ class ColumnParallelLinear(nn.Linear):
         require_part(self)
         require_features(self, x, self.weight.shape[1], "all")
         weight, bias = (p if p is None else copy(p, self.mesh, self.copies) for p in (self.weight, self.bias))
-        return self.leave(F.linear(self.enter(x), weight, bias))
+        x = self.region.inside if self.region and x is self.region.given else self.enter(x)
+        return self.leave(F.linear(x, weight, bias))
 
 
 class RowParallelLinear(nn.Linear):
@@ -141,7 +152,8 @@ def first_of(function: Callable[..., Any], kwargs: dict[str, Any]) -> str | None
 class Region:
     """One forward of a Prepared block: the columns in it share what crossed its border, all else gets x as it is.
 
-    aside: for all else, what crossed the border as a shard and is whole now.
+    given, inside: the block's x, and what a column computes with, if it is given that; with another x, the border is
+    its own.  aside: for all else, what crossed the border as a shard and is whole now.
     """
 
     def __init__(self, name: str, border: Border, aside: Border | None):
@@ -160,10 +172,6 @@ class Region:
             yield self.given
         finally:
             self.given = self.inside = None
-
-    def enter(self, x: Tensor, border: Border) -> Tensor:
-        """What a column computes with; border: its own, for an x that is not the block's."""
-        return self.inside if x is self.given else border(x)
 
 
 class OnShards(nn.Module):

@@ -68,15 +68,15 @@ class ColwiseParallel(Style):
 
     def change(self, module: nn.Module, place: Place) -> None:
         mesh = place.mesh
-        enter, leave = place.watched(border(self.input_layouts, Replicate(), mesh)), same
-        if place.region:
-            enter = partial(place.region.enter, border=place.watched(partial(copy, mesh=mesh)))
+        own_border = partial(copy, mesh=mesh) if place.region else border(self.input_layouts, Replicate(), mesh)
+        enter, leave = place.watched(own_border), same
         if self.output_layouts.is_replicate():
             leave = place.watched(partial(join, mesh=mesh, dim=-1, size=module.out_features))
         copies = self.heads.cut(module.out_features, 0, mesh.size()).copies
         if 1 < copies < mesh.size():
             smaller_group(mesh, copies)  # here, where all ranks are: a first forward may be one of only some
-        become(module, ColumnParallelLinear, **own(module, place), enter=enter, leave=leave, mesh=mesh, copies=copies)
+        borders = {"region": place.region, "enter": enter, "leave": leave}
+        become(module, ColumnParallelLinear, **own(module, place), **borders, mesh=mesh, copies=copies)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -201,5 +201,5 @@ def require_layouts(style: Style, name: str, **ends: tuple[Any, ...]) -> None:
             words = {Replicate: "Replicate()", Shard: "Shard(dim)", IN_FEATURES: "Shard(-1)"}
             give = " or ".join(words[fit] for fit in fits)
             raise ValueError(
-                f"{name!r} has {type(style).__name__}({end}={layout!r}): give {give}, of labs.dtensor.placement"
+                f"{name!r} has {type(style).__name__}({end}={layout!r}): give {give}, of labs.dtensor"
             )

@@ -52,7 +52,7 @@ from labs.dtensor import Placement, Replicate, Shard
 from labs.mesh import Mesh
 from labs.model import Config
 from labs.tp.alike import FirstStep
-from labs.tp.parallel_layers import Place, Region
+from labs.tp.parallel_layers import Place, Region, unwatch
 from labs.tp.shares import Cut, Keys, Queries
 from labs.tp.splittable import Rows, expect_whole, require_in_no_graph, require_splittable
 from labs.tp.styles import (
@@ -167,7 +167,7 @@ def parallelize(model: nn.Module, mesh: Mesh, plan: Mapping[str, Style]) -> nn.M
     model.tensor_parallel = TensorParallel(mesh, {name: cut for name, (_, cut) in cuts.items()}, rows)
     change(rows, model.tensor_parallel)
     expect_whole(model, {module for _, module, _ in rows}, model.tensor_parallel)
-    model.tensor_parallel.watch(model, [name for name, _ in model.named_parameters() if name not in cuts])
+    model.tensor_parallel.watch(model, [name for name, _ in model.named_parameters() if name not in cuts], unwatch)
     return model
 
 
