@@ -67,7 +67,6 @@ class DataParallel(nn.Module):
         if not self.trainable:
             raise ValueError(f"{type(model).__name__} has no trainable parameters: there is nothing to average")
         require_dense(model)
-        require_unused_hooks(self.trainable)
         require_equal_replicas(model, group)
 
     def forward(self, *args, **kwargs):
@@ -139,15 +138,6 @@ class DataParallel(nn.Module):
                 p.grad = None
 
 
-def require_unused_hooks(trainable: dict[str, nn.Parameter]) -> None:
-    for name, p in trainable.items():
-        if not all(hasattr(hook, "only_watches") for hook in (p._post_accumulate_grad_hooks or {}).values()):
-            raise ValueError(
-                f"parameter {name!r} has a hook of register_post_accumulate_grad_hook, which would see this rank's own "
-                "gradient, and not yet the mean: do after sync() what it does"
-            )
-
-
 # ---- the three -------------------------------------------------------------------------------------------
 
 
@@ -215,8 +205,9 @@ class Overlapped(DataParallel):
         for bucket in self.buckets[len(self.works) :]:
             if bucket.waiting_for:
                 return
-            self.works.append(self.all_reduce(bucket.flat, group=self.group, async_op=True))
             bucket.version = bucket.flat._version
+            # .data, so that only what others write counts as a change.
+            self.works.append(self.all_reduce(bucket.flat.data, group=self.group, async_op=True))
 
     def average(self) -> None:
         for bucket in self.buckets:

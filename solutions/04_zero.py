@@ -183,9 +183,9 @@ on_your_paper
 # event of the training step is a line, and so is what a rank holds between the events (`at rest`).
 
 # %%
-import labs.zero
+import labs.zero.zero
 
-print(labs.zero.__doc__.split("method of `Zero`:")[1].split("The first five")[0].strip("\n"))
+print(labs.zero.zero.__doc__.split("method of `Zero`:")[1].split("The first five")[0].strip("\n"))
 
 # %% [markdown]
 # Do not read it all now: we build it column by column. (G is there from backward to the step; `at rest` says how much

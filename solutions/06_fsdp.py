@@ -933,11 +933,11 @@ check.held_and_sent(held_and_sent)
 # | P, G, S | 4n/S together | as predicted | as predicted |
 # | numbers | one process's | within 1e-12, in float64 | within 1e-12, in float64 |
 #
-# **Read on**: [labs/fsdp/fsdp.py](../labs/fsdp/fsdp.py),
-# [labs/fsdp/parameter_group.py](../labs/fsdp/parameter_group.py), [labs/fsdp/sharded.py](../labs/fsdp/sharded.py) and
-# [labs/fsdp/order.py](../labs/fsdp/order.py), in this order; the head of the first has a table of what became of stage
-# 3, event by event. Zhao et al., 2023, *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel* (arXiv
-# 2304.11277), which is about FSDP1. PyTorch's tutorial *Getting Started with Fully Sharded Data Parallel (FSDP2)*.
+# **Read on**: [labs/fsdp/sharding.py](../labs/fsdp/sharding.py), whose head has a table of what became of stage 3,
+# event by event; then [labs/fsdp/parameter_group.py](../labs/fsdp/parameter_group.py) and
+# [labs/fsdp/sharded.py](../labs/fsdp/sharded.py). Zhao et al., 2023, *PyTorch FSDP: Experiences on Scaling Fully
+# Sharded Data Parallel* (arXiv 2304.11277), which is about FSDP1. PyTorch's tutorial *Getting Started with Fully
+# Sharded Data Parallel (FSDP2)*.
 #
 # **Next.** P, G and S are now divided by the number of ranks, but the activations are what they were.
 # [07 Memory](07_memory.ipynb) counts them, and computes them again.

@@ -747,7 +747,7 @@ def bad_layouts():
     ):
         text = f"'head' has ColwiseParallel({end}={layout!r}): give {gives}"
         refuse(lambda end=end, layout=layout: split({"head": ColwiseParallel(**{end: layout})}), text)
-    refuse(lambda: split({"head": RowwiseParallel(input_layouts=Shard(1))}), "Replicate() or Shard(-1), of labs.dtensor")
+    refuse(lambda: split({"head": RowwiseParallel(input_layouts=Shard(1))}), "Replicate() or Shard(-1), of labs")
     refuse(lambda: split({"layers.*": PrepareModuleInput(input_layouts=Partial())}), "Replicate() or Shard(dim), of l")
     bias = split({"0": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(-1))}, nn.Sequential(whole(4)))
     refuse(lambda: bias(torch.ones(3, 4)), "'0' has a bias of 4 features, and its output is cut to 2 of them")

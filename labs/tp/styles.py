@@ -200,6 +200,4 @@ def require_layouts(style: Style, name: str, **ends: tuple[Any, ...]) -> None:
         if layout not in fits and type(layout) not in fits:
             words = {Replicate: "Replicate()", Shard: "Shard(dim)", IN_FEATURES: "Shard(-1)"}
             give = " or ".join(words[fit] for fit in fits)
-            raise ValueError(
-                f"{name!r} has {type(style).__name__}({end}={layout!r}): give {give}, of labs.dtensor"
-            )
+            raise ValueError(f"{name!r} has {type(style).__name__}({end}={layout!r}): give {give}, of labs.dtensor")
