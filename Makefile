@@ -29,7 +29,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # A half-made file is not left to look finished.
 .DELETE_ON_ERROR:
 
-.PHONY: help learn tour test lint notebook module bench soak images notebooks doctor progress clean
+.PHONY: help learn tour test quick lint notebook module bench soak images notebooks doctor progress clean
 
 help:
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -42,6 +42,9 @@ tour: $(COURSE)  ## train with a strategy of each kind and compare; ARGS="--stra
 
 test: $(TESTS) lint  ## everything that CI runs; JUNIT=report.xml
 	$(BIN)/python -m tools.leftovers $(PYTEST) -n auto $(NBVAL) --durations 10 --junitxml $(JUNIT) tests solutions notebooks
+
+quick: $(TESTS) lint  ## the tests of what you have changed; SINCE=main
+	$(BIN)/python -m tools.quick $(SINCE)
 
 lint: $(TESTS)  ## style and format of package, tests and notebooks
 	$(BIN)/ruff check .

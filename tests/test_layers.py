@@ -1,16 +1,14 @@
 """Reference: the layers as the design draws them. Imports are read from the source; nothing is executed."""
 
-import ast
 import re
 import sys
 from collections import Counter
 from graphlib import TopologicalSorter
 from itertools import accumulate
-from pathlib import Path
 
 import pytest
 
-LABS = Path(__file__).resolve().parent.parent / "labs"
+from tools.imports import EMPTY, FILES, LABS, imports, name_of, own
 
 # A chapter is a file or a folder.  Its files import from lower levels only, and beside that from their own folder.
 LEVELS = [
@@ -29,16 +27,6 @@ OTHERS = {
     "data": {"datasets"},  # a corpus from a hub, for those online, inside the function that needs it
     "llama": {"safetensors"},  # the format of the weights
 }
-EMPTY = {LABS / "__init__.py", *(LABS / "kit").rglob("__init__.py")}
-FILES = sorted(set(LABS.rglob("*.py")) - EMPTY)
-
-
-def name_of(path: Path) -> str:
-    """labs/ddp.py: "ddp"; labs/cost/fit.py: "cost.fit"; labs/cost/__init__.py: "cost"."""
-    return ".".join(path.relative_to(LABS).with_suffix("").parts).removesuffix(".__init__")
-
-
-MODULES = {f"labs.{name_of(path)}" for path in FILES}
 
 
 def folder(name: str) -> str:
@@ -56,25 +44,6 @@ def level(name: str) -> int:
             return number
     assert name.startswith("kit."), f"give labs/{name}.py its level in this test"
     return level("native")
-
-
-def imports(path: Path, at_top: bool = False) -> set[str]:
-    """The modules that a file imports, anywhere or when it is loaded: "torch", "labs.ddp", "labs.kit.draw"."""
-    found = set()
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in tree.body if at_top else ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path.name}:{node.lineno} imports relatively; write the whole name"
-            for alias in node.names:
-                whole = f"{node.module}.{alias.name}"
-                found.add(whole if whole in MODULES else node.module)
-    return found
-
-
-def own(modules: set[str]) -> set[str]:
-    return {module.removeprefix("labs.") for module in modules if module.startswith("labs.")}
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
