@@ -13,7 +13,7 @@ average, by the events of a training step:
 Each sends the same bytes: 2 (N-1)/N of the gradients, per rank and step.  Buckets save messages, since every
 all-reduce costs its latency however small it is; overlap hides the time behind the rest of backward, which
 works from the last layer to the first, and so are the buckets filled (Li et al., VLDB 2020, "PyTorch
-Distributed: Experiences on Accelerating Data Parallel Training").
+Distributed: Experiences on Accelerating Data Parallel Training").  PyTorch calls `Overlapped` DistributedDataParallel.
 
     model = Overlapped(model)
     for micro_batch in micro_batches[:-1]:

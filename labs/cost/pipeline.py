@@ -26,7 +26,7 @@ from labs.cost.bytes_held import (
     optimizer_step,
 )
 from labs.cost.job import Job
-from labs.cost.pipeline_stages import Stage, stages_of
+from labs.cost.pipeline_stages import StageMemory, stages_of
 
 Plan = Sequence[Any]  # instructions, and messages between them
 
@@ -54,7 +54,7 @@ def pipelining(job: Job, plans: Sequence[Plan], layers: Sequence[int] | None = N
     return replace(step, held=most)
 
 
-def step_of(job: Job, plans: Sequence[Plan], stages: Sequence[Stage], table: int = 0) -> Prediction:
+def step_of(job: Job, plans: Sequence[Plan], stages: Sequence[StageMemory], table: int = 0) -> Prediction:
     """table: bytes of a tied gradient that the rank exchanges with another."""
     sends, receives = ([count(plan, kind) for plan in plans] for kind in ("Send", "Receive"))
     x, once = FLOAT * job.tokens * job.config.dim, int(table > 0)
@@ -66,7 +66,7 @@ def step_of(job: Job, plans: Sequence[Plan], stages: Sequence[Stage], table: int
     )
 
 
-def checked_stages(job: Job, plans: Sequence[Plan], layers: Sequence[int] | None) -> list[Stage]:
+def checked_stages(job: Job, plans: Sequence[Plan], layers: Sequence[int] | None) -> list[StageMemory]:
     job.require("cost.pp", precision=("float32",), recompute=("none",))
     work = [step for plan in plans for step in plan if kind_of(step) in "FBIW"]
     micro_batches = 1 + max(step.microbatch for step in work)
@@ -102,7 +102,7 @@ def exchanged(job: Job, plans: Sequence[Plan]) -> int:
 # ---- held ------------------------------------------------------------------------------------------------
 
 
-def pp_held(job: Job, stages: Sequence[Stage], plan: Plan, table: int) -> Held:
+def pp_held(job: Job, stages: Sequence[StageMemory], plan: Plan, table: int) -> Held:
     """P, G and S of the rank's stages.  What arrives is comm, except what a stage computes with, which it keeps."""
     numbers = numbers_of(plan)
     if job.config.tied and len(stages) > 1 and {0, len(stages) - 1} <= {*numbers}:  # the head's gradient comes first
@@ -115,7 +115,7 @@ def pp_held(job: Job, stages: Sequence[Stage], plan: Plan, table: int) -> Held:
     return held(FLOAT * sum(sizes), optimizer_state(sizes), moments)
 
 
-def pp_moments(job: Job, stages: Sequence[Stage], plan: Plan) -> Iterator[Moment]:
+def pp_moments(job: Job, stages: Sequence[StageMemory], plan: Plan) -> Iterator[Moment]:
     """Bytes beside P and S, step by step."""
     x, here, last = FLOAT * job.tokens * job.config.dim, numbers_of(plan), len(stages) - 1
     batch = INDEX * job.tokens * job.accumulation * ((0 in here) + (last in here))

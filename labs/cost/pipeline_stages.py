@@ -15,7 +15,7 @@ from labs.cost.sense import are_whole
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageMemory:
     """job: of a GPT that has the stage's layers alone, and a single micro-batch.
 
     keeps_all: W goes through the whole of what F has kept, and messages stay, as PyTorch has it.
@@ -180,7 +180,7 @@ def within(job: Job, part: Part, at: Within) -> tuple[int, int, int, int]:
     return 0, 0, at.gradients, at.newest
 
 
-def stages_of(job: Job, layers: int | Sequence[int]) -> list[Stage]:
+def stages_of(job: Job, layers: int | Sequence[int]) -> list[StageMemory]:
     """layers: of each stage; or how many stages there are, as equal as can be, the longer ones first."""
     depth = job.config.depth
     if isinstance(layers, int):
@@ -189,4 +189,4 @@ def stages_of(job: Job, layers: int | Sequence[int]) -> list[Stage]:
         raise ValueError(f"stages of {list(layers)} layers: each has 1 or more, and together they have {depth}")
     edges = [(n == 0, n == len(layers) - 1) for n in range(len(layers))]
     jobs = [replace(job, config=replace(job.config, depth=n, tied=False), accumulation=1) for n in layers]
-    return [Stage(own, *edge) for own, edge in zip(jobs, edges, strict=True)]
+    return [StageMemory(own, *edge) for own, edge in zip(jobs, edges, strict=True)]

@@ -109,13 +109,13 @@ def zero_step(job: Job, stage: int) -> tuple[int, int, list[Moment]]:
     else:
         units = [padded(sum(layer.sizes), job.ranks) for layer in gpt_layers(job.config)]
         shards = [n // job.ranks for n in units]
-        moments = zero_moments(job, units, Stage(stage, job.ranks, size["P"], size["G"]))
+        moments = zero_moments(job, units, StageShares(stage, job.ranks, size["P"], size["G"]))
     P = size["P"] * sum(shards if stage == 3 else units)
     return P, size["S"] * sum(shards) + FLOAT * len(shards), list(moments)
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageShares:
     """What a stage does with a unit of n elements; p and g are bytes of a parameter and of its gradient."""
 
     number: int
@@ -143,7 +143,7 @@ class Stage:
         return more | {"comm": 2 * vector + still_gathered * self.gathered(n)}
 
 
-def zero_moments(job: Job, units: Sequence[int], stage: Stage) -> Iterator[Moment]:
+def zero_moments(job: Job, units: Sequence[int], stage: StageShares) -> Iterator[Moment]:
     """Bytes besides P and S, from the end of forward on.
 
     A layer is gathered until the gradient of its input is there, so while its own gradients are reduced (but not the

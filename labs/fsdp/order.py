@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 Member = TypeVar("Member")
 
 
-class Order(Generic[Member]):
+class LayerOrder(Generic[Member]):
     """names: of all members, in the model."""
 
     def __init__(self, names: dict[Member, str]):

@@ -34,7 +34,7 @@ from torch.distributed import ProcessGroup
 from torch.utils._pytree import tree_map
 
 from labs.autograd import Call, alias, differentiable, require_inside, weakly
-from labs.fsdp.order import Order
+from labs.fsdp.order import LayerOrder
 from labs.fsdp.parameter_group import ParameterGroup
 from labs.fsdp.shardable import is_sharded
 
@@ -188,7 +188,7 @@ class Step:
     """What the modules of one model have in common: the order of their layers, and what is in flight because of it."""
 
     def __init__(self, root: Sharding, names: dict[Sharding, str]):
-        self.root, self.members, self.order = root, list(names), Order(names)
+        self.root, self.members, self.order = root, list(names), LayerOrder(names)
         self.in_backward = False
         self.reducing: Callable[[], Callable[[], None]] | None = None
         self.averaging: list[Callable[[], None]] = []

@@ -23,7 +23,7 @@ from labs.agree import everybodys, fingerprint
 Told = tuple[torch.Size, str] | None  # of an x or y: its shape and its fingerprint
 
 
-class Batches:
+class GivenBatches:
     """microbatches: into how many a batch is cut.  ends: the ranks in the group that have the first and last stage."""
 
     def __init__(self, microbatches: int, ends: tuple[int, int], group: ProcessGroup | None):

@@ -1,4 +1,4 @@
-"""The executor: obeys a schedule, whichever it is.
+"""The executor: obeys a schedule, whichever it is.  (PyTorch calls it a schedule, too: Schedule1F1B, ...)
 
     pipeline = Pipeline(cut(model, 4), one_f_one_b(4, 8), model.loss)
     optimizer = AdamW(pipeline.parameters())
@@ -30,7 +30,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed import ProcessGroup
 
 from labs.clip import global_norm, shorten
-from labs.pp.batches import Batches
+from labs.pp.batches import GivenBatches
 from labs.pp.checker import microbatches_of, ranks_of, validate
 from labs.pp.deferred import Deferred
 from labs.pp.fitting import require_fitting, require_same_lists, require_same_stages
@@ -83,7 +83,7 @@ class Pipeline:
         self.microbatches, self.plan = microbatches_of(lists), plan(lists)[mine]
         self.split = {(x.stage, x.microbatch) for x in lists[mine] if isinstance(x, I)}
         # Sizes and shapes are agreed anew.
-        self.batches = Batches(self.microbatches, (self.ranks[0], self.ranks[self.last]), self.group)
+        self.batches = GivenBatches(self.microbatches, (self.ranks[0], self.ranks[self.last]), self.group)
         self.mail = Mail(self.group, device_of(self.parameters()))
 
     def follow(self, lists: Lists) -> None:

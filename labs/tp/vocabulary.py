@@ -56,12 +56,12 @@ def cross_entropy(logits_v: Tensor, targets: Tensor, vocabulary: int, mesh: Mesh
             f"this rank has {logits_v.shape[-1]} logits per token, but its part of a vocabulary of {vocabulary} is "
             f"{width}: give the head ColwiseParallel() without output_layouts, and LossParallel its number of outputs"
         )
-    losses = CrossEntropy.apply(at_least_float32(logits_v).flatten(0, -2), targets.flatten(), vocabulary, mesh)
+    losses = SplitCrossEntropy.apply(at_least_float32(logits_v).flatten(0, -2), targets.flatten(), vocabulary, mesh)
     counted = targets.flatten() != IGNORED
     return losses.masked_fill(~counted, 0).sum() / counted.sum()
 
 
-class CrossEntropy(torch.autograd.Function):
+class SplitCrossEntropy(torch.autograd.Function):
     """A loss for each token (M of them)."""
 
     @staticmethod

@@ -6,7 +6,7 @@ homes:
 
     Unit          the parameters of one layer, of one dtype and `requires_grad`, in one vector: `full`, padded to a
                   multiple of N, of which this rank's `shard` is an N-th.  gather, drop, reduce
-    Layer         a module, and where in it each unit's parameters stand.  gather, drop, show
+    FlatLayer     a module, and where in it each unit's parameters stand.  gather, drop, show
     Layout        where in such a vector each parameter lies
 
 A parameter that several layers share lies in the first one's unit; each of them gathers it, and its gradient is
@@ -44,7 +44,7 @@ class Unit:
         self.layout = Layout({name: p.shape for name, p in named.items()}, self.ranks)
         self.name = next(iter(named))
         self.homes: dict[Home, tuple[Any, bool]] = {}  # in all layers; what was put there, and whether it is trained
-        self.users: set[tuple[Layer, str]] = set()
+        self.users: set[tuple[FlatLayer, str]] = set()
         numbers = [materialised(name, p, initial) if p.is_meta else p.detach() for name, p in named.items()]
         self.trained = trained = next(iter(named.values())).requires_grad
         self.full = nn.Parameter(self.layout.flatten(numbers), trained)
@@ -144,7 +144,7 @@ class Unit:
         return self.layout.views(vector)
 
 
-class Layer:
+class FlatLayer:
     """A module, and the homes of its parameters, by unit."""
 
     def __init__(self, module: nn.Module, homes: list[Home], unit_of: dict[str, Unit], order: Order):

@@ -43,7 +43,7 @@ from torch.distributed import ProcessGroup
 
 from labs.agree import Order, require_equal_replicas
 from labs.autograd import Call, alias, differentiable, require_dense, require_inside, weakly
-from labs.zero.flat import ANEW, NO_HOOKS, Layer, Unit, refuse_parts
+from labs.zero.flat import ANEW, NO_HOOKS, FlatLayer, Unit, refuse_parts
 from labs.zero.layers import in_layers, take_out
 from labs.zero.state import Stateful, keys
 
@@ -83,7 +83,7 @@ class Zero(Stateful):
                 unit = Unit(named, stage, group, initial)
                 unit_of |= dict.fromkeys(named, unit)
                 unit.stand_in(module, f"flat{number}")
-            self.layers.append(Layer(module, homes, unit_of, self.order))
+            self.layers.append(FlatLayer(module, homes, unit_of, self.order))
             refuse_parts(module)
         self.units = list(dict.fromkeys(unit_of.values()))
         self.trained = [unit for unit in self.units if unit.full.requires_grad]
@@ -107,7 +107,7 @@ class Zero(Stateful):
 
     # ---- the events of a training step -------------------------------------------------------------------
 
-    def before_forward(self, layer: "Layer", module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def before_forward(self, layer: "FlatLayer", module: nn.Module, args: Any, kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or module._compiled_call_impl:
             raise RuntimeError(f"{type(module).__name__}.compile() takes in Zero's hooks, too: compile its parts")
         if self.stage < 3:
@@ -123,7 +123,7 @@ class Zero(Stateful):
             layer.call = Call(differentiable([args, kwargs]), layer.show(), begins, weakly(self.after_backward, layer))
         return args, kwargs
 
-    def after_forward(self, layer: "Layer", module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def after_forward(self, layer: "FlatLayer", module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Called when the layer's output is there, or its forward has failed."""
         require_inside(output, {unit.full.untyped_storage()._cdata: unit.name for unit in layer.homes})
         layer.drop("forward")
@@ -143,14 +143,14 @@ class Zero(Stateful):
         if not torch.is_grad_enabled():
             self.order.compare(self.shards[0].device)
 
-    def before_backward(self, layer: "Layer", updates: int) -> None:
+    def before_backward(self, layer: "FlatLayer", updates: int) -> None:
         """Called when the gradient of the layer's output is there; `updates` as they were in its forward."""
         self.require_fresh(updates)
         if torch.is_grad_enabled():
             raise RuntimeError("create_graph=True: stage 3 has dropped what a second backward needs: use stage 1 or 2")
         layer.gather("backward")
 
-    def after_backward(self, layer: "Layer") -> None:
+    def after_backward(self, layer: "FlatLayer") -> None:
         """Called when the gradients of the layer's parameters and inputs are there (if never, `step` drops it)."""
         layer.drop("forward", "backward")
 
