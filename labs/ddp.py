@@ -174,7 +174,8 @@ class Bucketed(DataParallel):
 class Overlapped(DataParallel):
     """Each bucket's all-reduce starts during backward, as soon as its last gradient is there.
 
-    The gradients live in the buckets: `.grad` is a view, so that nothing has to be copied back.
+    The gradients live in the buckets: `.grad` is a view, so that nothing has to be copied back, and that nobody may
+    change before sync(), while it travels.
     """
 
     def __init__(self, model: nn.Module, bucket_bytes: int = 25 * MiB, **options):
@@ -205,9 +206,7 @@ class Overlapped(DataParallel):
         for bucket in self.buckets[len(self.works) :]:
             if bucket.waiting_for:
                 return
-            bucket.version = bucket.flat._version
-            # .data, so that only what others write counts as a change.
-            self.works.append(self.all_reduce(bucket.flat.data, group=self.group, async_op=True))
+            self.works.append(self.all_reduce(bucket.flat, group=self.group, async_op=True))
 
     def average(self) -> None:
         for bucket in self.buckets:
@@ -215,10 +214,6 @@ class Overlapped(DataParallel):
                 self.gradient_ready(p)
         for bucket, work in zip(self.buckets, self.works, strict=True):
             work.wait()
-            if bucket.flat._version != bucket.version:
-                raise RuntimeError(
-                    "a gradient was changed between backward() and sync(), while it travelled: change it after"
-                )
             bucket.flat /= self.ranks
             bucket.waiting_for = set(bucket.views)
         self.works = []
@@ -231,7 +226,6 @@ class Bucket:
         self.flat = torch.cat([torch.zeros_like(p).flatten() for p in parameters])
         self.views = dict(zip(parameters, unflatten(self.flat, parameters), strict=True))
         self.waiting_for = set(parameters)
-        self.version: int | None = None  # as it began to travel
 
     def collect(self, p: nn.Parameter) -> None:
         self.views[p].copy_(p.grad)

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs import collectives, ddp, group, native
+from labs import agree, collectives, ddp, native
 from labs.collectives import exchange, group_rank, place, powers_of_two
 from labs.kit import check
 from labs.kit.checks import messages
@@ -420,7 +420,7 @@ def test_replicas_that_differ_may_be_refused():
 
     class Refuses(Wrapper):
         def make_equal(self):
-            group.require_equal_replicas(self.module)
+            agree.require_equal_replicas(self.module)
 
     assert check.data_parallel(Refuses).ok
 

@@ -515,12 +515,13 @@ def test_a_value_that_asks_to_exit_ends_neither_side_without_a_word(when, told):
 
 def test_a_rank_that_leaves_its_group_is_told_and_not_whom_it_left():
     def job():
+        dist.barrier()  # both are connected now
         if dist.get_rank() == 1:
             dist.destroy_process_group()
         else:
             dist.all_reduce(torch.ones(1))
 
-    with pytest.raises(RankError, match="rank 1 returned without joining collective number 1 of all ranks, all_reduce"):
+    with pytest.raises(RankError, match="rank 1 returned without joining collective number 2 of all ranks, all_reduce"):
         run(job, ranks=2)
 
 

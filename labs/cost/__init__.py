@@ -3,7 +3,7 @@
     job                what is to be run: a model, a batch, a number of ranks, a precision
     traffic            elements and messages that one rank sends, and seconds
     cluster            the links of a cluster, in one table; what a collective takes on one
-    bytes_held         what is held at rest: bytes per parameter, by precision and stage; what an answer is made of
+    kinds_held         what is held at rest: bytes per parameter, by precision and stage; what an answer is made of
     saved_tensors      activations: what backward needs from a forward, and what is alive on the way back
     data_parallel      one rank, one step, for each variant of `labs.ddp`
     zero_stages        ZeRO, stage by stage
@@ -34,7 +34,13 @@ All names are at hand as `cost.name`. (No function has the name of a file, so th
 
 # ruff: noqa: F401
 
-from labs.cost.bytes_held import (
+from labs.cost.cluster import CARD, FLOPS, LINKS, MEMORY, NODE, LinkClass, all_gather_seconds, all_reduce_seconds
+from labs.cost.data_parallel import buckets, ddp, ddp_sent
+from labs.cost.fit import per_rank, smallest_ranks
+from labs.cost.fully_sharded import fsdp, fully_shard_sent
+from labs.cost.generation import LINK_CLASSES, Token, kv_cache, token_seconds, token_sent
+from labs.cost.job import RECOMPUTE, Job
+from labs.cost.kinds_held import (
     FLOAT,
     INDEX,
     PIE,
@@ -50,12 +56,6 @@ from labs.cost.bytes_held import (
     optimizer_step,
     parameter_sizes,
 )
-from labs.cost.cluster import CARD, FLOPS, LINKS, MEMORY, NODE, LinkClass, all_gather_seconds, all_reduce_seconds
-from labs.cost.data_parallel import buckets, ddp, ddp_sent
-from labs.cost.fit import per_rank, smallest_ranks
-from labs.cost.fully_sharded import fsdp, fully_shard_sent
-from labs.cost.generation import LINK_CLASSES, Token, kv_cache, token_seconds, token_sent
-from labs.cost.job import RECOMPUTE, Job
 from labs.cost.pipeline import pipelining, pp
 from labs.cost.saved_tensors import activations, korthikanti, layer_activations, layer_terms, most_activations
 from labs.cost.sense import checked

@@ -6,7 +6,8 @@ Source: [DDP] Li et al. 2020, arXiv 2006.15704, section 3.2.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from labs.cost.bytes_held import (
+from labs.cost.job import Job
+from labs.cost.kinds_held import (
     FLOAT,
     Held,
     MiB,
@@ -17,7 +18,6 @@ from labs.cost.bytes_held import (
     optimizer_step,
     parameter_sizes,
 )
-from labs.cost.job import Job
 from labs.cost.saved_tensors import Part, backward
 from labs.cost.traffic import all_reduce, all_reduce_limit
 

@@ -10,8 +10,8 @@ from bisect import bisect_left
 from dataclasses import replace
 from functools import lru_cache
 
-from labs.cost.bytes_held import Held, held
 from labs.cost.job import Job
+from labs.cost.kinds_held import Held, held
 from labs.cost.zero_stages import zero_step
 
 POWERS = 21  # of two: 1, 2, ... 2**20 ranks

@@ -21,7 +21,8 @@ from fractions import Fraction
 from itertools import chain
 from math import prod
 
-from labs.cost.bytes_held import (
+from labs.cost.job import Job
+from labs.cost.kinds_held import (
     FLOAT,
     INDEX,
     Held,
@@ -35,7 +36,6 @@ from labs.cost.bytes_held import (
     optimizer_step,
     parameter_sizes,
 )
-from labs.cost.job import Job
 from labs.cost.split import chunk
 from labs.cost.split_activations import ends_of_forward, parts_of
 from labs.cost.traffic import all_gather, all_reduce, reduce_scatter

@@ -15,7 +15,8 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from labs.cost.bytes_held import (
+from labs.cost.job import Job
+from labs.cost.kinds_held import (
     FLOAT,
     INDEX,
     Held,
@@ -25,7 +26,6 @@ from labs.cost.bytes_held import (
     optimizer_state,
     optimizer_step,
 )
-from labs.cost.job import Job
 from labs.cost.pipeline_stages import StageMemory, stages_of
 
 Plan = Sequence[Any]  # instructions, and messages between them

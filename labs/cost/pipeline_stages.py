@@ -8,8 +8,8 @@ I    the same, but for each matrix its input and the gradient of its output, fro
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from labs.cost.bytes_held import FLOAT, INDEX, Moment, gpt_layers
 from labs.cost.job import Job
+from labs.cost.kinds_held import FLOAT, INDEX, Moment, gpt_layers
 from labs.cost.saved_tensors import Part, Within, backward, layer_activations, norm_bytes
 from labs.cost.sense import are_whole
 

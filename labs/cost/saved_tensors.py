@@ -11,8 +11,8 @@ Source: [Korthikanti] et al. 2022, "Reducing Activation Recomputation in Large T
 from dataclasses import dataclass
 from fractions import Fraction
 
-from labs.cost.bytes_held import FLOAT, INDEX, gpt_layers
 from labs.cost.job import Job
+from labs.cost.kinds_held import FLOAT, INDEX, gpt_layers
 
 
 def activations(job: Job) -> dict[str, int]:

@@ -10,8 +10,8 @@ The job is one of the rank by itself: its config is a `labs.cost.split.Share`.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from labs.cost.bytes_held import FLOAT, INDEX, Moment, gpt_layers
 from labs.cost.job import Job
+from labs.cost.kinds_held import FLOAT, INDEX, Moment, gpt_layers
 from labs.cost.saved_tensors import (
     Part,
     Within,

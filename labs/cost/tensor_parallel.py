@@ -28,7 +28,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from labs.cost import traffic
-from labs.cost.bytes_held import (
+from labs.cost.data_parallel import in_backward
+from labs.cost.fully_sharded import fsdp
+from labs.cost.job import Job
+from labs.cost.kinds_held import (
     FLOAT,
     INDEX,
     Held,
@@ -38,9 +41,6 @@ from labs.cost.bytes_held import (
     optimizer_step,
     parameter_sizes,
 )
-from labs.cost.data_parallel import in_backward
-from labs.cost.fully_sharded import fsdp
-from labs.cost.job import Job
 from labs.cost.split import dealt_heads, share
 from labs.cost.split_activations import split_backward, split_ends_of_forward
 from labs.cost.traffic import all_reduce_limit

@@ -15,7 +15,10 @@ from dataclasses import replace
 from fractions import Fraction
 from importlib.metadata import version
 
-from labs.cost.bytes_held import (
+from labs.cost.data_parallel import buckets, ddp_held, ddp_sent
+from labs.cost.fully_sharded import chunks_of, computed, fsdp, groups, rows
+from labs.cost.job import Job
+from labs.cost.kinds_held import (
     FLOAT,
     Held,
     Moment,
@@ -25,9 +28,6 @@ from labs.cost.bytes_held import (
     optimizer_step,
     parameter_sizes,
 )
-from labs.cost.data_parallel import buckets, ddp_held, ddp_sent
-from labs.cost.fully_sharded import chunks_of, computed, fsdp, groups, rows
-from labs.cost.job import Job
 from labs.cost.saved_tensors import Part
 from labs.cost.split_activations import ends_of_forward, parts_of
 

@@ -18,7 +18,9 @@ Read in PyTorch 2.13: torch/distributed/tensor/parallel.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from labs.cost.bytes_held import (
+from labs.cost.data_parallel import in_backward
+from labs.cost.job import Job
+from labs.cost.kinds_held import (
     FLOAT,
     Held,
     Moment,
@@ -28,8 +30,6 @@ from labs.cost.bytes_held import (
     optimizer_step,
     parameter_sizes,
 )
-from labs.cost.data_parallel import in_backward
-from labs.cost.job import Job
 from labs.cost.saved_tensors import Part, Within, activations
 from labs.cost.split import share
 from labs.cost.split_activations import split_backward

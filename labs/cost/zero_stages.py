@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
 
-from labs.cost.bytes_held import (
+from labs.cost.data_parallel import ddp_moments
+from labs.cost.job import Job
+from labs.cost.kinds_held import (
     FLOAT,
     Held,
     Layer,
@@ -27,8 +29,6 @@ from labs.cost.bytes_held import (
     optimizer_step,
     parameter_sizes,
 )
-from labs.cost.data_parallel import ddp_moments
-from labs.cost.job import Job
 from labs.cost.saved_tensors import backward
 from labs.cost.traffic import all_gather, reduce_scatter
 

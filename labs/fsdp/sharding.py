@@ -95,8 +95,6 @@ class Sharding:
         self.group.require_current()
         if not in_backward() and self.group.follow():
             self.train()
-        if self.step.root is self:
-            require_all_sharded(module)
         uses = self.unshard()
         self.prefetch(self.step.after() if self.next_in_forward is None else self.next_in_forward)
         if self.policy.cast_forward_inputs and self.policy.param_dtype:
@@ -124,6 +122,8 @@ class Sharding:
         leads_back = self.call and self.call.ends(differentiable([output, args, kwargs]))
         self.call = None
         if self.step:
+            if self.step.root is self:
+                require_all_sharded(module)
             self.step.forward_ends(self, leads_back, failed=output is None)
         return output
 
