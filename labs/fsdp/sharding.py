@@ -122,7 +122,7 @@ class Sharding:
         leads_back = self.call and self.call.ends(differentiable([output, args, kwargs]))
         self.call = None
         if self.step:
-            if self.step.root is self:
+            if self.step.root is self and output is not None:
                 require_all_sharded(module)
             self.step.forward_ends(self, leads_back, failed=output is None)
         return output
