@@ -1,10 +1,10 @@
 """tools.quick: which tests a change can have touched."""
 
-from tools.quick import ROOT, tests_of
+from tools.quick import ROOT, chosen_for
 
 
 def names(*paths):
-    return [path.stem for path in tests_of({ROOT / path for path in paths})]
+    return [path.stem for path in chosen_for({ROOT / path for path in paths})]
 
 
 def test_a_files_tests_are_those_of_its_chapter_and_those_that_import_it():

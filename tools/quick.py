@@ -26,7 +26,7 @@ def changed(since: str) -> set[Path]:
     }
 
 
-def tests_of(paths: set[Path]) -> list[Path]:
+def chosen_for(paths: set[Path]) -> list[Path]:
     names = {name_of(path) for path in paths if path.is_relative_to(LABS) and path.suffix == ".py"}
     words = {word for name in names for word in name.split(".") if word != "kit"}
     every = set(TESTS.glob("test_*.py"))
@@ -40,7 +40,7 @@ def main(since: str = "HEAD") -> int:
     rows = {
         word for path in paths if path.is_relative_to(LABS) for word in path.relative_to(LABS).with_suffix("").parts
     }
-    runs = [[*map(str, tests_of(paths)), str(TESTS / "test_layers.py")]]
+    runs = [[*map(str, chosen_for(paths)), str(TESTS / "test_layers.py")]]
     if odd := " or ".join(ROWS[row] for row in sorted(rows & ROWS.keys())):
         runs.append([str(TESTS / "test_odd.py"), "-k", odd])
     return max(subprocess.call([sys.executable, "-m", "pytest", "-q", "-n", "auto", *run], cwd=ROOT) for run in runs)
