@@ -655,6 +655,11 @@ def with_experts(model):
     model.a, model.b = (nn.Parameter(torch.ones(WIDTH).double()) for _ in range(2))
 
 
+def with_experts_alone(model):
+    with_experts(model)
+    model.embed.requires_grad_(False)
+
+
 def with_own(model):
     model.own = nn.ParameterList([nn.Parameter(torch.ones(WIDTH).double())])
 
@@ -941,6 +946,7 @@ ODD = [
     Odd("a dict and a dataclass", bodied(nested, middle=InADict)),
     Odd("experts in one group", bodied(experts, change=with_experts)),
     Odd("experts before the layers", bodied(experts_before, change=with_experts)),
+    Odd("experts before the layers, the first frozen", bodied(experts_before, change=with_experts_alone)),
     Odd("a list of the model's own", bodied(lambda model, x: Stack.body(model, x * model.own[0]), change=with_own)),
     Odd("other experts in each step", bodied(other_experts, change=with_other_experts)),
     Odd("a gradient penalty", Penalised),
