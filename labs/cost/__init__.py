@@ -22,7 +22,7 @@
 Integers are exact, down to the pieces that do not divide evenly; the textbook's formula, their limit, stands
 beside them. Nothing here imports or runs what it predicts: measurements are compared with it.
 
-    n                  elements of a tensor                  S    its bytes
+    n          elements of a tensor                  S    its bytes
     N, ranks   ranks of the group                    c_i  piece i of n elements in N, the longer ones first
     Ψ          parameters of a model                 other letters are those of `labs.model`
 
