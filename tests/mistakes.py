@@ -102,7 +102,7 @@ MISTAKES = [
         ("        if self.policy.output_dtype:\n", "        if False:\n"),
         ("if self.reshard_after_backward and not self.running:", "if not self.running:"),
         ("if versions != self.group.versions():", "if False:"),
-        ("if self.due == 0 and (self.over or self.step.order.is_last(self)):", "if self.due == 0:"),
+        ("        if self.due == 0:\n            self.step.reduce(self)", "        self.step.reduce(self)"),
         (
             "            self.order.agreed[what] = order\n",
             "            self.order.agreed[what] = []\n",

@@ -42,10 +42,6 @@ class LayerOrder(Generic[Member]):
         """The one that came before this place in forward."""
         return self.now[max(place - 1, 0) : place]
 
-    def is_last(self, member: Member) -> bool:
-        """Whether no other one has gradients that wait, or a backward before it."""
-        return self.waiting.keys() == {member} and set(self.leading) <= set(self.back)
-
     def end(self) -> list[Member]:
         """Where this backward was; what still waits goes on waiting."""
         back, self.back = self.back, []

@@ -54,7 +54,6 @@ class Sharding:
         self.running = False  # its forward
         self.place = 0  # of its last forward among the others
         self.due, self.counted = 0, None  # gradients that a backward still brings, and which one
-        self.over = False  # that backward has gone through the module, and on to its inputs
         # Before the hooks that are there already, which may compute a weight from the parameters.
         module.register_forward_pre_hook(self.before_forward, prepend=True, with_kwargs=True)
         module.register_forward_hook(self.after_forward, with_kwargs=True, always_call=True)
@@ -103,7 +102,7 @@ class Sharding:
         if torch.is_grad_enabled():
             given = differentiable([args, kwargs])
             begins = partial(weakly(self.before_backward), self.group.versions(), self.place)
-            self.call = Call(given, uses, begins, partial(weakly(self.after_backward), bool(given)))
+            self.call = Call(given, uses, begins, weakly(self.after_backward))
         return args, kwargs
 
     @torch.compiler.disable
@@ -149,7 +148,6 @@ class Sharding:
 
     def expect(self) -> None:
         """Count the gradients that this backward will bring."""
-        self.over = False
         if self.counted != (backward := torch._C._current_graph_task_id()):
             self.due, self.counted = self.gradients_due(), backward
         if self.group.trained and (self.due or self.step.brings_gradients()):
@@ -159,11 +157,10 @@ class Sharding:
         nodes = [get_gradient_edge(p.full).node for p in self.group.parameters if p.full.requires_grad]
         return sum(map(torch._C._will_engine_execute_node, nodes))
 
-    def after_backward(self, leads_on: bool) -> None:
-        """Called when the gradients of the module's parameters and inputs are there; leads_on: some inputs have one."""
+    def after_backward(self) -> None:
+        """Called when the gradients of the module's parameters and inputs are there."""
         if self.reshard_after_backward and not self.running:
             self.group.drop()
-        self.over = leads_on
         self.reduce_early()
 
     def gradient_ready(self, full: nn.Parameter) -> None:
@@ -174,8 +171,13 @@ class Sharding:
         self.reduce_early()
 
     def reduce_early(self) -> None:
-        """Where the backward has left the module, or all others, which it does on all ranks alike; else at its end."""
-        if self.due == 0 and (self.over or self.step.order.is_last(self)):
+        """Where all that is due has come; else at the end of the backward.
+
+        That is the same moment on all ranks, whichever parameters they use.  Autograd goes first through what was made
+        last, and what stands for the parameters is made as the module begins: all that it did comes before, and all
+        that was done before it comes after.
+        """
+        if self.due == 0:
             self.step.reduce(self)
 
     def prefetch(self, others: Sequence["Sharding"]) -> None:
