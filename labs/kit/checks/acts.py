@@ -1,0 +1,123 @@
+"""Exercises that are played: a script calls what the learner wrote, and yields what is to be looked at.
+
+    Play(
+        worlds=lambda draw: {2: [draw.world(Group, 2, …)], …},
+        script=come_and_go,
+        tables=((on_each_rank, STEP), (wrong(due), VALUES), (as_a_whole, SENT)),
+        question="What does each rank bring, and where does it go?",
+    )
+
+Each step is judged by the tables in their order: a table is asked about every part of it that its function names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labs.kit.checks import rows
+from labs.kit.checks.answer import Mistake, refuse
+from labs.kit.checks.one import One
+from labs.kit.checks.play import Done, Functions, Script, Seen, World, held, played
+from labs.kit.checks.ranks import Draw
+from labs.kit.record import Recording
+
+Parts = Callable[[Seen], Iterator[tuple[str, Any]]]  # (where it is, in words; what a table is asked about)
+
+
+@dataclass(frozen=True)
+class Play:
+    """tables: (parts of a step, rows), in their order.  asks: other questions for rows that hold everywhere.
+
+    wide: a world in which bytes held are looked at, of steps that do the same; its `nbytes` are the unit.  At the most,
+    and when a step is over, beyond what was there before the first one.
+    """
+
+    worlds: Callable[[Draw], Mapping[int, Sequence[World]]]
+    script: Script
+    tables: Sequence[tuple[Parts, Sequence[Mistake]]]
+    question: str
+    _: KW_ONLY
+    asks: Mapping[str, str] = field(default_factory=dict)
+    wide: Callable[[Draw], World] | None = None
+    most: float = 0
+    rest: float = 0
+
+
+@dataclass
+class Passed:
+    """seen: of each step, of all worlds.  most: held in a step, × the unit; rest: when it is over."""
+
+    seen: list[Seen]
+    most: float = 0
+    rest: float = 0
+
+
+def checked(play: Play, functions: Functions, seed: int) -> Passed:
+    """Raise Wrong at the first thing that is not as it must be."""
+    draw, passed = Draw(seed), Passed([])
+
+    def judge(seen: Seen) -> None:
+        if not seen.refused:
+            for parts, table in play.tables:
+                for where, part in parts(seen):
+                    refuse(rows.in_its_own_words(table, play.asks), part, f"{seen}: {where}", play.question)
+        passed.seen.append(seen)
+
+    for worlds in play.worlds(draw).values():
+        played(play.script, functions, worlds, judge)
+    if play.wide:
+        world = replace(play.wide(draw), held=True)
+        for rank, steps in enumerate(held(play.script, functions, world)):
+            # The first step may set up what stays; now and then a backend's thread keeps a tensor a moment longer.
+            sizes = [[size / world.nbytes for size in step] for step in steps[1:]]
+            most, rest = min(map(max, sizes)), min(step[-1] for step in sizes[-2:])
+            kept = rows.Held(most, rest, rest, play.most, play.rest)
+            refuse(rows.in_its_own_words(rows.HELD, play.asks), kept, f"{world}: rank {rank} ")
+            passed.most, passed.rest = max(passed.most, most), max(passed.rest, rest)
+    return passed
+
+
+# ---- the parts of a step ---------------------------------------------------------------------------------
+
+
+def as_a_whole(seen: Seen) -> Iterator[tuple[str, Seen]]:
+    yield "", seen
+
+
+def on_each_rank(seen: Seen) -> Iterator[tuple[str, Done]]:
+    for rank, done in zip(seen.world.members, seen.done, strict=True):
+        yield f"on rank {rank} ", done
+
+
+def wrong(
+    due: Callable[[Any], Sequence[Mapping[str, Any]]],
+    tolerance: Mapping[torch.dtype, float],
+    summands: Callable[[Any, int, str], Sequence[Tensor]] = lambda world, index, name: (),
+) -> Parts:
+    """Every value on every rank that is not what is due there: a One.  due: by member and name."""
+
+    def parts(seen: Seen) -> Iterator[tuple[str, One]]:
+        dues = due(seen.world)
+        for name in dues[0]:
+            for index, rank in enumerate(seen.world.members):
+                value = dues[index][name]
+                within = tolerance.get(value.dtype, 0.0) if isinstance(value, Tensor) else 0.0
+                one = One(seen, index, name, dues, within, summands(seen.world, index, name))
+                if not one.right:
+                    yield f"on rank {rank} {name}{' at ' * bool(name)}{one.first}\n", one
+
+    return parts
+
+
+def budgeted(sends: Callable[[Any], rows.Sends]) -> Parts:
+    """The step, and what may be sent in it."""
+
+    def parts(seen: Seen) -> Iterator[tuple[str, rows.Sent]]:
+        yield "", rows.Sent(seen, sends(seen.world))
+
+    return parts
