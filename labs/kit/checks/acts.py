@@ -24,7 +24,6 @@ from labs.kit.checks.answer import Mistake, refuse
 from labs.kit.checks.one import One
 from labs.kit.checks.play import Done, Functions, Script, Seen, World, held, played
 from labs.kit.checks.ranks import Draw
-from labs.kit.record import Recording
 
 Parts = Callable[[Seen], Iterator[tuple[str, Any]]]  # (where it is, in words; what a table is asked about)
 

@@ -106,7 +106,7 @@ class Exercise:
 
     summands: of each member's value, those of whose sum, or mean, it is.  tolerance: relative, by dtype; 0 elsewhere.
     forms, mistakes, after: rows about a rank; sending: about a call.  asks: other questions for rows that hold
-    everywhere.  wide: what is held is looked at there; at the most, and afterwards, × what a rank brings and besides it.
+    everywhere.  wide: where bytes held are looked at; at the most, and afterwards, besides what a rank brings and × it.
     """
 
     worlds: Callable[[Draw], Mapping[int, Sequence[World]]]

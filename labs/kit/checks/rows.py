@@ -49,7 +49,8 @@ FORM = (
     Mistake("only some ranks refuse", "Which ranks see what is wrong with the input?",
             lambda one: one.done.refused and "raised an error, and others did not"),
     Mistake("nothing is returned", HOLD, returned(lambda found, due: isinstance(due, Tensor) and found is None)),
-    Mistake("not a tensor", HOLD, returned(lambda found, due: isinstance(due, Tensor) and not isinstance(found, Tensor))),
+    Mistake("not a tensor", HOLD,
+            returned(lambda found, due: isinstance(due, Tensor) and not isinstance(found, Tensor))),
     Mistake("something is returned where nothing is due", "What does this rank know?",
             returned(lambda found, due: due is None and found is not None)),
     Mistake("another shape", "What is the shape of what is due here?",
@@ -110,8 +111,10 @@ VALUES = (
     Mistake("summed instead of averaged", "By what must the sum be divided?",
             made(lambda times, _: all_are(times, len(times)))),
     Mistake("one's own only", "Which line brings the others' numbers here?", made(alone)),
-    Mistake("divided by the wrong number", "How many are added up?", made(lambda times, _: all_are(times, float(times[0])))),
-    Mistake("a rank is left out", "Which ranks does your loop visit?", made(lambda times, _: (times.abs() < 1e-3).any())),
+    Mistake("divided by the wrong number", "How many are added up?",
+            made(lambda times, _: all_are(times, float(times[0])))),
+    Mistake("a rank is left out", "Which ranks does your loop visit?",
+            made(lambda times, _: (times.abs() < 1e-3).any())),
     Mistake("counted twice", "How often is each rank's number added?", made(lambda times, _: (times > 1.5).any())),
     Mistake("some ranks count more than others", "How often is each rank's number added, and how often divided?",
             made(lambda times, _: True)),
@@ -200,14 +203,17 @@ class Sent:
 # fmt: off
 SENT = (
     Mistake("a built-in collective", "Which ranks send what to whom inside of it? Build that from isend and irecv.",
-            lambda sent: sent.foreign and f"the values are right, but they came through dist's own {' and '.join(sent.foreign)}"),
-    Mistake("from whoever comes first", "Two calls in a row: could somebody's second message be taken for another's first?",
+            lambda sent: sent.foreign and f"the values are right, but came through dist's own {' and '.join(sent.foreign)}"),
+    Mistake("from whoever comes first",
+            "Two calls in a row: could somebody's second message be taken for another's first?",
             lambda sent: sent.world.n > 2 and any(e.op == "recv" and e.peer is None for e in sent.events)
             and "a rank takes whatever message comes first"),
-    Mistake("an all-reduce where a part is enough", "An all-reduce brings everything to everybody. Who needs which part?",
+    Mistake("an all-reduce where a part is enough",
+            "An all-reduce brings everything to everybody. Who needs which part?",
             lambda sent: any(event.op == "all_reduce" for event in sent.events) and sent.too_much),
     Mistake("a different dtype travels", "What does that cost, in bytes or in digits?",
-            lambda sent: sent.other_dtypes and sent.too_much and f"{sent.too_much}; they travel as {' and '.join(sent.other_dtypes)}"),
+            lambda sent: sent.other_dtypes and sent.too_much
+            and f"{sent.too_much}; they travel as {' and '.join(sent.other_dtypes)}"),
     Mistake("too many bytes", "", lambda sent: sent.too_much),
     Mistake("more messages than needed", "Which messages carry what somebody needs, and which could be left out?",
             lambda sent: sent.too_many),
@@ -240,6 +246,7 @@ HELD = (
             and f"holds {held.after:.2f} × the tensor when the call is over; {held.rest:.2f} × is due",
             shows="right, but all that arrived stays in memory as long as the piece"),
     Mistake("full copies are kept", "Whose numbers do you keep after you have used them?",
-            lambda held: held.most > held.enough + SLACK and f"held {held.most:.2f} × the tensor besides the tensor itself"),
+            lambda held: held.most > held.enough + SLACK
+            and f"held {held.most:.2f} × the tensor besides the tensor itself"),
 )
 # fmt: on

@@ -53,9 +53,12 @@ EXERCISE = Exercise(
     due=lambda world: on_rank_0(mean(world), world),
     summands=lambda world, i: [x / world.n for x in world.xs] if i == 0 else [],
     tolerance={F64: 1e-12, F32: 1e-5, BF16: 1e-2},
-    sends=lambda world: Sends(world.nbytes * (world.n - 1), lambda rank: world.nbytes * (rank > 0), lambda rank: rank > 0,
-                              ops=("send", "recv")),
-    wide=lambda draw: draw.given(4, (LARGE,), dtype=F32), most=9, rest=1,  # a list of messages, all of them stacked, and the mean: it is a first exercise
+    sends=lambda world: Sends(
+        least=world.nbytes * (world.n - 1), enough=lambda rank: world.nbytes * (rank > 0),
+        messages=lambda rank: rank > 0, ops=("send", "recv"),
+    ),
+    # A list of messages, all of them stacked, and the mean: it is a first exercise.
+    wide=lambda draw: draw.given(4, (LARGE,), dtype=F32), most=9, rest=1,
     question="Which numbers went into this one, and how often?",
     forms=(
         Mistake("another rank has the mean", "Who sends, who receives, and which of them is rank 0?",
