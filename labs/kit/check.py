@@ -75,7 +75,7 @@ from labs.kit.checks.meshes.neighbours import neighbours
 from labs.kit.checks.meshes.order import order_of_axes
 from labs.kit.checks.meshes.scatter import partial_to_shard
 from labs.kit.checks.meshes.table import placements
-from labs.kit.checks.messages import mean_on_rank_0
+from labs.kit.checks.collectives.mean import mean_on_rank_0
 from labs.kit.checks.mixed import mixed_precision
 from labs.kit.checks.norms import clip
 from labs.kit.checks.offloading import offloaded_step

@@ -203,7 +203,7 @@ class Sent:
 # fmt: off
 SENT = (
     Mistake("a built-in collective", "Which ranks send what to whom inside of it? Build that from isend and irecv.",
-            lambda sent: sent.foreign and f"the values are right, but came through dist's own {' and '.join(sent.foreign)}"),
+            lambda sent: sent.foreign and f"right, but it came through dist's own {' and '.join(sent.foreign)}"),
     Mistake("from whoever comes first",
             "Two calls in a row: could somebody's second message be taken for another's first?",
             lambda sent: sent.world.n > 2 and any(e.op == "recv" and e.peer is None for e in sent.events)
