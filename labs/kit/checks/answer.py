@@ -92,11 +92,12 @@ class Wrong(Exception):
     def also(self, mistake: str) -> Wrong:
         """The same by the name `mistake`: what is right elsewhere and wrong only here has its name from here."""
         a = self.answer
-        keep = not mistake or self.untouched or a.mistake in LUCK
+        keep = not mistake or self.untouched or a.mistake in NOT_ONLY_HERE
         return self if keep else Wrong(a.text, a.question, mistake, self.raised)
 
 
 LUCK = ("a receive that nobody waited for", "a send that nobody waited for", "changed while being sent")
+NOT_ONLY_HERE = (*LUCK, "something is left behind", "far too slow", "kept out of torch's sight")
 
 
 def first_fit(mistakes: Iterable[Mistake], seen: Any) -> tuple[Mistake, str] | None:

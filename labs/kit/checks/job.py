@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from labs.kit.checks.answer import Mistake, Wrong
+from labs.kit.checks.answer import LUCK, Mistake, Wrong
 from labs.kit.launch import RankError, Results, run
 from labs.kit.record import Event
 from labs.kit.watch.frames import KIT, TORCH
@@ -160,7 +160,7 @@ def noted(case: Any, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
 def blame_luck(wrong: Wrong, events: list[Event]) -> Wrong:
     """Wrong values where somebody did not wait are wrong for that reason.  (What C++ waits for is not seen.)"""
     hasty = [event for event in events if not event.waited and event.op != "barrier" and "C++" not in event.issuer]
-    if not hasty or wrong.answer.mistake == "not a wrapper":
+    if not hasty or wrong.answer.mistake in (*LUCK, "not a wrapper"):
         return wrong
     text = f"{wrong.answer.text}\nNobody waited for the {hasty[0].op} of {hasty[0].issuer} on rank {hasty[0].rank}."
     return Wrong(text, NOBODY_WAITED.question, NOBODY_WAITED.name)

@@ -186,9 +186,10 @@ def played(script: Script, functions: Functions, worlds: Sequence[World], judge:
         at = next((i for i, world in enumerate(worlds) if f"(with {world})" in wrong.answer.text), None)
         if at:
             played(script, functions, worlds[:at], judge)
-        elif at is None and len(names := list(dict.fromkeys(world.only for world in worlds))) > 1:
-            for name in names:
-                played(script, functions, [world for world in worlds if world.only == name], judge)
+        elif at is None and len(worlds) > 1:
+            names = list(dict.fromkeys(world.only for world in worlds[1:]))
+            for part in worlds[:1], *([world for world in worlds[1:] if world.only == name] for name in names):
+                played(script, functions, part, judge)
         raise wrong.also(worlds[at or 0].only) from None
     for seen in all_seen(worlds, results):
         try:

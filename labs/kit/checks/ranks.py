@@ -97,7 +97,9 @@ def call(world: Given, fn: Callable[..., Any]) -> Iterator[Look | None]:
     before = x.clone()
     yield None
     returned = fn(x, *world.args.values(), **world.process_group())
-    yield Look({"": returned}, {"changed": not same_numbers(before, x)})
+    memory = returned.untyped_storage().data_ptr() if isinstance(returned, Tensor) and returned.numel() else None
+    facts = {"changed": not same_numbers(before, x), "shared": memory == x.untyped_storage().data_ptr()}
+    yield Look({"": returned}, facts)
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,11 @@ def alone(times: Tensor, index: int) -> bool:
     return (times.abs() > 1e-3).nonzero().flatten().tolist() == [index]
 
 
+def twice(times: Tensor) -> bool:
+    more = times > 1.5
+    return bool(more.any()) and all_are(times[~more], 1)
+
+
 # fmt: off
 VALUES = (
     Mistake("", "", lambda one: one.found.dtype is torch.int64
@@ -115,7 +120,7 @@ VALUES = (
             made(lambda times, _: all_are(times, float(times[0])))),
     Mistake("a rank is left out", "Which ranks does your loop visit?",
             made(lambda times, _: (times.abs() < 1e-3).any())),
-    Mistake("counted twice", "How often is each rank's number added?", made(lambda times, _: (times > 1.5).any())),
+    Mistake("counted twice", "How often is each rank's number added?", made(lambda times, _: twice(times))),
     Mistake("some ranks count more than others", "How often is each rank's number added, and how often divided?",
             made(lambda times, _: True)),
     Mistake("", "", lambda one: True),
@@ -208,6 +213,8 @@ SENT = (
             "Two calls in a row: could somebody's second message be taken for another's first?",
             lambda sent: sent.world.n > 2 and any(e.op == "recv" and e.peer is None for e in sent.events)
             and "a rank takes whatever message comes first"),
+    Mistake("more messages than needed", "Which messages carry what somebody needs, and which could be left out?",
+            lambda sent: sent.too_many),
     Mistake("an all-reduce where a part is enough",
             "An all-reduce brings everything to everybody. Who needs which part?",
             lambda sent: any(event.op == "all_reduce" for event in sent.events) and sent.too_much),
@@ -215,8 +222,6 @@ SENT = (
             lambda sent: sent.other_dtypes and sent.too_much
             and f"{sent.too_much}; they travel as {' and '.join(sent.other_dtypes)}"),
     Mistake("too many bytes", "", lambda sent: sent.too_much),
-    Mistake("more messages than needed", "Which messages carry what somebody needs, and which could be left out?",
-            lambda sent: sent.too_many),
     Mistake("less than the least possible", "How else did the numbers get there?", lambda sent: sent.too_little),
 )
 # fmt: on

@@ -11,7 +11,7 @@ from torch import Tensor
 from labs.kit.checks.answer import Mistake, answered
 from labs.kit.checks.one import as_if
 from labs.kit.checks.ranks import BF16, F32, F64, Draw, Exercise, Given, checked
-from labs.kit.checks.rows import Sends, made
+from labs.kit.checks.rows import Sends, alone, made
 
 LARGE = 1 << 16
 ENOUGH = 2  # × x, beside it: the sum, and room for a message
@@ -66,15 +66,20 @@ EXERCISE = Exercise(
                 and any(one.near(done.values[""], one.due) for done in one.seen.done)),
     ),
     mistakes=(
+        Mistake("rank 0 hears nobody", "Which line brings the others' numbers to rank 0?", made(alone),
+                shows="one rank's own loss in the log, taken for the mean"),
         Mistake("rank 0 is left out", "Which numbers are on rank 0 from the start?",
                 made(lambda times, _: abs(times[0]) < 1e-3 and bool((times[1:].abs() > 1e-3).all()))),
         Mistake("only one of the other ranks counts", "Who sent each message, and what becomes of the one before it?",
                 made(lambda times, _: one_other(times))),
         Mistake("the first element for all", "What is the shape of x?", as_if(lambda w: on_rank_0(mean(w).mean(), w))),
     ),
+    after=(
+        Mistake("not a new tensor", "Who else writes into this memory, in the next step?",
+                lambda one: one.done.facts["shared"] and "returned x itself"),
+    ),
     asks={
         "summed instead of averaged": "By what do you divide the sum?",
-        "one's own only": "Which line brings the others' numbers to rank 0?",
         "something is returned where nothing is due": "What do the other ranks know about the mean?",
         "another shape": "What is the shape of x, and what is that of the mean of several x?",
     },
