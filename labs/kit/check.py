@@ -66,7 +66,7 @@ What every check measures, and where the parts are: labs/kit/checks/__init__.py.
 """
 
 from labs.kit.checks.answer import Answer, predict
-from labs.kit.checks.collectives.judge import all_gather, all_reduce, broadcast, reduce_scatter
+from labs.kit.checks.collectives.by_hand import all_gather, all_reduce, broadcast, reduce_scatter
 from labs.kit.checks.fsdp.judge import hsdp_gradient, prefetch, unshard_and_reshard
 from labs.kit.checks.gradients.buckets import buckets
 from labs.kit.checks.gradients.judge import accumulation, average_gradients, data_parallel

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from labs.kit.checks import rows
-from labs.kit.checks.answer import Mistake, refuse
+from labs.kit.checks.answer import Mistake, Wrong, refuse
 from labs.kit.checks.one import One
 from labs.kit.checks.play import Done, Functions, Script, Seen, World, held, played
 from labs.kit.checks.ranks import Draw
@@ -58,13 +58,20 @@ class Passed:
 
 def checked(play: Play, functions: Functions, seed: int) -> Passed:
     """Raise Wrong at the first thing that is not as it must be."""
+    try:
+        return all_played(play, functions, seed)
+    except Wrong as wrong:
+        raise wrong.asking(play.asks) from None
+
+
+def all_played(play: Play, functions: Functions, seed: int) -> Passed:
     draw, passed = Draw(seed), Passed([])
 
     def judge(seen: Seen) -> None:
         if not seen.refused:
             for parts, table in play.tables:
                 for where, part in parts(seen):
-                    refuse(rows.in_its_own_words(table, play.asks), part, f"{seen}: {where}", play.question)
+                    refuse(table, part, f"{seen}: {where}", play.question)
         passed.seen.append(seen)
 
     for worlds in play.worlds(draw).values():
@@ -76,7 +83,7 @@ def checked(play: Play, functions: Functions, seed: int) -> Passed:
             sizes = [[size / world.nbytes for size in step] for step in steps[1:]]
             most, rest = min(map(max, sizes)), min(step[-1] for step in sizes[-2:])
             kept = rows.Held(most, rest, rest, play.most, play.rest)
-            refuse(rows.in_its_own_words(rows.HELD, play.asks), kept, f"{world}: rank {rank} ")
+            refuse(rows.HELD, kept, f"{world}: rank {rank} ")
             passed.most, passed.rest = max(passed.most, most), max(passed.rest, rest)
     return passed
 

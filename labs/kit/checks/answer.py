@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
@@ -94,6 +94,12 @@ class Wrong(Exception):
         a = self.answer
         keep = not mistake or self.untouched or a.mistake in NOT_ONLY_HERE
         return self if keep else Wrong(a.text, a.question, mistake, self.raised)
+
+    def asking(self, questions: Mapping[str, str]) -> Wrong:
+        """The same, with the question that an exercise has in the place of the row's, by the mistake's name."""
+        a = self.answer
+        question = a.question if self.raised else questions.get(a.mistake, a.question)
+        return Wrong(a.text, question, a.mistake, self.raised)
 
 
 LUCK = ("a receive that nobody waited for", "a send that nobody waited for", "changed while being sent")

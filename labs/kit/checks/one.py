@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from torch import Tensor
@@ -17,14 +17,25 @@ Dues = Sequence[Mapping[str, Any]]  # by member and name
 
 
 class One:
-    """index: of the rank among the members.  tolerance: relative; summands: those of whose sum, or mean, it is."""
+    """index: of the rank among the members.  tolerance: relative.  summands: those of whose sum, or mean, it is.
+
+    pieces(world, value): of which each may be made of others, so that the first that is wrong is looked at.
+    """
 
     def __init__(
-        self, seen: Seen, index: int, name: str, dues: Dues, tolerance: float = 0, summands: Sequence[Tensor] = ()
+        self,
+        seen: Seen,
+        index: int,
+        name: str,
+        dues: Dues,
+        tolerance: float = 0,
+        summands: Sequence[Tensor] = (),
+        pieces: Callable[[Any, Tensor], Sequence[Tensor]] | None = None,
     ) -> None:
         self.seen, self.world, self.index, self.name, self.tolerance = seen, seen.world, index, name, tolerance
         self.rank, self.done, self.dues, self.summands = seen.world.members[index], seen.done[index], dues, summands
         self.found, self.due = self.done.values.get(name), dues[index][name]
+        self.cut = partial(pieces, self.world) if pieces else lambda value: [value]
 
     @property
     def n(self) -> int:
@@ -58,10 +69,11 @@ class One:
     @cached_property
     def times(self) -> Tensor | None:
         """How often each summand is in what was found; 1 where it is right."""
-        sources = [x.flatten() for x in self.summands]
-        if not sources or self.found.numel() != sources[0].numel():
+        if not self.summands or any(x.numel() != self.found.numel() for x in self.summands):
             return None
-        return mixture(self.found.flatten(), sources)
+        pairs = list(zip(self.cut(self.found), self.cut(self.due), strict=True))
+        at = next((at for at, pair in enumerate(pairs) if not self.near(*pair)), 0)
+        return mixture(pairs[at][0].flatten(), [self.cut(x)[at].flatten() for x in self.summands])
 
     def made(self, fits: Callable[[Tensor], Any]) -> str | None:
         """Where these numbers fit, in words."""

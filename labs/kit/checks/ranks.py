@@ -25,10 +25,9 @@ import torch
 from torch import Tensor
 
 from labs.kit.checks import rows
-from labs.kit.checks.answer import Mistake, refuse
+from labs.kit.checks.answer import Mistake, Wrong, refuse
 from labs.kit.checks.one import Dues, One
 from labs.kit.checks.play import Functions, Look, Seen, World, held, played, same_numbers
-from labs.kit.checks.rows import in_its_own_words
 from labs.kit.record import Recording
 
 BF16, F32, F64, I32, I64 = torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64
@@ -106,9 +105,10 @@ def call(world: Given, fn: Callable[..., Any]) -> Iterator[Look | None]:
 class Exercise:
     """due: by member, of each value that the script looks at, by name; without one where there is only one.
 
-    summands: of each member's value, those of whose sum, or mean, it is.  tolerance: relative, by dtype; 0 elsewhere.
-    forms, mistakes, after: rows about a rank; sending: about a call.  asks: other questions for rows that hold
-    everywhere.  wide: where bytes held are looked at; at the most, and afterwards, besides what a rank brings and × it.
+    summands: of each member's value, those of whose sum, or mean, it is; pieces: of a value, each of which may be made
+    of others.  tolerance: relative, by dtype; 0 elsewhere.  forms, mistakes, after: rows about a rank; sending: about a
+    call.  asks: other questions for rows that hold everywhere.  wide: where bytes held are looked at; most, rest: in a
+    call and after it, besides what a rank brings and × it.
     """
 
     worlds: Callable[[Draw], Mapping[int, Sequence[World]]]
@@ -118,6 +118,7 @@ class Exercise:
     script: Callable[..., Iterator[Look | None]] = call
     sends: Callable[[Any], rows.Sends] | None = None
     summands: Callable[[Any, int], Sequence[Tensor]] | None = None
+    pieces: Callable[[Any, Tensor], Sequence[Tensor]] | None = None
     tolerance: Mapping[torch.dtype, float] = field(default_factory=lambda: TOLERANCE)
     forms: Sequence[Mistake] = ()
     mistakes: Sequence[Mistake] = ()
@@ -140,10 +141,13 @@ class Passed:
 def checked(exercise: Exercise, functions: Functions, seed: int) -> Passed:
     """Raise Wrong at the first thing that is not as it must be."""
     draw, recording = Draw(seed), None
-    for worlds in exercise.worlds(draw).values():
-        found = played(exercise.script, functions, worlds, lambda seen: judge(exercise, seen))
-        recording = recording or found
-    return Passed(recording, bytes_held(exercise, functions, draw) if exercise.wide else 0)
+    try:
+        for worlds in exercise.worlds(draw).values():
+            found = played(exercise.script, functions, worlds, lambda seen: judge(exercise, seen))
+            recording = recording or found
+        return Passed(recording, bytes_held(exercise, functions, draw) if exercise.wide else 0)
+    except Wrong as wrong:
+        raise wrong.asking(exercise.asks) from None
 
 
 def bytes_held(exercise: Exercise, functions: Functions, draw: Draw) -> float:
@@ -154,7 +158,7 @@ def bytes_held(exercise: Exercise, functions: Functions, draw: Draw) -> float:
         first, after, second, later = ([size / world.nbytes for size in step] for step in sizes)
         most.append(max(*first, *second))
         one = rows.Held(most[-1], after[-1], later[-1], exercise.most, exercise.rest)
-        refuse(in_its_own_words(rows.HELD, exercise.asks), one, f"{world}: rank {rank} ")
+        refuse(rows.HELD, one, f"{world}: rank {rank} ")
     return max(most)
 
 
@@ -176,7 +180,8 @@ def two_calls(world: World, script: Callable[..., Any], *functions: Any) -> Iter
 def part_of(exercise: Exercise, seen: Seen, index: int, name: str, dues: Dues) -> One:
     due = dues[index][name]
     tolerance = exercise.tolerance.get(due.dtype, 0.0) if isinstance(due, Tensor) else 0.0
-    return One(seen, index, name, dues, tolerance, exercise.summands(seen.world, index) if exercise.summands else ())
+    summands = exercise.summands(seen.world, index) if exercise.summands else ()
+    return One(seen, index, name, dues, tolerance, summands, exercise.pieces)
 
 
 def judge(exercise: Exercise, seen: Seen) -> None:
@@ -186,7 +191,7 @@ def judge(exercise: Exercise, seen: Seen) -> None:
     ones = [part_of(exercise, seen, index, name, dues) for name in dues[0] for index in range(seen.world.n)]
 
     def ask(table: Sequence[Mistake], about: Any, where: str) -> None:
-        refuse(in_its_own_words(table, exercise.asks), about, f"{seen}: {where}", exercise.question)
+        refuse(table, about, f"{seen}: {where}", exercise.question)
 
     for one in ones:
         ask((*exercise.forms, *rows.FORM), one, f"rank {one.rank} ")

@@ -10,9 +10,10 @@ HELD      a rank: what does it hold, and keep?
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
@@ -24,12 +25,6 @@ from labs.kit.checks.mixture import all_are
 from labs.kit.checks.one import One
 from labs.kit.checks.play import Seen
 from labs.kit.record import Event
-
-
-def in_its_own_words(table: Sequence[Mistake], asks: Mapping[str, str]) -> list[Mistake]:
-    """The rows, with the questions that an exercise asks in their place."""
-    return [replace(row, question=asks.get(row.name, row.question)) for row in table]
-
 
 # ---- what is there ---------------------------------------------------------------------------------------
 
@@ -119,7 +114,7 @@ VALUES = (
     Mistake("divided by the wrong number", "How many are added up?",
             made(lambda times, _: all_are(times, float(times[0])))),
     Mistake("a rank is left out", "Which ranks does your loop visit?",
-            made(lambda times, _: (times.abs() < 1e-3).any())),
+            made(lambda times, _: (times.abs() < 1e-3).any()), shows="the sum is too small, by one rank's numbers"),
     Mistake("counted twice", "How often is each rank's number added?", made(lambda times, _: twice(times))),
     Mistake("some ranks count more than others", "How often is each rank's number added, and how often divided?",
             made(lambda times, _: True)),
@@ -146,15 +141,13 @@ AFTER = (
 
 
 class Sends(NamedTuple):
-    """Bytes: of all ranks together at the least, of any one at the most; messages: of any one.  ops: the only ones.
-
-    enough, messages: of a rank, or for all the same.
-    """
+    """In bytes: of all ranks together, at the least and at the most; by rank: enough; messages.  ops: the only ones."""
 
     least: float
     enough: Callable[[int], float]
     messages: Callable[[int], int] | None = None
     ops: tuple[str, ...] = ()
+    most: float = inf
 
 
 @dataclass(frozen=True)
@@ -177,6 +170,8 @@ class Sent:
         for rank, sent in sorted(self.seen.sent.items(), key=lambda item: -item[1]):
             if sent > (enough := self.due.enough(rank)):
                 return f"rank {rank} sent {sent:,} bytes; {enough:,.0f} are enough"
+        if (total := sum(self.seen.sent.values())) > self.due.most:
+            return f"the ranks sent {total:,} bytes; {self.due.most:,.0f} are enough"
         return None
 
     @property
@@ -219,8 +214,8 @@ SENT = (
             "An all-reduce brings everything to everybody. Who needs which part?",
             lambda sent: any(event.op == "all_reduce" for event in sent.events) and sent.too_much),
     Mistake("a different dtype travels", "What does that cost, in bytes or in digits?",
-            lambda sent: sent.other_dtypes and sent.too_much
-            and f"{sent.too_much}; they travel as {' and '.join(sent.other_dtypes)}"),
+            lambda sent: sent.other_dtypes and (told := sent.too_much or sent.too_little)
+            and f"{told}; they travel as {' and '.join(sent.other_dtypes)}"),
     Mistake("too many bytes", "", lambda sent: sent.too_much),
     Mistake("less than the least possible", "How else did the numbers get there?", lambda sent: sent.too_little),
 )
