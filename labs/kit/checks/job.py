@@ -46,63 +46,40 @@ def of_other_dtypes(error: RankError) -> bool:
 
 
 NEVER_ENDS = "it does not come to an end"
+# fmt: off
 FAILURES = (
-    Mistake(
-        "far too much memory",
-        "How many bytes does this line allocate, and how many was the function given?",
-        because("raised", "can't allocate memory|MemoryError"),
-    ),
-    Mistake(
-        "",
-        "This name is not known in this notebook: is it spelt right, and is it imported, or defined in a cell?",
-        because("raised", " failed: NameError: name"),
-    ),
-    Mistake(
-        "",
-        "Which arguments does this function take, and which is it given?",
-        because("raised", r" failed: TypeError: .*\(\) (missing|takes|got) "),
-    ),
-    Mistake(
-        "", "What type does each thing on this line have?", because("raised", " failed: (TypeError|AttributeError): ")
-    ),
+    Mistake("far too much memory", "How many bytes does this line allocate, and how many was the function given?",
+            because("raised", "can't allocate memory|MemoryError")),
+    Mistake("", "This name is not known in this notebook: is it spelt right, and is it imported, or defined in a cell?",
+            because("raised", " failed: NameError: name")),
+    Mistake("", "Which arguments does this function take, and which is it given?",
+            because("raised", r" failed: TypeError: .*\(\) (missing|takes|got) ")),
+    Mistake("", "What type does each thing on this line have?",
+            because("raised", " failed: (TypeError|AttributeError): ")),
     Mistake("", "What does this line assume that does not hold for this input?", because("raised")),
-    Mistake(
-        "a rank died",
-        "What do you write to, here or before, and how many bytes does it have at that moment?",
-        because("died", "SIG(SEGV|ABRT|BUS)"),
-    ),
+    Mistake("a rank died", "What do you write to, here or before, and how many bytes does it have at that moment?",
+            because("died", "SIG(SEGV|ABRT|BUS)")),
     Mistake("a rank died", "What could end a process from outside of Python?", because("died")),
-    Mistake(
-        "not the same dtype on every rank",
-        "The elements are as many on both sides, the bytes are not. What dtype has the tensor on each rank?",
-        of_other_dtypes,
-    ),
-    Mistake(
-        "the ranks make different calls",
-        "How large is what each rank hands over here, and may the sizes differ?",
-        of_other_sizes,
-    ),
-    Mistake(
-        "the ranks make different calls",
-        "Which ranks take this line, and does each of them take it as often as the others?",
-        because("mismatch"),
-        shows="a job that hangs, and the diagnosis names two lines",
-    ),
-    Mistake(
-        "one side of a message or a collective is missing",
-        "How often does each rank send, and how often does its neighbour receive?",
-        because("returned"),
-        shows="a job that hangs, and one rank has returned",
-    ),
+    Mistake("not the same dtype on every rank",
+            "The elements are as many on both sides, the bytes are not. What dtype has the tensor on each rank?",
+            of_other_dtypes),
+    Mistake("the ranks make different calls", "How large is what each rank hands over here, and may the sizes differ?",
+            of_other_sizes),
+    Mistake("the ranks make different calls",
+            "Which ranks take this line, and does each of them take it as often as the others?",
+            because("mismatch"),
+            shows="a job that hangs, and the diagnosis names two lines"),
+    Mistake("one side of a message or a collective is missing",
+            "How often does each rank send, and how often does its neighbour receive?",
+            because("returned"),
+            shows="a job that hangs, and one rank has returned"),
     Mistake("there is no such rank", "What is the number of the last rank?", because("nobody")),
-    Mistake(
-        "the ranks wait for each other",
-        "Which rank could go first, if each waits for another?",
-        because("deadlock"),
-        shows="a hang in a ring of blocking calls",
-    ),
+    Mistake("the ranks wait for each other", "Which rank could go first, if each waits for another?",
+            because("deadlock"),
+            shows="a hang in a ring of blocking calls"),
     Mistake(NEVER_ENDS, "Which loop has no end on this rank?", because("timeout")),
 )
+# fmt: on
 
 
 def job(

@@ -56,6 +56,7 @@ def surroundings() -> dict[str, Any]:
     }
 
 
+# fmt: off
 OVERWRITTEN = Mistake(
     "a later call writes into what this one returned",
     "Whose memory is the piece, once you have returned it?",
@@ -69,9 +70,7 @@ AFTERMATH = (
         lambda seen: seen.left and f"after the call, {seen.left} is not what it was",
         shows="right, but the next cell behaves strangely: a different dtype, no gradients, different random numbers",
     ),
-    Mistake(
-        "far too slow",
-        "Which line runs once for every element?",
-        lambda seen: seen.seconds > SECONDS and f"one call took {seen.seconds:.1f} s of processor time",
-    ),
+    Mistake("far too slow", "Which line runs once for every element?",
+            lambda seen: seen.seconds > SECONDS and f"one call took {seen.seconds:.1f} s of processor time"),
 )
+# fmt: on

@@ -340,78 +340,42 @@ def apart(seen: Seen) -> str | None:
     return f"its element {at} is {instead(seen.found.flatten()[at], due.flatten()[at])}, its master, rounded"
 
 
+# fmt: off
 VALUES = (
-    Mistake(
-        "not a number",
-        "What do you divide by, and can that be 0?",
-        lambda seen: not seen.master.isfinite().all() and "its master is not finite",
-    ),
-    Mistake(
-        "the master stands still",
-        "Which line changes the master?",
-        goes(lambda seen: torch.equal(seen.master, seen.start)),
-    ),
-    Mistake(
-        "small steps are lost",
-        TYPES,
-        goes(lambda seen: rounded(seen)),
-        shows="in bfloat16 the loss goes down more slowly, or stands still, without an error",
-    ),
-    Mistake(
-        "the gradient is followed uphill",
-        "In which direction does the loss grow?",
-        goes(lambda seen: seen.instead_of(sign=-1)),
-    ),
-    Mistake(
-        "every step counts as the first",
-        "What is the number of this step?",
-        goes(lambda seen: seen.instead_of(t=lambda t: 1)),
-        shows="too quick at first: the correction of the means never ends",
-    ),
-    Mistake(
-        "the steps are counted from a different number",
-        "What is the number of the first step?",
-        goes(lambda seen: seen.instead_of(t=lambda t: t + 1)),
-    ),
-    Mistake(
-        "no weight decay",
-        "Which of the settings reach adamw?",
-        goes(lambda seen: seen.instead_of(weight_decay=0.0)),
-    ),
-    Mistake(
-        "a different learning rate",
-        "How often is a step taken, and with which settings?",
-        goes(lambda seen: any(seen.instead_of(quicker=factor) for factor in (0.5, 2.0))),
-    ),
-    Mistake(
-        "the master goes another way", "Which gradient, and which settings, does adamw see?", goes(lambda seen: True)
-    ),
-    Mistake(
-        "the parameter does not follow",
-        "With which numbers does the next forward compute?",
-        lambda seen: torch.equal(seen.found, seen.before) and apart(seen),
-        shows="the loss stands still, though the optimizer is at work",
-    ),
+    Mistake("not a number", "What do you divide by, and can that be 0?",
+            lambda seen: not seen.master.isfinite().all() and "its master is not finite"),
+    Mistake("the master stands still", "Which line changes the master?",
+            goes(lambda seen: torch.equal(seen.master, seen.start))),
+    Mistake("small steps are lost", TYPES,
+            goes(lambda seen: rounded(seen)),
+            shows="in bfloat16 the loss goes down more slowly, or stands still, without an error"),
+    Mistake("the gradient is followed uphill", "In which direction does the loss grow?",
+            goes(lambda seen: seen.instead_of(sign=-1))),
+    Mistake("every step counts as the first", "What is the number of this step?",
+            goes(lambda seen: seen.instead_of(t=lambda t: 1)),
+            shows="too quick at first: the correction of the means never ends"),
+    Mistake("the steps are counted from a different number", "What is the number of the first step?",
+            goes(lambda seen: seen.instead_of(t=lambda t: t + 1))),
+    Mistake("no weight decay", "Which of the settings reach adamw?",
+            goes(lambda seen: seen.instead_of(weight_decay=0.0))),
+    Mistake("a different learning rate", "How often is a step taken, and with which settings?",
+            goes(lambda seen: any(seen.instead_of(quicker=factor) for factor in (0.5, 2.0)))),
+    Mistake("the master goes another way", "Which gradient, and which settings, does adamw see?",
+            goes(lambda seen: True)),
+    Mistake("the parameter does not follow", "With which numbers does the next forward compute?",
+            lambda seen: torch.equal(seen.found, seen.before) and apart(seen),
+            shows="the loss stands still, though the optimizer is at work"),
     Mistake("the parameter is not its master, rounded", "What is the parameter made from?", apart),
 )
 # (peak, at rest after one step, after two), bytes per element
 HELD = (
-    Mistake(
-        "something is kept from every step",
-        "Which name still refers to it when you have returned?",
-        lambda seen: (
-            seen[2] > seen[1] + 0.1 and f"{seen[1]:.2f} bytes per parameter after one step, {seen[2]:.2f} after two"
-        ),
-    ),
-    Mistake(
-        "more than 16 bytes per parameter",
-        "2 + 2 + 12: what else is there when the step is over?",
-        lambda seen: seen[2] > 16.1 and f"{seen[2]:.2f} bytes per parameter are held when the step is over",
-        shows="18 or 20 bytes per parameter, where 16 were expected",
-    ),
-    Mistake(
-        "too much during a step",
-        "Which of these copies is needed at the same time as the others?",
-        lambda seen: seen[0] > 16 + WORK and f"{seen[0]:.2f} bytes per parameter are held during a step",
-    ),
+    Mistake("something is kept from every step", "Which name still refers to it when you have returned?",
+            lambda seen: seen[2] > seen[1] + 0.1
+            and f"{seen[1]:.2f} bytes per parameter after one step, {seen[2]:.2f} after two"),
+    Mistake("more than 16 bytes per parameter", "2 + 2 + 12: what else is there when the step is over?",
+            lambda seen: seen[2] > 16.1 and f"{seen[2]:.2f} bytes per parameter are held when the step is over",
+            shows="18 or 20 bytes per parameter, where 16 were expected"),
+    Mistake("too much during a step", "Which of these copies is needed at the same time as the others?",
+            lambda seen: seen[0] > 16 + WORK and f"{seen[0]:.2f} bytes per parameter are held during a step"),
 )
+# fmt: on

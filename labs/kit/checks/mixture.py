@@ -67,6 +67,7 @@ def all_are(part: Tensor, value: float) -> bool:
     return torch.allclose(part, torch.full_like(part, value), atol=2e-3, rtol=2e-3)
 
 
+# fmt: off
 NOTHING = Mistake(
     "nothing synchronised",
     "Which call makes the other ranks' gradients arrive here?",
@@ -85,48 +86,29 @@ TIED = Mistake(
 )
 COEFFICIENTS = (
     Mistake("the gradient is zero", "Who set it to zero, and when?", lambda made: all_are(made.times, 0)),
-    Mistake(
-        "summed instead of averaged",
-        "By what must the sum over the ranks be divided?",
-        lambda made: all_are(made.times, made.n) and made.told,
-        shows="as if the learning rate were N times larger",
-    ),
-    Mistake(
-        "the loss is not divided by the number of micro-batches",
-        "What does backward do to a .grad that is there already?",
-        lambda made: made.k > 1 and any(all_are(made.times, x) for x in (made.k, made.n * made.k)) and made.told,
-        shows="as if the learning rate grew with the number of micro-batches",
-    ),
-    Mistake(
-        "divided by the number of micro-batches twice",
-        "Where is it divided, and by whom?",
-        lambda made: made.k > 1 and all_are(made.times, 1 / made.k) and made.told,
-    ),
-    Mistake(
-        "averaged twice",
-        "Who divides by the number of ranks, and how often?",
-        lambda made: all_are(made.times, 1 / made.n) and made.told,
-    ),
-    Mistake(
-        "divided by the wrong number",
-        "How many gradients were added up?",
-        lambda made: (
-            all_are(made.times, float(made.times[0, 0])) and f"It is {float(made.times[0, 0]):.4g} × the mean."
-        ),
-    ),
-    Mistake(
-        "only the last micro-batch counts",
-        "Where did the gradients of the others go?",
-        lambda made: made.k > 1 and all_are(made.times[:, :-1], 0) and made.told,
-    ),
-    Mistake(
-        "only the last micro-batch is synchronised",
-        "What does your hook see at the last backward: this micro-batch's gradient, or all that is in p.grad?",
-        lambda made: made.only(slice(-1, None)),
-        shows="right without accumulation, wrong with it",
-    ),
+    Mistake("summed instead of averaged", "By what must the sum over the ranks be divided?",
+            lambda made: all_are(made.times, made.n) and made.told,
+            shows="as if the learning rate were N times larger"),
+    Mistake("the loss is not divided by the number of micro-batches",
+            "What does backward do to a .grad that is there already?",
+            lambda made: made.k > 1 and any(all_are(made.times, x) for x in (made.k, made.n * made.k)) and made.told,
+            shows="as if the learning rate grew with the number of micro-batches"),
+    Mistake("divided by the number of micro-batches twice", "Where is it divided, and by whom?",
+            lambda made: made.k > 1 and all_are(made.times, 1 / made.k) and made.told),
+    Mistake("averaged twice", "Who divides by the number of ranks, and how often?",
+            lambda made: all_are(made.times, 1 / made.n) and made.told),
+    Mistake("divided by the wrong number", "How many gradients were added up?",
+            lambda made: all_are(made.times, float(made.times[0, 0]))
+            and f"It is {float(made.times[0, 0]):.4g} × the mean."),
+    Mistake("only the last micro-batch counts", "Where did the gradients of the others go?",
+            lambda made: made.k > 1 and all_are(made.times[:, :-1], 0) and made.told),
+    Mistake("only the last micro-batch is synchronised",
+            "What does your hook see at the last backward: this micro-batch's gradient, or all that is in p.grad?",
+            lambda made: made.only(slice(-1, None)),
+            shows="right without accumulation, wrong with it"),
     Mistake("only the first micro-batch is synchronised", "When is .grad complete?", lambda made: made.only(slice(1))),
     NOTHING,
     ONE_RANK,
     Mistake("", "Which gradients went into this one, and how often?", lambda made: made.told),
 )
+# fmt: on

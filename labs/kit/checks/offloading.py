@@ -237,65 +237,35 @@ def swallowed(seen: Seen) -> str | None:
     return None
 
 
+# fmt: off
 MISTAKES = (
-    Mistake(
-        "an error is lost",
-        "Who asks a future for its result, and what does it do if the call has raised?",
-        swallowed,
-        shows="a full disk, no error, and a training run that is lost",
-    ),
-    Mistake(
-        "called too often, or for others",
-        "Which parameters take this step, and how often does each?",
-        Seen.more,
-    ),
-    Mistake(
-        "the wrong numbers are updated",
-        "Whose values did the fetch that you waited for bring?",
-        lambda seen: seen.given("update"),
-    ),
-    Mistake(
-        "the wrong numbers are stored",
-        "What does update return, and what becomes of it?",
-        lambda seen: seen.given("store"),
-        shows="a step that changes nothing on the tier",
-    ),
+    Mistake("an error is lost", "Who asks a future for its result, and what does it do if the call has raised?",
+            swallowed,
+            shows="a full disk, no error, and a training run that is lost"),
+    Mistake("called too often, or for others", "Which parameters take this step, and how often does each?", Seen.more),
+    Mistake("the wrong numbers are updated", "Whose values did the fetch that you waited for bring?",
+            lambda seen: seen.given("update")),
+    Mistake("the wrong numbers are stored", "What does update return, and what becomes of it?",
+            lambda seen: seen.given("store"),
+            shows="a step that changes nothing on the tier"),
     Mistake("one is left out", "Which parameter has no other after it?", unless_it_fails(Seen.missing)),
-    Mistake(
-        "in another order",
-        "In which order are the parameters due?",
-        unless_it_fails(
-            lambda seen: seen.of("update") != list(seen.case.due) and f"the updates were {seen.of('update')}"
-        ),
-    ),
-    Mistake(
-        "returned too early",
-        "Who waits for the last store?",
-        unless_it_fails(Seen.unfinished),
-        shows="numbers of the step before, now and then, in the last parameter",
-    ),
-    Mistake(
-        "too much at once",
-        "How many parameters may be here: one that comes, one that is updated, one that goes?",
-        unless_it_fails(Seen.crowded),
-        shows="the next one is fetched in time, and the memory is what it was without offloading",
-    ),
-    Mistake(
-        "nothing is fetched during an update",
-        "Which call must have begun before update is called?",
-        lambda seen: seen.in_vain("update", "during the update of {} the next fetch did not begin"),
-        shows="the step takes as long as all fetches, updates and stores together",
-    ),
-    Mistake(
-        "the next update waits for a store",
-        "Who waits for a store, and when must somebody wait for it at the earliest?",
-        lambda seen: seen.in_vain("store", "while {} was stored, the next update did not begin"),
-    ),
-    Mistake(
-        "threads are left behind",
-        "Which threads are still there after a thousand steps?",
-        lambda seen: (
-            seen.outcome.threads > 0 and f"there are {seen.outcome.threads} more than before your function was called"
-        ),
-    ),
+    Mistake("in another order", "In which order are the parameters due?",
+            unless_it_fails(lambda seen: seen.of("update") != list(seen.case.due)
+            and f"the updates were {seen.of('update')}")),
+    Mistake("returned too early", "Who waits for the last store?",
+            unless_it_fails(Seen.unfinished),
+            shows="numbers of the step before, now and then, in the last parameter"),
+    Mistake("too much at once", "How many parameters may be here: one that comes, one that is updated, one that goes?",
+            unless_it_fails(Seen.crowded),
+            shows="the next one is fetched in time, and the memory is what it was without offloading"),
+    Mistake("nothing is fetched during an update", "Which call must have begun before update is called?",
+            lambda seen: seen.in_vain("update", "during the update of {} the next fetch did not begin"),
+            shows="the step takes as long as all fetches, updates and stores together"),
+    Mistake("the next update waits for a store",
+            "Who waits for a store, and when must somebody wait for it at the earliest?",
+            lambda seen: seen.in_vain("store", "while {} was stored, the next update did not begin")),
+    Mistake("threads are left behind", "Which threads are still there after a thousand steps?",
+            lambda seen: seen.outcome.threads > 0
+            and f"there are {seen.outcome.threads} more than before your function was called"),
 )
+# fmt: on

@@ -229,45 +229,31 @@ def missing(what: str) -> Callable[[Seen], str | None]:
     return fits
 
 
+# fmt: off
 EVENTS = (
     *(
-        Mistake(
-            f"a layer without {what}()",
-            "Which layers does the step pass through, and which events does each have?",
-            missing(what),
-        )
+        Mistake(f"a layer without {what}()",
+                "Which layers does the step pass through, and which events does each have?",
+                missing(what))
         for what in ("forward", "backward", "reduce", "update")
     ),
-    Mistake(
-        "layers stay whole from forward to backward",
-        "Who needs a layer between its forward and its backward?",
-        kept_for_backward,
-        shows="P is whole on every rank in the middle of the step: stage 2",
-    ),
-    Mistake(
-        "more than one layer is whole", "When was the layer before this one needed for the last time?", two_at_a_time
-    ),
-    Mistake(
-        "a layer stays whole after the step",
-        "What does a rank hold at rest?",
-        lambda seen: (layers := seen.unended("gather", "drop")) and f"still whole: {named(layers)}",
-    ),
-    Mistake(
-        "gradients wait for each other",
-        "Who owns the other parts of a gradient, once its layer's backward is over?",
-        lambda seen: (layers := seen.together("backward", "reduce")) and f"{named(layers)} had whole gradients",
-        shows="G grows through backward, and is whole at its end: stage 1",
-    ),
+    Mistake("layers stay whole from forward to backward", "Who needs a layer between its forward and its backward?",
+            kept_for_backward,
+            shows="P is whole on every rank in the middle of the step: stage 2"),
+    Mistake("more than one layer is whole", "When was the layer before this one needed for the last time?",
+            two_at_a_time),
+    Mistake("a layer stays whole after the step", "What does a rank hold at rest?",
+            lambda seen: (layers := seen.unended("gather", "drop")) and f"still whole: {named(layers)}"),
+    Mistake("gradients wait for each other",
+            "Who owns the other parts of a gradient, once its layer's backward is over?",
+            lambda seen: (layers := seen.together("backward", "reduce")) and f"{named(layers)} had whole gradients",
+            shows="G grows through backward, and is whole at its end: stage 1"),
     Mistake("forward runs twice", "What does forward() keep for backward(), and for how long?", twice),
     Mistake("gathered too often", "In which two events is a layer needed?", too_often),
-    Mistake(
-        "the list of layers has changed",
-        "Whose list is it?",
-        lambda seen: not seen.listed and "the list is not what it was; reversed(layers) leaves it alone",
-    ),
-    Mistake(
-        "not one process's parameters",
-        "In which order does backward pass through the layers, and what does each hand to the next?",
-        lambda seen: bool(seen.wrong) and f"the parameters of {named(seen.wrong)} are not those of one process",
-    ),
+    Mistake("the list of layers has changed", "Whose list is it?",
+            lambda seen: not seen.listed and "the list is not what it was; reversed(layers) leaves it alone"),
+    Mistake("not one process's parameters",
+            "In which order does backward pass through the layers, and what does each hand to the next?",
+            lambda seen: bool(seen.wrong) and f"the parameters of {named(seen.wrong)} are not those of one process"),
 )
+# fmt: on

@@ -265,42 +265,29 @@ def anything(before: Placement, after: Placement) -> bool:
     return True
 
 
+# fmt: off
 FORM = (
     Mistake("nothing is returned", "Who will follow the order?", lambda seen: seen.order == "None"),
-    Mistake(
-        "not a list of axes",
-        "Axes have numbers, from 0. In which order?",
-        lambda seen: (
-            (isinstance(seen.order, str) or any(isinstance(x, str) for x in seen.order)) and f"it returned {seen.order}"
-        ),
-    ),
-    Mistake(
-        "not the same on every rank",
-        "What would happen to a collective to which ranks come along different axes?",
-        lambda seen: (
-            not seen.alike and f"it returned {seen.order}, and something else on another rank or in a second call"
-        ),
-    ),
-    Mistake(
-        "not every axis once",
-        "How often must each axis change its placement?",
-        lambda seen: not valid(seen.case, seen.order) and f"it returned {seen.order}",
-    ),
+    Mistake("not a list of axes", "Axes have numbers, from 0. In which order?",
+            lambda seen: (isinstance(seen.order, str) or any(isinstance(x, str) for x in seen.order))
+            and f"it returned {seen.order}"),
+    Mistake("not the same on every rank", "What would happen to a collective to which ranks come along different axes?",
+            lambda seen: not seen.alike
+            and f"it returned {seen.order}, and something else on another rank or in a second call"),
+    Mistake("not every axis once", "How often must each axis change its placement?",
+            lambda seen: not valid(seen.case, seen.order) and f"it returned {seen.order}"),
 )
+# fmt: on
 LARGER = "How large is the block that travels in each of the two steps, in either order?"
+# fmt: off
 COST = (
-    Mistake(
-        "gathered first",
-        "Which step makes the block larger, and who has to send the larger one?",
-        lambda seen: seen.pays(gathers, anything),
-        shows="right, but N times the bytes: gathered whole, then reduced or cut",
-    ),
-    Mistake(
-        "cut too late",
-        "Which step costs nothing, and makes all that comes after it smaller?",
-        lambda seen: seen.pays(anything, cuts),
-        shows="right, but N times the bytes: the whole travels, and then each rank throws most of it away",
-    ),
+    Mistake("gathered first", "Which step makes the block larger, and who has to send the larger one?",
+            lambda seen: seen.pays(gathers, anything),
+            shows="right, but N times the bytes: gathered whole, then reduced or cut"),
+    Mistake("cut too late", "Which step costs nothing, and makes all that comes after it smaller?",
+            lambda seen: seen.pays(anything, cuts),
+            shows="right, but N times the bytes: the whole travels, and then each rank throws most of it away"),
     Mistake("reduce-scattered too late", LARGER, lambda seen: seen.pays(anything, scatters)),
     Mistake("another order sends less", LARGER, lambda seen: seen.too_much and seen.told),
 )
+# fmt: on

@@ -174,32 +174,19 @@ def bad_dim(form: Form) -> bool:
 
 
 AXES_OF = {"dp": 'one axis, ("dp",)', "hsdp": 'two axes, ("replicate", "shard")'}
+# fmt: off
 FORM = (
     Mistake("nothing is returned", "Where is the table?", lambda form: form.table is None or form.table == "None"),
     Mistake("not a table", "A row for each strategy: under which name?", lambda form: not isinstance(form.table, dict)),
-    Mistake(
-        "a strategy is missing",
-        "Which five strategies belong in it, and under which names?",
-        lambda form: form.kinds is None and f"the table has {', '.join(map(str, form.table)) or 'no row'}",
-    ),
-    Mistake(
-        "not three kinds",
-        "P, G and S: which placements does each of them have?",
-        lambda form: not (is_list(form.kinds) and len(form.kinds) == 3),
-    ),
-    Mistake(
-        "not one placement for each axis",
-        "How many axes does its mesh have?",
-        lambda form: (
-            not all(is_list(kind) and len(kind) == len(MESHES[AXES[form.strategy]]) for kind in form.kinds)
-            and f"its mesh has {AXES_OF[AXES[form.strategy]]}; P, G, S are {form.kinds}"
-        ),
-    ),
-    Mistake(
-        "not placements",
-        "Which three are there?",
-        lambda form: not all(isinstance(p, Placement) for kind in form.kinds for p in kind) and f"{form.kinds}",
-    ),
+    Mistake("a strategy is missing", "Which five strategies belong in it, and under which names?",
+            lambda form: form.kinds is None and f"the table has {', '.join(map(str, form.table)) or 'no row'}"),
+    Mistake("not three kinds", "P, G and S: which placements does each of them have?",
+            lambda form: not (is_list(form.kinds) and len(form.kinds) == 3)),
+    Mistake("not one placement for each axis", "How many axes does its mesh have?",
+            lambda form: not all(is_list(kind) and len(kind) == len(MESHES[AXES[form.strategy]])
+            for kind in form.kinds) and f"its mesh has {AXES_OF[AXES[form.strategy]]}; P, G, S are {form.kinds}"),
+    Mistake("not placements", "Which three are there?",
+            lambda form: not all(isinstance(p, Placement) for kind in form.kinds for p in kind) and f"{form.kinds}"),
     Mistake("a dim that the weight lacks", "How many dims has a matrix?", lambda form: bad_dim(form)),
     Mistake(
         "parameters or optimizer state as summands",
@@ -221,6 +208,7 @@ FORM = (
         shows="nobody has the gradient before the optimizer asks for it",
     ),
 )
+# fmt: on
 
 
 @dataclass(frozen=True)
@@ -259,56 +247,31 @@ def sharded(seen: Seen, index: int) -> list[bool]:
 
 
 OBEY = "Follow a gradient through the step: where does it become the mean, and along which axes?"
+# fmt: off
 OBEYED = (
-    Mistake(
-        "nothing is sharded",
-        "Of what does a rank of this strategy keep only a part?",
-        lambda seen: (
-            seen.strategy != "DDP"
-            and seen.wrong is not None
-            and not any(any(sharded(seen, index)) for index in range(3))
-            and seen.said(seen.wrong)
-        ),
-    ),
-    Mistake(
-        "sharded over the wrong axis",
-        "Along which axis do the ranks hold the same, and along which do they share?",
-        lambda seen: (
-            seen.strategy == "HSDP"
-            and any(sharded(seen, index) == [True, False] for index in range(3))
-            and seen.said(seen.wrong)
-        ),
-        shows="HSDP that gathers across nodes, where it should gather inside of them",
-    ),
-    Mistake(
-        "sharded over both axes",
-        "If nothing is there twice, what is the axis of replicas for?",
-        lambda seen: any(sharded(seen, index) == [True, True] for index in range(3)) and seen.said(seen.wrong),
-    ),
+    Mistake("nothing is sharded", "Of what does a rank of this strategy keep only a part?",
+            lambda seen: seen.strategy != "DDP" and seen.wrong is not None
+            and not any(any(sharded(seen, index)) for index in range(3)) and seen.said(seen.wrong)),
+    Mistake("sharded over the wrong axis",
+            "Along which axis do the ranks hold the same, and along which do they share?",
+            lambda seen: seen.strategy == "HSDP" and any(sharded(seen, index) == [True, False] for index in range(3))
+            and seen.said(seen.wrong),
+            shows="HSDP that gathers across nodes, where it should gather inside of them"),
+    Mistake("sharded over both axes", "If nothing is there twice, what is the axis of replicas for?",
+            lambda seen: any(sharded(seen, index) == [True, True] for index in range(3)) and seen.said(seen.wrong)),
     Mistake("P is sharded", "What does the next forward begin with, in this strategy?", kind_is(0, more=False)),
-    Mistake(
-        "P is whole",
-        "What does a rank of this strategy keep of the parameters between two uses?",
-        kind_is(0, more=True),
-    ),
-    Mistake(
-        "G is sharded",
-        "What is in .grad when backward is over, in this strategy?",
-        kind_is(1, more=False),
-    ),
+    Mistake("P is whole", "What does a rank of this strategy keep of the parameters between two uses?",
+            kind_is(0, more=True)),
+    Mistake("G is sharded", "What is in .grad when backward is over, in this strategy?", kind_is(1, more=False)),
     Mistake("G is whole", "When does each gradient go to its owner, in this strategy?", kind_is(1, more=True)),
     Mistake("S is sharded", "Which elements does each rank's optimizer update?", kind_is(2, more=False)),
     Mistake("S is whole", "Which elements does each rank's optimizer update?", kind_is(2, more=True)),
-    Mistake(
-        "the gradient is reduced to everybody",
-        "Each rank's optimizer uses a part of the mean gradient. Who needs the sum of all of it?",
-        lambda seen: all(p.is_replicate() for p in seen.kinds[1]) and kind_is(3, more=True)(seen),
-        shows="ZeRO 1 that sends half as much again as DDP",
-    ),
+    Mistake("the gradient is reduced to everybody",
+            "Each rank's optimizer uses a part of the mean gradient. Who needs the sum of all of it?",
+            lambda seen: all(p.is_replicate() for p in seen.kinds[1]) and kind_is(3, more=True)(seen),
+            shows="ZeRO 1 that sends half as much again as DDP"),
     Mistake("more is sent than this strategy sends", OBEY, kind_is(3, more=True)),
-    Mistake(
-        "the mean is never there",
-        "When, and along which axes, are the summands added up?",
-        kind_is(3, more=False),
-    ),
+    Mistake("the mean is never there", "When, and along which axes, are the summands added up?",
+            kind_is(3, more=False)),
 )
+# fmt: on

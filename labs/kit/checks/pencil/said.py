@@ -138,26 +138,18 @@ def at_a_stage(test: Callable[[str, str], bool]) -> Callable[[Seen], str | None]
     return fits
 
 
+# fmt: off
 RINGS = (
-    Mistake(
-        "all_reduce once instead of twice",
-        "Which two collectives is it made of?",
-        as_if(lambda n: rings((n - 1) / n, 1)),
-    ),
+    Mistake("all_reduce once instead of twice", "Which two collectives is it made of?",
+            as_if(lambda n: rings((n - 1) / n, 1))),
     Mistake("(N − 1) tensors instead of pieces", "How large is a piece?", as_if(lambda n: rings(n - 1))),
     Mistake("N pieces, and not N − 1", "Whom does a rank send its own piece to?", as_if(lambda n: rings(1))),
 )
 STARTED = (
-    Mistake(
-        "the columns are exchanged",
-        "Which comes first in a pair, and when does Naive send?",
-        as_if(lambda t, b: {"Naive": (t, 0), "Bucketed": (b, 0), "Overlapped": (0, b)}),
-    ),
-    Mistake(
-        "Overlapped is made to send twice",
-        "What is left for sync(), when all buckets are on their way?",
-        as_if(lambda t, b: {"Naive": (0, t), "Bucketed": (0, b), "Overlapped": (b, b)}),
-    ),
+    Mistake("the columns are exchanged", "Which comes first in a pair, and when does Naive send?",
+            as_if(lambda t, b: {"Naive": (t, 0), "Bucketed": (b, 0), "Overlapped": (0, b)})),
+    Mistake("Overlapped is made to send twice", "What is left for sync(), when all buckets are on their way?",
+            as_if(lambda t, b: {"Naive": (0, t), "Bucketed": (0, b), "Overlapped": (b, b)})),
 )
 BY_EVENT = (
     Mistake(
@@ -170,60 +162,34 @@ BY_EVENT = (
         "Which parameters does it update, and who needs them whole before the next forward?",
         as_if(lambda: STAGES | {"step": ("all_gather",) * 3}),
     ),
-    Mistake(
-        "a stage does something where nothing is left to do",
-        "What has this stage done already before this event, or what does it do later?",
-        at_a_stage(lambda found, due: not due),
-    ),
-    Mistake(
-        "a gather is missing",
-        "What does a rank need at this event that it does not hold?",
-        at_a_stage(lambda found, due: not found and due == "all_gather"),
-    ),
-    Mistake(
-        "",
-        "What does a rank hold at this event, and which part of it does it need from now on?",
-        at_a_stage(lambda found, due: True),
-    ),
+    Mistake("a stage does something where nothing is left to do",
+            "What has this stage done already before this event, or what does it do later?",
+            at_a_stage(lambda found, due: not due)),
+    Mistake("a gather is missing", "What does a rank need at this event that it does not hold?",
+            at_a_stage(lambda found, due: not found and due == "all_gather")),
+    Mistake("", "What does a rank hold at this event, and which part of it does it need from now on?",
+            at_a_stage(lambda found, due: True)),
 )
 STRATEGIES = (
-    Mistake(
-        "the replicas are made to reduce everything",
-        "How large is what a rank has after the reduce-scatter inside?",
-        as_if(
-            lambda s, r: strategies(s, r) | {"HYBRID_SHARD": (1 / s, 3 * (s - 1) / s + 2 * (r - 1) / r)},
-        ),
-    ),
-    Mistake(
-        "SHARD_GRAD_OP is given only a shard",
-        "What does it not gather again in backward, and why?",
-        as_if(lambda s, r: strategies(s, r) | {"SHARD_GRAD_OP": (1 / s, 2 * (s - 1) / s)}),
-    ),
-    Mistake(
-        "only what is held is wrong",
-        "What does a rank drop after a layer's forward, and among how many ranks is what it keeps divided?",
-        so(lambda found, due: sent(found) is not None and same(sent(found), sent(due))),
-    ),
+    Mistake("the replicas are made to reduce everything",
+            "How large is what a rank has after the reduce-scatter inside?",
+            as_if(lambda s, r: strategies(s, r) | {"HYBRID_SHARD": (1 / s, 3 * (s - 1) / s + 2 * (r - 1) / r)})),
+    Mistake("SHARD_GRAD_OP is given only a shard", "What does it not gather again in backward, and why?",
+            as_if(lambda s, r: strategies(s, r) | {"SHARD_GRAD_OP": (1 / s, 2 * (s - 1) / s)})),
+    Mistake("only what is held is wrong",
+            "What does a rank drop after a layer's forward, and among how many ranks is what it keeps divided?",
+            so(lambda found, due: sent(found) is not None and same(sent(found), sent(due)))),
 )
 BUBBLES = (
-    Mistake(
-        "p over m, and not p − 1",
-        "With one rank, for whom does it wait?",
-        as_if(lambda p, m, v: closed(p + 1, m, v)),
-    ),
-    Mistake(
-        "1F1B is given a smaller bubble than GPipe",
-        "What does 1F1B make smaller?",
-        so(lambda found, due: form(found) == form(due) and found["1F1B"] < found["GPipe"]),
-    ),
-    Mistake(
-        "a fraction of the whole time, and not of the ideal one",
-        "The bubble is divided by what the rank would take without it. Which time is that?",
-        as_if(lambda p, m, v: {name: x / (1 + x) for name, x in closed(p, m, v).items()}),
-    ),
-    Mistake(
-        "interleaved has not been divided by v",
-        "How long does the last rank wait, if a stage takes a v-th of the time?",
-        as_if(lambda p, m, v: closed(p, m, v, interleaved=v)),
-    ),
+    Mistake("p over m, and not p − 1", "With one rank, for whom does it wait?",
+            as_if(lambda p, m, v: closed(p + 1, m, v))),
+    Mistake("1F1B is given a smaller bubble than GPipe", "What does 1F1B make smaller?",
+            so(lambda found, due: form(found) == form(due) and found["1F1B"] < found["GPipe"])),
+    Mistake("a fraction of the whole time, and not of the ideal one",
+            "The bubble is divided by what the rank would take without it. Which time is that?",
+            as_if(lambda p, m, v: {name: x / (1 + x) for name, x in closed(p, m, v).items()})),
+    Mistake("interleaved has not been divided by v",
+            "How long does the last rank wait, if a stage takes a v-th of the time?",
+            as_if(lambda p, m, v: closed(p, m, v, interleaved=v))),
 )
+# fmt: on

@@ -85,83 +85,45 @@ ONCE = "Who pays the latency again, in the second round?"
 FREE = "A message of no bytes arrives after how many seconds?"
 UNITS = "Bytes, and bytes per second: how do they become seconds?"
 
+# fmt: off
 RING = (
-    Mistake(
-        "only the first half of the ring",
-        "After the reduce_scatter every rank has one piece of the sum. What is left to do?",
-        instead(ring, rounds=lambda n: n - 1, tensors=lambda n: (n - 1) / n),
-    ),
-    Mistake(
-        "whole tensors travel", "How large is what leaves in one round?", instead(ring, tensors=lambda n: 2 * (n - 1))
-    ),
-    Mistake(
-        "the bytes of one round only",
-        "A piece leaves in every round. How many pieces is that?",
-        instead(ring, tensors=lambda n: 1 / n),
-    ),
+    Mistake("only the first half of the ring",
+            "After the reduce_scatter every rank has one piece of the sum. What is left to do?",
+            instead(ring, rounds=lambda n: n - 1, tensors=lambda n: (n - 1) / n)),
+    Mistake("whole tensors travel", "How large is what leaves in one round?",
+            instead(ring, tensors=lambda n: 2 * (n - 1))),
+    Mistake("the bytes of one round only", "A piece leaves in every round. How many pieces is that?",
+            instead(ring, tensors=lambda n: 1 / n)),
     Mistake("the latency is left out", FREE, instead(ring, rounds=lambda n: 0)),
-    Mistake(
-        "the latency paid only once",
-        ONCE,
-        lambda seen: instead(ring, rounds=lambda n: 1)(seen) or instead(ring, rounds=lambda n: 2)(seen),
-    ),
-    Mistake(
-        "the latency of one half only",
-        "How many rounds are there in a reduce_scatter, and how many in an all_gather?",
-        instead(ring, rounds=lambda n: n - 1),
-    ),
-    Mistake(
-        "a tree's rounds, and not a ring's",
-        "Whom can a rank in a ring reach in one round?",
-        instead(ring, rounds=lambda n: 2 * doublings(n)),
-    ),
-    Mistake(
-        "N rounds, and not N − 1",
-        "With two ranks, how often does a rank send?",
-        instead(ring, rounds=lambda n: 2 * n, tensors=lambda n: 2),
-    ),
-    Mistake(
-        "two tensors, however few the ranks",
-        "With two ranks, how much does a rank send?",
-        instead(ring, tensors=lambda n: 2),
-    ),
+    Mistake("the latency paid only once", ONCE,
+            lambda seen: instead(ring, rounds=lambda n: 1)(seen) or instead(ring, rounds=lambda n: 2)(seen)),
+    Mistake("the latency of one half only",
+            "How many rounds are there in a reduce_scatter, and how many in an all_gather?",
+            instead(ring, rounds=lambda n: n - 1)),
+    Mistake("a tree's rounds, and not a ring's", "Whom can a rank in a ring reach in one round?",
+            instead(ring, rounds=lambda n: 2 * doublings(n))),
+    Mistake("N rounds, and not N − 1", "With two ranks, how often does a rank send?",
+            instead(ring, rounds=lambda n: 2 * n, tensors=lambda n: 2)),
+    Mistake("two tensors, however few the ranks", "With two ranks, how much does a rank send?",
+            instead(ring, tensors=lambda n: 2)),
     Mistake("bytes are multiplied by bytes per second, and not divided", UNITS, multiplied(ring)),
 )
 TREE = (
-    Mistake(
-        "the way back is left out",
-        "The root has the sum. Who needs it?",
-        instead(tree, rounds=doublings),
-    ),
-    Mistake(
-        "the rounds are not rounded up",
-        "With five ranks, how many rounds does it take until all have heard?",
-        lambda seen: (
-            instead(tree, rounds=lambda n: 2 * math.log2(n))(seen)
-            or instead(tree, rounds=lambda n: 2 * (n.bit_length() - 1))(seen)
-        ),
-    ),
-    Mistake(
-        "one round too many",
-        "With two ranks, how many rounds does a broadcast take?",
-        instead(tree, rounds=lambda n: 2 * n.bit_length()),
-    ),
-    Mistake(
-        "a round for each rank, and not for each doubling",
-        "In each round, how many ranks tell another one?",
-        instead(tree, rounds=lambda n: 2 * (n - 1)),
-    ),
-    Mistake(
-        "pieces travel as in a ring, and not whole tensors",
-        "What does a rank in the tree hand on: a piece, or all that it has?",
-        instead(tree, tensors=lambda n: 2 * doublings(n) / n),
-    ),
+    Mistake("the way back is left out", "The root has the sum. Who needs it?", instead(tree, rounds=doublings)),
+    Mistake("the rounds are not rounded up", "With five ranks, how many rounds does it take until all have heard?",
+            lambda seen: instead(tree, rounds=lambda n: 2 * math.log2(n))(seen)
+            or instead(tree, rounds=lambda n: 2 * (n.bit_length() - 1))(seen)),
+    Mistake("one round too many", "With two ranks, how many rounds does a broadcast take?",
+            instead(tree, rounds=lambda n: 2 * n.bit_length())),
+    Mistake("a round for each rank, and not for each doubling", "In each round, how many ranks tell another one?",
+            instead(tree, rounds=lambda n: 2 * (n - 1))),
+    Mistake("pieces travel as in a ring, and not whole tensors",
+            "What does a rank in the tree hand on: a piece, or all that it has?",
+            instead(tree, tensors=lambda n: 2 * doublings(n) / n)),
     Mistake("the latency is left out", FREE, instead(tree, rounds=lambda n: 0, tensors=lambda n: 2 * doublings(n))),
     Mistake("the latency paid only once", ONCE, instead(tree, rounds=lambda n: 1, tensors=lambda n: 2 * doublings(n))),
-    Mistake(
-        "the bytes of one round only",
-        "A whole tensor is sent in every round. How many tensors is that?",
-        instead(tree, tensors=lambda n: 1),
-    ),
+    Mistake("the bytes of one round only", "A whole tensor is sent in every round. How many tensors is that?",
+            instead(tree, tensors=lambda n: 1)),
     Mistake("bytes are multiplied by bytes per second, and not divided", UNITS, multiplied(tree)),
 )
+# fmt: on

@@ -44,29 +44,20 @@ def past_the_end(elements: int, ranks: int, rank: int) -> tuple[int, int]:
     return rank * longest, (rank + 1) * longest
 
 
+# fmt: off
 MISTAKES = (
     Mistake("the last elements are nobody's", "Who holds the remainder of the division?", as_if(rounded_down)),
-    Mistake(
-        "the last rank is given a longer shard than the others",
-        "How long is the longest shard, if all but the last ones are equally long?",
-        as_if(
-            lambda n, ranks, rank: (rank * (n // ranks), n) if rank == ranks - 1 else rounded_down(n, ranks, rank),
-        ),
-    ),
-    Mistake(
-        "not cut as torch.chunk cuts",
-        "How long is each shard, until the elements run out?",
-        as_if(one_more_for_the_first),
-    ),
+    Mistake("the last rank is given a longer shard than the others",
+            "How long is the longest shard, if all but the last ones are equally long?",
+            as_if(lambda n, ranks, rank: (rank * (n // ranks), n) if rank == ranks - 1
+            else rounded_down(n, ranks, rank))),
+    Mistake("not cut as torch.chunk cuts", "How long is each shard, until the elements run out?",
+            as_if(one_more_for_the_first)),
     Mistake("past the end", "Which is the last element?", as_if(past_the_end)),
-    Mistake(
-        "start and length instead of start and stop",
-        "What does the second number say?",
-        as_if(lambda *job: (part(*job)[0], part(*job)[1] - part(*job)[0])),
-    ),
-    Mistake(
-        "an empty shard that does not end where it starts",
-        "What are the start and stop of a shard without elements, after all the others?",
-        so(lambda found, due: due[0] == due[1] and found != due),
-    ),
+    Mistake("start and length instead of start and stop", "What does the second number say?",
+            as_if(lambda *job: (part(*job)[0], part(*job)[1] - part(*job)[0]))),
+    Mistake("an empty shard that does not end where it starts",
+            "What are the start and stop of a shard without elements, after all the others?",
+            so(lambda found, due: due[0] == due[1] and found != due)),
 )
+# fmt: on

@@ -110,15 +110,14 @@ def so(test: Callable[[Any, Any], bool]) -> Callable[[Seen], str | None]:
     return lambda seen: seen.told if test(seen.found, seen.sheet.due) else None
 
 
+# fmt: off
 EVERYWHERE = (
     Mistake("nothing is returned", "What does the caller want to know?", so(lambda found, due: found is None)),
-    Mistake(
-        "a different kind of answer",
-        "What does the docstring say is returned?",
-        so(lambda found, due: form(found) != form(due)),
-    ),
+    Mistake("a different kind of answer", "What does the docstring say is returned?",
+            so(lambda found, due: form(found) != form(due))),
     Mistake("", "", so(lambda found, due: True)),
 )
+# fmt: on
 
 
 # ---- on a process ----------------------------------------------------------------------------------------

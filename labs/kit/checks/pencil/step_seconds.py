@@ -64,55 +64,31 @@ def instead(**other: Any) -> Callable[[Any], str | None]:
     return as_if(lambda *step: slots(*step, **other))
 
 
+# fmt: off
 MISTAKES = (
-    Mistake(
-        "one after the other",
-        "Who works while the caller updates?",
-        as_if(lambda fetch, update, store: sum(fetch) + sum(update) + sum(store)),
-        shows="a step that is said to take the sum of everything, though it overlaps",
-    ),
-    Mistake(
-        "all of it at the same time",
-        "Can the first update begin before the first fetch has ended?",
-        as_if(lambda fetch, update, store: max(sum(update), sum(fetch) + sum(store))),
-        shows="a step that is said to take the longer of the two sums, which it never reaches",
-    ),
-    Mistake(
-        "the start and the end are left out",
-        "What happens before the first update, and what after the last?",
-        instead(first=False, last=False),
-    ),
+    Mistake("one after the other", "Who works while the caller updates?",
+            as_if(lambda fetch, update, store: sum(fetch) + sum(update) + sum(store)),
+            shows="a step that is said to take the sum of everything, though it overlaps"),
+    Mistake("all of it at the same time", "Can the first update begin before the first fetch has ended?",
+            as_if(lambda fetch, update, store: max(sum(update), sum(fetch) + sum(store))),
+            shows="a step that is said to take the longer of the two sums, which it never reaches"),
+    Mistake("the start and the end are left out", "What happens before the first update, and what after the last?",
+            instead(first=False, last=False)),
     Mistake("the first fetch is left out", "What happens before the first update?", instead(first=False)),
     Mistake("the last store is left out", "When is the step over?", instead(last=False)),
-    Mistake(
-        "the stores are left out",
-        "Who stores the one before, and what cannot begin until it has?",
-        instead(slot=lambda update, coming, going: max(update, coming)),
-    ),
-    Mistake(
-        "the fetches are left out",
-        "Who fetches the next, and what waits for it?",
-        instead(slot=lambda update, coming, going: max(update, going)),
-    ),
-    Mistake(
-        "two threads, and not one",
-        "How many things can one thread do at the same time?",
-        instead(slot=lambda update, coming, going: max(update, coming, going)),
-    ),
-    Mistake(
-        "the caller stores, and not the thread",
-        "Who stores, and what does the caller do meanwhile?",
-        as_if(lambda *step: slots(*step[:2], [0] * len(step[2])) + sum(step[2])),
-    ),
-    Mistake(
-        "its own fetch and its own store",
-        "While n is updated: which one is on its way here, and which one back?",
-        as_if(lambda fetch, update, store: sum(max(u, f + s) for f, u, s in zip(fetch, update, store, strict=True))),
-    ),
-    Mistake(
-        "a store before the first update",
-        "What is store[n - 1] in Python when n is 0?",
-        instead(before_the_first=1),
-        shows="almost right: store[-1] is the last one, and not nothing",
-    ),
+    Mistake("the stores are left out", "Who stores the one before, and what cannot begin until it has?",
+            instead(slot=lambda update, coming, going: max(update, coming))),
+    Mistake("the fetches are left out", "Who fetches the next, and what waits for it?",
+            instead(slot=lambda update, coming, going: max(update, going))),
+    Mistake("two threads, and not one", "How many things can one thread do at the same time?",
+            instead(slot=lambda update, coming, going: max(update, coming, going))),
+    Mistake("the caller stores, and not the thread", "Who stores, and what does the caller do meanwhile?",
+            as_if(lambda *step: slots(*step[:2], [0] * len(step[2])) + sum(step[2]))),
+    Mistake("its own fetch and its own store", "While n is updated: which one is on its way here, and which one back?",
+            as_if(lambda fetch, update, store: sum(max(u, f + s)
+            for f, u, s in zip(fetch, update, store, strict=True)))),
+    Mistake("a store before the first update", "What is store[n - 1] in Python when n is 0?",
+            instead(before_the_first=1),
+            shows="almost right: store[-1] is the last one, and not nothing"),
 )
+# fmt: on
