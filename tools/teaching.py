@@ -2,35 +2,52 @@
 
     python -m tools.teaching
 
-A row is printed if it says what a teacher sees.  The table stands between two marks; mistakes of exercises whose checks
-have no table yet, and those that no check can see, stand below it.
+A row is printed if it says what a teacher sees: in the order of the course, and those that hold everywhere last.  The
+table stands between two marks; mistakes that no check can see stand below it.
 """
 
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from inspect import unwrap
 from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any
 
-from labs.kit.checks import job, left, messages, mixed, offloading, stage3
+from labs.kit import check, checks
 from labs.kit.checks.answer import Mistake
-from labs.kit.checks.collectives import mistakes as collectives
-from labs.kit.checks.fsdp import mistakes as fsdp
-from labs.kit.checks.gradients import mistakes as gradients
-from labs.kit.checks.gradients import overlap
-from labs.kit.checks.meshes import neighbours, order, scatter
-from labs.kit.checks.meshes import table as placements
-from labs.kit.checks.pencil import layer_bytes, step_seconds
-from labs.kit.checks.pipeline import mistakes as pipeline
-from labs.kit.checks.tensor import mistakes as tensor
 
-MODULES = (messages, mixed, gradients, overlap, collectives, stage3, fsdp, neighbours, scatter, order, placements)
-MODULES += (layer_bytes, offloading, step_seconds, tensor, pipeline, left, job)
 TEACHING = Path(__file__).resolve().parent.parent / "TEACHING.md"
 BEGIN, END = "<!-- printed by `python -m tools.teaching`: from here -->", "<!-- to here -->"
 
 
+def modules() -> Iterator[str]:
+    """Of each check of `labs.kit.check`, in its order, its own and those beside it; then those above all families."""
+    for name in re.findall(r"^    check\.(\w+)\(", check.__doc__, re.M):
+        if name != "predict":
+            yield (module := unwrap(getattr(check, name)).__module__)
+            if (family := module.rpartition(".")[0]) != checks.__name__:
+                yield from (f"{family}.{each.name}" for each in iter_modules(import_module(family).__path__))
+    yield from (f"{checks.__name__}.{each.name}" for each in iter_modules(checks.__path__) if not each.ispkg)
+
+
+def rows_in(value: Any) -> Iterator[Mistake]:
+    """Of a table, or of an exercise, which has some."""
+    if isinstance(value, Mistake):
+        yield value
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from rows_in(each)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for each in fields(value):
+            yield from rows_in(getattr(value, each.name))
+
+
 def rows() -> list[Mistake]:
     """Those of all tables, each once, in the order in which they are tried."""
-    tables = [value for module in MODULES for value in vars(module).values()]
-    found = [row for table in tables if isinstance(table, tuple) for row in table if isinstance(row, Mistake)]
-    return list({row.name: row for row in found if row.shows}.values())
+    values = (value for name in dict.fromkeys(modules()) for value in vars(import_module(name)).values())
+    return list({row.name: row for value in values for row in rows_in(value) if row.shows}.values())
 
 
 def table() -> str:

@@ -10,28 +10,36 @@ A check runs the learner's function in real jobs, and measures
     aftermath  modes, defaults, random numbers, process groups, hooks: as they were (left.py)
     time       of the processor; and the job's, which ends
 
-on inputs that are drawn anew in each call, except those of the budget in a ✓ line.  The head of its judge.py says on
-what an exercise is measured.  A check takes 3 s at most on two quiet cores: many cases share a job.
+on inputs that are drawn anew in each call, except those of the budget in a ✓ line.  A check takes 3 s at most on two
+quiet cores: many cases share a job.
 
-A family is a folder:
+An exercise is a value, in a file of its own (collectives/mean is the shortest to read): what it is tried on, what is
+due there, the least and the most that may be sent and held, and its mistakes.  Most of these are what would have been
+due, had something else been asked for.  What holds for all exercises is not written there.  There are three engines:
 
-    cases       inputs, and the models that they are made of
-    body        what runs on a rank
-    mistakes    tables of rows: a name, a question that leads on, and when it fits
-    judge       the checks: which jobs, and which table is asked about what
+    pencil/sheet    a function of numbers: sheets, each with its arguments and what is due
+    ranks           a function on ranks: worlds, and what is due on each rank
+    acts            a script that calls what was written, and yields what is to be looked at; tables of rows about it
 
-    collectives/     broadcast, reduce_scatter, all_gather, all_reduce
-    gradients/       average_gradients, accumulation, data_parallel; buckets, overlap, a file each
+and what they are made of:
+
+    play       worlds and scripts in jobs, and who is blamed where a job fails
+    rows       mistakes that are the same everywhere        one        a value on one rank, and of what it is made
+    answer     the three answers, a row, a prediction       case       a case, an outcome, a step; when numbers agree
+    job        a job, and what becomes of one that fails    left       what is left behind
+    wire       on which nothing is right by luck            mixture    what a wrong sum is made of
+
+Families of exercises:
+
+    collectives/     mean_on_rank_0 (mean); broadcast, reduce_scatter, all_gather, all_reduce (by_hand)
+    gradients/       average_gradients, accumulation, data_parallel; buckets, overlap
     fsdp/            unshard_and_reshard, prefetch, hsdp_gradient
     tensor/          conjugate, row_linear, deal_heads, split_loss, block_plan
     pipeline/        gpipe, one_f_one_b, interleaved, zero_bubble, obey
-    meshes/          neighbours, partial_to_shard (scatter), order_of_axes (order), placements (table), a file each
-    pencil/          functions of numbers, on sheets of paper (sheet), a file each; tables from memory (said)
+    meshes/          neighbours, partial_to_shard (scatter), order_of_axes (order), placements (table)
+    pencil/          functions of numbers, a file each; tables from memory (said)
 
-and not yet folders: messages (mean_on_rank_0); mixed (mixed_precision); shards, layers, pieces and stage3 (ZeRO); norms
-(clip); recomputing and twice (checkpoint); offloading (offloaded_step).  All share
-
-    answer      the three answers, a row, a prediction       case       a case, an outcome, a step; when numbers agree
-    job         a job, and what becomes of one that fails    left       what is left behind
-    wire        on which nothing is right by luck            mixture    what a wrong sum is made of
+Those that no engine plays yet have their own jobs and judges: `cases`, `body`, `mistakes` and `judge` in the folders of
+gradients, fsdp, tensor and pipeline; mixed (mixed_precision); shards, layers, pieces and stage3 (ZeRO); norms (clip);
+recomputing and twice (checkpoint); offloading (offloaded_step).
 """
