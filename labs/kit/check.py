@@ -67,6 +67,7 @@ What every check measures, and where the parts are: labs/kit/checks/__init__.py.
 
 from labs.kit.checks.answer import Answer, predict
 from labs.kit.checks.collectives.by_hand import all_gather, all_reduce, broadcast, reduce_scatter
+from labs.kit.checks.collectives.mean import mean_on_rank_0
 from labs.kit.checks.fsdp.judge import hsdp_gradient, prefetch, unshard_and_reshard
 from labs.kit.checks.gradients.buckets import buckets
 from labs.kit.checks.gradients.judge import accumulation, average_gradients, data_parallel
@@ -75,7 +76,6 @@ from labs.kit.checks.meshes.neighbours import neighbours
 from labs.kit.checks.meshes.order import order_of_axes
 from labs.kit.checks.meshes.scatter import partial_to_shard
 from labs.kit.checks.meshes.table import placements
-from labs.kit.checks.collectives.mean import mean_on_rank_0
 from labs.kit.checks.mixed import mixed_precision
 from labs.kit.checks.norms import clip
 from labs.kit.checks.offloading import offloaded_step
