@@ -9,7 +9,6 @@ from fractions import Fraction
 
 import pytest
 import torch
-from models import GPT3Layer
 
 from labs import cost
 from labs.cost import Job
@@ -18,6 +17,7 @@ from labs.kit.record import mark
 from labs.memory.recompute import recompute
 from labs.memory.selective import ATTENTION, MATMULS
 from labs.model import GPT, PRESETS, Config
+from tests.models import GPT3Layer
 
 GB = 10**9
 CONFIGS = {

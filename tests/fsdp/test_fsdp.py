@@ -13,7 +13,6 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from models import Awkward, batch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy as TorchsPolicy
@@ -29,6 +28,7 @@ from labs.kit.record import mark
 from labs.mesh import Mesh
 from labs.model import GPT, PRESETS
 from labs.zero import Zero
+from tests.models import Awkward, batch
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-2)
 CONFIG = PRESETS["tiny"]

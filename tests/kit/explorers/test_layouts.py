@@ -11,7 +11,6 @@ import xml.etree.ElementTree as xml
 import cloudpickle
 import pytest
 import torch
-from test_draw import boxes
 
 from labs.dtensor import DTensor, Partial, Replicate, Shard
 from labs.dtensor.placement import Spec
@@ -21,6 +20,7 @@ from labs.kit.explorers import layouts as explorer
 from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.mesh import Mesh
+from tests.kit.test_draw import boxes
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or each rank imports matplotlib with it
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from test_collectives import SIZES, traffic
 from torch import nn
 
 from labs import cost, native, pp
@@ -25,6 +24,7 @@ from labs.kit import strategies
 from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.model import GPT, PRESETS, Config
+from tests.test_collectives import SIZES, traffic
 
 TINY = PRESETS["tiny"]
 CONFIGS = {

@@ -15,7 +15,6 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.distributed as dist
-from test_pp_schedules import random_lists
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -27,6 +26,7 @@ from labs.model import GPT, Config, initial_value
 from labs.pp import SCHEDULES, B, F, I, Pipeline, W, alive, cut
 from labs.pp.checker import microbatches_of, stages_of
 from labs.pp.messages import Receive, Send, Sent, plan
+from tests.pp.test_schedules import random_lists
 
 # Every size different, so that no axis can be mistaken for another.
 SMALL = Config(vocab=23, dim=16, depth=8, heads=4, kv_heads=2, hidden=20, context=30)

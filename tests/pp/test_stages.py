@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as functional
-from test_pp import SMALL, batch, loss_of
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
@@ -22,6 +21,7 @@ from labs.mesh import Mesh
 from labs.model import GPT
 from labs.pp import SCHEDULES, B, F, Pipeline, cut, read_csv
 from labs.pp.checker import stages_of
+from tests.pp.test_executor import SMALL, batch, loss_of
 
 WIDTH, M = 6, 4
 

@@ -7,13 +7,13 @@ import itertools
 import xml.etree.ElementTree as xml
 
 import pytest
-from test_draw import boxes
-from test_play import saved
 
 from labs import cost
 from labs.kit import play
 from labs.kit.drawing import times
 from labs.kit.explorers import links
+from tests.kit.test_draw import boxes
+from tests.kit.test_play import saved
 from tools import images
 
 SVG = "{http://www.w3.org/2000/svg}"

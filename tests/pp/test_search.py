@@ -11,11 +11,11 @@ from itertools import pairwise, product
 
 import pytest
 import torch
-from test_pp import SMALL, expected, largest_difference, piped
 
 from labs.kit.launch import run
 from labs.pp import SCHEDULES, B, F, I, W, WrongSchedule, alive, simulate
 from labs.pp.search import search
+from tests.pp.test_executor import SMALL, expected, largest_difference, piped
 
 
 def merged(queues):

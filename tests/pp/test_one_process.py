@@ -9,12 +9,12 @@ from itertools import pairwise
 
 import pytest
 import torch
-from test_pp import SMALL, batch, expected, largest_difference, piped
 
 from labs.kit.launch import run
 from labs.model import GPT
 from labs.pp import alive, cut, simulate
 from labs.pp.one_process import Placed, naive
+from tests.pp.test_executor import SMALL, batch, expected, largest_difference, piped
 
 GPUS = [f"cuda:{number % torch.cuda.device_count()}" for number in range(3)] if torch.cuda.is_available() else None
 

@@ -24,7 +24,6 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from models import Awkward, batch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -35,6 +34,7 @@ from labs.kit.record import mark
 from labs.memory.precision import Masters
 from labs.model import GPT, Config, initial_value
 from labs.zero import Zero
+from tests.models import Awkward, batch
 
 STAGES = (1, 2, 3)
 ADAMW = partial(torch.optim.AdamW, lr=1e-2)

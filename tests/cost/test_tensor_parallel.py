@@ -12,7 +12,6 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from models import GPT3Layer
 
 from labs import cost
 from labs.cost import Job
@@ -27,6 +26,7 @@ from labs.model import GPT, PRESETS, Config
 from labs.tp import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, gpt_plan, parallelize
 from labs.tp.async_tp import gather_linear, linear_scatter
 from labs.tp.shares import Queries
+from tests.models import GPT3Layer
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-3)
 JOBS = {  # by ranks: config, sequences, micro-batches, precision

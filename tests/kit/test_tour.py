@@ -24,7 +24,7 @@ from labs.kit import tour
 from labs.kit.launch import RankError
 from labs.kit.strategies import ONE_DEVICE, STRATEGIES, average_with
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 KINDS = ["P", "G", "S", "A", "comm", "temporary", "peak"]
 
 

@@ -626,7 +626,7 @@ def own_network():
 def test_logical_bytes_are_those_on_the_wire(tmp_path):
     script = tmp_path / "wire.py"
     script.write_text(textwrap.dedent(WIRE))
-    root = str(Path(__file__).resolve().parent.parent)
+    root = str(Path(__file__).resolve().parents[2])
     answer = subprocess.run(
         [*own_network(), sys.executable, str(script)],
         capture_output=True,

@@ -10,8 +10,6 @@ from dataclasses import replace
 import cloudpickle
 import pytest
 import torch
-from test_draw import boxes
-from test_play import saved
 
 from labs import cost
 from labs.kit import play
@@ -22,6 +20,8 @@ from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.model import GPT, PRESETS
 from labs.zero import Zero
+from tests.kit.test_draw import boxes
+from tests.kit.test_play import saved
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or each rank imports matplotlib with it
 

@@ -9,7 +9,6 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from models import Tied
 
 from labs import cost, native
 from labs.cost import Job, Layer
@@ -22,6 +21,7 @@ from labs.memory.recompute import recompute
 from labs.mesh import Mesh
 from labs.model import GPT, Config
 from labs.zero import Zero
+from tests.models import Tied
 
 CONFIGS = {
     "odd sizes": Config(301, 30, 2, 3, 3, 77, context=11),

@@ -12,7 +12,6 @@ from itertools import chain, pairwise
 import cloudpickle
 import pytest
 import torch
-from test_draw import canvas, words_of  # noqa: F401
 from torch import nn
 
 from labs import pp
@@ -23,6 +22,7 @@ from labs.kit.drawing.shades import Fills
 from labs.kit.launch import run
 from labs.kit.record import instructions, mark
 from labs.pp.instructions import makes, needs
+from tests.kit.test_draw import canvas, words_of  # noqa: F401
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or each rank imports matplotlib with it
 
