@@ -1,5 +1,6 @@
 """Reference: a socket pair that was given so many bytes, and what gloo is known to send (gloo's reduce_scatter is an
-all_reduce that keeps one piece)."""
+all_reduce that keeps one piece).
+"""
 
 import os
 import socket

@@ -14,7 +14,7 @@ from labs.kit.launch import run
 from labs.model import GPT
 from labs.pp import alive, cut, simulate
 from labs.pp.one_process import Placed, naive
-from tests.pp.test_executor import SMALL, batch, expected, largest_difference, piped
+from tests.pp.trainings import SMALL, batch, expected, largest_difference, piped
 
 GPUS = [f"cuda:{number % torch.cuda.device_count()}" for number in range(3)] if torch.cuda.is_available() else None
 

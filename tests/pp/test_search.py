@@ -15,7 +15,7 @@ import torch
 from labs.kit.launch import run
 from labs.pp import SCHEDULES, B, F, I, W, WrongSchedule, alive, simulate
 from labs.pp.search import search
-from tests.pp.test_executor import SMALL, expected, largest_difference, piped
+from tests.pp.trainings import SMALL, expected, largest_difference, piped
 
 
 def merged(queues):

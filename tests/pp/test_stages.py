@@ -21,7 +21,7 @@ from labs.mesh import Mesh
 from labs.model import GPT
 from labs.pp import SCHEDULES, B, F, Pipeline, cut, read_csv
 from labs.pp.checker import stages_of
-from tests.pp.test_executor import SMALL, batch, loss_of
+from tests.pp.trainings import SMALL, batch, loss_of
 
 WIDTH, M = 6, 4
 

@@ -22,7 +22,7 @@ from labs.kit.drawing.shades import Fills
 from labs.kit.launch import run
 from labs.kit.record import instructions, mark
 from labs.pp.instructions import makes, needs
-from tests.kit.test_draw import canvas, words_of  # noqa: F401
+from tests.kit.pictures import words_of
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or each rank imports matplotlib with it
 
@@ -201,7 +201,7 @@ def test_a_recorded_schedule_has_no_waiting_in_it(recording, step):
     assert of.bubble > 0
 
 
-def test_the_last_step_is_drawn_beneath_the_simulated_one(recording, canvas):  # noqa: F811
+def test_the_last_step_is_drawn_beneath_the_simulated_one(recording, canvas):
     figure = draw.schedule(LISTS, recording=recording)
     assert figure.text == "Schedule(2 ranks, 4 micro-batches, simulated and recorded)"
     assert figure.alt == draw.schedule(LISTS, recording=recording, step=1).alt

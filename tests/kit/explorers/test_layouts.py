@@ -20,7 +20,7 @@ from labs.kit.explorers import layouts as explorer
 from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.mesh import Mesh
-from tests.kit.test_draw import boxes
+from tests.kit.pictures import boxes
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or each rank imports matplotlib with it
 

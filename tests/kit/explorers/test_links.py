@@ -12,7 +12,7 @@ from labs import cost
 from labs.kit import play
 from labs.kit.drawing import times
 from labs.kit.explorers import links
-from tests.kit.test_draw import boxes
+from tests.kit.pictures import boxes
 from tests.kit.test_play import saved
 from tools import images
 

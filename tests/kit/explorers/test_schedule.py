@@ -12,7 +12,7 @@ from labs import pp
 from labs.kit import draw, play
 from labs.kit.drawing.palette import KINDS
 from labs.kit.explorers import microbatches, schedule
-from tests.kit.test_draw import boxes
+from tests.kit.pictures import boxes
 from tests.kit.test_play import saved
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -20,7 +20,7 @@ from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.model import GPT, PRESETS
 from labs.zero import Zero
-from tests.kit.test_draw import boxes
+from tests.kit.pictures import boxes
 from tests.kit.test_play import saved
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or each rank imports matplotlib with it

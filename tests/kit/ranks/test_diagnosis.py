@@ -1,10 +1,14 @@
 """What a job that goes wrong is told: by the cause, not by those who wait for it.
 
 Reference: each case plants one fault in a known rank; the error must name that rank, the call and the learner's line.
+Times are the launcher's promises (a failure told in 1 s, a certain hang in 2 s), counted from the fault.
 """
 
+import ctypes
 import os
 import queue
+import random
+import signal
 import subprocess
 import threading
 import time
@@ -15,11 +19,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from labs.kit.launch import RankError, run
-
-
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    run(dist.get_rank, ranks=2)
+from labs.kit.ranks.flight_recorder import RING
 
 
 def test_a_new_group_that_a_member_skips():
@@ -293,3 +293,182 @@ def test_the_line_is_the_learners_and_not_the_standard_librarys(inside):
     with pytest.raises(RankError) as caught:
         run(STUCK[inside], ranks=1, timeout=1)
     assert f'"{inside}": lambda' in caught.value.where[0].site
+
+
+OPS = {
+    "all_reduce": lambda x, g: dist.all_reduce(x, group=g),
+    "broadcast": lambda x, g: dist.broadcast(x, first_of(g), group=g),
+    "reduce": lambda x, g: dist.reduce(x, first_of(g), group=g),
+    "all_gather": lambda x, g: dist.all_gather(
+        [torch.empty_like(x) for _ in range(dist.get_world_size(g))], x, group=g
+    ),
+    "reduce_scatter": lambda x, g: dist.reduce_scatter(x.clone(), [x] * dist.get_world_size(g), group=g),
+    "all_to_all": lambda x, g: dist.all_to_all_single(torch.empty_like(x), x, group=g),
+    "gather": lambda x, g: dist.gather(
+        x, [x.clone() for _ in range(dist.get_world_size(g))] if leads(g) else None, first_of(g), group=g
+    ),
+    "barrier": lambda x, g: dist.barrier(group=g),
+}
+
+
+def first_of(group):
+    return dist.get_process_group_ranks(group)[0] if group else 0
+
+
+def leads(group):
+    return dist.get_rank() == first_of(group)
+
+
+# ---- twenty hangs and crashes --------------------------------------------------------------------
+
+
+def go_wrong(op, members, culprit, fault):
+    """All do three all_reduces; then `op` on the group of `members`, in which the rank `culprit` commits `fault`."""
+    group = dist.new_group(members)
+    other = dist.new_group([culprit, (culprit + 1) % 4] if fault == "other group" else [0, 1])
+    x = torch.ones(12)
+    for _ in range(3):
+        dist.all_reduce(x)
+    if dist.get_rank() not in members:
+        return None
+    if dist.get_rank() == culprit:
+        if fault == "returns":
+            return None
+        if fault == "other shape":
+            x = torch.ones(24)
+        if fault == "other op":
+            op = "all_gather" if op == "all_reduce" else "all_reduce"
+        if fault == "other group":
+            group = other
+        if fault == "raises":
+            raise KeyError("planted")
+        if fault == "SIGKILL":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "SIGSEGV":
+            ctypes.string_at(0)
+        if fault == "exit code 5":
+            os._exit(5)
+        if fault == "loop":
+            while True:
+                time.sleep(0.01)  # planted loop
+    OPS[op](x, group)
+    return None
+
+
+KIND = {"returns": "returned", "raises": "raised", "loop": "timeout", "other group": "deadlock"}
+KIND |= {"other shape": "mismatch", "other op": "mismatch"}
+KIND |= {"SIGKILL": "died", "SIGSEGV": "died", "exit code 5": "died"}
+
+
+def twenty_cases():
+    dice = random.Random(20)
+    faults = ["returns"] * 4 + ["other shape"] * 4 + ["other op"] * 4 + ["other group"] * 2
+    faults += ["raises", "raises", "SIGKILL", "SIGSEGV", "exit code 5", "loop"]
+    for fault in faults:
+        ops = ["all_reduce", "broadcast", "reduce", "all_gather"] if fault == "other shape" else list(OPS)
+        members = (0, 1, 2, 3) if fault == "other group" else tuple(sorted(dice.sample(range(4), dice.choice([3, 4]))))
+        yield dice.choice(ops), members, dice.choice(members), fault
+
+
+@pytest.mark.parametrize(("op", "members", "culprit", "fault"), list(twenty_cases()))
+def test_a_fault_is_told_by_rank_op_and_line(op, members, culprit, fault):
+    """By what the ranks did, not by the clock: only the loop waits for the timeout.  `make bench` has the seconds."""
+    with pytest.raises(RankError) as caught:
+        run(go_wrong, op, list(members), culprit, fault, timeout=10 if fault == "loop" else 300)
+    error = caught.value
+    assert error.kind == KIND[fault]
+    assert culprit in error.ranks
+    if fault != "other group":
+        assert error.ranks == (culprit,)
+    where = {w.rank: w for w in error.where}
+    assert sorted(where) == [0, 1, 2, 3]
+    if fault == "raises":
+        assert "KeyError: 'planted'" in str(error) and 'raise KeyError("planted")' in str(error)
+    elif fault == "loop":
+        assert "# planted loop" in where[culprit].site
+    elif error.kind == "died":
+        assert fault in str(error)
+    if error.kind in ("mismatch", "returned", "deadlock", "timeout"):
+        for rank in set(members) - {culprit}:
+            assert where[rank].op == op, str(error)
+            assert f'"{op}": lambda' in where[rank].site, str(error)
+
+
+def test_a_mismatch_that_gloo_completes_silently_is_caught():
+    """gloo's all_reduce of int32[2] with float32[2] ends without an error, with nonsense as its result."""
+
+    def job():
+        x = torch.ones(2, dtype=torch.int32 if dist.get_rank() else torch.float32)
+        dist.all_reduce(x)
+        return x
+
+    with pytest.raises(RankError, match=r"rank 0 called all_reduce float32\[2\], rank 1 called all_reduce int32\[2\]"):
+        run(job, ranks=2)
+
+
+def test_a_ring_of_blocking_sends_is_told():
+    def ring():
+        rank, x = dist.get_rank(), torch.ones(1 << 20)
+        dist.send(x, (rank + 1) % 3)
+        dist.recv(x, (rank - 1) % 3)
+
+    with pytest.raises(RankError, match="wait for each other: rank 0 in send") as caught:
+        run(ring, ranks=3)
+    assert caught.value.kind == "deadlock" and caught.value.ranks == (0, 1, 2)
+
+
+def test_a_message_that_nobody_sends_is_told():
+    def job():
+        if dist.get_rank() == 0:
+            dist.recv(torch.empty(4), 1)
+
+    with pytest.raises(RankError, match=r"rank 1 returned and will never answer recv float32\[4\] from 1"):
+        run(job, ranks=2)
+
+
+def test_a_rank_quicker_than_its_reader_is_no_failure():
+    """Records are lost when a rank issues more of them than the ring holds between two looks."""
+
+    def job(calls):
+        x = torch.ones(0)
+        for _ in range(calls):
+            dist.all_reduce(x)
+        dist.barrier()
+        return calls
+
+    assert run(job, 3 * RING // 2, ranks=2) == [3 * RING // 2] * 2
+
+
+def test_the_first_cause_is_named_and_not_its_consequences():
+    """Rank 2 fails before the others; they fail because it is gone, and earlier in the order of ranks."""
+
+    def job():
+        x = torch.ones(4)
+        dist.all_reduce(x)
+        if dist.get_rank() == 2:
+            os._exit(7)
+        dist.all_reduce(x)
+
+    with pytest.raises(RankError, match="rank 2 ended with exit code 7") as caught:
+        run(job)
+    assert "ranks 0, 1 and 3 then had to stop" in str(caught.value)
+
+
+def test_the_same_failure_on_all_ranks_is_told_once():
+    def job():
+        raise ValueError("no batch")
+
+    with pytest.raises(RankError, match="ranks 0, 1 and 2 of 3 failed: ValueError: no batch") as caught:
+        run(job, ranks=3)
+    assert str(caught.value).count("Traceback") == 1
+
+
+def test_a_failure_still_shows_what_was_printed_before_it(capsys):
+    def job():
+        print("without a newline", end="")
+        raise ValueError("x")
+
+    with pytest.raises(RankError):
+        run(job, ranks=2)
+    out = capsys.readouterr().out
+    assert sorted(out.splitlines()) == [f"[rank {r}] without a newline" for r in range(2)]

@@ -1,5 +1,6 @@
 """Reference: the link's arithmetic, done by hand here, against the clock.  Nothing may
-be quicker than the wire.  How much slower the quickest of a few tries may be, only the long tests say: 15 %."""
+be quicker than the wire.  How much slower the quickest of a few tries may be, only the long tests say: 15 %.
+"""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What a rank is like: its random numbers, output, keyboard and limits, its value's way back, and its end.
+"""What a rank is like: its random numbers, keyboard and limits, and its end.
 
 Reference: what a process started by hand would do, and the operating system's list of processes.
 """
@@ -7,15 +7,12 @@ import asyncio
 import os
 import random
 import resource
-import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-import warnings
-from pathlib import Path
 
 import numpy
 import psutil
@@ -23,18 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import labs
-from labs import clip
 from labs.kit.launch import RankError, run
-from labs.kit.ranks import team
-from labs.kit.ranks.course import COURSE
-from labs.kit.ranks.forkserver import Forkserver
-
-
-@pytest.fixture(scope="module", autouse=True)
-def warm():
-    run(dist.get_rank, ranks=2)
-
 
 # ---- random numbers -----------------------------------------------------------------------------
 
@@ -57,135 +43,6 @@ def test_seeded_random_numbers_are_those_of_the_seed():
 
     torch.manual_seed(3)
     assert run(seeded, ranks=2) == [torch.rand(1).item()] * 2
-
-
-# ---- output -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("length", [40_000, 100_000])
-def test_a_long_line_is_a_line(capsys, length):
-    run(lambda: print("x" * length), ranks=1, timeout=60)
-    assert capsys.readouterr().out == f"[rank 0] {'x' * length}\n"
-
-
-LINES = {
-    "one line": lambda: print("first" + "x" * 50_000_000 + "last"),
-    "lines of 1 kB": lambda: [print("first")] + [print("x" * 999) for _ in range(50_000)] + [print("last")],
-    "pieces without an end": lambda: [print(w, end="", flush=True) for w in ("first", *["x" * 999] * 50_000, "last")],
-    "carriage returns": lambda: [print(w, end="\r", flush=True) for w in ("first", *["x" * 999] * 50_000, "last")],
-}
-
-
-@pytest.mark.parametrize("kind", LINES)
-def test_of_50_mb_the_first_and_the_last_are_shown(kind, capsys):
-    """In under 2 s on a quiet machine.  The processor time of this process is what the load of others leaves alone."""
-    began = time.process_time()
-    run(LINES[kind], ranks=1, timeout=120)
-    assert time.process_time() - began < 2
-    out = capsys.readouterr().out
-    assert out.startswith("[rank 0] first") and out.rstrip().endswith("last")
-    assert "1 MiB printed" in out and "bytes are not shown" in out and len(out) < 1.5 * 2**20
-
-
-def test_little_more_than_is_shown_at_once_is_shown_whole(capsys):
-    run(lambda: print("x" * (2**20 + 9)), ranks=1)
-    out = capsys.readouterr().out
-    assert out.count("x") == 2**20 + 9 and "not shown" not in out
-
-
-# ---- the way back -------------------------------------------------------------------------------
-
-
-def test_a_view_travels_without_its_storage():
-    def views():
-        x = torch.arange(2.0**20)
-        return x[2:4], x[:6].view(2, 3).t(), x[:1].expand(3), {"a": [x[5]]}
-
-    part, turned, expanded, nested = run(views, ranks=1)[0]
-    assert part.tolist() == [2, 3] and turned.tolist() == [[0, 3], [1, 4], [2, 5]]
-    assert expanded.tolist() == [0, 0, 0] and nested["a"][0].item() == 5
-    for tensor in (part, turned, expanded, nested["a"][0]):
-        assert tensor.untyped_storage().nbytes() == tensor.nbytes
-
-
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of PyTorch 2.11
-def test_tensors_of_all_kinds_come_back_as_they_were():
-    def make():
-        torch.manual_seed(0)
-        return [
-            torch.tensor(1.5),
-            torch.empty(0, 3),
-            torch.rand(2, 3, requires_grad=True),
-            torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last),
-            torch.rand(3).bfloat16(),
-            torch.rand(2, 2) > 0.5,
-            torch.rand(2, dtype=torch.complex64),
-            torch.rand(2, dtype=torch.complex64).conj(),
-            torch.eye(3).to_sparse(),
-            torch.nn.Parameter(torch.rand(2)),
-        ]
-
-    for back, here in zip(run(make, ranks=1)[0], make(), strict=True):
-        assert type(back) is type(here) and back.dtype == here.dtype and back.requires_grad == here.requires_grad
-        assert back.layout == here.layout and back.is_conj() == here.is_conj()
-        if here.layout == torch.strided:
-            assert back.stride() == here.stride()
-        assert torch.equal(back.to_dense(), here.to_dense())
-        if not here.requires_grad and here.layout == torch.strided:
-            back.resize_(100)  # it owns its memory
-
-
-def test_large_values_do_not_pass_through_a_socket():
-    """Bytes that this process reads from descriptors of its own; through a socket a GiB took half a minute."""
-    value = run(lambda: (torch.ones(1 << 24), bytearray(1 << 24), numpy.ones(1 << 20)), ranks=1)[0]
-    assert value[0].sum() == 1 << 24 and len(value[1]) == 1 << 24 and value[2].flags.writeable
-    began = time.process_time()
-    run(lambda: torch.ones(1 << 26), ranks=1)
-    mine = time.process_time() - began
-    began = time.process_time()
-    for _ in range(4):
-        torch.ones(1 << 26)
-    assert mine < 4 * (time.process_time() - began), "a few copies of 256 MiB"
-
-
-def test_where_warnings_are_errors_the_ranks_own_error_is_told():
-    def job():
-        warnings.warn("mind the gap", stacklevel=1)
-        raise ValueError("the cause")
-
-    with warnings.catch_warnings(), pytest.raises(RankError, match="the cause") as caught:
-        warnings.simplefilter("error")
-        run(job, ranks=2)
-    assert caught.value.__notes__ == ["UserWarning: mind the gap"]
-
-
-def test_of_a_message_of_megabytes_both_ends_are_shown():
-    def job():
-        warnings.warn(f"first{'x' * 20_000_000}last", stacklevel=1)
-        raise ValueError(f"first{'y' * 20_000_000}last")
-
-    failed = r"failed: ValueError: firsty+ … .* not shown … y+last\n"
-    warned = "^firstx+ … 19,934,473 characters are not shown … x+last$"
-    with pytest.warns(UserWarning, match=warned), pytest.raises(RankError, match=failed) as caught:
-        run(job, ranks=2)
-    assert len(str(caught.value)) < 200_000
-
-
-def test_of_thousands_of_warnings_the_first_are_shown():
-    def job():
-        for step in range(1001):
-            warnings.warn(f"{step}", stacklevel=1)
-
-    with pytest.warns(UserWarning) as seen:
-        run(job, ranks=1)
-    texts = [str(warning.message) for warning in seen]
-    assert texts == [*map(str, range(100)), "the ranks gave 901 warnings more, which are not shown"]
-
-
-def test_where_warnings_are_errors_a_warning_is_one():
-    with warnings.catch_warnings(), pytest.raises(UserWarning, match="mind the gap"):
-        warnings.simplefilter("error")
-        run(lambda: warnings.warn("mind the gap", stacklevel=1), ranks=2)
 
 
 # ---- a sentence at once -------------------------------------------------------------------------
@@ -267,40 +124,6 @@ def test_a_full_disk_is_told(full_disk, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(full_disk))
     with pytest.raises(OSError, match=rf"No space left on device for temporary files in {full_disk}: .*set TMPDIR"):
         run(print, ranks=2)
-
-
-# ---- the course's files -------------------------------------------------------------------------
-
-
-def test_what_functions_of_tests_bring_along_is_there_before_the_fork():
-    """Where one of these could not be imported there, each rank of each test would take it upon itself."""
-    assert run(lambda: set(COURSE) - set(sys.modules), ranks=1) == [set()]
-
-
-def test_an_edit_of_the_course_is_seen_by_the_next_job(tmp_path, monkeypatch):
-    """Also one that does not run, and one that mends it; though the course is imported before the fork."""
-    file = tmp_path / "labs" / "clip.py"
-    shutil.copytree(Path(labs.__file__).parent, file.parent)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(team, "FORKSERVER", Forkserver())
-
-    def outline():
-        before = "labs.clip" in sys.modules
-        from labs import clip
-
-        return before, clip.__doc__
-
-    def write(text):
-        file.write_text(text)
-        return run(outline, ranks=1)[0]
-
-    text = file.read_text()
-    assert run(outline, ranks=1) == [(True, clip.__doc__)]
-    assert write('"""Another."""') == (False, "Another.")
-    with pytest.raises(RankError, match="SyntaxError"):
-        write("def")
-    assert write(text) == (False, clip.__doc__)
-    team.FORKSERVER.stop()
 
 
 # ---- an interrupt -------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Reference: the CPU allocator's own events (torch.profiler, profile_memory), sizes of the tensors that a model, its
-gradients and its optimizer hold, and the same job without the watch."""
+gradients and its optimizer hold, and the same job without the watch.
+"""
 
 import contextlib
 import gc
