@@ -18,7 +18,8 @@ NBVAL  := --nbval --nbval-sanitize-with tools/nbval.cfg --nbval-cell-timeout 300
 
 notebooks = $(wildcard $(foreach folder,solutions notebooks,$(folder)/$(1)ipynb))
 NUMBERS   = $(sort $(foreach path,$(call notebooks,*.),$(firstword $(subst _, ,$(notdir $(path))))))
-MODULES   = $(patsubst tests/test_%.py,%,$(sort $(wildcard tests/test_*.py)))
+of        = $(wildcard tests/$(1) tests/$(dir $(1))test_$(notdir $(1)).py)
+MODULES   = $(sort $(patsubst tests/%,%,$(patsubst %/,%,$(dir $(wildcard tests/*/test_*.py)))) $(patsubst tests/test_%.py,%,$(wildcard tests/test_*.py)))
 
 # Where this is set, each rank of each job would compile anew what it imports.
 unexport PYTHONDONTWRITEBYTECODE
@@ -53,8 +54,8 @@ lint: $(TESTS)  ## style and format of package, tests and notebooks
 notebook: $(TESTS)  ## test one notebook, solved and as shipped; N=03
 	$(PYTEST) $(NBVAL) $(or $(call notebooks,$(if $(N),$(N)[_.])*),$(error N=$(N) is no notebook: there are $(NUMBERS)))
 
-module: $(TESTS)  ## test one module; M=ddp
-	$(PYTEST) $(or $(wildcard tests/test_$(M).py),$(error M=$(M) is no module with tests: there are $(MODULES)))
+module: $(TESTS)  ## test a chapter, or a file of one; M=fsdp, M=fsdp/order
+	$(PYTEST) $(or $(if $(M),$(call of,$(M))),$(error M=$(M) is no module with tests: there are $(MODULES)))
 
 bench: $(TESTS)  ## measure against the course's peers
 	$(BIN)/python -m bench $(ARGS)

@@ -605,8 +605,8 @@ assert ledger.agrees
 ledger
 
 # %% [markdown]
-# [tests/test_dtensor.py](../tests/test_dtensor.py) compares ours with PyTorch's in many more cases, forward and
-# backward; where PyTorch does it differently, the test's row says so.
+# [tests/dtensor/test_dtensor.py](../tests/dtensor/test_dtensor.py) compares ours with PyTorch's in many more cases,
+# forward and backward; where PyTorch does it differently, the test's row says so.
 #
 # ### A bug that was published
 #
@@ -634,7 +634,7 @@ run(plus_one, ranks=4, device="cpu")[0]
 # By hand we get 8, where 4 + 1 = 5 is right. Our `+` finds no way to add the number to summands: a sum is linear only
 # in all of its inputs *together*, and the number is not a summand. So it all-reduces first. A single wrong entry in the
 # table of rules makes results *silently wrong*. That is why the table is short, and why every way of every rule is
-# tested against the whole tensors ([tests/test_algebra.py](../tests/test_algebra.py)).
+# tested against the whole tensors ([tests/dtensor/test_algebra.py](../tests/dtensor/test_algebra.py)).
 #
 # ### A way out
 #

@@ -17,7 +17,7 @@ GB = 10**9
 WRONG_ANSWERS = "collectives", "fsdp", "gradients", "memory", "mesh", "offload", "pipeline", "tensor", "zero"
 
 # What a rank imports along with a function of a test: before the fork, since it took most ranks most of their time.
-course.COURSE += ["pytest", "models", *(f"tests.wrong_answers.{name}" for name in WRONG_ANSWERS)]
+course.COURSE += ["pytest", "tests.models", *(f"tests.wrong_answers.{name}" for name in WRONG_ANSWERS)]
 
 
 def pytest_configure() -> None:

@@ -15,15 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.quick import ROWS
+
 ROOT = Path(__file__).parents[1]
 AT_ONCE, LONGEST = 2, 1800.0  # s: a mistake may also make a job hang, which is as good as a failure
-TESTS = {  # of each module: what to run, and of the odd trainings, which rows
-    "fsdp": (["test_fsdp.py"], "fsdp or hsdp"),
-    "zero": (["test_zero.py"], "zero"),
-    "tp": (["test_tp.py", "test_alike.py"], "tp"),
-    "pp": (["test_pp.py", "test_pp_odd.py", "test_pp_schedules.py"], "pp-"),
-    "dtensor": (["test_dtensor.py", "test_redistribute.py", "test_placement.py"], ""),
-}
 
 
 @dataclass(frozen=True)
@@ -45,14 +40,12 @@ class Mistake:
 
 def noticed(mistake: Mistake) -> bool:
     """Whether a test of the module fails, or is stopped, in a copy of the course that has it."""
-    files, rows = TESTS[mistake.module]
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "course"
         shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "build", "__pycache__", "*.ipynb", "images"))
         mistake.make(tree)
-        tests = [["tests/test_odd.py", "-k", rows]] if rows else []
-        tests += [[f"tests/{file}"] for file in files]
-        return any(fails(tree, which) for which in tests)
+        tests = [["tests/test_odd.py", "-k", ROWS[mistake.module]]] if mistake.module in ROWS else []
+        return any(fails(tree, which) for which in [*tests, [f"tests/{mistake.module}"]])
 
 
 def fails(tree: Path, which: list[str]) -> bool:

@@ -1,7 +1,7 @@
 """The checks of notebook 07 against answers that are known to be right, and against wrong ones that are known by name.
 
 Right: the course's own, torch's, and answers that go another way about it.  Wrong: tests/wrong_answers/memory.py.
-The bytes that a check measures are held to the table of labs/memory/recompute.py, which tests/test_recompute.py
+The bytes that a check measures are held to the table of labs/memory/recompute.py, which tests/memory/test_recompute.py
 derives.
 """
 

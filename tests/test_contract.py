@@ -19,7 +19,6 @@ from itertools import product
 
 import pytest
 import torch
-from models import Tied
 from torch import nn
 from torch.func import functional_call
 
@@ -28,6 +27,7 @@ from labs.kit.launch import run
 from labs.kit.strategies import ONE_DEVICE, STRATEGIES, average_with, replicated, train
 from labs.kit.tour import faults_of
 from labs.model import GPT, PRESETS, Config
+from tests.models import Tied
 
 BATCH, STEPS, CONTEXT = 12, 3, 16
 GPT_CONFIG = replace(PRESETS["tiny"], context=CONTEXT, depth=1)

@@ -1,6 +1,7 @@
 """The corpus against the files themselves and hashlib; batches against a plain list of windows, and against
 PyTorch's own DistributedSampler where the two differ. The hub is played by a module in its place: tests go to
-no network."""
+no network.
+"""
 
 import hashlib
 import math

@@ -13,13 +13,13 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from models import Awkward, batch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from labs import collectives
 from labs.ddp import Bucketed, Naive, Overlapped, in_buckets
 from labs.kit.launch import RankError, run
+from tests.models import Awkward, batch
 
 VARIANTS = {
     "naive": Naive,

@@ -86,8 +86,9 @@ def make(tmp_path):
     """make, in a folder that holds what setting up needs, and names of tests; returns what it printed."""
     for name in ["Makefile", "pyproject.toml", "constraints.txt"]:
         shutil.copy(environment.ROOT / name, tmp_path / name)
-    for name in ["solutions/07b_b.ipynb", "solutions/07_a.ipynb", "notebooks/07b_b.ipynb", "tests/test_ddp.py"]:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    notebooks = "solutions/07b_b.ipynb", "solutions/07_a.ipynb", "notebooks/07b_b.ipynb"
+    for name in [*notebooks, "tests/test_ddp.py", "tests/fsdp/test_order.py"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     # Not what the make that runs these tests was told.
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
@@ -143,7 +144,13 @@ def test_what_is_not_there_is_not_tested(make):
     """Without a file to test, pytest would take all of them."""
     assert make("-n", "notebook", "N=07b").split()[-2:] == ["solutions/07b_b.ipynb", "notebooks/07b_b.ipynb"]
     assert "N=99 is no notebook: there are 07 07b." in make("-n", "notebook", "N=99", status=2)
-    assert "M=nope is no module with tests: there are ddp." in make("-n", "module", "M=nope", status=2)
+    for name, tests in (
+        ("ddp", "tests/./test_ddp.py"),
+        ("fsdp", "tests/fsdp"),
+        ("fsdp/order", "tests/fsdp/test_order.py"),
+    ):
+        assert make("-n", "module", f"M={name}").split()[-1] == tests
+    assert "M=nope is no module with tests: there are ddp fsdp." in make("-n", "module", "M=nope", status=2)
 
 
 def test_make_alone_lists_every_command(make):

@@ -1,6 +1,6 @@
 """The mistakes that tests/mistakes.py puts into the textbook can be made: what they change stands there, once."""
 
-from mistakes import MISTAKES
+from tests.mistakes import MISTAKES
 
 
 def test_each_stands_where_it_is_made():

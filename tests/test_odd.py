@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from odd import ODD, ROWS, Odd, faults, steps, takes
 
 from labs.kit.strategies import STRATEGIES
+from tests.odd import ODD, ROWS, Odd, faults, steps, takes
 
 TABLE = {row: [odd for odd in ODD if takes(row, odd)] for row in ROWS}
 WHOLE = "ddp-overlapped", "zero-1", "zero-3", "fsdp", "tp", "pp-1f1b"  # of the others, each a fifth; all in the soak

@@ -1,17 +1,22 @@
 """tools.quick: which tests a change can have touched."""
 
-from tools.quick import ROOT, chosen_for
+from tools.quick import ROOT, TESTS, chosen_for
 
 
 def names(*paths):
-    return [path.stem for path in chosen_for({ROOT / path for path in paths})]
+    return [str(path.relative_to(TESTS)) for path in chosen_for({ROOT / path for path in paths})]
 
 
-def test_a_files_tests_are_those_of_its_chapter_and_those_that_import_it():
-    assert names("labs/fsdp/order.py") == ["test_fsdp"]
-    assert names("labs/dtensor/rules.py") == ["test_algebra", "test_dtensor"]
-    assert {"test_launch", "test_ranks"} <= {*names("labs/kit/ranks/team.py")}
+def test_a_files_tests_are_those_of_its_folder_or_those_named_after_it():
+    assert names("labs/fsdp/order.py", "labs/fsdp/fsdp.py") == ["fsdp"]
+    assert names("labs/clip.py", "labs/kit/draw.py") == ["kit/test_draw.py", "test_clip.py"]
+    assert names("labs/kit/ranks/team.py") == ["kit/ranks"]
 
 
 def test_a_changed_test_is_run_and_prose_runs_nothing():
-    assert names("tests/test_data.py", "README.md", "labs/kit/recall.md") == ["test_data"]
+    assert names("tests/mesh/test_mesh.py", "README.md", "labs/kit/recall.md") == ["mesh/test_mesh.py"]
+
+
+def test_the_tests_have_the_folders_of_the_textbook():
+    inside = [path.relative_to(TESTS) for path in TESTS.rglob("test_*.py") if path.parent != TESTS]
+    assert [str(path) for path in inside if not (ROOT / "labs" / path.parent).is_dir()] == []

@@ -3,18 +3,21 @@
     python -m tools.quick              since the last commit
     python -m tools.quick main         since that one
 
-A file's tests are those named after it or its chapter, and those that import it from inside of its chapter; a
-strategy's odd trainings, too.  What is built on it is left to `make test`.
+A file's tests are those of its folder: tests/fsdp for labs/fsdp/order.py.  At the top, and in the kit, which is no
+chapter, they are those named after it: tests/test_clip.py, tests/kit/test_draw.py.  A strategy's odd trainings, too.
+What is built on it is left to `make test`.
 """
 
 import subprocess
 import sys
 from pathlib import Path
 
-from tools.imports import LABS, ROOT, imports, name_of, own
+from tools.imports import LABS, ROOT
 
 TESTS = ROOT / "tests"
 ROWS = {"ddp": "ddp", "zero": "zero", "fsdp": "fsdp or hsdp", "tp": "tp", "pp": "pp-"}  # of the odd trainings
+
+TOP = Path(), Path("kit")
 
 
 def changed(since: str) -> set[Path]:
@@ -26,13 +29,24 @@ def changed(since: str) -> set[Path]:
     }
 
 
+def tests_of(path: Path) -> list[Path]:
+    """Of a file of labs: a folder, or a file; none of what only larger tests use."""
+    inside = path.relative_to(LABS)
+    places = [TESTS / inside.with_name(f"test_{path.name}")]
+    if inside.parent not in TOP:
+        folders = [folder for folder in inside.parents if folder not in TOP]  # the innermost first
+        places = [
+            place
+            for folder in folders
+            for place in (TESTS / folder, TESTS / folder.with_name(f"test_{folder.name}.py"))
+        ]
+    return [place for place in places if place.exists()][:1]
+
+
 def chosen_for(paths: set[Path]) -> list[Path]:
-    names = {name_of(path) for path in paths if path.is_relative_to(LABS) and path.suffix == ".py"}
-    words = {word for name in names for word in name.split(".") if word != "kit"}
-    every = set(TESTS.glob("test_*.py"))
-    named = {test for test in every if any(f"{test.stem}_".startswith(f"test_{word}_") for word in words)}
-    inside = {name for name in names if "." in name}
-    return sorted(named | {test for test in every if own(imports(test)) & inside} | paths & every)
+    of_labs = {path for path in paths if path.is_relative_to(LABS) and path.suffix == ".py"}
+    own = {path for path in paths if path.is_relative_to(TESTS) and path.match("test_*.py")}
+    return sorted(own.union(*map(tests_of, of_labs)))
 
 
 def main(since: str = "HEAD") -> int:

@@ -1,0 +1,274 @@
+"""labs.fsdp.sharding: what people do around a training, and with it."""
+
+import gc
+import weakref
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from labs import ddp
+from labs.fsdp import MixedPrecisionPolicy, fully_shard
+from labs.kit.launch import run
+from labs.mesh import Mesh
+from labs.zero import Zero
+from tests.fsdp.common import ADAMW, awkward, full, layers_of, linear, seeded, sharded
+from tests.models import batch
+
+# ---- numbers ---------------------------------------------------------------------------------------------
+
+
+def test_a_larger_piece_kept_between_forward_and_backward():
+    def body():
+        mesh, found, outputs = Mesh((4,), ("dp",)), [], []
+        with pytest.raises(ValueError, match=r"reshard_after_forward=3 on 4 ranks: .* divides them \(\[2\]\)"):
+            fully_shard(linear(), mesh=mesh, reshard_after_forward=3)
+        for reshard in (2, True):
+            model = sharded(awkward(), mesh, reshard_after_forward=reshard)
+            for step in range(3):
+                with torch.no_grad():
+                    model(batch(step, dist.get_rank()))
+                assert all(layer._sharding.group.kept is None for layer in layers_of(model))
+                loss = model(batch(step, dist.get_rank()))
+                kept = [layer._sharding.group.kept for layer in layers_of(model)]
+                assert all((k is not None) == (reshard == 2) for k in kept)
+                loss.backward()
+            found.append({name: p.grad.full_tensor() for name, p in model.named_parameters() if p.grad is not None})
+            loss = model(batch(0, 0))  # nobody goes back from here, and what was kept is of another step then
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.zero_()
+            outputs.append(model(batch(0, 0)).detach())
+            assert not torch.equal(loss, outputs[-1]), "the numbers from before the step"
+        assert torch.equal(*outputs)
+        return all(torch.equal(found[0][name], found[1][name]) for name in found[1])
+
+    assert all(run(body, ranks=4))
+
+
+# ---- odd models ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Out:
+    x: torch.Tensor
+    others: list
+
+
+class Nested(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(5, 5)
+        self.unused = nn.Linear(5, 3)
+
+    def forward(self, data, *, mask=None):
+        x = self.linear(data["x"][0])
+        return Out(x if mask is None else x * mask, [x.tanh(), None])
+
+
+class Odd(nn.Module):
+    """Nested inputs, a dataclass as output, a layer used twice and one never, an RNN, nothing of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.nested, self.never, self.rnn = Nested(), nn.Linear(5, 5), nn.LSTM(5, 5)
+
+    def forward(self, x):
+        out = self.nested({"x": [x]})
+        again = self.nested({"x": [out.others[0]]}, mask=torch.ones(5, dtype=x.dtype))
+        return self.rnn(again.x)[0].square().mean()
+
+
+def odd_model():
+    torch.manual_seed(0)
+    return Odd().double()
+
+
+def test_odd_models_are_right():
+    x = torch.arange(20.0, dtype=torch.float64).view(4, 5).sin()
+
+    def body():
+        mesh, found = Mesh((3,), ("dp",)), []
+        for reshard in (True, False):
+            model = odd_model()
+            for layer in model.children():
+                fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
+            fully_shard(model, mesh=mesh)
+            for _ in range(2):  # the second adds to the first
+                model(x + dist.get_rank()).backward()
+            with torch.no_grad():
+                loss = model(x)
+            grads = {name: p.grad for name, p in model.named_parameters()}
+            found.append((loss, {name: grad if grad is None else grad.full_tensor() for name, grad in grads.items()}))
+        return found
+
+    one = odd_model()
+    for _ in range(2):
+        (sum(one(x + rank) for rank in range(3)) / 3).backward()
+    for loss, gradients in run(body, ranks=3)[1]:
+        torch.testing.assert_close(loss, one(x).detach())
+        for name, p in one.named_parameters():
+            assert (p.grad is None) == (gradients[name] is None), name
+            if p.grad is not None:
+                torch.testing.assert_close(gradients[name], p.grad, msg=name)
+
+
+def test_on_the_meta_device_only_shards_get_memory():
+    def body():
+        mesh = Mesh((2,), ("dp",))
+        with torch.device("meta"):
+            model = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 5))
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        try:
+            model(torch.ones(2, 5))
+        except RuntimeError as error:
+            early = str(error)
+        model.to_empty(device="cpu")
+        for p in model.parameters():
+            nn.init.ones_(p)
+        held = sum(p.to_local().untyped_storage().nbytes() for p in model.parameters())
+        out = model(torch.ones(2, 5))
+        out.sum().backward()
+        return early, held, out.detach(), model[0].weight.grad.full_tensor()
+
+    results = run(body, ranks=2)
+    assert "parameter 'weight' is on the meta device: model.to_empty" in results[0][0]
+    assert [held for _, held, *_ in results] == [4 * (2 * 5 + 2 + 3 * 3 + 3), 4 * (5 + 1 + 2 * 3 + 2)]
+    for _, _, out, gradient in results:
+        assert torch.equal(out, torch.full((2, 5), 19.0))
+        assert torch.equal(gradient, torch.full((3, 5), 10.0))
+
+
+def test_after_a_backward_that_failed_the_next_one_is_right():
+    def body():
+        mesh, found = Mesh((2,), ("dp",)), []
+        for fails in (False, True):
+            model = sharded(awkward(), mesh)
+            model(batch(0, dist.get_rank())).backward()
+            model.zero_grad()
+            if fails:  # inside of a layer, and with a micro-batch before that waits
+                model.set_requires_gradient_sync(False)
+                model(batch(1, dist.get_rank())).backward()
+                model.set_requires_gradient_sync(True)
+                handle = model.layers[0][1].register_full_backward_pre_hook(lambda *_: 1 / 0)
+                try:
+                    model(batch(1, dist.get_rank())).backward()
+                except ZeroDivisionError:
+                    found.append("failed")
+                handle.remove()
+                model.zero_grad()
+            model(batch(2, dist.get_rank())).backward()
+            found.append({name: p.grad.full_tensor() for name, p in model.named_parameters() if p.grad is not None})
+        return found
+
+    for right, failed, after in run(body, ranks=2):
+        assert failed == "failed"
+        assert right.keys() == after.keys()
+        assert all(torch.equal(right[name], after[name]) for name in right)
+
+
+def test_what_is_let_go_of_is_freed():
+    """Ours of DDP and ZeRO, too: hooks on parameters lead back to whoever hung them there."""
+
+    def trained(wrap):
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        wrapped = wrap(model)
+        model(torch.ones(2, 3)).sum().backward()
+        return weakref.ref(model), weakref.ref(wrapped)
+
+    def body():
+        mesh, left = Mesh((1,), ("dp",)), {}
+        ways = {"ddp": ddp.Overlapped, "fsdp": partial(sharded, mesh=mesh, layers=list)}
+        ways |= {f"zero-{stage}": partial(Zero, stage=stage, optimizer=ADAMW) for stage in (1, 2, 3)}
+        for name, wrap in ways.items():
+            refs = trained(wrap)
+            gc.collect()
+            left[name] = [ref() for ref in refs if ref() is not None]
+        return [name for name, objects in left.items() if objects]
+
+    assert run(body, ranks=1) == [[]]
+
+
+def test_a_compiled_model_is_the_same():
+    def body():
+        mesh, losses = Mesh((2,), ("dp",)), []
+        for compiled in (False, True):
+            model = sharded(awkward(), mesh)
+            call = torch.compile(model, backend="eager") if compiled else model
+            optimizer = ADAMW(model.parameters())
+            for step in range(2):
+                call(batch(step, dist.get_rank())).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            losses.append(full(model))
+        return all(torch.equal(losses[0][name], losses[1][name]) for name in losses[0])
+
+    assert all(run(body, ranks=2))
+
+
+def test_only_what_no_rank_had_a_gradient_for_has_none():
+    """Ranks 2 and 3 have no row of the parameters: padding alone tells them."""
+
+    class Chosen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.experts = nn.ModuleList([nn.Linear(2, 2) for _ in range(3)])
+
+        def forward(self, x):
+            return x + self.experts[dist.get_rank() % 2](x) * 0
+
+    def body():
+        model = seeded(Chosen)
+        fully_shard(model)(torch.ones(1, 2)).sum().backward()
+        p = model._sharding.group.parameters[0]
+        p.pending, pieces = -torch.zeros(p.shape), torch.full((4, p.n), -0.0)
+        p.pack(pieces)
+        return [p.grad is not None for p in model.parameters()], pieces.signbit().any().item()
+
+    assert run(body, ranks=4) == [([True, True, True, True, False, False], False)] * 4
+
+
+def habits(mesh):
+    """What people do around a training, each with what comes of it."""
+    x, found = torch.ones(2, 3), {}
+
+    layer = fully_shard(linear(), mesh=mesh)
+    with torch.inference_mode():
+        first = layer(x)
+    layer(x).sum().backward()
+    found["in inference mode"] = torch.equal(first, linear()(x)) and layer.weight.grad is not None
+
+    layer = fully_shard(linear(), mesh=mesh)
+    layer(x)
+    for p in layer.parameters():
+        p.data = p.data * 2
+    found["data exchanged"] = torch.equal(layer(x), 2 * linear()(x))
+
+    layer, called = linear(), []
+    layer.weight.register_post_accumulate_grad_hook(lambda p: called.append(p.grad.full_tensor()))
+    layer.weight.register_hook(lambda gradient: gradient + dist.get_rank())
+    layer.weight.decays = False
+    fully_shard(layer, mesh=mesh).bias.register_post_accumulate_grad_hook(lambda p: called.append(p))
+    layer(x * (1 + 2 * dist.get_rank())).sum().backward()
+    found["hooks"] = torch.equal(called[0], torch.full((3, 3), 4.5)) and called[1] is layer.bias
+    found["what is noted on a parameter"] = layer.weight.decays is False
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float64)
+    found["output_dtype"] = fully_shard(linear(), mesh=mesh, mp_policy=policy)(x).dtype == torch.float64
+
+    for reshard in (True, False):
+        layer = fully_shard(linear(), mesh=mesh)
+        layer.set_reshard_after_backward(reshard)
+        layer(x).sum().backward()
+        found[f"reshard_after_backward={reshard}"] = layer._sharding.group.gathered is not reshard
+    return found
+
+
+def test_habits():
+    for found in run(lambda: habits(Mesh((2,), ("dp",))), ranks=2):
+        assert all(found.values()), found

@@ -1,0 +1,60 @@
+"""Pictures that several tests look at, and how they look at them."""
+
+import itertools
+from types import SimpleNamespace as Fake
+
+from matplotlib import font_manager, ft2font
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
+
+from tools import images
+
+SVG = "{http://www.w3.org/2000/svg}"
+RING = images.ring(4)
+
+
+def called(rank, op, step, start, end, waited):
+    """A collective that the rank waited for up to its end."""
+    return Fake(rank=rank, op=op, step=step, start=start, end=end, waited=waited, waits=((end - waited, end),))
+
+
+def recording(ranks=2, steps=2, late=0.0):
+    """What labs.kit.record would say of a small job; `late` is how much later a collective ends."""
+    spans, events, memory = [], [], []
+    for rank, step in itertools.product(range(ranks), range(steps)):
+        begin = step * 0.1
+        names = {"step": (0, 0.1), "forward": (0, 0.03), "backward": (0.03, 0.08), "optimizer": (0.08, 0.1)}
+        spans += [Fake(rank=rank, name=n, start=begin + a, end=begin + b) for n, (a, b) in names.items()]
+        events.append(called(rank, "all_reduce", step, begin + 0.05, begin + 0.075 + late, waited=0.01 * rank))
+    for _ in range(ranks):
+        memory.append([(t / (100 + late), {"P": 2**20, "A": 2**19 * min(t, 20 - t)}) for t in range(21)])
+    window = lambda rank, step: (step * 0.1, (step + 1) * 0.1)  # noqa: E731
+    return Fake(kind="memory", ranks=ranks, steps=steps, spans=spans, events=events, memory=memory, window=window)
+
+
+def boxes(root):
+    """(left, top, right, bottom, words) of each text, with the metrics of DejaVu Sans."""
+    fonts = {
+        weight: ft2font.FT2Font(font_manager.findfont(font_manager.FontProperties(family="DejaVu Sans", weight=weight)))
+        for weight in ("normal", "bold")
+    }
+    for text in root.iter(f"{SVG}text"):
+        size, words = float(text.get("font-size")), text.text
+        font = fonts[text.get("font-weight") or "normal"]
+        font.set_size(size, 72)
+        font.set_text(words)
+        width = font.get_width_height()[0] / 64
+        left = float(text.get("x")) - {"start": 0, "middle": 0.5, "end": 1}[text.get("text-anchor")] * width
+        baseline = float(text.get("y"))
+        yield left, baseline - 0.75 * size, left + width, baseline + 0.2 * size, words
+
+
+def words_of(canvas):
+    """(words, box in pixels of the file, size in pixels of the page) of each text that can be seen."""
+    agg = FigureCanvasAgg(canvas)
+    agg.draw()
+    sides = [(axes.xaxis, axes.get_xlim()) for axes in canvas.axes] + [(a.yaxis, a.get_ylim()) for a in canvas.axes]
+    ticks = [(tick, max(limits)) for axis, limits in sides for tick in axis.get_major_ticks()]
+    beyond = [tick.label1 for tick, top in ticks if tick.get_loc() > top]  # matplotlib keeps these, and draws none
+    found = [t for t in canvas.findobj(Text) if t.get_text().strip() and t.get_visible() and t not in beyond]
+    return [(t.get_text(), t.get_window_extent(agg.get_renderer()), t.get_fontsize() * 96 / 72) for t in found]

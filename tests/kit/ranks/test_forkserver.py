@@ -1,0 +1,230 @@
+"""Nothing is left behind: no process, no file, no thread, however a job ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from labs.kit.launch import RankError, run
+from labs.kit.ranks.devices import devices_for
+from labs.kit.ranks.payload import pickled
+from labs.kit.ranks.team import FORKSERVER, Team
+from tests.kit.ranks.jobs import gone_within
+
+
+def possessions():
+    """What this process owns that a launch could leak, and the files of jobs in the folder of temporary files."""
+    me = psutil.Process()
+    files = os.listdir(tempfile.gettempdir())
+    ranks = [p for p in psutil.Process(FORKSERVER.process.pid).children(recursive=True)]
+    return me.num_fds(), me.num_threads(), len(ranks), len(files)
+
+
+def come_back_to(before, seconds):
+    deadline = time.monotonic() + seconds
+    while possessions() != before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return possessions() == before
+
+
+def soak_launches(times):
+    def good():
+        x = torch.ones(2)
+        dist.all_reduce(x)
+        return x[0].item()
+
+    def bad():
+        raise ValueError
+
+    run(good, ranks=2)
+    with pytest.raises(RankError):
+        run(bad, ranks=2)
+    before = possessions()
+    for i in range(times):
+        if i % 5 == 4:
+            with pytest.raises(RankError):
+                run((bad, dies, leaves)[i // 5 % 3], ranks=2)
+        else:
+            assert run(good, ranks=2) == [2.0, 2.0]
+    assert possessions() == before
+
+
+def dies():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leaves():
+    if dist.get_rank() == 0:
+        dist.barrier()
+
+
+def test_launches_leave_nothing_behind(own_folder):
+    soak_launches(20)
+
+
+@pytest.mark.soak
+def test_500_launches_leave_nothing_behind(own_folder):
+    soak_launches(500)
+
+
+def spurious(times):
+    """Good jobs that end with DDP, where torch's own teardown aborts now and then: all must succeed."""
+
+    def job():
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+        model(torch.ones(2, 4)).sum().backward()
+        return dist.get_rank()
+
+    for _ in range(times):
+        assert run(job) == [0, 1, 2, 3]
+
+
+def test_good_launches_never_fail():
+    spurious(10)
+
+
+@pytest.mark.soak
+def test_1000_good_launches_never_fail():
+    spurious(1000)
+
+
+def script(body, **kwargs):
+    code = "import os, sys, time\nimport torch.distributed as dist\nfrom labs.kit.launch import FORKSERVER, run\n"
+    return subprocess.Popen([sys.executable, "-c", code + textwrap.dedent(body)], text=True, **kwargs)
+
+
+HANG = """
+    def job():
+        print("pid", os.getpid())
+        time.sleep(600)
+    run(job)
+"""
+
+
+def pids_of(process):
+    pids = []
+    while len(pids) < 4:
+        line = process.stdout.readline()
+        assert line, "the script ended early"
+        if "pid" in line:
+            pids.append(int(line.split()[-1]))
+    return pids
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_when_the_caller_is_interrupted_or_killed_every_rank_is_gone(sign, tmp_path):
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = script(HANG, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    with process:
+        pids = pids_of(process)
+        forkserver = psutil.Process(pids[0]).ppid()
+        process.send_signal(sign)
+        assert gone_within(pids, 20)
+        process.wait(20)
+    assert gone_within([forkserver], 20)
+    left = [path.name for path in tmp_path.iterdir()]
+    assert [name for name in left if not name.startswith("torchinductor_")] == [], "that one is PyTorch's own cache"
+
+
+def test_an_interrupt_while_ranks_start_does_not_confuse_the_next_job(own_folder):
+    """Stopped, the process that forks is as slow to answer as in its first two seconds."""
+    forks = psutil.Process(FORKSERVER.process.pid)
+    before = possessions()
+    heard = threading.Event()
+
+    def interrupt():
+        """Again, if Python was in a finalizer, where it ignores what is raised."""
+        seconds = 0.2
+        while not heard.wait(seconds):
+            os.kill(os.getpid(), signal.SIGINT)
+            seconds = 10
+
+    forks.suspend()
+    try:
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            run(time.sleep, 60, ranks=2)
+    finally:
+        heard.set()
+        forks.resume()
+    with Team(devices_for("cpu", 2), pickled(os.getpid, (), {}), 2, 60, None) as team:
+        assert [value for value, _ in team.finish()] == [team.pids[0], team.pids[1]]
+    assert come_back_to(before, 2)
+
+
+def test_a_second_interrupt_leaves_nothing_behind(own_folder, monkeypatch):
+    run(dist.get_rank, ranks=2)
+    before = possessions()
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Team, "hear", interrupted)
+        run(time.sleep, 60, ranks=2)
+    assert come_back_to(before, 2)
+
+
+def test_when_the_process_that_forks_is_killed_it_is_said_and_the_next_job_runs():
+    threading.Timer(0.3, lambda: FORKSERVER.process.kill()).start()
+    with pytest.raises(RankError, match="the process that starts ranks was killed"):
+        run(time.sleep, 60, ranks=2)
+    assert run(dist.get_rank, ranks=2) == [0, 1]
+
+
+def side_by_side(jobs):
+    body = """
+    def job():
+        import torch
+        x = torch.ones(100)
+        for _ in range(10):
+            dist.all_reduce(x)
+        return x[0].item()
+    assert run(job, ranks=2) == [2.0**10] * 2
+    """
+    started = [script(body, stderr=subprocess.PIPE) for _ in range(jobs)]
+    for process in started:
+        _, err = process.communicate(timeout=600)
+        assert process.returncode == 0, err
+
+
+def test_launches_side_by_side_do_not_disturb_each_other():
+    side_by_side(2)
+
+
+@pytest.mark.soak
+def test_thirty_launches_side_by_side():
+    side_by_side(30)
+
+
+def test_jobs_from_threads_of_one_process():
+    answers = {}
+
+    def one(k):
+        answers[k] = run(lambda: k + dist.get_rank(), ranks=2)
+
+    threads = [threading.Thread(target=one, args=(10 * k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == {10 * k: [10 * k, 10 * k + 1] for k in range(4)}
+
+
+def test_only_loopback_and_no_fixed_port():
+    def job():
+        dist.barrier()
+        return [c.laddr for c in psutil.Process().net_connections() if c.status == "LISTEN"]
+
+    listening = [address for value in run(job) for address in value]
+    assert listening and {a.ip for a in listening} <= {"127.0.0.1", "::1"}
+    assert len({a.port for a in listening}) == len(listening)

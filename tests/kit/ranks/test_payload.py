@@ -1,0 +1,102 @@
+"""What travels: a value's way back from its rank, errors and warnings with it."""
+
+import time
+import warnings
+
+import numpy
+import pytest
+import torch
+
+from labs.kit.launch import RankError, run
+
+
+def test_a_view_travels_without_its_storage():
+    def views():
+        x = torch.arange(2.0**20)
+        return x[2:4], x[:6].view(2, 3).t(), x[:1].expand(3), {"a": [x[5]]}
+
+    part, turned, expanded, nested = run(views, ranks=1)[0]
+    assert part.tolist() == [2, 3] and turned.tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert expanded.tolist() == [0, 0, 0] and nested["a"][0].item() == 5
+    for tensor in (part, turned, expanded, nested["a"][0]):
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of PyTorch 2.11
+def test_tensors_of_all_kinds_come_back_as_they_were():
+    def make():
+        torch.manual_seed(0)
+        return [
+            torch.tensor(1.5),
+            torch.empty(0, 3),
+            torch.rand(2, 3, requires_grad=True),
+            torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last),
+            torch.rand(3).bfloat16(),
+            torch.rand(2, 2) > 0.5,
+            torch.rand(2, dtype=torch.complex64),
+            torch.rand(2, dtype=torch.complex64).conj(),
+            torch.eye(3).to_sparse(),
+            torch.nn.Parameter(torch.rand(2)),
+        ]
+
+    for back, here in zip(run(make, ranks=1)[0], make(), strict=True):
+        assert type(back) is type(here) and back.dtype == here.dtype and back.requires_grad == here.requires_grad
+        assert back.layout == here.layout and back.is_conj() == here.is_conj()
+        if here.layout == torch.strided:
+            assert back.stride() == here.stride()
+        assert torch.equal(back.to_dense(), here.to_dense())
+        if not here.requires_grad and here.layout == torch.strided:
+            back.resize_(100)  # it owns its memory
+
+
+def test_large_values_do_not_pass_through_a_socket():
+    """Bytes that this process reads from descriptors of its own; through a socket a GiB took half a minute."""
+    value = run(lambda: (torch.ones(1 << 24), bytearray(1 << 24), numpy.ones(1 << 20)), ranks=1)[0]
+    assert value[0].sum() == 1 << 24 and len(value[1]) == 1 << 24 and value[2].flags.writeable
+    began = time.process_time()
+    run(lambda: torch.ones(1 << 26), ranks=1)
+    mine = time.process_time() - began
+    began = time.process_time()
+    for _ in range(4):
+        torch.ones(1 << 26)
+    assert mine < 4 * (time.process_time() - began), "a few copies of 256 MiB"
+
+
+def test_where_warnings_are_errors_the_ranks_own_error_is_told():
+    def job():
+        warnings.warn("mind the gap", stacklevel=1)
+        raise ValueError("the cause")
+
+    with warnings.catch_warnings(), pytest.raises(RankError, match="the cause") as caught:
+        warnings.simplefilter("error")
+        run(job, ranks=2)
+    assert caught.value.__notes__ == ["UserWarning: mind the gap"]
+
+
+def test_of_a_message_of_megabytes_both_ends_are_shown():
+    def job():
+        warnings.warn(f"first{'x' * 20_000_000}last", stacklevel=1)
+        raise ValueError(f"first{'y' * 20_000_000}last")
+
+    failed = r"failed: ValueError: firsty+ … .* not shown … y+last\n"
+    warned = "^firstx+ … 19,934,473 characters are not shown … x+last$"
+    with pytest.warns(UserWarning, match=warned), pytest.raises(RankError, match=failed) as caught:
+        run(job, ranks=2)
+    assert len(str(caught.value)) < 200_000
+
+
+def test_of_thousands_of_warnings_the_first_are_shown():
+    def job():
+        for step in range(1001):
+            warnings.warn(f"{step}", stacklevel=1)
+
+    with pytest.warns(UserWarning) as seen:
+        run(job, ranks=1)
+    texts = [str(warning.message) for warning in seen]
+    assert texts == [*map(str, range(100)), "the ranks gave 901 warnings more, which are not shown"]
+
+
+def test_where_warnings_are_errors_a_warning_is_one():
+    with warnings.catch_warnings(), pytest.raises(UserWarning, match="mind the gap"):
+        warnings.simplefilter("error")
+        run(lambda: warnings.warn("mind the gap", stacklevel=1), ranks=2)

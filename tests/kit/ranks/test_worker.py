@@ -1,0 +1,275 @@
+"""What a rank is like: its random numbers, keyboard and limits, and its end.
+
+Reference: what a process started by hand would do, and the operating system's list of processes.
+"""
+
+import asyncio
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numpy
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from labs.kit.launch import RankError, run
+
+# ---- random numbers -----------------------------------------------------------------------------
+
+
+def numbers():
+    return torch.rand(1).item(), float(numpy.random.rand()), random.random()
+
+
+def test_unseeded_random_numbers_differ_by_rank_and_by_job():
+    """As under torchrun, so that a forgotten broadcast, or the same dropout everywhere, shows here as well."""
+    values = run(numbers, ranks=3) + run(numbers, ranks=3)
+    for drawn in zip(*values, strict=True):
+        assert len(set(drawn)) == 6
+
+
+def test_seeded_random_numbers_are_those_of_the_seed():
+    def seeded():
+        torch.manual_seed(3)
+        return torch.rand(1).item()
+
+    torch.manual_seed(3)
+    assert run(seeded, ranks=2) == [torch.rand(1).item()] * 2
+
+
+# ---- a sentence at once -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("read", [input, lambda: sys.stdin.read(), lambda: next(sys.stdin)])
+def test_a_rank_has_no_keyboard(read):
+    with pytest.raises(RankError, match=r"a rank has no keyboard: call input\(\) before run\(\)"):
+        run(lambda: read(), ranks=2)
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux has this")
+def test_a_rank_is_not_interrupted_by_what_it_wakes():
+    def policies():
+        in_a_thread = []
+        threading.Thread(target=lambda: in_a_thread.append(os.sched_getscheduler(0))).start()
+        dist.barrier()
+        return in_a_thread + [os.sched_getscheduler(int(task)) for task in os.listdir("/proc/self/task")]
+
+    for of_rank in run(policies, ranks=2):
+        assert len(of_rank) > 3 and set(of_rank) == {os.SCHED_BATCH}
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER  # the caller, a notebook's kernel, goes before its ranks
+
+
+def test_a_coroutine_function_is_refused():
+    async def train():
+        await asyncio.sleep(0)
+
+    with pytest.raises(TypeError, match=r"train is a coroutine function.*asyncio\.run\(train\(\)\)"):
+        run(train)
+
+
+@pytest.mark.parametrize("timeout", ["5", None, float("nan"), -1])
+def test_a_timeout_that_is_no_number(timeout):
+    with pytest.raises(ValueError, match=f"timeout={timeout!r}: give a number of seconds above 0"):
+        run(print, timeout=timeout)
+
+
+def test_an_environment_that_is_half_torchruns(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "left over")
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(RuntimeError, match="TORCHELASTIC_RUN_ID is set, as torchrun does, but not RANK"):
+        run(print)
+
+
+def with_open_files(soft, hard, ranks):
+    code = f"from labs.kit.launch import run\nprint(len(run(int, ranks={ranks})))"
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)),
+        timeout=120,
+    )
+
+
+def test_a_soft_limit_on_open_files_is_raised():
+    done = with_open_files(40, resource.getrlimit(resource.RLIMIT_NOFILE)[1], 8)
+    assert done.stdout == "8\n", done.stderr
+
+
+def test_a_hard_limit_on_open_files_is_told():
+    done = with_open_files(128, 128, 16)
+    assert "16 ranks take" in done.stderr and "and this process may have 128 (ulimit -Hn): at most" in done.stderr
+
+
+@pytest.fixture
+def full_disk(tmp_path):
+    """A folder for temporary files on a disk without room."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4k", "none", str(tmp_path)]
+    if sys.platform != "linux" or os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a small disk takes root on Linux")
+    (tmp_path / "all").write_bytes(bytes(4096))
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_full_disk_is_told(full_disk, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(full_disk))
+    with pytest.raises(OSError, match=rf"No space left on device for temporary files in {full_disk}: .*set TMPDIR"):
+        run(print, ranks=2)
+
+
+# ---- an interrupt -------------------------------------------------------------------------------
+
+
+def script(folder, body):
+    file = folder / "script.py"
+    head = "import os, subprocess, sys, time\nimport torch.distributed as dist\nfrom labs.kit.launch import run\n"
+    file.write_text(head + textwrap.dedent(body))
+    return subprocess.Popen([sys.executable, file], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def pid_from(process):
+    line = process.stdout.readline()
+    assert "pid" in line, process.stderr.read()
+    return int(line.split()[-1])
+
+
+def test_an_interrupt_says_where_the_ranks_were(tmp_path):
+    body = """
+    def job():
+        if dist.get_rank() == 0:
+            print("pid", os.getpid(), flush=True)
+        dist.barrier()
+        if dist.get_rank() < 2:
+            dist.barrier()
+        time.sleep(60)
+    run(job, ranks=3)
+    """
+    with script(tmp_path, body) as process:
+        pid_from(process)
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        err = process.communicate(timeout=60)[1]
+    assert process.returncode == -signal.SIGINT, "as for any interrupted script"
+    assert "KeyboardInterrupt: interrupted; ranks 0 and 1 were in barrier   " in err and "; rank 2 was at   " in err
+    assert len(err.splitlines()) < 8, err
+
+
+# ---- the end ------------------------------------------------------------------------------------
+
+
+def test_a_forked_process_that_returns_does_not_answer_for_its_rank(capsys):
+    def job():
+        children = []
+        for child in ("returns", "exits", "raises"):
+            if not (pid := os.fork()):
+                assert child != "raises", "in the child"
+                return sys.exit(3) if child == "exits" else child
+            children.append(pid)
+        return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+
+    assert run(job, ranks=1) == [[0, 1, 1]]
+    assert "[rank 0] AssertionError: in the child" in capsys.readouterr().out
+
+
+def test_a_stopped_process_is_told():
+    def job():
+        if dist.get_rank() == 0:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        dist.barrier()
+
+    with pytest.raises(RankError, match="after 2 s: rank 0 is stopped, by SIGSTOP or a debugger") as caught:
+        run(job, ranks=2, timeout=2)
+    assert [str(where).split("   ")[0] for where in caught.value.where] == [
+        "rank 0 is stopped",
+        "rank 1 waits in barrier",
+    ]
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_function_that_closes_what_it_had_not_opened(taken):
+    """gloo may end the process first; and what it opens next may get the number of the way to the caller."""
+
+    def job():
+        os.closerange(3, 256)
+        return [os.open(os.devnull, os.O_RDWR) for _ in range(64)] if taken else None
+
+    with pytest.raises(RankError, match="can neither answer nor hear the others: something closed files") as caught:
+        run(job, ranks=2, timeout=60)
+    assert caught.value.kind == "died"
+
+
+def gone_within(pid, seconds):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="macOS hands no orphans on")
+DETACHED = "import os, time; os.setsid(); print('pid', os.getpid(), flush=True); time.sleep(600)"
+
+
+@linux
+def test_a_process_that_left_its_ranks_session_ends_with_the_rank():
+    def job():
+        process = subprocess.Popen([sys.executable, "-c", DETACHED], stdout=subprocess.PIPE)
+        process.stdout.readline()  # it has a session of its own
+        return process.pid
+
+    assert gone_within(run(job, ranks=1)[0], 20)
+
+
+@linux
+def test_a_detached_process_of_a_living_rank_outlives_another_job():
+    def job():
+        shell = subprocess.run(["sh", "-c", "setsid sleep 60 >&2 & echo $!"], stdout=subprocess.PIPE, text=True)
+        time.sleep(3)
+        return psutil.Process(int(shell.stdout)).status()
+
+    states = []
+    thread = threading.Thread(target=lambda: states.extend(run(job, ranks=1)))
+    thread.start()
+    while thread.is_alive():
+        run(int, ranks=1)
+    assert states == [psutil.STATUS_SLEEPING]
+
+
+@linux
+@pytest.mark.alone
+@pytest.mark.parametrize("seconds", [20, pytest.param(1, marks=pytest.mark.soak)])
+def test_everything_is_gone_soon_after_the_callers_end(tmp_path, seconds):
+    """Also what ignores SIGTERM in a session of its own, and where a child of the caller holds its descriptors."""
+    body = f"""
+    def job():
+        ignoring = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + {DETACHED!r}
+        subprocess.Popen([sys.executable, "-c", ignoring], stdout=1)
+        time.sleep(600)
+    child = os.fork()
+    if child == 0:
+        os.close(1)
+        os.close(2)
+        time.sleep(600)
+    print("pid", child, flush=True)
+    run(job, ranks=1)
+    """
+    with script(tmp_path, body) as process:
+        child, pid = pid_from(process), pid_from(process)
+        rank = psutil.Process(pid).parent()
+        forkserver = rank.parent()
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + seconds
+        for each in (pid, rank.pid, forkserver.pid):
+            assert gone_within(each, max(0.05, deadline - time.monotonic()))
+        os.kill(child, signal.SIGKILL)

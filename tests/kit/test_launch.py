@@ -1,0 +1,401 @@
+"""The launcher: values, output, and what is no job.
+
+What a job that goes wrong is told is in ranks/test_diagnosis.py, what is left behind in ranks/test_forkserver.py.
+"""
+
+import io
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from tqdm import tqdm
+
+from labs.kit.launch import RankError, run
+from labs.kit.ranks import flight_recorder
+from labs.kit.watch import tap
+from tests.kit.ranks.jobs import gone_within
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    run(dist.get_rank, ranks=2)
+
+
+# ---- a job is a function call with a value ------------------------------------------------------
+
+
+def test_every_rank_returns_its_value():
+    assert run(lambda k: dist.get_rank() * k, 10, ranks=3) == [0, 10, 20]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_the_ranks_talk(ranks):
+    def job():
+        x = torch.tensor([float(dist.get_rank() + 1)])
+        dist.all_reduce(x)
+        return x.item(), os.getpid(), dist.get_world_size()
+
+    values = run(job, ranks=ranks)
+    assert {v[0] for v in values} == {ranks * (ranks + 1) / 2}
+    assert len({v[1] for v in values} | {os.getpid()}) == ranks + 1, "each rank is a process of its own"
+
+
+def test_keyword_arguments_and_environment_reach_the_ranks(monkeypatch):
+    monkeypatch.setenv("COURSE_WORD", "shard")
+    assert run(lambda *, word: os.environ["COURSE_WORD"] + word, word="s", ranks=2) == ["shards", "shards"]
+
+
+def test_a_model_travels_both_ways():
+    model = torch.nn.Linear(3, 2)
+    back = run(lambda m: m, model, ranks=2)
+    assert all(torch.equal(b.weight, model.weight) for b in back)
+
+
+def test_output_arrives_live_and_prefixed(capsys):
+    arrived = {}
+
+    class Watch:
+        def write(self, text):
+            arrived.setdefault(text, time.monotonic())
+
+        def flush(self):
+            pass
+
+    def talk():
+        print(f"hello from {dist.get_rank()}")
+        time.sleep(0.6)
+
+    real, sys.stdout = sys.stdout, Watch()
+    try:
+        run(talk, ranks=2)
+    finally:
+        sys.stdout = real
+    done = time.monotonic()
+    told = "".join(arrived)
+    assert "[rank 0] hello from 0\n" in told and "[rank 1] hello from 1\n" in told
+    assert done - min(arrived.values()) > 0.4, "the lines came while the ranks still ran"
+
+
+def test_a_progress_bar_works_on_rank_0(capsys):
+    def bar():
+        if dist.get_rank() == 0:
+            for _ in tqdm(range(5), mininterval=0, ascii=True):
+                time.sleep(0.02)
+
+    run(bar, ranks=2)
+    out = capsys.readouterr().out
+    assert "\r[rank 0]" in out and "5/5" in out and "[rank 1]" not in out
+
+
+def test_a_warning_appears_once():
+    def careful():
+        warnings.warn("mind the gap", stacklevel=1)
+
+    with pytest.warns(UserWarning, match="mind the gap") as seen:
+        run(careful, ranks=4)
+    assert len(seen) == 1
+
+
+def test_megabytes_of_output_are_cut_with_a_word(capsys):
+    def shout():
+        if dist.get_rank() == 1:
+            for _ in range(30_000):
+                print("x" * 99)
+
+    run(shout, ranks=2)
+    out = capsys.readouterr().out
+    assert len(out) < 1.5 * 2**20
+    assert "[rank 1] 1 MiB printed: only the end of the rest is shown" in out
+
+
+# ---- good programs that look odd ----------------------------------------------------------------
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        return torch.tensor(i)
+
+
+def test_a_data_loader_with_workers():
+    def job():
+        loader = torch.utils.data.DataLoader(Numbers(), batch_size=2, num_workers=2)
+        return sum(batch.sum().item() for batch in loader)
+
+    assert run(job, ranks=2) == [28, 28]
+
+
+def test_what_a_rank_has_forked_ends_with_it():
+    def job():
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+        return child
+
+    assert gone_within(run(job, ranks=2), 2)
+
+
+def test_a_receive_from_anyone_takes_a_message_meant_for_no_other():
+    def job():
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(2), 1)
+            dist.send(torch.ones(4), 1)
+        else:
+            x = torch.zeros(4)
+            dist.recv(x[:2])
+            dist.recv(x, 0)
+            return x.sum().item()
+
+    assert run(job, ranks=2)[1] == 4
+
+
+def test_a_second_thread_may_still_call_what_the_others_wait_for():
+    def job():
+        a, b = dist.new_group([0, 1]), dist.new_group([0, 1])
+
+        def later():
+            time.sleep(1.2)
+            dist.all_reduce(torch.ones(1), group=b)
+
+        thread = threading.Thread(target=later)
+        if dist.get_rank() == 0:
+            thread.start()
+        else:
+            dist.all_reduce(torch.ones(1), group=b)
+        dist.all_reduce(torch.ones(1), group=a)
+        if dist.get_rank() == 0:
+            thread.join()
+        return "done"
+
+    assert run(job, ranks=2) == ["done", "done"]
+
+
+def test_a_wait_that_gave_up_is_no_wait():
+    def job():
+        if dist.get_rank() == 0:
+            with pytest.raises(RuntimeError):
+                dist.irecv(torch.zeros(1), 1).wait(timedelta(milliseconds=50))
+        else:
+            time.sleep(0.3)
+        return True
+
+    def slow_and_sure():
+        value = job()
+        if dist.get_rank() == 0:
+            time.sleep(0.5)
+        return value
+
+    assert run(slow_and_sure, ranks=2) == [True, True]
+
+
+def test_more_shapes_than_the_flight_recorder_has_room_for(monkeypatch):
+    """Then the shapes are not told any more, but no message is taken for another."""
+
+    def job():
+        flight_recorder.TEXT = flight_recorder.GROUP_TEXT  # no room at all
+        tap.listeners[0].text.__func__.__defaults__ = ("", 0)
+        rank, x = dist.get_rank(), torch.ones(9)
+        group = dist.new_group([0, 1])
+        for size in range(1, 9):
+            dist.all_reduce(x[:size], group=group)
+            for source in range(2):
+                (dist.send if rank == source else dist.recv)(x[: size + source], 1 - rank)
+        return True
+
+    assert run(job, ranks=2) == [True, True]
+
+
+def test_a_warning_of_a_class_that_the_caller_has_not():
+    def job():
+        name = "only_in_the_rank"
+        module = sys.modules[name] = type(sys)(name)
+        exec("class Odd(UserWarning): pass", module.__dict__)
+        sys.modules[name].__spec__ = None
+        warnings.warn("odd one", module.Odd, stacklevel=1)
+
+    with pytest.warns(UserWarning, match="odd one") as seen:
+        run(job, ranks=2)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("end", [lambda: os.close(1), lambda: sys.stdout.close()])
+def test_a_function_may_close_its_output(end, capsys):
+    assert run(end, ranks=2) == [None, None]
+    assert capsys.readouterr().out == ""
+
+
+def test_output_that_the_callers_terminal_cannot_show():
+    real, sys.stdout = sys.stdout, io.TextIOWrapper(io.BytesIO(), "ascii")
+    try:
+        run(lambda: print("é"), ranks=1)
+        assert sys.stdout.buffer.getvalue() == b"[rank 0] \\xe9\n"
+    finally:
+        sys.stdout = real
+
+
+def test_a_timeout_of_infinity():
+    assert run(dist.get_rank, ranks=2, timeout=float("inf")) == [0, 1]
+
+
+# ---- bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [0, -1, 65, 2.0, True])
+def test_a_number_of_ranks_that_cannot_be(ranks):
+    with pytest.raises(ValueError, match=f"ranks={ranks!r}: a job has 1 to 64 ranks"):
+        run(print, ranks=ranks)
+
+
+def test_an_unknown_device_and_a_missing_gpu():
+    with pytest.raises(ValueError, match="device='tpu' is not one this course knows"):
+        run(print, device="tpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="sees no NVIDIA GPU"):
+            run(print, device="cuda")
+
+
+def test_an_unknown_record_and_a_timeout_of_zero():
+    with pytest.raises(ValueError, match="record='bytes'"):
+        run(print, record="bytes")
+    with pytest.raises(ValueError, match="timeout=0"):
+        run(print, timeout=0)
+
+
+def test_a_value_in_place_of_the_function():
+    with pytest.raises(TypeError, match=r"run\(\) calls its first argument on every rank; 3 is not a function"):
+        run(3)
+
+
+def test_a_working_directory_that_is_gone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    with pytest.raises(RuntimeError, match="the working directory has been deleted"):
+        run(print, ranks=2)
+
+
+def test_a_variable_that_cannot_be_sent_is_named():
+    lock = threading.Lock()
+
+    def job():
+        with lock:
+            pass
+
+    with pytest.raises(TypeError, match=r"variable 'lock' \(lock\) of job cannot be sent"):
+        run(job, ranks=2)
+
+
+config = {"dim": 64}  # torch.distributed has a module of this name, which cannot be pickled by value
+
+
+def test_a_variable_named_like_a_module_of_torch_can_be_sent():
+    assert run(lambda: (dist.get_rank(), config["dim"]), ranks=2) == [(0, 64), (1, 64)]
+
+
+def test_a_value_that_cannot_come_back_is_told():
+    with pytest.raises(RankError, match=r"the value that it returned \(lock\) cannot be sent to the caller"):
+        run(threading.Lock, ranks=2)
+
+
+class Awkward:
+    """A value that, as it is packed in a rank or built again in the caller, asks the process to end."""
+
+    def __init__(self, when):
+        self.when = when
+
+    def __reduce__(self):
+        return sys.exit(4) if self.when == "packed" else (sys.exit, (5,))
+
+
+@pytest.mark.parametrize(
+    ("when", "told"), [("packed", r"\(Awkward\) cannot be sent to the caller: 4"), ("built", "cannot be read here: 5")]
+)
+def test_a_value_that_asks_to_exit_ends_neither_side_without_a_word(when, told):
+    with pytest.raises(RankError, match=told):
+        run(Awkward, when, ranks=1)
+
+
+def test_a_rank_that_leaves_its_group_is_told_and_not_whom_it_left():
+    def job():
+        dist.barrier()  # both are connected now
+        if dist.get_rank() == 1:
+            dist.destroy_process_group()
+        else:
+            dist.all_reduce(torch.ones(1))
+
+    with pytest.raises(RankError, match="rank 1 returned without joining collective number 2 of all ranks, all_reduce"):
+        run(job, ranks=2)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_exit_is_told(code):
+    with pytest.raises(RankError, match=rf"the function called exit\({code}\): let it return instead"):
+        run(lambda: sys.exit(code), ranks=2)
+
+
+def test_a_job_inside_a_job_is_refused():
+    def job():
+        from labs.kit.launch import run as inner
+
+        inner(print)
+
+    with pytest.raises(RankError, match="a job cannot start another job"):
+        run(job, ranks=1)
+
+
+# ---- nothing is left behind ---------------------------------------------------------------------
+
+
+# ---- under torchrun -----------------------------------------------------------------------------
+
+
+def test_under_torchrun_run_joins_the_world_that_is_there(tmp_path):
+    file = tmp_path / "job.py"
+    file.write_text(
+        "import torch, torch.distributed as dist\n"
+        "from labs.kit.launch import run\n"
+        "def job():\n"
+        "    x = torch.ones(1)\n"
+        "    dist.all_reduce(x)\n"
+        "    return dist.get_rank(), x.item()\n"
+        "values = run(job)\n"
+        "assert values == [(0, 2.0), (1, 2.0)], values\n"
+        "try:\n"
+        "    run(job, ranks=3)\n"
+        "except ValueError as error:\n"
+        "    print(error)\n"
+        "dist.barrier()\n"
+        "dist.destroy_process_group()\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(file)]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ranks=3, but torchrun started 2" in done.stdout
+
+
+def test_a_job_tells_what_it_is_while_it_runs(capsys):
+    def body():
+        if dist.get_rank() == 1:
+            raise ValueError("no batch left")
+
+    run(time.sleep, 0.01, ranks=1, tell="a nap")
+    with pytest.raises(RankError):
+        run(body, ranks=2, tell="stage 2")
+    told = re.sub(r"\d+ s\n", "? s\n", capsys.readouterr().out)
+    assert told == "a nap, 1 rank … ? s\nstage 2, 2 ranks … ? s\n"

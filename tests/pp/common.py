@@ -1,0 +1,57 @@
+"""What several tests of labs.pp use: lists, a small model in parts, and its trainings."""
+
+from unittest import mock
+
+import torch.distributed.pipelining.schedules as theirs
+from torch.distributed.pipelining import PipelineStage
+
+from labs.pp import SCHEDULES, B, F, I, W
+
+PYTORCHS = {
+    "gpipe": (theirs.ScheduleGPipe, [1]),
+    "1f1b": (theirs.Schedule1F1B, [1]),
+    "interleaved": (theirs.ScheduleInterleaved1F1B, [2, 3, 4]),
+    "zb1p": (theirs.ScheduleInterleavedZeroBubble, [1, 2, 3]),
+    "zbv": (theirs.ScheduleZBVZeroBubble, [2]),
+    "dualpipev": (theirs.ScheduleDualPipeV, [2]),
+}
+
+
+def pytorchs(name, ranks, microbatches, stages_per_rank):
+    """PyTorch's schedule; its stages have no model, and are on no rank."""
+    kind, _ = PYTORCHS[name]
+    stage = mock.create_autospec(PipelineStage, instance=True)
+    stage.group_rank, stage.group_size, stage.submod = 0, ranks, None
+    stage.num_stages = ranks * stages_per_rank
+    single = issubclass(kind, theirs.PipelineScheduleSingle)
+    return kind(stage if single else [stage] * stages_per_rank, microbatches)
+
+
+def random_lists(draw):
+    """A schedule that can be run: all that there is to do, in any order that is possible."""
+    ranks = draw.randint(1, 4)
+    stages, microbatches = draw.randint(1, 6), draw.randint(1, 5)
+    rank_of = [draw.randrange(ranks) for _ in range(stages)]
+    split = draw.choice([0, 0.5, 1])
+    lists, ready = [[] for _ in range(ranks)], [F(0, m) for m in range(microbatches)]
+    while ready:
+        x = ready.pop(draw.randrange(len(ready)))
+        lists[rank_of[x.stage]].append(x)
+        s, m = x.stage, x.microbatch
+        if isinstance(x, F):
+            follows = [F(s + 1, m)] if s + 1 < stages else [(I if draw.random() < split else B)(s, m)]
+        else:
+            follows = [(I if draw.random() < split else B)(s - 1, m)] if s and not isinstance(x, W) else []
+            follows += [W(s, m)] if isinstance(x, I) else []
+        ready += follows
+    return lists
+
+
+def changed(name, *changes, sizes=(2, 3)):
+    """A schedule in which these (rank, from, to) have been moved, or, where there is no `to`, left out."""
+    lists = [list(order) for order in SCHEDULES[name](*sizes)]
+    for rank, place, *to in changes:
+        x = lists[rank].pop(place)
+        if to:
+            lists[rank].insert(to[0], x)
+    return lists

@@ -1,0 +1,460 @@
+"""labs.zero against one process that sees the same micro-batches one after the other.
+
+Numbers: the reference never communicates; it takes the gradients of every rank's micro-batches, adds them in the order
+of the ranks, divides, and steps torch's own optimizer on the whole parameters.  labs.zero adds in that order, too.  In
+float64 they must agree within 1e-12, and bit by bit on two ranks, where there is one way to add two numbers.
+
+What is held: a dispatch mode of this file looks at the memory behind every layer's vectors at every single operator of
+the step, and knows nothing of the recorder.  What is sent: the recorder.
+"""
+
+import contextlib
+import functools
+import os
+import random
+import signal
+import threading
+import weakref
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from labs.kit.launch import RankError, run
+from labs.kit.record import mark
+from labs.memory.precision import Masters
+from labs.model import GPT, Config, initial_value
+from labs.zero import Zero
+from tests.models import Awkward, batch
+from tests.zero.common import ADAMW, SGD, STAGES, Mean, said, train
+
+TIED = Config(vocab=23, dim=12, depth=3, heads=3, kv_heads=1, hidden=20, context=8, tied=True)
+TRAININGS = [  # dtype, optimizer, micro-batches, norm to clip at
+    (torch.float64, ADAMW, 1, None),
+    (torch.float64, SGD, 3, 0.05),
+    (torch.float32, ADAMW, 1, None),
+    (torch.bfloat16, ADAMW, 1, None),
+]
+
+
+def reference(ranks, dtype, optimizer, micro_batches, norm, steps=10):
+    """The parameters after `steps` on one process."""
+    model = Awkward(dtype)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = optimizer(trained)
+    for step in range(steps):
+        total = [torch.zeros_like(p) for p in trained]
+        for rank in range(ranks):
+            optimizer.zero_grad()
+            for i in range(micro_batches):
+                (model(batch(step, rank * micro_batches + i)) / micro_batches).backward()
+            for sum_, p in zip(total, trained, strict=True):
+                sum_ += p.grad
+        for sum_, p in zip(total, trained, strict=True):
+            p.grad = sum_ / ranks
+        if norm is not None:
+            torch.nn.utils.clip_grad_norm_(trained, norm)
+        optimizer.step()
+    return model.state_dict()
+
+
+@functools.cache
+def references(ranks):
+    """In a process like those of the ranks: with as many threads."""
+    return run(lambda: [reference(ranks, *training) for training in TRAININGS], ranks=1)[0]
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_equals_one_process(ranks):
+    results = run(
+        lambda: [[train(stage, *training)["model"] for training in TRAININGS] for stage in STAGES], ranks=ranks
+    )
+    for stage, by_training in zip(STAGES, results[0], strict=True):
+        for (dtype, *_, norm), ours, one in zip(TRAININGS, by_training, references(ranks), strict=True):
+            bound = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+            bound = 0 if ranks <= 2 and norm is None else bound
+            assert ours.keys() == one.keys()
+            for name, p in one.items():
+                assert p.dtype == ours[name].dtype
+                torch.testing.assert_close(
+                    ours[name], p, rtol=bound, atol=bound, msg=lambda text, at=(stage, dtype, name): f"{at}: {text}"
+                )
+    for rank in range(1, ranks):
+        assert all(
+            torch.equal(a[name], b[name])
+            for one, other in zip(results[0], results[rank], strict=True)
+            for a, b in zip(one, other, strict=True)
+            for name in a
+        )
+
+
+def test_a_subgroup_shards_among_its_own_ranks():
+    def body():
+        pair = dist.new_group([0, 2]), dist.new_group([1, 3])
+        mine = pair[dist.get_rank() % 2]
+        model = Awkward(torch.float64)
+        zero = Zero(model, 3, SGD, group=mine)
+        for step in range(3):
+            model(batch(step, dist.get_rank(mine))).backward()
+            zero.step()
+        return zero.state_dict()["model"]
+
+    one = reference(2, torch.float64, SGD, 1, None, steps=3)
+    for ours in run(body, ranks=4):
+        for name, p in one.items():
+            torch.testing.assert_close(ours[name], p, rtol=1e-12, atol=1e-12)
+
+
+# ---- held at every moment --------------------------------------------------------------------------------
+
+
+class Most(TorchDispatchMode):
+    """The most bytes of whole gradients, and of whole parameters, that were there at any operator.
+
+    A gradient is met by a hook of autograd's, and counts as long as anybody holds its memory.
+    """
+
+    def __init__(self, zero):
+        super().__init__()
+        self.units, self.met, self.gradients, self.parameters = zero.units, [], 0, 0
+        for unit in zero.trained:
+            unit.full.register_hook(lambda gradient: self.met.append(weakref.ref(gradient.untyped_storage())))
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        answer = function(*args, **(kwargs or {}))
+        gradients = [storage.nbytes() for ref in self.met if (storage := ref()) is not None]
+        self.gradients = max(self.gradients, sum(gradients))
+        self.parameters = max(self.parameters, sum(u.full.untyped_storage().nbytes() for u in self.units))
+        return answer
+
+
+def most(stage, config=TIED):
+    model = GPT(config)
+    zero = Zero(model, stage, ADAMW)
+    with Most(zero) as seen:
+        for step in range(2):
+            for i in range(2):
+                x, y = torch.randint(0, config.vocab, (2, 2, 8), generator=torch.Generator().manual_seed(10 * step + i))
+                model(x, y).backward()
+            zero.step()
+    sizes = {next(iter(unit.layout.shapes)): unit.full.nbytes for unit in zero.units}
+    return seen.gradients, seen.parameters, sizes
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_never_more_than_the_layer_in_flight(ranks):
+    for (one_g, one_p, sizes), (two_g, two_p, _), (three_g, three_p, _) in run(
+        lambda: [most(stage) for stage in STAGES], ranks=ranks
+    ):
+        everything, layer = sum(sizes.values()), max(sizes.values())
+        assert layer == sizes["layers.0.attention_norm.weight"] < everything / 3
+        assert (one_g, one_p) == (everything + layer, everything)  # of the second micro-batch, one more
+        assert (two_g, two_p) == (layer, everything)
+        assert (three_g, three_p) == (layer, layer)
+
+
+def test_between_steps_only_shards_are_left():
+    def body(stage):
+        zero = Zero(model := Awkward(), stage, ADAMW)
+        for _ in range(2):
+            model(batch(0, 0)).backward()
+            zero.step()
+        at_rest = sum(p.untyped_storage().nbytes() for p in model.parameters())
+        return at_rest, [unit.full.grad for unit in zero.units], sum(unit.full.nbytes for unit in zero.units)
+
+    for at_rest, gradients, whole in run(body, 2, ranks=3):
+        assert at_rest == whole and gradients == [None] * len(gradients)
+    for at_rest, gradients, whole in run(body, 3, ranks=3):
+        assert 3 * at_rest == whole and gradients == [None] * len(gradients)
+
+
+def test_evaluation_gathers_and_drops():
+    def body():
+        zero = Zero(model := Awkward(), 3, ADAMW)
+        with torch.no_grad(), Most(zero) as seen:
+            loss = model(batch(0, 0))
+        return loss, seen.parameters, max(unit.full.nbytes for unit in zero.units), Awkward()(batch(0, 0))
+
+    for loss, held, layer, one in run(body, ranks=2):
+        assert torch.equal(loss, one.detach()) and held <= 2 * layer
+
+
+# ---- sent ------------------------------------------------------------------------------------------------
+
+
+def test_stages_2_and_3_reduce_every_micro_batch():
+    def sent(stage, micro_batches):
+        recording = run(
+            train, stage, torch.float32, SGD, micro_batches, steps=2, ranks=2, record="communication"
+        ).recording
+        return [event.op for event in recording.events if event.rank == 0 and event.step == 1], recording.sent(0, 1)
+
+    # 4 trained layers (the tied head is the embedding's), and one frozen: each is an even number of bytes on 2 ranks
+    model = Awkward()
+    whole = {flag: [p for p in model.parameters() if p.requires_grad is flag] for flag in (True, False)}
+    trained, frozen = 77 + 2 * (7 * 13 + 13 + 13 * 7 + 7) + 14 + 1, 56
+    unused = 56  # and frozen: nobody gathers it
+    assert [sum(p.numel() for p in whole[flag]) for flag in (True, False)] == [trained, frozen + unused]
+    checksum = 8  # of the order in which that was done, to the other rank, once a step
+    padded = 78 + 104 + 98 + 104 + 98 + 14 + 2  # embed; the linears, two by two; the norm; the scale
+    for micro_batches in (1, 3):
+        assert sent(1, micro_batches)[1] == checksum + 4 * padded // 2 * 2
+        assert sent(2, micro_batches)[1] == checksum + 4 * padded // 2 * (1 + micro_batches)
+        # the embedding is gathered by the head, too, and the frozen layer, forward and backward
+        gathered = 2 * (padded + 78 + frozen)
+        assert sent(3, micro_batches)[1] == checksum + 4 * (gathered + padded) // 2 * micro_batches
+
+
+# ---- a harder life for stage 3 ---------------------------------------------------------------------------
+
+
+def test_a_model_on_the_meta_device_is_never_held_whole():
+    def body(config):
+        with torch.device("meta"):
+            model = GPT(config)
+        zero = Zero(model, 3, ADAMW, initial=partial(initial_value, seed=0))
+        mark("step")
+        return zero.state_dict()["model"], sum(unit.shard.nbytes for unit in zero.units)
+
+    deep = Config(vocab=16, dim=32, depth=12, heads=2, kv_heads=2, hidden=64, context=8)
+    results = run(body, deep, ranks=2, record="memory")
+    whole = GPT(deep).state_dict()
+    start = results.recording.step_spans(0)[0].start
+    held = max(sum(kinds.values()) for moment, kinds in results.recording.memory[0] if moment < start)
+    layer = sum(p.nbytes for p in GPT(deep).layers["0"].parameters())
+    assert results[0][1] == sum(p.nbytes for p in whole.values()) / 2
+    assert held < results[0][1] + 4 * layer < 0.9 * 2 * results[0][1]
+    assert all(torch.equal(results[0][0][name], p) for name, p in whole.items())
+
+
+# ---- bad input -------------------------------------------------------------------------------------------
+
+
+def hooked(register):
+    model = Awkward()
+    register(model.scale)
+    return model
+
+
+CANNOT_BE_SHARDED = [
+    (lambda: Zero(Awkward(), 4, ADAMW), "stage 4: ZeRO has the stages 1, 2 and 3"),
+    (
+        lambda: Zero(Awkward().requires_grad_(False), 2, ADAMW),
+        "Awkward has no trainable parameters: there is nothing to shard",
+    ),
+    (
+        lambda: Zero(model := Awkward(), 2, ADAMW, layers=model.layers),
+        "layers miss 'scale', 'embed.weight', 'mixed.frozen.weight', 'mixed.frozen.bias', 'mixed.norm.weight', "
+        "'mixed.norm.bias', 'branch.weight', 'branch.bias': add the modules that hold them, or the model itself",
+    ),
+    (lambda: Zero(Awkward(seed=dist.get_rank()), 3, ADAMW), "replicas differ from the start: parameter 'embed.weight'"),
+    (
+        lambda: Zero(Awkward(), 3, lambda shards: ADAMW([{"params": shards[1:]}, {"params": shards[:1]}])),
+        "the optimizer takes the shards in another order than they were given",
+    ),
+    (lambda: Zero(model := Awkward(), 1, ADAMW, layers=nn.ModuleDict(model.mixed)), "is not a module of the model"),
+    (lambda: [Zero(model, 1, ADAMW) for model in [Awkward()] * 2], "lies in vectors already: shard a model once"),
+    (lambda: Zero(nn.Linear(2, 2, device="meta"), 3, ADAMW), "parameter 'weight' is on the meta device: say with"),
+    (lambda: Zero(nn.Sequential(nn.Embedding(5, 5, sparse=True)), 1, SGD), "'0' makes sparse gradients"),
+    (
+        lambda: Zero(hooked(lambda p: p.register_hook(print)), 1, SGD),
+        "parameter 'scale' has a hook, which would not be",
+    ),
+    (
+        lambda: Zero(hooked(lambda p: p.register_post_accumulate_grad_hook(print)), 3, SGD),
+        "parameter 'scale' has a hook, which would not be called: its gradient comes as a part of a vector's",
+    ),
+    (lambda: Zero(Awkward(), 1, partial(torch.optim.Muon, lr=0.1)), "Muon looks at matrices or norms, and a shard is"),
+    (lambda: Zero(Awkward(), 2, lambda shards: torch.optim.Adafactor(shards)), "Adafactor looks at matrices or norms"),
+    (lambda: Zero(model := Awkward(), 1, lambda shards: SGD(model.parameters())), "was made of the model's parameters"),
+    (
+        lambda: Zero(Awkward(), 3, lambda shards: SGD([{"params": shards}, {"params": []}])),
+        "the optimizer has a group without parameters",
+    ),
+    (lambda: Zero(Awkward(), 3, torch.optim.LBFGS), "LBFGS looks at matrices or norms"),
+    (lambda: Zero(Awkward(), 3, partial(Masters, optimizer=torch.optim.Adafactor)), "Adafactor looks at matrices or"),
+]
+
+
+def words_of(function):
+    """What it raises on this rank."""
+    try:
+        function()
+    except (ValueError, RuntimeError) as error:
+        return str(error)
+
+
+def test_what_cannot_be_sharded_is_refused_in_words():
+    for words in run(lambda: [words_of(make) for make, _ in CANNOT_BE_SHARDED], ranks=2):
+        for word, (_, sentence) in zip(words, CANNOT_BE_SHARDED, strict=True):
+            assert sentence in (word or ""), word
+
+
+def changed_shard(zero, x):
+    with torch.no_grad():
+        zero.shards[0].zero_()
+    zero.model(x)
+
+
+def added_later(zero, x):
+    zero.model.beside = nn.Linear(2, 2)
+    zero.model(x).backward()
+    zero.step()
+
+
+def hooked_later(zero, x):
+    zero.shards[0].register_hook(print)
+    zero.model(x)
+
+
+def loaded_later(zero, x):
+    zero.model.load_state_dict(Awkward().state_dict())
+
+
+def a_loss_beside_the_output(zero, x):
+    beside = sum(p.square().sum() for p in zero.model.parameters())
+    zero.model(x).backward()
+    zero.step()
+    beside.backward()
+
+
+CANNOT_BE_TRAINED = [  # with the stages in which that is so
+    (changed_shard, (1, 2), "was changed, and other ranks have what it was: after such a change, call zero.refresh("),
+    (added_later, STAGES, "parameter 'beside.weight' was added after the model was sharded"),
+    (hooked_later, (3,), "has a hook, which backward does not call"),
+    (loaded_later, STAGES, "load it before Zero shards it, or give zero.load_state_dict"),
+    (a_loss_beside_the_output, (1, 2), "modified by an inplace operation"),
+]
+
+
+def test_what_cannot_be_trained_is_refused_in_words():
+    def body():
+        cases = [(case, stage) for case, stages, _ in CANNOT_BE_TRAINED for stage in stages]
+        return [words_of(lambda: case(Zero(Awkward(), stage, ADAMW), batch(0, 0))) for case, stage in cases]  # noqa: B023
+
+    due = [sentence for _, stages, sentence in CANNOT_BE_TRAINED for _ in stages]
+    for words in run(body, ranks=2):
+        for word, sentence in zip(words, due, strict=True):
+            assert sentence in (word or ""), (word, sentence)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_second_step_is_refused(stage):
+    def body():
+        zero = Zero(model := Awkward(), stage, ADAMW)
+        model(batch(0, 0)).backward()
+        zero.step()
+        zero.step()
+
+    assert "step() found no gradient: each step() needs a backward() before it" in said(body)
+
+
+def test_a_rank_killed_in_the_middle_of_a_step_ends_the_job():
+    def body():
+        zero = Zero(model := Awkward(), 3, ADAMW)
+        for step in range(100):
+            model(batch(step, 0)).backward()
+            if dist.get_rank() == 1 and step == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            zero.step()
+
+    with pytest.raises(RankError) as error:
+        run(body, ranks=3, timeout=60)
+    assert error.value.kind == "died" and error.value.ranks == (1,)
+    # and the next job is as good as any
+    assert len(run(train, 3, torch.float32, SGD, steps=1, ranks=3)) == 3
+
+
+def kill_somewhere(times):
+    """A rank is killed at some moment of some step: each time the job ends at once, and says which rank it was."""
+    rng = random.Random(0)
+
+    def body(victim, delay):
+        zero = Zero(model := GPT(TIED), rng.choice(STAGES), ADAMW)
+        if dist.get_rank() == victim:
+            threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        for _ in range(100_000):
+            model(*torch.randint(0, 23, (2, 2, 8))).backward()
+            zero.step()
+
+    for _ in range(times):
+        victim = rng.randrange(3)
+        with pytest.raises(RankError) as error:
+            run(body, victim, rng.uniform(0.05, 0.3), ranks=3, timeout=60)
+        assert error.value.kind == "died" and error.value.ranks == (victim,)
+
+
+def test_killed_somewhere():
+    kill_somewhere(3)
+
+
+@pytest.mark.soak
+def test_killed_everywhere():
+    kill_somewhere(100)
+
+
+def test_an_exception_in_a_layer_leaves_nothing_stale():
+    def body():
+        model = Awkward(torch.float64)
+        zero = Zero(model, 3, SGD)
+        for step in range(3):
+            with contextlib.suppress(IndexError):
+                model(torch.full((1, 1), 99))
+            model(batch(step, 0)).backward()
+            zero.step()
+        return zero.state_dict()["model"]
+
+    one = reference(1, torch.float64, SGD, 1, None, steps=3)
+    for name, p in run(body, ranks=1)[0].items():
+        torch.testing.assert_close(p, one[name], rtol=1e-12, atol=1e-12)
+
+
+# ---- odd models ------------------------------------------------------------------------------------------
+
+
+def test_a_compiled_model_equals_one_process():
+    def body(compiled):
+        losses = []
+        for stage in STAGES:
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3), Mean()).double()
+            zero = Zero(model, stage, SGD)
+            called = torch.compile(model, backend="aot_eager") if compiled else model
+            for _ in range(3):
+                losses.append(loss := called(torch.ones(2, 5, dtype=torch.float64)))
+                loss.backward()
+                zero.step()
+        return torch.stack(losses).tolist()
+
+    assert run(body, True, ranks=2) == run(body, False, ranks=1) * 2
+
+
+class PassesOn(nn.Module):
+    """Returns what it was given, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(5, 5)
+
+    def forward(self, x):
+        return self.linear(x), x
+
+
+def test_what_a_model_passes_on_may_live_longer_than_a_step():
+    def body(stage):
+        torch.manual_seed(0)
+        zero, x = Zero(model := PassesOn(), stage, SGD), torch.ones(3, 5, requires_grad=True)
+        for _ in range(2):
+            y, same = model(x)
+            (y.square().mean() + same.mean()).backward()
+            zero.step()
+        return x.grad.flatten().tolist()
+
+    first, *others = (run(body, stage, ranks=2)[0] for stage in STAGES)
+    assert all(other == pytest.approx(first) for other in others)
