@@ -150,6 +150,8 @@ def count_rounds(events: list[Event]) -> int:
 
 def too_many_rounds(enough: Callable[[int], int]) -> Callable[[Sent], str | None]:
     def fits(sent: Sent) -> str | None:
+        if sent.too_much or sent.other_dtypes:  # which says more
+            return None
         rounds, due = count_rounds(sent.events), enough(sent.world.n)
         return (
             f"it took {rounds} rounds, as ranks wait for each other in turn; {due} are enough" if rounds > due else None
@@ -255,6 +257,8 @@ BROADCAST = Exercise(
     question="After one round two ranks know the tensor. How many could know it after the next one?",
     mistakes=(
         NOTHING,
+        Mistake("what was there before leaves a trace", "What is 0 × infinity, and who may need a rank's old numbers?",
+                lambda one: one.world.dtype is F32 and not one.found.isfinite().all()),
         Mistake("", "", as_if(lambda world: ([world.tensor(other)] * world.n for other in world.members))),
     ),
     sending=(
