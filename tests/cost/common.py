@@ -11,9 +11,3 @@ CONFIGS = {
     "wide mlp": Config(291, 30, 1, 3, 3, 220, context=31),
     "two heads of four": Config(50, 8, 1, 2, 1, 20, context=8),
 }
-
-
-def held(recording, rank, number, steps):
-    """As `recording.steady`, of the training with this number among those of a job, which have so many steps each."""
-    later = [recording.held(rank, step) for step in range(number * steps + 1, (number + 1) * steps)]
-    return {kind: min(held[kind] for held in later) for kind in later[0]}

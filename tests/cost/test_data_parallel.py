@@ -17,7 +17,8 @@ from labs.kit import strategies
 from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.model import GPT
-from tests.cost.common import CONFIGS, held
+from tests.cost.common import CONFIGS
+from tests.recordings import held
 
 
 def test_buckets_by_hand():

@@ -16,7 +16,7 @@ from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.model import GPT, Config, initial_value
 from labs.pp import SCHEDULES, Pipeline, alive, cut
-from tests.cost.common import held
+from tests.recordings import held
 
 ODD = Config(vocab=29, dim=24, depth=7, heads=3, kv_heads=3, hidden=61, context=10)
 TIED = Config(vocab=40, dim=16, depth=4, heads=4, kv_heads=2, hidden=36, context=8, tied=True)

@@ -27,8 +27,8 @@ from labs.model import GPT, PRESETS, Config
 from labs.tp import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, gpt_plan, parallelize
 from labs.tp.async_tp import gather_linear, linear_scatter
 from labs.tp.shares import Queries
-from tests.cost.common import held
 from tests.models import GPT3Layer
+from tests.recordings import held
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-3)
 JOBS = {  # by ranks: config, sequences, micro-batches, precision

@@ -22,8 +22,8 @@ from labs.memory.recompute import recompute
 from labs.mesh import Mesh
 from labs.model import GPT, Config
 from labs.zero import Zero
-from tests.cost.common import held
 from tests.models import Tied
+from tests.recordings import held
 
 CONFIGS = {
     "odd sizes": Config(301, 30, 2, 3, 3, 77, context=11),
