@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from labs.kit.ranks import course
@@ -18,6 +19,12 @@ WRONG_ANSWERS = "collectives", "fsdp", "gradients", "memory", "mesh", "offload",
 
 # What a rank imports along with a function of a test: before the fork, since it took most ranks most of their time.
 course.COURSE += ["pytest", "tests.models", *(f"tests.wrong_answers.{name}" for name in WRONG_ANSWERS)]
+
+# The same examples each time, on any machine, however busy it is; none is written to disk.
+settings.register_profile(
+    "course", derandomize=True, deadline=None, database=None, max_examples=100, suppress_health_check=list(HealthCheck)
+)
+settings.load_profile("course")
 
 
 def pytest_configure() -> None:

@@ -1,6 +1,7 @@
 """labs.cost on data parallelism: buckets and bytes by hand, and what ranks of labs.ddp were seen to send and hold."""
 
 import dataclasses
+import gc
 from contextlib import nullcontext
 from functools import partial
 
@@ -17,6 +18,7 @@ from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.model import GPT
 from tests.cost.common import CONFIGS
+from tests.recordings import held
 
 
 def test_buckets_by_hand():
@@ -83,24 +85,29 @@ def test_ranks_send_what_was_predicted(variant):
             assert recording.counts(rank, step=5)["all_reduce"] == prediction.all_reduces + 1
 
 
-@pytest.mark.parametrize("variant", WRAP)
-@pytest.mark.parametrize(
-    "name, batch, accumulation",
-    [
-        ("tiny", 2, 2),
-        ("one layer, one head of keys", 9, 1),
-        ("tied, as many heads of keys", 3, 1),
-        ("wide mlp", 1, 1),
-        ("wide mlp", 1, 2),
-    ],
-)
-def test_ranks_hold_what_was_predicted(variant, name, batch, accumulation):
-    config = CONFIGS[name]
-    ranks = 1 if variant == "single" else 2
-    job = run(train, variant, config, batch, accumulation, steps=4, ranks=ranks, record="memory")
-    bucket_bytes = BUCKET.get(variant, 25 * cost.MiB)
-    prediction = cost.ddp(Job(config, batch, ranks, accumulation=accumulation), variant, bucket_bytes)
-    assert job.recording.steady() == dataclasses.asdict(prediction.held)
+HELD = [  # config, batch, accumulation
+    ("tiny", 2, 2),
+    ("one layer, one head of keys", 9, 1),
+    ("tied, as many heads of keys", 3, 1),
+    ("wide mlp", 1, 1),
+    ("wide mlp", 1, 2),
+]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_hold_what_was_predicted(ranks):
+    cases = [(variant, *case) for variant in WRAP if (variant == "single") == (ranks == 1) for case in HELD]
+
+    def body():
+        for variant, name, batch, accumulation in cases:
+            train(variant, CONFIGS[name], batch, accumulation, steps=4)
+            gc.collect()
+
+    recording = run(body, ranks=ranks, record="memory").recording
+    for number, (variant, name, batch, accumulation) in enumerate(cases):
+        job = Job(CONFIGS[name], batch, ranks, accumulation=accumulation)
+        prediction = cost.ddp(job, variant, BUCKET.get(variant, 25 * cost.MiB))
+        assert held(recording, 0, number, 4) == dataclasses.asdict(prediction.held), cases[number]
 
 
 def test_buffers_are_predicted():

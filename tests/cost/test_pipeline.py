@@ -16,6 +16,7 @@ from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.model import GPT, Config, initial_value
 from labs.pp import SCHEDULES, Pipeline, alive, cut
+from tests.recordings import held
 
 ODD = Config(vocab=29, dim=24, depth=7, heads=3, kv_heads=3, hidden=61, context=10)
 TIED = Config(vocab=40, dim=16, depth=4, heads=4, kv_heads=2, hidden=36, context=8, tied=True)
@@ -132,6 +133,4 @@ def test_ranks_send_what_was_predicted(ranks):
 def test_ranks_hold_what_was_predicted(ranks):
     recording = run(train_all, ranks, ranks=ranks, device="cpu", record="memory").recording
     for last, rank, what, predicted in predictions(ranks):
-        steady = [recording.held(rank, step) for step in range(last - STEPS + 2, last + 1)]
-        least = {kind: min(held[kind] for held in steady) for kind in steady[0]}
-        assert least == dataclasses.asdict(predicted.held), (what, rank)
+        assert held(recording, rank, last // STEPS, STEPS) == dataclasses.asdict(predicted.held), (what, rank)

@@ -4,6 +4,7 @@ Measured, to the byte: what the recorder saw ranks of labs.zero and of labs.nati
 """
 
 import dataclasses
+import gc
 from functools import partial
 
 import pytest
@@ -22,6 +23,7 @@ from labs.mesh import Mesh
 from labs.model import GPT, Config
 from labs.zero import Zero
 from tests.models import Tied
+from tests.recordings import held
 
 CONFIGS = {
     "odd sizes": Config(301, 30, 2, 3, 3, 77, context=11),
@@ -149,39 +151,59 @@ def test_sent_by_hand():
         cost.zero_sent(layers, 2, 5)
 
 
-HELD = [(way, "odd sizes", 3, 2) for way in WAYS] + [(stage, "tied", 2, 1) for stage in (1, 2, 3)]
-HELD += [(way, "wide mlp", 2, 1) for way in WAYS]
-HELD += [(way, "more parameters than activations", 2, 1) for way in (3, "fsdp", "ours")]
-HELD += [("ours", "odd sizes", 3, 1), ("ours", "tied", 2, 1)]
+HELD = {  # by the number of ranks: way, config, accumulation
+    2: [
+        *((stage, "tied", 1) for stage in (1, 2, 3)),
+        *((way, "wide mlp", 1) for way in WAYS),
+        *((way, "more parameters than activations", 1) for way in (3, "fsdp", "ours")),
+        ("ours", "tied", 1),
+    ],
+    3: [*((way, "odd sizes", 2) for way in WAYS), ("ours", "odd sizes", 1)],
+}
+STEPS = 8
 
 
-@pytest.mark.parametrize("way, name, ranks, accumulation", HELD)
-def test_ranks_hold_what_was_predicted(way, name, ranks, accumulation):
-    job = run(train_gpt, way, CONFIGS[name], accumulation=accumulation, ranks=ranks, record="memory")
-    for rank in (0, ranks - 1):
-        prediction = predict(way, Job(CONFIGS[name], 2, ranks, rank, accumulation=accumulation))
-        assert job.recording.steady(rank) == dataclasses.asdict(prediction.held)
+def one_after_the_other(trainings, ranks):
+    """What the ranks of a job hold: (way, config, options of train_gpt) of each."""
+
+    def body():
+        for way, config, options in trainings:
+            train_gpt(way, config, **options, steps=STEPS)
+            gc.collect()
+
+    recording = run(body, ranks=ranks, record="memory").recording
+    return [[held(recording, rank, number, STEPS) for rank in range(ranks)] for number in range(len(trainings))]
 
 
-@pytest.mark.parametrize("stage, accumulation", [(1, 1), (3, 2)])
-def test_ranks_hold_what_was_predicted_where_layers_are_recomputed(stage, accumulation):
+@pytest.mark.parametrize("ranks", HELD)
+def test_ranks_hold_what_was_predicted(ranks):
+    trainings = [(way, CONFIGS[name], {"accumulation": accumulation}) for way, name, accumulation in HELD[ranks]]
+    for (way, config, options), by_ranks in zip(trainings, one_after_the_other(trainings, ranks), strict=True):
+        for rank in (0, ranks - 1):
+            prediction = predict(way, Job(config, 2, ranks, rank, **options))
+            assert by_ranks[rank] == dataclasses.asdict(prediction.held), (way, config, options, rank)
+
+
+def test_ranks_hold_what_was_predicted_where_layers_are_recomputed():
     config = CONFIGS["odd sizes"]
-    job = run(train_gpt, stage, config, keep=(), accumulation=accumulation, ranks=2, record="memory")
-    predicted = cost.zero(Job(config, 2, 2, accumulation=accumulation, recompute="full"), stage)
-    assert job.recording.steady() == dataclasses.asdict(predicted.held)
+    trainings = [
+        (stage, config, {"keep": (), "accumulation": accumulation}) for stage, accumulation in [(1, 1), (3, 2)]
+    ]
+    for (stage, _, options), (measured, _) in zip(trainings, one_after_the_other(trainings, 2), strict=True):
+        job = Job(config, 2, 2, accumulation=options["accumulation"], recompute="full")
+        assert measured == dataclasses.asdict(cost.zero(job, stage).held), stage
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_ranks_hold_what_was_predicted_in_mixed_precision(stage):
+def test_ranks_hold_what_was_predicted_in_mixed_precision():
     config = CONFIGS["odd sizes"]
-    job = run(train_gpt, stage, config, precision="mixed", ranks=3, record="memory")
-    predicted = dataclasses.asdict(cost.zero(Job(config, 2, 3, precision="mixed"), stage).held)
-    measured = job.recording.steady()
-    assert {kind: measured[kind] for kind in ("P", "S", "A", "peak")} == {
-        kind: predicted[kind] for kind in ("P", "S", "A", "peak")
-    }
-    # 2 + 2 + 12 bytes a parameter, sharded by stage, padding and counters apart
-    psi = sum(cost.parameter_sizes(config))
-    for kind, size in cost.bytes_held(psi, 3, stage, "mixed").items():
-        if kind != "G":
-            assert measured[kind] == pytest.approx(size, rel=0.01)
+    by_stages = one_after_the_other([(stage, config, {"precision": "mixed"}) for stage in (1, 2, 3)], 3)
+    for stage, (measured, *_) in enumerate(by_stages, 1):
+        predicted = dataclasses.asdict(cost.zero(Job(config, 2, 3, precision="mixed"), stage).held)
+        assert {kind: measured[kind] for kind in ("P", "S", "A", "peak")} == {
+            kind: predicted[kind] for kind in ("P", "S", "A", "peak")
+        }
+        # 2 + 2 + 12 bytes a parameter, sharded by stage, padding and counters apart
+        psi = sum(cost.parameter_sizes(config))
+        for kind, size in cost.bytes_held(psi, 3, stage, "mixed").items():
+            if kind != "G":
+                assert measured[kind] == pytest.approx(size, rel=0.01)

@@ -5,6 +5,8 @@ from math import prod
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from labs.dtensor import Partial, Replicate, Shard
 from labs.dtensor.placement import Block, Spec, normalised, piece, whole_shape
@@ -12,8 +14,7 @@ from labs.dtensor.placement import Block, Spec, normalised, piece, whole_shape
 R, P, S0, S1 = Replicate(), Partial(), Shard(0), Shard(1)
 
 
-@pytest.mark.parametrize("size", [0, 1, 2, 3, 5, 7, 8])
-@pytest.mark.parametrize("pieces", [1, 2, 3, 4, 5])
+@given(size=st.integers(0, 20), pieces=st.integers(1, 9))
 def test_a_dim_is_cut_as_torch_chunk_cuts_it(size, pieces):
     chunks = torch.arange(size).chunk(pieces) if size else ()
     for number in range(pieces):
@@ -22,25 +23,28 @@ def test_a_dim_is_cut_as_torch_chunk_cuts_it(size, pieces):
         assert list(range(start, start + length)) == expected
 
 
-@pytest.mark.parametrize("shape", [(4, 6), (5, 3), (1, 7), (0, 2)])
-@pytest.mark.parametrize("mesh", [(4,), (2, 2), (2, 3), (1, 2), (2, 2, 2)])
-def test_blocks_are_chunks_of_chunks_and_tile_the_tensor(shape, mesh):
-    for placements in product((R, S0, S1), repeat=len(mesh)):
-        full, spec = torch.arange(prod(shape)).view(shape), Spec(shape, mesh, placements)
-        seen = []
-        for coordinate in product(*map(range, mesh)):
-            expected = full
-            for placement, ranks, place in zip(placements, mesh, coordinate, strict=True):
-                if isinstance(placement, Shard):
-                    chunks = expected.chunk(ranks, placement.dim) if expected.shape[placement.dim] else ()
-                    empty = expected.narrow(placement.dim, 0, 0)
-                    expected = chunks[place] if place < len(chunks) else empty
-            block = spec.block(coordinate)
-            assert torch.equal(full[block.slices], expected) and block.shape == tuple(expected.shape)
-            seen += expected.flatten().tolist()
-        copies = prod(n for n, placement in zip(mesh, placements, strict=True) if placement == R)
-        assert sorted(seen) == sorted(full.flatten().tolist() * copies)
-        assert prod(mesh) == copies * spec.pieces(0) * spec.pieces(1)
+AXES = st.lists(st.tuples(st.integers(1, 4), st.sampled_from([R, S0, S1])), min_size=1, max_size=3)
+
+
+@settings(max_examples=300)
+@given(shape=st.tuples(st.integers(0, 8), st.integers(0, 8)), axes=AXES)
+def test_blocks_are_chunks_of_chunks_and_tile_the_tensor(shape, axes):
+    mesh, placements = zip(*axes, strict=True)
+    full, spec = torch.arange(prod(shape)).view(shape), Spec(shape, mesh, placements)
+    seen = []
+    for coordinate in product(*map(range, mesh)):
+        expected = full
+        for placement, ranks, place in zip(placements, mesh, coordinate, strict=True):
+            if isinstance(placement, Shard):
+                chunks = expected.chunk(ranks, placement.dim) if expected.shape[placement.dim] else ()
+                empty = expected.narrow(placement.dim, 0, 0)
+                expected = chunks[place] if place < len(chunks) else empty
+        block = spec.block(coordinate)
+        assert torch.equal(full[block.slices], expected) and block.shape == tuple(expected.shape)
+        seen += expected.flatten().tolist()
+    copies = prod(n for n, placement in axes if placement == R)
+    assert sorted(seen) == sorted(full.flatten().tolist() * copies)
+    assert prod(mesh) == copies * spec.pieces(0) * spec.pieces(1)
 
 
 def test_what_placements_say():

@@ -3,9 +3,11 @@
 Many cases share a job: each returns what it saw, and the test judges.
 """
 
+import gc
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from labs.mesh import Mesh
 from labs.model import GPT, PRESETS
 from tests.fsdp.common import ADAMW, awkward, full, sharded
 from tests.models import batch
+from tests.recordings import held
 
 CONFIG = PRESETS["tiny"]
 BFLOAT16 = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
@@ -161,12 +164,12 @@ def steps(way, ours, number=3):
 NAMES = {"all_to_all": "reduce_scatter"}  # what stands for it on gloo
 
 
-def sent(recording, rank):
-    """In the last step, by group and phase: how often each collective, and the bytes."""
-    start, end = recording.window(rank, 2)
+def sent(recording, rank, step):
+    """By group and phase: how often each collective, and the bytes."""
+    start, end = recording.window(rank, step)
     phases = [s for s in recording.spans if s.rank == rank and s.name != "step" and start <= s.start < end]
     counts, nbytes = Counter(), Counter()
-    for event in recording.select(rank, 2):
+    for event in recording.select(rank, step):
         (phase,) = (span.name for span in phases if span.start <= event.start < span.end)
         key = NAMES.get(event.op, event.op), event.ranks, phase
         counts[key] += 1
@@ -174,31 +177,44 @@ def sent(recording, rank):
     return counts, nbytes
 
 
-@pytest.mark.parametrize("name", WAYS)
-def test_sends_what_pytorchs_sends_and_learns_the_same(name):
-    way = WAYS[name]
-    ranks = torch.Size(way.sizes).numel()
-    mine, theirs = (run(steps, way, ours, ranks=ranks, record="communication") for ours in (True, False))
-    assert sent(mine.recording, 0) == sent(theirs.recording, 0)
-    tolerance = 2e-2 if way.precision else 1e-10
-    for name, p in theirs[0].items():
-        torch.testing.assert_close(mine[0][name], p, rtol=tolerance, atol=tolerance, msg=name)
-        assert all(torch.equal(mine[0][name], other[name]) for other in mine)
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_sends_what_pytorchs_sends_and_learns_the_same(ranks):
+    ways = {name: way for name, way in WAYS.items() if prod(way.sizes) == ranks}
+    job = run(
+        lambda: [[steps(way, ours) for ours in (True, False)] for way in ways.values()],
+        ranks=ranks,
+        record="communication",
+    )
+    for number, (name, way) in enumerate(ways.items()):
+        last = 6 * number + 2, 6 * number + 5  # of three steps, ours and PyTorch's
+        mine, theirs = (sent(job.recording, 0, step) for step in last)
+        assert mine == theirs, name
+        tolerance = 2e-2 if way.precision else 1e-10
+        (ours, pytorchs), *others = (results[number] for results in job)
+        for key, p in pytorchs.items():
+            torch.testing.assert_close(ours[key], p, rtol=tolerance, atol=tolerance, msg=f"{name}: {key}")
+            assert all(torch.equal(ours[key], other[key]) for other, _ in others), (name, key)
 
 
-@pytest.mark.parametrize("name", ["each layer", "not resharded", "hybrid", "three ranks", "bfloat16"])
-def test_holds_what_pytorchs_holds(name):
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_holds_what_pytorchs_holds(ranks):
     """And at the peak no more, though its gathers are under way while it computes; at rest, the model and padding."""
-    way = WAYS[name]
-    ranks = torch.Size(way.sizes).numel()
-    mine, theirs = (run(steps, way, ours, ranks=ranks, record="memory").recording for ours in (True, False))
-    padding = 0
-    for rank in range(ranks):
-        ours, torchs = mine.steady(rank), theirs.steady(rank)
-        assert {kind: ours[kind] for kind in "GSA"} == {kind: torchs[kind] for kind in "GSA"}
-        assert ours["P"] <= torchs["P"]
-        assert ours["peak"] <= 1.05 * torchs["peak"]
-        padding += torchs["P"] - ours["P"]
-    replicas = ranks // way.sizes[-1]
-    whole = sum(p.nbytes for p in GPT(way.config).to(way.dtype).parameters())
-    assert sum(mine.steady(rank)["P"] for rank in range(ranks)) == replicas * whole, "ours are without padding"
+    names = ["each layer", "not resharded", "hybrid", "three ranks", "bfloat16"]
+    ways = [WAYS[name] for name in names if prod(WAYS[name].sizes) == ranks]
+
+    def body():
+        for way in ways:
+            for ours in (True, False):
+                steps(way, ours)
+                gc.collect()
+
+    recording = run(body, ranks=ranks, record="memory").recording
+    for number, way in enumerate(ways):
+        mine, theirs = ([held(recording, rank, 2 * number + i, 3) for rank in range(ranks)] for i in (0, 1))
+        for ours, other in zip(mine, theirs, strict=True):
+            assert {kind: ours[kind] for kind in "GSA"} == {kind: other[kind] for kind in "GSA"}, way
+            assert ours["P"] <= other["P"]
+            assert ours["peak"] <= 1.05 * other["peak"]
+        replicas = ranks // way.sizes[-1]
+        whole = sum(p.nbytes for p in GPT(way.config).to(way.dtype).parameters())
+        assert sum(ours["P"] for ours in mine) == replicas * whole, "ours are without padding"

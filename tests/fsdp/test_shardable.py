@@ -1,7 +1,5 @@
 """What labs.fsdp refuses, as it shards or later, and the sentence."""
 
-import copy
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -11,22 +9,6 @@ from labs.fsdp import fully_shard
 from labs.kit.launch import run
 from labs.mesh import Mesh
 from tests.fsdp.common import linear, seeded
-from tests.models import Awkward
-
-
-def twice(mesh):
-    fully_shard(fully_shard(linear(), mesh=mesh), mesh=mesh)
-
-
-def without_dims(mesh):
-    fully_shard(Awkward(), mesh=mesh)
-
-
-def tied_across_groups(mesh):
-    both = nn.Sequential(linear(), linear())
-    both[1].weight = both[0].weight
-    for layer in both:
-        fully_shard(layer, mesh=mesh)
 
 
 def of_two_dtypes(mesh):
@@ -66,10 +48,6 @@ def step_before_backward(mesh):
     loss.backward()
 
 
-def around_forward(mesh):
-    nn.functional.linear(torch.ones(2, 3), fully_shard(linear(), mesh=mesh).weight)
-
-
 class Does(nn.Module):
     """A Linear, and something else in its forward: do(module, x)."""
 
@@ -90,18 +68,6 @@ def trained(do, mesh, inner=linear, inputs=None):
 
 def parameters_in_forward(mesh):
     trained(lambda module, x: x @ next(module.parameters()), mesh)
-
-
-def renormalised(mesh):
-    trained(lambda module, x: None, mesh, lambda: seeded(lambda: nn.Embedding(4, 3, max_norm=0.1)), torch.tensor([1]))
-
-
-def written_in_place(mesh):
-    def normalise(module, x):
-        with torch.no_grad():
-            module.inner.weight.div_(2)
-
-    trained(normalise, mesh)
 
 
 def replaced_in_forward(mesh):
@@ -141,25 +107,10 @@ def a_loss_beside_the_output(mesh):
     kept[0].backward()
 
 
-def added_later(mesh):
-    model = fully_shard(Does(lambda module, x: None, linear), mesh=mesh)
-    model.inner.beside = nn.Linear(3, 3)
-    model(torch.ones(2, 3))
-
-
 def taken_out(mesh):
     layer = fully_shard(linear(), mesh=mesh)
     del layer.weight
     layer(torch.ones(2, 3))
-
-
-def copied(mesh):
-    copy.deepcopy(nn.Sequential(fully_shard(linear(), mesh=mesh)))
-
-
-def gradient_penalty(mesh):
-    x = torch.ones(2, 3, requires_grad=True)
-    torch.autograd.grad(fully_shard(linear(), mesh=mesh)(x).sum(), x, create_graph=True)
 
 
 def frozen_on_one_rank(mesh):
@@ -225,20 +176,13 @@ def of_a_list(mesh):
     fully_shard(nn.ModuleList([linear()]), mesh=mesh)
 
 
-def lazy(mesh):
-    fully_shard(nn.LazyLinear(3), mesh=mesh)
-
-
 def distributed_already(mesh):
     layer = linear()
     layer.weight = nn.Parameter(distribute_tensor(layer.weight.detach(), mesh, [Shard(1)]))
     fully_shard(layer, mesh=mesh)
 
 
-REFUSED = {
-    twice: "fully_shard twice on the same FSDPLinear",
-    without_dims: "parameter 'scale' has no dim to cut along: give it the shape (1,)",
-    tied_across_groups: "parameter 'weight' is shared with a module that was sharded before",
+REFUSED = {  # beside the odd trainings (tests/odd.py)
     of_two_dtypes: "'0.bias' (torch.float32) and '1.bias' (torch.float64) cannot be gathered at once",
     from_other_seeds: "replicas differ from the start: parameter 'weight'",
     replicas_from_other_seeds: "replicas differ from the start: parameter 'weight'",
@@ -246,23 +190,16 @@ REFUSED = {
     converted_later: "was sharded as a DTensor of torch.float32, and a DTensor of torch.float64 stands there now",
     optimizer_before: "make the optimizer after fully_shard",
     step_before_backward: "backward() of a loss from before step()",
-    around_forward: "a DTensor and a plain tensor of shape (2, 3)",
     parameters_in_forward: "after fully_shard, parameters() gives DTensors",
-    renormalised: "parameter 'inner.weight' was written to in a forward",
-    written_in_place: "parameter 'inner.weight' was written to in a forward",
     replaced_in_forward: "parameter 'inner.weight' was written to in a forward",
     frozen_and_replaced: "parameter 'inner.weight' was written to in a forward",
     hook_after: "parameter 'weight' has a hook that backward would not call",
     gradient_before: "parameter 'weight' has a gradient",
     plain_data: ".data of a DTensor (torch.float32, (3, 3) as [Shard(0)]) takes one that is all of this",
     a_loss_beside_the_output: "has been modified by an inplace operation",
-    added_later: "parameter 'inner.beside.weight' was added after the model was sharded",
     taken_out: "parameter 'weight' was taken out of its module after fully_shard",
-    copied: "copy.deepcopy of a FSDPLinear",
-    gradient_penalty: "a backward with create_graph=True goes through fully_shard",
     frozen_on_one_rank: "parameter 'weight' is torch.float32 of shape (3, 3)",
     frozen_later_on_one_rank: "ranks train different parameters: rank 0 ['bias'], rank 1 ['weight']",
-    different_layers: "ranks use different layers: rank 0 ['the model', 'layers.0'], rank 1 ['the model', 'layers.1']",
     different_layers_without_gradient: "ranks use different layers: rank 0 ['the model', 'layers.0'], rank 1",
     different_layers_on_replicas: "ranks use different layers: rank 0 ['the model', 'layers.0'], rank 1",
     different_layers_later: "ranks use different layers: rank 0 ['the model', 'layers.0'], rank 1",
@@ -271,7 +208,6 @@ REFUSED = {
     no_divisor: "reshard_after_forward=3 on 2 ranks: give True, False, or a smaller number",
     of_a_list: "fully_shard of a ModuleList, which has no forward",
     distributed_already: "parameter 'weight' is a DTensor already",
-    lazy: "parameter 'weight' is lazy: run a forward before fully_shard",
 }
 
 

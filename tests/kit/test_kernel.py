@@ -4,11 +4,11 @@ Reference: the operating system's list of processes, and what the kernel sends t
 """
 
 import re
-import time
 
-import psutil
 import pytest
 from jupyter_client.manager import start_new_kernel
+
+from tests.kit.ranks.jobs import gone_within, runs
 
 IMPORTS = """
 import os, time
@@ -64,22 +64,6 @@ def reply_to(client, message):
     while (reply := client.get_shell_msg(timeout=60))["parent_header"].get("msg_id") != message:
         pass
     return reply["content"]
-
-
-def runs(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def gone_within(pids, seconds):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if not any(runs(pid) for pid in pids):
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def pids_in(text):

@@ -3,6 +3,7 @@
 from unittest import mock
 
 import torch.distributed.pipelining.schedules as theirs
+from hypothesis import strategies as st
 from torch.distributed.pipelining import PipelineStage
 
 from labs.pp import SCHEDULES, B, F, I, W
@@ -27,10 +28,8 @@ def pytorchs(name, ranks, microbatches, stages_per_rank):
     return kind(stage if single else [stage] * stages_per_rank, microbatches)
 
 
-def random_lists(draw):
-    """A schedule that can be run: all that there is to do, in any order that is possible."""
-    ranks = draw.randint(1, 4)
-    stages, microbatches = draw.randint(1, 6), draw.randint(1, 5)
+def random_lists(draw, ranks, stages, microbatches):
+    """A schedule that can be run: all that there is to do, in any order that is possible; draw: a random.Random."""
     rank_of = [draw.randrange(ranks) for _ in range(stages)]
     split = draw.choice([0, 0.5, 1])
     lists, ready = [[] for _ in range(ranks)], [F(0, m) for m in range(microbatches)]
@@ -45,6 +44,10 @@ def random_lists(draw):
             follows += [W(s, m)] if isinstance(x, I) else []
         ready += follows
     return lists
+
+
+DICE = st.randoms(use_true_random=True)  # each choice an example's own would take a hundred times as long
+LISTS = st.builds(random_lists, DICE, st.integers(1, 4), st.integers(1, 6), st.integers(1, 5))
 
 
 def changed(name, *changes, sizes=(2, 3)):

@@ -1,15 +1,16 @@
 """labs.pp.checker: lists are refused if, and only if, they cannot be run, and why."""
 
-import random
 import re
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from labs.pp import B, F, I, Schedule, W, WrongSchedule, simulate, validate
 from labs.pp.checker import in_order
-from tests.pp.common import changed, random_lists
+from tests.pp.common import DICE, LISTS, changed
 
 
 def can_be_run(lists):
@@ -36,42 +37,45 @@ def can_be_run(lists):
 
 
 def test_lists_are_refused_if_and_only_if_they_have_no_order():
-    draw, refused = random.Random(1), 0
-    for number in range(600):
-        lists = random_lists(draw)
+    refused = []
+
+    @settings(max_examples=600)
+    @given(LISTS, DICE, st.integers(0, 2))
+    def holds(lists, draw, way):
         validate(lists)
         assert can_be_run(lists) and sum(1 for _ in in_order(lists)) == sum(map(len, lists))
         for order in lists:
-            if number % 3:  # two neighbours exchanged; or all of them in any order
+            if way:  # two neighbours exchanged; or all of them in any order
                 i = draw.randrange(len(order)) if order else 0
                 order[i : i + 2] = reversed(order[i : i + 2])
             else:
                 draw.shuffle(order)
-        if can_be_run(lists):
+        refused.append(not can_be_run(lists))
+        if not refused[-1]:
             validate(lists)
-            continue
-        refused += 1
+            return
         with pytest.raises(WrongSchedule, match=r"^(rank . runs|ranks wait for each other)") as error:
             validate(lists)
         assert lists[error.value.rank][error.value.place] in lists[error.value.rank]
-    assert 200 < refused < 500
+
+    holds()
+    assert 100 < sum(refused) < len(refused) - 100
 
 
-def test_lists_without_an_instruction_or_with_one_twice_are_refused():
-    draw = random.Random(2)
-    for _ in range(200):
-        lists = random_lists(draw)
-        order = draw.choice([order for order in lists if order])
-        taken = order.pop(draw.randrange(len(order)))
-        if any(lists):
-            lost_stage = all(x.stage < taken.stage for each in lists for x in each)
-            lost_batch = all(x.microbatch < taken.microbatch for each in lists for x in each)
-            if not (lost_stage or lost_batch):
-                with pytest.raises(WrongSchedule):
-                    validate(lists)
-        order += [taken, taken]
-        with pytest.raises(WrongSchedule, match="the same work"):
-            validate(lists)
+@settings(max_examples=200)
+@given(LISTS, DICE)
+def test_lists_without_an_instruction_or_with_one_twice_are_refused(lists, draw):
+    order = draw.choice([order for order in lists if order])
+    taken = order.pop(draw.randrange(len(order)))
+    if any(lists):
+        lost_stage = all(x.stage < taken.stage for each in lists for x in each)
+        lost_batch = all(x.microbatch < taken.microbatch for each in lists for x in each)
+        if not (lost_stage or lost_batch):
+            with pytest.raises(WrongSchedule):
+                validate(lists)
+    order += [taken, taken]
+    with pytest.raises(WrongSchedule, match="the same work"):
+        validate(lists)
 
 
 @pytest.mark.parametrize(

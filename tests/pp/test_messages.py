@@ -1,11 +1,12 @@
 """labs.pp.messages: who waits for whom, and what is sent, in jobs and on paper."""
 
-import random
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from labs import native
 from labs.kit.launch import run
@@ -14,61 +15,61 @@ from labs.model import GPT
 from labs.pp import SCHEDULES, B, F, I, Pipeline, W, cut
 from labs.pp.checker import stages_of
 from labs.pp.messages import Receive, Send, Sent, plan
-from tests.pp.common import random_lists
+from tests.pp.common import DICE, LISTS
 from tests.pp.trainings import PYTORCHS, SMALL, batch
 
-
-def many_lists():
-    draw = random.Random(4)
-    yield from (random_lists(draw) for _ in range(200))
-    for schedule in SCHEDULES.values():
-        yield schedule(4, 8)
+MANY = LISTS | st.sampled_from([schedule(4, 8) for schedule in SCHEDULES.values()])
 
 
 def messages_between(steps, other):
     return [step.message for step in steps if getattr(step, "to", getattr(step, "source", None)) == other]
 
 
-def test_each_pair_of_ranks_has_its_messages_in_one_order():
+@settings(max_examples=200)
+@given(MANY)
+def test_each_pair_of_ranks_has_its_messages_in_one_order(lists):
     """Both directions in one: a backend may have one queue for a pair."""
-    for lists in many_lists():
-        plans = plan(lists)
-        assert [[x for x in steps if isinstance(x, F | B | I | W)] for steps in plans] == list(map(list, lists))
-        for a, steps in enumerate(plans):
-            for b, others in enumerate(plans):
-                assert a == b or messages_between(steps, b) == messages_between(others, a)
-            # Others may wait for it: nothing comes before it.
-            assert all(isinstance(x, F | B | I) for x, step in pairwise(steps) if isinstance(step, Send))
-            made = [step.message for step in steps if isinstance(step, Send)]
-            over = [step.message for step in steps if isinstance(step, Sent)]
-            assert len(set(over)) == len(over) and set(over) <= set(made) and len(set(made)) == len(made)
+    plans = plan(lists)
+    assert [[x for x in steps if isinstance(x, F | B | I | W)] for steps in plans] == list(map(list, lists))
+    for a, steps in enumerate(plans):
+        for b, others in enumerate(plans):
+            assert a == b or messages_between(steps, b) == messages_between(others, a)
+        # Others may wait for it: nothing comes before it.
+        assert all(isinstance(x, F | B | I) for x, step in pairwise(steps) if isinstance(step, Send))
+        made = [step.message for step in steps if isinstance(step, Send)]
+        over = [step.message for step in steps if isinstance(step, Sent)]
+        assert len(set(over)) == len(over) and set(over) <= set(made) and len(set(made)) == len(made)
 
 
-def test_ranks_never_wait_in_a_circle_even_if_every_send_waits_for_its_receiver():
-    for lists in many_lists():
-        plans, at = plan(lists), [0] * len(lists)
+@settings(max_examples=200)
+@given(MANY)
+def test_ranks_never_wait_in_a_circle_even_if_every_send_waits_for_its_receiver(lists):
+    plans, at = plan(lists), [0] * len(lists)
 
-        def next_of(rank, plans=plans, at=at):
-            return plans[rank][at[rank]] if at[rank] < len(plans[rank]) else None
+    def next_of(rank):
+        return plans[rank][at[rank]] if at[rank] < len(plans[rank]) else None
 
-        moved = True
-        while moved:
-            moved = False
-            for rank in range(len(plans)):
-                match next_of(rank):
-                    case Send(message, to):
-                        if next_of(to) == Receive(message, rank):
-                            at[rank], at[to], moved = at[rank] + 1, at[to] + 1, True
-                    case Receive() | None:
-                        pass
-                    case _:
-                        at[rank], moved = at[rank] + 1, True
-        assert at == list(map(len, plans))
+    moved = True
+    while moved:
+        moved = False
+        for rank in range(len(plans)):
+            match next_of(rank):
+                case Send(message, to):
+                    if next_of(to) == Receive(message, rank):
+                        at[rank], at[to], moved = at[rank] + 1, at[to] + 1, True
+                case Receive() | None:
+                    pass
+                case _:
+                    at[rank], moved = at[rank] + 1, True
+    assert at == list(map(len, plans))
 
 
 def test_what_is_called_sent_has_been_used_however_slow_a_rank_is():
-    draw, seen = random.Random(5), 0
-    for lists in many_lists():
+    seen = []
+
+    @settings(max_examples=200)
+    @given(MANY, DICE)
+    def holds(lists, draw):
         plans, at, sent, done = plan(lists), [0] * len(lists), set(), set()
         speeds = [draw.choice([1, 20]) for _ in plans]
         rank_of = {x.stage: rank for rank, order in enumerate(lists) for x in order}
@@ -79,7 +80,7 @@ def test_what_is_called_sent_has_been_used_however_slow_a_rank_is():
                 case Send(message, _):
                     sent.add(message)
                 case Sent(message):
-                    seen += 1
+                    seen.append(message)
                     reader = F(message.stage + 1, message.microbatch)
                     if isinstance(message, B):
                         reader = B(message.stage - 1, message.microbatch)
@@ -93,7 +94,9 @@ def test_what_is_called_sent_has_been_used_however_slow_a_rank_is():
                 case None:
                     continue
             at[rank] += 1
-    assert seen > 1000
+
+    holds()
+    assert len(seen) > 1000
 
 
 def two_steps(config, side):

@@ -1,11 +1,11 @@
 """labs.pp.simulation: published closed forms and tables, each named where it is used, and longest paths."""
 
-import random
-
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from labs.pp import SCHEDULES, B, F, I, W, alive, read, simulate
-from tests.pp.common import pytorchs, random_lists
+from tests.pp.common import LISTS, pytorchs
 
 P_AND_M = [(1, 1), (1, 5), (2, 4), (3, 6), (4, 4), (4, 8), (8, 16)]
 
@@ -115,21 +115,17 @@ def longest_path(groups, cost, send):
     return start, end
 
 
-def test_times_are_longest_paths_to_the_last_bit():
-    draw = random.Random(0)
-    for _ in range(1000):
-        lists = random_lists(draw)
-        stages = 1 + max(x.stage for order in lists for x in order)
-        costs = {name: [draw.uniform(0, 3) for _ in range(stages)] for name in ("F", "B", "I", "W", "send")}
-        of = simulate(lists, **costs)
-        groups = [[(x,) for x in order] for order in lists]
-        start, end = longest_path(
-            groups,
-            lambda x, costs=costs: costs[type(x).__name__][x.stage],
-            lambda x, costs=costs: costs["send"][x.stage],
-        )
-        assert (of.start, of.end) == (start, end)
-        assert of.time == max(end.values())
+@settings(max_examples=500)
+@given(LISTS, st.lists(st.lists(st.floats(0, 3), min_size=6, max_size=6), min_size=5, max_size=5))
+def test_times_are_longest_paths_to_the_last_bit(lists, numbers):
+    stages = 1 + max(x.stage for order in lists for x in order)
+    costs = {name: row[:stages] for name, row in zip(("F", "B", "I", "W", "send"), numbers, strict=True)}
+    assume(any(costs["F"]))  # a schedule that takes no time at all is refused
+    of = simulate(lists, **costs)
+    groups = [[(x,) for x in order] for order in lists]
+    start, end = longest_path(groups, lambda x: costs[type(x).__name__][x.stage], lambda x: costs["send"][x.stage])
+    assert (of.start, of.end) == (start, end)
+    assert of.time == max(end.values())
 
 
 @pytest.mark.parametrize("costs", [{"F": [1, 2]}, {"B": -1}, {"send": [1, 2, 3, float("nan")]}])

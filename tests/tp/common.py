@@ -5,16 +5,10 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.tensor.parallel import loss_parallel
 
-from labs import native
-from labs.fsdp import fully_shard
-from labs.kit.record import mark
 from labs.mesh import Mesh
 from labs.model import GPT, Config
 from labs.tp import (
-    gpt_plan,
     parallelize,
 )
 
@@ -41,33 +35,6 @@ def largest_difference(model, reference):
     return max((own[name] - parts[name]).abs().max().item() for name in own if own[name].numel())
 
 
-def sharded(model, mesh):
-    optimizer = torch.optim.SGD(fully_shard(model, mesh=mesh).parameters(), 0.1)
-
-    def step():
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
-
-
-def steps(config, sequence, side):
-    mesh, plan, model = tp_mesh(), gpt_plan(config, sequence), GPT(config)
-    if side == "ours":
-        parallelize(model, mesh, plan)
-    else:
-        native.tp(model, native.device_mesh(mesh), plan)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    x, y = batch(config.vocab)
-    for _ in range(2):
-        mark("step")
-        with loss_parallel():
-            model(x, y.abs() % config.vocab).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    mark("end")
-
-
 def refuse(make, text, kind=ValueError):
     with pytest.raises(kind, match=re.escape(text)):
         make()
@@ -75,8 +42,3 @@ def refuse(make, text, kind=ValueError):
 
 def split(plan, model=None, mesh=None):
     return parallelize(GPT(SMALL) if model is None else model, mesh or tp_mesh(), plan)
-
-
-def whole(size):
-    torch.manual_seed(0)
-    return nn.Linear(size, size)

@@ -23,7 +23,7 @@ from labs.tp import (
     gpt_plan,
 )
 from labs.tp.shares import Queries
-from tests.tp.common import SMALL, batch, refuse, split, tp_mesh, whole
+from tests.tp.common import SMALL, batch, refuse, split, tp_mesh
 
 
 def bad_plans():
@@ -74,6 +74,11 @@ def bad_layouts():
     refuse(lambda: split({"layers.*": PrepareModuleInput(input_layouts=Partial())}), "Replicate() or Shard(dim), of l")
     bias = split({"0": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(-1))}, nn.Sequential(whole(4)))
     refuse(lambda: bias(torch.ones(3, 4)), "'0' has a bias of 4 features, and its output is cut to 2 of them")
+
+
+def whole(size):
+    torch.manual_seed(0)
+    return nn.Linear(size, size)
 
 
 def bad_models():

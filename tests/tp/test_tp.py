@@ -2,16 +2,20 @@
 
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor.parallel import loss_parallel
 
+from labs import native
 from labs.ddp import Overlapped
 from labs.dtensor import Replicate, Shard
 from labs.fsdp import fully_shard
 from labs.kit.launch import run
+from labs.kit.record import mark
 from labs.mesh import Mesh
 from labs.model import GPT
 from labs.tp import (
@@ -27,7 +31,7 @@ from labs.tp import (
 from labs.tp.shares import Queries
 from labs.zero import Zero
 from tests.models import Brought
-from tests.tp.common import SMALL, batch, largest_difference, sharded, steps, tp_mesh
+from tests.tp.common import SMALL, batch, largest_difference, tp_mesh
 
 SHAPES = {
     "odd vocabulary and hidden width": SMALL,
@@ -179,6 +183,16 @@ def overlapped(model, mesh):
     return step
 
 
+def sharded(model, mesh):
+    optimizer = torch.optim.SGD(fully_shard(model, mesh=mesh).parameters(), 0.1)
+
+    def step():
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
 def test_other_ways_of_data_parallelism_go_on_top():
     assert max(run(others_on_a_grid, ranks=4)) < 1e-12
 
@@ -212,21 +226,37 @@ def test_gradients_are_clipped_by_the_norm_of_one_process():
 
 # ---- bytes -------------------------------------------------------------------------------------------------------
 
+
+def steps(config, sequence, side):
+    mesh, plan, model = tp_mesh(), gpt_plan(config, sequence), GPT(config)
+    if side == "ours":
+        parallelize(model, mesh, plan)
+    else:
+        native.tp(model, native.device_mesh(mesh), plan)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x, y = batch(config.vocab)
+    for _ in range(2):
+        mark("step")
+        with loss_parallel():
+            model(x, y.abs() % config.vocab).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    mark("end")
+
+
 EVEN = replace(SMALL, vocab=24, heads=4, kv_heads=4, hidden=40)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("sequence", [False, True])
-def test_as_many_collectives_and_bytes_as_pytorch_issues(sequence, ranks):
+def test_as_many_collectives_and_bytes_as_pytorch_issues(ranks):
     """All but two: torch sends the loss's two sums one by one.  Its reduce-scatter is our all-to-all (labs.group)."""
-    seen = {
-        side: run(steps, EVEN, sequence, side, ranks=ranks, record="communication").recording
-        for side in ("ours", "torch")
-    }
-    for rank in range(ranks):
+    ways = [(sequence, side) for sequence in (False, True) for side in ("ours", "torch")]
+    seen = run(lambda: [steps(EVEN, *way) for way in ways], ranks=ranks, record="communication").recording
+    for rank, sequence in product(range(ranks), (False, True)):
         ours, theirs = (
             Counter(
-                (event.op.replace("all_to_all", "reduce_scatter"), event.sent) for event in seen[side].select(rank, 1)
+                (event.op.replace("all_to_all", "reduce_scatter"), event.sent)
+                for event in seen.select(rank, 2 * ways.index((sequence, side)) + 1)
             )
             for side in ("ours", "torch")
         )

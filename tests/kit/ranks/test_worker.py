@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from labs.kit.launch import RankError, run
+from tests.kit.ranks.jobs import gone_within
 
 # ---- random numbers -----------------------------------------------------------------------------
 
@@ -207,15 +208,6 @@ def test_a_function_that_closes_what_it_had_not_opened(taken):
     assert caught.value.kind == "died"
 
 
-def gone_within(pid, seconds):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.02)
-    return False
-
-
 linux = pytest.mark.skipif(sys.platform != "linux", reason="macOS hands no orphans on")
 DETACHED = "import os, time; os.setsid(); print('pid', os.getpid(), flush=True); time.sleep(600)"
 
@@ -227,7 +219,7 @@ def test_a_process_that_left_its_ranks_session_ends_with_the_rank():
         process.stdout.readline()  # it has a session of its own
         return process.pid
 
-    assert gone_within(run(job, ranks=1)[0], 20)
+    assert gone_within(run(job, ranks=1), 20)
 
 
 @linux
@@ -271,5 +263,5 @@ def test_everything_is_gone_soon_after_the_callers_end(tmp_path, seconds):
         process.wait()
         deadline = time.monotonic() + seconds
         for each in (pid, rank.pid, forkserver.pid):
-            assert gone_within(each, max(0.05, deadline - time.monotonic()))
+            assert gone_within([each], max(0.05, deadline - time.monotonic()))
         os.kill(child, signal.SIGKILL)
