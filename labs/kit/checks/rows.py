@@ -187,7 +187,8 @@ class Sent:
         for rank in self.world.members if self.due.messages else ():
             sent, enough = sum(event.rank == rank for event in self.seen.messages), self.due.messages(rank)
             if sent > enough:
-                return f"rank {rank} sent {sent} message{'s' * (sent != 1)}; {+enough} {'is' if enough == 1 else 'are'} enough"
+                are = "is" if enough == 1 else "are"
+                return f"rank {rank} sent {sent} message{'s' * (sent != 1)}; {+enough} {are} enough"
         return None
 
     @property
