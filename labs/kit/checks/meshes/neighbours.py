@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from itertools import chain
 from math import prod
 from typing import Any
 
@@ -97,6 +96,10 @@ def differs(part: int, test: Callable[[list, list], bool]) -> Callable[[Seen], s
     return fits
 
 
+def beyond(sheet: Sheet, found: Place) -> bool:
+    return any(rank >= prod(sheet.arguments[0]) for group in found[1] for rank in group)
+
+
 def beside(rank: int, group: list[int]) -> list[int]:
     """A run of consecutive ranks of the axis's size."""
     first = rank // len(group) * len(group)
@@ -137,7 +140,7 @@ MISTAKES = (
     Mistake("not in the order of the axis", "Who is first along the axis?",
             differs(1, lambda found, due: [sorted(group) for group in found] == due)),
     Mistake("ranks that do not exist", "What is the largest rank of this mesh?",
-            lambda seen: max(chain([0], *seen.found[1])) >= prod(seen.sheet.arguments[0]) and seen.told),
+            lambda seen: any(beyond(*each) for each in seen.written) and seen.told),
     Mistake("a different group", "Along an axis one number of the coordinate changes. Which ranks are those?",
             differs(1, lambda found, due: True)),
 )

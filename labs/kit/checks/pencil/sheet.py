@@ -10,9 +10,9 @@
         …
     )
 
-The function is called twice on each sheet, in a process of its own, and may change nothing there.  Numbers may differ
-in their last digits, be whole or not, of Python, NumPy or torch; lists and tuples are the same, and dictionaries are
-compared by key.  The rows of the table are tried on the first wrong sheet, before three that hold everywhere.
+The function is called twice on each sheet, in two processes, and may change nothing there, nor send anything.  Numbers
+may differ in their last digits, be whole or not, of Python, NumPy or torch; lists and tuples are the same, and
+dictionaries are compared by key.  The rows of the table are tried on the first wrong sheet, before three that hold everywhere.
 """
 
 from __future__ import annotations
@@ -24,14 +24,18 @@ from dataclasses import KW_ONLY, dataclass
 from numbers import Real
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
 
 from labs.kit.checks.answer import Mistake, Wrong, refuse, show
 from labs.kit.checks.case import Outcome
 from labs.kit.checks.job import job, noted
 from labs.kit.checks.left import AFTERMATH, Aftermath
+from labs.kit.record import mark
 
+PROCESSES = 2
 LARGEST = 400  # characters of an answer that are shown
+SENT = "sent, and not worked out"
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,15 @@ class Seen:
 
 def on_paper(fn: Callable[..., Any], sheets: Sequence[Sheet], mistakes: Sequence[Mistake], question: str) -> str:
     """What to say where all sheets are right; raises Wrong at the first that is not."""
-    outcomes = job(all_sheets, fn, list(sheets), ranks=1)[0]
+    results = job(all_sheets, fn, list(sheets), ranks=PROCESSES)
+    for outcomes in results:
+        judge(sheets, outcomes, mistakes, question)
+    if results.recording.events:
+        raise Wrong(f"it calls {results.recording.events[0].op}", "What would the others tell you?", SENT)
+    return f"right on all {len(sheets)} examples" if len(sheets) > 1 else "right"
+
+
+def judge(sheets: Sequence[Sheet], outcomes: Sequence[Written], mistakes: Sequence[Mistake], question: str) -> None:
     written = [(sheet, outcome.returned) for sheet, outcome in zip(sheets, outcomes, strict=True)]
     for sheet, outcome in zip(sheets, outcomes, strict=True):
         try:
@@ -93,7 +105,6 @@ def on_paper(fn: Callable[..., Any], sheets: Sequence[Sheet], mistakes: Sequence
             refuse(AFTERMATH, outcome, f"{sheet}: afterwards ")
         except Wrong as wrong:
             raise wrong.also(sheet.only) from None
-    return f"right on all {len(sheets)} examples" if len(sheets) > 1 else "right"
 
 
 def as_if(other: Callable[..., Any]) -> Callable[[Seen], str | None]:
@@ -124,7 +135,19 @@ EVERYWHERE = (
 
 
 def all_sheets(fn: Callable[..., Any], sheets: list[Sheet]) -> list[Written]:
-    return [one_sheet(fn, sheet) for sheet in sheets]
+    """The second process goes through them from the end, so what is kept from sheet to sheet shows."""
+    mark("step")
+    if dist.get_rank() == 0:
+        return [one_sheet(fn, sheet) for sheet in sheets]
+    return [one_sheet_or_error(fn, sheet) for sheet in reversed(sheets)][::-1]
+
+
+def one_sheet_or_error(fn: Callable[..., Any], sheet: Sheet) -> Written:
+    """What the first process raises as well is told by that one."""
+    try:
+        return one_sheet(fn, sheet)
+    except Exception as error:
+        return Written(returned=f"{type(error).__name__}: {error}")
 
 
 def one_sheet(fn: Callable[..., Any], sheet: Sheet) -> Written:
