@@ -12,7 +12,8 @@
 
 The function is called twice on each sheet, in two processes, and may change nothing there, nor send anything.  Numbers
 may differ in their last digits, be whole or not, of Python, NumPy or torch; lists and tuples are the same, and
-dictionaries are compared by key.  The rows of the table are tried on the first wrong sheet, before three that hold everywhere.
+dictionaries are compared by key.  The rows of the table are tried on the first wrong sheet, before three that hold
+everywhere.
 """
 
 from __future__ import annotations
