@@ -201,6 +201,11 @@ class Sent:
         )
 
 
+def in_another_dtype(sent: Sent) -> str | None:
+    told = sent.too_much or sent.too_little
+    return f"{told}; they travel as {' and '.join(sent.other_dtypes)}" if sent.other_dtypes and told else None
+
+
 # fmt: off
 SENT = (
     Mistake("a built-in collective", "Which ranks send what to whom inside of it? Build that from isend and irecv.",
@@ -215,8 +220,7 @@ SENT = (
             "An all-reduce brings everything to everybody. Who needs which part?",
             lambda sent: any(event.op == "all_reduce" for event in sent.events) and sent.too_much),
     Mistake("a different dtype travels", "What does that cost, in bytes or in digits?",
-            lambda sent: sent.other_dtypes and (told := sent.too_much or sent.too_little)
-            and f"{told}; they travel as {' and '.join(sent.other_dtypes)}"),
+            in_another_dtype),
     Mistake("too many bytes", "", lambda sent: sent.too_much),
     Mistake("less than the least possible", "How else did the numbers get there?", lambda sent: sent.too_little),
 )

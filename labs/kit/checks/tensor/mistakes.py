@@ -7,14 +7,12 @@ BORDERS, ROWS, LOSSES, LAYERS    one that is not as on one process, by exercise
 AFTER      a call: what else it has changed
 SENT       one way of a call on a rank: what was sent
 HELD       two calls: bytes held
-LISTS, DEALS      what all ranks of a deal are told
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +23,7 @@ from labs.kit.checks.left import AFTERMATH
 from labs.kit.checks.tensor.cases import Block, Loss
 
 if TYPE_CHECKING:
-    from labs.kit.checks.tensor.judge import Dealing, One, Sent
+    from labs.kit.checks.tensor.judge import One, Sent
 
 # ---- what was returned, and changed ----------------------------------------------------------------------
 
@@ -364,100 +362,4 @@ HELD = (
         "How many tensors of this size are there at the worst moment?",
         lambda held: held.most > held.enough and held.told("at the peak", held.most),
     ),
-)
-
-# ---- heads -----------------------------------------------------------------------------------------------
-
-
-def first_rank(fits: Callable[[Dealing, int], str | bool]) -> Callable[[Dealing], str | None]:
-    """Of the first that it fits."""
-    return lambda deal: next((f"rank {r} {told}" for r in range(deal.case.ranks) if (told := fits(deal, r))), None)
-
-
-def not_once(lists: Sequence[list[int]], heads: int) -> tuple[int, list[int]] | None:
-    """The first head that not one rank has, or that does not exist; and its ranks."""
-    owners = {
-        h: [r for r, own in enumerate(lists) for each in own if each == h] for h in {*range(heads), *chain(*lists)}
-    }
-    return next(((h, ranks) for h, ranks in owners.items() if len(ranks) != 1 or not 0 <= h < heads), None)
-
-
-def uneven(deal: Dealing) -> str | bool:
-    found = list(map(len, deal.queries))
-    return found != deal.due_counts and f"the ranks have {found} query heads, and not {deal.due_counts}"
-
-
-def not_read(deal: Dealing, rank: int) -> str | bool:
-    found, due = deal.keys[rank], deal.due_keys[rank]
-    return sorted(found) != due and f"has keys and values {found}; its queries {deal.queries[rank]} read {due}"
-
-
-def other_sharers(deal: Dealing, rank: int) -> str | bool:
-    found, due = deal.sharers[rank], deal.due_sharers[rank]
-    return found != due and f"adds up its gradient with {found}; the same keys and values are on {due}"
-
-
-SHARE = "Whose queries have read the same keys and values, and so have a part of their gradient?"
-LISTS = (
-    Mistake(
-        "not three lists of heads and ranks",
-        "Which heads, and which ranks, by their numbers?",
-        lambda told: next((f"rank {r} is told {each}" for r, each in enumerate(told) if isinstance(each, str)), None),
-    ),
-)
-DEALS = (
-    Mistake(
-        "not the same for everybody who asks",
-        "Whose heads are asked for: those of the rank that asks, or of the one in the arguments?",
-        lambda deal: not deal.alike,
-    ),
-    Mistake(
-        "a rank without a head",
-        "What does attention compute on a rank without queries, or without keys?",
-        first_rank(lambda deal, r: not (deal.queries[r] and deal.keys[r]) and f"has {deal.told[r]}"),
-        shows="an empty tensor in attention, where there are more ranks than heads of keys and values",
-    ),
-    Mistake(
-        "a query head is missing, or there twice",
-        "Who computes head 0, 1, 2, ..., each once, and no other?",
-        lambda deal: (
-            (found := not_once(deal.queries, deal.case.heads)) and "query head {} is on ranks {}".format(*found)
-        ),
-    ),
-    Mistake(
-        "keys and values that its queries do not read",
-        "H / K query heads read one head of keys and values: which one does query head h read?",
-        first_rank(not_read),
-        shows="no error, but attention to another head's keys",
-    ),
-    Mistake(
-        "keys and values twice, where there are enough",
-        "Which queries should stay together?",
-        lambda deal: (
-            deal.case.kv_heads >= deal.case.ranks
-            and (found := not_once(deal.keys, deal.case.kv_heads))
-            and "keys and values {} are on ranks {}".format(*found)
-        ),
-    ),
-    Mistake(
-        "uneven, or the extra heads are not on the first ranks", "Which ranks have one more, and by how much?", uneven
-    ),
-    Mistake(
-        "not in order",
-        "In which order do the rows of q, k and v lie in memory?",
-        first_rank(lambda deal, r: any(list(own) != sorted(own) for own in deal.told[r][:2]) and f"has {deal.told[r]}"),
-    ),
-    Mistake(
-        "ranks that share are not neighbours",
-        "Which ranks have the same heads of keys and values, and are they next to each other?",
-        first_rank(lambda deal, r: (s := deal.due_sharers[r])[-1] - s[0] >= len(s) and f"shares with {s}"),
-        shows="groups of ranks that do not fit those of labs/tp/shares.py, or of a node",
-    ),
-    Mistake(
-        "the gradient of shared keys and values is not summed",
-        SHARE,
-        first_rank(lambda deal, rank: deal.sharers[rank] == [rank] and other_sharers(deal, rank)),
-        shows="copies of k and v that drift apart, where there are fewer of them than ranks",
-    ),
-    Mistake("summed over the wrong ranks", SHARE, first_rank(other_sharers)),
 )
