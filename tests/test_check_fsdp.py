@@ -259,7 +259,7 @@ def test_a_hang_is_told():
         return gradient
 
     answer = check.hsdp_gradient(fn)
-    assert "wait for each other" in answer.text and answer.question
+    assert "returned without joining" in answer.text and answer.question
 
 
 @pytest.mark.parametrize(

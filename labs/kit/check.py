@@ -68,7 +68,9 @@ What every check measures, and where the parts are: labs/kit/checks/__init__.py.
 from labs.kit.checks.answer import Answer, predict
 from labs.kit.checks.collectives.by_hand import all_gather, all_reduce, broadcast, reduce_scatter
 from labs.kit.checks.collectives.mean import mean_on_rank_0
-from labs.kit.checks.fsdp.judge import hsdp_gradient, prefetch, unshard_and_reshard
+from labs.kit.checks.fsdp.gradient import hsdp_gradient
+from labs.kit.checks.fsdp.prefetch import prefetch
+from labs.kit.checks.fsdp.unshard import unshard_and_reshard
 from labs.kit.checks.gradients.buckets import buckets
 from labs.kit.checks.gradients.judge import accumulation, average_gradients, data_parallel
 from labs.kit.checks.gradients.overlap import overlap
@@ -91,7 +93,8 @@ from labs.kit.checks.pipeline.judge import gpipe, interleaved, obey, one_f_one_b
 from labs.kit.checks.recomputing import checkpoint, place_checkpoints
 from labs.kit.checks.shards import gather_and_drop, gradient_ready, partition_optimizer
 from labs.kit.checks.stage3 import stage_3
-from labs.kit.checks.tensor.judge import block_plan, conjugate, deal_heads, row_linear, split_loss
+from labs.kit.checks.tensor.heads import deal_heads
+from labs.kit.checks.tensor.judge import block_plan, conjugate, row_linear, split_loss
 
 __all__ = [
     "Answer",

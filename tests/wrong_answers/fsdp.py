@@ -169,7 +169,7 @@ def unshard_once(shards, fulls):
         fill(full, pieces)
 
 
-@wrong("unshard", "copies of full parameters are kept")
+@wrong("unshard", "something is kept from the call")
 def unshard_and_remember(shards, fulls):
     table, sizes = table_of(shards, fulls)
     GATHERED["table"] = table
@@ -177,7 +177,7 @@ def unshard_and_remember(shards, fulls):
         fill(full, pieces)
 
 
-@wrong("unshard", "more than two copies at a time")
+@wrong("unshard", "full copies are kept")
 def unshard_after_all_are_whole(shards, fulls):
     table, sizes = table_of(shards, fulls)
     wholes = [pieces.flatten() for pieces in table.split(sizes, 1)]
@@ -506,7 +506,7 @@ def gathered_from_the_replicas(gradient, mesh):
     return pieces.sum(0) / mesh.size()
 
 
-@wrong("hsdp_gradient", "the gradient has changed")
+@wrong("hsdp_gradient", "what was given has changed")
 def divided_where_it_stands(gradient, mesh):
     return averaged(gradient.div_(mesh.size()), mesh) * mesh.size()
 
@@ -562,7 +562,7 @@ def read_before_the_wait(gradient, mesh):
     return before
 
 
-@wrong("hsdp_gradient", "more than two copies at a time")
+@wrong("hsdp_gradient", "full copies are kept")
 def divided_first(gradient, mesh):
     piece = reduce_scatter(gradient / mesh.size(), mesh.get_group("shard"))
     dist.all_reduce(piece, group=mesh.get_group("replicate"))
@@ -581,7 +581,7 @@ def into_one_buffer(gradient, mesh):
 KEPT = []
 
 
-@wrong("hsdp_gradient", "gradients are kept from step to step")
+@wrong("hsdp_gradient", "something is kept from every call")
 def and_remembered(gradient, mesh):
     KEPT.append(gradient)
     return averaged(gradient, mesh)

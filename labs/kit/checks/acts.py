@@ -82,7 +82,7 @@ def all_played(play: Play, functions: Functions, seed: int) -> Passed:
             # The first step may set up what stays; now and then a backend's thread keeps a tensor a moment longer.
             sizes = [[size / world.nbytes for size in step] for step in steps[1:]]
             most, rest = min(map(max, sizes)), min(step[-1] for step in sizes[-2:])
-            kept = rows.Held(most, rest, rest, play.most, play.rest)
+            kept = rows.Held(most, rest, rest, play.most, play.rest, world.whole)
             refuse(rows.HELD, kept, f"{world}: rank {rank} ")
             passed.most, passed.rest = max(passed.most, most), max(passed.rest, rest)
     return passed

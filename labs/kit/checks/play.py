@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cache, cached_property
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch.distributed as dist
 from torch import Tensor
@@ -50,6 +50,8 @@ class World(Case):
     traced: bool = False
     steps: int = 1
     step: int = 0
+
+    whole: ClassVar[str] = "the tensor"  # what it is of which bytes held are counted, in words
 
     @property
     def members(self) -> tuple[int, ...]:

@@ -132,20 +132,26 @@ class Exercise:
 
 @dataclass
 class Passed:
-    """recording: of the first job.  most: held in a call, × what a rank brings, besides it."""
+    """recording: of the first job.  most: held in a call, × what a rank brings, besides it.  last: of all calls."""
 
     recording: Recording
     most: float
+    last: Seen
 
 
 def checked(exercise: Exercise, functions: Functions, seed: int) -> Passed:
     """Raise Wrong at the first thing that is not as it must be."""
-    draw, recording = Draw(seed), None
+    draw, recording, all_seen = Draw(seed), None, []
+
+    def judged(seen: Seen) -> None:
+        judge(exercise, seen)
+        all_seen.append(seen)
+
     try:
         for worlds in exercise.worlds(draw).values():
-            found = played(exercise.script, functions, worlds, lambda seen: judge(exercise, seen))
+            found = played(exercise.script, functions, worlds, judged)
             recording = recording or found
-        return Passed(recording, bytes_held(exercise, functions, draw) if exercise.wide else 0)
+        return Passed(recording, bytes_held(exercise, functions, draw) if exercise.wide else 0, all_seen[-1])
     except Wrong as wrong:
         raise wrong.asking(exercise.asks) from None
 
@@ -157,15 +163,15 @@ def bytes_held(exercise: Exercise, functions: Functions, draw: Draw) -> float:
     for rank, sizes in enumerate(steps):
         first, after, second, later = ([size / world.nbytes for size in step] for step in sizes)
         most.append(max(*first, *second))
-        one = rows.Held(most[-1], after[-1], later[-1], exercise.most, exercise.rest)
+        one = rows.Held(most[-1], after[-1], later[-1], exercise.most, exercise.rest, world.whole)
         refuse(rows.HELD, one, f"{world}: rank {rank} ")
     return max(most)
 
 
 def two_calls(world: World, script: Callable[..., Any], *functions: Any) -> Iterator[Look | None]:
     given = replace(world, steps=1)
-    x = world.tensor(world.members[world.index()])
     for _ in range(2):
+        x = world.tensor(world.members[world.index()])  # another one: who keeps the first keeps memory
         yield None
         result = functions[0](x, *given.args.values())
         yield Look()

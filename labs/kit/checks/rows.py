@@ -201,6 +201,11 @@ class Sent:
         )
 
 
+def in_another_dtype(sent: Sent) -> str | None:
+    told = sent.too_much or sent.too_little
+    return f"{told}; they travel as {' and '.join(sent.other_dtypes)}" if sent.other_dtypes and told else None
+
+
 # fmt: off
 SENT = (
     Mistake("a built-in collective", "Which ranks send what to whom inside of it? Build that from isend and irecv.",
@@ -215,8 +220,7 @@ SENT = (
             "An all-reduce brings everything to everybody. Who needs which part?",
             lambda sent: any(event.op == "all_reduce" for event in sent.events) and sent.too_much),
     Mistake("a different dtype travels", "What does that cost, in bytes or in digits?",
-            lambda sent: sent.other_dtypes and (told := sent.too_much or sent.too_little)
-            and f"{told}; they travel as {' and '.join(sent.other_dtypes)}"),
+            in_another_dtype),
     Mistake("too many bytes", "", lambda sent: sent.too_much),
     Mistake("less than the least possible", "How else did the numbers get there?", lambda sent: sent.too_little),
 )
@@ -233,6 +237,7 @@ class Held(NamedTuple):
     later: float
     enough: float
     rest: float
+    whole: str = "the tensor"
 
 
 SLACK = 0.1
@@ -240,14 +245,14 @@ SLACK = 0.1
 HELD = (
     Mistake("something is kept from every call", "Which name still refers to it when you have returned?",
             lambda held: held.later > held.after + SLACK
-            and f"holds {held.after:.2f} × the tensor after one call, {held.later:.2f} × after two",
+            and f"holds {held.after:.2f} × {held.whole} after one call, {held.later:.2f} × after two",
             shows="memory that grows from call to call"),
     Mistake("something is kept from the call", "What is still there, because of a name or of a view that is left?",
             lambda held: held.after > held.rest + SLACK
-            and f"holds {held.after:.2f} × the tensor when the call is over; {held.rest:.2f} × is due",
+            and f"holds {held.after:.2f} × {held.whole} when the call is over; {held.rest:.2f} × is due",
             shows="right, but all that arrived stays in memory as long as the piece"),
     Mistake("full copies are kept", "Whose numbers do you keep after you have used them?",
             lambda held: held.most > held.enough + SLACK
-            and f"held {held.most:.2f} × the tensor besides the tensor itself"),
+            and f"held {held.most:.2f} × {held.whole} besides what was there before"),
 )
 # fmt: on

@@ -2,7 +2,6 @@
 
 play     calls, forward and backward, a step each
 hold     two of them in a row, for the bytes held
-deal     an answer for each rank of each deal
 """
 
 from __future__ import annotations
@@ -10,10 +9,8 @@ from __future__ import annotations
 import gc
 import time
 import warnings
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
-from operator import index
 from typing import Any
 
 import torch
@@ -24,7 +21,7 @@ from labs.kit.checks.answer import show
 from labs.kit.checks.case import SETTLED, Outcome
 from labs.kit.checks.job import noted
 from labs.kit.checks.left import Aftermath
-from labs.kit.checks.tensor.cases import Deal, Functions, Split, floating
+from labs.kit.checks.tensor.cases import Functions, Split, floating
 from labs.kit.checks.wire import Late
 from labs.kit.record import mark
 
@@ -105,22 +102,3 @@ def hold(functions: Functions, cases: list[Split]) -> None:
             time.sleep(SETTLED)
             mark("step")
             mark("end")
-
-
-def deal(fn: Callable[..., Any], deals: list[Deal]) -> Outcome:
-    """`returned`: by deal and rank of it, three lists of whole numbers, or what was returned in a few words."""
-    mark("step")
-    with Aftermath() as aftermath:
-        told = [[lists(noted(each, fn, *each, rank)) for rank in range(each.ranks)] for each in deals]
-    mark("end")
-    found = Outcome(returned=told)
-    aftermath.tell(found)
-    return found
-
-
-def lists(returned: Any) -> tuple[list[int], ...] | str:
-    try:
-        queries, keys, sharers = (list(map(index, numbers)) for numbers in returned)
-    except (TypeError, ValueError):
-        return show(returned)
-    return queries, keys, sharers

@@ -2,7 +2,6 @@
 
 Border    the conjugate pair            Loss     a loss over a split vocabulary
 Row       a row-parallel linear         Block    a layer of the course's GPT, by the learner's plan
-Deal      query heads, heads of keys and values, ranks: numbers alone
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from math import prod
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -24,7 +23,6 @@ from labs.kit.checks import case as shared
 from labs.mesh import Mesh, smaller_group
 from labs.model import Config, Layer
 from labs.tp import Plan, gpt_plan, parallelize
-from labs.tp.shares import fits
 from labs.tp.tp import cuts_of
 
 BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
@@ -329,15 +327,6 @@ class Block(Split):
         return 2 * prod(X), 2 * prod(X) + shared + norms
 
 
-class Deal(NamedTuple):
-    heads: int
-    kv_heads: int
-    ranks: int
-
-    def __str__(self) -> str:
-        return f"{self.heads} query heads over {self.kv_heads} of keys and values, {self.ranks} ranks"
-
-
 # ---- by chance -------------------------------------------------------------------------------------------
 
 AGAIN = {"only": "right only the first time"}
@@ -382,12 +371,6 @@ class Draw:
         sizes = [{}, {"kv_heads": self.random.choice((1, 2)), "hidden": 41}]
         sizes.append({"ranks": 2, "heads": 6, "kv_heads": 3, "hidden": 43})
         return self.cases(Block, [each | {"sequence_parallel": shards} for each in sizes for shards in (False, True)])
-
-    def deals(self) -> list[Deal]:
-        always = [(8, 4, 2), (8, 2, 4), (6, 3, 2), (8, 8, 3), (8, 1, 4), (24, 2, 8), (4, 4, 4), (16, 2, 16), (6, 3, 1)]
-        always.append((8, 8, 5))
-        possible = [(k * m, k, n) for k in range(1, 9) for m in range(1, 7) for n in range(1, 13) if fits(k * m, k, n)]
-        return [Deal(*each) for each in always + self.random.sample(possible, 11)]
 
 
 WIDE = {  # those whose bytes held are measured

@@ -3,10 +3,9 @@
     conjugate      copy and reduce, forward and backward; both of them twice in a larger graph
     row_linear     summands of y from pieces of x, and the bias once
     split_loss     three numbers per token, all-reduced, whatever the vocabulary
-    deal_heads     whole heads to each rank, and who shares keys and values
     block_plan     one layer of the course's GPT: a table of styles, which a job obeys
 
-On 1 to 8 ranks (heads on 16, on paper) and in two groups at the same time, some calls twice: pieces that differ, and
+On 1 to 8 ranks and in two groups at the same time, some calls twice: pieces that differ, and
 empty ones, no dimension, no element, three dtypes, transposed, gradients that are expanded, under no_grad; on a wire
 on which nothing is right by luck (wire.py); the first three once with the bytes held.
 """
@@ -25,10 +24,9 @@ from torch import Tensor
 from labs.kit.checks.answer import Mistake, Wrong, answered, instead, refuse
 from labs.kit.checks.case import close, isclose
 from labs.kit.checks.job import blame_luck, job
-from labs.kit.checks.left import AFTERMATH
 from labs.kit.checks.tensor import mistakes
-from labs.kit.checks.tensor.body import Called, deal, hold, play
-from labs.kit.checks.tensor.cases import WIDE, Border, Deal, Draw, Functions, Loss, Row, Split, X
+from labs.kit.checks.tensor.body import Called, hold, play
+from labs.kit.checks.tensor.cases import WIDE, Border, Draw, Functions, Loss, Row, Split, X
 from labs.kit.record import Event, Recording
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2}
@@ -87,26 +85,6 @@ def block_plan(fn: Callable[..., Any], seed: int) -> str:
         f"a rank holds its part of every matrix, and sent {sent(recording, 'x', 8 * prod(X), 0)}; "
         "the least possible is 3.00 ×, as two all-reduces each way"
     )
-
-
-@answered
-def deal_heads(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(heads, kv_heads, ranks, rank) -> (queries, keys, sharers)`: three lists of whole numbers.
-
-    This rank's query heads; the heads of keys and values that these read; the ranks, in order and with this one, among
-    whom the gradient of the latter must be added up.  Where there are enough, no two ranks have the same.
-    """
-    deals = Draw(seed).deals()
-    results = job(deal, fn, deals, ranks=2)
-    for index, case in enumerate(deals):
-        told = [outcome.returned[index] for outcome in results]
-        refuse(mistakes.LISTS, told[0], f"{case}: ")
-        refuse(mistakes.DEALS, Dealing(case, *told), f"{case}: ")
-    for rank, outcome in enumerate(results):
-        refuse(AFTERMATH, outcome, f"on rank {rank} ")
-    if results.recording.events:
-        raise Wrong(f"it calls {results.recording.events[0].op}", "What do the four numbers not tell you?", "it sends")
-    return f"{len(deals)} deals, on 1 to 16 ranks: each head once, its keys and values beside it, and not one message"
 
 
 def sent(recording: Recording, whole: str, size: int, step: int) -> str:
@@ -245,19 +223,3 @@ class Held:
 
     def told(self, when: str, *sizes: float) -> str:
         return f"held {', and then '.join(f'{size:.2f}' for size in sizes)} × {self.unit} {when}"
-
-
-# ---- heads -----------------------------------------------------------------------------------------------
-
-
-class Dealing:
-    """What two ranks were told of a deal: for each of its ranks three lists; and what should stand in the last two."""
-
-    def __init__(self, case: Deal, told: list[Any], another_time: list[Any]) -> None:
-        self.case, self.told, self.alike = case, told, told == another_time
-        self.queries, self.keys, self.sharers = zip(*told, strict=True)
-        units = max(case.kv_heads, case.ranks)  # one to each rank, and where some are left, one more to the first
-        each, more = divmod(units, case.ranks)
-        self.due_counts = [case.heads // units * (each + (rank < more)) for rank in range(case.ranks)]
-        self.due_keys = [sorted({query * case.kv_heads // case.heads for query in own}) for own in self.queries]
-        self.due_sharers = [[rank for rank, keys in enumerate(self.keys) if keys == own] for own in self.keys]

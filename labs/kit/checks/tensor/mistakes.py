@@ -7,14 +7,12 @@ BORDERS, ROWS, LOSSES, LAYERS    one that is not as on one process, by exercise
 AFTER      a call: what else it has changed
 SENT       one way of a call on a rank: what was sent
 HELD       two calls: bytes held
-LISTS, DEALS      what all ranks of a deal are told
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +23,7 @@ from labs.kit.checks.left import AFTERMATH
 from labs.kit.checks.tensor.cases import Block, Loss
 
 if TYPE_CHECKING:
-    from labs.kit.checks.tensor.judge import Dealing, One, Sent
+    from labs.kit.checks.tensor.judge import One, Sent
 
 # ---- what was returned, and changed ----------------------------------------------------------------------
 
@@ -37,49 +35,39 @@ def raised(pattern: str) -> Callable[[str], bool]:
     return lambda text: bool(re.search(pattern, text))
 
 
+# fmt: off
 PLANS = (
     Mistake("not a plan", STYLE, raised("is no plan|is no style")),
-    Mistake(
-        "what is whole meets a piece",
-        "Two tensors meet in this line: which one comes from a matrix that your plan splits, and which one does not?",
-        raised("The size of tensor.* dimension 2"),
-    ),
-    Mistake(
-        "the sum comes whole, and x is a shard",
-        "A residual adds what comes out to x: which part of x's sequence does this rank have?",
-        raised("The size of tensor"),
-    ),
-    Mistake(
-        "q, k and v are not split alike",
-        "By your plan, how many heads of q, of k and of v does this rank have?",
-        raised("Number of heads in key"),
-    ),
-    Mistake(
-        "a cut goes through a head",
-        "Which four matrices of attention must be cut at the same heads, and how do they learn where?",
-        raised(r"failed: \w+: .*(unflatten|heads|query)"),
-    ),
+    Mistake("what is whole meets a piece",
+            "Two tensors meet in this line: which one comes from a matrix that your plan splits, and which one "
+            "does not?", raised("The size of tensor.* dimension 2")),
+    Mistake("the sum comes whole, and x is a shard",
+            "A residual adds what comes out to x: which part of x's sequence does this rank have?",
+            raised("The size of tensor")),
+    Mistake("q, k and v are not split alike", "By your plan, how many heads of q, of k and of v does this rank have?",
+            raised("Number of heads in key")),
+    Mistake("a cut goes through a head",
+            "Which four matrices of attention must be cut at the same heads, and how do they learn where?",
+            raised(r"failed: \w+: .*(unflatten|heads|query)")),
     Mistake("it cannot be obeyed", STYLE, raised("failed: (Value|Runtime)Error")),
 )
 RESULT = (
-    Mistake("nothing is returned", CALLER, lambda call: call.returned == "None"),
-    Mistake("not a tensor", CALLER, lambda call: isinstance(call.returned, str) and f"{call.returned} was returned"),
+    Mistake("nothing is returned", CALLER,
+            lambda call: call.returned == "None"),
+    Mistake("not a tensor", CALLER,
+            lambda call: isinstance(call.returned, str) and f"{call.returned} was returned"),
 )
 AFTER = (
-    Mistake(
-        "changed in place",
-        "Whose memory is that, and who may still read it?",
-        lambda call: call.changed and f"{call.changed} is not what it was",
-        shows="right in a test of its own, wrong in a model, where something else reads the same tensor",
-    ),
-    Mistake(
-        "a collective that autograd does not see",
-        "What is the backward of this collective, and who has told autograd?",
-        lambda call: call.unseen and "torch warns: backward skips a collective, as if it were not there",
-        shows="a warning from torch, and gradients that are right by luck",
-    ),
+    Mistake("changed in place", "Whose memory is that, and who may still read it?",
+            lambda call: call.changed and f"{call.changed} is not what it was",
+            shows="right in a test of its own, wrong in a model, where something else reads the same tensor"),
+    Mistake("a collective that autograd does not see",
+            "What is the backward of this collective, and who has told autograd?",
+            lambda call: call.unseen and "torch warns: backward skips a collective, as if it were not there",
+            shows="a warning from torch, and gradients that are right by luck"),
     *AFTERMATH,
 )
+# fmt: on
 
 
 def form(fits: Callable[[One], bool]) -> Callable[[One], str | bool]:
@@ -88,36 +76,26 @@ def form(fits: Callable[[One], bool]) -> Callable[[One], str | bool]:
 
 
 ONE_BIAS = "The copies of the bias must stay equal: which gradient does each of them get?"
+# fmt: off
 FORM = (
-    Mistake(
-        "the bias on one rank alone",
-        ONE_BIAS,
-        form(lambda one: one.name == "bias" and one.found is None and any(one.on(r) is not None for r in one.members)),
-    ),
-    Mistake(
-        "no gradient",
-        "Which of your lines does autograd not see: one under no_grad, on .data, or on a detached tensor?",
-        form(lambda one: one.found is None),
-        shows="the loss stands still: nothing in front of a split layer is trained",
-    ),
-    Mistake(
-        "a matrix is not split",
-        "Which part of it does this rank compute with?",
-        form(lambda one: isinstance(one.case, Block) and one.found.numel() > one.due.numel()),
-        shows="right, but each rank holds and multiplies a whole matrix",
-    ),
-    Mistake(
-        "columns where rows belong, or rows where columns do",
-        "Which matrix comes first, and leaves pieces behind, and which one takes them as they are?",
-        form(lambda one: isinstance(one.case, Block) and one.found.shape != one.due.shape),
-        shows="a plan of columns alone: right, but with a gather after each matrix",
-    ),
-    Mistake(
-        "a different shape or dtype",
-        "What are its shape and dtype on one process?",
-        form(lambda one: one.found.shape != one.due.shape or one.found.dtype != one.case.dtype),
-    ),
+    Mistake("the bias on one rank alone", ONE_BIAS,
+            form(lambda one: one.name == "bias" and one.found is None
+                 and any(one.on(r) is not None for r in one.members))),
+    Mistake("no gradient",
+            "Which of your lines does autograd not see: one under no_grad, on .data, or on a detached tensor?",
+            form(lambda one: one.found is None),
+            shows="the loss stands still: nothing in front of a split layer is trained"),
+    Mistake("a matrix is not split", "Which part of it does this rank compute with?",
+            form(lambda one: isinstance(one.case, Block) and one.found.numel() > one.due.numel()),
+            shows="right, but each rank holds and multiplies a whole matrix"),
+    Mistake("columns where rows belong, or rows where columns do",
+            "Which matrix comes first, and leaves pieces behind, and which one takes them as they are?",
+            form(lambda one: isinstance(one.case, Block) and one.found.shape != one.due.shape),
+            shows="a plan of columns alone: right, but with a gather after each matrix"),
+    Mistake("a different shape or dtype", "What are its shape and dtype on one process?",
+            form(lambda one: one.found.shape != one.due.shape or one.found.dtype != one.case.dtype)),
 )
+# fmt: on
 
 # ---- numbers ---------------------------------------------------------------------------------------------
 
@@ -141,40 +119,34 @@ def otherwise(question: str) -> tuple[Mistake, ...]:
     )
 
 
+# fmt: off
 NOT_FINITE = Mistake(
-    "not finite",
-    "What is exp of 10,000, by what may all of the exponentials be divided, and what is 0 × ∞ or ∞ − ∞?",
-    lambda one: not one.found.isfinite().all(),
-    shows="a loss of inf or nan, late in a training",
-)
-SUMMED_TOO = Mistake(
-    "the gradient is summed as well",
-    "Is the gradient that comes back a summand, or is it whole, and the same on every rank?",
-    lambda one: not one.is_result and one.times(one.n),
-    shows="gradients N times too large before a layer, and not after it",
-)
+    "not finite", "What is exp of 10,000, by what may all of the exponentials be divided, and what is 0 × ∞ or ∞ − ∞?",
+    lambda one: not one.found.isfinite().all(), shows="a loss of inf or nan, late in a training")
+SUMMED_TOO = Mistake("the gradient is summed as well",
+                     "Is the gradient that comes back a summand, or is it whole, and the same on every rank?",
+                     lambda one: not one.is_result and one.times(one.n),
+                     shows="gradients N times too large before a layer, and not after it")
+# fmt: on
 
 
 def summands(question: str) -> Mistake:
     return Mistake("the summands are never added up", question, lambda one: one.is_result and one.alone)
 
 
+# fmt: off
 BORDERS = (
-    Mistake(
-        "copy sends forward",
-        "Every rank has all of x already: what could it lack?",
-        lambda one: one.is_result and one.case.kind == "copy" and one.times(one.n),
-    ),
+    Mistake("copy sends forward", "Every rank has all of x already: what could it lack?",
+            lambda one: one.is_result and one.case.kind == "copy" and one.times(one.n)),
     summands("What does each rank have where a split layer ends?"),
-    Mistake(
-        "the gradient of copy is not summed",
-        "Each rank has used x for its own part of the weights. What does it know of x's gradient?",
-        lambda one: not one.is_result and one.case.kind == "copy" and one.alone,
-        shows="the loss goes down more slowly: the layers in front get only a part of their gradient",
-    ),
+    Mistake("the gradient of copy is not summed",
+            "Each rank has used x for its own part of the weights. What does it know of x's gradient?",
+            lambda one: not one.is_result and one.case.kind == "copy" and one.alone,
+            shows="the loss goes down more slowly: the layers in front get only a part of their gradient"),
     SUMMED_TOO,
     *otherwise("Follow x through the split layer, and its gradient back: where is it whole, and where a summand?"),
 )
+# fmt: on
 
 
 def bias_added(one: One, times: int) -> bool:
@@ -184,35 +156,28 @@ def bias_added(one: One, times: int) -> bool:
     return one.same(one.due + (times - 1) * one.case.brings(one.rank)["bias"].double())
 
 
+# fmt: off
 ROWS = (
-    Mistake(
-        "the bias is added on every rank",
-        "How many ranks add it, before the sum?",
-        lambda one: bias_added(one, one.n),
-        shows="a model with biases that is right on one rank, and wrong on more",
-    ),
-    Mistake("the bias is left out", "Who adds it, and where?", lambda one: bias_added(one, 0)),
-    Mistake(
-        "a rank without inputs leaves early",
-        "Its summand of y is zero. Who waits for it, and who tells it what y is?",
-        lambda one: one.is_result and one.alone and not one.forward.events and not one.brought("x").numel(),
-    ),
+    Mistake("the bias is added on every rank", "How many ranks add it, before the sum?",
+            lambda one: bias_added(one, one.n),
+            shows="a model with biases that is right on one rank, and wrong on more"),
+    Mistake("the bias is left out", "Who adds it, and where?",
+            lambda one: bias_added(one, 0)),
+    Mistake("a rank without inputs leaves early",
+            "Its summand of y is zero. Who waits for it, and who tells it what y is?",
+            lambda one: one.is_result and one.alone and not one.forward.events and not one.brought("x").numel()),
     summands("What does each rank have of y?"),
-    Mistake(
-        "the gradient of the bias is an N-th",
-        "Every rank has all of the bias. How much of its gradient must it see?",
-        lambda one: one.name == "bias" and one.times(1 / one.n),
-        shows="the right output, and biases that learn N times too slowly",
-    ),
-    Mistake(
-        "the bias on one rank alone",
-        ONE_BIAS,
-        lambda one: one.name == "bias" and not one.found.any(),
-        shows="the right output, and copies of the bias that drift apart",
-    ),
+    Mistake("the gradient of the bias is an N-th",
+            "Every rank has all of the bias. How much of its gradient must it see?",
+            lambda one: one.name == "bias" and one.times(1 / one.n),
+            shows="the right output, and biases that learn N times too slowly"),
+    Mistake("the bias on one rank alone", ONE_BIAS,
+            lambda one: one.name == "bias" and not one.found.any(),
+            shows="the right output, and copies of the bias that drift apart"),
     SUMMED_TOO,
     *otherwise("Which summand of y does this rank make, and who adds what to it?"),
 )
+# fmt: on
 
 
 def by_own_highest(one: One) -> bool:
@@ -222,31 +187,26 @@ def by_own_highest(one: One) -> bool:
     return one.same((rows.exp().sum(1).log() - rows.gather(1, brought[0]["targets"][:, None])[:, 0]).mean())
 
 
+# fmt: off
 LOSSES = (
-    Mistake(
-        "summed over the tokens", "By what is the sum over all tokens divided?", lambda one: one.times(one.case.tokens)
-    ),
-    Mistake(
-        "relative to each rank's own highest logit",
-        "Exponentials are added up across ranks: relative to which maximum did each rank take them?",
-        lambda one: one.is_result and by_own_highest(one),
-    ),
+    Mistake("summed over the tokens", "By what is the sum over all tokens divided?",
+            lambda one: one.times(one.case.tokens)),
+    Mistake("relative to each rank's own highest logit",
+            "Exponentials are added up across ranks: relative to which maximum did each rank take them?",
+            lambda one: one.is_result and by_own_highest(one)),
     SUMMED_TOO,
-    Mistake(
-        "the gradient that comes in is left out",
-        "The loss may be scaled before backward. Where does your gradient learn of it?",
-        lambda one: not one.is_result and one.times(1 / float(one.case.comes_back(one.rank))),
-        shows="right until the loss is divided by the number of micro-batches",
-    ),
+    Mistake("the gradient that comes in is left out",
+            "The loss may be scaled before backward. Where does your gradient learn of it?",
+            lambda one: not one.is_result and one.times(1 / float(one.case.comes_back(one.rank))),
+            shows="right until the loss is divided by the number of micro-batches"),
     NOT_FINITE,
-    Mistake(
-        "the right loss with a wrong gradient",
-        "softmax, minus one at the target: over which columns, and on which rank?",
-        lambda one: not one.is_result,
-        shows="a loss that agrees with one process at step 0, and at no other",
-    ),
+    Mistake("the right loss with a wrong gradient",
+            "softmax, minus one at the target: over which columns, and on which rank?",
+            lambda one: not one.is_result,
+            shows="a loss that agrees with one process at step 0, and at no other"),
     *otherwise("Of which sums over the vocabulary is the loss made, and what does each rank add to them?"),
 )
+# fmt: on
 
 
 def adds_up(one: One) -> bool:
@@ -255,22 +215,20 @@ def adds_up(one: One) -> bool:
     return one.n > 1 and all(isinstance(x, Tensor) for x in found) and torch.allclose(sum(found), one.due)
 
 
+# fmt: off
 LAYERS = (
-    Mistake(
-        "a shard is taken for the whole",
-        "Which tokens does this rank have when attention begins, and which does it have to see?",
-        lambda one: one.is_result and one.case.sequence_parallel and not gathered(one.forward),
-        shows="each rank attends to its own part of the sequence",
-    ),
-    Mistake(
-        "the norms' gradients are not summed",
-        "Under sequence parallelism a norm sees only its own rank's tokens. What does it know of its gradient?",
-        lambda one: "norm" in one.name and adds_up(one),
-        shows="with sequence parallelism, norms that drift apart",
-    ),
+    Mistake("a shard is taken for the whole",
+            "Which tokens does this rank have when attention begins, and which does it have to see?",
+            lambda one: one.is_result and one.case.sequence_parallel and not gathered(one.forward),
+            shows="each rank attends to its own part of the sequence"),
+    Mistake("the norms' gradients are not summed",
+            "Under sequence parallelism a norm sees only its own rank's tokens. What does it know of its gradient?",
+            lambda one: "norm" in one.name and adds_up(one),
+            shows="with sequence parallelism, norms that drift apart"),
     SUMMED_TOO,
     *otherwise(STYLE),
 )
+# fmt: on
 
 # ---- what was sent, and held -----------------------------------------------------------------------------
 
@@ -288,176 +246,45 @@ def reduced(sent: Sent) -> bool:
     return any(event.op == "reduce" for event in sent.events)
 
 
+# fmt: off
 SENT = (
-    Mistake(
-        "something is sent where nothing is due",
-        "What do the other ranks have already, and so need not be sent?",
-        lambda sent: not sent.due_calls and sent.events and sent.text,
-    ),
-    Mistake(
-        "logits are gathered",
-        "Which numbers of a token do the other ranks need, if not all of its logits?",
-        too_much(lambda sent: isinstance(sent.case, Loss) and gathered(sent) and sent.found > 2 * sent.enough),
-        shows="memory that grows with the vocabulary on every rank: nothing was gained by splitting the head",
-    ),
-    Mistake(
-        "more than three numbers per token",
-        "Which numbers about a token does every rank need from all others?",
-        too_much(lambda sent: isinstance(sent.case, Loss)),
-    ),
-    Mistake(
-        "x crosses the border once for each matrix",
-        "q, k and v read the same x, and so do gate and up. How often must it, or its gradient, travel?",
-        too_much(lambda sent: isinstance(sent.case, Block)),
-        shows="the right numbers, and more than twice the bytes",
-    ),
-    Mistake(
-        "one rank adds up for all",
-        "How much does that rank send, and how much does each rank send in an all-reduce?",
-        too_much(lambda sent: any(event.op == "broadcast" for event in sent.events) and reduced(sent)),
-    ),
-    Mistake(
-        "gathered, where a sum belongs",
-        "What does each rank have: a piece of the result, or a summand? What does splitting gain, if you gather?",
-        too_much(gathered),
-        shows="right, but each rank receives what the others hold: weights, or activations",
-    ),
-    Mistake(
-        "a different dtype travels",
-        "What does that cost?",
-        too_much(lambda sent: any(event.dtype != sent.case.dtype_name for event in sent.events if event.sent)),
-    ),
+    Mistake("something is sent where nothing is due", "What do the other ranks have already, and so need not be sent?",
+            lambda sent: not sent.due_calls and sent.events and sent.text),
+    Mistake("logits are gathered", "Which numbers of a token do the other ranks need, if not all of its logits?",
+            too_much(lambda sent: isinstance(sent.case, Loss) and gathered(sent) and sent.found > 2 * sent.enough),
+            shows="memory that grows with the vocabulary on every rank: nothing was gained by splitting the head"),
+    Mistake("more than three numbers per token", "Which numbers about a token does every rank need from all others?",
+            too_much(lambda sent: isinstance(sent.case, Loss))),
+    Mistake("x crosses the border once for each matrix",
+            "q, k and v read the same x, and so do gate and up. How often must it, or its gradient, travel?",
+            too_much(lambda sent: isinstance(sent.case, Block)),
+            shows="the right numbers, and more than twice the bytes"),
+    Mistake("one rank adds up for all",
+            "How much does that rank send, and how much does each rank send in an all-reduce?",
+            too_much(lambda sent: any(event.op == "broadcast" for event in sent.events) and reduced(sent))),
+    Mistake("gathered, where a sum belongs",
+            "What does each rank have: a piece of the result, or a summand? What does splitting gain, if you gather?",
+            too_much(gathered),
+            shows="right, but each rank receives what the others hold: weights, or activations"),
+    Mistake("a different dtype travels", "What does that cost?",
+            too_much(lambda sent: any(event.dtype != sent.case.dtype_name for event in sent.events if event.sent))),
     Mistake("too many bytes", "How often does each number travel, and who needs it?", too_much(bool)),
-    Mistake(
-        "a collective over the wrong ranks",
-        "Who has called it, in that group?",
-        lambda sent: sent.strangers and f"ranks {sorted(sent.strangers)} take part, but are not in the group",
-    ),
-    Mistake(
-        "too many collectives",
-        "What does each of them cost, however little it sends?",
-        lambda sent: sent.calls > sent.due_calls + 0.01 and sent.text,
-        shows="the right numbers and bytes, and a job that waits for the network",
-    ),
-    Mistake(
-        "less than the least possible",
-        "How else did the numbers get there?",
-        lambda sent: sent.total < 0.999 * sent.least and sent.text,
-    ),
+    Mistake("a collective over the wrong ranks", "Who has called it, in that group?",
+            lambda sent: sent.strangers and f"ranks {sorted(sent.strangers)} take part, but are not in the group"),
+    Mistake("too many collectives", "What does each of them cost, however little it sends?",
+            lambda sent: sent.calls > sent.due_calls + 0.01 and sent.text,
+            shows="the right numbers and bytes, and a job that waits for the network"),
+    Mistake("less than the least possible", "How else did the numbers get there?",
+            lambda sent: sent.total < 0.999 * sent.least and sent.text),
 )
 HELD = (
-    Mistake(
-        "something is kept from every call",
-        "Which of your variables still refers to it when backward is over?",
-        lambda held: (
-            (held.after[0] > 1.1 or held.after[1] > held.after[0] + 0.1) and held.told("after one call", *held.after)
-        ),
-    ),
-    Mistake(
-        "kept for backward, but not needed there",
-        "Which numbers does your backward read?",
-        lambda held: held.between > held.kept and held.told("between forward and backward", held.between),
-        shows="activations that are as large as without splitting",
-    ),
-    Mistake(
-        "too many copies at a time",
-        "How many tensors of this size are there at the worst moment?",
-        lambda held: held.most > held.enough and held.told("at the peak", held.most),
-    ),
+    Mistake("something is kept from every call", "Which of your variables still refers to it when backward is over?",
+            lambda held: (held.after[0] > 1.1 or held.after[1] > held.after[0] + 0.1)
+            and held.told("after one call", *held.after)),
+    Mistake("kept for backward, but not needed there", "Which numbers does your backward read?",
+            lambda held: held.between > held.kept and held.told("between forward and backward", held.between),
+            shows="activations that are as large as without splitting"),
+    Mistake("too many copies at a time", "How many tensors of this size are there at the worst moment?",
+            lambda held: held.most > held.enough and held.told("at the peak", held.most)),
 )
-
-# ---- heads -----------------------------------------------------------------------------------------------
-
-
-def first_rank(fits: Callable[[Dealing, int], str | bool]) -> Callable[[Dealing], str | None]:
-    """Of the first that it fits."""
-    return lambda deal: next((f"rank {r} {told}" for r in range(deal.case.ranks) if (told := fits(deal, r))), None)
-
-
-def not_once(lists: Sequence[list[int]], heads: int) -> tuple[int, list[int]] | None:
-    """The first head that not one rank has, or that does not exist; and its ranks."""
-    owners = {
-        h: [r for r, own in enumerate(lists) for each in own if each == h] for h in {*range(heads), *chain(*lists)}
-    }
-    return next(((h, ranks) for h, ranks in owners.items() if len(ranks) != 1 or not 0 <= h < heads), None)
-
-
-def uneven(deal: Dealing) -> str | bool:
-    found = list(map(len, deal.queries))
-    return found != deal.due_counts and f"the ranks have {found} query heads, and not {deal.due_counts}"
-
-
-def not_read(deal: Dealing, rank: int) -> str | bool:
-    found, due = deal.keys[rank], deal.due_keys[rank]
-    return sorted(found) != due and f"has keys and values {found}; its queries {deal.queries[rank]} read {due}"
-
-
-def other_sharers(deal: Dealing, rank: int) -> str | bool:
-    found, due = deal.sharers[rank], deal.due_sharers[rank]
-    return found != due and f"adds up its gradient with {found}; the same keys and values are on {due}"
-
-
-SHARE = "Whose queries have read the same keys and values, and so have a part of their gradient?"
-LISTS = (
-    Mistake(
-        "not three lists of heads and ranks",
-        "Which heads, and which ranks, by their numbers?",
-        lambda told: next((f"rank {r} is told {each}" for r, each in enumerate(told) if isinstance(each, str)), None),
-    ),
-)
-DEALS = (
-    Mistake(
-        "not the same for everybody who asks",
-        "Whose heads are asked for: those of the rank that asks, or of the one in the arguments?",
-        lambda deal: not deal.alike,
-    ),
-    Mistake(
-        "a rank without a head",
-        "What does attention compute on a rank without queries, or without keys?",
-        first_rank(lambda deal, r: not (deal.queries[r] and deal.keys[r]) and f"has {deal.told[r]}"),
-        shows="an empty tensor in attention, where there are more ranks than heads of keys and values",
-    ),
-    Mistake(
-        "a query head is missing, or there twice",
-        "Who computes head 0, 1, 2, ..., each once, and no other?",
-        lambda deal: (
-            (found := not_once(deal.queries, deal.case.heads)) and "query head {} is on ranks {}".format(*found)
-        ),
-    ),
-    Mistake(
-        "keys and values that its queries do not read",
-        "H / K query heads read one head of keys and values: which one does query head h read?",
-        first_rank(not_read),
-        shows="no error, but attention to another head's keys",
-    ),
-    Mistake(
-        "keys and values twice, where there are enough",
-        "Which queries should stay together?",
-        lambda deal: (
-            deal.case.kv_heads >= deal.case.ranks
-            and (found := not_once(deal.keys, deal.case.kv_heads))
-            and "keys and values {} are on ranks {}".format(*found)
-        ),
-    ),
-    Mistake(
-        "uneven, or the extra heads are not on the first ranks", "Which ranks have one more, and by how much?", uneven
-    ),
-    Mistake(
-        "not in order",
-        "In which order do the rows of q, k and v lie in memory?",
-        first_rank(lambda deal, r: any(list(own) != sorted(own) for own in deal.told[r][:2]) and f"has {deal.told[r]}"),
-    ),
-    Mistake(
-        "ranks that share are not neighbours",
-        "Which ranks have the same heads of keys and values, and are they next to each other?",
-        first_rank(lambda deal, r: (s := deal.due_sharers[r])[-1] - s[0] >= len(s) and f"shares with {s}"),
-        shows="groups of ranks that do not fit those of labs/tp/shares.py, or of a node",
-    ),
-    Mistake(
-        "the gradient of shared keys and values is not summed",
-        SHARE,
-        first_rank(lambda deal, rank: deal.sharers[rank] == [rank] and other_sharers(deal, rank)),
-        shows="copies of k and v that drift apart, where there are fewer of them than ranks",
-    ),
-    Mistake("summed over the wrong ranks", SHARE, first_rank(other_sharers)),
-)
+# fmt: on
