@@ -19,14 +19,9 @@ from torch import nn
 from labs import agree, collectives, ddp, native
 from labs.collectives import exchange, group_rank, place, powers_of_two
 from labs.kit import check
-from labs.kit.checks import messages
-from labs.kit.checks.answer import Wrong
-from labs.kit.checks.case import Outcome, close
-from labs.kit.checks.collectives import cases, judge
 from labs.kit.checks.gradients.body import Seen
 from labs.kit.checks.gradients.judge import OfParameter
 from labs.kit.checks.job import failed
-from labs.kit.checks.meshes import scatter
 from labs.kit.launch import RankError
 from tests.wrong_answers import collectives as wrong_collectives
 from tests.wrong_answers.answers import ANSWERS, let_past
@@ -282,36 +277,6 @@ def test_where_gradients_cancel_out_rounding_is_no_mistake():
         return OfParameter([one, other], 0, "scale")
 
     assert average(torch.tensor(1e-4 + 1e-8)).right() and not average(torch.tensor(2e-4)).right()
-
-
-def bring(monkeypatch, case: type, method: str) -> None:
-    """Two ranks whose numbers nearly cancel each other out."""
-    numbers = torch.tensor([[1.0], [-0.999999]], dtype=torch.float64)
-    monkeypatch.setattr(case, method, lambda self, rank: numbers[rank])
-
-
-def test_where_a_sum_cancels_out_rounding_is_no_mistake(monkeypatch):
-    bring(monkeypatch, cases.Case, "tensor")
-    case = cases.Case(0, 2, 1)
-    due = cases.total(case)
-    for kind in (cases.REDUCE_SCATTER, cases.ALL_REDUCE):
-
-        def one(found, kind=kind):
-            outcomes = [Outcome(after=[found], returned=found)] * 2
-            return judge.One(judge.Call(kind, case, outcomes, []), 0)
-
-        assert one(due + 1e-16).right and one(due - 1e-16).right and not one(due * 1.0001).right
-
-    bring(monkeypatch, messages.Case, "tensor")
-    case = messages.Case(0, 2, shape=(1,))
-    for by, right in ((1e-16, True), (-1e-16, True), (1e-10, False)):
-        assert close(case.mean + by, case.mean, *case.precision) is right
-
-    bring(monkeypatch, scatter.Case, "summand")
-    case = scatter.Case(0, 2, shape=(1,), dim=0)
-    for by, wrong in ((1e-16, False), (-1e-16, False), (1e-10, True)):
-        with pytest.raises(Wrong) if wrong else contextlib.nullcontext():
-            scatter.judge([scatter.One(case, 0, Outcome(after=[case.summand(0)], returned=case.total() + by))])
 
 
 def test_what_it_raises_is_told_with_its_line():

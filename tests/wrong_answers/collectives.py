@@ -224,7 +224,7 @@ def reduce_scatter_that_averages(x, group=None):
     return piece.div_(dist.get_world_size(group)) if x.is_floating_point() else piece
 
 
-@wrong("reduce_scatter", "left out")
+@wrong("reduce_scatter", "a rank is left out")
 def reduce_scatter_one_round_short(x, group=None):
     rank, ranks = place(group)
     pieces = x.view(-1).tensor_split(ranks)
@@ -441,7 +441,7 @@ def all_gather_as_float32(x, group=None):
     x.copy_(y)
 
 
-@wrong("all_gather", "too many messages")
+@wrong("all_gather", "more messages than needed")
 def all_gather_element_by_element(x, group=None):
     rank, ranks = place(group)
     pieces = x.view(-1).tensor_split(ranks)
@@ -523,7 +523,7 @@ def all_reduce_at_the_root_only(x, group=None):
         x.copy_(y)
 
 
-@wrong("all_reduce", "left out")
+@wrong("all_reduce", "one's own only")
 def all_reduce_in_halves_that_do_not_fit(x, group=None):
     """After the first one rank r holds piece r + 1; the second one begins with piece r."""
     reduce_scatter_one_piece_on(x, group)

@@ -282,7 +282,7 @@ def always_dim_0(summand, dim, group=None):
     return partial_to_shard(summand, 0, group)
 
 
-@wrong("partial_to_shard", "a piece of another shape")
+@wrong("partial_to_shard", "another shape")
 def as_tensor_split_cuts(summand, dim, group=None):
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     theirs = [piece.contiguous() for piece in summand.tensor_split(ranks, dim)]
@@ -299,12 +299,12 @@ def no_padding(summand, dim, group=None):
     return reduce_scatter(pieces.flatten(), group).view(pieces.shape[1:])
 
 
-@wrong("partial_to_shard", "one side of a message or a collective is missing", alone=True)
+@wrong("partial_to_shard", "right only on the group of all ranks", alone=True)
 def forgets_the_group(summand, dim, group=None):
     return partial_to_shard(summand, dim)
 
 
-@wrong("partial_to_shard", "the summand has changed")
+@wrong("partial_to_shard", "what was given has changed")
 def in_place(summand, dim, group=None):
     mine = partial_to_shard(summand, dim, group)
     summand.zero_()
@@ -335,7 +335,7 @@ def returns_nothing(summand, dim, group=None):
     partial_to_shard(summand, dim, group)
 
 
-@wrong("partial_to_shard", "more than the piece is kept")
+@wrong("partial_to_shard", "something is kept from the call")
 def view_of_all_that_arrived(summand, dim, group=None):
     rank, ranks, size = dist.get_rank(group), dist.get_world_size(group), summand.shape[dim]
     longest = -(-size // ranks)

@@ -45,7 +45,7 @@ def returns_its_number(x):
     return dist.get_rank()
 
 
-@wrong(CHECK, "a different shape")
+@wrong(CHECK, "another shape")
 def stacked_and_never_reduced(x):
     rank, ranks = everybody()
     if rank > 0:
@@ -68,7 +68,7 @@ def in_float64(x):
     return mean if mean is None else mean.double()
 
 
-@wrong(CHECK, "the others return something, too")
+@wrong(CHECK, "something is returned where nothing is due")
 def everybody_returns(x):
     mean = mean_on_rank_0(x)
     return x if mean is None else mean
@@ -108,7 +108,7 @@ def with_total(finish, start=lambda x: x.clone(), skip=()):
     return fn
 
 
-@wrong(CHECK, "the sum, and not the mean")
+@wrong(CHECK, "summed instead of averaged")
 def summed(x):
     return with_total(lambda total, ranks: total)(x)
 
@@ -138,7 +138,7 @@ def one_rank_is_skipped(x):
     return with_total(lambda total, ranks: total / ranks, skip=(2,))(x)
 
 
-@wrong(CHECK, "some ranks count more than others")
+@wrong(CHECK, "counted twice")
 def its_own_twice(x):
     return with_total(lambda total, ranks: total / ranks, start=lambda x: 2 * x)(x)
 
@@ -289,7 +289,7 @@ def one_element_at_a_time(x):
     return total / ranks
 
 
-@wrong(CHECK, "more bytes than x has")
+@wrong(CHECK, "a different dtype travels")
 def in_eight_bytes(x):
     mean = mean_on_rank_0(x.double())
     return mean if mean is None else mean.to(x.dtype)
@@ -335,7 +335,7 @@ def always_three_others(x):
 # ---- what is left ----------------------------------------------------------------------------------------
 
 
-@wrong(CHECK, "x has changed")
+@wrong(CHECK, "what was given has changed")
 def added_up_in_x(x):
     rank, ranks = everybody()
     if rank > 0:
@@ -347,7 +347,7 @@ def added_up_in_x(x):
     return x / ranks
 
 
-@wrong(CHECK, "x has changed")
+@wrong(CHECK, "what was given has changed")
 def received_in_x(x):
     rank, ranks = everybody()
     if rank > 0:
@@ -359,7 +359,7 @@ def received_in_x(x):
     return total / ranks
 
 
-@wrong(CHECK, "right only in the first call")
+@wrong(CHECK, "a later call writes into what this one returned")
 def always_in_the_same_tensor(x):
     """A new one for each shape; the next call of this shape overwrites what this one returned."""
     mean = mean_on_rank_0(x)
@@ -386,7 +386,7 @@ def leaves_grad_mode_off(x):
     return mean_on_rank_0(x)
 
 
-@wrong(CHECK, "far too much is held")
+@wrong(CHECK, "full copies are kept")
 def copies_of_copies(x):
     rank, ranks = everybody()
     if rank > 0:

@@ -1,0 +1,83 @@
+"""The engines of checks by themselves: what is near enough, which variant of what is due an answer equals."""
+
+import pytest
+import torch
+
+from labs.kit.checks.answer import Mistake, Wrong, refuse
+from labs.kit.checks.collectives import by_hand, mean
+from labs.kit.checks.meshes import scatter
+from labs.kit.checks.one import One, as_if
+from labs.kit.checks.play import Done, Seen
+from labs.kit.checks.ranks import Exercise, Given, part_of
+from labs.kit.checks.rows import VALUES
+
+
+def found_by(exercise: Exercise, world: Given, values: list[torch.Tensor]) -> One:
+    """On the first rank."""
+    dues = [{"": due} for due in exercise.due(world)]
+    return part_of(exercise, Seen(world, [Done(values={"": value}) for value in values], []), 0, "", dues)
+
+
+@pytest.mark.parametrize(
+    "exercise, world, wrong",
+    [
+        (by_hand.REDUCE_SCATTER, by_hand.InPlace(0, 2, shape=(1,)), 1e-9),
+        (by_hand.ALL_REDUCE, by_hand.InPlace(0, 2, shape=(1,)), 1e-9),
+        (mean.EXERCISE, Given(0, 2, shape=(1,)), 1e-10),
+        (scatter.EXERCISE, Given(0, 2, shape=(1,), args={"dim": 0}), 1e-10),
+    ],
+)
+def test_where_a_sum_cancels_out_rounding_is_no_mistake(monkeypatch, exercise, world, wrong):
+    """Of two ranks whose numbers nearly cancel each other out."""
+    numbers = torch.tensor([[1.0], [-0.999999]], dtype=torch.float64)
+    monkeypatch.setattr(Given, "tensor", lambda self, rank: numbers[rank])
+    for by, right in ((1e-16, True), (-1e-16, True), (wrong, False)):
+        values = [None if due is None else due + by for due in exercise.due(world)]
+        assert found_by(exercise, world, values).right is right
+
+
+def test_a_variant_that_is_right_as_well_is_not_the_mistake():
+    world = by_hand.InPlace(0, 2, shape=(4,))
+    one = found_by(by_hand.ALL_REDUCE, world, [world.total, world.total])
+    assert not as_if(lambda world: [world.total] * 2)(one)
+    assert not as_if(lambda world: [world.total * 2] * 2)(one)
+
+
+def test_several_variants_are_tried_one_after_the_other():
+    world = by_hand.InPlace(0, 2, shape=(4,))
+    one = found_by(by_hand.ALL_REDUCE, world, [3 * world.total] * 2)
+    assert as_if(lambda world: ([factor * world.total] * 2 for factor in (2, 3)))(one)
+
+
+@pytest.mark.parametrize(
+    "times, name",
+    [
+        ((0.5, 0.5, 0.5, 0.5), ""),
+        ((0.25, 0.25, 0.25, 0.25), "averaged instead of summed"),
+        ((4, 4, 4, 4), "summed instead of averaged"),
+        ((1, 0, 0, 0), "one's own only"),
+        ((1, 1, 0, 1), "a rank is left out"),
+        ((2, 1, 1, 1), "counted twice"),
+        ((0.5, 1, 1, 1), "some ranks count more than others"),
+        ((0.5, 0.5, 1, 2), "some ranks count more than others"),
+    ],
+)
+def test_what_a_wrong_sum_is_made_of(times, name):
+    world = by_hand.InPlace(0, 4, shape=(24,))
+    value = sum(c * x for c, x in zip(times, world.xs, strict=True))
+    with pytest.raises(Wrong) as wrong:
+        refuse(VALUES, found_by(by_hand.ALL_REDUCE, world, [value] * 4), "", "What?")
+    assert wrong.value.answer.mistake == (name or "divided by the wrong number")
+
+
+def test_a_row_keeps_its_name_where_it_holds_everywhere():
+    wrong = Wrong("…", "?", "far too slow").also("right only for small tensors")
+    assert wrong.answer.mistake == "far too slow"
+    assert Wrong("…", "?", "").also("right only here").answer.mistake == "right only here"
+
+
+def test_an_exercise_asks_its_own_question():
+    with pytest.raises(Wrong) as wrong:
+        refuse([Mistake("too many bytes", "Who?", lambda seen: True)], None, "")
+    assert wrong.value.asking({"too many bytes": "Which part?"}).answer.question == "Which part?"
+    assert wrong.value.asking({}).answer.question == "Who?"
