@@ -5,7 +5,6 @@ layer of GPT-3 keeps for its backward, as it was published.
 """
 
 import dataclasses
-import gc
 from collections import Counter
 from fractions import Fraction
 from functools import partial
@@ -164,10 +163,8 @@ def by_part(events, job, sequence):
 def test_ranks_hold_what_was_predicted(ranks):
     recording = run(train_all, ranks, ranks=ranks, device="cpu", record="memory").recording
     for last, rank, job, sequence in predictions(ranks):
-        assert held(recording, rank, last // STEPS, STEPS) == dataclasses.asdict(cost.tp(job, sequence).held), (
-            job,
-            sequence,
-        )
+        predicted = dataclasses.asdict(cost.tp(job, sequence).held)
+        assert held(recording, rank, last // STEPS, STEPS) == predicted, (job, sequence)
 
 
 EQUAL = [  # config, sequences, micro-batches: what PyTorch can split
@@ -178,30 +175,27 @@ EQUAL = [  # config, sequences, micro-batches: what PyTorch can split
 ]
 
 
-def train_theirs(trainings):
-    for sequence_parallel, config, batch, accumulation in trainings:
-        training = torch_tp(sequence_parallel, GPT(config), Mesh((dist.get_world_size(),), ("tp",)))
-        generator = torch.Generator().manual_seed(0)
-        for _ in range(STEPS):
-            mark("step")
-            x, y = torch.randint(config.vocab, (2, accumulation * batch, config.context), generator=generator)
-            step(training, x, y, accumulation)
-        mark("end")
-        del training, x, y
-        gc.collect()
+def train_theirs(number, sequence_parallel):
+    config, batch, accumulation = EQUAL[number]
+    training = torch_tp(sequence_parallel, GPT(config), Mesh((dist.get_world_size(),), ("tp",)))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(STEPS):
+        mark("step")
+        x, y = torch.randint(config.vocab, (2, accumulation * batch, config.context), generator=generator)
+        step(training, x, y, accumulation)
 
 
+@pytest.mark.parametrize("sequence", (False, True))
+@pytest.mark.parametrize("number", range(len(EQUAL)))
 @pytest.mark.parametrize("ranks", (2, 4))
-def test_ranks_of_torch_hold_what_was_predicted(ranks):
-    trainings = [(sequence, *each) for sequence in (False, True) for each in EQUAL]
-    recording = run(train_theirs, trainings, ranks=ranks, device="cpu", record="memory").recording
-    for number, (sequence, config, batch, accumulation) in enumerate(trainings):
-        for rank in range(ranks):
-            job = Job(config, batch, ranks, rank, accumulation=accumulation)
-            measured = held(recording, rank, number, STEPS)
-            predicted = dataclasses.asdict(cost.parallelize_module(job, sequence).held)
-            measured["peak"] = pytest.approx(measured["peak"], abs=4 * accumulation)  # losses may outlive their step
-            assert predicted == measured, (rank, job)
+def test_ranks_of_torch_hold_what_was_predicted(ranks, number, sequence):
+    recording = run(train_theirs, number, sequence, ranks=ranks, device="cpu", record="memory").recording
+    config, batch, accumulation = EQUAL[number]
+    for rank in range(ranks):
+        job = Job(config, batch, ranks, rank, accumulation=accumulation)
+        held, predicted = recording.steady(rank), dataclasses.asdict(cost.parallelize_module(job, sequence).held)
+        held["peak"] = pytest.approx(held["peak"], abs=4 * accumulation)  # losses may outlive their step
+        assert predicted == held, (rank, job)
 
 
 def test_what_a_rank_holds_has_its_limits():
