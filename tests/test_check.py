@@ -19,9 +19,9 @@ from torch import nn
 from labs import agree, collectives, ddp, native
 from labs.collectives import exchange, group_rank, place, powers_of_two
 from labs.kit import check
-from labs.kit.checks.gradients.body import Seen
-from labs.kit.checks.gradients.judge import OfParameter
+from labs.kit.checks.gradients.mistakes import Gradient
 from labs.kit.checks.job import failed
+from labs.kit.checks.play import Done, Seen, World
 from labs.kit.launch import RankError
 from tests.wrong_answers import collectives as wrong_collectives
 from tests.wrong_answers.answers import ANSWERS, let_past
@@ -270,13 +270,11 @@ def test_where_gradients_cancel_out_rounding_is_no_mistake():
     """Their mean is small, and their rounding is as large as ever."""
 
     def average(found):
-        one, other = (
-            Seen(plain=[{"scale": torch.tensor(own)}], before={"scale": torch.ones(())}, found={"scale": found})
-            for own in (1.0, -0.9998)
-        )
-        return OfParameter([one, other], 0, "scale")
+        facts = ({"plain": [{"scale": torch.tensor(own)}], "before": {"scale": found}} for own in (1.0, -0.9998))
+        done = [Done(values={"scale": found}, facts=each) for each in facts]
+        return Gradient(Seen(World(0, 2), done, []), 0, "scale")
 
-    assert average(torch.tensor(1e-4 + 1e-8)).right() and not average(torch.tensor(2e-4)).right()
+    assert average(torch.tensor(1e-4 + 1e-8)).right and not average(torch.tensor(2e-4)).right
 
 
 def test_what_it_raises_is_told_with_its_line():

@@ -71,8 +71,10 @@ from labs.kit.checks.collectives.mean import mean_on_rank_0
 from labs.kit.checks.fsdp.gradient import hsdp_gradient
 from labs.kit.checks.fsdp.prefetch import prefetch
 from labs.kit.checks.fsdp.unshard import unshard_and_reshard
+from labs.kit.checks.gradients.accumulation import accumulation
+from labs.kit.checks.gradients.average import average_gradients
 from labs.kit.checks.gradients.buckets import buckets
-from labs.kit.checks.gradients.judge import accumulation, average_gradients, data_parallel
+from labs.kit.checks.gradients.data_parallel import data_parallel
 from labs.kit.checks.gradients.overlap import overlap
 from labs.kit.checks.meshes.neighbours import neighbours
 from labs.kit.checks.meshes.order import order_of_axes

@@ -30,7 +30,7 @@ from labs.kit.checks.job import NEVER_ENDS, blame_luck, job, noted
 from labs.kit.checks.left import Aftermath
 from labs.kit.checks.wire import Late
 from labs.kit.launch import Results
-from labs.kit.record import Event, Recording, mark
+from labs.kit.record import KINDS, Event, Recording, mark
 
 Functions = Sequence[Callable[..., Any]]
 
@@ -125,7 +125,7 @@ def play_one(script: Script, functions: Functions, world: World, played: list[An
         return
     steps = script(world, *functions)
     for _ in range(world.steps):
-        next(steps)
+        next(steps, None)  # after a refusal there is nothing left, and the steps that follow are refused, too
         with (
             nullcontext() if world.held else Late(rank, world.seed) as wire,
             Aftermath(trace=world.traced) as aftermath,
@@ -211,13 +211,13 @@ def all_seen(worlds: Sequence[World], results: Results) -> Iterator[Seen]:
             number += 1
 
 
-def held(script: Script, functions: Functions, world: World) -> list[list[list[float]]]:
-    """By rank and step: bytes held at all moments of the step, beyond what was there when the first step began."""
+def held(script: Script, functions: Functions, world: World, kinds: Sequence[str] = KINDS) -> list[list[list[float]]]:
+    """By rank and step: bytes of these kinds held at all moments of the step, beyond those before the first step."""
     recording = job(play_all, script, functions, [world], ranks=world.ranks, record="memory").recording
     sizes = []
     for rank in world.members:
-        base = recording.during(rank, 0)[0][1]
-        sizes.append([[size - base for _, size in recording.during(rank, step)] for step in range(world.steps)])
+        base = recording.during(rank, 0, kinds)[0][1]
+        sizes.append([[size - base for _, size in recording.during(rank, step, kinds)] for step in range(world.steps)])
     return sizes
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -30,13 +29,6 @@ class SlowWire(tap.Listener):
         self.delays = random.Random(1000 * seed + rank)
         self.touched: list[int] = []
 
-    def __enter__(self) -> SlowWire:
-        tap.listeners.append(self)
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        tap.listeners.remove(self)
-
     def issued(self, call: tap.Call) -> None:
         if call.op == "send":
             time.sleep(self.delays.random() * SLOWEST)
@@ -52,27 +44,6 @@ class SlowWire(tap.Listener):
         POSTED.pop(call, None)
         if self in call.notes and not same_bits(*call.notes[self]):
             self.touched.append(call.peer)
-
-
-class Cargo(tap.Listener):
-    """Counts the calls, and those that are given the parameters' own memory; each leaves a moment late, as above."""
-
-    def __init__(self, parameters: Iterable[torch.Tensor], seed: int) -> None:
-        self.delays = random.Random(seed)
-        self.storages = {p.untyped_storage().data_ptr() for p in parameters if p.numel()}
-        self.count = self.begun = 0
-
-    def __enter__(self) -> Cargo:
-        tap.listeners.append(self)
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        tap.listeners.remove(self)
-
-    def issued(self, call: tap.Call) -> None:
-        time.sleep(self.delays.random() * SLOWEST / 4)
-        self.begun += 1
-        self.count += any(x.untyped_storage().data_ptr() in self.storages for x in call.inputs)
 
 
 class Late(SlowWire):

@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -111,7 +111,14 @@ class Call:
 
 
 class Listener:
-    """Override what you need; keep it quick, it runs inside every collective."""
+    """Hears while it is entered.  Override what you need; keep it quick, it runs inside every collective."""
+
+    def __enter__(self) -> Self:
+        listeners.append(self)
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        listeners.remove(self)
 
     def issued(self, call: Call) -> None: ...
 

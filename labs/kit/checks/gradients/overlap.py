@@ -1,7 +1,4 @@
-"""Does communication begin while backward still works?  What `labs.ddp.Overlapped` promises, read off real jobs.
-
-    overlap(wrap)    wrap(model, bucket_bytes, **options) -> a module as data_parallel has it, whose buckets `labs.ddp`
-                     cuts, and whose options are those of `labs.ddp.Overlapped`
+"""overlap: does communication begin while backward still works?  What `labs.ddp.Overlapped` promises, off real jobs.
 
 Numbers and bytes are those of data_parallel, in small buckets.  Then two models of equal layers, and what each rank
 does, in its order: a layer's backward, a collective begun, one waited for, sync().
@@ -15,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -26,115 +22,78 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from labs.ddp import in_buckets
+from labs.kit.checks.acts import Play, checked, wrong
 from labs.kit.checks.answer import Mistake, Wrong, answered, refuse
-from labs.kit.checks.case import close
 from labs.kit.checks.gradients.buckets import ONE_EACH, own_group
-from labs.kit.checks.gradients.cases import Draw
-from labs.kit.checks.gradients.judge import every_job
-from labs.kit.checks.gradients.mistakes import PARTLY
-from labs.kit.checks.job import job
+from labs.kit.checks.gradients.mistakes import NOT_IN_PLACE, PARTLY, QUESTION, tables
+from labs.kit.checks.gradients.training import Training, odd, train_wrapped
 from labs.kit.checks.mixture import TIED
-from labs.kit.launch import Results
+from labs.kit.checks.play import Look, Seen, World
+from labs.kit.checks.ranks import BF16, F32, F64, Draw
 from labs.kit.watch import tap
 
 LAYERS, DIM = 7, 5
-LAYER_BYTES = 8 * DIM * DIM  # float64
-BUCKET_BYTES = 2 * LAYER_BYTES  # two layers in a bucket, and the first one by itself
-BY_LUCK = ("", TIED.name, PARTLY)  # so a sum of different buckets may be called
+BUCKET_BYTES = 2 * 8 * DIM * DIM  # two layers of float64 in a bucket, and the first one by itself
 SMALL = 500  # bytes of a bucket of data_parallel's models: none is as large as the model
+BY_LUCK = ("", TIED.name, PARTLY)  # so a sum of different buckets may be called
 
 
-@answered
-def overlap(wrap: Callable[..., Any], seed: int) -> str:
-    """`wrap(model, bucket_bytes, **options)` -> a module as `labs.ddp.Overlapped` is one; so are the options."""
-    draw = Draw(seed)
-    with by_name():
-        try:
-            every_job("data_parallel", partial(wrap, bucket_bytes=SMALL), draw.overlap(), exact=True)
-        except Wrong as wrong:
-            if wrong.answer.mistake in BY_LUCK and not (wrong.raised or wrong.untouched):
-                too_early_or_in_another_order(wrap, seed)
-            raise
-        chain = job(watched, wrap, [seed, 0], ranks=2, when="a chain of layers, 2 ranks")
-    for rank, (_, steps, beside) in enumerate(chain):
-        refuse(OVERLAP, Backward(steps[1]), f"a chain of {LAYERS} layers, 2 ranks: on rank {rank} ")
-        refuse(BESIDE, beside, f"a chain of {LAYERS} layers, 2 ranks: on rank {rank} ")
-    for ranks in (2, 3):
-        fork_or_refuse(wrap, [seed, 1], ranks)
-    own_group(partial(wrap, bucket_bytes=SMALL), draw, SMALL)
-    begun = len(Backward(chain[0][1][1]).begun)
-    return f"{begun} of {begun} all-reduces begin during backward, and nobody waits there"
+def worlds(draw: Draw) -> dict[int, list[Training]]:
+    case = partial(odd, draw)
+    return {
+        2: [case(2, micro_batches=3, steps=3)],
+        3: [case(3, steps=2, evaluating=True), case(3, steps=2, mixed=True)],
+        4: [case(4, dtype=BF16), draw.world(Training, 4, dtype=F32, micro_batches=3, steps=2)],
+    }
 
 
-@contextmanager
-def by_name() -> Iterator[None]:
-    """An error that sync() raises has the name of the mistake that led to it."""
-    try:
-        yield
-    except Wrong as wrong:
-        refuse(RAISED if wrong.raised else (), wrong.answer.text, wrong.answer.text)
-        raise
+# ---- layers ----------------------------------------------------------------------------------------------
 
 
-def fork_or_refuse(wrap: Callable[..., Any], numbers: list[int], ranks: int) -> None:
-    where = f"{ranks} ranks, whose gradients become ready in different orders"
-    try:
-        results = job(watched, wrap, numbers, ranks=ranks, when=where)
-    except Wrong as wrong:
-        if wrong.raised or wrong.untouched:
-            raise
-        raise Wrong(wrong.answer.text, ORDER.question, ORDER.name) from None
-    for rank, layer in not_the_mean(results):
-        refuse(FORK, layer, f"{where}: on rank {rank} ")
+@dataclass(frozen=True)
+class Layered(World):
+    """Layers in a chain, or each of them on the same input, in an order of the rank's own: two steps, and a third one
+    with a micro-batch within no_sync().
+    """
 
+    fork: bool = False
+    steps: int = 3
 
-def too_early_or_in_another_order(wrap: Callable[..., Any], seed: int) -> None:
-    """Raise Wrong where it is the moment that is wrong, or the order, and not the sums."""
-    chain = job(watched, wrap, [seed, 0], ranks=2)
-    refuse(EARLY, Backward(chain[0][1][1]), f"a chain of {LAYERS} layers, 2 ranks: on rank 0 ")
-    if not not_the_mean(chain):
-        fork_or_refuse(wrap, [seed, 1], ranks=2)
+    def model(self, rank: int) -> Layers:
+        return Layers(self.generator(), torch.arange(LAYERS).roll(2 * rank).tolist() if self.fork else [])
 
+    def batch(self, rank: int) -> Tensor:
+        x_BD = torch.randn(3, DIM, generator=self.generator(rank, 1), dtype=F64)
+        return x_BD.requires_grad_()  # else the first layer's own hook does not fire
 
-def not_the_mean(results: Results) -> list[tuple[int, int]]:
-    """(rank, layer) of the gradients that are wrong when the second step is over."""
-    plain = [gradients for gradients, *_ in results]
-    return [
-        (rank, layer)
-        for rank, (_, steps, _) in enumerate(results)
-        for layer, found in enumerate(steps[1].gradients)
-        if not close(found, torch.stack([own[layer] for own in plain]).mean(0), 1e-10)
-    ]
+    def plain(self, rank: int) -> tuple[Tensor, ...]:
+        model = self.model(rank)
+        return torch.autograd.grad(model(self.batch(rank)), list(model.parameters()))
 
+    def mean(self) -> list[dict[str, Tensor]]:
+        twice = 1 + (self.step == 2)
+        plain = zip(*map(self.plain, self.members), strict=True)
+        return [{f"the gradient of layer {i}": twice * sum(own) / self.n for i, own in enumerate(plain)}] * self.n
 
-# ---- on a rank -------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Step:
-    """What a rank did in one step, in its order, and the gradients that it had when sync() was over."""
-
-    events: list[tuple[str, int]]
-    gradients: list[Tensor]
+    def __str__(self) -> str:
+        odd = ", whose gradients become ready in different orders"
+        return f"{self.who}{odd}" if self.fork else f"a chain of {LAYERS} layers, {self.who}"
 
 
 class Layers(nn.Module):
-    """Layers in a chain, or each of them on the same input, in an order of the rank's own."""
-
-    def __init__(self, generator: torch.Generator, fork: bool) -> None:
+    def __init__(self, generator: torch.Generator, turned: list[int]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(DIM, DIM, bias=False) for _ in range(LAYERS)).double()
         for p in self.parameters():
             p.data = torch.randn(p.shape, generator=generator, dtype=p.dtype) / 2
-        self.fork = fork
+        self.turned = turned
 
     def forward(self, x_BD: Tensor) -> Tensor:
-        if not self.fork:
-            for layer in self.layers:
-                x_BD = torch.tanh(layer(x_BD))
-            return x_BD.square().mean()
-        turned = torch.arange(LAYERS).roll(2 * dist.get_rank()).tolist()
-        return sum(torch.tanh(self.layers[i](x_BD)).square().mean() * (i + 1) for i in turned)
+        if self.turned:
+            return sum(torch.tanh(self.layers[i](x_BD)).square().mean() * (i + 1) for i in self.turned)
+        for layer in self.layers:
+            x_BD = torch.tanh(layer(x_BD))
+        return x_BD.square().mean()
 
 
 class InOrder(tap.Listener):
@@ -143,13 +102,6 @@ class InOrder(tap.Listener):
     def __init__(self) -> None:
         self.events: list[tuple[str, int]] = []
         self.begun = 0
-
-    def __enter__(self) -> InOrder:
-        tap.listeners.append(self)
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        tap.listeners.remove(self)
 
     def issued(self, call: tap.Call) -> None:
         call.notes[self] = self.begun
@@ -161,16 +113,16 @@ class InOrder(tap.Listener):
             self.events.append(("wait", call.notes[self]))
 
 
-def watched(wrap: Callable[..., Any], numbers: list[int]) -> tuple[list[Tensor], list[Step], int]:
-    """This rank's own gradients, two steps with the same batch, and what lies beside the buckets in a third."""
-    seed, fork = numbers
-    model = Layers(torch.Generator().manual_seed(seed), bool(fork))
-    x_BD = torch.randn(3, DIM, generator=torch.Generator().manual_seed(seed + 1 + dist.get_rank())).double()
-    x_BD.requires_grad_()  # else the first layer's own hook does not fire
-    plain = list(torch.autograd.grad(model(x_BD), list(model.parameters())))
-    wrapped, steps = wrap(model, bucket_bytes=BUCKET_BYTES), []
-    for _ in range(2):
+def in_order(world: Layered, wrap: Callable[..., Any]) -> Iterator[Look | None]:
+    model, x_BD = world.model(dist.get_rank()), world.batch(dist.get_rank())
+    wrapped = wrap(model, bucket_bytes=BUCKET_BYTES)
+    for step in range(world.steps):
         wrapped.zero_grad()
+        yield None
+        if step == 2:
+            with wrapped.no_sync():
+                wrapped(x_BD).backward()
+        places = [p.grad.data_ptr() for p in wrapped.parameters()] if step == 2 else []
         with InOrder() as order:
             for i, layer in enumerate(model.layers):
                 layer.register_full_backward_pre_hook(lambda *_, i=i, at=order.events: at.append(("layer", i)))
@@ -178,20 +130,9 @@ def watched(wrap: Callable[..., Any], numbers: list[int]) -> tuple[list[Tensor],
             order.events.append(("sync", 0))
             if hasattr(wrapped, "sync"):
                 wrapped.sync()
-        steps.append(Step(order.events, [p.grad.detach().clone() for p in model.parameters()]))
-    return plain, steps, beside_the_buckets(wrapped, x_BD)
-
-
-def beside_the_buckets(wrapped: nn.Module, x_BD: Tensor) -> int:
-    """How many gradients lie elsewhere within no_sync() than when sync() is over."""
-    wrapped.zero_grad()
-    with wrapped.no_sync():
-        wrapped(x_BD).backward()
-    within = [p.grad.data_ptr() for p in wrapped.parameters()]
-    wrapped(x_BD).backward()
-    if hasattr(wrapped, "sync"):
-        wrapped.sync()
-    return sum(p.grad.data_ptr() != place for p, place in zip(wrapped.parameters(), within, strict=True))
+        beside = sum(p.grad.data_ptr() != place for p, place in zip(wrapped.parameters(), places, strict=False))
+        gradients = {f"the gradient of layer {i}": p.grad for i, p in enumerate(model.parameters())}
+        yield Look(gradients, {"events": order.events, "beside": beside})
 
 
 # ---- what is judged --------------------------------------------------------------------------------------
@@ -200,11 +141,12 @@ def beside_the_buckets(wrapped: nn.Module, x_BD: Tensor) -> int:
 class Backward:
     """A step of the chain.  A bucket is named by the last of its layers to have a gradient."""
 
-    def __init__(self, step: Step) -> None:
-        self.events = step.events
+    def __init__(self, events: list[list[Any]]) -> None:
+        self.events = [tuple(event) for event in events]
         over = self.events.index(("sync", 0))
-        self.begun = [number for what, number in self.events[:over] if what == "begin"]
-        self.after = [number for what, number in self.events[over:] if what == "begin"]
+        self.begun, self.after = (
+            [number for what, number in part if what == "begin"] for part in (self.events[:over], self.events[over:])
+        )
         sizes = map(len, in_buckets([torch.empty(DIM, DIM).double() for _ in range(LAYERS)], BUCKET_BYTES))
         self.full = [LAYERS - layers for layers in accumulate(sizes)]
 
@@ -213,29 +155,25 @@ class Backward:
         return self.events.index((what, number)) if (what, number) in self.events else len(self.events)
 
 
-def begins_late(seen: Backward) -> str | None:
+def begins_late(backward: Backward) -> str | None:
     """A layer more is forgiven: hooks need not fire at once."""
-    for number, layer in zip(seen.begun, seen.full, strict=False):
-        if layer >= 2 and seen.at("begin", number) > seen.at("layer", layer - 2):
-            return (
-                f"bucket {number} was full after layer {layer}; its all-reduce began after the backward of layer "
-                f"{layer - 2} had begun"
-            )
+    for number, layer in zip(backward.begun, backward.full, strict=False):
+        if layer >= 2 and backward.at("begin", number) > backward.at("layer", layer - 2):
+            late = f"its all-reduce began after the backward of layer {layer - 2} had begun"
+            return f"bucket {number} was full after layer {layer}; {late}"
     return None
 
 
-def begins_early(seen: Backward) -> str | None:
-    for number, layer in zip(seen.begun, seen.full, strict=False):
-        if seen.at("begin", number) < seen.at("layer", layer):
+def begins_early(backward: Backward) -> str | None:
+    for number, layer in zip(backward.begun, backward.full, strict=False):
+        if backward.at("begin", number) < backward.at("layer", layer):
             return f"all-reduce {number} began before the backward of layer {layer}, which is in its bucket"
     return None
 
 
-def waits_early(seen: Backward) -> str | None:
-    for number in seen.begun:
-        if seen.at("wait", number) < seen.at("sync", 0):
-            return f"all-reduce {number} was waited for before sync() was called"
-    return None
+def waits_early(backward: Backward) -> str | None:
+    early = (n for n in backward.begun if backward.at("wait", n) < backward.at("sync", 0))
+    return next((f"all-reduce {n} was waited for before sync() was called" for n in early), None)
 
 
 def raised(pattern: str) -> Callable[[str], bool]:
@@ -243,47 +181,96 @@ def raised(pattern: str) -> Callable[[str], bool]:
 
 
 WORKS = "sync() goes through self.buckets and self.works side by side. How many does it find of each?"
+ORDER = "buckets begin in different orders on different ranks"
+# fmt: off
 RAISED = (
     Mistake("a bucket's all-reduce never begins", WORKS, raised(r"zip\(\) argument 2 is shorter")),
     Mistake("more works than buckets", WORKS, raised(r"zip\(\) argument 2 is longer")),
 )
 FORK = (
-    ORDER := Mistake(
-        "buckets begin in different orders on different ranks",
-        "Which bucket's all-reduce may begin when the second bucket is full and the first is not?",
-        lambda layer: f"the gradient of layer {layer} is not the mean",
-        shows="right where all ranks run the same graph; otherwise gradients of other layers, or a hang",
-    ),
+    Mistake(ORDER, "Which bucket's all-reduce may begin when the second bucket is full and the first is not?",
+            lambda one: True,
+            shows="right where all ranks run the same graph; otherwise gradients of other layers, or a hang"),
 )
 BESIDE = (
-    Mistake(
-        "gradients are held outside their buckets",
-        "Where do the gradients of the first micro-batches add up, and what lies there already?",
-        lambda beside: beside and f"{beside} gradients were not in their buckets within no_sync()",
-        shows="right, but with micro-batches the gradients take twice the memory",
-    ),
+    Mistake("gradients are held outside their buckets",
+            "Where do the gradients of the first micro-batches add up, and what lies there already?",
+            lambda beside: beside and f"{beside} gradients were not in their buckets within no_sync()",
+            shows="right, but with micro-batches the gradients take twice the memory"),
 )
 EARLY = (
     Mistake("a bucket begins before it is full", "Which gradients are in the bucket at that moment?", begins_early),
 )
 OVERLAP = (
-    Mistake(
-        "nothing is sent during backward",
-        "Who is called when the last gradient of a bucket is there, and what could it start?",
-        lambda seen: not seen.begun and f"all {len(seen.after)} collectives began after backward",
-        shows="the bucketed timeline: backward, and then waiting",
-    ),
-    replace(ONE_EACH, fits=lambda seen: ONE_EACH.fits((len(seen.begun + seen.after), len(seen.full)))),
-    Mistake(
-        "waited for during backward",
-        "Which call waits, and what could the rank compute meanwhile?",
-        waits_early,
-        shows="all-reduces that begin early, and a step that is no shorter",
-    ),
-    Mistake(
-        "some buckets begin after backward",
-        "Which bucket is full when the last hook has fired, and who checks?",
-        lambda seen: seen.after and f"{len(seen.after)} of {len(seen.full)} all-reduces began after backward",
-    ),
+    Mistake("nothing is sent during backward",
+            "Who is called when the last gradient of a bucket is there, and what could it start?",
+            lambda backward: not backward.begun and f"all {len(backward.after)} collectives began after backward",
+            shows="the bucketed timeline: backward, and then waiting"),
+    replace(ONE_EACH,
+            fits=lambda backward: ONE_EACH.fits((len(backward.begun + backward.after), len(backward.full)))),
+    Mistake("waited for during backward", "Which call waits, and what could the rank compute meanwhile?", waits_early,
+            shows="all-reduces that begin early, and a step that is no shorter"),
+    Mistake("some buckets begin after backward", "Which bucket is full when the last hook has fired, and who checks?",
+            lambda backward: backward.after
+            and f"{len(backward.after)} of {len(backward.full)} all-reduces began after backward"),
     Mistake("a full bucket lies idle", "When do you check whether a bucket is full?", begins_late),
 )
+# fmt: on
+
+
+def second(seen: Seen) -> Iterator[tuple[str, Backward]]:
+    for rank, done in enumerate(seen.done if seen.world.step == 1 else ()):
+        yield f"on rank {rank} ", Backward(done.facts["events"])
+
+
+def beside(seen: Seen) -> Iterator[tuple[str, int]]:
+    for rank, done in enumerate(seen.done):
+        yield f"on rank {rank} ", done.facts["beside"]
+
+
+not_the_mean = wrong(lambda world: world.mean(), {F64: 1e-10})
+
+
+def layered(*parts: Any, ranks: tuple[int, ...] = (2,), fork: bool = False) -> Play:
+    return Play(lambda draw: {n: [draw.world(Layered, n, fork=fork)] for n in ranks}, in_order, parts, QUESTION)
+
+
+PLAY = Play(worlds, partial(train_wrapped, bucket_bytes=SMALL), tables(NOT_IN_PLACE, exact=True), QUESTION)
+CHAIN, TOO_EARLY = layered((second, OVERLAP), (beside, BESIDE)), layered((second, EARLY))
+FORKS = layered((not_the_mean, FORK), ranks=(2, 3), fork=True)
+
+
+@answered
+def overlap(wrap: Callable[..., Any], seed: int) -> str:
+    """`wrap(model, bucket_bytes, **options)` -> a module as `labs.ddp.Overlapped` is one; so are the options."""
+    try:
+        numbers_and_bytes(wrap, seed)
+        chain = checked(CHAIN, (wrap,), seed).seen
+    except Wrong as wrong:
+        refuse(RAISED if wrong.raised else (), wrong.answer.text, wrong.answer.text)
+        raise
+    forks(wrap, seed)
+    own_group(partial(wrap, bucket_bytes=SMALL), seed, SMALL)
+    begun = len(Backward(chain[1].done[0].facts["events"]).begun)
+    return f"{begun} of {begun} all-reduces begin during backward, and nobody waits there"
+
+
+def numbers_and_bytes(wrap: Callable[..., Any], seed: int) -> None:
+    """Where it is the moment that is wrong, or the order, it is that, and not the sums."""
+    try:
+        checked(PLAY, (wrap,), seed)
+    except Wrong as wrong:
+        if wrong.answer.mistake in BY_LUCK and not (wrong.raised or wrong.untouched):
+            chain = checked(TOO_EARLY, (wrap,), seed).seen
+            if not any(part for seen in chain for part in not_the_mean(seen)):
+                forks(wrap, seed)
+        raise
+
+
+def forks(wrap: Callable[..., Any], seed: int) -> None:
+    try:
+        checked(FORKS, (wrap,), seed)
+    except Wrong as wrong:
+        if wrong.raised or wrong.untouched:
+            raise
+        raise Wrong(wrong.answer.text, FORK[0].question, ORDER) from None

@@ -1,0 +1,52 @@
+"""average_gradients: after one backward on every rank, each gradient becomes the mean over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+
+from labs.kit.checks.acts import Play, checked
+from labs.kit.checks.answer import answered
+from labs.kit.checks.gradients.mistakes import NOT_IN_PLACE, QUESTION, bytes_held, line, tables
+from labs.kit.checks.gradients.training import Awkward, MicroBatch, Training, odd, train
+from labs.kit.checks.play import Look
+from labs.kit.checks.ranks import BF16, F32, Draw
+
+
+def worlds(draw: Draw) -> dict[int, list[Training]]:
+    case = partial(odd, draw)
+    return {
+        3: [case(3), case(3, spare=True, buffers=True), case(3, steps=2, spare=True, late=True)],
+        2: [case(2), case(2, spare=True), case(2, dtype=F32, evaluating=True)],
+        4: [
+            *(case(4, **options) for options in ({}, {"spare": True}, {"mixed": True}, {"dtype": BF16})),
+            case(4, refusable=True),
+            draw.world(Training, 4, dtype=F32),
+        ],
+        1: [case(1)],
+        0: [case(steps=2)],
+    }
+
+
+def script(world: Training, fn: Callable[..., Any]) -> Iterator[Look | None]:
+    model = world.model(dist.get_rank())
+
+    def average(model: Awkward, batch: list[MicroBatch]) -> dict[str, Any]:
+        fn(model)
+        return {}
+
+    return train(world, model, model, average, prepare=lambda batch: model(*batch[0]).backward())
+
+
+PLAY = Play(worlds, script, tables(NOT_IN_PLACE, exact=False), QUESTION)
+
+
+@answered
+def average_gradients(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(model)`, on every rank after its backward: every gradient becomes the mean over all ranks."""
+    said = line(checked(PLAY, (fn,), seed))
+    bytes_held(script, fn, seed)
+    return said.format("")
