@@ -51,7 +51,7 @@ def broadcast_along_a_chain(x, src=0, group=None):
         exchange(group, send=(x, rank + 1))
 
 
-@wrong("broadcast", "too many bytes")
+@wrong("broadcast", "more messages than needed")
 def broadcast_back_and_forth(x, src=0, group=None):
     collectives.broadcast(x, src, group)
     collectives.broadcast(x, src, group)
