@@ -14,6 +14,7 @@ without momentum, in which a gradient that is twice as large as it should be sho
 
 import contextlib
 import gc
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -145,7 +146,8 @@ class Trainer:
 
     def data(self, step: int) -> list[tuple[Tensor, Tensor]]:
         """The micro-batches of a step that this rank reads."""
-        x, y = torch.randint(WORDS, (2, BATCH, TIME), generator=torch.Generator().manual_seed(step))
+        batch = math.lcm(BATCH, self.parts * self.micro_batches)  # all micro-batches are equally large
+        x, y = torch.randint(WORDS, (2, batch, TIME), generator=torch.Generator().manual_seed(step))
         own = (part.chunk(self.parts)[self.part].chunk(self.micro_batches) for part in (x, y))
         return list(zip(*own, strict=True))
 
@@ -1036,7 +1038,7 @@ REFUSED = [
     # a rank's part of the sequence
     Refused("half of it used|its weight by hand|a weight of weights", "tp-sp", "must match the size of tensor"),
     Refused(
-        "a norm|a batch norm|experts (in one|before).*|a list of the model's own",
+        "a norm|a batch norm|experts (in one|before).*|other experts.*|a list of the model's own",
         "tp-sp",
         "used inside a split layer, or on shards",
     ),
