@@ -23,10 +23,10 @@ from labs.kit.checks.gradients.mistakes import Gradient
 from labs.kit.checks.job import failed
 from labs.kit.checks.play import Done, Seen, World
 from labs.kit.launch import RankError
+from tests.answers.together import together
 from tests.wrong_answers import collectives as wrong_collectives
 from tests.wrong_answers.answers import ANSWERS, let_past
 from tests.wrong_answers.gradients import InBuckets, Wrapper, accumulate, average_in_one_vector
-from tests.wrong_answers.together import together
 
 CHECKS = [
     "broadcast",

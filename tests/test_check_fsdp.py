@@ -23,9 +23,9 @@ from labs.kit.checks.job import failed
 from labs.kit.exercises import unshard_with
 from labs.kit.launch import RankError, run
 from labs.model import GPT, PRESETS
+from tests.answers.together import together
 from tests.wrong_answers.answers import ANSWERS, let_past
 from tests.wrong_answers.fsdp import ahead, averaged, fill, pieces_of, reshard, side_by_side, unshard
-from tests.wrong_answers.together import together
 
 ROOT = Path(__file__).resolve().parent.parent
 CHECKS = {"unshard_and_reshard": 2, "prefetch": 1, "hsdp_gradient": 1}  # and of how many functions

@@ -19,9 +19,9 @@ from labs.kit import check
 from labs.memory import recompute
 from labs.memory.selective import ATTENTION, MATMULS
 from labs.model import GPT, Config
+from tests.answers.together import SEED
 from tests.wrong_answers.answers import ANSWERS, let_past
 from tests.wrong_answers.memory import around, checkpoint, halves, itself, layer_bytes, place
-from tests.wrong_answers.together import SEED
 
 CHECKS = ["checkpoint", "place_checkpoints", "layer_bytes"]
 

@@ -15,9 +15,9 @@ from labs.dtensor import Partial, Replicate, Shard
 from labs.dtensor.redistribute import Line, Step, reduce_scatter
 from labs.kit import check
 from labs.mesh import Mesh
+from tests.answers.together import together
 from tests.wrong_answers.answers import ANSWERS, let_past
 from tests.wrong_answers.mesh import neighbours, only_cut, order_of_axes, partial_to_shard, placements
-from tests.wrong_answers.together import together
 
 CHECKS = ("neighbours", "partial_to_shard", "order_of_axes", "placements")
 

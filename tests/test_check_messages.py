@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 
 from labs.kit import check
+from tests.answers.together import together
 from tests.wrong_answers.answers import ANSWERS, let_past
 from tests.wrong_answers.messages import by_all_reduce, everybody, mean_on_rank_0, summed
-from tests.wrong_answers.together import together
 
 NAME = "mean_on_rank_0"
 

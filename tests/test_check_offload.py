@@ -13,9 +13,9 @@ import pytest
 
 from labs.kit import check, exercises
 from labs.kit.checks.pencil.step_seconds import slots
+from tests.answers.together import together
 from tests.wrong_answers.answers import ANSWERS, let_past
 from tests.wrong_answers.offload import offloaded_step, step_seconds
-from tests.wrong_answers.together import together
 
 CHECKS = ["offloaded_step", "step_seconds"]
 

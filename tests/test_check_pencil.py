@@ -17,9 +17,9 @@ from labs import cost, pp
 from labs.kit import check
 from labs.kit.checks.pencil.held import held
 from labs.model import PRESETS
+from tests.answers.together import together
 from tests.wrong_answers import formulas, pencil
 from tests.wrong_answers.answers import ANSWERS, let_past
-from tests.wrong_answers.together import together
 
 # ---- right answers ---------------------------------------------------------------------------------------
 

@@ -14,9 +14,9 @@ import torch
 from labs import pp
 from labs.kit import check
 from labs.pp import B, F, I, W
+from tests.answers.together import together
 from tests.wrong_answers import pipeline
 from tests.wrong_answers.answers import ANSWERS, let_past
-from tests.wrong_answers.together import together
 
 CHECKS = ("gpipe", "one_f_one_b", "interleaved", "zero_bubble", "obey")
 

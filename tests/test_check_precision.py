@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from labs.kit import check, exercises
+from tests.answers.together import together
 from tests.wrong_answers.answers import ANSWERS, let_past
 from tests.wrong_answers.precision import in_the_parameters_dtype, mixed_step, remember
-from tests.wrong_answers.together import together
 
 NAME = "mixed_precision"
 LINE = "✓ mixed_precision: 16.00 bytes per parameter at rest; the least possible is 16"

@@ -13,8 +13,8 @@ from tests import (
     test_check_tensor,
     test_check_zero,
 )
+from tests.answers.together import together
 from tests.wrong_answers.answers import ANSWERS, let_past
-from tests.wrong_answers.together import together
 
 TIMES = 2  # each run of the soak draws others
 RIGHT = [

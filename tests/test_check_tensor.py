@@ -18,6 +18,7 @@ from labs.dtensor import Replicate, Shard
 from labs.kit import check
 from labs.tp import ColwiseParallel, Plan, RowwiseParallel, SequenceParallel, gpt_plan
 from labs.tp.shares import Keys, Queries
+from tests.answers.together import together
 from tests.wrong_answers.answers import ANSWERS, let_past
 from tests.wrong_answers.tensor import (
     block_plan,
@@ -34,7 +35,6 @@ from tests.wrong_answers.tensor import (
     split_loss,
     summed,
 )
-from tests.wrong_answers.together import together
 
 CHECKS = {
     "conjugate": 2,

@@ -14,8 +14,8 @@ from labs.group import all_gather, reduce_scatter_single
 from labs.kit import check
 from labs.kit.checks.answer import Wrong
 from labs.kit.checks.shards import hinted
+from tests.answers.together import together
 from tests.wrong_answers.answers import ANSWERS, let_past
-from tests.wrong_answers.together import together
 from tests.wrong_answers.zero import drop, forwards, gather, one_layer_back, partition, ready
 
 CHECKS = {

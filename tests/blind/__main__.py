@@ -8,7 +8,7 @@ from pkgutil import iter_modules
 import tests.blind
 from labs.kit.checks.answer import Answer
 from labs.kit.checks.job import FAILURES
-from tests.wrong_answers.together import together
+from tests.answers.together import together
 
 ENDS = {mistake.name for mistake in FAILURES if mistake.name}  # of a job, and of all answers in it
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from labs.kit.checks.answer import Answer
-from tests.wrong_answers.together import SEED, together
+from tests.answers.together import SEED, together
 
 
 class WrongAnswer(NamedTuple):

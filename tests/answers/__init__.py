@@ -1,0 +1,131 @@
+"""Answers to the exercises, right and wrong: a file an exercise, each answer once.
+
+    python -m tests.answers                  of each exercise: wrong ones caught, and named; right ones accepted
+    python -m tests.answers broadcast clip   of these
+
+A wrong answer stands beside the name by which its check must call it ("" where any rejection will do).  Most are what
+people do write: the mistakes were seen in courses and repositories, or are one slip away from a right answer, and are
+written like that, as a right answer of which some words are exchanged:
+
+    answers = Exercise("average_gradients")
+
+    @answers.right
+    def by_all_reduce(model):
+        for p in model.parameters():
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+
+    answers.spoil(by_all_reduce, "summed instead of averaged", {"p.grad /= dist.get_world_size()": "pass"})
+
+    @answers.wrong("nothing synchronised", blind=True)
+    def local_only(model): ...
+
+blind: by a writer who had seen the notebooks and nothing of the checks; of these comes the published share.
+alone: it ends or hangs its job, or leaves something behind.  long: tried in `make soak` alone.
+"""
+
+import inspect
+import linecache
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+from labs.kit.checks.answer import Answer as Said
+from tests.answers.together import SEED, together
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a check is given, and what it must say of it.  line: how what it says of a right answer goes on after ✓."""
+
+    check: str
+    name: str
+    functions: tuple[Callable[..., Any], ...]
+    right: bool
+    _: KW_ONLY
+    mistake: str = ""
+    line: str = ""
+    blind: bool = False
+    alone: bool = False
+    long: bool = False
+
+    def met(self, said: Said) -> bool:
+        """A right one is accepted; a wrong one rejected with a question, by its name where it has one."""
+        if self.right:
+            return said.ok is True and said.text.startswith(self.line)
+        named = not self.mistake or str(said).startswith(f"✗ {self.check}: {self.mistake}\n")
+        return said.ok is False and named and bool(said.question and said.text) and said.seed is not None
+
+
+class Exercise:
+    """given: what the check is given of what was written, where that is more than one function."""
+
+    def __init__(self, check: str, given: Callable[..., tuple[Callable[..., Any], ...]] = lambda fn: (fn,)) -> None:
+        self.check, self.given = check, given
+        self.answers: list[Answer] = []
+
+    def right(self, fn: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
+        """`@right`, or `@right(line="…", blind=True)`."""
+        return self.note(True, **options) if fn is None else self.note(True, **options)(fn)
+
+    def wrong(self, mistake: str = "", **options: Any) -> Callable[..., Any]:
+        return self.note(False, mistake=mistake, **options)
+
+    def spoil(
+        self, fn: Callable[..., Any], mistake: str, changes: Mapping[str, str], **options: Any
+    ) -> Callable[..., Any]:
+        """A wrong answer: `fn`, in whose text each key of `changes` stands once, and is exchanged for its value."""
+        return self.wrong(mistake, **options)(exchanged(fn, changes, f"{fn.__name__}_{len(self.answers)}"))
+
+    def note(
+        self, right: bool, given: Callable[..., Any] | None = None, **options: Any
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def noted(fn: Callable[..., Any]) -> Callable[..., Any]:
+            name = getattr(fn, "__name__", type(fn).__name__)
+            self.answers.append(Answer(self.check, name, (given or self.given)(fn), right, **options))
+            return fn
+
+        return noted
+
+
+def exchanged(fn: Callable[..., Any], changes: Mapping[str, str], name: str) -> Callable[..., Any]:
+    """What `fn` would be with other words in its text (indented as within the function); its place is kept."""
+    lines = textwrap.dedent(inspect.getsource(fn)).splitlines(keepends=True)
+    text = "".join(lines[next(i for i, line in enumerate(lines) if line.startswith(("def ", "class "))) :])
+    for old, new in changes.items():
+        if text.count(old) != 1:
+            raise ValueError(f"{old!r} stands {text.count(old)} times in {fn.__name__}: it is to stand there once")
+        text = text.replace(old, new)
+    file = f"<{fn.__module__}.{name}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    known = dict(fn.__globals__)  # what is made is not the module's own, and travels to the ranks by value
+    exec(compile(text, file, "exec"), known)
+    made = known[fn.__name__]
+    made.__name__ = made.__qualname__ = name
+    return made
+
+
+def exercises() -> dict[str, Exercise]:
+    """All of them, by the names of their checks."""
+    names = (each.name for each in iter_modules(__path__) if each.name not in ("__main__", "together"))
+    modules = [import_module(f"{__name__}.{name}") for name in names]
+    found = [each for module in modules for each in vars(module).values() if isinstance(each, Exercise)]
+    return {each.check: each for each in found}
+
+
+def tried(answers: list[Answer], seed: int | None = SEED) -> list[tuple[Answer, Said]]:
+    """What their checks say of them; drawn anew for each where there is no seed."""
+    said = together([(answer.check, answer.functions, answer.alone) for answer in answers], seed)
+    return list(zip(answers, said, strict=True))
+
+
+def misjudged(answers: list[Answer], seed: int | None = SEED) -> str:
+    """Those that were not met, with what was said of them."""
+    return "\n\n".join(
+        f"{answer.name}: wanted {'✓ ' + answer.line if answer.right else repr(answer.mistake)}\n{said}"
+        for answer, said in tried(answers, seed)
+        if not answer.met(said)
+    )
