@@ -3,7 +3,6 @@
 import fcntl
 import gc
 import os
-import pkgutil
 import signal
 import tempfile
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-import tests.answers
 from labs.kit.ranks import course
 
 GB = 10**9
@@ -21,9 +19,7 @@ WRONG_ANSWERS = "collectives", "fsdp", "gradients", "memory", "mesh", "offload",
 
 # What a rank imports along with a function of a test: before the fork, since it took most ranks most of their time.
 course.COURSE += ["pytest", "tests.models", *(f"tests.wrong_answers.{name}" for name in WRONG_ANSWERS)]
-course.COURSE += [
-    f"tests.answers.{name}" for _, name, _ in pkgutil.iter_modules(tests.answers.__path__) if name != "__main__"
-]
+course.COURSE += [f"tests.answers.{file.stem}" for file in Path(__file__).parent.glob("answers/[a-z]*.py")]
 
 # The same examples each time, on any machine, however busy it is; none is written to disk.
 settings.register_profile(

@@ -1,6 +1,7 @@
 """The course's modules in the fork server: imported once, and not in each rank of each job.
 
-before the forks    files = import_course(COURSE)
+before the forks    files = import_course(COURSE)        and torch's operators show each collective from here on: to
+                    set that up takes half of the time in which a rank starts
 in a rank           forget_edited(files), and from here on it imports anew what was edited since: the next job
                     sees every edit
 """
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 COURSE = ["labs.kit.ranks.worker", "labs.kit.check", "labs.kit.strategies"]  # with what they import
+TAP = "labs.kit.watch.tap"
 
 
 def import_course(modules: Sequence[str]) -> dict[str, int | None]:
@@ -21,12 +23,15 @@ def import_course(modules: Sequence[str]) -> dict[str, int | None]:
     with contextlib.suppress(Exception):  # an edit that does not run: the rank that imports it will say so
         for module in modules:
             importlib.import_module(module)
+        sys.modules[TAP].install()
     return {path: written(path) for name in names() if (path := getattr(sys.modules[name], "__file__", None))}
 
 
 def forget_edited(files: Mapping[str, int | None]) -> None:
     """Where one of them was edited, all of the course goes: each module holds names of others."""
     if any(written(path) != when for path, when in files.items()):
+        if TAP in sys.modules:
+            sys.modules[TAP].uninstall()
         for name in names():
             del sys.modules[name]
 

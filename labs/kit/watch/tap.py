@@ -20,6 +20,7 @@ A GPU's own reads and writes of another's memory (symmetric memory, `symm_mem::*
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 import time
@@ -160,6 +161,14 @@ def install() -> None:
     dist.Work.wait = _watched_wait(dist.Work.wait)
 
 
+def uninstall() -> None:
+    """The opposite of `install`."""
+    if _libraries:
+        dist.Work.wait = dist.Work.wait.__wrapped__
+    while _libraries:
+        _libraries.pop()._destroy()
+
+
 def remove(listener: Listener) -> None:
     """The opposite of `listeners.append`; with the last one everything goes that was kept for them."""
     listeners.remove(listener)
@@ -219,6 +228,7 @@ def _wait_kernel(operator: Any, below: Any) -> Callable[..., Any]:
 
 
 def _watched_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(wait)
     def watched(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
         _, call, _ = _outstanding.get(id(work), (None, None, None))
         for listener in listeners if call else ():
