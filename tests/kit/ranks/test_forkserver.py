@@ -1,6 +1,9 @@
 """Nothing is left behind: no process, no file, no thread, however a job ends."""
 
+import contextlib
+import mmap
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -8,6 +11,7 @@ import tempfile
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from labs.kit.launch import RankError, run
+from labs.kit.ranks import forkserver
 from labs.kit.ranks.devices import devices_for
 from labs.kit.ranks.payload import pickled
 from labs.kit.ranks.team import FORKSERVER, Team
@@ -228,3 +233,23 @@ def test_only_loopback_and_no_fixed_port():
     listening = [address for value in run(job) for address in value]
     assert listening and {a.ip for a in listening} <= {"127.0.0.1", "::1"}
     assert len({a.port for a in listening}) == len(listening)
+
+
+def in_large_pages(pid):
+    """kB."""
+    return int(re.search(r"AnonHugePages:\s+(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text())[1])
+
+
+def a_large_page_can_be_had():
+    memory = mmap.mmap(-1, 8 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.write(bytes(8 << 20))
+    with contextlib.suppress(OSError):
+        memory.madvise(forkserver.MADV_COLLAPSE)
+    return in_large_pages(os.getpid()) > 0
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not a_large_page_can_be_had(), reason="Linux 6.1, with huge pages")
+def test_what_ranks_begin_with_lies_in_large_pages():
+    """A launch takes about half of the kernel's time then."""
+    run(dist.get_rank, ranks=1)
+    assert in_large_pages(FORKSERVER.process.pid) > 0
