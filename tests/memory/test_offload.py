@@ -359,10 +359,13 @@ def test_one_parameter_is_updated_while_its_neighbours_travel(tmp_path, monkeypa
         assert seen.index(("store over", i - 1)) < seen.index(("fetch", i + 2)), "three parameters at a time"
 
 
+LAYERS = 64  # of 1 MiB: what is claimed is many times what a process has more or less by chance
+
+
 class Wide(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(16)))
+        self.layers = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(LAYERS)))
 
     def forward(self):
         return self.layers(torch.ones(1, 512)).sum()
@@ -395,10 +398,10 @@ def memory_of(optimizer):
 def test_a_process_has_the_state_of_three_parameters_in_memory_and_not_of_all(tmp_path):
     rest, most = run(memory_of, ADAMW, ranks=1)[0]
     rest_offloaded, most_offloaded = run(memory_of, partial(Offloaded, optimizer=ADAMW, where=tmp_path), ranks=1)[0]
-    state, three = 16 * 2.0, 3 * 3.0  # MiB: two moments of 16 layers; moments and masters of 3
+    state, three = LAYERS * 2.0, 3 * 3.0  # MiB: two moments of all layers; moments and masters of 3
     assert rest >= 0.95 * state and most >= state
-    assert rest_offloaded <= 2
-    assert most - most_offloaded >= state - three - 2
+    assert rest_offloaded <= three
+    assert most - most_offloaded >= state - 2 * three
 
 
 def test_a_tensor_in_a_file(tmp_path):
