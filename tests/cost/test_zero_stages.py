@@ -67,7 +67,7 @@ def put_together(way, model, layers, precision="float32"):
     return Training(partial(backward, module), ADAMW(trainable(model)), trainable(model), dict)
 
 
-def train(way, model, layers, vocab, context, batch=2, accumulation=1, precision="float32", steps=8):
+def train(way, model, layers, vocab, context, batch=2, accumulation=1, precision="float32", steps=4):
     training = put_together(way, model, layers, precision)
     for _ in range(steps):
         mark("step")
@@ -160,7 +160,7 @@ HELD = {  # by the number of ranks: way, config, accumulation
     ],
     3: [*((way, "odd sizes", 2) for way in WAYS), ("ours", "odd sizes", 1)],
 }
-STEPS = 8
+STEPS = 4
 
 
 def one_after_the_other(trainings, ranks):
