@@ -46,11 +46,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ANotebook
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """More than there are cores, since ranks wait for each other: of three on two cores, a third of the time was idle.
+    """One more than there are cores, since ranks wait for each other; with more, they are in each other's way.
 
     Each takes up to a GB with its ranks.
     """
-    return max(1, min(2 * os.cpu_count() + 1, psutil.virtual_memory().available // GB))
+    return max(1, min(os.cpu_count() + 1, psutil.virtual_memory().available // GB))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
