@@ -14,9 +14,9 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,19 +27,14 @@ from torch.nn.modules import module as modules
 from torch.nn.parameter import UninitializedTensorMixin, is_lazy
 from torch.optim import optimizer as optimizers
 
-if TYPE_CHECKING:
-    from labs.kit.watch.memory import StorageWatch
-
-KINDS = ("P", "G", "S", "A", "comm", "temporary")
-GATHERED = "gathered"  # comm, whatever else is found out about it
-STRENGTH = {kind: strength for strength, kind in enumerate([*reversed(KINDS), GATHERED])}
+from labs.kit.watch.ledger import GATHERED, Ledger
 
 
 class Finders:
-    """Tags the storages of a watch while it is entered."""
+    """Tags the storages of a ledger while it is entered.  this_thread: what has to be entered in each thread."""
 
-    def __init__(self, watch: StorageWatch) -> None:
-        self.watch = watch
+    def __init__(self, ledger: Ledger, this_thread: Callable[[Finders], AbstractContextManager[None]]) -> None:
+        self.ledger, self.this_thread = ledger, this_thread
         self.pack = self.keeping(keep)
         self.hooked: dict[int, tuple[weakref.ref, Any]] = {}  # by id of a parameter: its death; what ends the hook
         self.forwards = threading.local()  # how many are inside of one another
@@ -97,13 +92,13 @@ class Finders:
     def forward_ends(self, module: nn.Module, args: Any, answer: Any) -> None:
         self.forwards.depth -= 1
         for parameter in parameters_behind(module):
-            if self.watch.kind(parameter) != "P":
-                self.watch.tag(parameter, GATHERED)
+            if self.ledger.kind(parameter) != "P":
+                self.ledger.tag(parameter, GATHERED)
                 self.meet_gradient(parameter)
 
     def at_rest(self, parameter: torch.Tensor) -> None:
         if parameter.is_leaf:  # torch.func.functional_call lends a module other tensors
-            self.watch.tag(parameter, "P")
+            self.ledger.tag(parameter, "P")
             self.meet_gradient(parameter)
 
     def meet_gradient(self, parameter: nn.Parameter) -> None:
@@ -117,24 +112,24 @@ class Finders:
 
     def accumulated(self, parameter: nn.Parameter) -> None:
         if parameter.grad is not None:
-            self.watch.tag(parameter.grad, "G" if self.watch.kind(parameter) == "P" else "comm")
+            self.ledger.tag(parameter.grad, "G" if self.ledger.kind(parameter) == "P" else "comm")
 
     accumulated.only_watches = True  # so that a strategy whose parameters are others may leave it behind
 
     def assigned(self, parameter: nn.Parameter, gradient: torch.Tensor | None) -> None:
         torch.Tensor.grad.__set__(parameter, gradient)
-        if gradient is not None and self.watch.kind(parameter) == "P":
-            self.watch.tag(gradient, "G")
+        if gradient is not None and self.ledger.kind(parameter) == "P":
+            self.ledger.tag(gradient, "G")
 
     def optimizer_steps(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-            if self.watch.kind(parameter) != "P":
-                self.watch.tag(parameter, "S" if self.hooked else "P")  # without any module they are no copies
+            if self.ledger.kind(parameter) != "P":
+                self.ledger.tag(parameter, "S" if self.hooked else "P")  # without any module they are no copies
             if parameter.grad is not None:
-                self.watch.tag(parameter.grad, "G")
+                self.ledger.tag(parameter.grad, "G")
         for state in optimizer.state.values():
             for value in state.values():
-                self.watch.tag(value, "S")
+                self.ledger.tag(value, "S")
 
     def materialize(self, original: Callable[..., Any], parameter: Any, *args: Any, **kwargs: Any) -> None:
         original(parameter, *args, **kwargs)
@@ -148,7 +143,7 @@ class Finders:
 
         def packed(tensor: torch.Tensor) -> Any:
             answer = pack(tensor)
-            self.watch.tag(answer, "A")
+            self.ledger.tag(answer, "A")
             return answer
 
         packed.__dict__ = getattr(pack, "__dict__", {})  # by its attributes torch's checkpoint knows whose a hook is
@@ -174,7 +169,7 @@ class Finders:
             with original(message):
                 yield
             return
-        self.watch.warn("torch.func allows no hooks on what autograd keeps; within it, activations count as temporary")
+        self.ledger.warn("torch.func allows no hooks on what autograd keeps; within it, activations count as temporary")
         torch._C._autograd._pop_saved_tensors_default_hooks()
         try:
             with original(message):
@@ -186,21 +181,21 @@ class Finders:
 
     def resize_(self, original: Callable[..., Any], storage: torch.UntypedStorage, size: int) -> Any:
         answer = original(storage, size)
-        self.watch.resized(storage)
+        self.ledger.resized(storage)
         return answer
 
     def clone(self, original: Callable[..., Any], storage: torch.UntypedStorage) -> torch.UntypedStorage:
         """By copy.deepcopy of a tensor."""
         copy = original(storage)
         if copy.device.type != "meta":
-            self.watch.born(copy)
+            self.ledger.born(copy)
         return copy
 
     def start(self, original: Callable[..., Any], thread: threading.Thread) -> None:
         run = thread.run
 
         def watched() -> None:
-            with self.watch.this_thread(self):
+            with self.this_thread(self):
                 run()
 
         thread.run = watched
@@ -209,7 +204,7 @@ class Finders:
     def run_compiled(self, original: Callable[..., Any], callback: Any) -> Any:
         """Something compiled is called (or, without a callback, something that must not be)."""
         if callback:
-            self.watch.warn("what torch.compile has compiled runs uncompiled, since its own code cannot be looked into")
+            self.ledger.warn("what torch.compile has compiled runs uncompiled, since nobody can look into its code")
         return original(callback)
 
 

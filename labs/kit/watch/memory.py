@@ -29,12 +29,8 @@ program has let go of.  A step of four Linear(64) with Adam, which has little el
 
 from __future__ import annotations
 
-import time
-import warnings
-import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -44,23 +40,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from labs.kit.watch import tap
-from labs.kit.watch.kinds import GATHERED, KINDS, STRENGTH, Finders
+from labs.kit.watch.kinds import Finders
+from labs.kit.watch.ledger import GATHERED, KINDS, Ledger
 from labs.kit.watch.loans import Loans
-from labs.kit.watch.storages import allocates, storages_of
 
 Tape = dict[str, Any]
 COMMUNICATION = "c10d", "_c10d_functional"
 
 
-class StorageWatch:
-    """Notes births, changes of size and deaths of storages while it is entered; `tape` is small and picklable."""
+class StorageWatch(Ledger):
+    """Keeps a ledger of storages while it is entered; `tape` is small and picklable."""
 
     def __init__(self) -> None:
-        self.changes: list[tuple[int, int, int]] = []  # (nanoseconds, number of the storage, bytes more)
-        self.kinds: list[str] = []  # by number of storage
-        self.sizes: list[int] = []
-        self.alive: dict[int, tuple[int, weakref.ref]] = {}  # address of a storage: its number, its death
-        self.warned: set[str] = set()
+        super().__init__()
         self.loans = Loans()
         self.stack = ExitStack()
 
@@ -72,7 +64,7 @@ class StorageWatch:
     def __enter__(self) -> StorageWatch:
         tap.listeners.append(self.loans)
         self.stack.callback(tap.remove, self.loans)
-        finders = self.stack.enter_context(Finders(self))
+        finders = self.stack.enter_context(Finders(self, self.this_thread))
         self.stack.enter_context(self.this_thread(finders))
         return self
 
@@ -85,57 +77,6 @@ class StorageWatch:
         """Modes and hooks on what autograd keeps belong to a thread."""
         with finders.hooks_on_what_is_kept(), Operators(self):
             yield
-
-    def warn(self, text: str) -> None:
-        """Once; it reaches whoever has called `run`."""
-        if text not in self.warned:
-            self.warned.add(text)
-            warnings.warn(f'record="memory": {text}', stacklevel=2)
-
-    def see(self, func: Any, tensor: torch.Tensor) -> None:
-        for storage in storages_of(tensor):
-            if known := self.alive.get(storage._cdata):
-                self.change(known[0], storage.nbytes())
-            elif allocates(func):
-                self.born(storage)
-
-    def tag(self, values: Any, kind: str) -> None:
-        """Every storage under `values` is of this kind, unless a stronger kind is known."""
-        for value in (values,) if isinstance(values, torch.Tensor) else tree_leaves(values):
-            for storage in storages_of(value):
-                number = self.born(storage)
-                if STRENGTH[kind] > STRENGTH[self.kinds[number]]:
-                    self.kinds[number] = kind
-
-    def kind(self, tensor: torch.Tensor) -> str | None:
-        """The strongest kind known of the storages under a tensor; None for one that was never seen."""
-        known = [self.alive[s._cdata][0] for s in storages_of(tensor) if s._cdata in self.alive]
-        return max((self.kinds[number] for number in known), key=STRENGTH.__getitem__, default=None)
-
-    def born(self, storage: torch.UntypedStorage) -> int:
-        key = storage._cdata
-        if known := self.alive.get(key):
-            return known[0]
-        number = len(self.kinds)
-        self.kinds.append("temporary")
-        self.sizes.append(0)
-        self.alive[key] = number, weakref.ref(storage, partial(self.died, key))
-        self.change(number, storage.nbytes())
-        return number
-
-    def resized(self, storage: torch.UntypedStorage) -> None:
-        if known := self.alive.get(storage._cdata):
-            self.change(known[0], storage.nbytes())
-
-    def died(self, key: int, _: weakref.ref) -> None:
-        if key in self.alive:
-            self.change(self.alive.pop(key)[0], 0)
-
-    def change(self, number: int, size: int) -> None:
-        if delta := size - self.sizes[number]:
-            self.sizes[number] = size
-            # In one piece: a storage may die in any thread, and whenever the garbage collector runs.
-            self.changes.append((time.monotonic_ns(), number, delta))
 
 
 class Operators(TorchDispatchMode):

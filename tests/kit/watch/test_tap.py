@@ -89,3 +89,25 @@ def test_the_tap_keeps_no_group_and_after_the_pass_nothing():
     """A process group that lives until the interpreter's end aborts it there, now and then."""
     for groups, left in run(kept_by_the_tap, ranks=2, device="cpu"):
         assert len(groups) >= 2 and set(groups) == {None} and left == 0
+
+
+class Counts(tap.Listener):
+    count = 0
+
+    def issued(self, call):
+        self.count += 1
+
+
+def test_what_was_installed_goes_again():
+    """Before the course is imported anew, in a rank: or each collective would be shown twice."""
+
+    def body():
+        with Counts() as counts:
+            dist.barrier()
+            tap.uninstall()
+            dist.barrier()
+            tap.install()
+            dist.barrier()
+        return counts.count, hasattr(dist.Work.wait.__wrapped__, "__wrapped__")
+
+    assert run(body, ranks=1) == [(2, False)]
