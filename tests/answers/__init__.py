@@ -53,11 +53,15 @@ class Answer:
     long: bool = False
 
     def met(self, said: Said) -> bool:
-        """A right one is accepted; a wrong one rejected with a question, by its name where it has one."""
+        """A right one is accepted; a wrong one rejected with a question, by its name where it has one.
+
+        Words that nobody knows are wrong without saying anything of the check.
+        """
         if self.right:
             return said.ok is True and said.text.startswith(self.line)
         named = not self.mistake or str(said).startswith(f"✗ {self.check}: {self.mistake}\n")
-        return said.ok is False and named and bool(said.question and said.text) and said.seed is not None
+        told = said.question and said.text and said.seed is not None and "NameError" not in said.text
+        return said.ok is False and named and bool(told)
 
 
 class Exercise:

@@ -1,0 +1,270 @@
+"""Answers to stage_3 (04): one step, event by event."""
+
+from contextlib import contextmanager
+
+import torch.distributed as dist  # noqa: F401  (exchanged words name it)
+
+from tests.answers import Exercise
+
+answers = Exercise("stage_3")
+LINE = (
+    "{} gathers and 5 reduce-scatters for 5 layers, and never more than one layer whole; "
+    "with one layer at a time 9 gathers are the least possible"
+)
+
+
+# ---- right -----------------------------------------------------------------------------------------------
+
+
+@answers.right(line=LINE.format(10))
+def loops(layers, x, loss):
+    for layer in layers:
+        layer.gather()
+        x = layer.forward(x)
+        layer.drop()
+    dy = loss(x)
+    for layer in reversed(layers):
+        layer.gather()
+        dy = layer.backward(dy)
+        layer.reduce()
+        layer.drop()
+    for layer in layers:
+        layer.update()
+
+
+@answers.right(line=LINE.format(9))
+def that_keeps_the_last(layers, x, loss):
+    """Backward begins with the last layer: it need not be dropped before."""
+    *others, last = layers
+    for layer in others:
+        layer.gather()
+        x = layer.forward(x)
+        layer.drop()
+    last.gather()
+    dy = last.backward(loss(last.forward(x)))
+    last.drop()
+    last.reduce()
+    last.update()
+    for layer in reversed(others):
+        layer.gather()
+        dy = layer.backward(dy)
+        layer.reduce()
+        layer.drop()
+        layer.update()
+
+
+@answers.right(line=LINE.format(10))
+def from_a_list(layers, x, loss):
+    """What is to be done, in a list."""
+    for layer in layers:
+        layer.gather()
+        x = layer.forward(x)
+        layer.drop()
+    dy = loss(x)
+    for layer in layers[::-1]:
+        for event in ("gather", "backward", "reduce", "drop"):
+            dy = getattr(layer, event)(dy) if event == "backward" else getattr(layer, event)() or dy
+    for layer in layers:
+        layer.update()
+
+
+@contextmanager
+def whole(layer):
+    layer.gather()
+    try:
+        yield layer
+    finally:
+        layer.drop()
+
+
+@answers.right(blind=True)
+def s3_contexts(layers, x, loss):
+    for layer in layers:
+        with whole(layer):
+            x = layer.forward(x)
+    dy = loss(x)
+    for layer in layers[::-1]:
+        with whole(layer):
+            dy = layer.backward(dy)
+        layer.reduce()
+    for layer in layers:
+        layer.update()
+
+
+@answers.right(blind=True)
+def s3_recursive(layers, x, loss):
+    def through(n, x):
+        if n == len(layers):
+            return loss(x)
+        layer = layers[n]
+        layer.gather()
+        y = layer.forward(x)
+        layer.drop()
+        dy = through(n + 1, y)
+        layer.gather()
+        dx = layer.backward(dy)
+        layer.reduce()
+        layer.drop()
+        return dx
+
+    through(0, x)
+    for layer in layers:
+        layer.update()
+
+
+# ---- wrong: forward --------------------------------------------------------------------------------------
+
+FORWARD = "    for layer in layers:\n        layer.gather()\n        x = layer.forward(x)\n        layer.drop()\n"
+BACK = "        layer.gather()\n        dy = layer.backward(dy)\n        layer.reduce()\n        layer.drop()\n"
+UPDATE = "    for layer in layers:\n        layer.update()\n"
+KEPT = FORWARD.replace("        layer.drop()\n", "")
+WITHOUT_GATHER = BACK.replace("        layer.gather()\n", "")
+
+answers.spoil(loops, "layers stay whole from forward to backward", {FORWARD: KEPT, BACK: WITHOUT_GATHER}, blind=True)
+answers.spoil(loops, "layers stay whole from forward to backward", {FORWARD: KEPT})
+answers.spoil(
+    loops,
+    "layers stay whole from forward to backward",
+    {
+        FORWARD: "    for layer in layers:\n        layer.gather()\n"
+        "    for layer in layers:\n        x = layer.forward(x)\n",
+        BACK: WITHOUT_GATHER,
+    },
+    blind=True,
+)
+answers.spoil(
+    loops,
+    "more than one layer is whole",
+    {
+        FORWARD: "    layers[0].gather()\n"
+        "    for layer, following in zip(layers, [*layers[1:], None]):\n"
+        "        if following:\n            following.gather()\n"
+        "        x = layer.forward(x)\n        layer.drop()\n"
+    },
+    blind=True,
+)
+answers.spoil(
+    loops,
+    "forward runs twice",
+    {FORWARD: f"    layers[0].gather()\n    layers[0].forward(x)\n    layers[0].drop()\n{FORWARD}"},
+)
+answers.spoil(loops, "", {"x = layer.forward(x)": "y = layer.forward(x)", "loss(x)": "loss(y)"}, blind=True)
+
+# ---- wrong: backward -------------------------------------------------------------------------------------
+
+answers.spoil(loops, "", {BACK: WITHOUT_GATHER.replace("        layer.drop()\n", "")}, blind=True)
+answers.spoil(
+    loops,
+    "",
+    {
+        BACK: BACK.replace("        layer.drop()\n", ""),
+        UPDATE: UPDATE + "    for layer in layers:\n        layer.drop()\n",
+    },
+    blind=True,
+)
+answers.spoil(
+    loops,
+    "",
+    {BACK: "        layer.gather()\n        layer.drop()\n        dy = layer.backward(dy)\n        layer.reduce()\n"},
+    blind=True,
+)
+answers.spoil(
+    loops,
+    "gradients wait for each other",
+    {
+        BACK: BACK.replace("        layer.reduce()\n", ""),
+        UPDATE: f"    for layer in layers[::-1]:\n        layer.reduce()\n{UPDATE}",
+    },
+    blind=True,
+)
+answers.spoil(loops, "not one process's parameters", {"reversed(layers)": "layers"}, blind=True)
+answers.spoil(loops, "not one process's parameters", {"dy = layer.backward(dy)": "layer.backward(dy)"}, blind=True)
+answers.spoil(
+    loops,
+    "a layer without backward()",
+    {"reversed(layers)": "layers[:0:-1]", UPDATE: UPDATE.replace("layers:", "layers[1:]:")},
+)
+answers.spoil(
+    loops,
+    "",
+    {"        layer.reduce()\n": "        if layer is not layers[0]:\n            layer.reduce()\n"},
+    blind=True,
+)
+TURNED = "    layers.reverse()\n    for layer in layers:\n"
+answers.spoil(loops, "the list of layers has changed", {"    for layer in reversed(layers):\n": TURNED}, blind=True)
+
+
+@answers.wrong("the list of layers has changed", blind=True)
+def s3_empties_the_list(layers, x, loss):
+    for layer in layers:
+        layer.gather()
+        x = layer.forward(x)
+        layer.drop()
+    dy, done = loss(x), []
+    while layers:
+        layer = layers.pop()
+        layer.gather()
+        dy = layer.backward(dy)
+        layer.reduce()
+        layer.drop()
+        done.append(layer)
+    for layer in done:
+        layer.update()
+
+
+@answers.wrong("more than one layer is whole", blind=True)
+def s3_last_never_dropped(layers, x, loss):
+    *others, last = layers
+    for layer in others:
+        layer.gather()
+        x = layer.forward(x)
+        layer.drop()
+    last.gather()
+    dy = last.backward(loss(last.forward(x)))
+    last.reduce()
+    for layer in reversed(others):
+        layer.gather()
+        dy = layer.backward(dy)
+        layer.reduce()
+        layer.drop()
+    last.drop()
+    for layer in layers:
+        layer.update()
+
+
+@answers.wrong("", blind=True)
+def s3_three_layers(layers, x, loss):
+    a, b, c = layers
+    loops([a, b, c], x, loss)
+
+
+# ---- wrong: the end --------------------------------------------------------------------------------------
+
+answers.spoil(loops, "a layer stays whole after the step", {UPDATE: f"{UPDATE}    layers[0].gather()\n"})
+answers.spoil(
+    loops,
+    "gathered too often",
+    {UPDATE: f"{UPDATE}    for layer in layers:\n        layer.gather()\n        layer.drop()\n"},
+)
+answers.spoil(loops, "a layer without update()", {UPDATE: ""}, blind=True)
+answers.spoil(
+    loops,
+    "",
+    {
+        BACK: BACK.replace(
+            "layer.reduce()\n        layer.drop()", "layer.drop()\n        layer.update()\n        layer.reduce()"
+        ),
+        UPDATE: "",
+    },
+    blind=True,
+)
+answers.spoil(loops, "", {BACK: f"{BACK}        layer.update()\n"}, blind=True)
+answers.spoil(
+    loops,
+    "",
+    {
+        UPDATE: "    rank, ranks = dist.get_rank(), dist.get_world_size()\n"
+        "    for n, layer in enumerate(layers):\n        if n % ranks == rank:\n            layer.update()\n"
+    },
+    blind=True,
+)
