@@ -10,7 +10,6 @@ from tests import (
     test_check_memory,
     test_check_mesh,
     test_check_pipeline,
-    test_check_tensor,
 )
 from tests.answers.together import together
 from tests.wrong_answers.answers import ANSWERS, let_past
@@ -18,7 +17,7 @@ from tests.wrong_answers.answers import ANSWERS, let_past
 TIMES = 2  # each run of the soak draws others
 RIGHT = [
     *test_check.RIGHT,
-    *((name, *functions) for name, _, functions in (*test_check_fsdp.RIGHT, *test_check_tensor.RIGHT)),
+    *((name, *functions) for name, _, functions in test_check_fsdp.RIGHT),
     *((judge.__name__, fn) for judge, fn, _ in test_check_memory.RIGHT),
     *test_check_mesh.RIGHT,
     *test_check_pipeline.RIGHT,

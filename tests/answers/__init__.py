@@ -26,6 +26,7 @@ alone: it ends or hangs its job, or leaves something behind.  long: tried in `ma
 
 import inspect
 import linecache
+import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
@@ -95,8 +96,8 @@ class Exercise:
         return noted
 
 
-def exchanged(fn: Callable[..., Any], changes: Mapping[str, str], name: str) -> Callable[..., Any]:
-    """What `fn` would be with other words in its text (indented as within the function); its place is kept."""
+def exchanged(fn: Any, changes: Mapping[str, str], name: str) -> Any:
+    """What `fn`, a function or a class, would be with other words in its text (indented as within it)."""
     lines = textwrap.dedent(inspect.getsource(fn)).splitlines(keepends=True)
     text = "".join(lines[next(i for i, line in enumerate(lines) if line.startswith(("def ", "class "))) :])
     for old, new in changes.items():
@@ -105,7 +106,8 @@ def exchanged(fn: Callable[..., Any], changes: Mapping[str, str], name: str) -> 
         text = text.replace(old, new)
     file = f"<{fn.__module__}.{name}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    known = dict(fn.__globals__)  # what is made is not the module's own, and travels to the ranks by value
+    # What is made is not the module's own, and travels to the ranks by value.
+    known = dict(vars(sys.modules[fn.__module__]))
     exec(compile(text, file, "exec"), known)
     made = known[fn.__name__]
     made.__name__ = made.__qualname__ = name
