@@ -236,8 +236,8 @@ spoil("right only on the group of all ranks", "copy_backward reduce_forward", {"
 spoil(IN_PLACE, "copy_backward", {CLONE: "x"}, long=True)
 spoil(IN_PLACE, "copy_backward reduce_forward", {CLONE: "x.contiguous()"})
 spoil(STRIDES, "reduce_forward copy_backward", {CLONE: "x.clone()"}, alone=True)
-spoil(STRIDES, "reduce_forward", {CLONE: "x"}, alone=True, long=True)
-spoil(STRIDES, "reduce_forward", {CLONE: "x.detach()"}, alone=True, long=True)
+spoil(IN_PLACE, "reduce_forward", {CLONE: "x"}, alone=True, long=True)
+spoil(IN_PLACE, "reduce_forward", {CLONE: "x.detach()"}, alone=True, long=True)
 spoil(STRIDES, "both", {CLONE: "torch.empty_like(x).copy_(x)"}, alone=True, long=True)
 spoil("nobody waited", "copy_backward", {"group=group": "group=group, async_op=True"}, blind=False)
 to_the_first = {"dist.all_reduce(y, group=group)": "dist.reduce(y, group=group, group_dst=0)"}

@@ -34,12 +34,12 @@ Families of exercises:
     collectives/     mean_on_rank_0 (mean); broadcast, reduce_scatter, all_gather, all_reduce (by_hand)
     gradients/       average_gradients (average), accumulation, data_parallel, buckets, overlap
     fsdp/            unshard_and_reshard (unshard), prefetch, hsdp_gradient (gradient)
-    tensor/          conjugate, row_linear, deal_heads (heads), split_loss, block_plan
+    tensor/          conjugate (border), row_linear (linear), deal_heads (heads), split_loss (loss), block_plan (block)
     pipeline/        gpipe, one_f_one_b, interleaved, zero_bubble, obey
     meshes/          neighbours, partial_to_shard (scatter), order_of_axes (order), placements (table)
     pencil/          functions of numbers, a file each; tables from memory (said)
 
-Those that no engine plays yet have their own jobs and judges: `cases`, `body`, `mistakes` and `judge` in the folders of
-tensor and pipeline; mixed (mixed_precision); shards, layers, pieces and stage3 (ZeRO); norms (clip);
+Those that no engine plays yet have their own jobs and judges: `cases`, `body`, `mistakes` and `judge` in the folder
+of pipeline; mixed (mixed_precision); shards, layers, pieces and stage3 (ZeRO); norms (clip);
 recomputing and twice (checkpoint); offloading (offloaded_step).
 """

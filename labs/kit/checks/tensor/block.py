@@ -1,0 +1,196 @@
+"""block_plan: one layer of the course's GPT; a table of styles, which a job obeys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labs.kit.checks.answer import Mistake, Wrong, answered, refuse
+from labs.kit.checks.play import Functions
+from labs.kit.checks.ranks import Draw
+from labs.kit.checks.tensor import ways
+from labs.mesh import Mesh, smaller_group
+from labs.model import Config, Layer
+from labs.tp import Plan, gpt_plan, parallelize
+from labs.tp.tp import cuts_of
+
+X = (2, 12, 24)  # the shape of what goes through it
+
+
+@cache
+def mesh_of(ranks: int, sharers: int) -> Mesh:
+    """With the groups of those that share keys and values."""
+    mesh = Mesh((ranks,), ("tp",))
+    smaller_group(mesh, sharers)
+    return mesh
+
+
+@dataclass(frozen=True)
+class Block(ways.Split):
+    """x is whole, or with sequence_parallel a shard of its 12 positions."""
+
+    heads: int = 4
+    kv_heads: int = 4
+    hidden: int = 40
+    sequence_parallel: bool = False
+
+    @property
+    def config(self) -> Config:
+        return Config(16, X[2], 1, self.heads, self.kv_heads, self.hidden, context=X[1])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (X[0], X[1] // self.ranks if self.sequence_parallel else X[1], X[2])
+
+    @property
+    def sharers(self) -> int:
+        """So many ranks have the same keys and values."""
+        return max(1, self.ranks // self.kv_heads)
+
+    def layer(self) -> Layer:
+        with torch.device("meta"):  # which draws no random numbers
+            layer = Layer(self.config).double()
+        layer.to_empty(device="cpu")
+        for place, p in enumerate(layer.parameters()):
+            p.data = self.numbers(p.shape, 61, place) / 4
+        return layer
+
+    def part(self, x: Tensor, rank: int) -> Tensor:
+        return x.chunk(self.ranks, 1)[rank].contiguous() if self.sequence_parallel else x
+
+    def brings(self, rank: int) -> ways.Brought:
+        return {"x": self.part(self.numbers(X, 63), rank)}
+
+    def comes_back(self, rank: int) -> Tensor:
+        return self.part(self.numbers(X, 62), rank)
+
+    def setting(self) -> dict[str, Any]:
+        return {"mesh": mesh_of(self.ranks, self.sharers)}
+
+    def prepare(self, functions: Functions, brought: ways.Brought, **setting: Any) -> Functions:
+        """A layer, split by the plan; its parameters are brought, too."""
+        layer = parallelize(self.layer(), setting["mesh"], functions[0](self.config, self.sequence_parallel))
+        # It is for the check to compare gradients; and x differs where it is a shard.
+        layer.tensor_parallel.inputs_compared = layer.tensor_parallel.gradients_compared = True
+        brought |= layer.named_parameters()
+        return (layer,)
+
+    def call(self, functions: Functions, brought: ways.Brought, **setting: Any) -> Any:
+        return functions[0](brought["x"])
+
+    def due(self, members: tuple[int, ...]) -> list[dict[str, Tensor]]:
+        """Of what the course's own plan splits, each rank's part."""
+        layer, x = self.layer(), self.numbers(X, 63).requires_grad_()
+        y = layer(x)
+        y.backward(self.numbers(X, 62))
+        ours = [(name.split(".*."), style) for name, style in gpt_plan(self.config).items()]
+        rows = Plan({name[1]: style for name, style in ours if name[0] == "layers"}).rows(layer)
+        cuts = {name: cut for name, (_, cut) in cuts_of(layer, rows, self.ranks).items()}
+        gradients = {name: p.grad for name, p in layer.named_parameters()}
+
+        def of(rank: int) -> dict[str, Tensor]:
+            parts = {name: cuts[name].part(g, rank) if name in cuts else g for name, g in gradients.items()}
+            return {"y": self.part(y.detach(), rank), "x": self.part(x.grad, rank)} | parts
+
+        return [of(rank) for rank in members]
+
+    @property
+    def calls(self) -> tuple[int, int]:
+        return 2, 2 + 2 * (self.sharers > 1) + 2 * self.sequence_parallel
+
+    def due_numbers(self) -> tuple[float, float]:
+        """Twice x; backward, keys and values that some ranks share, too, and norms that have seen shards."""
+        keys, norms = 2 * self.config.head_size * X[2], 2 * X[2] * self.sequence_parallel
+        shared = keys * (self.sharers - 1) / self.sharers * self.ranks / (self.ranks - 1)
+        return 2 * prod(X), 2 * prod(X) + shared + norms
+
+
+def worlds(draw: Draw) -> list[Block]:
+    sizes = [{}, {"kv_heads": draw.random.choice((1, 2)), "hidden": 41}]
+    sizes.append({"ranks": 2, "heads": 6, "kv_heads": 3, "hidden": 43})
+    return ways.drawn(draw, Block, [each | {"sequence_parallel": shards} for each in sizes for shards in (False, True)])
+
+
+def adds_up(one: ways.One) -> bool:
+    """The ranks have summands of it."""
+    found = [one.on(rank) for rank in one.members]
+    return one.n > 1 and all(isinstance(x, Tensor) for x in found) and torch.allclose(sum(found), one.due)
+
+
+def raised(pattern: str) -> Callable[[str], bool]:
+    return lambda text: bool(re.search(pattern, text))
+
+
+STYLE = "What does each module split, what comes in and what goes out? labs/tp/tp.py has the table of styles."
+# fmt: off
+EXERCISE = ways.Exercise(
+    worlds,
+    question=STYLE,
+    forms=(
+        Mistake("a matrix is not split", "Which part of it does this rank compute with?",
+                ways.form(lambda one: one.found is not None and one.found.numel() > one.due.numel()),
+                shows="right, but each rank holds and multiplies a whole matrix"),
+        Mistake("columns where rows belong, or rows where columns do",
+                "Which matrix comes first, and leaves pieces behind, and which one takes them as they are?",
+                ways.form(lambda one: one.found is not None and one.found.shape != one.due.shape),
+                shows="a plan of columns alone: right, but with a gather after each matrix"),
+    ),
+    mistakes=(
+        Mistake("a shard is taken for the whole",
+                "Which tokens does this rank have when attention begins, and which does it have to see?",
+                lambda one: one.is_result and one.case.sequence_parallel and not ways.gathered(one.forward),
+                shows="each rank attends to its own part of the sequence"),
+        Mistake("the norms' gradients are not summed",
+                "Under sequence parallelism a norm sees only its own rank's tokens. What does it know of its gradient?",
+                lambda one: "norm" in one.name and adds_up(one),
+                shows="with sequence parallelism, norms that drift apart"),
+        ways.SUMMED_TOO,
+    ),
+    sending=(
+        Mistake("x crosses the border once for each matrix",
+                "q, k and v read the same x, and so do gate and up. How often must it, or its gradient, travel?",
+                ways.too_much(bool),
+                shows="the right numbers, and more than twice the bytes"),
+    ),
+)
+PLANS = (  # what a rank raised that was to obey it
+    Mistake("not a plan", STYLE, raised("is no plan|is no style")),
+    Mistake("what is whole meets a piece",
+            "Two tensors meet in this line: which one comes from a matrix that your plan splits, and which one "
+            "does not?", raised("The size of tensor.* dimension 2")),
+    Mistake("the sum comes whole, and x is a shard",
+            "A residual adds what comes out to x: which part of x's sequence does this rank have?",
+            raised("The size of tensor")),
+    Mistake("q, k and v are not split alike", "By your plan, how many heads of q, of k and of v does this rank have?",
+            raised("Number of heads in key")),
+    Mistake("a cut goes through a head",
+            "Which four matrices of attention must be cut at the same heads, and how do they learn where?",
+            raised(r"failed: \w+: .*(unflatten|heads|query)")),
+    Mistake("it cannot be obeyed", STYLE, raised("failed: (Value|Runtime)Error")),
+)
+# fmt: on
+
+
+@answered
+def block_plan(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(config, sequence_parallel) -> plan`: from "attention", "attention.q", ..., "mlp.down" to styles of labs.tp.
+
+    Of one Layer of the course's GPT; x comes in and goes out whole, or as a shard of the sequence, dim 1.
+    """
+    try:
+        recording = ways.checked(EXERCISE, (fn,), seed)
+    except Wrong as wrong:
+        if wrong.raised:
+            refuse(PLANS, wrong.answer.text, wrong.answer.text)
+        raise
+    return (
+        f"a rank holds its part of every matrix, and sent {ways.told(recording, 'x', 8 * prod(X), 0)}; "
+        "the least possible is 3.00 ×, as two all-reduces each way"
+    )

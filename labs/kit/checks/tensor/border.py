@@ -1,0 +1,96 @@
+"""conjugate: copy and reduce, forward and backward; both of them twice in a larger graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from labs.kit.checks.answer import Mistake, answered
+from labs.kit.checks.play import Functions
+from labs.kit.checks.ranks import F32, Draw
+from labs.kit.checks.tensor import ways
+
+
+@dataclass(frozen=True)
+class Border(ways.Split):
+    """kind: "copy"; "reduce"; or "both": two layers x + reduce(w · copy(x)), w another on each rank, and 0 on one."""
+
+    kind: str = ""
+    shape: tuple[int, ...] = (5, 7)
+
+    @property
+    def alike(self) -> tuple[str, ...]:
+        return () if self.kind == "reduce" else ("x",)
+
+    @property
+    def own_gradients(self) -> bool:
+        return self.kind == "copy"
+
+    def brings(self, rank: int) -> ways.Brought:
+        x = self.numbers(self.shape, rank if self.kind == "reduce" else self.fellows(rank)[0] + 32)
+        return {"x": x} | ({"w": self.numbers(self.shape, rank, 1) * (rank != 1)} if self.kind == "both" else {})
+
+    def on_one(self, brought: Sequence[ways.Brought]) -> Tensor:
+        if self.kind == "both":
+            return (1 + sum(each["w"] for each in brought)) ** 2 * brought[0]["x"]
+        return brought[0]["x"] * 1 if self.kind == "copy" else sum(each["x"] for each in brought)
+
+    def call(self, functions: Functions, brought: ways.Brought, **group: Any) -> Any:
+        (copy, reduce), x = functions, brought["x"]
+        if self.kind == "reduce":
+            return reduce(x, **group)
+        if self.kind == "copy":
+            y = copy(x, **group)
+            copy(x.detach())  # in another group, and before the gradient comes
+            return y
+        first = reduce(brought["w"] * copy(x, **group), **group)
+        return x + first + reduce(brought["w"] * copy(x + first, **group), **group)
+
+    @property
+    def calls(self) -> tuple[int, int]:
+        forward, backward = {"copy": (0, 1), "reduce": (1, 0), "both": (2, 2)}[self.kind]
+        return forward, backward * self.graded
+
+
+def worlds(draw: Draw) -> list[Border]:
+    a, b = draw.random.randrange(4, 8), draw.random.randrange(5, 9)
+    options = [{}, {"dtype": F32, "shape": (64, 96)}, ways.AGAIN, *ways.UNUSUAL]
+    options += [{"shape": shape} for shape in ((2, a, b), (a,), (1,), (0, 3), ())]
+    options += [{"ranks": ranks} for ranks in (draw.random.choice((3, 5, 6, 7, 8)), 1)]
+    both = [each | {"kind": kind} for each in options for kind in ("copy", "reduce")]
+    return ways.drawn(draw, Border, [*both, {"kind": "both"}])
+
+
+# fmt: off
+EXERCISE = ways.Exercise(
+    worlds,
+    wide=[Border(0, 4, dtype=F32, kind=kind, shape=(128, 256)) for kind in ("copy", "reduce")],
+    unit="x", kept=0.1, most=6.1,
+    question="Follow x through the split layer, and its gradient back: where is it whole, and where a summand?",
+    mistakes=(
+        Mistake("copy sends forward", "Every rank has all of x already: what could it lack?",
+                lambda one: one.is_result and one.case.kind == "copy" and one.times(one.n)),
+        ways.summands("What does each rank have where a split layer ends?"),
+        Mistake("the gradient of copy is not summed",
+                "Each rank has used x for its own part of the weights. What does it know of x's gradient?",
+                lambda one: not one.is_result and one.case.kind == "copy" and one.alone,
+                shows="the loss goes down more slowly: the layers in front get only a part of their gradient"),
+        ways.SUMMED_TOO,
+    ),
+)
+# fmt: on
+
+
+@answered
+def conjugate(copy: Callable[..., Any], reduce: Callable[..., Any], seed: int) -> str:
+    """`copy(x, group=None)` and `reduce(x, group=None)` -> tensor: forward and backward; x stays as it is.
+
+    copy: x as it is, and the sum of all ranks' gradients.  reduce: the sum of all ranks' x, and the gradient as it is.
+    """
+    recording = ways.checked(EXERCISE, (copy, reduce), seed)
+    of_copy, of_reduce = (ways.told(recording, what, 64 * 96 * 4, step) for what, step in (("the tensor", 4), ("", 6)))
+    least = "the least possible is 1.50 × where something is due, and 0.00 × elsewhere"
+    return f"copy sent {of_copy}, reduce {of_reduce}; {least}"
