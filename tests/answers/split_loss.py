@@ -164,7 +164,7 @@ spoil(
 spoil("", {TARGET: "picked"}, long=True)
 spoil(GRADIENT, {SUM: "summed(shifted.exp().sum(1).detach(), group)"})
 spoil(GRADIENT, {TARGET: "summed(picked.detach(), group)"}, long=True)
-spoil(TOKENS, {END: "(total.log() - target).sum() / here.sum().clamp(min=1)"}, long=True)
+spoil("", {END: "(total.log() - target).sum() / here.sum().clamp(min=1)"}, long=True)
 torchs = "differentiable.all_reduce({}, group=group or dist.group.WORLD)"
 sums = {SUM: torchs.format("shifted.exp().sum(1)"), TARGET: torchs.format("picked")}
 spoil("the gradient is summed as well", sums)
