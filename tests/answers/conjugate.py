@@ -219,7 +219,7 @@ def spoil(mistake, ways, changes, blind=True, **options):
         answers.spoil(summed, mistake, changes, given=WAYS[way], blind=blind, **({"long": place > 0} | options))
 
 
-wrong("copy_forward", "copy sends forward", blind=True)(summed)
+wrong("copy_forward", "copy sends forward")(summed)
 wrong("reduce_backward", "the gradient is summed as well", blind=True)(summed)
 wrong("copy_backward", "the gradient of copy is not summed", blind=True)(as_is)
 wrong("reduce_forward", "the summands are never added up")(as_is)

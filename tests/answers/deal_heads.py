@@ -12,7 +12,9 @@ answers = Exercise("deal_heads")
 CACHE = {}
 
 
-@answers.right(line="21 deals, on 1 to 16 ranks: each head once, its keys and values beside it, and not one message")
+@answers.right(
+    line="21 deals, on 1 to 16 ranks: each head once, its keys and values beside it, and not one message", blind=True
+)
 def side_by_side(heads, kv_heads, ranks, rank):
     together = heads // kv_heads
     if ranks > kv_heads:
