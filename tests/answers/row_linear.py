@@ -131,7 +131,7 @@ def spoil(mistake, y=SUM, end=END, blind=True, **options):
 
 EACH, NTH, ONE = "the bias is added on every rank", "the gradient of the bias is an N-th", "the bias on one rank alone"
 LEFT_OUT, AS_WELL, NO_GRADIENT = "the bias is left out", "the gradient is summed as well", "no gradient"
-SHAPES, FORM, CALLS = "right only for some shapes", "a different shape or dtype", "the ranks make different calls"
+SHAPES, FORM = "right only for some shapes", "a different shape or dtype"
 GATHERED, MANY, NOT_DUE = (
     "gathered, where a sum belongs",
     "too many collectives",
@@ -148,9 +148,9 @@ spoil("right only with a bias", end="y + bias")
 spoil("", end="y + bias if bias else y", long=True)
 spoil("", "reduce(x @ weight, group)", long=True)
 spoil(GROUP, "reduce(F.linear(x, weight))")
-spoil(CALLS, "reduce(F.linear(copy(x, group), weight), group)", alone=True, long=True)
+spoil(AS_WELL, "reduce(F.linear(copy(x, group), weight), group)", alone=True, long=True)
 spoil(AS_WELL, end="y if bias is None else y + copy(bias, group)", long=True)
-spoil(CALLS, "reduce(F.linear(x, copy(weight, group)), group)", alone=True, long=True)
+spoil(AS_WELL, "reduce(F.linear(x, copy(weight, group)), group)", alone=True, long=True)
 spoil(MANY, "torch.cat([reduce(F.linear(x, w), group) for w in weight.split((len(weight) + 1) // 2)], -1)")
 spoil(NTH, end=f"y if bias is None else y + reduce(bias / {RANKS}, group)", long=True)
 mean = f"summed(bias.detach(), group) / {RANKS}"
@@ -160,7 +160,7 @@ spoil(SHAPES, "reduce(torch.mm(x, weight.T), group)")
 spoil("", "reduce(torch.einsum('bti,oi->bto', x, weight), group)", long=True)
 spoil(FORM, "reduce(x.reshape(x.shape[:-1].numel(), x.shape[-1]) @ weight.T, group)")
 spoil(LEFT_OUT, end="y + bias if bias is not None and x.shape[-1] else y", long=True)
-spoil(CALLS, "F.linear(joined(x, group), joined(weight, group), bias)", "y", alone=True, long=True)
+spoil(GATHERED, "F.linear(joined(x, group), joined(weight, group), bias)", "y", alone=True, long=True)
 spoil("right only on some numbers of ranks", end=f"y if bias is None or {RANKS} == 1 else y + bias")
 spoil(NO_GRADIENT, end="y if bias is None else y + bias.detach()")
 spoil(NO_GRADIENT, "summed(F.linear(x, weight).detach(), group)", long=True)

@@ -271,6 +271,13 @@ class One:
         """Is it what this rank makes of it by itself?"""
         return self.n > 1 and self.same(self.case.due((self.rank,))[0][self.name])
 
+    @cached_property
+    def summed(self) -> bool:
+        """Is it the sum of what all members should have?"""
+        dues = [of_rank[self.name] for of_rank in self.case.due(self.members)]
+        alike = self.n > 1 and all(due.shape == self.due.shape for due in dues)
+        return alike and bool(self.due.any()) and self.same(sum(dues))
+
     @property
     def what(self) -> str:
         return f"the {self.name}" if self.is_result else f"the gradient of {self.name!r}"
@@ -355,7 +362,7 @@ NOT_FINITE = Mistake(
     lambda one: not one.found.isfinite().all(), shows="a loss of inf or nan, late in a training")
 SUMMED_TOO = Mistake("the gradient is summed as well",
                      "Is the gradient that comes back a summand, or is it whole, and the same on every rank?",
-                     lambda one: not one.is_result and one.times(one.n),
+                     lambda one: not one.is_result and (one.times(one.n) or one.summed),
                      shows="gradients N times too large before a layer, and not after it")
 VALUES = (
     NOT_FINITE,
