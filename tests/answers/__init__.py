@@ -85,6 +85,10 @@ class Exercise:
         """A wrong answer: `fn`, in whose text each key of `changes` stands once, and is exchanged for its value."""
         return self.wrong(mistake, **options)(exchanged(fn, changes, f"{fn.__name__}_{len(self.answers)}"))
 
+    def vary(self, fn: Callable[..., Any], changes: Mapping[str, str], **options: Any) -> Callable[..., Any]:
+        """As `spoil`, and right."""
+        return self.right(exchanged(fn, changes, f"{fn.__name__}_{len(self.answers)}"), **options)
+
     def note(
         self, right: bool, given: Callable[..., Any] | None = None, **options: Any
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

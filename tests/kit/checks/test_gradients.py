@@ -1,0 +1,82 @@
+"""What the checks of notebooks 00, 02 and 03 say, and what they forgive; their answers are in tests/answers."""
+
+import re
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from labs.collectives import exchange, group_rank, place, powers_of_two
+from labs.kit import check
+from labs.kit.checks.gradients.mistakes import Gradient
+from labs.kit.checks.play import Done, Seen, World
+from tests.answers import mean_on_rank_0
+from tests.answers.average_gradients import one_vector
+from tests.answers.mean_on_rank_0 import by_all_reduce
+from tests.answers.together import together
+
+
+def test_the_words_of_a_first_exercise():
+    name = mean_on_rank_0.answers.check
+    summed = next(a for a in mean_on_rank_0.answers.answers if a.mistake == "summed instead of averaged")
+    summed_up, built_in = together([(name, summed.functions, False), (name, (by_all_reduce,), False)])
+    assert "rank 0 element 0 is" in summed_up.text and "rank 3's 4 times" in summed_up.text
+    assert "dist's own all_reduce" in built_in.text
+
+
+def test_a_buffer_of_another_dtype(capfd):
+    """The dtype is named, and what gloo says when it aborts is not shown beside it."""
+
+    def fn(x):
+        if dist.get_rank() > 0:
+            return dist.send(x, dst=0)
+        total, theirs = x.clone(), torch.zeros(x.shape)
+        for other in range(1, dist.get_world_size()):
+            dist.recv(theirs, src=other)
+            total += theirs
+        return total / dist.get_world_size()
+
+    answer = check.mean_on_rank_0(fn)
+    assert answer.mistake == "not the same dtype on every rank"
+    assert "do not agree on the dtype of a message: rank 0 called recv float32[" in answer.text
+    assert "gloo" not in capfd.readouterr().out + str(answer)
+
+
+def test_a_tree_that_tells_ranks_that_do_not_exist():
+    """Its question is about them, and the learner's line comes before the one of `exchange`."""
+
+    def fn(x, src=0, group=None):
+        rank, ranks = place(group)
+        me = (rank - group_rank(src, group)) % ranks
+        for distance in powers_of_two(below=ranks):
+            if me < distance:
+                exchange(group, send=(x, rank + distance))
+            elif me < 2 * distance:
+                exchange(group, receive=(x, rank - distance))
+
+    answer = check.broadcast(fn)
+    assert answer.mistake == "right only when the number of ranks is a power of two"
+    assert answer.question.endswith("Is there a rank with that number?")
+    within = r"  \(in collectives\.py line \d+: for work in"
+    assert re.search(r"test_gradients\.py line \d+: exchange\(.*" + within, answer.text)
+
+
+def test_one_vector_of_the_larger_dtype_is_no_weight_reduced_twice():
+    """With these numbers it takes as many bytes more."""
+    assert check.average_gradients(one_vector, seed=539503).mistake == "too many bytes"
+
+
+def test_where_gradients_cancel_out_rounding_is_no_mistake():
+    """Their mean is small, and their rounding is as large as ever."""
+
+    def average(found):
+        facts = ({"plain": [{"scale": torch.tensor(own)}], "before": {"scale": found}} for own in (1.0, -0.9998))
+        done = [Done(values={"scale": found}, facts=each) for each in facts]
+        return Gradient(Seen(World(0, 2), done, []), 0, "scale")
+
+    assert average(torch.tensor(1e-4 + 1e-8)).right and not average(torch.tensor(2e-4)).right
+
+
+def test_a_module_that_is_no_wrapper():
+    answer = check.data_parallel(lambda model: nn.Linear(1, 1))
+    assert answer.mistake == "not a wrapper" and "no_sync" in answer.text

@@ -1,0 +1,156 @@
+"""What is said of jobs that fail, of what is no function, and of predictions: the same for all checks."""
+
+import sys
+import threading
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from labs import collectives
+from labs.kit import check
+from labs.kit.checks.job import failed
+from labs.kit.launch import RankError
+from tests.answers.data_parallel import Wrapper
+
+# ---- not yet ---------------------------------------------------------------------------------------------
+
+
+def test_an_untouched_stub_is_not_yet():
+    def stub(*args, **kwargs):
+        raise NotImplementedError("your turn")
+
+    answer = check.all_reduce(stub)
+    assert answer.ok is None and not answer
+    assert str(answer) == "not yet: all_reduce (the stub is untouched; the notebook goes on with the course's own)"
+
+
+def test_a_stub_inside_of_a_wrapper_is_not_yet():
+    class Stub(Wrapper):
+        def sync(self):
+            raise NotImplementedError("your turn")
+
+    assert check.data_parallel(Stub).ok is None
+
+
+def test_another_not_implemented_error_is_a_mistake():
+    def fn(x, group=None):
+        raise NotImplementedError("could not run 'aten::add'")
+
+    assert check.all_gather(fn).ok is False
+
+
+# ---- what goes wrong ---------------------------------------------------------------------------------------
+
+
+def test_what_it_raises_is_told_with_its_line():
+    def fn(x, group=None):
+        pieces = x.tensor_split(dist.get_world_size(group))
+        return pieces[len(pieces)]
+
+    answer = check.reduce_scatter(fn)
+    assert answer.ok is False
+    assert "IndexError" in str(answer) and "return pieces[len(pieces)]" in str(answer)
+    assert "float64" in answer.text  # with which input
+
+
+@pytest.mark.parametrize(
+    "kind, said, question",
+    [
+        ("raised", "rank 0 of 2 failed: NameError: name 'math' is not defined", "This name is not known"),
+        ("raised", "rank 0 of 2 failed: TypeError: 'tuple' object does not support item assignment", "What type does"),
+        ("raised", "rank 0 of 2 failed: AttributeError: 'tuple' object has no attribute 'add_'", "What type does"),
+        ("raised", "rank 0 of 2 failed: TypeError: fn() got an unexpected keyword argument 'group'", "Which arguments"),
+        ("raised", "rank 0 of 2 failed: ValueError: TypeError: no", "What does this line assume"),
+        ("mismatch", "rank 0 called all_reduce float32[4], rank 1 called all_reduce float64[4]", "The elements are"),
+        ("mismatch", "rank 0 called all_reduce float32[4], rank 1 called all_reduce float64[5]", "How large"),
+        ("mismatch", "rank 0 called broadcast int64[2] from 0, rank 1 called broadcast int64[2] from 1", "Which ranks"),
+    ],
+)
+def test_what_a_failed_job_is_asked(kind, said, question):
+    assert failed(RankError(kind, (0,), said, []), "on 2 ranks").answer.question.startswith(question)
+
+
+def test_a_hang_is_told_with_its_line():
+    def fn(x, group=None):
+        if dist.get_rank(group) != 1:
+            dist.recv(x, group=group, group_src=1)
+
+    answer = check.all_reduce(fn)
+    assert answer.mistake == "one side of a message or a collective is missing"
+    assert "rank 1 returned" in answer.text and "dist.recv(x, group=group, group_src=1)" in answer.text
+
+
+def test_one_that_ends_the_process():
+    def fn(model):
+        sys.exit(3)
+
+    assert "exit(3)" in check.average_gradients(fn).text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system keeps to the limit")
+def test_far_too_much_memory_is_refused_with_its_line():
+    """Nothing is written to it: without the limit it would not be taken from anybody."""
+
+    def fn(elements, ranks, rank, gigabytes):
+        torch.empty(gigabytes << 30, dtype=torch.uint8)
+        return 0, 0
+
+    answers = [check.my_shard(partial(fn, gigabytes=size)) for size in (1, 3)]
+    assert [answer.mistake == "far too much memory" for answer in answers] == [False, True]
+    assert "can't allocate memory" in answers[1].text and "torch.empty(gigabytes << 30" in answers[1].text
+
+
+@pytest.mark.parametrize("given", [None, 3, torch.ones(2)], ids=["None", "3", "a tensor"])
+def test_something_that_is_no_function(given):
+    answer = check.broadcast(given)
+    assert answer.ok is False and "not a function" in answer.text
+
+
+def test_one_that_cannot_be_sent_to_the_ranks():
+    lock = threading.Lock()
+    answer = check.all_gather(lambda x, group=None: lock.acquire())
+    assert answer.ok is False and "variable 'lock'" in answer.text
+
+
+def test_returned_of_a_wrong_type():
+    def fn(x, group=None):
+        collectives.reduce_scatter(x, group=group)
+        return x.tolist()
+
+    assert "returned a list" in check.reduce_scatter(fn).text
+
+
+def test_a_changed_dtype():
+    answer = check.reduce_scatter(lambda x, group=None: collectives.reduce_scatter(x, group=group).float())
+    assert answer.mistake == "the dtype changed"
+
+
+def test_the_same_seed_gives_the_same_answer():
+    def fn(x, group=None):
+        x += 1
+
+    first, again, other = (check.all_reduce(fn, seed=seed) for seed in (5, 5, 6))
+    assert str(first) == str(again) and first.text != other.text
+
+
+# ---- predictions -------------------------------------------------------------------------------------------
+
+
+def test_a_prediction():
+    assert check.predict("How many?", None, answer=4).ok is None
+    assert check.predict("How many?", 4, answer=4).ok
+    assert check.predict("How many?", 4.1, answer=4).ok
+    wrong = check.predict("How many?", 5, answer=4, unit="B", reason="Two for each of two.")
+    assert str(wrong) == "✗ predict: How many? 4 B. You said 5 B. Two for each of two."
+    assert str(check.predict("How many?", 4, answer=4, unit="B")) == "✓ predict: How many? 4 B."
+    assert "4" not in str(check.predict("How many?", None, answer=4))
+    assert check.predict("How many?", "four", answer=4).ok is False
+    assert check.predict("How many?", 0, answer=0, tolerance=0).ok
+
+
+def test_the_page_shows_the_same_words():
+    answer = check.predict("Is 1 < 2 & 3?", 1, answer=2)
+    page = answer._repr_html_()
+    assert "Is 1 &lt; 2 &amp; 3?" in page and "You said 1." in page
