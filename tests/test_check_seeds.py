@@ -5,7 +5,6 @@ import random
 import pytest
 
 from tests import (
-    test_check,
     test_check_fsdp,
     test_check_memory,
     test_check_mesh,
@@ -16,7 +15,6 @@ from tests.wrong_answers.answers import ANSWERS, let_past
 
 TIMES = 2  # each run of the soak draws others
 RIGHT = [
-    *test_check.RIGHT,
     *((name, *functions) for name, _, functions in test_check_fsdp.RIGHT),
     *((judge.__name__, fn) for judge, fn, _ in test_check_memory.RIGHT),
     *test_check_mesh.RIGHT,

@@ -75,7 +75,7 @@ def doubling(x, group=None):
     return None
 
 
-@answers.wrong("too many rounds", blind=True)  # as well
+@answers.wrong("too many rounds", blind=True, long=True)  # as well
 def a_tree_for_each_piece(x, group=None):
     """Every rank stands in each place of a tree once, so it sends N - 1 pieces."""
     members = dist.get_process_group_ranks(group or dist.group.WORLD)
@@ -135,7 +135,7 @@ def has_seen_this_size(x, group=None, seen={}):  # noqa: B006
 
 # ---- other pieces, ranks and groups ------------------------------------------------------------------------
 
-blind("right only when the number of ranks divides the size", {"tensor_split": "chunk"}, alone=True)
+blind("right only when the number of ranks divides the size", {"tensor_split": "chunk"}, alone=True, long=True)
 blind("right only in one dimension", {"x.view(-1)": "x"}, alone=True)
 blind("right only when the number of ranks divides the size",
     {CUT: "size = x.numel() // ranks\n    pieces = [x.view(-1)[i * size : (i + 1) * size] for i in range(ranks)]"})
@@ -220,7 +220,7 @@ blind("more messages than needed", {ROUNDS: "range(ranks if ranks > 1 else 0)"})
 answers.spoil(straight, "more messages than needed",
     {"exchange(group, send=(pieces[rank], to), receive=(pieces[source], source))":
     "for out, into in zip(pieces[rank].tensor_split(2), pieces[source].tensor_split(2), strict=True):\n"
-    "            exchange(group, send=(out, to), receive=(into, source))"}, blind=True)
+    "            exchange(group, send=(out, to), receive=(into, source))"}, blind=True, long=True)
 spoil("more messages than needed", {EXCHANGE: "for half in (slice(None, 1), slice(1, None)):\n"
     "            exchange(group, send=(out[half], rank + 1), receive=(into[half], rank - 1))"}, long=True)
 spoil("full copies are kept", {CUT: CUT + "\n    kept = []",

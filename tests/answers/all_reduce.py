@@ -105,7 +105,7 @@ def of_pieces(x, group=None):
 
 
 answers.spoil(of_pieces, "right only when the number of ranks divides the size", {"tensor_split": "chunk"},
-    blind=True, alone=True)
+    blind=True, alone=True, long=True)
 answers.spoil(of_pieces, "right only in one dimension", {"x.view(-1)": "x"}, blind=True, alone=True)
 answers.spoil(of_pieces, "right only when the number of ranks divides the size",
     {PIECES: "size = x.numel() // ranks\n    pieces = [x.view(-1)[i * size : (i + 1) * size] for i in range(ranks)]"},
@@ -165,7 +165,7 @@ def ring_of_whole_tensors(x, group=None):
         carried = theirs
 
 
-@answers.wrong("whole tensors travel", blind=True)
+@answers.wrong("whole tensors travel", blind=True, long=True)
 def through_rank_0(x, group=None):
     rank, ranks = place(group)
     theirs = torch.empty_like(x)
@@ -179,7 +179,7 @@ def through_rank_0(x, group=None):
         exchange(group, send=(x, other))
 
 
-@answers.wrong("whole tensors travel", blind=True)
+@answers.wrong("whole tensors travel", blind=True, long=True)
 def up_and_down_a_tree(x, group=None):
     root = dist.get_process_group_ranks(group or dist.group.WORLD)[0]
     collectives.reduce(x, root, group=group)
@@ -191,7 +191,7 @@ def by_doubling(x, group=None):
     collectives.all_reduce_doubling(x, group=group)
 
 
-@answers.wrong("whole tensors travel", blind=True, alone=True)
+@answers.wrong("whole tensors travel", blind=True, alone=True, long=True)
 def doubling_only(x, group=None):
     """N must be a power of two."""
     rank, ranks = place(group)
@@ -202,7 +202,7 @@ def doubling_only(x, group=None):
         distance *= 2
 
 
-@answers.wrong("whole tensors travel", blind=True)
+@answers.wrong("whole tensors travel", blind=True, long=True)
 def everyone_to_everyone_if_small(x, group=None):
     (everyone_to_everyone if x.numel() < 64 else rings)(x, group)
 

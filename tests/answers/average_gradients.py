@@ -113,7 +113,7 @@ def and_clips(model):
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 
 
-@answers.wrong("", blind=True)
+@answers.wrong("", blind=True, long=True)
 def all_but_the_tail(model):
     ranks = dist.get_world_size()
     for p in model.parameters():
@@ -142,7 +142,8 @@ blind(TIED, {ALL: NAMED})
 spoil(TIED, {ALL: NAMED, MEAN: "pass\n    for p in model.parameters():\n        if p.grad is not None:\n            "
     + MEAN})
 blind("too many bytes", {ALL: "for p in (p for module in model.modules() for p in module.parameters()):"}, long=True)
-blind(LEFT_OUT, {ALL: "for p in (p for child in model.children() for p in child.parameters(recurse=False)):"})
+blind(LEFT_OUT, {ALL: "for p in (p for child in model.children() for p in child.parameters(recurse=False)):"},
+    long=True)
 blind(LEFT_OUT, {ALL: "for name, p in model.named_parameters():",
     IF: "if name.endswith('weight') and p.grad is not None:"}, long=True)
 spoil(LEFT_OUT, {IF: "if p.grad is not None and p.ndim > 1:"}, long=True)
@@ -151,7 +152,7 @@ blind(LEFT_OUT, {SUM: "flat = p.grad.reshape(-1)\n            dist.all_reduce(fl
     MEAN: "flat /= dist.get_world_size()"})
 spoil(LEFT_OUT, {ALL: "if not hasattr(model, 'used'):\n        model.used = [p "
     "for p in model.parameters() if p.grad is not None]\n" "    for p in model.used:"})
-blind("", {IF: "if p.grad is not None and len(p.grad) > 0:"})
+blind("", {IF: "if p.grad is not None and len(p.grad) > 0:"}, long=True)
 blind("the ranks make different calls", {IF: "if p.grad is not None and p.grad.any():"}, alone=True)
 
 

@@ -104,18 +104,19 @@ spoil("nothing arrived", {WAY: "return"})
 blind("nothing arrived", {"x.view(-1)": "x.clone().view(-1)"})
 blind("right only from root 0", {ME: "me = rank"})
 spoil("", {"src=0": "src=1"})
-blind("right only when the number of ranks is a power of two", {" and me + distance < ranks": ""}, alone=True)
+blind("right only when the number of ranks is a power of two", {" and me + distance < ranks": ""}, alone=True,
+    long=True)
 answers.spoil(far_ones_first, "right only when the number of ranks is a power of two",
     {"1 << (ranks - 1).bit_length() >> 1": "ranks // 2"}, blind=True)
 # All others wait in each round
 blind("the ranks wait for each other", {"distance <= me < 2 * distance": "me >= distance"}, alone=True, long=True)
-blind("right only from root 0", {"me = (": "rank = me = ("}, alone=True)  # peers counted from the root
+blind("right only from root 0", {"me = (": "rank = me = ("}, alone=True, long=True)  # peers counted from the root
 blind("right only from root 0", {") % ranks": ")"}, alone=True, long=True)
 blind("right only on up to four ranks", {WAY: "ranks = min(ranks, 4)\n    " + WAY})
 GROUP = "right only on the group of all ranks"
 blind("right only on the group of all ranks", {"group_rank(src, group)": "src"})
 blind("right only on the group of all ranks", {"place(group)": "dist.get_rank(), dist.get_world_size(group)",
-    "group_rank(src, group)": "src"}, alone=True)
+    "group_rank(src, group)": "src"}, alone=True, long=True)
 blind("right only on the group of all ranks", {SEND: SEND.replace("group", "None"), RECEIVE: RECEIVE.replace("group",
     "None")}, alone=True, long=True)
 spoil(GROUP, {"place(group)": "place(None)", "group_rank(src, group)": "src",
@@ -179,7 +180,7 @@ def a_tree_for_each_piece(x, src=0, group=None):
         tree(piece, src, group)
 
 
-@answers.wrong("too many rounds", blind=True)
+@answers.wrong("too many rounds", blind=True, long=True)
 def a_tree_for_each_row(x, src=0, group=None):
     for row in x:
         tree(row, src, group)

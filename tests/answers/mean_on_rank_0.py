@@ -170,7 +170,7 @@ spoil(MORE,
     "        for _ in range(min(8, x.numel())):\n            dist.recv(x.new_empty(1), src=other)\n"
     "        dist.recv"}, long=True)
 blind("more messages than needed", {"dist.send(x, dst=0)": "[dist.send(row, dst=0) for row in x]",
-    "dist.recv(theirs, src=other)": "[dist.recv(row, src=other) for row in theirs]"}, alone=True)  # row by row
+    "dist.recv(theirs, src=other)": "[dist.recv(row, src=other) for row in theirs]"}, alone=True, long=True)
 spoil("a different dtype travels", {"    rank, ranks": "    dtype, x = x.dtype, x.double()\n    rank, ranks",
     WHOLE: "return (total / ranks).to(dtype)"})
 MISSING = "one side of a message or a collective is missing"

@@ -135,8 +135,9 @@ spoil(DIVIDES,
 spoil(DIVIDES,
     {CUT: "pieces = list(x.view(-1).chunk(ranks))\n    pieces += [x.view(-1)[:0]] * (ranks - len(pieces))"},
     long=True)
-blind("right only when the number of ranks divides the size", {"tensor_split": "chunk"}, alone=True)
-blind("", {"torch.empty_like(mine)": "torch.empty_like(pieces[0])", "mine += theirs": INTO + " += theirs"}, alone=True)
+blind("right only when the number of ranks divides the size", {"tensor_split": "chunk"}, alone=True, long=True)
+blind("", {"torch.empty_like(mine)": "torch.empty_like(pieces[0])", "mine += theirs": INTO + " += theirs"},
+    alone=True, long=True)
 blind("right only in one dimension", {"x.view(-1)": "x", BACK: "return pieces[rank].reshape(-1)"}, alone=True)
 among_all = blind("right only on the group of all ranks", {"exchange(group": "exchange(None"}, alone=True, long=True)
 blind("right only on the group of all ranks",
@@ -149,10 +150,10 @@ answers.spoil(straight, "right only when the number of ranks is a power of two",
     {"pieces[(rank + step) % ranks], rank + step": "pieces[(rank ^ step) % ranks], rank ^ step",
     "rank - step)": "rank ^ step)"}, alone=True, blind=True)
 answers.spoil(halving, "right only when the number of ranks is a power of two", {"ranks & (ranks - 1)": "ranks == 1"},
-    alone=True)
+    alone=True, long=True)
 
 
-@answers.wrong("right only when the number of ranks divides the size", blind=True, alone=True)
+@answers.wrong("right only when the number of ranks divides the size", blind=True, alone=True, long=True)
 def the_buffer_of_the_first_call(x, group=None, kept={}):  # noqa: B006
     rank, ranks = place(group)
     pieces = x.view(-1).tensor_split(ranks)
