@@ -2,7 +2,7 @@
 
 Right: the course's own, and answers that go another way about it (generators, tuples, NumPy's numbers, schedules that
 were published as text, or found by simulation; gradients by torch.autograd.grad, the input's sent ahead).
-Wrong: tests/wrong_answers/pipeline.py.  Those of gpipe and one_f_one_b are in tests/answers.
+Wrong: tests/wrong_answers/pipeline.py.  Those of the first three are in tests/answers.
 """
 
 import pytest
@@ -18,16 +18,6 @@ from tests.wrong_answers.answers import ANSWERS, let_past
 CHECKS = ("gpipe", "one_f_one_b", "interleaved", "zero_bubble", "obey")
 
 # ---- right answers ---------------------------------------------------------------------------------------
-
-
-def interleaved_with_a_shorter_warmup(ranks, microbatches, stages_per_rank):
-    """The bubble of Narayanan et al., with fewer activations."""
-    return pipeline.interleaved(ranks, microbatches, stages_per_rank, lambda p, v, r: (p - 1 - r) + (v - 1) * p)
-
-
-def interleaved_or_an_assert(ranks, microbatches, stages_per_rank):
-    assert microbatches % ranks == 0 and stages_per_rank > 1
-    return pipeline.interleaved(ranks, microbatches, stages_per_rank)
 
 
 def zero_bubble_found_by_simulation(ranks, microbatches):
@@ -131,15 +121,6 @@ def obey_by_methods(instructions, stages, loss, xs, ys, take, put):
 
 RIGHT = [
     *(
-        ("interleaved", fn)
-        for fn in (
-            pipeline.interleaved,
-            pp.interleaved,
-            interleaved_with_a_shorter_warmup,
-            interleaved_or_an_assert,
-        )
-    ),
-    *(
         ("zero_bubble", fn)
         for fn in (
             pipeline.zero_bubble,
@@ -152,7 +133,6 @@ RIGHT = [
     *(("obey", fn) for fn in (pipeline.obey, obey_by_gradients, obey_by_methods)),
 ]
 LINES = {
-    "interleaved": "✓ interleaved: 4 ranks, 8 micro-batches, 2 stages per rank: bubble 18.8%, activations alive at ",
     "zero_bubble": "✓ zero_bubble: 4 ranks, 8 micro-batches: bubble 12.5%, activations alive at most 4 4 4 4; run for ",
     "obey": "✓ obey: 11 lists on 1, 2 and 4 ranks: losses and gradients are one process's, bit for bit, and nothing ",
 }

@@ -24,27 +24,6 @@ def one_f_one_b(ranks, microbatches, warmup=lambda ranks, rank: ranks - 1 - rank
     return lists
 
 
-def interleaved(ranks, microbatches, stages_per_rank, warmup=None, backward=True):
-    """As Megatron has it: in groups of as many micro-batches as there are ranks."""
-    if microbatches % ranks:
-        raise ValueError(f"{microbatches} micro-batches are no multiple of {ranks} ranks")
-    lists, total = [], microbatches * stages_per_rank
-    for rank in range(ranks):
-
-        def of(k, back, rank=rank):
-            chunk = k // ranks % stages_per_rank
-            chunk = stages_per_rank - 1 - chunk if back else chunk
-            return chunk * ranks + rank, k // (ranks * stages_per_rank) * ranks + k % ranks
-
-        before = 2 * (ranks - rank - 1) + (stages_per_rank - 1) * ranks
-        before = min(warmup(ranks, stages_per_rank, rank) if warmup else before, total)
-        order = [F(*of(k, False)) for k in range(before)]
-        for k in range(total - before):
-            order += [F(*of(before + k, False)), B(*of(k, backward))]
-        lists.append(order + [B(*of(k, backward)) for k in range(total - before, total)])
-    return lists
-
-
 def zero_bubble(ranks, microbatches, behind=lambda ranks, rank: rank):
     lists = []
     for rank, order in enumerate(one_f_one_b(ranks, microbatches)):
@@ -96,95 +75,6 @@ def gpipe_split(ranks, microbatches):
 
 def halves(x):
     return [x] if isinstance(x, F) else [I(x.stage, x.microbatch), W(x.stage, x.microbatch)]
-
-
-# ---- interleaved -----------------------------------------------------------------------------------------
-
-
-@wrong("interleaved", "neighbouring stages on one rank")
-def neighbours(ranks, microbatches, stages_per_rank):
-    def moved(rank, x):
-        return [type(x)(rank * stages_per_rank + x.stage // ranks, x.microbatch)]
-
-    return with_each(interleaved(ranks, microbatches, stages_per_rank), moved)
-
-
-@wrong("interleaved", "a forward is missing")
-def one_stage_a_rank(ranks, microbatches, stages_per_rank):
-    return one_f_one_b(ranks, microbatches)
-
-
-@wrong("interleaved", "the ranks wait in a circle")
-def backward_as_forward(ranks, microbatches, stages_per_rank):
-    """The first of a rank's stages goes back first."""
-    return interleaved(ranks, microbatches, stages_per_rank, backward=False)
-
-
-@wrong("interleaved", "all forwards first")
-def breadth_first(ranks, microbatches, stages_per_rank):
-    mine, every = [range(rank, ranks * stages_per_rank, ranks) for rank in range(ranks)], range(microbatches)
-    return [[F(s, m) for s in of for m in every] + [B(s, m) for s in of[::-1] for m in every] for of in mine]
-
-
-@wrong("interleaved", "all forwards first")
-def all_forwards_first_for_few(ranks, microbatches, stages_per_rank):
-    """As Megatron has it, where there are as many micro-batches as ranks: no quicker, and more alive."""
-
-    def warmup(p, v, r):
-        return v * p if microbatches == ranks else 2 * (p - 1 - r) + (v - 1) * p
-
-    return interleaved(ranks, microbatches, stages_per_rank, warmup)
-
-
-@wrong("interleaved", "too many activations alive")
-def warmup_too_long(ranks, microbatches, stages_per_rank):
-    def warmup(p, v, r):
-        return 2 * (p - r) + (v - 1) * p
-
-    return interleaved(ranks, microbatches, stages_per_rank, warmup)
-
-
-@wrong("interleaved", "a backward before its forward")
-def warmup_of_1f1b(ranks, microbatches, stages_per_rank):
-    return interleaved(ranks, microbatches, stages_per_rank, warmup=lambda p, v, r: p - 1 - r)
-
-
-@wrong("interleaved", "one micro-batch at a time")
-def depth_first(ranks, microbatches, stages_per_rank):
-    """A micro-batch at a time through all stages, then back."""
-    lists = []
-    for rank in range(ranks):
-        mine = range(rank, ranks * stages_per_rank, ranks)
-        lists.append([x for m in range(microbatches) for x in [F(s, m) for s in mine] + [B(s, m) for s in mine[::-1]]])
-    return lists
-
-
-@wrong("interleaved", "right only with two stages per rank")
-def two_stages_always(ranks, microbatches, stages_per_rank):
-    return interleaved(ranks, microbatches, 2)
-
-
-@wrong("interleaved", "a backward is missing")
-def interleaved_without_an_end(ranks, microbatches, stages_per_rank):
-    lists = interleaved(ranks, microbatches, stages_per_rank)
-    return [order[: -2 * (ranks - 1 - r) - (stages_per_rank - 1) * ranks or None] for r, order in enumerate(lists)]
-
-
-@wrong("interleaved", "a stage on another rank")
-def along_a_v(ranks, microbatches, stages_per_rank):
-    """Rank r has r and 2 p - 1 - r."""
-
-    def bent(rank, x):
-        return [type(x)(x.stage if x.stage < ranks else 3 * ranks - 1 - x.stage, x.microbatch)]
-
-    return with_each(interleaved(ranks, microbatches, stages_per_rank), bent)
-
-
-@wrong("interleaved")
-def raises_for_few(ranks, microbatches, stages_per_rank):
-    if microbatches < 2 * ranks:
-        raise ValueError("too few micro-batches")
-    return interleaved(ranks, microbatches, stages_per_rank)
 
 
 # ---- zero_bubble -----------------------------------------------------------------------------------------
