@@ -25,19 +25,6 @@ SECONDS = 1000  # Playwright counts in milliseconds
 ARGUMENTS = ["--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update"]
 ARGUMENTS += ["--disable-sync", "--disable-quic", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
 
-WITH_WIDGETS = [name for name in ("02_collectives",) if (learn.ROOT / f"notebooks/{name}.ipynb").exists()]
-
-SLIDER = """\
-from labs.kit import draw, play
-
-
-def picture(ranks):
-    return draw.chart({"sent": 2.0 - 2.0 / ranks, "least": 1.0}, "x")
-
-
-play.explore(picture, ranks=[2, 4, 8])
-"""
-
 PICTURES = {
     "drawing": lambda: draw.messages([(0, 0, 1, 0), (1, 1, 2, 0)], 3),
     "wide drawing": lambda: draw.pieces({"before": draw.own(4, 9), "after": draw.own(4, 9)}),
@@ -73,11 +60,12 @@ ENDED = f"""() => {{
     const failed = cell => cell.errors.length && !cell.tags.includes("raises-exception");
     return cells.every(cell => cell.count) || cells.some(failed);
 }}"""
-RESTORED = "() => window.jupyterapp && window.jupyterapp.restored.then(() => true)"
-OPEN = "async path => { await window.jupyterapp.commands.execute('docmanager:open', {path}) }"
-CLOSE = """async () => {
-    [...window.jupyterapp.shell.widgets("main")].forEach(widget => widget.dispose());
-    await window.jupyterapp.serviceManager.sessions.shutdownAll();
+# One notebook at a time; its kernel is the next one's, since to start another takes longer than most tests.
+OPEN = """async path => {
+    const open = [...window.jupyterapp.shell.widgets("main")];
+    const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.model;
+    open.forEach(widget => widget.dispose());
+    await window.jupyterapp.commands.execute("docmanager:open", {path, kernel});
 }"""
 KERNEL = """async () => {
     const session = window.jupyterapp.shell.currentWidget.sessionContext;
@@ -150,27 +138,24 @@ def browser():
 
 @pytest.fixture(scope="module")
 def page(lab, browser):
-    """JupyterLab with nothing open in it; to load it takes longer than most tests."""
+    """What the printed address opens."""
     _, address = lab
-    page = browser.new_page()
+    page = browser.new_page(viewport={"width": 1280, "height": 1400})
     page.set_default_timeout(60 * SECONDS)
-    page.goto(address[0].replace(f"/tree/{address['path']}", "") + "&reset")
-    page.wait_for_function(RESTORED)
+    page.goto(address[0])
+    wait_for_notebook(page)
     return page
 
 
-@pytest.fixture
-def open_notebook(page):
-    """Open a notebook by its path, and wait until its kernel is there."""
+def wait_for_notebook(page) -> None:
+    """With a kernel."""
+    page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook")
+    page.evaluate(KERNEL)
 
-    def open_(path: str, width: int = 1280) -> None:
-        page.set_viewport_size({"width": width, "height": 1400})
-        page.evaluate(OPEN, path)
-        page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook")
-        page.evaluate(KERNEL)
 
-    yield open_
-    page.evaluate(CLOSE)
+def open_notebook(page, path: str) -> None:
+    page.evaluate(OPEN, path)
+    wait_for_notebook(page)
 
 
 def run_all(page) -> list[dict]:
@@ -200,41 +185,14 @@ def move_first_slider(page) -> None:
     expect(picture).not_to_have_js_property("innerHTML", before, timeout=30 * SECONDS)
 
 
-def test_the_printed_address_opens_the_first_notebook(lab, browser):
+def test_the_printed_address_opens_the_first_notebook_whose_cells_run_and_whose_slider_moves(lab, page):
     _, address = lab
     assert address["port"] != "8888", "that port was taken"
     assert address["path"] == learn.FIRST
-    page = browser.new_page(viewport={"width": 1280, "height": 1400})
-    page.set_default_timeout(60 * SECONDS)
-    page.goto(address[0])
-    page.wait_for_selector(".jp-NotebookPanel .jp-Notebook")
-    page.evaluate(KERNEL)
     assert page.evaluate("() => window.jupyterapp.shell.currentWidget.context.path") == learn.FIRST
     assert_ran(run_all(page))
+    move_first_slider(page)
     assert page.locator(".Toastify__toast").all_inner_texts() == [], "nothing covers the page"
-
-
-def test_a_slider_moves_the_picture(lab, page, open_notebook):
-    folder, _ = lab
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(SLIDER)])
-    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(notebook, folder / "slider.ipynb")
-    open_notebook("slider.ipynb")
-    assert_ran(run_all(page))
-    move_first_slider(page)
-
-
-@pytest.mark.parametrize("name", WITH_WIDGETS)
-def test_the_first_slider_of_a_notebook_as_shipped_moves(lab, page, open_notebook, name):
-    """With the cells before it; what comes after it runs where all notebooks do."""
-    folder, _ = lab
-    notebook = nbformat.read(folder / f"notebooks/{name}.ipynb", as_version=4)
-    first = next(number for number, cell in enumerate(notebook.cells) if cell.source.startswith("play."))
-    del notebook.cells[first + 1 :]
-    nbformat.write(notebook, folder / f"notebooks/{name}_slider.ipynb")
-    open_notebook(f"notebooks/{name}_slider.ipynb")
-    assert_ran(run_all(page))
-    move_first_slider(page)
 
 
 def with_outputs(*outputs: dict) -> nbformat.NotebookNode:
@@ -251,12 +209,13 @@ def with_outputs(*outputs: dict) -> nbformat.NotebookNode:
 
 
 @pytest.mark.parametrize("width", [1400, 1024])
-def test_a_notebook_that_nobody_trusts_shows_its_pictures_in_any_window(lab, page, open_notebook, width):
+def test_a_notebook_that_nobody_trusts_shows_its_pictures_in_any_window(lab, page, width):
     """Each with its alternative text, as wide as there is room for beside the sidebar, and not distorted."""
     folder, _ = lab
     pictures = [picture() for picture in PICTURES.values()]
     notebooks.write(with_outputs(*(picture._repr_mimebundle_() for picture in pictures)), folder / "pictures.ipynb")
-    open_notebook("pictures.ipynb", width=width)
+    page.set_viewport_size({"width": width, "height": 1400})
+    open_notebook(page, "pictures.ipynb")
     assert not page.evaluate(TRUST)
     images = page.locator(".jp-OutputArea-output img")
     expect(images).to_have_count(len(pictures))
@@ -270,19 +229,19 @@ def test_a_notebook_that_nobody_trusts_shows_its_pictures_in_any_window(lab, pag
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in learn.ROOT.glob("notebooks/*.ipynb")))
-def test_opening_and_saving_a_notebook_changes_nothing(lab, page, open_notebook, name):
-    saved_as_it_was(lab, page, open_notebook, f"notebooks/{name}.ipynb")
+def test_opening_and_saving_a_notebook_changes_nothing(lab, page, name):
+    saved_as_it_was(lab, page, f"notebooks/{name}.ipynb")
 
 
-def test_opening_and_saving_stored_outputs_changes_nothing(lab, page, open_notebook):
-    saved_as_it_was(lab, page, open_notebook, "solutions/02_collectives.ipynb")
+def test_opening_and_saving_stored_outputs_changes_nothing(lab, page):
+    saved_as_it_was(lab, page, "solutions/02_collectives.ipynb")
 
 
-def saved_as_it_was(lab, page, open_notebook, path: str) -> None:
+def saved_as_it_was(lab, page, path: str) -> None:
     folder, _ = lab
     shutil.copy(learn.ROOT / path, folder / path)
     before = (folder / path).read_text(encoding="utf-8")
-    open_notebook(path)
+    open_notebook(page, path)
     page.evaluate(SAVE)
     after = (folder / path).read_text(encoding="utf-8")
     assert after.splitlines() == before.splitlines()
