@@ -6,7 +6,6 @@ What a job that goes wrong is told is in ranks/test_diagnosis.py, what is left b
 import io
 import os
 import re
-import subprocess
 import sys
 import threading
 import time
@@ -351,42 +350,6 @@ def test_a_job_inside_a_job_is_refused():
 
     with pytest.raises(RankError, match="a job cannot start another job"):
         run(job, ranks=1)
-
-
-# ---- nothing is left behind ---------------------------------------------------------------------
-
-
-# ---- under torchrun -----------------------------------------------------------------------------
-
-
-def test_under_torchrun_run_joins_the_world_that_is_there(tmp_path):
-    file = tmp_path / "job.py"
-    file.write_text(
-        "import torch, torch.distributed as dist\n"
-        "from labs.kit.launch import run\n"
-        "def job():\n"
-        "    x = torch.ones(1)\n"
-        "    dist.all_reduce(x)\n"
-        "    return dist.get_rank(), x.item()\n"
-        "values = run(job)\n"
-        "assert values == [(0, 2.0), (1, 2.0)], values\n"
-        "try:\n"
-        "    run(job, ranks=3)\n"
-        "except ValueError as error:\n"
-        "    print(error)\n"
-        "dist.barrier()\n"
-        "dist.destroy_process_group()\n"
-    )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(file)]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},
-    )
-    assert done.returncode == 0, done.stderr
-    assert "ranks=3, but torchrun started 2" in done.stdout
 
 
 def test_a_job_tells_what_it_is_while_it_runs(capsys):
