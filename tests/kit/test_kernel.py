@@ -142,11 +142,11 @@ def test_two_kernels_at_once_do_not_disturb_each_other(kernel):
     _, client = kernel
     other_manager, other = start_new_kernel()
     try:
-        execute(other, IMPORTS)
         code = "def job():\n    x = torch.ones(1)\n    for _ in range(20): dist.all_reduce(x)\n    return x.item()\n"
-        messages = [c.execute(code + "print(run(job, ranks=2))") for c in (client, other)]
+        messages = [c.execute(f"{IMPORTS}{code}assert run(job, ranks=2) == [2.0**20] * 2") for c in (client, other)]
         for c, message in zip((client, other), messages, strict=True):
-            assert reply_to(c, message)["status"] == "ok"
+            reply = reply_to(c, message)
+            assert reply["status"] == "ok", reply
     finally:
         other.stop_channels()
         other_manager.shutdown_kernel(now=True)

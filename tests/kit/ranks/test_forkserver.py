@@ -1,4 +1,4 @@
-"""Nothing is left behind: no process, no file, no thread, however a job ends."""
+"""Nothing is left behind: no process, no file, no thread, however a job ends.  When its caller ends: test_worker.py."""
 
 import contextlib
 import mmap
@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
 import threading
 import time
 from pathlib import Path
@@ -23,7 +22,6 @@ from labs.kit.ranks import forkserver
 from labs.kit.ranks.devices import devices_for
 from labs.kit.ranks.payload import pickled
 from labs.kit.ranks.team import FORKSERVER, Team
-from tests.kit.ranks.jobs import gone_within
 
 
 def possessions():
@@ -102,44 +100,6 @@ def test_1000_good_launches_never_fail():
     spurious(1000)
 
 
-def script(body, **kwargs):
-    code = "import os, sys, time\nimport torch.distributed as dist\nfrom labs.kit.launch import FORKSERVER, run\n"
-    return subprocess.Popen([sys.executable, "-c", code + textwrap.dedent(body)], text=True, **kwargs)
-
-
-HANG = """
-    def job():
-        print("pid", os.getpid())
-        time.sleep(600)
-    run(job)
-"""
-
-
-def pids_of(process):
-    pids = []
-    while len(pids) < 4:
-        line = process.stdout.readline()
-        assert line, "the script ended early"
-        if "pid" in line:
-            pids.append(int(line.split()[-1]))
-    return pids
-
-
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_when_the_caller_is_interrupted_or_killed_every_rank_is_gone(sign, tmp_path):
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    process = script(HANG, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
-    with process:
-        pids = pids_of(process)
-        forkserver = psutil.Process(pids[0]).ppid()
-        process.send_signal(sign)
-        assert gone_within(pids, 20)
-        process.wait(20)
-    assert gone_within([forkserver], 20)
-    left = [path.name for path in tmp_path.iterdir()]
-    assert [name for name in left if not name.startswith("torchinductor_")] == [], "that one is PyTorch's own cache"
-
-
 def test_an_interrupt_while_ranks_start_does_not_confuse_the_next_job(own_folder):
     """Stopped, the process that forks is as slow to answer as in its first two seconds."""
     forks = psutil.Process(FORKSERVER.process.pid)
@@ -186,29 +146,23 @@ def test_when_the_process_that_forks_is_killed_it_is_said_and_the_next_job_runs(
     assert run(dist.get_rank, ranks=2) == [0, 1]
 
 
-def side_by_side(jobs):
-    body = """
-    def job():
-        import torch
-        x = torch.ones(100)
-        for _ in range(10):
-            dist.all_reduce(x)
-        return x[0].item()
-    assert run(job, ranks=2) == [2.0**10] * 2
-    """
-    started = [script(body, stderr=subprocess.PIPE) for _ in range(jobs)]
+@pytest.mark.soak
+def test_thirty_launches_side_by_side():
+    """Two at once: in test_kernel.py."""
+    code = """
+import torch, torch.distributed as dist
+from labs.kit.launch import run
+def job():
+    x = torch.ones(100)
+    for _ in range(10):
+        dist.all_reduce(x)
+    return x[0].item()
+assert run(job, ranks=2) == [2.0**10] * 2
+"""
+    started = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) for _ in range(30)]
     for process in started:
         _, err = process.communicate(timeout=600)
         assert process.returncode == 0, err
-
-
-def test_launches_side_by_side_do_not_disturb_each_other():
-    side_by_side(2)
-
-
-@pytest.mark.soak
-def test_thirty_launches_side_by_side():
-    side_by_side(30)
 
 
 def test_jobs_from_threads_of_one_process():
