@@ -3,7 +3,7 @@
 import base64
 import json
 import re
-import subprocess
+import runpy
 import sys
 
 import nbformat
@@ -66,6 +66,7 @@ def texts(root):
 
 
 def test_the_solution_is_executed_and_the_learners_notebook_is_open(built):
+    """Building again changes nothing: the process id, printed as a time, is another one; the rules call that noise."""
     solved = nbformat.read(built / "solutions/03_small.ipynb", as_version=4)
     unsolved = nbformat.read(built / "notebooks/03_small.ipynb", as_version=4)
     assert [cell.id for cell in solved.cells] == [cell.id for cell in unsolved.cells]
@@ -77,10 +78,6 @@ def test_the_solution_is_executed_and_the_learners_notebook_is_open(built):
     assert solved.cells[4].outputs[0].text.endswith(" s, 24 bytes\n")
     assert not any(cell.get("outputs") for cell in unsolved.cells)
     assert notebooks.check(built) == []
-
-
-def test_building_again_changes_nothing(built):
-    """The process id, printed as a time, is another one; the rules call that noise."""
     before = texts(built)
     assert notebooks.build(["03"], root=built) == []
     assert texts(built) == before
@@ -104,35 +101,26 @@ print(f"{{run / 1000:.3f}} s")
 
 def runs_in(path):
     """The process ids that the pictures, their alternative texts, and the texts of a notebook tell of."""
-    cells = nbformat.read(path, as_version=4).cells
+    cells = notebooks.code_cells(nbformat.read(path, as_version=4))
     image = cells[1].outputs[0].data["text/html"]
     picture = base64.b64decode(re.search(r"base64,([^\"]*)", image)[1]).decode()
     return {picture, re.search(r"(\d+) at", image)[1], cells[2].outputs[0].text.split()[0].replace(".", "")}
 
 
 def test_texts_and_pictures_come_from_one_run(course):
-    """A word printed elsewhere is news: nothing of the run before is kept. Noise is not: all of it is."""
+    """A word printed elsewhere is news: nothing of the run before is kept. Noise and prose are not: all of it is."""
     root = course(MEASURED.format(words="4 ranks"))
     path = root / "solutions/03_small.ipynb"
     assert notebooks.build([], root=root) == []
     first, before = runs_in(path), texts(root)
     assert len(first) == 1
     assert notebooks.build([], root=root) == [] and texts(root) == before
+    course("# %% [markdown]\n# Prose.\n\n" + MEASURED.format(words="4 ranks") + "\n# %% [markdown]\n# More.\n")
+    assert notebooks.build([], root=root) == [] and texts(root) != before
+    assert runs_in(path) == first
     course(MEASURED.format(words="8 ranks"))
     assert notebooks.build([], root=root) == []
     assert len(runs_in(path)) == 1 and runs_in(path) != first
-
-
-def test_other_prose_draws_nothing_anew(course):
-    root = course(MEASURED.format(words="4 ranks"))
-    notebooks.build([], root=root)
-    first = runs_in(root / "solutions/03_small.ipynb")
-    course("# %% [markdown]\n# Prose.\n\n" + MEASURED.format(words="4 ranks") + "\n# %% [markdown]\n# More.\n")
-    notebooks.build([], root=root)
-    solved = nbformat.read(root / "solutions/03_small.ipynb", as_version=4)
-    solved.cells = notebooks.code_cells(solved)
-    nbformat.write(solved, root / "code.ipynb")
-    assert runs_in(root / "code.ipynb") == first
 
 
 def test_editing_one_cell_changes_one_id(course):
@@ -169,17 +157,7 @@ def test_a_notebook_from_elsewhere_is_left_alone(course):
     assert path.read_text() == before
 
 
-def test_running_a_notebook_is_not_editing_it(course):
-    root = course("# %%\n1\n")
-    notebooks.build([], root=root)
-    path = root / "notebooks/03_small.ipynb"
-    run = nbformat.read(path, as_version=4)
-    run.cells[0].outputs = [nbformat.v4.new_output("execute_result", data={"text/plain": "1"})]
-    notebooks.write(run, path)
-    assert not notebooks.edited(path)
-
-
-def test_a_changed_source_is_noticed(course):
+def test_a_changed_source_is_noticed_and_running_a_notebook_is_not_editing_it(course):
     root = course("# %%\n1\n")
     assert [sentence.split(";")[0] for sentence in notebooks.check(root)] == [
         "solutions/03_small.ipynb is not built",
@@ -187,8 +165,17 @@ def test_a_changed_source_is_noticed(course):
     ]
     notebooks.build([], root=root)
     assert notebooks.check(root) == []
+    path = root / "notebooks/03_small.ipynb"
+    run = nbformat.read(path, as_version=4)
+    run.cells[0].outputs = [nbformat.v4.new_output("execute_result", data={"text/plain": "1"})]
+    notebooks.write(run, path)
+    assert not notebooks.edited(path)
     course("# %%\n2\n")
-    assert len(notebooks.check(root)) == 2
+    assert [sentence.split(";")[0] for sentence in notebooks.check(root)] == [
+        "solutions/03_small.ipynb does not say what its source says",
+        "notebooks/03_small.ipynb does not say what its source says",
+        "notebooks/03_small.ipynb has outputs",
+    ]
     (root / "solutions/03_small.py").unlink()
     assert notebooks.check(root) == ["solutions/03_small.ipynb has no source 03_small.py"]
 
@@ -243,11 +230,13 @@ def test_a_number_names_one_notebook(course):
     assert [source.stem for source in notebooks.sources(root)] == ["03_small", "03b_more"]
 
 
-def test_the_command_line_ends_with_a_status():
-    command = [sys.executable, "-m", "tools.notebooks", "build", "no-such-notebook"]
-    done = subprocess.run(command, cwd=notebooks.ROOT, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "there is no no-such-notebook in solutions/" in done.stderr
+@pytest.mark.filterwarnings("ignore:'tools.notebooks' found in sys.modules")
+def test_the_command_line_ends_with_a_status(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["tools.notebooks", "build", "no-such-notebook"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("tools.notebooks", run_name="__main__")
+    assert ended.value.code == 1
+    assert "there is no no-such-notebook in solutions/" in capsys.readouterr().err
 
 
 # ---- the rules ------------------------------------------------------------------------------------------
