@@ -46,7 +46,7 @@ def execute(client, code, until=None):
     message = client.execute(code, stop_on_error=False)  # else what comes right after an error is dropped
     text, error = "", None
     while True:
-        got = client.get_iopub_msg(timeout=60)
+        got = client.get_iopub_msg(timeout=300)
         if got["parent_header"].get("msg_id") != message:
             continue
         if got["msg_type"] == "stream":
@@ -61,7 +61,7 @@ def execute(client, code, until=None):
 
 def reply_to(client, message):
     """A slow kernel may have answers to other questions in its queue: it is asked several times whether it is ready."""
-    while (reply := client.get_shell_msg(timeout=60))["parent_header"].get("msg_id") != message:
+    while (reply := client.get_shell_msg(timeout=300))["parent_header"].get("msg_id") != message:
         pass
     return reply["content"]
 
