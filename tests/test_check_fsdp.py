@@ -19,7 +19,7 @@ from labs.data import Batches, corpus
 from labs.fsdp import fully_shard
 from labs.group import all_gather, reduce_scatter, reduce_scatter_single
 from labs.kit import check
-from labs.kit.checks.job import failed
+from labs.kit.checks.launching import failed
 from labs.kit.exercises import unshard_with
 from labs.kit.launch import RankError, run
 from labs.model import GPT, PRESETS

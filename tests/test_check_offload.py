@@ -162,6 +162,6 @@ def test_what_does_not_end_is_told_in_time():
         threading.Event().wait(0.1 if not due else None)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("labs.kit.checks.job.TIMEOUT", 2.0)
+        patch.setattr("labs.kit.checks.launching.TIMEOUT", 2.0)
         answer = check.offloaded_step(waits_for_ever)
     assert answer.mistake == "it does not come to an end"

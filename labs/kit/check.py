@@ -74,18 +74,18 @@ from labs.kit.checks.fsdp.unshard import unshard_and_reshard
 from labs.kit.checks.gradients.accumulation import accumulation
 from labs.kit.checks.gradients.average import average_gradients
 from labs.kit.checks.gradients.buckets import buckets
-from labs.kit.checks.gradients.data_parallel import data_parallel
 from labs.kit.checks.gradients.overlap import overlap
+from labs.kit.checks.gradients.wrapper import data_parallel
 from labs.kit.checks.meshes.neighbours import neighbours
-from labs.kit.checks.meshes.order import order_of_axes
+from labs.kit.checks.meshes.order_of_axes import order_of_axes
 from labs.kit.checks.meshes.scatter import partial_to_shard
 from labs.kit.checks.meshes.table import placements
 from labs.kit.checks.mixed import mixed_precision
 from labs.kit.checks.norms import clip
 from labs.kit.checks.offloading import offloaded_step
-from labs.kit.checks.pencil.buckets import fill_buckets
+from labs.kit.checks.pencil.bytes_by_kind import bytes_by_kind
+from labs.kit.checks.pencil.fill_buckets import fill_buckets
 from labs.kit.checks.pencil.held import held_per_rank
-from labs.kit.checks.pencil.kinds import bytes_by_kind
 from labs.kit.checks.pencil.layer_bytes import layer_bytes
 from labs.kit.checks.pencil.said import bubbles, held_and_sent, sent_by_rings, stages_by_event, started_when
 from labs.kit.checks.pencil.seconds import ring_seconds, tree_seconds

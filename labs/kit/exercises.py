@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from labs.fsdp.parameter_group import ParameterGroup
-from labs.kit.checks.pencil.kinds import by_kind
+from labs.kit.checks.pencil.bytes_by_kind import by_kind
 from labs.kit.checks.pencil.step_seconds import slots
 
 

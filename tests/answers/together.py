@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from labs.kit import check
-from labs.kit.checks import job
+from labs.kit.checks import launching
 from labs.kit.launch import RankError, Results, run
 from labs.kit.record import Recording, TimePass, mark
 
@@ -173,7 +173,7 @@ def together(asked: list[tuple[str, tuple, bool]], seed: int | None = SEED) -> l
             desk.leave()
 
     threads = [threading.Thread(target=ask, args=(number, *one), daemon=True) for number, one in enumerate(asked)]
-    with mock.patch.object(job, "run", desk.run):
+    with mock.patch.object(launching, "run", desk.run):
         for thread in threads:
             thread.start()
         desk.serve()

@@ -7,7 +7,7 @@ from pkgutil import iter_modules
 
 import tests.blind
 from labs.kit.checks.answer import Answer
-from labs.kit.checks.job import FAILURES
+from labs.kit.checks.launching import FAILURES
 from tests.answers.together import together
 
 ENDS = {mistake.name for mistake in FAILURES if mistake.name}  # of a job, and of all answers in it

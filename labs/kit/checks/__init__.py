@@ -23,23 +23,23 @@ due, had something else been asked for.  What holds for all exercises is not wri
 
 and what they are made of:
 
-    play       worlds and scripts in jobs, and who is blamed where a job fails
-    rows       mistakes that are the same everywhere        one        a value on one rank, and of what it is made
-    answer     the three answers, a row, a prediction       case       a case, an outcome, a step; when numbers agree
-    job        a job, and what becomes of one that fails    left       what is left behind
-    wire       on which nothing is right by luck            mixture    what a wrong sum is made of
+    scripts      worlds and scripts in jobs, and who is blamed where a job fails
+    rows         mistakes that are the same everywhere        one        a value on one rank, and of what it is made
+    answer       the three answers, a row, a prediction       case       a case, an outcome; when numbers agree
+    launching    a job, and what becomes of one that fails    left       what is left behind
+    late_wire    on which nothing is right by luck            mixture    what a wrong sum is made of
 
 Families of exercises:
 
     collectives/     mean_on_rank_0 (mean); broadcast, reduce_scatter, all_gather, all_reduce (by_hand)
-    gradients/       average_gradients (average), accumulation, data_parallel, buckets, overlap
+    gradients/       average_gradients (average), accumulation, data_parallel (wrapper), buckets, overlap
     fsdp/            unshard_and_reshard (unshard), prefetch, hsdp_gradient (gradient)
     tensor/          conjugate (border), row_linear (linear), deal_heads (heads), split_loss (loss), block_plan (block)
     pipeline/        gpipe, one_f_one_b, interleaved, zero_bubble, obey
-    meshes/          neighbours, partial_to_shard (scatter), order_of_axes (order), placements (table)
+    meshes/          neighbours, partial_to_shard (scatter), order_of_axes, placements (table)
     pencil/          functions of numbers, a file each; tables from memory (said)
 
 Those that no engine plays yet have their own jobs and judges: `cases`, `body`, `mistakes` and `judge` in the folder
-of pipeline; mixed (mixed_precision); shards, layers, pieces and stage3 (ZeRO); norms (clip);
+of pipeline; mixed (mixed_precision); shards, flat_layers, pieces and stage3 (ZeRO); norms (clip);
 recomputing and twice (checkpoint); offloading (offloaded_step).
 """

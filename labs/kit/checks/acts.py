@@ -22,8 +22,8 @@ from torch import Tensor
 from labs.kit.checks import rows
 from labs.kit.checks.answer import Mistake, Wrong, refuse
 from labs.kit.checks.one import One
-from labs.kit.checks.play import Done, Functions, Script, Seen, World, held, played
 from labs.kit.checks.ranks import Draw
+from labs.kit.checks.scripts import Done, Functions, Script, Seen, World, held, played
 
 Parts = Callable[[Seen], Iterator[tuple[str, Any]]]  # (where it is, in words; what a table is asked about)
 

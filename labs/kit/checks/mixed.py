@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from labs.kit.checks import case as shared
 from labs.kit.checks.answer import Mistake, Wrong, answered, instead, refuse, show
 from labs.kit.checks.case import Outcome
-from labs.kit.checks.job import job, noted
+from labs.kit.checks.late_wire import Late
+from labs.kit.checks.launching import job, noted
 from labs.kit.checks.left import AFTERMATH, Aftermath
-from labs.kit.checks.wire import Late
 from labs.kit.record import Recording, mark
 
 NAMES = ("master", "mean", "square")

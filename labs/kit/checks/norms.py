@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from labs.kit.checks import case as shared
 from labs.kit.checks.answer import Wrong, answered, instead, show
 from labs.kit.checks.case import Outcome, close, isclose
-from labs.kit.checks.job import blame_luck, job, noted
-from labs.kit.checks.wire import Late
+from labs.kit.checks.late_wire import Late
+from labs.kit.checks.launching import blame_luck, job, noted
 from labs.kit.record import mark
 
 NUMBER = 8  # bytes

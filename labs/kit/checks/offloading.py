@@ -22,7 +22,7 @@ from torch import Tensor
 
 from labs.kit.checks import case as shared
 from labs.kit.checks.answer import Mistake, answered, refuse, show
-from labs.kit.checks.job import job, noted
+from labs.kit.checks.launching import job, noted
 from labs.kit.checks.left import AFTERMATH, Aftermath
 
 IN_VAIN = 2.0  # s that one waits for another to begin, before nothing overlaps

@@ -11,7 +11,7 @@ from torch import Tensor
 from labs.kit.checks.answer import instead, show
 from labs.kit.checks.case import close, isclose, largest_of
 from labs.kit.checks.mixture import mixture
-from labs.kit.checks.play import Seen
+from labs.kit.checks.scripts import Seen
 
 Dues = Sequence[Mapping[str, Any]]  # by member and name
 

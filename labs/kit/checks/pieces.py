@@ -12,7 +12,7 @@ from torch import Tensor
 from labs.kit.checks.answer import Wrong, first_fit, instead
 from labs.kit.checks.case import close as close_within
 from labs.kit.checks.case import isclose
-from labs.kit.checks.layers import FADING, LEARNING_RATE, OPTIMIZERS, Case, Optimizers, Step, passes
+from labs.kit.checks.flat_layers import FADING, LEARNING_RATE, OPTIMIZERS, Case, Optimizers, Step, passes
 from labs.kit.checks.mixture import COEFFICIENTS, Made, mixture
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2}

@@ -27,7 +27,7 @@ from torch import Tensor
 from labs.kit.checks import rows
 from labs.kit.checks.answer import Mistake, Wrong, refuse
 from labs.kit.checks.one import Dues, One
-from labs.kit.checks.play import Functions, Look, Seen, World, held, played, same_numbers
+from labs.kit.checks.scripts import Functions, Look, Seen, World, held, played, same_numbers
 from labs.kit.record import Recording
 
 BF16, F32, F64, I32, I64 = torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from labs.kit.checks.answer import Wrong, answered, instead
 from labs.kit.checks.case import close
-from labs.kit.checks.job import job
+from labs.kit.checks.launching import job
 from labs.kit.checks.twice import WITHOUT_GRAPH, Case, Function, Outcome, Step, bytes_held, numbers
 from labs.kit.record import KINDS, Recording
 

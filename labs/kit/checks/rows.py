@@ -23,7 +23,7 @@ from labs.kit.checks.answer import Mistake, show
 from labs.kit.checks.left import AFTERMATH
 from labs.kit.checks.mixture import all_are
 from labs.kit.checks.one import One
-from labs.kit.checks.play import Seen
+from labs.kit.checks.scripts import Seen
 from labs.kit.record import Event
 
 # ---- what is there ---------------------------------------------------------------------------------------

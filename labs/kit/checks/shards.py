@@ -4,7 +4,7 @@
     gradient_ready         a gradient goes to its owners as soon as it is there, and is dropped
     gather_and_drop        a layer's parameters are there while it computes, and only then
 
-What must come out is what one process has (layers.py, pieces.py).  The bytes sent are those of a reduce-scatter and an
+What must come out is what one process has (flat_layers.py, pieces.py).  The bytes sent are those of a reduce-scatter and an
 all-gather.  The bytes held are looked at over whole steps: what is there only for a moment counts as well.
 """
 
@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from labs.kit.checks.answer import Wrong, answered
-from labs.kit.checks.job import blame_luck, job
-from labs.kit.checks.layers import Case, come_and_go, partition, passes, scatter
+from labs.kit.checks.flat_layers import Case, come_and_go, partition, passes, scatter
+from labs.kit.checks.launching import blame_luck, job
 from labs.kit.checks.pieces import judge_gathered, judge_partition, judge_scatter
 from labs.kit.launch import Results
 from labs.kit.record import Event, Recording

@@ -20,7 +20,7 @@ from torch import Tensor
 from labs.group import all_gather, reduce_scatter
 from labs.kit.checks.answer import Mistake, answered, refuse
 from labs.kit.checks.case import Case, Outcome, close
-from labs.kit.checks.job import job, noted
+from labs.kit.checks.launching import job, noted
 from labs.kit.checks.left import AFTERMATH, Aftermath
 from labs.kit.record import mark
 

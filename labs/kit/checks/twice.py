@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry
 
 from labs.kit.checks import case as shared
 from labs.kit.checks.answer import show
-from labs.kit.checks.job import noted
+from labs.kit.checks.launching import noted
 from labs.kit.record import mark
 from labs.model import GPT, Config, Layer, initialise
 

@@ -7,9 +7,9 @@ from labs.kit.checks.answer import Mistake, Wrong, refuse
 from labs.kit.checks.collectives import by_hand, mean
 from labs.kit.checks.meshes import scatter
 from labs.kit.checks.one import One, as_if
-from labs.kit.checks.play import Done, Seen
 from labs.kit.checks.ranks import Exercise, Given, part_of
 from labs.kit.checks.rows import VALUES
+from labs.kit.checks.scripts import Done, Seen
 
 
 def found_by(exercise: Exercise, world: Given, values: list[torch.Tensor]) -> One:

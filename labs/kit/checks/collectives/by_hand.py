@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 
 from labs.kit.checks.answer import Mistake, answered
+from labs.kit.checks.late_wire import nonsense
 from labs.kit.checks.one import One, as_if
-from labs.kit.checks.play import Look, same_numbers
 from labs.kit.checks.ranks import BF16, F32, I64, Draw, Exercise, Given, checked
 from labs.kit.checks.rows import Sends, Sent
-from labs.kit.checks.wire import nonsense
+from labs.kit.checks.scripts import Look, same_numbers
 from labs.kit.record import Event, Recording
 
 BUDGET, BUDGET_STEP = 4096, 1  # float32 elements; the same in every call, so that the line of success is

@@ -14,9 +14,9 @@ from torch import Tensor
 from labs.kit.checks.answer import Mistake, answered
 from labs.kit.checks.mixture import all_are
 from labs.kit.checks.one import One, as_if
-from labs.kit.checks.play import Seen, World
 from labs.kit.checks.ranks import BF16, F32, F64, Draw, Exercise, checked
 from labs.kit.checks.rows import Sends, Sent, in_another_dtype
+from labs.kit.checks.scripts import Seen, World
 from labs.mesh import Mesh
 
 

@@ -17,8 +17,8 @@ from labs.group import all_gather
 from labs.kit.checks.acts import Parts, Play, checked, on_each_rank
 from labs.kit.checks.answer import Mistake, answered, first_fit
 from labs.kit.checks.left import AFTERMATH
-from labs.kit.checks.play import Look, Seen, World
 from labs.kit.checks.ranks import BF16, F64, Draw
+from labs.kit.checks.scripts import Look, Seen, World
 
 COMPUTE = 0.001  # s that a layer pretends to compute
 ONCE = "right only where no layer comes twice"

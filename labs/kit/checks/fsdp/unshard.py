@@ -15,9 +15,9 @@ from labs.kit.checks.acts import Parts, Play, as_a_whole, budgeted, checked, on_
 from labs.kit.checks.answer import Mistake, answered, show
 from labs.kit.checks.left import AFTERMATH
 from labs.kit.checks.one import One, as_if
-from labs.kit.checks.play import Look, Seen, World
 from labs.kit.checks.ranks import BF16, F32, F64, Draw
 from labs.kit.checks.rows import SENT, VALUES, Sends, Sent, in_another_dtype
+from labs.kit.checks.scripts import Look, Seen, World
 
 # ---- what it is tried on ---------------------------------------------------------------------------------
 

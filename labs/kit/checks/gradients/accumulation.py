@@ -12,11 +12,11 @@ from torch import nn
 from labs.ddp import Naive, Overlapped
 from labs.kit.checks.acts import Play, checked
 from labs.kit.checks.answer import Mistake, answered, refuse
-from labs.kit.checks.gradients.mistakes import QUESTION, line, tables, told
-from labs.kit.checks.gradients.training import MicroBatch, Training, odd, train, wide
-from labs.kit.checks.job import job
-from labs.kit.checks.play import Look, play_all
+from labs.kit.checks.gradients.trained import MicroBatch, Training, odd, train, wide
+from labs.kit.checks.gradients.wrong_gradients import QUESTION, line, tables, told
+from labs.kit.checks.launching import job
 from labs.kit.checks.ranks import BF16, F32, Draw
+from labs.kit.checks.scripts import Look, play_all
 
 
 def worlds(draw: Draw) -> dict[int, list[Training]]:

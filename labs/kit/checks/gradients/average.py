@@ -10,10 +10,10 @@ import torch.distributed as dist
 
 from labs.kit.checks.acts import Play, checked
 from labs.kit.checks.answer import answered
-from labs.kit.checks.gradients.mistakes import NOT_IN_PLACE, QUESTION, bytes_held, line, tables
-from labs.kit.checks.gradients.training import Awkward, MicroBatch, Training, odd, train
-from labs.kit.checks.play import Look
+from labs.kit.checks.gradients.trained import Awkward, MicroBatch, Training, odd, train
+from labs.kit.checks.gradients.wrong_gradients import NOT_IN_PLACE, QUESTION, bytes_held, line, tables
 from labs.kit.checks.ranks import BF16, F32, Draw
+from labs.kit.checks.scripts import Look
 
 
 def worlds(draw: Draw) -> dict[int, list[Training]]:

@@ -14,18 +14,18 @@ import torch.distributed as dist
 from labs.ddp import in_buckets
 from labs.kit.checks.acts import Play, checked
 from labs.kit.checks.answer import Mistake, answered, refuse
-from labs.kit.checks.gradients import data_parallel
-from labs.kit.checks.gradients.mistakes import NOT_IN_PLACE, QUESTION, bytes_held, line, tables
-from labs.kit.checks.gradients.training import WIDE, Training, odd, train_wrapped
-from labs.kit.checks.play import Look
+from labs.kit.checks.gradients import wrapper
+from labs.kit.checks.gradients.trained import WIDE, Training, odd, train_wrapped
+from labs.kit.checks.gradients.wrong_gradients import NOT_IN_PLACE, QUESTION, bytes_held, line, tables
 from labs.kit.checks.ranks import Draw
+from labs.kit.checks.scripts import Look
 
 BUCKET_BYTES = 128 * 1024  # of the exercise
 GROUP = (0, 2, 3)
 
 
 def worlds(draw: Draw) -> dict[int, list[Training]]:
-    found = data_parallel.worlds(draw)
+    found = wrapper.worlds(draw)
     found[2].append(odd(draw, 2, steps=2, refusable=True))
     return found
 

@@ -25,11 +25,11 @@ from labs.ddp import in_buckets
 from labs.kit.checks.acts import Play, checked, wrong
 from labs.kit.checks.answer import Mistake, Wrong, answered, refuse
 from labs.kit.checks.gradients.buckets import ONE_EACH, own_group
-from labs.kit.checks.gradients.mistakes import NOT_IN_PLACE, PARTLY, QUESTION, tables
-from labs.kit.checks.gradients.training import Training, odd, train_wrapped
+from labs.kit.checks.gradients.trained import Training, odd, train_wrapped
+from labs.kit.checks.gradients.wrong_gradients import NOT_IN_PLACE, PARTLY, QUESTION, tables
 from labs.kit.checks.mixture import TIED
-from labs.kit.checks.play import Look, Seen, World
 from labs.kit.checks.ranks import BF16, F32, F64, Draw
+from labs.kit.checks.scripts import Look, Seen, World
 from labs.kit.watch import tap
 
 LAYERS, DIM = 7, 5

@@ -29,7 +29,7 @@ from labs.dtensor.redistribute import redistribute
 from labs.kit.checks import case as shared
 from labs.kit.checks.answer import Mistake, Wrong, answered, refuse, show
 from labs.kit.checks.case import Outcome, close
-from labs.kit.checks.job import job, noted
+from labs.kit.checks.launching import job, noted
 from labs.kit.checks.left import AFTERMATH, Aftermath
 from labs.kit.record import mark
 from labs.mesh import Mesh

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from labs.kit.checks.answer import Mistake, Wrong, refuse, show
 from labs.kit.checks.case import Outcome
-from labs.kit.checks.job import job, noted
+from labs.kit.checks.launching import job, noted
 from labs.kit.checks.left import AFTERMATH, Aftermath
 from labs.kit.record import mark
 

@@ -27,7 +27,7 @@ from torch.utils.hooks import RemovableHandle
 from labs import pp
 from labs.kit.checks.answer import show
 from labs.kit.checks.case import Outcome
-from labs.kit.checks.job import noted
+from labs.kit.checks.launching import noted
 from labs.kit.checks.left import Aftermath
 from labs.kit.checks.pipeline.cases import DIM, SEQUENCES, TOKENS, Obeyed, Size, Stage, flat, mean_loss
 from labs.kit.record import mark

@@ -26,7 +26,7 @@ from torch import Tensor
 from labs import pp
 from labs.kit.checks.answer import Mistake, Wrong, answered, first_fit, instead, refuse
 from labs.kit.checks.case import close, isclose
-from labs.kit.checks.job import job
+from labs.kit.checks.launching import job
 from labs.kit.checks.left import AFTERMATH
 from labs.kit.checks.mixture import mixture
 from labs.kit.checks.pipeline import body, mistakes

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from labs.kit.checks.answer import Mistake, Wrong, answered, refuse
-from labs.kit.checks.play import Functions
 from labs.kit.checks.ranks import Draw
+from labs.kit.checks.scripts import Functions
 from labs.kit.checks.tensor import ways
 from labs.mesh import Mesh, smaller_group
 from labs.model import Config, Layer

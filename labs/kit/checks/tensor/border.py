@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from labs.kit.checks.answer import Mistake, answered
-from labs.kit.checks.play import Functions
 from labs.kit.checks.ranks import F32, Draw
+from labs.kit.checks.scripts import Functions
 from labs.kit.checks.tensor import ways
 
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from labs.kit.checks.acts import Play, as_a_whole, checked, on_each_rank
 from labs.kit.checks.answer import Mistake, answered, show
-from labs.kit.checks.job import noted
+from labs.kit.checks.launching import noted
 from labs.kit.checks.left import AFTERMATH
-from labs.kit.checks.play import Look, Seen, World
 from labs.kit.checks.ranks import Draw
+from labs.kit.checks.scripts import Look, Seen, World
 from labs.tp.shares import fits
 
 # ---- what it is tried on ---------------------------------------------------------------------------------

@@ -30,10 +30,10 @@ from torch import Tensor
 from labs.kit.checks import rows
 from labs.kit.checks.answer import Mistake, Wrong, instead, refuse, show
 from labs.kit.checks.case import SETTLED, close, isclose
-from labs.kit.checks.job import blame_luck, job, noted
+from labs.kit.checks.launching import blame_luck, job, noted
 from labs.kit.checks.left import AFTERMATH
-from labs.kit.checks.play import Done, Functions, Look, Seen, World, played
 from labs.kit.checks.ranks import BF16, F32, F64, Draw
+from labs.kit.checks.scripts import Done, Functions, Look, Seen, World, played
 from labs.kit.record import Event, Recording, mark
 
 TOLERANCE = {F64: 1e-10, F32: 1e-5, BF16: 3e-2}

@@ -5,8 +5,8 @@
     look      what is there after a step: values, copied as they are at that moment, and facts, by name
     seen      a look on all ranks of its world, with what was sent in that step
 
-Between the two yields a step is watched: what is sent, on a wire on which nothing is right by luck (wire.py), and what
-is left behind (left.py).
+Between the two yields a step is watched: what is sent, on a wire on which nothing is right by luck (late_wire.py), and
+what is left behind (left.py).
 
 A job that fails as a whole is played again in parts: what is wrong in an earlier world tells more than an error in a
 later one; where nobody says in which world it hangs, those that have one name are played by themselves.
@@ -26,9 +26,9 @@ from torch import Tensor
 
 from labs.kit.checks.answer import Wrong, show
 from labs.kit.checks.case import SETTLED, Case, Outcome
-from labs.kit.checks.job import NEVER_ENDS, blame_luck, job, noted
+from labs.kit.checks.late_wire import Late
+from labs.kit.checks.launching import NEVER_ENDS, blame_luck, job, noted
 from labs.kit.checks.left import Aftermath
-from labs.kit.checks.wire import Late
 from labs.kit.launch import Results
 from labs.kit.record import KINDS, Event, Recording, mark
 

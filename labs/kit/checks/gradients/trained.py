@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from labs.kit.checks.answer import show
-from labs.kit.checks.play import Look, World
 from labs.kit.checks.ranks import F32, Draw
+from labs.kit.checks.scripts import Look, World
 from labs.kit.watch import tap
 
 LEARNING_RATE = 0.1

@@ -27,8 +27,8 @@ from labs.group import all_gather
 from labs.kit.checks import case as shared
 from labs.kit.checks.answer import show
 from labs.kit.checks.case import Complaint, Step
-from labs.kit.checks.job import noted
-from labs.kit.checks.wire import Late
+from labs.kit.checks.late_wire import Late
+from labs.kit.checks.launching import noted
 from labs.kit.record import mark
 
 LEARNING_RATE = 0.1

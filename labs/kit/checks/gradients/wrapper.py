@@ -10,7 +10,8 @@ import torch
 
 from labs.kit.checks.acts import Play, checked
 from labs.kit.checks.answer import Mistake, Wrong, answered
-from labs.kit.checks.gradients.mistakes import (
+from labs.kit.checks.gradients.trained import Training, odd, train_wrapped
+from labs.kit.checks.gradients.wrong_gradients import (
     KIND,
     NOT_IN_PLACE,
     QUESTION,
@@ -21,9 +22,8 @@ from labs.kit.checks.gradients.mistakes import (
     tables,
     whole,
 )  # fmt: skip
-from labs.kit.checks.gradients.training import Training, odd, train_wrapped
-from labs.kit.checks.play import Seen
 from labs.kit.checks.ranks import BF16, F32, Draw
+from labs.kit.checks.scripts import Seen
 
 
 def worlds(draw: Draw) -> dict[int, list[Training]]:

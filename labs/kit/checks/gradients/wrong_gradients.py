@@ -9,7 +9,7 @@ TRAFFIC     a step: more sent than needed, or less than possible?
 LEFT        a rank after a step: what is different from before?
 HELD        a rank's steps with their bytes held
 
-What must come out is the mean of the plain gradients (training.py).  The bytes are a ring's: 2 (N - 1) / N of the
+What must come out is the mean of the plain gradients (trained.py).  The bytes are a ring's: 2 (N - 1) / N of the
 gradients per rank and step, however many micro-batches there are; and nobody holds copies of everybody's.
 """
 
@@ -27,11 +27,11 @@ from torch import Tensor
 from labs.kit.checks import rows
 from labs.kit.checks.acts import Draw, Parts, Passed, Script, on_each_rank
 from labs.kit.checks.answer import Mistake, first_fit, refuse, show
-from labs.kit.checks.gradients.training import wide
+from labs.kit.checks.gradients.trained import wide
 from labs.kit.checks.left import AFTERMATH
 from labs.kit.checks.mixture import COEFFICIENTS, NOTHING, ONE_RANK, TIED, Made, mixture
 from labs.kit.checks.one import One
-from labs.kit.checks.play import Done, Seen, held
+from labs.kit.checks.scripts import Done, Seen, held
 
 QUESTION = "Which gradients went into this one, and how often?"
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2}
