@@ -4,8 +4,8 @@
     gradient_ready         a gradient goes to its owners as soon as it is there, and is dropped
     gather_and_drop        a layer's parameters are there while it computes, and only then
 
-What must come out is what one process has (flat_layers.py, pieces.py).  The bytes sent are those of a reduce-scatter and an
-all-gather.  The bytes held are looked at over whole steps: what is there only for a moment counts as well.
+What must come out is what one process has (flat_layers.py, pieces.py).  The bytes sent are those of a reduce-scatter
+and an all-gather.  The bytes held are looked at over whole steps: what is there only for a moment counts as well.
 """
 
 from __future__ import annotations
