@@ -139,9 +139,9 @@ instead("averaged twice", f"gradient /= dist.get_world_size()\n{ADDED}")
 instead("divided by the wrong number", f"add(shard, {GRADIENT} / 2)", blind=True)
 instead("", f"add(shard, {GRADIENT})\nshard.grad = shard.grad{N}", blind=True)
 instead("overwritten instead of added", f"shard.grad = {MEAN}", blind=True)
-instead("", f"if shard.grad is None:\n    shard.grad = {MEAN}\nelse:\n    {MEAN}", long=True)
+instead("not added to what is there", f"if shard.grad is None:\n    shard.grad = {MEAN}\nelse:\n    {MEAN}")
 instead(
-    "divided by the wrong number",
+    "a moving average",
     f"part = {MEAN}\nshard.grad = part if shard.grad is None else (shard.grad + part) / 2",
     blind=True,
 )

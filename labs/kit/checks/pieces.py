@@ -18,6 +18,10 @@ from labs.kit.checks.mixture import COEFFICIENTS, Made, mixture
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 Named = tuple[str, str, str]  # the mistake's name, a sentence, a question
 ADDS = "The gradients of two micro-batches: which of them does the optimizer need?"
+THERE = (
+    "In this step shard.grad is there before the first gradient comes, and holds zeros. What do you make of the two?"
+)
+ONLY_THEN = {"the gradient is zero": "not added to what is there", "divided by the wrong number": "a moving average"}
 
 
 def untroubled(case: Case, number: int, ranks: list[Step]) -> None:
@@ -152,6 +156,8 @@ def judge_scatter(case: Case, steps_of: list[list[Step]]) -> None:
                     mistake, sentence, question = made_of(case, ranks, rank, whole)
                     if mistake == "only the last micro-batch counts":
                         mistake, question = "overwritten instead of added", ADDS
+                    if number % 2 and mistake in ONLY_THEN:  # it was right where there was no gradient before
+                        mistake, question = ONLY_THEN[mistake], THERE
                     where = f"{case}, step {number}: on rank {rank}, in the shard's gradient of layer {layer}, "
                     raise Wrong(f"{where}{first_wrong(found, right, case.dtype)}\n{sentence}", question, mistake)
 
