@@ -161,10 +161,10 @@ spoil(
     {PICKED: "padded.gather(1, column[:, None])[:, 0]", TARGET: "reduce(picked - top(padded, group), group)"},
     long=True,
 )
-spoil("", {TARGET: "picked"}, long=True)
+spoil("a target's logit stays on its rank", {TARGET: "picked"})
 spoil(GRADIENT, {SUM: "summed(shifted.exp().sum(1).detach(), group)"})
 spoil(GRADIENT, {TARGET: "summed(picked.detach(), group)"}, long=True)
-spoil("", {END: "(total.log() - target).sum() / here.sum().clamp(min=1)"}, long=True)
+spoil("divided by the tokens of one rank", {END: "(total.log() - target).sum() / here.sum().clamp(min=1)"})
 torchs = "differentiable.all_reduce({}, group=group or dist.group.WORLD)"
 sums = {SUM: torchs.format("shifted.exp().sum(1)"), TARGET: torchs.format("picked")}
 spoil("the gradient is summed as well", sums)

@@ -77,6 +77,25 @@ def by_own_highest(one: ways.One) -> bool:
     return one.same((rows.exp().sum(1).log() - rows.gather(1, brought[0]["targets"][:, None])[:, 0]).mean())
 
 
+def parts_of(one: ways.One) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of each token: the logarithm of its sum, its target's logit, its highest one, and whether the target is here."""
+    brought = [one.case.brings(member) for member in one.members]
+    mine = brought[one.members.index(one.rank)]
+    logits, place = torch.cat([each["logits"].double() for each in brought], 1), mine["targets"] - mine["first"]
+    here = (place >= 0) & (place < mine["logits"].shape[1])
+    return logits.logsumexp(1), logits.gather(1, mine["targets"][:, None])[:, 0], logits.amax(1), here
+
+
+def with_own_targets(one: ways.One) -> bool:
+    total, target, highest, here = parts_of(one)
+    return any(one.same((total - top - here * (target - top)).mean()) for top in (0, highest))
+
+
+def over_own_tokens(one: ways.One) -> bool:
+    total, target, _, here = parts_of(one)
+    return one.same((total - target).sum() / here.sum().clamp(min=1))
+
+
 # fmt: off
 EXERCISE = ways.Exercise(
     worlds,
@@ -88,6 +107,12 @@ EXERCISE = ways.Exercise(
         Mistake("relative to each rank's own highest logit",
                 "Exponentials are added up across ranks: relative to which maximum did each rank take them?",
                 lambda one: one.is_result and by_own_highest(one)),
+        Mistake("a target's logit stays on its rank",
+                "Which rank has the logit of a token's target, and how do the others learn of it?",
+                lambda one: one.is_result and with_own_targets(one),
+                shows="another loss on each rank"),
+        Mistake("divided by the tokens of one rank", "Of how many tokens is the loss a mean, and on which ranks?",
+                lambda one: one.is_result and over_own_tokens(one)),
         ways.SUMMED_TOO,
         Mistake("the gradient that comes in is left out",
                 "The loss may be scaled before backward. Where does your gradient learn of it?",
