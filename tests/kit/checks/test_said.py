@@ -71,6 +71,12 @@ def test_what_it_raises_is_told_with_its_line():
         ("mismatch", "rank 0 called all_reduce float32[4], rank 1 called all_reduce float64[4]", "The elements are"),
         ("mismatch", "rank 0 called all_reduce float32[4], rank 1 called all_reduce float64[5]", "How large"),
         ("mismatch", "rank 0 called broadcast int64[2] from 0, rank 1 called broadcast int64[2] from 1", "Which ranks"),
+        (
+            "returned",
+            "rank 3 returned without joining collective number 31 of all ranks, all_reduce",
+            "Which ranks come",
+        ),
+        ("returned", "rank 1 returned without joining the send from rank 0", "How often does each rank send"),
     ],
 )
 def test_what_a_failed_job_is_asked(kind, said, question):
