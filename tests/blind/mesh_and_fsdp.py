@@ -1836,127 +1836,6 @@ def hgw_history(gradient, mesh):  # keeps a copy of each gradient it has seen: m
     return hg_end(gradient, mesh)
 
 
-# ============================================================ held_and_sent: right
-
-
-def hs_plain(shards, replicas):
-    gather = (shards - 1) / shards
-    return {
-        "FULL_SHARD": (1 / shards, 3 * gather),
-        "SHARD_GRAD_OP": (1, 2 * gather),
-        "HYBRID_SHARD": (1 / shards, 3 * gather + 2 * (replicas - 1) / replicas / shards),
-    }
-
-
-def hs_ring(shards, replicas):
-    """Counts what a ring sends."""
-
-    def gather(n, ranks):
-        return sum(n / ranks for _ in range(ranks - 1))
-
-    full = gather(1, shards) + gather(1, shards) + gather(1, shards)
-    twice = gather(1 / shards, replicas) * 2
-    return {
-        "FULL_SHARD": (1 / shards, full),
-        "SHARD_GRAD_OP": (1.0, gather(1, shards) + gather(1, shards)),
-        "HYBRID_SHARD": (1 / shards, full + twice),
-    }
-
-
-def hs_one_minus(shards, replicas):
-    rest = 1 - 1 / shards
-    result = {"SHARD_GRAD_OP": (1.0, rest + rest), "FULL_SHARD": (1 - rest, rest + rest + rest)}
-    held, sent = result["FULL_SHARD"]
-    result["HYBRID_SHARD"] = (held, sent + 2 * (1 - 1 / replicas) * held)
-    return result
-
-
-def hs_table(shards, replicas):
-    settings = {"FULL_SHARD": (True, 1), "SHARD_GRAD_OP": (False, 1), "HYBRID_SHARD": (True, replicas)}
-    result = {}
-    for name, (reshard, copies) in settings.items():
-        gathers = 2 if reshard else 1
-        sent = (gathers + 1) * (shards - 1) / shards + 2 * (copies - 1) / (copies * shards)
-        result[name] = (1 / shards if reshard else 1, sent)
-    return result
-
-
-def hs_lists(shards, replicas):
-    full = 3 * (shards - 1) / shards
-    names = ["FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD"]
-    held = [shards**-1, 1, shards**-1]
-    sent = [full, full * 2 / 3, full + 2 * (replicas - 1) / (replicas * shards)]
-    return dict(zip(names, zip(held, sent)))
-
-
-# ============================================================ held_and_sent: wrong
-
-
-def hsw_floor(shards, replicas):  # whole-number division
-    gather = (shards - 1) // shards
-    return {
-        "FULL_SHARD": (1 / shards, 3 * gather),
-        "SHARD_GRAD_OP": (1, 2 * gather),
-        "HYBRID_SHARD": (1 / shards, 3 * gather + 2 * (replicas - 1) / replicas / shards),
-    }
-
-
-def hsw_no_all_reduce(shards, replicas):  # HSDP without the all-reduce
-    return hs_plain(shards, replicas) | {"HYBRID_SHARD": hs_plain(shards, replicas)["FULL_SHARD"]}
-
-
-def hsw_whole_all_reduce(shards, replicas):  # all-reduces the whole gradient, not the shard
-    held, sent = hs_plain(shards, replicas)["FULL_SHARD"]
-    return hs_plain(shards, replicas) | {"HYBRID_SHARD": (held, sent + 2 * (replicas - 1) / replicas)}
-
-
-def hsw_one_way(shards, replicas):  # the all-reduce counted once: (R - 1)/R
-    held, sent = hs_plain(shards, replicas)["FULL_SHARD"]
-    return hs_plain(shards, replicas) | {"HYBRID_SHARD": (held, sent + (replicas - 1) / replicas / shards)}
-
-
-def hsw_hybrid_all_ranks(shards, replicas):  # HSDP cut over all ranks
-    n = shards * replicas
-    return hs_plain(shards, replicas) | {"HYBRID_SHARD": (1 / n, 3 * (n - 1) / n)}
-
-
-def hsw_full_two(shards, replicas):  # FULL_SHARD gathers once
-    return hs_plain(shards, replicas) | {"FULL_SHARD": (1 / shards, 2 * (shards - 1) / shards)}
-
-
-def hsw_grad_op_three(shards, replicas):  # SHARD_GRAD_OP gathers twice
-    return hs_plain(shards, replicas) | {"SHARD_GRAD_OP": (1, 3 * (shards - 1) / shards)}
-
-
-def hsw_grad_op_sharded(shards, replicas):  # SHARD_GRAD_OP holds a shard: what it holds at rest
-    return hs_plain(shards, replicas) | {"SHARD_GRAD_OP": (1 / shards, 2 * (shards - 1) / shards)}
-
-
-def hsw_full_whole(shards, replicas):  # FULL_SHARD holds everything: forgets the reshard
-    return hs_plain(shards, replicas) | {"FULL_SHARD": (1, 3 * (shards - 1) / shards)}
-
-
-def hsw_swapped(shards, replicas):  # (sent, held)
-    return {name: (sent, held) for name, (held, sent) in hs_plain(shards, replicas).items()}
-
-
-def hsw_limit(shards, replicas):  # 3 and 2, as if there were endlessly many ranks
-    return {
-        "FULL_SHARD": (1 / shards, 3),
-        "SHARD_GRAD_OP": (1, 2),
-        "HYBRID_SHARD": (1 / shards, 3 + 2 / shards),
-    }
-
-
-def hsw_axes_swapped(shards, replicas):  # HSDP with the two sizes exchanged: right for S = R
-    return hs_plain(shards, replicas) | {"HYBRID_SHARD": hs_plain(replicas, shards)["HYBRID_SHARD"]}
-
-
-def hsw_hybrid_held(shards, replicas):  # HSDP holds a shard for each replica
-    sent = hs_plain(shards, replicas)["HYBRID_SHARD"][1]
-    return hs_plain(shards, replicas) | {"HYBRID_SHARD": (replicas / shards, sent)}
-
-
 # ============================================================ the lists
 
 
@@ -1974,7 +1853,6 @@ RIGHT = {
     ],
     "prefetch": _named("pf_"),
     "hsdp_gradient": _named("hg_"),
-    "held_and_sent": _named("hs_"),
 }
 WRONG = {
     "neighbours": _named("nbw_"),
@@ -1985,5 +1863,4 @@ WRONG = {
     + [("reshard_" + name, (us_table, f)) for name, f in _named("rsw_")],
     "prefetch": _named("pfw_"),
     "hsdp_gradient": _named("hgw_"),
-    "held_and_sent": _named("hsw_"),
 }

@@ -10,5 +10,5 @@ answer.  Each is right in something, so that an easier check would let it pass.
     together.py    many answers in one job
     precision    zero    mesh    fsdp    memory    tensor    pipeline
                    a file for each notebook
-    pencil         those on paper; formulas, those of 01 and 02
+    pencil         those on paper
 """
