@@ -6,5 +6,5 @@ written, by somebody else.  Here is the last one.  Nothing in it was changed whe
 out of the style checks.
 
     python -m tests.blind               the share of the wrong answers that is caught, and named; of the right, accepted
-    python -m tests.blind ddp           of one file
+    python -m tests.blind pipeline      of one file
 """
