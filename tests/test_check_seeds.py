@@ -8,7 +8,6 @@ from tests import (
     test_check_fsdp,
     test_check_memory,
     test_check_mesh,
-    test_check_pipeline,
 )
 from tests.answers.together import together
 from tests.wrong_answers.answers import ANSWERS, let_past
@@ -18,7 +17,6 @@ RIGHT = [
     *((name, *functions) for name, _, functions in test_check_fsdp.RIGHT),
     *((judge.__name__, fn) for judge, fn, _ in test_check_memory.RIGHT),
     *test_check_mesh.RIGHT,
-    *test_check_pipeline.RIGHT,
 ]
 CHECKS = list(dict.fromkeys(answer.check for answer in ANSWERS))
 

@@ -8,7 +8,7 @@ answer.  Each is right in something, so that an easier check would let it pass.
 
     answers.py     what a wrong answer is, and the list of them
     together.py    many answers in one job
-    precision    zero    mesh    fsdp    memory    tensor    pipeline
+    precision    zero    mesh    fsdp    memory    tensor
                    a file for each notebook
     pencil         those on paper
 """
