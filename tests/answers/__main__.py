@@ -2,6 +2,8 @@
 
 import sys
 
+from labs.kit.ranks import course
+from labs.kit.ranks.team import FORKSERVER
 from tests.answers import Answer, exercises, tried
 
 LINE = "{:28} {:4} of {:4} {:9} {:9} of {:3}   {}"
@@ -19,6 +21,8 @@ def row(answers: list[Answer]) -> tuple[list[int], list[str]]:
 
 
 known = exercises()
+FORKSERVER.stop()  # it began with the first import, and ranks are to know the text of what was exchanged, too
+course.COURSE += [name for name in sys.modules if name.startswith("tests.answers.")]
 total = {True: [0] * 5, False: [0] * 5}
 print(f"{'':31} wrong, caught   by name   right, accepted")
 for name in sys.argv[1:] or known:
