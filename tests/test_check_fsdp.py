@@ -7,7 +7,6 @@ PyTorch's own reduce-scatter, gathers before the wait or after it).  Wrong: test
 import re
 import subprocess
 import sys
-from collections import deque
 from pathlib import Path
 
 import pytest
@@ -25,10 +24,10 @@ from labs.kit.launch import RankError, run
 from labs.model import GPT, PRESETS
 from tests.answers.together import together
 from tests.wrong_answers.answers import ANSWERS, let_past
-from tests.wrong_answers.fsdp import ahead, averaged, fill, pieces_of, reshard, side_by_side, unshard
+from tests.wrong_answers.fsdp import averaged, fill, pieces_of, reshard, side_by_side, unshard
 
 ROOT = Path(__file__).resolve().parent.parent
-CHECKS = {"unshard_and_reshard": 2, "prefetch": 1, "hsdp_gradient": 1}  # and of how many functions
+CHECKS = {"unshard_and_reshard": 2, "hsdp_gradient": 1}  # and of how many functions
 
 # ---- right answers ---------------------------------------------------------------------------------------
 
@@ -110,42 +109,6 @@ def reshard_by_its_data(fulls):
         full.data.untyped_storage().resize_(0)
 
 
-def sent_for_before_the_wait(layers, compute):
-    coming = deque(layers)
-    coming.popleft().gather()
-    for layer in layers:
-        if coming:
-            coming.popleft().gather()
-        layer.arrive()
-        compute(layer)
-        layer.drop()
-
-
-def two_at_the_start(layers, compute):
-    for layer in layers[:2]:
-        layer.gather()
-    for place, layer in enumerate(layers):
-        layer.arrive()
-        compute(layer)
-        layer.drop()
-        for following in layers[place + 2 : place + 3]:
-            following.gather()
-
-
-def one_for_the_rest(layers, compute):
-    """Again and again: the first one, with the second under way."""
-    if not layers:
-        return
-    first, *others = layers
-    first.gather()
-    first.arrive()
-    if others:
-        others[0].gather()
-    compute(first)
-    first.drop()
-    one_for_the_rest(others, compute)
-
-
 def averaged_by_torch(gradient, mesh):
     piece = gradient.new_empty(len(gradient) // mesh.size("shard"))
     parts = torch.empty_like(gradient)
@@ -187,10 +150,6 @@ LINES = {
         "✓ unshard_and_reshard: you sent 0.75 × the group in {}; the least possible is 0.75 × in 1. You held {} × "
         "it meanwhile, where the table and the full tensors make 2.00 ×, and 0.00 × afterwards"
     ),
-    "prefetch": (
-        "✓ prefetch: each layer but the first was under way while the one before it computed, and you held 2 layers at "
-        "most; without prefetch 1, with it 2 is the least possible"
-    ),
     "hsdp_gradient": (
         "✓ hsdp_gradient: on 2 × 2 ranks you sent 1.00 × the gradient, of that 0.50 × between replicas; the least "
         "possible is 1.00 × and 0.50 ×"
@@ -203,10 +162,6 @@ RIGHT = [
     ("unshard_and_reshard", ("6 messages", "2.06"), [unshard_by_a_ring, reshard]),
     ("unshard_and_reshard", ("1 collective", "2.31"), [unshard_without_padding, reshard]),
     ("unshard_and_reshard", ("6 messages", "2.06"), [unshard_by_sends_and_receives, reshard]),
-    ("prefetch", (), [ahead]),
-    ("prefetch", (), [sent_for_before_the_wait]),
-    ("prefetch", (), [two_at_the_start]),
-    ("prefetch", (), [one_for_the_rest]),
     ("hsdp_gradient", (), [averaged]),
     ("hsdp_gradient", (), [averaged_by_torch]),
     ("hsdp_gradient", (), [averaged_axis_by_axis]),

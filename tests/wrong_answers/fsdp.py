@@ -1,7 +1,5 @@
 """Wrong answers to the exercises of notebook 06, and the right ones that they spoil."""
 
-from itertools import pairwise, zip_longest
-
 import torch
 import torch.distributed as dist
 
@@ -52,16 +50,6 @@ def unshard(shards, fulls):
 def reshard(fulls):
     for full in fulls:
         full.untyped_storage().resize_(0)
-
-
-def ahead(layers, compute):
-    layers[0].gather()
-    for layer, following in zip_longest(layers, layers[1:]):
-        layer.arrive()
-        if following:
-            following.gather()
-        compute(layer)
-        layer.drop()
 
 
 def averaged(gradient, mesh):
@@ -250,157 +238,6 @@ def reshard_by_another_tensor(fulls):
 @wrong("reshard", "full parameters are never freed")
 def reshard_all_but_the_last(fulls):
     reshard(fulls[:-1])
-
-
-# ---- prefetch --------------------------------------------------------------------------------------------
-
-
-@wrong("prefetch", "nothing is in flight while a layer computes")
-def one_after_the_other(layers, compute):
-    for layer in layers:
-        layer.gather()
-        layer.arrive()
-        compute(layer)
-        layer.drop()
-
-
-@wrong("prefetch", "nothing is in flight while a layer computes")
-def sent_for_when_it_is_over(layers, compute):
-    layers[0].gather()
-    for layer, following in zip_longest(layers, layers[1:]):
-        layer.arrive()
-        compute(layer)
-        if following:
-            following.gather()
-        layer.drop()
-
-
-@wrong("prefetch", "every layer is held")
-def all_at_the_start(layers, compute):
-    for layer in layers:
-        layer.gather()
-    for layer in layers:
-        layer.arrive()
-        compute(layer)
-        layer.drop()
-
-
-@wrong("prefetch", "every layer is held")
-def dropped_at_the_end(layers, compute):
-    layers[0].gather()
-    for layer, following in zip_longest(layers, layers[1:]):
-        layer.arrive()
-        if following:
-            following.gather()
-        compute(layer)
-    for layer in layers:
-        layer.drop()
-
-
-@wrong("prefetch", "three layers at a time")
-def two_ahead(layers, compute):
-    for layer in layers[:2]:
-        layer.gather()
-    for layer, following in zip_longest(layers, layers[2:], fillvalue=None):
-        if layer is None:
-            break
-        layer.arrive()
-        if following:
-            following.gather()
-        compute(layer)
-        layer.drop()
-
-
-@wrong("prefetch", "waited for before it is needed")
-def waited_at_once(layers, compute):
-    layers[0].gather()
-    layers[0].arrive()
-    for layer, following in zip_longest(layers, layers[1:]):
-        if following:
-            following.gather()
-            following.arrive()
-        compute(layer)
-        layer.drop()
-
-
-@wrong("prefetch", "computed before it was there")
-def never_waited(layers, compute):
-    layers[0].gather()
-    for layer, following in zip_longest(layers, layers[1:]):
-        if following:
-            following.gather()
-        compute(layer)
-        layer.drop()
-
-
-@wrong("prefetch", "computed before it was there")
-def dropped_too_early(layers, compute):
-    layers[0].gather()
-    for layer, following in zip_longest(layers, layers[1:]):
-        layer.arrive()
-        layer.drop()
-        if following:
-            following.gather()
-        compute(layer)
-
-
-@wrong("prefetch", "full parameters are never freed")
-def the_last_one_stays(layers, compute):
-    layers[0].gather()
-    for layer, following in pairwise(layers):
-        layer.arrive()
-        following.gather()
-        compute(layer)
-        layer.drop()
-    layers[-1].arrive()
-    compute(layers[-1])
-
-
-@wrong("prefetch", "gathered for nothing")
-def one_too_many(layers, compute):
-    """Around to the first one again, which nobody uses."""
-    layers[0].gather()
-    for i, layer in enumerate(layers):
-        layer.arrive()
-        if layers[(i + 1) % len(layers)] is not layer:
-            layers[(i + 1) % len(layers)].gather()
-        compute(layer)
-        layer.drop()
-
-
-@wrong("prefetch", "right only where no layer comes twice")
-def after_the_first_of_its_name(layers, compute):
-    """A layer that is used twice is found in its first place both times."""
-    layers[0].gather()
-    for layer in layers:
-        layer.arrive()
-        for following in layers[layers.index(layer) + 1 :][:1]:
-            following.gather()
-        compute(layer)
-        layer.drop()
-
-
-@wrong("prefetch", "the list of layers has changed")
-def taken_from_the_list(layers, compute):
-    layers[0].gather()
-    while layers:
-        layer = layers.pop(0)
-        layer.arrive()
-        for following in layers[:1]:
-            following.gather()
-        compute(layer)
-        layer.drop()
-
-
-@wrong("prefetch", "layers left out, or in another order")
-def without_the_last(layers, compute):
-    ahead(layers[:-1] or layers, compute)
-
-
-@wrong("prefetch", "some gathers come late")
-def every_other_one(layers, compute):
-    for first, second in zip_longest(layers[::2], layers[1::2]):
-        ahead([first, second] if second else [first], compute)
 
 
 # ---- the gradient of HSDP --------------------------------------------------------------------------------
