@@ -1,7 +1,7 @@
 """The checks of notebook 06 against answers that are known to be right, and against wrong ones that are known by name.
 
-Right: the course's own, and answers that go another way about it (lists of tensors, sends and receives by hand,
-PyTorch's own reduce-scatter, gathers before the wait or after it).  Wrong: tests/wrong_answers/fsdp.py.
+Right: the course's own, and answers that go another way about it (sends and receives by hand, PyTorch's own
+reduce-scatter).  Wrong: tests/wrong_answers/fsdp.py.  Those to its other exercises: tests/answers.
 """
 
 import re
@@ -23,90 +23,14 @@ from labs.kit.exercises import unshard_with
 from labs.kit.launch import RankError, run
 from labs.model import GPT, PRESETS
 from tests.answers.together import together
+from tests.answers.unshard_and_reshard import reshard, unshard
 from tests.wrong_answers.answers import ANSWERS, let_past
-from tests.wrong_answers.fsdp import averaged, fill, pieces_of, reshard, side_by_side, unshard
+from tests.wrong_answers.fsdp import averaged
 
 ROOT = Path(__file__).resolve().parent.parent
-CHECKS = {"unshard_and_reshard": 2, "hsdp_gradient": 1}  # and of how many functions
+CHECKS = {"hsdp_gradient": 1}  # and of how many functions
 
 # ---- right answers ---------------------------------------------------------------------------------------
-
-
-def unshard_with_lists(shards, fulls):
-    ranks = dist.get_world_size()
-    row = side_by_side(shards, pieces_of(fulls, ranks), fulls[0].dtype)
-    rows = [torch.empty_like(row) for _ in range(ranks)]
-    dist.all_gather(rows, row, async_op=True).wait()
-    for number, full in enumerate(fulls):
-        fill(full, torch.cat([row.split(pieces_of(fulls, ranks))[number] for row in rows]))
-
-
-def unshard_row_for_row(shards, fulls):
-    """Each rank's rows to their places, without the padding."""
-    ranks = dist.get_world_size()
-    sizes = pieces_of(fulls, ranks)
-    padded = [torch.nn.functional.pad(s.flatten(), (0, n - s.numel())) for s, n in zip(shards, sizes, strict=True)]
-    row = torch.cat(padded).to(fulls[0].dtype)
-    table = row.new_empty(ranks * len(row))
-    all_gather(table, row)
-    for full, pieces in zip(fulls, table.view(ranks, -1).split(sizes, 1), strict=True):
-        full.untyped_storage().resize_(full.numel() * full.element_size())
-        rows = -(-len(full) // ranks)
-        for place, piece in zip(full.split(rows), pieces, strict=False):
-            place.copy_(piece[: place.numel()].view(place.shape))
-
-
-def unshard_by_a_ring(shards, fulls):
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    sizes = pieces_of(fulls, ranks)
-    table = torch.zeros(ranks, sum(sizes), dtype=fulls[0].dtype)
-    table[rank] = side_by_side(shards, sizes, table.dtype)
-    collectives.all_gather(table.view(-1))
-    for full, pieces in zip(fulls, table.split(sizes, 1), strict=True):
-        fill(full, pieces)
-
-
-def unshard_without_padding(shards, fulls):
-    """The rows alone, to everybody: a rank that has none sends nothing."""
-    ranks, sizes = dist.get_world_size(), rows_of_ranks(fulls)
-    row = torch.cat([shard.flatten() for shard in shards]).to(fulls[0].dtype)
-    lengths = [sum(of_rank) for of_rank in sizes]
-    rows = row.new_empty(sum(lengths))
-    dist.all_to_all_single(rows, row.repeat(ranks), lengths, [len(row)] * ranks)
-    fill_from_ranks(fulls, rows.split(lengths))
-
-
-def unshard_by_sends_and_receives(shards, fulls):
-    rank, sizes = dist.get_rank(), rows_of_ranks(fulls)
-    row = torch.cat([shard.flatten() for shard in shards]).to(fulls[0].dtype)
-    rows = [row if other == rank else row.new_empty(sum(of_rank)) for other, of_rank in enumerate(sizes)]
-    others = [other for other in range(len(rows)) if other != rank]
-    works = [dist.isend(row, other) for other in others if len(row)]
-    works += [dist.irecv(rows[other], other) for other in others if len(rows[other])]
-    for work in works:
-        work.wait()
-    fill_from_ranks(fulls, rows)
-
-
-def rows_of_ranks(fulls):
-    """Elements of each parameter, by rank: the last ones have fewer, or none."""
-    ranks = dist.get_world_size()
-    ends = [range(0, size * (ranks + 1), size) for size in pieces_of(fulls, ranks)]
-    return [
-        [min(end[rank + 1], full.numel()) - min(end[rank], full.numel()) for full, end in zip(fulls, ends, strict=True)]
-        for rank in range(ranks)
-    ]
-
-
-def fill_from_ranks(fulls, rows):
-    by_rank = [row.split(of_rank) for row, of_rank in zip(rows, rows_of_ranks(fulls), strict=True)]
-    for full, pieces in zip(fulls, zip(*by_rank, strict=True), strict=True):
-        fill(full, torch.cat(pieces))
-
-
-def reshard_by_its_data(fulls):
-    for full in reversed(fulls):
-        full.data.untyped_storage().resize_(0)
 
 
 def averaged_by_torch(gradient, mesh):
@@ -146,22 +70,12 @@ def averaged_in_two_steps_along_each_axis(gradient, mesh):
 
 
 LINES = {
-    "unshard_and_reshard": (
-        "✓ unshard_and_reshard: you sent 0.75 × the group in {}; the least possible is 0.75 × in 1. You held {} × "
-        "it meanwhile, where the table and the full tensors make 2.00 ×, and 0.00 × afterwards"
-    ),
     "hsdp_gradient": (
         "✓ hsdp_gradient: on 2 × 2 ranks you sent 1.00 × the gradient, of that 0.50 × between replicas; the least "
         "possible is 1.00 × and 0.50 ×"
     ),
 }
 RIGHT = [
-    ("unshard_and_reshard", ("1 collective", "2.06"), [unshard, reshard]),
-    ("unshard_and_reshard", ("1 collective", "2.31"), [unshard_with_lists, reshard]),
-    ("unshard_and_reshard", ("1 collective", "2.75"), [unshard_row_for_row, reshard_by_its_data]),
-    ("unshard_and_reshard", ("6 messages", "2.06"), [unshard_by_a_ring, reshard]),
-    ("unshard_and_reshard", ("1 collective", "2.31"), [unshard_without_padding, reshard]),
-    ("unshard_and_reshard", ("6 messages", "2.06"), [unshard_by_sends_and_receives, reshard]),
     ("hsdp_gradient", (), [averaged]),
     ("hsdp_gradient", (), [averaged_by_torch]),
     ("hsdp_gradient", (), [averaged_axis_by_axis]),
