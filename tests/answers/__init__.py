@@ -21,7 +21,8 @@ written like that, as a right answer of which some words are exchanged:
     def local_only(model): ...
 
 blind: by a writer who had seen the notebooks and nothing of the checks; of these comes the published share.
-alone: it ends or hangs its job, or leaves something behind.  long: tried in `make soak` alone.
+alone: it ends or hangs its job, or leaves something behind.  `make test` tries two wrong ones with each name, `make
+soak` all of them, by other numbers, too.  long: tried there alone.
 """
 
 import inspect
@@ -36,6 +37,8 @@ from typing import Any
 
 from labs.kit.checks.answer import Answer as Said
 from tests.answers.together import SEED, together
+
+OF_EACH = 2
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,18 @@ def exercises() -> dict[str, Exercise]:
     modules = [import_module(f"{__name__}.{name}") for name in names]
     found = [each for module in modules for each in vars(module).values() if isinstance(each, Exercise)]
     return {each.check: each for each in found}
+
+
+def short(answers: list[Answer]) -> list[Answer]:
+    """What each run of the tests tries: right ones, and of the wrong ones with one name the first."""
+    outcomes: dict[str, list[Answer]] = {}
+    for answer in answers:
+        outcomes.setdefault(f"✓ {answer.name}" if answer.right else answer.mistake, []).append(answer)
+    chosen = []
+    for alike in outcomes.values():
+        quick = [answer for answer in alike if not answer.long]
+        chosen += quick[:OF_EACH] or ([] if alike[0].right else alike[:1])
+    return chosen
 
 
 def tried(answers: list[Answer], seed: int | None = SEED) -> list[tuple[Answer, Said]]:
