@@ -21,8 +21,8 @@ written like that, as a right answer of which some words are exchanged:
     def local_only(model): ...
 
 blind: by a writer who had seen the notebooks and nothing of the checks; of these comes the published share.
-alone: it ends or hangs its job, or leaves something behind.  `make test` tries two wrong ones with each name, `make
-soak` all of them, by other numbers, too.  long: tried there alone.
+alone: it ends or hangs its job, or leaves something behind.  `make test` tries a wrong one with each name, `make soak`
+all of them, by other numbers, too.  long: tried there alone, if it can be.
 """
 
 import inspect
@@ -37,8 +37,6 @@ from typing import Any
 
 from labs.kit.checks.answer import Answer as Said
 from tests.answers.together import SEED, together
-
-OF_EACH = 2
 
 
 @dataclass(frozen=True)
@@ -130,15 +128,15 @@ def exercises() -> dict[str, Exercise]:
 
 
 def short(answers: list[Answer]) -> list[Answer]:
-    """What each run of the tests tries: right ones, and of the wrong ones with one name the first."""
-    outcomes: dict[str, list[Answer]] = {}
+    """What each run of the tests tries: the course's own right ones, or three; and one wrong one with each name."""
+    right = [answer for answer in answers if answer.right and not answer.long]
+    own = [answer for answer in right if not answer.blind]
+    names: dict[str, list[Answer]] = {}
     for answer in answers:
-        outcomes.setdefault(f"✓ {answer.name}" if answer.right else answer.mistake, []).append(answer)
-    chosen = []
-    for alike in outcomes.values():
-        quick = [answer for answer in alike if not answer.long]
-        chosen += quick[:OF_EACH] or ([] if alike[0].right else alike[:1])
-    return chosen
+        if not answer.right:
+            names.setdefault(answer.mistake, []).append(answer)
+    wrong = [min(alike, key=lambda answer: answer.long) for alike in names.values()]
+    return (own if len(own) >= 3 else right[:3]) + wrong
 
 
 def tried(answers: list[Answer], seed: int | None = SEED) -> list[tuple[Answer, Said]]:
