@@ -147,7 +147,8 @@ class Order:
     def __init__(self, group: ProcessGroup | None):
         self.group, self.done = group, []
 
-    def add(self, what: str) -> None:
+    def add(self, what: Any) -> None:
+        """Words, or what prints as some, and is compared itself where those differ."""
         self.done.append(what)
         if len(self.done) == 10_000:  # no step compares them where a model is only evaluated
             self.done = [f"checksum {checksum(self.done)}"]
@@ -164,14 +165,18 @@ class Order:
             require_same(done, self.group, where_they_part, RuntimeError)
 
 
-def where_they_part(rank: int, its: list[str], other: int, others: list[str]) -> str:
+def where_they_part(rank: int, its: list[Any], other: int, others: list[Any]) -> str:
     pairs = zip([*its, "ended"], [*others, "ended"], strict=False)
     a, b = next((a, b) for a, b in pairs if a != b)
-    return (
-        f"ranks use different layers: where rank {rank} {a}, rank {other} {b}; what meets in one collective must "
-        "belong to one layer, so use the same layers on all ranks, in the same order"
-    )
+    differ, way_out = getattr(a, "where_they_part", LAYERS)
+    return f"{differ}: where rank {rank} {a}, rank {other} {b}; {way_out}"
 
 
-def checksum(words: list[str]) -> int:
-    return int.from_bytes(blake2b("\n".join(words).encode(), digest_size=8).digest(), "little", signed=True)
+LAYERS = (
+    "ranks use different layers",
+    "what meets in one collective must belong to one layer, so use the same layers on all ranks, in the same order",
+)
+
+
+def checksum(words: list[Any]) -> int:
+    return int.from_bytes(blake2b("\n".join(map(str, words)).encode(), digest_size=8).digest(), "little", signed=True)

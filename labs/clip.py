@@ -18,8 +18,8 @@ number* travels; then each of them scales its shard by the same factor.
 
 The classic mistake is to clip each shard by its own norm: the shards of a vector are shorter than the vector, some
 more than others, so each would be scaled by another factor, and the direction is lost.  `nn.utils.clip_grad_norm_` of
-`zero.shards` makes it without a word, since they are plain tensors, and of `model.parameters()` it clips what is not
-averaged yet, or nothing.
+`zero.shards` makes it, and the next step says so; of `model.parameters()` it clips, under stages 1 and 2, what is not
+averaged yet, or nothing, without a word.
 
     zero.sync()
     norm = clip_gradients(zero.shards, max_norm=1.0, groups=(None,))

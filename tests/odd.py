@@ -1040,6 +1040,7 @@ REFUSED = [
     Refused("tied", "tp|fsdp-tp", "the plan splits them differently"),
     Refused("stepped by Adafactor", ".*tp.*", "looks at a whole matrix or at norms"),
     Refused("clipped by PyTorch's norm", "tp.*", "clip with labs.tp.clip_gradients"),
+    Refused("clipped by PyTorch's norm", "zero-3", "ranks scale their gradients differently"),
     Refused("half of it used", "tp|fsdp-tp", "must be whole there"),
     # a rank's part of the sequence
     Refused("half of it used|its weight by hand|a weight of weights", "tp-sp", "must match the size of tensor"),
@@ -1055,7 +1056,7 @@ REFUSED = [
 ]
 # What nobody can see, as the docstrings of labs.zero and labs.tp.alike say: an ordinary function on ordinary tensors,
 # each a rank's part.
-UNSEEN = {("clipped by PyTorch's norm", row) for row in ("zero-1", "zero-2", "zero-3")}
+UNSEEN = {("clipped by PyTorch's norm", row) for row in ("zero-1", "zero-2")}
 UNSEEN |= {("a weight normalised in place", "tp"), ("a weight normalised in place", "tp-sp")}
 UNSEEN |= {("a weight of another layer", "tp-sp"), ("a function of one's own", "tp-sp")}
 UNSEEN |= {("a hook that computes with a weight", "tp-sp")}

@@ -28,9 +28,9 @@ The parameters of a layer lie in one vector, `full`, padded to a multiple of N; 
 `shard`.  The modules' own parameters are views of `full`, and gradients are those of the vectors, in `shards`, once
 they are reduced; a scheduler takes `zero.optimizer`.  So the optimizer must treat each element by itself, and all
 of a layer alike, as SGD and AdamW do: none that looks at a matrix or a norm, as Muon and LAMB do.  For the same reason
-`labs.clip` clips, and not `nn.utils.clip_grad_norm_`; and what is frozen or unfrozen later is a whole layer.  Buffers
-stay each rank's own.  Where a layer is used, but one of its parameters is not, that one's gradient counts as
-zero, and it takes its step, too.
+`labs.clip` clips, and not `nn.utils.clip_grad_norm_`, which ranks see a step later (`labs.zero.scaled`); and what is
+frozen or unfrozen later is a whole layer.  Buffers stay each rank's own.  Where a layer is used, but one of its
+parameters is not, that one's gradient counts as zero, and it takes its step, too.
 """
 
 from collections.abc import Callable, Iterable
@@ -41,10 +41,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from labs.agree import Order, require_equal_replicas
+from labs.agree import Order, Some, require_equal_replicas
 from labs.autograd import Call, alias, differentiable, require_dense, require_inside, weakly
 from labs.zero.flat import ANEW, NO_HOOKS, FlatLayer, Unit, refuse_parts
 from labs.zero.layers import in_layers, take_out
+from labs.zero.scaled import Scaled, remembered
 from labs.zero.state import Stateful, keys
 
 NOT_ELEMENTWISE = ("adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap")
@@ -77,6 +78,7 @@ class Zero(Stateful):
         if initial is None:
             require_equal_replicas(model, group)
         self.model, self.stage, self.keys, self.updates = model, stage, keys(model), 0
+        self.reduced: list[Some | None] = []  # of the shards' gradients, as sync() left them
         self.layers, unit_of, self.order = [], {}, Order(group)
         for module, homes in homes_in.items():
             for number, named in enumerate(take_out(homes, but=unit_of)):
@@ -166,7 +168,11 @@ class Zero(Stateful):
             raise RuntimeError("backward() of a loss from before step(): the parameters of its forward are gone")
 
     def sync(self) -> None:
-        """Make every shard's gradient its mean over the ranks: between `backward()` and `step()`, which calls it."""
+        """Make every shard's gradient its mean over the ranks: before `step()`, which does it, too."""
+        self.reduce()
+        self.reduced = self.reduced or remembered(self.shards)
+
+    def reduce(self) -> None:
         due = [unit for unit in self.trained if unit.full.grad is not None]
         for unit in due:
             self.order.add(f"reduces the gradient of {unit.name!r}")
@@ -177,7 +183,9 @@ class Zero(Stateful):
 
     def step(self) -> None:
         """Update the shards, and every copy of them.  Raises RuntimeError where no gradient is there to step with."""
-        self.sync()
+        scaled = Scaled.since(self.reduced, self.shards) if self.reduced else Scaled()
+        self.reduce()
+        self.order.add(scaled)
         if all(shard.grad is None for shard in self.shards):
             raise RuntimeError("step() found no gradient: each step() needs a backward() before it, and uses it up")
         self.optimizer.step()
@@ -211,6 +219,7 @@ class Zero(Stateful):
     def zero_grad(self) -> None:
         for unit in self.trained:
             unit.full.grad = unit.shard.grad = None
+        self.reduced = []
 
 
 def require_elementwise(optimizer: Any) -> None:

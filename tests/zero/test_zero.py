@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from labs.clip import clip_gradients
 from labs.kit.launch import RankError, run
 from labs.kit.record import mark
 from labs.memory.precision import Masters
@@ -333,6 +334,24 @@ def taken_before(zero, x):
     early.step()
 
 
+def scaled(by):
+    """Every step in two parts, with that done to the shards in between."""
+
+    def train(zero, x):
+        for step in range(3):
+            zero.model(batch(step, dist.get_rank())).backward()
+            zero.sync()
+            by(zero.shards)
+            zero.step()
+
+    return train
+
+
+def each_by_its_own(shards):
+    for shard in shards:
+        shard.grad /= shard.grad.norm()
+
+
 class Keeps(nn.Module):
     """Leaves something that needs its parameters, where nobody sees it: on itself."""
 
@@ -369,6 +388,8 @@ CANNOT_BE_TRAINED = [  # with the stages in which that is so
     (a_second_step, STAGES, "step() found no gradient: each step() needs a backward() before it"),
     (a_loss_from_before_the_step, STAGES, "backward() of a loss from before step()"),
     (taken_before, STAGES, "parameter 'scale' was taken from the model before it was sharded"),
+    (scaled(lambda shards: nn.utils.clip_grad_norm_(shards, 0.01)), STAGES, "clip with labs.clip.clip_gradients(zero"),
+    (scaled(each_by_its_own), (2,), "ranks scale their gradients differently: where rank 0 multiplied them by"),
     (read_without_being_gathered, (3,), "modified"),
     (reading(lambda p: p.sum()), (3,), "parameter 'layers.0.0.weight' is dropped"),
     (reading(lambda p: p + 1), (3,), "zero.state_dict() has everything"),
@@ -386,6 +407,25 @@ def test_what_cannot_be_trained_is_refused_in_words():
     for words in run(body, ranks=2):
         for word, sentence in zip(words, due, strict=True):
             assert sentence in (word or ""), (word, sentence)
+
+
+def test_between_sync_and_step_gradients_may_be_changed_alike():
+    def noisy(shards):
+        for shard in shards:
+            shard.grad += torch.rand_like(shard)
+
+    def body():
+        zero = Zero(Awkward(), 2, ADAMW)
+        for by in (
+            lambda shards: nn.utils.clip_grad_value_(shards, 1e-3),
+            noisy,
+            lambda shards: shards[0].grad.zero_(),
+        ):
+            scaled(by)(zero, None)
+        for shards in (zero.shards[:1], zero.shards):  # some layers, or all, by the norm of all ranks
+            scaled(lambda _: clip_gradients(shards, 1e-3, (None,)))(zero, None)  # noqa: B023
+
+    run(body, ranks=3)
 
 
 def test_a_rank_killed_in_the_middle_of_a_step_ends_the_job():
