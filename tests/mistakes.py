@@ -94,8 +94,8 @@ MISTAKES = [
         ("if self.reshards and not in_backward():", "if self.reshards:"),
         ("        if self.policy.output_dtype:\n", "        if False:\n"),
         ("if self.reshard_after_backward and not self.running:", "if not self.running:"),
-        ("if versions != self.group.versions():", "if False:"),
-        ("        if self.due == 0:\n            self.step.reduce(self)", "        self.step.reduce(self)"),
+        ("if versions != self.group.shard_versions():", "if False:"),
+        ("        if self.due == 0:\n            self.shared.reduce(self)", "        self.shared.reduce(self)"),
         (
             "            self.order.agreed[what] = order\n",
             "            self.order.agreed[what] = []\n",
@@ -115,11 +115,11 @@ MISTAKES = [
     *of(
         "fsdp",
         "fsdp/parameter_group.py",
-        ("part_of().div_(self.ranks * self.copies)", "part_of().div_(self.ranks)"),
+        ("self.part_of_sum().div_(self.group.ranks * self.group.copies)", "self.part_of_sum().div_(self.group.ranks)"),
         ("p.pending = gradient if p.pending is None else p.pending.add_(gradient)", "p.pending = gradient"),
         ("            p.full.grad = p.pending = None\n", "            p.full.grad = None\n"),
         ("            self.drop()\n            self.kept = None\n", "            self.drop()\n"),
-        ("if not (p in missing and is_nothing(piece)):", "if True:"),
+        ("if not (p in self.missing and is_nothing(piece)):", "if True:"),
     ),
     *of(
         "fsdp",

@@ -14,7 +14,6 @@ rank has used: another one may have used others.  What is missing is -0.0, which
 nobody had a gradient.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -57,16 +56,16 @@ class ParameterGroup:
         else:
             first = self.parameters[0]
             table = torch.empty(self.ranks, self.width, dtype=first.dtype, device=first.device)
-            group, mine = self.group, self.pack(table[self.rank])
+            group, mine = self.group, self.side_by_side(table[self.rank])
         self.arriving = table, all_gather(table.view(-1), mine, group=group, async_op=True)
 
     @property
     def width(self) -> int:
         return sum(p.n for p in self.parameters)
 
-    def pack(self, row: Tensor) -> Tensor:
-        """This rank's pieces side by side, each padded."""
-        self.taken = self.versions()
+    def side_by_side(self, row: Tensor) -> Tensor:
+        """Fill this rank's row with its pieces, each padded."""
+        self.taken = self.shard_versions()
         for p, place in zip(self.parameters, row.split([p.n for p in self.parameters]), strict=True):
             own = p.local.flatten()
             place[: len(own)] = own
@@ -76,7 +75,7 @@ class ParameterGroup:
         """Forget what was gathered or kept before the optimizer's last step."""
         for p in self.parameters:
             p.require_unchanged()
-        if self.taken != self.versions():
+        if self.taken != self.shard_versions():
             self.drop()
             self.kept = None
 
@@ -96,7 +95,7 @@ class ParameterGroup:
             found |= others
         compare(found, lambda *they: text.format("rank {} {}, rank {} {}".format(*they)), RuntimeError)
 
-    def versions(self) -> tuple[int, ...]:
+    def shard_versions(self) -> tuple[int, ...]:
         return tuple(p.shard._version for p in self.parameters)
 
     def arrive(self) -> None:
@@ -141,43 +140,45 @@ class ParameterGroup:
                 gradient = gradient.to(self.policy.reduce_dtype or gradient.dtype)
                 p.pending = gradient if p.pending is None else p.pending.add_(gradient)
 
-    def reduce(self) -> Callable[[], Callable[[], None]]:
-        """Start to average the whole gradients into the shards'.
-
-        What is returned waits for this rank's part of their sum; what that returns, for the replicas' average.
-        """
-        self.accumulate()
-        due = [p for p in self.parameters if p.full.requires_grad or p.pending is not None]
-        missing = {p for p in due if p.pending is None}
-        widths = [p.n for p in due]
-        dtype, device = self.policy.reduce_dtype or due[0].dtype, due[0].device
-        table = torch.empty(self.ranks, sum(widths), dtype=dtype, device=device)
-        for p, pieces in zip(due, table.split(widths, 1), strict=True):
-            p.pack(pieces)
-            p.pending = None
-        part_of = start_reduce_scatter(table.view(-1), self.group)
-
-        def over_shards() -> Callable[[], None]:
-            part = part_of().div_(self.ranks * self.copies)
-            free(table)
-            average = self.replicas and dist.all_reduce(part, group=self.replicas, async_op=True)
-
-            def over_replicas() -> None:
-                if average:
-                    average.wait()
-                for p, piece in zip(due, part.split(widths), strict=True):
-                    if not (p in missing and is_nothing(piece)):
-                        p.add(piece)
-
-            return over_replicas
-
-        return over_shards
-
     def forget(self) -> None:
         """Drop all that is gathered, and whole gradients."""
         self.drop()
         for p in self.parameters:
             p.full.grad = p.pending = None
+
+
+class Reduction:
+    """The whole gradients of a group, on their way into the gradients of its shards.
+
+    made: the reduce-scatter has begun.  average_replicas: it is over, and the replicas' all-reduce has begun.
+    finish: that is over, too, and the shards have their gradients.
+    """
+
+    def __init__(self, group: ParameterGroup):
+        group.accumulate()
+        self.group = group
+        self.due = [p for p in group.parameters if p.full.requires_grad or p.pending is not None]
+        self.missing = {p for p in self.due if p.pending is None}
+        self.widths = [p.n for p in self.due]
+        dtype, device = group.policy.reduce_dtype or self.due[0].dtype, self.due[0].device
+        self.table = torch.empty(group.ranks, sum(self.widths), dtype=dtype, device=device)
+        for p, pieces in zip(self.due, self.table.split(self.widths, 1), strict=True):
+            p.pack(pieces)
+            p.pending = None
+        self.part_of_sum = start_reduce_scatter(self.table.view(-1), group.group)
+
+    def average_replicas(self) -> None:
+        self.part = self.part_of_sum().div_(self.group.ranks * self.group.copies)
+        free(self.table)
+        replicas = self.group.replicas
+        self.work = dist.all_reduce(self.part, group=replicas, async_op=True) if replicas else None
+
+    def finish(self) -> None:
+        if self.work:
+            self.work.wait()
+        for p, piece in zip(self.due, self.part.split(self.widths), strict=True):
+            if not (p in self.missing and is_nothing(piece)):
+                p.add(piece)
 
 
 def is_nothing(piece: Tensor) -> bool:

@@ -21,7 +21,7 @@ The events are those of `labs.zero`; what they do differs where FSDP2 differs fr
 Checkpoints may be reentrant, and run a backward inside of a backward: the outermost one's end is meant.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -35,7 +35,7 @@ from torch.utils._pytree import tree_map
 
 from labs.autograd import Call, alias, differentiable, require_inside, weakly
 from labs.fsdp.order import LayerOrder
-from labs.fsdp.parameter_group import ParameterGroup
+from labs.fsdp.parameter_group import ParameterGroup, Reduction
 from labs.fsdp.shardable import is_sharded
 
 
@@ -49,7 +49,7 @@ class Sharding:
         self.reshard_after_forward, self.reshard_after_backward, self.sync = reshard, True, True
         self.next_in_forward: list[Sharding] | None = None
         self.next_in_backward: list[Sharding] | None = None
-        self.step: Step | None = None
+        self.shared: SharedState | None = None
         self.call: Call | None = None
         self.running = False  # its forward
         self.place = 0  # of its last forward among the others
@@ -58,8 +58,8 @@ class Sharding:
         module.register_forward_pre_hook(self.before_forward, prepend=True, with_kwargs=True)
         module.register_forward_hook(self.after_forward, with_kwargs=True, always_call=True)
 
-    def settle(self, step: "Step") -> None:
-        self.step = step
+    def settle(self, shared: "SharedState") -> None:
+        self.shared = shared
         self.train()
 
     def train(self) -> None:
@@ -68,14 +68,14 @@ class Sharding:
 
     def settled(self) -> None:
         """The outermost module is the one whose forward begins first."""
-        if self.step is None:
+        if self.shared is None:
             names = shardings_in(self.module)
             with torch.inference_mode(False):  # what is made in it could never be trained
                 for p in chain(*(sharding.group.parameters for sharding in names)):
                     p.settle()
-            step = Step(self, names)
+            shared = SharedState(self, names)
             for sharding in names:
-                sharding.settle(step)
+                sharding.settle(shared)
 
     def unshard(self) -> list[Tensor]:
         self.settled()
@@ -90,18 +90,18 @@ class Sharding:
     def before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         self.running = True
         self.settled()
-        self.step.forward_begins(self)
+        self.shared.forward_begins(self)
         self.group.require_current()
         if not in_backward() and self.group.follow():
             self.train()
         uses = self.unshard()
-        self.prefetch(self.step.after() if self.next_in_forward is None else self.next_in_forward)
+        self.prefetch(self.shared.after() if self.next_in_forward is None else self.next_in_forward)
         if self.policy.cast_forward_inputs and self.policy.param_dtype:
             args, kwargs = tree_map(partial(cast, self.policy.param_dtype), (args, kwargs))
         args, kwargs = tuple(map(alias, args)), {key: alias(value) for key, value in kwargs.items()}
         if torch.is_grad_enabled():
             given = differentiable([args, kwargs])
-            begins = partial(weakly(self.before_backward), self.group.versions(), self.place)
+            begins = partial(weakly(self.before_backward), self.group.shard_versions(), self.place)
             self.call = Call(given, uses, begins, weakly(self.after_backward))
         return args, kwargs
 
@@ -120,16 +120,16 @@ class Sharding:
             output = tree_map(partial(cast, self.policy.output_dtype), output)
         leads_back = self.call and self.call.ends(differentiable([output, args, kwargs]))
         self.call = None
-        if self.step:
-            if self.step.root is self and output is not None:
+        if self.shared:
+            if self.shared.root is self and output is not None:
                 require_all_sharded(module)
-            self.step.forward_ends(self, leads_back, failed=output is None)
+            self.shared.forward_ends(self, leads_back, failed=output is None)
         return output
 
     @property
     def reshards(self) -> bool:
         reshard = self.reshard_after_forward
-        return self.step and self.step.root is not self if reshard is None else bool(reshard)
+        return self.shared and self.shared.root is not self if reshard is None else bool(reshard)
 
     def before_backward(self, versions: tuple[int, ...], place: int) -> None:
         """Called when the gradient of the module's output is there; versions (of shards) and place as in forward."""
@@ -138,20 +138,20 @@ class Sharding:
                 "a backward with create_graph=True goes through fully_shard, which drops the parameters that a second "
                 "one would read: compute a gradient penalty in one process, or with labs.ddp"
             )
-        if versions != self.group.versions():
+        if versions != self.group.shard_versions():
             raise RuntimeError("backward() of a loss from before step(): the parameters of its forward are gone")
-        self.step.backward_begins()
-        self.step.order.back.append(self)
+        self.shared.backward_begins()
+        self.shared.order.back.append(self)
         self.expect()
         self.unshard()
-        self.prefetch(self.step.order.before(place) if self.next_in_backward is None else self.next_in_backward)
+        self.prefetch(self.shared.order.before(place) if self.next_in_backward is None else self.next_in_backward)
 
     def expect(self) -> None:
         """Count the gradients that this backward will bring."""
         if self.counted != (backward := torch._C._current_graph_task_id()):
             self.due, self.counted = self.gradients_due(), backward
-        if self.group.trained and (self.due or self.step.brings_gradients()):
-            self.step.order.waiting[self] = None  # where this rank has none, too: another may have some
+        if self.group.trained and (self.due or self.shared.brings_gradients()):
+            self.shared.order.waiting[self] = None  # where this rank has none, too: another may have some
 
     def gradients_due(self) -> int:
         nodes = [get_gradient_edge(p.full).node for p in self.group.parameters if p.full.requires_grad]
@@ -165,8 +165,8 @@ class Sharding:
 
     def gradient_ready(self, full: nn.Parameter) -> None:
         """Called when all uses of one parameter have been added up."""
-        self.step.backward_begins()
-        self.step.order.waiting[self] = None
+        self.shared.backward_begins()
+        self.shared.order.waiting[self] = None
         self.due -= self.counted == torch._C._current_graph_task_id()
         self.reduce_early()
 
@@ -178,7 +178,7 @@ class Sharding:
         that was done before it comes after.
         """
         if self.due == 0:
-            self.step.reduce(self)
+            self.shared.reduce(self)
 
     def prefetch(self, others: Sequence["Sharding"]) -> None:
         with torch.inference_mode(False):
@@ -186,14 +186,17 @@ class Sharding:
                 other.group.gather(other.smaller)
 
 
-class Step:
-    """What the modules of one model have in common: the order of their layers, and what is in flight because of it."""
+class SharedState:
+    """What the modules of one model have in common: the order of their layers, and what is in flight because of it.
+
+    PyTorch calls it FSDPStateContext, and what is in flight FSDPCommContext.
+    """
 
     def __init__(self, root: Sharding, names: dict[Sharding, str]):
         self.root, self.members, self.order = root, list(names), LayerOrder(names)
         self.in_backward = False
-        self.reducing: Callable[[], Callable[[], None]] | None = None
-        self.averaging: list[Callable[[], None]] = []
+        self.reducing: Reduction | None = None
+        self.averaging: list[Reduction] = []
         self.asked: tuple[int, bool] = (-1, False)
 
     def forward_begins(self, member: Sharding) -> None:
@@ -241,19 +244,20 @@ class Step:
         elif member in self.order.waiting:
             del self.order.waiting[member]
             self.finish()
-            self.reducing = member.group.reduce()
+            self.reducing = Reduction(member.group)
 
     def finish(self) -> None:
         if self.reducing:
-            self.averaging.append(self.reducing())
+            self.reducing.average_replicas()
+            self.averaging.append(self.reducing)
             self.reducing = None
 
     def backward_ends(self) -> None:
         for member in reversed([*self.order.waiting]):
             self.reduce(member)
         self.finish()
-        for average in self.averaging:
-            average()
+        for reduction in self.averaging:
+            reduction.finish()
         for member in self.members:
             if member.reshard_after_backward and not member.running:
                 member.group.drop()

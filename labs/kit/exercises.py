@@ -30,7 +30,7 @@ def unshard_with(unshard: Callable[..., Any], reshard: Callable[..., Any]) -> No
             unshard([p.local for p in group.parameters], fulls_of(group))
             for p in group.parameters:
                 p.versions.allow()
-            group.gathered, group.taken = True, group.versions()
+            group.gathered, group.taken = True, group.shard_versions()
 
     def drop(group: ParameterGroup) -> None:
         if group.gathered:
