@@ -1,0 +1,14 @@
+"""What the check of offloaded_step (07b) says of a step that hangs; its answers are in tests/answers."""
+
+import threading
+
+from labs.kit import check
+
+
+def test_what_does_not_end_is_told_in_time(monkeypatch):
+    def waits_for_ever(due, fetch, update, store):
+        threading.Event().wait(0.1 if not due else None)
+
+    monkeypatch.setattr("labs.kit.checks.launching.TIMEOUT", 2.0)
+    answer = check.offloaded_step(waits_for_ever)
+    assert answer.mistake == "it does not come to an end"
