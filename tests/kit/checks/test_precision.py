@@ -1,0 +1,27 @@
+"""What the check of notebook 01 says; its answers are in tests/answers."""
+
+import torch
+
+from labs.kit import check
+from tests.answers.mixed_precision import adamw, remember
+
+
+def stub(*args, **settings):
+    raise NotImplementedError("your turn")
+
+
+def test_half_of_it_is_not_yet():
+    assert check.mixed_precision(remember, stub).ok is None
+
+
+def test_the_words():
+    @torch.no_grad()
+    def in_the_parameters_dtype(p, kept, t, **settings):
+        if p.grad is not None:
+            weight = p.float()
+            adamw(weight, kept["mean"], kept["square"], p.grad.float(), t, **settings)
+            p.copy_(weight)
+            kept["master"].copy_(p)
+
+    answer = check.mixed_precision(remember, in_the_parameters_dtype, seed=3)
+    assert answer.mistake == "small steps are lost" and "of the master is" in answer.text
