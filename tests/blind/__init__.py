@@ -6,7 +6,7 @@ written, by somebody else.  Here is the last one.  Nothing in it was changed whe
 out of the style checks.
 
     python -m tests.blind               the share of the wrong answers that is caught, and named; of the right, accepted
-    python -m tests.blind zero_and_memory      of one file
+    python -m tests.blind mesh_and_fsdp        of one file
 
 Those that have moved to tests/answers are no longer here.
 """

@@ -1,0 +1,270 @@
+"""Answers to checkpoint (07): a layer's forward, with nothing kept but its input until backward."""
+
+import itertools
+import tempfile
+import warnings
+from functools import partial
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint as torchs
+from torch.utils.checkpoint import set_checkpoint_early_stop
+
+from labs.memory import recompute
+from tests.answers import Exercise
+
+answers = Exercise("checkpoint")
+LINE = "{} × the memory (budget 0.30); {} × the layers' forward is computed again (budget 1.00)"
+answers.right(recompute.checkpoint, line=LINE.format("0.20", "1.00"))
+answers.right(partial(torchs, use_reentrant=False), line=LINE.format("0.20", "0.80"))
+
+
+def itself(tensor):
+    return tensor
+
+
+def into(values):
+    """Notes what a second run saves, in order, and without its graph."""
+    return saved_tensors_hooks(lambda tensor: values.append(tensor.detach()), itself)
+
+
+# ---- right -----------------------------------------------------------------------------------------------
+
+
+@answers.right(line=LINE.format("0.21", "1.00"), blind=True)
+def ck_skeleton(layer, x):
+    random, again, numbers = torch.get_rng_state(), [], itertools.count()
+
+    def unpack(number):
+        if not again:
+            with torch.random.fork_rng(devices=[]), torch.enable_grad(), into(again):
+                torch.set_rng_state(random)
+                layer(x)
+        return again[number]
+
+    with saved_tensors_hooks(lambda tensor: next(numbers), unpack):
+        return layer(x)
+
+
+@answers.right(blind=True)
+def ck_torch(layer, x):
+    with set_checkpoint_early_stop(False):
+        return torchs(layer, x, use_reentrant=False)
+
+
+class Frame:
+    def __init__(self, layer, x):
+        self.layer, self.x, self.state = layer, x, torch.get_rng_state()
+        self.count, self.tensors = 0, None
+
+    def pack(self, tensor):
+        self.count += 1
+        return self.count - 1
+
+    def unpack(self, number):
+        if self.tensors is None:
+            self.run()
+        return self.tensors[number]
+
+    def run(self):
+        tensors, now = {}, torch.get_rng_state()
+
+        def keep(tensor):
+            tensors[len(tensors)] = tensor.detach()
+
+        try:
+            torch.set_rng_state(self.state)
+            with torch.enable_grad(), saved_tensors_hooks(keep, itself):
+                self.layer(self.x)
+        finally:
+            torch.set_rng_state(now)
+        self.tensors = tensors
+
+
+@answers.right(blind=True)
+def ck_frame(layer, x):
+    frame = Frame(layer, x)
+    with saved_tensors_hooks(frame.pack, frame.unpack):
+        return layer(x)
+
+
+RUN = "                layer(x)\n"
+answers.vary(
+    ck_skeleton, {RUN: "                layer(x.detach().requires_grad_(x.requires_grad))\n"}, blind=True
+)  # a leaf of its own
+
+# ---- wrong: the second run -------------------------------------------------------------------------------
+
+FORGOTTEN, DISTURBED = "the random numbers are not kept", "the second run disturbs the random numbers"
+NO_GRAPH, TOO_OFTEN, NOT_FREED = "the second run builds no graph", "computed more than twice", "not freed after use"
+FORK, GRAD, STATE = "torch.random.fork_rng(devices=[]), ", "torch.enable_grad(), ", "torch.set_rng_state(random)"
+HOOKS, LAST = "saved_tensors_hooks(lambda tensor: next(numbers), unpack)", "        return layer(x)\n"
+OTHER = "different outputs"
+KEPT, BY_LAYER = [], {}
+
+
+def spoil(mistake, changes, **options):
+    answers.spoil(ck_skeleton, mistake, changes, **options)
+
+
+spoil(NO_GRAPH, {GRAD: ""}, blind=True)
+spoil(FORGOTTEN, {STATE: "pass"}, blind=True)
+spoil(FORGOTTEN, {STATE: "torch.manual_seed(0)"}, long=True)
+spoil(FORGOTTEN, {STATE: "torch.set_rng_state(torch.get_rng_state())"}, blind=True)
+spoil(
+    FORGOTTEN,
+    {LAST: "        y = layer(x)\n    random = torch.get_rng_state()\n    return y\n"},
+    long=True,
+)
+spoil(DISTURBED, {FORK: ""}, blind=True)
+spoil(
+    DISTURBED,
+    {FORK: "", STATE: "torch.manual_seed(0)", "random, again": "torch.manual_seed(0)\n    random, again"},
+    blind=True,
+)
+spoil(OTHER, {f"    with {HOOKS}": f"    with {FORK}{HOOKS}"}, blind=True)
+spoil(TOO_OFTEN, {"if not again:": "again = []\n        if True:"}, blind=True)
+TWICE = f"with torch.no_grad():\n                    layer(x)\n                {STATE}\n"
+spoil(TOO_OFTEN, {f"{STATE}\n": f"{STATE}\n                {TWICE}"}, blind=True)
+spoil(
+    TOO_OFTEN,
+    {f"    with {HOOKS}": f"    with torch.no_grad():\n        layer(x)\n    {STATE}\n    with {HOOKS}"},
+)
+spoil(
+    NOT_FREED, {"into(again)": "saved_tensors_hooks(again.append, itself)"}
+)  # its graph knows the hooks, they the list
+spoil(NOT_FREED, {STATE: f"KEPT.append(again)\n                {STATE}"}, blind=True)
+spoil("", {"again[number]": "again[-1 - number]"})
+spoil("", {"again[number]": "again.pop()"}, blind=True)
+spoil("", {"again[number]": "again[number % len(again)]", "count()": "count(1)"}, blind=True)
+spoil("", {RUN: "                layer(x.detach())\n"}, blind=True)
+OVERWRITTEN = {
+    RUN: "                layer(BY_LAYER[layer])\n",
+    f"    with {HOOKS}": f"    BY_LAYER[layer] = x\n    with {HOOKS}",
+}
+spoil("one forward overwrites another's state", OVERWRITTEN)
+
+
+@answers.wrong("too much is kept", blind=True)
+def ck_at_once(layer, x):
+    """The second run follows the first at once: everything is there from forward on."""
+    random, again, numbers = torch.get_rng_state(), [], itertools.count()
+    with saved_tensors_hooks(lambda tensor: next(numbers), lambda number: again[number]):
+        y = layer(x)
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), into(again):
+        torch.set_rng_state(random)
+        layer(x)
+    return y
+
+
+@answers.wrong(FORGOTTEN, blind=True)
+def ck_torch_forgetful(layer, x):
+    return torchs(layer, x, use_reentrant=False, preserve_rng_state=False)
+
+
+# ---- wrong: inputs and outputs ---------------------------------------------------------------------------
+
+NOTHING, CUT_OFF = "nothing is recomputed", "gradients are missing"
+NO_GRADIENT = "no gradient where the input needs none"
+FROZEN = "nothing is recomputed where the input needs no gradient"
+REMEMBERED = {}
+
+
+@answers.wrong(NO_GRADIENT, blind=True)
+def ck_reentrant(layer, x):
+    with warnings.catch_warnings(action="ignore"):
+        return torchs(layer, x, use_reentrant=True)
+
+
+class Recomputed(torch.autograd.Function):
+    """As in many tutorials: the parameters are not among the inputs of the node."""
+
+    @staticmethod
+    def forward(ctx, layer, random, x, factor=1):
+        ctx.layer, ctx.random, ctx.factor = layer, random, factor
+        ctx.save_for_backward(x)
+        return layer(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(ctx.random)
+            y = ctx.layer(x)
+        y.backward(gradient)
+        return None, None, ctx.factor * x.grad, None
+
+
+@answers.wrong(NO_GRADIENT)
+def as_a_function(layer, x):
+    return Recomputed.apply(layer, torch.get_rng_state(), x)
+
+
+@answers.wrong("different gradients")
+def the_gradient_of_the_input_twice(layer, x):
+    return Recomputed.apply(layer, torch.get_rng_state(), x, 2)
+
+
+@answers.wrong(NOTHING, blind=True)
+def ck_none(layer, x):
+    return layer(x)
+
+
+def ending(mistake, words, **options):
+    """Which does this instead."""
+    answers.spoil(ck_none, mistake, {"return layer(x)": words}, **options)
+
+
+ending(CUT_OFF, "with torch.no_grad():\n        return layer(x)")
+ending(CUT_OFF, "with torch.no_grad():\n        return layer(x).requires_grad_()", blind=True)
+ending(CUT_OFF, "return ck_skeleton(layer, x.detach())")
+ending(CUT_OFF, "return ck_skeleton(layer, x.clone().detach().requires_grad_())", long=True)
+ending(FROZEN, "return ck_skeleton(layer, x) if x.requires_grad else layer(x)", blind=True)
+ending(OTHER, "return ck_skeleton(lambda x: layer(x).bfloat16().to(x.dtype), x)")
+ending(OTHER, "return ck_skeleton(layer, x + 1e-6)", long=True)
+ending("", "ck_skeleton(layer, x)")
+ending("", "return REMEMBERED.setdefault((id(layer), x.shape), ck_skeleton(layer, x))")
+
+# ---- wrong: kept, and somewhere else ---------------------------------------------------------------------
+
+
+def packed(mistake, pack, unpack, **options):
+    """With these hooks, and no second run."""
+    ending(mistake, f"with saved_tensors_hooks({pack}, {unpack}):\n        return layer(x)", **options)
+
+
+packed("kept out of torch's sight", "lambda t: t.detach().numpy().copy()", "torch.from_numpy")
+ending(
+    NOTHING,
+    "kept = []\n"
+    "    with saved_tensors_hooks(lambda t: kept.append(t) or len(kept) - 1, kept.__getitem__):\n"
+    "        return layer(x)",
+    long=True,
+)
+packed("different gradients", "lambda t: (t.dtype, t.bfloat16())", "lambda kept: kept[1].to(kept[0])")
+
+
+def to_int8(t):
+    if not t.is_floating_point():
+        return t
+    scale = t.detach().abs().amax().clamp(min=1e-12) / 127 if t.numel() else torch.ones(())
+    return (t.detach() / scale).round().to(torch.int8), scale, t.dtype
+
+
+def of_int8(packed):
+    return packed if isinstance(packed, torch.Tensor) else (packed[0] * packed[1]).to(packed[2])
+
+
+def to_file(t):
+    file = tempfile.TemporaryFile()  # noqa: SIM115
+    torch.save(t.detach().clone(), file)
+    return file
+
+
+def of_file(file):
+    file.seek(0)
+    return torch.load(file)
+
+
+packed("different gradients", "to_int8", "of_int8", blind=True)
+packed(NOTHING, "to_file", "of_file", blind=True)
