@@ -4,7 +4,7 @@
     traffic            elements and messages that one rank sends, and seconds
     cluster            the links of a cluster, in one table; what a collective takes on one
     kinds_held         what is held at rest: bytes per parameter, by precision and stage; what an answer is made of
-    saved_tensors      activations: what backward needs from a forward, and what is alive on the way back
+    saved_activations  what backward needs from a forward, and what is alive on the way back
     data_parallel      one rank, one step, for each variant of `labs.ddp`
     zero_stages        ZeRO, stage by stage
     fully_sharded      FSDP, parameter by parameter
@@ -57,7 +57,7 @@ from labs.cost.kinds_held import (
     parameter_sizes,
 )
 from labs.cost.pipeline import pipelining, pp
-from labs.cost.saved_tensors import activations, korthikanti, layer_activations, layer_terms, most_activations
+from labs.cost.saved_activations import activations, korthikanti, layer_activations, layer_terms, most_activations
 from labs.cost.sense import checked
 from labs.cost.split import Share, share
 from labs.cost.tensor_parallel import fsdp_tp, tp, tp_calls, tp_sent

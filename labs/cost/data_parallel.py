@@ -18,7 +18,7 @@ from labs.cost.kinds_held import (
     optimizer_step,
     parameter_sizes,
 )
-from labs.cost.saved_tensors import Part, backward
+from labs.cost.saved_activations import Part, backward
 from labs.cost.traffic import all_reduce, all_reduce_limit
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from labs.cost.job import Job
 from labs.cost.kinds_held import FLOAT, INDEX, Moment, gpt_layers
-from labs.cost.saved_tensors import Part, Within, backward, layer_activations, norm_bytes
+from labs.cost.saved_activations import Part, Within, backward, layer_activations, norm_bytes
 from labs.cost.sense import are_whole
 
 

@@ -1,5 +1,5 @@
-"""What waits for the backward on a tensor-parallel rank, and what is alive as it passes: as `labs.cost.saved_tensors`
-of its share, and with what crosses the borders of split layers.
+"""What waits for the backward on a tensor-parallel rank, and what is alive as it passes: `labs.cost.saved_activations`
+of its share, and what crosses the borders of split layers.
 
     split_activations(job)      by term
     split_backward(job)         part after part
@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from labs.cost.job import Job
 from labs.cost.kinds_held import FLOAT, INDEX, Moment, gpt_layers
-from labs.cost.saved_tensors import (
+from labs.cost.saved_activations import (
     Part,
     Within,
     activations,

@@ -28,7 +28,7 @@ from labs.cost.kinds_held import (
     optimizer_step,
     parameter_sizes,
 )
-from labs.cost.saved_tensors import Part
+from labs.cost.saved_activations import Part
 from labs.cost.split_activations import ends_of_forward, parts_of
 
 Passes = tuple[Sequence[Moment], Sequence[Part]]

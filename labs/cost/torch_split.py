@@ -30,7 +30,7 @@ from labs.cost.kinds_held import (
     optimizer_step,
     parameter_sizes,
 )
-from labs.cost.saved_tensors import Part, Within, activations
+from labs.cost.saved_activations import Part, Within, activations
 from labs.cost.split import share
 from labs.cost.split_activations import split_backward
 from labs.cost.tensor_parallel import batch_bytes, on_grid, textbook, together, tp_step, with_bytes

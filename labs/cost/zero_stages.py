@@ -29,7 +29,7 @@ from labs.cost.kinds_held import (
     optimizer_step,
     parameter_sizes,
 )
-from labs.cost.saved_tensors import backward
+from labs.cost.saved_activations import backward
 from labs.cost.traffic import all_gather, reduce_scatter
 
 CHECKSUM = 8  # bytes, from each rank

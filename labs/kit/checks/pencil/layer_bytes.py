@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from labs.cost import Job
-from labs.cost.saved_tensors import layer_terms
+from labs.cost.saved_activations import layer_terms
 from labs.kit.checks.answer import Mistake, answered
 from labs.kit.checks.pencil.sheet import Seen, Sheet, as_if, on_paper, same
 from labs.model import Config
