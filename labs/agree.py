@@ -9,6 +9,7 @@ by side.
     Order                    what was gathered and reduced since the last comparison: a number of eight bytes per rank
 
     everybodys               each rank's value: where more is asked than whether they are equal
+    on_all_ranks             what each rank finds when it looks; what one of them raises, all of them raise
     fingerprint              of a tensor: a line that differs where one bit does
     Some                     of a tensor: some of its numbers, equal to others that differ by rounding alone
 """
@@ -48,6 +49,19 @@ def compare(found: Mapping[int, Any], sentence: Sentence, error: type[Exception]
     for rank, value in others:
         if value != its:
             raise error(sentence(first, its, rank, value))
+
+
+def on_all_ranks(do: Callable[[], Any], group: ProcessGroup | None = None) -> list[Any]:
+    """What each rank finds, in the order of the ranks; an OSError or ValueError of one of them, all of them raise."""
+    try:
+        found = do()
+    except (OSError, ValueError) as error:
+        found = error
+    everyones = [found] if not dist.is_initialized() else list(everybodys(found, group).values())
+    for each in everyones:
+        if isinstance(each, Exception):
+            raise each
+    return everyones
 
 
 def first_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:

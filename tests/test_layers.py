@@ -13,19 +13,21 @@ from tools.imports import EMPTY, FILES, LABS, imports, name_of, own
 # A chapter is a file or a folder.  Its files import from lower levels only, and beside that from their own folder.
 LEVELS = [
     {"model", "data", "cost", "collectives", "group", "autograd", "clip"},
-    {"agree", "memory", "generate", "llama"},
-    {"mesh", "ddp"},
+    {"agree", "generate", "llama"},
+    {"memory", "mesh", "ddp"},
     {"dtensor", "zero"},
     {"fsdp", "tp", "pp"},
+    {"checkpoint"},
     {"native"},  # and every file of the kit that is not named below
     {"kit.rows"},
     {"kit.strategies", "kit.check", "kit.play", "kit.tour", "kit.doctor", "__main__"},
 ]
-TEXTBOOK = set().union(*LEVELS[:5])
+TEXTBOOK = set().union(*LEVELS[:6])
 # What a file may import besides.
 OTHERS = {
     "data": {"datasets"},  # a corpus from a hub, for those online, inside the function that needs it
     "llama": {"safetensors"},  # the format of the weights
+    "checkpoint.saving": {"safetensors"},
 }
 
 

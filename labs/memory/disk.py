@@ -31,13 +31,15 @@ import re
 import secrets
 import shutil
 import zlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from labs.agree import on_all_ranks
 
 ALIGNMENT = 64  # bytes; each tensor of a file begins at a multiple
 BLOCK = 2**20  # bytes that are read at a time for a checksum
@@ -67,13 +69,13 @@ class Disk:
             records.update(self.records(where))
             return secrets.token_hex(4), {each: (it["steps"], it["opening"]) for each, it in records.items()}
 
-        words, found = zip(*on_all_ranks(self.ranks, look), strict=True)
+        words, found = zip(*on_all_ranks(look), strict=True)
         self.opening, self.generation = words[0], agreed(found, where)
         if self.generation >= 0:
             self.steps = records[self.generation]["steps"]
             self.entries = dict(enumerate(records[self.generation]["parameters"]))
-        on_all_ranks(self.ranks, self.require_files)
-        on_all_ranks(self.ranks, self.keep)  # before any of them begins to write
+        on_all_ranks(self.require_files)
+        on_all_ranks(self.keep)  # before any of them begins to write
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -190,20 +192,6 @@ def agreed(found: Sequence[dict[int, Origin]], where: Path) -> int:
         said = ", ".join(f"step {steps} of {opening}" for steps, opening in origins)
         raise not_as_written(where, f"is not of one training (by rank, generation {generation} is {said})")
     return generation
-
-
-def on_all_ranks(ranks: int, look: Callable[[], Any]) -> list[Any]:
-    """What each rank finds, by rank; what one of them raises, all of them raise."""
-    try:
-        found = [look()]
-    except (OSError, ValueError) as error:
-        found = [error]
-    if ranks > 1:
-        dist.all_gather_object(found := found * ranks, found[0])
-    for each in found:
-        if isinstance(each, Exception):
-            raise each
-    return found
 
 
 def not_as_written(path: Path, what: str) -> ValueError:

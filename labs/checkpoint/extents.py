@@ -1,0 +1,97 @@
+"""Where a part of a tensor lies in the whole: what one rank holds, what a file has, and what they have in common.
+
+    common         what two blocks have in common
+    within         where a block lies in another one that has all of it
+    of_range       of a range of the elements in order, as ZeRO cuts them: the blocks that it is made of
+    require_whole  blocks that lie side by side, without a gap, are the whole tensor
+    dealt          who writes what: each block once, though several ranks hold it
+
+All of it is arithmetic on offsets and shapes; no tensor is here.  PyTorch calls a block a ChunkStorageMetadata.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from math import prod
+
+from labs.dtensor.placement import Block
+
+Piece = tuple[str, Block]  # of the tensor with this key
+
+
+def whole(shape: Sequence[int]) -> Block:
+    return Block((0,) * len(shape), tuple(shape))
+
+
+def common(a: Block, b: Block) -> Block | None:
+    """None where that is nothing."""
+    first = tuple(map(max, a.offset, b.offset))
+    last = [min(p + n, q + m) for p, n, q, m in zip(a.offset, a.shape, b.offset, b.shape, strict=True)]
+    shape = tuple(end - begin for begin, end in zip(first, last, strict=True))
+    return Block(first, shape) if all(n > 0 for n in shape) else None
+
+
+def within(block: Block, other: Block) -> tuple[slice, ...]:
+    begins = tuple(a - b for a, b in zip(block.offset, other.offset, strict=True))
+    return Block(begins, block.shape).slices
+
+
+def of_range(shape: Sequence[int], start: int, stop: int) -> list[Block]:
+    """The elements start:stop of a tensor of this shape: the end of a row, whole rows, the beginning of one.
+
+    of_range((3, 4), 2, 9): [0:1, 2:4], [1:2, 0:4], [2:3, 0:1]
+    """
+    if start >= stop:
+        return []
+    if not shape:
+        return [Block((), ())]
+    row = tuple(shape[1:])
+    n = prod(row)
+    first, last = -(-start // n), stop // n  # the rows that are in it whole
+    if first > last:
+        return in_row(last, row, start - last * n, stop - last * n)
+    middle = [Block((first, *whole(row).offset), (last - first, *row))] if first < last else []
+    before = in_row(first - 1, row, start - (first - 1) * n, n) if start < first * n else []
+    return [*before, *middle, *in_row(last, row, 0, stop - last * n)]
+
+
+def in_row(i: int, row: tuple[int, ...], start: int, stop: int) -> list[Block]:
+    return [Block((i, *block.offset), (1, *block.shape)) for block in of_range(row, start, stop)]
+
+
+def require_whole(key: str, shape: Sequence[int], found: set[Block]) -> None:
+    """Raise ValueError where blocks overlap, or leave a gap."""
+    for a, b in combinations(sorted(found, key=lambda block: block.offset), 2):
+        if (twice := common(a, b)) is not None:
+            raise ValueError(
+                f"{key!r} is cut in two ways: {said(twice)} is in {said(a)} and in {said(b)}; cut a tensor alike on "
+                "all ranks"
+            )
+    missing = prod(shape) - sum(prod(block.shape) for block in found)
+    if missing:
+        raise ValueError(f"{missing} of the {prod(shape)} elements of {key!r} are on no rank: save on all ranks")
+
+
+def said(block: Block) -> str:
+    return f"[{', '.join(f'{at}:{at + n}' for at, n in zip(block.offset, block.shape, strict=True))}]"
+
+
+def dealt(held: Sequence[Mapping[Piece, int]]) -> list[list[Piece]]:
+    """By rank, the pieces that it writes.  held: by rank, the bytes of each piece that it has.
+
+    What several ranks have is written by the one of them that has least to write so far.
+    """
+    holders: dict[Piece, list[int]] = {}
+    for rank, pieces in enumerate(held):
+        for piece in pieces:
+            holders.setdefault(piece, []).append(rank)
+
+    def last_those_with_a_choice(piece: Piece) -> tuple:
+        key, block = piece
+        return len(holders[piece]) > 1, -held[holders[piece][0]][piece], key, block.offset
+
+    busy, writes = [0] * len(held), [[] for _ in held]
+    for piece in sorted(holders, key=last_those_with_a_choice):
+        rank = min(holders[piece], key=lambda rank: (busy[rank], rank))
+        busy[rank] += held[rank][piece]
+        writes[rank].append(piece)
+    return writes
