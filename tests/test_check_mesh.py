@@ -4,21 +4,18 @@ Right: the course's own, and answers that go another way about it (by indexing a
 uneven pieces, by trying all orders on paper).  Wrong: tests/wrong_answers/mesh.py.
 """
 
-from itertools import permutations
-from math import prod
-
 import pytest
 import torch
 import torch.distributed as dist
 
-from labs.dtensor import Partial, Replicate, Shard
-from labs.dtensor.redistribute import Line, Step, reduce_scatter
+from labs.dtensor import Partial, Shard
+from labs.dtensor.redistribute import Line, reduce_scatter
 from labs.kit import check
 from tests.answers.together import together
 from tests.wrong_answers.answers import ANSWERS, let_past
-from tests.wrong_answers.mesh import only_cut, order_of_axes, partial_to_shard
+from tests.wrong_answers.mesh import only_cut, partial_to_shard
 
-CHECKS = ("partial_to_shard", "order_of_axes")
+CHECKS = ("partial_to_shard",)
 
 # ---- right answers ---------------------------------------------------------------------------------------
 
@@ -56,47 +53,11 @@ def by_an_uneven_exchange(summand, dim, group=None):
     return received.view(ranks, *theirs[rank].shape).sum(0, dtype=summand.dtype)
 
 
-def by_trying_all(spec, target):
-    """Elements that the first rank sends, in each order."""
-
-    def sent(order):
-        now, total = list(spec.placements), 0
-        for axis in order:
-            if now[axis] != target[axis]:
-                step = Step(axis, now[axis], target[axis])
-                now[axis] = Replicate()
-                line = Line(spec.but(now).block([0] * len(spec.mesh)).shape, spec.mesh[axis], 0)
-                total += step.move.sent(line, step.source, step.target)
-                now[axis] = target[axis]
-        return total
-
-    return min(permutations(range(len(target))), key=sent)
-
-
-def by_how_the_block_grows(spec, target):
-    def grows(axis):
-        block = spec.but([p if b == axis else Replicate() for b, p in enumerate(target)]).block([0] * len(target))
-        before = spec.but([p if b == axis else Replicate() for b, p in enumerate(spec.placements)])
-        was = prod(before.block([0] * len(target)).shape)
-        return prod(block.shape) / max(1, was), spec.placements[axis].is_partial()
-
-    return torch.tensor(sorted(range(len(target)), key=grows))
-
-
-def only_what_changes(spec, target):
-    return [axis for axis in order_of_axes(spec, target) if spec.placements[axis] != target[axis]]
-
-
 RIGHT = [
     *(("partial_to_shard", fn) for fn in (partial_to_shard, by_the_course, by_reduces, by_an_uneven_exchange)),
-    *(("order_of_axes", fn) for fn in (order_of_axes, by_trying_all, by_how_the_block_grows, only_what_changes)),
 ]
 LINES = {
     "partial_to_shard": ("✓ partial_to_shard: you sent 0.75 × the tensor per rank; the least possible is 0.75 ×"),
-    "order_of_axes": (
-        "✓ order_of_axes: from (Partial(), Replicate()) to (Replicate(), Shard(0)) a rank sends 0.50 × the tensor; in "
-        "the other order it is 1.00 ×"
-    ),
 }
 
 
