@@ -6,7 +6,6 @@ import pytest
 
 from tests import (
     test_check_fsdp,
-    test_check_mesh,
 )
 from tests.answers.together import together
 from tests.wrong_answers.answers import ANSWERS, let_past
@@ -14,7 +13,6 @@ from tests.wrong_answers.answers import ANSWERS, let_past
 TIMES = 2  # each run of the soak draws others
 RIGHT = [
     *((name, *functions) for name, _, functions in test_check_fsdp.RIGHT),
-    *test_check_mesh.RIGHT,
 ]
 CHECKS = list(dict.fromkeys(answer.check for answer in ANSWERS))
 
