@@ -15,10 +15,9 @@ from xdist.scheduler import LoadScopeScheduling
 from labs.kit.ranks import course
 
 GB = 10**9
-WRONG_ANSWERS = ("fsdp",)
 
 # What a rank imports along with a function of a test: before the fork, since it took most ranks most of their time.
-course.COURSE += ["pytest", "tests.models", *(f"tests.wrong_answers.{name}" for name in WRONG_ANSWERS)]
+course.COURSE += ["pytest", "tests.models"]
 course.COURSE += [f"tests.answers.{file.stem}" for file in Path(__file__).parent.glob("answers/[a-z]*.py")]
 
 # The same examples each time, on any machine, however busy it is; none is written to disk.

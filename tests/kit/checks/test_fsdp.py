@@ -1,7 +1,6 @@
-"""The checks of notebook 06 against answers that are known to be right, and against wrong ones that are known by name.
+"""The checks of notebook 06: what is told beside a mistake's name, and what comes of an answer in the course's place.
 
-Right: the course's own, and answers that go another way about it (sends and receives by hand, PyTorch's own
-reduce-scatter).  Wrong: tests/wrong_answers/fsdp.py.  Those to its other exercises: tests/answers.
+Right and wrong answers: tests/answers.
 """
 
 import re
@@ -13,103 +12,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from labs import collectives
 from labs.data import Batches, corpus
 from labs.fsdp import fully_shard
-from labs.group import all_gather, reduce_scatter, reduce_scatter_single
 from labs.kit import check
 from labs.kit.checks.launching import failed
 from labs.kit.exercises import unshard_with
 from labs.kit.launch import RankError, run
 from labs.model import GPT, PRESETS
-from tests.answers.together import together
+from tests.answers.hsdp_gradient import averaged
 from tests.answers.unshard_and_reshard import reshard, unshard
-from tests.wrong_answers.answers import ANSWERS, let_past
-from tests.wrong_answers.fsdp import averaged
 
-ROOT = Path(__file__).resolve().parent.parent
-CHECKS = {"hsdp_gradient": 1}  # and of how many functions
-
-# ---- right answers ---------------------------------------------------------------------------------------
-
-
-def averaged_by_torch(gradient, mesh):
-    piece = gradient.new_empty(len(gradient) // mesh.size("shard"))
-    parts = torch.empty_like(gradient)
-    dist.all_to_all_single(parts, gradient, group=mesh.get_group("shard"))
-    torch.sum(parts.view(mesh.size("shard"), -1), 0, out=piece)
-    dist.all_reduce(piece, group=mesh.get_group("replicate"), async_op=True).wait()
-    return piece.div_(mesh.size())
-
-
-def averaged_axis_by_axis(gradient, mesh):
-    shards = mesh["shard"]
-    piece = gradient.new_empty(len(gradient) // shards.size())
-    reduce_scatter_single(piece, gradient, group=shards.get_group())
-    piece /= shards.size()
-    dist.all_reduce(piece, group=mesh["replicate"].get_group())
-    return piece / mesh.size("replicate")
-
-
-def averaged_by_sends_and_receives(gradient, mesh):
-    piece = gradient.clone()
-    if mesh.size("shard") > 1:
-        piece = collectives.reduce_scatter(piece, group=mesh.get_group("shard")).clone()
-    if mesh.size("replicate") > 1:
-        dist.all_reduce(piece, group=mesh.get_group("replicate"))
-    return piece / mesh.size()
-
-
-def averaged_in_two_steps_along_each_axis(gradient, mesh):
-    """A reduce-scatter and an all-gather in the place of the all-reduce between replicas."""
-    piece, replicas = reduce_scatter(gradient, mesh.get_group("shard")), mesh.get_group("replicate")
-    part = reduce_scatter(torch.nn.functional.pad(piece, (0, -len(piece) % mesh.size("replicate"))), replicas)
-    parts = part.new_empty(mesh.size("replicate") * len(part))
-    all_gather(parts, part, group=replicas)
-    return parts[: len(piece)] / mesh.size()
-
-
-LINES = {
-    "hsdp_gradient": (
-        "✓ hsdp_gradient: on 2 × 2 ranks you sent 1.00 × the gradient, of that 0.50 × between replicas; the least "
-        "possible is 1.00 × and 0.50 ×"
-    ),
-}
-RIGHT = [
-    ("hsdp_gradient", (), [averaged]),
-    ("hsdp_gradient", (), [averaged_by_torch]),
-    ("hsdp_gradient", (), [averaged_axis_by_axis]),
-    ("hsdp_gradient", (), [averaged_by_sends_and_receives]),
-    ("hsdp_gradient", (), [averaged_in_two_steps_along_each_axis]),
-]
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_right_answers_are_accepted(name):
-    answers = [(figures, fns) for check_of, figures, fns in RIGHT if check_of == name]
-    said = together([(name, tuple(fns), False) for _, fns in answers])
-    for (figures, fns), answer in zip(answers, said, strict=True):
-        assert answer.ok is True and answer, f"{fns[0].__name__}: {answer}"
-        assert str(answer) == LINES[name].format(*figures)
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_an_untouched_stub_is_not_yet(name):
-    def stub(*args):
-        raise NotImplementedError("your turn")
-
-    answer = getattr(check, name)(*[stub] * CHECKS[name])
-    assert answer.ok is None and not answer
-    assert str(answer) == f"not yet: {name} (the stub is untouched; the notebook goes on with the course's own)"
-
-
-# ---- wrong answers ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_wrong_answers_are_called_by_their_names(name):
-    assert sum(answer.check == name for answer in ANSWERS) >= 8
-    assert let_past(name) == ""
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_what_it_raises_is_told_with_its_line():
