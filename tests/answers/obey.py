@@ -138,92 +138,6 @@ HELD = {"            del taken, made\n": ""}
 answers.spoil(the_notebooks_loop, "a name keeps a finished micro-batch", HELD, blind=True)
 
 
-@answers.right(blind=True, long=True)
-def divided_in_the_gradient(instructions, stages, loss, xs, ys, take, put):
-    alive, losses = {}, {}
-    for i in instructions:
-        s, m, is_last = i.stage, i.microbatch, bool(ys) and i.stage == max(stages)
-        match i:
-            case F():
-                given = xs[m] if s == 0 else take(F(s - 1, m)).requires_grad_()
-                out = stages[s](given)
-                if is_last:
-                    out = loss(out, ys[m])
-                    losses[m] = out.detach()
-                else:
-                    put(i, out.detach())
-                alive[s, m] = given, out
-            case B():
-                given, out = alive.pop((s, m))
-                gradient = torch.ones_like(out) / len(ys) if is_last else take(B(s + 1, m))
-                torch.autograd.backward([out], [gradient])
-                if s > 0:
-                    put(i, given.grad)
-                given = out = gradient = None
-        given = out = None
-    return [losses[m] for m in sorted(losses)]
-
-
-@answers.right(blind=True)
-def sums_by_hand(instructions, stages, loss, xs, ys, take, put):
-    alive, losses = {}, {}
-
-    def forward(s, m):
-        x = xs[m] if s == 0 else take(F(s - 1, m)).requires_grad_()
-        y = stages[s](x)
-        if ys and s == max(stages):
-            y = loss(y, ys[m])
-            losses[m] = y.detach()
-            y = y / len(ys)
-        else:
-            put(F(s, m), y.detach())
-        alive[s, m] = x, y
-
-    def backward(s, m):
-        x, y = alive.pop((s, m))
-        gradient = None if ys and s == max(stages) else take(B(s + 1, m))
-        trained = [p for p in stages[s].parameters() if p.requires_grad]
-        wanted = trained + ([x] if s > 0 else [])
-        grads = torch.autograd.grad(y, wanted, gradient, allow_unused=True)
-        for p, g in zip(trained, grads, strict=False):
-            if g is not None:
-                p.grad = g.clone() if p.grad is None else p.grad + g
-        if s > 0:
-            put(B(s, m), grads[-1])
-
-    for i in instructions:
-        {F: forward, B: backward}[type(i)](i.stage, i.microbatch)
-    return [losses[m] for m in sorted(losses)]
-
-
-@answers.right
-def input_first(instructions, stages, loss, xs, ys, take, put):
-    """The gradient of the input leaves before those of the weights are there."""
-    ends, losses = {}, [None] * len(ys)
-    for x in instructions:
-        s, m = x.stage, x.microbatch
-        is_last = bool(ys) and s == max(stages)
-        if type(x) is F:
-            given = xs[m] if s == 0 else take(F(s - 1, m)).detach().clone().requires_grad_(True)
-            made = stages[s](given)
-            if is_last:
-                made = loss(made, ys[m])
-                losses[m] = made.detach()
-            else:
-                put(x, made.data)
-            ends[x] = given, made
-            continue
-        given, made = ends.pop(F(s, m))
-        back = torch.tensor(1 / len(ys), dtype=made.dtype) if is_last else take(B(s + 1, m))
-        weights = [p for p in stages[s].parameters() if p.requires_grad]
-        if s > 0:
-            put(x, torch.autograd.grad(made, given, back, retain_graph=True)[0])
-        for p, g in zip(weights, torch.autograd.grad(made, weights, back), strict=True):
-            p.grad = g if p.grad is None else p.grad + g
-        del given, made, back
-    return torch.stack(losses) if losses else ()
-
-
 @answers.right
 def by_methods(instructions, stages, loss, xs, ys, take, put):
     class Rank:
@@ -260,6 +174,41 @@ def by_methods(instructions, stages, loss, xs, ys, take, put):
 # One tensor with all losses can be gone through like a list.  Its writer took it for wrong.
 STACKED = {"return found": "return torch.stack(found) if found else []"}
 answers.vary(obey, STACKED, blind=True)
+GRADIENT, BACKWARD = "None if s == last else take(B(s + 1, m))", "            y.backward(gradient)\n"
+# Divided in the gradient.
+SEED = "torch.ones_like(y) / len(ys) if s == last else take(B(s + 1, m))"
+SEEDED = {"y = y / len(ys)": "pass", GRADIENT: SEED, "y.backward(gradient)": "torch.autograd.backward([y], [gradient])"}
+answers.vary(obey, SEEDED, blind=True, long=True)
+# Sums by hand.
+SUMS = """            trained = [p for p in stages[s].parameters() if p.requires_grad]
+            grads = torch.autograd.grad(y, trained + [x] * (s > 0), gradient, allow_unused=True)
+            for p, g in zip(trained, grads, strict=False):
+                if g is not None:
+                    p.grad = g.clone() if p.grad is None else p.grad + g
+"""
+answers.vary(
+    obey, {BACKWARD: SUMS, "put(i, x.grad)": "put(i, grads[-1])", "del gradient": "del gradient, grads"}, blind=True
+)
+# The gradient of the input leaves before those of the weights are there.
+PUT = "            if s > 0:\n                put(i, x.grad)\n"
+INPUT_FIRST = """            if s > 0:
+                put(i, torch.autograd.grad(y, x, gradient, retain_graph=True)[0])
+            weights = [p for p in stages[s].parameters() if p.requires_grad]
+            for p, g in zip(weights, torch.autograd.grad(y, weights, gradient), strict=True):
+                p.grad = g if p.grad is None else p.grad + g
+"""
+SEED = "torch.tensor(1 / len(ys), dtype=y.dtype) if s == last else take(B(s + 1, m))"
+answers.vary(
+    obey,
+    {
+        "take(F(s - 1, m)).requires_grad_()": "take(F(s - 1, m)).detach().clone().requires_grad_(True)",
+        "put(i, y.detach())": "put(i, y.data)",
+        "y = y / len(ys)": "pass",
+        GRADIENT: SEED,
+        BACKWARD + PUT: INPUT_FIRST,
+        "return found": "return torch.stack(found) if found else ()",
+    },
+)
 
 
 def instead_of(old):
