@@ -176,8 +176,8 @@ STACKED = {"return found": "return torch.stack(found) if found else []"}
 answers.vary(obey, STACKED, blind=True)
 GRADIENT, BACKWARD = "None if s == last else take(B(s + 1, m))", "            y.backward(gradient)\n"
 # Divided in the gradient.
-SEED = "torch.ones_like(y) / len(ys) if s == last else take(B(s + 1, m))"
-SEEDED = {"y = y / len(ys)": "pass", GRADIENT: SEED, "y.backward(gradient)": "torch.autograd.backward([y], [gradient])"}
+ONES = "torch.ones_like(y) / len(ys) if s == last else take(B(s + 1, m))"
+SEEDED = {"y = y / len(ys)": "pass", GRADIENT: ONES, "y.backward(gradient)": "torch.autograd.backward([y], [gradient])"}
 answers.vary(obey, SEEDED, blind=True, long=True)
 # Sums by hand.
 SUMS = """            trained = [p for p in stages[s].parameters() if p.requires_grad]
@@ -197,14 +197,14 @@ INPUT_FIRST = """            if s > 0:
             for p, g in zip(weights, torch.autograd.grad(y, weights, gradient), strict=True):
                 p.grad = g if p.grad is None else p.grad + g
 """
-SEED = "torch.tensor(1 / len(ys), dtype=y.dtype) if s == last else take(B(s + 1, m))"
+SHARE = "torch.tensor(1 / len(ys), dtype=y.dtype) if s == last else take(B(s + 1, m))"
 answers.vary(
     obey,
     {
         "take(F(s - 1, m)).requires_grad_()": "take(F(s - 1, m)).detach().clone().requires_grad_(True)",
         "put(i, y.detach())": "put(i, y.data)",
         "y = y / len(ys)": "pass",
-        GRADIENT: SEED,
+        GRADIENT: SHARE,
         BACKWARD + PUT: INPUT_FIRST,
         "return found": "return torch.stack(found) if found else ()",
     },

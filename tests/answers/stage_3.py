@@ -114,16 +114,20 @@ def s3_recursive(layers, x, loss):
 
 # ---- wrong: forward --------------------------------------------------------------------------------------
 
+
+def spoil(mistake, changes, **options):
+    answers.spoil(loops, mistake, changes, **options)
+
+
 FORWARD = "    for layer in layers:\n        layer.gather()\n        x = layer.forward(x)\n        layer.drop()\n"
 BACK = "        layer.gather()\n        dy = layer.backward(dy)\n        layer.reduce()\n        layer.drop()\n"
 UPDATE = "    for layer in layers:\n        layer.update()\n"
 KEPT = FORWARD.replace("        layer.drop()\n", "")
 WITHOUT_GATHER = BACK.replace("        layer.gather()\n", "")
 
-answers.spoil(loops, "layers stay whole from forward to backward", {FORWARD: KEPT, BACK: WITHOUT_GATHER}, blind=True)
-answers.spoil(loops, "layers stay whole from forward to backward", {FORWARD: KEPT})
-answers.spoil(
-    loops,
+spoil("layers stay whole from forward to backward", {FORWARD: KEPT, BACK: WITHOUT_GATHER}, blind=True)
+spoil("layers stay whole from forward to backward", {FORWARD: KEPT})
+spoil(
     "layers stay whole from forward to backward",
     {
         FORWARD: "    for layer in layers:\n        layer.gather()\n"
@@ -132,8 +136,7 @@ answers.spoil(
     },
     blind=True,
 )
-answers.spoil(
-    loops,
+spoil(
     "more than one layer is whole",
     {
         FORWARD: "    layers[0].gather()\n"
@@ -143,18 +146,16 @@ answers.spoil(
     },
     blind=True,
 )
-answers.spoil(
-    loops,
+spoil(
     "forward runs twice",
     {FORWARD: f"    layers[0].gather()\n    layers[0].forward(x)\n    layers[0].drop()\n{FORWARD}"},
 )
-answers.spoil(loops, "", {"x = layer.forward(x)": "y = layer.forward(x)", "loss(x)": "loss(y)"}, blind=True)
+spoil("", {"x = layer.forward(x)": "y = layer.forward(x)", "loss(x)": "loss(y)"}, blind=True)
 
 # ---- wrong: backward -------------------------------------------------------------------------------------
 
-answers.spoil(loops, "", {BACK: WITHOUT_GATHER.replace("        layer.drop()\n", "")}, blind=True)
-answers.spoil(
-    loops,
+spoil("", {BACK: WITHOUT_GATHER.replace("        layer.drop()\n", "")}, blind=True)
+spoil(
     "",
     {
         BACK: BACK.replace("        layer.drop()\n", ""),
@@ -162,14 +163,12 @@ answers.spoil(
     },
     blind=True,
 )
-answers.spoil(
-    loops,
+spoil(
     "",
     {BACK: "        layer.gather()\n        layer.drop()\n        dy = layer.backward(dy)\n        layer.reduce()\n"},
     blind=True,
 )
-answers.spoil(
-    loops,
+spoil(
     "gradients wait for each other",
     {
         BACK: BACK.replace("        layer.reduce()\n", ""),
@@ -177,21 +176,15 @@ answers.spoil(
     },
     blind=True,
 )
-answers.spoil(loops, "not one process's parameters", {"reversed(layers)": "layers"}, blind=True)
-answers.spoil(loops, "not one process's parameters", {"dy = layer.backward(dy)": "layer.backward(dy)"}, blind=True)
-answers.spoil(
-    loops,
+spoil("not one process's parameters", {"reversed(layers)": "layers"}, blind=True)
+spoil("not one process's parameters", {"dy = layer.backward(dy)": "layer.backward(dy)"}, blind=True)
+spoil(
     "a layer without backward()",
     {"reversed(layers)": "layers[:0:-1]", UPDATE: UPDATE.replace("layers:", "layers[1:]:")},
 )
-answers.spoil(
-    loops,
-    "",
-    {"        layer.reduce()\n": "        if layer is not layers[0]:\n            layer.reduce()\n"},
-    blind=True,
-)
+spoil("", {"        layer.reduce()\n": "        if layer is not layers[0]:\n            layer.reduce()\n"}, blind=True)
 TURNED = "    layers.reverse()\n    for layer in layers:\n"
-answers.spoil(loops, "the list of layers has changed", {"    for layer in reversed(layers):\n": TURNED}, blind=True)
+spoil("the list of layers has changed", {"    for layer in reversed(layers):\n": TURNED}, blind=True)
 
 
 @answers.wrong("the list of layers has changed", blind=True)
@@ -240,15 +233,12 @@ def s3_three_layers(layers, x, loss):
 
 # ---- wrong: the end --------------------------------------------------------------------------------------
 
-answers.spoil(loops, "a layer stays whole after the step", {UPDATE: f"{UPDATE}    layers[0].gather()\n"})
-answers.spoil(
-    loops,
-    "gathered too often",
-    {UPDATE: f"{UPDATE}    for layer in layers:\n        layer.gather()\n        layer.drop()\n"},
+spoil("a layer stays whole after the step", {UPDATE: f"{UPDATE}    layers[0].gather()\n"})
+spoil(
+    "gathered too often", {UPDATE: f"{UPDATE}    for layer in layers:\n        layer.gather()\n        layer.drop()\n"}
 )
-answers.spoil(loops, "a layer without update()", {UPDATE: ""}, blind=True)
-answers.spoil(
-    loops,
+spoil("a layer without update()", {UPDATE: ""}, blind=True)
+spoil(
     "",
     {
         BACK: BACK.replace(
@@ -258,9 +248,8 @@ answers.spoil(
     },
     blind=True,
 )
-answers.spoil(loops, "", {BACK: f"{BACK}        layer.update()\n"}, blind=True)
-answers.spoil(
-    loops,
+spoil("", {BACK: f"{BACK}        layer.update()\n"}, blind=True)
+spoil(
     "",
     {
         UPDATE: "    rank, ranks = dist.get_rank(), dist.get_world_size()\n"

@@ -202,44 +202,39 @@ LOOP = "    for full, pieces in zip(fulls, table.split(sizes, 1), strict=True):\
 GATHERED = {}
 KEPT = []
 
-answers.spoil(unshard, "gathered in the wrong dtype", {DTYPE: "shards[0].dtype"}, blind=True)
-answers.spoil(unshard, "rounded on the way", {DTYPE: "torch.float16"})
-answers.spoil(
-    unshard,
+
+def spoil(mistake, changes, **options):
+    answers.spoil(unshard, mistake, changes, **options)
+
+
+spoil("gathered in the wrong dtype", {DTYPE: "shards[0].dtype"}, blind=True)
+spoil("rounded on the way", {DTYPE: "torch.float16"})
+spoil(
     "the pieces of several parameters are mixed up",
     {SPLIT: "table.view(-1).split([size * dist.get_world_size() for size in sizes])", ", strict=True": ""},
     blind=True,
 )
-answers.spoil(unshard, "one's own shard everywhere", {SENT: "table[:] = row"})
-answers.spoil(unshard, "rows in the wrong order", {SPLIT: "table.roll(-1, 0).split(sizes, 1)"})
-answers.spoil(
-    unshard,
+spoil("one's own shard everywhere", {SENT: "table[:] = row"})
+spoil("rows in the wrong order", {SPLIT: "table.roll(-1, 0).split(sizes, 1)"})
+spoil(
     "an all-reduce where a part is enough",
     {SENT: "table.zero_()[dist.get_rank()] = row\n    dist.all_reduce(table)"},
     blind=True,
 )
-answers.spoil(
-    unshard,
+spoil(
     "too many bytes",
     {SIZES: "sizes = [max(sizes_of(fulls))] * len(fulls)", FILL: "fill(full, pieces[:, : sizes_of([full])[0]])"},
     blind=True,
 )
-answers.spoil(
-    unshard, "nobody waited", {"new_empty": "new_zeros", SENT: "all_gather(table.view(-1), row, async_op=True)"}
-)
-answers.spoil(unshard, "a barrier", {SIZES: f"dist.barrier()\n    {SIZES}"}, blind=True)
-answers.spoil(
-    unshard,
+spoil("nobody waited", {"new_empty": "new_zeros", SENT: "all_gather(table.view(-1), row, async_op=True)"})
+spoil("a barrier", {SIZES: f"dist.barrier()\n    {SIZES}"}, blind=True)
+spoil(
     "",
-    {
-        SIZES: "sizes = [shard.numel() for shard in shards]",
-        FILL: "room(full).copy_(pieces.reshape(full.shape))",
-    },
+    {SIZES: "sizes = [shard.numel() for shard in shards]", FILL: "room(full).copy_(pieces.reshape(full.shape))"},
     blind=True,
     alone=True,
 )
-answers.spoil(
-    unshard,
+spoil(
     "",
     {
         SIZES: "if not any(shard.numel() for shard in shards):\n"
@@ -248,7 +243,7 @@ answers.spoil(
     blind=True,
     alone=True,
 )
-answers.spoil(unshard, "", {SIZES: "sizes = [rows_of(full) * full.shape[1] for full in fulls]"}, blind=True, alone=True)
+spoil("", {SIZES: "sizes = [rows_of(full) * full.shape[1] for full in fulls]"}, blind=True, alone=True)
 
 
 @answers.wrong("a collective for each parameter", blind=True)
@@ -266,25 +261,18 @@ def usw_pad_front(shards, fulls):
 
 # ---- wrong: where it goes --------------------------------------------------------------------------------
 
-answers.spoil(
-    unshard,
-    "full has other memory",
-    {FILL: "full.data = pieces.flatten()[: full.numel()].clone().view(full.shape)"},
-    blind=True,
+spoil(
+    "full has other memory", {FILL: "full.data = pieces.flatten()[: full.numel()].clone().view(full.shape)"}, blind=True
 )
-answers.spoil(
-    unshard,
-    "storage of another size",
-    {FILL: f"{FILL}\n        full.untyped_storage().resize_(pieces.numel() * full.itemsize)"},
+spoil(
+    "storage of another size", {FILL: f"{FILL}\n        full.untyped_storage().resize_(pieces.numel() * full.itemsize)"}
 )
-answers.spoil(
-    unshard,
+spoil(
     "storage of another size",
     {FILL: f"{FILL}\n        full.untyped_storage().resize_(max(4 * full.numel(), full.nbytes))"},
     blind=True,
 )
-answers.spoil(
-    unshard,
+spoil(
     "full copies are kept",
     {
         LOOP: "    wholes = [pieces.flatten() for pieces in table.split(sizes, 1)]\n"
@@ -292,23 +280,16 @@ answers.spoil(
     },
     blind=True,
 )
-answers.spoil(
-    unshard,
-    "a rank died",
-    {FILL: "full.copy_(pieces.flatten()[: full.numel()].view(full.shape))"},
-    alone=True,
-)
-answers.spoil(
-    unshard,
+spoil("a rank died", {FILL: "full.copy_(pieces.flatten()[: full.numel()].view(full.shape))"}, alone=True)
+spoil(
     "",
     {FILL: "full.untyped_storage().resize_(full.numel())\n        fill_blocks(full.data.split(rows_of(full)), pieces)"},
     blind=True,
     alone=True,
 )
 TOO_EVEN = "fill_blocks(room(full).tensor_split(dist.get_world_size()), pieces)"
-answers.spoil(unshard, "rows in the wrong order", {FILL: TOO_EVEN}, blind=True, alone=True)
-answers.spoil(
-    unshard,
+spoil("rows in the wrong order", {FILL: TOO_EVEN}, blind=True, alone=True)
+spoil(
     "rows in the wrong order",
     {
         FILL: "room(full).zero_()\n        step = len(full) // dist.get_world_size()\n"
@@ -319,7 +300,7 @@ answers.spoil(
 
 # ---- wrong: what is left ---------------------------------------------------------------------------------
 
-answers.spoil(unshard, "something is kept from the call", {SENT: f"KEPT.append(table)\n    {SENT}"}, blind=True)
+spoil("something is kept from the call", {SENT: f"KEPT.append(table)\n    {SENT}"}, blind=True)
 
 
 @answers.wrong("the parameters of the step before", blind=True)
@@ -334,11 +315,8 @@ def usw_first_time(shards, fulls):
 
 
 def after(mistake, words, **options):
-    answers.spoil(
-        unshard,
-        mistake,
-        {LOOP: f"{LOOP}    for shard, full in zip(shards, fulls, strict=True):\n        {words}\n"},
-        **options,
+    spoil(
+        mistake, {LOOP: f"{LOOP}    for shard, full in zip(shards, fulls, strict=True):\n        {words}\n"}, **options
     )
 
 
@@ -346,9 +324,7 @@ after("the shard has changed", "shard.zero_()")
 after("the shard has changed", "shard.untyped_storage().resize_(0)")
 after("the shard has changed", "shard.data = shard.data.to(full.dtype)", blind=True)
 after(
-    "the shard has changed",
-    "shard.data.copy_(full.data[dist.get_rank() * rows_of(full) :][: len(shard)])",
-    blind=True,
+    "the shard has changed", "shard.data.copy_(full.data[dist.get_rank() * rows_of(full) :][: len(shard)])", blind=True
 )
 
 # ---- wrong: reshard --------------------------------------------------------------------------------------
