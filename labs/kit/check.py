@@ -91,7 +91,8 @@ from labs.kit.checks.pencil.said import bubbles, held_and_sent, sent_by_rings, s
 from labs.kit.checks.pencil.seconds import ring_seconds, tree_seconds
 from labs.kit.checks.pencil.shard import my_shard
 from labs.kit.checks.pencil.step_seconds import step_seconds
-from labs.kit.checks.pipeline.judge import gpipe, interleaved, obey, one_f_one_b, zero_bubble
+from labs.kit.checks.pipeline.obeying import obey
+from labs.kit.checks.pipeline.orders import gpipe, interleaved, one_f_one_b, zero_bubble
 from labs.kit.checks.recomputing import checkpoint, place_checkpoints
 from labs.kit.checks.shards import gather_and_drop, gradient_ready, partition_optimizer
 from labs.kit.checks.stage3 import stage_3

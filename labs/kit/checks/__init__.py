@@ -35,11 +35,11 @@ Families of exercises:
     gradients/       average_gradients (average), accumulation, data_parallel (wrapper), buckets, overlap
     fsdp/            unshard_and_reshard (unshard), prefetch, hsdp_gradient (gradient)
     tensor/          conjugate (border), row_linear (linear), deal_heads (heads), split_loss (loss), block_plan (block)
-    pipeline/        gpipe, one_f_one_b, interleaved, zero_bubble, obey
+    pipeline/        gpipe, one_f_one_b, interleaved, zero_bubble (orders); obey (obeying)
     meshes/          neighbours, partial_to_shard (scatter), order_of_axes, placements (table)
     pencil/          functions of numbers, a file each; tables from memory (said)
 
-Those that no engine plays yet have their own jobs and judges: `cases`, `body`, `mistakes` and `judge` in the folder
-of pipeline; mixed (mixed_precision); shards, flat_layers, pieces and stage3 (ZeRO); norms (clip);
+Schedules, which have more than one right answer, are judged by pipeline/listed.  Those that no engine plays yet have
+their own jobs and judges: mixed (mixed_precision); shards, flat_layers, pieces and stage3 (ZeRO); norms (clip);
 recomputing and twice (checkpoint); offloading (offloaded_step).
 """

@@ -1,0 +1,329 @@
+"""Exercises whose answer is a schedule: a function of ranks and micro-batches that returns a list for each rank.
+
+    GPIPE = Listed(sizes, bubble=fraction, alive=lambda size: [size.microbatches] * size.ranks, mistakes=(SPLIT, …))
+
+A list is judged by what it amounts to, not by how it is written: by the validator and the simulator, for 1 to 8 ranks,
+micro-batches that nothing divides, fewer than ranks, and one.  Then the course's executor obeys the first of them in a
+job.  Before its own mistakes each exercise has those that all of them share:
+
+FORM    what was returned for a size: is it a list of instructions for each rank?
+RUNS    can these lists be run, with these stages and micro-batches?
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import islice, pairwise, product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labs import pp
+from labs.kit.checks.answer import Mistake, Wrong, refuse, show
+from labs.kit.checks.case import close
+from labs.kit.checks.launching import job
+from labs.kit.checks.left import AFTERMATH
+from labs.kit.checks.pencil.sheet import PROCESSES, Sheet, Written, all_sheets
+from labs.kit.checks.pipeline.stacked import TOLERANCE, Stacked, bits, flat, many, mean_loss, total
+from labs.kit.drawing.gantt import schedule
+from labs.pp.checker import nth
+from labs.pp.instructions import makes
+
+MOST = 300  # instructions of a rank that are read; no right list has more than 200
+REFUSED = "refused"
+FEW = "right only with no fewer micro-batches than ranks"
+LONG = "the warm-up is longer than there are micro-batches"
+
+# ---- what is asked for -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Size:
+    """refusable: nobody asked for this, and an error is as right as a list that can be run."""
+
+    ranks: int
+    microbatches: int
+    stages_per_rank: int = 1
+    only: str = ""  # the name of what is right everywhere but here
+    refusable: bool = False
+
+    @property
+    def stages(self) -> int:
+        return self.ranks * self.stages_per_rank
+
+    def __str__(self) -> str:
+        each = f", {self.stages_per_rank} stages per rank" if self.stages_per_rank > 1 else ""
+        return f"{many(self.ranks, 'rank')}, {many(self.microbatches, 'micro-batch', 'es')}{each}"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """sizes: the first is run.  bubble, alive (by rank): what is enough.  takes: how many numbers of a size."""
+
+    sizes: Callable[[int], list[Size]]
+    bubble: Callable[[Size], float]
+    alive: Callable[[Size], list[int]]
+    mistakes: Sequence[Mistake]
+    takes: int = 2
+
+
+def checked(exercise: Listed, fn: Callable[..., Any], seed: int) -> str:
+    """What to say where all is right; raises Wrong at the first thing that is not."""
+    sizes = exercise.sizes(seed)
+    first = all_judged(exercise, fn, sizes)[0]
+    world = Stacked(0, sizes[0].ranks, lists=tuple(map(tuple, first.lists)))
+    found = [pair for of_rank in job(run, world, ranks=world.ranks) for pair in of_rank]
+    if not all(close(*pair, TOLERANCE[world.dtype]) for pair in found):
+        question = "In which order does each stage meet its micro-batches?"
+        raise Wrong(f"{sizes[0]}, run for real: the gradients are not one process's", question)
+    return (
+        f"{sizes[0]}: bubble {first.simulation.bubble:.1%}, activations alive at most "
+        f"{' '.join(str(max(of_rank)) for of_rank in first.alive)}; run for real, the gradients are one process's"
+        f"{bits(found)}"
+    )
+
+
+def all_judged(exercise: Listed, fn: Callable[..., Any], sizes: Sequence[Size]) -> list[Seen]:
+    try:
+        answers, others = job(ask, fn, exercise.takes, list(sizes), ranks=PROCESSES)
+    except Wrong as wrong:
+        at = next((at for at, size in enumerate(sizes) if f"(with {size})" in wrong.answer.text), 0)
+        if at:  # what is wrong with an earlier one tells more
+            all_judged(exercise, fn, sizes[:at])
+        raise wrong.also(sizes[at].only) from None
+    return [judged(Seen(exercise, *each[:2]), *each[1:]) for each in zip(sizes, answers, others, strict=True)]
+
+
+def judged(seen: Seen, answer: Written, other: Written) -> Seen:
+    """other: another process's."""
+    size, own = seen.size, () if seen.size.refusable else seen.exercise.mistakes
+    # A list that can be run has no warm-up that is too long for it.
+    tables = (FORM, size.only), (RUNS, size.only), (own, FEW if size.only == LONG else size.only)
+    for table, only in tables if seen.lists != REFUSED else ():
+        try:
+            refuse(table, seen, f"{size}: ")
+        except Wrong as wrong:
+            named = wrong.also(only)
+            if table is not FORM:
+                named.answer = replace(named.answer, picture=schedule(seen.lists))
+            raise named from None
+    refuse(AFTERMATH, answer, f"{size}: ")
+    if not answer.returned == answer.again == other.returned == other.again:
+        raise Wrong(f"{size}: a second call says something else", "What is kept between them?", "not the same twice")
+    return seen
+
+
+# ---- on a process ----------------------------------------------------------------------------------------
+
+
+def ask(fn: Callable[..., Any], takes: int, sizes: list[Size]) -> list[Written]:
+    return all_sheets(partial(lists_of, fn, takes), [Sheet((size,), None, str(size)) for size in sizes])
+
+
+def lists_of(fn: Callable[..., Any], takes: int, size: Size) -> Any:
+    try:
+        return plain(fn(*(size.ranks, size.microbatches, size.stages_per_rank)[:takes]))
+    except Exception:
+        if not size.refusable:
+            raise
+        return REFUSED
+
+
+def plain(value: Any) -> Any:
+    """Lists, of whatever can be gone through: instructions as text (0F0), anything else in a few words ('0F0')."""
+    if isinstance(value, pp.Instruction):
+        return repr(value)
+    if isinstance(value, Iterable) and not isinstance(value, str | dict | set | Tensor):
+        return [plain(item) for item in islice(value, MOST)]
+    return show(value)
+
+
+def run(world: Stacked) -> list[tuple[Tensor, Tensor]]:
+    """The gradients of this rank's stages, and one process's."""
+    pipeline = pp.Pipeline(world.model(), world.lists, mean_loss)
+    pipeline.forward_backward(*map(torch.cat, world.batch()))
+    return [(flat(stage), total(world.summands(number))) for number, stage in pipeline.stages.items()]
+
+
+# ---- what is seen ----------------------------------------------------------------------------------------
+
+
+class Seen:
+    """What was returned for a size, and what it amounts to; kinds: of the instructions of each rank (FFBFBB)."""
+
+    def __init__(self, exercise: Listed, size: Size, answer: Written) -> None:
+        self.exercise, self.size, self.lists = exercise, size, read(answer.returned)
+
+    @cached_property
+    def every(self) -> list[tuple[int, int, Any]]:
+        """(rank, place, instruction), rank by rank."""
+        return [(rank, place, x) for rank, order in enumerate(self.lists) for place, x in enumerate(order)]
+
+    @cached_property
+    def error(self) -> str:
+        """Why they cannot be run."""
+        try:
+            pp.validate(self.lists)
+        except pp.WrongSchedule as error:
+            return str(error)
+        return ""
+
+    @cached_property
+    def simulation(self) -> pp.Simulation:
+        return pp.simulate(self.lists)
+
+    @cached_property
+    def alive(self) -> list[list[int]]:
+        return pp.alive(self.lists)
+
+    @cached_property
+    def kinds(self) -> list[str]:
+        return ["".join(type(x).__name__ for x in order) for order in self.lists]
+
+    def at(self, rank: int, place: int) -> str:
+        return f"rank {rank} runs {self.lists[rank][place]!r} at its {nth(place)} place"
+
+    def first(self, fits: Callable[[int, int, Any], Any], then: str = "") -> str | None:
+        """Of the first (rank, place, instruction) that it fits: `rank 1 runs 1B0 at its 3rd place`, and `then`."""
+        return next((self.at(rank, place) + then for rank, place, x in self.every if fits(rank, place, x)), None)
+
+    def like(self, pattern: str, then: str = "") -> str | None:
+        """The same, of where such kinds begin."""
+        found = [(rank, re.search(pattern, kinds)) for rank, kinds in enumerate(self.kinds)]
+        return next((self.at(rank, match.start()) + then for rank, match in found if match), None)
+
+    @cached_property
+    def wait(self) -> str | None:
+        """Of the bubble, if it is too large, and where a rank that has begun waits longest."""
+        s, enough = self.simulation, self.exercise.bubble(self.size)
+        if s.bubble <= enough + 1e-9:
+            return None
+        pairs = [(rank, *pair) for rank, order in enumerate(self.lists) for pair in enumerate(pairwise(order), 1)]
+        wait, rank, place = max((s.start[y] - s.end[x], -rank, -place) for rank, place, (x, y) in pairs)
+        where = f": {self.at(-rank, -place)}, and has waited {wait:g} for it" if wait else ""
+        return f"the bubble is {s.bubble:.1%}, but {enough:.1%} is possible{where}"
+
+    @cached_property
+    def crowd(self) -> str | None:
+        """Where a rank first holds too many."""
+        enough = self.exercise.alive(self.size)
+        for rank, place, _ in self.every:
+            if (n := self.alive[rank][place]) > enough[rank]:
+                return f"{self.at(rank, place)}, and holds {many(n, 'activation')} then; {enough[rank]} are enough"
+        return None
+
+
+def read(written: Any) -> Any:
+    """What is no instruction stays text."""
+    if isinstance(written, list):
+        return [read(each) for each in written]
+    try:
+        return pp.read(written)
+    except ValueError:
+        return written
+
+
+# ---- is it a schedule? -----------------------------------------------------------------------------------
+
+
+def ragged(seen: Seen) -> str | bool:
+    kinds = [order if isinstance(order, str) else f"a list of {len(order)}" for order in seen.lists]
+    wrong = len(kinds) != seen.size.ranks or any(isinstance(order, str) for order in seen.lists)
+    return wrong and f"returned {len(kinds)} items: {', '.join(kinds[:4])}"
+
+
+RANKS = "What is the schedule of one rank, and how many ranks are there?"
+# fmt: off
+FORM = (
+    Mistake("nothing is returned", "Who will obey the lists?",
+            lambda seen: seen.lists == "None" or (isinstance(seen.lists, list) and not any(seen.lists))),
+    Mistake("not a list for each rank", RANKS,
+            lambda seen: not isinstance(seen.lists, list) and f"returned {seen.lists}"),
+    Mistake("it does not come to an end", "When has a rank done its last backward?",
+            lambda seen: any(isinstance(each, list) and len(each) == MOST for each in (seen.lists, *seen.lists))),
+    Mistake("one list for all ranks", RANKS,
+            lambda seen: any(isinstance(each, pp.Instruction) for each in seen.lists)
+            and f"returned one list, of {len(seen.lists)} items"),
+    Mistake("not a list for each rank", RANKS, ragged),
+    Mistake("not an instruction", "How is the forward of stage 0 and micro-batch 0 written: F(0, 0)?",
+            lambda seen: seen.first(lambda rank, place, x: not isinstance(x, pp.Instruction))),
+)
+# fmt: on
+
+# ---- can it be run? --------------------------------------------------------------------------------------
+
+
+def wrong_rank(seen: Seen) -> str | None:
+    size = seen.size
+    of_rank_r = "stage r" if size.stages_per_rank == 1 else "the stages r, r + p, ..."
+    return seen.first(
+        lambda rank, place, x: x.stage >= size.stages or x.stage % size.ranks != rank, f"; rank r has {of_rank_r}"
+    )
+
+
+def each_on(other: Callable[[Size, int], int]) -> Callable[[Seen], str | bool | None]:
+    """Whether every stage is on this other rank."""
+    return lambda seen: all(other(seen.size, x.stage) == rank for rank, _, x in seen.every) and wrong_rank(seen)
+
+
+def beyond(seen: Seen) -> str | None:
+    m = seen.size.microbatches
+    return seen.first(lambda rank, place, x: x.microbatch >= m, f"; the micro-batches are 0 to {m - 1}")
+
+
+def missing(kind: type[pp.Instruction]) -> Callable[[Seen], str | None]:
+    """The first of this kind that stands nowhere; an I makes what a B makes."""
+
+    def fits(seen: Seen) -> str | None:
+        made = {makes(x) for _, _, x in seen.every}
+        due = product(range(seen.size.stages), range(seen.size.microbatches))
+        lacks = next((at for at in due if kind(*at) not in made), None)
+        written = pp.I if kind is pp.B and seen.like("I") else kind
+        return lacks and f"{written(*lacks)!r} is missing in the list of rank {lacks[0] % seen.size.ranks}"
+
+    return fits
+
+
+def says(pattern: str) -> Callable[[Seen], str | None]:
+    """What the validator says, where it says this."""
+    return lambda seen: seen.error if re.search(pattern, seen.error) else None
+
+
+NEEDS = "What does this instruction need, and where in the list does that stand?"
+# fmt: off
+RUNS = (
+    Mistake("the stages are in reverse", "Which rank reads the tokens?",
+            each_on(lambda size, stage: size.ranks - 1 - stage)),
+    Mistake("neighbouring stages on one rank",
+            "How often does a micro-batch come to each rank on its way forward, if stages r, r + p, ... are on rank r?",
+            each_on(lambda size, stage: stage // size.stages_per_rank),
+            shows="an interleaved schedule with the bubble of 1F1B"),
+    Mistake("a stage on another rank", "Which stages does rank r have?", wrong_rank),
+    Mistake("micro-batches are counted from 1", "Which micro-batch is the first?",
+            lambda seen: min(x.microbatch for _, _, x in seen.every) == 1 and beyond(seen)),
+    Mistake("a micro-batch that does not exist",
+            "How often does each of your loops run, and which micro-batch does its last iteration take?", beyond),
+    Mistake("the same work twice", "How often is each forward and each backward to be done?", says("the same work")),
+    Mistake("a forward is missing", "How many forwards come before the first backward, and how many after?",
+            missing(pp.F)),
+    Mistake("a backward is missing", "How many backwards are left when the last forward is done?", missing(pp.B),
+            shows="gradients that lack the last micro-batches: a warm-up without its cool-down"),
+    Mistake("a W is missing", "When does each stage's last W come?", says("the other half")),
+    Mistake("both a whole backward and a half of it", "B is I and W together: which of them are written here?",
+            says("one too many")),
+    Mistake("W before its I", "W multiplies by the gradient of the product. Who makes that?",
+            says(r"runs \d+W.* which it needs"), shows="a list that the validator refuses at a W"),
+    Mistake("a backward before its forward", NEEDS, says(r"runs \d+[BI].* which it needs"),
+            shows="a list that the validator refuses at a B"),
+    Mistake("a later stage before an earlier one",
+            "Through which stages has a micro-batch gone before it comes to this one?",
+            says(r"runs \d+F.* which it needs")),
+    Mistake("the ranks wait in a circle", "Go round the circle: which of these ranks could do something else first?",
+            says("wait for each other"), shows="a schedule that would hang; the validator names the circle"),
+    Mistake("", NEEDS, lambda seen: seen.error),
+)
+# fmt: on
