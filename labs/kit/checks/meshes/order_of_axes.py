@@ -7,8 +7,8 @@ which some orders have a little more where dims do not divide.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import permutations, product
@@ -22,12 +22,11 @@ from torch import Tensor
 from labs.dtensor import Partial, Placement, Replicate, Shard
 from labs.dtensor.placement import Spec
 from labs.dtensor.redistribute import Line, Step
-from labs.kit.checks import case as shared
-from labs.kit.checks.answer import Mistake, Wrong, answered, refuse, show
-from labs.kit.checks.case import Outcome, close
-from labs.kit.checks.launching import job, noted
-from labs.kit.checks.left import AFTERMATH, Aftermath
-from labs.kit.record import mark
+from labs.kit.checks.acts import Play, checked, on_each_rank, wrong
+from labs.kit.checks.answer import Mistake, answered, show
+from labs.kit.checks.left import AFTERMATH
+from labs.kit.checks.ranks import F32, F64, Draw
+from labs.kit.checks.scripts import Look, Seen, World
 from labs.mesh import Mesh
 
 SLACK = 1.1
@@ -37,7 +36,7 @@ R, P, S0, S1, S2 = Replicate(), Partial(), Shard(0), Shard(1), Shard(2)
 
 
 @dataclass(frozen=True)
-class Case(shared.Case):
+class Change(World):
     spec: Spec
     target: tuple[Placement, ...]
 
@@ -68,7 +67,7 @@ class Case(shared.Case):
         return min(permutations(self.changed), key=self.sent)
 
     def whole(self) -> Tensor:
-        return torch.randn(self.spec.shape, generator=self.generator(), dtype=torch.float64).to(self.dtype)
+        return torch.randn(self.spec.shape, generator=self.generator(), dtype=F64).to(self.dtype)
 
     def local(self, coordinate: Sequence[int]) -> Tensor:
         """This rank's block; along an axis with Partial(), the summands have the shares 1, 2, ... of 1 + 2 + ..."""
@@ -83,38 +82,13 @@ class Case(shared.Case):
         return f"{self.spec.shape} on {mesh}, from ({source}) to ({target})"
 
 
-@dataclass
-class Obeyed(Outcome):
-    """The order that was returned; `returned` is the block that came of it, where it could be obeyed."""
+def worlds(draw: Draw) -> dict[int, list[Change]]:
+    pick = draw.random.randrange
+    odd = (pick(5, 9), pick(4, 8), pick(5, 9))
 
-    order: Any = None
-    alike: bool = True  # on all ranks
-
-
-@answered
-def order_of_axes(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(spec, target) -> axes`: the order, from spec.placements to target, in which least is sent."""
-    for ranks, cases in drawn(seed).items():
-        results = job(obey_all, fn, cases, ranks=ranks)
-        for step, case in enumerate(cases):
-            sent = [results.recording.sent(rank, step) // case.dtype.itemsize for rank in range(ranks)]
-            judge(case, [results[rank][step] for rank in range(ranks)], sum(sent))
-            if (ranks, step) == (4, 0):
-                each, other = (size / prod(BUDGET) for size in (sent[0], case.sent(case.best[::-1]) / 4))
-    return (
-        f"from (Partial(), Replicate()) to (Replicate(), Shard(0)) a rank sends {each:.2f} × the tensor; in the other "
-        f"order it is {other:.2f} ×"
-    )
-
-
-def drawn(seed: int) -> dict[int, list[Case]]:
-    draw = random.Random(seed)
-    odd = (draw.randrange(5, 9), draw.randrange(4, 8), draw.randrange(5, 9))
-
-    def case(mesh: Sequence[int], source: Sequence[Placement], target: Sequence[Placement], **options: Any) -> Case:
+    def case(mesh: Sequence[int], source: Sequence[Placement], target: Sequence[Placement], **options: Any) -> Change:
         spec = Spec(tuple(options.pop("shape", (12, 24, 12))), tuple(mesh), tuple(source))
-        ranks = torch.Size(mesh).numel()
-        return Case(draw.randrange(2**40), ranks, spec=spec, target=tuple(target), **options)
+        return draw.world(Change, prod(mesh), spec=spec, target=tuple(target), **options)
 
     square = [
         case((2, 2), (P, R), (R, S0), shape=BUDGET),
@@ -125,7 +99,7 @@ def drawn(seed: int) -> dict[int, list[Case]]:
             ((S0, S1), (S2, R)), ((S0, P), (S1, S2)), ((P, S0), (S2, S1)),
         )),
         case((2, 2), (P, R), (R, S0), shape=odd),
-        case((2, 2), (S0, R), (R, S1), shape=odd, dtype=torch.float32),
+        case((2, 2), (S0, R), (R, S1), shape=odd, dtype=F32),
         case((4,), (P,), (S1,), shape=(5, 3)),
     ]  # fmt: skip
     wide = [
@@ -140,17 +114,20 @@ def drawn(seed: int) -> dict[int, list[Case]]:
     return {4: square, 6: wide, 8: three, 1: [case((1, 1), (P, R), (R, S0))]}
 
 
-# ---- on a rank -------------------------------------------------------------------------------------------
+# ---- what happens, and is looked at ----------------------------------------------------------------------
 
 
-def obey_all(fn: Callable[..., Any], cases: list[Case]) -> list[Obeyed]:
-    found = [ordered(fn, case) for case in cases]
-    orders: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(orders, [one.order for one in found])
-    for number, (case, one) in enumerate(zip(cases, found, strict=True)):
-        one.alike &= all(other[number] == one.order for other in orders)
-        one.returned = obey(case, one, mesh_of(case.spec.mesh))
-    return found
+def ordered_and_obeyed(world: Change, fn: Callable[..., Any]) -> Iterator[Look | None]:
+    mesh = mesh_of(world.spec.mesh)
+    coordinate = mesh.get_coordinate()
+    local, orders = world.local(coordinate), [None] * world.n
+    yield None
+    order, again = (written(fn(world.spec, world.target)) for _ in range(2))
+    dist.all_gather_object(orders, [order, again])
+    alike = all(other == order for pair in orders for other in pair)
+    for step, line in world.walk(order, coordinate) if alike and valid(world, order) else ():
+        local = step.move.move(local, replace(line, group=mesh.get_group(step.axis)), step.source, step.target)
+    yield Look({"": local}, {"order": order, "alike": alike})
 
 
 @cache
@@ -158,46 +135,23 @@ def mesh_of(shape: tuple[int, ...]) -> Mesh:
     return Mesh(shape, NAMES[: len(shape)])
 
 
-def ordered(fn: Callable[..., Any], case: Case) -> Obeyed:
-    with Aftermath() as aftermath:
-        returned = noted(case, fn, case.spec, case.target)
-        again = noted(case, fn, case.spec, case.target)
-    order, second = ([int(x) if is_whole(x) else show(x) for x in listed(value)] for value in (returned, again))
-    found = Obeyed(order=order if is_listed(returned) else show(returned), alike=order == second)
-    aftermath.tell(found)
-    return found
-
-
-def obey(case: Case, found: Obeyed, mesh: Mesh) -> Tensor:
-    coordinate = mesh.get_coordinate()
-    local = case.local(coordinate)
-    mark("step")
-    for step, line in case.walk(found.order, coordinate) if found.alike and valid(case, found.order) else ():
-        line = replace(line, group=mesh.get_group(step.axis))
-        local = step.move.move(local, line, step.source, step.target)
-    mark("end")
-    return local
-
-
-def is_listed(value: Any) -> bool:
-    return isinstance(value, list | tuple | Tensor | range)
-
-
-def listed(value: Any) -> list[Any]:
-    return list(value) if is_listed(value) else []
+def written(order: Any) -> Any:
+    if not isinstance(order, list | tuple | Tensor | range):
+        return show(order)
+    return [int(x) if is_whole(x) else show(x) for x in order]
 
 
 def is_whole(x: Any) -> bool:
     return type(x) is int or (isinstance(x, Tensor) and not x.is_floating_point())
 
 
-def valid(case: Case, order: Any) -> bool:
-    axes = range(len(case.spec.mesh))
+def valid(world: Change, order: Any) -> bool:
+    axes = range(len(world.spec.mesh))
     return (
         isinstance(order, list)
         and all(axis in axes for axis in order)
         and len(set(order)) == len(order)
-        and set(case.changed) <= set(order)
+        and set(world.changed) <= set(order)
     )
 
 
@@ -205,64 +159,49 @@ def valid(case: Case, order: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Seen:
-    case: Case
+class Order:
+    """sent: elements, by all ranks; alike: on all of them."""
+
+    world: Change
     order: Any
-    sent: int = 0  # elements, by all ranks
-    alike: bool = True
+    alike: bool
+    sent: int
 
     @property
     def too_much(self) -> bool:
-        return self.sent > SLACK * self.case.sent(self.case.best)
+        return self.sent > SLACK * self.world.sent(self.world.best)
 
     @property
     def told(self) -> str:
-        best = self.case.best
+        best = self.world.best
         return (
             f"in the order {self.order} the ranks sent {self.sent:,} elements; in the order {list(best)} it is "
-            f"{self.case.sent(best):,}"
+            f"{self.world.sent(best):,}"
         )
 
-    def pays(self, first: Callable[[Placement, Placement], bool], then: Callable[[Placement, Placement], bool]) -> str:
-        """Too much, and one step of the first kind stands before one of the second."""
-        order = [axis for axis in self.order if axis in self.case.changed]
-        kinds = [(self.case.spec.placements[axis], self.case.target[axis]) for axis in order]
-        pairs = [(a, b) for number, a in enumerate(kinds) for b in kinds[number + 1 :]]
-        return self.told if self.too_much and any(first(*a) and then(*b) for a, b in pairs) else ""
+    def pays(self, pattern: str) -> str:
+        """Too much, and its steps are like this: `SR RS` where a shard is gathered before what is whole is cut."""
+        placements, axes = self.world.spec.placements, [axis for axis in self.order if axis in self.world.changed]
+        steps = " ".join(type(placements[a]).__name__[0] + type(self.world.target[a]).__name__[0] for a in axes)
+        return self.told if self.too_much and re.search(pattern, steps) else ""
 
 
-def judge(case: Case, found: list[Obeyed], sent: int) -> None:
-    try:
-        for rank, one in enumerate(found):
-            refuse(FORM, Seen(case, one.order, alike=one.alike), f"{case}: ")
-            refuse(AFTERMATH, one, f"{case}: on rank {rank} ")
-        refuse(COST, Seen(case, found[0].order, sent), f"{case}: ")
-    except Wrong as wrong:
-        raise wrong.also(case.only) from None
-    for rank, one in enumerate(found):
-        due = case.whole()[case.spec.but(case.target).block(place(case, rank)).slices]
-        if not close(one.returned, due, 1e-5):
-            raise Wrong(f"{case}: on rank {rank} the block is not what it should be", "What changed the spec?")
+def elements_sent(seen: Seen, rank: int) -> int:
+    """Of the tensor: that the ranks tell each other their orders is not counted."""
+    tensors = [event.sent for event in seen.of(rank) if event.dtype == seen.world.dtype_name]
+    return sum(tensors) // seen.world.dtype.itemsize
 
 
-def place(case: Case, rank: int) -> list[int]:
-    return (torch.arange(case.ranks).view(case.spec.mesh) == rank).nonzero()[0].tolist()
+def orders(seen: Seen) -> Iterator[tuple[str, Order]]:
+    facts, sent = seen.done[0].facts, sum(elements_sent(seen, rank) for rank in seen.world.members)
+    yield "", Order(seen.world, facts["order"], facts["alike"], sent)
 
 
-def cuts(before: Placement, after: Placement) -> bool:
-    return before.is_replicate() and after.is_shard()
-
-
-def scatters(before: Placement, after: Placement) -> bool:
-    return before.is_partial() and after.is_shard()
-
-
-def gathers(before: Placement, after: Placement) -> bool:
-    return before.is_shard() and after.is_replicate()
-
-
-def anything(before: Placement, after: Placement) -> bool:
-    return True
+def due(world: Change) -> list[dict[str, Tensor]]:
+    """The blocks."""
+    places = product(*map(range, world.spec.mesh))
+    blocks = [world.whole()[world.spec.but(world.target).block(place).slices] for place in places]
+    return [{"": block} for block in blocks]
 
 
 # fmt: off
@@ -275,19 +214,39 @@ FORM = (
             lambda seen: not seen.alike
             and f"it returned {seen.order}, and something else on another rank or in a second call"),
     Mistake("not every axis once", "How often must each axis change its placement?",
-            lambda seen: not valid(seen.case, seen.order) and f"it returned {seen.order}"),
+            lambda seen: not valid(seen.world, seen.order) and f"it returned {seen.order}"),
 )
-# fmt: on
 LARGER = "How large is the block that travels in each of the two steps, in either order?"
-# fmt: off
 COST = (
     Mistake("gathered first", "Which step makes the block larger, and who has to send the larger one?",
-            lambda seen: seen.pays(gathers, anything),
+            lambda seen: seen.pays("SR ."),
             shows="right, but N times the bytes: gathered whole, then reduced or cut"),
     Mistake("cut too late", "Which step costs nothing, and makes all that comes after it smaller?",
-            lambda seen: seen.pays(anything, cuts),
+            lambda seen: seen.pays(".. RS"),
             shows="right, but N times the bytes: the whole travels, and then each rank throws most of it away"),
-    Mistake("reduce-scattered too late", LARGER, lambda seen: seen.pays(anything, scatters)),
+    Mistake("reduce-scattered too late", LARGER, lambda seen: seen.pays(".. PS")),
     Mistake("another order sends less", LARGER, lambda seen: seen.too_much and seen.told),
 )
+PLAY = Play(
+    worlds,
+    ordered_and_obeyed,
+    tables=(
+        (orders, (*FORM, *COST)),
+        (on_each_rank, AFTERMATH),
+        (wrong(due, {F64: 1e-5, F32: 1e-5}), (Mistake("", "What changed the spec?", lambda one: True),)),
+    ),
+    question=LARGER,
+)
 # fmt: on
+
+
+@answered
+def order_of_axes(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(spec, target) -> axes`: the order, from spec.placements to target, in which least is sent."""
+    first = checked(PLAY, (fn,), seed).seen[0]
+    world, whole = first.world, prod(BUDGET)
+    return (
+        f"from (Partial(), Replicate()) to (Replicate(), Shard(0)) a rank sends "
+        f"{elements_sent(first, 0) / whole:.2f} × the tensor; in the other order it is "
+        f"{world.sent(world.best[::-1]) / world.n / whole:.2f} ×"
+    )
