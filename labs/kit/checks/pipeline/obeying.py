@@ -217,7 +217,6 @@ RAISED = (
     Mistake("the tokens have no gradient", "What would the gradient of whole numbers be?",
             raised("only Tensors of floating")),
     Mistake("the graph is gone", KEEP, raised("does not require grad and does not have a grad_fn|a second time")),
-    Mistake("", KEEP, raised("failed: Disobeyed")),
 )
 PLAY = Play(
     worlds,
@@ -284,8 +283,9 @@ PLAY = Play(
                     and "tensors of a micro-batch were there, after its B, when the next instruction began",
                     shows="right, but a micro-batch more is alive than the schedule says"),
             Mistake("activations are kept after their backward", KEEP,
-                    lambda done: (done.facts["kept"] and "some are there when all is done") or
-                    ((n := done.facts["stale"]) and f"those of {n} micro-batches were there when the next began"),
+                    lambda done: (done.facts["stale"]
+                    and f"those of {done.facts['stale']} micro-batches were there when the next began")
+                    or (done.facts["kept"] and "some are there when all is done"),
                     shows="1F1B with the memory of GPipe"),
         )),
     ),

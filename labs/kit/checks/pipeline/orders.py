@@ -75,6 +75,13 @@ def disordered(seen: Seen) -> str | None:
     return seen.first(fits, ", and has done the same for a later micro-batch before")
 
 
+def w_at_once(seen: Seen) -> str | None:
+    """Each W directly after its I: told of the last rank, for whose I's all others wait."""
+    told = ", while the other ranks wait for its next I"
+    on_the_last = seen.first(lambda rank, place, x: rank == seen.size.ranks - 1 and isinstance(x, pp.W), told)
+    return None if seen.like("[^I]W") else on_the_last
+
+
 def only_w_is_elsewhere(seen: Seen) -> bool:
     """Without its W's it is 1F1B."""
     return whole(seen.lists) == [list(order) for order in pp.one_f_one_b(seen.size.ranks, seen.size.microbatches)]
@@ -142,7 +149,8 @@ ZERO_BUBBLE = Listed(
                 shows="no bubble, but memory that grows with the number of micro-batches"),
         ALL_FIRST,
         Mistake("W directly after its I", "Nobody waits for a W. Where does a rank wait that could do one?",
-                too_long(lambda seen: not seen.like("[^I]W")), shows="a split backward with the bubble of 1F1B"),
+                lambda seen: seen.wait and (at := w_at_once(seen)) and f"{seen.wait.partition(':')[0]}: {at}",
+                shows="a split backward with the bubble of 1F1B"),
         Mistake("W's in the wrong places",
                 "An activation is held until its W. Which W could stand where this rank waits, and which one must not "
                 "wait?", lambda seen: (seen.crowd or seen.wait) and only_w_is_elsewhere(seen)
