@@ -33,13 +33,14 @@ Families of exercises:
 
     collectives/     mean_on_rank_0 (mean); broadcast, reduce_scatter, all_gather, all_reduce (by_hand)
     gradients/       average_gradients (average), accumulation, data_parallel (wrapper), buckets, overlap
+    zero/            partition_optimizer (partition), gradient_ready (ready), gather_and_drop (gathered),
+                     stage_3 (stage3), clip (norms)
     fsdp/            unshard_and_reshard (unshard), prefetch, hsdp_gradient (gradient)
+    memory/          mixed_precision (mixed); checkpoint, place_checkpoints (recomputing); offloaded_step (offloading)
     tensor/          conjugate (border), row_linear (linear), deal_heads (heads), split_loss (loss), block_plan (block)
     pipeline/        gpipe, one_f_one_b, interleaved, zero_bubble (orders); obey (obeying)
     meshes/          neighbours, partial_to_shard (scatter), order_of_axes, placements (table)
     pencil/          functions of numbers, a file each; tables from memory (said)
 
-Schedules, which have more than one right answer, are judged by pipeline/listed.  Those that no engine plays yet have
-their own jobs and judges: mixed (mixed_precision); shards, flat_layers, pieces and stage3 (ZeRO); norms (clip);
-recomputing and twice (checkpoint); offloading (offloaded_step).
+Schedules, which have more than one right answer, are judged by pipeline/listed.
 """
