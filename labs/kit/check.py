@@ -81,7 +81,6 @@ from labs.kit.checks.meshes.order_of_axes import order_of_axes
 from labs.kit.checks.meshes.scatter import partial_to_shard
 from labs.kit.checks.meshes.table import placements
 from labs.kit.checks.mixed import mixed_precision
-from labs.kit.checks.norms import clip
 from labs.kit.checks.offloading import offloaded_step
 from labs.kit.checks.pencil.bytes_by_kind import bytes_by_kind
 from labs.kit.checks.pencil.fill_buckets import fill_buckets
@@ -100,6 +99,7 @@ from labs.kit.checks.tensor.border import conjugate
 from labs.kit.checks.tensor.heads import deal_heads
 from labs.kit.checks.tensor.linear import row_linear
 from labs.kit.checks.tensor.loss import split_loss
+from labs.kit.checks.zero.norms import clip
 from labs.kit.checks.zero.stage3 import stage_3
 
 __all__ = [

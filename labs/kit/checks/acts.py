@@ -115,7 +115,8 @@ def wrong(
                 within = tolerance.get(value.dtype, 0.0) if isinstance(value, Tensor) else 0.0
                 one = One(seen, index, name, dues, within, summands(seen.world, index, name))
                 if not one.right:
-                    yield f"on rank {rank} {name}{' at ' * bool(name)}{one.first}\n", one
+                    at = f"{name} at {one.first}".replace(" at is ", " is ") if name else one.first
+                    yield f"on rank {rank} {at}\n", one
 
     return parts
 

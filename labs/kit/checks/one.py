@@ -59,12 +59,12 @@ class One:
     @property
     def first(self) -> str:
         """The first element that is wrong."""
-        if self.found.shape != self.due.shape:
+        if getattr(self.found, "shape", None) != getattr(self.due, "shape", None):
             return f"is {self.told}; {show(self.due)} is due"
         found, due = self.found.flatten(), self.due.flatten()
         differs = ~isclose(found, due, max(1e-5, self.tolerance) if self.tolerance else 0.0)
         at = int((differs if differs.any() else found != due).nonzero()[0])
-        return f"element {at} is {instead(found[at], due[at])}"
+        return f"{f'element {at} ' * (not self.name or self.due.dim() > 0)}is {instead(found[at], due[at])}"
 
     @cached_property
     def times(self) -> Tensor | None:
@@ -97,5 +97,15 @@ def as_if(other: Callable[[Any], Any]) -> Callable[[One], bool]:
     def instead_of_due(one: One, value: Any) -> bool:
         value = value.get(one.name) if isinstance(value, Mapping) else value
         return isinstance(value, Tensor) and one.near(one.found, value, 1e-5) and not one.near(value, one.due, 1e-5)
+
+    return fits
+
+
+def as_if_everywhere(other: Callable[[Any], Dues], tolerance: float = 1e-5) -> Callable[[One], bool]:
+    """Whether every rank has all that it would have had, were this due."""
+
+    def fits(one: One) -> bool:
+        within, ranks = max(tolerance, one.tolerance), zip(one.seen.done, other(one.world), strict=True)
+        return all(one.near(done.values[name], x, within) for done, dues in ranks for name, x in dues.items())
 
     return fits
