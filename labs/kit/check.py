@@ -93,13 +93,15 @@ from labs.kit.checks.pencil.step_seconds import step_seconds
 from labs.kit.checks.pipeline.obeying import obey
 from labs.kit.checks.pipeline.orders import gpipe, interleaved, one_f_one_b, zero_bubble
 from labs.kit.checks.recomputing import checkpoint, place_checkpoints
-from labs.kit.checks.shards import gather_and_drop, gradient_ready, partition_optimizer
 from labs.kit.checks.tensor.block import block_plan
 from labs.kit.checks.tensor.border import conjugate
 from labs.kit.checks.tensor.heads import deal_heads
 from labs.kit.checks.tensor.linear import row_linear
 from labs.kit.checks.tensor.loss import split_loss
+from labs.kit.checks.zero.gathered import gather_and_drop
 from labs.kit.checks.zero.norms import clip
+from labs.kit.checks.zero.partition import partition_optimizer
+from labs.kit.checks.zero.ready import gradient_ready
 from labs.kit.checks.zero.stage3 import stage_3
 
 __all__ = [

@@ -23,7 +23,8 @@ from labs.kit.checks import rows
 from labs.kit.checks.answer import Mistake, Wrong, refuse
 from labs.kit.checks.one import One
 from labs.kit.checks.ranks import Draw
-from labs.kit.checks.scripts import Done, Functions, Script, Seen, World, held, played
+from labs.kit.checks.scripts import Done, Functions, Script, Seen, World, played, sizes, watched
+from labs.kit.record import KINDS
 
 Parts = Callable[[Seen], Iterator[tuple[str, Any]]]  # (where it is, in words; what a table is asked about)
 
@@ -33,7 +34,7 @@ class Play:
     """tables: (parts of a step, rows), in their order.  asks: other questions for rows that hold everywhere.
 
     wide: a world in which bytes held are looked at, of steps that do the same; its `nbytes` are the unit.  At the most,
-    and when a step is over, beyond what was there before the first one.
+    and when a step is over, beyond what was there before the first one; holds: what to say where it is more.
     """
 
     worlds: Callable[[Draw], Mapping[int, Sequence[World]]]
@@ -45,15 +46,17 @@ class Play:
     wide: Callable[[Draw], World] | None = None
     most: float = 0
     rest: float = 0
+    holds: Sequence[Mistake] = rows.HELD
 
 
 @dataclass
 class Passed:
-    """seen: of each step, of all worlds.  most: held in a step, × the unit; rest: when it is over."""
+    """seen: of each step, of all worlds.  most: held in a step, × the unit; rest: when it is over; peaks: by kind."""
 
     seen: list[Seen]
     most: float = 0
     rest: float = 0
+    peaks: dict[str, float] = field(default_factory=dict)
 
 
 def checked(play: Play, functions: Functions, seed: int) -> Passed:
@@ -78,13 +81,16 @@ def all_played(play: Play, functions: Functions, seed: int) -> Passed:
         played(play.script, functions, worlds, judge)
     if play.wide:
         world = replace(play.wide(draw), held=True)
-        for rank, steps in enumerate(held(play.script, functions, world)):
+        recording = watched(play.script, functions, world)
+        for rank, steps in enumerate(sizes(recording, world)):
             # The first step may set up what stays; now and then a backend's thread keeps a tensor a moment longer.
-            sizes = [[size / world.nbytes for size in step] for step in steps[1:]]
-            most, rest = min(map(max, sizes)), min(step[-1] for step in sizes[-2:])
+            most, rest = min(map(max, steps[1:])) / world.nbytes, min(x[-1] for x in steps[1:][-2:]) / world.nbytes
             kept = rows.Held(most, rest, rest, play.most, play.rest, world.whole)
-            refuse(rows.HELD, kept, f"{world}: rank {rank} ")
+            refuse(play.holds, kept, f"{world}: rank {rank} ")
             passed.most, passed.rest = max(passed.most, most), max(passed.rest, rest)
+        for kind in KINDS:
+            by_rank = sizes(recording, world, (kind,))
+            passed.peaks[kind] = max(min(map(max, steps[1:])) for steps in by_rank) / world.nbytes
     return passed
 
 

@@ -212,13 +212,21 @@ def all_seen(worlds: Sequence[World], results: Results) -> Iterator[Seen]:
 
 
 def held(script: Script, functions: Functions, world: World, kinds: Sequence[str] = KINDS) -> list[list[list[float]]]:
+    return sizes(watched(script, functions, world), world, kinds)
+
+
+def watched(script: Script, functions: Functions, world: World) -> Recording:
+    """Its bytes held."""
+    return job(play_all, script, functions, [world], ranks=world.ranks, record="memory").recording
+
+
+def sizes(recording: Recording, world: World, kinds: Sequence[str] = KINDS) -> list[list[list[float]]]:
     """By rank and step: bytes of these kinds held at all moments of the step, beyond those before the first step."""
-    recording = job(play_all, script, functions, [world], ranks=world.ranks, record="memory").recording
-    sizes = []
+    found = []
     for rank in world.members:
         base = recording.during(rank, 0, kinds)[0][1]
-        sizes.append([[size - base for _, size in recording.during(rank, step, kinds)] for step in range(world.steps)])
-    return sizes
+        found.append([[size - base for _, size in recording.during(rank, step, kinds)] for step in range(world.steps)])
+    return found
 
 
 # ---- what is seen ----------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import torch.distributed as dist
 
 from labs.kit import check
 from labs.kit.checks.answer import Wrong
-from labs.kit.checks.shards import hinted
+from labs.kit.checks.zero.pieces import hinted
 from tests.answers.gather_and_drop import drop, gather
 
 
