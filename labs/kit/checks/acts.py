@@ -34,7 +34,7 @@ class Play:
     """tables: (parts of a step, rows), in their order.  asks: other questions for rows that hold everywhere.
 
     wide: a world in which bytes held are looked at, of steps that do the same; its `nbytes` are the unit.  At the most,
-    and when a step is over, beyond what was there before the first one; holds: what to say where it is more.
+    and when a step is over, beyond what was there before the first one; holds: rows, instead of those of `rows`.
     """
 
     worlds: Callable[[Draw], Mapping[int, Sequence[World]]]
@@ -46,7 +46,7 @@ class Play:
     wide: Callable[[Draw], World] | None = None
     most: float = 0
     rest: float = 0
-    holds: Sequence[Mistake] = rows.HELD
+    holds: Sequence[Mistake] = ()
 
 
 @dataclass
@@ -86,7 +86,7 @@ def all_played(play: Play, functions: Functions, seed: int) -> Passed:
             # The first step may set up what stays; now and then a backend's thread keeps a tensor a moment longer.
             most, rest = min(map(max, steps[1:])) / world.nbytes, min(x[-1] for x in steps[1:][-2:]) / world.nbytes
             kept = rows.Held(most, rest, rest, play.most, play.rest, world.whole)
-            refuse(play.holds, kept, f"{world}: rank {rank} ")
+            refuse(play.holds or rows.HELD, kept, f"{world}: rank {rank} ")
             passed.most, passed.rest = max(passed.most, most), max(passed.rest, rest)
         for kind in KINDS:
             by_rank = sizes(recording, world, (kind,))
