@@ -5,7 +5,7 @@ The layer computes with views of it.  Of its N pieces, piece r is rank r's own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -19,7 +19,6 @@ from labs.kit.checks.scripts import World
 LAYERS, WIDE = 10, 64  # of the model whose bytes held are measured: layers, and dimensions of each
 SETTLED = 0.002  # s in which a backend's thread lets go of what it sent
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2}
-MicroBatch = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -61,13 +60,43 @@ class Layers(World):
         drawn = (torch.randn(size, generator=generator, dtype=F64) for size in self.sizes)
         return [(x * inside**-0.5).to(self.dtype) for x, inside in zip(drawn, self.dims, strict=False)]
 
-    def batch(self, rank: int, step: int) -> list[MicroBatch]:
+    def parameters(self) -> nn.ParameterList:
+        vectors = enumerate(self.vectors())
+        return nn.ParameterList(nn.Parameter(x, requires_grad=i in self.trained) for i, x in vectors)
+
+    def named(self, fulls: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Those that are trained."""
+        return {f"layer {i}": fulls[i] for i in self.trained}
+
+    def batch(self, rank: int, step: int) -> list[tuple[Tensor, Tensor]]:
         """A rank's micro-batches, each of one or two rows: (inputs, targets)."""
         generator = self.generator(rank, step)
         rows = (self.micro_batches, 0 if self.idle and rank == self.ranks - 1 else 1 if self.held else 2)
-        x = torch.randn(*rows, self.dims[0], generator=generator, dtype=F64).to(self.dtype)
-        y = torch.randn(*rows, self.dims[1 if self.tied else -1], generator=generator, dtype=F64).to(self.dtype)
+        x, y = (
+            torch.randn(*rows, self.dims[i], generator=generator, dtype=F64).to(self.dtype)
+            for i in (0, 1 if self.tied else -1)
+        )
         return list(zip(x, y, strict=True))
+
+    def losses(self, fulls: Sequence[Tensor], rank: int, step: int) -> Iterator[Tensor]:
+        """tanh layers in a row; the mean squared error of each micro-batch, zero where there are no rows."""
+        layers = list(zip(fulls, pairwise(self.dims), strict=True))
+        for x, y in self.batch(rank, step):
+            for full, (inside, out) in layers + (layers[:1] if self.tied else []):
+                weight, bias, _ = full.split([out * inside, out, len(full) - out * (inside + 1)])
+                x = torch.tanh(nn.functional.linear(x, weight.view(out, inside), bias))
+            yield ((x - y) ** 2).sum() / max(1, y.numel())
+
+    def backwards(self, fulls: Sequence[Tensor], rank: int, step: int) -> None:
+        for loss in self.losses(fulls, rank, step):
+            (loss / self.micro_batches).backward()
+
+    def plain(self, fulls: Sequence[Tensor], step: int) -> list[list[Tensor]]:
+        """The gradients of each micro-batch of each rank alone: of each layer that is trained."""
+        copies = [full.detach().clone().requires_grad_(i in self.trained) for i, full in enumerate(fulls)]
+        trained = [copies[i] for i in self.trained]
+        losses = (loss for rank in self.members for loss in self.losses(copies, rank, step))
+        return [list(torch.autograd.grad(loss, trained)) for loss in losses]
 
     def __str__(self) -> str:
         words = [f"{self.micro_batches} micro-batches"] * (self.micro_batches > 1)
@@ -86,53 +115,11 @@ def wide(kind: type[Layers], **options: Any) -> Callable[[Draw], Layers]:
     return lambda draw: draw.world(kind, 4, dims=(WIDE,) * (LAYERS + 1), **{"dtype": F32} | options)
 
 
-class Stack(nn.Module):
-    """tanh layers, one after the other; `model(x, y)` is the loss."""
-
-    def __init__(self, world: Layers) -> None:
-        super().__init__()
-        self.world = world
-        vectors = enumerate(world.vectors())
-        self.fulls = nn.ParameterList(nn.Parameter(x, requires_grad=i in world.trained) for i, x in vectors)
-        self.trained = {f"layer {i}": self.fulls[i] for i in world.trained}
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return loss(self.world, list(self.fulls), x, y)
-
-    def backwards(self, batch: list[MicroBatch]) -> None:
-        for x, y in batch:
-            (self(x, y) / len(batch)).backward()
-
-    @torch.no_grad()
-    def set_to(self, vectors: Sequence[Tensor]) -> None:
-        for full, vector in zip(self.fulls, vectors, strict=True):
-            full.copy_(vector)
-
-
 def thaw(full: nn.Parameter, trained: bool = True) -> bool:
     """Whether somebody has changed its requires_grad; it is as it was again."""
     changed = full.requires_grad != trained
     full.requires_grad_(trained)
     return changed
-
-
-def loss(world: Layers, fulls: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
-    """The mean squared error, zero where there are no rows."""
-    layers = list(zip(fulls, pairwise(world.dims), strict=True))
-    for full, (inside, out) in layers + (layers[:1] if world.tied else []):
-        weight, bias, _ = full.split([out * inside, out, len(full) - out * (inside + 1)])
-        x = torch.tanh(nn.functional.linear(x, weight.view(out, inside), bias))
-    return ((x - y) ** 2).sum() / max(1, y.numel())
-
-
-def plain(world: Layers, vectors: Sequence[Tensor], step: int) -> list[list[Tensor]]:
-    """The gradients of each micro-batch of each rank alone: of each layer that is trained."""
-    found = []
-    for rank in range(world.ranks):
-        for x, y in world.batch(rank, step):
-            copies = [v.detach().clone().requires_grad_(i in world.trained) for i, v in enumerate(vectors)]
-            found.append(list(torch.autograd.grad(loss(world, copies, x, y), [copies[i] for i in world.trained])))
-    return found
 
 
 def means(gradients: list[list[Tensor]]) -> list[Tensor]:

@@ -21,7 +21,7 @@ from labs.kit.checks.one import One, as_if
 from labs.kit.checks.ranks import BF16, F32, F64, Draw
 from labs.kit.checks.scripts import Look
 from labs.kit.checks.zero import pieces
-from labs.kit.checks.zero.flat_layers import SETTLED, Layers, Stack, drawn, thaw, wide
+from labs.kit.checks.zero.flat_layers import SETTLED, Layers, drawn, thaw, wide
 
 
 @dataclass(frozen=True)
@@ -59,19 +59,19 @@ def worlds(draw: Draw) -> dict[int, list[Gathered]]:
 
 def come_and_go(world: Gathered, gather: Callable[..., Any], drop: Callable[..., Any]) -> Iterator[Look | None]:
     """Each layer in turn, forward and back: gather, look, use, drop, look."""
-    stack, rank = Stack(world), dist.get_rank()
-    stack.shards = nn.ParameterList(map(nn.Parameter, world.shards(0, rank)))
-    vectors = [Vector(f"layer {i}", full, i in world.trained) for i, full in enumerate(stack.fulls)]
+    fulls, rank = world.parameters(), dist.get_rank()
+    shards = nn.ParameterList(map(nn.Parameter, world.shards(0, rank)))
+    vectors = [Vector(f"layer {i}", full, i in world.trained) for i, full in enumerate(fulls)]
     for step in range(world.steps):
-        for shard, value in zip(stack.shards, world.shards(step, rank), strict=True):
+        for shard, value in zip(shards, world.shards(step, rank), strict=True):
             shard.data.copy_(value)
-        before = [] if world.held else [shard.detach().clone() for shard in stack.shards]
+        before = [] if world.held else [shard.detach().clone() for shard in shards]
         values, facts = {}, {"gather": [], "drop": []}
         yield None
         for number, (i, forward) in enumerate(world.visits):
             vector = vectors[i]
             with torch.set_grad_enabled(forward):
-                gather(vector.full, stack.shards[i])
+                gather(vector.full, shards[i])
                 facts["gather"].append(vector.state(whole=True))
                 if unshard.there(vector.view):
                     values |= {} if world.held else {f"{vector.name} (gather {number})": vector.view.clone()}
@@ -80,7 +80,7 @@ def come_and_go(world: Gathered, gather: Callable[..., Any], drop: Callable[...,
                 facts["drop"].append(vector.state(whole=False))
             if world.held:
                 time.sleep(SETTLED)
-        pairs = zip(stack.shards, before, strict=False)
+        pairs = zip(shards, before, strict=False)
         facts["changed"] = any(now.dtype != then.dtype or not torch.equal(now, then) for now, then in pairs)
         yield Look(values, facts)
 

@@ -20,7 +20,7 @@ from labs.kit.checks.one import One, as_if
 from labs.kit.checks.ranks import F32, Draw
 from labs.kit.checks.scripts import Look, Seen
 from labs.kit.checks.zero import pieces
-from labs.kit.checks.zero.flat_layers import LAYERS, TOLERANCE, Layers, Stack, drawn, means, plain, thaw, wide
+from labs.kit.checks.zero.flat_layers import LAYERS, TOLERANCE, Layers, drawn, means, thaw, wide
 
 LEARNING_RATE = 0.1
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -55,8 +55,8 @@ def worlds(draw: Draw) -> dict[int, list[Trained]]:
 
 
 def train(world: Trained, fn: Callable[..., Any]) -> Iterator[Look | None]:
-    stack, elements, first = Stack(world), [], 0
-    trained = list(stack.trained.items())
+    rank, fulls, elements, first = dist.get_rank(), world.parameters(), [], 0
+    trained = world.named(fulls)
 
     def make(params: Any) -> torch.optim.Optimizer:
         optimizer = OPTIMIZERS[world.optimizer](list(params))
@@ -64,22 +64,24 @@ def train(world: Trained, fn: Callable[..., Any]) -> Iterator[Look | None]:
         return optimizer
 
     yield None
-    steps = [fn(full, make) for _, full in trained]
+    steps = [fn(full, make) for full in trained.values()]
     given = [show(step) for step in steps if not callable(step)]
     yield Look(facts={"given": given, "first": 0, "elements": [], "own": 0})
     for number in range(world.steps - 1):
-        batch, places = world.batch(dist.get_rank(), number), [place_of(full) for _, full in trained]
-        for _, full in trained:
+        places = {name: place_of(full) for name, full in trained.items()}
+        for full in trained.values():
             full.grad = None
         yield None
-        stack.backwards(batch)
+        world.backwards(fulls, rank, number)
         for step in filter(callable, steps):
             step()
         first = first or len(elements)
-        facts = {"first": first, "elements": list(elements), "own": sum(len(full) for _, full in trained) // world.n}
-        pairs = zip(trained, places, strict=True)
-        facts["step"] = [{"layer": i, "same": place_of(x) == place, "thawed": thaw(x)} for (i, x), place in pairs]
-        yield Look(stack.trained, facts)
+        facts = {"first": first, "elements": list(elements), "own": sum(map(len, trained.values())) // world.n}
+        facts["step"] = [
+            {"layer": name, "same": place_of(full) == places[name], "thawed": thaw(full)}
+            for name, full in trained.items()
+        ]
+        yield Look(trained, facts)
 
 
 def place_of(full: Tensor) -> int:
@@ -97,14 +99,14 @@ def states(world: Trained, adding: bool = False) -> list[list[Tensor]]:
     optimizer, found = OPTIMIZERS[world.optimizer](trained), []
     for step in range(world.steps):
         found.append([full.detach().clone() for full in fulls])
-        for p, mean in zip(trained, means(plain(world, fulls, step)), strict=True):
+        for p, mean in zip(trained, means(world.plain(fulls, step)), strict=True):
             p.grad = mean + p.grad if adding and step else mean
         optimizer.step()
     return found
 
 
 def after(world: Trained, step: int, adding: bool = False) -> list[dict[str, Tensor]]:
-    return [{f"layer {i}": states(world.at(0), adding)[step][i] for i in world.trained}] * world.n
+    return [world.named(states(world.at(0), adding)[step])] * world.n
 
 
 def due(world: Trained) -> list[dict[str, Tensor]]:
@@ -128,7 +130,7 @@ def followed(seen: Seen) -> Iterator[tuple[str, pieces.Followed]]:
     world, step = seen.world, seen.world.step - 1
     for where, one in wrong(due, TOLERANCE)(seen):
         went = [(x - one.done.values[name]) / LEARNING_RATE for name, x in after(world, step)[0].items()]
-        index, gradients = first_wrong(one), plain(world, states(world.at(0))[step], step)
+        index, gradients = first_wrong(one), world.plain(states(world.at(0))[step], step)
         yield where, pieces.Followed(world, index, pieces.side_by_side(went, world.n, index), gradients)
 
 

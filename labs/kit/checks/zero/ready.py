@@ -18,7 +18,7 @@ from labs.kit.checks.left import AFTERMATH
 from labs.kit.checks.ranks import BF16, F32, Draw
 from labs.kit.checks.scripts import Look, Seen
 from labs.kit.checks.zero import pieces
-from labs.kit.checks.zero.flat_layers import LAYERS, SETTLED, TOLERANCE, Layers, Stack, drawn, means, plain, thaw, wide
+from labs.kit.checks.zero.flat_layers import LAYERS, SETTLED, TOLERANCE, Layers, drawn, means, thaw, wide
 
 
 def worlds(draw: Draw) -> dict[int, list[Layers]]:
@@ -32,9 +32,9 @@ def worlds(draw: Draw) -> dict[int, list[Layers]]:
 
 def scatter(world: Layers, fn: Callable[..., Any]) -> Iterator[Look | None]:
     """A hook at each layer's vector; in each step all backwards."""
-    stack, calls = Stack(world), []
-    shards = {name: nn.Parameter(full.data.chunk(world.n)[dist.get_rank()]) for name, full in stack.trained.items()}
-    stack.shards = nn.ParameterList(shards.values())
+    rank, fulls, calls = dist.get_rank(), world.parameters(), []
+    pieces_of = {name: full.data.chunk(world.n)[rank] for name, full in world.named(fulls).items()}
+    shards = nn.ParameterDict({name: nn.Parameter(piece) for name, piece in pieces_of.items()})
 
     def ready(name: str, full: nn.Parameter) -> None:
         shard = shards[name]
@@ -45,18 +45,18 @@ def scatter(world: Layers, fn: Callable[..., Any]) -> Iterator[Look | None]:
         if world.held:
             time.sleep(SETTLED)
 
-    for name, full in stack.trained.items():
+    for name, full in world.named(fulls).items():
         full.register_post_accumulate_grad_hook(partial(ready, name))
     for step in range(world.steps):
-        batch = world.batch(dist.get_rank(), step)
-        stack.set_to(world.vectors(step))
+        for full, vector in zip(fulls, world.vectors(step), strict=True):
+            full.data.copy_(vector)
         for shard in shards.values():
             # In odd steps there are zeros, as zero_grad(set_to_none=False) leaves them.
             shard.grad = torch.zeros_like(shard) if step % 2 and not world.held else None
         calls.clear()
         yield None
-        stack.backwards(batch)
-        changed = not world.held and not all(map(torch.equal, stack.fulls, world.vectors(step)))
+        world.backwards(fulls, rank, step)
+        changed = not world.held and not all(map(torch.equal, fulls, world.vectors(step)))
         facts = {"gradient_ready": list(calls), "changed": changed}
         yield Look({name: shard.grad for name, shard in shards.items()}, facts)
 
@@ -67,7 +67,7 @@ def size_of(gradient: Tensor | None) -> list[int]:
 
 
 def gradients(world: Layers) -> list[list[Tensor]]:
-    return plain(world, world.vectors(world.step), world.step)
+    return world.plain(world.vectors(world.step), world.step)
 
 
 def due(world: Layers) -> list[dict[str, Tensor]]:
