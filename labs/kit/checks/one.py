@@ -64,7 +64,7 @@ class One:
         found, due = self.found.flatten(), self.due.flatten()
         differs = ~isclose(found, due, max(1e-5, self.tolerance) if self.tolerance else 0.0)
         at = int((differs if differs.any() else found != due).nonzero()[0])
-        return f"{f'element {at} ' * (not self.name or self.due.dim() > 0)}is {instead(found[at], due[at])}"
+        return f"element {at} is {instead(found[at], due[at])}"
 
     @cached_property
     def times(self) -> Tensor | None:
