@@ -76,11 +76,11 @@ from labs.kit.checks.gradients.average import average_gradients
 from labs.kit.checks.gradients.buckets import buckets
 from labs.kit.checks.gradients.overlap import overlap
 from labs.kit.checks.gradients.wrapper import data_parallel
+from labs.kit.checks.memory.mixed import mixed_precision
 from labs.kit.checks.meshes.neighbours import neighbours
 from labs.kit.checks.meshes.order_of_axes import order_of_axes
 from labs.kit.checks.meshes.scatter import partial_to_shard
 from labs.kit.checks.meshes.table import placements
-from labs.kit.checks.mixed import mixed_precision
 from labs.kit.checks.offloading import offloaded_step
 from labs.kit.checks.pencil.bytes_by_kind import bytes_by_kind
 from labs.kit.checks.pencil.fill_buckets import fill_buckets

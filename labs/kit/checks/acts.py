@@ -12,7 +12,7 @@ Each step is judged by the tables in their order: a table is asked about every p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from labs.kit.checks import rows
-from labs.kit.checks.answer import Mistake, Wrong, refuse
+from labs.kit.checks.answer import Mistake, Wrong, first_fit, refuse
 from labs.kit.checks.one import One
 from labs.kit.checks.ranks import Draw
 from labs.kit.checks.scripts import Done, Functions, Script, Seen, World, played, sizes, watched
@@ -101,6 +101,10 @@ def as_a_whole(seen: Seen) -> Iterator[tuple[str, Seen]]:
     yield "", seen
 
 
+def on_one_rank(seen: Seen) -> Iterator[tuple[str, Done]]:
+    yield "", seen.done[0]
+
+
 def on_each_rank(seen: Seen) -> Iterator[tuple[str, Done]]:
     for rank, done in zip(seen.world.members, seen.done, strict=True):
         yield f"on rank {rank} ", done
@@ -136,3 +140,24 @@ def budgeted(sends: Callable[[Any], rows.Sends]) -> Parts:
         yield "", rows.Sent(seen, sends(seen.world))
 
     return parts
+
+
+# ---- what is judged where it happens ---------------------------------------------------------------------
+
+
+def first_wrong(table: Sequence[Mistake], parts: Iterable[tuple[str, Any]]) -> dict[str, str]:
+    """On a rank, before things go on and change: the first part that a row fits, as facts for `as_found`."""
+    for where, part in parts:
+        if found := first_fit(table, part):
+            mistake, sentence = found
+            return {"mistake": mistake.name, "told": where + sentence}
+    return {}
+
+
+def as_found(table: Sequence[Mistake]) -> tuple[Mistake, ...]:
+    """These rows, asked about a rank that has looked for them itself."""
+
+    def fits(name: str) -> Callable[[Done], str | None]:
+        return lambda done: done.facts["told"] if done.facts.get("mistake") == name else None
+
+    return tuple(replace(row, fits=fits(row.name)) for row in table)
