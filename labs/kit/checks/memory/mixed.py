@@ -1,6 +1,6 @@
 """mixed_precision: AdamW on float32 masters, and parameters that follow them, rounded.
 
-The reference is AdamW on float64 copies, with the same gradients.
+The reference is AdamW in float64, with the same gradients.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ WORK = 40  # bytes per element at work, besides the 16 at rest: the gradient in 
 class Parameters(World):
     """Updated `updates` times, by another learning rate and with gradients of another size each time.
 
-    scale: of the parameters; slope: of their gradients; second: besides, of the first one's in the second update, None
-    if it has none there.  turned: not contiguous.  weighed: its bytes are looked at, and not its numbers.
+    scale: of all numbers; second: besides, of the first one's gradient in the second update, None if it has none there.
+    turned: not contiguous.  weighed: its bytes are looked at, and not its numbers.
     """
 
     shapes: tuple[tuple[int, ...], ...] = ()
     updates: int = 3
     lr: float = 3e-3
     scale: float = 1.0
-    slope: float = 1.0
     second: float | None = 1.0
     turned: bool = False
     weighed: bool = False
@@ -46,41 +45,24 @@ class Parameters(World):
     def settings(self, t: int) -> dict[str, Any]:
         return {"lr": self.lr / (1 + t % 2), "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 
-    def drawn(self, t: int, scale: float) -> list[Tensor]:
-        generator = self.generator(step=t)
+    def drawn(self, t: int, times: int = 1) -> list[Tensor]:
+        generator, scale = self.generator(step=t), self.scale * times
         drawn = [scale * torch.randn(shape, generator=generator, dtype=F32).to(self.dtype) for shape in self.shapes]
         return [x.t() if self.turned else x for x in drawn]
 
     def parameters(self) -> list[nn.Parameter]:
-        return [nn.Parameter(x) for x in self.drawn(0, self.scale)]
+        return [nn.Parameter(x) for x in self.drawn(0)]
 
     def gradients(self, t: int) -> list[Tensor | None]:
         """Of update t, from 1; none before it."""
-        first, *others = self.drawn(t, self.slope * (1 + t % 3)) if t else [None] * len(self.shapes)
+        first, *others = self.drawn(t, 1 + t % 3) if t else [None] * len(self.shapes)
         if t == 2:
             first = None if self.second is None else self.second * first
         return [first, *others]
 
-    def masters(
-        self, updates: int, counted: Callable[[int], int] = lambda t: t, sign: int = 1, quicker: float = 1, **other: Any
-    ) -> list[Tensor]:
-        """Where AdamW takes them, with number counted(t) for update t; `other` settings."""
-        masters = [p.detach().double() for p in self.parameters()]
-        means, squares = ([torch.zeros_like(x) for x in masters] for _ in range(2))
-        for t in range(1, updates + 1):
-            settings = self.settings(t) | other
-            (one, two), lr, number = settings["betas"], quicker * settings["lr"], counted(t)
-            for master, mean, square, gradient in zip(masters, means, squares, self.gradients(t), strict=True):
-                if gradient is not None:
-                    mean.lerp_(sign * gradient.double(), 1 - one)
-                    square.lerp_(gradient.double() ** 2, 1 - two)
-                    scale = (square / (1 - two**number)).sqrt() + settings["eps"]
-                    master.mul_(1 - lr * settings["weight_decay"]).sub_(lr * mean / (1 - one**number) / scale)
-        return masters
-
     def __str__(self) -> str:
         what = f"{len(self.shapes)} parameters" if len(self.shapes) > 1 else f"a parameter of shape {self.shapes[0]}"
-        small = f", numbers of {self.scale:.0e} and gradients of {self.slope:.0e}" if self.slope < 1 else ""
+        small = f", numbers of {self.scale:.0e}" if self.scale < 1 else ""
         return f"{what} in {self.dtype_name}{small}{', not contiguous' * self.turned}"
 
 
@@ -90,18 +72,18 @@ def worlds(draw: Draw) -> dict[int, list[Parameters]]:
     def case(*shapes: tuple[int, ...], only: str = "", dtype: torch.dtype = BF16, **options: Any) -> Parameters:
         return draw.world(Parameters, 1, shapes=shapes, only=only, dtype=dtype, **options)
 
-    small, fp16 = {"scale": 2**-20, "slope": 2**-20}, {"only": "right only in bfloat16", "dtype": torch.float16}
+    fp16 = {"only": "right only in bfloat16", "dtype": torch.float16}
     return {
         1: [
             case((odd, 3)),
             case((odd, 3), lr=1e-4, updates=20),
-            case((odd, 3), only="right only for numbers near 1", **small),
+            case((odd, 3), only="right only for numbers near 1", scale=2**-20),
             *(case(shape, only=some) for shape in ((), (1,), (0,), (2, 3, 2))),
             case((odd,), (3, odd), (odd,), only="right only for one parameter"),
             case((odd, 4), only="right only for contiguous parameters", turned=True),
             case((odd,), (odd,), only="right only where every parameter has a gradient", second=None),
             case((odd, 3), only="right only where no gradient is zero", second=0.0),
-            *(case((odd, 3), scale=x, slope=x, **fp16) for x in (1.0, 2**-10)),
+            *(case((odd, 3), scale=scale, **fp16) for scale in (1.0, 2**-10)),
             case((LARGE,), weighed=True),
         ]
     }
@@ -141,15 +123,27 @@ class Parameter:
             step(self.p, self.kept, t, **self.world.settings(t))
         else:
             self.kept = remember(self.p)
-        self.due = self.gone()
+        self.due = self.by_adamw()
 
     @property
     def master(self) -> Tensor:
         return self.kept["master"].detach()
 
-    def gone(self, **other: Any) -> Tensor:
-        """Where the master should be by now; with other settings, where it should not."""
-        return self.world.masters(self.t, **other)[self.number]
+    def by_adamw(
+        self, number: Callable[[int], int] = lambda t: t, sign: int = 1, quicker: float = 1, **other: Any
+    ) -> Tensor:
+        """Where AdamW takes the master, in float64; with number(t) for update t, and `other` settings."""
+        master = self.start.double()
+        mean, square = torch.zeros_like(master), torch.zeros_like(master)
+        for t in range(1, self.t + 1):
+            settings, gradient = self.world.settings(t) | other, self.world.gradients(t)[self.number]
+            (one, two), lr = settings["betas"], quicker * settings["lr"]
+            if gradient is not None:
+                mean.lerp_(sign * gradient.double(), 1 - one)
+                square.lerp_(gradient.double() ** 2, 1 - two)
+                scale = (square / (1 - two ** number(t))).sqrt() + settings["eps"]
+                master.mul_(1 - lr * settings["weight_decay"]).sub_(lr * mean / (1 - one ** number(t)) / scale)
+        return master
 
     def follows(self, way: Tensor) -> bool:
         """Whether the master has gone this way, except for float32's rounding, of the way itself and at each step."""
@@ -196,15 +190,11 @@ def kept(fits: Callable[[Tensor, Parameter], bool], told: str, *names: str) -> C
 
 def goes(fits: Callable[[Parameter], bool]) -> Callable[[Parameter], str | None]:
     """Of a master that has not gone the way that it should."""
-
-    def row(one: Parameter) -> str | None:
-        return None if one.follows(one.due) or not fits(one) else farthest(one.master, one.due, "the master")
-
-    return row
+    return lambda one: None if one.follows(one.due) or not fits(one) else farthest(one.master, one.due, "the master")
 
 
 def went(**other: Any) -> Callable[[Parameter], str | None]:
-    return goes(lambda one: one.follows(one.gone(**other)))
+    return goes(lambda one: one.follows(one.by_adamw(**other)))
 
 
 def apart(one: Parameter) -> str | None:
@@ -269,10 +259,10 @@ UPDATED = (
     Mistake("small steps are lost", TYPES, goes(lambda one: torch.equal(one.master.to(one.p.dtype), one.master)),
             shows="in bfloat16 the loss goes down more slowly, or stands still, without an error"),
     Mistake("the gradient is followed uphill", "In which direction does the loss grow?", went(sign=-1)),
-    Mistake("every step counts as the first", "What is the number of this step?", went(counted=lambda t: 1),
+    Mistake("every step counts as the first", "What is the number of this step?", went(number=lambda t: 1),
             shows="too quick at first: the correction of the means never ends"),
     Mistake("the steps are counted from a different number", "What is the number of the first step?",
-            went(counted=lambda t: t + 1)),
+            went(number=lambda t: t + 1)),
     Mistake("no weight decay", "Which of the settings reach adamw?", went(weight_decay=0.0)),
     *(Mistake("a different learning rate", "How often is a step taken, and with which settings?",
               went(quicker=factor)) for factor in (0.5, 2.0)),
