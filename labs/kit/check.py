@@ -77,11 +77,12 @@ from labs.kit.checks.gradients.buckets import buckets
 from labs.kit.checks.gradients.overlap import overlap
 from labs.kit.checks.gradients.wrapper import data_parallel
 from labs.kit.checks.memory.mixed import mixed_precision
+from labs.kit.checks.memory.offloading import offloaded_step
+from labs.kit.checks.memory.recomputing import checkpoint, place_checkpoints
 from labs.kit.checks.meshes.neighbours import neighbours
 from labs.kit.checks.meshes.order_of_axes import order_of_axes
 from labs.kit.checks.meshes.scatter import partial_to_shard
 from labs.kit.checks.meshes.table import placements
-from labs.kit.checks.offloading import offloaded_step
 from labs.kit.checks.pencil.bytes_by_kind import bytes_by_kind
 from labs.kit.checks.pencil.fill_buckets import fill_buckets
 from labs.kit.checks.pencil.held import held_per_rank
@@ -92,7 +93,6 @@ from labs.kit.checks.pencil.shard import my_shard
 from labs.kit.checks.pencil.step_seconds import step_seconds
 from labs.kit.checks.pipeline.obeying import obey
 from labs.kit.checks.pipeline.orders import gpipe, interleaved, one_f_one_b, zero_bubble
-from labs.kit.checks.recomputing import checkpoint, place_checkpoints
 from labs.kit.checks.tensor.block import block_plan
 from labs.kit.checks.tensor.border import conjugate
 from labs.kit.checks.tensor.heads import deal_heads

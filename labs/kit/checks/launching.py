@@ -85,11 +85,9 @@ FAILURES = (
 # fmt: on
 
 
-def job(
-    body: Callable[..., Any], *args: Any, ranks: int, record: str | None = "communication", when: str = ""
-) -> Results:
+def job(body: Callable[..., Any], *args: Any, ranks: int, record: str | None = "communication") -> Results:
     """Run `body` on CPU ranks; a job that fails becomes Wrong, and an untouched stub, too."""
-    when = when or f"on {ranks} rank{'s' * (ranks > 1)}"
+    when = "on one rank" if ranks == 1 else f"on {ranks} ranks"
     try:
         return run(in_a_room, body, *args, ranks=ranks, record=record, timeout=TIMEOUT, device="cpu")
     except RankError as error:

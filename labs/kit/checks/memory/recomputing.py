@@ -1,260 +1,247 @@
-"""Do activations take less memory, and is it still the same training?  What recomputation must get right.
+"""checkpoint and place_checkpoints: activations take less memory, and it is still the same training.
 
     checkpoint           fn(layer, x) in the place of every layer: each is computed once more, and keeps its input
     place_checkpoints    fn(model) changes a GPT: at most so much memory, and at most so much computed again
 
-Numbers are compared with those of the same model untouched, in float64, with the same random numbers: where the
-input of the first layer needs no gradient, with several forwards before the first backward, with dropout.  Bytes are
-all but parameters and gradients, at every moment of the step; what Python and numpy hold besides is counted, too.
-What is computed again is counted in multiplications (of matrices, and in attention), as a share of the layers' forward;
-at other depths, too.
+Numbers are compared with those of the same model untouched: where the input of the first layer needs no gradient, with
+several forwards before the first backward, with dropout.  Both budgets are those of the large model; what is computed
+again is asked of the others, too, when all else is right.
 """
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from labs.kit.checks.answer import Wrong, answered, instead
+from labs.kit.checks.acts import Play, as_found, checked, first_wrong, on_one_rank
+from labs.kit.checks.answer import Mistake, Wrong, answered, instead, refuse, show
 from labs.kit.checks.case import close
-from labs.kit.checks.launching import job
-from labs.kit.checks.twice import WITHOUT_GRAPH, Case, Function, Outcome, Step, bytes_held, numbers
-from labs.kit.record import KINDS, Recording
+from labs.kit.checks.left import AFTERMATH
+from labs.kit.checks.memory.twice import WITHOUT_GRAPH, Model, Twice, parameters
+from labs.kit.checks.ranks import F32, F64, Draw
+from labs.kit.checks.scripts import Look, Seen
 
-TOLERANCE = 5e-10  # of the element and of the largest one
-
-
-@dataclass(frozen=True)
-class Budget:
-    """The most that may be held, × what was held before; the most that may be computed again, × the layers' forward."""
-
-    held: float
-    again: float
-    runs: int | None = None  # of each layer's forward, exactly
+TOLERANCE = {F64: 5e-10, F32: 5e-5}  # of the element and of the largest one
 
 
-ONE_LAYER = Budget(held=0.30, again=1.0, runs=2)
-PLACED = Budget(held=0.40, again=0.5)  # the other half of the layers would be 0.44
+def many_layers(draw: Draw, **budget: Any) -> dict[int, list[Model]]:
+    model, pick = partial(draw.world, Model, 1, **budget), draw.random.randint
+    return {
+        1: [
+            model(depth=draw.random.choice((3, 5)), again=True),  # of which nobody has half
+            model(depth=pick(2, 3), tied=True, waiting=2),
+            model(depth=pick(2, 4), frozen=True, dropout=True),
+            model(depth=8, sequences=8, tokens=64, measured=True, dtype=F32),
+        ]
+    }
 
 
-# ---- the checks ------------------------------------------------------------------------------------------
+def one_layer(draw: Draw, **budget: Any) -> dict[int, list[Model]]:
+    return {1: [draw.world(Model, 1, depth=1, only="right only with more than one layer", **budget)]}
 
 
-@answered
-def checkpoint(fn: Function, seed: int) -> str:
-    """`fn(layer, x)`: what `layer(x)` is, and its gradients, with nothing kept but x until backward."""
-    return judge(partial(around_each_layer, fn), seed, ONE_LAYER)
+def script(world: Model, fn: Callable[..., Any]) -> Iterator[Look | None]:
+    yield None
+    random, twice = torch.get_rng_state(), Twice(world, fn)
+    facts = first_wrong(CHANGED, [("", twice)]) or first_wrong(NUMBERS, twice.steps()) or twice.costs
+    torch.set_rng_state(random)
+    yield Look(facts=facts)
 
 
-@answered
-def place_checkpoints(fn: Function, seed: int) -> str:
-    """`fn(model)` changes a GPT (`model.layers`: a ModuleDict), in place, so that it keeps to the budget."""
-    return judge(fn, seed, PLACED)
+def costs(seen: Seen, measured: bool = True) -> Iterator[tuple[str, SimpleNamespace]]:
+    if seen.world.measured == measured:
+        yield "", SimpleNamespace(world=seen.world, **seen.done[0].facts)
 
 
-def around_each_layer(fn: Function, model: nn.Module) -> None:
-    for layer in model.layers.values():
-        layer.forward = partial(fn, layer.forward)
+# ---- is it the same training? ----------------------------------------------------------------------------
 
 
-def judge(fn: Function, seed: int, budget: Budget) -> str:
-    draw = random.Random(seed)
-    small = [
-        Case(draw.randrange(2**40), 1, draw.choice((3, 5)), again=True),  # of which nobody has half
-        Case(draw.randrange(2**40), 1, draw.randint(2, 3), tied=True, waiting=2),
-        Case(draw.randrange(2**40), 1, draw.randint(2, 4), frozen=True, dropout=0.3),
-    ]
-    measured = Case(draw.randrange(2**40), 1, depth=8, sequences=8, tokens=64, measured=True)
-    single = Case(draw.randrange(2**40), 1, depth=1, only="right only with more than one layer")
-    found = numbers_of_all(fn, small)
-    [large] = numbers_of_all(fn, [measured])  # which takes as long as the others together
-    recording = job(bytes_held, fn, measured, ranks=1, record="memory", when="on one rank").recording
-    line = within(budget, measured.parameter_bytes(), recording, large)
-    for case, outcome in zip(small, found, strict=True):
-        again_at_any_depth(budget, case, outcome)
-    again_at_any_depth(budget, single, *numbers_of_all(fn, [single]))
-    return line
+def same(found: Tensor, due: Tensor) -> bool:
+    return close(found, due, TOLERANCE[due.dtype])
 
 
-def numbers_of_all(fn: Function, cases: list[Case]) -> list[Outcome]:
-    try:
-        [outcomes] = job(numbers, fn, cases, ranks=1, record=None, when="on one rank")
-        for case, outcome in zip(cases, outcomes, strict=True):
-            right_numbers(case, outcome)
-    except Wrong as wrong:
-        if WITHOUT_GRAPH in wrong.answer.text:
-            question = "In which grad mode does autograd call what unpacks a tensor?"
-            raise Wrong(wrong.answer.text, question, "the second run builds no graph") from None
-        raise wrong.also(cases[0].only) from None
-    return outcomes
+def other_parameters(one: Twice, renamed: bool = False) -> str | None:
+    before, after = list(parameters(one.plain)), list(parameters(one.found))
+    gone, new = [name for name in before if name not in after], [name for name in after if name not in before]
+    if before == after or (renamed and not (gone and new)):
+        return None
+    return f"{f'{gone[0]!r} is gone' if gone else 'all are there'}{f', {new[0]!r} is new' if new else ''}"
 
 
-# ---- numbers ---------------------------------------------------------------------------------------------
+def changed(fits: Callable[[Tensor, Tensor], bool], told: str) -> Callable[[Twice], str | None]:
+    """The first parameter of which it is so, before and after."""
+
+    def row(one: Twice) -> str | None:
+        pairs = zip(parameters(one.plain).items(), parameters(one.found).values(), strict=True)
+        found = [told.format(name, show(before), show(after)) for (name, before), after in pairs if fits(before, after)]
+        return found[0] if found else None
+
+    return row
 
 
-def right_numbers(case: Case, outcome: Outcome) -> None:
-    """Raise Wrong for the first thing that differs from the model as it was."""
-    if outcome.names[0] != outcome.names[1]:
-        gone = [name for name in outcome.names[0] if name not in outcome.names[1]]
-        new = [name for name in outcome.names[1] if name not in outcome.names[0]]
-        text = f"{gone[0]!r} is gone" if gone else "all are there"
-        raise Wrong(
-            f"{case}: {text}{f', {new[0]!r} is new' if new else ''}",
-            "Who finds parameters by their names, after a checkpoint has been saved?",
-            "parameters are renamed" if gone and new else "other parameters",
-        )
-    if outcome.complaint:
-        text, question, mistake = outcome.complaint
-        raise Wrong(f"{case}: {text}", question, mistake)
-    for number, (plain, found) in enumerate(zip(outcome.plain, outcome.found, strict=True)):
-        right_outputs(case, number, plain, found)
-        right_gradients(case, plain, found)
-        if not torch.equal(plain.random, found.random):
-            raise Wrong(
-                f"{case}: after a step, torch's random numbers go on from a different place than without recomputation",
-                "Which numbers would the rest of the program have drawn, had nothing been computed twice?",
-                "the second run disturbs the random numbers",
-            )
-    if case.again:
-        right_output(f"{case}: under no_grad", *outcome.without_grad, "different outputs under no_grad")
+def idle(one: Twice) -> str | None:
+    names = [name or "the model" for name, module in one.found.named_modules() if not module.training]
+    return f"{names[0]} is in evaluation mode" if names else None
 
 
-def right_outputs(case: Case, number: int, plain: Step, found: Step) -> None:
-    late = "" if number == 0 else ", in the second step"
-    for one, other in zip(found.losses, plain.losses, strict=True):
-        right_output(f"{case}{late}", one, other, "different outputs")
+def other_loss(one: Twice) -> str | None:
+    wrong = [pair for pair in zip(one.now.losses, one.due.losses, strict=True) if not same(*pair)]
+    return f"the loss is {instead(*wrong[0])}" if wrong else None
 
 
-def right_output(when: str, found: Tensor, plain: Tensor, mistake: str) -> None:
-    if not same(found, plain):
-        raise Wrong(
-            f"{when}: the loss is {instead(found, plain)}",
-            "What should a forward with checkpoints compute, if not the same as without?",
-            mistake,
-        )
+def missing(one: Twice) -> str | None:
+    due = [name for name, gradient in one.due.gradients.items() if gradient is not None]
+    gone = [name for name in due if one.now.gradients[name] is None]
+    return f"{len(gone)} of {len(due)} gradients are missing, first that of {gone[0]!r}" if gone else None
 
 
-def right_gradients(case: Case, plain: Step, found: Step) -> None:
-    due = [name for name, gradient in plain.gradients.items() if gradient is not None]
-    if missing := [name for name in due if found.gradients[name] is None]:
-        text = f"{case}: {len(missing)} of {len(due)} gradients are missing, first that of {missing[0]!r}"
-        if case.frozen:
-            raise Wrong(
-                text,
-                "The input of the first layer needs no gradient. Do its parameters?",
-                "no gradient where the input needs none",
-            )
-        raise Wrong(text, "Which graph does backward follow from the layer's output?", "gradients are missing")
-    wrong = [name for name in due if not same(found.gradients[name], plain.gradients[name])]
+def other_gradients(one: Twice) -> str | None:
+    due = {name: gradient for name, gradient in one.due.gradients.items() if gradient is not None}
+    wrong = [name for name in due if not same(one.now.gradients[name], due[name])]
     if not wrong:
-        return
-    one, other = found.gradients[wrong[0]], plain.gradients[wrong[0]]
-    at = tuple(int(i) for i in torch.unravel_index((one - other).abs().argmax(), other.shape))
-    text = (
-        f"{case}: {len(wrong)} of {len(due)} gradients differ, first that of {wrong[0]!r} at "
-        f"[{', '.join(map(str, at))}]: it is {instead(one[at], other[at])}"
-    )
-    mistake, question = "different gradients", "What does the second run see that the first one did not?"
-    if case.dropout:
-        mistake, question = "the random numbers are not kept", "Which units has the second run dropped?"
-    elif case.waiting > 1:
-        mistake, question = (
-            "one forward overwrites another's state",
-            "Between the two runs of one call, where does what belongs to it live?",
-        )
-    raise Wrong(text, question, mistake)
-
-
-def same(found: Tensor, plain: Tensor) -> bool:
-    return close(found, plain, tolerance(plain))
-
-
-def tolerance(x: Tensor) -> float:
-    return TOLERANCE if x.dtype is torch.float64 else 5e-5
-
-
-# ---- budgets ---------------------------------------------------------------------------------------------
-
-
-def within(budget: Budget, parameters: int, recording: Recording, outcome: Outcome) -> str:
-    """The line of success; raises Wrong where either budget is exceeded."""
-    plain, found = (Held.of(recording, step, parameters) for step in (0, 1))
-    held, left, again = found.most / plain.most, found.left / plain.most, outcome.again
-    text = (
-        f"the step holds {held:.2f} × as much as before ({left:.2f} × when backward begins); the budget is "
-        f"{budget.held:.2f} ×\n{again:.2f} × the layers' forward is computed again; the budget is {budget.again:.2f} ×"
-    )
-    if again < 0.01 and held > 0.95:
-        if outcome.returned:
-            text += f"\nThe function returned {outcome.returned}; what counts is the model that it was given."
-        raise Wrong(text, "What has changed in the model itself? Print it before and after.", "nothing is recomputed")
-    if again > 1.05:
-        raise Wrong(text, "How often does each layer run its forward in a step?", "computed more than twice")
-    if outcome.elsewhere > 0.1 * plain.most:
-        raise Wrong(
-            f"Python and numpy hold {outcome.elsewhere:,} bytes more than before",
-            "Whose memory is that, if not yours?",
-            "kept out of torch's sight",
-        )
-    if held > budget.held:
-        raise Wrong(text, *too_much(left, found, budget))
-    if again > budget.again + 0.005:
-        raise Wrong(text, DEAR, "too much is computed again")
+        return None
+    found, right = one.now.gradients[wrong[0]], due[wrong[0]]
+    at = tuple(int(i) for i in torch.unravel_index((found - right).abs().argmax(), right.shape))
     return (
-        f"{held:.2f} × the memory (budget {budget.held:.2f}); "
-        f"{again:.2f} × the layers' forward is computed again (budget {budget.again:.2f})"
+        f"{len(wrong)} of {len(due)} gradients differ, first that of {wrong[0]!r} at {list(at)}: "
+        f"it is {instead(found[at], right[at])}"
     )
 
 
-DEAR = "Which operations are expensive to compute, and which only expensive to keep?"
+# fmt: off
+BY_NAME = "Who finds parameters by their names, after a checkpoint has been saved?"
+OUTPUT = "What should a forward with checkpoints compute, if not the same as without?"
+CHANGED = (
+    Mistake("parameters are renamed", BY_NAME, partial(other_parameters, renamed=True)),
+    Mistake("other parameters", BY_NAME, other_parameters),
+    Mistake("no longer in training mode", "What does dropout do there?", idle),
+    Mistake("requires_grad has changed", "Who decides what is trained?",
+            changed(lambda before, after: before.requires_grad != after.requires_grad,
+                    "requires_grad of {!r} has changed")),
+    Mistake("the parameters have changed", "What, besides activations, may the function change?",
+            changed(lambda before, after: before.dtype != after.dtype or not torch.equal(before, after),
+                    "the parameter {!r} was {}, and is {}, with different numbers")),
+)
+NUMBERS = (
+    Mistake("different outputs under no_grad", OUTPUT, lambda one: one.under_no_grad and other_loss(one)),
+    Mistake("different outputs", OUTPUT, other_loss),
+    Mistake("no gradient where the input needs none",
+            "The input of the first layer needs no gradient. Do its parameters?",
+            lambda one: one.world.frozen and missing(one)),
+    Mistake("gradients are missing", "Which graph does backward follow from the layer's output?", missing),
+    Mistake("the random numbers are not kept", "Which units has the second run dropped?",
+            lambda one: one.world.dropout and other_gradients(one)),
+    Mistake("one forward overwrites another's state",
+            "Between the two runs of one call, where does what belongs to it live?",
+            lambda one: one.world.waiting > 1 and other_gradients(one)),
+    Mistake("different gradients", "What does the second run see that the first one did not?", other_gradients),
+    Mistake("the second run disturbs the random numbers",
+            "Which numbers would the rest of the program have drawn, had nothing been computed twice?",
+            lambda one: not torch.equal(one.now.random, one.due.random)
+            and "after a step, torch's random numbers go on from a different place than without recomputation"),
+)
+# Of what was raised.
+RAISED = (
+    Mistake("the second run builds no graph", "In which grad mode does autograd call what unpacks a tensor?",
+            lambda text: WITHOUT_GRAPH in text),
+)
+# fmt: on
+
+# ---- what does it take? ----------------------------------------------------------------------------------
 
 
-def again_at_any_depth(budget: Budget, case: Case, outcome: Outcome) -> None:
-    if outcome.again > budget.again + 0.005:
-        text = (
-            f"{case}: {outcome.again:.2f} × the layers' forward is computed again; the budget is {budget.again:.2f} ×"
-        )
-        question = "With 8 layers it keeps to the budget. Which of this model's layers does it choose?"
-        raise Wrong(text, question, case.only or "too much is computed again at another depth")
-    for name, runs in outcome.runs.items() if budget.runs else ():
-        if runs < budget.runs:
-            text = f"{case}: layer {name!r} runs {runs:.3g} × for each forward of the model; {budget.runs} × is due"
-            question = "If the input needs no gradient, which parameters' gradients need the kept tensors?"
-            if case.frozen:
-                raise Wrong(text, question, "nothing is recomputed where the input needs no gradient")
-            raise Wrong(text, "Where does backward find what the first run has made?", "nothing is recomputed")
+def dear(one: SimpleNamespace) -> str | None:
+    return again(one) if one.again > one.world.dear + 0.005 else None
 
 
-def too_much(left: float, found: Held, budget: Budget) -> tuple[str, str]:
-    """(question, mistake) where the step holds too much."""
-    if left > budget.held:
-        return "What is kept from forward to backward, and what of it could be computed again?", "too much is kept"
-    if found.forward:
-        return "The highest moment of all is what counts. When is a layer's memory given back?", "freed too late"
-    if found.come > 0.6:
-        return "Who still holds a layer's activations when its backward is over?", "not freed after use"
-    return "At what moment of backward is everything there again?", "too much at once in backward"
+def again(one: SimpleNamespace) -> str:
+    return f"{one.again:.2f} × the layers' forward is computed again; the budget is {one.world.dear:.2f} ×"
 
 
-@dataclass(frozen=True)
-class Held:
-    """Bytes besides parameters and gradients."""
+def both(fits: Callable[[SimpleNamespace], Any]) -> Callable[[SimpleNamespace], str | None]:
+    """Both budgets, where it fits."""
+    told = "the step holds {:.2f} × as much as before ({:.2f} × when backward begins); the budget is {:.2f} ×\n"
+    return lambda one: told.format(one.held, one.left, one.world.most) + again(one) if fits(one) else None
 
-    most: int  # in a step
-    left: int  # as backward begins
-    forward: bool  # whether the most is before that
-    come: float  # the share of the gradients that are there when it is
 
-    @staticmethod
-    def of(recording: Recording, step: int, parameters: int) -> Held:
-        backward = [span.start for span in recording.spans if span.name == "backward"][step]
-        moments = recording.during(0, step, [kind for kind in KINDS if kind != "G"])
-        besides = [size - parameters for _, size in moments]
-        before = sum(moment < backward for moment, _ in moments)
-        most = besides.index(max(besides))
-        gradients = [size for _, size in recording.during(0, step, ("G",))]
-        return Held(besides[most], besides[before - 1], most < before, gradients[most] / max(gradients))
+def over(fits: Callable[[SimpleNamespace], Any]) -> Callable[[SimpleNamespace], str | None]:
+    return both(lambda one: one.held > one.world.most and fits(one))
+
+
+def in_vain(one: SimpleNamespace) -> str | None:
+    told = both(lambda one: one.again < 0.01 and one.held > 0.95)(one)
+    returned = f"\nThe function returned {one.returned}; what counts is the model that it was given."
+    return told and told + returned * bool(one.returned)
+
+
+def runs_once(one: SimpleNamespace) -> str | None:
+    told = "layer {!r} runs {:.3g} × for each forward of the model; {} × is due"
+    return next((told.format(*ran, one.world.runs) for ran in one.runs.items() if ran[1] < one.world.runs), None)
+
+
+# fmt: off
+DEPTH = "With 8 layers it keeps to the budget. Which of this model's layers does it choose?"
+COSTS = (
+    Mistake("nothing is recomputed", "What has changed in the model itself? Print it before and after.", in_vain),
+    Mistake("computed more than twice", "How often does each layer run its forward in a step?",
+            both(lambda one: one.again > 1.05)),
+    Mistake("kept out of torch's sight", "Whose memory is that, if not yours?",
+            lambda one: one.elsewhere > 0.1 * one.before
+            and f"Python and numpy hold {one.elsewhere:,} bytes more than before"),
+    Mistake("too much is kept", "What is kept from forward to backward, and what of it could be computed again?",
+            over(lambda one: one.left > one.world.most)),
+    Mistake("freed too late", "The highest moment of all is what counts. When is a layer's memory given back?",
+            over(lambda one: not one.late)),
+    Mistake("not freed after use", "Who still holds a layer's activations when its backward is over?",
+            over(lambda one: one.come > 0.6)),
+    Mistake("too much at once in backward", "At what moment of backward is everything there again?",
+            over(lambda one: True)),
+    Mistake("too much is computed again",
+            "Which operations are expensive to compute, and which only expensive to keep?", both(dear)),
+)
+AT_ANOTHER_DEPTH = (
+    Mistake("right only with more than one layer", DEPTH, lambda one: one.world.only and dear(one)),
+    Mistake("too much is computed again at another depth", DEPTH, dear),
+    Mistake("nothing is recomputed where the input needs no gradient",
+            "If the input needs no gradient, which parameters' gradients need the kept tensors?",
+            lambda one: one.world.frozen and runs_once(one)),
+    Mistake("nothing is recomputed", "Where does backward find what the first run has made?", runs_once),
+)
+TABLES = ((on_one_rank, (*as_found((*CHANGED, *NUMBERS)), AFTERMATH[0])), (costs, COSTS))
+# fmt: on
+
+
+def budgeted(fn: Callable[..., Any], seed: int, **budget: Any) -> str:
+    found = []
+    for worlds in (many_layers, one_layer):
+        try:
+            passed = checked(Play(partial(worlds, **budget), script, TABLES, OUTPUT), (fn,), seed)
+        except Wrong as wrong:
+            refuse(RAISED, wrong.answer.text, wrong.answer.text)
+            raise
+        for seen in passed.seen:
+            for _, one in costs(seen, measured=False):
+                refuse(AT_ANOTHER_DEPTH, one, f"{seen}: ")
+            found += [one for _, one in costs(seen)]
+    [one] = found
+    return (
+        f"{one.held:.2f} × the memory (budget {one.world.most:.2f}); "
+        f"{one.again:.2f} × the layers' forward is computed again (budget {one.world.dear:.2f})"
+    )
+
+
+@answered
+def checkpoint(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(layer, x)`: what `layer(x)` is, and its gradients, with nothing kept but x until backward."""
+    return budgeted(fn, seed, around=True, most=0.30, dear=1.0, runs=2)
+
+
+@answered
+def place_checkpoints(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(model)` changes a GPT (`model.layers`: a ModuleDict), in place, so that it keeps to the budget."""
+    return budgeted(fn, seed, most=0.40, dear=0.5)  # the other half of the layers would be 0.44

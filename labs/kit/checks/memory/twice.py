@@ -1,14 +1,17 @@
-"""A GPT with dropout or without, and what a rank does with it in a check of recomputation.
+"""A GPT that is trained twice: as it was, and as a function has changed it.  What differs, and what does it take?
 
-The reference is the same model untouched, from the same random numbers: a step of each, in one case two.
+Both begin with the same parameters, and each step with the same random numbers.  Bytes are all but parameters and
+gradients, at every moment of a step; what is computed again is counted in multiplications (of matrices, and in
+attention), as a share of the layers' forward.
 """
 
 from __future__ import annotations
 
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,196 +20,174 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from labs.kit.checks import case as shared
 from labs.kit.checks.answer import show
-from labs.kit.checks.launching import noted
-from labs.kit.record import mark
+from labs.kit.checks.scripts import World
+from labs.kit.watch.memory import StorageWatch, timeline
 from labs.model import GPT, Config, Layer, initialise
 
 RATE = 0.1
-WITHOUT_GRAPH = "(a layer had just run again, under no_grad)"
 # What torch's own counter leaves out.
 ATTENTION_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-Function = Callable[..., Any]
+WITHOUT_GRAPH = "(a layer had just run again, under no_grad)"
 
 
 @dataclass(frozen=True)
-class Case(shared.Case):
-    """A GPT and what it is trained on. measured: in float32, for bytes and multiplications; the others in float64."""
+class Model(World):
+    """A GPT, what it is trained on, and what it may take.
 
-    depth: int
-    dropout: float = 0.0
-    frozen: bool = False  # the embedding, so that the input of the first layer needs no gradient
+    frozen: its embedding, so that the input of the first layer needs no gradient.  waiting: forwards, before the first
+    backward.  again: there is a second step, and a forward under no_grad.  measured: its bytes, too.
+    around: the function is given each layer with its input, and not the model.  most: may be held, × what was held
+    before; dear: may be computed again, × the layers' forward; runs: of each layer's forward, at the least.
+    """
+
+    depth: int = 1
+    dropout: bool = False
+    frozen: bool = False
     tied: bool = False
-    waiting: int = 1  # forwards, before the first backward
+    waiting: int = 1
     sequences: int = 2
     tokens: int = 6
-    again: bool = False  # there is a second step, and a forward under no_grad
+    again: bool = False
     measured: bool = False
+    around: bool = False
+    most: float = 1.0
+    dear: float = 1.0
+    runs: int = 0
 
     def model(self) -> GPT:
         config = Config(32, 64, self.depth, 4, 2, 160, context=64, tied=self.tied)
         model = GPT(config)
         for name in model.layers if self.dropout else ():
-            model.layers[name] = Dropping(config, self.dropout)
+            model.layers[name] = Dropping(config)
         initialise(model, self.seed)
         model.embed.weight.requires_grad_(not self.frozen)
-        return model if self.measured else model.double()
+        return model.to(self.dtype)
 
-    def batches(self) -> list[tuple[Tensor, Tensor]]:
+    def losses(self, model: nn.Module) -> list[Tensor]:
         size = (self.waiting, 2, self.sequences, self.tokens)
-        return [(x, y) for x, y in torch.randint(32, size, generator=self.generator())]
-
-    def parameter_bytes(self) -> int:
-        return sum(p.nbytes for p in self.model().parameters())
+        torch.manual_seed(self.seed)
+        return [model(x, y) for x, y in torch.randint(32, size, generator=self.generator())]
 
     def __str__(self) -> str:
         words = [f"{self.depth} layer{'s' * (self.depth > 1)}"]
         words += ["a frozen embedding"] * self.frozen + ["a tied head"] * self.tied
         words += [f"{self.waiting} forwards before the first backward"] * (self.waiting > 1)
-        words += ["dropout"] * bool(self.dropout)
-        return ", ".join(words)
+        return ", ".join([*words, *["dropout"] * self.dropout])
 
 
 class Dropping(Layer):
     """A layer that draws random numbers."""
 
-    def __init__(self, config: Config, rate: float) -> None:
-        super().__init__(config)
-        self.rate = rate
+    rate = 0.3
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        drop = partial(nn.functional.dropout, p=self.rate, training=self.training)
-        x_BTD = x_BTD + drop(self.attention(self.attention_norm(x_BTD)))
-        return x_BTD + drop(self.mlp(self.mlp_norm(x_BTD)))
-
-
-@dataclass
-class Step:
-    """Losses, gradients by name, and the state of the random numbers afterwards; what it cost."""
-
-    losses: list[Tensor]
-    gradients: dict[str, Tensor | None]
-    random: Tensor
-    multiplications: int
-    elsewhere: int  # the most bytes that came in Python and numpy (where traced)
-
-
-@dataclass
-class Outcome:
-    """Steps of the model as it was (plain), and as it is (found)."""
-
-    names: tuple[list[str], list[str]]
-    complaint: tuple[str, str, str] | None = None  # text, question, mistake
-    returned: str = ""  # where it is another than the model itself
-    plain: list[Step] = field(default_factory=list)
-    found: list[Step] = field(default_factory=list)
-    without_grad: tuple[Tensor, ...] = ()  # found, plain
-    again: float = 0.0  # multiplications that a step has more than before, × the layers' forward
-    elsewhere: int = 0  # the most bytes that came in Python and numpy (the model as it was makes few)
-    runs: dict[str, float] = field(default_factory=dict)  # of each layer, by its name, per forward of the model
-
-
-# ---- what it computes ------------------------------------------------------------------------------------
-
-
-def numbers(fn: Function, cases: list[Case]) -> list[Outcome]:
-    return [numbers_of(fn, case) for case in cases]
-
-
-def numbers_of(fn: Function, case: Case) -> Outcome:
-    plain, model = case.model(), case.model()
-    runs: Counter[str] = Counter()
-    for name, layer in model.layers.items():
-        layer.mlp.register_forward_pre_hook(partial(ran, runs, name))
-    returned = noted(case, fn, model)
-    outcome = Outcome((names(plain), names(model)), complaint=changed(plain, model))
-    outcome.returned = "" if returned is None or returned is model else show(returned)
-    if outcome.complaint or outcome.names[0] != outcome.names[1]:
-        return outcome
-    runs.clear()
-    try:
-        outcome.plain, outcome.found = (
-            [step(each, case, trace=case.measured and each is model) for _ in range(1 + case.again)]
-            for each in (plain, model)
-        )
-    except Exception as error:
-        if runs[WITHOUT_GRAPH]:
-            error.add_note(WITHOUT_GRAPH)
-        raise
-    outcome.runs = {name: runs[name] / len(outcome.found) / case.waiting for name in plain.layers}
-    compare_costs(outcome, plain, case)
-    if case.again:
-        with torch.no_grad():
-            outcome.without_grad = tuple(losses(each, case)[0] for each in (model, plain))
-    return outcome
-
-
-def ran(runs: Counter[str], name: str, *_: Any) -> None:
-    runs[name] += 1
-    runs[WITHOUT_GRAPH] = not torch.is_grad_enabled()  # the last one
+        return nn.functional.dropout(super().forward(x_BTD), self.rate, self.training)
 
 
 def parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """By the names that a saved checkpoint has."""
-    state = model.state_dict(keep_vars=True)
-    return {name: p for name, p in state.items() if isinstance(p, nn.Parameter)}
+    return {name: p for name, p in model.state_dict(keep_vars=True).items() if isinstance(p, nn.Parameter)}
 
 
-def names(model: nn.Module) -> list[str]:
-    return list(parameters(model))
+class Twice:
+    """The model as it was (plain), as it is (found), and the same step of both (due, now)."""
+
+    def __init__(self, world: Model, fn: Callable[..., Any]) -> None:
+        self.world, self.plain, self.found = world, world.model(), world.model()
+        self.ran: Counter[str] = Counter()
+        for name, layer in self.found.layers.items():
+            layer.mlp.register_forward_pre_hook(partial(self.runs_now, name))
+        self.returned = self.apply(fn)
+        self.ran.clear()
+
+    def apply(self, fn: Callable[..., Any]) -> str:
+        """What it returned, in words, where that is something else than the model."""
+        if self.world.around:
+            for layer in self.found.layers.values():
+                layer.forward = partial(fn, layer.forward)
+            return ""
+        returned = fn(self.found)
+        return "" if returned is None or returned is self.found else show(returned)
+
+    def runs_now(self, name: str, *_: Any) -> None:
+        self.ran[name] += 1
+        self.without_graph = not torch.is_grad_enabled()
+
+    def steps(self) -> Iterator[tuple[str, Twice]]:
+        """The costs are those of the first one."""
+        whens = ("", "in the second step, ", "under no_grad, ")
+        for number, when in enumerate(whens if self.world.again else whens[:1]):
+            self.under_no_grad = number == 2
+            with torch.set_grad_enabled(not self.under_no_grad):
+                self.due = Step(self.world, self.plain)
+                try:
+                    self.now = Step(self.world, self.found)
+                except Exception as error:
+                    if self.ran and self.without_graph:
+                        error.add_note(WITHOUT_GRAPH)
+                    raise
+            if number == 0:
+                self.costs = self.compared()
+            yield when, self
+
+    def compared(self) -> dict[str, Any]:
+        """runs of each layer, for each forward of the model; what was computed again, × the layers' forward."""
+        x = torch.zeros(self.world.sequences, self.world.tokens, self.plain.config.dim, dtype=self.world.dtype)
+        with Multiplications() as forward, torch.no_grad():
+            for layer in self.plain.layers.values():
+                layer(x)
+        more = self.now.multiplications - self.due.multiplications
+        runs = {name: self.ran[name] / self.world.waiting for name in self.plain.layers}
+        return {"runs": runs, "again": more / forward.total / self.world.waiting} | self.bytes()
+
+    def bytes(self) -> dict[str, Any]:
+        """Held at the most, and left as backward begins, × what was held before; elsewhere: more, in Python and NumPy.
+
+        late: whether the most is in backward; come: the share of the gradients that are there when it is.
+        """
+        if not self.world.measured:
+            return {}
+        held, before = self.now.held, max(self.due.held)
+        at = held.index(max(held))
+        return {
+            "held": held[at] / before,
+            "left": held[self.now.middle] / before,
+            "late": at > self.now.middle,
+            "come": self.now.come[at] / max(self.now.come),
+            "elsewhere": self.now.elsewhere - self.due.elsewhere,
+            "before": before,
+            "returned": self.returned,
+        }
 
 
-def changed(plain: nn.Module, model: nn.Module) -> tuple[str, str, str] | None:
-    if idle := [name or "the model" for name, module in model.named_modules() if not module.training]:
-        return f"{idle[0]} is in evaluation mode", "What does dropout do there?", "no longer in training mode"
-    before, after = parameters(plain), parameters(model)
-    for name in before.keys() & after.keys():
-        if before[name].requires_grad != after[name].requires_grad:
-            return f"requires_grad of {name!r} has changed", "Who decides what is trained?", "requires_grad has changed"
-        if before[name].dtype != after[name].dtype or not torch.equal(before[name], after[name]):
-            text = (
-                f"the parameter {name!r} was {show(before[name])}, and is {show(after[name])}, with different numbers"
-            )
-            return text, "What, besides activations, may the function change?", "the parameters have changed"
-    return None
+class Step:
+    """Losses, gradients by name, and the state of the random numbers afterwards; what it took.
 
+    Where it is measured, at each moment: held, bytes besides parameters and gradients; come, bytes of gradients.
+    middle: the moment when backward begins.  elsewhere: the most bytes that came in Python and NumPy.
+    """
 
-def step(model: nn.Module, case: Case, trace: bool) -> Step:
-    if trace:
-        tracemalloc.start()
-    with Multiplications() as count:
-        found = losses(model, case)
-        for loss in found:
-            loss.backward()
-    elsewhere = tracemalloc.get_traced_memory()[1]  # 0 where nothing is traced
-    tracemalloc.stop()
-    after = Step([loss.detach() for loss in found], {}, torch.get_rng_state(), count.total, elsewhere)
-    for name, p in parameters(model).items():
-        after.gradients[name] = p.grad
-        if p.grad is not None:
-            p.data.sub_(RATE * p.grad)
-        p.grad = None
-    return after
-
-
-def losses(model: nn.Module, case: Case) -> list[Tensor]:
-    torch.manual_seed(case.seed)
-    return [model(x, y) for x, y in case.batches()]
-
-
-# ---- what it costs ---------------------------------------------------------------------------------------
-
-
-def compare_costs(outcome: Outcome, plain: nn.Module, case: Case) -> None:
-    """Of the first step."""
-    x = torch.zeros(case.sequences, case.tokens, plain.config.dim, dtype=plain.embed.weight.dtype)
-    with Multiplications() as forward, torch.no_grad():
-        for layer in plain.layers.values():
-            layer(x)
-    before, after = outcome.plain[0], outcome.found[0]
-    outcome.again = (after.multiplications - before.multiplications) / forward.total / case.waiting
-    outcome.elsewhere = after.elsewhere
+    def __init__(self, world: Model, model: nn.Module) -> None:
+        if world.measured:
+            tracemalloc.start()
+        with StorageWatch() if world.measured else nullcontext() as watch, Multiplications() as count:
+            losses = world.losses(model)
+            self.middle = len(watch.changes) - 1 if watch else 0
+            for loss in losses if torch.is_grad_enabled() else ():
+                loss.backward()
+            line = [held for _, held in timeline(watch.tape)] if watch else []
+        self.elsewhere, self.multiplications = tracemalloc.get_traced_memory()[1], count.total
+        tracemalloc.stop()
+        size = sum(p.nbytes for p in model.parameters())
+        self.held = [sum(held.values()) - min(held["P"], size) - held["G"] for held in line]
+        self.come = [held["G"] for held in line]
+        self.losses, self.random = [loss.detach() for loss in losses], torch.get_rng_state()
+        self.gradients = {name: p.grad for name, p in parameters(model).items()}
+        for p in model.parameters():
+            if p.grad is not None:
+                p.data.sub_(RATE * p.grad)
+            p.grad = None
 
 
 class Multiplications(TorchDispatchMode):
@@ -222,17 +203,3 @@ class Multiplications(TorchDispatchMode):
             query, key = args[:2]
             self.total += 4 * query.numel() * key.shape[-2]
         return output
-
-
-def bytes_held(fn: Function, case: Case) -> None:
-    """Step 0 is of the model as it was, step 1 as it is."""
-    for apply in (lambda model: None, fn):
-        model = case.model()
-        apply(model)
-        mark("step")
-        mark("forward")
-        (loss,) = losses(model, case)
-        mark("backward")
-        loss.backward()
-        mark("end")
-        del model, loss
