@@ -23,12 +23,14 @@ BEGIN, END = "<!-- printed by `python -m tools.teaching`: from here -->", "<!-- 
 
 
 def modules() -> Iterator[str]:
-    """Of each check of `labs.kit.check`, in its order, its own and those beside it; then those above all families."""
-    for name in re.findall(r"^    check\.(\w+)\(", check.__doc__, re.M):
-        if name != "predict":
-            yield (module := unwrap(getattr(check, name)).__module__)
-            if (family := module.rpartition(".")[0]) != checks.__name__:
-                yield from (f"{family}.{each.name}" for each in iter_modules(import_module(family).__path__))
+    """In the order of the checks: the own one of each, and those beside it that are nobody's; then the others."""
+    names = re.findall(r"^    check\.(\w+)\(", check.__doc__, re.M)
+    own = [unwrap(getattr(check, name)).__module__ for name in names if name != "predict"]
+    for module in own:
+        yield module
+        if (family := module.rpartition(".")[0]) != checks.__name__:
+            beside = (f"{family}.{each.name}" for each in iter_modules(import_module(family).__path__))
+            yield from (name for name in beside if name not in own)
     yield from (f"{checks.__name__}.{each.name}" for each in iter_modules(checks.__path__) if not each.ispkg)
 
 
