@@ -24,7 +24,7 @@ from labs.kit.checks.case import close
 from labs.kit.checks.left import AFTERMATH
 from labs.kit.checks.memory.twice import WITHOUT_GRAPH, Model, Twice, parameters
 from labs.kit.checks.ranks import F32, F64, Draw
-from labs.kit.checks.scripts import Look, Seen
+from labs.kit.checks.scripts import Look
 
 TOLERANCE = {F64: 5e-10, F32: 5e-5}  # of the element and of the largest one
 
@@ -51,11 +51,6 @@ def script(world: Model, fn: Callable[..., Any]) -> Iterator[Look | None]:
     facts = first_wrong(CHANGED, [("", twice)]) or first_wrong(NUMBERS, twice.steps()) or twice.costs
     torch.set_rng_state(random)
     yield Look(facts=facts)
-
-
-def costs(seen: Seen, measured: bool = True) -> Iterator[tuple[str, SimpleNamespace]]:
-    if seen.world.measured == measured:
-        yield "", SimpleNamespace(world=seen.world, **seen.done[0].facts)
 
 
 # ---- is it the same training? ----------------------------------------------------------------------------
@@ -212,7 +207,7 @@ AT_ANOTHER_DEPTH = (
             lambda one: one.world.frozen and runs_once(one)),
     Mistake("nothing is recomputed", "Where does backward find what the first run has made?", runs_once),
 )
-TABLES = ((on_one_rank, (*as_found((*CHANGED, *NUMBERS)), AFTERMATH[0])), (costs, COSTS))
+TABLES = ((on_one_rank, (*as_found((*CHANGED, *NUMBERS)), AFTERMATH[0])),)
 # fmt: on
 
 
@@ -224,11 +219,12 @@ def budgeted(fn: Callable[..., Any], seed: int, **budget: Any) -> str:
         except Wrong as wrong:
             refuse(RAISED, wrong.answer.text, wrong.answer.text)
             raise
-        for seen in passed.seen:
-            for _, one in costs(seen, measured=False):
-                refuse(AT_ANOTHER_DEPTH, one, f"{seen}: ")
-            found += [one for _, one in costs(seen)]
-    [one] = found
+        ones = [SimpleNamespace(world=seen.world, **seen.done[0].facts) for seen in passed.seen]
+        for one in sorted(ones, key=lambda one: not one.world.measured):  # the budgets come first
+            table, where = (COSTS, "") if one.world.measured else (AT_ANOTHER_DEPTH, f"{one.world}: ")
+            refuse(table, one, where)
+        found += ones
+    [one] = (one for one in found if one.world.measured)
     return (
         f"{one.held:.2f} × the memory (budget {one.world.most:.2f}); "
         f"{one.again:.2f} × the layers' forward is computed again (budget {one.world.dear:.2f})"
