@@ -8,6 +8,7 @@
     )
 
 Each step is judged by the tables in their order: a table is asked about every part of it that its function names.
+What changes as things go on is judged on the rank, by `first_wrong`; the table is then `as_found` there.
 """
 
 from __future__ import annotations
