@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +40,8 @@ class Part:
 
 
 Parts = dict[str, Part]
-Kept = Mapping[str, Mapping[str, tuple[tuple[int, ...], torch.dtype]]]  # by parameter, what an optimizer keeps of it
+Entry = tuple[tuple[int, ...], torch.dtype]
+Kept = Mapping[str, Mapping[str, Entry]]  # by parameter, what an optimizer keeps of it
 
 
 class Held:
@@ -68,7 +68,7 @@ class Held:
     def parts(self) -> Parts:
         found = {f"model/{name}": part_of(x, self.cuts.get(x)) for name, x in self.tensors.items()}
         for p in self.trained:
-            for key, value in self.optimizer.state[p].items():
+            for key, value in entries_of(self.optimizer, p):
                 part = part_of(value, self.cuts.get(p) if value.shape == p.shape else None)
                 found |= {f"optimizer/{name}/{key}": part for name in self.names[p]}
         return found
@@ -76,8 +76,7 @@ class Held:
     def make_room(self, kept: Kept) -> None:
         """Let the optimizer have entries for what a checkpoint kept, and no others."""
         for p in self.trained:
-            entries, shape = kept.get(self.names[p][0], {}), part_of(p, self.cuts.get(p)).shape
-            self.optimizer.state[p] = {key: empty(p, shape, *entry) for key, entry in entries.items()}
+            room_for(self.optimizer, p, part_of(p, self.cuts.get(p)).shape, kept.get(self.names[p][0], {}))
 
     def loaded(self) -> None:
         """Called when all parts have their numbers."""
@@ -96,7 +95,7 @@ class HeldByZero(Held):
             by_name |= in_vector(unit, unit.shard.detach())
         found = {f"model/{key}": by_name[name] for key, name in self.zero.keys.items()}
         for unit in self.zero.trained:
-            for entry, value in self.optimizer.state[unit.shard].items():
+            for entry, value in entries_of(self.optimizer, unit.shard):
                 if value.shape == unit.shard.shape:
                     of_each = in_vector(unit, value)
                 else:
@@ -108,9 +107,7 @@ class HeldByZero(Held):
     def make_room(self, kept: Kept) -> None:
         for unit in self.zero.trained:
             name, shape = next(iter(unit.layout.shapes.items()))
-            entries = kept.get(name, {})
-            state = {key: empty(unit.shard, tuple(shape), *entry) for key, entry in entries.items()}
-            self.optimizer.state[unit.shard] = state
+            room_for(self.optimizer, unit.shard, tuple(shape), kept.get(name, {}))
 
     def loaded(self) -> None:
         self.zero.refresh(self.zero.units)
@@ -153,6 +150,17 @@ def in_vector(unit: Unit, shard: Tensor) -> Parts:
     return found
 
 
-def empty(p: Tensor, whole_shape: tuple[int, ...], shape: tuple[int, ...], dtype: torch.dtype) -> Any:
-    """Room for an entry of this shape: as the parameter lies, if it has the parameter's shape."""
-    return torch.zeros_like(p.detach(), dtype=dtype) if shape == whole_shape else torch.zeros(shape, dtype=dtype)
+def entries_of(optimizer: torch.optim.Optimizer, p: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """What it keeps of a parameter.  Raises ValueError for what is no tensor."""
+    for key, value in optimizer.state.get(p, {}).items():
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{type(optimizer).__name__} keeps {key!r} as a {type(value).__name__}: only tensors")
+        yield key, value
+
+
+def room_for(optimizer: torch.optim.Optimizer, p: Tensor, shape: tuple[int, ...], entries: Mapping[str, Entry]) -> None:
+    """Entries of a parameter, whose whole has this shape: those of the same shape lie as it does."""
+    optimizer.state.pop(p, None)
+    for key, (its, dtype) in entries.items():
+        like_it = torch.zeros_like(p.detach(), dtype=dtype) if its == shape else torch.zeros(its, dtype=dtype)
+        optimizer.state[p][key] = like_it

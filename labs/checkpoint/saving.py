@@ -42,7 +42,7 @@ from torch.distributed import ProcessGroup
 
 from labs.agree import compare, everybodys, fingerprint, on_all_ranks
 from labs.checkpoint.extents import Piece, common, dealt, require_whole, said, within
-from labs.checkpoint.parts import Held, Parts
+from labs.checkpoint.parts import Entry, Held, Kept, Parts
 from labs.dtensor.placement import Block
 from labs.memory.disk import checksum, flush, sealed
 
@@ -277,11 +277,11 @@ def require_fitting(where: Path, index: Index, found: Mapping[int, Mapping[str, 
         raise ValueError(f"{where} is of another model: {'; '.join(differ[:MOST])}{more}")
 
 
-def kept(index: Index) -> dict[str, dict[str, tuple[tuple[int, ...], torch.dtype]]]:
+def kept(index: Index) -> Kept:
     """By parameter, what its optimizer kept of it."""
-    found: dict[str, dict[str, tuple[tuple[int, ...], torch.dtype]]] = {}
+    found: dict[str, dict[str, Entry]] = {}
     for key, stored in index.items():
         if key.startswith("optimizer/"):
-            _, name, what = key.split("/")
+            name, _, what = key.removeprefix("optimizer/").rpartition("/")
             found.setdefault(name, {})[what] = stored.shape, stored.dtype
     return found

@@ -65,10 +65,7 @@ def in_stages(model):
     pipeline = pp.Pipeline(pp.cut(model, ranks), pp.one_f_one_b(ranks, 2), model.loss)
     optimizer = ADAMW(p for p in pipeline.parameters() if p.requires_grad)
 
-    def step(x, y):
-        pipeline.forward_backward(x, y)
-
-    return Held(*pipeline.stages.values(), optimizer=optimizer), step, optimizer
+    return Held(*pipeline.stages.values(), optimizer=optimizer), pipeline.forward_backward, optimizer
 
 
 LAYOUTS = {  # ranks, and how a model is laid out on them
@@ -100,6 +97,10 @@ def numbers(held):
     return {(key, block): x.clone() for key, part in held.parts().items() for block, x in part.blocks.items()}
 
 
+def same(found, expected):
+    return found.keys() == expected.keys() and all(torch.equal(found[place], x) for place, x in expected.items())
+
+
 def laid_out(config, layouts, seed):
     for layout in layouts:
         held, *_ = LAYOUTS[layout][1](Extras(config, seed))
@@ -124,8 +125,7 @@ def all_loaded(config, folder, layouts):
                 for x in (x for part in held.parts().values() for x in part.blocks.values()):
                     x.zero_()
             load(folder / other / "step-7", held)
-            found = numbers(held)
-            if found.keys() != expected.keys() or not all(map(torch.equal, found.values(), expected.values())):
+            if not same(numbers(held), expected):
                 wrong.append((other, layout))
     return wrong
 
@@ -161,6 +161,40 @@ def test_a_rank_reads_only_what_it_needs_and_writes_its_share(tmp_path):
         assert read == needed
     written = [path.stat().st_size for path in (tmp_path / "ddp" / "step-7").glob("rank-*")]
     assert len(written) == 4 and max(written) < 1.5 * min(written)
+
+
+def steps(forward, optimizer, first, last):
+    for step in range(first, last):
+        torch.manual_seed(step)
+        loss = forward(*torch.randint(0, CONFIG.vocab, (2, 4, CONFIG.context)))
+        if isinstance(loss, torch.Tensor) and loss.requires_grad:
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def resumed(folder, layouts):
+    """Which of them did not go on as if nothing had happened."""
+    wrong = []
+    for layout in layouts:
+        held, *training = LAYOUTS[layout][1](Extras(CONFIG, 1))
+        steps(*training, 0, 2)
+        save(folder / layout, 2, held)
+        steps(*training, 2, 4)
+        expected = numbers(held)
+        held, *training = LAYOUTS[layout][1](Extras(CONFIG, 9))
+        load(newest(folder / layout), held)
+        steps(*training, 2, 4)
+        if not same(numbers(held), expected):
+            wrong.append(layout)
+    return wrong
+
+
+def test_a_training_goes_on_bit_for_bit(tmp_path):
+    for ranks in range(1, 5):
+        mine = [layout for layout, (its, _) in LAYOUTS.items() if its == ranks]
+        for wrong in run(resumed, tmp_path, mine, ranks=ranks):
+            assert not wrong
 
 
 # ---- what is not right -----------------------------------------------------------------------------------
