@@ -28,6 +28,7 @@ OTHERS = {
     "data": {"datasets"},  # a corpus from a hub, for those online, inside the function that needs it
     "llama": {"safetensors"},  # the format of the weights
     "checkpoint.saving": {"safetensors"},
+    "checkpoint.loading": {"safetensors"},
 }
 
 

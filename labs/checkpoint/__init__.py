@@ -4,11 +4,16 @@ In this order:
 
     extents     where a part of a tensor lies in the whole; who writes what
     parts       what this rank holds of a training, by name: under labs.ddp, zero, fsdp, tp, pp
-    saving      save, load: each rank writes its own pieces, and reads only what it needs; PyTorch calls it
-                torch.distributed.checkpoint
+    index       a checkpoint on disk: its files, and what lies in which
+    saving      each rank writes its share, and then all of it has happened, or nothing
+    loading     each rank reads only what it needs, after all of it has been looked at
+
+PyTorch calls it torch.distributed.checkpoint.
 """
 
 # ruff: noqa: F401
 
-from labs.checkpoint.parts import Held, HeldByZero, Part
-from labs.checkpoint.saving import load, newest, save
+from labs.checkpoint.index import newest
+from labs.checkpoint.loading import load
+from labs.checkpoint.parts import Held, HeldByZero
+from labs.checkpoint.saving import save

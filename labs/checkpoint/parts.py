@@ -78,6 +78,10 @@ class Held:
         for p in self.trained:
             room_for(self.optimizer, p, part_of(p, self.cuts.get(p)).shape, kept.get(self.names[p][0], {}))
 
+    def optimized(self) -> set[str]:
+        """The names of what the optimizer has on this rank."""
+        return {name for p in self.trained for name in self.names[p]}
+
     def loaded(self) -> None:
         """Called when all parts have their numbers."""
 
@@ -108,6 +112,9 @@ class HeldByZero(Held):
         for unit in self.zero.trained:
             name, shape = next(iter(unit.layout.shapes.items()))
             room_for(self.optimizer, unit.shard, tuple(shape), kept.get(name, {}))
+
+    def optimized(self) -> set[str]:
+        return {key for unit in self.zero.trained for key, name in self.zero.keys.items() if name in unit.layout.shapes}
 
     def loaded(self) -> None:
         self.zero.refresh(self.zero.units)

@@ -1,33 +1,18 @@
-"""Save and load what all ranks hold between them: each its own, side by side.
+"""Save what all ranks hold between them: each writes its own share, side by side.
 
-    step-12/  rank-0-of-4.safetensors    the pieces that rank 0 wrote
-              rank-1-of-4.safetensors
-              ...
-              index.json                 of each tensor, the shape, and which piece lies in which file; the checksum
-                                         of each file; what else is to be remembered, and the checksum of the index
+    tell each other what is there   a piece that several ranks hold must be equal on them, and one of them writes it
+    write and flush                 each its file, into a draft
+    commit                          one writes the index, flushes it, and renames the draft
 
-    save    tell each other what is there   a piece that several ranks hold must be equal on them, and one writes it
-            write and flush                 into step-12.draft, which nobody loads
-            commit                          write the index, flush it, and rename the folder: it has happened or not
-    load    look                            all files there, all checksums right?  each rank reads its share of them
-            tell each other what is wanted  every tensor, in its shape and its dtype, and no tensor is left over
-            read                            of each piece, what lies in this rank's blocks, wherever it was cut
+So no rank ever holds the whole, and none waits for one that writes it all.
 
-So a checkpoint of four ranks under one strategy is read by three under another, and what is not as it was written is
-told before a single tensor has changed.  Nothing from a file is ever run: tensors in the safetensors format, the rest
-in JSON.
-
-Source: torch.distributed.checkpoint's design, docs.pytorch.org; github.com/huggingface/safetensors.
+Source: torch.distributed.checkpoint, docs.pytorch.org/docs/stable/distributed.checkpoint.html.
 """
 
 import json
-import os
-import re
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -35,45 +20,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from labs.agree import compare, everybodys, fingerprint, on_all_ranks
-from labs.checkpoint.extents import Piece, common, dealt, require_whole, said, within
-from labs.checkpoint.parts import Entry, Held, Kept, Parts
+from labs.checkpoint.extents import Piece, dealt, require_whole
+from labs.checkpoint.index import FORMAT, Index, Stored, commit, entry
+from labs.checkpoint.parts import Held, Parts
 from labs.dtensor.placement import Block
-from labs.memory.disk import checksum, flush, sealed
+from labs.memory.disk import checksum, flush
 
-FORMAT, INDEX, MOST = 1, "index.json", 5  # of differences that are named
-FILE = re.compile(r"rank-\d+-of-\d+\.safetensors")
-STEP, DRAFT = re.compile(r"step-(\d+)"), re.compile(r"step-(\d+)\.\w+\.draft")
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A tensor in a checkpoint: in which file each piece lies."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    files: dict[Block, str]
-
-    def as_json(self) -> dict[str, Any]:
-        pieces = [[block.offset, block.shape, name] for block, name in self.files.items()]
-        return {"shape": self.shape, "dtype": str(self.dtype).removeprefix("torch."), "pieces": pieces}
-
-    @classmethod
-    def of_json(cls, said: dict[str, Any]) -> "Stored":
-        files = {Block(tuple(offset), tuple(shape)): name for offset, shape, name in said["pieces"]}
-        return cls(tuple(said["shape"]), getattr(torch, said["dtype"]), files)
-
-
-Index = dict[str, Stored]
 Described = dict[str, tuple[tuple[int, ...], torch.dtype, dict[Block, str]]]  # shape, dtype, fingerprints
-
-
-# ---- save ------------------------------------------------------------------------------------------------
 
 
 def save(folder: str | Path, step: int, held: Held, values: Any = None, group: ProcessGroup | None = None) -> Path:
@@ -175,113 +133,3 @@ def write(path: Path, parts: Parts, pieces: Sequence[Piece]) -> int:
         raise OSError(f"{path} cannot be written ({error}): make room, or save to another folder") from error
     flush(path)
     return checksum(path)
-
-
-def entry(key: str, block: Block) -> str:
-    """The name of a piece in its file."""
-    return f"{key}{said(block)}"
-
-
-def commit(draft: Path, final: Path, record: dict[str, Any]) -> None:
-    for name in record["files"]:
-        if not (draft / name).exists():
-            raise ValueError(f"rank 0 does not see {draft / name}: save to a folder that all ranks have in common")
-    (draft / INDEX).write_text(json.dumps(sealed(record)))
-    flush(draft / INDEX)
-    flush(draft)
-    os.rename(draft, final)
-    flush(final.parent)
-    for other in final.parent.glob("step-*.draft"):  # of jobs that were killed while they saved
-        if int(DRAFT.fullmatch(other.name)[1]) <= record["step"]:
-            shutil.rmtree(other)
-
-
-# ---- load ------------------------------------------------------------------------------------------------
-
-
-def newest(folder: str | Path) -> Path | None:
-    """The checkpoint of the last step in a folder; None where there is none."""
-    steps = {int(found[1]): path for path in Path(folder).glob("step-*") if (found := STEP.fullmatch(path.name))}
-    return steps[max(steps)] if steps else None
-
-
-def load(where: str | Path, held: Held, group: ProcessGroup | None = None) -> Any:
-    """Take this rank's part of a checkpoint; returns the values that were given to `save`.
-
-    Raises ValueError, on all ranks, before any tensor has changed: for what is no checkpoint, or no longer as it was
-    written; for a newer format; and for another model, with the names that differ.
-    """
-    where, rank, ranks = Path(where), dist.get_rank(group), dist.get_world_size(group)
-
-    def look() -> dict[str, Any]:
-        record = opened(where)
-        for name, written in [*record["files"].items()][rank::ranks]:
-            require_as_written(where / name, written)
-        return record
-
-    record, *_ = on_all_ranks(look, group)
-    index = {key: Stored.of_json(told) for key, told in record["tensors"].items()}
-    if held.optimizer is None:
-        index = {key: stored for key, stored in index.items() if key.startswith("model/")}
-    mine = {key: (part.shape, part.dtype) for key, part in held.parts().items() if key.startswith("model/")}
-    require_fitting(where, index, everybodys(mine, group))
-    held.make_room(kept(index))
-    with ExitStack() as stack, torch.no_grad():
-        files = {name: stack.enter_context(safe_open(where / name, "pt")) for name in record["files"]}
-        for key, part in held.parts().items():
-            for block, x in part.blocks.items():
-                for piece, name in index[key].files.items():
-                    if (both := common(block, piece)) is not None:
-                        x[within(both, block)] = read(files[name], entry(key, piece), within(both, piece))
-    held.loaded()
-    return record["values"]
-
-
-def read(file: Any, name: str, slices: tuple[slice, ...]) -> Tensor:
-    """Only these elements of a piece are read."""
-    return file.get_slice(name)[slices] if slices else file.get_tensor(name)
-
-
-def opened(where: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((where / INDEX).read_bytes())
-        record = found["record"]
-        if found != sealed(record):
-            raise ValueError("its checksum is another")
-    except (OSError, ValueError, TypeError, LookupError) as error:
-        raise ValueError(f"{where} is no checkpoint, or not a whole one ({error}): load another one") from error
-    if record["format"] != FORMAT:
-        raise ValueError(f"{where} has format {record['format']}, and this course reads {FORMAT}: update it")
-    return record
-
-
-def require_as_written(path: Path, written: int) -> None:
-    if not FILE.fullmatch(path.name) or path.is_symlink() or not path.is_file():
-        raise ValueError(f"{path} is missing, or no file of a checkpoint: put back what was there, or load another one")
-    if checksum(path) != written:
-        raise ValueError(f"{path} does not hold what was written there: put back what was there, or load another one")
-
-
-def require_fitting(where: Path, index: Index, found: Mapping[int, Mapping[str, tuple[Any, Any]]]) -> None:
-    """Every tensor that a rank asks for is there as it is asked for, and all that is there is asked for."""
-    asked = {key: told for wanted in found.values() for key, told in wanted.items()}
-    model = {key: stored for key, stored in index.items() if key.startswith("model/")}
-    differ = [f"{key!r} is not in it" for key in sorted(asked.keys() - model.keys())]
-    differ += [f"nobody asks for its {key!r}" for key in sorted(model.keys() - asked.keys())]
-    for key in sorted(asked.keys() & model.keys()):
-        (shape, dtype), stored = asked[key], model[key]
-        if (stored.shape, stored.dtype) != (shape, dtype):
-            differ.append(f"{key!r} is {stored.dtype} of shape {stored.shape} in it and {dtype} of shape {shape} here")
-    if differ:
-        more = f"; and {len(differ) - MOST} more" if len(differ) > MOST else ""
-        raise ValueError(f"{where} is of another model: {'; '.join(differ[:MOST])}{more}")
-
-
-def kept(index: Index) -> Kept:
-    """By parameter, what its optimizer kept of it."""
-    found: dict[str, dict[str, Entry]] = {}
-    for key, stored in index.items():
-        if key.startswith("optimizer/"):
-            name, _, what = key.removeprefix("optimizer/").rpartition("/")
-            found.setdefault(name, {})[what] = stored.shape, stored.dtype
-    return found

@@ -1,0 +1,96 @@
+"""A checkpoint on disk: its files, and the index that says what lies in which.
+
+    step-12/  rank-0-of-4.safetensors    the pieces that rank 0 wrote, as github.com/huggingface/safetensors has them
+              rank-1-of-4.safetensors
+              ...
+              index.json                 of each tensor, the shape, and which piece lies in which file; the checksum
+                                         of each file; what else is to be remembered, and the checksum of the index
+
+A checkpoint is a folder that has been renamed to `step-12`, and until then it was `step-12.<a random word>.draft`,
+which nobody loads.  Nothing from a file is ever run: tensors in the safetensors format, the rest in JSON.
+"""
+
+import json
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from labs.checkpoint.extents import said
+from labs.dtensor.placement import Block
+from labs.memory.disk import checksum, flush, sealed
+
+FORMAT, INDEX = 1, "index.json"
+FILE = re.compile(r"rank-\d+-of-\d+\.safetensors")
+STEP, DRAFT = re.compile(r"step-(\d+)"), re.compile(r"step-(\d+)\.\w+\.draft")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in a checkpoint: in which file each piece lies."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    files: dict[Block, str]
+
+    def as_json(self) -> dict[str, Any]:
+        pieces = [[block.offset, block.shape, name] for block, name in self.files.items()]
+        return {"shape": self.shape, "dtype": str(self.dtype).removeprefix("torch."), "pieces": pieces}
+
+    @classmethod
+    def of_json(cls, said: dict[str, Any]) -> "Stored":
+        files = {Block(tuple(offset), tuple(shape)): name for offset, shape, name in said["pieces"]}
+        return cls(tuple(said["shape"]), getattr(torch, said["dtype"]), files)
+
+
+Index = dict[str, Stored]
+
+
+def newest(folder: str | Path) -> Path | None:
+    """The checkpoint of the last step in a folder; None where there is none."""
+    steps = {int(found[1]): path for path in Path(folder).glob("step-*") if (found := STEP.fullmatch(path.name))}
+    return steps[max(steps)] if steps else None
+
+
+def entry(key: str, block: Block) -> str:
+    """The name of a piece in its file."""
+    return f"{key}{said(block)}"
+
+
+def opened(where: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((where / INDEX).read_bytes())
+        record = found["record"]
+        if found != sealed(record):
+            raise ValueError("its checksum is another")
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        raise ValueError(f"{where} is no checkpoint, or not a whole one ({error}): load another one") from error
+    if record["format"] != FORMAT:
+        raise ValueError(f"{where} has format {record['format']}, and this course reads {FORMAT}: update it")
+    return record
+
+
+def require_as_written(path: Path, written: int) -> None:
+    if not FILE.fullmatch(path.name) or path.is_symlink() or not path.is_file():
+        raise ValueError(f"{path} is missing, or no file of a checkpoint: put back what was there, or load another one")
+    if checksum(path) != written:
+        raise ValueError(f"{path} does not hold what was written there: put back what was there, or load another one")
+
+
+def commit(draft: Path, final: Path, record: dict[str, Any]) -> None:
+    """Write the index, flush it, and rename the folder: to whoever looks, that has happened or not."""
+    for name in record["files"]:
+        if not (draft / name).exists():
+            raise ValueError(f"rank 0 does not see {draft / name}: save to a folder that all ranks have in common")
+    (draft / INDEX).write_text(json.dumps(sealed(record)))
+    flush(draft / INDEX)
+    flush(draft)
+    os.rename(draft, final)
+    flush(final.parent)
+    for other in final.parent.iterdir():  # of jobs that were killed while they saved
+        if (found := DRAFT.fullmatch(other.name)) and int(found[1]) <= record["step"]:
+            shutil.rmtree(other)

@@ -1,0 +1,94 @@
+"""What the tests of labs.checkpoint use: a small GPT laid out in every way, and what is on a rank."""
+
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from labs import fsdp, pp, tp
+from labs.checkpoint import Held, HeldByZero
+from labs.mesh import Mesh
+from labs.model import GPT, Config
+from labs.zero import Zero
+
+CONFIG = Config(vocab=13, dim=12, depth=3, heads=2, kv_heads=2, hidden=10, context=6)
+ADAMW = partial(torch.optim.AdamW, lr=1e-2)
+
+
+class Extras(GPT):
+    """With a frozen parameter, two kinds of buffer, and nothing else new."""
+
+    def __init__(self, config, seed):
+        super().__init__(config, seed=seed)
+        self.norm.register_buffer("seen", torch.full((3,), float(seed)))
+        self.norm.register_buffer("scratch", torch.zeros(2), persistent=False)
+        self.layers["0"].attention_norm.weight.requires_grad_(False)
+
+
+def alone(model):
+    optimizer = ADAMW(p for p in model.parameters() if p.requires_grad)
+    return Held(model, optimizer=optimizer), model, optimizer
+
+
+def in_vectors(stage, model):
+    zero = Zero(model, stage, ADAMW)
+    return HeldByZero(zero), model, zero
+
+
+def sharded(model, mesh):
+    for layer in model.layers.values():
+        fsdp.fully_shard(layer, mesh=mesh)
+    return alone(fsdp.fully_shard(model, mesh=mesh))
+
+
+def split(model, mesh):
+    return alone(tp.parallelize(model, mesh, tp.gpt_plan(model.config)))
+
+
+def split_and_sharded(model):
+    mesh = Mesh((2, 2), ("dp", "tp"))
+    tp.parallelize(model, mesh["tp"], tp.gpt_plan(model.config))
+    return sharded(model, mesh["dp"])
+
+
+def in_stages(model):
+    ranks = dist.get_world_size()
+    pipeline = pp.Pipeline(pp.cut(model, ranks), pp.one_f_one_b(ranks, 2), model.loss)
+    optimizer = ADAMW(p for p in pipeline.parameters() if p.requires_grad)
+
+    return Held(*pipeline.stages.values(), optimizer=optimizer), pipeline.forward_backward, optimizer
+
+
+LAYOUTS = {  # ranks, and how a model is laid out on them
+    "one": (1, alone),
+    "ddp": (4, alone),
+    "zero-1": (3, partial(in_vectors, 1)),
+    "zero-2": (2, partial(in_vectors, 2)),
+    "zero-3": (4, partial(in_vectors, 3)),
+    "fsdp": (3, lambda model: sharded(model, Mesh((3,), ("dp",)))),
+    "hsdp": (4, lambda model: sharded(model, Mesh((2, 2), ("replicas", "shards")))),
+    "tp": (2, lambda model: split(model, Mesh((2,), ("tp",)))),
+    "fsdp-tp": (4, split_and_sharded),
+    "pp": (3, in_stages),
+}
+
+
+def numbers(held):
+    return {(key, block): x.clone() for key, part in held.parts().items() for block, x in part.blocks.items()}
+
+
+def same(found, expected):
+    return found.keys() == expected.keys() and all(torch.equal(found[place], x) for place, x in expected.items())
+
+
+def linear(seed=0):
+    torch.manual_seed(seed)
+    return nn.Linear(3, 3)
+
+
+def words_of(do):
+    try:
+        do()
+    except (ValueError, OSError) as error:
+        return str(error)

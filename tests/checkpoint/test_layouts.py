@@ -1,0 +1,123 @@
+"""labs.checkpoint: every layout loads what every other one has saved, bit for bit, and a training goes on as it was."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from labs.checkpoint import load, loading, newest, save
+from labs.kit.launch import run
+from labs.mesh import Mesh
+from tests.checkpoint.common import CONFIG, LAYOUTS, Extras, alone, numbers, same, sharded
+
+
+def first_training(config, folder):
+    """Three steps in one process, and saved."""
+    held, model, optimizer = alone(Extras(config, seed=1))
+    for step in range(3):
+        torch.manual_seed(step)
+        model(*torch.randint(0, config.vocab, (2, 2, config.context))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    save(folder, 3, held, {"lr": 0.5})
+
+
+def laid_out(config, layouts, seed):
+    for layout in layouts:
+        held, *_ = LAYOUTS[layout][1](Extras(config, seed))
+        yield layout, held
+
+
+def passed_on(config, folder, layouts):
+    """Under each layout, load what one process has saved, and save it."""
+    for layout, held in laid_out(config, layouts, seed=2):
+        assert load(folder / "first" / "step-3", held) == {"lr": 0.5}
+        save(folder / layout, 7, held)
+
+
+def all_loaded(config, folder, layouts, others):
+    """Under each layout, what others have saved: which of them is not what one process has saved."""
+    wrong = []
+    for layout, held in laid_out(config, layouts, seed=2):
+        load(folder / "first" / "step-3", held)
+        expected = numbers(held)
+        for other in others:
+            with torch.no_grad():
+                for x in (x for part in held.parts().values() for x in part.blocks.values()):
+                    x.zero_()
+            load(folder / other / "step-7", held)
+            if not same(numbers(held), expected):
+                wrong.append((other, layout))
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("config", "layouts"),
+    [(CONFIG, [*LAYOUTS]), (replace(CONFIG, tied=True), ["zero-3", "fsdp", "tp", "pp"])],
+    ids=["", "tied"],
+)
+def test_every_layout_loads_what_every_other_has_saved(config, layouts, tmp_path):
+    run(first_training, config, tmp_path / "first", ranks=1)
+    for do in (passed_on, partial(all_loaded, others=layouts)):
+        for ranks in range(1, 5):
+            if mine := [layout for layout in layouts if LAYOUTS[layout][0] == ranks]:
+                for wrong in run(do, config, tmp_path, mine, ranks=ranks):
+                    assert not wrong
+
+
+def test_a_rank_reads_only_what_it_needs_and_writes_its_share(tmp_path):
+    run(first_training, CONFIG, tmp_path / "first", ranks=1)
+    run(passed_on, CONFIG, tmp_path, ["ddp"], ranks=4)
+
+    def body():
+        held, *_ = sharded(Extras(CONFIG, seed=2), Mesh((3,), ("dp",)))
+        read, elements = loading.read, []
+
+        def counted(*arguments):
+            x = read(*arguments)
+            elements.append(x.numel())
+            return x
+
+        loading.read = counted
+        load(tmp_path / "ddp" / "step-7", held)
+        return sum(elements), sum(x.numel() for part in held.parts().values() for x in part.blocks.values())
+
+    for read, needed in run(body, ranks=3):
+        assert read == needed
+    written = [path.stat().st_size for path in (tmp_path / "ddp" / "step-7").glob("rank-*")]
+    assert len(written) == 4 and max(written) < 1.5 * min(written)
+
+
+def steps(forward, optimizer, first, last):
+    for step in range(first, last):
+        torch.manual_seed(step)
+        loss = forward(*torch.randint(0, CONFIG.vocab, (2, 4, CONFIG.context)))
+        if isinstance(loss, torch.Tensor) and loss.requires_grad:
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def resumed(folder, layouts):
+    """Which of them did not go on as if nothing had happened."""
+    wrong = []
+    for layout in layouts:
+        held, *training = LAYOUTS[layout][1](Extras(CONFIG, 1))
+        steps(*training, 0, 2)
+        save(folder / layout, 2, held)
+        steps(*training, 2, 4)
+        expected = numbers(held)
+        held, *training = LAYOUTS[layout][1](Extras(CONFIG, 9))
+        load(newest(folder / layout), held)
+        steps(*training, 2, 4)
+        if not same(numbers(held), expected):
+            wrong.append(layout)
+    return wrong
+
+
+def test_a_training_goes_on_bit_for_bit(tmp_path):
+    for ranks in range(1, 5):
+        mine = [layout for layout, (its, _) in LAYOUTS.items() if its == ranks]
+        for wrong in run(resumed, tmp_path, mine, ranks=ranks):
+            assert not wrong

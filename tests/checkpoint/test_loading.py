@@ -1,0 +1,112 @@
+"""labs.checkpoint.loading: what is not as it was written, or another model's, is told before a tensor has changed."""
+
+import json
+import os
+import shutil
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from labs.checkpoint import Held, load, save
+from labs.kit.launch import run
+from labs.memory.disk import sealed
+from tests.checkpoint.common import ADAMW, alone, linear, words_of
+
+
+def altered(path):
+    numbers = bytearray(path.read_bytes())
+    numbers[-1] ^= 1
+    path.write_bytes(numbers)
+
+
+def rewritten(change):
+    """An index with that change, and a checksum that fits."""
+
+    def damage(where):
+        record = json.loads((where / "index.json").read_text())["record"]
+        change(record)
+        (where / "index.json").write_text(json.dumps(sealed(record)))
+
+    return damage
+
+
+def elsewhere(where):
+    os.rename(where / FILE, where.parent / "moved")
+    os.symlink(where.parent / "moved", where / FILE)
+
+
+FILE = "rank-1-of-2.safetensors"
+DAMAGES = [
+    (lambda where: altered(where / FILE), f"{FILE} does not hold what was written there"),
+    (lambda where: os.truncate(where / FILE, 100), f"{FILE} does not hold what was written there"),
+    (lambda where: (where / FILE).unlink(), f"{FILE} is missing"),
+    (elsewhere, f"{FILE} is missing, or no file of a checkpoint"),
+    (lambda where: (where / "index.json").unlink(), "is no checkpoint, or not a whole one"),
+    (lambda where: altered(where / "index.json"), "is no checkpoint, or not a whole one"),
+    (shutil.rmtree, "is no checkpoint, or not a whole one"),
+    (rewritten(lambda record: record.update(format=2)), "has format 2, and this course reads 1"),
+    (
+        rewritten(lambda record: record["files"].update({"../x": record["files"].pop(FILE)})),
+        "is missing, or no file of a checkpoint",
+    ),
+]
+
+
+def test_what_is_not_as_it_was_written_is_told_on_all_ranks_before_a_tensor_has_changed(tmp_path):
+    def body():
+        held, model, _ = alone(linear())
+        save(tmp_path, 1, held)
+        with torch.no_grad():
+            model.weight.zero_()
+        said = []
+        for number, (damage, _) in enumerate(DAMAGES):
+            where = tmp_path / str(number) / "step-1"
+            if dist.get_rank() == 0:
+                shutil.copytree(tmp_path / "step-1", where)
+                damage(where)
+            dist.barrier()
+            said.append(words_of(lambda: load(where, held)))  # noqa: B023
+        return said, model.weight.sum().item()
+
+    for said, changed in run(body, ranks=2):
+        assert changed == 0
+        for words, (_, sentence) in zip(said, DAMAGES, strict=True):
+            assert sentence in (words or ""), (words, sentence)
+
+
+OTHERS = [  # models that are not the one that was saved
+    (lambda: nn.Sequential(nn.Linear(3, 3)), "'model/0.bias' is not in it; 'model/0.weight' is not in it; nobody asks"),
+    (lambda: nn.Linear(3, 4), "'model/bias' is torch.float32 of shape (3,) in it and torch.float32 of shape (4,) here"),
+    (lambda: nn.Linear(3, 3).double(), "'model/bias' is torch.float32 of shape (3,) in it and torch.float64 of shape"),
+    (lambda: nn.Linear(3, 3, bias=False), "is of another model: nobody asks for its 'model/bias'"),
+]
+
+
+def test_another_model_is_told_by_the_names_that_differ(tmp_path):
+    def body():
+        save(tmp_path, 1, Held(linear()))
+        return [words_of(lambda: load(tmp_path / "step-1", Held(make()))) for make, _ in OTHERS]  # noqa: B023
+
+    for said in run(body, ranks=2):
+        for words, (_, sentence) in zip(said, OTHERS, strict=True):
+            assert sentence in (words or ""), (words, sentence)
+
+
+def test_an_optimizer_begins_with_what_was_kept_and_nothing_else(tmp_path):
+    def body():
+        held, model, optimizer = alone(linear())
+        save(tmp_path, 0, held)  # before the first step
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        save(tmp_path, 1, held)
+        load(tmp_path / "step-0", held)
+        frozen = linear(1)
+        frozen.bias.requires_grad_(False)
+        words = words_of(lambda: load(tmp_path / "step-1", Held(frozen, optimizer=ADAMW([frozen.weight]))))
+        without = Held(model)
+        load(tmp_path / "step-1", without)
+        return len(optimizer.state), words
+
+    for entries, words in run(body, ranks=2):
+        assert entries == 0 and "is of another model: no optimizer has its 'bias'" in words
