@@ -31,6 +31,11 @@ def rewritten(change):
     return damage
 
 
+def of_another_step(where):
+    index = where / "index.json"
+    index.write_text(index.read_text().replace('"step": 1', '"step": 2'))
+
+
 def elsewhere(where):
     os.rename(where / FILE, where.parent / "moved")
     os.symlink(where.parent / "moved", where / FILE)
@@ -44,6 +49,7 @@ DAMAGES = [
     (elsewhere, f"{FILE} is missing, or no file of a checkpoint"),
     (lambda where: (where / "index.json").unlink(), "is no checkpoint, or not a whole one"),
     (lambda where: altered(where / "index.json"), "is no checkpoint, or not a whole one"),
+    (of_another_step, "is no checkpoint, or not a whole one (its checksum is another)"),
     (shutil.rmtree, "is no checkpoint, or not a whole one"),
     (rewritten(lambda record: record.update(format=2)), "has format 2, and this course reads 1"),
     (

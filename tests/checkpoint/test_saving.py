@@ -8,8 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from labs import fsdp
 from labs.checkpoint import Held, load, newest, save, saving
 from labs.kit.launch import RankError, run
+from labs.mesh import Mesh
 from tests.checkpoint.common import ADAMW, linear, words_of
 
 
@@ -44,6 +46,15 @@ def test_what_cannot_be_saved_is_told_on_all_ranks_and_nothing_is_left(tmp_path)
             strict=True,
         ):
             assert sentence in (words or ""), words
+
+
+def test_what_is_on_no_rank_is_told(tmp_path):
+    def body():
+        model, first = fsdp.fully_shard(linear(), mesh=Mesh((2,), ("dp",))), dist.new_group([0])
+        if dist.get_rank() == 0:
+            return words_of(lambda: save(tmp_path, 1, Held(model), group=first))
+
+    assert "1 of the 3 elements of 'model/bias' are on no rank" in run(body, ranks=2)[0]
 
 
 def test_a_rank_that_dies_while_it_saves_leaves_the_last_checkpoint(tmp_path):
