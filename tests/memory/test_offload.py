@@ -400,7 +400,7 @@ def test_a_process_has_the_state_of_three_parameters_in_memory_and_not_of_all(tm
     rest_offloaded, most_offloaded = run(memory_of, partial(Offloaded, optimizer=ADAMW, where=tmp_path), ranks=1)[0]
     state, three = LAYERS * 2.0, 3 * 3.0  # MiB: two moments of all layers; moments and masters of 3
     assert rest >= 0.95 * state and most >= state
-    assert rest_offloaded <= 4
+    assert rest_offloaded <= state / 10
     assert most - most_offloaded >= state - 2 * three
 
 

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 from labs.kit.watch import tap
 
 SLICE = 5e-5  # s, between two looks
-PATIENCE = 0.1  # s, at most, with a backend that keeps what it got
+PATIENCE = 10.0  # s: a machine may be that busy; a backend that keeps what it got is waited for once
 
 
 class Loan:
@@ -49,6 +49,7 @@ class Loans(tap.Listener):
 
     def __init__(self) -> None:
         self.due: list[Loan] = []
+        self.kept = False  # by the backend, for longer than that
 
     def lent(self, call: tap.Call, args: tuple[Any, ...]) -> tuple[Any, ...]:
         loan = call.notes[self] = Loan()
@@ -69,6 +70,9 @@ class Loans(tap.Listener):
         over = [loan for loan in self.due if loan.handle() is None]
         if over:
             self.due = [loan for loan in self.due if loan not in over]
-            deadline = time.monotonic() + PATIENCE
-            while any(loan.out() for loan in over) and time.monotonic() < deadline:
+            deadline = time.monotonic() + (0 if self.kept else PATIENCE)
+            while any(loan.out() for loan in over):
+                if time.monotonic() > deadline:
+                    self.kept = True
+                    break
                 time.sleep(SLICE)

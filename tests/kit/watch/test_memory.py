@@ -469,6 +469,31 @@ def test_what_is_held_does_not_depend_on_when_a_thread_runs():
             assert [recording.held(rank, step)["comm"] for step in (0, 1)] == [4 * 3000, 0]
 
 
+class KeepsForEver(tap.Listener):
+    """A backend that keeps what it got."""
+
+    def __init__(self):
+        self.kept = []
+
+    def lent(self, call, args):
+        self.kept.append(args)
+        return args
+
+
+def gather_with_one_that_keeps():
+    loans.PATIENCE = 1.0
+    tap.listeners.append(KeepsForEver())
+    begun = time.monotonic()
+    for _ in range(60):
+        all_gather(torch.empty(2 * 1000), torch.ones(1000))
+    return time.monotonic() - begun
+
+
+def test_a_backend_that_keeps_is_waited_for_once():
+    for seconds in run(gather_with_one_that_keeps, ranks=2, device="cpu", record="memory"):
+        assert 1 < seconds < 59  # and not 60 times
+
+
 def keep_handles():
     loans.PATIENCE = 600.0
     x, works = torch.ones(1000), []
