@@ -14,6 +14,6 @@ PyTorch calls it torch.distributed.checkpoint.
 # ruff: noqa: F401
 
 from labs.checkpoint.index import newest
-from labs.checkpoint.loading import load
+from labs.checkpoint.loading import Remembered, load
 from labs.checkpoint.parts import Held, HeldByZero
 from labs.checkpoint.saving import save

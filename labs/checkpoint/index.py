@@ -4,7 +4,8 @@
               rank-1-of-4.safetensors
               ...
               index.json                 of each tensor, the shape, and which piece lies in which file; the checksum
-                                         of each file; what else is to be remembered, and the checksum of the index
+                                         of each file; what else is to be remembered, by all ranks and by each of them;
+                                         and the checksum of the index
 
 A checkpoint is a folder that has been renamed to `step-12`, and until then it was `step-12.<a random word>.draft`,
 which nobody loads.  Nothing from a file is ever run: tensors in the safetensors format, the rest in JSON.
@@ -14,6 +15,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,26 @@ def newest(folder: str | Path) -> Path | None:
 def entry(key: str, block: Block) -> str:
     """The name of a piece in its file."""
     return f"{key}{said(block)}"
+
+
+def to_json(name: str, value: Any) -> str:
+    """Raises ValueError for what JSON cannot have, or would bring back as something else: a key that is no string."""
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}= is not for JSON ({error}): give numbers, strings, lists and dicts") from error
+    for key in keys_in(value):
+        if not isinstance(key, str):
+            raise ValueError(f"{name}= has a key {key!r}, which JSON would bring back as a string: make it one before")
+    return text
+
+
+def keys_in(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        yield from value
+        value = list(value.values())
+    for each in value if isinstance(value, list | tuple) else ():
+        yield from keys_in(each)
 
 
 def opened(where: Path) -> dict[str, Any]:

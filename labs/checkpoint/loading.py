@@ -9,6 +9,7 @@ What is not as it was written, or another model's, is told before a single tenso
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,17 @@ from labs.checkpoint.parts import Entry, Held, Kept
 MOST = 5  # differences that are named
 
 
-def load(where: str | Path, held: Held, group: ProcessGroup | None = None) -> Any:
-    """Take this rank's part of a checkpoint; returns the values that were given to `save`.
+@dataclass(frozen=True)
+class Remembered:
+    """What a checkpoint has beside tensors: own is what each of the ranks that saved gave as its own, by rank."""
+
+    step: int
+    values: Any
+    own: list[Any]
+
+
+def load(where: str | Path, held: Held, group: ProcessGroup | None = None) -> Remembered:
+    """Take this rank's part of a checkpoint; returns what else was given to `save`.
 
     Raises ValueError, on all ranks, before any tensor has changed: for what is no checkpoint, or no longer as it was
     written; for a newer format; and for another model, with the names that differ.
@@ -56,7 +66,7 @@ def load(where: str | Path, held: Held, group: ProcessGroup | None = None) -> An
                     if (both := common(block, piece)) is not None:
                         x[within(both, block)] = read(files[name], entry(key, piece), within(both, piece))
     held.loaded()
-    return record["values"]
+    return Remembered(record["step"], record["values"], record["own"])
 
 
 def read(file: Any, name: str, slices: tuple[slice, ...]) -> Tensor:

@@ -24,9 +24,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch.distributed import ProcessGroup
 
-from labs.agree import compare, everybodys, fingerprint, on_all_ranks
+from labs.agree import compare, fingerprint, first_difference, on_all_ranks
 from labs.checkpoint.extents import Piece, dealt, require_whole
-from labs.checkpoint.index import FORMAT, Index, Stored, commit, entry
+from labs.checkpoint.index import FORMAT, Index, Stored, commit, entry, to_json
 from labs.checkpoint.parts import Held, Parts
 from labs.dtensor.placement import Block
 from labs.memory.disk import checksum, flush
@@ -34,22 +34,35 @@ from labs.memory.disk import checksum, flush
 Described = dict[str, tuple[tuple[int, ...], torch.dtype, dict[Block, str]]]  # shape, dtype, fingerprints
 
 
-def save(folder: str | Path, step: int, held: Held, values: Any = None, group: ProcessGroup | None = None) -> Path:
+def save(
+    folder: str | Path,
+    step: int,
+    held: Held,
+    values: Any = None,
+    own: Any = None,
+    group: ProcessGroup | None = None,
+) -> Path:
     """Write what all ranks hold to folder/step-<step>, and return that: by every rank of the group, at the same step.
 
-    values: what else is to be remembered, as JSON has it, the same on all ranks.
+    values: what else is to be remembered, the same on all ranks.  own: what each rank is to remember for itself.  Both
+    as JSON has them.
 
-    Raises, on all ranks, ValueError for ranks that differ in what they bring, and where this step is there already;
-    OSError where the disk is full, or cannot be written.  Earlier checkpoints are as they were then.
+    Raises, on all ranks, ValueError for ranks that differ in what they bring, for what JSON cannot have, and where this
+    step is there already; OSError where the disk is full, or cannot be written.  Earlier checkpoints are as they were
+    then.
     """
-    folder, parts, ranks = Path(folder), held.parts(), dist.get_world_size(group)
-    found = everybodys((describe(parts), json.dumps(values), secrets.token_hex(4)), group)
-    compare({rank: told for rank, (_, told, _) in found.items()}, differ_in_values)
-    index = agreed({rank: described for rank, (described, *_) in found.items()})
-    word = next(iter(found.values()))[2]
-    final, draft = folder / f"step-{step}", folder / f"step-{step}.{word}.draft"
-    writes = dealt([bytes_of(described) for described, *_ in found.values()])
-    rank = dist.get_rank(group)
+    folder, rank, ranks = Path(folder), dist.get_rank(group), dist.get_world_size(group)
+
+    def bring() -> tuple[Described, dict[str, str], str, str]:
+        same = {"step": to_json("step", step), "values": to_json("values", values)}
+        return describe(held.parts()), same, to_json("own", own), secrets.token_hex(4)
+
+    described, same, owns, words = zip(*on_all_ranks(bring, group), strict=True)
+    global_ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    compare(dict(zip(global_ranks, same, strict=True)), differ_in_values)
+    index = agreed(dict(zip(global_ranks, described, strict=True)))
+    final, draft = folder / f"step-{step}", folder / f"step-{step}.{words[0]}.draft"
+    parts, writes = held.parts(), dealt([bytes_of(each) for each in described])
     names = [f"rank-{other}-of-{ranks}.safetensors" for other in range(ranks)]
     try:
         on_all_ranks(lambda: prepare(final, draft) if rank == 0 else None, group)
@@ -63,6 +76,7 @@ def save(folder: str | Path, step: int, held: Held, values: Any = None, group: P
             "files": dict(zip(names, checksums, strict=True)),
             "tensors": {key: stored.as_json() for key, stored in index.items()},
             "values": values,
+            "own": [json.loads(each) for each in owns],
         }
         on_all_ranks(lambda: commit(draft, final, record) if rank == 0 else None, group)
     finally:
@@ -106,8 +120,9 @@ def differ_in_numbers(key: str, rank: int, its: str, other: int, others: str) ->
     )
 
 
-def differ_in_values(rank: int, its: str, other: int, others: str) -> str:
-    return f"values= is {its} on rank {rank} and {others} on rank {other}: give the same on all ranks"
+def differ_in_values(rank: int, its: dict[str, str], other: int, others: dict[str, str]) -> str:
+    name = first_difference(its, others)
+    return f"{name}= is {its[name]} on rank {rank} and {others[name]} on rank {other}: give the same on all ranks"
 
 
 def bytes_of(described: Described) -> dict[Piece, int]:

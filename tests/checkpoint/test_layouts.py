@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from labs.checkpoint import load, loading, newest, save
+from labs.checkpoint import Remembered, load, loading, newest, save
 from labs.kit.launch import run
 from labs.mesh import Mesh
 from tests.checkpoint.common import CONFIG, LAYOUTS, Extras, alone, numbers, same, sharded
@@ -32,7 +32,7 @@ def laid_out(config, layouts, seed):
 def passed_on(config, folder, layouts):
     """Under each layout, load what one process has saved, and save it."""
     for layout, held in laid_out(config, layouts, seed=2):
-        assert load(folder / "first" / "step-3", held) == {"lr": 0.5}
+        assert load(folder / "first" / "step-3", held) == Remembered(3, {"lr": 0.5}, [None])
         save(folder / layout, 7, held)
 
 

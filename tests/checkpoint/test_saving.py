@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from labs import fsdp
-from labs.checkpoint import Held, load, newest, save, saving
+from labs.checkpoint import Held, Remembered, load, newest, save, saving
 from labs.kit.launch import RankError, run
 from labs.mesh import Mesh
 from tests.checkpoint.common import ADAMW, linear, words_of
@@ -21,6 +21,9 @@ def test_what_cannot_be_saved_is_told_on_all_ranks_and_nothing_is_left(tmp_path)
         save(tmp_path, 1, Held(model))
         said.append(words_of(lambda: save(tmp_path, 1, Held(model))))
         said.append(words_of(lambda: save(tmp_path, 2, Held(model), {"at": rank})))
+        said.append(words_of(lambda: save(tmp_path, 2 + rank, Held(model))))
+        said.append(words_of(lambda: save(tmp_path, 2, Held(model), own={1} if rank else None)))
+        said.append(words_of(lambda: save(tmp_path, 2, Held(model), values=[{"milestones": {30: 1}}])))
         (tmp_path / "file").touch()
         said.append(words_of(lambda: save(tmp_path / "file", 2, Held(model))))
         if rank == 1:
@@ -39,6 +42,9 @@ def test_what_cannot_be_saved_is_told_on_all_ranks_and_nothing_is_left(tmp_path)
             [
                 "step-1 is there already",
                 'values= is {"at": 0} on rank 0 and {"at": 1} on rank 1',
+                "step= is 2 on rank 0 and 3 on rank 1",
+                "own= is not for JSON (Object of type set is not JSON serializable)",
+                "values= has a key 30, which JSON would bring back as a string",
                 "Not a directory",
                 "rank-1-of-2.safetensors cannot be written",
                 "'model/bias' differs on ranks 0 and 1, which both have it",
@@ -46,6 +52,15 @@ def test_what_cannot_be_saved_is_told_on_all_ranks_and_nothing_is_left(tmp_path)
             strict=True,
         ):
             assert sentence in (words or ""), words
+
+
+def test_what_each_rank_gave_as_its_own_comes_back_by_rank(tmp_path):
+    def body(folder, step):
+        save(folder, step, Held(linear()), {"lr": [0.1, 1e-9]}, {"rank": dist.get_rank()})
+
+    run(body, tmp_path, 3, ranks=2)
+    expected = Remembered(3, {"lr": [0.1, 1e-9]}, [{"rank": 0}, {"rank": 1}])
+    assert run(lambda: load(newest(tmp_path), Held(linear(1))), ranks=3) == [expected] * 3
 
 
 def test_what_is_on_no_rank_is_told(tmp_path):
@@ -68,7 +83,7 @@ def test_a_rank_that_dies_while_it_saves_leaves_the_last_checkpoint(tmp_path):
         with pytest.raises(RankError):
             run(body, 2, victim, ranks=2)
         assert newest(tmp_path).name == "step-1" and len([*tmp_path.glob("step-2.*.draft")]) == (victim == 0)
-        assert run(lambda: load(newest(tmp_path), Held(linear(1))), ranks=3)[0] is None
+        assert run(lambda: load(newest(tmp_path), Held(linear(1))), ranks=3)[0].step == 1
     run(body, 2, ranks=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1", "step-2"]
 
