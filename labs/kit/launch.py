@@ -10,6 +10,9 @@ torchrun, where it joins the world that is there.  What the ranks print arrives 
     ranks hang           RankError that says, per rank, the collective, the group and the line (see diagnosis)
     an interrupt         KeyboardInterrupt that says where the ranks were; every rank is gone
 
+With restarts=3, ranks of which one raised or died are all started again, at most three times, as torchrun's elastic
+agent does: `fn` is called anew, and goes on from its last checkpoint (see labs.checkpoint).
+
 Why a launcher of its own: each of the ten that were measured names the wrong rank when one fails, leaves processes
 behind when the kernel is killed, or takes seconds for what takes 0.1 s here.
 """
@@ -30,19 +33,25 @@ from labs.kit.ranks.devices import devices_for
 from labs.kit.ranks.diagnosis import RankError
 from labs.kit.ranks.link import Link
 from labs.kit.ranks.payload import pickled
-from labs.kit.ranks.team import FORKSERVER, Team
+from labs.kit.ranks.team import FORKSERVER, RESTARTED, Team
 
 __all__ = ["MOST_RANKS", "Link", "RankError", "Results", "run"]
 
 MOST_RANKS = 64
 RECORDS = ("time", "communication", "memory")
+MOST_TEXT = 300  # characters of what a rank raised, where all are started again
 T = TypeVar("T")
 
 
 class Results(list[T]):
-    """What the ranks returned, in order; `recording` is what was recorded of the job, if anything was."""
+    """What the ranks returned, in order.
+
+    recording   what was recorded of the job, if anything was; of one that was restarted, since the last time
+    restarts    how often all ranks were started again
+    """
 
     recording: Any = None
+    restarts: int = 0
 
 
 def run(
@@ -54,6 +63,7 @@ def run(
     record: str | None = None,
     link: Link | None = None,
     tell: str = "",
+    restarts: int = 0,
     **kwargs: Any,
 ) -> Results[T]:
     """Call `fn(*args, **kwargs)` on every rank, each a process in one process group, and return what each returned.
@@ -61,29 +71,43 @@ def run(
     ranks    how many, 1 to 64 (4 if left out; under torchrun, as many as it started)
     device   "cpu" (gloo), "cuda" (NCCL), or "auto": CUDA when there is a GPU for each rank.  On CUDA, tensors are made
              on the rank's GPU by default, so that the body of `fn` is the same everywhere
-    timeout  seconds after which a job that is not done is stopped, with a report of where each rank stands
+    timeout  seconds after which a job that is not done is stopped, with a report of where each rank stands; they begin
+             anew when it is restarted
     record   "time", "communication" or "memory": what to watch; the result's `.recording` has it (see record.py)
     link     nodes, and a wire between them that is slow for real: Link(nodes=2, bandwidth="200 Mbit/s", latency=1e-3)
              (see ranks/link.py and wire.py); the job then runs on the CPU
     tell     for jobs of some seconds, what to print while one runs: "stage 2" becomes "stage 2, 4 ranks … 6 s"
+    restarts how often to start all ranks again after one has raised or died, with a line that says so; `fn` is called
+             with the same arguments, and os.environ["TORCHELASTIC_RESTART_COUNT"] is "0", "1", ...  Never after an
+             interrupt, a timeout, or where ranks disagree, which they would again.  Under torchrun it is torchrun that
+             restarts, for any of these: give the number of its --max-restarts, or leave it out
 
     `fn`, its arguments and its value may be anything that cloudpickle can send, a function from a cell among them.
     Raises ValueError for arguments that cannot work, TypeError when `fn` cannot be sent, RankError when the job fails.
     """
     world = torchrun.world()
-    check_arguments(fn, ranks, timeout, record, world)
+    check_arguments(fn, ranks, timeout, record, restarts, world)
     check_link(link, ranks or 4, device, world)
     if world:
-        return to_results(torchrun.join(fn, args, kwargs, device, timeout, record), record)
+        values = torchrun.join(fn, args, kwargs, device, timeout, record)
+        return to_results(values, record, restarts=int(os.environ[RESTARTED]))
     ranks = 4 if ranks is None else ranks
     devices = devices_for("cpu" if link and device == "auto" else device, ranks)
     payload = pickled(fn, args, kwargs)
-    try:
-        with telling(tell, ranks), Team(devices, payload, ranks, timeout, record, link) as team:
-            values = team.finish()
-    except KeyboardInterrupt as interrupt:  # it says where the ranks are; our own lines say nothing more
-        raise interrupt.with_traceback(None) from None
-    return to_results(values, record, link)
+    restarted = 0
+    while True:
+        try:
+            with telling(tell, ranks), Team(devices, payload, ranks, timeout, record, link, restarted) as team:
+                values = team.finish()
+            return to_results(values, record, link, restarted)
+        except KeyboardInterrupt as interrupt:  # it says where the ranks are; our own lines say nothing more
+            raise interrupt.with_traceback(None) from None
+        except RankError as error:
+            if error.kind not in ("raised", "died") or restarted == restarts:
+                raise
+            restarted += 1
+            what = str(error).partition("\n")[0]
+            print(f"{what:.{MOST_TEXT}}; all ranks are started again ({restarted} of {restarts})", flush=True)
 
 
 @contextmanager
@@ -99,7 +123,7 @@ def telling(what: str, ranks: int) -> Iterator[None]:
         print(f"{time.monotonic() - began:.0f} s")
 
 
-def check_arguments(fn: Any, ranks: Any, timeout: Any, record: Any, world: int | None) -> None:
+def check_arguments(fn: Any, ranks: Any, timeout: Any, record: Any, restarts: Any, world: int | None) -> None:
     if not callable(fn):
         raise TypeError(f"run() calls its first argument on every rank; {fn!r:.80} is not a function (is it a value?)")
     if inspect.iscoroutinefunction(fn):
@@ -113,6 +137,13 @@ def check_arguments(fn: Any, ranks: Any, timeout: Any, record: Any, world: int |
         raise ValueError(f"timeout={timeout!r}: give a number of seconds above 0")
     if record is not None and record not in RECORDS:
         raise ValueError(f"record={record!r}: one of {', '.join(map(repr, RECORDS))}, or None")
+    if not isinstance(restarts, int) or isinstance(restarts, bool) or restarts < 0:
+        raise ValueError(f"restarts={restarts!r}: how often to start all ranks again, 0 or more")
+    if world and restarts not in (0, its := int(os.environ["TORCHELASTIC_MAX_RESTARTS"])):
+        raise ValueError(
+            f"restarts={restarts}, but it is torchrun that restarts, at most {its} times: leave restarts out, or start "
+            f"it with --max-restarts {restarts}"
+        )
     if "LABS_RANK" in os.environ:
         raise RuntimeError("run() was called inside a rank: a job cannot start another job")
 
@@ -129,8 +160,11 @@ def check_link(link: Any, ranks: int, device: str, world: int | None) -> None:
         raise ValueError('device="cuda" with link=: only gloo can be slowed here, on the CPU; leave one of them out')
 
 
-def to_results(values: list[tuple[T, Any]], record: str | None, link: Link | None = None) -> Results[T]:
+def to_results(
+    values: list[tuple[T, Any]], record: str | None, link: Link | None = None, restarts: int = 0
+) -> Results[T]:
     results = Results(value for value, _ in values)
+    results.restarts = restarts
     if record:
         from labs.kit.record import join as join_tapes
 

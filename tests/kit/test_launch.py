@@ -6,6 +6,7 @@ What a job that goes wrong is told is in ranks/test_diagnosis.py, what is left b
 import io
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -17,8 +18,9 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
+from labs.kit import launch
 from labs.kit.launch import RankError, run
-from labs.kit.ranks import flight_recorder
+from labs.kit.ranks import flight_recorder, torchrun
 from labs.kit.watch import tap
 from tests.kit.ranks.jobs import gone_within
 
@@ -247,7 +249,87 @@ def test_a_timeout_of_infinity():
     assert run(dist.get_rank, ranks=2, timeout=float("inf")) == [0, 1]
 
 
+# ---- started again ------------------------------------------------------------------------------
+
+
+def test_ranks_of_which_one_died_or_raised_are_all_started_again(tmp_path, capsys):
+    def job(done, *, folder):
+        rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        (folder / f"{attempt}-{rank}").write_text(str(os.getpid()))
+        assert done == []
+        done.append(attempt)
+        for _ in range(3 - attempt):
+            dist.barrier()
+        if attempt == 0 and rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if attempt == 1 and rank == 0:
+            raise ValueError("no batch left\nat all")
+        dist.all_reduce(torch.ones(1))
+        return done
+
+    results = run(job, [], folder=tmp_path, ranks=2, restarts=3, record="communication", tell="stage 2")
+    assert results == [[2], [2]] and results.restarts == 2
+    assert sorted(event.op for event in results.recording.events) == [*["all_reduce"] * 2, *["barrier"] * 2]
+    assert re.sub(r"\d+ s\n", "? s\n", capsys.readouterr().out) == (
+        "stage 2, 2 ranks … ? s\n"
+        "rank 1 died of SIGKILL (if nobody did that, the machine ran out of memory); all ranks are started again (1 of 3)\n"
+        "stage 2, 2 ranks … ? s\n"
+        "rank 0 of 2 failed: ValueError: no batch left; all ranks are started again (2 of 3)\n"
+        "stage 2, 2 ranks … ? s\n"
+    )
+    pids = {int(file.read_text()) for file in tmp_path.iterdir()}
+    assert len(pids) == 6 and gone_within(pids, 2)
+
+
+def started(error, monkeypatch, **options):
+    """How often the ranks of a job are started, of which the caller hears nothing but this error."""
+    attempts = []
+
+    class Fails(launch.Team):
+        def start(self):
+            attempts.append(self.restarted)
+
+        def finish(self):
+            raise error
+
+    monkeypatch.setattr(launch, "Team", Fails)
+    with pytest.raises(type(error)):
+        run(print, ranks=2, **options)
+    return attempts
+
+
+def test_after_so_many_restarts_it_is_an_error_as_always(monkeypatch, capsys):
+    error = RankError("died", (1,), "x" * 9999 + "\nwhere it stood", [])
+    assert started(error, monkeypatch) == [0] and capsys.readouterr().out == ""
+    assert started(error, monkeypatch, restarts=2) == [0, 1, 2]
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.endswith("x; all ranks are started again (1 of 2)") and len(second) < 400
+
+
+@pytest.mark.parametrize("kind", ["mismatch", "nobody", "returned", "deadlock", "timeout"])
+def test_what_would_come_again_is_told_at_once(kind, monkeypatch, capsys):
+    assert started(RankError(kind, (1,), "rank 1 is late", []), monkeypatch, restarts=2) == [0]
+    assert capsys.readouterr().out == ""
+
+
+def test_an_interrupt_is_never_followed_by_another_start(monkeypatch):
+    assert started(KeyboardInterrupt(), monkeypatch, restarts=2) == [0]
+
+
+def test_under_torchrun_it_is_torchrun_that_restarts(monkeypatch):
+    for name in ("TORCHELASTIC_RUN_ID", *torchrun.GIVEN):
+        monkeypatch.setenv(name, "2")
+    with pytest.raises(ValueError, match="restarts=3, but it is torchrun that restarts, at most 2 times"):
+        run(print, restarts=3)
+
+
 # ---- bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("restarts", [-1, 1.0, True, None])
+def test_a_number_of_restarts_that_cannot_be(restarts):
+    with pytest.raises(ValueError, match=f"restarts={restarts!r}: how often to start all ranks again, 0 or more"):
+        run(print, restarts=restarts)
 
 
 @pytest.mark.parametrize("ranks", [0, -1, 65, 2.0, True])

@@ -1,6 +1,6 @@
 """The ranks of one job, seen from their caller: their ends, what has come back, and what is known to be wrong.
 
-    with Team(devices, payload, ranks, timeout, record, link) as team:
+    with Team(devices, payload, ranks, timeout, record, link, restarted) as team:
         values = team.finish()
 
 A rank has a control (the job goes out; warnings, its value or its failure come back), an output, a status from the
@@ -47,6 +47,7 @@ STORE_BYTES = 1 << 16  # what the ranks write to find each other
 FILES = 7  # that the caller has open for a rank, while it starts it
 MORE_FILES = 64  # and for everything else that may be opened meanwhile
 ITS_FILES_ARE_GONE = "nfds != -1"  # in what gloo says as it ends the process
+RESTARTED = "TORCHELASTIC_RESTART_COUNT"  # how often all ranks were started again: torchrun's name for it
 CELL_PATH = re.compile(r'File "[^"]*(?:ipykernel_\d+|<ipython-input)[^"]*", line')
 
 FORKSERVER = Forkserver()
@@ -76,9 +77,10 @@ class Team:
         timeout: float,
         record: str | None = None,
         link: Link | None = None,
+        restarted: int = 0,
     ) -> None:
         self.devices, self.payload, self.ranks, self.timeout = devices, payload, ranks, timeout
-        self.record, self.link = record, link
+        self.record, self.link, self.restarted = record, link, restarted
         self.lines = Lines(ranks)
         self.values: dict[int, Any] = {}
         self.failures: dict[int, Failure] = {}
@@ -199,7 +201,7 @@ class Team:
             timeout=self.timeout,
             record=self.record,
             link=self.link,
-            environment={**os.environ, **self.devices.environment(rank)},
+            environment={**os.environ, **self.devices.environment(rank), RESTARTED: str(self.restarted)},
             path=list(sys.path),
             folder=self.folder,
             sources=sources,

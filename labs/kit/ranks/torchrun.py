@@ -34,7 +34,8 @@ from labs.kit.ranks.flight_recorder import FlightRecorder, Reader
 
 POLL = 0.1  # seconds between two looks at the flight records
 GRACE = 1.0  # seconds in which other machines, whose time is up as well, may still report theirs
-GIVEN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")  # by torchrun
+ELASTIC = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"
+GIVEN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", *ELASTIC)  # by torchrun
 
 
 def world() -> int | None:
