@@ -582,7 +582,7 @@ for what, said, due in (("state", state, 12), ("down", down, 2), ("up", up, 2), 
 # **Read on**: [labs/memory/offload.py](../labs/memory/offload.py), [labs/memory/disk.py](../labs/memory/disk.py). Ren
 # et al., 2021, *ZeRO-Offload* (arXiv 2101.06840). Rajbhandari et al., 2021, *ZeRO-Infinity* (arXiv 2104.07857).
 #
-# **Next.** A layer, or a single sequence, may still be too large for one device, and there can be no more ranks than
-# sequences. [09 Tensor parallelism](09_tensor_parallel.ipynb) splits the layers themselves.
+# **Next.** This folder survives a crash, but it belongs to two ranks, each with its own part of it. What if there are
+# three of them afterwards, and what else has to be remembered? [08 Checkpoints](08_checkpoint.ipynb) saves a training.
 #
 # A clean copy of this notebook: `git restore notebooks/07b_offload.ipynb`, then *File > Reload Notebook from Disk*.

@@ -9,7 +9,7 @@
     ddp_holds         what four copies hold                             03
     overlap           one step with naive, bucketed, overlapped DDP     03
     zero_stages, zero_step, stage3_layer                                04 (tools/memory_images.py)
-    layer_shapes, layer_keeps, recompute, tiers                         07, 07b (tools/memory_images.py)
+    layer_shapes, layer_keeps, recompute, tiers, checkpoint             07, 07b, 08 (tools/memory_images.py)
     fsdp_table, fsdp_prefetch                                           06 (tools/fsdp_images.py)
     tp_pair, tp_borders                                                 09 (tools/tp_images.py)
     pp_flow                                                             10 (tools/pp_images.py)
@@ -27,7 +27,16 @@ from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas
 from tools.cluster_images import cluster
 from tools.fsdp_images import fsdp_prefetch, fsdp_table
-from tools.memory_images import layer_keeps, layer_shapes, recompute, stage3_layer, tiers, zero_stages, zero_step
+from tools.memory_images import (
+    checkpoint,
+    layer_keeps,
+    layer_shapes,
+    recompute,
+    stage3_layer,
+    tiers,
+    zero_stages,
+    zero_step,
+)  # fmt: skip
 from tools.pp_images import pp_flow
 from tools.tp_images import tp_borders, tp_pair
 
@@ -299,7 +308,7 @@ def overlap() -> Drawing:
 
 PICTURES: list[Callable[[], Drawing]] = [
     course_map, cluster, job, one_step, collectives, ring_all_reduce, ddp_holds, overlap,
-    zero_stages, zero_step, stage3_layer, layer_shapes, layer_keeps, recompute, tiers,
+    zero_stages, zero_step, stage3_layer, layer_shapes, layer_keeps, recompute, tiers, checkpoint,
     fsdp_table, fsdp_prefetch, tp_pair, tp_borders, pp_flow,
 ]  # fmt: skip
 

@@ -9,6 +9,7 @@
     blocks                            who holds which block of a tensor, as SVG          blocks.py
     schedule                          a pipeline's schedule, simulated; as a job ran it      schedules.py, overlays.py
     plan                              a plan of tensor parallelism on its model, as SVG  plans.py
+    reads, folder                     who reads which part of which file; a folder at one moment, as SVG   files.py
     formula, term                     a picture under its formula; its terms light up    formulas.py
     KINDS, TIMELINE                   one colour each, in every figure and widget        palette.py
 
@@ -19,6 +20,7 @@ from labs.kit.drawing.blocks import blocks
 from labs.kit.drawing.charts import chart, mesh
 from labs.kit.drawing.diagrams import after, messages, own, pieces, sends, step
 from labs.kit.drawing.figures import bars, curves
+from labs.kit.drawing.files import folder, reads
 from labs.kit.drawing.formulas import formula, term
 from labs.kit.drawing.gantt import schedule
 from labs.kit.drawing.memories import memory
@@ -31,6 +33,6 @@ from labs.kit.drawing.timelines import timeline
 
 __all__ = [
     "KINDS", "TIMELINE", "Canvas", "Drawing", "Figure", "Ledger", "Table",
-    "after", "bars", "blocks", "chart", "curves", "formula", "ledger", "memory", "mesh", "messages", "own", "pieces",
-    "plan", "schedule", "sends", "size", "step", "table", "term", "timeline", "traffic",
+    "after", "bars", "blocks", "chart", "curves", "folder", "formula", "ledger", "memory", "mesh", "messages", "own",
+    "pieces", "plan", "reads", "schedule", "sends", "size", "step", "table", "term", "timeline", "traffic",
 ]  # fmt: skip

@@ -10,6 +10,7 @@
     memory(model="llama3-8b")               bytes on each rank by kind and stage, and on which cards that fits
     schedule()                              a pipeline's schedule in time: its bubble, the activations alive
     microbatches(lists)                     a pipeline's stages, moment by moment: which micro-batch is where
+    crashes(moments)                        a folder while checkpoints are saved, and what a crash would leave
     placements()                            a tensor from some placements to others: who holds what, what is sent
     tensor_parallel()                       which slice of each matrix lies where, and what a rank sends and holds
 
@@ -36,6 +37,7 @@ from labs.kit.explorers import schedule as pipeline
 from labs.kit.explorers import split_block as split
 from labs.kit.explorers import stages_of_zero as explorer
 from labs.kit.explorers.ahead import picture as timeline_and_memory
+from labs.kit.watch.folders import Moment
 from labs.model import PRESETS, Config
 from labs.pp.instructions import Lists
 from labs.pp.simulation import Cost, simulate
@@ -210,6 +212,15 @@ def memory(measured: Mapping[str, Any] | None = None, config: Config | None = No
     first = {**explorer.BEGIN, "model": explorer.YOURS} if config else explorer.BEGIN
     controls = begun("memory", choices, first, begin)
     return Explorer(lambda **settings: explorer.picture(held, models, **settings), controls)
+
+
+def crashes(moments: Sequence[Moment]) -> Explorer:
+    """A folder of checkpoints, call by call, and which of them is loaded after a crash there.  Saved: in the middle.
+
+    moments: as labs.kit.watch.folders has them.
+    """
+    still = draw.folder(moments, len(moments) // 2)
+    return frames(lambda frame: draw.folder(moments, frame), "moment", len(moments), still)
 
 
 def placements(**begin: str) -> Explorer:

@@ -25,6 +25,7 @@ from labs.kit.drawing import palette, plans
 from labs.kit.drawing.diagrams import sends
 from labs.kit.drawing.tables import short
 from labs.kit.launch import run
+from labs.kit.watch.folders import Moment
 from labs.model import GPT, PRESETS
 from labs.tp import ColwiseParallel, LossParallel, conjugate, gpt_plan
 from tests.kit.pictures import RING, SVG, boxes, recording
@@ -34,6 +35,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or each rank impo
 
 TREE = [(k, r, r + 2**k, 0) for k in range(3) for r in range(2**k)]
 DOUBLING = [(k, r, r ^ 2**k, 0) for k in range(3) for r in range(8)]
+MOMENTS = [Moment("make step-1.draft", (), ""), Moment("flush", ("step-1.draft/index.json",), "step-0")]
 EVERYBODY = [(0, s, d, d) for s in range(5) for d in range(5) if s != d]
 DRAWINGS = {
     "ring": lambda: draw.messages(RING, 4),
@@ -52,6 +54,8 @@ DRAWINGS = {
     "empty blocks": lambda: draw.blocks(Spec((3, 4), (4,), (Shard(0),)), ("data",)),
     "plan": lambda: draw.plan(gpt_plan(PRESETS["small"], True), GPT(PRESETS["small"])),
     "plan without a weight": lambda: draw.plan({"loss": LossParallel(256)}, GPT(PRESETS["tiny"]), ranks=3),
+    "reads": lambda: draw.reads(12, 4, 3),
+    "folder": lambda: draw.folder(MOMENTS, 1),
     "chart": lambda: draw.chart({"ring": 0.0012, "recursive doubling": 0.0031}, "s", caption="8 ranks, 1 MB"),
     "stacked": lambda: draw.chart({"stage 0": {"P": 4, "G": 4, "S": 8}, "stage 3": {"P": 1, "G": 1, "S": 2}}),
     "wrong schedule": lambda: draw.schedule([[pp.F(0, 0), pp.B(0, 0), pp.F(0, 1)], [pp.F(1, 0), pp.F(1, 1)]]),
