@@ -35,9 +35,11 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from labs.checkpoint import Held, HeldByZero, Saver, load, newest, random_state, save, set_random_state
 from labs.data import Batches, corpus
+from labs.dtensor import DTensor
 from labs.fsdp import fully_shard
 from labs.kit import check, draw, exercises, play
 from labs.kit.launch import RankError, run
+from labs.kit.record import mark
 from labs.kit.watch.folders import watched
 from labs.mesh import Mesh
 from labs.model import GPT, PRESETS
@@ -63,8 +65,8 @@ draw.chart(INTERRUPTIONS, "failures", kind="waiting", caption="unexpected interr
 #
 # ## Predict
 #
-# The simplest way: after some steps, each rank calls `torch.save` on its model and its optimizer. On four ranks with
-# `DDP`, in float32 with AdamW, how many bytes are written in all, per parameter? (Its state is two moments.)
+# The simplest way: after some steps, each rank calls `torch.save` on its model and its optimizer. On four ranks,
+# in float32 with AdamW, how many bytes are written in all, per parameter? (Its state is two moments.)
 
 # %%
 guess_naive = 4 * (4 + 8)  # your number
@@ -84,6 +86,7 @@ folder = tempfile.TemporaryDirectory()
 PLACE = Path(folder.name)
 
 
+# %%
 def small_gpt(seed=0):
     model = GPT(CONFIG, seed=seed)
     model.embed.register_forward_hook(lambda module, args, x: F.dropout(x, 0.1))
@@ -94,27 +97,82 @@ def adamw(parameters):
     return torch.optim.AdamW(parameters, lr=4e-3)
 
 
-# %%
-def naive(place):
-    """Every rank saves all of it, after one step; the bytes of its file."""
-    place.mkdir(parents=True, exist_ok=True)
-    model = small_gpt()
+def by_parameter(model):
+    """FSDP: what a rank holds of it, and its optimizer."""
+    for part in [*model.layers.values(), model]:
+        fully_shard(part, mesh=Mesh((dist.get_world_size(),), ("dp",)))
     optimizer = adamw(model.parameters())
-    model(*Batches(TEXT.tokens, 1, CONFIG.context)[0]).backward()
-    optimizer.step()
-    path = place / f"rank-{dist.get_rank()}.pt"
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
-    return path.stat().st_size
+    return Held(model, optimizer=optimizer), optimizer
 
-
-written = sum(run(naive, PLACE / "naive", ranks=4, device="cpu"))
-print(check.predict("Bytes per parameter, written by four ranks?", guess_naive, 48))
-print(check.predict("And how many are enough?", guess_needed, 12))
-draw.ledger({"bytes in four files": (48 * PSI, written)}, within=0.03)
 
 # %% [markdown]
-# Four ranks have written the same thing four times. So let rank 0 write it alone? Then three ranks wait while one
-# writes. And where the state is sharded, rank 0 must first *gather* all of it, which is just what did not fit.
+# Three ways to save a training in FSDP on four ranks: gather all of it, and every rank writes that; gather all of it,
+# and rank 0 writes it; and `save`, which this notebook is about.
+
+
+# %%
+@torch.no_grad()
+def gather_and_save(model, optimizer, path, ranks):
+    """All of it on every rank; these ranks write it."""
+    tensors = [*model.parameters(), *(x for state in optimizer.state.values() for x in state.values())]
+    whole = [x.full_tensor() if isinstance(x, DTensor) else x for x in tensors]
+    if dist.get_rank() in ranks:
+        torch.save(whole, path)
+    return path
+
+
+LARGER = dataclasses.replace(CONFIG, dim=256, hidden=640)
+SIZE = sum(p.numel() for p in GPT(LARGER).parameters())
+
+
+# %%
+WAYS = {"every rank": range(4), "rank 0": range(1), "sharded": range(4)}
+
+
+def three_ways(place):
+    """Of each way: seconds, and the bytes that this rank has written."""
+    model, found = GPT(LARGER), []
+    held, optimizer = by_parameter(model)
+    model(*Batches(TEXT.tokens, 1, LARGER.context)[0]).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    for way in WAYS:
+        mark("step")
+        begin = time.perf_counter()
+        path = saved_by(way, model, optimizer, held, place)
+        dist.barrier()
+        found.append((time.perf_counter() - begin, path.stat().st_size if path.exists() else 0))
+    return found
+
+
+# %%
+def saved_by(way, model, optimizer, held, place):
+    """Where this rank has written, if it has."""
+    if way == "sharded":
+        return save(place, 1, held) / f"rank-{dist.get_rank()}-of-4.safetensors"
+    return gather_and_save(model, optimizer, place / f"{way} {dist.get_rank()}.pt", WAYS[way])
+
+
+# %%
+for name in ("plain", "watched"):
+    (PLACE / name).mkdir()
+plain = run(three_ways, PLACE / "plain", ranks=4, device="cpu")
+recording = run(three_ways, PLACE / "watched", ranks=4, device="cpu", record="memory").recording
+rows = []
+for step, way in enumerate(WAYS):
+    seconds, sizes = zip(*(of_rank[step] for of_rank in plain), strict=True)
+    row = {"written by": way, "bytes written per parameter": round(sum(sizes) / SIZE, 1)}
+    peak = recording.held(0, step)["peak"] / (12 * SIZE / 4)
+    rows.append(row | {"peak of rank 0, × its share": round(peak, 1), "time": f"{max(seconds):.2f} s"})
+draw.table(rows)
+
+# %%
+print(check.predict("Bytes per parameter, written by four ranks?", guess_naive, 48))
+print(check.predict("And how many are enough?", guess_needed, 12))
+
+# %% [markdown]
+# Every rank has written the same thing, four times. If only rank 0 writes, it is written once, but the others wait; and
+# to have it all in one place, it must be gathered first, which is just what did not fit.
 #
 # There is something worse. A file takes time to write, and in this time the process may die:
 
@@ -161,46 +219,44 @@ except RuntimeError as error:
 # ## Build: sharded
 #
 # [labs/checkpoint](../labs/checkpoint/__init__.py) does this for every strategy of the course. It asks for what this
-# rank *holds*. Here under FSDP:
+# rank *holds*: `Held(model, optimizer=…)` above, and under ZeRO:
 
 
 # %%
-def by_parameter(model):
-    """FSDP: what a rank holds of it, and its optimizer."""
-    for part in [*model.layers.values(), model]:
-        fully_shard(part, mesh=Mesh((dist.get_world_size(),), ("dp",)))
-    optimizer = adamw(model.parameters())
-    return Held(model, optimizer=optimizer), optimizer
-
-
 def in_vectors(model):
-    """ZeRO's stage 3: likewise."""
+    """ZeRO's stage 3: what a rank holds, and its optimizer."""
     zero = Zero(model, stage=3, optimizer=adamw)
     return HeldByZero(zero), zero
 
 
 # %%
+def one_step(model, optimizer, batch):
+    """The mean loss over all ranks."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    loss = model(*Batches(TEXT.tokens, 12, CONFIG.context, rank=rank, ranks=ranks)[batch])
+    loss.backward()
+    optimizer.step()
+    dist.all_reduce(mean := loss.detach().clone())
+    return mean.item() / ranks
+
+
 def goes_on(layout, batch, where=None, to=None):
     """Load `where`, if given; the loss of one step, which is saved in the folder `to`, if given."""
     model = GPT(CONFIG)
     held, optimizer = layout(model)
     if where:
         load(where, held)
-    ranks = dist.get_world_size()
-    loss = model(*Batches(TEXT.tokens, 12, CONFIG.context, rank=dist.get_rank(), ranks=ranks)[batch])
-    loss.backward()
-    optimizer.step()
-    dist.all_reduce(loss.detach())
+    loss = one_step(model, optimizer, batch)
     if to:
         save(to, batch + 1, held)
-    return loss.item() / ranks
+    return loss
 
 
+# %%
 run(goes_on, in_vectors, 0, to=PLACE / "sharded", ranks=4, device="cpu")
 first = newest(PLACE / "sharded")
 sizes = {path.name: path.stat().st_size for path in sorted(first.glob("rank-*"))}
-tensors = sum(12 * PSI // 4 for _ in sizes)
-draw.ledger({"bytes of P and S, in all files": (tensors, sum(sizes.values()))}, within=0.02)
+draw.ledger({"bytes of P and S, in all files": (12 * PSI, sum(sizes.values()))}, within=0.02)
 
 # %% [markdown]
 # Each number is written once, by four ranks at the same time. What the index says of one tensor (its shape, and which
@@ -361,11 +417,11 @@ except RankError as error:
 # **optimizer**'s moments, the **schedule** of the learning rate (here it grows for 16 steps), the **place** in the
 # data, and the state of the **random** numbers, which is another one on each rank.
 #
-# Here it runs for 10 steps, saves all five, and is then taken up six times: once with everything, and five times with
+# Here it runs for 8 steps, saves all five, and is then taken up six times: once with everything, and five times with
 # one of them forgotten.
 
 # %%
-SAVED, STEPS, WARM_UP = 10, 26, 16
+SAVED, STEPS, WARM_UP = 8, 20, 16
 
 
 def whole_training(seed):
@@ -377,6 +433,7 @@ def whole_training(seed):
     return model, held, optimizer, schedule
 
 
+# %%
 def take_steps(model, optimizer, schedule, steps):
     """The mean losses over all ranks."""
     rank, ranks, losses = dist.get_rank(), dist.get_world_size(), []
@@ -663,27 +720,25 @@ from torch.distributed.fsdp import fully_shard as torchs_fully_shard
 
 
 # %%
-def torchs(place, batch):
-    """As goes_on does it: load what is there, if anything; a step; save."""
-    ranks, model = dist.get_world_size(), GPT(CONFIG)
+def torchs(batch, where=None, to=None):
+    """As goes_on does it, with PyTorch's own."""
+    model = GPT(CONFIG)
     for part in [*model.layers.values(), model]:
-        torchs_fully_shard(part, mesh=init_device_mesh("cpu", (ranks,)))
+        torchs_fully_shard(part, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     optimizer = adamw(model.parameters())
-    if place.exists():
-        state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
-        dcp.load(state, checkpoint_id=place)
-        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    loss = model(*Batches(TEXT.tokens, 12, CONFIG.context, rank=dist.get_rank(), ranks=ranks)[batch])
-    loss.backward()
-    optimizer.step()
-    dist.all_reduce(loss.detach())
-    state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
-    dcp.save(state, checkpoint_id=place.with_name(f"{place.name}-{batch + 1}"))
-    return loss.item() / ranks
+    if where:
+        of_model, of_optimizer = get_state_dict(model, optimizer)
+        dcp.load({"model": of_model, "optimizer": of_optimizer}, checkpoint_id=where)
+        set_state_dict(model, optimizer, model_state_dict=of_model, optim_state_dict=of_optimizer)
+    loss = one_step(model, optimizer, batch)
+    if to:
+        dcp.save(dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True)), checkpoint_id=to)
+    return loss
 
 
-run(torchs, PLACE / "dcp", 0, ranks=4, device="cpu")
-native = run(torchs, PLACE / "dcp-1", 1, ranks=3, device="cpu")[0]
+# %%
+run(torchs, 0, to=PLACE / "dcp", ranks=4, device="cpu")
+native = run(torchs, 1, where=PLACE / "dcp", ranks=3, device="cpu")[0]
 assert abs(native - losses["one process"]) < 1e-5
 print(f"PyTorch's, saved on 4 ranks, loaded on 3: loss {native:.6f}")
 
