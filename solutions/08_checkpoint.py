@@ -240,6 +240,7 @@ def one_step(model, optimizer, batch):
     return mean.item() / ranks
 
 
+# %%
 def goes_on(layout, batch, where=None, to=None):
     """Load `where`, if given; the loss of one step, which is saved in the folder `to`, if given."""
     model = GPT(CONFIG)
