@@ -7,13 +7,17 @@ In this order:
     index       a checkpoint on disk: its files, and what lies in which
     saving      each rank writes its share, and then all of it has happened, or nothing
     loading     each rank reads only what it needs, after all of it has been looked at
+    randomness  where a rank's generators of random numbers stand
+    background  training waits for a copy alone, and a thread saves it
 
 PyTorch calls it torch.distributed.checkpoint.
 """
 
 # ruff: noqa: F401
 
+from labs.checkpoint.background import Saver
 from labs.checkpoint.index import newest
 from labs.checkpoint.loading import Remembered, load
 from labs.checkpoint.parts import Held, HeldByZero
+from labs.checkpoint.randomness import random_state, set_random_state
 from labs.checkpoint.saving import save

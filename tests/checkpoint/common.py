@@ -74,6 +74,16 @@ LAYOUTS = {  # ranks, and how a model is laid out on them
 }
 
 
+def steps(forward, optimizer, first, last):
+    for step in range(first, last):
+        torch.manual_seed(step)
+        loss = forward(*torch.randint(0, CONFIG.vocab, (2, 4, CONFIG.context)))
+        if isinstance(loss, torch.Tensor) and loss.requires_grad:
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def numbers(held):
     return {(key, block): x.clone() for key, part in held.parts().items() for block, x in part.blocks.items()}
 

@@ -9,7 +9,7 @@ import torch
 from labs.checkpoint import Remembered, load, loading, newest, save
 from labs.kit.launch import run
 from labs.mesh import Mesh
-from tests.checkpoint.common import CONFIG, LAYOUTS, Extras, alone, numbers, same, sharded
+from tests.checkpoint.common import CONFIG, LAYOUTS, Extras, alone, numbers, same, sharded, steps
 
 
 def first_training(config, folder):
@@ -87,16 +87,6 @@ def test_a_rank_reads_only_what_it_needs_and_writes_its_share(tmp_path):
         assert read == needed
     written = [path.stat().st_size for path in (tmp_path / "ddp" / "step-7").glob("rank-*")]
     assert len(written) == 4 and max(written) < 1.5 * min(written)
-
-
-def steps(forward, optimizer, first, last):
-    for step in range(first, last):
-        torch.manual_seed(step)
-        loss = forward(*torch.randint(0, CONFIG.vocab, (2, 4, CONFIG.context)))
-        if isinstance(loss, torch.Tensor) and loss.requires_grad:
-            loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 def resumed(folder, layouts):

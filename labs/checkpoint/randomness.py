@@ -1,0 +1,68 @@
+"""The random numbers of a rank: where its generators stand, to go on from there.
+
+    whose                                     in a state
+    torch's on the CPU                        "cpu"       always
+    torch's on this rank's GPU                "cuda"      where the rank has used one
+    Python's `random`                         "python"    always
+    numpy's `numpy.random`                    "numpy"     where it has been imported
+
+Each rank has its own, and gives it to `save` as its own: dropout with one state for all ranks would drop the same
+places on each of them.  What draws from a generator of its own, as `labs.data.Batches` does from its seed, is not here.
+"""
+
+import importlib
+import random
+import sys
+from base64 import b64decode, b64encode
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def random_state() -> dict[str, Any]:
+    """Where this rank's generators stand, as JSON has it."""
+    version, numbers, gauss = random.getstate()
+    state = {"cpu": text(torch.get_rng_state()), "python": [version, [*numbers], gauss]}
+    if torch.cuda.is_initialized():
+        state["cuda"] = text(torch.cuda.get_rng_state())
+    if numpy := sys.modules.get("numpy.random"):
+        name, numbers, *rest = numpy.get_state()
+        state["numpy"] = [name, numbers.tolist(), *rest]
+    return state
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Let this rank's generators go on from there.
+
+    Raises ValueError, before any of them has changed, for what is no such state, and for one with a GPU where none is.
+    """
+    try:  # on others, before
+        cpu, (version, numbers, gauss) = tensor(state["cpu"]), state["python"]
+        torch.Generator("cpu").set_state(cpu)
+        python = version, tuple(numbers), gauss
+        random.Random().setstate(python)
+        if "cuda" in state:
+            if not torch.cuda.is_available():
+                raise ValueError("it has a GPU's, and there is no GPU")
+            cuda = tensor(state["cuda"])
+            torch.Generator("cuda").set_state(cuda)
+        if "numpy" in state:
+            numpy = importlib.import_module("numpy.random")
+            numpy.RandomState().set_state(state["numpy"])
+    except (ImportError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"no random state that can be set here ({error}): give what random_state() gave") from error
+    torch.set_rng_state(cpu)
+    random.setstate(python)
+    if "cuda" in state:
+        torch.cuda.set_rng_state(cuda)
+    if "numpy" in state:
+        numpy.set_state(state["numpy"])
+
+
+def text(state: Tensor) -> str:
+    return b64encode(bytes(state.tolist())).decode()
+
+
+def tensor(text: str) -> Tensor:
+    return torch.tensor(list(b64decode(text)), dtype=torch.uint8, device="cpu")

@@ -1,0 +1,189 @@
+"""labs.checkpoint.background: the file has what was held when save() was called; what a thread meets is told."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from threading import Event
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from labs.checkpoint import Held, Saver, load, newest, saving
+from labs.kit.launch import RankError, run
+from tests.checkpoint.common import CONFIG, LAYOUTS, Extras, linear, numbers, same, steps, words_of
+
+
+def held_up(name):
+    """Until the event, the thread's call of this function of labs.checkpoint.saving."""
+    go, do = Event(), getattr(saving, name)
+
+    def later(*arguments):
+        go.wait()
+        return do(*arguments)
+
+    setattr(saving, name, later)
+    return go, lambda: setattr(saving, name, do)
+
+
+def saved_while_training(folder, layouts):
+    """Under which layouts something else is in the file, or has taken memory anew."""
+    wrong = []
+    for layout in layouts:
+        held, *training = LAYOUTS[layout][1](Extras(CONFIG, 1))
+        steps(*training, 0, 1)
+        expected, places = {}, set()
+        with Saver(folder / layout) as saver:
+            for step in (1, 2):
+                # Rank 0's thread goes on to its first collective, the others' do not, and training to its own.
+                go, restore = held_up("describe" if dist.get_rank() else "write")
+                saver.save(step, held, {"lr": 0.5}, {"rank": dist.get_rank()})
+                expected[step] = numbers(held)
+                steps(*training, step, step + 1)
+                assert saver.writing.running()
+                go.set()
+                saver.wait()
+                restore()
+                places.add(tuple(x.data_ptr() for part in saver.copy.parts().values() for x in part.blocks.values()))
+        for step in (1, 2):
+            found = load(folder / layout / f"step-{step}", held)
+            assert (found.step, found.values, found.own[-1]) == (step, {"lr": 0.5}, {"rank": dist.get_world_size() - 1})
+            if not same(numbers(held), expected[step]) or len(places) > 1:
+                wrong.append((layout, step))
+    return wrong
+
+
+@pytest.mark.parametrize("ranks", range(1, 5))
+def test_a_step_that_follows_is_not_in_the_file(ranks, tmp_path):
+    layouts = [layout for layout, (its, _) in LAYOUTS.items() if its == ranks]
+    for wrong in run(saved_while_training, tmp_path, layouts, ranks=ranks, timeout=60):
+        assert not wrong
+
+
+def test_a_second_save_waits_for_the_first(tmp_path):
+    def body():
+        write = saving.write
+        saving.write = lambda *arguments: (time.sleep(0.2), write(*arguments))[1]
+        values, there = {"at": [1]}, []
+        with Saver(tmp_path) as saver:
+            assert saver.wait() is None
+            for step in (1, 2, 3):
+                saver.save(step, Held(linear()), values)
+                values["at"].append(1)  # while the thread writes
+                there.append(newest(tmp_path))
+        return there, saver.wait(), [load(tmp_path / f"step-{n}", Held(linear(1))).values["at"] for n in (1, 2, 3)]
+
+    for (_, *there), last, values in run(body, ranks=2):
+        assert [path.name for path in (*there, last)] == ["step-1", "step-2", "step-3"]
+        assert values == [[1], [1, 1], [1, 1, 1]]
+
+
+def test_what_a_thread_meets_is_told_on_all_ranks_by_the_next_call(tmp_path):
+    def body():
+        held, said = Held(linear()), []
+        saver = Saver(tmp_path)
+        if dist.get_rank() == 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (50, resource.RLIM_INFINITY))
+        for call in (lambda: saver.save(2, held), saver.wait):
+            saver.save(1, held)
+            said.append(words_of(call))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        saver.save(1, held)
+        said.append(words_of(lambda: saver.save(2, held, own={1} if dist.get_rank() else None)))
+        saver.save(1, held)
+        said.append(words_of(saver.wait))
+        try:
+            with saver:
+                saver.save(2, held)
+                raise ArithmeticError("of training")
+        except ArithmeticError:
+            return said, newest(tmp_path).name, saver.wait().name
+
+    for said, last, waited in run(body, ranks=2):
+        sentences = [*["rank-1-of-2.safetensors cannot be written"] * 2, "own= is not for JSON", "is there already"]
+        for words, sentence in zip(said, sentences, strict=True):
+            assert sentence in (words or ""), words
+        assert last == waited == "step-2"
+
+
+def test_a_rank_that_is_killed_while_its_thread_writes_leaves_the_last_checkpoint(tmp_path):
+    def body(victim):
+        with Saver(tmp_path) as saver:
+            if victim is None:
+                saver.save(1, Held(linear()))
+                return saver.wait()
+            if dist.get_rank() == victim:
+                saving.flush = lambda path: os.kill(os.getpid(), signal.SIGKILL)
+            saver.save(2, Held(linear(1)))
+
+    run(body, None, ranks=2)
+    for victim in (0, 1):
+        with pytest.raises(RankError, match=f"rank {victim} "):
+            run(body, victim, ranks=2, timeout=60)
+        assert newest(tmp_path).name == "step-1"
+    assert run(lambda: load(newest(tmp_path), Held(linear(1))), ranks=3)[0].step == 1
+
+
+def test_a_job_that_ends_without_wait_leaves_nothing_that_hangs(tmp_path):
+    def body():
+        held_up("write")  # for ever
+        Saver(tmp_path).save(1, Held(linear()))
+
+    try:
+        run(body, ranks=2, timeout=60)
+    except RankError as error:
+        assert "returned without joining" in str(error)
+    assert newest(tmp_path) is None
+
+
+PROGRAM = """
+import sys
+import torch.distributed as dist
+from labs.checkpoint import Held, Saver
+from tests.checkpoint.common import linear
+from tests.checkpoint.test_background import held_up
+folder = sys.argv[1]
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+go, _ = held_up("write")
+written, not_written = Saver(folder), Saver(f"{folder}/not")
+for saver in (written, not_written):
+    saver.save(1, Held(linear()))
+dist.destroy_process_group(not_written.group)
+go.set()
+"""
+
+
+def test_a_program_that_ends_without_wait_ends_when_it_is_written_and_says_what_is_not(tmp_path):
+    done = subprocess.run([sys.executable, "-c", PROGRAM, tmp_path], capture_output=True, text=True, check=True)
+    assert "Saver.wait" in done.stderr and "ProcessGroup" in done.stderr, done.stderr
+    assert newest(tmp_path).name == "step-1" and newest(tmp_path / "not") is None
+
+
+def test_a_group_of_its_own_is_made_by_its_members_alone(tmp_path):
+    def body():
+        pair = dist.new_group([0, 2])
+        if dist.get_rank() in (0, 2):
+            with Saver(tmp_path, pair) as saver:
+                saver.save(1, Held(linear()), own=dist.get_rank())
+            return load(saver.wait(), Held(linear(1)), pair).own
+
+    assert run(body, ranks=3, timeout=60) == [[0, 2], None, [0, 2]]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="copies from a GPU need one")
+def test_a_copy_from_a_gpu_is_pinned(tmp_path):
+    def body():
+        model = linear().cuda()
+        with Saver(tmp_path) as saver:
+            saver.save(1, Held(model))
+            expected = model.weight.cpu()
+            with torch.no_grad():
+                model.weight.zero_()
+        load(saver.wait(), Held(model))
+        pinned = [x.is_pinned() for part in saver.copy.parts().values() for x in part.blocks.values()]
+        return all(pinned) and torch.equal(model.weight.cpu(), expected)
+
+    assert run(body, ranks=1) == [True]
