@@ -9,10 +9,16 @@ fsdp.fully_shard(layer), ...      fsdp(model, layers, mesh, ...): mesh, reshardi
 mesh.Mesh((2, 2), names)          device_mesh(mesh)
 tp.parallelize(model, mesh, plan) tp(model, mesh, plan): the same plan; loss and backward within loss_parallel()
 pp.Pipeline(stages, lists, loss)  pp(stages, "1f1b", microbatches, loss), and step() in place of forward_backward()
+checkpoint.save(folder, step, ..) save_checkpoint(where, model, optimizer): more is lost without a word
+checkpoint.load(where, held)      load_checkpoint(where, model, optimizer)
+checkpoint.Saver(folder).save(..) save_in_background(where, model, optimizer), and .result()
+llama's names, in safetensors     save_hugging_face(where, model), load_hugging_face(where, model)
 """
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -180,3 +186,95 @@ def reshards(module: FSDPModule) -> bool:
     """Unless told otherwise it does; for a whole stage, which is a root, PyTorch decides in its first forward."""
     group = module._get_fsdp_state()._fsdp_param_group
     return group is not None and group._reshard_after_forward
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------------
+# torch.distributed.checkpoint is not imported at the head of the file: as with zero1.
+
+
+def states(model: nn.Module, optimizer: Optimizer, full: bool = False) -> dict[str, Any]:
+    """What a checkpoint is made of, by the names of parameters: {"model": ..., "optimizer": ...}.
+
+    Sharded, each rank has its own shards, and they are no copies.  If full, all is gathered, one tensor after the
+    other, on the CPU of rank 0, and the others have nothing: what `torch.save` takes for a single file.
+
+    An optimizer that has not stepped yet is stepped here, by gradients of zero and a learning rate of zero: whatever
+    counts its steps has counted one.
+    """
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+    options = StateDictOptions(full_state_dict=full, cpu_offload=full)
+    of_model, of_optimizer = get_state_dict(model, optimizer, options=options)
+    return {"model": of_model, "optimizer": of_optimizer}
+
+
+def set_states(model: nn.Module, optimizer: Optimizer, found: Mapping[str, Any], full: bool = False) -> None:
+    """What `states` returns, put back; if full, from rank 0, which sends every tensor to all: each keeps its shard."""
+    from torch.distributed.checkpoint import state_dict
+
+    options = state_dict.StateDictOptions(full_state_dict=full, broadcast_from_rank0=full)
+    # Not set_state_dict: where a rank brings nothing of a model, it takes that for an optimizer's alone, and hangs.
+    state_dict.set_model_state_dict(model, found["model"], options=options)
+    state_dict.set_optimizer_state_dict(model, optimizer, found["optimizer"], options=options)
+
+
+def save_checkpoint(
+    where: str | Path, model: nn.Module, optimizer: Optimizer, group: ProcessGroup | None = None
+) -> None:
+    """`labs.checkpoint.save`: each rank writes its shards side by side, and the group's first one an index.
+
+    What several ranks hold is written by one of them, and nobody looks whether it is the same on all.  A checkpoint
+    that lies there already is overwritten in place; until the index, `.metadata`, is there, nobody loads it.
+    """
+    from torch.distributed import checkpoint
+
+    checkpoint.save(states(model, optimizer), checkpoint_id=where, process_group=group)
+
+
+def save_in_background(
+    where: str | Path, model: nn.Module, optimizer: Optimizer, group: ProcessGroup | None = None
+) -> Future:
+    """`labs.checkpoint.Saver.save`: returns when the shards are copied, and a thread writes; `.result()` waits for it.
+
+    What the thread raises, only `.result()` raises.  It uses the group meanwhile: give it one of its own, with gloo.
+    """
+    from torch.distributed import checkpoint
+
+    return checkpoint.async_save(states(model, optimizer), checkpoint_id=where, process_group=group)
+
+
+def load_checkpoint(
+    where: str | Path, model: nn.Module, optimizer: Optimizer, group: ProcessGroup | None = None
+) -> None:
+    """`labs.checkpoint.load`: into any layout of DTensors; a rank reads the pieces of which it needs a part, whole.
+
+    Numbers are cast to the dtype that is here, what nobody asks for is left out, and no checksum is looked at.  The
+    index and all that is no tensor are unpickled: what somebody else has written can run whatever they like.
+    """
+    from torch.distributed import checkpoint
+
+    found = states(model, optimizer)
+    checkpoint.load(found, checkpoint_id=where, process_group=group)
+    set_states(model, optimizer, found)
+
+
+def save_hugging_face(where: str | Path, model: nn.Module) -> None:
+    """A model's weights in the format of Hugging Face, under the model's own names.
+
+    Each rank writes its shards to where/sharded, and rank 0 then puts whole tensors together in where.
+    """
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+    writer = checkpoint.HuggingFaceStorageWriter(str(where), save_distributed=True, enable_consolidation=True)
+    checkpoint.save(get_model_state_dict(model), storage_writer=writer)
+
+
+def load_hugging_face(where: str | Path, model: nn.Module) -> None:
+    """Each rank reads its slices; all `*.safetensors` in the folder count."""
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+
+    found = get_model_state_dict(model)
+    checkpoint.load(found, storage_reader=checkpoint.HuggingFaceStorageReader(str(where)))
+    set_model_state_dict(model, found)
