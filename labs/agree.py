@@ -107,13 +107,16 @@ def fingerprint(p: Tensor) -> str:
     numbers = p.detach().flatten()
     if p.is_complex():
         numbers = torch.view_as_real(numbers.resolve_conj()).flatten()
-    bits = numbers.view(INTEGER[numbers.itemsize]).long()
-    mixed = bits * torch.arange(1, 2 * len(bits) + 1, 2, device=p.device)  # odd, so that the sign, the 64th bit, counts
-    checksum = (mixed ^ (mixed >> 29)).sum().item()  # and two signs do not cancel
-    return f"{p.dtype} of shape {tuple(p.shape)}, checksum {checksum:x}"
+    checksum = torch.zeros((), dtype=torch.int64, device=p.device)
+    for n, bits in enumerate(numbers.view(INTEGER[numbers.itemsize]).split(AT_ONCE)):
+        first = 2 * n * AT_ONCE + 1  # odd, so that the sign, the 64th bit, counts
+        mixed = torch.arange(first, first + 2 * len(bits), 2, device=p.device).mul_(bits)
+        checksum += (mixed ^ (mixed >> 29)).sum()  # and two signs do not cancel
+    return f"{p.dtype} of shape {tuple(p.shape)}, checksum {checksum.item():x}"
 
 
 INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+AT_ONCE = 2**18  # elements: what they are mixed in fits into a cache, however large the tensor is
 
 
 @dataclass(frozen=True, eq=False)

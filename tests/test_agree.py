@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from labs import agree
 from labs.agree import Order, Some, fingerprint, first_difference, require_equal_replicas, require_same
 from labs.kit.launch import RankError, run
 
@@ -32,6 +33,14 @@ def test_signs_that_differ_are_seen_wherever_they_are():
     x = torch.ones(6, dtype=torch.float64)
     flipped = [x.clone().index_fill(0, torch.tensor(places), -1) for places in ([0], [1], [0, 1], [1, 3], [0, 2, 4, 5])]
     assert len({fingerprint(y) for y in (x, *flipped)}) == 6
+
+
+def test_a_fingerprint_does_not_depend_on_how_much_is_mixed_at_once(monkeypatch):
+    x = torch.arange(10.0)
+    exchanged = x[[0, 1, 7, 3, 4, 5, 6, 2, 8, 9]]
+    whole = fingerprint(x), fingerprint(exchanged)
+    monkeypatch.setattr(agree, "AT_ONCE", 4)
+    assert (fingerprint(x), fingerprint(exchanged)) == whole and whole[0] != whole[1]
 
 
 def test_replicas_that_differ_in_one_bit_are_named():
