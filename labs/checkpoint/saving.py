@@ -12,6 +12,7 @@ Source: torch.distributed.checkpoint, docs.pytorch.org/docs/stable/distributed.c
 import json
 import secrets
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from math import prod
@@ -24,14 +25,14 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch.distributed import ProcessGroup
 
-from labs.agree import compare, fingerprint, first_difference, on_all_ranks
+from labs.agree import compare, everybodys, fingerprint, first_difference, on_all_ranks
 from labs.checkpoint.extents import Piece, dealt, require_whole
 from labs.checkpoint.index import FORMAT, Index, Stored, commit, entry, to_json
 from labs.checkpoint.parts import Held, Parts
 from labs.dtensor.placement import Block
 from labs.memory.disk import checksum, flush
 
-Described = dict[str, tuple[tuple[int, ...], torch.dtype, dict[Block, str]]]  # shape, dtype, fingerprints
+Described = dict[str, tuple[tuple[int, ...], torch.dtype, list[Block]]]
 
 
 def save(
@@ -62,7 +63,9 @@ def save(
     compare(dict(zip(global_ranks, same, strict=True)), differ_in_values)
     index = agreed(dict(zip(global_ranks, described, strict=True)))
     final, draft = folder / f"step-{step}", folder / f"step-{step}.{words[0]}.draft"
-    parts, writes = held.parts(), dealt([bytes_of(each) for each in described])
+    parts, sizes = held.parts(), [bytes_of(each) for each in described]
+    require_equal_copies(parts, sizes, group)
+    writes = dealt(sizes)
     names = [f"rank-{other}-of-{ranks}.safetensors" for other in range(ranks)]
     try:
         on_all_ranks(lambda: prepare(final, draft) if rank == 0 else None, group)
@@ -86,10 +89,7 @@ def save(
 
 
 def describe(parts: Parts) -> Described:
-    return {
-        key: (part.shape, part.dtype, {block: fingerprint(x) for block, x in part.blocks.items()})
-        for key, part in parts.items()
-    }
+    return {key: (part.shape, part.dtype, [*part.blocks]) for key, part in parts.items()}
 
 
 def agreed(found: Mapping[int, Described]) -> Index:
@@ -99,13 +99,20 @@ def agreed(found: Mapping[int, Described]) -> Index:
         of_each = {rank: described[key] for rank, described in found.items() if key in described}
         compare({rank: told[:2] for rank, told in of_each.items()}, partial(differ_in, key))
         shape, dtype, _ = next(iter(of_each.values()))
-        pieces = {block for *_, prints in of_each.values() for block in prints}
-        for block in pieces:
-            equal = {rank: prints[block] for rank, (*_, prints) in of_each.items() if block in prints}
-            compare(equal, partial(differ_in_numbers, key))
-        require_whole(key, shape, pieces)
+        require_whole(key, shape, {block for *_, blocks in of_each.values() for block in blocks})
         index[key] = Stored(shape, dtype, {})
     return index
+
+
+def require_equal_copies(parts: Parts, held: Sequence[Mapping[Piece, int]], group: ProcessGroup | None) -> None:
+    """Raise ValueError where ranks that have the same piece have other numbers in it; looks at no other pieces."""
+    holders = Counter(piece for pieces in held for piece in pieces)
+    mine = held[dist.get_rank(group)]
+    prints = {(key, at): fingerprint(parts[key].blocks[at]) for key, at in mine if holders[key, at] > 1}
+    found = everybodys(prints, group)
+    for piece in sorted({piece for each in found.values() for piece in each}, key=str):
+        copies = {rank: each[piece] for rank, each in found.items() if piece in each}
+        compare(copies, partial(differ_in_numbers, piece[0]))
 
 
 def differ_in(key: str, rank: int, its: Any, other: int, others: Any) -> str:
@@ -128,8 +135,8 @@ def differ_in_values(rank: int, its: dict[str, str], other: int, others: dict[st
 def bytes_of(described: Described) -> dict[Piece, int]:
     return {
         (key, block): prod(block.shape) * dtype.itemsize
-        for key, (_, dtype, prints) in described.items()
-        for block in prints
+        for key, (_, dtype, blocks) in described.items()
+        for block in blocks
     }
 
 
