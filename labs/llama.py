@@ -9,7 +9,7 @@ A folder has config.json and model.safetensors; a large model has several such f
 
 Both models compute the same, down to the numbers of a head that rotary positions turn as a pair.  So nothing has to be
 converted: the same tensors have other names, and the tables below say which.  A Llama that computes what this GPT
-cannot (scaled rotary positions, biases) is refused.
+cannot (biases, another scaling of rotary positions than Llama 3.1's) is refused.
 
 Source: the library transformers 5.23, models/llama and modeling_rope_utils.py; github.com/huggingface/safetensors.
 """
@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from labs.model import GPT, Config
+from labs.model import GPT, Config, RopeScaling
 
 # Parameters, ours and theirs; {} is the number of a layer.
 NAMES = {
@@ -53,12 +53,19 @@ FIELDS = {
     "context": "max_position_embeddings",
     "tied": "tie_word_embeddings",
     "rope_base": "rope_theta",
+    "eps": "rms_norm_eps",
+}
+# Fields of a RopeScaling, and what "rope_scaling" calls them.
+SCALING = {
+    "factor": "factor",
+    "low": "low_freq_factor",
+    "high": "high_freq_factor",
+    "context": "original_max_position_embeddings",
 }
 # What is fixed in the course's GPT, and can be different in a Llama.
 FIXED = {
     "model_type": "llama",
     "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
     "attention_bias": False,
     "mlp_bias": False,
     "attention_dropout": 0.0,
@@ -89,10 +96,15 @@ def read_config(folder: str | Path) -> Config:
     theirs = DEFAULTS | {name: value for name, value in read_json(path).items() if value is not None}
     theirs |= rotary(theirs)
     theirs.setdefault("num_key_value_heads", theirs.get("num_attention_heads"))
-    if missing := [name for name in FIELDS.values() if theirs.get(name) is None]:
-        raise ValueError(f"{path} does not say {missing[0]}: it must be the configuration of a Llama")
-    config = Config(**{ours: theirs[name] for ours, name in FIELDS.items()})
-    fixed = FIXED | {"head_dim": config.head_size, "rope_type": "default", "quantization_config": None}
+    if (kind := theirs["rope_type"]) not in ("default", "llama3"):
+        raise ValueError(f"{path} has rope_type {kind!r}: the course's GPT has 'default' and 'llama3', and no other")
+    is_scaled = kind == "llama3"
+    for name in [*FIELDS.values(), *(SCALING.values() if is_scaled else ())]:
+        if theirs.get(name) is None:
+            raise ValueError(f"{path} does not say {name}: it must be the configuration of a Llama")
+    scaling = RopeScaling(**{ours: theirs[name] for ours, name in SCALING.items()}) if is_scaled else None
+    config = Config(**{ours: theirs[name] for ours, name in FIELDS.items()}, rope_scaling=scaling)
+    fixed = FIXED | {"head_dim": config.head_size, "quantization_config": None}
     for name, value in fixed.items():
         if theirs.get(name, value) != value:
             raise ValueError(f"{path} has {name} {theirs[name]!r}: the course's GPT has {value!r}, and no other")
@@ -100,7 +112,7 @@ def read_config(folder: str | Path) -> Config:
 
 
 def rotary(theirs: dict[str, Any]) -> dict[str, Any]:
-    """rope_type and rope_theta, wherever they stand: transformers 5 has moved them, and "type" is older still."""
+    """rope_type and what belongs to it, wherever it stands: transformers 5 has moved it, and "type" is older still."""
     given = theirs.get("rope_scaling") or theirs.get("rope_parameters") or {}
     return {"rope_type": given.get("type", "default"), **given}
 
@@ -174,10 +186,16 @@ def save(model: GPT, folder: str | Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {theirs[name]: parameter.detach().contiguous() for name, parameter in model.named_parameters()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    config = {name: getattr(model.config, ours) for ours, name in FIELDS.items()}
-    config |= {"architectures": ["LlamaForCausalLM"], "torch_dtype": dtype} | FIXED
-    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    write_config(model.config, next(model.parameters()).dtype, folder)
+
+
+def write_config(config: Config, dtype: torch.dtype, folder: Path) -> None:
+    theirs = {name: getattr(config, ours) for ours, name in FIELDS.items()}
+    if (scaling := config.rope_scaling) is not None:
+        told = {name: getattr(scaling, ours) for ours, name in SCALING.items()}
+        theirs["rope_scaling"] = {"rope_type": "llama3"} | told
+    theirs |= {"architectures": ["LlamaForCausalLM"], "torch_dtype": str(dtype).removeprefix("torch.")} | FIXED
+    (folder / "config.json").write_text(json.dumps(theirs, indent=2), encoding="utf-8")
 
 
 # ---- what cannot be --------------------------------------------------------------------------------------
@@ -190,7 +208,7 @@ def whole_shapes(config: Config) -> dict[str, torch.Size]:
 
 def require_same(ours: Config, theirs: Config, folder: Path) -> None:
     """The context may be another: no weight depends on it."""
-    for name in [name for name in FIELDS if name != "context"]:
+    for name in [name for name in (*FIELDS, "rope_scaling") if name != "context"]:
         if getattr(ours, name) != getattr(theirs, name):
             raise ValueError(
                 f"{name} is {getattr(ours, name)} in the model and {getattr(theirs, name)} in {folder}: "

@@ -25,6 +25,7 @@ table 3.
 """
 
 import hashlib
+import math
 from dataclasses import dataclass
 
 import torch
@@ -38,7 +39,8 @@ class Config:
 
     vocab, dim, depth, heads, kv_heads, hidden are V, D, the number of layers, H, K and F. `context` is the
     longest sequence in tokens; `tied` lets the head share the embedding's weight; `rope_base` is the rotary
-    base.
+    base, and `rope_scaling` what has been done to it for a longer context; `eps` is added to the mean square
+    that a norm divides by.
     """
 
     vocab: int
@@ -50,9 +52,11 @@ class Config:
     context: int
     tied: bool = False
     rope_base: float = 10_000.0
+    rope_scaling: "RopeScaling | None" = None
+    eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        for name in ("vocab", "dim", "depth", "heads", "kv_heads", "hidden", "context", "rope_base"):
+        for name in ("vocab", "dim", "depth", "heads", "kv_heads", "hidden", "context", "rope_base", "eps"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be positive")
         if self.dim % self.heads:
@@ -137,7 +141,7 @@ class Attention(nn.Module):
         self.k = linear(config.dim, config.kv_heads * config.head_size)
         self.v = linear(config.dim, config.kv_heads * config.head_size)
         self.o = linear(config.heads * config.head_size, config.dim)
-        self.core = Core(config.rope_base)
+        self.core = Core(config.rope_base, config.rope_scaling)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         # The heads are counted off the projections: under tensor parallelism a rank has only some of them.
@@ -151,13 +155,15 @@ class Attention(nn.Module):
 class Core(nn.Module):
     """Attention between its projections. It has no parameters: generation exchanges it for one with a cache."""
 
-    def __init__(self, rope_base: float) -> None:
+    def __init__(self, rope_base: float, rope_scaling: "RopeScaling | None" = None) -> None:
         super().__init__()
-        self.rope_base = rope_base
+        self.rope_base, self.rope_scaling = rope_base, rope_scaling
 
     def forward(self, q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor) -> Tensor:
         positions_T = torch.arange(q_BHTE.shape[2], device=q_BHTE.device)
-        q_BHTE, k_BKTE = (rotate(heads, positions_T, self.rope_base) for heads in (q_BHTE, k_BKTE))
+        q_BHTE, k_BKTE = (
+            rotate(heads, positions_T, self.rope_base, self.rope_scaling) for heads in (q_BHTE, k_BKTE)
+        )
         return F.scaled_dot_product_attention(q_BHTE, k_BKTE, v_BKTE, is_causal=True, enable_gqa=True)
 
 
@@ -183,7 +189,34 @@ class CrossEntropy(nn.Module):
         return F.cross_entropy(at_least_float32(logits_BTV).flatten(0, 1), targets_BT.flatten())
 
 
-def rotate(x_BHTE: Tensor, positions_T: Tensor, base: float) -> Tensor:
+@dataclass(frozen=True)
+class RopeScaling:
+    """A model trained on `context` tokens, made ready for `factor` times as many: its slow pairs turn slower.
+
+    Pairs that turn fewer than `low` times in `context` tokens turn `factor` times slower, those that turn more
+    than `high` times as before, and those between them by a mixture. It is what Llama 3.1 does, and what
+    transformers calls "llama3". Raises ValueError where that cannot be.
+
+    Source: github.com/meta-llama/llama-models, models/llama3/model.py, apply_scaling.
+    """
+
+    factor: float
+    low: float
+    high: float
+    context: int
+
+    def __post_init__(self) -> None:
+        if not (self.factor >= 1 and 0 < self.low < self.high and self.context > 0):
+            raise ValueError(f"{self}: factor is 1 or more, low less than high, and all of them positive")
+
+    def __call__(self, frequencies: Tensor) -> Tensor:
+        """frequencies: of each pair, the angle from one position to the next."""
+        turns = frequencies * self.context / (2 * math.pi)
+        as_before = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        return frequencies * (as_before + (1 - as_before) / self.factor)
+
+
+def rotate(x_BHTE: Tensor, positions_T: Tensor, base: float, scaling: RopeScaling | None = None) -> Tensor:
     """Turn pair i of each head by the angle position * base^(-2i / E), so that q·k depends on the distance
     alone.
 
@@ -192,7 +225,10 @@ def rotate(x_BHTE: Tensor, positions_T: Tensor, base: float) -> Tensor:
     first, second = at_least_float32(x_BHTE).chunk(2, dim=-1)
     pairs = first.shape[-1]
     pair = torch.arange(pairs, device=x_BHTE.device, dtype=first.dtype)
-    angles = positions_T[:, None].to(first.dtype) * base ** (-pair / pairs)
+    frequencies = base ** (-pair / pairs)
+    if scaling is not None:
+        frequencies = scaling(frequencies)
+    angles = positions_T[:, None].to(first.dtype) * frequencies
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x_BHTE.dtype)
 
@@ -243,7 +279,7 @@ def require_context(config: Config, tokens: int) -> None:
 
 
 def rms_norm(config: Config) -> nn.RMSNorm:
-    return nn.RMSNorm(config.dim, eps=1e-5)
+    return nn.RMSNorm(config.dim, eps=config.eps)
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:
