@@ -19,9 +19,9 @@ and an outline in its `__init__`.  Read them in this order; each imports only wh
     clip         the norm of the gradients, wherever their shards are
     tp           every matrix split, by a plan
     pp           the layers dealt out, micro-batches flowing through them: schedules as data, and what obeys them
-    checkpoint   a training that survives: saved by all ranks, and loaded in any other layout
     generate     one token after the other, with the keys and values of the past at hand
     llama        weights as they are published: a Llama's, under Hugging Face's names
+    checkpoint   a training that survives: saved by all ranks, and loaded in any other layout
     native       the same verbs as PyTorch ships them
 
 labs/kit is the laboratory around them, and not on the exam; its own map is in labs/kit/__init__.py.

@@ -107,9 +107,7 @@ class CachedCore(Core):
     def forward(self, q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor) -> Tensor:
         past, new = self.past, q_BHTE.shape[2]
         positions_T = torch.arange(past, past + new, device=q_BHTE.device)
-        q_BHTE, k_BKTE = (
-            rotate(heads, positions_T, self.rope_base, self.rope_scaling) for heads in (q_BHTE, k_BKTE)
-        )
+        q_BHTE, k_BKTE = (rotate(heads, positions_T, self.rope_base, self.rope_scaling) for heads in (q_BHTE, k_BKTE))
         k_BKTE, v_BKTE = self.remember(k_BKTE, v_BKTE)
         # is_causal lines up the first query with the first key: that is right only for a prompt.
         mask = positions_T[:, None] >= torch.arange(past + new, device=q_BHTE.device) if past and new > 1 else None

@@ -77,7 +77,8 @@ DEFAULTS = FIXED | {
     "tie_word_embeddings": False,
     "rope_theta": 10_000.0,
 }
-DTYPES = ("F64", "F32", "F16", "BF16")
+DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+INDEX = "model.safetensors.index.json"  # which file each tensor is in, where there are several
 COMPUTED = "rotary_emb.inv_freq"  # old files have it; it follows from rope_theta
 
 
@@ -157,8 +158,11 @@ def load(model: GPT, folder: str | Path, slices: Mapping[str, tuple[slice, ...]]
 def opened(folder: Path) -> Iterator[dict[str, Any]]:
     """The file of each tensor, by its name; a file is mapped, so that only what is looked at is read."""
     paths = [folder / "model.safetensors"]
-    if not paths[0].exists() and (index := folder / "model.safetensors.index.json").exists():
-        paths = [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
+    if not paths[0].exists() and (index := folder / INDEX).exists():
+        files = sorted({*read_json(index).get("weight_map", {}).values()})
+        if elsewhere := [name for name in files if Path(name).name != name]:
+            raise ValueError(f"{index} names {elsewhere[0]!r}, which is not in its folder: fetch it again")
+        paths = [folder / name for name in files]
     with ExitStack() as stack:
         files = [stack.enter_context(open_file(path)) for path in paths]
         yield {name: file for file in files for name in file.keys()}  # noqa: SIM118
@@ -223,10 +227,10 @@ def require_whole(config: Config, files: Mapping[str, Any], folder: Path) -> Non
         if (theirs := wanted[name]) not in files:
             raise ValueError(f"{folder} has no {theirs}, which is {name} here: fetch it or save it again")
         found = files[theirs].get_slice(theirs)
-        if tuple(found.get_shape()) != shape or found.get_dtype() not in DTYPES:
+        if tuple(found.get_shape()) != shape or found.get_dtype() not in DTYPES.values():
             raise ValueError(
                 f"{theirs} is {found.get_dtype()} {tuple(found.get_shape())} in {folder}: by its config.json it "
-                f"must be {tuple(shape)}, in one of {', '.join(DTYPES)}"
+                f"must be {tuple(shape)}, in one of {', '.join(DTYPES.values())}"
             )
     # A tied head may be stored a second time.
     known = {*wanted.values(), *([NAMES["head.weight"]] if config.tied else [])}

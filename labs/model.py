@@ -161,9 +161,7 @@ class Core(nn.Module):
 
     def forward(self, q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor) -> Tensor:
         positions_T = torch.arange(q_BHTE.shape[2], device=q_BHTE.device)
-        q_BHTE, k_BKTE = (
-            rotate(heads, positions_T, self.rope_base, self.rope_scaling) for heads in (q_BHTE, k_BKTE)
-        )
+        q_BHTE, k_BKTE = (rotate(heads, positions_T, self.rope_base, self.rope_scaling) for heads in (q_BHTE, k_BKTE))
         return F.scaled_dot_product_attention(q_BHTE, k_BKTE, v_BKTE, is_causal=True, enable_gqa=True)
 
 

@@ -308,7 +308,10 @@ def test_a_published_llama_3_is_read(tmp_path, name):
         ({"head_dim": 64}, "has head_dim 64: the course's GPT has 128"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "config.json does not say low_freq_factor"),
         ({"rope_scaling": SCALED | {"high_freq_factor": 0.1}}, "high=0.1, context=8): factor is 1 or more, low less"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "has rope_type 'linear': the course's GPT has 'default' a"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            "has rope_type 'linear': the course's GPT has 'default' a",
+        ),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "has rope_type 'yarn'"),
         ({"quantization_config": {"bits": 4}}, "has quantization_config {'bits': 4}"),
         ({"hidden_size": ...}, "does not say hidden_size: it must be the configuration of a Llama"),

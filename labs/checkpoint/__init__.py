@@ -9,6 +9,7 @@ In this order:
     loading     each rank reads only what it needs, after all of it has been looked at
     randomness  where a rank's generators of random numbers stand
     background  training waits for a copy alone, and a thread saves it
+    llamas      weights alone, out and in as Hugging Face's libraries have them
 
 PyTorch calls it torch.distributed.checkpoint.
 """
@@ -17,6 +18,7 @@ PyTorch calls it torch.distributed.checkpoint.
 
 from labs.checkpoint.background import Saver
 from labs.checkpoint.index import newest
+from labs.checkpoint.llamas import export, load_pretrained
 from labs.checkpoint.loading import Remembered, load
 from labs.checkpoint.parts import Held, HeldByZero
 from labs.checkpoint.randomness import random_state, set_random_state

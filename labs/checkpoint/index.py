@@ -15,7 +15,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,15 +104,20 @@ def require_as_written(path: Path, written: int) -> None:
 
 
 def commit(draft: Path, final: Path, record: dict[str, Any]) -> None:
-    """Write the index, flush it, and rename the folder: to whoever looks, that has happened or not."""
-    for name in record["files"]:
-        if not (draft / name).exists():
-            raise ValueError(f"rank 0 does not see {draft / name}: save to a folder that all ranks have in common")
+    """Write the index, flush it, and rename the folder."""
     (draft / INDEX).write_text(json.dumps(sealed(record)))
     flush(draft / INDEX)
-    flush(draft)
-    os.rename(draft, final)
-    flush(final.parent)
+    rename(draft, final, record["files"])
     for other in final.parent.iterdir():  # of jobs that were killed while they saved
         if (found := DRAFT.fullmatch(other.name)) and int(found[1]) <= record["step"]:
             shutil.rmtree(other)
+
+
+def rename(draft: Path, final: Path, files: Iterable[str]) -> None:
+    """To whoever looks, that has happened or not.  files: those that other ranks have flushed."""
+    for name in files:
+        if not (draft / name).exists():
+            raise ValueError(f"rank 0 does not see {draft / name}: save to a folder that all ranks have in common")
+    flush(draft)
+    os.rename(draft, final)
+    flush(final.parent)
