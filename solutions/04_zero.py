@@ -284,9 +284,7 @@ from labs.zero import Zero
 def sharded(stage, model, optimizer=adamw):
     """A model under ZeRO."""
     zero = Zero(model, stage, optimizer)
-    return Training(
-        partial(backward, model), zero, zero.shards, full=lambda: zero.state_dict()["model"], finish=zero.sync
-    )
+    return Training(partial(backward, model), zero, zero.shards, full=zero.full_state_dict, finish=zero.sync)
 
 
 WAYS |= {f"stage {stage}": partial(sharded, stage) for stage in (1, 2, 3)}
@@ -534,8 +532,7 @@ def two_mistakes():
 print("\n\n".join(run(two_mistakes, ranks=2, device="cpu")[0]))
 
 # %% [markdown]
-# To look at parameters, or to save them, there is `zero.state_dict()`: whole tensors, by the model's own names. Any
-# stage on any number of ranks can load it.
+# To look at parameters there is `zero.full_state_dict()`: whole tensors on every rank, by the model's own names.
 #
 # ## Build: one norm for all shards
 #

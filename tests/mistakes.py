@@ -94,9 +94,22 @@ MISTAKES = [
     *of(
         "checkpoint",
         "checkpoint/parts.py",
-        ("    optimizer.state.pop(p, None)\n", ""),
         ("offset[how.dim] + how.starts[rank]", "offset[how.dim]"),
         ("        self.zero.refresh(self.zero.units)\n", "        pass\n"),
+    ),
+    *of(
+        "checkpoint",
+        "checkpoint/kept.py",
+        ("            self.inner.state.pop(copy, None)\n", ""),
+        (" and key not in COUNTERS:", ":"),
+        ("                copy.detach().copy_(p)\n", "                pass\n"),
+        ("                    group[key].fill_(value)\n", "                    group[key] = value\n"),
+    ),
+    *of(
+        "checkpoint",
+        "checkpoint/loading.py",
+        ("            if one != two:\n", "            if False:\n"),
+        ("            if kept.get(name, {}).keys() != kept.get(other, {}).keys():\n", "            if False:\n"),
     ),
     *of(
         "fsdp",

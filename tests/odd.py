@@ -237,7 +237,7 @@ def data_parallel(kind: type[ddp.DataParallel], odd: Odd, model: Stack) -> Train
 def zero(stage: int, odd: Odd, model: Stack) -> Trainer:
     sharded = Zero(model, stage, odd.optimizer, layers=[model] if model.one_group else None)
     own = {"part": dist.get_rank(), "parts": dist.get_world_size()}
-    return Trainer(model, sharded, finish=sharded.sync, full=lambda: sharded.state_dict()["model"], **own)
+    return Trainer(model, sharded, finish=sharded.sync, full=sharded.full_state_dict, **own)
 
 
 def fully_sharded(odd: Odd, model: Stack, mesh: Mesh | None = None, axes: tuple = ("dp",), **how: Any) -> Trainer:

@@ -3,6 +3,7 @@
 In this order:
 
     extents     where a part of a tensor lies in the whole; who writes what
+    kept        what an optimizer keeps of each parameter, whichever that is
     parts       what this rank holds of a training, by name: under labs.ddp, zero, fsdp, tp, pp
     index       a checkpoint on disk: its files, and what lies in which
     saving      each rank writes its share, and then all of it has happened, or nothing

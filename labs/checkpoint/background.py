@@ -37,7 +37,7 @@ from torch.distributed import ProcessGroup
 
 from labs.agree import on_all_ranks
 from labs.checkpoint.index import to_json
-from labs.checkpoint.parts import Held, Parts
+from labs.checkpoint.parts import Groups, Held, Part, Parts
 from labs.checkpoint.saving import save
 
 
@@ -65,7 +65,7 @@ class Saver:
 
         def take() -> None:
             to_json("values", values), to_json("own", own)
-            self.copy.take(held.parts())
+            self.copy.take(held)
 
         on_all_ranks(take, self.group)
         thread = futures.ThreadPoolExecutor(1)
@@ -96,14 +96,22 @@ class Copied(Held):
     def __init__(self) -> None:
         self.copies: Parts = {}
 
-    def parts(self) -> Parts:
+    def parts(self, kept: Any = None) -> Parts:
         return self.copies
 
-    def take(self, parts: Parts) -> None:
-        before, self.copies = self.copies, {}
+    def groups(self) -> Groups:
+        return self.options
+
+    def take(self, held: Held) -> None:
+        before, parts = self.copies, held.parts()
+        self.copies, self.options = {}, deepcopy(held.groups())
+        of: dict[int, Part] = {}  # what has several names is copied once
         for key, part in parts.items():
-            room = before[key].blocks if key in before else {}
-            self.copies[key] = replace(part, blocks={at: copied(x, room.get(at)) for at, x in part.blocks.items()})
+            if id(part) not in of:
+                room = before[key].blocks if key in before else {}
+                blocks = {at: copied(x, room.get(at)) for at, x in part.blocks.items()}
+                of[id(part)] = replace(part, blocks=blocks)
+            self.copies[key] = of[id(part)]
         if torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()
 

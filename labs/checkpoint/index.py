@@ -33,20 +33,21 @@ STEP, DRAFT = re.compile(r"step-(\d+)"), re.compile(r"step-(\d+)\.\w+\.draft")
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a checkpoint: in which file each piece lies."""
+    """A tensor in a checkpoint: in which file each piece lies, by this key.  One with several has the first there."""
 
+    key: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     files: dict[Block, str]
 
     def as_json(self) -> dict[str, Any]:
         pieces = [[block.offset, block.shape, name] for block, name in self.files.items()]
-        return {"shape": self.shape, "dtype": str(self.dtype).removeprefix("torch."), "pieces": pieces}
+        return {"key": self.key, "shape": self.shape, "dtype": str(self.dtype).removeprefix("torch."), "pieces": pieces}
 
     @classmethod
     def of_json(cls, said: dict[str, Any]) -> "Stored":
         files = {Block(tuple(offset), tuple(shape)): name for offset, shape, name in said["pieces"]}
-        return cls(tuple(said["shape"]), getattr(torch, said["dtype"]), files)
+        return cls(said["key"], tuple(said["shape"]), getattr(torch, said["dtype"]), files)
 
 
 Index = dict[str, Stored]

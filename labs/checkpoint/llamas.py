@@ -100,7 +100,7 @@ def shared_out(index: Index, described: Sequence[Described]) -> tuple[list[list[
             for block in blocks:
                 holders[name].setdefault(block, []).append(rank)
     sizes = [
-        {(name, whole(shape)): bytes_in(index[name]) for name, (shape, _, blocks) in each.items() if blocks}
+        {(name, whole(shape)): bytes_in(index[name]) for name, (shape, *_, blocks) in each.items() if blocks}
         for each in described
     ]
     writes = [[name for name, _ in pieces] for pieces in dealt(sizes)]
@@ -201,8 +201,7 @@ def load_pretrained(folder: str | Path, held: Held, config: Config, group: Proce
         for name, part in named(held, config).items():
             for block, x in part.blocks.items():
                 x.copy_(read(files[name], name, block.slices))
-    held.make_room({})
-    held.loaded()
+    held.loaded(held.room({}), {})
 
 
 # ---- what this rank has ----------------------------------------------------------------------------------

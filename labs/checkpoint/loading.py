@@ -7,9 +7,10 @@
 What is not as it was written, or another model's, is told before a single tensor has changed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from labs.agree import everybodys, on_all_ranks
+from labs.agree import everybodys, fingerprint, first_difference, on_all_ranks
 from labs.checkpoint.extents import common, within
 from labs.checkpoint.index import Index, Stored, entry, opened, require_as_written
-from labs.checkpoint.parts import Entry, Held, Kept
+from labs.checkpoint.kept import Entry, Kept, Options
+from labs.checkpoint.parts import Groups, Held, Parts
+from labs.dtensor.placement import Block
 
 MOST = 5  # differences that are named
 
@@ -52,21 +55,29 @@ def load(where: str | Path, held: Held, group: ProcessGroup | None = None) -> Re
 
     record, *_ = on_all_ranks(look, group)
     index = {key: Stored.of_json(told) for key, told in record["tensors"].items()}
-    if held.optimizer is None:
-        index = {key: stored for key, stored in index.items() if key.startswith("model/")}
-    mine = {key: (part.shape, part.dtype) for key, part in held.parts().items() if key.startswith("model/")}
-    found = everybodys((mine, held.optimized()), group)
-    require_fitting(where, index, found)
-    held.make_room(kept(index))
+    mine = {key: (part.shape, part.dtype) for key, part in held.parts({}).items()}
+    found = everybodys((mine, held.groups()), group)
+    require_fitting(where, index, [wanted for wanted, _ in found.values()])
+    if groups := [each for _, groups in found.values() for each in groups]:
+        require_optimizer(where, kept(index), record["options"], groups)
+    room = held.room(kept(index))
+    parts = held.parts(room)
     with ExitStack() as stack, torch.no_grad():
         files = {name: stack.enter_context(safe_open(where / name, "pt")) for name in record["files"]}
-        for key, part in held.parts().items():
+        on_all_ranks(lambda: require_equal_where_one(where, index, files, parts), group)
+        for part, key in {id(part): (part, key) for key, part in parts.items()}.values():
             for block, x in part.blocks.items():
-                for piece, name in index[key].files.items():
-                    if (both := common(block, piece)) is not None:
-                        x[within(both, block)] = read(files[name], entry(key, piece), within(both, piece))
-    held.loaded()
+                fill(x, block, index[key], files)
+        held.loaded(room, record["options"])
     return Remembered(record["step"], record["values"], record["own"])
+
+
+def fill(x: Tensor, block: Block, stored: Stored, files: Mapping[str, Any]) -> Tensor:
+    """x: this block of it."""
+    for piece, name in stored.files.items():
+        if (both := common(block, piece)) is not None:
+            x[within(both, block)] = read(files[name], entry(stored.key, piece), within(both, piece))
+    return x
 
 
 def read(file: Any, name: str, slices: tuple[slice, ...]) -> Tensor:
@@ -74,21 +85,55 @@ def read(file: Any, name: str, slices: tuple[slice, ...]) -> Tensor:
     return file.get_slice(name)[slices] if slices else file.get_tensor(name)
 
 
-def require_fitting(where: Path, index: Index, found: Mapping[int, tuple[Mapping[str, Any], set[str]]]) -> None:
+def require_fitting(where: Path, index: Index, found: Sequence[Mapping[str, Entry]]) -> None:
     """Every tensor that a rank asks for is there as it is asked for, and all that is there is asked for."""
-    asked = {key: told for wanted, _ in found.values() for key, told in wanted.items()}
-    optimized = {name for _, names in found.values() for name in names}
+    asked = {key: told for wanted in found for key, told in wanted.items()}
     model = {key: stored for key, stored in index.items() if key.startswith("model/")}
     differ = [f"{key!r} is not in it" for key in sorted(asked.keys() - model.keys())]
     differ += [f"nobody asks for its {key!r}" for key in sorted(model.keys() - asked.keys())]
-    differ += [f"no optimizer has its {name!r}" for name in sorted(kept(index).keys() - optimized) if not differ]
     for key in sorted(asked.keys() & model.keys()):
         (shape, dtype), stored = asked[key], model[key]
         if (stored.shape, stored.dtype) != (shape, dtype):
             differ.append(f"{key!r} is {stored.dtype} of shape {stored.shape} in it and {dtype} of shape {shape} here")
+    refuse(f"{where} is of another model", differ)
+
+
+def require_optimizer(where: Path, kept: Kept, options: Mapping[str, Options], groups: Groups) -> None:
+    """What was kept of a parameter has a place here, and what is one here was alike."""
+    optimized = {name for _, parameters in groups for names in parameters for name in names}
+    if not options:
+        raise ValueError(f"{where} was saved without an optimizer: load it into Held(model)")
+    differ = [f"no optimizer has its {name!r}" for name in sorted(kept.keys() - optimized)]
+    for own, parameters in groups:
+        names = [name for names in parameters for name in names if name in options]
+        for name, other in pairwise(names):
+            if options[name] != options[other]:
+                what = first_difference(options[name], options[other])
+                differ.append(f"{name!r} and {other!r} have each a {what!r} in it, and one here")
+        for name in names:
+            if options[name]["optimizer"] != own["optimizer"]:
+                differ.append(f"{name!r} was trained with {options[name]['optimizer']}, not {own['optimizer']}")
+        for name, other in (pair for names in parameters for pair in pairwise(names)):
+            if kept.get(name, {}).keys() != kept.get(other, {}).keys():
+                differ.append(f"{name!r} and {other!r} are trained as one here, and in it more is kept of one")
+    refuse(f"{where} is of another training", differ)
+
+
+def refuse(what: str, differ: Sequence[str]) -> None:
     if differ:
         more = f"; and {len(differ) - MOST} more" if len(differ) > MOST else ""
-        raise ValueError(f"{where} is of another model: {'; '.join(differ[:MOST])}{more}")
+        raise ValueError(f"{what}: {'; '.join(differ[:MOST])}{more}")
+
+
+def require_equal_where_one(where: Path, index: Index, files: Mapping[str, Any], parts: Parts) -> None:
+    """What is one tensor here may be two in it: a tied parameter, if the stages of a pipeline saved it."""
+    first: dict[int, str] = {}
+    for key, part in parts.items():
+        other = first.setdefault(id(part), key)
+        for block, x in part.blocks.items() if index[key].key != index[other].key else ():
+            one, two = (fingerprint(fill(torch.empty_like(x), block, index[each], files)) for each in (other, key))
+            if one != two:
+                refuse(f"{where} is of another model", [f"{other!r} and {key!r} are one tensor here, and differ in it"])
 
 
 def kept(index: Index) -> Kept:

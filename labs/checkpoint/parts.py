@@ -5,6 +5,8 @@
     optimizer/<name>/<key>  what the optimizer keeps of a parameter, by the parameter's name: numbers are another
                             parameter's where the model was put together otherwise
 
+What has several names, as a tied parameter has, is one Part under all of them.
+
     a parameter is                    this rank has
     an ordinary one                   all of it
     split by labs.tp                  its slices
@@ -18,11 +20,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from labs.checkpoint.extents import of_range, whole
+from labs.checkpoint.kept import Entries, Kept, Optimizer, Options
 from labs.dtensor import DTensor
 from labs.dtensor.placement import Block
 from labs.tp.shares import Cut
@@ -40,84 +44,100 @@ class Part:
 
 
 Parts = dict[str, Part]
-Entry = tuple[tuple[int, ...], torch.dtype]
-Kept = Mapping[str, Mapping[str, Entry]]  # by parameter, what an optimizer keeps of it
+Groups = list[tuple[Options, list[list[str]]]]  # the names of each parameter
 
 
 class Held:
     """Of a model, or of this rank's stages of a pipeline, and of what their optimizer keeps.
 
-    Raises ValueError for an optimizer with a parameter that no model has.
+    Raises ValueError for an optimizer with a parameter that no model has, and for what a checkpoint cannot have.
     """
 
-    def __init__(self, *models: nn.Module, optimizer: torch.optim.Optimizer | None = None):
-        self.optimizer = optimizer
-        self.tensors = {name: x for model in models for name, x in model.state_dict(keep_vars=True).items()}
-        self.names: dict[Tensor, list[str]] = {}
-        for name, x in self.tensors.items():
-            self.names.setdefault(x, []).append(name)
+    def __init__(self, *models: nn.Module, optimizer: Any = None):
+        self.models, self.kept = models, Optimizer(optimizer)
         self.cuts = dict(cut for model in models for cut in cuts_in(model))
-        for p in self.trained:
-            if p not in self.names:
+        names = self.names
+        for _, p, _ in self.kept:
+            if p not in names:
                 raise ValueError(f"the optimizer has a parameter of shape {tuple(p.shape)} that is in no model given")
 
     @property
-    def trained(self) -> list[Tensor]:
-        return [p for group in self.optimizer.param_groups for p in group["params"]] if self.optimizer else []
+    def names(self) -> dict[Tensor, list[str]]:
+        """Of what the models have at this moment: a buffer may be another tensor by now."""
+        found: dict[str, Tensor] = {}
+        for model in self.models:
+            for name, x in model.state_dict(keep_vars=True).items():
+                require_dense(name, x)
+                if found.setdefault(name, x) is not x:
+                    raise ValueError(f"two of the models have a {name!r}: put them into one, under a name each")
+        return names_of(found)
 
-    def parts(self) -> Parts:
-        found = {f"model/{name}": part_of(x, self.cuts.get(x)) for name, x in self.tensors.items()}
-        for p in self.trained:
-            for key, value in entries_of(self.optimizer, p):
-                part = part_of(value, self.cuts.get(p) if value.shape == p.shape else None)
-                found |= {f"optimizer/{name}/{key}": part for name in self.names[p]}
+    def parts(self, kept: Entries | None = None) -> Parts:
+        """kept: of the optimizer, these, in place of what it keeps now."""
+        names, found = self.names, {}
+        for x, its in names.items():
+            found |= {f"model/{name}": part for name, part in self.laid_out(x, x, its).items()}
+        for p, its_own in (self.kept.entries() if kept is None else kept).items():
+            for key, value in its_own.items():
+                found |= {f"optimizer/{name}/{key}": part for name, part in self.laid_out(p, value, names[p]).items()}
         return found
 
-    def make_room(self, kept: Kept) -> None:
-        """Let the optimizer have entries for what a checkpoint kept, and no others."""
-        for p in self.trained:
-            room_for(self.optimizer, p, part_of(p, self.cuts.get(p)).shape, kept.get(self.names[p][0], {}))
+    def laid_out(self, p: Tensor, x: Tensor, names: list[str]) -> Parts:
+        """By name, what this rank has of a tensor of this shape that is cut as `p` is; else it has all of it."""
+        return dict.fromkeys(names, part_of(x, self.cuts.get(p) if x.shape == p.shape else None))
 
-    def optimized(self) -> set[str]:
-        """The names of what the optimizer has on this rank."""
-        return {name for p in self.trained for name in self.names[p]}
+    def groups(self) -> Groups:
+        """The optimizer's."""
+        names = self.names
+        return [(options, [names[p] for p in of_each]) for options, of_each in self.kept.groups()]
 
-    def loaded(self) -> None:
+    def room(self, kept: Kept) -> Entries:
+        """Tensors for what a checkpoint kept."""
+        first = {p: names[0] for p, names in self.names.items()}
+        shapes = {p: self.laid_out(p, p, [name])[name].shape for p, name in first.items()}
+        return self.kept.room(shapes, {p: kept.get(name, {}) for p, name in first.items()})
+
+    def loaded(self, kept: Entries, options: Mapping[str, Options]) -> None:
         """Called when all parts have their numbers."""
+        self.kept.take(kept, {p: options.get(names[0], {}) for p, names in self.names.items()})
 
 
 class HeldByZero(Held):
     """Of a model in `Zero`, and of its optimizer."""
 
     def __init__(self, zero: Zero):
-        self.zero, self.optimizer = zero, zero.optimizer
+        self.zero, self.units = zero, {unit.shard: unit for unit in zero.units}
+        super().__init__(optimizer=zero.optimizer)
 
-    def parts(self) -> Parts:
-        buffers = dict(self.zero.model.named_buffers(remove_duplicate=False))
-        by_name = {name: part_of(x, None) for name, x in buffers.items()}
-        for unit in self.zero.units:
-            by_name |= in_vector(unit, unit.shard.detach())
-        found = {f"model/{key}": by_name[name] for key, name in self.zero.keys.items()}
-        for unit in self.zero.trained:
-            for entry, value in entries_of(self.optimizer, unit.shard):
-                if value.shape == unit.shard.shape:
-                    of_each = in_vector(unit, value)
-                else:
-                    of_each = dict.fromkeys(unit.layout.shapes, part_of(value, None))
-                keys = [(key, name) for key, name in self.zero.keys.items() if name in of_each]
-                found |= {f"optimizer/{key}/{entry}": of_each[name] for key, name in keys}
-        return found
+    @property
+    def names(self) -> dict[Tensor, list[str]]:
+        found = dict(self.zero.model.named_buffers(remove_duplicate=False))
+        found |= {name: unit.shard for unit in self.zero.units for name in unit.layout.shapes}
+        return names_of({key: found[name] for key, name in self.zero.keys.items()})
 
-    def make_room(self, kept: Kept) -> None:
-        for unit in self.zero.trained:
-            name, shape = next(iter(unit.layout.shapes.items()))
-            room_for(self.optimizer, unit.shard, tuple(shape), kept.get(name, {}))
+    def laid_out(self, p: Tensor, x: Tensor, names: list[str]) -> Parts:
+        if p not in self.units or x.shape != p.shape:
+            return super().laid_out(p, x, names)
+        by_name = in_vector(self.units[p], x.detach())
+        return {key: by_name[self.zero.keys[key]] for key in names}
 
-    def optimized(self) -> set[str]:
-        return {key for unit in self.zero.trained for key, name in self.zero.keys.items() if name in unit.layout.shapes}
-
-    def loaded(self) -> None:
+    def loaded(self, kept: Entries, options: Mapping[str, Options]) -> None:
+        super().loaded(kept, options)
         self.zero.refresh(self.zero.units)
+
+
+def names_of(tensors: Mapping[str, Tensor]) -> dict[Tensor, list[str]]:
+    """A tied one has several."""
+    found: dict[Tensor, list[str]] = {}
+    for name, x in tensors.items():
+        found.setdefault(x, []).append(name)
+    return found
+
+
+def require_dense(name: str, x: Any) -> None:
+    if not isinstance(x, Tensor) or x.is_meta or x.layout is not torch.strided:
+        what = f"on {x.device}, {x.layout}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+        raise ValueError(f"{name!r} is {what}: a checkpoint has dense tensors with numbers, and values= for the rest")
 
 
 def cuts_in(model: nn.Module) -> Iterator[tuple[Tensor, tuple[Cut, int]]]:
@@ -155,19 +175,3 @@ def in_vector(unit: Unit, shard: Tensor) -> Parts:
             at += n
         found[name] = Part(tuple(shape), shard.dtype, mine)
     return found
-
-
-def entries_of(optimizer: torch.optim.Optimizer, p: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """What it keeps of a parameter.  Raises ValueError for what is no tensor."""
-    for key, value in optimizer.state.get(p, {}).items():
-        if not isinstance(value, Tensor):
-            raise ValueError(f"{type(optimizer).__name__} keeps {key!r} as a {type(value).__name__}: only tensors")
-        yield key, value
-
-
-def room_for(optimizer: torch.optim.Optimizer, p: Tensor, shape: tuple[int, ...], entries: Mapping[str, Entry]) -> None:
-    """Entries of a parameter, whose whole has this shape: those of the same shape lie as it does."""
-    optimizer.state.pop(p, None)
-    for key, (its, dtype) in entries.items():
-        like_it = torch.zeros_like(p.detach(), dtype=dtype) if its == shape else torch.zeros(its, dtype=dtype)
-        optimizer.state[p][key] = like_it

@@ -15,6 +15,7 @@ import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,12 @@ from torch.distributed import ProcessGroup
 from labs.agree import compare, everybodys, fingerprint, first_difference, on_all_ranks
 from labs.checkpoint.extents import Piece, dealt, require_whole
 from labs.checkpoint.index import FORMAT, Index, Stored, commit, entry, to_json
-from labs.checkpoint.parts import Held, Parts
+from labs.checkpoint.kept import Options
+from labs.checkpoint.parts import Groups, Held, Parts
 from labs.dtensor.placement import Block
 from labs.memory.disk import checksum, flush
 
-Described = dict[str, tuple[tuple[int, ...], torch.dtype, list[Block]]]
+Described = dict[str, tuple[tuple[int, ...], torch.dtype, str, list[Block]]]  # shape, dtype, its first key
 
 
 def save(
@@ -54,16 +56,20 @@ def save(
     """
     folder, rank, ranks = Path(folder), dist.get_rank(group), dist.get_world_size(group)
 
-    def bring() -> tuple[Described, dict[str, str], str, str]:
-        same = {"step": to_json("step", step), "values": to_json("values", values)}
-        return describe(held.parts()), same, to_json("own", own), secrets.token_hex(4)
+    parts: Parts = {}
 
-    described, same, owns, words = zip(*on_all_ranks(bring, group), strict=True)
+    def bring() -> tuple[Described, Groups, dict[str, str], str, str]:
+        parts.update(held.parts())
+        same = {"step": to_json("step", step), "values": to_json("values", values)}
+        return describe(parts), held.groups(), same, to_json("own", own), secrets.token_hex(4)
+
+    described, groups, same, owns, words = zip(*on_all_ranks(bring, group), strict=True)
     global_ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
     compare(dict(zip(global_ranks, same, strict=True)), differ_in_values)
     index = agreed(dict(zip(global_ranks, described, strict=True)))
+    options = agreed_options(dict(zip(global_ranks, groups, strict=True)))
     final, draft = folder / f"step-{step}", folder / f"step-{step}.{words[0]}.draft"
-    parts, sizes = held.parts(), [bytes_of(each) for each in described]
+    sizes = [bytes_of(each) for each in described]
     require_equal_copies(parts, sizes, group)
     writes = dealt(sizes)
     names = [f"rank-{other}-of-{ranks}.safetensors" for other in range(ranks)]
@@ -78,6 +84,7 @@ def save(
             "step": step,
             "files": dict(zip(names, checksums, strict=True)),
             "tensors": {key: stored.as_json() for key, stored in index.items()},
+            "options": options,
             "values": values,
             "own": [json.loads(each) for each in owns],
         }
@@ -89,19 +96,41 @@ def save(
 
 
 def describe(parts: Parts) -> Described:
-    return {key: (part.shape, part.dtype, [*part.blocks]) for key, part in parts.items()}
+    """One with several keys is written under the first."""
+    first: dict[int, str] = {}
+    found = {}
+    for key, part in parts.items():
+        mine = [] if id(part) in first else [*part.blocks]
+        found[key] = part.shape, part.dtype, first.setdefault(id(part), key), mine
+    return found
 
 
 def agreed(found: Mapping[int, Described]) -> Index:
     """Every tensor that a rank has.  Raises ValueError where two have different ones, or not all of it is there."""
     index: Index = {}
+    others: dict[str, str] = {}  # keys of what lies under its first one
     for key in sorted({key for described in found.values() for key in described}):
         of_each = {rank: described[key] for rank, described in found.items() if key in described}
         compare({rank: told[:2] for rank, told in of_each.items()}, partial(differ_in, key))
-        shape, dtype, _ = next(iter(of_each.values()))
+        shape, dtype, first, _ = next(iter(of_each.values()))
+        if all(told[2] != key for told in of_each.values()):
+            others[key] = first
+            continue
         require_whole(key, shape, {block for *_, blocks in of_each.values() for block in blocks})
-        index[key] = Stored(shape, dtype, {})
-    return index
+        index[key] = Stored(key, shape, dtype, {})
+    return index | {key: index[first] for key, first in others.items()}
+
+
+def agreed_options(found: Mapping[int, Groups]) -> dict[str, Options]:
+    """By parameter.  Raises ValueError where two ranks have others."""
+    of_each: dict[str, dict[int, Options]] = {}
+    for rank, groups in found.items():
+        for options, parameters in groups:
+            for name in chain.from_iterable(parameters):
+                of_each.setdefault(name, {})[rank] = options
+    for name, told in of_each.items():
+        compare(told, partial(differ_in_options, name))
+    return {name: next(iter(told.values())) for name, told in of_each.items()}
 
 
 def require_equal_copies(parts: Parts, held: Sequence[Mapping[Piece, int]], group: ProcessGroup | None) -> None:
@@ -127,6 +156,14 @@ def differ_in_numbers(key: str, rank: int, its: str, other: int, others: str) ->
     )
 
 
+def differ_in_options(name: str, rank: int, its: Options, other: int, others: Options) -> str:
+    what = first_difference(its, others)
+    return (
+        f"{what!r} of {name!r} is {its.get(what)} on rank {rank} and {others.get(what)} on rank {other}: give the "
+        "optimizer the same options on all ranks"
+    )
+
+
 def differ_in_values(rank: int, its: dict[str, str], other: int, others: dict[str, str]) -> str:
     name = first_difference(its, others)
     return f"{name}= is {its[name]} on rank {rank} and {others[name]} on rank {other}: give the same on all ranks"
@@ -135,7 +172,7 @@ def differ_in_values(rank: int, its: dict[str, str], other: int, others: dict[st
 def bytes_of(described: Described) -> dict[Piece, int]:
     return {
         (key, block): prod(block.shape) * dtype.itemsize
-        for key, (_, dtype, blocks) in described.items()
+        for key, (_, dtype, _, blocks) in described.items()
         for block in blocks
     }
 

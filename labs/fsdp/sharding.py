@@ -7,7 +7,7 @@ The events are those of `labs.zero`; what they do differs where FSDP2 differs fr
     so the optimizer    treats a whole layer alike          may treat each parameter in its own way
     padding             once per layer                      once per parameter, and a copy out of what was gathered
     frozen, trained     a vector each, so a gather each     one gather; and each forward asks which is which
-    state dict          zero.state_dict()                   model.state_dict()
+    state dict          zero.full_state_dict()              model.state_dict()
     before_forward      gather                              wait for it, and start the next layer's
     after_forward       drop                                drop; or keep, as reshard_after_forward says
     before_backward     gather                              wait for it, and start that of the layer before it

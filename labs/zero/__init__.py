@@ -7,7 +7,6 @@ In this order:
     zero      the events of a training step, and what each stage does there; PyTorch has stage 1 as
               ZeroRedundancyOptimizer, and stage 3 as FullyShardedDataParallel (FSDP1)
     scaled    what ranks did to gradients between sync() and step(): clipped by another norm each?
-    state     in and out, without a trace of stage or ranks
 
 So it is used:
 

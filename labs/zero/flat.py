@@ -28,7 +28,7 @@ from labs.autograd import Call, Dropped, Moved, Versions, alias
 from labs.group import all_gather, free, reduce_scatter
 from labs.zero.layers import Home
 
-ANEW = "load zero.state_dict()['model'] into a new model, and shard that"
+ANEW = "load zero.full_state_dict() into a new model, and shard that"
 NO_HOOKS = "its gradient comes as a part of a vector's, so change those of zero.shards, after zero.sync()"
 
 
@@ -77,7 +77,7 @@ class Unit:
             f"rank {self.rank} of {self.ranks} holds a shard of its layer, and all of it only while the layer computes"
         )
         for home in self.homes:
-            self.put(home, Dropped(home.name, f"{why}; zero.state_dict() has everything"), False)
+            self.put(home, Dropped(home.name, f"{why}; zero.full_state_dict() has everything"), False)
 
     def put(self, home: Home, x: Any, trained: bool) -> None:
         setattr(home.module, home.attribute, x)
@@ -133,10 +133,6 @@ class Unit:
                     "change the numbers that are there, with .data.copy_(...)"
                 )
 
-    def part(self, tensors: list[Tensor]) -> Tensor:
-        """This rank's part of tensors in the parameters' shapes, in its own memory."""
-        return self.layout.flatten(tensors).chunk(self.ranks)[self.rank].clone()
-
     def whole(self, part: Tensor) -> dict[str, Tensor]:
         """By name and in the parameters' shapes, the whole of what every rank has a part of."""
         vector = part.new_empty(part.numel() * self.ranks)
@@ -188,7 +184,7 @@ class FlatLayer:
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise RuntimeError(
             f"this {type(self.module).__name__} cannot be copied or pickled: what it computes with is in vectors of "
-            "Zero's; average zero.shards, or load zero.state_dict()['model'] into a model that is not sharded"
+            "Zero's; average zero.shards, or load zero.full_state_dict() into a model that is not sharded"
         )
 
 

@@ -30,7 +30,7 @@ they are reduced; a scheduler takes `zero.optimizer`.  So the optimizer must tre
 of a layer alike, as SGD and AdamW do: none that looks at a matrix or a norm, as Muon and LAMB do.  For the same reason
 `labs.clip` clips, and not `nn.utils.clip_grad_norm_`, which ranks see a step later (`labs.zero.scaled`); and what is
 frozen or unfrozen later is a whole layer.  Buffers stay each rank's own.  Where a layer is used, but one of its
-parameters is not, that one's gradient counts as zero, and it takes its step, too.
+parameters is not, that one's gradient counts as zero, and it takes its step, too.  `labs.checkpoint` saves it.
 """
 
 from collections.abc import Callable, Iterable
@@ -46,12 +46,11 @@ from labs.autograd import Call, alias, differentiable, require_dense, require_in
 from labs.zero.flat import ANEW, NO_HOOKS, FlatLayer, Unit, refuse_parts
 from labs.zero.layers import in_layers, take_out
 from labs.zero.scaled import Scaled, remembered
-from labs.zero.state import Stateful, keys
 
 NOT_ELEMENTWISE = ("adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap")
 
 
-class Zero(Stateful):
+class Zero:
     """Shards the training of `model` over the ranks of `group`, and stands where its optimizer stood.
 
     optimizer: makes the optimizer of a list of 1-D parameters, this rank's `shards`.  layers: the modules whose
@@ -220,6 +219,26 @@ class Zero(Stateful):
         for unit in self.trained:
             unit.full.grad = unit.shard.grad = None
         self.reduced = []
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """What `model.state_dict()` was before it was sharded: all of it, on every rank, which all call it."""
+        full = dict(self.model.named_buffers(remove_duplicate=False))
+        for unit in self.units:
+            full |= unit.whole(unit.shard.data)
+        return {key: full[name] for key, name in self.keys.items()}
+
+    def before_load(self, model: nn.Module, state: dict[str, Tensor], prefix: str, *others: Any) -> None:
+        if any(f"{prefix}{name}" in state for unit in self.units for name in unit.layout.shapes):
+            raise RuntimeError(
+                "load_state_dict() of a model whose parameters lie in vectors: load it before Zero shards it, or load "
+                "what labs.checkpoint has saved"
+            )
+
+
+def keys(model: nn.Module) -> dict[str, str]:
+    """{each key of `model.state_dict()`: the name of the parameter or buffer}; a tied parameter has several keys."""
+    first = {id(p): name for name, p in model.named_parameters()}
+    return {key: first.get(id(value), key) for key, value in model.state_dict(keep_vars=True).items()}
 
 
 def require_elementwise(optimizer: Any) -> None:

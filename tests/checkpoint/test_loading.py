@@ -115,4 +115,4 @@ def test_an_optimizer_begins_with_what_was_kept_and_nothing_else(tmp_path):
         return len(optimizer.state), words
 
     for entries, words in run(body, ranks=2):
-        assert entries == 0 and "is of another model: no optimizer has its 'bias'" in words
+        assert entries == 0 and "is of another training: no optimizer has its 'bias'" in words

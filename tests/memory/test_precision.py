@@ -287,7 +287,7 @@ def with_zero(stage, max_norm=None):
         if max_norm:
             clip_gradients(zero.shards, max_norm, groups=(None,))
         zero.step()
-    return zero.state_dict()["model"]
+    return zero.full_state_dict()
 
 
 def test_with_ddp():
@@ -423,7 +423,7 @@ def test_float16_with_zero_overflows_in_the_sum_and_recovers():
             zero.step()
             values.append(scale.value)
             losses.append(loss.item())
-        return values, losses, zero.state_dict()["model"]
+        return values, losses, zero.full_state_dict()
 
     for stage in (1, 2, 3):
         (values, losses, state), (others, _, same) = run(body, stage, ranks=2)

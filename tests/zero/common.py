@@ -18,12 +18,9 @@ ADAMW = partial(torch.optim.AdamW, lr=1e-2)
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
 
-def train(stage, dtype, optimizer, micro_batches=1, norm=None, steps=10, make=Awkward, after=None, **options):
-    """`after`: a state to load first."""
+def train(stage, dtype, optimizer, micro_batches=1, norm=None, steps=10, make=Awkward, **options):
     model = make(dtype)
     zero = Zero(model, stage, optimizer, **options)
-    if after is not None:
-        zero.load_state_dict(after)
     for step in range(steps):
         mark("step")
         for i in range(micro_batches):
@@ -33,7 +30,7 @@ def train(stage, dtype, optimizer, micro_batches=1, norm=None, steps=10, make=Aw
             clip_gradients(zero.shards, norm, groups=(None,))
         zero.step()
     mark("end")
-    return zero.state_dict()
+    return zero.full_state_dict()
 
 
 def said(body, ranks=2):

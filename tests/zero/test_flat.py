@@ -72,7 +72,7 @@ class Change:
 
 
 UNFROZEN, DROPPED = (
-    "was unfrozen after it was sharded, and no optimizer has it: load zero.state_dict()['model'] into",
+    "was unfrozen after it was sharded, and no optimizer has it: load zero.full_state_dict() into",
     "is dropped: rank",
 )
 CHANGES = {  # beside those of the odd trainings (tests/odd.py): three layers, the bias of the second one frozen

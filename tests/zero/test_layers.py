@@ -69,7 +69,7 @@ class Blind(nn.Module):
 def test_layers_in_unusual_positions(recompute):
     def body():
         make = partial(Odd, recompute=recompute)
-        return [train(stage, torch.float64, ADAMW, steps=4, make=make)["model"] for stage in STAGES]
+        return [train(stage, torch.float64, ADAMW, steps=4, make=make) for stage in STAGES]
 
     model = Odd()
     optimizer = ADAMW([p for p in model.parameters() if p.requires_grad])
@@ -157,7 +157,7 @@ def test_odd_layers_equal_one_process():
                     held = [unit.name for unit in zero.units if unit.full.untyped_storage().nbytes()]
                     assert stage < 3 or not held, f"{case}: {held} is still gathered after backward"
                     zero.step()
-                trained[case, stage] = zero.state_dict()["model"]
+                trained[case, stage] = zero.full_state_dict()
         return trained
 
     for ours in run(body, ranks=2):

@@ -72,9 +72,7 @@ def references(ranks):
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_equals_one_process(ranks):
-    results = run(
-        lambda: [[train(stage, *training)["model"] for training in TRAININGS] for stage in STAGES], ranks=ranks
-    )
+    results = run(lambda: [[train(stage, *training) for training in TRAININGS] for stage in STAGES], ranks=ranks)
     for stage, by_training in zip(STAGES, results[0], strict=True):
         for (dtype, *_, norm), ours, one in zip(TRAININGS, by_training, references(ranks), strict=True):
             bound = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
@@ -103,7 +101,7 @@ def test_a_subgroup_shards_among_its_own_ranks():
         for step in range(3):
             model(batch(step, dist.get_rank(mine))).backward()
             zero.step()
-        return zero.state_dict()["model"]
+        return zero.full_state_dict()
 
     one = reference(2, torch.float64, SGD, 1, None, steps=3)
     for ours in run(body, ranks=4):
@@ -221,7 +219,7 @@ def test_a_model_on_the_meta_device_is_never_held_whole():
             model = GPT(config)
         zero = Zero(model, 3, ADAMW, initial=partial(initial_value, seed=0))
         mark("step")
-        return zero.state_dict()["model"], sum(unit.shard.nbytes for unit in zero.units)
+        return zero.full_state_dict(), sum(unit.shard.nbytes for unit in zero.units)
 
     deep = Config(vocab=16, dim=32, depth=12, heads=2, kv_heads=2, hidden=64, context=8)
     results = run(body, deep, ranks=2, record="memory")
@@ -383,7 +381,7 @@ def reading(read):
 CANNOT_BE_TRAINED = [  # with the stages in which that is so
     (changed_shard, (1, 2), "was changed, and other ranks have what it was: after such a change, call zero.refresh("),
     (hooked_later, (3,), "has a hook, which backward does not call"),
-    (loaded_later, STAGES, "load it before Zero shards it, or give zero.load_state_dict"),
+    (loaded_later, STAGES, "load it before Zero shards it, or load what labs.checkpoint"),
     (a_loss_beside_the_output, (1, 2), "modified by an inplace operation"),
     (a_second_step, STAGES, "step() found no gradient: each step() needs a backward() before it"),
     (a_loss_from_before_the_step, STAGES, "backward() of a loss from before step()"),
@@ -392,7 +390,7 @@ CANNOT_BE_TRAINED = [  # with the stages in which that is so
     (scaled(each_by_its_own), (2,), "ranks scale their gradients differently: where rank 0 multiplied them by"),
     (read_without_being_gathered, (3,), "modified"),
     (reading(lambda p: p.sum()), (3,), "parameter 'layers.0.0.weight' is dropped"),
-    (reading(lambda p: p + 1), (3,), "zero.state_dict() has everything"),
+    (reading(lambda p: p + 1), (3,), "zero.full_state_dict() has everything"),
     (reading(lambda p: torch.sum(p)), (3,), "parameter 'layers.0.0.weight' is dropped"),
     (reading(lambda p: nn.functional.linear(torch.ones(7), p)), (3,), "parameter 'layers.0.0.weight' is dropped"),
 ]

@@ -21,9 +21,7 @@ from labs.zero import Zero
 
 def zero(stage: int, model: nn.Module, mesh: Mesh) -> Training:
     sharded = Zero(model, stage, partial(torch.optim.AdamW, **ADAMW), group=mesh.get_group("dp"))
-    return Training(
-        partial(backward, model), sharded, sharded.shards, lambda: sharded.state_dict()["model"], sharded.sync
-    )
+    return Training(partial(backward, model), sharded, sharded.shards, sharded.full_state_dict, sharded.sync)
 
 
 def torch_zero1(model: nn.Module, mesh: Mesh) -> Training:

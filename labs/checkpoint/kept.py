@@ -1,0 +1,101 @@
+"""What an optimizer keeps of each parameter: tensors, and the options of its group.
+
+    entries     the tensors that are kept now; of a parameter in low precision its "master", too (labs.memory.precision)
+    room        tensors for what a checkpoint kept
+    take        go on with those, and nothing else
+    groups      the options of each group, as JSON has them, and its parameters
+
+Options are part of a training: a schedule has left the learning rate there.  They are remembered by parameter, since in
+another layout there may be other groups; and with them the optimizer's kind, since another one has no use for them.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labs.memory.precision import Masters
+
+COUNTERS = {"step", "mu_product", "eta", "mu"}  # of torch's optimizers: one number, even where a parameter is one, too
+OURS = {"params", "foreach", "fused", "capturable", "differentiable"}  # how a process computes: no part of a training
+
+Entry = tuple[tuple[int, ...], torch.dtype]
+Kept = Mapping[str, Mapping[str, Entry]]  # by name
+Entries = dict[Tensor, dict[str, Tensor]]
+Options = dict[str, Any]
+
+
+class Optimizer:
+    """One of torch's, `Masters` of one, or none.  Raises ValueError for others."""
+
+    def __init__(self, optimizer: Any):
+        self.outer, self.inner = optimizer, optimizer.inner if isinstance(optimizer, Masters) else optimizer
+        if not isinstance(self.inner, torch.optim.Optimizer | None):
+            raise ValueError(
+                f"{type(optimizer).__name__} keeps its state in a place of its own: train with one of torch's, or with "
+                "labs.memory.precision.Masters of one"
+            )
+
+    def __iter__(self) -> Iterator[tuple[Options, Tensor, Tensor]]:
+        """Of each parameter its group, itself, and what is updated: itself again, or its master."""
+        masters = zip(self.outer.masters, self.outer.params, strict=True) if self.inner is not self.outer else ()
+        of = dict(masters)
+        for group in self.inner.param_groups if self.inner else ():
+            for copy in group["params"]:
+                yield group, of.get(copy, copy), copy
+
+    def entries(self) -> Entries:
+        """Raises ValueError for what is no tensor."""
+        found: Entries = {}
+        for _, p, copy in self:
+            found[p] = {"master": copy} if copy.dtype != p.dtype else {}
+            for key, value in self.inner.state.get(copy, {}).items():
+                if not isinstance(value, Tensor):
+                    kind = type(self.inner).__name__
+                    raise ValueError(f"{kind} keeps {key!r} as a {type(value).__name__}: only tensors can be saved")
+                found[p][key] = value
+        return found
+
+    def room(self, shapes: Mapping[Tensor, tuple[int, ...]], kept: Mapping[Tensor, Mapping[str, Entry]]) -> Entries:
+        """shapes: of the whole parameters.  What has its parameter's shape lies as that does."""
+        found: Entries = {}
+        for group, p, copy in self:
+            found[p] = {}
+            for key, (shape, dtype) in kept[p].items():
+                if key == "master":
+                    found[p][key] = copy
+                elif shape == shapes[p] and key not in COUNTERS:
+                    found[p][key] = torch.zeros_like(copy.detach(), dtype=dtype)
+                else:
+                    beside_it = shape or group.get("fused") or group.get("capturable")
+                    found[p][key] = torch.zeros(shape, dtype=dtype, device=copy.device if beside_it else "cpu")
+        return found
+
+    def take(self, kept: Entries, options: Mapping[Tensor, Options]) -> None:
+        """Where no master was kept, it is the parameter."""
+        for group, p, copy in self:
+            self.inner.state.pop(copy, None)
+            if copy is not p and "master" not in kept[p]:
+                copy.detach().copy_(p)
+            if mine := {key: x for key, x in kept[p].items() if key != "master"}:
+                self.inner.state[copy] = mine
+            for key, value in options.get(p, {}).items():
+                if isinstance(group.get(key), Tensor):
+                    group[key].fill_(value)
+                elif key != "optimizer":
+                    group[key] = tuple(value) if isinstance(value, list) else value
+
+    def groups(self) -> list[tuple[Options, list[Tensor]]]:
+        kind, found = type(self.inner).__name__, {}
+        if self.inner is not self.outer:
+            kind = f"{type(self.outer).__name__} of {kind}"
+        for group, p, _ in self:
+            found.setdefault(id(group), (group, []))[1].append(p)
+        return [(as_json(group) | {"optimizer": kind}, of_each) for group, of_each in found.values()]
+
+
+def as_json(group: Options) -> Options:
+    mine = {key: x.item() if isinstance(x, Tensor) else x for key, x in group.items() if key not in OURS}
+    return json.loads(json.dumps(mine))
