@@ -8,6 +8,7 @@ from torch import nn
 
 from labs import fsdp, pp, tp
 from labs.checkpoint import Held, HeldByZero
+from labs.memory.precision import Masters
 from labs.mesh import Mesh
 from labs.model import GPT, Config
 from labs.zero import Zero
@@ -26,13 +27,17 @@ class Extras(GPT):
         self.layers["0"].attention_norm.weight.requires_grad_(False)
 
 
+def optimizer_of(model):
+    return partial(Masters, optimizer=ADAMW) if next(model.parameters()).dtype == torch.bfloat16 else ADAMW
+
+
 def alone(model):
-    optimizer = ADAMW(p for p in model.parameters() if p.requires_grad)
+    optimizer = optimizer_of(model)(p for p in model.parameters() if p.requires_grad)
     return Held(model, optimizer=optimizer), model, optimizer
 
 
 def in_vectors(stage, model):
-    zero = Zero(model, stage, ADAMW)
+    zero = Zero(model, stage, optimizer_of(model))
     return HeldByZero(zero), model, zero
 
 
@@ -55,8 +60,7 @@ def split_and_sharded(model):
 def in_stages(model):
     ranks = dist.get_world_size()
     pipeline = pp.Pipeline(pp.cut(model, ranks), pp.one_f_one_b(ranks, 2), model.loss)
-    optimizer = ADAMW(p for p in pipeline.parameters() if p.requires_grad)
-
+    optimizer = optimizer_of(model)(p for p in pipeline.parameters() if p.requires_grad)
     return Held(*pipeline.stages.values(), optimizer=optimizer), pipeline.forward_backward, optimizer
 
 

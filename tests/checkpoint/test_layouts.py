@@ -12,34 +12,34 @@ from labs.mesh import Mesh
 from tests.checkpoint.common import CONFIG, LAYOUTS, Extras, alone, numbers, same, sharded, steps
 
 
-def first_training(config, folder):
+def first_training(make, folder):
     """Three steps in one process, and saved."""
-    held, model, optimizer = alone(Extras(config, seed=1))
+    held, model, optimizer = alone(make(1))
     for step in range(3):
         torch.manual_seed(step)
-        model(*torch.randint(0, config.vocab, (2, 2, config.context))).backward()
+        model(*torch.randint(0, CONFIG.vocab, (2, 2, CONFIG.context))).backward()
         optimizer.step()
         optimizer.zero_grad()
     save(folder, 3, held, {"lr": 0.5})
 
 
-def laid_out(config, layouts, seed):
+def laid_out(make, layouts):
     for layout in layouts:
-        held, *_ = LAYOUTS[layout][1](Extras(config, seed))
+        held, *_ = LAYOUTS[layout][1](make(2))
         yield layout, held
 
 
-def passed_on(config, folder, layouts):
+def passed_on(make, folder, layouts):
     """Under each layout, load what one process has saved, and save it."""
-    for layout, held in laid_out(config, layouts, seed=2):
+    for layout, held in laid_out(make, layouts):
         assert load(folder / "first" / "step-3", held) == Remembered(3, {"lr": 0.5}, [None])
         save(folder / layout, 7, held)
 
 
-def all_loaded(config, folder, layouts, others):
+def all_loaded(make, folder, layouts, others):
     """Under each layout, what others have saved: which of them is not what one process has saved."""
     wrong = []
-    for layout, held in laid_out(config, layouts, seed=2):
+    for layout, held in laid_out(make, layouts):
         load(folder / "first" / "step-3", held)
         expected = numbers(held)
         for other in others:
@@ -52,26 +52,42 @@ def all_loaded(config, folder, layouts, others):
     return wrong
 
 
+def plain(seed):
+    return Extras(CONFIG, seed)
+
+
+def tied(seed):
+    return Extras(replace(CONFIG, tied=True), seed)
+
+
+def low(seed):
+    """With masters."""
+    return Extras(CONFIG, seed).bfloat16()
+
+
 @pytest.mark.parametrize(
-    ("config", "layouts"),
-    [(CONFIG, [*LAYOUTS]), (replace(CONFIG, tied=True), ["zero-3", "fsdp", "tp", "pp"])],
-    ids=["", "tied"],
+    ("make", "layouts"),
+    [
+        (plain, [*LAYOUTS]),
+        (tied, ["zero-3", "fsdp", "tp", "pp"]),
+        (low, ["one", "zero-2", "zero-3", "fsdp", "fsdp-tp", "pp"]),
+    ],
 )
-def test_every_layout_loads_what_every_other_has_saved(config, layouts, tmp_path):
-    run(first_training, config, tmp_path / "first", ranks=1)
+def test_every_layout_loads_what_every_other_has_saved(make, layouts, tmp_path):
+    run(first_training, make, tmp_path / "first", ranks=1)
     for do in (passed_on, partial(all_loaded, others=layouts)):
         for ranks in range(1, 5):
             if mine := [layout for layout in layouts if LAYOUTS[layout][0] == ranks]:
-                for wrong in run(do, config, tmp_path, mine, ranks=ranks):
+                for wrong in run(do, make, tmp_path, mine, ranks=ranks):
                     assert not wrong
 
 
 def test_a_rank_reads_only_what_it_needs_and_writes_its_share(tmp_path):
-    run(first_training, CONFIG, tmp_path / "first", ranks=1)
-    run(passed_on, CONFIG, tmp_path, ["ddp"], ranks=4)
+    run(first_training, plain, tmp_path / "first", ranks=1)
+    run(passed_on, plain, tmp_path, ["ddp"], ranks=4)
 
     def body():
-        held, *_ = sharded(Extras(CONFIG, seed=2), Mesh((3,), ("dp",)))
+        held, *_ = sharded(plain(2), Mesh((3,), ("dp",)))
         read, elements = loading.read, []
 
         def counted(*arguments):
@@ -89,16 +105,16 @@ def test_a_rank_reads_only_what_it_needs_and_writes_its_share(tmp_path):
     assert len(written) == 4 and max(written) < 1.5 * min(written)
 
 
-def resumed(folder, layouts):
+def resumed(folder, make, layouts):
     """Which of them did not go on as if nothing had happened."""
     wrong = []
     for layout in layouts:
-        held, *training = LAYOUTS[layout][1](Extras(CONFIG, 1))
+        held, *training = LAYOUTS[layout][1](make(1))
         steps(*training, 0, 2)
         save(folder / layout, 2, held)
         steps(*training, 2, 4)
         expected = numbers(held)
-        held, *training = LAYOUTS[layout][1](Extras(CONFIG, 9))
+        held, *training = LAYOUTS[layout][1](make(9))
         load(newest(folder / layout), held)
         steps(*training, 2, 4)
         if not same(numbers(held), expected):
@@ -106,8 +122,9 @@ def resumed(folder, layouts):
     return wrong
 
 
-def test_a_training_goes_on_bit_for_bit(tmp_path):
+@pytest.mark.parametrize("make", [plain, low])
+def test_a_training_goes_on_bit_for_bit(make, tmp_path):
     for ranks in range(1, 5):
         mine = [layout for layout, (its, _) in LAYOUTS.items() if its == ranks]
-        for wrong in run(resumed, tmp_path, mine, ranks=ranks):
+        for wrong in run(resumed, tmp_path, make, mine, ranks=ranks):
             assert not wrong

@@ -231,7 +231,7 @@ def sharded_and_killed(where, rank=None, before=""):
 
     if before:
         setattr(Disk, before, die(before, getattr(Disk, before)))
-    return train_sharded(3, partial(Offloaded, optimizer=ADAMW, where=where), last=5)["model"]
+    return train_sharded(3, partial(Offloaded, optimizer=ADAMW, where=where), last=5)[0]
 
 
 @pytest.mark.parametrize(("rank", "before"), [(1, "commit"), (0, "keep")])
@@ -244,7 +244,7 @@ def test_a_rank_killed_between_the_commits_of_two(rank, before, tmp_path):
     assert newest == ([3, 2] if before == "commit" else [2, 2])
     mine = run(sharded_and_killed, tmp_path, ranks=2)
     exactly_equal(mine[0], mine[1])
-    exactly_equal(mine, run(lambda: train_sharded(3, ADAMW, last=5)["model"], ranks=2))
+    exactly_equal(mine, run(lambda: train_sharded(3, ADAMW, last=5)[0], ranks=2))
 
 
 def test_nothing_is_left_but_the_last_two_commits(tmp_path):
