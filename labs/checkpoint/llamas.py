@@ -221,8 +221,6 @@ def named(held: Held, config: Config) -> Parts:
                 f"{name!r} is {part.dtype} of shape {part.shape}: by the config it is {tuple(shapes[name])}, in one of "
                 f"{', '.join(map(str, DTYPES))}"
             )
-        if any(x.is_meta for x in part.blocks.values()):
-            raise ValueError(f"{name!r} is on the meta device: give it memory first, with model.to_empty(device=...)")
     require_tied_or_not(ours, config)
     return {theirs[name]: part for name, part in ours.items()}
 
