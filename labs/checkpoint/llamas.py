@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import P2POp, ProcessGroup
 
-from labs.agree import compare, on_all_ranks
+from labs.agree import compare, first_difference, on_all_ranks
 from labs.checkpoint.extents import dealt, whole
 from labs.checkpoint.index import Index, Stored, rename
 from labs.checkpoint.loading import read
@@ -89,7 +89,9 @@ def export(folder: str | Path, held: Held, config: Config, group: ProcessGroup |
 
 
 def differ_in_config(rank: int, its: Config, other: int, others: Config) -> str:
-    return f"the config is {its} on rank {rank} and {others} on rank {other}: give the same on all ranks"
+    name = first_difference(vars(its), vars(others))
+    told = f"{getattr(its, name)} on rank {rank} and {getattr(others, name)} on rank {other}"
+    return f"the config's {name} is {told}: give the same on all ranks"
 
 
 def shared_out(index: Index, described: Sequence[Described]) -> tuple[list[list[str]], Senders]:
