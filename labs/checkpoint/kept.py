@@ -23,6 +23,7 @@ OURS = {"params", "foreach", "fused", "capturable", "differentiable"}  # how a p
 
 Entry = tuple[tuple[int, ...], torch.dtype]
 Kept = Mapping[str, Mapping[str, Entry]]  # by name
+Wanted = tuple[tuple[int, ...], torch.dtype, bool]  # has it its parameter's shape?
 Entries = dict[Tensor, dict[str, Tensor]]
 Options = dict[str, Any]
 
@@ -53,20 +54,20 @@ class Optimizer:
             found[p] = {"master": copy} if copy.dtype != p.dtype else {}
             for key, value in self.inner.state.get(copy, {}).items():
                 if not isinstance(value, Tensor):
-                    kind = type(self.inner).__name__
-                    raise ValueError(f"{kind} keeps {key!r} as a {type(value).__name__}: only tensors can be saved")
+                    kind, of = type(self.inner).__name__, type(value).__name__
+                    raise ValueError(f"{kind} keeps {key!r}, of type {of}: only tensors can be saved")
                 found[p][key] = value
         return found
 
-    def room(self, shapes: Mapping[Tensor, tuple[int, ...]], kept: Mapping[Tensor, Mapping[str, Entry]]) -> Entries:
-        """shapes: of the whole parameters.  What has its parameter's shape lies as that does."""
+    def room(self, wanted: Mapping[Tensor, Mapping[str, Wanted]]) -> Entries:
+        """What has its parameter's shape lies as that does."""
         found: Entries = {}
         for group, p, copy in self:
             found[p] = {}
-            for key, (shape, dtype) in kept[p].items():
+            for key, (shape, dtype, is_the_parameters) in wanted[p].items():
                 if key == "master":
                     found[p][key] = copy
-                elif shape == shapes[p] and key not in COUNTERS:
+                elif is_the_parameters and key not in COUNTERS:
                     found[p][key] = torch.zeros_like(copy.detach(), dtype=dtype)
                 else:
                     beside_it = shape or group.get("fused") or group.get("capturable")

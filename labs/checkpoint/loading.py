@@ -102,14 +102,14 @@ def require_optimizer(where: Path, kept: Kept, options: Mapping[str, Options], g
     """What was kept of a parameter has a place here, and what is one here was alike."""
     optimized = {name for _, parameters in groups for names in parameters for name in names}
     if not options:
-        raise ValueError(f"{where} was saved without an optimizer: load it into Held(model)")
+        raise ValueError(f"{where} was saved without an optimizer: load it into Held(model), before one is made")
     differ = [f"no optimizer has its {name!r}" for name in sorted(kept.keys() - optimized)]
     for own, parameters in groups:
         names = [name for names in parameters for name in names if name in options]
         for name, other in pairwise(names):
             if options[name] != options[other]:
                 what = first_difference(options[name], options[other])
-                differ.append(f"{name!r} and {other!r} have each a {what!r} in it, and one here")
+                differ.append(f"{name!r} and {other!r} have a {what!r} of their own in it, and share one here")
         for name in names:
             if options[name]["optimizer"] != own["optimizer"]:
                 differ.append(f"{name!r} was trained with {options[name]['optimizer']}, not {own['optimizer']}")

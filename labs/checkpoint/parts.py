@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from labs.checkpoint.extents import of_range, whole
-from labs.checkpoint.kept import Entries, Kept, Optimizer, Options
+from labs.checkpoint.kept import Entries, Kept, Optimizer, Options, Wanted
 from labs.dtensor import DTensor
 from labs.dtensor.placement import Block
 from labs.tp.shares import Cut
@@ -67,7 +67,6 @@ class Held:
         found: dict[str, Tensor] = {}
         for model in self.models:
             for name, x in model.state_dict(keep_vars=True).items():
-                require_dense(name, x)
                 if found.setdefault(name, x) is not x:
                     raise ValueError(f"two of the models have a {name!r}: put them into one, under a name each")
         return names_of(found)
@@ -93,9 +92,14 @@ class Held:
 
     def room(self, kept: Kept) -> Entries:
         """Tensors for what a checkpoint kept."""
-        first = {p: names[0] for p, names in self.names.items()}
-        shapes = {p: self.laid_out(p, p, [name])[name].shape for p, name in first.items()}
-        return self.kept.room(shapes, {p: kept.get(name, {}) for p, name in first.items()})
+        wanted: dict[Tensor, dict[str, Wanted]] = {}
+        for p, names in self.names.items():
+            wholes = self.laid_out(p, p, names)
+            wanted[p] = {
+                key: (shape, dtype, all(kept[name][key][0] == wholes[name].shape for name in names))
+                for key, (shape, dtype) in kept.get(names[0], {}).items()
+            }
+        return self.kept.room(wanted)
 
     def loaded(self, kept: Entries, options: Mapping[str, Options]) -> None:
         """Called when all parts have their numbers."""
@@ -113,7 +117,7 @@ class HeldByZero(Held):
     def names(self) -> dict[Tensor, list[str]]:
         found = dict(self.zero.model.named_buffers(remove_duplicate=False))
         found |= {name: unit.shard for unit in self.zero.units for name in unit.layout.shapes}
-        return names_of({key: found[name] for key, name in self.zero.keys.items()})
+        return names_of({key: found.get(name) for key, name in self.zero.keys.items()})
 
     def laid_out(self, p: Tensor, x: Tensor, names: list[str]) -> Parts:
         if p not in self.units or x.shape != p.shape:
@@ -126,18 +130,29 @@ class HeldByZero(Held):
         self.zero.refresh(self.zero.units)
 
 
-def names_of(tensors: Mapping[str, Tensor]) -> dict[Tensor, list[str]]:
+def names_of(tensors: Mapping[str, Any]) -> dict[Tensor, list[str]]:
     """A tied one has several."""
     found: dict[Tensor, list[str]] = {}
     for name, x in tensors.items():
+        if odd := what_is_odd(x):
+            raise ValueError(f"{name!r} {odd}")
         found.setdefault(x, []).append(name)
     return found
 
 
-def require_dense(name: str, x: Any) -> None:
-    if not isinstance(x, Tensor) or x.is_meta or x.layout is not torch.strided:
-        what = f"on {x.device}, {x.layout}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
-        raise ValueError(f"{name!r} is {what}: a checkpoint has dense tensors with numbers, and values= for the rest")
+def what_is_odd(x: Any) -> str | None:
+    """Why it cannot be in a checkpoint."""
+    if not isinstance(x, Tensor):
+        return "is no tensor: give what is in it to save(values=)"
+    if x.is_meta:
+        return "is on the meta device: give it numbers before"
+    if x.layout is not torch.strided:
+        return f"is {x.layout}: a checkpoint has dense tensors, so make it one, or keep it out of state_dict()"
+    if x.dtype == torch.complex128:
+        return "is complex128, which safetensors does not know: keep its real and imaginary parts"
+    if any(n > 1 and step == 0 for n, step in zip(x.shape, x.stride(), strict=True)):
+        return "is expanded, so that it cannot be written to: make it contiguous()"
+    return None
 
 
 def cuts_in(model: nn.Module) -> Iterator[tuple[Tensor, tuple[Cut, int]]]:

@@ -1,0 +1,198 @@
+"""labs.checkpoint.parts: odd models, saved from one layout and loaded into another, or refused in a sentence."""
+
+import contextlib
+import json
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from labs.checkpoint import Held, HeldByZero, load, newest, save
+from labs.kit.launch import run
+from labs.model import GPT
+from labs.zero import Zero
+from tests.checkpoint.common import ADAMW, CONFIG, LAYOUTS, alone, in_vectors, linear, numbers, same, words_of
+from tests.models import Awkward, batch
+
+DTYPES = [
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32,
+    torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2,
+    torch.complex64,
+]  # fmt: skip
+
+
+def with_buffers(seed, **buffers):
+    model = linear(seed)
+    for name, x in buffers.items():
+        model.register_buffer(name, x)
+    return model
+
+
+def of_dtype(dtype, seed):
+    torch.manual_seed(seed)
+    bits = torch.randint(2 if dtype == torch.bool else 100, (4, 6 * dtype.itemsize), dtype=torch.uint8)
+    x = bits.view(dtype)
+    return with_buffers(seed, x=x, zero=x[0, 0].clone(), empty=x[:0], cut=x[1:3, 2:5], turned=x.T)
+
+
+def views(seed):
+    x, z = torch.rand(2, 3), torch.rand(3, dtype=torch.complex64)
+    return with_buffers(seed, x=x, rows=x[1:], again=x, other=x.T, conjugate=z.conj(), imaginary=z.imag)
+
+
+def hidden(seed):
+    model = linear(seed)
+    model.register_buffer("scratch", torch.full((2,), float(seed)), persistent=False)
+    return model
+
+
+def nested(seed):
+    torch.manual_seed(seed)
+    model = nn.ModuleDict({"a/b": nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), "none": nn.Identity()})
+    nn.utils.parametrizations.weight_norm(model["a/b"][0])
+    model["again"] = model["a/b"]
+    return model
+
+
+ODD = {
+    **{str(dtype): partial(of_dtype, dtype) for dtype in DTYPES},
+    "views of one another": views,
+    "not in its state_dict()": hidden,
+    "nested": nested,
+    "awkward": lambda seed: Awkward(seed=seed),
+    "no tensors": lambda seed: nn.Identity(),
+}
+
+
+def test_odd_models_by_way_of_zero(tmp_path):
+    def body():
+        wrong = []
+        for name, make in ODD.items():
+            hold = (lambda model: alone(model)[0]) if name != "no tensors" else Held
+            held, again, others = hold(make(1)), hold(make(3)), [hold(make(2))]
+            if name != "no tensors":
+                others += [in_vectors(stage, make(2))[0] for stage in (1, 3)]
+            save(tmp_path / name, 1, held)
+            for step, other in enumerate(others, start=2):
+                load(tmp_path / name / "step-1", other)
+                load(save(tmp_path / name, step, other), again)
+                wrong += [] if same(numbers(again), numbers(held)) else [(name, step)]
+        return wrong
+
+    for wrong in run(body, ranks=2):
+        assert not wrong
+
+
+# ---- what has several names, or another tensor by now ----------------------------------------------------
+
+
+def test_what_is_tied_is_stored_once_and_a_pipelines_two_ends_must_be_equal_where_they_are_one(tmp_path):
+    tied, untied = (partial(GPT, replace(CONFIG, tied=tied)) for tied in (True, False))
+
+    def body():
+        _, in_stages = LAYOUTS["pp"]
+        save(tmp_path, 1, in_vectors(1, tied())[0])
+        save(tmp_path, 2, in_stages(untied())[0])
+        load(tmp_path / "step-1", Held(apart := untied()))
+        said = words_of(lambda: load(tmp_path / "step-2", Held(tied())))
+        return torch.equal(apart.head.weight, apart.embed.weight), said
+
+    for equal, said in run(body, ranks=3):
+        assert equal and "another model: 'model/embed.weight' and 'model/head.weight' are one tensor here, and" in said
+    once = json.loads((tmp_path / "step-1" / "index.json").read_text())["record"]["tensors"]["model/head.weight"]
+    assert once["key"] == "model/embed.weight"
+
+
+def test_a_buffer_that_was_replaced_is_saved_as_it_is_now(tmp_path):
+    def body():
+        held = Held(model := with_buffers(1, seen=torch.zeros(2)))
+        model.seen = model.seen + 1
+        save(tmp_path, 1, held)
+        model.seen = torch.zeros(2)
+        load(newest(tmp_path), held)
+        return model.seen.tolist()
+
+    assert run(body, ranks=2) == [[1.0, 1.0]] * 2
+
+
+def test_what_is_frozen_or_not_by_now_begins_anew_or_is_told(tmp_path):
+    def body():
+        thawed = linear(2)
+        frozen = linear(1)
+        frozen.bias.requires_grad_(False)
+        for step, model in enumerate((frozen, thawed)):
+            held, model, optimizer = alone(model)
+            model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+            save(tmp_path, step, held)
+        load(tmp_path / "step-0", held)
+        return len(optimizer.state), words_of(lambda: load(tmp_path / "step-1", alone(frozen)[0]))
+
+    for entries, said in run(body, ranks=2):
+        assert entries == 1 and "is of another training: no optimizer has its 'bias'" in said
+
+
+def test_what_is_loaded_after_a_broken_backward_is_what_is_computed_with(tmp_path):
+    def body():
+        held, model, _ = in_vectors(3, Awkward())
+        save(tmp_path, 1, in_vectors(3, Awkward(seed=1))[0])
+        broken = model.mixed["norm"].register_full_backward_hook(lambda *_: 1 / 0)
+        with contextlib.suppress(ZeroDivisionError):
+            model(batch(0, 0)).backward()
+        broken.remove()
+        load(newest(tmp_path), held)
+        return model(batch(0, 0)).item() == Awkward(seed=1)(batch(0, 0)).item()
+
+    assert run(body, ranks=2) == [True, True]
+
+
+# ---- stages ----------------------------------------------------------------------------------------------
+
+
+def test_a_stage_may_have_no_parameters_and_so_no_optimizer(tmp_path):
+    def body():
+        held, *_ = alone(linear()) if dist.get_rank() == 0 else (Held(nn.Tanh()),)
+        save(tmp_path, 1, held)
+        load(newest(tmp_path), held)
+
+    run(body, ranks=2)
+
+
+# ---- what cannot be saved --------------------------------------------------------------------------------
+
+
+class Extra(nn.Linear):
+    def get_extra_state(self):
+        return {"seen": 3}
+
+    def set_extra_state(self, state):
+        pass
+
+
+REFUSED = [
+    (lambda: Extra(3, 3), "'_extra_state' is no tensor: give what is in it to save(values=)"),
+    (lambda: with_buffers(1, x=torch.eye(3).to_sparse()), "'x' is torch.sparse_coo: a checkpoint has dense tensors"),
+    (lambda: with_buffers(1, x=torch.ones(3, dtype=torch.complex128)), "'x' is complex128, which safetensors does not"),
+    (lambda: with_buffers(1, x=torch.ones(3, 1).expand(3, 2)), "'x' is expanded, so that it cannot be written to"),
+    (lambda: with_buffers(1, x=torch.ones(3, device="meta")), "'x' is on the meta device: give it numbers before"),
+]
+
+
+def test_what_a_checkpoint_cannot_have_is_told():
+    def body():
+        torch.manual_seed(1)
+        return [[words_of(lambda: hold(make())) for hold in holds] for make, _ in REFUSED]  # noqa: B023
+
+    holds = Held, lambda model: HeldByZero(Zero(model, 1, ADAMW))
+
+    for said in run(body, ranks=2):
+        for both, (_, sentence) in zip(said, REFUSED, strict=True):
+            assert all(sentence in (words or "") for words in both), (both, sentence)
+
+
+def test_two_stages_with_one_name_are_told():
+    with pytest.raises(ValueError, match="two of the models have a 'weight': put them into one, under a name each"):
+        Held(nn.BatchNorm1d(3), linear())
