@@ -96,12 +96,12 @@ MISTAKES = [
         "checkpoint/parts.py",
         ("offset[how.dim] + how.starts[rank]", "offset[how.dim]"),
         ("        self.zero.refresh(self.zero.units)\n", "        pass\n"),
+        ("return key not in COUNTERS and all(", "return all("),
     ),
     *of(
         "checkpoint",
         "checkpoint/kept.py",
         ("            self.inner.state.pop(copy, None)\n", ""),
-        (" and key not in COUNTERS:", ":"),
         ("                copy.detach().copy_(p)\n", "                pass\n"),
         ("                    group[key].fill_(value)\n", "                    group[key] = value\n"),
     ),

@@ -3,9 +3,9 @@
     step-12/  rank-0-of-4.safetensors    the pieces that rank 0 wrote, as github.com/huggingface/safetensors has them
               rank-1-of-4.safetensors
               ...
-              index.json                 of each tensor, the shape, and which piece lies in which file; the checksum
-                                         of each file; what else is to be remembered, by all ranks and by each of them;
-                                         and the checksum of the index
+              index.json                 of each tensor, the shape, and which piece lies in which file; the optimizer's
+                                         options; the checksum of each file; what else is to be remembered, by all ranks
+                                         and by each of them; and the checksum of the index
 
 A checkpoint is a folder that has been renamed to `step-12`, and until then it was `step-12.<a random word>.draft`,
 which nobody loads.  Nothing from a file is ever run: tensors in the safetensors format, the rest in JSON.
@@ -33,7 +33,7 @@ STEP, DRAFT = re.compile(r"step-(\d+)"), re.compile(r"step-(\d+)\.\w+\.draft")
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a checkpoint: in which file each piece lies, by this key.  One with several has the first there."""
+    """A tensor in a checkpoint: in which file each piece lies, under this key, the first of those that it has."""
 
     key: str
     shape: tuple[int, ...]

@@ -18,12 +18,11 @@ from torch import Tensor
 
 from labs.memory.precision import Masters
 
-COUNTERS = {"step", "mu_product", "eta", "mu"}  # of torch's optimizers: one number, even where a parameter is one, too
 OURS = {"params", "foreach", "fused", "capturable", "differentiable"}  # how a process computes: no part of a training
 
 Entry = tuple[tuple[int, ...], torch.dtype]
 Kept = Mapping[str, Mapping[str, Entry]]  # by name
-Wanted = tuple[tuple[int, ...], torch.dtype, bool]  # has it its parameter's shape?
+Wanted = tuple[tuple[int, ...] | None, torch.dtype]  # the shape; None: its parameter's own, and it lies as that does
 Entries = dict[Tensor, dict[str, Tensor]]
 Options = dict[str, Any]
 
@@ -41,8 +40,7 @@ class Optimizer:
 
     def __iter__(self) -> Iterator[tuple[Options, Tensor, Tensor]]:
         """Of each parameter its group, itself, and what is updated: itself again, or its master."""
-        masters = zip(self.outer.masters, self.outer.params, strict=True) if self.inner is not self.outer else ()
-        of = dict(masters)
+        of = dict(zip(self.outer.masters, self.outer.params, strict=True)) if self.inner is not self.outer else {}
         for group in self.inner.param_groups if self.inner else ():
             for copy in group["params"]:
                 yield group, of.get(copy, copy), copy
@@ -60,14 +58,13 @@ class Optimizer:
         return found
 
     def room(self, wanted: Mapping[Tensor, Mapping[str, Wanted]]) -> Entries:
-        """What has its parameter's shape lies as that does."""
         found: Entries = {}
         for group, p, copy in self:
             found[p] = {}
-            for key, (shape, dtype, is_the_parameters) in wanted[p].items():
+            for key, (shape, dtype) in wanted[p].items():
                 if key == "master":
                     found[p][key] = copy
-                elif is_the_parameters and key not in COUNTERS:
+                elif shape is None:
                     found[p][key] = torch.zeros_like(copy.detach(), dtype=dtype)
                 else:
                     beside_it = shape or group.get("fused") or group.get("capturable")
@@ -89,14 +86,12 @@ class Optimizer:
                     group[key] = tuple(value) if isinstance(value, list) else value
 
     def groups(self) -> list[tuple[Options, list[Tensor]]]:
-        kind, found = type(self.inner).__name__, {}
-        if self.inner is not self.outer:
-            kind = f"{type(self.outer).__name__} of {kind}"
+        around = f"{type(self.outer).__name__} of " if self.inner is not self.outer else ""
+        kind, found = f"{around}{type(self.inner).__name__}", {}
         for group, p, _ in self:
             found.setdefault(id(group), (group, []))[1].append(p)
         return [(as_json(group) | {"optimizer": kind}, of_each) for group, of_each in found.values()]
 
 
 def as_json(group: Options) -> Options:
-    mine = {key: x.item() if isinstance(x, Tensor) else x for key, x in group.items() if key not in OURS}
-    return json.loads(json.dumps(mine))
+    return json.loads(json.dumps({key: x for key, x in group.items() if key not in OURS}, default=Tensor.item))

@@ -1,7 +1,8 @@
 """Load a checkpoint into any layout: each rank reads what lies in its blocks, wherever it was cut.
 
     look                            are all files there, and all checksums right?  each rank looks at its share of them
-    tell each other what is wanted  every tensor, in its shape and its dtype, and no tensor is left over
+    tell each other what is wanted  every tensor, in its shape and its dtype, and no tensor is left over; an optimizer
+                                    of the same kind, with a place for all that was kept
     read                            of each piece, what this rank has a block for
 
 What is not as it was written, or another model's, is told before a single tensor has changed.
@@ -43,7 +44,7 @@ def load(where: str | Path, held: Held, group: ProcessGroup | None = None) -> Re
     """Take this rank's part of a checkpoint; returns what else was given to `save`.
 
     Raises ValueError, on all ranks, before any tensor has changed: for what is no checkpoint, or no longer as it was
-    written; for a newer format; and for another model, with the names that differ.
+    written; for a newer format; and for another model or optimizer, with the names that differ.
     """
     where, rank, ranks = Path(where), dist.get_rank(group), dist.get_world_size(group)
 

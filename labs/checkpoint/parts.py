@@ -16,7 +16,7 @@ What has several names, as a tied parameter has, is one Part under all of them.
 The tensors of a Part are no copies: what is loaded into them is where the training reads it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
@@ -32,6 +32,8 @@ from labs.dtensor.placement import Block
 from labs.tp.shares import Cut
 from labs.zero import Zero
 from labs.zero.flat import Unit
+
+COUNTERS = {"step", "mu_product", "eta", "mu"}  # of torch's optimizers
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class Held:
         for p, names in self.names.items():
             wholes = self.laid_out(p, p, names)
             wanted[p] = {
-                key: (shape, dtype, all(kept[name][key][0] == wholes[name].shape for name in names))
+                key: (None if is_cut(key, names, kept, wholes) else shape, dtype)
                 for key, (shape, dtype) in kept.get(names[0], {}).items()
             }
         return self.kept.room(wanted)
@@ -144,6 +146,8 @@ def what_is_odd(x: Any) -> str | None:
     """Why it cannot be in a checkpoint."""
     if not isinstance(x, Tensor):
         return "is no tensor: give what is in it to save(values=)"
+    if "torch.distributed" in type(x).__module__:
+        return f"is a {type(x).__name__} of torch's: torch.distributed.checkpoint saves those"
     if x.is_meta:
         return "is on the meta device: give it numbers before"
     if x.layout is not torch.strided:
@@ -153,6 +157,11 @@ def what_is_odd(x: Any) -> str | None:
     if any(n > 1 and step == 0 for n, step in zip(x.shape, x.stride(), strict=True)):
         return "is expanded, so that it cannot be written to: make it contiguous()"
     return None
+
+
+def is_cut(key: str, names: Sequence[str], kept: Kept, wholes: Parts) -> bool:
+    """Whether it was kept by element.  Of a parameter without dims, a counter has the shape, too."""
+    return key not in COUNTERS and all(kept[name][key][0] == wholes[name].shape for name in names)
 
 
 def cuts_in(model: nn.Module) -> Iterator[tuple[Tensor, tuple[Cut, int]]]:

@@ -96,9 +96,8 @@ def save(
 
 
 def describe(parts: Parts) -> Described:
-    """One with several keys is written under the first."""
-    first: dict[int, str] = {}
-    found = {}
+    """What has several keys is written under the first."""
+    first, found = {}, {}
     for key, part in parts.items():
         mine = [] if id(part) in first else [*part.blocks]
         found[key] = part.shape, part.dtype, first.setdefault(id(part), key), mine

@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from labs.checkpoint import Held, HeldByZero, load, newest, save
 from labs.kit.launch import run
@@ -172,7 +174,12 @@ class Extra(nn.Linear):
         pass
 
 
+def of_torch():
+    return DTensor.from_local(torch.ones(2), init_device_mesh("cpu", (2,)))
+
+
 REFUSED = [
+    (lambda: with_buffers(1, x=of_torch()), "'x' is a DTensor of torch's: torch.distributed.checkpoint saves those"),
     (lambda: Extra(3, 3), "'_extra_state' is no tensor: give what is in it to save(values=)"),
     (lambda: with_buffers(1, x=torch.eye(3).to_sparse()), "'x' is torch.sparse_coo: a checkpoint has dense tensors"),
     (lambda: with_buffers(1, x=torch.ones(3, dtype=torch.complex128)), "'x' is complex128, which safetensors does not"),
