@@ -63,6 +63,22 @@ def test_what_each_rank_gave_as_its_own_comes_back_by_rank(tmp_path):
     assert run(lambda: load(newest(tmp_path), Held(linear(1))), ranks=3) == [expected] * 3
 
 
+def test_what_lies_in_the_same_memory_or_out_of_order_is_saved(tmp_path):
+    def make(seed):
+        model = linear(seed)
+        model.register_buffer("row", model.weight.detach()[1])
+        model.register_buffer("column", model.weight.detach()[:, 1])
+        model.register_buffer("turned", torch.arange(6.0).add(seed).view(2, 3).t())
+        return model
+
+    def body():
+        model, other = make(0), make(1)
+        load(save(tmp_path, 1, Held(model)), Held(other))
+        return all(map(torch.equal, model.state_dict().values(), other.state_dict().values()))
+
+    assert all(run(body, ranks=2))
+
+
 def test_what_is_on_no_rank_is_told(tmp_path):
     def body():
         model, first = fsdp.fully_shard(linear(), mesh=Mesh((2,), ("dp",))), dist.new_group([0])
