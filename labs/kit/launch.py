@@ -80,7 +80,8 @@ def run(
     restarts how often to start all ranks again after one has raised or died, with a line that says so; `fn` is called
              with the same arguments, and os.environ["TORCHELASTIC_RESTART_COUNT"] is "0", "1", ...  Never after an
              interrupt, a timeout, or where ranks disagree, which they would again.  Under torchrun it is torchrun that
-             restarts, for any of these: give the number of its --max-restarts, or leave it out
+             restarts, for any of these: give the number of its --max-restarts, or leave it out, and set
+             TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for it
 
     `fn`, its arguments and its value may be anything that cloudpickle can send, a function from a cell among them.
     Raises ValueError for arguments that cannot work, TypeError when `fn` cannot be sent, RankError when the job fails.

@@ -272,7 +272,8 @@ def test_ranks_of_which_one_died_or_raised_are_all_started_again(tmp_path, capsy
     assert sorted(event.op for event in results.recording.events) == [*["all_reduce"] * 2, *["barrier"] * 2]
     assert re.sub(r"\d+ s\n", "? s\n", capsys.readouterr().out) == (
         "stage 2, 2 ranks … ? s\n"
-        "rank 1 died of SIGKILL (if nobody did that, the machine ran out of memory); all ranks are started again (1 of 3)\n"
+        "rank 1 died of SIGKILL (if nobody did that, the machine ran out of memory); "
+        "all ranks are started again (1 of 3)\n"
         "stage 2, 2 ranks … ? s\n"
         "rank 0 of 2 failed: ValueError: no batch left; all ranks are started again (2 of 3)\n"
         "stage 2, 2 ranks … ? s\n"
@@ -321,6 +322,9 @@ def test_under_torchrun_it_is_torchrun_that_restarts(monkeypatch):
         monkeypatch.setenv(name, "2")
     with pytest.raises(ValueError, match="restarts=3, but it is torchrun that restarts, at most 2 times"):
         run(print, restarts=3)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    with pytest.raises(RuntimeError, match=r"the addresses of those that died .*: start it with TORCH_DISABLE_SHARE"):
+        run(print)
 
 
 # ---- bad input ----------------------------------------------------------------------------------

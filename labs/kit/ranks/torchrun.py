@@ -4,9 +4,9 @@
     Patrol  the first rank of each machine compares the flight records of that machine's ranks, as a caller does, and
             keeps the time; on its stderr it says what is wrong, and ends, upon which torchrun ends all the others
 
-A rank that raises or dies is torchrun's to report, even one that the backend aborts over sizes that differ.  Other
-machines' ranks are not seen: each machine reports its own, and a disagreement between two of them shows only at the
-timeout.
+A rank that raises or dies is torchrun's to report, and to start again, even one that the backend aborts over sizes
+that differ.  Other machines' ranks are not seen: each machine reports its own, and a disagreement between two of them
+shows only at the timeout.
 """
 
 from __future__ import annotations
@@ -45,6 +45,11 @@ def world() -> int | None:
     if missing := [name for name in GIVEN if name not in os.environ]:
         raise RuntimeError(
             f"TORCHELASTIC_RUN_ID is set, as torchrun does, but not {missing[0]}: start this with torchrun, or unset it"
+        )
+    if os.environ["TORCHELASTIC_MAX_RESTARTS"] != "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        raise RuntimeError(
+            "torchrun --max-restarts keeps one store for all restarts, in which ranks find the addresses of those that "
+            "died (pytorch#135712): start it with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment"
         )
     return int(os.environ["WORLD_SIZE"])
 
