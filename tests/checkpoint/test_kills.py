@@ -1,0 +1,87 @@
+"""Any rank, killed at any moment: the training ends as if nothing had been, to the last bit of its last checkpoint.
+
+Reference: the same training undisturbed.  The ranks kill themselves (see drill.py), and are started again by run() or
+by torchrun's elastic agent.
+"""
+
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from labs.checkpoint import Saver, newest
+from labs.kit.launch import run
+from tests.checkpoint.common import same
+from tests.checkpoint.drill import AtOnce, in_fsdp, in_zero, training
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+from pathlib import Path
+from labs.kit.launch import run
+from tests.checkpoint.drill import AtOnce, in_fsdp, training
+run(training, Path({folder!r}), {steps}, in_fsdp, AtOnce, {kills}, {seed}, restarts={kills})
+"""
+
+
+def files(checkpoint):
+    return {path.name: path.read_bytes() for path in checkpoint.iterdir()}
+
+
+def require_undisturbed(folder, kills, seed, steps):
+    deaths = (folder / "killed.deaths").read_text()
+    told = f"seed {seed}:\n{deaths}"
+    assert deaths.count("\n") == kills, told
+    assert newest(folder / "killed").name == f"step-{steps}", told
+    assert files(newest(folder / "killed")) == files(newest(folder / "undisturbed")), told
+    assert deaths.count("the end") < kills / 2, told
+
+
+def drilled(folder, laid_out, saver, ranks, kills, seed):
+    steps = 2 * kills + 5
+    expected = run(training, folder / "undisturbed", steps, laid_out, saver, ranks=ranks)
+    found = run(training, folder / "killed", steps, laid_out, saver, kills, seed, ranks=ranks, restarts=kills)
+    assert found.restarts == kills
+    require_undisturbed(folder, kills, seed, steps)
+    assert all(map(same, found, expected)), seed
+
+
+TRAININGS = pytest.mark.parametrize(("laid_out", "saver", "ranks"), [(in_zero, AtOnce, 3), (in_fsdp, Saver, 2)])
+
+
+@TRAININGS
+def test_ten_kills(laid_out, saver, ranks, tmp_path):
+    drilled(tmp_path, laid_out, saver, ranks, kills=10, seed=0)
+
+
+@pytest.mark.soak
+@TRAININGS
+def test_a_hundred_kills(laid_out, saver, ranks, tmp_path):
+    drilled(tmp_path, laid_out, saver, ranks, kills=100, seed=secrets.randbelow(10**6))
+
+
+def under_torchrun(folder, kills, seed):
+    steps = 2 * kills + 5
+    run(training, folder / "undisturbed", steps, in_fsdp, AtOnce, ranks=2)
+    (folder / "job.py").write_text(SCRIPT.format(folder=str(folder / "killed"), steps=steps, kills=kills, seed=seed))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*torchrun, f"--max-restarts={kills}", str(folder / "job.py")],
+        capture_output=True,
+        text=True,
+        timeout=60 * (kills + 1),
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+    )
+    assert done.returncode == 0, f"seed {seed}: {done.stderr}"
+    require_undisturbed(folder, kills, seed, steps)
+
+
+def test_two_kills_under_torchruns_elastic_agent(tmp_path):
+    under_torchrun(tmp_path, kills=2, seed=0)
+
+
+@pytest.mark.soak
+def test_thirty_kills_under_torchruns_elastic_agent(tmp_path):
+    under_torchrun(tmp_path, kills=30, seed=secrets.randbelow(10**6))
