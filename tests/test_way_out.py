@@ -1,7 +1,9 @@
 """The scripts at the end of notebooks, without the laboratory.  Reference: one process that takes the same steps."""
 
 import io
+import os
 import re
+import subprocess
 import sys
 from contextlib import redirect_stdout
 from functools import cache
@@ -24,6 +26,10 @@ SCRIPTS = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER
 TINY = ("tiny", 12, False, tuple(ADAMW.items()))  # what notebooks 01 to 04 train
 SMALL = ("small", 16, True, (("lr", 2e-3),))
 TRAINS = {"ddp": TINY}  # the others train SMALL
+LOOP = re.compile(r"(for step in range\((?:first, )?)\d+(?=\))")
+LOSS = re.compile(r"step (\d+): loss (\S+)")
+# In float32 AdamW makes of rounding, which differs between CPUs, as long a step as of a gradient.
+IN_DOUBLE = "import torch\n\ntorch.set_default_dtype(torch.float64)\n"
 
 
 @cache
@@ -41,25 +47,48 @@ def one_process(size, batch, clip, settings, steps):
     return [loss.item() for loss in losses]
 
 
-def printed(script):
-    """By rank 0 of a job that has its process group already: so it starts as quickly as any.
-
-    In float64: in float32 AdamW makes of rounding, which differs between CPUs, as long a step as of a gradient.
-    """
-    torch.set_default_dtype(torch.float64)
+def printed(script, folder):
+    """By rank 0 of a job that has its process group already: so it starts as quickly as any."""
+    os.chdir(folder)
     dist.init_process_group = dist.destroy_process_group = lambda: None
     with redirect_stdout(io.StringIO()) as out:
         exec(script, {})
     return out.getvalue()
 
 
-def test_each_script_prints_one_processs_losses():
-    loop = re.compile(r"(?<=for step in range\()\d+(?=\))")
+def in_double(script, steps):
+    assert len(LOOP.findall(script)) == 1
+    return IN_DOUBLE + LOOP.sub(rf"\g<1>{steps}", script)
+
+
+def test_each_script_prints_one_processs_losses(tmp_path):
     for name, script in SCRIPTS.items():
-        assert len(loop.findall(script)) == 1
-        told = run(printed, loop.sub("3", script), ranks=2, device="cpu")[0]
-        losses = [float(loss) for loss in re.findall(r"loss (\S+)", told)]
+        told = run(printed, in_double(script, 3), tmp_path, ranks=2, device="cpu")[0]
+        losses = [float(loss) for _, loss in LOSS.findall(told)]
         assert losses == pytest.approx(one_process(*TRAINS.get(name, SMALL), steps=3), abs=6e-5), name
+
+
+def test_a_rank_that_is_killed_costs_the_steps_since_the_last_checkpoint(tmp_path):
+    (tmp_path / "job.py").write_text(in_double(SCRIPTS["checkpoint"], 4))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=3"]
+    done = subprocess.run(
+        [*torchrun, "job.py", "--kill-at=3"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": FOLDER.parent,
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        },
+    )
+    assert done.returncode == 0, done.stderr
+    steps, losses = zip(*LOSS.findall(done.stdout), strict=True)
+    assert steps == ("0", "1", "2", "2", "3"), "saved after two steps, and killed in the fourth"
+    expected = one_process(*SMALL, steps=4)
+    assert [*map(float, losses)] == pytest.approx([*expected[:3], *expected[2:]], abs=6e-5)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
