@@ -34,6 +34,8 @@
     check.layer_bytes(fn)          fn(B, T, D, H, K, F) -> {term: bytes}     that a layer keeps for its backward
     check.offloaded_step(fn)       fn(due, fetch, update, store)     the next on its way while one is updated
     check.step_seconds(fn)         fn(fetch, update, store) -> seconds       of such a step
+    check.load_shards(fn)          fn(index, read, rank, ranks) -> part      of a vector that other ranks have saved
+    check.replace(fn)              fn(disk, name, text)              at every moment the old text or the new one, whole
     check.neighbours(fn)           fn(shape, rank) -> (coordinate, groups)   of a mesh, by arithmetic
     check.partial_to_shard(fn)     fn(summand, dim, group=None) -> piece     of the sum of all ranks' summands
     check.order_of_axes(fn)        fn(spec, target) -> axes                  so that a redistribution sends least
@@ -93,6 +95,8 @@ from labs.kit.checks.pencil.shard import my_shard
 from labs.kit.checks.pencil.step_seconds import step_seconds
 from labs.kit.checks.pipeline.obeying import obey
 from labs.kit.checks.pipeline.orders import gpipe, interleaved, one_f_one_b, zero_bubble
+from labs.kit.checks.surviving.replacing import replace
+from labs.kit.checks.surviving.shards import load_shards
 from labs.kit.checks.tensor.block import block_plan
 from labs.kit.checks.tensor.border import conjugate
 from labs.kit.checks.tensor.heads import deal_heads
@@ -129,6 +133,7 @@ __all__ = [
     "hsdp_gradient",
     "interleaved",
     "layer_bytes",
+    "load_shards",
     "mean_on_rank_0",
     "mixed_precision",
     "my_shard",
@@ -145,6 +150,7 @@ __all__ = [
     "predict",
     "prefetch",
     "reduce_scatter",
+    "replace",
     "ring_seconds",
     "row_linear",
     "sent_by_rings",

@@ -59,7 +59,7 @@ class One:
     @property
     def first(self) -> str:
         """The first element that is wrong."""
-        if getattr(self.found, "shape", None) != getattr(self.due, "shape", None):
+        if any(getattr(self.found, form, None) != getattr(self.due, form, None) for form in ("shape", "dtype")):
             return f"is {self.told}; {show(self.due)} is due"
         found, due = self.found.flatten(), self.due.flatten()
         differs = ~isclose(found, due, max(1e-5, self.tolerance) if self.tolerance else 0.0)

@@ -1,0 +1,104 @@
+"""A disk that knows after each call what a power cut would leave: all that is possible, in every combination.
+
+    texts    of a file that was not flushed since: what it had, nothing, half of what was written, or all of it
+    names    as they were after some of the calls since the last flush_names, the first ones: a journaling file system
+             is late with names, and keeps their order
+
+Nothing keeps texts and names together: a name may be on the disk before the text that it stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import product
+
+State = dict[str, str]  # text by name
+Call = tuple[str, ...]  # the method, and names
+
+
+@dataclass(frozen=True)
+class Cut:
+    """After these calls the power goes, and leaves this; now: what a program would have read.  over: all is done."""
+
+    calls: list[Call]
+    now: State
+    left: State
+    over: bool = False
+
+
+class File:
+    """texts: what the disk may have of it; the last is the one that was written."""
+
+    def __init__(self, text: str) -> None:
+        self.texts = [text]
+
+
+class Disk:
+    """What was there before is on the disk."""
+
+    def __init__(self, before: State) -> None:
+        self.files = {name: File(text) for name, text in before.items()}
+        self.on_disk = [self.files]  # what the names may be there; the last is how they are now
+        self.calls: list[Call] = []
+        self.cuts: list[Cut] = []
+
+    def write(self, name: str, text: str) -> None:
+        if name not in self.files:
+            self.change(self.files | {name: File("")})
+        self.files[name].texts += ["", text[: len(text) // 2], text]
+        self.note("write", name)
+
+    def flush(self, name: str) -> None:
+        del self.file(name).texts[:-1]
+        self.note("flush", name)
+
+    def rename(self, old: str, new: str) -> None:
+        file = self.file(old)
+        self.change(self.all_but(old) | {new: file})
+        self.note("rename", old, new)
+
+    def flush_names(self) -> None:
+        del self.on_disk[:-1]
+        self.note("flush_names")
+
+    def remove(self, name: str) -> None:
+        self.file(name)
+        self.change(self.all_but(name))
+        self.note("remove", name)
+
+    def names(self) -> list[str]:
+        return sorted(self.files)
+
+    def file(self, name: str) -> File:
+        if name not in self.files:
+            raise FileNotFoundError(f"there is no {name!r}, only {', '.join(map(repr, self.names()))}")
+        return self.files[name]
+
+    def all_but(self, name: str) -> dict[str, File]:
+        return {other: file for other, file in self.files.items() if other != name}
+
+    def change(self, files: dict[str, File]) -> None:
+        self.files = files
+        self.on_disk.append(files)
+
+    def note(self, *call: str) -> None:
+        self.calls.append(call)
+        self.cuts += self.cut()
+
+    def cut(self, over: bool = False) -> list[Cut]:
+        """What may be left at this moment."""
+        now = {name: file.texts[-1] for name, file in self.files.items()}
+        return [Cut(list(self.calls), now, left, over) for left in each_once(self.states())]
+
+    def states(self) -> Iterable[State]:
+        for files in self.on_disk:
+            for texts in product(*(file.texts for file in files.values())):
+                yield dict(zip(files, texts, strict=True))
+
+
+def each_once(states: Iterable[State]) -> list[State]:
+    found: list[State] = []
+    for state in states:
+        found += [state] * (state not in found)
+    return found

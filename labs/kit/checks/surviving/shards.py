@@ -1,0 +1,329 @@
+"""load_shards: a vector lies in files; each rank of another job reads its part of it, each element once.
+
+The files are made here: what `read` hands out is a copy, and every call is noted.  All numbers of a vector differ, so
+what was found says by itself where in the vector it lay.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise, product
+from operator import index
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from labs.kit.checks import rows
+from labs.kit.checks.acts import Play, as_a_whole, checked, on_each_rank, wrong
+from labs.kit.checks.answer import Mistake, answered
+from labs.kit.checks.left import AFTERMATH, OVERWRITTEN
+from labs.kit.checks.one import One, as_if_everywhere
+from labs.kit.checks.ranks import BF16, F32, I64, Draw
+from labs.kit.checks.scripts import Look, Seen, World
+
+PIECE = 1 << 13  # elements of a file, where bytes held are looked at
+PIECES = 4  # of which a part is made there
+
+
+@dataclass(frozen=True)
+class Saved(World):
+    """files: how many elements of the vector lie in each, one after the other."""
+
+    files: tuple[int, ...] = ()
+
+    whole: ClassVar[str] = "the part"
+
+    @property
+    def vector(self) -> Tensor:
+        """1, 2, 3, ..., shuffled."""
+        return (torch.randperm(sum(self.files), generator=self.generator()) + 1).to(self.dtype)
+
+    @property
+    def starts(self) -> list[int]:
+        return [0, *accumulate(self.files)][:-1]
+
+    @property
+    def names(self) -> list[str]:
+        return [f"rank-{i}-of-{len(self.files)}" for i in range(len(self.files))]
+
+    @property
+    def saved(self) -> tuple[Tensor, ...]:
+        return self.vector.split(self.files)
+
+    @property
+    def parts(self) -> list[range]:
+        """By member."""
+        size = sum(self.files) // self.n
+        return [range(i * size, (i + 1) * size) for i in range(self.n)]
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.parts[0]) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.within}, files of {', '.join(map(str, self.files))} elements of {self.dtype_name}"
+
+
+def worlds(draw: Draw) -> dict[int, list[Saved]]:
+    odd, many = draw.random.choice((5, 7, 9, 11)), draw.random.choice((5, 6, 7, 8))
+
+    def case(ranks: int, count: int, **options: Any) -> Saved:
+        """So many files, none of them empty, of an odd part for each rank that takes part."""
+        elements = odd * len(options.get("group", range(ranks)))
+        cuts = sorted(draw.random.sample(range(1, elements), count - 1))
+        sizes = tuple(b - a for a, b in pairwise([0, *cuts, elements]))
+        return draw.world(Saved, ranks, **{"files": sizes, "dtype": F32} | options)
+
+    return {
+        4: [
+            case(4, 6),
+            case(4, 2),
+            case(4, 4),
+            case(4, 12),  # by name, 10 comes before 2
+            case(4, 1),
+            case(4, 4, files=(odd,) * 4),
+            case(4, 6, files=(0, odd, 0, 2 * odd - 2, odd + 2, 0)),
+            *(case(4, 5, dtype=dtype, only="right only in some dtypes") for dtype in (BF16, I64)),
+            case(4, 3, group=(3, 1), only="right only where all ranks of the job take part"),
+            case(4, 2, files=(0, 0), only="right only where there are elements"),
+        ],
+        1: [case(1, 3, only="right only on several ranks")],
+        many: [case(many, 5, only="right only on up to four ranks")],
+    }
+
+
+# ---- what happens ----------------------------------------------------------------------------------------
+
+
+def load(world: Saved, fn: Callable[..., Any]) -> Iterator[Look | None]:
+    files = dict(zip(world.names, world.saved, strict=True))
+    reads: list[tuple[str, int, int]] = []
+
+    def read(name: str, start: int, stop: int) -> Tensor:
+        reads.append((name, index(start), index(stop)))
+        return files[name][max(start, 0) : max(stop, 0)].clone()
+
+    for _ in range(world.steps):
+        listed, loaded = list(zip(world.names, world.files, strict=True)), None
+        reads.clear()
+        yield None
+        loaded = fn(listed, read, world.index(), world.n)
+        same = listed == list(zip(world.names, world.files, strict=True))
+        yield Look({"": loaded}, {"reads": reads, "same": same})
+
+
+# ---- what is found ---------------------------------------------------------------------------------------
+
+
+def due(world: Saved) -> list[dict[str, Tensor]]:
+    vector = world.vector
+    return [{"": vector[own.start : own.stop]} for own in world.parts]
+
+
+def lay(one: One) -> list[int]:
+    """Where in the vector each number lay that was found; -1 for what is not in it."""
+    places = {x: at for at, x in enumerate(one.world.vector.tolist())}
+    return [places.get(x, -1) for x in one.found.flatten().tolist()]
+
+
+def found(fits: Callable[[list[int], range], Any]) -> Callable[[One], Any]:
+    """Of where the numbers lay, and where those that are due: of a vector in which they are others."""
+
+    def row(one: One) -> Any:
+        at, own = lay(one), one.world.parts[one.index]
+        return one.found.dim() == 1 and at != list(own) and fits(at, own)
+
+    return row
+
+
+def one_more_or_less(at: list[int], own: range) -> bool:
+    """At an end, or at both."""
+    return bool(at) and at == list(range(at[0], at[-1] + 1)) and max(abs(at[0] - own[0]), abs(at[-1] - own[-1])) == 1
+
+
+def everywhere(others: Callable[[Saved], Iterable[Sequence[Any]]]) -> Callable[[One], bool]:
+    """Whether all ranks have what they would have had, were one of these due."""
+
+    def fits(one: One) -> bool:
+        return any(as_if_everywhere(lambda world, x=x: [{"": value} for value in x])(one) for x in others(one.world))
+
+    return fits
+
+
+def as_they_were_saved(world: Saved) -> Iterator[list[Any]]:
+    """File r, or a part of as many as there are files."""
+    for size in (list(world.files), sum(world.files) // len(world.files)):
+        yield [*world.vector.split(size), *[None] * world.n][: world.n]
+
+
+def begun_anew(world: Saved) -> Iterator[list[Tensor]]:
+    yield [torch.cat([x[own.start : own.stop] for x in world.saved]) for own in world.parts]
+
+
+def of_equal_size(world: Saved) -> Iterator[list[Tensor]]:
+    """As the first one, or as the mean."""
+    total, count = sum(world.files), len(world.files)
+    for size, most in product((world.files[0], total // count, -(-total // count)), (0, total)):
+        yield [
+            torch.cat([
+                x[max(own.start - i * size, 0) : max(min(own.stop - i * size, size + most), 0)]
+                for i, x in enumerate(world.saved)
+            ])
+            for own in world.parts
+        ]  # fmt: skip
+
+
+def in_another_order(world: Saved) -> Iterator[list[Tensor]]:
+    """Of the files: by name, by size, from the last one."""
+    by_name = [x for _, x in sorted(zip(world.names, world.saved, strict=True), key=lambda file: file[0])]
+    for files in (by_name, sorted(world.saved, key=len), world.saved[::-1]):
+        yield [torch.cat(files)[own.start : own.stop] for own in world.parts]
+
+
+class Reads:
+    """What one rank has read, by call: of which file, from where to where in it."""
+
+    def __init__(self, world: Saved, place: int, reads: list[tuple[str, int, int]]) -> None:
+        self.world, self.own, self.reads = world, world.parts[place], reads
+        self.sizes = dict(zip(world.names, world.files, strict=True))
+        starts = dict(zip(world.names, world.starts, strict=True))
+        self.elements = [starts[name] + i for name, start, stop in reads for i in range(start, stop)]
+        self.others = set(self.elements) - set(self.own)
+
+    @property
+    def told(self) -> str:
+        return f"read {len(self.elements)} elements; {len(self.own)} are its own"
+
+    @property
+    def outside(self) -> str | None:
+        wrong = [read for read in self.reads if not 0 <= read[1] <= read[2] <= self.sizes[read[0]]]
+        return next((f"read {a}:{b} of {name}, which has {self.sizes[name]} elements" for name, a, b in wrong), None)
+
+    @property
+    def all_of_them(self) -> bool:
+        return len(set(self.elements)) == sum(self.world.files)
+
+    @property
+    def too_often(self) -> str | None:
+        times = Counter(name for name, start, stop in self.reads if start < stop)
+        return next((f"read {name} in {n} pieces" for name, n in times.items() if n > 1), None)
+
+    @property
+    def empty(self) -> str | None:
+        """Of a part that is empty itself, one tells the dtype."""
+        names = [name for name, start, stop in self.reads if start == stop]
+        return f"read nothing of {names[0]}" if len(names) > (not self.own) else None
+
+
+def reads(seen: Seen) -> Iterator[tuple[str, Reads]]:
+    for place, (where, done) in enumerate(on_each_rank(seen)):
+        yield where, Reads(seen.world, place, done.facts["reads"])
+
+
+def one_for_all(seen: Seen) -> str | None:
+    """One rank has read it, and the others have not."""
+    whose = [rank for rank, done in zip(seen.world.members, seen.done, strict=True) if done.facts["reads"]]
+    return f"only rank {whose[0]} has read, and then the ranks sent" if seen.events and len(whose) == 1 else None
+
+
+# fmt: off
+FIRST = "Which element of the vector is the first of this rank's part, and in which file does it lie?"
+VALUES = (
+    *rows.FORM[:3],
+    Mistake("the whole vector on every rank", "Which elements does this rank need?",
+            everywhere(lambda world: [[world.vector] * world.n]),
+            shows="the job ends for want of memory as it loads, and has more than enough when it trains"),
+    Mistake("rank 0's part on every rank", "Where does the part of rank r begin?",
+            found(lambda at, own: at == list(range(len(own))))),
+    Mistake("another rank's part", "Where does the part of rank r begin, and how long are all parts before it?",
+            found(lambda at, own: len(at) == len(own) and at[0] % len(own) == 0
+                  and at == list(range(at[0], at[0] + len(own))))),
+    Mistake("as if as many ranks had saved", "How many have saved, how many load, and who says that they cut alike?",
+            everywhere(as_they_were_saved),
+            shows="right as long as the job has as many ranks as the one that saved"),
+    Mistake("begun anew in each file", "Which element of the vector is element 0 of the second file?",
+            everywhere(begun_anew)),
+    Mistake("files of equal size are assumed", "What does the index say of each file, besides its name?",
+            everywhere(of_equal_size)),
+    Mistake("the files in another order", "Which file comes after rank-1, and who says so?",
+            everywhere(in_another_order),
+            shows="right with up to ten files: after them, rank-10 comes before rank-2"),
+    Mistake("pieces in the wrong order", "In which order do the pieces lie in the vector?",
+            found(lambda at, own: sorted(at) == list(own))),
+    Mistake("a piece is there twice", "How often does your loop come to each file, and where does it go on?",
+            found(lambda at, own: len(set(at)) < len(at) and min(at) >= 0)),
+    Mistake("numbers that are in no file", "Who writes into each element of the result?",
+            found(lambda at, own: at and min(at) < 0)),
+    Mistake("off by one", "In start:stop, is stop the last element, or the one after it?", found(one_more_or_less)),
+    Mistake("too few elements", "Go through the files: of which is something due, from where to where?",
+            found(lambda at, own: set(at) < set(own) and f"It has {len(at)} of its {len(own)} elements.")),
+    Mistake("too many elements", "Go through the files: of which is something due, from where to where?",
+            found(lambda at, own: set(at) > set(own) and f"It has {len(at)} elements, and {len(own)} are its own.")),
+    *rows.FORM[-1:],
+    Mistake("other elements", FIRST, found(lambda at, own: len(at) == len(own))),
+    *rows.FORM[4:5],
+    Mistake("", FIRST, lambda one: True),
+)
+READS = (
+    Mistake("outside of a file", "Which elements does this file have, and in which file do the others lie?",
+            lambda its: its.outside),
+    Mistake("every rank reads everything",
+            "How much is read by all ranks together, and how much would one read that loads alone?",
+            lambda its: its.others and its.all_of_them and its.told,
+            shows="right, but with N ranks the disk is read N times"),
+    Mistake("more than its part is read", "Which of this file's elements does this rank need?",
+            lambda its: its.others and its.told,
+            shows="right, but it reads, and holds, whole files of which it needs the ends"),
+    Mistake("read twice", "What have you read of this file already?",
+            lambda its: len(set(its.elements)) < len(its.elements) and its.told),
+    Mistake("many small reads", "How many times would you open a file, to read some elements that lie side by side?",
+            lambda its: its.too_often,
+            shows="right, but on a network's disk it takes a hundred times as long as its bytes"),
+    Mistake("an empty read", "What does it cost to open a file, and of which of them is something due?",
+            lambda its: its.empty,
+            shows="every rank opens every file, and the file system is busy with that alone"),
+    Mistake("not read", "How else did the numbers get here?",
+            lambda its: len(its.elements) < len(its.own) and its.told),
+)
+ALONE = Mistake("one rank reads for all", "What do the others do meanwhile, and how much does this one hold?",
+                one_for_all, shows="more ranks do not load sooner: all of it comes through one of them")
+SENT = Mistake("something is sent", "Who has what this rank needs, and who may be elsewhere yet?",
+               lambda seen: seen.events and f"rank {seen.events[0].rank} calls {seen.events[0].op}")
+CHANGED = Mistake("the index has changed", "Whose list is it, and who goes through it after you?",
+                  lambda done: not done.facts["same"] and "the index is not what it was before the call")
+PLAY = Play(
+    worlds,
+    load,
+    tables=(
+        (wrong(due, {}), VALUES),
+        (as_a_whole, (ALONE,)),
+        (reads, READS),
+        (as_a_whole, (SENT,)),
+        (on_each_rank, (CHANGED, OVERWRITTEN, *AFTERMATH)),
+    ),
+    question=FIRST,
+    asks={
+        "not a tensor": "What will the model be given: pieces, or one vector?",
+        "the dtype changed": "In which dtype are the pieces that you have read?",
+        "full copies are kept": "What is still here of what you have read, when the last piece comes?",
+    },
+    wide=lambda draw: draw.world(Saved, 4, files=(PIECE,) * (4 * PIECES), dtype=F32, steps=4),
+    most=2, rest=1,
+)
+# fmt: on
+
+
+@answered
+def load_shards(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(index, read, rank, ranks)`: this rank's equal part of a vector, one tensor, from read(name, start, stop).
+
+    index: of each file the name, and how many elements of the vector lie in it; they follow one another.
+    """
+    most = checked(PLAY, (fn,), seed).most
+    return (
+        f"each element was read once, by the rank whose it is. You held {most:.2f} × the part; it and one piece are "
+        f"{1 + 1 / PIECES:.2f} ×"
+    )
