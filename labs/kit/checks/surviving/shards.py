@@ -1,70 +1,39 @@
 """load_shards: a vector lies in files; each rank of another job reads its part of it, each element once.
 
-The files are made here: what `read` hands out is a copy, and every call is noted.  All numbers of a vector differ, so
-what was found says by itself where in the vector it lay.
+The files are made here (saved_vector): what `read` hands out is a copy, and every call is noted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise, product
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from operator import index
-from typing import Any, ClassVar
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from labs.kit.checks import rows
 from labs.kit.checks.acts import Play, as_a_whole, checked, on_each_rank, wrong
 from labs.kit.checks.answer import Mistake, answered
 from labs.kit.checks.left import AFTERMATH, OVERWRITTEN
-from labs.kit.checks.one import One, as_if_everywhere
+from labs.kit.checks.one import One
 from labs.kit.checks.ranks import BF16, F32, I64, Draw
-from labs.kit.checks.scripts import Look, Seen, World
+from labs.kit.checks.scripts import Look, Seen
+from labs.kit.checks.surviving.saved_vector import (
+    Saved,
+    as_if,
+    as_they_were_saved,
+    begun_anew,
+    elements,
+    in_another_order,
+    of_equal_size,
+    of_other_ranks,
+    off_by_one,
+)
 
 PIECE = 1 << 13  # elements of a file, where bytes held are looked at
 PIECES = 4  # of which a part is made there
-
-
-@dataclass(frozen=True)
-class Saved(World):
-    """files: how many elements of the vector lie in each, one after the other."""
-
-    files: tuple[int, ...] = ()
-
-    whole: ClassVar[str] = "the part"
-
-    @property
-    def vector(self) -> Tensor:
-        """1, 2, 3, ..., shuffled."""
-        return (torch.randperm(sum(self.files), generator=self.generator()) + 1).to(self.dtype)
-
-    @property
-    def starts(self) -> list[int]:
-        return [0, *accumulate(self.files)][:-1]
-
-    @property
-    def names(self) -> list[str]:
-        return [f"rank-{i}-of-{len(self.files)}" for i in range(len(self.files))]
-
-    @property
-    def saved(self) -> tuple[Tensor, ...]:
-        return self.vector.split(self.files)
-
-    @property
-    def parts(self) -> list[range]:
-        """By member."""
-        size = sum(self.files) // self.n
-        return [range(i * size, (i + 1) * size) for i in range(self.n)]
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.parts[0]) * self.dtype.itemsize
-
-    def __str__(self) -> str:
-        return f"{self.within}, files of {', '.join(map(str, self.files))} elements of {self.dtype_name}"
 
 
 def worlds(draw: Draw) -> dict[int, list[Saved]]:
@@ -99,7 +68,7 @@ def worlds(draw: Draw) -> dict[int, list[Saved]]:
 
 
 def load(world: Saved, fn: Callable[..., Any]) -> Iterator[Look | None]:
-    files = dict(zip(world.names, world.saved, strict=True))
+    files = dict(zip(world.names, world.vector.split(world.files), strict=True))
     reads: list[tuple[str, int, int]] = []
 
     def read(name: str, start: int, stop: int) -> Tensor:
@@ -115,72 +84,15 @@ def load(world: Saved, fn: Callable[..., Any]) -> Iterator[Look | None]:
         yield Look({"": loaded}, {"reads": reads, "same": same})
 
 
-# ---- what is found ---------------------------------------------------------------------------------------
+# ---- what is found, and what was read --------------------------------------------------------------------
 
 
 def due(world: Saved) -> list[dict[str, Tensor]]:
-    vector = world.vector
-    return [{"": vector[own.start : own.stop]} for own in world.parts]
+    return [{"": world.vector[own.start : own.stop]} for own in world.parts]
 
 
-def lay(one: One) -> list[int]:
-    """Where in the vector each number lay that was found; -1 for what is not in it."""
-    places = {x: at for at, x in enumerate(one.world.vector.tolist())}
-    return [places.get(x, -1) for x in one.found.flatten().tolist()]
-
-
-def found(fits: Callable[[list[int], range], Any]) -> Callable[[One], Any]:
-    """Of where the numbers lay, and where those that are due: of a vector in which they are others."""
-
-    def row(one: One) -> Any:
-        at, own = lay(one), one.world.parts[one.index]
-        return one.found.dim() == 1 and at != list(own) and fits(at, own)
-
-    return row
-
-
-def one_more_or_less(at: list[int], own: range) -> bool:
-    """At an end, or at both."""
-    return bool(at) and at == list(range(at[0], at[-1] + 1)) and max(abs(at[0] - own[0]), abs(at[-1] - own[-1])) == 1
-
-
-def everywhere(others: Callable[[Saved], Iterable[Sequence[Any]]]) -> Callable[[One], bool]:
-    """Whether all ranks have what they would have had, were one of these due."""
-
-    def fits(one: One) -> bool:
-        return any(as_if_everywhere(lambda world, x=x: [{"": value} for value in x])(one) for x in others(one.world))
-
-    return fits
-
-
-def as_they_were_saved(world: Saved) -> Iterator[list[Any]]:
-    """File r, or a part of as many as there are files."""
-    for size in (list(world.files), sum(world.files) // len(world.files)):
-        yield [*world.vector.split(size), *[None] * world.n][: world.n]
-
-
-def begun_anew(world: Saved) -> Iterator[list[Tensor]]:
-    yield [torch.cat([x[own.start : own.stop] for x in world.saved]) for own in world.parts]
-
-
-def of_equal_size(world: Saved) -> Iterator[list[Tensor]]:
-    """As the first one, or as the mean."""
-    total, count = sum(world.files), len(world.files)
-    for size, most in product((world.files[0], total // count, -(-total // count)), (0, total)):
-        yield [
-            torch.cat([
-                x[max(own.start - i * size, 0) : max(min(own.stop - i * size, size + most), 0)]
-                for i, x in enumerate(world.saved)
-            ])
-            for own in world.parts
-        ]  # fmt: skip
-
-
-def in_another_order(world: Saved) -> Iterator[list[Tensor]]:
-    """Of the files: by name, by size, from the last one."""
-    by_name = [x for _, x in sorted(zip(world.names, world.saved, strict=True), key=lambda file: file[0])]
-    for files in (by_name, sorted(world.saved, key=len), world.saved[::-1]):
-        yield [torch.cat(files)[own.start : own.stop] for own in world.parts]
+def ones(seen: Seen) -> Iterator[tuple[str, One]]:
+    yield from ((f"on rank {one.rank} ", one) for _, one in wrong(due, {})(seen))
 
 
 class Reads:
@@ -189,8 +101,8 @@ class Reads:
     def __init__(self, world: Saved, place: int, reads: list[tuple[str, int, int]]) -> None:
         self.world, self.own, self.reads = world, world.parts[place], reads
         self.sizes = dict(zip(world.names, world.files, strict=True))
-        starts = dict(zip(world.names, world.starts, strict=True))
-        self.elements = [starts[name] + i for name, start, stop in reads for i in range(start, stop)]
+        places = dict(zip(world.names, world.places, strict=True))
+        self.elements = [places[name][0] + i for name, start, stop in reads for i in range(start, stop)]
         self.others = set(self.elements) - set(self.own)
 
     @property
@@ -231,41 +143,41 @@ def one_for_all(seen: Seen) -> str | None:
 
 # fmt: off
 FIRST = "Which element of the vector is the first of this rank's part, and in which file does it lie?"
-VALUES = (
+FORM = (
     *rows.FORM[:3],
+    rows.FORM[-1],
+    Mistake("another shape", "What is the shape of a vector?", lambda one: one.found.dim() != 1
+            and f"returned {one.told}"),
+)
+ELEMENTS = (
     Mistake("the whole vector on every rank", "Which elements does this rank need?",
-            everywhere(lambda world: [[world.vector] * world.n]),
+            as_if(lambda world: [[range(sum(world.files))] * world.n]),
             shows="the job ends for want of memory as it loads, and has more than enough when it trains"),
     Mistake("rank 0's part on every rank", "Where does the part of rank r begin?",
-            found(lambda at, own: at == list(range(len(own))))),
+            as_if(lambda world: [[world.parts[0]] * world.n])),
     Mistake("another rank's part", "Where does the part of rank r begin, and how long are all parts before it?",
-            found(lambda at, own: len(at) == len(own) and at[0] % len(own) == 0
-                  and at == list(range(at[0], at[0] + len(own))))),
+            as_if(of_other_ranks)),
     Mistake("as if as many ranks had saved", "How many have saved, how many load, and who says that they cut alike?",
-            everywhere(as_they_were_saved),
+            as_if(as_they_were_saved),
             shows="right as long as the job has as many ranks as the one that saved"),
     Mistake("begun anew in each file", "Which element of the vector is element 0 of the second file?",
-            everywhere(begun_anew)),
+            as_if(begun_anew)),
     Mistake("files of equal size are assumed", "What does the index say of each file, besides its name?",
-            everywhere(of_equal_size)),
-    Mistake("the files in another order", "Which file comes after rank-1, and who says so?",
-            everywhere(in_another_order),
+            as_if(of_equal_size)),
+    Mistake("the files in another order", "Which file comes after rank-1, and who says so?", as_if(in_another_order),
             shows="right with up to ten files: after them, rank-10 comes before rank-2"),
     Mistake("pieces in the wrong order", "In which order do the pieces lie in the vector?",
-            found(lambda at, own: sorted(at) == list(own))),
+            lambda its: sorted(its.at) == its.own),
+    Mistake("numbers that are in no file", "Who writes into each element of the result?", lambda its: -1 in its.at
+            and "(-1 stands for a number that nobody has saved)"),
     Mistake("a piece is there twice", "How often does your loop come to each file, and where does it go on?",
-            found(lambda at, own: len(set(at)) < len(at) and min(at) >= 0)),
-    Mistake("numbers that are in no file", "Who writes into each element of the result?",
-            found(lambda at, own: at and min(at) < 0)),
-    Mistake("off by one", "In start:stop, is stop the last element, or the one after it?", found(one_more_or_less)),
+            lambda its: len(set(its.at)) < len(its.at)),
+    Mistake("off by one", "In start:stop, is stop the last element, or the one after it?", as_if(off_by_one)),
     Mistake("too few elements", "Go through the files: of which is something due, from where to where?",
-            found(lambda at, own: set(at) < set(own) and f"It has {len(at)} of its {len(own)} elements.")),
+            lambda its: set(its.at) < set(its.own)),
     Mistake("too many elements", "Go through the files: of which is something due, from where to where?",
-            found(lambda at, own: set(at) > set(own) and f"It has {len(at)} elements, and {len(own)} are its own.")),
-    *rows.FORM[-1:],
-    Mistake("other elements", FIRST, found(lambda at, own: len(at) == len(own))),
-    *rows.FORM[4:5],
-    Mistake("", FIRST, lambda one: True),
+            lambda its: set(its.at) > set(its.own)),
+    Mistake("", FIRST, lambda its: True),
 )
 READS = (
     Mistake("outside of a file", "Which elements does this file have, and in which file do the others lie?",
@@ -298,7 +210,8 @@ PLAY = Play(
     worlds,
     load,
     tables=(
-        (wrong(due, {}), VALUES),
+        (ones, FORM),
+        (elements, ELEMENTS),
         (as_a_whole, (ALONE,)),
         (reads, READS),
         (as_a_whole, (SENT,)),
