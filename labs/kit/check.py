@@ -36,6 +36,9 @@
     check.step_seconds(fn)         fn(fetch, update, store) -> seconds       of such a step
     check.load_shards(fn)          fn(index, read, rank, ranks) -> part      of a vector that other ranks have saved
     check.replace(fn)              fn(disk, name, text)              at every moment the old text or the new one, whole
+    check.resume(remember, resume)         remember(model, optimizer, schedule, loader) -> {…}, resume(state, model, …)
+    check.next_windows(fn)         fn(order, batch, read, rank, ranks) -> windows    that this rank reads next
+    check.interval(fn)             fn(save, machine, machines) -> seconds    between two saves
     check.neighbours(fn)           fn(shape, rank) -> (coordinate, groups)   of a mesh, by arithmetic
     check.partial_to_shard(fn)     fn(summand, dim, group=None) -> piece     of the sum of all ranks' summands
     check.order_of_axes(fn)        fn(spec, target) -> axes                  so that a redistribution sends least
@@ -88,14 +91,17 @@ from labs.kit.checks.meshes.table import placements
 from labs.kit.checks.pencil.bytes_by_kind import bytes_by_kind
 from labs.kit.checks.pencil.fill_buckets import fill_buckets
 from labs.kit.checks.pencil.held import held_per_rank
+from labs.kit.checks.pencil.interval import interval
 from labs.kit.checks.pencil.layer_bytes import layer_bytes
 from labs.kit.checks.pencil.said import bubbles, held_and_sent, sent_by_rings, stages_by_event, started_when
 from labs.kit.checks.pencil.seconds import ring_seconds, tree_seconds
 from labs.kit.checks.pencil.shard import my_shard
 from labs.kit.checks.pencil.step_seconds import step_seconds
+from labs.kit.checks.pencil.windows import next_windows
 from labs.kit.checks.pipeline.obeying import obey
 from labs.kit.checks.pipeline.orders import gpipe, interleaved, one_f_one_b, zero_bubble
 from labs.kit.checks.surviving.replacing import replace
+from labs.kit.checks.surviving.resuming import resume
 from labs.kit.checks.surviving.shards import load_shards
 from labs.kit.checks.tensor.block import block_plan
 from labs.kit.checks.tensor.border import conjugate
@@ -132,12 +138,14 @@ __all__ = [
     "held_per_rank",
     "hsdp_gradient",
     "interleaved",
+    "interval",
     "layer_bytes",
     "load_shards",
     "mean_on_rank_0",
     "mixed_precision",
     "my_shard",
     "neighbours",
+    "next_windows",
     "obey",
     "offloaded_step",
     "one_f_one_b",
@@ -151,6 +159,7 @@ __all__ = [
     "prefetch",
     "reduce_scatter",
     "replace",
+    "resume",
     "ring_seconds",
     "row_linear",
     "sent_by_rings",

@@ -37,7 +37,7 @@ Families of exercises:
                      stage_3 (stage3), clip (norms)
     fsdp/            unshard_and_reshard (unshard), prefetch, hsdp_gradient (gradient)
     memory/          mixed_precision (mixed); checkpoint, place_checkpoints (recomputing); offloaded_step (offloading)
-    surviving/       load_shards (shards), replace (replacing)
+    surviving/       load_shards (shards), replace (replacing), resume (resuming)
     tensor/          conjugate (border), row_linear (linear), deal_heads (heads), split_loss (loss), block_plan (block)
     pipeline/        gpipe, one_f_one_b, interleaved, zero_bubble (orders); obey (obeying)
     meshes/          neighbours, partial_to_shard (scatter), order_of_axes, placements (table)

@@ -1,0 +1,91 @@
+"""Answers to interval (08): seconds between two saves, by Young's formula."""
+
+import math
+
+import numpy as np
+import torch
+
+from labs.kit import exercises
+from tests.answers import Exercise
+
+answers = Exercise("interval")
+answers.right(exercises.interval, line="right on all 8 examples")
+
+
+# ---- right -----------------------------------------------------------------------------------------------
+
+
+@answers.right
+def by_a_power(save, machine, machines):
+    return (2 * save * machine / machines) ** 0.5
+
+
+@answers.right
+def in_steps(save, machine, machines):
+    between_failures = machine / machines
+    return math.sqrt(2) * math.sqrt(save) * math.sqrt(between_failures)
+
+
+@answers.right
+def by_numpy(save, machine, machines):
+    return np.sqrt(2.0 * save * (machine / machines))
+
+
+@answers.right
+def by_torch(save, machine, machines):
+    return torch.tensor(2 * save * machine / machines, dtype=torch.float64).sqrt()
+
+
+@answers.right
+def least_of_what_is_lost(save, machine, machines):
+    """Where save / t + t / (2 M) is least, by ternary search."""
+    mean, low, high = machine / machines, 0.0, 1e9
+    if not save:
+        return 0
+    for _ in range(400):
+        one, other = low + (high - low) / 3, high - (high - low) / 3
+        derivative = -save / one**2 + 1 / (2 * mean), -save / other**2 + 1 / (2 * mean)
+        low, high = (one, high) if derivative[0] < 0 else (low, other)
+    return (low + high) / 2
+
+
+# ---- wrong -----------------------------------------------------------------------------------------------
+
+FORMULA = "(2 * save * machine / machines) ** 0.5"
+
+
+def instead(mistake, words, **options):
+    answers.spoil(by_a_power, mistake, {FORMULA: words}, **options)
+
+
+instead("the failures of one machine only", "(2 * save * machine) ** 0.5")
+instead("more machines that fail less often", "(2 * save * machine * machines) ** 0.5")
+instead("the number of machines is outside of the root", "(2 * save * machine) ** 0.5 / machines")
+instead("without the 2", "(save * machine / machines) ** 0.5")
+instead("the 2 is outside of the root", "2 * (save * machine / machines) ** 0.5")
+instead("no root is taken", "2 * save * machine / machines")
+instead("only the time between two failures", "machine / machines")
+instead("minutes, and not seconds", f"{FORMULA} / 60")
+instead("hours, and not seconds", f"{FORMULA} / 3600")
+instead("Daly's formula, and not Young's", f"{FORMULA} - save")
+instead("the save is counted, too", f"{FORMULA} + save")
+instead("nothing is returned", "None")
+instead("a different kind of answer", f"[{FORMULA}]")
+instead("", f"round({FORMULA})")
+instead("", f"int({FORMULA})")
+instead("", "(2 * save / machine / machines) ** 0.5")
+instead("", "(2 * save * machine / machines**2) ** 0.5")
+instead("", "(2 * save * (machine / machines - save)) ** 0.5")
+instead("", "(2 * save * (machine // machines)) ** 0.5")
+instead("", "max(1, (2 * save * machine / machines) ** 0.5)")
+instead("", f"{FORMULA} or None")
+instead("", "float(torch.tensor(2 * save * machine / machines).sqrt())")
+
+
+@answers.wrong("Daly's formula, and not Young's")
+def by_daly(save, machine, machines):
+    mean = machine / machines
+    if save >= 2 * mean:
+        return mean
+    x = save / (2 * mean)
+    return (2 * save * mean) ** 0.5 * (1 + x**0.5 / 3 + x / 9) - save

@@ -1,0 +1,402 @@
+"""Answers to resume (08): what a training remembers, and how another one goes on from it."""
+
+import copy
+import io
+import os
+import random
+import tempfile
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from labs.kit import exercises
+from tests.answers import Exercise, exchanged
+
+answers = Exercise("resume")
+LINE = "the same training, to the last bit; each rank remembers {} × the bytes that it needs"
+
+
+def remember(model, optimizer, schedule, loader):
+    moments = {}
+    for name, p in model.named_parameters():
+        moments[name] = {key: x.clone() for key, x in optimizer.state[p].items()}
+    return {
+        "parameters": {name: p.detach().clone() for name, p in model.named_parameters()},
+        "buffers": {name: x.clone() for name, x in model.named_buffers()},
+        "moments": moments,
+        "rate": optimizer.param_groups[0]["lr"],
+        "steps": schedule.last_epoch,
+        "read": loader.step,
+        "random": torch.get_rng_state(),
+    }
+
+
+def resume(state, model, optimizer, schedule, loader):
+    for name, p in model.named_parameters():
+        p.data.copy_(state["parameters"][name])
+        optimizer.state[p] = state["moments"][name]
+    for name, x in model.named_buffers():
+        x.copy_(state["buffers"][name])
+    optimizer.param_groups[0]["lr"] = state["rate"]
+    schedule.last_epoch = state["steps"]
+    loader.step = state["read"]
+    torch.set_rng_state(state["random"])
+
+
+def remembers(fn):
+    """This is what it remembers."""
+    return fn, resume
+
+
+def resumes(fn):
+    """This is how it goes on."""
+    return remember, fn
+
+
+def both(fn):
+    """fn() is the pair."""
+    return fn()
+
+
+# ---- right -----------------------------------------------------------------------------------------------
+
+answers.right(remember, line=LINE.format("1.00"), given=remembers)
+answers.right(exercises.remember_training, line=LINE.format("1.00"), given=lambda fn: (fn, exercises.resume))
+
+
+def resume_by_numbers_of_its_own(state, model, optimizer, schedule, loader):
+    """What optimizer.state_dict() would be, had this optimizer saved it."""
+    model.load_state_dict(state["parameters"] | state["buffers"])
+    names = {p: name for name, p in model.named_parameters()}
+    found = optimizer.state_dict()
+    order = [names[p] for p in optimizer.param_groups[0]["params"]]
+    found["state"] = {number: state["moments"][name] for number, name in enumerate(order) if state["moments"][name]}
+    found["param_groups"][0]["lr"] = state["rate"]
+    optimizer.load_state_dict(found)
+    schedule.last_epoch = state["steps"]
+    for _ in range(state["read"]):
+        next(loader)
+    torch.set_rng_state(state["random"])
+
+
+answers.right(resume_by_numbers_of_its_own, given=resumes)
+
+
+def resume_from_bytes(state, model, optimizer, schedule, loader):
+    kept = torch.load(io.BytesIO(state["bytes"]), weights_only=True)
+    model.load_state_dict(kept["model"])
+    numbers = {name: number for number, name in enumerate(kept["names"])}
+    state_of = kept["optimizer"]["state"]
+    names = {p: name for name, p in model.named_parameters()}
+    mine = [numbers[names[p]] for p in optimizer.param_groups[0]["params"]]
+    optimizer.load_state_dict(
+        {
+            "state": {i: state_of[number] for i, number in enumerate(mine) if number in state_of},
+            "param_groups": kept["optimizer"]["param_groups"],
+        }
+    )
+    schedule.load_state_dict(kept["schedule"])
+    loader.step = kept["loader"]
+    torch.set_rng_state(kept["random"])
+
+
+@answers.right(given=lambda fn: (fn, resume_from_bytes))
+def remember_in_bytes(model, optimizer, schedule, loader):
+    file = io.BytesIO()
+    live = {
+        "model": model.state_dict(),
+        "names": [name for p in optimizer.param_groups[0]["params"] for name, q in model.named_parameters() if p is q],
+        "optimizer": optimizer.state_dict(),
+        "schedule": {key: x for key, x in schedule.state_dict().items() if isinstance(x, int | list)},
+        "loader": loader.step,
+        "random": torch.get_rng_state(),
+    }
+    torch.save(live, file)
+    return {"bytes": file.getvalue()}
+
+
+def resume_in_lists(state, model, optimizer, schedule, loader):
+    model.load_state_dict({name: torch.tensor(x) for name, x in state["model"].items()})
+    own = dict(model.named_parameters())
+    for name, key, x in state["moments"]:
+        optimizer.state[own[name]][key] = torch.tensor(x)
+    schedule.load_state_dict(state["schedule"])
+    optimizer.param_groups[0].update(state["group"])
+    loader.step = state["step"]
+    torch.set_rng_state(torch.tensor(state["random"], dtype=torch.uint8))
+    random.setstate(state["python"])
+
+
+@answers.right(given=lambda fn: (fn, resume_in_lists))
+def remember_in_lists(model, optimizer, schedule, loader):
+    """As JSON would have it; Python's random numbers, too."""
+    own = {name: p for name, p in model.named_parameters()}
+    return {
+        "model": {name: x.tolist() for name, x in model.state_dict().items()},
+        "moments": [
+            (name, key, x.tolist()) for name, p in own.items() for key, x in optimizer.state.get(p, {}).items()
+        ],
+        "schedule": copy.deepcopy(schedule.state_dict()),
+        "group": {key: x for key, x in optimizer.param_groups[0].items() if key != "params"},
+        "step": loader.step,
+        "random": torch.get_rng_state().tolist(),
+        "python": random.getstate(),
+    }
+
+
+@answers.right(given=remembers)
+def remember_after_a_barrier(model, optimizer, schedule, loader):
+    dist.barrier()
+    return remember(model, optimizer, schedule, loader)
+
+
+@answers.right(given=remembers)
+def remember_more(model, optimizer, schedule, loader):
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return remember(model, optimizer, schedule, loader) | {"gradients": gradients}
+
+
+# ---- wrong: what is remembered ---------------------------------------------------------------------------
+
+P, BUFFERS = "p.detach().clone()", "x.clone() for name, x in model.named_buffers()"
+MOMENT, STATE = "x.clone() for key, x", "optimizer.state[p].items()"
+MOMENTS, NOW, BEGIN = f"{{key: {MOMENT} in {STATE}}}", "torch.get_rng_state()", "    moments = {}\n"
+LIVE, OTHER = "what was remembered is not a copy", "a moment that belongs to another parameter"
+RANDOM, EXCHANGED = "one random state for all ranks", "ranks exchange what they remember"
+AFTER_A_STEP = "right only after a first step"
+KEPT = {}
+
+
+def of_rank_0(state):
+    dist.broadcast(state, 0)
+    return state
+
+
+def kept(mistake, changes, **options):
+    answers.spoil(remember, mistake, changes, **{"given": remembers} | options)
+
+
+def first(mistake, words, **options):
+    """With these before anything is remembered."""
+    kept(mistake, {BEGIN: f"    {words}\n{BEGIN}"}, **options)
+
+
+kept("nothing is remembered", {"    return {": "    state = {"})
+kept(
+    "not a dictionary",
+    {"    return {": "    return list({", "get_rng_state(),\n    }": "get_rng_state(),\n    }.items())"},
+)
+kept(LIVE, {P: "p.detach()"})
+kept(LIVE, {P: "p.data"})
+kept(LIVE, {P: "p"})
+kept(LIVE, {BUFFERS: BUFFERS.replace(".clone()", "")})
+kept(LIVE, {MOMENTS: "dict(optimizer.state[p])"})
+kept(LIVE, {MOMENTS: "optimizer.state[p]"})
+kept(LIVE, {MOMENT: 'x.clone() if key != "step" else x for key, x'})
+kept(LIVE, {P: "KEPT.setdefault((id(model), name), torch.empty_like(p.data)).copy_(p.data)"})
+kept("", {P: "KEPT.setdefault((id(model), name), p.detach().clone())"})
+kept("right only for the first restart", {"loader.step": "schedule._step_count - 1"})
+kept(RANDOM, {NOW: "of_rank_0(torch.get_rng_state())"}, alone=True)
+kept("the random numbers begin anew", {NOW: "torch.Generator().manual_seed(torch.initial_seed()).get_state()"})
+first("remembering moves the random numbers", "torch.manual_seed(0)")
+first("remembering moves the random numbers", "torch.rand(1)")
+first("remembering moves the random numbers", "random.random()")
+first("something is left behind", "torch.set_grad_enabled(False)", alone=True)
+first("remembering changes the training", "model.eval()")
+first("remembering changes the training", "model.bfloat16().float()")
+first("remembering changes the training", "next(loader)")
+first("remembering changes the training", "optimizer.state.clear()")
+kept("what is remembered cannot be saved", {P: "(x for x in p.detach().clone())"})
+kept("rounded on the way", {P: "p.detach().bfloat16()"})
+kept("rounded on the way", {MOMENT: "x.bfloat16().float() for key, x"})
+kept("", {P: "p.detach().clone() if p.requires_grad else torch.zeros(())"})
+kept("", {MOMENTS: '{key: optimizer.state[p][key].clone() for key in ("step", "exp_avg", "exp_avg_sq")}'})
+kept("", {"x.clone() for key, x": "x.abs() for key, x"})
+kept("", {'"moments": moments,': ""})
+
+
+@answers.wrong("what another rank remembers", alone=True, given=remembers)
+def remember_rank_0(*training):
+    states = [remember(*training)]
+    dist.broadcast_object_list(states, 0)
+    return states[0]
+
+
+def resume_natively(state, model, optimizer, schedule, loader):
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    schedule.load_state_dict(state["schedule"])
+    loader.step = state["step"]
+    torch.set_rng_state(state["random"])
+
+
+@answers.wrong(AFTER_A_STEP, given=lambda fn: (fn, resume_natively))
+def remember_natively(model, optimizer, schedule, loader):
+    kept, state = get_state_dict(model, optimizer)
+    live = {"model": kept, "optimizer": state, "schedule": schedule.state_dict(), "step": loader.step}
+    return copy.deepcopy(live) | {"random": torch.get_rng_state()}
+
+
+# Each save has a place of its own, but not in what is returned.
+kept(
+    "",
+    {
+        "    return {": "    KEPT[loader.step] = {",
+        "get_rng_state(),\n    }": "get_rng_state(),\n    }\n    return {'step': loader.step}",
+    },
+    given=lambda fn: (
+        fn,
+        exchanged(
+            resume, {"    for name, p in": "    state = KEPT[state['step']]\n    for name, p in"}, "resume_from_kept"
+        ),
+    ),
+)
+
+
+@answers.wrong(EXCHANGED, given=remembers)
+def remember_all(*training):
+    states = [None] * dist.get_world_size()
+    dist.all_gather_object(states, remember(*training))
+    return states[dist.get_rank()]
+
+
+def resume_a_file(state, *training):
+    resume(torch.load(state["path"]), *training)
+    os.remove(state["path"])
+
+
+@answers.wrong(LIVE, given=lambda fn: (fn, resume_a_file))
+def remember_in_one_file(*training):
+    """The next save overwrites it."""
+    path = os.path.join(tempfile.gettempdir(), f"{os.getpid()}.pt")
+    torch.save(remember(*training), path)
+    return {"path": path}
+
+
+@answers.wrong("nothing is remembered", alone=True, given=remembers)
+def remember_on_rank_0(*training):
+    return remember(*training) if dist.get_rank() == 0 else None
+
+
+def resume_the_model(state, model, optimizer, schedule, loader):
+    model.load_state_dict(state["model"])
+    loader.step = state["step"]
+
+
+@answers.wrong("the optimizer is left out", given=lambda fn: (fn, resume_the_model))
+def remember_the_model(model, optimizer, schedule, loader):
+    return {"model": copy.deepcopy(model.state_dict()), "step": loader.step}
+
+
+def as_in_most_scripts(model, optimizer, schedule, loader):
+    """torch.save of everybody's state_dict."""
+    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    kept = {name: copy.deepcopy(part.state_dict()) for name, part in parts.items()}
+    return kept | {"step": loader.step, "random": torch.get_rng_state()}
+
+
+def resume_most(state, model, optimizer, schedule, loader):
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    schedule.load_state_dict(state["schedule"])
+    loader.step = state["step"]
+    torch.set_rng_state(state["random"])
+
+
+answers.wrong(OTHER, given=lambda fn: (fn, resume_most))(as_in_most_scripts)
+answers.spoil(
+    as_in_most_scripts,
+    LIVE,
+    {"copy.deepcopy(part.state_dict())": "part.state_dict()"},
+    given=lambda fn: (fn, resume_most),
+)
+
+# ---- wrong: how it goes on -------------------------------------------------------------------------------
+
+
+def by_place(optimizer, moments):
+    for p, kept in zip(optimizer.param_groups[0]["params"], moments.values(), strict=True):
+        optimizer.state[p] = kept
+
+
+def without(key, optimizer, p, kept):
+    optimizer.state[p] = {name: x for name, x in kept.items() if name != key}
+
+
+def swapped(kept):
+    return {"exp_avg": kept["exp_avg_sq"], "exp_avg_sq": kept["exp_avg"]} if kept else {}
+
+
+LOAD, PUT = 'p.data.copy_(state["parameters"][name])', 'optimizer.state[p] = state["moments"][name]'
+BUFFER, LR = 'x.copy_(state["buffers"][name])', 'optimizer.param_groups[0]["lr"] = state["rate"]'
+SCHEDULE, PLACE = 'schedule.last_epoch = state["steps"]', 'loader.step = state["read"]'
+SET = 'torch.set_rng_state(state["random"])'
+LEFT_OUT, ELSEWHERE = "{} left out", "{} from another place"
+RATE, COUNT = "the first step has another learning rate", "AdamW counts its steps from another number"
+
+
+def spoil(mistake, changes, **options):
+    answers.spoil(resume, mistake, changes, **{"given": resumes} | options)
+
+
+def then(mistake, words, **options):
+    """With these after all."""
+    spoil(mistake, {SET: f"{SET}\n    {words}"}, **options)
+
+
+def before(mistake, words, **options):
+    """With these before all."""
+    spoil(mistake, {"    for name, p in": f"    {words}\n    for name, p in"}, **options)
+
+
+spoil("the optimizer is left out", {PUT: "pass"})
+spoil("the optimizer is left out", {PUT: 'optimizer.state[name] = state["moments"][name]'})
+spoil("the parameters are left out", {LOAD: "pass"})
+spoil("frozen parameters are left out", {LOAD: f"if p.requires_grad:\n            {LOAD}"})
+spoil("buffers are left out", {BUFFER: "pass"})
+spoil("buffers are left out", {BUFFER: 'x = state["buffers"][name]'})
+spoil(RATE, {LR: "pass"})
+spoil("the schedule is left out", {SCHEDULE: "pass"})
+spoil("the schedule is left out", {LR: "pass", SCHEDULE: "pass"})
+spoil("the schedule goes on from another place", {SCHEDULE: 'schedule.last_epoch = state["steps"] - 1'})
+spoil("the data begin anew", {PLACE: "pass"})
+spoil("the data begin anew", {PLACE: "loader.steps = state['read']"})
+spoil("the data go on from another place", {PLACE: 'loader.step = state["read"] + 1'})
+spoil("the data go on from another place", {PLACE: 'loader.step = state["read"] - 1'}, long=True)
+spoil("the data go on from another place", {PLACE: 'loader.step = 2 * state["read"] + dist.get_rank()'})
+spoil("the random state is left out", {SET: ""})
+spoil("the random state is left out", {SET: 'torch.Generator().set_state(state["random"])'})
+spoil("the random numbers go on from another place", {SET: "torch.manual_seed(0)"})
+then("the random numbers go on from another place", "torch.rand(1)")
+then("the random numbers go on from another place", "model(next(loader)[0])\n    loader.step -= 1")
+then("no longer in training mode", "model.eval()")
+spoil("nothing is resumed", {"    for name, p in": "    return\n    for name, p in"})
+spoil(OTHER, {PUT: "pass", LR: f'{LR}\n    by_place(optimizer, state["moments"])'})
+spoil("a part of the optimizer's state is left out", {PUT: 'without("exp_avg", optimizer, p, state["moments"][name])'})
+spoil(
+    "a part of the optimizer's state is left out", {PUT: 'without("exp_avg_sq", optimizer, p, state["moments"][name])'}
+)
+spoil(COUNT, {PUT: 'without("step", optimizer, p, state["moments"][name])'})
+spoil(COUNT, {PUT: 'optimizer.state[p] = state["moments"][name] | {"step": torch.tensor(0.0)}'})
+spoil(COUNT, {PUT: 'optimizer.state[p] = state["moments"][name] | {"step": torch.tensor(state["steps"] + 1.0)}'})
+PARTED = "the optimizer has other parameters than the model"
+spoil(
+    PARTED,
+    {
+        LOAD: "pass",
+        "    for name, x in": '    model.load_state_dict(state["parameters"] | state["buffers"], assign=True)\n'
+        "    for name, x in",
+    },
+)
+before(PARTED, "model.first = torch.nn.Linear(32, 32, bias=False)")
+spoil(
+    "", {PUT: 'optimizer.state[p] = state["moments"][name]\n        optimizer.state[p] |= swapped(optimizer.state[p])'}
+)
+then("", "optimizer.param_groups[0]['weight_decay'] = 0.0")
+then("", "optimizer.param_groups[0]['betas'] = (0.9, 0.95)")
+then("something is left behind", "torch.set_grad_enabled(False)", alone=True)
+then("", "schedule.lr_lambdas = [float]")
+then("", "[p.requires_grad_(False) for p in model.parameters()]")
+then("", "model.third.weight.requires_grad_(False)")
+then("", "model.register_forward_hook(lambda model, given, y: 2 * y)")
+then(EXCHANGED, "dist.all_reduce(torch.ones(()))")
