@@ -9,7 +9,7 @@ Between the two yields a step is watched: what is sent, on a wire on which nothi
 what is left behind (left.py).
 
 A job that fails as a whole is played again in parts: what is wrong in an earlier world tells more than an error in a
-later one; where nobody says in which world it hangs, those that have one name are played by themselves.
+later one; where nobody says in which world it hangs, those that have one name are played by themselves, then halves.
 """
 
 from __future__ import annotations
@@ -189,8 +189,7 @@ def played(script: Script, functions: Functions, worlds: Sequence[World], judge:
         if at:
             played(script, functions, worlds[:at], judge)
         elif at is None and len(worlds) > 1:
-            names = list(dict.fromkeys(world.only for world in worlds[1:]))
-            for part in worlds[:1], *([world for world in worlds[1:] if world.only == name] for name in names):
+            for part in parts(worlds):
                 played(script, functions, part, judge)
         raise wrong.also(worlds[at or 0].only) from None
     for seen in all_seen(worlds, results):
@@ -199,6 +198,14 @@ def played(script: Script, functions: Functions, worlds: Sequence[World], judge:
         except Wrong as wrong:
             raise blame_luck(wrong, seen.events).also(seen.world.only) from None
     return results.recording
+
+
+def parts(worlds: Sequence[World]) -> list[Sequence[World]]:
+    """The first one, and the others by name; halves of those that have one name, so that one is found in few jobs."""
+    names = dict.fromkeys(world.only for world in worlds[1:])
+    if set(names) == {worlds[0].only}:
+        return [worlds[: len(worlds) // 2], worlds[len(worlds) // 2 :]]
+    return [worlds[:1], *([world for world in worlds[1:] if world.only == name] for name in names)]
 
 
 def all_seen(worlds: Sequence[World], results: Results) -> Iterator[Seen]:
