@@ -33,7 +33,7 @@ from labs.checkpoint.extents import dealt, whole
 from labs.checkpoint.index import Index, Stored, rename
 from labs.checkpoint.loading import read
 from labs.checkpoint.parts import Held, Parts
-from labs.checkpoint.saving import Described, agreed, describe
+from labs.checkpoint.saving import Described, agreed, bytes_of, describe, require_equal_copies
 from labs.dtensor.placement import Block
 from labs.llama import (
     DTYPES,
@@ -69,11 +69,12 @@ def export(folder: str | Path, held: Held, config: Config, group: ProcessGroup |
     compare(dict(zip(global_ranks, configs, strict=True)), differ_in_config)
     require_all(config, described)
     index = agreed(dict(zip(global_ranks, described, strict=True)))
+    parts, room = named(held, config), {}
+    require_equal_copies(parts, [bytes_of(each) for each in described], group)
     writes, senders = shared_out(index, described)
     writers = [other for other, tensors in enumerate(writes) if tensors]
     files = {other: f"model-{i:05}-of-{len(writers):05}.safetensors" for i, other in enumerate(writers, 1)}
     draft = folder.with_name(f"{folder.name}.{words[0]}.draft")
-    parts, room = named(held, config), {}
     try:
         on_all_ranks(lambda: prepare(folder, draft) if rank == 0 else None, group)
         mine = {name: index[name] for name in writes[rank]}

@@ -96,13 +96,13 @@ def random_state_and_place_by_rank(where):
 def what_is_no_tensor(where):
     kept = {"at": {"epoch": 7}, "lr": 0.5}
     found = theirs(lambda: passed_on(where, kept, {"at": {"epoch": 0}, "lr": 0.0}))
-    return found == kept, load(save(where, 1, Held(linear()), kept), Held(linear())) == kept
+    return found == kept, load(save(where, 1, Held(linear()), kept), Held(linear())).values == kept
 
 
 def a_list_that_is_empty_before(where):
     losses = [3.5, 3.25]
     found = theirs(lambda: passed_on(where, {"losses": losses}, {"losses": []})["losses"])
-    return found == losses, load(save(where, 1, Held(linear()), losses), Held(linear())) == losses
+    return found == losses, load(save(where, 1, Held(linear()), losses), Held(linear())).values == losses
 
 
 def nobody_asks_for_it(where):
