@@ -113,6 +113,22 @@ MISTAKES = [
         ("            if kept.get(name, {}).keys() != kept.get(other, {}).keys():\n", "            if False:\n"),
     ),
     *of(
+        "checkpoint",
+        "checkpoint/randomness.py",
+        ('        torch.Generator("cpu").set_state(cpu)\n', ""),
+        ("python = version, tuple(numbers), gauss", "python = version, tuple(numbers), None"),
+    ),
+    *of(
+        "checkpoint",
+        "checkpoint/background.py",
+        ("return room.copy_(x, non_blocking=True)", "return x"),
+        ('dist.new_group(ranks, backend="gloo", use_local_synchronization=True, group_desc="saver")', "group"),
+        ("        self.wait()\n\n        def take", "        def take"),
+        ("deepcopy(values)", "values"),
+        ("            self.last = written.result()\n", ""),
+        ("room.get(at)", "None"),
+    ),
+    *of(
         "fsdp",
         "fsdp/fsdp.py",
         (

@@ -51,7 +51,7 @@ class Saver:
     def __init__(self, folder: str | Path, group: ProcessGroup | None = None):
         self.folder, self.copy = Path(folder), Copied()
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-        self.group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+        self.group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True, group_desc="saver")
         self.writing: futures.Future[Path] | None = None
         self.last: Path | None = None
         atexit.register(self.wait)  # a program that never asked is told what went wrong
@@ -95,6 +95,7 @@ class Copied(Held):
 
     def __init__(self) -> None:
         self.copies: Parts = {}
+        self.options: Groups = []
 
     def parts(self, kept: Any = None) -> Parts:
         return self.copies
@@ -112,8 +113,8 @@ class Copied(Held):
                 blocks = {at: copied(x, room.get(at)) for at, x in part.blocks.items()}
                 of[id(part)] = replace(part, blocks=blocks)
             self.copies[key] = of[id(part)]
-        if torch.cuda.is_initialized():
-            torch.cuda.current_stream().synchronize()
+        for gpu in {x.device for part in parts.values() for x in part.blocks.values() if x.is_cuda}:
+            torch.cuda.current_stream(gpu).synchronize()
 
 
 def copied(x: Tensor, room: Tensor | None) -> Tensor:

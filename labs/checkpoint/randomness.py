@@ -37,7 +37,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 
     Raises ValueError, before any of them has changed, for what is no such state, and for one with a GPU where none is.
     """
-    try:  # on others, before
+    try:  # each is set first in a generator that nobody draws from
         cpu, (version, numbers, gauss) = tensor(state["cpu"]), state["python"]
         torch.Generator("cpu").set_state(cpu)
         python = version, tuple(numbers), gauss
