@@ -22,7 +22,18 @@ import torch
 from bench.figure import Figure
 from labs.kit import draw
 
-BENCHMARKS = ("launch", "step", "zero", "tensor", "pipeline", "checkpoint", "flight_recorder", "record", "failure")
+BENCHMARKS = (
+    "launch",
+    "step",
+    "zero",
+    "tensor",
+    "pipeline",
+    "checkpoint",
+    "native_checkpoint",
+    "flight_recorder",
+    "record",
+    "failure",
+)
 RESULTS = Path(__file__).parent / "results"
 
 

@@ -1,0 +1,186 @@
+"""A training of 112 MB of parameters with AdamW, saved and loaded again: ours against torch.distributed.checkpoint.
+
+It is sharded over 4 ranks, ours by labs.fsdp, PyTorch's by its own.  Both live in one job, and each saves and loads in
+its turn, now this one first and now that one.  Both flush what they write, and read what was written just before.
+
+In jobs of their own: the bytes that are written, and read, where ours reads all of it once more for the checksums; and
+what a rank holds at most beside its training.  Ours maps the files that it loads, and mapped pages count there.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.distributed import checkpoint
+
+from bench.figure import Figure, figure, ratios
+from bench.step import RANKS, Stepper, Steps, rounds
+from labs import fsdp, native
+from labs.checkpoint import Held, load, loading, save
+from labs.kit.launch import run
+from labs.kit.record import mark
+from labs.kit.rows.fsdp_rows import layers_of
+from labs.mesh import Mesh
+from labs.model import GPT, Config
+
+CONFIG = Config(vocab=4096, dim=512, depth=7, heads=8, kv_heads=8, hidden=1536, context=64)
+SIDES = ("torch", "ours")
+Verb = Callable[[Path], object]
+Weighed = dict[str, list[float]]  # by what it is, bytes of each rank
+STATUS, PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")  # Linux has them
+
+
+def figures(quick: bool) -> list[Figure]:
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = rounds(SIDES, 6 if quick else 24, build=partial(saver, Path(folder)), warm_up=1)
+        weighed = {side: weigh(side, Path(folder) / f"weighed-{side}") for side in SIDES}
+    found = []
+    for phase in ("save", "load"):
+        theirs, ours = (slowest(ranks[side], phase) for side in SIDES)
+        pairs = zip(theirs, ours, strict=True)
+        found.append(figure(f"checkpoint: {phase}, ours / torch", ratios(pairs), target="at most 1.10"))
+        found.append(figure(f"checkpoint: {phase}, ours", [1000 * seconds for seconds in ours], "ms"))
+    return [*found, *beside(weighed)]
+
+
+def beside(weighed: dict[str, Weighed]) -> list[Figure]:
+    """Of each thing that was weighed, ours by PyTorch's, rank by rank; and what all ranks have together."""
+    found = []
+    for what, theirs in weighed["torch"].items():
+        ours = weighed["ours"][what]
+        note = f"{sum(ours) / 1e6:.0f} MB and {sum(theirs) / 1e6:.0f} MB on {len(ours)} ranks"
+        found.append(figure(f"checkpoint: {what}, ours / torch", ratios(zip(theirs, ours, strict=True)), note=note))
+    return found
+
+
+def slowest(ranks: list[Steps], phase: str) -> list[float]:
+    """Seconds, on the rank that took longest."""
+    return [max(taken[phase] for taken in turn) for turn in zip(*ranks, strict=True)]
+
+
+# ---- on a rank -------------------------------------------------------------------------------------------
+
+
+def verbs(side: str) -> tuple[Verb, Verb]:
+    """Save to a folder, and load what is there."""
+    model = GPT(CONFIG)
+    if side == "ours":
+        mesh = Mesh((dist.get_world_size(),), ("dp",))
+        for layer in layers_of(model):
+            fsdp.fully_shard(layer, mesh=mesh)
+        fsdp.fully_shard(model, mesh=mesh)
+    else:
+        native.fsdp(model, layers_of(model))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    optimizer.zero_grad()
+    if side == "ours":
+        held = Held(model, optimizer=optimizer)
+        return lambda where: save(where, 1, held), lambda where: load(where / "step-1", held)
+    training = model, optimizer
+    return lambda where: native.save_checkpoint(where, *training), lambda where: native.load_checkpoint(
+        where, *training
+    )
+
+
+def saver(folder: Path, side: str) -> Stepper:
+    saves, loads = verbs(side)
+
+    def step() -> None:
+        mark("save")
+        saves(folder / side)
+        mark("load")
+        loads(folder / side)
+        mark("tidy up")
+        removed(folder / side)
+
+    return step
+
+
+def removed(where: Path) -> None:
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(where)
+    dist.barrier()
+
+
+def weigh(side: str, where: Path) -> Weighed:
+    saved = run(weighed_save, side, where, ranks=RANKS, device="cpu", timeout=600)
+    loaded = run(weighed_load, side, where, ranks=RANKS, device="cpu", timeout=600)
+    fewer = run(weighed_load, side, where, ranks=RANKS - 1, device="cpu", timeout=600)
+    found = {"bytes written": [written for written, _ in saved], "bytes read": [read for read, _ in loaded]}
+    found[f"bytes read by {RANKS - 1} ranks"] = [read for read, _ in fewer]
+    if PEAK.exists():
+        found |= {"peak of a save": [peak for _, peak in saved], "peak of a load": [peak for _, peak in loaded]}
+    return found
+
+
+def weighed_save(side: str, where: Path) -> tuple[float, int]:
+    saves, _ = verbs(side)
+    peak = peak_of(lambda: saves(where))
+    dist.barrier()
+    return sum(path.stat().st_size for path in where.rglob("*") if path.is_file()) / RANKS, peak
+
+
+def weighed_load(side: str, where: Path) -> tuple[int, int]:
+    _, loads = verbs(side)
+    with Reads() as reads:
+        peak = peak_of(lambda: loads(where))
+    return reads.bytes, peak
+
+
+class Reads:
+    """How many bytes of files are asked for while it is entered."""
+
+    def __enter__(self) -> "Reads":
+        self.bytes = 0
+        read, looked_at, read_data = loading.read, loading.require_as_written, checkpoint.FileSystemReader.read_data
+
+        def counted_read(*arguments):
+            x = read(*arguments)
+            self.bytes += x.nbytes
+            return x
+
+        def counted_look(path, written):
+            self.bytes += path.stat().st_size
+            looked_at(path, written)
+
+        def counted_read_data(reader, plan, planner):
+            self.bytes += sum(reader.storage_data[item.storage_index].length for item in plan.items)
+            return read_data(reader, plan, planner)
+
+        self.patches = [
+            mock.patch.object(loading, "read", counted_read),
+            mock.patch.object(loading, "require_as_written", counted_look),
+            mock.patch.object(checkpoint.FileSystemReader, "read_data", counted_read_data),
+        ]
+        for patch in self.patches:
+            patch.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for patch in self.patches:
+            patch.stop()
+
+
+def peak_of(do: Callable[[], object]) -> int:
+    """Bytes that the process held at most, beyond what it held before; 0 where the system does not tell."""
+    if not PEAK.exists():
+        do()
+        return 0
+    PEAK.write_text("5")  # the most begins here
+    before = resident("VmRSS")
+    do()
+    return resident("VmHWM") - before
+
+
+def resident(what: str) -> int:
+    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(what))
+    return 1024 * int(line.split()[1])
