@@ -172,6 +172,8 @@ spoil("another shape", {"torch.cat(pieces)": "torch.cat(pieces)[None]"})
 spoil("the dtype changed", {"torch.cat(pieces)": "torch.cat(pieces).double()"})
 spoil("right only in some dtypes", {"torch.cat(pieces)": "torch.cat(pieces).float()"})
 spoil("right only in some dtypes", {"torch.cat(pieces)": "torch.empty(size).copy_(torch.cat(pieces))"})
+spoil("right only on several ranks", {"return torch": "return read(*index[0][:1], 0, 1) if ranks == 1 else torch"})
+spoil("right only on up to four ranks", {FIRST: "min(rank, 3) * size, (min(rank, 3) + 1) * size"})
 spoil("right only where there are elements", {LAST: "torch.cat(pieces)"})
 spoil(
     "right only where all ranks of the job take part",
@@ -218,6 +220,13 @@ spoil(SMALL, {READ: "torch.cat([read(name, i, min(i + 2, end)) for i in range(be
 spoil(SMALL, {READ: "torch.stack([read(name, i, i + 1)[0] for i in range(begin, end)])"})
 spoil(TWICE, {READ: "read(name, begin, end)[: len(read(name, begin, end))]"})
 spoil(TWICE, {IF: "if begin < end and len(read(name, begin, end)):"})
+
+
+@answers.wrong("not read")
+def looked_behind_it(index, read, rank, ranks):
+    [files] = (cell.cell_contents for cell in read.__closure__ if isinstance(cell.cell_contents, dict))
+    size = sum(n for _, n in index) // ranks
+    return torch.cat(list(files.values()))[rank * size : (rank + 1) * size].clone()
 
 
 def read_whole(index, read):

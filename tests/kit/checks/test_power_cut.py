@@ -1,4 +1,4 @@
-"""What a power cut may leave (08), by hand for a few calls; answers to `replace` are in tests/answers."""
+"""What a power cut may leave (08), by hand, for a few calls; the answers to `replace` are in tests/answers."""
 
 from labs.kit.checks.surviving.power_cut import Disk
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from labs.kit.checks import rows
 from labs.kit.checks.acts import Play, as_a_whole, checked, on_each_rank, wrong
 from labs.kit.checks.answer import Mistake, answered
-from labs.kit.checks.left import AFTERMATH, OVERWRITTEN
+from labs.kit.checks.left import AFTERMATH
 from labs.kit.checks.one import One
 from labs.kit.checks.ranks import BF16, F32, I64, Draw
 from labs.kit.checks.scripts import Look, Seen
@@ -168,8 +168,8 @@ ELEMENTS = (
             shows="right with up to ten files: after them, rank-10 comes before rank-2"),
     Mistake("pieces in the wrong order", "In which order do the pieces lie in the vector?",
             lambda its: sorted(its.at) == its.own),
-    Mistake("numbers that are in no file", "Who writes into each element of the result?", lambda its: -1 in its.at
-            and "(-1 stands for a number that nobody has saved)"),
+    Mistake("numbers that are in no file", "Who writes into each element of the result?",
+            lambda its: -1 in its.at and f"{its.at.count(-1)} of its numbers are not the vector's."),
     Mistake("a piece is there twice", "How often does your loop come to each file, and where does it go on?",
             lambda its: len(set(its.at)) < len(its.at)),
     Mistake("off by one", "In start:stop, is stop the last element, or the one after it?", as_if(off_by_one)),
@@ -204,8 +204,13 @@ ALONE = Mistake("one rank reads for all", "What do the others do meanwhile, and 
                 one_for_all, shows="more ranks do not load sooner: all of it comes through one of them")
 SENT = Mistake("something is sent", "Who has what this rank needs, and who may be elsewhere yet?",
                lambda seen: seen.events and f"rank {seen.events[0].rank} calls {seen.events[0].op}")
-CHANGED = Mistake("the index has changed", "Whose list is it, and who goes through it after you?",
-                  lambda done: not done.facts["same"] and "the index is not what it was before the call")
+AFTER = (
+    Mistake("the index has changed", "Whose list is it, and who goes through it after you?",
+            lambda done: not done.facts["same"] and "the index is not what it was before the call"),
+    Mistake("a later call writes into what this one returned", "Whose memory is the part, once you have returned it?",
+            lambda done: done.overwritten and "the part changed in a later call"),
+    *AFTERMATH,
+)
 PLAY = Play(
     worlds,
     load,
@@ -215,7 +220,7 @@ PLAY = Play(
         (as_a_whole, (ALONE,)),
         (reads, READS),
         (as_a_whole, (SENT,)),
-        (on_each_rank, (CHANGED, OVERWRITTEN, *AFTERMATH)),
+        (on_each_rank, AFTER),
     ),
     question=FIRST,
     asks={
