@@ -68,14 +68,14 @@ def elements(seen: Seen) -> Iterator[tuple[str, Lay]]:
     for place, (where, _) in enumerate(on_each_rank(seen)):
         its = Lay(seen, place)
         if its.at != its.own:
-            yield f"{where}of the vector's elements there are {runs(its.at)}; {runs(its.own)} are due\n", its
+            yield f"{where}elements {runs(its.at)} of the vector are there; {runs(its.own)} are due\n", its
 
 
 def runs(at: list[int]) -> str:
     """[0, 1, 2, 7, 8]: 0:3, 7:9"""
     at = [i for i in at if i >= 0]
     begins = [i for i, x in enumerate(at) if not i or x != at[i - 1] + 1]
-    return ", ".join(f"{at[i]}:{at[j - 1] + 1}" for i, j in pairwise([*begins, len(at)])) or "none"
+    return ", ".join(f"{at[i]}:{at[j - 1] + 1}" for i, j in pairwise([*begins, len(at)])) or "0:0"
 
 
 # ---- what may be there instead ---------------------------------------------------------------------------
