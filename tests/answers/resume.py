@@ -164,7 +164,6 @@ MOMENT, STATE = "x.clone() for key, x", "optimizer.state[p].items()"
 MOMENTS, NOW, BEGIN = f"{{key: {MOMENT} in {STATE}}}", "torch.get_rng_state()", "    moments = {}\n"
 LIVE, OTHER = "what was remembered is not a copy", "a moment that belongs to another parameter"
 RANDOM, EXCHANGED = "one random state for all ranks", "ranks exchange what they remember"
-AFTER_A_STEP = "right only after a first step"
 KEPT = {}
 
 
@@ -230,7 +229,7 @@ def resume_natively(state, model, optimizer, schedule, loader):
     torch.set_rng_state(state["random"])
 
 
-@answers.wrong(AFTER_A_STEP, given=lambda fn: (fn, resume_natively))
+@answers.wrong("remembering changes the training", given=lambda fn: (fn, resume_natively))
 def remember_natively(model, optimizer, schedule, loader):
     kept, state = get_state_dict(model, optimizer)
     live = {"model": kept, "optimizer": state, "schedule": schedule.state_dict(), "step": loader.step}
@@ -369,6 +368,7 @@ spoil("the random state is left out", {SET: 'torch.Generator().set_state(state["
 spoil("the random numbers go on from another place", {SET: "torch.manual_seed(0)"})
 then("the random numbers go on from another place", "torch.rand(1)")
 then("the random numbers go on from another place", "model(next(loader)[0])\n    loader.step -= 1")
+spoil("right only after a first step", {SET: f"if state['read']:\n        {SET}"})
 then("no longer in training mode", "model.eval()")
 spoil("nothing is resumed", {"    for name, p in": "    return\n    for name, p in"})
 spoil(OTHER, {PUT: "pass", LR: f'{LR}\n    by_place(optimizer, state["moments"])'})

@@ -171,17 +171,18 @@ class Moment:
 
     @cached_property
     def lost(self) -> bool:
-        """Whether it has not gone on as if nothing had happened; what it has besides does no harm."""
+        """Whether it has not gone on as if nothing had happened."""
         pairs = zip(self.went, self.due[self.t + 1 :], strict=False)
-        return bool(self.new and (self.broke or any(key in due for went, due in pairs for key in differing(went, due))))
+        return bool(self.new and (self.broke or any(differing(*pair) for pair in pairs)))
 
     @property
     def begun_anew(self) -> bool:
-        return bool(self.new and not differing(self.found, self.new))
+        return bool(self.new and self.new.keys() == self.found.keys() and not differing(self.found, self.new))
 
 
-def differing(one: Numbers, other: Numbers) -> list[Key]:
-    return [key for key in one | other if not same(one.get(key), other.get(key))]
+def differing(found: Numbers, due: Numbers) -> list[Key]:
+    """What is there besides does no harm."""
+    return [key for key in due if not same(found.get(key), due[key])]
 
 
 def same(one: Any, other: Any) -> bool:
@@ -200,18 +201,16 @@ class Story:
 
     def moments(self) -> Iterator[tuple[str, Moment]]:
         trainer, (remember, _) = Trainer(self.world, self.rank), pickle.loads(self.functions)
-        for _ in range(self.world.saves[0]):
-            remember(*trainer.parts)
+        for t in range(self.world.saves[0]):
+            yield f"at step {t} ", self.saved(trainer, remember, t)
             trainer.take(1)
         for number, (t, end) in enumerate(pairwise((*self.world.saves, self.world.last)), 1):
-            with Aftermath() as after:
-                state = remember(*trainer.parts)
-            broke = raised(dumps, state)
-            yield f"at step {t} ", Moment(t, state, trainer.numbers(), self.due, self.other, after.left, broke)
-            self.sizes.append((nbytes(state), nbytes(self.due[t])))
+            one = self.saved(trainer, remember, t)
+            yield f"at step {t} ", one
+            self.sizes.append((nbytes(one.state), nbytes(self.due[t])))
             trainer.take(LOST)
             remember(*trainer.parts)
-            saved = dumps(state)
+            saved = dumps(one.state)
 
             remember, resume = pickle.loads(self.functions)  # another process knows nothing of their variables
             trainer = Trainer(self.world, self.rank, number)
@@ -219,8 +218,13 @@ class Story:
                 resume(pickle.loads(saved), *trainer.parts)
             found, strange = trainer.numbers(), trainer.strange
             broke, (new, *went) = raised(trainer.take, end - t), trainer.history
-            moment = Moment(t, state, found, self.due, self.other, after.left, broke, new, went, strange)
-            yield f"resumed at step {t}, ", moment
+            one = Moment(t, one.state, found, self.due, self.other, after.left, broke, new, went, strange)
+            yield f"resumed at step {t}, ", one
+
+    def saved(self, trainer: Trainer, remember: Callable[..., Any], t: int) -> Moment:
+        with Aftermath() as after:
+            state = remember(*trainer.parts)
+        return Moment(t, state, trainer.numbers(), self.due, self.other, after.left, raised(dumps, state))
 
 
 def raised(call: Callable[..., Any], *args: Any) -> str:

@@ -57,11 +57,11 @@ def script(world: Training, remember: Callable[..., Any], resume: Callable[..., 
 
 
 def told(one: Moment, key: Key) -> str:
-    what, found, due = " ".join(key).strip(), one.found.get(key), one.due[one.t].get(key)
+    what, found, due = " ".join(key).strip(), one.found.get(key), one.due[one.t][key]
     if key[0] == Kind.RANDOM:
         return f"{what} is not what it was"
-    if found is None or due is None:
-        return f"{what} is {'missing' if found is None else 'there, and was not before'}"
+    if found is None:
+        return f"{what} is missing"
     if isinstance(found, Tensor) and isinstance(due, Tensor) and found.shape == due.shape:
         at = int((found != due).flatten().byte().argmax())
         return f"element {at} of {what} is {instead(found.flatten()[at], due.flatten()[at])}"
@@ -104,7 +104,7 @@ def another_parameters(one: Moment, key: Key) -> bool:
 
 
 def nearly(one: Moment, key: Key) -> bool:
-    found, due = one.found.get(key), one.due[one.t].get(key)
+    found, due = one.found.get(key), one.due[one.t][key]
     return isinstance(found, Tensor) and isinstance(due, Tensor) and close(found, due, ROUNDED)
 
 
