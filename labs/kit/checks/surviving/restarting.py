@@ -48,7 +48,7 @@ Numbers = dict[Key, Any]
 
 @dataclass(frozen=True)
 class Training(World):
-    """saves: after how many steps something is remembered from which the next training goes on."""
+    """saves: after how many steps that is remembered from which the next training goes on."""
 
     saves: tuple[int, ...] = ()
     frozen: bool = False
@@ -60,7 +60,7 @@ class Training(World):
     def __str__(self) -> str:
         after = " and ".join(map(str, self.saves))
         frozen = ", the first layer frozen" * self.frozen
-        return f"{self.who}, saved after {after} of {self.last} steps{frozen}"
+        return f"{self.who}, resumed after {after} of {self.last} steps{frozen}"
 
 
 class Model(nn.Module):
@@ -219,7 +219,7 @@ class Story:
             found, strange = trainer.numbers(), trainer.strange
             broke, (new, *went) = raised(trainer.take, end - t), trainer.history
             one = Moment(t, one.state, found, self.due, self.other, after.left, broke, new, went, strange)
-            yield f"resumed at step {t}, ", one
+            yield f"at step {t}, after resume, ", one
 
     def saved(self, trainer: Trainer, remember: Callable[..., Any], t: int) -> Moment:
         with Aftermath() as after:

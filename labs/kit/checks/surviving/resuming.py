@@ -16,7 +16,6 @@ from torch import Tensor
 
 from labs.kit.checks.acts import Play, as_a_whole, as_found, checked, first_wrong, on_each_rank
 from labs.kit.checks.answer import Mistake, answered, instead, show
-from labs.kit.checks.case import close
 from labs.kit.checks.left import AFTERMATH
 from labs.kit.checks.ranks import Draw
 from labs.kit.checks.scripts import Look, Seen
@@ -24,7 +23,7 @@ from labs.kit.checks.surviving.restarting import LOST, Key, Kind, Moment, Number
 
 MOMENTS = Kind.MEAN, Kind.SQUARE
 IN_PLACE = Kind.PARAMETER, Kind.BUFFER, *MOMENTS, Kind.COUNT  # what a step writes into
-ROUNDED = 1e-2  # relative, of what was kept in 16 bits
+ROUNDED = torch.bfloat16, torch.float16
 
 
 def worlds(draw: Draw) -> dict[int, list[Training]]:
@@ -103,9 +102,10 @@ def another_parameters(one: Moment, key: Key) -> bool:
     return any(key[0] == kind and same(one.found.get(key), x) for (kind, _), x in one.due[one.t].items())
 
 
-def nearly(one: Moment, key: Key) -> bool:
+def rounded(one: Moment, key: Key) -> bool:
     found, due = one.found.get(key), one.due[one.t][key]
-    return isinstance(found, Tensor) and isinstance(due, Tensor) and close(found, due, ROUNDED)
+    tensors = isinstance(found, Tensor) and isinstance(due, Tensor)
+    return tensors and any(torch.equal(found.float(), due.to(dtype).float()) for dtype in ROUNDED)
 
 
 def went_elsewhere(one: Moment) -> str | None:
@@ -138,7 +138,7 @@ MISTAKES = (
             lambda one: one.strange and f"{one.strange} of the optimizer's parameters are not the model's",
             shows="the loss stands still after a restart, without an error"),
     Mistake("nothing is resumed", "What must the new training be told, and by which lines?",
-            lambda one: one.lost and one.begun_anew),
+            lambda one: one.lost and one.begun_anew and "all is as it was built"),
     Mistake("what was remembered is not a copy", "Whose memory is it, and who writes into it in the next step?",
             as_in(lambda one: one.due[one.t + LOST], *IN_PLACE),
             shows="a checkpoint written while training goes on, and some of its numbers are of a later step"),
@@ -180,7 +180,7 @@ MISTAKES = (
     Mistake("the random numbers go on from another place", "When is the last one drawn before the next step?",
             wrong(always, Kind.RANDOM)),
     Mistake("no longer in training mode", "What does dropout do there?", wrong(always, Kind.MODE)),
-    Mistake("rounded on the way", "In which dtype does the training keep it?", wrong(nearly)),
+    Mistake("rounded on the way", "In which dtype does the training keep it?", wrong(rounded)),
     Mistake("", "Where is this number kept while nothing runs, and who brings it back?", wrong(always)),
     Mistake("", READS, went_elsewhere),
 )
