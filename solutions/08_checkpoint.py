@@ -55,7 +55,7 @@ from labs.zero import Zero
 INTERRUPTIONS = {"GPU": 268, "software": 56, "network": 35, "maintenance": 32, "host": 21, "unknown": 7}
 failures, days, gpus = sum(INTERRUPTIONS.values()), 54, 16_384
 between = days * 24 * 3600 / failures  # seconds between two failures of the job
-print(f"{failures} failures in {days} days: one in {between / 3600:.1f} hours".replace("hours", "h"))
+print(f"{failures} failures in {days} days: one in {between / 3600:.1f} h")
 print(f"one GPU, by itself: one failure in {between * gpus / 3600 / 24 / 365:.1f} years")
 draw.chart(INTERRUPTIONS, "failures", kind="waiting", caption="unexpected interruptions in 54 days")
 
@@ -285,7 +285,8 @@ play.explore(partial(draw.reads, 12), saved=[4, 1, 2, 3, 6], loading=[3, 1, 2, 4
 # %% [markdown]
 # ### Exercise 1: each element once
 #
-# Budget: each element of this rank's part is read once and no other one, with one `read` per file at most.
+# Budget: each element of this rank's part is read once and no other one, with one `read` per file, and none of a file
+# of which nothing is due; at most twice the part is held.
 
 
 # %%
@@ -356,6 +357,7 @@ def replace(disk, name, text):
     disk.rename(old, new): from one moment to the next `new` is what was called `old`; what `new` was is gone
     disk.flush_names(): all names are on the disk, as they are now
     disk.remove(name), disk.names()
+    No other file stays behind, nor one that an earlier call has left in a power cut.
     """
     ### BEGIN SOLUTION
     draft = f"{name}.draft"
@@ -523,12 +525,15 @@ for name, guess, n in zip("ABCDE", [guess_A, guess_B, guess_C, guess_D, guess_E]
 #
 # Now yours, without the textbook: everything that one rank needs, as a dictionary. The optimizer of the training that
 # goes on was built with its parameters in another order. And the training that you have remembered goes on as well,
-# and changes its numbers.
+# and changes its numbers. (In this check the ranks do not average gradients: each trains a model of its own.)
 
 
 # %%
 def remember(model, optimizer, schedule, loader):
-    """All that a training needs to go on from here, on this rank, as a dictionary; a copy, not the live numbers."""
+    """All that a training needs to go on from here, on this rank: a dictionary of copies, not of the live tensors.
+
+    loader.step: how many batches were read; it may be set.  Dropout draws from torch's own generator.
+    """
     ### BEGIN SOLUTION
     names = {p: name for name, p in model.named_parameters()}
     return {
@@ -543,7 +548,10 @@ def remember(model, optimizer, schedule, loader):
 
 # %%
 def resume(state, model, optimizer, schedule, loader):
-    """Let a training that has just been built go on from there, as if nothing had happened."""
+    """Let a training that was just built, from another seed, go on from there as if nothing had happened.
+
+    Its optimizer may have been given the parameters in another order; optimizer.state_dict() goes by number.
+    """
     ### BEGIN SOLUTION
     model.load_state_dict(state["model"])
     for name, p in model.named_parameters():
