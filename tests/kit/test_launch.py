@@ -323,7 +323,7 @@ def test_under_torchrun_it_is_torchrun_that_restarts(monkeypatch):
     with pytest.raises(ValueError, match="restarts=3, but it is torchrun that restarts, at most 2 times"):
         run(print, restarts=3)
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    with pytest.raises(RuntimeError, match=r"the addresses of those that died .*: start it with TORCH_DISABLE_SHARE"):
+    with pytest.raises(RuntimeError, match=r"the addresses of those that died .*: give it TORCH_DISABLE_SHARE"):
         run(print)
 
 

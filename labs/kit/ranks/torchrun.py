@@ -49,7 +49,7 @@ def world() -> int | None:
     if os.environ["TORCHELASTIC_MAX_RESTARTS"] != "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         raise RuntimeError(
             "torchrun --max-restarts keeps one store for all restarts, in which ranks find the addresses of those that "
-            "died (pytorch#135712): start it with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment"
+            "died (pytorch#135712): give it TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and --rdzv-backend=c10d"
         )
     return int(os.environ["WORLD_SIZE"])
 
