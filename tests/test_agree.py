@@ -37,10 +37,17 @@ def test_signs_that_differ_are_seen_wherever_they_are():
 
 def test_a_fingerprint_does_not_depend_on_how_much_is_mixed_at_once(monkeypatch):
     x = torch.arange(10.0)
-    exchanged = x[[0, 1, 7, 3, 4, 5, 6, 2, 8, 9]]
-    whole = fingerprint(x), fingerprint(exchanged)
-    monkeypatch.setattr(agree, "AT_ONCE", 4)
-    assert (fingerprint(x), fingerprint(exchanged)) == whole and whole[0] != whole[1]
+    others = [x, x[[1, 0, *range(2, 10)]], x[[0, 1, 7, 3, 4, 5, 6, 2, 8, 9]]]
+    found = [fingerprint(y) for y in others]
+    monkeypatch.setattr(agree, "AT_ONCE", 2)
+    assert [fingerprint(y) for y in others] == found and len(set(found)) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int16, torch.float32])
+def test_a_fingerprint_does_not_depend_on_where_a_tensor_lies(dtype):
+    x = torch.arange(33).remainder(2).to(dtype)
+    for size in (8, 9):
+        assert fingerprint(x[1 : 1 + size]) == fingerprint(x[1 : 1 + size].clone())
 
 
 def test_replicas_that_differ_in_one_bit_are_named():
