@@ -652,7 +652,7 @@ def mark(name): pass
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 x, up, down = torch.randn(6, 8), torch.randn(8, 20), torch.randn(20, 8)
-mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("a",))
+mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("a",))
 hidden, y, whole = two_layers(torch.distributed.tensor, mesh, x, up, down)
 if dist.get_rank() == 0:
     print("as on one process:", torch.allclose(whole, (x @ up).relu() @ down, atol=1e-5))
@@ -669,9 +669,9 @@ from pathlib import Path
 with tempfile.TemporaryDirectory() as folder:
     script = Path(folder) / "two_layers.py"
     script.write_text(SCRIPT.format(function=inspect.getsource(two_layers)))
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", str(script)]
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
-print(f"torchrun --standalone --nproc-per-node 4 two_layers.py\n{done.stdout or done.stderr[-2000:]}")
+print(f"torchrun --standalone --nproc-per-node 2 two_layers.py\n{done.stdout or done.stderr[-2000:]}")
 
 # %% [markdown]
 # ## Why, and why not
