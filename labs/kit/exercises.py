@@ -4,25 +4,20 @@ unshard_with(unshard, reshard)      a learner's own in `labs.fsdp`
 remember, mixed_step                the course's own, for a notebook that shows no answers
 bytes_by_kind                       likewise
 offloaded_step, step_seconds        likewise
-remember_training, resume           likewise
-next_windows, interval              likewise
+interval                            likewise
 """
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from copy import deepcopy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch import Tensor
 
 from labs.fsdp.parameter_group import ParameterGroup
 from labs.kit.checks.pencil.bytes_by_kind import by_kind
 from labs.kit.checks.pencil.interval import young
 from labs.kit.checks.pencil.step_seconds import slots
-from labs.kit.checks.pencil.windows import dealt
 
 
 def unshard_with(unshard: Callable[..., Any], reshard: Callable[..., Any]) -> None:
@@ -92,37 +87,6 @@ def offloaded_step(due: list[int], fetch: Callable, update: Callable, store: Cal
 def step_seconds(fetch: Sequence[float], update: Sequence[float], store: Sequence[float]) -> float:
     """How long that takes, for `check.step_seconds`."""
     return slots(fetch, update, store)
-
-
-def remember_training(model: nn.Module, optimizer: Optimizer, schedule: LRScheduler, loader: Any) -> dict[str, Any]:
-    """What `check.resume` asks for."""
-    names = {p: name for name, p in model.named_parameters()}
-    live = {
-        "model": model.state_dict(),
-        "moments": {names[p]: kept for p, kept in optimizer.state.items()},
-        "rates": [group["lr"] for group in optimizer.param_groups],
-        "schedule": schedule.state_dict(),
-        "step": loader.step,
-        "random": torch.get_rng_state(),
-    }
-    return deepcopy(live)
-
-
-def resume(state: dict[str, Any], model: nn.Module, optimizer: Optimizer, schedule: LRScheduler, loader: Any) -> None:
-    """Likewise."""
-    model.load_state_dict(state["model"])
-    for name, p in model.named_parameters():
-        optimizer.state[p] = state["moments"].get(name, {})
-    for group, rate in zip(optimizer.param_groups, state["rates"], strict=True):
-        group["lr"] = rate
-    schedule.load_state_dict(state["schedule"])
-    loader.step = state["step"]
-    torch.set_rng_state(state["random"])
-
-
-def next_windows(order: Callable[[int], list[int]], batch: int, read: int, rank: int, ranks: int) -> list[int]:
-    """Likewise, for `check.next_windows`."""
-    return dealt(order, batch, read, rank, ranks)
 
 
 def interval(save: float, machine: float, machines: int) -> float:

@@ -4,17 +4,15 @@ from itertools import count, islice
 
 import torch
 
-from labs.kit import exercises
 from tests.answers import Exercise
 
 answers = Exercise("next_windows")
-answers.right(exercises.next_windows, line="right on all 60 examples")
 
 
 # ---- right -----------------------------------------------------------------------------------------------
 
 
-@answers.right
+@answers.right(line="right on all 60 examples")
 def by_divmod(order, batch, read, rank, ranks):
     step = read // batch
     steps = len(order(0)) // batch

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from labs.kit import exercises
 from tests.answers import Exercise, exchanged
 
 answers = Exercise("resume")
@@ -62,7 +61,6 @@ def both(fn):
 # ---- right -----------------------------------------------------------------------------------------------
 
 answers.right(remember, line=LINE.format("1.00"), given=remembers)
-answers.right(exercises.remember_training, line=LINE.format("1.00"), given=lambda fn: (fn, exercises.resume))
 
 
 def resume_by_numbers_of_its_own(state, model, optimizer, schedule, loader):
