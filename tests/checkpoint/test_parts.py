@@ -122,26 +122,39 @@ def test_a_buffer_that_was_replaced_is_saved_as_it_is_now(tmp_path):
 
 def test_what_is_frozen_or_not_by_now_begins_anew_or_is_told(tmp_path):
     def body():
-        thawed = linear(2)
-        frozen = linear(1)
+        thawed, frozen = linear(2).bfloat16(), linear(1).bfloat16()
         frozen.bias.requires_grad_(False)
         for step, model in enumerate((frozen, thawed)):
             held, model, optimizer = alone(model)
-            model(torch.ones(1, 3)).sum().backward()
+            model(torch.ones(1, 3).bfloat16()).sum().backward()
             optimizer.step()
             save(tmp_path, step, held)
         load(tmp_path / "step-0", held)
-        return len(optimizer.state), words_of(lambda: load(tmp_path / "step-1", alone(frozen)[0]))
+        begun_anew = torch.equal(optimizer.masters[1], thawed.bias.float())
+        said = words_of(lambda: load(tmp_path / "step-1", alone(frozen)[0]))
+        return len(optimizer.inner.state), begun_anew, said
 
-    for entries, said in run(body, ranks=2):
-        assert entries == 1 and "is of another training: no optimizer has its 'bias'" in said
+    for entries, begun_anew, said in run(body, ranks=2):
+        assert entries == 1 and begun_anew and "is of another training: no optimizer has its 'bias'" in said
+
+
+def test_a_counter_of_a_parameter_without_dims_stays_one_number(tmp_path):
+    def body():
+        held, model, zero = in_vectors(1, Awkward())
+        model(batch(0, 0)).backward()
+        zero.step()
+        load(save(tmp_path, 1, held), held)
+        return [tuple(kept["step"].shape) for kept in zero.optimizer.state.values()]
+
+    for shapes in run(body, ranks=2):
+        assert set(shapes) == {()}
 
 
 def test_what_is_loaded_after_a_broken_backward_is_what_is_computed_with(tmp_path):
     def body():
         held, model, _ = in_vectors(3, Awkward())
         save(tmp_path, 1, in_vectors(3, Awkward(seed=1))[0])
-        broken = model.mixed["norm"].register_full_backward_hook(lambda *_: 1 / 0)
+        broken = model.layers[1][2].register_full_backward_hook(lambda *_: 1 / 0)
         with contextlib.suppress(ZeroDivisionError):
             model(batch(0, 0)).backward()
         broken.remove()
