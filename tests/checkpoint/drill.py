@@ -100,7 +100,7 @@ class Death:
         self.folder, attempt = folder, int(os.environ["TORCHELASTIC_RESTART_COUNT"])
         drawn = random.Random(f"{seed} {attempt}")
         mine = drawn.randrange(dist.get_world_size()) == dist.get_rank()
-        self.kind = (STEP, DISK, DRAFT, ALARM)[attempt % 4] if mine and attempt < kills else None
+        self.kind = (STEP, DISK, DRAFT, ALARM)[(seed + attempt) % 4] if mine and attempt < kills else None
         self.left, seconds = drawn.randint(1, 12), drawn.uniform(0, 0.2)
         if self.kind in (DISK, DRAFT):
             sys.addaudithook(self.look)
