@@ -9,7 +9,7 @@ from labs.kit.checks.meshes import scatter
 from labs.kit.checks.one import One, as_if
 from labs.kit.checks.ranks import Exercise, Given, part_of
 from labs.kit.checks.rows import VALUES
-from labs.kit.checks.scripts import Done, Seen
+from labs.kit.checks.scripts import Done, Seen, parts
 
 
 def found_by(exercise: Exercise, world: Given, values: list[torch.Tensor]) -> One:
@@ -81,3 +81,17 @@ def test_an_exercise_asks_its_own_question():
         refuse([Mistake("too many bytes", "Who?", lambda seen: True)], None, "")
     assert wrong.value.asking({"too many bytes": "Which part?"}).answer.question == "Which part?"
     assert wrong.value.asking({}).answer.question == "Who?"
+
+
+@pytest.mark.parametrize(
+    "names, seeds",
+    [
+        (("", "a", "b", "a"), [[0], [1, 3], [2]]),
+        (("a", "a"), [[0], [1]]),
+        (("", "", "a"), [[0], [1], [2]]),
+        (("a",) * 5, [[0, 1], [2, 3, 4]]),
+    ],
+)
+def test_what_hangs_is_looked_for_by_name_and_then_in_halves(names, seeds):
+    worlds = [by_hand.InPlace(seed, 2, only=name) for seed, name in enumerate(names)]
+    assert [[world.seed for world in part] for part in parts(worlds)] == seeds
