@@ -421,11 +421,11 @@ except RankError as error:
 #
 # A training is more than its weights. Ours gets a little **dropout** now: in every forward, a tenth of the embedding's
 # outputs, chosen at random, are set to zero. Then five things change from step to step: the **weights**, the
-# **optimizer**'s moments, the **schedule** of the learning rate (here the rate grows for 16 steps), the **place** in
+# **optimizer**'s moments, the **schedule** of the learning rate (here the rate grows for 10 steps), the **place** in
 # the data, and the state of the **random** numbers, which differs on each rank.
 
 # %%
-SAVED, STEPS, WARM_UP = 8, 20, 16
+SAVED, STEPS, WARM_UP = 10, 22, 10
 
 
 def whole_training(seed):
@@ -477,7 +477,7 @@ def resumed(where, model, held, optimizer, schedule, forgotten=""):
 
 
 # %% [markdown]
-# The training takes 8 steps and is saved. Then it is resumed six times: once with everything, and five times with one
+# The training takes 10 steps and is saved. Then it is resumed six times: once with everything, and five times with one
 # of the five things forgotten.
 
 # %%
@@ -522,7 +522,7 @@ guess_E = 3  # your number
 # %%
 WHY = {
     "weights": "The curve begins again where an untrained model does.",
-    "optimizer": "AdamW begins with no idea of how large gradients are: some steps are too large.",
+    "optimizer": "AdamW begins with no idea of how large the gradients are: a jump, and then it has learned it again.",
     "schedule": "The rate grows from nothing again, and for a while the curve falls more slowly.",
     "place": "Its bumps are those of the first batches, which it has seen before.",
     "random": "Other outputs were set to zero. The curve is as good, but it is not the same.",
@@ -533,8 +533,8 @@ for letter, guess, n in zip("ABCDE", [guess_A, guess_B, guess_C, guess_D, guess_
     )
 
 # %% [markdown]
-# Some are plain to see, and the last ones can be told only by comparing numbers. So do not look at the curve to find
-# out whether a resume is exact: compare the numbers of a training that was resumed with those of one that was not.
+# Without the undisturbed curve beside it, you would hardly have suspected some of these. So do not look at a curve to
+# find out whether a training resumes exactly: compare its numbers with those of one that was not interrupted.
 #
 # > **What went wrong in the wild.** *Symptom*: none. A model of 120 billion parameters was resumed on 256 ranks. But
 # > each rank's random state had been declared a copy of the others', so only one was stored: 252 of the 256 ranks went
