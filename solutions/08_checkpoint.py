@@ -807,6 +807,7 @@ def silently(place):
 
 for rank, (keys, state) in enumerate(run(silently, fresh("silent") / "step-1", ranks=2, device="cpu")):
     print(f"rank {rank}: loaded {' and '.join(keys)}; the random state is that of rank {state}")
+FOLDER.cleanup()
 
 # %% [markdown]
 # The bias is in the checkpoint, the program forgot to ask for it, and nothing is said. And a plain tensor under one key
@@ -957,6 +958,3 @@ for rank, (keys, state) in enumerate(run(silently, fresh("silent") / "step-1", r
 # sequences. [09 Tensor parallelism](09_tensor_parallel.ipynb) splits the layers themselves.
 #
 # A clean copy of this notebook: `git restore notebooks/08_checkpoint.ipynb`, then *File > Reload Notebook from Disk*.
-
-# %%
-FOLDER.cleanup()

@@ -42,7 +42,9 @@ from labs.checkpoint.saving import save
 
 
 class Saver:
-    """Saves to folder/step-<step>, one after the other.  Made by all ranks of the group, at the same point.
+    """Saves to folder/step-<step>, one after the other.  Made by all ranks, at the same point.
+
+    group: of the ranks that save, and used by nothing else; by default a new one of all ranks, made here.
 
     What goes wrong while the thread writes is raised by the next `save` or `wait`, on all ranks; then it can go on.
     Let a job end with `wait`, or use `with`: what was copied is written then, although training may have failed.
@@ -50,8 +52,7 @@ class Saver:
 
     def __init__(self, folder: str | Path, group: ProcessGroup | None = None):
         self.folder, self.copy = Path(folder), Copied()
-        ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-        self.group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True, group_desc="saver")
+        self.group = group or dist.new_group(backend="gloo", group_desc="saver")
         self.writing: futures.Future[Path] | None = None
         self.last: Path | None = None
         atexit.register(self.wait)  # a program that never asked is told what went wrong

@@ -162,15 +162,20 @@ def test_a_program_that_ends_without_wait_ends_when_it_is_written_and_says_what_
     assert newest(tmp_path).name == "step-1" and newest(tmp_path / "not") is None
 
 
-def test_a_group_of_its_own_is_made_by_its_members_alone(tmp_path):
+def test_some_of_the_ranks_save_and_then_all_of_them(tmp_path):
+    """After a group that not all are in, ranks count their groups differently."""
+
     def body():
-        pair = dist.new_group([0, 2])
+        pair, found = dist.new_group([0, 2]), None
         if dist.get_rank() in (0, 2):
             with Saver(tmp_path, pair) as saver:
                 saver.save(1, Held(linear()), own=dist.get_rank())
-            return load(saver.wait(), Held(linear(1)), pair).own
+            found = load(saver.wait(), Held(linear(1)), pair).own
+        with Saver(tmp_path) as saver:
+            saver.save(2, Held(linear()), own=dist.get_rank())
+        return found, load(saver.wait(), Held(linear(1))).own
 
-    assert run(body, ranks=3, timeout=60) == [[0, 2], None, [0, 2]]
+    assert run(body, ranks=3, timeout=60) == [([0, 2], [0, 1, 2]), (None, [0, 1, 2]), ([0, 2], [0, 1, 2])]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="copies from a GPU need one")

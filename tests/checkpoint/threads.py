@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from labs import native, tp
-from labs.checkpoint import Held, load, save
+from labs.checkpoint import Held, Saver, load, save
 from labs.kit import draw
 from labs.kit.launch import run
 from labs.kit.rows.fsdp_rows import layers_of, whole
@@ -321,10 +321,11 @@ def changed_while_it_is_written(where):
 
     by_its_writer = checkpoint.FileSystemWriter(where / "writer")
     model, other = filled(0), linear(1)
-    final = save(where, 1, Held(model))
-    with torch.no_grad():
-        model.bias.fill_(1)
-    load(final, Held(other))
+    with Saver(where) as saver:
+        saver.save(1, Held(model))
+        with torch.no_grad():
+            model.bias.fill_(1)
+    load(where / "step-1", Held(other))
     found = [theirs(lambda: do("stager")), theirs(lambda: do("writer", storage_writer=by_its_writer))]
     return found, other.bias[0].item()
 

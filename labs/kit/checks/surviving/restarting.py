@@ -105,7 +105,8 @@ class Trainer:
     def __init__(self, world: Training, rank: int, number: int = 0) -> None:
         torch.manual_seed(world.seed + 2 * number)
         self.model = Model(world.frozen)
-        params = list(self.model.parameters())[:: -1 if number % 2 else 1]
+        params = list(self.model.parameters())
+        params = params[number:] + params[:number]  # turned: neither as it was, nor the other way round
         self.optimizer = torch.optim.AdamW(params, lr=0.01)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, slower)
         self.loader = Loader(world, rank)
