@@ -104,14 +104,14 @@ def fingerprint(p: Tensor) -> str:
     """Type, shape, and a sum of the bits, mixed with their places: a changed or exchanged element changes it."""
     if p.is_meta:
         return f"{p.dtype} of shape {tuple(p.shape)}"
-    numbers = p.detach().flatten()
+    numbers = p.detach().contiguous().flatten()
     if p.is_complex():
         numbers = torch.view_as_real(numbers.resolve_conj()).flatten()
     checksum = torch.zeros((), dtype=torch.int64, device=p.device)
     for n, bits in enumerate(bits_of(numbers).split(AT_ONCE)):
-        first = 2 * n * AT_ONCE + 1  # odd, so that the sign, the 64th bit, counts
-        mixed = torch.arange(first, first + 2 * len(bits), 2, device=p.device).mul_(bits)
-        checksum += mixed.bitwise_xor_(mixed >> 29).sum()  # and two signs do not cancel
+        mixed = torch.arange(n * AT_ONCE, n * AT_ONCE + len(bits), device=p.device).mul_(ODD[0]).add_(bits)
+        mixed.bitwise_xor_(mixed >> 32).mul_(ODD[1])
+        checksum += mixed.bitwise_xor_(mixed >> 29).sum()
     return f"{p.dtype} of shape {tuple(p.shape)}, checksum {checksum.item():x}"
 
 
@@ -124,6 +124,7 @@ def bits_of(numbers: Tensor) -> Tensor:
 
 
 INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+ODD = 0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9  # of SplitMix64 (Steele et al. 2014), cut to positive: bits everywhere
 AT_ONCE = 2**17  # integers: what they are mixed in fits into a cache, however large the tensor is
 
 

@@ -108,9 +108,10 @@ class Copied(Held):
         before, parts = self.copies, held.parts()
         self.copies, self.options = {}, deepcopy(held.groups())
         of: dict[int, Part] = {}  # what has several names is copied once
+        rooms = {id(part): part.blocks for part in before.values()}  # each for one copy: what was tied may be no longer
         for key, part in parts.items():
             if id(part) not in of:
-                room = before[key].blocks if key in before else {}
+                room = rooms.pop(id(before[key]), {}) if key in before else {}
                 blocks = {at: copied(x, room.get(at)) for at, x in part.blocks.items()}
                 of[id(part)] = replace(part, blocks=blocks)
             self.copies[key] = of[id(part)]

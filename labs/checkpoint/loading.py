@@ -11,6 +11,7 @@ What is not as it was written, or another model's, is told before a single tenso
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,13 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from labs.agree import everybodys, fingerprint, first_difference, on_all_ranks
+from labs.agree import compare, everybodys, fingerprint, first_difference, on_all_ranks
 from labs.checkpoint.extents import common, within
 from labs.checkpoint.index import Index, Stored, entry, opened, require_as_written
 from labs.checkpoint.kept import Entry, Kept, Options
 from labs.checkpoint.parts import Groups, Held, Parts
 from labs.dtensor.placement import Block
+from labs.memory.disk import sealed
 
 MOST = 5  # differences that are named
 
@@ -48,13 +50,16 @@ def load(where: str | Path, held: Held, group: ProcessGroup | None = None) -> Re
     """
     where, rank, ranks = Path(where), dist.get_rank(group), dist.get_world_size(group)
 
-    def look() -> dict[str, Any]:
-        record = opened(where)
+    record: dict[str, Any] = {}
+
+    def look() -> int:
+        record.update(opened(where))
         for name, written in [*record["files"].items()][rank::ranks]:
             require_as_written(where / name, written)
-        return record
+        return sealed(record)["checksum"]
 
-    record, *_ = on_all_ranks(look, group)
+    seen = dict(enumerate(on_all_ranks(look, group)))
+    compare(seen, partial(differ_in_index, where))
     index = {key: Stored.of_json(told) for key, told in record["tensors"].items()}
     mine = {key: (part.shape, part.dtype) for key, part in held.parts({}).items()}
     found = everybodys((mine, held.groups()), group)
@@ -71,6 +76,10 @@ def load(where: str | Path, held: Held, group: ProcessGroup | None = None) -> Re
                 fill(x, block, index[key], files)
         held.loaded(room, record["options"])
     return Remembered(record["step"], record["values"], record["own"])
+
+
+def differ_in_index(where: Path, rank: int, its: int, other: int, others: int) -> str:
+    return f"ranks {rank} and {other} found two different checkpoints at {where}: load one, which all ranks see alike"
 
 
 def fill(x: Tensor, block: Block, stored: Stored, files: Mapping[str, Any]) -> Tensor:
