@@ -242,6 +242,6 @@ def load_shards(fn: Callable[..., Any], seed: int) -> str:
     """
     most = checked(PLAY, (fn,), seed).most
     return (
-        f"each element was read once, by the rank whose it is. You held {most:.2f} × the part; it and one piece are "
-        f"{1 + 1 / PIECES:.2f} ×"
+        f"each element was read once, by the rank that needs it. You held {most:.2f} × the part; copied into place "
+        f"piece by piece, {1 + 1 / PIECES:.2f} × is enough"
     )
