@@ -699,7 +699,8 @@ for name, seconds in run(waits, fresh("waits"), ranks=2, device="cpu")[0].items(
 # Save often, and training waits often. Save seldom, and a failure loses much: on average half of the time between two
 # saves. Take δ seconds for a save, T seconds between two saves, and a failure every M seconds (the job's *mean time
 # between failures*, MTBF). Then a share of δ/T is lost by waiting, and T/2M by work that is done again. (A restart
-# takes time as well, but as much for every T.) Here are both for Llama 3's training, if a save takes a minute:
+# takes time as well, but as much for every T.) For Llama 3's training, if a save takes a minute: after how many minutes
+# of training should it save?
 
 # %%
 guess_minutes = 20  # your number
@@ -710,10 +711,10 @@ shares = {}
 for minutes in (5, 10, 20, 40, 80, 120):
     every = 60 * minutes
     shares[f"every {minutes} minutes"] = {"communication": 100 * SAVE / every, "waiting": 100 * every / 2 / between}
-draw.chart(shares, "% of the time", caption="lost: by saving (communication), by doing work again (waiting)")
+draw.chart(shares, "%", caption="of the time is lost: by saving (communication), by doing work again (waiting)")
 
 # %% [markdown]
-# One falls as the other rises. Their sum is least where its slope is zero, δ/T² = 1/2M (J. W. Young, 1974):
+# One part falls as the other rises. Their sum is least where its slope is zero, δ/T² = 1/2M (J. W. Young, 1974):
 #
 # $$T = \sqrt{2 \delta M}$$
 #
