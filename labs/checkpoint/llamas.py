@@ -213,7 +213,7 @@ def load_pretrained(folder: str | Path, held: Held, config: Config, group: Proce
 def named(held: Held, config: Config) -> Parts:
     """The parameters, by their names in a Llama.  Raises ValueError for those of another model."""
     theirs, shapes = names(config), whole_shapes(config)
-    ours = {key.removeprefix("model/"): part for key, part in held.parts().items() if key.startswith("model/")}
+    ours = {key.removeprefix("model/"): part for key, part in held.parts({}).items() if key.startswith("model/")}
     if config.tied:
         shapes["head.weight"] = shapes["embed.weight"]
     for name, part in ours.items():
