@@ -314,6 +314,12 @@ def test_what_would_come_again_is_told_at_once(kind, monkeypatch, capsys):
 
 
 def test_an_interrupt_is_never_followed_by_another_start(monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(RankError, match="rank 0 of 1 failed: KeyboardInterrupt") as caught:
+        run(interrupted, ranks=1, restarts=1)
+    assert caught.value.kind == "interrupted"
     assert started(KeyboardInterrupt(), monkeypatch, restarts=2) == [0]
 
 

@@ -64,7 +64,7 @@ class Problem:
 class RankError(RuntimeError):
     """A job failed.
 
-    kind   "raised", "died", "mismatch", "nobody", "returned", "deadlock" or "timeout"
+    kind   "raised", "interrupted", "died", "mismatch", "nobody", "returned", "deadlock" or "timeout"
     ranks  the ranks that are the cause
     where  what each rank was doing (`labs.kit.ranks.diagnosis.Where`), in order of rank
     """

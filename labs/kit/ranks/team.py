@@ -324,7 +324,8 @@ class Team:
             return RankError("died", same, f"{name(same)} {first.sentence}{gloo}{because}", where)
         trace = CELL_PATH.sub("Cell, line", first.trace).rstrip()
         text = f"{name(same)} of {self.ranks} failed: {first.sentence}\n\n{trace}\n{because}".rstrip()
-        return RankError("raised", same, text, where)
+        kind = "interrupted" if first.kind == KeyboardInterrupt.__name__ else "raised"
+        return RankError(kind, same, text, where)
 
     def late(self) -> dict[int, int]:
         """The ranks that have not answered, and their pids."""
