@@ -18,7 +18,8 @@ from torch import Tensor
 
 from labs.memory.precision import Masters
 
-OURS = {"params", "foreach", "fused", "capturable", "differentiable"}  # how a process computes: no part of a training
+# Of the process, and no part of a training: how it computes, and which parameters it has.
+OURS = {"params", "param_names", "foreach", "fused", "capturable", "differentiable"}
 
 Entry = tuple[tuple[int, ...], torch.dtype]
 Kept = Mapping[str, Mapping[str, Entry]]  # by name
@@ -83,7 +84,7 @@ class Optimizer:
                 if isinstance(group.get(key), Tensor):
                     group[key].fill_(value)
                 elif key != "optimizer":
-                    group[key] = tuple(value) if isinstance(value, list) else value
+                    group[key] = tuple(value) if isinstance(group.get(key), tuple) else value  # JSON has lists alone
 
     def groups(self) -> list[tuple[Options, list[Tensor]]]:
         around = f"{type(self.outer).__name__} of " if self.inner is not self.outer else ""

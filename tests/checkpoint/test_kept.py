@@ -53,12 +53,19 @@ def in_groups(params):
     return ADAMW([{"params": [one], "lr": 0.25, "weight_decay": 0.0}, {"params": others, "betas": (0.5, 0.75)}])
 
 
+def with_stops(params):
+    optimizer = optim.SGD(params, lr=0.1)
+    optimizer.param_groups[0] |= {"stops": [1, 2], "scales": (0.5, 0.75)}
+    return optimizer
+
+
 OPTIMIZERS = {  # the optimizer, beside "one" the layouts that take it, and the model
     "sgd": (partial(optim.SGD, lr=0.1), (*ZEROS, "fsdp"), Net),
     "momentum": (partial(optim.SGD, lr=0.1, momentum=0.9), (*ZEROS, "fsdp"), Net),
     "amsgrad": (partial(ADAMW, amsgrad=True), (*ZEROS, "fsdp"), Net),
     "a tensor as lr": (lambda params: ADAMW(params, lr=torch.tensor(0.1)), (*ZEROS, "fsdp"), Net),
     "groups": (in_groups, (), Net),
+    "options that are lists": (with_stops, (*ZEROS, "fsdp"), Net),
     "adagrad": (optim.Adagrad, ZEROS, Net),
     "adadelta": (optim.Adadelta, ZEROS, Net),
     "adamax": (optim.Adamax, ZEROS, Net),
@@ -94,6 +101,10 @@ def steps(model, optimizer, first, last):
         optimizer.zero_grad()
 
 
+def types(optimizer):
+    return [{key: type(value) for key, value in group.items()} for group in optimizer.param_groups]
+
+
 def through(folder, optimizer, layouts, make):
     """By way of which layouts a training does not go on as if it had not been saved."""
     held, trained = laid_out("one", model := make(1), optimizer)
@@ -108,7 +119,7 @@ def through(folder, optimizer, layouts, make):
         save(folder / layout, 2, other)
         again, others = laid_out("one", model := make(3), optimizer)
         load(folder / layout / "step-2", again)
-        loaded = same(numbers(again), expected) and again.groups() == options
+        loaded = same(numbers(again), expected) and again.groups() == options and types(others) == types(trained)
         steps(model, others, 2, 4)
         wrong += [] if loaded and same(numbers(again), numbers(held)) else [layout]
     return wrong
@@ -120,6 +131,18 @@ def test_every_optimizer_goes_on(tmp_path):
 
     for wrong in run(body, ranks=2):
         assert not any(wrong.values()), wrong
+
+
+def test_parameters_that_an_optimizer_has_by_name_may_be_in_other_groups(tmp_path):
+    def body():
+        one, two = Net(1), Net(2)
+        named = [*one.named_parameters()]
+        save(tmp_path, 1, Held(one, optimizer=ADAMW([{"params": named[:2]}, {"params": named[2:]}])))
+        optimizer = ADAMW(two.named_parameters())
+        load(tmp_path / "step-1", Held(two, optimizer=optimizer))
+        return optimizer.param_groups[0]["param_names"] == [name for name, _ in named]
+
+    assert run(body, ranks=1) == [True]
 
 
 def one_step(optimizer, make=Net, step=1):
