@@ -12,6 +12,7 @@ which nobody loads.  Nothing from a file is ever run: tensors in the safetensors
 """
 
 import json
+import operator
 import os
 import re
 import shutil
@@ -57,6 +58,17 @@ def newest(folder: str | Path) -> Path | None:
     """The checkpoint of the last step in a folder; None where there is none."""
     steps = {int(found[1]): path for path in Path(folder).glob("step-*") if (found := STEP.fullmatch(path.name))}
     return steps[max(steps)] if steps else None
+
+
+def numbered(step: Any) -> int:
+    """Raises ValueError for what no folder is called by, so that `newest` would not find it."""
+    try:
+        number = -1 if isinstance(step, bool) else operator.index(step)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ValueError(f"step= is {step!r}: give an integer, 0 or more")
+    return number
 
 
 def entry(key: str, block: Block) -> str:

@@ -28,7 +28,7 @@ from torch.distributed import ProcessGroup
 
 from labs.agree import compare, everybodys, fingerprint, first_difference, on_all_ranks
 from labs.checkpoint.extents import Piece, dealt, require_whole
-from labs.checkpoint.index import FORMAT, Index, Stored, commit, entry, to_json
+from labs.checkpoint.index import FORMAT, Index, Stored, commit, entry, numbered, to_json
 from labs.checkpoint.kept import Options
 from labs.checkpoint.parts import Groups, Held, Parts
 from labs.dtensor.placement import Block
@@ -50,22 +50,23 @@ def save(
     values: what else is to be remembered, the same on all ranks.  own: what each rank is to remember for itself.  Both
     as JSON has them.
 
-    Raises, on all ranks, ValueError for ranks that differ in what they bring, for what JSON cannot have, and where this
-    step is there already; OSError where the disk is full, or cannot be written.  Earlier checkpoints are as they were
-    then.
+    Raises, on all ranks, ValueError for ranks that differ in what they bring, for what JSON cannot have, for a step
+    that is no integer or below 0, and where it is there already; OSError where the disk is full, or cannot be written.
+    Earlier checkpoints are as they were then.
     """
     folder, rank, ranks = Path(folder), dist.get_rank(group), dist.get_world_size(group)
 
     parts: Parts = {}
 
-    def bring() -> tuple[Described, Groups, dict[str, str], str, str]:
+    def bring() -> tuple[Described, Groups, dict[str, Any], str, str]:
+        same = {"step": numbered(step), "values": to_json("values", values)}
         parts.update(held.parts())
-        same = {"step": to_json("step", step), "values": to_json("values", values)}
         return describe(parts), held.groups(), same, to_json("own", own), secrets.token_hex(4)
 
     described, groups, same, owns, words = zip(*on_all_ranks(bring, group), strict=True)
     global_ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
     compare(dict(zip(global_ranks, same, strict=True)), differ_in_values)
+    step = same[0]["step"]
     index = agreed(dict(zip(global_ranks, described, strict=True)))
     options = agreed_options(dict(zip(global_ranks, groups, strict=True)))
     final, draft = folder / f"step-{step}", folder / f"step-{step}.{words[0]}.draft"
@@ -163,7 +164,7 @@ def differ_in_options(name: str, rank: int, its: Options, other: int, others: Op
     )
 
 
-def differ_in_values(rank: int, its: dict[str, str], other: int, others: dict[str, str]) -> str:
+def differ_in_values(rank: int, its: dict[str, Any], other: int, others: dict[str, Any]) -> str:
     name = first_difference(its, others)
     return f"{name}= is {its[name]} on rank {rank} and {others[name]} on rank {other}: give the same on all ranks"
 

@@ -14,6 +14,15 @@ from labs.kit.launch import RankError, run
 from labs.mesh import Mesh
 from tests.checkpoint.common import ADAMW, linear, words_of
 
+NO_STEPS = [-1, True, 1.5, None, "3", [1], "../../evil"]
+
+
+class IndexLike:
+    """As numpy's integers are."""
+
+    def __index__(self):
+        return 4
+
 
 def test_what_cannot_be_saved_is_told_on_all_ranks_and_nothing_is_left(tmp_path):
     def body():
@@ -52,6 +61,22 @@ def test_what_cannot_be_saved_is_told_on_all_ranks_and_nothing_is_left(tmp_path)
             strict=True,
         ):
             assert sentence in (words or ""), words
+
+
+def test_a_step_is_an_integer_that_can_be_found_again(tmp_path):
+    def body():
+        held, folder = Held(linear()), tmp_path / "runs" / "a"
+        said = [words_of(lambda: save(folder, step, held)) for step in NO_STEPS]  # noqa: B023
+        return (
+            said,
+            [path.name for path in tmp_path.iterdir()],
+            save(folder, IndexLike(), held).name,
+            newest(folder).name,
+        )
+
+    for said, left, saved, last in run(body, ranks=2):
+        assert said == [f"step= is {step!r}: give an integer, 0 or more" for step in NO_STEPS]
+        assert (left, saved, last) == ([], "step-4", "step-4")
 
 
 def test_what_each_rank_gave_as_its_own_comes_back_by_rank(tmp_path):
