@@ -9,8 +9,9 @@
 All of it is arithmetic on offsets and shapes; no tensor is here.  PyTorch calls a block a ChunkStorageMetadata.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, product
 from math import prod
 
 from labs.dtensor.placement import Block
@@ -59,16 +60,35 @@ def in_row(i: int, row: tuple[int, ...], start: int, stop: int) -> list[Block]:
 
 
 def require_whole(key: str, shape: Sequence[int], found: set[Block]) -> None:
-    """Raise ValueError where blocks overlap, or leave a gap."""
+    """Raise ValueError where blocks overlap, leave a gap, or lie outside."""
+    if covered_once(shape, found):
+        return
     for a, b in combinations(sorted(found, key=lambda block: block.offset), 2):
         if (twice := common(a, b)) is not None:
             raise ValueError(
                 f"{key!r} is cut in two ways: {said(twice)} is in {said(a)} and in {said(b)}; cut a tensor alike on "
                 "all ranks"
             )
+    for block in found:
+        if prod(block.shape) and common(block, whole(shape)) != block:
+            raise ValueError(f"{said(block)} is no part of {key!r}, of shape {tuple(shape)}")
     missing = prod(shape) - sum(prod(block.shape) for block in found)
-    if missing:
-        raise ValueError(f"{missing} of the {prod(shape)} elements of {key!r} are on no rank: save on all ranks")
+    raise ValueError(f"{missing} of the {prod(shape)} elements of {key!r} are on no rank: save on all ranks")
+
+
+def covered_once(shape: Sequence[int], found: set[Block]) -> bool:
+    """Whether the corners of all blocks add up to those of the whole: in time that grows with their number alone.
+
+    In one dim: where a block begins, one more lies over each element that follows; where it ends, one less.  Where
+    that adds up to what the whole does, so does what lies over each element.  In more dims, the signs multiply.
+    """
+    corners: Counter[tuple[int, ...]] = Counter()
+    signs = [prod(each) for each in product((1, -1), repeat=len(shape))]
+    for block, times in [(whole(shape), -1), *((block, 1) for block in found)]:
+        ends = [(at, at + n) for at, n in zip(block.offset, block.shape, strict=True)]
+        for corner, sign in zip(product(*ends), signs, strict=True):
+            corners[corner] += sign * times
+    return not any(corners.values())
 
 
 def said(block: Block) -> str:

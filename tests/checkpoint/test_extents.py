@@ -56,6 +56,32 @@ def test_what_is_missing_or_there_twice_is_told():
         require_whole("w", (2, 4), {whole((2, 4)), right})
 
 
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple), st.data())
+def test_blocks_are_whole_if_each_element_is_in_one(shape, data):
+    def block():
+        ends = [sorted(data.draw(st.tuples(st.integers(0, n + 1), st.integers(0, n + 1)))) for n in shape]
+        return Block(tuple(a for a, _ in ends), tuple(b - a for a, b in ends))
+
+    found = {block() for _ in range(data.draw(st.integers(0, 3)))}
+    times = torch.zeros([n + 1 for n in shape])
+    for each in found:
+        times[each.slices] += 1
+    expected = torch.zeros_like(times)
+    expected[whole(shape).slices] = 1
+    if torch.equal(times, expected):
+        require_whole("w", shape, found)
+    else:
+        with pytest.raises(ValueError, match=r"is cut in two ways|is no part of|are on no rank"):
+            require_whole("w", shape, found)
+
+
+def test_one_block_of_many_that_is_missing_is_told():
+    cut = {Block((i, 0, j), (1, 3, 2)) for i in range(10) for j in range(0, 20, 2)}
+    require_whole("w", (10, 3, 20), cut)
+    with pytest.raises(ValueError, match="6 of the 600 elements of 'w' are on no rank"):
+        require_whole("w", (10, 3, 20), cut - {Block((7, 0, 4), (1, 3, 2))})
+
+
 def test_what_several_ranks_have_is_written_once_and_by_those_with_least_to_write():
     mine, ours, small = ("a", whole((4,))), ("b", whole((3,))), ("c", whole((1,)))
     assert dealt([{mine: 40, ours: 30, small: 10}, {ours: 30, small: 10}, {small: 10}]) == [[mine], [ours], [small]]
