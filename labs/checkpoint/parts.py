@@ -34,6 +34,11 @@ from labs.zero import Zero
 from labs.zero.flat import Unit
 
 COUNTERS = {"step", "mu_product", "eta", "mu"}  # of torch's optimizers
+DTYPES = {  # that safetensors knows, and reads a part of
+    torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,
+    torch.int64, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,20 +63,26 @@ class Held:
     def __init__(self, *models: nn.Module, optimizer: Any = None):
         self.models, self.kept = models, Optimizer(optimizer)
         self.cuts = dict(cut for model in models for cut in cuts_in(model))
-        names = self.names
-        for _, p, _ in self.kept:
-            if p not in names:
-                raise ValueError(f"the optimizer has a parameter of shape {tuple(p.shape)} that is in no model given")
+        self.parts({})  # raises now what it would raise when all is saved
 
     @property
     def names(self) -> dict[Tensor, list[str]]:
         """Of what the models have at this moment: a buffer may be another tensor by now."""
-        found: dict[str, Tensor] = {}
+        names = names_of(self.named())
+        for _, p, _ in self.kept:
+            if p not in names:
+                raise ValueError(f"the optimizer has a parameter of shape {tuple(p.shape)} that is in no model given")
+        return names
+
+    def named(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
         for model in self.models:
             for name, x in model.state_dict(keep_vars=True).items():
                 if found.setdefault(name, x) is not x:
                     raise ValueError(f"two of the models have a {name!r}: put them into one, under a name each")
-        return names_of(found)
+                if hasattr(x, "in_zero"):
+                    raise ValueError(f"{name!r} is a vector of a model that is in Zero: give HeldByZero(zero)")
+        return found
 
     def parts(self, kept: Entries | None = None) -> Parts:
         """kept: of the optimizer, these, in place of what it keeps now."""
@@ -115,11 +126,10 @@ class HeldByZero(Held):
         self.zero, self.units = zero, {unit.shard: unit for unit in zero.units}
         super().__init__(optimizer=zero.optimizer)
 
-    @property
-    def names(self) -> dict[Tensor, list[str]]:
-        found = dict(self.zero.model.named_buffers(remove_duplicate=False))
+    def named(self) -> dict[str, Any]:
+        found: dict[str, Any] = dict(self.zero.model.named_buffers(remove_duplicate=False))
         found |= {name: unit.shard for unit in self.zero.units for name in unit.layout.shapes}
-        return names_of({key: found.get(name) for key, name in self.zero.keys.items()})
+        return {key: found.get(name) for key, name in self.zero.keys.items()}
 
     def laid_out(self, p: Tensor, x: Tensor, names: list[str]) -> Parts:
         if p not in self.units or x.shape != p.shape:
@@ -148,12 +158,16 @@ def what_is_odd(x: Any) -> str | None:
         return "is no tensor: give what is in it to save(values=)"
     if "torch.distributed" in type(x).__module__:
         return f"is a {type(x).__name__} of torch's: torch.distributed.checkpoint saves those"
+    if nn.parameter.is_lazy(x):
+        return "is lazy: run a forward before, so that it has a shape"
+    if isinstance(x, DTensor) and any(placement.is_partial() for placement in x.placements):
+        return "has a summand on each rank: redistribute() it to Replicate() or Shard(dim)"
     if x.is_meta:
         return "is on the meta device: give it numbers before"
     if x.layout is not torch.strided:
         return f"is {x.layout}: a checkpoint has dense tensors, so make it one, or keep it out of state_dict()"
-    if x.dtype == torch.complex128:
-        return "is complex128, which safetensors does not know: keep its real and imaginary parts"
+    if x.dtype not in DTYPES:
+        return f"is {x.dtype}, which safetensors does not know: keep it in a dtype that it does, or as several tensors"
     if any(n > 1 and step == 0 for n, step in zip(x.shape, x.stride(), strict=True)):
         return "is expanded, so that it cannot be written to: make it contiguous()"
     return None

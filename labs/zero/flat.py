@@ -51,6 +51,7 @@ class Unit:
         shard = self.full.data.chunk(self.ranks)[self.rank]
         self.shard = nn.Parameter(shard.clone() if stage == 3 else shard, trained)
         self.at_rest = self.shard if stage == 3 else self.full
+        self.at_rest.in_zero = True  # for labs.checkpoint: what the model has is no parameter of its own
         self.versions, self.version = Versions(self.full), self.shard._version
         for name, p in named.items():
             Moved.mark(p, name, "give the optimizer to Zero")

@@ -12,8 +12,10 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from labs import dtensor
 from labs.checkpoint import Held, HeldByZero, load, newest, save
 from labs.kit.launch import run
+from labs.mesh import Mesh
 from labs.model import GPT
 from labs.zero import Zero
 from tests.checkpoint.common import ADAMW, CONFIG, LAYOUTS, alone, in_vectors, linear, numbers, same, words_of
@@ -22,7 +24,7 @@ from tests.models import Awkward, batch
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32,
     torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2,
-    torch.complex64,
+    torch.complex64, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
 ]  # fmt: skip
 
 
@@ -191,11 +193,20 @@ def of_torch():
     return DTensor.from_local(torch.ones(2), init_device_mesh("cpu", (2,)))
 
 
+def of_summands():
+    return with_buffers(1, x=dtensor.DTensor.from_local(torch.ones(2), Mesh((2,), ("dp",)), [dtensor.Partial()]))
+
+
 REFUSED = [
     (lambda: with_buffers(1, x=of_torch()), "'x' is a DTensor of torch's: torch.distributed.checkpoint saves those"),
     (lambda: Extra(3, 3), "'_extra_state' is no tensor: give what is in it to save(values=)"),
     (lambda: with_buffers(1, x=torch.eye(3).to_sparse()), "'x' is torch.sparse_coo: a checkpoint has dense tensors"),
-    (lambda: with_buffers(1, x=torch.ones(3, dtype=torch.complex128)), "'x' is complex128, which safetensors does not"),
+    (of_summands, "'x' has a summand on each rank: redistribute() it"),
+    (lambda: nn.LazyLinear(3), "'weight' is lazy: run a forward before, so that it has a shape"),
+    *(
+        (lambda dtype=dtype: with_buffers(1, x=torch.ones(16, dtype=torch.uint8).view(dtype)), f"'x' is {dtype}, which")
+        for dtype in (torch.complex128, torch.bits8, torch.float4_e2m1fn_x2)
+    ),
     (lambda: with_buffers(1, x=torch.ones(3, 1).expand(3, 2)), "'x' is expanded, so that it cannot be written to"),
     (lambda: with_buffers(1, x=torch.ones(3, device="meta")), "'x' is on the meta device: give it numbers before"),
 ]
@@ -211,6 +222,29 @@ def test_what_a_checkpoint_cannot_have_is_told():
     for said in run(body, ranks=2):
         for both, (_, sentence) in zip(said, REFUSED, strict=True):
             assert all(sentence in (words or "") for words in both), (both, sentence)
+
+
+def test_a_model_in_zero_is_held_by_zero_alone():
+    def body():
+        said = []
+        for stage in (1, 2, 3):
+            zero = Zero(linear(), stage, ADAMW)
+            for optimizer in (None, zero.optimizer):
+                said.append(words_of(lambda: Held(zero.model, optimizer=optimizer)))  # noqa: B023
+        return said
+
+    for said in run(body, ranks=2):
+        assert said == ["'flat0' is a vector of a model that is in Zero: give HeldByZero(zero)"] * 6
+
+
+def test_a_parameter_that_came_later_is_told(tmp_path):
+    def body():
+        held, _, optimizer = alone(linear())
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+        return [words_of(lambda: save(tmp_path, 1, held)), words_of(lambda: held.room({}))]
+
+    for said in run(body, ranks=2):
+        assert said == ["the optimizer has a parameter of shape (2,) that is in no model given"] * 2
 
 
 def test_two_stages_with_one_name_are_told():
