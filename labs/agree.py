@@ -15,6 +15,7 @@ by side.
 """
 
 import math
+import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -52,16 +53,30 @@ def compare(found: Mapping[int, Any], sentence: Sentence, error: type[Exception]
 
 
 def on_all_ranks(do: Callable[[], Any], group: ProcessGroup | None = None) -> list[Any]:
-    """What each rank finds, in the order of the ranks; an OSError or ValueError of one of them, all of them raise."""
+    """What each rank finds, in the order of the ranks; what the first of them raises, all of them raise."""
     try:
         found = do()
-    except (OSError, ValueError) as error:
+    except Exception as error:
         found = error
-    everyones = [found] if not dist.is_initialized() else list(everybodys(found, group).values())
-    for each in everyones:
+    mine, everyones = 0, [found]
+    if dist.is_initialized():
+        mine, everyones = dist.get_rank(group), list(everybodys(can_be_sent(found), group).values())
+    for rank, each in enumerate(everyones):
         if isinstance(each, Exception):
-            raise each
+            raise found if rank == mine else each
     return everyones
+
+
+def can_be_sent(found: Any) -> Any:
+    """An error that another rank could not make again becomes one that says the same."""
+    if not isinstance(found, Exception):
+        return found
+    words = f"rank {dist.get_rank()}: {type(found).__name__}: {found}"
+    try:
+        again = pickle.loads(pickle.dumps(found))
+    except Exception:
+        return RuntimeError(words)
+    return found if str(again) == str(found) else RuntimeError(words)
 
 
 def first_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """labs.agree against numbers worked out by hand, and ranks made to differ."""
 
 import math
+import threading
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from labs import agree
-from labs.agree import Order, Some, fingerprint, first_difference, require_equal_replicas, require_same
+from labs.agree import Order, Some, fingerprint, first_difference, on_all_ranks, require_equal_replicas, require_same
 from labs.kit.launch import RankError, run
 
 
@@ -48,6 +49,38 @@ def test_a_fingerprint_does_not_depend_on_where_a_tensor_lies(dtype):
     x = torch.arange(33).remainder(2).to(dtype)
     for size in (8, 9):
         assert fingerprint(x[1 : 1 + size]) == fingerprint(x[1 : 1 + size].clone())
+
+
+def ones(length, *places, value=1.0, dtype=torch.float32):
+    return torch.zeros(length, dtype=dtype).index_fill(0, torch.tensor(places), value)
+
+
+EXCHANGED = [  # a regular mixture would take the two of a row for equal
+    (ones(1024, 1), ones(1024, 513)),
+    (ones(8, 1, value=2), ones(8, 5, value=2)),
+    (ones(4, 0, value=2, dtype=torch.float64), ones(4, 2, value=2, dtype=torch.float64)),
+    (ones(4096, 0, dtype=torch.float64), ones(4096, 2048, dtype=torch.float64)),
+    (ones(2048, 3, dtype=torch.bfloat16), ones(2048, 1027, dtype=torch.bfloat16)),
+    (ones(2, 0, value=-0.0), ones(2, 1, value=-0.0)),
+    (torch.eye(512, dtype=torch.float64), torch.eye(512, dtype=torch.float64)[[4, 1, 2, 3, 0, *range(5, 512)]]),
+    (ones(64, 11, 31), ones(64, 15, 27)),
+    (ones(65, 10, 30), ones(65, 14, 26)),
+    (ones(65, 10, 30, dtype=torch.int32), ones(65, 14, 26, dtype=torch.int32)),
+    (ones(65, 10, 30, dtype=torch.uint8), ones(65, 14, 26, dtype=torch.uint8)),
+]
+
+
+@pytest.mark.parametrize(("x", "other"), EXCHANGED)
+def test_what_is_exchanged_is_seen(x, other):
+    assert sorted(x.flatten().tolist()) == sorted(other.flatten().tolist())
+    assert fingerprint(x) != fingerprint(other) and fingerprint(x) == fingerprint(x.clone())
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.float64, torch.complex64])
+def test_a_fingerprint_does_not_depend_on_strides(dtype):
+    x = torch.arange(64).remainder(3).to(dtype).view(32, 2)
+    for view in (x[:, 1], x.flatten()[::3], x.t(), x[1::2]):
+        assert fingerprint(view) == fingerprint(view.contiguous())
 
 
 def test_replicas_that_differ_in_one_bit_are_named():
@@ -113,6 +146,53 @@ def test_some_numbers_are_equal_but_for_rounding():
     assert Some.of(x) == Some.of(x * (1 + 1e-12)) and Some.of(x) != Some.of(x * (1 + 1e-6))
     assert Some.of(x) != Some.of(x[:-1])
     assert Some.of(torch.tensor([math.nan])).spoiled and Some.of(torch.tensor([math.inf])) == Some.of(torch.ones(1))
+
+
+class Unsent(Exception):
+    def __reduce__(self):
+        raise TypeError("not for others")
+
+
+class MadeOtherwise(Exception):
+    def __init__(self, code, where):
+        super().__init__(f"{code} at {where}")
+
+
+def errors():
+    return [  # what the ranks raise, and what each of them meets
+        ({1: KeyError("a")}, [KeyError("a")] * 3),
+        ({2: OSError(28, "No space left", "file")}, [OSError(28, "No space left", "file")] * 3),
+        ({0: TypeError("this"), 2: ValueError("that")}, [TypeError("this")] * 3),
+        ({1: Unsent("it")}, [RuntimeError("rank 1: Unsent: it"), Unsent("it"), RuntimeError("rank 1: Unsent: it")]),
+        ({0: MadeOtherwise(3, "x")}, [MadeOtherwise(3, "x"), *[RuntimeError("rank 0: MadeOtherwise: 3 at x")] * 2]),
+        ({0: ValueError(threading.Lock())}, [ValueError, RuntimeError, RuntimeError]),
+    ]
+
+
+def test_what_one_rank_raises_all_of_them_raise():
+    def body():
+        met = []
+        for raised, _ in errors():
+
+            def do():
+                if dist.get_rank() in raised:  # noqa: B023
+                    raise raised[dist.get_rank()]  # noqa: B023
+                return dist.get_rank()
+
+            try:
+                on_all_ranks(do)
+            except Exception as error:
+                met.append((type(error).__name__, str(error)))
+        return met, on_all_ranks(dist.get_rank)
+
+    for rank, (met, found) in enumerate(run(body, ranks=3)):
+        assert found == [0, 1, 2]
+        for (kind, words), (_, expect) in zip(met, errors(), strict=True):
+            expected = expect[rank]
+            if isinstance(expected, type):
+                assert kind == expected.__name__
+            else:
+                assert (kind, words) == (type(expected).__name__, str(expected))
 
 
 def test_the_first_rank_that_differs_is_told_from_every_rank():
