@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from labs.checkpoint.extents import said
+from labs.checkpoint.extents import require_whole, said
 from labs.dtensor.placement import Block
 from labs.memory.disk import checksum, flush, sealed
 
@@ -46,9 +46,20 @@ class Stored:
         return {"key": self.key, "shape": self.shape, "dtype": str(self.dtype).removeprefix("torch."), "pieces": pieces}
 
     @classmethod
-    def of_json(cls, said: dict[str, Any]) -> "Stored":
-        files = {Block(tuple(offset), tuple(shape)): name for offset, shape, name in said["pieces"]}
-        return cls(said["key"], tuple(said["shape"]), getattr(torch, said["dtype"]), files)
+    def of_json(cls, told: dict[str, Any]) -> "Stored":
+        """Raises ValueError where the pieces are not the whole."""
+        dtype = getattr(torch, told["dtype"], None)
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"{told['dtype']!r} is no dtype of torch's")
+        files = {Block(sizes(offset), sizes(shape)): name for offset, shape, name in told["pieces"]}
+        require_whole(told["key"], sizes(told["shape"]), {*files})
+        return cls(told["key"], sizes(told["shape"]), dtype, files)
+
+
+def sizes(told: Any) -> tuple[int, ...]:
+    if not isinstance(told, list) or not all(type(n) is int and n >= 0 for n in told):
+        raise ValueError(f"{told!r} is no shape, and no offset")
+    return tuple(told)
 
 
 Index = dict[str, Stored]
@@ -96,21 +107,37 @@ def keys_in(value: Any) -> Iterator[Any]:
         yield from keys_in(each)
 
 
-def opened(where: Path) -> dict[str, Any]:
+def opened(where: Path) -> tuple[dict[str, Any], Index]:
+    """What was recorded, and of that the index.  Raises ValueError for what is none, though its checksum may fit."""
     try:
+        if (where / INDEX).is_symlink():
+            raise ValueError("its index is a link to another file")
         found = json.loads((where / INDEX).read_bytes())
         record = found["record"]
         if found != sealed(record):
             raise ValueError("its checksum is another")
-    except (OSError, ValueError, TypeError, LookupError) as error:
-        raise ValueError(f"{where} is no checkpoint, or not a whole one ({error}): load another one") from error
-    if record["format"] != FORMAT:
-        raise ValueError(f"{where} has format {record['format']}, and this course reads {FORMAT}: update it")
-    return record
+        if record["format"] == FORMAT:
+            return record, indexed(record)
+    except (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        why = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"{where} is no checkpoint, or not a whole one ({why}): load another one") from error
+    raise ValueError(f"{where} has format {record['format']}, and this course reads {FORMAT}: update it")
+
+
+def indexed(record: dict[str, Any]) -> Index:
+    numbered(record["step"]), record["values"], [*record["own"]]
+    for name, options in record["options"].items():
+        if not isinstance(options["optimizer"], str):
+            raise ValueError(f"the optimizer of {name!r} has no name")
+    index = {key: Stored.of_json(told) for key, told in record["tensors"].items()}
+    for name in [*record["files"], *(name for stored in index.values() for name in stored.files.values())]:
+        if not FILE.fullmatch(name) or name not in record["files"]:
+            raise ValueError(f"{name!r} is no file of a checkpoint, or has no checksum")
+    return index
 
 
 def require_as_written(path: Path, written: int) -> None:
-    if not FILE.fullmatch(path.name) or path.is_symlink() or not path.is_file():
+    if path.is_symlink() or not path.is_file():
         raise ValueError(f"{path} is missing, or no file of a checkpoint: put back what was there, or load another one")
     if checksum(path) != written:
         raise ValueError(f"{path} does not hold what was written there: put back what was there, or load another one")

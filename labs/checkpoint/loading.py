@@ -12,20 +12,20 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from labs.agree import compare, everybodys, fingerprint, first_difference, on_all_ranks
+from labs.agree import compare, fingerprint, first_difference, on_all_ranks
 from labs.checkpoint.extents import common, within
 from labs.checkpoint.index import Index, Stored, entry, opened, require_as_written
-from labs.checkpoint.kept import Entry, Kept, Options
+from labs.checkpoint.kept import Entries, Entry, Kept, Options
 from labs.checkpoint.parts import Groups, Held, Parts
 from labs.dtensor.placement import Block
 from labs.memory.disk import sealed
@@ -42,44 +42,88 @@ class Remembered:
     own: list[Any]
 
 
-def load(where: str | Path, held: Held, group: ProcessGroup | None = None) -> Remembered:
+def load(where: str | Path | None, held: Held, group: ProcessGroup | None = None) -> Remembered:
     """Take this rank's part of a checkpoint; returns what else was given to `save`.
 
     Raises ValueError, on all ranks, before any tensor has changed: for what is no checkpoint, or no longer as it was
-    written; for a newer format; and for another model or optimizer, with the names that differ.
+    written; for an index that its files do not bear out; for a newer format; and for another model or optimizer, with
+    the names that differ.
     """
-    where, rank, ranks = Path(where), dist.get_rank(group), dist.get_world_size(group)
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
 
     record: dict[str, Any] = {}
+    index: Index = {}
 
     def look() -> int:
-        record.update(opened(where))
-        for name, written in [*record["files"].items()][rank::ranks]:
-            require_as_written(where / name, written)
-        return sealed(record)["checksum"]
+        if where is None:
+            raise ValueError("there is no checkpoint: newest(folder) gives None before the first save, so ask for that")
+        path, (found, its) = Path(where), opened(Path(where))
+        lying = in_files(its)
+        for name, written in [*found["files"].items()][rank::ranks]:
+            require_as_written(path / name, written)
+            require_entries(path / name, lying.get(name, {}))
+        record.update(found), index.update(its)
+        return sealed(found)["checksum"]
 
     seen = dict(enumerate(on_all_ranks(look, group)))
     compare(seen, partial(differ_in_index, where))
-    index = {key: Stored.of_json(told) for key, told in record["tensors"].items()}
-    mine = {key: (part.shape, part.dtype) for key, part in held.parts({}).items()}
-    found = everybodys((mine, held.groups()), group)
-    require_fitting(where, index, [wanted for wanted, _ in found.values()])
-    if groups := [each for _, groups in found.values() for each in groups]:
-        require_optimizer(where, kept(index), record["options"], groups)
-    room = held.room(kept(index))
-    parts = held.parts(room)
+    where = Path(where)
+
+    def ask() -> tuple[dict[str, Entry], Groups]:
+        return {key: (part.shape, part.dtype) for key, part in held.parts({}).items()}, held.groups()
+
+    asked, groups = zip(*on_all_ranks(ask, group), strict=True)
+    require_fitting(where, index, asked)
+    if any(groups):
+        require_optimizer(where, kept(index), record["options"], [*chain.from_iterable(groups)])
+
+    room: Entries = {}
+    parts: Parts = {}
+    files: dict[str, Any] = {}
     with ExitStack() as stack, torch.no_grad():
-        files = {name: stack.enter_context(safe_open(where / name, "pt")) for name in record["files"]}
-        on_all_ranks(lambda: require_equal_where_one(where, index, files, parts), group)
-        for part, key in {id(part): (part, key) for key, part in parts.items()}.values():
-            for block, x in part.blocks.items():
-                fill(x, block, index[key], files)
+
+        def prepare() -> None:
+            room.update(held.room(kept(index)))
+            parts.update(held.parts(room))
+            files.update((name, stack.enter_context(safe_open(where / name, "pt"))) for name in record["files"])
+            require_equal_where_one(where, index, files, parts)
+
+        def take() -> None:
+            for part, key in {id(part): (part, key) for key, part in parts.items()}.values():
+                for block, x in part.blocks.items():
+                    fill(x, block, index[key], files)
+
+        on_all_ranks(prepare, group)
+        on_all_ranks(take, group)
         held.loaded(room, record["options"])
     return Remembered(record["step"], record["values"], record["own"])
 
 
-def differ_in_index(where: Path, rank: int, its: int, other: int, others: int) -> str:
+def differ_in_index(where: Any, rank: int, its: int, other: int, others: int) -> str:
     return f"ranks {rank} and {other} found two different checkpoints at {where}: load one, which all ranks see alike"
+
+
+def in_files(index: Index) -> dict[str, dict[str, Entry]]:
+    """By file, the pieces that are said to lie in it."""
+    found: dict[str, dict[str, Entry]] = {}
+    for stored in index.values():
+        for block, name in stored.files.items():
+            found.setdefault(name, {})[entry(stored.key, block)] = block.shape, stored.dtype
+    return found
+
+
+def require_entries(path: Path, pieces: Mapping[str, Entry]) -> None:
+    try:
+        with safe_open(path, "pt") as file:
+            names = {*file.keys()}
+            for name, (shape, dtype) in pieces.items():
+                nothing = (slice(0, 0),) * len(shape)
+                if name not in names or tuple(file.get_slice(name).get_shape()) != shape:
+                    raise ValueError(f"it has no {name} of shape {shape}")
+                if read(file, name, nothing).dtype != dtype:
+                    raise ValueError(f"its {name} is not {dtype}")
+    except (ValueError, SafetensorError) as error:
+        raise ValueError(f"{path} is not what the index says ({error}): load another checkpoint") from error
 
 
 def fill(x: Tensor, block: Block, stored: Stored, files: Mapping[str, Any]) -> Tensor:

@@ -10,7 +10,7 @@ from torch import nn
 
 from labs.checkpoint import Held, load, save
 from labs.kit.launch import run
-from labs.memory.disk import sealed
+from labs.memory.disk import checksum, sealed
 from tests.checkpoint.common import ADAMW, alone, linear, words_of
 
 
@@ -41,6 +41,20 @@ def elsewhere(where):
     os.symlink(where.parent / "moved", where / FILE)
 
 
+def elsewhere_index(where):
+    os.rename(where / "index.json", where.parent / "moved")
+    os.symlink(where.parent / "moved", where / "index.json")
+
+
+def weight(**change):
+    return rewritten(lambda record: record["tensors"]["model/weight"].update(change))
+
+
+def no_tensors(where):
+    (where / FILE).write_bytes(b"none")
+    rewritten(lambda record: record["files"].update({FILE: checksum(where / FILE)}))(where)
+
+
 FILE = "rank-1-of-2.safetensors"
 DAMAGES = [
     (lambda where: altered(where / FILE), f"{FILE} does not hold what was written there"),
@@ -54,8 +68,30 @@ DAMAGES = [
     (rewritten(lambda record: record.update(format=2)), "has format 2, and this course reads 1"),
     (
         rewritten(lambda record: record["files"].update({"../x": record["files"].pop(FILE)})),
-        "is missing, or no file of a checkpoint",
+        "'../x' is no file of a checkpoint",
     ),
+    (elsewhere_index, "(its index is a link to another file)"),
+    (lambda where: (where / "index.json").write_text("[" * 100_000), "is no checkpoint, or not a whole one"),
+    (weight(pieces=[]), "(9 of the 9 elements of 'model/weight' are on no rank"),
+    (weight(pieces=[[[0, 0], [2, 3], FILE]]), "(3 of the 9 elements of 'model/weight' are on no rank"),
+    (weight(pieces=[[[0, 0], [2, 3], FILE], [[1, 0], [2, 3], FILE]]), "('model/weight' is cut in two ways: [1:2, 0:3]"),
+    (weight(pieces=[[[1, 0], [3, 3], FILE]]), "([1:4, 0:3] is no part of 'model/weight', of shape (3, 3))"),
+    (weight(pieces=[[[-1, 0], [4, 3], FILE]]), "([-1, 0] is no shape, and no offset)"),
+    (weight(pieces=[[[0, 0], [3, 3], "rank-9-of-9.safetensors"]]), "('rank-9-of-9.safetensors' is no file of a"),
+    (weight(pieces=[[[0, 0], [3, 3], f"../{FILE}"]]), f"('../{FILE}' is no file of a checkpoint"),
+    (weight(pieces=[[[n, 0], [1, 3], FILE] for n in range(3)]), f"{FILE} is not what the index says (it has no model/"),
+    (weight(key="model/bias"), "is not what the index says (it has no model/bias[0:3, 0:3] of shape (3, 3))"),
+    (weight(dtype="int32"), "is not what the index says (its model/weight[0:3, 0:3] is not torch.int32)"),
+    (weight(dtype="load"), "('load' is no dtype of torch's)"),
+    (weight(dtype="float33"), "('float33' is no dtype of torch's)"),
+    (rewritten(lambda record: record["tensors"]["model/weight"].pop("shape")), "(it has no 'shape')"),
+    *[
+        (rewritten(lambda record, name=name: record.pop(name)), f"(it has no {name!r})")
+        for name in ("format", "step", "files", "tensors", "options", "values", "own")
+    ],
+    (rewritten(lambda record: record.update(step="3")), "(step= is '3': give an integer, 0 or more)"),
+    (rewritten(lambda record: record["options"]["bias"].pop("optimizer")), "(it has no 'optimizer')"),
+    (no_tensors, "is not what the index says (Error while deserializing header"),
 ]
 
 
@@ -73,10 +109,15 @@ def test_what_is_not_as_it_was_written_is_told_on_all_ranks_before_a_tensor_has_
                 damage(where)
             dist.barrier()
             said.append(words_of(lambda: load(where, held)))  # noqa: B023
-        return said, model.weight.sum().item()
+        save(tmp_path, 2, held)
+        two = words_of(lambda: load(tmp_path / f"step-{1 + dist.get_rank()}", held))
+        none = words_of(lambda: load(None if dist.get_rank() else tmp_path / "step-1", held))
+        return said, model.weight.sum().item(), two, none
 
-    for said, changed in run(body, ranks=2):
+    for said, changed, two, none in run(body, ranks=2):
         assert changed == 0
+        assert "ranks 0 and 1 found two different checkpoints" in two
+        assert "there is no checkpoint: newest(folder) gives None" in none
         for words, (_, sentence) in zip(said, DAMAGES, strict=True):
             assert sentence in (words or ""), (words, sentence)
 
