@@ -90,7 +90,8 @@ MISTAKES = [
         "checkpoint/index.py",
         ("        if found != sealed(record):\n", "        if False:\n"),
         ("    if checksum(path) != written:\n", "    if False:\n"),
-        ("            shutil.rmtree(other)\n", "            pass\n"),
+        ("        lock(index)\n        shutil.rmtree(draft)\n", "        pass\n"),
+        ("        lock(index)\n        shutil", "        shutil"),
     ),
     *of(
         "checkpoint",
@@ -122,7 +123,7 @@ MISTAKES = [
         "checkpoint",
         "checkpoint/background.py",
         ("return room.copy_(x, non_blocking=True)", "return x"),
-        ('dist.new_group(ranks, backend="gloo", use_local_synchronization=True, group_desc="saver")', "group"),
+        ('group or dist.new_group(backend="gloo", group_desc="saver")', "group"),
         ("        self.wait()\n\n        def take", "        def take"),
         ("deepcopy(values)", "values"),
         ("            self.last = written.result()\n", ""),

@@ -8,18 +8,21 @@
                                          and by each of them; and the checksum of the index
 
 A checkpoint is a folder that has been renamed to `step-12`, and until then it was `step-12.<a random word>.draft`,
-which nobody loads.  Nothing from a file is ever run: tensors in the safetensors format, the rest in JSON.
+which nobody loads.  A draft's index is locked while its owner lives; what a job that was killed has left, the next save
+removes.  Nothing from a file is ever run: tensors in the safetensors format, the rest in JSON.
 """
 
+import fcntl
 import json
 import operator
 import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -29,7 +32,7 @@ from labs.memory.disk import checksum, flush, sealed
 
 FORMAT, INDEX = 1, "index.json"
 FILE = re.compile(r"rank-\d+-of-\d+\.safetensors")
-STEP, DRAFT = re.compile(r"step-(\d+)"), re.compile(r"step-(\d+)\.\w+\.draft")
+STEP, DRAFT = re.compile(r"step-(\d+)"), re.compile(r"step-\d+\.\w+\.draft")
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,17 @@ Index = dict[str, Stored]
 
 
 def newest(folder: str | Path) -> Path | None:
-    """The checkpoint of the last step in a folder; None where there is none."""
-    steps = {int(found[1]): path for path in Path(folder).glob("step-*") if (found := STEP.fullmatch(path.name))}
+    """The checkpoint of the last step in a folder; None where there is none, as before the first save.
+
+    Raises OSError for what is no folder, or cannot be looked into.
+    """
+    try:
+        named = [(found, path) for path in Path(folder).iterdir() if (found := STEP.fullmatch(path.name))]
+        steps = {int(found[1]): path for found, path in named if (path / INDEX).is_file()}
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise OSError(f"{folder} cannot be looked into ({error}): give the folder that was given to save()") from error
     return steps[max(steps)] if steps else None
 
 
@@ -88,15 +100,18 @@ def entry(key: str, block: Block) -> str:
 
 
 def to_json(name: str, value: Any) -> str:
-    """Raises ValueError for what JSON cannot have, or would bring back as something else: a key that is no string."""
+    """The same for equal values.  A tuple comes back as a list.
+
+    Raises ValueError for what JSON cannot have, and for a key that is no string, which it would bring back as one.
+    """
     try:
-        text = json.dumps(value)
-    except (TypeError, ValueError) as error:
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{name}= is not for JSON ({error}): give numbers, strings, lists and dicts") from error
     for key in keys_in(value):
         if not isinstance(key, str):
             raise ValueError(f"{name}= has a key {key!r}, which JSON would bring back as a string: make it one before")
-    return text
+    return json.dumps(value, sort_keys=True)
 
 
 def keys_in(value: Any) -> Iterator[Any]:
@@ -143,14 +158,44 @@ def require_as_written(path: Path, written: int) -> None:
         raise ValueError(f"{path} does not hold what was written there: put back what was there, or load another one")
 
 
+@contextmanager
+def drafted(final: Path, draft: Path) -> Iterator[None]:
+    """Until it is renamed, or removed at the end, its index is locked: the system unlocks it when a process dies."""
+    if final.exists():
+        raise ValueError(f"{final} is there already: give another folder, or go on from it")
+    made = [parent for parent in draft.parents if not parent.exists()]
+    draft.mkdir(parents=True)
+    try:
+        with open(draft / INDEX, "w") as index:
+            with suppress(OSError):  # a file system without locks: there, nobody can take one either
+                lock(index)
+            for folder in made:
+                flush(folder.parent)
+            yield
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def lock(file: IO[str]) -> None:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def commit(draft: Path, final: Path, record: dict[str, Any]) -> None:
     """Write the index, flush it, and rename the folder."""
     (draft / INDEX).write_text(json.dumps(sealed(record)))
     flush(draft / INDEX)
     rename(draft, final, record["files"])
-    for other in final.parent.iterdir():  # of jobs that were killed while they saved
-        if (found := DRAFT.fullmatch(other.name)) and int(found[1]) <= record["step"]:
-            shutil.rmtree(other)
+    with suppress(OSError):  # it has happened, whatever is left behind
+        for other in final.parent.iterdir():
+            if DRAFT.fullmatch(other.name):
+                remove_unless_alive(other)
+
+
+def remove_unless_alive(draft: Path) -> None:
+    """Of a job that was killed while it saved; the lock of one that lives cannot be taken."""
+    with suppress(OSError), open(draft / INDEX, "r+") as index:
+        lock(index)
+        shutil.rmtree(draft)
 
 
 def rename(draft: Path, final: Path, files: Iterable[str]) -> None:
@@ -159,5 +204,10 @@ def rename(draft: Path, final: Path, files: Iterable[str]) -> None:
         if not (draft / name).exists():
             raise ValueError(f"rank 0 does not see {draft / name}: save to a folder that all ranks have in common")
     flush(draft)
-    os.rename(draft, final)
+    try:
+        os.rename(draft, final)
+    except OSError as error:
+        if final.exists():
+            raise ValueError(f"{final} is there already, by another job: give another folder, or load it") from error
+        raise
     flush(final.parent)

@@ -11,9 +11,9 @@ Source: torch.distributed.checkpoint, docs.pytorch.org/docs/stable/distributed.c
 
 import json
 import secrets
-import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import chain
 from math import prod
@@ -28,7 +28,7 @@ from torch.distributed import ProcessGroup
 
 from labs.agree import compare, everybodys, fingerprint, first_difference, on_all_ranks
 from labs.checkpoint.extents import Piece, dealt, require_whole
-from labs.checkpoint.index import FORMAT, Index, Stored, commit, entry, numbered, to_json
+from labs.checkpoint.index import FORMAT, Index, Stored, commit, drafted, entry, numbered, to_json
 from labs.checkpoint.kept import Options
 from labs.checkpoint.parts import Groups, Held, Parts
 from labs.dtensor.placement import Block
@@ -54,19 +54,19 @@ def save(
     that is no integer or below 0, and where it is there already; OSError where the disk is full, or cannot be written.
     Earlier checkpoints are as they were then.
     """
-    folder, rank, ranks = Path(folder), dist.get_rank(group), dist.get_world_size(group)
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
 
     parts: Parts = {}
 
     def bring() -> tuple[Described, Groups, dict[str, Any], str, str]:
-        same = {"step": numbered(step), "values": to_json("values", values)}
+        same = {"folder": str(Path(folder)), "step": numbered(step), "values": to_json("values", values)}
         parts.update(held.parts())
         return describe(parts), held.groups(), same, to_json("own", own), secrets.token_hex(4)
 
     described, groups, same, owns, words = zip(*on_all_ranks(bring, group), strict=True)
     global_ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
     compare(dict(zip(global_ranks, same, strict=True)), differ_in_values)
-    step = same[0]["step"]
+    folder, step = Path(folder), same[0]["step"]
     index = agreed(dict(zip(global_ranks, described, strict=True)))
     options = agreed_options(dict(zip(global_ranks, groups, strict=True)))
     final, draft = folder / f"step-{step}", folder / f"step-{step}.{words[0]}.draft"
@@ -74,8 +74,8 @@ def save(
     require_equal_copies(parts, sizes, group)
     writes = dealt(sizes)
     names = [f"rank-{other}-of-{ranks}.safetensors" for other in range(ranks)]
-    try:
-        on_all_ranks(lambda: prepare(final, draft) if rank == 0 else None, group)
+    with ExitStack() as stack:
+        on_all_ranks(lambda: stack.enter_context(drafted(final, draft)) if rank == 0 else None, group)
         checksums = on_all_ranks(lambda: write(draft / names[rank], parts, writes[rank]), group)
         for name, pieces in zip(names, writes, strict=True):
             for key, block in pieces:
@@ -90,9 +90,6 @@ def save(
             "own": [json.loads(each) for each in owns],
         }
         on_all_ranks(lambda: commit(draft, final, record) if rank == 0 else None, group)
-    finally:
-        if rank == 0:
-            shutil.rmtree(draft, ignore_errors=True)
     return final
 
 
@@ -175,12 +172,6 @@ def bytes_of(described: Described) -> dict[Piece, int]:
         for key, (_, dtype, _, blocks) in described.items()
         for block in blocks
     }
-
-
-def prepare(final: Path, draft: Path) -> None:
-    if final.exists():
-        raise ValueError(f"{final} is there already: give another folder, or go on from it")
-    draft.mkdir(parents=True)
 
 
 def write(path: Path, parts: Parts, pieces: Sequence[Piece]) -> int:

@@ -1,7 +1,10 @@
 """labs.checkpoint.saving: what cannot be saved is told on all ranks, and the last checkpoint is still there."""
 
+import math
 import os
 import resource
+import shutil
+from threading import Event, get_ident
 
 import pytest
 import torch
@@ -9,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from labs import fsdp
-from labs.checkpoint import Held, Remembered, load, newest, save, saving
+from labs.checkpoint import Held, Remembered, Saver, index, load, newest, save, saving
 from labs.kit.launch import RankError, run
 from labs.mesh import Mesh
 from tests.checkpoint.common import ADAMW, linear, words_of
@@ -33,6 +36,7 @@ def test_what_cannot_be_saved_is_told_on_all_ranks_and_nothing_is_left(tmp_path)
         said.append(words_of(lambda: save(tmp_path, 2 + rank, Held(model))))
         said.append(words_of(lambda: save(tmp_path, 2, Held(model), own={1} if rank else None)))
         said.append(words_of(lambda: save(tmp_path, 2, Held(model), values=[{"milestones": {30: 1}}])))
+        said.append(words_of(lambda: save(tmp_path / str(rank), 2, Held(model))))
         (tmp_path / "file").touch()
         said.append(words_of(lambda: save(tmp_path / "file", 2, Held(model))))
         if rank == 1:
@@ -54,6 +58,7 @@ def test_what_cannot_be_saved_is_told_on_all_ranks_and_nothing_is_left(tmp_path)
                 "step= is 2 on rank 0 and 3 on rank 1",
                 "own= is not for JSON (Object of type set is not JSON serializable)",
                 "values= has a key 30, which JSON would bring back as a string",
+                "/0 on rank 0 and ",
                 "Not a directory",
                 "rank-1-of-2.safetensors cannot be written",
                 "'model/bias' differs on ranks 0 and 1, which both have it",
@@ -86,6 +91,16 @@ def test_what_each_rank_gave_as_its_own_comes_back_by_rank(tmp_path):
     run(body, tmp_path, 3, ranks=2)
     expected = Remembered(3, {"lr": [0.1, 1e-9]}, [{"rank": 0}, {"rank": 1}])
     assert run(lambda: load(newest(tmp_path), Held(linear(1))), ranks=3) == [expected] * 3
+
+
+def test_values_are_equal_in_any_order_and_come_back_as_json_has_them(tmp_path):
+    def body():
+        values = {"a": (1, 2), "b": math.nan, "c": 3}
+        values = values if dist.get_rank() else dict(reversed(values.items()))
+        return load(save(tmp_path, 1, Held(linear()), values, (1,)), Held(linear()))
+
+    for found in run(body, ranks=2):
+        assert found.own == [[1], [1]] and found.values.pop("b") != 0 and found.values == {"a": [1, 2], "c": 3}
 
 
 def test_what_lies_in_the_same_memory_or_out_of_order_is_saved(tmp_path):
@@ -127,6 +142,93 @@ def test_a_rank_that_dies_while_it_saves_leaves_the_last_checkpoint(tmp_path):
         assert run(lambda: load(newest(tmp_path), Held(linear(1))), ranks=3)[0].step == 1
     run(body, 2, ranks=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1", "step-2"]
+
+
+def test_what_cannot_be_removed_is_left_and_each_folder_that_was_made_is_flushed(tmp_path):
+    def body():
+        held, flushed, folder = Held(linear()), [], tmp_path / "runs" / "a"
+        flush = index.flush
+        index.flush = lambda path: (flushed.append(str(path.relative_to(tmp_path))), flush(path))
+        save(folder, 1, held)
+        if dist.get_rank() == 0:
+            (folder / "step-1.file.draft").touch()
+            (folder / "step-1.link.draft").symlink_to(folder / "step-1")
+            shutil.copytree(folder / "step-1", folder / "step-9.dead.draft")
+        dist.barrier()
+        return flushed[:2], [save(folder, step, held).name for step in (2, 3)]
+
+    (flushed, saved), _ = run(body, ranks=2)
+    assert set(flushed) == {".", "runs"} and saved == ["step-2", "step-3"]
+    left = sorted(path.name for path in (tmp_path / "runs" / "a").iterdir())
+    assert left == ["step-1", "step-1.file.draft", "step-1.link.draft", "step-2", "step-3"]
+
+
+def test_a_save_leaves_one_that_is_not_finished_alone(tmp_path):
+    def body():
+        held, rank, main, commit = Held(linear()), dist.get_rank(), get_ident(), saving.commit
+        begun, go = Event(), Event()
+
+        def later(*arguments):
+            if get_ident() != main:
+                begun.set()
+                go.wait()
+            return commit(*arguments)
+
+        saving.commit = later
+        saver = Saver(tmp_path)
+        saver.save(5, held)
+        if rank == 0:
+            begun.wait()
+        saved = [save(tmp_path, 6, held).name]
+        go.set()
+        return [*saved, saver.wait().name]
+
+    assert run(body, ranks=2, timeout=60) == [["step-6", "step-5"]] * 2
+
+
+def test_of_two_jobs_that_save_one_step_one_wins(tmp_path):
+    def body():
+        rank, commit = dist.get_rank(), saving.commit
+        alone = [dist.new_group([each]) for each in (0, 1)][rank]
+
+        def in_turn(*arguments):
+            for each in (0, 1):
+                dist.barrier()  # both have a draft
+                if each == rank:
+                    try:
+                        commit(*arguments)
+                    except ValueError as error:
+                        lost.append(error)
+            if lost:
+                raise lost[0]
+
+        saving.commit, lost = in_turn, []
+        words = words_of(lambda: save(tmp_path, 1, Held(linear(rank)), group=alone))
+        dist.barrier()
+        other = linear(2)
+        load(newest(tmp_path), Held(other))
+        return words, torch.equal(other.weight, linear(0).weight), [path.name for path in tmp_path.iterdir()]
+
+    (won, *first), (lost, *second) = run(body, ranks=2, timeout=60)
+    assert won is None and "step-1 is there already, by another job" in lost
+    assert first == second == [True, ["step-1"]]
+
+
+def test_what_is_no_checkpoint_is_not_the_newest_and_what_cannot_be_looked_into_is_told(tmp_path):
+    assert newest(tmp_path / "nowhere") is None and newest(tmp_path) is None
+    (tmp_path / "step-9").touch()
+    (tmp_path / "step-8").mkdir()
+    assert newest(tmp_path) is None
+    with pytest.raises(OSError, match=r"step-9 cannot be looked into \(.*Not a directory"):
+        newest(tmp_path / "step-9")
+
+    def body():
+        (tmp_path / "closed").mkdir(mode=0)
+        if os.geteuid() == 0:  # who may look everywhere
+            os.seteuid(65534)
+        return words_of(lambda: newest(tmp_path / "closed"))
+
+    assert "closed cannot be looked into (" in run(body, ranks=1)[0]
 
 
 def test_an_optimizer_of_another_model_is_told():
