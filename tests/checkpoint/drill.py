@@ -59,7 +59,7 @@ def training(folder, steps, laid_out, saver, kills=0, seed=0):
     death = Death(folder, kills, seed)
     held, model, optimizer = laid_out(Dropping(CONFIG))
     saver = saver(folder)
-    schedule = CosineAnnealingLR(held.optimizer, steps)
+    schedule = CosineAnnealingLR(held.kept.inner, steps)
     batches = Batches(TOKENS, BATCH, CONFIG.context, rank=rank, ranks=ranks)
     for set_seed in (torch.manual_seed, random.seed, numpy.random.seed):
         set_seed(rank)
@@ -68,7 +68,7 @@ def training(folder, steps, laid_out, saver, kills=0, seed=0):
         remembered = load(where, held)
         first, state = remembered.step, remembered.values
         schedule.load_state_dict(state["schedule"])
-        for group in held.optimizer.param_groups:
+        for group in held.kept.inner.param_groups:
             group["lr"] = state["lr"]
         set_random_state(remembered.own[rank])
     for step in range(first, steps):
@@ -83,7 +83,7 @@ def training(folder, steps, laid_out, saver, kills=0, seed=0):
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-        state = {"schedule": schedule.state_dict(), "lr": held.optimizer.param_groups[0]["lr"]}
+        state = {"schedule": schedule.state_dict(), "lr": held.kept.inner.param_groups[0]["lr"]}
         saver.save(step + 1, held, state, random_state())
     saver.wait()
     death.comes()
