@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import FrameType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -128,7 +129,7 @@ class FlightRecorder(tap.Listener):
         self.ids: dict[object, int] = {}
         self.text_bytes = 0
         self.places: dict[tuple[object, ...], int] = {}
-        self.groups: dict[dist.ProcessGroup, str] = {}
+        self.groups = WeakKeyDictionary[dist.ProcessGroup, str]()  # one that is destroyed gives back what it has
         self.sites: dict[tuple[object, ...], str] = {}
         self.forms: dict[tuple[object, ...], tuple[int, int, int]] = {}  # what is told of calls that look alike
         self.waits: dict[int, bool] = {}  # records that are waited for, and whether the rank has nothing else to do
