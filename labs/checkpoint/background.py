@@ -47,21 +47,26 @@ class Saver:
     group: of the ranks that save, and used by nothing else; by default a new one of all ranks, made here.
 
     What goes wrong while the thread writes is raised by the next `save` or `wait`, on all ranks; then it can go on.
-    Let a job end with `wait`, or use `with`: what was copied is written then, although training may have failed.
+    Let a job end with `wait`, or use `with`: what was copied is written then, although training may have failed; and
+    its copies and its group are given back.
     """
 
     def __init__(self, folder: str | Path, group: ProcessGroup | None = None):
         self.folder, self.copy = Path(folder), Copied()
-        self.group = group or dist.new_group(backend="gloo", group_desc="saver")
+        self.own_group = dist.new_group(backend="gloo", group_desc="saver") if group is None else None
+        self.group = group or self.own_group
         self.writing: futures.Future[Path] | None = None
         self.last: Path | None = None
+        self.closed = False
         atexit.register(self.wait)  # a program that never asked is told what went wrong
 
     def save(self, step: int, held: Held, values: Any = None, own: Any = None) -> None:
         """As `labs.checkpoint.save`, and go on as soon as all ranks have their copies.
 
-        Raises what `wait` raises; and, on all ranks, ValueError for values that JSON cannot have.
+        Raises what `wait` raises; and, on all ranks, ValueError for values that JSON cannot have, and after its `with`.
         """
+        if self.closed:
+            raise ValueError("this Saver has ended, with its `with`: save inside that, or make another one")
         self.wait()
 
         def take() -> None:
@@ -85,10 +90,18 @@ class Saver:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        if kind is None:
+        if self.writing is not None:
+            futures.wait([self.writing])
+        self.close()
+        if kind is None:  # else what the thread raised would hide the error that counts
             self.wait()
-        elif self.writing is not None:
-            futures.wait([self.writing])  # what it raised would hide the error that counts
+
+    def close(self) -> None:
+        self.closed, self.copy = True, Copied()
+        atexit.unregister(self.wait)
+        if self.own_group is not None:
+            dist.destroy_process_group(self.own_group)
+            self.group = self.own_group = None
 
 
 class Copied(Held):

@@ -1,11 +1,16 @@
 """labs.checkpoint.background: the file has what was held when save() was called; what a thread meets is told."""
 
+import contextlib
+import gc
 import os
 import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
+import weakref
+from dataclasses import replace
 from threading import Event
 
 import pytest
@@ -14,6 +19,7 @@ import torch.distributed as dist
 
 from labs.checkpoint import Held, Saver, load, newest, saving
 from labs.kit.launch import RankError, run
+from labs.model import GPT
 from tests.checkpoint.common import CONFIG, LAYOUTS, Extras, linear, numbers, same, steps, words_of
 
 
@@ -109,6 +115,61 @@ def test_what_a_thread_meets_is_told_on_all_ranks_by_the_next_call(tmp_path):
         assert last == waited == "step-2"
 
 
+def test_what_was_one_tensor_and_is_two_by_now_is_saved_as_two(tmp_path):
+    def of_buffers(a, b):
+        model = linear()
+        model.register_buffer("a", a)
+        model.register_buffer("b", b)
+        return model
+
+    def body():
+        shared, wrong = torch.zeros(2), []
+        changed = of_buffers(shared, shared)
+        tied, untied = (GPT(replace(CONFIG, tied=tied), seed=1) for tied in (True, False))
+        with Saver(tmp_path) as saver:
+            for step, model in enumerate((tied, untied, tied, changed, changed)):
+                changed.b = torch.ones(2) if step == 4 else shared
+                saver.save(step, held := Held(model))
+                expected = numbers(held)
+                other = Held(GPT(model.config) if model is not changed else of_buffers(torch.rand(2), torch.rand(2)))
+                load(saver.wait(), other)
+                wrong += [] if same(numbers(other), expected) else [step]
+        return wrong
+
+    for wrong in run(body, ranks=2):
+        assert not wrong
+
+
+def test_a_saver_gives_all_back_when_its_with_ends(tmp_path):
+    def taken(group):
+        dist.barrier(group)  # it is there, whichever savers have ended
+        return threading.active_count(), len(os.listdir("/dev/fd"))
+
+    def one(folder, group, fail):
+        with contextlib.suppress(ArithmeticError), Saver(folder, group) as saver:
+            saver.save(1, Held(linear()))
+            if fail:
+                raise ArithmeticError("of training")
+        copies = saver.copy.parts()
+        return weakref.ref(saver), copies, words_of(lambda: saver.save(2, Held(linear()))), saver.wait().name
+
+    def body():
+        group, found = dist.new_group(backend="gloo"), []
+        one(tmp_path / "first", None, False)
+        before = taken(group)
+        for case in ((None, False), (None, True), (group, False), (group, True)):
+            saver, *rest = one(tmp_path / str(case[1]) / str(case[0] is None), *case)
+            gc.collect()
+            found.append((saver() is None, *rest))
+        return found, before, taken(group)
+
+    for found, before, after in run(body, ranks=2):
+        for gone, copies, said, last in found:
+            assert gone and not copies and last == "step-1"
+            assert said == "this Saver has ended, with its `with`: save inside that, or make another one"
+        assert after == before
+
+
 def test_a_rank_that_is_killed_while_its_thread_writes_leaves_the_last_checkpoint(tmp_path):
     def body(victim):
         with Saver(tmp_path) as saver:
@@ -187,8 +248,8 @@ def test_a_copy_from_a_gpu_is_pinned(tmp_path):
             expected = model.weight.cpu()
             with torch.no_grad():
                 model.weight.zero_()
-        load(saver.wait(), Held(model))
-        pinned = [x.is_pinned() for part in saver.copy.parts().values() for x in part.blocks.values()]
+            load(saver.wait(), Held(model))
+            pinned = [x.is_pinned() for part in saver.copy.parts().values() for x in part.blocks.values()]
         return all(pinned) and torch.equal(model.weight.cpu(), expected)
 
     assert run(body, ranks=1) == [True]
