@@ -117,10 +117,10 @@ def require_entries(path: Path, pieces: Mapping[str, Entry]) -> None:
         with safe_open(path, "pt") as file:
             names = {*file.keys()}
             for name, (shape, dtype) in pieces.items():
-                nothing = (slice(0, 0),) * len(shape)
                 if name not in names or tuple(file.get_slice(name).get_shape()) != shape:
                     raise ValueError(f"it has no {name} of shape {shape}")
-                if (file.get_slice(name)[nothing] if shape else file.get_tensor(name)).dtype != dtype:
+                none = (slice(0, 0),) * len(shape)  # of its numbers, where it has dims
+                if (file.get_slice(name)[none] if none else file.get_tensor(name)).dtype != dtype:
                     raise ValueError(f"its {name} is not {dtype}")
     except (ValueError, SafetensorError) as error:
         raise ValueError(f"{path} is not what the index says ({error}): load another checkpoint") from error
