@@ -14,6 +14,7 @@ import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from math import prod
@@ -54,43 +55,73 @@ def save(
     that is no integer or below 0, and where it is there already; OSError where the disk is full, or cannot be written.
     Earlier checkpoints are as they were then.
     """
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    rank, parts = dist.get_rank(group), {}
 
-    parts: Parts = {}
-
-    def bring() -> tuple[Described, Groups, dict[str, Any], str, str]:
+    def bring() -> Brought:
         same = {"folder": str(Path(folder)), "step": numbered(step), "values": to_json("values", values)}
         parts.update(held.parts())
-        return describe(parts), held.groups(), same, to_json("own", own), secrets.token_hex(4)
+        return Brought(same, describe(parts), held.groups(), to_json("own", own), secrets.token_hex(4))
 
-    described, groups, same, owns, words = zip(*on_all_ranks(bring, group), strict=True)
-    global_ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-    compare(dict(zip(global_ranks, same, strict=True)), differ_in_values)
-    folder, step = Path(folder), same[0]["step"]
-    index = agreed(dict(zip(global_ranks, described, strict=True)))
-    options = agreed_options(dict(zip(global_ranks, groups, strict=True)))
-    final, draft = folder / f"step-{step}", folder / f"step-{step}.{words[0]}.draft"
-    sizes = [bytes_of(each) for each in described]
-    require_equal_copies(parts, sizes, group)
-    writes = dealt(sizes)
-    names = [f"rank-{other}-of-{ranks}.safetensors" for other in range(ranks)]
+    brought = on_all_ranks(bring, group)
+    plan = agreed_plan(dict(zip(dist.get_process_group_ranks(group or dist.group.WORLD), brought, strict=True)))
+    require_equal_copies(parts, [bytes_of(each.described) for each in brought], group)
+    final = Path(folder) / f"step-{plan.step}"
+    draft = final.with_name(f"{final.name}.{brought[0].word}.draft")
     with ExitStack() as stack:
         on_all_ranks(lambda: stack.enter_context(drafted(final, draft)) if rank == 0 else None, group)
-        checksums = on_all_ranks(lambda: write(draft / names[rank], parts, writes[rank]), group)
-        for name, pieces in zip(names, writes, strict=True):
-            for key, block in pieces:
-                index[key].files[block] = name
-        record = {
-            "format": FORMAT,
-            "step": step,
-            "files": dict(zip(names, checksums, strict=True)),
-            "tensors": {key: stored.as_json() for key, stored in index.items()},
-            "options": options,
-            "values": values,
-            "own": [json.loads(each) for each in owns],
-        }
-        on_all_ranks(lambda: commit(draft, final, record) if rank == 0 else None, group)
+        checksums = on_all_ranks(lambda: write(draft / plan.files[rank], parts, plan.writes[rank]), group)
+        on_all_ranks(lambda: commit(draft, final, plan.record(checksums)) if rank == 0 else None, group)
     return final
+
+
+@dataclass(frozen=True)
+class Brought:
+    """What a rank tells the others: what must be the same on all, and what it has of its own."""
+
+    same: dict[str, Any]
+    described: Described
+    groups: Groups
+    own: str
+    word: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all have agreed on.  files, writes: by rank, its file, and the pieces that it writes there."""
+
+    step: int
+    values: Any
+    own: list[Any]
+    index: Index
+    options: dict[str, Options]
+    files: list[str]
+    writes: list[list[Piece]]
+
+    def record(self, checksums: Sequence[int]) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "step": self.step,
+            "files": dict(zip(self.files, checksums, strict=True)),
+            "tensors": {key: stored.as_json() for key, stored in self.index.items()},
+            "options": self.options,
+            "values": self.values,
+            "own": self.own,
+        }
+
+
+def agreed_plan(brought: Mapping[int, Brought]) -> Plan:
+    """Raises ValueError where ranks differ."""
+    compare({rank: each.same for rank, each in brought.items()}, differ_in_values)
+    index = agreed({rank: each.described for rank, each in brought.items()})
+    options = agreed_options({rank: each.groups for rank, each in brought.items()})
+    writes = dealt([bytes_of(each.described) for each in brought.values()])
+    files = [f"rank-{rank}-of-{len(brought)}.safetensors" for rank in range(len(brought))]
+    for name, pieces in zip(files, writes, strict=True):
+        for key, block in pieces:
+            index[key].files[block] = name
+    first, *_ = (each.same for each in brought.values())
+    own = [json.loads(each.own) for each in brought.values()]
+    return Plan(first["step"], json.loads(first["values"]), own, index, options, files, writes)
 
 
 def describe(parts: Parts) -> Described:
