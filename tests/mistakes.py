@@ -102,7 +102,7 @@ MISTAKES = [
     ),
     *of(
         "checkpoint",
-        "checkpoint/kept.py",
+        "checkpoint/optimizer_state.py",
         ("            self.inner.state.pop(copy, None)\n", ""),
         ("                copy.detach().copy_(p)\n", "                pass\n"),
         ("                    group[key].fill_(value)\n", "                    group[key] = value\n"),
@@ -123,7 +123,7 @@ MISTAKES = [
         "checkpoint",
         "checkpoint/background.py",
         ("return room.copy_(x, non_blocking=True)", "return x"),
-        ('group or dist.new_group(backend="gloo", group_desc="saver")', "group"),
+        ("self.group = group or self.own_group", "self.group = group"),
         ("        self.wait()\n\n        def take", "        def take"),
         ("deepcopy(values)", "values"),
         ("            self.last = written.result()\n", ""),

@@ -2,15 +2,15 @@
 
 In this order:
 
-    extents     where a part of a tensor lies in the whole; who writes what
-    kept        what an optimizer keeps of each parameter, whichever that is
-    parts       what this rank holds of a training, by name: under labs.ddp, zero, fsdp, tp, pp
-    index       a checkpoint on disk: its files, and what lies in which
-    saving      each rank writes its share, and then all of it has happened, or nothing
-    loading     each rank reads only what it needs, after all of it has been looked at
-    randomness  where a rank's generators of random numbers stand
-    background  training waits for a copy alone, and a thread saves it
-    llamas      weights alone, out and in as Hugging Face's libraries have them
+    extents          where a part of a tensor lies in the whole; who writes what
+    optimizer_state  what an optimizer keeps of each parameter, whichever that is
+    parts            what this rank holds of a training, by name: under labs.ddp, zero, fsdp, tp, pp
+    index            a checkpoint on disk: its files, and what lies in which
+    saving           each rank writes its share, and then all of it has happened, or nothing
+    loading          each rank reads only what it needs, after all of it has been looked at
+    randomness       where a rank's generators of random numbers stand
+    background       training waits for a copy alone, and a thread saves it
+    llamas           weights alone, out and in as Hugging Face's libraries have them
 
 PyTorch calls it torch.distributed.checkpoint.
 """

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from labs.checkpoint.extents import of_range, whole
-from labs.checkpoint.kept import Entries, Kept, Optimizer, Options, Wanted
+from labs.checkpoint.optimizer_state import Entries, Kept, Optimizer, Options, Wanted
 from labs.dtensor import DTensor
 from labs.dtensor.placement import Block
 from labs.tp.shares import Cut

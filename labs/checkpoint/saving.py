@@ -30,7 +30,7 @@ from torch.distributed import ProcessGroup
 from labs.agree import compare, everybodys, fingerprint, first_difference, on_all_ranks
 from labs.checkpoint.extents import Piece, dealt, require_whole
 from labs.checkpoint.index import FORMAT, Index, Stored, commit, drafted, entry, numbered, to_json
-from labs.checkpoint.kept import Options
+from labs.checkpoint.optimizer_state import Options
 from labs.checkpoint.parts import Groups, Held, Parts
 from labs.dtensor.placement import Block
 from labs.memory.disk import checksum, flush

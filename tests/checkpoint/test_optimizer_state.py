@@ -1,4 +1,4 @@
-"""labs.checkpoint.kept: what an optimizer keeps goes through each layout that takes it, or is refused in a sentence."""
+"""labs.checkpoint.optimizer_state: what an optimizer keeps goes through each layout that takes it, or is refused."""
 
 from functools import partial
 
