@@ -376,9 +376,9 @@ def replace(disk, name, text):
 check.replace(replace)
 
 # %% [markdown]
-# A checkpoint is many files, so a whole *folder* is renamed. Here is what is in a folder while two checkpoints are saved
-# into it, call by call, as recorded on the one rank of a small job. Drag the slider. At which moment does the next
-# checkpoint begin to count? Is there a moment at which a crash would leave nothing to load?
+# A checkpoint is many files, so a whole *folder* is renamed. Here is what is in a folder while two checkpoints are
+# saved into it, call by call, as recorded on the one rank of a small job. Drag the slider. At which moment does the
+# next checkpoint begin to count? Is there a moment at which a crash would leave nothing to load?
 
 
 # %%
