@@ -543,10 +543,11 @@ for letter, guess, n in zip("ABCDE", [guess_A, guess_B, guess_C, guess_D, guess_
 #
 # ### Exercise 3: remember, and resume
 #
-# Now without the textbook: all that one rank needs, in a dictionary. The check saves yours to a file, and loads it in
-# another process. The optimizer there is an AdamW, too, but it was given the parameters in another order. Some
-# parameters may be frozen, there are buffers, and there may have been no step yet. The training that you remembered
-# goes on as well, and changes its numbers. (Here the ranks do not average gradients: each trains a model of its own.)
+# Now without the textbook: all that one rank needs, in a dictionary. The check pickles it, and gives what it unpickles
+# to a training that was just built. The optimizer there is an AdamW, too, but it was given the parameters in another
+# order. Some parameters may be frozen, there are buffers, and there may have been no step yet. The training that you
+# remembered goes on as well, and changes its numbers. (Here the ranks do not average gradients: each trains a model of
+# its own.)
 
 
 # %%
