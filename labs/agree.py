@@ -116,31 +116,50 @@ def require_equal(parameters: dict[str, Tensor], group: ProcessGroup | None = No
 
 
 def fingerprint(p: Tensor) -> str:
-    """Type, shape, and a sum of the bits, mixed with their places: a changed or exchanged element changes it."""
+    """Type, shape, and sums of the bits by their places: a changed or exchanged element changes them."""
     if p.is_meta:
         return f"{p.dtype} of shape {tuple(p.shape)}"
     numbers = p.detach().contiguous().flatten()
     if p.is_complex():
         numbers = torch.view_as_real(numbers.resolve_conj()).flatten()
-    checksum = torch.zeros((), dtype=torch.int64, device=p.device)
-    for n, bits in enumerate(bits_of(numbers).split(AT_ONCE)):
-        mixed = torch.arange(n * AT_ONCE, n * AT_ONCE + len(bits), device=p.device).mul_(ODD[0]).add_(bits)
-        mixed.bitwise_xor_(mixed >> 32).mul_(ODD[1])
-        checksum += mixed.bitwise_xor_(mixed >> 29).sum()
-    return f"{p.dtype} of shape {tuple(p.shape)}, checksum {checksum.item():x}"
+    return f"{p.dtype} of shape {tuple(p.shape)}, checksum {checksum(sums_of(bits_of(numbers))):x}"
 
 
 def bits_of(numbers: Tensor) -> Tensor:
-    """As integers, of eight bytes each where that comes out even: the fewer, the sooner they are mixed."""
+    """As integers, of eight bytes each where that comes out even: the fewer, the sooner they are summed up."""
     size = numbers.itemsize
     if len(numbers) * size % 8:
         return numbers.view(INTEGER[size])
     return (numbers.clone() if numbers.storage_offset() * size % 8 else numbers).view(torch.int64)
 
 
+def sums_of(bits: Tensor) -> list[int]:
+    """Of each block the sum of its integers, each times a number that belongs to its place, modulo 2**64.
+
+    Of two blocks that differ, one pair in 2**32 has the same sum: those numbers are random, of 64 bits, and what they
+    are multiplied by has 32.  An integer's high half is multiplied by one of its own, too: of the product of the whole
+    integer, little of it is left.
+
+    Source: Lemire and Kaser 2014, "Strongly universal string hashing is fast": MULTILINEAR.
+    """
+    times, high_times = WEIGHTS[:, : len(bits)].to(bits.device)
+    room, found = torch.empty_like(times), []
+    for block in bits.split(AT_ONCE):
+        block, n = block.to(torch.int64), len(block)
+        whole = dot(block, times[:n])
+        high = torch.bitwise_right_shift(block, 32, out=room[:n])
+        found.append(whole + dot(high, high_times[:n]))
+    return torch.stack(found).tolist()
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    return a.dot(b) if a.device.type == "cpu" else (a * b).sum()  # CUDA has no dot of integers
+
+
 INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-ODD = 0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9  # of SplitMix64 (Steele et al. 2014), cut to positive: bits everywhere
-AT_ONCE = 2**17  # integers: what they are mixed in fits into a cache, however large the tensor is
+AT_ONCE = 2**17  # integers: a block of them fits into a cache, however large the tensor is
+SEED = torch.Generator("cpu").manual_seed(0)  # on every rank
+WEIGHTS = torch.randint(-(2**63), 2**63 - 1, (2, AT_ONCE), generator=SEED, device="cpu")
 
 
 @dataclass(frozen=True, eq=False)

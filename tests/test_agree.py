@@ -36,12 +36,45 @@ def test_signs_that_differ_are_seen_wherever_they_are():
     assert len({fingerprint(y) for y in (x, *flipped)}) == 6
 
 
-def test_a_fingerprint_does_not_depend_on_how_much_is_mixed_at_once(monkeypatch):
-    x = torch.arange(10.0)
-    others = [x, x[[1, 0, *range(2, 10)]], x[[0, 1, 7, 3, 4, 5, 6, 2, 8, 9]]]
-    found = [fingerprint(y) for y in others]
-    monkeypatch.setattr(agree, "AT_ONCE", 2)
-    assert [fingerprint(y) for y in others] == found and len(set(found)) == 3
+@pytest.mark.parametrize("at_once", [1, 2, 3, 2**17])
+def test_what_is_exchanged_within_a_block_or_between_blocks_is_seen(at_once, monkeypatch):
+    monkeypatch.setattr(agree, "AT_ONCE", at_once)
+    x = torch.arange(20.0, dtype=torch.float64)
+    orders = [
+        [*range(20)],
+        [1, 0, *range(2, 20)],
+        [0, 1, 8, *range(3, 8), 2, *range(9, 20)],
+        [*range(10, 20), *range(10)],
+    ]
+    found = [fingerprint(x[order]) for order in orders]
+    assert len({*found}) == 4 and [fingerprint(x[order]) for order in orders] == found
+
+
+def test_a_flipped_bit_is_seen_at_each_place_of_each_number():
+    x = torch.zeros(9, dtype=torch.int64)
+    flipped = [
+        x.index_fill(0, torch.tensor(place), -(2**63) if bit == 63 else 2**bit)
+        for place in range(9)
+        for bit in range(64)
+    ]
+    assert len({fingerprint(y) for y in (x, *flipped)}) == 1 + 9 * 64
+
+
+def test_sums_are_those_of_plain_integers(monkeypatch):
+    monkeypatch.setattr(agree, "AT_ONCE", 5)
+    bits = torch.tensor([2**62, -1, 0, 3, -(2**63), 7, 2**40 + 1])
+    times, high_times = agree.WEIGHTS[:, :5].tolist()
+    whole = [
+        [x * times[i] + (x >> 32) * high_times[i] for i, x in enumerate(block)]
+        for block in (bits[:5].tolist(), bits[5:].tolist())
+    ]
+    assert [x % 2**64 for x in agree.sums_of(bits)] == [sum(block) % 2**64 for block in whole]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="compares a GPU's with the CPU's")
+def test_a_fingerprint_is_the_same_on_a_gpu():
+    for x in (torch.randn(300_000), torch.randn(300_001), torch.arange(5, dtype=torch.uint8)):
+        assert fingerprint(x) == fingerprint(x.cuda())
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int16, torch.float32])
