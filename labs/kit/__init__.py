@@ -8,6 +8,7 @@ check      run a learner's answer, and say what is right or what differs        
 
 ranks/       one job's processes, from the fork to the diagnosis of a hang
 watch/       what passes by on a rank: collectives, storages, and whose line it was
+nccl/        what NCCL would make of a recording: would it hang?
 drawing/     from data to a picture, from the palette to the timeline
 explorers/   one picture with sliders per file
 checks/      what each exercise is put through, and the mistakes that are known by name

@@ -6,6 +6,7 @@
     timeline                          who did what when, as PNG                          timelines.py
     messages, step, pieces, sends     who sends what to whom, who holds what, as SVG     diagrams.py
     mesh, chart                       ranks as a grid; what a formula says, as bars      charts.py
+    circle                            ranks that wait for each other, as SVG             circles.py
     blocks                            who holds which block of a tensor, as SVG          blocks.py
     schedule                          a pipeline's schedule, simulated; as a job ran it      schedules.py, overlays.py
     plan                              a plan of tensor parallelism on its model, as SVG  plans.py
@@ -18,6 +19,7 @@ Nothing here measures or predicts: it draws what a recording or a formula said.
 
 from labs.kit.drawing.blocks import blocks
 from labs.kit.drawing.charts import chart, mesh
+from labs.kit.drawing.circles import circle
 from labs.kit.drawing.diagrams import after, messages, own, pieces, sends, step
 from labs.kit.drawing.figures import bars, curves
 from labs.kit.drawing.files import folder, reads
@@ -33,6 +35,6 @@ from labs.kit.drawing.timelines import timeline
 
 __all__ = [
     "KINDS", "TIMELINE", "Canvas", "Drawing", "Figure", "Ledger", "Table",
-    "after", "bars", "blocks", "chart", "curves", "folder", "formula", "ledger", "memory", "mesh", "messages", "own",
-    "pieces", "plan", "reads", "schedule", "sends", "size", "step", "table", "term", "timeline", "traffic",
+    "after", "bars", "blocks", "chart", "circle", "curves", "folder", "formula", "ledger", "memory", "mesh", "messages",
+    "own", "pieces", "plan", "reads", "schedule", "sends", "size", "step", "table", "term", "timeline", "traffic",
 ]  # fmt: skip

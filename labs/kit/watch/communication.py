@@ -22,24 +22,34 @@ gloo's collectives say themselves when they end.  Where nobody says (gloo's redu
 NCCL, which works on behind the host's back), an event ends when the rank has waited for it, or, where it never does,
 when the call returned.  `waits` tells when the rank stood still for it in Work.wait or wait_tensor (on a busy machine
 it hears of the end some time later); a wait inside C++ (the last one of torch's DDP) is not seen.
+
+What another backend would make of the same calls is asked of labs.kit.nccl; for that an event has the name of its
+communicator, the root, the tag, which batch it is a part of, and where its memory lies.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
+import threading
 import time
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from labs.kit.watch import tap
 from labs.kit.watch.frames import KIT, TORCH, is_machinery, learner_frame, short_name
+from labs.kit.watch.storages import NO_STORAGE
 
+BATCHES = itertools.count()
+ONE_SIDED = "broadcast", "reduce"  # of what one tensor does: the root of the first only reads it, others of the second
 TELLS_ITS_END = {
     "all_reduce",
     "all_gather",
@@ -51,6 +61,8 @@ TELLS_ITS_END = {
     "barrier",
 }
 PIPELINING = os.path.join(TORCH, "distributed", "pipelining", "")
+BY_CPP = "torch (C++)"  # the issuer of what no line of Python has issued
+Extent = tuple[int, int]  # addresses of memory: the first byte, and the one after the last
 SETTING_UP = "_initialize_stage", "_initialize_stages"  # there: what a schedule does before its first step
 
 
@@ -75,6 +87,15 @@ class Event:
     to: dict[int, int] = field(default_factory=dict, hash=False)  # `sent` by whom it goes to, as a rank of the job
     part: tuple[int, int] | None = None  # of a send: the byte of the memory where its tensor begins, of how many
     meta: bool = False  # tells of shapes to come: PyTorch's pipelines send a few such messages as they begin
+    communicator: str = ""  # the name of the group that no other one of this rank has
+    root: int | None = None  # as a rank of the job
+    reduction: str = ""  # "sum", "max", ...; "" where nothing is reduced
+    tag: int = 0  # of a send or recv
+    batch: int | None = None  # of a send or recv: the number of the batch_isend_irecv that has issued it
+    takes: dict[int, int] = field(default_factory=dict, hash=False)  # of an all_to_all: bytes by whom they come from
+    reads: tuple[Extent, ...] = ()  # memory, empty where a tensor has none
+    writes: tuple[Extent, ...] = ()
+    overwritten: bool = False  # its tensors were written to before the rank waited for it (by the version of each)
 
     @property
     def waited(self) -> float:
@@ -87,26 +108,33 @@ class CommunicationWatch(tap.Listener):
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
+        self.batch = Batch()
 
     @property
     def tape(self) -> list[dict[str, Any]]:
         """One dictionary for each event, by the fields of Event; times in nanoseconds of the monotonic clock."""
         rows = [{"end": row["returned"]} | row for row in self.rows if "returned" in row]
-        unfinished = ("returned", "since")  # a wait is still open where nobody waited to the end
+        unfinished = ("returned", "since", "versions")  # a wait is still open where nobody waited to the end
         return [{key: value for key, value in row.items() if key not in unfinished} for row in rows]
 
     def __enter__(self) -> CommunicationWatch:
         tap.install()
         tap.listeners.append(self)
+        # Called once by each batch_isend_irecv, however it was imported; on gloo nothing else tells of it.
+        self.check = distributed_c10d._check_p2p_op_list
+        distributed_c10d._check_p2p_op_list = self.batch.begun_by(self.check)
         return self
 
     def __exit__(self, *failure: Any) -> None:
+        distributed_c10d._check_p2p_op_list = self.check
         tap.remove(self)
 
     def issued(self, call: tap.Call) -> None:
         call.notes[self] = row = describe(call)
         frame = sys._getframe(1)
         row["issuer"], row["meta"] = issuer(frame), sets_up_a_pipeline(frame)
+        row["batch"] = self.batch.next() if call.op in ("send", "recv") else None
+        row["versions"] = versions_of(call.inputs + call.outputs)
         row["waits"] = []
         row["start"] = time.monotonic_ns()
         self.rows.append(row)
@@ -127,11 +155,39 @@ class CommunicationWatch(tap.Listener):
             row, now = call.notes[self], time.monotonic_ns()
             row["waits"].append((row.pop("since"), now))
             row.setdefault("end", now)
+            if versions := row.pop("versions", ()):
+                row["overwritten"] = any(now._version != then for it, then in versions if (now := it()) is not None)
+
+
+class Batch(threading.local):
+    """Which batch_isend_irecv the next send or recv of this thread is a part of."""
+
+    number, left = -1, 0
+
+    def begun_by(self, check: Callable[[list[Any]], None]) -> Callable[[list[Any]], None]:
+        """The same check of a batch's messages, which notes that so many come now."""
+
+        def noted(messages: list[Any]) -> None:
+            check(messages)
+            self.number, self.left = next(BATCHES), len(messages)
+
+        return noted
+
+    def next(self) -> int | None:
+        if not self.left:
+            return None
+        self.left -= 1
+        return self.number
+
+
+def versions_of(tensors: Iterable[torch.Tensor]) -> list[tuple[Callable[[], torch.Tensor | None], int]]:
+    """Each tensor, not kept, and how often it has been written to; an inference tensor does not count that."""
+    return [(weakref.ref(tensor), tensor._version) for tensor in tensors if not tensor.is_inference()]
 
 
 def describe(call: tap.Call) -> dict[str, Any]:
     tensors = call.inputs or call.outputs
-    ranks = tuple(dist.get_process_group_ranks(call.group))
+    ranks, is_root = tuple(dist.get_process_group_ranks(call.group)), call.group.rank() == call.root
     of_the_job = dict(enumerate(ranks))  # a message may be for a rank that does not exist: the launcher tells of it
     to = {of_the_job.get(member, member): size for member, size in destinations(call).items() if size}
     return {
@@ -146,7 +202,27 @@ def describe(call: tap.Call) -> dict[str, Any]:
         "sent": sum(to.values()),
         "to": to,
         "part": part(*call.inputs) if call.op == "send" else None,
+        "communicator": call.group.group_name,
+        "root": of_the_job.get(call.root, call.root),
+        "reduction": call.reduction,
+        "tag": call.tag,
+        "takes": {ranks[member]: size for member, size in sources(call).items() if size},
+        "reads": () if call.op == "broadcast" and not is_root else extents(call.inputs),
+        "writes": () if call.op in ONE_SIDED and is_root == (call.op == "broadcast") else extents(call.outputs),
     }
+
+
+def extents(tensors: Iterable[torch.Tensor]) -> tuple[Extent, ...]:
+    """Where they lie, from the first byte to the last, with what may be in between."""
+    return tuple(filter(None, map(extent, tensors)))
+
+
+def extent(tensor: torch.Tensor) -> Extent | None:
+    if isinstance(tensor, NO_STORAGE) or tensor.layout != torch.strided or not tensor.numel():
+        return None
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    begin = tensor.data_ptr()
+    return (begin, begin + (last + 1) * tensor.element_size()) if begin else None
 
 
 def part(tensor: torch.Tensor) -> tuple[int, int]:
@@ -168,7 +244,7 @@ def destinations(call: tap.Call) -> dict[int, int]:
         case "all_gather":
             return {following: (ranks - 1) * given}
         case "all_to_all":
-            return {other: dealt(call, other, ranks) for other in others}
+            return {other: cut(call, call.inputs, call.splits, other) for other in others}
         case "broadcast" if rank == call.root:
             return dict.fromkeys(others, given)
         case "scatter" if rank == call.root:
@@ -186,13 +262,21 @@ def piece(tensor: torch.Tensor, index: int, pieces: int) -> int:
     return size + (index < longer)
 
 
-def dealt(call: tap.Call, member: int, ranks: int) -> int:
-    """Bytes of an all_to_all that are for a member: a tensor of a list, or rows."""
+def sources(call: tap.Call) -> dict[int, int]:
+    """Bytes of an all_to_all that this rank takes, by member."""
+    if call.op != "all_to_all":
+        return {}
+    ranks, rank = call.group.size(), call.group.rank()
+    return {other: cut(call, call.outputs, call.output_splits, other) for other in range(ranks) if other != rank}
+
+
+def cut(call: tap.Call, tensors: tuple[torch.Tensor, ...], splits: Sequence[int], member: int) -> int:
+    """Bytes of an all_to_all that are for a member, or from it: a tensor of a list, or rows."""
     if call.raw == "alltoall_":
-        return nbytes(call.inputs[member : member + 1])
-    rows = call.inputs[0].shape[0]
-    its = call.splits[member] if call.splits else rows // ranks
-    return its * nbytes(call.inputs) // max(1, rows)
+        return nbytes(tensors[member : member + 1])
+    rows = tensors[0].shape[0]
+    its = splits[member] if splits else rows // call.group.size()
+    return its * nbytes(tensors) // max(1, rows)
 
 
 def nbytes(tensors: Iterable[torch.Tensor]) -> int:
@@ -207,7 +291,7 @@ def issuer(frame: FrameType | None) -> str:
     while frame is not None and frame.f_code.co_filename.startswith(KIT):
         frame = frame.f_back
     if frame is None or frame.f_code.co_name == "_engine_run_backward" or not (line := learner_frame(frame)):
-        return "torch (C++)"
+        return BY_CPP
     return f"{short_name(line.f_code.co_filename)}:{line.f_lineno} {line.f_code.co_name}"
 
 

@@ -1,0 +1,123 @@
+"""Calls that come to an end under NCCL, with wrong numbers.
+
+    mismatched     the halves of a message, or a collective's members, differ in what NCCL never compares
+    overlapping    memory that is used again while a call still reads or writes it
+
+Each is a sentence and the events that it is about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from labs.kit.nccl.calls import Call, Communicator, tell
+from labs.kit.nccl.standstill import Match
+from labs.kit.watch.communication import BY_CPP, Event, Extent
+
+Fault = tuple[str, tuple[Event, ...]]
+ALIKE_IN = "all_reduce", "broadcast", "reduce"  # the same bytes on every rank
+
+
+def mismatched(match: Match) -> Iterator[Fault]:
+    events = match.events
+    if events[0].op == "send":
+        yield from mismatched_message(*events)
+        return
+    for what, values in {
+        "types": [event.dtype for event in events],
+        "roots": [event.root for event in events],
+        "reductions": [event.reduction for event in events],
+    }.items():
+        if len(set(values)) > 1:
+            yield f"the {what} differ ({', '.join(map(str, values))}) in {everybodys(events)}", events
+    if not sizes_fit(events):
+        yield f"the sizes do not fit together in {everybodys(events)}", events
+
+
+def mismatched_message(send: Event, recv: Event) -> Iterator[Fault]:
+    both = f"{whose(send)} and {whose(recv)}"
+    if (send.bytes_in, send.dtype) != (recv.bytes_out, recv.dtype):
+        yield f"the types or sizes differ ({send.dtype}, {recv.dtype}) in {both}", (send, recv)
+    if send.tag != recv.tag:
+        yield f"NCCL has no tags, and brings together {both}, of tags {send.tag} and {recv.tag}", (send, recv)
+
+
+def sizes_fit(events: Sequence[Event]) -> bool:
+    """events: a collective on all members that were recorded."""
+    sent, taken = [event.bytes_in for event in events], [event.bytes_out for event in events]
+    everybody = len(events) == len(events[0].ranks)
+    match events[0].op:
+        case op if op in ALIKE_IN:
+            return len(set(sent)) == 1
+        case "all_gather":
+            return len(set(taken)) == 1 and (not everybody or sum(sent) == taken[0])
+        case "reduce_scatter":
+            return len(set(sent)) == 1 and (not everybody or sum(taken) == sent[0])
+        case "gather":
+            return not everybody or sum(sent) == sum(taken)
+        case "scatter":
+            return not everybody or sum(taken) == sum(sent)
+        case "all_to_all":
+            return all(a.to.get(b.rank, 0) == b.takes.get(a.rank, 0) for a in events for b in events if a is not b)
+    return True
+
+
+def overlapping(calls: Iterable[Call]) -> Iterator[Fault]:
+    """calls: those of one rank, in order.
+
+    Calls of one communicator are in order; the rank's own reads and writes are so only after a wait, for the call or
+    for a later one of its communicator.  What C++ issues (torch's DDP), it waits for unseen.
+    """
+    calls = [*calls]
+    done = ends(calls)
+    under_way: list[Call] = []
+    for call in calls:
+        under_way = [other for other in under_way if done[other] > call.start]
+        for other in under_way:
+            if is_ordered(other, call) and done[other] < float("inf"):
+                continue
+            if clash(other.events, call.events):
+                how = "is never waited for" if done[other] == float("inf") else "is waited for later"
+                yield f"{other!r} {how}, and {call!r} uses its memory", (*other.events, *call.events)
+        for number, event in enumerate(call.events):
+            if clash((event,), call.events[number + 1 :]):
+                yield f"{call!r} has two messages that use the same memory", call.events
+            if event.overwritten:
+                yield f"{whose(event)} was still under way when its tensor was written to", (event,)
+        if call.first.issuer != BY_CPP:
+            under_way.append(call)
+
+
+def is_ordered(one: Call, other: Call) -> bool:
+    return one.communicator(lazy=True) == other.communicator(lazy=True)
+
+
+def ends(calls: Sequence[Call]) -> dict[Call, float]:
+    """By call, when the rank had waited for it, or for a later one of its communicator."""
+    done: dict[Call, float] = {}
+    latest: dict[Communicator, float] = {}
+    for call in reversed(calls):
+        key = call.communicator(lazy=True)
+        done[call] = latest[key] = min(call.done, latest.get(key, float("inf")))
+    return done
+
+
+def clash(ones: Iterable[Event], others: Sequence[Event]) -> bool:
+    return any(
+        meet(one.writes, other.reads + other.writes) or meet(one.reads, other.writes)
+        for one in ones
+        for other in others
+    )
+
+
+def meet(some: Iterable[Extent], others: Sequence[Extent]) -> bool:
+    return any(begin < until and start < end for begin, end in some for start, until in others)
+
+
+def whose(event: Event) -> str:
+    return f"rank {event.rank}'s {tell(event)}"
+
+
+def everybodys(events: Sequence[Event]) -> str:
+    shown = "; ".join(map(whose, events[:3]))
+    return f"{shown}; ..." if len(events) > 3 else shown

@@ -1,0 +1,247 @@
+"""The calls of all ranks, replayed under NCCL's rules of order, until all is done or nothing goes on.
+
+A rank goes through its program.  A `Call` joins the queue of its communicator on that rank; the first in the queue is
+under way, and the next begins when it is done.  At a `Wait` the rank stands until that call is done.
+
+    collective    done when it is under way on all members of its communicator
+    send, recv    done with the other half; the messages of a communicator from one rank to another match in order
+    batch         all its messages are under way at once; done when all of them are
+
+How strict NCCL is depends on sizes, settings and versions.  So `RULES` has them from the kindest to the strictest:
+
+    KIND          a send is done when it is under way: NCCL has buffers for what is small
+    SENDS_WAIT    a send waits for its receive
+    ONE_QUEUE     one queue for all communicators of a rank: their calls are in one order on each device
+    TOGETHER      and batches that exchange messages are done together, or not at all
+
+each with communicators that are made early (one for each group) or at first use (`lazy`: there all its members meet
+when a communicator is first used, and a send or recv outside of a batch has one of its pair alone).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from labs.kit.nccl.calls import Call, Communicator, Program, tell
+from labs.kit.watch.communication import Event
+
+
+class Rules(IntEnum):
+    KIND, SENDS_WAIT, ONE_QUEUE, TOGETHER = range(4)
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A rank that stands at a call of its own until another one comes to its part of it.
+
+    first_use: of a communicator, where its members meet before the call itself.
+    """
+
+    rank: int
+    event: Event
+    awaited: int
+    first_use: bool = False
+
+    def __str__(self) -> str:
+        where = f"the first use of its communicator, {tell(self.event)}," if self.first_use else tell(self.event)
+        return f"rank {self.rank} stands at {where} until rank {self.awaited} comes to it"
+
+
+@dataclass(frozen=True)
+class Standstill:
+    """The ranks that wait for each other; not closed: the last one waits for a rank that has nothing left to do."""
+
+    stops: tuple[Stop, ...]
+    is_circle: bool
+
+    def __str__(self) -> str:
+        told = "; ".join(map(str, self.stops))
+        return told if self.is_circle else f"{told}, and that never happens"
+
+
+@dataclass(frozen=True)
+class Match:
+    """The halves of a message, its send first, or a collective on all its members."""
+
+    events: tuple[Event, ...]
+
+
+@dataclass(eq=False)
+class Task:
+    """A call on its way through a queue; `name`: what must be alike on all members, "" for messages."""
+
+    call: Call
+    queue: Communicator
+    name: str
+    members: tuple[int, ...]
+    open: list[Event] = field(default_factory=list)  # halves of messages that have not found the other one
+    is_done: bool = False
+    partners: list[Task] = field(default_factory=list)
+
+    @property
+    def rank(self) -> int:
+        return self.call.rank
+
+
+class Replay:
+    """`stopped` is None where all was done, `matches` what came together.
+
+    ranks: those that were recorded; all others are taken to do what they are asked for.
+    """
+
+    def __init__(self, programs: Mapping[int, Program], ranks: Collection[int], rules: Rules, lazy: bool):
+        self.rules, self.lazy, self.ranks = rules, lazy, set(ranks)
+        self.programs = {rank: tuple(self.steps(programs.get(rank, []))) for rank in sorted(self.ranks)}
+        self.place = dict.fromkeys(self.programs, 0)
+        self.queues: dict[tuple[int, Communicator], deque[Task]] = {}
+        self.meeting: dict[Communicator, dict[int, Task]] = {}
+        self.halves: dict[tuple[object, ...], deque[tuple[Event, Task]]] = {}
+        self.matches: list[Match] = []
+        self.beginning: deque[Task] = deque()
+        self.going = deque(self.programs)
+        while self.going or self.beginning:
+            if self.beginning:
+                self.begin(self.beginning.popleft())
+            else:
+                self.go_on(self.going.popleft())
+        self.stopped = self.standstill()
+
+    def steps(self, program: Program) -> Iterator[tuple[Task, bool]]:
+        """(task, whether it is waited for here or issued)."""
+        tasks: dict[Call, Task] = {}
+        used = set()
+        for step in program:
+            if not isinstance(step, Call):
+                if self.rules < Rules.ONE_QUEUE:  # where each call is waited for as it is issued
+                    yield tasks[step.call], True
+                continue
+            key, members = step.communicator(self.lazy), step.members(self.lazy)
+            if self.lazy and key not in used:
+                used.add(key)
+                meet = Task(step, (*key, "made"), "made", members)
+                yield meet, False
+                yield meet, True
+            name = "" if step.is_message else step.first.op
+            tasks[step] = Task(step, key, name, members)
+            yield tasks[step], False
+            if self.rules >= Rules.ONE_QUEUE:
+                yield tasks[step], True
+
+    # ---- a rank, a queue ---------------------------------------------------------------------------------
+
+    def go_on(self, rank: int) -> None:
+        """As far as its program goes without another's help."""
+        program = self.programs[rank]
+        while self.place[rank] < len(program):
+            task, is_wait = program[self.place[rank]]
+            if is_wait and not task.is_done:
+                return
+            self.place[rank] += 1
+            if not is_wait:
+                queue = self.queues.setdefault((rank, task.queue), deque())
+                queue.append(task)
+                if len(queue) == 1:
+                    self.beginning.append(task)
+
+    def begin(self, task: Task) -> None:
+        if task.name:
+            self.meet(task)
+            return
+        task.open = [event for event in task.call.events if event.peer in self.ranks]
+        for event in tuple(task.open):
+            self.post(event, task)
+        self.finish_if_done(task)
+
+    def meet(self, task: Task) -> None:
+        meeting = self.meeting.setdefault(task.queue, {})
+        meeting[task.rank] = task
+        here = {rank for rank in task.members if rank in self.ranks}
+        if meeting.keys() >= here and len({other.name for other in meeting.values()}) == 1:
+            del self.meeting[task.queue]
+            if task.name != "made":
+                self.matches.append(Match(tuple(meeting[rank].call.first for rank in task.members if rank in here)))
+            for other in meeting.values():
+                self.finish(other)
+
+    def post(self, event: Event, task: Task) -> None:
+        """Give a half of a message its other one, if that is there, or else leave it here."""
+        is_send = event.op == "send"
+        way = (task.queue, event.rank, event.peer) if is_send else (task.queue, event.peer, event.rank)
+        if is_send and self.rules == Rules.KIND:
+            task.open.remove(event)
+        if not (others := self.halves.get((*way, not is_send))):
+            self.halves.setdefault((*way, is_send), deque()).append((event, task))
+            return
+        half, other = others.popleft()
+        self.matches.append(Match((event, half) if is_send else (half, event)))
+        for own, its in ((event, task), (half, other)):
+            if own in its.open:
+                its.open.remove(own)
+        if self.rules == Rules.TOGETHER:
+            task.partners.append(other)
+            other.partners.append(task)
+        if other is not task:
+            self.finish_if_done(other)
+
+    def finish_if_done(self, task: Task) -> None:
+        together = reached(task)
+        if not task.is_done and not any(other.open for other in together):
+            for other in together:
+                self.finish(other)
+
+    def finish(self, task: Task) -> None:
+        task.is_done = True
+        queue = self.queues[task.rank, task.queue]
+        queue.popleft()
+        if queue:
+            self.beginning.append(queue[0])
+        self.going.append(task.rank)
+
+    # ---- where nothing goes on ---------------------------------------------------------------------------
+
+    def standstill(self) -> Standstill | None:
+        stands = next(filter(None, map(self.stands_at, self.programs)), None)
+        if stands is None:
+            return None
+        stops: dict[Task, Stop] = {}
+        while stands is not None and stands not in stops:
+            stops[stands], following = self.stop(stands)
+            stands = following
+        first = [*stops].index(stands) if stands else 0
+        return Standstill(tuple(stops.values())[first:], stands is not None)
+
+    def stands_at(self, rank: int) -> Task | None:
+        """What is under way on a rank that keeps it from going on, or that nobody has waited for."""
+        if self.place[rank] < len(self.programs[rank]):
+            task, _ = self.programs[rank][self.place[rank]]
+            return self.queues[rank, task.queue][0]
+        return next((queue[0] for (whose, _), queue in self.queues.items() if whose == rank and queue), None)
+
+    def stop(self, task: Task) -> tuple[Stop, Task | None]:
+        """And what the awaited rank stands at instead; None where it has come to its end."""
+        if task.name:
+            meeting = self.meeting[task.queue]
+            here = (rank for rank in task.members if rank in self.ranks)
+            awaited = next(rank for rank in here if rank not in meeting or meeting[rank].name != task.name)
+            stop = Stop(task.rank, task.call.first, awaited, first_use=task.name == "made")
+        elif task.open:
+            awaited = task.open[0].peer
+            stop = Stop(task.rank, task.open[0], awaited)
+        else:
+            partner = next(other for other in reached(task) if other.open)
+            return Stop(task.rank, task.call.first, partner.rank), partner
+        queue = self.queues.get((awaited, task.queue))
+        return stop, queue[0] if queue else self.stands_at(awaited)
+
+
+def reached(task: Task) -> dict[Task, None]:
+    """The task, and those that are only done together with it."""
+    found, todo = {}, [task]
+    while todo:
+        if (one := todo.pop()) not in found:
+            found[one] = None
+            todo += one.partners
+    return found

@@ -1,0 +1,169 @@
+"""Would this job hang on NCCL?  Asked of the recording of a job that ran on gloo, which forgives what NCCL does not.
+
+    results = run(train, ranks=4, record="communication")
+    would_hang(results.recording)                   # one of four verdicts: which ranks, which calls, at which lines
+
+    hangs for certain    some ranks wait for each other, or for one that never comes, however kind NCCL is
+    may hang             they do under a rule that depends on sizes, versions or settings
+    silently wrong       all goes through, and what arrives is not what was meant
+    sound                none of these
+
+The rules (NCCL's user guide, docs/userguide/source/usage; PyTorch's documentation of torch.distributed):
+
+    1  A communicator runs its calls in the order of issue.  (p2p.rst)
+    2  A send needs a receive of the same count and type, and waits for it unless it fits into NCCL's buffers: up to
+       32 or 64 MiB in what was published, by hardware and version.  (p2p.rst; pytorch#129341)
+    3  A batch_isend_irecv is one group call: its messages go on beside each other, those with one peer in their order,
+       and it ends as a whole; an unmatched one may take along those that were matched.  (groups.rst; NVIDIA/nccl#2130)
+       From 256 messages on NCCL cuts it, and not alike on all ranks.  (pytorch#174288)
+    4  The calls of all communicators of a device need one order, the same on all ranks.  (communicators.rst;
+       NCCL_LAUNCH_ORDER_IMPLICIT, which is off, and new_group in PyTorch's documentation)
+    5  With a device_id PyTorch makes a group's communicator at once, and has all calls go through it.  Without, it is
+       made at the first call, where all members meet, and a send or recv outside of a batch has a communicator of its
+       pair.  (pytorch#129140, #73960, #108378)
+    6  NCCL compares nothing: not counts, types, roots or reductions; and it has no tags.  (NVIDIA/nccl#1394,
+       pytorch#94819)
+    7  A call that was not waited for may still read and write its memory.  (pytorch#188655)
+
+How it decides: the calls are replayed (standstill.py) under the kindest rules and under the strictest ones, and what
+came together is compared (faults.py).  A send is taken to wait for its receive, whatever its size: "may hang".
+
+What it does not see: another order in another run (a recording is one); what the code does on a GPU alone; CUDA's
+streams, and what synchronises a device; devices (two ranks on one); time limits; a wait inside C++; which order two
+threads take next time; whether an unequal number of calls had another cause; wrong numbers of equal shapes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from labs.kit.nccl.calls import Call, Program, programs, tell
+from labs.kit.nccl.faults import mismatched, overlapping
+from labs.kit.nccl.standstill import Replay, Rules, Standstill
+from labs.kit.record import Recording
+from labs.kit.watch.communication import Event
+
+HANGS, MAY_HANG, WRONG, SOUND = VERDICTS = "hangs for certain", "may hang", "silently wrong", "sound"
+MOST_MESSAGES = 256  # of a batch
+WHY = {
+    Rules.KIND: "",
+    Rules.SENDS_WAIT: "where a send waits for its receive, as it does unless it fits into NCCL's buffers",
+    Rules.ONE_QUEUE: "where the calls of all communicators are in one order, as NCCL asks for",
+    Rules.TOGETHER: "where batches that exchange messages end together, as NCCL may have it",
+}
+EARLY = "where a group has one communicator for all of its calls (init_process_group with device_id)"
+LAZY = "where communicators are made at first use (init_process_group without device_id)"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that NCCL would not do; standstill: where it is that ranks wait."""
+
+    verdict: str
+    why: str
+    events: tuple[Event, ...] = field(repr=False)
+    standstill: Standstill | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.verdict}: {self.why}"
+
+
+@dataclass(frozen=True, repr=False)
+class Verdict:
+    """`name`: one of VERDICTS, the gravest of the findings; draws the circle in which ranks wait, if they do."""
+
+    findings: tuple[Finding, ...]
+    calls: int
+    ranks: int
+
+    @property
+    def name(self) -> str:
+        return min((finding.verdict for finding in self.findings), key=VERDICTS.index, default=SOUND)
+
+    @property
+    def standstill(self) -> Standstill | None:
+        return next((finding.standstill for finding in self.findings if finding.standstill), None)
+
+    def __repr__(self) -> str:
+        return "\n".join(map(str, self.findings)) or f"sound: {self.calls} calls of {self.ranks} ranks"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
+        from labs.kit.drawing.circles import circle  # a rank has no use for pictures
+
+        if self.standstill is None:
+            return {"text/plain": repr(self)}
+        return circle(self.standstill, repr(self))._repr_mimebundle_(include, exclude)
+
+
+def would_hang(recording: Recording, ranks: Collection[int] | None = None) -> Verdict:
+    """What NCCL would make of it.
+
+    ranks: those that were recorded, where it was not the whole job: the others are taken to do what they are asked for.
+    Raises ValueError for a recording of something else, and for a recv from anyone, which NCCL refuses.
+    """
+    recording.require("communication")
+    ranks = range(recording.ranks) if ranks is None else ranks
+    require_senders(recording.events)
+    asked = programs(recording.events)
+    calls = {rank: [step for step in steps if isinstance(step, Call)] for rank, steps in asked.items()}
+    findings = [
+        *mixed_up(recording.events),
+        *out_of_order(asked, ranks),
+        *(long_batch(call) for own in calls.values() for call in own if len(call.events) > MOST_MESSAGES),
+        *wrong(asked, calls, ranks),
+    ]
+    findings.sort(key=lambda finding: VERDICTS.index(finding.verdict))
+    return Verdict(tuple(findings), sum(map(len, calls.values())), len(ranks))
+
+
+def require_senders(events: Collection[Event]) -> None:
+    for event in events:
+        if event.op == "recv" and event.peer is None:
+            raise ValueError(f"rank {event.rank} has a {tell(event)}: NCCL has no such thing, name the sender")
+
+
+def mixed_up(events: Collection[Event]) -> Iterator[Finding]:
+    """Groups of one name with other members: each rank made its own, and only that."""
+    members: dict[str, dict[tuple[int, ...], Event]] = defaultdict(dict)
+    for event in events:
+        members[event.communicator].setdefault(event.ranks, event)
+    for name, groups in members.items():
+        if len(groups) > 1:
+            whose = " and ".join(f"{list(ranks)} ({event.issuer})" for ranks, event in groups.items())
+            why = f"the group {name!r} has members {whose}: every rank must make all groups, in one order"
+            yield Finding(HANGS, why, tuple(groups.values()))
+
+
+def out_of_order(asked: Mapping[int, Program], ranks: Collection[int]) -> Iterator[Finding]:
+    """The kindest rules under which ranks wait for each other."""
+    if not any(Replay(asked, ranks, Rules.TOGETHER, lazy).stopped for lazy in (False, True)):
+        return
+    for rules in Rules:
+        early, lazy = (Replay(asked, ranks, rules, lazy).stopped for lazy in (False, True))
+        if stopped := early or lazy:
+            when = [WHY[rules], "" if early and lazy else EARLY if early else LAZY]
+            certain = rules == Rules.KIND and early and lazy
+            why = "; ".join(filter(None, [*when, str(stopped)]))
+            yield Finding(HANGS if certain else MAY_HANG, why, tuple(s.event for s in stopped.stops), stopped)
+            return
+
+
+def long_batch(call: Call) -> Finding:
+    more = f"rank {call.rank} has a batch of {len(call.events)} messages ({call.first.issuer})"
+    return Finding(MAY_HANG, f"{more}: NCCL cuts one of over {MOST_MESSAGES}, and not alike on all ranks", call.events)
+
+
+def wrong(asked: Mapping[int, Program], calls: Mapping[int, list[Call]], ranks: Collection[int]) -> Iterator[Finding]:
+    """Each kind of fault once for each pair of lines."""
+    matches = (match for lazy in (False, True) for match in Replay(asked, ranks, Rules.KIND, lazy).matches)
+    faults = [fault for match in matches for fault in mismatched(match)]
+    faults += [fault for own in calls.values() for fault in overlapping(own)]
+    seen = set()
+    for why, events in faults:
+        lines = frozenset((event.rank, event.issuer) for event in events)
+        if lines not in seen:
+            seen.add(lines)
+            yield Finding(WRONG, why, events)

@@ -1,0 +1,103 @@
+"""Reference: what is told of NCCL in the published threads that cases.py has as jobs, and what mended it.
+
+All of them run in one job, a step for each; that those of gloo come to their end there is a part of the claim.
+"""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from labs.kit.drawing.circles import circle
+from labs.kit.launch import run
+from labs.kit.nccl.verdict import HANGS, SOUND, WRONG, would_hang
+from labs.kit.record import Recording
+from tests.kit.nccl.cases import CASES, pretended, run_all
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, Recording]:
+    """By case."""
+    real, unreal = ([case for case in CASES if case.backend == backend] for backend in ("gloo", "fake"))
+    job = run(run_all, real, ranks=4, device="cpu", record="communication")
+    return split(job.recording, real) | split(pretended(unreal), unreal)
+
+
+def split(whole: Recording, cases) -> dict[str, Recording]:
+    return {
+        case.name: replace(whole, events=[event for event in whole.events if event.step == step])
+        for step, case in enumerate(cases)
+    }
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_published_cases(case, recorded):
+    verdict = would_hang(recorded[case.name])
+    assert verdict.name == case.verdict, (case.thread, verdict)
+    assert case.told in repr(verdict), case.thread
+
+
+# ---- what it is asked, and what it answers ---------------------------------------------------------------
+
+
+def asked(job, ranks=None):
+    recording = pretended([SimpleNamespace(job=job)])
+    return would_hang(recording if ranks is None else of_ranks(recording, ranks), ranks)
+
+
+def of_ranks(recording: Recording, ranks) -> Recording:
+    return replace(recording, events=[event for event in recording.events if event.rank in ranks])
+
+
+def test_ranks_that_were_not_recorded_do_what_they_are_asked_for():
+    def job(rank, g):
+        dist.all_reduce(torch.ones(4), group=g.world)
+        if rank < 2:
+            dist.recv(torch.ones(4), 2)
+            dist.recv(torch.ones(4), 1 - rank)
+
+    assert asked(job).name == asked(job, ranks=[0, 1]).name == HANGS
+    assert asked(job, ranks=[0]).name == asked(job, ranks=[1, 3]).name == SOUND
+
+
+def test_what_nccl_refuses_at_once_is_an_error():
+    with pytest.raises(ValueError, match=r"rank 0 has a recv of 4 bytes from anyone \(.*\): .* name the sender"):
+        asked(lambda rank, g: dist.irecv(torch.ones(1)))
+    with pytest.raises(ValueError, match=r'record="communication"'):
+        would_hang(Recording("time", 2))
+
+
+def test_the_gravest_finding_is_the_verdict():
+    def job(rank, g):
+        dist.all_reduce(torch.ones(4 + rank))
+        if rank:
+            dist.all_reduce(torch.ones(4))
+
+    verdict = asked(job)
+    assert verdict.name == HANGS
+    assert [finding.verdict for finding in verdict.findings] == [HANGS, WRONG]
+    assert repr(verdict).startswith("hangs for certain: rank 1 stands at all_reduce of 16 bytes (test_verdict.py:")
+
+
+def test_a_circle_is_drawn_and_told():
+    def job(rank, g):
+        if rank < 3:
+            dist.recv(torch.ones(4), (rank + 1) % 3)
+
+    picture = asked(job)._repr_mimebundle_()
+    assert picture["text/plain"].startswith("hangs for certain: rank 0 stands at recv of 16 bytes from 1")
+    drawing = circle(asked(job).standstill)
+    assert drawing.alt.startswith("3 ranks wait for each other. rank 0 stands at recv of 16 bytes from 1")
+    assert picture["text/html"] == drawing.html and drawing.svg.count("<circle") == 3
+    assert asked(lambda rank, g: dist.barrier())._repr_mimebundle_() == {"text/plain": "sound: 4 calls of 4 ranks"}
+
+
+def test_one_that_never_comes_is_drawn_and_told():
+    def job(rank, g):
+        if rank < 3:
+            dist.all_reduce(torch.ones(4))
+
+    drawing = circle(asked(job).standstill)
+    assert drawing.alt.startswith("rank 3 never comes. rank 0 stands at all_reduce of 16 bytes")
