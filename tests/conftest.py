@@ -4,6 +4,7 @@ import fcntl
 import gc
 import os
 import signal
+import sys
 import tempfile
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from labs.kit.ranks import course
+from tools import warm
 
 GB = 10**9
 
@@ -27,9 +29,17 @@ settings.register_profile(
 settings.load_profile("course")
 
 
-def pytest_configure() -> None:
-    """A script that runs the tests in the background has them ignore interrupts; some wait for one."""
+def pytest_configure(config: pytest.Config) -> None:
+    """A script that runs the tests in the background has them ignore interrupts; some wait for one.
+
+    With notebooks, on Linux: their Pythons need not import what the last one did; the workers get this environment.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.getoption("nbval", False) and sys.platform == "linux" and not hasattr(config, "workerinput"):
+        folder = tempfile.TemporaryDirectory(prefix="warm-")
+        config.add_cleanup(folder.cleanup)
+        config.add_cleanup(warm.pythons(Path(folder.name)).close)
+        os.environ["JUPYTER_PATH"] = folder.name
 
 
 class ANotebookAtATime(LoadScopeScheduling):

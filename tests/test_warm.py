@@ -1,0 +1,75 @@
+"""A warm Python is started, told, asked and ended as Python is."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tools import warm
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a Python that forks others is warmed up on Linux only")
+LONG = 300  # seconds: ends a hang
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory):
+    if "JUPYTER_PATH" in os.environ:  # the suite's own
+        yield str(Path(os.environ["JUPYTER_PATH"]) / "python")
+        return
+    folder = tmp_path_factory.mktemp("w")
+    with warm.pythons(folder):
+        yield str(folder / "python")
+
+
+def test_it_has_torch_and_is_otherwise_new(python: str, tmp_path: Path) -> None:
+    code = "import os, sys; print('torch' in sys.modules, sys.argv, os.getcwd(), os.environ['X'], sys.stdin.read())"
+    done = subprocess.run(
+        [python, "-c", code + "; sys.exit(7)", "--a", "b"],
+        cwd=tmp_path,
+        env={**os.environ, "X": "set"},
+        input="told",
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == (f"True ['-c', '--a', 'b'] {tmp_path} set told\n", "", 7)
+
+
+def test_a_script_its_own_folder_and_the_same_python_again(python: str, tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("name = 'beside'")
+    script = tmp_path / "script.py"
+    script.write_text("import sys, beside\nprint(__name__, __file__, beside.name, sys.executable)\n1 / 0\n")
+    done = subprocess.run([python, str(script)], capture_output=True, text=True, timeout=LONG)
+    assert done.stdout == f"__main__ {script} beside {python}\n"
+    assert "ZeroDivisionError" in done.stderr and "in <module>" in done.stderr
+    assert done.returncode == 1
+
+
+def test_a_module_and_its_open_files(python: str) -> None:
+    done = subprocess.run([python, "-m", "json.tool"], input='{"a":1}', capture_output=True, text=True, timeout=LONG)
+    assert done.stdout == '{\n    "a": 1\n}\n'
+    read, write = os.pipe()
+    subprocess.run([python, "-c", f"import os; os.write({write}, b'here')"], pass_fds=[write], check=True, timeout=LONG)
+    os.close(write)
+    with open(read, "rb") as pipe:
+        assert pipe.read() == b"here"
+
+
+def test_what_it_does_not_know_is_the_real_python(python: str) -> None:
+    assert subprocess.check_output([python, "--version"], text=True, timeout=LONG).split()[1] == sys.version.split()[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_ends_both(python: str, number: signal.Signals) -> None:
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(300)"
+    client = subprocess.Popen([python, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = psutil.Process(int(client.stdout.readline()))
+    assert process.pid != client.pid
+    client.send_signal(number)
+    assert client.wait(LONG) == -number
+    process.wait(LONG)
+    client.stdout.close()
