@@ -397,7 +397,8 @@ run(hang, ranks=4)
 # | [06 FSDP](06_fsdp.ipynb) | shards parameter by parameter, and gathers ahead |
 # | [07 Memory](07_memory.ipynb) | counts activations, and computes them again |
 # | [07b Offload](07b_offload.ipynb) | moves state to a disk, and builds models that no rank ever holds whole |
-# | [08 Checkpoints](08_checkpoint.ipynb) | saves a training on 4 ranks, kills it, and takes it up on 3 |
+# | [08 Checkpoints](08_checkpoint.ipynb) | saves a training on 4 ranks, all or nothing, and loads it on 3 |
+# | [08b Resume](08b_resume.ipynb) | kills a training, which goes on as if nothing had happened |
 # | [09 Tensor parallelism](09_tensor_parallel.ipynb) | splits every matrix over ranks that work on the same tokens |
 # | [10 Pipeline](10_pipeline.ipynb) | gives each rank some of the layers, and lets micro-batches flow through them |
 #

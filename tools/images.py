@@ -9,7 +9,8 @@
     ddp_holds         what four copies hold                             03
     overlap           one step with naive, bucketed, overlapped DDP     03
     zero_stages, zero_step, stage3_layer                                04 (tools/memory_images.py)
-    layer_shapes, layer_keeps, recompute, tiers, checkpoint             07, 07b, 08 (tools/memory_images.py)
+    layer_shapes, layer_keeps, recompute, tiers                         07, 07b (tools/memory_images.py)
+    checkpoint, resume                                                  08, 08b (tools/checkpoint_images.py)
     fsdp_table, fsdp_prefetch                                           06 (tools/fsdp_images.py)
     tp_pair, tp_borders                                                 09 (tools/tp_images.py)
     pp_flow                                                             10 (tools/pp_images.py)
@@ -25,10 +26,10 @@ from labs.kit.drawing.diagrams import after, by_round, grid, own, stripes
 from labs.kit.drawing.palette import INK, KINDS, MUTED, NAMES, PAPER, RANKS, SOFT, TIMELINE, ink
 from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas
+from tools.checkpoint_images import checkpoint, resume
 from tools.cluster_images import cluster
 from tools.fsdp_images import fsdp_prefetch, fsdp_table
 from tools.memory_images import (
-    checkpoint,
     layer_keeps,
     layer_shapes,
     recompute,
@@ -60,6 +61,7 @@ COURSE = {
         ("07", "Memory", "activations, computed twice"),
         ("07b", "Offload", "state on another tier"),
         ("08", "Checkpoint", "save on 4, load on 3"),
+        ("08b", "Resume", "as if nothing happened"),
     ],
     "Split the model": [
         ("09", "Tensor parallel", "split every matrix"),
@@ -79,7 +81,8 @@ COURSE = {
 def course_map() -> Drawing:
     listed = [(number, name) for notebooks in COURSE.values() for number, name, _ in notebooks]
     words = "; ".join(f"{number} {name}" for number, name in listed)
-    canvas = Canvas(990, 462, "Map of the course", f"Notebooks in order, in five columns: {words}.")
+    high = 66 + 66 * max(map(len, COURSE.values()))
+    canvas = Canvas(990, high, "Map of the course", f"Notebooks in order, in five columns: {words}.")
     for column, (title, notebooks) in enumerate(COURSE.items()):
         x = 14 + 194 * column
         canvas.text(x + 93, 28, title, size=15, weight="bold")
@@ -94,7 +97,7 @@ def course_map() -> Drawing:
         if column:
             canvas.arrow((x - 14, 28), (x + 6, 28), stroke=MUTED, head=7)
     if len(listed) > len(READY):
-        canvas.text(16, 446, "dashed: still to come", size=12.5, anchor="start", fill=MUTED)
+        canvas.text(16, high - 16, "dashed: still to come", size=12.5, anchor="start", fill=MUTED)
     return canvas.drawing()
 
 
@@ -308,7 +311,7 @@ def overlap() -> Drawing:
 
 PICTURES: list[Callable[[], Drawing]] = [
     course_map, cluster, job, one_step, collectives, ring_all_reduce, ddp_holds, overlap,
-    zero_stages, zero_step, stage3_layer, layer_shapes, layer_keeps, recompute, tiers, checkpoint,
+    zero_stages, zero_step, stage3_layer, layer_shapes, layer_keeps, recompute, tiers, checkpoint, resume,
     fsdp_table, fsdp_prefetch, tp_pair, tp_borders, pp_flow,
 ]  # fmt: skip
 

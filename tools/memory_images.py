@@ -7,7 +7,6 @@ layer_shapes   the tensors of one layer, and how wide each is                   
 layer_keeps    the same, with those that backward asks for                       07
 recompute      activations that wait for backward, and those computed again      07
 tiers          what lives on which tier, and what travels                        07b
-checkpoint     which rank writes which file, and when the folder counts          08
 """
 
 from collections.abc import Iterable
@@ -15,7 +14,6 @@ from itertools import accumulate
 
 from labs import cost
 from labs.kit.drawing.palette import KINDS, MUTED, NAMES, PAPER, SOFT, TIMELINE, ink
-from labs.kit.drawing.palette import RANKS as TINTS
 from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas, width_of
 
@@ -385,41 +383,4 @@ def tiers() -> Drawing:
             canvas.text(x + 78, (top + bottom) / 2, words, size=12.5, anchor="start", fill=MUTED)
     key = "Bytes per parameter, and per step. S: float32 masters and AdamW's two moments; small S: of three parameters."
     canvas.text(20, 346, key, **NOTE)
-    return canvas.drawing()
-
-
-# ---- 08 --------------------------------------------------------------------------------------------------
-
-
-def checkpoint() -> Drawing:
-    canvas = Canvas(
-        980, 330, "Saving, side by side",
-        "Four ranks, each with its quarter of P and of S. Each writes them to a file of its own, in a folder called "
-        "step-12.draft. Then rank 0 writes index.json, which says what lies in which file, and renames the folder to "
-        "step-12. Only from then on is it a checkpoint.",
-    )  # fmt: skip
-    canvas.text(20, 24, "1. Each rank writes its share, and flushes it", **TITLE)
-    canvas.text(520, 24, "2. Rank 0 writes the index", **TITLE)
-    canvas.text(754, 24, "3. and renames the folder", **TITLE)
-    canvas.rect(14, 168, 690, 118, fill=SOFT, dash="6 4")
-    canvas.text(26, 306, "step-12.draft: nobody loads it", **NOTE)
-    for rank in range(RANKS):
-        x = 26 + 122 * rank
-        canvas.text(x + 50, 50, f"rank {rank}", size=13)
-        for row, kind in enumerate("PS"):
-            quarters(canvas, (x, 64 + 32 * row, 100, 26), kind, [rank], across=True)
-        canvas.arrow((x + 50, 126), (x + 50, 180), stroke=KINDS["comm"])
-        canvas.rect(x, 184, 100, 62)
-        for row, kind in enumerate("PS"):
-            canvas.rect(x + 36, 190 + 26 * row, 28, 22, fill=KINDS[kind], radius=0)
-            canvas.text(x + 50, 201 + 26 * row, f"{kind}{rank}", size=11, fill=ink(KINDS[kind]))
-        canvas.text(x + 50, 262, f"rank-{rank}-of-4", size=12)
-    canvas.arrow((612, 40), (612, 180), stroke=KINDS["comm"])
-    canvas.rect(534, 184, 156, 62)
-    canvas.lines(612, 202, ["P0: in rank-0-of-4", "P1: in rank-1-of-4 …"], size=12)
-    canvas.text(612, 262, "index.json", size=12)
-    canvas.arrow((712, 227), (772, 227))
-    canvas.rect(778, 168, 184, 118, fill=TINTS[2])
-    canvas.lines(870, 214, ["the same files,", "under the name that counts"], size=12.5)
-    canvas.text(790, 306, "step-12: a checkpoint", **NOTE)
     return canvas.drawing()

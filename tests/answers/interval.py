@@ -1,4 +1,4 @@
-"""Answers to interval (08): seconds between two saves, by Young's formula."""
+"""Answers to interval (08b): seconds between two saves, by Young's formula."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Answers to next_windows (08): where a rank goes on in the data after a restart."""
+"""Answers to next_windows (08b): where a rank goes on in the data after a restart."""
 
 from itertools import count, islice
 

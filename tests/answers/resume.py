@@ -1,4 +1,4 @@
-"""Answers to resume (08): what a training remembers, and how another one goes on from it."""
+"""Answers to resume (08b): what a training remembers, and how another one goes on from it."""
 
 import copy
 import io

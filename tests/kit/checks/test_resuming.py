@@ -1,4 +1,4 @@
-"""What the check of resume (08) says; its answers are in tests/answers."""
+"""What the check of resume (08b) says; its answers are in tests/answers."""
 
 import torch
 

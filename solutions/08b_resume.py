@@ -1,0 +1,683 @@
+# %% [markdown]
+# # Resume: as if nothing had happened
+#
+# *A training was killed, and goes on from its last checkpoint. There is no error, and the loss falls as it did before.
+# Is it still the same training?*
+#
+# It takes 50 minutes with its two exercises and an optional third, 30 without; the machine works for half a minute of
+# it, in 2 GB of memory. You need: [Checkpoints](08_checkpoint.ipynb), whose `save` and `load` are used here.
+#
+# First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
+
+# %%
+from labs.kit import recall
+
+recall.ask("08b")
+
+# %%
+import dataclasses
+import math
+import os
+import random
+import signal
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.optim.lr_scheduler import LambdaLR
+
+# %%
+from labs.checkpoint import Held, Saver, load, newest, random_state, save, set_random_state
+from labs.data import Batches, corpus
+from labs.fsdp import fully_shard
+from labs.kit import check, draw, exercises
+from labs.kit.launch import run
+from labs.mesh import Mesh
+from labs.model import GPT, PRESETS
+
+# %% [markdown]
+# ## Question
+#
+# To go on from a checkpoint is to **resume**. A large training does that all the time (Llama Team, 2024, arXiv
+# 2407.21783, section 3.3.4):
+
+# %%
+failures, days, gpus = 419, 54, 16_384  # of Llama 3's training
+between = days * 24 * 3600 / failures  # seconds between two of them
+print(f"resumed {failures / days:.1f} times a day, every {between / 3600:.1f} h")
+
+# %% [markdown]
+# Each time, something may be forgotten: it was not saved, or not put back. Then another training goes on, and nothing
+# says so. And each time, all steps since the last checkpoint are lost. They have to be taken again.
+#
+# ## Picture
+#
+# ![Above, a training of ten steps that nothing has disturbed. Below, the same training is saved after four steps, and
+# killed in its seventh; a new one begins, takes up what was saved, and goes on with the fifth step. Saved, and put
+# back, are five things: weights, moments, schedule, place and random numbers.](../images/resume.svg)
+#
+# What is right is easy to say: the last row ends with the same numbers as the first one, to the last bit.
+#
+# ## Predict
+#
+# Two numbers, both found below. A training is saved after every step. Rank 1 is killed in the fourth step, before that
+# is saved. After the restart rank 0 is killed in the sixth. How many steps are taken twice?
+#
+# And in Llama 3's training, say that a save takes a minute, for which training waits. After how many minutes of
+# training should it save?
+
+# %%
+guess_twice = 2  # your number
+guess_minutes = 20  # your number
+
+# %% [markdown]
+# ## Build: all five
+#
+# A training is more than its weights. Ours has a little **dropout**: in every forward, a tenth of the embedding's
+# outputs, chosen at random, are set to zero. So five things change from step to step: the **weights**, the
+# **optimizer**'s moments, the **schedule** of the learning rate, the **place** in the data, and the state of the
+# **random** numbers, which differs on each rank. Here the rate grows for ten steps.
+
+# %%
+CONFIG = dataclasses.replace(PRESETS["tiny"], depth=2)
+SAVED, STEPS, WARM_UP = 10, 22, 10
+TEXT = corpus()
+FOLDER = tempfile.TemporaryDirectory()
+
+
+def fresh(name):
+    """A new folder, so that a cell may be run twice."""
+    return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=FOLDER.name))
+
+
+# %%
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=4e-3)
+
+
+def by_parameter(model):
+    """FSDP: what this rank holds, and its optimizer."""
+    for part in [*model.layers.values(), model]:
+        fully_shard(part, mesh=Mesh((dist.get_world_size(),), ("dp",)))
+    optimizer = adamw(model.parameters())
+    return Held(model, optimizer=optimizer), optimizer
+
+
+# %%
+def whole_training(seed, layout=by_parameter):
+    """What changes from step to step, on this rank."""
+    torch.manual_seed(seed + dist.get_rank())
+    model = GPT(CONFIG, seed=seed)
+    model.embed.register_forward_hook(lambda module, args, x: F.dropout(x, 0.1))
+    held, optimizer = layout(model)
+    schedule = LambdaLR(optimizer, lambda step: min(1, (step + 1) / WARM_UP))
+    return model, held, optimizer, schedule
+
+
+# %%
+def take_steps(model, optimizer, schedule, steps):
+    """The mean losses over all ranks."""
+    rank, ranks, losses = dist.get_rank(), dist.get_world_size(), []
+    batches = Batches(TEXT.tokens, 4, CONFIG.context, rank=rank, ranks=ranks)
+    for step in steps:
+        losses.append(model(*batches[step]))
+        losses[-1].backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    dist.all_reduce(found := torch.stack(losses).detach())
+    return (found / ranks).tolist()
+
+
+# %% [markdown]
+# Besides what a rank holds, `save` takes what is no tensor: `values`, which must be the same on all ranks, and `own`,
+# which belongs to each rank. `load` gives both back. Here is how to resume, and how to forget one of the five. Note the
+# learning rate: a schedule's `load_state_dict` does not put it into the optimizer.
+
+
+# %%
+@torch.no_grad()
+def resumed(where, model, held, optimizer, schedule, forgotten=""):
+    """The step at which the training goes on."""
+    untrained = {name: p.to_local().clone() for name, p in model.named_parameters()}
+    found = load(where, Held(model) if forgotten == "optimizer" else held)
+    for name, p in model.named_parameters() if forgotten == "weights" else ():
+        p.to_local().copy_(untrained[name])
+    if forgotten != "schedule":
+        schedule.load_state_dict(found.values)
+    for group, rate in zip(optimizer.param_groups, schedule.get_last_lr(), strict=True):
+        group["lr"] = rate
+    if forgotten != "random":
+        set_random_state(found.own[dist.get_rank()])
+    return 0 if forgotten == "place" else found.step
+
+
+# %% [markdown]
+# The training takes ten steps and is saved. Then it is resumed six times: once with everything, and five times with one
+# of the five things forgotten.
+
+# %%
+THINGS = ["weights", "optimizer", "schedule", "place", "random"]
+
+
+def six_times(place):
+    model, held, optimizer, schedule = whole_training(seed=0)
+    begin = take_steps(model, optimizer, schedule, range(SAVED))
+    values, own = schedule.state_dict(), random_state()
+    where = save(place, SAVED, held, values=values, own=own)
+    on = take_steps(model, optimizer, schedule, range(SAVED, STEPS))
+    curves = {"undisturbed": begin + on}
+    for forgotten in ["", *THINGS]:
+        model, held, optimizer, schedule = training = whole_training(seed=7)
+        at = resumed(where, *training, forgotten)
+        on = take_steps(model, optimizer, schedule, range(at, at + STEPS - SAVED))
+        curves[forgotten] = begin + on
+    return curves
+
+
+# %%
+curves = run(six_times, fresh("six"), ranks=2, device="cpu", tell="seven trainings")[0]
+assert curves[""] == curves["undisturbed"]
+print(f"resumed with everything: {len(curves[''])} losses, all the same numbers")
+
+# %% [markdown]
+# To the last bit. Now the five others, in a random order. Can you tell from the curve alone what was forgotten? A hint:
+# the bumps of a curve come from its batches.
+
+# %%
+ORDER = random.Random(8).sample(range(5), 5)
+lettered = {letter: curves[THINGS[n]] for letter, n in zip("ABCDE", ORDER, strict=True)}
+
+
+def beside(letters):
+    """The undisturbed curve, and these."""
+    some = {letter: lettered[letter] for letter in letters}
+    return draw.curves({"undisturbed": curves["undisturbed"], **some})
+
+
+beside("ABC")
+
+# %%
+beside("DE")
+
+# %%
+print(*(f"{number} {thing}" for number, thing in enumerate(THINGS)), sep=", ")
+guess_A = 1  # your number
+guess_B = 2  # your number
+guess_C = 4  # your number
+guess_D = 0  # your number
+guess_E = 3  # your number
+
+# %%
+WHY = {
+    "weights": "The curve begins again where an untrained model does.",
+    "optimizer": "AdamW does not know how large gradients are: a jump, until it has learned.",
+    "schedule": "The rate grows from nothing again: for a while the curve falls more slowly.",
+    "place": "Its bumps are those of the first batches, which it has seen before.",
+    "random": "Other outputs were set to zero. The curve is as good, but it is not the same.",
+}
+guesses = [guess_A, guess_B, guess_C, guess_D, guess_E]
+for letter, guess, n in zip("ABCDE", guesses, ORDER, strict=True):
+    why = f"{THINGS[n]}. {WHY[THINGS[n]]}"
+    print(check.predict(f"{letter}: what was forgotten?", guess, n, tolerance=0, reason=why))
+
+# %% [markdown]
+# Without the undisturbed curve beside it, you would hardly have suspected some of these. So do not look at a curve to
+# find out whether a training resumes exactly. Compare its numbers with those of one that was not interrupted.
+#
+# > **What went wrong in the wild.** *Symptom*: none. A model of 120 billion parameters was resumed on 256 ranks. But
+# > each rank's random state had been declared a copy of the others', so only one was stored: 252 of the 256 ranks went
+# > on with another rank's random numbers ([Megatron-LM#6858](https://github.com/NVIDIA/Megatron-LM/pull/6858), August
+# > 2026). That is what `own` is for.
+#
+# ### Exercise 1: remember, and resume
+#
+# Now without the textbook: all that one rank needs, in a dictionary. The check pickles it, and gives what it unpickles
+# to a training that was just built. The optimizer there is an AdamW, too, but it was given the parameters in another
+# order. Some parameters may be frozen, there are buffers, and there may have been no step yet. Between the two, the
+# training that you remembered goes on, and changes its numbers. The ranks here do not average gradients: each trains a
+# model of its own.
+
+
+# %%
+def remember(model, optimizer, schedule, loader):
+    """All that a training needs to go on from here, on this rank: a dictionary of copies.
+
+    optimizer.state[p]: what it keeps of a parameter, a dictionary of tensors
+    loader.step: how many batches were read; it may be set
+    Dropout draws from torch's own generator.
+    """
+    ### BEGIN SOLUTION
+    names = {p: name for name, p in model.named_parameters()}
+    moments = {}
+    for p, kept in optimizer.state.items():
+        moments[names[p]] = {key: x.clone() for key, x in kept.items()}
+    return {
+        "model": {name: x.clone() for name, x in model.state_dict().items()},
+        "moments": moments,
+        "rate": optimizer.param_groups[0]["lr"],
+        "schedule": schedule.state_dict(),
+        "step": loader.step,
+        "random": torch.get_rng_state(),
+    }
+    ### END SOLUTION
+
+
+# %%
+def resume(state, model, optimizer, schedule, loader):
+    """Let a training that was just built, from another seed, go on as if nothing had happened.
+
+    Its optimizer may have been given the parameters in another order; optimizer.state_dict()
+    goes by number.
+    """
+    ### BEGIN SOLUTION
+    model.load_state_dict(state["model"])
+    for name, p in model.named_parameters():
+        optimizer.state[p] = state["moments"].get(name, {})
+    optimizer.param_groups[0]["lr"] = state["rate"]
+    schedule.load_state_dict(state["schedule"])
+    loader.step = state["step"]
+    torch.set_rng_state(state["random"])
+    ### END SOLUTION
+
+
+check.resume(remember, resume)
+
+# %% [markdown]
+# ### Exercise 2, optional: the place in the data
+#
+# On another number of ranks the random numbers cannot be the same. But the data can be, in the same order, if what is
+# remembered does not depend on the number of ranks: it is how many **windows**, pieces of text, all ranks *together*
+# have read.
+
+
+# %%
+def next_windows(order, batch, read, rank, ranks):
+    """The numbers of the windows that this rank reads in the next step, after a restart.
+
+    order(epoch) -> the windows of an epoch, a list, in the order in which they are read:
+        another order for each epoch, but as many windows
+    batch: windows per step, on all ranks together, a multiple of ranks; rank r reads the r-th
+        of equal parts that lie one after the other
+    read: how many windows all ranks together have read so far, a multiple of batch; those at
+        the end of an epoch that do not fill a batch are left out, and not counted
+    """
+    ### BEGIN SOLUTION
+    steps = len(order(0)) // batch  # in an epoch
+    epoch, step = divmod(read // batch, steps)
+    share = batch // ranks
+    start = step * batch + rank * share
+    return order(epoch)[start : start + share]
+    ### END SOLUTION
+
+
+check.next_windows(next_windows)
+
+# %% [markdown]
+# ## Measure: kill it
+#
+# Put together, this is a training that looks for the newest checkpoint when it begins, and is saved after every step:
+
+
+# %%
+def survivor(place, steps, deaths=()):
+    """All of this rank's numbers, after these steps.
+
+    deaths: (attempt, rank, step) at which a rank is killed
+    """
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    model, held, optimizer, schedule = training = whole_training(seed=0)
+    where = newest(place)
+    for step in range(resumed(where, *training) if where else 0, steps):
+        take_steps(model, optimizer, schedule, [step])
+        if (attempt, dist.get_rank(), step) in deaths:
+            os.kill(os.getpid(), signal.SIGKILL)
+        save(place, step + 1, held, values=schedule.state_dict(), own=random_state())
+    return {key: x for key, part in held.parts().items() for x in part.blocks.values()}
+
+
+# %% [markdown]
+# `run(..., restarts=3)` starts all ranks again after one has failed, up to three times. On a cluster torchrun does
+# that, with `--max-restarts 3`.
+
+# %%
+two = partial(run, survivor, steps=8, ranks=2, device="cpu")
+undisturbed = two(fresh("undisturbed"))
+killed = two(fresh("killed"), deaths=[(0, 1, 3), (1, 0, 5)], restarts=3)
+for mine, theirs in zip(undisturbed, killed, strict=True):
+    assert all(torch.equal(x, theirs[key]) for key, x in mine.items())
+why = "Each of the two that were not saved yet."
+print(check.predict("Steps that were taken twice?", guess_twice, 2, reason=why))
+
+# %% [markdown]
+# And at the end, both ranks have the same weights and moments as if nobody had been killed, bit for bit.
+#
+# ## Measure: how often?
+#
+# Save often, and training waits often. Save seldom, and a failure loses much: on average half of the time between two
+# saves. Take δ seconds for a save, T seconds between two saves, and a failure every M seconds, the job's *mean time
+# between failures*. Then a share δ/T of the time is lost by waiting, and T/2M by work that is done again. A restart
+# takes time as well, but as much for every T. Here is Llama 3's training, if a save takes a minute:
+
+# %%
+SAVE = 60  # seconds
+shares = {}
+for minutes in (5, 10, 20, 40, 80, 120):
+    every = 60 * minutes
+    waiting, again = 100 * SAVE / every, 100 * every / 2 / between
+    shares[f"every {minutes} minutes"] = {"communication": waiting, "waiting": again}
+lost = "of the time is lost: by saving (communication), by doing work again (waiting)"
+draw.chart(shares, "%", caption=lost)
+
+# %% [markdown]
+# One part falls as the other rises. Their sum is least where its slope is zero, δ/T² = 1/2M (J. W. Young, 1974):
+#
+# $$T = \sqrt{2 \delta M}$$
+#
+# ### Exercise 3: the interval
+#
+# One line, but whose failures are they?
+
+
+# %%
+def interval(save, machine, machines):
+    """Seconds of training between two saves, by Young's formula.
+
+    save: seconds for which training waits in a save
+    machine: the mean seconds between failures of one machine; machines: how many the job has
+    """
+    ### BEGIN SOLUTION
+    return math.sqrt(2 * save * machine / machines)
+    ### END SOLUTION
+
+
+answer = check.interval(interval)
+answer
+
+# %%
+best = interval if answer.ok else exercises.interval
+minutes = round(best(SAVE, between * gpus, gpus) / 60, 1)
+ask = "Minutes between two saves, if each takes one?"
+print(check.predict(ask, guess_minutes, minutes, tolerance=0.3))
+rows = []
+for seconds in (1, 10, 60, 600):
+    every = best(seconds, between * gpus, gpus)
+    share = 100 * (seconds / every + every / (2 * between))
+    row = {"a save takes": f"{seconds} s", "best interval, minutes": round(every / 60, 1)}
+    rows.append(row | {"lost, %": round(share, 1)})
+draw.table(rows)
+
+# %% [markdown]
+# What counts is how long training *waits*. If it waits for a tenth of the time, not even a third as much is lost.
+#
+# ## Build: while training goes on
+#
+# For what does training have to wait? Only for a *copy*, since the next step changes the numbers. A thread can write
+# the copy meanwhile. That is an **asynchronous** save:
+#
+#     training   step 3   copy   step 4   step 5   step 6   copy   step 7   ...
+#     thread                     write ----------------->          write ---...
+#
+# Its price is the memory of the copy. And the next save waits for this one, so they cannot be closer together than a
+# write takes.
+
+
+# %%
+def waits(place):
+    """Seconds that training waits in a save of 32 MB, and in an asynchronous one."""
+    torch.manual_seed(0)
+    model, seconds = torch.nn.Linear(1000, 8000, bias=False), {}
+    held = Held(fully_shard(model, mesh=Mesh((dist.get_world_size(),), ("dp",))))
+    with Saver(place) as saver:
+        calls = {"save": partial(save, place), "Saver.save": saver.save}
+        saver.save(0, held)  # which makes room for copies
+        saver.wait()
+        for step, (name, call) in enumerate(calls.items(), 1):
+            begin = time.perf_counter()
+            call(step, held)
+            seconds[name] = time.perf_counter() - begin
+    return seconds
+
+
+# %%
+for name, seconds in run(waits, fresh("waits"), ranks=2, device="cpu")[0].items():
+    print(f"{name}: training waits for {1000 * seconds:.0f} ms")
+
+# %% [markdown]
+# > **What went wrong in the wild.** *Symptom*: a checkpoint of step 1 has numbers of step 2 in it. PyTorch's
+# > `async_save` moved tensors "to the CPU" before its thread wrote them, and a tensor that is on the CPU already was
+# > not copied: the thread wrote the live one, into which the optimizer was writing
+# > ([pytorch#144657](https://github.com/pytorch/pytorch/issues/144657), January 2025; mended since).
+#
+# ## Native
+#
+# For PyTorch's `torch.distributed.checkpoint`, DCP, all five are one dictionary. A plain tensor under one key is taken
+# for one tensor: one rank's is stored, and all ranks get it. So what belongs to each rank needs a key of its own. And
+# the thread of an asynchronous save talks to the other ranks. It has to do that in a process group of its own, or its
+# messages meet those of training.
+
+# %%
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard as torchs_fully_shard
+
+
+def torchs(model):
+    """PyTorch's FSDP, in place of by_parameter."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for part in [*model.layers.values(), model]:
+        torchs_fully_shard(part, mesh=mesh)
+    return None, adamw(model.parameters())
+
+
+# %%
+def all_five(model, optimizer, schedule, step):
+    of_model, of_optimizer = get_state_dict(model, optimizer)
+    return {
+        "model": of_model,
+        "optimizer": of_optimizer,
+        "schedule": schedule.state_dict(),
+        "step": step,
+        f"random-{dist.get_rank()}": torch.get_rng_state(),
+    }
+
+
+def put_back(found, model, optimizer, schedule):
+    parts = {"model_state_dict": found["model"], "optim_state_dict": found["optimizer"]}
+    set_state_dict(model, optimizer, **parts)
+    schedule.load_state_dict(found["schedule"])
+    torch.set_rng_state(found[f"random-{dist.get_rank()}"])
+
+
+# %%
+def saved_meanwhile(place):
+    """The losses of the steps that follow an asynchronous save, which they do not wait for."""
+    model, _, *rest = whole_training(seed=0, layout=torchs)
+    take_steps(model, *rest, range(SAVED))
+    now, group = all_five(model, *rest, SAVED), dist.new_group(backend="gloo")
+    saving = dcp.async_save(now, checkpoint_id=place, process_group=group)
+    losses = take_steps(model, *rest, range(SAVED, STEPS))
+    saving.result()
+    return losses
+
+
+# %%
+def taken_up(place):
+    """The losses of the same steps, after loading."""
+    model, _, *rest = whole_training(seed=7, layout=torchs)
+    found = all_five(model, *rest, 0)
+    dcp.load(found, checkpoint_id=place)
+    put_back(found, model, *rest)
+    return take_steps(model, *rest, range(found["step"], STEPS))
+
+
+place = fresh("dcp") / "step-10"
+undisturbed = run(saved_meanwhile, place, ranks=2, device="cpu")[0]
+assert run(taken_up, place, ranks=2, device="cpu")[0] == undisturbed
+print(f"PyTorch's: {len(undisturbed)} losses, all the same numbers")
+
+# %% [markdown]
+# That is exact as well. Forget the number in `random-…`, and nothing is said:
+
+
+# %%
+def one_key(place):
+    saved = {"random": torch.full((1,), dist.get_rank())}
+    dcp.save(saved, checkpoint_id=place)
+    dcp.load(saved, checkpoint_id=place)
+    return saved["random"].item()
+
+
+numbers = run(one_key, fresh("one") / "step-1", ranks=2, device="cpu")
+print(f"of two ranks' numbers, {len({*numbers})} is left")
+FOLDER.cleanup()
+
+# %% [markdown]
+# Ours refuses such a save: `… differs on ranks 0 and 1`.
+
+# %% [markdown]
+# ### A way out
+#
+# Here is an ordinary script that survives, with nothing of the course but the data and the model. It is
+# [scripts/checkpoint.py](../scripts/checkpoint.py). From the root of the repository, run
+#
+#     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+#     torchrun --standalone --nproc-per-node 4 --max-restarts 3 scripts/checkpoint.py --kill-at 5
+#
+# or kill one of its processes yourself. It goes on from what is in the folder `checkpoints`, so remove that to begin
+# anew; and it resumes on as many ranks as have saved.
+#
+# ```python
+# import argparse
+# import os
+# import signal
+# from pathlib import Path
+#
+# import torch
+# import torch.distributed as dist
+# import torch.distributed.checkpoint as dcp
+# from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+# from torch.distributed.fsdp import fully_shard
+#
+# from labs.data import Batches, corpus
+# from labs.model import GPT, PRESETS
+#
+# parser = argparse.ArgumentParser()
+# parser.add_argument("--folder", type=Path, default=Path("checkpoints"))
+# parser.add_argument("--kill-at", type=int, help="a step at which the last rank is killed, the first time")
+# options = parser.parse_args()
+#
+# # TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node=2 --max-restarts=3 checkpoint.py
+# # Without the variable, ranks that are started again find the addresses of those that died (pytorch#135712).
+# dist.init_process_group()
+# rank, ranks = dist.get_rank(), dist.get_world_size()
+# device, generator = ("cuda", torch.cuda) if torch.cuda.is_available() else ("cpu", torch)
+# if device == "cuda":
+#     torch.cuda.set_device(rank % torch.cuda.device_count())
+#
+# config = PRESETS["small"]
+# model = GPT(config).to(device)
+# for layer in model.layers.values():
+#     fully_shard(layer)
+# fully_shard(model)
+# optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+# batches = Batches(corpus().tokens, 16, config.context)
+#
+#
+# def state():
+#     parameters, moments = get_state_dict(model, optimizer)
+#     # Each rank's generator under a key of its own: of one key, one rank's would be saved, for all.
+#     return {"model": parameters, "optimizer": moments, f"generator-{rank}": generator.get_rng_state()}
+#
+#
+# # A checkpoint is there once it has .metadata, which is written last.
+# saved = [int(path.parent.name.removeprefix("step-")) for path in options.folder.glob("step-*/.metadata")]
+# first = max(saved, default=0)
+# if first:
+#     found = state()
+#     dcp.load(found, checkpoint_id=options.folder / f"step-{first}")
+#     set_state_dict(model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
+#     generator.set_rng_state(found[f"generator-{rank}"])
+#
+# for step in range(first, 10):
+#     if step == options.kill_at and rank == ranks - 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+#         os.kill(os.getpid(), signal.SIGKILL)
+#     x, y = (part.chunk(ranks)[rank].to(device) for part in batches[step])
+#     loss = model(x, y)
+#     loss.backward()
+#     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+#     optimizer.step()
+#     optimizer.zero_grad()
+#     mean = loss.detach().clone()
+#     dist.all_reduce(mean)
+#     if rank == 0:
+#         print(f"step {step}: loss {mean.item() / ranks:.4f}", flush=True)
+#     if step % 2:
+#         dcp.save(state(), checkpoint_id=options.folder / f"step-{step + 1}")
+#
+# dist.barrier()
+# dist.destroy_process_group()
+# ```
+
+# %% [markdown]
+# ## Why, and why not
+#
+# | | what it gives | what it costs |
+# |---|---|---|
+# | all five saved, and put back | the same training | a test: compare the numbers once |
+# | a save every √(2δM) | the least time lost | you have to know δ and M |
+# | asynchronous | training waits for a copy | the memory of the copy |
+#
+# **Why not** exact, always? On another number of ranks it cannot be: each rank's random numbers are its own, and sums
+# are rounded in another order. There, the same data in the same order is what you can have.
+#
+# **Why not** simply more often? Even a copy takes time, and a network disk that thousands of ranks write to at once
+# becomes the slowest part of the job.
+#
+# ## Say it back
+#
+# Answer each aloud before you unfold it.
+#
+# <details><summary>What differs on each rank, and so must be saved by each?</summary>
+#
+# The state of its random numbers. The place in the data is one number for all of them, if it counts what all have read.
+# </details>
+#
+# <details><summary>A resumed training's loss falls as before. What does that say?</summary>
+#
+# Little: the curve looks as good with other random numbers, or with data that were read before. Compare the numbers
+# with those of a training that was not interrupted.
+# </details>
+#
+# <details><summary>Twice as many machines, and a save takes as long as before. How often should you save?</summary>
+#
+# The job fails twice as often, so M is half as long, and T = √(2δM) is shorter by √2.
+# </details>
+#
+# <details><summary>In an asynchronous save, what does training wait for, and why for that?</summary>
+#
+# For a copy. The optimizer writes into the tensors in the next step, and the thread would write half of one step and
+# half of another.
+# </details>
+#
+# | | predicted | ours | PyTorch's |
+# |---|---|---|---|
+# | resumed with all five | the same numbers | bit for bit | bit for bit |
+# | killed twice, and resumed | the same numbers | bit for bit | – |
+# | steps taken twice | those that were not saved yet | 2 | – |
+# | time between two saves | √(2δM) | – | – |
+#
+# **Read on**: [labs/checkpoint/randomness.py](../labs/checkpoint/randomness.py), then
+# [labs/checkpoint/background.py](../labs/checkpoint/background.py). J. W. Young, 1974, *A first order approximation to
+# the optimum checkpoint interval* (Communications of the ACM). Mohan et al., 2021, *CheckFreq* (USENIX FAST), on copies
+# that are written while training goes on.
+#
+# **Next.** A layer, or a single sequence, may still be too large for one device, and there can be no more ranks than
+# sequences. [09 Tensor parallelism](09_tensor_parallel.ipynb) splits the layers themselves.
+#
+# A clean copy of this notebook: `git restore notebooks/08b_resume.ipynb`, then *File > Reload Notebook from Disk*.
