@@ -6,6 +6,7 @@ In this order:
     optimizer_state  what an optimizer keeps of each parameter, whichever that is
     parts            what this rank holds of a training, by name: under labs.ddp, zero, fsdp, tp, pp
     index            a checkpoint on disk: its files, and what lies in which
+    agreement        what each rank brings to a save, compared; and the plan that follows
     saving           each rank writes its share, and then all of it has happened, or nothing
     loading          each rank reads only what it needs, after all of it has been looked at
     randomness       where a rank's generators of random numbers stand

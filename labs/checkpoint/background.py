@@ -1,8 +1,8 @@
-"""Save in the background: training waits for a copy in host memory alone, and a thread writes that.
+"""Save in the background: training waits for a copy in host memory alone, and a thread does the rest.
 
                 training                               thread
-    save(3)     copy what this rank holds
-                go on: forward, backward, step         describe, write, flush, commit: labs.checkpoint.save, of the copy
+    save(3)     copy what this rank will write
+                go on: forward, backward, step         agree with the other ranks, write, flush, commit, of the copy
                 ...
     save(6)     wait until 3 is there
                 copy, into the same memory
@@ -17,16 +17,18 @@
 The copy has to be one: where the thread is given the tensors themselves, as torch's `async_save` once was on the CPU
 (github.com/pytorch/pytorch/issues/144657), a file has half of this step and half of the next, and nobody is told.
 
+Of what several ranks hold, one copies it: who wrote it last.  The others take its fingerprint, and the threads compare
+those.  What nobody has written yet, all that hold it copy.
+
 The thread's collectives go over a process group of their own.  In training's, they would meet the collectives that
 training has gone on to.
 
 Source: Mohan et al. 2021, "CheckFreq", USENIX FAST '21, section 4.2: snapshot, then persist.
 """
 
-import atexit
-from concurrent import futures
-from copy import deepcopy
-from dataclasses import replace
+import weakref
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Self
 
@@ -35,10 +37,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from labs.agree import on_all_ranks
-from labs.checkpoint.index import to_json
-from labs.checkpoint.parts import Groups, Held, Part, Parts
-from labs.checkpoint.saving import save
+from labs.checkpoint.agreement import Plan, Share, bring
+from labs.checkpoint.extents import Piece
+from labs.checkpoint.parts import Savable
+from labs.checkpoint.saving import finish
 
 
 class Saver:
@@ -46,44 +48,53 @@ class Saver:
 
     group: of the ranks that save, and used by nothing else; by default a new one of all ranks, made here.
 
-    What goes wrong while the thread writes is raised by the next `save` or `wait`, on all ranks; then it can go on.
-    Let a job end with `wait`, or use `with`: what was copied is written then, although training may have failed; and
-    its copies and its group are given back.
+    What goes wrong is raised by the next `save` or `wait`, on all ranks; then it can go on.  Let a job end with `wait`,
+    or use `with`: what was copied is written then, although training may have failed; and its copies, its thread and
+    its group are given back.
     """
 
     def __init__(self, folder: str | Path, group: ProcessGroup | None = None):
-        self.folder, self.copy = Path(folder), Copied()
+        self.folder = Path(folder)
         self.own_group = dist.new_group(backend="gloo", group_desc="saver") if group is None else None
         self.group = group or self.own_group
-        self.writing: futures.Future[Path] | None = None
+        self.rank = dist.get_rank(self.group)
+        self.thread = ThreadPoolExecutor(1, "saver")
+        self.copies: dict[Piece, Tensor] = {}
+        self.others: set[Piece] = set()  # that this rank has, and another one wrote last
+        self.writing: Future[Plan] | None = None
         self.last: Path | None = None
         self.closed = False
-        atexit.register(self.wait)  # a program that never asked is told what went wrong
 
-    def save(self, step: int, held: Held, values: Any = None, own: Any = None) -> None:
-        """As `labs.checkpoint.save`, and go on as soon as all ranks have their copies.
+    def save(self, step: int, held: Savable, values: Any = None, own: Any = None) -> None:
+        """As `labs.checkpoint.save`, and go on as soon as this rank has its copy.
 
-        Raises what `wait` raises; and, on all ranks, ValueError for values that JSON cannot have, and after its `with`.
+        Raises what `wait` raises, and ValueError after its `with`.
         """
         if self.closed:
             raise ValueError("this Saver has ended, with its `with`: save inside that, or make another one")
         self.wait()
+        taken: Future[Share] = Future()
+        try:
+            taken.set_result(self.take(step, held, values, own))
+        except Exception as error:  # the thread tells it to the other ranks
+            taken.set_exception(error)
+        self.writing = self.thread.submit(finish, taken.result, self.group)
+        self.unasked = weakref.finalize(self, self.writing.add_done_callback, tell)  # at the end of the program, too
 
-        def take() -> None:
-            to_json("values", values), to_json("own", own)
-            self.copy.take(held)
-
-        on_all_ranks(take, self.group)
-        thread = futures.ThreadPoolExecutor(1)
-        self.writing = thread.submit(save, self.folder, step, self.copy, deepcopy(values), deepcopy(own), self.group)
-        thread.shutdown(wait=False)  # it ends when this is written, and a program that ends waits for it
+    def take(self, *arguments: Any) -> Share:
+        brought, tensors = bring(self.folder, *arguments, but=self.others)
+        self.copies = copied(tensors, self.copies)
+        return brought, self.copies
 
     def wait(self) -> Path | None:
         """The last checkpoint that it saved, when that is there; None before the first.  Raises what `save` raises."""
         if self.writing is not None:
-            futures.wait([self.writing])
+            wait([self.writing])
             written, self.writing = self.writing, None
-            self.last = written.result()
+            self.unasked.detach()
+            known, self.others = self.others | self.copies.keys(), set()  # after an error, all is copied anew
+            plan = written.result()
+            self.last, self.others = plan.final, known.difference(plan.writes[self.rank])
         return self.last
 
     def __enter__(self) -> Self:
@@ -91,49 +102,33 @@ class Saver:
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         if self.writing is not None:
-            futures.wait([self.writing])
+            wait([self.writing])
         self.close()
         if kind is None:  # else what the thread raised would hide the error that counts
             self.wait()
 
     def close(self) -> None:
-        self.closed, self.copy = True, Copied()
-        atexit.unregister(self.wait)
+        self.closed, self.copies = True, {}
+        self.thread.shutdown()
         if self.own_group is not None:
             dist.destroy_process_group(self.own_group)
             self.group = self.own_group = None
 
 
-class Copied(Held):
-    """Of what a rank held at one moment, a copy in host memory; the next one takes the same memory again."""
-
-    def __init__(self) -> None:
-        self.copies: Parts = {}
-        self.options: Groups = []
-
-    def parts(self, kept: Any = None) -> Parts:
-        return self.copies
-
-    def groups(self) -> Groups:
-        return self.options
-
-    def take(self, held: Held) -> None:
-        before, parts = self.copies, held.parts()
-        self.copies, self.options = {}, deepcopy(held.groups())
-        of: dict[int, Part] = {}  # what has several names is copied once
-        rooms = {id(part): part.blocks for part in before.values()}  # each for one copy: what was tied may be no longer
-        for key, part in parts.items():
-            if id(part) not in of:
-                room = rooms.pop(id(before[key]), {}) if key in before else {}
-                blocks = {at: copied(x, room.get(at)) for at, x in part.blocks.items()}
-                of[id(part)] = replace(part, blocks=blocks)
-            self.copies[key] = of[id(part)]
-        for gpu in {x.device for part in parts.values() for x in part.blocks.values() if x.is_cuda}:
-            torch.cuda.current_stream(gpu).synchronize()
+def tell(writing: Future[Plan]) -> None:
+    """Where nobody has asked what went wrong."""
+    if (error := writing.exception()) is not None:
+        raise RuntimeError("a checkpoint was not saved: end with Saver.wait(), or use a Saver in a with") from error
 
 
-def copied(x: Tensor, room: Tensor | None) -> Tensor:
-    """Where that has to come from a GPU, it is on its way."""
-    if room is None or room.dtype != x.dtype:
-        room = torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=x.is_cuda)
-    return room.copy_(x, non_blocking=True)
+def copied(tensors: Mapping[Piece, Tensor], rooms: Mapping[Piece, Tensor]) -> dict[Piece, Tensor]:
+    """In host memory, that of the copies before where there are some."""
+    found = {}
+    for piece, x in tensors.items():
+        room = rooms.get(piece)
+        if room is None or room.dtype != x.dtype:
+            room = torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=x.is_cuda)
+        found[piece] = room.copy_(x, non_blocking=True)
+    for gpu in {x.device for x in tensors.values() if x.is_cuda}:
+        torch.cuda.current_stream(gpu).synchronize()
+    return found

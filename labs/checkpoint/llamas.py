@@ -28,12 +28,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import P2POp, ProcessGroup
 
-from labs.agree import compare, first_difference, on_all_ranks
+from labs.agree import compare, fingerprint, first_difference, on_all_ranks
+from labs.checkpoint.agreement import Described, agreed, bytes_of, describe, require_equal_copies, tensors_in
 from labs.checkpoint.extents import dealt, whole
 from labs.checkpoint.index import Index, Stored, rename
 from labs.checkpoint.loading import read
 from labs.checkpoint.parts import Held, Parts
-from labs.checkpoint.saving import Described, agreed, bytes_of, describe, require_equal_copies
 from labs.dtensor.placement import Block
 from labs.llama import (
     DTYPES,
@@ -70,7 +70,8 @@ def export(folder: str | Path, held: Held, config: Config, group: ProcessGroup |
     require_all(config, described)
     index = agreed(dict(zip(global_ranks, described, strict=True)))
     parts, room = named(held, config), {}
-    require_equal_copies(parts, [bytes_of(each) for each in described], group)
+    tensors = tensors_in(parts)
+    require_equal_copies([bytes_of(each) for each in described], lambda piece: fingerprint(tensors[piece]), group)
     writes, senders = shared_out(index, described)
     writers = [other for other, tensors in enumerate(writes) if tensors]
     files = {other: f"model-{i:05}-of-{len(writers):05}.safetensors" for i, other in enumerate(writers, 1)}

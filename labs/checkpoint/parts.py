@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,14 @@ class Part:
 
 Parts = dict[str, Part]
 Groups = list[tuple[Options, list[list[str]]]]  # the names of each parameter
+
+
+class Savable(Protocol):
+    """What `save` asks of what it saves.  Neither answer changes afterwards, but for the numbers in the tensors."""
+
+    def parts(self) -> Parts: ...
+
+    def groups(self) -> Groups: ...
 
 
 class Held:

@@ -15,7 +15,7 @@ from labs import fsdp
 from labs.checkpoint import Held, Remembered, Saver, index, load, newest, save, saving
 from labs.kit.launch import RankError, run
 from labs.mesh import Mesh
-from tests.checkpoint.common import ADAMW, linear, words_of
+from tests.checkpoint.common import ADAMW, alone, linear, words_of
 
 NO_STEPS = [-1, True, 1.5, None, "3", [1], "../../evil"]
 
@@ -46,6 +46,11 @@ def test_what_cannot_be_saved_is_told_on_all_ranks_and_nothing_is_left(tmp_path)
         with torch.no_grad():
             model.bias += rank
         said.append(words_of(lambda: save(tmp_path, 2, Held(model))))
+        held, model, optimizer = alone(linear())
+        if rank == 1:
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+        said.append(words_of(lambda: save(tmp_path, 2, held)))
         return said, sorted(path.name for path in tmp_path.iterdir()), newest(tmp_path).name
 
     for said, left, last in run(body, ranks=2):
@@ -62,6 +67,7 @@ def test_what_cannot_be_saved_is_told_on_all_ranks_and_nothing_is_left(tmp_path)
                 "Not a directory",
                 "rank-1-of-2.safetensors cannot be written",
                 "'model/bias' differs on ranks 0 and 1, which both have it",
+                "the optimizer keeps 'exp_avg' of 'weight' on rank 1, but not on rank 0, which has the same of it",
             ],
             strict=True,
         ):

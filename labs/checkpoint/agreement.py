@@ -1,0 +1,235 @@
+"""Before a save writes anything: what each rank brings, and the plan that all of them agree on.
+
+    bring                 what a rank holds, and how it is cut: from itself alone
+    agreed_plan           of what all ranks have told, one index, and who writes what
+    require_equal_copies  a piece that several ranks hold is equal on them, to the last bit
+
+What differs is told in a sentence that names the tensor, the option or the value, and the two ranks.
+"""
+
+import json
+import secrets
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from labs.agree import compare, everybodys, fingerprint, first_difference
+from labs.checkpoint.extents import Piece, dealt, require_whole, said
+from labs.checkpoint.index import FORMAT, Index, Stored, numbered, to_json
+from labs.checkpoint.optimizer_state import Options
+from labs.checkpoint.parts import Groups, Parts, Savable
+from labs.dtensor.placement import Block
+
+Described = dict[str, tuple[tuple[int, ...], torch.dtype, str, list[Block]]]  # shape, dtype, its first key
+
+
+@dataclass(frozen=True)
+class Brought:
+    """What a rank tells the others: what must be the same on all, and what it has of its own.
+
+    left: the fingerprints of pieces that it holds, and leaves to others to write.
+    """
+
+    same: dict[str, Any]
+    described: Described
+    groups: Groups
+    own: str
+    left: Mapping[Piece, str]
+    word: str
+
+
+Share = tuple[Brought, dict[Piece, Tensor]]
+
+
+def bring(
+    folder: str | Path, step: int, held: Savable, values: Any, own: Any, but: Collection[Piece] = frozenset()
+) -> Share:
+    """What this rank has for a save, from itself alone: each piece, or of those in `but` the fingerprint."""
+    same = {"folder": str(Path(folder)), "step": numbered(step), "values": to_json("values", values)}
+    parts = held.parts()
+    tensors = tensors_in(parts)
+    left = {piece: fingerprint(x) for piece, x in tensors.items() if piece in but}
+    brought = Brought(same, describe(parts), held.groups(), to_json("own", own), left, secrets.token_hex(4))
+    return brought, {piece: x for piece, x in tensors.items() if piece not in but}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all have agreed on.  files, writes: by rank, its file, and the pieces that it writes there."""
+
+    final: Path
+    step: int
+    values: Any
+    own: list[Any]
+    index: Index
+    options: dict[str, Options]
+    files: list[str]
+    writes: list[list[Piece]]
+
+    def record(self, checksums: Sequence[int]) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "step": self.step,
+            "files": dict(zip(self.files, checksums, strict=True)),
+            "tensors": {key: stored.as_json() for key, stored in self.index.items()},
+            "options": self.options,
+            "values": self.values,
+            "own": self.own,
+        }
+
+
+def agreed_plan(brought: Mapping[int, Brought]) -> Plan:
+    """Raises ValueError where ranks differ."""
+    compare({rank: each.same for rank, each in brought.items()}, differ_in_values)
+    described = {rank: each.described for rank, each in brought.items()}
+    index = agreed(described)
+    require_kept_alike(described)
+    options = agreed_options({rank: each.groups for rank, each in brought.items()})
+    writes = dealt([bytes_of(each.described, but=each.left) for each in brought.values()])
+    require_written({piece for each in brought.values() for piece in each.left}, writes)
+    files = [f"rank-{rank}-of-{len(brought)}.safetensors" for rank in range(len(brought))]
+    for name, pieces in zip(files, writes, strict=True):
+        for key, block in pieces:
+            index[key].files[block] = name
+    first, *_ = (each.same for each in brought.values())
+    own = [json.loads(each.own) for each in brought.values()]
+    final = Path(first["folder"]) / f"step-{first['step']}"
+    return Plan(final, first["step"], json.loads(first["values"]), own, index, options, files, writes)
+
+
+def require_written(left: set[Piece], writes: Sequence[Iterable[Piece]]) -> None:
+    if lost := left.difference(*writes):
+        key, block = min(lost, key=str)
+        raise ValueError(f"{said(block)} of {key!r} was left to a rank that has it no longer: save again, all of it")
+
+
+def tensors_in(parts: Parts) -> dict[Piece, Tensor]:
+    """What has several keys is there once, under the first."""
+    first: dict[int, str] = {}
+    return {
+        (key, at): x
+        for key, part in parts.items()
+        if first.setdefault(id(part), key) == key
+        for at, x in part.blocks.items()
+    }
+
+
+def describe(parts: Parts) -> Described:
+    """What has several keys is written under the first."""
+    first, found = {}, {}
+    for key, part in parts.items():
+        mine = [] if id(part) in first else [*part.blocks]
+        found[key] = part.shape, part.dtype, first.setdefault(id(part), key), mine
+    return found
+
+
+def agreed(found: Mapping[int, Described]) -> Index:
+    """Every tensor that a rank has.  Raises ValueError where two have different ones, or not all of it is there."""
+    index: Index = {}
+    others: dict[str, str] = {}  # keys of what lies under its first one
+    for key in sorted({key for described in found.values() for key in described}):
+        of_each = {rank: described[key] for rank, described in found.items() if key in described}
+        compare({rank: told[:2] for rank, told in of_each.items()}, partial(differ_in, key))
+        shape, dtype, first, _ = next(iter(of_each.values()))
+        if all(told[2] != key for told in of_each.values()):
+            others[key] = first
+            continue
+        require_whole(key, shape, {block for *_, blocks in of_each.values() for block in blocks})
+        index[key] = Stored(key, shape, dtype, {})
+    return index | {key: index[first] for key, first in others.items()}
+
+
+def require_kept_alike(found: Mapping[int, Described]) -> None:
+    """Raise ValueError where two ranks have the same of a parameter, and an optimizer that keeps more of it on one."""
+    holders: dict[Piece, list[int]] = {}
+    kept: dict[int, dict[str, set[str]]] = {rank: {} for rank in found}
+    for rank, described in found.items():
+        for key, (*_, blocks) in described.items():
+            kind, _, name = key.partition("/")
+            if kind == "optimizer":
+                name, _, what = name.rpartition("/")
+                kept[rank].setdefault(name, set()).add(what)
+            for block in blocks if kind == "model" else ():
+                holders.setdefault((name, block), []).append(rank)
+    for (name, _), ranks in holders.items():
+        compare({rank: kept[rank].get(name, set()) for rank in ranks}, partial(differ_in_kept, name))
+
+
+def agreed_options(found: Mapping[int, Groups]) -> dict[str, Options]:
+    """By parameter.  Raises ValueError where two ranks have others."""
+    of_each: dict[str, dict[int, Options]] = {}
+    for rank, groups in found.items():
+        for options, parameters in groups:
+            for name in chain.from_iterable(parameters):
+                of_each.setdefault(name, {})[rank] = options
+    for name, told in of_each.items():
+        compare(told, partial(differ_in_options, name))
+    return {name: next(iter(told.values())) for name, told in of_each.items()}
+
+
+def require_equal_copies(
+    held: Sequence[Iterable[Piece]], print_of: Callable[[Piece], str], group: ProcessGroup | None
+) -> None:
+    """Raise ValueError where ranks that have the same piece have other numbers in it; looks at no other pieces.
+
+    held: by rank, its pieces.  print_of: of a piece of this rank's, the fingerprint.
+    """
+    holders = Counter(piece for pieces in held for piece in pieces)
+    mine = held[dist.get_rank(group)]
+    found = everybodys({piece: print_of(piece) for piece in mine if holders[piece] > 1}, group)
+    for piece in sorted({piece for each in found.values() for piece in each}, key=str):
+        copies = {rank: each[piece] for rank, each in found.items() if piece in each}
+        compare(copies, partial(differ_in_numbers, piece[0]))
+
+
+def differ_in(key: str, rank: int, its: Any, other: int, others: Any) -> str:
+    told = [f"{dtype} of shape {shape} on rank {rank}" for rank, (shape, dtype) in ((rank, its), (other, others))]
+    return f"{key!r} is {' and '.join(told)}: save one model"
+
+
+def differ_in_kept(name: str, rank: int, its: set[str], other: int, others: set[str]) -> str:
+    what = min(its ^ others)
+    has, lacks = (rank, other) if what in its else (other, rank)
+    return (
+        f"the optimizer keeps {what!r} of {name!r} on rank {has}, but not on rank {lacks}, which has the same of it: "
+        "take the same steps on all replicas"
+    )
+
+
+def differ_in_numbers(key: str, rank: int, its: str, other: int, others: str) -> str:
+    return (
+        f"{key!r} differs on ranks {rank} and {other}, which both have it, and a checkpoint has it once: make it equal "
+        "before (a buffer: broadcast or average it)"
+    )
+
+
+def differ_in_options(name: str, rank: int, its: Options, other: int, others: Options) -> str:
+    what = first_difference(its, others)
+    return (
+        f"{what!r} of {name!r} is {its.get(what)} on rank {rank} and {others.get(what)} on rank {other}: give the "
+        "optimizer the same options on all ranks"
+    )
+
+
+def differ_in_values(rank: int, its: dict[str, Any], other: int, others: dict[str, Any]) -> str:
+    name = first_difference(its, others)
+    return f"{name}= is {its[name]} on rank {rank} and {others[name]} on rank {other}: give the same on all ranks"
+
+
+def bytes_of(described: Described, but: Collection[Piece] = ()) -> dict[Piece, int]:
+    return {
+        (key, block): prod(block.shape) * dtype.itemsize
+        for key, (_, dtype, _, blocks) in described.items()
+        for block in blocks
+        if (key, block) not in but
+    }
