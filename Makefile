@@ -30,7 +30,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # A half-made file is not left to look finished.
 .DELETE_ON_ERROR:
 
-.PHONY: help learn tour test quick lint notebook module bench soak images notebooks doctor progress clean
+.PHONY: help learn tour test quick lint notebook module bench soak gpu images notebooks doctor progress clean
 
 help:
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
@@ -62,6 +62,9 @@ bench: $(TESTS)  ## measure against the course's peers
 
 soak: $(TESTS)  ## the long tests
 	$(PYTEST) -n auto -m soak --durations 20 tests
+
+gpu: $(TESTS)  ## the course on this machine's GPUs, with a report; ARGS="contract tour"
+	$(BIN)/python -m tools.gpu $(ARGS)
 
 images: $(COURSE)  ## draw the figures used in prose
 	$(BIN)/python -m tools.images

@@ -44,6 +44,7 @@ def main() -> None:
     chosen = options.parse_args()
     if unknown := set(chosen.names) - set(BENCHMARKS):
         options.error(f"no benchmark {', '.join(sorted(unknown))}: there are {', '.join(BENCHMARKS)}")
+    os.environ.setdefault("LABS_DEVICE", "cpu")  # the same on every machine, unless `make gpu` says otherwise
     before, figures = os.getloadavg()[0], []
     for name in chosen.names or BENCHMARKS:
         print(f"{name} ...", flush=True)

@@ -61,7 +61,7 @@ def figures(quick: bool) -> list[Figure]:
     found = []
     for sharded, how in ((True, "sharded"), (False, "replicated")):
         with tempfile.TemporaryDirectory() as folder:
-            ranks = run(pairs, Path(folder), sharded, 20 if quick else 40, ranks=RANKS, device="cpu", timeout=900)
+            ranks = run(pairs, Path(folder), sharded, 20 if quick else 40, ranks=RANKS, timeout=900)
         slowest = [tuple(map(max, zip(*turn, strict=True))) for turn in zip(*ranks, strict=True)]
         long, short = (1000 * statistics.median(times) for times in zip(*slowest, strict=True))
         note = f"{short:.0f} of {long:.0f} ms"

@@ -36,7 +36,7 @@ def fails(how: str, moment: str) -> None:
 def latency(how: str, moment: Path) -> float:
     """Seconds."""
     try:
-        run(fails, how, str(moment), ranks=4, device="cpu", timeout=60)
+        run(fails, how, str(moment), ranks=4, timeout=60)
     except RankError as error:
         assert 2 in error.ranks, error
         return time.monotonic() - float(moment.read_text())

@@ -50,11 +50,8 @@ def of_a_call(count: int) -> list[tuple[float, float]]:
 
 def figures(quick: bool) -> list[Figure]:
     count = 20 if quick else 100
-    steps = {
-        name: run(of_a_step, name, count, ranks=2, device="cpu", timeout=600)[0]
-        for name in ("ddp-overlapped", "ddp-naive")
-    }
-    calls = run(of_a_call, count, ranks=1, device="cpu", timeout=600)[0]
+    steps = {name: run(of_a_step, name, count, ranks=2, timeout=600)[0] for name in ("ddp-overlapped", "ddp-naive")}
+    calls = run(of_a_call, count, ranks=1, timeout=600)[0]
     alone = [1e6 * (on - off) / CALLS for off, on in calls]
     return [
         *(

@@ -112,9 +112,9 @@ def removed(where: Path) -> None:
 
 
 def weigh(side: str, where: Path) -> Weighed:
-    saved = run(weighed_save, side, where, ranks=RANKS, device="cpu", timeout=600)
-    loaded = run(weighed_load, side, where, ranks=RANKS, device="cpu", timeout=600)
-    fewer = run(weighed_load, side, where, ranks=RANKS - 1, device="cpu", timeout=600)
+    saved = run(weighed_save, side, where, ranks=RANKS, timeout=600)
+    loaded = run(weighed_load, side, where, ranks=RANKS, timeout=600)
+    fewer = run(weighed_load, side, where, ranks=RANKS - 1, timeout=600)
     found = {"bytes written": [written for written, _ in saved], "bytes read": [read for read, _ in loaded]}
     found[f"bytes read by {RANKS - 1} ranks"] = [read for read, _ in fewer]
     if PEAK.exists():

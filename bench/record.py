@@ -8,6 +8,6 @@ from labs.kit.launch import run
 def figures(quick: bool) -> list[Figure]:
     found = []
     for kind, target in {"time": "", "communication": "at most 1.10", "memory": ""}.items():
-        measured = run(pairs, kind, ranks=RANKS, device="cpu", timeout=600)[0]
+        measured = run(pairs, kind, ranks=RANKS, timeout=600)[0]
         found.append(figure(f"record: step with {kind} pass / without", ratios(measured), target=target))
     return found

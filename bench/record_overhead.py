@@ -59,7 +59,7 @@ def main() -> None:
     print(f"GPT small, naive data parallelism, {RANKS} ranks, {PAIRS} pairs of steps; torch {torch.__version__}")
     print(f"{'pass':<15}{'ms without':>12}{'ms with':>10}{'ratio':>8}{'quartiles':>16}   target")
     for kind, target in TARGET.items():
-        found = run(pairs, kind, ranks=RANKS, device="cpu", timeout=600)[0]
+        found = run(pairs, kind, ranks=RANKS, timeout=600)[0]
         plain, watched = (1000 * statistics.median(times) for times in zip(*found, strict=True))
         low, ratio, high = statistics.quantiles([w / p for p, w in found], n=4)
         spread = f"{low:.3f} to {high:.3f}"

@@ -51,7 +51,7 @@ def rounds(
 ) -> dict[str, list[Steps]]:
     """{name: for each rank, what its steps took}, all of them in one job."""
     turns = [name for number in range(count + warm_up) for name in rotated(names, number)]
-    recording = run(take, turns, build, ranks=ranks, device="cpu", record="time", timeout=900).recording
+    recording = run(take, turns, build, ranks=ranks, record="time", timeout=900).recording
     told = [list(zip(turns, durations(recording, rank), strict=True)) for rank in range(ranks)]
     return {name: [[taken for turn, taken in rank if turn == name][warm_up:] for rank in told] for name in names}
 

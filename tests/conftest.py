@@ -18,6 +18,8 @@ from tools import warm
 
 GB = 10**9
 
+os.environ.setdefault("LABS_DEVICE", "cpu")  # the same on every machine, unless `make gpu` says otherwise
+
 # What a rank imports along with a function of a test: before the fork, since it took most ranks most of their time.
 course.COURSE += ["pytest", "tests.models"]
 course.COURSE += [f"tests.answers.{file.stem}" for file in Path(__file__).parent.glob("answers/[a-z]*.py")]

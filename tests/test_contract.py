@@ -82,7 +82,7 @@ def run_all(strategies, ranks: int, record=None, trainings=(), **options):
     parts = strategies[0].parts(ranks)  # those of a family cut the batch alike, and train the same models
     data = {name: batches(vocab, parts) for name, (_, vocab) in MODELS.items()}  # made here: ranks only look at it
     trainings = trainings or trainings_of(strategies[0])
-    return run(train_all, strategies, data, trainings, **options, ranks=ranks, device="cpu", record=record)
+    return run(train_all, strategies, data, trainings, **options, ranks=ranks, record=record)
 
 
 def job_of(strategy, ranks: int, rank: int = 0, micro_batches: int = 1, name: str = "GPT") -> cost.Job:

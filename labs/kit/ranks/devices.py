@@ -4,10 +4,13 @@ auto   CUDA and NCCL when there is a GPU for each rank, else CPU and gloo
 cpu    gloo over loopback
 cuda   NCCL; when there are fewer GPUs than ranks they share them, and each rank poses as a host of its own
        (NCCL_HOSTID), so that NCCL, which refuses two ranks on one GPU, talks over sockets
+
+Where the variable LABS_DEVICE is cpu or cuda, auto means that: the tests run on CPUs anywhere, `make gpu` does not.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 
@@ -41,6 +44,8 @@ class Devices:
 
 def devices_for(device: str, ranks: int) -> Devices:
     """Decide for `device` ("auto", "cpu" or "cuda").  Raises ValueError for another, or for CUDA without a GPU."""
+    if device == "auto":
+        device = os.environ.get("LABS_DEVICE", device)
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f'device={device!r} is not one this course knows: "auto", "cpu" or "cuda"')
     gpus = 0 if device == "cpu" else torch.cuda.device_count()
