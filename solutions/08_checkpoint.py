@@ -4,8 +4,8 @@
 # *Llama 3 was trained on 16,384 GPUs. In 54 days of that, it was interrupted 419 times without warning. What is left of
 # a training when one of its ranks dies?*
 #
-# It takes 50 minutes with its two exercises, 30 without; the machine works for 20 seconds of it, in 2 GB of memory. You
-# need: [FSDP](06_fsdp.ipynb), and from [Offload](07b_offload.ipynb) what a rename is good for.
+# It takes 50 minutes with its two exercises, 30 without; the machine works for half a minute of it, in 2 GB of memory.
+# You need: [FSDP](06_fsdp.ipynb), and from [Offload](07b_offload.ipynb) what a rename is good for.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -225,8 +225,8 @@ except RuntimeError as error:
 #
 # ## Build: sharded
 #
-# [labs/checkpoint](../labs/checkpoint/__init__.py) saves a training under any strategy of the course. For FSDP it was
-# given a `Held`. Under ZeRO it is:
+# [labs/checkpoint](../labs/checkpoint/__init__.py) saves a training under any strategy of the course. What it was given
+# for FSDP is a `Held`. For ZeRO it is a `HeldByZero`:
 
 
 # %%
@@ -556,7 +556,7 @@ FOLDER.cleanup()
 # | rank 0 saves all | one file | a rank must hold the whole; the others wait |
 # | sharded, with an index | ranks write side by side; any layout loads it | a folder, and an index |
 #
-# **Why not**? On one device, or where the whole model fits on a rank beside its share, `torch.save` on rank 0 is
+# **Why not** always? On one device, or where the whole model fits on a rank beside its share, `torch.save` on rank 0 is
 # enough: into a draft that is flushed, and then renamed. At work you will also have to decide how many checkpoints to
 # keep. Two at least: one that loads, and one to go back to when the loss goes wrong. And object stores have no rename.
 # There, the index is written last, and what has no index is no checkpoint.

@@ -4,7 +4,7 @@
 # *A training was killed, and goes on from its last checkpoint. There is no error, and the loss falls as it did before.
 # Is it still the same training?*
 #
-# It takes 50 minutes with its two exercises and an optional third, 30 without; the machine works for half a minute of
+# It takes 50 minutes with its exercises (the second is optional), 30 without; the machine works for half a minute of
 # it, in 2 GB of memory. You need: [Checkpoints](08_checkpoint.ipynb), whose `save` and `load` are used here.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
@@ -42,17 +42,17 @@ from labs.model import GPT, PRESETS
 # %% [markdown]
 # ## Question
 #
-# To go on from a checkpoint is to **resume**. A large training does that all the time (Llama Team, 2024, arXiv
-# 2407.21783, section 3.3.4):
+# To go on from a checkpoint is to **resume**. Llama 3's training had to, after each of its interruptions (Llama Team,
+# 2024, arXiv 2407.21783, section 3.3.4):
 
 # %%
-failures, days, gpus = 419, 54, 16_384  # of Llama 3's training
-between = days * 24 * 3600 / failures  # seconds between two of them
+failures, days, gpus = 419, 54, 16_384
+between = days * 24 * 3600 / failures  # seconds between two failures of the job
 print(f"resumed {failures / days:.1f} times a day, every {between / 3600:.1f} h")
 
 # %% [markdown]
-# Each time, something may be forgotten: it was not saved, or not put back. Then another training goes on, and nothing
-# says so. And each time, all steps since the last checkpoint are lost. They have to be taken again.
+# Each time, something may be forgotten: it was not saved, or not put back. Then what goes on is another training, and
+# nothing says so. And each time, the steps since the last checkpoint are lost, and have to be taken again.
 #
 # ## Picture
 #
@@ -60,7 +60,7 @@ print(f"resumed {failures / days:.1f} times a day, every {between / 3600:.1f} h"
 # killed in its seventh; a new one begins, takes up what was saved, and goes on with the fifth step. Saved, and put
 # back, are five things: weights, moments, schedule, place and random numbers.](../images/resume.svg)
 #
-# What is right is easy to say: the last row ends with the same numbers as the first one, to the last bit.
+# When is that right? When the last row ends with the same numbers as the first one, to the last bit.
 #
 # ## Predict
 #
@@ -79,8 +79,8 @@ guess_minutes = 20  # your number
 #
 # A training is more than its weights. Ours has a little **dropout**: in every forward, a tenth of the embedding's
 # outputs, chosen at random, are set to zero. So five things change from step to step: the **weights**, the
-# **optimizer**'s moments, the **schedule** of the learning rate, the **place** in the data, and the state of the
-# **random** numbers, which differs on each rank. Here the rate grows for ten steps.
+# **optimizer**'s moments, the **schedule** of the learning rate, which grows for ten steps here, the **place** in the
+# data, and the state of the **random** numbers, which differs on each rank.
 
 # %%
 CONFIG = dataclasses.replace(PRESETS["tiny"], depth=2)
@@ -320,7 +320,9 @@ check.next_windows(next_windows)
 # %% [markdown]
 # ## Measure: kill it
 #
-# Put together, this is a training that looks for the newest checkpoint when it begins, and is saved after every step:
+# Put together, this is a training that looks for the newest checkpoint when it begins, and is saved after every step.
+# `run(..., restarts=3)` starts all ranks again after one has failed, up to three times. On a cluster torchrun does
+# that, with `--max-restarts 3`. Both tell each rank in `TORCHELASTIC_RESTART_COUNT` how often that has happened.
 
 
 # %%
@@ -339,10 +341,6 @@ def survivor(place, steps, deaths=()):
         save(place, step + 1, held, values=schedule.state_dict(), own=random_state())
     return {key: x for key, part in held.parts().items() for x in part.blocks.values()}
 
-
-# %% [markdown]
-# `run(..., restarts=3)` starts all ranks again after one has failed, up to three times. On a cluster torchrun does
-# that, with `--max-restarts 3`.
 
 # %%
 two = partial(run, survivor, steps=8, ranks=2, device="cpu")
