@@ -12,6 +12,9 @@ by side.
     on_all_ranks             what each rank finds when it looks; what one of them raises, all of them raise
     fingerprint              of a tensor: a line that differs where one bit does
     Some                     of a tensor: some of its numbers, equal to others that differ by rounding alone
+
+Where one process stands in for one of many ranks, on tensors without numbers, `alone` says so: then everybody has what
+this rank has, and of a tensor the type and the shape are all there is.
 """
 
 import math
@@ -26,15 +29,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from labs.group import all_gather
+from labs.group import all_gather, meeting_place
 
 Sentence = Callable[[int, Any, int, Any], str]  # of the first rank and its value, and another one and its
+alone = False
 
 
 def everybodys(value: Any, group: ProcessGroup | None) -> dict[int, Any]:
     """By the global ranks of the group, each one's value."""
-    values = [None] * dist.get_world_size(group)
-    dist.all_gather_object(values, value, group)
+    values = [value] * dist.get_world_size(group)
+    if not alone:
+        dist.all_gather_object(values, value, group)
     return dict(zip(dist.get_process_group_ranks(group or dist.group.WORLD), values, strict=True))
 
 
@@ -48,7 +53,7 @@ def compare(found: Mapping[int, Any], sentence: Sentence, error: type[Exception]
     """Raise an error where a rank's value is not the first one's; all ranks must compare the same."""
     (first, its), *others = sorted(found.items())
     for rank, value in others:
-        if value != its:
+        if value is not its and value != its:
             raise error(sentence(first, its, rank, value))
 
 
@@ -117,7 +122,7 @@ def require_equal(parameters: dict[str, Tensor], group: ProcessGroup | None = No
 
 def fingerprint(p: Tensor) -> str:
     """Type, shape, and sums of the bits by their places: a changed or exchanged element changes them."""
-    if p.is_meta:
+    if p.is_meta or alone:
         return f"{p.dtype} of shape {tuple(p.shape)}"
     numbers = p.detach().contiguous().flatten()
     if p.is_complex():
@@ -175,6 +180,8 @@ class Some:
         x = x.to_dense() if x.is_sparse else x
         x = torch.view_as_real(x) if x.is_complex() else x
         flat = x.detach().flatten()
+        if alone:
+            return cls(len(flat), [], 0.0)
         return cls(len(flat), flat[:: max(1, len(flat) // 64)].tolist(), rounding(x))
 
     @property
@@ -202,6 +209,7 @@ class Order:
 
     Where two ranks gather or reduce different layers of equal size at the same time, nothing fails: one's numbers
     become the other's.  So they compare, once per step, a checksum of what they did: 8 bytes from each to each.
+    They do so where the host need not wait for the device, if their group has such a place.
     """
 
     def __init__(self, group: ProcessGroup | None):
@@ -217,7 +225,7 @@ class Order:
         """Raise RuntimeError, on every rank, where one did something else; nothing is sent where nothing was done."""
         if not self.done:
             return
-        mine = torch.tensor([checksum(self.done)], device=device)
+        mine = torch.tensor([checksum(self.done)], device=meeting_place(self.group, device))
         everyones = mine.new_empty(dist.get_world_size(self.group))
         all_gather(everyones, mine, group=self.group)
         done, self.done = self.done, []

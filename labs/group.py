@@ -4,6 +4,7 @@
     broadcast              the first rank's numbers, wherever in its memory they lie
     reduce_scatter         this rank's part of the sum over all ranks, with the least bytes on any backend
     start_reduce_scatter   the same, while the rank computes
+    meeting_place          where ranks compare what the host knows, without waiting for the device
 
 That all ranks bring what belongs together is not checked here, nor by the backend: `labs.agree` compares.
 """
@@ -76,3 +77,8 @@ def start_reduce_scatter(full: Tensor, group: ProcessGroup | None) -> Callable[[
 def free(x: Tensor) -> None:
     # Letting go of it is not enough: a thread of the backend may hold it a moment longer.
     x.untyped_storage().resize_(0)
+
+
+def meeting_place(group: ProcessGroup | None, device: torch.device) -> torch.device:
+    """The CPU, where the group has a backend for it (gloo, alone or beside NCCL); else their device."""
+    return torch.device("cpu") if "cpu:" in dist.get_backend_config(group) else device

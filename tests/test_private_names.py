@@ -22,8 +22,9 @@ NAMES = """
     torch                                     Tensor._base Tensor._version Tensor._values Tensor._indices
                                               Tensor._make_wrapper_subclass Tensor._use_count
                                               Tensor._backward_hooks Tensor._post_accumulate_grad_hooks
-                                              UntypedStorage._cdata ScriptObject._get_method
+                                              UntypedStorage._cdata ScriptObject._get_method _assert_async
     torch._C                                  DispatchKey _current_graph_task_id _will_engine_execute_node
+                                              _ImperativeEngine _autograd.DeviceType.PrivateUse1
     torch._C._autograd                        _unsafe_set_version_counter _top_saved_tensors_default_hooks
                                               _push_saved_tensors_default_hooks _pop_saved_tensors_default_hooks
     torch._dynamo                             eval_frame._callback_from_stance
@@ -36,8 +37,15 @@ NAMES = """
     torch.distributed.fsdp                    FSDPModule._get_fsdp_state
     torch.distributed.fsdp._fully_shard._fsdp_param_group
                                               FSDPParamGroup._reshard_after_forward
+    torch.distributed.pipelining._utils       _StageBackwardMeta _StageForwardMeta
+    torch.distributed.pipelining.stage        PipelineStage._recv_meta PipelineStage._send_meta
+                                              PipelineStage._warmup_backward_result
     torch.distributed.pipelining.schedules    PipelineScheduleSingle._initialize_stage
                                               PipelineScheduleMulti._initialize_stages
+    torch.nn.parallel.distributed             _sync_module_states _verify_param_shape_across_processes
+    torch.testing._internal.distributed       fake_pg
+    torch.utils.backend_registration          _DummyBackendModule _DummyDeviceGuard
+                                              _setup_privateuseone_for_python_backend
     torch.ops                                 _c10d_functional c10d._allgather_base_ c10d._reduce_scatter_base_
                                               aten._scaled_dot_product_flash_attention_for_cpu
                                               aten._scaled_dot_product_flash_attention

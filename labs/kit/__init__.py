@@ -13,6 +13,7 @@ drawing/     from data to a picture, from the palette to the timeline
 explorers/   one picture with sliders per file
 checks/      what each exercise is put through, and the mistakes that are known by name
 rows/        the table of strategies, one family per file
+dry/         one process as any rank of any number, on a device that only pretends
 
 budget       a job that must fit in so much memory
 sockets      what the system counted on the connections

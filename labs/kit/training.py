@@ -57,6 +57,13 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 
 def step(training: Training, x: Tensor | None, y: Tensor | None, micro_batches: int = 1) -> float | None:
     """Take one step on x, y: [batch, time]; this rank's mean loss, or None where it does not have the model's end."""
+    losses = take_step(training, x, y, micro_batches)
+    # At the end, since on a GPU this waits for everything.
+    return fmean(loss.item() for loss in losses) if losses else None
+
+
+def take_step(training: Training, x: Tensor | None, y: Tensor | None, micro_batches: int = 1) -> list[Tensor]:
+    """The same, without waiting for the device: the mean losses of the micro-batches (0-dim)."""
     losses = training.backward(x, y, micro_batches)
     mark("sync")
     training.finish()
@@ -66,8 +73,7 @@ def step(training: Training, x: Tensor | None, y: Tensor | None, micro_batches: 
     mark("optimizer")
     training.optimizer.step()
     training.optimizer.zero_grad()
-    # At the end, since on a GPU this waits for everything.
-    return fmean(loss.item() for loss in losses) if losses else None
+    return losses
 
 
 def backward(

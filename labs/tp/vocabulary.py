@@ -49,7 +49,7 @@ def cross_entropy(logits_v: Tensor, targets: Tensor, vocabulary: int, mesh: Mesh
             f"targets of {targets.dtype} {tuple(targets.shape)} do not fit logits of shape {tuple(logits_v.shape)}: "
             "give one token's number for each"
         )
-    require_tokens(targets[targets != IGNORED], vocabulary)
+    require_tokens(targets, vocabulary, IGNORED)
     width = piece(vocabulary, mesh.size(), mesh.get_local_rank())[1]
     if logits_v.shape[-1] != width:
         raise ValueError(
@@ -101,8 +101,13 @@ def of_this_rank(tokens: Tensor, vocabulary: int, mesh: Mesh) -> tuple[Tensor, T
     return here, (tokens - start).where(here, 0)
 
 
-def require_tokens(tokens: Tensor, vocabulary: int) -> None:
-    """Past its part, a rank cannot tell another rank's token from nobody's: its row would be zeros without a word."""
-    wrong = tokens[(tokens < 0) | (tokens >= vocabulary)]
-    if len(wrong):
+def require_tokens(tokens: Tensor, vocabulary: int, besides: int = 0) -> None:
+    """Past its part, a rank cannot tell another rank's token from nobody's: its row would be zeros without a word.
+
+    An accelerator looks for itself, as in PyTorch's own embedding: the host goes on, and nobody can say which token.
+    """
+    here = (tokens >= 0) & (tokens < vocabulary) | (tokens == besides)
+    if tokens.device.type != "cpu":
+        torch._assert_async(here.all(), f"a token is not in the vocabulary, 0 to {vocabulary - 1}")
+    elif len(wrong := tokens[~here]):
         raise IndexError(f"token {wrong[0].item()} is not in the vocabulary, 0 to {vocabulary - 1}")

@@ -2,8 +2,9 @@
 
 auto   CUDA and NCCL when there is a GPU for each rank, else CPU and gloo
 cpu    gloo over loopback
-cuda   NCCL; when there are fewer GPUs than ranks they share them, and each rank poses as a host of its own
-       (NCCL_HOSTID), so that NCCL, which refuses two ranks on one GPU, talks over sockets
+cuda   NCCL, and gloo for what the ranks tell each other on the host; when there are fewer GPUs than ranks they share
+       them, and each rank poses as a host of its own (NCCL_HOSTID), so that NCCL, which refuses two ranks on one GPU,
+       talks over sockets
 
 Where the variable LABS_DEVICE is cpu or cuda, auto means that: the tests run on CPUs anywhere, `make gpu` does not.
 """
@@ -57,4 +58,4 @@ def devices_for(device: str, ranks: int) -> Devices:
             "`python -m labs doctor` says about the driver and this build of PyTorch"
         )
     note = "" if gpus >= ranks else f"{ranks} ranks share {gpus} GPU{'s' * (gpus > 1)}: NCCL, over sockets"
-    return Devices("nccl", [f"cuda:{rank % gpus}" for rank in range(ranks)], note)
+    return Devices("cpu:gloo,cuda:nccl", [f"cuda:{rank % gpus}" for rank in range(ranks)], note)

@@ -24,7 +24,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, wraps
 from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -177,6 +177,7 @@ class FlightRecorder(tap.Listener):
         groups one name, or the members wait for one that never comes.
         """
 
+        @wraps(make)
         def make_and_tell(ranks: Sequence[int] | None = None, *args: Any, **kwargs: Any) -> Any:
             world = list(range(dist.get_world_size()))
             members = world if ranks is None else sorted(map(int, ranks))

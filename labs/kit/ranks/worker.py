@@ -45,7 +45,7 @@ class Job:
 
     rank: int
     ranks: int
-    backend: str  # "gloo" or "nccl"
+    backend: str  # "gloo", or "cpu:gloo,cuda:nccl"
     device: str  # "cpu" or "cuda:3"
     store: str  # the file in which the ranks find each other
     timeout: float
@@ -87,7 +87,7 @@ def main(
         os._exit(UNHEARD)
     finished.wait()
     flush()
-    if job.backend == "nccl" and dist.is_initialized():
+    if "nccl" in job.backend and dist.is_initialized():
         dist.destroy_process_group()  # gives the GPU's memory back in order; gloo has nothing to give back
     os._exit(0)
 

@@ -1,0 +1,22 @@
+"""This process as one rank of many.
+
+with as_rank(17, ranks=1024) as pretend:
+    model = fully_shard(GPT(config))
+    ...
+pretend.reads           # where the host would have stood still, waiting for the device
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from labs.kit.dry.alone import alone
+from labs.kit.dry.device import pretended
+from labs.kit.dry.host import Pretend
+
+
+@contextmanager
+def as_rank(rank: int, ranks: int) -> Iterator[Pretend]:
+    with alone(rank, ranks), pretended(), Pretend().on_this_host() as pretend:
+        yield pretend

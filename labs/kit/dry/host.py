@@ -1,0 +1,161 @@
+"""Which tensors have numbers: those of the host, which are real, and small; and what is read of the others.
+
+    on the device                    a fake tensor: shape, dtype, and a storage of so many bytes, without memory
+    on the host                      a real tensor; a fake one where it would be large, as a model's initial values are
+    from the device to the host      the host would stand still until the device has done all that is queued: a `Read`
+
+A copy to the host goes on, with a fake tensor.  What needs its numbers cannot: `.item()`, `if tensor`, a shape that
+depends on values.  It raises NeedsNumbers, which names the line.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+
+from labs.kit.dry.device import NAME
+from labs.kit.watch.frames import learner_frame, source_line
+
+
+def is_set_to(x: Tensor, y: Tensor) -> bool:
+    memories = x.untyped_storage()._cdata == y.untyped_storage()._cdata
+    return memories and (x.storage_offset(), x.shape, x.stride()) == (y.storage_offset(), y.shape, y.stride())
+
+
+def swapped(x: Tensor, y: Tensor) -> None:
+    """torch.utils.swap_tensors, which Module.to() needs here; it refuses weak references, and fakes have their own."""
+    with patch.object(weakref, "getweakrefs", lambda _: []):
+        swap_tensors(x, y)
+
+
+swap_tensors, composed_attention = torch.utils.swap_tensors, F.scaled_dot_product_attention
+ANSWERED = {torch.ops.aten.is_set_to.default: is_set_to}  # by the host alone
+LARGE = 2**20  # elements: from there on a tensor of the host is fake, too
+COPIES = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}
+
+
+class NeedsNumbers(RuntimeError):
+    """A value was asked for that a dry run does not have."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """What stood still for the device, and at which line."""
+
+    what: str
+    line: str
+
+
+class Pretend(FakeTensorMode):
+    """Fakes what touches the device, and lets the host compute.  reads: in the order of their coming."""
+
+    avoid_device_init = True  # nothing is ever made on the device first, and faked then
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.reads: list[Read] = []
+        self.inside = False  # an operator's own operators are as fake as it is
+
+    @contextmanager
+    def on_this_host(self) -> Iterator[Pretend]:
+        def shown(x: FakeTensor, **options: Any) -> str:
+            self.reads.append(Read("a tensor that is printed", line()))
+            return Tensor.__repr__(x, **options)
+
+        with (
+            patch.object(FakeTensor, "__repr__", shown),
+            patch.object(torch.utils, "swap_tensors", swapped),
+            patch.object(F, "scaled_dot_product_attention", attention),
+            self,
+        ):
+            yield self
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here: no need to guard each operator against it
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if any(hasattr(cls, "__tensor_flatten__") for cls in types):
+            return NotImplemented  # a DTensor: it takes itself apart, and its local operators come by here
+        if func in ANSWERED:
+            return ANSWERED[func](*args)
+        if self.inside:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        if not is_fake(args, kwargs):
+            return func(*args, **kwargs)
+        if func in COPIES and leaves_the_device(func, args, kwargs):
+            self.reads.append(Read("a copy to the host", line()))
+        self.inside = True
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            raise NeedsNumbers(
+                f"{line()} asks for numbers, which a dry run does not have, and for which a GPU would be waited for: "
+                "leave it out of the function"
+            ) from None
+        finally:
+            self.inside = False
+
+
+def is_fake(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    for x in (*args, *kwargs.values()):
+        if isinstance(x, FakeTensor) or (isinstance(x, torch.device) and x.type == NAME):
+            return True
+        if isinstance(x, (list, tuple)) and (is_large(x) or any(isinstance(each, FakeTensor) for each in x)):
+            return True
+    return False
+
+
+def is_large(sizes: Sequence[Any]) -> bool:
+    """Of what is made, if these are its sizes."""
+    return all(isinstance(size, int) for size in sizes) and prod(sizes) >= LARGE
+
+
+def leaves_the_device(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    if kwargs.get("non_blocking"):
+        return False
+    if func is torch.ops.aten.copy_.default:
+        to, source = args[0].device, args[1].device
+        return to.type == "cpu" and source.type == NAME and not (len(args) > 2 and args[2])
+    return args[0].device.type == NAME and torch.device(kwargs.get("device") or NAME).type == "cpu"
+
+
+def line() -> str:
+    return source_line(learner_frame(sys._getframe(2)))
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Which kernel computes it depends on the device: the CPU's is taken, as in the job that this stands for."""
+    if dropout_p or attn_mask is not None or q.device.type != NAME:
+        options = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal}
+        return composed_attention(q, k, v, **options, scale=scale, enable_gqa=enable_gqa)
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return kernel(q, k, v, is_causal=is_causal, scale=scale)[0]

@@ -1,0 +1,159 @@
+"""Every row of the table, ours and PyTorch's, on a device that only pretends; and what must not pass there.
+
+Reference: what a GPU refuses, and what it makes the host wait for; that is known, and not measured here.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from labs.kit.dry.as_rank import as_rank
+from labs.kit.dry.rehearsal import rehearse
+from labs.kit.launch import run
+from labs.kit.strategies import STRATEGIES
+from labs.model import PRESETS
+from labs.zero import Zero
+
+CONFIG = replace(PRESETS["tiny"], context=8)
+
+
+def step_all() -> dict[str, tuple[list, ...]]:
+    """By row: what was waited for up to the end of the first step, in the second, and in the third."""
+    dist.destroy_process_group()
+    found = {}
+    for row in STRATEGIES:
+        config = replace(CONFIG, depth=4 if "pp-" in row.name else 1)
+        with as_rank(1, row.ranks(4)) as pretend:
+            first, second, _ = [len(pretend.reads) for _ in rehearse(row, config, 4, steps=3)]
+        found[row.name] = pretend.reads[:first], pretend.reads[first:second], pretend.reads[second:]
+    return found
+
+
+@pytest.fixture(scope="module")
+def reads():
+    return run(step_all, ranks=1, device="cpu")[0]
+
+
+@pytest.mark.parametrize("name", [row.name for row in STRATEGIES])
+def test_a_row_takes_its_steps_and_waits_for_nothing(reads, name):
+    first, second, third = reads[name]
+    assert first == third == []
+    # PyTorch's DDP fills its buckets anew in the second forward, in the order in which gradients came in the first.
+    assert len(second) == (2 if name in ("torch-ddp", "torch-zero-1") else 0)
+
+
+# ---- what must not pass ----------------------------------------------------------------------------------
+
+
+def wrong_device() -> None:
+    torch.ones(2) + torch.ones(2, device="cpu")
+
+
+def value() -> None:
+    torch.ones(2).sum().item()
+
+
+def branch() -> None:
+    if torch.ones(()):
+        pass
+
+
+def shape_by_values() -> None:
+    torch.ones(2)[torch.ones(2) > 0]
+
+
+def hook() -> None:
+    def raises(gradient: torch.Tensor) -> None:
+        raise KeyError("in a hook")
+
+    x = torch.ones(2, requires_grad=True)
+    (x * 2).register_hook(raises)
+    product = x * 2
+    product.register_hook(raises)
+    product.sum().backward()
+
+
+def old_loss() -> None:
+    """What this course's own hooks refuse in a backward is told, too."""
+    model = nn.Linear(2, 2)
+    zero = Zero(model, 3, partial(torch.optim.SGD, lr=0.1))
+    first, second = (model(torch.ones(1, 2)).sum() for _ in range(2))
+    first.backward()
+    zero.step()
+    second.backward()
+
+
+MISTAKES = {
+    wrong_device: "FakeTensorDeviceMismatchError: Expected all tensors to be on the same device, but found at least "
+    "two devices, gpu:0 and cpu!",
+    value: "NeedsNumbers: test_accelerator.py line 58: torch.ones(2).sum().item() asks for numbers",
+    branch: "NeedsNumbers: test_accelerator.py line 62: if torch.ones(()): asks for numbers",
+    shape_by_values: "NeedsNumbers: test_accelerator.py line 67: torch.ones(2)[torch.ones(2) > 0] asks for numbers",
+    hook: "KeyError: 'in a hook'",
+    old_loss: "RuntimeError: backward() of a loss from before step(): the parameters of its forward are gone",
+}
+
+
+def copies() -> None:
+    torch.ones(2).cpu()
+
+
+def fills() -> None:
+    torch.empty(2, device="cpu").copy_(torch.ones(2))
+
+
+def prints() -> None:
+    str(torch.ones(2))
+
+
+WAITS = {copies: "a copy to the host", fills: "a copy to the host", prints: "a tensor that is printed"}
+
+
+def passes() -> None:
+    """What does not wait: numbers of the host, copies that nobody waits for, and a model that changes its dtype."""
+    assert torch.arange(3, device="cpu").sum().item() == 3
+    torch.ones(2).to("cpu", non_blocking=True)
+    torch.ones(2, device="cpu").to("gpu")
+    model = nn.Linear(2, 2).to(torch.bfloat16)
+    assert model.weight.dtype == torch.bfloat16 and model.weight.device.type == "gpu"
+    assert torch.accelerator.current_accelerator().type == "gpu" and torch.accelerator.device_count() == 1
+
+
+def try_all(functions: list[Callable]) -> dict[str, tuple[str, list]]:
+    """By name: what it raised, and what was waited for."""
+    dist.destroy_process_group()
+    found = {}
+    for function in functions:
+        raised = ""
+        with as_rank(17, 1024) as pretend:
+            try:
+                function()
+            except Exception as error:
+                raised = f"{type(error).__name__}: {error}"
+        found[function.__name__] = raised, pretend.reads
+    return found
+
+
+@pytest.fixture(scope="module")
+def tried():
+    return run(try_all, [*MISTAKES, *WAITS, passes], ranks=1, device="cpu")[0]
+
+
+@pytest.mark.parametrize("function", MISTAKES, ids=lambda function: function.__name__)
+def test_what_a_gpu_would_not_let_pass_is_refused(tried, function):
+    assert tried[function.__name__][0].startswith(MISTAKES[function])
+
+
+@pytest.mark.parametrize("function", WAITS, ids=lambda function: function.__name__)
+def test_what_waits_for_the_device_is_counted_with_its_line(tried, function):
+    raised, (read,) = tried[function.__name__]
+    assert not raised and read.what == WAITS[function] and read.line.startswith("test_accelerator.py line ")
+
+
+def test_what_waits_for_nothing_passes(tried):
+    assert tried["passes"] == ("", [])
