@@ -4,6 +4,7 @@ python -m labs tour                         train with every strategy, and compa
 python -m labs doctor                       can this machine run the course?
 python -m labs progress [FOLDER ...]        which exercises are passed, and when; for learners' courses, how many
 python -m labs run FILE:FUNCTION --ranks 4  call a function of a file as a job; print what each returned
+python -m labs plan MODEL --gpus 32         every layout that fits, the quickest first, and why; --check FILE.csv
 """
 
 import argparse
@@ -57,6 +58,10 @@ def main(arguments: list[str]) -> int:
             return progress(rest)
         case ["run", *rest]:
             return run(rest)
+        case ["plan", *rest]:
+            from labs.plan.command import main as plan
+
+            return plan(rest)
         case [] | ["-h" | "--help"]:
             print(__doc__.strip())
             return 0

@@ -62,6 +62,8 @@ OF_A_MODULE = ("_parameters", "_forward_hooks", "_forward_pre_hooks", "_compiled
 OF_FSDP = ("_fsdp_param_group",)
 NOT_PYTORCHS = {
     "_exit",
+    "_asdict",  # of a NamedTuple, as is the next
+    "_replace",
     "_getframe",
     "_DummyThread",
     "_render_traceback_",

@@ -13,6 +13,8 @@
     tensor_parallel    layer by layer what it sends and holds, with sequence parallelism or without
     pipeline_stages    what a stage of a pipeline holds while it runs an instruction, and what is left of that
     pipeline           a schedule: what it sends and holds
+    bubble             how long a schedule takes, and what is alive meanwhile, in closed form
+    operations         additions and multiplications of a step
     torch_sharding     the same with PyTorch: ZeroRedundancyOptimizer, fully_shard
     torch_split        and its tensor parallelism, alone and under fully_shard
     sense              what is refused, since it makes no sense
@@ -34,6 +36,7 @@ All names are at hand as `cost.name`. (No function has the name of a file, so th
 
 # ruff: noqa: F401
 
+from labs.cost.bubble import bubble_seconds, pipeline_seconds, stages_alive
 from labs.cost.cluster import CARD, FLOPS, LINKS, MEMORY, NODE, LinkClass, all_gather_seconds, all_reduce_seconds
 from labs.cost.data_parallel import buckets, ddp, ddp_sent
 from labs.cost.fit import per_rank, smallest_ranks
@@ -56,10 +59,20 @@ from labs.cost.kinds_held import (
     optimizer_step,
     parameter_sizes,
 )
+from labs.cost.operations import (
+    BOTH,
+    attention_operations,
+    head_operations,
+    layer_matrices,
+    layer_operations,
+    model_operations,
+    recomputed_operations,
+)
 from labs.cost.pipeline import pipelining, pp
 from labs.cost.saved_activations import activations, korthikanti, layer_activations, layer_terms, most_activations
 from labs.cost.sense import checked
-from labs.cost.split import Share, share
+from labs.cost.split import Share, can_be_dealt, share
+from labs.cost.split_activations import regathered_activations
 from labs.cost.tensor_parallel import fsdp_tp, tp, tp_calls, tp_sent
 from labs.cost.torch_sharding import fully_shard, zero_redundancy, zero_redundancy_sent
 from labs.cost.torch_split import fully_shard_tp, parallelize_module

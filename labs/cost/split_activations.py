@@ -18,6 +18,7 @@ from labs.cost.saved_activations import (
     activations,
     backward,
     layer_activations,
+    layer_terms,
     norm_bytes,
     within_layer,
     within_norm,
@@ -141,3 +142,17 @@ def summed(job: Job, name: str, A: int, besides: int, gradients: int, newest: in
     if job.own.shards == 1:
         return [Within(name, A, besides + x, gradients, newest, comm=x)]
     return [Within(name, A, besides + x + out, gradients, newest, comm=2 * x)]
+
+
+# ---- as Megatron-LM has it -------------------------------------------------------------------------------
+
+WHOLE_INPUTS = {"none": 2, "selective": 3, "all but attention": 1, "full": 1}  # of the width of x, in `layer_terms`
+
+
+def regathered_activations(job: Job, recompute: str) -> int:
+    """Bytes of a layer where backward gathers again what is cut along the sequence, and forward kept only the shard.
+
+    Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2.
+    """
+    saved = WHOLE_INPUTS[recompute] * job.itemsize * (job.tokens - job.between) * job.own.dim
+    return sum(layer_terms(job, recompute).values()) - saved

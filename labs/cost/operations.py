@@ -1,0 +1,61 @@
+"""Operations of a step: additions and multiplications of the GPT's matrix products, for each token.
+
+    layer_operations(config, context)        of a layer, forward and backward: 6 N + 6 T D
+    attention_operations(config, context)    of that, attention's: 6 T D
+    head_operations(config)                  of the head: 6 V D
+    recomputed_operations(config, recompute) of a layer, once more
+    model_operations(config, context)        of the model, as those count who publish an MFU
+
+A product of a matrix of N numbers by a vector takes 2 N operations; backward takes twice as many, for the gradients of
+its input and of the matrix.  Each token looks at T/2 others on average, at 2 x 2 D operations each.
+
+An MFU divides by what a GPU could do at best, and counts attention as if it were not causal: twice the operations that
+are done.  There are several definitions [PaLM; nanotron and torchtitan count the embedding in, or do not]: so compare
+tokens per second, never MFU.
+
+Sources: [PaLM] Chowdhery et al. 2022, arXiv 2204.02311, appendix B; Korthikanti et al. 2022, arXiv 2205.05198, section
+6 and appendix A.
+"""
+
+from fractions import Fraction
+
+from labs.cost.job import RECOMPUTE
+from labs.cost.kinds_held import gpt_layers
+
+FORWARD, BOTH = 2, 6  # operations for each number of a matrix: forward, and with backward
+
+
+def layer_matrices(config) -> int:
+    """Numbers in the matrices of a layer."""
+    return sum(n for n in gpt_layers(config)[1].sizes if n > config.dim)
+
+
+def layer_operations(config, context: int) -> int:
+    return BOTH * layer_matrices(config) + attention_operations(config, context)
+
+
+def attention_operations(config, context: int) -> int:
+    """Of a layer's attention between its projections, which is causal."""
+    return BOTH * context * config.heads * config.head_size
+
+
+def head_operations(config) -> int:
+    return BOTH * config.vocab * config.dim
+
+
+def recomputed_operations(config, context: int, recompute: str) -> Fraction:
+    """Products that a layer does again: none, where what they gave is kept ("selective")."""
+    match recompute:
+        case "none" | "selective":
+            return Fraction(0)
+        case "all but attention":
+            return Fraction(FORWARD * layer_matrices(config))
+        case "full":
+            return Fraction(FORWARD, BOTH) * layer_operations(config, context)
+    raise ValueError(f"recompute is {recompute!r}: it must be one of {', '.join(map(repr, RECOMPUTE))}")
+
+
+def model_operations(config, context: int) -> int:
+    """6 N + 12 L T D for each token, N without the embedding [PaLM]."""
+    layer = layer_operations(config, context) + attention_operations(config, context)
+    return config.depth * layer + head_operations(config)

@@ -1,0 +1,212 @@
+"""A layout: which rank has which part of the model, of its state and of the batch.  And all of those that there are.
+
+    Layout(tp=8, shards=4, zero=3)            a value; replicas × shards × tp × pp ranks
+    layouts(setup)                            each that can be run, and for each that cannot, why
+
+The axes stand on the wire as pp, replicas, shards, tp: what talks most goes last, and is made of neighbours.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from labs import cost
+from labs.model import Config
+from labs.plan.constants import Constants
+from labs.plan.fitted import FITTED
+from labs.plan.machines import Cluster
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """The question: a model, on these machines, with `batch` sequences of `context` tokens in a step."""
+
+    config: Config
+    cluster: Cluster
+    batch: int
+    context: int
+    constants: Constants | None = None  # those of the cluster
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "context"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} is {value!r}: it must be a whole number, and at least 1")
+        if self.cluster.fitted not in FITTED:
+            known = ", ".join(map(repr, FITTED))
+            raise ValueError(f"fitted is {self.cluster.fitted!r}: there are constants for {known}")
+        if self.constants is None:
+            object.__setattr__(self, "constants", FITTED[self.cluster.fitted])
+
+
+class Layout(NamedTuple):
+    """tp ranks split each layer, pp ranks have stages of them; replicas × shards ranks split the batch.
+
+    zero: the stage.  Its state is in `shards` pieces; 0 has none, and HSDP is stage 3 with replicas.  batch: sequences
+    of a micro-batch; accumulation: how many micro-batches a rank takes in a step.
+    """
+
+    tp: int = 1
+    sequence_parallel: bool = False
+    pp: int = 1
+    schedule: str = "1f1b"
+    stages_per_rank: int = 1
+    replicas: int = 1
+    shards: int = 1
+    zero: int = 0
+    batch: int = 1
+    accumulation: int = 1
+    recompute: str = "none"
+
+    @property
+    def dp(self) -> int:
+        return self.replicas * self.shards
+
+    @property
+    def ranks(self) -> int:
+        return self.pp * self.replicas * self.shards * self.tp
+
+    @property
+    def axes(self) -> str:
+        """pp 2 × dp 4 × tp 8"""
+        data = (
+            {"replicas": self.replicas, "shards": self.shards} if self.replicas > 1 < self.shards else {"dp": self.dp}
+        )
+        sizes = {"pp": self.pp} | data | {"tp": self.tp}
+        return " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "1 rank"
+
+    def __str__(self) -> str:
+        words = [self.axes, ("plain data parallelism", "ZeRO-1", "ZeRO-2", "FSDP")[self.zero] if self.dp > 1 else ""]
+        words += ["sequence parallel" * self.sequence_parallel]
+        if self.pp > 1:
+            words += [self.schedule + f" with {self.stages_per_rank} stages a rank" * (self.stages_per_rank > 1)]
+        words += [f"{self.accumulation} micro-batch{'es' * (self.accumulation > 1)} of {self.batch}"]
+        words += [f"recompute {self.recompute}" if self.recompute != "none" else ""]
+        return ", ".join(word for word in words if word)
+
+
+class Rejected(NamedTuple):
+    """What cannot be run, and the reason; several layouts at once, where it is the same for all of them."""
+
+    layout: str
+    reason: str
+
+
+def require(setup: Setup, layout: Layout) -> None:
+    """Raises ValueError for a layout that this cluster cannot run, whatever its memory."""
+    if layout.ranks != setup.cluster.gpus:
+        sizes = f"pp {layout.pp} × replicas {layout.replicas} × shards {layout.shards} × tp {layout.tp}"
+        raise ValueError(f"{sizes} = {layout.ranks}, but there are {setup.cluster.gpus} GPUs")
+    if layout.zero not in (0, 1, 2, 3) or ((layout.zero == 0) != (layout.shards == 1) and layout.dp > 1):
+        raise ValueError(f"ZeRO stage {layout.zero} with {layout.shards} shards: stage 0 has 1, the others share dp")
+    if layout.dp * layout.batch * layout.accumulation != setup.batch:
+        raise ValueError(
+            f"dp {layout.dp} × {layout.accumulation} micro-batches of {layout.batch} = "
+            f"{layout.dp * layout.batch * layout.accumulation} sequences, but a step has {setup.batch}"
+        )
+    for reason in (
+        tp_reason(setup, layout.tp, layout.sequence_parallel),
+        pp_reason(setup, layout.pp, layout.schedule, layout.stages_per_rank),
+        pace_reason(layout),
+    ):
+        if reason:
+            raise ValueError(f"{layout}: {reason}")
+
+
+# ---- reasons ---------------------------------------------------------------------------------------------
+
+
+def tp_reason(setup: Setup, tp: int, sequence_parallel: bool) -> str:
+    heads, kv_heads = setup.config.heads, setup.config.kv_heads
+    if not cost.can_be_dealt(heads, kv_heads, tp):
+        return f"{heads} query heads over {kv_heads} of keys and values cannot be dealt out to {tp} ranks"
+    if sequence_parallel and setup.context % tp:
+        return f"{setup.context} positions are not divisible by {tp} ranks"
+    return ""
+
+
+def pp_reason(setup: Setup, pp: int, schedule: str, stages_per_rank: int) -> str:
+    stages = pp * stages_per_rank
+    if stages > setup.config.depth:
+        return f"{stages} stages for {setup.config.depth} layers"
+    return ""
+
+
+def pace_reason(layout: Layout) -> str:
+    """Whether there are enough micro-batches for the schedule."""
+    pp, m = layout.pp, layout.accumulation
+    if pp > 1 and m < pp:
+        return f"{m} micro-batches are fewer than {pp} stages: give {pp} or more, or a shorter pipeline"
+    if layout.stages_per_rank > 1 and layout.schedule in ("interleaved", "zb1p") and m % pp:
+        return f"{m} micro-batches do not make rounds of {pp}"
+    if pp > 1 and layout.schedule == "dualpipev" and m < 2 * pp:
+        return f"dualpipev takes {2 * pp} micro-batches or more, not {m}"
+    if pp > 1 and layout.zero == 3 and layout.schedule in ("zb1p", "zbv", "dualpipev"):
+        return "FSDP gathers a stage again for each half of a backward: PyTorch's is silently wrong there"
+    return ""
+
+
+# ---- all of them -----------------------------------------------------------------------------------------
+
+SCHEDULES = [
+    ("gpipe", 1),
+    ("1f1b", 1),
+    *(("interleaved", v) for v in (2, 4, 8)),
+    ("zb1p", 1),
+    ("zbv", 2),
+    ("dualpipev", 2),
+]
+NO_PIPELINE = [("1f1b", 1)]
+LARGEST_BATCH = 64  # sequences of a micro-batch
+
+
+def layouts(setup: Setup) -> Iterator[Layout | Rejected]:
+    for tp, sequence_parallel in splits(setup):
+        if reason := tp_reason(setup, tp, sequence_parallel):
+            yield Rejected(f"tp {tp}" + ", sequence parallel" * sequence_parallel, reason)
+            continue
+        for pp in divisors(setup.cluster.gpus // tp):
+            dp = setup.cluster.gpus // tp // pp
+            if setup.batch % dp:
+                yield Rejected(f"pp {pp} × dp {dp} × tp {tp}", f"{setup.batch} sequences do not divide among {dp}")
+                continue
+            for schedule, stages in SCHEDULES if pp > 1 else NO_PIPELINE:
+                if reason := pp_reason(setup, pp, schedule, stages):
+                    yield Rejected(f"pp {pp} × dp {dp} × tp {tp}, {schedule} of {stages}", reason)
+                    continue
+                yield from of_mesh(setup, Layout(tp, sequence_parallel, pp, schedule, stages), dp)
+
+
+def of_mesh(setup: Setup, base: Layout, dp: int) -> Iterator[Layout | Rejected]:
+    each = setup.batch // dp
+    for batch in (n for n in powers(LARGEST_BATCH) if each % n == 0):
+        for replicas, shards, zero in states(dp):
+            layout = base._replace(replicas=replicas, shards=shards, zero=zero, batch=batch, accumulation=each // batch)
+            if reason := pace_reason(layout):
+                yield Rejected(str(layout), reason)
+                continue
+            yield layout
+            for recompute in cost.RECOMPUTE[1:]:
+                yield layout._replace(recompute=recompute)
+
+
+def splits(setup: Setup) -> list[tuple[int, bool]]:
+    """Sizes of tensor parallelism, up to two nodes, with sequence parallelism or without."""
+    sizes = [n for n in divisors(setup.cluster.gpus) if n <= min(2 * setup.cluster.node, setup.config.heads)]
+    return [(1, False), *((n, parallel) for n in sizes[1:] for parallel in (False, True))]
+
+
+def states(dp: int) -> list[tuple[int, int, int]]:
+    """replicas, shards, stage of ZeRO."""
+    if dp == 1:
+        return [(1, 1, 0)]
+    hybrid = [(dp // shards, shards, 3) for shards in divisors(dp)[1:-1]]
+    return [(dp, 1, 0), (1, dp, 1), (1, dp, 2), (1, dp, 3), *hybrid]
+
+
+def divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def powers(most: int) -> list[int]:
+    return [1 << k for k in range(most.bit_length())]

@@ -1,0 +1,141 @@
+"""All layouts of a model on a cluster, the quickest first; and for each that cannot be run, the reason.
+
+    found = search(PRESETS["llama3-70b"], CLUSTERS["H100, InfiniBand"].of(32), batch=512)
+    found.best, found.feasible, found.rejected
+
+A layout whose rank holds more than the card does not fit.  One that leaves less than a tenth of it free fits, but makes
+the allocator give memory back and ask for it again: all published runs like that were 2.5 to 20 times slower.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from labs import cost
+from labs.model import Config
+from labs.plan.candidates import Layout, Rejected, Setup, layouts, require
+from labs.plan.machines import Cluster
+from labs.plan.pace import Step, seconds
+from labs.plan.room import held, peak
+
+
+class Plan(NamedTuple):
+    """A layout that fits, and what it takes."""
+
+    setup: Setup
+    layout: Layout
+    step: Step
+    peak: int
+
+    @property
+    def crowded(self) -> bool:
+        return self.peak > self.setup.constants.crowded * self.setup.cluster.card
+
+    @property
+    def seconds(self) -> float:
+        return self.step.seconds * (self.setup.constants.thrash if self.crowded else 1)
+
+    @property
+    def held(self) -> cost.Held:
+        """Bytes by kind on the fullest rank."""
+        return held(self.setup, self.layout)
+
+    @property
+    def tokens_per_gpu(self) -> float:
+        """Tokens per second and GPU."""
+        return self.setup.batch * self.setup.context / self.seconds / self.setup.cluster.gpus
+
+    @property
+    def mfu(self) -> float:
+        operations = cost.model_operations(self.setup.config, self.setup.context)
+        return self.tokens_per_gpu * operations / self.setup.cluster.flops
+
+
+def plan(setup: Setup, layout: Layout) -> Plan:
+    """Of one layout, whether it fits or not.  Raises ValueError for one that the cluster cannot run."""
+    require(setup, layout)
+    return Plan(setup, layout, seconds(setup, layout), peak(setup, layout))
+
+
+class TooLarge(NamedTuple):
+    """What a layout holds at the most, on a card that holds less."""
+
+    setup: Setup
+    layout: Layout
+    peak: int
+
+    @property
+    def reason(self) -> str:
+        card = self.setup.cluster.card
+        return f"{gb(self.peak)} on the fullest rank, {gb(self.peak - card)} more than the card's {gb(card)}"
+
+
+@dataclass(frozen=True)
+class Found:
+    """feasible: the quickest first.  too_large: the one that holds least first."""
+
+    setup: Setup
+    feasible: list[Plan]
+    too_large: list[TooLarge]
+    impossible: list[Rejected]
+
+    @cached_property
+    def best(self) -> Plan | None:
+        """The simplest of those that are about as quick as the quickest; None where nothing fits."""
+        near = [each for each in self.feasible if each.seconds <= NEAR * self.feasible[0].seconds]
+        return min(near, key=lambda each: (simplicity(each.layout), each.seconds), default=None)
+
+    @cached_property
+    def rejected(self) -> list[TooLarge | Rejected]:
+        return [*self.too_large, *self.impossible]
+
+    def best_where(self, **fields) -> Plan | None:
+        """The quickest with these fields of its layout, such as tp=1, pp=1."""
+        return next((each for each in self.feasible if has(each.layout, fields)), None)
+
+    def __repr__(self) -> str:
+        from labs.plan.reasons import table
+
+        return table(self)
+
+
+NEAR = 1.01  # times as long is as quick: no formula here is that good
+
+
+def simplicity(layout: Layout) -> tuple:
+    """Less for what has less to it: axes, pieces of the state, passes through the model."""
+    schedule = SIMPLEST.index(layout.schedule), layout.stages_per_rank
+    return (
+        (layout.tp > 1) + (layout.pp > 1),
+        layout.zero,
+        layout.replicas > 1 < layout.shards,
+        schedule,
+        layout.accumulation,
+    )
+
+
+SIMPLEST = ("1f1b", "gpipe", "interleaved", "zb1p", "zbv", "dualpipev")
+
+
+def has(layout: Layout, fields: dict) -> bool:
+    return all(getattr(layout, name) == value for name, value in fields.items())
+
+
+def search(config: Config, cluster: Cluster, batch: int, context: int | None = None) -> Found:
+    """batch: sequences of a step, on all GPUs together.  context: tokens of each; the config's, if None."""
+    setup = Setup(config, cluster, batch, config.context if context is None else context)
+    feasible, too_large, impossible, card = [], [], [], cluster.card
+    for layout in layouts(setup):
+        if isinstance(layout, Rejected):
+            impossible.append(layout)
+        elif (most := peak(setup, layout)) > card:
+            too_large.append(TooLarge(setup, layout, most))
+        else:
+            feasible.append(Plan(setup, layout, seconds(setup, layout), most))
+    feasible.sort(key=lambda each: (each.seconds, each.peak))
+    too_large.sort(key=lambda each: each.peak)
+    return Found(setup, feasible, too_large, impossible)
+
+
+def gb(size: float) -> str:
+    return f"{size / 1e9:,.1f} GB"

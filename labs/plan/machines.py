@@ -1,0 +1,99 @@
+"""A cluster in numbers: GPUs, what one of them holds and computes, and the links inside a node and between nodes.
+
+    CLUSTERS["H100, InfiniBand"].of(32)       32 GPUs of a kind
+    dataclasses.replace(cluster, card=40e9)   the same with less memory
+
+Best cases, as makers give them; which part of them a job reaches is in `labs.plan.constants`.
+
+Sources: NVIDIA's data sheets of V100 (2018), A100 (2021), H100 (2023), H200 (2024), B200 and GB200 (2025), dense 16-bit
+operations; [NCCL] its own model of latencies, src/graph/tuning.cc, protocol LL128, which long messages take; [EFA]
+AWS' p5.48xlarge, 3,200 Gb/s for eight GPUs.
+"""
+
+from dataclasses import dataclass, replace
+
+from labs import cost
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """gpus; node: how many share the inner link.  Of a GPU: card, bytes that it holds; memory, bytes per second that it
+    reads; flops, operations per second in 16 bits.  inside, between: bytes per second out of each GPU.  fitted: which
+    constants.
+
+    Raises ValueError for what no cluster can be.
+    """
+
+    name: str
+    gpus: int
+    node: int
+    card: float
+    memory: float
+    flops: float
+    inside: float
+    between: float
+    fitted: str = "fused kernels"
+
+    def __post_init__(self) -> None:
+        for field in ("gpus", "node"):
+            value = getattr(self, field)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{field} is {value!r}: a cluster has a whole number of them, and at least 1")
+        if self.gpus > self.node and self.gpus % self.node:
+            raise ValueError(
+                f"{self.gpus} GPUs are {self.gpus / self.node:.2f} nodes of {self.node}: give a multiple of {self.node}"
+            )
+        for field, (least, most, unit, example) in SENSIBLE.items():
+            value = getattr(self, field)
+            if not isinstance(value, int | float) or not least <= value <= most:
+                raise ValueError(
+                    f"{field} is {value!r}: it is in {unit}, between {least:.0e} and {most:.0e}; an H100 has {example}"
+                )
+
+    def of(self, gpus: int) -> "Cluster":
+        return replace(self, gpus=gpus)
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.gpus // self.node)
+
+    def local(self, ranks: int, stride: int) -> int:
+        """How many of a group's ranks are on the same node, where `stride` ranks lie between two of them."""
+        return max(1, min(ranks, self.node // stride))
+
+    def link(self, ranks: int, stride: int, reached: float = 1.0) -> cost.LinkClass:
+        """What a ring of these ranks runs over: between nodes, all the links of those that are on one node together.
+
+        reached: the part of the outer bandwidth that a job gets.
+        """
+        local = self.local(ranks, stride)
+        if local >= ranks:
+            return cost.LinkClass(BEGIN, INNER_LATENCY, self.inside)
+        hops = ((local - 1) * INNER_LATENCY + OUTER_LATENCY) / local  # one of the ring's in `local` leaves the node
+        return cost.LinkClass(BEGIN, hops, min(self.inside, local * self.between * reached))
+
+
+BEGIN, INNER_LATENCY, OUTER_LATENCY = 14.0e-6, 1.9e-6, 4.0e-6  # [NCCL], rings
+SENSIBLE = {  # field: least, most, unit, an example
+    "card": (1e9, 1e13, "bytes", "80e9"),
+    "memory": (1e10, 1e14, "bytes per second", "3.35e12"),
+    "flops": (1e11, 1e17, "operations per second", "989e12"),
+    "inside": (1e8, 1e13, "bytes per second out of a GPU", "450e9"),
+    "between": (1e7, 1e13, "bytes per second out of a GPU", "50e9"),
+}
+H100 = {"card": 80 * 2**30, "memory": 3.35e12, "flops": 989e12, "inside": 450e9, "between": 50e9}
+A100 = {"card": 80 * 2**30, "memory": 2.0e12, "flops": 312e12, "inside": 300e9, "between": 25e9}
+CLUSTERS = {
+    each.name: each
+    for each in (
+        Cluster("H100, InfiniBand", 32, 8, **H100),
+        Cluster("H100, EFA", 32, 8, **H100, fitted="nanotron, EFA"),
+        Cluster("H100, 96 GB, 500 W", 32, 8, **H100 | {"card": 96e9, "memory": 2.4e12}),
+        Cluster("H200", 32, 8, **H100 | {"card": 141e9, "memory": 4.8e12}),
+        Cluster("A100, 80 GB", 32, 8, **A100),
+        Cluster("A100, 40 GB", 32, 8, **A100 | {"card": 40 * 2**30, "memory": 1.555e12}),
+        Cluster("V100", 16, 16, 32 * 2**30, 0.9e12, 125e12, 150e9, 12.5e9),
+        Cluster("B200", 32, 8, 180e9, 8e12, 2250e12, 900e9, 50e9),
+        Cluster("GB200", 64, 64, 186e9, 8e12, 2500e12, 900e9, 50e9),
+    )
+}

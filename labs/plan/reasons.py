@@ -1,0 +1,196 @@
+"""The choice in sentences: what the best layout spends its time on, and what each other way would cost.
+
+table(found)            the best layouts, and how many there are of each kind that cannot be run
+explain(found)          sentences
+warnings(plan)          what is allowed and dear: tensor parallelism that crosses a node, with its price
+nearest(found)          where nothing fits: by how much, and what would help
+"""
+
+from collections import Counter
+from dataclasses import replace
+
+from labs import cost
+from labs.mesh import Grid
+from labs.plan.candidates import Layout, Setup, layouts
+from labs.plan.choice import Found, Plan, gb, search
+from labs.plan.pace import seconds
+from labs.plan.room import peak
+
+ROWS = 10
+
+
+def table(found: Found) -> str:
+    setup = found.setup
+    lines = [
+        f"{setup.cluster.gpus} × {setup.cluster.name}, {setup.batch} sequences of {setup.context} tokens in a step: "
+        f"{len(found.feasible):,} layouts fit, {len(found.too_large):,} do not, "
+        f"{len(found.impossible):,} cannot be run"
+    ]
+    if not found.feasible:
+        return "\n".join([*lines, nearest(found)])
+    lines += [f"{'a step':>9} {'tokens/s/GPU':>13} {'MFU':>6} {'held':>9}   layout"]
+    for each in found.feasible[:ROWS]:
+        lines += [
+            f"{each.seconds:7.2f} s {each.tokens_per_gpu:13,.0f} {each.mfu:6.1%} {gb(each.peak):>9}   {each.layout}"
+        ]
+    return "\n".join(lines)
+
+
+def explain(found: Found) -> list[str]:
+    """Raises nothing: where no layout fits, the one sentence is `nearest`."""
+    best = found.best
+    if best is None:
+        return [nearest(found)]
+    says = [
+        f"The quickest of {len(found.feasible):,} layouts that fit is {best.layout}: {spent(best)}.",
+        f"The fullest rank holds {gb(best.peak)} of {gb(found.setup.cluster.card)}: {kinds(best.held)}.",
+        *warnings(best),
+    ]
+    for name, fields in WAYS.items():
+        other = found.best_where(**fields)
+        if other is None:
+            says += [f"{name} fits in no way."]
+        elif not all(getattr(best.layout, key) == value for key, value in fields.items()):
+            says += [
+                f"{name} takes {other.seconds / best.seconds:.2f} × as long at best ({other.layout}): {spent(other)}."
+            ]
+    return says + crossings(found)
+
+
+# What the field would think of first.
+WAYS = {
+    "Plain data parallelism": {"tp": 1, "pp": 1, "zero": 0},
+    "FSDP over all GPUs": {"tp": 1, "pp": 1, "zero": 3, "replicas": 1},
+    "Data parallelism without a pipeline": {"pp": 1},
+    "A pipeline without tensor parallelism": {"tp": 1},
+}
+
+
+def spent(plan: Plan) -> str:
+    """12.3 s a step, of which 80 % is computation, 15 % ..."""
+    names = {
+        "compute": "computation",
+        "launch": "Python",
+        "tensor": "tensor parallelism",
+        "pipeline": "sends",
+        "data": "gradients and parameters",
+    }
+    parts = sorted(((value, names.get(name, name)) for name, value in plan.step._asdict().items()), reverse=True)
+    told = ", ".join(
+        f"{value / plan.step.seconds:.0%} {name}" for value, name in parts if value >= 0.01 * plan.step.seconds
+    )
+    slow = f" (and {plan.setup.constants.thrash} × that, since the card is nearly full)" if plan.crowded else ""
+    return f"{plan.step.seconds:.2f} s a step, {told}{slow}"
+
+
+def kinds(held: cost.Held) -> str:
+    names = {
+        "P": "parameters",
+        "G": "gradients",
+        "S": "optimizer state",
+        "A": "activations",
+        "comm": "gathered layers",
+        "temporary": "logits and the allocator's own",
+    }
+    return ", ".join(f"{gb(size)} {name}" for key, name in names.items() if (size := getattr(held, key)))
+
+
+def warnings(each: Plan) -> list[str]:
+    tp, node = each.layout.tp, each.setup.cluster.node
+    if tp <= node:
+        return []
+    inside = replace(
+        each.setup, cluster=replace(each.setup.cluster, node=tp, gpus=-(-each.setup.cluster.gpus // tp) * tp)
+    )
+    price = seconds(each.setup, each.layout).tensor - seconds(inside, each.layout).tensor
+    return [
+        f"Warning: tensor parallelism of {tp} crosses nodes of {node}: that costs {price:.2f} s of a step's "
+        f"{each.step.seconds:.2f} s, since each layer waits for the links between nodes."
+    ]
+
+
+# ---- what would have to be different ---------------------------------------------------------------------
+
+
+def crossings(found: Found) -> list[str]:
+    """With which links, cards or batch FSDP over all GPUs would be the quickest; or with which it no longer would."""
+    setup, best = found.setup, found.best
+    if best.layout.ranks == 1 or found.best_where(**WAYS["FSDP over all GPUs"]) is None:
+        return []
+    wins, cluster = is_fsdp(best.layout), setup.cluster
+    changes = {
+        "links between nodes of {:,.0f} GB/s a GPU": (
+            cluster.between / 1e9,
+            lambda f: with_cluster(setup, between=f),
+        ),
+        "cards of {:,.0f} GB": (cluster.card / 1e9, lambda f: with_cluster(setup, card=f)),
+        "{:,.0f} sequences in a step": (setup.batch, lambda f: replace(setup, batch=round(setup.batch * f))),
+    }
+    says = []
+    for told, (now, changed) in changes.items():
+        factors = FEWER if wins else MORE
+        if fsdp_wins(changed(factors[-1])) == wins:  # so it does with less of a change
+            continue
+        factor = next(f for f in factors if fsdp_wins(changed(f)) != wins)
+        says += [
+            f"FSDP over all {cluster.gpus} GPUs would {'no longer ' * wins}be the quickest with "
+            f"{told.format(now * factor)} instead of {now:,.0f}."
+        ]
+    return says
+
+
+MORE = (2, 4, 8)
+FEWER = (1 / 2, 1 / 4, 1 / 8)
+
+
+def with_cluster(setup: Setup, **factors: float) -> Setup:
+    fields = {name: getattr(setup.cluster, name) * factor for name, factor in factors.items()}
+    return replace(setup, cluster=replace(setup.cluster, **fields))
+
+
+def is_fsdp(layout: Layout) -> bool:
+    return layout.tp == layout.pp == layout.replicas == 1 and layout.zero == 3
+
+
+def fsdp_wins(setup: Setup) -> bool:
+    best = search(setup.config, setup.cluster, setup.batch, setup.context).best
+    return best is not None and is_fsdp(best.layout)
+
+
+# ---- where nothing fits ----------------------------------------------------------------------------------
+
+
+def nearest(found: Found) -> str:
+    """The layout that needs least, what it lacks, and from how many GPUs on the model would fit."""
+    setup = found.setup
+    if not found.too_large:
+        reasons = Counter(each.reason for each in found.impossible).most_common(1)
+        return f"No layout can be run at all: {reasons[0][0]}." if reasons else "No layout can be run at all."
+    least, card = found.too_large[0], setup.cluster.card
+    says = (
+        f"No layout fits. The nearest is {least.layout}, which holds {gb(least.peak)} on the fullest rank: "
+        f"{least.peak / card:.2f} × the card's {gb(card)}, {gb(least.peak - card)} too much."
+    )
+    return f"{says} {more_gpus(setup)}"
+
+
+def more_gpus(setup: Setup) -> str:
+    for factor in (2, 4, 8, 16, 32, 64):
+        larger = replace(setup, cluster=setup.cluster.of(factor * setup.cluster.gpus), batch=factor * setup.batch)
+        least = min((peak(larger, each), each) for each in layouts(larger) if isinstance(each, Layout))
+        if least[0] <= setup.cluster.card:
+            return (
+                f"On {larger.cluster.gpus:,} GPUs with {larger.batch:,} sequences it would fit: {least[1]} holds "
+                f"{gb(least[0])}."
+            )
+    return f"Not even {larger.cluster.gpus:,} such GPUs would do: shorten the context, or take larger cards."
+
+
+# ---- its picture -----------------------------------------------------------------------------------------
+
+
+def mesh(layout: Layout) -> Grid:
+    """The ranks as a grid, with the axes in their order on the wire."""
+    sizes = {"pp": layout.pp, "replicas": layout.replicas, "shards": layout.shards, "tp": layout.tp}
+    kept = {name: size for name, size in sizes.items() if size > 1} or {"dp": 1}
+    return Grid(tuple(kept.values()), tuple(kept))

@@ -1,0 +1,74 @@
+"""Reference: cost's exact predictions, Megatron-LM's rule of 6 + 12 / dp bytes a parameter, and published memory."""
+
+from dataclasses import replace
+
+import pytest
+
+from labs import cost
+from labs.model import PRESETS, Config
+from labs.plan import CLUSTERS, Layout, Setup, held
+from labs.plan.room import held_by, peak
+
+H100 = CLUSTERS["H100, InfiniBand"]
+PLAYBOOK = Config(131_072, 2048, 16, 32, 32, 8192, context=4096, tied=True)  # its 1B
+EXACT = replace(Setup(PLAYBOOK, H100, 8, 4096).constants, slack=1.0, logit=0.0, reserve=0.0)
+
+
+def setup(gpus=8, batch=8, config=PLAYBOOK):
+    return Setup(config, H100.of(gpus), batch, config.context, EXACT)
+
+
+def test_state_is_6_and_12_bytes_for_each_parameter():
+    n = sum(cost.parameter_sizes(PLAYBOOK)) - 33 * 2048  # norms are left out
+    one, eight = held(setup(1), Layout(batch=1, accumulation=8)), held(setup(), Layout(shards=8, zero=1))
+    assert (2 * n, 4 * n, 12 * n) == (one.P, one.G, one.S)
+    assert (2 * n, 4 * n, 12 * n // 8) == (eight.P, eight.G, eight.S)
+    assert 4 * n // 8 == held(setup(), Layout(shards=8, zero=2)).G
+    assert 2 * n // 8 == held(setup(), Layout(shards=8, zero=3)).P
+
+
+def test_tensor_parallelism_and_stages_divide_the_parameters():
+    whole = held(setup(1), Layout(batch=1, accumulation=8))
+    assert held(setup(), Layout(tp=8, accumulation=8)).S == whole.S // 8
+    parts = [held_by(setup(4), Layout(pp=4, accumulation=8), rank).P for rank in range(4)]
+    assert sum(parts) - whole.P == 2 * 131_072 * 2048  # the tied table is on two ranks
+
+
+def test_activations_are_those_of_cost():
+    one, two = (
+        cost.layer_activations(cost.Job(PLAYBOOK, batch, precision="mixed", fused_norms=True)) for batch in (1, 2)
+    )
+    assert 16 * two == held(setup(1), Layout(batch=2, accumulation=4)).A
+    assert 5 * 4 * one == held(setup(4), Layout(pp=4, accumulation=8)).A  # 5 layers, 4 micro-batches alive
+    assert held(setup(1), Layout(batch=2, accumulation=4, recompute="full")).A == 16 * 2 * 4096 * 2048 * 2
+
+
+def test_sequence_parallelism_divides_them_all():
+    """34 s b h / t [Korthikanti, 4.2.2]: nothing is whole, while without it some of it is."""
+    whole = held(setup(1), Layout(batch=8)).A
+    apart, plain = (held(setup(), Layout(tp=8, sequence_parallel=sp, batch=8)).A for sp in (True, False))
+    assert whole < 8 * apart < 1.01 * whole and apart < plain  # but for the angles of rotary positions
+
+
+def test_the_peak_is_the_sum_of_the_kinds_on_the_fullest_rank():
+    for layout in (Layout(pp=4, replicas=2, accumulation=4), Layout(tp=2, shards=4, zero=3, batch=2, recompute="full")):
+        most = held(setup(), layout)
+        assert peak(setup(), layout) == most.peak == most.P + most.G + most.S + most.A + most.comm + most.temporary
+        assert most.peak == max(held_by(setup(), layout, rank).peak for rank in range(layout.pp))
+
+
+def test_a_405b_model_as_it_was_trained():
+    """Llama 3's own layout fits its 80 GB cards; without a pipeline it would not [arXiv 2407.21783, table 4]."""
+    llama = Setup(PRESETS["llama3-405b"], H100.of(8192), 2048, 8192)
+    layout = Layout(8, True, 16, "interleaved", 4, 1, 64, 2, 1, 32, "selective")
+    assert 0.6 < peak(llama, layout) / llama.cluster.card < 1
+    flat = Layout(8, True, shards=1024, zero=2, accumulation=2, recompute="full")
+    assert peak(llama, flat) > llama.cluster.card
+
+
+def test_playbook_memory():
+    """Two rows of the Ultra-Scale Playbook: 24.0 and 36.7 GiB with and without ZeRO-1."""
+    nanotron = Setup(PLAYBOOK, CLUSTERS["H100, EFA"].of(16), 256, 4096)
+    with_zero, without = Layout(shards=16, zero=1, accumulation=16), Layout(replicas=16, accumulation=16)
+    assert peak(nanotron, with_zero) / 2**30 == pytest.approx(24.0, rel=0.1)
+    assert peak(nanotron, without) / 2**30 == pytest.approx(36.7, rel=0.1)
