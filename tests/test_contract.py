@@ -1,10 +1,11 @@
-"""Every strategy of the table, ours and PyTorch's own, through the same three claims.
+"""Every strategy of the table, ours and PyTorch's own, through the same four claims.
 
     numbers       the reference is one process on the same batch, cut into as many micro-batches as there are ranks:
                   float64 within 1e-12; float32 bit by bit where the strategy promises that, else within 1e-5; of a
                   row that computes in bfloat16, one that does so as well
     bytes sent    the reference is labs.cost: exact, on every rank
     bytes held    likewise: each kind exact, on a CPU; of the awkward model P, G and S, worked out by hand
+    order         what ran on gloo would neither hang on NCCL nor be wrong there: labs.kit.nccl
 
 Two models: the course's GPT, and a toy made to be awkward (tied weights, a frozen one, one element alone, odd sizes);
 for a row that has a plan for the GPT alone, one of odd sizes in its place.
@@ -19,11 +20,13 @@ from itertools import product
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.func import functional_call
 
 from labs import cost, ddp
 from labs.kit.launch import run
+from labs.kit.nccl.verdict import MAY_HANG, SOUND, would_hang
 from labs.kit.strategies import ONE_DEVICE, STRATEGIES, average_with, replicated, train
 from labs.kit.tour import faults_of
 from labs.model import GPT, PRESETS, Config
@@ -173,6 +176,11 @@ def steady(recording, rank: int, place: int) -> dict[str, int]:
     return {kind: min(held[kind] for held in later) for kind in later[0]}
 
 
+def require_sound(job) -> None:
+    verdict = would_hang(job.recording)
+    assert verdict.name == SOUND, verdict
+
+
 # ---- the claims ------------------------------------------------------------------------------------------
 
 # Strategies of a family share their jobs: to start the processes takes as long as to train with one of them.
@@ -198,6 +206,8 @@ def test_numbers_and_bytes_sent(family, ranks):
             assert sent(job, strategy, name, ranks, place) == expected(strategy, ranks, name), (strategy.name, name)
         steps = [strategy.predict(job_of(strategy, ranks, rank)).sent for rank in range(ranks)]
         assert steps == expected(strategy, ranks, trainings_of(strategy)[0][0]), strategy.name
+    if job:
+        require_sound(job)
 
 
 @every_family
@@ -212,6 +222,7 @@ def test_micro_batches(family):
         assert same(trained[strategy.name][0], whole, bound_of(strategy, ranks, torch.float64)), (strategy.name, rank)
         predicted = strategy.predict(job_of(strategy, ranks, rank, each)).sent
         assert job.recording.sent(rank, (2 * place + 2) * STEPS - 1) == predicted, (strategy.name, rank)
+    require_sound(job)
 
 
 def by_hand(rank: int) -> dict[str, dict[str, int]]:
@@ -347,6 +358,18 @@ class SkipsOne(ddp.Naive):
             p.grad /= self.ranks
 
 
+class SendsFirst(ddp.Naive):
+    """Two ranks that swap gradients, each by a send and then a receive."""
+
+    def average(self):
+        other = 1 - dist.get_rank()
+        for p in self.trainable.values():
+            work, theirs = dist.isend(p.grad, other), torch.empty_like(p.grad)
+            dist.recv(theirs, other)
+            work.wait()
+            p.grad = (p.grad + theirs) / 2
+
+
 class HoldsTwice(ddp.Naive):
     """One copy of every parameter more."""
 
@@ -383,6 +406,13 @@ def test_a_division_less_is_seen_in_the_numbers_alone():
     job, predicted, measured = tried(broken)
     assert measured == predicted
     assert len(differences(job, broken, 2)) == 2 * len(trainings_of(broken))
+
+
+def test_another_order_is_seen_by_what_nccl_would_do_alone():
+    broken = replace(NAIVE, apply=partial(average_with, SendsFirst))
+    job, predicted, measured = tried(broken)
+    assert measured == predicted and differences(job, broken, 2) == []
+    assert would_hang(job.recording).name == MAY_HANG
 
 
 def test_a_spare_copy_is_seen_in_the_bytes_held():

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from labs.kit.nccl.calls import Call, Communicator, tell
 from labs.kit.nccl.standstill import Match
-from labs.kit.watch.communication import BY_CPP, Event, Extent
+from labs.kit.watch.communication import Event, Extent
 
 Fault = tuple[str, tuple[Event, ...]]
 ALIKE_IN = "all_reduce", "broadcast", "reduce"  # the same bytes on every rank
@@ -84,7 +84,7 @@ def overlapping(calls: Iterable[Call]) -> Iterator[Fault]:
                 yield f"{call!r} has two messages that use the same memory", call.events
             if event.overwritten:
                 yield f"{whose(event)} was still under way when its tensor was written to", (event,)
-        if call.first.issuer != BY_CPP:
+        if not call.first.by_cpp:
             under_way.append(call)
 
 

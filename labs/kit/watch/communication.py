@@ -34,11 +34,11 @@ import os
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -46,7 +46,7 @@ from torch.distributed import distributed_c10d
 
 from labs.kit.watch import tap
 from labs.kit.watch.frames import KIT, TORCH, is_machinery, learner_frame, short_name
-from labs.kit.watch.storages import NO_STORAGE
+from labs.kit.watch.storages import NO_STORAGE, storages_of
 
 BATCHES = itertools.count()
 ONE_SIDED = "broadcast", "reduce"  # of what one tensor does: the root of the first only reads it, others of the second
@@ -61,7 +61,7 @@ TELLS_ITS_END = {
     "barrier",
 }
 PIPELINING = os.path.join(TORCH, "distributed", "pipelining", "")
-BY_CPP = "torch (C++)"  # the issuer of what no line of Python has issued
+IN_PYTHON = os.path.join(TORCH, "distributed", "distributed_c10d.py"), os.path.join(TORCH, "_ops.py")
 Extent = tuple[int, int]  # addresses of memory: the first byte, and the one after the last
 SETTING_UP = "_initialize_stage", "_initialize_stages"  # there: what a schedule does before its first step
 
@@ -95,7 +95,8 @@ class Event:
     takes: dict[int, int] = field(default_factory=dict, hash=False)  # of an all_to_all: bytes by whom they come from
     reads: tuple[Extent, ...] = ()  # memory, empty where a tensor has none
     writes: tuple[Extent, ...] = ()
-    overwritten: bool = False  # its tensors were written to before the rank waited for it (by the version of each)
+    overwritten: bool = False  # what it sends, or receives, was written to before the rank waited for it
+    by_cpp: bool = False  # C++ has issued it (torch's DDP), and waits for it where nobody sees that
 
     @property
     def waited(self) -> float:
@@ -134,7 +135,8 @@ class CommunicationWatch(tap.Listener):
         frame = sys._getframe(1)
         row["issuer"], row["meta"] = issuer(frame), sets_up_a_pipeline(frame)
         row["batch"] = self.batch.next() if call.op in ("send", "recv") else None
-        row["versions"] = versions_of(call.inputs + call.outputs)
+        row["by_cpp"] = is_by_cpp(frame)
+        row["versions"] = versions_of(call)
         row["waits"] = []
         row["start"] = time.monotonic_ns()
         self.rows.append(row)
@@ -180,9 +182,17 @@ class Batch(threading.local):
         return self.number
 
 
-def versions_of(tensors: Iterable[torch.Tensor]) -> list[tuple[Callable[[], torch.Tensor | None], int]]:
-    """Each tensor, not kept, and how often it has been written to; an inference tensor does not count that."""
-    return [(weakref.ref(tensor), tensor._version) for tensor in tensors if not tensor.is_inference()]
+def versions_of(call: tap.Call) -> list[tuple[Callable[[], torch.Tensor | None], int]]:
+    """Each tensor, not kept, and how often it has been written to, where that is told.
+
+    An inference tensor does not count it.  An all_gather counts itself, for its output, of which its input may be a
+    part; so does gloo where it divides for an average.
+    """
+    if call.reduction == "avg":
+        return []
+    written = {storage._cdata for x in call.outputs for storage in storages_of(x)} if call.op == "all_gather" else ()
+    tensors = (x for x in call.inputs or call.outputs if not x.is_inference())
+    return [(ref(x), x._version) for x in tensors if not any(storage._cdata in written for storage in storages_of(x))]
 
 
 def describe(call: tap.Call) -> dict[str, Any]:
@@ -291,8 +301,15 @@ def issuer(frame: FrameType | None) -> str:
     while frame is not None and frame.f_code.co_filename.startswith(KIT):
         frame = frame.f_back
     if frame is None or frame.f_code.co_name == "_engine_run_backward" or not (line := learner_frame(frame)):
-        return BY_CPP
+        return "torch (C++)"
     return f"{short_name(line.f_code.co_filename)}:{line.f_lineno} {line.f_code.co_name}"
+
+
+def is_by_cpp(frame: FrameType | None) -> bool:
+    """Whether torch's Python has called something of C++ that issued it, and not a collective as such."""
+    while frame is not None and frame.f_code.co_filename.startswith(KIT):
+        frame = frame.f_back
+    return frame is None or (frame.f_code.co_filename.startswith(TORCH) and frame.f_code.co_filename not in IN_PYTHON)
 
 
 def sets_up_a_pipeline(frame: FrameType | None) -> bool:

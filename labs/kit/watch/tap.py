@@ -29,6 +29,7 @@ from typing import Any, Self
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FakeWork
 
 # c10d operator: (op, index of the inputs, index of the outputs, index of the group)
 OPERATORS = {
@@ -57,6 +58,7 @@ OPERATORS = {
 NO_COMMUNICATION = {"check_for_nan"}  # c10d operators that send nothing: this one only looks at a tensor
 ROOT = {"broadcast_": 2, "reduce_": 3, "gather_": 3, "gather_into_tensor_": 3, "scatter_": 3}  # index of the root
 WAITS = "wait_tensor", "wait_tensors"  # of functional collectives, for one tensor or for a list
+WORKS = dist.Work, FakeWork  # those that have a wait of their own
 REDUCTION = {  # index of the reduction
     "allreduce_": 2,
     "allreduce_coalesced_": 2,
@@ -158,13 +160,15 @@ def install() -> None:
             operator = getattr(torch.ops._c10d_functional, raw).default
             functional.impl(raw, _wait_kernel(operator, below), "BackendSelect", with_keyset=True)
     _libraries.extend([library, functional])
-    dist.Work.wait = _watched_wait(dist.Work.wait)
+    for kind in WORKS:
+        kind.wait = _watched_wait(kind.wait)
 
 
 def uninstall() -> None:
     """The opposite of `install`."""
     if _libraries:
-        dist.Work.wait = dist.Work.wait.__wrapped__
+        for kind in WORKS:
+            kind.wait = kind.wait.__wrapped__
     _libraries.clear()  # a library that nobody holds takes its kernels along
 
 
