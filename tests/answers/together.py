@@ -4,9 +4,9 @@ Each check runs in a thread of its own; where it would start a job, it asks here
 those that ask for the same number of ranks and the same recording get one job: rank by rank one answer after the
 other, and to each check the part of the recording that is its own.
 
-An answer that raises ends its job for itself and for those behind it; it is tried again alone, for its own words, and
-they without it.  What hangs or kills its ranks would take the others along: `alone`.  So are bytes held, in which
-each would see what the one before it left.
+An answer that raises is tried again alone, for its own words; where it raised on some ranks only, it ends the job for
+those behind it, which get another.  What hangs or kills its ranks would take the others along: `alone`.  So are bytes
+held, in which each would see what the one before it left.
 """
 
 import threading
@@ -118,12 +118,13 @@ class Desk:
             self.split(requests, error)
             return []
         for request, values in zip(requests, zip(*results, strict=True), strict=False):
+            if None in values:
+                self.launch_alone(request)
+                continue
             request.results = Results(value for value, _ in values)
             if results.recording:
                 request.results.recording = part(results.recording, [steps for _, steps in values])
-        if len(results[0]) < len(requests):
-            self.launch_alone(requests[len(results[0])])
-        return requests[len(results[0]) + 1 :]
+        return requests[len(results[0]) :]
 
 
 def patient(options: dict[str, Any], answers: int = 1) -> dict[str, Any]:
@@ -131,8 +132,11 @@ def patient(options: dict[str, Any], answers: int = 1) -> dict[str, Any]:
     return options | {"timeout": options["timeout"] * (3 + answers)}
 
 
-def one_after_the_other(jobs: list[tuple[Any, tuple]]) -> list[tuple[Any, range]]:
-    """On a rank: what each returned and the steps that it marked, up to the first that raised on any rank."""
+def one_after_the_other(jobs: list[tuple[Any, tuple]]) -> list[tuple[Any, range] | None]:
+    """On a rank: what each returned and the steps that it marked; None for one that raised.
+
+    Up to the first that raised on some ranks only: the others may wait for them.
+    """
     guard, done = dist.new_group(), []
     for body, args in jobs:
         first, failed = steps(), torch.zeros(())
@@ -142,9 +146,9 @@ def one_after_the_other(jobs: list[tuple[Any, tuple]]) -> list[tuple[Any, range]
             failed += 1
         mark("end")
         dist.all_reduce(failed, group=guard)
-        if failed:
-            return done
-        done.append((value, range(first, steps())))
+        done.append(None if failed else (value, range(first, steps())))
+        if 0 < failed < dist.get_world_size():
+            break
     return done
 
 
