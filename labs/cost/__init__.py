@@ -71,7 +71,7 @@ from labs.cost.operations import (
 from labs.cost.pipeline import pipelining, pp
 from labs.cost.saved_activations import activations, korthikanti, layer_activations, layer_terms, most_activations
 from labs.cost.sense import checked
-from labs.cost.split import Share, can_be_dealt, share
+from labs.cost.split import Share, share
 from labs.cost.split_activations import regathered_activations
 from labs.cost.tensor_parallel import fsdp_tp, tp, tp_calls, tp_sent
 from labs.cost.torch_sharding import fully_shard, zero_redundancy, zero_redundancy_sent

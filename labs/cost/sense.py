@@ -31,6 +31,7 @@ def are_shapes(xs: Any) -> bool:
 
 
 COUNTS = "batch context accumulation ranks replicas tp itemsize bucket_bytes uses s b h a t"
+COUNTS += " microbatches stages_per_rank"
 AMOUNTS = "n tokens past buffer_bytes moments counter P S A G comm"
 FLAGS = "reshard_after_forward sequence_parallel find_unused offload fused_norms masters"
 RULES = {  # what a value must be: how that is seen, and the names of such values
@@ -39,7 +40,7 @@ RULES = {  # what a value must be: how that is seen, and the names of such value
     "a whole number": (is_whole, "rank src dst index kept"),
     "whole numbers, each at least 0": (are_whole, "sizes"),
     "shapes of whole numbers": (are_shapes, "trained frozen"),
-    "a number, and at least 0": (lambda x: is_real(x) and 0 <= x < inf, "size psi latency begin card_bytes"),
+    "a number, and at least 0": (lambda x: is_real(x) and 0 <= x < inf, "size psi others latency begin card_bytes"),
     "a number above 0": (lambda x: is_real(x) and x > 0, "bandwidth reach memory flops"),
     "0, 1, 2 or 3: plain data parallelism, or a stage of ZeRO": (lambda x: is_whole(x, 0) and x <= 3, "stage"),
     "True or False": (lambda x: isinstance(x, bool), FLAGS),

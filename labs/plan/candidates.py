@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from labs import cost
+from labs.cost.split import can_be_dealt
 from labs.model import Config
 from labs.plan.constants import Constants
 from labs.plan.fitted import FITTED
@@ -118,7 +119,7 @@ def require(setup: Setup, layout: Layout) -> None:
 
 def tp_reason(setup: Setup, tp: int, sequence_parallel: bool) -> str:
     heads, kv_heads = setup.config.heads, setup.config.kv_heads
-    if not cost.can_be_dealt(heads, kv_heads, tp):
+    if not can_be_dealt(heads, kv_heads, tp):
         return f"{heads} query heads over {kv_heads} of keys and values cannot be dealt out to {tp} ranks"
     if sequence_parallel and setup.context % tp:
         return f"{setup.context} positions are not divisible by {tp} ranks"

@@ -25,6 +25,7 @@ class Constants:
 
     memory:
 
+        precision   a name in `cost.PIE`: the bytes of a parameter, its gradient and its state
         slack       bytes that are reserved for each byte of activations: more for gaps, less where kernels are fused
         logit       bytes for each logit, with its gradient and its logarithm
         reserve     bytes that are always taken
@@ -42,6 +43,7 @@ class Constants:
     hidden: float
     ahead: float
     step: float
+    precision: str
     slack: float
     logit: float
     reserve: float

@@ -50,7 +50,10 @@ def read(path: str | Path) -> tuple[list[Case], Counter]:
         raise ValueError(f"{path}: no table of runs that the plan knows: it has one of these sets of columns: {known}")
     cases, left_out = [], Counter()
     for row in rows:
-        case = read_row(row)
+        try:
+            case = read_row(row)
+        except (KeyError, ValueError) as error:  # a model or a GPU that nothing here knows, a number that is none
+            case = f"is not understood: {error}"
         if isinstance(case, Case):
             cases.append(case)
         else:
@@ -86,10 +89,12 @@ def playbook(row: Row) -> Case | str:
 
 
 def nanotron(row: Row) -> Case | str:
+    """Of an earlier nanotron, whose pipelines were much slower."""
     if row["status"] != "completed":
         return "crashed or out of memory: it cannot be told which"
     config = Config(50_257, 2048, 24, 32, 32, 4096, context=4096, tied=True)
-    setup = setup_of(config, CLUSTERS["H100, EFA"].of(whole(row, "gpus")), whole(row, "global_batch_seqs"), 4096)
+    cluster = replace(CLUSTERS["H100, EFA"], gpus=whole(row, "gpus"), fitted="nanotron 2024, EFA")
+    setup = setup_of(config, cluster, whole(row, "global_batch_seqs"), 4096)
     layout = nanotron_layout(row, "mbz")
     if layout.dp * layout.batch * layout.accumulation != setup.batch:
         return "dp × micro-batch × accumulation is not the batch that is given"
@@ -153,7 +158,7 @@ def megatron_operations(config: Config, full: bool) -> float:
 
 def korthikanti(row: Row) -> Case | str:
     config = gpt(*(whole(row, name) for name in ("vocab", "hidden", "layers", "heads")), whole(row, "seq"))
-    cluster = replace(CLUSTERS["A100, 80 GB"], gpus=whole(row, "gpus"), fitted="Megatron-LM, A100")
+    cluster = replace(CLUSTERS["A100, 80 GB"], gpus=whole(row, "gpus"), fitted="Megatron-LM 2022, A100")
     setup = setup_of(config, cluster, whole(row, "gbs_seqs"), config.context)
     dp, batch, chunks = whole(row, "dp"), whole(row, "mbs"), whole(row, "interleave_m")
     layout = Layout(

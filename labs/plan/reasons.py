@@ -44,6 +44,7 @@ def explain(found: Found) -> list[str]:
     says = [
         f"The quickest of {len(found.feasible):,} layouts that fit is {best.layout}: {spent(best)}.",
         f"The fullest rank holds {gb(best.peak)} of {gb(found.setup.cluster.card)}: {kinds(best.held)}.",
+        placed(best),
         *warnings(best),
     ]
     for name, fields in WAYS.items():
@@ -93,6 +94,19 @@ def kinds(held: cost.Held) -> str:
         "temporary": "logits and the allocator's own",
     }
     return ", ".join(f"{gb(size)} {name}" for key, name in names.items() if (size := getattr(held, key)))
+
+
+def placed(each: Plan) -> str:
+    """Which axis is inside of a node, and which crosses nodes."""
+    cluster, layout, stride, says = each.setup.cluster, each.layout, 1, []
+    for name in ("tp", "shards", "replicas", "pp"):
+        size = getattr(layout, name)
+        if size > 1:
+            local = cluster.local(size, stride)
+            where = "inside a node" if local == size else f"across nodes, {local} of them on each"
+            says += [f"the {size} ranks of {name} are {where}"]
+        stride *= size
+    return f"On {cluster.nodes} node{'s' * (cluster.nodes > 1)} of {cluster.node}: {'; '.join(says) or 'one rank'}."
 
 
 def warnings(each: Plan) -> list[str]:

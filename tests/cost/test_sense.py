@@ -27,14 +27,27 @@ SENSE = {
     "ranks": 4,
     "bandwidth": 1e9,
     "latency": 1e-6,
+    "schedule": "1f1b",
+    "ranks_seconds": [1.0, 2.0],
     **dict.fromkeys(("n", "s", "b", "h", "a", "t", "tokens", "past", "batch", "size", "psi", "card_bytes"), 2),
+    **dict.fromkeys(("context", "microbatches", "stages_per_rank", "others"), 2),
     **dict.fromkeys(("rank", "src", "dst", "index", "kept", "P", "S", "A", "G", "comm", "moments", "counter"), 1),
     **dict.fromkeys(("stage", "itemsize", "accumulation", "replicas", "tp", "bucket_bytes", "buffer_bytes"), 2),
     **dict.fromkeys(("memory", "flops"), 1e12),
     **dict.fromkeys(("reshard_after_forward", "sequence_parallel", "find_unused", "offload"), False),
     **dict.fromkeys(("fused_norms", "masters"), True),
 }
-UNCHECKED = {"plans", "root", "layers", "step", "variant", "precision", "recompute"}  # made of what is, or looked up
+UNCHECKED = {
+    "plans",
+    "root",
+    "layers",
+    "step",
+    "variant",
+    "precision",
+    "recompute",
+    "schedule",
+    "ranks_seconds",
+}  # made of what is, or looked up
 FUNCTIONS = {name: each for name, each in vars(cost).items() if inspect.isfunction(each) and name != "checked"}
 
 
