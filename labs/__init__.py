@@ -22,6 +22,7 @@ and an outline in its `__init__`.  Read them in this order; each imports only wh
     generate     one token after the other, with the keys and values of the past at hand
     llama        weights as they are published: a Llama's, under Hugging Face's names
     checkpoint   a training that survives: saved by all ranks, and loaded in any other layout
+    parallel     all of it on one mesh: stages that are split and sharded
     plan         this model, on these machines, how? every layout that fits, the quickest first
     native       the same verbs as PyTorch ships them
 

@@ -15,6 +15,7 @@ number* travels; then each of them scales its shard by the same factor.
     labs.tp                 some split, some whole        its own clip_gradients
     labs.pp                 each on its stage's rank,     likewise
                             a tied one on two
+    labs.parallel           all of that               likewise
 
 The classic mistake is to clip each shard by its own norm: the shards of a vector are shorter than the vector, some
 more than others, so each would be scaled by another factor, and the direction is lost.  `nn.utils.clip_grad_norm_` of
@@ -26,7 +27,8 @@ averaged yet, or nothing, without a word.
     zero.step()
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 import torch.distributed as dist
@@ -64,15 +66,24 @@ def shorten(parameters: Iterable[Tensor], norm: Tensor, max_norm: float) -> None
             p.grad.mul_(factor)
 
 
-def global_norm(parameters: Sequence[Tensor], groups: Sequence[ProcessGroup | None] = ()) -> Tensor:
-    """The length of the gradients of all ranks in `groups` as one vector: float64, 0-dim, the same on each of them."""
+def global_norm(
+    parameters: Sequence[Tensor],
+    groups: Sequence[ProcessGroup | None] = (),
+    copies: Mapping[Tensor, int] = MappingProxyType({}),
+) -> Tensor:
+    """The length of the gradients of all ranks in `groups` as one vector: float64, 0-dim, the same on each of them.
+
+    copies: how many of these ranks have the same gradient, which counts once; 1 where a parameter is not in it.
+    """
     # In float64 on every rank, whatever it holds: the numbers must match when they are added.
     total = torch.zeros((), dtype=torch.float64, device=parameters[0].device if parameters else None)
     for p in parameters:
         if p.grad is not None:
             # Not in the gradient's own type: bfloat16 has 8 bits, and the squares of float16 overflow from 256 on.
             own = p.grad.to_local() if hasattr(p.grad, "to_local") else p.grad  # ours and PyTorch's DTensors
-            total += torch.linalg.vector_norm(own, dtype=torch.promote_types(own.dtype, torch.float64)) ** 2
+            total += torch.linalg.vector_norm(
+                own, dtype=torch.promote_types(own.dtype, torch.float64)
+            ) ** 2 / copies.get(p, 1)
     for group in groups:
         dist.all_reduce(total, group=group)
     return total.sqrt()

@@ -17,7 +17,7 @@ LEVELS = [
     {"memory", "mesh", "ddp"},
     {"dtensor", "zero"},
     {"fsdp", "tp", "pp"},
-    {"checkpoint", "plan"},
+    {"checkpoint", "parallel", "plan"},
     {"native"},  # and every file of the kit that is not named below
     {"kit.rows"},
     {"kit.strategies", "kit.check", "kit.play", "kit.tour", "kit.doctor", "kit.dry.rehearsal", "__main__"},

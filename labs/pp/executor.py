@@ -139,10 +139,11 @@ class Pipeline:
     # ---- instructions ------------------------------------------------------------------------------------
 
     def compute(self, x: Instruction) -> None:
+        does = DOES[type(x)]
         try:
-            DOES[type(x)](self, x.stage, x.microbatch)
+            getattr(self, does)(x.stage, x.microbatch)
         except Exception as error:
-            error.add_note(f"in {x!r}, the {DOES[type(x)].__name__} of micro-batch {x.microbatch} in stage {x.stage}")
+            error.add_note(f"in {x!r}, the {does} of micro-batch {x.microbatch} in stage {x.stage}")
             raise
 
     def forward(self, s: int, m: int) -> None:
@@ -205,7 +206,7 @@ class Given(torch.autograd.Function):
         return gradient
 
 
-DOES = {F: Pipeline.forward, B: Pipeline.backward, I: Pipeline.backward, W: Pipeline.weights}
+DOES = {F: "forward", B: "backward", I: "backward", W: "weights"}
 
 
 def is_trained(stage: nn.Module) -> bool:

@@ -33,6 +33,7 @@ class Stage(nn.Module):
         self.layers = nn.ModuleDict({name: model.layers[name] for name in layers})
         self.norm = model.norm if is_last else None
         self.head = model.head if is_last else None
+        self.loss = model.loss if is_last else None  # which a pipeline calls: here for whoever splits the stage
 
     def forward(self, x: Tensor) -> Tensor:
         """tokens_BT, or x_BTD behind the stage before; makes x_BTD, or logits_BTV."""

@@ -7,6 +7,7 @@ rounding.)
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -21,15 +22,24 @@ class Tied:
 
     def __init__(self, stages: Sequence[nn.Module], ranks: dict[int, int], group: ProcessGroup | None):
         self.group, self.rank = group, dist.get_rank(group)
-        holders: dict[nn.Parameter, dict[int, str]] = {}
+        holders: dict[nn.Parameter, dict[int, tuple[nn.Module, str]]] = {}
         for number, stage in enumerate(stages):
             for name, p in stage.named_parameters():
-                holders.setdefault(p, {}).setdefault(ranks[number], name)
-        several = {p: names for p, names in holders.items() if len(names) > 1}
-        require_equal({next(iter(names.values())): p for p, names in several.items()}, group)
-        self.here = {p: (names[self.rank], p.requires_grad) for p, names in several.items() if self.rank in names}
-        self.shared = {p: list(several[p]) for p, (_, trained) in self.here.items() if trained}
+                holders.setdefault(p, {}).setdefault(ranks[number], (stage, name))
+        several = {p: places for p, places in holders.items() if len(places) > 1}
+        require_equal({next(iter(places.values()))[1]: p for p, places in several.items()}, group)
+        # By their places, since labs.fsdp may put shards there.
+        self.here = [
+            Copy(*places[self.rank], p.requires_grad, list(places))
+            for p, places in several.items()
+            if self.rank in places
+        ]
         self.earlier: dict[nn.Parameter, Tensor | None] = {}
+
+    @property
+    def shared(self) -> dict[nn.Parameter, list[int]]:
+        """Those that are trained, and the ranks that have them."""
+        return {copy.p: copy.ranks for copy in self.here if copy.trained}
 
     def is_counted(self, p: nn.Parameter) -> bool:
         """Whether this rank counts it: of all ranks that have it, only the first one does."""
@@ -37,18 +47,21 @@ class Tied:
 
     def begin(self) -> None:
         """What earlier batches have left in `.grad` is the whole of it: it must not be added up once more."""
-        for p, (name, trained) in self.here.items():
-            if p.requires_grad != trained:
+        for copy in self.here:
+            if copy.p.requires_grad != copy.trained:
                 raise RuntimeError(
-                    f"{name!r} is tied to a parameter of another rank's stage, and was {'' if trained else 'un'}frozen "
-                    "after the Pipeline was made: make a new Pipeline, in which all ranks agree on it"
+                    f"{copy.name!r} is tied to a parameter of another rank's stage, and was "
+                    f"{'' if copy.trained else 'un'}frozen after the Pipeline was made: make a new Pipeline, in which "
+                    "all ranks agree on it"
                 )
         for p in self.shared:
             self.earlier[p], p.grad = p.grad, None
 
     def add_up(self) -> None:
         for p, ranks in self.shared.items():
-            mine = torch.zeros_like(p) if p.grad is None else p.grad.contiguous()
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            mine = local(p.grad).contiguous()
             parts = {rank: mine if rank == self.rank else torch.empty_like(mine) for rank in ranks}
             both_ways = [
                 P2POp(op, tensor, group=self.group, group_peer=rank)
@@ -58,6 +71,26 @@ class Tied:
             ]
             for work in dist.batch_isend_irecv(both_ways):
                 work.wait()
-            earlier = self.earlier.pop(p)
-            total = sum(parts.values())
-            p.grad = total if earlier is None else earlier.add_(total)
+            local(p.grad).copy_(sum(parts.values()))
+            if (earlier := self.earlier.pop(p)) is not None:
+                local(earlier).add_(local(p.grad))
+                p.grad = earlier
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One of the copies, and the ranks that have one: a parameter of this rank's stage."""
+
+    stage: nn.Module
+    name: str
+    trained: bool
+    ranks: list[int]
+
+    @property
+    def p(self) -> nn.Parameter:
+        return dict(self.stage.named_parameters())[self.name]
+
+
+def local(x: Tensor) -> Tensor:
+    """Of a DTensor, this rank's piece: the parts of a sum are cut alike."""
+    return x.to_local() if hasattr(x, "to_local") else x

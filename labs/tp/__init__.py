@@ -20,4 +20,4 @@ So it is used:
 # ruff: noqa: F401
 
 from labs.tp.styles import ColwiseParallel, LossParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
-from labs.tp.tp import Plan, clip_gradients, full_parameters, gpt_plan, parallelize, placements, slices
+from labs.tp.tp import Plan, clip_gradients, copies, full_parameters, gpt_plan, parallelize, placements, slices

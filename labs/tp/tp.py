@@ -36,7 +36,6 @@ that works element by element; labs.fsdp, on another axis of the mesh.  Names ar
 2022, arXiv 2205.05198, section 4.2.
 """
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -72,6 +71,7 @@ __all__ = [
     "RowwiseParallel",
     "SequenceParallel",
     "clip_gradients",
+    "copies",
     "full_parameters",
     "gpt_plan",
     "parallelize",
@@ -104,6 +104,11 @@ class Plan(dict[str, Style]):
                 raise ValueError(f"the plan has {pattern!r}, and no submodule is called that: {meant}")
             styles |= dict.fromkeys(found, style)
         return [(name, module, styles[module]) for name, module in model.named_modules() if module in styles]
+
+    def within(self, part: nn.Module) -> "Plan":
+        """What of it is about this part of a model, whose modules have the names that they have in the model."""
+        names = [name for name, _ in part.named_modules() if name]
+        return Plan({each: style for each, style in self.items() if any(matches(name, each) for name in names)})
 
 
 def matches(name: str, pattern: str) -> bool:
@@ -152,6 +157,8 @@ class TensorParallel(FirstStep):
 def parallelize(model: nn.Module, mesh: Mesh, plan: Mapping[str, Style]) -> nn.Module:
     """Split the model, of which all ranks start from equal ones, over a mesh of one axis; returns the same model.
 
+    It may be a part of a larger one, a pipeline's stage.  What an earlier part has, too, has been split with that.
+
     Raises ValueError or TypeError, before anything is changed, for a plan that does not fit the model or the ranks.
     """
     if not isinstance(plan, Mapping):
@@ -159,11 +166,16 @@ def parallelize(model: nn.Module, mesh: Mesh, plan: Mapping[str, Style]) -> nn.M
     rows = Plan(plan).rows(model)
     require_splittable(model, mesh, rows)
     cuts = cuts_of(model, rows, mesh.size())
-    for name, (p, _) in cuts.items():
+    whole = {name: p for name, p in model.named_parameters() if not hasattr(p, "cut_alike")}
+    for name, (p, cut) in cuts.items():
         require_in_no_graph(name, p)
-    require_equal(dict(model.named_parameters()), mesh.get_group())
-    for p, cut in cuts.values():
-        keep_part(p, cut, mesh.get_local_rank())
+        if getattr(p, "cut_alike", cut) != cut:
+            raise ValueError(f"{name!r} is tied to a parameter of an earlier part, which was split differently")
+    require_equal(whole, mesh.get_group())
+    for name, (p, cut) in cuts.items():
+        if name in whole:
+            keep_part(p, cut, mesh.get_local_rank())
+            p.cut_alike = cut
     model.tensor_parallel = TensorParallel(mesh, {name: cut for name, (_, cut) in cuts.items()}, rows)
     change(rows, model.tensor_parallel)
     expect_whole(model, {module for _, module, _ in rows}, model.tensor_parallel)
@@ -239,10 +251,13 @@ def clip_gradients(model: nn.Module, max_norm: float, groups: Sequence[ProcessGr
 
     groups: those over which the parameters are sharded besides, as by labs.fsdp.
     """
-    of, alike = model.tensor_parallel, defaultdict(list)
-    for name, p in model.named_parameters():
-        alike[of.cuts[name].copies if name in of.cuts else of.mesh.size()].append(p)
-    everywhere = [of.mesh.get_group(), *groups]
-    squares = sum(global_norm(parameters, everywhere) ** 2 / ranks for ranks, parameters in sorted(alike.items()))
-    shorten(model.parameters(), norm := squares.sqrt(), max_norm)
+    parameters, everywhere = list(model.parameters()), [model.tensor_parallel.mesh.get_group(), *groups]
+    norm = global_norm(parameters, everywhere, copies(model))
+    shorten(parameters, norm, max_norm)
     return norm
+
+
+def copies(model: nn.Module) -> dict[nn.Parameter, int]:
+    """On how many of the ranks each parameter is the same, and so is its gradient."""
+    of = model.tensor_parallel
+    return {p: of.cuts[name].copies if name in of.cuts else of.mesh.size() for name, p in model.named_parameters()}
