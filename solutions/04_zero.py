@@ -54,6 +54,7 @@ print(f"{each:.0f} GB on each rank, {64 * each:,.0f} GB on all; of these, {63 * 
 
 # %%
 from labs.kit.strategies import ADAMW, Training, backward, step
+from labs.kit.training import take_step
 from labs.model import GPT, PRESETS
 
 CONFIG = replace(PRESETS["small"], depth=4, context=16)
@@ -69,7 +70,7 @@ print(f"{sum(sizes):,} parameters; in the nine tensors of one layer {sum(sizes[1
 # With it, a step is that of notebook 03:
 
 # %%
-print(inspect.getsource(step))
+print(inspect.getsource(take_step))
 
 
 # %%

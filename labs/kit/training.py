@@ -55,15 +55,8 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad]
 
 
-def step(training: Training, x: Tensor | None, y: Tensor | None, micro_batches: int = 1) -> float | None:
-    """Take one step on x, y: [batch, time]; this rank's mean loss, or None where it does not have the model's end."""
-    losses = take_step(training, x, y, micro_batches)
-    # At the end, since on a GPU this waits for everything.
-    return fmean(loss.item() for loss in losses) if losses else None
-
-
 def take_step(training: Training, x: Tensor | None, y: Tensor | None, micro_batches: int = 1) -> list[Tensor]:
-    """The same, without waiting for the device: the mean losses of the micro-batches (0-dim)."""
+    """Take one step on x, y: [batch, time]; the mean losses of its micro-batches (0-dim), not waited for."""
     losses = training.backward(x, y, micro_batches)
     mark("sync")
     training.finish()
@@ -74,6 +67,13 @@ def take_step(training: Training, x: Tensor | None, y: Tensor | None, micro_batc
     training.optimizer.step()
     training.optimizer.zero_grad()
     return losses
+
+
+def step(training: Training, x: Tensor | None, y: Tensor | None, micro_batches: int = 1) -> float | None:
+    """Take one step; this rank's mean loss, or None where it does not have the model's end."""
+    losses = take_step(training, x, y, micro_batches)
+    # Only now, since on a GPU this waits for everything.
+    return fmean(loss.item() for loss in losses) if losses else None
 
 
 def backward(
