@@ -137,5 +137,15 @@ def search(config: Config, cluster: Cluster, batch: int, context: int | None = N
     return Found(setup, feasible, too_large, impossible)
 
 
+def quickest(setup: Setup, **fields) -> Plan | None:
+    """The quickest that fits of the layouts that have these fields."""
+    plans = (
+        Plan(setup, layout, seconds(setup, layout), most)
+        for layout in layouts(setup)
+        if isinstance(layout, Layout) and has(layout, fields) and (most := peak(setup, layout)) <= setup.cluster.card
+    )
+    return min(plans, key=lambda each: each.seconds, default=None)
+
+
 def gb(size: float) -> str:
     return f"{size / 1e9:,.1f} GB"

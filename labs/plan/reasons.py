@@ -12,7 +12,7 @@ from dataclasses import replace
 from labs import cost
 from labs.mesh import Grid
 from labs.plan.candidates import Layout, Setup, layouts
-from labs.plan.choice import Found, Plan, gb, search
+from labs.plan.choice import Found, Plan, gb, has, quickest
 from labs.plan.pace import seconds
 from labs.plan.room import peak
 
@@ -47,24 +47,36 @@ def explain(found: Found) -> list[str]:
         placed(best),
         *warnings(best),
     ]
-    for name, fields in WAYS.items():
+    for name, fields in ways(found.setup).items():
         other = found.best_where(**fields)
         if other is None:
             says += [f"{name} fits in no way."]
-        elif not all(getattr(best.layout, key) == value for key, value in fields.items()):
-            says += [
-                f"{name} takes {other.seconds / best.seconds:.2f} × as long at best ({other.layout}): {spent(other)}."
-            ]
+        elif not has(best.layout, fields):
+            times = f"{other.seconds / best.seconds:.2f} × as long"
+            says += [f"{name} takes {times} at best ({other.layout}): {spent(other)}."]
     return says + crossings(found)
 
 
-# What the field would think of first.
-WAYS = {
-    "Plain data parallelism": {"tp": 1, "pp": 1, "zero": 0},
-    "FSDP over all GPUs": {"tp": 1, "pp": 1, "zero": 3, "replicas": 1},
-    "Data parallelism without a pipeline": {"pp": 1},
-    "A pipeline without tensor parallelism": {"tp": 1},
-}
+FSDP = {"tp": 1, "pp": 1, "zero": 3, "replicas": 1}
+
+
+def ways(setup: Setup) -> dict[str, dict]:
+    """What the field would think of first: a name, and fields of the layout."""
+    names = {
+        "Plain data parallelism": {"tp": 1, "pp": 1, "zero": 0},
+        f"FSDP over all {setup.cluster.gpus} GPUs": FSDP,
+    }
+    if setup.cluster.nodes > 1:
+        names[f"{node_name(setup)} and data parallelism across"] = of_node(setup)
+    return names | {"A pipeline without tensor parallelism": {"tp": 1}}
+
+
+def node_name(setup: Setup) -> str:
+    return f"Tensor parallelism of {setup.cluster.node} inside a node"
+
+
+def of_node(setup: Setup) -> dict:
+    return {"tp": setup.cluster.node, "pp": 1}
 
 
 def spent(plan: Plan) -> str:
@@ -127,34 +139,28 @@ def warnings(each: Plan) -> list[str]:
 
 
 def crossings(found: Found) -> list[str]:
-    """With which links, cards or batch FSDP over all GPUs would be the quickest; or with which it no longer would."""
-    setup, best = found.setup, found.best
-    if best.layout.ranks == 1 or found.best_where(**WAYS["FSDP over all GPUs"]) is None:
+    """With which cards, links, batch or context FSDP over all GPUs would be quicker than tensor parallelism inside a
+    node and data parallelism across; or no longer would be, where it is."""
+    setup, cluster = found.setup, found.setup.cluster
+    if cluster.nodes == 1 or not (found.best_where(**FSDP) and found.best_where(**of_node(setup))):
         return []
-    wins, cluster = is_fsdp(best.layout), setup.cluster
-    changes = {
-        "links between nodes of {:,.0f} GB/s a GPU": (
-            cluster.between / 1e9,
-            lambda f: with_cluster(setup, between=f),
-        ),
+    wins, says = fsdp_wins(setup), []
+    for told, (now, changed) in {
         "cards of {:,.0f} GB": (cluster.card / 1e9, lambda f: with_cluster(setup, card=f)),
+        "links between nodes of {:,.0f} GB/s a GPU": (cluster.between / 1e9, lambda f: with_cluster(setup, between=f)),
+        "sequences of {:,.0f} tokens": (setup.context, lambda f: with_context(setup, f)),
         "{:,.0f} sequences in a step": (setup.batch, lambda f: replace(setup, batch=round(setup.batch * f))),
-    }
-    says = []
-    for told, (now, changed) in changes.items():
-        factors = FEWER if wins else MORE
-        if fsdp_wins(changed(factors[-1])) == wins:  # so it does with less of a change
-            continue
-        factor = next(f for f in factors if fsdp_wins(changed(f)) != wins)
-        says += [
-            f"FSDP over all {cluster.gpus} GPUs would {'no longer ' * wins}be the quickest with "
-            f"{told.format(now * factor)} instead of {now:,.0f}."
-        ]
-    return says
+    }.items():
+        factor = next((f for f in FACTORS if fsdp_wins(changed(f)) != wins), None)
+        if factor:
+            says += [f"{told.format(now * factor)} instead of {now:,.0f}"]
+    if not says:
+        return []
+    rival, longer = node_name(setup).replace("T", "t", 1), "no longer " * wins
+    return [f"FSDP over all {cluster.gpus} GPUs would {longer}be quicker than {rival} with {', or '.join(says)}."]
 
 
-MORE = (2, 4, 8)
-FEWER = (1 / 2, 1 / 4, 1 / 8)
+FACTORS = (1.5, 2, 4, 8, 1 / 2, 1 / 4, 1 / 8)  # the smaller changes first, up and down
 
 
 def with_cluster(setup: Setup, **factors: float) -> Setup:
@@ -162,13 +168,14 @@ def with_cluster(setup: Setup, **factors: float) -> Setup:
     return replace(setup, cluster=replace(setup.cluster, **fields))
 
 
-def is_fsdp(layout: Layout) -> bool:
-    return layout.tp == layout.pp == layout.replicas == 1 and layout.zero == 3
+def with_context(setup: Setup, factor: float) -> Setup:
+    context = round(setup.context * factor)
+    return replace(setup, context=context, config=replace(setup.config, context=max(context, setup.config.context)))
 
 
 def fsdp_wins(setup: Setup) -> bool:
-    best = search(setup.config, setup.cluster, setup.batch, setup.context).best
-    return best is not None and is_fsdp(best.layout)
+    fsdp, rival = quickest(setup, **FSDP), quickest(setup, **of_node(setup))
+    return fsdp is not None and (rival is None or fsdp.seconds < rival.seconds)
 
 
 # ---- where nothing fits ----------------------------------------------------------------------------------

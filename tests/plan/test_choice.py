@@ -27,8 +27,9 @@ def test_70b_on_four_nodes_takes_tensor_parallelism_inside_a_node(llama):
 
 def test_70b_says_what_fsdp_would_cost_and_what_would_make_it_best(llama):
     says = " ".join(explain(llama))
-    assert "FSDP over all GPUs takes 1." in says and "Plain data parallelism fits in no way." in says
-    assert "FSDP over all 32 GPUs would be the quickest with cards of" in says
+    assert "FSDP over all 32 GPUs takes 1." in says and "Plain data parallelism fits in no way." in says
+    assert "Tensor parallelism of 8 inside a node and data parallelism across takes 1.0" in says
+    assert "FSDP over all 32 GPUs would be quicker than tensor parallelism of 8 inside a node with cards of" in says
 
 
 def test_a_small_model_is_copied():
