@@ -851,6 +851,70 @@ draw.table(rows)
 # PyTorch does its backward in one piece.) With a schedule like this, give `reshard_after_forward=False`. (The course's
 # `native.pp` refuses such stages.)
 #
+# ### Optional: would it hang on NCCL?
+#
+# All jobs here ran on gloo, and GPUs talk over NCCL, where an order of messages that works on gloo may hang. There, a
+# send waits until the other side receives (unless it is small), and what two ranks tell each other goes one by one, in
+# the order in which each of them issued it. It takes no GPU to see this coming: the order is in the recording. Here are
+# the messages of a schedule, each sent as soon as it is made, and asked for when it is needed:
+
+
+# %%
+def ends(x):
+    """Who makes what an instruction needs, and who needs what it makes; no rank at the two ends of the model."""
+    return (x.stage - 1, x.stage + 1) if isinstance(x, F) else (x.stage + 1, x.stage - 1)
+
+
+def one_by_one(lists):
+    """The messages alone: nothing is computed."""
+    ranks, leaving = range(len(lists)), []
+    for source, to in map(ends, lists[dist.get_rank()]):
+        if source in ranks:
+            dist.recv(torch.empty(8), source)
+        leaving += [dist.isend(torch.ones(8), to)] if to in ranks else []
+    for work in leaving:
+        work.wait()
+
+
+# %%
+from labs.kit.nccl.verdict import would_hang
+
+
+def verdict_of(job, schedule):
+    return would_hang(on_cpu(job, schedule(4, MICRO), ranks=4, record="communication").recording)
+
+
+verdict = verdict_of(one_by_one, pp.one_f_one_b)
+print("on gloo it went through; on NCCL:", verdict.name)
+verdict
+
+# %% [markdown]
+# Rank 2 has an activation for rank 3, and rank 3 a gradient for rank 2. Both send, and neither receives. The repair:
+# what a rank has made, and the question for what it needs next, leave in *one* call, a batch, whose messages do not
+# wait for each other. (Megatron's `send_forward_recv_backward` is such a batch. The course's executor needs none: it
+# gives the messages of all ranks one order, in which no two ranks ever send to each other at once.)
+
+
+# %%
+def batched(lists):
+    ranks, nobody, order = range(len(lists)), (None, None), [ends(x) for x in lists[dist.get_rank()]]
+    for (_, to), (source, _) in zip([nobody, *order], [*order, nobody], strict=True):
+        both = ((dist.isend, to), (dist.irecv, source))
+        messages = [dist.P2POp(op, torch.ones(8), peer) for op, peer in both if peer in ranks]
+        for work in dist.batch_isend_irecv(messages) if messages else []:
+            work.wait()
+
+
+verdicts = {"1F1B, one by one": verdict, "1F1B, batched": verdict_of(batched, pp.one_f_one_b)}
+verdicts |= {"GPipe, one by one": verdict_of(one_by_one, pp.gpipe)}
+verdicts |= {"1F1B, the course's": would_hang(talk["1F1B"]), "PyTorch's, all four": would_hang(theirs.recording)}
+draw.table([{"": name, "on NCCL": each.name} for name, each in verdicts.items()])
+
+# %% [markdown]
+# With GPipe no two ranks ever have something for each other at the same time. The rules that were asked about stand,
+# each with its source, at the head of [labs/kit/nccl/verdict.py](../labs/kit/nccl/verdict.py), and so does what no
+# recording can tell.
+#
 # ## Which one for what?
 #
 # One model, one batch of eight sequences, four ranks, and the four strategies of the course so far. DDP and FSDP give

@@ -57,9 +57,14 @@ class Standstill:
     stops: tuple[Stop, ...]
     is_circle: bool
 
+    @property
+    def told(self) -> list[str]:
+        """A line for each stop."""
+        *others, last = map(str, self.stops)
+        return [*others, last if self.is_circle else f"{last}, and that never happens"]
+
     def __str__(self) -> str:
-        told = "; ".join(map(str, self.stops))
-        return told if self.is_circle else f"{told}, and that never happens"
+        return "; ".join(self.told)
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,7 @@ def out_of_order(asked: Mapping[int, Program], ranks: Collection[int]) -> Iterat
         if stopped := early or lazy:
             when = [WHY[rules], "" if early and lazy else EARLY if early else LAZY]
             certain = rules == Rules.KIND and early and lazy
-            why = "; ".join(filter(None, [*when, str(stopped)]))
+            why = "\n    ".join(filter(None, [*when, *stopped.told]))
             yield Finding(HANGS if certain else MAY_HANG, why, tuple(s.event for s in stopped.stops), stopped)
             return
 
