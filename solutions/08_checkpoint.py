@@ -450,9 +450,9 @@ from torch.distributed.fsdp import fully_shard as torchs_fully_shard
 
 
 # %%
-def torchs_training(config):
+def torchs_training():
     """A model under PyTorch's FSDP, and its optimizer."""
-    model, mesh = GPT(config), init_device_mesh("cpu", (dist.get_world_size(),))
+    model, mesh = GPT(CONFIG), init_device_mesh("cpu", (dist.get_world_size(),))
     for part in [*model.layers.values(), model]:
         torchs_fully_shard(part, mesh=mesh)
     return model, adamw(model.parameters())
@@ -465,9 +465,9 @@ def states(model, optimizer):
 
 
 # %%
-def torchs(where=None, to=None, config=CONFIG):
+def torchs(where=None, to=None):
     """As two_steps does it, with PyTorch's own."""
-    model, optimizer = torchs_training(config)
+    model, optimizer = torchs_training()
     if where:
         found = states(model, optimizer)
         dcp.load(found, checkpoint_id=where)
@@ -481,17 +481,14 @@ def torchs(where=None, to=None, config=CONFIG):
 
 
 # %%
-saved, larger = fresh("dcp") / "step-2", fresh("larger") / "step-2"
+saved = fresh("dcp") / "step-2"
 run(torchs, to=saved, ranks=4, device="cpu")
 native = run(torchs, where=saved, ranks=3, device="cpu")[0]
 assert abs(native - losses["one process"]) < 1e-4
 print(f"PyTorch's, saved on 4 ranks, loaded on 3: loss {native:.4f}")
-run(torchs, to=larger, config=LARGER, ranks=4, device="cpu")
-written = sum(path.stat().st_size for path in larger.glob("*.distcp"))
-print(f"{written / count(LARGER):.1f} bytes written per parameter, of the larger model")
 
 # %% [markdown]
-# The same loss as above, and as many bytes. One difference to know, since nothing is said:
+# The same loss as above. One difference to know, since nothing is said:
 
 
 # %%
@@ -503,7 +500,7 @@ def silently(place):
     return list(found)
 
 
-print("loaded:", *run(silently, fresh("silent") / "step-1", ranks=2, device="cpu")[0])
+print("loaded:", *run(silently, fresh("silent") / "step-1", ranks=1, device="cpu")[0])
 
 # %% [markdown]
 # The bias is in the checkpoint, and the program forgot to ask for it. Ours refuses that, with `nobody asks for its …`.
@@ -585,7 +582,7 @@ FOLDER.cleanup()
 # | | predicted | ours | PyTorch's |
 # |---|---|---|---|
 # | bytes written per parameter, by `torch.save` on 4 ranks | 48 | – | 48 |
-# | bytes written per parameter, sharded | 12 | 12 | 12 |
+# | bytes written per parameter, sharded | 12 | 12 | not measured here |
 # | loaded in another layout | the same loss | within 1e-4 | within 1e-4 |
 #
 # **Read on**: [labs/checkpoint/saving.py](../labs/checkpoint/saving.py), then
