@@ -410,7 +410,7 @@ for seconds in (1, 10, 60, 600):
 draw.table(rows)
 
 # %% [markdown]
-# What counts is how long training *waits*. If it waits for a tenth of the time, not even a third as much is lost.
+# What counts is how long training *waits*. If it waits a tenth as long, less than a third as much is lost.
 #
 # ## Build: while training goes on
 #
