@@ -184,10 +184,12 @@ def test_of_what_several_ranks_hold_one_has_a_copy_and_all_of_it_is_compared(tmp
 def test_a_saver_that_is_dropped_gives_its_copies_back_and_tells_what_went_wrong(tmp_path, capfd):
     def body():
         before, held = threading.active_count(), Held(linear())
-        for step in (1, 1):
+        for asked in (False, False, True):
             saver = Saver(tmp_path)
-            saver.save(step, held)
+            saver.save(1, held)
             copy, writing = weakref.ref(next(iter(saver.copies.values()))), saver.writing
+            if asked:
+                assert "step-1 is there already" in words_of(saver.wait)
             del saver
             wait([writing])
             del writing
