@@ -4,10 +4,7 @@ Two ranks save in turns, now this way first and now that one, and each waits unt
 next turn begins.  A save counts from a barrier to the return of the call on the slowest rank.
 
 sharded     each rank has one half, as with FSDP: it copies 50 MB, and writes them
-replicated  each rank has all of it, as with DDP: it copies the half that it writes, and takes the other's fingerprint
-
-Replicated, 0.10 is out of reach while replicas are compared: all 100 MB have to be read before training goes on, and a
-plain copy of them takes as long as that.  A fingerprint takes longer than a copy, and no memory.
+replicated  each rank has all of it, as with DDP: it copies 100 MB, of which it writes one half
 """
 
 import shutil

@@ -84,13 +84,7 @@ MISTAKES = [
         ("        compare(copies, partial(differ_in_numbers, piece[0]))\n", "        pass\n"),
         ("if holders[piece] > 1}", "if holders[piece] > 2}"),
         ("    require_kept_alike(described)\n", ""),
-        ("dealt([bytes_of(each.described, but=each.left)", "dealt([bytes_of(each.described)"),
         ("        require_whole(key, shape, {block for *_, blocks in of_each.values() for block in blocks})\n", ""),
-    ),
-    *of(
-        "checkpoint",
-        "checkpoint/saving.py",
-        ("left.get(piece) or fingerprint(tensors[piece])", "left.get(piece)"),
     ),
     *of(
         "checkpoint",
@@ -132,10 +126,8 @@ MISTAKES = [
         ("found[piece] = room.copy_(x, non_blocking=True)", "found[piece] = x"),
         ("self.group = group or self.own_group", "self.group = group"),
         ("        self.wait()\n        taken", "        taken"),
-        ("self.last, self.others = plan.final, ", "self.others = "),
+        ("self.last = written.result()", "written.result()"),
         ("rooms.get(piece)", "None"),
-        ("known.difference(plan.writes[self.rank])", "set()"),
-        ("self.others | self.copies.keys(), set()", "self.others | self.copies.keys(), self.others"),
         ("            self.unasked.detach()\n", ""),
     ),
     *of(

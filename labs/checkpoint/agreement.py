@@ -10,7 +10,7 @@ What differs is told in a sentence that names the tensor, the option or the valu
 import json
 import secrets
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from labs.agree import compare, everybodys, fingerprint, first_difference
-from labs.checkpoint.extents import Piece, dealt, require_whole, said
+from labs.checkpoint.extents import Piece, dealt, require_whole
 from labs.checkpoint.index import FORMAT, Index, Stored, numbered, to_json
 from labs.checkpoint.optimizer_state import Options
 from labs.checkpoint.parts import Groups, Parts, Savable
@@ -35,32 +35,24 @@ Described = dict[str, tuple[tuple[int, ...], torch.dtype, str, list[Block]]]  # 
 
 @dataclass(frozen=True)
 class Brought:
-    """What a rank tells the others: what must be the same on all, and what it has of its own.
-
-    left: the fingerprints of pieces that it holds, and leaves to others to write.
-    """
+    """What a rank tells the others: what must be the same on all, and what it has of its own."""
 
     same: dict[str, Any]
     described: Described
     groups: Groups
     own: str
-    left: Mapping[Piece, str]
     word: str
 
 
 Share = tuple[Brought, dict[Piece, Tensor]]
 
 
-def bring(
-    folder: str | Path, step: int, held: Savable, values: Any, own: Any, but: Collection[Piece] = frozenset()
-) -> Share:
-    """What this rank has for a save, from itself alone: each piece, or of those in `but` the fingerprint."""
+def bring(folder: str | Path, step: int, held: Savable, values: Any, own: Any) -> Share:
+    """What this rank has for a save, from itself alone."""
     same = {"folder": str(Path(folder)), "step": numbered(step), "values": to_json("values", values)}
     parts = held.parts()
-    tensors = tensors_in(parts)
-    left = {piece: fingerprint(x) for piece, x in tensors.items() if piece in but}
-    brought = Brought(same, describe(parts), held.groups(), to_json("own", own), left, secrets.token_hex(4))
-    return brought, {piece: x for piece, x in tensors.items() if piece not in but}
+    brought = Brought(same, describe(parts), held.groups(), to_json("own", own), secrets.token_hex(4))
+    return brought, tensors_in(parts)
 
 
 @dataclass(frozen=True)
@@ -95,8 +87,7 @@ def agreed_plan(brought: Mapping[int, Brought]) -> Plan:
     index = agreed(described)
     require_kept_alike(described)
     options = agreed_options({rank: each.groups for rank, each in brought.items()})
-    writes = dealt([bytes_of(each.described, but=each.left) for each in brought.values()])
-    require_written({piece for each in brought.values() for piece in each.left}, writes)
+    writes = dealt([bytes_of(each.described) for each in brought.values()])
     files = [f"rank-{rank}-of-{len(brought)}.safetensors" for rank in range(len(brought))]
     for name, pieces in zip(files, writes, strict=True):
         for key, block in pieces:
@@ -105,12 +96,6 @@ def agreed_plan(brought: Mapping[int, Brought]) -> Plan:
     own = [json.loads(each.own) for each in brought.values()]
     final = Path(first["folder"]) / f"step-{first['step']}"
     return Plan(final, first["step"], json.loads(first["values"]), own, index, options, files, writes)
-
-
-def require_written(left: set[Piece], writes: Sequence[Iterable[Piece]]) -> None:
-    if lost := left.difference(*writes):
-        key, block = min(lost, key=str)
-        raise ValueError(f"{said(block)} of {key!r} was left to a rank that has it no longer: save again, all of it")
 
 
 def tensors_in(parts: Parts) -> dict[Piece, Tensor]:
@@ -178,15 +163,15 @@ def agreed_options(found: Mapping[int, Groups]) -> dict[str, Options]:
 
 
 def require_equal_copies(
-    held: Sequence[Iterable[Piece]], print_of: Callable[[Piece], str], group: ProcessGroup | None
+    held: Sequence[Iterable[Piece]], tensors: Mapping[Piece, Tensor], group: ProcessGroup | None
 ) -> None:
     """Raise ValueError where ranks that have the same piece have other numbers in it; looks at no other pieces.
 
-    held: by rank, its pieces.  print_of: of a piece of this rank's, the fingerprint.
+    held: by rank, its pieces.  tensors: this rank's.
     """
     holders = Counter(piece for pieces in held for piece in pieces)
     mine = held[dist.get_rank(group)]
-    found = everybodys({piece: print_of(piece) for piece in mine if holders[piece] > 1}, group)
+    found = everybodys({piece: fingerprint(tensors[piece]) for piece in mine if holders[piece] > 1}, group)
     for piece in sorted({piece for each in found.values() for piece in each}, key=str):
         copies = {rank: each[piece] for rank, each in found.items() if piece in each}
         compare(copies, partial(differ_in_numbers, piece[0]))
@@ -226,10 +211,9 @@ def differ_in_values(rank: int, its: dict[str, Any], other: int, others: dict[st
     return f"{name}= is {its[name]} on rank {rank} and {others[name]} on rank {other}: give the same on all ranks"
 
 
-def bytes_of(described: Described, but: Collection[Piece] = ()) -> dict[Piece, int]:
+def bytes_of(described: Described) -> dict[Piece, int]:
     return {
         (key, block): prod(block.shape) * dtype.itemsize
         for key, (_, dtype, _, blocks) in described.items()
         for block in blocks
-        if (key, block) not in but
     }

@@ -1,7 +1,7 @@
 """Save in the background: training waits for a copy in host memory alone, and a thread does the rest.
 
                 training                               thread
-    save(3)     copy what this rank will write
+    save(3)     copy what this rank holds
                 go on: forward, backward, step         agree with the other ranks, write, flush, commit, of the copy
                 ...
     save(6)     wait until 3 is there
@@ -17,8 +17,8 @@
 The copy has to be one: where the thread is given the tensors themselves, as torch's `async_save` once was on the CPU
 (github.com/pytorch/pytorch/issues/144657), a file has half of this step and half of the next, and nobody is told.
 
-Of what several ranks hold, one copies it: who wrote it last.  The others take its fingerprint, and the threads compare
-those.  What nobody has written yet, all that hold it copy.
+Of what several ranks hold, each has a copy, and the threads compare them: to look at it all before training goes on
+would take longer than the copy does.
 
 The thread's collectives go over a process group of their own.  In training's, they would meet the collectives that
 training has gone on to.
@@ -37,7 +37,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from labs.checkpoint.agreement import Plan, Share, bring
+from labs.checkpoint.agreement import Share, bring
 from labs.checkpoint.extents import Piece
 from labs.checkpoint.parts import Savable
 from labs.checkpoint.saving import finish
@@ -57,11 +57,9 @@ class Saver:
         self.folder = Path(folder)
         self.own_group = dist.new_group(backend="gloo", group_desc="saver") if group is None else None
         self.group = group or self.own_group
-        self.rank = dist.get_rank(self.group)
         self.thread = ThreadPoolExecutor(1, "saver")
         self.copies: dict[Piece, Tensor] = {}
-        self.others: set[Piece] = set()  # that this rank has, and another one wrote last
-        self.writing: Future[Plan] | None = None
+        self.writing: Future[Path] | None = None
         self.last: Path | None = None
         self.closed = False
 
@@ -82,7 +80,7 @@ class Saver:
         self.unasked = weakref.finalize(self, self.writing.add_done_callback, tell)  # at the end of the program, too
 
     def take(self, *arguments: Any) -> Share:
-        brought, tensors = bring(self.folder, *arguments, but=self.others)
+        brought, tensors = bring(self.folder, *arguments)
         self.copies = copied(tensors, self.copies)
         return brought, self.copies
 
@@ -92,9 +90,7 @@ class Saver:
             wait([self.writing])
             written, self.writing = self.writing, None
             self.unasked.detach()
-            known, self.others = self.others | self.copies.keys(), set()  # after an error, all is copied anew
-            plan = written.result()
-            self.last, self.others = plan.final, known.difference(plan.writes[self.rank])
+            self.last = written.result()
         return self.last
 
     def __enter__(self) -> Self:
@@ -115,7 +111,7 @@ class Saver:
             self.group = self.own_group = None
 
 
-def tell(writing: Future[Plan]) -> None:
+def tell(writing: Future[Path]) -> None:
     """Where nobody has asked what went wrong."""
     if (error := writing.exception()) is not None:
         raise RuntimeError("a checkpoint was not saved: end with Saver.wait(), or use a Saver in a with") from error

@@ -22,8 +22,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from labs.agree import fingerprint, on_all_ranks
-from labs.checkpoint.agreement import Brought, Plan, Share, agreed_plan, bring, bytes_of, require_equal_copies
+from labs.agree import on_all_ranks
+from labs.checkpoint.agreement import Brought, Share, agreed_plan, bring, bytes_of, require_equal_copies
 from labs.checkpoint.index import commit, drafted, entry
 from labs.checkpoint.parts import Savable
 from labs.memory.disk import checksum, flush
@@ -46,10 +46,10 @@ def save(
     that is no integer or below 0, and where it is there already; OSError where the disk is full, or cannot be written.
     Earlier checkpoints are as they were then.
     """
-    return finish(partial(bring, folder, step, held, values, own), group).final
+    return finish(partial(bring, folder, step, held, values, own), group)
 
 
-def finish(share: Callable[[], Share], group: ProcessGroup | None) -> Plan:
+def finish(share: Callable[[], Share], group: ProcessGroup | None) -> Path:
     """All of a save that is done with other ranks, and on the disk: by whichever thread.
 
     share: gives what this rank has for it; what it raises, all ranks raise.
@@ -63,16 +63,14 @@ def finish(share: Callable[[], Share], group: ProcessGroup | None) -> Plan:
 
     brought = on_all_ranks(tell, group)
     plan = agreed_plan(dict(zip(dist.get_process_group_ranks(group or dist.group.WORLD), brought, strict=True)))
-    left = brought[rank].left
-    held = [bytes_of(each.described) for each in brought]
-    require_equal_copies(held, lambda piece: left.get(piece) or fingerprint(tensors[piece]), group)
+    require_equal_copies([bytes_of(each.described) for each in brought], tensors, group)
     final, draft = plan.final, plan.final.with_name(f"{plan.final.name}.{brought[0].word}.draft")
     with ExitStack() as stack:
         on_all_ranks(lambda: stack.enter_context(drafted(final, draft)) if rank == 0 else None, group)
         mine = {entry(*piece): tensors[piece] for piece in plan.writes[rank]}
         checksums = on_all_ranks(lambda: write(draft / plan.files[rank], mine), group)
         on_all_ranks(lambda: commit(draft, final, plan.record(checksums)) if rank == 0 else None, group)
-    return plan
+    return final
 
 
 def write(path: Path, tensors: Mapping[str, Tensor]) -> int:

@@ -146,39 +146,20 @@ class Whole:
         return []
 
 
-def test_of_what_several_ranks_hold_one_has_a_copy_and_all_of_it_is_compared(tmp_path):
+def test_what_several_ranks_hold_is_compared_in_the_copies(tmp_path):
     def body():
-        found, rank = [], dist.get_rank()
-        a, b, c = (torch.arange(4.0) + i for i in range(3))
+        said, a, b = [], torch.arange(4.0), torch.ones(4)
         with Saver(tmp_path) as saver:
+            for step, more in enumerate((0, dist.get_rank(), 0)):
+                a += more
+                saver.save(step, Whole({"a": a, "b": b}))
+                a -= more
+                said.append(words_of(saver.wait))
+        return said
 
-            def saved(**tensors):
-                saver.save(len(found), Whole(tensors))
-                copies = "".join(sorted(key for key, _ in saver.copies))
-                found.append((copies, words_of(saver.wait)))
-
-            saved(a=a, b=b)
-            saved(a=a, b=b)
-            saved(a=a, b=b, c=c)
-            saved(a=a, b=b, c=c)
-            saved(a=a + rank, b=b, c=c)
-            saved(a=a, b=b, c=c)
-            saved(a=a, b=b, c=c)
-            saved(**{"a": a} if rank else {}, b=b, c=c)
-            saved(**{"a": a} if rank else {}, b=b, c=c)
-        return found
-
-    differs = "'a' differs on ranks 0 and 1, which both have it"
-    left = "[0:4] of 'a' was left to a rank that has it no longer: save again, all of it"
-    told = [None, None, None, None, differs, None, None, left, None]
-    copies = [
-        ["ab", "a", "ac", "ac", "ac", "abc", "ac", "c", "bc"],
-        ["ab", "b", "bc", "b", "b", "abc", "b", "b", "abc"],
-    ]
-    for found, expected in zip(run(body, ranks=2, timeout=60), copies, strict=True):
-        assert [copies for copies, _ in found] == expected
-        for (_, words), sentence in zip(found, told, strict=True):
-            assert words == sentence or sentence in words
+    for first, second, third in run(body, ranks=2, timeout=60):
+        assert first is third is None
+        assert "'a' differs on ranks 0 and 1, which both have it" in second
 
 
 def test_a_saver_that_is_dropped_gives_its_copies_back_and_tells_what_went_wrong(tmp_path, capfd):
