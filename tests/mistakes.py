@@ -220,9 +220,9 @@ MISTAKES = [
         "tp",
         "tp/tp.py",
         ("p.grad = None if gradient is None else part_of(gradient, cut, rank)", "p.grad = None"),
-        ("    require_equal(dict(model.named_parameters()), mesh.get_group())\n", ""),
+        ("    require_equal(whole, mesh.get_group())\n", ""),
         ("around[-1] if around else None", "around[0] if around else None"),
-        ("global_norm(parameters, everywhere) ** 2 / ranks for", "global_norm(parameters, everywhere) ** 2 for"),
+        ("global_norm(parameters, everywhere, copies(model))", "global_norm(parameters, everywhere)"),
     ),
     *of(
         "tp",
@@ -252,9 +252,9 @@ MISTAKES = [
     *of(
         "pp",
         "pp/tied.py",
-        ("in self.here.items() if trained}", "in self.here.items()}"),
+        ("for copy in self.here if copy.trained}", "for copy in self.here}"),
         ("self.shared.get(p, [self.rank])[0] == self.rank", "self.shared.get(p, [self.rank])[-1] != self.rank"),
-        ("total if earlier is None else earlier.add_(total)", "total"),
+        ("local(earlier).add_(", "local(earlier).copy_("),
     ),
     *of(
         "pp",
