@@ -297,6 +297,56 @@ MISTAKES = [
         ),
         ("        now[step.axis] = step.target\n", ""),
     ),
+    *of(
+        "plan",
+        "plan/room.py",
+        ("return {0, dealt(", "return {dealt("),
+        (" and not (setup.config.tied and head_at == 0)", ""),
+        ("stages_alive(schedule, pp, rank, m, stages) / stages", "stages_alive(schedule, pp, rank, m, stages)"),
+    ),
+    *of(
+        "plan",
+        "plan/dealt.py",
+        ("if done >= share", "if done > share"),
+        ("2 * pp - 1 - stage", "stage - pp"),
+    ),
+    *of(
+        "plan",
+        "plan/pace.py",
+        ("max(0.0, m * travels - k.ahead * compute)", "m * travels"),
+        ("6 if recompute in AGAIN else 4", "4"),
+        ("all_reduce * rounds / 2", "all_reduce"),
+    ),
+    *of(
+        "plan",
+        "plan/machines.py",
+        ("local * self.between * reached", "self.between * reached"),
+        ("+ OUTER_LATENCY) / local", ") / local"),
+    ),
+    *of(
+        "plan",
+        "plan/candidates.py",
+        ("if pp > 1 and m < pp:", "if pp > 1 and m < 1:"),
+        ("for shards in divisors(dp)[1:-1]", "for shards in divisors(dp)[1:]"),
+    ),
+    *of(
+        "plan",
+        "plan/choice.py",
+        ("NEAR = 1.01", "NEAR = 1.5"),
+        ("feasible.sort(key=lambda each: (each.seconds, each.peak))", "feasible.sort(key=lambda each: each.peak)"),
+    ),
+    *of(
+        "plan",
+        "plan/compare.py",
+        ("(order.count(value) - 1) / 2", "0"),
+        ("if each.peak <= case.setup.cluster.card]", "]"),
+    ),
+    *of(
+        "plan",
+        "plan/reasons.py",
+        ("    if tp <= node:\n", "    if tp <= 2 * node:\n"),
+        ("is (not now_wins)", "is now_wins"),
+    ),
 ]
 
 if __name__ == "__main__":

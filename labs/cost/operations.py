@@ -18,6 +18,7 @@ Sources: [PaLM] Chowdhery et al. 2022, arXiv 2204.02311, appendix B; Korthikanti
 """
 
 from fractions import Fraction
+from math import prod
 
 from labs.cost.job import RECOMPUTE
 from labs.cost.kinds_held import gpt_layers
@@ -27,7 +28,7 @@ FORWARD, BOTH = 2, 6  # operations for each number of a matrix: forward, and wit
 
 def layer_matrices(config) -> int:
     """Numbers in the matrices of a layer."""
-    return sum(n for n in gpt_layers(config)[1].sizes if n > config.dim)
+    return sum(prod(shape) for shape in gpt_layers(config)[1].trained if len(shape) == 2)
 
 
 def layer_operations(config, context: int) -> int:

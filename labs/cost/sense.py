@@ -30,8 +30,9 @@ def are_shapes(xs: Any) -> bool:
     return isinstance(xs, Collection) and all(map(are_whole, xs))
 
 
-COUNTS = "batch context accumulation ranks replicas tp itemsize bucket_bytes uses s b h a t"
-COUNTS += " microbatches stages_per_rank"
+COUNTS = (
+    "batch context accumulation ranks replicas tp itemsize bucket_bytes uses s b h a t microbatches stages_per_rank"
+)
 AMOUNTS = "n tokens past buffer_bytes moments counter P S A G comm"
 FLAGS = "reshard_after_forward sequence_parallel find_unused offload fused_norms masters"
 RULES = {  # what a value must be: how that is seen, and the names of such values

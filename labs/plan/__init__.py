@@ -9,8 +9,11 @@
     pace           how long a step takes: computation, exposed communication, bubble
     choice         the search
     reasons        the choice in sentences
-    published      published runs, as questions to the plan
-    compare        how near it comes to them
+    published_run  a run that others measured, as a question to the plan
+    pytorch_tables   rows of their tables as such: nanotron's, torchtitan's, MosaicML's
+    megatron_tables  and Megatron-LM's, Llama 3's, NVIDIA's
+    published      which file is which table
+    compare        how near the plan comes to them
     command        python -m labs plan
 
     found = plan.search(PRESETS["llama3-70b"], plan.CLUSTERS["H100, InfiniBand"].of(32), batch=512)

@@ -82,7 +82,7 @@ class Report:
         if self.orders:
             lines += [
                 f"order of layouts            rank correlation {median(self.orders.values()):.2f} in the median of "
-                f"{len(self.orders)} (model, GPUs); the first choice is within {NEAR:.0%} of the best in {near}"
+                f"{len(self.orders)} (model, GPUs); the first choice is within {NEAR:.0%} of the best in {near} of them"
             ]
         lines += [
             f"fits                        of {self.ran} runs that ran, {len(self.too_large)} are called too large, "

@@ -24,6 +24,7 @@ from labs.plan.room import kept, parameters
 WEIGHT, GRADIENT = 2, 4  # bytes
 ACCUMULATE = 2 + 2 + GRADIENT + GRADIENT  # a gradient written, read, and added to one that is read and written
 OPTIMIZER = GRADIENT + 2 * 12 + WEIGHT + GRADIENT  # gradient, state, weight; the gradient's norm before
+LOGIT = 2 + 3 * 4  # in 16 bits; as float32, its logarithm and its gradient
 AGAIN = ("all but attention", "full")  # what computes matrix products again
 BACKWARD = 2 / 3  # of the operations
 BUCKET = 25 * cost.MiB  # gradients that travel at a time
@@ -100,20 +101,22 @@ def layer_seconds(setup: Setup, tp: int, sp: bool, pp: int, batch: int, recomput
     moved = passes * kept(setup, tp, sp, batch, "none") + weights_moved(once) * cost.layer_matrices(config) / tp
     compute = tokens / tp * (float(operations) / k.matmul + attention / k.attention) / cluster.flops
     compute += moved / cluster.memory
-    tensor = 0.0
-    if tp > 1:
-        link, times = cluster.link(tp, 1, k.outer), 6 if recompute in AGAIN else 4
-        x = WEIGHT * tokens * config.dim
-        tensor = k.exposed * times * (link.begin + cost.ring_seconds(x, tp, link.latency, link.bandwidth))
+    tensor = k.exposed * crossing_seconds(setup, tp, batch, 6 if recompute in AGAIN else 4) if tp > 1 else 0.0
     launch = k.launch + (k.tangle * tp if tp > 1 and pp > 1 and cluster.nodes > 1 else 0.0)
     return OfLayer(compute, max(0.0, launch - compute - tensor), tensor)
+
+
+def crossing_seconds(setup: Setup, tp: int, batch: int, times: int) -> float:
+    """All-reduces of x, or as many gathers and scatters as make one."""
+    link, x = setup.cluster.link(tp, 1, setup.constants.outer), WEIGHT * batch * setup.context * setup.config.dim
+    return times * (link.begin + cost.ring_seconds(x, tp, link.latency, link.bandwidth))
 
 
 @lru_cache(1 << 12)
 def head_seconds(setup: Setup, tp: int, batch: int, once: bool) -> float:
     k, cluster, config, tokens = setup.constants, setup.cluster, setup.config, batch * setup.context
     operations = cost.head_operations(config) * tokens / tp
-    moved = 14 * tokens * config.vocab / tp + weights_moved(once) * config.vocab * config.dim / tp
+    moved = LOGIT * tokens * config.vocab / tp + weights_moved(once) * config.vocab * config.dim / tp
     return operations / (k.matmul * cluster.flops) + moved / cluster.memory
 
 
@@ -146,7 +149,8 @@ def between_replicas(
 ) -> tuple[float, float]:
     """Exposed communication of data parallelism, and the optimizer's step with all else."""
     k, cluster = setup.constants, setup.cluster
-    n = max(parameters(setup, tp, pp, schedule, stages, rank) for rank in (0, pp - 1))
+    _, head_at = dealt(setup.config, pp, schedule, stages)
+    n = max(parameters(setup, tp, pp, schedule, stages, rank) for rank in (0, head_at))
     rest = OPTIMIZER * n / shards / cluster.memory + k.step
     if replicas * shards == 1:
         return 0.0, rest

@@ -8,6 +8,7 @@ nearest(found)          where nothing fits: by how much, and what would help
 
 from collections import Counter
 from dataclasses import replace
+from math import inf
 
 from labs import cost
 from labs.mesh import Grid
@@ -102,7 +103,7 @@ def kinds(held: cost.Held) -> str:
         "G": "gradients",
         "S": "optimizer state",
         "A": "activations",
-        "comm": "gathered layers",
+        "comm": "buffers of collectives",
         "temporary": "logits and the allocator's own",
     }
     return ", ".join(f"{gb(size)} {name}" for key, name in names.items() if (size := getattr(held, key)))
@@ -144,19 +145,19 @@ def crossings(found: Found) -> list[str]:
     setup, cluster = found.setup, found.setup.cluster
     if cluster.nodes == 1 or not (found.best_where(**FSDP) and found.best_where(**of_node(setup))):
         return []
-    wins, says = fsdp_wins(setup), []
+    now_wins, says = fsdp_wins(setup), []
     for told, (now, changed) in {
         "cards of {:,.0f} GB": (cluster.card / 1e9, lambda f: with_cluster(setup, card=f)),
         "links between nodes of {:,.0f} GB/s a GPU": (cluster.between / 1e9, lambda f: with_cluster(setup, between=f)),
         "sequences of {:,.0f} tokens": (setup.context, lambda f: with_context(setup, f)),
-        "{:,.0f} sequences in a step": (setup.batch, lambda f: replace(setup, batch=round(setup.batch * f))),
+        "{:,.0f} sequences in a step": (setup.batch, lambda f: replace(setup, batch=max(1, round(setup.batch * f)))),
     }.items():
-        factor = next((f for f in FACTORS if fsdp_wins(changed(f)) != wins), None)
+        factor = next((f for f in FACTORS if fsdp_wins(changed(f)) is (not now_wins)), None)
         if factor:
             says += [f"{told.format(now * factor)} instead of {now:,.0f}"]
     if not says:
         return []
-    rival, longer = node_name(setup).replace("T", "t", 1), "no longer " * wins
+    rival, longer = node_name(setup).replace("T", "t", 1), "no longer " * bool(now_wins)
     return [f"FSDP over all {cluster.gpus} GPUs would {longer}be quicker than {rival} with {', or '.join(says)}."]
 
 
@@ -169,13 +170,16 @@ def with_cluster(setup: Setup, **factors: float) -> Setup:
 
 
 def with_context(setup: Setup, factor: float) -> Setup:
-    context = round(setup.context * factor)
+    context = max(1, round(setup.context * factor))
     return replace(setup, context=context, config=replace(setup.config, context=max(context, setup.config.context)))
 
 
-def fsdp_wins(setup: Setup) -> bool:
-    fsdp, rival = quickest(setup, **FSDP), quickest(setup, **of_node(setup))
-    return fsdp is not None and (rival is None or fsdp.seconds < rival.seconds)
+def fsdp_wins(setup: Setup) -> bool | None:
+    """None where neither can be run."""
+    fsdp, rival = (
+        each.seconds if each else inf for each in (quickest(setup, **FSDP), quickest(setup, **of_node(setup)))
+    )
+    return None if fsdp == rival == inf else fsdp < rival
 
 
 # ---- where nothing fits ----------------------------------------------------------------------------------

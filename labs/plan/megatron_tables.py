@@ -1,0 +1,123 @@
+"""Rows of tables of Megatron-LM, Llama 3 and NVIDIA as cases; or the reason why one is left out."""
+
+from dataclasses import replace
+
+from labs import cost
+from labs.model import PRESETS, Config
+from labs.plan.candidates import Layout
+from labs.plan.machines import CLUSTERS
+from labs.plan.published_run import CONTEXT, EIGHT_BITS, Case, Row, gpt, number, setup_of, whole
+
+
+def megatron(row: Row) -> Case | str:
+    if not row["seq"] or not row["vocab"]:
+        return "sequence and vocabulary are not told"
+    config = gpt(*(whole(row, name) for name in ("vocab", "hidden", "layers", "heads")), whole(row, "seq"))
+    kind = "A100" if row["gpu"].startswith("A100") else "H100"
+    cluster = replace(CLUSTERS[MEGATRON[kind]], gpus=whole(row, "gpus"), fitted=f"Megatron-LM, {kind}")
+    setup = setup_of(config, cluster, whole(row, "gbs_seqs"), config.context)
+    tp, dp, recomputes = whole(row, "tp"), whole(row, "dp"), row["recompute"] == "full"
+    layout = Layout(
+        tp, kind == "H100" and tp > 1, whole(row, "pp"), replicas=dp, recompute="full" if recomputes else "none"
+    )
+    free = ("schedule", "batch", *(("zero", "recompute") if kind == "H100" else ()))
+    if row["mbs"]:
+        each = config.depth // layout.pp
+        chunks = each // whole(row, "layers_per_virtual_stage") if row["layers_per_virtual_stage"] else 1
+        batch = whole(row, "mbs")
+        pipeline = {"schedule": "interleaved", "stages_per_rank": chunks} if chunks > 1 else {}
+        layout, free = layout._replace(batch=batch, accumulation=setup.batch // dp // batch, **pipeline), ()
+    operations = megatron_operations(config, full=recomputes)
+    return Case(
+        setup,
+        layout,
+        (f"{row['params_b']}B, {row['table']}", cluster.gpus),
+        number(row, "tflops_gpu") * 1e12 / operations,
+        free=free,
+    )
+
+
+MEGATRON = {"A100": "A100, 80 GB", "H100": "H100, InfiniBand"}
+
+
+def megatron_operations(config: Config, full: bool) -> float:
+    """For each token, as Narayanan et al. 2021, arXiv 2104.04473, count: 72 l h² (1 + s/6h + V/12lh), 96 with V/16lh
+    where layers are computed twice."""
+    d, depth = config.dim, config.depth
+    times, head = (96, 16) if full else (72, 12)
+    return times * depth * d**2 * (1 + config.context / 6 / d + config.vocab / head / depth / d)
+
+
+def korthikanti(row: Row) -> Case | str:
+    config = gpt(*(whole(row, name) for name in ("vocab", "hidden", "layers", "heads")), whole(row, "seq"))
+    cluster = replace(CLUSTERS["A100, 80 GB"], gpus=whole(row, "gpus"), fitted="Megatron-LM, A100")
+    setup = setup_of(config, cluster, whole(row, "gbs_seqs"), config.context)
+    dp, batch, chunks = whole(row, "dp"), whole(row, "mbs"), whole(row, "interleave_m")
+    layout = Layout(
+        whole(row, "tp"),
+        True,
+        whole(row, "pp"),
+        "interleaved" if chunks > 1 else "1f1b",
+        chunks,
+        dp,
+        batch=batch,
+        accumulation=setup.batch // dp // batch,
+    )
+    tokens = setup.batch * setup.context / number(row, "iter_s_sp_plus_selective") / cluster.gpus
+    return Case(setup, layout, (f"{row['params_b']}B", cluster.gpus), tokens)
+
+
+def llama3(row: Row) -> Case | str:
+    if row["cp"] != "1":
+        return CONTEXT
+    config, gpus, dp = PRESETS["llama3-405b"], whole(row, "gpus"), whole(row, "dp")
+    cluster = replace(CLUSTERS["H100, InfiniBand"], gpus=gpus, fitted="Llama 3")
+    setup = setup_of(config, cluster, dp * whole(row, "batch_per_dp"), whole(row, "seq"))
+    layout = Layout(whole(row, "tp"), True, whole(row, "pp"), "interleaved", shards=dp, zero=2)
+    tokens = number(row, "tflops_gpu") * 1e12 / cost.model_operations(config, setup.context)
+    return Case(setup, layout, ("405B", gpus), tokens, free=("schedule", "batch", "recompute", "zero"))
+
+
+def nvidia(row: Row) -> Case | str:
+    precision = row["precision"] or "a precision that is not told"
+    if precision != "BF16":
+        return EIGHT_BITS if precision.startswith(("FP8", "MXFP8", "NVFP4")) else f"computes in {precision}"
+    if row["cp"] not in ("", "1"):
+        return CONTEXT
+    model = row["model"]
+    if model not in NVIDIA:
+        return "a mixture of experts, or a hybrid"
+    config, kind = NVIDIA[model], row["gpu"]
+    if kind not in NVIDIAS:
+        return f"on {kind}, which has no numbers here"
+    cluster = replace(CLUSTERS[NVIDIAS[kind]], gpus=whole(row, "gpus"), fitted="NVIDIA")
+    setup = setup_of(config, cluster, whole(row, "gbs_seqs"), whole(row, "seq"))
+    chunks, dp = int(row["vp"] or 1), whole(row, "dp")
+    layout = Layout(
+        whole(row, "tp"),
+        True,
+        whole(row, "pp"),
+        "interleaved" if chunks > 1 else "1f1b",
+        chunks,
+        1,
+        dp,
+        1 if dp > 1 else 0,
+        whole(row, "mbs"),
+        whole(row, "grad_acc"),
+    )
+    tokens = number(row, "tok_s_total") / cluster.gpus
+    return Case(setup, layout, (model, cluster.gpus), tokens)
+
+
+NVIDIA = {
+    "Llama3.1-405B": PRESETS["llama3-405b"],
+    "Nemotron4-340B": Config(256_000, 18_432, 96, 96, 8, 18_432 * 8 // 3, context=4096),
+    "Nemotron4-15B": Config(256_000, 6144, 32, 48, 8, 6144 * 8 // 3, context=4096),
+}
+NVIDIAS = {"H100": "H100, InfiniBand", "GB200": "GB200"}
+
+
+def experts(row: Row) -> str:
+    if row["precision"] != "BF16":
+        return EIGHT_BITS if row["precision"] else "computes in a precision that is not told"
+    return "a mixture of experts, or a hybrid"
