@@ -13,6 +13,7 @@
     tensor_parallel    layer by layer what it sends and holds, with sequence parallelism or without
     pipeline_stages    what a stage of a pipeline holds while it runs an instruction, and what is left of that
     pipeline           a schedule: what it sends and holds
+    on_a_mesh          stages that are split and sharded
     bubble             how long a schedule takes, and what is alive meanwhile, in closed form
     operations         additions and multiplications of a step
     torch_sharding     the same with PyTorch: ZeroRedundancyOptimizer, fully_shard
@@ -59,6 +60,7 @@ from labs.cost.kinds_held import (
     optimizer_step,
     parameter_sizes,
 )
+from labs.cost.on_a_mesh import parallel
 from labs.cost.operations import (
     BOTH,
     attention_operations,

@@ -110,7 +110,7 @@ def pp_held(job: Job, stages: Sequence[StageMemory], plan: Plan, table: int) -> 
     sizes = [size for n in numbers for size in stages[n].sizes]
     moments = [*pp_moments(job, stages, plan)]
     A, losses = moments[0].A, moments[-1].temporary
-    moments.append(Moment("tied", FLOAT * sum(sizes) + table, A, table, losses + table))  # both parts, and their sum
+    moments.append(Moment("tied", FLOAT * sum(sizes), A, table, losses + 2 * table))  # both parts, and their sum
     moments.append(optimizer_step(A, FLOAT * sum(sizes), 0, sizes).plus(temporary=losses - FLOAT))
     return held(FLOAT * sum(sizes), optimizer_state(sizes), moments)
 

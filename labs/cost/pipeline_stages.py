@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 
 from labs.cost.job import Job
 from labs.cost.kinds_held import FLOAT, INDEX, Moment, gpt_layers
-from labs.cost.saved_activations import Part, Within, backward, layer_activations, norm_bytes
+from labs.cost.saved_activations import Part, Within, layer_activations, norm_bytes
 from labs.cost.sense import are_whole
+from labs.cost.split_activations import parts_of
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,10 @@ class StageMemory:
     def matrices(self) -> int:
         return sum(self.sizes) - self.vectors
 
+    def times(self, part: str) -> int:
+        """How often it has this part of the model, by the names of `labs.cost.tp_calls`."""
+        return {"a layer": self.job.config.depth, "embedding": int(self.is_first)}.get(part, int(self.is_last))
+
     # ---- bytes of a micro-batch ------------------------------------------------------------------------------
 
     @property
@@ -80,7 +85,7 @@ class StageMemory:
     @property
     def parts(self) -> list[Part]:
         """The stage's parts, as backward passes through them."""
-        parts = backward(self.job)
+        parts = parts_of(self.job)
         return parts[0 if self.is_last else 3 : None if self.is_first else -1]
 
     def during(self, kind: str, first: bool) -> Iterator[Moment]:

@@ -5,7 +5,7 @@
 A name means the same everywhere.  (Strings are checked where they are looked up.)
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import wraps
 from inspect import signature
 from math import inf
@@ -30,6 +30,11 @@ def are_shapes(xs: Any) -> bool:
     return isinstance(xs, Collection) and all(map(are_whole, xs))
 
 
+def are_axes(xs: Any) -> bool:
+    is_complete = isinstance(xs, Mapping) and {*xs} == {"pp", "replicate", "shard", "tp"}
+    return is_complete and all(is_whole(x, 1) for x in xs.values())
+
+
 COUNTS = (
     "batch context accumulation ranks replicas tp itemsize bucket_bytes uses s b h a t microbatches stages_per_rank"
 )
@@ -40,6 +45,7 @@ RULES = {  # what a value must be: how that is seen, and the names of such value
     "a whole number, and at least 0": (lambda x: is_whole(x, 0), AMOUNTS),
     "a whole number": (is_whole, "rank src dst index kept"),
     "whole numbers, each at least 0": (are_whole, "sizes"),
+    "whole numbers above 0 of pp, replicate, shard and tp": (are_axes, "axes"),
     "shapes of whole numbers": (are_shapes, "trained frozen"),
     "a number, and at least 0": (lambda x: is_real(x) and 0 <= x < inf, "size psi others latency begin card_bytes"),
     "a number above 0": (lambda x: is_real(x) and x > 0, "bandwidth reach memory flops"),

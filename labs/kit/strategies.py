@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from labs.kit.record import mark
 from labs.kit.rows.ddp_rows import DDP, ONE_DEVICE, average_with
 from labs.kit.rows.fsdp_rows import FSDP
+from labs.kit.rows.parallel_rows import PARALLEL
 from labs.kit.rows.pp_rows import PP
 from labs.kit.rows.row import Strategy
 from labs.kit.rows.tp_rows import TP
@@ -27,7 +28,7 @@ __all__ = [
     "average_with", "backward", "replicated", "set_up", "step", "train", "trainable",
 ]  # fmt: skip
 
-STRATEGIES = (*DDP, *FSDP, *TP, *PP)
+STRATEGIES = (*DDP, *FSDP, *TP, *PP, *PARALLEL)
 ROWS = {row.name: row for row in (ONE_DEVICE, *STRATEGIES)}
 
 

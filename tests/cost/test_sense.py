@@ -17,6 +17,7 @@ SENSE = {
     "config": TINY,
     "link": cost.LINKS["PCIe 5"],
     "plans": pp.plan(pp.gpipe(2, 2)),
+    "axes": {"pp": 2, "replicate": 1, "shard": 1, "tp": 1},
     "root": cost.Layer(((4, 3),)),
     "layers": [cost.Layer(((2, 3), (5,)))],
     "step": [cost.Moment("forward", A=1)],
@@ -55,7 +56,7 @@ FUNCTIONS = {name: each for name, each in vars(cost).items() if inspect.isfuncti
 def test_each_function_refuses_what_makes_no_sense(name):
     names = inspect.signature(FUNCTIONS[name]).parameters
     given = {name: SENSE[name] for name in names}
-    given |= {"layers": [3, 1]} if "plans" in names else {}
+    given |= {"layers": [3, 1]} if {"plans", "layers"} <= {*names} else {}
     FUNCTIONS[name](**given)
     for name_of_value in names.keys() - UNCHECKED:
         flag, modulo = isinstance(given[name_of_value], bool), name_of_value in ("index", "kept")

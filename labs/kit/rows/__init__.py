@@ -5,4 +5,5 @@ ddp     gradients averaged
 fsdp    state sharded
 tp      matrices split
 pp      layers dealt out
+parallel    several axes at once
 """
