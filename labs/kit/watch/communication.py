@@ -186,9 +186,9 @@ def versions_of(call: tap.Call) -> list[tuple[Callable[[], torch.Tensor | None],
     """Each tensor, not kept, and how often it has been written to, where that is told.
 
     An inference tensor does not count it.  An all_gather counts itself, for its output, of which its input may be a
-    part; so does gloo where it divides for an average.
+    part; so does gloo where it divides for an average, and where it copies back what was coalesced.
     """
-    if call.reduction == "avg":
+    if call.reduction == "avg" or "coalesced" in call.raw:
         return []
     written = {storage._cdata for x in call.outputs for storage in storages_of(x)} if call.op == "all_gather" else ()
     tensors = (x for x in call.inputs or call.outputs if not x.is_inference())

@@ -517,6 +517,16 @@ def written_to_after_its_wait(rank, g):
         data += 1
 
 
+@case("rule 7: what a backend itself writes", SOUND)
+def written_to_by_the_backend(rank, g):
+    whole = x(16)
+    all_gather(whole, whole[4 * rank : 4 * rank + 4], group=g.world)
+    dist.all_reduce(x(), dist.ReduceOp.AVG, group=g.world)
+    with dist._coalescing_manager(g.world):
+        dist.all_reduce(x(), group=g.world)
+        dist.all_reduce(x(8), group=g.world)
+
+
 @case("rule 7: received where it is sent from", WRONG, "two messages that use the same memory")
 def received_where_it_is_sent_from(rank, g):
     data = x()
