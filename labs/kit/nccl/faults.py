@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from labs.kit.nccl.calls import Call, Communicator, tell
 from labs.kit.nccl.standstill import Match
 from labs.kit.watch.communication import Event, Extent
+from labs.kit.watch.tap import OUTSTANDING
 
 Fault = tuple[str, tuple[Event, ...]]
 ALIKE_IN = "all_reduce", "broadcast", "reduce"  # the same bytes on every rank
@@ -66,7 +67,8 @@ def overlapping(calls: Iterable[Call]) -> Iterator[Fault]:
     """calls: those of one rank, in order.
 
     Calls of one communicator are in order; the rank's own reads and writes are so only after a wait, for the call or
-    for a later one of its communicator.  What C++ issues (torch's DDP), it waits for unseen.
+    for a later one of its communicator.  What C++ issues (torch's DDP), it waits for unseen; so is the wait for a call
+    behind which many more are under way.
     """
     calls = [*calls]
     done = ends(calls)
@@ -85,7 +87,7 @@ def overlapping(calls: Iterable[Call]) -> Iterator[Fault]:
             if event.overwritten:
                 yield f"{whose(event)} was still under way when its tensor was written to", (event,)
         if not call.first.by_cpp:
-            under_way.append(call)
+            under_way = [*under_way, call][-OUTSTANDING:]
 
 
 def is_ordered(one: Call, other: Call) -> bool:
