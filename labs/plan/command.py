@@ -41,5 +41,5 @@ def main(arguments: list[str]) -> int:
         return 1
     print(found)
     if found.best:
-        print("", *explain(found), "", mesh(found.best.layout), sep="\n")
+        print("", *explain(found), "", repr(mesh(found.best.layout)), sep="\n")
     return 0 if found.best else 1

@@ -51,7 +51,8 @@ def explain(found: Found) -> list[str]:
     for name, fields in ways(found.setup).items():
         other = found.best_where(**fields)
         if other is None:
-            says += [f"{name} fits in no way."]
+            least = next((each for each in found.too_large if has(each.layout, fields)), None)
+            says += [f"{name} does not fit: it holds {gb(least.peak)} at least." if least else f"{name} cannot be run."]
         elif not has(best.layout, fields):
             times = f"{other.seconds / best.seconds:.2f} × as long"
             says += [f"{name} takes {times} at best ({other.layout}): {spent(other)}."]
