@@ -61,7 +61,7 @@ def test_a_run_that_the_plan_calls_too_large_is_counted():
 
 def test_correlation_of_ranks():
     assert rank_correlation([1, 2, 3], [10, 20, 25]) == 1 and rank_correlation([1, 2, 3], [3, 2, 1]) == -1
-    assert rank_correlation([1, 1, 2], [1, 2, 3]) == pytest.approx(0.866, abs=1e-3)
+    assert rank_correlation([1, 1, 2, 3], [1, 2, 3, 4]) == pytest.approx(0.9487, abs=1e-4)
     assert rank_correlation([1, 1], [1, 2]) == 0
 
 

@@ -78,6 +78,15 @@ def test_recomputation_takes_a_forward_more():
     assert none == selective < full < 4 / 3 * none
 
 
+def test_what_a_forward_sends_is_sent_again():
+    exposed = setup(8, constants=replace(IDEAL, exposed=1.0))
+    none, full, selective = (
+        seconds(exposed, Layout(8, True, accumulation=32, recompute=name)).tensor
+        for name in ("none", "full", "selective")
+    )
+    assert none == selective and full == pytest.approx(1.5 * none)
+
+
 def test_a_crowded_card_is_slow():
     crowded = setup(1, constants=replace(IDEAL, crowded=1e-6, thrash=3.0))
     one = plan(crowded, Layout(accumulation=32))
