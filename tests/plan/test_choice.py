@@ -1,5 +1,6 @@
 """The field's scenarios, and what the search says where nothing fits."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from labs.model import PRESETS, Config
 from labs.plan import CLUSTERS, Layout, explain, mesh, plan, search, warnings
 from labs.plan.candidates import Setup
+from labs.plan.reasons import crossings, fsdp_wins, with_cluster
 
 H100 = CLUSTERS["H100, InfiniBand"]
 GPT4 = Config(100_256, 18_432, 160, 144, 8, 64_512, context=8192)  # some 750 billion
@@ -30,6 +32,16 @@ def test_70b_says_what_fsdp_would_cost_and_what_would_make_it_best(llama):
     assert "FSDP over all 32 GPUs takes 1." in says and "Plain data parallelism does not fit: it holds" in says
     assert "Tensor parallelism of 8 inside a node and data parallelism across takes 1." in says
     assert "FSDP over all 32 GPUs would be quicker than tensor parallelism of 8 inside a node with cards of" in says
+
+
+def test_what_would_make_fsdp_quicker_does(llama):
+    (says,) = crossings(llama)
+    said = dict(re.findall(r"(cards|links)[a-z ]* of ([\d,]+) GB", says))
+    now = {"cards": ("card", H100.card), "links": ("between", H100.between)}
+    assert not fsdp_wins(llama.setup) and said
+    for what, number in said.items():
+        field, value = now[what]
+        assert fsdp_wins(with_cluster(llama.setup, **{field: 1e9 * float(number) / value}))
 
 
 def test_a_small_model_is_copied():
