@@ -32,7 +32,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -50,6 +50,7 @@ from labs.pp.instructions import Instruction, Lists
 from labs.pp.simulation import Simulation
 
 T = TypeVar("T")
+Series = list[tuple[float, dict[str, int]]]  # (s, bytes by kind), ...
 P = TypeVar("P", bound=Pipeline)
 
 
@@ -165,13 +166,17 @@ class Recording:
     ranks: int
     events: list[Event] = field(default_factory=list)  # in order of their start
     spans: list[Span] = field(default_factory=list)  # likewise
-    memory: list[list[tuple[float, dict[str, int]]]] = field(default_factory=list)  # by rank: (s, bytes by kind), ...
-    link: Link | None = None  # that the job was run with
+    memory: Sequence[Series] | Mapping[int, Series] = field(default_factory=list)  # by rank
+    link: Link | None = None  # that the job was run with; of a dry run, its nodes
+    seen: Sequence[int] = ()  # the ranks that were watched: all, but of a dry run
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seen", tuple(self.seen) or tuple(range(self.ranks)))
 
     @property
     def steps(self) -> int:
-        """How many steps rank 0 marked."""
-        return len(self.step_spans(0))
+        """How many steps the first rank marked."""
+        return len(self.step_spans(self.seen[0]))
 
     def step_spans(self, rank: int = 0) -> list[Span]:
         return self.steps_by_rank.get(rank, [])
@@ -245,7 +250,7 @@ class Recording:
         Of a pipeline that went through `instructions`.  Raises ValueError where the step is not one run of the lists.
         """
         step = self.steps - 1 if step is None and self.steps else step
-        windows = [self.window(rank, step) for rank in range(self.ranks)]
+        windows = {rank: self.window(rank, step) for rank in self.seen}
         inside = (span for span in self.spans if windows[span.rank][0] <= span.start < windows[span.rank][1])
         found = grouped(inside, lambda span: span.name)
         start, end = {}, {}
@@ -267,8 +272,10 @@ class Recording:
 
     def window(self, rank: int, step: int | None) -> tuple[float, float]:
         """Start and end of a step (s).  Raises ValueError when there is no such rank or step."""
-        if not 0 <= rank < self.ranks:
-            raise ValueError(f"rank {rank}: this recording has ranks 0 to {self.ranks - 1}")
+        if rank not in self.seen:
+            there = f"ranks 0 to {self.ranks - 1}" if len(self.seen) == self.ranks else f"of {self.ranks} ranks these: "
+            there += "" if len(self.seen) == self.ranks else ", ".join(map(str, self.seen))
+            raise ValueError(f"rank {rank}: this recording has {there}")
         if step is None:
             return 0.0, float("inf")
         steps = self.step_spans(rank)
@@ -289,25 +296,31 @@ class Recording:
 
 def join(kind: str, tapes: list[dict[str, Any]], link: Link | None = None) -> Recording:
     """One Recording of what the passes of all ranks left, in order of rank."""
-    zero = min(tape["start"] for tape in tapes)
+    return join_some(kind, dict(enumerate(tapes)), len(tapes), link)
+
+
+def join_some(kind: str, tapes: Mapping[int, dict[str, Any]], ranks: int, link: Link | None = None) -> Recording:
+    """The same of some ranks of so many."""
+    zero = min(tape["start"] for tape in tapes.values())
 
     def seconds(moment: int) -> float:
         return (moment - zero) / 1e9
 
     spans: list[Span] = []
     events: list[Event] = []
-    memory: list[list[tuple[float, dict[str, int]]]] = []
-    for rank, tape in enumerate(tapes):
+    memory: dict[int, Series] = {}
+    for rank, tape in tapes.items():
         cut = [Span(rank, name, seconds(start), seconds(end)) for name, start, end in phases(tape) + tape["spans"]]
         spans.extend(cut)
         if kind == "communication":
             steps = [span for span in cut if span.name == "step"]
             events.extend(event(row, steps, seconds) for row in tape["watched"])
         if kind == "memory":
-            memory.append([(seconds(moment), held) for moment, held in timeline(tape["watched"])])
+            memory[rank] = [(seconds(moment), held) for moment, held in timeline(tape["watched"])]
     spans.sort(key=attrgetter("start"))
     events.sort(key=attrgetter("start"))
-    return Recording(kind, len(tapes), events, spans, memory, link)
+    in_order = memory if len(tapes) < ranks else [*memory.values()]
+    return Recording(kind, ranks, events, spans, in_order, link, tuple(tapes))
 
 
 def event(row: dict[str, Any], steps: list[Span], seconds: Callable[[int], float]) -> Event:

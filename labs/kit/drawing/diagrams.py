@@ -50,7 +50,7 @@ def sends(recording) -> list[Message]:
     for event in events:
         if event.op == "send":
             on_the_way.setdefault((event.rank, event.peer), []).append(event)
-    done: dict[int, list[tuple[float, object]]] = {rank: [] for rank in range(recording.ranks)}
+    done: dict[int, list[tuple[float, object]]] = {rank: [] for rank in recording.seen}
     for event in events:
         if event.op in ("send", "recv"):
             sent = event if event.op == "send" else on_the_way[event.peer, event.rank].pop(0)

@@ -45,8 +45,9 @@ def window(recording, step: int | None, ranks: Sequence[int] | None = None) -> t
     """Start and end, over these ranks (all when left out), of a step or of all that was recorded (s)."""
     if step is None:
         ends = [item.end for item in (*recording.events, *recording.spans)]
-        return 0.0, max([*ends, *(series[-1][0] for series in recording.memory if series)], default=0.0)
-    ranks = range(recording.ranks) if ranks is None else ranks
+        lines = [recording.memory[rank] for rank in recording.seen] if recording.memory else []
+        return 0.0, max([*ends, *(series[-1][0] for series in lines if series)], default=0.0)
+    ranks = recording.seen if ranks is None else ranks
     starts, ends = zip(*(recording.window(rank, step) for rank in ranks), strict=True)
     return min(starts), max(ends)
 

@@ -33,9 +33,9 @@ def memory(
     Raises ValueError when a recording holds no memory or has no such step, or there are too few or too many names.
     """
     for each in recordings:
-        if not any(each.memory):
+        if each.kind != "memory":
             raise ValueError(f'a recording of kind {each.kind!r} holds no memory: run(..., record="memory") does')
-    shown = [(each, rank) for each in recordings for rank in (range(each.ranks) if ranks is None else ranks)]
+    shown = [(each, rank) for each in recordings for rank in (each.seen if ranks is None else ranks)]
     if names and len(names) != len(shown):
         raise ValueError(f"{len(names)} names for {len(shown)} panels: give one for each rank of each recording")
     titles = [

@@ -127,7 +127,7 @@ def table(rows: Iterable[Mapping[str, Value]], caption: str = "") -> Table:
 
 def traffic(recording: Any, step: int | None = None) -> Table:
     """The bytes that all ranks sent, by op, in one step or in all of the job; with a link, inside nodes and across."""
-    events = [event for rank in range(recording.ranks) for event in recording.select(rank, step)]
+    events = [event for rank in recording.seen for event in recording.select(rank, step)]
     rows = []
     for op in dict.fromkeys(event.op for event in events):
         calls = [event for event in events if event.op == op]

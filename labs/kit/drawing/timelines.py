@@ -62,7 +62,7 @@ def timeline(
         if name:
             titles[y + NAME / 2] = name
             y += NAME
-        for rank in range(recording.ranks):
+        for rank in recording.seen:
             top = y
             for height, bars in lanes(recording, rank, number, *times):
                 shown.append((y, height, bars))
@@ -91,8 +91,8 @@ def summary(recording, name: str, step: int | None, factor: float, unit: str) ->
     """Of one recording, what stays the same from run to run, and what was measured."""
     events = [event for event in recording.events if step in (None, event.step)]
     begin = f"{name}: " if name else ""
-    waits = (sum(event.waited for event in events if event.rank == rank) for rank in range(recording.ranks))
-    waited = ", ".join(f"rank {rank} waited {factor * wait:.1f} {unit}" for rank, wait in enumerate(waits))
+    waits = {rank: sum(event.waited for event in events if event.rank == rank) for rank in recording.seen}
+    waited = ", ".join(f"rank {rank} waited {factor * wait:.1f} {unit}" for rank, wait in waits.items())
     return f"{begin}{recording.ranks} ranks, {len(events)} events", f"{begin}{recording.ranks} ranks; {waited}"
 
 

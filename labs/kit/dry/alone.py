@@ -4,7 +4,7 @@ a collective         a fake process group sends nothing, and what others would h
 a comparison         labs.agree compares nothing: here alone is that switched off, for all who compare
 a wait               is over at once
 PyTorch's own        DDP does not compare and copy parameters as it begins
-a pipeline           its neighbours' shapes are told: `crossing` is a micro-batch of what crosses each cut
+a pipeline           its neighbours say what will come: see our_neighbours, torchs_neighbours
 """
 
 from __future__ import annotations
@@ -54,13 +54,11 @@ def alone(rank: int, ranks: int) -> Iterator[None]:
 
 
 class Done(tap.Listener):
-    """DDP asks the work of an all-reduce for what came of it, which a fake one does not have."""
+    """A work that is over, and keeps its tensors, as any backend's does; an all-reduce's tells what came of it."""
 
     def handed(self, call: tap.Call, work: dist.Work) -> dist.Work:
-        if call.op != "all_reduce":
-            return work
         future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
-        future.set_result([*call.outputs])
+        future.set_result([*call.outputs] if call.op == "all_reduce" else [*call.inputs, *call.outputs])
         return _create_work_from_future(future)
 
 
@@ -72,30 +70,34 @@ def nothing(*args: Any, **kwargs: Any) -> None: ...
 
 
 @contextmanager
-def neighbours(crossing: Tensor) -> Iterator[None]:
-    """A pipeline's, ours or PyTorch's, who say as it begins what will come."""
-    # Not at the head of the file: its import takes a second.
-    from torch.distributed.pipelining import stage
-    from torch.distributed.pipelining._utils import (
-        _StageBackwardMeta,
-        _StageForwardMeta,
-        extract_tensor_metas,
-    )
+def our_neighbours(crossing: Tensor) -> Iterator[None]:
+    """A pipeline's, who say as it begins what will come: micro-batches like this one."""
 
-    def ours(mail: Mail, step: Receive) -> None:
+    def told(mail: Mail, step: Receive) -> None:
         mail.agreed.setdefault(cut_of(step.message), (crossing.dtype, crossing.shape))
         receive(mail, step)
 
-    def theirs(its: stage.PipelineStage, source: int) -> _StageBackwardMeta | _StageForwardMeta:
-        kind = _StageForwardMeta if source < its.stage_index else _StageBackwardMeta
-        return kind(extract_tensor_metas((crossing.detach().requires_grad_(kind is _StageForwardMeta),)))
+    with patch.object(Mail, "receive", told):
+        yield
 
-    def they_ask_for_shapes(its: stage.PipelineStage, received_result: Tensor | None = None) -> Tensor:
+
+@contextmanager
+def torchs_neighbours(crossing: Tensor) -> Iterator[None]:
+    """The same for PyTorch's pipelines."""
+    # Not at the head of the file: its import takes a second.
+    from torch.distributed.pipelining import _utils
+    from torch.distributed.pipelining.stage import PipelineStage
+
+    def told(its: PipelineStage, source: int) -> Any:
+        forward = source < its.stage_index
+        meta = _utils._StageForwardMeta if forward else _utils._StageBackwardMeta
+        return meta(_utils.extract_tensor_metas((crossing.detach().requires_grad_(forward),)))
+
+    def they_ask_for_shapes(its: PipelineStage, received_result: Tensor | None = None) -> Tensor:
         return torch.zeros(1, dtype=torch.int32, device="cpu")
 
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(Mail, "receive", ours))
-        stack.enter_context(patch.object(stage.PipelineStage, "_recv_meta", theirs))
-        stack.enter_context(patch.object(stage.PipelineStage, "_send_meta", nothing))
-        stack.enter_context(patch.object(stage.PipelineStage, "_warmup_backward_result", they_ask_for_shapes))
+    with (
+        patch.object(PipelineStage, "_recv_meta", told),
+        patch.object(PipelineStage, "_warmup_backward_result", they_ask_for_shapes),
+    ):
         yield

@@ -100,6 +100,17 @@ class Engine(torch._C._ImperativeEngine):
 @functools.cache
 def register() -> None:
     backend_registration._setup_privateuseone_for_python_backend(NAME, Device(), device_guard=Guard())
+    for name in WHOLE_ON_THE_CPU:
+        KERNELS.impl(name, not_here, "PrivateUse1")
+
+
+def not_here(*args: Any) -> Any:
+    raise NotImplementedError(f"a tensor of the device {NAME!r} has no numbers outside of a dry run")
+
+
+# A device without a kernel of its own for these would take them apart, and need room for the parts.
+WHOLE_ON_THE_CPU = "silu_backward", "mish_backward"
+KERNELS = torch.library.Library("aten", "IMPL")
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import (
@@ -28,7 +29,11 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.optim import optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from labs.group import all_gather, reduce_scatter_single
 from labs.kit.dry.device import NAME
 from labs.kit.watch.frames import learner_frame, source_line
 
@@ -45,7 +50,41 @@ def swapped(x: Tensor, y: Tensor) -> None:
 
 
 swap_tensors, composed_attention = torch.utils.swap_tensors, F.scaled_dot_product_attention
-ANSWERED = {torch.ops.aten.is_set_to.default: is_set_to}  # by the host alone
+
+
+def group(name: str) -> dist.ProcessGroup:
+    return torch._C._distributed_c10d._resolve_process_group(name)
+
+
+def reduced(out: Tensor, x: Tensor, reduction: str, name: str) -> None:
+    dist.all_reduce(out, group=group(name))
+
+
+def gathered(out: Tensor, x: Tensor, ranks: int, name: str) -> None:
+    all_gather(out, x, group=group(name))
+
+
+def scattered(out: Tensor, x: Tensor, reduction: str, ranks: int, name: str) -> None:
+    reduce_scatter_single(out, x, group=group(name))
+
+
+def exchanged(out: Tensor, x: Tensor, taken: list[int], sent: list[int], name: str) -> None:
+    dist.all_to_all_single(out, x, taken, sent, group=group(name))
+
+
+FUNCTIONAL = torch.ops._c10d_functional
+# A functional collective's fake kernel makes its output, and issues nothing.
+ISSUED = {
+    FUNCTIONAL.all_reduce.default: reduced,
+    FUNCTIONAL.all_gather_into_tensor.default: gathered,
+    FUNCTIONAL.reduce_scatter_tensor.default: scattered,
+    FUNCTIONAL.all_to_all_single.default: exchanged,
+}
+ANSWERED = {  # by the host alone
+    torch.ops.aten.is_set_to.default: is_set_to,
+    FUNCTIONAL._wrap_tensor_autograd.default: AsyncCollectiveTensor,
+    FUNCTIONAL.wait_tensor.default: lambda x: x,
+}
 LARGE = 2**20  # elements: from there on a tensor of the host is fake, too
 COPIES = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}
 
@@ -62,15 +101,23 @@ class Read:
     line: str
 
 
-class Pretend(FakeTensorMode):
-    """Fakes what touches the device, and lets the host compute.  reads: in the order of their coming."""
+class Fakes(FakeTensorMode):
+    """The kernels that compute shapes.  It is never the mode that is on: PyTorch would take that for a compilation."""
 
+    stands_for_memory = True  # labs.kit.record counts it
     avoid_device_init = True  # nothing is ever made on the device first, and faked then
 
+
+class Pretend(TorchDispatchMode):
+    """Fakes what touches the device, and lets the host compute.  reads: in the order of their coming."""
+
     def __init__(self) -> None:
-        super().__init__(allow_non_fake_inputs=True)
-        self.reads: list[Read] = []
-        self.inside = False  # an operator's own operators are as fake as it is
+        super().__init__()
+        self.fakes, self.reads = Fakes(allow_non_fake_inputs=True), []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here: no need to guard each operator against it
 
     @contextmanager
     def on_this_host(self) -> Iterator[Pretend]:
@@ -78,17 +125,19 @@ class Pretend(FakeTensorMode):
             self.reads.append(Read("a tensor that is printed", line()))
             return Tensor.__repr__(x, **options)
 
-        with (
-            patch.object(FakeTensor, "__repr__", shown),
-            patch.object(torch.utils, "swap_tensors", swapped),
-            patch.object(F, "scaled_dot_product_attention", attention),
-            self,
-        ):
-            yield self
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here: no need to guard each operator against it
+        before = torch._C._only_lift_cpu_tensors()
+        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor() begins on the host, too
+        try:
+            with (
+                patch.object(FakeTensor, "__repr__", shown),
+                patch.object(torch.utils, "swap_tensors", swapped),
+                patch.object(optimizer, "_get_foreach_kernels_supported_devices", list),  # as on a CPU: one by one
+                patch.object(F, "scaled_dot_product_attention", attention),
+                self,
+            ):
+                yield self
+        finally:
+            torch._C._set_only_lift_cpu_tensors(before)
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -98,22 +147,21 @@ class Pretend(FakeTensorMode):
             return NotImplemented  # a DTensor: it takes itself apart, and its local operators come by here
         if func in ANSWERED:
             return ANSWERED[func](*args)
-        if self.inside:
-            return super().__torch_dispatch__(func, types, args, kwargs)
-        if not is_fake(args, kwargs):
+        # DTensor asks fakes of its own what shapes will come of an operator.
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) or not is_fake(args, kwargs):
             return func(*args, **kwargs)
         if func in COPIES and leaves_the_device(func, args, kwargs):
             self.reads.append(Read("a copy to the host", line()))
-        self.inside = True
         try:
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            answer = self.fakes.__torch_dispatch__(func, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             raise NeedsNumbers(
                 f"{line()} asks for numbers, which a dry run does not have, and for which a GPU would be waited for: "
                 "leave it out of the function"
             ) from None
-        finally:
-            self.inside = False
+        if func in ISSUED:
+            ISSUED[func](answer, *args)
+        return answer
 
 
 def is_fake(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -7,8 +7,10 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from labs.kit.dry.alone import neighbours
+from labs import agree
+from labs.kit.dry.alone import our_neighbours, torchs_neighbours
 from labs.kit.record import mark
 from labs.kit.rows.row import Strategy
 from labs.kit.strategies import set_up
@@ -21,17 +23,24 @@ def rehearse(row: Strategy, config: Config, batch: int, steps: int = 2, micro_ba
     training, _ = set_up(row, GPT(config))
     axes = row.axes(dist.get_world_size())
     around = nullcontext()
-    if "pp" in axes:
-        around = neighbours(torch.empty(batch // micro_batches // axes["pp"], config.context, config.dim))
+    if "pp" in axes and agree.alone:
+        sizes = batch // micro_batches // axes["pp"], config.context, config.dim
+        around = NEIGHBOURS[row.side](torch.empty(sizes, device="meta"))
     with around:
         for _ in range(steps):
             mark("step")
-            # Where a pipeline's rank reads nothing, it is told how much there is: that is all that a meta tensor tells.
-            x, y = (
-                torch.zeros(batch, config.context, dtype=torch.long, device=None if reads else "meta")
-                for reads in training.reads
-            )
+            x, y = (tokens(batch, config.context, reads) for reads in training.reads)
             take_step(training, x, y, micro_batches)
             del x, y
             yield
     mark("end")
+
+
+NEIGHBOURS = {"ours": our_neighbours, "native": torchs_neighbours}
+
+
+def tokens(batch: int, context: int, reads: bool) -> Tensor | None:
+    """A rank that reads none is told by the others how many there are; where it is alone, a meta tensor tells that."""
+    if not reads and not agree.alone:
+        return None
+    return torch.zeros(batch, context, dtype=torch.long, device=None if reads else "meta")

@@ -105,7 +105,7 @@ def would_hang(recording: Recording, ranks: Collection[int] | None = None) -> Ve
     Raises ValueError for a recording of something else, and for a recv from anyone, which NCCL refuses.
     """
     recording.require("communication")
-    ranks = range(recording.ranks) if ranks is None else ranks
+    ranks = recording.seen if ranks is None else ranks
     require_senders(recording.events)
     asked = programs(recording.events)
     calls = {rank: [step for step in steps if isinstance(step, Call)] for rank, steps in asked.items()}

@@ -16,11 +16,11 @@ tensors) when it appears and, through a weak reference, when it goes: nothing is
     comm       buffers handed to collectives; parameters gathered for a forward (FSDP's full ones), and their gradients
     temporary  the rest
 
-It counts the bytes that operators of this job ask the allocator for, in every thread that starts while it watches.
-Not counted are copies that a kernel or a backend makes for itself (gloo's), what NumPy holds, and memory that operators
-only look at, such as the text of a file.  A fake tensor holds nothing.  Two things are changed, with a warning: what
-is compiled runs uncompiled, since generated code has no operators to see; and within torch.func, which allows no hooks
-on what autograd keeps, activations count as temporary.
+It counts the bytes that operators of this job ask the allocator for, in every thread that starts while it watches.  Not
+counted are copies that a kernel or a backend makes for itself (gloo's), what NumPy holds, and memory that operators
+only look at, such as the text of a file.  A fake tensor holds nothing, but in a dry run what it stands for.  Two things
+are changed, with a warning: what is compiled runs uncompiled, since generated code has no operators to see; and within
+torch.func, which allows no hooks on what autograd keeps, activations count as temporary.
 
 It costs some 15 microseconds per operator, and behind a collective the moment in which the backend lets go of what the
 program has let go of.  A step of four Linear(64) with Adam, which has little else to do, takes 5 to 6 times as long

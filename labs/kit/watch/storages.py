@@ -18,6 +18,8 @@ NO_STORAGE = FakeTensor, UninitializedTensorMixin
 def storages_of(value: Any) -> tuple[torch.UntypedStorage, ...]:
     """The storages behind a tensor, however it is wrapped (DTensor, AsyncCollectiveTensor); none for other values."""
     is_plain = type(value) in PLAIN
+    if isinstance(value, FakeTensor) and getattr(value.fake_mode, "stands_for_memory", False):
+        return (value.untyped_storage(),)
     if not is_plain and (not isinstance(value, torch.Tensor) or isinstance(value, NO_STORAGE)):
         return ()
     if value.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(value):

@@ -1,0 +1,120 @@
+"""A dry run: what some ranks of many would send and hold, from the real code, on this machine.
+
+    results = dry(train, config, ranks=1024, rank=17)              # or rank=(0, 1023): the first stage and the last
+    results.memory                                                 # draws itself, as a recording of a job does
+    results.communication.sent(rank=17, step=1)                    # bytes
+    results.communication.across(rank=17, step=1)                  # those to other nodes
+    results.reads[17]                                              # where it would have waited for the GPU
+
+Each of these ranks is a process of its own, in which a device pretends (labs.kit.dry).  There are no numbers, so `fn`
+may ask for none; and no time passes on that device, so what is drawn over time is the time of this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from labs.kit.dry.as_rank import as_rank
+from labs.kit.dry.host import NeedsNumbers, Read
+from labs.kit.launch import MOST_RANKS, run
+from labs.kit.record import Recording, TimePass, join_some
+from labs.kit.watch.communication import CommunicationWatch
+from labs.kit.watch.memory import StorageWatch
+
+MOST = 2**20  # ranks: of each group there is a list of them
+
+
+class Dry(list):
+    """What `fn` returned on each of the ranks that were asked for, in order."""
+
+    communication: Recording
+    memory: Recording
+    reads: Mapping[int, list[Read]]
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """So many consecutive ranks are on one node."""
+
+    size: int
+
+    def across(self, rank: int, to: Mapping[int, int], ranks: int) -> int:
+        """Of the bytes that `rank` sent `to` each other rank, those that went to other nodes."""
+        return sum(size for other, size in to.items() if other // self.size != rank // self.size)
+
+
+class DryPass(TimePass):
+    """Marks and spans, what is sent and what is held: nothing here disturbs what another watch would measure."""
+
+    def __enter__(self) -> DryPass:
+        self.sent, self.held = CommunicationWatch().__enter__(), StorageWatch().__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        super().__exit__(*failure)
+        for watch in (self.held, self.sent):
+            watch.__exit__(*failure)
+
+    def tapes(self) -> dict[str, dict[str, Any]]:
+        return {
+            "communication": self.tape | {"watched": self.sent.tape},
+            "memory": self.tape | {"watched": self.held.tape},
+        }
+
+
+def dry(
+    fn: Callable[..., Any],
+    *args: Any,
+    ranks: int,
+    rank: int | Sequence[int] = 0,
+    node: int = 8,
+    timeout: float = 300.0,
+    **kwargs: Any,
+) -> Dry:
+    """Call `fn(*args, **kwargs)` as these ranks of a job of so many.  node: how many ranks are on each.
+
+    Raises ValueError for ranks that are not there, NeedsNumbers where `fn` asks for a value, RankError as `run` does.
+    """
+    asked = require_ranks(ranks, (rank,) if isinstance(rank, int) else tuple(rank))
+    found = run(as_one, fn, args, kwargs, asked, ranks, ranks=len(asked), device="cpu", timeout=timeout)
+    for each in found:
+        if isinstance(each, NeedsNumbers):
+            raise each
+    results = Dry(value for value, _, _ in found)
+    results.reads = {rank: reads for rank, (_, _, reads) in zip(asked, found, strict=True)}
+    for kind in ("communication", "memory"):
+        tapes = {rank: tapes[kind] for rank, (_, tapes, _) in zip(asked, found, strict=True)}
+        setattr(results, kind, join_some(kind, tapes, ranks, Nodes(node)))
+    return results
+
+
+def as_one(fn: Callable[..., Any], args: Any, kwargs: Any, asked: Sequence[int], ranks: int) -> Any:
+    """The value, what was watched, and what was waited for; runs in a process for each rank that is asked for."""
+    me = asked[dist.get_rank()]
+    dist.destroy_process_group()
+    watch = DryPass()
+    try:
+        with as_rank(me, ranks) as pretend, watch:
+            value = fn(*args, **kwargs)
+    except NeedsNumbers as error:
+        return error
+    except Exception as error:
+        error.add_note(f"in a dry run, as rank {me} of {ranks:,}")
+        raise
+    return value, watch.tapes(), pretend.reads
+
+
+def require_ranks(ranks: int, asked: tuple[int, ...]) -> tuple[int, ...]:
+    if not 1 <= ranks <= MOST:
+        raise ValueError(f"ranks={ranks}: each group's ranks are a list, in a dry run, too: give 1 to {MOST:,}")
+    if not asked or len(asked) > MOST_RANKS or len({*asked}) < len(asked):
+        raise ValueError(f"rank={asked}: each is a process here, so give 1 to {MOST_RANKS} of them, each once")
+    for rank in asked:
+        if not 0 <= rank < ranks:
+            raise ValueError(f"rank {rank} is not there: {ranks:,} ranks are 0 to {ranks - 1:,}")
+    return asked
