@@ -64,13 +64,18 @@ def start_reduce_scatter(full: Tensor, group: ProcessGroup | None) -> Callable[[
 
     def total() -> Tensor:
         work.wait()
-        first, *others = parts.chunk(ranks)
-        total = first.clone()
-        for part in others:
-            total += part
+        total = added_up(parts, ranks)
         free(parts)
         return total
 
+    return total
+
+
+def added_up(parts: Tensor, ranks: int) -> Tensor:
+    first, *others = parts.chunk(ranks)
+    total = first.clone()
+    for part in others:
+        total += part
     return total
 
 

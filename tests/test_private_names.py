@@ -37,6 +37,9 @@ NAMES = """
     torch.distributed.fsdp                    FSDPModule._get_fsdp_state
     torch.distributed.fsdp._fully_shard._fsdp_param_group
                                               FSDPParamGroup._reshard_after_forward
+    torch.distributed                         _functional_collectives
+    torch._C._distributed_c10d                _resolve_process_group
+    torch.optim.optimizer                     _get_foreach_kernels_supported_devices
     torch.distributed.pipelining._utils       _StageBackwardMeta _StageForwardMeta
     torch.distributed.pipelining.stage        PipelineStage._recv_meta PipelineStage._send_meta
                                               PipelineStage._warmup_backward_result
@@ -46,7 +49,7 @@ NAMES = """
     torch.testing._internal.distributed       fake_pg
     torch.utils.backend_registration          _DummyBackendModule _DummyDeviceGuard
                                               _setup_privateuseone_for_python_backend
-    torch.ops                                 _c10d_functional c10d._allgather_base_ c10d._reduce_scatter_base_
+    torch.ops                                 _c10d_functional._wrap_tensor_autograd c10d._allgather_base_ c10d._reduce_scatter_base_
                                               aten._scaled_dot_product_flash_attention_for_cpu
                                               aten._scaled_dot_product_flash_attention
                                               aten._scaled_dot_product_efficient_attention

@@ -98,7 +98,7 @@ def ddp_held(job: Job, variant: str, bucket_bytes: int = 25 * MiB, stepped: Sequ
     P, largest_bucket = FLOAT * sum(sizes), FLOAT * max(buckets(sizes, variant, bucket_bytes), default=0)
     rows = {"bucketed": (P, 0, largest_bucket), "overlapped": (0, P, 0), "torch": (P, P, 0)}
     own, staying, passing = rows.get(variant, (P, 0, 0))
-    stepped = stepped or sizes
+    stepped = sizes if stepped is None else stepped
     most = held(P, optimizer_state(stepped), ddp_moments(job, stepped, own, staying, passing))
     return most if own else replace(most, G=staying + FLOAT * max(sizes), comm=passing)
 

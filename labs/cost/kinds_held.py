@@ -128,9 +128,9 @@ def optimizer_step(A: int, G: int, comm: int, sizes: Sequence[int], masters: boo
     """AdamW at work, one parameter after the other: a square root and a quotient for one, and the quotient of the one
     before it. Besides masters (`labs.memory.precision`) there is a float32 gradient, too, of one parameter at a
     time."""
-    copy = FLOAT * max(sizes) if masters else 0
+    copy = FLOAT * max(sizes, default=0) if masters else 0
     before = [0] * len(sizes) if masters else [0, *sizes]
-    work = FLOAT * max(2 * size + last for last, size in zip(before, sizes, strict=False))
+    work = FLOAT * max((2 * size + last for last, size in zip(before, sizes, strict=False)), default=0)
     return Moment("step", A=A, G=G + copy, comm=comm, temporary=work + FLOAT)
 
 

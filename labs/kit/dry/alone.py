@@ -23,7 +23,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.distributed import distributed_c10d
 
-from labs import agree
+from labs import agree, group
 from labs.kit.dry.device import NAME, register
 from labs.kit.watch import tap
 from labs.pp.messages import Mail, Receive, cut_of
@@ -46,6 +46,7 @@ def alone(rank: int, ranks: int) -> Iterator[None]:
             stack.enter_context(patch.object(distributed_c10d, "_new_group_with_tag", make_group))
             stack.enter_context(patch.object(agree, "alone", True))
             stack.enter_context(patch.object(dist, "all_gather_object", all_gather_object))
+            stack.enter_context(patch.object(group, "added_up", added_up))
             for name in ("_verify_param_shape_across_processes", "_sync_module_states"):
                 stack.enter_context(patch.object(torch_ddp, name, nothing))
             yield
@@ -62,7 +63,12 @@ class Done(tap.Listener):
         return _create_work_from_future(future)
 
 
-def all_gather_object(values: list[Any], value: Any, group: dist.ProcessGroup | None = None) -> None:
+def added_up(parts: Tensor, ranks: int) -> Tensor:
+    """Those of thousands of ranks at once."""
+    return parts.new_empty(parts.numel() // ranks)
+
+
+def all_gather_object(values: list[Any], value: Any, *others: Any, **options: Any) -> None:
     values[:] = [value] * len(values)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 
 import torch
@@ -13,15 +13,25 @@ from labs import agree
 from labs.kit.dry.alone import our_neighbours, torchs_neighbours
 from labs.kit.record import mark
 from labs.kit.rows.row import Strategy
-from labs.kit.strategies import set_up
 from labs.kit.training import take_step
+from labs.mesh import Mesh
 from labs.model import GPT, Config
 
 
-def rehearse(row: Strategy, config: Config, batch: int, steps: int = 2, micro_batches: int = 1) -> Iterator[None]:
-    """Train a GPT on `batch` sequences for each part of the batch, and yield after each step."""
-    training, _ = set_up(row, GPT(config))
-    axes = row.axes(dist.get_world_size())
+def rehearse(
+    row: Strategy,
+    config: Config,
+    batch: int,
+    steps: int = 2,
+    micro_batches: int = 1,
+    axes: Mapping[str, int] | None = None,
+) -> Iterator[None]:
+    """Train a GPT on `batch` sequences for each part of the batch, and yield after each step.
+
+    axes: the mesh, where it is not the row's own for so many ranks.
+    """
+    axes = axes or row.axes(dist.get_world_size())
+    training = row.apply(GPT(config), Mesh(tuple(axes.values()), tuple(axes)))
     around = nullcontext()
     if "pp" in axes and agree.alone:
         sizes = batch // micro_batches // axes["pp"], config.context, config.dim
