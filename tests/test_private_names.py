@@ -49,7 +49,8 @@ NAMES = """
     torch.testing._internal.distributed       fake_pg
     torch.utils.backend_registration          _DummyBackendModule _DummyDeviceGuard
                                               _setup_privateuseone_for_python_backend
-    torch.ops                                 _c10d_functional._wrap_tensor_autograd c10d._allgather_base_ c10d._reduce_scatter_base_
+    torch.ops                                 _c10d_functional._wrap_tensor_autograd c10d._allgather_base_
+                                              c10d._reduce_scatter_base_
                                               aten._scaled_dot_product_flash_attention_for_cpu
                                               aten._scaled_dot_product_flash_attention
                                               aten._scaled_dot_product_efficient_attention

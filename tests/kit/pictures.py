@@ -29,7 +29,16 @@ def recording(ranks=2, steps=2, late=0.0):
     for _ in range(ranks):
         memory.append([(t / (100 + late), {"P": 2**20, "A": 2**19 * min(t, 20 - t)}) for t in range(21)])
     window = lambda rank, step: (step * 0.1, (step + 1) * 0.1)  # noqa: E731
-    return Fake(kind="memory", ranks=ranks, steps=steps, spans=spans, events=events, memory=memory, window=window)
+    return Fake(
+        kind="memory",
+        ranks=ranks,
+        seen=range(ranks),
+        steps=steps,
+        spans=spans,
+        events=events,
+        memory=memory,
+        window=window,
+    )
 
 
 def boxes(root):

@@ -76,7 +76,7 @@ DRAWINGS |= {f"{name} schedule": partial(draw.schedule, lists(4, 8)) for name, l
         (lambda: draw.step(RING, 4, 7), "choose 0 to 6"),
         (lambda: draw.mesh({"a": 2, "b": 2, "c": 2}), "3 axes"),
         (lambda: draw.memory(recording(), step=0, names=("one",)), "1 names for 2 panels"),
-        (lambda: draw.memory(Fake(kind="time", ranks=2, memory=[])), "'time' holds no memory"),
+        (lambda: draw.memory(Fake(kind="time", seen=range(2), memory=[])), "'time' holds no memory"),
     ],
 )
 def test_wrong_input_is_told_in_a_sentence(wrong, sentence):
@@ -203,7 +203,7 @@ def test_rounds_are_found_again_in_a_recording(messages, ranks):
             for event in events:
                 if event.rank == rank and event.start >= posted[rank] and event.end <= moment:
                     event.end = moment
-    found = sends(Fake(ranks=ranks, events=events))
+    found = sends(Fake(seen=range(ranks), events=events))
     assert sorted(found) == sorted((k, s, d, short(4096)) for k, s, d, _ in messages)
 
 

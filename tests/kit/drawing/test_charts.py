@@ -62,7 +62,13 @@ def busy(ranks=2):
         calls += [("recv", 0.92, 0.95), ("send", 0.93, 0.96)]
         events += [called(rank, op, 0, b, e, waited=0.01) for op, b, e in calls]
     return Fake(
-        kind="communication", ranks=ranks, spans=spans, events=events, memory=[], window=lambda rank, step: (0, 1)
+        kind="communication",
+        ranks=ranks,
+        seen=range(ranks),
+        spans=spans,
+        events=events,
+        memory=[],
+        window=lambda rank, step: (0, 1),
     )
 
 
@@ -205,7 +211,7 @@ def test_alternative_text_says_the_numbers():
 
 
 def test_an_empty_recording_draws():
-    nothing = Fake(kind="communication", ranks=1, steps=0, spans=[], events=[], memory=[])
+    nothing = Fake(kind="communication", ranks=1, seen=(0,), steps=0, spans=[], events=[], memory=[])
     assert repr(draw.timeline(nothing)) == "Timeline(1 ranks, 0 events)"
 
 
