@@ -8,6 +8,7 @@ zero.Zero(model, stage=3, ...)    fsdp(model, layers)
 fsdp.fully_shard(layer), ...      fsdp(model, layers, mesh, ...): mesh, resharding and dtypes go by the same names
 mesh.Mesh((2, 2), names)          device_mesh(mesh)
 tp.parallelize(model, mesh, plan) tp(model, mesh, plan): the same plan; loss and backward within loss_parallel()
+parallel.Parallel(stages, ...)    parallel(mine, device_mesh(mesh), plan), and then pp(stages, ...)
 pp.Pipeline(stages, lists, loss)  pp(stages, "1f1b", microbatches, loss), and step() in place of forward_backward()
 checkpoint.save(folder, step, ..) save_checkpoint(where, model, optimizer): more is lost without a word
 checkpoint.load(where, held)      load_checkpoint(where, model, optimizer)
@@ -27,7 +28,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import parallel, placement_types
+from torch.distributed.tensor import DTensor, placement_types
+from torch.distributed.tensor import parallel as tensor_parallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -105,23 +107,23 @@ def tp(model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, styles.Style]) -> 
     theirs = {
         name: style_of(style, module, splits_the_loss and not name.startswith(blocks)) for name, module, style in rows
     }
-    return parallel.parallelize_module(model, mesh, {name: style for name, style in theirs.items() if style})
+    return tensor_parallel.parallelize_module(model, mesh, {name: style for name, style in theirs.items() if style})
 
 
-def style_of(style: styles.Style, module: nn.Module, is_head: bool) -> parallel.ParallelStyle | None:
+def style_of(style: styles.Style, module: nn.Module, is_head: bool) -> tensor_parallel.ParallelStyle | None:
     """is_head: what a ColwiseParallel makes stays a DTensor, for a loss that knows them."""
     match style:
         case styles.PrepareModuleInput():
             ends = {"input_layouts": (layout(style.input_layouts),)}
-            return parallel.PrepareModuleInput(**ends, desired_input_layouts=(placement_types.Replicate(),))
+            return tensor_parallel.PrepareModuleInput(**ends, desired_input_layouts=(placement_types.Replicate(),))
         case styles.ColwiseParallel():
             ends = {"input_layouts": layout(style.input_layouts), "output_layouts": layout(style.output_layouts)}
-            return parallel.ColwiseParallel(**ends, use_local_output=not is_head)
+            return tensor_parallel.ColwiseParallel(**ends, use_local_output=not is_head)
         case styles.RowwiseParallel():
             given = placement_types.Replicate() if isinstance(module, nn.Embedding) else layout(style.input_layouts)
-            return parallel.RowwiseParallel(input_layouts=given, output_layouts=layout(style.output_layouts))
+            return tensor_parallel.RowwiseParallel(input_layouts=given, output_layouts=layout(style.output_layouts))
         case styles.SequenceParallel():
-            return parallel.SequenceParallel()
+            return tensor_parallel.SequenceParallel()
     return None  # LossParallel: a context, no module
 
 
@@ -143,8 +145,9 @@ def pp(
     handled: all-reduce its gradient before the optimizer's step.  Under the schedules that split the backward, W goes
     through the whole of what F has kept.
 
-    Raises NotImplementedError for zbv and dualpipev over gloo before PyTorch 2.12; ValueError for stages whose layers
-    FSDP reshards after forward, where a schedule splits the backward: gradients would be wrong, without a word.
+    Raises NotImplementedError for zbv and dualpipev over gloo before PyTorch 2.12; ValueError for fewer micro-batches
+    than ranks, and for stages whose layers FSDP reshards after forward, where a schedule splits the backward: gradients
+    would be wrong, without a word.
     """
     from torch.distributed.pipelining import PipelineStage, schedules  # not at the head of the file: as with zero1
 
@@ -162,6 +165,11 @@ def pp(
             f"PyTorch {torch.__version__} sends a message from a stage to the next one before it runs {name}, and gloo "
             "has none from a rank to itself: take PyTorch 2.12 or later, or labs.pp"
         )
+    if microbatches < ranks:
+        raise ValueError(
+            f"{microbatches} micro-batches are fewer than the {ranks} ranks along pp, some of which would always wait: "
+            f"cut the batch into {ranks} or more"
+        )
     mine = [rank, 2 * ranks - 1 - rank] if is_v else range(rank, len(stages), ranks)
     if name in ("zb1p", *V):
         require_gathered(name, {s: stages[s] for s in mine})
@@ -169,6 +177,41 @@ def pp(
     parts = [PipelineStage(stages[s], s, len(stages), device, group=group) for s in mine]
     single = issubclass(kind, schedules.PipelineScheduleSingle)
     return kind(parts[0] if single else parts, microbatches, loss_fn=loss)
+
+
+def parallel(stages: Sequence[nn.Module], mesh: DeviceMesh, plan: Mapping[str, styles.Style]) -> None:
+    """`labs.parallel.Parallel`, over the same four axes, but for the pipeline: split and shard this rank's stages.
+
+    What comes next is `pp(stages, ..., group=mesh.get_group("pp"))`, whose steps run within `loss_parallel()`.
+
+    Raises ValueError for a GPT's stages that are tied: each copy would go its own way, without a word.
+    """
+    for stage in stages:
+        if stage.config.tied:
+            raise ValueError(
+                "the head is tied to the embedding, and PyTorch's pipeline would leave the stage of each with its part "
+                "of the gradient: give tied=False"
+            )
+        if mesh["tp"].size() > 1:
+            tp(stage, mesh["tp"], Plan(plan).within(stage))
+        if (data := mesh["replicate", "shard"]).size() > 1:
+            fsdp(stage, stage.layers.values(), data, reshard_after_forward=False)
+            stage.set_reshard_after_forward(False)
+
+
+def clip_gradients(parameters: Iterable[Tensor], max_norm: float, group: ProcessGroup) -> Tensor:
+    """`labs.parallel.Parallel.clip_gradients`; group: of the ranks along pp.
+
+    `nn.utils.clip_grad_norm_` would clip each stage by its own norm, and fails where parameters lie on several meshes.
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norms = [gradient.norm() for gradient in gradients]
+    whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    squares = sum(norm.double() ** 2 for norm in whole)
+    dist.all_reduce(squares, group=group)
+    for gradient in gradients:
+        gradient.mul_((max_norm / (squares.sqrt() + 1e-6)).clamp(max=1.0).to(gradient.dtype))
+    return squares.sqrt()
 
 
 def require_gathered(schedule: str, stages: Mapping[int, nn.Module]) -> None:

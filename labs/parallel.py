@@ -34,6 +34,7 @@ torchtitan (arXiv 2410.06511, section 2.1.4).
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 
 from torch import Tensor, nn
 
@@ -42,7 +43,7 @@ from labs.clip import global_norm, shorten
 from labs.fsdp import fully_shard
 from labs.mesh import Mesh
 from labs.pp import B, I, Lists, Pipeline, Stage
-from labs.pp.checker import microbatches_of
+from labs.pp.checker import microbatches_of, ranks_of
 from labs.tp.styles import Style
 
 AXES = "pp", "replicate", "shard", "tp"
@@ -58,7 +59,7 @@ class Parallel(Pipeline):
     """
 
     def __init__(self, stages: Sequence[Stage], lists: Lists, mesh: Mesh, plan: Mapping[str, Style]):
-        require_fitting(mesh, lists)
+        require_fitting(stages, lists, mesh)
         self.mesh, data = mesh, mesh["replicate", "shard"]
         if mesh.size("tp") > 1:
             for stage in stages:
@@ -106,7 +107,7 @@ class Parallel(Pipeline):
         return found
 
 
-def require_fitting(mesh: Mesh, lists: Lists) -> None:
+def require_fitting(stages: Sequence[Stage], lists: Lists, mesh: Mesh) -> None:
     if mesh.mesh_dim_names != AXES:
         raise ValueError(f"{mesh!s} has the axes {mesh.mesh_dim_names}: give {AXES}, of size 1 where one is not wanted")
     if (few := microbatches_of(lists)) < (ranks := mesh.size("pp")):
@@ -114,3 +115,17 @@ def require_fitting(mesh: Mesh, lists: Lists) -> None:
             f"{few} micro-batches are fewer than the {ranks} ranks along pp, some of which would always wait: cut the "
             f"batch into {ranks} or more"
         )
+    for name, p in (each for stage in stages for each in stage.named_parameters()):
+        if p.is_meta:
+            raise ValueError(f"parameter {name!r} is on the meta device, and has no numbers to be split: give it some")
+    rank_of = ranks_of(lists)
+    for (a, first), (b, second) in combinations(enumerate(stages), 2):
+        if mesh["replicate", "shard"].size() > 1 and rank_of.get(a) == rank_of.get(b) and shares(first, second):
+            raise ValueError(
+                f"stages {a} and {b} have a tied parameter, and are on one rank, where only one of them can have it "
+                "sharded: take a schedule that has them on two ranks, or give the model tied=False"
+            )
+
+
+def shares(first: Stage, second: Stage) -> bool:
+    return not {*first.parameters()}.isdisjoint(second.parameters())

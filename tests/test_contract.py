@@ -315,7 +315,13 @@ def composed_by_hand(rank: int) -> dict[str, dict[str, int]]:
     split = rows * 8 + 2 * (2 * 8 + 4 * 4 * 8 + 3 * 3 * 8) + 8 * (not first)
     return {
         "pp-fsdp": {"P": 4 * shard, "G": 4 * longest, "S": 8 * shard + 4 * tensors},
+        "torch-pp-fsdp": {"P": 4 * longest, "G": 4 * longest, "S": 8 * shard + 4 * tensors},
         "pp-fsdp-tp": {"P": 4 * split, "G": 4 * split, "S": 8 * split + 4 * tensors},
+        "torch-pp-fsdp-tp": {
+            "P": 4 * (split + (7 - rows) * 8),
+            "G": 4 * (split + first * (13 - rows) * 8),  # the embedding's: all words
+            "S": 8 * split + 4 * tensors,
+        },
     }
 
 
@@ -339,7 +345,8 @@ def test_bytes_held(strategy):
 def as_predicted(strategy, rank: int, measured: dict[str, int], predicted: dict[str, int]) -> None:
     if is_pipeline(strategy) and (strategy.side == "native" or len(strategy.axes(4)) > 1):
         # Of what it lets go, and when, not all is predicted; nor of what is gathered and reduced within a pipeline.
-        for kind, part in (("comm", None), ("temporary", None), ("A", 0.05), ("peak", 0.05)):
+        most = 0.15 if strategy.name == "torch-pp-fsdp-tp" else 0.05
+        for kind, part in (("comm", None), ("temporary", None), ("A", 0.05), ("peak", most)):
             about = predicted.pop(kind), measured.pop(kind)
             assert part is None or about[1] == pytest.approx(about[0], rel=part), (rank, kind)
     else:

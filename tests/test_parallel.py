@@ -7,8 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor.parallel import loss_parallel
 
-from labs import cost, pp, tp
+from labs import cost, native, pp, tp
 from labs.agree import everybodys
 from labs.kit.launch import run
 from labs.kit.nccl.verdict import SOUND, would_hang
@@ -94,7 +95,28 @@ BACKWARDS = 2 * STEPS  # of a case
 
 
 def all_differences(references, cases):
-    return [differences(references["config" in case], Mesh(shape, AXES), **case) for shape, case in cases]
+    found = [differences(references["config" in case], Mesh(shape, AXES), **case) for shape, case in cases]
+    return found, [natively("1f1b"), natively("zb1p")] if dist.get_world_size() == 8 else []
+
+
+def natively(schedule):
+    """PyTorch's own in three dimensions: how far the norm and clipped gradients are from one process's."""
+    mesh, whole, model = Mesh((2, 1, 2, 2), AXES), GPT(SMALL).double(), GPT(SMALL).double()
+    mine, grid = pp.cut(model, 2)[mesh.get_local_rank("pp")], native.device_mesh(mesh)
+    native.parallel([mine], grid, tp.gpt_plan(SMALL))
+    stages = [mine if number == mesh.get_local_rank("pp") else None for number in range(2)]
+    group = mesh.get_group("pp")
+    x, y = batch(0, SIZE, tokens=6)
+    own_x, own_y = part_of(mesh, (x, y))
+    given = {"target": own_y} if mine.head else {}
+    with loss_parallel():
+        native.pp(stages, schedule, 2, model.loss, group).step(*[] if mine.head else [own_x], **given)
+    whole(x, y).backward()
+    due = nn.utils.clip_grad_norm_(whole.parameters(), MAX_NORM)
+    off = [abs(native.clip_gradients(mine.parameters(), MAX_NORM, group) - due).item()]
+    for name, p in mine.named_parameters():
+        off.append((p.grad.full_tensor() - whole.get_parameter(name).grad).abs().max().item())
+    return max(off)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +129,8 @@ def references():
 def test_one_process_has_the_same_numbers_and_cost_the_bytes(cases, references):
     ranks = prod(cases[0][0])
     job = run(all_differences, references, cases, ranks=ranks, record="communication")
-    for rank, found in enumerate(job):
+    for rank, (found, of_native) in enumerate(job):
+        assert all(off < 1e-12 for off in of_native), of_native
         for number, (off, (shape, case)) in enumerate(zip(found, cases, strict=True)):
             assert off < 1e-12, (rank, shape, case)
             sent = job.recording.sent(rank, (number + 1) * BACKWARDS - 1)
@@ -122,3 +145,50 @@ def predicted(shape, rank, config=SMALL, schedule="1f1b", sequence=False, stages
     each = SIZE // axes["replicate"] // axes["shard"] // microbatches
     job = cost.Job(config, each, prod(shape), rank, context=6, accumulation=microbatches)
     return cost.parallel(job, pp.plan(lists), axes, sequence)
+
+
+# ---- what is refused -------------------------------------------------------------------------------------
+
+
+def refused():
+    """By each rank, what is said."""
+    mesh, said = Mesh((2, 1, 2, 1), AXES), []
+
+    def attempt(do, *args, kind=ValueError):
+        with pytest.raises(kind) as raised:
+            do(*args)
+        said.append(str(raised.value))
+
+    def build(mesh=mesh, config=SMALL, stages=2, lists=None, device="cpu"):
+        with torch.device(device):
+            model = GPT(config)
+        return Parallel(pp.cut(model, stages), lists or pp.one_f_one_b(2, 2), mesh, tp.gpt_plan(config))
+
+    attempt(Mesh, (2, 1, 3, 1), AXES)
+    attempt(build, Mesh((2, 2), ("pp", "dp")))
+    attempt(build, mesh, SMALL, 2, pp.one_f_one_b(2, 1))
+    attempt(build, mesh, SMALL, 4, pp.one_f_one_b(4, 4))
+    attempt(build, mesh, TIED["config"], 4, pp.zbv(2, 2))
+    attempt(build, mesh, SMALL, 2, None, "meta")
+    attempt(native.pp, pp.cut(GPT(SMALL), 2), "1f1b", 1, GPT(SMALL).loss, mesh.get_group("pp"))
+    attempt(native.parallel, pp.cut(GPT(TIED["config"]), 2), native.device_mesh(mesh), tp.gpt_plan(SMALL))
+    return said
+
+
+FEW = "1 micro-batches are fewer than the 2 ranks along pp, some of which would always wait: cut the batch into 2"
+SAID = [
+    "world size 4 is not pp 2 × replicate 1 × shard 3 × tp 1: start 6 ranks, or change a size",
+    "has the axes ('pp', 'dp'): give ('pp', 'replicate', 'shard', 'tp'), of size 1 where one is not wanted",
+    FEW,
+    "the schedule is for 4 ranks, and the group has 2",
+    "stages 0 and 3 have a tied parameter, and are on one rank, where only one of them can have it sharded",
+    "parameter 'embed.weight' is on the meta device, and has no numbers to be split: give it some",
+    FEW,
+    "the head is tied to the embedding, and PyTorch's pipeline would leave the stage of each with its part",
+]
+
+
+def test_what_does_not_fit_together_is_refused_on_every_rank():
+    for rank, said in enumerate(run(refused, ranks=4)):
+        for sentence, is_said in zip(SAID, said, strict=True):
+            assert sentence in is_said, rank

@@ -60,7 +60,7 @@ from labs.cost.kinds_held import (
     optimizer_step,
     parameter_sizes,
 )
-from labs.cost.on_a_mesh import parallel
+from labs.cost.on_a_mesh import parallel, pipelining_on_a_mesh
 from labs.cost.operations import (
     BOTH,
     attention_operations,

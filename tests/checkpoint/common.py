@@ -11,6 +11,7 @@ from labs.checkpoint import Held, HeldByZero
 from labs.memory.precision import Masters
 from labs.mesh import Mesh
 from labs.model import GPT, Config
+from labs.parallel import AXES, Parallel
 from labs.zero import Zero
 
 CONFIG = Config(vocab=13, dim=12, depth=3, heads=2, kv_heads=2, hidden=10, context=6)
@@ -64,6 +65,13 @@ def in_stages(model):
     return Held(*pipeline.stages.values(), optimizer=optimizer), pipeline.forward_backward, optimizer
 
 
+def on_a_mesh(shape, model):
+    mesh, lists, make = Mesh(shape, AXES), pp.one_f_one_b(2, 2), optimizer_of(model)
+    parallel = Parallel(pp.cut(model, 2), lists, mesh, tp.gpt_plan(model.config))
+    optimizer = make(p for p in parallel.parameters() if p.requires_grad)
+    return Held(*parallel.stages.values(), optimizer=optimizer), parallel.forward_backward, optimizer
+
+
 LAYOUTS = {  # ranks, and how a model is laid out on them
     "one": (1, alone),
     "ddp": (4, alone),
@@ -75,6 +83,8 @@ LAYOUTS = {  # ranks, and how a model is laid out on them
     "tp": (2, lambda model: split(model, Mesh((2,), ("tp",)))),
     "fsdp-tp": (4, split_and_sharded),
     "pp": (3, in_stages),
+    "pp-fsdp": (4, partial(on_a_mesh, (2, 1, 2, 1))),
+    "pp-fsdp-tp": (8, partial(on_a_mesh, (2, 1, 2, 2))),
 }
 
 

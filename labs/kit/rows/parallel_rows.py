@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from typing import Any
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor.parallel import loss_parallel
 
-from labs import cost, pp, tp
+from labs import cost, native, pp, tp
 from labs.agree import everybodys
 from labs.kit.record import mark
-from labs.kit.rows.pp_rows import schedule_of
+from labs.kit.rows.fsdp_rows import whole
+from labs.kit.rows.pp_rows import piped, schedule_of
 from labs.kit.rows.row import Strategy
-from labs.kit.training import ADAMW, Training
+from labs.kit.training import Training
 from labs.mesh import Mesh
 from labs.model import GPT
 from labs.parallel import Parallel
@@ -31,13 +33,41 @@ def ours(model: GPT, mesh: Mesh) -> Training:
         mark("pipeline")
         return parallel.forward_backward(x, y)
 
-    def full() -> dict[str, Tensor]:
-        own = {name: p.detach().cpu() for name, p in parallel.full_parameters().items()}
-        return {name: p for part in everybodys(own, mesh.get_group("pp")).values() for name, p in part.items()}
+    return composed(backward, parallel.stages, mesh, parallel.full_parameters)
 
-    trained = [p for p in parallel.parameters() if p.requires_grad]
-    reads = 0 in parallel.stages, parallel.last in parallel.stages
-    return Training(backward, torch.optim.AdamW(trained, **ADAMW), trained, full, reads=reads, divided=True)
+
+def pytorchs(model: GPT, mesh: Mesh) -> Training:
+    ranks, rank, grid = mesh.size("pp"), mesh.get_local_rank("pp"), native.device_mesh(mesh)
+    mine = {rank: pp.cut(model, ranks)[rank]}
+    native.parallel(list(mine.values()), grid, tp.gpt_plan(model.config))
+    parts = [mine.get(number) for number in range(ranks)]
+    build = cache(partial(native.pp, parts, "1f1b", loss=model.loss, group=mesh.get_group("pp")))
+
+    def backward(x: Tensor | None, y: Tensor | None, micro_batches: int) -> list[Tensor]:
+        losses: list[Tensor] = []
+        last = {"target": y, "losses": losses} if y is not None else {}
+        mark("pipeline")
+        with loss_parallel():
+            build(micro_batches * ranks).step(*[] if x is None else [x], **last)
+        return [whole(loss.detach()) for loss in losses]
+
+    return composed(backward, mine, mesh, lambda: {name: whole(p) for name, p in mine[rank].named_parameters()})
+
+
+def composed(
+    backward: Callable[..., list[Tensor]],
+    mine: Mapping[int, nn.Module],
+    mesh: Mesh,
+    whole_ones: Callable[[], Mapping[str, Tensor]],
+) -> Training:
+    """As pp's, whose parameters are put together first along the other axes."""
+    own = piped(backward, mine, mesh.size("pp") * len(mine), mesh.get_group("pp"))
+
+    def full() -> dict[str, Tensor]:
+        parts = everybodys({name: p.detach().cpu() for name, p in whole_ones().items()}, mesh.get_group("pp"))
+        return {name: p for part in parts.values() for name, p in part.items()}
+
+    return replace(own, full=full)
 
 
 def sharded(asked: int) -> dict[str, int]:
@@ -52,16 +82,23 @@ def split(asked: int) -> dict[str, int]:
     return {"pp": 2, "replicate": 1, "shard": asked // 4, "tp": 2}
 
 
-def composed(name: str, axes) -> Strategy:
+def row(name: str, side: str, axes: Callable[[int], Mapping[str, int]], **others: Any) -> Strategy:
+    apply, predict = (ours, cost.parallel) if side == "ours" else (pytorchs, cost.pipelining_on_a_mesh)
+
     def predicted(job: cost.Job) -> cost.Prediction:
-        sizes: Mapping[str, int] = axes(job.ranks)
+        sizes = axes(job.ranks)
         lists = schedule_of("1f1b", sizes["pp"], job.accumulation)
         if job.batch % sizes["pp"]:
             raise ValueError(f"a batch of {job.batch} is not divisible by {sizes['pp']} micro-batches, one a stage")
         cut = replace(job, batch=job.batch // sizes["pp"], accumulation=job.accumulation * sizes["pp"])
-        return cost.parallel(cut, pp.plan(lists), sizes)
+        return predict(cut, pp.plan(lists), sizes)
 
-    return Strategy(name, "ours", ours, predicted, None, axes, ("replicate", "shard"), (), GPT)
+    return Strategy(name, side, apply, predicted, None, axes, ("replicate", "shard"), (), GPT, **others)
 
 
-PARALLEL = (composed("pp-fsdp", sharded), composed("pp-fsdp-tp", split))
+PARALLEL = (
+    row("pp-fsdp", "ours", sharded),
+    row("torch-pp-fsdp", "native", sharded),
+    row("pp-fsdp-tp", "ours", split),
+    row("torch-pp-fsdp-tp", "native", split),
+)
