@@ -28,9 +28,11 @@ The rules (NCCL's user guide, docs/userguide/source/usage; PyTorch's documentati
 How it decides: the calls are replayed (standstill.py) under the kindest rules and under the strictest ones, and what
 came together is compared (faults.py).  A send is taken to wait for its receive, whatever its size: "may hang".
 
-What it does not see: another order in another run (a recording is one); what the code does on a GPU alone; CUDA's
-streams, and what synchronises a device; devices (two ranks on one); time limits; a wait inside C++; which order two
-threads take next time; whether an unequal number of calls had another cause; wrong numbers of equal shapes.
+What it does not see: what is read before its wait, or never waited for (a write before it is seen, for a whole tensor
+and not for a slice of it); equal calls in another order, of which each gets the other's numbers; another order in
+another run (a recording is one); what the code does on a GPU alone; CUDA's streams, and what synchronises a device;
+devices (two ranks on one); time limits; a wait inside C++; which order two threads take next time; whether an unequal
+number of calls had another cause.
 """
 
 from __future__ import annotations
