@@ -3,6 +3,8 @@
 python -m labs tour                         train with every strategy, and compare with one process
 python -m labs doctor                       can this machine run the course?
 python -m labs progress [FOLDER ...]        which exercises are passed, and when; for learners' courses, how many
+python -m labs dryrun --model llama3-8b --mesh dp=128,tp=8 --rank 17
+                                            what a rank of many would hold and send
 python -m labs run FILE:FUNCTION --ranks 4  call a function of a file as a job; print what each returned
 python -m labs plan MODEL --gpus 32         every layout that fits, the quickest first, and why; --check FILE.csv
 """
@@ -56,6 +58,10 @@ def main(arguments: list[str]) -> int:
             from labs.kit.progress import main as progress
 
             return progress(rest)
+        case ["dryrun", *rest]:
+            from labs.kit.dry.command import main as dryrun
+
+            return dryrun(rest)
         case ["run", *rest]:
             return run(rest)
         case ["plan", *rest]:

@@ -20,7 +20,16 @@ LEVELS = [
     {"checkpoint", "parallel", "plan"},
     {"native"},  # and every file of the kit that is not named below
     {"kit.rows"},
-    {"kit.strategies", "kit.check", "kit.play", "kit.tour", "kit.doctor", "kit.dry.rehearsal", "__main__"},
+    {
+        "kit.strategies",
+        "kit.check",
+        "kit.play",
+        "kit.tour",
+        "kit.doctor",
+        "kit.dry.rehearsal",
+        "kit.dry.command",
+        "__main__",
+    },
 ]
 TEXTBOOK = set().union(*LEVELS[:6])
 # What a file may import besides.

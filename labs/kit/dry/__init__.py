@@ -4,4 +4,7 @@ device     an accelerator of its own type: streams, events, autograd, and no mem
 host       which tensors have numbers (those of the host) and which have none; what a step reads of them
 alone      one process in place of all ranks: groups that send nothing, and nothing to compare with
 as_rank    all of these together: this process as rank 17 of 1,024
+rehearsal  steps of a row of the table of strategies
+dry        some ranks of many, each in a process of its own, and recordings of them
+command    python -m labs dryrun
 """

@@ -1,0 +1,34 @@
+"""python -m labs dryrun: what it tells of two ranks, and each bad input in one sentence.
+
+Reference: none for the numbers, which test_dry.py compares; sentences are written down here.
+"""
+
+import pytest
+
+from labs.__main__ import main
+
+RIGHT = ["dryrun", "--model", "tiny", "--mesh", "dp=8,tp=2"]
+WRONG = {
+    "--model llama3-9b": "model 'llama3-9b' is not known: the nearest is 'llama3-8b', of tiny, small, medium",
+    "--ranks 12": "mesh dp=8,tp=2 has 16 ranks, not 12: change a size, or --ranks",
+    "--mesh dp=8,dp=2": "mesh 'dp=8,dp=2': write each axis once, with its size, like dp=128,tp=8",
+    "--mesh dp=8,ep=2": "no row of the table has the axes dp,ep: they are dp or replicate,shard or tp or",
+    "--strategy fdsp": "strategy 'fdsp' is not known: the nearest is 'fsdp'",
+    "--strategy fsdp": "fsdp has the axes dp, not dp,tp: these have fsdp-tp, torch-fsdp-tp",
+    "--rank 16": "rank 16 is not there: 16 ranks are 0 to 15",
+    "--mesh pp=4 --batch 6": "batch 6: a pipeline cuts it into a micro-batch for each stage",
+    "--mesh dp=4000000": "ranks=4000000: each group's ranks are a list, in a dry run, too: give 1 to 1,048,576",
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_a_bad_input_is_told_in_a_sentence(words, capsys):
+    assert main([*RIGHT, *words.split()]) == 1
+    assert capsys.readouterr().err.startswith(WRONG[words])
+
+
+def test_two_ranks_are_told_side_by_side(capsys):
+    assert main([*RIGHT, "--rank", "1", "15"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("fsdp-tp, tiny, 1 × 64 tokens, of 16 ranks in a steady step:")
+    assert "rank 1 holds at its peak" in told and "rank 15 holds at its peak" in told and "across nodes" in told
