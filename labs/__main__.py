@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
 
             return progress(rest)
         case ["dryrun", *rest]:
-            from labs.kit.dry.command import main as dryrun
+            from labs.kit.dry.dryrun import main as dryrun
 
             return dryrun(rest)
         case ["run", *rest]:

@@ -27,7 +27,7 @@ LEVELS = [
         "kit.tour",
         "kit.doctor",
         "kit.dry.rehearsal",
-        "kit.dry.command",
+        "kit.dry.dryrun",
         "__main__",
     },
 ]

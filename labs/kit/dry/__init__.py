@@ -6,5 +6,5 @@ alone      one process in place of all ranks: groups that send nothing, and noth
 as_rank    all of these together: this process as rank 17 of 1,024
 rehearsal  steps of a row of the table of strategies
 dry        some ranks of many, each in a process of its own, and recordings of them
-command    python -m labs dryrun
+dryrun     python -m labs dryrun
 """
