@@ -3,8 +3,11 @@
 Sent and held at rest: exact; the peak: within 5 %, of a real run to the byte.  And no row waits for the device.
 """
 
+import resource
+import time
 from dataclasses import replace
 from itertools import product
+from math import prod
 
 import pytest
 import torch
@@ -135,3 +138,29 @@ def test_what_cannot_be_is_told_in_a_sentence():
         dry(reads_its_loss, ranks=10**9)
     with pytest.raises(ValueError, match="each is a process here, so give 1 to 64 of them, each once"):
         dry(reads_its_loss, ranks=4, rank=(1, 1))
+
+
+# ---- what no laptop holds --------------------------------------------------------------------------------
+
+
+def measured(name: str, model: str, axes: dict[str, int]) -> tuple[float, float]:
+    """Seconds of the processor for two steps from the start; GiB of this process at its most."""
+    begin = time.process_time()
+    for _ in rehearse(ROWS[name], PRESETS[model], 1, axes=axes):
+        pass
+    return time.process_time() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+@pytest.mark.soak
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    ("name", "model", "axes", "seconds"),
+    [
+        ("fsdp", "llama3-8b", {"dp": 1024}, 10),
+        ("fsdp-tp", "llama3-8b", {"dp": 128, "tp": 8}, 10),
+        ("fsdp-tp", "llama3-405b", {"dp": 2048, "tp": 8}, 60),
+    ],
+)
+def test_a_large_model_on_many_ranks(name, model, axes, seconds):
+    ((took, most),) = dry(measured, name, model, axes, ranks=prod(axes.values()), rank=17)
+    assert took <= seconds and most <= 1
