@@ -292,6 +292,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
 
 
 def test_auto_is_decided_once_for_reference_and_strategies(monkeypatch):
+    monkeypatch.delenv("LABS_DEVICE")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     assert tour.Plan(ranks=4).device == "cpu"
     assert tour.Plan(ranks=1).device == "cuda"
