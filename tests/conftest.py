@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -16,6 +17,7 @@ from xdist.scheduler import LoadScopeScheduling
 from labs.kit.ranks import course
 from tools import warm
 
+ROOT = Path(__file__).parent.parent
 GB = 10**9
 
 os.environ.setdefault("LABS_DEVICE", "cpu")  # the same on every machine, unless `make gpu` says otherwise
@@ -45,11 +47,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class ANotebookAtATime(LoadScopeScheduling):
-    """A unit of work is a test, a notebook, whose cells need those before them, or the browser. They go first."""
+    """A unit of work is a test, or a file that shares what was made once: a notebook, or one with a fixture of its own.
+
+    Files go first.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::")[0]
-        return file if file.endswith((".ipynb", "test_browser.py")) else nodeid
+        return file if shares(file) else nodeid
+
+
+@cache
+def shares(file: str) -> bool:
+    return file.endswith(".ipynb") or 'fixture(scope="module")' in (ROOT / file).read_text()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ANotebookAtATime:

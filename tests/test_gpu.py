@@ -66,9 +66,9 @@ def test_the_parts_named_and_what_they_start(tmp_path, monkeypatch, capsys):
 
 def test_auto_is_what_the_variable_says(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    for says, backend in {"cuda": "nccl", "cpu": "gloo"}.items():
+    for says, backend in {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo"}.items():
         monkeypatch.setenv("LABS_DEVICE", says)
         assert devices_for("auto", 4).backend == backend
     monkeypatch.delenv("LABS_DEVICE")
-    assert devices_for("auto", 1).backend == "nccl"
+    assert devices_for("auto", 1).backend == "cpu:gloo,cuda:nccl"
     assert devices_for("auto", 4).backend == "gloo"
