@@ -35,6 +35,8 @@ NAMES = """
     torch.distributed                         distributed_c10d._new_group_with_tag distributed_c10d._world
                                               distributed_c10d._check_p2p_op_list
     torch.distributed.fsdp                    FSDPModule._get_fsdp_state
+    torch.distributed.fsdp._fully_shard._fsdp_param
+                                              _chunk_with_empty
     torch.distributed.fsdp._fully_shard._fsdp_param_group
                                               FSDPParamGroup._reshard_after_forward
     torch.distributed                         _functional_collectives

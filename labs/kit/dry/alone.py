@@ -3,7 +3,7 @@
 a collective         a fake process group sends nothing, and what others would have brought is what this rank has
 a comparison         labs.agree compares nothing: here alone is that switched off, for all who compare
 a wait               is over at once
-PyTorch's own        DDP does not compare and copy parameters as it begins
+PyTorch's own        DDP does not compare and copy parameters as it begins; FSDP does not cut out what is not its own
 a pipeline           its neighbours say what will come: see our_neighbours, torchs_neighbours
 """
 
@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+import torch.distributed.fsdp._fully_shard._fsdp_param as torch_fsdp
 import torch.nn.parallel.distributed as torch_ddp
 import torch.testing._internal.distributed.fake_pg
 from torch import Tensor
@@ -49,6 +50,7 @@ def alone(rank: int, ranks: int) -> Iterator[None]:
             stack.enter_context(patch.object(group, "added_up", added_up))
             for name in ("_verify_param_shape_across_processes", "_sync_module_states"):
                 stack.enter_context(patch.object(torch_ddp, name, nothing))
+            stack.enter_context(patch.object(torch_fsdp, "_chunk_with_empty", Chunks))
             yield
     finally:
         dist.destroy_process_group()
@@ -61,6 +63,19 @@ class Done(tap.Listener):
         future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
         future.set_result([*call.outputs] if call.op == "all_reduce" else [*call.inputs, *call.outputs])
         return _create_work_from_future(future)
+
+
+class Chunks:
+    """A tensor in `count` parts along a dimension, each made when it is asked for: not thousands for the one."""
+
+    def __init__(self, whole: Tensor, count: int, dim: int) -> None:
+        self.whole, self.dim, self.most = whole, dim, -(-whole.size(dim) // count)
+
+    def __getitem__(self, number: int) -> Tensor:
+        left = self.whole.size(self.dim) - number * self.most
+        if left <= 0:
+            return self.whole.new_empty(0)
+        return self.whole.narrow(self.dim, number * self.most, min(self.most, left))
 
 
 def added_up(parts: Tensor, ranks: int) -> Tensor:

@@ -166,7 +166,9 @@ def measured(name: str, model: str, axes: dict[str, int]) -> tuple[float, float]
     [
         ("fsdp", "llama3-8b", {"dp": 1024}, 10),
         ("fsdp-tp", "llama3-8b", {"dp": 128, "tp": 8}, 10),
+        ("torch-fsdp", "llama3-8b", {"dp": 1024}, 10),
         ("fsdp-tp", "llama3-405b", {"dp": 2048, "tp": 8}, 60),
+        ("torch-fsdp", "llama3-405b", {"dp": 16384}, 60),
     ],
 )
 def test_a_large_model_on_many_ranks(name, model, axes, seconds):
