@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.autograd import Variable
 from torch.utils import backend_registration
 
+from labs.kit.dry import autocast
+
 NAME = "gpu"
 
 error_is_set = ctypes.pythonapi.PyErr_Occurred
@@ -61,6 +63,9 @@ class Device(backend_registration._DummyBackendModule):
     def get_rng_state(self, device: Any = None) -> Tensor:
         return torch.empty(0, dtype=torch.uint8, device="cpu")
 
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
     def set_rng_state(self, state: Tensor, device: Any = None) -> None: ...
     def set_device(self, device: Any) -> None: ...
     def synchronize(self, device: Any = None) -> None: ...
@@ -100,6 +105,7 @@ class Engine(torch._C._ImperativeEngine):
 @functools.cache
 def register() -> None:
     backend_registration._setup_privateuseone_for_python_backend(NAME, Device(), device_guard=Guard())
+    autocast.register(NAME)
     for name in WHOLE_ON_THE_CPU:
         KERNELS.impl(name, not_here, "PrivateUse1")
 

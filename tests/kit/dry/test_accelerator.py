@@ -10,10 +10,12 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 
 from labs.kit.dry.as_rank import as_rank
 from labs.kit.launch import run
+from labs.memory.recompute import checkpoint
 from labs.zero import Zero
 
 
@@ -91,6 +93,18 @@ def passes() -> None:
     assert torch.accelerator.current_accelerator().type == "gpu" and torch.accelerator.device_count() == 1
 
 
+def autocasts() -> None:
+    linear, norm, x = nn.Linear(4, 4), nn.LayerNorm(4), torch.ones(2, 4, requires_grad=True)
+    with torch.autocast("gpu", torch.bfloat16):
+        y = checkpoint(linear, x)
+        assert (y.dtype, norm(y).dtype) == (torch.bfloat16, torch.float32)
+        loss = F.cross_entropy(y, torch.zeros(2, dtype=torch.long))
+        assert loss.dtype == torch.float32
+    loss.backward()
+    assert linear.weight.grad.dtype == x.grad.dtype == torch.float32
+    assert linear(x).dtype == torch.float32
+
+
 def try_all(functions: list[Callable]) -> dict[str, tuple[str, list]]:
     """By name: what it raised, and what was waited for."""
     dist.destroy_process_group()
@@ -108,7 +122,7 @@ def try_all(functions: list[Callable]) -> dict[str, tuple[str, list]]:
 
 @pytest.fixture(scope="module")
 def tried():
-    return run(try_all, [*MISTAKES, *WAITS, passes], ranks=1, device="cpu")[0]
+    return run(try_all, [*MISTAKES, *WAITS, passes, autocasts], ranks=1, device="cpu")[0]
 
 
 @pytest.mark.parametrize("function", MISTAKES, ids=lambda function: function.__name__)
@@ -124,4 +138,4 @@ def test_what_waits_for_the_device_is_counted_with_its_line(tried, function):
 
 
 def test_what_waits_for_nothing_passes(tried):
-    assert tried["passes"] == ("", [])
+    assert tried["passes"] == tried["autocasts"] == ("", [])
