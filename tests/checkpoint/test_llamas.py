@@ -60,7 +60,7 @@ def out_and_in(folder, ranks):
 def test_every_layout_writes_what_transformers_loads_and_takes_it_bit_for_bit(tmp_path, monkeypatch):
     for case, config, _ in CASES:
         save(GPT(config, seed=2), tmp_path / case / "saved")
-    for ranks in range(1, 5):
+    for ranks in (1, 2, 3, 4, 8):
         for wrong in run(out_and_in, tmp_path, ranks, ranks=ranks):
             assert not wrong
     for case, config, layouts in CASES:

@@ -13,6 +13,8 @@ import socket
 import sys
 from pathlib import Path
 
+from ipykernel.kernelspec import get_kernel_dict
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 CLIENT = """#!{python} -IS
 import sys
@@ -32,6 +34,6 @@ def pythons(folder: Path) -> socket.socket:
     python.chmod(0o755)
     kernel = folder / "kernels" / "python3" / "kernel.json"
     kernel.parent.mkdir(parents=True)
-    argv = [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    kernel.write_text(json.dumps({"argv": argv, "display_name": "Python 3", "language": "python"}))
+    usual = get_kernel_dict()
+    kernel.write_text(json.dumps(usual | {"argv": [str(python), *usual["argv"][1:]]}))
     return alive
