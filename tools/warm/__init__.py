@@ -13,8 +13,6 @@ import socket
 import sys
 from pathlib import Path
 
-from ipykernel.kernelspec import get_kernel_dict
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 CLIENT = """#!{python} -IS
 import sys
@@ -34,6 +32,8 @@ def pythons(folder: Path) -> socket.socket:
     python.chmod(0o755)
     kernel = folder / "kernels" / "python3" / "kernel.json"
     kernel.parent.mkdir(parents=True)
+    from ipykernel.kernelspec import get_kernel_dict  # here, since the client has no site-packages
+
     usual = get_kernel_dict()
     kernel.write_text(json.dumps(usual | {"argv": [str(python), *usual["argv"][1:]]}))
     return alive
