@@ -20,15 +20,24 @@ from labs.plan.machines import Cluster
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """The question: a model, on these machines, with `batch` sequences of `context` tokens in a step."""
+    """The question: a model, on these machines, with `batch` sequences of `context` tokens in a step.
+
+    context: the config's, if None.  Raises ValueError for what is no question.
+    """
 
     config: Config
     cluster: Cluster
     batch: int
-    context: int
+    context: int | None = None
     constants: Constants | None = None  # those of the cluster
 
     def __post_init__(self) -> None:
+        if not isinstance(self.config, Config):
+            raise ValueError(f"config is {self.config!r}: it must be a Config, such as PRESETS['llama3-8b']")
+        if not isinstance(self.cluster, Cluster):
+            raise ValueError(f"cluster is {self.cluster!r}: it must be a Cluster, such as CLUSTERS['H200'].of(32)")
+        if self.context is None:
+            object.__setattr__(self, "context", self.config.context)
         for name in ("batch", "context"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -95,6 +104,13 @@ class Rejected(NamedTuple):
 
 def require(setup: Setup, layout: Layout) -> None:
     """Raises ValueError for a layout that this cluster cannot run, whatever its memory."""
+    for name in ("tp", "pp", "stages_per_rank", "replicas", "shards", "batch", "accumulation"):
+        value = getattr(layout, name)
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} is {value!r}: it must be a whole number, and at least 1")
+    if layout.recompute not in cost.RECOMPUTE:
+        known = ", ".join(map(repr, cost.RECOMPUTE))
+        raise ValueError(f"recompute is {layout.recompute!r}: it must be one of {known}")
     if layout.ranks != setup.cluster.gpus:
         sizes = f"pp {layout.pp} × replicas {layout.replicas} × shards {layout.shards} × tp {layout.tp}"
         raise ValueError(f"{sizes} = {layout.ranks}, but there are {setup.cluster.gpus} GPUs")

@@ -123,8 +123,8 @@ def has(layout: Layout, fields: dict) -> bool:
 
 def search(config: Config, cluster: Cluster, batch: int, context: int | None = None) -> Found:
     """batch: sequences of a step, on all GPUs together.  context: tokens of each; the config's, if None."""
-    setup = Setup(config, cluster, batch, config.context if context is None else context)
-    feasible, too_large, impossible, card = [], [], [], cluster.card
+    setup = Setup(config, cluster, batch, context)
+    feasible, too_large, impossible, card = [], [], [], setup.cluster.card
     for layout in layouts(setup):
         if isinstance(layout, Rejected):
             impossible.append(layout)

@@ -11,8 +11,11 @@ AWS' p5.48xlarge, 3,200 Gb/s for eight GPUs.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from labs import cost
+
+MISSING: Any = None  # so that what is not given is refused with its unit
 
 
 @dataclass(frozen=True)
@@ -21,24 +24,26 @@ class Cluster:
     reads; flops, operations per second in 16 bits.  inside, between: bytes per second out of each GPU.  fitted: which
     constants.
 
-    Raises ValueError for what no cluster can be.
+    Raises ValueError for a field that is not given, and for what no cluster can be.
     """
 
-    name: str
-    gpus: int
-    node: int
-    card: float
-    memory: float
-    flops: float
-    inside: float
-    between: float
+    name: str = MISSING
+    gpus: int = MISSING
+    node: int = MISSING
+    card: float = MISSING
+    memory: float = MISSING
+    flops: float = MISSING
+    inside: float = MISSING
+    between: float = MISSING
     fitted: str = "fused kernels"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise ValueError(f"name is {told(self.name)}: give the cluster one, such as 'ours'")
         for field in ("gpus", "node"):
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{field} is {value!r}: a cluster has a whole number of them, and at least 1")
+                raise ValueError(f"{field} is {told(value)}: a cluster has a whole number of them, and at least 1")
         if self.gpus > self.node and self.gpus % self.node:
             raise ValueError(
                 f"{self.gpus} GPUs are {self.gpus / self.node:.2f} nodes of {self.node}: give a multiple of {self.node}"
@@ -46,9 +51,8 @@ class Cluster:
         for field, (least, most, unit, example) in SENSIBLE.items():
             value = getattr(self, field)
             if not isinstance(value, int | float) or not least <= value <= most:
-                raise ValueError(
-                    f"{field} is {value!r}: it is in {unit}, between {least:.0e} and {most:.0e}; an H100 has {example}"
-                )
+                sensible = f"in {unit}, between {least:.0e} and {most:.0e}; an H100 has {example}"
+                raise ValueError(f"{field} is {told(value)}: it is {sensible}")
 
     def of(self, gpus: int) -> "Cluster":
         return replace(self, gpus=gpus)
@@ -71,6 +75,10 @@ class Cluster:
             return cost.LinkClass(BEGIN, INNER_LATENCY, self.inside)
         hops = ((local - 1) * INNER_LATENCY + OUTER_LATENCY) / local  # one of the ring's in `local` leaves the node
         return cost.LinkClass(BEGIN, hops, min(self.inside, local * self.between * reached))
+
+
+def told(value: Any) -> str:
+    return "missing" if value is MISSING else repr(value)
 
 
 BEGIN, INNER_LATENCY, OUTER_LATENCY = 14.0e-6, 1.9e-6, 4.0e-6  # [NCCL], rings

@@ -52,19 +52,10 @@ def korthikanti(row: Row) -> Case | str:
     config = gpt(*(whole(row, name) for name in ("vocab", "hidden", "layers", "heads")), whole(row, "seq"))
     cluster = replace(CLUSTERS["A100, 80 GB"], gpus=whole(row, "gpus"), fitted="Megatron-LM, A100")
     setup = setup_of(config, cluster, whole(row, "gbs_seqs"), config.context)
-    dp, batch, chunks = whole(row, "dp"), whole(row, "mbs"), whole(row, "interleave_m")
-    layout = Layout(
-        whole(row, "tp"),
-        True,
-        whole(row, "pp"),
-        "interleaved" if chunks > 1 else "1f1b",
-        chunks,
-        dp,
-        batch=batch,
-        accumulation=setup.batch // dp // batch,
-    )
+    dp = whole(row, "dp")
+    layout = split_layout(row, whole(row, "interleave_m"), setup.batch // dp // whole(row, "mbs"))
     tokens = setup.batch * setup.context / number(row, "iter_s_sp_plus_selective") / cluster.gpus
-    return Case(setup, layout, (f"{row['params_b']}B", cluster.gpus), tokens)
+    return Case(setup, layout._replace(replicas=dp), (f"{row['params_b']}B", cluster.gpus), tokens)
 
 
 def llama3(row: Row) -> Case | str:
@@ -92,21 +83,17 @@ def nvidia(row: Row) -> Case | str:
         return f"on {kind}, which has no numbers here"
     cluster = replace(CLUSTERS[NVIDIAS[kind]], gpus=whole(row, "gpus"), fitted="NVIDIA")
     setup = setup_of(config, cluster, whole(row, "gbs_seqs"), whole(row, "seq"))
-    chunks, dp = int(row["vp"] or 1), whole(row, "dp")
-    layout = Layout(
-        whole(row, "tp"),
-        True,
-        whole(row, "pp"),
-        "interleaved" if chunks > 1 else "1f1b",
-        chunks,
-        1,
-        dp,
-        1 if dp > 1 else 0,
-        whole(row, "mbs"),
-        whole(row, "grad_acc"),
-    )
+    dp = whole(row, "dp")
+    layout = split_layout(row, int(row["vp"] or 1), whole(row, "grad_acc"))
     tokens = number(row, "tok_s_total") / cluster.gpus
-    return Case(setup, layout, (model, cluster.gpus), tokens)
+    return Case(setup, layout._replace(shards=dp, zero=1 if dp > 1 else 0), (model, cluster.gpus), tokens)
+
+
+def split_layout(row: Row, stages_per_rank: int, accumulation: int) -> Layout:
+    """With sequence parallelism, and one rank of data parallelism."""
+    schedule = "interleaved" if stages_per_rank > 1 else "1f1b"
+    tp, pp, batch = (whole(row, name) for name in ("tp", "pp", "mbs"))
+    return Layout(tp, True, pp, schedule, stages_per_rank, batch=batch, accumulation=accumulation)
 
 
 NVIDIA = {

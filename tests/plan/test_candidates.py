@@ -5,7 +5,7 @@ from math import prod
 import pytest
 
 from labs.model import PRESETS, Config
-from labs.plan import CLUSTERS, Layout, Setup, layouts, plan
+from labs.plan import CLUSTERS, Layout, Setup, layouts, plan, search
 from labs.plan.candidates import Rejected, require
 from labs.plan.dealt import dealt
 
@@ -49,6 +49,8 @@ def test_what_cannot_be_run_says_why(says):
         (Layout(shards=32, zero=3, batch=3), "dp 32 × 1 micro-batches of 3 = 96 sequences, but a step has 64"),
         (Layout(pp=4, shards=8, zero=1, batch=4, accumulation=2), "2 micro-batches are fewer than 4 stages"),
         (Layout(tp=8, shards=4, zero=0, accumulation=16), "ZeRO stage 0 with 4 shards"),
+        (Layout(tp=-8), "tp is -8: it must be a whole number, and at least 1"),
+        (Layout(tp=8, recompute="all"), "recompute is 'all': it must be one of 'none', 'selective'"),
     ],
 )
 def test_a_layout_that_does_not_fit_the_cluster(layout, says):
@@ -66,6 +68,13 @@ def test_heads_that_cannot_be_dealt_out():
 def test_a_setup_that_makes_no_sense(field):
     with pytest.raises(ValueError, match=f"{field} is 0: it must be a whole number, and at least 1"):
         Setup(**{"config": SETUP.config, "cluster": SETUP.cluster, "batch": 8, "context": 8} | {field: 0})
+
+
+def test_a_name_is_no_model_and_no_cluster():
+    with pytest.raises(ValueError, match="config is 'llama3-8b': it must be a Config, such as PRESETS"):
+        search("llama3-8b", SETUP.cluster, 8)
+    with pytest.raises(ValueError, match="cluster is 'H200': it must be a Cluster, such as CLUSTERS"):
+        search(SETUP.config, "H200", 8)
 
 
 def test_layers_are_dealt_out_by_work():
