@@ -111,7 +111,7 @@ class MemoryPass(TimePass):
         self.watch = StorageWatch()
 
     def mark(self, name: str) -> None:
-        self.watch.loans.come_back()
+        self.watch.settle()
         super().mark(name)
 
 

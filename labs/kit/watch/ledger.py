@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 import weakref
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,15 +18,50 @@ GATHERED = "gathered"  # comm, whatever else is found out about it
 STRENGTH = {kind: strength for strength, kind in enumerate([*reversed(KINDS), GATHERED])}
 
 
+class Life(weakref.ref):
+    """Of a storage: the number and the address it has while it lives."""
+
+    number: int
+    key: int
+
+
 class Ledger:
-    """Births, changes of size and deaths of storages, each of a kind; no storage is kept alive."""
+    """Births, changes of size and deaths of storages, each of a kind; no storage is kept alive.
+
+    A storage may die in any thread, in the middle of a line.  A line of Python about it could be overtaken by what
+    another thread does next, so the interpreter itself puts it on a list, and whoever looks at the ledger reads that
+    first.
+    """
 
     def __init__(self) -> None:
-        self.changes: list[tuple[int, int, int]] = []  # (nanoseconds, number of the storage, bytes more)
+        self._changes: list[tuple[int, int, int]] = []
+        self._alive: dict[int, Life] = {}
+        self.dead: list[Life] = []
+        self.reading = threading.RLock()
         self.kinds: list[str] = []  # by number of storage
         self.sizes: list[int] = []
-        self.alive: dict[int, tuple[int, weakref.ref]] = {}  # address of a storage: its number, its death
         self.warned: set[str] = set()
+
+    @property
+    def changes(self) -> list[tuple[int, int, int]]:
+        """(nanoseconds, number of the storage, bytes more)"""
+        self.bury()
+        return self._changes
+
+    @property
+    def alive(self) -> dict[int, Life]:
+        """By address."""
+        self.bury()
+        return self._alive
+
+    def bury(self) -> None:
+        """Note the deaths up to now."""
+        with self.reading:
+            while self.dead:
+                life = self.dead.pop(0)
+                if self._alive.get(life.key) is life:
+                    del self._alive[life.key]
+                    self.change(life.number, 0)
 
     def warn(self, text: str) -> None:
         """Once; it reaches whoever has called `run`."""
@@ -37,7 +72,7 @@ class Ledger:
     def see(self, func: Any, tensor: torch.Tensor) -> None:
         for storage in storages_of(tensor):
             if known := self.alive.get(storage._cdata):
-                self.change(known[0], storage.nbytes())
+                self.change(known.number, storage.nbytes())
             elif allocates(func):
                 self.born(storage)
 
@@ -51,30 +86,27 @@ class Ledger:
 
     def kind(self, tensor: torch.Tensor) -> str | None:
         """The strongest kind known of the storages under a tensor; None for one that was never seen."""
-        known = [self.alive[s._cdata][0] for s in storages_of(tensor) if s._cdata in self.alive]
+        alive = self.alive
+        known = [alive[s._cdata].number for s in storages_of(tensor) if s._cdata in alive]
         return max((self.kinds[number] for number in known), key=STRENGTH.__getitem__, default=None)
 
     def born(self, storage: torch.UntypedStorage) -> int:
         key = storage._cdata
         if known := self.alive.get(key):
-            return known[0]
-        number = len(self.kinds)
+            return known.number
+        life = self._alive[key] = Life(storage, self.dead.append)
+        life.key, life.number = key, len(self.kinds)
         self.kinds.append("temporary")
         self.sizes.append(0)
-        self.alive[key] = number, weakref.ref(storage, partial(self.died, key))
-        self.change(number, storage.nbytes())
-        return number
+        self.change(life.number, storage.nbytes())
+        return life.number
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         if known := self.alive.get(storage._cdata):
-            self.change(known[0], storage.nbytes())
-
-    def died(self, key: int, _: weakref.ref) -> None:
-        if key in self.alive:
-            self.change(self.alive.pop(key)[0], 0)
+            self.change(known.number, storage.nbytes())
 
     def change(self, number: int, size: int) -> None:
         if delta := size - self.sizes[number]:
             self.sizes[number] = size
-            # In one piece: a storage may die in any thread, and whenever the garbage collector runs.
-            self.changes.append((time.monotonic_ns(), number, delta))
+            # In one piece: threads may do so at once.
+            self._changes.append((time.monotonic_ns(), number, delta))

@@ -72,6 +72,11 @@ class StorageWatch(Ledger):
         self.stack.close()
         self.alive.clear()
 
+    def settle(self) -> None:
+        """What is over by now is noted as over before anything new begins."""
+        self.loans.come_back()
+        self.bury()
+
     @contextmanager
     def this_thread(self, finders: Finders) -> Iterator[None]:
         """Modes and hooks on what autograd keeps belong to a thread."""
@@ -95,7 +100,7 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if types and any(hasattr(cls, "__tensor_flatten__") for cls in types):
             return NotImplemented  # a DTensor: it takes itself apart, and its local operators come by here
-        self.watch.loans.come_back()
+        self.watch.settle()
         kwargs = kwargs or {}
         answer = func(*args, **kwargs) if type(func) is OpOverload else self.inside(func, args, kwargs)
         if func.namespace in COMMUNICATION:
