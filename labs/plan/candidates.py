@@ -73,6 +73,10 @@ class Layout(NamedTuple):
         return self.replicas * self.shards
 
     @property
+    def staged(self) -> bool:
+        return self.pp > 1
+
+    @property
     def ranks(self) -> int:
         return self.pp * self.replicas * self.shards * self.tp
 

@@ -70,7 +70,7 @@ def ways(setup: Setup) -> dict[str, dict]:
     }
     if setup.cluster.nodes > 1:
         names[f"{node_name(setup)} and data parallelism across"] = of_node(setup)
-    return names | {"A pipeline without tensor parallelism": {"tp": 1}}
+    return names | {"A pipeline without tensor parallelism": {"tp": 1, "staged": True}}
 
 
 def node_name(setup: Setup) -> str:

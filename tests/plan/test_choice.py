@@ -31,6 +31,7 @@ def test_70b_says_what_fsdp_would_cost_and_what_would_make_it_best(llama):
     says = " ".join(explain(llama))
     assert "FSDP over all 32 GPUs takes 1." in says and "Plain data parallelism does not fit: it holds" in says
     assert "Tensor parallelism of 8 inside a node and data parallelism across takes 1." in says
+    assert re.search(r"A pipeline without tensor parallelism takes 1\.\d+ × as long at best \(pp ", says)
     assert "FSDP over all 32 GPUs would be quicker than tensor parallelism of 8 inside a node with cards of" in says
 
 
