@@ -3,6 +3,7 @@
 #   PYTHON=python3.12   which Python makes .venv (3.11 to 3.13; by default the first suitable one found)
 #   CPU=1, CUDA=1       PyTorch without CUDA, or with it (by default: without on Linux where there is no NVIDIA GPU)
 #   TORCH=2.11.0        another PyTorch than constraints.txt names (2.11 to 2.15)
+#   EXTRA=gspmd         with `make learn`: JAX, which labs/xla needs
 
 PYTHON ?= python3 python3.13 python3.12 python3.11 python
 TORCH  ?= $(shell sed -n 's/^torch==//p' constraints.txt)
@@ -10,8 +11,11 @@ JUNIT  ?= build/report.xml
 
 BUILD  := $(if $(CUDA),-cuda,$(if $(CPU),-cpu))
 BIN    := .venv/bin
+COMMA  := ,
+EXTRAS := $(subst $(COMMA), ,$(EXTRA))
 COURSE := .venv/course-$(TORCH)$(BUILD)
 TESTS  := .venv/tests-$(TORCH)$(BUILD)
+ADDED  := $(EXTRAS:%=.venv/%-$(TORCH)$(BUILD))
 SETUP  := CPU=$(CPU) CUDA=$(CUDA) $(BIN)/python -m tools.setup $(TORCH)
 PYTEST := $(BIN)/python -m pytest
 NBVAL  := --nbval --nbval-sanitize-with tools/nbval.cfg --nbval-cell-timeout 300
@@ -35,7 +39,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 help:
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile
 
-learn: $(COURSE)  ## open the course in JupyterLab
+learn: $(or $(ADDED),$(COURSE))  ## open the course in JupyterLab; EXTRA=gspmd adds JAX
 	@$(BIN)/python -m tools.learn
 
 tour: $(COURSE)  ## train with a strategy of each kind and compare; ARGS="--strategies all"
@@ -95,9 +99,12 @@ $(BIN)/python:
 	echo "Name one with \`make $(MAKECMDGOALS) PYTHON=/path/to/python3.12\`; Debian and Ubuntu have venv in python3-venv."; \
 	exit 1
 
-# tools/setup.py makes the stamps; those of the tests bring the course's along.
+# tools/setup.py makes the stamps; those of the tests and of extras bring the course's along.
 $(COURSE): pyproject.toml constraints.txt | $(BIN)/python
 	@$(SETUP)
 
 $(TESTS): pyproject.toml constraints.txt | $(BIN)/python
 	@$(SETUP) test
+
+$(ADDED): pyproject.toml constraints.txt | $(BIN)/python
+	@$(SETUP) $(EXTRAS)

@@ -140,6 +140,15 @@ def test_the_other_build_is_set_up_when_asked_for(make, tmp_path):
     assert "CPU= CUDA=1 .venv/bin/python -m tools.setup" in make("-n", "learn", "CUDA=1")
 
 
+def test_an_extra_is_set_up_when_asked_for(make, tmp_path):
+    ready(tmp_path, "2.13.0")
+    assert make("-n", "learn", "EXTRA=gspmd").split()[-7:-3] == ["-m", "tools.setup", "2.13.0", "gspmd"]
+    (tmp_path / ".venv/gspmd-2.13.0").touch()
+    os.utime(tmp_path / ".venv/gspmd-2.13.0", (2**32, 2**32))
+    assert make("-n", "learn", "EXTRA=gspmd") == make("-n", "learn")
+    assert "tools.setup" not in make("-n", "learn")
+
+
 def test_what_is_not_there_is_not_tested(make):
     """Without a file to test, pytest would take all of them."""
     assert make("-n", "notebook", "N=07b").split()[-2:] == ["solutions/07b_b.ipynb", "notebooks/07b_b.ipynb"]

@@ -18,7 +18,7 @@ LEVELS = [
     {"dtensor", "zero"},
     {"fsdp", "tp", "pp"},
     {"checkpoint", "parallel", "plan"},
-    {"native"},  # and every file of the kit that is not named below
+    {"native", "xla"},  # and every file of the kit that is not named below
     {"kit.rows"},
     {
         "kit.strategies",
@@ -32,6 +32,7 @@ LEVELS = [
     },
 ]
 TEXTBOOK = set().union(*LEVELS[:6])
+WAYS_OUT = {"native", "xla"}  # the same as others ship it
 # What a file may import besides.
 OTHERS = {
     "data": {"datasets"},  # a corpus from a hub, for those online, inside the function that needs it
@@ -80,10 +81,18 @@ def test_a_textbook_file_needs_torch_and_files_below_only(path):
     assert not others, f"a textbook file needs torch and the standard library only, not {others}"
 
 
+def test_only_xla_needs_jax():
+    """It is not installed with the course."""
+    needs = {name_of(path) for path in FILES if "jax" in {module.split(".")[0] for module in imports(path)}}
+    assert {folder(name) for name in needs} == {"xla"}
+    for path in FILES:
+        assert not (own(imports(path, at_top=True)) & needs) or name_of(path) in needs, f"{path} cannot do without JAX"
+
+
 def test_the_map_names_every_chapter_after_what_it_imports():
     outline = (LABS / "__init__.py").read_text(encoding="utf-8")
     order = re.findall(r"^    (\w+)  ", outline, re.MULTILINE)
-    assert set(order) == TEXTBOOK | {"native"}
+    assert set(order) == TEXTBOOK | WAYS_OUT
     for path in FILES:
         if (name := folder(name_of(path))) in TEXTBOOK:
             below = {folder(module) for module in own(imports(path))}
@@ -91,7 +100,7 @@ def test_the_map_names_every_chapter_after_what_it_imports():
 
 
 def test_an_outline_names_every_file_of_its_chapter():
-    for outline in (path for path in LABS.glob("*/__init__.py") if folder(name_of(path)) in TEXTBOOK):
+    for outline in (path for path in LABS.glob("*/__init__.py") if folder(name_of(path)) in TEXTBOOK | WAYS_OUT):
         named = re.findall(r"^    (\w+)  ", outline.read_text(encoding="utf-8"), re.MULTILINE)
         assert set(named) >= {path.stem for path in outline.parent.glob("*.py")} - {"__init__"}, outline
 

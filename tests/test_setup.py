@@ -171,6 +171,39 @@ def test_a_failure_ends_with_what_was_said_last_and_the_name_of_the_log(empty, t
     assert not list(tmp_path.glob("course-*"))
 
 
+def test_the_tests_bring_the_other_extras_along(empty, tmp_path, capfd):
+    empty.append(saying("Collecting jax", 0))
+    (tmp_path / "gspmd-2.11.0").touch()
+    assert setup.main("2.13.0", "test") == 0
+    stamps = {path.name for path in tmp_path.glob("*-2.*")}
+    assert {"course-2.13.0", "tests-2.13.0", "gspmd-2.13.0"} <= stamps and "gspmd-2.11.0" not in stamps
+    assert len(capfd.readouterr().out.splitlines()) == 2
+
+
+def only_without_extras(extras, build):
+    yield saying(f"installing {extras}", "gspmd" in extras), {}
+
+
+def test_the_tests_do_without_an_extra_that_cannot_be_installed(empty, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(setup, "installers", only_without_extras)
+    assert setup.main("2.13.0", "test") == 0
+    *_, told, _ = capfd.readouterr().out.splitlines()
+    assert told == f"Without gspmd, which cannot be installed here: {tmp_path}/setup.log says why"
+    assert (tmp_path / "tests-2.13.0").exists() and not (tmp_path / "gspmd-2.13.0").exists()
+
+
+def test_an_extra_that_was_asked_for_must_be_installed(empty, tmp_path, monkeypatch):
+    monkeypatch.setattr(setup, "installers", only_without_extras)
+    assert setup.main("2.13.0", "gspmd") == 1
+    assert not list(tmp_path.glob("*-2.13.0"))
+
+
+def test_an_extra_that_is_none_is_told(empty, tmp_path, capfd):
+    assert setup.main("2.13.0", "gpsmd") == 2
+    assert capfd.readouterr().err == "EXTRA=gpsmd: there is gspmd\n"
+    assert not (tmp_path / "setup.log").exists()
+
+
 def test_it_runs_before_anything_is_installed():
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", "import runpy; runpy.run_path('tools/setup.py')"],

@@ -1,13 +1,15 @@
 """Install the course in .venv: a line, a progress bar, and everything else in a log.
 
-    .venv/bin/python -m tools.setup TORCH [test]        test: what the tests need, too
+    .venv/bin/python -m tools.setup TORCH [EXTRA ...]   of pyproject.toml: gspmd, which a part of the course needs; test
 
 It runs before anything is installed, so that the standard library is all there is.
 
 which PyTorch   On Linux without an NVIDIA GPU the build without CUDA, 200 MB in place of several GB, where PyTorch's
                 index of such builds answers.  CPU=1 or CUDA=1 in the environment asks for one; .venv/build remembers.
 installer       uv where it is found, else pip.  uv does not read pip's settings: it is told what they say.
-stamps          For make: .venv/course-TORCH, and with -cpu or -cuda behind it if that was asked for; tests-TORCH.
+extras          The tests bring the others along; where these cannot be installed, they do without.
+stamps          For make: .venv/course-TORCH, and with -cpu or -cuda behind it if that was asked for; tests-TORCH and
+                gspmd-TORCH likewise.
 """
 
 import ast
@@ -18,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PATIENCE = 3.0  # seconds for the index to answer
+OPTIONAL = ("gspmd",)  # what a part of the course needs besides
 NVIDIA = ("/dev/nvidia0", "/dev/nvidiactl", "/proc/driver/nvidia", "/usr/lib/wsl/lib/nvidia-smi")
 PIP_TO_UV = {
     "index-url": "UV_DEFAULT_INDEX",
@@ -36,6 +40,9 @@ PIP_TO_UV = {
 
 
 def main(torch: str, *extras: str) -> int:
+    if unknown := sorted(set(extras) - set(known())):
+        print(f"EXTRA={','.join(unknown)}: there is {', '.join(OPTIONAL)}", file=sys.stderr)
+        return 2
     began, remembered = time.monotonic(), remembered_build()
     build, why = choose_build(os.environ, remembered)
     print(f"Setting up .venv, once: PyTorch {torch}{why}", flush=True)
@@ -44,13 +51,17 @@ def main(torch: str, *extras: str) -> int:
     log.write_text("")
     if build != remembered and any(VENV.glob("lib/python*/site-packages/torch-*.dist-info")):
         follow([*pip(), "uninstall", "--yes", "torch"], {}, log)  # the pin does not tell the two builds apart
-    if not any(follow(*installer, log) == 0 for installer in installers(extras, build)):
+    attempts = [(*extras, *OPTIONAL), extras] if "test" in extras else [extras]
+    done = next((attempt for attempt in attempts if install(attempt, build, log)), None)
+    if done is None:
         print(*log.read_text(errors="replace").splitlines()[-12:], sep="\n", file=sys.stderr)
         print(f"Setting up failed: above are the last lines of {log}, which has all of it", file=sys.stderr)
         return 1
     (VENV / "build").write_text(build)
-    for stamp in stamps(torch, build, extras):
+    for stamp in stamps(torch, build, done):
         stamp.touch()
+    if done != attempts[0]:
+        print(f"Without {', '.join(OPTIONAL)}, which cannot be installed here: {log} says why")
     print(f"Ready after {time.monotonic() - began:.0f} s; all of it is in {log}", flush=True)
     return 0
 
@@ -103,13 +114,23 @@ def prepare(torch: str, build: str, extras: tuple[str, ...]) -> None:
     """The versions to take; and no stamp may say any more what is about to change."""
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     (VENV / "constraints.txt").write_text(re.sub(r"(?m)^torch==.*", f"torch=={torch}", pins), encoding="utf-8")
-    for stamp in {*VENV.glob("course-*"), *VENV.glob("tests-*")} - set(stamps(torch, build, extras)):
+    there = {stamp for kind in ("course", "tests", *OPTIONAL) for stamp in VENV.glob(f"{kind}-*")}
+    for stamp in there - set(stamps(torch, build, extras)):
         stamp.unlink()
 
 
 def stamps(torch: str, build: str, extras: tuple[str, ...]) -> list[Path]:
-    names = [f"{kind}-{torch}" for kind in ("course", *(["tests"] if extras else []))]
+    names = [f"{kind}-{torch}" for kind in ("course", *("tests" if extra == "test" else extra for extra in extras))]
     return [VENV / name for name in (*names, *(f"{name}-{build}" for name in names if build))]
+
+
+def known() -> dict[str, list[str]]:
+    """The extras that there are."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+
+
+def install(extras: tuple[str, ...], build: str, log: Path) -> bool:
+    return any(follow(*installer, log) == 0 for installer in installers(extras, build))
 
 
 def pip() -> list[str]:

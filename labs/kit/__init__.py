@@ -16,6 +16,7 @@ rows/        the table of strategies, one family per file
 dry/         one process as any rank of any number, on a device that only pretends
 
 budget       a job that must fit in so much memory
+virtual      a function where JAX has as many devices as are asked for
 sockets      what the system counted on the connections
 training     a model under a strategy, and a step of it
 strategies   the table of strategies, ours and PyTorch's, and the training loop that they share      rows/

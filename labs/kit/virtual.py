@@ -1,0 +1,58 @@
+"""A function in a process of its own, where JAX has as many devices as are asked for: virtual ones, all of this CPU.
+
+    losses = on_devices(train, batches, devices=8)
+
+JAX counts its devices once, when it is first used, and starts threads; a notebook's kernel, from which jobs are started
+at any time, is to have neither.  So JAX is imported in a job of one rank, which ends with its call: within `fn`, then,
+and never at the top of a cell.  What holds for `run` holds here: errors, output, time limit (JAX catches SIGTERM; a
+rank gets SIGKILL).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from labs.kit.launch import run
+
+OLDEST = (0, 10)  # of JAX: it has make_mesh, set_mesh, shard_map and pcast as they are used here
+MOST_DEVICES = 256
+T = TypeVar("T")
+
+
+def missing() -> str:
+    """What keeps JAX from being used, and the way out, in a sentence; nothing where it is there."""
+    if importlib.util.find_spec("jax") is None:
+        return "JAX is not installed: `make learn EXTRA=gspmd` adds it"
+    version = importlib.metadata.version("jax")
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
+        return f"JAX {version} is older than {'.'.join(map(str, OLDEST))}: `make learn EXTRA=gspmd` brings a newer one"
+    return ""
+
+
+def on_devices(
+    fn: Callable[..., T], *args: Any, devices: int = 8, timeout: float = 120.0, tell: str = "", **kwargs: Any
+) -> T:
+    """`fn(*args, **kwargs)` where JAX has this many virtual devices: its value.
+
+    timeout, tell: as of `run`.  Raises ImportError where JAX is missing or too old, ValueError for a number of devices
+    that cannot be, RankError where `fn` fails.
+    """
+    if type(devices) is not int or not 1 <= devices <= MOST_DEVICES:
+        raise ValueError(f"devices={devices!r}: give a number from 1 to {MOST_DEVICES}")
+    if told := missing():
+        raise ImportError(told)
+    return run(with_devices, devices, fn, args, kwargs, ranks=1, device="cpu", timeout=timeout, tell=tell)[0]
+
+
+def with_devices(devices: int, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
+    flags = os.environ.get("XLA_FLAGS", "")
+    # Programs here run for less time than it would take to make them quicker; what they communicate is the same.
+    ours = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
+    os.environ["XLA_FLAGS"] = f"{ours} {flags}".strip()
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    return fn(*args, **kwargs)

@@ -1,0 +1,125 @@
+"""The course's GPT as pure functions: arrays in, arrays out, and nothing remembered.
+
+    weights = from_torch(model)                       {"layers.0.attention.q.weight": array, ...}: labs.model's, by name
+    loss(weights, tokens_BT, targets_BT, config)      what model(tokens_BT, targets_BT) gives, to rounding
+    step(...)                                         a step of AdamW: new weights, new moments, the loss
+
+Line by line it is labs.model, whose letters for shapes it shares; a linear layer keeps PyTorch's [out, in].  Nothing
+here knows of devices, and JAX needs nothing more: a layout is said of the arrays, from outside (labs.xla.annotations).
+`keep` is the one place where one can be said of what lies between two layers.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import Array
+
+from labs.model import Config, require_context
+
+Weights = dict[str, Any]  # by name, arrays or whatever has been made of them
+Keep = Callable[[Array], Array]
+
+
+def from_torch(model: torch.nn.Module) -> dict[str, np.ndarray]:
+    """The parameters by name; a weight that is shared has its first name alone, as `named_parameters` has it."""
+    return {name: p.detach().cpu().numpy() for name, p in model.named_parameters()}
+
+
+def as_is(x: Array) -> Array:
+    return x
+
+
+def logits(weights: Mapping[str, Array], tokens_BT: Array, config: Config, keep: Keep = as_is) -> Array:
+    """logits_BTV.  Raises ValueError for more tokens than the context."""
+    require_context(config, tokens_BT.shape[1])
+    x_BTD = keep(weights["embed.weight"][tokens_BT])
+    for number in range(config.depth):
+        x_BTD = keep(layer(part(weights, f"layers.{number}"), x_BTD, config))
+    x_BTD = rms_norm(x_BTD, weights["norm.weight"], config.eps)
+    return x_BTD @ weights.get("head.weight", weights["embed.weight"]).T
+
+
+def loss(
+    weights: Mapping[str, Array], tokens_BT: Array, targets_BT: Array, config: Config, keep: Keep = as_is
+) -> Array:
+    """The mean cross-entropy in nats per token (0-dim)."""
+    logprobs_BTV = jax.nn.log_softmax(logits(weights, tokens_BT, config, keep))
+    # A sum with ones and zeros, where to pick the target's number would gather what is cut along V.
+    return -(logprobs_BTV * jax.nn.one_hot(targets_BT, config.vocab)).sum(-1).mean()
+
+
+def layer(weights: Mapping[str, Array], x_BTD: Array, config: Config) -> Array:
+    normed = rms_norm(x_BTD, weights["attention_norm.weight"], config.eps)
+    x_BTD = x_BTD + attention(part(weights, "attention"), normed, config)
+    return x_BTD + mlp(part(weights, "mlp"), rms_norm(x_BTD, weights["mlp_norm.weight"], config.eps))
+
+
+def attention(weights: Mapping[str, Array], x_BTD: Array, config: Config) -> Array:
+    """Heads of queries are grouped by the head of keys and values that they share: K groups of G."""
+    time, size = x_BTD.shape[1], config.head_size
+    q_BTHE, k_BTKE, v_BTKE = ((x_BTD @ weights[f"{p}.weight"].T).reshape(*x_BTD.shape[:2], -1, size) for p in "qkv")
+    q_BTHE, k_BTKE = rotate(q_BTHE, config), rotate(k_BTKE, config)
+    q_BTKGE = q_BTHE.reshape(*k_BTKE.shape[:3], -1, size)
+    scores_BKGTS = jnp.einsum("btkge,bske->bkgts", q_BTKGE, k_BTKE) / size**0.5
+    past = jnp.tril(jnp.ones((time, time), bool))
+    probabilities = jax.nn.softmax(jnp.where(past, scores_BKGTS, -jnp.inf))
+    y_BTKGE = jnp.einsum("bkgts,bske->btkge", probabilities, v_BTKE)
+    return y_BTKGE.reshape(*x_BTD.shape[:2], -1) @ weights["o.weight"].T
+
+
+def mlp(weights: Mapping[str, Array], x_BTD: Array) -> Array:
+    gate, up = x_BTD @ weights["gate.weight"].T, x_BTD @ weights["up.weight"].T
+    return (jax.nn.silu(gate) * up) @ weights["down.weight"].T
+
+
+def rms_norm(x_BTD: Array, weight: Array, eps: float) -> Array:
+    return x_BTD * jax.lax.rsqrt((x_BTD**2).mean(-1, keepdims=True) + eps) * weight
+
+
+def rotate(x_BTHE: Array, config: Config) -> Array:
+    first, second = jnp.split(x_BTHE, 2, axis=-1)
+    pairs = first.shape[-1]
+    frequencies = torch.tensor(config.rope_base) ** (-torch.arange(pairs) / pairs)
+    if config.rope_scaling is not None:
+        frequencies = config.rope_scaling(frequencies)
+    angles_T1E = (torch.arange(x_BTHE.shape[1])[:, None] * frequencies).unsqueeze(1).numpy()
+    cos, sin = np.cos(angles_T1E), np.sin(angles_T1E)
+    return jnp.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1)
+
+
+def part(weights: Mapping[str, Array], of: str) -> Weights:
+    """Those of a module, by the names that they have within it."""
+    return {name.removeprefix(f"{of}."): w for name, w in weights.items() if name.startswith(f"{of}.")}
+
+
+# ---- training --------------------------------------------------------------------------------------------
+
+
+def adamw(
+    weight: Array, gradient: Array, moments: tuple[Array, Array], count: Array, *,
+    lr: float, betas: tuple[float, float], eps: float, weight_decay: float,
+) -> tuple[Array, tuple[Array, Array]]:  # fmt: skip
+    """One weight after step number `count` (from 1), and its moments; torch.optim.AdamW's formula and names.
+
+    Source: Loshchilov and Hutter 2017, arXiv 1711.05101, algorithm 2.
+    """
+    first, second = (
+        beta * moment + (1 - beta) * g for beta, moment, g in zip(betas, moments, (gradient, gradient**2), strict=True)
+    )
+    mean, square = (moment / (1 - beta**count) for beta, moment in zip(betas, (first, second), strict=True))
+    weight = weight * (1 - lr * weight_decay) - lr * mean / (jnp.sqrt(square) + eps)
+    return weight, (first, second)
+
+
+def step(
+    weights: Weights, moments: Weights, count: Array, tokens_BT: Array, targets_BT: Array,
+    config: Config, settings: Mapping[str, Any], keep: Keep = as_is,
+) -> tuple[Weights, Weights, Array]:  # fmt: skip
+    """A training step: the new weights and moments, both by name, and the loss before it.  settings: AdamW's."""
+    value, gradients = jax.value_and_grad(loss)(weights, tokens_BT, targets_BT, config, keep)
+    stepped = {name: adamw(w, gradients[name], moments[name], count, **settings) for name, w in weights.items()}
+    return {name: new for name, (new, _) in stepped.items()}, {name: m for name, (_, m) in stepped.items()}, value

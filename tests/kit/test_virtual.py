@@ -1,0 +1,61 @@
+"""Reference: how many devices were asked for; a JAX that is pretended to be missing, or old."""
+
+import sys
+import time
+
+import pytest
+
+from labs.kit import virtual
+from labs.kit.launch import RankError
+from labs.kit.virtual import on_devices
+from tests.extras import need_jax
+
+
+def seen(after):
+    import jax
+
+    return after, len(jax.devices()), jax.devices()[0].platform
+
+
+def test_as_many_devices_as_are_asked_for_and_none_here():
+    need_jax()
+    before = "jax" in sys.modules
+    assert on_devices(seen, "a", devices=3) == ("a", 3, "cpu")
+    assert on_devices(seen, after="b", devices=32) == ("b", 32, "cpu")
+    assert ("jax" in sys.modules) == before
+
+
+def hangs():
+    import signal
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # JAX catches it where it knows of several processes
+    time.sleep(100)
+
+
+def test_one_that_hangs_ends_at_its_timeout():
+    need_jax()
+    began = time.monotonic()
+    with pytest.raises(RankError, match=r"0\.5 s"):
+        on_devices(hangs, devices=1, timeout=0.5)
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize("devices", [0, 257, 2.0, True])
+def test_a_number_that_cannot_be_is_told(devices):
+    with pytest.raises(ValueError, match=f"devices={devices}: give a number from 1 to 256"):
+        on_devices(seen, "a", devices=devices)
+
+
+def test_a_jax_that_is_missing_is_told_with_the_command_that_adds_it(monkeypatch):
+    monkeypatch.setattr(virtual.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="JAX is not installed: `make learn EXTRA=gspmd` adds it"):
+        on_devices(seen, "a")
+
+
+@pytest.mark.parametrize(("version", "told"), [("0.9.2", True), ("0.10.0", False), ("1.0", False), ("0.4.35", True)])
+def test_a_jax_that_is_too_old_is_told(version, told, monkeypatch):
+    monkeypatch.setattr(virtual.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(virtual.importlib.metadata, "version", lambda name: version)
+    assert virtual.missing() == (
+        f"JAX {version} is older than 0.10: `make learn EXTRA=gspmd` brings a newer one" if told else ""
+    )
