@@ -1145,14 +1145,6 @@ check.bubbles(bubbles)
 # | numbers | one process's | the same bits | the same bits |
 
 # %% [markdown]
-# ## Ten questions across the course
-#
-# From ten notebooks, one each, and different ones at each run. Which of them would you have to look up?
-
-# %%
-recall.ten()
-
-# %% [markdown]
 # **Read on**: [labs/pp/instructions.py](../labs/pp/instructions.py), [labs/pp/checker.py](../labs/pp/checker.py),
 # [labs/pp/simulation.py](../labs/pp/simulation.py), [labs/pp/schedules.py](../labs/pp/schedules.py),
 # [labs/pp/messages.py](../labs/pp/messages.py) and [labs/pp/executor.py](../labs/pp/executor.py), in this order.
@@ -1161,6 +1153,6 @@ recall.ten()
 # *DeepSeek-V3 Technical Report* (arXiv 2412.19437), section 3.2.1.
 #
 # **Next.** Each way to split has its limit: data parallelism the batch, tensor parallelism the node, and pipelines the
-# bubble. What remains is to use all three at once, on one mesh; a notebook on that is planned, and not there yet.
+# bubble. What remains is to use all three at once, on one mesh: [Three dimensions](11_three_dimensions.ipynb).
 #
 # A clean copy of this notebook: `git restore notebooks/10_pipeline.ipynb`, then *File > Reload Notebook from Disk*.

@@ -14,6 +14,7 @@
     fsdp_table, fsdp_prefetch                                           06 (tools/fsdp_images.py)
     tp_pair, tp_borders                                                 09 (tools/tp_images.py)
     pp_flow                                                             10 (tools/pp_images.py)
+    three_axes                                                          11 (tools/mesh_images.py)
 
 Each is drawn from data by the same canvas and in the same palette as the figures in the cells, so the same
 sources give the same bytes. A new notebook is a line in COURSE; a new picture is a function in PICTURES.
@@ -38,6 +39,7 @@ from tools.memory_images import (
     zero_stages,
     zero_step,
 )  # fmt: skip
+from tools.mesh_images import three_axes
 from tools.pp_images import pp_flow
 from tools.tp_images import tp_borders, tp_pair
 
@@ -312,7 +314,7 @@ def overlap() -> Drawing:
 PICTURES: list[Callable[[], Drawing]] = [
     course_map, cluster, job, one_step, collectives, ring_all_reduce, ddp_holds, overlap,
     zero_stages, zero_step, stage3_layer, layer_shapes, layer_keeps, recompute, tiers, checkpoint, resume,
-    fsdp_table, fsdp_prefetch, tp_pair, tp_borders, pp_flow,
+    fsdp_table, fsdp_prefetch, tp_pair, tp_borders, pp_flow, three_axes,
 ]  # fmt: skip
 
 

@@ -54,6 +54,8 @@
     check.zero_bubble(fn)          fn(ranks, microbatches) -> lists          the backward in two halves, I and W
     check.obey(fn)                 fn(instructions, stages, loss, xs, ys, take, put) -> losses     of one rank
     check.bubbles(fn)              fn(ranks, microbatches, stages_per_rank) -> {schedule: bubble}
+    check.my_part(fn)              fn(sizes, rank, layers, sequences, heads) -> {…}      of a rank in four axes
+    check.combine(fn)              fn(gradient, kind, mesh)                  added up, averaged or left, in place
     check.predict(question, guess, answer)
 
     ✓ reduce_scatter: you sent 0.75 × the tensor per rank; the least possible is 0.75 ×
@@ -84,6 +86,7 @@ from labs.kit.checks.gradients.wrapper import data_parallel
 from labs.kit.checks.memory.mixed import mixed_precision
 from labs.kit.checks.memory.offloading import offloaded_step
 from labs.kit.checks.memory.recomputing import checkpoint, place_checkpoints
+from labs.kit.checks.meshes.combining import combine
 from labs.kit.checks.meshes.neighbours import neighbours
 from labs.kit.checks.meshes.order_of_axes import order_of_axes
 from labs.kit.checks.meshes.scatter import partial_to_shard
@@ -93,6 +96,7 @@ from labs.kit.checks.pencil.fill_buckets import fill_buckets
 from labs.kit.checks.pencil.held import held_per_rank
 from labs.kit.checks.pencil.interval import interval
 from labs.kit.checks.pencil.layer_bytes import layer_bytes
+from labs.kit.checks.pencil.my_part import my_part
 from labs.kit.checks.pencil.said import bubbles, held_and_sent, sent_by_rings, stages_by_event, started_when
 from labs.kit.checks.pencil.seconds import ring_seconds, tree_seconds
 from labs.kit.checks.pencil.shard import my_shard
@@ -127,6 +131,7 @@ __all__ = [
     "bytes_by_kind",
     "checkpoint",
     "clip",
+    "combine",
     "conjugate",
     "data_parallel",
     "deal_heads",
@@ -143,6 +148,7 @@ __all__ = [
     "load_shards",
     "mean_on_rank_0",
     "mixed_precision",
+    "my_part",
     "my_shard",
     "neighbours",
     "next_windows",

@@ -6,6 +6,7 @@
     timeline                          who did what when, as PNG                          timelines.py
     messages, step, pieces, sends     who sends what to whom, who holds what, as SVG     diagrams.py
     mesh, chart                       ranks as a grid; what a formula says, as bars      charts.py
+    nodes                             a mesh on its cluster, axis by axis, as SVG        nodes.py
     circle                            ranks that wait for each other, as SVG             circles.py
     blocks                            who holds which block of a tensor, as SVG          blocks.py
     schedule                          a pipeline's schedule, simulated; as a job ran it      schedules.py, overlays.py
@@ -26,6 +27,7 @@ from labs.kit.drawing.files import folder, reads
 from labs.kit.drawing.formulas import formula, term
 from labs.kit.drawing.gantt import schedule
 from labs.kit.drawing.memories import memory
+from labs.kit.drawing.nodes import nodes
 from labs.kit.drawing.palette import KINDS, TIMELINE
 from labs.kit.drawing.picture import Drawing, Figure
 from labs.kit.drawing.plans import plan
@@ -36,5 +38,6 @@ from labs.kit.drawing.timelines import timeline
 __all__ = [
     "KINDS", "TIMELINE", "Canvas", "Drawing", "Figure", "Ledger", "Table",
     "after", "bars", "blocks", "chart", "circle", "curves", "folder", "formula", "ledger", "memory", "mesh", "messages",
-    "own", "pieces", "plan", "reads", "schedule", "sends", "size", "step", "table", "term", "timeline", "traffic",
+    "nodes", "own", "pieces", "plan", "reads", "schedule", "sends", "size", "step", "table", "term", "timeline",
+    "traffic",
 ]  # fmt: skip

@@ -40,7 +40,8 @@ Families of exercises:
     surviving/       load_shards (shards), replace (replacing), resume (resuming)
     tensor/          conjugate (border), row_linear (linear), deal_heads (heads), split_loss (loss), block_plan (block)
     pipeline/        gpipe, one_f_one_b, interleaved, zero_bubble (orders); obey (obeying)
-    meshes/          neighbours, partial_to_shard (scatter), order_of_axes, placements (table)
+    meshes/          neighbours, partial_to_shard (scatter), order_of_axes, placements (table);
+                     combine (combining)
     pencil/          functions of numbers, a file each; tables from memory (said)
 
 Schedules, which have more than one right answer, are judged by pipeline/listed.

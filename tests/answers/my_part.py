@@ -1,0 +1,104 @@
+"""Answers to my_part (11): which layers, sequences, heads and pieces are a rank's."""
+
+import torch
+
+from labs.mesh import Mesh
+from labs.parallel import AXES
+from tests.answers import Exercise
+
+answers = Exercise("my_part")
+
+
+# ---- right -----------------------------------------------------------------------------------------------
+
+
+@answers.right
+def by_division(sizes, rank, layers, sequences, heads):
+    pp, replicate, shard, tp = sizes
+    rest, t = divmod(rank, tp)
+    rest, s = divmod(rest, shard)
+    p, r = divmod(rest, replicate)
+
+    def part(whole, parts, number):
+        each = whole // parts
+        return number * each, (number + 1) * each
+
+    return {
+        "layers": part(layers, pp, p),
+        "sequences": part(sequences, replicate * shard, r * shard + s),
+        "heads": part(heads, tp, t),
+        "piece": s,
+    }
+
+
+@answers.right
+def by_torch(sizes, rank, layers, sequences, heads):
+    p, r, s, t = torch.unravel_index(torch.tensor(rank), sizes)
+    each = sequences // (sizes[1] * sizes[2])
+    first = (r * sizes[2] + s) * each
+    ends = layers // sizes[0], heads // sizes[3]
+    return {
+        "piece": s,
+        "heads": [t * ends[1], (t + 1) * ends[1]],
+        "layers": [p * ends[0], (p + 1) * ends[0]],
+        "sequences": torch.stack([first, first + each]),
+    }
+
+
+@answers.right
+def by_mesh(sizes, rank, layers, sequences, heads):
+    mesh = Mesh(tuple(sizes), AXES, rank=rank)
+
+    def part(whole, *axes):
+        one = mesh[axes]._flatten()
+        each = whole // one.size()
+        return one.get_local_rank() * each, (one.get_local_rank() + 1) * each
+
+    return {
+        "layers": part(layers, "pp"),
+        "sequences": part(sequences, "replicate", "shard"),
+        "heads": part(heads, "tp"),
+        "piece": mesh.get_local_rank("shard"),
+    }
+
+
+# ---- wrong -----------------------------------------------------------------------------------------------
+
+READ = "part(sequences, replicate * shard, r * shard + s)"
+PIECE, RETURNED = '"piece": s,', "return number * each, (number + 1) * each"
+
+
+def instead(mistake, old, new, **options):
+    answers.spoil(by_division, mistake, {old: new}, **options)
+
+
+def read(mistake, words, **options):
+    instead(mistake, READ, words, **options)
+
+
+PLACES = "rest, t = divmod(rank, tp)\n    rest, s = divmod(rest, shard)\n    p, r = divmod(rest, replicate)"
+TURNED = "rest, p = divmod(rank, pp)\n    rest, r = divmod(rest, replicate)\n    t, s = divmod(rest, shard)"
+instead("the first axis is made of neighbours", PLACES, TURNED)
+read("every rank reads its own sequences", "part(sequences, pp * replicate * shard * tp, rank)")
+read("ranks along tp read different sequences", "part(sequences, replicate * shard * tp, (r * shard + s) * tp + t)")
+read("stages read different sequences", "part(sequences, pp * replicate * shard, (p * replicate + r) * shard + s)")
+read("replicas read the same sequences", "part(sequences, shard, s)")
+read("shards read the same sequences", "part(sequences, replicate, r)")
+read("shard before replicate", "part(sequences, replicate * shard, s * replicate + r)")
+read("other sequences", "part(sequences, replicate * shard, r + s)")
+read("other sequences", "(0, sequences)")
+instead("a piece for each replica", PIECE, '"piece": r * shard + s,')
+instead("another piece", PIECE, '"piece": t,')
+instead("other layers", "part(layers, pp, p)", "(0, layers)")
+instead("other layers", "part(layers, pp, p)", "part(layers, pp, pp - 1 - p)")
+instead("other heads", "part(heads, tp, t)", "part(heads, tp * shard, t * shard + s)")
+instead("not all parts, by these names", PIECE, "")
+instead("nothing is returned", "return {", "_ = {")
+for name, parts in {
+    "layers": "part(layers, pp, p)",
+    "sequences": READ,
+    "heads": "part(heads, tp, t)",
+}.items():
+    new = f"({parts}[0], {parts}[1] - {parts}[0])"
+    instead(f"{name}: start and length instead of first and end", parts, new)
+instead("other layers", RETURNED, "return number * each, (number + 1) * each - 1", long=True)
