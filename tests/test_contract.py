@@ -343,13 +343,14 @@ def test_bytes_held(strategy):
 
 
 def as_predicted(strategy, rank: int, measured: dict[str, int], predicted: dict[str, int]) -> None:
-    if is_pipeline(strategy) and (strategy.side == "native" or len(strategy.axes(4)) > 1):
-        # Of what it lets go, and when, not all is predicted; nor of what is gathered and reduced within a pipeline.
-        most = 0.15 if strategy.name == "torch-pp-fsdp-tp" else 0.05
-        for kind, part in (("comm", None), ("temporary", None), ("A", 0.05), ("peak", most)):
+    if is_pipeline(strategy) and strategy.side == "ours" and len(strategy.axes(4)) > 1:
+        # Of what is gathered and reduced within a pipeline, not all is predicted.
+        for kind, part in (("comm", None), ("temporary", None), ("A", 0.05), ("peak", 0.05)):
             about = predicted.pop(kind), measured.pop(kind)
             assert part is None or about[1] == pytest.approx(about[0], rel=part), (rank, kind)
     else:
+        if is_pipeline(strategy) and strategy.side == "native":  # whose import makes a number, where it is the first
+            assert measured.pop("temporary") - predicted.pop("temporary") in (0, 4)
         assert measured.pop("peak") == pytest.approx(predicted.pop("peak"), abs=8)  # a loss may outlive its step
     assert measured == predicted
 

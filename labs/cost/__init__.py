@@ -18,6 +18,8 @@
     operations         additions and multiplications of a step
     torch_sharding     the same with PyTorch: ZeroRedundancyOptimizer, fully_shard
     torch_split        and its tensor parallelism, alone and under fully_shard
+    torch_stages       and a stage of its pipelines
+    torch_pipeline     and these, alone and on a mesh
     sense              what is refused, since it makes no sense
     fit                does it fit a card, and on how many ranks?
     generation         the cache of keys and values; milliseconds per token, by class of link
@@ -60,7 +62,7 @@ from labs.cost.kinds_held import (
     optimizer_step,
     parameter_sizes,
 )
-from labs.cost.on_a_mesh import parallel, pipelining_on_a_mesh
+from labs.cost.on_a_mesh import parallel
 from labs.cost.operations import (
     BOTH,
     attention_operations,
@@ -70,12 +72,13 @@ from labs.cost.operations import (
     model_operations,
     recomputed_operations,
 )
-from labs.cost.pipeline import pipelining, pp
+from labs.cost.pipeline import pp
 from labs.cost.saved_activations import activations, korthikanti, layer_activations, layer_terms, most_activations
 from labs.cost.sense import checked
 from labs.cost.split import Share, share
 from labs.cost.split_activations import regathered_activations
 from labs.cost.tensor_parallel import fsdp_tp, tp, tp_calls, tp_sent
+from labs.cost.torch_pipeline import pipelining, pipelining_on_a_mesh
 from labs.cost.torch_sharding import fully_shard, zero_redundancy, zero_redundancy_sent
 from labs.cost.torch_split import fully_shard_tp, parallelize_module
 from labs.cost.traffic import (

@@ -34,6 +34,7 @@ from labs.cost.kinds_held import (
     Held,
     Layer,
     Prediction,
+    Shape,
     gpt_layers,
     held,
     optimizer_state,
@@ -41,9 +42,8 @@ from labs.cost.kinds_held import (
 )
 from labs.cost.pipeline import Plan, count, numbers_of, pp_moments
 from labs.cost.pipeline_stages import StageMemory, stages_of
-from labs.cost.split import Share, chunk, share
+from labs.cost.split import chunk, share
 from labs.cost.tensor_parallel import tp_calls
-from labs.cost.traffic import all_reduce
 
 AXES = "pp", "replicate", "shard", "tp"
 
@@ -85,6 +85,21 @@ class Own:
     @property
     def shards_data(self) -> bool:
         return self.axes["replicate"] * self.axes["shard"] > 1
+
+    @property
+    def shapes(self) -> list[Shape]:
+        return [shape for units in self.units for unit in units for shape in unit.trained]
+
+    @property
+    def padded(self) -> int:
+        """Elements of all of them, each padded to equal chunks."""
+        return sum(rows(shape, self.axes["shard"]) for shape in self.shapes)
+
+    @property
+    def chunks(self) -> list[int]:
+        """Elements of the rank's chunk of each, without padding."""
+        shards, at = self.axes["shard"], self.at["shard"]
+        return [chunk(first, shards, at) * prod(others) for first, *others in self.shapes]
 
 
 def on_mesh(job: Job, plans: Sequence[Plan], axes: Mapping[str, int], sequence_parallel: bool = False) -> Own:
@@ -166,50 +181,11 @@ def along_data(own: Own) -> Step:
 
 def parallel_held(own: Own) -> Held:
     """P and S are the rank's chunks, without padding; G has it.  While the stages compute, all they have is whole."""
-    shapes, shards = [shape for stage in own.units for unit in stage for shape in unit.trained], own.axes["shard"]
-    padded = sum(rows(shape, shards) for shape in shapes)
-    chunks = [chunk(first, shards, own.at["shard"]) * prod(others) for first, *others in shapes]
-    whole, G = FLOAT * padded * own.shards_data, FLOAT * padded // shards
+    whole, G = FLOAT * own.padded * own.shards_data, FLOAT * own.padded // own.axes["shard"]
     job = replace(own.job, config=own.stages[0].job.config)
     moments = [now.plus(comm=whole) for now in pp_moments(job, own.stages, own.plan)]
     end = moments[-1]
-    moments.append(optimizer_step(end.A, G, 0, chunks).plus(temporary=end.temporary - FLOAT))
-    most = held(FLOAT * sum(chunks), optimizer_state(chunks), moments)
-    mesh = INDEX * (job.ranks + own.axes["replicate"] * shards)  # the ranks' numbers
+    moments.append(optimizer_step(end.A, G, 0, own.chunks).plus(temporary=end.temporary - FLOAT))
+    most = held(FLOAT * sum(own.chunks), optimizer_state(own.chunks), moments)
+    mesh = INDEX * (job.ranks + own.axes["replicate"] * own.axes["shard"])  # the ranks' numbers
     return replace(most, G=G, temporary=most.temporary + mesh, peak=most.peak + mesh)
-
-
-# ---- PyTorch's own ---------------------------------------------------------------------------------------
-
-
-def pipelining_on_a_mesh(job: Job, plans: Sequence[Plan], axes: Mapping[str, int]) -> Prediction:
-    """`labs.native.parallel`: bytes sent, P, G and S exactly; A within 5 %, and the peak within 15 %.
-
-    What it does besides, each of its parts does by itself: `cost.pipelining`, `parallelize_module`, `fully_shard`.
-    """
-    step, own = parallel(job, plans, axes), on_mesh(job, plans, axes)
-    row, ends = replace(job, ranks=axes["tp"], rank=own.at["tp"]), len(own.stages) - 1 in own.numbers
-    one, two = (FLOAT * all_reduce(n, row.ranks, row.rank).elements for n in (job.tokens, 2 * job.tokens))
-    times = job.accumulation * (ends and axes["tp"] > 1)
-    counts = Counter(step.collectives) + Counter({"all_reduce": times})
-    sent = step.sent + times * (2 * one - two)
-    return replace(step, sent=sent, collectives=dict(counts), held=pipelining_held(own, ends))
-
-
-def pipelining_held(own: Own, ends: bool) -> Held:
-    """Its logits stay until the step is over; chunks are held with padding.  Split and not sharded, parts are as long
-    as the longest one, and the embedding's gradient is that of all words."""
-    job, tp, config = own.job, own.axes["tp"], own.stages[0].job.config
-    most = parallel_held(replace(own, stages=[replace(stage, keeps_all=True) for stage in own.stages]))
-    if own.shards_data or tp == 1:
-        P, G = most.G, most.G
-    else:
-        longest = [replace(stage, job=replace(stage.job, config=widest(own, stage))) for stage in own.stages]
-        P = FLOAT * sum(sum(longest[number].sizes) for number in own.numbers)
-        G = most.G + FLOAT * (job.config.vocab - config.vocab) * config.dim * (0 in own.numbers)
-    logits = FLOAT * job.tokens * config.vocab * job.accumulation * ends
-    return replace(most, P=P, G=G, temporary=most.temporary + logits, peak=most.peak + logits + P - most.P + G - most.G)
-
-
-def widest(own: Own, stage: StageMemory) -> Share:
-    return replace(share(own.job.config, own.axes["tp"]), depth=stage.job.config.depth, tied=False)

@@ -37,24 +37,11 @@ def pp(job: Job, plans: Sequence[Plan], layers: Sequence[int] | None = None) -> 
     job.batch: the sequences of a micro-batch; job.accumulation: how many there are.  layers: of each stage; as equal as
     can be, where it is None.
     """
-    stages = checked_stages(job, plans, layers)
-    return step_of(job, plans, stages, table=exchanged(job, plans))
+    stages, table = checked_stages(job, plans, layers), exchanged(job, plans)
+    return step_of(job, plans, pp_held(job, stages, plans[job.rank], table), table)
 
 
-def pipelining(job: Job, plans: Sequence[Plan], layers: Sequence[int] | None = None) -> Prediction:
-    """PyTorch's own schedules: bytes sent, P, G and S exactly, A and the peak within 5 %.
-
-    They keep all messages, and the logits of all micro-batches, until the step is over; and from I to W the whole of
-    what F has kept.  Tied weights are left to the caller.
-    """
-    stages = [replace(stage, keeps_all=True) for stage in checked_stages(job, plans, layers)]
-    step, has_end = step_of(job, plans, stages), len(stages) - 1 in numbers_of(plans[job.rank])
-    logits = FLOAT * job.tokens * job.config.vocab * job.accumulation * has_end
-    most = replace(step.held, temporary=step.held.temporary + logits, peak=step.held.peak + logits)
-    return replace(step, held=most)
-
-
-def step_of(job: Job, plans: Sequence[Plan], stages: Sequence[StageMemory], table: int = 0) -> Prediction:
+def step_of(job: Job, plans: Sequence[Plan], most: Held, table: int = 0) -> Prediction:
     """table: bytes of a tied gradient that the rank exchanges with another."""
     sends, receives = ([count(plan, kind) for plan in plans] for kind in ("Send", "Receive"))
     x, once = FLOAT * job.tokens * job.config.dim, int(table > 0)
@@ -62,7 +49,7 @@ def step_of(job: Job, plans: Sequence[Plan], stages: Sequence[StageMemory], tabl
         sent=x * sends[job.rank] + table,
         collectives={"send": sends[job.rank] + once, "recv": receives[job.rank] + once},
         textbook=Fraction(x * sum(sends), job.ranks),
-        held=pp_held(job, stages, plans[job.rank], table),
+        held=most,
     )
 
 
@@ -126,14 +113,14 @@ def pp_moments(job: Job, stages: Sequence[StageMemory], plan: Plan) -> Iterator[
         if kind == "Receive":  # what a stage computes with is kept for backward
             now = replace(now, A=now.A + x) if kind_of(step.message) == "F" else now.plus(comm=x)
         elif kind == "Sent":
-            now = now.plus(comm=0 if stages[0].keeps_all else -x)
+            now = now.plus(comm=-x)
         elif kind != "Send":
             stage, new = stages[step.stage], {(step.stage, part) for part in ENDS[kind]} - there
             there |= new
             yield from (beside(now, at) for at in stage.during(kind, bool(new)))
             left = stage.after(kind, step.stage - 1 in here, step.stage + 1 in here)
             now = beside(now, left).plus(G=FLOAT * sum(getattr(stage, part) for _, part in new))
-            from_afar = kind == "B" and step.stage < last and step.stage + 1 not in here and not stage.keeps_all
+            from_afar = kind == "B" and step.stage < last and step.stage + 1 not in here
             yield now.plus(comm=x * from_afar)  # the gradient that came goes last
         yield now
 

@@ -19,14 +19,12 @@ from labs.cost.split_activations import parts_of
 class StageMemory:
     """job: of a GPT that has the stage's layers alone, and a single micro-batch.
 
-    keeps_all: W goes through the whole of what F has kept, and messages stay, as PyTorch has it.
     has_table: its embedding is not the head of another stage of the same rank.
     """
 
     job: Job
     is_first: bool
     is_last: bool
-    keeps_all: bool = False
     has_table: bool = True
 
     @property
@@ -47,6 +45,12 @@ class StageMemory:
     @property
     def matrices(self) -> int:
         return sum(self.sizes) - self.vectors
+
+    @property
+    def largest(self) -> int:
+        """Elements of the largest matrix of a product."""
+        config = self.job.config
+        return config.dim * max(config.dim, config.hidden, config.vocab * self.is_last)
 
     def times(self, part: str) -> int:
         """How often it has this part of the model, by the names of `labs.cost.tp_calls`."""
@@ -70,8 +74,6 @@ class StageMemory:
     @property
     def left(self) -> int:
         """From I to W: inputs of matrix products."""
-        if self.keeps_all:
-            return self.kept
         return self.job.config.depth * inputs_of_layer(self.job) + self.x * self.is_last
 
     @property
@@ -91,9 +93,7 @@ class StageMemory:
     def during(self, kind: str, first: bool) -> Iterator[Moment]:
         """Bytes more than there were before.  first: the gradients that it makes are to stay, and not to be added."""
         if kind == "W":
-            config = self.job.config
-            largest = config.dim * max(config.dim, config.hidden, config.vocab * self.is_last)
-            yield Moment("W", **{"G" if first else "temporary": FLOAT * (self.matrices if first else largest)})
+            yield Moment("W", **{"G": FLOAT * self.matrices} if first else {"temporary": FLOAT * self.largest})
         if kind in "BI":
             yield from self.in_backward(first, split=kind == "I")
 
@@ -104,12 +104,12 @@ class StageMemory:
         for number, part in enumerate(self.parts):
             came = 0 if self.is_last or number else self.x
             for at in [*down(self.job, part), *part.worst]:
-                A, temporary, of_part, newest = within(self.job, part, at) if split else (0, 0, at.gradients, at.newest)
+                A, temporary, of_part, newest = self.within(part, at) if split else (0, 0, at.gradients, at.newest)
                 new = {"G": FLOAT * of_part} if first else {"temporary": FLOAT * newest}
-                A = 0 if split and self.keeps_all else at.A + A + inputs - before
-                at = Moment(at.name, arrived, A, 0, at.temporary + temporary + gradients)
+                A = at.A + A + inputs - before
+                at = Moment(at.name, arrived, A, at.comm, at.temporary + temporary + gradients)
                 yield at.plus(**new).plus(temporary=FLOAT * self.is_last - came)
-            A, temporary, of_part = ends(self.job, part) if split else (0, 0, sum(part.sizes))
+            A, temporary, of_part = self.ends(part) if split else (0, 0, sum(part.sizes))
             inputs, gradients, arrived = (
                 inputs + A,
                 gradients + temporary - came * split,
@@ -119,17 +119,41 @@ class StageMemory:
     def after(self, kind: str, before_is_here: bool, behind_is_here: bool) -> Moment:
         """Bytes more than there were before, except G.  ..._is_here: that stage is on this rank, so nothing travels."""
         came, goes = (0 if self.is_first else self.x), (0 if self.is_last else self.x)
-        gone = 0 if self.keeps_all and not behind_is_here else goes
         to_here, from_here = ("temporary" if here else "comm" for here in (before_is_here, behind_is_here))
         match kind:
             case "F":
                 left = Moment(kind, A=self.kept - came, temporary=FLOAT * self.is_last)  # and the loss
                 return plus(left, **{"A" if behind_is_here else "comm": goes})
             case "B":
-                return plus(plus(Moment(kind, A=-self.kept), **{from_here: -gone}), **{to_here: came})
+                return plus(plus(Moment(kind, A=-self.kept), **{from_here: -goes}), **{to_here: came})
             case "I":
                 return plus(Moment(kind, A=self.left - self.kept, temporary=self.gradients), **{to_here: came})
-        return plus(Moment(kind, A=-self.left, temporary=-self.gradients), **{from_here: -gone})
+        return plus(Moment(kind, A=-self.left, temporary=-self.gradients), **{from_here: -goes})
+
+    # ---- backward in two halves ------------------------------------------------------------------------------
+
+    def ends(self, part: Part) -> tuple[int, int, int]:
+        """For a part: bytes of inputs and gradients that are left for W, and elements of gradients that are made."""
+        match part.name.split()[0]:
+            case "head":
+                return self.x, FLOAT * self.job.tokens * self.job.config.vocab, 0
+            case "layer":
+                return inputs_of_layer(self.job), gradients_of_layer(self.job), 2 * self.job.config.dim
+        return 0, 0, sum(part.sizes)
+
+    def within(self, part: Part, at: Within) -> tuple[int, int, int, int]:
+        """At a moment: bytes of inputs and of gradients besides, and elements of gradients, of the newest."""
+        f = FLOAT * self.job.tokens * self.job.config.hidden
+        match at.name.split()[0]:
+            case "mlp" | "up":
+                return f, 0, 0, 0
+            case "gate":
+                return f, f, 0, 0
+            case "norm" if part.name != "norm":
+                return *self.ends(part), 0
+            case "head" | "down":
+                return 0, 0, 0, 0
+        return 0, 0, at.gradients, at.newest
 
 
 def plus(at: Moment, A: int = 0, **others: int) -> Moment:
@@ -143,7 +167,7 @@ def down(job: Job, part: Part) -> Iterator[Within]:
         yield Within("down", mlp.A + f, mlp.temporary - 2 * f, mlp.gradients, mlp.gradients)
 
 
-# ---- backward in two halves ------------------------------------------------------------------------------
+# ---- what W takes ----------------------------------------------------------------------------------------
 
 
 def inputs_of_layer(job: Job) -> int:
@@ -157,32 +181,6 @@ def gradients_of_layer(job: Job) -> int:
     config = job.config
     heads = (config.heads + 2 * config.kv_heads) * config.head_size
     return FLOAT * job.tokens * (heads + 2 * config.dim + 2 * config.hidden)
-
-
-def ends(job: Job, part: Part) -> tuple[int, int, int]:
-    """For a part: bytes of inputs and gradients that are left for W, and elements of gradients that are made."""
-    D = job.config.dim
-    match part.name.split()[0]:
-        case "head":
-            return FLOAT * job.tokens * D, FLOAT * job.tokens * job.config.vocab, 0
-        case "layer":
-            return inputs_of_layer(job), gradients_of_layer(job), 2 * D
-    return 0, 0, sum(part.sizes)
-
-
-def within(job: Job, part: Part, at: Within) -> tuple[int, int, int, int]:
-    """At a moment: bytes of inputs and of gradients besides, and elements of gradients, of the newest."""
-    f, D = FLOAT * job.tokens * job.config.hidden, job.config.dim
-    match at.name.split()[0]:
-        case "mlp" | "up":
-            return f, 0, 0, 0
-        case "gate":
-            return f, f, 0, 0
-        case "norm" if part.name != "norm":
-            return inputs_of_layer(job), gradients_of_layer(job), 2 * D, 0
-        case "head" | "down":
-            return 0, 0, 0, 0
-    return 0, 0, at.gradients, at.newest
 
 
 def stages_of(job: Job, layers: int | Sequence[int]) -> list[StageMemory]:
