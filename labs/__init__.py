@@ -19,6 +19,7 @@ and an outline in its `__init__`.  Read them in this order; each imports only wh
     clip         the norm of the gradients, wherever their shards are
     tp           every matrix split, by a plan
     pp           the layers dealt out, micro-batches flowing through them: schedules as data, and what obeys them
+    gspmd        a few layouts given, those of a whole program found, and its communication with them
     generate     one token after the other, with the keys and values of the past at hand
     llama        weights as they are published: a Llama's, under Hugging Face's names
     checkpoint   a training that survives: saved by all ranks, and loaded in any other layout

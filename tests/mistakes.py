@@ -263,6 +263,26 @@ MISTAKES = [
         ("if place < knows[rank][to]:", "if place <= knows[rank][to] + 1:"),
     ),
     *of(
+        "gspmd",
+        "gspmd/propagation.py",
+        ("(*graph.operations, *reversed(graph.operations))", "graph.operations"),
+        ("return min(letters, key=elsewhere)", "return letters[0]"),
+        ("if isinstance(placement, Shard) and own[placement.dim] != letter", "if own[0] != letter"),
+        ("and value not in graph.results", ""),
+        ("value.shape[dim] % (mesh[axis] * there)", "value.shape[dim] % mesh[axis]"),
+    ),
+    *of(
+        "gspmd",
+        "gspmd/lowering.py",
+        ("            copies[value].add(spec.placements)\n", "            pass\n"),
+        ("        return found + [", "        return [*found] or [*found] + ["),
+    ),
+    *of(
+        "gspmd",
+        "gspmd/tracing.py",
+        ("if turned else (value, letters)", "if turned else (value, letters[::-1])"),
+    ),
+    *of(
         "dtensor",
         "dtensor/dtensor.py",
         ("Replicate() if before.is_partial() and not now.is_partial() else before", "before"),

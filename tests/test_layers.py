@@ -16,7 +16,7 @@ LEVELS = [
     {"agree", "generate", "llama"},
     {"memory", "mesh", "ddp"},
     {"dtensor", "zero"},
-    {"fsdp", "tp", "pp"},
+    {"fsdp", "tp", "pp", "gspmd"},
     {"checkpoint", "parallel", "plan"},
     {"native", "xla"},  # and every file of the kit that is not named below
     {"kit.rows"},

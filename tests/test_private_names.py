@@ -54,6 +54,7 @@ NAMES = """
     torch.ops                                 _c10d_functional._wrap_tensor_autograd c10d._allgather_base_
                                               c10d._reduce_scatter_base_
                                               aten._scaled_dot_product_flash_attention_for_cpu
+                                              aten._scaled_dot_product_flash_attention_for_cpu_backward
                                               aten._scaled_dot_product_flash_attention
                                               aten._scaled_dot_product_efficient_attention
                                               aten._scaled_dot_product_cudnn_attention aten.add.Tensor._schema

@@ -2,6 +2,7 @@
 
     pure         the model, its loss and AdamW as functions of arrays; they load the weights of labs.model
     annotations  how each array is laid out on a mesh: one table for FSDP, TP and both; training on it
+    placed       the same of any function, its arguments and results placed as labs.dtensor says it
     compiled     what is left of it, without JAX
     hlo          the collectives that the compiler has put in, read from what it has compiled
 

@@ -1,16 +1,10 @@
 """One program, many layouts: each array says along which axis of the mesh each of its dims is cut.
 
-    the weight of               [out,   in]            the reason
-    q, k, v, gate, up, head     "tp",   "dp"           each has its own heads, or its own columns of the MLP
-    o, down                     "dp",   "tp"           and takes up there what the others have left off
-    embed                       "tp",   "dp"           a part of the vocabulary
-    a norm                      "dp"
-    tokens, targets, x_BTD      "dp" along B
+The table is that of labs.gspmd.annotated: "tp" cuts what goes out of q, k, v, gate and up, and what comes into o and
+down; "dp" cuts the other dim of each, and the batch.  Only the mesh changes:
 
-That is all (`spec`), whatever the mesh: an axis that it does not have cuts nothing.
-
-    {"dp": 8}                   FSDP             {"dp": 4, "tp": 2}     both: each matrix is tiled over both axes
-    {"tp": 2}                   TP               {"dp": 4, "tp": 8}     the same on 32 devices
+    {"dp": 8}      FSDP            {"dp": 4, "tp": 2}     both: each matrix is tiled over both axes
+    {"tp": 2}      TP              {"dp": 4, "tp": 8}     the same on 32 devices
 
 No line of labs.xla.pure speaks of this.  jax.jit takes the layouts of its arguments as they come, propagates them
 through the program, and adds collectives where two do not meet (Xu et al. 2021, arXiv 2105.04663).
@@ -27,21 +21,23 @@ import numpy as np
 from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from labs.dtensor.placement import Placement, Shard, Spec
+from labs.gspmd.annotated import layout_of, rows
 from labs.model import Config
 from labs.xla.compiled import Trained
 from labs.xla.pure import step
 
-SECOND_OF_TWO = ("o", "down")
 
+def partition_spec(placements: Sequence[Placement], axes: Sequence[str]) -> PartitionSpec:
+    """For each dim the axes that cut it, where placements say for each axis the dim.
 
-def spec(name: str, axes: Sequence[str]) -> PartitionSpec:
-    """How the weight of this name is laid out on a mesh of these axes."""
-    layer = name.split(".")[-2]
-    if layer.endswith("norm"):
-        dims: tuple[str, ...] = ("dp",)
-    else:
-        dims = ("dp", "tp") if layer in SECOND_OF_TWO else ("tp", "dp")
-    return PartitionSpec(*(axis if axis in axes else None for axis in dims))
+    Raises ValueError for summands, which no annotation can ask for.
+    """
+    if any(placement.is_partial() for placement in placements):
+        raise ValueError(f"{list(placements)}: JAX has no annotation for summands; they come and go within a program")
+    dims = range(1 + max((p.dim for p in placements if isinstance(p, Shard)), default=-1))
+    cut = [tuple(axis for axis, p in zip(axes, placements, strict=True) if p.is_shard(dim)) for dim in dims]
+    return PartitionSpec(*(by or None for by in cut))
 
 
 def mesh_of(sizes: Mapping[str, int]) -> Mesh:
@@ -56,15 +52,16 @@ def mesh_of(sizes: Mapping[str, int]) -> Mesh:
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
-def laid_out(array: Any, mesh: Mesh, dims: PartitionSpec, name: str = "the batch") -> Array:
+def laid_out(array: Any, mesh: Mesh, placements: Sequence[Placement], name: str = "the batch") -> Array:
     """The array on the mesh.  Raises ValueError where a dim is not divisible by the devices that cut it."""
-    for size, axis in zip(np.shape(array), dims, strict=False):
-        if axis is not None and size % mesh.shape[axis]:
+    spec = Spec(np.shape(array), tuple(mesh.shape.values()), tuple(placements))
+    for dim, size in enumerate(spec.shape):
+        if size % spec.pieces(dim):
             raise ValueError(
-                f"{name} has a dim of {size}, which {mesh.shape[axis]} devices along {axis!r} cannot cut into equal "
-                "parts: take another mesh, or another size"
+                f"{name} has a dim of {size}, which is to be cut into {spec.pieces(dim)} equal parts and cannot be: "
+                "take another mesh, or another size"
             )
-    return jax.device_put(array, NamedSharding(mesh, dims))
+    return jax.device_put(array, NamedSharding(mesh, partition_spec(placements, mesh.axis_names)))
 
 
 def train(
@@ -79,14 +76,13 @@ def train(
     weights: from_torch(model).  batches: tokens and targets, [B, T] each, whole.  settings: AdamW's.
     """
     mesh, axes = mesh_of(sizes), tuple(sizes)
-    rows = PartitionSpec("dp" if "dp" in axes else None)
-    keep = partial(jax.lax.with_sharding_constraint, shardings=NamedSharding(mesh, rows))
-    now = {name: laid_out(w, mesh, spec(name, axes), name) for name, w in weights.items()}
+    keep = partial(jax.lax.with_sharding_constraint, shardings=NamedSharding(mesh, partition_spec(rows(axes), axes)))
+    now = {name: laid_out(w, mesh, layout_of(name, axes), name) for name, w in weights.items()}
     moments = {name: (jnp.zeros_like(w), jnp.zeros_like(w)) for name, w in now.items()}
     as_before = jax.tree.map(lambda w: w.sharding, (now, moments))
     compiled, losses = None, []
     for number, batch in enumerate(batches, start=1):
-        x_BT, y_BT = (laid_out(part, mesh, rows) for part in batch)
+        x_BT, y_BT = (laid_out(part, mesh, rows(axes)) for part in batch)
         arguments = now, moments, jnp.float32(number), x_BT, y_BT
         if compiled is None:
             program = partial(step, config=config, settings=settings, keep=keep)

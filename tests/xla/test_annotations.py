@@ -132,13 +132,16 @@ def test_4_times_8_with_each_matrix_tiled_over_both_axes(reference):
 
 
 def refused():
-    from labs.xla.annotations import laid_out, mesh_of, spec
+    from labs.dtensor import Partial
+    from labs.gspmd.annotated import layout_of
+    from labs.xla.annotations import laid_out, mesh_of, partition_spec
 
-    told = []
+    told, down = [], layout_of("mlp.down.weight", ("dp",))
     for attempt in (
         lambda: mesh_of({"dp": 2, "tp": 3}),
-        lambda: laid_out(np.zeros((8, 6)), mesh_of({"dp": 4}), spec("mlp.down.weight", ("dp",)), "unaffected"),
-        lambda: laid_out(np.zeros((6, 8)), mesh_of({"dp": 4}), spec("mlp.down.weight", ("dp",)), "mlp.down.weight"),
+        lambda: laid_out(np.zeros((8, 6)), mesh_of({"dp": 4}), down, "unaffected"),
+        lambda: laid_out(np.zeros((6, 8)), mesh_of({"dp": 4}), down, "mlp.down.weight"),
+        lambda: partition_spec([Partial()], ("tp",)),
     ):
         try:
             attempt()
@@ -149,9 +152,10 @@ def refused():
 
 def test_what_does_not_fit_is_told():
     need_jax()
-    mesh, cut = on_devices(refused, devices=4)
+    mesh, cut, summands = on_devices(refused, devices=4)
     assert mesh == "a mesh {'dp': 2, 'tp': 3} has 6 places, and there are 4 devices"
-    assert cut.startswith("mlp.down.weight has a dim of 6, which 4 devices along 'dp' cannot cut into equal parts")
+    assert cut.startswith("mlp.down.weight has a dim of 6, which is to be cut into 4 equal parts and cannot be")
+    assert summands.startswith("[Partial()]: JAX has no annotation for summands")
 
 
 def too_long():

@@ -1,0 +1,61 @@
+"""What is laid out in this chapter: forward and backward of a layer, and the few layouts that are given.
+
+    the weight of             dim 0 (out)   dim 1 (in)    because
+    q, k, v, gate, up, head   tp            dp            each rank along tp has its own heads, and columns of the MLP;
+    o, down                   dp            tp            here it takes up what the others have left off
+    embed                     tp            dp            a part of the vocabulary
+    a norm                    dp
+    tokens, activations       dp                          their batch
+
+An axis that the mesh does not have cuts nothing: dp alone is FSDP, tp alone is tensor parallelism, and with both, each
+matrix is cut into tiles.  A gradient lies as what it is the gradient of.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from labs.dtensor.placement import Placement, Replicate, Shard
+from labs.gspmd.tracing import Graph, Value
+
+SECOND_OF_TWO = ("o", "down")
+
+
+def layout_of(name: str, axes: Sequence[str]) -> tuple[Placement, ...]:
+    """Of the weight of this name, a placement for each axis of the mesh."""
+    layer = name.split(".")[-2]
+    if layer.endswith("norm"):
+        return placed({"dp": 0}, axes)
+    return placed({"dp": 0, "tp": 1} if layer in SECOND_OF_TWO else {"tp": 0, "dp": 1}, axes)
+
+
+def rows(axes: Sequence[str]) -> tuple[Placement, ...]:
+    """Of a batch."""
+    return placed({"dp": 0}, axes)
+
+
+def placed(dims: dict[str, int], axes: Sequence[str]) -> tuple[Placement, ...]:
+    return tuple(Shard(dims[axis]) if axis in dims else Replicate() for axis in axes)
+
+
+def forward_and_backward(module: nn.Module) -> Callable[..., tuple[Tensor, ...]]:
+    """(x, gradient of y, *weights) -> (y, gradient of x, *gradients of the weights), where y = module(x)."""
+    names = [name for name, _ in module.named_parameters()]
+
+    def fn(x: Tensor, gradient: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        leaves = [tensor.detach().requires_grad_() for tensor in (x, *weights)]
+        y = functional_call(module, dict(zip(names, leaves[1:], strict=True)), (leaves[0],))
+        return y.detach(), *torch.autograd.grad(y, leaves, gradient)
+
+    return fn
+
+
+def given(graph: Graph, names: Sequence[str], axes: Sequence[str]) -> dict[Value, tuple[Placement, ...]]:
+    """What is said of such a graph: its arguments and its results; names: of the weights."""
+    (x, gradient, *weights), (y, gradient_of_x, *gradients) = graph.arguments, graph.results
+    layouts = dict.fromkeys((x, gradient, y, gradient_of_x), rows(axes))
+    for name, weight, its in zip(names, weights, gradients, strict=True):
+        layouts[weight] = layouts[its] = layout_of(name, axes)
+    return layouts

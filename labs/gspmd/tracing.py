@@ -1,0 +1,171 @@
+"""A function's operations as a list, in the order in which they run; backward's, too, if the function calls it.
+
+    value        a tensor that is passed in, comes out of an operation, or is a constant: a number, counted from 0
+    operation    what is done, to which values, which come out; its letters and what it is linear in (labs.dtensor)
+
+Two tensors that share their memory, and lie in it alike, are one value: so detach() makes none, and a matrix that is
+transposed twice is itself again.  A product of transposed matrices is written as one operation on the matrices
+themselves, "ik,jk->ij", which leaves it open where they are to be gathered.
+
+What depends on no argument (the angles of rotary positions) is computed here, and a constant in the graph.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from labs.dtensor.algebra import Rule
+from labs.dtensor.operation import is_linear, name_of
+from labs.dtensor.placement import Spec
+from labs.dtensor.rules import RULES
+
+
+@dataclass(frozen=True)
+class Value:
+    number: int
+    shape: tuple[int, ...]
+    itemsize: int
+
+    @property
+    def bytes(self) -> int:
+        return self.itemsize * torch.Size(self.shape).numel()
+
+
+@dataclass(frozen=True)
+class Operation:
+    """of: its whole name, which can be sent to other ranks.  args: with a Value for each tensor.
+
+    rule: of labs.dtensor, for what is done with blocks.
+    """
+
+    of: str
+    name: str
+    args: Any
+    options: dict[str, Any]
+    outputs: tuple[Value, ...]
+    letters: str
+    linear: str
+    rule: Rule
+
+    @property
+    def op(self) -> Callable[..., Any]:
+        return torch.einsum if self.of == "einsum" else attrgetter(self.of)(torch.ops)
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return tuple(x for x in tree_leaves(self.args) if isinstance(x, Value))
+
+    @property
+    def values(self) -> tuple[Value, ...]:
+        """Inputs, then outputs: as the letters have them."""
+        return (*self.inputs, *self.outputs)
+
+    @property
+    def dims(self) -> list[str]:
+        """The letters of each of the values."""
+        return self.letters.replace("->", ",").split(",")
+
+
+@dataclass(frozen=True)
+class Graph:
+    arguments: tuple[Value, ...]
+    operations: tuple[Operation, ...]
+    results: tuple[Value, ...]
+    constants: dict[Value, Tensor]
+
+
+# Attention of whole sequences, on the CPU: of queries' heads and those of keys, equal parts belong to each other.
+ATTENTION = {
+    "_scaled_dot_product_flash_attention_for_cpu": Rule("bh..,bh..,bh..->bh..,bh."),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": Rule("bh..,bh..,bh..,bh..,bh..,bh.->bh..,bh..,bh.."),
+}
+
+
+def trace(fn: Callable[..., Sequence[Tensor]], *tensors: Tensor) -> Graph:
+    """Call fn(*tensors), which returns tensors, and write down what is done.
+
+    Raises NotImplementedError for an operation that has no rule.
+    """
+    with torch.enable_grad(), Tracing(tensors) as tracing:
+        results = tuple(tracing.value_of(x) for x in fn(*tensors))
+    arguments = tuple(tracing.value_of(x) for x in tensors)
+    needed, operations = set(results), []
+    for operation in reversed(tracing.operations):
+        if needed.intersection(operation.outputs):
+            operations.insert(0, operation)
+            needed.update(operation.inputs)
+    constants = {value: x for value, x in tracing.constants.items() if value in needed}
+    return Graph(arguments, tuple(operations), results, constants)
+
+
+class Tracing(TorchDispatchMode):
+    """Sees each operation below autograd, on real tensors."""
+
+    def __init__(self, arguments: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.values: dict[Any, Value] = {}
+        self.alive: list[Tensor] = []  # else another tensor could take the memory of one that has gone
+        self.operations: list[Operation] = []
+        self.constants: dict[Value, Tensor] = {}
+        for x in arguments:
+            self.new_value(x)
+
+    def new_value(self, x: Tensor) -> Value:
+        self.alive.append(x)
+        value = Value(len(self.alive) - 1, tuple(x.shape), x.itemsize)
+        self.values[place_of(x)] = value
+        return value
+
+    def value_of(self, x: Tensor) -> Value:
+        """Its value; a new constant where no operation has made it."""
+        if place_of(x) not in self.values:
+            self.constants[self.new_value(x)] = x
+        return self.values[place_of(x)]
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = [x for x in tree_leaves(args) if isinstance(x, Tensor)]
+        follows = any(self.values.get(place_of(x)) not in (None, *self.constants) for x in tensors)
+        before = tree_map_only(Tensor, self.value_of, args) if follows else None
+        result = op(*args, **kwargs)
+        outputs = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+        if follows and (op._schema.is_mutable or any(place_of(x) not in self.values for x in outputs)):
+            self.note(op, before, kwargs, tensors, outputs)
+        return result
+
+    def note(self, op: Any, args: Any, options: Any, tensors: list[Tensor], outputs: list[Tensor]) -> None:
+        name = name_of(op)
+        rule = ATTENTION.get(name) or RULES.get(name)
+        if rule is None:
+            raise NotImplementedError(
+                f"{name} has no rule: leave it out of the function, or add it to labs.dtensor.rules"
+            )
+        shapes = [tuple(x.shape) for x in outputs]
+        specs = tree_map_only(Value, lambda value: Spec(value.shape, (), ()), args)
+        letters = rule.letters
+        if callable(letters):  # capitals are cuts that must be even, as all are here
+            letters = letters(shapes[0] if len(shapes) == 1 else shapes, *specs).lower()
+        linear = rule.linear if is_linear(rule, len(tensors), {x.dtype for x in (*tensors, *outputs)}) else ""
+        values = tuple(map(self.new_value, outputs))
+        noted = Operation(str(op), name, args, options, values, letters, linear, rule)
+        self.operations.append(self.of_untransposed(noted) if name == "mm" else noted)
+
+    def of_untransposed(self, product: Operation) -> Operation:
+        made = {operation.outputs: operation for operation in self.operations if operation.name == "t"}
+        sides = []
+        for value, letters in zip(product.args, ("ik", "kj"), strict=True):
+            turned = made.get((value,))
+            sides.append((turned.inputs[0], letters[::-1]) if turned else (value, letters))
+        (a, of_a), (b, of_b) = sides
+        letters = f"{of_a},{of_b}->ij"
+        return replace(product, of="einsum", args=(letters, a, b), letters=letters)
+
+
+def place_of(x: Tensor) -> Any:
+    return x.untyped_storage().data_ptr(), x.storage_offset(), tuple(x.shape), x.stride(), x.dtype

@@ -1,0 +1,35 @@
+"""What XLA communicates for a function whose arguments and results are placed as labs.dtensor says it.
+
+    communication(product, {"tp": 4}, [((32, 64), [Shard(1)]), ((64, 128), [Shard(0)])], [[Replicate()]])
+                                                                            # one all-reduce, of (32, 128)
+
+It compiles and reads; nothing runs.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+
+from labs.dtensor.placement import Placement
+from labs.xla.annotations import mesh_of, partition_spec
+from labs.xla.hlo import Collective, collectives
+
+
+def communication(
+    fn: Callable[..., Any],
+    sizes: Mapping[str, int],
+    arguments: Sequence[tuple[Sequence[int], Sequence[Placement]]],
+    results: Sequence[Sequence[Placement]],
+) -> list[Collective]:
+    """The collectives of `fn`, which returns as many arrays as there are results; arguments: (shape, placements)."""
+    mesh, axes = mesh_of(sizes), tuple(sizes)
+
+    def on_mesh(placements: Sequence[Placement]) -> NamedSharding:
+        return NamedSharding(mesh, partition_spec(placements, axes))
+
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.float32, sharding=on_mesh(p)) for shape, p in arguments]
+    outputs = tuple(map(on_mesh, results))
+    return collectives(jax.jit(lambda *x: tuple(fn(*x)), out_shardings=outputs).lower(*arrays).compile().as_text())
