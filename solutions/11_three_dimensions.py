@@ -269,7 +269,7 @@ recall.ten()
 
 # %% [markdown]
 # **Next.** Which axis should go over which wire, what multiplies and what adds, and where the norm goes wrong: the
-# second half of this notebook.
+# second half of this notebook. And which sizes to take: [Plan a run](15_plan_a_run.ipynb).
 #
 # A clean copy of this notebook: `git restore notebooks/11_three_dimensions.ipynb`, then *File > Reload Notebook from
 # Disk*.

@@ -15,6 +15,7 @@
     tp_pair, tp_borders                                                 09 (tools/tp_images.py)
     pp_flow                                                             10 (tools/pp_images.py)
     three_axes                                                          11 (tools/mesh_images.py)
+    plan_sieves                                                         15 (tools/plan_images.py)
 
 Each is drawn from data by the same canvas and in the same palette as the figures in the cells, so the same
 sources give the same bytes. A new notebook is a line in COURSE; a new picture is a function in PICTURES.
@@ -40,6 +41,7 @@ from tools.memory_images import (
     zero_step,
 )  # fmt: skip
 from tools.mesh_images import three_axes
+from tools.plan_images import plan_sieves
 from tools.pp_images import pp_flow
 from tools.tp_images import tp_borders, tp_pair
 
@@ -314,7 +316,7 @@ def overlap() -> Drawing:
 PICTURES: list[Callable[[], Drawing]] = [
     course_map, cluster, job, one_step, collectives, ring_all_reduce, ddp_holds, overlap,
     zero_stages, zero_step, stage3_layer, layer_shapes, layer_keeps, recompute, tiers, checkpoint, resume,
-    fsdp_table, fsdp_prefetch, tp_pair, tp_borders, pp_flow, three_axes,
+    fsdp_table, fsdp_prefetch, tp_pair, tp_borders, pp_flow, three_axes, plan_sieves,
 ]  # fmt: skip
 
 

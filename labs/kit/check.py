@@ -56,6 +56,11 @@
     check.bubbles(fn)              fn(ranks, microbatches, stages_per_rank) -> {schedule: bubble}
     check.my_part(fn)              fn(sizes, rank, layers, sequences, heads) -> {…}      of a rank in four axes
     check.combine(fn)              fn(gradient, kind, mesh)                  added up, averaged or left, in place
+    check.mesh_sizes(fn)           fn(gpus, node, heads, layers, batch) -> [(tp, pp, dp), …]   all that can be run
+    check.fullest_rank(fn)         fn(parameters, activations, tp, pp, dp, zero, microbatches) -> bytes
+    check.exposed(fn)              fn(backward, reduce) -> seconds           that a step waits for its gradients
+    check.forecast(fn)             fn(run) -> seconds                        of a published run's step
+    check.bottlenecks(fn)          fn() -> {report: word}                    of seven real runs
     check.predict(question, guess, answer)
 
     ✓ reduce_scatter: you sent 0.75 × the tensor per rank; the least possible is 0.75 ×
@@ -91,11 +96,16 @@ from labs.kit.checks.meshes.neighbours import neighbours
 from labs.kit.checks.meshes.order_of_axes import order_of_axes
 from labs.kit.checks.meshes.scatter import partial_to_shard
 from labs.kit.checks.meshes.table import placements
+from labs.kit.checks.pencil.bottlenecks import bottlenecks
 from labs.kit.checks.pencil.bytes_by_kind import bytes_by_kind
+from labs.kit.checks.pencil.exposed import exposed
 from labs.kit.checks.pencil.fill_buckets import fill_buckets
+from labs.kit.checks.pencil.forecast import forecast
+from labs.kit.checks.pencil.fullest_rank import fullest_rank
 from labs.kit.checks.pencil.held import held_per_rank
 from labs.kit.checks.pencil.interval import interval
 from labs.kit.checks.pencil.layer_bytes import layer_bytes
+from labs.kit.checks.pencil.mesh_sizes import mesh_sizes
 from labs.kit.checks.pencil.my_part import my_part
 from labs.kit.checks.pencil.said import bubbles, held_and_sent, sent_by_rings, stages_by_event, started_when
 from labs.kit.checks.pencil.seconds import ring_seconds, tree_seconds
@@ -125,6 +135,7 @@ __all__ = [
     "all_reduce",
     "average_gradients",
     "block_plan",
+    "bottlenecks",
     "broadcast",
     "bubbles",
     "buckets",
@@ -135,7 +146,10 @@ __all__ = [
     "conjugate",
     "data_parallel",
     "deal_heads",
+    "exposed",
     "fill_buckets",
+    "forecast",
+    "fullest_rank",
     "gather_and_drop",
     "gpipe",
     "gradient_ready",
@@ -147,6 +161,7 @@ __all__ = [
     "layer_bytes",
     "load_shards",
     "mean_on_rank_0",
+    "mesh_sizes",
     "mixed_precision",
     "my_part",
     "my_shard",

@@ -7,6 +7,7 @@
     messages, step, pieces, sends     who sends what to whom, who holds what, as SVG     diagrams.py
     mesh, chart                       ranks as a grid; what a formula says, as bars      charts.py
     nodes                             a mesh on its cluster, axis by axis, as SVG        nodes.py
+    scatter, Point                    points on two logarithmic axes; each says what it is      scatters.py
     circle                            ranks that wait for each other, as SVG             circles.py
     blocks                            who holds which block of a tensor, as SVG          blocks.py
     schedule                          a pipeline's schedule, simulated; as a job ran it      schedules.py, overlays.py
@@ -31,13 +32,14 @@ from labs.kit.drawing.nodes import nodes
 from labs.kit.drawing.palette import KINDS, TIMELINE
 from labs.kit.drawing.picture import Drawing, Figure
 from labs.kit.drawing.plans import plan
+from labs.kit.drawing.scatters import Point, scatter
 from labs.kit.drawing.svg import Canvas
 from labs.kit.drawing.tables import Ledger, Table, ledger, size, table, traffic
 from labs.kit.drawing.timelines import timeline
 
 __all__ = [
-    "KINDS", "TIMELINE", "Canvas", "Drawing", "Figure", "Ledger", "Table",
+    "KINDS", "TIMELINE", "Canvas", "Drawing", "Figure", "Ledger", "Point", "Table",
     "after", "bars", "blocks", "chart", "circle", "curves", "folder", "formula", "ledger", "memory", "mesh", "messages",
-    "nodes", "own", "pieces", "plan", "reads", "schedule", "sends", "size", "step", "table", "term", "timeline",
-    "traffic",
+    "nodes", "own", "pieces", "plan", "reads", "scatter", "schedule", "sends", "size", "step", "table", "term",
+    "timeline", "traffic",
 ]  # fmt: skip

@@ -5,6 +5,7 @@ remember, mixed_step                the course's own, for a notebook that shows 
 bytes_by_kind                       likewise
 offloaded_step, step_seconds        likewise
 interval                            likewise
+mesh_sizes, fullest_rank, exposed, forecast      likewise; published_runs, reports: what two of them are about
 """
 
 from collections.abc import Callable, Sequence
@@ -15,8 +16,13 @@ import torch
 from torch import Tensor
 
 from labs.fsdp.parameter_group import ParameterGroup
+from labs.kit.checks.pencil.bottlenecks import REPORTS
 from labs.kit.checks.pencil.bytes_by_kind import by_kind
+from labs.kit.checks.pencil.exposed import waits
+from labs.kit.checks.pencil.forecast import Published, Run, published, seconds
+from labs.kit.checks.pencil.fullest_rank import held
 from labs.kit.checks.pencil.interval import young
+from labs.kit.checks.pencil.mesh_sizes import meshes
 from labs.kit.checks.pencil.step_seconds import slots
 
 
@@ -92,3 +98,33 @@ def step_seconds(fetch: Sequence[float], update: Sequence[float], store: Sequenc
 def interval(save: float, machine: float, machines: int) -> float:
     """Likewise, for `check.interval`."""
     return young(save, machine, machines)
+
+
+def mesh_sizes(gpus: int, node: int, heads: int, layers: int, batch: int) -> list[tuple[int, int, int]]:
+    """Likewise."""
+    return meshes(gpus, node, heads, layers, batch)
+
+
+def fullest_rank(parameters: int, activations: float, tp: int, pp: int, dp: int, zero: int, microbatches: int) -> float:
+    """Likewise."""
+    return held(parameters, activations, tp, pp, dp, zero, microbatches)
+
+
+def exposed(backward: Sequence[float], reduce: Sequence[float]) -> float:
+    """Likewise."""
+    return waits(backward, reduce)
+
+
+def forecast(run: Run) -> float:
+    """Likewise."""
+    return seconds(run)
+
+
+def published_runs() -> list[Published]:
+    """Those that notebook 15 shows; `check.forecast` judges by the others."""
+    return published(seen=True)
+
+
+def reports() -> list[dict[str, Any]]:
+    """The rows of its last exercise, without what is to be found."""
+    return [{"": name, **report._asdict()} for name, (report, _) in REPORTS.items()]

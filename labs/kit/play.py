@@ -12,6 +12,7 @@
     microbatches(lists)                     a pipeline's stages, moment by moment: which micro-batch is where
     crashes(moments)                        a folder while checkpoints are saved, and what a crash would leave
     placements()                            a tensor from some placements to others: who holds what, what is sent
+    planner()                               a model on a cluster: the plan's choice, and the other ways
     tensor_parallel()                       which slice of each matrix lies where, and what a rank sends and holds
 
 Where a picture comes with its formula (draw.formula), the terms that the control moved last has changed light up.
@@ -33,6 +34,7 @@ from labs.kit.drawing.formulas import Captioned
 from labs.kit.explorers import algorithms, layouts
 from labs.kit.explorers import links as wires
 from labs.kit.explorers import microbatches as moment
+from labs.kit.explorers import planner as planning
 from labs.kit.explorers import schedule as pipeline
 from labs.kit.explorers import split_block as split
 from labs.kit.explorers import stages_of_zero as explorer
@@ -246,6 +248,15 @@ def tensor_parallel(**begin: Any) -> Explorer:
     Raises ValueError for a control that does not exist, or a value that it does not have.
     """
     return Explorer(split.picture, begun("tensor-parallel", split.CONTROLS, split.BEGIN, begin))
+
+
+def planner(**begin: Any) -> Explorer:
+    """What the plan chooses for a model on a cluster, what a step is spent on, and what the other ways would take.
+
+    begin: where controls stand at first, by the names of `labs.kit.explorers.planner.CONTROLS`.
+    Raises ValueError for a control that does not exist, or a value that it does not have.
+    """
+    return Explorer(planning.picture, begun("planner", planning.CONTROLS, planning.BEGIN, begin))
 
 
 def schedule(**begin: Any) -> Explorer:

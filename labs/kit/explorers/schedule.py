@@ -42,8 +42,8 @@ def picture(
     return drawn(simulate(lists, F=F, B=B, I=B / 2, W=B / 2, send=send))
 
 
-def sentence(words: str) -> Drawing:
+def sentence(words: str, title: str = "No such schedule") -> Drawing:
     lines = wrap(words, 90)
-    canvas = Canvas(LONG + 172, 30 + 20 * len(lines), "No such schedule", words)
+    canvas = Canvas(LONG + 172, 30 + 20 * len(lines), title, words)
     canvas.lines(16, 24, lines, anchor="start", fill=WRONG)
     return canvas.drawing(words)

@@ -1,11 +1,14 @@
 """The checks on paper: what is told beside a mistake's name.  Right and wrong answers: tests/answers."""
 
+import csv
 from dataclasses import replace
 
 import pytest
 
 from labs import cost
 from labs.kit import check
+from labs.kit.checks.pencil.bottlenecks import REPORTS
+from labs.kit.checks.pencil.forecast import TABLE
 from labs.kit.checks.pencil.held import held
 from labs.model import PRESETS
 from tests.answers.held_per_rank import table
@@ -45,3 +48,20 @@ def test_what_a_rank_holds_is_what_cost_predicts(stage, ranks):
     P, _, S = held(stage, layers, ranks, (4, 4, 8))
     predicted = cost.zero(cost.Job(config, 1, ranks), stage).held
     assert (P, S + 4 * len(layers)) == (predicted.P, predicted.S), "AdamW counts its steps, in 4 bytes a vector"
+
+
+def test_reports_of_bottlenecks_are_rows_of_the_playbook():
+    """Each as measured; and their `best` is the best of what the table has."""
+    with open(TABLE, encoding="utf-8", newline="") as file:
+        published = [row for row in csv.DictReader(file) if row["batch_consistent"] == "1"]
+    for report, _ in (each for name, each in REPORTS.items() if name != "G"):
+        alike = [row for row in published if (row["model"], row["gpus"]) == (report.model, str(report.gpus))]
+        assert max(int(row["tok_s_gpu"]) for row in alike) == report.best
+        accumulation, batch = report.microbatches.split(" of ")
+        names = {"tp": report.tp, "pp": report.pp, "dp": report.dp, "mbs": batch, "grad_acc": accumulation}
+        [found] = [row for row in alike if all(row[k] == str(v) for k, v in names.items()) and told(row, report)]
+        assert float(found["mem_reserved_rank0_gib"]) == report.GiB
+
+
+def told(row, report):
+    return int(row["tok_s_gpu"]) == report.tokens

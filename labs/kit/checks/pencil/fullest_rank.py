@@ -1,0 +1,74 @@
+"""What does the first rank of a pipeline hold?  State by stage of ZeRO, activations as 1F1B has them alive."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from labs.kit.checks.answer import Mistake, answered
+from labs.kit.checks.pencil.sheet import Sheet, as_if, on_paper
+
+JOBS = (  # parameters, activations, tp, pp, dp, zero, microbatches
+    (7_000_000_000, 30e9, 1, 1, 1, 0, 1),
+    (7_000_000_000, 30e9, 1, 1, 8, 0, 4),
+    (70_000_000_000, 200e9, 8, 1, 4, 3, 32),
+    (70_000_000_000, 200e9, 8, 4, 1, 0, 512),
+    (70_000_000_000, 200e9, 4, 8, 2, 1, 3),
+    (1_000_003, 777_777.0, 3, 5, 7, 2, 5),
+)
+WORDS = "{:,} parameters, {:,.0f} bytes of activations, tp {}, pp {}, dp {}, ZeRO {}, {} micro-batches"
+
+
+@answered
+def fullest_rank(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(parameters, activations, tp, pp, dp, zero, microbatches) -> bytes` on the first rank of 1F1B."""
+    draw = random.Random(seed)
+    sizes = ([draw.randint(1, 9) for _ in range(3)] + [stage, draw.randint(1, 20)] for stage in range(4))
+    jobs = [*JOBS, *((draw.randrange(10**6, 10**9), draw.uniform(1e6, 1e9), *each) for each in sizes)]
+    sheets = [Sheet(job, held(*job), WORDS.format(*job)) for job in jobs]
+    return on_paper(fn, sheets, MISTAKES, "Which part of the model has a rank, and what does it keep of that?")
+
+
+def held(n: int, a: float, tp: int, pp: int, dp: int, zero: int, m: int, alive: float = 0, a_over: float = 0) -> float:
+    """alive, a_over: what is wrong, where they are given."""
+    return state(n / (tp * pp), dp, zero) + a / (a_over or tp * pp) * (alive or min(pp, m))
+
+
+def state(n: float, dp: int, zero: int, bytes_of: tuple[int, int, int] = (2, 2, 12)) -> float:
+    """Of a parameter 2 bytes, of its gradient 2, of AdamW's state 12: ZeRO 3 shares the first, 2 and 1 the others."""
+    return sum(size * n / (dp if zero >= stage else 1) for size, stage in zip(bytes_of, (3, 2, 1), strict=True))
+
+
+# fmt: off
+ALIVE = "Rank 0 does how many forwards before its first backward, and what does each of them leave behind?"
+MISTAKES = (
+    Mistake("the activations of one micro-batch only", ALIVE,
+            as_if(lambda *job: held(*job, alive=1)),
+            shows="out of memory in a pipeline that should fit: its activations were divided by pp"),
+    Mistake("the activations of all micro-batches", "Which schedule keeps all of them, and which one is asked for?",
+            as_if(lambda *job: held(*job, alive=job[6]))),
+    Mistake("more micro-batches alive than there are", "How many can be alive, if a step has only three of them?",
+            as_if(lambda *job: held(*job, alive=job[3]))),
+    Mistake("activations that tensor parallelism does not split", "With sequence parallelism, what does a rank keep?",
+            as_if(lambda *job: held(*job, a_over=job[3]))),
+    Mistake("activations that the pipeline does not split", "How many of the layers has this rank?",
+            as_if(lambda *job: held(*job, a_over=job[2]))),
+    Mistake("activations that data parallelism splits",
+            "They are those of a micro-batch of one rank along dp. Does it have fewer, if there are more such ranks?",
+            as_if(lambda *job: held(*job, a_over=job[2] * job[3] * job[4]))),
+    Mistake("the state of the whole model", "Which part of the parameters do tp and pp leave on a rank?",
+            as_if(lambda n, a, tp, pp, dp, zero, m: state(n, dp, zero) + held(0, a, tp, pp, dp, zero, m))),
+    Mistake("ZeRO shares everything at every stage", "What does stage 1 share, and what stage 2?",
+            as_if(lambda n, a, tp, pp, dp, zero, m: held(n, a, tp, pp, dp, 3 * (zero > 0), m))),
+    Mistake("ZeRO is left out", "Which copies does each stage of ZeRO remove?",
+            as_if(lambda n, a, tp, pp, dp, zero, m: held(n, a, tp, pp, dp, 0, m))),
+    Mistake("ZeRO shares without being asked", "What does plain data parallelism share?",
+            as_if(lambda n, a, tp, pp, dp, zero, m: held(n, a, tp, pp, dp, max(zero, 1), m))),
+    Mistake("the wrong stage for one kind", "State, gradients, parameters: which stage of ZeRO shares which?",
+            lambda seen: next(filter(None, (as_if(lambda n, a, tp, pp, dp, zero, m, sizes=sizes:
+                state(n / (tp * pp), dp, zero, sizes) + held(0, a, tp, pp, dp, zero, m))(seen)
+                for sizes in ((12, 2, 2), (2, 12, 2)))), None)),
+    Mistake("GB, and not bytes", "In which unit is the answer?", as_if(lambda *job: held(*job) / 1e9)),
+)
+# fmt: on

@@ -1,0 +1,91 @@
+"""In how many ways can a cluster be dealt out to a model?  On clusters and models that divide, and that do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from labs.kit.checks.answer import Mistake, answered
+from labs.kit.checks.pencil.sheet import Seen, Sheet, as_if, on_paper
+
+Sizes = list[tuple[int, int, int]]
+JOBS = (  # gpus, node, heads, layers, batch
+    (32, 8, 64, 80, 512),
+    (8, 8, 32, 32, 8),
+    (1, 8, 16, 24, 4),
+    (24, 8, 12, 10, 36),
+    (16, 4, 6, 3, 30),
+    (64, 8, 20, 5, 48),
+    (6, 6, 6, 2, 4),
+)
+WORDS = "{} GPUs in nodes of {}, {} heads, {} layers, {} sequences"
+
+
+@answered
+def mesh_sizes(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(gpus, node, heads, layers, batch) -> [(tp, pp, dp), ...]`, sorted: all that can be run."""
+    sheets = [Sheet(job, meshes(*job), WORDS.format(*job)) for job in JOBS]
+    return on_paper(fn, sheets, MISTAKES, "Which sizes of tp, pp and dp have all GPUs as their product?")
+
+
+def meshes(gpus: int, node: int, heads: int, layers: int, batch: int, but: str = "") -> Sizes:
+    """but: the condition that is left out, or one that is too many."""
+    found = []
+    for tp in range(1, gpus + 1):
+        for pp in range(1, gpus // tp + 1):
+            dp = gpus // (tp * pp)
+            conditions = {
+                "gpus": tp * pp * dp == gpus,
+                "node": tp <= node,
+                "heads": heads % tp == 0,
+                "layers": pp <= layers,
+                "batch": batch % dp == 0,
+                "micro": pp <= batch / dp,
+            }
+            extra = {"even": layers % pp == 0, "powers": not any(n & (n - 1) for n in (tp, pp, dp))}
+            extra |= {"within": node % tp == 0, "split": tp * pp > 1, "micro, always": pp < max(2, batch / dp)}
+            if all(holds for name, holds in conditions.items() if name != but) and extra.get(but, True):
+                found.append((tp, pp, dp))
+    return found
+
+
+def otherwise_sorted(seen: Seen) -> str | None:
+    """The same ones, in another order, or some of them twice."""
+    try:
+        return seen.told if sorted({*map(tuple, seen.found)}) == seen.sheet.due else None
+    except TypeError:
+        return None
+
+
+def turned(order: Callable[[int, int, int], tuple[int, ...]]) -> Callable[[Seen], str | None]:
+    return as_if(lambda *job: sorted(order(*sizes) for sizes in meshes(*job)))
+
+
+# fmt: off
+MISTAKES = (
+    Mistake("not sorted, or not each once", "In which order does sorted() bring tuples?", otherwise_sorted),
+    Mistake("sizes that do not multiply out", "24 GPUs, tp 5: how many are left over?",
+            as_if(lambda *job: meshes(*job, but="gpus")),
+            shows="a job that starts on fewer GPUs than were paid for, or not at all"),
+    Mistake("tensor parallelism leaves the node", "Over which wire would each layer's all-reduces go?",
+            as_if(lambda *job: meshes(*job, but="node"))),
+    Mistake("heads are cut", "How many heads of attention has each rank along tp?",
+            as_if(lambda *job: meshes(*job, but="heads"))),
+    Mistake("stages without layers", "How many layers has each stage, if there are more stages than layers?",
+            as_if(lambda *job: meshes(*job, but="layers"))),
+    Mistake("the batch is not dealt out evenly", "30 sequences for 4 ranks along dp: how many has each?",
+            as_if(lambda *job: meshes(*job, but="batch"))),
+    Mistake("fewer micro-batches than stages", "A rank along dp has batch / dp sequences. Who works meanwhile?",
+            as_if(lambda *job: meshes(*job, but="micro"))),
+    Mistake("all stages must have as many layers", "Can 80 layers be dealt out to 3 stages? May some have one more?",
+            as_if(lambda *job: meshes(*job, but="even"))),
+    Mistake("powers of two only", "24 GPUs are 3 nodes: which size would a pipeline of one stage a node have?",
+            as_if(lambda *job: meshes(*job, but="powers"))),
+    Mistake("as many micro-batches as stages are too few", "What is the least number of micro-batches that is allowed?",
+            as_if(lambda *job: meshes(*job, but="micro, always"))),
+    Mistake("tp, pp and dp in another order", "In which order does the docstring name the three sizes?",
+            lambda seen: next(filter(None, (turned(order)(seen) for order in (
+                lambda t, p, d: (d, p, t), lambda t, p, d: (t, d, p), lambda t, p, d: (p, t, d),
+                lambda t, p, d: (d, t, p), lambda t, p, d: (p, d, t)))), None)),
+)
+# fmt: on

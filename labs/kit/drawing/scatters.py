@@ -1,0 +1,110 @@
+"""Points on two logarithmic axes; each says what it is when the mouse rests on it.
+
+    scatter([Point(3100, 2950, "pipeline", "64 GPUs, tp 2"), …], across="measured", up="predicted", diagonal=True)
+
+The words lie over the image as an image map: an SVG's own are not shown in an `<img>`, and a notebook that nobody has
+trusted yet shows no other SVG.  So this picture keeps its size, and does not shrink with the window.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import NamedTuple
+from zlib import crc32
+
+from labs.kit.drawing.palette import MUTED, SERIES
+from labs.kit.drawing.picture import Drawing
+from labs.kit.drawing.svg import Canvas, width_of
+
+LEFT, TOP, LONG, HIGH = 86, 84, 620, 360  # pixels: of the panel
+RADIUS = 4
+GRID = "#E3E6EA"
+
+
+class Point(NamedTuple):
+    x: float
+    y: float
+    series: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Hovered(Drawing):
+    """areas: (x, y, words) in pixels."""
+
+    areas: tuple[tuple[float, float, str], ...] = ()
+
+    @property
+    def html(self) -> str:
+        name = f"points-{crc32(self.data):08x}"
+        spots = "".join(
+            f'<area shape="circle" coords="{x:.0f},{y:.0f},{RADIUS + 1}" title="{escape(words)}" alt="{escape(words)}">'
+            for x, y, words in self.areas
+        )
+        image = super().html.replace("max-width:100%", "max-width:none").replace("<img ", f'<img usemap="#{name}" ', 1)
+        return f'{image}<map name="{name}">{spots}</map>'
+
+
+@dataclass(frozen=True)
+class Axis:
+    """From one power of ten to another, in pixels from `start`."""
+
+    least: int
+    most: int
+    start: float
+    long: float
+
+    def at(self, value: float) -> float:
+        return self.start + self.long * (math.log10(value) - self.least) / (self.most - self.least)
+
+    @property
+    def powers(self) -> range:
+        return range(self.least, self.most + 1)
+
+
+def scatter(points: Sequence[Point], across: str, up: str, caption: str = "", diagonal: bool = False) -> Hovered:
+    """across, up: what the axes say.  diagonal: both axes are the same, and a line shows where x is y.
+
+    Raises ValueError where there is no point, or one that no logarithmic axis has.
+    """
+    if not points or min(min(point[:2]) for point in points) <= 0:
+        raise ValueError("a scatter has points, and all their numbers are above 0")
+    xs, ys = ([point[place] for point in points] for place in (0, 1))
+    x, y = axis(xs + ys * diagonal, LEFT, LONG), axis(ys + xs * diagonal, TOP + HIGH, -HIGH)
+    series = list(dict.fromkeys(point.series for point in points))
+    title = caption or f"{up} by {across}"
+    told = "; ".join(f"{sum(point.series == name for point in points)} {name}" for name in series)
+    canvas = Canvas(LEFT + LONG + 40, TOP + HIGH + 54, title, f"{len(points)} points: {told}.")
+    canvas.text(16, 20, title, anchor="start", weight="bold")
+    panel(canvas, x, y, across, up)
+    if diagonal:
+        canvas.line((LEFT, TOP + HIGH), (LEFT + LONG, TOP), stroke=MUTED, dash="5 4")
+    place = 16.0
+    for colour, name in zip(SERIES[2:], series, strict=False):
+        canvas.circle(place + 6, 46, RADIUS + 1, fill=colour)
+        canvas.text(place + 18, 46, name, size=12.5, anchor="start")
+        place += width_of(name, 12.5) + 34
+        for point in points:
+            if point.series == name:
+                canvas.circle(x.at(point.x), y.at(point.y), RADIUS, fill=colour, line=0.5)
+    drawn = canvas.drawing()
+    areas = tuple((x.at(point.x), y.at(point.y), point.words) for point in points)
+    return Hovered(drawn.data, drawn.text, drawn.alt, drawn.width, drawn.height, areas)
+
+
+def axis(values: Sequence[float], start: float, long: float) -> Axis:
+    least = math.floor(math.log10(min(values)))
+    return Axis(least, max(least + 1, math.ceil(math.log10(max(values)))), start, long)
+
+
+def panel(canvas: Canvas, x: Axis, y: Axis, across: str, up: str) -> None:
+    canvas.rect(LEFT, TOP, LONG, HIGH, stroke=MUTED, radius=0)
+    for power in x.powers:
+        canvas.line((x.at(10.0**power), TOP), (x.at(10.0**power), TOP + HIGH), stroke=GRID)
+        canvas.text(x.at(10.0**power), TOP + HIGH + 14, f"{10.0**power:,g}", size=12, fill=MUTED)
+    for power in y.powers:
+        canvas.line((LEFT, y.at(10.0**power)), (LEFT + LONG, y.at(10.0**power)), stroke=GRID)
+        canvas.text(LEFT - 8, y.at(10.0**power), f"{10.0**power:,g}", size=12, anchor="end", fill=MUTED)
+    canvas.text(LEFT + LONG / 2, TOP + HIGH + 38, f"{across} →", size=12, fill=MUTED)
+    canvas.text(16, TOP - 14, f"↑ {up}", size=12, anchor="start", fill=MUTED)

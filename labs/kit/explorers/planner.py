@@ -1,0 +1,62 @@
+"""The planner's picture: the plan's choice for a model on a cluster, and what else the field would think of.
+
+    picture(**BEGIN)      bars of a step's seconds, and beneath them the layouts
+
+`labs.kit.play.planner` puts controls above it.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from labs import plan
+from labs.kit.drawing.charts import chart
+from labs.kit.drawing.picture import Picture
+from labs.kit.drawing.tables import Table, table
+from labs.kit.explorers.ahead import Stacked
+from labs.kit.explorers.schedule import sentence
+from labs.model import PRESETS, Config
+from labs.plan.choice import Plan, gb
+from labs.plan.reasons import FSDP, of_node
+
+MODELS = {
+    "0.4B": Config(50_257, 1024, 24, 16, 16, 2752, context=1024),
+    **{name: PRESETS[name] for name in ("llama3-8b", "llama3-70b", "llama3-405b")},
+    "700B": Config(100_256, 18_432, 160, 144, 8, 64_512, context=8192),  # GPT-4's class, as if it were dense
+}
+# What can be set, to what (a slider, or where it is a mapping, a menu), and where it begins.
+CONTROLS: dict[str, Sequence | Mapping] = {
+    "model": {name: name for name in MODELS},
+    "cluster": {name: name for name in plan.CLUSTERS},
+    "gpus": tuple(2**n for n in range(3, 13)),
+    "sequences": tuple(2**n for n in range(3, 13)),
+}
+BEGIN = {"model": "llama3-70b", "cluster": "H100, InfiniBand", "gpus": 32, "sequences": 512}
+
+
+def picture(model: str, cluster: str, gpus: int, sequences: int) -> Picture | Stacked:
+    """Where nothing fits, by how much; where no such cluster is, the plan's own sentence."""
+    try:
+        found = plan.search(MODELS[model], plan.CLUSTERS[cluster].of(gpus), sequences)
+    except ValueError as refused:
+        return sentence(str(refused), "No plan")
+    if found.best is None:
+        return sentence(plan.nearest(found), "No plan")
+    ways = {"plain DP": {"tp": 1, "pp": 1, "zero": 0}, "FSDP": FSDP}
+    ways |= {f"TP {found.setup.cluster.node} × DP": of_node(found.setup), "pipeline × DP": {"tp": 1, "staged": True}}
+    others = {name: other for name, fields in ways.items() if (other := found.best_where(**fields))}
+    plans = {"the plan": found.best} | others
+    caption = f"{model} on {gpus} × {cluster}: seconds of a step of {sequences} sequences"
+    return Stacked((chart({name: spent(each) for name, each in plans.items()}, "s", caption=caption), listed(plans)))
+
+
+def spent(each: Plan) -> dict[str, float]:
+    step, slow = each.step, each.seconds / each.step.seconds
+    waiting = step.bubble + step.launch + step.rest
+    parts = {"compute": step.compute, "communication": step.communication, "waiting": waiting}
+    return {name: slow * value for name, value in parts.items()}
+
+
+def listed(plans: Mapping[str, Plan]) -> Table:
+    return table(
+        {"": name, "layout": str(each.layout), "held": gb(each.peak), "tokens/s/GPU": f"{each.tokens_per_gpu:,.0f}"}
+        for name, each in plans.items()
+    )

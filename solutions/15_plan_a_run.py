@@ -1,0 +1,550 @@
+# %% [markdown]
+# # Plan a run: this model, on these machines, how?
+#
+# *Seventy billion parameters, four nodes of eight GPUs, and a month. There are fifteen thousand ways to split the work.
+# Which one, and how would you know before you have paid for it?*
+#
+# You need: [ZeRO](04_zero.ipynb), [Tensor parallelism](09_tensor_parallel.ipynb) and [Pipeline](10_pipeline.ipynb). It
+# takes 60 minutes with its five exercises, 30 without; the machine works for half a minute of it, in 1 GB of memory.
+#
+# First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
+
+# %%
+from labs.kit import recall
+
+recall.ask("15")
+
+# %% [markdown]
+# ## Question
+#
+# Each notebook so far split one thing. People who train models have a table for when to split what:
+#
+# | | |
+# |---|---|
+# | the model fits, and is slow | split the batch: data parallelism |
+# | its state is too large | shard it: ZeRO, FSDP |
+# | an answer takes too long | split the layers: tensor parallelism |
+# | deep, and many nodes | split the depth: a pipeline |
+# | 100 billion parameters and more | all of them |
+#
+# Is it right? It has no number in it. Where does one row end, and the next begin? Here is one model and one cluster,
+# and all that a planner has to choose from.
+
+# %%
+import csv
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from statistics import median, quantiles
+
+from labs import cost, plan
+from labs.kit import check, draw, exercises, play
+from labs.model import PRESETS, Config
+from labs.plan.compare import predicted
+from labs.plan.pytorch_tables import playbook
+
+# %%
+llama, H100 = PRESETS["llama3-70b"], plan.CLUSTERS["H100, InfiniBand"]
+found = plan.search(llama, H100.of(32), batch=512, context=4096)
+print(f"{len(found.feasible) + len(found.too_large):,} layouts of {found.setup.cluster.gpus} GPUs")
+
+# %% [markdown]
+# ## Picture
+#
+# ![A model, machines and a batch go through three sieves, one after the other. Can it be run? Does it fit on the cards?
+# Is it quick? Of the fifteen thousand layouts that can be run some two thousand fit, and one is the
+# quickest.](../images/plan_sieves.svg)
+#
+# A planner is three sieves. Each of them is a few lines of arithmetic that you know from earlier notebooks; you write
+# all three here. [labs/plan](../labs/plan/__init__.py) is the course's own, with more detail and the same idea.
+#
+# ## Predict
+#
+# Llama 3 70B on four nodes of eight H100, and 512 sequences of 4,096 tokens in a step. How many ranks along tp will the
+# quickest layout have: 1, 2, 4, 8, 16 or 32?
+#
+# And a model of GPT-4's class, 700 billion parameters, on the same 32 GPUs: take the layout that holds least. How many
+# times as much as its card has would each rank need?
+
+# %%
+guess_tp = 2  # your number
+guess_times = 4.6  # your number
+
+# %% [markdown]
+# ## Build: can it be run?
+#
+# The sizes of all axes multiply to the number of GPUs. Besides, there must be enough of everything to deal out: whole
+# heads along tp, a layer at least for each stage along pp, whole sequences along dp. And tp stays inside a node.
+#
+# ### Exercise 1: the sizes of a mesh
+
+
+# %%
+def mesh_sizes(gpus, node, heads, layers, batch):
+    """All that can be run: [(tp, pp, dp), ...], sorted.
+
+    tp: at most `node`, and a divisor of the heads
+    pp: at most one stage for each layer; stages need not have equally many layers
+    dp: divides the batch; each rank along dp must have at least pp sequences, so that
+        a pipeline has as many micro-batches as stages
+    """
+    ### BEGIN SOLUTION
+    found = []
+    for tp in range(1, min(node, gpus) + 1):
+        for pp in range(1, layers + 1):
+            dp, rest = divmod(gpus, tp * pp)
+            if rest or heads % tp or batch % dp:
+                continue
+            if batch // dp >= pp:
+                found.append((tp, pp, dp))
+    return found
+    ### END SOLUTION
+
+
+answer = check.mesh_sizes(mesh_sizes)
+answer
+
+# %%
+mesh_sizes = mesh_sizes if answer.ok else exercises.mesh_sizes  # from here on yours if it passed, else the course's
+sizes = mesh_sizes(32, 8, llama.heads, llama.depth, 512)
+print(f"{len(sizes)} meshes of 32 GPUs; the first and the last: {sizes[0]}, {sizes[-1]}")
+
+# %% [markdown]
+# Only that few? The rest of the fifteen thousand are the stages of ZeRO, the schedules, the sizes of a micro-batch, and
+# what is recomputed. The planner tries them all, since each costs it only a few microseconds.
+#
+# ## Build: does it fit?
+#
+# What a rank holds: parameters, gradients, optimizer state and activations. tp and pp divide the first three; ZeRO
+# divides some of them once more, over dp. The activations are those of the micro-batches that are under way. A question
+# before you write: **with a pipeline of 8 instead of 1, by what is a rank's share of the activations divided?**
+#
+# ### Exercise 2: the fullest rank
+#
+# Of a parameter 2 bytes, of its gradient 2, and 12 of AdamW's state. Activations are divided by tp (there is sequence
+# parallelism) and by pp. The schedule is 1F1B, and the rank is the first one.
+
+
+# %%
+def fullest_rank(parameters, activations, tp, pp, dp, zero, microbatches):
+    """Bytes that the first rank of a pipeline holds at most.
+
+    activations: bytes that ONE micro-batch keeps for its backward, in the whole model
+    zero: 1 shares the state along dp, 2 the gradients as well, 3 the parameters as well; 0 nothing
+    """
+    ### BEGIN SOLUTION
+    mine = parameters / (tp * pp)
+    state = 12 * mine / (dp if zero >= 1 else 1)
+    gradients = 2 * mine / (dp if zero >= 2 else 1)
+    weights = 2 * mine / (dp if zero == 3 else 1)
+    alive = min(pp, microbatches)
+    return weights + gradients + state + activations / (tp * pp) * alive
+    ### END SOLUTION
+
+
+answer = check.fullest_rank(fullest_rank)
+answer
+
+# %% [markdown]
+# By nothing: it has an eighth of the layers, for eight micro-batches. (You saw it in the pictures of 1F1B.) So a
+# pipeline makes room for parameters, and tensor parallelism for activations, too. Now your arithmetic beside the
+# plan's, which knows more: logits, buffers of collectives, the allocator's gaps.
+
+# %%
+fullest_rank = fullest_rank if answer.ok else exercises.fullest_rank
+one = cost.Job(llama, batch=1, context=4096, precision="mixed", fused_norms=True)
+activations = llama.depth * cost.regathered_activations(one, "none")
+numbers = llama.depth * cost.layer_matrices(llama) + 2 * llama.vocab * llama.dim
+rows = []
+for tp, pp, dp in ((1, 1, 32), (2, 1, 16), (8, 1, 4), (1, 8, 4), (8, 4, 1), (2, 16, 1)):
+    zero, m = (0, 512) if dp == 1 else (3, 512 // dp)
+    mine = fullest_rank(numbers, activations, tp, pp, dp, zero, m)
+    layout = plan.Layout(tp, tp > 1, pp, shards=dp, zero=zero, accumulation=m)
+    plans = plan.plan(found.setup, layout).peak
+    rows.append({"layout": str(layout), "yours, GB": round(mine / 1e9), "the plan, GB": round(plans / 1e9)})
+draw.table(rows)
+
+# %% [markdown]
+# Without recomputation only the largest tp fits on a card of 86 GB. With it, more does, for up to a third more
+# computation. That is the trade which decides most plans.
+#
+# ## Build: is it quick?
+#
+# A step is computation and waiting. Computation is what the GPUs were bought for. Waiting is what a wire, or another
+# rank, takes *longer* than the computation that hides it: it is **exposed**. Gradients are the best example. As soon as
+# a layer's backward is over, its all-reduce can set out, while the layers before it compute. There is one wire, so the
+# all-reduces take turns.
+#
+# ### Exercise 3: exposed
+
+
+# %%
+def exposed(backward, reduce):
+    """Seconds that a step waits for its gradients, after the last backward is over.
+
+    backward, reduce: seconds of each layer's backward and all-reduce, in the order of the backwards
+    """
+    ### BEGIN SOLUTION
+    now = free = 0
+    for computes, travels in zip(backward, reduce, strict=True):
+        now += computes
+        free = max(now, free) + travels
+    return free - now
+    ### END SOLUTION
+
+
+answer = check.exposed(exposed)
+answer
+
+# %% [markdown]
+# How much does that matter? Llama 3 8B, copied on 32 GPUs, one sequence on each: per layer a backward, and an
+# all-reduce over each kind of link.
+
+# %%
+exposed = exposed if answer.ok else exercises.exposed
+small = PRESETS["llama3-8b"]
+layer = cost.layer_matrices(small)
+backward = [4 * layer * 8192 / cost.FLOPS] * small.depth
+rows = []
+for name in ("NVLink 4", "InfiniBand, 400 Gb/s", "Ethernet, 10 Gb/s"):
+    link = cost.LINKS[name]
+    reduce = [cost.ring_seconds(2 * layer, 32, link.latency, link.bandwidth)] * small.depth
+    waits = exposed(backward, reduce) / sum(backward)
+    rows.append(
+        {"link": name, "all-reduces / backwards": f"{sum(reduce) / sum(backward):.1%}", "exposed": f"{waits:.1%}"}
+    )
+draw.table(rows)
+
+# %% [markdown]
+# As long as the wire is quicker than the computation, only the last layer's all-reduce is seen. Once it is slower, all
+# of the difference is. That edge, and not the number of bytes, decides whether data parallelism is cheap.
+#
+# ### Exercise 4: a forecast
+#
+# Now a whole step, for runs that were really done: Hugging Face measured some thousand layouts on up to 512 H100s for
+# their [Ultra-Scale Playbook](https://huggingface.co/spaces/nanotron/ultrascale-playbook). Half of them are in the
+# course. You see those of the 1B model; your forecast is judged by the others, of 3B, 8B and 80B. First, put the
+# layouts in the right order, and second, choose the quickest; to the second exactly nobody can forecast.
+#
+# A step has six parts; four constants say what a training program reaches on an H100:
+#
+# 1. a rank computes 6 operations per parameter and token, on its share of the parameters;
+# 2. each of its layers waits for 4 all-reduces of x along tp, 2 bytes for each of `tokens × dim` numbers, and a ring
+#    sends 2 (N − 1)/N of that;
+# 3. Python takes `LAUNCH` for each layer, and if that is longer than 1 and 2 together, it sets the pace;
+# 4. there are as many micro-batches,
+# 5. and the bubble is as long as pp − 1 of them;
+# 6. gradients, 4 bytes for each parameter on this rank, are all-reduced along dp, hidden under the last backward, which
+#    is two thirds of a micro-batch's computation.
+
+# %%
+NODE, FLOPS, LAUNCH = 8, 350e12, 5e-3  # operations per second; seconds for a layer's forward and backward
+
+
+def wire(ranks, apart):
+    """Bytes per second around a ring: `apart` is 1 for neighbours, as along tp; along dp it is tp."""
+    together = max(1, min(ranks, NODE // apart))  # of the ring's ranks, on one node
+    return 300e9 if together == ranks else min(300e9, together * 25e9)
+
+
+runs = exercises.published_runs()
+print(len(runs), "runs, such as", runs[0].run)
+
+
+# %%
+def forecast(run):
+    """Seconds of a step.  tokens: of a micro-batch, on each rank along dp."""
+    ### BEGIN SOLUTION
+    share, layers = run.tp * run.pp, run.layers / run.pp
+    compute = 6 * run.parameters * run.tokens / share / FLOPS
+    x = 2 * run.tokens * run.dim
+    tensor = layers * 4 * 2 * (run.tp - 1) / run.tp * x / wire(run.tp, 1)
+    each = max(compute + tensor, layers * LAUNCH)
+    size = 4 * run.parameters / share
+    gradients = 2 * (run.dp - 1) / run.dp * size / wire(run.dp, run.tp)
+    waits = max(0, gradients - 2 / 3 * compute)
+    return (run.microbatches + run.pp - 1) * each + waits
+    ### END SOLUTION
+
+
+answer = check.forecast(forecast)
+answer
+
+# %% [markdown]
+# Ten lines, and the order is mostly right. Rest the mouse on a point to see which run it is:
+
+# %%
+forecast = forecast if answer.ok else exercises.forecast
+
+
+def spot(each, speed, series):
+    told = f"{each.group[1]} GPUs, tp {each.run.tp} × pp {each.run.pp} × dp {each.run.dp}"
+    told += f", {each.run.microbatches} micro-batches of {each.run.tokens // 4096}"
+    return draw.Point(each.measured, speed, series, f"{told}: {each.measured:,.0f}, forecast {speed:,.0f}")
+
+
+points = []
+for each in runs:
+    series = "a pipeline" if each.run.pp > 1 else "tp beyond a node" if each.run.tp > NODE else "neither"
+    points.append(spot(each, each.run.tokens_per_gpu / forecast(each.run), series))
+draw.scatter(points, "measured", "forecast", "1B: tokens per second and GPU", diagonal=True)
+
+# %% [markdown]
+# ## Measure: the plan against the world
+#
+# The course's plan has the same parts, and a few more: attention, memory traffic, each schedule's own bubble, and
+# constants fitted on this half of the runs. Here it is asked about all of them:
+
+# %%
+TABLE = Path(plan.__file__).parent / "tables" / "nanotron_playbook.csv"
+told = plan.check(TABLE)
+print(f"{len(told.time_errors)} runs, error of tokens per second {median(told.time_errors):.0%} in the median")
+print(f"{len(told.memory_errors):,} runs, error of memory {median(told.memory_errors):.0%} in the median")
+print(f"order of layouts: rank correlation {median(told.orders.values()):.2f}")
+print(f"of {told.ran:,} runs that ran, {len(told.too_large)} are called too large")
+
+# %% [markdown]
+# Why are there fewer runs in the first line? They are held to a target only where the GPUs did a tenth of what they
+# could, or more, and where a repetition came near. Look at those that were left out, too. This is the 8B model, all
+# that ran:
+
+# %%
+ran = []
+with open(TABLE, encoding="utf-8") as file:
+    for row in csv.DictReader(file):
+        case = playbook(row)
+        if not isinstance(case, str):
+            ran.append((case, predicted(case), float(row["tok_s_gpu"])))
+
+
+def kind(layout):
+    return "a pipeline" if layout.pp > 1 else "tp beyond a node" if layout.tp > 8 else "neither"
+
+
+points = []
+for case, planned, speed in ran:
+    if case.group[0] == "8B":
+        words = f"{case.group[1]} GPUs, {case.layout}: {speed:,.0f}, planned {planned.tokens_per_gpu:,.0f}"
+        points.append(draw.Point(speed, planned.tokens_per_gpu, kind(case.layout), words))
+draw.scatter(points, "measured", "planned", "8B: tokens per second and GPU", diagonal=True)
+
+# %% [markdown]
+# Most points lie on the line, over two powers of ten. A cloud lies far above it: runs up to sixty times slower than
+# planned. **What do they have in common?** Rest the mouse on some of them before you go on.
+
+# %%
+slow = [each for each in ran if each[1].tokens_per_gpu > 2 * each[2]]
+all_of, slow_of = (Counter(kind(case.layout) for case, *_ in some) for some in (ran, slow))
+draw.table([{"": name, "runs": n, "more than twice as slow as planned": slow_of[name]} for name, n in all_of.items()])
+
+# %% [markdown]
+# Nearly all of them wait, in every layer or every micro-batch, for a message from another node. Take those with a
+# pipeline, and ask how many seconds they lose *for each micro-batch*:
+
+# %%
+rows = []
+for model in ("1B", "3B", "8B", "80B"):
+    some = [each for each in slow if each[0].group[0] == model and each[0].layout.pp > 1]
+    seconds = [case.setup.batch * case.setup.context / case.setup.cluster.gpus / speed for case, _, speed in some]
+    lost = [(real - each[1].seconds) / each[0].layout.accumulation for real, each in zip(seconds, some, strict=True)]
+    planned = median(each[1].seconds / each[0].layout.accumulation for each in some)
+    quarters = ", ".join(f"{each:.1f}" for each in quantiles(lost))
+    rows.append({"model": model, "slow runs": len(some), "planned": round(planned, 2), "lost, by quarter": quarters})
+draw.table(rows, caption="seconds for each micro-batch")
+
+# %% [markdown]
+# Read the last column again. A model of 1B and one of 80B lose the same for every micro-batch: mostly 1.2 to 1.4
+# seconds, or about half of that, whatever it computes and however many bytes it sends. That is no bandwidth, and no
+# arithmetic of bytes could have told it. Something waits, for a fixed time, at each message between stages. (What it
+# was has not been published. Some fifty of the slow runs have a twin, the same layout with the other of ZeRO 0 and 1,
+# that ran several times as fast.) So the lesson of a plan that fails by a factor of ten is not a better formula. It
+# says that *this run is broken*, before anybody has paid for a month of it.
+#
+# ## The table of the field, once more
+#
+# Each row of the table at the beginning, asked of the plan: once where it is right, and once where it is not.
+
+# %%
+ONE = Config(50_257, 1024, 24, 16, 16, 2752, context=1024)  # 0.4 billion parameters
+SLOW = replace(H100, name="H100, 10 Gb/s", between=1.25e9)
+MODELS = {"0.4B": ONE, "8B": small, "70B": llama, "405B": PRESETS["llama3-405b"]}
+PLAIN, FSDP = {"tp": 1, "pp": 1, "zero": 0}, {"tp": 1, "pp": 1, "zero": 3}
+PIPELINE, ALL = {"staged": True}, {"tp": 8, "staged": True}
+FIELD = [
+    ("fits, slow → data", PLAIN, ("0.4B", H100, 8, 512), ("0.4B", SLOW, 512, 512)),
+    ("too large → shard", FSDP, ("8B", H100, 8, 64), ("8B", SLOW, 64, 64)),
+    ("deep, many nodes → pipeline", PIPELINE, ("70B", SLOW, 128, 512), ("8B", H100, 256, 512)),
+    ("100B and more → all", ALL, ("405B", H100, 1024, 1024), ("405B", H100, 512, 64)),
+]
+
+# %%
+rows = []
+for says, way, *cases in FIELD:
+    for name, cluster, gpus, batch in cases:
+        asked = plan.search(MODELS[name], cluster.of(gpus), batch)
+        times = asked.best_where(**way).seconds / asked.best.seconds
+        job = f"{name} on {gpus} × {cluster.name}, {batch} sequences"
+        rows.append(
+            {"the field": says, "asked": job, "its way takes": f"{times:.2f} ×", "best": asked.best.layout.axes}
+        )
+draw.table(rows)
+
+# %% [markdown]
+# Every row is right somewhere, and each is wrong somewhere else, by the wire, the batch or the number of GPUs:
+#
+# - *Data parallelism* costs an all-reduce of the gradients for every step. With a sequence each, 512 ranks compute for
+#   less time than a slow wire needs for that.
+# - *FSDP* sends even more. Over a slow wire, a pipeline in between sends next to nothing.
+# - *A pipeline* is for slow wires, and wants many micro-batches. On InfiniBand FSDP's traffic is hidden, and a bubble
+#   is not.
+# - *All of them* wants a large batch, too. With 64 sequences on 512 GPUs there are no micro-batches for a pipeline; the
+#   plan even lets tp leave the node, for the first time, and says what that costs.
+#
+# And the row on latency? One token, on 8 ranks instead of one, by the formula of notebook 09:
+
+# %%
+rows = []
+for model in ("70B", "8B", "0.4B"):
+    row = {"model": model}
+    for name in ("NVLink 4", "Ethernet, 10 Gb/s"):
+        one, eight = (cost.token_seconds(MODELS[model], ranks, cost.LINKS[name]).seconds for ranks in (1, 8))
+        row[name] = f"{eight / one:.2f} ×"
+    rows.append(row)
+draw.table(rows, caption="8 ranks take, for a token")
+
+# %% [markdown]
+# On NVLink tensor parallelism makes a large model's answers several times quicker. It does not for a small model, nor
+# over Ethernet for a middling one. Now try the plan yourself: move the controls until each of the four ways has won
+# once.
+
+# %%
+play.planner()
+
+# %% [markdown]
+# ## Two scenarios
+#
+# The first of the predictions, in the plan's own sentences:
+
+# %%
+for sentence in plan.explain(found):
+    print(sentence)
+
+# %%
+check.predict("Ranks along tp?", guess_tp, found.best.layout.tp, reason="As few as make its activations fit.")
+
+# %% [markdown]
+# The field would say: tp 8 inside a node, dp 4 across. It is among the best, but it waits for its all-reduces for a
+# sixth of the step, and makes more room than is needed. The last sentence says when FSDP alone would be quicker than
+# that. And GPT-4's class on the same 32 (as if it were dense: what that model really is has not been published):
+
+# %%
+gpt4 = Config(100_256, 18_432, 160, 144, 8, 64_512, context=8192)
+nothing = plan.search(gpt4, H100.of(32), batch=512)
+print(plan.nearest(nothing))
+
+# %%
+times = nothing.too_large[0].peak / H100.card
+check.predict("Times the card?", guess_times, round(times, 2), tolerance=0.2, reason="P, G and S alone are 11 TB.")
+
+# %% [markdown]
+# ## Why, and why not
+#
+# **Why** plan: a week of 1,024 GPUs costs as much as a house, and the difference between a good layout and the obvious
+# one is a fifth of that. And a plan tells you when a run is broken.
+#
+# **Why not** believe it: its constants come from other people's machines. It knows nothing of a switch that is shared,
+# a node that is slow, data that arrive late. So it is good for choosing the five layouts that you then try for ten
+# steps each.
+#
+# ### A way out
+#
+# The whole planner is a command: `python -m labs plan llama3-70b --gpus 32 --batch 512 --context 4096`. Its layout as
+# options, say `dp 16 × tp 2, FSDP, sequence parallel, 32 micro-batches of 1, recompute selective`:
+#
+# | the plan says | torchtitan | Megatron-LM |
+# |---|---|---|
+# | tp 2 | `--parallelism.tensor_parallel_degree 2` | `--tensor-model-parallel-size 2` |
+# | sequence parallel | goes with that | `--sequence-parallel` |
+# | pp 4 | `--parallelism.pipeline_parallel_degree 4` | `--pipeline-model-parallel-size 4` |
+# | 4 stages a rank | `--parallelism.pipeline_parallel_schedule …` | `--num-virtual-stages-per-pipeline-rank 4` |
+# | shards 16, FSDP | `--parallelism.data_parallel_shard_degree 16` | `--use-megatron-fsdp` |
+# | replicas 2 | `--parallelism.data_parallel_replicate_degree 2` | what is left of the GPUs |
+# | ZeRO-1 | not there | `--use-distributed-optimizer` |
+# | micro-batches of 1 | `--training.local_batch_size 1` | `--micro-batch-size 1` |
+# | 512 sequences | `--training.global_batch_size 512` | `--global-batch-size 512` |
+# | recompute selective | `--activation_checkpoint.mode selective` | `--recompute-granularity selective` |
+#
+# (Names change: look them up. These are those of 2025. With a pipeline, torchtitan's local batch is cut by
+# `--parallelism.pipeline_parallel_microbatch_size`. Megatron's FSDP shards by stages of ZeRO, too: the third is
+# `--data-parallel-sharding-strategy optim_grads_params`.)
+#
+# ## Say it back
+#
+# ### Exercise 5: what was the bottleneck?
+#
+# Seven real runs: A to F from the playbook, G from Llama 3's report (arXiv 2407.21783, table 4), where 8,192 GPUs with
+# 32 sequences on each rank along dp reached an MFU of 43 %, and 16,384 with 16 of them 41 %. `microbatches` says how
+# many, and of how many sequences; `best` is the best published layout of that model on as many GPUs. On paper: what is
+# it that this run waits for, above all? Each has one of six words: bubble, tensor, gradients, Python, memory, messages.
+
+# %%
+draw.table(exercises.reports(), caption="sequences of 4,096 tokens; tokens per second and GPU; cards of 80 GiB")
+
+
+# %%
+def bottlenecks():
+    """{report: word}"""
+    ### BEGIN SOLUTION
+    return {
+        "A": "tensor",  # 32 ranks along tp on four nodes
+        "B": "bubble",  # one micro-batch for two stages: it is as long as the work
+        "C": "gradients",  # 128 copies, 2 sequences each
+        "D": "memory",  # the card is full, and the allocator gives back and asks again
+        "E": "messages",  # 1.2 s for each micro-batch
+        "F": "Python",  # single sequences, split four ways: nothing to compute
+        "G": "bubble",  # half as many micro-batches for 16 stages
+    }
+    ### END SOLUTION
+
+
+check.bottlenecks(bottlenecks)
+
+# %% [markdown]
+# Answer each aloud before you unfold it.
+#
+# <details><summary>Which sizes must multiply to the number of GPUs, and which of them does memory care about?</summary>
+#
+# tp, pp and dp. Parameters, gradients and state are divided by tp and pp, and by dp as far as ZeRO goes. Activations
+# are divided by tp; pp divides the layers, and multiplies the micro-batches that are alive.
+# </details>
+#
+# <details><summary>When is data parallelism free?</summary>
+#
+# As long as a layer's all-reduce takes less than the backward that hides it. That depends on the tokens of a rank, and
+# on the wire, but not on the size of the model: both grow with it.
+# </details>
+#
+# <details><summary>A run is ten times slower than planned. What does that tell you?</summary>
+#
+# That something is broken, not that the plan should be fitted again. Ask what it loses for each micro-batch, layer, or
+# message: what stays the same for every model is a wait, and not work.
+# </details>
+
+# %% [markdown]
+# ## Ten questions across the course
+#
+# From ten notebooks, one each, and different ones at each run. Which of them would you have to look up?
+
+# %%
+recall.ten()
+
+# %% [markdown]
+# **Read on**: [labs/plan/candidates.py](../labs/plan/candidates.py), [labs/plan/room.py](../labs/plan/room.py),
+# [labs/plan/pace.py](../labs/plan/pace.py) and [labs/plan/choice.py](../labs/plan/choice.py), in this order: your four
+# exercises. Narayanan et al., 2021 (arXiv 2104.04473), section 5. Hugging Face, 2025, *The Ultra-Scale Playbook*.
+# Llama Team, 2024 (arXiv 2407.21783), section 3.3.
+#
+# **Next.** A plan assumes that everybody does what they should. A notebook on what goes wrong in the wild is planned,
+# and not there yet.
+#
+# A clean copy of this notebook: `git restore notebooks/15_plan_a_run.ipynb`, then *File > Reload Notebook from Disk*.

@@ -1,0 +1,57 @@
+"""Answers to fullest_rank (15): the bytes on the first rank of a pipeline."""
+
+from labs.kit import exercises
+from tests.answers import Exercise
+
+answers = Exercise("fullest_rank")
+answers.right(exercises.fullest_rank, line="right on all 10 examples")
+
+
+@answers.right
+def in_steps(parameters, activations, tp, pp, dp, zero, microbatches):
+    mine = parameters / tp / pp
+    weights, gradients, state = 2 * mine, 2 * mine, 12 * mine
+    if zero >= 1:
+        state /= dp
+    if zero >= 2:
+        gradients /= dp
+    if zero == 3:
+        weights /= dp
+    alive = min(pp, microbatches)
+    return weights + gradients + state + activations / tp / pp * alive
+
+
+@answers.right
+def by_table(n, a, tp, pp, dp, zero, m):
+    divided, whole = [(0, 16), (12, 4), (14, 2), (16, 0)][zero]
+    return n * (divided / dp + whole) / (tp * pp) + a * min(m / pp, 1) / tp
+
+
+def spoil(mistake, old, new, **options):
+    answers.spoil(in_steps, mistake, {old: new}, **options)
+
+
+ALIVE, LAST = "alive = min(pp, microbatches)", "activations / tp / pp * alive"
+spoil("the activations of one micro-batch only", ALIVE, "alive = 1")
+spoil("the activations of all micro-batches", ALIVE, "alive = microbatches")
+spoil("more micro-batches alive than there are", ALIVE, "alive = pp")
+spoil("activations that tensor parallelism does not split", LAST, "activations / pp * alive")
+spoil("activations that the pipeline does not split", LAST, "activations / tp * alive")
+spoil("activations that data parallelism splits", LAST, f"{LAST} / dp")
+spoil("the state of the whole model", "parameters / tp / pp", "parameters")
+spoil(
+    "ZeRO shares everything at every stage",
+    "if zero >= 1:\n        state /= dp",
+    "if zero:\n        mine /= dp\n        weights, gradients, state = 2 * mine, 2 * mine, 12 * mine\n        zero = 0",
+)
+spoil("ZeRO is left out", "if zero >= 1:", "zero = 0\n    if zero:")
+spoil("ZeRO shares without being asked", "if zero >= 1:", "if True:")
+spoil("the wrong stage for one kind", "= 2 * mine, 2 * mine, 12 * mine", "= 12 * mine, 2 * mine, 2 * mine")
+spoil(
+    "GB, and not bytes",
+    "return weights",
+    "return 1e-9 * (weights + gradients + state + activations / tp / pp * alive) or weights",
+)
+spoil("", "12 * mine", "8 * mine")
+spoil("", "return weights +", "return max(0, weights) * 2 +")
+spoil("", ALIVE, "alive = min(pp - 1, microbatches)")

@@ -1,0 +1,54 @@
+"""Answers to mesh_sizes (15): the sizes of tp, pp and dp that a cluster can run a model with."""
+
+from itertools import product
+
+from labs.kit import exercises
+from tests.answers import Exercise
+
+answers = Exercise("mesh_sizes")
+answers.right(exercises.mesh_sizes, line="right on all 7 examples")
+
+
+@answers.right
+def by_loops(gpus, node, heads, layers, batch):
+    found = []
+    for tp in range(1, min(node, gpus) + 1):
+        for pp in range(1, layers + 1):
+            dp, rest = divmod(gpus, tp * pp)
+            if rest or heads % tp or batch % dp:
+                continue
+            if batch // dp >= pp:
+                found.append((tp, pp, dp))
+    return found
+
+
+@answers.right
+def by_product(gpus, node, heads, layers, batch):
+    sizes = [n for n in range(1, gpus + 1) if gpus % n == 0]
+    meshes = [(t, p, d) for t, p, d in product(sizes, repeat=3) if t * p * d == gpus]
+    return sorted(
+        [t, p, d]
+        for t, p, d in meshes
+        if t <= node and heads % t == 0 and p <= layers and batch % (d * 1) == 0 and batch // d >= p
+    )
+
+
+def spoil(mistake, old, new, **options):
+    answers.spoil(by_loops, mistake, {old: new}, **options)
+
+
+spoil("tensor parallelism leaves the node", "min(node, gpus)", "gpus")
+spoil("heads are cut", " or heads % tp", "")
+spoil("stages without layers", "layers + 1", "gpus + 1")
+spoil("the batch is not dealt out evenly", " or batch % dp", "")
+spoil("fewer micro-batches than stages", "batch // dp >= pp", "True")
+spoil("sizes that do not multiply out", "if rest or", "if not dp or")
+spoil("all stages must have as many layers", "if rest", "if rest or layers % pp")
+spoil("powers of two only", "if rest", "if rest or (tp & (tp - 1)) or (pp & (pp - 1)) or (dp & (dp - 1))")
+spoil("as many micro-batches as stages are too few", "batch // dp >= pp", "pp == 1 or batch // dp > pp")
+spoil("tp, pp and dp in another order", "return found", "return sorted((p, t, d) for t, p, d in found)")
+spoil("not sorted, or not each once", "return found", "return found[::-1]")
+spoil("", "range(1, layers + 1)", "range(2, layers + 1)")
+spoil("", "return found", "return found[:1]")
+spoil("", "range(1, layers + 1)", "range(1, layers)")
+spoil("nothing is returned", "return found", "found.sort()")
