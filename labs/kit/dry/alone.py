@@ -4,7 +4,7 @@ a collective         a fake process group sends nothing, and what others would h
 a comparison         labs.agree compares nothing: here alone is that switched off, for all who compare
 a wait               is over at once
 PyTorch's own        DDP does not compare and copy parameters as it begins; FSDP does not cut out what is not its own
-a pipeline           its neighbours say what will come: see our_neighbours, torchs_neighbours
+a pipeline           its neighbours say what will come: see neighbours
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from torch.distributed import distributed_c10d
 from labs import agree, group
 from labs.kit.dry.device import NAME, register
 from labs.kit.watch import tap
-from labs.pp.messages import Mail, Receive, cut_of
+from labs.pp.batches import GivenBatches
+from labs.pp.messages import MOST_DIMS, Mail, Receive, cut_of
 
 receive = Mail.receive
 
@@ -46,6 +47,7 @@ def alone(rank: int, ranks: int) -> Iterator[None]:
             make_group = inspect.unwrap(distributed_c10d._new_group_with_tag)
             stack.enter_context(patch.object(distributed_c10d, "_new_group_with_tag", make_group))
             stack.enter_context(patch.object(agree, "alone", True))
+            stack.enter_context(patch.object(GivenBatches, "agreed", size_here))
             stack.enter_context(patch.object(dist, "all_gather_object", all_gather_object))
             stack.enter_context(patch.object(group, "added_up", added_up))
             for name in ("_verify_param_shape_across_processes", "_sync_module_states"):
@@ -87,7 +89,27 @@ def all_gather_object(values: list[Any], value: Any, *others: Any, **options: An
     values[:] = [value] * len(values)
 
 
+def size_here(batches: GivenBatches, x: Tensor | None, y: Tensor | None) -> int:
+    if x is None and y is None:
+        raise ValueError(
+            "neither x nor y is given, and in a dry run nobody tells how large a batch is: give one, "
+            "torch.empty(8, 64, device='meta') where this rank reads none"
+        )
+    return len(y if x is None else x)
+
+
 def nothing(*args: Any, **kwargs: Any) -> None: ...
+
+
+@contextmanager
+def neighbours(crossing: Tensor) -> Iterator[None]:
+    """A pipeline's, ours or PyTorch's, where whoever runs it says what crosses each cut: micro-batches like this one.
+
+    with neighbours(torch.empty(2, 64, 128, device="meta")):
+        pipeline.forward_backward(x, y)
+    """
+    with our_neighbours(crossing), torchs_neighbours(crossing):
+        yield
 
 
 @contextmanager
@@ -95,7 +117,10 @@ def our_neighbours(crossing: Tensor) -> Iterator[None]:
     """A pipeline's, who say as it begins what will come: micro-batches like this one."""
 
     def told(mail: Mail, step: Receive) -> None:
-        mail.agreed.setdefault(cut_of(step.message), (crossing.dtype, crossing.shape))
+        if (cut := cut_of(step.message)) not in mail.agreed:
+            description = torch.empty(2 + MOST_DIMS, dtype=torch.int64, device=mail.device)
+            dist.recv(description, group=mail.group, group_src=step.source)  # has no numbers, but answers a send
+            mail.agreed[cut] = crossing.dtype, crossing.shape
         receive(mail, step)
 
     with patch.object(Mail, "receive", told):
@@ -119,6 +144,7 @@ def torchs_neighbours(crossing: Tensor) -> Iterator[None]:
 
     with (
         patch.object(PipelineStage, "_recv_meta", told),
+        patch.object(PipelineStage, "_send_meta", nothing),
         patch.object(PipelineStage, "_warmup_backward_result", they_ask_for_shapes),
     ):
         yield

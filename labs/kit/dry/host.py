@@ -10,12 +10,14 @@ depends on values.  It raises NeedsNumbers, which names the line.
 
 from __future__ import annotations
 
+import os
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
+from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
@@ -35,7 +37,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from labs.group import all_gather, reduce_scatter_single
 from labs.kit.dry.device import NAME
-from labs.kit.watch.frames import learner_frame, source_line
+from labs.kit.watch.frames import LABS, TORCH, is_machinery, learner_frame, source_line
 
 
 def is_set_to(x: Tensor, y: Tensor) -> bool:
@@ -86,6 +88,7 @@ ANSWERED = {  # by the host alone
     FUNCTIONAL.wait_tensor.default: lambda x: x,
 }
 LARGE = 2**20  # elements: from there on a tensor of the host is fake, too
+PIPELINES = os.path.join(LABS, "pp", ""), os.path.join(TORCH, "distributed", "pipelining", "")
 COPIES = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}
 
 
@@ -155,10 +158,7 @@ class Pretend(TorchDispatchMode):
         try:
             answer = self.fakes.__torch_dispatch__(func, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
-            raise NeedsNumbers(
-                f"{line()} asks for numbers, which a dry run does not have, and for which a GPU would be waited for: "
-                "leave it out of the function"
-            ) from None
+            raise NeedsNumbers(refusal(sys._getframe(1))) from None
         if func in ISSUED:
             ISSUED[func](answer, *args)
         return answer
@@ -189,6 +189,24 @@ def leaves_the_device(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 def line() -> str:
     return source_line(learner_frame(sys._getframe(2)))
+
+
+def refusal(frame: FrameType | None) -> str:
+    asked = source_line(learner_frame(frame))
+    while frame is not None and not frame.f_code.co_filename.startswith(PIPELINES):
+        frame = frame.f_back
+    if frame is None:
+        return (
+            f"{asked} asks for numbers, which a dry run does not have, and for which a GPU would be waited for: "
+            "leave it out of the function"
+        )
+    while frame is not None and (is_machinery(frame.f_code.co_filename) or frame.f_code.co_filename.startswith(LABS)):
+        frame = frame.f_back
+    return (
+        f"{source_line(frame)} asks its neighbours in the pipeline what they will send, and in a dry run nobody "
+        "answers: run it within labs.kit.dry.alone.neighbours(torch.empty(2, 64, 128, device='meta')), of what crosses "
+        "a cut"
+    )
 
 
 def attention(

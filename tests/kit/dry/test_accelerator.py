@@ -6,6 +6,7 @@ Reference: what a GPU refuses, and what it makes the host wait for; that is know
 import re
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from labs import pp
+from labs.kit.dry.alone import neighbours
 from labs.kit.dry.as_rank import as_rank
 from labs.kit.launch import run
 from labs.memory.recompute import checkpoint
@@ -57,6 +60,34 @@ def old_loss() -> None:
     second.backward()
 
 
+def pipeline() -> pp.Pipeline:
+    stages = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    return pp.Pipeline(stages, pp.one_f_one_b(2, 2), F.mse_loss, dist.new_group([16, 17]))
+
+
+def nobody_says_what_crosses() -> None:
+    pipeline().forward_backward(None, torch.ones(4, 2))
+
+
+def nobody_says_how_many() -> None:
+    pipeline().forward_backward(None, None)
+
+
+def nobody_tells_torch() -> None:
+    torchs_pipeline().step(target=torch.ones(4, 2))
+
+
+def torchs_pipeline() -> Any:
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B  # takes a second
+
+    stage = PipelineStage(nn.Linear(2, 2), 1, 2, torch.device("gpu"), group=dist.new_group([16, 17]))
+    return Schedule1F1B(stage, 2, F.mse_loss)
+
+
+WITHIN = "run it within labs.kit.dry.alone.neighbours(torch.empty(2, 64, 128, device='meta')), of what crosses a cut"
+ASKS = "asks its neighbours in the pipeline what they will send, and in a dry run nobody answers: " + WITHIN
+
+
 MISTAKES = {
     wrong_device: "FakeTensorDeviceMismatchError: Expected all tensors to be on the same device, but found at least "
     "two devices, gpu:0 and cpu!",
@@ -64,6 +95,9 @@ MISTAKES = {
     branch: "NeedsNumbers: LINEif torch.ones(()): asks for numbers",
     shape_by_values: "NeedsNumbers: LINEtorch.ones(2)[torch.ones(2) > 0] asks for numbers",
     hook: "KeyError: 'in a hook'",
+    nobody_says_what_crosses: "NeedsNumbers: LINEpipeline().forward_backward(None, torch.ones(4, 2)) " + ASKS,
+    nobody_says_how_many: "ValueError: neither x nor y is given, and in a dry run nobody tells how large a batch is",
+    nobody_tells_torch: "NeedsNumbers: LINEtorchs_pipeline().step(target=torch.ones(4, 2)) " + ASKS,
     old_loss: "RuntimeError: backward() of a loss from before step(): the parameters of its forward are gone",
 }
 
@@ -91,6 +125,12 @@ def passes() -> None:
     model = nn.Linear(2, 2).to(torch.bfloat16)
     assert model.weight.dtype == torch.bfloat16 and model.weight.device.type == "gpu"
     assert torch.accelerator.current_accelerator().type == "gpu" and torch.accelerator.device_count() == 1
+
+
+def pipelines() -> None:
+    with neighbours(torch.empty(2, 2, device="meta")):
+        pipeline().forward_backward(None, torch.ones(4, 2))
+        torchs_pipeline().step(target=torch.ones(4, 2))
 
 
 def autocasts() -> None:
@@ -122,7 +162,7 @@ def try_all(functions: list[Callable]) -> dict[str, tuple[str, list]]:
 
 @pytest.fixture(scope="module")
 def tried():
-    return run(try_all, [*MISTAKES, *WAITS, passes, autocasts], ranks=1, device="cpu")[0]
+    return run(try_all, [*MISTAKES, *WAITS, passes, pipelines, autocasts], ranks=1, device="cpu")[0]
 
 
 @pytest.mark.parametrize("function", MISTAKES, ids=lambda function: function.__name__)
@@ -138,4 +178,4 @@ def test_what_waits_for_the_device_is_counted_with_its_line(tried, function):
 
 
 def test_what_waits_for_nothing_passes(tried):
-    assert tried["passes"] == tried["autocasts"] == ("", [])
+    assert tried["passes"] == tried["autocasts"] == tried["pipelines"] == ("", [])

@@ -20,6 +20,7 @@ from labs.kit.dry.dry import DryPass, dry
 from labs.kit.dry.host import NeedsNumbers
 from labs.kit.dry.rehearsal import rehearse
 from labs.kit.launch import run
+from labs.kit.nccl.verdict import SOUND, would_hang
 from labs.kit.record import join_some
 from labs.kit.strategies import ROWS, STRATEGIES
 from labs.kit.tour import EXACT
@@ -130,6 +131,20 @@ def test_several_ranks_come_back_side_by_side():
     assert draw.memory(results.memory) and draw.traffic(results.communication)
     with pytest.raises(ValueError, match="rank 0: this recording has of 1024 ranks these: 17, 1023"):
         results.memory.held(0)
+
+
+JOINED = "zero-3", "pp-1f1b", "torch-pp-1f1b", "pp-fsdp-tp"
+
+
+def step_each() -> None:
+    for name in JOINED:
+        for _ in rehearse(ROWS[name], config_of(ROWS[name], "tiny"), BATCH, 1):
+            pass
+
+
+def test_dry_runs_of_all_ranks_are_one_job_to_the_checker():
+    verdict = would_hang(dry(step_each, ranks=4, rank=range(4)).communication)
+    assert verdict.name == SOUND, verdict
 
 
 def reads_its_loss() -> float:
