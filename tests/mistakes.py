@@ -265,7 +265,6 @@ MISTAKES = [
     *of(
         "gspmd",
         "gspmd/propagation.py",
-        ("(*graph.operations, *reversed(graph.operations))", "graph.operations"),
         ("return min(letters, key=elsewhere)", "return letters[0]"),
         ("if isinstance(placement, Shard) and own[placement.dim] != letter", "if own[0] != letter"),
         ("and value not in graph.results", ""),
@@ -275,7 +274,7 @@ MISTAKES = [
         "gspmd",
         "gspmd/lowering.py",
         ("            copies[value].add(spec.placements)\n", "            pass\n"),
-        ("        return found + [", "        return [*found] or [*found] + ["),
+        ("        return found + [", "        return [*found, *[]] or ["),
     ),
     *of(
         "gspmd",

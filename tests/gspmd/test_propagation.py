@@ -96,6 +96,17 @@ def test_summands_stay_so_as_long_as_they_are_only_added_up():
     assert named == {"mm": P, "add": R, "mul": R}
 
 
+def test_a_result_is_no_summand():
+    graph = of_ones(lambda x, w: (x @ w, x @ w + x @ w), (8, 16), (16, 4))
+    assert [along(graph, ([S1, None], [None, None]))[value] for value in graph.results] == [R, R]
+
+
+def test_what_one_axis_has_cut_a_second_may_not_cut_evenly():
+    graph = of_ones(lambda x: (x.view(2, 2, 6) * 2,), (4, 6))
+    layouts = propagate(graph, (2, 2), {graph.arguments[0]: (S0, S0)})
+    assert layouts[graph.results[0]].placements == (S0, R)
+
+
 def test_a_letter_is_not_followed_where_it_cannot_be_cut_evenly():
     graph = of_ones(lambda x: (x.view(2, 3, 4) * 2,), (6, 4))
     assert along(graph, ([S0], [None]), ranks=2)[graph.results[0]] == S0

@@ -1,0 +1,89 @@
+"""The other way in JAX: collectives written by hand, in a function that each device runs on its own piece (shard_map).
+
+    zero_3       a step in which weights, gradients and moments are sharded: gathered, used, reduce-scattered
+    pipeline     layers dealt out along an axis, micro-batches handed on from stage to stage by ppermute
+
+Neither has a backward of its own.  JAX derives it, and the transpose of a collective is a collective:
+
+    forward        all_gather        psum_scatter     psum           ppermute to the next
+    backward       psum_scatter      all_gather       a copy         ppermute to the one before
+
+So zero_3 writes its gathers alone, and gets the reduce-scatters of ZeRO 3; and a pipeline that only goes forward gets
+the way back.  Unlike with annotations, nothing is added and nothing left out: what is written is what is sent.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import Mesh, PartitionSpec
+
+from labs.model import Config
+from labs.xla.pure import Weights, adamw, layer, loss, part
+
+EVERYWHERE = PartitionSpec()
+
+
+def zero_3(
+    mesh: Mesh, axis: str, config: Config, settings: Mapping[str, Any]
+) -> Callable[..., tuple[Weights, Weights, Array]]:
+    """A step as labs.xla.pure.step has it: (weights, moments, count, tokens_BT, targets_BT) -> (.., .., loss).
+
+    Everything is cut along its first dim, by this axis of the mesh, which must divide it.
+    """
+    sharded = PartitionSpec(axis)
+
+    @partial(
+        jax.shard_map,
+        mesh=mesh,
+        in_specs=(sharded, sharded, EVERYWHERE, sharded, sharded),
+        out_specs=(sharded, sharded, EVERYWHERE),
+    )
+    def step(shards: Weights, moments: Weights, count: Array, tokens_BT: Array, targets_BT: Array) -> Any:
+        def share(shards: Weights) -> Array:
+            whole = {name: lax.all_gather(w, axis, tiled=True) for name, w in shards.items()}
+            return loss(whole, tokens_BT, targets_BT, config) / lax.axis_size(axis)
+
+        value, gradients = jax.value_and_grad(share)(shards)
+        new = {name: adamw(w, gradients[name], moments[name], count, **settings) for name, w in shards.items()}
+        return {n: w for n, (w, _) in new.items()}, {n: m for n, (_, m) in new.items()}, lax.psum(value, axis)
+
+    return step
+
+
+def stacked(weights: Weights, config: Config) -> Weights:
+    """The weights of all layers as one array a name, [depth, ...]: cut along it, each stage has its layers."""
+    layers = [part(weights, f"layers.{number}") for number in range(config.depth)]
+    return {name: jnp.stack([weights[name] for weights in layers]) for name in layers[0]}
+
+
+def pipeline(mesh: Mesh, axis: str, config: Config) -> Callable[[Weights, Array], Array]:
+    """All layers of the model: (stacked weights, x_MBTD) -> y_MBTD, M micro-batches after each other.
+
+    As many stages as the axis has devices, which must divide the depth; y is on all of them.  With M micro-batches and
+    N stages there are M + N - 1 ticks, in each of which every stage computes, on what is of no use at the ends: that is
+    the bubble, and where a schedule waits, this computes in vain.
+    """
+
+    @partial(jax.shard_map, mesh=mesh, in_specs=(PartitionSpec(axis), EVERYWHERE), out_specs=EVERYWHERE)
+    def run(own: Weights, x_MBTD: Array) -> Array:
+        stage, stages, microbatches = lax.axis_index(axis), lax.axis_size(axis), len(x_MBTD)
+        layers = len(next(iter(own.values())))
+
+        def tick(arrived_BTD: Array, number: Array) -> tuple[Array, Array]:
+            fresh_BTD = x_MBTD[jnp.minimum(number, microbatches - 1)]
+            x_BTD = jnp.where(stage == 0, fresh_BTD, arrived_BTD)
+            for place in range(layers):
+                x_BTD = layer({name: w[place] for name, w in own.items()}, x_BTD, config)
+            onward = [(one, one + 1) for one in range(stages - 1)]
+            return lax.ppermute(x_BTD, axis, onward), x_BTD
+
+        nothing_yet = lax.pcast(jnp.zeros_like(x_MBTD[0]), axis, to="varying")
+        _, done_BTD = lax.scan(tick, nothing_yet, jnp.arange(microbatches + stages - 1))
+        last = jnp.where(stage == stages - 1, done_BTD[stages - 1 :], 0)
+        return lax.psum(last, axis)
+
+    return run
