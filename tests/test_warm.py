@@ -17,8 +17,8 @@ LONG = 300  # seconds: ends a hang
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory):
-    if "JUPYTER_PATH" in os.environ:  # the suite's own
-        yield str(Path(os.environ["JUPYTER_PATH"]) / "python")
+    if warm.python() != sys.executable:  # the suite's own
+        yield warm.python()
         return
     folder = tmp_path_factory.mktemp("w")
     with warm.pythons(folder):
@@ -41,10 +41,16 @@ def test_it_has_torch_and_is_otherwise_new(python: str, tmp_path: Path) -> None:
 
 def test_a_script_its_own_folder_and_the_same_python_again(python: str, tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("name = 'beside'")
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "away.py").write_text("name = 'away'")
     script = tmp_path / "script.py"
-    script.write_text("import sys, beside\nprint(__name__, __file__, beside.name, sys.executable)\n1 / 0\n")
-    done = subprocess.run([python, str(script)], capture_output=True, text=True, timeout=LONG)
-    assert done.stdout == f"__main__ {script} beside {python}\n"
+    script.write_text(
+        "import sys, away, beside\nprint(__name__, __file__, beside.name, away.name, sys.executable)\n1 / 0"
+    )
+    path = os.pathsep.join(filter(None, (str(tmp_path / "far"), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run([python, str(script)], env=environment, capture_output=True, text=True, timeout=LONG)
+    assert done.stdout == f"__main__ {script} beside away {python}\n"
     assert "ZeroDivisionError" in done.stderr and "in <module>" in done.stderr
     assert done.returncode == 1
 
@@ -57,6 +63,12 @@ def test_a_module_and_its_open_files(python: str) -> None:
     os.close(write)
     with open(read, "rb") as pipe:
         assert pipe.read() == b"here"
+
+
+def test_what_it_writes_unbuffered_is_there_at_once(python: str) -> None:
+    code = "import os; print('torch' in os.sys.modules, end=''); os._exit(0)"
+    assert subprocess.check_output([python, "-u", "-c", code], text=True, timeout=LONG) == "True"
+    assert subprocess.check_output([python, "-c", code], text=True, timeout=LONG) == ""
 
 
 def test_what_it_does_not_know_is_the_real_python(python: str) -> None:

@@ -17,7 +17,7 @@ from labs.data import Batches, corpus
 from labs.kit.launch import run
 from labs.kit.strategies import ADAMW
 from labs.model import GPT, PRESETS
-from tools import notebooks
+from tools import notebooks, warm
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or each rank imports what runs notebooks
 
@@ -76,7 +76,7 @@ def test_each_script_prints_one_processs_losses(tmp_path):
 
 def test_a_rank_that_is_killed_costs_the_steps_since_the_last_checkpoint(tmp_path):
     (tmp_path / "job.py").write_text(in_double(SCRIPTS["checkpoint"], STEPS))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=3"]
+    torchrun = [warm.python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=3"]
     done = subprocess.run(
         [*torchrun, "job.py", "--kill-at=3"],
         capture_output=True,

@@ -6,7 +6,6 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -24,6 +23,7 @@ from labs.checkpoint.parts import Part
 from labs.kit.launch import RankError, run
 from labs.model import GPT
 from tests.checkpoint.common import CONFIG, LAYOUTS, Extras, linear, numbers, same, steps, words_of
+from tools import warm
 
 
 def held_up(name, module=saving):
@@ -290,7 +290,7 @@ go.set()
 
 
 def test_a_program_that_ends_without_wait_ends_when_it_is_written_and_says_what_is_not(tmp_path):
-    done = subprocess.run([sys.executable, "-c", PROGRAM, tmp_path], capture_output=True, text=True, check=True)
+    done = subprocess.run([warm.python(), "-c", PROGRAM, tmp_path], capture_output=True, text=True, check=True)
     assert "Saver.wait" in done.stderr and "ProcessGroup" in done.stderr, done.stderr
     assert newest(tmp_path).name == "step-1" and newest(tmp_path / "not") is None
 

@@ -7,7 +7,6 @@ by torchrun's elastic agent.
 import os
 import secrets
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from labs.checkpoint import Saver, newest
 from labs.kit.launch import run
 from tests.checkpoint.common import same
 from tests.checkpoint.drill import AtOnce, in_fsdp, in_zero, training
+from tools import warm
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
@@ -66,7 +66,7 @@ def under_torchrun(folder, kills, seed):
     steps = 2 * kills + 5
     run(training, folder / "undisturbed", steps, in_fsdp, AtOnce, ranks=2)
     (folder / "job.py").write_text(SCRIPT.format(folder=str(folder / "killed"), steps=steps, kills=kills, seed=seed))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    torchrun = [warm.python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
         [*torchrun, f"--max-restarts={kills}", str(folder / "job.py")],
         capture_output=True,

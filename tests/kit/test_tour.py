@@ -9,7 +9,6 @@ import os
 import pty
 import re
 import subprocess
-import sys
 import termios
 from dataclasses import replace
 from functools import partial
@@ -23,6 +22,7 @@ from labs.cost import Held, Prediction
 from labs.kit import tour
 from labs.kit.launch import RankError
 from labs.kit.strategies import ONE_DEVICE, STRATEGIES, average_with
+from tools import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ["P", "G", "S", "A", "comm", "temporary", "peak"]
@@ -49,18 +49,8 @@ def read_all(descriptor: int) -> str:
 def made(tmp_path_factory):
     """A tour from a shell: (folder, stdout through a pipe, stderr on a terminal)."""
     folder = tmp_path_factory.mktemp("tour")
-    command = [
-        sys.executable,
-        "-m",
-        "labs",
-        "tour",
-        "--steps",
-        "3",
-        "--ranks",
-        "2",
-        "--strategies",
-        "torch-ddp,ddp-bucketed",
-    ]
+    options = "tour --steps 3 --ranks 2 --strategies torch-ddp,ddp-bucketed"
+    command = [warm.python(), "-m", "labs", *options.split()]
     mine, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (40, 100))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

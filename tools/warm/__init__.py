@@ -1,6 +1,7 @@
 """Pythons that have torch and the course imported as they begin: for the notebooks of a suite, on Linux.
 
     pythons(folder)     writes folder/python, to be started as Python is
+    python()            the path of the suite's, for what else would import torch anew: scripts, torchrun
     client.py           what folder/python runs: it has a process made, and stands for it: files, signals, exit status
     origin.py           the one that imports, and forks; one for each set of variables that imports may read
 
@@ -9,6 +10,7 @@ import what the one before it had.  What runs is otherwise the same: a process f
 """
 
 import json
+import os
 import socket
 import sys
 from pathlib import Path
@@ -37,3 +39,9 @@ def pythons(folder: Path) -> socket.socket:
     usual = get_kernel_dict()
     kernel.write_text(json.dumps(usual | {"argv": [str(python), *usual["argv"][1:]]}))
     return alive
+
+
+def python() -> str:
+    """The suite's own; where it has none, the usual one."""
+    warm = Path(os.environ.get("JUPYTER_PATH", "")) / "python"
+    return str(warm) if warm.exists() else sys.executable

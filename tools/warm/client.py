@@ -20,6 +20,7 @@ READ_BY_IMPORTS = ("PYTHON", "LABS_", "OMP_", "MKL_", "OPENBLAS_", "KMP_", "ATEN
 ORIGIN = {
     "OPENBLAS_NUM_THREADS": "1",  # threads do not survive a fork
     "MPLBACKEND": "module://matplotlib_inline.backend_inline",  # as a kernel sets it
+    "LABS_RANK": "",  # or labs.kit.launch would start a fork server, whose socket a forked process would close later
 }
 RELAYED = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 STATUS = struct.Struct("!i")
@@ -27,9 +28,10 @@ LOOK = 1.0  # seconds between two looks whether the parent is still there
 
 
 def main(python: str, root: str) -> None:
-    arguments = sys.argv[1:]
+    unbuffered = sys.argv[1:2] == ["-u"]  # as torchrun starts its ranks
+    arguments = sys.argv[1 + unbuffered :]
     if not arguments or not (arguments[0] in ("-m", "-c") or arguments[0].endswith(".py")):
-        os.execv(python, [python, *arguments])
+        os.execv(python, [python, *sys.argv[1:]])
     files = open_files()
     parent = os.getppid()
     folder = Path(sys.argv[0]).parent
@@ -41,6 +43,7 @@ def main(python: str, root: str) -> None:
     origin = connect(folder, python, root)
     request = {
         "arguments": arguments,
+        "unbuffered": unbuffered,
         "executable": sys.argv[0],
         "variables": dict(os.environ),
         "folder": os.getcwd(),
@@ -72,7 +75,9 @@ def open_files() -> list[int]:
 
 def connect(folder: Path, python: str, root: str) -> socket.socket:
     """To the origin with the variables that matter, started where it does not run yet."""
-    variables = sorted(item for item in os.environ.items() if item[0].startswith(READ_BY_IMPORTS))
+    variables = sorted(
+        item for item in os.environ.items() if item[0].startswith(READ_BY_IMPORTS) and item[0] != "PYTHONPATH"
+    )
     place = folder / hashlib.sha256(repr(variables).encode()).hexdigest()[:8]
     with place.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import gc
 import importlib
+import io
 import json
 import os
 import random
@@ -120,11 +121,16 @@ def become(request: dict[str, Any], files: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["variables"])
     os.chdir(request["folder"])
+    wanted = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[1:1] = [entry for entry in wanted if entry not in sys.path]
     random.seed()
     numpy.random.seed()
     sys.executable = request["executable"]
     sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)
-    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", closefd=False)
+    output = io.FileIO(1, "w", closefd=False)
+    if not request["unbuffered"]:
+        output = io.BufferedWriter(output)
+    sys.stdout = sys.__stdout__ = io.TextIOWrapper(output, write_through=request["unbuffered"])
     sys.stderr = sys.__stderr__ = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     run(*request["arguments"])
 
