@@ -26,6 +26,7 @@ and an outline in its `__init__`.  Read them in this order; each imports only wh
     parallel     all of it on one mesh: stages that are split and sharded
     plan         this model, on these machines, how? every layout that fits, the quickest first
     native       the same verbs as PyTorch ships them
+    deepspeed    and as DeepSpeed does: a configuration says it (extra deepspeed)
     xla          the other road, JAX: say how arrays are laid out, and the compiler communicates (extra gspmd)
 
 labs/kit is the laboratory around them, and not on the exam; its own map is in labs/kit/__init__.py.

@@ -27,9 +27,10 @@ from torch.func import functional_call
 from labs import cost, ddp
 from labs.kit.launch import run
 from labs.kit.nccl.verdict import MAY_HANG, SOUND, would_hang
-from labs.kit.strategies import ONE_DEVICE, STRATEGIES, average_with, replicated, train
+from labs.kit.strategies import ONE_DEVICE, STRATEGIES, WITH_AN_EXTRA, average_with, replicated, train
 from labs.kit.tour import faults_of
 from labs.model import GPT, PRESETS, Config
+from tests.extras import need_deepspeed
 from tests.models import Tied
 
 BATCH, STEPS, CONTEXT = 12, 3, 16
@@ -67,7 +68,7 @@ def trainings_of(strategy, models=()) -> list[tuple]:
     both = ("GPT", "awkward" if strategy.takes is nn.Module else "odd GPT")
     if is_pipeline(strategy):
         both = ("deep GPT", "deep odd GPT")
-    return [(name, dtype) for name in models or both for dtype in (torch.float64, torch.float32)]
+    return [(name, dtype) for name in models or both for dtype in strategy.dtypes]
 
 
 def train_all(strategies, data, trainings, micro_batches=1, keep=STEPS):
@@ -185,13 +186,15 @@ def require_sound(job) -> None:
 
 # Strategies of a family share their jobs: to start the processes takes as long as to train with one of them.
 FAMILIES = {}
-for row in STRATEGIES:
+for row in (*STRATEGIES, *WITH_AN_EXTRA):
     FAMILIES.setdefault(re.match("(torch-)?((pp-)?fsdp-tp|pp-fsdp|[a-z]+)", row.name)[2], []).append(row)
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
 
 def takes(strategy, ranks: int) -> bool:
     """All of so many ranks."""
+    if strategy in WITH_AN_EXTRA:
+        need_deepspeed()
     return strategy.fits(ranks) and strategy.ranks(ranks) == ranks
 
 
@@ -215,13 +218,16 @@ def test_micro_batches(family):
     """Two on each of two ranks (three on each of four) are one process's batch; what is sent more is predicted."""
     ranks, each = (2, 2) if any(strategy.fits(2) for strategy in FAMILIES[family]) else (4, 3)
     strategies = [strategy for strategy in FAMILIES[family] if strategy.fits(ranks)]
-    trainings = trainings_of(strategies[0])[:2]
+    if not strategies:
+        need_deepspeed()
+    trainings = trainings_of(strategies[0], trainings_of(strategies[0])[0][:1])  # of its first model
     job = run_all(strategies, ranks, "communication", trainings=trainings, micro_batches=each)
     for (place, strategy), (rank, trained) in product(enumerate(strategies), enumerate(job)):
         whole = one_process(4, strategy.computes)[trainings[0]]
-        assert same(trained[strategy.name][0], whole, bound_of(strategy, ranks, torch.float64)), (strategy.name, rank)
+        bound = bound_of(strategy, 0, trainings[0][1])  # bit by bit on no number of ranks: sums are in another order
+        assert same(trained[strategy.name][0], whole, bound), (strategy.name, rank)
         predicted = strategy.predict(job_of(strategy, ranks, rank, each)).sent
-        assert job.recording.sent(rank, (2 * place + 2) * STEPS - 1) == predicted, (strategy.name, rank)
+        assert job.recording.sent(rank, (place + 1) * len(trainings) * STEPS - 1) == predicted, (strategy.name, rank)
     require_sound(job)
 
 
@@ -258,6 +264,11 @@ def by_hand(rank: int) -> dict[str, dict[str, int]]:
         "torch-hsdp": in_pairs,
         "fsdp-bf16": unpadded,  # at rest, all is in float32
         "torch-fsdp-bf16": chunked,
+        # One vector of all that is trained, padded to a multiple of 6, and masters besides; in stage 2 the embedding's
+        # gradient, 91, is more than the shard of 50.  Stage 3 pads each to a multiple of 3: 93, 51, 9 and 3.
+        "deepspeed-1": {"P": 4 * (150 + 49), "G": 4 * sum(sizes), "S": 12 * 50 + 4},
+        "deepspeed-2": {"P": 4 * (150 + 49), "G": 4 * 91, "S": 12 * 50 + 4},
+        "deepspeed-3": {"P": 4 * (52 + 17), "G": 4 * 52, "S": 12 * 52 + 4},
         **split_by_hand(rank),
         **piped_by_hand(rank),
         **composed_by_hand(rank),
@@ -326,17 +337,22 @@ def composed_by_hand(rank: int) -> dict[str, dict[str, int]]:
 
 
 def some_ranks(strategy) -> int:
+    if strategy in WITH_AN_EXTRA:
+        need_deepspeed()
     if not strategy.fits(4):
         pytest.skip(f"this PyTorch, {torch.__version__}, does not run {strategy.name} over gloo")
     return strategy.ranks(3 if strategy.fits(3) else 4)
 
 
-@pytest.mark.parametrize("strategy", (ONE_DEVICE, *STRATEGIES), ids=lambda strategy: strategy.name)
+@pytest.mark.parametrize("strategy", (ONE_DEVICE, *STRATEGIES, *WITH_AN_EXTRA), ids=lambda strategy: strategy.name)
 def test_bytes_held(strategy):
     """By the GPT all kinds, as predicted; by the awkward model P, G and S, as worked out by hand."""
     ranks = some_ranks(strategy)
     names = dict.fromkeys(name for name, _ in trainings_of(strategy))
-    gpt, awkward = held(strategy, ranks, *names)
+    if strategy in WITH_AN_EXTRA:  # it keeps an engine for good
+        [gpt], [awkward] = (held(strategy, ranks, name) for name in names)
+    else:
+        gpt, awkward = held(strategy, ranks, *names)
     for rank in range(ranks):
         as_predicted(strategy, rank, gpt[rank], asdict(strategy.predict(job_of(strategy, ranks, rank)).held))
         assert {kind: awkward[rank][kind] for kind in "PGS"} == by_hand(rank)[strategy.name]
@@ -348,6 +364,12 @@ def as_predicted(strategy, rank: int, measured: dict[str, int], predicted: dict[
         for kind, part in (("comm", None), ("temporary", None), ("A", 0.05), ("peak", 0.05)):
             about = predicted.pop(kind), measured.pop(kind)
             assert part is None or about[1] == pytest.approx(about[0], rel=part), (rank, kind)
+    elif strategy in WITH_AN_EXTRA:
+        about = predicted.pop("peak"), measured.pop("peak")
+        assert about[1] == pytest.approx(about[0], rel=0.15), rank
+        for kind in ("comm", "temporary"):
+            del predicted[kind], measured[kind]
+        assert measured == predicted, rank
     else:
         if is_pipeline(strategy) and strategy.side == "native":  # whose import makes a number, where it is the first
             assert measured.pop("temporary") - predicted.pop("temporary") in (0, 4)

@@ -18,7 +18,7 @@ LEVELS = [
     {"dtensor", "zero"},
     {"fsdp", "tp", "pp", "gspmd"},
     {"checkpoint", "parallel", "plan"},
-    {"native", "xla"},  # and every file of the kit that is not named below
+    {"native", "deepspeed", "xla"},  # and every file of the kit that is not named below
     {"kit.rows"},
     {
         "kit.strategies",
@@ -32,7 +32,7 @@ LEVELS = [
     },
 ]
 TEXTBOOK = set().union(*LEVELS[:6])
-WAYS_OUT = {"native", "xla"}  # the same as others ship it
+WAYS_OUT = {"native", "deepspeed", "xla"}  # the same as others ship it
 # What a file may import besides.
 OTHERS = {
     "data": {"datasets"},  # a corpus from a hub, for those online, inside the function that needs it

@@ -176,7 +176,8 @@ def test_the_tests_bring_the_other_extras_along(empty, tmp_path, capfd):
     (tmp_path / "gspmd-2.11.0").touch()
     assert setup.main("2.13.0", "test") == 0
     stamps = {path.name for path in tmp_path.glob("*-2.*")}
-    assert {"course-2.13.0", "tests-2.13.0", "gspmd-2.13.0"} <= stamps and "gspmd-2.11.0" not in stamps
+    assert {f"{kind}-2.13.0" for kind in ("course", "tests", "gspmd", "deepspeed")} <= stamps
+    assert "gspmd-2.11.0" not in stamps
     assert len(capfd.readouterr().out.splitlines()) == 2
 
 
@@ -188,7 +189,7 @@ def test_the_tests_do_without_an_extra_that_cannot_be_installed(empty, tmp_path,
     monkeypatch.setattr(setup, "installers", only_without_extras)
     assert setup.main("2.13.0", "test") == 0
     *_, told, _ = capfd.readouterr().out.splitlines()
-    assert told == f"Without gspmd, which cannot be installed here: {tmp_path}/setup.log says why"
+    assert told == f"Without gspmd, deepspeed, which cannot be installed here: {tmp_path}/setup.log says why"
     assert (tmp_path / "tests-2.13.0").exists() and not (tmp_path / "gspmd-2.13.0").exists()
 
 
@@ -200,7 +201,7 @@ def test_an_extra_that_was_asked_for_must_be_installed(empty, tmp_path, monkeypa
 
 def test_an_extra_that_is_none_is_told(empty, tmp_path, capfd):
     assert setup.main("2.13.0", "gpsmd") == 2
-    assert capfd.readouterr().err == "EXTRA=gpsmd: there is gspmd\n"
+    assert capfd.readouterr().err == "EXTRA=gpsmd: there is gspmd, deepspeed\n"
     assert not (tmp_path / "setup.log").exists()
 
 

@@ -1,6 +1,6 @@
 """Install the course in .venv: a line, a progress bar, and everything else in a log.
 
-    .venv/bin/python -m tools.setup TORCH [EXTRA ...]   of pyproject.toml: gspmd, which a part of the course needs; test
+    .venv/bin/python -m tools.setup TORCH [EXTRA ...]   of pyproject.toml: gspmd, deepspeed, which parts need; test
 
 It runs before anything is installed, so that the standard library is all there is.
 
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PATIENCE = 3.0  # seconds for the index to answer
-OPTIONAL = ("gspmd",)  # what a part of the course needs besides
+OPTIONAL = ("gspmd", "deepspeed")  # what a part of the course needs besides
 NVIDIA = ("/dev/nvidia0", "/dev/nvidiactl", "/proc/driver/nvidia", "/usr/lib/wsl/lib/nvidia-smi")
 PIP_TO_UV = {
     "index-url": "UV_DEFAULT_INDEX",

@@ -20,6 +20,7 @@
     torch_split        and its tensor parallelism, alone and under fully_shard
     torch_stages       and a stage of its pipelines
     torch_pipeline     and these, alone and on a mesh
+    deepspeed_stages   the same with DeepSpeed
     sense              what is refused, since it makes no sense
     fit                does it fit a card, and on how many ranks?
     generation         the cache of keys and values; milliseconds per token, by class of link
@@ -42,6 +43,7 @@ All names are at hand as `cost.name`. (No function has the name of a file, so th
 from labs.cost.bubble import bubble_seconds, pipeline_seconds, stages_alive
 from labs.cost.cluster import CARD, FLOPS, LINKS, MEMORY, NODE, LinkClass, all_gather_seconds, all_reduce_seconds
 from labs.cost.data_parallel import buckets, ddp, ddp_sent
+from labs.cost.deepspeed_stages import deepspeed, deepspeed_sent
 from labs.cost.fit import per_rank, smallest_ranks
 from labs.cost.fully_sharded import fsdp, fully_shard_sent
 from labs.cost.generation import LINK_CLASSES, Token, kv_cache, token_seconds, token_sent

@@ -1,6 +1,7 @@
 """Every strategy of the course, ours and PyTorch's own, in one table; and the one training loop they share.
 
 The tour, the contract test and the benchmarks read STRATEGIES and nothing else: a strategy joins all three as one row.
+What others ship, and needs an extra, is in WITH_AN_EXTRA, for the first two.
 What a row says is in rows/row.py, the rows are in the other files there, and what a loop needs of a model under a
 strategy is in training.py.
 """
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from labs.kit.record import mark
 from labs.kit.rows.ddp_rows import DDP, ONE_DEVICE, average_with
+from labs.kit.rows.deepspeed_rows import DEEPSPEED
 from labs.kit.rows.fsdp_rows import FSDP
 from labs.kit.rows.parallel_rows import PARALLEL
 from labs.kit.rows.pp_rows import PP
@@ -24,12 +26,13 @@ from labs.kit.training import ADAMW, Batch, Training, backward, replicated, step
 from labs.mesh import Mesh
 
 __all__ = [
-    "ADAMW", "ONE_DEVICE", "ROWS", "STRATEGIES", "Batch", "Strategy", "Training",
+    "ADAMW", "ONE_DEVICE", "ROWS", "STRATEGIES", "WITH_AN_EXTRA", "Batch", "Strategy", "Training",
     "average_with", "backward", "replicated", "set_up", "step", "train", "trainable",
 ]  # fmt: skip
 
 STRATEGIES = (*DDP, *FSDP, *TP, *PP, *PARALLEL)
-ROWS = {row.name: row for row in (ONE_DEVICE, *STRATEGIES)}
+WITH_AN_EXTRA = (*DEEPSPEED,)  # where that is not installed they fit no number of ranks, and say which one adds it
+ROWS = {row.name: row for row in (ONE_DEVICE, *STRATEGIES)}  # those that a dry run takes, too
 
 
 def train(

@@ -40,7 +40,7 @@ from labs.kit import draw
 from labs.kit.drawing.palette import NAMES
 from labs.kit.launch import MOST_RANKS, RankError, Results, run
 from labs.kit.ranks.devices import devices_for
-from labs.kit.strategies import ADAMW, ONE_DEVICE, STRATEGIES, Batch, Strategy, train
+from labs.kit.strategies import ADAMW, ONE_DEVICE, STRATEGIES, WITH_AN_EXTRA, Batch, Strategy, train
 from labs.mesh.grid import equation
 from labs.model import GPT, PRESETS, Config, parameters
 
@@ -355,14 +355,15 @@ def choose(names: str | None, ranks: int) -> list[Strategy]:
     None stands for one of each kind, and "all" for every row, of those that can be run on so many ranks.  Raises
     ValueError for a name that does not exist, or that cannot be run so.
     """
-    known = [strategy.name for strategy in STRATEGIES]
+    table = (*STRATEGIES, *WITH_AN_EXTRA)
+    known = [strategy.name for strategy in table]
     if names is None or names == "all":
         wanted = ONE_OF_EACH if names is None else known
-        return [strategy for strategy in STRATEGIES if strategy.name in wanted and strategy.fits(ranks)]
+        return [strategy for strategy in table if strategy.name in wanted and strategy.fits(ranks)]
     wanted = {name.strip() for name in names.split(",")}
     if unknown := sorted(wanted - set(known)):
         raise ValueError(f"no strategy {', '.join(map(repr, unknown))}: there are {', '.join(known)}, or all")
-    chosen = [strategy for strategy in STRATEGIES if strategy.name in wanted]
+    chosen = [strategy for strategy in table if strategy.name in wanted]
     for strategy in chosen:
         try:
             strategy.axes(ranks)
@@ -379,7 +380,8 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--batch", type=int, default=Plan.batch, help="sequences per step, on all ranks (%(default)s)")
     options.add_argument("--size", default=Plan.size, help=f"of the model: {', '.join(SIZES)} (%(default)s)")
     options.add_argument("--device", default=Plan.device, help="auto, cpu or cuda (%(default)s)")
-    names = ", ".join(strategy.name for strategy in STRATEGIES)
+    shown = (*STRATEGIES, *(strategy for strategy in WITH_AN_EXTRA if strategy.fits(Plan.ranks)))
+    names = ", ".join(strategy.name for strategy in shown)
     options.add_argument("--strategies", metavar="A,B", help=f"all, or some of {names} ({','.join(ONE_OF_EACH)})")
     options.add_argument("--json", type=Path, default="tour.json", metavar="FILE", help="all numbers (%(default)s)")
     options.add_argument("--figure", type=Path, default="tour.png", metavar="FILE", help="a picture (%(default)s)")

@@ -3,6 +3,7 @@
 row     what a row says
 ddp     gradients averaged
 fsdp    state sharded
+deepspeed   likewise, where it is installed
 tp      matrices split
 pp      layers dealt out
 parallel    several axes at once

@@ -11,6 +11,7 @@ Its columns, which are the fields of a Strategy:
               of its layers; root: the other parts;              process bit for bit, in float32
               None where the tokens count, too         takes     the models that it can train: for a GPT it has a plan
     computes  in which dtype; at rest all is float32   note      where PyTorch's differs from its stage, or from ours
+    dtypes    in which the model itself may be
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Strategy:
     bitwise: tuple[int, ...] = (2,)
     takes: type[nn.Module] = nn.Module
     computes: torch.dtype = torch.float32
+    dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32)
     note: str = ""
 
     def ranks(self, asked: int) -> int:

@@ -49,6 +49,7 @@ from labs.kit.watch.frames import KIT, TORCH, is_machinery, learner_frame, short
 from labs.kit.watch.storages import NO_STORAGE, storages_of
 
 BATCHES = itertools.count()
+IN_PLACE = "all_gather", "reduce_scatter"  # where input and output may be parts of each other
 ONE_SIDED = "broadcast", "reduce"  # of what one tensor does: the root of the first only reads it, others of the second
 TELLS_ITS_END = {
     "all_reduce",
@@ -186,11 +187,12 @@ def versions_of(call: tap.Call) -> list[tuple[Callable[[], torch.Tensor | None],
     """Each tensor, not kept, and how often it has been written to, where that is told.
 
     An inference tensor does not count it.  An all_gather counts itself, for its output, of which its input may be a
-    part; so does gloo where it divides for an average, and where it copies back what was coalesced.
+    part; likewise a reduce_scatter, whose output may be a part of its input.  So does gloo where it divides for an
+    average, and where it copies back what was coalesced.
     """
     if call.reduction == "avg" or "coalesced" in call.raw:
         return []
-    written = {storage._cdata for x in call.outputs for storage in storages_of(x)} if call.op == "all_gather" else ()
+    written = {storage._cdata for x in call.outputs for storage in storages_of(x)} if call.op in IN_PLACE else ()
     tensors = (x for x in call.inputs or call.outputs if not x.is_inference())
     return [(ref(x), x._version) for x in tensors if not any(storage._cdata in written for storage in storages_of(x))]
 

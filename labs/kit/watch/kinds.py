@@ -99,6 +99,8 @@ class Finders:
     def at_rest(self, parameter: torch.Tensor) -> None:
         if parameter.is_leaf:  # torch.func.functional_call lends a module other tensors
             self.ledger.tag(parameter, "P")
+            if (shard := getattr(parameter, "ds_tensor", None)) is not None:  # DeepSpeed's stage 3 has it beside
+                self.ledger.tag(shard, "P")
             self.meet_gradient(parameter)
 
     def meet_gradient(self, parameter: nn.Parameter) -> None:

@@ -1,0 +1,112 @@
+"""DeepSpeed's ZeRO: what a rank sends and holds in a step, with the settings of `labs.deepspeed.like_zero`.
+
+    stage    sent by each rank, a step of a micro-batches            textbook, N large and a = 1
+    1        all_reduce G, all_gather P                              3 Ψ
+    2        a all_reduce G, all_gather P                            3 Ψ
+    3        a (reduce_scatter G, 2 all_gather P)                    3 Ψ
+
+Stages 1 and 2 all-reduce a bucket that has gradients for several ranks, though each needs its own part only; they keep
+all trained parameters as one vector, padded to a multiple of 2 N.  Stage 3 cuts each parameter in N chunks, padded to
+the longest.  In each stage the optimizer steps masters in float32, also where the parameters are float32 themselves;
+and before each step the norm of all gradients is all-reduced.
+
+Read in DeepSpeed 0.19.8: deepspeed/runtime/zero/stage_1_and_2.py and stage3.py.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from math import prod
+
+from labs.cost.job import Job
+from labs.cost.kinds_held import FLOAT, Held, Layer, Moment, Prediction, gpt_layers, held
+from labs.cost.saved_activations import backward
+from labs.cost.traffic import all_gather, all_reduce, reduce_scatter
+from labs.cost.zero_stages import padded
+
+NORM = {1: 4, 2: 4, 3: 8}  # bytes: stage 3 adds squares up in float64
+
+
+def deepspeed(job: Job, stage: int, bucket: int) -> Prediction:
+    """A step in float32 on CPU; bucket: elements of gradients that are reduced at once."""
+    job.require("cost.deepspeed", precision=("float32",))
+    layers, accumulation = gpt_layers(job.config), job.accumulation
+    sizes = [size for layer in layers for size in layer.sizes]
+    reduces = len(reduced_together(sizes, bucket)) * (1 if stage == 1 else accumulation)
+    if stage < 3:
+        collectives, turns = {"all_reduce": reduces + 1, "all_gather": 1}, 3 if stage == 1 else 1 + 2 * accumulation
+    else:
+        gathers = sum(2 * layer.uses * len(layer.sizes) for layer in layers) * accumulation
+        collectives = {"all_gather": gathers, "reduce_scatter": reduces, "all_reduce": 1}
+        turns = 3 * accumulation
+    return Prediction(
+        sent=deepspeed_sent(layers, job.ranks, stage, job.rank, bucket, accumulation),
+        collectives=collectives,
+        textbook=Fraction(FLOAT * turns * (job.ranks - 1) * sum(sizes), job.ranks),
+        held=deepspeed_held(job, stage, bucket),
+    )
+
+
+def deepspeed_sent(
+    layers: Sequence[Layer], ranks: int, stage: int, rank: int, bucket: int, accumulation: int = 1
+) -> int:
+    """Bytes that a rank sends in a step, whatever the model; layers: in the order of registration."""
+    sizes = [size for layer in layers for size in layer.sizes]
+    times, norm = 1 if stage == 1 else accumulation, NORM[stage] * all_reduce(1, ranks, rank).elements
+    if stage < 3:
+        reduced = sum(all_reduce(sum(each), ranks, rank).elements for each in reduced_together(sizes, bucket))
+        return FLOAT * (times * reduced + all_gather(padded(sum(sizes), 2 * ranks), ranks, rank).elements) + norm
+    reduced = sum(reduce_scatter(padded(size, ranks), ranks, rank).elements for size in sizes)
+    gathered = 0
+    for layer in layers:
+        whole = sum(padded(prod(shape), ranks) for shape in (*layer.trained, *layer.frozen))
+        gathered += 2 * layer.uses * all_gather(whole, ranks, rank).elements
+    return FLOAT * accumulation * (reduced + gathered) + norm
+
+
+def reduced_together(sizes: Sequence[int], bucket: int) -> list[list[int]]:
+    """Sizes of the gradients that are reduced together.  They come last parameter first; a bucket is reduced when the
+    next one would not fit."""
+    filled: list[list[int]] = []
+    for size in reversed(sizes):
+        if filled and sum(filled[-1]) + size <= bucket:
+            filled[-1].append(size)
+        else:
+            filled.append([size])
+    return filled
+
+
+def deepspeed_held(job: Job, stage: int, bucket: int) -> Held:
+    """P, G, S and A exactly; of what comes and goes, about the most: what is held at once within a tenth.
+
+    The counter of the optimizer is that of a single vector.
+    """
+    sizes = [size for layer in gpt_layers(job.config) for size in layer.sizes]
+    vector = padded(sum(sizes), 2 * job.ranks) if stage < 3 else sum(padded(size, job.ranks) for size in sizes)
+    shard = FLOAT * vector // job.ranks
+    most = held(shard if stage == 3 else FLOAT * vector, 3 * shard + FLOAT, moments(job, stage, bucket, sizes, shard))
+    return replace(most, G={1: FLOAT * sum(sizes), 2: max(shard, FLOAT * max(sizes)), 3: shard}[stage])
+
+
+def moments(job: Job, stage: int, bucket: int, sizes: Sequence[int], shard: int) -> Iterator[Moment]:
+    """Bytes besides P and S, from the end of forward on.
+
+    The bucket is there from the first gradient on, and is copied while it is reduced, before the first that does not
+    fit.  In stage 3 so is a parameter while it is gathered, and up to two are; its gradients have a second place.
+    """
+    parts, arrived, filled = backward(job), shard if stage == 3 else 0, 0
+    gathered, second = (2 * FLOAT * max(sizes), shard) if stage == 3 else (0, 0)
+    copies, buffers, pending = 2 if stage == 3 else 1, FLOAT * bucket + gathered, second + 2 * FLOAT
+    yield Moment("forward", arrived, parts[0].worst[0].A + FLOAT, gathered, second)
+    for part in parts:
+        for at in part.worst:
+            yield Moment(at.name, arrived + FLOAT * at.newest, at.A, buffers, at.temporary + pending)
+        for size in reversed(part.sizes):
+            if filled + size > bucket:
+                comm = buffers + copies * FLOAT * filled
+                yield Moment(part.name, arrived + FLOAT * size, part.left, comm, part.handed_on + pending)
+                filled = 0
+            filled += size
+            arrived += FLOAT * size * (stage == 1)
+    yield Moment("last bucket", arrived, parts[-1].left, buffers + copies * FLOAT * filled, pending)
+    yield Moment("step", arrived if stage == 1 else shard, parts[-1].left, 0, 2 * shard + second)

@@ -1,0 +1,8 @@
+"""The same ZeRO in other hands: DeepSpeed, where a configuration says what `labs.zero` says in code (extra deepspeed).
+
+    configuration  what the file may say: its keys, batch sizes that agree, and FSDP's settings in its words
+    engine         a model under a configuration, on CPU without a compiler; its whole parameters; what is missing
+
+DeepSpeed is imported within the functions that need it: without it, these files can be imported, and say so when they
+are used.
+"""

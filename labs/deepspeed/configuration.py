@@ -1,0 +1,123 @@
+"""What a configuration of DeepSpeed says, and whether it agrees with itself.
+
+    require_known(config)           a key that DeepSpeed does not know: on the first level, it takes no notice of one
+    batch_sizes(config, ranks)      train = micro × accumulation × ranks; two of the three say the third
+    like_zero(stage), from_fsdp()   the stages of `labs.zero`, and the settings of PyTorch's `fully_shard`, in its words
+
+Nothing here needs DeepSpeed: a configuration is a dictionary, or the same as JSON.  Read in its release 0.19.8.
+"""
+
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+import torch
+
+TRAIN, MICRO, ACCUMULATION = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+PERSISTS, REUSE = "stage3_param_persistence_threshold", "stage3_max_reuse_distance"
+NUMBERS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+BUCKET = 1 << 16  # elements.  DeepSpeed's own is 500 million: 2 GB in float32, which every rank takes at once
+# Of the first level.  DeepSpeed asks for these by name, and never looks what else is there.
+KEYS = {
+    *(TRAIN, MICRO, ACCUMULATION, "managed_gradient_accumulation", "optimizer", "scheduler", "dataloader_drop_last"),
+    *("fp16", "bf16", "bfloat16", "data_types", "torch_autocast", "amp", "weight_quantization", "sparse_gradients"),
+    *("gradient_clipping", "prescale_gradients", "gradient_predivide_factor", "gradient_allreduce_op"),
+    *("communication_data_type", "seq_parallel_communication_data_type", "disable_allgather", "vocabulary_size"),
+    *("zero_optimization", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "aio", "compile"),
+    *("activation_checkpointing", "checkpoint", "datastates_ckpt", "nebula", "hybrid_engine", "pipeline"),
+    *("tensor_parallel", "expert_parallel", "sequence_parallel_size", "use_data_before_expert_parallelism"),
+    *("steps_per_print", "log_level", "dump_state", "disable_python_gc", "wall_clock_breakdown", "memory_breakdown"),
+    *("timers", "flops_profiler", "comms_logger", "tensorboard", "wandb", "csv_monitor", "comet"),
+    *("autotuning", "elasticity", "compression_training", "curriculum_learning", "data_efficiency"),
+}
+
+
+class BatchSizes(NamedTuple):
+    """Sequences in a step, in a micro-batch of one rank, and micro-batches of a rank in a step."""
+
+    train: int
+    micro: int
+    accumulation: int
+
+
+def require_known(config: Mapping[str, Any], known: Collection[str] = KEYS, where: str = "a configuration") -> None:
+    """Raise ValueError for a key that is not known there."""
+    for key in config:
+        if key not in known:
+            close = get_close_matches(key, known, n=1)
+            meant = f"did you mean {close[0]!r}?" if close else "take it out"
+            raise ValueError(f"{key!r} is no key of {where} of DeepSpeed: {meant}")
+
+
+def batch_sizes(config: Mapping[str, Any], ranks: int) -> BatchSizes:
+    """All three, from those that the configuration has.  Raises ValueError where they do not agree, or say too little.
+
+    Without the accumulation and one of the others, there is one micro-batch in a step.
+    """
+    train, micro, accumulation = (config.get(key) for key in (TRAIN, MICRO, ACCUMULATION))
+    for key in (TRAIN, MICRO, ACCUMULATION):
+        if key in config and (not isinstance(config[key], int) or config[key] < 1):
+            raise ValueError(f"{key} is {config[key]!r}: it must be an integer of 1 or more")
+    if train is None and micro is None:
+        raise ValueError(f"neither {TRAIN} nor {MICRO} is there: give one of them")
+    if micro is None:
+        micro = divided(train, (accumulation or 1) * ranks, f"{accumulation or 1} micro-batches on {ranks} ranks")
+    if train is None:
+        train = micro * (accumulation or 1) * ranks
+    if accumulation is None:
+        accumulation = divided(train, micro * ranks, f"micro-batches of {micro} on {ranks} ranks")
+    if train != micro * accumulation * ranks:
+        raise ValueError(
+            f"{TRAIN} is {train}, but {micro} sequences × {accumulation} micro-batches × {ranks} ranks are "
+            f"{micro * accumulation * ranks}: leave one of the three out, and it follows from the others"
+        )
+    return BatchSizes(train, micro, accumulation)
+
+
+def divided(train: int, by: int, what: str) -> int:
+    if train % by:
+        down, up = train // by * by, -(-train // by) * by
+        raise ValueError(f"{TRAIN} {train} cannot be cut into {what}: take {f'{down} or ' * (down > 0)}{up}")
+    return train // by
+
+
+def like_zero(stage: int, bucket: int = BUCKET) -> dict[str, Any]:
+    """A configuration, but for batch sizes, under which DeepSpeed does what `labs.zero` does.
+
+    Its defaults are for models of billions of parameters: stage 3 keeps parameters of up to 100,000 elements whole,
+    fetches 50 million elements ahead, and leaves gathered what is needed again before 1 billion others are, so that a
+    small model is gathered once a step, all of it.  And it clips gradients, by default, to a norm of 1.
+    bucket: elements of gradients that are reduced at once.
+    """
+    zero = {"stage": stage, "reduce_bucket_size": bucket, "overlap_comm": False}
+    if stage == 3:
+        zero |= dict.fromkeys((PERSISTS, "stage3_prefetch_bucket_size", REUSE), 0)
+        zero["memory_efficient_linear"] = False  # it replaces nn.functional.linear in the whole process, and for good
+    return {"gradient_clipping": 0.0, "zero_optimization": zero}
+
+
+def from_fsdp(
+    reshard_after_forward: bool = True,
+    param_dtype: torch.dtype = torch.float32,
+    reduce_dtype: torch.dtype | None = None,
+    offload: bool = False,
+) -> dict[str, Any]:
+    """A configuration, but for batch sizes, that does what `fully_shard` does with these settings.
+
+    There is no setting for `reshard_after_forward`: what is needed again soon enough is left gathered.  Raises
+    ValueError for a dtype that DeepSpeed does not train in.
+    """
+    reduce_dtype = reduce_dtype or param_dtype
+    for name, dtype in (("param_dtype", param_dtype), ("reduce_dtype", reduce_dtype)):
+        if dtype not in NUMBERS:
+            raise ValueError(f"{name} is {dtype}: DeepSpeed trains in {', '.join(map(str, NUMBERS))}")
+    config = like_zero(3)
+    if not reshard_after_forward:
+        config["zero_optimization"] |= dict.fromkeys((REUSE, "stage3_max_live_parameters"), 1_000_000_000)
+    if offload:
+        config["zero_optimization"] |= {"offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}}
+    if param_dtype != torch.float32:
+        config[NUMBERS[param_dtype]] = {"enabled": True}
+    if reduce_dtype != param_dtype:
+        config["communication_data_type"] = NUMBERS[reduce_dtype]
+    return config

@@ -1,0 +1,127 @@
+"""A model under DeepSpeed: an engine, which is its model, its optimizer and what they send.
+
+    engine = initialize(model, {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}, make_optimizer)
+    loss = engine(x, y)
+    engine.backward(loss)
+    engine.step()                       # and the gradients are gone
+    full(engine)                        # {name: the whole parameter}, on every rank
+
+On CPU no compiler is needed: DeepSpeed would build an operator for shared memory there, which is switched off, and the
+optimizer is PyTorch's.
+"""
+
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module, metadata
+from shutil import which
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from labs.deepspeed.configuration import ACCUMULATION, MICRO, TRAIN, batch_sizes, require_known
+
+OLDEST = (0, 19)
+ADD = "`make learn EXTRA=deepspeed` adds it"
+# PyTorch warns of the names by which DeepSpeed calls it, and of a hook on a layer whose inputs are tokens.
+NOT_THE_LEARNERS = r"`torch\.distributed\.\w+_tensor` is deprecated", "Full backward hook is firing"
+
+
+def missing() -> str:
+    """What keeps DeepSpeed from being used here, in a sentence; "" where nothing does."""
+    try:
+        version = metadata.version("deepspeed")
+    except metadata.PackageNotFoundError:
+        return f"DeepSpeed is not installed: {ADD}"
+    if tuple(map(int, version.split(".")[:2])) < OLDEST:
+        least = ".".join(map(str, OLDEST))
+        return f"DeepSpeed {version} is older than {least}: `make learn EXTRA=deepspeed` brings a newer one"
+    return ""
+
+
+def initialize(
+    model: nn.Module, config: Mapping[str, Any], optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None
+) -> Any:
+    """The engine of a model, on all ranks of the job.
+
+    config: as in the documentation of DeepSpeed.  optimizer: makes one of PyTorch's of the parameters that are trained;
+    without it, the configuration has to name one.  Raises ModuleNotFoundError where DeepSpeed is missing or too old,
+    ValueError for keys that it does not know and for batch sizes that contradict each other, RuntimeError for an
+    optimizer that is to be compiled where there is no compiler.
+    """
+    deepspeed = imported()
+    config = checked(config)
+    if optimizer is None:
+        require_compiler(config)
+    else:
+        config |= {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
+    made = optimizer([p for p in model.parameters() if p.requires_grad]) if optimizer else None
+    return deepspeed.initialize(model=model, optimizer=made, config=config)[0]
+
+
+def full(engine: Any) -> dict[str, Tensor]:
+    """The whole parameters by name, the same on every rank; all ranks call it."""
+    gathered = imported().zero.GatheredParameters
+    whole = {}
+    for name, p in engine.module.named_parameters():
+        with gathered([p], enabled=hasattr(p, "ds_id")):
+            whole[name] = p.detach().clone()
+    return whole
+
+
+def imported() -> ModuleType:
+    """DeepSpeed, for the device that tensors are made on by default, and connected with the job's process group."""
+    if reason := missing():
+        raise ModuleNotFoundError(reason)
+    os.environ.setdefault("DS_ACCELERATOR", torch.get_default_device().type)
+    with uncompiled():
+        deepspeed = import_module("deepspeed")
+        import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    for said in NOT_THE_LEARNERS:
+        warnings.filterwarnings("ignore", said)
+    if os.environ["DS_ACCELERATOR"] == "cpu":
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist.get_backend(), auto_mpi_discovery=False, verbose=False)
+    return deepspeed
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Muon's file compiles a function as it is imported, for which each rank would wait 2 s for PyTorch's compiler."""
+    before = os.environ.get("TORCHDYNAMO_DISABLE")
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["TORCHDYNAMO_DISABLE"]
+        if before is not None:
+            os.environ["TORCHDYNAMO_DISABLE"] = before
+
+
+def checked(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with all three batch sizes in it."""
+    zero = import_module("deepspeed.runtime.zero.config").DeepSpeedZeroConfig
+    require_known(config)
+    fields = {field.alias or name for name, field in zero.model_fields.items()} | {*zero.model_fields}
+    require_known(config.get("zero_optimization", {}), fields, "zero_optimization in a configuration")
+    sizes = batch_sizes(config, dist.get_world_size())
+    return {"steps_per_print": 2**31, **config} | dict(zip((TRAIN, MICRO, ACCUMULATION), sizes, strict=True))
+
+
+def require_compiler(config: Mapping[str, Any]) -> None:
+    """DeepSpeed's own optimizers are compiled when they are first used."""
+    from torch.utils.cpp_extension import get_cxx_compiler  # 0.2 s
+
+    named = config.get("optimizer", {})
+    if not named.get("params", {}).get("torch_adam") and not (which(get_cxx_compiler()) and which("ninja")):
+        raise RuntimeError(
+            f"DeepSpeed compiles its {named.get('type', 'optimizer')} when it is first used, and there is no C++ "
+            "compiler or no ninja here: give `initialize` one of PyTorch's optimizers"
+        )

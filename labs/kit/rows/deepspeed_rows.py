@@ -1,0 +1,79 @@
+"""DeepSpeed's three stages, where it is installed: each with the settings under which it does what ours does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from labs import cost
+from labs.deepspeed import configuration, engine
+from labs.kit.record import mark
+from labs.kit.rows.row import Layers, Strategy
+from labs.kit.training import ADAMW, Training
+from labs.mesh import Mesh
+
+
+class Steps:
+    """The engine as an optimizer: it steps once, and with that its gradients are gone."""
+
+    def __init__(self, engine: Any) -> None:
+        self.step = engine.step
+
+    def zero_grad(self) -> None:
+        pass
+
+
+def deepspeed(stage: int, model: nn.Module, mesh: Mesh) -> Training:
+    """A batch is cut when it comes, so the configuration has one micro-batch of one sequence, and nothing more is said
+    of it there."""
+    config = configuration.like_zero(stage) | {configuration.MICRO: 1}
+    made = engine.initialize(model, config, partial(torch.optim.AdamW, **ADAMW))
+    return Training(partial(backward, made), Steps(made), (), partial(engine.full, made), divided=True)
+
+
+def backward(engine: Any, x: Tensor, y: Tensor, micro_batches: int) -> list[Tensor]:
+    """`labs.kit.training.backward`; the engine is told which micro-batch is the last of its step."""
+    losses = []
+    for micro_x, micro_y in zip(x.chunk(micro_batches), y.chunk(micro_batches), strict=True):
+        engine.set_gradient_accumulation_boundary(len(losses) + 1 == micro_batches)
+        mark("forward")
+        loss = engine(micro_x, micro_y)
+        mark("backward")
+        engine.backward(loss / micro_batches)
+        losses.append(loss.detach())
+    return losses
+
+
+def there(asked: int) -> Mapping[str, int]:
+    if reason := engine.missing():
+        raise ValueError(reason)
+    return {"dp": asked}
+
+
+def of_stage(stage: int, note: str, bitwise: tuple[int, ...] = ()) -> Strategy:
+    def sent(root: Layers, layers: Layers, ranks: int, rank: int) -> int:
+        return cost.deepspeed_sent([*root[:1], *layers, *root[1:]], ranks, stage, rank, configuration.BUCKET)
+
+    return Strategy(
+        f"deepspeed-{stage}",
+        "native",
+        partial(deepspeed, stage),
+        partial(cost.deepspeed, stage=stage, bucket=configuration.BUCKET),
+        sent,
+        axes=there,
+        bitwise=bitwise,
+        dtypes=(torch.float32,),
+        note=note,
+    )
+
+
+SPARE = "holds float32 masters besides float32 parameters"
+DEEPSPEED = (
+    of_stage(1, f"all-reduces G, where ours reduce-scatters it, then gathers P: 3Ψ, not 2Ψ; {SPARE}", (2,)),
+    of_stage(2, f"all-reduces G, as its stage 1 does; {SPARE}", (2,)),
+    of_stage(3, f"gathers each parameter by itself; {SPARE}"),
+)

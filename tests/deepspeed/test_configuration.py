@@ -1,0 +1,65 @@
+"""Reference: numbers worked out by hand, and settings by the documentation of DeepSpeed 0.19.8."""
+
+import pytest
+import torch
+
+from labs.deepspeed import configuration
+from labs.deepspeed.configuration import ACCUMULATION, MICRO, TRAIN, batch_sizes, from_fsdp, like_zero, require_known
+
+
+@pytest.mark.parametrize(
+    ("config", "sizes"),
+    [
+        ({TRAIN: 24, MICRO: 2, ACCUMULATION: 3}, (24, 2, 3)),
+        ({MICRO: 2, ACCUMULATION: 3}, (24, 2, 3)),
+        ({TRAIN: 24, ACCUMULATION: 3}, (24, 2, 3)),
+        ({TRAIN: 24, MICRO: 2}, (24, 2, 3)),
+        ({TRAIN: 24}, (24, 6, 1)),
+        ({MICRO: 2}, (8, 2, 1)),
+    ],
+)
+def test_what_is_left_out_follows_from_the_rest(config, sizes):
+    assert batch_sizes(config, ranks=4) == sizes
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({TRAIN: 16, MICRO: 2, ACCUMULATION: 4}, "16, but 2 sequences × 4 micro-batches × 4 ranks are 32: leave one"),
+        ({TRAIN: 18}, "18 cannot be cut into 1 micro-batches on 4 ranks: take 16 or 20"),
+        ({TRAIN: 3}, "3 cannot be cut into 1 micro-batches on 4 ranks: take 4"),
+        ({TRAIN: 16, MICRO: 3}, "16 cannot be cut into micro-batches of 3 on 4 ranks: take 12 or 24"),
+        ({ACCUMULATION: 4}, "neither train_batch_size nor train_micro_batch_size_per_gpu is there"),
+        ({TRAIN: 0}, "train_batch_size is 0: it must be an integer of 1 or more"),
+        ({MICRO: "auto"}, "is 'auto': it must be an integer"),
+    ],
+)
+def test_what_does_not_agree_is_told_in_a_sentence(config, told):
+    with pytest.raises(ValueError, match=told) as error:
+        batch_sizes(config, ranks=4)
+    assert "\n" not in str(error.value)
+
+
+def test_a_key_that_is_not_known_is_told_with_the_nearest_one():
+    require_known(like_zero(3) | {TRAIN: 4})
+    with pytest.raises(ValueError, match=r"'zero_optimisation' is no key .* did you mean 'zero_optimization'"):
+        require_known({"zero_optimisation": {"stage": 2}})
+    with pytest.raises(ValueError, match="'xyzzy' is no key of a configuration of DeepSpeed: take it out"):
+        require_known({"xyzzy": 1})
+
+
+def test_every_stage_is_told_not_to_clip_and_how_much_to_reduce_at_once():
+    for stage in (1, 2, 3):
+        config = like_zero(stage, bucket=100)
+        assert config["gradient_clipping"] == 0 and config["zero_optimization"]["reduce_bucket_size"] == 100
+
+
+def test_the_settings_of_fully_shard_in_its_words():
+    assert from_fsdp() == like_zero(3)
+    low = from_fsdp(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    assert low["bf16"] == {"enabled": True} and low["communication_data_type"] == "fp32"
+    kept = from_fsdp(reshard_after_forward=False)["zero_optimization"]
+    assert kept[configuration.REUSE] == kept["stage3_max_live_parameters"] == 10**9
+    assert from_fsdp(offload=True)["zero_optimization"]["offload_optimizer"] == {"device": "cpu"}
+    with pytest.raises(ValueError, match=r"reduce_dtype is torch.float64: DeepSpeed trains in"):
+        from_fsdp(reduce_dtype=torch.float64)

@@ -1,0 +1,117 @@
+"""Reference: sentences, and a step worked out by hand; that all numbers are right, tests/test_contract.py says."""
+
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from labs.deepspeed import engine
+from labs.deepspeed.configuration import ACCUMULATION, MICRO, TRAIN, like_zero
+from labs.kit import tour
+from labs.kit.launch import RankError, run
+from tests.extras import need_deepspeed
+
+
+@pytest.fixture
+def version(monkeypatch):
+    """Pretends that this one is installed; None: that none is."""
+
+    def pretend(number):
+        def answer(name):
+            if number is None:
+                raise metadata.PackageNotFoundError(name)
+            return number
+
+        monkeypatch.setattr(metadata, "version", answer)
+
+    return pretend
+
+
+def test_without_it_a_sentence_says_what_adds_it(version):
+    version(None)
+    assert engine.missing() == "DeepSpeed is not installed: `make learn EXTRA=deepspeed` adds it"
+    with pytest.raises(ImportError, match="make learn EXTRA=deepspeed"):
+        engine.initialize(nn.Linear(2, 2), like_zero(1))
+    with pytest.raises(ValueError, match="deepspeed-2 cannot have --ranks 4: DeepSpeed is not installed"):
+        tour.choose("deepspeed-2", 4)
+    assert not any(row.name.startswith("deepspeed") for row in tour.choose("all", 4))
+    assert "deepspeed" not in tour.parser().format_help()
+
+
+def test_one_that_is_too_old_is_told(version):
+    version("0.9.5")
+    assert engine.missing() == "DeepSpeed 0.9.5 is older than 0.19: `make learn EXTRA=deepspeed` brings a newer one"
+    version("0.20.0+abc")
+    assert engine.missing() == ""
+
+
+def test_the_course_is_imported_without_it():
+    told = "import sys, labs.kit.strategies, labs.deepspeed.configuration; print('deepspeed' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", told], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_without_a_compiler_the_optimizer_must_be_pytorchs(monkeypatch):
+    monkeypatch.setattr(engine, "which", lambda name: None)
+    with pytest.raises(RuntimeError, match=r"compiles its Adam when it is first used, and there is no C\+\+ compiler"):
+        engine.require_compiler({"optimizer": {"type": "Adam"}})
+    engine.require_compiler({"optimizer": {"type": "Adam", "params": {"torch_adam": True}}})
+
+
+REFUSED = {
+    "'stag' is no key of zero_optimization in a configuration of DeepSpeed: did you mean 'stage'?": {
+        "zero_optimization": {"stag": 2}
+    },
+    "'zero_optimisation' is no key of a configuration": {"zero_optimisation": {"stage": 2}},
+    "leave one of the three out": {TRAIN: 8, MICRO: 2, ACCUMULATION: 3},
+}
+
+
+def all_of_it():
+    """What is refused, and what a learner meets besides: in one job, since to start DeepSpeed takes a second a rank."""
+    told = []
+    for config in REFUSED.values():
+        try:
+            engine.initialize(nn.Linear(2, 2), {MICRO: 1} | config, torch.optim.SGD)
+        except ValueError as error:
+            told.append(str(error))
+    before = nn.functional.linear
+    torch.manual_seed(0)
+    model = nn.Linear(3, 5)
+    weight = model.weight.detach().clone()
+    made = engine.initialize(model, like_zero(3) | {MICRO: 1, ACCUMULATION: 2}, lambda ps: torch.optim.SGD(ps, lr=0.5))
+    whole, empty = engine.full(made)["weight"], model.weight.numel() == 0
+    x = torch.full((1, 3), dist.get_rank() + 1.0)
+    for _ in range(2):
+        made.backward(made(x).sum())
+        made.step()
+    step = engine.full(made)["weight"] - weight
+    sizes = made.train_batch_size(), made.train_micro_batch_size_per_gpu(), made.gradient_accumulation_steps()
+    return told, torch.equal(whole, weight), empty, step, sizes, nn.functional.linear is before
+
+
+def test_what_it_refuses_and_what_it_leaves():
+    need_deepspeed()
+    for told, same, empty, step, sizes, untouched in run(all_of_it, ranks=2, device="cpu"):
+        assert len(told) == len(REFUSED)
+        assert all(part in sentence and "\n" not in sentence for part, sentence in zip(REFUSED, told, strict=True))
+        assert same and empty and untouched and sizes == (4, 1, 2)
+        assert torch.allclose(step, torch.full((5, 3), -0.5 * 1.5))  # the mean of x over ranks 0 and 1
+
+
+def hangs():
+    made = engine.initialize(nn.Linear(2, 2), like_zero(2) | {MICRO: 1}, torch.optim.SGD)
+    if dist.get_rank() == 0:
+        made.backward(made(torch.ones(1, 2)).sum())
+        made.step()
+    else:
+        dist.recv(torch.ones(1), 0)
+
+
+def test_a_job_that_hangs_is_ended():
+    need_deepspeed()
+    with pytest.raises(RankError, match=r"all_reduce|recv"):
+        run(hangs, ranks=2, device="cpu", timeout=20)
