@@ -12,20 +12,24 @@ from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas
 from labs.mesh import Mesh
 
-LEFT, TALL, APART, ROOM = 150, 40, 12, 840  # ROOM: pixels of all ranks together, at the most
+LEFT, TALL, APART = 150, 40, 12
+MOST, ROOM = 64, 840  # ranks, and pixels of all of them together
 
 
 def nodes(axes: Mapping[str, int], node: int, rank: int | None = None) -> Drawing:
     """A line for each axis of more than one rank: those with one tint and letter are a group along it.
 
-    rank: only its groups are lit.  Raises ValueError where the ranks do not fill nodes of `node`.
+    rank: only its groups are lit.  Raises ValueError where the ranks do not fill nodes of `node`, or are more than
+    can be read.
     """
     mesh = Mesh(tuple(axes.values()), tuple(axes))
     ranks, lines = prod(axes.values()), [axis for axis, size in axes.items() if size > 1]
     if ranks % node:
         raise ValueError(f"{ranks} ranks do not fill nodes of {node}: give the nodes a size that divides {ranks}")
+    if ranks > MOST:
+        raise ValueError(f"{ranks} ranks do not fit side by side: give {MOST} at the most")
     wide = min(56, ROOM / ranks)
-    size = min(12, wide / 2)
+    size = 12 if wide > 20 else 10
     across = [LEFT + number * wide + number // node * APART for number in range(ranks)]
     title = f"{' × '.join(f'{axis} {size}' for axis, size in axes.items())} on {ranks // node} nodes of {node}"
     words = " ".join(said(mesh, axis, node, rank) for axis in lines)
