@@ -56,6 +56,9 @@
     check.bubbles(fn)              fn(ranks, microbatches, stages_per_rank) -> {schedule: bubble}
     check.my_part(fn)              fn(sizes, rank, layers, sequences, heads) -> {…}      of a rank in four axes
     check.combine(fn)              fn(gradient, kind, mesh)                  added up, averaged or left, in place
+    check.two_dimensions(fn)       fn(x, piece, dy, mesh) -> (y, gradient)   a layer that is split and sharded
+    check.mesh_norm(fn)            fn(gradients, mesh) -> norm               each gradient once
+    check.wrong_by(fn)             fn(sizes, microbatches) -> {"A", "B", "C"}            three losses, wrongly scaled
     check.mesh_sizes(fn)           fn(gpus, node, heads, layers, batch) -> [(tp, pp, dp), …]   all that can be run
     check.fullest_rank(fn)         fn(parameters, activations, tp, pp, dp, zero, microbatches) -> bytes
     check.exposed(fn)              fn(backward, reduce) -> seconds           that a step waits for its gradients
@@ -92,9 +95,11 @@ from labs.kit.checks.memory.mixed import mixed_precision
 from labs.kit.checks.memory.offloading import offloaded_step
 from labs.kit.checks.memory.recomputing import checkpoint, place_checkpoints
 from labs.kit.checks.meshes.combining import combine
+from labs.kit.checks.meshes.composed import two_dimensions
 from labs.kit.checks.meshes.neighbours import neighbours
 from labs.kit.checks.meshes.order_of_axes import order_of_axes
 from labs.kit.checks.meshes.scatter import partial_to_shard
+from labs.kit.checks.meshes.squares import mesh_norm
 from labs.kit.checks.meshes.table import placements
 from labs.kit.checks.pencil.bottlenecks import bottlenecks
 from labs.kit.checks.pencil.bytes_by_kind import bytes_by_kind
@@ -112,6 +117,7 @@ from labs.kit.checks.pencil.seconds import ring_seconds, tree_seconds
 from labs.kit.checks.pencil.shard import my_shard
 from labs.kit.checks.pencil.step_seconds import step_seconds
 from labs.kit.checks.pencil.windows import next_windows
+from labs.kit.checks.pencil.wrong_by import wrong_by
 from labs.kit.checks.pipeline.obeying import obey
 from labs.kit.checks.pipeline.orders import gpipe, interleaved, one_f_one_b, zero_bubble
 from labs.kit.checks.surviving.replacing import replace
@@ -161,6 +167,7 @@ __all__ = [
     "layer_bytes",
     "load_shards",
     "mean_on_rank_0",
+    "mesh_norm",
     "mesh_sizes",
     "mixed_precision",
     "my_part",
@@ -190,6 +197,8 @@ __all__ = [
     "started_when",
     "step_seconds",
     "tree_seconds",
+    "two_dimensions",
     "unshard_and_reshard",
+    "wrong_by",
     "zero_bubble",
 ]

@@ -41,7 +41,7 @@ Families of exercises:
     tensor/          conjugate (border), row_linear (linear), deal_heads (heads), split_loss (loss), block_plan (block)
     pipeline/        gpipe, one_f_one_b, interleaved, zero_bubble (orders); obey (obeying)
     meshes/          neighbours, partial_to_shard (scatter), order_of_axes, placements (table);
-                     combine (combining)
+                     combine (combining), two_dimensions (composed), mesh_norm (squares)
     pencil/          functions of numbers, a file each; tables from memory (said)
 
 Schedules, which have more than one right answer, are judged by pipeline/listed.

@@ -48,7 +48,7 @@ class OnMesh(World):
     def first_alike(self, rank: int, alike: tuple[str, ...]) -> int:
         """The first rank that differs from this one along these axes alone."""
         place = [0 if axis in alike else i for axis, i in zip(self.axes, self.place(rank), strict=True)]
-        return int(Mesh(self.shape, self.axes).mesh[tuple(place)])
+        return int(Mesh(self.shape, self.axes, rank=rank).mesh[tuple(place)])
 
     def tensor(self, rank: int) -> Tensor:
         generator = self.generator(self.first_alike(rank, self.alike))

@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from labs.kit.checks.answer import Mistake, answered
-from labs.kit.checks.pencil.sheet import Seen, Sheet, on_paper, so
+from labs.kit.checks.pencil.sheet import Sheet, on_paper, part_as_if, part_so, same, so
 from labs.mesh import Mesh
 from labs.parallel import AXES
 
@@ -72,67 +72,39 @@ def sheets(seed: int) -> list[Sheet]:
     return found
 
 
-# ---- the mistakes ----------------------------------------------------------------------------------------
-
-
-def told(seen: Seen, name: str) -> str:
-    return f"{name!r} is {seen.found[name]}, and not {seen.sheet.due[name]}"
-
-
-def all_so(name: str, other: Callable[..., Any]) -> Callable[[Seen], str | None]:
-    """Whether this part is what it would be so, on every sheet."""
-
-    def fits(seen: Seen) -> str | None:
-        both = [(found, other(*sheet.arguments)) for sheet, found in seen.written]
-        alike = all(isinstance(found, dict) and same(found.get(name), due) for found, due in both)
-        return told(seen, name) if alike else None
-
-    return fits
-
-
-def same(found: Any, due: Any) -> bool:
-    return (list(found) if isinstance(found, list) else found) == (list(due) if isinstance(due, tuple) else due)
-
-
-def wrong(name: str, test: Callable[[Any, Any], bool] = lambda found, due: True) -> Callable[[Seen], str | None]:
-    def fits(seen: Seen) -> str | None:
-        found, due = seen.found.get(name) if isinstance(seen.found, dict) else None, seen.sheet.due[name]
-        return told(seen, name) if found is not None and not same(found, due) and test(found, due) else None
-
-    return fits
-
-
 # fmt: off
 READS = "Two ranks have the same layers, and each has a part of every matrix. Do they read the same sequences?"
 MISTAKES = (
     Mistake("not all parts, by these names", "Which four does the docstring name?",
             so(lambda found, due: isinstance(found, dict) and found.keys() != due.keys())),
     Mistake("the first axis is made of neighbours", "Rank 1 stands beside rank 0: along which axis?",
-            all_so("layers", lambda *job: columns_first(*job)["layers"]),
+            part_as_if("layers", lambda *job: columns_first(*job)["layers"]),
             shows="tensor parallelism between the nodes, and everything slow"),
-    Mistake("every rank reads its own sequences", READS, all_so("sequences", read_by(*AXES)),
+    Mistake("every rank reads its own sequences", READS, part_as_if("sequences", read_by(*AXES)),
             shows="a loss that goes down, of a model whose ranks compute parts of different sequences"),
-    Mistake("ranks along tp read different sequences", READS, all_so("sequences", read_by("replicate", "shard", "tp"))),
+    Mistake("ranks along tp read different sequences", READS,
+            part_as_if("sequences", read_by("replicate", "shard", "tp"))),
     Mistake("stages read different sequences",
             "The last stage has the targets of the sequences that the first one has read: which are they?",
-            all_so("sequences", read_by("pp", "replicate", "shard"))),
+            part_as_if("sequences", read_by("pp", "replicate", "shard"))),
     Mistake("replicas read the same sequences", "What do two replicas do that one could not do alone?",
-            all_so("sequences", read_by("shard")), shows="as many GPUs, and a batch of half the size"),
+            part_as_if("sequences", read_by("shard")), shows="as many GPUs, and a batch of half the size"),
     Mistake("shards read the same sequences",
             "FSDP is data parallelism: it shards what is held. Which ranks share the work?",
-            all_so("sequences", read_by("replicate"))),
+            part_as_if("sequences", read_by("replicate"))),
     Mistake("shard before replicate", "Which of the two axes comes first on the mesh?",
-            all_so("sequences", read_by("shard", "replicate"))),
+            part_as_if("sequences", read_by("shard", "replicate"))),
     Mistake("a piece for each replica", "What do replicas have copies of?",
-            all_so("piece", lambda sizes, rank, *_: rank // sizes[3] % (sizes[1] * sizes[2]))),
+            part_as_if("piece", lambda sizes, rank, *_: rank // sizes[3] % (sizes[1] * sizes[2]))),
     *(Mistake(f"{name}: start and length instead of first and end", "What does the second number say?",
-              wrong(name, lambda found, due: same(found, (due[0], due[1] - due[0]))))
+              part_so(name, lambda found, due: same(found, (due[0], due[1] - due[0]))))
       for name in ("layers", "sequences", "heads")),
-    Mistake("other layers", "Which ranks have the same layers?", wrong("layers")),
-    Mistake("other heads", "Along which axis is a layer split, and how many ranks are there along it?", wrong("heads")),
+    Mistake("other layers", "Which ranks have the same layers?", part_so("layers")),
+    Mistake("other heads", "Along which axis is a layer split, and how many ranks are there along it?",
+            part_so("heads")),
     Mistake("another piece", "Over which ranks is a parameter sharded, and where among them is this one?",
-            wrong("piece")),
-    Mistake("other sequences", READS, wrong("sequences")),
+            part_so("piece")),
+    Mistake("other sequences", READS, part_so("sequences")),
 )
 # fmt: on
 

@@ -117,6 +117,33 @@ def as_if(other: Callable[..., Any]) -> Callable[[Seen], str | None]:
     return fits
 
 
+def part_as_if(name: str, other: Callable[..., Any]) -> Callable[[Seen], str | None]:
+    """Whether this was computed instead, on every sheet, of what is due by this name."""
+
+    def fits(seen: Seen) -> str | None:
+        parts = [
+            (sheet, found.get(name)) if isinstance(found, dict) else (sheet, None) for sheet, found in seen.written
+        ]
+        return part_told(seen, name) if all(same(part, other(*sheet.arguments)) for sheet, part in parts) else None
+
+    return fits
+
+
+def part_so(name: str, test: Callable[[Any, Any], bool] = lambda found, due: True) -> Callable[[Seen], str | None]:
+    """Whether what was found by this name is wrong, and so."""
+
+    def fits(seen: Seen) -> str | None:
+        found = seen.found.get(name) if isinstance(seen.found, dict) else None
+        wrong = found is not None and not same(found, seen.sheet.due[name])
+        return part_told(seen, name) if wrong and test(found, seen.sheet.due[name]) else None
+
+    return fits
+
+
+def part_told(seen: Seen, name: str) -> str:
+    return f"{name!r} is {cut(seen.found[name])}, and not {cut(seen.sheet.due[name])}"
+
+
 def so(test: Callable[[Any, Any], bool]) -> Callable[[Seen], str | None]:
     """Whether what was found and what was due on the wrong sheet are so."""
     return lambda seen: seen.told if test(seen.found, seen.sheet.due) else None

@@ -1,0 +1,58 @@
+"""Answers to wrong_by (11): three losses, and by which factor each is wrong."""
+
+from math import prod
+
+from tests.answers import Exercise
+
+answers = Exercise("wrong_by")
+
+
+# ---- right -----------------------------------------------------------------------------------------------
+
+
+@answers.right(line="right on all 6 examples")
+def by_names(sizes, microbatches):
+    pp, replicate, shard, tp = sizes
+    assert pp * replicate * shard * tp == prod(sizes)
+    return {"A": microbatches, "B": 1 / (replicate * shard), "C": 1 / pp}
+
+
+@answers.right
+def by_counting(sizes, microbatches):
+    ranks = prod(sizes)
+    last = ranks // sizes[0]  # ranks that have a loss
+    parts = prod(sizes[1:3])
+    return dict(zip("ABC", (sum([1] * microbatches), parts**-1, last / ranks), strict=True))
+
+
+@answers.right
+def by_example(sizes, microbatches):
+    data = [1 / (sizes[1] * sizes[2])] * (sizes[1] * sizes[2])
+    logged = [0.0] * (sizes[0] - 1) + [3.0]
+    return {"C": sum(logged) / len(logged) / 3, "B": sum(data) / len(data), "A": float(microbatches)}
+
+
+# ---- wrong -----------------------------------------------------------------------------------------------
+
+
+def instead(mistake, old, new):
+    answers.spoil(by_names, mistake, {old: new})
+
+
+A, B, C = '"A": microbatches', '"B": 1 / (replicate * shard)', '"C": 1 / pp'
+instead("A: the other way round", A, '"A": 1 / microbatches')
+instead("A: the data's ranks count, too", A, '"A": microbatches * replicate * shard')
+instead("A: nothing is wrong", A, '"A": 1')
+instead("A: another factor", A, '"A": microbatches / pp')
+instead("B: the other way round", B, '"B": replicate * shard')
+instead("B: one of the data's axes only", B, '"B": 1 / shard')
+instead("B: one of the data's axes only", B, '"B": 1 / replicate')
+instead("B: all ranks", B, '"B": 1 / prod(sizes)')
+instead("B: nothing is wrong", B, '"B": 1.0')
+instead("B: another factor", B, '"B": 1 / (shard * tp)')
+instead("C: the other way round", C, '"C": pp')
+instead("C: as if one rank had it", C, '"C": 1 / prod(sizes)')
+instead("C: nothing is wrong", C, '"C": 1')
+instead("C: another factor", C, '"C": 1 / (pp * tp)')
+instead("not three factors, A, B and C", f"{C}", "")
+instead("nothing is returned", "return {", "_ = {")
