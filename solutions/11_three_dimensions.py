@@ -6,7 +6,7 @@
 #
 # You need: [Mesh and DTensor](05_mesh_and_dtensor.ipynb), [FSDP](06_fsdp.ipynb),
 # [Tensor parallelism](09_tensor_parallel.ipynb) and [Pipeline](10_pipeline.ipynb). It takes 60 minutes with its
-# exercises, 30 without; the machine works for half a minute of it, in 2 GB of memory.
+# five exercises, 25 without; the machine works for half a minute of it, in 2 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -16,18 +16,23 @@ from labs.kit import recall
 recall.ask("11")
 
 # %%
+import logging
+from collections import Counter
+from dataclasses import replace
 from functools import partial
+from math import prod
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor.parallel import loss_parallel
 
-from labs import cost, pp, tp
+from labs import cost, native, pp, tp
 from labs.data import Batches, corpus
 from labs.kit import check, draw, strategies
 from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.mesh import Mesh
-from labs.model import GPT, PRESETS
+from labs.model import GPT, PRESETS, Config
 from labs.parallel import AXES, Parallel
 
 # %% [markdown]
@@ -169,6 +174,42 @@ check.combine(combine)
 # %% [markdown]
 # So *the mean is taken along the data's axes, and nowhere else*. Along all others it is a sum, or nothing.
 #
+# ## Build: two at a time
+#
+# When two strategies meet, one takes what the other has left. A linear layer `y = x @ w` is split by rows along `tp`,
+# so each rank there has a part of w, and multiplies its columns of x by it. Along `dp`, FSDP shards *that part*, and
+# not w. So a rank holds a piece of a part, and gathers the part alone, never the whole of w.
+#
+# ### Exercise 3: one layer in two dimensions
+#
+# Write its forward, and its backward by hand. `all_gather(full, piece, group=…)` fills `full`. `reduce_scatter(vector,
+# group)` returns this rank's equal part of the sum of all vectors (1-D). Budget: along `dp` what FSDP sends for this
+# part, along `tp` one all-reduce of y.
+
+# %%
+from labs.group import all_gather, reduce_scatter
+
+
+def two_dimensions(x, piece, dy, mesh):
+    """(y, the gradient of the piece), for the loss that is the mean over the ranks along dp.
+
+    x: this rank's sequences, and of their columns its part.  piece: this rank's rows of its part of w.  dy: the
+    gradient of this rank's loss by y, the same along tp.  mesh: axes "dp" and "tp".  What is given stays as it is.
+    """
+    ### BEGIN SOLUTION
+    dp = mesh.get_group("dp")
+    part = piece.new_empty(mesh.size("dp") * len(piece), piece.shape[1])
+    all_gather(part, piece, group=dp)
+    y = x @ part
+    dist.all_reduce(y, group=mesh.get_group("tp"))
+    mine = reduce_scatter((x.T @ dy).flatten(), dp).view(piece.shape)
+    return y, mine / mesh.size("dp")
+    ### END SOLUTION
+
+
+check.two_dimensions(two_dimensions)
+
+# %% [markdown]
 # ## Build: three at once
 #
 # [labs/parallel.py](../labs/parallel.py) puts the parts together in one order, which is the order of its code:
@@ -182,21 +223,21 @@ check.combine(combine)
 # last one: once a step. What is then sharded is what a rank holds *between* steps, as in ZeRO's stage 2.
 
 # %%
-CONFIG = PRESETS["tiny"]
+CONFIG = replace(PRESETS["tiny"], context=32)
 loader = Batches(corpus().tokens, 16, CONFIG.context)
 on_cpu, adamw = partial(run, device="cpu"), partial(torch.optim.AdamW, **strategies.ADAMW)
 
 
-def parallel_of(sizes, microbatches):
+def parallel_of(sizes, microbatches, config=CONFIG):
     """This rank's part of the model, and which sequences of a batch it reads."""
-    mesh, stages = Mesh(sizes, AXES), pp.cut(GPT(CONFIG), sizes[0])
+    mesh, stages = Mesh(sizes, AXES), pp.cut(GPT(config), sizes[0])
     lists = pp.one_f_one_b(sizes[0], microbatches)
     part = mesh["replicate", "shard"]._flatten()
-    return Parallel(stages, lists, mesh, tp.gpt_plan(CONFIG)), slice(part.get_local_rank(), None, part.size())
+    return Parallel(stages, lists, mesh, tp.gpt_plan(config)), slice(part.get_local_rank(), None, part.size())
 
 
 # %%
-def train(sizes, microbatches=4, steps=2):
+def train(sizes, microbatches=2, steps=2):
     """The norms of the gradients, and this rank's parameters, whole."""
     parallel, mine = parallel_of(sizes, microbatches)
     optimizer, norms = adamw(parallel.parameters()), []
@@ -238,38 +279,468 @@ def same_training(results):
 
 
 # %%
-def predicted(sizes, rank, microbatches=4, batch=16):
+def predicted(sizes, rank, microbatches=2, batch=16):
     axes, lists = dict(zip(AXES, sizes, strict=True)), pp.one_f_one_b(sizes[0], microbatches)
     each = batch // axes["replicate"] // axes["shard"] // microbatches
-    job = cost.Job(CONFIG, each, torch.Size(sizes).numel(), rank, accumulation=microbatches)
+    job = cost.Job(CONFIG, each, prod(sizes), rank, accumulation=microbatches)
     return cost.parallel(job, pp.plan(lists), axes)
 
 
-def sent(recording, rank, step=1):
-    """In a step, all but the squares for the norm, which are float64.  (In step 0 ranks also agree on shapes.)"""
-    return sum(event.sent for event in recording.select(rank, step) if event.dtype != "float64")
+def along(recording, rank, step=1):
+    """Bytes that a rank has sent in a step, by axis; but for those of the norm, which are float64."""
+    bytes_by_axis = Counter()
+    for event in recording.select(rank, step):
+        if event.dtype != "float64" and not event.meta:
+            bytes_by_axis[event.group.removeprefix("mesh_")] += event.sent
+    return bytes_by_axis
+
+
+def as_said(recording, sizes, microbatches=2):
+    """Of each rank, in the second step: in the first one, ranks also tell each other what will come."""
+    ranks = range(prod(sizes))
+    return all(along(recording, rank).total() == predicted(sizes, rank, microbatches).sent for rank in ranks)
 
 
 # %%
 jobs = {}
-for sizes in ((2, 1, 1, 2), (2, 1, 2, 1), (1, 1, 2, 2), (1, 2, 2, 1), (2, 1, 2, 2)):
-    ranks = torch.Size(sizes).numel()
-    jobs[sizes] = on_cpu(train, sizes, ranks=ranks, record="communication")
-    as_said = all(sent(jobs[sizes].recording, rank) == predicted(sizes, rank).sent for rank in range(ranks))
+for sizes in ((2, 1, 1, 2), (2, 1, 2, 1), (1, 1, 2, 2), (2, 1, 2, 2)):
+    job = jobs[sizes] = on_cpu(train, sizes, ranks=prod(sizes), record="communication")
     words = " × ".join(f"{axis} {size}" for axis, size in zip(AXES, sizes, strict=True) if size > 1)
-    print(f"{words}: one process's training: {same_training(jobs[sizes])}; bytes as predicted: {as_said}")
+    same, bytes_too = same_training(job), as_said(job.recording, sizes)
+    print(f"{words}: one process's training: {same}; bytes as predicted: {bytes_too}")
 
 # %% [markdown]
-# ## Ten questions across the course
+# ## Build: what multiplies, and what adds
 #
-# From ten notebooks, one each, and different ones at each run. Which of them would you have to look up?
+# What a rank sends is a sum: what each axis sends by itself. What it holds is a product: a half of the layers, of these
+# a half of each matrix, and of that a half of the state. But what decides about the bytes is not the same along each
+# axis. Here is a step with the batch in more micro-batches, and with a larger batch:
 
 # %%
-recall.ten()
+CASES = {"batch 8, 2 micro-batches": (8, 2), "batch 8, 4 micro-batches": (8, 4), "batch 16, 4 micro-batches": (16, 4)}
+
+
+def cases(sizes):
+    """Two steps of each; in the second one a rank sends what it sends from then on."""
+    for batch, microbatches in CASES.values():
+        parallel, mine = parallel_of(sizes, microbatches)
+        for number in range(2):
+            mark("step")
+            parallel.forward_backward(*(part[:batch][mine] for part in loader[number]))
+            mark("end")
+
+
+# %%
+sizes = tuple(EIGHT.values())
+recording, rows = on_cpu(cases, sizes, ranks=8, record="communication").recording, []
+for number, name in enumerate(CASES):
+    by_axis = along(recording, 0, 2 * number + 1)
+    rows.append({"rank 0 sends": name} | {axis: f"{by_axis[axis]:,} B" for axis in ("pp", "shard", "tp")})
+    rows[-1]["calls"] = len(recording.select(0, 2 * number + 1))
+draw.table(rows)
+
+# %%
+once, twice = (along(recording, 0, step)["shard"] for step in (3, 5))
+check.predict("The bytes along shard grow by", guess_factor, twice / once, reason="They are parameters and gradients.")
+
+# %% [markdown] Along `pp` and `tp` activations travel: twice the batch, twice the bytes. Along the data's axes
+# parameters and gradients do, once a step, whatever the batch is. More micro-batches of the same batch change no bytes,
+# but make more calls, each of which has its latency.
+#
+# One thing multiplies that should not. The bubble is (p − 1)/m, and m is the number of micro-batches of *one* rank's
+# part of the batch. With 512 sequences, each a micro-batch, on d data-parallel ranks, it is (p − 1) d / 512:
+
+# %%
+rows = []
+for stages in (2, 4, 8, 16):
+    bubbles = {f"d = {data}": f"{(stages - 1) * data / 512:.1%}" for data in (4, 16, 64, 128)}
+    rows.append({"bubble": f"{stages} stages"} | bubbles)
+draw.table(rows)
 
 # %% [markdown]
-# **Next.** Which axis should go over which wire, what multiplies and what adds, and where the norm goes wrong: the
-# second half of this notebook. And which sizes to take: [Plan a run](15_plan_a_run.ipynb).
+# ## Build: which axis on which wire
+#
+# Two nodes of four ranks. The first axis crosses from node to node, the others stay inside. Every rank sends the same
+# bytes in any order; what changes is who sits where. So one recording tells about all orders. Here is the last of the
+# three steps above, with each axis as the first one, and how long its bytes would take on a wire of 200 Mbit/s:
+
+
+# %%
+def leaving(recording, order, step=5, node=4):
+    """Bytes that leave their node, if ranks were numbered with these axes, outermost first."""
+    axes = "pp", "shard", "tp"
+    seats = Mesh((2, 2, 2), axes).mesh.permute([axes.index(axis) for axis in order]).flatten().tolist()
+    node_of = {rank: seat // node for seat, rank in enumerate(seats)}
+    events = [event for rank in range(8) for event in recording.select(rank, step)]
+    return sum(sent for e in events for to, sent in e.to.items() if node_of[e.rank] != node_of[to])
+
+
+rows = []
+for order in ("pp shard tp", "shard pp tp", "tp pp shard"):
+    crossing = leaving(recording, order.split())
+    rows.append(
+        {"order": order, "leave a node": f"{crossing:,} B", "on the wire": f"{8 * crossing / 2 / 200e3:.1f} ms"}
+    )
+draw.table(rows)
+
+# %% [markdown]
+# So the stages go between the nodes, and tensor parallelism into them. With this tiny model shards are in between; a
+# large one has more parameters for each token of a step, and then shards send most. But what is on the wire is not all:
+# what is sent along `shard` and `replicate` may travel while a rank computes (notebook 06), and a stage's message, too.
+# Tensor parallelism waits for each of its messages, so every microsecond of it counts.
+#
+# ## Build: the norm, over all axes
+#
+# To clip gradients, every rank needs the norm of *all* of them (notebook 04). Each adds up its squares, and one number
+# travels. On a mesh two things can go wrong, and both have, in projects that train large models:
+#
+# * **Not everything counts.** torchtitan, PyTorch's own, clipped each stage of a pipeline by its own norm
+#   ([torchtitan#596](https://github.com/pytorch/torchtitan/issues/596), 2024). * **Something counts twice.** In
+#   September 2026 it was found while pipelines were added to a part of Megatron-LM that a tied embedding's two copies
+#   would both count ([Megatron-LM#7228](https://github.com/NVIDIA/Megatron-LM/pull/7228)). A month before, weights that
+#   are whole along `tp` were found to count eight times, which made the norm of one model 1.52 times too large
+#   ([TransformerEngine#715](https://github.com/ROCm/TransformerEngine/pull/715)).
+#
+# ### Exercise 4: each gradient once
+#
+# Each gradient comes with the axes along which it is *cut*: each rank there has another part of it. Along all other
+# axes all ranks have the same. Use float64 for the sum. Budget: a number of 8 bytes along each axis.
+
+
+# %%
+def mesh_norm(gradients, mesh):
+    """The norm of all gradients of all ranks: the same number on each, a float or a tensor.
+
+    gradients: pairs of a tensor (maybe empty) and the names of the axes it is cut along.  mesh: pp, replicate, shard
+    and tp; it has size(axis), get_local_rank(axis), get_group(axis) and mesh_dim_names.
+    """
+    ### BEGIN SOLUTION
+    total = torch.zeros((), dtype=torch.float64)
+    for gradient, cut in gradients:
+        copies = prod(mesh.size(axis) for axis in mesh.mesh_dim_names if axis not in cut)
+        total += gradient.double().square().sum() / copies
+    dist.all_reduce(total)
+    return total.sqrt()
+    ### END SOLUTION
+
+
+check.mesh_norm(mesh_norm)
+
+# %% [markdown]
+# How wrong is it otherwise? Here are the two mistakes on our eight ranks, as a multiple of the right norm:
+
+
+# %%
+def wrong_norms(sizes):
+    """Each rank's own, and that of all ranks if copies count: × the right one.  The embedding is tied to the head."""
+    parallel, mine = parallel_of(sizes, 2, replace(CONFIG, tied=True))
+    words = torch.randint(256, (2, 8, 32), generator=torch.Generator().manual_seed(1))
+    parallel.forward_backward(*words[:, mine])
+    right = parallel.clip_gradients(float("inf"))
+    squares = sum(p.grad.to_local().double().square().sum() for p in parallel.parameters())
+    everybodys = squares.clone()
+    dist.all_reduce(everybodys)
+    return (squares.sqrt() / right).item(), (everybodys.sqrt() / right).item()
+
+
+wrong = on_cpu(wrong_norms, sizes, ranks=8)
+print("each rank's own:  ", " ".join(f"{own:.2f}" for own, _ in wrong))
+print(f"copies count, too: {wrong[0][1]:.2f}")
+
+# %% [markdown]
+# Clipped by its own norm, each rank shortens its gradients by another factor, so the direction is lost. What is copied
+# may be little, as here, or much. Neither mistake can be seen in a loss that falls.
+#
+# ## Build: the loss, over all axes
+#
+# The last thing to get right is what the loss is divided by. Look at these three. Each has a mistake, two of them from
+# torchtitan:
+#
+# * **A.** The pipeline runs a backward for each micro-batch, from the mean over its tokens. The gradients of m
+#   micro-batches add up, and are then averaged over the data's ranks
+#   ([torchtitan#2972](https://github.com/pytorch/torchtitan/issues/2972) was like this, with sums over tokens).
+# * **B.** Each rank divides the sum over its tokens by the number of tokens in the *whole* batch. That is right if
+#   gradients are added up over the data's ranks. But DDP averages them
+#   ([torchtitan#2323](https://github.com/pytorch/torchtitan/pull/2323)).
+# * **C.** For the log: the ranks of the last stage have the mean loss of their sequences, all others 0. All of it is
+#   added up over all ranks, and divided by their number.
+#
+# In A and B all gradients are off by one factor, in C the loss in the log is. The author of #2323 wrote why nobody saw
+# it: AdamW divides by the size of the gradients, so that the loss falls as before. The norm shows it.
+#
+# ### Exercise 5: by which factor?
+
+
+# %%
+def wrong_by(sizes, microbatches):
+    """{"A": …, "B": …, "C": …}: what comes out, × what is due.  sizes: of pp, replicate, shard and tp."""
+    ### BEGIN SOLUTION
+    pp, replicate, shard, _ = sizes
+    return {"A": microbatches, "B": 1 / (replicate * shard), "C": 1 / pp}
+    ### END SOLUTION
+
+
+check.wrong_by(wrong_by)
+
+# %% [markdown]
+# And in a real job, with 2 × 2 × 2 ranks and 2 micro-batches?
+
+
+# %%
+def three_losses(sizes, microbatches):
+    found = {}
+    for name, factor in {"right": 1, "A": microbatches, "B": 1 / (sizes[1] * sizes[2])}.items():
+        parallel, mine = parallel_of(sizes, microbatches)
+        loss = parallel.loss  # whose mean over micro-batches Parallel takes
+        parallel.loss = lambda y, targets, loss=loss, factor=factor: factor * loss(y, targets)
+        losses = parallel.forward_backward(*(part[mine] for part in loader[0]))
+        found[name] = parallel.clip_gradients(float("inf")).item()
+        if name == "right":
+            logged = torch.stack(losses).mean() if losses else torch.zeros(())
+            dist.all_reduce(logged)
+            found["C"] = logged.item() / dist.get_world_size()
+    return found
+
+
+found = on_cpu(three_losses, sizes, 2, ranks=8)[0]
+[(one_loss,)] = on_cpu(lambda: (GPT(CONFIG)(*loader[0]).item(),), ranks=1)
+print({name: round(found[name] / found["right"], 3) for name in "AB"} | {"C": round(found["C"] / one_loss, 3)})
+
+# %% [markdown]
+# ## Measure: two clusters
+#
+# Back to the four nodes of eight GPUs. Nobody here has them, but the real code can be run as one rank of 32, on a
+# device that only pretends: it computes no numbers, and records what the rank would hold and send (a **dry run**). It
+# runs in float32, without recomputing. All layers are alike, so four of them tell whether `cost` is right, and `cost`
+# tells about all of them:
+
+# %%
+from labs.kit.dry.alone import our_neighbours
+from labs.kit.dry.dry import dry
+
+LLAMA = replace(PRESETS["llama3-70b"], context=4096)
+GPT4_CLASS = Config(100_256, 18_432, 160, 144, 8, 64_512, context=4096)  # dense, some 750 billion parameters
+
+
+def pretend(config, sizes, microbatches):
+    """Two steps, with micro-batches of one sequence.  Nothing but Parallel may keep the stages, of which most go."""
+    lists, plan = pp.one_f_one_b(sizes[0], microbatches), tp.gpt_plan(config, True)
+    parallel = Parallel(pp.cut(GPT(config), sizes[0]), lists, Mesh(sizes, AXES), plan)
+    optimizer = adamw(parallel.parameters())
+    x = torch.zeros(microbatches, config.context, dtype=torch.long)
+    with our_neighbours(torch.empty(1, config.context, config.dim, device="meta")):
+        for _ in range(2):
+            mark("step")
+            parallel.forward_backward(x, x)
+            optimizer.step()
+            optimizer.zero_grad()
+    mark("end")
+
+
+# %%
+def on_paper(config, sizes, microbatches):
+    job = cost.Job(config, 1, 32, 0, accumulation=microbatches)
+    plans = pp.plan(pp.one_f_one_b(sizes[0], microbatches))
+    return cost.parallel(job, plans, dict(zip(AXES, sizes, strict=True)), True)
+
+
+SCENARIOS = {
+    "70B, TP 8 × shards 4": (LLAMA, (1, 1, 4, 8), 1),
+    "GPT-4 class, PP 4 × TP 8": (GPT4_CLASS, (4, 1, 1, 8), 4),
+}
+for name, (config, sizes, microbatches) in SCENARIOS.items():
+    short = replace(config, depth=4)
+    said = on_paper(short, sizes, microbatches)
+    rank_0 = dry(pretend, short, sizes, microbatches, ranks=32, rank=0)
+    peak, sends = rank_0.memory.steady(0)["peak"], rank_0.communication
+    did, across = sends.sent(0, 1), sends.across(0, 1)
+    print(f"{name}, 4 layers: bytes sent as predicted: {did == said.sent}, {across / did:.0%} of them to other nodes;")
+    print(f"    held at most {peak / 1e9:.1f} GB, predicted {said.held.peak / 1e9:.1f} GB")
+
+# %%
+LAYOUTS = {"TP 8 × shards 4": (1, 1, 4, 8), "shards 32": (1, 1, 32, 1), "PP 4 × TP 8": (4, 1, 1, 8)}
+rows = []
+for name, config in {"70B": LLAMA, "GPT-4 class": GPT4_CLASS}.items():
+    for layout, sizes in LAYOUTS.items():
+        said = on_paper(config, sizes, 4)
+        state = said.held.P + said.held.G + said.held.S
+        held = {"P, G, S": f"{state / 1e9:,.0f} GB", "at the peak": f"{said.held.peak / 1e9:,.0f} GB"}
+        rows.append({"rank 0 of 32": f"{name}, {layout}"} | held | {"sends": f"{said.sent / 1e9:,.0f} GB"})
+draw.table(rows)
+
+# %% [markdown]
+# This is for four sequences on each rank (on a pipeline: four for all of its stages), in float32.
+#
+# * **70B.** The state fits in each of them. `PP 4 × TP 8` sends least, and hardly anything to other nodes. With shards,
+#   parameters and gradients are whole during a step, which is about half of the peak. With 16-bit parameters and some
+#   recomputing TP 8 × shards 4 fits as well, and it has no bubble.
+# * **GPT-4 class.** The state alone is 346 GB, on a GPU of 80 GB. No layout of 32 GPUs helps; only more GPUs do.
+#
+# The same two layouts on eight ranks, as real jobs with our small model:
+
+# %%
+for name, sizes in {"TP 2 × shards 4": (1, 1, 4, 2), "PP 4 × TP 2": (4, 1, 1, 2)}.items():
+    job = on_cpu(train, sizes, sizes[0], ranks=8, record="communication")
+    same, bytes_too = same_training(job), as_said(job.recording, sizes, sizes[0])
+    print(f"{name}: one process's training: {same}; bytes as predicted: {bytes_too}")
+
+# %% [markdown]
+# ## Native
+#
+# PyTorch has all parts: `parallelize_module`, `fully_shard`, and the schedules of `torch.distributed.pipelining`. In
+# [labs/native.py](../labs/native.py) `parallel` is the same composition, in the same order. Is it the same training,
+# with the same bytes?
+
+
+# %%
+def pytorchs(sizes, microbatches=2):
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # it advises on speed
+    mesh, model = Mesh(sizes, AXES), GPT(CONFIG)
+    number = mesh.get_local_rank("pp")
+    stages = [stage if n == number else None for n, stage in enumerate(pp.cut(model, sizes[0]))]
+    native.parallel([stages[number]], native.device_mesh(mesh), tp.gpt_plan(CONFIG))
+    pipeline = native.pp(stages, "1f1b", microbatches, model.loss, mesh.get_group("pp"))
+    part = mesh["replicate", "shard"]._flatten()
+    x, y = (each[part.get_local_rank() :: part.size()] for each in loader[0])
+    for _ in range(2):
+        stages[number].zero_grad()
+        mark("step")
+        with loss_parallel():
+            pipeline.step(*[x] if number == 0 else [], **({"target": y} if stages[-1] else {}))
+    mark("end")
+    return native.clip_gradients(stages[number].parameters(), 1.0, mesh.get_group("pp")).item()
+
+
+# %%
+sizes = tuple(EIGHT.values())
+theirs = on_cpu(pytorchs, sizes, ranks=8, record="communication")
+print("the norm of one process's gradients:", all(abs(norm - norms_due[0]) < 1e-4 for norm in theirs))
+ours_sent, theirs_sent = along(jobs[sizes].recording, 0), along(theirs.recording, 0)
+draw.table([{"rank 0 sends along": axis, "ours": f"{ours_sent[axis]:,} B", "PyTorch's": f"{theirs_sent[axis]:,} B"}
+            for axis in ("pp", "shard", "tp")])  # fmt: skip
+
+# %% [markdown]
+# Two things go wrong in PyTorch without a word, and [labs/native.py](../labs/native.py) guards them: a tied embedding,
+# whose two ends each keep a part of its gradient, and `reshard_after_forward=True` under a schedule that splits the
+# backward.
+#
+# ## Why, and why not
+#
+# **Why**: each dimension is used up to its wall, and no further. Tensor parallelism fills a node, stages bridge the
+# nodes, and the data's axes take all GPUs that are left.
+#
+# **Why not**: for a model that fits, one dimension is simpler, and often quicker. Each one more is another way to be
+# silently wrong, as the threads above show. So compare with one process, in float64, on a small model, before a large
+# one is trained; and compare the norm of the gradients, not only the loss.
+#
+# ### A way out
+#
+# Here are the three dimensions in an ordinary script, with nothing of the course but the data and the model. It is
+# [scripts/parallel.py](../scripts/parallel.py). From the root of the repository, run
+# `torchrun --nproc-per-node 8 scripts/parallel.py`:
+#
+# ```python
+# import torch
+# import torch.distributed as dist
+# from torch import nn
+# from torch.distributed.device_mesh import init_device_mesh
+# from torch.distributed.fsdp import fully_shard
+# from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+# from torch.distributed.tensor import DTensor
+# from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+#
+# from labs.data import Batches, corpus
+# from labs.model import GPT, PRESETS
+#
+# dist.init_process_group()
+# device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# if device.type == "cuda":
+#     device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+#     torch.cuda.set_device(device)
+# shards = dist.get_world_size() // 4  # so 4 ranks, or 8, or 12, ...
+# mesh = init_device_mesh(device.type, (2, shards, 2), mesh_dim_names=("pp", "dp", "tp"))
+# p, d, first = mesh.get_local_rank("pp"), mesh.get_local_rank("dp"), mesh.get_local_rank("pp") == 0
+#
+# config = PRESETS["small"]
+# model = GPT(config)
+# layers = list(model.layers.values())[2 * p : 2 * p + 2]
+# for layer in layers:  # embedding, norms and head stay whole along tp
+#     split = {f"attention.{name}": ColwiseParallel() for name in "qkv"} | {"attention.o": RowwiseParallel()}
+#     split |= {"mlp.gate": ColwiseParallel(), "mlp.up": ColwiseParallel(), "mlp.down": RowwiseParallel()}
+#     parallelize_module(layer.to(device), mesh["tp"], split)
+# stage = nn.Sequential(*[model.embed] * first, *layers, *[] if first else [model.norm, model.head]).to(device)
+# for module in (*layers, stage):  # gathered once a step, and not for every micro-batch
+#     fully_shard(module, mesh=mesh["dp"], reshard_after_forward=False)
+#
+# its = PipelineStage(stage, p, 2, device, group=mesh.get_group("pp"))
+# schedule = Schedule1F1B(its, n_microbatches=4, loss_fn=model.loss)
+# optimizer = torch.optim.AdamW(stage.parameters(), lr=2e-3)
+# batches = Batches(corpus().tokens, 16, config.context)
+# for step in range(10):
+#     x, y = (part.chunk(shards)[d].to(device) for part in batches[step])  # by dp alone
+#     losses = []
+#     schedule.step(*[x] * first, **({} if first else {"target": y, "losses": losses}))
+#
+#     # Of a DTensor it is the norm of the whole; what is whole along tp counts once; stages add up.
+#     norms = [p.grad.norm() for p in stage.parameters()]
+#     square = sum(norm.full_tensor() ** 2 if isinstance(norm, DTensor) else norm**2 for norm in norms)
+#     dist.all_reduce(square, group=mesh.get_group("pp"))
+#     for parameter in stage.parameters():
+#         parameter.grad *= (1.0 / (square.sqrt() + 1e-6)).clamp(max=1.0)
+#     optimizer.step()
+#     optimizer.zero_grad()
+#
+#     loss = torch.zeros((), device=device) if first else torch.stack(losses).mean()
+#     dist.all_reduce(loss)  # all ranks of the last stage have one: half of them
+#     if dist.get_rank() == 0:
+#         print(f"step {step}: loss {2 * loss.item() / dist.get_world_size():.4f}", flush=True)
+#
+# dist.barrier()
+# dist.destroy_process_group()
+# ```
+
+# %% [markdown]
+# ## Say it back
+#
+# Answer each aloud before you unfold it.
+#
+# <details><summary>For each axis: what do its ranks have in common, what travels, and on which wire?</summary>
+#
+# Along tp the layers and the sequences; activations, in each layer; inside a node. Along pp the sequences; activations
+# at the cut; between nodes. Along shard and replicate the layers and the part of each matrix; parameters and gradients,
+# once a step; shards inside or between nodes, replicas between them.
+# </details>
+#
+# <details><summary>Twice the batch: which bytes double? Twice the micro-batches of it: what
+# changes?</summary>
+#
+# Along pp and tp, all of them; along the data's axes, none. With more micro-batches no bytes change; there are more
+# calls, and the bubble is smaller.
+# </details>
+#
+# <details><summary>A norm is too large by a factor between 1 and the number of ranks. What do you look for?</summary>
+#
+# For what is copied and counts several times: what is whole along tp, what is tied along pp, and everything along
+# replicate.
+# </details>
+#
+# For a rank with a p-th of the layers, a t-th of each matrix and an s-th of the state, in a step with m micro-batches:
+#
+# | | predicted | ours | PyTorch's |
+# |---|---|---|---|
+# | holds, of P, G and S | 1/(p t s) | exactly | exactly |
+# | sends along tp | in each layer, for each micro-batch | exactly | exactly |
+# | sends along pp | at each cut, for each micro-batch | exactly | exactly |
+# | sends along the data's axes | once a step | exactly | exactly |
+# | numbers | one process's | within rounding | within rounding |
+
+# %% [markdown]
+# **Read on**: [labs/parallel.py](../labs/parallel.py), then [labs/cost/on_a_mesh.py](../labs/cost/on_a_mesh.py).
+# Narayanan et al., 2021, *Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM* (arXiv
+# 2104.04473), section 3. Liang et al., 2024, *TorchTitan* (arXiv 2410.06511).
+#
+# **Next.** What is still unsolved: on 32 GPUs there are dozens of layouts, on 16,384 there are thousands. Which is the
+# best, and how can one know before a GPU is rented? [Plan a run](15_plan_a_run.ipynb).
 #
 # A clean copy of this notebook: `git restore notebooks/11_three_dimensions.ipynb`, then *File > Reload Notebook from
 # Disk*.

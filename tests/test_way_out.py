@@ -69,7 +69,11 @@ def in_double(script, steps):
 
 def test_each_script_prints_one_processs_losses(tmp_path):
     scripts = {name: in_double(script, 3) for name, script in SCRIPTS.items()}
-    for name, told in run(printed, scripts, tmp_path, ranks=2, device="cpu")[0].items():
+    split = {"parallel": scripts.pop("parallel")}  # in three dimensions, of two ranks each
+    all_told = [
+        run(printed, each, tmp_path, ranks=ranks, device="cpu")[0] for each, ranks in ((scripts, 2), (split, 8))
+    ]
+    for name, told in (all_told[0] | all_told[1]).items():
         losses = [float(loss) for _, loss in LOSS.findall(told)]
         assert losses == pytest.approx(one_process(*TRAINS.get(name, SMALL))[:3], abs=6e-5), name
 

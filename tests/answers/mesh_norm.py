@@ -84,7 +84,7 @@ instead("rounded on the way", "gradient.double()", "gradient")
 instead(
     "the gradients travel",
     ROOT,
-    "dist.all_reduce(torch.cat([g[:5].double() for g, _ in gradients]))\n    return total.sqrt()",
+    f"dist.all_reduce(torch.ones(20))\n    {ROOT}",
 )
 instead("what was given has changed", SQUARES, "gradient.mul_(2).double().square().sum() / 4 / copies")
 instead("nothing is returned", ROOT, "pass")

@@ -45,7 +45,7 @@ class Gradients(OnMesh):
 
     def counted(self, *several: str, along: tuple[str, ...] = AXES) -> list[Tensor]:
         """By rank: the norm, if copies along these axes counted several times, added up along those axes."""
-        copies = [prod(self.sizes[a] for a in AXES if a not in cut and a not in several and a in along) for cut in CUT]
+        copies = [prod(self.sizes[a] for a in AXES if a not in cut and a not in several) for cut in CUT]
         squares, numbers = (self.squares / torch.tensor(copies)).sum(-1), [self.axes.index(axis) for axis in along]
         return self.on_each(squares.sum(numbers, keepdim=True) if numbers else squares)
 
@@ -91,7 +91,7 @@ EXERCISE = Exercise(
                   as_if(lambda w, axis=axis: w.counted(along=tuple(a for a in AXES if a != axis))))
           for axis in ("pp", "shard", "tp")),
         Mistake("the mean over the ranks", "Is a part of a sum of squares a mean?",
-                as_if(lambda w: w.on_each(w.squares.sum() / w.n))),
+                as_if(lambda w: [norm / w.n**0.5 for norm in w.counted()])),
         Mistake("the square of the norm", "What is the length of (3, 4)?",
                 as_if(lambda w: [norm**2 for norm in w.counted()])),
         Mistake("norms are added up, and not their squares", "What is the length of (3, 4): 5, or 7?",
