@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor.parallel import loss_parallel
 
+# %%
 from labs import cost, native, pp, tp
 from labs.data import Batches, corpus
 from labs.kit import check, draw, strategies
@@ -502,6 +503,7 @@ def three_losses(sizes, microbatches):
     return found
 
 
+# %%
 found = on_cpu(three_losses, sizes, 2, ranks=8)[0]
 [(one_loss,)] = on_cpu(lambda: (GPT(CONFIG)(*loader[0]).item(),), ranks=1)
 print({name: round(found[name] / found["right"], 3) for name in "AB"} | {"C": round(found["C"] / one_loss, 3)})
@@ -518,6 +520,7 @@ print({name: round(found[name] / found["right"], 3) for name in "AB"} | {"C": ro
 from labs.kit.dry.alone import our_neighbours
 from labs.kit.dry.dry import dry
 
+# %%
 LLAMA = replace(PRESETS["llama3-70b"], context=4096)
 GPT4_CLASS = Config(100_256, 18_432, 160, 144, 8, 64_512, context=4096)  # dense, some 750 billion parameters
 
@@ -544,6 +547,7 @@ def on_paper(config, sizes, microbatches):
     return cost.parallel(job, plans, dict(zip(AXES, sizes, strict=True)), True)
 
 
+# %%
 SCENARIOS = {
     "70B, TP 8 × shards 4": (LLAMA, (1, 1, 4, 8), 1),
     "GPT-4 class, PP 4 × TP 8": (GPT4_CLASS, (4, 1, 1, 8), 4),
@@ -593,22 +597,28 @@ for name, sizes in {"TP 2 × shards 4": (1, 1, 4, 2), "PP 4 × TP 2": (4, 1, 1, 
 
 
 # %%
-def pytorchs(sizes, microbatches=2):
+def pipeline_of(mesh, microbatches):
+    """PyTorch's, and this rank's stage."""
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # it advises on speed
-    mesh, model = Mesh(sizes, AXES), GPT(CONFIG)
-    number = mesh.get_local_rank("pp")
-    stages = [stage if n == number else None for n, stage in enumerate(pp.cut(model, sizes[0]))]
+    model, number, ranks = GPT(CONFIG), mesh.get_local_rank("pp"), mesh.size("pp")
+    stages = [stage if n == number else None for n, stage in enumerate(pp.cut(model, ranks))]
     native.parallel([stages[number]], native.device_mesh(mesh), tp.gpt_plan(CONFIG))
-    pipeline = native.pp(stages, "1f1b", microbatches, model.loss, mesh.get_group("pp"))
+    return native.pp(stages, "1f1b", microbatches, model.loss, mesh.get_group("pp")), stages[number]
+
+
+# %%
+def pytorchs(sizes, microbatches=2):
+    mesh = Mesh(sizes, AXES)
+    pipeline, stage = pipeline_of(mesh, microbatches)
     part = mesh["replicate", "shard"]._flatten()
     x, y = (each[part.get_local_rank() :: part.size()] for each in loader[0])
     for _ in range(2):
-        stages[number].zero_grad()
+        stage.zero_grad()
         mark("step")
         with loss_parallel():
-            pipeline.step(*[x] if number == 0 else [], **({"target": y} if stages[-1] else {}))
+            pipeline.step(*[x] if stage.embed else [], **({"target": y} if stage.head else {}))
     mark("end")
-    return native.clip_gradients(stages[number].parameters(), 1.0, mesh.get_group("pp")).item()
+    return native.clip_gradients(stage.parameters(), 1.0, mesh.get_group("pp")).item()
 
 
 # %%
