@@ -252,14 +252,14 @@ print(len(runs), "runs, such as", runs[0].run)
 
 
 # %%
-def forecast(run):
+def forecast(run, flops=FLOPS, launch=LAUNCH, wire=wire):
     """Seconds of a step.  tokens: of a micro-batch, on each rank along dp."""
     ### BEGIN SOLUTION
     share, layers = run.tp * run.pp, run.layers / run.pp
-    compute = 6 * run.parameters * run.tokens / share / FLOPS
+    compute = 6 * run.parameters * run.tokens / share / flops
     x = 2 * run.tokens * run.dim
     tensor = layers * 4 * 2 * (run.tp - 1) / run.tp * x / wire(run.tp, 1)
-    each = max(compute + tensor, layers * LAUNCH)
+    each = max(compute + tensor, layers * launch)
     size = 4 * run.parameters / share
     gradients = 2 * (run.dp - 1) / run.dp * size / wire(run.dp, run.tp)
     waits = max(0, gradients - 2 / 3 * compute)
@@ -447,6 +447,97 @@ times = nothing.too_large[0].peak / H100.card
 check.predict("Times the card?", guess_times, round(times, 2), tolerance=0.2, reason="P, G and S alone are 11 TB.")
 
 # %% [markdown]
+# ## Your machines
+#
+# First the cluster that you have, or would like to rent. Eight numbers: from its data sheet, or those of
+# `plan.CLUSTERS`, which you may print. Change them, and the model, the batch and the context:
+
+# %%
+yours = plan.Cluster(
+    name="ours", gpus=16, node=8, fitted="fused kernels",
+    card=24e9, memory=1.0e12, flops=165e12,  # bytes; bytes and operations per second, in 16 bits
+    inside=25e9, between=1.25e9,  # bytes per second out of each GPU, in its node and between nodes
+)  # fmt: skip
+plan.search(small, yours, batch=128, context=4096)
+
+# %% [markdown]
+# Then the cluster under your hands: two processes, a core each, joined by the loopback. Your own forecast knows nothing
+# of an H100 but its three constants. So measure those here, and ask it for three layouts of a small GPT: two copies,
+# two halves of each matrix, two stages. Measurements and steps take turns, so that whatever else the machine does meets
+# them all.
+
+# %%
+import time
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from labs.kit import strategies
+from labs.kit.launch import run
+from labs.model import GPT
+
+TINY, SEQUENCES, WIDE = replace(PRESETS["small"], dim=192), 8, torch.zeros(1_000_000)
+LAYOUTS = {"dp 2": ("ddp-bucketed", 1), "tp 2": ("tp", 1), "pp 2, 8 micro-batches": ("pp-1f1b", 4)}  # of a row, 4 × 2
+
+
+# %%
+def stepper(name, cuts):
+    """A step with a row of the table of strategies."""
+    row = strategies.ROWS[name]
+    training, _ = strategies.set_up(row, GPT(TINY))
+    torch.manual_seed(0)  # ranks along tp and pp read the same
+    tokens = torch.randint(256, (2, SEQUENCES // row.parts(2), TINY.context))
+    x, y = (each if reads else None for each, reads in zip(tokens, training.reads, strict=True))
+    return partial(strategies.step, training, x, y, cuts)
+
+
+def timed(turn):
+    dist.barrier()
+    start = time.perf_counter()
+    turn()
+    dist.barrier()
+    return time.perf_counter() - start
+
+
+# %%
+def by_turns(rounds):
+    """The median of each."""
+    model, x = GPT(TINY), torch.randint(256, (4, TINY.context))
+    turns = {
+        "compute": lambda: model(x, x).backward(),  # four sequences
+        "Python": lambda: model(x[:1, :8], x[:1, :8]).backward(),  # next to nothing to compute
+        "wire": lambda: dist.all_reduce(WIDE),
+    }
+    turns |= {name: stepper(*row) for name, row in LAYOUTS.items()}
+    taken = [{name: timed(turn) for name, turn in turns.items()} for _ in range(rounds)]
+    return {name: median(each[name] for each in taken[2:]) for name in turns}
+
+
+took, _ = run(by_turns, 8, ranks=2, device="cpu", tell="calibration, and three layouts")
+
+# %%
+numbers = sum(p.numel() for p in GPT(TINY).parameters())
+reached = {
+    "flops": 6 * numbers * 4 * TINY.context / took["compute"],
+    "launch": took["Python"] / TINY.depth,
+    "wire": lambda ranks, apart: 4 * WIDE.numel() / took["wire"],  # a ring of two sends the tensor once
+}
+one = exercises.Run(numbers, TINY.depth, 2 * TINY.dim, 8 * TINY.context, 1, 1, 1, 1)  # x has numbers of 4 bytes
+mine = {
+    "dp 2": one._replace(tokens=4 * TINY.context, dp=2),
+    "tp 2": one._replace(tp=2),
+    "pp 2, 8 micro-batches": one._replace(tokens=TINY.context, pp=2, microbatches=8),
+}
+for name, each in mine.items():
+    print(f"{name}: forecast {forecast(each, **reached):.3f} s, measured {took[name]:.3f} s")
+
+# %% [markdown]
+# How near is it? Expect a tenth or two for the first two. The pipeline's micro-batches are single sequences: each takes
+# a little longer than an eighth of all eight would, and no constant here says so. On a busy machine it may be quicker
+# than forecast, too: while a rank waits in its bubble, its core is not wasted. Whatever a forecast leaves out can be
+# seen like this, in the open, for the price of some seconds.
+#
 # ## Why, and why not
 #
 # **Why** plan: a week of 1,024 GPUs costs as much as a house, and the difference between a good layout and the obvious

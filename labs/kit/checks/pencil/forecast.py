@@ -75,17 +75,20 @@ FLOPS, INSIDE, BETWEEN = 350e12, 300e9, 25e9  # what is reached of 989e12 operat
 LAUNCH = 5e-3  # seconds that Python takes for a layer's forward and backward
 
 
+Wire = Callable[[int, int], float]
+
+
 def wire(ranks: int, apart: int) -> float:
     """Bytes per second around a ring of ranks that stand so far apart, in nodes of 8 H100."""
     on_a_node = max(1, min(ranks, NODE // apart))
     return INSIDE if on_a_node == ranks else min(INSIDE, on_a_node * BETWEEN)
 
 
-def seconds(run: Run) -> float:
-    compute = 6 * run.parameters * run.tokens / (run.tp * run.pp) / FLOPS
+def seconds(run: Run, flops: float = FLOPS, launch: float = LAUNCH, wire: Wire = wire) -> float:
+    compute = 6 * run.parameters * run.tokens / (run.tp * run.pp) / flops
     layers, x = run.layers / run.pp, 2 * run.tokens * run.dim
     tensor = layers * 4 * 2 * (run.tp - 1) / run.tp * x / wire(run.tp, 1)
-    each = max(compute + tensor, layers * LAUNCH)
+    each = max(compute + tensor, layers * launch)
     gradients = 2 * (run.dp - 1) / run.dp * 4 * run.parameters / (run.tp * run.pp) / wire(run.dp, run.tp)
     return (run.microbatches + run.pp - 1) * each + max(0.0, gradients - compute * 2 / 3)
 
