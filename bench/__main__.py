@@ -28,6 +28,7 @@ BENCHMARKS = (
     "zero",
     "tensor",
     "pipeline",
+    "plan",
     "checkpoint",
     "native_checkpoint",
     "flight_recorder",

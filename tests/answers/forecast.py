@@ -53,6 +53,12 @@ spoil("the bubble is left out", {COUNT: "run.microbatches"})
 spoil("tensor parallelism sends nothing", {"if run.tp > 1": "if False"})
 spoil("the border of a node costs nothing", {"bandwidth(run.tp, 1)": "3e11"})
 spoil("gradients cost nothing", {"if run.dp > 1": "if False"})
+answers.spoil(
+    with_nothing_hidden,
+    "gradients travel after every micro-batch",
+    {"(compute + tensor)": "(compute + tensor + gradients)", ") + gradients": ")"},
+    blind=True,
+)
 spoil("no time that a step can take", {"return step": "return -step"})
 spoil("no time that a step can take", {"return step": "return 0 * step"})
 spoil("", {"run.tokens / share / 350e12": "run.tokens / share / 350e9"})

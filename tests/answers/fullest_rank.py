@@ -46,6 +46,7 @@ spoil(
 )
 spoil("ZeRO is left out", "if zero >= 1:", "zero = 0\n    if zero:")
 spoil("ZeRO shares without being asked", "if zero >= 1:", "if True:")
+spoil("ZeRO shares without being asked", "if zero >= 1:", "zero = 3\n    if zero:", blind=True)
 spoil("the wrong stage for one kind", "= 2 * mine, 2 * mine, 12 * mine", "= 12 * mine, 2 * mine, 2 * mine")
 spoil(
     "GB, and not bytes",

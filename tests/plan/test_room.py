@@ -1,10 +1,14 @@
 """Reference: cost's exact predictions, Megatron-LM's rule of 6 + 12 / dp bytes a parameter, and published memory."""
 
 from dataclasses import replace
+from math import prod
 
 import pytest
 
 from labs import cost
+from labs.kit.dry.dry import dry
+from labs.kit.dry.rehearsal import rehearse
+from labs.kit.strategies import ROWS
 from labs.model import PRESETS, Config
 from labs.plan import CLUSTERS, Layout, Setup, held
 from labs.plan.room import held_by, peak
@@ -72,3 +76,31 @@ def test_playbook_memory():
     with_zero, without = Layout(shards=16, zero=1, accumulation=16), Layout(replicas=16, accumulation=16)
     assert peak(nanotron, with_zero) / 2**30 == pytest.approx(24.0, rel=0.1)
     assert peak(nanotron, without) / 2**30 == pytest.approx(36.7, rel=0.1)
+
+
+LAYOUTS = {  # a row of the table, and its mesh
+    ("fsdp", "dp"): [(64,), (1024,)],
+    ("fsdp-tp", "dp tp"): [(8, 8), (128, 8)],
+}
+
+
+def two_steps(row, config, axes):
+    for _ in rehearse(ROWS[row], config, 1, axes=axes):
+        pass
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("model", ["llama3-8b", "llama3-70b", "llama3-405b"])
+def test_the_state_is_what_a_dry_run_holds(model):
+    """Parameters, gradients and optimizer state, in float32; norms' weights and padding make up the rest."""
+    config = replace(PRESETS[model], context=128)
+    for (row, names), meshes in LAYOUTS.items():
+        for sizes in meshes:
+            axes = dict(zip(names.split(), sizes, strict=True))
+            ranks, shards, tp = prod(sizes), axes["dp"], axes.get("tp", 1)
+            steady = dry(two_steps, row, config, axes, ranks=ranks).memory.steady(0)
+            asked = Setup(config, H100.of(ranks), shards)
+            asked = replace(asked, constants=replace(asked.constants, precision="float32"))
+            planned = held(asked, Layout(tp, tp > 1, shards=shards, zero=3))
+            for kind in "PGS":
+                assert getattr(planned, kind) == pytest.approx(steady[kind], rel=0.01), (row, axes, kind)

@@ -107,6 +107,8 @@ PROBES = {
     "a long pipeline step": BASE._replace(pp=8, microbatches=800),
     "one": BASE._replace(microbatches=1, tokens=1024),
     "many": BASE._replace(microbatches=1, tokens=1024, dp=512),
+    "one, accumulated": BASE._replace(microbatches=100, tokens=1024),
+    "many, accumulated": BASE._replace(microbatches=100, tokens=1024, dp=512),
 }
 
 
@@ -176,6 +178,12 @@ def compared(one: str, other: str, ratio: Callable[[float], bool], told: str) ->
     return fits
 
 
+def reduced_often(seen: Seen) -> bool:
+    """Whether what 512 ranks along dp wait for grows with the micro-batches."""
+    once, often = (seen.probes["many" + more] - seen.probes["one" + more] for more in ("", ", accumulated"))
+    return often > 10 * once > 0
+
+
 # fmt: off
 MISTAKES = (
     Mistake("the micro-batches are left out", "How often does a rank compute a micro-batch in a step?",
@@ -196,6 +204,7 @@ MISTAKES = (
             compared("wide tp", "narrow tp", lambda x: x < 1.2, "what is nearly all traffic, on 16 ranks, not 8,")),
     Mistake("gradients cost nothing", "What do 512 copies of the model do after each backward?",
             compared("many", "one", lambda x: x < 1.01, "a step of one micro-batch on 512 ranks, not one along dp,")),
+    Mistake("gradients travel after every micro-batch", "When does a step need the sum over all ranks?", reduced_often),
     Mistake("another order than the published one", "Which of the six things at the exercise has the largest error?",
             lambda seen: seen.order < ORDERED and seen.told),
     Mistake("the wrong first choice", "Which layouts does it take for quick, and what is dear in them?",

@@ -64,7 +64,8 @@ MISTAKES = (
     Mistake("ZeRO is left out", "Which copies does each stage of ZeRO remove?",
             as_if(lambda n, a, tp, pp, dp, zero, m: held(n, a, tp, pp, dp, 0, m))),
     Mistake("ZeRO shares without being asked", "What does plain data parallelism share?",
-            as_if(lambda n, a, tp, pp, dp, zero, m: held(n, a, tp, pp, dp, max(zero, 1), m))),
+            lambda seen: next(filter(None, (as_if(lambda n, a, tp, pp, dp, zero, m, least=least:
+                held(n, a, tp, pp, dp, max(zero, least), m))(seen) for least in (1, 2, 3))), None)),
     Mistake("the wrong stage for one kind", "State, gradients, parameters: which stage of ZeRO shares which?",
             lambda seen: next(filter(None, (as_if(lambda n, a, tp, pp, dp, zero, m, sizes=sizes:
                 state(n / (tp * pp), dp, zero, sizes) + held(0, a, tp, pp, dp, zero, m))(seen)
