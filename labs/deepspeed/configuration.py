@@ -115,7 +115,7 @@ def from_fsdp(
     if not reshard_after_forward:
         config["zero_optimization"] |= dict.fromkeys((REUSE, "stage3_max_live_parameters"), 1_000_000_000)
     if offload:
-        config["zero_optimization"] |= {"offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}}
+        config["zero_optimization"] |= {key: {"device": "cpu"} for key in ("offload_param", "offload_optimizer")}
     if param_dtype != torch.float32:
         config[NUMBERS[param_dtype]] = {"enabled": True}
     if reduce_dtype != param_dtype:

@@ -52,11 +52,12 @@ def initialize(
 
     config: as in the documentation of DeepSpeed.  optimizer: makes one of PyTorch's of the parameters that are trained;
     without it, the configuration has to name one.  Raises ModuleNotFoundError where DeepSpeed is missing or too old,
-    ValueError for keys that it does not know and for batch sizes that contradict each other, RuntimeError for an
-    optimizer that is to be compiled where there is no compiler.
+    ValueError for keys that it does not know and for batch sizes that contradict each other, RuntimeError for what is
+    to be compiled where that cannot be: its own optimizers, and offload to NVMe.
     """
     deepspeed = imported()
     config = checked(config)
+    require_nvme(config)
     if optimizer is None:
         require_compiler(config)
     else:
@@ -79,7 +80,7 @@ def imported() -> ModuleType:
     """DeepSpeed, for the device that tensors are made on by default, and connected with the job's process group."""
     if reason := missing():
         raise ModuleNotFoundError(reason)
-    os.environ.setdefault("DS_ACCELERATOR", torch.get_default_device().type)
+    choose_accelerator()
     with uncompiled():
         deepspeed = import_module("deepspeed")
         import_module("deepspeed.runtime.zero.muon.muon_optimizer")
@@ -90,6 +91,11 @@ def imported() -> ModuleType:
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist.get_backend(), auto_mpi_discovery=False, verbose=False)
     return deepspeed
+
+
+def choose_accelerator() -> None:
+    """DeepSpeed looks for one as it is imported; here it is what tensors are made on by default."""
+    os.environ.setdefault("DS_ACCELERATOR", torch.get_default_device().type)
 
 
 @contextmanager
@@ -113,6 +119,18 @@ def checked(config: Mapping[str, Any]) -> dict[str, Any]:
     require_known(config.get("zero_optimization", {}), fields, "zero_optimization in a configuration")
     sizes = batch_sizes(config, dist.get_world_size())
     return {"steps_per_print": 2**31, **config} | dict(zip((TRAIN, MICRO, ACCUMULATION), sizes, strict=True))
+
+
+def require_nvme(config: Mapping[str, Any]) -> None:
+    """What is offloaded to NVMe is read and written by an operator that is compiled, for minutes, when first used."""
+    zero = config.get("zero_optimization", {})
+    if any(zero.get(f"offload_{what}", {}).get("device") == "nvme" for what in ("param", "optimizer")):
+        accelerator = import_module("deepspeed.accelerator").get_accelerator()
+        if not accelerator.create_op_builder("AsyncIOBuilder").is_compatible(False):
+            raise RuntimeError(
+                "offload to NVMe takes DeepSpeed's async_io, which cannot be compiled here, for want of a C++ compiler "
+                "or of libaio (on Debian and Ubuntu, libaio-dev): offload to the CPU, or see labs/memory/disk.py"
+            )
 
 
 def require_compiler(config: Mapping[str, Any]) -> None:
