@@ -98,8 +98,12 @@ def steps(forward, optimizer, first, last):
         optimizer.zero_grad()
 
 
+def blocks(held):
+    return {(key, block): x for key, part in held.parts().items() for block, x in part.blocks.items()}
+
+
 def numbers(held):
-    return {(key, block): x.clone() for key, part in held.parts().items() for block, x in part.blocks.items()}
+    return {place: x.clone() for place, x in blocks(held).items()}
 
 
 def same(found, expected):

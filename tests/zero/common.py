@@ -18,7 +18,7 @@ ADAMW = partial(torch.optim.AdamW, lr=1e-2)
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
 
-def train(stage, dtype, optimizer, micro_batches=1, norm=None, steps=10, make=Awkward, **options):
+def train(stage, dtype, optimizer, micro_batches=1, norm=None, steps=5, make=Awkward, **options):
     model = make(dtype)
     zero = Zero(model, stage, optimizer, **options)
     for step in range(steps):

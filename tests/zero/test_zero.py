@@ -40,7 +40,7 @@ TRAININGS = [  # dtype, optimizer, micro-batches, norm to clip at
 ]
 
 
-def reference(ranks, dtype, optimizer, micro_batches, norm, steps=10):
+def reference(ranks, dtype, optimizer, micro_batches, norm, steps=5):
     """The parameters after `steps` on one process."""
     model = Awkward(dtype)
     trained = [p for p in model.parameters() if p.requires_grad]

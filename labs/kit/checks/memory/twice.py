@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -116,11 +116,9 @@ class Twice:
 
     def steps(self) -> Iterator[tuple[str, Twice]]:
         """The costs are those of the first one."""
-        whens = ("", "in the second step, ", "under no_grad, ")
-        for number, when in enumerate(whens if self.world.again else whens[:1]):
-            self.under_no_grad = number == 2
+        for number, step in enumerate(due(self.world)):
+            self.due, self.under_no_grad = step, number == 2
             with torch.set_grad_enabled(not self.under_no_grad):
-                self.due = Step(self.world, self.plain)
                 try:
                     self.now = Step(self.world, self.found)
                 except Exception as error:
@@ -129,7 +127,7 @@ class Twice:
                     raise
             if number == 0:
                 self.costs = self.compared()
-            yield when, self
+            yield ("", "in the second step, ", "under no_grad, ")[number], self
 
     def compared(self) -> dict[str, Any]:
         """runs of each layer, for each forward of the model; what was computed again, × the layers' forward."""
@@ -190,10 +188,24 @@ class Step:
             p.grad = None
 
 
+@cache
+def due(world: Model) -> list[Step]:
+    """Of the model as it was: the same for every function that is tried in a job."""
+    plain, steps = world.model(), []
+    for under_no_grad in (False, False, True) if world.again else (False,):
+        with torch.set_grad_enabled(not under_no_grad):
+            steps.append(Step(world, plain))
+    return steps
+
+
 class Multiplications(TorchDispatchMode):
     """Counts floating-point operations of matrix products, and of attention's forward."""
 
     total = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here: no need to guard each operator against it
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
