@@ -749,8 +749,8 @@ draw.table([{"rank 0 sends along": axis, "ours": f"{ours_sent[axis]:,} B", "PyTo
 # Narayanan et al., 2021, *Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM* (arXiv
 # 2104.04473), section 3. Liang et al., 2024, *TorchTitan* (arXiv 2410.06511).
 #
-# **Next.** What is still unsolved: on 32 GPUs there are dozens of layouts, on 16,384 there are thousands. Which is the
-# best, and how can one know before a GPU is rented? [Plan a run](15_plan_a_run.ipynb).
+# **Next.** What is still unsolved: all of this was written by hand, for each strategy and each pair of them. Could a
+# compiler work out what is to be sent, so that only the mesh is left to choose? [GSPMD](13_gspmd.ipynb).
 #
 # A clean copy of this notebook: `git restore notebooks/11_three_dimensions.ipynb`, then *File > Reload Notebook from
 # Disk*.

@@ -64,6 +64,8 @@
     check.exposed(fn)              fn(backward, reduce) -> seconds           that a step waits for its gradients
     check.forecast(fn)             fn(run) -> seconds                        of a published run's step
     check.bottlenecks(fn)          fn() -> {report: word}                    of seven real runs
+    check.pass_on(fn)              fn(dims, cut) -> cut                      of each tensor, once a letter is cut
+    check.meet(fn)                 fn(dims, cut, sizes) -> letter            of two that are cut, the one to follow
     check.predict(question, guess, answer)
 
     ✓ reduce_scatter: you sent 0.75 × the tensor per rank; the least possible is 0.75 ×
@@ -101,6 +103,7 @@ from labs.kit.checks.meshes.order_of_axes import order_of_axes
 from labs.kit.checks.meshes.scatter import partial_to_shard
 from labs.kit.checks.meshes.squares import mesh_norm
 from labs.kit.checks.meshes.table import placements
+from labs.kit.checks.pencil.along_letters import meet, pass_on
 from labs.kit.checks.pencil.bottlenecks import bottlenecks
 from labs.kit.checks.pencil.bytes_by_kind import bytes_by_kind
 from labs.kit.checks.pencil.exposed import exposed
@@ -167,6 +170,7 @@ __all__ = [
     "layer_bytes",
     "load_shards",
     "mean_on_rank_0",
+    "meet",
     "mesh_norm",
     "mesh_sizes",
     "mixed_precision",
@@ -181,6 +185,7 @@ __all__ = [
     "overlap",
     "partial_to_shard",
     "partition_optimizer",
+    "pass_on",
     "place_checkpoints",
     "placements",
     "predict",

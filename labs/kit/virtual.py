@@ -17,6 +17,8 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from IPython import get_ipython
+
 from labs.kit.launch import run
 
 OLDEST = (0, 10)  # of JAX: it has make_mesh, set_mesh, shard_map and pcast as they are used here
@@ -32,6 +34,13 @@ def missing() -> str:
     if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
         return f"JAX {version} is older than {'.'.join(map(str, OLDEST))}: `make learn EXTRA=gspmd` brings a newer one"
     return ""
+
+
+def or_skip() -> None:
+    """In a notebook: where JAX is missing, say so, and let all cells from the next one on do nothing."""
+    if told := missing():
+        print(f"{told}. Until then, the cells below do nothing.")
+        get_ipython().input_transformers_cleanup.append(lambda lines: [])
 
 
 def on_devices(

@@ -4,6 +4,7 @@ import sys
 import time
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
 from labs.kit import virtual
 from labs.kit.launch import RankError
@@ -50,6 +51,19 @@ def test_a_jax_that_is_missing_is_told_with_the_command_that_adds_it(monkeypatch
     monkeypatch.setattr(virtual.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match="JAX is not installed: `make learn EXTRA=gspmd` adds it"):
         on_devices(seen, "a")
+
+
+def test_without_jax_a_notebook_says_so_and_its_cells_do_nothing(monkeypatch, capsys):
+    shell = InteractiveShell()
+    monkeypatch.setattr(virtual, "get_ipython", lambda: shell)
+    monkeypatch.setattr(virtual, "missing", lambda: "")
+    virtual.or_skip()
+    assert shell.run_cell("1 + 1").result == 2
+    monkeypatch.setattr(virtual, "missing", lambda: "JAX is not installed: so add it")
+    virtual.or_skip()
+    assert "JAX is not installed: so add it. Until then, the cells below do nothing.\n" in capsys.readouterr().out
+    done = shell.run_cell("from nowhere import nothing\n1 + 1")
+    assert done.success and done.result is None
 
 
 @pytest.mark.parametrize(("version", "told"), [("0.9.2", True), ("0.10.0", False), ("1.0", False), ("0.4.35", True)])

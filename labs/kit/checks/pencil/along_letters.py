@@ -1,0 +1,160 @@
+"""Layouts that follow from others (labs.gspmd.propagation): along a letter, and where two letters meet.
+
+Each tensor is the letters of its dims, and what is known of it the number of the dim that is cut, or None.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from labs.kit.checks.answer import Mistake, answered
+from labs.kit.checks.pencil.sheet import Sheet, as_if, on_paper
+
+Cut = Sequence[int | None]
+OPERATIONS = (  # inputs, and then the result
+    ("ik", "kj", "ij"),
+    ("ik", "jk", "ij"),
+    ("ki", "kj", "ij"),
+    ("abc", "c", "abc"),
+    ("abc", "abc"),
+    ("ab", "ba"),
+    ("bhte", "bhse", "bhts"),
+    ("abc", "ab"),
+    ("vw", "ab", "abw"),
+)
+
+
+# ---- along a letter --------------------------------------------------------------------------------------
+
+
+def passed_on(dims: Sequence[str], cut: Cut) -> list[int | None]:
+    [letter] = {own[dim] for own, dim in zip(dims, cut, strict=True) if dim is not None}
+    return [own.index(letter) if dim is None and letter in own else dim for own, dim in zip(dims, cut, strict=True)]
+
+
+def only_to_the_result(dims: Sequence[str], cut: Cut) -> list[int | None]:
+    return [*cut[:-1], passed_on(dims, cut)[-1]]
+
+
+def only_to_inputs(dims: Sequence[str], cut: Cut) -> list[int | None]:
+    return [*passed_on(dims, cut)[:-1], cut[-1]]
+
+
+def by_number(dims: Sequence[str], cut: Cut) -> list[int | None]:
+    number = next(dim for dim in cut if dim is not None)
+    return [number if dim is None and number < len(own) else dim for own, dim in zip(dims, cut, strict=True)]
+
+
+def or_the_first(dims: Sequence[str], cut: Cut) -> list[int | None]:
+    """What lacks the letter is cut along its first dim."""
+    return [0 if dim is None else dim for dim in passed_on(dims, cut)]
+
+
+def letters_themselves(dims: Sequence[str], cut: Cut) -> list[str | None]:
+    return [None if dim is None else own[dim] for own, dim in zip(dims, passed_on(dims, cut), strict=True)]
+
+
+# fmt: off
+PASSED = (
+    Mistake("only from inputs to the result", "Only the result's layout is known. What does that say of its inputs?",
+            as_if(only_to_the_result),
+            shows="a gradient that is wanted in shards is made whole first, since nobody told its product"),
+    Mistake("only to inputs", "Which of these tensors comes out?", as_if(only_to_inputs)),
+    Mistake("by the number of the dim", "Rows of the result: which dim of the second factor do they come from?",
+            as_if(by_number), shows="after a transposed matrix everything is cut along the wrong dim"),
+    Mistake("cut, though it lacks the letter", "A bias has no rows. What is there to cut?", as_if(or_the_first)),
+    Mistake("letters, and not numbers of dims", "What does the docstring say is returned?", as_if(letters_themselves)),
+)
+# fmt: on
+
+
+@answered
+def pass_on(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(dims, cut) -> cut`: which dim of each tensor is cut, once one letter is."""
+    draw, sheets = random.Random(seed), []
+    for dims in OPERATIONS:
+        names = dict(
+            zip(
+                letters := sorted(set("".join(dims))),
+                draw.sample("abcdefghijkmnpqrstuvwxyz", len(letters)),
+                strict=True,
+            )
+        )
+        renamed = ["".join(names[letter] for letter in own) for own in dims]
+        for known, own in enumerate(renamed):
+            for dim in range(len(own)):
+                cut = [dim if number == known else None for number in range(len(dims))]
+                words = f"{','.join(renamed[:-1])}->{renamed[-1]}, of which {cut} is known"
+                sheets.append(Sheet((renamed, cut), passed_on(renamed, cut), words))
+    draw.shuffle(sheets)
+    return on_paper(fn, sheets, PASSED, "Which letter is cut, and which tensors have it?")
+
+
+# ---- where two meet --------------------------------------------------------------------------------------
+
+
+def moved(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> dict[str, int]:
+    """By letter: elements that are cut along another one, in the order in which the letters come."""
+    known = [(own[dim], size) for own, dim, size in zip(dims, cut, sizes, strict=True) if dim is not None]
+    return {letter: sum(size for other, size in known if other != letter) for letter, _ in known}
+
+
+def met(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> str:
+    elements = moved(dims, cut, sizes)
+    return min(elements, key=elements.__getitem__)
+
+
+def with_most_moved(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> str:
+    elements = moved(dims, cut, sizes)
+    return max(elements, key=elements.__getitem__)
+
+
+def of_the_largest(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> str:
+    """Of the largest tensor alone."""
+    return max((size, own[dim]) for own, dim, size in zip(dims, cut, sizes, strict=True) if dim is not None)[1]
+
+
+def of_most_tensors(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> str:
+    return met(dims, cut, [1] * len(dims))
+
+
+def first_found(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> str:
+    return next(iter(moved(dims, cut, sizes)))
+
+
+def last_found(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> str:
+    return [*moved(dims, cut, sizes)][-1]
+
+
+# fmt: off
+MET = (
+    Mistake("what is large moves", "One of them stays where it is, the other travels. Which one should travel?",
+            as_if(with_most_moved), shows="few tokens, and yet every weight is gathered; or the other way round"),
+    Mistake("only the largest tensor counts", "Two tensors have the other letter. How much do they weigh together?",
+            as_if(of_the_largest)),
+    Mistake("tensors are counted, and not what is in them", "Is it as much work to move a bias as to move a weight?",
+            as_if(of_most_tensors)),
+    Mistake("always the first letter", "What if the batch is very small?", as_if(first_found),
+            shows="FSDP for any batch, and never anything else"),
+    Mistake("always the last letter", "What if the batch is very large?", as_if(last_found)),
+)
+# fmt: on
+
+
+@answered
+def meet(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(dims, cut, sizes) -> letter`: the one with which the fewest elements are cut in another way."""
+    draw, sheets = random.Random(seed), []
+    cases = (((0, 1, None), (1, 2, 9)), ((0, 1, None), (2, 1, 9)), ((0, 1, 1), (5, 3, 3)), ((0, 1, 0), (3, 5, 3)))
+    cases += (((0, 1, 1), (9, 2, 2)), ((0, 1, 0), (2, 9, 2)), ((1, 1, 0), (2, 3, 4)), ((1, 1, None), (3, 7, 1)))
+    for cut, ratios in cases:
+        times = draw.randrange(2, 2000)
+        sizes = [times * ratio for ratio in ratios]
+        arguments = ["ik", "kj", "ij"], list(cut), sizes
+        sheets.append(
+            Sheet(arguments, met(*arguments), f"ik,kj->ij, of which {list(cut)} is known, of {sizes} elements")
+        )
+    draw.shuffle(sheets)
+    return on_paper(fn, sheets, MET, "If this letter is followed, which tensors are not cut as they should be?")

@@ -1,0 +1,460 @@
+# %% [markdown]
+# # GSPMD: say how arrays lie, and a compiler communicates
+#
+# *In every notebook so far somebody wrote down what to send. Could a compiler work that out from the layouts alone? And
+# would it send as little as you did?*
+#
+# You need: [Mesh and DTensor](05_mesh_and_dtensor.ipynb), [FSDP](06_fsdp.ipynb) and
+# [Tensor parallelism](09_tensor_parallel.ipynb). It takes 50 minutes with its two exercises, 30 without; the machine
+# works for a minute of it, in 1 GB of memory. It needs JAX, too: `make learn EXTRA=gspmd` adds it.
+#
+# First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
+
+# %%
+from labs.kit import recall
+
+recall.ask("13")
+
+# %% [markdown]
+# ## Question
+#
+# There are two roads to a model on many devices. On PyTorch's you say what to communicate: gather these weights, reduce
+# those gradients. On the other one, which Google's models take, you write the program for *one* device, and say of some
+# arrays how they are laid out on a mesh. XLA, the compiler behind JAX, works out how all others lie, and adds the
+# collectives. This is **GSPMD** (Xu et al., 2021, arXiv 2105.04663).
+#
+# So: how does it know? What does it send? And is that what you would have sent?
+#
+# JAX can pretend that this CPU is many devices. Each job below starts a process of its own, in which JAX sees as many
+# as we ask for; it never enters this notebook's process. If JAX is missing, the next cell says so.
+
+# %%
+from labs.kit import virtual
+
+virtual.or_skip()
+
+# %%
+from dataclasses import replace
+from itertools import product
+
+import torch
+
+from labs import gspmd
+from labs.data import Batches, corpus
+from labs.dtensor import DTensor, Replicate, Shard
+from labs.dtensor.placement import Spec
+from labs.kit import check, draw, strategies
+from labs.kit.launch import run
+from labs.kit.record import mark
+from labs.kit.virtual import on_devices
+from labs.mesh import Mesh
+from labs.model import GPT, PRESETS, Layer
+from labs.xla.hlo import counted
+
+# %% [markdown]
+# ## Picture
+#
+# Here is the layout of one weight, a matrix of 8 × 4, on a mesh of 4 × 2 devices. The axis `dp` cuts its second dim,
+# and the axis `tp` its first: each device has one tile. What is an all-gather along `dp` for? You would then have the
+# rows that FSDP computes with. And what would an all-gather along both axes give you?
+
+# %%
+draw.blocks(Spec((8, 4), (4, 2), (Shard(1), Shard(0))), ("dp", "tp"))
+
+# %% [markdown]
+# ## Predict
+#
+# A matrix of 64 × 64 is tiled in this way on 32 devices, `dp` 4 times `tp` 8. How many of its elements does a device
+# hold?
+
+# %%
+guess_elements = 128  # your number
+
+tile = Spec((64, 64), (4, 8), (Shard(1), Shard(0))).block((0, 0)).shape
+check.predict("Elements on a device:", guess_elements, tile[0] * tile[1], tolerance=0)
+
+# %% [markdown]
+# ## The same model
+#
+# [labs/xla/pure.py](../labs/xla/pure.py) is the course's GPT once more, as functions: arrays in, arrays out. It is
+# written for one device, and loads the very weights of the model that you know. Is it the same model?
+
+# %%
+config = replace(PRESETS["tiny"], depth=1, heads=8, kv_heads=8)  # eight heads, for eight devices
+loader = Batches(corpus().tokens, 16, config.context)
+batches = [loader[step] for step in range(6)]
+weights = {name: p.detach().numpy() for name, p in GPT(config).named_parameters()}
+arrays = [(x.numpy(), y.numpy()) for x, y in batches]
+
+
+def by_jax(weights, x, y):
+    from labs.xla import pure
+
+    return float(pure.loss(weights, x, y, config))
+
+
+same = abs(on_devices(by_jax, weights, *arrays[0], devices=1) - GPT(config)(*batches[0]).item())
+print(f"the two losses are equal to 1e-5: {same < 1e-5}")
+
+# %% [markdown]
+# ## One program, many layouts
+#
+# Now train it. What is said of the layouts is a table of five lines, at the head of
+# [labs/gspmd/annotated.py](../labs/gspmd/annotated.py): `tp` cuts what goes out of q, k, v, gate and up, and what comes
+# into o and down; `dp` cuts the other dim of each, and the batch. An axis that the mesh does not have cuts nothing. So
+# it is the *mesh* that chooses: with `dp` alone this is FSDP, with `tp` alone tensor parallelism, and with both each
+# matrix is tiled. No line of the program changes.
+
+# %%
+MESHES = {"FSDP": {"dp": 8}, "TP": {"tp": 8}, "FSDP × TP": {"dp": 4, "tp": 2}, "4 × 8": {"dp": 4, "tp": 8}}
+
+
+def trainings(meshes):
+    from labs.xla.annotations import train
+
+    return [train(config, weights, arrays, sizes, strategies.ADAMW) for sizes in meshes]
+
+
+print("compiling four programs …")
+*first_three, last = MESHES.values()
+trained = [*on_devices(trainings, first_three, devices=8), *on_devices(trainings, [last], devices=32)]
+[(reference, _)] = run(strategies.train, strategies.ONE_DEVICE, lambda: GPT(config), [batches], ranks=1, device="cpu")
+
+# %% [markdown]
+# The collectives are read from the compiled program, which is text: an operation a line, with the groups of devices
+# that take part ([labs/xla/hlo.py](../labs/xla/hlo.py)). `held` is what a device keeps of weights and optimizer state.
+
+
+# %%
+def row(job):
+    numbers = max(abs(a - b) for a, b in zip(job.losses, reference, strict=True))
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(counted(job.collectives()).items()))
+    return {"collectives in a step": kinds, "held, bytes": job.held, "one device's curve": numbers < 1e-5}
+
+
+draw.table([{"": name, **row(job)} for name, job in zip(MESHES, trained, strict=True)])
+
+# %% [markdown]
+# Four layouts, one program, one curve. What you know is there: FSDP gathers, TP all-reduces, and both do both. (The
+# all-to-alls are the embedding's: what it looks up comes cut along its width, and is wanted cut along the batch.) But
+# something is missing. FSDP ends its backward with a reduce-scatter, and there is none. On CPUs, XLA has not learned
+# it: it all-reduces the gradients, all in one call, and each device cuts its pieces out.
+#
+# If FSDP gathers a weight once in a step (XLA keeps it for backward) and then *all-reduces* its gradient, how many
+# times as much does a device send as with a reduce-scatter?
+
+# %%
+guess_more = 1.5  # your number
+
+N = 8
+gather, scatter, all_reduce = (N - 1) / N, (N - 1) / N, 2 * (N - 1) / N
+check.predict("As much, times", guess_more, (gather + all_reduce) / (gather + scatter))
+
+# %% [markdown]
+# ## When does anything travel?
+#
+# A sentence that you will read: *if you multiply a sharded matrix by a replicated one, XLA inserts an all-gather*. Is
+# it true? Take x @ w on four devices. Each of x and w is whole, or cut along its rows or columns, and so is the result,
+# as it is wanted: 27 cases. In how many of them does nothing travel?
+
+# %%
+guess_nothing = 5  # your number
+
+SHAPES, LAYOUTS = ((32, 64), (64, 128)), list(product((Replicate(), Shard(0), Shard(1)), repeat=3))
+
+
+def multiply(x, w):
+    return (x @ w,)
+
+
+def by_xla():
+    from labs.xla.placed import communication
+
+    (x, w), axes = SHAPES, {"tp": 4}
+    return [communication(multiply, axes, [(x, [a]), (w, [b])], [[y]]) for a, b, y in LAYOUTS]
+
+
+compiled = on_devices(by_xla, devices=4)
+nothing = sum(found == [] for found in compiled)
+check.predict("Nothing travels in", guess_nothing, nothing, unit="cases", tolerance=0)
+
+# %% [markdown]
+# The sentence is wrong as a rule. Where x is cut along its rows and w is whole, nothing has to travel, if the result is
+# wanted in rows. It depends on which dim is cut, and on what is wanted.
+#
+# Now the same products by the course's own DTensor, on four real ranks, and by a small GSPMD that you will build in a
+# moment. All three count what the first rank sends.
+
+
+# %%
+def by_dtensor():
+    mesh = Mesh((4,), ("tp",))
+    for *factors, wanted in LAYOUTS:
+        specs = [Spec(shape, (4,), (p,)) for shape, p in zip(SHAPES, factors, strict=True)]
+        x, w = (DTensor.from_local(torch.ones(s.block((mesh.rank,)).shape), mesh, s.placements) for s in specs)
+        mark("step")
+        (x @ w).redistribute(placements=[wanted])
+        mark("end")
+
+
+def by_gspmd(layouts):
+    graph = gspmd.trace(multiply, *map(torch.ones, SHAPES))
+    given = {v: [p] for v, p in zip((*graph.arguments, *graph.results), layouts, strict=True)}
+    return gspmd.lower(graph, gspmd.propagate(graph, (4,), given))
+
+
+# %%
+recording = run(by_dtensor, ranks=4, device="cpu", record="communication").recording
+sent = [
+    {
+        "x": repr(layouts[0]), "w": repr(layouts[1]), "wanted": repr(layouts[2]),
+        "XLA": sum(one.sent for one in found),
+        "labs.dtensor": recording.sent(rank=0, step=step),
+        "labs.gspmd": by_gspmd(layouts).sent,
+    }
+    for step, (layouts, found) in enumerate(zip(LAYOUTS, compiled, strict=True))
+]  # fmt: skip
+draw.table([row for row in sent if row["XLA"]])
+
+# %%
+ours, theirs = (sum(row[name] for row in sent) for name in ("labs.gspmd", "XLA"))
+assert all(row["labs.gspmd"] <= min(row["XLA"], row["labs.dtensor"]) for row in sent)
+print(f"all 27 cases: XLA sends {theirs:,} bytes, labs.gspmd {ours:,}")
+
+# %% [markdown]
+# Why do they differ? DTensor decides as each operation is called: to multiply where nothing moves costs nothing, and
+# what comes after is not known yet. XLA knows the whole program, but on CPUs it has no reduce-scatter, and it gathers
+# where an all-to-all would do. The last column looks at both ends, and has all collectives.
+#
+# ## Build: a layout goes along a letter
+#
+# How can a compiler know how *every* tensor lies? Write an operation with letters: x @ w is `ik,kj->ij`. If the rows of
+# x are cut, `i` is cut, and then the rows of the result are. And it goes the other way as well: if somebody wants the
+# *result* in columns, then `j` is cut, so w should be.
+#
+# ### Exercise 1: pass it on
+#
+# `dims` has the letters of each tensor, inputs first and the result last. `cut` says for each of them which dim is cut,
+# by number; None where nothing is known. One letter is cut. Fill in what follows for the tensors that have it.
+
+
+# %%
+def pass_on(dims, cut):
+    """pass_on(["ik", "kj", "ij"], [0, None, None]) is [0, None, 0]; of [None, None, 1] it makes [None, 1, 1]."""
+    ### BEGIN SOLUTION
+    [letter] = {own[dim] for own, dim in zip(dims, cut, strict=True) if dim is not None}
+    return [own.index(letter) if dim is None and letter in own else dim for own, dim in zip(dims, cut, strict=True)]
+    ### END SOLUTION
+
+
+check.pass_on(pass_on)
+
+# %% [markdown]
+# ## Build: where two layouts meet
+#
+# Under FSDP, x is cut along `i`, its batch, and w along `j`. Both letters are cut along the same axis of the mesh, and
+# a product can follow only one of them. What is cut along the other one has to move. Which one should that be?
+#
+# ### Exercise 2: the choice
+#
+# `sizes` has the elements of each tensor. Return the letter with which the fewest elements have to move: those of all
+# tensors that are known to be cut along another letter.
+
+
+# %%
+def meet(dims, cut, sizes):
+    """meet(["ik", "kj", "ij"], [0, 1, None], [8192, 4096, 4096]) is "i": then only the 4096 of w have to move."""
+    ### BEGIN SOLUTION
+    stays = {}
+    for own, dim, size in zip(dims, cut, sizes, strict=True):
+        if dim is not None:
+            stays[own[dim]] = stays.get(own[dim], 0) + size
+    return max(stays, key=stays.get)
+    ### END SOLUTION
+
+
+check.meet(meet)
+
+# %% [markdown]
+# With many tokens, x stays and w is gathered, and that is FSDP. With few, w stays and the tokens move: a compiler may
+# turn your FSDP into something else, because you made the batch small. To prevent that, people annotate activations,
+# too; [labs/xla/annotations.py](../labs/xla/annotations.py) does so between the layers.
+#
+# ## A layer, forward and backward
+#
+# These two rules, over and over, from the few layouts that are given to all others, are
+# [labs/gspmd/propagation.py](../labs/gspmd/propagation.py). Backward needs nothing of its own: it is made of products,
+# too. Here are all operations of a layer's forward and backward. How many all-reduces will there be, if the matrices
+# are cut as in tensor parallelism?
+
+# %%
+guess_reduces = 4  # your number
+
+layer = Layer(config)
+names = [name for name, _ in layer.named_parameters()]
+tensors = [torch.randn(16, config.context, config.dim) for _ in "xg"] + [p.detach() for p in layer.parameters()]
+graph = gspmd.trace(gspmd.forward_and_backward(layer), *tensors)
+
+
+def laid_out(sizes):
+    return gspmd.lower(graph, gspmd.propagate(graph, tuple(sizes.values()), gspmd.given(graph, names, tuple(sizes))))
+
+
+program = laid_out({"tp": 4})
+print(
+    f"{len(graph.operations)} operations, of which {len(gspmd.given(graph, names, ('tp',)))} values were given a layout"
+)
+check.predict("All-reduces:", guess_reduces, program.counts["all_reduce"], tolerance=0)
+
+# %% [markdown]
+# Those are Megatron's: two in forward, two in backward, and nobody wrote them. Here are the operations with which
+# something moves:
+
+# %%
+heading, *lines = repr(program).splitlines()
+print(heading, *(line for line in lines if line.endswith("bytes")), sep="\n")
+
+# %% [markdown]
+# Is it right? The same program runs on four real ranks, on their blocks; and XLA compiles the same layer in the same
+# layouts.
+
+
+# %%
+def on_blocks(program, sizes):
+    """How far this rank's results are from those of one process, at most."""
+    mesh, place = Mesh(tuple(sizes.values()), tuple(sizes)), program.layouts
+    own = [t[place[v].block(mesh.get_coordinate()).slices] for v, t in zip(graph.arguments, tensors, strict=True)]
+    results, whole = gspmd.execute(program, mesh, *own), gspmd.forward_and_backward(layer)(*tensors)
+    due = [t[place[v].block(mesh.get_coordinate()).slices] for v, t in zip(graph.results, whole, strict=True)]
+    return max((a - b).abs().max().item() for a, b in zip(results, due, strict=True))
+
+
+def layer_by_xla(all_sizes, layouts):
+    import jax
+
+    from labs.xla import placed, pure
+
+    def both_ways(x, gradient, *weights):
+        y, back = jax.vjp(lambda x, *w: pure.layer(dict(zip(names, w, strict=True)), x, config), x, *weights)
+        return y, *back(gradient)
+
+    return [placed.communication(both_ways, sizes, *known) for sizes, known in zip(all_sizes, layouts, strict=True)]
+
+
+# %%
+LAYER = {"TP": {"tp": 4}, "FSDP": {"dp": 4}, "FSDP × TP": {"dp": 2, "tp": 2}}
+programs = {name: laid_out(sizes) for name, sizes in LAYER.items()}
+known = []
+for sizes in LAYER.values():
+    given = gspmd.given(graph, names, tuple(sizes))
+    known.append(([(v.shape, given[v]) for v in graph.arguments], [given[v] for v in graph.results]))
+found = on_devices(layer_by_xla, list(LAYER.values()), known, devices=4)
+for name, sizes in LAYER.items():
+    worst = max(run(on_blocks, programs[name], sizes, ranks=4, device="cpu"))
+    print(f"{name}: equal to one process to 1e-4: {worst < 1e-4}")
+
+# %%
+draw.table(
+    [
+        {
+            "": name, "labs.gspmd": str(programs[name].counts), "XLA": str(counted(xla)),
+            "bytes, labs.gspmd": programs[name].sent, "bytes, XLA": sum(one.sent for one in xla),
+        }
+        for name, xla in zip(LAYER, found, strict=True)
+    ]
+)  # fmt: skip
+
+# %% [markdown]
+# FSDP: XLA sends one and a half times as much, as you predicted: it all-reduces where we reduce-scatter. TP: of q, k
+# and v, each gives a summand of the gradient of x. We add the three up and all-reduce their sum. XLA all-reduces each
+# of them, and each of gate's and up's: two in forward and five in backward, where two would do. It packs them together,
+# which is why you see fewer. (On GPUs and TPUs, XLA has further passes. No figure here comes from one.)
+#
+# ## The other way in JAX: by hand
+#
+# You may also write the collectives yourself, with `shard_map`: a function that each device runs on its own piece. Here
+# is ZeRO 3. It gathers the weights, and that is all. Where is its reduce-scatter?
+
+
+# %%
+def zero_3(shards, x, y):
+    """A device's gradients, from its shards of the weights and its part of the batch."""
+    import jax
+    from jax import lax
+
+    from labs.xla.pure import loss
+
+    def share(shards):
+        whole = {name: lax.all_gather(w, "dp", tiled=True) for name, w in shards.items()}
+        return loss(whole, x, y, config) / lax.axis_size("dp")
+
+    return jax.grad(share)(shards)
+
+
+# %%
+def compiled_by_hand():
+    import jax
+    from jax.sharding import PartitionSpec
+
+    from labs.xla.annotations import mesh_of
+    from labs.xla.hlo import collectives
+
+    cut = PartitionSpec("dp")
+    step = jax.shard_map(zero_3, mesh=mesh_of({"dp": 8}), in_specs=(cut, cut, cut), out_specs=cut)
+    return collectives(jax.jit(step).lower(weights, *arrays[0]).compile().as_text())
+
+
+counted(on_devices(compiled_by_hand, devices=8))
+
+# %% [markdown]
+# One gather and one reduce-scatter for each of the weights, on CPUs as well. JAX derives the backward, and the
+# transpose of an all-gather *is* a reduce-scatter. In the same way a pipeline that only goes forward, by `ppermute`
+# from stage to stage, gets the way back: [labs/xla/mapped.py](../labs/xla/mapped.py) has both.
+#
+# ## Why, and why not
+#
+# * **Why**: one program for any layout. Another mesh is one line, and the curve stays.
+# * **Why not**: what travels is decided elsewhere. It depends on the batch, the backend and the compiler's version, and
+#   nothing in your program tells you. So read it: the text of the compiled program is the only place where it stands.
+# * A third way, JAX's *explicit* mode, has layouts in the types. Where two meet it refuses, and you say what you want.
+
+# %% [markdown]
+# Answer each aloud before you unfold it.
+#
+# <details><summary>What must be said, so that a program is trained as by FSDP?</summary>
+#
+# That weights and state are cut along an axis, and the batch along the same one. With a small batch also that
+# activations stay cut along it; else the compiler may leave the weights where they are and move the tokens.
+# </details>
+#
+# <details><summary>DTensor and GSPMD have the same letters. What does GSPMD know that DTensor does not?</summary>
+#
+# What comes after. DTensor decides as an operation is called, and can only ask what its inputs cost. GSPMD has the
+# whole program, so a layout that is wanted at the end can be had from the beginning.
+# </details>
+#
+# <details><summary>Why does a ZeRO 3 that is written in shard_map need no reduce-scatter?</summary>
+#
+# Since JAX derives the backward of a collective, and the transpose of an all-gather is a reduce-scatter.
+# </details>
+#
+# On N ranks, for a weight of n bytes under FSDP, and activations of a bytes under TP:
+#
+# | a layer sends | predicted | ours | XLA, on CPUs |
+# |---|---|---|---|
+# | FSDP, for each weight | 2 (N − 1)/N n | exactly | 3 (N − 1)/N n: no reduce-scatter |
+# | TP, forward | 2 × 2 (N − 1)/N a | exactly | exactly |
+# | TP, backward | 2 × 2 (N − 1)/N a | exactly | more: a summand each of q, k, v, and of gate, up |
+# | numbers | one process's | to rounding | to rounding |
+
+# %% [markdown]
+# **Read on**: [labs/gspmd/tracing.py](../labs/gspmd/tracing.py),
+# [labs/gspmd/propagation.py](../labs/gspmd/propagation.py) and [labs/gspmd/lowering.py](../labs/gspmd/lowering.py), in
+# this order; [labs/xla/annotations.py](../labs/xla/annotations.py). Xu et al., 2021, *GSPMD: General and Scalable
+# Parallelization for ML Computation Graphs* (arXiv 2105.04663). JAX's documentation, *Distributed arrays and automatic
+# parallelization*.
+#
+# **Next.** Any layout can now be had by one line. But on 32 GPUs there are dozens, on 16,384 there are thousands. Which
+# is the best, and how can one know before a GPU is rented? [Plan a run](15_plan_a_run.ipynb).
+#
+# A clean copy of this notebook: `git restore notebooks/13_gspmd.ipynb`, then *File > Reload Notebook from Disk*.
