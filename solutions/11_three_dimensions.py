@@ -344,9 +344,10 @@ draw.table(rows)
 once, twice = (along(recording, 0, step)["shard"] for step in (3, 5))
 check.predict("The bytes along shard grow by", guess_factor, twice / once, reason="They are parameters and gradients.")
 
-# %% [markdown] Along `pp` and `tp` activations travel: twice the batch, twice the bytes. Along the data's axes
-# parameters and gradients do, once a step, whatever the batch is. More micro-batches of the same batch change no bytes,
-# but make more calls, each of which has its latency.
+# %% [markdown]
+# Along `pp` and `tp` activations travel: twice the batch, twice the bytes. Along the data's axes parameters and
+# gradients do, once a step, whatever the batch is. More micro-batches of the same batch change no bytes, but make more
+# calls, each of which has its latency.
 #
 # One thing multiplies that should not. The bubble is (p − 1)/m, and m is the number of micro-batches of *one* rank's
 # part of the batch. With 512 sequences, each a micro-batch, on d data-parallel ranks, it is (p − 1) d / 512:
@@ -405,7 +406,7 @@ draw.table(rows)
 # ### Exercise 4: each gradient once
 #
 # Each gradient comes with the axes along which it is *cut*: each rank there has another part of it. Along all other
-# axes all ranks have the same. Use float64 for the sum. Budget: a number of 8 bytes along each axis.
+# axes all ranks have the same. Use float64 for the sum. Budget: 64 bytes, whatever the gradients' size.
 
 
 # %%
@@ -517,6 +518,7 @@ print({name: round(found[name] / found["right"], 3) for name in "AB"} | {"C": ro
 # tells about all of them:
 
 # %%
+from labs.cost.on_a_mesh import along_data, along_pp, along_tp, on_mesh
 from labs.kit.dry.alone import our_neighbours
 from labs.kit.dry.dry import dry
 
@@ -541,10 +543,10 @@ def pretend(config, sizes, microbatches):
 
 
 # %%
-def on_paper(config, sizes, microbatches):
+def case(config, sizes, microbatches):
+    """As `labs.cost` takes it, with sequences split, too."""
     job = cost.Job(config, 1, 32, 0, accumulation=microbatches)
-    plans = pp.plan(pp.one_f_one_b(sizes[0], microbatches))
-    return cost.parallel(job, plans, dict(zip(AXES, sizes, strict=True)), True)
+    return job, pp.plan(pp.one_f_one_b(sizes[0], microbatches)), dict(zip(AXES, sizes, strict=True)), True
 
 
 # %%
@@ -554,7 +556,7 @@ SCENARIOS = {
 }
 for name, (config, sizes, microbatches) in SCENARIOS.items():
     short = replace(config, depth=4)
-    said = on_paper(short, sizes, microbatches)
+    said = cost.parallel(*case(short, sizes, microbatches))
     rank_0 = dry(pretend, short, sizes, microbatches, ranks=32, rank=0)
     peak, sends = rank_0.memory.steady(0)["peak"], rank_0.communication
     did, across = sends.sent(0, 1), sends.across(0, 1)
@@ -562,22 +564,31 @@ for name, (config, sizes, microbatches) in SCENARIOS.items():
     print(f"    held at most {peak / 1e9:.1f} GB, predicted {said.held.peak / 1e9:.1f} GB")
 
 # %%
-LAYOUTS = {"TP 8 × shards 4": (1, 1, 4, 8), "shards 32": (1, 1, 32, 1), "PP 4 × TP 8": (4, 1, 1, 8)}
+LAYOUTS = {  # and how many micro-batches of one sequence on a rank, for 32 sequences in a step
+    "TP 8 × shards 4": ((1, 1, 4, 8), 8),
+    "shards 32": ((1, 1, 32, 1), 1),
+    "PP 4 × TP 8": ((4, 1, 1, 8), 32),
+}
+
+# %%
 rows = []
 for name, config in {"70B": LLAMA, "GPT-4 class": GPT4_CLASS}.items():
-    for layout, sizes in LAYOUTS.items():
-        said = on_paper(config, sizes, 4)
-        state = said.held.P + said.held.G + said.held.S
-        held = {"P, G, S": f"{state / 1e9:,.0f} GB", "at the peak": f"{said.held.peak / 1e9:,.0f} GB"}
-        rows.append({"rank 0 of 32": f"{name}, {layout}"} | held | {"sends": f"{said.sent / 1e9:,.0f} GB"})
+    for layout, (sizes, microbatches) in LAYOUTS.items():
+        _, plans, *_ = own = case(config, sizes, microbatches)
+        held, here = cost.parallel(*own).held, on_mesh(*own)
+        sends = {"pp": along_pp(here, plans), "shard": along_data(here), "tp": along_tp(here, True)}
+        sizes_held = {"P, G, S": held.P + held.G + held.S, "peak": held.peak}
+        numbers = sizes_held | {f"sends along {axis}": sent for axis, (sent, *_) in sends.items()}
+        rows.append({"rank 0 of 32": f"{name}, {layout}"} | {key: f"{n / 1e9:,.0f} GB" for key, n in numbers.items()})
 draw.table(rows)
 
 # %% [markdown]
-# This is for four sequences on each rank (on a pipeline: four for all of its stages), in float32.
+# In float32, and without recomputing:
 #
-# * **70B.** The state fits in each of them. `PP 4 × TP 8` sends least, and hardly anything to other nodes. With shards,
-#   parameters and gradients are whole during a step, which is about half of the peak. With 16-bit parameters and some
-#   recomputing TP 8 × shards 4 fits as well, and it has no bubble.
+# * **70B.** Its state fits in each of them. What leaves a node, if collectives are rings (notebook 05)? With 32 shards
+#   one ring passes through all nodes: 547 GB. With TP 8 × shards 4 there are eight rings, one for each part: 8 × 53 GB,
+#   which is 424 GB. With PP 4 × TP 8 it is 8 × 0.5 GB. But a pipeline has its bubble, and shards have not. At the
+#   peak none of them fits as it is here; with 16-bit numbers and some recomputing, TP 8 × shards 4 does.
 # * **GPT-4 class.** The state alone is 346 GB, on a GPU of 80 GB. No layout of 32 GPUs helps; only more GPUs do.
 #
 # The same two layouts on eight ranks, as real jobs with our small model:

@@ -52,6 +52,13 @@ def spoil(mistake, *changes, **options):
 
 
 spoil("parts of a matrix are mixed along tp", OVER_DP, ALL)
+spoil(
+    "returned, and not in place",
+    OVER_DP,
+    f"gradient = gradient.clone()\n    {OVER_DP}",
+    PP,
+    f'if kind != "tied":\n        return gradient\n    {PP}',
+)
 spoil("not averaged along dp", OVER_DP, "pass", MEAN, "pass")
 spoil("added up along dp, and not divided", MEAN, "pass")
 spoil("the summands of tp are not added up", TP, "if False:")

@@ -51,8 +51,8 @@ def worlds(draw: Draw) -> dict[int, list[Gradient]]:
 def script(world: Gradient, fn: Callable[..., Any]) -> Iterator[Look | None]:
     gradient = world.tensor(world.index())
     yield None
-    fn(gradient, world.what, world.mesh)
-    yield Look({"": gradient})
+    returned = fn(gradient, world.what, world.mesh)
+    yield Look({"": gradient}, {"returned": returned is not None})
 
 
 def instead(*kinds: str, **how: str) -> Callable[[One], bool]:
@@ -76,6 +76,8 @@ EXERCISE = Exercise(
     sends=lambda world: Sends(least=0, enough=lambda rank: 1.02 * world.sent + 64),
     question=WHO,
     mistakes=(
+        Mistake("returned, and not in place", "Which tensor does the optimizer read?",
+                lambda one: one.done.facts["returned"]),
         Mistake("the summands of tp are not added up",
                 "Each rank along tp had a part of the sequence: what does its gradient of the norm know of the others?",
                 instead("summand", tp=""), shows="norms that differ from rank to rank, though each should be whole"),
