@@ -4,7 +4,7 @@ plan_sieves    from all layouts to one: what can be run, what fits, what is quic
 """
 
 from labs import plan
-from labs.kit.drawing.palette import INK, KINDS, MUTED, RANKS
+from labs.kit.drawing.palette import INK, MUTED, RANKS
 from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas
 from labs.model import PRESETS
@@ -29,15 +29,14 @@ def plan_sieves() -> Drawing:
     high = 220.0
     for number, ((question, *how), count) in enumerate(zip(SIEVES, left, strict=True)):
         x, top = 214 + 250 * number, 150 - high / 2
-        lower = max(30.0, high - 84)
+        lower = max(72.0, high - 84)
         canvas.area(
             (x, top), (x + 214, 150 - lower / 2), (x + 214, 150 + lower / 2), (x, 150 + high / 2), fill=RANKS[3]
         )
-        canvas.arrow((x - 44, 150), (x - 6, 150), stroke=MUTED)
+        canvas.arrow((x - 32, 150), (x - 4, 150), stroke=MUTED)
         canvas.text(x + 100, 138, question, size=15, weight="bold")
         canvas.text(x + 100, 162, f"{count:,} left", size=14, fill=INK)
         canvas.lines(x + 107, 284, how, size=12.5, fill=MUTED)
         high = lower
     canvas.text(16, 24, "Llama 3 70B, 32 × H100, 512 sequences of 4,096 tokens in a step", anchor="start", size=14)
-    canvas.line((16, 40), (944, 40), stroke=KINDS["comm"], line=1.5)
     return canvas.drawing()

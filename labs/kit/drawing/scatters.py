@@ -29,7 +29,7 @@ class Point(NamedTuple):
     words: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Hovered(Drawing):
     """areas: (x, y, words) in pixels."""
 
@@ -72,7 +72,7 @@ def scatter(points: Sequence[Point], across: str, up: str, caption: str = "", di
         raise ValueError("a scatter has points, and all their numbers are above 0")
     xs, ys = ([point[place] for point in points] for place in (0, 1))
     x, y = axis(xs + ys * diagonal, LEFT, LONG), axis(ys + xs * diagonal, TOP + HIGH, -HIGH)
-    series = list(dict.fromkeys(point.series for point in points))
+    series = sorted({point.series for point in points})  # of one colour in all pictures of a notebook
     title = caption or f"{up} by {across}"
     told = "; ".join(f"{sum(point.series == name for point in points)} {name}" for name in series)
     canvas = Canvas(LEFT + LONG + 40, TOP + HIGH + 54, title, f"{len(points)} points: {told}.")
