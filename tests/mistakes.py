@@ -263,6 +263,19 @@ MISTAKES = [
         ("if place < knows[rank][to]:", "if place <= knows[rank][to] + 1:"),
     ),
     *of(
+        "deepspeed",
+        "deepspeed/configuration.py",
+        ("accumulation = divided(train, micro * ranks", "accumulation = divided(train, micro"),
+        ('return {"gradient_clipping": 0.0,', 'return {"gradient_clipping": 1.0,'),
+        ("reduce_dtype = reduce_dtype or param_dtype", "reduce_dtype = reduce_dtype or torch.float32"),
+    ),
+    *of(
+        "deepspeed",
+        "deepspeed/saved.py",
+        ("if not universal and saved_by != ranks:", "if False:"),
+        ("latest(Path(folder), LATEST_UNIVERSAL if universal else LATEST)", "latest(Path(folder), LATEST)"),
+    ),
+    *of(
         "gspmd",
         "gspmd/propagation.py",
         ("return min(letters, key=elsewhere)", "return letters[0]"),

@@ -181,20 +181,25 @@ def test_the_tests_bring_the_other_extras_along(empty, tmp_path, capfd):
     assert len(capfd.readouterr().out.splitlines()) == 2
 
 
-def only_without_extras(extras, build):
-    yield saying(f"installing {extras}", "gspmd" in extras), {}
+def only_without(*refused):
+    def installers(extras, build):
+        yield saying(f"installing {extras}", bool({*refused} & {*extras})), {}
+
+    return installers
 
 
-def test_the_tests_do_without_an_extra_that_cannot_be_installed(empty, tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(setup, "installers", only_without_extras)
+@pytest.mark.parametrize("refused", [("gspmd",), ("deepspeed",), ("gspmd", "deepspeed")])
+def test_the_tests_do_without_an_extra_that_cannot_be_installed(empty, tmp_path, capfd, monkeypatch, refused):
+    monkeypatch.setattr(setup, "installers", only_without(*refused))
     assert setup.main("2.13.0", "test") == 0
     *_, told, _ = capfd.readouterr().out.splitlines()
-    assert told == f"Without gspmd, deepspeed, which cannot be installed here: {tmp_path}/setup.log says why"
-    assert (tmp_path / "tests-2.13.0").exists() and not (tmp_path / "gspmd-2.13.0").exists()
+    assert told == f"Without {', '.join(refused)}, which cannot be installed here: {tmp_path}/setup.log says why"
+    there = {name for name in ("tests", *setup.OPTIONAL) if (tmp_path / f"{name}-2.13.0").exists()}
+    assert there == {"tests", *setup.OPTIONAL} - {*refused}
 
 
 def test_an_extra_that_was_asked_for_must_be_installed(empty, tmp_path, monkeypatch):
-    monkeypatch.setattr(setup, "installers", only_without_extras)
+    monkeypatch.setattr(setup, "installers", only_without("gspmd"))
     assert setup.main("2.13.0", "gspmd") == 1
     assert not list(tmp_path.glob("*-2.13.0"))
 

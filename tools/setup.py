@@ -51,7 +51,8 @@ def main(torch: str, *extras: str) -> int:
     log.write_text("")
     if build != remembered and any(VENV.glob("lib/python*/site-packages/torch-*.dist-info")):
         follow([*pip(), "uninstall", "--yes", "torch"], {}, log)  # the pin does not tell the two builds apart
-    attempts = [(*extras, *OPTIONAL), extras] if "test" in extras else [extras]
+    besides = [OPTIONAL, *((extra,) for extra in OPTIONAL), ()] if "test" in extras else [()]
+    attempts = [(*extras, *more) for more in besides]
     done = next((attempt for attempt in attempts if install(attempt, build, log)), None)
     if done is None:
         print(*log.read_text(errors="replace").splitlines()[-12:], sep="\n", file=sys.stderr)
@@ -60,8 +61,8 @@ def main(torch: str, *extras: str) -> int:
     (VENV / "build").write_text(build)
     for stamp in stamps(torch, build, done):
         stamp.touch()
-    if done != attempts[0]:
-        print(f"Without {', '.join(OPTIONAL)}, which cannot be installed here: {log} says why")
+    if without := [extra for extra in attempts[0] if extra not in done]:
+        print(f"Without {', '.join(without)}, which cannot be installed here: {log} says why")
     print(f"Ready after {time.monotonic() - began:.0f} s; all of it is in {log}", flush=True)
     return 0
 

@@ -58,6 +58,7 @@ def test_the_settings_of_fully_shard_in_its_words():
     assert from_fsdp() == like_zero(3)
     low = from_fsdp(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     assert low["bf16"] == {"enabled": True} and low["communication_data_type"] == "fp32"
+    assert "communication_data_type" not in from_fsdp(param_dtype=torch.bfloat16)  # it reduces in what it computes in
     kept = from_fsdp(reshard_after_forward=False)["zero_optimization"]
     assert kept[configuration.REUSE] == kept["stage3_max_live_parameters"] == 10**9
     assert from_fsdp(offload=True)["zero_optimization"]["offload_optimizer"] == {"device": "cpu"}

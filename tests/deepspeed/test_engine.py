@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
 from importlib import metadata
 
 import pytest
@@ -10,9 +12,11 @@ import torch.distributed as dist
 from torch import nn
 
 from labs.deepspeed import engine
-from labs.deepspeed.configuration import ACCUMULATION, MICRO, TRAIN, like_zero
+from labs.deepspeed.configuration import ACCUMULATION, MICRO, TRAIN, from_fsdp, like_zero
 from labs.kit import tour
 from labs.kit.launch import RankError, run
+from labs.kit.record import mark
+from labs.model import GPT, PRESETS, parameters
 from tests.extras import need_deepspeed
 
 
@@ -124,3 +128,32 @@ def test_a_job_that_hangs_is_ended():
     need_deepspeed()
     with pytest.raises(RankError, match=r"all_reduce|recv"):
         run(hangs, ranks=2, device="cpu", timeout=20)
+
+
+# {settings of fully_shard: bytes of each parameter that are gathered, and reduced, in a step}, times (N - 1)/N
+SENDS = {
+    (True, torch.float32, None): 4 + 4 + 4,
+    (False, torch.float32, None): 4 + 4,
+    (True, torch.bfloat16, torch.float32): 2 + 2 + 4,
+    (True, torch.bfloat16, None): 2 + 2 + 2,
+}
+CONFIG = replace(PRESETS["tiny"], context=16, depth=1)
+
+
+def steps_under_each():
+    for settings in SENDS:
+        made = engine.initialize(GPT(CONFIG), from_fsdp(*settings) | {MICRO: 1}, partial(torch.optim.AdamW, lr=1e-3))
+        for _ in range(3):  # in the first two it looks in which order parameters are used
+            mark("step")
+            x = torch.arange(16)[None] + dist.get_rank()
+            made.backward(made(x, x))
+            made.step()
+        mark("end")
+
+
+def test_the_settings_of_fully_shard_send_what_they_say():
+    need_deepspeed()
+    recording = run(steps_under_each, ranks=2, device="cpu", record="communication").recording
+    norm = 8
+    for number, size in enumerate(SENDS.values()):
+        assert recording.sent(0, 3 * number + 2) == size * parameters(CONFIG) // 2 + norm
