@@ -221,7 +221,7 @@ def test_micro_batches(family):
     if not strategies:
         need_deepspeed()
     trainings = trainings_of(strategies[0], trainings_of(strategies[0])[0][:1])  # of its first model
-    job = run_all(strategies, ranks, "communication", trainings=trainings, micro_batches=each)
+    job = run_all(strategies, ranks, "order", trainings=trainings, micro_batches=each)
     for (place, strategy), (rank, trained) in product(enumerate(strategies), enumerate(job)):
         whole = one_process(4, strategy.computes)[trainings[0]]
         bound = bound_of(strategy, 0, trainings[0][1])  # bit by bit on no number of ranks: sums are in another order

@@ -38,7 +38,7 @@ from labs.kit.ranks.team import FORKSERVER, RESTARTED, Team
 __all__ = ["MOST_RANKS", "Link", "RankError", "Results", "run"]
 
 MOST_RANKS = 64
-RECORDS = ("time", "communication", "memory")
+RECORDS = ("time", "communication", "order", "memory")
 MOST_TEXT = 300  # characters of what a rank raised, where all are started again
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ def run(
              on the rank's GPU by default, so that the body of `fn` is the same everywhere
     timeout  seconds after which a job that is not done is stopped, with a report of where each rank stands; they begin
              anew when it is restarted
-    record   "time", "communication" or "memory": what to watch; the result's `.recording` has it (see record.py)
+    record   "time", "communication", "order" or "memory": what to watch; the result's `.recording` has it (record.py)
     link     nodes, and a wire between them that is slow for real: Link(nodes=2, bandwidth="200 Mbit/s", latency=1e-3)
              (see ranks/link.py and wire.py); the job then runs on the CPU
     tell     for jobs of some seconds, what to print while one runs: "stage 2" becomes "stage 2, 4 ranks … 6 s"

@@ -8,6 +8,7 @@
     pass             on a rank, for the whole of the function   it costs
     time             marks and spans                            nothing
     communication    and every collective and send/recv         less than 10 % of the step (watch/communication.py)
+    order            and what is touched before its wait        10 µs per operator (watch/touches.py)
     memory           and every byte held, by kind               15 µs per operator (watch/memory.py)
 
 One pass per job, since each disturbs what another would measure.  Each rank's pass leaves a tape; `join` makes one
@@ -45,6 +46,7 @@ from torch import Tensor
 from labs.kit.ranks.link import Link
 from labs.kit.watch.communication import CommunicationWatch, Event
 from labs.kit.watch.memory import KINDS, StorageWatch, timeline
+from labs.kit.watch.touches import Touches
 from labs.pp.executor import Pipeline
 from labs.pp.instructions import Instruction, Lists
 from labs.pp.simulation import Simulation
@@ -103,6 +105,19 @@ class CommunicationPass(TimePass):
         self.watch = CommunicationWatch()
 
 
+class OrderPass(CommunicationPass):
+    """A CommunicationPass that looks at every operator besides."""
+
+    def __enter__(self) -> OrderPass:
+        super().__enter__()
+        self.touches = Touches(self.watch).__enter__()
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        self.touches.__exit__(*failure)
+        super().__exit__(*failure)
+
+
 class MemoryPass(TimePass):
     """Marks and spans, and the bytes held."""
 
@@ -115,7 +130,8 @@ class MemoryPass(TimePass):
         super().mark(name)
 
 
-PASSES = {"time": TimePass, "communication": CommunicationPass, "memory": MemoryPass}
+PASSES = {"time": TimePass, "communication": CommunicationPass, "order": OrderPass, "memory": MemoryPass}
+KIND = {"order": "communication"}  # of recording, where the pass has another name
 
 
 def mark(name: str) -> None:
@@ -301,7 +317,7 @@ def join(kind: str, tapes: list[dict[str, Any]], link: Link | None = None) -> Re
 
 def join_some(kind: str, tapes: Mapping[int, dict[str, Any]], ranks: int, link: Link | None = None) -> Recording:
     """The same of some ranks of so many."""
-    zero = min(tape["start"] for tape in tapes.values())
+    kind, zero = KIND.get(kind, kind), min(tape["start"] for tape in tapes.values())
 
     def seconds(moment: int) -> float:
         return (moment - zero) / 1e9

@@ -3,7 +3,8 @@
 PyTorch lets a backend register a device type under the key PrivateUse1.  This one registers what a strategy asks of an
 accelerator (a guard, streams, events, one device) and no kernel at all: its tensors are fake ones (host.py).
 
-So a tensor made on the wrong device is refused, as on a GPU.  A device type is there until the process ends.
+So a tensor made on the wrong device is refused, as on a GPU.  A device type is there until the process ends.  What only
+C++ can register is missing: `torch.Generator("gpu")` is refused; what draws numbers without one goes on.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -125,7 +127,11 @@ def pretended() -> Iterator[None]:
     register()
     engine, Variable._execution_engine = Variable._execution_engine, Engine()
     try:
-        with torch.device(NAME), torch.autograd.set_multithreading_enabled(False):
+        with (
+            torch.device(NAME),
+            torch.autograd.set_multithreading_enabled(False),
+            patch.object(torch.accelerator, "synchronize", Device().synchronize),
+        ):
             yield
     finally:
         Variable._execution_engine = engine

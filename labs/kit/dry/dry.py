@@ -24,6 +24,7 @@ from labs.kit.launch import MOST_RANKS, run
 from labs.kit.record import Recording, TimePass, join_some
 from labs.kit.watch.communication import CommunicationWatch
 from labs.kit.watch.memory import StorageWatch
+from labs.kit.watch.touches import Touches
 
 MOST = 2**20  # ranks: of each group there is a list of them
 
@@ -48,16 +49,17 @@ class Nodes:
 
 
 class DryPass(TimePass):
-    """Marks and spans, what is sent and what is held: nothing here disturbs what another watch would measure."""
+    """What the passes see, all at once: nothing here disturbs what another watch would measure."""
 
     def __enter__(self) -> DryPass:
         self.sent, self.held = CommunicationWatch().__enter__(), StorageWatch().__enter__()
+        self.touches = Touches(self.sent).__enter__()
         super().__enter__()
         return self
 
     def __exit__(self, *failure: Any) -> None:
         super().__exit__(*failure)
-        for watch in (self.held, self.sent):
+        for watch in (self.touches, self.held, self.sent):
             watch.__exit__(*failure)
 
     def tapes(self) -> dict[str, dict[str, Any]]:

@@ -86,6 +86,8 @@ def overlapping(calls: Iterable[Call]) -> Iterator[Fault]:
                 yield f"{call!r} has two messages that use the same memory", call.events
             if event.overwritten:
                 yield f"{whose(event)} was still under way when its tensor was written to", (event,)
+            if event.read_at:
+                yield f"{whose(event)} was still under way when what it receives was read ({event.read_at})", (event,)
         if not call.first.by_cpp:
             under_way = [*under_way, call][-OUTSTANDING:]
 

@@ -1,6 +1,6 @@
 """Would this job hang on NCCL?  Asked of the recording of a job that ran on gloo, which forgives what NCCL does not.
 
-    results = run(train, ranks=4, record="communication")
+    results = run(train, ranks=4, record="order")
     would_hang(results.recording)                   # one of four verdicts: which ranks, which calls, at which lines
 
     hangs for certain    some ranks wait for each other, or for one that never comes, however kind NCCL is
@@ -28,11 +28,13 @@ The rules (NCCL's user guide, docs/userguide/source/usage; PyTorch's documentati
 How it decides: the calls are replayed (standstill.py) under the kindest rules and under the strictest ones, and what
 came together is compared (faults.py).  A send is taken to wait for its receive, whatever its size: "may hang".
 
-What it does not see: what is read before its wait, or never waited for (a write before it is seen, for a whole tensor
-and not for a slice of it); equal calls in another order, of which each gets the other's numbers; another order in
-another run (a recording is one); what the code does on a GPU alone; CUDA's streams, and what synchronises a device;
-devices (two ranks on one); time limits; a wait inside C++; which order two threads take next time; whether an unequal
-number of calls had another cause.
+A recording with record="order", or of a dry run, tells what was read or written before its wait, to the byte; one with
+record="communication" only whether a whole tensor was written to.
+
+What it does not see: equal calls in another order, of which each gets the other's numbers; another order in another run
+(a recording is one); what the code does on a GPU alone; CUDA's streams, and what synchronises a device; devices (two
+ranks on one); time limits; a wait inside C++; what another thread touches; which order two threads take next time;
+whether an unequal number of calls had another cause.
 """
 
 from __future__ import annotations

@@ -42,11 +42,12 @@ from weakref import ref
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import distributed_c10d
 
 from labs.kit.watch import tap
 from labs.kit.watch.frames import KIT, TORCH, is_machinery, learner_frame, short_name
-from labs.kit.watch.storages import NO_STORAGE, storages_of
+from labs.kit.watch.storages import storages_of
 
 BATCHES = itertools.count()
 IN_PLACE = "all_gather", "reduce_scatter"  # where input and output may be parts of each other
@@ -62,7 +63,9 @@ TELLS_ITS_END = {
     "barrier",
 }
 PIPELINING = os.path.join(TORCH, "distributed", "pipelining", "")
-IN_PYTHON = os.path.join(TORCH, "distributed", "distributed_c10d.py"), os.path.join(TORCH, "_ops.py")
+OPERATOR = os.path.join(TORCH, "_ops.py")
+IN_PYTHON = os.path.join(TORCH, "distributed", "distributed_c10d.py"), OPERATOR
+FAR = 48  # bits: no storage is longer than the way to the next one, where it has no address
 Extent = tuple[int, int]  # addresses of memory: the first byte, and the one after the last
 SETTING_UP = "_initialize_stage", "_initialize_stages"  # there: what a schedule does before its first step
 
@@ -97,6 +100,7 @@ class Event:
     reads: tuple[Extent, ...] = ()  # memory, empty where a tensor has none
     writes: tuple[Extent, ...] = ()
     overwritten: bool = False  # what it sends, or receives, was written to before the rank waited for it
+    read_at: str = ""  # the line that read what it receives before the rank waited for it (labs.kit.watch.touches)
     by_cpp: bool = False  # C++ has issued it (torch's DDP), and waits for it where nobody sees that
 
     @property
@@ -110,6 +114,7 @@ class CommunicationWatch(tap.Listener):
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
+        self.under_way: list[dict[str, Any]] = []  # those that the rank has not waited for, in order
         self.batch = Batch()
 
     @property
@@ -145,13 +150,18 @@ class CommunicationWatch(tap.Listener):
     def returned(self, call: tap.Call, work: dist.Work | None) -> None:
         row = call.notes[self]
         row["returned"] = time.monotonic_ns()
+        if work is not None and not row["by_cpp"]:
+            self.under_way = [*self.under_way, row][-tap.OUTSTANDING :]
         if work is not None and call.op in TELLS_ITS_END and dist.get_backend(call.group) == "gloo":
             # On one of gloo's threads, before those who wait are woken.
             work.get_future().add_done_callback(lambda _: row.setdefault("end", time.monotonic_ns()))
 
     def waiting(self, call: tap.Call) -> None:
         if self in call.notes:
-            call.notes[self]["since"] = time.monotonic_ns()
+            row = call.notes[self]
+            row["since"] = time.monotonic_ns()
+            # What a backend itself does in a wait (gloo divides for an average) is no early touch.
+            self.under_way = [other for other in self.under_way if not is_done_with(other, row)]
 
     def waited(self, call: tap.Call) -> None:
         if self in call.notes:
@@ -160,6 +170,24 @@ class CommunicationWatch(tap.Listener):
             row.setdefault("end", now)
             if versions := row.pop("versions", ()):
                 row["overwritten"] = any(now._version != then for it, then in versions if (now := it()) is not None)
+
+    def touched(self, memory: Extent, writes: bool, line: str) -> None:
+        """An operator of the program reads this, or writes to it."""
+        for row in self.under_way:
+            if overlap(memory, row["writes"] + row["reads"] * writes):
+                row |= {"overwritten": True} if writes else {"read_at": line}
+
+
+def is_done_with(row: dict[str, Any], waited: dict[str, Any]) -> bool:
+    """A communicator runs its calls in order; a single message may have one of its pair."""
+    if waited["batch"] is not None and row["batch"] == waited["batch"]:
+        return True
+    keys = [(each["communicator"], each["peer"] if each["batch"] is None else None) for each in (row, waited)]
+    return keys[0] == keys[1] and row["start"] <= waited["start"]
+
+
+def overlap(memory: Extent, others: Iterable[Extent]) -> bool:
+    return any(memory[0] < until and start < memory[1] for start, until in others)
 
 
 class Batch(threading.local):
@@ -186,15 +214,19 @@ class Batch(threading.local):
 def versions_of(call: tap.Call) -> list[tuple[Callable[[], torch.Tensor | None], int]]:
     """Each tensor, not kept, and how often it has been written to, where that is told.
 
-    An inference tensor does not count it.  An all_gather counts itself, for its output, of which its input may be a
-    part; likewise a reduce_scatter, whose output may be a part of its input.  So does gloo where it divides for an
-    average, and where it copies back what was coalesced.
+    An inference tensor does not count it, and a slice counts what is written beside it.  An all_gather counts itself,
+    for its output, of which its input may be a part; likewise a reduce_scatter, whose output may be a part of its
+    input.  So does gloo where it divides for an average, and where it copies back what was coalesced.
     """
     if call.reduction == "avg" or "coalesced" in call.raw:
         return []
     written = {storage._cdata for x in call.outputs for storage in storages_of(x)} if call.op in IN_PLACE else ()
-    tensors = (x for x in call.inputs or call.outputs if not x.is_inference())
+    tensors = (x for x in call.inputs or call.outputs if not x.is_inference() and is_whole(x))
     return [(ref(x), x._version) for x in tensors if not any(storage._cdata in written for storage in storages_of(x))]
+
+
+def is_whole(x: torch.Tensor) -> bool:
+    return sum(storage.nbytes() for storage in storages_of(x)) <= x.numel() * x.element_size()
 
 
 def describe(call: tap.Call) -> dict[str, Any]:
@@ -230,10 +262,13 @@ def extents(tensors: Iterable[torch.Tensor]) -> tuple[Extent, ...]:
 
 
 def extent(tensor: torch.Tensor) -> Extent | None:
-    if isinstance(tensor, NO_STORAGE) or tensor.layout != torch.strided or not tensor.numel():
+    if tensor.layout != torch.strided or not tensor.numel() or not (storages := storages_of(tensor)):
         return None
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    begin = tensor.data_ptr()
+    if isinstance(tensor, FakeTensor):  # of a dry run: without an address, but not without memory
+        begin = (storages[0]._cdata << FAR) + tensor.storage_offset() * tensor.element_size()
+    else:
+        begin = tensor.data_ptr()
     return (begin, begin + (last + 1) * tensor.element_size()) if begin else None
 
 
@@ -309,9 +344,16 @@ def issuer(frame: FrameType | None) -> str:
 
 def is_by_cpp(frame: FrameType | None) -> bool:
     """Whether torch's Python has called something of C++ that issued it, and not a collective as such."""
-    while frame is not None and frame.f_code.co_filename.startswith(KIT):
+    while frame is not None and is_ours(frame):
         frame = frame.f_back
     return frame is None or (frame.f_code.co_filename.startswith(TORCH) and frame.f_code.co_filename not in IN_PYTHON)
+
+
+def is_ours(frame: FrameType) -> bool:
+    """Of this kit, or called from here: an operator that a dispatch mode hands on."""
+    caller = frame.f_back
+    is_handed_on = frame.f_code.co_filename == OPERATOR and caller is not None
+    return (caller if is_handed_on else frame).f_code.co_filename.startswith(KIT)
 
 
 def sets_up_a_pipeline(frame: FrameType | None) -> bool:

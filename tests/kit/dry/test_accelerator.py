@@ -125,6 +125,10 @@ def passes() -> None:
     model = nn.Linear(2, 2).to(torch.bfloat16)
     assert model.weight.dtype == torch.bfloat16 and model.weight.device.type == "gpu"
     assert torch.accelerator.current_accelerator().type == "gpu" and torch.accelerator.device_count() == 1
+    torch.accelerator.synchronize()
+    torch.manual_seed(3)
+    with torch.random.fork_rng([0], device_type="gpu"):
+        assert F.dropout(torch.rand(2)).device.type == "gpu"
 
 
 def pipelines() -> None:

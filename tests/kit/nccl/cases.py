@@ -15,7 +15,7 @@ from torch.distributed import P2POp, irecv, isend
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from labs.kit.nccl.verdict import HANGS, MAY_HANG, SOUND, WRONG
-from labs.kit.record import CommunicationPass, join, mark
+from labs.kit.record import OrderPass, join, mark
 
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -63,7 +63,7 @@ def pretended(cases):
     for rank in range(4):
         dist.init_process_group("fake", rank=rank, world_size=4, store=FakeStore())
         try:
-            with CommunicationPass() as watched:
+            with OrderPass() as watched:
                 run_all(cases)
         finally:
             dist.destroy_process_group()
@@ -515,6 +515,61 @@ def written_to_after_its_wait(rank, g):
     for _ in range(2):
         dist.all_reduce(data, group=g.world, async_op=True).wait()
         data += 1
+
+
+@case("rule 7: written to beside it", SOUND)
+def another_slice_is_written_to(rank, g):
+    whole = x(8)
+    work = dist.all_reduce(whole[:4], group=g.world, async_op=True)
+    whole[4:] += 1
+    work.wait()
+
+
+@case("rule 7: a slice of it", WRONG, "was written to")
+def a_slice_of_it_is_written_to(rank, g):
+    whole = x(8)
+    work = dist.all_reduce(whole[:4], group=g.world, async_op=True)
+    whole[3:] += 1
+    work.wait()
+
+
+@case("rule 7: read before its wait", WRONG, "what it receives was read (cases.py:")
+def read_before_its_wait(rank, g):
+    data = x()
+    work = dist.all_reduce(data, group=g.world, async_op=True)
+    data.sum()
+    work.wait()
+
+
+@case("rule 7: a message, as the other operand", WRONG, "what it receives was read (cases.py:")
+def received_and_read_before_its_wait(rank, g):
+    used(g, (0, 1))
+    if rank == 0:
+        send(1, g.world)
+    if rank == 1:
+        data = x()
+        work = irecv(data, group=g.world, group_src=0)
+        x().add_(data)
+        work.wait()
+
+
+@case("rule 7: read, and never waited for", WRONG, "what it receives was read (cases.py:")
+def read_and_never_waited_for(rank, g):
+    data = x()
+    dist.broadcast(data, group=g.world, group_src=0, async_op=True)
+    torch.cat([data, data])
+
+
+@case("rule 7: what may be done before the wait", SOUND)
+def looked_at_and_sent_from(rank, g):
+    data, mine = x(), x()
+    work = dist.all_reduce(data, group=g.world, async_op=True)
+    torch.empty_like(data.view(2, 2)).copy_(mine.view(2, 2))
+    gathering = all_gather(x(16), mine, group=g.world, async_op=True)
+    mine.sum()  # both may read it
+    gathering.wait()
+    data.sum()  # what the same communicator was asked for before is done, too
+    work.wait()
 
 
 @case("rule 7: what a backend itself writes", SOUND)

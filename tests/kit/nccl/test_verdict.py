@@ -21,7 +21,7 @@ from tests.kit.nccl.cases import CASES, pretended, run_all
 def recorded() -> dict[str, Recording]:
     """By case."""
     real, unreal = ([case for case in CASES if case.backend == backend] for backend in ("gloo", "fake"))
-    job = run(run_all, real, ranks=4, device="cpu", record="communication")
+    job = run(run_all, real, ranks=4, device="cpu", record="order")
     return split(job.recording, real) | split(pretended(unreal), unreal)
 
 

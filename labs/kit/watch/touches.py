@@ -1,0 +1,68 @@
+"""What operators read and write while a call still has it.
+
+    with CommunicationWatch() as watch, Touches(watch): train()
+
+A call has its tensors from its issue until the rank has waited for it, for a later one of its communicator, or for one
+of its batch.  Which bytes an operator touches is asked of its arguments: from the first to the last, with what may be
+in between.  A view touches nothing, nor does what only takes a shape.  Seen are the operators of this thread.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from labs.kit.watch.communication import CommunicationWatch, Extent, extents, issuer
+from labs.kit.watch.storages import allocates
+
+COMMUNICATION = "c10d", "_c10d_functional"
+SHAPE_ALONE = "new_", "empty", "zeros", "ones", "full", "rand", "record_stream", "set_"
+
+
+class Touches(TorchDispatchMode):
+    """Tells a watch which call's memory is touched too early, and at which line."""
+
+    def __init__(self, watch: CommunicationWatch) -> None:
+        super().__init__()
+        self.watch = watch
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as in labs.kit.watch.memory
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if types and any(hasattr(cls, "__tensor_flatten__") for cls in types):
+            return NotImplemented  # a DTensor: it takes itself apart, and its local operators come by here
+        kwargs = kwargs or {}
+        if self.watch.under_way and type(func) is OpOverload:
+            for extent, writes in touched(func, args, kwargs):
+                self.watch.touched(extent, writes, issuer(sys._getframe(1)))
+        return func(*args, **kwargs)
+
+
+def touched(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[Extent, bool]]:
+    """Memory, and whether it is written to."""
+    if not looks(func):
+        return
+    arguments = func._schema.arguments
+    given = [*zip(arguments, args, strict=False), *((each, kwargs.get(each.name)) for each in arguments[len(args) :])]
+    for argument, value in given:
+        writes = argument.alias_info is not None and argument.alias_info.is_write
+        tensors = [x for x in tree_leaves(value) if isinstance(x, torch.Tensor)]
+        yield from ((extent, writes) for extent in extents(tensors))
+
+
+@cache
+def looks(func: OpOverload) -> bool:
+    """Whether it reads or writes any numbers."""
+    name = func._schema.name.split("::")[1]
+    if func.namespace in COMMUNICATION or name.startswith(SHAPE_ALONE) or name.endswith("_like"):
+        return False
+    return allocates(func) or func._schema.is_mutable
