@@ -273,7 +273,6 @@ MISTAKES = [
         "deepspeed",
         "deepspeed/saved.py",
         ("if not universal and saved_by != ranks:", "if False:"),
-        ("latest(Path(folder), LATEST_UNIVERSAL if universal else LATEST)", "latest(Path(folder), LATEST)"),
     ),
     *of(
         "gspmd",
