@@ -454,7 +454,7 @@ counted(on_devices(compiled_by_hand, devices=8))
 # Parallelization for ML Computation Graphs* (arXiv 2105.04663). JAX's documentation, *Distributed arrays and automatic
 # parallelization*.
 #
-# **Next.** Any layout can now be had by one line. But on 32 GPUs there are dozens, on 16,384 there are thousands. Which
-# is the best, and how can one know before a GPU is rented? [Plan a run](15_plan_a_run.ipynb).
+# **Next.** Here a compiler said what to send. On a third road a configuration file says it. What does it say, and what
+# does it leave unsaid? [DeepSpeed](14_deepspeed.ipynb).
 #
 # A clean copy of this notebook: `git restore notebooks/13_gspmd.ipynb`, then *File > Reload Notebook from Disk*.

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+from labs.deepspeed import engine
 from labs.kit import virtual
 from labs.kit.ranks import course
 from tools import warm
@@ -77,10 +78,10 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=is_alone)
-    if (reason := virtual.missing()) and "CI" not in os.environ:
-        for item in items:
-            if item.path.name == "13_gspmd.ipynb":  # it runs, and prints something else
-                item.add_marker(pytest.mark.skip(reason))
+    missing = {"13_gspmd.ipynb": virtual.missing(), "14_deepspeed.ipynb": engine.missing()}
+    for item in items:
+        if (reason := missing.get(item.path.name)) and "CI" not in os.environ:  # it runs, and prints something else
+            item.add_marker(pytest.mark.skip(reason))
 
 
 def pytest_collection_finish() -> None:

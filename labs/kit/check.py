@@ -66,6 +66,9 @@
     check.bottlenecks(fn)          fn() -> {report: word}                    of seven real runs
     check.pass_on(fn)              fn(dims, cut) -> cut                      of each tensor, once a letter is cut
     check.meet(fn)                 fn(dims, cut, sizes) -> letter            of two that are cut, the one to follow
+    check.configure(fn)            fn(batch, most, ranks, clip) -> config    of DeepSpeed, from a description
+    check.mend(fn)                 fn(train, micro, accumulation, ranks) -> (ranks it was for, micro-batches)
+    check.left_out(fn)             fn(parameters, ranks, activations, bucket, float32) -> bytes    by an estimate
     check.predict(question, guess, answer)
 
     ✓ reduce_scatter: you sent 0.75 × the tensor per rank; the least possible is 0.75 ×
@@ -111,6 +114,7 @@ from labs.kit.checks.pencil.fill_buckets import fill_buckets
 from labs.kit.checks.pencil.forecast import forecast
 from labs.kit.checks.pencil.fullest_rank import fullest_rank
 from labs.kit.checks.pencil.held import held_per_rank
+from labs.kit.checks.pencil.in_a_file import configure, left_out, mend
 from labs.kit.checks.pencil.interval import interval
 from labs.kit.checks.pencil.layer_bytes import layer_bytes
 from labs.kit.checks.pencil.mesh_sizes import mesh_sizes
@@ -152,6 +156,7 @@ __all__ = [
     "checkpoint",
     "clip",
     "combine",
+    "configure",
     "conjugate",
     "data_parallel",
     "deal_heads",
@@ -168,9 +173,11 @@ __all__ = [
     "interleaved",
     "interval",
     "layer_bytes",
+    "left_out",
     "load_shards",
     "mean_on_rank_0",
     "meet",
+    "mend",
     "mesh_norm",
     "mesh_sizes",
     "mixed_precision",

@@ -5,6 +5,7 @@ remember, mixed_step                the course's own, for a notebook that shows 
 bytes_by_kind                       likewise
 offloaded_step, step_seconds        likewise
 interval                            likewise
+left_out                            likewise
 mesh_sizes, fullest_rank, exposed, forecast      likewise; published_runs, reports: what two of them are about
 """
 
@@ -21,6 +22,7 @@ from labs.kit.checks.pencil.bytes_by_kind import by_kind
 from labs.kit.checks.pencil.exposed import waits
 from labs.kit.checks.pencil.forecast import Published, Run, published, seconds
 from labs.kit.checks.pencil.fullest_rank import held
+from labs.kit.checks.pencil.in_a_file import missing_bytes
 from labs.kit.checks.pencil.interval import young
 from labs.kit.checks.pencil.mesh_sizes import meshes
 from labs.kit.checks.pencil.step_seconds import slots
@@ -98,6 +100,11 @@ def step_seconds(fetch: Sequence[float], update: Sequence[float], store: Sequenc
 def interval(save: float, machine: float, machines: int) -> float:
     """Likewise, for `check.interval`."""
     return young(save, machine, machines)
+
+
+def left_out(parameters: int, ranks: int, activations: int, bucket: int, float32: bool) -> int:
+    """Likewise."""
+    return missing_bytes(parameters, ranks, activations, bucket, float32)
 
 
 def mesh_sizes(gpus: int, node: int, heads: int, layers: int, batch: int) -> list[tuple[int, int, int]]:

@@ -17,8 +17,7 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from IPython import get_ipython
-
+from labs.kit import optional
 from labs.kit.launch import run
 
 OLDEST = (0, 10)  # of JAX: it has make_mesh, set_mesh, shard_map and pcast as they are used here
@@ -38,9 +37,7 @@ def missing() -> str:
 
 def or_skip() -> None:
     """In a notebook: where JAX is missing, say so, and let all cells from the next one on do nothing."""
-    if told := missing():
-        print(f"{told}. Until then, the cells below do nothing.")
-        get_ipython().input_transformers_cleanup.append(lambda lines: [])
+    optional.or_skip(missing())
 
 
 def on_devices(

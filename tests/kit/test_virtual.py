@@ -6,7 +6,7 @@ import time
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from labs.kit import virtual
+from labs.kit import optional, virtual
 from labs.kit.launch import RankError
 from labs.kit.virtual import on_devices
 from tests.extras import need_jax
@@ -55,7 +55,7 @@ def test_a_jax_that_is_missing_is_told_with_the_command_that_adds_it(monkeypatch
 
 def test_without_jax_a_notebook_says_so_and_its_cells_do_nothing(monkeypatch, capsys):
     shell = InteractiveShell()
-    monkeypatch.setattr(virtual, "get_ipython", lambda: shell)
+    monkeypatch.setattr(optional, "get_ipython", lambda: shell)
     monkeypatch.setattr(virtual, "missing", lambda: "")
     virtual.or_skip()
     assert shell.run_cell("1 + 1").result == 2

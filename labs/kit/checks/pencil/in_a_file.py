@@ -1,0 +1,198 @@
+"""What a configuration of DeepSpeed says (labs.deepspeed.configuration), and what its estimate leaves out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from labs.deepspeed.configuration import batch_sizes, require_known
+from labs.kit.checks.answer import Mistake, answered
+from labs.kit.checks.pencil.sheet import Sheet, as_if, on_paper, part_so, so
+
+# ---- a configuration from a description ------------------------------------------------------------------
+
+CLIPS = 1.0  # what is clipped to where nothing is said
+NUMBERS = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16"}
+
+
+def meaning(fn: Callable[..., Any], batch: int, most: int, ranks: int, clip: float | None) -> Any:
+    """What the configuration says, or what is wrong with it, in a sentence."""
+    config = fn(batch, most, ranks, clip)
+    if not isinstance(config, dict):
+        return config if config is None else [config]  # a sentence would be taken for one of ours
+    try:
+        require_known(config)
+        sequences, micro, accumulation = batch_sizes(config, ranks)
+    except ValueError as error:
+        return str(error)
+    return {
+        "sequences": sequences,
+        "micro": micro,
+        "accumulation": accumulation,
+        "clip": config.get("gradient_clipping", CLIPS),
+        "numbers": next((short for key, short in NUMBERS.items() if section(config, key).get("enabled")), "fp32"),
+        "stage": section(config, "zero_optimization").get("stage", 0),
+    }
+
+
+def section(config: dict[str, Any], key: str) -> dict[str, Any]:
+    return config[key] if isinstance(config.get(key), dict) else {}
+
+
+def described(batch: int, most: int, ranks: int, clip: float | None) -> dict[str, Any]:
+    each = batch // ranks
+    micro = max(size for size in range(1, most + 1) if each % size == 0)
+    sizes = {"sequences": batch, "micro": micro, "accumulation": each // micro}
+    return sizes | {"clip": clip or 0.0, "numbers": "bf16", "stage": 2}
+
+
+# fmt: off
+SAID = (
+    Mistake("a key that DeepSpeed does not know", "It takes no notice of such a key. How is it spelt?",
+            so(lambda found, due: isinstance(found, str) and "is no key" in found)),
+    Mistake("batch sizes that do not agree", "train = micro × accumulation × ranks. Which of them can be left out?",
+            so(lambda found, due: isinstance(found, str))),
+    Mistake("clipped, though nobody said so", "What does DeepSpeed do where the file says nothing?",
+            part_so("clip", lambda found, due: due == 0),
+            shows="a loss that differs from last month's, and only DeepSpeed is another one"),
+    Mistake("clipped to another norm", "What does the description say?", part_so("clip")),
+    Mistake("a rank takes the whole batch", "How many ranks share the sequences of a step?",
+            part_so("sequences", lambda found, due: found > due),
+            shows="a batch that grows with the number of GPUs, and a learning rate that no longer fits it"),
+    Mistake("a step of fewer sequences", "Which key has the sequences of all ranks in a step?", part_so("sequences")),
+    Mistake("more than a rank can take", "How many sequences fit?", part_so("micro", lambda found, due: found > due)),
+    Mistake("smaller micro-batches than need be", "Which sizes divide a rank's share? Which of them fit?",
+            part_so("micro")),
+    Mistake("not in bfloat16", "Under which key are the numbers, and what turns them on?", part_so("numbers")),
+    Mistake("another stage", "Where does the stage stand?", part_so("stage")),
+)
+# fmt: on
+
+
+@answered
+def configure(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(batch, most, ranks, clip) -> configuration`, judged by what it means."""
+    draw, sheets = random.Random(seed), []
+    for share, most, clip in ((12, 5, None), (8, 16, 0.5), (9, 4, None), (15, 7, 1.0), (7, 3, 2.0), (16, 16, None)):
+        ranks = draw.choice((2, 3, 4, 8))
+        arguments = share * ranks, most, ranks, clip
+        words = f"{share * ranks} sequences, at most {most} at a time, {ranks} ranks, clip={clip}"
+        sheets.append(Sheet(arguments, described(*arguments), words))
+    draw.shuffle(sheets)
+    return on_paper(partial(meaning, fn), sheets, SAID, "What does each key say, and what is said by leaving it out?")
+
+
+# ---- sizes that contradict each other --------------------------------------------------------------------
+
+Mended = tuple[int, int | None]
+
+
+def mended(train: int, micro: int, accumulation: int, ranks: int) -> Mended:
+    rounded, rest = divmod(train, micro * ranks)
+    return train // (micro * accumulation), None if rest else rounded
+
+
+def not_mended(train: int, micro: int, accumulation: int, ranks: int) -> Mended:
+    return train // (micro * accumulation), accumulation
+
+
+def with_the_ranks(train: int, micro: int, accumulation: int, ranks: int) -> tuple[int, float]:
+    written_for = train // (micro * accumulation)
+    return written_for, accumulation * ranks // written_for
+
+
+def at_any_rate(train: int, micro: int, accumulation: int, ranks: int) -> Mended:
+    return train // (micro * accumulation), train // (micro * ranks)
+
+
+def for_those_here(train: int, micro: int, accumulation: int, ranks: int) -> Mended:
+    return ranks, mended(train, micro, accumulation, ranks)[1]
+
+
+# fmt: off
+CONTRADICT = (
+    Mistake("another batch on another number of ranks", "Fewer ranks, as many micro-batches: what becomes of the step?",
+            as_if(not_mended)),
+    Mistake("the wrong way round", "Half the ranks: are there more micro-batches for each, or fewer?",
+            as_if(with_the_ranks)),
+    Mistake("rounded, and the batch is another one", "Multiply the three again. Is it the batch?", as_if(at_any_rate),
+            shows="a loss curve that leaves the old one after a move to other machines"),
+    Mistake("the ranks that are here, and not those it was for", "With which number of ranks do the three agree?",
+            as_if(for_those_here)),
+)
+# fmt: on
+
+
+@answered
+def mend(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(train, micro, accumulation, ranks) -> (ranks they were written for, micro-batches on these ranks)`."""
+    draw = random.Random(seed)
+    cases = [(64, 4, 8, 1), (256, 4, 8, 1), (8, 2, 1, 1), (48, 4, 3, 8), (96, 4, 2, 8), (256, 8, 8, 16), (60, 5, 1, 8)]
+    draw.shuffle(cases)
+    sheets = [
+        Sheet(case, mended(*case), "train {}, micro {}, accumulation {}, on {} ranks".format(*case)) for case in cases
+    ]
+    return on_paper(fn, sheets, CONTRADICT, "Which of the three may change, if training is to stay the same?")
+
+
+# ---- what an estimate leaves out -------------------------------------------------------------------------
+
+
+def missing_bytes(parameters: int, ranks: int, activations: int, bucket: int, float32: bool) -> int:
+    states = 2 * parameters - 2 * parameters // ranks if float32 else 0
+    return states + activations + (4 if float32 else 2) * bucket
+
+
+def activations_shared(parameters: int, ranks: int, activations: int, bucket: int, float32: bool) -> int:
+    return missing_bytes(parameters, ranks, activations // ranks, bucket, float32)
+
+
+def bucket_shared(parameters: int, ranks: int, activations: int, bucket: int, float32: bool) -> int:
+    return missing_bytes(parameters, ranks, activations, bucket // ranks, float32)
+
+
+def elements_as_bytes(parameters: int, ranks: int, activations: int, bucket: int, float32: bool) -> int:
+    return missing_bytes(parameters, ranks, activations, 0, float32) + bucket
+
+
+def always_low(parameters: int, ranks: int, activations: int, bucket: int, float32: bool) -> int:
+    return missing_bytes(parameters, ranks, activations, 2 * bucket if float32 else bucket, False)
+
+
+def only_parameters(parameters: int, ranks: int, activations: int, bucket: int, float32: bool) -> int:
+    return missing_bytes(parameters, ranks, activations, bucket, float32) + float32 * 2 * parameters // ranks
+
+
+def no_bucket(parameters: int, ranks: int, activations: int, bucket: int, float32: bool) -> int:
+    return missing_bytes(parameters, ranks, activations, 0, float32)
+
+
+# fmt: off
+OUT = (
+    Mistake("activations are shared by the ranks", "Each rank has its own sequences. Who keeps their activations?",
+            as_if(activations_shared)),
+    Mistake("the bucket is left out, too", "Where do gradients wait until they are reduced?", as_if(no_bucket),
+            shows="out of memory in the first backward, though the states would fit twice"),
+    Mistake("the bucket is shared by the ranks", "Who has a place for gradients that wait?", as_if(bucket_shared)),
+    Mistake("elements of the bucket are taken for bytes", "How many bytes has an element?", as_if(elements_as_bytes)),
+    Mistake("16 bits are taken for granted", "How many bytes has a parameter in float32, and how many are estimated?",
+            as_if(always_low)),
+    Mistake("in float32 only the parameters are others", "2 + 4 + 12 bytes of a share: are there two kinds of G?",
+            as_if(only_parameters)),
+)
+# fmt: on
+
+
+@answered
+def left_out(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(parameters, ranks, activations, bucket, float32) -> bytes`: what stage 2 holds beyond its estimate."""
+    draw, sheets = random.Random(seed), []
+    for float32 in (False, True, False, True):
+        ranks = draw.choice((4, 8, 16))
+        parameters, activations, bucket = (ranks * draw.randrange(1, 9) * 10**power for power in (6, 8, 7))
+        arguments = parameters, ranks, activations, bucket, float32
+        words = f"{parameters:,} parameters, {ranks} ranks, {activations:,} bytes of activations, bucket {bucket:,}"
+        sheets.append(Sheet(arguments, missing_bytes(*arguments), f"{words}, in {'float32' if float32 else '16 bits'}"))
+    return on_paper(fn, sheets, OUT, "Go through P, G, S and A, and then all that comes and goes. What is not in it?")

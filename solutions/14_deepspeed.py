@@ -1,0 +1,438 @@
+# %% [markdown]
+# # DeepSpeed: a configuration file communicates
+#
+# *You wrote ZeRO in code. In the library of those who invented it, a stage is a number in a file. Is it the same ZeRO?
+# And what does such a file not say?*
+#
+# You need: [ZeRO](04_zero.ipynb) and [FSDP](06_fsdp.ipynb). It takes 45 minutes with its three exercises, 25 without;
+# the machine works for half a minute of it, in 2 GB of memory. It needs DeepSpeed, too: `make learn EXTRA=deepspeed`
+# adds it.
+#
+# First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
+
+# %%
+from labs.kit import recall
+
+recall.ask("14")
+
+# %% [markdown]
+# ## Question
+#
+# Who says what is sent? In notebook 04 you did, event by event. In notebook 13 it was a compiler, which works it out
+# from layouts. DeepSpeed is a third answer: a **file** with a few dozen settings. The model and the loop stay what they
+# are, and a stage of ZeRO is a number in it.
+#
+# So: is it the same training? Does it send and hold what yours does? And what is decided by the settings that the file
+# does *not* have? If DeepSpeed is missing, the next cell says so.
+
+# %%
+from labs.deepspeed import engine
+from labs.kit import optional
+
+optional.or_skip(engine.missing())
+
+# %%
+import gc
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from labs import cost
+from labs.data import Batches, corpus
+from labs.deepspeed import estimates
+from labs.deepspeed.configuration import BUCKET, MICRO, from_fsdp, like_zero
+from labs.kit import check, draw, exercises, strategies
+from labs.kit.launch import run
+from labs.kit.record import mark
+from labs.model import GPT, PRESETS
+
+# %% [markdown]
+# ## Picture
+#
+# ![What each of four ranks holds, in float32. Under DDP all of P, G and S: 16 bytes per parameter. Stage 1: a quarter
+# of S, 10 bytes. Stage 2: a quarter of G and S, 7 bytes. Stage 3: a quarter of each, 4
+# bytes.](../images/zero_stages.svg)
+#
+# You know this picture: what each rank holds under DDP and the three stages. And here is all that is said to have the
+# second one, from [labs/deepspeed/configuration.py](../labs/deepspeed/configuration.py):
+
+# %%
+like_zero(2)
+
+# %% [markdown]
+# ## Predict
+#
+# In float32, DeepSpeed's optimizer keeps a **master** of each parameter, as it does in mixed precision, though here it
+# is a mere copy. S, then, is how many bytes for each parameter, before it is divided by the ranks? Ours has 8.
+#
+# And its stages 1 and 2 **all-reduce** the gradients, though each rank needs a part of the mean only. Then they gather
+# the parameters. As many times as much as ours is that?
+
+# %%
+guess_state = 12  # your number
+guess_times = 1.5  # your number
+
+# %% [markdown]
+# ## Measure: ZeRO by configuration
+#
+# Three stages of ours, PyTorch's `fully_shard` and three stages of DeepSpeed, on four ranks. Each is a row of the
+# course's table of strategies; DeepSpeed's are in
+# [labs/kit/rows/deepspeed_rows.py](../labs/kit/rows/deepspeed_rows.py), and how an engine is made is in
+# [labs/deepspeed/engine.py](../labs/deepspeed/engine.py).
+
+# %%
+config = replace(PRESETS["tiny"], depth=1, context=32)
+loader = Batches(corpus().tokens, 4, config.context)
+batches = [[[part.chunk(4)[rank] for part in loader[step]] for step in range(3)] for rank in range(4)]
+ROWS = {row.name: row for row in (*strategies.STRATEGIES, *strategies.WITH_AN_EXTRA)}
+NAMES = ["zero-1", "zero-2", "zero-3", "torch-fsdp", "deepspeed-1", "deepspeed-2", "deepspeed-3"]
+
+
+def train_all():
+    losses = {}
+    for name in NAMES:
+        gc.collect()
+        mark("step")  # of nothing yet: what it finds is of those before
+        losses[name], _ = strategies.train(ROWS[name], lambda: GPT(config), batches)
+    return losses
+
+
+# %%
+job = run(train_all, ranks=4, device="cpu", record="communication", tell="sent")
+losses, talk = job[0], job.recording
+watched = run(train_all, ranks=4, device="cpu", record="memory", tell="held").recording
+for name in NAMES:
+    pairs = zip(losses[name], losses["zero-1"], strict=True)
+    print(f"{name}: losses equal to 1e-5: {all(abs(a - b) < 1e-5 for a, b in pairs)}")
+
+# %% [markdown]
+# The same curve seven times. Now what is sent in a step, and what is held of P, G and S:
+
+
+# %%
+def row(turn, name):
+    first, last = 4 * turn, 4 * turn + 3  # of its steps, the one of nothing and the third
+    before, most = watched.moments(0, first)[0][1], watched.held(0, last)
+    predicted = ROWS[name].predict(cost.Job(config, batch=1, ranks=4))
+    held = {kind: most[kind] - before[kind] for kind in "PGS"}
+    sent = talk.sent(rank=0, step=last)
+    as_predicted = sent == predicted.sent and held == {kind: getattr(predicted.held, kind) for kind in "PGS"}
+    return {"": name, "sent": sent, **held, "as predicted, to the byte": as_predicted}
+
+
+rows = {name: row(turn, name) for turn, name in enumerate(NAMES)}
+draw.table(list(rows.values()), caption="bytes, on rank 0 of four")
+
+# %%
+per_parameter = 4 * rows["deepspeed-3"]["S"] / sum(cost.parameter_sizes(config))
+times = rows["deepspeed-2"]["sent"] / rows["zero-2"]["sent"]
+check.predict("Bytes of S for each parameter:", guess_state, round(per_parameter, 1))
+
+# %%
+check.predict("Times as much as ours:", guess_times, round(times, 2), reason="2Ψ to all-reduce, Ψ to gather.")
+
+# %% [markdown]
+# Stage 3 sends what ours does, plus a norm. But it gathers each parameter by itself, where `fully_shard` gathers a
+# layer at once. In a step of this model of one layer:
+
+# %%
+for turn, name in enumerate(NAMES):
+    print(f"{name}: {dict(sorted(talk.counts(0, 4 * turn + 3).items()))}")
+
+# %% [markdown]
+# ## What the defaults hide
+#
+# `like_zero` says what nobody would think of saying. What happens if you do not? Leave out one thing at a time:
+#
+# - **`gradient_clipping`**. Since June 2026, where nothing is said, gradients are clipped to a norm of 1 ([pull request
+#   8068](https://github.com/deepspeedai/DeepSpeed/pull/8068): most people want that). Before, nothing was clipped. The
+#   same file under a newer release is another training.
+# - **`use_multi_rank_bucket_allreduce`**. It is on, and is why stages 1 and 2 send 3Ψ.
+# - **stage 3's thresholds**. A parameter that is needed again before a billion others are is left gathered.
+#
+# The third one, for a small model: how many times Ψ does each rank send in a step, instead of 3?
+
+# %%
+guess_psi = 2  # your number
+
+TWO = like_zero(2)["zero_optimization"]
+
+
+def unclipped(**zero):
+    return {"gradient_clipping": 0.0, "zero_optimization": zero}
+
+
+VARIANTS = {
+    "stage 2, as ours": like_zero(2),
+    "nothing said of clipping": {"zero_optimization": TWO},
+    "no all-reduce of buckets": unclipped(**TWO, use_multi_rank_bucket_allreduce=False),
+    "stage 3, as ours": like_zero(3),
+    "stage 3, its own thresholds": unclipped(stage=3, reduce_bucket_size=BUCKET, memory_efficient_linear=False),
+}
+
+
+# %%
+def train_each(variants):
+    losses, adamw = [], partial(torch.optim.AdamW, **strategies.ADAMW)
+    for settings in variants:
+        made = engine.initialize(GPT(config), settings | {MICRO: 1}, adamw)
+        losses.append([])
+        for x, y in batches[dist.get_rank()]:
+            mark("step")
+            loss = made(x, y)
+            made.backward(loss)
+            made.step()
+            losses[-1].append(loss.item())
+        mark("end")
+    return losses
+
+
+TRANSLATED = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}, {"reshard_after_forward": False}
+SETTINGS = [*VARIANTS.values(), *(from_fsdp(**settings) for settings in TRANSLATED)]
+each = run(train_each, SETTINGS, ranks=2, device="cpu", record="communication", tell="seven configurations")
+
+# %%
+PSI = sum(cost.parameter_sizes(config))
+
+
+def times_psi(turn):
+    """In units of 4 Ψ (N − 1)/N bytes, what rank 0 sends in the third step."""
+    return round(each.recording.sent(0, 3 * turn + 2) / (4 * PSI / 2), 2)
+
+
+def as_before(turn):
+    return all(abs(a - b) < 1e-5 for a, b in zip(each[0][turn], each[0][0], strict=True))
+
+
+draw.table([{"": v, "sent, × Ψ": times_psi(i), "same curve": as_before(i)} for i, v in enumerate(VARIANTS)])
+
+# %%
+check.predict("Times Ψ, by its own thresholds:", guess_psi, times_psi(4), reason="P is gathered once a step.")
+
+# %% [markdown]
+# The second line is another training. Whoever compares two libraries by their defaults may compare two of those.
+#
+# One more default, which no curve shows. Gradients wait in a **bucket** until they are reduced, and every rank has a
+# place for one: `reduce_bucket_size`, 500 million *elements*, whatever the size of the model. How many MB is that in
+# float32?
+
+# %%
+guess_bucket = 2000  # your number
+
+check.predict("The bucket, MB:", guess_bucket, 500_000_000 * 4 / 1e6)
+
+# %% [markdown]
+# So the course's model of half a MB would take 2 GB on each rank. People keep finding that out: *Why ZeRO-2 use more
+# CUDA Memory than ZeRO-1?* ([issue 1302](https://github.com/deepspeedai/DeepSpeed/issues/1302), 2021, and still open).
+# The answer there: communication buffers are GBs by default, and models were meant to be larger.
+#
+# ## Build: a configuration from a description
+#
+# A file has three batch sizes: `train_batch_size`, the sequences of a step on all ranks;
+# `train_micro_batch_size_per_gpu`, what a rank takes at a time; `gradient_accumulation_steps`, how many of these there
+# are. The first is the product of the other two and the ranks. Two of the three say the third.
+#
+# ### Exercise 1: write it
+#
+# ZeRO's stage 2, in bfloat16 (`bf16`, with `enabled` in it). It is judged by what it means, so there is more than one
+# right answer.
+
+
+# %%
+def configure(batch, most, ranks, clip):
+    """A configuration of DeepSpeed, as a dictionary.
+
+    batch: sequences in a step, of all ranks together
+    most: a rank's memory has room for so many at a time; take the largest micro-batches that fit, all of one size
+    clip: the norm that gradients are clipped to; None: they are not clipped
+    """
+    ### BEGIN SOLUTION
+    each = batch // ranks
+    micro = max(size for size in range(1, most + 1) if each % size == 0)
+    return {
+        "train_batch_size": batch,
+        "train_micro_batch_size_per_gpu": micro,
+        "gradient_clipping": clip or 0.0,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 2},
+    }
+    ### END SOLUTION
+
+
+check.configure(configure)
+
+# %% [markdown]
+# ## Build: two batch sizes that contradict each other
+#
+# This is the message that users of DeepSpeed meet most often, from
+# [issue 6914](https://github.com/deepspeedai/DeepSpeed/issues/6914):
+#
+#     Check batch related parameters. train_batch_size is not equal to
+#     micro_batch_per_gpu * gradient_acc_step * world_size 8 != 2 * 1 * 1
+#
+# The file is right, for some number of ranks. Which one? (If the last factor is 1 and you have more GPUs, each process
+# believes that it is alone: it was not started by a launcher.)
+#
+# ### Exercise 2: mend it
+
+
+# %%
+def mend(train, micro, accumulation, ranks):
+    """(the number of ranks that these three sizes agree on, the accumulation that is right on `ranks`).
+
+    The batch of a step stays, so that training is the same; so does the micro-batch, which is what fits.
+    None in place of the second where there is no such accumulation.
+    """
+    ### BEGIN SOLUTION
+    new, rest = divmod(train, micro * ranks)
+    return train // (micro * accumulation), None if rest else new
+    ### END SOLUTION
+
+
+check.mend(mend)
+
+# %% [markdown]
+# ## From FSDP's words to DeepSpeed's
+#
+# Here is `fully_shard` in the other's words. `from_fsdp` has four settings, and one of them is not there on the other
+# side: for `reshard_after_forward=False` there is only a distance within which nothing is dropped.
+
+# %%
+settings = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
+from_fsdp(**settings)
+
+# %% [markdown]
+# Does it do what it says? Parameters travel in bfloat16, twice; gradients in float32, once. How many bytes for each
+# parameter is that, times (N − 1)/N?
+
+# %%
+guess_mixed = 8  # your number
+
+mixed, kept = (4 * times_psi(len(VARIANTS) + turn) for turn in range(2))
+print(f"reshard_after_forward=False: {kept:.1f} bytes for each parameter, times (N - 1)/N")
+check.predict("bfloat16 and float32:", guess_mixed, round(mixed, 1))
+
+# %% [markdown]
+# ## What its estimators leave out
+#
+# DeepSpeed tells beforehand what a model will need: `estimate_zero2_model_states_mem_needs_all_live` and its like. For
+# stage 2 it is 2Ψ + 18Ψ/N bytes on each of N ranks: two for P in 16 bits, and shares of G in 16 and in 32 bits and of
+# S, 2 + 4 + 12. ([labs/deepspeed/estimates.py](../labs/deepspeed/estimates.py) has them in closed form.)
+#
+# ### Exercise 3: what is left out
+#
+# In float32, P has 4 bytes, of which each rank has all; G has 4 and S has 12, of which it has a share. Besides, there
+# is one bucket, in the numbers of the parameters, and there are the activations.
+
+
+# %%
+def left_out(parameters, ranks, activations, bucket, float32):
+    """Bytes that a rank holds under stage 2 beyond 2Ψ + 18Ψ/N.
+
+    activations: bytes, of the sequences of this rank
+    bucket: elements
+    float32: whether all is in float32; else it is in mixed precision, with parameters in 16 bits
+    """
+    ### BEGIN SOLUTION
+    states = 2 * parameters - 2 * parameters // ranks if float32 else 0
+    return states + activations + (4 if float32 else 2) * bucket
+    ### END SOLUTION
+
+
+answer = check.left_out(left_out)
+answer
+
+# %%
+left_out = left_out if answer.ok else exercises.left_out
+rows = []
+for context, bucket in ((32, BUCKET), (512, BUCKET), (32, 500_000_000)):
+    longer = replace(config, context=context)
+    plan = cost.deepspeed(cost.Job(longer, batch=1, ranks=4), 2, bucket).held
+    estimate = estimates.stage2(PSI, devices=4).device
+    more = left_out(PSI, 4, plan.A, bucket, True)
+    rows.append({"tokens": context, "bucket": bucket, "its estimate": estimate, "with yours": estimate + more})
+    rows[-1]["labs/cost"] = plan.peak
+draw.table(rows, caption="bytes on a rank of four, stage 2, float32")
+
+# %% [markdown]
+# The estimate knows neither tokens nor buckets. With yours it comes near what labs/cost says, which is within a tenth of
+# what is measured; what is still missing are temporaries, and not everything is there at the same moment.
+# ([Issue 5102](https://github.com/deepspeedai/DeepSpeed/issues/5102), of 2024, has a longer list.)
+#
+# ## Why, and why not
+#
+# | | FSDP2 | DeepSpeed | how do we know? |
+# |---|---|---|---|
+# | is told what to do | in code: `fully_shard(layer)` | in a file | above |
+# | a layer is gathered | at once | each parameter by itself | counted above |
+# | S, in float32 | 8 bytes | 12: masters besides | measured above |
+# | clips gradients | when you call it | unless you say 0 | measured above |
+# | its optimizer | any of PyTorch's | its own, compiled at first use; or PyTorch's | release 0.19.8, 2026 |
+# | offload to the CPU | yes | yes | notebook 07b; tests/deepspeed, the same numbers |
+# | offload to NVMe | no | yes, with a compiler and libaio | `CPUOffloadPolicy` alone, PyTorch 2.13; arXiv 2104.07857, 2021 |
+# | a checkpoint is loaded by | any number of ranks | as many; converted, any number | notebook 08; tests/deepspeed |
+# | a checkpoint is | tensors and an index | pickles: run nobody else's | the files themselves |
+#
+# **Why**: what you would have to write, offload to disk above all, is there, and a model needs no change. **Why not**:
+# what a file does not say is decided elsewhere, and may change with a release. So write down what you rely on, and
+# measure the rest once.
+#
+# ### A way out
+#
+# Three lines of a training script become DeepSpeed's, and it needs no laboratory. (On CPUs without a compiler, it needs
+# the precautions in [labs/deepspeed/engine.py](../labs/deepspeed/engine.py).)
+#
+# | PyTorch | DeepSpeed |
+# |---|---|
+# | `fully_shard(model)` | `engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config="zero.json")` |
+# | `loss.backward()` | `engine.backward(loss)` |
+# | `optimizer.step()`, `zero_grad()` | `engine.step()` |
+# | `torchrun --nproc-per-node=8 train.py` | the same, or `deepspeed --no_local_rank train.py` |
+#
+# And the file, which says what you rely on. These are numbers for comparing: for a large model take larger buckets, and
+# let it fetch ahead.
+
+# %%
+import json
+
+print(json.dumps({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8, **from_fsdp()}, indent=2))
+
+# %% [markdown]
+# ## Say it back
+#
+# Answer each aloud before you unfold it.
+#
+# <details><summary>The same file, a newer release, another curve. What do you look for?</summary>
+#
+# What the file does not say: gradients are clipped by default since 2026. Write `gradient_clipping` down, even as 0.
+# </details>
+#
+# <details><summary>Why do stages 1 and 2 send half as much again as ours, and what turns it off?</summary>
+#
+# A bucket with gradients for several ranks is all-reduced. With `use_multi_rank_bucket_allreduce: false` each part is
+# reduced to the rank that needs it: 2Ψ.
+# </details>
+#
+# <details><summary>By its estimate a model needs 1 GB, and a card of 4 is too small. What is not in it?</summary>
+#
+# Activations, which grow with the tokens; the bucket, 1 or 2 GB by default; and in float32 the wider parameters.
+# </details>
+#
+# | | predicted | DeepSpeed | ours |
+# |---|---|---|---|
+# | numbers | one curve | the same | the same |
+# | stages 1 and 2 send | 3Ψ | 3Ψ | 2Ψ |
+# | stage 3 sends | 3Ψ | 3Ψ; a small model, by its own thresholds: 2Ψ | 3Ψ |
+# | S in float32, N ranks | 12Ψ/N | 12Ψ/N | 8Ψ/N |
+#
+# **Read on**: [labs/deepspeed/configuration.py](../labs/deepspeed/configuration.py),
+# [labs/deepspeed/saved.py](../labs/deepspeed/saved.py), on its checkpoints, and
+# [labs/cost/deepspeed_stages.py](../labs/cost/deepspeed_stages.py). Rajbhandari et al., 2020, *ZeRO* (arXiv
+# 1910.02054).
+#
+# **Next.** You, a compiler or a file can say what is sent. On 32 GPUs there are dozens of layouts, on 16,384 thousands.
+# Which is the best, and how can one know before a GPU is rented? [Plan a run](15_plan_a_run.ipynb).
+#
+# A clean copy of this notebook: `git restore notebooks/14_deepspeed.ipynb`, then *File > Reload Notebook from Disk*.
