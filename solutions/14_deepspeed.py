@@ -134,8 +134,8 @@ check.predict("Bytes of S for each parameter:", guess_state, round(per_parameter
 check.predict("Times as much as ours:", guess_times, round(times, 2), reason="2Ψ to all-reduce, Ψ to gather.")
 
 # %% [markdown]
-# Stage 3 sends what ours does, plus a norm. But it gathers each parameter by itself, where `fully_shard` gathers a
-# layer at once. In a step of this model of one layer:
+# DeepSpeed's stage 3 sends what ours does, but for a few bytes: the norm of all gradients. And it gathers each
+# parameter by itself, where `fully_shard` gathers a layer at once. In a step of this model of one layer:
 
 # %%
 for turn, name in enumerate(NAMES):
@@ -189,6 +189,7 @@ def train_each(variants):
     return losses
 
 
+# %%
 TRANSLATED = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}, {"reshard_after_forward": False}
 SETTINGS = [*VARIANTS.values(), *(from_fsdp(**settings) for settings in TRANSLATED)]
 each = run(train_each, SETTINGS, ranks=2, device="cpu", record="communication", tell="seven configurations")
@@ -224,7 +225,7 @@ guess_bucket = 2000  # your number
 check.predict("The bucket, MB:", guess_bucket, 500_000_000 * 4 / 1e6)
 
 # %% [markdown]
-# So the course's model of half a MB would take 2 GB on each rank. People keep finding that out: *Why ZeRO-2 use more
+# So the model above, of 0.3 MB, would take 2 GB on each rank. People keep finding that out: *Why ZeRO-2 use more
 # CUDA Memory than ZeRO-1?* ([issue 1302](https://github.com/deepspeedai/DeepSpeed/issues/1302), 2021, and still open).
 # The answer there: communication buffers are GBs by default, and models were meant to be larger.
 #
@@ -266,8 +267,8 @@ check.configure(configure)
 # %% [markdown]
 # ## Build: two batch sizes that contradict each other
 #
-# This is the message that users of DeepSpeed meet most often, from
-# [issue 6914](https://github.com/deepspeedai/DeepSpeed/issues/6914):
+# You will meet this message one day. Here it is from
+# [issue 6914](https://github.com/deepspeedai/DeepSpeed/issues/6914), of 2024:
 #
 #     Check batch related parameters. train_batch_size is not equal to
 #     micro_batch_per_gpu * gradient_acc_step * world_size 8 != 2 * 1 * 1
@@ -296,8 +297,8 @@ check.mend(mend)
 # %% [markdown]
 # ## From FSDP's words to DeepSpeed's
 #
-# Here is `fully_shard` in the other's words. `from_fsdp` has four settings, and one of them is not there on the other
-# side: for `reshard_after_forward=False` there is only a distance within which nothing is dropped.
+# Some settings of `fully_shard` have a name on the other side, and some do not: for `reshard_after_forward=False` there
+# is only a distance within which nothing is dropped.
 
 # %%
 settings = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
@@ -357,8 +358,8 @@ for context, bucket in ((32, BUCKET), (512, BUCKET), (32, 500_000_000)):
 draw.table(rows, caption="bytes on a rank of four, stage 2, float32")
 
 # %% [markdown]
-# The estimate knows neither tokens nor buckets. With yours it comes near what labs/cost says, which is within a tenth of
-# what is measured; what is still missing are temporaries, and not everything is there at the same moment.
+# The estimate knows neither tokens nor buckets, and yours adds both. What is still missing are temporaries, more of
+# them with more tokens. labs/cost has these, and is within a tenth of what is measured.
 # ([Issue 5102](https://github.com/deepspeedai/DeepSpeed/issues/5102), of 2024, has a longer list.)
 #
 # ## Why, and why not
@@ -371,7 +372,7 @@ draw.table(rows, caption="bytes on a rank of four, stage 2, float32")
 # | clips gradients | when you call it | unless you say 0 | measured above |
 # | its optimizer | any of PyTorch's | its own, compiled at first use; or PyTorch's | release 0.19.8, 2026 |
 # | offload to the CPU | yes | yes | notebook 07b; tests/deepspeed, the same numbers |
-# | offload to NVMe | no | yes, with a compiler and libaio | `CPUOffloadPolicy` alone, PyTorch 2.13; arXiv 2104.07857, 2021 |
+# | offload to NVMe | no | yes, with a compiler and libaio | PyTorch 2.13; arXiv 2104.07857, 2021 |
 # | a checkpoint is loaded by | any number of ranks | as many; converted, any number | notebook 08; tests/deepspeed |
 # | a checkpoint is | tensors and an index | pickles: run nobody else's | the files themselves |
 #

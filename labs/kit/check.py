@@ -114,9 +114,10 @@ from labs.kit.checks.pencil.fill_buckets import fill_buckets
 from labs.kit.checks.pencil.forecast import forecast
 from labs.kit.checks.pencil.fullest_rank import fullest_rank
 from labs.kit.checks.pencil.held import held_per_rank
-from labs.kit.checks.pencil.in_a_file import configure, left_out, mend
+from labs.kit.checks.pencil.in_a_file import configure, mend
 from labs.kit.checks.pencil.interval import interval
 from labs.kit.checks.pencil.layer_bytes import layer_bytes
+from labs.kit.checks.pencil.left_out import left_out
 from labs.kit.checks.pencil.mesh_sizes import mesh_sizes
 from labs.kit.checks.pencil.my_part import my_part
 from labs.kit.checks.pencil.said import bubbles, held_and_sent, sent_by_rings, stages_by_event, started_when

@@ -22,8 +22,8 @@ from labs.kit.checks.pencil.bytes_by_kind import by_kind
 from labs.kit.checks.pencil.exposed import waits
 from labs.kit.checks.pencil.forecast import Published, Run, published, seconds
 from labs.kit.checks.pencil.fullest_rank import held
-from labs.kit.checks.pencil.in_a_file import missing_bytes
 from labs.kit.checks.pencil.interval import young
+from labs.kit.checks.pencil.left_out import missing_bytes
 from labs.kit.checks.pencil.mesh_sizes import meshes
 from labs.kit.checks.pencil.step_seconds import slots
 
