@@ -382,13 +382,14 @@ draw.table(rows, caption="bytes on a rank of four, stage 2, float32")
 #
 # ### A way out
 #
-# Three lines of a training script become DeepSpeed's, and it needs no laboratory. (On CPUs without a compiler, it needs
+# A few lines of a training script become DeepSpeed's, and it needs no laboratory. (On CPUs without a compiler, it needs
 # the precautions in [labs/deepspeed/engine.py](../labs/deepspeed/engine.py).)
 #
 # | PyTorch | DeepSpeed |
 # |---|---|
 # | `fully_shard(model)` | `engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config="zero.json")` |
 # | `loss.backward()` | `engine.backward(loss)` |
+# | `clip_grad_norm_(parameters, 1.0)` | `"gradient_clipping": 1.0` in the file |
 # | `optimizer.step()`, `zero_grad()` | `engine.step()` |
 # | `torchrun --nproc-per-node=8 train.py` | the same, or `deepspeed --no_local_rank train.py` |
 #

@@ -17,6 +17,7 @@ dry/         one process as any rank of any number, on a device that only preten
 
 budget       a job that must fit in so much memory
 virtual      a function where JAX has as many devices as are asked for
+optional     a notebook whose extra is missing says so, and its cells pass
 sockets      what the system counted on the connections
 training     a model under a strategy, and a step of it
 strategies   the table of strategies, ours and PyTorch's, and the training loop that they share      rows/
