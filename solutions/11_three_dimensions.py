@@ -386,7 +386,7 @@ for order in ("pp shard tp", "shard pp tp", "tp pp shard"):
 draw.table(rows)
 
 # %% [markdown]
-# So the stages go between the nodes, and tensor parallelism into them. With this tiny model shards are in between; a
+# So the stages go between the nodes, and tensor parallelism stays inside them. With this tiny model shards are in between; a
 # large one has more parameters for each token of a step, and then shards send most. But what is on the wire is not all:
 # what is sent along `shard` and `replicate` may travel while a rank computes (notebook 06), and a stage's message, too.
 # Tensor parallelism waits for each of its messages, so every microsecond of it counts.
@@ -397,10 +397,11 @@ draw.table(rows)
 # travels. On a mesh two things can go wrong, and both have, in projects that train large models:
 #
 # * **Not everything counts.** torchtitan, PyTorch's own, clipped each stage of a pipeline by its own norm
-#   ([torchtitan#596](https://github.com/pytorch/torchtitan/issues/596), 2024). * **Something counts twice.** In
-#   September 2026 it was found while pipelines were added to a part of Megatron-LM that a tied embedding's two copies
-#   would both count ([Megatron-LM#7228](https://github.com/NVIDIA/Megatron-LM/pull/7228)). A month before, weights that
-#   are whole along `tp` were found to count eight times, which made the norm of one model 1.52 times too large
+#   ([torchtitan#596](https://github.com/pytorch/torchtitan/issues/596), 2024).
+# * **Something counts twice.** In September 2026 it was found while pipelines were added to a part of Megatron-LM that
+#   a tied embedding's two copies would both count
+#   ([Megatron-LM#7228](https://github.com/NVIDIA/Megatron-LM/pull/7228)). A month before, weights that are whole along
+#   `tp` were found to count eight times, which made the norm of one model 1.52 times too large
 #   ([TransformerEngine#715](https://github.com/ROCm/TransformerEngine/pull/715)).
 #
 # ### Exercise 4: each gradient once
