@@ -386,10 +386,10 @@ for order in ("pp shard tp", "shard pp tp", "tp pp shard"):
 draw.table(rows)
 
 # %% [markdown]
-# So the stages go between the nodes, and tensor parallelism stays inside them. With this tiny model shards are in between; a
-# large one has more parameters for each token of a step, and then shards send most. But what is on the wire is not all:
-# what is sent along `shard` and `replicate` may travel while a rank computes (notebook 06), and a stage's message, too.
-# Tensor parallelism waits for each of its messages, so every microsecond of it counts.
+# So the stages go between the nodes, and tensor parallelism stays inside them. With this tiny model shards are in
+# between; a large one has more parameters for each token of a step, and then shards send most. But what is on the wire
+# is not all: what is sent along `shard` and `replicate` may travel while a rank computes (notebook 06), and a stage's
+# message, too. Tensor parallelism waits for each of its messages, so every microsecond of it counts.
 #
 # ## Build: the norm, over all axes
 #

@@ -14,8 +14,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from labs.deepspeed import engine
-from labs.kit import virtual
 from labs.kit.ranks import course
 from tools import warm
 
@@ -77,6 +75,9 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    from labs.deepspeed import engine  # which start a fork server: not before it knows what to import
+    from labs.kit import virtual
+
     items.sort(key=is_alone)
     missing = {"13_gspmd.ipynb": virtual.missing(), "14_deepspeed.ipynb": engine.missing()}
     for item in items:

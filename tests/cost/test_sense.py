@@ -33,7 +33,9 @@ SENSE = {
     **dict.fromkeys(("n", "s", "b", "h", "a", "t", "tokens", "past", "batch", "size", "psi", "card_bytes"), 2),
     **dict.fromkeys(("context", "microbatches", "stages_per_rank", "others"), 2),
     **dict.fromkeys(("rank", "src", "dst", "index", "kept", "P", "S", "A", "G", "comm", "moments", "counter"), 1),
-    **dict.fromkeys(("stage", "itemsize", "accumulation", "replicas", "tp", "bucket_bytes", "buffer_bytes"), 2),
+    **dict.fromkeys(
+        ("stage", "itemsize", "accumulation", "replicas", "tp", "bucket", "bucket_bytes", "buffer_bytes"), 2
+    ),
     **dict.fromkeys(("memory", "flops"), 1e12),
     **dict.fromkeys(("reshard_after_forward", "sequence_parallel", "find_unused", "offload"), False),
     **dict.fromkeys(("fused_norms", "masters"), True),
