@@ -107,10 +107,12 @@ draw.nodes(EIGHT, node=4, rank=5)
 
 # %%
 def my_part(sizes, rank, layers, sequences, heads):
-    """What a rank works on: {"layers": (first, end), "sequences": (first, end), "heads": (first, end), "piece": number}
+    """What a rank works on.
 
-    sizes: of pp, replicate, shard and tp; ranks are numbered row by row.  end: one behind the last, as in range.
-    layers, sequences, heads: how many there are; each is divisible by the number of parts.
+    {"layers": (first, end), "sequences": (first, end), "heads": (first, end), "piece": number}
+    end: one behind the last, as in range
+    sizes: of pp, replicate, shard and tp; ranks are numbered row by row
+    layers, sequences, heads: how many there are; each is divisible by the number of parts
     """
     ### BEGIN SOLUTION
     pp, replicate, shard, tp = sizes
@@ -161,7 +163,8 @@ check.predict("Ranks that read what rank 5 reads:", guess_readers, len(readers),
 def combine(gradient, kind, mesh):
     """Make it what the optimizer of this rank needs, in place.
 
-    kind: "split", "whole", "summand" or "tied".  mesh: axes "pp", "dp", "tp"; it has get_group(axis) and size(axis).
+    kind: "split", "whole", "summand" or "tied"
+    mesh: axes "pp", "dp", "tp"; it has get_group(axis) and size(axis)
     """
     ### BEGIN SOLUTION
     for axis in {"summand": ("dp", "tp"), "tied": ("dp", "pp")}.get(kind, ("dp",)):
@@ -194,8 +197,10 @@ from labs.group import all_gather, reduce_scatter
 def two_dimensions(x, piece, dy, mesh):
     """(y, the gradient of the piece), for the loss that is the mean over the ranks along dp.
 
-    x: this rank's sequences, and of their columns its part.  piece: this rank's rows of its part of w.  dy: the
-    gradient of this rank's loss by y, the same along tp.  mesh: axes "dp" and "tp".  What is given stays as it is.
+    x: this rank's sequences, and of their columns its part
+    piece: this rank's rows of its part of w
+    dy: the gradient of this rank's loss by y, the same along tp
+    mesh: axes "dp" and "tp".  What is given stays as it is.
     """
     ### BEGIN SOLUTION
     dp = mesh.get_group("dp")
@@ -414,8 +419,9 @@ draw.table(rows)
 def mesh_norm(gradients, mesh):
     """The norm of all gradients of all ranks: the same number on each, a float or a tensor.
 
-    gradients: pairs of a tensor (maybe empty) and the names of the axes it is cut along.  mesh: pp, replicate, shard
-    and tp; it has size(axis), get_local_rank(axis), get_group(axis) and mesh_dim_names.
+    gradients: pairs of a tensor (maybe empty) and the names of the axes it is cut along
+    mesh: pp, replicate, shard and tp; it has size(axis), get_local_rank(axis),
+        get_group(axis) and mesh_dim_names
     """
     ### BEGIN SOLUTION
     total = torch.zeros((), dtype=torch.float64)
@@ -476,7 +482,10 @@ print(f"copies count, too: {wrong[0][1]:.2f}")
 
 # %%
 def wrong_by(sizes, microbatches):
-    """{"A": …, "B": …, "C": …}: what comes out, × what is due.  sizes: of pp, replicate, shard and tp."""
+    """{"A": …, "B": …, "C": …}: what comes out, × what is due.
+
+    sizes: of pp, replicate, shard and tp
+    """
     ### BEGIN SOLUTION
     pp, replicate, shard, _ = sizes
     return {"A": microbatches, "B": 1 / (replicate * shard), "C": 1 / pp}

@@ -240,7 +240,10 @@ print(f"all 27 cases: XLA sends {theirs:,} bytes, labs.gspmd {ours:,}")
 
 # %%
 def pass_on(dims, cut):
-    """pass_on(["ik", "kj", "ij"], [0, None, None]) is [0, None, 0]; of [None, None, 1] it makes [None, 1, 1]."""
+    """pass_on(["ik", "kj", "ij"], [0, None, None]) is [0, None, 0].
+
+    Of [None, None, 1] it makes [None, 1, 1].
+    """
     ### BEGIN SOLUTION
     [letter] = {own[dim] for own, dim in zip(dims, cut, strict=True) if dim is not None}
     return [own.index(letter) if dim is None and letter in own else dim for own, dim in zip(dims, cut, strict=True)]
@@ -263,7 +266,10 @@ check.pass_on(pass_on)
 
 # %%
 def meet(dims, cut, sizes):
-    """meet(["ik", "kj", "ij"], [0, 1, None], [8192, 4096, 4096]) is "i": then only the 4096 of w have to move."""
+    """meet(["ik", "kj", "ij"], [0, 1, None], [8192, 4096, 4096]) is "i".
+
+    Then only the 4096 of w have to move.
+    """
     ### BEGIN SOLUTION
     stays = {}
     for own, dim, size in zip(dims, cut, sizes, strict=True):

@@ -246,7 +246,8 @@ def configure(batch, most, ranks, clip):
     """A configuration of DeepSpeed, as a dictionary.
 
     batch: sequences in a step, of all ranks together
-    most: a rank's memory has room for so many at a time; take the largest micro-batches that fit, all of one size
+    most: a rank's memory has room for so many at a time; take the largest micro-batches
+        that fit, all of one size
     clip: the norm that gradients are clipped to; None: they are not clipped
     """
     ### BEGIN SOLUTION
@@ -281,9 +282,10 @@ check.configure(configure)
 
 # %%
 def mend(train, micro, accumulation, ranks):
-    """(the number of ranks that these three sizes agree on, the accumulation that is right on `ranks`).
+    """(the number of ranks that these sizes agree on, the accumulation that is right on `ranks`).
 
-    The batch of a step stays, so that training is the same; so does the micro-batch, which is what fits.
+    The batch of a step stays, so that training is the same; so does the micro-batch, which is
+    what fits.
     None in place of the second where there is no such accumulation.
     """
     ### BEGIN SOLUTION
