@@ -534,7 +534,7 @@ from labs.kit.dry.dry import dry
 
 # %%
 LLAMA = replace(PRESETS["llama3-70b"], context=4096)
-GPT4_CLASS = Config(100_256, 18_432, 160, 144, 8, 64_512, context=4096)  # dense, some 750 billion parameters
+GPT4_CLASS = Config(100_256, 18_432, 160, 144, 8, 64_512, context=4096)  # dense, some 690 billion parameters
 
 
 def pretend(config, sizes, microbatches):

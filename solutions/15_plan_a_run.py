@@ -540,8 +540,8 @@ for name, each in mine.items():
 #
 # ## Why, and why not
 #
-# **Why** plan: a week of 1,024 GPUs costs as much as a house, and the difference between a good layout and the obvious
-# one is a fifth of that. And a plan tells you when a run is broken.
+# **Why** plan: by the sentences above, what the field would try first does not fit, or takes longer than the best
+# layout, and you pay for that in every step. And a plan tells you when a run is broken.
 #
 # **Why not** believe it: its constants come from other people's machines. It knows nothing of a switch that is shared,
 # a node that is slow, data that arrive late. So it is good for choosing the five layouts that you then try for ten

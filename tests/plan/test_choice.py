@@ -11,7 +11,7 @@ from labs.plan.candidates import Setup
 from labs.plan.reasons import crossings, fsdp_wins, with_cluster
 
 H100 = CLUSTERS["H100, InfiniBand"]
-GPT4 = Config(100_256, 18_432, 160, 144, 8, 64_512, context=8192)  # some 750 billion
+GPT4 = Config(100_256, 18_432, 160, 144, 8, 64_512, context=8192)  # some 690 billion
 
 
 @pytest.fixture(scope="module")
