@@ -3,9 +3,10 @@
 #
 # *A model needs sixteen machines, and the wire between them is slow. What is the least that must cross it?*
 #
-# You need: [Collectives](02_collectives.ipynb), and [Memory](07_memory.ipynb) for what activations are; near the end,
-# [Tensor parallelism](09_tensor_parallel.ipynb). It takes 100 minutes with its five exercises, 50 without; the machine
-# works for about a minute of it, in 1 GB of memory.
+# You need: [Collectives](02_collectives.ipynb), and [Memory](07_memory.ipynb) for what activations are. It takes 100
+# minutes with its five exercises, 45 without; before exercise 4 is a good place for a break. An optional part of 25
+# minutes follows, for which you need [Tensor parallelism](09_tensor_parallel.ipynb), too. The machine works for about
+# a minute of it, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -294,8 +295,8 @@ talk = {"GPipe": try_out(gpipe(4, MICRO))}
 # forwards to keep the ranks after it busy, then a forward and a backward in turns, and at the end the backwards that
 # are left:
 #
-#     rank 3 of 4    3F0 3B0 3F1 3B1 3F2 3B2 ...           nobody behind it: begins to alternate at once
-#     rank 2 of 4    2F0 2F1 2B0 2F2 2B1 2F3 ...           one forward for rank 3 first
+#     rank 3    3F0 3B0 3F1 3B1 3F2 3B2 ...    begins to alternate at once
+#     rank 2    2F0 2F1 2B0 2F2 2B1 2F3 ...    one forward first, for rank 3
 #
 # ### Exercise 2: 1F1B
 #
@@ -530,8 +531,8 @@ draw.table(rows, caption="4 ranks, 8 micro-batches: the bubble, and micro-batche
 
 # %% [markdown]
 # Nothing is free: the smaller the bubble, the more is held, or sent. Now play with it. On 4 ranks, with how many
-# micro-batches is 1F1B's bubble at most 20 %? And if a message takes 0.2 of a rank's forward, are four stages on each
-# rank still better than two (set `schedule` to interleaved)?
+# micro-batches is 1F1B's bubble at most 20 %? And if `a message takes` 0.2 of a rank's forward, are four stages on
+# each rank still better than two (set the schedule to interleaved)?
 
 # %%
 play.schedule()
@@ -710,7 +711,7 @@ ledger
 
 # %% [markdown]
 # It goes only from one neighbour to the next, and a rank may compute while it is on its way. How it compares with what
-# the other strategies send is measured below.
+# the other strategies send is measured in the optional part.
 #
 # ## Native
 #
@@ -812,206 +813,7 @@ draw.table(rows, caption="gradients after two batches, as multiples of those aft
 # %% [markdown]
 # The first batch leaves a mean gradient of 1. The second adds four micro-batches of 1 each, and all of it is divided by
 # 4: (1 + 4)/4 = 1.25, where 2 is due. The repair is to do as the course does: `scale_grads=False`, and divide the loss.
-# There is a second trap like this, of which we have found no report. FSDP may shard a stage's parameters over
-# data-parallel ranks, and drop them after forward (notebook 06). Under a schedule that splits the backward, PyTorch
-# 2.13 then looks for the gradients of weights that are not there any more:
-
-# %%
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, schedules
-
-from labs.mesh import Mesh
-
-KINDS = {"1F1B": schedules.ScheduleInterleaved1F1B, "zero bubble": schedules.ScheduleInterleavedZeroBubble}
-
-
-def sharded_stages(name, reshard):
-    """How many gradients of this rank's stage are there, and how many are not."""
-    mesh, model, (x, y) = native.device_mesh(Mesh((2, 2), ("pp", "dp"))), GPT(CONFIG), loader[0]
-    number = mesh.get_local_rank("pp")
-    stage = pp.cut(model, 2)[number]
-    for module in (*stage.layers.values(), stage):
-        fully_shard(module, mesh=mesh["dp"], reshard_after_forward=reshard)
-    part = PipelineStage(stage, number, 2, torch.device("cpu"), group=mesh.get_group("pp"))
-    pipeline = KINDS[name]([part], 4, loss_fn=model.loss)
-    pipeline.step(*[x] * (number == 0), **({"target": y} if number == 1 else {}))
-    return Counter("there" if p.grad is not None else "missing" for p in stage.parameters())
-
-
-# %%
-rows = []
-for name, reshard in (("1F1B", True), ("zero bubble", False), ("zero bubble", True)):
-    first, _, second, _ = on_cpu(sharded_stages, name, reshard, ranks=4)  # ranks 1 and 3 have the same stages
-    found = first + second
-    rows.append({"": name, "reshard_after_forward": reshard, "gradients": found["there"], "missing": found["missing"]})
-draw.table(rows)
-
-# %% [markdown]
-# No error, no warning; the whole second stage never learns. (The first is spared: nobody needs its input's gradient, so
-# PyTorch does its backward in one piece.) With a schedule like this, give `reshard_after_forward=False`. (The course's
-# `native.pp` refuses such stages.)
 #
-# ### Optional: would it hang on NCCL?
-#
-# All jobs here ran on gloo, and GPUs talk over NCCL, where an order of messages that works on gloo may hang. There, a
-# send waits until the other side receives (unless it is small), and what two ranks tell each other goes one by one, in
-# the order in which each of them issued it. It takes no GPU to see this coming: the order is in the recording. Here are
-# the messages of a schedule, each sent as soon as it is made, and asked for when it is needed:
-
-
-# %%
-def ends(x):
-    """Who makes what an instruction needs, and who needs what it makes; no rank at the two ends of the model."""
-    return (x.stage - 1, x.stage + 1) if isinstance(x, F) else (x.stage + 1, x.stage - 1)
-
-
-def one_by_one(lists):
-    """The messages alone: nothing is computed."""
-    ranks, leaving = range(len(lists)), []
-    for source, to in map(ends, lists[dist.get_rank()]):
-        if source in ranks:
-            dist.recv(torch.empty(8), source)
-        leaving += [dist.isend(torch.ones(8), to)] if to in ranks else []
-    for work in leaving:
-        work.wait()
-
-
-# %%
-from labs.kit.nccl.verdict import would_hang
-
-
-def verdict_of(job, schedule):
-    return would_hang(on_cpu(job, schedule(4, MICRO), ranks=4, record="communication").recording)
-
-
-verdict = verdict_of(one_by_one, pp.one_f_one_b)
-print("on gloo it went through; on NCCL:", verdict.name)
-verdict
-
-# %% [markdown]
-# Rank 2 has an activation for rank 3, and rank 3 a gradient for rank 2. Both send, and neither receives. The repair:
-# what a rank has made, and the question for what it needs next, leave in *one* call, a batch, whose messages do not
-# wait for each other. (Megatron's `send_forward_recv_backward` is such a batch. The course's executor needs none: it
-# gives the messages of all ranks one order, in which no two ranks ever send to each other at once.)
-
-
-# %%
-def batched(lists):
-    ranks, nobody, order = range(len(lists)), (None, None), [ends(x) for x in lists[dist.get_rank()]]
-    for (_, to), (source, _) in zip([nobody, *order], [*order, nobody], strict=True):
-        both = ((dist.isend, to), (dist.irecv, source))
-        messages = [dist.P2POp(op, torch.ones(8), peer) for op, peer in both if peer in ranks]
-        for work in dist.batch_isend_irecv(messages) if messages else []:
-            work.wait()
-
-
-verdicts = {"1F1B, one by one": verdict, "1F1B, batched": verdict_of(batched, pp.one_f_one_b)}
-verdicts |= {"GPipe, one by one": verdict_of(one_by_one, pp.gpipe)}
-verdicts |= {"1F1B, the course's": would_hang(talk["1F1B"]), "PyTorch's, all four": would_hang(theirs.recording)}
-draw.table([{"": name, "on NCCL": each.name} for name, each in verdicts.items()])
-
-# %% [markdown]
-# With GPipe no two ranks ever have something for each other at the same time. The rules that were asked about stand,
-# each with its source, at the head of [labs/kit/nccl/verdict.py](../labs/kit/nccl/verdict.py), and so does what no
-# recording can tell.
-#
-# ## Which one for what?
-#
-# One model, one batch of eight sequences, four ranks, and the four strategies of the course so far. DDP and FSDP give
-# each rank two of the sequences, TP gives every rank all eight, and PP (1F1B) sends them through one by one. All is
-# measured; each number is the largest of any rank:
-
-# %%
-ROWS = strategies.ROWS
-WAYS = {"DDP": ROWS["ddp-bucketed"], "FSDP": ROWS["fsdp"], "TP": replace(ROWS["tp"], axes=lambda asked: {"tp": asked})}
-
-
-def as_row(strategy):
-    parts = strategy.parts(4)
-    batches = [[tuple(each.chunk(parts)[part] for each in loader[n]) for n in range(2)] for part in range(parts)]
-    strategies.train(strategy, partial(GPT, CONFIG), batches)
-
-
-for name, strategy in WAYS.items():
-    talk[name] = on_cpu(as_row, strategy, ranks=4, record="communication").recording
-    watched[name] = on_cpu(as_row, strategy, ranks=4, record="memory").recording
-
-# %%
-PAPER = {"DDP": (12, 24), "FSDP": (12, 24), "TP": (3, 24)}  # through four stages' worth: 4 F and 4 B are 12
-PAPER["PP"] = tuple(pp.simulate(one_f_one_b(4, m)).time for m in (1, MICRO))
-talk["PP"], watched["PP"] = talk["1F1B"], watched["1F1B"]
-
-
-def fullest(name):
-    """The most that any rank sends, in how many calls; and the most that any rank holds, by kind, in MB."""
-    counts = (talk[name].counts(rank, 1) for rank in range(4))
-    sent = {"sent, kB": max(talk[name].sent(rank, 1) for rank in range(4)) // 1000}
-    calls = {"calls": max(count.total() - count["recv"] for count in counts)}
-    return sent | calls | {kind: max(watched[name].steady(rank)[kind] for rank in range(4)) / 1e6 for kind in "PGSA"}
-
-
-# %%
-rows = []
-for name, (one, all_of_them) in PAPER.items():
-    told = {key: f"{number:.2g}" if key in "PGSA" else number for key, number in fullest(name).items()}
-    rows.append({"": name, **told, "1 sequence": one, "8 sequences": all_of_them})
-draw.table(rows, caption="sent; P, G, S, A held, in MB; and on paper, how long one sequence and all eight take")
-
-# %% [markdown]
-# (On paper: a stage's F takes 1 and its B 2, the model has four stages' worth of layers, and messages take no time.)
-#
-# PP sends the least by far, and needs no collective. It divides P, G and S almost as evenly as FSDP and TP do, and no
-# rank ever holds a layer that is not its own. Its A is the smallest here only because its micro-batches are single
-# sequences. It does not shrink with more ranks: the first rank has a quarter of the layers, for four micro-batches,
-# which is as much as one device would hold for one sequence through the whole model.
-#
-# **Latency** is how long one sequence takes, **throughput** how many are done per unit of time. On paper, only TP makes
-# one sequence quicker. A pipeline passes it from rank to rank, while the others are idle; it earns its keep when many
-# are under way. That is why a model that answers one person is split by TP, and a model that answers thousands may be
-# split by layers.
-#
-# ## Can you beat 1F1B?
-#
-# Four ranks, eight micro-batches, and no more activations alive than 1F1B has: 4, 3, 2 and 1. Is there a list that is
-# quicker? Try it: change `mine`, and draw it. (A list that cannot be run is refused with a picture.)
-
-# %%
-mine = [[*order] for order in one_f_one_b(4, MICRO)]
-mine[0][9], mine[0][10] = mine[0][10], mine[0][9]  # for example: a backward earlier, a forward later
-print(f"time {pp.simulate(mine).time:g}, 1F1B's is {pp.simulate(one_f_one_b(4, MICRO)).time:g}")
-print(f"alive at most: {[max(alive) for alive in pp.alive(mine)]}")
-
-# %% [markdown]
-# There are more lists than anybody can try, but not all of them need be tried.
-# [labs/pp/search.py](../labs/pp/search.py) cuts off every beginning that cannot end in time (*branch and bound*), so
-# that what is left at the end is the quickest of all. Here it is without and with a split backward, under three memory
-# limits:
-
-# %%
-from labs.pp.search import search
-
-rows = []
-for split in (False, True):
-    for limits in ([4, 3, 2, 1], [4] * 4, [8] * 4):
-        best = search(4, MICRO, limits, split)
-        told = {"time": best.simulation.time, "bubble": f"{best.simulation.bubble:.1%}", "none is quicker": best.proven}
-        rows.append({"backward": "split" if split else "whole", "alive at most": " ".join(map(str, limits)), **told})
-draw.table(rows)
-
-# %% [markdown]
-# With one stage on each rank, nothing beats 1F1B as long as a backward is one piece, not even with all the memory there
-# is. Split, it can be beaten with the same memory. With four micro-batches alive on each rank ZB-H1 is the best there
-# is, and more memory brings nothing: the last rank cannot start before time 3, and has 24 to compute. (The paper calls
-# ZB-V, and with twice the memory ZB-H2, *zero* bubble. It counts each rank's time from its own first F to its own last
-# W, since its next step can begin right there, if the optimizer waits for nobody. To clip the gradients, which takes
-# every rank's norm, it must wait.) What the search has found is a schedule like any other, so it can be run:
-
-# %%
-found = search(4, MICRO, [4, 3, 2, 1], split=True).schedule
-try_out(found)
-draw.schedule(found)
-
-# %% [markdown]
 # ## Why, and why not
 #
 # **Why**: it sends little, and only to a neighbour. So it is what goes *between* nodes, on the slowest wire: last to be
@@ -1019,22 +821,6 @@ draw.schedule(found)
 #
 # **Why not**: the bubble, which is small only with many micro-batches, and so with a large batch; and schedules, stages
 # and messages to get right. There can hardly be more stages than layers. And the slowest stage sets the pace for all.
-# Look at Llama 3 with 16 ranks: with eight layers each, the last one would have the head as well, which has as many
-# parameters as two thirds of a layer. That model has 126 layers and not 128: its authors took one away from the first
-# rank, which holds most activations and the embedding, and one from the last, which computes the head and the loss
-# (arXiv 2407.21783, section 3.3.2; their schedule is interleaved). What would that gain with plain 1F1B and 32
-# micro-batches? (*Idle* is the share of the whole step, not of the ideal time as the bubble is.)
-
-# %%
-_, layer, *_, head = (sum(part.sizes) for part in cost.gpt_layers(llama))
-rows = []
-for name, ends in (("8 in each stage", 8), ("7 in the first and the last, 8 in the others", 7)):
-    layers = [ends, *[8] * 14, ends]
-    F_costs = [*layers[:-1], layers[-1] + head / layer]
-    time_taken = pp.simulate(one_f_one_b(16, 32), F=F_costs, B=[2 * each for each in F_costs]).time
-    idle = 1 - 3 * 32 * sum(F_costs) / (16 * time_taken)
-    rows.append({"layers": name, "slowest stage, in layers": round(max(F_costs), 2), "idle": f"{idle:.1%}"})
-draw.table(rows)
 
 # %% [markdown]
 # ### A way out
@@ -1143,6 +929,232 @@ check.bubbles(bubbles)
 # | activations alive on rank r | GPipe m, 1F1B min(m, p − r) | as measured | not measured here |
 # | sent by an inner rank | 2 m M D b for each of its stages | exactly | exactly |
 # | numbers | one process's | the same bits | the same bits |
+
+# %% [markdown]
+# Here the notebook ends. **What follows is optional**: pipelines beside the other strategies, the search for a
+# quicker list, two traps, and the slowest stage. Then comes what to read, and what is next.
+#
+# ## Optional: which one for what?
+#
+# One model, one batch of eight sequences, four ranks, and the four strategies of the course so far. DDP and FSDP give
+# each rank two of the sequences, TP gives every rank all eight, and PP (1F1B) sends them through one by one. All is
+# measured; each number is the largest of any rank:
+
+# %%
+ROWS = strategies.ROWS
+WAYS = {"DDP": ROWS["ddp-bucketed"], "FSDP": ROWS["fsdp"], "TP": replace(ROWS["tp"], axes=lambda asked: {"tp": asked})}
+
+
+def as_row(strategy):
+    parts = strategy.parts(4)
+    batches = [[tuple(each.chunk(parts)[part] for each in loader[n]) for n in range(2)] for part in range(parts)]
+    strategies.train(strategy, partial(GPT, CONFIG), batches)
+
+
+for name, strategy in WAYS.items():
+    talk[name] = on_cpu(as_row, strategy, ranks=4, record="communication").recording
+    watched[name] = on_cpu(as_row, strategy, ranks=4, record="memory").recording
+
+# %%
+PAPER = {"DDP": (12, 24), "FSDP": (12, 24), "TP": (3, 24)}  # through four stages' worth: 4 F and 4 B are 12
+PAPER["PP"] = tuple(pp.simulate(one_f_one_b(4, m)).time for m in (1, MICRO))
+talk["PP"], watched["PP"] = talk["1F1B"], watched["1F1B"]
+
+
+def fullest(name):
+    """The most that any rank sends, in how many calls; and the most that any rank holds, by kind, in MB."""
+    counts = (talk[name].counts(rank, 1) for rank in range(4))
+    sent = {"sent, kB": max(talk[name].sent(rank, 1) for rank in range(4)) // 1000}
+    calls = {"calls": max(count.total() - count["recv"] for count in counts)}
+    return sent | calls | {kind: max(watched[name].steady(rank)[kind] for rank in range(4)) / 1e6 for kind in "PGSA"}
+
+
+# %%
+rows = []
+for name, (one, all_of_them) in PAPER.items():
+    told = {key: f"{number:.2g}" if key in "PGSA" else number for key, number in fullest(name).items()}
+    rows.append({"": name, **told, "1 sequence": one, "8 sequences": all_of_them})
+draw.table(rows, caption="sent; P, G, S, A held, in MB; and on paper, how long one sequence and all eight take")
+
+# %% [markdown]
+# (On paper: a stage's F takes 1 and its B 2, the model has four stages' worth of layers, and messages take no time.)
+#
+# PP sends the least by far, and needs no collective. It divides P, G and S almost as evenly as FSDP and TP do, and no
+# rank ever holds a layer that is not its own. Its A is the smallest here only because its micro-batches are single
+# sequences. It does not shrink with more ranks: the first rank has a quarter of the layers, for four micro-batches,
+# which is as much as one device would hold for one sequence through the whole model.
+#
+# **Latency** is how long one sequence takes, **throughput** how many are done per unit of time. On paper, only TP makes
+# one sequence quicker. A pipeline passes it from rank to rank, while the others are idle; it earns its keep when many
+# are under way. That is why a model that answers one person is split by TP, and a model that answers thousands may be
+# split by layers.
+#
+# ## Optional: can you beat 1F1B?
+#
+# Four ranks, eight micro-batches, and no more activations alive than 1F1B has: 4, 3, 2 and 1. Is there a list that is
+# quicker? Try it: change `mine`, and draw it. (A list that cannot be run is refused with a picture.)
+
+# %%
+mine = [[*order] for order in one_f_one_b(4, MICRO)]
+mine[0][9], mine[0][10] = mine[0][10], mine[0][9]  # for example: a backward earlier, a forward later
+print(f"time {pp.simulate(mine).time:g}, 1F1B's is {pp.simulate(one_f_one_b(4, MICRO)).time:g}")
+print(f"alive at most: {[max(alive) for alive in pp.alive(mine)]}")
+
+# %% [markdown]
+# There are more lists than anybody can try, but not all of them need be tried.
+# [labs/pp/search.py](../labs/pp/search.py) cuts off every beginning that cannot end in time (*branch and bound*), so
+# that what is left at the end is the quickest of all. Here it is without and with a split backward, under three memory
+# limits:
+
+# %%
+from labs.pp.search import search
+
+rows = []
+for split in (False, True):
+    for limits in ([4, 3, 2, 1], [4] * 4, [8] * 4):
+        best = search(4, MICRO, limits, split)
+        told = {"time": best.simulation.time, "bubble": f"{best.simulation.bubble:.1%}", "none is quicker": best.proven}
+        rows.append({"backward": "split" if split else "whole", "alive at most": " ".join(map(str, limits)), **told})
+draw.table(rows)
+
+# %% [markdown]
+# With one stage on each rank, nothing beats 1F1B as long as a backward is one piece, not even with all the memory there
+# is. Split, it can be beaten with the same memory. With four micro-batches alive on each rank ZB-H1 is the best there
+# is, and more memory brings nothing: the last rank cannot start before time 3, and has 24 to compute. (The paper calls
+# ZB-V, and with twice the memory ZB-H2, *zero* bubble. It counts each rank's time from its own first F to its own last
+# W, since its next step can begin right there, if the optimizer waits for nobody. To clip the gradients, which takes
+# every rank's norm, it must wait.) What the search has found is a schedule like any other, so it can be run:
+
+# %%
+found = search(4, MICRO, [4, 3, 2, 1], split=True).schedule
+try_out(found)
+draw.schedule(found)
+
+# %% [markdown]
+# ## Optional: a trap that nobody has reported
+#
+# Here is a second trap, of which we have found no report. FSDP may shard a stage's parameters over
+# data-parallel ranks, and drop them after forward (notebook 06). Under a schedule that splits the backward, PyTorch
+# 2.13 then looks for the gradients of weights that are not there any more:
+
+# %%
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, schedules
+
+from labs.mesh import Mesh
+
+KINDS = {"1F1B": schedules.ScheduleInterleaved1F1B, "zero bubble": schedules.ScheduleInterleavedZeroBubble}
+
+
+def sharded_stages(name, reshard):
+    """How many gradients of this rank's stage are there, and how many are not."""
+    mesh, model, (x, y) = native.device_mesh(Mesh((2, 2), ("pp", "dp"))), GPT(CONFIG), loader[0]
+    number = mesh.get_local_rank("pp")
+    stage = pp.cut(model, 2)[number]
+    for module in (*stage.layers.values(), stage):
+        fully_shard(module, mesh=mesh["dp"], reshard_after_forward=reshard)
+    part = PipelineStage(stage, number, 2, torch.device("cpu"), group=mesh.get_group("pp"))
+    pipeline = KINDS[name]([part], 4, loss_fn=model.loss)
+    pipeline.step(*[x] * (number == 0), **({"target": y} if number == 1 else {}))
+    return Counter("there" if p.grad is not None else "missing" for p in stage.parameters())
+
+
+# %%
+rows = []
+for name, reshard in (("1F1B", True), ("zero bubble", False), ("zero bubble", True)):
+    first, _, second, _ = on_cpu(sharded_stages, name, reshard, ranks=4)  # ranks 1 and 3 have the same stages
+    found = first + second
+    rows.append({"": name, "reshard_after_forward": reshard, "gradients": found["there"], "missing": found["missing"]})
+draw.table(rows)
+
+# %% [markdown]
+# No error, no warning; the whole second stage never learns. (The first is spared: nobody needs its input's gradient, so
+# PyTorch does its backward in one piece.) With a schedule like this, give `reshard_after_forward=False`. (The course's
+# `native.pp` refuses such stages.)
+#
+# ## Optional: would it hang on NCCL?
+#
+# All jobs here ran on gloo, and GPUs talk over NCCL, where an order of messages that works on gloo may hang. There, a
+# send waits until the other side receives (unless it is small), and what two ranks tell each other goes one by one, in
+# the order in which each of them issued it. It takes no GPU to see this coming: the order is in the recording. Here are
+# the messages of a schedule, each sent as soon as it is made, and asked for when it is needed:
+
+
+# %%
+def ends(x):
+    """Who makes what an instruction needs, and who needs what it makes; no rank at the two ends of the model."""
+    return (x.stage - 1, x.stage + 1) if isinstance(x, F) else (x.stage + 1, x.stage - 1)
+
+
+def one_by_one(lists):
+    """The messages alone: nothing is computed."""
+    ranks, leaving = range(len(lists)), []
+    for source, to in map(ends, lists[dist.get_rank()]):
+        if source in ranks:
+            dist.recv(torch.empty(8), source)
+        leaving += [dist.isend(torch.ones(8), to)] if to in ranks else []
+    for work in leaving:
+        work.wait()
+
+
+# %%
+from labs.kit.nccl.verdict import would_hang
+
+
+def verdict_of(job, schedule):
+    return would_hang(on_cpu(job, schedule(4, MICRO), ranks=4, record="communication").recording)
+
+
+verdict = verdict_of(one_by_one, pp.one_f_one_b)
+print("on gloo it went through; on NCCL:", verdict.name)
+verdict
+
+# %% [markdown]
+# Rank 2 has an activation for rank 3, and rank 3 a gradient for rank 2. Both send, and neither receives. The repair:
+# what a rank has made, and the question for what it needs next, leave in *one* call, a batch, whose messages do not
+# wait for each other. (Megatron's `send_forward_recv_backward` is such a batch. The course's executor needs none: it
+# gives the messages of all ranks one order, in which no two ranks ever send to each other at once.)
+
+
+# %%
+def batched(lists):
+    ranks, nobody, order = range(len(lists)), (None, None), [ends(x) for x in lists[dist.get_rank()]]
+    for (_, to), (source, _) in zip([nobody, *order], [*order, nobody], strict=True):
+        both = ((dist.isend, to), (dist.irecv, source))
+        messages = [dist.P2POp(op, torch.ones(8), peer) for op, peer in both if peer in ranks]
+        for work in dist.batch_isend_irecv(messages) if messages else []:
+            work.wait()
+
+
+verdicts = {"1F1B, one by one": verdict, "1F1B, batched": verdict_of(batched, pp.one_f_one_b)}
+verdicts |= {"GPipe, one by one": verdict_of(one_by_one, pp.gpipe)}
+verdicts |= {"1F1B, the course's": would_hang(talk["1F1B"]), "PyTorch's, all four": would_hang(theirs.recording)}
+draw.table([{"": name, "on NCCL": each.name} for name, each in verdicts.items()])
+
+# %% [markdown]
+# With GPipe no two ranks ever have something for each other at the same time. The rules that were asked about stand,
+# each with its source, at the head of [labs/kit/nccl/verdict.py](../labs/kit/nccl/verdict.py), and so does what no
+# recording can tell.
+
+# %% [markdown]
+# ## Optional: the slowest stage
+#
+# Look at Llama 3 with 16 ranks: with eight layers each, the last one would have the head as well, which has as many
+# parameters as two thirds of a layer. That model has 126 layers and not 128: its authors took one away from the first
+# rank, which holds most activations and the embedding, and one from the last, which computes the head and the loss
+# (arXiv 2407.21783, section 3.3.2; their schedule is interleaved). What would that gain with plain 1F1B and 32
+# micro-batches? (*Idle* is the share of the whole step, not of the ideal time as the bubble is.)
+
+# %%
+_, layer, *_, head = (sum(part.sizes) for part in cost.gpt_layers(llama))
+rows = []
+for name, ends in (("8 in each stage", 8), ("7 in the first and the last, 8 in the others", 7)):
+    layers = [ends, *[8] * 14, ends]
+    F_costs = [*layers[:-1], layers[-1] + head / layer]
+    time_taken = pp.simulate(one_f_one_b(16, 32), F=F_costs, B=[2 * each for each in F_costs]).time
+    idle = 1 - 3 * 32 * sum(F_costs) / (16 * time_taken)
+    rows.append({"layers": name, "slowest stage, in layers": round(max(F_costs), 2), "idle": f"{idle:.1%}"})
+draw.table(rows)
 
 # %% [markdown]
 # **Read on**: [labs/pp/instructions.py](../labs/pp/instructions.py), [labs/pp/checker.py](../labs/pp/checker.py),

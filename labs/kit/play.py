@@ -45,6 +45,28 @@ from labs.pp.instructions import Lists
 from labs.pp.simulation import Cost, simulate
 
 
+WORDS = {  # what stands beside a control, where its name in code does not say enough
+    "batch": "sequences at once",
+    "context": "tokens in each",
+    "card": "a card's memory",
+    "tokens": "tokens on each rank",
+    "size": "bytes on each rank",
+    "gpus": "GPUs",
+    "sequences": "sequences in a step",
+    "width": "numbers per token",
+    "sequence": "tokens in a sequence",
+    "vocabulary": "rows in the embedding",
+    "x": "x between split layers",
+    "saved": "saved by, ranks",
+    "loading": "loaded by, ranks",
+    "microbatches": "micro-batches",
+    "stages_per_rank": "stages on each rank",
+    "forward": "a rank's forward takes",
+    "backward": "its backward takes",
+    "send": "a message takes, in forwards",
+}
+
+
 class Explorer(ipywidgets.VBox):
     """Controls above the picture that they set.
 
@@ -94,7 +116,7 @@ def control(name: str, values: Sequence | Mapping) -> ipywidgets.Widget:
     """
     if not len(values):
         raise ValueError(f"{name} has no values to choose from: give a list with at least one")
-    whole = {"description": name, "style": {"description_width": "initial"}}  # a long name, too
+    whole = {"description": WORDS.get(name, name), "style": {"description_width": "initial"}}  # a long name, too
     if isinstance(values, Mapping):
         return ipywidgets.Dropdown(options=list(values.items()), **whole)
     return ipywidgets.SelectionSlider(options=list(values), **whole)
@@ -263,10 +285,14 @@ def schedule(**begin: Any) -> Explorer:
     """A pipeline's schedule in time, and beneath it, of how many micro-batches each rank holds the activations.
 
     begin: where controls stand at first, by the names of `labs.kit.explorers.schedule.CONTROLS`; `forward` and
-    `backward` are what a micro-batch takes in all layers of a rank, `send` what it takes from rank to rank.
+    `backward` are what a micro-batch takes in all layers of a rank, `send` how many forwards it takes from rank to
+    rank.  Another schedule comes with its usual number of stages.
     Raises ValueError for a control that does not exist, or a value that it does not have.
     """
-    return Explorer(pipeline.picture, begun("schedule", pipeline.CONTROLS, pipeline.BEGIN, begin))
+    controls = begun("schedule", pipeline.CONTROLS, pipeline.BEGIN, begin)
+    stages = controls["stages_per_rank"]
+    controls["schedule"].observe(lambda change: stages.set_trait("value", pipeline.usual_stages(change.new)), "value")
+    return Explorer(pipeline.picture, controls)
 
 
 def microbatches(lists: Lists, **costs: Cost) -> Explorer:

@@ -23,7 +23,7 @@ from labs.pp.instructions import Instruction, Lists
 from labs.pp.simulation import Cost, Simulation, as_far_as_it_goes, simulate
 
 LONG, WIDEST = 700, 48  # pixels: of the time axis at most, and of the shortest block
-LEFT, ROW, HELD, APART = 76, 26, 24, 8  # of what is before the axis, of a rank, of its activations, and between ranks
+LEFT, ROW, HELD, APART = 76, 26, 40, 8  # of what is before the axis, of a rank, of its activations, and between ranks
 NAMES = {"F": "forward", "B": "backward", "I": "input's gradient", "W": "weights' gradients"}
 Legend = list[tuple[str, str]]  # (fill, name), ...
 

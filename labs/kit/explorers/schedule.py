@@ -3,10 +3,11 @@
     picture(**BEGIN)      for sizes that a schedule cannot do, its own sentence in place of the picture
 
 `labs.kit.play.schedule` puts controls above it.  A rank has the same layers, however many stages they make: what takes
-`forward` on a rank takes a half of it in each of two stages.
+`forward` on a rank takes a half of it in each of two stages.  A message takes `send` of a rank's forward.
 """
 
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from textwrap import wrap
 
 from labs.kit.drawing.gantt import LONG, drawn
@@ -39,7 +40,12 @@ def picture(
     except ValueError as refused:
         return sentence(str(refused))
     F, B = forward / stages_per_rank, backward / stages_per_rank
-    return drawn(simulate(lists, F=F, B=B, I=B / 2, W=B / 2, send=send))
+    return drawn(simulate(lists, F=F, B=B, I=B / 2, W=B / 2, send=send * forward))
+
+
+def usual_stages(schedule: str) -> int:
+    """On each rank, where nobody says how many."""
+    return signature(SCHEDULES[schedule]).parameters["stages_per_rank"].default
 
 
 def sentence(words: str, title: str = "No such schedule") -> Drawing:

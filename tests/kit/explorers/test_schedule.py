@@ -36,7 +36,7 @@ def test_it_shows_what_pp_simulates(name, stages):
         schedule=name, ranks=3, microbatches=6, stages_per_rank=stages, forward=1.5, backward=3, send=0.2
     )
     lists = pp.SCHEDULES[name](3, 6, stages)
-    costs = {"F": 1.5 / stages, "B": 3 / stages, "I": 1.5 / stages, "W": 1.5 / stages, "send": 0.2}
+    costs = {"F": 1.5 / stages, "B": 3 / stages, "I": 1.5 / stages, "W": 1.5 / stages, "send": 0.2 * 1.5}
     assert widget.still.svg == draw.schedule(lists, **costs).svg
     of = pp.simulate(lists, **costs)
     assert of.ideal == pytest.approx(6 * 4.5), "ranks compute as much with several stages as with one"
@@ -55,6 +55,14 @@ def test_every_control_changes_the_picture():
         assert widget.stage.value != before, name
         widget.controls[name].value = old
         assert widget.stage.value == before, name
+
+
+def test_a_schedule_comes_with_its_usual_number_of_stages():
+    widget = play.schedule()
+    for name in (*pp.SCHEDULES, "1f1b"):
+        widget.controls["schedule"].value = name
+        assert f"{name} takes" not in widget.stage.value, "it is drawn, and not refused"
+        assert widget.settings["stages_per_rank"] == (2 if name in ("interleaved", "zbv", "dualpipev") else 1)
 
 
 @pytest.mark.parametrize("name", pp.SCHEDULES)
