@@ -3,10 +3,10 @@
 #
 # *A model needs sixteen machines, and the wire between them is slow. What is the least that must cross it?*
 #
-# You need: [Collectives](02_collectives.ipynb), and [Memory](07_memory.ipynb) for what activations are. It takes 100
-# minutes with its five exercises, 45 without; before exercise 4 is a good place for a break. An optional part of 25
-# minutes follows, for which you need [Tensor parallelism](09_tensor_parallel.ipynb), too. The machine works for about
-# a minute of it, in 1 GB of memory.
+# You need: [Collectives](02_collectives.ipynb), and [Memory](07_memory.ipynb) for what activations are. It takes
+# 100 minutes with its five exercises, 45 without; before exercise 4 is a good place for a break. Then comes an optional
+# part of 25 minutes, for which you need [Tensor parallelism](09_tensor_parallel.ipynb), too. The machine works for
+# about a minute of it, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
