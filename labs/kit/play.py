@@ -44,7 +44,6 @@ from labs.model import PRESETS, Config
 from labs.pp.instructions import Lists
 from labs.pp.simulation import Cost, simulate
 
-
 WORDS = {  # what stands beside a control, where its name in code does not say enough
     "batch": "sequences at once",
     "context": "tokens in each",
