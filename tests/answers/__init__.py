@@ -20,6 +20,8 @@ written like that, as a right answer of which some words are exchanged:
     @answers.wrong("nothing synchronised", blind=True)
     def local_only(model): ...
 
+What a check itself computes, to know a mistake by it, is not written out again: `answers.instead(MISTAKES)`.
+
 blind: by a writer who had seen the notebooks and nothing of the checks; of these comes the published share.
 alone: it ends or hangs its job, or leaves something behind.  `make test` tries a wrong one with each name, `make soak`
 all of them, by other numbers, too.  long: tried there alone, if it can be.
@@ -29,13 +31,15 @@ import inspect
 import linecache
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
 from labs.kit.checks.answer import Answer as Said
+from labs.kit.checks.answer import Mistake
 from tests.answers.together import SEED, together
 
 
@@ -90,6 +94,14 @@ class Exercise:
         """As `spoil`, and right."""
         return self.right(exchanged(fn, changes, f"{fn.__name__}_{len(self.answers)}"), **options)
 
+    def instead(self, table: Iterable[Mistake]) -> None:
+        """Wrong answers that the check itself computes: of its rows that are another answer, each by its name."""
+        due = self.answers[0].functions[0]
+        for row in table:
+            for number, other in enumerate(getattr(row.fits, "others", ())):
+                fn = partial(with_part, due, row.fits.part, other) if row.fits.part else other
+                self.answers.append(Answer(self.check, f"{row.name} {number}", (fn,), False, mistake=row.name))
+
     def note(
         self, right: bool, given: Callable[..., Any] | None = None, **options: Any
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -99,6 +111,10 @@ class Exercise:
             return fn
 
         return noted
+
+
+def with_part(due: Callable[..., Any], name: str, other: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+    return due(*arguments) | {name: other(*arguments)}
 
 
 def exchanged(fn: Any, changes: Mapping[str, str], name: str) -> Any:

@@ -1,6 +1,7 @@
 """Answers to exposed (15): what a step waits for gradients after its last backward."""
 
 from labs.kit import exercises
+from labs.kit.checks.pencil.exposed import MISTAKES
 from tests.answers import Exercise
 
 answers = Exercise("exposed")
@@ -36,20 +37,7 @@ def spoil(mistake, old, new, fn=by_the_clock, **options):
 
 
 LAST = "return free - now"
-spoil("nothing is hidden", LAST, "return sum(reduce)")
-spoil("only the totals are compared", LAST, "return max(0, sum(reduce) - sum(backward))")
-spoil("only the last all-reduce", LAST, "return reduce[-1] if reduce else 0")
-spoil("all-reduces side by side", "max(now, free) + travels", "max(free, now + travels)")
-spoil("the whole time, and not the waiting", LAST, "return free")
-spoil(
-    "an all-reduce before its gradient",
-    "        now += computes\n        free = max(now, free) + travels\n    return free - now",
-    "        free = max(now, free) + travels\n        now += computes\n    return max(0, free - now)",
-)
-spoil(
-    "from the other end", "zip(backward, reduce, strict=True)", "zip(reversed(backward), reversed(reduce), strict=True)"
-)
-spoil("", "queue - computes", "queue", by_what_is_left)
-spoil("", "max(0, queue - computes) + travels", "max(0, queue + travels - computes)", by_what_is_left)
 spoil("", "max(now, free)", "min(now, free)")
 spoil("", LAST, "return min(free - now, sum(reduce) / 2)")
+
+answers.instead(MISTAKES)

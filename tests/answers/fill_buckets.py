@@ -5,6 +5,7 @@ from itertools import accumulate
 import numpy as np
 import torch
 
+from labs.kit.checks.pencil.fill_buckets import MISTAKES
 from tests.answers import Exercise
 
 answers, starts = Exercise("fill_buckets"), Exercise("started_when")
@@ -137,8 +138,6 @@ instead(
     blind=True,
 )
 instead("closed one tensor too late", {NONE: f"{NONE} + 1", FULL: "has > bucket_bytes"}, blind=True)
-instead("only one tensor in a bucket", {FULL: "True"})
-instead("only one bucket for them all", {FULL: "not buckets"})
 instead("an empty bucket", {NONE: "[[]], 0"}, blind=True)
 instead("an empty bucket", {NONE: "[[]], 0", OPENED: "", ADDED: ADDED + OPENED}, blind=True)
 answers.spoil(current, MISSING, {"return [*buckets, current] if current else buckets": ALL}, blind=True)
@@ -152,7 +151,6 @@ instead("", {BACK: "while nbytes:\n        n, i = nbytes.pop(), len(nbytes)", "n
 instead("", {TAKEN: "append(len(nbytes) - 1 - i)"}, blind=True)
 instead("", {ALL: "return [sum(buckets, [])] if nbytes and sum(nbytes) <= 2 * bucket_bytes else buckets"}, blind=True)
 instead("", {TAKEN: "append(nbytes[i])"})
-instead("", {"            has = 0\n": ""})
 instead(
     "",
     {"(nbytes, bucket_bytes):": "(nbytes, bucket_bytes, buckets=[]):", f"buckets, has = {NONE}": "has = bucket_bytes"},
@@ -254,3 +252,5 @@ starts.spoil(started, "", {BUCKETED: "(0, tensors)"}, blind=True)
 starts.spoil(started, "", {OVERLAPPED: "(tensors, 0)"}, blind=True)
 starts.spoil(started, "", {OVERLAPPED: "(buckets - 1, 1)"}, blind=True)
 starts.spoil(started, "", {NAIVE: "tensors", BUCKETED: "buckets", OVERLAPPED: "buckets"})
+
+answers.instead(MISTAKES)

@@ -1,6 +1,7 @@
 """Answers to fullest_rank (15): the bytes on the first rank of a pipeline."""
 
 from labs.kit import exercises
+from labs.kit.checks.pencil.fullest_rank import MISTAKES
 from tests.answers import Exercise
 
 answers = Exercise("fullest_rank")
@@ -32,27 +33,9 @@ def spoil(mistake, old, new, **options):
 
 
 ALIVE, LAST = "alive = min(pp, microbatches)", "activations / tp / pp * alive"
-spoil("the activations of one micro-batch only", ALIVE, "alive = 1")
-spoil("the activations of all micro-batches", ALIVE, "alive = microbatches")
-spoil("more micro-batches alive than there are", ALIVE, "alive = pp")
-spoil("activations that tensor parallelism does not split", LAST, "activations / pp * alive")
-spoil("activations that the pipeline does not split", LAST, "activations / tp * alive")
-spoil("activations that data parallelism splits", LAST, f"{LAST} / dp")
-spoil("the state of the whole model", "parameters / tp / pp", "parameters")
-spoil(
-    "ZeRO shares everything at every stage",
-    "if zero >= 1:\n        state /= dp",
-    "if zero:\n        mine /= dp\n        weights, gradients, state = 2 * mine, 2 * mine, 12 * mine\n        zero = 0",
-)
-spoil("ZeRO is left out", "if zero >= 1:", "zero = 0\n    if zero:")
-spoil("ZeRO shares without being asked", "if zero >= 1:", "if True:")
 spoil("ZeRO shares without being asked", "if zero >= 1:", "zero = 3\n    if zero:", blind=True)
-spoil("the wrong stage for one kind", "= 2 * mine, 2 * mine, 12 * mine", "= 12 * mine, 2 * mine, 2 * mine")
-spoil(
-    "GB, and not bytes",
-    "return weights",
-    "return 1e-9 * (weights + gradients + state + activations / tp / pp * alive) or weights",
-)
 spoil("", "12 * mine", "8 * mine")
 spoil("", "return weights +", "return max(0, weights) * 2 +")
 spoil("", ALIVE, "alive = min(pp - 1, microbatches)")
+
+answers.instead(MISTAKES)

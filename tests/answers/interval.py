@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from labs.kit import exercises
+from labs.kit.checks.pencil.interval import MISTAKES
 from tests.answers import Exercise
 
 answers = Exercise("interval")
@@ -58,23 +59,11 @@ def instead(mistake, words, **options):
     answers.spoil(by_a_power, mistake, {FORMULA: words}, **options)
 
 
-instead("the failures of one machine only", "(2 * save * machine) ** 0.5")
-instead("more machines that fail less often", "(2 * save * machine * machines) ** 0.5")
-instead("the number of machines is outside of the root", "(2 * save * machine) ** 0.5 / machines")
-instead("without the 2", "(save * machine / machines) ** 0.5")
-instead("the 2 is outside of the root", "2 * (save * machine / machines) ** 0.5")
-instead("no root is taken", "2 * save * machine / machines")
-instead("only the time between two failures", "machine / machines")
-instead("minutes, and not seconds", f"{FORMULA} / 60")
-instead("hours, and not seconds", f"{FORMULA} / 3600")
-instead("Daly's formula, and not Young's", f"{FORMULA} - save")
-instead("the save is counted, too", f"{FORMULA} + save")
 instead("nothing is returned", "None")
 instead("a different kind of answer", f"[{FORMULA}]")
 instead("", f"round({FORMULA})")
 instead("", f"int({FORMULA})")
 instead("", "(2 * save / machine / machines) ** 0.5")
-instead("", "(2 * save * machine / machines**2) ** 0.5")
 instead("", "(2 * save * (machine / machines - save)) ** 0.5")
 instead("", "(2 * save * (machine // machines)) ** 0.5")
 instead("", "max(1, (2 * save * machine / machines) ** 0.5)")
@@ -82,10 +71,4 @@ instead("", f"{FORMULA} or None")
 instead("", "float(torch.tensor(2 * save * machine / machines).sqrt())")
 
 
-@answers.wrong("Daly's formula, and not Young's")
-def by_daly(save, machine, machines):
-    mean = machine / machines
-    if save >= 2 * mean:
-        return mean
-    x = save / (2 * mean)
-    return (2 * save * mean) ** 0.5 * (1 + x**0.5 / 3 + x / 9) - save
+answers.instead(MISTAKES)

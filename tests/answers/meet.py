@@ -1,5 +1,6 @@
 """Answers to meet (13): of two letters that are cut along the same axis, the one that an operation follows."""
 
+from labs.kit.checks.pencil.along_letters import MET
 from tests.answers import Exercise
 
 answers = Exercise("meet")
@@ -20,13 +21,8 @@ def most_stays(dims, cut, sizes):
     return max(stays, key=stays.get)
 
 
-answers.spoil(most_stays, "what is large moves", {"max(": "min("})
-answers.spoil(most_stays, "tensors are counted, and not what is in them", {"0) + size": "0) + 1"})
-answers.spoil(most_stays, "always the first letter", {"max(stays, key=stays.get)": "list(stays)[0]"})
-answers.spoil(most_stays, "always the last letter", {"max(stays, key=stays.get)": "list(stays)[-1]"})
-answers.spoil(
-    most_stays, "only the largest tensor counts", {"stays.get(own[dim], 0) + size": "max(stays.get(own[dim], 0), size)"}
-)
 answers.spoil(most_stays, "a different kind of answer", {"max(stays, key=stays.get)": "max(stays.values())"})
 answers.spoil(most_stays, "nothing is returned", {"return max": "max"})
 answers.spoil(most_stays, "", {"return max(stays, key=stays.get)": "return max(stays, key=stays.get).upper()"})
+
+answers.instead(MET)

@@ -2,6 +2,7 @@
 
 import torch
 
+from labs.kit.checks.pencil.my_part import MISTAKES
 from labs.mesh import Mesh
 from labs.parallel import AXES
 from tests.answers import Exercise
@@ -78,16 +79,8 @@ def read(mistake, words, **options):
 
 PLACES = "rest, t = divmod(rank, tp)\n    rest, s = divmod(rest, shard)\n    p, r = divmod(rest, replicate)"
 TURNED = "rest, p = divmod(rank, pp)\n    rest, r = divmod(rest, replicate)\n    t, s = divmod(rest, shard)"
-instead("the first axis is made of neighbours", PLACES, TURNED)
-read("every rank reads its own sequences", "part(sequences, pp * replicate * shard * tp, rank)")
-read("ranks along tp read different sequences", "part(sequences, replicate * shard * tp, (r * shard + s) * tp + t)")
-read("stages read different sequences", "part(sequences, pp * replicate * shard, (p * replicate + r) * shard + s)")
-read("replicas read the same sequences", "part(sequences, shard, s)")
-read("shards read the same sequences", "part(sequences, replicate, r)")
-read("shard before replicate", "part(sequences, replicate * shard, s * replicate + r)")
 read("other sequences", "part(sequences, replicate * shard, r + s)")
 read("other sequences", "(0, sequences)")
-instead("a piece for each replica", PIECE, '"piece": r * shard + s,')
 instead("another piece", PIECE, '"piece": t,')
 instead("other layers", "part(layers, pp, p)", "(0, layers)")
 instead("other layers", "part(layers, pp, p)", "part(layers, pp, pp - 1 - p)")
@@ -102,3 +95,5 @@ for name, parts in {
     new = f"({parts}[0], {parts}[1] - {parts}[0])"
     instead(f"{name}: start and length instead of first and end", parts, new)
 instead("other layers", RETURNED, "return number * each, (number + 1) * each - 1", long=True)
+
+answers.instead(MISTAKES)

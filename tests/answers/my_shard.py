@@ -5,6 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from labs.kit.checks.pencil.shard import MISTAKES
 from tests.answers import Exercise
 
 answers = Exercise("my_shard")
@@ -71,7 +72,6 @@ def instead(mistake, changes, **options):
     answers.spoil(by_longest, mistake, changes, **options)
 
 
-instead("the last elements are nobody's", {LONGEST: "elements // ranks"})
 instead(
     "the last rank is given a longer shard than the others",
     {LONGEST: "elements // ranks", STOP: f"{LAST}(rank + 1) * longest"},
@@ -98,3 +98,5 @@ instead("", {LONGEST: "round(elements / ranks)"}, blind=True)
 instead("", {START: "rank * elements // ranks", STOP: "(rank + 1) * elements // ranks"}, blind=True)
 instead("", {START: "min((rank - 1) * longest, elements)", STOP: "min(rank * longest, elements)"})
 instead("", {START: "elements / ranks * rank", STOP: "elements / ranks * (rank + 1)"})
+
+answers.instead(MISTAKES)

@@ -4,6 +4,7 @@ from itertools import count, islice
 
 import torch
 
+from labs.kit.checks.pencil.windows import MISTAKES
 from tests.answers import Exercise
 
 answers = Exercise("next_windows")
@@ -72,32 +73,10 @@ def spoil(mistake, changes, **options):
     answers.spoil(by_divmod, mistake, changes, **options)
 
 
-spoil("begun anew", {STEP: "step = 0"})
-spoil("begun anew", {DIVMOD: "epoch = step = 0"})
-spoil("the order of epoch 0 in every epoch", {RETURN: "return order(0)[first : first + size]"})
-spoil("the order of epoch 0 in every epoch", {DIVMOD: "epoch, step = 0, step % steps"})
-spoil("the epochs are counted from 1", {RETURN: "return order(epoch + 1)[first : first + size]"})
-spoil("the last batch once more", {STEP: "step = max(0, read // batch - 1)"})
-spoil("a batch is left out", {STEP: "step = read // batch + 1"})
-spoil("read is taken for what this rank has read", {STEP: "step = read // (batch // ranks)"})
-spoil("read is taken for what this rank has read", {STEP: "step = read * ranks // batch"})
-spoil("read is divided among the ranks", {STEP: "step = read // ranks // batch"})
-spoil("an epoch has a step too many", {STEPS: "steps = -(-len(order(0)) // batch)"})
 spoil("", {STEPS: "steps = len(order(0)) // batch + 1"})
-spoil("an epoch that is over", {DIVMOD: "epoch = max(0, step - 1) // steps\n    step -= epoch * steps"})
-spoil("all ranks read the same", {FIRST: "first = step * batch"})
-spoil("the whole batch on every rank", {SIZE: "size = batch", " + rank * size": ""})
-spoil("as many windows on each rank as in a batch", {SIZE: "size = batch"})
-spoil(
-    "dealt out one by one",
-    {FIRST: "first = step * batch + rank", RETURN: "return order(epoch)[first : (step + 1) * batch : ranks]"},
-)
-spoil("a block of the epoch for each rank", {FIRST: "first = rank * (len(order(0)) // ranks) + step * size"})
-spoil("only one window", {RETURN: "return order(epoch)[first : first + 1]"})
 spoil("a different kind of answer", {RETURN: "return order(epoch)[first]"})
 spoil("a different kind of answer", {RETURN: "return set(order(epoch)[first : first + size])"})
 spoil("nothing is returned", {RETURN: "order(epoch)[first : first + size]"})
-spoil("places in the order, and not windows", {RETURN: "return list(range(first, first + size))"})
 spoil("in another order", {RETURN: "return sorted(order(epoch)[first : first + size])"})
 spoil("in another order", {RETURN: "return order(epoch)[first : first + size][::-1]"})
 spoil("", {FIRST: "first = step * batch + (ranks - 1 - rank) * size"})
@@ -108,38 +87,6 @@ spoil("", {FIRST: "first = step * size + rank * size"})
 spoil("", {DIVMOD: "epoch = 0", RETURN: "return order(0)[first : first + size]"})
 spoil("", {FIRST: "first = step * batch + (rank - 1) * size"})
 spoil("", {STEPS: "steps = (len(order(0)) - 1) // batch"})
-
-
-@answers.wrong(BEYOND)
-def by_windows(order, batch, read, rank, ranks):
-    epoch, first = divmod(read, len(order(0)))
-    size = batch // ranks
-    first += rank * size
-    return order(epoch)[first : first + size]
-
-
-@answers.wrong(BEYOND)
-def over_the_end(order, batch, read, rank, ranks):
-    """One endless stream."""
-    windows, size = len(order(0)), batch // ranks
-    places = range(read + rank * size, read + (rank + 1) * size)
-    return [order(place // windows)[place % windows] for place in places]
-
-
-@answers.wrong("dealt out one by one")
-def as_distributed_sampler(order, batch, read, rank, ranks):
-    usable = len(order(0)) // batch * batch
-    epoch, first = divmod(read, usable)
-    own = order(epoch)[:usable][rank::ranks]
-    return own[first // ranks : (first + batch) // ranks]
-
-
-@answers.wrong("a block of the epoch for each rank")
-def as_sharded_files(order, batch, read, rank, ranks):
-    windows, size = len(order(0)), batch // ranks
-    epoch, first = divmod(read, windows // batch * batch)
-    own = order(epoch)[windows // ranks * rank :]
-    return own[first // ranks : first // ranks + size]
 
 
 @answers.wrong()
@@ -159,3 +106,6 @@ def kept_orders(order, batch, read, rank, ranks):
     if not KEPT:
         KEPT.extend(order(epoch) for epoch in range(64))
     return by_divmod(lambda epoch: KEPT[epoch], batch, read, rank, ranks)
+
+
+answers.instead(MISTAKES)

@@ -8,6 +8,7 @@ import numpy as np  # noqa: F401  (as above)
 import torch  # noqa: F401  (as above)
 
 from labs import cost
+from labs.kit.checks.pencil.seconds import RING, TREE
 from tests.answers import Exercise
 
 rings, trees, sendings = Exercise("ring_seconds"), Exercise("tree_seconds"), Exercise("sent_by_rings")
@@ -45,15 +46,7 @@ rings.right(line=TEN)(cost.ring_seconds)
 
 rings.spoil(ring, "only the first half of the ring", {TWICE: "ranks - 1"}, blind=True)
 rings.spoil(ring, "whole tensors travel", {PIECE: "size"}, blind=True)
-rings.spoil(ring, "the bytes of one round only", {BYTES: "piece / bandwidth"})
-rings.spoil(ring, "the latency is left out", {LATENCY: "0"})
-rings.spoil(ring, "the latency paid only once", {LATENCY: "latency"})
-rings.spoil(ring, "the latency paid only once", {LATENCY: "2 * latency"})
-rings.spoil(ring, "the latency of one half only", {LATENCY: "(ranks - 1) * latency"})
-rings.spoil(ring, "a tree's rounds, and not a ring's", {LATENCY: "2 * math.ceil(math.log2(ranks)) * latency"})
 rings.spoil(ring, "N rounds, and not N − 1", {TWICE: "2 * ranks"}, blind=True)
-rings.spoil(ring, "two tensors, however few the ranks", {BYTES: "2 * size / bandwidth"})
-rings.spoil(ring, "bytes are multiplied by bytes per second, and not divided", {BYTES: "rounds * piece * bandwidth"})
 rings.spoil(ring, "nothing is returned", {f"return {TOTAL}": TOTAL})
 rings.spoil(ring, "a different kind of answer", {" + ": ", "})
 rings.spoil(ring, "", {PIECE: "size // ranks"}, blind=True)
@@ -110,10 +103,6 @@ trees.spoil(tree, "a round for each rank, and not for each doubling", {UP: "(ran
 trees.spoil(
     tree, "pieces travel as in a ring, and not whole tensors", {WHOLE: "rounds * size / ranks / bandwidth"}, blind=True
 )
-trees.spoil(tree, "the latency is left out", {LATENCY: "0"})
-trees.spoil(tree, "the latency paid only once", {LATENCY: "latency"})
-trees.spoil(tree, "the bytes of one round only", {WHOLE: "size / bandwidth"})
-trees.spoil(tree, "bytes are multiplied by bytes per second, and not divided", {WHOLE: "rounds * size * bandwidth"})
 trees.spoil(tree, "nothing is returned", {f"return {LATENCY} + {WHOLE}": f"{LATENCY} + {WHOLE}"})
 trees.spoil(tree, "", {WHOLE: "2 * (ranks > 1) * size / bandwidth"}, blind=True)
 trees.spoil(tree, "", {WHOLE: "2 * sum((k + 1) * size / bandwidth for k in range(rounds // 2))"}, blind=True)
@@ -169,3 +158,6 @@ sendings.spoil(sent, "", {DEALT: '"all_to_all": 1'}, blind=True)
 sendings.spoil(sent, "", {DEALT: '"all_to_all": ranks - 1'}, blind=True)
 sendings.spoil(sent, "", {DEALT: '"all_to_all": 2 * part'}, blind=True)
 sendings.spoil(sent, "", {GATHERED: '"all_gather": ranks - 1'}, blind=True)
+
+rings.instead(RING)
+trees.instead(TREE)

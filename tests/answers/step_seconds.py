@@ -5,6 +5,7 @@ from functools import cache
 import torch
 
 from labs.kit import exercises
+from labs.kit.checks.pencil.step_seconds import MISTAKES
 from tests.answers import Exercise
 
 answers = Exercise("step_seconds")
@@ -89,8 +90,6 @@ def slot(mistake, seconds, **options):
     answers.spoil(ss_padded, mistake, {"max(u, s + f)": seconds}, **options)
 
 
-slot("the stores are left out", "max(u, f)")
-slot("the fetches are left out", "max(u, s)")
 slot("two threads, and not one", "max(u, s, f)", blind=True)
 slot("", "min(u, s + f)", blind=True)
 slot("", "max(u, s) + f")
@@ -121,7 +120,6 @@ def instead(mistake, returned, **options):
     answers.spoil(ss_padded, mistake, {f"return {RETURNED}": returned}, **options)
 
 
-instead("the start and the end are left out", "return slots")
 instead("the first fetch is left out", "return slots + sum(store[-1:])", blind=True)
 instead("the last store is left out", "return sum(fetch[:1]) + slots", blind=True)
 instead("one after the other", "return sum(fetch) + sum(update) + sum(store)", blind=True)
@@ -139,11 +137,6 @@ answers.spoil(
     "the caller stores, and not the thread",
     {"max(u, s + f)": "max(u, f)", "sum(store[-1:])": "sum(store)"},
     blind=True,
-)
-answers.spoil(
-    ss_padded,
-    "its own fetch and its own store",
-    {BEFORE: AFTER.format("store", "fetch"), RETURNED: "slots"},
 )
 
 
@@ -166,3 +159,6 @@ def ss_one_parameter(fetch, update, store):
     slots = [max(u, s + f) for u, s, f in zip(update[1:-1], store, fetch[2:], strict=False)]
     first = max(update[0], fetch[min(1, len(fetch) - 1)])
     return fetch[0] + first + sum(slots) + max(update[-1], store[max(len(store) - 2, 0)]) + store[-1]
+
+
+answers.instead(MISTAKES)

@@ -55,36 +55,36 @@ def by_kind(
     return held
 
 
-def instead(**other: Any) -> Callable[[Any], str | None]:
-    return as_if(lambda parameters, mixed: by_kind(parameters, mixed, **other))
-
-
 # fmt: off
 MISTAKES = (
     Mistake("the steps are not counted", "adamw is told t. Where does PyTorch's AdamW keep it, for each tensor?",
-            instead(full=(4, 4, 8, 0))),
+            as_if(by_kind, full=(4, 4, 8, 0))),
     Mistake("a number of steps in mixed precision, where none is kept", "Which three tensors does remember return?",
-            instead(low=(2, 2, 12, 4))),
+            as_if(by_kind, low=(2, 2, 12, 4))),
     Mistake("no masters", "What does the optimizer change, if the model's own copy is bfloat16?",
-            instead(low=(2, 2, 8, 0))),
-    Mistake("masters in float32, where there are none", "Whose copy would that be?", instead(full=(4, 4, 12, 4))),
-    Mistake("masters in P, not in S", "Who keeps the masters: the model, or the optimizer?", instead(low=(6, 2, 8, 0))),
+            as_if(by_kind, low=(2, 2, 8, 0))),
+    Mistake("masters in float32, where there are none", "Whose copy would that be?",
+            as_if(by_kind, full=(4, 4, 12, 4))),
+    Mistake("masters in P, not in S", "Who keeps the masters: the model, or the optimizer?",
+            as_if(by_kind, low=(6, 2, 8, 0))),
     Mistake("gradients in float32", "What type is a gradient, if its parameter is bfloat16?",
-            instead(low=(2, 4, 12, 0))),
-    Mistake("the optimizer's numbers not in float32", "Why are there masters at all?", instead(low=(2, 2, 6, 0))),
+            as_if(by_kind, low=(2, 4, 12, 0))),
+    Mistake("the optimizer's numbers not in float32", "Why are there masters at all?",
+            as_if(by_kind, low=(2, 2, 6, 0))),
     Mistake("AdamW remembers one number, and not two", "Which two running means does it keep?",
-            instead(full=(4, 4, 4, 4), low=(2, 2, 8, 0))),
+            as_if(by_kind, full=(4, 4, 4, 4), low=(2, 2, 8, 0))),
     Mistake("what is frozen counts as trained", "Who asks for the gradient of a frozen parameter?",
-            instead(of_frozen="PGS")),
+            as_if(by_kind, of_frozen="PGS")),
     Mistake("a gradient, though it is frozen", "Who asks for the gradient of a frozen parameter?",
-            instead(of_frozen="PG")),
+            as_if(by_kind, of_frozen="PG")),
     Mistake("optimizer state of what is frozen, where there is none", "Which tensors does the optimizer change?",
-            instead(of_frozen="PS")),
-    Mistake("the parameters that are frozen are left out", "Does forward need it?", instead(of_frozen="")),
-    Mistake("dims added, not multiplied", "How many numbers are in a matrix of shape (3, 5)?", instead(elements=sum)),
+            as_if(by_kind, of_frozen="PS")),
+    Mistake("the parameters that are frozen are left out", "Does forward need it?", as_if(by_kind, of_frozen="")),
+    Mistake("dims added, not multiplied", "How many numbers are in a matrix of shape (3, 5)?",
+            as_if(by_kind, elements=sum)),
     Mistake("no number in a tensor without dims", "How many numbers are in a tensor of shape ()?",
-            instead(elements=lambda shape: math.prod(shape) if shape else 0)),
+            as_if(by_kind, elements=lambda shape: math.prod(shape) if shape else 0)),
     Mistake("numbers, and not bytes", "How many bytes does a number take?",
-            instead(full=(1, 1, 2, 1), low=(1, 1, 3, 0))),
+            as_if(by_kind, full=(1, 1, 2, 1), low=(1, 1, 3, 0))),
 )
 # fmt: on

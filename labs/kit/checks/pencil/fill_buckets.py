@@ -52,25 +52,23 @@ def filled(
     return buckets
 
 
-def instead(**other: Callable) -> Callable[[Any], str | None]:
-    return as_if(lambda nbytes, limit: filled(nbytes, limit, **other))
-
-
 def places(buckets: Any) -> list[int]:
     return [i for bucket in buckets for i in bucket] if all(isinstance(b, list) for b in buckets) else []
 
 
 # fmt: off
 MISTAKES = (
-    Mistake("begun at the wrong end", "Which gradient does backward finish first?", instead(order=iter)),
+    Mistake("begun at the wrong end", "Which gradient does backward finish first?", as_if(filled, order=iter)),
     Mistake("closed before it is full",
             "Is a bucket closed when it has reached bucket_bytes, or when the next tensor would not fit?",
-            instead(full=lambda has, more, limit: has + more > limit),
+            as_if(filled, full=lambda has, more, limit: has + more > limit),
             shows="more buckets than needed, and each costs a message"),
     Mistake("closed one tensor too late", "What should happen when a bucket has exactly bucket_bytes?",
-            instead(full=lambda has, more, limit: has > limit)),
-    Mistake("only one tensor in a bucket", "How many messages is that?", instead(full=lambda has, more, limit: True)),
-    Mistake("only one bucket for them all", "When is a bucket closed?", instead(full=lambda has, more, limit: False)),
+            as_if(filled, full=lambda has, more, limit: has > limit)),
+    Mistake("only one tensor in a bucket", "How many messages is that?",
+            as_if(filled, full=lambda has, more, limit: True)),
+    Mistake("only one bucket for them all", "When is a bucket closed?",
+            as_if(filled, full=lambda has, more, limit: False)),
     Mistake("an empty bucket", "Which tensor is in it?",
             so(lambda found, due: isinstance(found, list) and [] in found)),
     Mistake("a tensor is missing, or travels twice", "In how many buckets should each tensor be?",

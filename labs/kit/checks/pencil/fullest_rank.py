@@ -44,7 +44,7 @@ def state(n: float, dp: int, zero: int, bytes_of: tuple[int, int, int] = (2, 2, 
 ALIVE = "Rank 0 does how many forwards before its first backward, and what does each of them leave behind?"
 MISTAKES = (
     Mistake("the activations of one micro-batch only", ALIVE,
-            as_if(lambda *job: held(*job, alive=1)),
+            as_if(held, alive=1),
             shows="out of memory in a pipeline that should fit: its activations were divided by pp"),
     Mistake("the activations of all micro-batches", "Which schedule keeps all of them, and which one is asked for?",
             as_if(lambda *job: held(*job, alive=job[6]))),
@@ -64,12 +64,12 @@ MISTAKES = (
     Mistake("ZeRO is left out", "Which copies does each stage of ZeRO remove?",
             as_if(lambda n, a, tp, pp, dp, zero, m: held(n, a, tp, pp, dp, 0, m))),
     Mistake("ZeRO shares without being asked", "What does plain data parallelism share?",
-            lambda seen: next(filter(None, (as_if(lambda n, a, tp, pp, dp, zero, m, least=least:
-                held(n, a, tp, pp, dp, max(zero, least), m))(seen) for least in (1, 2, 3))), None)),
+            as_if(*(lambda n, a, tp, pp, dp, zero, m, least=least: held(n, a, tp, pp, dp, max(zero, least), m)
+                    for least in (1, 2, 3)))),
     Mistake("the wrong stage for one kind", "State, gradients, parameters: which stage of ZeRO shares which?",
-            lambda seen: next(filter(None, (as_if(lambda n, a, tp, pp, dp, zero, m, sizes=sizes:
-                state(n / (tp * pp), dp, zero, sizes) + held(0, a, tp, pp, dp, zero, m))(seen)
-                for sizes in ((12, 2, 2), (2, 12, 2)))), None)),
+            as_if(*(lambda n, a, tp, pp, dp, zero, m, sizes=sizes:
+                    state(n / (tp * pp), dp, zero, sizes) + held(0, a, tp, pp, dp, zero, m)
+                    for sizes in ((12, 2, 2), (2, 12, 2))))),
     Mistake("GB, and not bytes", "In which unit is the answer?", as_if(lambda *job: held(*job) / 1e9)),
 )
 # fmt: on

@@ -61,7 +61,7 @@ MISTAKES = (
     Mistake("no root is taken", ROOT, as_if(lambda *job: young(*job) ** 2)),
     Mistake("only the time between two failures", ROOT, as_if(lambda save, machine, machines: machine / machines)),
     Mistake("Daly's formula, and not Young's", "Which of the two does the docstring ask for?",
-            lambda seen: as_if(daly)(seen) or as_if(lambda *job: young(*job) - job[0])(seen)),
+            as_if(daly, lambda *job: young(*job) - job[0])),
     Mistake("the save is counted, too", "From where to where is it: from the end of a save, or from its beginning?",
             as_if(lambda *job: young(*job) + job[0])),
     *(Mistake(f"{unit}, and not seconds", "In which unit are save and machine given, and the answer?",

@@ -9,7 +9,7 @@ from typing import Any
 from labs.cost import Job
 from labs.cost.saved_activations import layer_terms
 from labs.kit.checks.answer import Mistake, answered
-from labs.kit.checks.pencil.sheet import Seen, Sheet, as_if, on_paper, same
+from labs.kit.checks.pencil.sheet import AsIf, Sheet, as_if, on_paper, part_as_if
 from labs.model import Config
 
 FLOAT = 4  # bytes
@@ -67,16 +67,8 @@ def beside(T: int, D: int, H: int) -> int:
     return D if H > 1 and T > 1 else 0
 
 
-def term(name: str, other: Callable[..., int]) -> Callable[[Seen], str | None]:
-    """Whether this term was computed so, on every sheet."""
-
-    def fits(seen: Seen) -> str | None:
-        found = [written.get(name) for _, written in seen.written if isinstance(written, dict)]
-        if not same(found, [FLOAT * other(*sheet.arguments) for sheet, _ in seen.written]):
-            return None
-        return f"it says {seen.found[name]:,} bytes for {name}, and not {seen.sheet.due[name]:,}"
-
-    return fits
+def term(name: str, other: Callable[..., int]) -> AsIf:
+    return part_as_if(name, lambda *shape: FLOAT * other(*shape))
 
 
 def numbers(*shape: int) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import permutations
 from typing import Any
 
 from labs.kit.checks.answer import Mistake, answered
@@ -57,35 +58,30 @@ def otherwise_sorted(seen: Seen) -> str | None:
         return None
 
 
-def turned(order: Callable[[int, int, int], tuple[int, ...]]) -> Callable[[Seen], str | None]:
-    return as_if(lambda *job: sorted(order(*sizes) for sizes in meshes(*job)))
-
-
 # fmt: off
 MISTAKES = (
     Mistake("not sorted, or not each once", "In which order does sorted() bring tuples?", otherwise_sorted),
     Mistake("sizes that do not multiply out", "24 GPUs, tp 5: how many are left over?",
-            as_if(lambda *job: meshes(*job, but="gpus")),
+            as_if(meshes, but="gpus"),
             shows="a job that starts on fewer GPUs than were paid for, or not at all"),
     Mistake("tensor parallelism leaves the node", "Over which wire would each layer's all-reduces go?",
-            as_if(lambda *job: meshes(*job, but="node"))),
+            as_if(meshes, but="node")),
     Mistake("heads are cut", "How many heads of attention has each rank along tp?",
-            as_if(lambda *job: meshes(*job, but="heads"))),
+            as_if(meshes, but="heads")),
     Mistake("stages without layers", "How many layers has each stage, if there are more stages than layers?",
-            as_if(lambda *job: meshes(*job, but="layers"))),
+            as_if(meshes, but="layers")),
     Mistake("the batch is not dealt out evenly", "30 sequences for 4 ranks along dp: how many has each?",
-            as_if(lambda *job: meshes(*job, but="batch"))),
+            as_if(meshes, but="batch")),
     Mistake("fewer micro-batches than stages", "A rank along dp has batch / dp sequences. Who works meanwhile?",
-            as_if(lambda *job: meshes(*job, but="micro"))),
+            as_if(meshes, but="micro")),
     Mistake("all stages must have as many layers", "Can 80 layers be dealt out to 3 stages? May some have one more?",
-            as_if(lambda *job: meshes(*job, but="even"))),
+            as_if(meshes, but="even")),
     Mistake("powers of two only", "24 GPUs are 3 nodes: which size would a pipeline of one stage a node have?",
-            as_if(lambda *job: meshes(*job, but="powers"))),
+            as_if(meshes, but="powers")),
     Mistake("as many micro-batches as stages are too few", "What is the least number of micro-batches that is allowed?",
-            as_if(lambda *job: meshes(*job, but="micro, always"))),
+            as_if(meshes, but="micro, always")),
     Mistake("tp, pp and dp in another order", "In which order does the docstring name the three sizes?",
-            lambda seen: next(filter(None, (turned(order)(seen) for order in (
-                lambda t, p, d: (d, p, t), lambda t, p, d: (t, d, p), lambda t, p, d: (p, t, d),
-                lambda t, p, d: (d, t, p), lambda t, p, d: (p, d, t)))), None)),
+            as_if(*(lambda *job, order=order: sorted(tuple(sizes[i] for i in order) for sizes in meshes(*job))
+                    for order in permutations(range(3)) if order != (0, 1, 2)))),
 )
 # fmt: on

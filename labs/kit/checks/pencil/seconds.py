@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from labs.kit.checks.answer import Mistake, answered
-from labs.kit.checks.pencil.sheet import Sheet, as_if, on_paper
+from labs.kit.checks.pencil.sheet import AsIf, Sheet, as_if, on_paper
 
 Count = Callable[[int], float]  # of something, by the number of ranks
 
@@ -73,11 +74,7 @@ def tree(
     return rounds(ranks) * latency + (tensors or rounds)(ranks) * size / bandwidth
 
 
-def instead(way: Callable[..., float], **other: Count) -> Callable[[Any], str | None]:
-    return as_if(lambda *job: way(*job, **other))
-
-
-def multiplied(way: Callable[..., float]) -> Callable[[Any], str | None]:
+def multiplied(way: Callable[..., float]) -> AsIf:
     return as_if(lambda size, ranks, latency, bandwidth: way(size, ranks, latency, 1 / bandwidth))
 
 
@@ -89,41 +86,41 @@ UNITS = "Bytes, and bytes per second: how do they become seconds?"
 RING = (
     Mistake("only the first half of the ring",
             "After the reduce_scatter every rank has one piece of the sum. What is left to do?",
-            instead(ring, rounds=lambda n: n - 1, tensors=lambda n: (n - 1) / n)),
+            as_if(ring, rounds=lambda n: n - 1, tensors=lambda n: (n - 1) / n)),
     Mistake("whole tensors travel", "How large is what leaves in one round?",
-            instead(ring, tensors=lambda n: 2 * (n - 1))),
+            as_if(ring, tensors=lambda n: 2 * (n - 1))),
     Mistake("the bytes of one round only", "A piece leaves in every round. How many pieces is that?",
-            instead(ring, tensors=lambda n: 1 / n)),
-    Mistake("the latency is left out", FREE, instead(ring, rounds=lambda n: 0)),
+            as_if(ring, tensors=lambda n: 1 / n)),
+    Mistake("the latency is left out", FREE, as_if(ring, rounds=lambda n: 0)),
     Mistake("the latency paid only once", ONCE,
-            lambda seen: instead(ring, rounds=lambda n: 1)(seen) or instead(ring, rounds=lambda n: 2)(seen)),
+            as_if(partial(ring, rounds=lambda n: 1), partial(ring, rounds=lambda n: 2))),
     Mistake("the latency of one half only",
             "How many rounds are there in a reduce_scatter, and how many in an all_gather?",
-            instead(ring, rounds=lambda n: n - 1)),
+            as_if(ring, rounds=lambda n: n - 1)),
     Mistake("a tree's rounds, and not a ring's", "Whom can a rank in a ring reach in one round?",
-            instead(ring, rounds=lambda n: 2 * doublings(n))),
+            as_if(ring, rounds=lambda n: 2 * doublings(n))),
     Mistake("N rounds, and not N − 1", "With two ranks, how often does a rank send?",
-            instead(ring, rounds=lambda n: 2 * n, tensors=lambda n: 2)),
+            as_if(ring, rounds=lambda n: 2 * n, tensors=lambda n: 2)),
     Mistake("two tensors, however few the ranks", "With two ranks, how much does a rank send?",
-            instead(ring, tensors=lambda n: 2)),
+            as_if(ring, tensors=lambda n: 2)),
     Mistake("bytes are multiplied by bytes per second, and not divided", UNITS, multiplied(ring)),
 )
 TREE = (
-    Mistake("the way back is left out", "The root has the sum. Who needs it?", instead(tree, rounds=doublings)),
+    Mistake("the way back is left out", "The root has the sum. Who needs it?", as_if(tree, rounds=doublings)),
     Mistake("the rounds are not rounded up", "With five ranks, how many rounds does it take until all have heard?",
-            lambda seen: instead(tree, rounds=lambda n: 2 * math.log2(n))(seen)
-            or instead(tree, rounds=lambda n: 2 * (n.bit_length() - 1))(seen)),
+            as_if(*(partial(tree, rounds=rounds)
+                    for rounds in (lambda n: 2 * math.log2(n), lambda n: 2 * (n.bit_length() - 1))))),
     Mistake("one round too many", "With two ranks, how many rounds does a broadcast take?",
-            instead(tree, rounds=lambda n: 2 * n.bit_length())),
+            as_if(tree, rounds=lambda n: 2 * n.bit_length())),
     Mistake("a round for each rank, and not for each doubling", "In each round, how many ranks tell another one?",
-            instead(tree, rounds=lambda n: 2 * (n - 1))),
+            as_if(tree, rounds=lambda n: 2 * (n - 1))),
     Mistake("pieces travel as in a ring, and not whole tensors",
             "What does a rank in the tree hand on: a piece, or all that it has?",
-            instead(tree, tensors=lambda n: 2 * doublings(n) / n)),
-    Mistake("the latency is left out", FREE, instead(tree, rounds=lambda n: 0, tensors=lambda n: 2 * doublings(n))),
-    Mistake("the latency paid only once", ONCE, instead(tree, rounds=lambda n: 1, tensors=lambda n: 2 * doublings(n))),
+            as_if(tree, tensors=lambda n: 2 * doublings(n) / n)),
+    Mistake("the latency is left out", FREE, as_if(tree, rounds=lambda n: 0, tensors=lambda n: 2 * doublings(n))),
+    Mistake("the latency paid only once", ONCE, as_if(tree, rounds=lambda n: 1, tensors=lambda n: 2 * doublings(n))),
     Mistake("the bytes of one round only", "A whole tensor is sent in every round. How many tensors is that?",
-            instead(tree, tensors=lambda n: 1)),
+            as_if(tree, tensors=lambda n: 1)),
     Mistake("bytes are multiplied by bytes per second, and not divided", UNITS, multiplied(tree)),
 )
 # fmt: on

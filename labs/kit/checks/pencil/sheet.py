@@ -22,6 +22,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -108,25 +109,31 @@ def judge(sheets: Sequence[Sheet], outcomes: Sequence[Written], mistakes: Sequen
             raise wrong.also(sheet.only) from None
 
 
-def as_if(other: Callable[..., Any]) -> Callable[[Seen], str | None]:
-    """Whether this was computed instead, on every sheet."""
+@dataclass(frozen=True)
+class AsIf:
+    """Whether one of these was computed instead, on every sheet: of all that is due, or of the part by this name."""
 
-    def fits(seen: Seen) -> str | None:
-        return seen.told if all(same(found, other(*sheet.arguments)) for sheet, found in seen.written) else None
+    others: tuple[Callable[..., Any], ...]
+    part: str = ""
 
-    return fits
+    def __call__(self, seen: Seen) -> str | None:
+        found = [self.part_of(found) for _, found in seen.written]
+        for other in self.others:
+            if all(same(each, other(*sheet.arguments)) for each, (sheet, _) in zip(found, seen.written, strict=True)):
+                return part_told(seen, self.part) if self.part else seen.told
+        return None
+
+    def part_of(self, found: Any) -> Any:
+        return (found.get(self.part) if isinstance(found, dict) else None) if self.part else found
 
 
-def part_as_if(name: str, other: Callable[..., Any]) -> Callable[[Seen], str | None]:
-    """Whether this was computed instead, on every sheet, of what is due by this name."""
+def as_if(*others: Callable[..., Any], **options: Any) -> AsIf:
+    """options: with which the others are called."""
+    return AsIf(tuple(partial(other, **options) for other in others) if options else others)
 
-    def fits(seen: Seen) -> str | None:
-        parts = [
-            (sheet, found.get(name)) if isinstance(found, dict) else (sheet, None) for sheet, found in seen.written
-        ]
-        return part_told(seen, name) if all(same(part, other(*sheet.arguments)) for sheet, part in parts) else None
 
-    return fits
+def part_as_if(name: str, *others: Callable[..., Any]) -> AsIf:
+    return AsIf(others, name)
 
 
 def part_so(name: str, test: Callable[[Any, Any], bool] = lambda found, due: True) -> Callable[[Seen], str | None]:
@@ -226,5 +233,5 @@ def form(value: Any) -> Any:
 
 
 def cut(value: Any) -> str:
-    text = repr(value)
+    text = f"{value:,}" if type(value) is int else repr(value)
     return text if len(text) <= LARGEST else f"{text[:LARGEST]} …"

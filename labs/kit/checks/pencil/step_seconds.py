@@ -60,10 +60,6 @@ def slots(
     return first * fetch[0] + sum(map(slot, update, coming, going)) + last * store[-1]
 
 
-def instead(**other: Any) -> Callable[[Any], str | None]:
-    return as_if(lambda *step: slots(*step, **other))
-
-
 # fmt: off
 MISTAKES = (
     Mistake("one after the other", "Who works while the caller updates?",
@@ -73,22 +69,22 @@ MISTAKES = (
             as_if(lambda fetch, update, store: max(sum(update), sum(fetch) + sum(store))),
             shows="a step that is said to take the longer of the two sums, which it never reaches"),
     Mistake("the start and the end are left out", "What happens before the first update, and what after the last?",
-            instead(first=False, last=False)),
-    Mistake("the first fetch is left out", "What happens before the first update?", instead(first=False)),
-    Mistake("the last store is left out", "When is the step over?", instead(last=False)),
+            as_if(slots, first=False, last=False)),
+    Mistake("the first fetch is left out", "What happens before the first update?", as_if(slots, first=False)),
+    Mistake("the last store is left out", "When is the step over?", as_if(slots, last=False)),
     Mistake("the stores are left out", "Who stores the one before, and what cannot begin until it has?",
-            instead(slot=lambda update, coming, going: max(update, coming))),
+            as_if(slots, slot=lambda update, coming, going: max(update, coming))),
     Mistake("the fetches are left out", "Who fetches the next, and what waits for it?",
-            instead(slot=lambda update, coming, going: max(update, going))),
+            as_if(slots, slot=lambda update, coming, going: max(update, going))),
     Mistake("two threads, and not one", "How many things can one thread do at the same time?",
-            instead(slot=lambda update, coming, going: max(update, coming, going))),
+            as_if(slots, slot=lambda update, coming, going: max(update, coming, going))),
     Mistake("the caller stores, and not the thread", "Who stores, and what does the caller do meanwhile?",
             as_if(lambda *step: slots(*step[:2], [0] * len(step[2])) + sum(step[2]))),
     Mistake("its own fetch and its own store", "While n is updated: which one is on its way here, and which one back?",
             as_if(lambda fetch, update, store: sum(max(u, f + s)
             for f, u, s in zip(fetch, update, store, strict=True)))),
     Mistake("a store before the first update", "What is store[n - 1] in Python when n is 0?",
-            instead(before_the_first=1),
+            as_if(slots, before_the_first=1),
             shows="almost right: store[-1] is the last one, and not nothing"),
 )
 # fmt: on

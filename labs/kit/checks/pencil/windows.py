@@ -70,10 +70,6 @@ def dealt(
     return order(epoch)[places(step, batch, rank, ranks)]
 
 
-def instead(**other: Any) -> Callable[[Any], str | None]:
-    return as_if(lambda *job: dealt(*job, **other))
-
-
 def by_windows(order: Order, batch: int, read: int, rank: int, ranks: int) -> list[int]:
     """An epoch ends with its last window, and not with its last batch."""
     epoch, first = divmod(read, len(order(0)))
@@ -123,20 +119,20 @@ MISTAKES = (
     Mistake("read is divided among the ranks", "How many windows do all ranks together read in a step?",
             as_if(lambda order, batch, read, rank, ranks: dealt(order, batch, read // ranks, rank, ranks))),
     Mistake("windows that fill no batch are counted", TAIL,
-            lambda seen: as_if(by_windows)(seen) or as_if(joined)(seen),
+            as_if(by_windows, joined),
             shows="right in the first epoch; from the second on, other windows than without a restart"),
-    Mistake("an epoch has a step too many", TAIL, instead(steps=math.ceil)),
+    Mistake("an epoch has a step too many", TAIL, as_if(dealt, steps=math.ceil)),
     Mistake("an epoch that is over", "All steps of epoch 0 have been taken. In which epoch is the next one?",
             as_if(not_over), shows="a batch that is empty, or too short, where an epoch ends"),
     Mistake("all ranks read the same", PARTS,
-            instead(places=lambda step, batch, rank, ranks: part(step, batch, 0, ranks)),
+            as_if(dealt, places=lambda step, batch, rank, ranks: part(step, batch, 0, ranks)),
             shows="N ranks that learn no more than one"),
     Mistake("the whole batch on every rank", PARTS,
-            instead(places=lambda step, batch, rank, ranks: part(step, batch, 0, 1))),
+            as_if(dealt, places=lambda step, batch, rank, ranks: part(step, batch, 0, 1))),
     Mistake("as many windows on each rank as in a batch", "How many windows do all ranks together read in a step?",
-            instead(places=lambda step, batch, rank, ranks: part(step + rank, batch, 0, 1))),
+            as_if(dealt, places=lambda step, batch, rank, ranks: part(step + rank, batch, 0, 1))),
     Mistake("dealt out one by one", PARTS,
-            instead(places=lambda step, batch, rank, ranks: slice(step * batch + rank, (step + 1) * batch, ranks)),
+            as_if(dealt, places=lambda step, batch, rank, ranks: slice(step * batch + rank, (step + 1) * batch, ranks)),
             shows="the right batch, but on other ranks than before: losses that differ in their last digits"),
     Mistake("a block of the epoch for each rank", "Which windows are in the next batch, whichever rank reads them?",
             as_if(in_blocks)),

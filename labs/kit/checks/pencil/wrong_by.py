@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from labs.kit.checks.answer import Mistake, answered
-from labs.kit.checks.pencil.sheet import Sheet, on_paper, part_as_if, part_so, so
+from labs.kit.checks.pencil.sheet import AsIf, Sheet, on_paper, part_as_if, part_so, so
 from labs.parallel import AXES
 
 SIZES = ((2, 1, 4, 3), (3, 2, 5, 2), (4, 3, 1, 8), (1, 1, 7, 1), (5, 1, 1, 2), (16, 2, 64, 8))
@@ -35,8 +35,8 @@ def factors(pp: int, replicate: int, shard: int, tp: int, m: int) -> dict[str, f
     return {"A": m, "B": 1 / (replicate * shard), "C": 1 / pp}
 
 
-def instead(name: str, other: Callable[..., float]) -> Callable[[Any], str | None]:
-    return part_as_if(name, lambda sizes, m: other(*sizes, m))
+def instead(name: str, *others: Callable[..., float]) -> AsIf:
+    return part_as_if(name, *(lambda sizes, m, other=other: other(*sizes, m) for other in others))
 
 
 # fmt: off
@@ -52,8 +52,7 @@ MISTAKES = (
     Mistake("A: nothing is wrong", A, instead("A", lambda *_: 1)),
     Mistake("B: the other way round", B, instead("B", lambda pp, r, s, tp, m: r * s)),
     Mistake("B: one of the data's axes only", "Along which axes do ranks read different sequences?",
-            lambda seen: instead("B", lambda pp, r, s, tp, m: 1 / s)(seen)
-            or instead("B", lambda pp, r, s, tp, m: 1 / r)(seen)),
+            instead("B", lambda pp, r, s, tp, m: 1 / s, lambda pp, r, s, tp, m: 1 / r)),
     Mistake("B: all ranks", "Along which axes is the mean taken?",
             instead("B", lambda *sizes: 1 / prod(sizes[:4]))),
     Mistake("B: nothing is wrong", B, instead("B", lambda *_: 1)),
