@@ -1,15 +1,18 @@
-"""A warm Python is started, told, asked and ended as Python is."""
+"""A warm Python is started, told, asked and ended as Python is; a job of one notebook is not run again by another."""
 
 import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import psutil
 import pytest
 
+from labs.kit import launch
 from tools import warm
+from tools.warm.once import Once
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a Python that forks others is warmed up on Linux only")
 LONG = 300  # seconds: ends a hang
@@ -85,3 +88,24 @@ def test_a_signal_ends_both(python: str, number: signal.Signals) -> None:
     assert client.wait(LONG) == -number
     process.wait(LONG)
     client.stdout.close()
+
+
+def test_a_job_is_run_once_in_all_notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = tmp_path / "runs"
+    (tmp_path / "jobs").mkdir()
+
+    def job(adds: str, says: str = "") -> str:
+        with runs.open("a") as file:
+            file.write(adds)
+        print(says, end="")
+        return runs.read_text()
+
+    def notebook() -> list[list[str]]:
+        monkeypatch.setattr(Once, "asked", Counter())
+        return [launch.run(job, *given, ranks=1) for given in (("a",), ("b",), ("a",), ("c", "said"))]
+
+    monkeypatch.setattr(launch, "Team", Once)
+    monkeypatch.setattr(Once, "place", tmp_path / "jobs", raising=False)
+    first = notebook()
+    assert first == [["a"], ["ab"], ["aba"], ["abac"]]
+    assert notebook() == [*first[:-1], ["abacc"]], "what prints is run again"

@@ -4,6 +4,7 @@
     python()            the path of the suite's, for what else would import torch anew: scripts, torchrun
     client.py           what folder/python runs: it has a process made, and stands for it: files, signals, exit status
     origin.py           the one that imports, and forks; one for each set of variables that imports may read
+    once.py             in kernels: a job that a notebook has run is not run again by another
 
 A suite starts some 30 kernels, as many fork servers, and ranks of torchrun, and each took 2 to 7 s of processor time to
 import what the one before it had.  What runs is otherwise the same: a process for each, with a `__main__` of its own.

@@ -30,6 +30,7 @@ import numpy
 
 from labs.kit.ranks.course import COURSE, import_course
 from labs.kit.ranks.forkserver import PRELOAD, in_huge_pages, receive_exactly
+from tools.warm import once
 from tools.warm.client import STATUS
 
 MODULES = [*PRELOAD, "ipykernel.ipkernel", "ipykernel.kernelapp", "matplotlib.figure"]
@@ -132,6 +133,8 @@ def become(request: dict[str, Any], files: list[int]) -> None:
         output = io.BufferedWriter(output)
     sys.stdout = sys.__stdout__ = io.TextIOWrapper(output, write_through=request["unbuffered"])
     sys.stderr = sys.__stderr__ = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    if request["arguments"][:2] == ["-m", "ipykernel_launcher"]:
+        once.in_this_kernel(Path(sys.executable).parent / "jobs")
     run(*request["arguments"])
 
 
