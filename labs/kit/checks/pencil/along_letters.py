@@ -120,6 +120,16 @@ def of_most_tensors(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> str:
     return met(dims, cut, [1] * len(dims))
 
 
+def with_the_unknown(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> str:
+    """What is not cut counts, too, where it lacks the letter."""
+    elements = moved(dims, cut, sizes)
+    for letter in elements:
+        elements[letter] += sum(
+            size for own, dim, size in zip(dims, cut, sizes, strict=True) if dim is None and letter not in own
+        )
+    return min(elements, key=elements.__getitem__)
+
+
 def first_found(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> str:
     return next(iter(moved(dims, cut, sizes)))
 
@@ -136,6 +146,8 @@ MET = (
             as_if(of_the_largest)),
     Mistake("tensors are counted, and not what is in them", "Is it as much work to move a bias as to move a weight?",
             as_if(of_most_tensors)),
+    Mistake("what is not known to be cut counts, too", "Nothing is known of it yet. Does it have to move?",
+            as_if(with_the_unknown)),
     Mistake("always the first letter", "What if the batch is very small?", as_if(first_found),
             shows="FSDP for any batch, and never anything else"),
     Mistake("always the last letter", "What if the batch is very large?", as_if(last_found)),
@@ -149,6 +161,7 @@ def meet(fn: Callable[..., Any], seed: int) -> str:
     draw, sheets = random.Random(seed), []
     cases = (((0, 1, None), (1, 2, 9)), ((0, 1, None), (2, 1, 9)), ((0, 1, 1), (5, 3, 3)), ((0, 1, 0), (3, 5, 3)))
     cases += (((0, 1, 1), (9, 2, 2)), ((0, 1, 0), (2, 9, 2)), ((1, 1, 0), (2, 3, 4)), ((1, 1, None), (3, 7, 1)))
+    cases += (((0, None, 1), (5, 9, 3)), ((None, 1, 0), (9, 5, 3)))
     for cut, ratios in cases:
         times = draw.randrange(2, 2000)
         sizes = [times * ratio for ratio in ratios]
