@@ -18,6 +18,7 @@ from labs.kit.record import mark
 from labs.kit.rows.ddp_rows import DDP, ONE_DEVICE, average_with
 from labs.kit.rows.deepspeed_rows import DEEPSPEED
 from labs.kit.rows.fsdp_rows import FSDP
+from labs.kit.rows.gspmd_rows import GSPMD, Compiled
 from labs.kit.rows.parallel_rows import PARALLEL
 from labs.kit.rows.pp_rows import PP
 from labs.kit.rows.row import Strategy
@@ -26,12 +27,13 @@ from labs.kit.training import ADAMW, Batch, Training, backward, replicated, step
 from labs.mesh import Mesh
 
 __all__ = [
-    "ADAMW", "ONE_DEVICE", "ROWS", "STRATEGIES", "WITH_AN_EXTRA", "Batch", "Strategy", "Training",
-    "average_with", "backward", "replicated", "set_up", "step", "train", "trainable",
+    "ADAMW", "COMPILED", "ONE_DEVICE", "ROWS", "STRATEGIES", "WITH_AN_EXTRA", "Batch", "Compiled", "Strategy",
+    "Training", "average_with", "backward", "replicated", "set_up", "step", "train", "trainable",
 ]  # fmt: skip
 
 STRATEGIES = (*DDP, *FSDP, *TP, *PP, *PARALLEL)
 WITH_AN_EXTRA = (*DEEPSPEED,)  # where that is not installed they fit no number of ranks, and say which one adds it
+COMPILED = (*GSPMD,)  # likewise; no job of ranks, and for the tour alone
 ROWS = {row.name: row for row in (ONE_DEVICE, *STRATEGIES)}  # those that a dry run takes, too
 
 

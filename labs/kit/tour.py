@@ -9,6 +9,8 @@ three times, since each of these disturbs the next:
     communication    WATCHED steps                   bytes sent
     memory           WATCHED steps                   bytes held, by kind
 
+A row of XLA's runs once, in one process with virtual devices: what it sends and holds is read from what was compiled.
+
 Beside each measurement stands what `labs.cost` predicts.  The output is one table, a figure and a JSON file; a strategy
 that does not train as one process does, or does not send or hold what was predicted, makes the command fail and
 say why.
@@ -25,7 +27,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +42,18 @@ from labs.kit import draw
 from labs.kit.drawing.palette import NAMES
 from labs.kit.launch import MOST_RANKS, RankError, Results, run
 from labs.kit.ranks.devices import devices_for
-from labs.kit.strategies import ADAMW, ONE_DEVICE, STRATEGIES, WITH_AN_EXTRA, Batch, Strategy, train
+from labs.kit.strategies import (
+    ADAMW,
+    COMPILED,
+    ONE_DEVICE,
+    STRATEGIES,
+    WITH_AN_EXTRA,
+    Batch,
+    Compiled,
+    Strategy,
+    train,
+)  # fmt: skip
+from labs.kit.virtual import on_devices
 from labs.mesh.grid import equation
 from labs.model import GPT, PRESETS, Config, parameters
 
@@ -124,8 +137,8 @@ class Row:
     ranks: int
     losses: list[float]  # the mean over the ranks that have one, by step
     max_param_diff: float
-    sent: dict[str, int]  # predicted and measured, of the rank with the most
-    held: dict[str, dict[str, int]]  # likewise, by kind
+    sent: dict[str, int | None]  # predicted and measured, of the rank with the most; None: by nobody
+    held: dict[str, dict[str, int | None]]  # likewise, by kind
     ms_per_step: float
     note: str = ""
     mesh: str = ""  # that it ran on
@@ -144,12 +157,16 @@ class Row:
 
 
 def tour(
-    plan: Plan, chosen: Sequence[Strategy], tick: Callable[[str, int], Any] = lambda name, done: None
+    plan: Plan, chosen: Sequence[Strategy | Compiled], tick: Callable[[str, int], Any] = lambda name, done: None
 ) -> Iterator[Row]:
     """One device, then each chosen strategy against it; before each pass tick(strategy's name, passes done)."""
     reference = None
     for number, strategy in enumerate((ONE_DEVICE, *chosen)):
         ranks = strategy.ranks(plan.ranks)
+        if isinstance(strategy, Compiled):
+            tick(strategy.name, len(PASSES) * number)
+            yield read(strategy, plan, ranks, reference)
+            continue
         seen = {}
         for kind in PASSES:
             tick(strategy.name, len(PASSES) * number + len(seen))
@@ -218,7 +235,42 @@ def compare(strategy: Strategy, plan: Plan, ranks: int, time: Results, communica
     return row
 
 
-def mesh_of(strategy: Strategy, ranks: int) -> str:
+def read(strategy: Compiled, plan: Plan, ranks: int, reference: dict[str, Tensor]) -> Row:
+    """A row of XLA's: the numbers of its training, and what it says itself of bytes sent and held."""
+    weights = {name: p.detach().numpy() for name, p in GPT(plan.config).named_parameters()}
+    batches = [tuple(part.numpy() for part in batch) for batch in plan.batches(1, plan.steps)[0]]
+    job = plan.config, weights, batches, strategy.axes(ranks), ADAMW, min(COMPARED, plan.steps)
+    trained = on_devices(train_annotated, *job, devices=ranks, timeout=TIMEOUT)
+    ours = strategy.predict(Job(plan.config, plan.batch, ranks))
+    # G has no place of its own: with A and all that is sent, it is in what the compiler calls temporary.
+    measured = {"P": trained.held // 3, "S": trained.held - trained.held // 3}  # two moments of each weight
+    due = replace(ours, sent=trained.sent, held=replace(ours.held, S=2 * ours.held.P))
+    known = {kind: (getattr(due.held, kind), measured[kind]) for kind in measured}
+    known |= {"temporary": (None, trained.temporary), "peak": (None, trained.peak)}
+    row = Row(
+        strategy.name,
+        strategy.side,
+        ranks,
+        trained.losses,
+        max(abs(trained.weights[name] - p.numpy()).max().item() for name, p in reference.items()),
+        {"predicted": None, "measured": trained.sent},
+        {kind: dict(zip(("predicted", "measured"), known.get(kind, (None, None)), strict=True)) for kind in KINDS},
+        1000 * statistics.median(trained.seconds[min(WARM_UP, plan.steps - 1) :]),
+        strategy.note,
+        mesh_of(strategy, ranks),
+    )
+    faults = faults_of(row.max_param_diff, due, trained.sent, measured | {"G": due.held.G})
+    row.differs = [f"{strategy.name}: {fault}" for fault in faults]
+    return row
+
+
+def train_annotated(*job: Any) -> Any:
+    from labs.xla import annotations
+
+    return annotations.train(*job)
+
+
+def mesh_of(strategy: Strategy | Compiled, ranks: int) -> str:
     axes = strategy.axes(ranks)
     return equation(tuple(axes.values()), tuple(axes))
 
@@ -242,24 +294,30 @@ def faults_of(
 def show(rows: Sequence[Row]) -> draw.Table:
     """One table for a terminal of 100 columns: two lines per strategy, what was predicted over what was measured."""
     cells = [[row.sent, *(row.held[kind] for kind in KINDS)] for row in rows]
-    largest = max(max(cell.values()) for line in cells for cell in line)
+    largest = max(max(filter(None, cell.values()), default=0) for line in cells for cell in line)
     power = next(power for power in range(1, 6) if largest < 1000 * 1024**power)
     lines = []
     for row, line in zip(rows, cells, strict=True):
         about = (row.name, f"{row.final_loss:.4f}", f"{row.max_param_diff:.1e}", f"{row.ms_per_step:.1f}")
         again = (f"  {row.mesh}", "", "", "")
         for first, which in ((about, "predicted"), (again, "measured")):
-            lines.append((*first, which, *(three_digits(cell[which] / 1024**power) for cell in line)))
+            figures = (three_digits(cell[which], 1024**power) for cell in line)
+            lines.append((*first, which, *figures))
     names = ["temp" if kind == "temporary" else kind for kind in KINDS]
     header = ("strategy", "loss", "Δ params", "ms", f"{' KMGTP'[power]}iB/rank", "sent", *names)
     notes = (
         "loss: nats, mean of the last 5 steps.  Δ params: largest difference from one process.",
         "ms and sent: per step.  P … temp: the most that a rank held during a step;  peak: all at once.",
     )
+    if any(None in cell.values() for line in cells for cell in line):
+        notes += ("–: predicted by nobody, or not told apart from the rest.",)
     return draw.Table(header, tuple(lines), (False, *[True] * 3, False, *[True] * 8), notes=notes)
 
 
-def three_digits(number: float) -> str:
+def three_digits(number: float | None, unit: int) -> str:
+    if number is None:
+        return "–"
+    number /= unit
     return f"{number:.{2 if number < 9.995 else 1 if number < 99.95 else 0}f}"
 
 
@@ -286,9 +344,10 @@ def picture(rows: Sequence[Row], plan: Plan) -> bytes:
 
     losses = {label(row): row.losses for row in rows}
     held = {
-        f"{label(row)}, {which}": {kind: row.held[kind][which] for kind in KINDS}
+        f"{label(row)}, {which}": {kind: row.held[kind][which] or 0 for kind in KINDS}
         for row in rows
         for which in ("predicted", "measured")
+        if row.held["peak"][which] is not None
     }
     figures = (draw.curves(losses, marks={"unigram entropy": plan.corpus.unigram_entropy()}), draw.bars(held))
     whole = io.BytesIO()
@@ -349,13 +408,13 @@ def write(path: Path, content: bytes) -> None:
 # ---- the command -----------------------------------------------------------------------------------------
 
 
-def choose(names: str | None, ranks: int) -> list[Strategy]:
+def choose(names: str | None, ranks: int) -> list[Strategy | Compiled]:
     """The rows of STRATEGIES with these names, separated by commas, in the table's order.
 
     None stands for one of each kind, and "all" for every row, of those that can be run on so many ranks.  Raises
     ValueError for a name that does not exist, or that cannot be run so.
     """
-    table = (*STRATEGIES, *WITH_AN_EXTRA)
+    table = (*STRATEGIES, *WITH_AN_EXTRA, *COMPILED)
     known = [strategy.name for strategy in table]
     if names is None or names == "all":
         wanted = ONE_OF_EACH if names is None else known
@@ -380,7 +439,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--batch", type=int, default=Plan.batch, help="sequences per step, on all ranks (%(default)s)")
     options.add_argument("--size", default=Plan.size, help=f"of the model: {', '.join(SIZES)} (%(default)s)")
     options.add_argument("--device", default=Plan.device, help="auto, cpu or cuda (%(default)s)")
-    shown = (*STRATEGIES, *(strategy for strategy in WITH_AN_EXTRA if strategy.fits(Plan.ranks)))
+    shown = (*STRATEGIES, *(strategy for strategy in (*WITH_AN_EXTRA, *COMPILED) if strategy.fits(Plan.ranks)))
     names = ", ".join(strategy.name for strategy in shown)
     options.add_argument("--strategies", metavar="A,B", help=f"all, or some of {names} ({','.join(ONE_OF_EACH)})")
     options.add_argument("--json", type=Path, default="tour.json", metavar="FILE", help="all numbers (%(default)s)")

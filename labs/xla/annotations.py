@@ -10,6 +10,7 @@ No line of labs.xla.pure speaks of this.  jax.jit takes the layouts of its argum
 through the program, and adds collectives where two do not meet (Xu et al. 2021, arXiv 2105.04663).
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from math import prod
@@ -70,24 +71,34 @@ def train(
     batches: Sequence[tuple[np.ndarray, np.ndarray]],
     sizes: Mapping[str, int],
     settings: Mapping[str, Any],
+    kept_after: int | None = None,
 ) -> Trained:
     """Take a step of AdamW for each batch, on a mesh of these axes; to be called where there are as many devices.
 
-    weights: from_torch(model).  batches: tokens and targets, [B, T] each, whole.  settings: AdamW's.
+    weights: from_torch(model).  batches: tokens and targets, [B, T] each, whole.  settings: AdamW's.  kept_after: the
+    step after which the weights are kept; the last, unless it is said.
     """
     mesh, axes = mesh_of(sizes), tuple(sizes)
     keep = partial(jax.lax.with_sharding_constraint, shardings=NamedSharding(mesh, partition_spec(rows(axes), axes)))
     now = {name: laid_out(w, mesh, layout_of(name, axes), name) for name, w in weights.items()}
     moments = {name: (jnp.zeros_like(w), jnp.zeros_like(w)) for name, w in now.items()}
     as_before = jax.tree.map(lambda w: w.sharding, (now, moments))
-    compiled, losses = None, []
+    compiled, losses, seconds, kept = None, [], [], {}
     for number, batch in enumerate(batches, start=1):
         x_BT, y_BT = (laid_out(part, mesh, rows(axes)) for part in batch)
         arguments = now, moments, jnp.float32(number), x_BT, y_BT
         if compiled is None:
             program = partial(step, config=config, settings=settings, keep=keep)
-            compiled = jax.jit(program, out_shardings=(*as_before, None)).lower(*arguments).compile()
+            jitted = jax.jit(program, out_shardings=(*as_before, None), donate_argnums=(0, 1))
+            compiled = jitted.lower(*arguments).compile()
+        began = time.perf_counter()
         now, moments, loss = compiled(*arguments)
         losses.append(float(loss))
+        seconds.append(time.perf_counter() - began)
+        if number == (kept_after or len(batches)):
+            kept = {name: np.array(w) for name, w in now.items()}
     held = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves((now, moments)))
-    return Trained(losses, {name: np.asarray(w) for name, w in now.items()}, compiled.as_text(), held)
+    said = compiled.memory_analysis()
+    temporary = said.temp_size_in_bytes
+    peak = said.argument_size_in_bytes + said.output_size_in_bytes - said.alias_size_in_bytes + temporary
+    return Trained(losses, kept, compiled.as_text(), held, seconds, temporary, peak)

@@ -9,15 +9,18 @@ from labs.xla.hlo import Collective, collectives
 
 @dataclass(frozen=True)
 class Trained:
-    """losses: by step.  weights: after the last one, whole.  text: of the compiled step, in HLO.
+    """losses, seconds: by step.  weights: whole, after the last one, or the one asked for.  text: the step, in HLO.
 
-    held: bytes of a device's weights and moments.
+    held: bytes of a device's weights and moments.  temporary, peak: of a device in a step, by the compiler's account.
     """
 
     losses: list[float]
     weights: dict[str, np.ndarray]
     text: str
     held: int
+    seconds: list[float]
+    temporary: int
+    peak: int
 
     def collectives(self) -> list[Collective]:
         """Those of a step."""

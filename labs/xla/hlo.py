@@ -1,11 +1,12 @@
 """The collectives of a program, read from what XLA has compiled: its text in HLO, an operation a line.
 
     %all-reduce.3 = f32[8,64]{1,0} all-reduce(%dot), replica_groups={{0,1},{2,3}}, ...
-     kind, bytes of the result, and the groups of devices, which come in four spellings:
+     kind, bytes of the result, and the groups of devices, which come in five spellings:
         {{0,1},{2,3}}                    one by one
         [2,2]<=[4]                       numbered on, row by row:                       {{0,1},{2,3}}
         [2,2]<=[2,2]T(1,0)               the grid's axes exchanged first:               {{0,2},{1,3}}
         mesh['a'=2,'b'=2] {'b'}          along these axes of a grid, row by row:        {{0,1},{2,3}}
+        mesh[...], device_ids=([2,2]T(1,0)) {'b'}                                       {{0,2},{1,3}}
 
 What a device sends follows from the kind, as in labs.collectives: a collective is taken for the ring that sends the
 least.  It is the text of one device; a collective in a loop stands there once, however often the loop turns.
@@ -35,7 +36,7 @@ SENDS = {
 LINE = re.compile(rf"^\s*(?:ROOT )?%?[\w.-]+ = (.*?) ({'|'.join(SENDS)})(?:-start)?\(.*")
 GROUPS = re.compile(
     r"(?:replica_groups|source_target_pairs)="
-    r"(\{\{.*?\}\}|\{\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?|mesh\[.*?\] \{.*?\})"
+    r"(\{\{.*?\}\}|\{\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?|mesh\[.*?\](?:, device_ids=\(.*?\))? \{.*?\})"
 )
 
 
@@ -94,13 +95,23 @@ def groups_of(line: str) -> tuple[tuple[int, ...], ...]:
     if match[1].startswith("{"):
         return tuple(tuple(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", match[1]))
     if match[1].startswith("mesh"):
-        sizes, named = match[1].split("] ")
+        sizes, order, named = re.fullmatch(r"mesh\[(.*?)\](?:, device_ids=\((.*?)\))? (.*)", match[1]).groups()
         grid = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", sizes)}
         axes = [list(grid).index(name) for name in re.findall(r"'(\w+)'", named)]
-        return in_rows(along(torch.arange(prod(grid.values())).view(*grid.values()), axes).flatten(1))
-    into, shape, *order = (tuple(map(int, part.split(","))) for part in re.findall(r"[\[(]([\d,]+)[\])]", match[1]))
+        return in_rows(along(numbered(order or f"[{prod(grid.values())}]").reshape(*grid.values()), axes).flatten(1))
+    into, order = match[1].split("<=")
+    return in_rows(numbered(order).reshape(numbers_in(into)))
+
+
+def numbered(order: str) -> torch.Tensor:
+    """The devices, as "[2,2]T(1,0)" says it: numbered on in a grid, whose axes are then exchanged."""
+    shape, *exchanged = map(numbers_in, order.split("T"))
     numbers = torch.arange(prod(shape)).view(shape)
-    return in_rows((numbers.permute(*order) if order else numbers).reshape(into))
+    return numbers.permute(*exchanged) if exchanged else numbers
+
+
+def numbers_in(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", text)))
 
 
 def in_rows(numbers: torch.Tensor) -> tuple[tuple[int, ...], ...]:

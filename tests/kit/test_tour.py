@@ -21,7 +21,7 @@ from labs import ddp
 from labs.cost import Held, Prediction
 from labs.kit import tour
 from labs.kit.launch import RankError
-from labs.kit.strategies import ONE_DEVICE, STRATEGIES, WITH_AN_EXTRA, average_with
+from labs.kit.strategies import COMPILED, ONE_DEVICE, STRATEGIES, WITH_AN_EXTRA, average_with
 from tools import warm
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,7 +91,7 @@ def test_each_row_is_told_as_soon_as_it_is_measured(made):
 
 def test_one_of_each_kind_are_taken_unless_others_are_named():
     names = [[row.name for row in tour.choose(asked, 4)] for asked in (None, "all", " fsdp,ddp-naive")]
-    everything = [row.name for row in (*STRATEGIES, *WITH_AN_EXTRA) if row.fits(4)]
+    everything = [row.name for row in (*STRATEGIES, *WITH_AN_EXTRA, *COMPILED) if row.fits(4)]
     assert names == [list(tour.ONE_OF_EACH), everything, ["ddp-naive", "fsdp"]]
     assert [row.name for row in tour.choose(None, 1)] == [
         row.name for row in STRATEGIES if row.name in tour.ONE_OF_EACH and row.fits(1)
@@ -309,8 +309,8 @@ def test_the_table_takes_the_unit_that_fits(largest, unit):
 
 
 def test_names_are_unique_and_sides_known():
-    rows = (ONE_DEVICE, *STRATEGIES, *WITH_AN_EXTRA)
+    rows = (ONE_DEVICE, *STRATEGIES, *WITH_AN_EXTRA, *COMPILED)
     assert len({row.name for row in rows}) == len(rows)
     assert {row.side for row in rows} == {"ours", "native"}
-    others = ("torch-", "deepspeed-")
+    others = ("torch-", "deepspeed-", "gspmd-")
     assert all(row.name.startswith(others) == (row.side == "native") for row in rows)

@@ -23,6 +23,8 @@ TP, DP, ALL = ((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 1, 2, 3),)
         ("mesh['axis_0'=2,'axis_1'=2] {'axis_1'}", TP, "tp"),
         ("mesh['axis_0'=2,'axis_1'=2] {'axis_0','axis_1'}", ALL, "all"),
         ("mesh['axis_0'=4] {'axis_0'}", ALL, "all"),
+        ("mesh['a'=2,'b'=1,'c'=2], device_ids=([2,2]T(1,0)) {'a'}", TP, "tp"),
+        ("mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'b'}", DP, "dp"),
     ],
 )
 def test_groups_in_every_spelling(written, groups, axis):
