@@ -3,6 +3,7 @@
 python -m labs tour                         train with every strategy, and compare with one process
 python -m labs doctor                       can this machine run the course?
 python -m labs progress [FOLDER ...]        which exercises are passed, and when; for learners' courses, how many
+python -m labs challenges [FOLDER ...]      what is open, your best, and what is possible; --no-names for a class
 python -m labs dryrun --model llama3-8b --mesh dp=128,tp=8 --rank 17
                                             what a rank of many would hold and send
 python -m labs run FILE:FUNCTION --ranks 4  call a function of a file as a job; print what each returned
@@ -58,6 +59,10 @@ def main(arguments: list[str]) -> int:
             from labs.kit.progress import main as progress
 
             return progress(rest)
+        case ["challenges", *rest]:
+            from labs.kit.challenges.scores import main as challenges
+
+            return challenges(rest)
         case ["dryrun", *rest]:
             from labs.kit.dry.dryrun import main as dryrun
 

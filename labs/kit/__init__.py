@@ -1,10 +1,11 @@
-"""The laboratory around the textbook, and not on the exam: five modules that notebooks import, and what is behind them.
+"""The laboratory around the textbook, and not on the exam: six modules that notebooks import, and what is behind them.
 
 launch     run a function on several ranks, and bring back what each returned        ranks/
 record     watch a rank from outside: what it sent, what it held, when               watch/
 draw       figures of recordings, ledgers and layouts                                drawing/
 play       the same with sliders                                                     explorers/
 check      run a learner's answer, and say what is right or what differs             checks/
+beat       the same where it is open: score it                                       challenges/
 
 ranks/       one job's processes, from the fork to the diagnosis of a hang
 watch/       what passes by on a rank: collectives, storages, and whose line it was
@@ -12,6 +13,7 @@ nccl/        what NCCL would make of a recording: would it hang?
 drawing/     from data to a picture, from the palette to the timeline
 explorers/   one picture with sliders per file
 checks/      what each exercise is put through, and the mistakes that are known by name
+challenges/  what is open in each notebook: judged, scored, and remembered
 rows/        the table of strategies, one family per file
 dry/         one process as any rank of any number, on a device that only pretends
 

@@ -14,11 +14,12 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from labs.kit.drawing.tables import Table, table
 
@@ -63,25 +64,29 @@ def add(course: Path, exercise: str) -> None:
         write(course, found | {exercise: datetime.now().isoformat(" ", "minutes")})
 
 
-def read(course: Path) -> Progress:
+def is_time(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def read(course: Path, file: str = FILE, valid: Callable[[Any], bool] = is_time) -> dict[str, Any]:
     """What is passed there, and when.  Raises ValueError where the file is not what `write` has written."""
     try:
-        found = json.loads((course / FILE).read_text(encoding="utf-8"))
+        found = json.loads((course / file).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (ValueError, RecursionError):
         found = None
-    if not isinstance(found, dict) or not all(isinstance(when, str) for when in found.values()):
-        raise ValueError(f"{course / FILE} is broken: delete it, and run the checks again that you have passed")
+    if not isinstance(found, dict) or not all(map(valid, found.values())):
+        raise ValueError(f"{course / file} is broken: delete it, and run the checks again that you have passed")
     return found
 
 
-def write(course: Path, progress: Progress) -> None:
+def write(course: Path, progress: Mapping[str, Any], file: str = FILE) -> None:
     """By a renaming: whoever reads meanwhile, or is killed, finds the old file or the new one."""
-    draft = course / f"{FILE}.{os.getpid()}"
+    draft = course / f"{file}.{os.getpid()}"
     try:
         draft.write_text(json.dumps(progress, indent=1) + "\n", encoding="utf-8")
-        os.replace(draft, course / FILE)
+        os.replace(draft, course / file)
     finally:
         draft.unlink(missing_ok=True)
 
@@ -176,14 +181,24 @@ def course_map() -> CourseMap:
         return CourseMap(found, {}, str(error))
 
 
-def main(learners: Sequence[str]) -> int:
-    """Print the report of the course in or around this folder; with folders of learners, theirs in short."""
+def course_here() -> Path:
+    """The course in or around this folder.  Raises ValueError where there is none."""
     here = Path.cwd()
     course = next((folder for folder in (here, here.parent) if list(folder.glob(f"{FOLDER}/*.ipynb"))), None)
+    if course is None:
+        raise ValueError(f"there are no {FOLDER} in {here}: call it in the course's folder")
+    return course
+
+
+def main(learners: Sequence[str]) -> int:
+    """Print the report of the course in or around this folder; with folders of learners, theirs in short."""
+    from labs.kit.challenges import scores  # which notes its own by this file
+
     try:
-        if course is None:
-            raise ValueError(f"there are no {FOLDER} in {here}: call it in the course's folder")
+        course = course_here()
         print(classroom(course, [Path(each) for each in learners]) if learners else report(course))
+        if not learners and (tried := scores.tried(course)):
+            print(f"\n{tried}")
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -14,7 +14,12 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-COURSE = ["labs.kit.ranks.worker", "labs.kit.check", "labs.kit.strategies"]  # with what they import
+COURSE = [
+    "labs.kit.ranks.worker",
+    "labs.kit.check",
+    "labs.kit.beat",
+    "labs.kit.strategies",
+]  # with what they import
 TAP = "labs.kit.watch.tap"
 
 

@@ -1,0 +1,16 @@
+"""Something to beat: an open task in each notebook, with a score that is the same on any machine.
+
+    beat.slow_wire(fn)             fn(x, latency, bandwidth)     02: x becomes the sum over all ranks, in place
+
+    ✓ slow_wire: 63.1 points of 100
+      …
+      straightforward 46.6, the course's own 63.1, known to be possible 74.4, the bound 100
+
+A learner's function is judged by a real job: by its numbers first, then by what it sent, held or waited for.  100
+points stand for a bound that nobody can beat, derived in the notebook.  Each try is noted in the learner's scores.json,
+and drawn; LABS_PLOT=off in the environment leaves the drawing away.
+"""
+
+from labs.kit.challenges.slow_wire import slow_wire
+
+ALL = (slow_wire,)

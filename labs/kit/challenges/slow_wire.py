@@ -1,0 +1,136 @@
+"""02: the sum over all ranks on a slow wire, for tensors that are small, large, and in between.
+
+A message of m bytes takes latency + m / bandwidth, a rank sends one at a time, and receives one at a time.  With that,
+the messages that a real job has sent are put on a clock (`seconds`): a message leaves when its rank has no other one
+under way, and has got all that it waited for before.
+
+The bound: what a rank knows reaches at most twice as many ranks with each message, so the last one hears of it after
+ceil(log2 N) latencies; and some rank has to send 2 (N - 1)/N of its tensor.  No way takes less than either.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from math import ceil, log2
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from labs.kit.challenges.challenge import Challenge, Function, Judged
+from labs.kit.challenges.fair import chance, hidden, replaced
+from labs.kit.checks.answer import Wrong
+from labs.kit.checks.launching import job
+from labs.kit.record import Event, mark
+from labs.kit.sockets import delivered
+
+LATENCY, BANDWIDTH = 1e-3, 8e6  # s, bytes/s: what is sent in one latency are 1,000 elements of float64
+RANKS = 8, 6
+SIZES = 100, 2_000, 8_000, 40_000  # elements
+NOT_SCORED = 97, 2_011  # drawn from here: so many that no number of ranks divides them, most often
+
+
+def on_a_rank(fn: Function, sizes: Sequence[int]) -> tuple[list[Any], str, int | None]:
+    generator, pairs, before = chance(), [], delivered()
+    for size in sizes:
+        x = torch.randn(size, generator=generator, dtype=torch.float64)
+        given = x.clone()
+        dist.barrier()
+        mark("step")
+        fn(x, LATENCY, BANDWIDTH)
+        mark("end")
+        pairs.append((given, x))
+    dist.barrier()
+    return pairs, replaced(), None if before is None else delivered() - before
+
+
+def judge(fn: Function) -> Judged:
+    scores, told = [], []
+    for ranks in RANKS:
+        odd = int(torch.randint(*NOT_SCORED, (), generator=chance()))
+        results = job(on_a_rank, fn, (*SIZES, odd), ranks=ranks, record="order")
+        require_sums(results, ranks)
+        require_fair(results)
+        for step, size in enumerate(SIZES):
+            took = seconds([event for event in results.recording.events if event.step == step])
+            least = bound(8 * size, ranks)
+            if took < 0.999 * least:
+                raise Wrong(f"{size} elements on {ranks} ranks: the messages take less than any sum can")
+            scores.append(100 * least / took)
+        told.append(f"{ranks} ranks: " + ", ".join(f"{score:.0f}" for score in scores[-len(SIZES) :]))
+    sizes = ", ".join(f"{size:,}" for size in SIZES)
+    return Judged(sum(scores) / len(scores), f"for {sizes} elements on {'; on '.join(told)}")
+
+
+def bound(nbytes: float, ranks: int) -> float:
+    return max(ceil(log2(ranks)) * LATENCY, 2 * (ranks - 1) / ranks * nbytes / BANDWIDTH)
+
+
+def require_sums(results: Sequence[Any], ranks: int) -> None:
+    for case in zip(*(pairs for pairs, *_ in results), strict=True):
+        due = torch.stack([given for given, _ in case]).sum(0)
+        for rank, (_, x) in enumerate(case):
+            wrong = (x - due).abs() > 1e-12 * ranks * (1 + due.abs())
+            if x.shape != due.shape or bool(wrong.any()):
+                place = int(wrong.nonzero()[0])
+                raise Wrong(
+                    f"{len(due)} elements on {ranks} ranks: on rank {rank} element {place} is {x[place]:.6g}, and not "
+                    f"{due[place]:.6g}",
+                    "Which ranks' numbers are in it, and how often?",
+                )
+
+
+def require_fair(results: Any) -> None:
+    events = [event for event in results.recording.events if event.step is not None]
+    if name := next((name for _, name, _ in results if name), ""):
+        raise Wrong(f"on a rank {name} was put in another's place, so nobody can tell what was sent")
+    if others := {event.op for event in events} - {"send", "recv"}:
+        raise Wrong(f"it calls {min(others)}: only messages have a time here", "Which messages does it send inside?")
+    for event in events:
+        if event.peer is None:
+            raise Wrong("a message is received from anybody: say from whom", "Whose turn is it?")
+        if event.read_at or event.overwritten or (event.op == "recv" and not event.waits):
+            raise Wrong(f"{event.issuer}: nobody waited for this {event.op}", "When is its tensor yours again?")
+    if hidden([counted for *_, counted in results], results.recording):
+        raise Wrong("more went over the connections than was recorded", "What is sent that no recording sees?")
+
+
+def seconds(events: Sequence[Event]) -> float:
+    """When the last message of one call has arrived."""
+    receives: dict[Any, list[Event]] = defaultdict(list)  # by sender, receiver and tag, as they were posted
+    for event in sorted(events, key=lambda event: event.start):
+        if event.op == "recv":
+            receives[event.peer, event.rank, event.tag].append(event)
+    # By rank, in its own order: what it sends, and what it has waited for.
+    happens = [(event.start if event.op == "send" else event.waits[-1][1], event) for event in events]
+    programs: dict[int, list[Event]] = defaultdict(list)
+    for _, event in sorted(happens, key=lambda item: item[0], reverse=True):
+        programs[event.rank].append(event)
+    knows, out, into = defaultdict(float), defaultdict(float), defaultdict(float)  # by rank, s
+    left: dict[int, tuple[float, float]] = {}  # by receive: when its message left, and how long it takes
+    while any(programs.values()):
+        for rank, program in programs.items():
+            while program and (program[-1].op == "send" or id(program[-1]) in left):
+                event = program.pop()
+                if event.op == "send":
+                    takes, leaves = LATENCY + event.bytes_in / BANDWIDTH, max(knows[rank], out[rank])
+                    left[id(receives[rank, event.peer, event.tag].pop(0))] = leaves, takes
+                    out[rank] = leaves + takes
+                else:
+                    leaves, takes = left[id(event)]
+                    knows[rank] = into[rank] = max(leaves, into[rank]) + takes
+    return max(into.values(), default=0.0)
+
+
+slow_wire = Challenge(
+    "slow_wire",
+    "02",
+    "The quickest sum on a slow wire",
+    "Add up a tensor over 8 and over 6 ranks, where a message of m bytes takes latency + m / bandwidth, and a rank "
+    "sends one and receives one at a time. Small tensors, large ones, and those in between count the same.",
+    judge,
+    floor=46.6,
+    course=63.1,
+    possible=74.4,
+)

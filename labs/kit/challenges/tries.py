@@ -1,0 +1,46 @@
+"""How the scores went, try by try, under three lines: the bound, what is known to be possible, the course's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from labs.kit.drawing.palette import INK, KINDS, MUTED
+from labs.kit.drawing.picture import Drawing
+from labs.kit.drawing.svg import Canvas
+
+if TYPE_CHECKING:
+    from labs.kit.challenges.challenge import Challenge
+
+LEFT, TOP, LONG, HIGH = 46, 40, 420, 150  # pixels: of the panel
+CLOSE = 7  # points: lines that are nearer to each other than this have their words in one
+
+
+def drawn(challenge: Challenge, tries: Sequence[float]) -> Drawing:
+    told = ", ".join(f"{score:.1f}" for score in tries)
+    canvas = Canvas(LEFT + LONG + 230, TOP + HIGH + 40, challenge.title, f"Tries: {told}. {challenge}.")
+    canvas.text(16, 18, challenge.title, anchor="start", weight="bold")
+    canvas.rect(LEFT, TOP, LONG, HIGH, stroke=MUTED, radius=0)
+    for score in (0, 50, 100):
+        canvas.text(LEFT - 8, up(score), score, size=12, anchor="end", fill=MUTED)
+    for score, words in levels(challenge):
+        canvas.line((LEFT, up(score)), (LEFT + LONG, up(score)), stroke=MUTED, dash="5 4")
+        canvas.text(LEFT + LONG + 8, up(score), words, size=12, anchor="start")
+    points = [(LEFT + LONG * (n + 0.5) / len(tries), up(score)) for n, score in enumerate(tries)]
+    if len(points) > 1:
+        canvas.line(*points, stroke=KINDS["P"], line=2)
+    for x, y in points:
+        canvas.circle(x, y, 4, fill=KINDS["P"], stroke=INK)
+    canvas.text(LEFT + LONG / 2, TOP + HIGH + 20, f"tries → {len(tries)}", size=12, fill=MUTED)
+    return canvas.drawing(f"tries: {told}")
+
+
+def levels(challenge: Challenge) -> list[tuple[float, str]]:
+    course, possible = challenge.course, challenge.possible
+    if possible - course < CLOSE:
+        return [(100, "the bound"), (possible, f"possible {possible:.1f}; the course {course:.1f}")]
+    return [(100, "the bound"), (possible, f"possible: {possible:.1f}"), (course, f"the course: {course:.1f}")]
+
+
+def up(score: float) -> float:
+    return TOP + HIGH * (1 - score / 110)

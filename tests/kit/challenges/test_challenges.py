@@ -1,0 +1,153 @@
+"""Reference: the course's own answers, as the solutions hand them in; better ones beside this file; and cheats.
+
+What a judge says here is what a learner's notebook says: each answer runs in the same jobs.
+"""
+
+import ast
+import re
+import time
+
+import pytest
+
+from labs.__main__ import main
+from labs.kit import beat, progress
+from labs.kit.challenges import fair, scores
+from labs.kit.challenges.challenge import Challenge, Judged
+from tests.kit.challenges import better, poor
+from tools.notebooks import ROOT
+
+
+def source(challenge):
+    return next((ROOT / "solutions").glob(f"{challenge.notebook}_*.py")).read_text(encoding="utf-8")
+
+
+def own(challenge):
+    """The course's own answer, as a cell of the solution would define it."""
+    text = source(challenge)
+    name = re.search(rf"beat\.{challenge.name}\((\w+)\)", text)[1]
+    tree = ast.parse(text)
+    keep = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    keep += [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+    namespace = {"__name__": "answer"}
+    exec(compile(ast.Module(keep, []), name, "exec"), namespace)
+    return namespace[name]
+
+
+def said(answer):
+    return float(re.search(r"([\d.]+) points", str(answer))[1])
+
+
+# ---- what is shipped -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("challenge", beat.ALL, ids=lambda each: each.name)
+def test_the_courses_own_answer_has_what_the_page_says_and_can_be_beaten(challenge):
+    assert said(challenge(own(challenge))) == challenge.course
+    assert said(challenge(getattr(better, challenge.name))) == challenge.possible > challenge.course
+    assert challenge.floor < challenge.course and f"{challenge.floor:.1f}" in source(challenge)
+
+
+@pytest.mark.parametrize("challenge, straightforward", [(beat.slow_wire, poor.ring)])
+def test_a_straightforward_answer_has_the_floor(challenge, straightforward):
+    assert said(challenge(straightforward)) == challenge.floor
+
+
+# ---- what scores nothing ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "challenge, fn, why",
+    [
+        (beat.slow_wire, poor.untouched, "not yet"),
+        (beat.slow_wire, poor.nothing, "element 0 is"),
+        (beat.slow_wire, poor.torchs_own, "it calls all_reduce"),
+        (beat.slow_wire, poor.without_the_recorder, "more went over the connections than was recorded"),
+        (beat.slow_wire, poor.with_another_clock, "time.monotonic_ns was put in another's place"),
+        (beat.slow_wire, poor.without_waiting, "nobody waited for this"),
+    ],
+    ids=lambda each: getattr(each, "__name__", None),
+)
+def test_what_scores_nothing_says_why(challenge, fn, why):
+    answer = challenge(fn)
+    assert not answer and why in str(answer)
+
+
+def test_what_is_patched_in_the_notebook_scores_nothing(monkeypatch):
+    monkeypatch.setattr(time, "perf_counter", lambda: 0)
+    assert "time.perf_counter is not what" in str(beat.slow_wire(poor.ring))
+
+
+# ---- a learner's tries -----------------------------------------------------------------------------------
+
+
+NOTEBOOK = '{"cells": [{"cell_type": "code", "source": ["check.toy(mine)"]}]}'
+
+
+def judge(fn):
+    return Judged(fn(), "of nothing")
+
+
+@pytest.fixture
+def course(tmp_path, monkeypatch):
+    """A course with one challenge, in whose notebooks a learner works."""
+    for folder in "notebooks", "solutions":
+        (tmp_path / "course" / folder).mkdir(parents=True)
+    (tmp_path / "course/notebooks/02_talk.ipynb").write_text(NOTEBOOK)
+    (tmp_path / "course/solutions/02_talk.py").write_text(
+        'def answer():\n    """Points."""\n    points = 50\n    return points\n'
+    )
+    monkeypatch.chdir(tmp_path / "course/notebooks")
+    one = Challenge("toy", "02", "A toy", "Return points.", judge, floor=10.0, course=50.0, possible=80.0)
+    monkeypatch.setattr(beat, "ALL", (one,))
+    return one
+
+
+def test_tries_are_kept_drawn_and_shown(course, capsys, monkeypatch):
+    assert str(course(lambda: 20)).startswith("✓ toy: 20.0 points of 100")
+    assert "tries: 20.0, 61.2" in str(course(lambda: 61.24).picture)
+    assert not course(3)
+    monkeypatch.setenv("LABS_PLOT", "off")
+    assert course(lambda: 30).picture is None
+    assert main(["challenges"]) == main(["progress"]) == 0
+    told = capsys.readouterr().out
+    assert "your best: 61.2 (3 tries); straightforward 10.0" in told
+    assert "02 toy: 61.2; straightforward 10.0" in told
+
+
+def test_the_courses_own_answer_by_other_names_is_not_a_learners(course):
+    def mine():
+        n = 50
+        return n
+
+    assert "the course's own answer" in str(course(mine))
+    assert not scores.read(progress.course_here())
+
+
+def test_a_class_can_be_shown_without_names(course, tmp_path, capsys):
+    for name, best in {"anna": 20.0, "ben": 61.2}.items():
+        (tmp_path / name).mkdir()
+        progress.write(tmp_path / name, {"toy": [best, 1.0]}, scores.FILE)
+    folders = [str(tmp_path / name) for name in ("anna", "ben")]
+    assert main(["challenges", *folders]) == 0
+    assert re.search(r"anna +20\.0", capsys.readouterr().out)
+    assert main(["challenges", "--no-names", *folders]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"learner 1 +61\.2\nlearner 2 +20\.0", told) and "anna" not in told
+    assert main(["challenges", "nobody"]) == 1
+
+
+def test_a_broken_file_begins_anew(course, capsys):
+    (progress.course_here() / scores.FILE).write_text('{"toy": ["much"]}')
+    assert main(["challenges"]) == 1 and "is broken" in capsys.readouterr().err
+    assert course(lambda: 20)
+    assert scores.read(progress.course_here()) == {"toy": [20.0]}
+
+
+def test_outside_of_a_learners_notebook_nothing_is_kept(course, monkeypatch):
+    monkeypatch.chdir("../solutions")
+    assert course(lambda: 20)
+    assert not scores.read(progress.course_here())
+
+
+def test_the_course_itself_is_not_taken_for_a_patch():
+    assert fair.replaced() == ""
