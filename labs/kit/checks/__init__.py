@@ -13,9 +13,10 @@ A check runs the learner's function in real jobs, and measures
 on inputs that are drawn anew in each call, except those of the budget in a ✓ line.  A check takes 3 s at most on two
 quiet cores: many cases share a job.
 
-An exercise is a value, in a file of its own (collectives/mean is the shortest to read): what it is tried on, what is
-due there, the least and the most that may be sent and held, and its mistakes.  Most of these are what would have been
-due, had something else been asked for.  What holds for all exercises is not written there.  There are three engines:
+An exercise is a value, in a file of its own (collectives/mean is the shortest to read).  There stand, in this order,
+what it is tried on; what happens, and is looked at; what is due, and what may be there instead; its mistakes; the
+check.  Most mistakes are what would have been due, had something else been asked for.  What holds for all exercises is
+not written there.  There are three engines:
 
     pencil/sheet    a function of numbers: sheets, each with its arguments and what is due
     ranks           a function on ranks: worlds, and what is due on each rank

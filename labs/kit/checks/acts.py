@@ -32,7 +32,9 @@ Parts = Callable[[Seen], Iterator[tuple[str, Any]]]  # (where it is, in words; w
 
 @dataclass(frozen=True)
 class Play:
-    """tables: (parts of a step, rows), in their order.  asks: other questions for rows that hold everywhere.
+    """tables: (parts of a step, rows), in their order.  raised: rows about what is told of an error.
+
+    asks: other questions for rows that hold everywhere.
 
     wide: a world in which bytes held are looked at, of steps that do the same; its `nbytes` are the unit.  At the most,
     and when a step is over, beyond what was there before the first one; holds: rows, instead of those of `rows`.
@@ -43,6 +45,7 @@ class Play:
     tables: Sequence[tuple[Parts, Sequence[Mistake]]]
     question: str
     _: KW_ONLY
+    raised: Sequence[Mistake] = ()
     asks: Mapping[str, str] = field(default_factory=dict)
     wide: Callable[[Draw], World] | None = None
     most: float = 0
@@ -65,7 +68,7 @@ def checked(play: Play, functions: Functions, seed: int) -> Passed:
     try:
         return all_played(play, functions, seed)
     except Wrong as wrong:
-        raise wrong.asking(play.asks) from None
+        raise wrong.told_by(play.raised).asking(play.asks) from None
 
 
 def all_played(play: Play, functions: Functions, seed: int) -> Passed:
@@ -107,7 +110,7 @@ def on_one_rank(seen: Seen) -> Iterator[tuple[str, Done]]:
 
 
 def on_each_rank(seen: Seen) -> Iterator[tuple[str, Done]]:
-    for rank, done in zip(seen.world.members, seen.done, strict=True):
+    for rank, done in seen.ranks:
         yield f"on rank {rank} ", done
 
 

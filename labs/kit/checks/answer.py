@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import math
 import random
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from html import escape
@@ -95,6 +96,11 @@ class Wrong(Exception):
         keep = not mistake or self.untouched or a.mistake in NOT_ONLY_HERE
         return self if keep else Wrong(a.text, a.question, mistake, self.raised)
 
+    def told_by(self, mistakes: Iterable[Mistake]) -> Wrong:
+        """The same by the name of the first of these rows about an error, if it is one and they know it."""
+        found = first_fit(mistakes, self.answer.text) if self.raised else None
+        return Wrong(self.answer.text, found[0].question, found[0].name, raised=True) if found else self
+
     def asking(self, questions: Mapping[str, str]) -> Wrong:
         """The same, with the question that an exercise has in the place of the row's, by the mistake's name."""
         a = self.answer
@@ -104,6 +110,11 @@ class Wrong(Exception):
 
 LUCK = ("a receive that nobody waited for", "a send that nobody waited for", "changed while being sent")
 NOT_ONLY_HERE = (*LUCK, "something is left behind", "far too slow", "kept out of torch's sight")
+
+
+def says(pattern: str) -> Callable[[str], bool]:
+    """Of what is told of an error."""
+    return lambda text: bool(re.search(pattern, text))
 
 
 def first_fit(mistakes: Iterable[Mistake], seen: Any) -> tuple[Mistake, str] | None:

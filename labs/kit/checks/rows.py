@@ -67,7 +67,7 @@ def nobody_waited_for(seen: Seen, op: str) -> str | None:
 
 
 def touched_too_early(seen: Seen) -> str | None:
-    touched = [rank for rank, done in zip(seen.world.members, seen.done, strict=True) if done.touched]
+    touched = [rank for rank, done in seen.ranks if done.touched]
     return f"rank {touched[0]} changed a tensor while it was being sent" if touched else None
 
 

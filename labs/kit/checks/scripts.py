@@ -252,6 +252,10 @@ class Seen:
     def refused(self) -> bool:
         return all(done.refused for done in self.done)
 
+    @property
+    def ranks(self) -> list[tuple[int, Done]]:
+        return list(zip(self.world.members, self.done, strict=True))
+
     @cached_property
     def sent(self) -> dict[int, int]:
         """Bytes, by rank."""

@@ -164,17 +164,12 @@ def tree(n: int) -> int:
     return ceil(log2(n))
 
 
-# ---- the mistakes ----------------------------------------------------------------------------------------
-
-
 def unchanged(one: One) -> bool:
     return same_numbers(one.found, one.done.facts["before"])
 
 
 def right_on_one(one: One) -> str | None:
-    right = [
-        rank for rank, done in zip(one.world.members, one.seen.done, strict=True) if one.near(done.values[""], one.due)
-    ]
+    right = [rank for rank, done in one.seen.ranks if one.near(done.values[""], one.due)]
     if unchanged(one) and len(right) == 1:
         return f"Rank {right[0]} has it; rank {one.rank} has what it brought."
     return None

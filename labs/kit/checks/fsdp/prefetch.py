@@ -57,9 +57,6 @@ def worlds(draw: Draw) -> dict[int, list[Walk]]:
     }
 
 
-# ---- what happens ----------------------------------------------------------------------------------------
-
-
 class Layer:
     """What the learner's function is given: gather() starts and returns at once, arrive() waits, drop() frees."""
 
@@ -112,9 +109,6 @@ def walk(world: Walk, fn: Callable[..., Any]) -> Iterator[Look | None]:
         for layer in layers:
             layer.drop()  # nothing is to be on its way in the next step
         yield Look(facts=facts)
-
-
-# ---- what is seen of it ----------------------------------------------------------------------------------
 
 
 class Steps:

@@ -19,8 +19,6 @@ from labs.kit.checks.ranks import BF16, F32, F64, Draw
 from labs.kit.checks.rows import SENT, VALUES, Sends, Sent, in_another_dtype
 from labs.kit.checks.scripts import Look, Seen, World
 
-# ---- what it is tried on ---------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Group(World):
@@ -84,9 +82,6 @@ def wide(draw: Draw) -> Group:
     return draw.world(Group, 4, shapes=shapes, dtype=BF16, rest=F32, steps=4)
 
 
-# ---- what happens, and is looked at ----------------------------------------------------------------------
-
-
 def come_and_go(world: Group, unshard: Callable[..., Any], reshard: Callable[..., Any]) -> Iterator[Look | None]:
     fulls = [torch.empty(shape, dtype=world.dtype) for shape in world.shapes]
     views = [full.view(full.shape) for full in fulls]  # what the layer computes with, whatever becomes of fulls
@@ -128,9 +123,6 @@ def each_after(call: str) -> Parts:
                 yield f"{where}after {call}, parameter {number}: ", SimpleNamespace(**state)
 
     return parts
-
-
-# ---- what is due, and what may be there instead ----------------------------------------------------------
 
 
 def by_name(world: Group, parameters: list[Tensor]) -> dict[str, Tensor]:

@@ -10,7 +10,6 @@ does, in its order: a layer's backward, a collective begun, one waited for, sync
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 
 from labs.ddp import in_buckets
 from labs.kit.checks.acts import Play, checked, wrong
-from labs.kit.checks.answer import Mistake, Wrong, answered, refuse
+from labs.kit.checks.answer import Mistake, Wrong, answered, says
 from labs.kit.checks.gradients.buckets import ONE_EACH, own_group
 from labs.kit.checks.gradients.trained import Training, odd, train_wrapped
 from labs.kit.checks.gradients.wrong_gradients import NOT_IN_PLACE, PARTLY, QUESTION, tables
@@ -135,9 +134,6 @@ def in_order(world: Layered, wrap: Callable[..., Any]) -> Iterator[Look | None]:
         yield Look(gradients, {"events": order.events, "beside": beside})
 
 
-# ---- what is judged --------------------------------------------------------------------------------------
-
-
 class Backward:
     """A step of the chain.  A bucket is named by the last of its layers to have a gradient."""
 
@@ -176,16 +172,12 @@ def waits_early(backward: Backward) -> str | None:
     return next((f"all-reduce {n} was waited for before sync() was called" for n in early), None)
 
 
-def raised(pattern: str) -> Callable[[str], bool]:
-    return lambda text: bool(re.search(pattern, text))
-
-
 WORKS = "sync() goes through self.buckets and self.works side by side. How many does it find of each?"
 ORDER = "buckets begin in different orders on different ranks"
 # fmt: off
 RAISED = (
-    Mistake("a bucket's all-reduce never begins", WORKS, raised(r"zip\(\) argument 2 is shorter")),
-    Mistake("more works than buckets", WORKS, raised(r"zip\(\) argument 2 is longer")),
+    Mistake("a bucket's all-reduce never begins", WORKS, says(r"zip\(\) argument 2 is shorter")),
+    Mistake("more works than buckets", WORKS, says(r"zip\(\) argument 2 is longer")),
 )
 FORK = (
     Mistake(ORDER, "Which bucket's all-reduce may begin when the second bucket is full and the first is not?",
@@ -232,10 +224,15 @@ not_the_mean = wrong(lambda world: world.mean(), {F64: 1e-10})
 
 
 def layered(*parts: Any, ranks: tuple[int, ...] = (2,), fork: bool = False) -> Play:
-    return Play(lambda draw: {n: [draw.world(Layered, n, fork=fork)] for n in ranks}, in_order, parts, QUESTION)
+    def worlds(draw: Draw) -> dict[int, list[Layered]]:
+        return {n: [draw.world(Layered, n, fork=fork)] for n in ranks}
+
+    return Play(worlds, in_order, parts, QUESTION, raised=RAISED)
 
 
-PLAY = Play(worlds, partial(train_wrapped, bucket_bytes=SMALL), tables(NOT_IN_PLACE, exact=True), QUESTION)
+PLAY = Play(
+    worlds, partial(train_wrapped, bucket_bytes=SMALL), tables(NOT_IN_PLACE, exact=True), QUESTION, raised=RAISED
+)
 CHAIN, TOO_EARLY = layered((second, OVERLAP), (beside, BESIDE)), layered((second, EARLY))
 FORKS = layered((not_the_mean, FORK), ranks=(2, 3), fork=True)
 
@@ -243,12 +240,8 @@ FORKS = layered((not_the_mean, FORK), ranks=(2, 3), fork=True)
 @answered
 def overlap(wrap: Callable[..., Any], seed: int) -> str:
     """`wrap(model, bucket_bytes, **options)` -> a module as `labs.ddp.Overlapped` is one; so are the options."""
-    try:
-        numbers_and_bytes(wrap, seed)
-        chain = checked(CHAIN, (wrap,), seed).seen
-    except Wrong as wrong:
-        refuse(RAISED if wrong.raised else (), wrong.answer.text, wrong.answer.text)
-        raise
+    numbers_and_bytes(wrap, seed)
+    chain = checked(CHAIN, (wrap,), seed).seen
     forks(wrap, seed)
     own_group(partial(wrap, bucket_bytes=SMALL), seed, SMALL)
     begun = len(Backward(chain[1].done[0].facts["events"]).begun)

@@ -23,8 +23,6 @@ NAMES = ("master", "mean", "square")
 LARGE = 1 << 16  # elements of the parameter whose bytes are measured
 WORK = 40  # bytes per element at work, besides the 16 at rest: the gradient in float32, all three anew, and six more
 
-# ---- what it is tried on ---------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Parameters(World):
@@ -87,9 +85,6 @@ def worlds(draw: Draw) -> dict[int, list[Parameters]]:
             case((LARGE,), weighed=True),
         ]
     }
-
-
-# ---- what happens, and is looked at ----------------------------------------------------------------------
 
 
 def script(world: Parameters, remember: Callable[..., Any], step: Callable[..., Any]) -> Iterator[Look | None]:
@@ -166,9 +161,6 @@ def weighed(world: Parameters, remember: Callable[..., Any], step: Callable[...,
             ends.append(len(watch.changes) - 1)
         sizes = [sum(held.values()) / LARGE for _, held in timeline(watch.tape)]
     return [max(sizes), *(sizes[end] for end in ends)]
-
-
-# ---- the mistakes ----------------------------------------------------------------------------------------
 
 
 def farthest(found: Tensor, due: Tensor, what: str) -> str:

@@ -59,9 +59,6 @@ def worlds(draw: Draw) -> dict[int, list[Step]]:
     }
 
 
-# ---- what happens, and is looked at ----------------------------------------------------------------------
-
-
 def script(world: Step, fn: Callable[..., Any]) -> Iterator[Look | None]:
     yield None
     if id(fn) in WRONG:
@@ -146,9 +143,6 @@ class Tier:
 
     def of(self, name: str) -> list[int]:
         return [i for called, i in self.begun if called == name]
-
-
-# ---- the mistakes ----------------------------------------------------------------------------------------
 
 
 def in_vain(name: str, told: str) -> Callable[[Tier], str | None]:

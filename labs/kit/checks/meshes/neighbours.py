@@ -54,9 +54,6 @@ def sheets(seed: int) -> list[Sheet]:
     ]
 
 
-# ---- the mistakes ----------------------------------------------------------------------------------------
-
-
 def form(bad: Callable[[Any], bool]) -> Callable[[Seen], str | None]:
     return lambda seen: seen.told if bad(seen.found) else None
 

@@ -114,9 +114,6 @@ def worlds(draw: Draw) -> dict[int, list[Change]]:
     return {4: square, 6: wide, 8: three, 1: [case((1, 1), (P, R), (R, S0))]}
 
 
-# ---- what happens, and is looked at ----------------------------------------------------------------------
-
-
 def ordered_and_obeyed(world: Change, fn: Callable[..., Any]) -> Iterator[Look | None]:
     mesh = mesh_of(world.spec.mesh)
     coordinate = mesh.get_coordinate()
@@ -153,9 +150,6 @@ def valid(world: Change, order: Any) -> bool:
         and len(set(order)) == len(order)
         and set(world.changed) <= set(order)
     )
-
-
-# ---- what is judged --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

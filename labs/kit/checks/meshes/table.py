@@ -103,9 +103,6 @@ def stepped(weight: Tensor, gradient: Tensor) -> Tensor:
     return weight - 0.1 * gradient / (gradient.abs() + 1e-8)
 
 
-# ---- on a rank -------------------------------------------------------------------------------------------
-
-
 def obey_all(fn: Callable[..., Any], case: Case) -> Obeyed:
     with Aftermath() as aftermath:
         found = Obeyed(table=noted(case, fn))
@@ -146,9 +143,6 @@ def obey(case: Case, mesh: Mesh, kinds: Sequence[Sequence[Placement]]) -> tuple[
             mark("end")  # what comes now is looked at for its numbers
         after.append(redistribute(block, layout, whole, mesh))
     return held, after
-
-
-# ---- what is judged --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

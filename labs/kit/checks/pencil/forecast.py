@@ -93,8 +93,6 @@ def seconds(run: Run, flops: float = FLOPS, launch: float = LAUNCH, wire: Wire =
     return (run.microbatches + run.pp - 1) * each + max(0.0, gradients - compute * 2 / 3)
 
 
-# ---- the check -------------------------------------------------------------------------------------------
-
 BASE = Run(7_000_000_000, 32, 4096, 32_768, 1, 1, 1, 64)
 PROBES = {
     "base": BASE,

@@ -37,9 +37,6 @@ def drawn(draw: random.Random) -> tuple[list[float], ...]:
     return tuple([draw.randint(0, 36) / 4 for _ in range(count)] for _ in range(3))
 
 
-# ---- the answer, and wrong ones --------------------------------------------------------------------------
-
-
 def slots(
     fetch: Seconds,
     update: Seconds,

@@ -47,9 +47,6 @@ def next_windows(fn: Callable[..., Any], seed: int) -> str:
     return on_paper(fn, sheets, MISTAKES, "In which epoch is this, and how many of its windows have been read?")
 
 
-# ---- the answer, and wrong ones --------------------------------------------------------------------------
-
-
 def part(step: int, batch: int, rank: int, ranks: int) -> slice:
     """The places in an epoch's order."""
     size = batch // ranks

@@ -6,7 +6,6 @@ changed, or kept.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from labs import pp
 from labs.kit.checks.acts import Play, checked, on_each_rank
-from labs.kit.checks.answer import Mistake, Wrong, answered, first_fit, show
+from labs.kit.checks.answer import Mistake, Wrong, answered, says, show
 from labs.kit.checks.left import AFTERMATH
 from labs.kit.checks.mixture import all_are
 from labs.kit.checks.one import One
@@ -28,8 +27,6 @@ from labs.kit.checks.scripts import Look, Seen
 
 OWN_ORDERS = "0F2 0F0 0F3 0F1 0B1 0B0 0B2 0B3", "1F1 1F3 1F2 1F0 1B3 1B0 1B1 1B2"
 STEPPED, WITH_GRAPH = "a parameter", "one with its graph"
-
-# ---- what it is tried on ---------------------------------------------------------------------------------
 
 
 def worlds(draw: Draw) -> dict[int, list[Stacked]]:
@@ -64,8 +61,6 @@ ONLY = {  # the name of what raises in none but such worlds
     "1F1B, some": "right only where all parameters are trained",
     "GPipe in bfloat16": "right only in float64",
 }
-
-# ---- what happens, and is looked at ----------------------------------------------------------------------
 
 
 def batches(world: Stacked, fn: Callable[..., Any]) -> Iterator[Look | None]:
@@ -117,9 +112,6 @@ def in_one(losses: Any) -> Tensor | str | None:
     return f"[{', '.join(words)}]"
 
 
-# ---- is it right? ----------------------------------------------------------------------------------------
-
-
 def ones(seen: Seen) -> Iterator[One]:
     """The gradients of each stage, as they come: from the last stage on."""
     of_all = [(name, index) for index, done in enumerate(seen.done) for name in done.facts["summands"]]
@@ -147,13 +139,6 @@ def losses(seen: Seen) -> Iterator[tuple[str, One]]:
 
 def shown(losses: Tensor | str | None) -> str:
     return str([round(x, 4) for x in losses.tolist()]) if isinstance(losses, Tensor) else losses or "[]"
-
-
-# ---- its mistakes ----------------------------------------------------------------------------------------
-
-
-def raised(pattern: str) -> Callable[[str], bool]:
-    return lambda text: bool(re.search(pattern, text))
 
 
 def made(fits: Callable[[Tensor, int], Any]) -> Callable[[One], str | None]:
@@ -184,39 +169,39 @@ COUNT = "The batch's loss is the mean over how many micro-batches, and who divid
 # fmt: off
 RAISED = (
     Mistake("part of the list is not done", "How often does your loop run, and for which instructions does it do "
-            "nothing?", raised("was not done")),
+            "nothing?", says("was not done")),
     Mistake("not in the order of the list", "Who decides what comes next: the list, or your function?",
-            raised("which the list has first"), shows="right numbers, but GPipe's memory whatever the schedule"),
+            says("which the list has first"), shows="right numbers, but GPipe's memory whatever the schedule"),
     Mistake("no gradient to put",
             "Backward leaves one in the .grad of what its graph begins with. Is that what you took, and what you read?",
-            raised("there is no gradient|One of the differentiated Tensors does not require grad")),
-    Mistake("put before it was done", "When is it there?", raised("before it was done")),
-    Mistake("not put", "Who waits for it?", raised("was never put"), shows="a stage that waits for ever"),
-    Mistake("put for nobody", "Which stage would take it? What nobody takes stays for ever.", raised("nobody waits")),
-    Mistake("put with its graph", "What of it does another rank need?", raised("a tensor that requires a gradient")),
+            says("there is no gradient|One of the differentiated Tensors does not require grad")),
+    Mistake("put before it was done", "When is it there?", says("before it was done")),
+    Mistake("not put", "Who waits for it?", says("was never put"), shows="a stage that waits for ever"),
+    Mistake("put for nobody", "Which stage would take it? What nobody takes stays for ever.", says("nobody waits")),
+    Mistake("put with its graph", "What of it does another rank need?", says("a tensor that requires a gradient")),
     Mistake("changed after it was put",
             "A message may wait before it leaves, and does not copy what is in it. Who still writes there?",
-            raised("was changed afterwards"),
+            says("was changed afterwards"),
             shows="a gradient that is right on most days: it is overwritten before it has left"),
     Mistake("put under the wrong name", "What has this instruction made, and under which name?",
-            raised("not in this rank's")),
-    Mistake("put twice", "How often does a neighbour take it?", raised(r"put\(.*for the second time")),
-    Mistake("taken twice", "Where do you keep what you have taken?", raised(r"take\(.*for the second time")),
-    Mistake("not taken", "What does this instruction need, which another one has made?", raised("was never taken")),
+            says("not in this rank's")),
+    Mistake("put twice", "How often does a neighbour take it?", says(r"put\(.*for the second time")),
+    Mistake("taken twice", "Where do you keep what you have taken?", says(r"take\(.*for the second time")),
+    Mistake("not taken", "What does this instruction need, which another one has made?", says("was never taken")),
     Mistake("something else is taken",
             "Which instruction makes what this one needs: of which stage, and forward or backward?",
-            raised(r"take\(.*(none of this rank's|it goes by)|stages and micro-batches are counted")),
-    Mistake("the wrong tensor is put", "What crosses between two stages?", raised(r"was given |put\(.*goes by")),
-    Mistake("more than the list says", "Which line runs a stage that no instruction names?", raised("more often than")),
+            says(r"take\(.*(none of this rank's|it goes by)|stages and micro-batches are counted")),
+    Mistake("the wrong tensor is put", "What crosses between two stages?", says(r"was given |put\(.*goes by")),
+    Mistake("more than the list says", "Which line runs a stage that no instruction names?", says("more often than")),
     Mistake("xs or ys of another rank", "Which rank reads the tokens, and which the targets?",
-            raised(r"(IndexError|StopIteration)(.|\n)*\b(xs|ys)\b")),
+            says(r"(IndexError|StopIteration)(.|\n)*\b(xs|ys)\b")),
     Mistake("micro-batches are counted where there are none",
-            "Which rank has xs, and which one ys? Where is the loss divided?", raised("ZeroDivisionError")),
+            "Which rank has xs, and which one ys? Where is the loss divided?", says("ZeroDivisionError")),
     Mistake("a backward without its gradient", "In a stage that is not the last, what does backward begin with?",
-            raised("implicitly created only for scalar")),
+            says("implicitly created only for scalar")),
     Mistake("the tokens have no gradient", "What would the gradient of whole numbers be?",
-            raised("only Tensors of floating")),
-    Mistake("the graph is gone", KEEP, raised("does not require grad and does not have a grad_fn|a second time")),
+            says("only Tensors of floating")),
+    Mistake("the graph is gone", KEEP, says("does not require grad and does not have a grad_fn|a second time")),
 )
 PLAY = Play(
     worlds,
@@ -290,6 +275,7 @@ PLAY = Play(
         )),
     ),
     question=KEEP,
+    raised=RAISED,
 )
 # fmt: on
 
@@ -303,13 +289,8 @@ def obey(fn: Callable[..., Any], seed: int) -> str:
     try:
         seen = checked(PLAY, (fn,), seed).seen
     except Wrong as wrong:
-        if not wrong.raised:
-            raise
-        text = wrong.answer.text
-        if found := first_fit(RAISED, text):
-            wrong = Wrong(text, found[0].question, found[0].name)
-        only = next((only for world, only in ONLY.items() if re.search(rf"\(with .*({world})", text)), "")
-        raise wrong.also(only) from None
+        names = (only for world, only in ONLY.items() if says(rf"\(with .*({world})")(wrong.answer.text))
+        raise wrong.also(next(names, "") if wrong.raised else "") from None
     return (
         f"{len({str(each.world) for each in seen})} lists on 1, 2 and 4 ranks: losses and gradients are one process's"
         f"{bits((one.found, one.due) for each in seen for one in ones(each))}, and nothing is kept after its backward"

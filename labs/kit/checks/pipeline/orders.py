@@ -21,8 +21,6 @@ from labs.kit.checks.pipeline.stacked import whole
 ALONE = "right only on more than one rank"
 Fits = Callable[[Seen], Any]
 
-# ---- what they are tried on ------------------------------------------------------------------------------
-
 
 def sizes(seed: int, few: str = FEW) -> list[Size]:
     """The one that is drawn in the notebook comes first, and those with fewer micro-batches than ranks last."""
@@ -47,9 +45,6 @@ def interleaved_sizes(seed: int) -> list[Size]:
 
 def fraction(size: Size) -> float:
     return (size.ranks - 1) / (size.stages_per_rank * size.microbatches)
-
-
-# ---- what they amount to ---------------------------------------------------------------------------------
 
 
 def too_many(fits: Fits = lambda seen: True) -> Fits:

@@ -43,8 +43,6 @@ class Kind(StrEnum):
 Key = tuple[str, str]  # the kind, and whose it is
 Numbers = dict[Key, Any]
 
-# ---- what is trained -------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Training(World):
@@ -140,9 +138,6 @@ class Trainer:
         """How many of the optimizer's parameters are not the model's."""
         own = {id(p) for p in self.model.parameters()}
         return sum(id(p) not in own for p in self.optimizer.param_groups[0]["params"])
-
-
-# ---- what happens ----------------------------------------------------------------------------------------
 
 
 @dataclass

@@ -52,9 +52,6 @@ def script(world: Training, remember: Callable[..., Any], resume: Callable[..., 
     yield Look(facts=facts)
 
 
-# ---- the mistakes ----------------------------------------------------------------------------------------
-
-
 def told(one: Moment, key: Key) -> str:
     what, found, due = " ".join(key).strip(), one.found.get(key), one.due[one.t][key]
     if key[0] == Kind.RANDOM:

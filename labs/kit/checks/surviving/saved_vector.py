@@ -78,9 +78,6 @@ def runs(at: list[int]) -> str:
     return ", ".join(f"{at[i]}:{at[j - 1] + 1}" for i, j in pairwise([*begins, len(at)])) or "0:0"
 
 
-# ---- what may be there instead ---------------------------------------------------------------------------
-
-
 def as_if(others: Callable[[Saved], Iterable[Sequence[Iterable[int]]]]) -> Callable[[Lay], bool]:
     """Whether all ranks have what they would have, were one of these due."""
     return lambda its: any(list(map(list, other)) == its.everywhere for other in others(its.world))

@@ -64,9 +64,6 @@ def worlds(draw: Draw) -> dict[int, list[Saved]]:
     }
 
 
-# ---- what happens ----------------------------------------------------------------------------------------
-
-
 def load(world: Saved, fn: Callable[..., Any]) -> Iterator[Look | None]:
     files = dict(zip(world.names, world.vector.split(world.files), strict=True))
     reads: list[tuple[str, int, int]] = []
@@ -82,9 +79,6 @@ def load(world: Saved, fn: Callable[..., Any]) -> Iterator[Look | None]:
         loaded = fn(listed, read, world.index(), world.n)
         same = listed == list(zip(world.names, world.files, strict=True))
         yield Look({"": loaded}, {"reads": reads, "same": same})
-
-
-# ---- what is found, and what was read --------------------------------------------------------------------
 
 
 def due(world: Saved) -> list[dict[str, Tensor]]:
@@ -137,7 +131,7 @@ def reads(seen: Seen) -> Iterator[tuple[str, Reads]]:
 
 def one_for_all(seen: Seen) -> str | None:
     """One rank has read it, and the others have not."""
-    whose = [rank for rank, done in zip(seen.world.members, seen.done, strict=True) if done.facts["reads"]]
+    whose = [rank for rank, done in seen.ranks if done.facts["reads"]]
     return f"only rank {whose[0]} has read, and then the ranks sent" if seen.events and len(whose) == 1 else None
 
 

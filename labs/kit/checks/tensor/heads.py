@@ -16,8 +16,6 @@ from labs.kit.checks.ranks import Draw
 from labs.kit.checks.scripts import Look, Seen, World
 from labs.tp.shares import fits
 
-# ---- what it is tried on ---------------------------------------------------------------------------------
-
 
 class Deal(NamedTuple):
     heads: int
@@ -59,9 +57,6 @@ def lists(returned: Any) -> list[list[int]] | str:
     except (TypeError, ValueError):
         return show(returned)
     return [queries, keys, sharers]
-
-
-# ---- what is seen ----------------------------------------------------------------------------------------
 
 
 class Dealt:

@@ -424,14 +424,16 @@ HELD = (
 class Exercise:
     """The first of the worlds is a plain one, and those of the line of success come second.
 
-    forms, mistakes: rows about a result or a gradient on a rank; sending: about one way.  wide: where bytes held are
-    looked at; kept, most: × the `unit`, between forward and backward, when the result is gone, and at the most.
+    raised: rows about what is told of an error; forms, mistakes: about a result or a gradient on a rank; sending: about
+    one way.  wide: where bytes held are looked at; kept, most: × the `unit`, between forward and backward, when the
+    result is gone, and at the most.
     """
 
     worlds: Callable[[Draw], Sequence[Any]]
     mistakes: Sequence[Mistake]
     question: str
     _: KW_ONLY
+    raised: Sequence[Mistake] = ()
     forms: Sequence[Mistake] = ()
     sending: Sequence[Mistake] = ()
     wide: Sequence[Split] = ()
@@ -450,7 +452,7 @@ def checked(exercise: Exercise, functions: Functions, seed: int) -> Recording:
             recordings.append(played(there_and_back, functions, alike, judge_of(exercise)))
         except Wrong as wrong:
             at = [world for world in alike if wrong.raised and f"(with {world})" in wrong.answer.text]
-            raise (wrong.also(at[0].peculiar) if at else wrong) from None
+            raise (wrong.also(at[0].peculiar) if at else wrong).told_by(exercise.raised) from None
     if exercise.wide:
         recording = job(hold, functions, exercise.wide, ranks=4, record="memory").recording
         for index, world in enumerate(exercise.wide):

@@ -54,9 +54,6 @@ def worlds(draw: Draw) -> dict[int, list[Gathered]]:
     }
 
 
-# ---- what happens ----------------------------------------------------------------------------------------
-
-
 def come_and_go(world: Gathered, gather: Callable[..., Any], drop: Callable[..., Any]) -> Iterator[Look | None]:
     """Each layer in turn, forward and back: gather, look, use, drop, look."""
     fulls, rank = world.parameters(), dist.get_rank()
@@ -106,9 +103,6 @@ class Vector:
             full.data = self.view
         full.grad, self.version = None, full._version
         return found
-
-
-# ---- what is due, and what may be there instead ----------------------------------------------------------
 
 
 def due(world: Gathered, step: int | None = None) -> list[dict[str, Tensor]]:

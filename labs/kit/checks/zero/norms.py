@@ -23,9 +23,6 @@ TOLERANCE = {F64: 1e-5, F32: 1e-5, BF16: 1e-2}  # torch's own 1e-6 beside the no
 OF_NORM = 1e-5  # whatever the gradients' dtype: a norm that was added up in bfloat16 is 1e-3 off, or less by luck
 
 
-# ---- what it is tried on ---------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Gradients(World):
     """Of some shards on each rank, by `larger` larger from rank to rank.  `max_norm` is a multiple of their norm."""
@@ -91,9 +88,6 @@ def worlds(draw: Draw) -> dict[int, list[Gradients]]:
             case(4, 0.4, **crowded),
         ],
     }
-
-
-# ---- what happens, and is due ----------------------------------------------------------------------------
 
 
 def script(world: Gradients, fn: Callable[..., Any]) -> Iterator[Look | None]:

@@ -88,9 +88,6 @@ def place_of(full: Tensor) -> int:
     return full.untyped_storage()._cdata
 
 
-# ---- what is due, and what may be there instead ----------------------------------------------------------
-
-
 @lru_cache(maxsize=8)
 def states(world: Trained, adding: bool = False) -> list[list[Tensor]]:
     """All layers as one process has them, at first and after each step.  adding: no gradient is ever cleared."""

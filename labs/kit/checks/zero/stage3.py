@@ -53,9 +53,6 @@ def worlds(draw: Draw) -> dict[int, list[Chain]]:
     return {n: [draw.world(Chain, n, steps=2, depth=depth) for depth in of_n] for n, of_n in depths.items()}
 
 
-# ---- what happens ----------------------------------------------------------------------------------------
-
-
 def loss(y: Tensor) -> Tensor:
     """The gradient, with respect to y, of half the squares of y, per row."""
     return y / BATCH
@@ -123,9 +120,6 @@ def train(world: Chain, fn: Callable[..., Any]) -> Iterator[Look | None]:
         fn(given, x, loss)
         facts = {"events": list(events), "listed": given == layers}
         yield Look({f"layer {layer._number}": layer._shard for layer in layers}, facts)
-
-
-# ---- what is seen of it ----------------------------------------------------------------------------------
 
 
 class Step:
