@@ -94,6 +94,18 @@ class Exercise:
         """As `spoil`, and right."""
         return self.right(exchanged(fn, changes, f"{fn.__name__}_{len(self.answers)}"), **options)
 
+    def slips(self, fn: Callable[..., Any], *words: str, **given: Any) -> Callable[..., Callable[..., Any]]:
+        """`spoil(fn, …)`, of a mapping, or of old, new, …; or of other lines in the place of these words, as deep."""
+
+        def slip(mistake: str, *changes: Any, **options: Any) -> Callable[..., Any]:
+            if words:
+                pairs = zip(words, (text.replace("\n", "\n    ") for text in changes), strict=True)
+            else:
+                pairs = changes[0].items() if len(changes) == 1 else zip(changes[::2], changes[1::2], strict=True)
+            return self.spoil(fn, mistake, dict(pairs), **given | options)
+
+        return slip
+
     def instead(self, table: Iterable[Mistake]) -> None:
         """Wrong answers that the check itself computes: of its rows that are another answer, each by its name."""
         due = self.answers[0].functions[0]

@@ -105,11 +105,7 @@ WEIGHTS = 'held["P"] += n * (2 if mixed else 4)'
 GRADIENT = 'held["G"] += n * (2 if mixed else 4)'
 STATE = "12 * n if mixed else 8 * n + 4"
 
-
-def instead(mistake, changes, **options):
-    answers.spoil(loop, mistake, changes, **options)
-
-
+instead = answers.slips(loop)
 instead("the steps are not counted", {"8 * n + 4": "8 * n"}, blind=True)
 instead("a number of steps in mixed precision, where none is kept", {"12 * n": "12 * n + 4"}, blind=True)
 instead("no masters", {"12 * n": "8 * n"}, blind=True)

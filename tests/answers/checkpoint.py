@@ -102,11 +102,7 @@ HOOKS, LAST = "saved_tensors_hooks(lambda tensor: next(numbers), unpack)", "    
 OTHER = "different outputs"
 KEPT, BY_LAYER = [], {}
 
-
-def spoil(mistake, changes, **options):
-    answers.spoil(ck_skeleton, mistake, changes, **options)
-
-
+spoil = answers.slips(ck_skeleton)
 spoil(NO_GRAPH, {GRAD: ""}, blind=True)
 spoil(FORGOTTEN, {STATE: "pass"}, blind=True)
 spoil(FORGOTTEN, {STATE: "torch.manual_seed(0)"}, long=True)

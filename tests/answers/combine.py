@@ -46,11 +46,7 @@ OF_TP = 'dist.all_reduce(gradient, group=mesh.get_group("tp"))'
 OF_PP = 'dist.all_reduce(gradient, group=mesh.get_group("pp"))'
 ALL = f"dist.all_reduce(gradient)\n    gradient /= mesh.size()\n    return\n    {OVER_DP}"
 
-
-def spoil(mistake, *changes, **options):
-    answers.spoil(axis_by_axis, mistake, dict(zip(changes[::2], changes[1::2], strict=True)), **options)
-
-
+spoil = answers.slips(axis_by_axis)
 spoil("parts of a matrix are mixed along tp", OVER_DP, ALL)
 spoil(
     "returned, and not in place",

@@ -31,10 +31,7 @@ def two_of_three(batch, most, ranks, clip):
     return config | {"zero_optimization": {"stage": 2, "overlap_comm": True}}
 
 
-def spoil(mistake, words):
-    answers.spoil(all_three, mistake, words)
-
-
+spoil = answers.slips(all_three)
 spoil("a key that DeepSpeed does not know", {'"gradient_clipping"': '"max_grad_norm"'})
 spoil("batch sizes that do not agree", {"each // micro,": "batch // micro,"})
 spoil(

@@ -126,11 +126,7 @@ MISSING = "a tensor is missing, or travels twice"
 OPENED = "        if has >= bucket_bytes:\n            buckets.append([])\n            has = 0\n"
 ADDED = "        has += nbytes[i]\n"
 
-
-def instead(mistake, changes, **options):
-    answers.spoil(fill, mistake, changes, **options)
-
-
+instead = answers.slips(fill)
 instead("begun at the wrong end", {BACK: "for i in range(len(nbytes)):"}, blind=True)
 instead(
     "closed before it is full",

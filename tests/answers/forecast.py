@@ -40,10 +40,7 @@ def with_nothing_hidden(run):
     return (compute + tensor) * (run.microbatches + run.pp - 1) + gradients
 
 
-def spoil(mistake, changes, **options):
-    answers.spoil(in_steps, mistake, changes, **options)
-
-
+spoil = answers.slips(in_steps)
 COUNT = "(run.microbatches + run.pp - 1)"
 spoil("the micro-batches are left out", {COUNT: "run.pp"})
 spoil("tokens per second, and not seconds", {"return step": "return run.tokens / step"})

@@ -28,10 +28,7 @@ def by_table(n, a, tp, pp, dp, zero, m):
     return n * (divided / dp + whole) / (tp * pp) + a * min(m / pp, 1) / tp
 
 
-def spoil(mistake, old, new, **options):
-    answers.spoil(in_steps, mistake, {old: new}, **options)
-
-
+spoil = answers.slips(in_steps)
 ALIVE, LAST = "alive = min(pp, microbatches)", "activations / tp / pp * alive"
 spoil("ZeRO shares without being asked", "if zero >= 1:", "zero = 3\n    if zero:", blind=True)
 spoil("", "12 * mine", "8 * mine")

@@ -110,10 +110,7 @@ ALL = f"{ROOM}\n    {GATHERED}"
 WHOLE = "whole = torch.empty(full.shape, dtype=full.dtype)\nall_gather(whole, shard.data.to(full.dtype))\n"
 KEPT = {}
 
-
-def gathers(mistake, text, **options):
-    """`gather`, with other lines."""
-    answers.spoil(gather, mistake, {ALL: text.replace("\n", "\n    ")}, **options)
+gathers = answers.slips(gather, ALL)
 
 
 def after(mistake, line, **options):
@@ -212,11 +209,7 @@ after(
 
 # ---- wrong: drop -----------------------------------------------------------------------------------------
 
-
-def drops(mistake, text, **options):
-    answers.spoil(drop, mistake, {"full.untyped_storage().resize_(0)": text}, given=lambda fn: (gather, fn), **options)
-
-
+drops = answers.slips(drop, "full.untyped_storage().resize_(0)", given=lambda fn: (gather, fn))
 FREED = "full.untyped_storage().resize_(0)"
 NEVER = "full parameters are never freed"
 drops(NEVER, "pass")
@@ -224,16 +217,16 @@ drops(NEVER, "full.grad = None", blind=True)
 drops(NEVER, "full.data = torch.empty(0, dtype=full.dtype)", blind=True)
 drops(NEVER, "full.data.zero_()", blind=True)
 drops(NEVER, "full.data.resize_(0)")
-drops(NEVER, f"if full.grad is None:\n        {FREED}")
-drops(NEVER, f"if dist.get_rank():\n        {FREED}", blind=True)
+drops(NEVER, f"if full.grad is None:\n    {FREED}")
+drops(NEVER, f"if dist.get_rank():\n    {FREED}", blind=True)
 drops(NEVER, "full.untyped_storage().resize_(full.nbytes // dist.get_world_size())", blind=True)
 drops(NEVER, "full.untyped_storage().resize_(full.nbytes // 2)", long=True)
-drops("copies of full parameters are kept", f"KEPT[id(full)] = full.data.clone()\n    {FREED}", blind=True)
-drops(NEVER, f"if not torch.is_grad_enabled():\n        {FREED}", long=True)
-drops(NEVER, f"if full.requires_grad:\n        {FREED}", long=True)
+drops("copies of full parameters are kept", f"KEPT[id(full)] = full.data.clone()\n{FREED}", blind=True)
+drops(NEVER, f"if not torch.is_grad_enabled():\n    {FREED}", long=True)
+drops(NEVER, f"if full.requires_grad:\n    {FREED}", long=True)
 drops(
     NEVER,
-    'before = KEPT.setdefault("before", [])\n    while before:\n'
-    "        before.pop().untyped_storage().resize_(0)\n    before.append(full)",
+    'before = KEPT.setdefault("before", [])\nwhile before:\n'
+    "    before.pop().untyped_storage().resize_(0)\nbefore.append(full)",
     long=True,
 )

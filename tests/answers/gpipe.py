@@ -128,12 +128,7 @@ def endless(ranks, microbatches):
 
 # ---- how many, and of what -------------------------------------------------------------------------------
 
-
-def counted(mistake, every, **options):
-    """A right answer with other micro-batches."""
-    answers.spoil(gpipe, mistake, {"range(microbatches)": every}, **options)
-
-
+counted = answers.slips(gpipe, "range(microbatches)")
 counted("a forward is missing", "range(max(1, microbatches - 1))", blind=True)
 counted("a micro-batch that does not exist", "range(microbatches + 1)", blind=True)
 counted("right only with no fewer micro-batches than ranks", "range(max(ranks, microbatches))", blind=True)

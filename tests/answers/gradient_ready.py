@@ -128,12 +128,7 @@ BUFFERS = {}
 N, GRADIENT = " / dist.get_world_size()", "reduce_scatter(gradient, None)"
 MEAN, ADDED = GRADIENT + N, f"add(shard, {GRADIENT}{N})"
 
-
-def instead(mistake, line, **options):
-    """`ready`, with another last line."""
-    answers.spoil(ready, mistake, {ADDED: line.replace("\n", "\n    ")}, **options)
-
-
+instead = answers.slips(ready, ADDED)
 instead("summed instead of averaged", f"add(shard, {GRADIENT})", blind=True)
 instead("averaged twice", f"gradient /= dist.get_world_size()\n{ADDED}")
 instead("divided by the wrong number", f"add(shard, {GRADIENT} / 2)", blind=True)

@@ -73,11 +73,7 @@ def in_numpy(shards, replicas):
 GATHER, ACROSS = "(shards - 1) / shards", "2 * (replicas - 1) / replicas / shards"
 FULL, KEPT, HYBRID = "(1 / shards, 3 * gather),", "(1, 2 * gather)", "(1 / shards, 3 * gather + across)"
 
-
-def instead(mistake, changes, **options):
-    answers.spoil(plain, mistake, changes, **options)
-
-
+instead = answers.slips(plain)
 instead("the replicas are made to reduce everything", {ACROSS: "2 * (replicas - 1) / replicas"}, blind=True)
 instead("SHARD_GRAD_OP is given only a shard", {KEPT: "(1 / shards, 2 * gather)"}, blind=True)
 instead("only what is held is wrong", {FULL: "(1, 3 * gather),"}, blind=True)

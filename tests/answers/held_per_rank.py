@@ -73,11 +73,7 @@ def by_tensors(stage, layers, ranks, size):
 
 # ---- held_per_rank: wrong --------------------------------------------------------------------------------
 
-
-def instead(mistake, changes, **options):
-    answers.spoil(held, mistake, changes, **options)
-
-
+instead = answers.slips(held)
 instead("the padding is left out", {WHOLE: "sum(layers)", PART: "whole / ranks"}, blind=True)
 instead(
     "all layers are padded as one, and not each by itself",
@@ -188,10 +184,7 @@ def rows():
     return table() | {}
 
 
-def but(mistake, changed, **options):
-    events.spoil(rows, mistake, {"{}": changed}, **options)
-
-
+but = events.slips(rows, "{}")
 LEFT = "a stage does something where nothing is left to do"
 BOTH = "before", "after"
 NOTHING = '("", "", "")'

@@ -113,11 +113,7 @@ answers.right(
 
 # ---- the warm-up -----------------------------------------------------------------------------------------
 
-
-def warmed(mistake, warm, **options):
-    answers.spoil(interleaved, mistake, {WARM: warm}, **options)
-
-
+warmed = answers.slips(interleaved, WARM)
 REFUSES_NOTHING = {"m % p": "False"}
 ALIVE, EARLY, ALL = "too many activations alive", "a backward before its forward", "all forwards first"
 warmed(EARLY, "0", blind=True)

@@ -54,11 +54,7 @@ def least_of_what_is_lost(save, machine, machines):
 
 FORMULA = "(2 * save * machine / machines) ** 0.5"
 
-
-def instead(mistake, words, **options):
-    answers.spoil(by_a_power, mistake, {FORMULA: words}, **options)
-
-
+instead = answers.slips(by_a_power, FORMULA)
 instead("nothing is returned", "None")
 instead("a different kind of answer", f"[{FORMULA}]")
 instead("", f"round({FORMULA})")

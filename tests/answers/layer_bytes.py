@@ -90,11 +90,7 @@ def lb_meta(B, T, D, H, K, F):
 Y, X, HEADS, NORMS = "y = D if H > 1 and T > 1 else 0", "(D + 2 * K", "2 * K * E + H +", "2 * (2 * D + 1)"
 ROTARY, MLP, RESULT = "T * 2 * E,", "(D + 4 * F)", "return {name: 4 * n for name, n in found.items()}"
 
-
-def one(mistake, old, new, **options):
-    answers.spoil(formula, mistake, {old: new}, **options)
-
-
+one = answers.slips(formula)
 one("the same input three times", X, "(3 * D + 2 * K", blind=True)
 one("the log-sum-exps are left out", HEADS, "2 * K * E +", blind=True)
 one("", HEADS, "2 * K * E + 1 +", blind=True)

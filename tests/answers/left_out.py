@@ -20,10 +20,7 @@ def from_the_estimate(parameters, ranks, activations, bucket, float32):
     return states - estimated + activations + place
 
 
-def spoil(mistake, words):
-    answers.spoil(difference, mistake, words)
-
-
+spoil = answers.slips(difference)
 spoil("nothing is returned", {"return states": "states"})
 spoil("", {"+ activations": ""})
 

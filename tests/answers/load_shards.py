@@ -124,11 +124,7 @@ LOOP, LAST = "for name, n in index:", "torch.cat(pieces) if pieces else torch.em
 INDENT = "\n    "
 FEW, MANY, ANOTHER = "too few elements", "too many elements", "another rank's part"
 
-
-def spoil(mistake, changes, **options):
-    answers.spoil(in_common, mistake, changes, **options)
-
-
+spoil = answers.slips(in_common)
 spoil("rank 0's part on every rank", {FIRST: "0, size"})
 spoil(ANOTHER, {FIRST: "(rank + 1) % ranks * size, ((rank + 1) % ranks + 1) * size"})
 spoil(ANOTHER, {FIRST: "(ranks - 1 - rank) * size, (ranks - rank) * size"})

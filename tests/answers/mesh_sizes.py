@@ -34,10 +34,7 @@ def by_product(gpus, node, heads, layers, batch):
     )
 
 
-def spoil(mistake, old, new, **options):
-    answers.spoil(by_loops, mistake, {old: new}, **options)
-
-
+spoil = answers.slips(by_loops)
 spoil("not sorted, or not each once", "return found", "return found[::-1]")
 spoil("", "range(1, layers + 1)", "range(2, layers + 1)")
 spoil("", "return found", "return found[:1]")

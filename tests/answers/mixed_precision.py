@@ -126,11 +126,7 @@ ALL = f"{RETURN}{MASTER}, {MEAN}, {SQUARE}}}"
 NO_DICT, NO_FLOAT32, BEGUN = "not these three tensors", "the {} is not float32", "the {} begins with other numbers"
 KEPT = {}
 
-
-def kept(mistake, changes, **options):
-    answers.spoil(remember, mistake, changes, **{"given": remembers} | options)
-
-
+kept = answers.slips(remember, given=remembers)
 kept(NO_DICT, {RETURN: "{"})
 kept(NO_DICT, {f"{MASTER}, ": ""})
 kept(NO_DICT, {ALL: "return master, torch.zeros_like(master), torch.zeros_like(master)"})
@@ -166,9 +162,7 @@ OTHER_WAY, STILL, BEHIND = "the master goes another way", "the master stands sti
 SMALL, CHANGED = "small steps are lost", "the gradient has changed"
 ALWAYS = "right only where every parameter has a gradient"
 
-
-def spoil(mistake, changes, **options):
-    answers.spoil(step, mistake, changes, **{"given": steps} | options)
+spoil = answers.slips(step, given=steps)
 
 
 def then(mistake, words, **options):

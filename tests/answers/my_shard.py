@@ -67,11 +67,7 @@ UNHELD = {START: "rank * longest"}
 EMPTY = "an empty shard that does not end where it starts"
 LAST = "elements if rank == ranks - 1 else "
 
-
-def instead(mistake, changes, **options):
-    answers.spoil(by_longest, mistake, changes, **options)
-
-
+instead = answers.slips(by_longest)
 instead(
     "the last rank is given a longer shard than the others",
     {LONGEST: "elements // ranks", STOP: f"{LAST}(rank + 1) * longest"},

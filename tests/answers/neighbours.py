@@ -102,9 +102,7 @@ PLACE, RANK, RETURNED = "rank // step % size", "rank + (k - at) * step", "return
 PROCESS = "the place of the process, and not of the rank that was asked for"
 KEPT = {}
 
-
-def instead(mistake, old, new, **options):
-    answers.spoil(by_strides, mistake, {old: new}, **options)
+instead = answers.slips(by_strides)
 
 
 def first(mistake, line, **options):

@@ -68,11 +68,7 @@ FIRST, RETURN = "first = step * batch + rank * size", "return order(epoch)[first
 SIZE = "size = batch // ranks"
 BEYOND = "windows that fill no batch are counted"
 
-
-def spoil(mistake, changes, **options):
-    answers.spoil(by_divmod, mistake, changes, **options)
-
-
+spoil = answers.slips(by_divmod)
 spoil("", {STEPS: "steps = len(order(0)) // batch + 1"})
 spoil("a different kind of answer", {RETURN: "return order(epoch)[first]"})
 spoil("a different kind of answer", {RETURN: "return set(order(epoch)[first : first + size])"})

@@ -228,9 +228,7 @@ WAITED = "the next update waits for a store"
 FIRST, FOLLOWING = "coming = [thread.submit(fetch, i) for i in due[:1]]", "due[n + 1 : n + 2]"
 TAKEN, NEXT = "values = coming[0].result()", f"coming = [thread.submit(fetch, j) for j in {FOLLOWING}]"
 
-
-def spoil(mistake, changes, **options):
-    answers.spoil(offloaded_step, mistake, changes, **options)
+spoil = answers.slips(offloaded_step)
 
 
 @answers.wrong(ALONE, blind=True)

@@ -127,9 +127,7 @@ RETURNED = f"return {MINE}{CLONE}"
 EMPTY, GROUP = "right only where no piece is empty", "right only on the group of all ranks"
 BUFFERS, FIRST, ALL = {}, {}, []
 
-
-def instead(mistake, old, new, **options):
-    answers.spoil(padded_rows, mistake, {old: new}, **options)
+instead = answers.slips(padded_rows)
 
 
 def before(mistake, lines, **options):

@@ -111,12 +111,7 @@ def on_a_disk(model):
 DEAR, KEPT, AT_ONCE = "too much is computed again", "too much is kept", "too much at once in backward"
 TWICE, DEPTH = "computed more than twice", "too much is computed again at another depth"
 
-
-def each(mistake, keep, **options):
-    """What layer n of so many keeps."""
-    answers.spoil(pc_halves, mistake, {FULL: keep}, **options)
-
-
+each = answers.slips(pc_halves, FULL)
 each(DEAR, "()", blind=True)
 each(DEAR, "ATTENTION", long=True)
 each(DEAR, "() if n < depth // 2 else MATMULS", blind=True)
@@ -130,12 +125,7 @@ each(DEPTH, "() if n < (depth + 1) // 2 else CHEAP", blind=True)
 each(DEPTH, "() if n < 4 else CHEAP", blind=True)
 each(DEPTH, "CHEAP if n % 2 else ()", blind=True)
 
-
-def instead(mistake, words, **options):
-    """`place`, with these words."""
-    answers.spoil(place, mistake, {f"{FIRST}\n    {LAST}": words.replace("\n", "\n    ")}, **options)
-
-
+instead = answers.slips(place, f"{FIRST}\n    {LAST}")
 instead(DEAR, "recompute.recompute([*first, *last][:-1])", long=True)
 instead(DEAR, f"recompute.recompute([layer.mlp for layer in first])\n{LAST}\nrecompute.recompute(first)", long=True)
 instead(KEPT, "recompute.recompute([layer.mlp for layer in [*first, *last]])", blind=True)

@@ -120,9 +120,7 @@ def behind_a_lock(disk, name, text):
 
 IN_PLACE, EARLY = "overwritten in place", "renamed before the flush"
 
-
-def spoil(mistake, changes, **options):
-    answers.spoil(by_a_draft, mistake, changes, **options)
+spoil = answers.slips(by_a_draft)
 
 
 def calls(mistake, *lines, **options):

@@ -170,8 +170,7 @@ def of_rank_0(state):
     return state
 
 
-def kept(mistake, changes, **options):
-    answers.spoil(remember, mistake, changes, **{"given": remembers} | options)
+kept = answers.slips(remember, given=remembers)
 
 
 def first(mistake, words, **options):
@@ -331,9 +330,7 @@ SET = 'torch.set_rng_state(state["random"])'
 LEFT_OUT, ELSEWHERE = "{} left out", "{} from another place"
 RATE, COUNT = "the first step has another learning rate", "AdamW counts its steps from another number"
 
-
-def spoil(mistake, changes, **options):
-    answers.spoil(resume, mistake, changes, **{"given": resumes} | options)
+spoil = answers.slips(resume, given=resumes)
 
 
 def then(mistake, words, **options):

@@ -140,11 +140,7 @@ INFINITE, GRADIENT, FORM = "not finite", "the right loss with a wrong gradient",
 MANY, DIVIDE = "more than three numbers per token", "right only where the ranks divide the vocabulary"
 TOKENS, WRONG_RANKS = "summed over the tokens", "a collective over the wrong ranks"
 
-
-def spoil(mistake, changes, blind=True, **options):
-    answers.spoil(in_two, mistake, changes, blind=blind, **options)
-
-
+spoil = answers.slips(in_two, blind=True)
 spoil(INFINITE, {TOP: "0"})
 spoil("relative to each rank's own highest logit", {TOP: f"{LOW}[:, None]"})
 spoil(INFINITE, {TOP: f"summed({LOW}, group)[:, None]"}, long=True)

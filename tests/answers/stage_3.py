@@ -114,11 +114,7 @@ def s3_recursive(layers, x, loss):
 
 # ---- wrong: forward --------------------------------------------------------------------------------------
 
-
-def spoil(mistake, changes, **options):
-    answers.spoil(loops, mistake, changes, **options)
-
-
+spoil = answers.slips(loops)
 FORWARD = "    for layer in layers:\n        layer.gather()\n        x = layer.forward(x)\n        layer.drop()\n"
 BACK = "        layer.gather()\n        dy = layer.backward(dy)\n        layer.reduce()\n        layer.drop()\n"
 UPDATE = "    for layer in layers:\n        layer.update()\n"

@@ -85,11 +85,7 @@ def by_recursion(fetch, update, store):
 
 # ---- wrong: a slot ---------------------------------------------------------------------------------------
 
-
-def slot(mistake, seconds, **options):
-    answers.spoil(ss_padded, mistake, {"max(u, s + f)": seconds}, **options)
-
-
+slot = answers.slips(ss_padded, "max(u, s + f)")
 slot("two threads, and not one", "max(u, s, f)", blind=True)
 slot("", "min(u, s + f)", blind=True)
 slot("", "max(u, s) + f")

@@ -202,11 +202,7 @@ LOOP = "    for full, pieces in zip(fulls, table.split(sizes, 1), strict=True):\
 GATHERED = {}
 KEPT = []
 
-
-def spoil(mistake, changes, **options):
-    answers.spoil(unshard, mistake, changes, **options)
-
-
+spoil = answers.slips(unshard)
 spoil("gathered in the wrong dtype", {DTYPE: "shards[0].dtype"}, blind=True)
 spoil("rounded on the way", {DTYPE: "torch.float16"})
 spoil(
@@ -332,11 +328,7 @@ after(
 FREED = "full.untyped_storage().resize_(0)"
 NEVER = "full parameters are never freed"
 
-
-def resharded(mistake, changes, **options):
-    answers.spoil(reshard, mistake, changes, given=lambda fn: (unshard, fn), **options)
-
-
+resharded = answers.slips(reshard, given=lambda fn: (unshard, fn))
 resharded(
     "full has other memory",
     {FREED: "empty = torch.empty_like(full)\n        empty.untyped_storage().resize_(0)\n        full.data = empty"},

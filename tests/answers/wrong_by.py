@@ -35,11 +35,7 @@ def by_example(sizes, microbatches):
 
 # ---- wrong -----------------------------------------------------------------------------------------------
 
-
-def instead(mistake, old, new):
-    answers.spoil(by_names, mistake, {old: new})
-
-
+instead = answers.slips(by_names)
 A, B, C = '"A": microbatches', '"B": 1 / (replicate * shard)', '"C": 1 / pp'
 instead("A: another factor", A, '"A": microbatches / pp')
 instead("B: another factor", B, '"B": 1 / (shard * tp)')
