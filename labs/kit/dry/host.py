@@ -54,24 +54,24 @@ def swapped(x: Tensor, y: Tensor) -> None:
 swap_tensors, composed_attention = torch.utils.swap_tensors, F.scaled_dot_product_attention
 
 
-def group(name: str) -> dist.ProcessGroup:
-    return torch._C._distributed_c10d._resolve_process_group(name)
+def under_way(name: str) -> dict[str, Any]:
+    return {"group": torch._C._distributed_c10d._resolve_process_group(name), "async_op": True}
 
 
-def reduced(out: Tensor, x: Tensor, reduction: str, name: str) -> None:
-    dist.all_reduce(out, group=group(name))
+def reduced(out: Tensor, x: Tensor, reduction: str, name: str) -> dist.Work:
+    return dist.all_reduce(out, **under_way(name))
 
 
-def gathered(out: Tensor, x: Tensor, ranks: int, name: str) -> None:
-    all_gather(out, x, group=group(name))
+def gathered(out: Tensor, x: Tensor, ranks: int, name: str) -> dist.Work:
+    return all_gather(out, x, **under_way(name))
 
 
-def scattered(out: Tensor, x: Tensor, reduction: str, ranks: int, name: str) -> None:
-    reduce_scatter_single(out, x, group=group(name))
+def scattered(out: Tensor, x: Tensor, reduction: str, ranks: int, name: str) -> dist.Work:
+    return reduce_scatter_single(out, x, **under_way(name))
 
 
-def exchanged(out: Tensor, x: Tensor, taken: list[int], sent: list[int], name: str) -> None:
-    dist.all_to_all_single(out, x, taken, sent, group=group(name))
+def exchanged(out: Tensor, x: Tensor, taken: list[int], sent: list[int], name: str) -> dist.Work:
+    return dist.all_to_all_single(out, x, taken, sent, **under_way(name))
 
 
 FUNCTIONAL = torch.ops._c10d_functional
@@ -85,7 +85,6 @@ ISSUED = {
 ANSWERED = {  # by the host alone
     torch.ops.aten.is_set_to.default: is_set_to,
     FUNCTIONAL._wrap_tensor_autograd.default: AsyncCollectiveTensor,
-    FUNCTIONAL.wait_tensor.default: lambda x: x,
 }
 LARGE = 2**20  # elements: from there on a tensor of the host is fake, too
 PIPELINES = os.path.join(LABS, "pp", ""), os.path.join(TORCH, "distributed", "pipelining", "")
@@ -117,6 +116,7 @@ class Pretend(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.fakes, self.reads = Fakes(allow_non_fake_inputs=True), []
+        self.works: dict[int, dist.Work] = {}  # of functional collectives, by the storage that they fill
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -150,6 +150,8 @@ class Pretend(TorchDispatchMode):
             return NotImplemented  # a DTensor: it takes itself apart, and its local operators come by here
         if func in ANSWERED:
             return ANSWERED[func](*args)
+        if func is FUNCTIONAL.wait_tensor.default:
+            return self.waited(*args)
         # DTensor asks fakes of its own what shapes will come of an operator.
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) or not is_fake(args, kwargs):
             return func(*args, **kwargs)
@@ -160,8 +162,13 @@ class Pretend(TorchDispatchMode):
         except (DataDependentOutputException, DynamicOutputShapeException):
             raise NeedsNumbers(refusal(sys._getframe(1))) from None
         if func in ISSUED:
-            ISSUED[func](answer, *args)
+            self.works[answer.untyped_storage()._cdata] = ISSUED[func](answer, *args)
         return answer
+
+    def waited(self, x: Tensor) -> Tensor:
+        if work := self.works.pop(x.untyped_storage()._cdata, None):
+            work.wait()
+        return x
 
 
 def is_fake(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

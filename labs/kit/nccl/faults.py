@@ -67,8 +67,8 @@ def overlapping(calls: Iterable[Call]) -> Iterator[Fault]:
     """calls: those of one rank, in order.
 
     Calls of one communicator are in order; the rank's own reads and writes are so only after a wait, for the call or
-    for a later one of its communicator.  What C++ issues (torch's DDP), it waits for unseen; so is the wait for a call
-    behind which many more are under way.
+    for a later one of its communicator.  What C++ issues (torch's DDP), it waits for unseen, as does who has a call's
+    future; so is the wait for a call behind which many more are under way.
     """
     calls = [*calls]
     done = ends(calls)
@@ -88,7 +88,7 @@ def overlapping(calls: Iterable[Call]) -> Iterator[Fault]:
                 yield f"{whose(event)} was still under way when its tensor was written to", (event,)
             if event.read_at:
                 yield f"{whose(event)} was still under way when what it receives was read ({event.read_at})", (event,)
-        if not call.first.by_cpp:
+        if not call.first.unseen:
             under_way = [*under_way, call][-OUTSTANDING:]
 
 

@@ -33,8 +33,8 @@ record="communication" only whether a whole tensor was written to.
 
 What it does not see: equal calls in another order, of which each gets the other's numbers; another order in another run
 (a recording is one); what the code does on a GPU alone; CUDA's streams, and what synchronises a device; devices (two
-ranks on one); time limits; a wait inside C++; what another thread touches; which order two threads take next time;
-whether an unequal number of calls had another cause.
+ranks on one); time limits; a wait inside C++ or by a future; what another thread touches; which order two threads take
+next time; whether an unequal number of calls had another cause.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Event:
     writes: tuple[Extent, ...] = ()
     overwritten: bool = False  # what it sends, or receives, was written to before the rank waited for it
     read_at: str = ""  # the line that read what it receives before the rank waited for it (labs.kit.watch.touches)
-    by_cpp: bool = False  # C++ has issued it (torch's DDP), and waits for it where nobody sees that
+    unseen: bool = False  # it is waited for where nobody sees that: in C++, which has issued it, or by its future
 
     @property
     def waited(self) -> float:
@@ -141,7 +141,7 @@ class CommunicationWatch(tap.Listener):
         frame = sys._getframe(1)
         row["issuer"], row["meta"] = issuer(frame), sets_up_a_pipeline(frame)
         row["batch"] = self.batch.next() if call.op in ("send", "recv") else None
-        row["by_cpp"] = is_by_cpp(frame)
+        row["unseen"] = is_by_cpp(frame)
         row["versions"] = versions_of(call)
         row["waits"] = []
         row["start"] = time.monotonic_ns()
@@ -150,11 +150,17 @@ class CommunicationWatch(tap.Listener):
     def returned(self, call: tap.Call, work: dist.Work | None) -> None:
         row = call.notes[self]
         row["returned"] = time.monotonic_ns()
-        if work is not None and not row["by_cpp"]:
+        if work is not None and not row["unseen"]:
             self.under_way = [*self.under_way, row][-tap.OUTSTANDING :]
         if work is not None and call.op in TELLS_ITS_END and dist.get_backend(call.group) == "gloo":
             # On one of gloo's threads, before those who wait are woken.
             work.get_future().add_done_callback(lambda _: row.setdefault("end", time.monotonic_ns()))
+
+    def has_future(self, call: tap.Call) -> None:
+        if self in call.notes:
+            row = call.notes[self]
+            row["unseen"] = True
+            self.under_way = [other for other in self.under_way if other is not row]
 
     def waiting(self, call: tap.Call) -> None:
         if self in call.notes:
@@ -335,8 +341,7 @@ def issuer(frame: FrameType | None) -> str:
 
     Autograd's engine is C++: what stands right below its Python frame was called from there (DDP's reducer).
     """
-    while frame is not None and frame.f_code.co_filename.startswith(KIT):
-        frame = frame.f_back
+    frame = program_frame(frame)
     if frame is None or frame.f_code.co_name == "_engine_run_backward" or not (line := learner_frame(frame)):
         return "torch (C++)"
     return f"{short_name(line.f_code.co_filename)}:{line.f_lineno} {line.f_code.co_name}"
@@ -344,16 +349,20 @@ def issuer(frame: FrameType | None) -> str:
 
 def is_by_cpp(frame: FrameType | None) -> bool:
     """Whether torch's Python has called something of C++ that issued it, and not a collective as such."""
-    while frame is not None and is_ours(frame):
-        frame = frame.f_back
+    frame = program_frame(frame)
     return frame is None or (frame.f_code.co_filename.startswith(TORCH) and frame.f_code.co_filename not in IN_PYTHON)
 
 
-def is_ours(frame: FrameType) -> bool:
-    """Of this kit, or called from here: an operator that a dispatch mode hands on."""
-    caller = frame.f_back
-    is_handed_on = frame.f_code.co_filename == OPERATOR and caller is not None
-    return (caller if is_handed_on else frame).f_code.co_filename.startswith(KIT)
+def program_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost one outside this kit, its dispatch modes, and what they hand an operator to (a dry run's fakes)."""
+    inner = frame
+    while frame is not None:
+        if frame.f_code.co_name == "__torch_dispatch__" and frame.f_code.co_filename.startswith(KIT):
+            inner = frame
+        frame = frame.f_back
+    while inner is not None and inner.f_code.co_filename.startswith(KIT):
+        inner = inner.f_back
+    return inner
 
 
 def sets_up_a_pipeline(frame: FrameType | None) -> bool:

@@ -9,6 +9,7 @@ above the backends, shows each to the listeners and hands it on.  Nothing is rep
               lent(call, args)      what the backend gets: these arguments, or others in their place
               handed(call, work)    the work that the process gets: this one, or another in its place
               returned(call, work)  when it is queued (most backends answer before it is done)
+              has_future(call)      the process takes its future, by which it may wait unseen
               waiting(call)         the process begins to wait for it, in Work.wait or wait_tensor
               waited(call)          and has stopped waiting
 
@@ -133,6 +134,8 @@ class Listener:
 
     def returned(self, call: Call, work: dist.Work | None) -> None: ...
 
+    def has_future(self, call: Call) -> None: ...
+
     def waiting(self, call: Call) -> None: ...
 
     def waited(self, call: Call) -> None: ...
@@ -162,6 +165,7 @@ def install() -> None:
     _libraries.extend([library, functional])
     for kind in WORKS:
         kind.wait = _watched_wait(kind.wait)
+    dist.Work.get_future = _watched_future(dist.Work.get_future)
 
 
 def uninstall() -> None:
@@ -169,6 +173,7 @@ def uninstall() -> None:
     if _libraries:
         for kind in WORKS:
             kind.wait = kind.wait.__wrapped__
+        dist.Work.get_future = dist.Work.get_future.__wrapped__
     _libraries.clear()  # a library that nobody holds takes its kernels along
 
 
@@ -203,9 +208,10 @@ def _collective_kernel(raw: str, operator: Any, below: Any) -> Callable[..., Any
                 work = listener.handed(call, work)
             if work is not theirs:
                 answer = (*answer[:-1], work.boxed()) if isinstance(answer, (tuple, list)) else work.boxed()
-            _remember(work, call)
         for listener in listeners:
             listener.returned(call, work)
+        if work is not None:
+            _remember(work, call)
         # The listeners have seen them. Kept here they would outlive their time: tensors their step, and a group the
         # interpreter's end, where it aborts.
         call.inputs = call.outputs = ()
@@ -241,6 +247,17 @@ def _watched_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
         finally:  # also when it gives up: the program may catch that, and go on
             _outstanding.pop(id(work), None)
             _tell_waited([call] if call else [])
+
+    return watched
+
+
+def _watched_future(get_future: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(get_future)
+    def watched(work: dist.Work) -> Any:
+        _, call, _ = _outstanding.get(id(work), (None, None, None))
+        for listener in listeners if call else ():
+            listener.has_future(call)
+        return get_future(work)
 
     return watched
 

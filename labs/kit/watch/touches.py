@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from labs.kit.watch.communication import CommunicationWatch, Extent, extents, issuer
 from labs.kit.watch.storages import allocates
 
-COMMUNICATION = "c10d", "_c10d_functional"
+NOT_COMPUTING = "c10d", "_c10d_functional", "prim"  # prim::device: a fake tensor is asked where it is
 SHAPE_ALONE = "new_", "empty", "zeros", "ones", "full", "rand", "record_stream", "set_"
 
 
@@ -63,6 +63,6 @@ def touched(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 def looks(func: OpOverload) -> bool:
     """Whether it reads or writes any numbers."""
     name = func._schema.name.split("::")[1]
-    if func.namespace in COMMUNICATION or name.startswith(SHAPE_ALONE) or name.endswith("_like"):
+    if func.namespace in NOT_COMPUTING or name.startswith(SHAPE_ALONE) or name.endswith("_like"):
         return False
     return allocates(func) or func._schema.is_mutable

@@ -11,7 +11,9 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed import P2POp, irecv, isend
+from torch.distributed._functional_collectives import all_reduce as all_reduced
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from labs.kit.nccl.verdict import HANGS, MAY_HANG, SOUND, WRONG
@@ -577,9 +579,38 @@ def written_to_by_the_backend(rank, g):
     whole = x(16)
     all_gather(whole, whole[4 * rank : 4 * rank + 4], group=g.world)
     dist.all_reduce(x(), dist.ReduceOp.AVG, group=g.world)
+
+
+@case("rule 7: what a backend itself writes", SOUND)
+def coalesced_and_written_to_by_the_backend(rank, g):
     with dist._coalescing_manager(g.world):
         dist.all_reduce(x(), group=g.world)
         dist.all_reduce(x(8), group=g.world)
+
+
+@case("rule 7: waited for by its future", SOUND)
+def waited_for_by_its_future(rank, g):
+    data = x()
+    dist.all_reduce(data, group=g.world, async_op=True).get_future().wait()
+    data.sum()
+
+
+@case("rule 7: waited for by nobody", WRONG, "what it receives was read (cases.py:")
+def a_functional_collective_without_a_wait(rank, g):
+    torch.ops._c10d_functional.all_reduce(x(), "sum", g.world.group_name).sum()
+
+
+@case("rule 7: waited for as it is used", SOUND)
+def a_functional_collective(rank, g):
+    all_reduced(x(), "sum", g.world).sum()
+
+
+@case("rule 7: waited for in C++", SOUND)
+def buckets_of_ddp(rank, g):
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4), process_group=g.world)
+    for _ in range(2):
+        model(x()).sum().backward()
+        model.zero_grad(set_to_none=False)
 
 
 @case("rule 7: received where it is sent from", WRONG, "two messages that use the same memory")

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from labs.kit.drawing.circles import circle
+from labs.kit.dry.dry import dry
 from labs.kit.launch import run
 from labs.kit.nccl.verdict import HANGS, SOUND, WRONG, would_hang
 from labs.kit.record import Recording
@@ -37,6 +38,15 @@ def test_published_cases(case, recorded):
     verdict = would_hang(recorded[case.name])
     assert verdict.name == case.verdict, (case.thread, verdict)
     assert case.told in repr(verdict), case.thread
+
+
+def test_a_dry_run_tells_the_same_of_memory():
+    """But of what is coalesced, for which PyTorch's fake tensors have no kernel."""
+    cases = [case for case in CASES if case.thread.startswith("rule 7") and "coalesced" not in case.name]
+    found = split(dry(run_all, cases, ranks=4, rank=range(4)).communication, cases)
+    assert {case.name: would_hang(found[case.name]).name for case in cases} == {
+        case.name: case.verdict for case in cases
+    }
 
 
 # ---- what it is asked, and what it answers ---------------------------------------------------------------
