@@ -49,3 +49,23 @@ def without_waiting(x, latency, bandwidth):
         x += each
     for work in works:
         work.wait()
+
+
+# ---- 03 --------------------------------------------------------------------------------------------------
+
+
+def one_for_each(nbytes, *seconds):
+    return [[layer] for layer in reversed(range(len(nbytes)))]
+
+
+def one_is_missing(nbytes, *seconds):
+    return [list(range(1, len(nbytes)))]
+
+
+def another_on_each_rank(nbytes, *seconds):
+    layers = list(range(len(nbytes)))
+    return [layers] if dist.get_rank() else [layers[:1], layers[1:]]
+
+
+def a_number(*given):
+    return 3
