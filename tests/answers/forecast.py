@@ -13,30 +13,30 @@ def bandwidth(ranks, apart):
 
 
 @answers.right
-def in_steps(run):
+def in_steps(run, flops=350e12, launch=0.005, wire=bandwidth):
     share = run.tp * run.pp
-    compute = 6 * run.parameters * run.tokens / share / 350e12
+    compute = 6 * run.parameters * run.tokens / share / flops
     tensor = 0
     if run.tp > 1:
         x = 2 * run.tokens * run.dim
-        tensor = run.layers / run.pp * 8 * (run.tp - 1) / run.tp * x / bandwidth(run.tp, 1)
-    each = max(compute + tensor, 0.005 * run.layers / run.pp)
+        tensor = run.layers / run.pp * 8 * (run.tp - 1) / run.tp * x / wire(run.tp, 1)
+    each = max(compute + tensor, launch * run.layers / run.pp)
     step = each * (run.microbatches + run.pp - 1)
     if run.dp > 1:
         size = 4 * run.parameters / share
-        travels = 2 * size * (run.dp - 1) / run.dp / bandwidth(run.dp, run.tp)
+        travels = 2 * size * (run.dp - 1) / run.dp / wire(run.dp, run.tp)
         step += max(0, travels - 2 / 3 * compute)
     return step
 
 
 @answers.right
-def with_nothing_hidden(run):
+def with_nothing_hidden(run, flops=300e12, launch=2e-3, wire=bandwidth):
     """Python's pace is left out, and no gradient is hidden: coarser, and near enough."""
     share = run.tp * run.pp
-    compute = 6 * run.parameters * run.tokens / share / 300e12 + run.layers / run.pp * 2e-3
+    compute = 6 * run.parameters * run.tokens / share / flops + run.layers / run.pp * launch
     x = 2 * run.tokens * run.dim
-    tensor = run.layers / run.pp * 8 * (run.tp - 1) / run.tp * x / bandwidth(run.tp, 1)
-    gradients = 8 * run.parameters / share * (run.dp - 1) / run.dp / bandwidth(run.dp, run.tp)
+    tensor = run.layers / run.pp * 8 * (run.tp - 1) / run.tp * x / wire(run.tp, 1)
+    gradients = 8 * run.parameters / share * (run.dp - 1) / run.dp / wire(run.dp, run.tp)
     return (compute + tensor) * (run.microbatches + run.pp - 1) + gradients
 
 
@@ -45,10 +45,12 @@ COUNT = "(run.microbatches + run.pp - 1)"
 spoil("the micro-batches are left out", {COUNT: "run.pp"})
 spoil("tokens per second, and not seconds", {"return step": "return run.tokens / step"})
 spoil("tensor parallelism divides nothing", {"share = run.tp * run.pp": "share = run.pp"})
-spoil("the pipeline divides nothing", {"share = run.tp * run.pp": "share = run.tp", "0.005 * run.layers / run.pp": "0"})
+spoil(
+    "the pipeline divides nothing", {"share = run.tp * run.pp": "share = run.tp", "launch * run.layers / run.pp": "0"}
+)
 spoil("the bubble is left out", {COUNT: "run.microbatches"})
 spoil("tensor parallelism sends nothing", {"if run.tp > 1": "if False"})
-spoil("the border of a node costs nothing", {"bandwidth(run.tp, 1)": "3e11"})
+spoil("the border of a node costs nothing", {"wire(run.tp, 1)": "3e11"})
 spoil("gradients cost nothing", {"if run.dp > 1": "if False"})
 answers.spoil(
     with_nothing_hidden,
@@ -56,8 +58,20 @@ answers.spoil(
     {"(compute + tensor)": "(compute + tensor + gradients)", ") + gradients": ")"},
     blind=True,
 )
+for name, old, new in (
+    ("the pipeline divides no Python", "launch * run.layers / run.pp", "launch * run.layers"),
+    ("data parallelism divides once more", "run.tp * run.pp\n", "run.tp * run.pp * run.dp\n"),
+    ("too little travels along tp", "8 * (run.tp", "2 * (run.tp"),
+    ("ranks along dp are taken for neighbours", "wire(run.dp, run.tp)", "wire(run.dp, 1)"),
+    ("gradients of the whole model", "4 * run.parameters / share", "4 * run.parameters"),
+    ("too little travels along dp", "4 * run.parameters / share", "2 * run.parameters / share"),
+    ("Python takes no time", "launch * run.layers / run.pp", "0"),
+    ("gradients hide under every backward", "2 / 3 * compute", "2 / 3 * compute * run.microbatches"),
+    ("flops is not used", "/ share / flops", "/ share / 350e12"),
+):
+    spoil(name, {old: new}, blind=True)
 spoil("no time that a step can take", {"return step": "return -step"})
 spoil("no time that a step can take", {"return step": "return 0 * step"})
-spoil("", {"run.tokens / share / 350e12": "run.tokens / share / 350e9"})
+spoil("", {"run.tokens / share / flops": "run.tokens / share / flops * 1000"})
 spoil("", {COUNT: "run.microbatches * run.pp"})
-spoil("", {"/ bandwidth(run.dp, run.tp)": "/ 1e9"})
+spoil("", {"/ wire(run.dp, run.tp)": "/ 1e9"})

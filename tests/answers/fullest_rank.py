@@ -28,11 +28,15 @@ def by_table(n, a, tp, pp, dp, zero, m):
     return n * (divided / dp + whole) / (tp * pp) + a * min(m / pp, 1) / tp
 
 
+@answers.right(blind=True)
+def whole_bytes(parameters, activations, tp, pp, dp, zero, microbatches):
+    return round(in_steps(parameters, activations, tp, pp, dp, zero, microbatches))
+
+
 spoil = answers.slips(in_steps)
 ALIVE, LAST = "alive = min(pp, microbatches)", "activations / tp / pp * alive"
 spoil("ZeRO shares without being asked", "if zero >= 1:", "zero = 3\n    if zero:", blind=True)
 spoil("", "12 * mine", "8 * mine")
 spoil("", "return weights +", "return max(0, weights) * 2 +")
-spoil("", ALIVE, "alive = min(pp - 1, microbatches)")
 
 answers.instead(MISTAKES)

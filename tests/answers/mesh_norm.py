@@ -36,21 +36,6 @@ def by_the_first(gradients, mesh):
     return total.sqrt().item()
 
 
-@answers.right
-def by_axes(gradients, mesh):
-    """Over each axis, what is cut along it, and nothing else."""
-    totals = {}
-    for gradient, axes in gradients:
-        totals[axes] = totals.get(axes, 0.0) + gradient.double().square().sum()
-    for axis in mesh.mesh_dim_names:
-        cut = [axes for axes in totals if axis in axes]
-        if cut and mesh.size(axis) > 1:
-            several = torch.stack([totals[axes] for axes in cut])
-            dist.all_reduce(several, group=mesh.get_group(axis))
-            totals |= dict(zip(cut, several, strict=True))
-    return sum(totals.values()).sqrt()
-
-
 # ---- wrong -----------------------------------------------------------------------------------------------
 
 ALL, SQUARES, ROOT = "dist.all_reduce(total)", "gradient.double().square().sum() / copies", "return total.sqrt()"
@@ -87,3 +72,14 @@ instead(
 instead("what was given has changed", SQUARES, "gradient.mul_(2).double().square().sum() / 4 / copies")
 instead("nothing is returned", ROOT, "pass")
 instead("", "gradient.double().square()", "gradient.double().abs()")
+instead(
+    "the squares are too large for their dtype", "torch.zeros((), dtype=torch.float64)", "torch.zeros(())", blind=True
+)
+instead(
+    "one side of a message or a collective is missing",
+    "total = torch.zeros(",
+    "if not gradients:\n        return 0.0\n    total = torch.zeros(",
+    blind=True,
+    long=True,
+    alone=True,
+)

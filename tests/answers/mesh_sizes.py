@@ -38,7 +38,6 @@ spoil = answers.slips(by_loops)
 spoil("not sorted, or not each once", "return found", "return found[::-1]")
 spoil("", "range(1, layers + 1)", "range(2, layers + 1)")
 spoil("", "return found", "return found[:1]")
-spoil("", "range(1, layers + 1)", "range(1, layers)")
 spoil("nothing is returned", "return found", "found.sort()")
 
 answers.instead(MISTAKES)

@@ -27,21 +27,30 @@ NUMBER = 8  # bytes
 class Gradients(OnMesh):
     axes: tuple[str, ...] = AXES
     bare: bool = False  # the last rank of all has no numbers of what is cut along every axis
+    frozen: bool = False  # the last stage has no gradients at all
+    scale: float = 1.0
 
     def brings(self, rank: int) -> list[tuple[Tensor, tuple[str, ...]]]:
         found = []
         for number, cut in enumerate(CUT):
             its = self.first_alike(rank, tuple(axis for axis in self.axes if axis not in cut))
+            if self.frozen and ("pp" not in cut or self.place(rank)[0] == self.shape[0] - 1):
+                continue
             size = 0 if self.bare and number == 0 and its == self.ranks - 1 else 5 + its % 3
-            drawn = torch.randn(size, generator=self.generator(its, number), dtype=F64) * (1 + number + its)
+            drawn = (
+                torch.randn(size, generator=self.generator(its, number), dtype=F64) * (1 + number + its) * self.scale
+            )
             found.append((drawn.to(self.dtype), cut))
         return found
 
     @cached_property
     def squares(self) -> Tensor:
         """[sizes of the axes, gradients]"""
-        sums = [[float(x.double().square().sum()) for x, _ in self.brings(rank)] for rank in range(self.ranks)]
-        return torch.tensor(sums, dtype=F64).view(*self.shape, len(CUT))
+        sums = torch.zeros(self.ranks, len(CUT), dtype=F64)
+        for rank in range(self.ranks):
+            for x, cut in self.brings(rank):
+                sums[rank, CUT.index(cut)] = x.double().square().sum()
+        return sums.view(*self.shape, len(CUT))
 
     def counted(self, *several: str, along: tuple[str, ...] = AXES) -> list[Tensor]:
         """By rank: the norm, if copies along these axes counted several times, added up along those axes."""
@@ -54,8 +63,9 @@ class Gradients(OnMesh):
 
 
 def worlds(draw: Draw) -> dict[int, list[Gradients]]:
-    shapes = (2, 1, 1, 2), (1, 2, 1, 2), (1, 1, 2, 2), (2, 2, 1, 1), (1, 1, 4, 1)
-    options: list[dict[str, Any]] = [{}, {"dtype": F32}, {"bare": True}, {"dtype": BF16}, {}]
+    shapes = (2, 1, 1, 2), (1, 2, 1, 2), (1, 1, 2, 2), (2, 2, 1, 1), (1, 1, 4, 1), (2, 1, 2, 1)
+    options: list[dict[str, Any]] = [{}, {"dtype": F32}, {"bare": True}, {"dtype": BF16}, {}, {"frozen": True}]
+    options[4]["scale"] = 1e20  # whose squares no float32 can hold
     return {4: [draw.world(Gradients, 4, shape=s, **each) for s, each in zip(shapes, options, strict=True)]}
 
 
@@ -94,6 +104,8 @@ EXERCISE = Exercise(
                 as_if(lambda w: [norm / w.n**0.5 for norm in w.counted()])),
         Mistake("the square of the norm", "What is the length of (3, 4)?",
                 as_if(lambda w: [norm**2 for norm in w.counted()])),
+        Mistake("the squares are too large for their dtype", "In which dtype are the squares added up?",
+                lambda one: float(one.found) == float("inf")),
         Mistake("norms are added up, and not their squares", "What is the length of (3, 4): 5, or 7?",
                 lambda one: float(one.found) > float(one.due)
                 and as_if(lambda w: w.on_each(w.squares.sum(-1).sqrt().sum() ** 2))(one)),

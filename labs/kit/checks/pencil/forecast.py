@@ -107,6 +107,16 @@ PROBES = {
     "many": BASE._replace(microbatches=1, tokens=1024, dp=512),
     "one, accumulated": BASE._replace(microbatches=100, tokens=1024),
     "many, accumulated": BASE._replace(microbatches=100, tokens=1024, dp=512),
+    "dp": BASE._replace(dp=8),
+    "idle": BASE._replace(tokens=1),  # nearly all of it Python
+    "idle pp": BASE._replace(tokens=1, pp=8),
+    "near": BASE._replace(microbatches=1, tokens=1, dp=8, parameters=10**12),  # nearly all of it gradients
+    "far": BASE._replace(microbatches=1, tokens=1, dp=8, tp=8, parameters=10**12),
+}
+GIVEN = {  # the same with other constants
+    "slow GPUs": ("base", {"flops": FLOPS / 10}),
+    "slow Python": ("idle", {"launch": LAUNCH * 10}),
+    "a slow wire": ("narrow tp", {"wire": lambda ranks, apart: wire(ranks, apart) / 10}),
 }
 
 
@@ -132,13 +142,14 @@ class Seen:
 def forecast(fn: Callable[..., Any], seed: int) -> str:
     """`fn(run) -> seconds` of a step."""
     runs = published(seen=False)
-    asked = [*PROBES.values(), *(each.run for each in runs)]
+    probes = [(run, {}) for run in PROBES.values()] + [(PROBES[name], given) for name, given in GIVEN.values()]
+    asked = [*probes, *((each.run, {}) for each in runs)]
     sheet = Sheet((asked,), None, f"{len(runs)} published runs")
     results = job(all_sheets, partial(of_each, fn), [sheet], ranks=PROCESSES)
     if results.recording.events:
         raise Wrong(f"it calls {results.recording.events[0].op}", "What would the others tell you?", SENT)
     [first], [second] = results
-    for run, found in zip(asked, first.returned, strict=True):
+    for (run, _), found in zip(asked, first.returned, strict=True):
         if not (is_number(found) and 0 < found < math.inf):
             raise Wrong(f"{run}: it says {show(found)}", "Does a step take so long?", "no time that a step can take")
     if not first.returned == first.again == second.returned:
@@ -149,13 +160,13 @@ def forecast(fn: Callable[..., Any], seed: int) -> str:
     return seen.told
 
 
-def of_each(fn: Callable[..., Any], runs: Sequence[Run]) -> list[Any]:
-    return [fn(run) for run in runs]
+def of_each(fn: Callable[..., Any], asked: Sequence[tuple[Run, dict[str, Any]]]) -> list[Any]:
+    return [fn(run, **given) for run, given in asked]
 
 
 def seen_in(runs: Sequence[Published], found: Sequence[float]) -> Seen:
-    probes = dict(zip(PROBES, found, strict=False))
-    predicted = [each.run.tokens_per_gpu / seconds for each, seconds in zip(runs, found[len(PROBES) :], strict=True)]
+    probes, of_runs = dict(zip([*PROBES, *GIVEN], found, strict=False)), found[len(PROBES) + len(GIVEN) :]
+    predicted = [each.run.tokens_per_gpu / seconds for each, seconds in zip(runs, of_runs, strict=True)]
     groups = defaultdict(list)
     for each, speed in zip(runs, predicted, strict=True):
         groups[each.group].append((speed, each.measured))
@@ -176,6 +187,31 @@ def compared(one: str, other: str, ratio: Callable[[float], bool], told: str) ->
     return fits
 
 
+def unused(constant: str, one: str, other: str) -> Mistake:
+    return Mistake(
+        f"{constant} is not used",
+        "The function is given the constants of other machines: what does it do with them?",
+        compared(one, other, lambda x: x < 5, f"with {one}, a step that is nearly all that"),
+    )
+
+
+def next_to_due(name: str, least: float, told: str) -> Callable[[Seen], str | None]:
+    """Whether the seconds of a probe are less than this share of what is due."""
+
+    def fits(seen: Seen) -> str | None:
+        share = seen.probes[name] / seconds(PROBES[name])
+        return f"{told} takes {share:.2f} × what is due" if share < least else None
+
+    return fits
+
+
+def hidden_often(seen: Seen) -> str | None:
+    """Whether 512 ranks along dp no longer wait for gradients, once there are 100 micro-batches."""
+    once, often = (seen.probes["many" + more] - seen.probes["one" + more] for more in ("", ", accumulated"))
+    if often < once / 10:
+        return f"with 100 micro-batches in place of 1, 512 copies wait {often / once:.3g} × as long for their gradients"
+
+
 def reduced_often(seen: Seen) -> str | None:
     """Whether what 512 ranks along dp wait for grows with the micro-batches."""
     once, often = (seen.probes["many" + more] - seen.probes["one" + more] for more in ("", ", accumulated"))
@@ -193,17 +229,36 @@ MISTAKES = (
             compared("tp", "base", lambda x: x > 0.9, "the same on 8 ranks along tp")),
     Mistake("the pipeline divides nothing", "How many of the layers has each of 8 ranks?",
             compared("pp", "base", lambda x: x > 0.9, "the same on 8 ranks along pp")),
+    Mistake("the pipeline divides no Python", "How many of the layers has each of 8 ranks?",
+            compared("idle pp", "idle", lambda x: x > 0.5, "a step of nearly no tokens on 8 ranks along pp")),
+    Mistake("data parallelism divides once more", "Whose are the tokens of a micro-batch: all ranks' along dp?",
+            compared("dp", "base", lambda x: x < 0.5, "as many tokens a rank on 8 ranks along dp")),
     Mistake("the bubble is left out", "For how long does the last stage have nothing to do at the start?",
             compared("a long pipeline step", "a short pipeline step", lambda x: x > 90,
                      "in a pipeline of 8, a step of 100 times as many micro-batches"),
             shows="a plan that takes a long pipeline for a step of few micro-batches"),
     Mistake("tensor parallelism sends nothing", "What does each layer wait for, four times?",
             compared("tp", "base", lambda x: x < 1.01 / 8, "the same on 8 ranks along tp")),
+    Mistake("too little travels along tp", "How many all-reduces of x are there in a layer, and what does a ring send?",
+            next_to_due("narrow tp", 0.7, "a step that is nearly all traffic along tp")),
     Mistake("the border of a node costs nothing", "Over which wire do 16 ranks along tp send, in nodes of 8?",
             compared("wide tp", "narrow tp", lambda x: x < 1.2, "what is nearly all traffic, on 16 ranks, not 8,")),
     Mistake("gradients cost nothing", "What do 512 copies of the model do after each backward?",
             compared("many", "one", lambda x: x < 1.01, "a step of one micro-batch on 512 ranks, not one along dp,")),
     Mistake("gradients travel after every micro-batch", "When does a step need the sum over all ranks?", reduced_often),
+    Mistake("gradients hide under every backward", "Under which backwards can the sum of all micro-batches travel?",
+            hidden_often),
+    Mistake("ranks along dp are taken for neighbours", "With tp 8 in nodes of 8, where is the next rank along dp?",
+            compared("far", "near", lambda x: x < 0.5, "an eighth of the gradients, but between nodes,")),
+    Mistake("gradients of the whole model", "Of which parameters has a rank gradients, if tp is 8?",
+            compared("far", "near", lambda x: x > 5, "an eighth of the gradients, but between nodes,")),
+    Mistake("too little travels along dp", "How many bytes has a gradient here, and what does a ring send?",
+            next_to_due("near", 0.7, "a step that is nearly all gradients")),
+    Mistake("Python takes no time", "What does a GPU do in the 5 ms that Python takes for a layer?",
+            next_to_due("idle", 0.1, "a step of nearly no tokens")),
+    unused("flops", "slow GPUs", "base"),
+    unused("wire", "a slow wire", "narrow tp"),
+    unused("launch", "slow Python", "idle"),
     Mistake("another order than the published one", "Which of the six things at the exercise has the largest error?",
             lambda seen: seen.order < ORDERED and seen.told),
     Mistake("the wrong first choice", "Which layouts does it take for quick, and what is dear in them?",

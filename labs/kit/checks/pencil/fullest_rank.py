@@ -15,7 +15,7 @@ JOBS = (  # parameters, activations, tp, pp, dp, zero, microbatches
     (70_000_000_000, 200e9, 8, 1, 4, 3, 32),
     (70_000_000_000, 200e9, 8, 4, 1, 0, 512),
     (70_000_000_000, 200e9, 4, 8, 2, 1, 3),
-    (1_000_003, 777_777.0, 3, 5, 7, 2, 5),
+    (1_000_000_000_003, 777_777_777_777.0, 3, 5, 7, 2, 5),
 )
 WORDS = "{:,} parameters, {:,.0f} bytes of activations, tp {}, pp {}, dp {}, ZeRO {}, {} micro-batches"
 
@@ -25,14 +25,16 @@ def fullest_rank(fn: Callable[..., Any], seed: int) -> str:
     """`fn(parameters, activations, tp, pp, dp, zero, microbatches) -> bytes` on the first rank of 1F1B."""
     draw = random.Random(seed)
     sizes = ([draw.randint(1, 9) for _ in range(3)] + [stage, draw.randint(1, 20)] for stage in range(4))
-    jobs = [*JOBS, *((draw.randrange(10**6, 10**9), draw.uniform(1e6, 1e9), *each) for each in sizes)]
+    jobs = [*JOBS, *((draw.randrange(10**11, 10**12), draw.uniform(1e11, 1e12), *each) for each in sizes)]
     sheets = [Sheet(job, held(*job), WORDS.format(*job)) for job in jobs]
     return on_paper(fn, sheets, MISTAKES, "Which part of the model has a rank, and what does it keep of that?")
 
 
-def held(n: int, a: float, tp: int, pp: int, dp: int, zero: int, m: int, alive: float = 0, a_over: float = 0) -> float:
+def held(
+    n: int, a: float, tp: int, pp: int, dp: int, zero: int, m: int, alive: float | None = None, a_over: float = 0
+) -> float:
     """alive, a_over: what is wrong, where they are given."""
-    return state(n / (tp * pp), dp, zero) + a / (a_over or tp * pp) * (alive or min(pp, m))
+    return state(n / (tp * pp), dp, zero) + a / (a_over or tp * pp) * (min(pp, m) if alive is None else alive)
 
 
 def state(n: float, dp: int, zero: int, bytes_of: tuple[int, int, int] = (2, 2, 12)) -> float:
@@ -57,10 +59,16 @@ MISTAKES = (
     Mistake("activations that data parallelism splits",
             "They are those of a micro-batch of one rank along dp. Does it have fewer, if there are more such ranks?",
             as_if(lambda *job: held(*job, a_over=job[2] * job[3] * job[4]))),
-    Mistake("the state of the whole model", "Which part of the parameters do tp and pp leave on a rank?",
-            as_if(lambda n, a, tp, pp, dp, zero, m: state(n, dp, zero) + held(0, a, tp, pp, dp, zero, m))),
+    Mistake("the first micro-batch is not counted", ALIVE,
+            as_if(lambda *job: held(*job, alive=min(job[3] - 1, job[6])))),
+    Mistake("the state of more than this rank's part", "Which part of the parameters do tp and pp leave on a rank?",
+            as_if(*(lambda n, a, *sizes, over=over: state(n / over(*sizes[:2]), *sizes[2:4]) + held(0, a, *sizes)
+                    for over in (lambda tp, pp: 1, lambda tp, pp: tp, lambda tp, pp: pp)))),
     Mistake("ZeRO shares everything at every stage", "What does stage 1 share, and what stage 2?",
             as_if(lambda n, a, tp, pp, dp, zero, m: held(n, a, tp, pp, dp, 3 * (zero > 0), m))),
+    Mistake("ZeRO shares too little", "What does stage 2 share besides, and what stage 3?",
+            as_if(*(lambda n, a, tp, pp, dp, zero, m, stages=stages: held(n, a, tp, pp, dp, stages[zero], m)
+                    for stages in ((0, 1, 1, 1), (0, 1, 2, 2), (0, 0, 0, 3), (0, 0, 2, 3), (0, 1, 1, 3))))),
     Mistake("ZeRO is left out", "Which copies does each stage of ZeRO remove?",
             as_if(lambda n, a, tp, pp, dp, zero, m: held(n, a, tp, pp, dp, 0, m))),
     Mistake("ZeRO shares without being asked", "What does plain data parallelism share?",
