@@ -420,6 +420,7 @@ def mesh_norm(gradients, mesh):
     """The norm of all gradients of all ranks: the same number on each, a float or a tensor.
 
     gradients: pairs of a tensor (maybe empty) and the names of the axes it is cut along
+        (other stages have others, or none)
     mesh: pp, replicate, shard and tp; it has size(axis), get_local_rank(axis),
         get_group(axis) and mesh_dim_names
     """

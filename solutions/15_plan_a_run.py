@@ -253,7 +253,11 @@ print(len(runs), "runs, such as", runs[0].run)
 
 # %%
 def forecast(run, flops=FLOPS, launch=LAUNCH, wire=wire):
-    """Seconds of a step.  tokens: of a micro-batch, on each rank along dp."""
+    """Seconds of a step.
+
+    run.tokens: of a micro-batch, on each rank along dp
+    flops, launch, wire: those above, if no others are given; later you give your own machine's
+    """
     ### BEGIN SOLUTION
     share, layers = run.tp * run.pp, run.layers / run.pp
     compute = 6 * run.parameters * run.tokens / share / flops
@@ -360,6 +364,27 @@ draw.table(rows, caption="seconds for each micro-batch")
 # that ran several times as fast.) So the lesson of a plan that fails by a factor of ten is not a better formula. It
 # says that *this run is broken*, before anybody has paid for a month of it.
 #
+# ### A number that hid it
+#
+# One that does not look broken is worse. In 2023 Hugging Face wrote about a training of Llama 2 70B with FSDP on 16
+# A100: 500 steps of 16 sequences of 2,048 tokens, in 13.5 hours. The article gave its MFU: 45 %, which is good.
+# Readers asked how it had been worked out ([blog#1649](https://github.com/huggingface/blog/issues/1649)):
+
+# %%
+llama2, A100 = replace(llama, vocab=32_000, context=2048), plan.CLUSTERS["A100, 80 GB"].of(16)
+took, steps = 13.5 * 3600, 500
+operations = 6 * 70e9 * (steps * 16 * llama2.context) / took  # in a second, of all GPUs together
+for gpus in (1, A100.gpus):
+    print(f"by the peak of {gpus} GPU{'s' * (gpus > 1)}: MFU {operations / gpus / A100.flops:.0%}")
+planned = plan.search(llama2, A100, batch=16).best_where(tp=1, pp=1, zero=3)
+print(f"the plan: MFU {planned.mfu:.0%}, so the run took {took / steps / planned.seconds:.0f} × as long as planned")
+
+# %% [markdown]
+# All GPUs' work was divided by one GPU's peak. The number is gone from the article; the 97 seconds a step were real.
+# The same happens to tokens: in 2026 TRL counted those of every rank, though ranks along tp read the same ones. With
+# tp 32, its log said 32 times too many tokens a second ([trl#7100](https://github.com/huggingface/trl/issues/7100)).
+# So hold each MFU against a plan. One far below it is a broken run, and one above it is mostly a wrong count.
+#
 # ## The table of the field, once more
 #
 # Each row of the table at the beginning, asked of the plan: once where it is right, and once where it is not.
@@ -433,6 +458,16 @@ for sentence in plan.explain(found):
 check.predict("Ranks along tp?", guess_tp, found.best.layout.tp, reason="As few as make its activations fit.")
 
 # %% [markdown]
+# And all layouts as a map. Rest the mouse on a point: it says what it holds, and what its step is spent on.
+
+# %%
+draw.layouts(found)
+
+# %% [markdown]
+# A choice is a point on the line: everything else is slower than one there that holds no more. Left of the wall points
+# climb, since a card that is nearly full makes the allocator work. And the grey ones say what larger cards would buy:
+# their lowest are hardly below the best that fits.
+#
 # The field would say: tp 8 inside a node, dp 4 across. It is among the best, but it waits for its all-reduces for a
 # sixth of the step, and makes more room than is needed. The last sentence says when FSDP alone would be quicker than
 # that. And GPT-4's class on the same 32 (as if it were dense: what that model really is has not been published):

@@ -8,6 +8,7 @@
     mesh, chart                       ranks as a grid; what a formula says, as bars      charts.py
     nodes                             a mesh on its cluster, axis by axis, as SVG        nodes.py
     scatter, Point                    points on two logarithmic axes; each says what it is      scatters.py
+    layouts                           all layouts of a plan, by memory and time, as SVG  layout_map.py
     circle                            ranks that wait for each other, as SVG             circles.py
     blocks                            who holds which block of a tensor, as SVG          blocks.py
     schedule                          a pipeline's schedule, simulated; as a job ran it      schedules.py, overlays.py
@@ -27,6 +28,7 @@ from labs.kit.drawing.figures import bars, curves
 from labs.kit.drawing.files import folder, reads
 from labs.kit.drawing.formulas import formula, term
 from labs.kit.drawing.gantt import schedule
+from labs.kit.drawing.layout_map import layouts
 from labs.kit.drawing.memories import memory
 from labs.kit.drawing.nodes import nodes
 from labs.kit.drawing.palette import KINDS, TIMELINE
@@ -39,7 +41,7 @@ from labs.kit.drawing.timelines import timeline
 
 __all__ = [
     "KINDS", "TIMELINE", "Canvas", "Drawing", "Figure", "Ledger", "Point", "Table",
-    "after", "bars", "blocks", "chart", "circle", "curves", "folder", "formula", "ledger", "memory", "mesh", "messages",
-    "nodes", "own", "pieces", "plan", "reads", "scatter", "schedule", "sends", "size", "step", "table", "term",
-    "timeline", "traffic",
+    "after", "bars", "blocks", "chart", "circle", "curves", "folder", "formula", "layouts", "ledger", "memory", "mesh",
+    "messages", "nodes", "own", "pieces", "plan", "reads", "scatter", "schedule", "sends", "size", "step", "table",
+    "term", "timeline", "traffic",
 ]  # fmt: skip

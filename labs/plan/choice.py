@@ -9,6 +9,7 @@ the allocator give memory back and ask for it again: all published runs like tha
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from typing import NamedTuple
 
 from labs import cost
@@ -84,6 +85,16 @@ class Found:
         """The simplest of those that are about as quick as the quickest; None where nothing fits."""
         near = [each for each in self.feasible if each.seconds <= NEAR * self.feasible[0].seconds]
         return min(near, key=lambda each: (simplicity(each.layout), each.seconds), default=None)
+
+    @cached_property
+    def front(self) -> list[Plan]:
+        """Those that fit of which no other is quicker and holds less, the quickest first."""
+        least, found = inf, []
+        for each in self.feasible:
+            if each.peak < least:
+                least = each.peak
+                found.append(each)
+        return found
 
     @cached_property
     def rejected(self) -> list[TooLarge | Rejected]:

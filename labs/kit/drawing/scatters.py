@@ -39,7 +39,7 @@ class Hovered(Drawing):
     def html(self) -> str:
         name = f"points-{crc32(self.data):08x}"
         spots = "".join(
-            f'<area shape="circle" coords="{x:.0f},{y:.0f},{RADIUS + 1}" title="{escape(words)}" alt="{escape(words)}">'
+            f'<area shape="circle" coords="{x:.0f},{y:.0f},{RADIUS + 1}" title="{escape(words)}">'
             for x, y, words in self.areas
         )
         image = super().html.replace("max-width:100%", "max-width:none").replace("<img ", f'<img usemap="#{name}" ', 1)
@@ -48,19 +48,16 @@ class Hovered(Drawing):
 
 @dataclass(frozen=True)
 class Axis:
-    """From one power of ten to another, in pixels from `start`."""
+    """From one power of ten to another, in pixels from `start`; marks: the values that it names."""
 
-    least: int
-    most: int
+    least: float
+    most: float
     start: float
     long: float
+    marks: tuple[float, ...]
 
     def at(self, value: float) -> float:
         return self.start + self.long * (math.log10(value) - self.least) / (self.most - self.least)
-
-    @property
-    def powers(self) -> range:
-        return range(self.least, self.most + 1)
 
 
 def scatter(points: Sequence[Point], across: str, up: str, caption: str = "", diagonal: bool = False) -> Hovered:
@@ -95,16 +92,17 @@ def scatter(points: Sequence[Point], across: str, up: str, caption: str = "", di
 
 def axis(values: Sequence[float], start: float, long: float) -> Axis:
     least = math.floor(math.log10(min(values)))
-    return Axis(least, max(least + 1, math.ceil(math.log10(max(values)))), start, long)
+    most = max(least + 1, math.ceil(math.log10(max(values))))
+    return Axis(least, most, start, long, tuple(10.0**power for power in range(least, most + 1)))
 
 
 def panel(canvas: Canvas, x: Axis, y: Axis, across: str, up: str) -> None:
     canvas.rect(LEFT, TOP, LONG, HIGH, stroke=MUTED, radius=0)
-    for power in x.powers:
-        canvas.line((x.at(10.0**power), TOP), (x.at(10.0**power), TOP + HIGH), stroke=GRID)
-        canvas.text(x.at(10.0**power), TOP + HIGH + 14, f"{10.0**power:,g}", size=12, fill=MUTED)
-    for power in y.powers:
-        canvas.line((LEFT, y.at(10.0**power)), (LEFT + LONG, y.at(10.0**power)), stroke=GRID)
-        canvas.text(LEFT - 8, y.at(10.0**power), f"{10.0**power:,g}", size=12, anchor="end", fill=MUTED)
+    for mark in x.marks:
+        canvas.line((x.at(mark), TOP), (x.at(mark), TOP + HIGH), stroke=GRID)
+        canvas.text(x.at(mark), TOP + HIGH + 14, f"{mark:,g}", size=12, fill=MUTED)
+    for mark in y.marks:
+        canvas.line((LEFT, y.at(mark)), (LEFT + LONG, y.at(mark)), stroke=GRID)
+        canvas.text(LEFT - 8, y.at(mark), f"{mark:,g}", size=12, anchor="end", fill=MUTED)
     canvas.text(LEFT + LONG / 2, TOP + HIGH + 38, f"{across} →", size=12, fill=MUTED)
     canvas.text(16, TOP - 14, f"↑ {up}", size=12, anchor="start", fill=MUTED)

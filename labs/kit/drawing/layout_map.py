@@ -1,0 +1,100 @@
+"""Every layout that a search has found, by what it holds and how long a step takes; each says more under the mouse.
+
+    layouts(plan.search(llama, cluster, batch=512))
+
+Those that no other one beats in both stand on a line: a choice is one of them.  What the card cannot hold is grey,
+right of the wall, and says by how much.  Of points that lie on each other the quickest is shown.
+"""
+
+import math
+from collections.abc import Iterable
+
+from labs.kit.drawing.palette import INK, MUTED, SERIES
+from labs.kit.drawing.scatters import HIGH, LEFT, LONG, RADIUS, TOP, Axis, Hovered, Point, panel
+from labs.kit.drawing.svg import Canvas, width_of
+from labs.plan import Found, Plan, plan
+from labs.plan.choice import gb
+from labs.plan.reasons import kinds, spent
+
+CELL = 12  # pixels in which one point is shown
+FAR = 2  # times the card: what holds more is counted, and not drawn
+DIGITS = 1, 1.5, 2, 3, 4, 6, 8  # that the axes name
+BESTS, TOO_LARGE = "none is better in both", "too large"
+
+
+def layouts(found: Found) -> Hovered:
+    """Raises ValueError where nothing fits: `plan.nearest` says what would help."""
+    if not found.feasible:
+        raise ValueError("no layout fits, so there is none to draw: see plan.nearest(found)")
+    card = found.setup.cluster.card
+    grey = [plan(found.setup, each.layout) for each in found.too_large if each.peak <= FAR * card]
+    x = axis([each.peak / 1e9 for each in (*found.feasible, *grey)], LEFT, LONG)
+    y = axis([seconds(each) for each in (*found.feasible, *grey)], TOP + HIGH, -HIGH)
+    shown = [*thinned(grey, x, y), *thinned(found.feasible, x, y), *found.front]
+    points = [point(each, card) for each in shown]
+    title = f"{len(found.feasible):,} layouts that fit {found.setup.cluster.gpus} GPUs"
+    others = len(found.too_large) - len(grey)
+    told = (
+        f"{title}: time of a step by bytes on the fullest rank. {len(grey):,} more hold up to {FAR} × the card; "
+        f"{others:,} hold more than that, and {len(found.impossible):,} cannot be run: both are not drawn."
+    )
+    canvas = Canvas(LEFT + LONG + 40, TOP + HIGH + 54, title, told)
+    canvas.text(16, 20, title, anchor="start", weight="bold")
+    panel(canvas, x, y, "GB on the fullest rank", "seconds of a step")
+    wall = x.at(card / 1e9)
+    canvas.line((wall, TOP), (wall, TOP + HIGH), stroke=MUTED, dash="5 4")
+    canvas.text(wall + 5, TOP + 11, "the card", size=12, anchor="start", fill=MUTED)
+    canvas.line(*((x.at(each.peak / 1e9), y.at(each.seconds)) for each in found.front), line=1.5)
+    colours = dict(zip(sorted({kind(each) for each in found.feasible}), SERIES[2:], strict=False)) | {
+        TOO_LARGE: SERIES[0]
+    }
+    places = [(x.at(each.x), y.at(each.y)) for each in points]
+    for (across, up), each in zip(places, points, strict=True):
+        canvas.circle(across, up, RADIUS, fill=colours[each.series], line=0.5)
+    legend(canvas, colours)
+    areas = ((*place, each.words) for place, each in zip(places, points, strict=True))
+    drawn = canvas.drawing(told)
+    return Hovered(drawn.data, drawn.text, drawn.alt, drawn.width, drawn.height, tuple(areas)[::-1])
+
+
+def kind(each: Plan) -> str:
+    names = {"tp": each.layout.tp > 1, "pipeline": each.layout.pp > 1}
+    return " and ".join(name for name, used in names.items() if used) or "data alone"
+
+
+def seconds(each: Plan) -> float:
+    """Of what is too large, on a card that would have room."""
+    return each.step.seconds if each.peak > each.setup.cluster.card else each.seconds
+
+
+def point(each: Plan, card: float) -> Point:
+    if each.peak > card:
+        told = f"{gb(each.peak)}, {gb(each.peak - card)} more than the card has"
+        return Point(each.peak / 1e9, seconds(each), TOO_LARGE, f"{each.layout}: {told}.")
+    told = f"{each.layout}: {gb(each.peak)}: {kinds(each.held)}. {spent(each)}."
+    return Point(each.peak / 1e9, each.seconds, kind(each), told)
+
+
+def thinned(plans: Iterable[Plan], x: Axis, y: Axis) -> list[Plan]:
+    cells: dict[tuple[int, int], Plan] = {}
+    for each in plans:
+        cell = int(x.at(each.peak / 1e9) // CELL), int(y.at(seconds(each)) // CELL)
+        if cell not in cells or each.seconds < cells[cell].seconds:
+            cells[cell] = each
+    return list(cells.values())
+
+
+def axis(values: list[float], start: float, long: float) -> Axis:
+    least, most = math.log10(min(values) / 1.05), math.log10(max(values) * 1.05)
+    marks = (digit * 10.0**power for power in range(math.floor(least), math.ceil(most)) for digit in DIGITS)
+    return Axis(least, most, start, long, tuple(each for each in marks if least <= math.log10(each) <= most))
+
+
+def legend(canvas: Canvas, colours: dict[str, str]) -> None:
+    place = 16.0
+    for name, colour in colours.items():
+        canvas.circle(place + 6, 46, RADIUS + 1, fill=colour)
+        canvas.text(place + 18, 46, name, size=12.5, anchor="start")
+        place += width_of(name, 12.5) + 34
+    canvas.line((place, 46), (place + 16, 46), stroke=INK, line=1.5)
+    canvas.text(place + 22, 46, BESTS, size=12.5, anchor="start")
