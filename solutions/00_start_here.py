@@ -224,8 +224,8 @@ check.my_shard(my_shard)
 #
 # Every strategy in this course is held to four **ledgers**: tables of predictions beside measurements. Bytes are
 # predicted with pencil and paper. Those that a rank holds are then measured on the job itself, and those that it sends
-# are **booked**: worked out from the calls that it really made. Numbers are compared with those of one process; and
-# time is measured.
+# are worked out from the calls that it really made: they are called **logical bytes**. Numbers are compared with those
+# of one process; and time is measured.
 #
 # | ledger | its question |
 # |---|---|
@@ -247,9 +247,9 @@ recording = run(add_up_many, ranks=4, record="communication").recording
 draw.ledger({"rank 0 sent": (4 * cost.all_reduce(1000, ranks=4).elements, recording.sent(rank=0))})
 
 # %% [markdown]
-# `labs.cost` predicts. The recording notes each call, its size and its ranks, and books the least that such a call must
-# send; neither knows of the other. In notebook 02 you will check that against what really travels, and find out why it
-# has to be 6,000 bytes, and neither the 4,000 of one tensor nor the 12,000 of three.
+# `labs.cost` predicts. The recording notes each call, its size and its ranks, and adds up the least that such a call
+# must send; neither knows of the other. In notebook 02 you will check that against what really travels, and find out
+# why it has to be 6,000 bytes, and neither the 4,000 of one tensor nor the 12,000 of three.
 #
 # What a rank *holds* is shown by kind, and each kind has one colour in every figure of the course: **P** parameters,
 # **G** gradients, **S** optimizer state, **A** activations, then, without a letter, buffers for communication and
@@ -363,7 +363,7 @@ run(hang, ranks=4)
 # | all-to-all | each rank sends a different piece to every other rank |
 # | hang, deadlock | ranks wait for something that will never come |
 # | ledger | a table of what was predicted and what was measured |
-# | booked bytes, logical bytes | the least that a call must send, worked out from its size; the wire may carry more |
+# | logical bytes | the least that a call must send, worked out from its size; the wire may carry more |
 # | shard | the piece of a tensor that one rank holds; the opposite of *full* |
 # | replica | a full copy of the model, on one of several ranks |
 # | gather, drop | make a tensor full on a rank; give its memory back, except for the shard |
@@ -400,10 +400,14 @@ run(hang, ranks=4)
 # | [08 Checkpoints](08_checkpoint.ipynb) | saves a training on 4 ranks, all or nothing, and loads it on 3 |
 # | [08b Resume](08b_resume.ipynb) | kills a training, which goes on as if nothing had happened |
 # | [09 Tensor parallelism](09_tensor_parallel.ipynb) | splits every matrix over ranks that work on the same tokens |
+# | [09b Plan and wire](09b_plan_and_wire.ipynb) | splits the loss, and any model by a plan; and says when it pays |
 # | [10 Pipeline](10_pipeline.ipynb) | gives each rank some of the layers, and lets micro-batches flow through them |
+# | [11 Three dimensions](11_three_dimensions.ipynb) | puts all of that on one mesh, each axis on a wire that suits it |
+# | [13 GSPMD](13_gspmd.ipynb) | lets a compiler split a program, by layouts that are said of a few arrays |
+# | [14 DeepSpeed](14_deepspeed.ipynb) | has ZeRO by a configuration file |
+# | [15 Plan a run](15_plan_a_run.ipynb) | asks what can be run on given machines, what fits, and what is quick |
 #
-# Planned, and not there yet: all three dimensions, long contexts and experts, GSPMD, DeepSpeed, planning a run, and a
-# bug clinic.
+# Planned, and not there yet: long contexts and experts, and a bug clinic.
 #
 # Below are the exercises of each notebook, under the names of their checks; those that you have passed are marked. In a
 # terminal `make progress` (or `python -m labs progress`) also says when.

@@ -715,8 +715,8 @@ draw.table([{"": name, **{side: times_logical(ways, name) for side, ways in both
 # %% [markdown]
 # There it is: gloo has no `reduce_scatter` of its own. It runs an `all_reduce`, which is twice the bytes, and throws
 # the other pieces away; its `reduce` is not a plain tree either. So when a later notebook says "measured" of what a
-# strategy sends, the bytes of every `dist` call are booked from its sizes: logical bytes, which hold for any backend.
-# Where the wire carries more, the notebook says so.
+# strategy sends, the bytes of every `dist` call are worked out from its sizes: logical bytes, which hold for any
+# backend. Where the wire carries more, the notebook says so.
 #
 # PyTorch's collectives can also leave you time to do something else. With `async_op=True` a collective only starts; you
 # get a handle, go on computing, and `wait()` when you need the result. Until then the tensor is not yours to touch.

@@ -654,8 +654,8 @@ ledger
 # %% [markdown]
 # The same bytes, 1.5 times the gradients, in 39 all-reduces or in 6.
 #
-# Mind what "measured" means here. The recording sees each *call*, and books for it the least that it must send: logical
-# bytes, as in notebook 02. What the wire carried is counted by Linux:
+# Mind what "measured" means here. The recording sees each *call*, and counts for it the least that it must send:
+# logical bytes, as in notebook 02. What the wire carried is counted by Linux:
 
 # %%
 from labs.kit.sockets import delivered
@@ -675,12 +675,12 @@ def on_the_wire(ways, steps=3):
 
 # %% tags=["nbval-ignore-output"]
 carried = run(on_the_wire, WAYS, ranks=4, device="cpu", tell="3 steps each")[0]
-booked = {name: seen.sent(rank=0, step=2) for name, seen in recordings.items()}
-times = {name: "not counted here" if n is None else f"{n / booked[name]:.2f} ×" for name, n in carried.items()}
-draw.table([{"rank 0, per step": name, "booked, bytes": booked[name], "on the wire": times[name]} for name in WAYS])
+logical = {name: seen.sent(rank=0, step=2) for name, seen in recordings.items()}
+times = {name: "not counted here" if n is None else f"{n / logical[name]:.2f} ×" for name, n in carried.items()}
+draw.table([{"rank 0, per step": name, "logical bytes": logical[name], "on the wire": times[name]} for name in WAYS])
 
 # %% [markdown]
-# A little more than booked: each message also says what it is. Naive averaging sends the most messages.
+# A little more than the logical bytes: each message also says what it is. Naive averaging sends the most messages.
 #
 # ## Measure: bytes held
 #

@@ -860,8 +860,8 @@ draw.timeline(waits, step=1)
 
 # %% [markdown]
 # Six all-gathers in forward, each with a rank that does nothing but wait; in backward an all-gather and a
-# reduce-scatter for every layer (as an all-to-all: we come to that); and one small all-gather, in which the ranks agree
-# on the order of the layers. No collective hides behind a layer's compute:
+# reduce-scatter for every layer; and one small all-gather, in which the ranks agree on the order of the layers. No
+# collective hides behind a layer's compute:
 
 # %%
 events = waits.select(rank=0, step=1)

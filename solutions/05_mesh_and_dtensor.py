@@ -146,7 +146,7 @@ def one_layer(shape, names, steps=5):
 
 # %% [markdown]
 # The job runs three times: with all four ranks along `shard`, which is ZeRO 3, and as HSDP in both orders of its axes.
-# The bytes are booked from the sizes of the `dist` calls, as in notebook 02, here and wherever this notebook says
+# The bytes are worked out from the sizes of the `dist` calls, as in notebook 02, here and wherever this notebook says
 # "measured"; `recording.across(rank, step)` is the part of a rank's bytes that goes to the other node. Compare the two
 # orders: when `shard` comes first instead of last, by what factor does the number of bytes that leave a node grow?
 

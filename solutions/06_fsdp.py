@@ -303,9 +303,8 @@ quiet = {n: quietest(each) for n, each in talk.items()}
 draw.timeline(comb, talk[1], step=(quietest(comb), quiet[1]), names=("stage 3", "one layer ahead"))
 
 # %% [markdown]
-# For each job, the figure shows the step in which rank 0 waited least. (As in notebook 04, the reduce-scatter is drawn
-# as an all-to-all. The narrow phase at the end is the optimizer's; at the barrier after it the ranks only wait for each
-# other.) In numbers:
+# For each job, the figure shows the step in which rank 0 waited least. The narrow phase at the end is the optimizer's;
+# at the barrier after it the ranks only wait for each other. In numbers:
 
 # %%
 jobs = {"stage 3": comb} | {f"fully_shard, {n} ahead": talk[n] for n in AHEAD}
@@ -524,8 +523,8 @@ draw.table([{"": name, "within 1e-12 of one process": bool(off[name] < 1e-12)} f
 # sends (S − 1)/S n, the reduce-scatter the same, and the all-reduce between replicas 2 (R − 1)/R n/S. A layer is
 # gathered twice where it is resharded after forward; the root is gathered once in any case, since it stays there from
 # forward to backward. [labs/cost/fully_sharded.py](../labs/cost/fully_sharded.py) adds this up, and computes what is
-# held. Where bytes sent are called *measured*, they are booked from the sizes of the calls, as in notebook 02. Stage 3
-# of notebook 04 stands beside the four.
+# held. Where bytes sent are called *measured*, they are worked out from the sizes of the calls, as in notebook 02.
+# Stage 3 of notebook 04 stands beside the four.
 
 
 # %%

@@ -145,12 +145,12 @@ assert same(in_memory, in_files)
 draw.memory(in_memory.recording, in_files.recording, step=2, ranks=[0], names=("in memory", "in files"))
 
 # %% [markdown]
-# The same parameters, bit for bit; and the floor of S is gone. S shows up only in the optimizer's step, and for at most
-# three parameters at a time (under ZeRO a "parameter" is the shard of a layer): one is on its way in, one is being
-# updated, one is on its way out. (In this float32 job S is 8 bytes per parameter. The files also hold a copy of each
-# parameter, its master, from which a crashed job can go on: that makes 12.) The recorder counts mapped files as memory;
-# the system can take that memory back whenever it likes, as the numbers are on the disk. Grey is what the recorder
-# cannot call P, G, S or A: here, what AdamW needs while it works.
+# The same parameters, bit for bit; and S no longer lies beneath everything else. It shows up only in the optimizer's
+# step, and for at most three parameters at a time (under ZeRO a "parameter" is the shard of a layer): one is on its way
+# in, one is being updated, one is on its way out. (In this float32 job S is 8 bytes per parameter. The files also hold
+# a copy of each parameter, its master, from which a crashed job can go on: that makes 12.) The recorder counts mapped
+# files as memory; the system can take that memory back whenever it likes, as the numbers are on the disk. Grey is what
+# the recorder cannot call P, G, S or A: here, what AdamW needs while it works.
 
 # %%
 psi, largest = sum(cost.parameter_sizes(CONFIG)), max(sum(layer.sizes) for layer in cost.gpt_layers(CONFIG))

@@ -1,6 +1,7 @@
 """Draw the pictures that stand in the notebooks' prose: `make images` writes them to images/*.svg.
 
-    course_map        where each notebook stands                        00
+    course_map        where each notebook stands                        00, README
+    front             four ways to train a model, as they were recorded README (tools/front_images.py)
     cluster           two nodes, and what their links carry             00 (tools/cluster_images.py)
     job               a call, four processes, four values               00
     one_step          what one device holds when                        01
@@ -12,7 +13,7 @@
     layer_shapes, layer_keeps, recompute, tiers                         07, 07b (tools/memory_images.py)
     checkpoint, resume                                                  08, 08b (tools/checkpoint_images.py)
     fsdp_table, fsdp_prefetch                                           06 (tools/fsdp_images.py)
-    tp_pair, tp_borders                                                 09 (tools/tp_images.py)
+    tp_pair, tp_borders, split_loss                                     09, 09b (tools/tp_images.py)
     pp_flow                                                             10 (tools/pp_images.py)
     three_axes                                                          11 (tools/mesh_images.py)
     plan_sieves                                                         15 (tools/plan_images.py)
@@ -30,6 +31,7 @@ from labs.kit.drawing.picture import Drawing
 from labs.kit.drawing.svg import Canvas
 from tools.checkpoint_images import checkpoint, resume
 from tools.cluster_images import cluster
+from tools.front_images import front
 from tools.fsdp_images import fsdp_prefetch, fsdp_table
 from tools.memory_images import (
     layer_keeps,
@@ -43,7 +45,7 @@ from tools.memory_images import (
 from tools.mesh_images import three_axes
 from tools.plan_images import plan_sieves
 from tools.pp_images import pp_flow
-from tools.tp_images import tp_borders, tp_pair
+from tools.tp_images import split_loss, tp_borders, tp_pair
 
 IMAGES = Path(__file__).resolve().parent.parent / "images"
 # The notebooks of COURSE that exist: the others are drawn dashed.
@@ -69,6 +71,7 @@ COURSE = {
     ],
     "Split the model": [
         ("09", "Tensor parallel", "split every matrix"),
+        ("09b", "Plan and wire", "how, and when it pays"),
         ("10", "Pipeline", "split the depth"),
         ("11", "Three dimensions", "all axes at once"),
         ("12", "Context, experts", "split the sequence"),
@@ -314,9 +317,9 @@ def overlap() -> Drawing:
 
 
 PICTURES: list[Callable[[], Drawing]] = [
-    course_map, cluster, job, one_step, collectives, ring_all_reduce, ddp_holds, overlap,
+    course_map, front, cluster, job, one_step, collectives, ring_all_reduce, ddp_holds, overlap,
     zero_stages, zero_step, stage3_layer, layer_shapes, layer_keeps, recompute, tiers, checkpoint, resume,
-    fsdp_table, fsdp_prefetch, tp_pair, tp_borders, pp_flow, three_axes, plan_sieves,
+    fsdp_table, fsdp_prefetch, tp_pair, tp_borders, split_loss, pp_flow, three_axes, plan_sieves,
 ]  # fmt: skip
 
 

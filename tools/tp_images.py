@@ -2,6 +2,7 @@
 
 tp_pair       a matrix split by columns, then one by rows, with the notebook's numbers      09
 tp_borders    what x is along half a layer, without and with sequence parallelism           09
+split_loss    three numbers per token, in place of the logits of a vocabulary               09b
 """
 
 import torch
@@ -130,4 +131,35 @@ def tp_borders() -> Drawing:
     canvas.text(16, 412, f"{words}has that part.", **NOTE)
     words = "Columns are q, k and v, or gate and up; rows are o, or down. → is sent forward, ← backward."
     canvas.text(16, 430, words, **NOTE)
+    return canvas.drawing()
+
+
+def split_loss() -> Drawing:
+    """Sizes of a picture, not to scale: a row is a token."""
+    numbers = ("highest", "sum of exp", "target's")
+    canvas = Canvas(
+        900, 300, "The loss of a vocabulary that is split over four ranks",
+        "Each rank has the logits of all tokens for a quarter of the vocabulary. Per token three numbers leave it: the "
+        "highest logit, the sum of the exponentials, and the target's logit, to which all ranks but one add zero. "
+        "A maximum and two sums over the ranks make the loss of them, the same on every rank.",
+    )  # fmt: skip
+    targets = [2, 0, 3, 1, 0]  # which rank has the target of a token
+    for rank in range(4):
+        x, tint = 24 + 214 * rank, RANKS[rank]
+        canvas.text(x + 60, 26, f"rank {rank}", weight="bold")
+        canvas.text(x + 60, 48, f"vocabulary, part {rank}", size=12.5, fill=MUTED)
+        for token, owner in enumerate(targets):
+            y = 62 + HIGH * token
+            canvas.rect(x, y, 120, HIGH, fill=tint, radius=0)
+            if owner == rank:
+                canvas.rect(x + 24 + 16 * token, y + 4, 18, HIGH - 8, fill=INK, radius=0)
+            for place in range(3):
+                filled = place < 2 or owner == rank
+                style = {"fill": KINDS["comm"]} if filled else ELSEWHERE
+                canvas.rect(x + 128 + 20 * place, y + 4, 18, HIGH - 8, radius=0, **style)
+        canvas.arrow((x + 157, 196), (x + 157, 222), stroke=KINDS["comm"])
+    canvas.line((181, 226), (823, 226), stroke=KINDS["comm"], line=2)
+    words = f"three numbers per token ({', '.join(numbers)}): a maximum, and two sums in one all-reduce"
+    canvas.text(450, 246, words, size=13, fill=SENT)
+    canvas.text(24, 274, "A row is a token. Black: the target's logit. Dashed: zero, the target is elsewhere.", **NOTE)
     return canvas.drawing()

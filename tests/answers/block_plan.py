@@ -1,4 +1,4 @@
-"""Answers to an exercise of notebook 09: a layer, split by a table of styles."""
+"""Answers to an exercise of notebook 09b: a layer, split by a table of styles."""
 
 from collections import ChainMap
 

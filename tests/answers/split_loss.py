@@ -1,4 +1,4 @@
-"""Answers to an exercise of notebook 09: a loss whose vocabulary is split."""
+"""Answers to an exercise of notebook 09b: a loss whose vocabulary is split."""
 
 import torch
 import torch.distributed as dist

@@ -87,7 +87,7 @@ def bars(held: Mapping[str, Mapping[str, float]]) -> Figure:
         for kind in shown:
             width = by.get(kind, 0)
             panel.barh(row, width, left=left, height=0.5, color=KINDS[kind], edgecolor=INK, linewidth=0.5)
-            label = fitting(f"{kind} {short(width)}", kind, 0.86 * WIDE * SHOWN * width / widest)
+            label = fitting((f"{kind} {short(width)}", kind), 0.86 * WIDE * SHOWN * width / widest)
             panel.annotate(
                 label, (left + width / 2, row + 0.02), ha="center", va="center", fontsize=9, color=ink(KINDS[kind])
             )
@@ -104,9 +104,9 @@ def bars(held: Mapping[str, Mapping[str, float]]) -> Figure:
     return finish(canvas, f"Bars({', '.join(held)}; by {' '.join(shown)})", f"Bytes held by kind. {alt}")
 
 
-def fitting(words: str, fewer: str, pixels: float, size: float = 12) -> str:
-    """What fits of a label into so many pixels: all of it, the few words that must be, or nothing."""
-    return next((label for label in (words, fewer) if width_of(label, size) + 8 < pixels), "")
+def fitting(labels: Sequence[str], pixels: float, size: float = 12) -> str:
+    """The first of the labels that fits into so many pixels, or nothing."""
+    return next((label for label in labels if width_of(label, size) + 8 < pixels), "")
 
 
 def curves(

@@ -55,7 +55,7 @@ def medians(ran: Simulation) -> dict[str, Cost]:
 def bars(of: Simulation, rank: int) -> list[Bar]:
     """Grey, and over it what the rank computes."""
     fills = Fills(of.lists)
-    blocks = [Bar(of.start[x], of.end[x], fills[x], str(x.microbatch)) for x in of.lists[rank]]
+    blocks = [Bar(of.start[x], of.end[x], fills[x], (str(x.microbatch),)) for x in of.lists[rank]]
     return [Bar(0, of.time, TIMELINE["waiting"]), *blocks]
 
 

@@ -34,8 +34,7 @@ class Bar:
     start: float  # s after the beginning of what is shown
     end: float
     fill: str
-    label: str = ""
-    fewer: str = ""  # the label where there is no room for it
+    labels: tuple[str, ...] = ()  # the first for which there is room
     op: str = ""
     hatch: str = ""
 
@@ -47,7 +46,7 @@ def timeline(
 
     recordings: labs.kit.record.Recordings; step: the one to show, by number, or one per recording (all of the job when
     left out); names: one per recording; until: show only what had happened so long (s) after the beginning.
-    A rank's third all-gather, of the step or of the job, is "ag 3".  Raises ValueError when there is no such step, or
+    A rank's third all-gather, of the step or of the job, is "all-gather 3", or "ag 3".  Raises ValueError when there is no such step, or
     too few or too many are given.
     """
     names = names or [""] * len(recordings)
@@ -113,7 +112,7 @@ def paint(panel, top: float, height: float, bars: Sequence[Bar], factor: float) 
             [(factor * bar.start, factor * (bar.end - bar.start)) for bar in alike], (top, height), **style
         )
     for bar in bars if height > 12 else ():
-        if label := fitting(bar.label, bar.fewer, pixels * factor * (bar.end - bar.start), size=11.6):
+        if label := fitting(bar.labels, pixels * factor * (bar.end - bar.start), size=11.6):
             middle = factor * (bar.start + bar.end) / 2, top + height / 2
             style = {"ha": "center", "va": "center_baseline", "fontsize": 8.7, "color": ink(bar.fill)}
             panel.text(*middle, label, in_layout=False, **style)
@@ -130,30 +129,35 @@ def lanes(recording, rank: int, step: int | None, start: float, end: float) -> l
 def band(recording, rank: int, start: float, end: float) -> list[Bar]:
     """The phases of a rank, or where it marked none, its steps."""
     steps = [span for span in recording.spans if span.rank == rank and span.name == "step"]
-    return [Bar(s.start - start, s.end - start, SOFT, s.name) for s in phases(recording, rank, start, end) or steps]
+    return [Bar(s.start - start, s.end - start, SOFT, (s.name,)) for s in phases(recording, rank, start, end) or steps]
 
 
 def on_the_way(recording, rank: int, step: int | None, start: float, end: float) -> list[list[Bar]]:
     """The collectives of a rank in lanes, each in the first that is free; receives below what they go with.
 
-    Those of the step are counted, as `recording.counts` does; what else is under way then has no label.
+    Those of the step are counted, each by what it is for; what else is under way then has no label.
     """
     seen, above, below = Counter(), [], []
     for event in recording.events:  # in order of their start
         if event.rank != rank or event.start >= end or event.end <= start:
             continue
-        number = label = ""
+        op, labels = called(event), ()
         if step in (None, event.step):
-            seen[event.op] += 1
-            number = str(seen[event.op])
-            label = f"{SHORT.get(event.op, event.op)} {number}"
-        bar = Bar(event.start - start, event.end - start, fill_of(event.op), label, number, event.op)
+            seen[op] += 1
+            number = str(seen[op])
+            labels = f"{op.replace('_', '-')} {number}", f"{SHORT.get(op, op)} {number}", number
+        bar = Bar(event.start - start, event.end - start, fill_of(op), labels, op)
         lanes = below if event.op == "recv" else above
         lane = next((lane for lane in lanes if lane[-1].end <= bar.start), None)
         if lane is None:
             lanes.append(lane := [])
         lane.append(bar)
     return above + below
+
+
+def called(event) -> str:
+    """What it is for: on gloo, labs.group makes a reduce-scatter of an all-to-all."""
+    return "reduce_scatter" if event.issuer.endswith("start_reduce_scatter") else event.op
 
 
 def fill_of(op: str) -> str:

@@ -25,7 +25,7 @@ LONG = 420  # pixels: of the longest bar
 OPS = {"all_reduce": KINDS["comm"], "all_gather": COLLECTIVES["all_gather"]}
 OPS |= {"reduce_scatter": COLLECTIVES["reduce_scatter"]}
 LETTERS = {"all_reduce": "R", "all_gather": "G", "reduce_scatter": "S"}
-KEY = "A number in a matrix: the rank that has this part of it, cut into rows (outputs) or columns (inputs)."
+KEY = "As in x @ W: inputs down, outputs across. A number in a matrix: the rank that has this part of it."
 
 # What can be set, to what (a slider, or where it is a mapping, a menu), and where it begins.
 CONTROLS: dict[str, Sequence | Mapping] = {
@@ -52,7 +52,8 @@ def picture(ranks: int, width: int, sequence: int, vocabulary: int, x: bool) -> 
     """The values of CONTROLS; x: whether it is cut along the sequence between split layers."""
     heads = width // HEAD_SIZE
     config = Config(vocabulary, width, DEPTH, heads, min(KV_HEADS, heads), 7 * width // 2, context=sequence)
-    title = f"{DEPTH} layers of width {width:,}, {sequence:,} tokens, {vocabulary:,} words, in bfloat16 with masters"
+    sizes = f"{DEPTH} layers of width {width:,}, {sequence:,} tokens, a vocabulary of {vocabulary:,}"
+    title = f"{sizes}, in bfloat16 with masters"
     job = cost.Job(config, 1, ranks, precision="mixed")
     try:
         calls, split = [call for call in cost.tp_calls(job, x) if call.sent], cost.tp(job, x)
@@ -78,7 +79,7 @@ def matrices(config: Config, ranks: int) -> list[Matrix]:
     keys = [Matrix(name, pieces["kv_heads"], copies=copies) for name in "kv"]
     attention = [Matrix("q", heads), *keys, Matrix("o", heads, False)]
     mlp = [Matrix("gate", hidden), Matrix("up", hidden), Matrix("down", hidden, False)]
-    return [Matrix("embedding", pieces["vocab"]), *attention, *mlp, Matrix("head", pieces["vocab"])]
+    return [Matrix("embedding", pieces["vocab"], False), *attention, *mlp, Matrix("head", pieces["vocab"])]
 
 
 # ---- drawn -----------------------------------------------------------------------------------------------
@@ -157,10 +158,10 @@ def weight(canvas: Canvas, x: float, matrix: Matrix) -> None:
     canvas.text(x + WIDE / 2, TOP + HIGH + 12, matrix.name, size=12.5)
     pieces = matrix.pieces[:: matrix.copies]
     ends = [*accumulate(pieces, initial=0)]
-    long = HIGH if matrix.by_outputs else WIDE
+    long = WIDE if matrix.by_outputs else HIGH
     for number, piece in enumerate(pieces):
         start, extent = long * ends[number] / ends[-1], long * piece / ends[-1]
-        box = (x, TOP + start, WIDE, extent) if matrix.by_outputs else (x + start, TOP, extent, HIGH)
+        box = (x + start, TOP, extent, HIGH) if matrix.by_outputs else (x, TOP + start, WIDE, extent)
         canvas.rect(*box, fill=RANKS[number * matrix.copies % len(RANKS)], radius=0)
         first = number * matrix.copies
         label = str(first) if matrix.copies == 1 else f"{first}–{first + matrix.copies - 1}"

@@ -1,4 +1,4 @@
-"""The checks of notebook 09: what a plan raises is told with its line."""
+"""The checks of notebooks 09 and 09b: what a plan raises is told with its line."""
 
 from labs.kit import check
 

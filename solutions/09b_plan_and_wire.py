@@ -1,0 +1,749 @@
+# %% [markdown]
+# # Tensor parallelism, second part: the loss, the plan, and the wire
+#
+# *For one sequence, the last product of Llama 3 405B gives 4.2 GB of numbers, all for a single one: the loss. Where can
+# they lie, and what must the ranks tell each other?*
+#
+# You need: [Tensor parallelism](09_tensor_parallel.ipynb); for the second axis, [FSDP](06_fsdp.ipynb). It takes
+# 60 minutes with its two exercises, 40 without; the machine works for about a minute of it, in 1 GB of memory.
+#
+# First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
+
+# %%
+from labs.kit import recall
+
+recall.ask("09b")
+
+# %% [markdown]
+# ## Question
+#
+# A model that is split by tensor parallelism ends with the *head*: for each token a number for every entry of the
+# vocabulary, its *logits*. Each rank has the logits of its own part. The loss needs all of them, or so it seems:
+
+# %%
+import time
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from labs import cost
+from labs.data import Batches, corpus
+from labs.kit import check, draw, play, strategies
+from labs.kit.checks.tensor.border import courses_reduce as reduce  # exercise 1 of the last notebook
+from labs.kit.launch import run
+from labs.kit.ranks.link import Link
+from labs.kit.record import mark
+from labs.kit.strategies import ROWS
+
+# %%
+from labs.model import PRESETS
+
+llama = 4 * PRESETS["llama3-405b"].vocab * 8192 / 1e9
+print(f"for a sequence of Llama 3, {llama:.1f} GB of logits in float32; an eighth of them is {llama / 8:.2f} GB")
+
+# %% [markdown]
+# ## Picture
+#
+# ![Four ranks, each with a block of logits: all tokens, and a quarter of the vocabulary. From each block go three
+# numbers per token: the highest logit, the sum of the exponentials, and the target's logit, which only one rank has.
+# Two all-reduces make the loss of them, the same on every rank.](../images/split_loss.svg)
+#
+# ## Predict
+#
+# Two numbers, both measured below. One could also gather the logits on every rank, and compute the loss there. With
+# four ranks, a vocabulary of 256 and float32, how many bytes more does a rank send for each token than with the
+# picture's three numbers, which are all-reduced?
+#
+# And TP sends activations, so it sends more the more tokens there are; DDP sends gradients, as many for one token as
+# for a million. From how many tokens in a batch does TP send more than DDP, in multiples of the width D?
+
+# %%
+guess_more = 750  # your number
+guess_tokens = 3  # your number, × D
+
+# %% [markdown]
+# ## Build: a loss that never gathers the logits
+#
+# Gathering the logits would undo the saving. But look at what the loss of a token is:
+#
+#     loss = log(sum of exp(logit - highest)) - (target's logit - highest)
+#
+# It takes three numbers per token: the highest logit, a sum of exponentials, and the logit of the target. The first is
+# a maximum over all ranks, the second a sum, and the third is on one rank only (if the others contribute zero, it is a
+# sum too). The highest is subtracted because exp(100) is infinite in float32. It cancels, so its gradient is not
+# needed: it may come from a detached tensor, by an all-reduce with `dist.ReduceOp.MAX`.
+#
+# ### Exercise 1: the loss of a split vocabulary
+#
+# With `reduce` of the last notebook, autograd finds the gradient by itself. (The lines that are given pad the logits
+# with one more column, of −inf. Where that column is picked, −inf × 0 is not a number: use `where` or `masked_fill`.)
+# The check compares the loss and the gradient of the logits on 1 to 8 ranks and in sub-groups, with vocabularies that
+# the number of ranks does not divide (any rank may have no column at all), with logits of ±10,000, and with a gradient
+# of the loss other than 1. It measures bytes sent and held. Budget: three numbers per token, in at most 12 all-reduces
+# however many tokens there are; nothing backward, and never a gathered logit.
+
+
+# %%
+def split_loss(logits, targets, first, group=None):
+    """The mean cross-entropy of all tokens, in nats (0-dim), the same on all ranks.
+
+    logits: [tokens, v], this rank's part of the vocabulary, which begins at `first`; v may be 0
+    targets: [tokens], of the whole vocabulary, on every rank
+    """
+    here = (targets >= first) & (targets < first + logits.shape[1])  # the targets in this rank's part
+    column = (targets - first).where(here, logits.shape[1])  # for the other targets, a column behind the last one
+    logits = F.pad(logits, (0, 1), value=-torch.inf)  # that column, so there is always one
+    ### BEGIN SOLUTION
+    highest = logits.detach().amax(1)
+    dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
+    shifted = logits - highest[:, None]
+    mine = shifted.gather(1, column[:, None])[:, 0].masked_fill(~here, 0)
+    exponentials, target = reduce(torch.stack([shifted.exp().sum(1), mine]), group)
+    return (exponentials.log() - target).mean()
+    ### END SOLUTION
+
+
+check.split_loss(split_loss)
+
+# %% [markdown]
+# How much is it worth? A small GPT in the loop of the last notebook: once by the course's plan, `gpt_plan`, and once by
+# a plan that gathers the logits and takes the ordinary loss.
+
+# %%
+from labs.dtensor import Replicate, Shard
+from labs.mesh import Mesh
+from labs.model import GPT
+from labs.tp import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    full_parameters,
+    gpt_plan,
+    parallelize,
+)
+from labs.tp.shares import Keys, Queries
+
+# %%
+CONFIG = replace(PRESETS["small"], depth=2, kv_heads=4)  # as in the last notebook
+SEQUENCES, on_cpu = 4, partial(run, device="cpu")
+loader = Batches(corpus().tokens, SEQUENCES, CONFIG.context)
+batches = [loader[number] for number in range(2)]
+
+
+def trained_by(plan, model, mesh):
+    parallelize(model, mesh, plan)
+    training = strategies.replicated(model, partial(strategies.backward, model))
+    return replace(training, full=partial(full_parameters, model))
+
+
+# %%
+def way(plan):
+    apply = partial(trained_by, plan)
+    return replace(ROWS["tp"], apply=apply, axes=lambda ranks: {"tp": ranks})
+
+
+def float32():
+    return GPT(CONFIG)
+
+
+def in_turn(ways, batches=batches, build=float32, keep=0):
+    """Train in each of the ways, each rank on its part of the batch; the whole parameters after `keep` steps."""
+    kept = {}
+    for name, way in ways.items():
+        parts = range(way.parts(dist.get_world_size()))
+        own = [[tuple(each.chunk(len(parts))[n] for each in batch) for batch in batches] for n in parts]
+        kept[name] = strategies.train(way, build, own, keep=keep)[1]
+    return kept
+
+
+# %%
+def recorded(ways, batches=batches):
+    """Of rank 0 in its second step: bytes sent, collectives, and those made while the optimizer steps."""
+    seen = on_cpu(in_turn, ways, batches, ranks=4, record="communication", tell="what is sent").recording
+    began, found = [span.start for span in seen.spans if (span.rank, span.name) == (0, "optimizer")], {}
+    for second, name in zip(range(1, 2 * len(ways), 2), ways, strict=True):
+        late = sum(event.start > began[second] for event in seen.select(0, second))
+        counts = {"sent": seen.sent(0, second), "collectives": seen.counts(0, second).total()}
+        found[name] = counts | {"in the optimizer": late}
+    return found
+
+
+plan = gpt_plan(CONFIG) | {"head": ColwiseParallel(output_layouts=Replicate())}
+del plan["loss"]
+talk = recorded({"logits gathered": way(plan)})
+
+# %%
+on_paper = cost.Job(CONFIG, batch=SEQUENCES, ranks=4)
+more = (talk["logits gathered"]["sent"] - cost.tp(on_paper).sent) / (SEQUENCES * CONFIG.context)
+assert more == cost.all_gather(CONFIG.vocab, 4).elements * 4 - 3 * 4 * 2 * 3 / 4  # V gathered, 3 all-reduced
+reason = "3/4 of 256 numbers are gathered; 3 numbers are all-reduced, at 2 × 3/4 of each."
+check.predict("Bytes more for each token?", guess_more, more, unit="bytes", reason=reason)
+
+# %% [markdown]
+# ## Build: the plan
+#
+# Everything so far fits in one table, from the name of a submodule to the style in which it is split. The names of the
+# styles are PyTorch's, all but the last; the argument `heads=` is the course's. Below, `x` stands for the layout of x
+# between the pairs: `Replicate()` where it is whole, `Shard(1)` where each rank has a part of the tokens (dim 1).
+#
+# - `ColwiseParallel()` and `RowwiseParallel(output_layouts=x)` are the two halves of a pair. With `heads=`, a `Queries`
+#   (for q, and for the rows of o) or `Keys` (for k and v) of [labs/tp/shares.py](../labs/tp/shares.py), they cut
+#   between heads only.
+# - `PrepareModuleInput(input_layouts=x)` is the border in front of a pair, once for all columns in it: q, k and v read
+#   the same x, and so do gate and up.
+# - `SequenceParallel()` is for a norm that sees a part of the tokens. Its gradients are added up.
+# - `LossParallel(vocabulary)` is exercise 1.
+#
+# ### Exercise 2: the plan of a layer
+#
+# Write the plan of one `Layer` of [labs/model.py](../labs/model.py), whose submodules are `attention_norm`, `attention`
+# (with `q`, `k`, `v`, `o`), `mlp_norm` and `mlp` (with `gate`, `up`, `down`). The check splits a layer by it, on 2 and
+# 4 ranks, with fewer heads of keys and values than ranks too, and compares the output and all gradients with one
+# process. It measures what each rank holds and sends. A name may be a pattern: `*` is any part of a name, and
+# `attention.[kv]` is k and v. Budget: two collectives forward and two backward without sequence parallelism; four and
+# four with it, and the gradients of two norms; and where ranks share a head, the gradients of k and v.
+
+
+# %%
+def block_plan(config, sequence_parallel):
+    """{name of a submodule: style}; config: a labs.model.Config, with `heads` and `kv_heads`."""
+    queries = Queries(config.heads, config.kv_heads)
+    keys = Keys(config.heads, config.kv_heads)
+    ### BEGIN SOLUTION
+    x = Shard(1) if sequence_parallel else Replicate()
+    split = {
+        **dict.fromkeys(("attention", "mlp"), PrepareModuleInput(input_layouts=x)),
+        "attention.q": ColwiseParallel(heads=queries),
+        "attention.[kv]": ColwiseParallel(heads=keys),
+        "attention.o": RowwiseParallel(heads=queries, output_layouts=x),
+        **dict.fromkeys(("mlp.gate", "mlp.up"), ColwiseParallel()),
+        "mlp.down": RowwiseParallel(output_layouts=x),
+    }
+    return split | ({"*_norm": SequenceParallel()} if sequence_parallel else {})
+    ### END SOLUTION
+
+
+check.block_plan(block_plan)
+
+# %% [markdown]
+# And here is the plan of the whole model, `gpt_plan(config, sequence_parallel=True)`: what a rank has of each weight
+# (drawn as in this notebook's products: inputs down, outputs across), and what crosses each border. This model has four
+# query heads and two heads of keys and values, so that on four ranks, two ranks share each of the latter. `*` stands
+# for one part of a name.
+
+# %%
+draw.plan(gpt_plan(PRESETS["small"], sequence_parallel=True), GPT(PRESETS["small"]))
+
+# %% [markdown]
+# You can write a plan like this for your own model, with the names of its submodules. What a rank then has is an
+# ordinary parameter of a smaller shape. So the other strategies need not know about the plan, and neither need an
+# optimizer that treats every number by itself, as AdamW does. (One that needs whole matrices, like Muon, must know. So
+# must the norm of all gradients, in which a gradient that every rank has whole counts once: `clip_gradients` of
+# [labs/tp/tp.py](../labs/tp/tp.py).)
+#
+# ## The tensor-parallel explorer
+#
+# Here is a GPT with Llama 3's proportions: which slice of each matrix is on which rank, what rank 0 sends, and what it
+# holds, by the formulas of the ledgers above. Three questions to put to it:
+#
+# - On how many ranks do neighbours begin to share heads of keys and values, and what do they send for it?
+# - On 8 ranks, put x in shards. What shrinks, and what does it cost in bytes sent?
+# - Double the sequence: what doubles? And double the width?
+
+# %%
+play.tensor_parallel()
+
+# %% [markdown]
+# <details><summary>Answers</summary>
+#
+# On 16, since there are 8 heads of keys and values: two small all-reduces in each layer, of the gradients of k and v.
+# Activations shrink, and almost nothing is sent in addition. Doubling the sequence doubles all that is sent, and the
+# activations; P, G and S stay the same. Doubling the width doubles what is sent, too, but a layer's parameters grow
+# about fourfold: wide models are where TP pays.
+#
+# </details>
+#
+# ## Native
+#
+# PyTorch's own `parallelize_module` takes a table like this, too. [labs/native.py](../labs/native.py) turns ours into
+# its styles. Its parameters are DTensors, and the loss of split logits is a context, `loss_parallel()`. Ours is what
+# the formulas say, as the last notebook has measured; PyTorch's is measured here, with sequence parallelism:
+
+# %%
+NATIVE = {"PyTorch's": replace(ROWS["torch-tp-sp"], axes=lambda ranks: {"tp": ranks})}
+
+
+def float64():
+    return GPT(CONFIG).double()
+
+
+def off(kept):
+    """How far these parameters are from one process's."""
+    return max((p - expected["one device"][key]).abs().max() for key, p in kept.items())
+
+
+[expected] = on_cpu(in_turn, {"one device": ROWS["one device"]}, build=float64, keep=2, ranks=1)
+[kept] = on_cpu(in_turn, NATIVE, build=float64, keep=2, ranks=4, tell="numbers")[0].values()
+print(f"within 1e-12 of one process: {bool(off(kept) < 1e-12)}")
+
+# %%
+[theirs], ours = recorded(NATIVE).values(), cost.tp(on_paper, sequence_parallel=True)
+theirs |= on_cpu(in_turn, NATIVE, ranks=4, record="memory", tell="what is held").recording.steady(0)
+mine = {"sent": ours.sent, "collectives": sum(ours.collectives.values()), "in the optimizer": 0} | vars(ours.held)
+assert all(mine[kind] == theirs[kind] for kind in "PS")
+shown = ("sent", "collectives", "in the optimizer", *"PGSA")
+rows = [{"": whose, **{kind: each[kind] for kind in shown}} for whose, each in (("ours", mine), ("PyTorch's", theirs))]
+draw.table(rows, caption="bytes, rank 0")
+
+# %% [markdown]
+# Where PyTorch does more:
+#
+# - The loss adds up the exponentials and the targets' logits in two all-reduces; ours does it in one.
+# - It leaves the norms' gradients as they are, `Partial()`. They are added up whenever they
+#   are read, and AdamW reads each of the five three times.
+# - The gradient of the embedding is as large as the whole embedding on every rank. Ours has the rank's own rows.
+#
+# PyTorch's also cuts features without regard to heads. With fewer heads of keys and values than ranks, you must repeat
+# the heads by hand. (Bytes are logical: on CPUs its reduce-scatter is gloo's, which carries more, as in notebook 04.)
+#
+# ## Two axes: FSDP over TP
+#
+# TP cannot use more ranks than there are heads, and in practice no more than a node has. So it becomes one axis of a
+# mesh, and FSDP the other: first split the model along `tp`, then shard what each rank has of it along `dp`. Ranks
+# along `tp` read the same sequences; ranks along `dp` read different ones. Here are two nodes of two ranks each
+# (notebook 05's `Link`), and the axes in both orders:
+
+# %%
+from labs.fsdp import fully_shard
+
+
+def two_axes(model, mesh):
+    """TP along one axis of the mesh, and FSDP along the other."""
+    parallelize(model, mesh["tp"], gpt_plan(model.config, sequence_parallel=True))
+    for layer in model.layers.values():
+        fully_shard(layer, mesh=mesh["dp"])
+    fully_shard(model, mesh=mesh["dp"])
+    training = strategies.replicated(model, partial(strategies.backward, model))
+    return replace(training, full=partial(full_parameters, model))
+
+
+def of_axes(*names):  # outermost first
+    return replace(ROWS["fsdp-tp"], apply=two_axes, axes=lambda ranks: dict.fromkeys(names, 2))
+
+
+# %%
+nodes, many = Link(nodes=2, bandwidth="1 Gbit/s"), Batches(corpus().tokens, 16, CONFIG.context)
+AXES = {" × ".join(names): of_axes(*names) for names in (("dp", "tp"), ("tp", "dp"))}
+kept = on_cpu(in_turn, AXES, build=float64, keep=2, ranks=4, tell="numbers")[0]
+seen = on_cpu(in_turn, AXES, [many[0], many[1]], ranks=4, record="communication", link=nodes, tell="bytes").recording
+
+# %%
+half = cost.fsdp_tp(cost.Job(CONFIG, batch=8, ranks=4), sequence_parallel=True)  # a TP group reads 8 sequences
+rows = []
+for second, name in zip((1, 3), AXES, strict=True):
+    leaves = seen.across(0, second) + seen.across(1, second)
+    assert seen.sent(0, second) == half.sent
+    numbers = {"within 1e-12 of one process": bool(off(kept[name]) < 1e-12), "sent by rank 0": half.sent}
+    rows.append({"": name, **numbers, "leaves a node": leaves})
+draw.table(rows, caption="the last axis is made of neighbours; bytes of a step with 16 sequences")
+
+# %% [markdown]
+# Both orders give the right numbers, and send what the formulas of TP and FSDP say (`cost.fsdp_tp`). With `tp` last,
+# the ranks of a TP group are neighbours and share a node. With `tp` first, all that TP sends crosses between the nodes.
+# That is why TP goes last on a mesh. (Llama's authors list their axes the other way round: TP, their first one, is the
+# innermost.)
+#
+# > **What went wrong in the wild.** *Symptom*: the loss of a fresh model is 47.88, where log(151,936), about 11.93, is
+# > due. Each rank divides its sum by the number of tokens in the whole batch, and Hugging Face's trainer multiplied by
+# > the number of ranks, so that the mean over all of them comes out right. With four ranks along `dp` it was 11.97.
+# > With 2 × 4, the four ranks of each group read the *same* tokens, and the loss counted four times
+# > ([transformers#45994](https://github.com/huggingface/transformers/pull/45994), May 2026). What is averaged over data
+# > must be counted along the axes that split the data, and along no other.
+#
+# ## Latency: when a token gets slower
+#
+# So far TP was for training. It also serves inference: a model that generates text has one token to compute at a time,
+# and needs *all* its weights for it. Most of the time goes into reading them from memory, and each of N ranks reads
+# only an N-th. `generate` keeps the keys and values of earlier tokens in a *cache*
+# ([labs/generate.py](../labs/generate.py)), so that only the new token goes through the model. A rank caches its own
+# heads. All ranks see the same logits and, where a token is drawn at random, use the same seed, so they choose the same
+# token:
+
+# %%
+from labs.generate import cached, generate
+
+CHAT = replace(PRESETS["medium"], dim=256, depth=4, heads=8, kv_heads=4, hidden=704)
+prompt = torch.tensor([list(b"def all_reduce(")])
+
+
+def split(config):
+    """The model: whole on one rank, split on several."""
+    mesh = Mesh((dist.get_world_size(),), ("tp",))
+    return parallelize(GPT(config), mesh, gpt_plan(config))
+
+
+def answer():
+    """12 tokens, twice: the likeliest one at each step, and one drawn at random."""
+    model = split(CHAT)
+    return [generate(model, prompt, 12, temperature, seed=1).tolist() for temperature in (0.0, 0.8)]
+
+
+# %%
+def milliseconds(tokens=16):
+    """How long one token takes: the quickest of several."""
+    model, times, token = split(CHAT), [], prompt
+    with cached(model, prompt.shape[1] + tokens):
+        for _ in range(tokens):
+            dist.barrier()
+            mark("step")
+            began = time.perf_counter()
+            token = model(token)[:, -1:].argmax(-1)
+            times.append(1000 * (time.perf_counter() - began))
+            mark("end")
+    return min(times[1:])  # the first one is the prompt
+
+
+found = {n: on_cpu(lambda: (answer(), milliseconds()), ranks=n, tell="tokens")[0] for n in (1, 2, 4)}
+print(f"the same tokens on 1, 2 and 4 ranks: {all(tokens == found[1][0] for tokens, _ in found.values())}")
+
+# %% [markdown]
+# And how long does a token take? With pencil and paper (`cost.token_seconds`) it has three parts: reading the weights;
+# *messages*, the time that a collective takes however little it carries; and *bytes*, the time that its data adds. A
+# slow wire shows the last two. Here is one between two ranks, the same for the formula and for the job:
+
+# %%
+slow = Link(nodes=2, bandwidth="100 Mbit/s", latency=2e-3)
+on_slow = on_cpu(milliseconds, ranks=2, link=slow, record="communication", tell="a slow wire")
+as_class = cost.LinkClass(begin=0, latency=2e-3, bandwidth=100e6 / 8, algorithms=(cost.ring_seconds,))
+token, calls = cost.token_seconds(CHAT, 2, as_class, itemsize=4), on_slow.recording.counts(0, 5).total()
+rows = {"a token: sent": (4 * cost.token_sent(CHAT, 2).elements, on_slow.recording.sent(0, 5))}
+ledger = draw.ledger(rows | {"a token: collectives": (2 * CHAT.depth + 2, calls, "")}, within=0)
+assert ledger.agrees
+ledger
+
+# %%
+print(f"the slow wire, at least: {1000 * token.messages:.0f} ms for messages, {1000 * token.bytes:.1f} ms for bytes")
+took = {f"{n} rank{'s' * (n > 1)}, this machine": each for n, (_, each) in found.items()}
+took["2 ranks, the slow wire"] = on_slow[0]
+draw.table([{"": name, "a token took": f"{each:.1f} ms"} for name, each in took.items()])
+
+# %% [markdown]
+# On your machine, ranks share cores and memory, so more of them need not be quicker. On the slow wire there is no
+# doubt. A token has two all-reduces per layer, one for the embedding and a gather of the logits, all one after the
+# other. And nearly all of their time is messages: for so small a model, a token is so little data that bandwidth hardly
+# counts. (For a wide model on Ethernet it does, as you will see.) The rest of the time is compute and Python, as for
+# two ranks without the slow wire, and whatever a busy machine adds.
+#
+# So TP pays for a model whose weights take longer to read than its all-reduces take to begin. Here is the same formula
+# for the links that people have (`cost` names its sources), for models in 16 bit and one sequence, on GPUs of 80 GB:
+
+# %%
+llama3 = PRESETS["llama3-8b"]
+SIZES = {"1.1B": replace(llama3, vocab=32_000, dim=2048, depth=22, kv_heads=4, hidden=5632), "8B": llama3}
+SIZES["70B"] = PRESETS["llama3-70b"]
+
+
+def in_ms(config, ranks, link):
+    """How long a token takes; None where a rank's part of the weights does not fit."""
+    fits = 2 * sum(cost.parameter_sizes(config)) / ranks < 80e9
+    return round(1e3 * cost.token_seconds(config, ranks, link).seconds, 2) if fits else None
+
+
+# %%
+rows = []
+for size, config in SIZES.items():
+    for name, link in cost.LINK_CLASSES.items():
+        on_8 = cost.token_seconds(config, 8, link)
+        parts = {"on 8: messages": round(1e3 * on_8.messages, 2), "on 8: bytes": round(1e3 * on_8.bytes, 2)}
+        rows.append({"": f"{size}, {name}"} | {f"on {n}": in_ms(config, n, link) for n in (1, 2, 4, 8)} | parts)
+draw.table(rows, caption="a token on 1 to 8 ranks, in ms; –: does not fit")
+
+# %% [markdown]
+# So by this formula there are three answers, depending on the size of the model:
+#
+# - **Slower**: 1.1 billion parameters gain nothing on two ranks, by any of these links. Eight gain a quarter with
+#   NVLink, and a little with PCIe; on Ethernet, each further rank makes it slower. Somebody asked vLLM about it, with a
+#   1B model on two L40s joined by PCIe: 6.3 ms per token on one, 6.9 ms on both. The reply: so small a gap may be
+#   noise, and for so small a model the overhead may outweigh the benefit
+#   ([vllm#6027](https://github.com/vllm-project/vllm/issues/6027)). Both times are ten times ours: the formula counts
+#   neither the launching of kernels nor Python, and an L40 reads its memory more slowly.
+# - **Faster**: 8 billion on NVLink or PCIe. (On Ethernet two ranks gain a little, and eight hardly anything.)
+# - **Merely possible**: 70 billion do not fit one GPU at all. Even over Ethernet, several of them are better than none.
+#
+# ## Async TP: multiply while it travels
+#
+# In training, too, a rank waits at each border: the next product needs what is on its way. But it does not need all of
+# it at once. With sequence parallelism, the product for one rank's tokens needs these tokens only. So let the ranks'
+# shards go round a ring, one by one, and multiply each while the next one travels. At the other end the sums go round,
+# and each rank adds the product of its own part. [labs/tp/async_tp.py](../labs/tp/async_tp.py) has both,
+# `gather_linear` and `linear_scatter`. Here are the two matrices of this notebook's first picture, forward, on two
+# ranks and a slow wire. (A sleep makes each product longer, by 80 µs per token, so that the picture depends less on how
+# busy your machine is.)
+
+# %%
+from torch.overrides import TorchFunctionMode
+
+from labs.tp.async_tp import gather_linear, linear_scatter
+from labs.tp.conjugate import gather, scatter
+
+
+class Padded(TorchFunctionMode):
+    """Within it, each product takes longer."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.Tensor.matmul, torch.Tensor.__matmul__):
+            time.sleep(80e-6 * result.shape[1])
+        return result
+
+
+def whole(x, up, down, mesh):
+    """Gather, multiply twice, scatter."""
+    return scatter((gather(x, mesh, dim=1) @ up.T).relu() @ down.T, mesh, dim=1)
+
+
+def in_chunks(x, up, down, mesh):
+    (hidden,) = gather_linear(x, [up], mesh)
+    return linear_scatter(hidden.relu(), down, mesh)
+
+
+# %%
+TOKENS, WIDTH, PAIRS = 128, 256, {"one after the other": whole, "in chunks": in_chunks}
+
+
+def both(times=12):
+    """Run each of the two several times; whether they give the same result."""
+    torch.manual_seed(dist.get_rank())  # the ranks have different tokens, and different parts of the matrices
+    mesh, results = Mesh((dist.get_world_size(),), ("tp",)), []
+    x, up, down = (torch.randn(shape) / 16 for shape in ((1, TOKENS, WIDTH), (2 * WIDTH, WIDTH), (WIDTH, 2 * WIDTH)))
+    for pair in PAIRS.values():
+        for _ in range(times):
+            time.sleep(0.05)  # a gap in the picture
+            dist.barrier()  # so that the ranks begin together
+            mark("step")
+            with Padded():
+                results.append(pair(x, up, down, mesh))
+            mark("end")
+    return torch.allclose(results[0], results[-1], atol=1e-5)
+
+
+# %%
+wire = Link(nodes=2, bandwidth="100 Mbit/s")
+found = on_cpu(both, ranks=2, link=wire, record="communication", tell="async TP")
+seen, spans = found.recording, [found.recording.step_spans(rank) for rank in range(2)]
+assert all(found) and seen.sent(0, 0) == seen.sent(0, 12)
+
+
+def lasted(number):
+    """From the first rank's start to the last one's end, in ms."""
+    return 1000 * (max(each[number].end for each in spans) - min(each[number].start for each in spans))
+
+
+quiet = [min(range(first, first + 12), key=lasted) for first in (0, 12)]
+draw.timeline(seen, seen, step=quiet, names=list(PAIRS))
+
+# %%
+for name, number in zip(PAIRS, quiet, strict=True):
+    waits = 1000 * sum(event.waited for event in seen.select(0, number))
+    print(f"{name}: {lasted(number):.0f} ms, of which rank 0 waited {waits:.0f} ms")
+travels = 1000 * wire.seconds("send", 4 * TOKENS * WIDTH, ranks=2)
+print(f"both send {seen.sent(0, 0):,} bytes; a shard travels {travels:.0f} ms")
+
+# %% [markdown]
+# (The picture shows the quickest of twelve steps of each.) The same result and the same bytes, but now a shard travels while another is multiplied. A rank now waits only if a
+# shard takes longer to travel than to multiply: here hardly ever, unless your machine is busy. In PyTorch this is
+# experimental: torch.compile can do it for a plan like this if you switch it on, between GPUs that can read each
+# other's memory. Its authors
+# [report](https://discuss.pytorch.org/t/distributed-w-torchtitan-introducing-async-tensor-parallelism-in-pytorch/209487)
+# a forward pass up to 29% faster, and a whole step up to 8%, for a Llama 3 of 7B. It does nothing for a single token,
+# which cannot be cut into shards.
+#
+# ## Three confusions, settled by measurement
+#
+# - **"TP splits the rows."** Columns, then rows: see the first job of this notebook.
+# - **"TP makes activations smaller by the number of ranks."** Not by itself, and with sequence parallelism only if the
+#   inputs of the pairs are kept as shards, too: see the ledger of A.
+# - **"TP has little communication."** That is said of pipelines, with good reason. Take the same model, the same batch
+#   and the same four ranks under three strategies. DDP sends *gradients*, FSDP *parameters and gradients*: as many for
+#   one token as for a million. TP sends *activations*, a fixed number for each token of the whole batch. So with few
+#   tokens it sends the least, and with many the most.
+#
+# First all three as measured, with sequences of 128 tokens. Then by the formulas, for other lengths, too; where TP
+# meets DDP, it was measured once more:
+
+# %%
+a_part = cost.Job(CONFIG, batch=1, ranks=4)  # under data parallelism, each rank has a quarter of the batch
+talk |= recorded({"DDP": ROWS["ddp-bucketed"], "FSDP": ROWS["fsdp"]})
+
+
+def sent(length):
+    """Bytes that a rank sends in a step with four sequences of this length, by strategy."""
+    on_part, on_all = (replace(job, config=replace(CONFIG, context=length)) for job in (a_part, on_paper))
+    data_parallel = {"DDP": cost.ddp(on_part, "bucketed").sent, "FSDP": cost.fsdp(on_part).sent}
+    return {"tokens": SEQUENCES * length} | data_parallel | {"TP": cost.tp(on_all).sent}
+
+
+rows = {name: (sent(CONFIG.context)[name], talk[name]["sent"]) for name in ("DDP", "FSDP")}
+ledger = draw.ledger(rows, within=0)
+assert ledger.agrees
+ledger
+
+# %%
+crossed = next(length for length in range(1, 129) if sent(length)["TP"] > sent(length)["DDP"])
+talk |= recorded(
+    {"at the crossing": way(gpt_plan(CONFIG))}, [tuple(part[:, :crossed] for part in batch) for batch in batches]
+)
+assert talk["at the crossing"]["sent"] == sent(crossed)["TP"]
+draw.table([sent(length) for length in (32, 64, crossed, 128, 256)], caption="bytes that each rank sends in a step")
+
+# %%
+check.predict("Tokens, × D?", guess_tokens, 3, reason="12 D² of a layer's gradients, 4 D for each token.")
+
+# %% [markdown]
+# The crossing is easy to remember. A layer has about 12 D² parameters, of which DDP all-reduces the gradients; TP
+# all-reduces 4 tensors of D numbers per token. They are equal at 12 D²/4 D = **3 D tokens** in the batch of a TP group,
+# and with FSDP, which sends 1.5 times as much as DDP, at 4.5 D. (The embedding and the head move it a little.) In
+# training, batches are usually larger.
+#
+# ## Why, and why not
+#
+# **Why**: more ranks than sequences; a layer, or its activations, that do not fit one device; an answer that must come
+# sooner. Nearly everything is divided: P, G and S, most of A, and the arithmetic.
+#
+# **Why not**: with batches as large as in training it sends the most, and every collective is waited for. Hiding them
+# takes extra work (async TP), whereas DDP and FSDP hide theirs easily. Is it worth it? A layer of ψ parameters takes
+# 6ψT/(NR) seconds on N devices (T tokens, R operations per second), and its four all-reduces, 2 bytes per number, 16
+# (N − 1)/N × TD/W (W bytes per second). T cancels: a larger batch does not help, only a wider model or a faster wire.
+# The table gives the seconds on the wire for each second of computing:
+
+# %%
+R, N = cost.FLOPS, 8  # an H100 in Llama 3's training, its waiting included (arXiv 2407.21783, table 4)
+WIRES = {name: link.bandwidth for name, link in cost.LINKS.items()}  # bytes per second, each way
+rows = []
+for name in ("llama3-8b", "llama3-405b"):
+    config = PRESETS[name]
+    psi = sum(cost.gpt_layers(config)[1].sizes)
+    shares = {wire: 16 * (N - 1) * config.dim / W / (6 * psi / R) for wire, W in WIRES.items()}
+    rows.append({"on 8 ranks": name, **{wire: round(share, 2) for wire, share in shares.items()}})
+draw.table(rows)
+
+# %% [markdown]
+# So TP stays inside a node. In this layout it cannot use more ranks than there are query heads, and long before that
+# the matrices become too narrow to keep a device busy.
+#
+# ### A way out
+#
+# Here is PyTorch's `parallelize_module` in an ordinary script, with nothing of the course but the data and the model.
+# It is [scripts/tp.py](../scripts/tp.py). From the root of the repository, run
+# `torchrun --nproc-per-node 2 scripts/tp.py`:
+#
+# ```python
+# import torch
+# import torch.distributed as dist
+# from torch.distributed.device_mesh import init_device_mesh
+# from torch.distributed.tensor import Replicate, Shard
+# from torch.distributed.tensor.parallel import (
+#     ColwiseParallel,
+#     PrepareModuleInput,
+#     RowwiseParallel,
+#     SequenceParallel,
+#     loss_parallel,
+#     parallelize_module,
+# )
+#
+# from labs.data import Batches, corpus
+# from labs.model import GPT, PRESETS
+#
+# dist.init_process_group()
+# device = "cuda" if torch.cuda.is_available() else "cpu"
+# if device == "cuda":
+#     torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
+# mesh = init_device_mesh(device, (dist.get_world_size(),), mesh_dim_names=("tp",))
+#
+# shard, whole = Shard(1), Replicate()
+# enter = PrepareModuleInput(input_layouts=(shard,), desired_input_layouts=(whole,))
+# plan = {
+#     "embed": RowwiseParallel(input_layouts=whole, output_layouts=shard),
+#     "norm": SequenceParallel(),
+#     "head": ColwiseParallel(input_layouts=shard, use_local_output=False),
+# }
+# layer = {"attention_norm": SequenceParallel(), "mlp_norm": SequenceParallel(), "attention": enter, "mlp": enter}
+# layer |= {name: ColwiseParallel() for name in ("attention.q", "attention.k", "attention.v", "mlp.gate", "mlp.up")}
+# layer |= {name: RowwiseParallel(output_layouts=shard) for name in ("attention.o", "mlp.down")}
+#
+# config = PRESETS["small"]  # two heads of keys and values, so two ranks at most
+# model = GPT(config).to(device)
+# parallelize_module(model, mesh, plan | {f"layers.*.{name}": style for name, style in layer.items()})
+#
+# optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+# batches = Batches(corpus().tokens, 16, config.context)
+# for step in range(10):
+#     x, y = (part.to(device) for part in batches[step])  # all ranks read the same
+#     with loss_parallel():
+#         loss = model(x, y)
+#         loss.backward()
+#     for p in model.parameters():  # the norms' gradients are summands, which PyTorch 2.11 would leave unclipped
+#         p.grad = p.grad.redistribute(placements=p.placements)
+#     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+#     optimizer.step()
+#     optimizer.zero_grad()
+#     if dist.get_rank() == 0:
+#         print(f"step {step}: loss {loss.item():.4f}", flush=True)
+#
+# dist.barrier()
+# dist.destroy_process_group()
+# ```
+
+# %% [markdown]
+# ## Say it back
+#
+# Answer each aloud before you unfold it.
+#
+# <details><summary>Two nodes of eight GPUs with NVLink inside, a model of 8B, and training with a batch of a million
+# tokens. Which axis goes where, and when would you not use TP at all?</summary>
+#
+# TP inside a node, last on the mesh, and data parallelism between nodes. If the model fits with FSDP and there are
+# enough sequences for all ranks, FSDP alone sends less: a million tokens are far more than 4.5 D.
+# </details>
+#
+# <details><summary>The vocabulary is split over the ranks. How can they work out the loss without gathering any
+# logits?</summary>
+#
+# Each token takes three numbers: the highest logit, a maximum over the ranks; the sum of the exponentials; and the
+# target's logit, which one rank has and to which the others add zero.
+# </details>
+#
+# <details><summary>Why does tensor parallelism make a single generated token quicker, and what can spoil it?</summary>
+#
+# What takes the time is reading the weights, and each of N ranks reads an N-th. But every layer has two all-reduces,
+# one after the other; with a small model or a slow wire, their latency costs more than that gains.
+# </details>
+#
+# For M tokens of D numbers (b bytes each) in the batch of N ranks, and L layers, each rank sends and holds:
+#
+# | | predicted | ours | PyTorch's |
+# |---|---|---|---|
+# | TP: sent | (4L + 2) × 2 (N − 1)/N × MDb, and three numbers per token | exactly | exactly |
+# | with sequence parallelism: sent | the same, and the norms' gradients | exactly | the norms' three times |
+# | collectives of a layer | 4; sequence parallel 8, and 2 for its norms | exactly | the norms' as AdamW reads them |
+# | P, G, S | 1/N, except for the norms | exactly | G: all of the embedding's |
+# | A | by `cost.tp` | exactly | within 0.1 % of ours |
+# | numbers | one process's | within 1e-12, in float64 | within 1e-12, in float64 |
+#
+# **Read on**: [labs/tp/conjugate.py](../labs/tp/conjugate.py), [labs/tp/shares.py](../labs/tp/shares.py),
+# [labs/tp/vocabulary.py](../labs/tp/vocabulary.py), [labs/tp/parallel_layers.py](../labs/tp/parallel_layers.py),
+# [labs/tp/styles.py](../labs/tp/styles.py) and [labs/tp/tp.py](../labs/tp/tp.py), in this order. Shoeybi et al., 2019,
+# *Megatron-LM* (arXiv 1909.08053), section 3. Korthikanti et al., 2022, *Reducing Activation Recomputation in Large
+# Transformer Models* (arXiv 2205.05198), section 4. Pope et al., 2022, *Efficiently Scaling Transformer Inference*
+# (arXiv 2211.05102).
+#
+# **Next.** Tensor parallelism needs the fast wire of a node, so a model that is too large for one node is still out of
+# reach. [10 Pipeline](10_pipeline.ipynb) splits it the other way, by its depth, and sends little enough for a slow
+# wire.
+#
+# A clean copy of this notebook: `git restore notebooks/09b_plan_and_wire.ipynb`, then *File > Reload Notebook from
+# Disk*.
