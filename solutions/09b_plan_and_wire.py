@@ -554,10 +554,10 @@ travels = 1000 * wire.seconds("send", 4 * TOKENS * WIDTH, ranks=2)
 print(f"both send {seen.sent(0, 0):,} bytes; a shard travels {travels:.0f} ms")
 
 # %% [markdown]
-# (The picture shows the quickest of twelve steps of each.) The same result and the same bytes, but now a shard travels while another is multiplied. A rank now waits only if a
-# shard takes longer to travel than to multiply: here hardly ever, unless your machine is busy. In PyTorch this is
-# experimental: torch.compile can do it for a plan like this if you switch it on, between GPUs that can read each
-# other's memory. Its authors
+# (The picture shows the quickest of twelve steps of each.) The same result and the same bytes, but now a shard travels
+# while another is multiplied. A rank now waits only if a shard takes longer to travel than to multiply: here hardly
+# ever, unless your machine is busy. In PyTorch this is experimental: torch.compile can do it for a plan like this if
+# you switch it on, between GPUs that can read each other's memory. Its authors
 # [report](https://discuss.pytorch.org/t/distributed-w-torchtitan-introducing-async-tensor-parallelism-in-pytorch/209487)
 # a forward pass up to 29% faster, and a whole step up to 8%, for a Llama 3 of 7B. It does nothing for a single token,
 # which cannot be cut into shards.
