@@ -46,8 +46,8 @@ def timeline(
 
     recordings: labs.kit.record.Recordings; step: the one to show, by number, or one per recording (all of the job when
     left out); names: one per recording; until: show only what had happened so long (s) after the beginning.
-    A rank's third all-gather, of the step or of the job, is "all-gather 3", or "ag 3".  Raises ValueError when there is no such step, or
-    too few or too many are given.
+    A rank's third all-gather, of the step or of the job, is "all-gather 3", or where there is less room, "ag 3".
+    Raises ValueError when there is no such step, or too few or too many are given.
     """
     names = names or [""] * len(recordings)
     steps = list(step) if isinstance(step, Sequence) else [step] * len(recordings)
