@@ -11,8 +11,6 @@ Each step is judged by the tables in their order: a table is asked about every p
 What changes as things go on is judged on the rank, by `first_wrong`; the table is then `as_found` there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any

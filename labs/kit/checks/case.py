@@ -1,7 +1,5 @@
 """What all families share: a case, what a rank had when it was over, and when two numbers are the same."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any

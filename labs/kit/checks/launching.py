@@ -3,8 +3,6 @@
 What a rank raises, and what the ranks hang in, is reported as the launcher reports it, with the learner's own line.
 """
 
-from __future__ import annotations
-
 import re
 import resource
 from collections.abc import Callable

@@ -73,4 +73,3 @@ AFTERMATH = (
     Mistake("far too slow", "Which line runs once for every element?",
             lambda seen: seen.seconds > SECONDS and f"one call took {seen.seconds:.1f} s of processor time"),
 )
-# fmt: on

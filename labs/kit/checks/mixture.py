@@ -7,8 +7,6 @@ c zero except rank 1's  nothing came from the others
 only the last column   only the last micro-batch was synchronised
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -111,4 +109,3 @@ COEFFICIENTS = (
     ONE_RANK,
     Mistake("", "Which gradients went into this one, and how often?", lambda made: made.told),
 )
-# fmt: on

@@ -1,7 +1,5 @@
 """A value on one rank: what is there, what is due, and of what it is made."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any

@@ -13,8 +13,6 @@ Most mistakes are another `due`: what every rank would have, had this been compu
 made of, then what is left behind, what was sent, and what is held.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace

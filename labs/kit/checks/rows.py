@@ -8,8 +8,6 @@ SENT      a call: how much travelled, and how?
 HELD      a rank: what does it hold, and keep?
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -255,4 +253,3 @@ HELD = (
             lambda held: held.most > held.enough + SLACK
             and f"held {held.most:.2f} × {held.whole} besides what was there before"),
 )
-# fmt: on

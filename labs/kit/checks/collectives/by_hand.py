@@ -11,8 +11,6 @@ Yuan, 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstation
 and ceil(log2 N) rounds, as the ranks that know at most double in each.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """mean_on_rank_0: on rank 0 the mean of all ranks' x, a new tensor, by one message from each other rank."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """hsdp_gradient: this rank's piece of the mean over all ranks, by the least bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property

@@ -1,7 +1,5 @@
 """prefetch: while a layer computes, the next one's gather is under way, and no third one is held."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

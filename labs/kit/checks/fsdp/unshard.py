@@ -1,7 +1,5 @@
 """unshard_and_reshard: a group of parameters is there, bit for bit, by one collective; and then its memory is freed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod

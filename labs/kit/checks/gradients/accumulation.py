@@ -1,7 +1,5 @@
 """accumulation: the backwards of several micro-batches, and one synchronisation, on wrappers of the course's own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any

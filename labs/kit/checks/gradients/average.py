@@ -1,7 +1,5 @@
 """average_gradients: after one backward on every rank, each gradient becomes the mean over the ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any

@@ -4,8 +4,6 @@ The wrapper is one as data_parallel has it, whose buckets `labs.ddp` cuts.  Numb
 data_parallel.  Then only some of the ranks are the group, and the all-reduce that the wrapper is given is counted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """data_parallel: any wrapper, through several steps of training, with and without accumulation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -5,8 +5,6 @@ the clock: an update waits until the next fetch has begun, and a store until the
 vain shows that nothing overlaps.  It counts the parameters whose state is alive at the same time.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 import weakref

@@ -8,8 +8,6 @@ several forwards before the first backward, with dropout.  Both budgets are thos
 again is asked of the others, too, when all else is right.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace

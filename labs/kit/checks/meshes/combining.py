@@ -1,7 +1,5 @@
 """combine: what ranks make of their gradients, on a mesh of pp, dp and tp: added up, averaged, or left alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any

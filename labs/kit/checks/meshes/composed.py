@@ -1,7 +1,5 @@
 """two_dimensions: a linear layer, split by rows along tp and sharded along dp: forward, and the gradient of a piece."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property

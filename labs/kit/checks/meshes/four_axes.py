@@ -1,7 +1,5 @@
 """Worlds on a mesh of several axes: what each rank brings, and sums and means of it along some of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache, cached_property
 from math import prod

@@ -4,8 +4,6 @@ Arithmetic on meshes of one to four axes, of one rank up to some thousand, each 
 process whose own number tells nothing about them.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from math import prod

@@ -5,8 +5,6 @@ right.  What an order sends is compared with the least of all orders, which are 
 which some orders have a little more where dims do not divide.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ dtypes; not contiguous; a group of some ranks; two calls in a row.  The summand 
 reduce-scatter, its padding included.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any

@@ -1,7 +1,5 @@
 """mesh_norm: the norm of all gradients on a mesh, on which some are cut and some are copied along each axis."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property

@@ -11,8 +11,6 @@ On 6 ranks, ("dp",) of 6 or ("replicate", "shard") of 2 × 3.  The bytes held of
 strategy's (labs.cost's formulas), the new weights one process's.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -268,4 +266,3 @@ OBEYED = (
     Mistake("the mean is never there", "When, and along which axes, are the summands added up?",
             kind_is(3, more=False)),
 )
-# fmt: on

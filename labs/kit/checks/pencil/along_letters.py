@@ -3,8 +3,6 @@
 Each tensor is the letters of its dims, and what is known of it the number of the dim that is cut, or None.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from typing import Any

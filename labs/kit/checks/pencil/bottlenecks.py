@@ -3,8 +3,6 @@
 The answer is not given away.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -74,4 +72,3 @@ MISTAKES = (
     Mistake("what fewer micro-batches change", "From 8,192 to 16,384 GPUs the batch stayed as it was. What did not?",
             at("G")),
 )
-# fmt: on

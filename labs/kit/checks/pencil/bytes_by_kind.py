@@ -1,7 +1,5 @@
 """How many bytes are P, G and S?  Of models in float32 and in mixed precision, some of whose tensors are frozen."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -87,4 +85,3 @@ MISTAKES = (
     Mistake("numbers, and not bytes", "How many bytes does a number take?",
             as_if(by_kind, full=(1, 1, 2, 1), low=(1, 1, 3, 0))),
 )
-# fmt: on

@@ -1,7 +1,5 @@
 """How long does a step wait for its gradients?  On layers that are alike, and that are not."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -70,4 +68,3 @@ MISTAKES = (
     Mistake("from the other end", "In which order do the layers stand in these lists?",
             as_if(lambda backward, reduce: waits(backward[::-1], reduce[::-1]))),
 )
-# fmt: on

@@ -1,7 +1,5 @@
 """Which gradients travel together?  On models from no tensor up to thousands, and buckets of any size."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -74,4 +72,3 @@ MISTAKES = (
     Mistake("a tensor is missing, or travels twice", "In how many buckets should each tensor be?",
             so(lambda found, due: isinstance(found, list) and sorted(places(found)) != sorted(places(due)))),
 )
-# fmt: on

@@ -4,8 +4,6 @@ The order of a (model, GPUs)'s layouts counts, and which one is called the quick
 about pairs of runs that differ in one thing: what nobody has thought of has no influence there.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -264,4 +262,3 @@ MISTAKES = (
     Mistake("the wrong first choice", "Which layouts does it take for quick, and what is dear in them?",
             lambda seen: seen.chosen < CHOSEN * seen.groups and seen.told),
 )
-# fmt: on

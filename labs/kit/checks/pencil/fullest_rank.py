@@ -1,7 +1,5 @@
 """What does the first rank of a pipeline hold?  State by stage of ZeRO, activations as 1F1B has them alive."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any
@@ -80,4 +78,3 @@ MISTAKES = (
                     for sizes in ((12, 2, 2), (2, 12, 2))))),
     Mistake("GB, and not bytes", "In which unit is the answer?", as_if(lambda *job: held(*job) / 1e9)),
 )
-# fmt: on

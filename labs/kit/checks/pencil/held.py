@@ -1,7 +1,5 @@
 """What does one rank hold under each stage of ZeRO?  On layers that the number of ranks divides, and on others."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -92,4 +90,3 @@ MISTAKES = (
             as_if(lambda *job: tuple(b * job[2] for b in held(*job)))),
     Mistake("the order is wrong", "In which order does the docstring name them?", as_if(lambda *job: held(*job)[::-1])),
 )
-# fmt: on

@@ -1,7 +1,5 @@
 """What a configuration of DeepSpeed says, and whether it agrees with itself (labs.deepspeed.configuration)."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from functools import partial

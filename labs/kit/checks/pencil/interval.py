@@ -1,7 +1,5 @@
 """How long does a training run between two saves?  By Young's formula."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from math import sqrt
@@ -68,4 +66,3 @@ MISTAKES = (
               as_if(lambda *job, seconds=seconds: young(*job) / seconds))
       for unit, seconds in (("minutes", 60), ("hours", 3600))),
 )
-# fmt: on

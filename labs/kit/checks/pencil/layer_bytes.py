@@ -1,7 +1,5 @@
 """What does a layer of the course's GPT keep for its backward?  With one head up to many, one token, odd widths."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any
@@ -125,4 +123,3 @@ MISTAKES = (
     Mistake("a hidden tensor is left out", "gate, silu(gate), up, their product: in whose derivative is each?",
             term("mlp", lambda B, T, D, H, K, F: B * T * (D + 3 * F))),
 )
-# fmt: on

@@ -1,7 +1,5 @@
 """What a rank holds under stage 2 beyond DeepSpeed's estimate of it (labs.deepspeed.estimates)."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """In how many ways can a cluster be dealt out to a model?  On clusters and models that divide, and that do not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from itertools import permutations
@@ -90,4 +88,3 @@ MISTAKES = (
             as_if(*(lambda *job, order=order: sorted(tuple(sizes[i] for i in order) for sizes in meshes(*job))
                     for order in permutations(range(3)) if order != (0, 1, 2)))),
 )
-# fmt: on

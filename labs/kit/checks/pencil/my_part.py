@@ -3,8 +3,6 @@
 On meshes whose axes are all longer than 1, and on those that lack some, each asked about some of its ranks.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from math import prod

@@ -3,8 +3,6 @@
 The answer is not given away: of a wrong table, only the row that is wrong is named.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -192,4 +190,3 @@ BUBBLES = (
             "How long does the last rank wait, if a stage takes a v-th of the time?",
             as_if(lambda p, m, v: closed(p, m, v, interleaved=v))),
 )
-# fmt: on

@@ -1,7 +1,5 @@
 """How long does an all-reduce take, around a ring and up and down a tree?  By latency and bandwidth."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable
@@ -123,4 +121,3 @@ TREE = (
             as_if(tree, tensors=lambda n: 1)),
     Mistake("bytes are multiplied by bytes per second, and not divided", UNITS, multiplied(tree)),
 )
-# fmt: on

@@ -1,7 +1,5 @@
 """Which part of a tensor is this rank's?  On sizes that divide and do not, down to none at all."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -60,4 +58,3 @@ MISTAKES = (
             "What are the start and stop of a shard without elements, after all the others?",
             so(lambda found, due: due[0] == due[1] and found != due)),
 )
-# fmt: on

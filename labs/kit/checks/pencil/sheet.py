@@ -16,8 +16,6 @@ dictionaries are compared by key.  The rows of the table are tried on the first 
 everywhere.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """How long does a step take, if its state comes from another tier?  On none, one and several parameters."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -84,4 +82,3 @@ MISTAKES = (
             as_if(slots, before_the_first=1),
             shows="almost right: store[-1] is the last one, and not nothing"),
 )
-# fmt: on

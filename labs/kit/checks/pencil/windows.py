@@ -1,7 +1,5 @@
 """Which windows does this rank read next?  Within an epoch, at its end, and with windows left that fill no batch."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable
@@ -140,4 +138,3 @@ MISTAKES = (
     Mistake("in another order", "In which order are they read?",
             so(lambda found, due: isinstance(found, list) and sorted(map(str, found)) == sorted(map(str, due)))),
 )
-# fmt: on

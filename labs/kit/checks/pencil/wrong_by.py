@@ -1,7 +1,5 @@
 """wrong_by: three losses that are scaled wrongly, and by which factor."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from math import prod
@@ -63,4 +61,3 @@ MISTAKES = (
     *(Mistake(f"{name}: another factor", question, part_so(name))
       for name, question in {"A": A, "B": B, "C": C}.items()),
 )
-# fmt: on

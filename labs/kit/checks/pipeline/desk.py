@@ -1,7 +1,5 @@
 """Where a rank that obeys a list takes and puts; and what is seen from there of what it does, and of what is kept."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections import defaultdict

@@ -326,4 +326,3 @@ RUNS = (
             says("wait for each other"), shows="a schedule that would hang; the validator names the circle"),
     Mistake("", NEEDS, lambda seen: seen.error),
 )
-# fmt: on

@@ -4,8 +4,6 @@ Each thing is taken and put once, by whom and when the list says, and is what th
 changed, or kept.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any

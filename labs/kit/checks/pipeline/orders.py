@@ -6,8 +6,6 @@ interleaved    v stages per rank in a loop: a bubble v times smaller, and no mor
 zero_bubble    the backward split: a bubble no larger than ZB-H1's, and no more alive than with 1F1B
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """A model of stages that is run by lists, and what each of its micro-batches gives on one process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache, reduce

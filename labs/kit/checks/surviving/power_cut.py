@@ -7,8 +7,6 @@
 Nothing keeps texts and names together: a name may be on the disk before the text that it stands for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product

@@ -4,8 +4,6 @@ It is right if the numbers after each step that follows are those of the undistu
 shows in the numbers right after resume: whose are they, and of which moment?
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace

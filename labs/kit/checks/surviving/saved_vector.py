@@ -3,8 +3,6 @@
 All numbers of a vector differ: each says where in the vector it lies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, product

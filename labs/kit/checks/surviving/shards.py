@@ -3,8 +3,6 @@
 The files are made here (saved_vector): what `read` hands out is a copy, and every call is noted.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """block_plan: one layer of the course's GPT; a table of styles, which a job obeys."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache

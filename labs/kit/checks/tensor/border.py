@@ -1,7 +1,5 @@
 """conjugate: copy and reduce, forward and backward; both of them twice in a larger graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

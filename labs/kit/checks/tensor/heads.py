@@ -1,7 +1,5 @@
 """deal_heads: whole heads to each rank, and who shares keys and values; numbers alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain

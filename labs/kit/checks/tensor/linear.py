@@ -1,7 +1,5 @@
 """row_linear: summands of y from pieces of x, and the bias once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """split_loss: a loss over a split vocabulary; three numbers per token, all-reduced, however large that is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 The layer computes with views of it.  Of its N pieces, piece r is rank r's own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """gather_and_drop, stage 3: a layer's parameters are there, bit for bit, while it computes, and only then."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

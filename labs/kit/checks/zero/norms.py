@@ -1,7 +1,5 @@
 """clip: all gradients of all ranks become `factor` × what they were, by the norm of all of them together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property

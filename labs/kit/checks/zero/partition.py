@@ -1,7 +1,5 @@
 """partition_optimizer, stage 1: each rank's optimizer has 1/N of the vector; after its step everybody has all of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial

@@ -1,7 +1,5 @@
 """What the stages of ZeRO have in common: whose piece is this, which gradient has come to it, and what may it cost?"""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

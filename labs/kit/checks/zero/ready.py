@@ -1,7 +1,5 @@
 """gradient_ready, stage 2: a gradient goes to its owners as soon as it is there, and is dropped."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from functools import partial

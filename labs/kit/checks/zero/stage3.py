@@ -1,7 +1,5 @@
 """stage_3: the events of one step in their order, and each layer whole only while it computes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
