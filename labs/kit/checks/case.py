@@ -2,13 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 SETTLED = 0.05  # s in which a backend's thread lets go of what it sent, on a busy machine, too
-Complaint = tuple[str, str, str]  # what is wrong, a question, the mistake's name
 
 
 @dataclass(frozen=True)
@@ -37,26 +35,11 @@ class Case:
 class Outcome:
     """What one rank had when a call was over."""
 
-    after: list[Any] = field(default_factory=list)  # the tensors that it was given
-    returned: Any = None
     touched: list[int] = field(default_factory=list)  # peers whose message changed while it was being sent
     refused: bool = False  # it raised, where it may
     left: str = ""  # what is not as it was before (left.py),
     seconds: float = 0.0  # of the processor, and
     python_bytes: int = 0  # the most that Python and NumPy held meanwhile
-
-
-@dataclass
-class Step(Outcome):
-    """What one rank saw of one step of training; `after` are the parameters, or what stands for them."""
-
-    plain: list[Any] = field(default_factory=list)  # by micro-batch: the gradients alone, on a copy; unscaled
-    before: list[Any] = field(default_factory=list)  # as `after`
-    complaint: Complaint | None = None
-
-    def complain(self, text: str, question: str, mistake: str) -> None:
-        """The first complaint counts."""
-        self.complaint = self.complaint or (text, question, mistake)
 
 
 def largest_of(tensors: Iterable[Tensor]) -> float:

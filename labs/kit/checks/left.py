@@ -57,12 +57,6 @@ def surroundings() -> dict[str, Any]:
 
 
 # fmt: off
-OVERWRITTEN = Mistake(
-    "a later call writes into what this one returned",
-    "Whose memory is the piece, once you have returned it?",
-    lambda seen: seen.overwritten and "the piece changed in a later call",
-    shows="accumulated gradients of which all but the last are lost",
-)
 AFTERMATH = (
     Mistake(
         "something is left behind",

@@ -151,7 +151,6 @@ EXERCISE = Exercise(
         Mistake("more than this part is gathered", "Which rows does this rank multiply by?", lambda sent: sent.too_much,
                 shows="right, but each rank gathers the whole matrix: what tp has split is put together again"),
     ),
-    asks={"less than the least possible": "How else did the numbers get there?"},
 )
 # fmt: on
 

@@ -45,7 +45,6 @@ DUE = {
     "ZeRO 3": (1 / N, 1 / N, 2 / N, 3 * HALF),
     "HSDP": (1 / SHARDS, 1 / SHARDS, 2 / SHARDS, 3 * (SHARDS - 1) / SHARDS + 2 * (REPLICAS - 1) / REPLICAS / SHARDS),
 }
-Table = dict[str, tuple[tuple[Placement, ...], ...]]
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,7 @@ class Sheet:
 class Written(Outcome):
     """What was written on one sheet, and on the same one again; whether the arguments were changed."""
 
+    returned: Any = None
     again: Any = None
     changed: bool = False
 
