@@ -4,9 +4,9 @@ Each check runs in a thread of its own; where it would start a job, it asks here
 those that ask for the same number of ranks and the same recording get one job: rank by rank one answer after the
 other, and to each check the part of the recording that is its own.
 
-An answer that raises is tried again alone, for its own words; where it raised on some ranks only, it ends the job for
-those behind it, which get another.  What hangs or kills its ranks would take the others along: `alone`.  So are bytes
-held, in which each would see what the one before it left.
+What an answer raises comes back in the launcher's own words.  One that raises on some ranks only, or in the middle of
+messages, is tried again alone; the former ends the job for those behind it, which get another.  What hangs or kills its
+ranks would take the others along: `alone`.  So are bytes held, in which each would see what the one before it left.
 """
 
 import threading
@@ -15,12 +15,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
+import cloudpickle
 import torch
 import torch.distributed as dist
 
 from labs.kit import check
 from labs.kit.checks import launching
 from labs.kit.launch import RankError, Results, run
+from labs.kit.ranks import worker
+from labs.kit.ranks.team import Failure, caused
 from labs.kit.record import Recording, TimePass, mark
 
 AT_ONCE = 16  # answers in one job
@@ -118,13 +121,21 @@ class Desk:
             self.split(requests, error)
             return []
         for request, values in zip(requests, zip(*results, strict=True), strict=False):
-            if None in values:
-                self.launch_alone(request)
+            if any(isinstance(value, bytes) for value in values):
+                self.raised(request, values)
                 continue
             request.results = Results(value for value, _ in values)
             if results.recording:
                 request.results.recording = part(results.recording, [steps for _, steps in values])
         return requests[len(results[0]) :]
+
+    def raised(self, request: Request, values: tuple) -> None:
+        if not all(isinstance(value, bytes) for value in values):
+            return self.launch_alone(request)
+        failures = {rank: Failure(*cloudpickle.loads(value)[1]) for rank, value in enumerate(values)}
+        if any("gloo" in failure.sentence.lower() for failure in failures.values()):  # the launcher may know better
+            return self.launch_alone(request)
+        request.error = caused(failures, len(values))
 
 
 def patient(options: dict[str, Any], answers: int = 1) -> dict[str, Any]:
@@ -132,21 +143,22 @@ def patient(options: dict[str, Any], answers: int = 1) -> dict[str, Any]:
     return options | {"timeout": options["timeout"] * (3 + answers)}
 
 
-def one_after_the_other(jobs: list[tuple[Any, tuple]]) -> list[tuple[Any, range] | None]:
-    """On a rank: what each returned and the steps that it marked; None for one that raised.
+def one_after_the_other(jobs: list[tuple[Any, tuple]]) -> list[tuple[Any, range] | bytes]:
+    """On a rank: what each returned and the steps that it marked, or the failure of one that raised.
 
     Up to the first that raised on some ranks only: the others may wait for them.
     """
     guard, done = dist.new_group(), []
     for body, args in jobs:
-        first, failed = steps(), torch.zeros(())
+        first, failure = steps(), b""
         try:
             value = body(*args)
-        except Exception:  # tried again alone, where it tells its own words
-            failed += 1
+        except Exception as error:
+            failure = worker.failure(error, error.with_traceback(error.__traceback__.tb_next))
         mark("end")
+        failed = torch.tensor(float(bool(failure)))
         dist.all_reduce(failed, group=guard)
-        done.append(None if failed else (value, range(first, steps())))
+        done.append(failure or (value, range(first, steps())))
         if 0 < failed < dist.get_world_size():
             break
     return done

@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -308,24 +309,16 @@ class Team:
 
     def first_cause(self) -> RankError:
         """The failure that the others follow from: not one that only says that a peer is gone, then the earliest."""
-        first = min(self.failures.values(), key=lambda f: (bool(PEER_IS_GONE.search(f.sentence)), f.when))
+        first = earliest(self.failures)
         gone = PEER_IS_GONE.search(first.sentence)
         if first.kind == "died" or "gloo" in first.sentence.lower() or gone:
             # Over these the backend fails in its own words, or aborts.
             better = {"mismatch", "nobody", *(["returned"] if gone else [])}
             if (problem := self.watch.poll()) and problem.kind in better:
                 return told(problem)
-        same = tuple(sorted(r for r, failure in self.failures.items() if failure.sentence == first.sentence))
-        others = [r for r in range(self.ranks) if r not in same]
-        because = f"\n{name(others)} then had to stop." if others else ""
-        where = self.watch.complete([Where(r, self.failures[r].kind) for r in same])
-        if first.kind == "died":
-            gloo = self.lines.aborts[same[0]]
-            return RankError("died", same, f"{name(same)} {first.sentence}{gloo}{because}", where)
-        trace = CELL_PATH.sub("Cell, line", first.trace).rstrip()
-        text = f"{name(same)} of {self.ranks} failed: {first.sentence}\n\n{trace}\n{because}".rstrip()
-        kind = "interrupted" if first.kind == KeyboardInterrupt.__name__ else "raised"
-        return RankError(kind, same, text, where)
+        error = caused(self.failures, self.ranks, self.lines.aborts)
+        error.where = self.watch.complete(error.where)
+        return error
 
     def late(self) -> dict[int, int]:
         """The ranks that have not answered, and their pids."""
@@ -357,6 +350,25 @@ class Team:
                 if failure is None:
                     raise
                 failure.add_note(f"{type(escalated).__name__}: {escalated}")
+
+
+def earliest(failures: Mapping[int, Failure]) -> Failure:
+    """The one that the others follow from: not one that only says that a peer is gone, then the first in time."""
+    return min(failures.values(), key=lambda f: (bool(PEER_IS_GONE.search(f.sentence)), f.when))
+
+
+def caused(failures: Mapping[int, Failure], ranks: int, aborts: Sequence[str] = ()) -> RankError:
+    """What is said of a job of so many ranks, of which these failed.  aborts: gloo's last words, by rank."""
+    first = earliest(failures)
+    same = tuple(sorted(r for r, failure in failures.items() if failure.sentence == first.sentence))
+    where = [Where(r, failures[r].kind) for r in same]
+    others = [r for r in range(ranks) if r not in same]
+    because = f"\n{name(others)} then had to stop." if others else ""
+    if first.kind == "died":
+        return RankError("died", same, f"{name(same)} {first.sentence}{aborts[same[0]]}{because}", where)
+    trace = CELL_PATH.sub("Cell, line", first.trace).rstrip()
+    text = f"{name(same)} of {ranks} failed: {first.sentence}\n\n{trace}\n{because}".rstrip()
+    return RankError("interrupted" if first.kind == KeyboardInterrupt.__name__ else "raised", same, text, where)
 
 
 def interruption(text: str) -> KeyboardInterrupt:
