@@ -22,6 +22,7 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 import types
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,7 @@ def become(request: dict[str, Any], files: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["variables"])
     os.chdir(request["folder"])
+    tempfile.tempdir = None  # TMPDIR may be another
     wanted = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[1:1] = [entry for entry in wanted if entry not in sys.path]
     random.seed()

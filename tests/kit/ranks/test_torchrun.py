@@ -6,9 +6,10 @@ Reference: torchrun's own exit status, and faults planted in a known rank.
 import os
 import re
 import subprocess
-import sys
 
 import pytest
+
+from tools import warm
 
 JOBS = """
 import torch, torch.distributed as dist
@@ -107,7 +108,7 @@ def torchrun(folder, script):
     file.write_text(script)
     temporary.mkdir(exist_ok=True)
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(file)],
+        [warm.python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(file)],
         capture_output=True,
         text=True,
         timeout=180,

@@ -164,17 +164,23 @@ def test_a_process_that_left_its_ranks_session_ends_with_the_rank():
 
 
 @linux
-def test_a_detached_process_of_a_living_rank_outlives_another_job():
+def test_a_detached_process_of_a_living_rank_outlives_another_job(tmp_path):
     def job():
-        shell = subprocess.run(["sh", "-c", "setsid sleep 60 >&2 & echo $!"], stdout=subprocess.PIPE, text=True)
-        time.sleep(3)
+        shell = subprocess.run(["sh", "-c", "setsid sleep 600 >&2 & echo $!"], stdout=subprocess.PIPE, text=True)
+        (tmp_path / "started").touch()
+        while not (tmp_path / "others ended").exists():
+            time.sleep(0.01)
         return psutil.Process(int(shell.stdout)).status()
 
     states = []
     thread = threading.Thread(target=lambda: states.extend(run(job, ranks=1)))
     thread.start()
-    while thread.is_alive():
+    while thread.is_alive() and not (tmp_path / "started").exists():
+        time.sleep(0.01)
+    for _ in range(3):
         run(int, ranks=1)
+    (tmp_path / "others ended").touch()
+    thread.join()
     assert states == [psutil.STATUS_SLEEPING]
 
 
