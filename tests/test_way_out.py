@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from contextlib import redirect_stdout
+from dataclasses import replace
 from functools import cache
 
 import cloudpickle
@@ -27,17 +28,16 @@ TINY = ("tiny", 12, False, tuple(ADAMW.items()))  # what notebooks 01 to 04 trai
 SMALL = ("small", 16, True, (("lr", 2e-3),))
 TRAINS = {"ddp": TINY}  # the others train SMALL
 LOOP = re.compile(r"(for step in range\((?:first, )?)\d+(?=\))")
+CONFIG = re.compile(r"(?<=config = )PRESETS\S+")
 LOSS = re.compile(r"step (\d+): loss (\S+)")
 # In float32 AdamW makes of rounding, which differs between CPUs, as long a step as of a gradient.
-IN_DOUBLE = "import torch\n\ntorch.set_default_dtype(torch.float64)\n"
-
-
-STEPS = 4
+IN_DOUBLE = "import dataclasses\n\nimport torch\n\ntorch.set_default_dtype(torch.float64)\n"
+STEPS, CONTEXT = 4, 16  # of texts as long as the scripts' each step would take seconds
 
 
 @cache
 def one_process(size, batch, clip, settings):
-    config = PRESETS[size]
+    config = replace(PRESETS[size], context=CONTEXT)
     model, batches, losses = GPT(config).double(), Batches(corpus().tokens, batch, config.context), []
     optimizer = torch.optim.AdamW(model.parameters(), **dict(settings))
     for step in range(STEPS):
@@ -63,7 +63,8 @@ def printed(scripts, folder):
 
 
 def in_double(script, steps):
-    assert len(LOOP.findall(script)) == 1
+    assert len(LOOP.findall(script)) == len(CONFIG.findall(script)) == 1
+    script = CONFIG.sub(rf"dataclasses.replace(\g<0>, context={CONTEXT})", script)
     return IN_DOUBLE + LOOP.sub(rf"\g<1>{steps}", script)
 
 
