@@ -3,8 +3,8 @@
 PyTorch lets a backend register a device type under the key PrivateUse1.  This one registers what a strategy asks of an
 accelerator (a guard, streams, events, one device) and no kernel at all: its tensors are fake ones (host.py).
 
-So a tensor made on the wrong device is refused, as on a GPU.  A device type is there until the process ends.  What only
-C++ can register is missing: `torch.Generator("gpu")` is refused; what draws numbers without one goes on.
+So a tensor made on the wrong device is refused, as on a GPU.  A device type is there until the process ends.  A
+generator of random numbers, which only C++ can register, is one of the CPU: nobody draws from it.
 """
 
 from __future__ import annotations
@@ -73,6 +73,13 @@ class Device(backend_registration._DummyBackendModule):
     def synchronize(self, device: Any = None) -> None: ...
 
 
+class Generator(torch.Generator):
+    """`torch.Generator`, on this device, too."""
+
+    def __new__(cls, device: Any = "cpu") -> Generator:
+        return super().__new__(cls, "cpu" if torch.device(device).type == NAME else device)
+
+
 class Guard(backend_registration._DummyDeviceGuard):
     """Autograd asks it for its type as it leaves a node, also where a hook there has raised.
 
@@ -131,6 +138,7 @@ def pretended() -> Iterator[None]:
             torch.device(NAME),
             torch.autograd.set_multithreading_enabled(False),
             patch.object(torch.accelerator, "synchronize", Device().synchronize),
+            patch.object(torch, "Generator", Generator),
         ):
             yield
     finally:

@@ -1,6 +1,7 @@
 """Calls that come to an end under NCCL, with wrong numbers.
 
     mismatched     the halves of a message, or a collective's members, differ in what NCCL never compares
+    swapped        calls of two lines, alike, which two ranks issue in another order: each gets the other's numbers
     overlapping    memory that is used again while a call still reads or writes it
 
 Each is a sentence and the events that it is about.
@@ -16,6 +17,7 @@ from labs.kit.watch.communication import Event, Extent
 from labs.kit.watch.tap import OUTSTANDING
 
 Fault = tuple[str, tuple[Event, ...]]
+OF_EQUALS = "all_reduce", "all_gather", "reduce_scatter", "all_to_all"
 ALIKE_IN = "all_reduce", "broadcast", "reduce"  # the same bytes on every rank
 
 
@@ -33,6 +35,19 @@ def mismatched(match: Match) -> Iterator[Fault]:
             yield f"the {what} differ ({', '.join(map(str, values))}) in {everybodys(events)}", events
     if not sizes_fit(events):
         yield f"the sizes do not fit together in {everybodys(events)}", events
+
+
+def swapped(matches: Iterable[Match]) -> Iterator[Fault]:
+    """Where roots take turns, so may the lines of a root and of the others."""
+    seen: dict[tuple[object, ...], Event] = {}
+    for first, *others in (match.events for match in matches if match.events[0].op in OF_EQUALS):
+        for other in others:
+            if first.issuer != other.issuer:
+                alike = first.communicator, first.op, first.bytes_in, first.rank, other.rank
+                seen[*alike, first.issuer, other.issuer] = first
+                if before := seen.get((*alike, other.issuer, first.issuer)):
+                    both = f"{whose(first)} meets {whose(other)}, which met the other way round before"
+                    yield f"{both}: each gets the other's numbers", (before, first, other)
 
 
 def mismatched_message(send: Event, recv: Event) -> Iterator[Fault]:

@@ -31,10 +31,10 @@ came together is compared (faults.py).  A send is taken to wait for its receive,
 A recording with record="order", or of a dry run, tells what was read or written before its wait, to the byte; one with
 record="communication" only whether a whole tensor was written to.
 
-What it does not see: equal calls in another order, of which each gets the other's numbers; another order in another run
-(a recording is one); what the code does on a GPU alone; CUDA's streams, and what synchronises a device; devices (two
-ranks on one); time limits; a wait inside C++ or by a future; what another thread touches; which order two threads take
-next time; whether an unequal number of calls had another cause.
+What it does not see: equal calls of one line in another order, of which each gets the other's numbers; another order in
+another run (a recording is one); what the code does on a GPU alone; CUDA's streams, and what synchronises a device;
+devices (two ranks on one); time limits; a wait inside C++ or by a future; what another thread touches; which order two
+threads take next time; whether an unequal number of calls had another cause.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labs.kit.nccl.calls import Call, Program, programs, tell
-from labs.kit.nccl.faults import mismatched, overlapping
+from labs.kit.nccl.faults import mismatched, overlapping, swapped
 from labs.kit.nccl.standstill import Replay, Rules, Standstill
 from labs.kit.record import Recording
 from labs.kit.watch.communication import Event
@@ -162,8 +162,9 @@ def long_batch(call: Call) -> Finding:
 
 def wrong(asked: Mapping[int, Program], calls: Mapping[int, list[Call]], ranks: Collection[int]) -> Iterator[Finding]:
     """Each kind of fault once for each pair of lines."""
-    matches = (match for lazy in (False, True) for match in Replay(asked, ranks, Rules.KIND, lazy).matches)
-    faults = [fault for match in matches for fault in mismatched(match)]
+    matches = [Replay(asked, ranks, Rules.KIND, lazy).matches for lazy in (False, True)]
+    faults = [fault for both in matches for match in both for fault in mismatched(match)]
+    faults += swapped(matches[0])
     faults += [fault for own in calls.values() for fault in overlapping(own)]
     seen = set()
     for why, events in faults:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from types import FrameType
 
 import torch
+import typing_extensions
 
 PYTHON = os.path.dirname(os.__file__) + os.sep  # its standard library
 INSTALLED = (
@@ -18,6 +19,7 @@ INSTALLED = (
 TORCH = os.path.dirname(torch.__file__) + os.sep
 KIT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 LABS = os.path.dirname(KIT[:-1]) + os.sep
+WRAPPERS = typing_extensions.__file__  # stands between a caller and what torch deprecates
 CELL = re.compile(r".*(ipykernel_\d+|<ipython-input).*")
 
 
@@ -30,7 +32,7 @@ def learner_frame(frame: FrameType | None) -> FrameType | None:
 
 @lru_cache(4096)
 def is_machinery(filename: str) -> bool:
-    if filename.startswith((TORCH, KIT, "<frozen", "<string>")):
+    if filename.startswith((TORCH, KIT, WRAPPERS, "<frozen", "<string>")):
         return True
     return filename.startswith(PYTHON) and not filename.startswith(INSTALLED)
 

@@ -129,6 +129,8 @@ def passes() -> None:
     torch.manual_seed(3)
     with torch.random.fork_rng([0], device_type="gpu"):
         assert F.dropout(torch.rand(2)).device.type == "gpu"
+    draws = torch.Generator("gpu").manual_seed(3)
+    assert torch.randint(5, (2,), generator=draws).device.type == "gpu" and torch.Generator().initial_seed() > 0
 
 
 def pipelines() -> None:

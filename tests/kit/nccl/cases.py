@@ -492,6 +492,23 @@ def pieces_that_fit(rank, g):
     dist.all_to_all_single(x(sum(taken)), x(4 * rank + 4), taken, [rank + 1] * 4, group=g.world)
 
 
+@case("rule 6: equal calls", WRONG, "the other way round")
+def equal_calls_in_another_order(rank, g):
+    calls = [lambda: dist.all_reduce(x(), group=g.world)]
+    calls += [lambda: dist.all_reduce(x(), group=g.world)]
+    for call in calls[::-1] if rank == 2 else calls:
+        call()
+
+
+@case("rule 6: equal calls, of roots in turn", SOUND)
+def roots_in_turn(rank, g):
+    for root in range(4):
+        if rank == root:
+            dist.broadcast(x(), group=g.world, group_src=root)
+        else:
+            dist.broadcast(x(), group=g.world, group_src=root)
+
+
 # ---- memory ----------------------------------------------------------------------------------------------
 
 
