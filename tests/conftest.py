@@ -47,19 +47,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class ANotebookAtATime(LoadScopeScheduling):
-    """A unit of work is a test, or a file that shares what was made once: a notebook, or one with a fixture of its own.
+    """A unit of work is a test, or what shares something that was made once; these go first.
 
-    Files go first.
+    A notebook, solved and as shipped: most of its jobs are run in the former (tools/warm/once.py).  A file with a
+    fixture of its own.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::")[0]
-        return file if shares(file) else nodeid
+        if file.endswith(".ipynb"):
+            return Path(file).name
+        return file if has_a_fixture(file) else nodeid
 
 
 @cache
-def shares(file: str) -> bool:
-    return file.endswith(".ipynb") or 'fixture(scope="module")' in (ROOT / file).read_text()
+def has_a_fixture(file: str) -> bool:
+    return 'fixture(scope="module")' in (ROOT / file).read_text()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ANotebookAtATime:
