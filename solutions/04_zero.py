@@ -5,8 +5,8 @@
 # others can go, and what must then travel?*
 #
 # You need: [DDP](03_ddp.ipynb), whose copies these are, and from [Collectives](02_collectives.ipynb) the reduce-scatter
-# and the all-gather. This notebook takes 110 minutes with its exercises (the sixth is optional), 50 without; the
-# machine works for about a minute of it, in 1 GB of memory.
+# and the all-gather. This notebook takes 110 minutes with its exercises (the sixth is optional), 50 without, and as
+# long as you like with what there is to beat at the end; the machine works for about a minute of it, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -37,7 +37,7 @@ from torch import nn
 
 from labs import cost, ddp
 from labs.data import Batches, corpus
-from labs.kit import check, draw, play, strategies
+from labs.kit import beat, check, draw, play, strategies
 from labs.kit.launch import run
 from labs.kit.record import mark
 
@@ -1127,6 +1127,49 @@ check.stages_by_event(stages_by_event)
 # | stage 3: sent | 1.5 of them | that, and 8 (N − 1) B | `fully_shard`: the root is gathered once |
 # | stage 3: P, G, S | 4Ψ/N, 4Ψ/N, 8Ψ/N | as predicted | as predicted |
 # | numbers | one process's | same bits, on 2 ranks and on 4 | same bits on 2 ranks |
+
+# %% [markdown]
+# ## Beat it: the largest model in 4 MB a rank
+#
+# Here it is open: four ranks, 4 MB each, and the largest model that they can train. You choose its width and its depth,
+# and how the state is sharded; stages 1 to 3 are one way, and not the only one. The job is a real one. Its losses must
+# be those of one process with AdamW in float32, and no rank may hold more than 4 MB at any moment of a steady step,
+# whatever it is for: state, gradients, a layer that is whole, activations, buffers.
+#
+# **The bound.** From one step to the next, AdamW must keep a parameter and its two means somewhere, 12 bytes in all.
+# Four ranks of 4 MB keep them for 1,333,333 parameters, if there is room for nothing else: 100 points. With copies, as
+# in DDP, 206,496 parameters fit: 15.5 points. Which of the 16 bytes of stage 3 is not among these 12?
+
+
+# %%
+def train_largest(make, batches, settings):
+    """Train the largest model that four ranks hold in 4 MB each; return the loss of each batch.
+
+    make(width, depth): the model, layers of width × width; call it once.  batches: (x, y), a rank's.
+    settings: of AdamW.  The loss is the mean square of model(x) - y, as a float.
+    """
+    ### BEGIN SOLUTION
+    model, losses = make(192, 22), []
+    zero = Zero(model, stage=3, optimizer=partial(torch.optim.AdamW, **settings))
+    for x, y in batches:
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        zero.step()
+        losses.append(loss.item())
+    return losses
+    ### END SOLUTION
+
+
+# %%
+beat.large_model(train_largest)
+
+# %% [markdown]
+# <details><summary>Where is there room?</summary>
+#
+# In when a gradient goes: a shard could take its step as soon as its gradient is reduced. In what is kept for backward,
+# for each row and layer. And in the shape: a narrow layer is quickly gathered, a wide one has fewer activations for its
+# parameters.
+# </details>
 #
 # **Read on**: [labs/zero/zero.py](../labs/zero/zero.py), most of which you can now read. Rajbhandari, Rasley, Ruwase
 # and He, 2020, *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models* (arXiv 1910.02054), sections 3, 5

@@ -2,6 +2,8 @@
 
     beat.slow_wire(fn)             fn(x, latency, bandwidth)     02: x becomes the sum over all ranks, in place
     beat.early_start(fn)           fn(nbytes, backward, forward, latency, bandwidth)     03: -> buckets, in their order
+    beat.large_model(fn)           fn(make, batches, settings)   04: -> losses, of the largest model
+    beat.stops(fn)                 fn(spec, target)              05: -> placements to go through
 
     ✓ slow_wire: 63.1 points of 100
       …
@@ -13,6 +15,8 @@ and drawn; LABS_PLOT=off in the environment leaves the drawing away.
 """
 
 from labs.kit.challenges.early_start import early_start
+from labs.kit.challenges.large_model import large_model
 from labs.kit.challenges.slow_wire import slow_wire
+from labs.kit.challenges.stops import stops
 
-ALL = (slow_wire, early_start)
+ALL = (slow_wire, early_start, large_model, stops)

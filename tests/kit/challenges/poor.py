@@ -1,10 +1,14 @@
 """Answers that reach the floor, and those that score nothing: wrong ones, and cheats.  The ranks import this file."""
 
 import time
+from dataclasses import replace
 
+import torch
 import torch.distributed as dist
+from torch.nn import functional as F
 
-from labs import collectives
+from labs import collectives, ddp
+from labs.dtensor import Replicate, Shard, redistribute
 from labs.kit.watch import tap
 
 
@@ -69,3 +73,58 @@ def another_on_each_rank(nbytes, *seconds):
 
 def a_number(*given):
     return 3
+
+
+# ---- 04 --------------------------------------------------------------------------------------------------
+
+
+def trained(wrap, make, batches, settings, width=128, depth=12, scale=1):
+    model = wrap(make(width, depth))
+    optimizer = torch.optim.AdamW(model.parameters(), **settings)
+    losses = []
+    for x, y in batches:
+        loss = F.mse_loss(model(x), y) * scale
+        loss.backward()
+        if wrap is ddp.Overlapped:
+            model.sync()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def copies(*given):
+    return trained(ddp.Overlapped, *given)
+
+
+def nobody_averages(*given):
+    return trained(lambda model: model, *given, width=8, depth=1)
+
+
+def too_large(*given):
+    return trained(ddp.Overlapped, *given, depth=20)
+
+
+def no_losses(make, batches, settings):
+    return [0.0] * len(list(batches))
+
+
+# ---- 05 --------------------------------------------------------------------------------------------------
+
+
+def straight(spec, target):
+    return [target]
+
+
+def elsewhere(spec, target):
+    return [spec.placements]
+
+
+def zeros(local, line, source, target):
+    return local.new_zeros(line.shape)
+
+
+def with_other_numbers(spec, target):
+    """Nothing is gathered any more, and so nothing is sent."""
+    redistribute.MOVES[Shard, Replicate] = replace(redistribute.MOVES[Shard, Replicate], move=zeros)
+    return [target]

@@ -48,7 +48,14 @@ def test_the_courses_own_answer_has_what_the_page_says_and_can_be_beaten(challen
 
 
 @pytest.mark.parametrize(
-    "challenge, straightforward", [(beat.slow_wire, poor.ring), (beat.early_start, poor.one_for_each)]
+    "challenge, straightforward",
+    [
+        (beat.slow_wire, poor.ring),
+        (beat.early_start, poor.one_for_each),
+        (beat.large_model, poor.copies),
+        (beat.stops, poor.straight),
+    ],
+    ids=lambda each: getattr(each, "__name__", None),
 )
 def test_a_straightforward_answer_has_the_floor(challenge, straightforward):
     assert said(challenge(straightforward)) == challenge.floor
@@ -70,6 +77,13 @@ def test_a_straightforward_answer_has_the_floor(challenge, straightforward):
         (beat.early_start, poor.one_is_missing, "must be in one bucket, once"),
         (beat.early_start, poor.another_on_each_rank, "called all_reduce"),
         (beat.early_start, poor.a_number, "it returned 3"),
+        (beat.large_model, poor.untouched, "not yet"),
+        (beat.large_model, poor.nobody_averages, "on one process with AdamW"),
+        (beat.large_model, poor.too_large, "MB, and has 4"),
+        (beat.large_model, poor.no_losses, "make() was never called"),
+        (beat.stops, poor.untouched, "not yet"),
+        (beat.stops, poor.elsewhere, "and not the target"),
+        (beat.stops, poor.with_other_numbers, "the numbers are others"),
     ],
     ids=lambda each: getattr(each, "__name__", None),
 )
