@@ -15,6 +15,7 @@ from bench.figure import Figure, figure, ratios
 from labs.kit.launch import run
 from labs.kit.record import Recording, mark
 from labs.kit.strategies import ROWS, STRATEGIES, set_up, step
+from labs.mesh import Mesh
 from labs.model import GPT, PRESETS
 
 RANKS, BATCH, WARM_UP = 4, 3, 3
@@ -23,10 +24,10 @@ Steps = list[dict[str, float]]  # of one strategy: the seconds of each phase, an
 Stepper = Callable[[], object]
 
 
-def stepper(name: str, batch: int = BATCH) -> Stepper:
-    """A function that takes one step with this strategy."""
+def stepper(name: str, batch: int = BATCH, mesh: Mesh | None = None) -> Stepper:
+    """A function that takes one step with this strategy; on a mesh of all ranks, if none is given."""
     model = GPT(PRESETS["tiny"])
-    training, _ = set_up(ROWS[name], model)
+    training = ROWS[name].apply(model, mesh) if mesh else set_up(ROWS[name], model)[0]
     tokens = torch.randint(model.config.vocab, (2, batch, model.config.context), generator=torch.Generator())
     x_BT, y_BT = (each if reads else None for each, reads in zip(tokens, training.reads, strict=True))
     return lambda: step(training, x_BT, y_BT)

@@ -68,8 +68,10 @@ def zero1(
 
 
 def device_mesh(mesh: Mesh) -> DeviceMesh:
-    """The same grid, for the device that tensors are made on by default."""
-    return init_device_mesh(torch.get_default_device().type, mesh.shape, mesh_dim_names=mesh.mesh_dim_names)
+    """The same grid, or the same part of one, for the device that tensors are made on by default."""
+    root = mesh.root
+    whole = init_device_mesh(torch.get_default_device().type, root.shape, mesh_dim_names=root.mesh_dim_names)
+    return whole if mesh is root else whole[mesh.mesh_dim_names]
 
 
 def fsdp(
