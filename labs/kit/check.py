@@ -66,6 +66,8 @@
     check.bottlenecks(fn)          fn() -> {report: word}                    of seven real runs
     check.pass_on(fn)              fn(dims, cut) -> cut                      of each tensor, once a letter is cut
     check.meet(fn)                 fn(dims, cut, sizes) -> letter            of two that are cut, the one to follow
+    check.sharded_gradients(fn)    fn(loss, shards, x, y) -> shards          on a virtual device of JAX
+    check.pipelined(fn)            fn(stage, own, x) -> y                    likewise
     check.configure(fn)            fn(batch, most, ranks, clip) -> config    of DeepSpeed, from a description
     check.mend(fn)                 fn(train, micro, accumulation, ranks) -> (ranks it was for, micro-batches)
     check.left_out(fn)             fn(parameters, ranks, activations, bucket, float32) -> bytes    by an estimate
@@ -96,6 +98,7 @@ from labs.kit.checks.gradients.average import average_gradients
 from labs.kit.checks.gradients.buckets import buckets
 from labs.kit.checks.gradients.overlap import overlap
 from labs.kit.checks.gradients.wrapper import data_parallel
+from labs.kit.checks.mapped.by_shard_map import pipelined, sharded_gradients
 from labs.kit.checks.memory.mixed import mixed_precision
 from labs.kit.checks.memory.offloading import offloaded_step
 from labs.kit.checks.memory.recomputing import checkpoint, place_checkpoints
@@ -194,6 +197,7 @@ __all__ = [
     "partial_to_shard",
     "partition_optimizer",
     "pass_on",
+    "pipelined",
     "place_checkpoints",
     "placements",
     "predict",
@@ -204,6 +208,7 @@ __all__ = [
     "ring_seconds",
     "row_linear",
     "sent_by_rings",
+    "sharded_gradients",
     "split_loss",
     "stage_3",
     "stages_by_event",

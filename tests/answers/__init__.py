@@ -71,10 +71,18 @@ class Answer:
 
 
 class Exercise:
-    """given: what the check is given of what was written, where that is more than one function."""
+    """given: what the check is given of what was written, where that is more than one function.
 
-    def __init__(self, check: str, given: Callable[..., tuple[Callable[..., Any], ...]] = lambda fn: (fn,)) -> None:
-        self.check, self.given = check, given
+    needs: skips the test where the extra is not installed that these answers use.
+    """
+
+    def __init__(
+        self,
+        check: str,
+        given: Callable[..., tuple[Callable[..., Any], ...]] = lambda fn: (fn,),
+        needs: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.check, self.given, self.needs = check, given, needs
         self.answers: list[Answer] = []
 
     def right(self, fn: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:

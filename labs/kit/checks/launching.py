@@ -83,11 +83,17 @@ FAILURES = (
 # fmt: on
 
 
-def job(body: Callable[..., Any], *args: Any, ranks: int, record: str | None = "communication") -> Results:
+def job(
+    body: Callable[..., Any],
+    *args: Any,
+    ranks: int,
+    record: str | None = "communication",
+    timeout: float = TIMEOUT,
+) -> Results:
     """Run `body` on CPU ranks; a job that fails becomes Wrong, and an untouched stub, too."""
     when = "on one rank" if ranks == 1 else f"on {ranks} ranks"
     try:
-        return run(in_a_room, body, *args, ranks=ranks, record=record, timeout=TIMEOUT, device="cpu")
+        return run(in_a_room, body, *args, ranks=ranks, record=record, timeout=timeout, device="cpu")
     except RankError as error:
         raise failed(error, when) from None
 

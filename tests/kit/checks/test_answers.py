@@ -11,6 +11,11 @@ TIMES = 2  # each run of the soak draws others
 of_each = pytest.mark.parametrize("name", EXERCISES)
 
 
+@pytest.fixture(autouse=True)
+def needs(name):
+    EXERCISES[name].needs()
+
+
 @of_each
 def test_right_answers_are_accepted(name):
     answers = [answer for answer in short(EXERCISES[name].answers) if answer.right]

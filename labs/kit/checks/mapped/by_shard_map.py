@@ -1,0 +1,242 @@
+"""A function that each device runs on its own piece (jax.shard_map): ZeRO 3's gradients, and a pipeline of stages.
+
+It runs on virtual devices.  What it gives is compared with one device's, and what it sends is read from what XLA has
+compiled: missing numbers, and needless bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from labs.kit import virtual
+from labs.kit.checks.answer import Mistake, Wrong, answered, refuse, show
+from labs.kit.checks.launching import job
+from labs.xla.hlo import Collective
+
+N, MICROBATCHES = 4, 5
+COMPILING = 60.0  # s: three programs, on a machine that may have other work
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass
+class Run:
+    """By name: found, what it gave; due; own: what would be due of each device's part alone.
+
+    sent: the collectives of the compiled program; weights: bytes.
+    """
+
+    found: Any
+    due: Arrays
+    sent: Sequence[Collective]
+    own: Sequence[Arrays] = ()
+    weights: int = 0
+
+    def is_due(self, times: float = 1.0) -> bool:
+        return self.is_like({name: times * value for name, value in self.due.items()})
+
+    def is_like(self, other: Arrays) -> bool:
+        return all(
+            np.shape(self.found[name]) == value.shape and np.allclose(self.found[name], value, rtol=1e-4, atol=1e-5)
+            for name, value in other.items()
+        )
+
+    def bytes_of(self, kind: str) -> int:
+        return sum(one.sent for one in self.sent if one.kind == kind)
+
+    @property
+    def told(self) -> str:
+        """The first that is not as it should be, and where."""
+        for name, due in self.due.items():
+            if (shape := np.shape(self.found[name])) != due.shape:
+                return f"{name!r} is {shape} on all devices together, and not {due.shape}"
+            if not np.allclose(self.found[name], due, rtol=1e-4, atol=1e-5):
+                at = tuple(map(int, np.argwhere(~np.isclose(self.found[name], due, rtol=1e-4, atol=1e-5))[0]))
+                return f"{name!r} at {list(at)} is {self.found[name][at]:.4g}, and not {due[at]:.4g}"
+        return ""
+
+
+def on_virtual_devices(script: Callable[..., Run | str], fn: Callable[..., Any], seed: int) -> Run:
+    if told := virtual.missing():
+        raise Wrong(told, "Has it been added to the course's own Python?")
+    run = job(virtual.with_devices, N, script, (fn, seed), {}, ranks=1, timeout=COMPILING)[0]
+    if isinstance(run, str):
+        mistake = "nothing is returned" if run == "None" else "a different kind of answer"
+        raise Wrong(f"it returns {run}", "What does the docstring say is returned?", mistake)
+    return run
+
+
+class OfAnotherKind(Exception):
+    """What was returned cannot be looked at; it says what it is."""
+
+
+# ---- ZeRO 3 ----------------------------------------------------------------------------------------------
+
+
+def in_shards(fn: Callable[..., Any], seed: int) -> Run | str:
+    """On a rank."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import PartitionSpec
+
+    from labs.xla.annotations import mesh_of
+    from labs.xla.hlo import collectives
+
+    def loss(weights: Any, x: Any, y: Any) -> Any:
+        hidden = jnp.tanh(x @ weights["first"].T)
+        return ((hidden @ weights["second"].T + weights["bias"] - y) ** 2).mean()
+
+    numbers = np.random.default_rng(seed)
+    weights = {
+        name: numbers.normal(size=shape).astype("float32")
+        for name, shape in (("first", (8, 6)), ("second", (4, 8)), ("bias", (4,)))
+    }
+    x, y = (numbers.normal(size=(2 * N, width)).astype("float32") for width in (6, 4))
+
+    def mapped(shards: Any, x: Any, y: Any) -> Any:
+        found = fn(loss, shards, x, y)
+        if not isinstance(found, dict) or found.keys() != shards.keys():
+            raise OfAnotherKind(show(found))
+        return found
+
+    cut = PartitionSpec("dp")
+    step = jax.jit(jax.shard_map(mapped, mesh=mesh_of({"dp": N}), in_specs=(cut, cut, cut), out_specs=cut))
+    try:
+        compiled = step.lower(weights, x, y).compile()
+    except OfAnotherKind as kind:
+        return str(kind)
+    gradient = jax.jit(jax.grad(loss))
+    parts = np.split(x, N), np.split(y, N)
+    own = [jax.tree.map(np.asarray, gradient(weights, *part)) for part in zip(*parts, strict=True)]
+    due = jax.tree.map(np.asarray, gradient(weights, x, y))
+    found = jax.tree.map(np.asarray, dict(compiled(*jax.device_put((weights, x, y), compiled.input_shardings[0]))))
+    return Run(found, due, collectives(compiled.as_text()), own, sum(w.nbytes for w in weights.values()))
+
+
+def pieces_of_own(run: Run) -> Arrays:
+    """Each device's shard of the gradient of its own part of the batch."""
+    return {name: np.concatenate([np.split(own[name], N)[at] for at, own in enumerate(run.own)]) for name in run.due}
+
+
+def of_one_part(run: Run) -> str:
+    own = pieces_of_own(run)
+    return run.told if any(run.is_like({name: w / by for name, w in own.items()}) for by in (1, N)) else ""
+
+
+def whole(run: Run) -> str:
+    rows = all(np.shape(run.found[name])[0] == N * len(due) for name, due in run.due.items())
+    return run.told if rows else ""
+
+
+# fmt: off
+SHARDED = (
+    Mistake("whole gradients, and no shards", "Which rows of the gradient does this device's optimizer need?", whole),
+    Mistake("of its own part of the batch alone", "Who tells this device of what the others have read?", of_one_part,
+            shows="a loss curve that is nearly right, and gets noisier the more devices there are"),
+    Mistake("summed, and not averaged", "loss is the mean of a part. Of how many parts is the sum?",
+            lambda run: run.told if run.is_due(N) else ""),
+    Mistake("divided once too often", "Who has divided already?", lambda run: run.told if run.is_due(1 / N) else ""),
+    Mistake("", "", lambda run: run.told),
+    Mistake("all-reduced, where a part is needed", "How much of the sum does each device keep, and how much arrives?",
+            lambda run: run.bytes_of("all-reduce") > run.weights and
+            f"a device sends {run.bytes_of('all-reduce')} bytes to all-reduce, for weights of {run.weights}"),
+    Mistake("gathered too much", "Which bytes are missing here, and how often do you ask for them?",
+            lambda run: run.bytes_of("all-gather") > run.weights * (N - 1) / N and
+            f"a device sends {run.bytes_of('all-gather')} bytes to gather weights of {run.weights}"),
+)
+# fmt: on
+
+
+@answered
+def sharded_gradients(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(loss, shards, x, y) -> shards of the gradients`, on each device of the axis "dp"."""
+    run = on_virtual_devices(in_shards, fn, seed)
+    refuse(SHARDED, run, f"on {N} devices ", "What is added up, over which devices, and divided by what?")
+    sent, n = sum(one.sent for one in run.sent), run.weights
+    return f"right on {N} devices; each sends {sent} bytes for weights of {n}: gathered once, reduce-scattered once"
+
+
+# ---- a pipeline ------------------------------------------------------------------------------------------
+
+
+def in_stages(fn: Callable[..., Any], seed: int) -> Run | str:
+    """On a rank: what the last stage made of each micro-batch, and the gradients of all stages' weights."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import PartitionSpec
+
+    from labs.xla.annotations import mesh_of
+    from labs.xla.hlo import collectives
+
+    numbers = np.random.default_rng(seed)
+    weights = numbers.normal(size=(N, 6, 6)).astype("float32")
+    x, asked = numbers.normal(size=(2, MICROBATCHES, 2, 6)).astype("float32")
+
+    def stage(own: Any, x: Any) -> Any:
+        return jnp.tanh(x @ own) + 0.5
+
+    def mapped(own: Any, x: Any) -> Any:
+        made = fn(stage, own[0], x)
+        if getattr(made, "ndim", None) != x.ndim:
+            raise OfAnotherKind(show(made))
+        return made
+
+    run = jax.shard_map(
+        mapped, mesh=mesh_of({"pp": N}), in_specs=(PartitionSpec("pp"), PartitionSpec()), out_specs=PartitionSpec("pp")
+    )
+
+    def last(weights: Any) -> Any:
+        return of_the_last(run(weights, x))
+
+    def of_the_last(made: Any) -> Any:
+        return made[-(len(made) // N) :]
+
+    def in_turn(weights: Any) -> Any:
+        made = x
+        for own in weights:
+            made = stage(own, made)
+        return made
+
+    def both(forward: Callable[..., Any], made: Any) -> Arrays:
+        size = min(len(made), MICROBATCHES)
+        back = jax.jit(jax.grad(lambda w: (forward(w)[:size] * asked[:size]).sum()))(weights)
+        return {"what comes out": np.asarray(made), "the gradient of the weights": np.asarray(back)}
+
+    try:
+        compiled = jax.jit(run).lower(weights, x).compile()
+    except OfAnotherKind as kind:
+        return str(kind)
+    made = np.asarray(compiled(*jax.device_put((weights, x), compiled.input_shardings[0])))
+    return Run(both(last, of_the_last(made)), both(in_turn, in_turn(weights)), collectives(compiled.as_text()))
+
+
+def comes_out(run: Run, due: np.ndarray, at: int = 0) -> str:
+    found = run.found["what comes out"][at : at + len(due)]
+    return run.told if len(due) and found.shape == due.shape and np.allclose(found, due, rtol=1e-4, atol=1e-5) else ""
+
+
+# fmt: off
+PIPED = (
+    Mistake("nobody hands anything on", "Where does the second stage get what the first one made?",
+            lambda run: not run.sent and run.told),
+    Mistake("weights travel, and not activations", "What stays where it is in a pipeline, and what moves?",
+            lambda run: run.bytes_of("all-gather") and
+            f"a device sends {run.bytes_of('all-gather')} bytes to gather, where each stage has its own"),
+    Mistake("the first ticks are taken for results", "In which tick does the first micro-batch leave the last stage?",
+            lambda run: comes_out(run, run.due["what comes out"][: len(run.found["what comes out"]) - N + 1], N - 1)),
+    Mistake("it ends too soon", "How many ticks does the last micro-batch need, after the first one has begun?",
+            lambda run: len(run.found["what comes out"]) < MICROBATCHES and run.told),
+    Mistake("", "", lambda run: run.told),
+)
+# fmt: on
+
+
+@answered
+def pipelined(fn: Callable[..., Any], seed: int) -> str:
+    """`fn(stage, own, x) -> y`, on each device of the axis "pp"; y of the last one counts."""
+    run = on_virtual_devices(in_stages, fn, seed)
+    refuse(PIPED, run, f"{MICROBATCHES} micro-batches, {N} stages: ", "Which micro-batch is at which stage in a tick?")
+    return f"right on {N} stages, and so is the way back, which JAX has made of it"
