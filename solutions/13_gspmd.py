@@ -5,8 +5,8 @@
 # would it send as little as you did?*
 #
 # You need: [Mesh and DTensor](05_mesh_and_dtensor.ipynb), [FSDP](06_fsdp.ipynb) and
-# [Tensor parallelism](09_tensor_parallel.ipynb). It takes 50 minutes with its two exercises, 30 without; the machine
-# works for a minute of it, in 1 GB of memory. It needs JAX, too: `make learn EXTRA=gspmd` adds it.
+# [Tensor parallelism](09_tensor_parallel.ipynb). It takes 60 minutes with its three exercises, 30 without; the
+# machine works for a minute of it, in 1 GB of memory. It needs JAX, too: `make learn EXTRA=gspmd` adds it.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -46,7 +46,7 @@ from labs.dtensor.placement import Spec
 from labs.kit import check, draw, strategies
 from labs.kit.launch import run
 from labs.kit.record import mark
-from labs.kit.virtual import on_devices
+from labs.kit.virtual import on_devices, on_processes
 from labs.mesh import Mesh
 from labs.model import GPT, PRESETS, Layer
 from labs.xla.hlo import counted
@@ -378,23 +378,41 @@ draw.table(
 #
 # ## The other way in JAX: by hand
 #
-# You may also write the collectives yourself, with `shard_map`: a function that each device runs on its own piece. Here
-# is ZeRO 3. It gathers the weights, and that is all. Where is its reduce-scatter?
+# You may also write the collectives yourself, with `shard_map`: a function that each device runs on its own piece. You
+# need four of them: `lax.all_gather(x, "dp", tiled=True)` along the first dim, `lax.psum_scatter` with the same
+# arguments, `lax.psum(x, "dp")`, and `lax.ppermute(x, "dp", pairs)`, which sends from one device to another. And
+# `lax.axis_size("dp")` is N.
+#
+# ### Exercise 3: ZeRO 3
+#
+# In notebook 04 it took a class. Here each device has its rows of every weight, and its part of the batch; you return
+# its rows of every gradient. `loss(weights, x, y)` takes whole weights. What does JAX make of a gather when it goes
+# backward? You may leave that to it, or write it yourself.
 
 
 # %%
-def zero_3(shards, x, y):
-    """A device's gradients, from its shards of the weights and its part of the batch."""
+def sharded_gradients(loss, shards, x, y):
+    """A device's shards of the gradients, as if one device had computed the mean of the whole batch.
+
+    shards: {name: its rows of the weight}
+    x, y: its part of the batch; all parts are as large
+    """
     import jax
     from jax import lax
 
-    from labs.xla.pure import loss
-
+    ### BEGIN SOLUTION
     def share(shards):
         whole = {name: lax.all_gather(w, "dp", tiled=True) for name, w in shards.items()}
-        return loss(whole, x, y, config) / lax.axis_size("dp")
+        return loss(whole, x, y) / lax.axis_size("dp")
 
     return jax.grad(share)(shards)
+    ### END SOLUTION
+
+
+check.sharded_gradients(sharded_gradients)
+
+# %% [markdown]
+# JAX derives the backward, and the transpose of an all-gather *is* a reduce-scatter. On the GPT, with 8 devices:
 
 
 # %%
@@ -402,27 +420,108 @@ def compiled_by_hand():
     import jax
     from jax.sharding import PartitionSpec
 
-    from labs.xla.annotations import mesh_of
-    from labs.xla.hlo import collectives
+    from labs.xla import annotations, hlo, mapped
 
-    cut = PartitionSpec("dp")
-    step = jax.shard_map(zero_3, mesh=mesh_of({"dp": 8}), in_specs=(cut, cut, cut), out_specs=cut)
-    return collectives(jax.jit(step).lower(weights, *arrays[0]).compile().as_text())
+    step = mapped.zero_3(annotations.mesh_of({"dp": 8}), "dp", config, strategies.ADAMW)
+    cut = jax.NamedSharding(annotations.mesh_of({"dp": 8}), PartitionSpec("dp"))
+    now = jax.device_put(weights, cut)
+    moments = jax.tree.map(lambda w: (0 * w, 0 * w), now)
+    return hlo.collectives(jax.jit(step).lower(now, moments, 1.0, *arrays[0]).compile().as_text())
 
 
 counted(on_devices(compiled_by_hand, devices=8))
 
 # %% [markdown]
-# One gather and one reduce-scatter for each of the weights, on CPUs as well. JAX derives the backward, and the
-# transpose of an all-gather *is* a reduce-scatter. In the same way a pipeline that only goes forward, by `ppermute`
-# from stage to stage, gets the way back: [labs/xla/mapped.py](../labs/xla/mapped.py) has both.
+# One gather and one reduce-scatter for each of the weights, on CPUs as well (and an all-reduce: of the loss). What is
+# written is what is sent.
 #
+# ### Optional, exercise 4: a pipeline
+#
+# Each device is a stage. In each tick it takes what has arrived, the first one a fresh micro-batch, and hands on what
+# it made. There are M + N − 1 ticks, and every device computes in all of them; at the ends, what it makes is of no use.
+# You write forward alone. `jnp.where(condition, a, b)` chooses, and `lax.axis_index("pp")` is the stage's number.
+
+
+# %%
+def pipelined(stage, own, x):
+    """What the last stage makes of all micro-batches; what the others return is not looked at.
+
+    stage(own, one): what a stage makes of one micro-batch
+    own: this stage's weights
+    x: [M, ...], all micro-batches, on every device
+    """
+    import jax.numpy as jnp
+    from jax import lax
+
+    ### BEGIN SOLUTION
+    me, stages = lax.axis_index("pp"), lax.axis_size("pp")
+    arrived, made = jnp.zeros_like(x[0]), []
+    for tick in range(len(x) + stages - 1):
+        fresh = x[min(tick, len(x) - 1)]
+        made.append(stage(own, jnp.where(me == 0, fresh, arrived)))
+        arrived = lax.ppermute(made[-1], "pp", [(one, one + 1) for one in range(stages - 1)])
+    return jnp.stack(made[stages - 1 :])
+    ### END SOLUTION
+
+
+check.pipelined(pipelined)
+
+# %% [markdown]
+# It trains, too: backward, the permutation goes the other way. [labs/xla/mapped.py](../labs/xla/mapped.py) has both.
+#
+# ## The third way: layouts in the types
+#
+# In JAX's **explicit** mode a layout is part of an array's type. Nothing is guessed: what follows from the layouts is
+# done, and where two do not agree, it refuses before anything runs.
+
+
+# %%
+def explicit():
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import AxisType, PartitionSpec
+
+    mesh = jax.make_mesh((2, 2), ("dp", "tp"), axis_types=(AxisType.Explicit,) * 2)
+    with jax.set_mesh(mesh):
+        x, w = jnp.ones((8, 16), out_sharding=PartitionSpec("dp", "tp")), jnp.ones((16, 4))
+        w = jax.device_put(w, PartitionSpec("tp", None))
+        try:
+            x @ w
+        except Exception as refused:
+            print(f"{type(refused).__name__}: {refused}")
+        return str(jax.typeof(jnp.matmul(x, w, out_sharding=PartitionSpec("dp", None))))
+
+
+on_devices(explicit, devices=4)
+
+# %% [markdown]
+# Each device has a summand of x @ w. All-reduce, or reduce-scatter? GSPMD would choose; here *you* say `out_sharding`,
+# and the type of the result tells you what you have: 8 rows, cut along `dp`.
+#
+# ## In several processes
+#
+# So far, the devices were virtual ones of one process. On a cluster, each host has a process with its devices, and
+# `jax.distributed.initialize` lets them know of each other. Then the program stays as it is: FSDP on four devices, of
+# which two real processes have two each.
+
+
+# %%
+def two_steps():
+    from labs.xla.annotations import train
+
+    return train(config, weights, arrays[:2], {"dp": 4}, strategies.ADAMW).losses
+
+
+for process, losses in enumerate(on_processes(two_steps, processes=2, devices=2)):
+    far = max(abs(a - b) for a, b in zip(losses, reference, strict=False))
+    print(f"process {process}: one device's curve: {far < 1e-5}")
+
+# %% [markdown]
 # ## Why, and why not
 #
 # * **Why**: one program for any layout. Another mesh is one line, and the curve stays.
 # * **Why not**: what travels is decided elsewhere. It depends on the batch, the backend and the compiler's version, and
 #   nothing in your program tells you. So read it: the text of the compiled program is the only place where it stands.
-# * A third way, JAX's *explicit* mode, has layouts in the types. Where two meet it refuses, and you say what you want.
 
 # %% [markdown]
 # Answer each aloud before you unfold it.
@@ -439,7 +538,7 @@ counted(on_devices(compiled_by_hand, devices=8))
 # whole program, so a layout that is wanted at the end can be had from the beginning.
 # </details>
 #
-# <details><summary>Why does a ZeRO 3 that is written in shard_map need no reduce-scatter?</summary>
+# <details><summary>Why need nobody write the reduce-scatter of a ZeRO 3 in shard_map?</summary>
 #
 # Since JAX derives the backward of a collective, and the transpose of an all-gather is a reduce-scatter.
 # </details>

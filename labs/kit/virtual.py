@@ -1,6 +1,7 @@
 """A function in a process of its own, where JAX has as many devices as are asked for: virtual ones, all of this CPU.
 
     losses = on_devices(train, batches, devices=8)
+    losses = on_processes(train, batches, processes=2, devices=2)[0]      two that know of each other: 4 devices in all
 
 JAX counts its devices once, when it is first used, and starts threads; a notebook's kernel, from which jobs are started
 at any time, is to have neither.  So JAX is imported in a job of one rank, which ends with its call: within `fn`, then,
@@ -14,8 +15,12 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import socket
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+import torch.distributed as dist
 
 from labs.kit import optional
 from labs.kit.launch import run
@@ -53,6 +58,43 @@ def on_devices(
     if told := missing():
         raise ImportError(told)
     return run(with_devices, devices, fn, args, kwargs, ranks=1, device="cpu", timeout=timeout, tell=tell)[0]
+
+
+def on_processes(
+    fn: Callable[..., T], *args: Any, processes: int = 2, devices: int = 2, timeout: float = 120.0, **kwargs: Any
+) -> list[T]:
+    """`fn(*args, **kwargs)` in each of several processes, of which each has so many devices, and sees those of all.
+
+    They communicate by gloo.  Raises as `on_devices` does; one that waits for a process that is not there any more
+    ends at the time limit, with all the others.
+    """
+    if told := missing():
+        raise ImportError(told)
+    port = free_port()
+    return run(as_one_of, port, devices, fn, args, kwargs, ranks=processes, device="cpu", timeout=timeout)
+
+
+def as_one_of(port: int, devices: int, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
+    # A collective blocks a thread for each device, of a pool as large as the machine has cores: on few, for ever.
+    os.environ["NPROC"] = str(4 * devices)
+    return with_devices(devices, connected, (port, fn, args, kwargs), {})
+
+
+def connected(port: int, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
+    import jax
+
+    # gloo prints in C++ with whom it is connected; what Python prints goes where it did.
+    sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", dist.get_world_size(), dist.get_rank())
+    return fn(*args, **kwargs)
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
 
 
 def with_devices(devices: int, fn: Callable[..., T], args: Any, kwargs: Any) -> T:

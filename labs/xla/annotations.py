@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from labs.dtensor.placement import Placement, Shard, Spec
@@ -96,7 +97,7 @@ def train(
         losses.append(float(loss))
         seconds.append(time.perf_counter() - began)
         if number == (kept_after or len(batches)):
-            kept = {name: np.array(w) for name, w in now.items()}
+            kept = {name: np.array(process_allgather(w, tiled=True)) for name, w in now.items()}
     held = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves((now, moments)))
     said = compiled.memory_analysis()
     temporary = said.temp_size_in_bytes

@@ -3,12 +3,13 @@
 import sys
 import time
 
+import numpy as np
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from labs.kit import optional, virtual
 from labs.kit.launch import RankError
-from labs.kit.virtual import on_devices
+from labs.kit.virtual import on_devices, on_processes
 from tests.extras import need_jax
 
 
@@ -24,6 +25,41 @@ def test_as_many_devices_as_are_asked_for_and_none_here():
     assert on_devices(seen, "a", devices=3) == ("a", 3, "cpu")
     assert on_devices(seen, after="b", devices=32) == ("b", 32, "cpu")
     assert ("jax" in sys.modules) == before
+
+
+def everywhere(factor):
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from labs.xla.annotations import mesh_of
+
+    mesh = mesh_of({"dp": len(jax.devices())})
+    cut, whole = NamedSharding(mesh, PartitionSpec("dp")), NamedSharding(mesh, PartitionSpec())
+    numbers = jax.device_put(np.arange(8.0), cut)
+    print("summed", flush=True)
+    total = jax.jit(lambda x: factor * jnp.sum(x), out_shardings=whole)(numbers)
+    return len(jax.local_devices()), len(jax.devices()), float(total)
+
+
+def test_processes_know_of_each_other_and_say_nothing_of_it(capfd):
+    need_jax()
+    assert on_processes(everywhere, 2, processes=2, devices=2) == [(2, 4, 56.0)] * 2
+    told = capfd.readouterr().out
+    assert "summed" in told and "Gloo" not in told
+
+
+def leaves():
+    import jax
+
+    if jax.process_index() == 0:
+        everywhere(2)
+
+
+def test_processes_of_which_one_has_left_end_at_their_timeout():
+    need_jax()
+    with pytest.raises(RankError):
+        on_processes(leaves, processes=2, devices=1, timeout=8)
 
 
 def hangs():
