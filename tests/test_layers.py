@@ -83,8 +83,13 @@ def test_a_textbook_file_needs_torch_and_files_below_only(path):
 
 def test_only_xla_needs_jax():
     """It is not installed with the course."""
-    needs = {name_of(path) for path in FILES if "jax" in {module.split(".")[0] for module in imports(path)}}
+    anywhere, needs = (
+        {name_of(path) for path in FILES if "jax" in {module.split(".")[0] for module in imports(path, at_top)}}
+        for at_top in (False, True)
+    )
     assert {folder(name) for name in needs} == {"xla"}
+    in_another_process = {"kit.virtual", "kit.checks.mapped.by_shard_map"}
+    assert anywhere - needs == in_another_process
     for path in FILES:
         assert not (own(imports(path, at_top=True)) & needs) or name_of(path) in needs, f"{path} cannot do without JAX"
 
