@@ -168,6 +168,8 @@ OF_ANOTHER_SIZE = Mistake("storage of another size", "What does resize_ take: el
 NOT_FREED = Mistake("full parameters are never freed",
                     "What holds the memory: the tensor, or the storage that it shares with all of its views?",
                     OF_ANOTHER_SIZE.fits, shows="right, but a rank's memory grows up to the whole model")
+SHARD_CHANGED = Mistake("the shard has changed", "What will the optimizer update in the next step?",
+                        lambda done: done.facts["changed"] and "the shards are not what they were")
 PLAY = Play(
     worlds,
     come_and_go,
@@ -190,11 +192,7 @@ PLAY = Play(
             *VALUES,
         )),
         (each_after("reshard"), (NOT_FREED, OTHER_MEMORY, ANOTHER)),
-        (on_each_rank, (
-            Mistake("the shard has changed", "What will the optimizer update in the next step?",
-                    lambda done: done.facts["changed"] and "the shards are not what they were"),
-            *AFTERMATH,
-        )),
+        (on_each_rank, (SHARD_CHANGED, *AFTERMATH)),
         (budgeted(lambda world: Sends(
             # Once at the least: others may hand it on.
             least=world.nbytes, enough=lambda rank: 1.02 * (world.n - 1) * world.brought + 64,

@@ -114,7 +114,6 @@ EXERCISE = Exercise(
     ),
     asks={
         "rounded on the way": "In which dtype are the squares added up?",
-        "averaged instead of summed": "What is due: the sum, or the mean?",
     },
 )
 # fmt: on

@@ -160,10 +160,6 @@ def is_list(value: Any) -> bool:
     return isinstance(value, list | tuple)
 
 
-def bad_dim(form: Form) -> bool:
-    return any(p.is_shard() and p.dim not in (0, 1) for kind in form.kinds for p in kind)
-
-
 AXES_OF = {"dp": 'one axis, ("dp",)', "hsdp": 'two axes, ("replicate", "shard")'}
 # fmt: off
 FORM = (
@@ -178,7 +174,8 @@ FORM = (
             for kind in form.kinds) and f"its mesh has {AXES_OF[AXES[form.strategy]]}; P, G, S are {form.kinds}"),
     Mistake("not placements", "Which three are there?",
             lambda form: not all(isinstance(p, Placement) for kind in form.kinds for p in kind) and f"{form.kinds}"),
-    Mistake("a dim that the weight lacks", "How many dims has a matrix?", lambda form: bad_dim(form)),
+    Mistake("a dim that the weight lacks", "How many dims has a matrix?",
+            lambda form: any(p.is_shard() and p.dim not in (0, 1) for kind in form.kinds for p in kind)),
     Mistake(
         "parameters or optimizer state as summands",
         "Can a rank compute with parameters of which it has a summand? Can AdamW step with a summand of its moments?",

@@ -32,38 +32,25 @@ def passed_on(dims: Sequence[str], cut: Cut) -> list[int | None]:
     return [own.index(letter) if dim is None and letter in own else dim for own, dim in zip(dims, cut, strict=True)]
 
 
-def only_to_the_result(dims: Sequence[str], cut: Cut) -> list[int | None]:
-    return [*cut[:-1], passed_on(dims, cut)[-1]]
-
-
-def only_to_inputs(dims: Sequence[str], cut: Cut) -> list[int | None]:
-    return [*passed_on(dims, cut)[:-1], cut[-1]]
-
-
 def by_number(dims: Sequence[str], cut: Cut) -> list[int | None]:
     number = next(dim for dim in cut if dim is not None)
     return [number if dim is None and number < len(own) else dim for own, dim in zip(dims, cut, strict=True)]
 
 
-def or_the_first(dims: Sequence[str], cut: Cut) -> list[int | None]:
-    """What lacks the letter is cut along its first dim."""
-    return [0 if dim is None else dim for dim in passed_on(dims, cut)]
-
-
-def letters_themselves(dims: Sequence[str], cut: Cut) -> list[str | None]:
-    return [None if dim is None else own[dim] for own, dim in zip(dims, passed_on(dims, cut), strict=True)]
-
-
 # fmt: off
 PASSED = (
     Mistake("only from inputs to the result", "Only the result's layout is known. What does that say of its inputs?",
-            as_if(only_to_the_result),
+            as_if(lambda dims, cut: [*cut[:-1], passed_on(dims, cut)[-1]]),
             shows="a gradient that is wanted in shards is made whole first, since nobody told its product"),
-    Mistake("only to inputs", "Which of these tensors comes out?", as_if(only_to_inputs)),
+    Mistake("only to inputs", "Which of these tensors comes out?",
+            as_if(lambda dims, cut: [*passed_on(dims, cut)[:-1], cut[-1]])),
     Mistake("by the number of the dim", "Rows of the result: which dim of the second factor do they come from?",
             as_if(by_number), shows="after a transposed matrix everything is cut along the wrong dim"),
-    Mistake("cut, though it lacks the letter", "A bias has no rows. What is there to cut?", as_if(or_the_first)),
-    Mistake("letters, and not numbers of dims", "What does the docstring say is returned?", as_if(letters_themselves)),
+    Mistake("cut, though it lacks the letter", "A bias has no rows. What is there to cut?",
+            as_if(lambda dims, cut: [dim or 0 for dim in passed_on(dims, cut)])),
+    Mistake("letters, and not numbers of dims", "What does the docstring say is returned?",
+            as_if(lambda dims, cut: [None if dim is None else own[dim]
+                                     for own, dim in zip(dims, passed_on(dims, cut), strict=True)])),
 )
 # fmt: on
 
@@ -104,18 +91,9 @@ def met(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> str:
     return min(elements, key=elements.__getitem__)
 
 
-def with_most_moved(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> str:
-    elements = moved(dims, cut, sizes)
-    return max(elements, key=elements.__getitem__)
-
-
 def of_the_largest(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> str:
     """Of the largest tensor alone."""
     return max((size, own[dim]) for own, dim, size in zip(dims, cut, sizes, strict=True) if dim is not None)[1]
-
-
-def of_most_tensors(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> str:
-    return met(dims, cut, [1] * len(dims))
 
 
 def with_the_unknown(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> str:
@@ -128,27 +106,20 @@ def with_the_unknown(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> str
     return min(elements, key=elements.__getitem__)
 
 
-def first_found(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> str:
-    return next(iter(moved(dims, cut, sizes)))
-
-
-def last_found(dims: Sequence[str], cut: Cut, sizes: Sequence[int]) -> str:
-    return [*moved(dims, cut, sizes)][-1]
-
-
 # fmt: off
 MET = (
     Mistake("what is large moves", "One of them stays where it is, the other travels. Which one should travel?",
-            as_if(with_most_moved), shows="few tokens, and yet every weight is gathered; or the other way round"),
+            as_if(lambda *job: max(elements := moved(*job), key=elements.__getitem__)),
+            shows="few tokens, and yet every weight is gathered; or the other way round"),
     Mistake("only the largest tensor counts", "Two tensors have the other letter. How much do they weigh together?",
             as_if(of_the_largest)),
     Mistake("tensors are counted, and not what is in them", "Is it as much work to move a bias as to move a weight?",
-            as_if(of_most_tensors)),
+            as_if(lambda dims, cut, sizes: met(dims, cut, [1] * len(dims)))),
     Mistake("what is not known to be cut counts, too", "Nothing is known of it yet. Does it have to move?",
             as_if(with_the_unknown)),
-    Mistake("always the first letter", "What if the batch is very small?", as_if(first_found),
+    Mistake("always the first letter", "What if the batch is very small?", as_if(lambda *job: next(iter(moved(*job)))),
             shows="FSDP for any batch, and never anything else"),
-    Mistake("always the last letter", "What if the batch is very large?", as_if(last_found)),
+    Mistake("always the last letter", "What if the batch is very large?", as_if(lambda *job: [*moved(*job)][-1])),
 )
 # fmt: on
 

@@ -92,33 +92,17 @@ def mended(train: int, micro: int, accumulation: int, ranks: int) -> Mended:
     return train // (micro * accumulation), None if rest else rounded
 
 
-def not_mended(train: int, micro: int, accumulation: int, ranks: int) -> Mended:
-    return train // (micro * accumulation), accumulation
-
-
-def with_the_ranks(train: int, micro: int, accumulation: int, ranks: int) -> tuple[int, float]:
-    written_for = train // (micro * accumulation)
-    return written_for, accumulation * ranks // written_for
-
-
-def at_any_rate(train: int, micro: int, accumulation: int, ranks: int) -> Mended:
-    return train // (micro * accumulation), train // (micro * ranks)
-
-
-def for_those_here(train: int, micro: int, accumulation: int, ranks: int) -> Mended:
-    return ranks, mended(train, micro, accumulation, ranks)[1]
-
-
 # fmt: off
 CONTRADICT = (
     Mistake("another batch on another number of ranks", "Fewer ranks, as many micro-batches: what becomes of the step?",
-            as_if(not_mended)),
+            as_if(lambda train, micro, each, ranks: (train // (micro * each), each))),
     Mistake("the wrong way round", "Half the ranks: are there more micro-batches for each, or fewer?",
-            as_if(with_the_ranks)),
-    Mistake("rounded, and the batch is another one", "Multiply the three again. Is it the batch?", as_if(at_any_rate),
+            as_if(lambda train, micro, each, ranks: (was := train // (micro * each), each * ranks // was))),
+    Mistake("rounded, and the batch is another one", "Multiply the three again. Is it the batch?",
+            as_if(lambda train, micro, each, ranks: (train // (micro * each), train // (micro * ranks))),
             shows="a loss curve that leaves the old one after a move to other machines"),
     Mistake("the ranks that are here, and not those it was for", "With which number of ranks do the three agree?",
-            as_if(for_those_here)),
+            as_if(lambda *job: (job[-1], mended(*job)[1]))),
 )
 # fmt: on
 

@@ -73,20 +73,13 @@ def numbers(*shape: int) -> dict[str, int]:
     return {name: term(*shape) for name, term in TERMS.items()}
 
 
-def in_16_bit(*shape: int) -> dict[str, int]:
-    return {name: 2 * n for name, n in numbers(*shape).items()}
-
-
-def of_a_sequence(B: int, *shape: int) -> dict[str, int]:
-    return {name: FLOAT * n for name, n in numbers(1, *shape).items()}
-
-
 # fmt: off
 MISTAKES = (
     Mistake("numbers, and not bytes", "How many bytes does a number in float32 take?", as_if(numbers)),
-    Mistake("16 bit, and not 32", "How many bytes does a number in float32 take?", as_if(in_16_bit)),
+    Mistake("16 bit, and not 32", "How many bytes does a number in float32 take?",
+            as_if(lambda *shape: {name: 2 * n for name, n in numbers(*shape).items()})),
     Mistake("only one sequence", "How many tokens are in a batch of B sequences?",
-            as_if(of_a_sequence),
+            as_if(lambda B, *shape: {name: FLOAT * n for name, n in numbers(1, *shape).items()}),
             shows="a formula that holds for one sequence, and is a B-th of the truth for more"),
     Mistake("one norm, and not two", "How many norms does a layer have?",
             term("norms", lambda B, T, D, H, K, F: B * T * (2 * D + 1))),

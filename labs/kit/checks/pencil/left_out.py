@@ -13,42 +13,21 @@ def missing_bytes(parameters: int, ranks: int, activations: int, bucket: int, fl
     return states + activations + (4 if float32 else 2) * bucket
 
 
-def activations_shared(parameters: int, ranks: int, activations: int, bucket: int, float32: bool) -> int:
-    return missing_bytes(parameters, ranks, activations // ranks, bucket, float32)
-
-
-def bucket_shared(parameters: int, ranks: int, activations: int, bucket: int, float32: bool) -> int:
-    return missing_bytes(parameters, ranks, activations, bucket // ranks, float32)
-
-
-def elements_as_bytes(parameters: int, ranks: int, activations: int, bucket: int, float32: bool) -> int:
-    return missing_bytes(parameters, ranks, activations, 0, float32) + bucket
-
-
-def always_low(parameters: int, ranks: int, activations: int, bucket: int, float32: bool) -> int:
-    return missing_bytes(parameters, ranks, activations, 2 * bucket if float32 else bucket, False)
-
-
-def only_parameters(parameters: int, ranks: int, activations: int, bucket: int, float32: bool) -> int:
-    return missing_bytes(parameters, ranks, activations, bucket, float32) + float32 * 2 * parameters // ranks
-
-
-def no_bucket(parameters: int, ranks: int, activations: int, bucket: int, float32: bool) -> int:
-    return missing_bytes(parameters, ranks, activations, 0, float32)
-
-
 # fmt: off
 OUT = (
     Mistake("activations are shared by the ranks", "Each rank has its own sequences. Who keeps their activations?",
-            as_if(activations_shared)),
-    Mistake("the bucket is left out, too", "Where do gradients wait until they are reduced?", as_if(no_bucket),
+            as_if(lambda n, ranks, kept, bucket, long: missing_bytes(n, ranks, kept // ranks, bucket, long))),
+    Mistake("the bucket is left out, too", "Where do gradients wait until they are reduced?",
+            as_if(lambda n, ranks, kept, bucket, long: missing_bytes(n, ranks, kept, 0, long)),
             shows="out of memory in the first backward, though the states would fit twice"),
-    Mistake("the bucket is shared by the ranks", "Who has a place for gradients that wait?", as_if(bucket_shared)),
-    Mistake("elements of the bucket are taken for bytes", "How many bytes has an element?", as_if(elements_as_bytes)),
+    Mistake("the bucket is shared by the ranks", "Who has a place for gradients that wait?",
+            as_if(lambda n, ranks, kept, bucket, long: missing_bytes(n, ranks, kept, bucket // ranks, long))),
+    Mistake("elements of the bucket are taken for bytes", "How many bytes has an element?",
+            as_if(lambda n, ranks, kept, bucket, long: missing_bytes(n, ranks, kept, 0, long) + bucket)),
     Mistake("16 bits are taken for granted", "How many bytes has a parameter in float32, and how many are estimated?",
-            as_if(always_low)),
+            as_if(lambda n, ranks, kept, bucket, long: missing_bytes(n, ranks, kept, (1 + long) * bucket, False))),
     Mistake("in float32 only the parameters are others", "2 + 4 + 12 bytes of a share: are there two kinds of G?",
-            as_if(only_parameters)),
+            as_if(lambda n, ranks, *others: missing_bytes(n, ranks, *others) + others[-1] * 2 * n // ranks)),
 )
 # fmt: on
 

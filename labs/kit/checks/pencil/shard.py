@@ -37,11 +37,6 @@ def one_more_for_the_first(elements: int, ranks: int, rank: int) -> tuple[int, i
     return rank * size + min(rank, rest), (rank + 1) * size + min(rank + 1, rest)
 
 
-def past_the_end(elements: int, ranks: int, rank: int) -> tuple[int, int]:
-    longest = -(-elements // ranks)
-    return rank * longest, (rank + 1) * longest
-
-
 # fmt: off
 MISTAKES = (
     Mistake("the last elements are nobody's", "Who holds the remainder of the division?", as_if(rounded_down)),
@@ -51,7 +46,8 @@ MISTAKES = (
             else rounded_down(n, ranks, rank))),
     Mistake("not cut as torch.chunk cuts", "How long is each shard, until the elements run out?",
             as_if(one_more_for_the_first)),
-    Mistake("past the end", "Which is the last element?", as_if(past_the_end)),
+    Mistake("past the end", "Which is the last element?",
+            as_if(lambda n, ranks, rank: (rank * -(-n // ranks), (rank + 1) * -(-n // ranks)))),
     Mistake("start and length instead of start and stop", "What does the second number say?",
             as_if(lambda *job: (part(*job)[0], part(*job)[1] - part(*job)[0]))),
     Mistake("an empty shard that does not end where it starts",

@@ -93,18 +93,10 @@ def always(one: Moment, key: Key) -> bool:
     return True
 
 
-def another_parameters(one: Moment, key: Key) -> bool:
-    return any(key[0] == kind and same(one.found.get(key), x) for (kind, _), x in one.due[one.t].items())
-
-
 def rounded(one: Moment, key: Key) -> bool:
     found, due = one.found.get(key), one.due[one.t][key]
     tensors = isinstance(found, Tensor) and isinstance(due, Tensor)
     return tensors and any(torch.equal(found.float(), due.to(dtype).float()) for dtype in ROUNDED)
-
-
-def went_elsewhere(one: Moment) -> str | None:
-    return one.lost and f"all numbers are what they were; {one.broke or 'then it goes on in another way'}"
 
 
 def sent(seen: Seen) -> str | None:
@@ -139,7 +131,8 @@ MISTAKES = (
             shows="a checkpoint written while training goes on, and some of its numbers are of a later step"),
     Mistake("a moment that belongs to another parameter",
             "The new optimizer may have its parameters in another order. By what does a moment find its own?",
-            wrong(another_parameters, *MOMENTS),
+            wrong(lambda one, key: any(key[0] == kind and same(one.found.get(key), x)
+                                       for (kind, _), x in one.due[one.t].items()), *MOMENTS),
             shows="no error, and a jump in the loss after a restart: the optimizer's state goes by number"),
     Mistake("what another rank remembers", "Whose numbers, and whose batches, does this rank go on with?",
             as_in(lambda one: one.other[one.t], Kind.PARAMETER, Kind.BUFFER, *MOMENTS)),
@@ -177,7 +170,8 @@ MISTAKES = (
     Mistake("no longer in training mode", "What does dropout do there?", wrong(always, Kind.MODE)),
     Mistake("rounded on the way", "In which dtype does the training keep it?", wrong(rounded)),
     Mistake("", "Where is this number kept while nothing runs, and who brings it back?", wrong(always)),
-    Mistake("", READS, went_elsewhere),
+    Mistake("", READS, lambda one: one.lost
+            and f"all numbers are what they were; {one.broke or 'then it goes on in another way'}"),
 )
 PLAY = Play(
     worlds,

@@ -135,8 +135,7 @@ PLAY = Play(
     come_and_go,
     tables=(
         (pieces.each_after("gather"), STATE),
-        (on_each_rank, (Mistake("the shard has changed", "What will the optimizer update in the next step?",
-                                lambda done: done.facts["changed"] and "the shards are not what they were"),)),
+        (on_each_rank, (unshard.SHARD_CHANGED,)),
         (as_a_whole, rows.LUCK),
         (wrong(due, {}), (
             Mistake("the parameters of the step before",
