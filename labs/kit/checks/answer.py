@@ -125,6 +125,11 @@ def first_fit(mistakes: Iterable[Mistake], seen: Any) -> tuple[Mistake, str] | N
     return None
 
 
+def first(sentences: Iterable[str]) -> str | None:
+    """None where there is none: for what fits where anything of many is so."""
+    return next(iter(sentences), None)
+
+
 def refuse(mistakes: Iterable[Mistake], seen: Any, where: str, question: str = "") -> None:
     """Raise Wrong by the first row that fits; `where` stands before its sentence, `question` is the exercise's own."""
     if found := first_fit(mistakes, seen):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from labs.kit.checks.answer import Mistake, show
+from labs.kit.checks.answer import Mistake, first, show
 from labs.kit.checks.left import AFTERMATH
 from labs.kit.checks.mixture import all_are
 from labs.kit.checks.one import One
@@ -58,15 +58,8 @@ FORM = (
 
 def nobody_waited_for(seen: Seen, op: str) -> str | None:
     verb = {"send": "sent to", "recv": "received from"}[op]
-    for event in seen.events:
-        if event.op == op and not event.waited and "C++" not in event.issuer:
-            return f"nobody waited for what rank {event.rank} {verb} rank {event.peer} (at {event.issuer})"
-    return None
-
-
-def touched_too_early(seen: Seen) -> str | None:
-    touched = [rank for rank, done in seen.ranks if done.touched]
-    return f"rank {touched[0]} changed a tensor while it was being sent" if touched else None
+    hasty = (event for event in seen.events if event.op == op and not event.waited and "C++" not in event.issuer)
+    return first(f"nobody waited for what rank {e.rank} {verb} rank {e.peer} (at {e.issuer})" for e in hasty)
 
 
 # fmt: off
@@ -75,7 +68,9 @@ LUCK = (
     Mistake("a receive that nobody waited for", NOT_YOURS, lambda seen: nobody_waited_for(seen, "recv"),
             shows="right on one machine, wrong numbers now and then on another"),
     Mistake("a send that nobody waited for", NOT_YOURS, lambda seen: nobody_waited_for(seen, "send")),
-    Mistake("changed while being sent", "When may you touch the tensor of an isend again?", touched_too_early),
+    Mistake("changed while being sent", "When may you touch the tensor of an isend again?",
+            lambda seen: first(f"rank {rank} changed a tensor while it was being sent"
+                               for rank, done in seen.ranks if done.touched)),
 )
 # fmt: on
 

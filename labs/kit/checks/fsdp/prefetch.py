@@ -13,7 +13,7 @@ from torch import Tensor
 
 from labs.group import all_gather
 from labs.kit.checks.acts import Parts, Play, checked, on_each_rank
-from labs.kit.checks.answer import Mistake, answered, first_fit
+from labs.kit.checks.answer import Mistake, answered, first, first_fit
 from labs.kit.checks.left import AFTERMATH
 from labs.kit.checks.ranks import BF16, F64, Draw
 from labs.kit.checks.scripts import Look, Seen, World
@@ -145,11 +145,6 @@ def steps_of(twice: bool) -> Parts:
     return parts
 
 
-def without_numbers(steps: Steps) -> str | None:
-    layers = [number for what, number in steps.notes if what == "begin without"]
-    return f"layer {layers[0]} computed when its parameters were not there" if layers else None
-
-
 def other_order(steps: Steps) -> str | None:
     used = [steps.notes[i][1] for i in steps.begins]
     return f"computed layers {used}, and not {list(steps.order)}" if used != list(steps.order) else None
@@ -173,7 +168,9 @@ def waited_early(steps: Steps) -> str | bool:
 AHEAD = "Which layer must be here now, and which one may still be on its way?"
 WALK = (
     Mistake("computed before it was there", "gather() returns at once. Which call waits?",
-            without_numbers, shows="NaN, or the numbers of another step, on a slow wire only"),
+            lambda steps: first(f"layer {number} computed when its parameters were not there"
+                                for what, number in steps.notes if what == "begin without"),
+            shows="NaN, or the numbers of another step, on a slow wire only"),
     Mistake("layers left out, or in another order", "In which order does the model use its layers?", other_order),
     Mistake("every layer is held",
             "At the last layer's turn, what of the first one is still here? Then what has sharding saved?",

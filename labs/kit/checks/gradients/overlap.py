@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from labs.ddp import in_buckets
 from labs.kit.checks.acts import Play, checked, wrong
-from labs.kit.checks.answer import Mistake, Wrong, answered, says
+from labs.kit.checks.answer import Mistake, Wrong, answered, first, says
 from labs.kit.checks.gradients.buckets import ONE_EACH, own_group
 from labs.kit.checks.gradients.trained import Training, odd, train_wrapped
 from labs.kit.checks.gradients.wrong_gradients import NOT_IN_PLACE, PARTLY, QUESTION, tables
@@ -161,15 +161,11 @@ def begins_late(backward: Backward) -> str | None:
 
 
 def begins_early(backward: Backward) -> str | None:
-    for number, layer in zip(backward.begun, backward.full, strict=False):
-        if backward.at("begin", number) < backward.at("layer", layer):
-            return f"all-reduce {number} began before the backward of layer {layer}, which is in its bucket"
-    return None
-
-
-def waits_early(backward: Backward) -> str | None:
-    early = (n for n in backward.begun if backward.at("wait", n) < backward.at("sync", 0))
-    return next((f"all-reduce {n} was waited for before sync() was called" for n in early), None)
+    pairs = zip(backward.begun, backward.full, strict=False)
+    early = (pair for pair in pairs if backward.at("begin", pair[0]) < backward.at("layer", pair[1]))
+    return first(
+        "all-reduce {} began before the backward of layer {}, which is in its bucket".format(*x) for x in early
+    )
 
 
 WORKS = "sync() goes through self.buckets and self.works side by side. How many does it find of each?"
@@ -200,7 +196,9 @@ OVERLAP = (
             shows="the bucketed timeline: backward, and then waiting"),
     replace(ONE_EACH,
             fits=lambda backward: ONE_EACH.fits((len(backward.begun + backward.after), len(backward.full)))),
-    Mistake("waited for during backward", "Which call waits, and what could the rank compute meanwhile?", waits_early,
+    Mistake("waited for during backward", "Which call waits, and what could the rank compute meanwhile?",
+            lambda backward: first(f"all-reduce {n} was waited for before sync() was called" for n in backward.begun
+                                   if backward.at("wait", n) < backward.at("sync", 0)),
             shows="all-reduces that begin early, and a step that is no shorter"),
     Mistake("some buckets begin after backward", "Which bucket is full when the last hook has fired, and who checks?",
             lambda backward: backward.after

@@ -4,10 +4,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
-
 from labs.kit.checks.acts import Play, checked
-from labs.kit.checks.answer import Mistake, Wrong, answered
+from labs.kit.checks.answer import Mistake, Wrong, answered, first
 from labs.kit.checks.gradients.trained import Training, odd, train_wrapped
 from labs.kit.checks.gradients.wrong_gradients import (
     KIND,
@@ -42,11 +40,8 @@ def worlds(draw: Draw) -> dict[int, list[Training]]:
 
 def still_unequal(seen: Seen) -> str | None:
     values = [done.facts["after"] for done in seen.done]
-    for name, first in values[0].items():
-        for rank, other in enumerate(values):
-            if not torch.equal(first, other[name]):
-                return f"{name!r} still differs between rank 0 and rank {rank}, and nobody was told"
-    return None
+    apart = ((name, r) for name, x in values[0].items() for r, other in enumerate(values) if (x != other[name]).any())
+    return first(f"{name!r} still differs between rank 0 and rank {r}, and nobody was told" for name, r in apart)
 
 
 # fmt: off

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from labs.kit.checks import rows
 from labs.kit.checks.acts import Draw, Parts, Passed, Script, on_each_rank
-from labs.kit.checks.answer import Mistake, first_fit, refuse, show
+from labs.kit.checks.answer import Mistake, first, first_fit, refuse, show
 from labs.kit.checks.gradients.trained import wide
 from labs.kit.checks.left import AFTERMATH
 from labs.kit.checks.mixture import COEFFICIENTS, NOTHING, ONE_RANK, TIED, Made, mixture
@@ -50,15 +50,13 @@ def told(name: str, text: str) -> Callable[[Done], str | None]:
 
 
 def changed(done: Done) -> str | None:
-    names = [name for name, x in done.facts["before"].items() if not torch.equal(x, done.facts["after"][name])]
-    return f"the parameter {names[0]!r} itself has changed, before optimizer.step()" if names else None
+    names = (name for name, x in done.facts["before"].items() if not torch.equal(x, done.facts["after"][name]))
+    return first(f"the parameter {name!r} itself has changed, before optimizer.step()" for name in names)
 
 
 def another_loss(done: Done) -> str | None:
-    for found, expected in zip(done.facts.get("losses", ()), done.facts["expected"], strict=False):
-        if abs(found - expected) > 1e-4 * abs(expected):
-            return f"the loss is {found:.6g}; the model itself gives {expected:.6g}"
-    return None
+    pairs = zip(done.facts.get("losses", ()), done.facts["expected"], strict=False)
+    return first(f"the loss is {x:.6g}; the model itself gives {y:.6g}" for x, y in pairs if abs(x - y) > 1e-4 * abs(y))
 
 
 def from_elsewhere(seen: Seen) -> str | None:
@@ -193,16 +191,8 @@ def left_out(one: Gradient) -> str | bool:
     return all(g.near(g.found, mean(own[g.name] for own in one.done.facts["plain"])) for g in wrong)
 
 
-def equal_everywhere(one: Gradient) -> bool:
-    name = one.parts[1][0].name
-    return all(torch.equal(one.seen.done[0].values[name], done.values[name]) for done in one.seen.done)
-
-
-def different_bits(seen: Seen) -> str | None:
-    for name in trained(seen):
-        if any(not torch.equal(seen.done[0].values[name], done.values[name]) for done in seen.done):
-            return f"the gradient of {name!r} differs between ranks in its last bits"
-    return None
+def equal_everywhere(seen: Seen, name: str) -> bool:
+    return all(torch.equal(seen.done[0].values[name], done.values[name]) for done in seen.done)
 
 
 PARTLY = "right on some ranks only"
@@ -211,7 +201,7 @@ VALUES = (
     Mistake(PARTLY, "How do the other ranks learn the mean?", right_elsewhere),
     Mistake("rounded on the way", "In which dtype do the gradients travel?", right_but_for_digits),
     replace(TIED, fits=lambda one: one.made and one.parts[0] and [g.name for g in one.parts[1]] == ["embed.weight"]),
-    replace(ONE_RANK, fits=lambda one: equal_everywhere(one) and one.nothing_of_others),
+    replace(ONE_RANK, fits=lambda one: equal_everywhere(one.seen, one.parts[1][0].name) and one.nothing_of_others),
     Mistake("some parameters are left out", "What is special about those that are wrong?", left_out),
     replace(AVERAGED, question="A post-accumulate hook is given p. What is p.grad?", shows="",
             fits=lambda one: one.done.facts["parameters sent"] and one.called in (None, "", NOTHING.name)),
@@ -222,7 +212,9 @@ VALUES = (
 )
 BITS = (
     Mistake("not the same bits on every rank",
-            "Does every rank add up in the same order? Replicas that differ by a bit drift apart.", different_bits),
+            "Does every rank add up in the same order? Replicas that differ by a bit drift apart.",
+            lambda seen: first(f"the gradient of {name!r} differs between ranks in its last bits"
+                               for name in trained(seen) if not equal_everywhere(seen, name))),
 )
 # fmt: on
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from labs.kit.checks.acts import Play, as_found, checked, first_wrong, on_one_rank
-from labs.kit.checks.answer import Mistake, answered, show
+from labs.kit.checks.answer import Mistake, answered, first, show
 from labs.kit.checks.left import AFTERMATH
 from labs.kit.checks.ranks import Draw
 from labs.kit.checks.scripts import Look, World
@@ -144,16 +144,11 @@ class Tier:
 
 
 def in_vain(name: str, told: str) -> Callable[[Tier], str | None]:
-    return lambda tier: next((told.format(i) for called, i in tier.alone if called == name), None)
+    return lambda tier: first(told.format(i) for called, i in tier.alone if called == name)
 
 
 def given(name: str) -> Callable[[Tier], str | None]:
-    return lambda tier: dict(reversed(tier.given)).get(name)
-
-
-def left_out(tier: Tier) -> str | None:
-    calls = ((name, i) for name in ("fetch", "update", "store") for i in tier.world.due)
-    return next((f"{name} was not called for {i}" for name, i in calls if (name, i) not in tier.begun), None)
+    return lambda tier: first(told for called, told in tier.given if called == name)
 
 
 def too_often(tier: Tier) -> str | None:
@@ -163,11 +158,6 @@ def too_often(tier: Tier) -> str | None:
         if (times := tier.begun.count((name, i))) > 1:
             return f"{name} was called {times} times for {i}"
     return None
-
-
-def unfinished(tier: Tier) -> str | None:
-    late = [i for i in tier.world.due if i not in tier.stored]
-    return f"when your function returned, {late[0]} was not stored" if late else None
 
 
 def unless_it_fails(fits: Callable[[Tier], str | bool | None]) -> Callable[[Tier], str | bool | None]:
@@ -186,12 +176,16 @@ MISTAKES = (
     Mistake("the wrong numbers are stored", "What does update return, and what becomes of it?",
             given("store"),
             shows="a step that changes nothing on the tier"),
-    Mistake("one is left out", "Which parameter has no other after it?", unless_it_fails(left_out)),
+    Mistake("one is left out", "Which parameter has no other after it?",
+            unless_it_fails(lambda tier: first(f"{name} was not called for {i}"
+                                               for name in ("fetch", "update", "store")
+                                               for i in tier.world.due if (name, i) not in tier.begun))),
     Mistake("in another order", "In which order are the parameters due?",
             unless_it_fails(lambda tier: tier.of("update") != list(tier.world.due)
                             and f"the updates were {tier.of('update')}")),
     Mistake("returned too early", "Who waits for the last store?",
-            unless_it_fails(unfinished),
+            unless_it_fails(lambda tier: first(f"when your function returned, {i} was not stored"
+                                               for i in tier.world.due if i not in tier.stored)),
             shows="numbers of the step before, now and then, in the last parameter"),
     Mistake("too much at once", "How many parameters may be here: one that comes, one that is updated, one that goes?",
             unless_it_fails(lambda tier: len(tier.most) > MOST

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from labs.kit.checks.acts import Play, as_found, checked, first_wrong, on_one_rank
-from labs.kit.checks.answer import Mistake, answered, instead, refuse, show
+from labs.kit.checks.answer import Mistake, answered, first, instead, refuse, show
 from labs.kit.checks.case import close
 from labs.kit.checks.left import AFTERMATH
 from labs.kit.checks.memory.twice import WITHOUT_GRAPH, Model, Twice, parameters
@@ -71,20 +71,14 @@ def changed(fits: Callable[[Tensor, Tensor], bool], told: str) -> Callable[[Twic
 
     def row(one: Twice) -> str | None:
         pairs = zip(parameters(one.plain).items(), parameters(one.found).values(), strict=True)
-        found = [told.format(name, show(before), show(after)) for (name, before), after in pairs if fits(before, after)]
-        return found[0] if found else None
+        return first(told.format(name, show(x), show(y)) for (name, x), y in pairs if fits(x, y))
 
     return row
 
 
-def idle(one: Twice) -> str | None:
-    names = [name or "the model" for name, module in one.found.named_modules() if not module.training]
-    return f"{names[0]} is in evaluation mode" if names else None
-
-
 def other_loss(one: Twice) -> str | None:
-    wrong = [pair for pair in zip(one.now.losses, one.due.losses, strict=True) if not same(*pair)]
-    return f"the loss is {instead(*wrong[0])}" if wrong else None
+    pairs = zip(one.now.losses, one.due.losses, strict=True)
+    return first(f"the loss is {instead(*pair)}" for pair in pairs if not same(*pair))
 
 
 def missing(one: Twice) -> str | None:
@@ -112,7 +106,9 @@ OUTPUT = "What should a forward with checkpoints compute, if not the same as wit
 CHANGED = (
     Mistake("parameters are renamed", BY_NAME, partial(other_parameters, renamed=True)),
     Mistake("other parameters", BY_NAME, other_parameters),
-    Mistake("no longer in training mode", "What does dropout do there?", idle),
+    Mistake("no longer in training mode", "What does dropout do there?",
+            lambda one: first(f"{name or 'the model'} is in evaluation mode"
+                              for name, module in one.found.named_modules() if not module.training)),
     Mistake("requires_grad has changed", "Who decides what is trained?",
             changed(lambda before, after: before.requires_grad != after.requires_grad,
                     "requires_grad of {!r} has changed")),
@@ -174,7 +170,7 @@ def in_vain(one: SimpleNamespace) -> str | None:
 
 def runs_once(one: SimpleNamespace) -> str | None:
     told = "layer {!r} runs {:.3g} × for each forward of the model; {} × is due"
-    return next((told.format(*ran, one.world.runs) for ran in one.runs.items() if ran[1] < one.world.runs), None)
+    return first(told.format(*ran, one.world.runs) for ran in one.runs.items() if ran[1] < one.world.runs)
 
 
 # fmt: off

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labs.kit.checks.acts import Play, as_found, checked, first_wrong, on_one_rank
-from labs.kit.checks.answer import Mistake, answered
+from labs.kit.checks.answer import Mistake, answered, first
 from labs.kit.checks.left import AFTERMATH
 from labs.kit.checks.ranks import Draw
 from labs.kit.checks.scripts import Look, World
@@ -145,9 +145,8 @@ def told(fits: Callable[[Left], Any]) -> Callable[[Left], str | None]:
 
 
 def changed(its: Left) -> str | None:
-    left = its.cut.left
-    other = next((name for name, text in its.world.beside.items() if left.get(name) != text), None)
-    return other and f"{other!r} had {its.before[other]!r}, and {said(left.get(other))}"
+    left, due = its.cut.left, its.world.beside.items()
+    return first(f"{name!r} had {text!r}, and {said(left.get(name))}" for name, text in due if left.get(name) != text)
 
 
 def more(had: bool) -> Callable[[Left], str | None]:

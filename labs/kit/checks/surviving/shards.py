@@ -13,7 +13,7 @@ from torch import Tensor
 
 from labs.kit.checks import rows
 from labs.kit.checks.acts import Play, as_a_whole, checked, on_each_rank, wrong
-from labs.kit.checks.answer import Mistake, answered
+from labs.kit.checks.answer import Mistake, answered, first
 from labs.kit.checks.left import AFTERMATH
 from labs.kit.checks.one import One
 from labs.kit.checks.ranks import BF16, F32, I64, Draw
@@ -103,8 +103,8 @@ class Reads:
 
     @property
     def outside(self) -> str | None:
-        wrong = [read for read in self.reads if not 0 <= read[1] <= read[2] <= self.sizes[read[0]]]
-        return next((f"read {a}:{b} of {name}, which has {self.sizes[name]} elements" for name, a, b in wrong), None)
+        wrong = (read for read in self.reads if not 0 <= read[1] <= read[2] <= self.sizes[read[0]])
+        return first(f"read {a}:{b} of {name}, which has {self.sizes[name]} elements" for name, a, b in wrong)
 
     @property
     def all_of_them(self) -> bool:
@@ -113,7 +113,7 @@ class Reads:
     @property
     def too_often(self) -> str | None:
         times = Counter(name for name, start, stop in self.reads if start < stop)
-        return next((f"read {name} in {n} pieces" for name, n in times.items() if n > 1), None)
+        return first(f"read {name} in {n} pieces" for name, n in times.items() if n > 1)
 
     @property
     def empty(self) -> str | None:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from labs.kit.checks import rows
 from labs.kit.checks.acts import Play, as_a_whole, budgeted, on_each_rank, wrong
-from labs.kit.checks.answer import Mistake, answered, show
+from labs.kit.checks.answer import Mistake, answered, first, show
 from labs.kit.checks.fsdp import unshard
 from labs.kit.checks.left import AFTERMATH
-from labs.kit.checks.one import One, as_if
+from labs.kit.checks.one import as_if
 from labs.kit.checks.ranks import BF16, F32, F64, Draw
 from labs.kit.checks.scripts import Look
 from labs.kit.checks.zero import pieces
@@ -113,11 +113,6 @@ def own_everywhere(world: Gathered) -> list[dict[str, Tensor]]:
     return [{name: x.chunk(world.n)[r].repeat(world.n) for name, x in due(world)[r].items()} for r in world.members]
 
 
-def not_there(one: One) -> str | None:
-    missing = [c for c, piece in enumerate(one.found.chunk(one.n)) if piece.isnan().any()]
-    return f"Nobody has written piece {missing[0]}." if missing else None
-
-
 # fmt: off
 STATE = (
     Mistake("the compute dtype is ignored", "In which dtype was full, before it was dropped?",
@@ -141,7 +136,9 @@ PLAY = Play(
             Mistake("the parameters of the step before",
                     "What has the optimizer changed since, and who has told the others?",
                     as_if(lambda world: (due(world, step) for step in range(world.step)))),
-            Mistake("a piece is missing", "Who has the other pieces, and how do they get here?", not_there),
+            Mistake("a piece is missing", "Who has the other pieces, and how do they get here?",
+                    lambda one: first(f"Nobody has written piece {c}."
+                                      for c, piece in enumerate(one.found.chunk(one.n)) if piece.isnan().any())),
             Mistake("one's own shard everywhere", "Whose shard belongs where?", as_if(own_everywhere)),
             replace(pieces.ROTATED, question="Whose shard belongs where?"),
             *rows.VALUES,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from labs.kit.checks import acts, rows
-from labs.kit.checks.answer import Mistake, Wrong, first_fit
+from labs.kit.checks.answer import Mistake, Wrong, first, first_fit
 from labs.kit.checks.case import close
 from labs.kit.checks.mixture import COEFFICIENTS, Made, mixture
 from labs.kit.checks.one import One
@@ -45,8 +45,8 @@ def side_by_side(vectors: Sequence[Tensor], n: int, index: int) -> Tensor:
 
 def in_anothers_place(one: One) -> str | None:
     found, due = one.found.chunk(one.n), one.due.chunk(one.n)
-    moved = [(c, other) for c, other in permutations(range(one.n), 2) if one.near(found[c], due[other])]
-    return f"Piece {moved[0][1]} stands in the place of piece {moved[0][0]}." if moved else None
+    places = permutations(range(one.n), 2)
+    return first(f"Piece {b} stands in the place of piece {a}." for a, b in places if one.near(found[a], due[b]))
 
 
 WHICH_PIECE = "Which piece of full is rank r's?"
