@@ -25,11 +25,12 @@ def by_simulation(ranks, microbatches, stages_per_rank):
 
 
 ONE_F, ZERO = '"1F1B": bubble', '"zero bubble": bubble / 3'
-answers.spoil(bubbles, "1F1B is given a smaller bubble than GPipe", {ONE_F: f"{ONE_F} / 2"})
-answers.spoil(bubbles, "", {ZERO: '"zero bubble": 0'})
-answers.spoil(bubbles, "", {ZERO: '"zero bubble": bubble / 2'})
-answers.spoil(bubbles, "", {ZERO: '"zero bubble": bubble / v / 3'}, long=True)
+spoil = answers.slips(bubbles)
+spoil("1F1B is given a smaller bubble than GPipe", ONE_F, f"{ONE_F} / 2")
+spoil("", ZERO, '"zero bubble": 0')
+spoil("", ZERO, '"zero bubble": bubble / 2')
+spoil("", ZERO, '"zero bubble": bubble / v / 3', long=True)
 TURNED = {"(p - 1) / m": "m / (p - 1) if p > 1 else 0", "bubble / v": "bubble", "bubble / 3": "bubble"}
-answers.spoil(bubbles, "", TURNED, long=True)
+spoil("", TURNED, long=True)
 
 answers.instead(BUBBLES)

@@ -115,40 +115,32 @@ FACTOR = "(max_norm / (norm + 1e-6)).clamp(max=1.0)"
 SCALED = f"scale(shards, {FACTOR})"
 OWN = "the norm of one rank's shards only"
 
-answers.spoil(usual, OWN, {SUM: "pass"}, blind=True)
-answers.spoil(
-    usual,
+spoil = answers.slips(usual)
+spoil(OWN, SUM, "pass", blind=True)
+spoil(
     "clipped by the norm of each shard",
-    {SCALED: "[g.mul_(min(1, max_norm / float(g.norm() + 1e-6))) for g in gradients(shards)]"},
+    SCALED,
+    "[g.mul_(min(1, max_norm / float(g.norm() + 1e-6))) for g in gradients(shards)]",
 )
-answers.spoil(
-    usual,
+spoil(
     "norms are added, and not their squares",
     {SUM: "total = total.sqrt()\n    dist.all_reduce(total)", ROOT: "norm = total"},
     blind=True,
 )
-answers.spoil(
-    usual,
+spoil(
     "the norms of all shards are added",
     {SQUARES: "total = sum(g.double().norm() for g in gradients(shards))", ROOT: "norm = total"},
 )
-answers.spoil(usual, "the root is missing", {ROOT: "norm = total"}, blind=True)
-answers.spoil(
-    usual,
-    "the squares are averaged over the ranks",
-    {ROOT: "norm = (total / dist.get_world_size()).sqrt()"},
-    blind=True,
-)
-answers.spoil(
-    usual,
+spoil("the root is missing", ROOT, "norm = total", blind=True)
+spoil("the squares are averaged over the ranks", ROOT, "norm = (total / dist.get_world_size()).sqrt()", blind=True)
+spoil(
     "",
     {SUM: "total = total.sqrt()\n    dist.all_reduce(total, op=dist.ReduceOp.MAX)", ROOT: "norm = total"},
     blind=True,
 )
-answers.spoil(usual, "", {SUM: "dist.broadcast(total, 0)"}, long=True)
-answers.spoil(usual, "", {SQUARES: "total = squares_of(shards[1:])"}, long=True)
-answers.spoil(
-    usual,
+spoil("", SUM, "dist.broadcast(total, 0)", long=True)
+spoil("", SQUARES, "total = squares_of(shards[1:])", long=True)
+spoil(
     "",
     {
         SQUARES: "total = 0",
@@ -158,32 +150,26 @@ answers.spoil(
     long=True,
     alone=True,
 )
-answers.spoil(
-    usual,
+spoil(
     "rounded on the way",
-    {SQUARES: "total = torch.cat([torch.zeros(0, dtype=shards[0].dtype), *gradients(shards)]).square().sum().double()"},
+    SQUARES,
+    "total = torch.cat([torch.zeros(0, dtype=shards[0].dtype), *gradients(shards)]).square().sum().double()",
 )
-answers.spoil(
-    usual,
+spoil(
     "rounded on the way",
-    {
-        SQUARES: "total = torch.zeros((), dtype=shards[0].dtype)\n    for g in gradients(shards):\n"
-        "        total += g.square().sum().to(total.dtype)"
-    },
+    SQUARES,
+    "total = torch.zeros((), dtype=shards[0].dtype)\n    for g in gradients(shards):\n"
+    "        total += g.square().sum().to(total.dtype)",
     blind=True,
 )
-answers.spoil(
-    usual, "", {SQUARES: "total = squares_of(shards).bfloat16()", ROOT: "norm = total.float().sqrt()"}, blind=True
-)
-answers.spoil(usual, "nobody waited", {SUM: "dist.all_reduce(total, async_op=True)"})
-answers.spoil(
-    usual,
+spoil("", {SQUARES: "total = squares_of(shards).bfloat16()", ROOT: "norm = total.float().sqrt()"}, blind=True)
+spoil("nobody waited", SUM, "dist.all_reduce(total, async_op=True)")
+spoil(
     "more than one number travels",
     {SQUARES: "total = torch.stack([squares_of([shard]) for shard in shards])", ROOT: "norm = total.sum().sqrt()"},
     blind=True,
 )
-answers.spoil(
-    usual,
+spoil(
     "",
     {
         SQUARES: "parts = [squares_of([shard]) for shard in shards]",
@@ -192,69 +178,50 @@ answers.spoil(
     },
     blind=True,
 )
-answers.spoil(
-    usual,
-    "",
-    {SQUARES: "if not gradients(shards):\n        return 0.0\n    total = squares_of(shards)"},
-    blind=True,
-    alone=True,
+spoil(
+    "", SQUARES, "if not gradients(shards):\n        return 0.0\n    total = squares_of(shards)", blind=True, alone=True
 )
-answers.spoil(
-    usual, "", {SQUARES: "total = sum(shard.grad.double().square().sum() for shard in shards)"}, blind=True, alone=True
-)
+spoil("", SQUARES, "total = sum(shard.grad.double().square().sum() for shard in shards)", blind=True, alone=True)
 
 # ---- wrong: what is scaled, and by how much --------------------------------------------------------------
 
-answers.spoil(usual, "small gradients are made larger", {".clamp(max=1.0)": ""}, blind=True)
-answers.spoil(usual, "nothing is clipped", {SCALED: f"for g in gradients(shards):\n        g = g * {FACTOR}"})
-answers.spoil(usual, "scaled twice", {SCALED: f"{SCALED}\n    {SCALED}"})
-answers.spoil(usual, "zero divided by zero", {"(max_norm / (norm + 1e-6))": "(max_norm * (norm / norm) / norm)"})
-answers.spoil(
-    usual, "", {ROOT: "norm = total.item() ** 0.5", FACTOR: "min(1.0, max_norm / norm)"}, blind=True, alone=True
-)
-answers.spoil(
-    usual,
+spoil("small gradients are made larger", ".clamp(max=1.0)", "", blind=True)
+spoil("nothing is clipped", SCALED, f"for g in gradients(shards):\n        g = g * {FACTOR}")
+spoil("scaled twice", SCALED, f"{SCALED}\n    {SCALED}")
+spoil("zero divided by zero", "(max_norm / (norm + 1e-6))", "(max_norm * (norm / norm) / norm)")
+spoil("", {ROOT: "norm = total.item() ** 0.5", FACTOR: "min(1.0, max_norm / norm)"}, blind=True, alone=True)
+spoil(
     "None is not None any more",
-    {
-        SQUARES: "for shard in shards:\n"
-        f"        shard.grad = torch.zeros_like(shard) if shard.grad is None else shard.grad\n    {SQUARES}"
-    },
+    SQUARES,
+    "for shard in shards:\n"
+    f"        shard.grad = torch.zeros_like(shard) if shard.grad is None else shard.grad\n    {SQUARES}",
 )
-answers.spoil(
-    usual,
+spoil(
     "not in place",
-    {
-        SCALED: "for shard in shards:\n        if shard.grad is not None:\n"
-        f"            shard.grad = (shard.grad * {FACTOR}).to(shard.dtype)"
-    },
+    SCALED,
+    "for shard in shards:\n        if shard.grad is not None:\n"
+    f"            shard.grad = (shard.grad * {FACTOR}).to(shard.dtype)",
     blind=True,
 )
-answers.spoil(
-    usual,
+spoil(
     "the direction has changed",
-    {
-        SCALED: "bound = max_norm / float(norm + 1e-6) * max([float(g.abs().max()) for g in gradients(shards)])\n"
-        "    [g.clamp_(-bound, bound) for g in gradients(shards)]"
-    },
+    SCALED,
+    "bound = max_norm / float(norm + 1e-6) * max([float(g.abs().max()) for g in gradients(shards)])\n"
+    "    [g.clamp_(-bound, bound) for g in gradients(shards)]",
     alone=True,
 )
-answers.spoil(usual, "", {SCALED: "[g.clamp_(-max_norm, max_norm) for g in gradients(shards)]"}, blind=True)
-answers.spoil(
-    usual,
-    "the parameters have changed",
-    {SCALED: f"for shard in shards:\n        shard.data.mul_({FACTOR})"},
-    blind=True,
-)
-answers.spoil(usual, "", {SCALED: f"scale(shards[:1], {FACTOR})"}, blind=True)
-answers.spoil(usual, "", {SCALED: f"if dist.get_rank() == 0:\n        {SCALED}"}, long=True)
-answers.spoil(usual, "", {"norm + 1e-6": "norm + 1"}, long=True)
-answers.spoil(usual, "", {"max_norm / (norm": "max_norm / dist.get_world_size() / (norm"}, long=True)
+spoil("", SCALED, "[g.clamp_(-max_norm, max_norm) for g in gradients(shards)]", blind=True)
+spoil("the parameters have changed", SCALED, f"for shard in shards:\n        shard.data.mul_({FACTOR})", blind=True)
+spoil("", SCALED, f"scale(shards[:1], {FACTOR})", blind=True)
+spoil("", SCALED, f"if dist.get_rank() == 0:\n        {SCALED}", long=True)
+spoil("", "norm + 1e-6", "norm + 1", long=True)
+spoil("", "max_norm / (norm", "max_norm / dist.get_world_size() / (norm", long=True)
 
 # ---- wrong: what is returned -----------------------------------------------------------------------------
 
-answers.spoil(usual, "nothing is returned", {"return norm": "pass"})
-answers.spoil(usual, "the norm after clipping", {"return norm": "return min(float(norm), max_norm)"}, blind=True)
-answers.spoil(usual, OWN, {SQUARES: "total = squares_of(shards)\n    own = total.sqrt()", "return norm": "return own"})
+spoil("nothing is returned", "return norm", "pass")
+spoil("the norm after clipping", "return norm", "return min(float(norm), max_norm)", blind=True)
+spoil(OWN, {SQUARES: "total = squares_of(shards)\n    own = total.sqrt()", "return norm": "return own"})
 
 
 @answers.wrong(OWN, blind=True)

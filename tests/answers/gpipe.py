@@ -136,20 +136,16 @@ counted("a micro-batch that does not exist", "range(8)", blind=True)
 counted("micro-batches are counted from 1", "range(1, microbatches + 1)", blind=True)
 counted("the micro-batches are in another order", "sorted(range(microbatches), key=str)", blind=True)
 FEW = 'if microbatches < ranks:\n        raise ValueError("too few micro-batches")\n    every ='
-answers.spoil(gpipe, "right only with no fewer micro-batches than ranks", {"every =": FEW}, blind=True)
-answers.spoil(gpipe, "not a list for each rank", {"range(ranks)": "range(4)"}, blind=True)
-answers.spoil(gpipe, "a backward is missing", {" + [B(r, m) for m in every]": ""})
-answers.spoil(
-    gpipe, "a backward is missing", {"B(r, m) for m in every": "B(r, m) for m in every if r < ranks - 1"}, blind=True
-)
-answers.spoil(gpipe, "the backward is split", {BOTH: "[k(r, m) for k in (F, I, W) for m in every]"}, blind=True)
-answers.spoil(
-    gpipe, "the backward is split", {"[B(r, m) for m in every]": "[k(r, m) for m in every for k in (I, W)]"}, long=True
-)
-answers.spoil(gpipe, "a stage on another rank", {"F(r, m)": "F(m, r)", "B(r, m)": "B(m, r)"}, blind=True)
-answers.spoil(gpipe, "a stage on another rank", {"F(r, m)": "F(0, m)", "B(r, m)": "B(0, m)"}, blind=True)
-answers.spoil(
-    gpipe,
+spoil = answers.slips(gpipe)
+spoil("right only with no fewer micro-batches than ranks", "every =", FEW, blind=True)
+spoil("not a list for each rank", "range(ranks)", "range(4)", blind=True)
+spoil("a backward is missing", " + [B(r, m) for m in every]", "")
+spoil("a backward is missing", "B(r, m) for m in every", "B(r, m) for m in every if r < ranks - 1", blind=True)
+spoil("the backward is split", BOTH, "[k(r, m) for k in (F, I, W) for m in every]", blind=True)
+spoil("the backward is split", "[B(r, m) for m in every]", "[k(r, m) for m in every for k in (I, W)]", long=True)
+spoil("a stage on another rank", {"F(r, m)": "F(m, r)", "B(r, m)": "B(m, r)"}, blind=True)
+spoil("a stage on another rank", {"F(r, m)": "F(0, m)", "B(r, m)": "B(0, m)"}, blind=True)
+spoil(
     "not a list for each rank",
     {
         "r in range(ranks)": "m in every",
@@ -172,14 +168,12 @@ def all_stages_on_each_rank(ranks, microbatches):
 
 ORDER = "the micro-batches are in another order"
 LAST = "lists[-1][microbatches:] = lists[-1][microbatches:][::-1]\n    return lists"
-answers.spoil(gpipe, ORDER, {"B(r, m) for m in every": "B(r, m) for m in every[::-1]"}, blind=True)  # as in the paper
-answers.spoil(gpipe, ORDER, {"B(r, m) for m in every": "B(r, m) for m in (every if r % 2 else every[::-1])"}, long=True)
-answers.spoil(gpipe, ORDER, {"F(r, m) for m in every": "F(r, m) for m in every[::-1]"}, blind=True)
-answers.spoil(gpipe, ORDER, {"return lists": LAST}, blind=True)
-answers.spoil(gpipe, "a backward before its forward", {BOTH: "[B(r, m) for m in every] + [F(r, m) for m in every]"})
-answers.spoil(
-    gpipe, "a backward before the last forward", {BOTH: "[k(r, m) for m in every for k in (F, B)]"}, blind=True
-)
+spoil(ORDER, "B(r, m) for m in every", "B(r, m) for m in every[::-1]", blind=True)  # as in the paper
+spoil(ORDER, "B(r, m) for m in every", "B(r, m) for m in (every if r % 2 else every[::-1])", long=True)
+spoil(ORDER, "F(r, m) for m in every", "F(r, m) for m in every[::-1]", blind=True)
+spoil(ORDER, "return lists", LAST, blind=True)
+spoil("a backward before its forward", BOTH, "[B(r, m) for m in every] + [F(r, m) for m in every]")
+spoil("a backward before the last forward", BOTH, "[k(r, m) for m in every for k in (F, B)]", blind=True)
 
 
 @answers.wrong("a backward before the last forward", blind=True)

@@ -131,47 +131,36 @@ warmed(ALL, "10**6", blind=True)
 warmed("the same warm-up on every rank", "(v - 1) * p + 2 * (p - 1)", blind=True)
 warmed("right only with two stages per rank", "p + 2 * (p - 1 - r)", blind=True)
 CLAMPED = f"max(0, min(m * v, {WARM}))"
-answers.spoil(interleaved, "a backward is missing", {CLAMPED: WARM} | REFUSES_NOTHING, blind=True)
+spoil = answers.slips(interleaved)
+spoil("a backward is missing", {CLAMPED: WARM} | REFUSES_NOTHING, blind=True)
 
 # ---- groups, and stages ----------------------------------------------------------------------------------
 
 CIRCLE = "the ranks wait in a circle"
-answers.spoil(interleaved, EARLY, {GROUPS: "[range(m)]"}, blind=True)
-answers.spoil(interleaved, ALIVE, {GROUPS: "[range(m)]", WARM: "(v - 1) * m + 2 * (p - 1 - r)"}, blind=True)
-answers.spoil(interleaved, CIRCLE, {GROUPS: "[range(i, i + 1) for i in range(m)]"}, blind=True)
-answers.spoil(
-    interleaved, "a forward is missing", {GROUPS: "[range(p)]", "min(m * v": "min(p * v"} | REFUSES_NOTHING, blind=True
-)
-answers.spoil(interleaved, "the same work twice", {GROUPS: "[range(p)] * (m // p)"}, blind=True)
-answers.spoil(
-    interleaved, "neighbouring stages on one rank", {STAGES: "range(r * v, (r + 1) * v)"} | REFUSES_NOTHING, blind=True
-)
-answers.spoil(interleaved, "a stage on another rank", {STAGES: "range(v)"}, blind=True)
-answers.spoil(interleaved, CIRCLE, {"stages[::-1]": "stages"} | REFUSES_NOTHING, blind=True)
-answers.spoil(
-    interleaved,
-    EARLY,
-    {"stages[::-1] for i in g]": "stages[::-1] for i in g[::-1]]"} | REFUSES_NOTHING,
-    blind=True,
-    long=True,
-)
-answers.spoil(
-    interleaved, EARLY, {WARM: "(v - 1) * p + (p - 1 - r)", "[x, y]": "[y, x]"} | REFUSES_NOTHING, blind=True, long=True
-)
-answers.spoil(interleaved, "right only with two stages per rank", {"stages_per_rank\n    if": "2\n    if"}, blind=True)
-answers.spoil(interleaved, "", {"m % p": "m % p or m < 2 * p"})
+spoil(EARLY, GROUPS, "[range(m)]", blind=True)
+spoil(ALIVE, {GROUPS: "[range(m)]", WARM: "(v - 1) * m + 2 * (p - 1 - r)"}, blind=True)
+spoil(CIRCLE, GROUPS, "[range(i, i + 1) for i in range(m)]", blind=True)
+spoil("a forward is missing", {GROUPS: "[range(p)]", "min(m * v": "min(p * v"} | REFUSES_NOTHING, blind=True)
+spoil("the same work twice", GROUPS, "[range(p)] * (m // p)", blind=True)
+spoil("neighbouring stages on one rank", {STAGES: "range(r * v, (r + 1) * v)"} | REFUSES_NOTHING, blind=True)
+spoil("a stage on another rank", STAGES, "range(v)", blind=True)
+spoil(CIRCLE, {"stages[::-1]": "stages"} | REFUSES_NOTHING, blind=True)
+spoil(EARLY, {"stages[::-1] for i in g]": "stages[::-1] for i in g[::-1]]"} | REFUSES_NOTHING, blind=True, long=True)
+spoil(EARLY, {WARM: "(v - 1) * p + (p - 1 - r)", "[x, y]": "[y, x]"} | REFUSES_NOTHING, blind=True, long=True)
+spoil("right only with two stages per rank", "stages_per_rank\n    if", "2\n    if", blind=True)
+spoil("", "m % p", "m % p or m < 2 * p")
 BENT = "[*range(r, p * v, p)[:1], *(3 * p - 1 - s for s in range(r, p * v, p)[1:])]"
-answers.spoil(interleaved, "a stage on another rank", {STAGES: BENT}, long=True)  # along a V
+spoil("a stage on another rank", STAGES, BENT, long=True)  # along a V
 ONE_BY_ONE = "[z for i in range(m) for z in [F(s, i) for s in stages] + [B(s, i) for s in stages[::-1]]]"
-answers.spoil(interleaved, "one micro-batch at a time", {"order + b[len(f) - warm :]": ONE_BY_ONE})
+spoil("one micro-batch at a time", "order + b[len(f) - warm :]", ONE_BY_ONE)
 
 # ---- what is returned ------------------------------------------------------------------------------------
 
-answers.spoil(interleaved, "a backward is missing", {" + b[len(f) - warm :]": ""}, blind=True)
-answers.spoil(interleaved, "not a list for each rank", {"return lists": "return dict(enumerate(lists))"}, blind=True)
+spoil("a backward is missing", " + b[len(f) - warm :]", "", blind=True)
+spoil("not a list for each rank", "return lists", "return dict(enumerate(lists))", blind=True)
 OF_STAGES = "return [[x for o in lists for x in o if x.stage == s] for s in range(p * v)]"
-answers.spoil(interleaved, "not a list for each rank", {"return lists": OF_STAGES}, blind=True)
-answers.spoil(interleaved, "a stage on another rank", {"return lists": "return lists[::-1]"}, blind=True)
+spoil("not a list for each rank", "return lists", OF_STAGES, blind=True)
+spoil("a stage on another rank", "return lists", "return lists[::-1]", blind=True)
 
 
 @answers.wrong("a forward is missing", blind=True)

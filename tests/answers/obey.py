@@ -256,7 +256,8 @@ value(NOT_TENSORS, "losses[m] = y.item()", blind=True)
 value(NOT_TENSORS, "losses[m] = y.detach().reshape(1)", blind=True, long=True)
 value("the losses keep their graphs", "losses[m] = y", blind=True)
 value(OTHER, "if not losses:\n                    losses[m] = y.detach()", blind=True)
-answers.spoil(obey, OTHER, {"alive, losses = {}, {}": "alive, losses = {}, STAYS"}, blind=True, long=True)
+spoil = answers.slips(obey)
+spoil(OTHER, "alive, losses = {}, {}", "alive, losses = {}, STAYS", blind=True, long=True)
 
 # ---- wrong: which micro-batch, which stage ---------------------------------------------------------------
 
@@ -269,12 +270,12 @@ INPUT = "else take(F(s - 1, m)).requires_grad_()"
 taken(NOT_ONE, f"x = xs[next(turn)] if s == 0 {INPUT}", IN_TURN, blind=True)
 loss_of(NOT_ONE, "y = loss(y, ys[next(turn)])", IN_TURN, blind=True)
 taken(ONE_STAGE, f"x = xs[m] if xs {INPUT}", blind=True, alone=True)
-answers.spoil(obey, ONE_STAGE, {"y = stages[s](x)": "y = next(iter(stages.values()))(x)"}, blind=True, alone=True)
+spoil(ONE_STAGE, "y = stages[s](x)", "y = next(iter(stages.values()))(x)", blind=True, alone=True)
 BY_M = {"alive[s, m] = x, y": "alive[m] = x, y", "alive.pop((s, m))": "alive.pop(m)"}
-answers.spoil(obey, ONE_STAGE, BY_M, blind=True, alone=True, long=True)
+spoil(ONE_STAGE, BY_M, blind=True, alone=True, long=True)
 BY_YS = {"if s == last:\n": "if ys:\n", "None if s == last": "None if ys"}
-answers.spoil(obey, ONE_STAGE, BY_YS, blind=True, alone=True, long=True)
-answers.spoil(obey, OTHERS, {"max(stages) if ys else None": "max(stages)"}, blind=True, alone=True)
+spoil(ONE_STAGE, BY_YS, blind=True, alone=True, long=True)
+spoil(OTHERS, "max(stages) if ys else None", "max(stages)", blind=True, alone=True)
 taken(OTHERS, f"x = xs[m] if s == min(stages) {INPUT}", blind=True, alone=True)
 taken(OTHERS, "x = xs[m]", alone=True, long=True)
 
@@ -361,11 +362,11 @@ backward(ZEROED, "stages[s].zero_grad()\n            y.backward(gradient)", blin
 ODD = "y.backward(gradient)\n            if m % 2:\n                stages[s].zero_grad()"
 backward(ZEROED, ODD)
 FIRST = "alive, losses = {}, {}\n    [stage.zero_grad() for stage in stages.values()]"
-answers.spoil(obey, ZEROED, {"alive, losses = {}, {}": FIRST}, long=True)
+spoil(ZEROED, "alive, losses = {}, {}", FIRST, long=True)
 GRAPHS = "the graph is gone"
-answers.spoil(obey, GRAPHS, {"alive[s, m] = x, y": "alive[s, m] = x, y.detach()"}, blind=True, alone=True)
+spoil(GRAPHS, "alive[s, m] = x, y", "alive[s, m] = x, y.detach()", blind=True, alone=True)
 NO_GRAD = "with torch.no_grad():\n                y = stages[s](x)"
-answers.spoil(obey, GRAPHS, {"y = stages[s](x)": NO_GRAD}, alone=True)
+spoil(GRAPHS, "y = stages[s](x)", NO_GRAD, alone=True)
 STEP = """y.backward(gradient)
             with torch.no_grad():
                 for p in stages[s].parameters():
@@ -395,7 +396,7 @@ popped(LIST, SKIP + "            x, y = alive.pop((s, m))", blind=True, alone=Tr
 todo("part of the list is not done", "for i in instructions[:-1]:", blind=True, alone=True)
 todo(LEFT, "while instructions:\n        i = instructions.pop(0)", blind=True)
 returned(LEFT, "xs.clear()\n    ys.clear()\n    return found", blind=True)
-answers.spoil(obey, LEFT, {"y = stages[s](x)": "y = stages[s].eval()(x)"}, blind=True, long=True)
+spoil(LEFT, "y = stages[s](x)", "y = stages[s].eval()(x)", blind=True, long=True)
 backward(LEFT, "y.backward(gradient)\n            stages[s].requires_grad_()", long=True)
 
 

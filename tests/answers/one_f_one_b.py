@@ -131,10 +131,11 @@ warmed("one micro-batch at a time", "0")
 warmed(FEW, "microbatches if microbatches < ranks else ranks - 1 - r")
 warmed(FEW, "0 if microbatches < ranks else ranks - 1 - r", long=True)
 ALL = "min(microbatches, ranks - 1 - r)"
-answers.spoil(one_f_one_b, LONG, {ALL: "ranks - 1 - r"})
-answers.spoil(one_f_one_b, LONG, {ALL: "ranks - 1 - r", "range(warm)": "every[:warm]"}, blind=True)
+spoil = answers.slips(one_f_one_b)
+spoil(LONG, ALL, "ranks - 1 - r")
+spoil(LONG, {ALL: "ranks - 1 - r", "range(warm)": "every[:warm]"}, blind=True)
 REFUSES = 'if microbatches < ranks:\n        raise ValueError("too few micro-batches")\n    lists, every ='
-answers.spoil(one_f_one_b, LONG, {"lists, every =": REFUSES}, blind=True)
+spoil(LONG, "lists, every =", REFUSES, blind=True)
 
 
 @answers.wrong(LONG, blind=True)
@@ -153,20 +154,15 @@ def no_such_micro_batch(ranks, microbatches):
 # ---- the turns, and what is left -------------------------------------------------------------------------
 
 LEFT, TURNS = "every[microbatches - warm :]", "[F(r, warm + m), B(r, m)]"
-answers.spoil(one_f_one_b, "the micro-batches are in another order", {LEFT: f"{LEFT}[::-1]"}, blind=True)
-answers.spoil(one_f_one_b, "a backward is missing", {LEFT: "()"}, blind=True)
-answers.spoil(one_f_one_b, "a backward before its forward", {TURNS: "[B(r, m), F(r, warm + m)]"}, blind=True)
-answers.spoil(
-    one_f_one_b,
+spoil("the micro-batches are in another order", LEFT, f"{LEFT}[::-1]", blind=True)
+spoil("a backward is missing", LEFT, "()", blind=True)
+spoil("a backward before its forward", TURNS, "[B(r, m), F(r, warm + m)]", blind=True)
+spoil(
     "a micro-batch that does not exist",
     {"min(microbatches, ranks - 1 - r)": "ranks - 1 - r", "range(microbatches - warm)": "every", LEFT: "()"},
     blind=True,
 )
-answers.spoil(
-    one_f_one_b,
-    "the same work twice",
-    {"range(microbatches - warm)": "every", "F(r, warm + m)": "F(r, m)", LEFT: "()"},
-)
+spoil("the same work twice", {"range(microbatches - warm)": "every", "F(r, warm + m)": "F(r, m)", LEFT: "()"})
 
 
 @answers.wrong(ALIVE, blind=True)
@@ -233,7 +229,7 @@ def those_beyond_a_multiple_are_lost(ranks, microbatches):
     return one_f_one_b(ranks, max(microbatches // ranks, 1) * ranks)
 
 
-answers.spoil(one_f_one_b, "one list for all ranks", {"return lists": "return lists[0]"}, blind=True)
+spoil("one list for all ranks", "return lists", "return lists[0]", blind=True)
 STAGE_0 = "return [[type(x)(0, x.microbatch) for x in order] for order in lists]"
-answers.spoil(one_f_one_b, "a stage on another rank", {"return lists": STAGE_0})
+spoil("a stage on another rank", "return lists", STAGE_0)
 answers.wrong("the backward is split")(pp.zb1p)

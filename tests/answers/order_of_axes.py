@@ -152,16 +152,15 @@ by(LATE, "0 if now.is_partial() else 1 if then.is_shard() else 2", blind=True, l
 by(LATE, "now.is_shard() - then.is_shard()", blind=True, long=True)
 by(LATE, "-step(now, then, spec.mesh[axis], 1.0)[0]", blind=True, long=True)
 by(LATE, "step(now, then, spec.mesh[axis], 1.0)[1]", blind=True, long=True)
-answers.spoil(by_rule, LATE, {CUT: "0 if now.is_partial() else 1"}, blind=True, long=True)
+spoil = answers.slips(by_rule)
+spoil(LATE, CUT, "0 if now.is_partial() else 1", blind=True, long=True)
 returned(LATE, "return order[::-1]", blind=True, long=True)
-answers.spoil(
-    by_rule,
+spoil(
     LATE,  # PyTorch's classes: no placement is one of them
-    {
-        RULE: "if isinstance(then, torch_tensor.Shard):\n"
-        "            return 0 if isinstance(now, torch_tensor.Replicate) else 1\n"
-        "        return 3 if isinstance(now, torch_tensor.Shard) else 2"
-    },
+    RULE,
+    "if isinstance(then, torch_tensor.Shard):\n"
+    "            return 0 if isinstance(now, torch_tensor.Replicate) else 1\n"
+    "        return 3 if isinstance(now, torch_tensor.Shard) else 2",
     blind=True,
     long=True,
 )
@@ -171,13 +170,9 @@ by(
     "(0 if now.is_replicate() else 1 if now.is_shard() else 2) if then.is_shard() else 4 if now.is_shard() else 3",
     blind=True,
 )
-answers.spoil(
-    by_rule,
+spoil(
     REDUCED,
-    {
-        IF: "if then.is_shard(0) and not now.is_shard(0):",
-        REST: "3 if now.is_shard(0) and not then.is_shard(0) else 2",
-    },
+    {IF: "if then.is_shard(0) and not now.is_shard(0):", REST: "3 if now.is_shard(0) and not then.is_shard(0) else 2"},
     blind=True,
     long=True,
 )
@@ -188,9 +183,9 @@ by(
     long=True,
 )
 by(GATHERED, "step(now, then, spec.mesh[axis], 1.0)[0]", blind=True)
-answers.spoil(by_rule, GATHERED, {REST: "2"}, blind=True)
-answers.spoil(by_rule, GATHERED, {REST: f"-1 if {GATHERS} else 2"}, long=True)
-answers.spoil(by_rule, GATHERED, {REST: f"2 if {GATHERS} else 3"}, long=True)
+spoil(GATHERED, REST, "2", blind=True)
+spoil(GATHERED, REST, f"-1 if {GATHERS} else 2", long=True)
+spoil(GATHERED, REST, f"2 if {GATHERS} else 3", long=True)
 by(
     GATHERED,
     "(4 if then.is_shard() else 3) if now.is_shard() else (1 if now.is_partial() else 0) if then.is_shard() else 2",
@@ -205,7 +200,7 @@ by(
 )
 by(GATHERED, "not now.is_shard(), then.is_replicate()", long=True)
 by("", "(0 if now.is_replicate() else 1) if then.is_shard() else 3 if now.is_shard() else 2")
-answers.spoil(by_rule, "", {f"return {CUT}": f"return ({CUT}) / spec.mesh.size(axis)"}, blind=True, alone=True)
+spoil("", f"return {CUT}", f"return ({CUT}) / spec.mesh.size(axis)", blind=True, alone=True)
 
 # ---- wrong: what is returned -----------------------------------------------------------------------------
 

@@ -116,35 +116,24 @@ EARLY = "computed before it was there"
 NOT_ALL = "layers left out, or in another order"
 LATE = "some gathers come late"
 
-answers.spoil(ahead, NOTHING, {FIRST: "", ARRIVE: f"        layer.gather()\n{ARRIVE}", NEXT: ""}, blind=True)
-answers.spoil(ahead, NOTHING, {NEXT: "", COMPUTE: COMPUTE + NEXT}, blind=True)
-answers.spoil(
-    ahead, "every layer is held", {FIRST: "    for each in layers:\n        each.gather()\n", NEXT: ""}, blind=True
-)
-answers.spoil(ahead, "every layer is held", {DROP: f"    for layer in layers:\n{DROP}"}, blind=True)
-answers.spoil(
-    ahead,
-    "three layers at a time",
-    {FIRST: "", ARRIVE: WANTED.replace("2", "3") + ARRIVE, NEXT: ""},
-    blind=True,
-)
-answers.spoil(
-    ahead,
+spoil = answers.slips(ahead)
+spoil(NOTHING, {FIRST: "", ARRIVE: f"        layer.gather()\n{ARRIVE}", NEXT: ""}, blind=True)
+spoil(NOTHING, {NEXT: "", COMPUTE: COMPUTE + NEXT}, blind=True)
+spoil("every layer is held", {FIRST: "    for each in layers:\n        each.gather()\n", NEXT: ""}, blind=True)
+spoil("every layer is held", DROP, f"    for layer in layers:\n{DROP}", blind=True)
+spoil("three layers at a time", {FIRST: "", ARRIVE: WANTED.replace("2", "3") + ARRIVE, NEXT: ""}, blind=True)
+spoil(
     "three layers at a time",
     {NEXT: f"{NEXT}        if i:\n            layers[i - 1].drop()\n", DROP: "    layers[-1].drop()\n"},
     blind=True,
 )
-answers.spoil(
-    ahead,
+spoil(
     "waited for before it is needed",
     {FIRST: f"{FIRST}    layers[0].arrive()\n", ARRIVE: "", NEXT: f"{NEXT}            layers[i + 1].arrive()\n"},
     blind=True,
 )
-answers.spoil(
-    ahead, LATE, {NEXT: NEXT.replace("i + 1 <", "i % 2 == 0 and i + 1 <"), ARRIVE: "        layer.gather()\n" + ARRIVE}
-)
-answers.spoil(
-    ahead,
+spoil(LATE, {NEXT: NEXT.replace("i + 1 <", "i % 2 == 0 and i + 1 <"), ARRIVE: "        layer.gather()\n" + ARRIVE})
+spoil(
     NOTHING,
     {NEXT: NEXT.replace("len(layers)", "len(layers) - 1"), ARRIVE: "        layer.gather()\n" + ARRIVE},
     blind=True,
@@ -169,24 +158,16 @@ def pfw_pairs(layers, compute):
 ONCE = "right only where no layer comes twice"
 FREED = "full parameters are never freed"
 
-answers.spoil(ahead, EARLY, {ARRIVE: ""}, blind=True)
-answers.spoil(ahead, EARLY, {COMPUTE + DROP: DROP + COMPUTE}, blind=True)
-answers.spoil(ahead, FREED, {DROP: f"        if i + 1 < len(layers):\n    {DROP}"}, blind=True)
-answers.spoil(ahead, ONCE, {DROP: f"        if layer not in layers[i + 1 :]:\n    {DROP}"}, blind=True)
+spoil(EARLY, ARRIVE, "", blind=True)
+spoil(EARLY, COMPUTE + DROP, DROP + COMPUTE, blind=True)
+spoil(FREED, DROP, f"        if i + 1 < len(layers):\n    {DROP}", blind=True)
+spoil(ONCE, DROP, f"        if layer not in layers[i + 1 :]:\n    {DROP}", blind=True)
 AROUND = "        layers[(i + 1) % len(layers)].gather()\n"
-answers.spoil(
-    ahead, "gathered for nothing", {NEXT: f"        if layers[(i + 1) % len(layers)] is not layer:\n    {AROUND}"}
-)
-answers.spoil(ahead, "gathered for nothing", {ARRIVE: AROUND + ARRIVE, NEXT: ""}, blind=True)
-answers.spoil(ahead, "", {NEXT: "        layers[i + 1].gather()\n"}, blind=True)
-answers.spoil(
-    ahead,
-    ONCE,
-    {ARRIVE: f"        i = layers.index(layer)\n{ARRIVE}"},
-    blind=True,
-)
-answers.spoil(
-    ahead,
+spoil("gathered for nothing", NEXT, f"        if layers[(i + 1) % len(layers)] is not layer:\n    {AROUND}")
+spoil("gathered for nothing", {ARRIVE: AROUND + ARRIVE, NEXT: ""}, blind=True)
+spoil("", NEXT, "        layers[i + 1].gather()\n", blind=True)
+spoil(ONCE, ARRIVE, f"        i = layers.index(layer)\n{ARRIVE}", blind=True)
+spoil(
     ONCE,
     {
         FIRST: f"    seen = {{id(layers[0])}}\n{FIRST}",
@@ -195,8 +176,7 @@ answers.spoil(
     },
     blind=True,
 )
-answers.spoil(
-    ahead,
+spoil(
     "",
     {
         FIRST: f"{FIRST}    layers[1].gather()\n",
@@ -208,11 +188,10 @@ answers.spoil(
 
 # ---- wrong: which layers ---------------------------------------------------------------------------------
 
-answers.spoil(ahead, NOT_ALL, {FIRST: f"    layers = layers[:-1] or layers\n{FIRST}"})
-answers.spoil(ahead, ONCE, {FIRST: f"    layers = list(dict.fromkeys(layers))\n{FIRST}"}, blind=True)
-answers.spoil(ahead, NOT_ALL, {COMPUTE: f"        if i + 1 < len(layers):\n    {COMPUTE}"}, blind=True)
-answers.spoil(
-    ahead,
+spoil(NOT_ALL, FIRST, f"    layers = layers[:-1] or layers\n{FIRST}")
+spoil(ONCE, FIRST, f"    layers = list(dict.fromkeys(layers))\n{FIRST}", blind=True)
+spoil(NOT_ALL, COMPUTE, f"        if i + 1 < len(layers):\n    {COMPUTE}", blind=True)
+spoil(
     "the list of layers has changed",
     {
         FIRST: f"    layers.append(None)\n{FIRST}",
