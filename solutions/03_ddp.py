@@ -1053,8 +1053,12 @@ import subprocess
 import sys
 
 torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-told = subprocess.run([*torchrun, "../scripts/ddp.py"], capture_output=True, text=True, check=True).stdout
-print(*told.splitlines()[:3], "...", sep="\n")
+started = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+job, told = subprocess.Popen([*torchrun, "../scripts/ddp.py"], **started), ""
+for line in job.stdout:  # as they come; the first three are shown
+    told += line
+    print(line if told.count("\n") <= 3 else "", end="", flush=True)
+print("...")
 
 # %%
 losses = [float(loss) for loss in re.findall(r"loss (\S+)", told)]

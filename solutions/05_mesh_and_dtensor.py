@@ -361,8 +361,9 @@ check.partial_to_shard(partial_to_shard)
 #
 # On a mesh of several axes, each axis takes its own step, one after another. In which order? Take a tensor on 2 × 2
 # ranks whose placements are `(Partial(), Replicate())` and should become `(Replicate(), Shard(0))`. Along the first
-# axis it must be all-reduced; along the second each rank only cuts out its half. Here is our plan for it, which is also
-# PyTorch 2.13's default plan. (A `Spec` is a layout without data: shape, mesh sizes, placements.)
+# axis it must be all-reduced; along the second each rank only cuts out its half. To plan, no data is needed: a `Spec`
+# is a layout alone, that is the shape of the whole tensor, the sizes of the mesh, and a placement for each axis. Here
+# is our plan for it, which is also PyTorch 2.13's default plan:
 
 # %%
 start, goal = Spec((16, 12), (2, 2), (Partial(), Replicate())), (Replicate(), Shard(0))
@@ -416,9 +417,9 @@ play.placements()
 #
 # Now compute with these tensors. In `y = x @ w` each rank has only blocks of x and w. What can it compute from them,
 # and what is the layout of y? Give each dim a letter, and give the same letter to dims that belong together: a matrix
-# product is `ik,kj->ij`. The letters then tell you every way to compute it. Here they are along one axis of the mesh,
-# inputs → output. (`linear="each"` adds the last two lines: if one input is a summand on each rank and the other is
-# whole, so is the product.)
+# product is `ik,kj->ij`. The letters then tell you every way to compute it. And a product is *linear in each* input: if
+# one of the two is a summand on each rank and the other is whole, the product is a summand, too. `ways` is told so by
+# `linear="each"`. Here are all ways along one axis of the mesh, inputs → output:
 
 # %%
 cases = ["all whole", "i is cut", "k is cut", "j is cut", "x is a summand", "w is a summand"]
@@ -662,17 +663,20 @@ dist.destroy_process_group()
 
 # %%
 import inspect
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 with tempfile.TemporaryDirectory() as folder:
     script = Path(folder) / "two_layers.py"
     script.write_text(SCRIPT.format(function=inspect.getsource(two_layers)))
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
-print(f"torchrun --standalone --nproc-per-node 2 two_layers.py\n{done.stdout or done.stderr[-2000:]}")
+    print("torchrun --standalone --nproc-per-node 2 two_layers.py")
+    job = Popen([sys.executable, *command], stdout=PIPE, stderr=PIPE, text=True)
+    for line in job.stdout:  # as they come
+        print(line, end="")
+    print(job.stderr.read()[-2000:] if job.wait() else "", end="")
 
 # %% [markdown]
 # ## Why, and why not

@@ -75,23 +75,6 @@ print(f"a layer of 9 tensors is {on_cpu(vectors, ranks=4)[0][1]}")
 # arrives lies rank by rank, so it must be copied once more to become whole tensors; and each parameter has its own
 # padding.
 #
-# ## Predict
-#
-# Predict two numbers; both are measured below. In backward, stage 3 held three layers' worth at most: the layer, its
-# gradient, and the buffer in which the others' parts of that gradient arrive. FSDP does not stop and wait. While one
-# layer computes, the next one is already on its way, and the gradients of the one before are still being exchanged. How
-# many layers' worth is that, at most? (Leave out what belongs to no layer, the embedding, the last norm and the head:
-# they are FSDP's *root*, and gathered by themselves.)
-#
-# And suppose that FSDP did not go layer by layer: the whole model is gathered at once, and all of its gradients are
-# reduced at once. How many times the model's size is then in flight, at most? (The parameters are dropped before the
-# gradients are exchanged.)
-
-# %%
-guess_layers = 1 + 1 + 1 + 2  # your number
-guess_models = 1 + 1  # your number
-
-# %% [markdown]
 # ## Build: parameter by parameter
 #
 # `fully_shard(module)` makes one *group* of all parameters in `module` that no earlier call has taken. So call it on
@@ -524,7 +507,16 @@ draw.table([{"": name, "within 1e-12 of one process": bool(off[name] < 1e-12)} f
 # gathered twice where it is resharded after forward; the root is gathered once in any case, since it stays there from
 # forward to backward. [labs/cost/fully_sharded.py](../labs/cost/fully_sharded.py) adds this up, and computes what is
 # held. Where bytes sent are called *measured*, they are worked out from the sizes of the calls, as in notebook 02.
-# Stage 3 of notebook 04 stands beside the four.
+# Stage 3 of notebook 04 stands beside the four. `NO_SHARD` is a mesh of four replicas and one shard: every rank has
+# all.
+#
+# First predict. In backward, stage 3 held three layers' worth at most: the layer, its gradient, and the buffer in which
+# the others' parts of that gradient arrive. FSDP does not stop and wait. While one layer computes, the next one is
+# already on its way, and the gradients of the one before are still being exchanged. How many layers' worth is that, at
+# most? Leave out the root, which is gathered by itself.
+
+# %%
+guess_layers = 1 + 1 + 1 + 2  # your number
 
 
 # %%
@@ -566,15 +558,23 @@ exact = [beside(name, kind) for name in ours for kind in ("sent", "P", "G", "S",
 assert all(said == measured for said, measured in exact)
 draw.ledger({f"{name}: {kind}": beside(name, kind) for name in ours for kind in ("sent", "peak")}, within=0.05)
 
+# %% [markdown]
+# Formula and measurement agree to the byte; only the peaks differ a little. Now the same as bars. P, G and S are held
+# at rest. `comm` is what a rank holds for the sake of communication: layers that are gathered, and gradients on their
+# way. Below it stands what the rank sends in a step.
+
 
 # %%
-def table(found):
-    """The ledgers of rank 0, in bytes, one row for each."""
-    kinds = ("sent", "collectives", "P", "G", "S", "comm", "peak")
-    return draw.table([{"bytes": name} | {kind: each[kind] for kind in kinds} for name, each in found.items()])
+def bars(found):
+    """What rank 0 holds, and what it sends in a step."""
+    shown = {}
+    for name, each in found.items():
+        shown[f"{name}: held"] = {kind: each[kind] for kind in ("P", "G", "S", "comm")}
+        shown["sent" + " " * len(shown)] = {"comm": each["sent"]}  # a name of its own for each bar
+    return draw.bars(shown)
 
 
-table(ours)
+bars(ours)
 
 # %%
 layer, whole = 4 * sum(sizes[1:10]), 4 * sum(sizes)  # bytes, in float32
@@ -585,20 +585,21 @@ why = "PyTorch's, which reduces from one buffer." if one_buffer else "Ours, whos
 check.predict("How many layers' worth, besides the root?", guess_layers, worth - one_buffer, reason=why)
 
 # %% [markdown]
-# Formula and measurement agree to the byte; only the peaks differ a little. In the table, begin with what you know:
+# ![Backward, while layer 3 computes. Held are: layer 3; its gradient; layer 2, which is on its way; and the gradient of
+# layer 4 twice, as it is sent and as it arrives. Five layers' worth.](../images/fsdp_flight.svg)
+#
+# In the bars, begin with what you know:
 #
 # - `NO_SHARD` sends what DDP sends, in five all-reduces, one for each group. It is no substitute for DDP: it holds a
-#   second copy of the parameters, since each group is still copied from its "shard" into full tensors (see `comm`; its
-#   other third is gradients on their way, of two layers and the head).
+#   second copy of the parameters, since each group is still copied from its "shard" into full tensors: see `comm`,
+#   whose other third is gradients on their way, of two layers and the head.
 # - `SHARD_GRAD_OP` sends just as little, and holds a quarter of P, G and S; its price is in `comm`: from forward to
 #   backward the whole model is there. It is not ZeRO's stage 2, which holds P whole at rest. Llama 3 was trained this
 #   way (arXiv 2407.21783, section 3.3.2). If every rank has the whole model anyway, why shard,
 #   [a reader asked](https://github.com/meta-llama/llama3/issues/303). For G and S, which are three quarters of P, G and
 #   S here, and no rank ever has all of them.
-# - `FULL_SHARD` sends nearly 1.5 times as much. In backward about five layers are in flight: the one that computes, its
-#   gradients, the next one on its way, and the gradients of the one before, both as they are sent and as they arrive.
-#   Besides them there is the root (and the gradient of the head, which waits for the rest of the root). That is two
-#   layers and the root more than stage 3 holds: the price of overlap.
+# - `FULL_SHARD` sends nearly 1.5 times as much. In backward five layers are in flight, as in the picture, and the root.
+#   That is two layers and the root more than stage 3 holds: the price of overlap.
 # - `HYBRID_SHARD` holds twice as much of P, G and S as `FULL_SHARD`. Whether it pays depends on the wire: see below.
 #
 # Our model has four layers, so five in flight are more than the whole model. In a deeper one they are a small part:
@@ -621,6 +622,12 @@ draw.table(rows, caption="comm, in % of the model, by the formula")
 #
 # `FULL_SHARD` by itself says little: what counts is which modules you call `fully_shard` on. Three ways: on the model
 # alone; on each layer; and by size, on each attention and each MLP, since these have more than 30,000 parameters.
+#
+# Predict again. On the model alone, all of it is gathered at once, and all of its gradients are reduced at once. The
+# parameters are dropped before the gradients are exchanged. How many times the model's size is in flight, at most?
+
+# %%
+guess_models = 1 + 1  # your number
 
 
 # %%
@@ -633,20 +640,19 @@ WRAPS = {"root only": lambda model: (), "by size": by_size}
 wrapped = ledgers({name: partial(fully, (4,), parts) for name, parts in WRAPS.items()})
 wrapped = {"root only": wrapped["root only"], "each layer": ours["FULL_SHARD"], "by size": wrapped["by size"]}
 assert wrapped["root only"]["peak"] > wrapped["each layer"]["peak"] > wrapped["by size"]["peak"]
-table(wrapped)
+bars(wrapped)
 
 # %%
 models = wrapped["root only"]["comm"] / whole
 check.predict("All at once: how many times the model?", guess_models, models, reason="Parameters, and gradients.")
 
 # %% [markdown]
-# P, G and S are the same in all three: *at rest* they are equally sharded. With the root only, the whole model is
-# gathered at once, and nothing can overlap. (In flight are its parameters and gradients; then, once the parameters are
-# dropped, the gradients as they are sent and as they arrive.) It even sends less (a single group, gathered once, as
-# under `SHARD_GRAD_OP`), so neither what is sent nor what is held at rest gives it away. PyTorch's docstring warns:
-# "Users generally should *not* call `fully_shard` only on the topmost root module." Small groups have low peaks and
-# many short messages. (They send a little less, since the layers' norms are left to the root.) A layer of a transformer
-# is nearly always a good group.
+# P, G and S are the same in all three: *at rest* they are equally sharded. With the root only, nothing can overlap. In
+# flight are the whole model's parameters and gradients, and then its gradients as they are sent and as they arrive. It
+# even sends less, since a single group is gathered once, as under `SHARD_GRAD_OP`; so neither what is sent nor what is
+# held at rest gives it away. PyTorch's docstring warns: "Users generally should *not* call `fully_shard` only on the
+# topmost root module." Small groups have low peaks and many short messages. A layer of a transformer is nearly always a
+# good group.
 #
 # ## The knobs
 #
@@ -658,15 +664,27 @@ check.predict("All at once: how many times the model?", guess_models, models, re
 from labs.fsdp import MixedPrecisionPolicy
 
 bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+def table(found):
+    """The same in multiples of the model's bytes, in float32."""
+    kinds, rows = ("sent", "P", "G", "S", "comm", "peak"), []
+    for name, each in found.items():
+        times = {k: each[k] if isinstance(each[k], str) else round(each[k] / whole, 2) for k in kinds}
+        rows.append({"× the model": name} | times | {"collectives": each["collectives"]})
+    return draw.table(rows)
+
+
+# %%
 low = ledgers({"bfloat16": partial(setting, "FULL_SHARD", mp_policy=bf16)})["bfloat16"]
 assert low["sent"] == cost.fsdp(on_paper, itemsize=2).sent
 assert all(low[kind] == ours["FULL_SHARD"][kind] for kind in "PGS")
 table({"float32": ours["FULL_SHARD"], "bfloat16": low})
 
 # %% [markdown]
-# (**float16** needs a scaled loss as well, since small gradients would otherwise become zero. An overflow is seen only
+# **float16** needs a scaled loss as well, since small gradients would otherwise become zero. An overflow is seen only
 # by the rank that has that shard, but all ranks must skip the step: `LossScale` in
-# [labs/memory/precision.py](../labs/memory/precision.py) asks every rank.)
+# [labs/memory/precision.py](../labs/memory/precision.py) asks every rank.
 #
 # **Accumulation.** Each micro-batch reduces its gradients, unless `set_requires_gradient_sync(False)` says not to. Then
 # whole gradients stay on each rank until the last one. With two micro-batches:
@@ -693,9 +711,9 @@ assert two["reduced each time"]["sent"] - two["reduced the last time"]["sent"] =
 table(two)
 
 # %% [markdown]
-# The first of two reduce-scatters of each group is gone, and whole gradients are held (they count as `comm`). The
-# gathers stay: they have nothing to do with gradients. (To keep P gathered as well, set `reshard_after_forward=False`
-# and call `set_reshard_after_backward(False)`.)
+# The first of two reduce-scatters of each group is gone, and whole gradients are held, which count as `comm`. The
+# gathers stay: they have nothing to do with gradients. To keep P gathered as well, set `reshard_after_forward=False`
+# and call `set_reshard_after_backward(False)`.
 #
 # **CPU offload** keeps shards, their gradients and the optimizer's state in the CPU's memory: `CPUOffloadPolicy()`.
 # Each gather then begins with a copy to the device, and the step itself runs on the CPU. Our device *is* the CPU, so
@@ -737,8 +755,8 @@ draw.table(rows)
 
 # %% [markdown]
 # Under `HYBRID_SHARD` a node sends as many bytes as the model has: each of its two ranks all-reduces half of the
-# gradients. In both, a step takes longer than the wire is busy: the ranks also compute, and wait for each other. (And
-# with the mesh's axes in the other order? Notebook 05 measured that: what talks most goes last.)
+# gradients. In both, a step takes longer than the wire is busy: the ranks also compute, and wait for each other. And
+# with the mesh's axes in the other order? Notebook 05 measured that: what talks most goes last.
 #
 # Hybrid sharding wins where P, G and S of the model fit on the ranks of one node, and the wire between nodes is slower
 # than the one inside. It loses in memory, since P, G and S are divided by the ranks of a node and not by all ranks; and
@@ -780,8 +798,8 @@ table({who: each for pair in pairs for who, each in pair.items()})
 
 # %% [markdown]
 # The bytes sent, the number of collectives, P, G and S are the same. PyTorch's has about a layer less in flight: it
-# reduces from one buffer, whereas our all-to-all has two. (Without resharding, what it holds depends on PyTorch's
-# version: from 2.15 on one buffer is freed earlier.)
+# reduces from one buffer, whereas our all-to-all has two. Without resharding, what it holds depends on PyTorch's
+# version: from 2.15 on one buffer is freed earlier.
 #
 # ### From FSDP1 to FSDP2
 #
@@ -813,11 +831,11 @@ table({who: each for pair in pairs for who, each in pair.items()})
 # ## Why, and why not
 #
 # **Why**: it trains a model that does not fit, at stage 3's price in bytes. With prefetch it costs hardly any time, as
-# long as a layer's compute is longer than its gather: T > R/W tokens at once, as in notebook 04. And the parameters
-# keep their names, so what surrounds the model (optimizers, checkpoints, LoRA, quantisation) hardly has to know that it
-# is sharded. Compared with FSDP1, [torchtitan's notes](https://github.com/pytorch/torchtitan/blob/main/docs/fsdp.md)
-# report, for Llama-7B on 8 H100s, a higher MFU (the share of the GPUs' speed that is used), 7% lower peak memory, and
-# the same loss curve.
+# long as a layer's compute is longer than its gather: more than R/W tokens at once, as in notebook 04, with R the
+# operations of a device per second and W the bytes of its wire. And the parameters keep their names, so optimizers,
+# checkpoints and whatever else surrounds the model hardly have to know that it is sharded. Compared with FSDP1,
+# [torchtitan's notes](https://github.com/pytorch/torchtitan/blob/main/docs/fsdp.md) report, for Llama-7B on 8 H100s, a
+# higher MFU (the share of the GPUs' speed that is used), 7% lower peak memory, and the same loss curve.
 #
 # **Why not**: with micro-batches of few tokens nothing hides the gathers. With many ranks each gather has many steps of
 # latency: then take HSDP, or fewer data-parallel ranks and another axis. If ranks take different paths through the

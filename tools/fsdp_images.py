@@ -2,6 +2,7 @@
 
 fsdp_table      two parameters on two ranks: pieces, padding, the table that travels     06
 fsdp_prefetch   forward with the next layer on its way, and without                      06
+fsdp_flight     backward: what five layers are in flight                                 06
 """
 
 from itertools import chain
@@ -114,3 +115,30 @@ def forward(canvas: Canvas, y: float, ahead: bool) -> float:
         canvas.rect(LEFT + UNIT * starts, lane, UNIT * (clock - starts), THIN, fill=KINDS["P"], radius=0)
         canvas.text(LEFT + UNIT * (starts + clock) / 2, lane + THIN / 2, layer, size=11, fill=ink(KINDS["P"]))
     return LEFT + UNIT * clock
+
+
+def fsdp_flight() -> Drawing:
+    canvas = Canvas(
+        900, 208, "What is in flight in backward, with one layer ahead",
+        "Backward, while layer 3 of four computes. Held are layer 3 itself; its gradient, being computed; layer "
+        "2, whose gather is on its way; and the gradient of layer 4 twice, as this rank sends it and as the others' "
+        "parts of it arrive. Five layers' worth.",
+    )  # fmt: skip
+    boxes = (
+        ("layer 3", "P", ["gathered,", "until its backward is over"]),
+        ("gradient 3", "G", ["being computed"]),
+        ("layer 2", "P", ["its gather is on its way"]),
+        ("gradient 4", "G", ["as this rank sends it"]),
+        ("gradient 4", "G", ["the others' parts,", "as they arrive"]),
+    )
+    for number, (name, kind, words) in enumerate(boxes):
+        x = 20 + 176 * number
+        canvas.rect(x, 58, 156, 44, fill=KINDS[kind])
+        canvas.text(x + 78, 80, name, fill=ink(KINDS[kind]))
+        canvas.lines(x + 78, 122, words, size=12.5, fill=MUTED)
+    for first, last, title in ((0, 2, "this layer"), (2, 3, "the next one"), (3, 5, "the one before")):
+        left, right = 20 + 176 * first, 176 * last
+        canvas.text((left + right) / 2, 24, title, weight="bold")
+        canvas.line((left, 46), (left, 40), (right, 40), (right, 46), stroke=MUTED)
+    canvas.text(20, 184, "Backward, while layer 3 of four computes: five layers' worth are in flight.", **NOTE)
+    return canvas.drawing()

@@ -12,7 +12,7 @@
     zero_stages, zero_step, stage3_layer                                04 (tools/memory_images.py)
     layer_shapes, layer_keeps, recompute, tiers                         07, 07b (tools/memory_images.py)
     checkpoint, resume                                                  08, 08b (tools/checkpoint_images.py)
-    fsdp_table, fsdp_prefetch                                           06 (tools/fsdp_images.py)
+    fsdp_table, fsdp_prefetch, fsdp_flight                              06 (tools/fsdp_images.py)
     tp_pair, tp_borders, split_loss                                     09, 09b (tools/tp_images.py)
     pp_flow                                                             10 (tools/pp_images.py)
     three_axes                                                          11 (tools/mesh_images.py)
@@ -32,7 +32,7 @@ from labs.kit.drawing.svg import Canvas
 from tools.checkpoint_images import checkpoint, resume
 from tools.cluster_images import cluster
 from tools.front_images import front
-from tools.fsdp_images import fsdp_prefetch, fsdp_table
+from tools.fsdp_images import fsdp_flight, fsdp_prefetch, fsdp_table
 from tools.memory_images import (
     layer_keeps,
     layer_shapes,
@@ -319,7 +319,7 @@ def overlap() -> Drawing:
 PICTURES: list[Callable[[], Drawing]] = [
     course_map, front, cluster, job, one_step, collectives, ring_all_reduce, ddp_holds, overlap,
     zero_stages, zero_step, stage3_layer, layer_shapes, layer_keeps, recompute, tiers, checkpoint, resume,
-    fsdp_table, fsdp_prefetch, tp_pair, tp_borders, split_loss, pp_flow, three_axes, plan_sieves,
+    fsdp_table, fsdp_prefetch, fsdp_flight, tp_pair, tp_borders, split_loss, pp_flow, three_axes, plan_sieves,
 ]  # fmt: skip
 
 

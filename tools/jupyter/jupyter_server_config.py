@@ -4,6 +4,11 @@ JupyterLab notes in each notebook which Python it was saved with; here, every no
 (Beside this file, labconfig switches off a box that asks, over the first notebook, whether to fetch news.)
 """
 
+import warnings
+
+# Jupyter reads this file several times, and the hook of the second time is another function to it.
+warnings.filterwarnings("ignore", "Overriding existing pre_save_hook", UserWarning)
+
 
 def say_python(model: dict, **_) -> None:
     if model["type"] == "notebook":

@@ -183,7 +183,7 @@ def legend(canvas: Canvas, x: float, y: float, kinds: list[str]) -> None:
 
 def said(by_card: Mapping[int, int | None]) -> str:
     return ", fits " * bool(by_card) + ", ".join(
-        f"{card} GB on {ranks or 'no number of'} ranks" for card, ranks in by_card.items()
+        f"{card} GB on {ranks or 'no number of'} rank{'s' * (ranks != 1)}" for card, ranks in by_card.items()
     )
 
 

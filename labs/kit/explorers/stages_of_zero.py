@@ -48,7 +48,7 @@ def picture(
         for name, stage in STAGES.items()
     }
     parameters = count(sum(cost.parameter_sizes(config)))
-    caption = f"{model}, {parameters} parameters, on {ranks} ranks, each with {batch} × {context:,} tokens"
+    caption = f"{model}, {parameters} parameters, on {ranks} rank{'s, each' * (ranks > 1)} with {batch} × {context:,} tokens"
     return formula(cards(held, fits, caption, measured, card), *formulas(job, offload), activations(job, held["DDP"]))
 
 
