@@ -153,8 +153,9 @@ check.predict("What does each of five ranks return?", guess, answer=run(add_up, 
 def mean_on_rank_0(x):
     """On rank 0, return the mean of all ranks' x, a new tensor; on the others, return None.
 
-    x: this rank's tensor of floating-point numbers, contiguous, of any shape (the same on every rank, as is the
-    dtype); it stays as it is. Any number of ranks, one included; called again and again, as in training.
+    x: this rank's tensor of floating-point numbers, contiguous, of any shape (the same on every
+    rank, as is the dtype); it stays as it is. Any number of ranks, one included; called again
+    and again, as in training.
     Budget: one message from each of the others, and no collective.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -208,7 +209,8 @@ run(shard_and_gather, ranks=4)
 
 # %%
 def my_shard(elements, ranks, rank):
-    """(start, stop) of this rank's shard, as `torch.chunk` cuts. An empty shard starts and stops at `elements`."""
+    """(start, stop) of this rank's shard, as `torch.chunk` cuts. An empty shard starts and
+    stops at `elements`."""
     ### BEGIN SOLUTION
     longest = -(-elements // ranks)  # rounded up
     start = min(rank * longest, elements)

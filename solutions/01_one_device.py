@@ -418,7 +418,8 @@ guess_mixed = 16  # your number
 
 # %%
 def remember(p):
-    """For p, in bfloat16 or float16: {"master": ..., "mean": ..., "square": ...}, in float32 and of p's shape."""
+    """For p, in bfloat16 or float16: {"master": ..., "mean": ..., "square": ...}, in float32
+    and of p's shape."""
     ### BEGIN SOLUTION
     master = p.detach().float()
     return {"master": master, "mean": torch.zeros_like(master), "square": torch.zeros_like(master)}
@@ -429,9 +430,9 @@ def remember(p):
 def mixed_step(p, kept, t, **settings):
     """Step t of p and of kept, which is what remember(p) returned.
 
-    t: the number of the optimizer's step, from 1 on; a step in which p has no gradient counts, too. p.grad: in p's
-    dtype, or None; it stays as it is. settings: lr, betas, eps and weight_decay, as adamw has them; they may change
-    from step to step
+    t: the number of the optimizer's step, from 1 on; a step in which p has no gradient counts,
+    too. p.grad: in p's dtype, or None; it stays as it is. settings: lr, betas, eps and
+    weight_decay, as adamw has them; they may change from step to step
     """
     ### BEGIN SOLUTION
     if p.grad is not None:
@@ -513,12 +514,14 @@ pie(rows)
 
 # %%
 def bytes_by_kind(parameters, mixed):
-    """{"P": bytes, "G": bytes, "S": bytes} when backward is over: parameters, gradients, what the optimizer remembers.
+    """{"P": bytes, "G": bytes, "S": bytes} when backward is over: parameters, gradients, what
+    the optimizer remembers.
 
-    parameters: a list of (shape, trained), one for each tensor: ((256, 64), True), or ((64,), False) for a frozen one,
-        which has no gradient, and for which nothing is remembered
-    mixed: False: all is float32, and S is that of PyTorch's AdamW: its two running means, and one more float32 per
-        tensor, the count of its steps.  True: P and G are bfloat16, and S is what remember(p) returns
+    parameters: a list of (shape, trained), one for each tensor: ((256, 64), True), or ((64,),
+        False) for a frozen one, which has no gradient, and for which nothing is remembered
+    mixed: False: all is float32, and S is that of PyTorch's AdamW: its two running means, and
+        one more float32 per tensor, the count of its steps.  True: P and G are bfloat16, and S
+        is what remember(p) returns
     """
     ### BEGIN SOLUTION
     P = G = S = 0

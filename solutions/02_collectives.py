@@ -204,7 +204,8 @@ play.collective(tree, ranks=8, held=[{0: {0}}, *[{}] * 7])
 
 # %%
 def my_broadcast(tensor, src=0, group=None):
-    """Every rank's `tensor` (any shape and dtype, in place) becomes a copy of global rank `src`'s."""
+    """Every rank's `tensor` (any shape and dtype, in place) becomes a copy of global rank
+    `src`'s."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     flat = tensor.view(-1)
     me = (rank - dist.get_group_rank(group or dist.group.WORLD, src)) % ranks
@@ -352,7 +353,8 @@ assert x.tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 0, 0]
 
 # %%
 def my_reduce_scatter(tensor, group=None):
-    """Piece r of `tensor` (any shape and dtype, in place) on rank r becomes the sum over all ranks; returns it, 1-D."""
+    """Piece r of `tensor` (any shape and dtype, in place) on rank r becomes the sum over all
+    ranks; returns it, 1-D."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     pieces = tensor.view(-1).tensor_split(ranks)
     buffer = torch.empty_like(pieces[0])
@@ -379,7 +381,8 @@ check.reduce_scatter(my_reduce_scatter)
 
 # %%
 def my_all_gather(tensor, group=None):
-    """Rank r brings piece r of `tensor` (any shape and dtype, in place); afterwards every rank has all of them."""
+    """Rank r brings piece r of `tensor` (any shape and dtype, in place); afterwards every rank
+    has all of them."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     pieces = tensor.view(-1).tensor_split(ranks)
     for step in range(ranks - 1):
@@ -533,9 +536,11 @@ draw.messages(doubling, ranks=8)
 
 # %%
 def ring_seconds(size, ranks, latency, bandwidth):
-    """Seconds of an all-reduce around a ring, of size bytes on each rank; a piece has size / ranks, whole or not.
+    """Seconds of an all-reduce around a ring, of size bytes on each rank; a piece has size /
+    ranks, whole or not.
 
-    latency: seconds per message, even an empty one; bandwidth: bytes per second that leave a rank, while as many arrive
+    latency: seconds per message, even an empty one; bandwidth: bytes per second that leave a
+    rank, while as many arrive
     """
     ### BEGIN SOLUTION
     rounds = 2 * (ranks - 1)
@@ -550,7 +555,8 @@ ring_answer
 
 # %%
 def tree_seconds(size, ranks, latency, bandwidth):
-    """The same for reduce, then broadcast, both by the tree of exercise 1: whole tensors, any number of ranks."""
+    """The same for reduce, then broadcast, both by the tree of exercise 1: whole tensors, any
+    number of ranks."""
     ### BEGIN SOLUTION
     rounds = math.ceil(math.log2(ranks))
     return 2 * rounds * (latency + size / bandwidth)
@@ -793,7 +799,8 @@ for way in everyone_to_everyone, all_reduce:
 
 # %%
 def sent_by_rings(ranks):
-    """{"reduce_scatter": …, "all_gather": …, "all_reduce": …, "all_to_all": …}, each × the tensor's bytes."""
+    """{"reduce_scatter": …, "all_gather": …, "all_reduce": …, "all_to_all": …}, each × the
+    tensor's bytes."""
     ### BEGIN SOLUTION
     pieces = (ranks - 1) / ranks
     return {"reduce_scatter": pieces, "all_gather": pieces, "all_reduce": 2 * pieces, "all_to_all": pieces}

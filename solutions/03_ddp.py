@@ -195,9 +195,11 @@ assert (whole - mean_over([6, 2, 2, 2])).abs().max() > 1e-4
 
 # %%
 def average_gradients(model):
-    """Every `p.grad` becomes its mean over all ranks, in place; called on all ranks, between backward and optimizer.
+    """Every `p.grad` becomes its mean over all ranks, in place; called on all ranks, between
+    backward and optimizer.
 
-    model: any nn.Module, in training or evaluation mode. Where `p.grad` is None, on all ranks alike, it stays None.
+    model: any nn.Module, in training or evaluation mode. Where `p.grad` is None, on all ranks
+    alike, it stays None.
     """
     ### BEGIN SOLUTION
     for p in model.parameters():
@@ -374,10 +376,12 @@ draw.table([{"tensors": len(sizes), "smallest, bytes": 4 * min(sizes), "largest,
 
 # %%
 def fill_buckets(nbytes, bucket_bytes):
-    """Which tensors travel together: a list of buckets, each a list of indices into `nbytes`, the last tensor first.
+    """Which tensors travel together: a list of buckets, each a list of indices into `nbytes`,
+    the last tensor first.
 
-    nbytes: the bytes of each tensor, in the model's order.  A bucket is closed as soon as it has bucket_bytes or more:
-    fill_buckets([4, 8, 4, 16, 4], 16) is [[4, 3], [2, 1, 0]], two buckets of 20 and 16 bytes.
+    nbytes: the bytes of each tensor, in the model's order.  A bucket is closed as soon as it
+    has bucket_bytes or more: fill_buckets([4, 8, 4, 16, 4], 16) is [[4, 3], [2, 1, 0]], two
+    buckets of 20 and 16 bytes.
     """
     ### BEGIN SOLUTION
     buckets, room = [], 0
@@ -528,7 +532,8 @@ class Overlap(ddp.Overlapped):
         ### END SOLUTION
 
     def start_full_buckets(self):
-        """Begin the all-reduce of every full bucket that has not begun, in order, up to the first that is not full."""
+        """Begin the all-reduce of every full bucket that has not begun, in order, up to the
+        first that is not full."""
         ### BEGIN SOLUTION
         for bucket in self.buckets[len(self.works) :]:
             if bucket.waiting_for:
@@ -1080,7 +1085,8 @@ draw.curves({"one device": reference, "torchrun, 4 processes": losses})
 
 # %%
 def started_when(tensors, buckets):
-    """{"Naive": (by backward, by sync), "Bucketed": (…, …), "Overlapped": (…, …)}, in one micro-batch."""
+    """{"Naive": (by backward, by sync), "Bucketed": (…, …), "Overlapped": (…, …)}, in one
+    micro-batch."""
     ### BEGIN SOLUTION
     return {"Naive": (0, tensors), "Bucketed": (0, buckets), "Overlapped": (buckets, 0)}
     ### END SOLUTION
@@ -1147,9 +1153,11 @@ draw.table([{"": name, "kB, by layer": " ".join(str(n // 1000) for n in given.nb
 
 # %%
 def in_which_order(nbytes, backward, forward, latency, bandwidth):
-    """The buckets in the order in which they are sent, by the numbers of the layers: [[3, 2], [0, 1]].
+    """The buckets in the order in which they are sent, by the numbers of the layers: [[3, 2],
+    [0, 1]].
 
-    By layer, the first is number 0: bytes of its gradient, s of its backward and of its forward.
+    By layer, the first is number 0: bytes of its gradient, s of its backward and of its
+    forward.
     step_seconds(buckets, (nbytes, backward, …)) says how long a step takes: you may search.
     """
     ### BEGIN SOLUTION

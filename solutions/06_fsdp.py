@@ -120,9 +120,11 @@ from labs.group import all_gather, reduce_scatter
 
 
 def unshard(shards, fulls):
-    """Fill each of `fulls` from everybody's shards; its storage, which is empty, gets its bytes again.
+    """Fill each of `fulls` from everybody's shards; its storage, which is empty, gets its bytes
+    again.
 
-    shards: this rank's rows of each parameter, [rows, ...], fewer or none on the last ranks; perhaps of another dtype
+    shards: this rank's rows of each parameter, [rows, ...], fewer or none on the last ranks;
+    perhaps of another dtype
     """
     ranks = dist.get_world_size()
     ### BEGIN SOLUTION
@@ -235,7 +237,8 @@ print(f"stage 3: rank 0 waited {waited(comb, quietest(comb)):.0f} ms")
 
 # %%
 def prefetched(layers, compute):
-    """Compute all layers, in this order, each when its parameters are there; none is held at the end.
+    """Compute all layers, in this order, each when its parameters are there; none is held at
+    the end.
 
     Leave the list as it is.
     """
@@ -350,8 +353,10 @@ draw.table([{"layers ahead": n} | phases[n] for n in AHEAD], caption="most in fl
 def hsdp_gradient(gradient, mesh):
     """This rank's piece of the mean gradient over all ranks: [n] -> [n / shards].
 
-    mesh: R replicas × S shards, of the axes "replicate" and "shard"; S divides n.  The gradient stays as it is.
-    No rank sends more than (S - 1) / S n numbers along "shard", and 2 (R - 1) / R n / S along "replicate".
+    mesh: R replicas × S shards, of the axes "replicate" and "shard"; S divides n.  The gradient
+    stays as it is.
+    No rank sends more than (S - 1) / S n numbers along "shard", and 2 (R - 1) / R n / S along
+    "replicate".
     """
     ### BEGIN SOLUTION
     piece = reduce_scatter(gradient, mesh.get_group("shard"))
@@ -902,7 +907,8 @@ table({who: each for pair in pairs for who, each in pair.items()})
 
 # %%
 def held_and_sent(shards, replicas):
-    """{"FULL_SHARD": (held, sent), "SHARD_GRAD_OP": (held, sent), "HYBRID_SHARD": (held, sent)}."""
+    """{"FULL_SHARD": (held, sent), "SHARD_GRAD_OP": (held, sent), "HYBRID_SHARD": (held,
+    sent)}."""
     ### BEGIN SOLUTION
     half = (shards - 1) / shards  # an all-gather, or a reduce-scatter
     return {

@@ -194,7 +194,8 @@ assert shapes_kept(F.silu, x) == shapes_kept(torch.softmax, x, -1) == [(5, 4)]
 def layer_bytes(B, T, D, H, K, F):
     """Bytes that one layer keeps for its backward, in float32.
 
-    Returns {"norms": both of them, "attention": with q, k, v and o, "rotary": cosines and sines, "mlp": ...}.
+    Returns {"norms": both of them, "attention": with q, k, v and o, "rotary": cosines and
+    sines, "mlp": ...}.
     """
     ### BEGIN SOLUTION
     E, tokens = D // H, B * T
@@ -465,7 +466,8 @@ ledger
 
 # %%
 def checkpoint(layer, x_BTD):
-    """The same output as layer(x_BTD), and the same gradients; but from forward to backward only x_BTD is held."""
+    """The same output as layer(x_BTD), and the same gradients; but from forward to backward
+    only x_BTD is held."""
     random, again, numbers = torch.get_rng_state(), [], itertools.count()
 
     def keep(tensor):
@@ -735,7 +737,8 @@ draw.table(rows)
 
 # %%
 def place_checkpoints(model):
-    """Change `model`, in place: at most 0.40 × the memory, at most 0.5 × the layers' forward computed again.
+    """Change `model`, in place: at most 0.40 × the memory, at most 0.5 × the layers' forward
+    computed again.
 
     model: a GPT; model.layers is a ModuleDict of its layers, in order
     """

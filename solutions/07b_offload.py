@@ -213,7 +213,8 @@ assert one(PLACE) == one()
 
 # %%
 def offloaded_step(due, fetch, update, store):
-    """A step of an optimizer whose state is on another tier: every parameter is fetched, updated, stored.
+    """A step of an optimizer whose state is on another tier: every parameter is fetched,
+    updated, stored.
 
     due: the numbers of the parameters, in the order of their updates; perhaps none
     fetch(i) -> values, and store(i, values): slow, so not the caller's work
@@ -295,7 +296,8 @@ for name, how in {"one after the other": one_by_one, "overlapped": mine}.items()
 def step_seconds(fetch, update, store):
     """Seconds of a step in which one thread fetches and stores beside the updates.
 
-    fetch, update, store: lists of seconds, one number per parameter; all are empty if nothing is due
+    fetch, update, store: lists of seconds, one number per parameter; all are empty if nothing
+    is due
     """
     ### BEGIN SOLUTION
     if not update:

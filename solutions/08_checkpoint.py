@@ -372,7 +372,8 @@ for layout, loss in losses.items():
 
 # %%
 def replace(disk, name, text):
-    """Let the file `name` have this text: at every moment the old or the new one is there, whole.
+    """Let the file `name` have this text: at every moment the old or the new one is there,
+    whole.
 
     disk.write(name, text): make a file, or overwrite one; what is written may be lost until
     disk.flush(name): that file's text is on the disk

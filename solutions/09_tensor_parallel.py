@@ -178,7 +178,8 @@ draw.table([{"": o, "collectives": called[n], "sent, bytes": seen.sent(0, n)} fo
 
 # %%
 class Copy(torch.autograd.Function):
-    """x [any shape] as it is, whole on all ranks; its gradient, a summand on each rank, becomes the sum."""
+    """x [any shape] as it is, whole on all ranks; its gradient, a summand on each rank, becomes
+    the sum."""
 
     @staticmethod
     def forward(ctx, x, group):
@@ -252,7 +253,8 @@ reduce = reduce if pair.ok else courses_reduce  # from here on yours if it passe
 def row_linear(x, weight, bias, group=None):
     """The whole output on every rank, [..., outputs].
 
-    x: [..., i], this rank's inputs; weight: [outputs, i], its columns for them; bias: [outputs], whole, or None
+    x: [..., i], this rank's inputs; weight: [outputs, i], its columns for them; bias:
+    [outputs], whole, or None
     """
     ### BEGIN SOLUTION
     y = reduce(F.linear(x, weight), group)
@@ -290,10 +292,11 @@ check.row_linear(row_linear)
 
 # %%
 def deal_heads(heads, kv_heads, ranks, rank):
-    """([query heads], [heads of keys and values], [ranks that have the latter]) of a rank, each in ascending order.
+    """([query heads], [heads of keys and values], [ranks that have the latter]) of a rank, each
+    in ascending order.
 
-    kv_heads divides heads.  With more ranks than kv_heads, kv_heads divides ranks, ranks divides heads, and the ranks
-    that have the same head of keys and values are neighbours.
+    kv_heads divides heads.  With more ranks than kv_heads, kv_heads divides ranks, ranks
+    divides heads, and the ranks that have the same head of keys and values are neighbours.
     """
     group = heads // kv_heads  # query heads that read one head of keys and values
     ### BEGIN SOLUTION

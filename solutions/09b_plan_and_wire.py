@@ -210,7 +210,8 @@ check.predict("Bytes more for each token?", guess_more, more, unit="bytes", reas
 
 # %%
 def block_plan(config, sequence_parallel):
-    """{name of a submodule: style}; config: a labs.model.Config, with `heads` and `kv_heads`."""
+    """{name of a submodule: style}; config: a labs.model.Config, with `heads` and
+    `kv_heads`."""
     queries = Queries(config.heads, config.kv_heads)
     keys = Keys(config.heads, config.kv_heads)
     ### BEGIN SOLUTION

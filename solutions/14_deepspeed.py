@@ -282,7 +282,8 @@ check.configure(configure)
 
 # %%
 def mend(train, micro, accumulation, ranks):
-    """(the number of ranks that these sizes agree on, the accumulation that is right on `ranks`).
+    """(the number of ranks that these sizes agree on, the accumulation that is right on
+    `ranks`).
 
     The batch of a step stays, so that training is the same; so does the micro-batch, which is
     what fits.
@@ -336,7 +337,8 @@ def left_out(parameters, ranks, activations, bucket, float32):
 
     activations: bytes, of the sequences of this rank
     bucket: elements
-    float32: whether all is in float32; else it is in mixed precision, with parameters in 16 bits
+    float32: whether all is in float32; else it is in mixed precision, with parameters in 16
+    bits
     """
     ### BEGIN SOLUTION
     states = 2 * parameters - 2 * parameters // ranks if float32 else 0

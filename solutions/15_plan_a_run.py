@@ -130,7 +130,8 @@ def fullest_rank(parameters, activations, tp, pp, dp, zero, microbatches):
     """Bytes that the first rank of a pipeline holds at most.
 
     activations: bytes that ONE micro-batch keeps for its backward, in the whole model
-    zero: 1 shares the state along dp, 2 the gradients as well, 3 the parameters as well; 0 nothing
+    zero: 1 shares the state along dp, 2 the gradients as well, 3 the parameters as well; 0
+    nothing
     """
     ### BEGIN SOLUTION
     mine = parameters / (tp * pp)
@@ -182,7 +183,8 @@ draw.table(rows)
 def exposed(backward, reduce):
     """Seconds that a step waits for its gradients, after the last backward is over.
 
-    backward, reduce: seconds of each layer's backward and all-reduce, in the order of the backwards
+    backward, reduce: seconds of each layer's backward and all-reduce, in the order of the
+    backwards
     """
     ### BEGIN SOLUTION
     now = free = 0
