@@ -48,7 +48,8 @@ def picture(
         for name, stage in STAGES.items()
     }
     parameters = count(sum(cost.parameter_sizes(config)))
-    caption = f"{model}, {parameters} parameters, on {ranks} rank{'s, each' * (ranks > 1)} with {batch} × {context:,} tokens"
+    where = f"on {ranks} rank{'s, each' * (ranks > 1)}"
+    caption = f"{model}, {parameters} parameters, {where} with {batch} × {context:,} tokens"
     return formula(cards(held, fits, caption, measured, card), *formulas(job, offload), activations(job, held["DDP"]))
 
 
