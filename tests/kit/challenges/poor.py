@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from labs import collectives, ddp
+from labs import collectives, ddp, pp
 from labs.dtensor import Replicate, Shard, redistribute
 from labs.kit.watch import tap
 
@@ -128,3 +128,22 @@ def with_other_numbers(spec, target):
     """Nothing is gathered any more, and so nothing is sent."""
     redistribute.MOVES[Shard, Replicate] = replace(redistribute.MOVES[Shard, Replicate], move=zeros)
     return [target]
+
+
+# ---- 10 --------------------------------------------------------------------------------------------------
+
+
+def zero_bubble(ranks, microbatches, *costs):
+    return pp.zb1p(ranks, microbatches, 2)
+
+
+def without_a_limit(ranks, microbatches, *costs):
+    return pp.interleaved(ranks, microbatches, 2)
+
+
+def only_half(ranks, microbatches, *costs):
+    return pp.zb1p(ranks, microbatches // 2, 2)
+
+
+def without_a_backward(ranks, microbatches, *costs):
+    return [order[:-1] for order in pp.zb1p(ranks, microbatches, 2)]

@@ -54,6 +54,7 @@ def test_the_courses_own_answer_has_what_the_page_says_and_can_be_beaten(challen
         (beat.early_start, poor.one_for_each),
         (beat.large_model, poor.copies),
         (beat.stops, poor.straight),
+        (beat.short_schedule, poor.zero_bubble),
     ],
     ids=lambda each: getattr(each, "__name__", None),
 )
@@ -70,7 +71,11 @@ def test_a_straightforward_answer_has_the_floor(challenge, straightforward):
         (beat.slow_wire, poor.untouched, "not yet"),
         (beat.slow_wire, poor.nothing, "element 0 is"),
         (beat.slow_wire, poor.torchs_own, "it calls all_reduce"),
-        (beat.slow_wire, poor.without_the_recorder, "more went over the connections than was recorded"),
+        (
+            beat.slow_wire,
+            poor.without_the_recorder,
+            "more went over the connections|less than any sum can",  # the first on Linux
+        ),
         (beat.slow_wire, poor.with_another_clock, "time.monotonic_ns was put in another's place"),
         (beat.slow_wire, poor.without_waiting, "nobody waited for this"),
         (beat.early_start, poor.untouched, "not yet"),
@@ -80,7 +85,11 @@ def test_a_straightforward_answer_has_the_floor(challenge, straightforward):
         (beat.large_model, poor.untouched, "not yet"),
         (beat.large_model, poor.nobody_averages, "on one process with AdamW"),
         (beat.large_model, poor.too_large, "MB, and has 4"),
-        (beat.large_model, poor.no_losses, "make() was never called"),
+        (beat.large_model, poor.no_losses, "was never called"),
+        (beat.short_schedule, poor.untouched, "not yet"),
+        (beat.short_schedule, poor.without_a_limit, "activations alive, and room for 8"),
+        (beat.short_schedule, poor.only_half, "there are 8 stages and 8 micro-batches"),
+        (beat.short_schedule, poor.without_a_backward, "even: "),
         (beat.stops, poor.untouched, "not yet"),
         (beat.stops, poor.elsewhere, "and not the target"),
         (beat.stops, poor.with_other_numbers, "the numbers are others"),
@@ -89,7 +98,7 @@ def test_a_straightforward_answer_has_the_floor(challenge, straightforward):
 )
 def test_what_scores_nothing_says_why(challenge, fn, why):
     answer = challenge(fn)
-    assert not answer and why in str(answer)
+    assert not answer and re.search(why, str(answer))
 
 
 def test_what_is_patched_in_the_notebook_scores_nothing(monkeypatch):

@@ -1,0 +1,104 @@
+"""10: the shortest schedule of eight stages on four ranks, under a limit of activations alive.
+
+Any stage may be on any rank, backwards whole or split.  What a list takes is simulated (labs.pp.simulation), as all
+times of that notebook; then the course's executor obeys it in a real job, whose gradients must be one process's.
+
+The bound: somebody computes at least a quarter of all there is, and each stage is one rank's, with all micro-batches.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from labs import pp
+from labs.kit.challenges.challenge import Challenge, Function, Judged
+from labs.kit.challenges.fair import replaced
+from labs.kit.checks.answer import Wrong, show
+from labs.kit.checks.case import close
+from labs.kit.checks.launching import job
+from labs.kit.checks.pipeline.listed import run
+from labs.kit.checks.pipeline.stacked import TOLERANCE, Stacked
+from labs.pp.checker import alive, microbatches_of, stages_of
+from labs.pp.instructions import Lists
+
+RANKS, STAGES, MICROBATCHES = 4, 8, 8
+
+
+class Case(NamedTuple):
+    """By stage: what F, I and W take; a B takes I and W.  send: from rank to rank.  most: activations alive."""
+
+    F: list[float]
+    I: list[float]  # noqa: E741
+    W: list[float]
+    send: float
+    most: int
+
+    @property
+    def costs(self) -> dict[str, Any]:
+        B = [i + w for i, w in zip(self.I, self.W, strict=True)]
+        return {"F": self.F, "I": self.I, "W": self.W, "B": B, "send": self.send}
+
+
+EVEN, HEAD, TURNS = [1.0] * STAGES, [*[1.0] * (STAGES - 1), 2.0], [1.0, 2.0] * (STAGES // 2)
+CASES = {
+    "even": Case(EVEN, EVEN, EVEN, send=0.25, most=8),
+    "a heavy head": Case(HEAD, HEAD, HEAD, send=0.25, most=8),
+    "a slow wire": Case(EVEN, EVEN, EVEN, send=1.0, most=12),
+    "by turns": Case(TURNS, TURNS, EVEN, send=0.5, most=10),
+    "attention": Case(EVEN, [1.5] * STAGES, [0.5] * STAGES, send=0.5, most=9),
+}
+
+
+def bound(case: Case) -> float:
+    stages = [sum(each) for each in zip(case.F, case.I, case.W, strict=True)]
+    return MICROBATCHES * max(sum(stages) / RANKS, *stages)
+
+
+def on_a_rank(fn: Function) -> tuple[list[Any], str]:
+    found = []
+    for case in CASES.values():
+        lists = fn(RANKS, MICROBATCHES, case.costs, case.most)
+        if not isinstance(lists, list | tuple) or len(lists) != RANKS:
+            raise ValueError(f"it returned {show(lists)}: a list of instructions for each of {RANKS} ranks is needed")
+        found.append(tuple(tuple(order) for order in lists))
+    return found, replaced()
+
+
+def judge(fn: Function) -> Judged:
+    ((chosen, name),) = job(on_a_rank, fn, ranks=1)
+    if name:
+        raise Wrong(f"on a rank {name} was put in another's place")
+    scores = {}
+    for (called, case), lists in zip(CASES.items(), chosen, strict=True):
+        scores[called] = 100 * bound(case) / taken(called, case, lists)
+    world = Stacked(0, RANKS, lists=chosen[0])
+    if not all(close(*pair, TOLERANCE[world.dtype]) for found in job(run, world, ranks=RANKS) for pair in found):
+        raise Wrong("run for real, the gradients are not one process's", "Which micro-batch does each stage take next?")
+    told = ", ".join(f"{called} {score:.0f}" for called, score in scores.items())
+    return Judged(sum(scores.values()) / len(scores), told)
+
+
+def taken(called: str, case: Case, lists: Lists) -> float:
+    try:
+        simulation = pp.simulate(lists, **case.costs)
+    except ValueError as error:  # a WrongSchedule is one
+        raise Wrong(f"{called}: {error}", "What does that instruction wait for?") from None
+    if (stages_of(lists), microbatches_of(lists)) != (STAGES, MICROBATCHES):
+        raise Wrong(f"{called}: there are {STAGES} stages and {MICROBATCHES} micro-batches", "Which are missing?")
+    for rank, numbers in enumerate(alive(lists)):
+        if max(numbers) > case.most:
+            raise Wrong(f"{called}: rank {rank} has {max(numbers)} activations alive, and room for {case.most}")
+    return simulation.time
+
+
+short_schedule = Challenge(
+    "short_schedule",
+    "10",
+    "The shortest schedule under a limit of memory",
+    "Eight stages on four ranks, eight micro-batches, and so many activations alive on a rank. Any stage may be on any "
+    "rank, and backwards may be split. Five cases differ in what stages and messages take.",
+    judge,
+    floor=74.2,
+    course=78.9,
+    possible=83.1,
+)
