@@ -263,7 +263,7 @@ check.prefetch(prefetched)
 # reverse. The reduce-scatters overlap, too: layer 4's gradients travel while layer 3 computes its own.
 #
 # You may also say yourself what to gather ahead. Here is the same job with no layer, one, two and all five others
-# gathered ahead. (The last layer stays gathered after its forward, since backward begins with it.)
+# gathered ahead. The last layer stays gathered after its forward, since backward begins with it.
 
 
 # %%
@@ -304,7 +304,7 @@ draw.table([{"": name, "how long rank 0 waited in that step": times[name]} for n
 # With none ahead, the gradients of a layer travel while the one before it computes, but every gather begins only when
 # its layer is needed. One layer ahead, a gather has as long as a layer computes: the wire needs 3 ms for it, and a
 # layer computes for 5 ms or more. What must remain is the first gather and the last reduce-scatter: while they travel,
-# this rank has nothing to compute. (The ranks wait for each other, too, and longer on a busy machine.) A second layer
+# this rank has nothing to compute. The ranks wait for each other, too, and longer on a busy machine. A second layer
 # ahead can help only where a gather is on its way for longer than a layer computes. And what does it cost? Move the
 # slider, and look at the memory below the timeline. (There, all phases are drawn equally wide.)
 
@@ -343,8 +343,8 @@ draw.table([{"layers ahead": n} | phases[n] for n in AHEAD], caption="most in fl
 # group of an axis, `mesh.size("shard")` how many ranks it has; `reduce_scatter(vector, group)` is notebook 04's. Keep
 # the dtype, and return a tensor with its own memory: not a view, and not a buffer that the next call writes into.
 #
-# The check tries grids of up to 6 ranks, also n × 1 and 1 × n with n up to 4, in three dtypes. (In bfloat16 you may
-# divide between the axes, or at the end.) All replicas must get the same bits. Budget for each rank: the bytes of a
+# The check tries grids of up to 6 ranks, also n × 1 and 1 × n with n up to 4, in three dtypes. In bfloat16 you may
+# divide between the axes, or at the end. All replicas must get the same bits. Budget for each rank: the bytes of a
 # reduce-scatter along `shard` and of an all-reduce of a piece along `replicate` (on 2 × 2 ranks 1.00 × the gradient,
 # half of it along `replicate`); and hold at most 2.75 × the gradient, the given one included.
 
@@ -403,7 +403,7 @@ print(f"the loss falls on both ranks: {falls and falls_too}; they have the same 
 # %% [markdown]
 # The loss falls on both ranks, so nothing looks wrong: the gradient was averaged over the shard group, which is one
 # rank. Your function of exercise 3 was tried on n × 1, too. Whatever you use, compare a parameter between replicas
-# once, after a few steps. (And compare them before the first step: our `fully_shard` does, PyTorch's does not.)
+# once, after a few steps. And compare them before the first step: our `fully_shard` does, PyTorch's does not.
 #
 # ## Build: all of it
 #
@@ -450,8 +450,8 @@ job = partial(on_cpu, train)
 FSDP = partial(fully, (4,), by_layer)
 
 # %% [markdown]
-# Can your functions of exercise 1 train it? If they passed, they replace the course's in this job. (Nothing is then
-# gathered ahead, since your `unshard` waits.)
+# Can your functions of exercise 1 train it? If they passed, they replace the course's in this job. Nothing is then
+# gathered ahead, since your `unshard` waits.
 
 # %%
 from labs.kit.exercises import unshard_with

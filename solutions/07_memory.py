@@ -55,14 +55,14 @@ draw.chart({"each of 64 ranks": at_the_peak}, "GB", caption="8 billion parameter
 
 # %% [markdown]
 # This is the highest moment of a step: forward is over, and the backward of the loss begins. There are no gradients
-# yet, and no layer is gathered. (The rest, in grey, are *temporaries*: here the gradients of the logits.) P and S,
+# yet, and no layer is gathered. The rest, in grey, are *temporaries*: here the gradients of the logits. P and S,
 # which all of notebook 04 was about, are the two slivers on the left. What overflows the card is A.
 #
 # **Activations** are what forward leaves behind because backward will ask for it (notebook 01). They are not copies of
 # anything: each rank's activations belong to its own tokens. The stages of ZeRO leave them alone, and more ranks do not
 # make them fewer. The way out, for activations, is to compute them *again* instead of keeping them. What does that
-# save, and what does it cost? (What can be done about P, G and S on top of ZeRO, namely to keep them in a larger and
-# slower memory, is the subject of notebook 07b.)
+# save, and what does it cost? What can be done about P, G and S on top of ZeRO, namely to keep them in a larger and
+# slower memory, is the subject of notebook 07b.
 #
 # The model is notebook 01's, with twice the layers; the loop is the same. `change` is called on the model before it
 # trains: that is where everything in this notebook will happen.
@@ -133,8 +133,8 @@ draw.memory(plain, step=2)
 guess_times = 20  # your number
 
 # %% [markdown]
-# And if every layer's forward runs twice, by what factor does the arithmetic of a training step grow? (Notebook 01:
-# backward is about twice as much as forward.) An expression will do.
+# And if every layer's forward runs twice, by what factor does the arithmetic of a training step grow? Notebook 01:
+# backward is about twice as much as forward. An expression will do.
 
 # %%
 guess_work = 4 / 3  # your number
@@ -143,8 +143,8 @@ guess_work = 4 / 3  # your number
 # ## Build: a formula, term by term
 #
 # What does forward have to leave behind? Each operator leaves what its own derivative needs, and nothing else. PyTorch
-# lets us look: `saved_tensors_hooks(pack, unpack)` calls `pack` with each tensor that is about to be kept. (What `pack`
-# returns is kept in its place; when backward needs the tensor, it calls `unpack` with what was kept.)
+# lets us look: `saved_tensors_hooks(pack, unpack)` calls `pack` with each tensor that is about to be kept. What `pack`
+# returns is kept in its place; when backward needs the tensor, it calls `unpack` with what was kept.
 
 
 # %%
@@ -305,8 +305,8 @@ draw.table([{"kept by": name, "bytes": size, "%": round(100 * size / A, 1)} for 
 # If you have read about activations before, you have met `sbh(34 + 5as/h)`: bytes of one layer, for s tokens, b
 # sequences, width h and a heads (Korthikanti et al., 2022). Why is it a different formula? Because it was made for a
 # different layer: GPT-3's, in 16-bit numbers, with two LayerNorms, an MLP of width 4h with GELU (another nonlinearity),
-# and attention that is *not* fused, with dropout in three places. (**Dropout** sets numbers to zero at random, so that
-# a model does not come to depend on single ones.) Here it is:
+# and attention that is *not* fused, with dropout in three places. **Dropout** sets numbers to zero at random, so that
+# a model does not come to depend on single ones. Here it is:
 
 
 # %%
@@ -490,7 +490,7 @@ answer = check.checkpoint(checkpoint)
 answer
 
 # %% [markdown]
-# (From here on your checkpoint is used if it is right, else the course's.) Put it around each layer. Two ranks that do
+# From here on your checkpoint is used if it is right, else the course's. Put it around each layer. Two ranks that do
 # not talk to each other train the same model side by side, the first as it was, the second with checkpoints:
 
 # %%
@@ -510,9 +510,9 @@ both = run(side_by_side, nothing, each_layer, ranks=2, device="cpu", record="mem
 draw.memory(both.recording, step=2, names=("as before", "with checkpoints"))
 
 # %% [markdown]
-# The mountain has become a comb: each tooth in backward is one layer whose activations come back and go again. (Why are
+# The mountain has become a comb: each tooth in backward is one layer whose activations come back and go again. Why are
 # the teeth grey? The recorder calls A what *autograd* keeps. Here your list `again` keeps these tensors, and your
-# function the layers' inputs; what the recorder cannot name is grey, a temporary.) And is it the same training?
+# function the layers' inputs; what the recorder cannot name is grey, a temporary. And is it the same training?
 
 # %%
 (losses, parameters), (again_losses, again_parameters) = both
@@ -553,8 +553,8 @@ assert torch.equal(ours, right) and not torch.equal(wrong, right)
 #
 # Some activations are expensive to *compute*: matrix products and attention are nearly all of the arithmetic. Others
 # are only expensive to *keep*: norms, rotary, silu, sums. So keep the results of the expensive operations, and compute
-# the rest again: **selective** recomputation. (The paper means the core of attention alone; today the word is used for
-# any choice by operation.) [labs/memory/recompute.py](../labs/memory/recompute.py) does both, with
+# the rest again: **selective** recomputation. The paper means the core of attention alone; today the word is used for
+# any choice by operation. [labs/memory/recompute.py](../labs/memory/recompute.py) does both, with
 # [labs/memory/selective.py](../labs/memory/selective.py), and changes a model in place:
 
 # %%
@@ -580,10 +580,10 @@ four = run(side_by_side, *WAYS.values(), ranks=4, device="cpu", record="memory")
 draw.memory(four.recording, step=2, names=list(WAYS))
 
 # %% [markdown]
-# (*Full* recomputes everything in a layer; *all but attention* everything except attention; *selective* what is neither
+# *Full* recomputes everything in a layer; *all but attention* everything except attention; *selective* what is neither
 # a product nor attention. The teeth are A now, as these checkpoints give the tensors back to autograd. A little grey is
 # left: temporaries, which are what an operation needs while it runs, such as the gradients on their way through a
-# layer.)
+# layer.
 #
 # ## Measure: bytes and numbers
 #
