@@ -5,7 +5,8 @@
 
 P, G, S    `cost.bytes_held`, of the rank's layers, embedding and head, in the precision that the constants name
 A          `cost.regathered_activations` of a layer, for each stage that `cost.stages_alive` counts
-comm       layers that stage 3 of ZeRO has gathered: the one at work and the next; what crosses a split layer, whole
+comm       layers that stage 3 of ZeRO has gathered: the one at work and the next; under stage 2 the gradients of the
+           largest part of the model, before they are shared; what crosses a split layer, whole
 temporary  a layer that is computed again, or logits with their gradient; and what is always taken
 """
 
@@ -16,7 +17,7 @@ from labs.plan.candidates import Layout, Setup
 from labs.plan.dealt import dealt
 
 ONCE = "mixed"  # a single micro-batch without shards needs nothing to add gradients up in
-WEIGHT = 2  # bytes
+WEIGHT, GRADIENT = 2, 4  # bytes
 CROSSING = 2  # tensors that are whole while a split layer is at work: its input, and the gradient of that
 GATHERED = 2  # layers: the one at work, and the next
 
@@ -50,11 +51,12 @@ def kinds(setup: Setup, layout: Layout, rank: int) -> tuple[int, ...]:
 
 @lru_cache(1 << 16)
 def state(setup: Setup, tp: int, pp: int, schedule: str, stages: int, zero: int, shards: int, once: bool, rank: int):
-    """P, G, S, and what is gathered."""
+    """P, G, S, and what of them is whole for a moment."""
     n = parameters(setup, tp, pp, schedule, stages, rank)
     pie = cost.bytes_held(n, shards, zero, ONCE if once else setup.constants.precision)
-    gathered = GATHERED * WEIGHT * cost.layer_matrices(setup.config) // tp if zero == 3 else 0
-    return round(pie["P"]), round(pie["G"]), round(pie["S"]), gathered
+    layer, table = cost.layer_matrices(setup.config), setup.config.vocab * setup.config.dim
+    whole = {2: GRADIENT * max(layer, table), 3: GATHERED * WEIGHT * layer}.get(zero, 0) // tp
+    return round(pie["P"]), round(pie["G"]), round(pie["S"]), whole
 
 
 @lru_cache(1 << 16)
