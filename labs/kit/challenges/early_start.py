@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from labs.kit.challenges.challenge import Challenge, Function, Judged
-from labs.kit.challenges.fair import chance, replaced
+from labs.kit.challenges.fair import chance, refuse_replaced, replaced
 from labs.kit.checks.answer import Wrong, show
 from labs.kit.checks.launching import job
 from labs.kit.record import mark
@@ -111,8 +111,7 @@ def require_each_once(buckets: Any, layers: int) -> None:
 def judge(fn: Function) -> Judged:
     steps = [*STEPS.values(), drawn()]
     results = job(on_a_rank, fn, steps, ranks=RANKS)
-    if name := next((name for _, name in results if name), ""):
-        raise Wrong(f"on a rank {name} was put in another's place, so nobody can tell what was sent")
+    refuse_replaced(name for _, name in results)
     for number, given in enumerate(steps):
         before, after, chosen = zip(*(found[number] for found, _ in results), strict=True)
         sent = [event.bytes_in for event in results.recording.select(0, number)]

@@ -1,6 +1,7 @@
 """What scores nothing: the course's own answer, and means that the judge cannot see through.
 
     replaced()                         "time.perf_counter", if something else stands for it in this process
+    refuse_replaced(names)             raises Wrong, if a rank has said that of a name
     copied_from(course, "02", fn)      whether fn is the course's own answer, whatever its names are
     hidden(results, recording)         whether more went over the connections than the recording knows of
 
@@ -13,10 +14,11 @@ import ast
 import functools
 import inspect
 import os
+import site
 import sys
 import sysconfig
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -24,17 +26,19 @@ from typing import Any
 import torch
 
 import labs
+from labs.kit.checks.answer import Wrong
 from labs.kit.record import Recording
 from labs.kit.watch.frames import TORCH
 
-PACKAGES = os.path.dirname(TORCH[:-1])
 HOMES = (
     *labs.__path__,
-    PACKAGES,
+    os.path.dirname(TORCH[:-1]),
+    *site.getsitepackages(),
+    site.getusersitepackages(),
     sysconfig.get_path("stdlib"),
     "<frozen",
-    "<string>",
-)  # the last: what dataclasses write
+    "<string>",  # what dataclasses write
+)
 GUARDED = "labs", "torch.distributed", "torch", "time"  # the first two with all that is below them
 HEADER = 256  # bytes: of a message on a connection, besides its own
 SETTING_UP = 64 << 10
@@ -50,6 +54,11 @@ def chance() -> torch.Generator:
 def replaced() -> str:
     """The first name of the course, of PyTorch's communication or of the clock that is not theirs; "" for none."""
     return next((name for name, value in names() if not at_home(value)), "")
+
+
+def refuse_replaced(names: Iterable[str]) -> None:
+    if name := next(filter(None, names), ""):
+        raise Wrong(f"on a rank {name} was put in another's place, so nobody can tell what was sent or held")
 
 
 def names() -> Iterator[tuple[str, Any]]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from labs.kit.challenges.challenge import Challenge, Function, Judged
-from labs.kit.challenges.fair import chance, replaced
+from labs.kit.challenges.fair import chance, refuse_replaced, replaced
 from labs.kit.checks.answer import Wrong, show
 from labs.kit.checks.launching import job
 from labs.kit.record import mark
@@ -91,8 +91,7 @@ def judge(fn: Function) -> Judged:
     data = [tuple(torch.randn(2, ROWS, FEATURES, generator=generator)) for _ in range(STEPS)]
     seed = int(torch.randint(1 << 30, (), generator=generator))
     results = job(on_a_rank, fn, seed, data, ranks=RANKS, record="memory")
-    if name := next((found["replaced"] for found in results if found["replaced"]), ""):
-        raise Wrong(f"on a rank {name} was put in another's place, so nobody can tell what was held")
+    refuse_replaced(found["replaced"] for found in results)
     if len({found["size"] for found in results}) > 1:
         raise Wrong("the ranks do not make the same model", "What does your function know that differs there?")
     due = alone(*results[0]["size"], seed, data)

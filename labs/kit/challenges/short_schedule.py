@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from labs import pp
 from labs.kit.challenges.challenge import Challenge, Function, Judged
-from labs.kit.challenges.fair import replaced
+from labs.kit.challenges.fair import refuse_replaced, replaced
 from labs.kit.checks.answer import Wrong, show
 from labs.kit.checks.case import close
 from labs.kit.checks.launching import job
@@ -66,8 +66,7 @@ def on_a_rank(fn: Function) -> tuple[list[Any], str]:
 
 def judge(fn: Function) -> Judged:
     ((chosen, name),) = job(on_a_rank, fn, ranks=1)
-    if name:
-        raise Wrong(f"on a rank {name} was put in another's place")
+    refuse_replaced([name])
     scores = {}
     for (called, case), lists in zip(CASES.items(), chosen, strict=True):
         scores[called] = 100 * bound(case) / taken(called, case, lists)

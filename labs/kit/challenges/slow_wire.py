@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from labs.kit.challenges.challenge import Challenge, Function, Judged
-from labs.kit.challenges.fair import chance, hidden, replaced
+from labs.kit.challenges.fair import chance, hidden, refuse_replaced, replaced
 from labs.kit.checks.answer import Wrong
 from labs.kit.checks.launching import job
 from labs.kit.record import Event, mark
@@ -83,8 +83,7 @@ def require_sums(results: Sequence[Any], ranks: int) -> None:
 
 def require_fair(results: Any) -> None:
     events = [event for event in results.recording.events if event.step is not None]
-    if name := next((name for _, name, _ in results if name), ""):
-        raise Wrong(f"on a rank {name} was put in another's place, so nobody can tell what was sent")
+    refuse_replaced(name for _, name, _ in results)
     if others := {event.op for event in events} - {"send", "recv"}:
         raise Wrong(f"it calls {min(others)}: only messages have a time here", "Which messages does it send inside?")
     for event in events:

@@ -19,7 +19,7 @@ import torch
 from labs.dtensor import DTensor, Partial, Placement, Replicate, Shard
 from labs.dtensor.placement import Spec
 from labs.kit.challenges.challenge import Challenge, Function, Judged
-from labs.kit.challenges.fair import chance, replaced
+from labs.kit.challenges.fair import chance, refuse_replaced, replaced
 from labs.kit.checks.answer import Wrong, show
 from labs.kit.checks.launching import job
 from labs.kit.record import mark
@@ -93,8 +93,7 @@ def require_path(path: Any, target: Layout) -> None:
 def judge(fn: Function) -> Judged:
     whole = torch.randn(len(WAYS), RANKS, *SHAPE, dtype=torch.float64, generator=chance())
     results = job(on_a_rank, fn, whole, ranks=RANKS)
-    if name := next((name for _, name in results if name), ""):
-        raise Wrong(f"on a rank {name} was put in another's place, so nobody can tell what was sent")
+    refuse_replaced(name for _, name in results)
     scores = []
     for number, (source, target) in enumerate(WAYS):
         summands = {sum(bit << axis for axis, bit in enumerate(place)) for place in product(*map(choices, source))}
