@@ -33,6 +33,7 @@ optional.or_skip(engine.missing())
 
 # %%
 import gc
+import json
 from dataclasses import replace
 from functools import partial
 
@@ -42,8 +43,8 @@ import torch.distributed as dist
 from labs import cost
 from labs.data import Batches, corpus
 from labs.deepspeed import estimates
-from labs.deepspeed.configuration import BUCKET, MICRO, from_fsdp, like_zero
-from labs.kit import check, draw, exercises, strategies
+from labs.deepspeed.configuration import BUCKET, FAR, MICRO, REUSE, from_fsdp, like_zero, to_fsdp
+from labs.kit import check, draw, exercises, play, strategies
 from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.model import GPT, PRESETS
@@ -301,15 +302,45 @@ check.mend(mend)
 # ## From FSDP's words to DeepSpeed's
 #
 # Some settings of `fully_shard` have a name on the other side, and some do not: for `reshard_after_forward=False` there
-# is only a distance within which nothing is dropped.
+# is only a distance within which nothing is dropped. Set the left side, and read the right one:
 
 # %%
-settings = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
-from_fsdp(**settings)
+NUMBERS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def in_its_words(**settings):
+    config = from_fsdp(**settings)
+    lines = {**config.pop("zero_optimization"), **config}
+    words = [{"DeepSpeed": key, "": json.dumps(value)} for key, value in lines.items()]
+    return draw.table(words, caption=f"fully_shard: {settings}")
+
+
+play.explore(
+    in_its_words, reshard_after_forward=[True, False], param_dtype=NUMBERS, reduce_dtype=NUMBERS, offload=[False, True]
+)
 
 # %% [markdown]
-# Does it do what it says? Parameters travel in bfloat16, twice; gradients in float32, once. How many bytes for each
-# parameter is that, times (N − 1)/N?
+# And back. Here the left side is the file, for a model of 7 billion parameters. Not everything has a counterpart.
+
+
+# %%
+def in_fsdps_words(stage, reuse, device, bf16):
+    zero = {"stage": stage} | {f"offload_{what}": {"device": device} for what in ("param", "optimizer")}
+    config = {"zero_optimization": zero | {REUSE: reuse}, "bf16": {"enabled": bf16}}
+    try:
+        settings = to_fsdp(config, parameters=7_000_000_000)
+        return draw.table([{name: str(value) for name, value in settings.items()}], caption=f"DeepSpeed: {config}")
+    except ValueError as told:
+        return draw.table([{"no counterpart": str(told)}], caption=f"DeepSpeed: {config}")
+
+
+play.explore(
+    in_fsdps_words, stage=[3, 2, 1], reuse=[0, FAR, 10 * FAR], device=["none", "cpu", "nvme"], bf16=[False, True]
+)
+
+# %% [markdown]
+# Does the file do what it says? Let parameters be in bfloat16, and gradients be reduced in float32. Parameters travel
+# in bfloat16, twice; gradients in float32, once. How many bytes for each parameter is that, times (N − 1)/N?
 
 # %%
 guess_mixed = 8  # your number
@@ -377,6 +408,9 @@ draw.table(rows, caption="bytes on a rank of four, stage 2, float32")
 # | its optimizer | any of PyTorch's | its own, compiled at first use; or PyTorch's | release 0.19.8, 2026 |
 # | offload to the CPU | yes | yes | notebook 07b; tests/deepspeed, the same numbers |
 # | offload to NVMe | no | yes, with a compiler and libaio | PyTorch 2.13; arXiv 2104.07857, 2021 |
+# | activation checkpointing | PyTorch's | the same; or its own, cut over TP, or on the CPU | its docs, 11/2026 |
+# | compile | each layer, then `fully_shard` | `engine.compile()` | arXiv 2410.06511, 2024; release 0.19.8, 2026 |
+# | inference | sharded, as in training | the same in stage 3; its own engine | deepspeed.ai/inference, 11/2026 |
 # | a checkpoint is loaded by | any number of ranks | as many; converted, any number | notebook 08; tests/deepspeed |
 # | a checkpoint is | tensors and an index | pickles: run nobody else's | the files themselves |
 #
@@ -386,8 +420,7 @@ draw.table(rows, caption="bytes on a rank of four, stage 2, float32")
 #
 # ### A way out
 #
-# A few lines of a training script become DeepSpeed's, and it needs no laboratory. (On CPUs without a compiler, it needs
-# the precautions in [labs/deepspeed/engine.py](../labs/deepspeed/engine.py).)
+# A few lines of a training script become DeepSpeed's, and it needs no laboratory.
 #
 # | PyTorch | DeepSpeed |
 # |---|---|
@@ -397,12 +430,61 @@ draw.table(rows, caption="bytes on a rank of four, stage 2, float32")
 # | `optimizer.step()`, `zero_grad()` | `engine.step()` |
 # | `torchrun --nproc-per-node=8 train.py` | the same, or `deepspeed --no_local_rank train.py` |
 #
+# A whole script is [scripts/train_with_deepspeed.py](../scripts/train_with_deepspeed.py). From the root of the
+# repository, run `torchrun --nproc-per-node 4 scripts/train_with_deepspeed.py`, or `deepspeed --no_local_rank` and the
+# same file:
+#
+# ```python
+# import deepspeed
+# import torch
+# import torch.distributed as dist
+#
+# from labs.data import Batches, corpus
+# from labs.model import GPT, PRESETS
+#
+# device = "cuda" if torch.cuda.is_available() else "cpu"
+# # On CPUs, DeepSpeed would compile an operator for shared memory.
+# deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = device == "cuda"
+#
+# dist.init_process_group()
+# rank, ranks = dist.get_rank(), dist.get_world_size()
+# if device == "cuda":
+#     torch.cuda.set_device(rank % torch.cuda.device_count())
+# deepspeed.init_distributed(dist.get_backend(), auto_mpi_discovery=False, verbose=False)
+#
+# settings = {
+#     "train_batch_size": 16,
+#     "gradient_clipping": 1.0,
+#     "bf16": {"enabled": device == "cuda"},
+#     "zero_optimization": {"stage": 3, "reduce_bucket_size": 1 << 20, "memory_efficient_linear": False},
+#     "zero_allow_untested_optimizer": True,
+#     "zero_force_ds_cpu_optimizer": False,
+#     "steps_per_print": 1 << 31,
+# }
+# config = PRESETS["small"]
+# model = GPT(config)
+# optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, eps=1e-4)
+# engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+#
+# batches = Batches(corpus().tokens, 16, config.context)
+# for step in range(10):
+#     x, y = (part.chunk(ranks)[rank].to(device) for part in batches[step])
+#     loss = engine(x, y)
+#     engine.backward(loss)
+#     engine.step()
+#     mean = loss.detach().float()
+#     dist.all_reduce(mean)
+#     if rank == 0:
+#         print(f"step {step}: loss {mean.item() / ranks:.4f}", flush=True)
+#
+# dist.barrier()
+# dist.destroy_process_group()
+# ```
+#
 # And the file, which says what you rely on. These are numbers for comparing: for a large model take larger buckets, and
 # let it fetch ahead.
 
 # %%
-import json
-
 print(json.dumps({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8, **from_fsdp()}, indent=2))
 
 # %% [markdown]

@@ -3,6 +3,7 @@
     require_known(config)           a key that DeepSpeed does not know: on the first level, it takes no notice of one
     batch_sizes(config, ranks)      train = micro × accumulation × ranks; two of the three say the third
     like_zero(stage), from_fsdp()   the stages of `labs.zero`, and the settings of PyTorch's `fully_shard`, in its words
+    to_fsdp(config, parameters)     and back
 
 Nothing here needs DeepSpeed: a configuration is a dictionary, or the same as JSON.  Read in its release 0.19.8.
 """
@@ -14,7 +15,8 @@ from typing import Any, NamedTuple
 import torch
 
 TRAIN, MICRO, ACCUMULATION = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
-PERSISTS, REUSE = "stage3_param_persistence_threshold", "stage3_max_reuse_distance"
+PERSISTS, REUSE, LIVE = "stage3_param_persistence_threshold", "stage3_max_reuse_distance", "stage3_max_live_parameters"
+FAR = 1_000_000_000  # parameters: what DeepSpeed takes where nothing is said of REUSE and LIVE
 NUMBERS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 BUCKET = 1 << 16  # elements.  DeepSpeed's own is 500 million: 2 GB in float32, which every rank takes at once
 # Of the first level.  DeepSpeed asks for these by name, and never looks what else is there.
@@ -113,7 +115,7 @@ def from_fsdp(
             raise ValueError(f"{name} is {dtype}: DeepSpeed trains in {', '.join(map(str, NUMBERS))}")
     config = like_zero(3)
     if not reshard_after_forward:
-        config["zero_optimization"] |= dict.fromkeys((REUSE, "stage3_max_live_parameters"), 1_000_000_000)
+        config["zero_optimization"] |= dict.fromkeys((REUSE, LIVE), FAR)
     if offload:
         config["zero_optimization"] |= {key: {"device": "cpu"} for key in ("offload_param", "offload_optimizer")}
     if param_dtype != torch.float32:
@@ -121,3 +123,30 @@ def from_fsdp(
     if reduce_dtype != param_dtype:
         config["communication_data_type"] = NUMBERS[reduce_dtype]
     return config
+
+
+def to_fsdp(config: Mapping[str, Any], parameters: int) -> dict[str, Any]:
+    """The settings of `fully_shard` with which a model of so many parameters is trained as by this configuration.
+
+    What else it says, of clipping and of batch sizes, is code there.  Raises ValueError for what has no counterpart.
+    """
+    zero = config.get("zero_optimization", {})
+    if (stage := zero.get("stage", 0)) != 3:
+        raise ValueError(
+            f"stage {stage} keeps all parameters on each rank, and fully_shard never does: the nearest is stage 3 with "
+            "reshard_after_forward=False, or DDP with ZeroRedundancyOptimizer"
+        )
+    offloads = {zero.get(f"offload_{what}", {}).get("device", "none") for what in ("param", "optimizer")}
+    if "nvme" in offloads or len(offloads) > 1:
+        raise ValueError(
+            f"what is offloaded goes to {', '.join(sorted(offloads))}: fully_shard has parameters, gradients and "
+            "optimizer state on the CPU, or none of them"
+        )
+    dtypes = {name: dtype for dtype, name in NUMBERS.items()}
+    computes = next((dtype for name, dtype in dtypes.items() if config.get(name, {}).get("enabled")), torch.float32)
+    return {
+        "reshard_after_forward": min(zero.get(REUSE, FAR), zero.get(LIVE, FAR)) < parameters,
+        "param_dtype": computes,
+        "reduce_dtype": dtypes[config["communication_data_type"]] if "communication_data_type" in config else computes,
+        "offload": offloads == {"cpu"},
+    }

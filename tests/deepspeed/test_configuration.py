@@ -4,7 +4,16 @@ import pytest
 import torch
 
 from labs.deepspeed import configuration
-from labs.deepspeed.configuration import ACCUMULATION, MICRO, TRAIN, batch_sizes, from_fsdp, like_zero, require_known
+from labs.deepspeed.configuration import (
+    ACCUMULATION,
+    MICRO,
+    TRAIN,
+    batch_sizes,
+    from_fsdp,
+    like_zero,
+    require_known,
+    to_fsdp,
+)
 
 
 @pytest.mark.parametrize(
@@ -64,3 +73,36 @@ def test_the_settings_of_fully_shard_in_its_words():
     assert from_fsdp(offload=True)["zero_optimization"]["offload_optimizer"] == {"device": "cpu"}
     with pytest.raises(ValueError, match=r"reduce_dtype is torch.float64: DeepSpeed trains in"):
         from_fsdp(reduce_dtype=torch.float64)
+
+
+@pytest.mark.parametrize("reshard_after_forward", [True, False])
+@pytest.mark.parametrize("offload", [True, False])
+@pytest.mark.parametrize(("param_dtype", "reduce_dtype"), [(torch.float32,) * 2, (torch.bfloat16, torch.float32)])
+def test_there_and_back(reshard_after_forward, offload, param_dtype, reduce_dtype):
+    settings = {
+        "reshard_after_forward": reshard_after_forward,
+        "param_dtype": param_dtype,
+        "reduce_dtype": reduce_dtype,
+        "offload": offload,
+    }
+    assert to_fsdp(from_fsdp(**settings), parameters=10**6) == settings
+
+
+def test_by_its_own_thresholds_a_small_model_is_not_resharded():
+    bare = {"zero_optimization": {"stage": 3}}
+    assert not to_fsdp(bare, parameters=10**9)["reshard_after_forward"]
+    assert to_fsdp(bare, parameters=10**9 + 1)["reshard_after_forward"]
+
+
+@pytest.mark.parametrize(
+    ("zero", "told"),
+    [
+        ({"stage": 2}, "stage 2 keeps all parameters on each rank, and fully_shard never does"),
+        ({}, "stage 0 keeps"),
+        ({"stage": 3, "offload_optimizer": {"device": "nvme"}}, "what is offloaded goes to none, nvme: fully_shard"),
+        ({"stage": 3, "offload_optimizer": {"device": "cpu"}}, "what is offloaded goes to cpu, none: fully_shard"),
+    ],
+)
+def test_what_has_no_counterpart_is_told(zero, told):
+    with pytest.raises(ValueError, match=told):
+        to_fsdp({"zero_optimization": zero}, parameters=10)
