@@ -31,7 +31,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from labs import ddp, fsdp, pp, tp
+from labs import ddp, fsdp, parallel, pp, tp
 from labs.agree import everybodys
 from labs.dtensor import Replicate, Shard
 from labs.fsdp import MixedPrecisionPolicy
@@ -304,6 +304,36 @@ def piped(schedule: str, odd: Odd, model: Stack) -> Trainer:
     return Trainer(model, odd.optimizer(pipeline.parameters()), full=full, pipeline=pipeline)
 
 
+class Stage(nn.Module):
+    """A part of a Stack, whose parameters have the names that they have there."""
+
+    def __init__(self, model: Stack, names: tuple[str, ...], first: bool):
+        super().__init__()
+        self.layers = nn.ModuleDict({name: model.layers[name] for name in names})
+        self.embed, self.head, self.loss = model.embed if first else None, None if first else model.head, model.loss
+
+    def forward(self, x):
+        x = x if self.embed is None else self.embed(x)
+        for layer in self.layers.values():
+            x = layer(x)
+        return x if self.head is None else self.head(x)
+
+
+def composed(odd: Odd, model: Stack) -> Trainer:
+    """Two stages, each sharded."""
+    mesh = Mesh((2, 1, dist.get_world_size() // 2, 1), parallel.AXES)
+    stages = [Stage(model, ("0", "1"), True), Stage(model, ("2",), False)]
+    own = along(mesh, "replicate", "shard")
+    pipeline = parallel.Parallel(stages, pp.one_f_one_b(2, 2 * odd.micro_batches), mesh, plan_of(model, False))
+
+    def full() -> dict[str, Tensor]:
+        mine = {name: p.detach() for name, p in pipeline.full_parameters().items()}
+        parts = everybodys(mine, mesh.get_group("pp"))
+        return dict(chain.from_iterable(part.items() for part in parts.values()))
+
+    return Trainer(model, odd.optimizer(pipeline.parameters()), full=full, pipeline=pipeline, **own)
+
+
 ROWS = {
     "ddp-naive": Row(partial(data_parallel, ddp.Naive), 2, 2),
     "ddp-bucketed": Row(partial(data_parallel, ddp.Bucketed), 2, 2),
@@ -317,6 +347,7 @@ ROWS = {
     "tp-sp": Row(partial(split, True), 2, 1),
     "fsdp-tp": Row(sharded_and_split, 4, 2),
     **{f"pp-{name}": Row(partial(piped, name), 2, 1) for name in ("gpipe", "1f1b", "interleaved", "zbv")},
+    "pp-fsdp": Row(composed, 4, 2),
 }
 
 
@@ -397,7 +428,8 @@ def judged(row: str, odd: Odd, came: Mapping[str, Tensor] | str, ranks: int = 0)
     if said:
         return {odd.name: "was not refused"}
     parts = ROWS[row].parts * ranks // ROWS[row].ranks
-    due = reference(odd, parts, odd.micro_batches * (ranks if row.startswith("pp-") else 1))
+    stages = 2 if row == "pp-fsdp" else ranks if row.startswith("pp-") else 1  # as many micro-batches
+    due = reference(odd, parts, odd.micro_batches * stages)
     off = {name: (came[name] - p).abs().max().item() for name, p in due.items() if p.numel()}
     worst = max(off, key=off.get)
     bound = 1e-5 if row == "fsdp-bf16" else 1e-12
@@ -1072,8 +1104,15 @@ ODD += [
 ]
 
 
+# What one stage of a composed pipeline refuses, or shares with another, ends the job while the others wait: left out.
+AT_A_STAGE = "a weight normalised in place|a table of bounded norms|sparse gradients|a number|a lazy layer"
+AT_A_STAGE += "|a new parameter later|a weight of two layers|one module twice|tied"
+
+
 def takes(row: str, odd: Odd) -> bool:
     """A pipeline drives itself, and takes what can be cut into stages."""
+    if row == "pp-fsdp" and (re.fullmatch(AT_A_STAGE, odd.name) or refused(row, odd)):
+        return False
     if odd.name.startswith("at once") and not re.fullmatch(f"{ZERO}|fsdp|hsdp", row):
         return False
     return not row.startswith("pp-") or (odd.make().parts is not None and odd.name not in WAYS)
