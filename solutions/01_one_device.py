@@ -453,7 +453,8 @@ if not answer:
 
 
 class MixedAdamW(torch.optim.Optimizer):
-    """AdamW for parameters in low precision. It keeps three float32 numbers for each of theirs."""
+    """AdamW for parameters in low precision. It keeps three float32 numbers for each of
+    theirs."""
 
     def __init__(self, parameters, **settings):
         super().__init__(parameters, settings)

@@ -260,7 +260,8 @@ def everyone_to_everyone(x):
 
 
 def outcome(all_reduce):
-    """What a rank has after an all-reduce of the ranks' numbers, with a fraction that floats must round."""
+    """What a rank has after an all-reduce of the ranks' numbers, with a fraction that floats
+    must round."""
     x = dist.get_rank() + torch.arange(8000) / 7
     all_reduce(x)
     return x
@@ -695,7 +696,8 @@ from labs.kit.sockets import delivered
 
 
 def wire(ways, n):
-    """Bytes that this rank really sent for each collective; None on systems that do not count."""
+    """Bytes that this rank really sent for each collective; None on systems that do not
+    count."""
     sent = {}
     for name, collective in ways.items():
         x = torch.ones(n)

@@ -578,7 +578,8 @@ def float64():
 
 # %%
 def part_by_part(parts):
-    """A `wrap` for one process, which takes the ranks' parts of the batch one after the other."""
+    """A `wrap` for one process, which takes the ranks' parts of the batch one after the
+    other."""
 
     def wrap(model):
         def mean_loss(x, y):
@@ -598,7 +599,8 @@ expected = {
 
 # %%
 def each_off(ways, build):
-    """By way: the largest difference between a parameter of this rank after three steps, and what is expected."""
+    """By way: the largest difference between a parameter of this rank after three steps, and
+    what is expected."""
     expect, found = expected[dist.get_world_size()], {}
     for name, way in ways.items():
         _, parameters = train(steps=3, build=build, **way)

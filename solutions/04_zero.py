@@ -254,10 +254,13 @@ from labs.group import all_gather, reduce_scatter
 
 
 def partition_optimizer(full, make):
-    """Return `step()`: called on all ranks after backward, it updates all of `full` on each, in place.
+    """Return `step()`: called on all ranks after backward, it updates all of `full` on each, in
+    place.
 
-    full: [n] nn.Parameter, the same on all ranks; N divides n. `full.grad` is this rank's own, of its own data
-    make: makes an optimizer for a list of nn.Parameters; each rank's may have only n / N elements
+    full: [n] nn.Parameter, the same on all ranks; N divides n. `full.grad` is this rank's own,
+    of its own data
+    make: makes an optimizer for a list of nn.Parameters; each rank's may have only n / N
+    elements
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     ### BEGIN SOLUTION
@@ -317,7 +320,8 @@ def gradient_ready(full, shard):
     Called by autograd each time `full.grad` is complete: for each layer, in each micro-batch.
 
     full: [n] nn.Parameter, a layer; `full.grad` is this rank's own
-    shard: [n / N] nn.Parameter; `shard.grad` is None, or what earlier micro-batches have added up to
+    shard: [n / N] nn.Parameter; `shard.grad` is None, or what earlier micro-batches have added
+    up to
     """
     ### BEGIN SOLUTION
     mean = reduce_scatter(full.grad, None) / dist.get_world_size()
@@ -381,9 +385,11 @@ assert view.tolist() == [6, 7]
 
 # %%
 def gather(full, shard):
-    """Fill `full` from the shards of all ranks, in its own dtype; its memory comes back in the same storage.
+    """Fill `full` from the shards of all ranks, in its own dtype; its memory comes back in the
+    same storage.
 
-    full: [n] nn.Parameter, its storage is empty; shard: [n / N] nn.Parameter, perhaps of another dtype
+    full: [n] nn.Parameter, its storage is empty; shard: [n / N] nn.Parameter, perhaps of
+    another dtype
     """
     ### BEGIN SOLUTION
     full.untyped_storage().resize_(full.nbytes)
@@ -569,9 +575,11 @@ assert abs(sum(norm**2 for norm in alone) ** 0.5 / together[0] - 1) < 1e-5
 
 # %%
 def clip(shards, max_norm):
-    """Scale the gradients of all shards, in place, so that their global norm is at most `max_norm`; return what it was.
+    """Scale the gradients of all shards, in place, so that their global norm is at most
+    `max_norm`; return what it was.
 
-    shards: this rank's, 1-D; any `.grad` may be None, even all of them. The norm: a float, or a tensor of one number
+    shards: this rank's, 1-D; any `.grad` may be None, even all of them. The norm: a float, or a
+    tensor of one number
     """
     ### BEGIN SOLUTION
     gradients = [shard.grad for shard in shards if shard.grad is not None]
@@ -964,7 +972,8 @@ from labs.kit.sockets import delivered
 
 
 def on_the_wire(ways):
-    """Bytes that this rank really sent in the second step of each; None on systems that do not count."""
+    """Bytes that this rank really sent in the second step of each; None on systems that do not
+    count."""
     carried = {}
     for name, apply in ways.items():
         training = apply(float32())
@@ -1068,7 +1077,8 @@ draw.table([{"link": name, "tokens on a device, at least": round(R / W)} for nam
 
 # %%
 def stages_by_event():
-    """{event: (stage 1, stage 2, stage 3)}, of "all_gather", "drop", "reduce_scatter" and "" for nothing."""
+    """{event: (stage 1, stage 2, stage 3)}, of "all_gather", "drop", "reduce_scatter" and ""
+    for nothing."""
     ### BEGIN SOLUTION
     return {
         "before_forward": ("", "", "all_gather"),
@@ -1145,7 +1155,8 @@ check.stages_by_event(stages_by_event)
 def train_largest(make, batches, settings):
     """Train the largest model that four ranks hold in 4 MB each; return the loss of each batch.
 
-    make(width, depth): the model, layers of width × width; call it once.  batches: (x, y), a rank's.
+    make(width, depth): the model, layers of width × width; call it once.  batches: (x, y), a
+    rank's.
     settings: of AdamW.  The loss is the mean square of model(x) - y, as a float.
     """
     ### BEGIN SOLUTION

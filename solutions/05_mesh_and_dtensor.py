@@ -90,10 +90,11 @@ draw.mesh({"replicate": 2, "shard": 4}, along="replicate")
 
 # %%
 def neighbours(shape, rank):
-    """The coordinate of a rank on a mesh of this shape (row by row), and for each axis the ranks along it.
+    """The coordinate of a rank on a mesh of this shape (row by row), and for each axis the
+    ranks along it.
 
-    shape: sizes of the axes, outermost first.  Returns ([place on each axis], [ranks along each axis, in order]):
-    neighbours((2, 4), 5) is ([1, 1], [[1, 5], [4, 5, 6, 7]])
+    shape: sizes of the axes, outermost first.  Returns ([place on each axis], [ranks along each
+    axis, in order]): neighbours((2, 4), 5) is ([1, 1], [[1, 5], [4, 5, 6, 7]])
     """
     ### BEGIN SOLUTION
     coordinate, groups, step = [], [], 1
@@ -131,7 +132,8 @@ SLOW = Link(nodes=2, bandwidth="200 Mbit/s", latency=1e-3)
 
 # %%
 def one_layer(shape, names, steps=5):
-    """What travels for one layer in each step, on a mesh with the axes "shard" and "replicate"."""
+    """What travels for one layer in each step, on a mesh with the axes "shard" and
+    "replicate"."""
     mesh, full = Mesh(shape, names), torch.zeros(LAYER)
     shard, replicate = mesh.get_group("shard"), mesh.get_group("replicate")
     piece = full[: LAYER // mesh.size("shard")].clone()
@@ -295,7 +297,8 @@ SHARE |= {"Shard(0) → Shard(1)": 3 / 16, "Replicate() → Shard(1)": 0}  # wha
 
 
 def move_each(tensor, mesh, moves):
-    """One redistribution of 16 × 24 elements per step; `tensor` is labs.dtensor, or torch.distributed.tensor."""
+    """One redistribution of 16 × 24 elements per step; `tensor` is labs.dtensor, or
+    torch.distributed.tensor."""
     placements = {"Replicate()": tensor.Replicate(), "Partial()": tensor.Partial()}
     placements |= {f"Shard({dim})": tensor.Shard(dim) for dim in (0, 1)}
     for move in moves:
@@ -388,7 +391,8 @@ plan(start, goal)
 
 # %%
 def order_of_axes(spec, target):
-    """The numbers of the axes, in the order in which to take them from spec.placements to target."""
+    """The numbers of the axes, in the order in which to take them from spec.placements to
+    target."""
 
     def late(axis):
         """Return a number; the axis with the smallest goes first."""
@@ -440,10 +444,11 @@ for case, way in zip(cases, ways("ik,kj->ij", linear="each"), strict=True):
 
 # %%
 def two_layers(tensor, mesh, x_BD, up_DF, down_FD):
-    """relu(x @ up) @ down, with F cut over the ranks; `tensor` is labs.dtensor or torch.distributed.tensor.
+    """relu(x @ up) @ down, with F cut over the ranks; `tensor` is labs.dtensor or
+    torch.distributed.tensor.
 
-    B: batch, D: width, F: hidden width.  Returns the placements of the hidden layer and of the result, and the whole
-    result.
+    B: batch, D: width, F: hidden width.  Returns the placements of the hidden layer and of the
+    result, and the whole result.
     """
     x = tensor.distribute_tensor(x_BD, mesh, [tensor.Replicate()])
     up = tensor.distribute_tensor(up_DF, mesh, [tensor.Shard(1)])
@@ -753,9 +758,11 @@ draw.table([{"from": str(a), "to": str(b), "bytes at least": bound(a, b)} for a,
 
 # %%
 def stops(spec, target):
-    """The layouts to go through: a list of tuples, one placement for each axis; the last is target.
+    """The layouts to go through: a list of tuples, one placement for each axis; the last is
+    target.
 
-    spec: a Spec of shape (24, 16) on 2 × 2 × 2 ranks; spec.but(placements) is another layout of it.
+    spec: a Spec of shape (24, 16) on 2 × 2 × 2 ranks; spec.but(placements) is another layout of
+    it.
     From stop to stop it goes by plan(spec, placements), which says what travels.
     """
     ### BEGIN SOLUTION

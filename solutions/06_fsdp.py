@@ -182,7 +182,8 @@ def six_layers():
 
 # %%
 def pretend(prepare, steps=6):
-    """A few steps; prepare(layers) -> model, and what to call between backward and the next forward."""
+    """A few steps; prepare(layers) -> model, and what to call between backward and the next
+    forward."""
     model, finish = prepare(six_layers())
     for _ in range(steps):
         dist.barrier()  # so that the ranks begin together
@@ -314,7 +315,8 @@ play.prefetch(talk, held, quiet, begin=2)
 
 # %%
 def in_flight(recording, phase):
-    """The most that rank 0 holds of gathered layers and of gradients in flight, in a steady step, counted in layers."""
+    """The most that rank 0 holds of gathered layers and of gradients in flight, in a steady
+    step, counted in layers."""
     spans = [span for span in recording.spans if (span.rank, span.name) == (0, phase)][1:]
     line = recording.during(0, None, ["comm", "temporary"])
     most = min(max(size for at, size in line if span.start <= at < span.end) for span in spans)
@@ -416,7 +418,8 @@ def float32():
 
 
 def fully(shape, parts, model, reshard=True, **options):
-    """The training of a model: each of parts(model) is its own group, and the model is the group for the rest."""
+    """The training of a model: each of parts(model) is its own group, and the model is the
+    group for the rest."""
     mesh = Mesh(shape, ("replicate", "shard")[-len(shape) :])
     for part in parts(model):
         fully_shard(part, mesh=mesh, reshard_after_forward=reshard, **options)
@@ -532,7 +535,8 @@ def in_turn(ways, micro_batches):
 
 
 def ledgers(ways, micro_batches=1):
-    """For each: what rank 0 sends in its second step, in how many collectives, and what it holds in a steady one."""
+    """For each: what rank 0 sends in its second step, in how many collectives, and what it
+    holds in a steady one."""
     talk = on_cpu(in_turn, ways, micro_batches, ranks=4, record="communication", tell="all: sent").recording
     found = {}
     for number, (name, apply) in enumerate(ways.items()):

@@ -322,7 +322,8 @@ def core(q, k, v):
 
 # %%
 class Block(nn.Module):
-    """One layer of GPT-3: h wide, with a heads. (The causal mask adds no byte, and is left out.)"""
+    """One layer of GPT-3: h wide, with a heads. (The causal mask adds no byte, and is left
+    out.)"""
 
     def __init__(self, h, a, core=core):
         super().__init__()

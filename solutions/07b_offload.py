@@ -121,7 +121,8 @@ def one_step(model, optimizer, x, y):
 
 # %%
 def sharded(where=None, make=adamw, steps=4):
-    """All parameters by name, after training in stage 3 with the state in the folder `where`, or in memory."""
+    """All parameters by name, after training in stage 3 with the state in the folder `where`,
+    or in memory."""
     model = GPT(CONFIG)
     zero = Zero(model, stage=3, optimizer=partial(Offloaded, optimizer=make, where=where) if where else make)
     for batch in batches[getattr(zero.optimizer, "steps", 0) : steps]:
@@ -342,7 +343,8 @@ print(f"predicted {1000 * predicted:.0f} ms, measured {1000 * lasted:.0f} ms")
 
 # %%
 def killed(at):
-    """A function that makes an AdamW, for each shard and step; rank 1 dies when it should make number `at`."""
+    """A function that makes an AdamW, for each shard and step; rank 1 dies when it should make
+    number `at`."""
     count = itertools.count()
 
     def make(params):

@@ -495,7 +495,8 @@ draw.table(
 
 # %%
 def forgetful():
-    """12 steps without the sum: whether the loss fell, the last loss, the last norm's weight, and what reports it."""
+    """12 steps without the sum: whether the loss fell, the last loss, the last norm's weight,
+    and what reports it."""
     plan, mesh = gpt_plan(CONFIG, sequence_parallel=True), Mesh((4,), ("tp",))
     without = {name: style for name, style in plan.items() if not isinstance(style, SequenceParallel)}
     training = tensor_parallel(without, model := GPT(CONFIG), mesh)

@@ -151,7 +151,8 @@ def float32():
 
 
 def in_turn(ways, batches=batches, build=float32, keep=0):
-    """Train in each of the ways, each rank on its part of the batch; the whole parameters after `keep` steps."""
+    """Train in each of the ways, each rank on its part of the batch; the whole parameters after
+    `keep` steps."""
     kept = {}
     for name, way in ways.items():
         parts = range(way.parts(dist.get_world_size()))
@@ -162,7 +163,8 @@ def in_turn(ways, batches=batches, build=float32, keep=0):
 
 # %%
 def recorded(ways, batches=batches):
-    """Of rank 0 in its second step: bytes sent, collectives, and those made while the optimizer steps."""
+    """Of rank 0 in its second step: bytes sent, collectives, and those made while the optimizer
+    steps."""
     seen = on_cpu(in_turn, ways, batches, ranks=4, record="communication", tell="what is sent").recording
     began, found = [span.start for span in seen.spans if (span.rank, span.name) == (0, "optimizer")], {}
     for second, name in zip(range(1, 2 * len(ways), 2), ways, strict=True):

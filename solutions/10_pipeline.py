@@ -266,7 +266,8 @@ def one_process():
 
 
 def try_out(lists):
-    """Train on 4 ranks; compare all their parameters with those of one process.  What was sent is recorded."""
+    """Train on 4 ranks; compare all their parameters with those of one process.  What was sent
+    is recorded."""
     trained = on_cpu(train, lists, ranks=4, record="communication")
     found = {name: p for parameters in trained for name, p in parameters.items()}
     assert found.keys() == expected.keys()
@@ -309,7 +310,8 @@ talk = {"GPipe": try_out(gpipe(4, MICRO))}
 
 # %%
 def one_f_one_b(ranks, microbatches):
-    """[the instructions of rank 0, those of rank 1, ...]; microbatches may be fewer than ranks."""
+    """[the instructions of rank 0, those of rank 1, ...]; microbatches may be fewer than
+    ranks."""
     lists = []
     for rank in range(ranks):
         forwards = [F(rank, m) for m in range(microbatches)]
@@ -414,7 +416,8 @@ talk["interleaved"] = try_out(interleaved(4, MICRO, 2))
 
 # %%
 def with_warmup(times, ranks=4, v=2):
-    """The course's interleaved schedule, but with a warm-up of (v - 1) p + times (p - 1 - r)."""
+    """The course's interleaved schedule, but with a warm-up of (v - 1) p + times (p - 1 -
+    r)."""
     lists = []
     for rank, order in enumerate(pp.interleaved(ranks, MICRO, v)):
         forwards, backwards = ([x for x in order if isinstance(x, kind)] for kind in (F, B))
@@ -645,8 +648,9 @@ draw.schedule(SCHEDULES["1F1B"][0], recording=computed)
 def forward(s, m, stages, loss, xs, ys, take, put):
     """F of stage s and micro-batch m; returns ((taken, made), value).
 
-    taken: the tensor that went into the stage; made: what its backward begins at, the stage's output, or on the last
-    stage the loss divided by the number of micro-batches; value: on the last stage the loss itself (0-dim, detached)
+    taken: the tensor that went into the stage; made: what its backward begins at, the stage's
+    output, or on the last stage the loss divided by the number of micro-batches; value: on the
+    last stage the loss itself (0-dim, detached)
     """
     is_last = bool(ys) and s == max(stages)
     ### BEGIN SOLUTION
@@ -662,10 +666,12 @@ def forward(s, m, stages, loss, xs, ys, take, put):
 
 # %%
 def obey(instructions, stages, loss, xs, ys, take, put):
-    """Run one rank's list; return its losses in the order of the micro-batches; [] without the last stage.
+    """Run one rank's list; return its losses in the order of the micro-batches; [] without the
+    last stage.
 
     stages: {number: module}, this rank's; loss: (what the last stage makes, target) -> 0-dim
-    xs, ys: the micro-batches' inputs and targets; xs is empty without the first stage, ys without the last
+    xs, ys: the micro-batches' inputs and targets; xs is empty without the first stage, ys
+    without the last
     losses: 0-dim tensors, detached, not divided
     """
     losses, alive = {}, {}
@@ -785,7 +791,8 @@ for name in NATIVE:
 
 # %%
 def both_sides(stages, model):
-    """Two pipelines of the same stages, as functions of a batch; PyTorch's takes only what the rank's stage reads."""
+    """Two pipelines of the same stages, as functions of a batch; PyTorch's takes only what the
+    rank's stage reads."""
     ours, theirs = pp.Pipeline(stages, pp.one_f_one_b(2, 4), model.loss), native.pp(stages, "1f1b", 4, model.loss)
     rank = dist.get_rank()
     given = {0: lambda x, y: theirs.step(x), 1: lambda x, y: theirs.step(target=y)}
@@ -883,7 +890,8 @@ draw.table(rows, caption="gradients after two batches, as multiples of those aft
 
 # %%
 def bubbles(ranks, microbatches, stages_per_rank):
-    """{"GPipe": …, "1F1B": …, "interleaved": …, "zero bubble": …}; with "zero bubble", ZB-H1 is meant."""
+    """{"GPipe": …, "1F1B": …, "interleaved": …, "zero bubble": …}; with "zero bubble", ZB-H1 is
+    meant."""
     ### BEGIN SOLUTION
     bubble = (ranks - 1) / microbatches
     return {"GPipe": bubble, "1F1B": bubble, "interleaved": bubble / stages_per_rank, "zero bubble": bubble / 3}
@@ -994,7 +1002,8 @@ talk["PP"], watched["PP"] = talk["1F1B"], watched["1F1B"]
 
 
 def fullest(name):
-    """The most that any rank sends, in how many calls; and the most that any rank holds, by kind, in MB."""
+    """The most that any rank sends, in how many calls; and the most that any rank holds, by
+    kind, in MB."""
     counts = (talk[name].counts(rank, 1) for rank in range(4))
     sent = {"sent, kB": max(talk[name].sent(rank, 1) for rank in range(4)) // 1000}
     calls = {"calls": max(count.total() - count["recv"] for count in counts)}
@@ -1114,7 +1123,7 @@ draw.table(rows)
 
 # %%
 def ends(x):
-    """Who makes what an instruction needs, and who needs what it makes; no rank at the two ends of the model."""
+    """Who makes what an instruction needs, and who needs what it makes; none at the ends."""
     return (x.stage - 1, x.stage + 1) if isinstance(x, F) else (x.stage + 1, x.stage - 1)
 
 

@@ -293,7 +293,8 @@ def predicted(sizes, rank, microbatches=2, batch=16):
 
 
 def along(recording, rank, step=1):
-    """Bytes that a rank has sent in a step, by axis; but for those of the norm, which are float64."""
+    """Bytes that a rank has sent in a step, by axis; but for those of the norm, which are
+    float64."""
     bytes_by_axis = Counter()
     for event in recording.select(rank, step):
         if event.dtype != "float64" and not event.meta:
@@ -302,7 +303,8 @@ def along(recording, rank, step=1):
 
 
 def as_said(recording, sizes, microbatches=2):
-    """Of each rank, in the second step: in the first one, ranks also tell each other what will come."""
+    """Of each rank, in the second step: in the first one, ranks also tell each other what will
+    come."""
     ranks = range(prod(sizes))
     return all(along(recording, rank).total() == predicted(sizes, rank, microbatches).sent for rank in ranks)
 
@@ -442,7 +444,8 @@ check.mesh_norm(mesh_norm)
 
 # %%
 def wrong_norms(sizes):
-    """Each rank's own, and that of all ranks if copies count: × the right one.  The embedding is tied to the head."""
+    """Each rank's own, and that of all ranks if copies count: × the right one.  The embedding
+    is tied to the head."""
     parallel, mine = parallel_of(sizes, 2, replace(CONFIG, tied=True))
     words = torch.randint(256, (2, 8, 32), generator=torch.Generator().manual_seed(1))
     parallel.forward_backward(*words[:, mine])
@@ -539,7 +542,8 @@ GPT4_CLASS = Config(100_256, 18_432, 160, 144, 8, 64_512, context=4096)  # dense
 
 
 def pretend(config, sizes, microbatches):
-    """Two steps, with micro-batches of one sequence.  Nothing but Parallel may keep the stages, of which most go."""
+    """Two steps, with micro-batches of one sequence.  Nothing but Parallel may keep the stages,
+    of which most go."""
     lists, plan = pp.one_f_one_b(sizes[0], microbatches), tp.gpt_plan(config, True)
     parallel = Parallel(pp.cut(GPT(config), sizes[0]), lists, Mesh(sizes, AXES), plan)
     optimizer = adamw(parallel.parameters())

@@ -392,7 +392,8 @@ draw.table(
 
 # %%
 def sharded_gradients(loss, shards, x, y):
-    """A device's shards of the gradients, as if one device had computed the mean of the whole batch.
+    """A device's shards of the gradients, as if one device had computed the mean of the whole
+    batch.
 
     shards: {name: its rows of the weight}
     x, y: its part of the batch; all parts are as large

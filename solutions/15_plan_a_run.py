@@ -244,7 +244,8 @@ NODE, FLOPS, LAUNCH = 8, 350e12, 5e-3  # operations per second; seconds for a la
 
 
 def wire(ranks, apart):
-    """Bytes per second around a ring: `apart` is 1 for neighbours, as along tp; along dp it is tp."""
+    """Bytes per second around a ring: `apart` is 1 for neighbours, as along tp; along dp it is
+    tp."""
     together = max(1, min(ranks, NODE // apart))  # of the ring's ranks, on one node
     return 300e9 if together == ranks else min(300e9, together * 25e9)
 

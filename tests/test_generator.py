@@ -247,6 +247,7 @@ def test_the_command_line_ends_with_a_status(monkeypatch, capsys):
     [
         (nbformat.v4.new_code_cell("\n".join(f"x{n} = {n}" for n in range(15))), "15 lines of code"),
         (nbformat.v4.new_code_cell("x = 1\nx;"), "semicolon"),
+        (nbformat.v4.new_code_cell(f'"""{"word " * 20}"""'), "106 columns in a docstring"),
         (nbformat.v4.new_markdown_cell("see [the next](04_gone.ipynb)"), "'04_gone.ipynb' leads nowhere"),
         (nbformat.v4.new_markdown_cell("<details><summary>Why?</summary>"), "<details> stands 1 × and </details> 0 ×"),
         (nbformat.v4.new_markdown_cell("![](here.svg)"), "'here.svg' has no alternative text"),

@@ -1,6 +1,7 @@
 """What every notebook of the course holds to, beyond running.
 
     short cells      at most CODE_LINES lines of code in a cell (docstrings, comments and blank lines apart)
+    narrow tasks     a line of a docstring has at most COLUMNS, or JupyterLab in a window of 1,024 pixels cuts it off
     no silencing ;   nbval shows what the semicolon hides, so the output would differ
     live links       a relative link leads to a file that is there
     alternative text every image in prose says what it shows
@@ -18,6 +19,7 @@ from urllib.parse import unquote
 from nbformat import NotebookNode
 
 CODE_LINES = 14
+COLUMNS = 96
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)[^)]*\)")
 HTML_IMAGE = re.compile(r"<img\b[^>]*>")
@@ -43,18 +45,26 @@ def broken_code(source: str) -> Iterator[str]:
     lines = code_lines(source)
     if lines > CODE_LINES:
         yield f"{lines} lines of code; a cell has at most {CODE_LINES}"
+    for number, line in enumerate(source.splitlines(), 1):
+        if len(line) > COLUMNS and number in docstring_lines(source):
+            yield f"{len(line)} columns in a docstring, {line.strip()[:40]!r}; a line of it has at most {COLUMNS}"
     if source.rstrip().endswith(";"):
         yield "a semicolon at the end hides the result in JupyterLab only; write `_ = ...`"
 
 
 def code_lines(source: str) -> int:
     """Lines that hold code: not blank, not a comment, not part of a docstring."""
+    quiet, lines = docstring_lines(source), enumerate(source.splitlines(), 1)
+    return sum(1 for n, line in lines if line.strip() and not line.strip().startswith("#") and n not in quiet)
+
+
+def docstring_lines(source: str) -> set[int]:
+    """The numbers of the lines of a cell that belong to a string that stands by itself."""
     quiet: set[int] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str):
             quiet.update(range(node.lineno, node.end_lineno + 1))
-    lines = enumerate(source.splitlines(), 1)
-    return sum(1 for n, line in lines if line.strip() and not line.strip().startswith("#") and n not in quiet)
+    return quiet
 
 
 def broken_outputs(outputs: list[NotebookNode]) -> Iterator[str]:
