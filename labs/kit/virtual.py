@@ -53,10 +53,7 @@ def on_devices(
     timeout, tell: as of `run`.  Raises ImportError where JAX is missing or too old, ValueError for a number of devices
     that cannot be, RankError where `fn` fails.
     """
-    if type(devices) is not int or not 1 <= devices <= MOST_DEVICES:
-        raise ValueError(f"devices={devices!r}: give a number from 1 to {MOST_DEVICES}")
-    if told := missing():
-        raise ImportError(told)
+    require(devices)
     return run(with_devices, devices, fn, args, kwargs, ranks=1, device="cpu", timeout=timeout, tell=tell)[0]
 
 
@@ -68,10 +65,16 @@ def on_processes(
     They communicate by gloo.  Raises as `on_devices` does; one that waits for a process that is not there any more
     ends at the time limit, with all the others.
     """
-    if told := missing():
-        raise ImportError(told)
+    require(devices)
     port = free_port()
     return run(as_one_of, port, devices, fn, args, kwargs, ranks=processes, device="cpu", timeout=timeout)
+
+
+def require(devices: int) -> None:
+    if type(devices) is not int or not 1 <= devices <= MOST_DEVICES:
+        raise ValueError(f"devices={devices!r}: give a number from 1 to {MOST_DEVICES}")
+    if told := missing():
+        raise ImportError(told)
 
 
 def as_one_of(port: int, devices: int, fn: Callable[..., T], args: Any, kwargs: Any) -> T:

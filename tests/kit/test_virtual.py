@@ -81,6 +81,8 @@ def test_one_that_hangs_ends_at_its_timeout():
 def test_a_number_that_cannot_be_is_told(devices):
     with pytest.raises(ValueError, match=f"devices={devices}: give a number from 1 to 256"):
         on_devices(seen, "a", devices=devices)
+    with pytest.raises(ValueError, match=f"devices={devices}: give a number from 1 to 256"):
+        on_processes(seen, "a", devices=devices)
 
 
 def test_a_jax_that_is_missing_is_told_with_the_command_that_adds_it(monkeypatch):
