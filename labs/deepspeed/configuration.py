@@ -43,7 +43,9 @@ class BatchSizes(NamedTuple):
 
 
 def require_known(config: Mapping[str, Any], known: Collection[str] = KEYS, where: str = "a configuration") -> None:
-    """Raise ValueError for a key that is not known there."""
+    """Raise ValueError for a key that is not known there, and for what has no keys."""
+    if not isinstance(config, Mapping):
+        raise ValueError(f"{where} of DeepSpeed is {config!r}: give a dictionary, such as {{'stage': 2}}")
     for key in config:
         if key not in known:
             close = get_close_matches(key, known, n=1)

@@ -55,6 +55,8 @@ def test_a_key_that_is_not_known_is_told_with_the_nearest_one():
         require_known({"zero_optimisation": {"stage": 2}})
     with pytest.raises(ValueError, match="'xyzzy' is no key of a configuration of DeepSpeed: take it out"):
         require_known({"xyzzy": 1})
+    with pytest.raises(ValueError, match="zero_optimization of DeepSpeed is 2: give a dictionary"):
+        require_known(2, where="zero_optimization")
 
 
 def test_every_stage_is_told_not_to_clip_and_how_much_to_reduce_at_once():
