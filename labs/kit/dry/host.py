@@ -83,6 +83,7 @@ ISSUED = {
     FUNCTIONAL.all_to_all_single.default: exchanged,
 }
 ANSWERED = {  # by the host alone
+    torch.ops.prim.device.default: lambda x: x.fake_device if isinstance(x, FakeTensor) else x.device,
     torch.ops.aten.is_set_to.default: is_set_to,
     FUNCTIONAL._wrap_tensor_autograd.default: AsyncCollectiveTensor,
 }
