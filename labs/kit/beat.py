@@ -11,8 +11,8 @@
       straightforward 46.6, the course's own 63.1, known to be possible 74.4, the bound 100
 
 A learner's function is judged by a real job: by its numbers first, then by what it sent, held or waited for.  100
-points stand for a bound that nobody can beat, derived in the notebook.  Each try is noted in the learner's scores.json,
-and drawn; LABS_PLOT=off in the environment leaves the drawing away.
+points stand for a bound that nobody can beat, derived in the notebook.  Each try is drawn, and kept in scores.json
+where a notebook of the course runs; LABS_PLOT=off in the environment leaves the drawing away.
 """
 
 from labs.kit.challenges.early_start import early_start

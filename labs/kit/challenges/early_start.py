@@ -10,15 +10,15 @@ of the last layer, in one message at the least.  No step takes less than either.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from labs.kit.challenges.challenge import Challenge, Function, Judged
-from labs.kit.challenges.fair import chance, refuse_replaced, replaced
+from labs.kit.challenges.challenge import Challenge, Function, Judged, job
+from labs.kit.challenges.fair import chance
 from labs.kit.checks.answer import Wrong, show
-from labs.kit.checks.launching import job
 from labs.kit.record import mark
 
 RANKS = 2
@@ -28,26 +28,28 @@ Buckets = Sequence[Sequence[int]]
 class Step(NamedTuple):
     """By layer, from the first to the last: bytes of its gradient, s of its backward and of its forward."""
 
-    nbytes: list[int]
-    backward: list[float]
-    forward: list[float]
+    nbytes: tuple[int, ...]
+    backward: tuple[float, ...]
+    forward: tuple[float, ...]
     latency: float  # s
     bandwidth: float  # bytes/s
 
 
 def step(kilobytes: Sequence[int], milliseconds: Sequence[float], latency: float) -> Step:
     """The backward takes twice the forward; 8 MB/s."""
-    forward = [each / 1e3 for each in milliseconds]
-    return Step([1000 * k for k in kilobytes], [2 * each for each in forward], forward, latency, 8e6)
+    forward = tuple(each / 1e3 for each in milliseconds)
+    return Step(tuple(1000 * k for k in kilobytes), tuple(2 * each for each in forward), forward, latency, 8e6)
 
 
-STEPS = {
-    "even": step([20] * 12, [1] * 12, 3e-4),
-    "large ends": step([96, *[12] * 10, 96], [1, *[1] * 10, 3], 5e-4),
-    "a far wire": step([8] * 16, [1] * 16, 3e-3),
-    "a pyramid": step([8, 16, 16, 32, 32, 64, 64, 128, 128, 256], [8, 4, 4, 4, 2, 2, 2, 1, 1, 1], 2e-3),
-    "ups and downs": step([64, 4] * 5, [1, 4] * 5, 1e-3),
-}
+STEPS = MappingProxyType(
+    {
+        "even": step([20] * 12, [1] * 12, 3e-4),
+        "large ends": step([96, *[12] * 10, 96], [1, *[1] * 10, 3], 5e-4),
+        "a far wire": step([8] * 16, [1] * 16, 3e-3),
+        "a pyramid": step([8, 16, 16, 32, 32, 64, 64, 128, 128, 256], [8, 4, 4, 4, 2, 2, 2, 1, 1, 1], 2e-3),
+        "ups and downs": step([64, 4] * 5, [1, 4] * 5, 1e-3),
+    }
+)
 
 
 def step_seconds(buckets: Buckets, given: Step) -> float:
@@ -78,13 +80,13 @@ def drawn() -> Step:
     return step(sizes, [1.0] * layers, 1e-3)
 
 
-def on_a_rank(fn: Function, steps: Sequence[Step]) -> tuple[list[Any], str]:
+def on_a_rank(fn: Function, steps: Sequence[Step]) -> list[Any]:
     """Its buckets are sent as it says; what becomes of the gradients."""
     generator, found = chance(), []
     for given in steps:
         gradients = [torch.randn(n // 8, generator=generator, dtype=torch.float64) for n in given.nbytes]
         before = [gradient.clone() for gradient in gradients]
-        buckets = fn(*(list(each) if isinstance(each, list) else each for each in given))
+        buckets = fn(*(list(each) if isinstance(each, tuple) else each for each in given))
         require_each_once(buckets, len(gradients))
         mark("step")
         for bucket in buckets:
@@ -94,7 +96,7 @@ def on_a_rank(fn: Function, steps: Sequence[Step]) -> tuple[list[Any], str]:
                 gradients[layer] = piece / RANKS
         mark("end")
         found.append((before, gradients, [list(bucket) for bucket in buckets]))
-    return found, replaced()
+    return found
 
 
 def require_each_once(buckets: Any, layers: int) -> None:
@@ -111,9 +113,8 @@ def require_each_once(buckets: Any, layers: int) -> None:
 def judge(fn: Function) -> Judged:
     steps = [*STEPS.values(), drawn()]
     results = job(on_a_rank, fn, steps, ranks=RANKS)
-    refuse_replaced(name for _, name in results)
     for number, given in enumerate(steps):
-        before, after, chosen = zip(*(found[number] for found, _ in results), strict=True)
+        before, after, chosen = zip(*(found[number] for found in results), strict=True)
         sent = [event.bytes_in for event in results.recording.select(0, number)]
         if sent != [sum(given.nbytes[layer] for layer in bucket) for bucket in chosen[0]] or chosen[0] != chosen[1]:
             raise Wrong("the ranks do not send the same buckets", "What does your function know that differs there?")
@@ -121,7 +122,7 @@ def judge(fn: Function) -> Judged:
             if not all(torch.allclose(each[layer], sum(gradients) / RANKS, rtol=1e-12) for each in after):
                 raise Wrong(f"the gradient of layer {layer} is not the mean", "In which bucket does it travel?")
     scores = {
-        name: 100 * bound(given) / step_seconds(results[0][0][number][2], given)
+        name: 100 * bound(given) / step_seconds(results[0][number][2], given)
         for number, (name, given) in enumerate(STEPS.items())
     }
     told = ", ".join(f"{name} {score:.0f}" for name, score in scores.items())

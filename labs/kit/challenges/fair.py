@@ -1,7 +1,7 @@
 """What scores nothing: the course's own answer, and means that the judge cannot see through.
 
     replaced()                         "time.perf_counter", if something else stands for it in this process
-    refuse_replaced(names)             raises Wrong, if a rank has said that of a name
+    altered()                          "slow_wire.LATENCY", if a constant of a challenge is not what its file says
     copied_from(course, "02", fn)      whether fn is the course's own answer, whatever its names are
     hidden(results, recording)         whether more went over the connections than the recording knows of
 
@@ -14,11 +14,12 @@ import ast
 import functools
 import inspect
 import os
+import runpy
 import site
 import sys
 import sysconfig
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -26,7 +27,6 @@ from typing import Any
 import torch
 
 import labs
-from labs.kit.checks.answer import Wrong
 from labs.kit.record import Recording
 from labs.kit.watch.frames import TORCH
 
@@ -56,9 +56,14 @@ def replaced() -> str:
     return next((name for name, value in names() if not at_home(value)), "")
 
 
-def refuse_replaced(names: Iterable[str]) -> None:
-    if name := next(filter(None, names), ""):
-        raise Wrong(f"on a rank {name} was put in another's place, so nobody can tell what was sent or held")
+def altered() -> str:
+    """The same of the challenges' constants, by what their files define anew."""
+    for module_name, module in sorted(sys.modules.items()):
+        if module_name.startswith("labs.kit.challenges."):
+            for name, value in runpy.run_path(module.__file__).items():
+                if name.isupper() and getattr(module, name, None) != value:
+                    return f"{module_name}.{name}"
+    return ""
 
 
 def names() -> Iterator[tuple[str, Any]]:

@@ -17,10 +17,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from labs.kit.challenges.challenge import Challenge, Function, Judged
-from labs.kit.challenges.fair import chance, refuse_replaced, replaced
+from labs.kit.challenges.challenge import Challenge, Function, Judged, job
+from labs.kit.challenges.fair import chance
 from labs.kit.checks.answer import Wrong, show
-from labs.kit.checks.launching import job
 from labs.kit.record import mark
 
 RANKS, BUDGET, KEPT = 4, 4_000_000, 12  # bytes a rank, bytes a parameter
@@ -83,7 +82,7 @@ def on_a_rank(fn: Function, seed: int, data: list[tuple[Tensor, Tensor]]) -> dic
         raise ValueError(f"it returned {show(losses)}: the loss of each batch is needed, {STEPS} floats in a list")
     if not sizes:
         raise ValueError("make() was never called: the model to be trained comes from there")
-    return {"size": sizes[0], "losses": losses, "replaced": replaced()}
+    return {"size": sizes[0], "losses": losses}
 
 
 def judge(fn: Function) -> Judged:
@@ -91,7 +90,6 @@ def judge(fn: Function) -> Judged:
     data = [tuple(torch.randn(2, ROWS, FEATURES, generator=generator)) for _ in range(STEPS)]
     seed = int(torch.randint(1 << 30, (), generator=generator))
     results = job(on_a_rank, fn, seed, data, ranks=RANKS, record="memory")
-    refuse_replaced(found["replaced"] for found in results)
     if len({found["size"] for found in results}) > 1:
         raise Wrong("the ranks do not make the same model", "What does your function know that differs there?")
     due = alone(*results[0]["size"], seed, data)

@@ -11,11 +11,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from labs import pp
-from labs.kit.challenges.challenge import Challenge, Function, Judged
-from labs.kit.challenges.fair import refuse_replaced, replaced
+from labs.kit.challenges.challenge import Challenge, Function, Judged, job
 from labs.kit.checks.answer import Wrong, show
 from labs.kit.checks.case import close
-from labs.kit.checks.launching import job
 from labs.kit.checks.pipeline.listed import run
 from labs.kit.checks.pipeline.stacked import TOLERANCE, Stacked
 from labs.pp.checker import alive, microbatches_of, stages_of
@@ -54,19 +52,18 @@ def bound(case: Case) -> float:
     return MICROBATCHES * max(sum(stages) / RANKS, *stages)
 
 
-def on_a_rank(fn: Function) -> tuple[list[Any], str]:
+def on_a_rank(fn: Function) -> list[Any]:
     found = []
     for case in CASES.values():
         lists = fn(RANKS, MICROBATCHES, case.costs, case.most)
         if not isinstance(lists, list | tuple) or len(lists) != RANKS:
             raise ValueError(f"it returned {show(lists)}: a list of instructions for each of {RANKS} ranks is needed")
         found.append(tuple(tuple(order) for order in lists))
-    return found, replaced()
+    return found
 
 
 def judge(fn: Function) -> Judged:
-    ((chosen, name),) = job(on_a_rank, fn, ranks=1)
-    refuse_replaced([name])
+    (chosen,) = job(on_a_rank, fn, ranks=1)
     scores = {}
     for (called, case), lists in zip(CASES.items(), chosen, strict=True):
         scores[called] = 100 * bound(case) / taken(called, case, lists)

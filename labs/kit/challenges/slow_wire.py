@@ -6,6 +6,9 @@ under way, and has got all that it waited for before.
 
 The bound: what a rank knows reaches at most twice as many ranks with each message, so the last one hears of it after
 ceil(log2 N) latencies; and some rank has to send 2 (N - 1)/N of its tensor.  No way takes less than either.
+
+Messages count for what is in them: all is run once more while they carry zeros (`Emptied`), and a sum that is right
+even then has come by another way, a file or a store.  Not seen is who brings a part of it so, or asks if it is emptied.
 """
 
 from __future__ import annotations
@@ -18,31 +21,52 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from labs.kit.challenges.challenge import Challenge, Function, Judged
-from labs.kit.challenges.fair import chance, hidden, refuse_replaced, replaced
-from labs.kit.checks.answer import Wrong
-from labs.kit.checks.launching import job
+from labs.kit.challenges.challenge import Challenge, Function, Judged, job
+from labs.kit.challenges.fair import chance, hidden
+from labs.kit.checks.answer import Wrong, instead
 from labs.kit.record import Event, mark
 from labs.kit.sockets import delivered
+from labs.kit.watch import tap
 
 LATENCY, BANDWIDTH = 1e-3, 8e6  # s, bytes/s: what is sent in one latency are 1,000 elements of float64
 RANKS = 8, 6
 SIZES = 100, 2_000, 8_000, 40_000  # elements
+WAITED = "When is its tensor yours again? (Waits are seen of dist.isend and irecv, and not of torch.ops.)"
 NOT_SCORED = 97, 2_011  # drawn from here: so many that no number of ranks divides them, most often
 
 
-def on_a_rank(fn: Function, sizes: Sequence[int]) -> tuple[list[Any], str, int | None]:
-    generator, pairs, before = chance(), [], delivered()
+class Emptied(tap.Listener):
+    """While it is entered, what this rank sends are zeros."""
+
+    def __init__(self) -> None:
+        self.sent: list[Sequence[torch.Tensor]] = []  # kept until all of it has left
+
+    def lent(self, call: tap.Call, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if call.op != "send":
+            return args
+        self.sent.append([torch.zeros_like(each) for each in call.inputs])
+        return self.sent[-1], *args[1:]
+
+
+def on_a_rank(fn: Function, sizes: Sequence[int]) -> tuple[list[Any], list[Any], int | None]:
+    """For each size, what the rank brought and what became of it; the same where messages carry zeros; bytes."""
+    generator, pairs, emptied, before = chance(), [], [], delivered()
     for size in sizes:
-        x = torch.randn(size, generator=generator, dtype=torch.float64)
-        given = x.clone()
+        given = torch.randn(size, generator=generator, dtype=torch.float64)
+        x = given.clone()
         dist.barrier()
         mark("step")
         fn(x, LATENCY, BANDWIDTH)
         mark("end")
         pairs.append((given, x))
-    dist.barrier()
-    return pairs, replaced(), None if before is None else delivered() - before
+    for size in sizes:
+        given = torch.randn(size, generator=generator, dtype=torch.float64)
+        x = given.clone()
+        with Emptied():
+            fn(x, LATENCY, BANDWIDTH)
+            dist.barrier()
+        emptied.append((given, x))
+    return pairs, emptied, None if before is None else delivered() - before
 
 
 def judge(fn: Function) -> Judged:
@@ -52,6 +76,7 @@ def judge(fn: Function) -> Judged:
         results = job(on_a_rank, fn, (*SIZES, odd), ranks=ranks, record="order")
         require_sums(results, ranks)
         require_fair(results)
+        require_by_messages(results)
         for step, size in enumerate(SIZES):
             took = seconds([event for event in results.recording.events if event.step == step])
             least = bound(8 * size, ranks)
@@ -71,26 +96,37 @@ def require_sums(results: Sequence[Any], ranks: int) -> None:
     for case in zip(*(pairs for pairs, *_ in results), strict=True):
         due = torch.stack([given for given, _ in case]).sum(0)
         for rank, (_, x) in enumerate(case):
-            wrong = (x - due).abs() > 1e-12 * ranks * (1 + due.abs())
-            if x.shape != due.shape or bool(wrong.any()):
+            wrong = ~is_near(x, due)
+            if bool(wrong.any()):
                 place = int(wrong.nonzero()[0])
+                almost = bool(torch.isclose(x[place], due[place], rtol=1e-5))
                 raise Wrong(
-                    f"{len(due)} elements on {ranks} ranks: on rank {rank} element {place} is {x[place]:.6g}, and not "
-                    f"{due[place]:.6g}",
-                    "Which ranks' numbers are in it, and how often?",
+                    f"{len(due)} elements on {ranks} ranks: on rank {rank} element {place} is "
+                    f"{instead(x[place], due[place])}",
+                    "Is all sent and added in float64?" if almost else "Which ranks' numbers are in it, and how often?",
                 )
+
+
+def require_by_messages(results: Sequence[Any]) -> None:
+    for case in zip(*(emptied for _, emptied, _ in results), strict=True):
+        due = torch.stack([given for given, _ in case]).sum(0)
+        if any(bool(is_near(x, due).any()) for _, x in case):
+            raise Wrong("the sum is right even where messages carry zeros", "By what other way do the numbers come?")
+
+
+def is_near(x: torch.Tensor, due: torch.Tensor) -> torch.Tensor:
+    return (x - due).abs() <= 1e-12 * RANKS[0] * (1 + due.abs())
 
 
 def require_fair(results: Any) -> None:
     events = [event for event in results.recording.events if event.step is not None]
-    refuse_replaced(name for _, name, _ in results)
     if others := {event.op for event in events} - {"send", "recv"}:
         raise Wrong(f"it calls {min(others)}: only messages have a time here", "Which messages does it send inside?")
     for event in events:
         if event.peer is None:
             raise Wrong("a message is received from anybody: say from whom", "Whose turn is it?")
         if event.read_at or event.overwritten or (event.op == "recv" and not event.waits):
-            raise Wrong(f"{event.issuer}: nobody waited for this {event.op}", "When is its tensor yours again?")
+            raise Wrong(f"{event.issuer}: nobody waited for this {event.op}", WAITED)
     if hidden([counted for *_, counted in results], results.recording):
         raise Wrong("more went over the connections than was recorded", "What is sent that no recording sees?")
 

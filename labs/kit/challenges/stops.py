@@ -18,10 +18,9 @@ import torch
 
 from labs.dtensor import DTensor, Partial, Placement, Replicate, Shard
 from labs.dtensor.placement import Spec
-from labs.kit.challenges.challenge import Challenge, Function, Judged
-from labs.kit.challenges.fair import chance, refuse_replaced, replaced
+from labs.kit.challenges.challenge import Challenge, Function, Judged, job
+from labs.kit.challenges.fair import chance
 from labs.kit.checks.answer import Wrong, show
-from labs.kit.checks.launching import job
 from labs.kit.record import mark
 from labs.mesh import Mesh
 
@@ -62,7 +61,7 @@ def holders(layout: Layout) -> torch.Tensor:
     return found
 
 
-def on_a_rank(fn: Function, whole: torch.Tensor) -> tuple[list[torch.Tensor], str]:
+def on_a_rank(fn: Function, whole: torch.Tensor) -> list[torch.Tensor]:
     """whole: [way, summand, *SHAPE].  What its blocks become."""
     mesh, found = Mesh(MESH, ("a", "b", "c")), []
     for (source, target), summands in zip(WAYS, whole, strict=True):
@@ -77,7 +76,7 @@ def on_a_rank(fn: Function, whole: torch.Tensor) -> tuple[list[torch.Tensor], st
             x = x.redistribute(placements=placements)
         mark("end")
         found.append(x.to_local())
-    return found, replaced()
+    return found
 
 
 def require_path(path: Any, target: Layout) -> None:
@@ -93,14 +92,13 @@ def require_path(path: Any, target: Layout) -> None:
 def judge(fn: Function) -> Judged:
     whole = torch.randn(len(WAYS), RANKS, *SHAPE, dtype=torch.float64, generator=chance())
     results = job(on_a_rank, fn, whole, ranks=RANKS)
-    refuse_replaced(name for _, name in results)
     scores = []
     for number, (source, target) in enumerate(WAYS):
         summands = {sum(bit << axis for axis, bit in enumerate(place)) for place in product(*map(choices, source))}
         due = torch.stack([whole[number][summand] for summand in sorted(summands)]).sum(0)
         for rank, place in enumerate(product(*map(range, MESH))):
             block = due[Spec(SHAPE, MESH, target).block(place).slices]
-            if not torch.allclose(results[rank][0][number], block, rtol=1e-12, atol=1e-12):
+            if not torch.allclose(results[rank][number], block, rtol=1e-12, atol=1e-12):
                 raise Wrong(f"{source} to {target}: on rank {rank} the numbers are others", "Which stop lost them?")
         sent = sum(results.recording.sent(rank, number) for rank in range(RANKS))
         scores.append(100 * bound(source, target) / sent)

@@ -42,6 +42,37 @@ def with_another_clock(x, latency, bandwidth):
     collectives.all_reduce(x)
 
 
+def with_another_send(x, latency, bandwidth):
+    dist.isend = lambda *message, **group: None
+    collectives.all_reduce(x)
+
+
+def in_float32(x, latency, bandwidth):
+    mine = x.float()
+    collectives.all_reduce(mine)
+    x.copy_(mine)
+
+
+def through_the_store(x, latency, bandwidth):
+    """The messages carry nothing that is looked at."""
+    store, rank, ranks = dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size()
+    through_the_store.calls = call = getattr(through_the_store, "calls", 0) + 1
+    store.set(f"{call} {rank}", x.numpy().tobytes())
+    given = [store.get(f"{call} {other}") for other in range(ranks)]
+    collectives.all_reduce(x)
+    x.copy_(sum(torch.frombuffer(bytearray(each), dtype=x.dtype) for each in given))
+
+
+def with_torchs_operators(x, latency, bandwidth):
+    group, rank, ranks = dist.group.WORLD.boxed(), dist.get_rank(), dist.get_world_size()
+    received = torch.empty_like(x)
+    works = [torch.ops.c10d.send([x], group, (rank + 1) % ranks, 0)]
+    works += [torch.ops.c10d.recv_([received], group, (rank - 1) % ranks, 0)]
+    for work in works:
+        dist.Work.unbox(work).wait()
+    collectives.all_reduce(x)
+
+
 def without_waiting(x, latency, bandwidth):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     received = [x.new_empty(x.shape) for _ in range(ranks - 1)]
@@ -73,6 +104,11 @@ def another_on_each_rank(nbytes, *seconds):
 
 def a_number(*given):
     return 3
+
+
+def without_an_end(*given):
+    while True:
+        time.sleep(0.1)
 
 
 # ---- 04 --------------------------------------------------------------------------------------------------

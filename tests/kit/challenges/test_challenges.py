@@ -4,6 +4,7 @@ What a judge says here is what a learner's notebook says: each answer runs in th
 """
 
 import ast
+import importlib
 import re
 import time
 
@@ -13,8 +14,13 @@ from labs.__main__ import main
 from labs.kit import beat, progress
 from labs.kit.challenges import fair, scores
 from labs.kit.challenges.challenge import Challenge, Judged
+from labs.kit.checks.answer import Wrong
 from tests.kit.challenges import better, poor
 from tools.notebooks import ROOT
+
+slow_wire, early_start, short_schedule = (
+    importlib.import_module(f"labs.kit.challenges.{name}") for name in ("slow_wire", "early_start", "short_schedule")
+)
 
 
 def source(challenge):
@@ -74,9 +80,13 @@ def test_a_straightforward_answer_has_the_floor(challenge, straightforward):
         (
             beat.slow_wire,
             poor.without_the_recorder,
-            "more went over the connections|less than any sum can",  # the first on Linux
+            "more went over the connections|right even where messages carry zeros",  # the first on Linux
         ),
         (beat.slow_wire, poor.with_another_clock, "time.monotonic_ns was put in another's place"),
+        (beat.slow_wire, poor.with_another_send, "torch.distributed.isend was put in another's place"),
+        (beat.slow_wire, poor.through_the_store, "right even where messages carry zeros"),
+        (beat.slow_wire, poor.in_float32, r"\.\d{10,}, and not .*\n.*in float64"),
+        (beat.slow_wire, poor.with_torchs_operators, "nobody waited for this.*\n.*not of torch.ops"),
         (beat.slow_wire, poor.without_waiting, "nobody waited for this"),
         (beat.early_start, poor.untouched, "not yet"),
         (beat.early_start, poor.one_is_missing, "must be in one bucket, once"),
@@ -104,6 +114,25 @@ def test_what_scores_nothing_says_why(challenge, fn, why):
 def test_what_is_patched_in_the_notebook_scores_nothing(monkeypatch):
     monkeypatch.setattr(time, "perf_counter", lambda: 0)
     assert "time.perf_counter is not what" in str(beat.slow_wire(poor.ring))
+
+
+@pytest.mark.parametrize(
+    "challenge, name, value",
+    [
+        (slow_wire, "LATENCY", 1e-6),
+        (early_start, "STEPS", {"even": early_start.STEPS["even"]}),
+        (short_schedule, "CASES", {}),
+    ],
+)
+def test_other_constants_score_nothing(monkeypatch, challenge, name, value):
+    monkeypatch.setattr(challenge, name, value)
+    assert f"{challenge.__name__}.{name} is not what the course" in str(beat.slow_wire(poor.ring))
+
+
+def test_a_search_has_time_and_an_end(monkeypatch):
+    monkeypatch.setattr("labs.kit.challenges.challenge.LIMIT", 1.0)
+    with pytest.raises(Wrong, match="took longer than 1 s"):
+        beat.early_start.judge(poor.without_an_end)
 
 
 # ---- a learner's tries -----------------------------------------------------------------------------------
@@ -134,13 +163,15 @@ def course(tmp_path, monkeypatch):
 def test_tries_are_kept_drawn_and_shown(course, capsys, monkeypatch):
     assert str(course(lambda: 20)).startswith("✓ toy: 20.0 points of 100")
     assert "tries: 20.0, 61.2" in str(course(lambda: 61.24).picture)
+    for points, news in (50, ""), (70, ": your best so far and above the course's own"), (80.1, ": above all that is"):
+        assert str(course(lambda points=points: points)).startswith(f"✓ toy: {points:.1f} points of 100{news}")
     assert not course(3)
     monkeypatch.setenv("LABS_PLOT", "off")
     assert course(lambda: 30).picture is None
     assert main(["challenges"]) == main(["progress"]) == 0
     told = capsys.readouterr().out
-    assert "your best: 61.2 (3 tries); straightforward 10.0" in told
-    assert "02 toy: 61.2; straightforward 10.0" in told
+    assert "your best: 80.1 (6 tries); straightforward 10.0" in told
+    assert "02 toy: 80.1; straightforward 10.0" in told
 
 
 def test_the_courses_own_answer_by_other_names_is_not_a_learners(course):
