@@ -21,7 +21,8 @@ recall.ask("13")
 # There are two roads to a model on many devices. On PyTorch's you say what to communicate: gather these weights, reduce
 # those gradients. On the other one, which Google's models take, you write the program for *one* device, and say of some
 # arrays how they are laid out on a mesh. XLA, the compiler behind JAX, works out how all others lie, and adds the
-# collectives. This is **GSPMD** (Xu et al., 2021, arXiv 2105.04663).
+# collectives. The method is **GSPMD** (Xu et al., 2021, arXiv 2105.04663); in today's JAX its successor,
+# [Shardy](https://docs.jax.dev/en/latest/shardy_jax_migration.html), works out the layouts.
 #
 # So: how does it know? What does it send? And is that what you would have sent?
 #
@@ -54,9 +55,9 @@ from labs.xla.hlo import counted
 # %% [markdown]
 # ## Picture
 #
-# Here is the layout of one weight, a matrix of 8 × 4, on a mesh of 4 × 2 devices. The axis `dp` cuts its second dim,
-# and the axis `tp` its first: each device has one tile. What is an all-gather along `dp` for? You would then have the
-# rows that FSDP computes with. And what would an all-gather along both axes give you?
+# Here is the layout of one weight w, a matrix of 8 × 4, on a mesh of 4 × 2 devices. The axis `dp` cuts its second dim,
+# and the axis `tp` its first: each device has one tile. An all-gather along `dp` is FSDP's: a device then has the part
+# of w that tensor parallelism computes with. Along both axes it would give all of w, which nobody needs.
 
 # %%
 draw.blocks(Spec((8, 4), (4, 2), (Shard(1), Shard(0))), ("dp", "tp"))
@@ -64,14 +65,14 @@ draw.blocks(Spec((8, 4), (4, 2), (Shard(1), Shard(0))), ("dp", "tp"))
 # %% [markdown]
 # ## Predict
 #
-# A matrix of 64 × 64 is tiled in this way on 32 devices, `dp` 4 times `tp` 8. How many of its elements does a device
-# hold?
+# A matrix of 64 × 64 is tiled in this way on 32 devices, `dp` 4 times `tp` 8. How many elements of it does a device
+# hold after an all-gather along `dp`?
 
 # %%
-guess_elements = 128  # your number
+guess_elements = 512  # your number
 
-tile = Spec((64, 64), (4, 8), (Shard(1), Shard(0))).block((0, 0)).shape
-check.predict("Elements on a device:", guess_elements, tile[0] * tile[1], tolerance=0)
+rows, columns = Spec((64, 64), (4, 8), (Replicate(), Shard(0))).block((0, 0)).shape
+check.predict("Elements on a device:", guess_elements, rows * columns, tolerance=0)
 
 # %% [markdown]
 # ## The same model
@@ -137,25 +138,25 @@ draw.table([{"": name, **row(job)} for name, job in zip(MESHES, trained, strict=
 # %% [markdown]
 # Four layouts, one program, one curve. What you know is there: FSDP gathers, TP all-reduces, and both do both. (The
 # all-to-alls are the embedding's: what it looks up comes cut along its width, and is wanted cut along the batch.) But
-# something is missing. FSDP ends its backward with a reduce-scatter, and there is none. On CPUs, XLA has not learned
-# it: it all-reduces the gradients, all in one call, and each device cuts its pieces out.
+# something is missing. FSDP ends its backward with a reduce-scatter, and there is none. On CPUs, XLA does not make one
+# of its own accord: it all-reduces the gradients, all in one call, and each device cuts its pieces out.
 #
-# If FSDP gathers a weight once in a step (XLA keeps it for backward) and then *all-reduces* its gradient, how many
-# times as much does a device send as with a reduce-scatter?
+# XLA gathers a weight once a step and keeps it for the backward. If it then *all-reduces* the gradient, how many times
+# as much does a device send as it would with a reduce-scatter?
 
 # %%
 guess_more = 1.5  # your number
 
 N = 8
 gather, scatter, all_reduce = (N - 1) / N, (N - 1) / N, 2 * (N - 1) / N
-check.predict("As much, times", guess_more, (gather + all_reduce) / (gather + scatter))
+check.predict("Times as much:", guess_more, (gather + all_reduce) / (gather + scatter))
 
 # %% [markdown]
 # ## When does anything travel?
 #
-# A sentence that you will read: *if you multiply a sharded matrix by a replicated one, XLA inserts an all-gather*. Is
-# it true? Take x @ w on four devices. Each of x and w is whole, or cut along its rows or columns, and so is the result,
-# as it is wanted: 27 cases. In how many of them does nothing travel?
+# You may read that *if you multiply a sharded matrix by a replicated one, XLA inserts an all-gather*. Is it true? Take
+# x @ w on four devices. Each of x and w is whole, or cut along its rows or columns, and so is the result, as it is
+# wanted: 27 cases. In how many does XLA send nothing?
 
 # %%
 guess_nothing = 5  # your number
@@ -176,7 +177,7 @@ def by_xla():
 
 compiled = on_devices(by_xla, devices=4)
 nothing = sum(found == [] for found in compiled)
-check.predict("Nothing travels in", guess_nothing, nothing, unit="cases", tolerance=0)
+check.predict("XLA sends nothing in", guess_nothing, nothing, unit="cases", tolerance=0)
 
 # %% [markdown]
 # The sentence is wrong as a rule. Where x is cut along its rows and w is whole, nothing has to travel, if the result is
@@ -223,8 +224,9 @@ print(f"all 27 cases: XLA sends {theirs:,} bytes, labs.gspmd {ours:,}")
 
 # %% [markdown]
 # Why do they differ? DTensor decides as each operation is called: to multiply where nothing moves costs nothing, and
-# what comes after is not known yet. XLA knows the whole program, but on CPUs it has no reduce-scatter, and it gathers
-# where an all-to-all would do. The last column looks at both ends, and has all collectives.
+# what comes after is not known yet. XLA knows the whole program, but on CPUs it never turns an all-reduce into a
+# reduce-scatter, and it gathers where an all-to-all would do. The last column looks at both ends, and has all
+# collectives.
 #
 # ## Build: a layout goes along a letter
 #
@@ -260,15 +262,17 @@ check.pass_on(pass_on)
 #
 # ### Exercise 2: the choice
 #
-# `sizes` has the elements of each tensor. Return the letter with which the fewest elements have to move: those of all
-# tensors that are known to be cut along another letter.
+# `sizes` has the elements of each tensor.
 
 
 # %%
 def meet(dims, cut, sizes):
-    """meet(["ik", "kj", "ij"], [0, 1, None], [8192, 4096, 4096]) is "i".
+    """Return the letter to follow; of equals, the first.
 
-    Then only the 4096 of w have to move.
+    Each tensor known to be cut along a different letter must then move, with all its elements:
+    choose the letter for which these are fewest.
+
+    meet(["ik", "kj", "ij"], [0, 1, None], [8192, 4096, 4096]) is "i": only the 4096 of w move.
     """
     ### BEGIN SOLUTION
     stays = {}
@@ -290,8 +294,8 @@ check.meet(meet)
 #
 # These two rules, over and over, from the few layouts that are given to all others, are
 # [labs/gspmd/propagation.py](../labs/gspmd/propagation.py). Backward needs nothing of its own: it is made of products,
-# too. Here are all operations of a layer's forward and backward. How many all-reduces will there be, if the matrices
-# are cut as in tensor parallelism?
+# too. The next cell traces all operations of a layer's forward and backward, and counts them. How many all-reduces will
+# there be, if the matrices are cut as in tensor parallelism?
 
 # %%
 guess_reduces = 4  # your number
@@ -392,11 +396,10 @@ draw.table(
 
 # %%
 def sharded_gradients(loss, shards, x, y):
-    """A device's shards of the gradients, as if one device had computed the mean of the whole
-    batch.
+    """Returns {name: its rows of the gradient of the mean over the whole batch}.
 
     shards: {name: its rows of the weight}
-    x, y: its part of the batch; all parts are as large
+    x, y: its part of the batch; all parts are equally large
     """
     import jax
     from jax import lax
@@ -496,8 +499,8 @@ def explicit():
 on_devices(explicit, devices=4)
 
 # %% [markdown]
-# Each device has a summand of x @ w. All-reduce, or reduce-scatter? GSPMD would choose; here *you* say `out_sharding`,
-# and the type of the result tells you what you have: 8 rows, cut along `dp`.
+# Each device has a summand of x @ w. All-reduce, or reduce-scatter? The compiler would choose; here *you* say
+# `out_sharding`, and the type of the result tells you what you have: 8 rows, cut along `dp`.
 #
 # ## In several processes
 #
@@ -522,9 +525,11 @@ for process, losses in enumerate(on_processes(two_steps, processes=2, devices=2)
 #
 # * **Why**: one program for any layout. Another mesh is one line, and the curve stays.
 # * **Why not**: what travels is decided elsewhere. It depends on the batch, the backend and the compiler's version, and
-#   nothing in your program tells you. So read it: the text of the compiled program is the only place where it stands.
+#   nothing in your program tells you. You can see it in the text of the compiled program, and nowhere else.
 
 # %% [markdown]
+# ## Say it back
+#
 # Answer each aloud before you unfold it.
 #
 # <details><summary>What must be said, so that a program is trained as by FSDP?</summary>
@@ -539,18 +544,18 @@ for process, losses in enumerate(on_processes(two_steps, processes=2, devices=2)
 # whole program, so a layout that is wanted at the end can be had from the beginning.
 # </details>
 #
-# <details><summary>Why need nobody write the reduce-scatter of a ZeRO 3 in shard_map?</summary>
+# <details><summary>Why does nobody have to write ZeRO 3's reduce-scatter in shard_map?</summary>
 #
-# Since JAX derives the backward of a collective, and the transpose of an all-gather is a reduce-scatter.
+# Because JAX derives the backward of a collective, and the transpose of an all-gather is a reduce-scatter.
 # </details>
 #
 # On N ranks, for a weight of n bytes under FSDP, and activations of a bytes under TP:
 #
 # | a layer sends | predicted | ours | XLA, on CPUs |
 # |---|---|---|---|
-# | FSDP, for each weight | 2 (N − 1)/N n | exactly | 3 (N − 1)/N n: no reduce-scatter |
+# | FSDP, for each weight | 2 (N − 1)/N n | exactly | 3 (N − 1)/N n: an all-reduce in its place |
 # | TP, forward | 2 × 2 (N − 1)/N a | exactly | exactly |
-# | TP, backward | 2 × 2 (N − 1)/N a | exactly | more: a summand each of q, k, v, and of gate, up |
+# | TP, backward | 2 × 2 (N − 1)/N a | exactly | 5 × 2 (N − 1)/N a: one for each of q, k, v, gate and up |
 # | numbers | one process's | to rounding | to rounding |
 
 # %% [markdown]

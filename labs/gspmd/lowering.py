@@ -6,7 +6,7 @@ will be wanted.  For x @ w, 4096 × 64 and 64 × 128, on 4 ranks, x as Shard(1),
 
     labs.dtensor    the summands reduce-scattered         1,572,864 bytes a rank: nothing, and then what it has to be
     here            x by an all-to-all, w gathered          221,184 bytes: it comes out as it is wanted
-    XLA             the summands all-reduced              3,145,728 bytes: on CPUs it has no reduce-scatter
+    XLA             the summands all-reduced              3,145,728 bytes: on CPUs it makes no reduce-scatter
 
 A value that has been placed in another way stays so for those that ask for it later: a weight that was gathered in
 forward is still whole in backward.
