@@ -520,8 +520,8 @@ draw.table([{"": name, "within 1e-12 of one process": bool(off[name] < 1e-12)} f
 #
 # First predict. In backward, stage 3 held three layers' worth at most: the layer, its gradient, and the buffer in which
 # the others' parts of that gradient arrive. FSDP does not stop and wait. While one layer computes, the next one is
-# already on its way, and the gradients of the one before are still being exchanged. How many layers' worth is that, at
-# most? Leave out the root, which is gathered by itself.
+# already on its way, and the gradients of the one before are still being exchanged. How many layers' worth is that at
+# most, in the course's FSDP? Leave out the root, which is gathered by itself.
 
 # %%
 guess_layers = 1 + 1 + 1 + 2  # your number
@@ -605,8 +605,8 @@ check.predict("How many layers' worth, besides the root?", guess_layers, worth -
 # - `SHARD_GRAD_OP` sends just as little, and holds a quarter of P, G and S; its price is in `comm`: from forward to
 #   backward the whole model is there. It is not ZeRO's stage 2, which holds P whole at rest. Llama 3 was trained this
 #   way (arXiv 2407.21783, section 3.3.2). If every rank has the whole model anyway, why shard,
-#   [a reader asked](https://github.com/meta-llama/llama3/issues/303). For G and S, which are three quarters of P, G and
-#   S here, and no rank ever has all of them.
+#   [a reader asked](https://github.com/meta-llama/llama3/issues/303). Because G and S, which are three quarters of P, G
+#   and S here, stay sharded: no rank ever has all of them.
 # - `FULL_SHARD` sends nearly 1.5 times as much. In backward five layers are in flight, as in the picture, and the root.
 #   That is two layers and the root more than stage 3 holds: the price of overlap.
 # - `HYBRID_SHARD` holds twice as much of P, G and S as `FULL_SHARD`. Whether it pays depends on the wire: see below.

@@ -164,6 +164,8 @@ draw.table([{"": o, "collectives": called[n], "sent, bytes": seen.sent(0, n)} fo
 # | `copy`, where x goes in | x as it is | all-reduce |
 # | `reduce`, where summands come out | all-reduce | the gradient as it is |
 #
+# Both are drawn further down, in the upper row of the picture under *Build: sequence parallelism*.
+#
 # ### Exercise 1: the conjugate pair
 #
 # Write both as autograd functions. `ctx.group` is the group of ranks (None: all of them). In `backward` return a
@@ -392,9 +394,9 @@ draw.table(rows)
 # ## Measure: what travels
 #
 # With pencil and paper: let a batch have M tokens of D numbers each. Forward, each pair ends in an all-reduce of M × D
-# numbers, and so does the embedding. Backward, each pair begins with one, and so does the head. (The loss
-# all-reduces three numbers per token; why, you will see in the next notebook.) `cost.tp_sent` says it in bytes, by
-# part and phase:
+# numbers, and so does the embedding. Backward, each pair begins with one, and so does the head. The loss adds three
+# numbers per token: the highest logit, a sum, and the target's logit. You write it in the next notebook.
+# `cost.tp_sent` says all of this in bytes, by part and phase:
 
 # %%
 on_paper = cost.Job(CONFIG, batch=SEQUENCES, ranks=4)

@@ -63,8 +63,8 @@ print(f"  one tensor to the next node {2 * x / 1e9:6.1f} GB, forward and backwar
 # micro-batches, rank 1 can begin as soon as rank 0 has finished the first of them, and the ranks work side by
 # side.](../images/pp_flow.svg)
 #
-# The numbers are **micro-batches**: parts of a batch that go through the model one after another. The empty places are
-# called the **bubble**.
+# The numbers are **micro-batches**: parts of a batch that go through the model one after another. The empty places,
+# where a rank waits, are called the **bubble**.
 #
 # ## Predict
 #
@@ -291,13 +291,14 @@ talk = {"GPipe": try_out(gpipe(4, MICRO))}
 # larger batch. (The paper keeps only what goes into a stage, and recomputes the rest, as in notebook 07.)
 #
 # But look at rank 3 in the picture. Micro-batch 0 has arrived at the last stage, so its backward could begin at once,
-# and its activations could go. **1F1B** ("one forward, one backward"; Narayanan et al.: the version of 2019 never
-# pauses between batches, so its weights are out of date; that of 2021 is this one) has each rank do just enough
-# forwards to keep the ranks after it busy, then a forward and a backward in turns, and at the end the backwards that
-# are left:
+# and its activations could go. **1F1B** ("one forward, one backward") has each rank do just enough forwards to keep
+# the ranks after it busy, then a forward and a backward in turns, and at the end the backwards that are left:
 #
 #     rank 3    3F0 3B0 3F1 3B1 3F2 3B2 ...    begins to alternate at once
 #     rank 2    2F0 2F1 2B0 2F2 2B1 2F3 ...    one forward first, for rank 3
+#
+# This is the version of Narayanan et al., 2021 (arXiv 2104.04473). Their first one, of 2019, never pauses between
+# batches, so its weights are out of date.
 #
 # ### Exercise 2: 1F1B
 #
@@ -371,11 +372,18 @@ draw.table(rows, caption="micro-batches alive at most (by bytes: scaled so that 
 #
 # ### Exercise 3: interleaved 1F1B
 #
-# Here m is a multiple of p, and v is 2 or more; for other numbers, an error is as good as a schedule. How long must the
-# warm-up be? At least until micro-batch 0 has reached the last stage, and its backward can begin.
+# Here m is a multiple of p, and v is 2 or more; the lines that are given refuse any other m. How long must the warm-up
+# be? At least until micro-batch 0 has reached the last stage, and its backward can begin.
 # (`pp.schedules.in_turns(forwards, backwards, warmup)` does what you wrote in exercise 2.) The check wants the bubble
 # (p − 1)/(v m), and on rank r at most (v + 1) p − 2 r − 1 activations of stages, even if m = p. Narayanan's schedule
-# has both. <details><summary>A hint</summary>Megatron's number is (v − 1) p + 2 (p − 1 − r).</details>
+# has both.
+#
+# <details><summary>A hint</summary>Count the forwards that rank r can do until micro-batch 0 reaches the model's last
+# stage. Before the rank comes to the last of its own stages, a whole group has gone through each of the others: how
+# many forwards is that? From there, how many ranks does micro-batch 0 still have to pass?</details>
+#
+# <details><summary>The number</summary>(v − 1) p forwards, and p − 1 − r more. Megatron takes twice as many of the
+# latter, and both pass.</details>
 
 
 # %%
@@ -408,10 +416,10 @@ picture
 talk["interleaved"] = try_out(interleaved(4, MICRO, 2))
 
 # %% [markdown]
-# Megatron's warm-up is (v − 1) p + 2 (p − 1 − r). Why *twice* (p − 1 − r)? People have asked its authors
-# ([Megatron-LM#675](https://github.com/NVIDIA/Megatron-LM/issues/675)). On paper once is enough, as long as messages
-# take no time at all. Our explanation: with messages that do take time, the second p − 1 − r forwards give a rank
-# something to do while they are on their way:
+# On paper, a warm-up of (v − 1) p + (p − 1 − r) is enough, as long as messages take no time at all. Megatron's has
+# p − 1 − r forwards more. Why, people have asked its authors
+# ([Megatron-LM#675](https://github.com/NVIDIA/Megatron-LM/issues/675)). Our explanation: with messages that do take
+# time, these forwards give a rank something to do while they are on their way:
 
 
 # %%
@@ -459,8 +467,8 @@ print(f"after W: the weight has it: {torch.equal(layer.weight.grad, torch.ones(3
 # Each is one matrix product, as forward is, so the three take about equally long: F = I = W = 1, and B = 2. (In a whole
 # stage not quite: attention between tokens has no weights, so I takes longer than W.)
 # ([labs/pp/deferred.py](../labs/pp/deferred.py) does it with autograd, one product at a time.) Now W needs its own I,
-# and nothing needs W. From I to W a rank still keeps what W needs. So count activations as alive until W, though a part
-# of them goes with I.
+# and nothing needs W. From I to W a rank still keeps what W needs. The checker counts all activations as alive until
+# W; in truth some go at I.
 #
 # ### Exercise 4: fill the bubble
 #
@@ -1018,12 +1026,15 @@ for name, (one, all_of_them) in PAPER.items():
 draw.table(rows, caption="sent; P, G, S, A held, in MB; and on paper, how long one sequence and all eight take")
 
 # %% [markdown]
-# (On paper: a stage's F takes 1 and its B 2, the model has four stages' worth of layers, and messages take no time.)
+# The last two columns are times on paper, for 1 sequence and for 8: a stage's F takes 1 and its B 2, the model has four
+# stages' worth of layers, and messages take no time. So a sequence takes 12. DDP and FSDP give two to each rank, one
+# after the other, which takes 24; TP does a quarter of each sequence on each rank, so one takes 3 and eight take 24.
 #
 # PP sends the least by far, and needs no collective. It divides P, G and S almost as evenly as FSDP and TP do, and no
 # rank ever holds a layer that is not its own. Its A is the smallest here only because its micro-batches are single
-# sequences. It does not shrink with more ranks: the first rank has a quarter of the layers, for four micro-batches,
-# which is as much as one device would hold for one sequence through the whole model.
+# sequences. More ranks do not make it smaller: each then has fewer layers, but the first one holds as many more
+# micro-batches. Here it holds four of them, each for a quarter of the layers: as much as one device would hold for one
+# sequence.
 #
 # **Latency** is how long one sequence takes, **throughput** how many are done per unit of time. On paper, only TP makes
 # one sequence quicker. A pipeline passes it from rank to rank, while the others are idle; it earns its keep when many

@@ -39,7 +39,7 @@ NOISE = get_sanitize_patterns((ROOT / "tools/nbval.cfg").read_text(encoding="utf
 
 BEGIN = re.compile(r"^(\s+)### BEGIN SOLUTION\s*$")
 END = re.compile(r"^\s+### END SOLUTION\s*$")
-GUESS = re.compile(r"^(\w+ = ).+(  # your number)$")  # a prediction: the learner finds None there
+GUESS = re.compile(r"^(\w+ = ).+(  # your number.*)$")  # a prediction: the learner finds None there
 STUB = 'raise NotImplementedError("your turn")'
 
 METADATA = {  # as JupyterLab saves it, with tools/jupyter

@@ -42,7 +42,7 @@ def gantt(canvas: Canvas, left: float, top: float, unit: float, microbatches: in
         for x in order:
             fill, start, end = INSTRUCTIONS[type(x).__name__], unit * of.start[x], unit * of.end[x]
             canvas.rect(left + start, y, end - start, HIGH, fill=fill, radius=0)
-            label = x.microbatch if microbatches > 1 else "0 1 2 3"
+            label = x.microbatch if microbatches > 1 else "batch"
             canvas.text(left + (start + end) / 2, y + HIGH / 2, label, size=12, fill=ink(fill))
 
 
@@ -58,10 +58,10 @@ def pp_flow() -> Drawing:
     boxes(canvas)
     canvas.text(16, 172, "Time, with the whole batch at once", size=14, weight="bold", anchor="start")
     for place, (kind, words) in enumerate({"F": "forward", "B": "backward"}.items()):
-        canvas.rect(620 + 110 * place, 164, 16, 16, fill=INSTRUCTIONS[kind], radius=0)
-        canvas.text(642 + 110 * place, 172, words, **NOTE)
-    canvas.rect(840, 164, 16, 16, fill=TIMELINE["waiting"], radius=0)
-    canvas.text(862, 172, "the rank waits", **NOTE)
+        canvas.rect(560 + 110 * place, 164, 16, 16, fill=INSTRUCTIONS[kind], radius=0)
+        canvas.text(582 + 110 * place, 172, words, **NOTE)
+    canvas.rect(780, 164, 16, 16, fill=TIMELINE["waiting"], radius=0)
+    canvas.text(802, 172, "the rank waits: the bubble", **NOTE)
     gantt(canvas, 76, 196, 18, microbatches=1)
     canvas.text(
         16, 358, "The same, with the batch in four micro-batches, 0 to 3", size=14, weight="bold", anchor="start"

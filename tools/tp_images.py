@@ -95,8 +95,8 @@ ROWS = {
     "with sequence parallelism": (("tokens", "tokens"), ("gather", "scatter")),
 }
 SENDS = {  # forward, backward: labs.tp.conjugate
-    "copy": ("–", "all-reduce"),
-    "reduce": ("all-reduce", "–"),
+    "copy": ("nothing", "all-reduce"),
+    "reduce": ("all-reduce", "nothing"),
     "gather": ("all-gather", "reduce-scatter"),
     "scatter": ("reduce-scatter", "all-gather"),
 }
@@ -138,7 +138,7 @@ def split_loss() -> Drawing:
     """Sizes of a picture, not to scale: a row is a token."""
     numbers = ("highest", "sum of exp", "target's")
     canvas = Canvas(
-        900, 300, "The loss of a vocabulary that is split over four ranks",
+        900, 312, "The loss of a vocabulary that is split over four ranks",
         "Each rank has the logits of all tokens for a quarter of the vocabulary. Per token three numbers leave it: the "
         "highest logit, the sum of the exponentials, and the target's logit, to which all ranks but one add zero. "
         "A maximum and two sums over the ranks make the loss of them, the same on every rank.",
@@ -149,7 +149,7 @@ def split_loss() -> Drawing:
         canvas.text(x + 60, 26, f"rank {rank}", weight="bold")
         canvas.text(x + 60, 48, f"vocabulary, part {rank}", size=12.5, fill=MUTED)
         for token, owner in enumerate(targets):
-            y = 62 + HIGH * token
+            y = 74 + HIGH * token
             canvas.rect(x, y, 120, HIGH, fill=tint, radius=0)
             if owner == rank:
                 canvas.rect(x + 24 + 16 * token, y + 4, 18, HIGH - 8, fill=INK, radius=0)
@@ -157,9 +157,10 @@ def split_loss() -> Drawing:
                 filled = place < 2 or owner == rank
                 style = {"fill": KINDS["comm"]} if filled else ELSEWHERE
                 canvas.rect(x + 128 + 20 * place, y + 4, 18, HIGH - 8, radius=0, **style)
-        canvas.arrow((x + 157, 196), (x + 157, 222), stroke=KINDS["comm"])
-    canvas.line((181, 226), (823, 226), stroke=KINDS["comm"], line=2)
+        canvas.arrow((x + 157, 208), (x + 157, 234), stroke=KINDS["comm"])
+    canvas.text(181, 65, "highest, sum, target", size=11, fill=SENT)
+    canvas.line((181, 238), (823, 238), stroke=KINDS["comm"], line=2)
     words = f"three numbers per token ({', '.join(numbers)}): a maximum, and two sums in one all-reduce"
-    canvas.text(450, 246, words, size=13, fill=SENT)
-    canvas.text(24, 274, "A row is a token. Black: the target's logit. Dashed: zero, the target is elsewhere.", **NOTE)
+    canvas.text(450, 258, words, size=13, fill=SENT)
+    canvas.text(24, 286, "A row is a token. Black: the target's logit. Dashed: zero, the target is elsewhere.", **NOTE)
     return canvas.drawing()
