@@ -5,7 +5,8 @@
 # they lie, and what must the ranks tell each other?*
 #
 # You need: [Tensor parallelism](09_tensor_parallel.ipynb); for the second axis, [FSDP](06_fsdp.ipynb). It takes
-# 60 minutes with its two exercises, 40 without; the machine works for about a minute of it, in 1 GB of memory.
+# 60 minutes with its two exercises, 40 without, and 10 more with the optional part on async TP. The machine works for
+# about a minute of it, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -234,9 +235,9 @@ check.block_plan(block_plan)
 
 # %% [markdown]
 # And here is the plan of the whole model, `gpt_plan(config, sequence_parallel=True)`: what a rank has of each weight
-# (drawn as in this notebook's products: inputs down, outputs across), and what crosses each border. This model has four
-# query heads and two heads of keys and values, so that on four ranks, two ranks share each of the latter. `*` stands
-# for one part of a name.
+# (drawn as in the last notebook's products: inputs down, outputs across), and what crosses each border. This model has
+# four query heads and two heads of keys and values, so that on four ranks, two ranks share each of the latter. `*`
+# stands for one part of a name.
 
 # %%
 draw.plan(gpt_plan(PRESETS["small"], sequence_parallel=True), GPT(PRESETS["small"]))
@@ -251,7 +252,7 @@ draw.plan(gpt_plan(PRESETS["small"], sequence_parallel=True), GPT(PRESETS["small
 # ## The tensor-parallel explorer
 #
 # Here is a GPT with Llama 3's proportions: which slice of each matrix is on which rank, what rank 0 sends, and what it
-# holds, by the formulas of the ledgers above. Three questions to put to it:
+# holds, by the formulas of the last notebook. Three questions to put to it:
 #
 # - On how many ranks do neighbours begin to share heads of keys and values, and what do they send for it?
 # - On 8 ranks, put x in shards. What shrinks, and what does it cost in bytes sent?
@@ -477,13 +478,13 @@ draw.table(rows, caption="a token on 1 to 8 ranks, in ms; –: does not fit")
 # - **Faster**: 8 billion on NVLink or PCIe. (On Ethernet two ranks gain a little, and eight hardly anything.)
 # - **Merely possible**: 70 billion do not fit one GPU at all. Even over Ethernet, several of them are better than none.
 #
-# ## Async TP: multiply while it travels
+# ## Optional: async TP, multiply while it travels
 #
 # In training, too, a rank waits at each border: the next product needs what is on its way. But it does not need all of
 # it at once. With sequence parallelism, the product for one rank's tokens needs these tokens only. So let the ranks'
 # shards go round a ring, one by one, and multiply each while the next one travels. At the other end the sums go round,
 # and each rank adds the product of its own part. [labs/tp/async_tp.py](../labs/tp/async_tp.py) has both,
-# `gather_linear` and `linear_scatter`. Here are the two matrices of this notebook's first picture, forward, on two
+# `gather_linear` and `linear_scatter`. Here are the two matrices of the last notebook's first picture, forward, on two
 # ranks and a slow wire. (A sleep makes each product longer, by 80 µs per token, so that the picture depends less on how
 # busy your machine is.)
 
@@ -565,15 +566,12 @@ print(f"both send {seen.sent(0, 0):,} bytes; a shard travels {travels:.0f} ms")
 # a forward pass up to 29% faster, and a whole step up to 8%, for a Llama 3 of 7B. It does nothing for a single token,
 # which cannot be cut into shards.
 #
-# ## Three confusions, settled by measurement
+# ## Measure: does TP send little?
 #
-# - **"TP splits the rows."** Columns, then rows: see the first job of this notebook.
-# - **"TP makes activations smaller by the number of ranks."** Not by itself, and with sequence parallelism only if the
-#   inputs of the pairs are kept as shards, too: see the ledger of A.
-# - **"TP has little communication."** That is said of pipelines, with good reason. Take the same model, the same batch
-#   and the same four ranks under three strategies. DDP sends *gradients*, FSDP *parameters and gradients*: as many for
-#   one token as for a million. TP sends *activations*, a fixed number for each token of the whole batch. So with few
-#   tokens it sends the least, and with many the most.
+# You may read that it does. That is said of pipelines, with good reason. Take the same model, the same batch and the
+# same four ranks under three strategies. DDP sends *gradients*, FSDP *parameters and gradients*: as many for one token
+# as for a million. TP sends *activations*, a fixed number for each token of the whole batch. So with few tokens it
+# sends the least, and with many the most.
 #
 # First all three as measured, with sequences of 128 tokens. Then by the formulas, for other lengths, too; where TP
 # meets DDP, it was measured once more:
@@ -604,13 +602,15 @@ assert talk["at the crossing"]["sent"] == sent(crossed)["TP"]
 draw.table([sent(length) for length in (32, 64, crossed, 128, 256)], caption="bytes that each rank sends in a step")
 
 # %%
-check.predict("Tokens, × D?", guess_tokens, 3, reason="12 D² of a layer's gradients, 4 D for each token.")
+met = SEQUENCES * crossed / CONFIG.dim
+check.predict("Tokens, × D?", guess_tokens, met, reason="About 12 D² of a layer's gradients, 4 D for each token.")
 
 # %% [markdown]
 # The crossing is easy to remember. A layer has about 12 D² parameters, of which DDP all-reduces the gradients; TP
 # all-reduces 4 tensors of D numbers per token. They are equal at 12 D²/4 D = **3 D tokens** in the batch of a TP group,
-# and with FSDP, which sends 1.5 times as much as DDP, at 4.5 D. (The embedding and the head move it a little.) In
-# training, batches are usually larger.
+# and with FSDP, which sends 1.5 times as much for a layer, at 4.5 D. The embedding and the head move it a little in so
+# small a model: here to 2.9 D, and with FSDP, which gathers these two only once, to 4.1 D. In training, batches are
+# usually larger.
 #
 # ## Why, and why not
 #
@@ -726,16 +726,16 @@ draw.table(rows)
 # one after the other; with a small model or a slow wire, their latency costs more than that gains.
 # </details>
 #
-# For M tokens of D numbers (b bytes each) in the batch of N ranks, and L layers, each rank sends and holds:
+# For M tokens of D numbers (b bytes each) in the batch of N ranks, and L layers, each rank sends and holds with
+# sequence parallelism (ours is in the last notebook's table):
 #
-# | | predicted | ours | PyTorch's |
-# |---|---|---|---|
-# | TP: sent | (4L + 2) × 2 (N − 1)/N × MDb, and three numbers per token | exactly | exactly |
-# | with sequence parallelism: sent | the same, and the norms' gradients | exactly | the norms' three times |
-# | collectives of a layer | 4; sequence parallel 8, and 2 for its norms | exactly | the norms' as AdamW reads them |
-# | P, G, S | 1/N, except for the norms | exactly | G: all of the embedding's |
-# | A | by `cost.tp` | exactly | within 0.1 % of ours |
-# | numbers | one process's | within 1e-12, in float64 | within 1e-12, in float64 |
+# | | predicted | PyTorch's |
+# |---|---|---|
+# | sent | (4L + 2) × 2 (N − 1)/N × MDb, three numbers per token, the norms' gradients | the norms' three times |
+# | collectives of a layer | 8, and 2 for its norms | the norms' as AdamW reads them |
+# | P, G, S | 1/N, except for the norms | G: all of the embedding's |
+# | A | by `cost.tp` | within 0.1 % |
+# | numbers | one process's | within 1e-12, in float64 |
 #
 # **Read on**: [labs/tp/conjugate.py](../labs/tp/conjugate.py), [labs/tp/shares.py](../labs/tp/shares.py),
 # [labs/tp/vocabulary.py](../labs/tp/vocabulary.py), [labs/tp/parallel_layers.py](../labs/tp/parallel_layers.py),
