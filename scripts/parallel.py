@@ -15,7 +15,9 @@ device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if device.type == "cuda":
     device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
     torch.cuda.set_device(device)
-shards = dist.get_world_size() // 4  # so 4 ranks, or 8, or 12, ...
+if dist.get_world_size() not in (4, 8, 16):
+    raise SystemExit("start 4, 8 or 16 ranks: each shard cuts its part of 16 sequences into 4 micro-batches")
+shards = dist.get_world_size() // 4
 mesh = init_device_mesh(device.type, (2, shards, 2), mesh_dim_names=("pp", "dp", "tp"))
 p, d, first = mesh.get_local_rank("pp"), mesh.get_local_rank("dp"), mesh.get_local_rank("pp") == 0
 

@@ -49,8 +49,11 @@ each = {name: f"{16 * parameters / share / 1e9:,.0f} GB" for name, share in (("c
 once = 2 * parameters * (gpus - 1) / gpus / 1e9  # GB that a GPU sends for all parameters, in 16 bits
 walls = {
     "copies (DDP)": (each["copied"], "a card has 80 GB"),
-    "shards (FSDP)": (each["divided"], f"a GPU sends 3 × {once:,.0f} GB a step, most of it past other nodes"),
-    "parts of matrices (TP)": (each["divided"], f"{llama.kv_heads} heads of keys; {4 * llama.depth} all-reduces"),
+    "shards (FSDP)": (each["divided"], f"a GPU sends 3 × {once:,.0f} GB a step, in a ring through all nodes"),
+    "parts of matrices (TP)": (
+        each["divided"],
+        f"only {llama.kv_heads} key heads; {4 * llama.depth} all-reduces a step",
+    ),
     "some layers each (PP)": (each["divided"], f"{llama.depth} layers for {gpus} stages; a bubble of {gpus - 1}/m"),
 }
 draw.table([{"32 of them": name, "a GPU holds": held, "its wall": wall} for name, (held, wall) in walls.items()])
@@ -63,22 +66,21 @@ draw.table([{"32 of them": name, "a GPU holds": held, "its wall": wall} for name
 #
 # ## Picture
 #
-# ![A block of eight ranks, two along each of three axes. Along pp, ranks have other layers; activations at the cut and
-# their gradients travel. Along shard, other sequences and other pieces of the state; parameters and gradients travel.
-# Along tp, other parts of each matrix; activations travel, in every layer.](../images/three_axes.svg)
+# ![A block of eight ranks, two along each of three axes. Along pp, ranks have different layers; activations at the cut
+# and their gradients travel. Along shard, different sequences and different pieces of the state; parameters and
+# gradients travel. Along tp, different parts of each matrix; activations travel, in every
+# layer.](../images/three_axes.svg)
 #
 # Nothing in it is new. A rank is a member of one group along each axis, and in each group it does what it did when that
 # was the only one.
 #
 # ## Predict
 #
-# Two numbers about this block, both found below. How many of the eight ranks read the same sequences as rank 5, with
-# rank 5 itself? And if the batch of a step is twice as large: by what factor do the bytes grow that travel along
-# `shard`?
+# On 64 ranks, with pp 2, replicate 2, shard 4 and tp 4: how many read the sequences that rank 5 reads, including rank
+# 5? Replicas, as in notebook 06, have copies of the shards, and read different sequences.
 
 # %%
-guess_readers = 4  # your number
-guess_factor = 1  # your number
+guess_readers = 8  # your number
 
 # %% [markdown]
 # ## Build: a place in four axes
@@ -101,8 +103,8 @@ draw.nodes(EIGHT, node=4, rank=5)
 # ### Exercise 1: what is my part?
 #
 # Before a rank can do anything, it must know what is its own: which layers, which sequences of the batch, which heads,
-# and which piece of the state. The first three are divided evenly, in the order of the ranks. A piece is only a number,
-# from 0 on. Budget: no messages.
+# and which piece of the state. The first three are divided evenly, in blocks, in the order of the ranks. A piece is
+# only a number, from 0 on. Budget: no messages.
 
 
 # %%
@@ -110,7 +112,7 @@ def my_part(sizes, rank, layers, sequences, heads):
     """What a rank works on.
 
     {"layers": (first, end), "sequences": (first, end), "heads": (first, end), "piece": number}
-    end: one behind the last, as in range
+    end: one past the last, as in range
     sizes: of pp, replicate, shard and tp; ranks are numbered row by row
     layers, sequences, heads: how many there are; each is divisible by the number of parts
     """
@@ -132,26 +134,26 @@ check.my_part(my_part)
 
 # %% [markdown]
 # Only the axes of the data divide the batch. Ranks along `tp` work on one matrix together, and ranks along `pp` on one
-# sequence, one after the other: they must all read the same.
+# sequence, one after the other: they must all read the same. So of the 64 ranks:
 
 # %%
-mesh = Mesh(tuple(EIGHT.values()), AXES, rank=5)
-readers = [rank for part in Mesh(mesh.shape, AXES).mesh.movedim(2, 0).flatten(1).tolist() if 5 in part for rank in part]
+parts = Mesh((2, 2, 4, 4), AXES).mesh.permute(1, 2, 0, 3).flatten(2).flatten(0, 1)  # a row for each part of the batch
+[readers] = [ranks for ranks in parts.tolist() if 5 in ranks]
 check.predict("Ranks that read what rank 5 reads:", guess_readers, len(readers), reason=f"They are {readers}.")
 
 # %% [markdown]
 # ## Build: who averages what
 #
 # After its backward, a rank has a gradient for each of its parameters. What the optimizer needs is the gradient of the
-# whole batch. Along `dp` (the data's axes, as one) this is simple: the same parameter, and other sequences, so the
+# whole batch. Along `dp` (the data's axes, as one) this is simple: the same parameter, and different sequences, so the
 # *mean*. Along the other two it depends on the parameter:
 #
 # | kind | for example | along tp, ranks have | along pp, ranks have |
 # |---|---|---|---|
-# | `"split"` | a query matrix | other columns | another layer |
-# | `"whole"` | a norm's weight | the same gradient | another layer |
-# | `"summand"` | that, with sequences split (notebook 09) | what its sequences say | another layer |
-# | `"tied"` | an embedding that is the head, too | other words | a summand each, at both ends |
+# | `"split"` | a query matrix | different columns | different layers |
+# | `"whole"` | a norm's weight | the same gradient | different layers |
+# | `"summand"` | a norm's weight, with sequences split (notebook 09) | the sum over its own tokens | different layers |
+# | `"tied"` | an embedding that is the head, too | different words | a summand each, at both ends |
 #
 # ### Exercise 2: combine
 #
@@ -186,9 +188,10 @@ check.combine(combine)
 #
 # ### Exercise 3: one layer in two dimensions
 #
-# Write its forward, and its backward by hand. `all_gather(full, piece, group=…)` fills `full`. `reduce_scatter(vector,
-# group)` returns this rank's equal part of the sum of all vectors (1-D). Budget: along `dp` what FSDP sends for this
-# part, along `tp` one all-reduce of y.
+# Write its forward, and its backward by hand. `all_gather(full, piece, group=…)` fills `full`, which may be 2-D: the
+# ranks' rows one after the other. `reduce_scatter(vector, group)` returns this rank's equal part of the sum of all
+# vectors (1-D). For y use `dist.all_reduce`. Budget: along `dp` what FSDP sends for this part, along `tp` one
+# all-reduce of y.
 
 # %%
 from labs.group import all_gather, reduce_scatter
@@ -197,7 +200,7 @@ from labs.group import all_gather, reduce_scatter
 def two_dimensions(x, piece, dy, mesh):
     """(y, the gradient of the piece), for the loss that is the mean over the ranks along dp.
 
-    x: this rank's sequences, and of their columns its part
+    x: this rank's sequences, only the columns that its part of w multiplies
     piece: this rank's rows of its part of w
     dy: the gradient of this rank's loss by y, the same along tp
     mesh: axes "dp" and "tp".  What is given stays as it is.
@@ -226,7 +229,8 @@ check.two_dimensions(two_dimensions)
 #
 # One detail is new. A pipeline runs many micro-batches, and FSDP would gather each layer for each of them. So
 # `Parallel` keeps parameters gathered from a stage's first micro-batch to its last, and reduces gradients after the
-# last one: once a step. What is then sharded is what a rank holds *between* steps, as in ZeRO's stage 2.
+# last one: once a step. So within a step a rank holds its stage's parameters and gradients whole; only *between* steps
+# is everything sharded. It sends what ZeRO's stage 2 does: one gather, one reduce-scatter.
 
 # %%
 CONFIG = replace(PRESETS["tiny"], context=32)
@@ -281,7 +285,8 @@ def same_training(results):
 
 # %% [markdown]
 # Two dimensions at a time, on four ranks, and then three on eight. Each row is a real job, and `cost.parallel` has said
-# before what each of its ranks will send:
+# before what each of its ranks will send. Exercise 1 dealt the sequences out in blocks; `parallel_of` deals them out in
+# turn, and either will do:
 
 
 # %%
@@ -321,8 +326,12 @@ for sizes in ((2, 1, 1, 2), (2, 1, 2, 1), (1, 1, 2, 2), (2, 1, 2, 2)):
 # ## Build: what multiplies, and what adds
 #
 # What a rank sends is a sum: what each axis sends by itself. What it holds is a product: a half of the layers, of these
-# a half of each matrix, and of that a half of the state. But what decides about the bytes is not the same along each
-# axis. Here is a step with the batch in more micro-batches, and with a larger batch:
+# a half of each matrix, and of that a half of the state. But what determines the bytes is not the same along each axis.
+# Here is a step with the batch in more micro-batches, and with a larger batch. If it is twice as large, by what factor
+# do the bytes along `shard` grow?
+
+# %%
+guess_factor = 1  # your number
 
 # %%
 CASES = {"batch 8, 2 micro-batches": (8, 2), "batch 8, 4 micro-batches": (8, 4), "batch 16, 4 micro-batches": (16, 4)}
@@ -394,9 +403,10 @@ draw.table(rows)
 
 # %% [markdown]
 # So the stages go between the nodes, and tensor parallelism stays inside them. With this tiny model shards are in
-# between; a large one has more parameters for each token of a step, and then shards send most. But what is on the wire
-# is not all: what is sent along `shard` and `replicate` may travel while a rank computes (notebook 06), and a stage's
-# message, too. Tensor parallelism waits for each of its messages, so every microsecond of it counts.
+# between, and so they are for the 70B below. Only with few tokens for each GPU do they send most: their bytes come once
+# a step, whatever the batch. But what is on the wire is not all: what is sent along `shard` and `replicate` may travel
+# while a rank computes (notebook 06), and a stage's message, too. Tensor parallelism waits for each of its messages, so
+# every microsecond of it counts.
 #
 # ## Build: the norm, over all axes
 #
@@ -413,7 +423,7 @@ draw.table(rows)
 #
 # ### Exercise 4: each gradient once
 #
-# Each gradient comes with the axes along which it is *cut*: each rank there has another part of it. Along all other
+# Each gradient comes with the axes along which it is *cut*: each rank there has a different part of it. Along all other
 # axes all ranks have the same. Use float64 for the sum. Budget: 64 bytes, whatever the gradients' size.
 
 
@@ -422,7 +432,7 @@ def mesh_norm(gradients, mesh):
     """The norm of all gradients of all ranks: the same number on each, a float or a tensor.
 
     gradients: pairs of a tensor (maybe empty) and the names of the axes it is cut along
-        (other stages have others, or none)
+        (each stage has its own, or none)
     mesh: pp, replicate, shard and tp; it has size(axis), get_local_rank(axis),
         get_group(axis) and mesh_dim_names
     """
@@ -461,8 +471,8 @@ print("each rank's own:  ", " ".join(f"{own:.2f}" for own, _ in wrong))
 print(f"copies count, too: {wrong[0][1]:.2f}")
 
 # %% [markdown]
-# Clipped by its own norm, each rank shortens its gradients by another factor, so the direction is lost. What is copied
-# may be little, as here, or much. Neither mistake can be seen in a loss that falls.
+# Clipped by its own norm, each rank shortens its gradients by a different factor, so the direction changes. What is
+# copied may be little, as here, or much. Neither mistake can be seen in a loss that falls.
 #
 # ## Build: the loss, over all axes
 #
@@ -603,8 +613,10 @@ draw.table(rows)
 # * **70B.** Its state fits in each of them. What leaves a node, if collectives are rings (notebook 05)? With 32 shards
 #   one ring passes through all nodes: 547 GB. With TP 8 × shards 4 there are eight rings, one for each part: 8 × 53 GB,
 #   which is 424 GB. With PP 4 × TP 8 it is 8 × 0.5 GB. But a pipeline has its bubble, and shards have not. At the
-#   peak none of them fits as it is here; with 16-bit numbers and some recomputing, TP 8 × shards 4 does.
-# * **GPT-4 class.** The state alone is 346 GB, on a GPU of 80 GB. No layout of 32 GPUs helps; only more GPUs do.
+#   peak none of them fits as it is here; with 16-bit numbers and some recomputing, TP 8 × shards 4 does (notebook 15
+#   shows it).
+# * **GPT-4 class.** P, G and S alone are 346 GB, on a GPU of 80 GB, however 32 GPUs are used. More GPUs help, or memory
+#   outside them (notebook 07b).
 #
 # The same two layouts on eight ranks, as real jobs with our small model:
 
@@ -693,7 +705,9 @@ draw.table([{"rank 0 sends along": axis, "ours": f"{ours_sent[axis]:,} B", "PyTo
 # if device.type == "cuda":
 #     device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
 #     torch.cuda.set_device(device)
-# shards = dist.get_world_size() // 4  # so 4 ranks, or 8, or 12, ...
+# if dist.get_world_size() not in (4, 8, 16):
+#     raise SystemExit("start 4, 8 or 16 ranks: each shard cuts its part of 16 sequences into 4 micro-batches")
+# shards = dist.get_world_size() // 4
 # mesh = init_device_mesh(device.type, (2, shards, 2), mesh_dim_names=("pp", "dp", "tp"))
 # p, d, first = mesh.get_local_rank("pp"), mesh.get_local_rank("dp"), mesh.get_local_rank("pp") == 0
 #
@@ -754,7 +768,8 @@ draw.table([{"rank 0 sends along": axis, "ours": f"{ours_sent[axis]:,} B", "PyTo
 # calls, and the bubble is smaller.
 # </details>
 #
-# <details><summary>A norm is too large by a factor between 1 and the number of ranks. What do you look for?</summary>
+# <details><summary>A norm is too large by a factor between 1 and the square root of the number of ranks. What do you
+# look for?</summary>
 #
 # For what is copied and counts several times: what is whole along tp, what is tied along pp, and everything along
 # replicate.
@@ -764,7 +779,7 @@ draw.table([{"rank 0 sends along": axis, "ours": f"{ours_sent[axis]:,} B", "PyTo
 #
 # | | predicted | ours | PyTorch's |
 # |---|---|---|---|
-# | holds, of P, G and S | 1/(p t s) | exactly | exactly |
+# | holds between steps, of P, G and S | 1/(p t s), but for norms and the two ends | as predicted | as predicted |
 # | sends along tp | in each layer, for each micro-batch | exactly | exactly |
 # | sends along pp | at each cut, for each micro-batch | exactly | exactly |
 # | sends along the data's axes | once a step | exactly | exactly |
