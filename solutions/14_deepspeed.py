@@ -56,8 +56,9 @@ from labs.model import GPT, PRESETS
 # of S, 10 bytes. Stage 2: a quarter of G and S, 7 bytes. Stage 3: a quarter of each, 4
 # bytes.](../images/zero_stages.svg)
 #
-# You know this picture: what each rank holds under DDP and the three stages. And here is all that is said to have the
-# second one, from [labs/deepspeed/configuration.py](../labs/deepspeed/configuration.py):
+# You know this picture: what each rank holds under DDP and the three stages. And this is all that the file must say for
+# stage 2, by [labs/deepspeed/configuration.py](../labs/deepspeed/configuration.py). The buckets are small, and nothing
+# overlaps, so that bytes can be counted:
 
 # %%
 like_zero(2)
@@ -66,10 +67,10 @@ like_zero(2)
 # ## Predict
 #
 # In float32, DeepSpeed's optimizer keeps a **master** of each parameter, as it does in mixed precision, though here it
-# is a mere copy. S, then, is how many bytes for each parameter, before it is divided by the ranks? Ours has 8.
+# is a mere copy. How many bytes of S is that for each parameter, before it is divided among the ranks? Ours has 8.
 #
 # And its stages 1 and 2 **all-reduce** the gradients, though each rank needs a part of the mean only. Then they gather
-# the parameters. As many times as much as ours is that?
+# the parameters. How many times as much as ours is that?
 
 # %%
 guess_state = 12  # your number
@@ -95,7 +96,7 @@ def train_all():
     losses = {}
     for name in NAMES:
         gc.collect()
-        mark("step")  # of nothing yet: what it finds is of those before
+        mark("step")  # an empty step: what is in memory here belongs to earlier rows
         losses[name], _ = strategies.train(ROWS[name], lambda: GPT(config), batches)
     return losses
 
@@ -114,7 +115,7 @@ for name in NAMES:
 
 # %%
 def row(turn, name):
-    first, last = 4 * turn, 4 * turn + 3  # of its steps, the one of nothing and the third
+    first, last = 4 * turn, 4 * turn + 3  # of its steps, the empty one and the third
     before, most = watched.moments(0, first)[0][1], watched.held(0, last)
     predicted = ROWS[name].predict(cost.Job(config, batch=1, ranks=4))
     held = {kind: most[kind] - before[kind] for kind in "PGS"}
@@ -135,8 +136,9 @@ check.predict("Bytes of S for each parameter:", guess_state, round(per_parameter
 check.predict("Times as much as ours:", guess_times, round(times, 2), reason="2Ψ to all-reduce, Ψ to gather.")
 
 # %% [markdown]
-# DeepSpeed's stage 3 sends what ours does, but for a few bytes: the norm of all gradients. And it gathers each
-# parameter by itself, where `fully_shard` gathers a layer at once. In a step of this model of one layer:
+# DeepSpeed's stage 3 sends what ours does, but for a few bytes: the norm of all gradients. And as it fetches nothing
+# ahead here (`stage3_prefetch_bucket_size: 0`), it gathers each parameter by itself, where `fully_shard` gathers a
+# layer at once. In a step of this model of one layer:
 
 # %%
 for turn, name in enumerate(NAMES):
@@ -145,13 +147,14 @@ for turn, name in enumerate(NAMES):
 # %% [markdown]
 # ## What the defaults hide
 #
-# `like_zero` says what nobody would think of saying. What happens if you do not? Leave out one thing at a time:
+# `like_zero` says what nobody would think of saying. What happens if you do not? Change one thing at a time:
 #
 # - **`gradient_clipping`**. Since June 2026, where nothing is said, gradients are clipped to a norm of 1 ([pull request
 #   8068](https://github.com/deepspeedai/DeepSpeed/pull/8068): most people want that). Before, nothing was clipped. The
-#   same file under a newer release is another training.
+#   same file under a newer release gives a different training run.
 # - **`use_multi_rank_bucket_allreduce`**. It is on, and is why stages 1 and 2 send 3Ψ.
-# - **stage 3's thresholds**. A parameter that is needed again before a billion others are is left gathered.
+# - **stage 3's thresholds**. A parameter of up to 100,000 elements stays whole, and each of this model's is smaller.
+#   One that is needed again before a billion others are is left gathered. Either would be enough here.
 #
 # The third one, for a small model: how many times Ψ does each rank send in a step, instead of 3?
 
@@ -214,7 +217,8 @@ draw.table([{"": v, "sent, × Ψ": times_psi(i), "same curve": as_before(i)} for
 check.predict("Times Ψ, by its own thresholds:", guess_psi, times_psi(4), reason="P is gathered once a step.")
 
 # %% [markdown]
-# The second line is another training. Whoever compares two libraries by their defaults may compare two of those.
+# The second line trained differently. Whoever compares two libraries by their defaults may compare two different
+# trainings.
 #
 # One more default, which no curve shows. Gradients wait in a **bucket** until they are reduced, and every rank has a
 # place for one: `reduce_bucket_size`, 500 million *elements*, whatever the size of the model. How many MB is that in
@@ -283,11 +287,10 @@ check.configure(configure)
 
 # %%
 def mend(train, micro, accumulation, ranks):
-    """(the number of ranks that these sizes agree on, the accumulation that is right on
-    `ranks`).
+    """(the number of ranks that these sizes agree on, the accumulation that keeps train on
+    `ranks` ranks).
 
-    The batch of a step stays, so that training is the same; so does the micro-batch, which is
-    what fits.
+    Micro stays, too: it is what fits. train is always a multiple of micro × accumulation.
     None in place of the second where there is no such accumulation.
     """
     ### BEGIN SOLUTION
@@ -358,8 +361,9 @@ check.predict("bfloat16 and float32:", guess_mixed, round(mixed, 1))
 #
 # ### Exercise 3: what is left out
 #
-# In float32, P has 4 bytes, of which each rank has all; G has 4 and S has 12, of which it has a share. Besides, there
-# is one bucket, in the numbers of the parameters, and there are the activations.
+# In float32, P has 4 bytes, of which each rank has all; G has 4 and S has 12, of which it has a share. In mixed
+# precision the estimate's P, G and S are right. Besides, there is one bucket, in the parameters' dtype, and there are
+# the activations.
 
 
 # %%
@@ -394,25 +398,29 @@ draw.table(rows, caption="bytes on a rank of four, stage 2, float32")
 
 # %% [markdown]
 # The estimate knows neither tokens nor buckets, and yours adds both. What is still missing are temporaries, more of
-# them with more tokens. labs/cost has these, and is within a tenth of what is measured.
-# ([Issue 5102](https://github.com/deepspeedai/DeepSpeed/issues/5102), of 2024, has a longer list.)
+# them with more tokens. labs/cost has these; its tests compare it with measured peaks. ([Issue
+# 5102](https://github.com/deepspeedai/DeepSpeed/issues/5102), of 2024, has a longer list.)
 #
 # ## Why, and why not
 #
 # | | FSDP2 | DeepSpeed | how do we know? |
 # |---|---|---|---|
 # | is told what to do | in code: `fully_shard(layer)` | in a file | above |
-# | a layer is gathered | at once | each parameter by itself | counted above |
-# | S, in float32 | 8 bytes | 12: masters besides | measured above |
+# | a layer is gathered | at once | with no prefetch, each parameter by itself | counted above |
+# | S, in float32 | 8 bytes | 12, with masters | measured above |
 # | clips gradients | when you call it | unless you say 0 | measured above |
-# | its optimizer | any of PyTorch's | its own, compiled at first use; or PyTorch's | release 0.19.8, 2026 |
-# | offload to the CPU | yes | yes | notebook 07b; tests/deepspeed, the same numbers |
+# | its optimizer | any of PyTorch's | its own, compiled at first use; or PyTorch's | release 0.19.8 |
+# | offload to the CPU | yes | yes | notebook 07b; its test |
 # | offload to NVMe | no | yes, with a compiler and libaio | PyTorch 2.13; arXiv 2104.07857, 2021 |
 # | activation checkpointing | PyTorch's | the same; or its own, cut over TP, or on the CPU | its docs, 11/2026 |
-# | compile | each layer, then `fully_shard` | `engine.compile()` | arXiv 2410.06511, 2024; release 0.19.8, 2026 |
+# | compile | each layer, then `fully_shard` | `engine.compile()` | arXiv 2410.06511, 2024; release 0.19.8 |
 # | inference | sharded, as in training | the same in stage 3; its own engine | deepspeed.ai/inference, 11/2026 |
-# | a checkpoint is loaded by | any number of ranks | as many; converted, any number | notebook 08; tests/deepspeed |
+# | a checkpoint is loaded by | any number of ranks | the same number; any, once converted | notebook 08; its test |
 # | a checkpoint is | tensors and an index | pickles: run nobody else's | the files themselves |
+#
+# The release is [DeepSpeed's of 2026](https://pypi.org/project/deepspeed/0.19.8/). The test is
+# [tests/deepspeed/test_saved.py](../tests/deepspeed/test_saved.py): offloaded, a training ends with the same numbers;
+# saved by four ranks and converted, it goes on with two.
 #
 # **Why**: what you would have to write, offload to disk above all, is there, and a model needs no change. **Why not**:
 # what a file does not say is decided elsewhere, and may change with a release. So write down what you rely on, and
@@ -420,7 +428,7 @@ draw.table(rows, caption="bytes on a rank of four, stage 2, float32")
 #
 # ### A way out
 #
-# A few lines of a training script become DeepSpeed's, and it needs no laboratory.
+# A few lines of a training script become DeepSpeed's, and it needs nothing of this course.
 #
 # | PyTorch | DeepSpeed |
 # |---|---|
@@ -505,7 +513,8 @@ print(json.dumps({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8, *
 #
 # <details><summary>By its estimate a model needs 1 GB, and a card of 4 is too small. What is not in it?</summary>
 #
-# Activations, which grow with the tokens; the bucket, 1 or 2 GB by default; and in float32 the wider parameters.
+# Activations, which grow with the tokens; the bucket, by default 1 GB in 16 bits and 2 GB in float32; and in float32
+# the wider parameters.
 # </details>
 #
 # | | predicted | DeepSpeed | ours |
