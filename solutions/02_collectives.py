@@ -848,13 +848,14 @@ check.sent_by_rings(sent_by_rings)
 #
 # From here it is open: no answer is the only right one, and the course's own can be beaten. Your function adds up
 # tensors of 100, 2,000, 8,000 and 40,000 numbers on eight ranks, then on six. On this wire a message costs α + m/W, as
-# above, and in one α pass 1,000 numbers; a rank sends one message and receives one at a time. The job is a real one,
-# its messages are recorded, and what they cost is worked out from that. So the score is the same on any machine.
+# above, and 1,000 numbers take as long as one α. A rank sends one message at a time and receives one at a time, and
+# each keeps the sender busy for all of its α + m/W. The job is a real one, its messages are recorded, and what they
+# cost is worked out from that. So the score is the same on any machine.
 #
 # **The bound.** With each message, a rank's numbers reach at most twice as many ranks: the last one has heard of them
 # after ⌈log₂ N⌉ latencies, and not before. And some rank sends 2 (N − 1)/N of its tensor. No sum takes less than the
 # longer of these two times, and that is 100 points. A ring everywhere scores 46.6, in the mean of the eight cases.
-# Before you write anything: where does it lose most?
+# The course's own answer has 63.1: that is the score to beat. Before you write anything: where does a ring lose most?
 
 
 # %%
@@ -863,6 +864,7 @@ def quick_sum(x, latency, bandwidth):
 
     x: 1-D, of float64; latency: s for each message; bandwidth: bytes per s.
     Messages only: collectives.exchange, all that is built of it, or dist's isend and irecv.
+    It is also called with other sizes, and in all it has two minutes.
     """
     ### BEGIN SOLUTION
     ranks, size = dist.get_world_size(), x.nbytes
@@ -876,7 +878,7 @@ def quick_sum(x, latency, bandwidth):
 beat.slow_wire(quick_sum)
 
 # %% [markdown]
-# Each try is kept, and `python -m labs challenges` shows your best.
+# Each try in this notebook is kept, and `python -m labs challenges` shows your best.
 #
 # <details><summary>Where is there room?</summary>
 #

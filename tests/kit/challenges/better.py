@@ -16,14 +16,31 @@ from labs.zero import Zero
 
 # ---- 02 --------------------------------------------------------------------------------------------------
 
-RADICES = {8: (2, 2, 2), 6: (2, 3)}
+GRIDS = {8: [(2, 2, 2)], 6: [(2, 3), (3, 2)]}
 
 
 def slow_wire(x, latency, bandwidth):
     """Ranks in a grid: along each axis the tensor is split, or travels whole; whichever takes least in all."""
     ranks = dist.get_world_size()
-    ways = product(*([(radix, False), (radix, True)] for radix in RADICES[ranks]))
-    along(x, 1, min(ways, key=lambda way: takes(way, x.nbytes, latency, bandwidth)))
+    ways = [way for grid in GRIDS[ranks] for way in product(*([(radix, False), (radix, True)] for radix in grid))]
+    least, way = min((takes(way, x.nbytes, latency, bandwidth), way) for way in ways)
+    if ranks == 6 and 3 * latency + 2.5 * x.nbytes / bandwidth < least:
+        by_pairs(x)
+    else:
+        along(x, 1, way)
+
+
+def by_pairs(x):
+    """Of six ranks: a pair's sum, half of the next pair's or of the one before, and the rest from who has the other."""
+    rank, received = dist.get_rank(), torch.empty_like(x)
+    step = 1 if rank % 2 else -1
+    collectives.exchange(None, (x, rank ^ 1), (received, rank ^ 1))
+    x.add_(received)
+    half, other = (each.tensor_split(2)[rank % 2] for each in (x, received))
+    collectives.exchange(None, (half, rank + 2 * step), (other, rank - 2 * step))
+    half.add_(other)
+    collectives.exchange(None, (x, rank + step), (received, rank + step))
+    x.add_(received)
 
 
 def takes(way, nbytes, latency, bandwidth):
@@ -65,11 +82,11 @@ def along(x, stride, way):
 
 
 ORDERS = (
-    [[10, 11], [7, 8], [5], [3], [2], [0], [1], [4], [6], [9]],
-    [[11], [5, 7, 6], [3], [1], [0], [2], [4], [8], [9], [10]],
-    [[15, 14], [13, 12], [11, 10, 9], [8, 7, 6], [5, 4, 3], [2, 1, 0]],
-    [[8], [5, 7, 4, 6], [0, 3, 1, 2], [9]],
-    [[9, 8], [7, 6], [5, 4], [3, 2], [1, 0]],
+    [[11], [10], [8], [7], [5], [4], [2], [1], [0], [3], [6], [9]],
+    [[11], [8], [6, 5], [3], [1], [0], [2], [4], [7], [9], [10]],
+    [[14, 13], [15], [12, 11, 10, 9, 7], [8, 4, 3], [2, 1, 0], [6, 5]],
+    [[9], [6, 5, 4, 3], [2, 1, 0], [8, 7]],
+    [[7], [6], [5], [4], [3], [2], [1, 0], [9, 8]],
 )
 
 
