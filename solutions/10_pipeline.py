@@ -965,6 +965,7 @@ def shortest(ranks, microbatches, costs, most):
 
     costs: what F, B, I and W take, by stage, and `send`, what a message takes to another rank.
     most: activations alive on a rank.  pp.simulate(lists, **costs).time is judged.
+    You may search, for up to ten seconds in each of the five cases.
     """
     ### BEGIN SOLUTION
     lists = [schedule(ranks, microbatches) for schedule in (pp.zbv, pp.dualpipev)]
