@@ -22,10 +22,13 @@ from tests.extras import need_deepspeed
 
 @pytest.fixture
 def version(monkeypatch):
-    """Pretends that this one is installed; None: that none is."""
+    """Pretends that this DeepSpeed is installed; None: that none is."""
+    true = metadata.version
 
     def pretend(number):
         def answer(name):
+            if name != "deepspeed":
+                return true(name)
             if number is None:
                 raise metadata.PackageNotFoundError(name)
             return number
