@@ -360,10 +360,9 @@ def test_bytes_held(strategy):
 
 def as_predicted(strategy, rank: int, measured: dict[str, int], predicted: dict[str, int]) -> None:
     if is_pipeline(strategy) and strategy.side == "ours" and len(strategy.axes(4)) > 1:
-        # Of what is gathered and reduced within a pipeline, not all is predicted.
-        for kind, part in (("comm", None), ("temporary", None), ("A", 0.05), ("peak", 0.05)):
-            about = predicted.pop(kind), measured.pop(kind)
-            assert part is None or about[1] == pytest.approx(about[0], rel=part), (rank, kind)
+        del predicted["temporary"], measured["temporary"]  # the embedding's gradients, which are predicted as comm
+        for kind, part in (("comm", 0.1), ("A", 0.05), ("peak", 0.01)):
+            assert measured.pop(kind) == pytest.approx(predicted.pop(kind), rel=part), (rank, kind)
     elif strategy in WITH_AN_EXTRA:
         about = predicted.pop("peak"), measured.pop("peak")
         assert about[1] == pytest.approx(about[0], rel=0.15), rank

@@ -105,7 +105,7 @@ class StageMemory:
             came = 0 if self.is_last or number else self.x
             for at in [*down(self.job, part), *part.worst]:
                 A, temporary, of_part, newest = self.within(part, at) if split else (0, 0, at.gradients, at.newest)
-                new = {"G": FLOAT * of_part} if first else {"temporary": FLOAT * newest}
+                new = self.new(of_part, newest, first)
                 A = at.A + A + inputs - before
                 at = Moment(at.name, arrived, A, at.comm, at.temporary + temporary + gradients)
                 yield at.plus(**new).plus(temporary=FLOAT * self.is_last - came)
@@ -113,8 +113,16 @@ class StageMemory:
             inputs, gradients, arrived = (
                 inputs + A,
                 gradients + temporary - came * split,
-                arrived + FLOAT * of_part * first,
+                arrived + FLOAT * of_part * self.stay(part, first),
             )
+
+    def new(self, of_part: int, newest: int, first: bool) -> dict[str, int]:
+        """Bytes of a part's gradients: elements that are made by now, and of the one that was made last."""
+        return {"G": FLOAT * of_part} if first else {"temporary": FLOAT * newest}
+
+    def stay(self, part: Part, first: bool) -> bool:
+        """Whether its gradients are there by themselves when backward is through with the part."""
+        return first
 
     def after(self, kind: str, before_is_here: bool, behind_is_here: bool) -> Moment:
         """Bytes more than there were before, except G.  ..._is_here: that stage is on this rank, so nothing travels."""
