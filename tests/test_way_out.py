@@ -34,7 +34,7 @@ LOOP = re.compile(r"(for step in range\((?:first, )?)\d+(?=\))")
 CONFIG = re.compile(r"(?<=config = )PRESETS\S+")
 LOSS = re.compile(r"step (\d+): loss (\S+)")
 # In float32 AdamW makes of rounding, which differs between CPUs, as long a step as of a gradient.
-IN_DOUBLE = "import dataclasses\n\nimport torch\n\ntorch.set_default_dtype(torch.float64)\n"
+IN_DOUBLE = "import torch\n\ntorch.set_default_dtype(torch.float64)\n"
 STEPS, CONTEXT = 4, 16  # of texts as long as the scripts' each step would take seconds
 
 
@@ -66,9 +66,13 @@ def printed(scripts, folder):
 
 
 def in_double(script, steps):
+    return IN_DOUBLE + short(script, steps)
+
+
+def short(script, steps):
     assert len(LOOP.findall(script)) == len(CONFIG.findall(script)) == 1
     script = CONFIG.sub(rf"dataclasses.replace(\g<0>, context={CONTEXT})", script)
-    return IN_DOUBLE + LOOP.sub(rf"\g<1>{steps}", script)
+    return "import dataclasses\n" + LOOP.sub(rf"\g<1>{steps}", script)
 
 
 def test_each_script_prints_one_processs_losses(tmp_path):
@@ -85,7 +89,7 @@ def test_each_script_prints_one_processs_losses(tmp_path):
 @pytest.mark.filterwarnings(*(f"ignore:{said}" for said in engine.NOT_THE_LEARNERS))
 def test_deepspeed_s_script_prints_one_processs_losses(tmp_path):
     need_deepspeed()
-    script = {DEEPSPEED: LOOP.sub(r"\g<1>3", SCRIPTS[DEEPSPEED])}
+    script = {DEEPSPEED: short(SCRIPTS[DEEPSPEED], 3)}
     told = run(printed, script, tmp_path, ranks=2, device="cpu")[0][DEEPSPEED]
     losses = [float(loss) for _, loss in LOSS.findall(told)]
     # In float32, but for an eps with which AdamW makes little of rounding.

@@ -15,7 +15,8 @@ RING = images.ring(4)
 
 def called(rank, op, step, start, end, waited):
     """A collective that the rank waited for up to its end."""
-    return Fake(rank=rank, op=op, step=step, start=start, end=end, waited=waited, waits=((end - waited, end),))
+    times = {"start": start, "end": end, "waited": waited, "waits": ((end - waited, end),)}
+    return Fake(rank=rank, op=op, step=step, issuer="ddp.py:57 ready", **times)
 
 
 def recording(ranks=2, steps=2, late=0.0):

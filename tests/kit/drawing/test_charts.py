@@ -109,12 +109,13 @@ def test_words_of_a_figure_can_be_read(canvas, name):
         assert not box.padded(-1).overlaps(place.padded(-1)), f"{one!r} runs into {other!r}"
 
 
-def test_collectives_have_short_labels_and_lanes_of_their_own(canvas):
+def test_collectives_have_labels_and_lanes_of_their_own(canvas):
     drawn = canvas(draw.timeline, busy(1), step=0)
     words = {word: box for word, box, _ in words_of(drawn)}
-    assert {"forward", "backward", "ag 1", "ag 2", "rank 0"} <= set(words)
-    assert not {"all_gather", "sync"} & set(words), "short; and what has no room has no label"
-    assert words["forward"].y0 > words["ag 1"].y1 > words["ag 1"].y0 > words["ag 2"].y1, "the band is above the lanes"
+    assert {"forward", "backward", "all-gather 1", "all-gather 2", "rank 0"} <= set(words)
+    assert not {"all_gather", "sync"} & set(words), "words; and what has no room has no label"
+    band, first, second = (words[word] for word in ("forward", "all-gather 1", "all-gather 2"))
+    assert band.y0 > first.y1 > first.y0 > second.y1, "the band is above the lanes"
     assert "ag all-gather" in words and "rs reduce-scatter" not in words, "the legend tells kinds that are shown"
 
 
@@ -123,7 +124,7 @@ def test_collectives_of_a_step_are_counted_from_its_first(canvas):
     seen = busy(1)
     seen.events.insert(0, called(0, "all_gather", None, -0.1, 0.3, waited=0.1))
     words = [word for word, _, _ in words_of(canvas(draw.timeline, seen, step=0))]
-    assert "ag 2" in words and "ag 3" not in words
+    assert "all-gather 2" in words and "all-gather 3" not in words
 
 
 def test_kinds_of_collectives_are_told_apart(canvas):
