@@ -149,7 +149,7 @@ def looked(world: World, steps: Iterator[Look]) -> tuple[Look, bool]:
         return noted(world, next, steps), False
     except NotImplementedError:
         raise
-    except Exception:
+    except Exception:  # whichever: where it may refuse, the learner chooses how
         if not world.refusable:
             raise
         return Look(), True

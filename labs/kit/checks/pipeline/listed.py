@@ -127,7 +127,7 @@ def ask(fn: Callable[..., Any], takes: int, sizes: list[Size]) -> list[Written]:
 def lists_of(fn: Callable[..., Any], takes: int, size: Size) -> Any:
     try:
         return plain(fn(*(size.ranks, size.microbatches, size.stages_per_rank)[:takes]))
-    except Exception:
+    except Exception:  # whichever: where it may refuse, the learner chooses how
         if not size.refusable:
             raise
         return REFUSED
