@@ -1,7 +1,7 @@
 """What the ranks print, line by line as it comes, each line with its rank before it.
 
 Progress bars work: a piece that ends in a carriage return is shown at once and written over by the next.
-What gloo says when it ends the process is kept back, as the diagnosis mostly knows better (see team.py).
+What gloo says of a lost peer, or as it ends the process, is kept back: the diagnosis mostly knows better (see team.py).
 A rank that prints more than FIRST bytes is not shown any further until it ends; then come its LAST bytes.
 """
 
@@ -12,7 +12,10 @@ import sys
 
 FIRST = 1 << 20  # bytes of one rank; a loop that prints tensors would otherwise bury the notebook
 LAST = 1 << 16
-GLOO_ABORTS = re.compile(rb"(terminate called .*|libc\+\+abi: .*)gloo::|  what\(\):  \[enforce fail ")
+GLOO_ABORTS = re.compile(
+    rb"(terminate called .*|libc\+\+abi: .*)gloo::|  what\(\):  \[enforce fail "
+    rb"|\[E.*/gloo/transport/"  # a log of the same error, written only if a thread comes to it before the end
+)
 
 
 class Lines:

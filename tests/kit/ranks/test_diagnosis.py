@@ -81,13 +81,15 @@ def test_a_message_to_a_rank_that_does_not_exist():
 
 def test_what_gloo_says_of_its_end_is_in_the_error_where_nothing_better_is_known(capfd):
     def job():
-        os.write(2, b"before\nterminate called after throwing an instance of 'gloo::IoException'\n")
+        log = b"[E1126 06:12:00.1 99 third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer\n"
+        os.write(2, log + b"before\nterminate called after throwing an instance of 'gloo::IoException'\n")
         os.write(2, b"  what():  [enforce fail at pair.cc:1] no\n")
         os.abort()
 
     with pytest.raises(RankError, match="died of SIGABRT") as caught:
         run(job, ranks=1)
-    assert "\nterminate called after throwing an instance of 'gloo::IoException'\n  what():  [enf" in str(caught.value)
+    told = "Connection closed by peer\nterminate called after throwing an instance of 'gloo::IoException'\n  what():  ["
+    assert told in str(caught.value)
     assert capfd.readouterr().out == "[rank 0] before\n"
 
 
