@@ -11,9 +11,9 @@ from labs.kit.drawing.svg import Canvas
 from labs.mesh import Mesh
 
 AXES = {  # what its ranks have in common, what differs, what travels; its colour, dark enough for words
-    "pp": ("other layers", "activations at the cut, and their gradients", "#332288"),
-    "shard": ("other sequences, other pieces of the state", "parameters and gradients", "#117733"),
-    "tp": ("other parts of each matrix", "activations, in every layer", "#A84800"),
+    "pp": ("different layers", "activations at the cut, and their gradients", "#332288"),
+    "shard": ("different sequences, different pieces of the state", "parameters and gradients", "#117733"),
+    "tp": ("different parts of each matrix", "activations, in every layer", "#A84800"),
 }
 WIDE, HIGH = 152, 58
 

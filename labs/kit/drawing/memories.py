@@ -58,6 +58,8 @@ def memory(
         xs = [x for x, _ in series]
         panel.step(xs, totals(series), where="post", color=INK, linewidth=0.6, zorder=2)  # peaks may be short
         peak(panel, series, top(drawn[0]) if names else top(series), scale)
+    for panel in panels[len(shown) - columns : len(shown)]:
+        panel.tick_params(axis="x", labelbottom=True)  # the lowest of its column, where below it is no other
     for panel in panels[len(shown) :]:
         panel.set_visible(False)
     canvas.supylabel("MiB held", fontsize=9)

@@ -189,6 +189,12 @@ def test_phases_of_a_step_are_equally_wide(canvas):
     assert list(drawn.axes[0].get_xticks()) == [0.5, 1.5, 2.5]
 
 
+def test_the_lowest_panel_of_each_column_names_the_phases(canvas):
+    drawn = canvas(draw.memory, *[recording()] * 3, step=1, ranks=[0])
+    labels = [[label for label in panel.get_xticklabels() if label.get_visible()] for panel in drawn.axes[:3]]
+    assert [len(shown) for shown in labels] == [0, 3, 3]
+
+
 def test_marks_of_peaks_strike_no_label(canvas):
     drawn = canvas(*CROWDED["bars"][:1], *CROWDED["bars"][1])
     stems = [line.get_window_extent() for line in drawn.axes[0].get_lines()]
