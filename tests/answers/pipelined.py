@@ -76,3 +76,33 @@ def no_pipeline(stage, own, x):
     for weights in lax.all_gather(own, "pp"):
         x = stage(weights, x)
     return x
+
+
+@answers.wrong("the whole batch at once")
+def a_tick_a_stage(stage, own, x):
+    import jax.numpy as jnp
+    from jax import lax
+
+    me, stages = lax.axis_index("pp"), lax.axis_size("pp")
+    arrived = jnp.zeros_like(x)
+    for _ in range(stages):
+        made = stage(own, jnp.where(me == 0, x, arrived))
+        arrived = lax.ppermute(made, "pp", [(one, one + 1) for one in range(stages - 1)])
+    return made
+
+
+COMPUTED = "stage(own, jnp.where(me == 0, x, arrived))"
+ONE_BY_ONE = "jnp.stack([stage(own, jnp.where(me == 0, *both)) for both in zip(x, arrived, strict=True)])"
+MAPPED = "jax.vmap(lambda one: stage(own, one))(jnp.where(me == 0, x, arrived))"
+slip = answers.slips(a_tick_a_stage)
+slip("the whole batch at once", COMPUTED, ONE_BY_ONE)
+slip(
+    "the whole batch at once",
+    {
+        "import jax.numpy": "import jax\n    import jax.numpy",
+        COMPUTED: MAPPED,
+        'lax.ppermute(made, "pp", [(one, one + 1) for one in range(stages - 1)])': (
+            'jnp.stack([lax.ppermute(each, "pp", [(at, at + 1) for at in range(stages - 1)]) for each in made])'
+        ),
+    },
+)

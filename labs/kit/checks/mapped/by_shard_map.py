@@ -6,8 +6,10 @@ compiled: missing numbers, and needless bytes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -26,7 +28,7 @@ Arrays = dict[str, np.ndarray]
 class Run:
     """By name: found, what it gave; due; own: what would be due of each part alone.
 
-    sent: the collectives of the compiled program; weights: bytes.
+    sent: the collectives of the compiled program; weights: bytes; at_once: micro-batches in one call of a stage.
     """
 
     found: Any
@@ -34,6 +36,7 @@ class Run:
     sent: Sequence[Collective]
     own: Sequence[Arrays] = ()
     weights: int = 0
+    at_once: int = 1
 
     def is_due(self, times: float = 1.0) -> bool:
         return self.is_like({name: times * value for name, value in self.due.items()})
@@ -206,12 +209,20 @@ def in_stages(fn: Callable[..., Any], seed: int) -> Run | str:
         return {"what comes out": np.asarray(made), "the gradient of the weights": np.asarray(back)}
 
     try:
-        compiled = jax.jit(run).lower(weights, x).compile()
+        lowered = jax.jit(run).lower(weights, x)
     except OfAnotherKind as kind:
         return str(kind)
+    compiled, at_once = lowered.compile(), most_at_once(lowered.as_text()) // x[0].size
     made = np.asarray(compiled(*jax.device_put((weights, x), compiled.input_shardings[0])))
     fresh = [{"what comes out": np.asarray(one)} for one in stage(weights[-1], x)]
-    return Run(both(last, of_the_last(made)), both(in_turn, in_turn(weights)), collectives(compiled.as_text()), fresh)
+    found, due, sent = both(last, of_the_last(made)), both(in_turn, in_turn(weights)), collectives(compiled.as_text())
+    return Run(found, due, sent, fresh, at_once=at_once)
+
+
+def most_at_once(text: str) -> int:
+    """The most numbers that a stage makes, by its tanh, or hands on in one operation of a program before XLA has it."""
+    shapes = re.findall(r"stablehlo\.(?:tanh|collective_permute)\b.*tensor<([\dx]+)xf32>$", text, re.MULTILINE)
+    return max((prod(map(int, shape.split("x"))) for shape in shapes), default=0)
 
 
 def of_fresh_ones_alone(run: Run) -> str:
@@ -232,6 +243,8 @@ PIPED = (
     Mistake("weights travel, and not activations", "What stays where it is in a pipeline, and what moves?",
             lambda run: run.bytes_of("all-gather") and
             f"a device sends {run.bytes_of('all-gather')} bytes to gather, where each stage has its own"),
+    Mistake("the whole batch at once", "While the first stage computes all of it, what do the others do?",
+            lambda run: run.at_once > 1 and f"a stage makes, or hands on, {run.at_once} micro-batches at a time"),
     Mistake("the first ticks are taken for results", "In which tick does the first micro-batch leave the last stage?",
             lambda run: comes_out(run, run.due["what comes out"][: len(run.found["what comes out"]) - N + 1], N - 1)),
     Mistake("it ends too soon", "How many ticks does the last micro-batch need, after the first one has begun?",
