@@ -889,7 +889,7 @@ print(f"{len(events)} collectives; rank 0 waited {waited:.0f} ms of {1000 * (spa
 # PyTorch has the three stages under other names. Stage 1 is `ZeroRedundancyOptimizer`, beside DDP. Stage 3 is
 # `fully_shard` (FSDP2, the second *fully sharded data parallel*). With `reshard_after_forward=False` it is about stage
 # 2 (it does not drop a layer after its forward); the older FSDP called that `SHARD_GRAD_OP`. All of them are in
-# [labs/native.py](../labs/native.py), and have rows in the table of strategies. First, the same test.
+# [labs/native](../labs/native/__init__.py), and have rows in the table of strategies. First, the same test.
 
 # %%
 NATIVE = {

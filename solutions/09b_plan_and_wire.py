@@ -273,9 +273,10 @@ play.tensor_parallel()
 #
 # ## Native
 #
-# PyTorch's own `parallelize_module` takes a table like this, too. [labs/native.py](../labs/native.py) turns ours into
-# its styles. Its parameters are DTensors, and the loss of split logits is a context, `loss_parallel()`. Ours is what
-# the formulas say, as the last notebook has measured; PyTorch's is measured here, with sequence parallelism:
+# PyTorch's own `parallelize_module` takes a table like this, too.
+# [labs/native/parallelized.py](../labs/native/parallelized.py) turns ours into its styles. Its parameters are DTensors,
+# and the loss of split logits is a context, `loss_parallel()`. Ours is what the formulas say, as the last notebook has
+# measured; PyTorch's is measured here, with sequence parallelism:
 
 # %%
 NATIVE = {"PyTorch's": replace(ROWS["torch-tp-sp"], axes=lambda ranks: {"tp": ranks})}

@@ -730,7 +730,7 @@ ledger
 # ## Native
 #
 # PyTorch has all of these, in `torch.distributed.pipelining`: a `PipelineStage` for each stage, and a class for each
-# schedule. [labs/native.py](../labs/native.py) puts them together:
+# schedule. [labs/native/pipelining.py](../labs/native/pipelining.py) puts them together:
 
 # %%
 NATIVE = {"GPipe": "gpipe", "1F1B": "1f1b", "interleaved": "interleaved", "zero bubble": "zb1p"}

@@ -630,8 +630,8 @@ for name, sizes in {"TP 2 × shards 4": (1, 1, 4, 2), "PP 4 × TP 2": (4, 1, 1, 
 # ## Native
 #
 # PyTorch has all parts: `parallelize_module`, `fully_shard`, and the schedules of `torch.distributed.pipelining`. In
-# [labs/native.py](../labs/native.py) `parallel` is the same composition, in the same order. Is it the same training,
-# with the same bytes?
+# [labs/native](../labs/native/three_dimensions.py) `parallel` is the same composition, in the same order. Is it the
+# same training, with the same bytes?
 
 
 # %%
@@ -668,9 +668,9 @@ draw.table([{"rank 0 sends along": axis, "ours": f"{ours_sent[axis]:,} B", "PyTo
             for axis in ("pp", "shard", "tp")])  # fmt: skip
 
 # %% [markdown]
-# Two things go wrong in PyTorch without a word, and [labs/native.py](../labs/native.py) guards them: a tied embedding,
-# whose two ends each keep a part of its gradient, and `reshard_after_forward=True` under a schedule that splits the
-# backward.
+# Two things go wrong in PyTorch without a word, and [labs/native](../labs/native/three_dimensions.py) guards them: a
+# tied embedding, whose two ends each keep a part of its gradient, and `reshard_after_forward=True` under a schedule
+# that splits the backward.
 #
 # ## Why, and why not
 #

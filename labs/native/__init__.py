@@ -1,0 +1,43 @@
+"""The same verbs as PyTorch ships them: what you write at work.
+
+ours                              PyTorch's
+ddp.Overlapped(model); .sync()    ddp(model); nothing to call: the end of backward waits
+zero.Zero(model, stage=1, ...)    zero1(model, AdamW, lr=...): another sharding, whole parameters to each rank
+zero.Zero(model, stage=2, ...)    fsdp(model, layers, reshard_after_forward=False), but at rest P is sharded, too
+zero.Zero(model, stage=3, ...)    fsdp(model, layers)
+fsdp.fully_shard(layer), ...      fsdp(model, layers, mesh, ...): mesh, resharding and dtypes go by the same names
+mesh.Mesh((2, 2), names)          device_mesh(mesh)
+tp.parallelize(model, mesh, plan) tp(model, mesh, plan): the same plan; loss and backward within loss_parallel()
+parallel.Parallel(stages, ...)    parallel(mine, device_mesh(mesh), plan), and then pp(stages, ...)
+pp.Pipeline(stages, lists, loss)  pp(stages, "1f1b", microbatches, loss), and step() in place of forward_backward()
+checkpoint.save(folder, step, ..) save_checkpoint(where, model, optimizer): more is lost without a word
+checkpoint.load(where, held)      load_checkpoint(where, model, optimizer)
+checkpoint.Saver(folder).save(..) save_in_background(where, model, optimizer), and .result()
+llama's names, in safetensors     save_hugging_face(where, model), load_hugging_face(where, model)
+
+In this order:
+
+    replicated        DistributedDataParallel: copies that agree; and their optimizer's state dealt out
+    fsdp2             a DeviceMesh, and fully_shard on it: every parameter sharded, gathered layer by layer
+    parallelized      parallelize_module: every matrix split, by the same plan
+    pipelining        stages and schedules, and what PyTorch does not refuse
+    three_dimensions  all of it on one mesh; the norm over all axes
+    state_dicts       what a checkpoint is made of
+    dcp               checkpoints saved and loaded; weights as Hugging Face has them
+"""
+
+# ruff: noqa: F401
+
+from labs.native.dcp import (
+    load_checkpoint,
+    load_hugging_face,
+    save_checkpoint,
+    save_hugging_face,
+    save_in_background,
+)
+from labs.native.fsdp2 import device_mesh, fsdp
+from labs.native.parallelized import tp
+from labs.native.pipelining import HAS_V, V, pp
+from labs.native.replicated import ddp, zero1
+from labs.native.state_dicts import set_states, states
+from labs.native.three_dimensions import clip_gradients, parallel

@@ -1,0 +1,48 @@
+"""parallelize_module: tensor parallelism by a plan of ours, put into PyTorch's styles."""
+
+from collections.abc import Mapping
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import parallel as tensor_parallel
+from torch.distributed.tensor import placement_types
+
+from labs.dtensor import placement
+from labs.tp import Plan, styles
+
+
+def tp(model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, styles.Style]) -> nn.Module:
+    """`labs.tp.parallelize`: split by the same plan.
+
+    A rank's part is a DTensor.  All sizes must divide by the ranks, and heads of keys and values, too, since they are
+    cut like features.  A block of PrepareModuleInput is to be called with its inputs by position.
+    A loss of split logits is computed, and differentiated, within `torch.distributed.tensor.parallel.loss_parallel()`.
+    """
+    rows = Plan(plan).rows(model)
+    splits_the_loss = any(isinstance(style, styles.LossParallel) for _, _, style in rows)
+    blocks = tuple(f"{name}." for name, _, style in rows if isinstance(style, styles.PrepareModuleInput))
+    theirs = {
+        name: style_of(style, module, splits_the_loss and not name.startswith(blocks)) for name, module, style in rows
+    }
+    return tensor_parallel.parallelize_module(model, mesh, {name: style for name, style in theirs.items() if style})
+
+
+def style_of(style: styles.Style, module: nn.Module, is_head: bool) -> tensor_parallel.ParallelStyle | None:
+    """is_head: what a ColwiseParallel makes stays a DTensor, for a loss that knows them."""
+    match style:
+        case styles.PrepareModuleInput():
+            ends = {"input_layouts": (layout(style.input_layouts),)}
+            return tensor_parallel.PrepareModuleInput(**ends, desired_input_layouts=(placement_types.Replicate(),))
+        case styles.ColwiseParallel():
+            ends = {"input_layouts": layout(style.input_layouts), "output_layouts": layout(style.output_layouts)}
+            return tensor_parallel.ColwiseParallel(**ends, use_local_output=not is_head)
+        case styles.RowwiseParallel():
+            given = placement_types.Replicate() if isinstance(module, nn.Embedding) else layout(style.input_layouts)
+            return tensor_parallel.RowwiseParallel(input_layouts=given, output_layouts=layout(style.output_layouts))
+        case styles.SequenceParallel():
+            return tensor_parallel.SequenceParallel()
+    return None  # LossParallel: a context, no module
+
+
+def layout(ours: placement.Placement) -> placement_types.Placement:
+    return placement_types.Shard(ours.dim) if isinstance(ours, placement.Shard) else placement_types.Replicate()

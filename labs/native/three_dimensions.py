@@ -1,0 +1,48 @@
+"""All of it on one mesh, in the order of `labs.parallel`, with the norm over all axes."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from labs.native.fsdp2 import fsdp
+from labs.native.parallelized import tp
+from labs.tp import Plan, styles
+
+
+def parallel(stages: Sequence[nn.Module], mesh: DeviceMesh, plan: Mapping[str, styles.Style]) -> None:
+    """`labs.parallel.Parallel`, over the same four axes, but for the pipeline: split and shard this rank's stages.
+
+    What comes next is `pp(stages, ..., group=mesh.get_group("pp"))`, whose steps run within `loss_parallel()`.
+
+    Raises ValueError for a GPT's stages that are tied: each copy would go its own way, without a word.
+    """
+    for stage in stages:
+        if stage.config.tied:
+            raise ValueError(
+                "the head is tied to the embedding, and PyTorch's pipeline would leave the stage of each with its part "
+                "of the gradient: give tied=False"
+            )
+        if mesh["tp"].size() > 1:
+            tp(stage, mesh["tp"], Plan(plan).within(stage))
+        if (data := mesh["replicate", "shard"]).size() > 1:
+            fsdp(stage, stage.layers.values(), data, reshard_after_forward=False)
+            stage.set_reshard_after_forward(False)
+
+
+def clip_gradients(parameters: Iterable[Tensor], max_norm: float, group: ProcessGroup) -> Tensor:
+    """`labs.parallel.Parallel.clip_gradients`; group: of the ranks along pp.
+
+    `nn.utils.clip_grad_norm_` would clip each stage by its own norm, and fails where parameters lie on several meshes.
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norms = [gradient.norm() for gradient in gradients]
+    whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    squares = sum(norm.double() ** 2 for norm in whole)
+    dist.all_reduce(squares, group=group)
+    for gradient in gradients:
+        gradient.mul_((max_norm / (squares.sqrt() + 1e-6)).clamp(max=1.0).to(gradient.dtype))
+    return squares.sqrt()
