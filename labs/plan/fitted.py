@@ -184,7 +184,7 @@ FITTED = {
         thrash=1,
     ),
     "nanotron 2024, EFA": Constants(
-        matmul=0.249,
+        matmul=0.248,
         attention=0.301,
         passes=12.6,
         launch=0.00424,
