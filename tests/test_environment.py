@@ -6,7 +6,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from nbconvert import HTMLExporter
 from packaging.version import Version
+from traitlets.config.loader import PyFileConfigLoader
 
 from tools import environment, learn
 
@@ -72,6 +74,14 @@ def test_a_browser_is_opened_only_where_it_would_be_seen(variables, platform, se
 def test_jupyter_reads_the_configuration_of_the_course_besides_the_readers(before, after):
     """What it does, test_browser shows: saving an untouched notebook changes nothing."""
     assert learn.settings(before)["JUPYTER_CONFIG_PATH"] == f"{learn.ROOT}/tools/jupyter{after}"
+
+
+def test_an_exported_page_carries_its_pictures_with_it():
+    """As JupyterLab exports one: by its own configuration."""
+    config = PyFileConfigLoader("jupyter_server_config.py", path=f"{learn.ROOT}/tools/jupyter").load_config()
+    page, _ = HTMLExporter(config=config).from_filename(learn.ROOT / learn.FIRST)
+    pictures = (learn.ROOT / learn.FIRST).read_text(encoding="utf-8").count("../images/")
+    assert page.count('src="data:image/svg+xml;base64,') == pictures > 0 and "../images/" not in page
 
 
 def test_make_learn_opens_a_notebook_that_is_there():

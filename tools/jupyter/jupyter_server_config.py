@@ -1,4 +1,5 @@
 """What `make learn` asks of Jupyter: that to open and save an untouched notebook changes no line of it.
+jupyter_nbconvert_config.py has what it asks of a page that is exported.
 
 JupyterLab notes in each notebook which Python it was saved with; here, every notebook says "python".
 (Beside this file, labconfig switches off a box that asks, over the first notebook, whether to fetch news.)
@@ -16,3 +17,4 @@ def say_python(model: dict, **_) -> None:
 
 
 c.ContentsManager.pre_save_hook = say_python  # noqa: F821  (Jupyter defines c)
+load_subconfig("jupyter_nbconvert_config.py")  # noqa: F821  (and this)

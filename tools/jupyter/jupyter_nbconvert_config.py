@@ -1,0 +1,28 @@
+"""A page made of a notebook carries the pictures of its prose with it, wherever it is sent.
+
+nbconvert's own `--embed-images` leaves out those that do not lie below the notebook.
+"""
+
+import base64
+import re
+from pathlib import Path
+
+from nbconvert.preprocessors import Preprocessor
+
+PICTURE = re.compile(r"\.\./images/\w+\.svg")
+
+
+class Embed(Preprocessor):
+    def preprocess_cell(self, cell, resources, index):
+        folder = Path(resources["metadata"]["path"])
+
+        def inline(found):
+            data = base64.b64encode((folder / found[0]).read_bytes()).decode()
+            return f"data:image/svg+xml;base64,{data}"
+
+        if cell.cell_type == "markdown":
+            cell.source = PICTURE.sub(inline, cell.source)
+        return cell, resources
+
+
+c.HTMLExporter.preprocessors = [Embed]  # noqa: F821  (Jupyter defines c)
