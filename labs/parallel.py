@@ -53,7 +53,8 @@ class Parallel(Pipeline):
     """This rank's part of a model in three dimensions: a Pipeline whose stages are split and sharded.
 
     stages: all of them, as `labs.pp.cut` makes them, the same on every rank.  lists: a schedule for the ranks along pp.
-    mesh: of the four AXES; an axis that is not wanted has size 1.  plan: of the whole model, for tp.
+    mesh: of the four AXES, in any order in which replicate comes before shard; an axis that is not wanted has size 1.
+    plan: of the whole model, for tp.
 
     Raises ValueError, on every rank, for what does not fit together.
     """
@@ -108,7 +109,7 @@ class Parallel(Pipeline):
 
 
 def require_fitting(stages: Sequence[Stage], lists: Lists, mesh: Mesh) -> None:
-    if mesh.mesh_dim_names != AXES:
+    if {*mesh.mesh_dim_names} != {*AXES}:
         raise ValueError(f"{mesh!s} has the axes {mesh.mesh_dim_names}: give {AXES}, of size 1 where one is not wanted")
     if (few := microbatches_of(lists)) < (ranks := mesh.size("pp")):
         raise ValueError(

@@ -6,7 +6,8 @@
 #
 # You need: [Mesh and DTensor](05_mesh_and_dtensor.ipynb), [FSDP](06_fsdp.ipynb),
 # [Tensor parallelism](09_tensor_parallel.ipynb) and [Pipeline](10_pipeline.ipynb). It takes 60 minutes with its
-# five exercises, 25 without; the machine works for half a minute of it, in 2 GB of memory.
+# five exercises, 25 without, and 10 more for an optional part; the machine works for half a minute of it, in 2 GB of
+# memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -30,7 +31,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from labs import cost, native, pp, tp
 from labs.data import Batches, corpus
 from labs.kit import check, draw, strategies
-from labs.kit.launch import run
+from labs.kit.launch import Link, run
 from labs.kit.record import mark
 from labs.mesh import Mesh
 from labs.model import GPT, PRESETS, Config
@@ -59,10 +60,9 @@ walls = {
 draw.table([{"32 of them": name, "a GPU holds": held, "its wall": wall} for name, (held, wall) in walls.items()])
 
 # %% [markdown]
-# Each has its wall: the card, the wire between nodes, the node itself, the bubble. But they are four *different* walls.
-# With eight parts of each matrix inside a node, and four of something else across the nodes, no wall is reached. That
-# is why large models are trained in two, three or four dimensions (Narayanan et al., 2021, arXiv 2104.04473). Llama 3
-# 405B had eight parts of each matrix, sixteen stages, and 64 or 128 shards (arXiv 2407.21783, table 4).
+# These are four *different* walls: the card, the wire between nodes, the node itself, the bubble. With eight parts of
+# each matrix inside a node, and four of something else across the nodes, none is reached. Llama 3 405B had eight parts
+# of each matrix, sixteen stages, and 64 or 128 shards (arXiv 2407.21783, table 4).
 #
 # ## Picture
 #
@@ -102,9 +102,9 @@ draw.nodes(EIGHT, node=4, rank=5)
 # %% [markdown]
 # ### Exercise 1: what is my part?
 #
-# Before a rank can do anything, it must know what is its own: which layers, which sequences of the batch, which heads,
-# and which piece of the state. The first three are divided evenly, in blocks, in the order of the ranks. A piece is
-# only a number, from 0 on. Budget: no messages.
+# Which layers, which sequences of the batch, which heads, and which piece of the state are a rank's own? The first
+# three are divided evenly, in blocks, in the order of the ranks. A piece is only a number, from 0 on. Budget: no
+# messages.
 
 
 # %%
@@ -144,9 +144,9 @@ check.predict("Ranks that read what rank 5 reads:", guess_readers, len(readers),
 # %% [markdown]
 # ## Build: who averages what
 #
-# After its backward, a rank has a gradient for each of its parameters. What the optimizer needs is the gradient of the
-# whole batch. Along `dp` (the data's axes, as one) this is simple: the same parameter, and different sequences, so the
-# *mean*. Along the other two it depends on the parameter:
+# After its backward, a rank has a gradient for each of its parameters. The optimizer needs that of the whole batch.
+# Along `dp` (the data's axes, as one) ranks have the same parameter, and different sequences, so the *mean*. Along the
+# other two it depends on the parameter:
 #
 # | kind | for example | along tp, ranks have | along pp, ranks have |
 # |---|---|---|---|
@@ -182,9 +182,8 @@ check.combine(combine)
 #
 # ## Build: two at a time
 #
-# When two strategies meet, one takes what the other has left. A linear layer `y = x @ w` is split by rows along `tp`,
-# so each rank there has a part of w, and multiplies its columns of x by it. Along `dp`, FSDP shards *that part*, and
-# not w. So a rank holds a piece of a part, and gathers the part alone, never the whole of w.
+# When two strategies meet, one takes what the other has left. A linear layer `y = x @ w` is split by rows along `tp`.
+# Along `dp`, FSDP shards *that part*, and not w. So a rank holds a piece of a part, and gathers the part alone.
 #
 # ### Exercise 3: one layer in two dimensions
 #
@@ -227,10 +226,9 @@ check.two_dimensions(two_dimensions)
 # 2. `pp` leaves each rank its own stages.
 # 3. `fsdp` shards what is left, over `replicate` and `shard`.
 #
-# One detail is new. A pipeline runs many micro-batches, and FSDP would gather each layer for each of them. So
-# `Parallel` keeps parameters gathered from a stage's first micro-batch to its last, and reduces gradients after the
-# last one: once a step. So within a step a rank holds its stage's parameters and gradients whole; only *between* steps
-# is everything sharded. It sends what ZeRO's stage 2 does: one gather, one reduce-scatter.
+# One detail is new. A pipeline runs many micro-batches, and FSDP would gather each layer for each of them. `Parallel`
+# keeps parameters gathered from a stage's first micro-batch to its last, and reduces gradients after the last one. So
+# only *between* steps is everything sharded, and it sends what ZeRO's stage 2 does: one gather, one reduce-scatter.
 
 # %%
 CONFIG = replace(PRESETS["tiny"], context=32)
@@ -238,10 +236,11 @@ loader = Batches(corpus().tokens, 16, CONFIG.context)
 on_cpu, adamw = partial(run, device="cpu"), partial(torch.optim.AdamW, **strategies.ADAMW)
 
 
-def parallel_of(sizes, microbatches, config=CONFIG):
+def parallel_of(sizes, microbatches, config=CONFIG, order=AXES):
     """This rank's part of the model, and which sequences of a batch it reads."""
-    mesh, stages = Mesh(sizes, AXES), pp.cut(GPT(config), sizes[0])
-    lists = pp.one_f_one_b(sizes[0], microbatches)
+    of = dict(zip(AXES, sizes, strict=True))
+    mesh, stages = Mesh(tuple(of[axis] for axis in order), order), pp.cut(GPT(config), of["pp"])
+    lists = pp.one_f_one_b(of["pp"], microbatches)
     part = mesh["replicate", "shard"]._flatten()
     return Parallel(stages, lists, mesh, tp.gpt_plan(config)), slice(part.get_local_rank(), None, part.size())
 
@@ -285,8 +284,7 @@ def same_training(results):
 
 # %% [markdown]
 # Two dimensions at a time, on four ranks, and then three on eight. Each row is a real job, and `cost.parallel` has said
-# before what each of its ranks will send. Exercise 1 dealt the sequences out in blocks; `parallel_of` deals them out in
-# turn, and either will do:
+# before what each of its ranks will send:
 
 
 # %%
@@ -325,10 +323,9 @@ for sizes in ((2, 1, 1, 2), (2, 1, 2, 1), (1, 1, 2, 2), (2, 1, 2, 2)):
 # %% [markdown]
 # ## Build: what multiplies, and what adds
 #
-# What a rank sends is a sum: what each axis sends by itself. What it holds is a product: a half of the layers, of these
-# a half of each matrix, and of that a half of the state. But what determines the bytes is not the same along each axis.
-# Here is a step with the batch in more micro-batches, and with a larger batch. If it is twice as large, by what factor
-# do the bytes along `shard` grow?
+# What a rank holds is a product: a half of the layers, of these a half of each matrix, and of that a half of the state.
+# What it sends is a sum over the axes. Here is a step in more micro-batches, and one with a larger batch. If it is
+# twice as large, by what factor do the bytes along `shard` grow?
 
 # %%
 guess_factor = 1  # your number
@@ -337,10 +334,10 @@ guess_factor = 1  # your number
 CASES = {"batch 8, 2 micro-batches": (8, 2), "batch 8, 4 micro-batches": (8, 4), "batch 16, 4 micro-batches": (16, 4)}
 
 
-def cases(sizes):
+def steps(sizes, cases, order=AXES):
     """Two steps of each; in the second one a rank sends what it sends from then on."""
-    for batch, microbatches in CASES.values():
-        parallel, mine = parallel_of(sizes, microbatches)
+    for batch, microbatches in cases:
+        parallel, mine = parallel_of(sizes, microbatches, order=order)
         for number in range(2):
             mark("step")
             parallel.forward_backward(*(part[:batch][mine] for part in loader[number]))
@@ -349,7 +346,7 @@ def cases(sizes):
 
 # %%
 sizes = tuple(EIGHT.values())
-recording, rows = on_cpu(cases, sizes, ranks=8, record="communication").recording, []
+recording, rows = on_cpu(steps, sizes, CASES.values(), ranks=8, record="communication").recording, []
 for number, name in enumerate(CASES):
     by_axis = along(recording, 0, 2 * number + 1)
     rows.append({"rank 0 sends": name} | {axis: f"{by_axis[axis]:,} B" for axis in ("pp", "shard", "tp")})
@@ -362,63 +359,59 @@ check.predict("The bytes along shard grow by", guess_factor, twice / once, reaso
 
 # %% [markdown]
 # Along `pp` and `tp` activations travel: twice the batch, twice the bytes. Along the data's axes parameters and
-# gradients do, once a step, whatever the batch is. More micro-batches of the same batch change no bytes, but make more
-# calls, each of which has its latency.
+# gradients do, once a step. More micro-batches of the same batch change no bytes, but make more calls, each of which
+# has its latency.
 #
 # One thing multiplies that should not. The bubble is (p − 1)/m, and m is the number of micro-batches of *one* rank's
-# part of the batch. With 512 sequences, each a micro-batch, on d data-parallel ranks, it is (p − 1) d / 512:
-
-# %%
-rows = []
-for stages in (2, 4, 8, 16):
-    bubbles = {f"d = {data}": f"{(stages - 1) * data / 512:.1%}" for data in (4, 16, 64, 128)}
-    rows.append({"bubble": f"{stages} stages"} | bubbles)
-draw.table(rows)
-
-# %% [markdown]
+# part of the batch: twice the data-parallel ranks, with the same batch, is twice the bubble.
+#
 # ## Build: which axis on which wire
 #
-# Two nodes of four ranks. The first axis crosses from node to node, the others stay inside. Every rank sends the same
-# bytes in any order; what changes is who sits where. So one recording tells about all orders. Here is the last of the
-# three steps above, with each axis as the first one, and how long its bytes would take on a wire of 200 Mbit/s:
-
+# Two nodes of four ranks, and a slow wire between them (notebook 05's `Link`). The first axis of a mesh crosses from
+# node to node, the others stay inside. In any order a rank sends the same bytes; what changes is who sits where. Look
+# at the last row above: if `tp` comes first instead of `pp`, how many times as long is the wire busy?
 
 # %%
-def leaving(recording, order, step=5, node=4):
-    """Bytes that leave their node, if ranks were numbered with these axes, outermost first."""
-    axes = "pp", "shard", "tp"
-    seats = Mesh((2, 2, 2), axes).mesh.permute([axes.index(axis) for axis in order]).flatten().tolist()
-    node_of = {rank: seat // node for seat, rank in enumerate(seats)}
-    events = [event for rank in range(8) for event in recording.select(rank, step)]
-    return sum(sent for e in events for to, sent in e.to.items() if node_of[e.rank] != node_of[to])
+guess_busy = 9  # your number
+
+# %%
+wire = Link(nodes=2, bandwidth="20 Mbit/s")
+
+
+def busy(first):
+    """Seconds, if this axis crosses: in the step above, both nodes send the same along it."""
+    leaves = sum(along(recording, rank, 5)[first] for rank in range(8)) / 2
+    return 8 * leaves / wire.bandwidth
 
 
 rows = []
-for order in ("pp shard tp", "shard pp tp", "tp pp shard"):
-    crossing = leaving(recording, order.split())
-    rows.append(
-        {"order": order, "leave a node": f"{crossing:,} B", "on the wire": f"{8 * crossing / 2 / 200e3:.1f} ms"}
-    )
+for order in (AXES, ("replicate", "shard", "pp", "tp"), ("tp", "replicate", "shard", "pp")):
+    axes = [axis for axis in order if axis != "replicate"]
+    job = on_cpu(steps, sizes, [(16, 4)], order, ranks=8, link=wire, record="communication", tell=" × ".join(axes))
+    leaves = sum(job.recording.across(rank, 1) for rank in range(4))
+    took = [span.end - span.start for span in job.recording.step_spans(0)]
+    rows.append({"order": " × ".join(axes), "leaves a node": f"{leaves:,} B"})
+    rows[-1] |= {"wire busy": f"{busy(axes[0]):.2f} s", "a step took": f"{took[1]:.2f} s"}
 draw.table(rows)
 
+# %%
+check.predict("The wire is busy, times:", guess_busy, round(busy("tp") / busy("pp"), 1), reason="589,824 B / 65,536 B.")
+
 # %% [markdown]
-# So the stages go between the nodes, and tensor parallelism stays inside them. With this tiny model shards are in
-# between, and so they are for the 70B below. Only with few tokens for each GPU do they send most: their bytes come once
-# a step, whatever the batch. But what is on the wire is not all: what is sent along `shard` and `replicate` may travel
-# while a rank computes (notebook 06), and a stage's message, too. Tensor parallelism waits for each of its messages, so
-# every microsecond of it counts.
+# So stages go between the nodes, and tensor parallelism stays inside. A step takes at least as long as its wire is
+# busy; the rest is computing, eight ranks on the cores of this machine. Shards are in between, and may travel while a
+# rank computes (notebook 06), as a stage's message may. Tensor parallelism waits for each of its messages.
 #
 # ## Build: the norm, over all axes
 #
 # To clip gradients, every rank needs the norm of *all* of them (notebook 04). Each adds up its squares, and one number
-# travels. On a mesh two things can go wrong, and both have, in projects that train large models:
+# travels. Two things can go wrong, and both have:
 #
 # * **Not everything counts.** torchtitan, PyTorch's own, clipped each stage of a pipeline by its own norm
 #   ([torchtitan#596](https://github.com/pytorch/torchtitan/issues/596), 2024).
-# * **Something counts twice.** In September 2026 it was found while pipelines were added to a part of Megatron-LM that
-#   a tied embedding's two copies would both count
-#   ([Megatron-LM#7228](https://github.com/NVIDIA/Megatron-LM/pull/7228)). A month before, weights that are whole along
-#   `tp` were found to count eight times, which made the norm of one model 1.52 times too large
+# * **Something counts twice**: both copies of a tied embedding
+#   ([Megatron-LM#7228](https://github.com/NVIDIA/Megatron-LM/pull/7228), September 2026), or what is whole along `tp`,
+#   which made one model's norm 1.52 times too large
 #   ([TransformerEngine#715](https://github.com/ROCm/TransformerEngine/pull/715)).
 #
 # ### Exercise 4: each gradient once
@@ -471,13 +464,12 @@ print("each rank's own:  ", " ".join(f"{own:.2f}" for own, _ in wrong))
 print(f"copies count, too: {wrong[0][1]:.2f}")
 
 # %% [markdown]
-# Clipped by its own norm, each rank shortens its gradients by a different factor, so the direction changes. What is
-# copied may be little, as here, or much. Neither mistake can be seen in a loss that falls.
+# Clipped by its own norm, each rank shortens its gradients by a different factor, so the direction changes. Neither
+# mistake can be seen in a loss that falls.
 #
 # ## Build: the loss, over all axes
 #
-# The last thing to get right is what the loss is divided by. Look at these three. Each has a mistake, two of them from
-# torchtitan:
+# What is the loss divided by? Each of these three has a mistake, two of them from torchtitan:
 #
 # * **A.** The pipeline runs a backward for each micro-batch, from the mean over its tokens. The gradients of m
 #   micro-batches add up, and are then averaged over the data's ranks
@@ -488,8 +480,8 @@ print(f"copies count, too: {wrong[0][1]:.2f}")
 # * **C.** For the log: the ranks of the last stage have the mean loss of their sequences, all others 0. All of it is
 #   added up over all ranks, and divided by their number.
 #
-# In A and B all gradients are off by one factor, in C the loss in the log is. The author of #2323 wrote why nobody saw
-# it: AdamW divides by the size of the gradients, so that the loss falls as before. The norm shows it.
+# In A and B all gradients are off by one factor, in C the loss in the log is. AdamW divides by the size of the
+# gradients, so that the loss falls as before. The norm shows it.
 #
 # ### Exercise 5: by which factor?
 
@@ -534,12 +526,105 @@ found = on_cpu(three_losses, sizes, 2, ranks=8)[0]
 print({name: round(found[name] / found["right"], 3) for name in "AB"} | {"C": round(found["C"] / one_loss, 3)})
 
 # %% [markdown]
-# ## Measure: two clusters
+# ## Native
 #
-# Back to the four nodes of eight GPUs. Nobody here has them, but the real code can be run as one rank of 32, on a
-# device that only pretends: it computes no numbers, and records what the rank would hold and send (a **dry run**). It
-# runs in float32, without recomputing. All layers are alike, so four of them tell whether `cost` is right, and `cost`
-# tells about all of them:
+# PyTorch has all parts: `parallelize_module`, `fully_shard`, and the schedules of `torch.distributed.pipelining`;
+# [labs/native](../labs/native/three_dimensions.py) puts them together in the same order. Is it the same training, with
+# the same bytes?
+
+
+# %%
+def pipeline_of(mesh, microbatches):
+    """PyTorch's, and this rank's stage."""
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # it advises on speed
+    model, number, ranks = GPT(CONFIG), mesh.get_local_rank("pp"), mesh.size("pp")
+    stages = [stage if n == number else None for n, stage in enumerate(pp.cut(model, ranks))]
+    native.parallel([stages[number]], native.device_mesh(mesh), tp.gpt_plan(CONFIG))
+    return native.pp(stages, "1f1b", microbatches, model.loss, mesh.get_group("pp")), stages[number]
+
+
+# %%
+def pytorchs(sizes, microbatches=2):
+    mesh = Mesh(sizes, AXES)
+    pipeline, stage = pipeline_of(mesh, microbatches)
+    part = mesh["replicate", "shard"]._flatten()
+    x, y = (each[part.get_local_rank() :: part.size()] for each in loader[0])
+    for _ in range(2):
+        stage.zero_grad()
+        mark("step")
+        with loss_parallel():
+            pipeline.step(*[x] if stage.embed else [], **({"target": y} if stage.head else {}))
+    mark("end")
+    return native.clip_gradients(stage.parameters(), 1.0, mesh.get_group("pp")).item()
+
+
+# %%
+sizes = tuple(EIGHT.values())
+theirs = on_cpu(pytorchs, sizes, ranks=8, record="communication")
+print("the norm of one process's gradients:", all(abs(norm - norms_due[0]) < 1e-4 for norm in theirs))
+ours_sent, theirs_sent = along(jobs[sizes].recording, 0), along(theirs.recording, 0)
+draw.table([{"rank 0 sends along": axis, "ours": f"{ours_sent[axis]:,} B", "PyTorch's": f"{theirs_sent[axis]:,} B"}
+            for axis in ("pp", "shard", "tp")])  # fmt: skip
+
+# %% [markdown]
+# Two things go wrong in PyTorch without a word, and [labs/native](../labs/native/three_dimensions.py) guards them: a
+# tied embedding, whose two ends each keep a part of its gradient, and `reshard_after_forward=True` under a schedule
+# that splits the backward.
+#
+# ## Why, and why not
+#
+# **Why**: each dimension is used up to its wall, and no further. Tensor parallelism fills a node, stages bridge the
+# nodes, and the data's axes take all GPUs that are left.
+#
+# **Why not**: for a model that fits, one dimension is simpler, and often quicker. Each one more is another way to be
+# silently wrong, as the threads above show. So compare with one process, in float64, on a small model, before a large
+# one is trained; and compare the norm of the gradients, not only the loss.
+
+# %% [markdown]
+# ## Say it back
+#
+# Answer each aloud before you unfold it.
+#
+# <details><summary>For each axis: what do its ranks have in common, what travels, and on which wire?</summary>
+#
+# Along tp the layers and the sequences; activations, in each layer; inside a node. Along pp the sequences; activations
+# at the cut; between nodes. Along shard and replicate the layers and the part of each matrix; parameters and gradients,
+# once a step; shards inside or between nodes, replicas between them.
+# </details>
+#
+# <details><summary>Twice the batch: which bytes double? Twice the micro-batches of it: what
+# changes?</summary>
+#
+# Along pp and tp, all of them; along the data's axes, none. With more micro-batches no bytes change; there are more
+# calls, and the bubble is smaller.
+# </details>
+#
+# <details><summary>A norm is too large by a factor between 1 and the square root of the number of ranks. What do you
+# look for?</summary>
+#
+# For what is copied and counts several times: what is whole along tp, what is tied along pp, and everything along
+# replicate.
+# </details>
+#
+# For a rank with a p-th of the layers, a t-th of each matrix and an s-th of the state, in a step with m micro-batches:
+#
+# | | predicted | ours | PyTorch's |
+# |---|---|---|---|
+# | holds between steps, of P, G and S | 1/(p t s), but for norms and the two ends | as predicted | as predicted |
+# | sends along tp | in each layer, for each micro-batch | exactly | exactly |
+# | sends along pp | at each cut, for each micro-batch | exactly | exactly |
+# | sends along the data's axes | once a step | exactly | exactly |
+# | numbers | one process's | within rounding | within rounding |
+
+# %% [markdown]
+# Here the notebook ends. **What follows is optional**: the four nodes of the beginning, and a script.
+#
+# ## Optional: two models on four nodes
+#
+# Nobody here has four nodes of eight GPUs. But the real code can be run as one rank of 32, on a device that only
+# pretends: it computes no numbers, and records what the rank would hold and send (a **dry run**), in float32 and
+# without recomputing. All layers are alike, so four of them tell whether `cost` is right, and `cost` tells about all of
+# them:
 
 # %%
 from labs.cost.on_a_mesh import along_data, along_pp, along_tp, on_mesh
@@ -608,80 +693,14 @@ for name, config in {"70B": LLAMA, "GPT-4 class": GPT4_CLASS}.items():
 draw.table(rows)
 
 # %% [markdown]
-# In float32, and without recomputing:
-#
-# * **70B.** Its state fits in each of them. What leaves a node, if collectives are rings (notebook 05)? With 32 shards
-#   one ring passes through all nodes: 547 GB. With TP 8 × shards 4 there are eight rings, one for each part: 8 × 53 GB,
-#   which is 424 GB. With PP 4 × TP 8 it is 8 × 0.5 GB. But a pipeline has its bubble, and shards have not. At the
-#   peak none of them fits as it is here; with 16-bit numbers and some recomputing, TP 8 × shards 4 does (notebook 15
-#   shows it).
+# * **70B.** Its state fits in each of them. What leaves a node? With 32 shards one ring passes through all nodes:
+#   547 GB. With TP 8 × shards 4 there are eight rings, one for each part: 8 × 53 GB. With PP 4 × TP 8 it is 8 × 0.5 GB,
+#   but there is a bubble. At the peak none of them fits as it is here; with 16-bit numbers and some recomputing,
+#   TP 8 × shards 4 does (notebook 15 shows it).
 # * **GPT-4 class.** P, G and S alone are 346 GB, on a GPU of 80 GB, however 32 GPUs are used. More GPUs help, or memory
 #   outside them (notebook 07b).
 #
-# The same two layouts on eight ranks, as real jobs with our small model:
-
-# %%
-for name, sizes in {"TP 2 × shards 4": (1, 1, 4, 2), "PP 4 × TP 2": (4, 1, 1, 2)}.items():
-    job = on_cpu(train, sizes, sizes[0], ranks=8, record="communication")
-    same, bytes_too = same_training(job), as_said(job.recording, sizes, sizes[0])
-    print(f"{name}: one process's training: {same}; bytes as predicted: {bytes_too}")
-
-# %% [markdown]
-# ## Native
-#
-# PyTorch has all parts: `parallelize_module`, `fully_shard`, and the schedules of `torch.distributed.pipelining`. In
-# [labs/native](../labs/native/three_dimensions.py) `parallel` is the same composition, in the same order. Is it the
-# same training, with the same bytes?
-
-
-# %%
-def pipeline_of(mesh, microbatches):
-    """PyTorch's, and this rank's stage."""
-    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # it advises on speed
-    model, number, ranks = GPT(CONFIG), mesh.get_local_rank("pp"), mesh.size("pp")
-    stages = [stage if n == number else None for n, stage in enumerate(pp.cut(model, ranks))]
-    native.parallel([stages[number]], native.device_mesh(mesh), tp.gpt_plan(CONFIG))
-    return native.pp(stages, "1f1b", microbatches, model.loss, mesh.get_group("pp")), stages[number]
-
-
-# %%
-def pytorchs(sizes, microbatches=2):
-    mesh = Mesh(sizes, AXES)
-    pipeline, stage = pipeline_of(mesh, microbatches)
-    part = mesh["replicate", "shard"]._flatten()
-    x, y = (each[part.get_local_rank() :: part.size()] for each in loader[0])
-    for _ in range(2):
-        stage.zero_grad()
-        mark("step")
-        with loss_parallel():
-            pipeline.step(*[x] if stage.embed else [], **({"target": y} if stage.head else {}))
-    mark("end")
-    return native.clip_gradients(stage.parameters(), 1.0, mesh.get_group("pp")).item()
-
-
-# %%
-sizes = tuple(EIGHT.values())
-theirs = on_cpu(pytorchs, sizes, ranks=8, record="communication")
-print("the norm of one process's gradients:", all(abs(norm - norms_due[0]) < 1e-4 for norm in theirs))
-ours_sent, theirs_sent = along(jobs[sizes].recording, 0), along(theirs.recording, 0)
-draw.table([{"rank 0 sends along": axis, "ours": f"{ours_sent[axis]:,} B", "PyTorch's": f"{theirs_sent[axis]:,} B"}
-            for axis in ("pp", "shard", "tp")])  # fmt: skip
-
-# %% [markdown]
-# Two things go wrong in PyTorch without a word, and [labs/native](../labs/native/three_dimensions.py) guards them: a
-# tied embedding, whose two ends each keep a part of its gradient, and `reshard_after_forward=True` under a schedule
-# that splits the backward.
-#
-# ## Why, and why not
-#
-# **Why**: each dimension is used up to its wall, and no further. Tensor parallelism fills a node, stages bridge the
-# nodes, and the data's axes take all GPUs that are left.
-#
-# **Why not**: for a model that fits, one dimension is simpler, and often quicker. Each one more is another way to be
-# silently wrong, as the threads above show. So compare with one process, in float64, on a small model, before a large
-# one is trained; and compare the norm of the gradients, not only the loss.
-#
-# ### A way out
+# ## Optional: a way out
 #
 # Here are the three dimensions in an ordinary script, with nothing of the course but the data and the model. It is
 # [scripts/parallel.py](../scripts/parallel.py). From the root of the repository, run
@@ -748,42 +767,6 @@ draw.table([{"rank 0 sends along": axis, "ours": f"{ours_sent[axis]:,} B", "PyTo
 # dist.barrier()
 # dist.destroy_process_group()
 # ```
-
-# %% [markdown]
-# ## Say it back
-#
-# Answer each aloud before you unfold it.
-#
-# <details><summary>For each axis: what do its ranks have in common, what travels, and on which wire?</summary>
-#
-# Along tp the layers and the sequences; activations, in each layer; inside a node. Along pp the sequences; activations
-# at the cut; between nodes. Along shard and replicate the layers and the part of each matrix; parameters and gradients,
-# once a step; shards inside or between nodes, replicas between them.
-# </details>
-#
-# <details><summary>Twice the batch: which bytes double? Twice the micro-batches of it: what
-# changes?</summary>
-#
-# Along pp and tp, all of them; along the data's axes, none. With more micro-batches no bytes change; there are more
-# calls, and the bubble is smaller.
-# </details>
-#
-# <details><summary>A norm is too large by a factor between 1 and the square root of the number of ranks. What do you
-# look for?</summary>
-#
-# For what is copied and counts several times: what is whole along tp, what is tied along pp, and everything along
-# replicate.
-# </details>
-#
-# For a rank with a p-th of the layers, a t-th of each matrix and an s-th of the state, in a step with m micro-batches:
-#
-# | | predicted | ours | PyTorch's |
-# |---|---|---|---|
-# | holds between steps, of P, G and S | 1/(p t s), but for norms and the two ends | as predicted | as predicted |
-# | sends along tp | in each layer, for each micro-batch | exactly | exactly |
-# | sends along pp | at each cut, for each micro-batch | exactly | exactly |
-# | sends along the data's axes | once a step | exactly | exactly |
-# | numbers | one process's | within rounding | within rounding |
 
 # %% [markdown]
 # **Read on**: [labs/parallel.py](../labs/parallel.py), then [labs/cost/on_a_mesh.py](../labs/cost/on_a_mesh.py).
