@@ -34,11 +34,13 @@ torchtitan (arXiv 2410.06511, section 2.1.4).
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import combinations
 
 from torch import Tensor, nn
 
 from labs import tp
+from labs.agree import on_all_ranks
 from labs.clip import global_norm, shorten
 from labs.fsdp import fully_shard
 from labs.mesh import Mesh
@@ -56,7 +58,7 @@ class Parallel(Pipeline):
     mesh: of the four AXES, in any order in which replicate comes before shard; an axis that is not wanted has size 1.
     plan: of the whole model, for tp.
 
-    Raises ValueError, on every rank, for what does not fit together.
+    Raises ValueError, on every rank, for what does not fit together; what one stage cannot have sharded, all ranks say.
     """
 
     def __init__(self, stages: Sequence[Stage], lists: Lists, mesh: Mesh, plan: Mapping[str, Style]):
@@ -68,10 +70,13 @@ class Parallel(Pipeline):
         super().__init__(stages, lists, stages[-1].loss, mesh.get_group("pp"))
         self.is_sharded = data.size() > 1
         if self.is_sharded:
-            for stage in self.stages.values():
-                for layer in stage.layers.values():
-                    fully_shard(layer, mesh=data, reshard_after_forward=False)
-                fully_shard(stage, mesh=data, reshard_after_forward=False)
+            on_all_ranks(partial(self.shard, data))
+
+    def shard(self, data: Mesh) -> None:
+        for stage in self.stages.values():
+            for layer in stage.layers.values():
+                fully_shard(layer, mesh=data, reshard_after_forward=False)
+            fully_shard(stage, mesh=data, reshard_after_forward=False)
 
     def obey(self, lists: Lists) -> None:
         super().obey(lists)

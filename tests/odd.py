@@ -319,9 +319,9 @@ class Stage(nn.Module):
         return x if self.head is None else self.head(x)
 
 
-def composed(odd: Odd, model: Stack) -> Trainer:
-    """Two stages, each sharded."""
-    mesh = Mesh((2, 1, dist.get_world_size() // 2, 1), parallel.AXES)
+def composed(split: int, odd: Odd, model: Stack) -> Trainer:
+    """Two stages, each sharded, or split as well."""
+    mesh = Mesh((2, 1, dist.get_world_size() // 2 // split, split), parallel.AXES)
     stages = [Stage(model, ("0", "1"), True), Stage(model, ("2",), False)]
     own = along(mesh, "replicate", "shard")
     pipeline = parallel.Parallel(stages, pp.one_f_one_b(2, 2 * odd.micro_batches), mesh, plan_of(model, False))
@@ -347,7 +347,7 @@ ROWS = {
     "tp-sp": Row(partial(split, True), 2, 1),
     "fsdp-tp": Row(sharded_and_split, 4, 2),
     **{f"pp-{name}": Row(partial(piped, name), 2, 1) for name in ("gpipe", "1f1b", "interleaved", "zbv")},
-    "pp-fsdp": Row(composed, 4, 2),
+    "pp-fsdp": Row(partial(composed, 1), 4, 2),
 }
 
 
@@ -428,7 +428,7 @@ def judged(row: str, odd: Odd, came: Mapping[str, Tensor] | str, ranks: int = 0)
     if said:
         return {odd.name: "was not refused"}
     parts = ROWS[row].parts * ranks // ROWS[row].ranks
-    stages = 2 if row == "pp-fsdp" else ranks if row.startswith("pp-") else 1  # as many micro-batches
+    stages = 2 if row.startswith("pp-fsdp") else ranks if row.startswith("pp-") else 1  # as many micro-batches
     due = reference(odd, parts, odd.micro_batches * stages)
     off = {name: (came[name] - p).abs().max().item() for name, p in due.items() if p.numel()}
     worst = max(off, key=off.get)
@@ -1013,9 +1013,13 @@ ODD = [
 
 ZERO, FSDP = "zero-.", ".*fsdp.*|hsdp"  # by the names of rows
 REFUSED = [
+    # what one stage finds in a step, while the others wait for what it makes
+    Refused("a weight normalised in place", "pp-fsdp.*", "was written to in a forward", on_one_rank=True),
+    Refused("a table of bounded norms", "pp-fsdp.*", "was written to in a forward", on_one_rank=True),
+    Refused("a new parameter later", "pp-fsdp.*", "was sharded as a DTensor of .* stands there now", on_one_rank=True),
     # what no data parallelism can train
     Refused("a lazy layer", "ddp.*|zero.*|.*fsdp.*|hsdp|tp.*", "is lazy"),
-    Refused("sparse gradients", "ddp.*|zero.*|fsdp.*|hsdp", "makes sparse gradients"),
+    Refused("sparse gradients", "ddp.*|zero.*|.*fsdp|fsdp.*|hsdp", "makes sparse gradients"),
     Refused("a table of bounded norms", "ddp.*|zero.*", "has a max_norm, and would shorten the rows"),
     # what was decided when the model was wrapped, cut or split
     Refused(".*unfrozen.*|a new parameter later", "ddp.*", "was unfrozen, or added, after the model was wrapped"),
@@ -1053,8 +1057,8 @@ REFUSED = [
     Refused("a table of bounded norms", FSDP, "was written to in a forward"),
     Refused("a number", FSDP, "has no dim to cut along"),
     Refused("a weight of another layer", "fsdp|fsdp-bf16|hsdp|fsdp-tp", "of a DTensor and a plain tensor"),
-    Refused("a weight of two layers", FSDP, "is shared with a module that was sharded before"),
-    Refused("one module twice", FSDP, "fully_shard twice"),
+    Refused("a weight of two layers", "(?!pp).*fsdp.*|hsdp", "is shared with a module that was sharded before"),
+    Refused("one module twice", "(?!pp).*fsdp.*|hsdp", "fully_shard twice"),
     # ranks that differ
     Refused("on rank 0 alone|other experts in each step", "zero-1", "ranks use different layers"),
     Refused("another layer on each rank", "zero-[12]", "ranks use different layers"),
@@ -1104,15 +1108,8 @@ ODD += [
 ]
 
 
-# What one stage of a composed pipeline refuses, or shares with another, ends the job while the others wait: left out.
-AT_A_STAGE = "a weight normalised in place|a table of bounded norms|sparse gradients|a number|a lazy layer"
-AT_A_STAGE += "|a new parameter later|a weight of two layers|one module twice|tied"
-
-
 def takes(row: str, odd: Odd) -> bool:
     """A pipeline drives itself, and takes what can be cut into stages."""
-    if row == "pp-fsdp" and (re.fullmatch(AT_A_STAGE, odd.name) or refused(row, odd)):
-        return False
     if odd.name.startswith("at once") and not re.fullmatch(f"{ZERO}|fsdp|hsdp", row):
         return False
     return not row.startswith("pp-") or (odd.make().parts is not None and odd.name not in WAYS)
