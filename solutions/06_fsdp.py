@@ -5,8 +5,10 @@
 # FSDP does the same arithmetic and has neither problem. What does it do differently?*
 #
 # You need: [ZeRO](04_zero.ipynb), whose stage 3 this continues, and [Mesh and DTensor](05_mesh_and_dtensor.ipynb), for
-# the grid of ranks and a tensor that knows how it is cut. It takes 80 minutes with its three exercises, 45 without; the
-# machine works for about a minute of it, in 1 GB of memory.
+# the grid of ranks and a tensor that knows how it is cut. It takes 60 minutes with its three exercises, 35 without; the
+# machine works for about a minute of it, in 1 GB of memory. By the clock: 20 minutes to the end of exercise 1, 15 for
+# *before it is needed*, 10 for *over two axes*, 10 for the measurements, 5 to say it back. What stands after that, a
+# challenge and an optional part, is not counted.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -32,7 +34,7 @@ from torch import nn
 
 from labs import cost
 from labs.data import Batches, corpus
-from labs.kit import check, draw, play, strategies
+from labs.kit import beat, check, draw, play, strategies
 from labs.kit.launch import run
 from labs.kit.record import mark
 
@@ -609,7 +611,8 @@ check.predict("How many layers' worth, besides the root?", guess_layers, worth -
 #   and S here, stay sharded: no rank ever has all of them.
 # - `FULL_SHARD` sends nearly 1.5 times as much. In backward five layers are in flight, as in the picture, and the root.
 #   That is two layers and the root more than stage 3 holds: the price of overlap.
-# - `HYBRID_SHARD` holds twice as much of P, G and S as `FULL_SHARD`. Whether it pays depends on the wire: see below.
+# - `HYBRID_SHARD` holds twice as much of P, G and S as `FULL_SHARD`. The optional part measures where it
+#   pays.
 #
 # Our model has four layers, so five in flight are more than the whole model. In a deeper one they are a small part:
 
@@ -663,114 +666,6 @@ check.predict("All at once: how many times the model?", guess_models, models, re
 # topmost root module." Small groups have low peaks and many short messages. A layer of a transformer is nearly always a
 # good group.
 #
-# ## The knobs
-#
-# **Mixed precision** is a policy: shards in float32 (so the optimizer has its masters), gathers in bfloat16, gradients
-# reduced in float32. A parameter then takes (4 + 4 + 8)/N bytes at rest; on the wire it takes 2 in a gather, and its
-# gradient 4 in a reduce-scatter.
-
-# %%
-from labs.fsdp import MixedPrecisionPolicy
-
-bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-
-
-def table(found):
-    """The same in multiples of the model's bytes, in float32."""
-    kinds, rows = ("sent", "P", "G", "S", "comm", "peak"), []
-    for name, each in found.items():
-        times = {k: each[k] if isinstance(each[k], str) else round(each[k] / whole, 2) for k in kinds}
-        rows.append({"× the model": name} | times | {"collectives": each["collectives"]})
-    return draw.table(rows)
-
-
-# %%
-low = ledgers({"bfloat16": partial(setting, "FULL_SHARD", mp_policy=bf16)})["bfloat16"]
-assert low["sent"] == cost.fsdp(on_paper, itemsize=2).sent
-assert all(low[kind] == ours["FULL_SHARD"][kind] for kind in "PGS")
-table({"float32": ours["FULL_SHARD"], "bfloat16": low})
-
-# %% [markdown]
-# **float16** needs a scaled loss as well, since small gradients would otherwise become zero. An overflow is seen only
-# by the rank that has that shard, but all ranks must skip the step: `LossScale` in
-# [labs/memory/precision.py](../labs/memory/precision.py) asks every rank.
-#
-# **Accumulation.** Each micro-batch reduces its gradients, unless `set_requires_gradient_sync(False)` says not to. Then
-# whole gradients stay on each rank until the last one. With two micro-batches:
-
-
-# %%
-def last_only(model):
-    """Gradients are reduced only in the last micro-batch."""
-    training = setting("FULL_SHARD", model)
-
-    def every(x, y, micro_batches):
-        losses = []
-        for number, pair in enumerate(zip(x.chunk(micro_batches), y.chunk(micro_batches), strict=True)):
-            model.set_requires_gradient_sync(number == micro_batches - 1)
-            losses += training.backward(*pair, 1)
-        return losses
-
-    return replace(training, backward=every)
-
-
-WAYS = {"reduced each time": partial(setting, "FULL_SHARD"), "reduced the last time": last_only}
-two = ledgers(WAYS, micro_batches=2)
-assert two["reduced each time"]["sent"] - two["reduced the last time"]["sent"] == whole * 3 / 4
-table(two)
-
-# %% [markdown]
-# The first of two reduce-scatters of each group is gone, and whole gradients are held, which count as `comm`. The
-# gathers stay: they have nothing to do with gradients. To keep P gathered as well, set `reshard_after_forward=False`
-# and call `set_reshard_after_backward(False)`.
-#
-# **CPU offload** keeps shards, their gradients and the optimizer's state in the CPU's memory: `CPUOffloadPolicy()`.
-# Each gather then begins with a copy to the device, and the step itself runs on the CPU. Our device *is* the CPU, so
-# there is nothing to measure here; [Offload](07b_offload.ipynb) does it with a slower kind of memory.
-#
-# ## Measure: two nodes
-#
-# Four ranks, two nodes, and between them notebook 05's wire. The link's arithmetic says how long, at least, a step
-# keeps the wire busy; both groups along an axis share the wire. Then come the real jobs:
-
-# %%
-slow = Link(nodes=2, bandwidth="200 Mbit/s", latency=1e-3)
-LAYOUTS = {  # the groups of ranks along `shard`, and along `replicate`
-    "FULL_SHARD": ([(0, 1, 2, 3)], [(0,), (1,), (2,), (3,)]),
-    "HYBRID_SHARD": ([(0, 1), (2, 3)], [(0, 2), (1, 3)]),
-}
-
-
-def on_the_wire(shard, replicate):
-    """Seconds that a step keeps the wire busy."""
-    seconds = 0
-    for size, gathers in ((root, 1), *[(layer, 2)] * 4):
-        for ranks in shard:
-            gather = slow.seconds("all_gather", size / len(ranks), 4, ranks)
-            seconds += gathers * gather + slow.seconds("all_to_all", size, 4, ranks)
-        seconds += sum(slow.seconds("all_reduce", size / len(shard[0]), 4, ranks) for ranks in replicate)
-    return seconds
-
-
-# %%
-rows = []
-for name, layout in LAYOUTS.items():
-    recording = job(partial(setting, name), ranks=4, link=slow, record="communication", tell=name).recording
-    leaves = recording.across(0, 2) + recording.across(1, 2)  # all that leaves node 0
-    felt = min(span.end - span.start for span in recording.step_spans(0)[1:])
-    seconds = {"wire busy, at least": f"{on_the_wire(*layout):.2f} s", "a step took": f"{felt:.2f} s"}
-    rows.append({"": name, "leaves a node, bytes": leaves, "× the model": round(leaves / whole, 2), **seconds})
-draw.table(rows)
-
-# %% [markdown]
-# Under `HYBRID_SHARD` a node sends as many bytes as the model has: each of its two ranks all-reduces half of the
-# gradients. In both, a step takes longer than the wire is busy: the ranks also compute, and wait for each other. And
-# with the mesh's axes in the other order? Notebook 05 measured that: what talks most goes last.
-#
-# Hybrid sharding wins where P, G and S of the model fit on the ranks of one node, and the wire between nodes is slower
-# than the one inside. It loses in memory, since P, G and S are divided by the ranks of a node and not by all ranks; and
-# where the wire is equally fast everywhere, there is little to win.
-#
 # ## Native
 #
 # All these names are PyTorch's, so the same lines work with its own mesh. First the numbers, then the same ledgers.
@@ -796,7 +691,17 @@ kept = on_cpu(lambda: {n: train(partial(torchs, n), float64, keep=True)[1] for n
 assert all((p - expected[key]).abs().max() < 1e-12 for n in names for key, p in kept[n].items())
 print(f"PyTorch's {', '.join(names)}: within 1e-12 of one process")
 
+
 # %%
+def table(found):
+    """The same in multiples of the model's bytes, in float32."""
+    kinds, rows = ("sent", "P", "G", "S", "comm", "peak"), []
+    for name, each in found.items():
+        times = {k: each[k] if isinstance(each[k], str) else round(each[k] / whole, 2) for k in kinds}
+        rows.append({"× the model": name} | times | {"collectives": each["collectives"]})
+    return draw.table(rows)
+
+
 theirs = ledgers({name: partial(torchs, name) for name in names})
 same = ("sent", "collectives", "P", "G", "S")
 assert all(theirs[name][kind] == ours[name][kind] for name in names for kind in same)
@@ -809,32 +714,6 @@ table({who: each for pair in pairs for who, each in pair.items()})
 # The bytes sent, the number of collectives, P, G and S are the same. PyTorch's has about a layer less in flight: it
 # reduces from one buffer, whereas our all-to-all has two. Without resharding, what it holds depends on PyTorch's
 # version: from 2.15 on one buffer is freed earlier.
-#
-# ### From FSDP1 to FSDP2
-#
-# | FSDP1, `FullyShardedDataParallel` | FSDP2, `fully_shard` |
-# |---|---|
-# | `FSDP(model, auto_wrap_policy=...)` | a loop: `fully_shard(layer)` for each layer, then `fully_shard(model)` |
-# | `transformer_auto_wrap_policy`, `size_based_auto_wrap_policy` | the condition in that loop |
-# | `sharding_strategy=FULL_SHARD`, `SHARD_GRAD_OP` | `reshard_after_forward=True`, `False` |
-# | `HYBRID_SHARD`, `NO_SHARD` | a mesh of two axes, replicas first; the same with a single shard |
-# | `MixedPrecision(param_dtype, reduce_dtype, ...)` | `MixedPrecisionPolicy(param_dtype, reduce_dtype, ...)` |
-# | `CPUOffload(offload_params=True)` | `CPUOffloadPolicy()` |
-# | `with model.no_sync():` | `model.set_requires_gradient_sync(False)` |
-# | `backward_prefetch=BACKWARD_PRE` | by itself; or `set_modules_to_backward_prefetch` |
-# | `forward_prefetch=True` | `set_modules_to_forward_prefetch` |
-# | `limit_all_gathers=True` | nothing: it is not needed |
-# | `ignored_states` | `ignored_params` |
-# | `use_orig_params=True` | always |
-# | `model.clip_grad_norm_(1.0)` | `torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)` |
-# | `param_init_fn` | build on `meta`, shard, `model.to_empty(device=...)`, then initialize |
-# | `sync_module_states=True` | `set_model_state_dict` with `full_state_dict=True, broadcast_from_rank0=True` |
-# | `FSDP.state_dict_type(model, ...)` | `model.state_dict()`, of DTensors |
-# | `FSDP.summon_full_params(model)` | a parameter's `full_tensor()`, or a module's `unshard()` |
-#
-# (`set_model_state_dict` is in `torch.distributed.checkpoint.state_dict`; it takes these two as `StateDictOptions`.)
-# `fully_shard` changes the model in place, so what it returns may be thrown away; and the optimizer must be made
-# *after* it.
 
 # %% [markdown]
 # ## Why, and why not
@@ -850,56 +729,6 @@ table({who: each for pair in pairs for who, each in pair.items()})
 # latency: then take HSDP, or fewer data-parallel ranks and another axis. If ranks take different paths through the
 # model (different experts, say), collectives of different layers are matched with each other; PyTorch's does not notice
 # when these have the same size (ours compares the order, and says so). And it does nothing about activations.
-
-# %% [markdown]
-# ### A way out
-#
-# Here is PyTorch's `fully_shard` in an ordinary script, with nothing of the course but the data and the model. It is
-# [scripts/fsdp.py](../scripts/fsdp.py). From the root of the repository, run
-# `torchrun --nproc-per-node 4 scripts/fsdp.py`:
-#
-# ```python
-# import torch
-# import torch.distributed as dist
-# from torch.distributed.device_mesh import init_device_mesh
-# from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-#
-# from labs.data import Batches, corpus
-# from labs.model import GPT, PRESETS
-#
-# dist.init_process_group()
-# rank, ranks = dist.get_rank(), dist.get_world_size()
-# device = "cuda" if torch.cuda.is_available() else "cpu"
-# if device == "cuda":
-#     torch.cuda.set_device(rank % torch.cuda.device_count())
-#
-# mesh = init_device_mesh(device, (1, ranks), mesh_dim_names=("replicate", "shard"))
-# low = torch.bfloat16 if device == "cuda" else None
-# options = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)}
-#
-# config = PRESETS["small"]
-# model = GPT(config).to(device)
-# for layer in model.layers.values():
-#     fully_shard(layer, **options)
-# fully_shard(model, **options)
-#
-# optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-# batches = Batches(corpus().tokens, 16, config.context)
-# for step in range(10):
-#     x, y = (part.chunk(ranks)[rank].to(device) for part in batches[step])
-#     loss = model(x, y)
-#     loss.backward()
-#     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-#     optimizer.step()
-#     optimizer.zero_grad()
-#     mean = loss.detach().clone()
-#     dist.all_reduce(mean)
-#     if rank == 0:
-#         print(f"step {step}: loss {mean.item() / ranks:.4f}", flush=True)
-#
-# dist.barrier()
-# dist.destroy_process_group()
-# ```
 
 # %% [markdown]
 # ## Say it back
@@ -959,6 +788,255 @@ check.held_and_sent(held_and_sent)
 # | `NO_SHARD`: sent | 2 (R − 1)/R n | as predicted | DDP |
 # | P, G, S | 4n/S together | as predicted | as predicted |
 # | numbers | one process's | within 1e-12, in float64 | within 1e-12, in float64 |
+
+# %% [markdown]
+# ## Beat it: gathered in time, within a budget
+#
+# Here it is open. A step is a list of instructions: `("gather", 3)`, `("forward", 3)`, `("drop", 3)`, `("backward",
+# 3)`, each with the number of a layer. A gather returns at once, and its layer counts as held from then until it is
+# dropped. A forward and a backward wait for their layer. Each backward puts its reduce-scatter on the wire by itself,
+# and its gradient is held until that is over. The wire carries one message at a time, and each takes latency + bytes/W.
+# A layer that stays after its forward need not be gathered again, but it takes room in which others could be here
+# early. `measured(instructions, given)` says how long a step takes, and how many bytes it holds at the most.
+#
+# **The bound.** All is computed after the first gather and before the last reduce-scatter. And all is gathered and
+# reduced, and what cannot stay is gathered once more: where backward begins, there is room for the budget less the last
+# layer's gradient. No step takes less than the longer of the two: 100 points, in each of five models. To gather each
+# layer when it is needed, and drop it after each use, scores 49.6 in their mean. Two ranks obey your lists for real,
+# and the gradients must be one process's.
+
+# %%
+from labs.kit.challenges.in_time import STEPS, measured
+
+draw.table([{"": name, "kB, by layer": " ".join(str(n // 1000) for n in given.nbytes), "budget": given.budget // 1000,
+             "forward, ms": " ".join(f"{1000 * each:.0f}" for each in given.forward)}
+            for name, given in STEPS.items()])  # fmt: skip
+
+
+# %%
+def alike(depth, ahead, kept):
+    """Each layer is gathered so many uses ahead; so many of the last ones stay for backward."""
+    uses = [("forward", i) for i in range(depth)] + [("backward", i) for i in reversed(range(depth))]
+    found, here = [], set()
+    for n, (what, layer) in enumerate(uses):
+        soon = [i for i in dict.fromkeys(i for _, i in uses[n : n + 1 + ahead]) if i not in here]
+        found += [("gather", i) for i in soon] + [(what, layer)]
+        here.update(soon)
+        if what == "backward" or layer < depth - kept:
+            found.append(("drop", layer))
+            here.remove(layer)
+    return found
+
+
+for each in alike(depth=2, ahead=1, kept=1):
+    print(*each)
+
+
+# %%
+def gathered_in_time(nbytes, forward, backward, budget, latency, bandwidth):
+    """The instructions of a step, forward and backward: [("gather", 0), ("forward", 0), …].
+
+    By layer, the first is number 0: bytes of it, s of its forward and of its backward.
+    At no moment more than `budget` bytes are held, and none at the end.
+    measured(instructions, (nbytes, forward, …)) -> (s, most bytes held).  You may search, for
+    up to ten seconds a call.
+    """
+    ### BEGIN SOLUTION
+    given = nbytes, forward, backward, budget, latency, bandwidth
+    tried = [alike(len(nbytes), ahead, kept) for ahead in range(4) for kept in range(len(nbytes))]
+    fitting = [each for each in tried if measured(each, given)[1] <= budget]
+    return min(fitting, key=lambda each: measured(each, given)[0])
+    ### END SOLUTION
+
+
+beat.in_time(gathered_in_time)
+
+# %% [markdown]
+# The course treats all layers alike: so many gathered ahead, and so many of the last ones kept.
+#
+# <details><summary>Where is there room?</summary>
+#
+# In which layers stay. A byte saves the same on the wire in any layer, but a late layer holds its byte for a shorter
+# time, and a small layer saves a latency for few bytes. And in how far ahead: what comes before a large layer can hide
+# more than one gather.
+# </details>
+#
+# Here the notebook ends. **What follows is optional**: the knobs of `fully_shard`, hybrid sharding on two nodes, the
+# names of FSDP1, and a script. Then comes what to read, and what is next.
+#
+# ## Optional: the knobs
+#
+# **Mixed precision** is a policy: shards in float32 (so the optimizer has its masters), gathers in bfloat16, gradients
+# reduced in float32. A parameter then takes (4 + 4 + 8)/N bytes at rest; on the wire it takes 2 in a gather, and its
+# gradient 4 in a reduce-scatter.
+
+# %%
+from labs.fsdp import MixedPrecisionPolicy
+
+bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+# %%
+low = ledgers({"bfloat16": partial(setting, "FULL_SHARD", mp_policy=bf16)})["bfloat16"]
+assert low["sent"] == cost.fsdp(on_paper, itemsize=2).sent
+assert all(low[kind] == ours["FULL_SHARD"][kind] for kind in "PGS")
+table({"float32": ours["FULL_SHARD"], "bfloat16": low})
+
+# %% [markdown]
+# **float16** needs a scaled loss as well, since small gradients would otherwise become zero. An overflow is seen only
+# by the rank that has that shard, but all ranks must skip the step: `LossScale` in
+# [labs/memory/precision.py](../labs/memory/precision.py) asks every rank.
+#
+# **Accumulation.** Each micro-batch reduces its gradients, unless `set_requires_gradient_sync(False)` says not to. Then
+# whole gradients stay on each rank until the last one. With two micro-batches:
+
+
+# %%
+def last_only(model):
+    """Gradients are reduced only in the last micro-batch."""
+    training = setting("FULL_SHARD", model)
+
+    def every(x, y, micro_batches):
+        losses = []
+        for number, pair in enumerate(zip(x.chunk(micro_batches), y.chunk(micro_batches), strict=True)):
+            model.set_requires_gradient_sync(number == micro_batches - 1)
+            losses += training.backward(*pair, 1)
+        return losses
+
+    return replace(training, backward=every)
+
+
+WAYS = {"reduced each time": partial(setting, "FULL_SHARD"), "reduced the last time": last_only}
+two = ledgers(WAYS, micro_batches=2)
+assert two["reduced each time"]["sent"] - two["reduced the last time"]["sent"] == whole * 3 / 4
+table(two)
+
+# %% [markdown]
+# The first of two reduce-scatters of each group is gone, and whole gradients are held, which count as `comm`. The
+# gathers stay: they have nothing to do with gradients. To keep P gathered as well, set `reshard_after_forward=False`
+# and call `set_reshard_after_backward(False)`.
+#
+# **CPU offload** keeps shards, their gradients and the optimizer's state in the CPU's memory: `CPUOffloadPolicy()`.
+# Each gather then begins with a copy to the device, and the step itself runs on the CPU. Our device *is* the CPU, so
+# there is nothing to measure here; [Offload](07b_offload.ipynb) does it with a slower kind of memory.
+#
+# ## Optional: two nodes
+#
+# Four ranks, two nodes, and between them notebook 05's wire. The link's arithmetic says how long, at least, a step
+# keeps the wire busy; both groups along an axis share the wire. Then come the real jobs:
+
+# %%
+slow = Link(nodes=2, bandwidth="200 Mbit/s", latency=1e-3)
+LAYOUTS = {  # the groups of ranks along `shard`, and along `replicate`
+    "FULL_SHARD": ([(0, 1, 2, 3)], [(0,), (1,), (2,), (3,)]),
+    "HYBRID_SHARD": ([(0, 1), (2, 3)], [(0, 2), (1, 3)]),
+}
+
+
+def on_the_wire(shard, replicate):
+    """Seconds that a step keeps the wire busy."""
+    seconds = 0
+    for size, gathers in ((root, 1), *[(layer, 2)] * 4):
+        for ranks in shard:
+            gather = slow.seconds("all_gather", size / len(ranks), 4, ranks)
+            seconds += gathers * gather + slow.seconds("all_to_all", size, 4, ranks)
+        seconds += sum(slow.seconds("all_reduce", size / len(shard[0]), 4, ranks) for ranks in replicate)
+    return seconds
+
+
+# %%
+rows = []
+for name, layout in LAYOUTS.items():
+    recording = job(partial(setting, name), ranks=4, link=slow, record="communication", tell=name).recording
+    leaves = recording.across(0, 2) + recording.across(1, 2)  # all that leaves node 0
+    felt = min(span.end - span.start for span in recording.step_spans(0)[1:])
+    seconds = {"wire busy, at least": f"{on_the_wire(*layout):.2f} s", "a step took": f"{felt:.2f} s"}
+    rows.append({"": name, "leaves a node, bytes": leaves, "× the model": round(leaves / whole, 2), **seconds})
+draw.table(rows)
+
+# %% [markdown]
+# Under `HYBRID_SHARD` a node sends as many bytes as the model has: each of its two ranks all-reduces half of the
+# gradients. In both, a step takes longer than the wire is busy: the ranks also compute, and wait for each other. And
+# with the mesh's axes in the other order? Notebook 05 measured that: what talks most goes last.
+#
+# Hybrid sharding wins where P, G and S of the model fit on the ranks of one node, and the wire between nodes is slower
+# than the one inside. It loses in memory, since P, G and S are divided by the ranks of a node and not by all ranks; and
+# where the wire is equally fast everywhere, there is little to win.
+#
+# ## Optional: from FSDP1 to FSDP2
+#
+# | FSDP1, `FullyShardedDataParallel` | FSDP2, `fully_shard` |
+# |---|---|
+# | `FSDP(model, auto_wrap_policy=...)` | a loop: `fully_shard(layer)` for each layer, then `fully_shard(model)` |
+# | `transformer_auto_wrap_policy`, `size_based_auto_wrap_policy` | the condition in that loop |
+# | `sharding_strategy=FULL_SHARD`, `SHARD_GRAD_OP` | `reshard_after_forward=True`, `False` |
+# | `HYBRID_SHARD`, `NO_SHARD` | a mesh of two axes, replicas first; the same with a single shard |
+# | `MixedPrecision(param_dtype, reduce_dtype, ...)` | `MixedPrecisionPolicy(param_dtype, reduce_dtype, ...)` |
+# | `CPUOffload(offload_params=True)` | `CPUOffloadPolicy()` |
+# | `with model.no_sync():` | `model.set_requires_gradient_sync(False)` |
+# | `backward_prefetch=BACKWARD_PRE` | by itself; or `set_modules_to_backward_prefetch` |
+# | `forward_prefetch=True` | `set_modules_to_forward_prefetch` |
+# | `limit_all_gathers=True` | nothing: it is not needed |
+# | `ignored_states` | `ignored_params` |
+# | `use_orig_params=True` | always |
+# | `model.clip_grad_norm_(1.0)` | `torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)` |
+# | `param_init_fn` | build on `meta`, shard, `model.to_empty(device=...)`, then initialize |
+# | `sync_module_states=True` | `set_model_state_dict` with `full_state_dict=True, broadcast_from_rank0=True` |
+# | `FSDP.state_dict_type(model, ...)` | `model.state_dict()`, of DTensors |
+# | `FSDP.summon_full_params(model)` | a parameter's `full_tensor()`, or a module's `unshard()` |
+#
+# (`set_model_state_dict` is in `torch.distributed.checkpoint.state_dict`; it takes these two as `StateDictOptions`.)
+# `fully_shard` changes the model in place, so what it returns may be thrown away; and the optimizer must be made
+# *after* it.
+#
+# ## Optional: a way out
+#
+# Here is PyTorch's `fully_shard` in an ordinary script, with nothing of the course but the data and the model. It is
+# [scripts/fsdp.py](../scripts/fsdp.py). From the root of the repository, run
+# `torchrun --nproc-per-node 4 scripts/fsdp.py`:
+#
+# ```python
+# import torch
+# import torch.distributed as dist
+# from torch.distributed.device_mesh import init_device_mesh
+# from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+#
+# from labs.data import Batches, corpus
+# from labs.model import GPT, PRESETS
+#
+# dist.init_process_group()
+# rank, ranks = dist.get_rank(), dist.get_world_size()
+# device = "cuda" if torch.cuda.is_available() else "cpu"
+# if device == "cuda":
+#     torch.cuda.set_device(rank % torch.cuda.device_count())
+#
+# mesh = init_device_mesh(device, (1, ranks), mesh_dim_names=("replicate", "shard"))
+# low = torch.bfloat16 if device == "cuda" else None
+# options = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)}
+#
+# config = PRESETS["small"]
+# model = GPT(config).to(device)
+# for layer in model.layers.values():
+#     fully_shard(layer, **options)
+# fully_shard(model, **options)
+#
+# optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+# batches = Batches(corpus().tokens, 16, config.context)
+# for step in range(10):
+#     x, y = (part.chunk(ranks)[rank].to(device) for part in batches[step])
+#     loss = model(x, y)
+#     loss.backward()
+#     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+#     optimizer.step()
+#     optimizer.zero_grad()
+#     mean = loss.detach().clone()
+#     dist.all_reduce(mean)
+#     if rank == 0:
+#         print(f"step {step}: loss {mean.item() / ranks:.4f}", flush=True)
+#
+# dist.barrier()
+# dist.destroy_process_group()
+# ```
 #
 # **Read on**: [labs/fsdp/sharding.py](../labs/fsdp/sharding.py), whose head has a table of what became of stage 3,
 # event by event; then [labs/fsdp/parameter_group.py](../labs/fsdp/parameter_group.py) and

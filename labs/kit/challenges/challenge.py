@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +35,13 @@ class Judged:
 
     score: float
     told: str
+
+    @classmethod
+    def of(cls, scores: Mapping[str, float]) -> Judged:
+        """The mean of several cases, by what they are called."""
+        return cls(
+            sum(scores.values()) / len(scores), ", ".join(f"{name} {score:.0f}" for name, score in scores.items())
+        )
 
 
 @dataclass(frozen=True)

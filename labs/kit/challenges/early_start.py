@@ -125,8 +125,7 @@ def judge(fn: Function) -> Judged:
         name: 100 * bound(given) / step_seconds(results[0][number][2], given)
         for number, (name, given) in enumerate(STEPS.items())
     }
-    told = ", ".join(f"{name} {score:.0f}" for name, score in scores.items())
-    return Judged(sum(scores.values()) / len(scores), told)
+    return Judged.of(scores)
 
 
 early_start = Challenge(

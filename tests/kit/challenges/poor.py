@@ -167,6 +167,33 @@ def with_other_numbers(spec, target):
     return [target]
 
 
+# ---- 06 --------------------------------------------------------------------------------------------------
+
+
+def when_needed(nbytes, *given):
+    uses = [("forward", layer) for layer in range(len(nbytes))]
+    uses += [("backward", layer) for layer in reversed(range(len(nbytes)))]
+    return [each for what, layer in uses for each in (("gather", layer), (what, layer), ("drop", layer))]
+
+
+def all_at_once(nbytes, *given):
+    layers = range(len(nbytes))
+    uses = [each for each in when_needed(nbytes) if each[0] in ("forward", "backward")]
+    return [*(("gather", layer) for layer in layers), *uses, *(("drop", layer) for layer in layers)]
+
+
+def without_a_drop(*given):
+    return [each for each in when_needed(*given) if each != ("drop", 3)]
+
+
+def without_a_gather(*given):
+    return when_needed(*given)[1:]
+
+
+def without_the_last(*given):
+    return when_needed(*given)[:-3]
+
+
 # ---- 10 --------------------------------------------------------------------------------------------------
 
 
