@@ -5,6 +5,7 @@
     beat.large_model(fn)           fn(make, batches, settings)   04: -> losses, of the largest model
     beat.stops(fn)                 fn(spec, target)              05: -> placements to go through
     beat.in_time(fn)               fn(nbytes, forward, backward, budget, latency, bandwidth)   06: -> instructions
+    beat.boundary(fn)              fn(x, up, down, mesh) -> y    09b: of this rank's tokens, the whole differentiable
     beat.short_schedule(fn)        fn(ranks, microbatches, costs, most)     10: -> lists of instructions
 
     ✓ slow_wire: 63.1 points of 100
@@ -16,6 +17,7 @@ points stand for a bound that nobody can beat, derived in the notebook.  Each tr
 where a notebook of the course runs; LABS_PLOT=off in the environment leaves the drawing away.
 """
 
+from labs.kit.challenges.boundary import boundary
 from labs.kit.challenges.early_start import early_start
 from labs.kit.challenges.in_time import in_time
 from labs.kit.challenges.large_model import large_model
@@ -23,4 +25,4 @@ from labs.kit.challenges.short_schedule import short_schedule
 from labs.kit.challenges.slow_wire import slow_wire
 from labs.kit.challenges.stops import stops
 
-ALL = (slow_wire, early_start, large_model, stops, in_time, short_schedule)
+ALL = (slow_wire, early_start, large_model, stops, in_time, boundary, short_schedule)

@@ -4,6 +4,7 @@
     altered()                          "slow_wire.LATENCY", if a constant of a challenge is not what its file says
     copied_from(course, "02", fn)      whether fn is the course's own answer, whatever its names are
     hidden(results, recording)         whether more went over the connections than the recording knows of
+    Emptied()                          while it is entered, messages carry zeros
 
 What a rank brings is drawn on the rank, from the system's chance (`chance`): no seed tells the others' numbers.
 """
@@ -28,6 +29,7 @@ import torch
 
 import labs
 from labs.kit.record import Recording
+from labs.kit.watch import tap
 from labs.kit.watch.frames import TORCH
 
 HOMES = (
@@ -114,7 +116,15 @@ def shape(function: ast.AST) -> str:
     return ast.dump(function)
 
 
-# ---- what the system counted -----------------------------------------------------------------------------
+# ---- what is sent ----------------------------------------------------------------------------------------
+
+
+class Emptied(tap.Listener):
+    """While it is entered, what this rank sends becomes zeros: what is right even then has come by another way."""
+
+    def issued(self, call: tap.Call) -> None:
+        for each in call.inputs:
+            each.data.zero_()
 
 
 def hidden(delivered: Sequence[int | None], recording: Recording) -> bool:

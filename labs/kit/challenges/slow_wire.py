@@ -22,30 +22,16 @@ import torch
 import torch.distributed as dist
 
 from labs.kit.challenges.challenge import Challenge, Function, Judged, job
-from labs.kit.challenges.fair import chance, hidden
+from labs.kit.challenges.fair import Emptied, chance, hidden
 from labs.kit.checks.answer import Wrong, instead
 from labs.kit.record import Event, mark
 from labs.kit.sockets import delivered
-from labs.kit.watch import tap
 
 LATENCY, BANDWIDTH = 1e-3, 8e6  # s, bytes/s: what is sent in one latency are 1,000 elements of float64
 RANKS = 8, 6
 SIZES = 100, 2_000, 8_000, 40_000  # elements
 WAITED = "When is its tensor yours again? (Waits are seen of dist.isend and irecv, and not of torch.ops.)"
 NOT_SCORED = 97, 2_011  # drawn from here: so many that no number of ranks divides them, most often
-
-
-class Emptied(tap.Listener):
-    """While it is entered, what this rank sends are zeros."""
-
-    def __init__(self) -> None:
-        self.sent: list[Sequence[torch.Tensor]] = []  # kept until all of it has left
-
-    def lent(self, call: tap.Call, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        if call.op != "send":
-            return args
-        self.sent.append([torch.zeros_like(each) for each in call.inputs])
-        return self.sent[-1], *args[1:]
 
 
 def on_a_rank(fn: Function, sizes: Sequence[int]) -> tuple[list[Any], list[Any], int | None]:

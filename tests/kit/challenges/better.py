@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from labs import collectives, pp
 from labs.dtensor import Replicate, Shard
 from labs.dtensor.redistribute import sent
+from labs.kit.challenges.boundary import BANDWIDTH, ITEM, LATENCY
 from labs.kit.challenges.early_start import step_seconds
 from labs.kit.challenges.in_time import measured
 from labs.zero import Zero
@@ -170,6 +171,87 @@ def led(leads):
         found.append(("forward" if use < depth else "backward", layer))
         found += [("drop", layer)] * (use >= depth or leads[len(leads) - 1 - use] is not None)
     return found
+
+
+# ---- 09b -------------------------------------------------------------------------------------------------
+
+
+def boundary(x, up, down, mesh):
+    """One rank of a node speaks for it; tokens travel, or weights, or weights forward and tokens backward."""
+    more_features = 4 * (up.shape[1] - len(x))
+    if more_features * x.shape[1] * ITEM / BANDWIDTH > 2 * LATENCY:
+        x = Everywhere.apply(x, mesh)
+        return Summed.apply(F.silu(x @ up) @ down, mesh)
+    if more_features > 0:
+        return WeightsThenTokens.apply(x, up, down, mesh)
+    weights = Everywhere.apply(torch.cat([up.T, down], 1), mesh)
+    up, down = weights.split(x.shape[1], 1)
+    return F.silu(x @ up.T) @ down
+
+
+def everywhere(x, mesh):
+    """All ranks' x, one below the other."""
+    pieces = [torch.empty_like(x := x.contiguous()) for _ in range(2)]
+    dist.all_gather(pieces, x, group=mesh.get_group("gpus"))
+    mine = torch.cat(pieces)
+    return torch.cat([mine, other_nodes(mine, mesh)][:: 1 - 2 * mesh.get_local_rank("nodes")])
+
+
+def summed(x, mesh):
+    """This rank's quarter of the sum of all ranks' x."""
+    node, gpu = mesh.get_coordinate()
+    dist.all_reduce(x := x.clone(memory_format=torch.contiguous_format), group=mesh.get_group("gpus"))
+    halves = x.chunk(2)
+    return (halves[node] + other_nodes(halves[1 - node], mesh)).chunk(2)[gpu]
+
+
+def other_nodes(mine, mesh):
+    """One rank of each node sends it to the other's, who tells its neighbour."""
+    node, gpu = mesh.get_coordinate()
+    received = torch.empty_like(mine)
+    if gpu == 0:
+        collectives.exchange(None, (mine, 2 - 2 * node), (received, 2 - 2 * node))
+    dist.broadcast(received, 2 * node, group=mesh.get_group("gpus"))
+    return received
+
+
+class Everywhere(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, mesh):
+        ctx.mesh = mesh
+        return everywhere(x, mesh)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return summed(gradient, ctx.mesh), None
+
+
+class Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, mesh):
+        ctx.mesh = mesh
+        return summed(x, mesh)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return everywhere(gradient, ctx.mesh), None
+
+
+class WeightsThenTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, up, down, mesh):
+        ctx.mesh, ctx.mine = mesh, (x, up, down)
+        ctx.whole = everywhere(torch.cat([up.T, down], 1), mesh).split(x.shape[1], 1)
+        return F.silu(x @ ctx.whole[0].T) @ ctx.whole[1]
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, up, down = (each.detach().requires_grad_() for each in ctx.mine)
+        with torch.enable_grad():
+            y = F.silu(x @ ctx.whole[0].T) @ ctx.whole[1]
+            (of_x,) = torch.autograd.grad(y, x, gradient)
+            tokens, gradients = everywhere(torch.cat([x.detach(), gradient], 1), ctx.mesh).split(x.shape[1], 1)
+            return of_x, *torch.autograd.grad(F.silu(tokens @ up) @ down, (up, down), gradients), None
 
 
 # ---- 10 --------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from labs import collectives, ddp, pp
 from labs.dtensor import Replicate, Shard, redistribute
 from labs.kit.watch import tap
+from labs.tp.conjugate import gather, scatter
 
 
 def untouched(*arguments):
@@ -55,12 +56,18 @@ def in_float32(x, latency, bandwidth):
 
 def through_the_store(x, latency, bandwidth):
     """The messages carry nothing that is looked at."""
+    given = in_the_store(x)
+    collectives.all_reduce(x)
+    x.copy_(sum(given))
+
+
+def in_the_store(x):
+    """All ranks' x."""
     store, rank, ranks = dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size()
-    through_the_store.calls = call = getattr(through_the_store, "calls", 0) + 1
+    in_the_store.calls = call = getattr(in_the_store, "calls", 0) + 1
     store.set(f"{call} {rank}", x.numpy().tobytes())
     given = [store.get(f"{call} {other}") for other in range(ranks)]
-    collectives.all_reduce(x)
-    x.copy_(sum(torch.frombuffer(bytearray(each), dtype=x.dtype) for each in given))
+    return [torch.frombuffer(bytearray(each), dtype=x.dtype).view_as(x) for each in given]
 
 
 def with_torchs_operators(x, latency, bandwidth):
@@ -192,6 +199,33 @@ def without_a_gather(*given):
 
 def without_the_last(*given):
     return when_needed(*given)[:-3]
+
+
+# ---- 09b -------------------------------------------------------------------------------------------------
+
+
+def in_one_group(x, up, down, mesh):
+    every = mesh._flatten()
+    return scatter(F.silu(gather(x, every, 0) @ up) @ down, every, 0)
+
+
+def own_features(x, up, down, mesh):
+    return F.silu(x @ up) @ down
+
+
+def short_numbers(x, up, down, mesh):
+    return in_one_group(x.float(), up.float(), down.float(), mesh).double()
+
+
+def of_all_tokens(x, up, down, mesh):
+    return gather(in_one_group(x, up, down, mesh), mesh._flatten(), 0)
+
+
+def with_y_from_the_store(x, up, down, mesh):
+    up_all, down_all = (torch.cat(in_the_store(each.detach()), dim) for each, dim in ((up, 1), (down, 0)))
+    y = F.silu(x.detach() @ up_all) @ down_all
+    rough = in_one_group(x, up, down, mesh)
+    return rough + (y - rough.detach())
 
 
 # ---- 10 --------------------------------------------------------------------------------------------------

@@ -1,0 +1,136 @@
+"""09b: one block on four ranks in two nodes, and what its messages take on the wire between the nodes.
+
+Each rank has a quarter of the tokens and a quarter of the features: so much of `up` and of `down`.  A message to the
+other node takes latency + bytes / bandwidth; one leaves a node at a time.  What stays inside a node is free.
+
+The bound, for T tokens of D numbers and H features: for its own tokens a node needs the other's part of y, and of the
+gradient of x, TD numbers; or else the other's weights, DH.  As much for the gradients of its weights: DH numbers, or
+TD of the other's tokens.  So at least 2 D min(T, H) numbers leave a node, and a message forward and one backward.  No
+way takes less: silu leaves none of these numbers to be computed from the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional as F
+
+from labs.kit.challenges.challenge import Challenge, Function, Judged, job
+from labs.kit.challenges.fair import Emptied, chance, hidden
+from labs.kit.checks.answer import Wrong, show
+from labs.kit.record import Recording, mark
+from labs.kit.sockets import delivered
+from labs.mesh import Mesh
+
+NODES, GPUS = 2, 2
+RANKS = NODES * GPUS
+LATENCY, BANDWIDTH, ITEM = 0.5e-3, 8e6, 8  # s, bytes/s, bytes: a latency is as long as 500 numbers take
+DIMS = {"the gradient of x": 0, "the gradient of up": 1, "the gradient of down": 0, "y": 0}  # of which ranks have parts
+Tensors = list[Tensor]
+
+
+class Block(NamedTuple):
+    tokens: int
+    width: int
+    features: int
+
+
+BLOCKS = {
+    "few tokens": Block(16, 32, 128),
+    "many tokens": Block(256, 32, 64),
+    "nearly as many": Block(64, 32, 80),
+    "wide": Block(64, 64, 256),
+    "narrow": Block(128, 64, 16),
+}
+
+
+def bound(block: Block) -> float:
+    numbers = 2 * block.width * min(block.tokens, block.features)
+    return 2 * LATENCY + ITEM * numbers / BANDWIDTH
+
+
+def one_block(fn: Function, block: Block, generator: torch.Generator, mesh: Mesh) -> tuple[Tensors, Tensors]:
+    """What a rank brings, and what it gets."""
+    t, D, h = block.tokens // RANKS, block.width, block.features // RANKS
+    shapes = (t, D), (D, h), (h, D), (t, D)
+    brought = [torch.randn(shape, generator=generator, dtype=torch.float64) / 3 for shape in shapes]
+    *leaves, back = (each.clone() for each in brought)
+    y = fn(*(leaf.requires_grad_() for leaf in leaves), mesh)
+    if not isinstance(y, Tensor) or y.shape != back.shape:
+        raise ValueError(f"it returned {show(y)}: y for this rank's tokens is needed, {tuple(back.shape)}")
+    y.backward(back)
+    return brought, [*(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves), y.detach()]
+
+
+def on_a_rank(fn: Function) -> tuple[list[Any], list[Any], int | None]:
+    """For each block; the same where messages carry zeros; bytes on this rank's connections."""
+    generator, mesh, before, found = chance(), Mesh((NODES, GPUS), ("nodes", "gpus")), delivered(), []
+    for block in BLOCKS.values():
+        mark("step")
+        found.append(one_block(fn, block, generator, mesh))
+        mark("end")
+    with Emptied():
+        emptied = [one_block(fn, block, generator, mesh) for block in BLOCKS.values()]
+        dist.barrier()
+    return found, emptied, None if before is None else delivered() - before
+
+
+def judge(fn: Function) -> Judged:
+    results, scores = job(on_a_rank, fn, ranks=RANKS), {}
+    found, emptied, counted = zip(*results, strict=True)
+    for number, (called, block) in enumerate(BLOCKS.items()):
+        for name, right in compared([of_rank[number] for of_rank in found]).items():
+            if not right.all():
+                raise Wrong(f"{called}: {name} is wrong in {int((~right).sum())} places", "Whose tokens are in it?")
+        for name, right in compared([of_rank[number] for of_rank in emptied]).items():
+            if right.any():
+                raise Wrong(
+                    f"{name} is right even where messages carry zeros", "By what other way do the numbers come?"
+                )
+        took = max(seconds(results.recording, number, node) for node in range(NODES))
+        if took < 0.999 * bound(block):
+            raise Wrong(f"{called}: the messages take less than any block can", "What else has crossed the boundary?")
+        scores[called] = 100 * bound(block) / took
+    if hidden(counted, results.recording):
+        raise Wrong("more went over the connections than was recorded", "What is sent that no recording sees?")
+    return Judged.of(scores)
+
+
+def compared(found: Sequence[tuple[Tensors, Tensors]]) -> dict[str, Tensor]:
+    """By name: where what the ranks got is what one process gets of all that they brought."""
+    brought, got = map(whole, zip(*found, strict=True))
+    *leaves, back = brought
+    x, up, down = (leaf.requires_grad_() for leaf in leaves)
+    y = F.silu(x @ up) @ down
+    y.backward(back)
+    due = x.grad, up.grad, down.grad, y.detach()
+    return {name: (a - b).abs() <= 1e-12 * (1 + b.abs()) for name, a, b in zip(DIMS, got, due, strict=True)}
+
+
+def whole(parts: Sequence[Tensors]) -> Tensors:
+    return [torch.cat(each, dim) for dim, *each in zip(DIMS.values(), *parts, strict=True)]
+
+
+def seconds(recording: Recording, step: int, node: int) -> float:
+    """How long the wire out of a node is busy."""
+    ranks = range(node * GPUS, (node + 1) * GPUS)
+    sent = [event.to for rank in ranks for event in recording.select(rank, step)]
+    leave = [size for to in sent for other, size in to.items() if other not in ranks and size]
+    return sum(LATENCY + size / BANDWIDTH for size in leave)
+
+
+boundary = Challenge(
+    "boundary",
+    "09b",
+    "One block over a node boundary",
+    "Four ranks in two nodes have a quarter of the tokens each, and a quarter of the features. Compute y and all "
+    "gradients, so that the wire between the nodes is busy for the least time. Five blocks differ in their sizes.",
+    judge,
+    floor=28.7,
+    course=58.4,
+    possible=89.6,
+)
