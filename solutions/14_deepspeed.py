@@ -4,7 +4,7 @@
 # *You wrote ZeRO in code. In the library of those who invented it, a stage is a number in a file. Is it the same ZeRO?
 # And what does such a file not say?*
 #
-# You need: [ZeRO](04_zero.ipynb) and [FSDP](06_fsdp.ipynb). It takes 45 minutes with its three exercises, 25 without;
+# You need: [ZeRO](04_zero.ipynb) and [FSDP](06_fsdp.ipynb). It takes 55 minutes with its four exercises, 25 without;
 # the machine works for half a minute of it, in 2 GB of memory. It needs DeepSpeed, too: `make learn EXTRA=deepspeed`
 # adds it.
 #
@@ -304,8 +304,59 @@ check.mend(mend)
 # %% [markdown]
 # ## From FSDP's words to DeepSpeed's
 #
-# Some settings of `fully_shard` have a name on the other side, and some do not: for `reshard_after_forward=False` there
-# is only a distance within which nothing is dropped. Set the left side, and read the right one:
+# You have a training with `fully_shard`, and want the same one under DeepSpeed. Some of its settings have a key there,
+# some have two, and for `reshard_after_forward=False` there is only a distance within which nothing is dropped:
+#
+# | within `zero_optimization` | |
+# |---|---|
+# | `stage3_param_persistence_threshold` | parameters of up to so many elements are always whole |
+# | `stage3_max_reuse_distance` | a parameter that is used again before so many others are stays gathered |
+# | `stage3_prefetch_bucket_size` | so many elements are gathered before they are used |
+# | `offload_param`, `offload_optimizer` | `{"device": "cpu"}`: where they are between two uses |
+#
+# | outside of it | |
+# |---|---|
+# | `communication_data_type` | `"fp32"` or `"bf16"`: gradients travel in it; unless it is said, in that of parameters |
+#
+# A `mesh` of one axis has no key: there are as many ranks as were started.
+#
+# ### Exercise 3: translate
+#
+# It is judged by a trial: for some settings, `fully_shard` and DeepSpeed train the same small model on two ranks. The
+# bytes sent in a step, the parameters held after it and the numbers at the end must be the same. Where you do not say
+# how large a bucket of gradients is, the check takes a small one.
+
+
+# %%
+def translate(reshard_after_forward, param_dtype, reduce_dtype, offload, max_norm, micro, accumulation):
+    """A configuration of DeepSpeed under which it trains as fully_shard does with the first four.
+
+    param_dtype, reduce_dtype: of its MixedPrecisionPolicy; torch.float32 or torch.bfloat16
+    offload: whether it has a CPUOffloadPolicy
+    max_norm: what clip_grad_norm_ is called with; None: it is not called
+    micro, accumulation: sequences of a rank in a micro-batch; micro-batches in a step
+    """
+    ### BEGIN SOLUTION
+    config = like_zero(3)
+    zero = config["zero_optimization"]
+    zero["stage3_max_reuse_distance"] = 0 if reshard_after_forward else 10**9
+    for part in ("offload_param", "offload_optimizer"):
+        zero[part] = {"device": "cpu" if offload else "none"}
+    dtypes = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+    return config | {
+        "bf16": {"enabled": param_dtype == torch.bfloat16},
+        "communication_data_type": dtypes[reduce_dtype],
+        "gradient_clipping": max_norm or 0.0,
+        "train_micro_batch_size_per_gpu": micro,
+        "gradient_accumulation_steps": accumulation,
+    }
+    ### END SOLUTION
+
+
+check.translate(translate)
+
+# %% [markdown]
+# Here is the course's own translation. Set the left side, and read the right one:
 
 # %%
 NUMBERS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -359,7 +410,7 @@ check.predict("bfloat16 and float32:", guess_mixed, round(mixed, 1))
 # stage 2 it is 2Ψ + 18Ψ/N bytes on each of N ranks: two for P in 16 bits, and shares of G in 16 and in 32 bits and of
 # S, 2 + 4 + 12. ([labs/deepspeed/estimates.py](../labs/deepspeed/estimates.py) has them in closed form.)
 #
-# ### Exercise 3: what is left out
+# ### Exercise 4: what is left out
 #
 # In float32, P has 4 bytes, of which each rank has all; G has 4 and S has 12, of which it has a share. In mixed
 # precision the estimate's P, G and S are right. Besides, there is one bucket, in the parameters' dtype, and there are

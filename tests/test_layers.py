@@ -19,7 +19,7 @@ LEVELS = [
     {"fsdp", "tp", "pp", "gspmd"},
     {"checkpoint", "parallel", "plan"},
     {"native", "deepspeed", "xla"},  # and every file of the kit that is not named below
-    {"kit.rows", "kit.checks.mapped", "kit.checks.pencil.in_a_file"},
+    {"kit.rows", "kit.checks.mapped", "kit.checks.pencil.in_a_file", "kit.checks.fsdp.translated"},
     {
         "kit.strategies",
         "kit.check",

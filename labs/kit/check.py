@@ -70,6 +70,7 @@
     check.pipelined(fn)            fn(stage, own, x) -> y                    likewise
     check.configure(fn)            fn(batch, most, ranks, clip) -> config    of DeepSpeed, from a description
     check.mend(fn)                 fn(train, micro, accumulation, ranks) -> (ranks it was for, micro-batches)
+    check.translate(fn)            fn(reshard_after_forward, …, accumulation) -> config    that does as fully_shard does
     check.left_out(fn)             fn(parameters, ranks, activations, bucket, float32) -> bytes    by an estimate
     check.predict(question, guess, answer)
 
@@ -92,6 +93,7 @@ from labs.kit.checks.collectives.by_hand import all_gather, all_reduce, broadcas
 from labs.kit.checks.collectives.mean import mean_on_rank_0
 from labs.kit.checks.fsdp.gradient import hsdp_gradient
 from labs.kit.checks.fsdp.prefetch import prefetch
+from labs.kit.checks.fsdp.translated import translate
 from labs.kit.checks.fsdp.unshard import unshard_and_reshard
 from labs.kit.checks.gradients.accumulation import accumulation
 from labs.kit.checks.gradients.average import average_gradients
@@ -214,6 +216,7 @@ __all__ = [
     "stages_by_event",
     "started_when",
     "step_seconds",
+    "translate",
     "tree_seconds",
     "two_dimensions",
     "unshard_and_reshard",

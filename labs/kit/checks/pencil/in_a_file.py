@@ -47,11 +47,14 @@ def described(batch: int, most: int, ranks: int, clip: float | None) -> dict[str
 
 
 # fmt: off
-SAID = (
+REFUSED = (
     Mistake("a key that DeepSpeed does not know", "It takes no notice of such a key. How is it spelt?",
             so(lambda found, due: isinstance(found, str) and "is no key" in found)),
     Mistake("batch sizes that do not agree", "train = micro × accumulation × ranks. Which of them can be left out?",
-            so(lambda found, due: isinstance(found, str))),
+            so(lambda found, due: isinstance(found, str) and "train" in found)),
+)
+SAID = (
+    *REFUSED,
     Mistake("clipped, though nobody said so", "What does DeepSpeed do where the file says nothing?",
             part_so("clip", lambda found, due: due == 0),
             shows="a loss that differs from last month's, and only DeepSpeed is another one"),
