@@ -92,19 +92,23 @@ ROWS = {row.name: row for row in (*strategies.STRATEGIES, *strategies.WITH_AN_EX
 NAMES = ["zero-1", "zero-2", "zero-3", "torch-fsdp", "deepspeed-1", "deepspeed-2", "deepspeed-3"]
 
 
-def train_all():
-    losses = {}
-    for name in NAMES:
+def as_it_is():
+    return GPT(config)
+
+
+def train_all(rows, make=as_it_is):
+    losses = []
+    for name in rows:
         gc.collect()
         mark("step")  # an empty step: what is in memory here belongs to earlier rows
-        losses[name], _ = strategies.train(ROWS[name], lambda: GPT(config), batches)
+        losses.append(strategies.train(ROWS[name], make, batches)[0])
     return losses
 
 
 # %%
-job = run(train_all, ranks=4, device="cpu", record="communication", tell="sent")
-losses, talk = job[0], job.recording
-watched = run(train_all, ranks=4, device="cpu", record="memory", tell="held").recording
+job = run(train_all, NAMES, ranks=4, device="cpu", record="communication", tell="sent")
+losses, talk = dict(zip(NAMES, job[0], strict=True)), job.recording
+watched = run(train_all, NAMES, ranks=4, device="cpu", record="memory", tell="held").recording
 for name in NAMES:
     pairs = zip(losses[name], losses["zero-1"], strict=True)
     print(f"{name}: losses equal to 1e-5: {all(abs(a - b) < 1e-5 for a, b in pairs)}")
@@ -328,9 +332,10 @@ check.mend(mend)
 
 
 # %%
-def translate(reshard_after_forward, param_dtype, reduce_dtype, offload, max_norm, micro, accumulation):
-    """A configuration of DeepSpeed under which it trains as fully_shard does with the first four.
+def translate(reshard, param_dtype, reduce_dtype, offload, max_norm, micro, accumulation):
+    """A configuration of DeepSpeed under which it trains as fully_shard does.
 
+    reshard: its reshard_after_forward
     param_dtype, reduce_dtype: of its MixedPrecisionPolicy; torch.float32 or torch.bfloat16
     offload: whether it has a CPUOffloadPolicy
     max_norm: what clip_grad_norm_ is called with; None: it is not called
@@ -339,7 +344,7 @@ def translate(reshard_after_forward, param_dtype, reduce_dtype, offload, max_nor
     ### BEGIN SOLUTION
     config = like_zero(3)
     zero = config["zero_optimization"]
-    zero["stage3_max_reuse_distance"] = 0 if reshard_after_forward else 10**9
+    zero["stage3_max_reuse_distance"] = 0 if reshard else 10**9
     for part in ("offload_param", "offload_optimizer"):
         zero[part] = {"device": "cpu" if offload else "none"}
     dtypes = {torch.float32: "fp32", torch.bfloat16: "bf16"}
@@ -452,6 +457,94 @@ draw.table(rows, caption="bytes on a rank of four, stage 2, float32")
 # them with more tokens. labs/cost has these; its tests compare it with measured peaks. ([Issue
 # 5102](https://github.com/deepspeedai/DeepSpeed/issues/5102), of 2024, has a longer list.)
 #
+# ## Recomputed, and compiled
+#
+# Two things that you may add to a training: activation checkpointing, which is notebook 07's, and `torch.compile`.
+# DeepSpeed has a checkpointing function of its own, and PyTorch's is there as well. How many bytes of activations does
+# a rank hold under each, at the most?
+
+
+# %%
+def recomputed_by(checkpoint):
+    model = GPT(replace(config, depth=2))
+    for layer in model.layers.values():
+        layer.forward = partial(checkpoint, layer.forward)
+    return model
+
+
+def by_deepspeeds():
+    own = engine.imported().checkpointing
+    own.configure(None)
+    return recomputed_by(own.checkpoint)
+
+
+# %%
+by_pytorchs = partial(recomputed_by, partial(torch.utils.checkpoint.checkpoint, use_reentrant=False))
+MAKERS = {
+    "as it is": partial(recomputed_by, lambda forward, *inputs: forward(*inputs)),
+    "PyTorch's": by_pytorchs,
+    "DeepSpeed's": by_deepspeeds,
+}
+BOTH = ["torch-fsdp", "deepspeed-3"]
+
+
+def train_each_way():
+    return [train_all(BOTH, make) for make in MAKERS.values()]
+
+
+held = run(train_each_way, ranks=2, device="cpu", record="memory", tell="recomputed")
+
+
+# %%
+def activations(turn):
+    """Of the turn's third step, beyond what was there before its first."""
+    return held.recording.held(0, 4 * turn + 3)["A"] - held.recording.moments(0, 4 * turn)[0][1]["A"]
+
+
+def on_one_curve(turn):
+    return all(abs(a - b) < 1e-5 for each in held[0][turn] for a, b in zip(each, held[0][0][0], strict=True))
+
+
+table = [
+    {
+        "checkpoint": name,
+        "FSDP2": activations(2 * i),
+        "DeepSpeed": activations(2 * i + 1),
+        "same curve": on_one_curve(i),
+    }
+    for i, name in enumerate(MAKERS)
+]
+draw.table(table, caption="bytes of A, at the most, on rank 0 of two; two layers")
+
+# %% [markdown]
+# To the byte the same: what a layer keeps is no matter of who shards its parameters. DeepSpeed's function keeps a
+# little more; it can also cut what it keeps over the ranks of a tensor-parallel group, or move it to the CPU.
+#
+# Now compiled, layer by layer, and then sharded. (`backend="eager"` traces the layers and compiles nothing, so no
+# compiler is needed here. DeepSpeed is in stage 2: in stage 3 it gathers by hooks on every module, which are traced,
+# too, until PyTorch's limit of recompilations is reached.)
+
+
+# %%
+def compiled():
+    model = as_it_is()
+    for layer in model.layers.values():
+        layer.compile(backend="eager")
+    return model
+
+
+def train_both():
+    return [train_all(["torch-fsdp", "deepspeed-2"], make) for make in (as_it_is, compiled)]
+
+
+job = run(train_both, ranks=2, device="cpu", record="communication", tell="compiled")
+sent = [job.recording.sent(0, 4 * turn + 3) for turn in range(4)]
+curves = [each for both in job[0] for each in both]
+same = all(abs(a - b) < 1e-5 for each in curves for a, b in zip(each, curves[0], strict=True))
+print(f"bytes sent in a step, as it is and compiled: FSDP2 {sent[0]} and {sent[2]}, DeepSpeed {sent[1]} and {sent[3]}")
+print(f"all four on one curve: {same}")
+
+# %% [markdown]
 # ## Why, and why not
 #
 # | | FSDP2 | DeepSpeed | how do we know? |
@@ -461,10 +554,10 @@ draw.table(rows, caption="bytes on a rank of four, stage 2, float32")
 # | S, in float32 | 8 bytes | 12, with masters | measured above |
 # | clips gradients | when you call it | unless you say 0 | measured above |
 # | its optimizer | any of PyTorch's | its own, compiled at first use; or PyTorch's | release 0.19.8 |
-# | offload to the CPU | yes | yes | notebook 07b; its test |
-# | offload to NVMe | no | yes, with a compiler and libaio | PyTorch 2.13; arXiv 2104.07857, 2021 |
-# | activation checkpointing | PyTorch's | the same; or its own, cut over TP, or on the CPU | its docs, 11/2026 |
-# | compile | each layer, then `fully_shard` | `engine.compile()` | arXiv 2410.06511, 2024; release 0.19.8 |
+# | offload to the CPU | yes | yes | notebook 07b; exercise 3; its test |
+# | offload to NVMe | no | on Linux, with a C++ compiler and libaio; else refused | PyTorch 2.13; release 0.19.8 |
+# | activation checkpointing | PyTorch's | the same; or its own, cut over TP, or on the CPU | measured; docs, 11/2026 |
+# | compile | each layer, then `fully_shard` | each layer, or `engine.compile()` | stage 2: above; release 0.19.8 |
 # | inference | sharded, as in training | the same in stage 3; its own engine | deepspeed.ai/inference, 11/2026 |
 # | a checkpoint is loaded by | any number of ranks | the same number; any, once converted | notebook 08; its test |
 # | a checkpoint is | tensors and an index | pickles: run nobody else's | the files themselves |
