@@ -3,8 +3,8 @@
     cards(held, fits, caption)                     a bar for each name, a line for each card, a table below
     cards(held, fits, caption, measured, card=80)  what a job measured as thin bars below those of a formula
 
-The bars are on the scale of the longest.  The cards are a shaded strip of it, and where that is narrow, the strip is
-drawn again, enlarged, with the bars that fit it.
+All bars are on one scale, the longest's.  The cards are a shaded strip of it; where that is too narrow for all of them,
+it ends at the one that stands out.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -70,15 +70,9 @@ def cards(
     canvas.text(16, 22, caption, anchor="start", weight="bold")
     scale = LONG / (1.05 * max(longest, card * GB if shown else 0))
     top = 64 if shown else 36
-    strip, enlarged = scale * max(CARDS) * GB, LONG / (1.05 * max(CARDS) * GB)
-    if shown and strip < 0.6 * LONG:
-        canvas.text(left, 52, f"cards: up to {max(CARDS)} GB", size=12, anchor="start", fill=MUTED)
-        canvas.rect(left, top, strip, height(bars), fill=SOFT, stroke="none", radius=0)
-        y = rows(canvas, left, top, bars, scale)
-        y = zoom(canvas, left, y, strip, [bar for bar in bars if bar.long * enlarged <= LONG], enlarged, card)
-    else:
-        lined(canvas, left, top, height(bars), shown, scale, card)
-        y = rows(canvas, left, top, bars, scale)
+    narrow = scale * max(CARDS) * GB < 0.6 * LONG
+    lined(canvas, left, top, height(bars), [card] if shown and narrow else shown, scale, card)
+    y = rows(canvas, left, top, bars, scale)
     if fits:
         y = table(canvas, left, y + 30, fits, card)
     kinds = [kind for kind in KINDS if any(bar.kinds[kind] for bar in bars)]
@@ -147,18 +141,6 @@ def lined(canvas: Canvas, left: float, y: float, high: float, shown: Iterable[in
         else:
             canvas.text(x, y - 12, words, size=12, fill=MUTED)
             canvas.line((x, y), (x, y + high), stroke=MUTED, dash="4 3")
-
-
-def zoom(canvas: Canvas, left: float, y: float, strip: float, bars: Sequence[Bar], scale: float, card: int) -> float:
-    """The strip above, enlarged, with the bars that fit it; returns where it ends."""
-    top = y + 54
-    canvas.line((left, y), (left, top), stroke=MUTED, dash="2 3")
-    canvas.line((left + strip, y), (left + scale * max(CARDS) * GB, top - 20), stroke=MUTED, dash="2 3")
-    words = "the strip, enlarged" if bars else "no bar fits any of these cards"
-    canvas.text(left - 10, top - 12, "cards", size=12, anchor="end", fill=MUTED)
-    canvas.text(left + 8, y + 16, words, size=12, anchor="start", fill=MUTED)
-    lined(canvas, left, top, height(bars), CARDS, scale, card)
-    return rows(canvas, left, top, bars, scale)
 
 
 def table(canvas: Canvas, left: float, y: float, fits: Mapping[str, Mapping[int, int | None]], card: int) -> float:
