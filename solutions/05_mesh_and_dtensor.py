@@ -4,8 +4,8 @@
 # *You are rank 5 of 8. With whom do you share the parameters, with whom do you average the gradients, and how does a
 # tensor know which part of it is yours?*
 #
-# You need: [Collectives](02_collectives.ipynb) and [ZeRO](04_zero.ipynb). It takes 80 minutes with its three exercises
-# (a fourth is optional), 45 without, and as long as you like with what there is to beat at the end; the machine works
+# You need: [Collectives](02_collectives.ipynb) and [ZeRO](04_zero.ipynb). It takes 90 minutes with its four exercises,
+# 45 without, and as long as you like with what there is to beat at the end; the machine works
 # for less than a minute of it, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
@@ -64,7 +64,7 @@ draw.mesh({"replicate": 2, "shard": 4}, along="shard")
 # %%
 guess_partner = 1  # your number
 
-mesh = Mesh((2, 4), ("replicate", "shard"), rank=5)  # with `rank` it is arithmetic, and needs no job
+mesh = Mesh((2, 4), ("replicate", "shard"), rank=5)  # with `rank` it is arithmetic: no job
 assert mesh.get_coordinate() == (1, 1) and mesh["shard"].mesh.tolist() == [4, 5, 6, 7]
 print(repr(mesh))
 [partner] = [group for group in mesh.groups_of("replicate") if 5 in group]
@@ -163,27 +163,26 @@ grids = {
 }
 on_slow = {"ranks": 4, "device": "cpu", "record": "communication", "link": SLOW}
 slow = {name: run(one_layer, *grid, **on_slow).recording for name, grid in grids.items()}
-leaving = {name: sum(record.across(rank, step=0) for rank in (0, 1)) for name, record in slow.items()}
+leaving = {name: sum(x.across(rank, 0) for rank in (0, 1)) for name, x in slow.items()}
 _, shard_last, shard_first = leaving.values()
-check.predict("The bytes that leave a node grow by a factor of", guess_crossing, shard_first / shard_last, tolerance=0)
+grow = shard_first / shard_last
+check.predict("Bytes that leave a node grow by a factor of", guess_crossing, grow, tolerance=0)
 
 
 # %%
 def quickest(recording):
     """Seconds of the quickest step, from the first rank's start to the last rank's end."""
     steps = zip(*(recording.step_spans(rank) for rank in range(4)), strict=True)
-    return min(max(span.end for span in step) - min(span.start for span in step) for step in steps)
+    return min(max(x.end for x in step) - min(x.start for x in step) for step in steps)
 
 
 for name, recording in slow.items():
-    took, wire = quickest(recording), 8 * leaving[name] / SLOW.bandwidth
-    print(f"{name}: the quickest step took {1000 * took:.0f} ms; on paper, {1000 * wire:.0f} ms of it on the wire")
-draw.table(
-    [
-        {"": name, "rank 0 sends, bytes": recording.sent(rank=0, step=0), "leave node 0, bytes": leaving[name]}
-        for name, recording in slow.items()
-    ]
-)
+    took, wire = 1000 * quickest(recording), 8000 * leaving[name] / SLOW.bandwidth
+    told = f"the quickest step took {took:.0f} ms; on paper, {wire:.0f} ms of it on the wire"
+    print(f"{name}: {told}")
+sends = {name: recording.sent(rank=0, step=0) for name, recording in slow.items()}
+columns = "rank 0 sends, bytes", "leave node 0, bytes"
+draw.table([{"": name, columns[0]: sends[name], columns[1]: leaving[name]} for name in slow])
 
 # %% [markdown]
 # Where do these bytes come from? An all-gather is a ring: each rank sends 3/4 of the layer to the next one. In ZeRO 3
@@ -292,8 +291,9 @@ run(summands, ranks=4, device="cpu")
 print(MOVES)
 
 # %%
-SHARE = {"Shard(0) → Replicate()": 3 / 4, "Partial() → Replicate()": 2 * 3 / 4, "Partial() → Shard(0)": 3 / 4}
-SHARE |= {"Shard(0) → Shard(1)": 3 / 16, "Replicate() → Shard(1)": 0}  # what a rank sends, as a fraction of the tensor
+SHARE = {"Shard(0) → Replicate()": 3 / 4, "Partial() → Replicate()": 2 * 3 / 4}
+SHARE |= {"Partial() → Shard(0)": 3 / 4, "Shard(0) → Shard(1)": 3 / 16}
+SHARE |= {"Replicate() → Shard(1)": 0}  # what a rank sends, as a fraction of the tensor
 
 
 def move_each(tensor, mesh, moves):
@@ -303,7 +303,8 @@ def move_each(tensor, mesh, moves):
     placements |= {f"Shard({dim})": tensor.Shard(dim) for dim in (0, 1)}
     for move in moves:
         source, target = (placements[word] for word in move.split(" → "))
-        x = tensor.DTensor.from_local(torch.ones(4 if source.is_shard() else 16, 24), mesh, [source])
+        block = torch.ones(4 if source.is_shard() else 16, 24)
+        x = tensor.DTensor.from_local(block, mesh, [source])
         mark("step")
         x.redistribute(placements=[target])
         mark("end")
@@ -349,7 +350,8 @@ def partial_to_shard(summand, dim, group=None):
     longest = -(-size // ranks)  # rounded up
     mine = max(0, min(longest, size - rank * longest))  # how long this rank's piece is
     ### BEGIN SOLUTION
-    padded = torch.zeros(*summand.shape[:dim], ranks * longest, *summand.shape[dim + 1 :], dtype=summand.dtype)
+    shape = *summand.shape[:dim], ranks * longest, *summand.shape[dim + 1 :]
+    padded = torch.zeros(shape, dtype=summand.dtype)
     padded.narrow(dim, 0, size).copy_(summand)
     pieces = padded.unflatten(dim, (ranks, longest)).movedim(dim, 0)
     piece = reduce_scatter(pieces.flatten(), group).view(pieces.shape[1:])
@@ -375,40 +377,8 @@ plan(start, goal)
 # %% [markdown]
 # It all-reduces the whole tensor, and then throws half of the result away. In the other order, only half as much would
 # have been sent. Both give the right result. To send less, make the block *smaller* as early as possible, and *larger*
-# as late as possible.
+# as late as possible. What there is to beat at the end of this notebook is a plan like this one.
 #
-# ### Exercise 3 (optional): the path that sends the least
-#
-# You are given a `spec` and the placements that the tensor should have. `spec.placements` has one placement for each
-# axis, and a placement has the methods `is_shard()`, `is_replicate()` and `is_partial()`. There are up to three axes;
-# `spec.mesh` is a tuple of their sizes, not a `Mesh`. Each axis goes to its new placement in one step. No dim is cut
-# along two axes, so every order gives the right result.
-#
-# Return the axes in the order that sends the least; the check allows 10 % more, for padding. Which steps make a block
-# smaller, which leave its size as it is, and which make it larger? Of the two kinds that make it smaller, which one
-# costs nothing?
-
-
-# %%
-def order_of_axes(spec, target):
-    """The numbers of the axes, in the order in which to take them from spec.placements to
-    target."""
-
-    def late(axis):
-        """Return a number; the axis with the smallest goes first."""
-        now, then = spec.placements[axis], target[axis]
-        ### BEGIN SOLUTION
-        if then.is_shard() and not now.is_shard():
-            return 1 if now.is_partial() else 0  # smaller: cutting is free, a reduce-scatter is not
-        return 3 if now.is_shard() and then.is_replicate() else 2  # larger, or the same size
-        ### END SOLUTION
-
-    return sorted(range(len(target)), key=late)
-
-
-check.order_of_axes(order_of_axes)
-
-# %% [markdown]
 # Now play. Choose a tensor, a mesh, and placements before and after; look at who holds what, and at what a rank sends.
 # Find a redistribution that sends nothing, and one in which a rank sends more bytes than the tensor has (8 × 6 elements
 # of 4 bytes are 192). On a mesh of one axis, the controls of `b` have no effect.
@@ -477,8 +447,10 @@ result = run(with_ours, ranks=4, device="cpu", record="communication")
 hidden, y, whole = result[0]
 assert torch.allclose(whole, (x @ up).relu() @ down, atol=1e-5)
 print(f"hidden layer: {hidden}, result: {y}")
-ours, on_paper = result.recording, {"the two layers": 0, "full_tensor()": 2 * 3 / 4 * whole.nbytes}
-draw.ledger({name: (sent, ours.sent(0, step)) for step, (name, sent) in enumerate(on_paper.items())}, within=0)
+ours = result.recording
+on_paper = {"the two layers": 0, "full_tensor()": 2 * 3 / 4 * whole.nbytes}
+steps = list(enumerate(on_paper.items()))
+draw.ledger({name: (sent, ours.sent(0, step)) for step, (name, sent) in steps}, within=0)
 
 # %% [markdown]
 # Both products are computed without sending a byte; then one all-reduce makes the result whole. You have just met
@@ -486,6 +458,68 @@ draw.ledger({name: (sent, ours.sent(0, step)) for step, (name, sent) in enumerat
 # rows instead, `x @ up` would be `Partial()`, and `relu` would have to reduce it first: the relu of a sum is not the
 # sum of relus.
 #
+# ### Exercise 3: rows that are missing
+#
+# Five operations of PyTorch have no row in the table, so a DTensor refuses them:
+#
+# | | | takes | returns |
+# |---|---|---|---|
+# | `cumsum` | `x.cumsum(1)`, sums of a row up to each place | a matrix | a matrix |
+# | `logsumexp` | `x.logsumexp(1)`, log of the sum of exp of a row | a matrix | a vector |
+# | `trace` | `x.trace()`, the sum of the diagonal | a matrix | a number |
+# | `linalg_cross` | `torch.linalg.cross(x, y, dim=1)`, row by row | two of [rows, 3] | one of [rows, 3] |
+# | `convolution` | `F.conv1d(x, w)` | [batch, channel, place], [new, channel, tap] | [batch, new, place] |
+#
+# Write their rows. A row is letters, with a dot for a dim that must stay whole, and one word on what the operation is
+# linear in: `"each"` input as long as the others stay as they are, all inputs `"together"`, the `"first"` alone, or
+# nothing, `""`. A row that allows too much makes results wrong without a word; one that allows too little makes traffic
+# that nobody needs. The check computes by your rows, on three ranks, with every layout the inputs can have.
+#
+# <details><summary>To begin with</summary>Two ranks and small numbers: cut one dim, and do the operation on each
+# block. Is what a rank has then a piece of the result, a summand of it, or neither?</details>
+#
+# <details><summary>On letters</summary>What does one element of the result depend on? A dim along which it needs what
+# lies beside it must stay whole. And does <code>trace</code> of rows 2 and 3 find their part of the
+# diagonal?</details>
+#
+# <details><summary>On linear</summary>f is linear if f(a + b) is f(a) + f(b). A logarithm is not. A product is, in one
+# factor as long as the other stays as it is; but what is (a + b)(c + d)?</details>
+
+
+# %%
+def rules():
+    """{"cumsum": (letters, linear), ...}: rows for the five operations.
+
+    Every way that a row allows gives the numbers of whole tensors, and no other way would.
+    """
+    ### BEGIN SOLUTION
+    return {
+        "cumsum": ("a.->a.", "together"),
+        "logsumexp": ("a.->a", ""),
+        "trace": ("..->", "together"),
+        "linalg_cross": ("a.,a.->a.", "each"),
+        "convolution": ("nc.,oc.->no.", "each"),
+    }
+    ### END SOLUTION
+
+
+check.rules(rules)
+
+# %% [markdown]
+# ### What is redistributed in *your* model?
+#
+# `redistributed` runs any module forward and backward on tensors laid out as you say. It has a row for each operation
+# that had something moved first, with the rule for which it did. Here the first weight is cut along its inputs, and so
+# is the batch. Cut another dim, or put in a module of yours:
+
+# %%
+from labs.kit.watch.redistributions import redistributed
+
+module = torch.nn.Sequential(torch.nn.Linear(8, 20), torch.nn.GELU(), torch.nn.Linear(20, 8))
+layouts = {"0.weight": [Shard(1)], "x": [Shard(0)]}  # all else is whole
+draw.table(run(redistributed, module, layouts, torch.ones(16, 8), ranks=4, device="cpu")[0])
+
+# %% [markdown]
 # ### Gradients have a layout, too
 #
 # Backward is made of operations, so the same algebra gives the layout of gradients. Let the batch be cut, so that x is
@@ -555,13 +589,15 @@ from labs import cost
 both = {"DDP": 2 * 5 / 6, "ZeRO 1": 2 * 5 / 6, "ZeRO 2": 2 * 5 / 6, "ZeRO 3": 3 * 5 / 6}
 both["HSDP"] = 2 * 1 / 2 * 1 / 3  # an all-reduce of a third
 inside = {"HSDP": 3 * 2 / 3}  # two gathers and a reduce-scatter
-sizes = {"DDP": (6, 0), "ZeRO 1": (6, 1), "ZeRO 2": (6, 2), "ZeRO 3": (6, 3), "HSDP": (3, 3)}  # ranks, stage
+sizes = {"DDP": (6, 0), "ZeRO 1": (6, 1), "ZeRO 2": (6, 2), "ZeRO 3": (6, 3)}  # ranks, stage
+sizes["HSDP"] = 3, 3
 rows = []
 for name, size in sizes.items():
     held = {kind: nbytes / 4 for kind, nbytes in cost.bytes_held(1, *size, "float32").items()}
-    row = held | {"sent in a group on one node": inside.get(name, 0), "in a group on both": both[name]}
-    rows.append({"": name, **{column: round(value, 2) for column, value in row.items()}})
-draw.table(rows, caption="by formula, × the model, per rank; the check of exercise 4 measures the same")
+    held["sent in a group on one node"] = inside.get(name, 0)
+    held["in a group on both"] = both[name]
+    rows.append({"": name, **{column: round(value, 2) for column, value in held.items()}})
+draw.table(rows, caption="by formula, × the model, per rank; the check measures the same")
 
 # %% [markdown]
 # HSDP holds more than ZeRO 3, and sends most of its bytes inside a node, where the link is fast. The next notebook
@@ -584,11 +620,13 @@ four = [move for move in SHARE if move != "Shard(0) → Shard(1)"]
 def their_moves():
     import torch.distributed.tensor
 
-    move_each(torch.distributed.tensor, init_device_mesh("cpu", (4,), mesh_dim_names=("a",)), four)
+    mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("a",))
+    move_each(torch.distributed.tensor, mesh, four)
 
 
 moved = run(their_moves, ranks=4, device="cpu", record="communication").recording
-rows = {move: (SHARE[move] * n, our_bytes[move], moved.sent(0, step)) for step, move in enumerate(four)}
+theirs = {move: moved.sent(0, step) for step, move in enumerate(four)}
+rows = {move: (SHARE[move] * n, our_bytes[move], theirs[move]) for move in four}
 ledger = draw.ledger(rows, within=0, caption="bytes that rank 0 sends")
 assert ledger.agrees
 ledger
@@ -605,8 +643,8 @@ def with_torchs():
 result = run(with_torchs, ranks=4, device="cpu", record="communication")
 hidden, y, again = result[0]
 assert hidden.is_shard(1) and y.is_partial() and torch.allclose(again, whole)
-steps = enumerate(on_paper.items())
-rows = {name: (sent, ours.sent(0, step), result.recording.sent(0, step)) for step, (name, sent) in steps}
+theirs = result.recording
+rows = {name: (sent, ours.sent(0, step), theirs.sent(0, step)) for step, (name, sent) in steps}
 ledger = draw.ledger(rows, within=0, caption="bytes that rank 0 sends")
 assert ledger.agrees
 ledger
@@ -630,7 +668,7 @@ ledger
 def plus_one():
     """Add 1 to a tensor of four summands: by hand, and by our +."""
     mesh = Mesh((4,), ("a",))
-    x = DTensor.from_local(torch.ones(1), mesh, [Partial()])  # four summands of 1: the tensor is 4
+    x = DTensor.from_local(torch.ones(1), mesh, [Partial()])  # four summands of 1: it is 4
     by_hand = DTensor.from_local(x.to_local() + 1, mesh, [Partial()])
     return by_hand.full_tensor().item(), (x + 1).full_tensor().item(), (x + 1).placements
 
@@ -676,7 +714,7 @@ from subprocess import PIPE, Popen
 with tempfile.TemporaryDirectory() as folder:
     script = Path(folder) / "two_layers.py"
     script.write_text(SCRIPT.format(function=inspect.getsource(two_layers)))
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
     print("torchrun --standalone --nproc-per-node 2 two_layers.py")
     job = Popen([sys.executable, *command], stdout=PIPE, stderr=PIPE, text=True)
     for line in job.stdout:  # as they come
@@ -763,11 +801,13 @@ def stops(spec, target):
 
     spec: a Spec of shape (24, 16) on 2 × 2 × 2 ranks; spec.but(placements) is another layout of
     it.
-    From stop to stop it goes by plan(spec, placements), which says what travels.
+    From stop to stop it goes by plan(spec, placements), which says what travels.  All twelve
+    together may take two minutes.
     """
     ### BEGIN SOLUTION
     now = spec.placements
-    free = [b if a.is_replicate() and b.is_shard() else a for a, b in zip(now, target, strict=True)]
+    pairs = zip(now, target, strict=True)
+    free = [then if p.is_replicate() and then.is_shard() else p for p, then in pairs]
     return [tuple(free), target]
     ### END SOLUTION
 

@@ -4,7 +4,7 @@
 # *A model needs sixteen machines, and the wire between them is slow. What is the least that must cross it?*
 #
 # You need: [Collectives](02_collectives.ipynb), and [Memory](07_memory.ipynb) for what activations are. It takes
-# 100 minutes with its five exercises, 45 without, and as long as you like with what there is to beat; before exercise 4
+# 100 minutes with its five exercises, 45 without, and as long as you like with what there is to beat; before exercise 3
 # is a good place for a break. Then comes an optional part of 25 minutes, for which you need
 # [Tensor parallelism](09_tensor_parallel.ipynb), too. The machine works for about a minute of it, in 1 GB of memory.
 #
@@ -54,7 +54,7 @@ print(f"  one tensor to the next node {2 * x / 1e9:6.1f} GB, forward and backwar
 # the way forward, and only their gradient on the way back. Llama 3 405B was trained like this: 16 stages, with tensor
 # parallelism inside a node (Llama Team, 2024, arXiv 2407.21783, table 4).
 #
-# A *schedule* is a list, for each rank, of what to do next; you will write four of them, and run them.
+# A *schedule* is a list, for each rank, of what to do next; you will write three of them, and run them.
 #
 # ## Picture
 #
@@ -368,58 +368,24 @@ draw.table(rows, caption="micro-batches alive at most (by bytes: scaled so that 
 #
 # The micro-batches go in groups of p. A rank does the p of a group at its first stage, then the same p at its second,
 # and so on, and then the next group. Backward takes the stages in reverse, the last one first, and the micro-batches in
-# the same order as forward. And as with 1F1B, there is a warm-up, then forward and backward in turns, then the rest.
+# the same order as forward. As with 1F1B, there is a warm-up, then forward and backward in turns, then the rest.
 #
-# ### Exercise 3: interleaved 1F1B
-#
-# Here m is a multiple of p, and v is 2 or more; the lines that are given refuse any other m. How long must the warm-up
-# be? At least until micro-batch 0 has reached the last stage, and its backward can begin.
-# (`pp.schedules.in_turns(forwards, backwards, warmup)` does what you wrote in exercise 2.) The check wants the bubble
-# (p − 1)/(v m), and on rank r at most (v + 1) p − 2 r − 1 activations of stages, even if m = p. Narayanan's schedule
-# has both.
-#
-# <details><summary>A hint</summary>Count the forwards that rank r can do until micro-batch 0 reaches the model's last
-# stage. Before the rank comes to the last of its own stages, a whole group has gone through each of the others: how
-# many forwards is that? From there, how many ranks does micro-batch 0 still have to pass?</details>
-#
-# <details><summary>The number</summary>(v − 1) p forwards, and p − 1 − r more. Megatron takes twice as many of the
-# latter, and both pass.</details>
-
+# How long must the first rank's warm-up be? Think of micro-batch 0, which goes down to the last rank and starts again,
+# and count before you look:
 
 # %%
-def interleaved(ranks, microbatches, stages_per_rank):
-    """[the instructions of rank 0, those of rank 1, ...]."""
-    if microbatches % ranks:
-        raise ValueError(f"{microbatches} micro-batches are not a multiple of {ranks} ranks")
-    groups = [range(first, first + ranks) for first in range(0, microbatches, ranks)]
-    lists = []
-    for rank in range(ranks):
-        stages = range(rank, ranks * stages_per_rank, ranks)
-        ### BEGIN SOLUTION
-        forwards = [F(stage, m) for group in groups for stage in stages for m in group]
-        backwards = [B(stage, m) for group in groups for stage in reversed(stages) for m in group]
-        warmup = (stages_per_rank - 1) * ranks + 2 * (ranks - 1 - rank)
-        lists.append(pp.schedules.in_turns(forwards, backwards, warmup))
-        ### END SOLUTION
-    return lists
-
-
-answer = check.interleaved(interleaved)
-answer
+draw.schedule(pp.interleaved(4, MICRO, 2), F=0.5, B=1)  # half of the layers in each stage
 
 # %%
-picture = draw.schedule(attempt(interleaved, pp.interleaved, 4, MICRO, 2), F=0.5, B=1)  # half of the layers
-interleaved = pp.interleaved  # from here on the course's: yours may have a shorter warm-up (see below)
-picture
-
-# %%
-talk["interleaved"] = try_out(interleaved(4, MICRO, 2))
+talk["interleaved"] = try_out(pp.interleaved(4, MICRO, 2))
 
 # %% [markdown]
-# On paper, a warm-up of (v − 1) p + (p − 1 − r) is enough, as long as messages take no time at all. Megatron's has
-# p − 1 − r forwards more. Why, people have asked its authors
-# ([Megatron-LM#675](https://github.com/NVIDIA/Megatron-LM/issues/675)). Our explanation: with messages that do take
-# time, these forwards give a rank something to do while they are on their way:
+# The bubble is (p − 1)/(v m). The first rank's warm-up of ten forwards is longer than it must be. Before a rank comes
+# to the last of its stages, a whole group has gone through each of the others: (v − 1) p forwards. From there,
+# micro-batch 0 has p − 1 − r ranks still to pass. So on paper (v − 1) p + (p − 1 − r) is enough, seven on the first
+# rank, as long as messages take no time at all. This schedule is Megatron's, which has p − 1 − r forwards more. Why,
+# people have asked its authors ([Megatron-LM#675](https://github.com/NVIDIA/Megatron-LM/issues/675)). Our explanation:
+# with messages that do take time, these forwards give a rank something to do while they are on their way:
 
 
 # %%
@@ -444,7 +410,7 @@ draw.table(rows, caption="bubble on 4 ranks with 8 micro-batches")
 # %% [markdown]
 # With the longer warm-up, interleaved loses no more to messages than 1F1B does. But it sends v times as many, which
 # this table cannot show, since on paper any number of messages may travel at once. And more stages of fewer layers must
-# still take equally long. (The check accepts the shorter warm-up, too. The notebook goes on with the longer one.)
+# still take equally long.
 #
 # ## Build: split the backward
 #
@@ -470,7 +436,7 @@ print(f"after W: the weight has it: {torch.equal(layer.weight.grad, torch.ones(3
 # and nothing needs W. From I to W a rank still keeps what W needs. The checker counts all activations as alive until
 # W; in truth some go at I.
 #
-# ### Exercise 4: fill the bubble
+# ### Exercise 3: fill the bubble
 #
 # Write 1F1B with I in place of B, and put the W's where they cost nothing. The paper calls it ZB-H1 (`pp.zb1p` in the
 # course's code, "zero bubble" in its tables): it has a third of 1F1B's bubble, and no rank holds more than 1F1B's first
@@ -528,7 +494,7 @@ draw.schedule(pp.zbv(4, MICRO), F=0.5, I=0.5, W=0.5)
 SCHEDULES = {
     "GPipe": (gpipe(4, MICRO), 1),
     "1F1B": (one_f_one_b(4, MICRO), 1),
-    "interleaved": (interleaved(4, MICRO, 2), 2),
+    "interleaved": (pp.interleaved(4, MICRO, 2), 2),
     "zero bubble": (zero_bubble(4, MICRO), 1),
     "ZB-V": (pp.zbv(4, MICRO), 2),
 }
@@ -628,7 +594,7 @@ draw.schedule(SCHEDULES["1F1B"][0], recording=computed)
 # also has the head and the loss to compute, and a message takes some time even between processes of one machine. On
 # GPUs the first of these goes away.
 #
-# ### Exercise 5: obey
+# ### Exercise 4: obey
 #
 # What does a rank do with its list? This is the heart of `pp.Pipeline`. You get the rank's instructions (F and B only),
 # and two functions that know about ranks and messages, so that you need not:
@@ -701,10 +667,60 @@ def obey(instructions, stages, loss, xs, ys, take, put):
 check.obey(obey)
 
 # %% [markdown]
-# What you left to `take` and `put` is in [labs/pp/messages.py](../labs/pp/messages.py). Its one difficulty is the order
-# of messages: two ranks that both wait for the other to receive would wait for ever. So all messages get *one* order,
-# in which some rank can always go on, and every rank sends and receives its own in that order. It follows from the
-# lists, so it is known before anything runs.
+# ### Exercise 5: where pipelines deadlock
+#
+# Behind `take` and `put` are messages. A schedule that can be run may still hang with them: a large send is not over
+# before the other rank receives, and two ranks that send to each other first wait for ever. So messages have their
+# places in the lists, too. `Send(F(0, 2), 1)` gives rank 1 what F(0, 2) has made; `Receive(F(0, 2), 0)` takes it from
+# rank 0. Each of the two waits until the other rank has come to its counterpart, and then both are over. Between two
+# ranks, nothing but their order tells messages apart.
+#
+# `pp.ranks_of(lists)` is the rank of each stage. `reader(x, stages)` is the instruction that needs what `x` has made,
+# or None. The check walks through your lists for schedules of all kinds, on 1 to 8 ranks, and says where they stop;
+# then it runs one for real.
+#
+# <details><summary>To begin with</summary>Receive right before the instruction that needs it, send right after the one
+# that has made it. Which ranks wait for each other then, in 1F1B?</details>
+#
+# <details><summary>A hint</summary>Say all messages of all ranks had <i>one</i> order, and every rank took its own in
+# that order. Look at the first message that is not over. Can one of its two ranks be waiting for another
+# one?</details>
+#
+# <details><summary>Another hint</summary>Run the lists on paper, one instruction at a time, on any rank that can go
+# on. When something is made that another rank needs, put the message at the end of both lists, as far as they are
+# written by then.</details>
+
+
+# %%
+from labs.pp.instructions import reader
+from labs.pp.messages import Receive, Send
+
+
+def with_messages(lists):
+    """The lists, with messages between the instructions.
+
+    lists: of F and B; they can be run.  Instructions stay as they are.  What another rank needs
+    is sent once, after it was made, and received once, before it is used; nothing else is sent.
+    No rank waits for ever, whatever the lists are.
+    """
+    ### BEGIN SOLUTION
+    stages, ranks, plans = stages_of(lists), pp.ranks_of(lists), [[] for _ in lists]
+    for rank, x in pp.checker.in_order(lists):
+        plans[rank].append(x)
+        use = reader(x, stages)
+        if use and ranks[use.stage] != rank:
+            plans[rank].append(Send(x, ranks[use.stage]))
+            plans[ranks[use.stage]].append(Receive(x, rank))
+    return plans
+    ### END SOLUTION
+
+
+check.with_messages(with_messages)
+
+# %% [markdown]
+# [labs/pp/messages.py](../labs/pp/messages.py) has the same order for the executor, and does two things more: a send
+# does not wait, so that ranks compute while a message is on its way; and the lists alone say when it must be over, so
+# that its buffer may go.
 #
 # ## Measure: what travels
 #
@@ -1023,12 +1039,12 @@ def fullest(name):
 rows = []
 for name, (one, all_of_them) in PAPER.items():
     told = {key: f"{number:.2g}" if key in "PGSA" else number for key, number in fullest(name).items()}
-    rows.append({"": name, **told, "1 sequence": one, "8 sequences": all_of_them})
-draw.table(rows, caption="sent; P, G, S, A held, in MB; and on paper, how long one sequence and all eight take")
+    rows.append({"": name, **told, "time of 1": one, "of 8": all_of_them})
+draw.table(rows, caption="P, G, S, A in MB; on paper, the time of 1 sequence and of 8, in forwards")
 
 # %% [markdown]
-# The last two columns are times on paper, for 1 sequence and for 8: a stage's F takes 1 and its B 2, the model has four
-# stages' worth of layers, and messages take no time. So a sequence takes 12. DDP and FSDP give two to each rank, one
+# The last two columns are times on paper: a stage's F takes 1 and its B 2, the model has four stages' worth of layers,
+# and messages take no time. So a sequence takes 12. DDP and FSDP give two to each rank, one
 # after the other, which takes 24; TP does a quarter of each sequence on each rank, so one takes 3 and eight take 24.
 #
 # PP sends the least by far, and needs no collective. It divides P, G and S almost as evenly as FSDP and TP do, and no
@@ -1201,8 +1217,8 @@ draw.table([{"": name, "on NCCL": each.name} for name, each in verdicts.items()]
 # %%
 _, layer, *_, head = (sum(part.sizes) for part in cost.gpt_layers(llama))
 rows = []
-for name, ends in (("8 in each stage", 8), ("7 in the first and the last, 8 in the others", 7)):
-    layers = [ends, *[8] * 14, ends]
+for name, outer in (("8 in each stage", 8), ("7 in the first and the last, 8 in the others", 7)):
+    layers = [outer, *[8] * 14, outer]
     F_costs = [*layers[:-1], layers[-1] + head / layer]
     time_taken = pp.simulate(one_f_one_b(16, 32), F=F_costs, B=[2 * each for each in F_costs]).time
     idle = 1 - 3 * 32 * sum(F_costs) / (16 * time_taken)

@@ -41,7 +41,7 @@
     check.interval(fn)             fn(save, machine, machines) -> seconds    between two saves
     check.neighbours(fn)           fn(shape, rank) -> (coordinate, groups)   of a mesh, by arithmetic
     check.partial_to_shard(fn)     fn(summand, dim, group=None) -> piece     of the sum of all ranks' summands
-    check.order_of_axes(fn)        fn(spec, target) -> axes                  so that a redistribution sends least
+    check.rules(fn)                fn() -> {operation: (letters, linear)}    of five that DTensors refuse
     check.placements(fn)           fn() -> {strategy: (P, G, S)}             of DDP, ZeRO 1, 2, 3 and HSDP
     check.conjugate(copy, reduce)  copy, reduce(x, group=None) -> tensor    forward and backward of a border
     check.row_linear(fn)           fn(x, weight, bias, group=None) -> y      whole, from pieces of x; the bias once
@@ -50,9 +50,9 @@
     check.block_plan(fn)           fn(config, sequence_parallel) -> plan     of one layer, in styles of labs.tp
     check.gpipe(fn)                fn(ranks, microbatches) -> lists          all forwards, then all backwards
     check.one_f_one_b(fn)          fn(ranks, microbatches) -> lists          the same bubble, with fewer activations
-    check.interleaved(fn)          fn(ranks, microbatches, stages_per_rank) -> lists     a smaller bubble
     check.zero_bubble(fn)          fn(ranks, microbatches) -> lists          the backward in two halves, I and W
     check.obey(fn)                 fn(instructions, stages, loss, xs, ys, take, put) -> losses     of one rank
+    check.with_messages(fn)        fn(lists) -> lists                        with Send and Receive in between
     check.bubbles(fn)              fn(ranks, microbatches, stages_per_rank) -> {schedule: bubble}
     check.my_part(fn)              fn(sizes, rank, layers, sequences, heads) -> {…}      of a rank in four axes
     check.combine(fn)              fn(gradient, kind, mesh)                  added up, averaged or left, in place
@@ -107,10 +107,10 @@ from labs.kit.checks.memory.recomputing import checkpoint, place_checkpoints
 from labs.kit.checks.meshes.combining import combine
 from labs.kit.checks.meshes.composed import two_dimensions
 from labs.kit.checks.meshes.neighbours import neighbours
-from labs.kit.checks.meshes.order_of_axes import order_of_axes
 from labs.kit.checks.meshes.scatter import partial_to_shard
 from labs.kit.checks.meshes.squares import mesh_norm
 from labs.kit.checks.meshes.table import placements
+from labs.kit.checks.meshes.unknown import rules
 from labs.kit.checks.pencil.along_letters import meet, pass_on
 from labs.kit.checks.pencil.bottlenecks import bottlenecks
 from labs.kit.checks.pencil.bytes_by_kind import bytes_by_kind
@@ -132,7 +132,8 @@ from labs.kit.checks.pencil.step_seconds import step_seconds
 from labs.kit.checks.pencil.windows import next_windows
 from labs.kit.checks.pencil.wrong_by import wrong_by
 from labs.kit.checks.pipeline.obeying import obey
-from labs.kit.checks.pipeline.orders import gpipe, interleaved, one_f_one_b, zero_bubble
+from labs.kit.checks.pipeline.orders import gpipe, one_f_one_b, zero_bubble
+from labs.kit.checks.pipeline.posted import with_messages
 from labs.kit.checks.surviving.replacing import replace
 from labs.kit.checks.surviving.resuming import resume
 from labs.kit.checks.surviving.shards import load_shards
@@ -176,7 +177,6 @@ __all__ = [
     "held_and_sent",
     "held_per_rank",
     "hsdp_gradient",
-    "interleaved",
     "interval",
     "layer_bytes",
     "left_out",
@@ -194,7 +194,6 @@ __all__ = [
     "obey",
     "offloaded_step",
     "one_f_one_b",
-    "order_of_axes",
     "overlap",
     "partial_to_shard",
     "partition_optimizer",
@@ -209,6 +208,7 @@ __all__ = [
     "resume",
     "ring_seconds",
     "row_linear",
+    "rules",
     "sent_by_rings",
     "sharded_gradients",
     "split_loss",
@@ -220,6 +220,7 @@ __all__ = [
     "tree_seconds",
     "two_dimensions",
     "unshard_and_reshard",
+    "with_messages",
     "wrong_by",
     "zero_bubble",
 ]

@@ -40,8 +40,8 @@ Families of exercises:
     memory/          mixed_precision (mixed); checkpoint, place_checkpoints (recomputing); offloaded_step (offloading)
     surviving/       load_shards (shards), replace (replacing), resume (resuming)
     tensor/          conjugate (border), row_linear (linear), deal_heads (heads), split_loss (loss), block_plan (block)
-    pipeline/        gpipe, one_f_one_b, interleaved, zero_bubble (orders); obey (obeying)
-    meshes/          neighbours, partial_to_shard (scatter), order_of_axes, placements (table);
+    pipeline/        gpipe, one_f_one_b, zero_bubble (orders); obey (obeying), with_messages (posted)
+    meshes/          neighbours, partial_to_shard (scatter), rules (unknown), placements (table);
                      combine (combining), two_dimensions (composed), mesh_norm (squares)
     pencil/          functions of numbers, a file each; tables from memory (said)
 

@@ -5,7 +5,7 @@ import pytest
 from labs.kit import check
 
 
-@pytest.mark.parametrize("name", ["neighbours", "partial_to_shard", "order_of_axes", "placements"])
+@pytest.mark.parametrize("name", ["neighbours", "partial_to_shard", "rules", "placements"])
 def test_what_it_raises_is_told_with_its_line(name):
     def fn(*args, **options):
         return args[99]

@@ -32,9 +32,9 @@ from labs.kit.checks.pipeline.stacked import TOLERANCE, Stacked, bits, flat, man
 from labs.kit.drawing.gantt import schedule
 from labs.pp.checker import nth
 from labs.pp.instructions import makes
+from labs.pp.messages import Receive, Send
 
 MOST = 300  # instructions of a rank that are read; no right list has more than 200
-REFUSED = "refused"
 FEW = "right only with no fewer micro-batches than ranks"
 LONG = "the warm-up is longer than there are micro-batches"
 
@@ -43,32 +43,24 @@ LONG = "the warm-up is longer than there are micro-batches"
 
 @dataclass(frozen=True)
 class Size:
-    """refusable: nobody asked for this, and an error is as right as a list that can be run."""
+    """Rank r has stage r."""
 
     ranks: int
     microbatches: int
-    stages_per_rank: int = 1
     only: str = ""  # the name of what is right everywhere but here
-    refusable: bool = False
-
-    @property
-    def stages(self) -> int:
-        return self.ranks * self.stages_per_rank
 
     def __str__(self) -> str:
-        each = f", {self.stages_per_rank} stages per rank" if self.stages_per_rank > 1 else ""
-        return f"{many(self.ranks, 'rank')}, {many(self.microbatches, 'micro-batch', 'es')}{each}"
+        return f"{many(self.ranks, 'rank')}, {many(self.microbatches, 'micro-batch', 'es')}"
 
 
 @dataclass(frozen=True)
 class Listed:
-    """sizes: the first is run.  bubble, alive (by rank): what is enough.  takes: how many numbers of a size."""
+    """sizes: the first is run.  bubble, alive (by rank): what is enough."""
 
     sizes: Callable[[int], list[Size]]
     bubble: Callable[[Size], float]
     alive: Callable[[Size], list[int]]
     mistakes: Sequence[Mistake]
-    takes: int = 2
 
 
 def checked(exercise: Listed, fn: Callable[..., Any], seed: int) -> str:
@@ -89,7 +81,7 @@ def checked(exercise: Listed, fn: Callable[..., Any], seed: int) -> str:
 
 def all_judged(exercise: Listed, fn: Callable[..., Any], sizes: Sequence[Size]) -> list[Seen]:
     try:
-        answers, others = job(ask, fn, exercise.takes, list(sizes), ranks=PROCESSES)
+        answers, others = job(ask, fn, list(sizes), ranks=PROCESSES)
     except Wrong as wrong:
         at = next((at for at, size in enumerate(sizes) if f"(with {size})" in wrong.answer.text), 0)
         if at:  # what is wrong with an earlier one tells more
@@ -100,10 +92,10 @@ def all_judged(exercise: Listed, fn: Callable[..., Any], sizes: Sequence[Size]) 
 
 def judged(seen: Seen, answer: Written, other: Written) -> Seen:
     """other: another process's."""
-    size, own = seen.size, () if seen.size.refusable else seen.exercise.mistakes
+    size, own = seen.size, seen.exercise.mistakes
     # A list that can be run has no warm-up that is too long for it.
     tables = (FORM, size.only), (RUNS, size.only), (own, FEW if size.only == LONG else size.only)
-    for table, only in tables if seen.lists != REFUSED else ():
+    for table, only in tables:
         try:
             refuse(table, seen, f"{size}: ")
         except Wrong as wrong:
@@ -120,31 +112,27 @@ def judged(seen: Seen, answer: Written, other: Written) -> Seen:
 # ---- on a process ----------------------------------------------------------------------------------------
 
 
-def ask(fn: Callable[..., Any], takes: int, sizes: list[Size]) -> list[Written]:
-    return all_sheets(partial(lists_of, fn, takes), [Sheet((size,), None, str(size)) for size in sizes])
+def ask(fn: Callable[..., Any], sizes: list[Size]) -> list[Written]:
+    return all_sheets(partial(lists_of, fn), [Sheet((size,), None, str(size)) for size in sizes])
 
 
-def lists_of(fn: Callable[..., Any], takes: int, size: Size) -> Any:
-    try:
-        return plain(fn(*(size.ranks, size.microbatches, size.stages_per_rank)[:takes]))
-    except Exception:  # whichever: where it may refuse, the learner chooses how
-        if not size.refusable:
-            raise
-        return REFUSED
+def lists_of(fn: Callable[..., Any], size: Size) -> Any:
+    return plain(fn(size.ranks, size.microbatches))
 
 
 def plain(value: Any) -> Any:
     """Lists, of whatever can be gone through: instructions as text (0F0), anything else in a few words ('0F0')."""
-    if isinstance(value, pp.Instruction):
+    if isinstance(value, pp.Instruction | Send | Receive):
         return repr(value)
     if isinstance(value, Iterable) and not isinstance(value, str | dict | set | Tensor):
         return [plain(item) for item in islice(value, MOST)]
     return show(value)
 
 
-def run(world: Stacked) -> list[tuple[Tensor, Tensor]]:
-    """The gradients of this rank's stages, and one process's."""
+def run(world: Stacked, plan: Sequence[Any] = ()) -> list[tuple[Tensor, Tensor]]:
+    """The gradients of this rank's stages, and one process's.  plan: with its messages, or the executor's own."""
     pipeline = pp.Pipeline(world.model(), world.lists, mean_loss)
+    pipeline.plan = plan or pipeline.plan
     pipeline.forward_backward(*map(torch.cat, world.batch()))
     return [(flat(stage), total(world.summands(number))) for number, stage in pipeline.stages.items()]
 
@@ -258,16 +246,11 @@ FORM = (
 
 
 def wrong_rank(seen: Seen) -> str | None:
-    size = seen.size
-    of_rank_r = "stage r" if size.stages_per_rank == 1 else "the stages r, r + p, ..."
-    return seen.first(
-        lambda rank, place, x: x.stage >= size.stages or x.stage % size.ranks != rank, f"; rank r has {of_rank_r}"
-    )
+    return seen.first(lambda rank, place, x: x.stage != rank, "; rank r has stage r")
 
 
-def each_on(other: Callable[[Size, int], int]) -> Callable[[Seen], str | bool | None]:
-    """Whether every stage is on this other rank."""
-    return lambda seen: all(other(seen.size, x.stage) == rank for rank, _, x in seen.every) and wrong_rank(seen)
+def in_reverse(seen: Seen) -> str | bool | None:
+    return all(seen.size.ranks - 1 - x.stage == rank for rank, _, x in seen.every) and wrong_rank(seen)
 
 
 def beyond(seen: Seen) -> str | None:
@@ -280,10 +263,10 @@ def missing(kind: type[pp.Instruction]) -> Callable[[Seen], str | None]:
 
     def fits(seen: Seen) -> str | None:
         made = {makes(x) for _, _, x in seen.every}
-        due = product(range(seen.size.stages), range(seen.size.microbatches))
+        due = product(range(seen.size.ranks), range(seen.size.microbatches))
         lacks = next((at for at in due if kind(*at) not in made), None)
         written = pp.I if kind is pp.B and seen.like("I") else kind
-        return lacks and f"{written(*lacks)!r} is missing in the list of rank {lacks[0] % seen.size.ranks}"
+        return lacks and f"{written(*lacks)!r} is missing in the list of rank {lacks[0]}"
 
     return fits
 
@@ -296,12 +279,7 @@ def says(pattern: str) -> Callable[[Seen], str | None]:
 NEEDS = "What does this instruction need, and where in the list does that stand?"
 # fmt: off
 RUNS = (
-    Mistake("the stages are in reverse", "Which rank reads the tokens?",
-            each_on(lambda size, stage: size.ranks - 1 - stage)),
-    Mistake("neighbouring stages on one rank",
-            "How often does a micro-batch come to each rank on its way forward, if stages r, r + p, ... are on rank r?",
-            each_on(lambda size, stage: stage // size.stages_per_rank),
-            shows="an interleaved schedule with the bubble of 1F1B"),
+    Mistake("the stages are in reverse", "Which rank reads the tokens?", in_reverse),
     Mistake("a stage on another rank", "Which stages does rank r have?", wrong_rank),
     Mistake("micro-batches are counted from 1", "Which micro-batch is the first?",
             lambda seen: min(x.microbatch for _, _, x in seen.every) == 1 and beyond(seen)),

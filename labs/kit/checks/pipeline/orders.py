@@ -1,8 +1,7 @@
-"""Four orders in which a pipeline can do its work.
+"""Three orders in which a pipeline can do its work.
 
 gpipe          all forwards, then all backwards, in the order of the micro-batches
 one_f_one_b    the same bubble, and min(m, p - rank) micro-batches alive
-interleaved    v stages per rank in a loop: a bubble v times smaller, and no more alive than Narayanan et al. have
 zero_bubble    the backward split: a bubble no larger than ZB-H1's, and no more alive than with 1F1B
 """
 
@@ -29,20 +28,8 @@ def sizes(seed: int, few: str = FEW) -> list[Size]:
     return sorted(found, key=lambda size: ["", ALONE, few].index(size.only))
 
 
-def interleaved_sizes(seed: int) -> list[Size]:
-    draw, every = random.Random(seed), range(2, 9)
-    three, no_multiple = "right only with two stages per rank", "right only for a multiple of the ranks"
-    odd = [(4, 6, 2), (4, 2, 2), (3, 1, 3), (2, 4, 1)]
-    return [
-        *(Size(p, m, 2) for p, m in [(4, 8), *((p, p * k) for p in every for k in (1, 2 + p % 2))]),
-        *(Size(p, p * draw.randrange(1, 4), 3 + p % 2, only=three) for p in every),
-        *(Size(1, m, v, only=ALONE) for m, v in ((3, 2), (1, 3))),
-        *(Size(*size, only=no_multiple, refusable=True) for size in odd),
-    ]
-
-
 def fraction(size: Size) -> float:
-    return (size.ranks - 1) / (size.stages_per_rank * size.microbatches)
+    return (size.ranks - 1) / size.microbatches
 
 
 def too_many(fits: Fits = lambda seen: True) -> Fits:
@@ -85,7 +72,7 @@ SPLIT = Mistake("the backward is split", "Which two instructions is this schedul
                 lambda seen: seen.like("[IW]"))
 BUBBLE = (
     Mistake("one micro-batch at a time", "What could a rank do until the gradient of its first micro-batch comes back?",
-            too_long(lambda seen: max(map(max, seen.alive)) <= seen.size.stages_per_rank),
+            too_long(lambda seen: max(map(max, seen.alive)) <= 1),
             shows="a bubble of 100 % and more: only one rank works at any time"),
     Mistake("the micro-batches are in another order",
             "For which micro-batch does the rank before wait, while this one does another?", too_long(disordered)),
@@ -119,16 +106,6 @@ ONE_F_ONE_B = Listed(
     bubble=fraction,
     alive=lambda size: [min(size.microbatches, size.ranks - rank) for rank in range(size.ranks)],
     mistakes=(SPLIT, ALL_FIRST, *CROWD, *BUBBLE),
-)
-INTERLEAVED = Listed(
-    interleaved_sizes,
-    bubble=fraction,
-    alive=lambda size: [
-        min(size.microbatches * size.stages_per_rank, (size.stages_per_rank + 1) * size.ranks - 2 * rank - 1)
-        for rank in range(size.ranks)
-    ],
-    mistakes=(SPLIT, ALL_FIRST, *CROWD, *BUBBLE),
-    takes=3,
 )
 ZERO_BUBBLE = Listed(
     sizes,
@@ -165,15 +142,6 @@ def gpipe(fn: Callable[..., Any], seed: int) -> str:
 def one_f_one_b(fn: Callable[..., Any], seed: int) -> str:
     """`fn(ranks, microbatches) -> lists` of F and B: stage r on rank r."""
     return checked(ONE_F_ONE_B, fn, seed)
-
-
-@answered
-def interleaved(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(ranks, microbatches, stages_per_rank) -> lists` of F and B: stages r, r + p, r + 2 p, ... on rank r.
-
-    Where the micro-batches are not a multiple of the ranks, or with one stage per rank, an error is right, too.
-    """
-    return checked(INTERLEAVED, fn, seed)
 
 
 @answered

@@ -1,0 +1,96 @@
+"""What was redistributed on a rank while a module ran, operation by operation, and why.
+
+    run(redistributed, model, {"up.weight": [Shard(0)], "x": [Shard(0)]}, x, ranks=4)[0]      # rows of a table
+
+An operation has its inputs redistributed as its rule asks (labs.dtensor.operation), which stands beside it.  What the
+module, or a gradient, asks for itself is there as "redistribute".
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from labs.dtensor import Placement, Replicate, distribute_tensor, dtensor, operation
+from labs.dtensor.placement import Spec
+from labs.dtensor.redistribute import sent
+from labs.dtensor.rules import EXAMPLES, RULES
+from labs.mesh import Mesh
+
+ASKED, SENT = "asked for by itself", "rank 0 sends, bytes"
+
+
+def redistributed(
+    module: nn.Module, layouts: Mapping[str, Sequence[Placement]], x: Tensor, mesh: Mesh | None = None
+) -> list[dict[str, Any]]:
+    """On a rank: module(x) and the backward of its sum; a row for each operation whose inputs were redistributed.
+
+    layouts: by the name of a parameter, or "x"; what is not named is whole.  mesh: all ranks along one axis.
+    """
+    x = laid_out(module, layouts, x, mesh or Mesh((dist.get_world_size(),), ("ranks",)))
+    with watched() as moves:
+        module(x).sum().backward()
+    return [dict(move) | {"times": times, SENT: times * dict(move)[SENT]} for move, times in moves.items()]
+
+
+def laid_out(module: nn.Module, layouts: Mapping[str, Sequence[Placement]], x: Tensor, mesh: Mesh) -> Tensor:
+    """x; and the parameters, in the module.  Raises ValueError for a name that there is not."""
+    names = [name for name, _ in module.named_parameters()] + ["x"]
+    if unknown := [name for name in layouts if name not in names]:
+        raise ValueError(f"no parameter is called {unknown[0]!r}: there are {', '.join(names)}")
+    whole = [Replicate()] * mesh.ndim
+    for path, part in module.named_modules():
+        for name, p in list(part.named_parameters(recurse=False)):
+            placed = distribute_tensor(p.detach(), mesh, layouts.get(f"{path}.{name}".lstrip("."), whole))
+            part.register_parameter(name, nn.Parameter(placed, p.requires_grad))
+    return distribute_tensor(x, mesh, layouts.get("x", whole))
+
+
+@contextmanager
+def watched() -> Iterator[Counter]:
+    """How often each was, as items of a row, in the order of the first time."""
+    moves: Counter = Counter()
+    prepare, by_rule, by_itself, now = operation.prepare, operation.redistribute, dtensor.redistribute, [""]
+
+    def prepared(op: Any, *key: Any) -> operation.Prepared:
+        now[0] = operation.name_of(op)
+        return prepare(op, *key)
+
+    def noting(move: Callable[..., Tensor], name: Callable[[], str]) -> Callable[..., Tensor]:
+        def moved(local: Tensor, spec: Spec, target: Sequence[Placement], mesh: Mesh) -> Tensor:
+            if spec.placements != tuple(target):
+                nbytes = local.itemsize * sent(spec, target, (0,) * mesh.ndim)
+                row = {"operation": name(), "in": phase(), "from": worded(spec.placements), "to": worded(target)}
+                moves[tuple((row | {"why": why(name()), SENT: nbytes}).items())] += 1
+            return move(local, spec, target, mesh)
+
+        return moved
+
+    operation.prepare = prepared
+    operation.redistribute = noting(by_rule, lambda: now[0])
+    dtensor.redistribute = noting(by_itself, lambda: "redistribute")
+    try:
+        yield moves
+    finally:
+        operation.prepare, operation.redistribute, dtensor.redistribute = prepare, by_rule, by_itself
+
+
+def phase() -> str:
+    return "forward" if torch._C._current_graph_task_id() == -1 else "backward"
+
+
+def why(name: str) -> str:
+    """The rule, as `print(RULES)` has it."""
+    if name not in RULES:
+        return ASKED
+    rule = RULES[name]
+    letters = rule.letters if isinstance(rule.letters, str) else EXAMPLES[rule.letters]
+    return f"{letters}, linear in {rule.linear or 'nothing'}"
+
+
+def worded(placements: Sequence[Placement]) -> str:
+    return ", ".join(map(repr, placements))
