@@ -17,15 +17,11 @@ def needs(name):
 
 
 @of_each
-def test_right_answers_are_accepted(name):
-    answers = [answer for answer in short(EXERCISES[name].answers) if answer.right]
-    assert answers and misjudged(answers) == ""
-
-
-@of_each
-def test_wrong_answers_are_called_by_their_names(name):
-    answers = [answer for answer in short(EXERCISES[name].answers) if not answer.right]
-    assert answers and misjudged(answers) == ""
+def test_right_ones_are_accepted_and_wrong_ones_called_by_their_names(name):
+    """In the same jobs."""
+    answers = short(EXERCISES[name].answers)
+    assert {answer.right for answer in answers} == {True, False}
+    assert misjudged(answers) == ""
 
 
 @pytest.mark.soak
