@@ -39,6 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     With notebooks, on Linux: their Pythons need not import what the last one did; the workers get this environment.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.disable()  # what is imported and collected stays
     if config.getoption("nbval", False) and sys.platform == "linux" and not hasattr(config, "workerinput"):
         folder = tempfile.TemporaryDirectory(prefix="warm-")
         config.add_cleanup(folder.cleanup)
@@ -89,8 +90,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported and collected stays: no garbage collection needs to walk through it again."""
+    """No garbage collection needs to walk through what stays."""
     gc.freeze()
+    gc.enable()
 
 
 def is_alone(item: pytest.Item) -> bool:

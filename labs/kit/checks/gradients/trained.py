@@ -136,11 +136,12 @@ class Awkward(nn.Module):
 
     def plain(self, batch: list[MicroBatch]) -> Iterator[tuple[float, Gradients]]:
         """The loss and the gradients of each micro-batch alone, by a copy that nobody has hung a hook on."""
+        other = self.world.model()
+        with torch.no_grad():
+            for mine, theirs in zip(other.parameters(), self.parameters(), strict=True):
+                mine.copy_(theirs)
         for micro_batch in batch:
-            other = self.world.model()
-            with torch.no_grad():
-                for mine, theirs in zip(other.parameters(), self.parameters(), strict=True):
-                    mine.copy_(theirs)
+            other.zero_grad()
             loss = other(*micro_batch)
             loss.backward()
             yield float(loss.detach()), other.gradients()
