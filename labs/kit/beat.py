@@ -7,6 +7,7 @@
     beat.in_time(fn)               fn(nbytes, forward, backward, budget, latency, bandwidth)   06: -> instructions
     beat.boundary(fn)              fn(x, up, down, mesh) -> y    09b: of this rank's tokens, the whole differentiable
     beat.short_schedule(fn)        fn(ranks, microbatches, costs, most)     10: -> lists of instructions
+    beat.five_questions(fn)        fn(setup, ask)                15: -> a layout; ask(layout) is the plan's answer
 
     ✓ slow_wire: 63.1 points of 100
       …
@@ -19,10 +20,11 @@ where a notebook of the course runs; LABS_PLOT=off in the environment leaves the
 
 from labs.kit.challenges.boundary import boundary
 from labs.kit.challenges.early_start import early_start
+from labs.kit.challenges.five_questions import five_questions
 from labs.kit.challenges.in_time import in_time
 from labs.kit.challenges.large_model import large_model
 from labs.kit.challenges.short_schedule import short_schedule
 from labs.kit.challenges.slow_wire import slow_wire
 from labs.kit.challenges.stops import stops
 
-ALL = (slow_wire, early_start, large_model, stops, in_time, boundary, short_schedule)
+ALL = (slow_wire, early_start, large_model, stops, in_time, boundary, short_schedule, five_questions)

@@ -1,14 +1,14 @@
 """Answers that are better than the course's own: they show that there is room above it, and are not handed out."""
 
 import heapq
-from functools import partial
+from functools import cache, partial
 from itertools import product
 
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from labs import collectives, pp
+from labs import collectives, cost, plan, pp
 from labs.dtensor import Replicate, Shard
 from labs.dtensor.redistribute import sent
 from labs.kit.challenges.boundary import BANDWIDTH, ITEM, LATENCY
@@ -302,3 +302,66 @@ def grown(place, prefers, microbatches, times, most):
         following[kind, stage] += 1
         lists[rank].append({"F": pp.F, "I": pp.I, "W": pp.W}[kind](stage, batch))
     return lists
+
+
+# ---- 15 --------------------------------------------------------------------------------------------------
+
+
+def five_questions(setup, ask):
+    """The first five, each on another mesh, of those that should fit, in the order of a rough plan of its own."""
+    room, asked = 0.9 * setup.cluster.card, {}
+    layouts = (each for each in plan.layouts(setup) if isinstance(each, plan.Layout))
+    fits = [layout for layout in layouts if rough_bytes(setup, layout) < room]
+    for layout in sorted(fits, key=partial(rough_seconds, setup)):
+        mesh = layout.tp, layout.pp, layout.zero
+        if mesh not in asked and len(asked) < 5:
+            asked[mesh] = ask(layout)
+    fitting = [each for each in asked.values() if each.peak <= setup.cluster.card]
+    return min(fitting, key=lambda each: each.seconds).layout
+
+
+def numbers(config):
+    return config.depth * cost.layer_matrices(config) + 2 * config.vocab * config.dim
+
+
+def rough_seconds(setup, layout):
+    """A forecast as in exercise 4, with ZeRO, recomputing and a pipeline's schedules."""
+    config, cluster, tp, m, dp = setup.config, setup.cluster, layout.tp, layout.accumulation, layout.dp
+    tokens, layers = layout.batch * setup.context, config.depth / layout.pp
+
+    def ring(nbytes, ranks, apart):  # an all-gather, or a reduce-scatter
+        fast = ranks * apart <= cluster.node
+        outer = min(cluster.inside, max(1, cluster.node // apart) * cluster.between)
+        return (ranks - 1) / ranks * nbytes / (cluster.inside if fast else outer)
+
+    again = {"none": 1, "selective": 1.05}.get(layout.recompute, 1.33)
+    compute = again * 6 * layers * cost.layer_matrices(config) * tokens / tp / (0.55 * cluster.flops)
+    each = compute + layers * 4 * 2 * ring(2 * tokens * config.dim, tp, 1)
+    bubble = {"zb1p": 0.4, "zbv": 0.25, "dualpipev": 0.2}.get(layout.schedule, 1 / layout.stages_per_rank)
+    share = numbers(config) / tp / layout.pp
+    half = ring(4 * share, dp, tp)
+    if layout.zero == 3:
+        replicas = 2 * ring(4 * share / layout.shards, layout.replicas, tp * layout.shards)
+        waits = max(0, m * ring(8 * share, layout.shards, tp) + replicas - 0.8 * m * compute)
+    elif layout.zero:
+        waits = ring(2 * share, dp, tp) + (m if layout.zero == 2 else 1) * max(0, half - 0.6 * compute)
+    else:
+        waits = max(0, 2 * half - 0.6 * compute)
+    return (m + bubble * (layout.pp - 1)) * each + waits
+
+
+def rough_bytes(setup, layout):
+    """As in exercise 2, with logits."""
+    config, tp, pp, shards = setup.config, layout.tp, layout.pp, layout.shards
+    share = numbers(config) / tp / pp
+    state = share * sum(n / (shards if layout.zero >= stage else 1) for n, stage in ((12, 1), (4, 2), (2, 3)))
+    kept = layout.batch * config.depth / pp * of_a_layer(config, setup.context, layout.recompute)
+    kept /= tp if layout.sequence_parallel or layout.recompute == "full" else (tp + 1) / 2
+    return state + min(pp, layout.accumulation) * kept + 14 * layout.batch * setup.context * config.vocab / tp + 1e9
+
+
+@cache
+def of_a_layer(config, context, recompute):
+    return cost.regathered_activations(
+        cost.Job(config, 1, context=context, precision="mixed", fused_norms=True), recompute
+    )

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from labs import collectives, ddp, pp
+from labs import collectives, ddp, plan, pp
 from labs.dtensor import Replicate, Shard, redistribute
 from labs.kit.watch import tap
 from labs.tp.conjugate import gather, scatter
@@ -245,3 +245,35 @@ def only_half(ranks, microbatches, *costs):
 
 def without_a_backward(ranks, microbatches, *costs):
     return [order[:-1] for order in pp.zb1p(ranks, microbatches, 2)]
+
+
+# ---- 15 --------------------------------------------------------------------------------------------------
+
+
+def sharded(setup, **but):
+    gpus = setup.cluster.gpus
+    return plan.Layout(shards=gpus, zero=3, accumulation=setup.batch // gpus)._replace(**but)
+
+
+def fully_sharded(setup, ask):
+    return sharded(setup, recompute="full")
+
+
+def with_all_kept(setup, ask):
+    return sharded(setup)
+
+
+def on_half_of_the_cluster(setup, ask):
+    return sharded(setup, shards=8)
+
+
+def a_plan(setup, ask):
+    return ask(sharded(setup))
+
+
+def one_question_too_many(setup, ask):
+    return max(ask(sharded(setup)) for _ in range(6)).layout
+
+
+def all_in_the_plan(setup, ask):
+    return plan.search(setup.config, setup.cluster, setup.batch, setup.context).best.layout

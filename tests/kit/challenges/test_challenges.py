@@ -34,7 +34,7 @@ def own(challenge):
     name = re.search(rf"beat\.{challenge.name}\((\w+)\)", text)[1]
     tree = ast.parse(text)
     keep = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    keep += [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    keep += [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
     namespace = {"__name__": "answer"}
     for node in keep:
         with contextlib.suppress(NameError):  # the default of an argument, from another cell
@@ -66,6 +66,7 @@ def test_the_courses_own_answer_has_what_the_page_says_and_can_be_beaten(challen
         (beat.in_time, poor.when_needed),
         (beat.boundary, poor.in_one_group),
         (beat.short_schedule, poor.zero_bubble),
+        (beat.five_questions, poor.fully_sharded),
     ],
     ids=lambda each: getattr(each, "__name__", None),
 )
@@ -116,6 +117,12 @@ def test_a_straightforward_answer_has_the_floor(challenge, straightforward):
         (beat.short_schedule, poor.without_a_limit, "activations alive, and room for 8"),
         (beat.short_schedule, poor.only_half, "there are 8 stages and 8 micro-batches"),
         (beat.short_schedule, poor.without_a_backward, "even: "),
+        (beat.five_questions, poor.untouched, "not yet"),
+        (beat.five_questions, poor.all_in_the_plan, r"calls the plan's peak\(\): only ask"),
+        (beat.five_questions, poor.one_question_too_many, "has asked 5 times, and asks once more"),
+        (beat.five_questions, poor.on_half_of_the_cluster, "but there are 16 GPUs"),
+        (beat.five_questions, poor.with_all_kept, "GB more than a card"),
+        (beat.five_questions, poor.a_plan, "a plan.Layout is needed"),
         (beat.stops, poor.untouched, "not yet"),
         (beat.stops, poor.elsewhere, "and not the target"),
         (beat.stops, poor.with_other_numbers, "the numbers are others"),
