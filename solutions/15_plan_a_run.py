@@ -34,6 +34,7 @@ recall.ask("15")
 import csv
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 from textwrap import fill
@@ -439,8 +440,9 @@ play.planner()
 # The first of the predictions, in the plan's own sentences:
 
 # %%
+at_words = partial(fill, width=90, break_on_hyphens=False)
 for sentence in plan.explain(found):
-    print(fill(sentence, 90))
+    print(at_words(sentence))
 
 # %%
 check.predict("Ranks along tp?", guess_tp, found.best.layout.tp, reason="As few as make its activations fit.")
@@ -466,7 +468,7 @@ guess_times = 4.6  # your number
 # %%
 gpt4 = Config(100_256, 18_432, 160, 144, 8, 64_512, context=8192)
 nothing = plan.search(gpt4, H100.of(32), batch=512)
-print(fill(plan.nearest(nothing), 90))
+print(at_words(plan.nearest(nothing)))
 
 # %%
 times = nothing.too_large[0].peak / H100.card
@@ -607,7 +609,6 @@ beat.five_questions(choose)
 
 # %%
 import time
-from functools import partial
 
 import torch
 import torch.distributed as dist
