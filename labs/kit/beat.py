@@ -5,6 +5,7 @@
     beat.large_model(fn)           fn(make, batches, settings)   04: -> losses, of the largest model
     beat.stops(fn)                 fn(spec, target)              05: -> placements to go through
     beat.in_time(fn)               fn(nbytes, forward, backward, budget, latency, bandwidth)   06: -> instructions
+    beat.least_again(fn)           fn(model, most)   07: the model is changed in place
     beat.boundary(fn)              fn(x, up, down, mesh) -> y    09b: of this rank's tokens, the whole differentiable
     beat.short_schedule(fn)        fn(ranks, microbatches, costs, most)     10: -> lists of instructions
     beat.five_questions(fn)        fn(setup, ask)                15: -> a layout; ask(layout) is the plan's answer
@@ -23,8 +24,9 @@ from labs.kit.challenges.early_start import early_start
 from labs.kit.challenges.five_questions import five_questions
 from labs.kit.challenges.in_time import in_time
 from labs.kit.challenges.large_model import large_model
+from labs.kit.challenges.least_again import least_again
 from labs.kit.challenges.short_schedule import short_schedule
 from labs.kit.challenges.slow_wire import slow_wire
 from labs.kit.challenges.stops import stops
 
-ALL = (slow_wire, early_start, large_model, stops, in_time, boundary, short_schedule, five_questions)
+ALL = (slow_wire, early_start, large_model, stops, in_time, least_again, boundary, short_schedule, five_questions)

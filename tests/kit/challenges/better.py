@@ -7,6 +7,7 @@ from itertools import product
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from labs import collectives, cost, plan, pp
 from labs.dtensor import Replicate, Shard
@@ -14,6 +15,8 @@ from labs.dtensor.redistribute import sent
 from labs.kit.challenges.boundary import BANDWIDTH, ITEM, LATENCY
 from labs.kit.challenges.early_start import step_seconds
 from labs.kit.challenges.in_time import measured
+from labs.memory import recompute
+from labs.memory.selective import ATTENTION, MATMULS
 from labs.zero import Zero
 
 # ---- 02 --------------------------------------------------------------------------------------------------
@@ -171,6 +174,33 @@ def led(leads):
         found.append(("forward" if use < depth else "backward", layer))
         found += [("drop", layer)] * (use >= depth or leads[len(leads) - 1 - use] is not None)
     return found
+
+
+# ---- 07 --------------------------------------------------------------------------------------------------
+
+FULL_AND_HALF = {0.56: (0, 3), 0.46: (0, 6), 0.40: (0, 7), 0.34: (2, 5), 0.28: (4, 3)}  # layers
+
+
+def least_again(model, most):
+    """PyTorch's checkpoint, which stops early, around layers or their MLPs; the others are selective, half by half."""
+    early = partial(checkpoint, use_reentrant=False)
+    selective = partial(recompute.checkpoint, keep=MATMULS | ATTENTION)
+    full, half = FULL_AND_HALF[most]
+    for number, layer in enumerate(model.layers.values()):
+        if number < full:
+            layer.forward = partial(early, layer.forward)
+            continue
+        halves = (layer.attention_norm, layer.attention, selective), (layer.mlp_norm, layer.mlp, early)
+        for norm, part, way in halves if number < full + half else ((*each, selective) for *each, _ in halves):
+            part.forward, norm.forward = partial(way, partial(in_turn, norm.forward, part.forward)), nothing
+
+
+def in_turn(one, other, x):
+    return other(one(x))
+
+
+def nothing(x):
+    return x
 
 
 # ---- 09b -------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,9 @@ from torch.nn import functional as F
 from labs import collectives, ddp, plan, pp
 from labs.dtensor import Replicate, Shard, redistribute
 from labs.kit.watch import tap
+from labs.memory import recompute
+from labs.memory.selective import ATTENTION
+from labs.model import Layer
 from labs.tp.conjugate import gather, scatter
 
 
@@ -199,6 +203,27 @@ def without_a_gather(*given):
 
 def without_the_last(*given):
     return when_needed(*given)[:-3]
+
+
+# ---- 07 --------------------------------------------------------------------------------------------------
+
+
+def all_but_attention(model, most):
+    recompute.recompute(model.layers.values(), keep=ATTENTION)
+
+
+def as_it_was(model, most):
+    pass
+
+
+def another_model(model, most):
+    model.layers["3"].forward = lambda x_BTD: x_BTD
+
+
+def without_dropout(model, most):
+    """The layers of the course's GPT, whatever these are."""
+    for layer in model.layers.values():
+        layer.forward = partial(recompute.checkpoint, partial(Layer.forward, layer))
 
 
 # ---- 09b -------------------------------------------------------------------------------------------------

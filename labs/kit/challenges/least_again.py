@@ -1,0 +1,80 @@
+"""07: a GPT is changed so that its step fits, and as little as possible is computed again.
+
+What is held and what is computed again is measured of a real step, as the checks of that notebook do (`Twice`): bytes
+besides parameters and gradients, × what was held before; and multiplications, × the layers' forward.
+
+The bound: selective recomputation's 4D + 2KE + H + 2F numbers per token and layer (without what down gave, which is the
+next layer's input less its own) cost no matrix product.  A number less than that is one that a product or attention
+gave, and costs 2D operations at the least.  A score is what is spared of a forward, × the most that can be.
+
+Not seen is a product that is written as sums.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from labs.kit.challenges.challenge import Challenge, Function, Judged, job
+from labs.kit.challenges.fair import chance
+from labs.kit.checks.acts import first_wrong
+from labs.kit.checks.answer import Wrong
+from labs.kit.checks.memory.recomputing import CHANGED, NUMBERS
+from labs.kit.checks.memory.twice import Model, Twice
+from labs.kit.checks.ranks import F32, Draw
+from labs.model import Config
+
+MOST = 0.56, 0.46, 0.40, 0.34, 0.28  # × what a step holds without recomputation
+
+
+def bound(most: float, before: int, world: Model, config: Config) -> float:
+    """What must be computed again, × the layers' forward; before: bytes held without recomputation."""
+    D, KE, H, F = config.dim, config.kv_heads * config.head_size, config.heads, config.hidden
+    free = config.depth * (4 * D + 2 * KE + H + 2 * F)
+    less = max(free - most * before / 4 / (world.sequences * world.tokens), 0)
+    forward = 2 * D * (2 * D + 2 * KE) + 4 * world.tokens * D + 6 * D * F
+    return less * 2 * D / (config.depth * forward)
+
+
+def on_a_rank(fn: Function, scored: Model, dropping: Model) -> list[dict[str, Any]]:
+    """For each limit, what it takes, or what is wrong."""
+    found = []
+    for world, most in [*((scored, most) for most in MOST), (dropping, MOST[2])]:
+        twice = Twice(world, lambda model, most=most: fn(model, most))
+        wrong = first_wrong(CHANGED, [("", twice)]) or first_wrong(NUMBERS, twice.steps())
+        if not wrong and world.measured:
+            wrong = twice.costs | {"least": bound(most, twice.costs["before"], world, twice.plain.config)}
+        found.append(wrong)
+    return found
+
+
+def judge(fn: Function) -> Judged:
+    model, scores = partial(Draw(chance().initial_seed()).world, Model, 1, depth=8), {}
+    scored, dropping = (
+        model(sequences=4, tokens=64, measured=True, dtype=F32),
+        model(dropout=True, frozen=True, waiting=2),
+    )
+    (found,) = job(on_a_rank, fn, scored, dropping, ranks=1, record=None)
+    for most, each in zip((*MOST, "with dropout"), found, strict=True):
+        if "mistake" in each:
+            raise Wrong(f"{most}: {each['mistake']}: {each['told']}")
+        if each and each["held"] > most:
+            raise Wrong(f"{each['held']:.3f} × what was held is held, where {most} × is the most", "At which moment?")
+        if each and each["elsewhere"] > 0.1 * each["before"]:
+            raise Wrong(f"{most}: Python and NumPy hold {each['elsewhere']:,} bytes more than before")
+        if each:
+            scores[f"{most:.2f}"] = max(100 * (1 - each["again"]) / (1 - each["least"]), 0)
+    return Judged.of(scores)
+
+
+least_again = Challenge(
+    "least_again",
+    "07",
+    "The least computed again",
+    "Change a GPT of eight layers so that its step holds at most 0.56, 0.46, 0.40, 0.34 and 0.28 × what it held, and "
+    "so that as few multiplications as possible are made again. Numbers stay what they were, with dropout, too.",
+    judge,
+    floor=19.2,
+    course=56.8,
+    possible=74.4,
+)
