@@ -247,7 +247,7 @@ check.predict("The bucket, MB:", guess_bucket, 500_000_000 * 4 / 1e6)
 # ### Exercise 1: write it
 #
 # ZeRO's stage 2, in bfloat16 (`bf16`, with `enabled` in it). It is judged by what it means, so there is more than one
-# right answer.
+# right answer. By one of them DeepSpeed then takes a step.
 
 
 # %%

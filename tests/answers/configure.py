@@ -3,11 +3,12 @@
 import json
 
 from tests.answers import Exercise
+from tests.extras import need_deepspeed
 
-answers = Exercise("configure")
+answers = Exercise("configure", needs=need_deepspeed)
 
 
-@answers.right(line="right on all 6 examples")
+@answers.right(line="right on all 6 examples, and DeepSpeed takes a step by one of them")
 def all_three(batch, most, ranks, clip):
     each = batch // ranks
     micro = max(size for size in range(1, most + 1) if each % size == 0)

@@ -70,7 +70,8 @@ spoil("batch sizes that do not agree", {'"train_micro_batch_size_per_gpu": micro
 spoil("other batch sizes", {'"gradient_accumulation_steps": accumulation,': ""})
 spoil("other batch sizes", {'"train_micro_batch_size_per_gpu": micro': '"train_batch_size": micro * accumulation * 4'})
 spoil("clipped, though nobody clips", {"max_norm or 0.0": "max_norm or 1.0"})
-spoil("clipped, though nobody clips", {'"gradient_clipping": max_norm or 0.0,': ""})
+CLIP = '"gradient_clipping": max_norm or 0.0,'
+spoil("clipped, though nobody clips", {CLIP: '**({"gradient_clipping": max_norm} if max_norm else {}),'})
 spoil("clipped to another norm", {"max_norm or 0.0": "max_norm and 2 * max_norm or 0.0"})
 spoil("clipped to another norm", {"max_norm or 0.0": "0.0"})
 spoil("computed in another dtype", {'"bf16": {"enabled": param_dtype == torch.bfloat16},': ""})

@@ -17,16 +17,13 @@ from torch import Tensor, nn
 
 from labs import native
 from labs.deepspeed import engine
-from labs.deepspeed.configuration import BUCKET
-from labs.kit.checks.answer import Mistake, Wrong, answered
+from labs.kit.checks.answer import Mistake, answered
 from labs.kit.checks.launching import job
-from labs.kit.checks.pencil.in_a_file import REFUSED, section
+from labs.kit.checks.pencil.in_a_file import REFUSED, STARTING, initialized, require_deepspeed
 from labs.kit.checks.pencil.sheet import Seen, Sheet, Written, judge, one_sheet, part_so, so
 from labs.kit.record import Recording, mark
 
 RANKS, STEPS = 2, 3  # in its first two steps DeepSpeed looks in which order parameters are used, and tells the others
-STARTING = 60.0  # s: DeepSpeed, on a machine that may have other work
-SGD = partial(torch.optim.SGD, lr=0.5)
 
 
 class Settings(NamedTuple):
@@ -74,7 +71,7 @@ def by_fully_shard(settings: Settings, seed: int) -> tuple[dict[str, Any], list[
     layers = [layer for layer in model.layers if [*layer.parameters()]]
     dtypes = {"param_dtype": settings.param_dtype, "reduce_dtype": settings.reduce_dtype}
     native.fsdp(model, layers, None, settings.reshard_after_forward, **dtypes)
-    optimizer = SGD(model.parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for step in steps():
         for x, y in micro_batches(settings, seed, step):
             (model(x, y) / settings.accumulation).backward()
@@ -98,9 +95,8 @@ def by_deepspeed(config: Any, settings: Settings, seed: int, trained: list[Tenso
     if not isinstance(config, dict):
         [*steps()]
         return config if config is None else [config]
-    zero = {"reduce_bucket_size": BUCKET} | section(config, "zero_optimization")
     try:
-        made = engine.initialize(Little(), {**config, "zero_optimization": zero}, SGD)
+        made = initialized(Little(), config)
     except (AssertionError, ValueError, RuntimeError) as error:
         [*steps()]
         return str(error).splitlines()[0]
@@ -185,8 +181,7 @@ F32, BF16 = torch.float32, torch.bfloat16
 @answered
 def translate(fn: Callable[..., Any], seed: int) -> str:
     """`fn(reshard_after_forward, param_dtype, reduce_dtype, offload, max_norm, micro, accumulation) -> config`."""
-    if told := engine.missing():
-        raise Wrong(told, "Has it been added to the course's own Python?")
+    require_deepspeed()
     draw = random.Random(seed)
     norm = draw.choice((0.2, 0.3, 0.4))
     cases = [

@@ -5,14 +5,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from labs.deepspeed.configuration import batch_sizes, require_known
-from labs.kit.checks.answer import Mistake, answered
-from labs.kit.checks.pencil.sheet import Sheet, as_if, on_paper, part_so, so
+import torch
+from torch import nn
+
+from labs.deepspeed import engine
+from labs.deepspeed.configuration import BUCKET, batch_sizes, require_known
+from labs.kit.checks.answer import Mistake, Wrong, answered
+from labs.kit.checks.launching import job
+from labs.kit.checks.pencil.sheet import Sheet, as_if, on_paper, part_so, same, so
 
 # ---- a configuration from a description ------------------------------------------------------------------
 
 CLIPS = 1.0  # what is clipped to where nothing is said
 NUMBERS = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16"}
+RUN = 24, 5, 2, 0.5  # this one is tried, too
+STARTING = 60.0  # s: DeepSpeed, on a machine that may have other work
 
 
 def meaning(fn: Callable[..., Any], batch: int, most: int, ranks: int, clip: float | None) -> Any:
@@ -46,6 +53,34 @@ def described(batch: int, most: int, ranks: int, clip: float | None) -> dict[str
     return sizes | {"clip": clip or 0.0, "numbers": "bf16", "stage": 2}
 
 
+def by_deepspeed(fn: Callable[..., Any]) -> dict[str, Any]:
+    """On a rank: what DeepSpeed has read there, after a step by it."""
+    made = initialized(nn.Linear(4, 4), fn(*RUN))
+    accumulation = made.gradient_accumulation_steps()
+    for _ in range(accumulation):
+        made.backward(made(torch.ones(made.train_micro_batch_size_per_gpu(), 4, dtype=made.module.weight.dtype)).sum())
+        made.step()
+    return {
+        "sequences": made.train_batch_size(),
+        "micro": made.train_micro_batch_size_per_gpu(),
+        "accumulation": accumulation,
+        "clip": made.gradient_clipping(),
+        "numbers": "bf16" if made.module.weight.dtype == torch.bfloat16 else "another",
+        "stage": made.zero_optimization_stage(),
+    }
+
+
+def initialized(model: nn.Module, config: dict[str, Any]) -> Any:
+    """Its engine; with small buckets, where nothing is said of them."""
+    zero = {"reduce_bucket_size": BUCKET} | section(config, "zero_optimization")
+    return engine.initialize(model, config | {"zero_optimization": zero}, partial(torch.optim.SGD, lr=0.5))
+
+
+def require_deepspeed() -> None:
+    if told := engine.missing():
+        raise Wrong(told, "Has it been added to the course's own Python?")
+
+
 # fmt: off
 REFUSED = (
     Mistake("a key that DeepSpeed does not know", "It takes no notice of such a key. How is it spelt?",
@@ -74,7 +109,8 @@ SAID = (
 
 @answered
 def configure(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(batch, most, ranks, clip) -> configuration`, judged by what it means."""
+    """`fn(batch, most, ranks, clip) -> configuration`, judged by what it means, and by what DeepSpeed makes of it."""
+    require_deepspeed()
     draw, sheets = random.Random(seed), []
     for share, most, clip in ((12, 5, None), (8, 16, 0.5), (9, 4, None), (15, 7, 1.0), (7, 3, 2.0), (16, 16, None)):
         ranks = draw.choice((2, 3, 4, 8))
@@ -82,7 +118,11 @@ def configure(fn: Callable[..., Any], seed: int) -> str:
         words = f"{share * ranks} sequences, at most {most} at a time, {ranks} ranks, clip={clip}"
         sheets.append(Sheet(arguments, described(*arguments), words))
     draw.shuffle(sheets)
-    return on_paper(partial(meaning, fn), sheets, SAID, "What does each key say, and what is said by leaving it out?")
+    question = "What does each key say, and what is said by leaving it out?"
+    right = on_paper(partial(meaning, fn), sheets, SAID, question)
+    if not same(found := job(by_deepspeed, fn, ranks=RUN[2], timeout=STARTING)[0], described(*RUN)):
+        raise Wrong(f"DeepSpeed reads {found}, and not {described(*RUN)}", question)
+    return f"{right}, and DeepSpeed takes a step by one of them"
 
 
 # ---- sizes that contradict each other --------------------------------------------------------------------
