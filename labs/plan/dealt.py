@@ -2,8 +2,9 @@
 
     dealt(config, context, pp=4)        [6, 5, 5, 0]: how many layers each rank has; the head is the last one's
 
-Going through layers and head, a stage ends where its share of the work is reached.  Where a rank has several stages, it
-has every pp-th (1F1B, interleaved), or two of a V.  A head can be so large that its stage has no layer.
+All stages have as many layers, as Megatron-LM has it, or each ends where its share of the work is reached, as nanotron
+has it: whichever leaves the busiest less to do.  A head can be so large that its stage has no layer.  Where a rank has
+several stages, it has every pp-th (1F1B, interleaved), or two of a V.
 """
 
 from functools import lru_cache
@@ -33,6 +34,9 @@ def cut_by_work(config, stages: int) -> tuple[list[int], int]:
         done += layer
         if done >= share * (stage + 1) and stage < stages - 1:
             stage += 1
+    busiest = max(n * layer + head * (s == stage) for s, n in enumerate(layers))
+    if config.depth % stages == 0 and (each := config.depth // stages) * layer + head < busiest:
+        return [each] * stages, stages - 1
     return layers, stage
 
 

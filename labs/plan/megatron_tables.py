@@ -55,7 +55,8 @@ def korthikanti(row: Row) -> Case | str:
     dp = whole(row, "dp")
     layout = split_layout(row, whole(row, "interleave_m"), setup.batch // dp // whole(row, "mbs"))
     tokens = setup.batch * setup.context / number(row, "iter_s_sp_plus_selective") / cluster.gpus
-    return Case(setup, layout._replace(replicas=dp), (f"{row['params_b']}B", cluster.gpus), tokens)
+    layout = layout._replace(replicas=dp, recompute="selective")
+    return Case(setup, layout, (f"{row['params_b']}B", cluster.gpus), tokens)
 
 
 def llama3(row: Row) -> Case | str:

@@ -82,6 +82,11 @@ def test_layers_are_dealt_out_by_work():
     config = Config(131_072, 2048, 16, 32, 32, 8192, context=4096, tied=True)
     assert dealt(config, 4) == ((5, 5, 5, 1), 3)
     assert dealt(config, 1) == ((16,), 0)
+    # Megatron-LM's 1008B: a head of a sixth of a layer, and no stage of two layers for its sake
+    assert (
+        dealt(Config(51_200, 25_600, 128, 160, 160, 25_600 * 8 // 3, context=2048), 64, "interleaved", 2)[0]
+        == (2,) * 64
+    )
     # eight stages of 3 2 3 2 3 2 1 0 layers, the head with the single one: dealt round, and in a V
     assert dealt(config, 4, "interleaved", 2) == ((6, 4, 4, 2), 2)
     assert dealt(config, 4, "zbv", 2) == ((3, 3, 5, 5), 1)

@@ -26,7 +26,9 @@ def test_the_playbook(playbook):
     assert sum(first >= 0.9 for first in playbook.firsts.values()) >= 0.8 * len(playbook.firsts)
 
 
-@pytest.mark.parametrize("name", ["megatron", "torchtitan", "mosaic_mpt", "nvidia_dgxc", "llama3_table4", "nanotron"])
+@pytest.mark.parametrize(
+    "name", ["megatron", "torchtitan", "mosaic_mpt", "nvidia_dgxc", "llama3_table4", "korthikanti", "nanotron"]
+)
 def test_other_tables(name):
     told = check(TABLES / f"{name}.csv")
     assert told.time_errors and median(told.time_errors) < 0.15
