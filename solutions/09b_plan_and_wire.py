@@ -22,6 +22,7 @@ recall.ask("09b")
 # vocabulary, its *logits*. Each rank has the logits of its own part. The loss needs all of them, or so it seems:
 
 # %%
+import inspect
 import time
 from dataclasses import replace
 from functools import partial
@@ -194,51 +195,82 @@ check.predict("Bytes more for each token?", guess_more, more, unit="bytes", reas
 # styles are PyTorch's, all but the last; the argument `heads=` is the course's. Below, `x` stands for the layout of x
 # between the pairs: `Replicate()` where it is whole, `Shard(1)` where each rank has a part of the tokens (dim 1).
 #
-# - `ColwiseParallel()` and `RowwiseParallel(output_layouts=x)` are the two halves of a pair. With `heads=`, a `Queries`
-#   (for q, and for the rows of o) or `Keys` (for k and v) of [labs/tp/shares.py](../labs/tp/shares.py), they cut
-#   between heads only.
-# - `PrepareModuleInput(input_layouts=x)` is the border in front of a pair, once for all columns in it: q, k and v read
-#   the same x, and so do gate and up.
-# - `SequenceParallel()` is for a norm that sees a part of the tokens. Its gradients are added up.
+# - `ColwiseParallel()` and `RowwiseParallel(output_layouts=x)` are the two halves of a pair. With `heads=`, a
+#   `Queries(H, K)` or `Keys(H, K)` of [labs/tp/shares.py](../labs/tp/shares.py), they cut between heads only.
+# - `PrepareModuleInput(input_layouts=x)` is the border in front of a pair, for a module that has the pair in it. What
+#   several columns read crosses it once.
+# - `SequenceParallel()` is for a module that sees a part of the tokens. The gradients of its parameters are added up.
 # - `LossParallel(vocabulary)` is exercise 1.
 #
-# ### Exercise 2: the plan of a layer
+# A name may be a pattern: in `layers.*.mlp.[gu]*`, the first `*` is any layer, and the rest are `gate` and `up`.
 #
-# Write the plan of one `Layer` of [labs/model.py](../labs/model.py), whose submodules are `attention_norm`, `attention`
-# (with `q`, `k`, `v`, `o`), `mlp_norm` and `mlp` (with `gate`, `up`, `down`). The check splits a layer by it, on 2 and
-# 4 ranks, with fewer heads of keys and values than ranks too, and compares the output and all gradients with one
-# process. It measures what each rank holds and sends. A name may be a pattern: `*` is any part of a name, and
-# `attention.[kv]` is k and v. Budget: two collectives forward and two backward without sequence parallelism; four and
-# four with it, and the gradients of two norms; and where ranks share a head, the gradients of k and v.
+# ### Exercise 2: the plan of a block that you have not seen
+#
+# The block below is nowhere else in the course. Somebody has trained it on one device, and it has to be split over 2
+# ranks, and over 4, without a change to its code:
+
+# %%
+from labs.kit.checks.tensor.block import FeedForward, Mixer, Stranger
+
+print(*map(inspect.getsource, (Mixer, FeedForward, Stranger)), sep="\n\n")
+
+# %% [markdown]
+# Write its plan. The check tries it with fewer heads of keys and values than ranks, too, and with heads that cannot be
+# dealt out evenly.
+#
+# <details><summary>A first hint</summary>
+#
+# Follow one token through `forward`, and write beside each line what a rank can have there: x, some of the features, or
+# a summand. Where does a line meet two tensors that are split?
+# </details>
+#
+# <details><summary>A second hint</summary>
+#
+# A rank that has a head needs all that belongs to the head. How many matrices is that? The width of a matrix does not
+# tell.
+# </details>
+#
+# <details><summary>A third hint, on what is sent</summary>
+#
+# Four matrices of the mixer read the same x. And with sequence parallelism, who sees only a part of the tokens, and has
+# parameters?
+# </details>
 
 
 # %%
 def block_plan(config, sequence_parallel):
-    """{name of a submodule: style}; config: a labs.model.Config, with `heads` and
-    `kv_heads`."""
-    queries = Queries(config.heads, config.kv_heads)
-    keys = Keys(config.heads, config.kv_heads)
+    """{name of a submodule: style} for Stranger(config), so that
+
+    - output and gradients are those of one process;
+    - a rank holds its part of every matrix, and no more;
+    - it sends two collectives forward and two backward; with sequence_parallel four and four,
+      and the gradients of two norms; and where ranks share a head, those of keys and values.
+
+    config has `heads` and `kv_heads`.  x comes in and goes out whole; with sequence_parallel,
+    each rank has a part of dim 1.
+    """
     ### BEGIN SOLUTION
     x = Shard(1) if sequence_parallel else Replicate()
+    queries, keys = (kind(config.heads, config.kv_heads) for kind in (Queries, Keys))
     split = {
-        **dict.fromkeys(("attention", "mlp"), PrepareModuleInput(input_layouts=x)),
-        "attention.q": ColwiseParallel(heads=queries),
-        "attention.[kv]": ColwiseParallel(heads=keys),
-        "attention.o": RowwiseParallel(heads=queries, output_layouts=x),
-        **dict.fromkeys(("mlp.gate", "mlp.up"), ColwiseParallel()),
-        "mlp.down": RowwiseParallel(output_layouts=x),
+        **dict.fromkeys(("mixer", "ffn"), PrepareModuleInput(input_layouts=x)),
+        **dict.fromkeys(("mixer.query", "mixer.gates"), ColwiseParallel(heads=queries)),
+        "mixer.[kv]*": ColwiseParallel(heads=keys),
+        "mixer.out": RowwiseParallel(heads=queries, output_layouts=x),
+        "ffn.w[13]": ColwiseParallel(),
+        "ffn.w2": RowwiseParallel(output_layouts=x),
     }
-    return split | ({"*_norm": SequenceParallel()} if sequence_parallel else {})
+    return split | ({"norm_*": SequenceParallel()} if sequence_parallel else {})
     ### END SOLUTION
 
 
 check.block_plan(block_plan)
 
 # %% [markdown]
-# And here is the plan of the whole model, `gpt_plan(config, sequence_parallel=True)`: what a rank has of each weight
-# (drawn as in the last notebook's products: inputs down, outputs across), and what crosses each border. This model has
-# four query heads and two heads of keys and values, so that on four ranks, two ranks share each of the latter. `*`
-# stands for one part of a name.
+# And here is the plan of the course's own model, `gpt_plan(config, sequence_parallel=True)`: what a rank has of each
+# weight (drawn as in the last notebook's products: inputs down, outputs across), and what crosses each border. This
+# model has four query heads and two heads of keys and values, so that on four ranks, two ranks share each of the
+# latter. `*` stands for one part of a name.
 
 # %%
 draw.plan(gpt_plan(PRESETS["small"], sequence_parallel=True), GPT(PRESETS["small"]))

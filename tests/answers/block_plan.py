@@ -1,4 +1,4 @@
-"""Answers to an exercise of notebook 09b: a layer, split by a table of styles."""
+"""Answers to an exercise of notebook 09b: a block of another model, split by a table of styles."""
 
 from collections import ChainMap
 
@@ -23,49 +23,44 @@ def parts(config, sequence_parallel):
 def in_a_table(config, sequence_parallel):
     x, queries, keys = parts(config, sequence_parallel)
     plan = {
-        "attention": PrepareModuleInput(input_layouts=x),
-        "attention.q": ColwiseParallel(heads=queries),
-        "attention.k": ColwiseParallel(heads=keys),
-        "attention.v": ColwiseParallel(heads=keys),
-        "attention.o": RowwiseParallel(heads=queries, output_layouts=x),
-        "mlp": PrepareModuleInput(input_layouts=x),
-        "mlp.gate": ColwiseParallel(),
-        "mlp.up": ColwiseParallel(),
-        "mlp.down": RowwiseParallel(output_layouts=x),
+        "mixer": PrepareModuleInput(input_layouts=x),
+        "mixer.query": ColwiseParallel(heads=queries),
+        "mixer.gates": ColwiseParallel(heads=queries),
+        "mixer.key": ColwiseParallel(heads=keys),
+        "mixer.value": ColwiseParallel(heads=keys),
+        "mixer.out": RowwiseParallel(heads=queries, output_layouts=x),
+        "ffn": PrepareModuleInput(input_layouts=x),
+        "ffn.w1": ColwiseParallel(),
+        "ffn.w3": ColwiseParallel(),
+        "ffn.w2": RowwiseParallel(output_layouts=x),
     }
     if sequence_parallel:
-        plan["attention_norm"] = plan["mlp_norm"] = SequenceParallel()
+        plan["norm_1"] = plan["norm_2"] = SequenceParallel()
     return plan
 
 
 @answers.right(blind=True, long=True)
 def by_patterns(config, sequence_parallel):
     x, queries, keys = parts(config, sequence_parallel)
-    plan = {"[am]*[np]": PrepareModuleInput(input_layouts=x)}
-    plan |= {"attention.[kv]": ColwiseParallel(heads=keys), "attention.q": ColwiseParallel(heads=queries)}
-    plan |= {"mlp.[gu]*": ColwiseParallel(), "mlp.d*": RowwiseParallel(output_layouts=x)}
-    plan |= {"attention.o": RowwiseParallel(heads=queries, output_layouts=x)}
-    return plan | ({"*_norm": SequenceParallel()} if sequence_parallel else {})
+    plan = {"[mf]*[rn]": PrepareModuleInput(input_layouts=x)}
+    plan |= {"mixer.[kv]*": ColwiseParallel(heads=keys), "mixer.[qg]*": ColwiseParallel(heads=queries)}
+    plan |= {"ffn.w[13]": ColwiseParallel(), "ffn.w2": RowwiseParallel(output_layouts=x)}
+    plan |= {"mixer.out": RowwiseParallel(heads=queries, output_layouts=x)}
+    return plan | ({"norm_*": SequenceParallel()} if sequence_parallel else {})
 
 
 @answers.right(blind=True)
 def later_rows_win(config, sequence_parallel):
     x, queries, keys = parts(config, sequence_parallel)
-    plan = Plan({"attention.[qkv]": ColwiseParallel(heads=keys), "mlp.*": ColwiseParallel()})
-    plan["attention.q"] = ColwiseParallel(heads=queries)
-    plan["attention.o"] = RowwiseParallel(heads=queries, output_layouts=x)
-    plan["mlp.down"] = RowwiseParallel(output_layouts=x)
-    for block in ("attention", "mlp"):
+    plan = Plan({"mixer.[kv]*": ColwiseParallel(heads=keys), "ffn.*": ColwiseParallel()})
+    plan["mixer.query"] = plan["mixer.gates"] = ColwiseParallel(heads=queries)
+    plan["mixer.out"] = RowwiseParallel(heads=queries, output_layouts=x)
+    plan["ffn.w2"] = RowwiseParallel(output_layouts=x)
+    for block, norm in {"mixer": "norm_1", "ffn": "norm_2"}.items():
         plan[block] = PrepareModuleInput(input_layouts=x)
         if sequence_parallel:
-            plan[f"{block}_norm"] = SequenceParallel()
+            plan[norm] = SequenceParallel()
     return plan
-
-
-@answers.right(blind=True, long=True)
-def out_of_the_models(config, sequence_parallel):
-    plan, start = gpt_plan(config, sequence_parallel), "layers.*."
-    return {name.removeprefix(start): style for name, style in plan.items() if name.startswith(start)}
 
 
 @answers.right(blind=True, long=True)
@@ -73,18 +68,18 @@ def all_said(config, sequence_parallel):
     x, queries, keys = parts(config, sequence_parallel)
     columns = {"input_layouts": x, "output_layouts": Shard(-1)}
     rows = {"input_layouts": Shard(-1), "output_layouts": x}
-    plan = {norm: SequenceParallel() for norm in ("mlp_norm", "attention_norm")} if sequence_parallel else {}
-    plan |= {"mlp.down": RowwiseParallel(**rows), "attention.o": RowwiseParallel(**rows, heads=queries)}
-    plan |= {"mlp.up": ColwiseParallel(**columns), "mlp.gate": ColwiseParallel(**columns)}
-    plan |= {f"attention.{name}": ColwiseParallel(**columns, heads=keys) for name in "vk"}
-    plan |= {"attention.q": ColwiseParallel(**columns, heads=queries)}
-    return plan | {"mlp": PrepareModuleInput(input_layouts=x), "attention": PrepareModuleInput(input_layouts=x)}
+    plan = {norm: SequenceParallel() for norm in ("norm_2", "norm_1")} if sequence_parallel else {}
+    plan |= {"ffn.w2": RowwiseParallel(**rows), "mixer.out": RowwiseParallel(**rows, heads=queries)}
+    plan |= {"ffn.w3": ColwiseParallel(**columns), "ffn.w1": ColwiseParallel(**columns)}
+    plan |= {f"mixer.{name}": ColwiseParallel(**columns, heads=keys) for name in ("value", "key")}
+    plan |= {f"mixer.{name}": ColwiseParallel(**columns, heads=queries) for name in ("query", "gates")}
+    return plan | {"ffn": PrepareModuleInput(input_layouts=x), "mixer": PrepareModuleInput(input_layouts=x)}
 
 
 @answers.right(long=True)
 def two_maps(config, sequence_parallel):
     plan = in_a_table(config, sequence_parallel)
-    return ChainMap({name: plan[name] for name in plan if "mlp" in name}, plan)
+    return ChainMap({name: plan[name] for name in plan if "ffn" in name}, plan)
 
 
 # ---- the right one with other rows, or without some ------------------------------------------------------
@@ -116,12 +111,13 @@ def within(x, q, dim):
     if x == Replicate():
         return {}
     x = Shard(dim)
-    rows = {"attention.o": RowwiseParallel(heads=q, output_layouts=x), "mlp.down": RowwiseParallel(output_layouts=x)}
-    return {name: PrepareModuleInput(input_layouts=x) for name in ("attention", "mlp")} | rows
+    rows = {"mixer.out": RowwiseParallel(heads=q, output_layouts=x), "ffn.w2": RowwiseParallel(output_layouts=x)}
+    return {name: PrepareModuleInput(input_layouts=x) for name in ("mixer", "ffn")} | rows
 
 
-QKV, KV, UP = ("attention.q", "attention.k", "attention.v"), ("attention.k", "attention.v"), ("mlp.gate", "mlp.up")
-HEAD, UNLIKE, NEVER = "a cut goes through a head", "q, k and v are not split alike", "it cannot be obeyed"
+QKV, KV, UP = ("mixer.query", "mixer.key", "mixer.value"), ("mixer.key", "mixer.value"), ("ffn.w1", "ffn.w3")
+READS = "mixer.query", "mixer.gates"
+HEAD, UNLIKE, NEVER = "a cut goes through a head", "query, key and value are not split alike", "it cannot be obeyed"
 NORMS, WHOLE, TWICE = (
     "the norms' gradients are not summed",
     "a matrix is not split",
@@ -132,89 +128,85 @@ MEETS, COMES_WHOLE = "what is whole meets a piece", "the sum comes whole, and x 
 of("a shard is taken for the whole", lambda config, sequence_parallel: in_a_table(config, False))
 of("", lambda config, sequence_parallel: in_a_table(config, True))
 of("", lambda config, sequence_parallel: in_a_table(config, not sequence_parallel), long=True)
-but(NORMS, drop=("attention_norm", "mlp_norm"))
-but(NORMS, drop=("attention_norm",), long=True)
-but(NORMS, drop=("mlp_norm",), long=True)
-but("the gradient is summed as well", lambda c, x, q, k, s: {"*_norm": SequenceParallel()})
+but(NORMS, drop=("norm_1", "norm_2"))
+but(NORMS, drop=("norm_1",), long=True)
+but(NORMS, drop=("norm_2",), long=True)
+but("the gradient is summed as well", lambda c, x, q, k, s: {"norm_*": SequenceParallel()})
 but(HEAD, lambda c, x, q, k, s: columns(KV, heads=q), alone=True, long=True)
 but(NEVER, lambda c, x, q, k, s: columns(QKV[:1], heads=k))
-but(
-    HEAD, lambda c, x, q, k, s: columns(QKV) | {"attention.o": RowwiseParallel(output_layouts=x)}, alone=True, long=True
-)
+but(HEAD, lambda c, x, q, k, s: columns(QKV) | {"mixer.out": RowwiseParallel(output_layouts=x)}, alone=True, long=True)
 but(HEAD, lambda c, x, q, k, s: columns(QKV), blind=False, alone=True)
 but(HEAD, lambda c, x, q, k, s: columns(KV), alone=True, long=True)
 but("", lambda c, x, q, k, s: columns(QKV[:1]), long=True)  # by which words it fails depends on who fails first
-but(NEVER, lambda c, x, q, k, s: {"attention.o": RowwiseParallel(output_layouts=x)})
-but(UNLIKE, lambda c, x, q, k, s: columns(QKV[:1]) | {"attention.o": RowwiseParallel(output_layouts=x)}, long=True)
-but(HEAD, lambda c, x, q, k, s: columns(("attention.v",)), alone=True, long=True)
+but(NEVER, lambda c, x, q, k, s: {"mixer.out": RowwiseParallel(output_layouts=x)})
+but("", lambda c, x, q, k, s: columns(QKV[:1]) | {"mixer.out": RowwiseParallel(output_layouts=x)}, long=True)
+but(HEAD, lambda c, x, q, k, s: columns(("mixer.value",)), alone=True, long=True)
 but(
     TWICE,
-    lambda c, x, q, k, s: columns(QKV[:1], heads=q, input_layouts=x) | columns(KV, heads=k, input_layouts=x),
-    drop=("attention",),
+    lambda c, x, q, k, s: columns(READS, heads=q, input_layouts=x) | columns(KV, heads=k, input_layouts=x),
+    drop=("mixer",),
 )
-but(TWICE, lambda c, x, q, k, s: columns(UP, input_layouts=x), drop=("mlp",))
-but(TWICE, drop=("mlp", "attention"), long=True)
-but(NEVER, lambda c, x, q, k, s: {name: PrepareModuleInput() for name in ("mlp", "attention")}, long=True)
-but(NEVER, lambda c, x, q, k, s: {"attention": PrepareModuleInput()}, long=True)
-but(COMES_WHOLE, lambda c, x, q, k, s: {"mlp.down": RowwiseParallel()})
-but(COMES_WHOLE, lambda c, x, q, k, s: {"attention.o": RowwiseParallel(heads=q)}, long=True)
+but(TWICE, lambda c, x, q, k, s: columns(UP, input_layouts=x), drop=("ffn",))
+but(TWICE, drop=("ffn", "mixer"), long=True)
+but(NEVER, lambda c, x, q, k, s: {name: PrepareModuleInput() for name in ("ffn", "mixer")}, long=True)
+but(NEVER, lambda c, x, q, k, s: {"mixer": PrepareModuleInput()}, long=True)
+but(COMES_WHOLE, lambda c, x, q, k, s: {"ffn.w2": RowwiseParallel()})
+but(COMES_WHOLE, lambda c, x, q, k, s: {"mixer.out": RowwiseParallel(heads=q)}, long=True)
 but(
     "columns where rows belong, or rows where columns do",
     lambda c, x, q, k, s: (
         {name: RowwiseParallel(input_layouts=Replicate()) for name in UP}
-        | {"mlp.down": ColwiseParallel(output_layouts=Replicate())}
+        | {"ffn.w2": ColwiseParallel(output_layouts=Replicate())}
     ),
-    drop=("mlp",),
+    drop=("ffn",),
 )
 but(
     "columns where rows belong, or rows where columns do",
-    lambda c, x, q, k, s: {} if s else columns((*UP, "mlp.down"), output_layouts=Replicate()),
+    lambda c, x, q, k, s: {} if s else columns((*UP, "ffn.w2"), output_layouts=Replicate()),
     blind=False,
     long=True,
 )
-but(WHOLE, drop=("mlp", "mlp.gate", "mlp.up", "mlp.down"))
-but(WHOLE, drop=("attention", "attention.q", "attention.k", "attention.v", "attention.o"), long=True)
-but(WHOLE, lambda c, x, q, k, s: columns(UP, output_layouts=Replicate()), drop=("mlp.down",), blind=False, long=True)
+but(WHOLE, drop=("ffn", "ffn.w1", "ffn.w3", "ffn.w2"))
+but(WHOLE, drop=("mixer", *QKV, "mixer.gates", "mixer.out"), long=True)
+but(NEVER, drop=("mixer.gates",))
+but(MEETS, lambda c, x, q, k, s: columns(("mixer.gates",)))
+but(NEVER, lambda c, x, q, k, s: columns(("mixer.gates",), heads=k), long=True)
+but(WHOLE, lambda c, x, q, k, s: columns(UP, output_layouts=Replicate()), drop=("ffn.w2",), blind=False, long=True)
 of(WHOLE, lambda config, sequence_parallel: {}, blind=False, long=True)
 but(
     TWICE,
     lambda c, x, q, k, s: (
         columns(UP, output_layouts=Replicate())
-        | {"mlp.down": RowwiseParallel(input_layouts=Replicate(), output_layouts=x)}
+        | {"ffn.w2": RowwiseParallel(input_layouts=Replicate(), output_layouts=x)}
     ),
     long=True,
 )
 but("", lambda c, x, q, k, s: within(x, q, 0))
 but(NEVER, lambda c, x, q, k, s: within(x, q, 2), long=True)
 but(
-    UNLIKE,
+    "",
     lambda c, x, q, k, s: (
         columns(QKV[:1], heads=Queries(c.heads, c.heads))
-        | {"attention.o": RowwiseParallel(heads=Queries(c.heads, c.heads), output_layouts=x)}
+        | {"mixer.out": RowwiseParallel(heads=Queries(c.heads, c.heads), output_layouts=x)}
     ),
     long=True,
 )
 but(HEAD, lambda c, x, q, k, s: columns(KV, heads=Keys(c.heads, c.heads)), alone=True, long=True)
 but(HEAD, lambda c, x, q, k, s: columns(KV, heads=Keys(c.kv_heads, c.heads)), alone=True, long=True)
-but(NEVER, lambda c, x, q, k, s: columns(QKV[:1], heads=Queries(c.kv_heads, c.heads)), blind=False, long=True)
-of(
-    NEVER,
-    lambda config, sequence_parallel: {
-        name: style for name, style in gpt_plan(config, sequence_parallel).items() if name.startswith("layers")
-    },
-)
-but(UNLIKE, drop=("attention.v",))
-but(MEETS, drop=("mlp.gate",))
-but(MEETS, drop=("mlp.up",), blind=False, long=True)
-but(NEVER, drop=("attention.o",), long=True)
-but(UNLIKE, drop=("attention.k", "attention.v"), long=True)
-but(NEVER, lambda c, x, q, k, s: {name: SequenceParallel() for name in ("mlp", "attention")} if s else {}, long=True)
+but("", lambda c, x, q, k, s: columns(QKV[:1], heads=Queries(c.kv_heads, c.heads)), blind=False, long=True)
+of(NEVER, lambda config, sequence_parallel: gpt_plan(config, sequence_parallel))
+but(UNLIKE, drop=("mixer.value",))
+but(MEETS, drop=("ffn.w1",))
+but(MEETS, drop=("ffn.w3",), blind=False, long=True)
+but(NEVER, drop=("mixer.out",), long=True)
+but(UNLIKE, drop=("mixer.key", "mixer.value"), long=True)
+but(NEVER, lambda c, x, q, k, s: {name: SequenceParallel() for name in ("ffn", "mixer")} if s else {}, long=True)
 but(
     UNLIKE,
     lambda c, x, q, k, s: (
         columns(QKV[:1], heads=Queries(4, 2))
         | columns(KV, heads=Keys(4, 2))
-        | {"attention.o": RowwiseParallel(heads=Queries(4, 2), output_layouts=x)}
+        | {"mixer.out": RowwiseParallel(heads=Queries(4, 2), output_layouts=x)}
     ),
     long=True,
 )

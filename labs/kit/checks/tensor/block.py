@@ -1,4 +1,4 @@
-"""block_plan: one layer of the course's GPT; a table of styles, which a job obeys."""
+"""block_plan: a block that the course has nowhere else, and a table of styles, which a job obeys."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,18 +7,76 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from labs.kit.checks.answer import Mistake, answered, says
 from labs.kit.checks.ranks import Draw
 from labs.kit.checks.scripts import Functions
 from labs.kit.checks.tensor import ways
 from labs.mesh import Mesh, smaller_group
-from labs.model import Config, Layer
-from labs.tp import Plan, gpt_plan, parallelize
+from labs.model import Config
+from labs.tp import ColwiseParallel, Plan, RowwiseParallel, parallelize
+from labs.tp.shares import Keys, Queries
 from labs.tp.tp import cuts_of
 
 X = (2, 12, 24)  # the shape of what goes through it
+
+
+class Mixer(nn.Module):
+    """Causal attention; for each token, a gate decides how much of a head goes on."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.size = config.head_size
+        self.query = nn.Linear(config.dim, config.heads * self.size, bias=False)
+        self.key = nn.Linear(config.dim, config.kv_heads * self.size, bias=False)
+        self.value = nn.Linear(config.dim, config.kv_heads * self.size, bias=False)
+        self.gates = nn.Linear(config.dim, config.heads)
+        self.out = nn.Linear(config.heads * self.size, config.dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each(x).unflatten(-1, (-1, self.size)) for each in (self.query, self.key, self.value))
+        q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
+        return self.out((y * self.gates(x).sigmoid()[..., None]).flatten(2))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: Config):
+        super().__init__()
+        self.w1 = nn.Linear(config.dim, config.hidden, bias=False)
+        self.w2 = nn.Linear(config.hidden, config.dim, bias=False)
+        self.w3 = nn.Linear(config.dim, config.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class Stranger(nn.Module):
+    """A block of another model."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.norm_1, self.mixer = nn.RMSNorm(config.dim), Mixer(config)
+        self.norm_2, self.ffn = nn.RMSNorm(config.dim), FeedForward(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.mixer(self.norm_1(x))
+        return x + self.ffn(self.norm_2(x))
+
+
+def cut_alike(config: Config) -> Plan:
+    queries, keys = Queries(config.heads, config.kv_heads), Keys(config.heads, config.kv_heads)
+    return Plan(
+        {
+            "mixer.[qg]*": ColwiseParallel(heads=queries),
+            "mixer.[kv]*": ColwiseParallel(heads=keys),
+            "mixer.out": RowwiseParallel(heads=queries),
+            "ffn.w[13]": ColwiseParallel(),
+            "ffn.w2": RowwiseParallel(),
+        }
+    )
 
 
 @cache
@@ -51,9 +109,9 @@ class Block(ways.Split):
         """So many ranks have the same keys and values."""
         return max(1, self.ranks // self.kv_heads)
 
-    def layer(self) -> Layer:
+    def layer(self) -> Stranger:
         with torch.device("meta"):  # which draws no random numbers
-            layer = Layer(self.config).double()
+            layer = Stranger(self.config).double()
         layer.to_empty(device="cpu")
         for place, p in enumerate(layer.parameters()):
             p.data = self.numbers(p.shape, 61, place) / 4
@@ -83,12 +141,11 @@ class Block(ways.Split):
         return functions[0](brought["x"])
 
     def due(self, members: tuple[int, ...]) -> list[dict[str, Tensor]]:
-        """Of what the course's own plan splits, each rank's part."""
+        """Of what is to be split, each rank's part."""
         layer, x = self.layer(), self.numbers(X, 63).requires_grad_()
         y = layer(x)
         y.backward(self.numbers(X, 62))
-        ours = [(name.split(".*."), style) for name, style in gpt_plan(self.config).items()]
-        rows = Plan({name[1]: style for name, style in ours if name[0] == "layers"}).rows(layer)
+        rows = cut_alike(self.config).rows(layer)
         cuts = {name: cut for name, (_, cut) in cuts_of(layer, rows, self.ranks).items()}
         gradients = {name: p.grad for name, p in layer.named_parameters()}
 
@@ -126,16 +183,17 @@ STYLE = "What does each module split, what comes in and what goes out? labs/tp/t
 PLANS = (  # what a rank raised that was to obey it
     Mistake("not a plan", STYLE, says("is no plan|is no style")),
     Mistake("what is whole meets a piece",
-            "Two tensors meet in this line: which one comes from a matrix that your plan splits, and which one "
-            "does not?", says("The size of tensor.* dimension 2")),
+            "Two tensors meet in this line. Which part of each does this rank have, by your plan?",
+            says("The size of tensor.* dimension 2")),
     Mistake("the sum comes whole, and x is a shard",
             "A residual adds what comes out to x: which part of x's sequence does this rank have?",
             says("The size of tensor")),
-    Mistake("q, k and v are not split alike", "By your plan, how many heads of q, of k and of v does this rank have?",
+    Mistake("query, key and value are not split alike",
+            "By your plan, how many heads of the queries, keys and values does this rank have?",
             says("Number of heads in key")),
     Mistake("a cut goes through a head",
-            "Which four matrices of attention must be cut at the same heads, and how do they learn where?",
-            says(r"failed: \w+: .*(unflatten|heads|query)")),
+            "Which matrices of the mixer must be cut at the same heads, and how do they learn where?",
+            says(r"failed: \w+: .*(unflatten|heads|query\b(?!'))")),
     Mistake("it cannot be obeyed", STYLE, says("failed: (Value|Runtime)Error")),
 )
 EXERCISE = ways.Exercise(
@@ -164,7 +222,7 @@ EXERCISE = ways.Exercise(
     ),
     sending=(
         Mistake("x crosses the border once for each matrix",
-                "q, k and v read the same x, and so do gate and up. How often must it, or its gradient, travel?",
+                "Several matrices read the same x. How often must it, or its gradient, travel?",
                 ways.too_much(bool),
                 shows="the right numbers, and more than twice the bytes"),
     ),
@@ -174,9 +232,9 @@ EXERCISE = ways.Exercise(
 
 @answered
 def block_plan(fn: Callable[..., Any], seed: int) -> str:
-    """`fn(config, sequence_parallel) -> plan`: from "attention", "attention.q", ..., "mlp.down" to styles of labs.tp.
+    """`fn(config, sequence_parallel) -> plan`: from "mixer", "mixer.query", ..., "ffn.w2" to styles of labs.tp.
 
-    Of one Layer of the course's GPT; x comes in and goes out whole, or as a shard of the sequence, dim 1.
+    Of a Stranger; x comes in and goes out whole, or as a shard of the sequence, dim 1.
     """
     recording = ways.checked(EXERCISE, (fn,), seed)
     return (
