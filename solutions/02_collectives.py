@@ -82,7 +82,8 @@ def glance():
 
 
 after = run(glance, ranks=4)
-draw.table([{"": name, **{f"rank {r}": str(held[name]) for r, held in enumerate(after)}} for name in after[0]])
+rows = {name: {f"rank {r}": str(x[name]) for r, x in enumerate(after)} for name in after[0]}
+draw.table([{"": name, **row} for name, row in rows.items()])
 
 # %%
 question = "After reduce_scatter, which number does rank 2 hold?"
@@ -284,7 +285,8 @@ def busiest(all_reduce, ranks):
 
 def costs(*ways):
     """The busiest rank's share, by way and number of ranks."""
-    return draw.table([{"": way.__name__, **{f"{n} ranks": busiest(way, n) for n in (2, 4, 8)}} for way in ways])
+    shares = {way.__name__: {f"{n} ranks": busiest(way, n) for n in (2, 4, 8)} for way in ways}
+    return draw.table([{"": name, **each} for name, each in shares.items()])
 
 
 costs(through_rank_0, everyone_to_everyone)
@@ -363,7 +365,8 @@ def my_reduce_scatter(tensor, group=None):
         ### BEGIN SOLUTION
         mine = pieces[(rank - step - 1) % ranks]
         theirs = buffer[: len(mine)]
-        exchange(group, send=(pieces[(rank - step) % ranks], rank + 1), receive=(theirs, rank - 1))
+        before = pieces[(rank - step) % ranks]
+        exchange(group, send=(before, rank + 1), receive=(theirs, rank - 1))
         mine += theirs
         ### END SOLUTION
     return pieces[rank]
@@ -445,7 +448,8 @@ draw.chart(limits, "", caption="Tensors that each rank sends in a ring all-reduc
 # %%
 recording = run(outcome, all_reduce, ranks=4, record="communication").recording
 if {sent[:3] for sent in draw.sends(recording)} != {sent[:3] for sent in ring(4)}:
-    print("No: yours takes another route, at the same price. What follows is about this ring, and uses the course's.")
+    print("No: yours takes another route, at the same price.")
+    print("What follows is about this ring, and uses the course's.")
     all_reduce = collectives.all_reduce
 draw.messages(draw.sends(recording), ranks=4)
 
@@ -470,8 +474,10 @@ def swap(x):
     collectives.all_to_all(list(arrived), list(x.tensor_split(ranks)))
 
 
-NAMES = ("broadcast", "reduce", "reduce_scatter", "all_gather", "all_reduce", "all_reduce_doubling", "all_to_all")
-OURS = {name: getattr(collectives, name) for name in NAMES} | {"all_reduce": all_reduce, "all_to_all": swap}
+NAMES = ["broadcast", "reduce", "reduce_scatter", "all_gather", "all_reduce"]
+NAMES += ["all_reduce_doubling", "all_to_all"]
+OURS = {name: getattr(collectives, name) for name in NAMES}
+OURS |= {"all_reduce": all_reduce, "all_to_all": swap}
 
 
 def each(ways, n):
@@ -500,7 +506,8 @@ def audit(n, ranks):
     for step, name in enumerate(NAMES):
         sides = predicted(name, n, ranks), measured(recording, step)
         rows[name] = (*[" + ".join(f"{sent:,}" for sent in side) for side in sides], "")
-    return draw.ledger(rows, caption=f"bytes sent by rank 0 + rank 1 + ... of {ranks}; {n:,} elements")
+    caption = f"bytes sent by rank 0 + rank 1 + ... of {ranks}; {n:,} elements"
+    return draw.ledger(rows, caption=caption)
 
 
 audit(1001, ranks=4)
@@ -524,7 +531,8 @@ audit(1001, ranks=3)
 # ledger for three ranks, rank 2 is one of these.) In the picture there is one piece, number 0: the whole tensor.
 
 # %%
-doubling = [(k, rank, rank ^ 2**k, 0) for k in range(3) for rank in range(8)]  # ^ flips one bit: 5 ^ 1 is 4
+# ^ flips one bit: 5 ^ 1 is 4
+doubling = [(k, rank, rank ^ 2**k, 0) for k in range(3) for rank in range(8)]
 draw.messages(doubling, ranks=8)
 
 # %% [markdown]
@@ -591,8 +599,8 @@ play.all_reduce_times(
 # %%
 def border(ranks, latency=20e-6, bandwidth=10e9):
     """The first power of two, in bytes, at which the ring is quicker than doubling."""
-    size = 1
-    while cost.ring_seconds(size, ranks, latency, bandwidth) > cost.doubling_seconds(size, ranks, latency, bandwidth):
+    size, wire = 1, (ranks, latency, bandwidth)
+    while cost.ring_seconds(size, *wire) > cost.doubling_seconds(size, *wire):
         size *= 2
     return size
 
@@ -655,7 +663,7 @@ play.replay(run(watched, ranks=4, record="communication").recording, step=0)
 
 # %%
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def own_piece(x):
@@ -666,7 +674,7 @@ def own_piece(x):
 NATIVE = {
     "broadcast": lambda x: dist.broadcast(x, src=0),
     "reduce": lambda x: dist.reduce(x, dst=0),
-    "reduce_scatter": lambda x: reduce_scatter_single(own_piece(x), x),
+    "reduce_scatter": lambda x: scatter_single(own_piece(x), x),
     "all_gather": lambda x: all_gather_single(x, own_piece(x)),
     "all_reduce": dist.all_reduce,
     "all_to_all": lambda x: dist.all_to_all_single(torch.empty_like(x), x),
@@ -677,12 +685,13 @@ NATIVE = {
 # what.
 
 # %%
-ours = run(each, {name: OURS[name] for name in NATIVE}, 1000, ranks=4, record="communication").recording
-native = run(each, NATIVE, 1000, ranks=4, record="communication").recording
-rows = {
-    name: [sum(predicted(name, 1000, 4)), sum(measured(ours, step)), sum(measured(native, step))]
-    for step, name in enumerate(NATIVE)
-}
+recorded = partial(run, ranks=4, record="communication")
+ours = recorded(each, {name: OURS[name] for name in NATIVE}, 1000).recording
+native = recorded(each, NATIVE, 1000).recording
+rows = {}
+for step, name in enumerate(NATIVE):
+    sides = predicted(name, 1000, 4), measured(ours, step), measured(native, step)
+    rows[name] = [sum(side) for side in sides]
 draw.ledger(rows, caption="bytes sent by all of 4 ranks; 1,000 elements")
 
 # %% [markdown]
@@ -714,11 +723,15 @@ def wire(ways, n):
 def times_logical(ways, name, n=2**20, ranks=4):
     """All ranks' bytes on the wire, as a multiple of the logical ones."""
     sent = [rank[name] for rank in run(wire, {name: ways[name]}, n, ranks=ranks)]
-    return "not counted here" if None in sent else f"{sum(sent) / sum(predicted(name, n, ranks)):.2f} ×"
+    logical = sum(predicted(name, n, ranks))
+    return "not counted here" if None in sent else f"{sum(sent) / logical:.2f} ×"
 
 
 both = {"ours": OURS, "native (gloo)": NATIVE}
-draw.table([{"": name, **{side: times_logical(ways, name) for side, ways in both.items()}} for name in NATIVE])
+rows = []
+for name in NATIVE:
+    rows.append({"": name, **{side: times_logical(ways, name) for side, ways in both.items()}})
+draw.table(rows)
 
 # %% [markdown]
 # There it is: gloo has no `reduce_scatter` of its own. It runs an `all_reduce`, which is twice the bytes, and throws
@@ -805,7 +818,8 @@ def sent_by_rings(ranks):
     tensor's bytes."""
     ### BEGIN SOLUTION
     pieces = (ranks - 1) / ranks
-    return {"reduce_scatter": pieces, "all_gather": pieces, "all_reduce": 2 * pieces, "all_to_all": pieces}
+    once = ("reduce_scatter", "all_gather", "all_to_all")
+    return dict.fromkeys(once, pieces) | {"all_reduce": 2 * pieces}
     ### END SOLUTION
 
 
