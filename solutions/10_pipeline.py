@@ -41,11 +41,13 @@ from labs.pp import B, F, I, W
 
 # %%
 llama, tokens, nodes = PRESETS["llama3-405b"], 8192, 16
-x = 2 * tokens * llama.dim  # bytes of what goes from one layer to the next, for a sequence, in 16 bits
+x = 2 * tokens * llama.dim  # bytes between two layers, for a sequence, in 16 bits
 all_reduces = (4 * llama.depth + 2) * 2 * (nodes - 1) / nodes * x / 1e9
-print(f"405 billion parameters at 16 bytes: {405e9 * 16 / 1e12:.1f} TB; eight H100s have {8 * 80e9 / 1e12:.2f} TB")
+held, there = 405e9 * 16 / 1e12, 8 * 80e9 / 1e12
+print(f"405 billion parameters at 16 bytes: {held:.1f} TB; eight H100s have {there:.2f} TB")
 print(f"a sequence of {tokens:,} tokens, on {nodes} nodes, sent by each of them:")
-print(f"  tensor parallelism          {all_reduces:6.1f} GB, in {4 * llama.depth + 2} all-reduces")
+calls = 4 * llama.depth + 2
+print(f"  tensor parallelism          {all_reduces:6.1f} GB, in {calls} all-reduces")
 print(f"  one tensor to the next node {2 * x / 1e9:6.1f} GB, forward and backward together")
 
 # %% [markdown]
@@ -94,7 +96,7 @@ guess_alive = 4  # your number
 # %%
 from labs.pp.one_process import Placed, naive
 
-CONFIG = replace(PRESETS["tiny"], depth=8, kv_heads=4)  # 8 layers; 4 heads of each kind, for later
+CONFIG = replace(PRESETS["tiny"], depth=8, kv_heads=4)  # 4 heads of each kind, for later
 GPUS = torch.cuda.device_count() >= 4
 DEVICES = [f"cuda:{number}" if GPUS else "cpu" for number in range(4)]
 loader = Batches(corpus().tokens, 8, CONFIG.context)
@@ -103,7 +105,8 @@ whole, placed = GPT(CONFIG), Placed(pp.cut(GPT(CONFIG), 4), DEVICES)
 x, y = loader[0]
 loss = whole.loss(placed(x), y.to(DEVICES[-1]))
 loss.backward()  # through all devices
-print(f"loss {loss.item():.3f}; as of the whole model: {torch.isclose(loss.cpu(), whole(x, y)).item()}")
+same = torch.isclose(loss.cpu(), whole(x, y)).item()
+print(f"loss {loss.item():.3f}; as of the whole model: {same}")
 
 # %% [markdown]
 # `pp.cut` cuts a model by its layers ([labs/pp/stages.py](../labs/pp/stages.py)); stage 0 also has the embedding, and
@@ -165,7 +168,8 @@ def gpipe(ranks, microbatches):
     """[the instructions of rank 0, those of rank 1, ...]"""
     ### BEGIN SOLUTION
     numbers = range(microbatches)
-    return [[F(rank, m) for m in numbers] + [B(rank, m) for m in numbers] for rank in range(ranks)]
+    order = [(kind, m) for kind in (F, B) for m in numbers]
+    return [[kind(rank, m) for kind, m in order] for rank in range(ranks)]
     ### END SOLUTION
 
 
@@ -195,7 +199,8 @@ play.microbatches(gpipe(4, 4))
 
 # %%
 bubble = pp.simulate(gpipe(4, 8)).bubble
-check.predict("How much longer?", guess_bubble, bubble, reason="It waits for 3 of each, and computes 8 of each.")
+reason = "It waits for 3 of each, and computes 8 of each."
+check.predict("How much longer?", guess_bubble, bubble, reason=reason)
 
 # %% [markdown]
 # Each rank waits for as many forwards, and as many backwards, as there are *other* ranks. So with p ranks and m
@@ -207,7 +212,8 @@ for ranks in (2, 4, 8, 16):
     bubbles = {m: pp.simulate(gpipe(ranks, m), F=1, B=2).bubble for m in (1, 4, 8, 32, 128)}
     assert all(abs(found - (ranks - 1) / m) < 1e-12 for m, found in bubbles.items())
     assert abs(pp.simulate(gpipe(ranks, 8), F=2, B=3).bubble - (ranks - 1) / 8) < 1e-12
-    rows.append({"bubble": f"{ranks} ranks"} | {f"m = {m}": f"{found:.1%}" for m, found in bubbles.items()})
+    told = {f"m = {m}": f"{found:.1%}" for m, found in bubbles.items()}
+    rows.append({"bubble": f"{ranks} ranks"} | told)
 draw.table(rows)
 
 # %% [markdown]
@@ -241,7 +247,8 @@ def train(lists):
         optimizer.step()
         optimizer.zero_grad()
     mark("end")
-    return {name: p.detach() for stage in pipeline.stages.values() for name, p in stage.named_parameters()}
+    stages = pipeline.stages.values()
+    return {name: p.detach() for stage in stages for name, p in stage.named_parameters()}
 
 
 # %%
@@ -272,7 +279,8 @@ def try_out(lists):
     found = {name: p for parameters in trained for name, p in parameters.items()}
     assert found.keys() == expected.keys()
     same = sum(torch.equal(p, expected[name]) for name, p in found.items())
-    print(f"{same} of {len(found)} parameters have the bits of one process, after 2 steps on 4 ranks")
+    bits = f"{same} of {len(found)} parameters have the bits of one process"
+    print(f"{bits}, after 2 steps on 4 ranks")
     return trained.recording
 
 
@@ -334,8 +342,8 @@ one_f_one_b = one_f_one_b if answer.ok else pp.one_f_one_b
 picture
 
 # %%
-most = {name: max(pp.alive(lists(4, 8))[0]) for name, lists in (("gpipe", gpipe), ("1f1b", one_f_one_b))}
-check.predict("Micro-batches held by the first rank?", guess_alive, most["1f1b"], reason="As many as there are ranks.")
+most, reason = max(pp.alive(one_f_one_b(4, 8))[0]), "As many as there are ranks."
+check.predict("Micro-batches held by the first rank?", guess_alive, most, reason=reason)
 
 # %% [markdown]
 # The bubble is as large as before. (That 1F1B makes it smaller is a common mistake.) What is smaller is what the ranks
@@ -347,15 +355,17 @@ talk["1F1B"] = try_out(one_f_one_b(4, MICRO))
 
 # %%
 both = {"GPipe": gpipe(4, MICRO), "1F1B": one_f_one_b(4, MICRO)}
-watched = {name: on_cpu(train, lists, ranks=4, record="memory").recording for name, lists in both.items()}
+holds = partial(on_cpu, ranks=4, record="memory")
+watched = {name: holds(train, lists).recording for name, lists in both.items()}
 draw.memory(*watched.values(), step=1, ranks=[0], names=list(watched))
 
 # %%
 rows = []
 for rank in range(4):
-    told = {f"{name}, on the list": max(pp.alive(lists)[rank]) for name, lists in both.items()}
+    told = {f"{name}, on the list": max(pp.alive(each)[rank]) for name, each in both.items()}
     gpipes, less = (watched[name].steady(rank)["A"] for name in both)
-    rows.append({"": f"rank {rank}", **told, "1F1B, by bytes held": f"{MICRO * less / gpipes:.1f}"})
+    told["1F1B, by bytes held"] = f"{MICRO * less / gpipes:.1f}"
+    rows.append({"": f"rank {rank}", **told})
 draw.table(rows, caption="micro-batches alive at most (by bytes: scaled so that GPipe's is 8)")
 
 # %% [markdown]
@@ -395,16 +405,20 @@ def with_warmup(times, ranks=4, v=2):
     lists = []
     for rank, order in enumerate(pp.interleaved(ranks, MICRO, v)):
         forwards, backwards = ([x for x in order if isinstance(x, kind)] for kind in (F, B))
-        lists.append(pp.schedules.in_turns(forwards, backwards, (v - 1) * ranks + times * (ranks - 1 - rank)))
+        warmup = (v - 1) * ranks + times * (ranks - 1 - rank)
+        lists.append(pp.schedules.in_turns(forwards, backwards, warmup))
     return lists
 
 
+# %%
+lists = {f"{times} × (p − 1 − r)": (with_warmup(times), {"F": 0.5, "B": 1}) for times in (1, 2)}
+lists["1f1b"] = one_f_one_b(4, MICRO), {"F": 1, "B": 2}
 rows = []
 for send in (0, 0.05, 0.1, 0.2):  # a rank's forward takes 1, in one stage or in two halves
-    lists = {f"{times} × (p − 1 − r)": with_warmup(times) for times in (1, 2)}
-    halves = {name: f"{pp.simulate(each, F=0.5, B=1, send=send).bubble:.1%}" for name, each in lists.items()}
-    others = {"1f1b": f"{pp.simulate(one_f_one_b(4, MICRO), F=1, B=2, send=send).bubble:.1%}"}
-    rows.append({"a message takes": f"{send} of a rank's forward", **halves, **others})
+    row = {"a message takes": f"{send} of a rank's forward"}
+    for name, (each, costs) in lists.items():
+        row[name] = f"{pp.simulate(each, send=send, **costs).bubble:.1%}"
+    rows.append(row)
 draw.table(rows, caption="bubble on 4 ranks with 8 micro-batches")
 
 # %% [markdown]
@@ -425,7 +439,8 @@ layer, x = nn.Linear(4, 3), torch.randn(5, 4, requires_grad=True)
 with pp.Deferred() as later:  # F
     y = layer(x)
 y.backward(torch.ones_like(y))  # I
-print(f"after I: x has its gradient: {x.grad is not None}; the weight: {layer.weight.grad is not None}")
+there = x.grad is not None, layer.weight.grad is not None
+print(f"after I: x has its gradient: {there[0]}; the weight: {there[1]}")
 later.backward()  # W
 print(f"after W: the weight has it: {torch.equal(layer.weight.grad, torch.ones(3, 5) @ x)}")
 
@@ -500,11 +515,9 @@ SCHEDULES = {
 }
 rows = []
 for name, (lists, v) in SCHEDULES.items():
-    alive = [max(each) / v for each in pp.alive(lists)]
-    rows.append(
-        {"": name, "bubble": f"{pp.simulate(lists).bubble:.1%}"} | {f"rank {r}": n for r, n in enumerate(alive)}
-    )
-draw.table(rows, caption="4 ranks, 8 micro-batches: the bubble, and micro-batches alive on each rank")
+    alive = {f"rank {r}": max(each) / v for r, each in enumerate(pp.alive(lists))}
+    rows.append({"": name, "bubble": f"{pp.simulate(lists).bubble:.1%}"} | alive)
+draw.table(rows, caption="4 ranks, 8 micro-batches: the bubble, and micro-batches alive")
 
 # %% [markdown]
 # Nothing is free: the smaller the bubble, the more is held, or sent. Now play with it. On 4 ranks, with how many
@@ -533,13 +546,18 @@ play.schedule()
 SECONDS = {F: 0.01, B: 0.02, I: 0.01, W: 0.01}
 
 
+def compute_and_sleep(compute, v, x):
+    compute(x)
+    time.sleep(SECONDS[type(x)] / v)
+
+
+# %%
 def sleeps(schedules, times):
     """A few steps of each; an instruction computes next to nothing, and then sleeps."""
     for lists, v in schedules.values():
         stages = [nn.Linear(4, 4) for _ in range(stages_of(lists))]
         pipeline = pp.Pipeline(stages, lists, lambda y, target: (y - target).square().mean())
-        compute = pipeline.compute
-        pipeline.compute = lambda x, compute=compute, v=v: (compute(x), time.sleep(SECONDS[type(x)] / v))
+        pipeline.compute = partial(compute_and_sleep, pipeline.compute, v)
         instructions(pipeline)
         for _ in range(times):
             dist.barrier()
@@ -549,12 +567,13 @@ def sleeps(schedules, times):
 
 
 # %%
-TIMES = 3  # and the quickest of them: whatever else your machine does, it cannot make a step quicker
+TIMES = 3  # and the quickest of them: nothing that your machine does makes a step quicker
 slept = on_cpu(sleeps, SCHEDULES, TIMES, ranks=4, record="time", tell="sleeping").recording
-quickest = {
-    name: min(range(TIMES * n, TIMES * (n + 1)), key=lambda step, lists=lists: slept.schedule(lists, step).time)
-    for n, (name, (lists, _)) in enumerate(SCHEDULES.items())
-}
+quickest = {}
+for n, (name, (lists, _)) in enumerate(SCHEDULES.items()):
+    steps = range(TIMES * n, TIMES * (n + 1))
+    times = {step: slept.schedule(lists, step).time for step in steps}
+    quickest[name] = min(times, key=times.get)
 draw.schedule(SCHEDULES["1F1B"][0], recording=slept, step=quickest["1F1B"], F=0.01, B=0.02)
 
 # %% [markdown]
@@ -564,10 +583,11 @@ draw.schedule(SCHEDULES["1F1B"][0], recording=slept, step=quickest["1F1B"], F=0.
 # %%
 rows = []
 for name, (lists, v) in SCHEDULES.items():
-    on_paper = pp.simulate(lists, **{kind.__name__: seconds / v for kind, seconds in SECONDS.items()})
+    costs = {kind.__name__: seconds / v for kind, seconds in SECONDS.items()}
+    on_paper = pp.simulate(lists, **costs)
     ran = slept.schedule(lists, quickest[name])
     times = {"ideal": on_paper.ideal, "simulated": on_paper.time, "recorded": ran.time}
-    rows.append({"": name} | {what: f"{1000 * seconds:.0f} ms" for what, seconds in times.items()})
+    rows.append({"": name, **{what: f"{1000 * each:.0f} ms" for what, each in times.items()}})
 draw.table(rows)
 
 # %% [markdown]
@@ -656,7 +676,8 @@ def obey(instructions, stages, loss, xs, ys, take, put):
             losses |= {} if value is None else {m: value}
         else:
             ### BEGIN SOLUTION
-            torch.autograd.backward(alive[s, m][1], take(B(s + 1, m)) if alive[s, m][1].ndim else None)
+            last = not alive[s, m][1].ndim
+            torch.autograd.backward(alive[s, m][1], None if last else take(B(s + 1, m)))
             if s > 0:
                 put(B(s, m), alive[s, m][0].grad)
             del alive[s, m]
@@ -664,6 +685,7 @@ def obey(instructions, stages, loss, xs, ys, take, put):
     return [losses[m] for m in sorted(losses)]
 
 
+# %%
 check.obey(obey)
 
 # %% [markdown]
@@ -730,11 +752,11 @@ check.with_messages(with_messages)
 
 # %%
 a_part = cost.Job(CONFIG, batch=1, ranks=4, accumulation=MICRO)  # micro-batches of one sequence
-entries = {
-    f"{name}, rank {rank}": (cost.pp(replace(a_part, rank=rank), pp.plan(lists)).sent, talk[name].sent(rank, 1))
-    for name, (lists, _) in SCHEDULES.items()
-    for rank in (0, 1)
-}
+entries = {}
+for name, (lists, _) in SCHEDULES.items():
+    for rank in (0, 1):
+        predicted = cost.pp(replace(a_part, rank=rank), pp.plan(lists))
+        entries[f"{name}, rank {rank}"] = predicted.sent, talk[name].sent(rank, 1)
 ledger = draw.ledger(entries, within=0)
 assert ledger.agrees
 ledger
@@ -776,11 +798,11 @@ def all_by_torch():
 theirs = on_cpu(all_by_torch, ranks=4, record="communication", tell="PyTorch's")
 rows = []
 for number, name in enumerate(NATIVE):
-    same = [torch.equal(p, expected[key]) for rank in theirs for key, p in rank[name][0].items()]
+    found = [pair for rank in theirs for pair in rank[name][0].items()]
+    same = [torch.equal(p, expected[key]) for key, p in found]
     bits = {"PyTorch's bits are one process's": f"{sum(same)} of {len(same)} parameters"}
-    rows.append(
-        {"": name} | bits | {"ours": talk[name].sent(1, 1), "PyTorch's": theirs.recording.sent(1, 2 * number + 1)}
-    )
+    sent = talk[name].sent(1, 1), theirs.recording.sent(1, 2 * number + 1)
+    rows.append({"": name} | bits | {"ours": sent[0], "PyTorch's": sent[1]})
 draw.table(rows, caption="and bytes that rank 1 sends in the second step")
 
 # %% [markdown]
@@ -817,8 +839,8 @@ for name in NATIVE:
 def both_sides(stages, model):
     """Two pipelines of the same stages, as functions of a batch; PyTorch's takes only what the
     rank's stage reads."""
-    ours, theirs = pp.Pipeline(stages, pp.one_f_one_b(2, 4), model.loss), native.pp(stages, "1f1b", 4, model.loss)
-    rank = dist.get_rank()
+    ours = pp.Pipeline(stages, pp.one_f_one_b(2, 4), model.loss)
+    theirs, rank = native.pp(stages, "1f1b", 4, model.loss), dist.get_rank()
     given = {0: lambda x, y: theirs.step(x), 1: lambda x, y: theirs.step(target=y)}
     return {"ours": ours.forward_backward, "PyTorch's default": given[rank]}
 
@@ -838,7 +860,8 @@ def accumulate(side):
 rows = []
 for side in ("ours", "PyTorch's default"):
     times = torch.cat(on_cpu(accumulate, side, ranks=2))
-    rows.append({"": side, "least": round(times.min().item(), 3), "most": round(times.max().item(), 3), "due": 2.0})
+    least, most = (round(each.item(), 3) for each in times.aminmax())
+    rows.append({"": side, "least": least, "most": most, "due": 2.0})
 draw.table(rows, caption="gradients after two batches, as multiples of those after one")
 
 # %% [markdown]
@@ -918,7 +941,8 @@ def bubbles(ranks, microbatches, stages_per_rank):
     meant."""
     ### BEGIN SOLUTION
     bubble = (ranks - 1) / microbatches
-    return {"GPipe": bubble, "1F1B": bubble, "interleaved": bubble / stages_per_rank, "zero bubble": bubble / 3}
+    others = {"interleaved": bubble / stages_per_rank, "zero bubble": bubble / 3}
+    return {"GPipe": bubble, "1F1B": bubble} | others
     ### END SOLUTION
 
 
@@ -1007,12 +1031,14 @@ beat.short_schedule(shortest)
 
 # %%
 ROWS = strategies.ROWS
-WAYS = {"DDP": ROWS["ddp-bucketed"], "FSDP": ROWS["fsdp"], "TP": replace(ROWS["tp"], axes=lambda asked: {"tp": asked})}
+WAYS = {"DDP": ROWS["ddp-bucketed"], "FSDP": ROWS["fsdp"]}
+WAYS["TP"] = replace(ROWS["tp"], axes=lambda asked: {"tp": asked})
 
 
 def as_row(strategy):
     parts = strategy.parts(4)
-    batches = [[tuple(each.chunk(parts)[part] for each in loader[n]) for n in range(2)] for part in range(parts)]
+    cut = [list(zip(*(each.chunk(parts) for each in loader[n]), strict=True)) for n in range(2)]
+    batches = [list(steps) for steps in zip(*cut, strict=True)]
     strategies.train(strategy, partial(GPT, CONFIG), batches)
 
 
@@ -1021,7 +1047,7 @@ for name, strategy in WAYS.items():
     watched[name] = on_cpu(as_row, strategy, ranks=4, record="memory").recording
 
 # %%
-PAPER = {"DDP": (12, 24), "FSDP": (12, 24), "TP": (3, 24)}  # through four stages' worth: 4 F and 4 B are 12
+PAPER = {"DDP": (12, 24), "FSDP": (12, 24), "TP": (3, 24)}  # 4 F and 4 B are 12
 PAPER["PP"] = tuple(pp.simulate(one_f_one_b(4, m)).time for m in (1, MICRO))
 talk["PP"], watched["PP"] = talk["1F1B"], watched["1F1B"]
 
@@ -1032,15 +1058,17 @@ def fullest(name):
     counts = (talk[name].counts(rank, 1) for rank in range(4))
     sent = {"sent, kB": max(talk[name].sent(rank, 1) for rank in range(4)) // 1000}
     calls = {"calls": max(count.total() - count["recv"] for count in counts)}
-    return sent | calls | {kind: max(watched[name].steady(rank)[kind] for rank in range(4)) / 1e6 for kind in "PGSA"}
+    steady = [watched[name].steady(rank) for rank in range(4)]
+    return sent | calls | {kind: max(each[kind] for each in steady) / 1e6 for kind in "PGSA"}
 
 
 # %%
 rows = []
 for name, (one, all_of_them) in PAPER.items():
-    told = {key: f"{number:.2g}" if key in "PGSA" else number for key, number in fullest(name).items()}
+    told = fullest(name)
+    told |= {kind: f"{told[kind]:.2g}" for kind in "PGSA"}
     rows.append({"": name, **told, "time of 1": one, "of 8": all_of_them})
-draw.table(rows, caption="P, G, S, A in MB; on paper, the time of 1 sequence and of 8, in forwards")
+draw.table(rows, caption="P, G, S, A in MB; on paper, the time of 1 sequence and of 8")
 
 # %% [markdown]
 # The last two columns are times on paper: a stage's F takes 1 and its B 2, the model has four stages' worth of layers,
@@ -1065,7 +1093,7 @@ draw.table(rows, caption="P, G, S, A in MB; on paper, the time of 1 sequence and
 
 # %%
 mine = [[*order] for order in one_f_one_b(4, MICRO)]
-mine[0][9], mine[0][10] = mine[0][10], mine[0][9]  # for example: a backward earlier, a forward later
+mine[0][9], mine[0][10] = mine[0][10], mine[0][9]  # say, a backward earlier, a forward later
 print(f"time {pp.simulate(mine).time:g}, 1F1B's is {pp.simulate(one_f_one_b(4, MICRO)).time:g}")
 print(f"alive at most: {[max(alive) for alive in pp.alive(mine)]}")
 
@@ -1082,8 +1110,13 @@ rows = []
 for split in (False, True):
     for limits in ([4, 3, 2, 1], [4] * 4, [8] * 4):
         best = search(4, MICRO, limits, split)
-        told = {"time": best.simulation.time, "bubble": f"{best.simulation.bubble:.1%}", "none is quicker": best.proven}
-        rows.append({"backward": "split" if split else "whole", "alive at most": " ".join(map(str, limits)), **told})
+        row = {"backward": "split" if split else "whole"}
+        row |= {
+            "alive at most": " ".join(map(str, limits)),
+            "time": best.simulation.time,
+            "bubble": f"{best.simulation.bubble:.1%}",
+        }
+        rows.append(row | {"none is quicker": best.proven})
 draw.table(rows)
 
 # %% [markdown]
@@ -1112,13 +1145,15 @@ from torch.distributed.pipelining import PipelineStage, schedules
 
 from labs.mesh import Mesh
 
-KINDS = {"1F1B": schedules.ScheduleInterleaved1F1B, "zero bubble": schedules.ScheduleInterleavedZeroBubble}
+KINDS = {"1F1B": schedules.ScheduleInterleaved1F1B}
+KINDS["zero bubble"] = schedules.ScheduleInterleavedZeroBubble
 
 
+# %%
 def sharded_stages(name, reshard):
     """How many gradients of this rank's stage are there, and how many are not."""
-    mesh, model, (x, y) = native.device_mesh(Mesh((2, 2), ("pp", "dp"))), GPT(CONFIG), loader[0]
-    number = mesh.get_local_rank("pp")
+    mesh, model = native.device_mesh(Mesh((2, 2), ("pp", "dp"))), GPT(CONFIG)
+    (x, y), number = loader[0], mesh.get_local_rank("pp")
     stage = pp.cut(model, 2)[number]
     for module in (*stage.layers.values(), stage):
         fully_shard(module, mesh=mesh["dp"], reshard_after_forward=reshard)
@@ -1131,9 +1166,10 @@ def sharded_stages(name, reshard):
 # %%
 rows = []
 for name, reshard in (("1F1B", True), ("zero bubble", False), ("zero bubble", True)):
-    first, _, second, _ = on_cpu(sharded_stages, name, reshard, ranks=4)  # ranks 1 and 3 have the same stages
-    found = first + second
-    rows.append({"": name, "reshard_after_forward": reshard, "gradients": found["there"], "missing": found["missing"]})
+    stages = on_cpu(sharded_stages, name, reshard, ranks=4)
+    found = stages[0] + stages[2]  # ranks 1 and 3 have the same ones
+    counts = {"gradients": found["there"], "missing": found["missing"]}
+    rows.append({"": name, "reshard_after_forward": reshard, **counts})
 draw.table(rows)
 
 # %% [markdown]
@@ -1171,7 +1207,8 @@ from labs.kit.nccl.verdict import would_hang
 
 
 def verdict_of(job, schedule):
-    return would_hang(on_cpu(job, schedule(4, MICRO), ranks=4, record="communication").recording)
+    ran = on_cpu(job, schedule(4, MICRO), ranks=4, record="communication")
+    return would_hang(ran.recording)
 
 
 verdict = verdict_of(one_by_one, pp.one_f_one_b)
@@ -1187,7 +1224,8 @@ verdict
 
 # %%
 def batched(lists):
-    ranks, nobody, order = range(len(lists)), (None, None), [ends(x) for x in lists[dist.get_rank()]]
+    ranks, nobody = range(len(lists)), (None, None)
+    order = [ends(x) for x in lists[dist.get_rank()]]
     for (_, to), (source, _) in zip([nobody, *order], [*order, nobody], strict=True):
         both = ((dist.isend, to), (dist.irecv, source))
         messages = [dist.P2POp(op, torch.ones(8), peer) for op, peer in both if peer in ranks]
@@ -1197,7 +1235,8 @@ def batched(lists):
 
 verdicts = {"1F1B, one by one": verdict, "1F1B, batched": verdict_of(batched, pp.one_f_one_b)}
 verdicts |= {"GPipe, one by one": verdict_of(one_by_one, pp.gpipe)}
-verdicts |= {"1F1B, the course's": would_hang(talk["1F1B"]), "PyTorch's, all four": would_hang(theirs.recording)}
+verdicts["1F1B, the course's"] = would_hang(talk["1F1B"])
+verdicts["PyTorch's, all four"] = would_hang(theirs.recording)
 draw.table([{"": name, "on NCCL": each.name} for name, each in verdicts.items()])
 
 # %% [markdown]
@@ -1217,12 +1256,15 @@ draw.table([{"": name, "on NCCL": each.name} for name, each in verdicts.items()]
 # %%
 _, layer, *_, head = (sum(part.sizes) for part in cost.gpt_layers(llama))
 rows = []
-for name, outer in (("8 in each stage", 8), ("7 in the first and the last, 8 in the others", 7)):
+cuts = {"8 in each stage": 8, "7 in the first and the last, 8 in the others": 7}
+for name, outer in cuts.items():
     layers = [outer, *[8] * 14, outer]
     F_costs = [*layers[:-1], layers[-1] + head / layer]
-    time_taken = pp.simulate(one_f_one_b(16, 32), F=F_costs, B=[2 * each for each in F_costs]).time
+    B_costs = [2 * each for each in F_costs]
+    time_taken = pp.simulate(one_f_one_b(16, 32), F=F_costs, B=B_costs).time
     idle = 1 - 3 * 32 * sum(F_costs) / (16 * time_taken)
-    rows.append({"layers": name, "slowest stage, in layers": round(max(F_costs), 2), "idle": f"{idle:.1%}"})
+    slowest = round(max(F_costs), 2)
+    rows.append({"layers": name, "slowest stage, in layers": slowest, "idle": f"{idle:.1%}"})
 draw.table(rows)
 
 # %% [markdown]
