@@ -246,7 +246,8 @@ def add_up_many():
 
 
 recording = run(add_up_many, ranks=4, record="communication").recording
-draw.ledger({"rank 0 sent": (4 * cost.all_reduce(1000, ranks=4).elements, recording.sent(rank=0))})
+predicted = 4 * cost.all_reduce(1000, ranks=4).elements
+draw.ledger({"rank 0 sent": (predicted, recording.sent(rank=0))})
 
 # %% [markdown]
 # `labs.cost` predicts. The recording notes each call, its size and its ranks, and adds up the least that such a call
@@ -283,7 +284,8 @@ def step(model, optimizer, x, y):
 def train(steps=3):
     model = Bucketed(GPT(PRESETS["tiny"]))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    batches = Batches(corpus().tokens[:100_000], batch=12, context=64, rank=dist.get_rank(), ranks=4)
+    tokens, rank = corpus().tokens[:100_000], dist.get_rank()
+    batches = Batches(tokens, batch=12, context=64, rank=rank, ranks=4)
     for number in range(steps):
         mark("step")
         step(model, optimizer, *batches[number])

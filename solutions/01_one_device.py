@@ -104,7 +104,7 @@ def train_with(model, optimizer, batches):
     losses = []
     for batch in batches:
         mark("step")
-        x, y = (tensor.clone() for tensor in batch)  # as a loader would: they die with their step
+        x, y = (each.clone() for each in batch)  # as a loader would: they die with their step
         mark("forward")
         loss = model(x, y)
         mark("backward")
@@ -152,9 +152,8 @@ assert again == reference
 # %%
 from labs.kit import strategies
 
-[(losses, parameters)] = run(
-    strategies.train, strategies.ONE_DEVICE, lambda: GPT(config), [batches], ranks=1, device="cpu"
-)
+same = strategies.train, strategies.ONE_DEVICE, lambda: GPT(config), [batches]
+[(losses, parameters)] = run(*same, ranks=1, device="cpu")
 assert losses == reference
 
 # %% [markdown]
@@ -222,8 +221,8 @@ draw.table(rows)
 guess = 16  # your number
 recording = run(train, batches[:3], ranks=1, device="cpu", record="memory").recording
 held = recording.held(step=2)
-per_parameter = (held["P"] + held["G"] + held["S"]) / sum(sizes)
-check.predict("How many bytes per parameter do P, G and S take?", guess, answer=round(per_parameter), unit="B")
+answer = round((held["P"] + held["G"] + held["S"]) / sum(sizes))
+check.predict("How many bytes per parameter do P, G and S take?", guess, answer, unit="B")
 
 # %% [markdown]
 # ## Measure
@@ -247,7 +246,8 @@ draw.memory(recording, step=2)
 
 # %%
 predicted = cost.ddp(cost.Job(config, BATCH), "single").held
-draw.ledger({kind: (getattr(predicted, kind), held[kind]) for kind in ("P", "G", "S", "A", "temporary", "peak")})
+kinds = ("P", "G", "S", "A", "temporary", "peak")
+draw.ledger({kind: (getattr(predicted, kind), held[kind]) for kind in kinds})
 
 # %% [markdown]
 # P and G are 4 bytes per parameter. S is 8, and 4 more per *tensor*: AdamW counts its steps. (*Temporary* is what lives
@@ -276,7 +276,8 @@ with FlopCounterMode(display=False) as forward:
     loss = GPT(config)(x, y)
 with FlopCounterMode(display=False) as backward:
     loss.backward()
-weights = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and name != "embed.weight")
+matrices = {name: p for name, p in model.named_parameters() if p.dim() == 2}
+weights = sum(p.numel() for name, p in matrices.items() if name != "embed.weight")
 for name, counter in {"forward": forward, "backward": backward}.items():
     operations = counter.get_flop_counts()["Global"][torch.ops.aten.mm] / weights / x.numel()
     seconds = sorted(span.end - span.start for span in timed.spans if span.name == name)
@@ -297,15 +298,16 @@ for name, counter in {"forward": forward, "backward": backward}.items():
 def activations(batch, context):
     """Bytes of A, as measured in the second of two steps."""
     loader = Batches(text.tokens, batch, context)
-    recording = run(train, [loader[0], loader[1]], ranks=1, device="cpu", record="memory").recording
-    return recording.held(step=1)["A"]
+    two = [loader[0], loader[1]]
+    return run(train, two, ranks=1, device="cpu", record="memory").recording.held(step=1)["A"]
 
 
 measured = {shape: activations(*shape) for shape in [(12, 64), (24, 64), (12, 32)]}
 
 # %%
 guess = 2  # your number
-check.predict("With twice the batch, A grows by what factor?", guess, answer=measured[24, 64] / measured[12, 64])
+factor = measured[24, 64] / measured[12, 64]
+check.predict("With twice the batch, A grows by what factor?", guess, factor)
 
 # %%
 rows = {
@@ -329,7 +331,8 @@ draw.ledger(rows)
 
 # %%
 kept = cost.activations(cost.Job(config, BATCH))
-draw.table([{"kept by": part, "bytes": count} for part, count in (kept | {"together": sum(kept.values())}).items()])
+kept |= {"together": sum(kept.values())}
+draw.table([{"kept by": part, "bytes": count} for part, count in kept.items()])
 
 # %% [markdown]
 # Now a model that people use, by formula: none of it is run. Move the batch, and watch which part grows; what a control
@@ -342,18 +345,22 @@ def holds(model, batch, context, precision):
     job = cost.Job(replace(PRESETS[model], context=context), batch, precision=precision)
     kinds = {kind: getattr(cost.per_rank(job, stage=0), kind) for kind in "PGSA"}
     caption = f"{model} on one device, {batch} × {context:,} tokens at a time, in {precision}"
-    picture = draw.chart({kind: {kind: size} for kind, size in kinds.items()}, "B", caption=caption)
+    picture = draw.chart({each: {each: n} for each, n in kinds.items()}, "B", caption=caption)
     parameters = draw.term(f"{sum(cost.parameter_sizes(job.config)):,} parameters", "model")
-    bytes_each = draw.term(" + ".join(f"{size:g}" for size in cost.PIE[precision].values()), "precision")
+    each = " + ".join(f"{size:g}" for size in cost.PIE[precision].values())
+    bytes_each = draw.term(each, "precision")
     tokens = draw.term(f"{batch}", "batch"), " × ", draw.term(f"{context:,} tokens", "context")
-    per_token = draw.term(f"{kinds['A'] / batch / context / 2**20:.1f} MiB", "model", "precision")
+    of_a_token = kinds["A"] / batch / context / 2**20
+    per_token = draw.term(f"{of_a_token:.1f} MiB", "model", "precision")
     floor = ["P + G + S: ", parameters, " × (", bytes_each, ") bytes"]
     return draw.formula(picture, floor, ["A: ", *tokens, " × ", per_token])
 
 
+# %%
 models = {"llama3-8b": "llama3-8b", **{name: name for name in PRESETS}}
 precisions = {"float32": "float32", "mixed precision": "mixed"}
-play.explore(holds, model=models, batch=[1, 2, 4, 8, 16, 32], context=[1024, 2048, 4096, 8192], precision=precisions)
+sizes_of = {"batch": [1, 2, 4, 8, 16, 32], "context": [1024, 2048, 4096, 8192]}
+play.explore(holds, model=models, **sizes_of, precision=precisions)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -371,7 +378,8 @@ for dtype in (torch.float32, torch.bfloat16):
     weight = torch.ones((), dtype=dtype)
     for _ in range(100):
         weight += 0.001
-    print(f"{dtype}: a gap of {torch.finfo(dtype).eps:.2g}; 100 changes of 0.001 to 1 give {weight:.3f}")
+    gap = torch.finfo(dtype).eps
+    print(f"{dtype}: a gap of {gap:.2g}; 100 changes of 0.001 to 1 give {weight:.3f}")
 
 # %% [markdown]
 # Between 1 and the next number there is a gap, and a change smaller than half of it is rounded away, all hundred times.
@@ -422,7 +430,8 @@ def remember(p):
     and of p's shape."""
     ### BEGIN SOLUTION
     master = p.detach().float()
-    return {"master": master, "mean": torch.zeros_like(master), "square": torch.zeros_like(master)}
+    mean, square = torch.zeros_like(master), torch.zeros_like(master)
+    return {"master": master, "mean": mean, "square": square}
     ### END SOLUTION
 
 
@@ -477,7 +486,8 @@ def train_mixed(batches, optimizer=MixedAdamW):
 
 
 def held_by(train):
-    return run(train, batches[:3], ranks=1, device="cpu", record="memory").recording.held(step=2)
+    recording = run(train, batches[:3], ranks=1, device="cpu", record="memory").recording
+    return recording.held(step=2)
 
 
 def bytes_per_parameter(held):
@@ -486,7 +496,8 @@ def bytes_per_parameter(held):
 
 held_in_mixed = held_by(train_mixed)
 mixed = bytes_per_parameter(held_in_mixed)
-check.predict("How many in mixed precision?", guess_mixed, answer=sum(mixed[kind] for kind in "PGS"), unit="B")
+in_all = sum(mixed[kind] for kind in "PGS")
+check.predict("How many in mixed precision?", guess_mixed, in_all, unit="B")
 
 
 # %%
@@ -549,11 +560,13 @@ if not answer:
 tensors = [(p.shape, True) for p in GPT(config).parameters()]
 rows = {}
 for name, seen, low in (("float32", held, False), ("mixed", held_in_mixed, True)):
-    rows |= {f"{name}: {kind}": (n, seen[kind]) for kind, n in bytes_by_kind(tensors, low).items()}
+    due = bytes_by_kind(tensors, low)
+    rows |= {f"{name}: {kind}": (n, seen[kind]) for kind, n in due.items()}
 ledger = draw.ledger(rows, within=0)
 assert ledger.agrees
 head = [(p.shape, name == "head.weight") for name, p in GPT(config).named_parameters()]
-print(f"the head alone: {sum(bytes_by_kind(head, True).values()) / sum(sizes):.2f} bytes per parameter")
+in_head = sum(bytes_by_kind(head, True).values())
+print(f"the head alone: {in_head / sum(sizes):.2f} bytes per parameter")
 ledger
 
 # %% [markdown]
@@ -565,7 +578,8 @@ ledger
 # %%
 [in_mixed] = run(train_mixed, batches, ranks=1, device="cpu")
 assert max(abs(one - other) for one, other in zip(reference, in_mixed, strict=True)) < 0.1
-draw.curves({"float32": reference, "mixed precision": in_mixed}, marks={"unigram entropy": entropy})
+curves = {"float32": reference, "mixed precision": in_mixed}
+draw.curves(curves, marks={"unigram entropy": entropy})
 
 # %% [markdown]
 # Not bit for bit, since it computes with fewer digits; but the curve is the same.
@@ -590,12 +604,14 @@ def unmoved(dtype, lr):
     model(x, y).backward()
     before = [p.detach().clone() for p in model.parameters()]
     torch.optim.AdamW(model.parameters(), **ADAMW | {"lr": lr}).step()
-    return sum((p == old).sum().item() for p, old in zip(model.parameters(), before, strict=True)) / sum(sizes)
+    pairs = zip(model.parameters(), before, strict=True)
+    return sum((p == old).sum().item() for p, old in pairs) / sum(sizes)
 
 
 alone, full_precision = unmoved(torch.bfloat16, lr=3e-5), unmoved(torch.float32, lr=3e-5)
 assert full_precision < 0.01 < 0.3 < alone
-print(f"one step leaves {alone:.0%} of the parameters as they were; in float32, {full_precision:.2%}")
+told = f"one step leaves {alone:.0%} of the parameters as they were"
+print(f"{told}; in float32, {full_precision:.2%}")
 
 # %% [markdown]
 # So look at what an optimizer *holds*, as you did above. With masters, S is 12 bytes per parameter; without, 8 at most.
@@ -629,8 +645,8 @@ def train_copying(batches):
     return train_mixed(batches, CopyingAdamW)
 
 
-rows = {"gradients copied one at a time": mixed, "all copied first": bytes_per_parameter(held_by(train_copying))}
-pie(rows)
+copied_first = bytes_per_parameter(held_by(train_copying))
+pie({"gradients copied one at a time": mixed, "all copied first": copied_first})
 
 # %% [markdown]
 # Twenty: 4 bytes per parameter more, for as long as the optimizer works. Some libraries add up their gradients in
@@ -640,7 +656,8 @@ pie(rows)
 
 # %%
 def gigabytes(parameters):
-    return {name: {kind: b * parameters / 1e9 for kind, b in kinds.items()} for name, kinds in cost.PIE.items()}
+    pies = cost.PIE.items()
+    return {name: {k: b * parameters / 1e9 for k, b in kinds.items()} for name, kinds in pies}
 
 
 draw.chart(gigabytes(7.5e9), "GB", caption="7.5 billion parameters: P, G and S")
@@ -662,8 +679,8 @@ def train_autocast(batches):
     return train_with(forward, torch.optim.AdamW(model.parameters(), **ADAMW), batches)
 
 
-rows = {"float32": full, "ours": mixed, "torch.autocast": bytes_per_parameter(held_by(train_autocast))}
-pie(rows)
+autocast = bytes_per_parameter(held_by(train_autocast))
+pie({"float32": full, "ours": mixed, "torch.autocast": autocast})
 
 # %% [markdown]
 # Sixteen once more: 4 + 4 + 8. But look at A, counted like the rest in bytes per parameter, for a batch of 12 times 64
@@ -681,11 +698,14 @@ pie(rows)
 
 # %%
 need = 16 * 7.5e9 / 1e9
-print(f"7.5 billion parameters: {need:.0f} GB, on devices of 80 GB at least {math.ceil(need / 80)}")
+devices = math.ceil(need / 80)
+print(f"7.5 billion parameters: {need:.0f} GB, on devices of 80 GB at least {devices}")
 llama = PRESETS["llama3-8b"]
-parameters, kept = sum(cost.parameter_sizes(llama)), sum(cost.activations(cost.Job(llama, batch=1)).values())
+parameters = sum(cost.parameter_sizes(llama))
+kept = sum(cost.activations(cost.Job(llama, batch=1)).values()) / 1e9
 print(f"llama3-8b: {parameters:,} parameters, {16 * parameters / 1e9:.0f} GB")
-print(f"and {kept / 1e9:.0f} GB of activations for one sequence of {llama.context:,} tokens, if kept in float32")
+tokens = f"one sequence of {llama.context:,} tokens"
+print(f"and {kept:.0f} GB of activations for {tokens}, if kept in float32")
 
 # %% [markdown]
 # So on such devices the model of our question does not fit, not even with an empty batch. Somebody has to hold the
