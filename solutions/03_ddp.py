@@ -32,6 +32,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import SGD, AdamW
 
 from labs import collectives, cost, ddp, native
 from labs.data import Batches, corpus
@@ -46,6 +47,7 @@ from labs.model import GPT, PRESETS
 
 # %%
 CONFIG, BATCH, STEPS = PRESETS["tiny"], 12, 15
+small = partial(GPT, CONFIG)
 text = corpus()
 loader = Batches(text.tokens, BATCH, CONFIG.context)
 batches = [loader[step] for step in range(STEPS)]
@@ -80,14 +82,14 @@ def nothing(module):
     pass
 
 
-def train(wrap=itself, finish=nothing, steps=STEPS, build=lambda: GPT(CONFIG), optimizer=torch.optim.AdamW, **settings):
+def train(wrap=itself, finish=nothing, steps=STEPS, build=small, optimizer=AdamW, **settings):
     """This rank's losses (nats), and its parameters after the last step."""
     model = build()
     module, optimizer = wrap(model), optimizer(model.parameters(), **settings or ADAMW)
     losses = []
     for batch in batches[:steps]:
         mark("step")
-        x, y = (tensor.chunk(dist.get_world_size())[dist.get_rank()].clone() for tensor in batch)
+        x, y = (each.chunk(dist.get_world_size())[dist.get_rank()].clone() for each in batch)
         losses.append(step(module, optimizer, x, y, finish))
     mark("end")
     return losses, [p.detach() for p in model.parameters()]
@@ -102,7 +104,8 @@ def train(wrap=itself, finish=nothing, steps=STEPS, build=lambda: GPT(CONFIG), o
 job = partial(run, train, device="cpu")
 
 [(reference, alone)] = job(ranks=1, tell="our loop")
-one_device = run(strategies.train, strategies.ONE_DEVICE, lambda: GPT(CONFIG), [batches], ranks=1, tell="the course's")
+courses = partial(run, strategies.train, strategies.ONE_DEVICE, ranks=1, tell="the course's")
+one_device = courses(small, [batches])
 assert reference == one_device[0][0] and len(reference) == STEPS
 print(f"{sum(p.numel() for p in alone):,} parameters")
 
@@ -114,7 +117,8 @@ print(f"{sum(p.numel() for p in alone):,} parameters")
 def apart(results):
     """The largest difference between a parameter of rank 0 and the same one of another rank."""
     (_, first), *others = results
-    return max((a - b).abs().max().item() for _, other in others for a, b in zip(first, other, strict=True))
+    pairs = [pair for _, other in others for pair in zip(first, other, strict=True)]
+    return max((a - b).abs().max().item() for a, b in pairs)
 
 
 strangers = job(ranks=4)
@@ -172,7 +176,8 @@ def gradient(x, y):
 def mean_over(sizes):
     """The mean of the gradients of parts of these sizes, in sequences."""
     x, y = batches[0]
-    return torch.stack([gradient(*part) for part in zip(x.split(sizes), y.split(sizes), strict=True)]).mean(0)
+    parts = zip(x.split(sizes), y.split(sizes), strict=True)
+    return torch.stack([gradient(*part) for part in parts]).mean(0)
 
 
 whole = mean_over([12])
@@ -224,15 +229,16 @@ def sync(module):
 
 def curve(results):
     """The loss of the whole batch in each step: the mean over the ranks."""
-    return [statistics.mean(step) for step in zip(*(losses for losses, _ in results), strict=True)]
+    by_step = zip(*(losses for losses, _ in results), strict=True)
+    return [statistics.mean(step) for step in by_step]
 
 
 averaged = {"finish": average_gradients} if answer.ok else {"wrap": ddp.Naive, "finish": sync}
 four = job(ranks=4, tell="averaged", **averaged)
 assert apart(four) == 0
 assert max(abs(a - b) for a, b in zip(curve(four), reference, strict=True)) < 1e-3
-lines = {"one device": reference, "four ranks, averaged": curve(four), "four ranks, by themselves": curve(strangers)}
-draw.curves(lines)
+lines = {"one device": reference, "four ranks, averaged": curve(four)}
+draw.curves(lines | {"four ranks, by themselves": curve(strangers)})
 
 # %% [markdown]
 # The dashed line lies in the grey band: it is the same training. And the replicas are equal to the last bit, since each
@@ -258,10 +264,12 @@ def summed(module):
         p.grad *= dist.get_world_size()
 
 
-sgd = partial(job, ranks=4, steps=10, tell="SGD", wrap=ddp.Bucketed, optimizer=torch.optim.SGD)
-mean, total, faster = sgd(finish=sync, lr=0.05), sgd(finish=summed, lr=0.05), sgd(finish=sync, lr=0.2)
+sgd = partial(job, ranks=4, steps=10, tell="SGD", wrap=ddp.Bucketed, optimizer=SGD)
+mean, total = sgd(finish=sync, lr=0.05), sgd(finish=summed, lr=0.05)
+faster = sgd(finish=sync, lr=0.2)
 assert all(torch.equal(a, b) for a, b in zip(total[0][1], faster[0][1], strict=True))
-draw.curves({"mean, rate 0.2": curve(faster), "sum, rate 0.05": curve(total), "mean, rate 0.05": curve(mean)})
+lines = {"mean, rate 0.2": faster, "sum, rate 0.05": total, "mean, rate 0.05": mean}
+draw.curves({name: curve(results) for name, results in lines.items()})
 
 # %% [markdown]
 # It is *the loss curve of another learning rate*, and one that grows with the number of ranks. AdamW hides the mistake:
@@ -359,7 +367,8 @@ check.accumulation(accumulate)
 # %%
 sizes = cost.parameter_sizes(CONFIG)
 assert len(sizes) == len(list(GPT(CONFIG).parameters()))
-draw.table([{"tensors": len(sizes), "smallest, bytes": 4 * min(sizes), "largest, bytes": 4 * max(sizes)}])
+least, most = 4 * min(sizes), 4 * max(sizes)
+draw.table([{"tensors": len(sizes), "smallest, bytes": least, "largest, bytes": most}])
 
 # %% [markdown]
 # The small ones are all latency (notebook 02): 256 bytes cost 2 (N − 1) rounds, just as a megabyte does. So gradients
@@ -406,7 +415,8 @@ BUCKET = 128 * 1024
 buckets = ddp.in_buckets(GPT(CONFIG).parameters(), BUCKET)
 assert sum(len(bucket) for bucket in buckets) == len(sizes)
 assert buckets[0][0].shape == (CONFIG.vocab, CONFIG.dim)  # the head
-draw.table([{"bucket": i, "tensors": len(b), "bytes": sum(p.nbytes for p in b)} for i, b in enumerate(buckets)])
+rows = [{"tensors": len(bucket), "bytes": sum(p.nbytes for p in bucket)} for bucket in buckets]
+draw.table([{"bucket": number, **row} for number, row in enumerate(rows)])
 
 # %% [markdown]
 # ### Optional exercise: buckets
@@ -482,7 +492,8 @@ def what_has_added_up(p):
 hooks = (what_arrives, the_parameter, what_has_added_up)
 found = {hook.__name__: run(two_micro_batches, hook, ranks=2, device="cpu") for hook in hooks}
 assert found["what_has_added_up"] == [5, 5]
-draw.table([{"average": name.replace("_", " "), "rank 0": a, "rank 1": b} for name, (a, b) in found.items()])
+named = {name.replace("_", " "): by_rank for name, by_rank in found.items()}
+draw.table([{"average": name, "rank 0": a, "rank 1": b} for name, (a, b) in named.items()])
 
 # %% [markdown]
 # A hook from `register_hook` is given the gradient of *this* backward: that of the first micro-batch is never averaged,
@@ -604,7 +615,8 @@ def each_off(ways, build):
     expect, found = expected[dist.get_world_size()], {}
     for name, way in ways.items():
         _, parameters = train(steps=3, build=build, **way)
-        found[name] = max((a - b).abs().max().item() for a, b in zip(parameters, expect, strict=True))
+        pairs = zip(parameters, expect, strict=True)
+        found[name] = max((a - b).abs().max().item() for a, b in pairs)
     return found
 
 
@@ -637,10 +649,10 @@ draw.table([{"": name, **verdict} for name, verdict in same.items()])
 # Here is your prediction, beside what the recording saw in the third step.
 
 # %%
-recordings = {name: job(ranks=4, steps=5, record="communication", **way).recording for name, way in WAYS.items()}
-check.predict(
-    "How much does each rank send in a step?", guess_sent, recordings["naive"].sent(rank=0, step=2), unit="bytes"
-)
+talk = partial(job, ranks=4, steps=5, record="communication")
+recordings = {name: talk(**way).recording for name, way in WAYS.items()}
+sent = recordings["naive"].sent(rank=0, step=2)
+check.predict("How much does each rank send in a step?", guess_sent, sent, unit="bytes")
 
 # %% [markdown]
 # And here is the formula of [labs/cost/data_parallel.py](../labs/cost/data_parallel.py). It knows the shapes of the
@@ -653,7 +665,8 @@ predicted = {name: cost.ddp(on_paper, name, bucket_bytes=BUCKET) for name in WAY
 rows = {}
 for name, seen in recordings.items():
     rows[f"{name}: sent"] = predicted[name].sent, seen.sent(rank=0, step=2)
-    rows[f"{name}: all-reduces"] = predicted[name].all_reduces, seen.counts(rank=0, step=2)["all_reduce"], ""
+    calls = seen.counts(rank=0, step=2)["all_reduce"]
+    rows[f"{name}: all-reduces"] = predicted[name].all_reduces, calls, ""
 ledger = draw.ledger(rows, within=0)
 assert ledger.agrees
 ledger
@@ -683,8 +696,12 @@ def on_the_wire(ways, steps=3):
 # %% tags=["nbval-ignore-output"]
 carried = run(on_the_wire, WAYS, ranks=4, device="cpu", tell="3 steps each")[0]
 logical = {name: seen.sent(rank=0, step=2) for name, seen in recordings.items()}
-times = {name: "not counted here" if n is None else f"{n / logical[name]:.2f} ×" for name, n in carried.items()}
-draw.table([{"rank 0, per step": name, "logical bytes": logical[name], "on the wire": times[name]} for name in WAYS])
+rows = []
+for name, n in carried.items():
+    wire = "not counted here" if n is None else f"{n / logical[name]:.2f} ×"
+    row = {"rank 0, per step": name, "logical bytes": logical[name], "on the wire": wire}
+    rows.append(row)
+draw.table(rows)
 
 # %% [markdown]
 # A little more than the logical bytes: each message also says what it is. Naive averaging sends the most messages.
@@ -697,13 +714,15 @@ draw.table([{"rank 0, per step": name, "logical bytes": logical[name], "on the w
 
 # %%
 watched = {"one device": job(ranks=1, steps=3, record="memory").recording}
-watched |= {name: job(ranks=4, steps=3, record="memory", tell=name, **way).recording for name, way in WAYS.items()}
+for name, way in WAYS.items():
+    watched[name] = job(ranks=4, steps=3, record="memory", tell=name, **way).recording
 held = {name: seen.steady(rank=0) for name, seen in watched.items()}
 draw.bars(held)
 
 # %%
-floor = (held["naive"]["P"] + held["naive"]["G"] + held["naive"]["S"]) / sum(sizes)
-check.predict("How large are P, G and S on each of four ranks?", guess_held, round(floor), unit="bytes per parameter")
+floor = round(sum(held["naive"][kind] for kind in "PGS") / sum(sizes))
+question = "How large are P, G and S on each of four ranks?"
+check.predict(question, guess_held, floor, unit="bytes per parameter")
 
 # %% [markdown]
 # Only the activations went down to a quarter, as each rank reads a quarter of the batch (except the rotary tables,
@@ -713,7 +732,8 @@ check.predict("How large are P, G and S on each of four ranks?", guess_held, rou
 ranks = [watched["naive"].steady(rank) for rank in range(4)]
 assert all(rank == ranks[0] for rank in ranks)
 kept = {kind: sum(rank[kind] for rank in ranks) / held["one device"][kind] for kind in "PGSA"}
-draw.table([{"kind": kind, "all four ranks hold, × one device": times} for kind, times in kept.items()])
+head = "all four ranks hold, × one device"
+draw.table([{"kind": kind, head: times} for kind, times in kept.items()])
 
 # %% [markdown]
 # Four times the same parameters, four times the same gradients after the all-reduce, four times the same optimizer
@@ -725,9 +745,8 @@ draw.table([{"kind": kind, "all four ranks hold, × one device": times} for kind
 kinds = ("P", "G", "S", "A", "comm", "peak")
 for name, prediction in predicted.items():
     assert all(getattr(prediction.held, kind) == held[name][kind] for kind in kinds)
-draw.table(
-    [{"": name, **{kind: held[name][kind] for kind in kinds}} for name in WAYS], caption="bytes, exactly as predicted"
-)
+rows = [{"": name, **{kind: held[name][kind] for kind in kinds}} for name in WAYS]
+draw.table(rows, caption="bytes, exactly as predicted")
 
 # %% [markdown]
 # `Naive` needs none. `Bucketed` borrows one buffer, as large as the largest bucket, after backward, when the
@@ -744,14 +763,15 @@ draw.table(
 # %%
 def during_backward(recording, step=2):
     """How many of rank 0's all-reduces began before its backward was over."""
-    [backward] = [s for s in recording.spans if s.rank == 0 and s.name == "backward"][step : step + 1]
+    backward = [s for s in recording.spans if s.rank == 0 and s.name == "backward"][step]
     started = [event.start < backward.end for event in recording.select(rank=0, step=step)]
     return f"{sum(started)} of {len(started)}"
 
 
 began = {name: during_backward(recording) for name, recording in recordings.items()}
 assert began == {"naive": "0 of 39", "bucketed": "0 of 6", "overlapped": "6 of 6"}
-draw.table([{"": name, "all-reduces begun during backward": count} for name, count in began.items()])
+rows = [{"": name, "all-reduces begun during backward": count} for name, count in began.items()]
+draw.table(rows)
 
 # %% [markdown]
 # Is it quicker? Here is the time of a step on this machine, from the same recordings, the median of five. (Recording
@@ -805,9 +825,8 @@ def pretend(wrap):
 
 
 # %%
-bucketed, overlapped = (
-    run(pretend, way, ranks=2, device="cpu", record="communication").recording for way in (ddp.Bucketed, Overlapped)
-)
+pretended = partial(run, pretend, ranks=2, device="cpu", record="communication")
+bucketed, overlapped = (pretended(way).recording for way in (ddp.Bucketed, Overlapped))
 play.replay(bucketed, overlapped, step=1, names=("bucketed", "overlapped"))
 
 # %% [markdown]
@@ -835,8 +854,9 @@ draw.table([{"": name, **verdict} for name, verdict in same.items()])
 # %%
 def rows(sent, all_reduces, held):
     """What one rank sends and holds, by name."""
-    kinds = {kind: held[kind] for kind in ("P", "S", "A", "peak")}
-    return {"sent": sent, "all-reduces": all_reduces, **kinds, "gradients and buckets": held["G"] + held["comm"]}
+    row = {"sent": sent, "all-reduces": all_reduces}
+    row |= {kind: held[kind] for kind in ("P", "S", "A", "peak")}
+    return row | {"gradients and buckets": held["G"] + held["comm"]}
 
 
 def measure(way):
@@ -850,8 +870,9 @@ def measure(way):
 ours, torchs = measure({"wrap": ddp.Overlapped, "finish": sync}), measure(theirs)
 paper = cost.ddp(on_paper, "overlapped")
 paper = rows(paper.sent, paper.all_reduces, vars(paper.held))
-units = {"all-reduces": ""}
-draw.ledger([(name, paper[name], ours[name], torchs[name], units.get(name, "B")) for name in paper], within=0)
+units = dict.fromkeys(paper, "B") | {"all-reduces": ""}
+rows = [(name, paper[name], ours[name], torchs[name], units[name]) for name in paper]
+draw.ledger(rows, within=0)
 
 # %% [markdown]
 # The same, except for the last line. PyTorch's buckets hold the gradients *a second time*: each is copied into its
@@ -862,7 +883,8 @@ draw.ledger([(name, paper[name], ours[name], torchs[name], units.get(name, "B"))
 # %%
 as_view = {"wrap": partial(nn.parallel.DistributedDataParallel, gradient_as_bucket_view=True)}
 viewed = job(ranks=4, steps=3, record="memory", **as_view).recording.steady(rank=0)
-kept = {"PyTorch's": torchs["gradients and buckets"], "PyTorch's, as views": viewed["G"] + viewed["comm"]}
+kept = {"PyTorch's": torchs["gradients and buckets"]}
+kept["PyTorch's, as views"] = viewed["G"] + viewed["comm"]
 kept["ours"] = ours["gradients and buckets"]
 assert kept["PyTorch's, as views"] == kept["ours"]
 draw.table({"": name, "gradients and buckets, bytes": size} for name, size in kept.items())
@@ -888,7 +910,8 @@ print(f"ours {mine:.1f} ms, or {mine / torchs_own:.2f} × torch's time")
 # what one device would:
 
 # %%
-parts = [Batches(text.tokens, BATCH, CONFIG.context, rank=rank, ranks=4)[0][0] for rank in range(4)]
+of_rank = partial(Batches, text.tokens, BATCH, CONFIG.context, ranks=4)
+parts = [of_rank(rank=rank)[0][0] for rank in range(4)]
 assert torch.equal(torch.cat(parts), batches[0][0])
 
 # %% [markdown]
@@ -900,8 +923,8 @@ from torch.utils.data import DistributedSampler
 
 def dealt(**options):
     """The samples that each of four ranks reads, of ten."""
-    samplers = (DistributedSampler(range(10), num_replicas=4, rank=rank, **options) for rank in range(4))
-    return {f"rank {rank}": str(list(sampler)) for rank, sampler in enumerate(samplers)}
+    sampler = partial(DistributedSampler, range(10), num_replicas=4, **options)
+    return {f"rank {rank}": str(list(sampler(rank=rank))) for rank in range(4)}
 
 
 plain, dropped = dealt(shuffle=False), dealt(shuffle=False, drop_last=True)
@@ -932,9 +955,10 @@ assert list(sampler) != first
 # at W bytes per second. Ψ cancels: the all-reduce is hidden when **T > R/W**, whatever the model.
 
 # %%
-R = cost.FLOPS  # operations per second that one H100 reaches in practice (Llama 3, arXiv 2407.21783, table 4)
-LINKS = {name: link.bandwidth for name, link in cost.LINKS.items()}  # bytes per second, each way
-draw.table([{"link": name, "tokens per device and step, at least": round(R / W)} for name, W in LINKS.items()])
+R = cost.FLOPS  # operations per second of an H100 (Llama 3, arXiv 2407.21783, table 4)
+LINKS = {name: link.bandwidth for name, link in cost.LINKS.items()}  # bytes per s, each way
+head = "tokens per device and step, at least"
+draw.table([{"link": name, head: round(R / W)} for name, W in LINKS.items()])
 
 # %% [markdown]
 # Drag the slider: a model of a billion parameters, on 64 devices. (NVLink joins at most a few of them; its bars show
@@ -945,7 +969,8 @@ draw.table([{"link": name, "tokens per device and step, at least": round(R / W)}
 # %%
 def seconds(tokens, bandwidth, ranks=64, parameters=1_000_000_000):
     """Backward and all-reduce of one step."""
-    return 4 * parameters * tokens / R, cost.ring_seconds(2 * parameters, ranks, 5e-6, bandwidth)
+    all_reduce = cost.ring_seconds(2 * parameters, ranks, 5e-6, bandwidth)
+    return 4 * parameters * tokens / R, all_reduce
 
 
 def picture(tokens, link):
@@ -954,7 +979,8 @@ def picture(tokens, link):
     chart = draw.chart(bars, "s", caption=f"{tokens:,} tokens on each of 64 devices")
     T, W = draw.term(f"{tokens:,} tokens", "tokens"), draw.term(f"{link / 1e9:g} GB/s", "link")
     computes = ["backward: 4 × 10⁹ × ", T, f" / ({R / 1e12:g} × 10¹² operations per second)"]
-    return draw.formula(chart, computes, ["all-reduce: 2 (64 − 1) × 5 µs + 2 (64 − 1)/64 × 2 GB / ", W])
+    sends = ["all-reduce: 2 (64 − 1) × 5 µs + 2 (64 − 1)/64 × 2 GB / ", W]
+    return draw.formula(chart, computes, sends)
 
 
 play.explore(picture, tokens=[2**k for k in range(9, 20)], link=LINKS)
@@ -970,7 +996,7 @@ def thin(devices):
     """One step of 4 million tokens on this many devices."""
     tokens = 2**22 // devices
     backward, all_reduce = seconds(tokens, LINKS["InfiniBand, 400 Gb/s"], ranks=devices)
-    computes, waits = 1.5 * backward, max(0, all_reduce - backward)  # forward takes half of backward
+    computes, waits = 1.5 * backward, max(0, all_reduce - backward)  # forward takes half of it
     times = {"backward, ms": round(1000 * backward), "all-reduce, ms": round(1000 * all_reduce)}
     share = round(100 * computes / (computes + waits))
     return {"devices": devices, "tokens each": tokens, **times, "computing, %": share}
@@ -1059,7 +1085,8 @@ import re
 import subprocess
 import sys
 
-torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+torchrun = [sys.executable, "-m", "torch.distributed.run"]
+torchrun += ["--standalone", "--nproc-per-node", "4"]
 started = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
 job, told = subprocess.Popen([*torchrun, "../scripts/ddp.py"], **started), ""
 for line in job.stdout:  # as they come; the first three are shown
@@ -1069,7 +1096,8 @@ print("...")
 
 # %%
 losses = [float(loss) for loss in re.findall(r"loss (\S+)", told)]
-assert len(losses) == STEPS and max(abs(a - b) for a, b in zip(losses, reference, strict=True)) < 1e-3
+assert len(losses) == STEPS
+assert max(abs(a - b) for a, b in zip(losses, reference, strict=True)) < 1e-3
 draw.curves({"one device": reference, "torchrun, 4 processes": losses})
 
 # %% [markdown]
@@ -1148,11 +1176,15 @@ from labs.kit.challenges.early_start import STEPS, bound, step_seconds
 def in_ms(given):
     """One all-reduce for each layer, and the bound."""
     one_each = [[layer] for layer in reversed(range(len(given.nbytes)))]
-    return {"one each, ms": round(1000 * step_seconds(one_each, given), 1), "bound": round(1000 * bound(given), 1)}
+    seconds = {"one each, ms": step_seconds(one_each, given), "bound": bound(given)}
+    return {name: round(1000 * each, 1) for name, each in seconds.items()}
 
 
-draw.table([{"": name, "kB, by layer": " ".join(str(n // 1000) for n in given.nbytes)} | in_ms(given)
-            for name, given in STEPS.items()])  # fmt: skip
+rows = []
+for name, given in STEPS.items():
+    layers = " ".join(str(n // 1000) for n in given.nbytes)
+    rows.append({"": name, "kB, by layer": layers} | in_ms(given))
+draw.table(rows)
 
 
 # %%
