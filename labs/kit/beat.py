@@ -8,6 +8,7 @@
     beat.least_again(fn)           fn(model, most)   07: the model is changed in place
     beat.boundary(fn)              fn(x, up, down, mesh) -> y    09b: of this rank's tokens, the whole differentiable
     beat.short_schedule(fn)        fn(ranks, microbatches, costs, most)     10: -> lists of instructions
+    beat.best_mesh(fn)             fn(config, batch, nodes, pieces)     11: -> axes and their sizes, outermost first
     beat.five_questions(fn)        fn(setup, ask)                15: -> a layout; ask(layout) is the plan's answer
 
     ✓ slow_wire: 63.1 points of 100
@@ -19,6 +20,7 @@ points stand for a bound that nobody can beat, derived in the notebook.  Each tr
 where a notebook of the course runs; LABS_PLOT=off in the environment leaves the drawing away.
 """
 
+from labs.kit.challenges.best_mesh import best_mesh
 from labs.kit.challenges.boundary import boundary
 from labs.kit.challenges.early_start import early_start
 from labs.kit.challenges.five_questions import five_questions
@@ -29,4 +31,15 @@ from labs.kit.challenges.short_schedule import short_schedule
 from labs.kit.challenges.slow_wire import slow_wire
 from labs.kit.challenges.stops import stops
 
-ALL = (slow_wire, early_start, large_model, stops, in_time, least_again, boundary, short_schedule, five_questions)
+ALL = (
+    slow_wire,
+    early_start,
+    large_model,
+    stops,
+    in_time,
+    least_again,
+    boundary,
+    short_schedule,
+    best_mesh,
+    five_questions,
+)

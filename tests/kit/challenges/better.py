@@ -334,6 +334,17 @@ def grown(place, prefers, microbatches, times, most):
     return lists
 
 
+# ---- 11 --------------------------------------------------------------------------------------------------
+
+
+def best_mesh(config, batch, nodes, pieces):
+    """What a node sends is less by one of these; inside of it are shards, or stages."""
+    cut, gradients = batch * config.context * config.dim, numbers(config)
+    if nodes == 2:
+        return {"pp": 2, "shard": 4} if cut < gradients else {"replicate": 2, "shard": 4}
+    return {"pp": 2, "replicate": 2, "shard": 2} if pieces == 4 else {"shard": 4, "pp": 2}
+
+
 # ---- 15 --------------------------------------------------------------------------------------------------
 
 
