@@ -2,8 +2,8 @@
 
 before the forks    files = import_course(COURSE)        and torch's operators show each collective from here on: to
                     set that up takes half of the time in which a rank starts
-in a rank           forget_edited(files), and from here on it imports anew what was edited since: the next job
-                    sees every edit
+before a job        edited(files)?
+in a rank           if so, forget(), and from here on it imports anew: each job sees every edit
 """
 
 from __future__ import annotations
@@ -32,13 +32,17 @@ def import_course(modules: Sequence[str]) -> dict[str, int | None]:
     return {path: written(path) for name in names() if (path := getattr(sys.modules[name], "__file__", None))}
 
 
-def forget_edited(files: Mapping[str, int | None]) -> None:
-    """Where one of them was edited, all of the course goes: each module holds names of others."""
-    if any(written(path) != when for path, when in files.items()):
-        if TAP in sys.modules:
-            sys.modules[TAP].uninstall()
-        for name in names():
-            del sys.modules[name]
+def edited(files: Mapping[str, int | None]) -> bool:
+    """Whether one of them was, since."""
+    return any(written(path) != when for path, when in files.items())
+
+
+def forget() -> None:
+    """All of the course goes, since each module holds names of others."""
+    if TAP in sys.modules:
+        sys.modules[TAP].uninstall()
+    for name in names():
+        del sys.modules[name]
 
 
 def names() -> list[str]:

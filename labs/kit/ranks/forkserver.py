@@ -33,11 +33,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
-from labs.kit.ranks.course import COURSE, forget_edited, import_course
+from labs.kit.ranks.course import COURSE, edited, forget, import_course
 
 # DDP and FSDP import these at first use: 2 s in each rank, once here
 PRELOAD = [
@@ -159,6 +159,7 @@ def serve(fd: int, course: Sequence[str]) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write)
     children: dict[int, tuple[int, str]] = {}  # pid: (where its status goes, the file to delete)
+    job, anew = "", False  # the newest, by its file, and whether its ranks import the course anew
     while True:
         ready, _, _ = select.select([requests, wake_read], [], [], LOOK)
         if os.getppid() != caller:  # whose socket a process that it has forked may still hold open
@@ -178,13 +179,15 @@ def serve(fd: int, course: Sequence[str]) -> None:
         if request["do"] == "kill" and request["pid"] in children:
             os.kill(request["pid"], signal.SIGKILL)
         if request["do"] == "fork":
+            if request["cleanup"] != job:
+                job, anew = request["cleanup"], edited(files)
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 not_mine = [fd, wake_read, wake_write, fds[-1]] + [other for other, _ in children.values()]
-                become_rank(fds[:-1], not_mine, files)
+                become_rank(fds[:-1], not_mine, anew)
             children[pid] = (fds[-1], request["cleanup"])
             for rank_fd in fds[:-1]:
                 os.close(rank_fd)
@@ -253,14 +256,15 @@ def end_orphans(sign: signal.Signals, ranks: Collection[int] = ()) -> bool:
     return bool(orphans)
 
 
-def become_rank(fds: list[int], not_mine: list[int], files: Mapping[str, int | None]) -> None:
+def become_rank(fds: list[int], not_mine: list[int], anew: bool) -> None:
     for other in not_mine:
         os.close(other)
     os.setpgid(0, 0)  # whatever it starts is in its group, and ends with it
     inherit_orphans()  # or the end of another rank would end them
     let_the_other_finish()
     try:
-        forget_edited(files)
+        if anew:
+            forget()
         from labs.kit.ranks import worker  # after the fork: an edit of the course's files is seen by the next job
 
         worker.main(*fds)
