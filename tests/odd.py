@@ -348,6 +348,7 @@ ROWS = {
     "fsdp-tp": Row(sharded_and_split, 4, 2),
     **{f"pp-{name}": Row(partial(piped, name), 2, 1) for name in ("gpipe", "1f1b", "interleaved", "zbv")},
     "pp-fsdp": Row(partial(composed, 1), 4, 2),
+    "pp-fsdp-tp": Row(partial(composed, 2), 8, 2),
 }
 
 
@@ -1017,9 +1018,15 @@ REFUSED = [
     Refused("a weight normalised in place", "pp-fsdp.*", "was written to in a forward", on_one_rank=True),
     Refused("a table of bounded norms", "pp-fsdp.*", "was written to in a forward", on_one_rank=True),
     Refused("a new parameter later", "pp-fsdp.*", "was sharded as a DTensor of .* stands there now", on_one_rank=True),
+    Refused("half of it used|its weight by hand|a weight of weights", "pp-fsdp-tp", "differs on ranks", True),
+    Refused("a function of one's own", "pp-fsdp-tp", "makes whole differs", on_one_rank=True),
+    Refused("a hook that computes with a weight", "pp-fsdp-tp", "must be whole there", on_one_rank=True),
+    # what has been split with another stage
+    Refused("tied", "pp-fsdp-tp", "is tied to a parameter of an earlier part, which was split differently"),
+    Refused("one module twice", "pp-fsdp-tp", "has been split by an earlier"),
     # what no data parallelism can train
     Refused("a lazy layer", "ddp.*|zero.*|.*fsdp.*|hsdp|tp.*", "is lazy"),
-    Refused("sparse gradients", "ddp.*|zero.*|.*fsdp|fsdp.*|hsdp", "makes sparse gradients"),
+    Refused("sparse gradients", "ddp.*|zero.*|.*fsdp.*|hsdp", "makes sparse gradients"),
     Refused("a table of bounded norms", "ddp.*|zero.*", "has a max_norm, and would shorten the rows"),
     # what was decided when the model was wrapped, cut or split
     Refused(".*unfrozen.*|a new parameter later", "ddp.*", "was unfrozen, or added, after the model was wrapped"),

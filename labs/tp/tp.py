@@ -167,15 +167,17 @@ def parallelize(model: nn.Module, mesh: Mesh, plan: Mapping[str, Style]) -> nn.M
     require_splittable(model, mesh, rows)
     cuts = cuts_of(model, rows, mesh.size())
     whole = {name: p for name, p in model.named_parameters() if not hasattr(p, "cut_alike")}
-    for name, (p, cut) in cuts.items():
+    for name, (p, _) in cuts.items():
         require_in_no_graph(name, p)
+    for name, p in model.named_parameters():
+        _, cut = cuts.get(name, (p, None))
         if getattr(p, "cut_alike", cut) != cut:
             raise ValueError(f"{name!r} is tied to a parameter of an earlier part, which was split differently")
     require_equal(whole, mesh.get_group())
-    for name, (p, cut) in cuts.items():
-        if name in whole:
-            keep_part(p, cut, mesh.get_local_rank())
-            p.cut_alike = cut
+    for name, p in whole.items():
+        _, p.cut_alike = cuts.get(name, (p, None))
+        if p.cut_alike:
+            keep_part(p, p.cut_alike, mesh.get_local_rank())
     model.tensor_parallel = TensorParallel(mesh, {name: cut for name, (_, cut) in cuts.items()}, rows)
     change(rows, model.tensor_parallel)
     expect_whole(model, {module for _, module, _ in rows}, model.tensor_parallel)
