@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
@@ -21,7 +22,7 @@ import torch.distributed.fsdp._fully_shard._fsdp_param as torch_fsdp
 import torch.nn.parallel.distributed as torch_ddp
 import torch.testing._internal.distributed.fake_pg
 from torch import Tensor
-from torch._C._distributed_c10d import _create_work_from_future
+from torch._C._distributed_c10d import FakeWork, _create_work_from_future
 from torch.distributed import distributed_c10d
 
 from labs import agree, group
@@ -31,12 +32,26 @@ from labs.pp.batches import GivenBatches
 from labs.pp.messages import MOST_DIMS, Mail, Receive, cut_of
 
 receive = Mail.receive
+COALESCED = "allreduce_coalesced_", "allgather_into_tensor_coalesced_", "reduce_scatter_tensor_coalesced_"
+KERNELS = torch.library.Library("c10d", "IMPL")
+
+
+@cache
+def coalesce() -> None:
+    """PyTorch has fake kernels of all collectives but of these, which its coalescing manager calls."""
+    for name in COALESCED:
+        KERNELS.impl(name, at_once, "Meta")
+
+
+def at_once(*args: Any) -> Any:
+    return FakeWork().boxed()
 
 
 @contextmanager
 def alone(rank: int, ranks: int) -> Iterator[None]:
     tap.install()
     register()
+    coalesce()
     if NAME not in (devices := dist.Backend.backend_capability["fake"]):
         devices.append(NAME)
     dist.init_process_group("fake", rank=rank, world_size=ranks, store=dist.HashStore())

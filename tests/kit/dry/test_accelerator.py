@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from labs import pp
+from labs.group import all_gather, reduce_scatter_single
 from labs.kit.dry.alone import neighbours
 from labs.kit.dry.as_rank import as_rank
 from labs.kit.launch import run
@@ -133,6 +134,17 @@ def passes() -> None:
     assert torch.randint(5, (2,), generator=draws).device.type == "gpu" and torch.Generator().initial_seed() > 0
 
 
+def coalesces() -> None:
+    short, long = torch.ones(2), torch.ones(2 * 1024)
+    with dist._coalescing_manager():
+        dist.all_reduce(short)
+        dist.all_reduce(long)
+    with dist._coalescing_manager():
+        all_gather(long, short)
+    with dist._coalescing_manager():
+        reduce_scatter_single(short, long)
+
+
 def pipelines() -> None:
     with neighbours(torch.empty(2, 2, device="meta")):
         pipeline().forward_backward(None, torch.ones(4, 2))
@@ -168,7 +180,7 @@ def try_all(functions: list[Callable]) -> dict[str, tuple[str, list]]:
 
 @pytest.fixture(scope="module")
 def tried():
-    return run(try_all, [*MISTAKES, *WAITS, passes, pipelines, autocasts], ranks=1, device="cpu")[0]
+    return run(try_all, [*MISTAKES, *WAITS, passes, coalesces, pipelines, autocasts], ranks=1, device="cpu")[0]
 
 
 @pytest.mark.parametrize("function", MISTAKES, ids=lambda function: function.__name__)
@@ -184,4 +196,5 @@ def test_what_waits_for_the_device_is_counted_with_its_line(tried, function):
 
 
 def test_what_waits_for_nothing_passes(tried):
-    assert tried["passes"] == tried["autocasts"] == tried["pipelines"] == ("", [])
+    for function in (passes, coalesces, pipelines, autocasts):
+        assert tried[function.__name__] == ("", [])
