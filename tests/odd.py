@@ -39,7 +39,7 @@ from labs.kit.launch import RankError, run
 from labs.mesh import Mesh
 from labs.zero import Zero
 
-WORDS, WIDTH, HIDDEN, BATCH, TIME, STEPS, RATE = 11, 6, 5, 12, 4, 4, 0.5
+WORDS, WIDTH, HIDDEN, BATCH, TIME, STEPS, RATE = 11, 6, 5, 12, 4, 3, 0.5
 
 
 # ---- models ----------------------------------------------------------------------------------------------
@@ -360,8 +360,7 @@ def outcome(row: str, odd: Odd) -> Mapping[str, Tensor]:
     trainer = ROWS[row].apply(odd, odd.make())
     trainer.micro_batches = odd.micro_batches
     odd.train(trainer, odd)
-    buffers = dict(odd.make().named_buffers(remove_duplicate=False))
-    return {name: p.detach().clone() for name, p in trainer.full().items() if name not in buffers}
+    return {name: p.detach().clone() for name, p in trainer.full().items()}
 
 
 def outcomes(row: str, odds: list[Odd]) -> list[Mapping[str, Tensor] | str]:
@@ -930,7 +929,6 @@ def frozen() -> list[Odd]:
         frozen, later, anew = partial(Stack, change=trained(path, False)), trained(path, False), trained(path, True)
         found += [
             Odd(f"{what} frozen", frozen),
-            Odd(f"{what} frozen later", before={1: later}),
             Odd(f"{what} unfrozen later", frozen, before={2: anew}),
             Odd(f"{what} frozen for a while", before={1: later, 2: anew}),
         ]
@@ -997,7 +995,7 @@ ODD = [
     Odd(
         "unfrozen from the top",
         partial(Stack, change=only_the_head),
-        before={number: trained(f"layers.{3 - number}", True) for number in (1, 2, 3)},
+        before={number: trained(f"layers.{3 - number}", True) for number in range(1, STEPS)},
     ),
     Odd("trained by turns", before={number: partial(turn, number) for number in range(STEPS)}),
     Odd("micro-batches", micro_batches=3),
@@ -1119,7 +1117,12 @@ def takes(row: str, odd: Odd) -> bool:
     """A pipeline drives itself, and takes what can be cut into stages."""
     if odd.name.startswith("at once") and not re.fullmatch(f"{ZERO}|fsdp|hsdp", row):
         return False
-    return not row.startswith("pp-") or (odd.make().parts is not None and odd.name not in WAYS)
+    return not row.startswith("pp-") or (can_be_cut(odd) and odd.name not in WAYS)
+
+
+@cache
+def can_be_cut(odd: Odd) -> bool:
+    return odd.make().parts is not None
 
 
 def main(words: str = "", rows: str = "") -> None:
