@@ -387,15 +387,17 @@ def busy(first):
 rows = []
 for order in (AXES, ("replicate", "shard", "pp", "tp"), ("tp", "replicate", "shard", "pp")):
     axes = [axis for axis in order if axis != "replicate"]
-    job = on_cpu(steps, sizes, [(8, 2)], order, ranks=8, link=wire, record="communication", tell=" × ".join(axes))
+    name = " × ".join(axes)
+    job = on_cpu(steps, sizes, [(8, 2)], order, ranks=8, link=wire, record="communication", tell=name)
     leaves = sum(job.recording.across(rank, 1) for rank in range(4))
     took = [span.end - span.start for span in job.recording.step_spans(0)]
-    rows.append({"order": " × ".join(axes), "leaves a node": f"{leaves:,} B"})
+    rows.append({"order": name, "leaves a node": f"{leaves:,} B"})
     rows[-1] |= {"wire busy": f"{busy(axes[0]):.2f} s", "a step took": f"{took[1]:.2f} s"}
 draw.table(rows)
 
 # %%
-check.predict("The wire is busy, times:", guess_busy, round(busy("tp") / busy("pp"), 1), reason="294,912 B / 32,768 B.")
+times = round(busy("tp") / busy("pp"), 1)
+check.predict("The wire is busy, times:", guess_busy, times, reason="294,912 B / 32,768 B.")
 
 # %% [markdown]
 # So stages go between the nodes, and tensor parallelism stays inside. A step takes at least as long as its wire is
@@ -632,12 +634,13 @@ draw.table([{"rank 0 sends along": axis, "ours": f"{ours_sent[axis]:,} B", "PyTo
 from labs.kit.challenges.best_mesh import CASES as FOUR
 from labs.kit.challenges.best_mesh import bound
 
-rows = [{"": name, "batch": case.batch, "nodes": case.nodes, "pieces": case.pieces} for name, case in FOUR.items()]
-for row, case in zip(rows, FOUR.values(), strict=True):
-    sizes = cost.gpt_layers(case.config)
-    row["parameters, B"] = 4 * sum(sum(part.sizes) for part in sizes)
-    row["a cut, B"] = 4 * case.batch * case.config.context * case.config.dim
-    row["leaves a node, at least, B"] = round(bound(case))
+rows = []
+for name, case in FOUR.items():
+    parameters = sum(sum(part.sizes) for part in cost.gpt_layers(case.config))
+    cut = case.batch * case.config.context * case.config.dim
+    asked = {"": name, "batch": case.batch, "nodes": case.nodes, "pieces": case.pieces}
+    sends = {"parameters, B": 4 * parameters, "a cut, B": 4 * cut, "leaves a node, at least, B": round(bound(case))}
+    rows.append(asked | sends)
 draw.table(rows)
 
 

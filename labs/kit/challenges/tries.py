@@ -39,7 +39,10 @@ def levels(challenge: Challenge) -> list[tuple[float, str]]:
     course, possible = challenge.course, challenge.possible
     if possible - course < CLOSE:
         return [(100, "the bound"), (possible, f"possible {possible:.1f}; the course {course:.1f}")]
-    return [(100, "the bound"), (possible, f"possible: {possible:.1f}"), (course, f"the course: {course:.1f}")]
+    upper = [(100, "the bound"), (possible, f"possible: {possible:.1f}")]
+    if 100 - possible < CLOSE:
+        upper = [(100, f"the bound; possible {possible:.1f}"), (possible, "")]
+    return [*upper, (course, f"the course: {course:.1f}")]
 
 
 def up(score: float) -> float:
