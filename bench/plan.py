@@ -1,86 +1,214 @@
-"""Arithmetic against the tour's rows: a step's seconds on 4 ranks, from those on one rank and what a row sends.
+"""Arithmetic against the tour's rows: a step's seconds, from what its ranks compute and what its messages take.
 
-A calibration takes turns with the steps that are predicted from it, on the same ranks: each row's step on a mesh of one
-rank, where nothing is sent; and of each kind of collective short and long ones.  (gloo's own reduce-scatter sends as
-much as an all-reduce, ours as theory says, so each kind has its own seconds.)  How many of each there are, and of how
-many bytes, a dry run says; which part of the optimizer's state a rank steps, `labs.cost`.  Of rows that cut the batch
-alone: on cores that ranks share, a bubble is no time.
+A calibration takes turns with the steps that are predicted from it, on the same ranks:
+
+    computes    the row's own step where every message is over at once (labs.kit.dry.alone), on all ranks side by side
+    messages    of each kind, in groups of each size, a short one and a long one, amid computation: back to back they
+                would take half as long, since caches are warm and nobody has to be woken
+
+How many messages there are, and of how many bytes, a dry run says.  A step is the sum of both.  (gloo's reduce-scatter
+sends as much as an all-reduce, ours as theory says, so each is a kind.)  In a pipeline the sum is what `pp.simulate`
+says, where a moment lasts longer if more ranks compute in it than there are cores.
 """
 
+import os
 import statistics
-from collections.abc import Callable
-from itertools import product
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cache, partial
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup, distributed_c10d
 
 from bench.figure import Figure, figure
-from bench.step import BATCH, RANKS, Steps, rounds, stepper
-from labs.cost import Job
+from bench.step import BATCH, RANKS, Stepper, rounds, slowest, stepper
+from labs import pp
 from labs.group import all_gather, reduce_scatter, reduce_scatter_single
+from labs.kit.dry.alone import unheard
 from labs.kit.dry.dry import dry
-from labs.kit.dry.rehearsal import rehearse
+from labs.kit.dry.rehearsal import NEIGHBOURS, rehearse
 from labs.kit.strategies import ROWS
 from labs.kit.tour import ONE_OF_EACH
+from labs.kit.watch.communication import Event
 from labs.mesh import Mesh
-from labs.model import PRESETS
+from labs.model import GPT, PRESETS
 
-ALONE = " on one rank"
+COMPUTES = " computes"
 SHORT, LONG, TIMES = 64, 200_000, 4  # numbers of float32; so many calls in a row, since the first one waits for ranks
-COLLECTIVES = {  # full, part -> what to call
-    "all_reduce": lambda full, part: dist.all_reduce(full),
-    "all_gather": lambda full, part: all_gather(full, part),
-    "all_to_all": lambda full, part: reduce_scatter(full, None),
-    "reduce_scatter": lambda full, part: reduce_scatter_single(part, full),
-}
-CALLS = {f"{op} of {n}": (op, n) for op, n in product(COLLECTIVES, (SHORT, LONG))}
+CALIBRATED = 8  # rounds are enough for medians
 TINY = PRESETS["tiny"]
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-def turn(name: str) -> Callable[[], object]:
-    if name in CALLS:
-        op, numbers = CALLS[name]
-        full, part = torch.zeros(numbers), torch.zeros(numbers // RANKS)
-        return lambda: [COLLECTIVES[op](full, part) for _ in range(TIMES)]
-    if name.endswith(ALONE):
-        return stepper(name.removesuffix(ALONE), mesh=Mesh((RANKS, 1), ("apart", "dp"))["dp"])
-    return stepper(name)
+class Kind(NamedTuple):
+    op: str
+    among: int  # ranks
 
 
-def sends(name: str) -> list[tuple[str, int]]:
-    """Each collective of a steady step, and the bytes that rank 0 sends in it."""
-    events = dry(two_steps, name, ranks=RANKS).communication.select(0, 1)
-    return [(event.op if event.op in COLLECTIVES else "all_gather", event.sent) for event in events]
+class Message(NamedTuple):
+    kind: Kind
+    sent: int  # bytes
 
 
-def two_steps(name: str) -> None:
-    for _ in rehearse(ROWS[name], TINY, BATCH):
-        pass
+Turns = dict[str, tuple[Kind, int]]  # by name: a kind, and how many numbers
+
+
+def there_and_back(full: Tensor, part: Tensor, group: ProcessGroup) -> None:
+    me, other = dist.get_rank() % 2, dist.get_rank() ^ 1
+    for sender in (0, 1):
+        dist.send(full, other) if me == sender else dist.recv(full, other)
+
+
+CALLS = {  # full, part, group -> what to call
+    "nothing": lambda full, part, group: None,
+    "all_reduce": lambda full, part, group: dist.all_reduce(full, group=group),
+    "all_gather": all_gather,
+    "all_to_all": lambda full, part, group: reduce_scatter(full, group),
+    "reduce_scatter": lambda full, part, group: reduce_scatter_single(part, full, group=group),
+    "send": there_and_back,
+}
+
+
+# ---- turns, on a rank ------------------------------------------------------------------------------------
+
+
+def turn(calls: Turns, name: str) -> Stepper:
+    if name in calls:
+        return amid_computation(*calls[name])
+    if name.endswith(COMPUTES):
+        return computes(name.removesuffix(COMPUTES))
+    return stepper(name, share(name))
+
+
+def amid_computation(kind: Kind, numbers: int) -> Stepper:
+    group = Mesh((dist.get_world_size() // kind.among, kind.among), ("apart", "among")).get_group("among")
+    full, part = torch.zeros(numbers), torch.zeros(numbers // kind.among)
+    layer, x_BTD = GPT(TINY).layers["0"].requires_grad_(False), torch.zeros(BATCH, TINY.context, TINY.dim)
+    return lambda: [(layer(x_BTD), CALLS[kind.op](full, part, group)) for _ in range(TIMES)]
+
+
+def computes(name: str) -> Stepper:
+    crossing = torch.empty(BATCH, TINY.context, TINY.dim, device="meta")
+    beside = partial(NEIGHBOURS[ROWS[name].side], crossing) if is_pipeline(name) else nullcontext
+    with alone():
+        take = stepper(name, share(name))
+
+    def step() -> None:
+        with alone(), beside():
+            take()
+
+    return step
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """In a world as large as this job, in which nobody answers."""
+    job = dist.group.WORLD
+    distributed_c10d._update_default_pg(pretended_world(dist.get_rank(), dist.get_world_size()))
+    try:
+        with unheard():
+            yield
+    finally:
+        distributed_c10d._update_default_pg(job)
+
+
+@cache
+def pretended_world(rank: int, ranks: int) -> ProcessGroup:
+    distributed_c10d._update_default_pg(None)
+    dist.init_process_group("fake", rank=rank, world_size=ranks, store=dist.HashStore(), group_name="alone")
+    return dist.group.WORLD
+
+
+def share(name: str) -> int:
+    """Sequences that a rank reads of the tour's batch."""
+    return BATCH * RANKS // ROWS[name].parts(RANKS)
+
+
+def is_pipeline(name: str) -> bool:
+    return "pp" in ROWS[name].axes(RANKS)
+
+
+# ---- prediction ------------------------------------------------------------------------------------------
 
 
 def figures(quick: bool) -> list[Figure]:
-    names = [name for name in ONE_OF_EACH if ROWS[name].parts(RANKS) == RANKS]
-    turns = [each for name in names for each in (name, name + ALONE)]
-    ranks = rounds([*CALLS, *turns], 20 if quick else 60, build=turn)
-    took = {CALLS[name]: statistics.median(slowest(ranks[name])) / TIMES for name in CALLS}
-    found = []
+    return [each for ranks in (RANKS, RANKS // 2) for each in of_rows(ranks, 20 if quick else 60)]
+
+
+def of_rows(ranks: int, count: int) -> list[Figure]:
+    """Those that take so many ranks of the tour's."""
+    names = [name for name in ONE_OF_EACH if ROWS[name].ranks(RANKS) == ranks]
+    messages = {name: messages_of(name, ranks) for name in names}
+    kinds = sorted({message.kind for each in messages.values() for message in each})
+    calls = {f"{kind} of {numbers}": (kind, numbers) for kind in kinds for numbers in (SHORT, LONG)}
+    calls["nothing"] = Kind("nothing", ranks), SHORT
+    build, alone = partial(turn, calls), [name + COMPUTES for name in names]
+    began = time.perf_counter()
+    rounds([*calls, *alone], CALIBRATED, ranks, build)
+    lasts = time.perf_counter() - began
+    taken = rounds([*calls, *(each for pair in zip(alone, names, strict=True) for each in pair)], count, ranks, build)
+    middle = {name: statistics.median(slowest(taken[name])) for name in calls}
+    took = {call: (middle[name] - middle["nothing"]) / TIMES for name, call in calls.items()}
+    found = [Figure(f"calibration on {ranks} ranks", lasts, lasts, lasts, 1, "s", "at most 20")]
     for name in names:
-        job, calls = Job(TINY, BATCH, RANKS), sends(name)
-        state = ROWS[name].predict(job).held.S / ROWS[ONE_OF_EACH[0]].predict(job).held.S
-        travels = sum(call_seconds(took, *call) for call in calls)
-        pairs = zip(slowest(ranks[name + ALONE], but=1 - state), slowest(ranks[name]), strict=True)
-        samples = [(alone + travels) / real for alone, real in pairs]
-        note = f"{len(calls)} calls, {sum(sent for _, sent in calls):,} bytes"
+        travel = [seconds_of(message, took) for message in messages[name]]
+        predict = in_pipeline if is_pipeline(name) else in_turn
+        pairs = zip(zip(*taken[name + COMPUTES], strict=True), slowest(taken[name]), strict=True)
+        samples = [predict(each, travel) / real for each, real in pairs]
+        note = f"{len(travel)} messages, {sum(each.sent for each in messages[name]):,} bytes"
         found.append(figure(f"{name}: predicted / measured", samples, note=note))
     return found
 
 
-def call_seconds(took: dict[tuple[str, int], float], op: str, sent: int) -> float:
-    """Of a collective in which a rank sends so many bytes: between a short one and a long one, or in proportion."""
-    of_long = (2 if op == "all_reduce" else 1) * (RANKS - 1) / RANKS * 4 * LONG
-    return took[op, SHORT] + sent / of_long * max(0.0, took[op, LONG] - took[op, SHORT])
+def messages_of(name: str, ranks: int) -> list[Message]:
+    """Of a steady step, those that rank 0 sends."""
+    events = dry(two_steps, name, ranks=ranks).communication.select(0, 1)
+    return [Message(kind_of(event), event.sent) for event in events if event.op != "recv"]
 
 
-def slowest(ranks: list[Steps], but: float = 0.0) -> list[float]:
-    """Seconds of each step, without this part of its optimizer's, on the rank that took longest."""
-    return [max(s["step"] - but * s.get("optimizer", 0.0) for s in steps) for steps in zip(*ranks, strict=True)]
+def two_steps(name: str) -> None:
+    for _ in rehearse(ROWS[name], TINY, share(name)):
+        pass
+
+
+def kind_of(event: Event) -> Kind:
+    """A broadcast, of which PyTorch's DDP has one, is taken for a gather."""
+    op = event.op if event.op in CALLS else "all_gather"
+    return Kind(op, 2 if op == "send" else len(event.ranks))
+
+
+def seconds_of(message: Message, took: dict[tuple[Kind, int], float]) -> float:
+    """Between those of a short one and a long one, or in proportion."""
+    (op, n), sent = message
+    of_long = 4 * LONG * {"send": 1, "all_reduce": 2 * (n - 1) / n}.get(op, (n - 1) / n)
+    short, long = (took[message.kind, numbers] for numbers in (SHORT, LONG))
+    return max(0.0, short + sent / of_long * max(0.0, long - short))
+
+
+def in_turn(alone: Sequence[dict[str, float]], travel: Sequence[float]) -> float:
+    """alone: of each rank, the seconds of what it computes."""
+    return max(rank["step"] for rank in alone) + sum(travel)
+
+
+def in_pipeline(alone: Sequence[dict[str, float]], travel: Sequence[float]) -> float:
+    """1F1B of a stage a rank, and as many micro-batches; a backward takes twice as long as its forward."""
+    ranks = len(alone)
+    to_itself = min(1.0, CORES / ranks)  # what its seconds would be on a core of its own
+    third = [to_itself * rank["pipeline"] / ranks / 3 for rank in alone]
+    there = travel[0] / 2
+    of = pp.simulate(pp.one_f_one_b(ranks, ranks), F=third, B=[2 * each for each in third], send=there)
+    return on_cores(of, CORES) + statistics.mean(rank["step"] - rank["pipeline"] for rank in alone)
+
+
+def on_cores(of: pp.Simulation, cores: int) -> float:
+    """Its seconds where ranks share so many."""
+    total = 0.0
+    for since, until in pairwise(sorted({*of.start.values(), *of.end.values()})):
+        busy = sum(of.start[x] < until and of.end[x] > since for x in of.end)
+        total += (until - since) * max(1.0, busy / cores)
+    return total

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 from bench.figure import Figure, figure, ratios
+from labs import agree
 from labs.kit.launch import run
 from labs.kit.record import Recording, mark
 from labs.kit.strategies import ROWS, STRATEGIES, set_up, step
-from labs.mesh import Mesh
 from labs.model import GPT, PRESETS
 
 RANKS, BATCH, WARM_UP = 4, 3, 3
@@ -24,12 +24,13 @@ Steps = list[dict[str, float]]  # of one strategy: the seconds of each phase, an
 Stepper = Callable[[], object]
 
 
-def stepper(name: str, batch: int = BATCH, mesh: Mesh | None = None) -> Stepper:
-    """A function that takes one step with this strategy; on a mesh of all ranks, if none is given."""
+def stepper(name: str, batch: int = BATCH) -> Stepper:
+    """A function that takes one step with this strategy."""
     model = GPT(PRESETS["tiny"])
-    training = ROWS[name].apply(model, mesh) if mesh else set_up(ROWS[name], model)[0]
+    training, _ = set_up(ROWS[name], model)
     tokens = torch.randint(model.config.vocab, (2, batch, model.config.context), generator=torch.Generator())
-    x_BT, y_BT = (each if reads else None for each, reads in zip(tokens, training.reads, strict=True))
+    unread = tokens[0].to("meta") if agree.alone else None  # how many there are, nobody else tells then
+    x_BT, y_BT = (each if reads else unread for each, reads in zip(tokens, training.reads, strict=True))
     return lambda: step(training, x_BT, y_BT)
 
 

@@ -1,4 +1,5 @@
-"""The bench's sleeping pipeline: in which order it works, and with `make soak`, how long it idles.
+"""The bench's pipelines: a sleeping one, in which order it works, and with `make soak`, how long it idles; and one on
+shared cores.
 
 References: the lists themselves; and their simulation.
 """
@@ -10,8 +11,9 @@ import torch
 import torch.distributed as dist
 
 from bench.pipeline import Sleeps, bubbles
+from bench.plan import on_cores
 from labs.kit.launch import run
-from labs.pp import SCHEDULES, B, Pipeline
+from labs.pp import SCHEDULES, B, Pipeline, one_f_one_b, simulate
 from labs.pp.checker import stages_of
 
 
@@ -32,6 +34,12 @@ def test_ranks_work_in_the_order_of_their_lists():
         for schedule, order in zip(SCHEDULES.values(), all_orders, strict=True):
             # B sleeps as I and as W.
             assert order == [x.stage for x in schedule(2, 4)[rank] for _ in range(1 + isinstance(x, B))]
+
+
+def test_ranks_that_share_cores():
+    of = simulate(one_f_one_b(4, 4), F=1, B=2, send=0.5)
+    assert on_cores(of, 4) == of.time and on_cores(of, 1) >= sum(of.busy) == 48
+    assert sum(of.busy) / 2 < on_cores(of, 2) < sum(of.busy)
 
 
 @pytest.mark.soak

@@ -56,21 +56,28 @@ def alone(rank: int, ranks: int) -> Iterator[None]:
         devices.append(NAME)
     dist.init_process_group("fake", rank=rank, world_size=ranks, store=dist.HashStore())
     try:
-        with ExitStack() as stack:
-            # Whoever listens to this process's job would take these calls for calls of that.
-            stack.enter_context(patch.object(tap, "listeners", [Done()]))
-            make_group = inspect.unwrap(distributed_c10d._new_group_with_tag)
-            stack.enter_context(patch.object(distributed_c10d, "_new_group_with_tag", make_group))
-            stack.enter_context(patch.object(agree, "alone", True))
-            stack.enter_context(patch.object(GivenBatches, "agreed", size_here))
-            stack.enter_context(patch.object(dist, "all_gather_object", all_gather_object))
-            stack.enter_context(patch.object(group, "added_up", added_up))
-            for name in ("_verify_param_shape_across_processes", "_sync_module_states"):
-                stack.enter_context(patch.object(torch_ddp, name, nothing))
-            stack.enter_context(patch.object(torch_fsdp, "_chunk_with_empty", Chunks))
+        with unheard():
             yield
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Whoever is in a fake group waits for nobody."""
+    with ExitStack() as stack:
+        # Whoever listens to this process's job would take these calls for calls of that.
+        stack.enter_context(patch.object(tap, "listeners", [Done()]))
+        make_group = inspect.unwrap(distributed_c10d._new_group_with_tag)
+        stack.enter_context(patch.object(distributed_c10d, "_new_group_with_tag", make_group))
+        stack.enter_context(patch.object(agree, "alone", True))
+        stack.enter_context(patch.object(GivenBatches, "agreed", size_here))
+        stack.enter_context(patch.object(dist, "all_gather_object", all_gather_object))
+        stack.enter_context(patch.object(group, "added_up", added_up))
+        for name in ("_verify_param_shape_across_processes", "_sync_module_states"):
+            stack.enter_context(patch.object(torch_ddp, name, nothing))
+        stack.enter_context(patch.object(torch_fsdp, "_chunk_with_empty", Chunks))
+        yield
 
 
 class Done(tap.Listener):
