@@ -322,12 +322,12 @@ check.deal_heads(deal_heads)
 # that it has, the others contribute zeros, and an all-reduce adds them up. The head has columns only. A **plan** says
 # how each is split: a table from the name of a submodule to a *style*, which `parallelize` obeys. You write one in the
 # next notebook. First see what it does, in the loop of notebooks 04 and 06: `strategies.train` takes a row of the
-# course's table, whose `apply` makes a training of a model.
+# course's table, whose `apply` makes a training of a model. `strategies.by_plan(plan)` is such a row.
 
 # %%
 from labs.mesh import Mesh
 from labs.model import GPT, PRESETS
-from labs.tp import SequenceParallel, full_parameters, gpt_plan, parallelize
+from labs.tp import SequenceParallel, gpt_plan
 
 CONFIG = replace(PRESETS["small"], depth=2, kv_heads=4)  # 4 heads of each kind, for 4 ranks
 SEQUENCES, on_cpu = 4, partial(run, device="cpu")
@@ -335,20 +335,7 @@ loader = Batches(corpus().tokens, SEQUENCES, CONFIG.context)
 batches = [loader[number] for number in range(2)]
 
 
-def tensor_parallel(plan, model, mesh):
-    """Split the model by the plan; every rank reads all of the batch."""
-    parallelize(model, mesh, plan)
-    training = strategies.replicated(model, partial(strategies.backward, model))
-    return replace(training, full=partial(full_parameters, model))
-
-
 # %%
-def way(plan):
-    """A row of the table: over all ranks, by this plan."""
-    apply = partial(tensor_parallel, plan)
-    return replace(strategies.ROWS["tp"], apply=apply, axes=lambda ranks: {"tp": ranks})
-
-
 def float32():
     return GPT(CONFIG)
 
@@ -372,8 +359,8 @@ def recorded(ways):
 # %%
 ONE = {"one device": strategies.ROWS["one device"]}
 WAYS = {
-    "TP": way(gpt_plan(CONFIG)),
-    "TP, sequence parallel": way(gpt_plan(CONFIG, sequence_parallel=True)),
+    "TP": strategies.by_plan(gpt_plan(CONFIG)),
+    "TP, sequence parallel": strategies.by_plan(gpt_plan(CONFIG, sequence_parallel=True)),
 }
 
 
@@ -406,7 +393,7 @@ draw.table([{"": part, **phases} for part, phases in table.items()], caption="by
 
 # %%
 def one_layer(model, mesh):
-    return tensor_parallel(gpt_plan(CONFIG), GPT(replace(CONFIG, depth=1)), mesh)
+    return WAYS["TP"].apply(GPT(replace(CONFIG, depth=1)), mesh)
 
 
 talk = recorded(WAYS | {"TP, one layer": replace(WAYS["TP"], apply=one_layer)})
@@ -501,12 +488,13 @@ def forgetful():
     and what reports it."""
     plan, mesh = gpt_plan(CONFIG, sequence_parallel=True), Mesh((4,), ("tp",))
     without = {name: style for name, style in plan.items() if not isinstance(style, SequenceParallel)}
-    training = tensor_parallel(without, model := GPT(CONFIG), mesh)
+    row = strategies.by_plan(without)
+    training = row.apply(model := GPT(CONFIG), mesh)
     model.tensor_parallel.gradients_compared = True  # they are not, but let it think so,
     model.tensor_parallel.optimizers.add(training.optimizer)  # also as the optimizer begins
     losses = [strategies.step(training, *batches[number % 2]) for number in range(12)]
     try:
-        strategies.step(tensor_parallel(without, GPT(CONFIG), mesh), *batches[0])
+        strategies.step(row.apply(GPT(CONFIG), mesh), *batches[0])
     except RuntimeError as error:
         return losses[-1] < losses[0], losses[-1], model.norm.weight.tolist(), str(error)
 

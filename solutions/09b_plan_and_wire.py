@@ -137,18 +137,7 @@ loader = Batches(corpus().tokens, SEQUENCES, CONFIG.context)
 batches = [loader[number] for number in range(2)]
 
 
-def trained_by(plan, model, mesh):
-    parallelize(model, mesh, plan)
-    training = strategies.replicated(model, partial(strategies.backward, model))
-    return replace(training, full=partial(full_parameters, model))
-
-
 # %%
-def way(plan):
-    apply = partial(trained_by, plan)
-    return replace(ROWS["tp"], apply=apply, axes=lambda ranks: {"tp": ranks})
-
-
 def float32():
     return GPT(CONFIG)
 
@@ -179,7 +168,7 @@ def recorded(ways, batches=batches):
 
 plan = gpt_plan(CONFIG) | {"head": ColwiseParallel(output_layouts=Replicate())}
 del plan["loss"]
-talk = recorded({"logits gathered": way(plan)})
+talk = recorded({"logits gathered": strategies.by_plan(plan)})
 
 # %%
 on_paper = cost.Job(CONFIG, batch=SEQUENCES, ranks=4)
@@ -629,7 +618,8 @@ ledger
 # %%
 crossed = next(length for length in range(1, 129) if sent(length)["TP"] > sent(length)["DDP"])
 talk |= recorded(
-    {"at the crossing": way(gpt_plan(CONFIG))}, [tuple(part[:, :crossed] for part in batch) for batch in batches]
+    {"at the crossing": strategies.by_plan(gpt_plan(CONFIG))},
+    [tuple(part[:, :crossed] for part in batch) for batch in batches],
 )
 assert talk["at the crossing"]["sent"] == sent(crossed)["TP"]
 draw.table([sent(length) for length in (32, 64, crossed, 128, 256)], caption="bytes that each rank sends in a step")

@@ -22,13 +22,13 @@ from labs.kit.rows.gspmd_rows import GSPMD, Compiled
 from labs.kit.rows.parallel_rows import PARALLEL
 from labs.kit.rows.pp_rows import PP
 from labs.kit.rows.row import Strategy
-from labs.kit.rows.tp_rows import TP
+from labs.kit.rows.tp_rows import TP, by_plan
 from labs.kit.training import ADAMW, Batch, Training, backward, replicated, step, trainable
 from labs.mesh import Mesh
 
 __all__ = [
     "ADAMW", "COMPILED", "ONE_DEVICE", "ROWS", "STRATEGIES", "WITH_AN_EXTRA", "Batch", "Compiled", "Strategy",
-    "Training", "average_with", "backward", "replicated", "set_up", "step", "train", "trainable",
+    "Training", "average_with", "backward", "by_plan", "replicated", "set_up", "step", "train", "trainable",
 ]  # fmt: skip
 
 STRATEGIES = (*DDP, *FSDP, *TP, *PP, *PARALLEL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,11 +17,16 @@ from labs.kit.training import Training, backward, replicated
 from labs.mesh import Mesh
 from labs.model import GPT
 from labs.tp import full_parameters, gpt_plan, parallelize
+from labs.tp.styles import Style
+
+
+def split_by(plan: Mapping[str, Style], model: nn.Module, mesh: Mesh) -> Training:
+    parallelize(model, mesh, plan)
+    return replace(replicated(model, partial(backward, model)), full=partial(full_parameters, model))
 
 
 def our_tp(sequence_parallel: bool, model: GPT, mesh: Mesh) -> Training:
-    parallelize(model, mesh, gpt_plan(model.config, sequence_parallel))
-    return replace(replicated(model, partial(backward, model)), full=partial(full_parameters, model))
+    return split_by(gpt_plan(model.config, sequence_parallel), model, mesh)
 
 
 def torch_tp(sequence_parallel: bool, model: GPT, mesh: Mesh) -> Training:
@@ -92,3 +98,12 @@ TP = (
         note="sends and holds more for the reasons of both",
     ),
 )
+
+
+def by_plan(plan: Mapping[str, Style]) -> Strategy:
+    """The row `tp`, over all ranks, by this plan."""
+    return replace(TP[0], apply=partial(split_by, plan), axes=all_ranks)
+
+
+def all_ranks(asked: int) -> dict[str, int]:
+    return {"tp": asked}
