@@ -40,7 +40,7 @@ from itertools import product
 
 import torch
 
-from labs import gspmd
+from labs import gspmd, native
 from labs.data import Batches, corpus
 from labs.dtensor import DTensor, Replicate, Shard
 from labs.dtensor.placement import Spec
@@ -50,6 +50,7 @@ from labs.kit.record import mark
 from labs.kit.virtual import on_devices, on_processes
 from labs.mesh import Mesh
 from labs.model import GPT, PRESETS, Layer
+from labs.native.parallelized import layout
 from labs.xla.hlo import counted
 
 # %% [markdown]
@@ -183,19 +184,32 @@ check.predict("XLA sends nothing in", guess_nothing, nothing, unit="cases", tole
 # The sentence is wrong as a rule. Where x is cut along its rows and w is whole, nothing has to travel, if the result is
 # wanted in rows. It depends on which dim is cut, and on what is wanted.
 #
-# Now the same products by the course's own DTensor, on four real ranks, and by a small GSPMD that you will build in a
-# moment. All three count what the first rank sends.
+# Now the same products by the course's own DTensor and by PyTorch's, on four real ranks, and by a small GSPMD that you
+# will build in a moment. Of each, what the first rank sends is counted.
 
 
 # %%
-def by_dtensor():
+def as_it_is(value):
+    return value
+
+
+def by_dtensor(kind, on=as_it_is, said=as_it_is):
     mesh = Mesh((4,), ("tp",))
+    grid = on(mesh)
     for *factors, wanted in LAYOUTS:
         specs = [Spec(shape, (4,), (p,)) for shape, p in zip(SHAPES, factors, strict=True)]
-        x, w = (DTensor.from_local(torch.ones(s.block((mesh.rank,)).shape), mesh, s.placements) for s in specs)
+        blocks = [torch.ones(s.block((mesh.rank,)).shape) for s in specs]
+        x, w = (kind.from_local(b, grid, [said(p)]) for b, p in zip(blocks, factors, strict=True))
         mark("step")
-        (x @ w).redistribute(placements=[wanted])
+        (x @ w).redistribute(placements=[said(wanted)])
         mark("end")
+
+
+# %%
+def by_torchs():
+    from torch.distributed import tensor
+
+    by_dtensor(tensor.DTensor, native.device_mesh, layout)
 
 
 def by_gspmd(layouts):
@@ -205,11 +219,13 @@ def by_gspmd(layouts):
 
 
 # %%
-recording = run(by_dtensor, ranks=4, device="cpu", record="communication").recording
+recording = run(by_dtensor, DTensor, ranks=4, device="cpu", record="communication").recording
+torchs = run(by_torchs, ranks=4, device="cpu", record="communication").recording
 sent = [
     {
         "x": repr(layouts[0]), "w": repr(layouts[1]), "wanted": repr(layouts[2]),
         "XLA": sum(one.sent for one in found),
+        "torch's DTensor": torchs.sent(rank=0, step=step),
         "labs.dtensor": recording.sent(rank=0, step=step),
         "labs.gspmd": by_gspmd(layouts).sent,
     }
@@ -224,9 +240,9 @@ print(f"all 27 cases: XLA sends {theirs:,} bytes, labs.gspmd {ours:,}")
 
 # %% [markdown]
 # Why do they differ? DTensor decides as each operation is called: to multiply where nothing moves costs nothing, and
-# what comes after is not known yet. XLA knows the whole program, but on CPUs it never turns an all-reduce into a
-# reduce-scatter, and it gathers where an all-to-all would do. The last column looks at both ends, and has all
-# collectives.
+# what comes after is not known yet. Where the cut goes from one dim to another, PyTorch's gathers on CPUs, and ours
+# exchanges pieces. XLA knows the whole program, but on CPUs it never turns an all-reduce into a reduce-scatter, and it
+# gathers where an all-to-all would do. The last column looks at both ends, and has all collectives.
 #
 # ## Build: a layout goes along a letter
 #
