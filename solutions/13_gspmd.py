@@ -35,6 +35,7 @@ from labs.kit import virtual
 virtual.or_skip()
 
 # %%
+import logging
 from dataclasses import replace
 from itertools import product
 
@@ -209,6 +210,7 @@ def by_dtensor(kind, on=as_it_is, said=as_it_is):
 def by_torchs():
     from torch.distributed import tensor
 
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # it tells of each gather
     by_dtensor(tensor.DTensor, native.device_mesh, layout)
 
 
