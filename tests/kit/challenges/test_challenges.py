@@ -29,12 +29,14 @@ def source(challenge):
 
 
 def own(challenge):
-    """The course's own answer, as a cell of the solution would define it."""
+    """The course's own answer, as a cell of the solution would define it, with the functions that it calls."""
     text = source(challenge)
     name = re.search(rf"beat\.{challenge.name}\((\w+)\)", text)[1]
     tree = ast.parse(text)
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    called = {each.id for each in ast.walk(functions[name]) if isinstance(each, ast.Name)}
     keep = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    keep += [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+    keep += [node for key, node in functions.items() if key == name or key in called]
     namespace = {"__name__": "answer"}
     for node in keep:
         with contextlib.suppress(NameError):  # the default of an argument, from another cell
