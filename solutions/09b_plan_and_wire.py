@@ -38,7 +38,6 @@ from labs.kit.checks.tensor.border import courses_reduce as reduce  # exercise 1
 from labs.kit.launch import run
 from labs.kit.ranks.link import Link
 from labs.kit.record import mark
-from labs.kit.strategies import ROWS
 
 # %%
 from labs.model import PRESETS
@@ -301,7 +300,7 @@ play.tensor_parallel()
 # measured; PyTorch's is measured here, with sequence parallelism:
 
 # %%
-NATIVE = {"PyTorch's": replace(ROWS["torch-tp-sp"], axes=lambda ranks: {"tp": ranks})}
+NATIVE = {"PyTorch's": replace(strategies.ROWS["torch-tp-sp"], axes=lambda ranks: {"tp": ranks})}
 
 
 def float64():
@@ -313,7 +312,7 @@ def off(kept):
     return max((p - expected["one device"][key]).abs().max() for key, p in kept.items())
 
 
-[expected] = on_cpu(in_turn, {"one device": ROWS["one device"]}, build=float64, keep=2, ranks=1)
+[expected] = on_cpu(in_turn, {"one device": strategies.ROWS["one device"]}, build=float64, keep=2, ranks=1)
 [kept] = on_cpu(in_turn, NATIVE, build=float64, keep=2, ranks=4, tell="numbers")[0].values()
 print(f"within 1e-12 of one process: {bool(off(kept) < 1e-12)}")
 
@@ -359,7 +358,7 @@ def two_axes(model, mesh):
 
 
 def of_axes(*names):  # outermost first
-    return replace(ROWS["fsdp-tp"], apply=two_axes, axes=lambda ranks: dict.fromkeys(names, 2))
+    return replace(strategies.ROWS["fsdp-tp"], apply=two_axes, axes=lambda ranks: dict.fromkeys(names, 2))
 
 
 # %%
@@ -600,7 +599,7 @@ print(f"both send {seen.sent(0, 0):,} bytes; a shard travels {travels:.0f} ms")
 
 # %%
 a_part = cost.Job(CONFIG, batch=1, ranks=4)  # under data parallelism, each rank has a quarter of the batch
-talk |= recorded({"DDP": ROWS["ddp-bucketed"], "FSDP": ROWS["fsdp"]})
+talk |= recorded({"DDP": strategies.ROWS["ddp-bucketed"], "FSDP": strategies.ROWS["fsdp"]})
 
 
 def sent(length):

@@ -35,7 +35,6 @@ from labs.kit import virtual
 virtual.or_skip()
 
 # %%
-import logging
 from dataclasses import replace
 from itertools import product
 
@@ -51,7 +50,6 @@ from labs.kit.record import mark
 from labs.kit.virtual import on_devices, on_processes
 from labs.mesh import Mesh
 from labs.model import GPT, PRESETS, Layer
-from labs.native.parallelized import layout
 from labs.xla.hlo import counted
 
 # %% [markdown]
@@ -208,10 +206,12 @@ def by_dtensor(kind, on=as_it_is, said=as_it_is):
 
 # %%
 def by_torchs():
+    import logging
+
     from torch.distributed import tensor
 
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # it tells of each gather
-    by_dtensor(tensor.DTensor, native.device_mesh, layout)
+    by_dtensor(tensor.DTensor, native.device_mesh, native.parallelized.layout)
 
 
 def by_gspmd(layouts):

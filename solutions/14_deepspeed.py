@@ -347,10 +347,9 @@ def translate(reshard, param_dtype, reduce_dtype, offload, max_norm, micro, accu
     zero["stage3_max_reuse_distance"] = 0 if reshard else 10**9
     for part in ("offload_param", "offload_optimizer"):
         zero[part] = {"device": "cpu" if offload else "none"}
-    dtypes = {torch.float32: "fp32", torch.bfloat16: "bf16"}
     return config | {
         "bf16": {"enabled": param_dtype == torch.bfloat16},
-        "communication_data_type": dtypes[reduce_dtype],
+        "communication_data_type": "bf16" if reduce_dtype == torch.bfloat16 else "fp32",
         "gradient_clipping": max_norm or 0.0,
         "train_micro_batch_size_per_gpu": micro,
         "gradient_accumulation_steps": accumulation,
