@@ -39,7 +39,7 @@ from labs.kit.launch import RankError, run
 from labs.mesh import Mesh
 from labs.zero import Zero
 
-WORDS, WIDTH, HIDDEN, BATCH, TIME, STEPS, RATE = 11, 6, 5, 12, 4, 3, 0.5
+WORDS, WIDTH, HIDDEN, BATCH, TIME, STEPS, RATE = 11, 6, 5, 12, 4, 4, 0.5
 
 
 # ---- models ----------------------------------------------------------------------------------------------
