@@ -166,7 +166,7 @@ print(f"S on each rank: in memory {whole:,} bytes; in files three shards at most
 # program changes; only the loss is compared here.
 
 # %%
-from labs.memory.disk import to_file
+from labs.memory.mapped_files import to_file
 
 
 def losses(where=None):

@@ -28,7 +28,8 @@ import torch
 
 from labs.checkpoint.extents import require_whole, said
 from labs.dtensor.placement import Block
-from labs.memory.disk import checksum, flush, sealed
+from labs.memory.disk import sealed
+from labs.memory.mapped_files import checksum, flush
 
 FORMAT, INDEX = 1, "index.json"
 FILE = re.compile(r"rank-\d+-of-\d+\.safetensors")

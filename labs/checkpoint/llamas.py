@@ -46,7 +46,7 @@ from labs.llama import (
     whole_shapes,
     write_config,
 )
-from labs.memory.disk import allocated, flush, mapped
+from labs.memory.mapped_files import allocated, flush, mapped
 from labs.model import Config
 
 Senders = dict[str, dict[Block, int]]  # by tensor, the rank that sends each block of it

@@ -26,7 +26,7 @@ from labs.agree import on_all_ranks
 from labs.checkpoint.agreement import Brought, Share, agreed_plan, bring, bytes_of, require_equal_copies
 from labs.checkpoint.index import commit, drafted, entry
 from labs.checkpoint.parts import Savable
-from labs.memory.disk import checksum, flush
+from labs.memory.mapped_files import checksum, flush
 
 
 def save(

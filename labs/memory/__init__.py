@@ -2,9 +2,10 @@
 
 In this order:
 
-    precision    compute in two bytes, remember in four; loss scaling
-    selective    operations whose outputs are kept, and not computed again
-    recompute    activations computed twice, so that they need not be kept; PyTorch calls it checkpointing
-    disk         numbers in files that no crash can spoil
-    offload      optimizer state in host memory or on disk
+    precision     compute in two bytes, remember in four; loss scaling
+    selective     operations whose outputs are kept, and not computed again
+    recompute     activations computed twice, so that they need not be kept; PyTorch calls it checkpointing
+    mapped_files  tensors in files that are mapped into memory
+    disk          numbers in files that no crash can spoil
+    offload       optimizer state in host memory or on disk
 """

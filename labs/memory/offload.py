@@ -34,7 +34,8 @@ import torch
 from torch import Tensor, nn
 
 from labs.autograd import require_frozen, trained_and_frozen
-from labs.memory.disk import Disk, Values
+from labs.memory.disk import Disk
+from labs.memory.mapped_files import Values
 
 
 class Offloaded:

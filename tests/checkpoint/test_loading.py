@@ -10,7 +10,8 @@ from torch import nn
 
 from labs.checkpoint import Held, load, save
 from labs.kit.launch import run
-from labs.memory.disk import checksum, sealed
+from labs.memory.disk import sealed
+from labs.memory.mapped_files import checksum
 from tests.checkpoint.common import ADAMW, alone, linear, words_of
 
 

@@ -21,7 +21,7 @@ from torch import nn
 from labs.kit import budget as module
 from labs.kit.budget import Recorder, budget
 from labs.kit.launch import RankError, run
-from labs.memory.disk import to_file
+from labs.memory.mapped_files import to_file
 from labs.memory.offload import Offloaded
 from labs.memory.recompute import recompute
 from labs.model import GPT, PRESETS

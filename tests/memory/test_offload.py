@@ -23,8 +23,9 @@ import torch.distributed as dist
 from torch import nn
 
 from labs.kit.launch import RankError, run
-from labs.memory import disk, offload
-from labs.memory.disk import Disk, mapped, to_file
+from labs.memory import disk, mapped_files, offload
+from labs.memory.disk import Disk
+from labs.memory.mapped_files import mapped, to_file
 from labs.memory.offload import Offloaded
 from labs.memory.precision import Masters
 from labs.model import GPT, PRESETS
@@ -166,7 +167,7 @@ def events(at):
         Path(target).write_bytes(content)
 
     disk.shutil = type("shutil", (), {"copyfile": staticmethod(half)})
-    disk.os = type(
+    disk.os = mapped_files.os = type(
         "os", (), vars(os) | {"fsync": staticmethod(told(os.fsync)), "replace": staticmethod(told(os.replace))}
     )
     Path.unlink = told(Path.unlink)
