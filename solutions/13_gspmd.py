@@ -36,6 +36,7 @@ virtual.or_skip()
 
 # %%
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import torch
@@ -81,7 +82,7 @@ check.predict("Elements on a device:", guess_elements, rows * columns, tolerance
 # written for one device, and loads the very weights of the model that you know. Is it the same model?
 
 # %%
-config = replace(PRESETS["tiny"], depth=1, heads=8, kv_heads=8)  # eight heads, for eight devices
+config = replace(PRESETS["tiny"], depth=1, heads=8, kv_heads=8)  # a head for each device
 loader = Batches(corpus().tokens, 16, config.context)
 batches = [loader[step] for step in range(6)]
 weights = {name: p.detach().numpy() for name, p in GPT(config).named_parameters()}
@@ -107,7 +108,8 @@ print(f"the two losses are equal to 1e-5: {same < 1e-5}")
 # matrix is tiled. No line of the program changes.
 
 # %%
-MESHES = {"FSDP": {"dp": 8}, "TP": {"tp": 8}, "FSDP × TP": {"dp": 4, "tp": 2}, "4 × 8": {"dp": 4, "tp": 8}}
+MESHES = {"FSDP": {"dp": 8}, "TP": {"tp": 8}, "FSDP × TP": {"dp": 4, "tp": 2}}
+MESHES["4 × 8"] = {"dp": 4, "tp": 8}
 
 
 def trainings(meshes):
@@ -118,8 +120,10 @@ def trainings(meshes):
 
 print("compiling four programs …")
 *first_three, last = MESHES.values()
-trained = [*on_devices(trainings, first_three, devices=8), *on_devices(trainings, [last], devices=32)]
-[(reference, _)] = run(strategies.train, strategies.ONE_DEVICE, lambda: GPT(config), [batches], ranks=1, device="cpu")
+trained = on_devices(trainings, first_three, devices=8)
+trained += on_devices(trainings, [last], devices=32)
+alone = partial(run, strategies.train, strategies.ONE_DEVICE, ranks=1, device="cpu")
+[(reference, _)] = alone(lambda: GPT(config), [batches])
 
 # %% [markdown]
 # The collectives are read from the compiled program, which is text: an operation a line, with the groups of devices
@@ -129,8 +133,12 @@ trained = [*on_devices(trainings, first_three, devices=8), *on_devices(trainings
 # %%
 def row(job):
     numbers = max(abs(a - b) for a, b in zip(job.losses, reference, strict=True))
-    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(counted(job.collectives()).items()))
-    return {"collectives in a step": kinds, "held, bytes": job.held, "one device's curve": numbers < 1e-5}
+    counts = sorted(counted(job.collectives()).items())
+    return {
+        "collectives in a step": ", ".join(f"{count} {kind}" for kind, count in counts),
+        "held, bytes": job.held,
+        "one device's curve": numbers < 1e-5,
+    }
 
 
 draw.table([{"": name, **row(job)} for name, job in zip(MESHES, trained, strict=True)])
@@ -161,7 +169,8 @@ check.predict("Times as much:", guess_more, (gather + all_reduce) / (gather + sc
 # %%
 guess_nothing = 5  # your number
 
-SHAPES, LAYOUTS = ((32, 64), (64, 128)), list(product((Replicate(), Shard(0), Shard(1)), repeat=3))
+SHAPES = (32, 64), (64, 128)
+LAYOUTS = list(product((Replicate(), Shard(0), Shard(1)), repeat=3))
 
 
 def multiply(x, w):
@@ -198,7 +207,8 @@ def by_dtensor(kind, on=as_it_is, said=as_it_is):
     for *factors, wanted in LAYOUTS:
         specs = [Spec(shape, (4,), (p,)) for shape, p in zip(SHAPES, factors, strict=True)]
         blocks = [torch.ones(s.block((mesh.rank,)).shape) for s in specs]
-        x, w = (kind.from_local(b, grid, [said(p)]) for b, p in zip(blocks, factors, strict=True))
+        pairs = zip(blocks, factors, strict=True)
+        x, w = (kind.from_local(block, grid, [said(p)]) for block, p in pairs)
         mark("step")
         (x @ w).redistribute(placements=[said(wanted)])
         mark("end")
@@ -210,7 +220,8 @@ def by_torchs():
 
     from torch.distributed import tensor
 
-    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # it tells of each gather
+    logger = logging.getLogger("torch.distributed.tensor")
+    logger.setLevel(logging.ERROR)  # it tells of each gather
     by_dtensor(tensor.DTensor, native.device_mesh, native.parallelized.layout)
 
 
@@ -266,7 +277,8 @@ def pass_on(dims, cut):
     """
     ### BEGIN SOLUTION
     [letter] = {own[dim] for own, dim in zip(dims, cut, strict=True) if dim is not None}
-    return [own.index(letter) if dim is None and letter in own else dim for own, dim in zip(dims, cut, strict=True)]
+    known = zip(dims, cut, strict=True)
+    return [own.index(letter) if dim is None and letter in own else dim for own, dim in known]
     ### END SOLUTION
 
 
@@ -320,18 +332,19 @@ guess_reduces = 4  # your number
 
 layer = Layer(config)
 names = [name for name, _ in layer.named_parameters()]
-tensors = [torch.randn(16, config.context, config.dim) for _ in "xg"] + [p.detach() for p in layer.parameters()]
+tensors = [torch.randn(16, config.context, config.dim) for _ in "xg"]
+tensors += [p.detach() for p in layer.parameters()]
 graph = gspmd.trace(gspmd.forward_and_backward(layer), *tensors)
 
 
 def laid_out(sizes):
-    return gspmd.lower(graph, gspmd.propagate(graph, tuple(sizes.values()), gspmd.given(graph, names, tuple(sizes))))
+    given = gspmd.given(graph, names, tuple(sizes))
+    return gspmd.lower(graph, gspmd.propagate(graph, tuple(sizes.values()), given))
 
 
 program = laid_out({"tp": 4})
-print(
-    f"{len(graph.operations)} operations, of which {len(gspmd.given(graph, names, ('tp',)))} values were given a layout"
-)
+given = gspmd.given(graph, names, ("tp",))
+print(f"{len(graph.operations)} operations, of which {len(given)} values were given a layout")
 check.predict("All-reduces:", guess_reduces, program.counts["all_reduce"], tolerance=0)
 
 # %% [markdown]
@@ -351,9 +364,13 @@ print(heading, *(line for line in lines if line.endswith("bytes")), sep="\n")
 def on_blocks(program, sizes):
     """How far this rank's results are from those of one process, at most."""
     mesh, place = Mesh(tuple(sizes.values()), tuple(sizes)), program.layouts
-    own = [t[place[v].block(mesh.get_coordinate()).slices] for v, t in zip(graph.arguments, tensors, strict=True)]
-    results, whole = gspmd.execute(program, mesh, *own), gspmd.forward_and_backward(layer)(*tensors)
-    due = [t[place[v].block(mesh.get_coordinate()).slices] for v, t in zip(graph.results, whole, strict=True)]
+
+    def blocks(values, wholes):
+        pairs = zip(values, wholes, strict=True)
+        return [whole[place[v].block(mesh.get_coordinate()).slices] for v, whole in pairs]
+
+    results = gspmd.execute(program, mesh, *blocks(graph.arguments, tensors))
+    due = blocks(graph.results, gspmd.forward_and_backward(layer)(*tensors))
     return max((a - b).abs().max().item() for a, b in zip(results, due, strict=True))
 
 
@@ -363,10 +380,14 @@ def layer_by_xla(all_sizes, layouts):
     from labs.xla import placed, pure
 
     def both_ways(x, gradient, *weights):
-        y, back = jax.vjp(lambda x, *w: pure.layer(dict(zip(names, w, strict=True)), x, config), x, *weights)
+        def forward(x, *weights):
+            return pure.layer(dict(zip(names, weights, strict=True)), x, config)
+
+        y, back = jax.vjp(forward, x, *weights)
         return y, *back(gradient)
 
-    return [placed.communication(both_ways, sizes, *known) for sizes, known in zip(all_sizes, layouts, strict=True)]
+    pairs = zip(all_sizes, layouts, strict=True)
+    return [placed.communication(both_ways, sizes, *known) for sizes, known in pairs]
 
 
 # %%
@@ -375,7 +396,8 @@ programs = {name: laid_out(sizes) for name, sizes in LAYER.items()}
 known = []
 for sizes in LAYER.values():
     given = gspmd.given(graph, names, tuple(sizes))
-    known.append(([(v.shape, given[v]) for v in graph.arguments], [given[v] for v in graph.results]))
+    arguments = [(v.shape, given[v]) for v in graph.arguments]
+    known.append((arguments, [given[v] for v in graph.results]))
 found = on_devices(layer_by_xla, list(LAYER.values()), known, devices=4)
 for name, sizes in LAYER.items():
     worst = max(run(on_blocks, programs[name], sizes, ranks=4, device="cpu"))
@@ -386,7 +408,8 @@ draw.table(
     [
         {
             "": name, "labs.gspmd": str(programs[name].counts), "XLA": str(counted(xla)),
-            "bytes, labs.gspmd": programs[name].sent, "bytes, XLA": sum(one.sent for one in xla),
+            "bytes, labs.gspmd": programs[name].sent,
+            "bytes, XLA": sum(one.sent for one in xla),
         }
         for name, xla in zip(LAYER, found, strict=True)
     ]
@@ -448,7 +471,8 @@ def compiled_by_hand():
     cut = jax.NamedSharding(annotations.mesh_of({"dp": 8}), PartitionSpec("dp"))
     now = jax.device_put(weights, cut)
     moments = jax.tree.map(lambda w: (0 * w, 0 * w), now)
-    return hlo.collectives(jax.jit(step).lower(now, moments, 1.0, *arrays[0]).compile().as_text())
+    program = jax.jit(step).lower(now, moments, 1.0, *arrays[0]).compile()
+    return hlo.collectives(program.as_text())
 
 
 counted(on_devices(compiled_by_hand, devices=8))

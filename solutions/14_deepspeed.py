@@ -43,7 +43,7 @@ import torch.distributed as dist
 from labs import cost
 from labs.data import Batches, corpus
 from labs.deepspeed import estimates
-from labs.deepspeed.configuration import BUCKET, FAR, MICRO, REUSE, from_fsdp, like_zero, to_fsdp
+from labs.deepspeed.configuration import BUCKET, FAR, MICRO, from_fsdp, like_zero, to_fsdp
 from labs.kit import check, draw, exercises, play, strategies
 from labs.kit.launch import run
 from labs.kit.record import mark
@@ -87,9 +87,10 @@ guess_times = 1.5  # your number
 # %%
 config = replace(PRESETS["tiny"], depth=1, context=32)
 loader = Batches(corpus().tokens, 4, config.context)
-batches = [[[part.chunk(4)[rank] for part in loader[step]] for step in range(3)] for rank in range(4)]
+parts = [[part.chunk(4) for part in loader[step]] for step in range(3)]
+batches = [[[chunks[rank] for chunks in step] for step in parts] for rank in range(4)]
 ROWS = {row.name: row for row in (*strategies.STRATEGIES, *strategies.WITH_AN_EXTRA)}
-NAMES = ["zero-1", "zero-2", "zero-3", "torch-fsdp", "deepspeed-1", "deepspeed-2", "deepspeed-3"]
+NAMES = ["zero-1", "zero-2", "zero-3", "torch-fsdp", *(f"deepspeed-{n}" for n in (1, 2, 3))]
 
 
 def as_it_is():
@@ -124,7 +125,8 @@ def row(turn, name):
     predicted = ROWS[name].predict(cost.Job(config, batch=1, ranks=4))
     held = {kind: most[kind] - before[kind] for kind in "PGS"}
     sent = talk.sent(rank=0, step=last)
-    as_predicted = sent == predicted.sent and held == {kind: getattr(predicted.held, kind) for kind in "PGS"}
+    due = {kind: getattr(predicted.held, kind) for kind in "PGS"}
+    as_predicted = (sent, held) == (predicted.sent, due)
     return {"": name, "sent": sent, **held, "as predicted, to the byte": as_predicted}
 
 
@@ -137,7 +139,8 @@ times = rows["deepspeed-2"]["sent"] / rows["zero-2"]["sent"]
 check.predict("Bytes of S for each parameter:", guess_state, round(per_parameter, 1))
 
 # %%
-check.predict("Times as much as ours:", guess_times, round(times, 2), reason="2Ψ to all-reduce, Ψ to gather.")
+why = "2Ψ to all-reduce, Ψ to gather."
+check.predict("Times as much as ours:", guess_times, round(times, 2), reason=why)
 
 # %% [markdown]
 # DeepSpeed's stage 3 sends what ours does, but for a few bytes: the norm of all gradients. And as it fetches nothing
@@ -166,6 +169,7 @@ for turn, name in enumerate(NAMES):
 guess_psi = 2  # your number
 
 TWO = like_zero(2)["zero_optimization"]
+OWN = {"stage": 3, "reduce_bucket_size": BUCKET, "memory_efficient_linear": False}
 
 
 def unclipped(**zero):
@@ -177,7 +181,7 @@ VARIANTS = {
     "nothing said of clipping": {"zero_optimization": TWO},
     "no all-reduce of buckets": unclipped(**TWO, use_multi_rank_bucket_allreduce=False),
     "stage 3, as ours": like_zero(3),
-    "stage 3, its own thresholds": unclipped(stage=3, reduce_bucket_size=BUCKET, memory_efficient_linear=False),
+    "stage 3, its own thresholds": unclipped(**OWN),
 }
 
 
@@ -198,9 +202,10 @@ def train_each(variants):
 
 
 # %%
-TRANSLATED = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}, {"reshard_after_forward": False}
-SETTINGS = [*VARIANTS.values(), *(from_fsdp(**settings) for settings in TRANSLATED)]
-each = run(train_each, SETTINGS, ranks=2, device="cpu", record="communication", tell="seven configurations")
+MIXED = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
+TRANSLATED = from_fsdp(**MIXED), from_fsdp(reshard_after_forward=False)
+recorded = partial(run, device="cpu", record="communication")
+each = recorded(train_each, [*VARIANTS.values(), *TRANSLATED], ranks=2, tell="seven files")
 
 # %%
 PSI = sum(cost.parameter_sizes(config))
@@ -215,10 +220,12 @@ def as_before(turn):
     return all(abs(a - b) < 1e-5 for a, b in zip(each[0][turn], each[0][0], strict=True))
 
 
-draw.table([{"": v, "sent, × Ψ": times_psi(i), "same curve": as_before(i)} for i, v in enumerate(VARIANTS)])
+turns = enumerate(VARIANTS)
+draw.table([{"": v, "sent, × Ψ": times_psi(i), "same curve": as_before(i)} for i, v in turns])
 
 # %%
-check.predict("Times Ψ, by its own thresholds:", guess_psi, times_psi(4), reason="P is gathered once a step.")
+why = "P is gathered once a step."
+check.predict("Times Ψ, by its own thresholds:", guess_psi, times_psi(4), reason=why)
 
 # %% [markdown]
 # The second line trained differently. Whoever compares two libraries by their defaults may compare two different
@@ -373,9 +380,8 @@ def in_its_words(**settings):
     return draw.table(words, caption=f"fully_shard: {settings}")
 
 
-play.explore(
-    in_its_words, reshard_after_forward=[True, False], param_dtype=NUMBERS, reduce_dtype=NUMBERS, offload=[False, True]
-)
+CHOICES = {"reshard_after_forward": [True, False], "offload": [False, True]}
+play.explore(in_its_words, param_dtype=NUMBERS, reduce_dtype=NUMBERS, **CHOICES)
 
 # %% [markdown]
 # And back. Here the left side is the file, for a model of 7 billion parameters. Not everything has a counterpart.
@@ -383,18 +389,20 @@ play.explore(
 
 # %%
 def in_fsdps_words(stage, reuse, device, bf16):
-    zero = {"stage": stage} | {f"offload_{what}": {"device": device} for what in ("param", "optimizer")}
-    config = {"zero_optimization": zero | {REUSE: reuse}, "bf16": {"enabled": bf16}}
+    there = {"device": device}
+    zero = {"stage": stage, "offload_param": there, "offload_optimizer": there}
+    zero["stage3_max_reuse_distance"] = reuse
+    config = {"zero_optimization": zero, "bf16": {"enabled": bf16}}
     try:
         settings = to_fsdp(config, parameters=7_000_000_000)
-        return draw.table([{name: str(value) for name, value in settings.items()}], caption=f"DeepSpeed: {config}")
+        words = {name: str(value) for name, value in settings.items()}
     except ValueError as told:
-        return draw.table([{"no counterpart": str(told)}], caption=f"DeepSpeed: {config}")
+        words = {"no counterpart": str(told)}
+    return draw.table([words], caption=f"DeepSpeed: {config}")
 
 
-play.explore(
-    in_fsdps_words, stage=[3, 2, 1], reuse=[0, FAR, 10 * FAR], device=["none", "cpu", "nvme"], bf16=[False, True]
-)
+CHOICES = {"device": ["none", "cpu", "nvme"], "bf16": [False, True]}
+play.explore(in_fsdps_words, stage=[3, 2, 1], reuse=[0, FAR, 10 * FAR], **CHOICES)
 
 # %% [markdown]
 # Does the file do what it says? Let parameters be in bfloat16, and gradients be reduced in float32. Parameters travel
@@ -447,8 +455,8 @@ for context, bucket in ((32, BUCKET), (512, BUCKET), (32, 500_000_000)):
     plan = cost.deepspeed(cost.Job(longer, batch=1, ranks=4), 2, bucket).held
     estimate = estimates.stage2(PSI, devices=4).device
     more = left_out(PSI, 4, plan.A, bucket, True)
-    rows.append({"tokens": context, "bucket": bucket, "its estimate": estimate, "with yours": estimate + more})
-    rows[-1]["labs/cost"] = plan.peak
+    rows.append({"tokens": context, "bucket": bucket, "its estimate": estimate})
+    rows[-1] |= {"with yours": estimate + more, "labs/cost": plan.peak}
 draw.table(rows, caption="bytes on a rank of four, stage 2, float32")
 
 # %% [markdown]
@@ -478,10 +486,10 @@ def by_deepspeeds():
 
 
 # %%
-by_pytorchs = partial(recomputed_by, partial(torch.utils.checkpoint.checkpoint, use_reentrant=False))
+pytorchs = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
 MAKERS = {
     "as it is": partial(recomputed_by, lambda forward, *inputs: forward(*inputs)),
-    "PyTorch's": by_pytorchs,
+    "PyTorch's": partial(recomputed_by, pytorchs),
     "DeepSpeed's": by_deepspeeds,
 }
 BOTH = ["torch-fsdp", "deepspeed-3"]
@@ -497,11 +505,13 @@ held = run(train_each_way, ranks=2, device="cpu", record="memory", tell="recompu
 # %%
 def activations(turn):
     """Of the turn's third step, beyond what was there before its first."""
-    return held.recording.held(0, 4 * turn + 3)["A"] - held.recording.moments(0, 4 * turn)[0][1]["A"]
+    before = held.recording.moments(0, 4 * turn)[0][1]["A"]
+    return held.recording.held(0, 4 * turn + 3)["A"] - before
 
 
 def on_one_curve(turn):
-    return all(abs(a - b) < 1e-5 for each in held[0][turn] for a, b in zip(each, held[0][0][0], strict=True))
+    pairs = [pair for each in held[0][turn] for pair in zip(each, held[0][0][0], strict=True)]
+    return all(abs(a - b) < 1e-5 for a, b in pairs)
 
 
 table = [
@@ -536,11 +546,12 @@ def train_both():
     return [train_all(["torch-fsdp", "deepspeed-2"], make) for make in (as_it_is, compiled)]
 
 
-job = run(train_both, ranks=2, device="cpu", record="communication", tell="compiled")
+job = recorded(train_both, ranks=2, tell="compiled")
 sent = [job.recording.sent(0, 4 * turn + 3) for turn in range(4)]
 curves = [each for both in job[0] for each in both]
 same = all(abs(a - b) < 1e-5 for each in curves for a, b in zip(each, curves[0], strict=True))
-print(f"bytes sent in a step, as it is and compiled: FSDP2 {sent[0]} and {sent[2]}, DeepSpeed {sent[1]} and {sent[3]}")
+print("bytes sent in a step, as it is and compiled:")
+print(f"FSDP2 {sent[0]} and {sent[2]}, DeepSpeed {sent[1]} and {sent[3]}")
 print(f"all four on one curve: {same}")
 
 # %% [markdown]
@@ -548,22 +559,25 @@ print(f"all four on one curve: {same}")
 #
 # | | FSDP2 | DeepSpeed | how do we know? |
 # |---|---|---|---|
+# | is a part of PyTorch | yes | no: a package of its own | the imports above |
 # | is told what to do | in code: `fully_shard(layer)` | in a file | above |
 # | a layer is gathered | at once | with no prefetch, each parameter by itself | counted above |
 # | S, in float32 | 8 bytes | 12, with masters | measured above |
 # | clips gradients | when you call it | unless you say 0 | measured above |
-# | its optimizer | any of PyTorch's | its own, compiled at first use; or PyTorch's | release 0.19.8 |
-# | offload to the CPU | yes | yes | notebook 07b; exercise 3; its test |
-# | offload to NVMe | no | on Linux, with a C++ compiler and libaio; else refused | PyTorch 2.13; release 0.19.8 |
+# | its optimizer | any of PyTorch's | its own, compiled at first use; or PyTorch's | DeepSpeed, 10/2026 |
+# | offload to the CPU | yes | yes | run in notebook 07b; run in exercise 3 |
+# | offload to NVMe | no | on Linux, with a C++ compiler and libaio | PyTorch, 7/2026; DeepSpeed, 10/2026 |
 # | activation checkpointing | PyTorch's | the same; or its own, cut over TP, or on the CPU | measured; docs, 11/2026 |
-# | compile | each layer, then `fully_shard` | each layer, or `engine.compile()` | stage 2: above; release 0.19.8 |
-# | inference | sharded, as in training | the same in stage 3; its own engine | deepspeed.ai/inference, 11/2026 |
+# | compile | each layer, then `fully_shard` | each layer, or `engine.compile()` | run above; DeepSpeed, 10/2026 |
+# | inference | sharded, as in training | the same in stage 3; its own engine | docs of both, 11/2026 |
 # | a checkpoint is loaded by | any number of ranks | the same number; any, once converted | notebook 08; its test |
-# | a checkpoint is | tensors and an index | pickles: run nobody else's | the files themselves |
+# | a checkpoint is | tensors and an index | pickles: run nobody else's | notebook 08; its test |
 #
-# The release is [DeepSpeed's of 2026](https://pypi.org/project/deepspeed/0.19.8/). The test is
-# [tests/deepspeed/test_saved.py](../tests/deepspeed/test_saved.py): offloaded, a training ends with the same numbers;
-# saved by four ranks and converted, it goes on with two.
+# *PyTorch, 7/2026* is its release 2.13 of July 2026, and *DeepSpeed, 10/2026* [release
+# 0.19.8](https://pypi.org/project/deepspeed/0.19.8/) of October 2026: their code was read. The docs are those of
+# PyTorch on `fully_shard`, and those of deepspeed.ai on activation checkpointing and on inference, read in November
+# 2026. The test is [tests/deepspeed/test_saved.py](../tests/deepspeed/test_saved.py), which runs at each change of this
+# course: offloaded, a training ends with the same numbers; saved by four ranks and converted, it goes on with two.
 #
 # **Why**: what you would have to write, offload to disk above all, is there, and a model needs no change. **Why not**:
 # what a file does not say is decided elsewhere, and may change with a release. So write down what you rely on, and
@@ -636,7 +650,8 @@ print(f"all four on one curve: {same}")
 # let it fetch ahead.
 
 # %%
-print(json.dumps({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8, **from_fsdp()}, indent=2))
+SIZES = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8}
+print(json.dumps(SIZES | from_fsdp(), indent=2))
 
 # %% [markdown]
 # ## Say it back
