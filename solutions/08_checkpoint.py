@@ -34,7 +34,7 @@ from labs.checkpoint import Held, HeldByZero, export, load, newest, save
 from labs.data import Batches, corpus
 from labs.dtensor import DTensor
 from labs.fsdp import fully_shard
-from labs.kit import check, draw, play
+from labs.kit import beat, check, draw, play
 from labs.kit.launch import RankError, run
 from labs.kit.record import mark
 from labs.kit.watch.folders import watched
@@ -585,6 +585,80 @@ FOLDER.cleanup()
 # | bytes written per parameter, by `torch.save` on 4 ranks | 48 | – | 48 |
 # | bytes written per parameter, sharded | 12 | 12 | not measured here |
 # | loaded in another layout | the same loss | within 1e-4 | within 1e-4 |
+#
+# ## Beat it: the cheapest save that survives
+#
+# Here it is open, and not counted in the minutes above. Four ranks hold a state of 48 kB, and save it eight times. Each
+# tensor is on all ranks, on two, or on one; some are frozen, and of sixteen experts only four change between two saves.
+# A rank writes 8 MB/s. Each flush, of a file or of the names, takes it 0.5 ms, as long as 4 kB. `disk.meet()` waits for
+# all ranks, and takes no time of its own; but from one meeting to the next, all wait for the slowest rank. Counted is
+# what eight saves take, in five states.
+#
+# The power may fail at any moment, as in exercise 2, and between two meetings nothing says which rank comes first. The
+# file `index` says where each piece is: `{("tensor 0", 0): "some file", …}`, the rows of this tensor from row 0 on.
+# What it leads to must be the state of the save before, or of this one; and after the save, of this one. The disk has
+# room for 2.25 states.
+#
+# **The bound.** All that has changed since the save before is new, so it has to be written, by four ranks side by side
+# at best, and flushed. Only then may its name change, and be flushed. So no save takes less than changed bytes/4W and
+# two latencies. Where the first rank that has a tensor writes it, as here, the mean is 41.7 points.
+
+
+# %%
+def written_by(writer, disk, step, mine):
+    """Each tensor is written by its rank; then rank 0 writes the index. The old files go."""
+    rank, file = dist.get_rank(), f"step {step}, rank {{}}".format
+    own = {(name, 0): x for name, x in mine.items() if writer[name] == rank}
+    disk.write(file(rank), own)
+    disk.flush(file(rank))
+    disk.meet()
+    if rank == 0:
+        disk.write("draft", {(name, 0): file(writer[name]) for name in writer})
+        disk.flush("draft")
+        disk.rename("draft", "index")
+        disk.flush_names()
+    disk.meet()
+    if step:
+        disk.remove(f"step {step - 1}, rank {rank}")
+
+
+def by_the_first(disk, step, mine, tensors, memo):
+    writer = {name: ranks[0] for name, (rows, ranks) in tensors.items()}
+    written_by(writer, disk, step, mine)
+
+
+# %%
+def saved_cheaply(disk, step, mine, tensors, memo):
+    """Save step 0, 1, … 7 of a state: afterwards it survives, and until then the last one.
+
+    mine: this rank's tensors, by name; rows of 128 bytes. They change in place, later
+    tensors: of all tensors, by name, the rows, and the ranks that have it
+    memo: this rank's dictionary, the same one in each step; empty at first
+    disk.write(file, {(name, first row): rows of this tensor, …}), or, for the index, files;
+        16 bytes more for each entry
+    disk.flush, rename, flush_names, remove: as in exercise 2
+    disk.meet(x) -> what each rank has brought, by rank; disk.room: bytes
+    """
+    ### BEGIN SOLUTION
+    load, writer = [0] * dist.get_world_size(), {}
+    for name, (rows, ranks) in sorted(tensors.items(), key=lambda each: -each[1][0]):
+        writer[name] = min(ranks, key=load.__getitem__)
+        load[writer[name]] += rows
+    written_by(writer, disk, step, mine)
+    ### END SOLUTION
+
+
+beat.cheap_save(saved_cheaply)
+
+# %% [markdown]
+# The course's own gives each tensor, the largest first, to the rank that has least to write, and always writes all.
+#
+# <details><summary>Where is there room?</summary>
+#
+# In what has not changed: an index may name files of earlier saves, as long as they are there. In tensors, which may
+# be cut into pieces. And in the index, which need not be the last to be flushed. But old files are full of what nobody
+# needs any more, and the disk is small.
+# </details>
 #
 # **Read on**: [labs/checkpoint/saving.py](../labs/checkpoint/saving.py), then
 # [labs/checkpoint/loading.py](../labs/checkpoint/loading.py); and

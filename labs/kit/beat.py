@@ -6,6 +6,7 @@
     beat.stops(fn)                 fn(spec, target)              05: -> placements to go through
     beat.in_time(fn)               fn(nbytes, forward, backward, budget, latency, bandwidth)   06: -> instructions
     beat.least_again(fn)           fn(model, most)   07: the model is changed in place
+    beat.cheap_save(fn)            fn(disk, step, mine, tensors, memo)   08: the state is on the disk
     beat.boundary(fn)              fn(x, up, down, mesh) -> y    09b: of this rank's tokens, the whole differentiable
     beat.short_schedule(fn)        fn(ranks, microbatches, costs, most)     10: -> lists of instructions
     beat.best_mesh(fn)             fn(config, batch, nodes, pieces)     11: -> axes and their sizes, outermost first
@@ -22,6 +23,7 @@ where a notebook of the course runs; LABS_PLOT=off in the environment leaves the
 
 from labs.kit.challenges.best_mesh import best_mesh
 from labs.kit.challenges.boundary import boundary
+from labs.kit.challenges.cheap_save import cheap_save
 from labs.kit.challenges.early_start import early_start
 from labs.kit.challenges.five_questions import five_questions
 from labs.kit.challenges.in_time import in_time
@@ -38,6 +40,7 @@ ALL = (
     stops,
     in_time,
     least_again,
+    cheap_save,
     boundary,
     short_schedule,
     best_mesh,

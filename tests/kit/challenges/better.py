@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from labs import collectives, cost, plan, pp
 from labs.dtensor import Replicate, Shard
 from labs.dtensor.redistribute import sent
+from labs.kit.challenges import shared_disk
 from labs.kit.challenges.boundary import BANDWIDTH, ITEM, LATENCY
 from labs.kit.challenges.early_start import step_seconds
 from labs.kit.challenges.in_time import measured
@@ -201,6 +202,70 @@ def in_turn(one, other, x):
 
 def nothing(x):
     return x
+
+
+# ---- 08 --------------------------------------------------------------------------------------------------
+
+ROW = 128  # bytes
+FLUSH = shared_disk.LATENCY * shared_disk.BANDWIDTH / ROW  # so many rows could be written meanwhile
+
+
+def cheap_save(disk, step, mine, tensors, memo):
+    """What has changed, in pieces by which all ranks end at one moment; the last one writes the index beside them.
+
+    What little is left in a file is written again, where room will be short.
+    """
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    before, index, files = (memo.setdefault(key, {}) for key in ("before", "index", "files"))
+    changed = [name for name, x in mine.items() if name not in before or not torch.equal(x, before[name])]
+    before |= {name: mine[name].clone() for name in changed}
+    pieces = [(name, 0, tensors[name][0]) for name in sorted({name for told in disk.meet(changed) for name in told})]
+    for key in [key for key in index if key[0] in {name for name, *_ in pieces}]:
+        del index[key]
+    left = {file: sum(n for other, n in index.values() if other == file) for file in files}
+    used = [file for file in sorted(files) if left[file]]
+    while used and ROW * (sum(files[file] for file in used) + 2 * sum(n for *_, n in pieces)) > disk.room - 6000:
+        file = min(used, key=lambda file: left[file] / files[file])
+        if left[file] > 0.8 * files[file]:
+            break
+        used.remove(file)
+        pieces += [(*key, index.pop(key)[1]) for key in [key for key in index if index[key][0] == file]]
+    shares = side_by_side(pieces, tensors, FLUSH + (len(index) + len(pieces) + 6) * shared_disk.ENTRY / ROW)
+    named = {writer: f"step {step}, rank {writer}" for writer in shares}
+    index |= {(name, start): (named[writer], n) for writer, each in shares.items() for name, start, n in each}
+    if rank in shares:
+        disk.write(named[rank], {(name, start): mine[name][start : start + n] for name, start, n in shares[rank]})
+        disk.flush(named[rank])
+    if rank == last:
+        disk.write("draft", {key: file for key, (file, _) in index.items()})
+        disk.flush("draft")
+    disk.meet()
+    if rank == last:
+        disk.rename("draft", "index")
+        disk.flush_names()
+    disk.meet()
+    files |= {named[writer]: sum(n for *_, n in each) for writer, each in shares.items()}
+    for file in {*files} - {file for file, _ in index.values()}:
+        del files[file]
+        if rank == 0:
+            disk.remove(file)
+
+
+def side_by_side(pieces, tensors, more):
+    """By rank, its pieces.  more: rows that the last rank could write while it writes the index."""
+    shares = {}
+    for ranks in sorted({tuple(tensors[name][1]) for name, *_ in pieces}):
+        due = sorted((each for each in pieces if tuple(tensors[each[0]][1]) == ranks), key=lambda each: -each[2])
+        busy = {rank: more if rank == 3 else 0 for rank in reversed(ranks)}
+        for rank in list(busy):
+            here, total = busy.pop(rank), sum(n for *_, n in due)
+            space = round((total + here + sum(busy.values())) / (1 + len(busy)) - here) if busy else total
+            while due and space > 0:
+                name, start, n = due.pop(0)
+                shares.setdefault(rank, []).append((name, start, min(n, space)))
+                due[:0] = [(name, start + space, n - space)] * (n > space)
+                space -= n
+    return shares
 
 
 # ---- 09b -------------------------------------------------------------------------------------------------

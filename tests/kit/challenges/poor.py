@@ -226,6 +226,56 @@ def without_dropout(model, most):
         layer.forward = partial(recompute.checkpoint, partial(Layer.forward, layer))
 
 
+# ---- 08 --------------------------------------------------------------------------------------------------
+
+
+def written_by_the_first(disk, step, mine, tensors, memo, *, leave=None, same_file=False, meet=True, remove_now=False):
+    """The first rank that has a tensor writes it.  leave: the call that is not made."""
+    rank, writer = dist.get_rank(), {name: ranks[0] for name, (_, ranks) in tensors.items()}
+
+    def file(rank, step=step):
+        return f"rank {rank}" if same_file else f"step {step}, rank {rank}"
+
+    def call(what, *given):
+        if what != leave:
+            getattr(disk, what)(*given)
+
+    disk.write(file(rank), {(name, 0): x for name, x in mine.items() if writer[name] == rank})
+    disk.flush(file(rank))
+    if meet:
+        disk.meet()
+    if step and remove_now:
+        disk.remove(file(rank, step - 1))
+    if rank == 0:
+        disk.write("draft", {(name, 0): file(whose) for name, whose in writer.items()})
+        disk.flush("draft")
+        disk.rename("draft", "index")
+        call("flush_names")
+    disk.meet()
+    if step and not same_file and not remove_now:
+        call("remove", file(rank, step - 1))
+
+
+over_the_last = partial(written_by_the_first, same_file=True)
+without_a_meeting = partial(written_by_the_first, meet=False)
+names_are_late = partial(written_by_the_first, leave="flush_names")
+removed_too_early = partial(written_by_the_first, remove_now=True)
+never_removed = partial(written_by_the_first, leave="remove")
+
+
+def an_index_of_each(disk, step, mine, tensors, memo):
+    disk.write("index", {(name, 0): "index" for name in tensors})
+
+
+def nothing_has_changed(disk, step, mine, tensors, memo):
+    if memo.setdefault("last", mine) is mine:
+        written_by_the_first(disk, step, mine, tensors, memo)
+
+
+def in_half_the_bytes(disk, step, mine, tensors, memo):
+    written_by_the_first(disk, step, {name: x.float() for name, x in mine.items()}, tensors, memo)
+
+
 # ---- 09b -------------------------------------------------------------------------------------------------
 
 
