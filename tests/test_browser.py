@@ -94,7 +94,7 @@ def lab(tmp_path_factory):
             yield folder, printed_address(server)
         finally:
             server.terminate()
-            server.communicate(timeout=30)
+            server.communicate(timeout=300)
 
 
 def taken(port: int) -> socket.socket:
@@ -182,7 +182,7 @@ def move_first_slider(page) -> None:
     assert "<svg" in before or "<img" in before
     widget.locator(".noUi-handle").first.focus()
     page.keyboard.press("ArrowRight")
-    expect(picture).not_to_have_js_property("innerHTML", before, timeout=30 * SECONDS)
+    expect(picture).not_to_have_js_property("innerHTML", before, timeout=300 * SECONDS)
 
 
 def test_the_printed_address_opens_the_first_notebook_whose_cells_run_and_whose_slider_moves(lab, page):

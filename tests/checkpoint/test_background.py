@@ -70,7 +70,7 @@ def saved_while_training(folder, layouts):
 @pytest.mark.parametrize("ranks", range(1, 5))
 def test_a_step_that_follows_is_not_in_the_file(ranks, tmp_path):
     layouts = [layout for layout, (its, _) in LAYOUTS.items() if its == ranks]
-    for wrong in run(saved_while_training, tmp_path, layouts, ranks=ranks, timeout=60):
+    for wrong in run(saved_while_training, tmp_path, layouts, ranks=ranks):
         assert not wrong
 
 
@@ -130,7 +130,7 @@ def test_a_save_waits_for_no_other_rank(tmp_path):
                 dist.barrier()
         return saver.wait().name
 
-    assert run(body, ranks=2, timeout=60) == ["step-1"] * 2
+    assert run(body, ranks=2) == ["step-1"] * 2
 
 
 class Whole:
@@ -157,7 +157,7 @@ def test_what_several_ranks_hold_is_compared_in_the_copies(tmp_path):
                 said.append(words_of(saver.wait))
         return said
 
-    for first, second, third in run(body, ranks=2, timeout=60):
+    for first, second, third in run(body, ranks=2):
         assert first is third is None
         assert "'a' differs on ranks 0 and 1, which both have it" in second
 
@@ -181,7 +181,7 @@ def test_a_saver_that_is_dropped_gives_its_copies_back_and_tells_what_went_wrong
             assert copy() is None and threading.active_count() == before
         return newest(tmp_path).name
 
-    assert run(body, ranks=2, timeout=60) == ["step-1"] * 2
+    assert run(body, ranks=2) == ["step-1"] * 2
     told = capfd.readouterr().out
     for sentence in ("step-1 is there already", "RuntimeError: a checkpoint was not saved: end with Saver.wait()"):
         assert told.count(sentence) == 2, told
@@ -255,7 +255,7 @@ def test_a_rank_that_is_killed_while_its_thread_writes_leaves_the_last_checkpoin
     run(body, None, ranks=2)
     for victim in (0, 1):
         with pytest.raises(RankError, match=f"rank {victim} "):
-            run(body, victim, ranks=2, timeout=60)
+            run(body, victim, ranks=2)
         assert newest(tmp_path).name == "step-1"
     assert run(lambda: load(newest(tmp_path), Held(linear(1))), ranks=3)[0].step == 1
 
@@ -266,7 +266,7 @@ def test_a_job_that_ends_without_wait_leaves_nothing_that_hangs(tmp_path):
         Saver(tmp_path).save(1, Held(linear()))
 
     try:
-        run(body, ranks=2, timeout=60)
+        run(body, ranks=2)
     except RankError as error:
         assert "returned without joining" in str(error)
     assert newest(tmp_path) is None
@@ -308,7 +308,7 @@ def test_some_of_the_ranks_save_and_then_all_of_them(tmp_path):
             saver.save(2, Held(linear()), own=dist.get_rank())
         return found, load(saver.wait(), Held(linear(1))).own
 
-    assert run(body, ranks=3, timeout=60) == [([0, 2], [0, 1, 2]), (None, [0, 1, 2]), ([0, 2], [0, 1, 2])]
+    assert run(body, ranks=3) == [([0, 2], [0, 1, 2]), (None, [0, 1, 2]), ([0, 2], [0, 1, 2])]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="copies from a GPU need one")

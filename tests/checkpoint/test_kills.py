@@ -52,8 +52,8 @@ TRAININGS = pytest.mark.parametrize(("laid_out", "saver", "ranks"), [(in_zero, A
 
 
 @TRAININGS
-def test_ten_kills(laid_out, saver, ranks, tmp_path):
-    drilled(tmp_path, laid_out, saver, ranks, kills=10, seed=0)
+def test_four_kills(laid_out, saver, ranks, tmp_path):
+    drilled(tmp_path, laid_out, saver, ranks, kills=4, seed=0)
 
 
 @pytest.mark.soak
@@ -71,7 +71,7 @@ def under_torchrun(folder, kills, seed):
         [*torchrun, f"--max-restarts={kills}", str(folder / "job.py")],
         capture_output=True,
         text=True,
-        timeout=60 * (kills + 1),
+        timeout=300 * (kills + 1),
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
     )
     assert done.returncode == 0, f"seed {seed}: {done.stderr}"

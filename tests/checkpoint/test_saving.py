@@ -189,7 +189,7 @@ def test_a_save_leaves_one_that_is_not_finished_alone(tmp_path):
         go.set()
         return [*saved, saver.wait().name]
 
-    assert run(body, ranks=2, timeout=60) == [["step-6", "step-5"]] * 2
+    assert run(body, ranks=2) == [["step-6", "step-5"]] * 2
 
 
 def test_of_two_jobs_that_save_one_step_one_wins(tmp_path):
@@ -215,7 +215,7 @@ def test_of_two_jobs_that_save_one_step_one_wins(tmp_path):
         load(newest(tmp_path), Held(other))
         return words, torch.equal(other.weight, linear(0).weight), [path.name for path in tmp_path.iterdir()]
 
-    (won, *first), (lost, *second) = run(body, ranks=2, timeout=60)
+    (won, *first), (lost, *second) = run(body, ranks=2)
     assert won is None and "step-1 is there already, by another job" in lost
     assert first == second == [True, ["step-1"]]
 

@@ -345,7 +345,7 @@ def test_one_parameter_is_updated_while_its_neighbours_travel(tmp_path, monkeypa
         note("update")
         neighbours = {("fetch over", i + 1), ("store over", i - 1)} if 0 < i < 5 else set()
         with changed:
-            assert changed.wait_for(lambda: neighbours <= set(seen), timeout=60)
+            assert changed.wait_for(lambda: neighbours <= set(seen), timeout=300)
         return original(self, gradient, values)
 
     model = nn.Sequential(*(nn.Linear(3, 3, bias=False) for _ in range(6)))

@@ -436,7 +436,7 @@ def test_a_rank_killed_in_the_middle_of_a_step_ends_the_job():
             zero.step()
 
     with pytest.raises(RankError) as error:
-        run(body, ranks=3, timeout=60)
+        run(body, ranks=3)
     assert error.value.kind == "died" and error.value.ranks == (1,)
     # and the next job is as good as any
     assert len(run(train, 3, torch.float32, SGD, steps=1, ranks=3)) == 3
@@ -457,7 +457,7 @@ def kill_somewhere(times):
     for _ in range(times):
         victim = rng.randrange(3)
         with pytest.raises(RankError) as error:
-            run(body, victim, rng.uniform(0.05, 0.3), ranks=3, timeout=60)
+            run(body, victim, rng.uniform(0.05, 0.3), ranks=3)
         assert error.value.kind == "died" and error.value.ranks == (victim,)
 
 

@@ -29,7 +29,7 @@ def test_a_new_group_that_a_member_skips():
         dist.all_reduce(torch.ones(3))
 
     with pytest.raises(RankError, match=r"rank 1 did not call new_group \[0, 1\], in which rank 0 waits") as caught:
-        run(job, ranks=3, timeout=60)
+        run(job, ranks=3)
     assert caught.value.kind == "deadlock" and caught.value.ranks == (1,)
     assert "dist.new_group([0, 1])" in caught.value.where[0].site
     assert caught.value.where[2].op == "all_reduce"
@@ -41,7 +41,7 @@ def test_a_new_group_without_which_a_member_returns():
             dist.new_group([0, 1])
 
     with pytest.raises(RankError, match=r"rank 1 returned without joining new_group number 1") as caught:
-        run(job, ranks=3, timeout=60)
+        run(job, ranks=3)
     assert caught.value.kind == "returned" and caught.value.ranks == (1,)
     assert caught.value.where[0].state == "waits in"
 
@@ -57,7 +57,7 @@ def test_a_new_group_that_its_members_alone_call():
         r"rank 2 returned without joining new_group number 1, new_group \[0, 1\].*: all ranks have to, or its members"
     )
     with pytest.raises(RankError, match=told) as caught:
-        run(job, ranks=3, timeout=60)
+        run(job, ranks=3)
     assert caught.value.kind == "returned" and caught.value.ranks == (2,)
 
 
@@ -74,7 +74,7 @@ def test_a_message_to_a_rank_that_does_not_exist():
     with pytest.raises(
         RankError, match=r"rank 0 called recv float32\[3\] from 2: the last rank of the group is 1"
     ) as caught:
-        run(job, ranks=2, timeout=60)
+        run(job, ranks=2)
     assert caught.value.kind == "nobody" and caught.value.ranks == (0,)
     assert "dist.recv(torch.zeros(3), src=other)" in caught.value.where[0].site
 
@@ -102,7 +102,7 @@ def test_groups_made_in_another_order():
 
     told = r"agree on new_group number 1: ranks 0 and 1 called new_group \[0, 1\], rank 2 called new_group \[1, 2\]"
     with pytest.raises(RankError, match=told) as caught:
-        run(job, ranks=3, timeout=60)
+        run(job, ranks=3)
     assert caught.value.kind == "mismatch" and caught.value.ranks == (2,)
 
 
@@ -229,7 +229,7 @@ def scattered_in_two_sizes():
 def test_what_arrives_as_something_else_is_told(job, told):
     """gloo completes the first two, with nonsense, and ends the process over the others."""
     with pytest.raises(RankError, match=told) as caught:
-        run(job, ranks=2, timeout=60)
+        run(job, ranks=2)
     assert caught.value.kind == "mismatch"
     assert all("test_diagnosis.py line" in where.site for where in caught.value.where)
 

@@ -511,7 +511,7 @@ def keep_handles():
 
 def test_a_program_may_keep_its_handles():
     """Whoever waited for the backend to let go of their tensors would wait for the program itself."""
-    run(keep_handles, ranks=2, device="cpu", record="memory", timeout=60)
+    run(keep_handles, ranks=2, device="cpu", record="memory")
 
 
 def sums_of_all_kinds():

@@ -65,7 +65,7 @@ def test_whatever_is_functional_comes_by_the_tap():
     names = sorted(
         {n.split(".")[0][len(prefix) :] for n in torch._C._dispatch_get_all_op_names() if n.startswith(prefix)}
     )
-    results = run(functional, names, ranks=2, device="cpu", record="communication", timeout=60.0)
+    results = run(functional, names, ranks=2, device="cpu", record="communication")
     missed = [name for step, name in enumerate(results[0]) if len(results.recording.select(0, step)) != 1]
     assert not missed
 
