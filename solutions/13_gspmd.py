@@ -36,7 +36,6 @@ virtual.or_skip()
 
 # %%
 from dataclasses import replace
-from functools import partial
 from itertools import product
 
 import torch
@@ -122,8 +121,8 @@ print("compiling four programs …")
 *first_three, last = MESHES.values()
 trained = on_devices(trainings, first_three, devices=8)
 trained += on_devices(trainings, [last], devices=32)
-alone = partial(run, strategies.train, strategies.ONE_DEVICE, ranks=1, device="cpu")
-[(reference, _)] = alone(lambda: GPT(config), [batches])
+one, alone = strategies.ONE_DEVICE, {"ranks": 1, "device": "cpu"}
+[(reference, _)] = run(strategies.train, one, lambda: GPT(config), [batches], **alone)
 
 # %% [markdown]
 # The collectives are read from the compiled program, which is text: an operation a line, with the groups of devices
@@ -374,6 +373,7 @@ def on_blocks(program, sizes):
     return max((a - b).abs().max().item() for a, b in zip(results, due, strict=True))
 
 
+# %%
 def layer_by_xla(all_sizes, layouts):
     import jax
 

@@ -93,6 +93,7 @@ ROWS = {row.name: row for row in (*strategies.STRATEGIES, *strategies.WITH_AN_EX
 NAMES = ["zero-1", "zero-2", "zero-3", "torch-fsdp", *(f"deepspeed-{n}" for n in (1, 2, 3))]
 
 
+# %%
 def as_it_is():
     return GPT(config)
 
@@ -514,6 +515,7 @@ def on_one_curve(turn):
     return all(abs(a - b) < 1e-5 for a, b in pairs)
 
 
+# %%
 table = [
     {
         "checkpoint": name,
