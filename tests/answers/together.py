@@ -4,6 +4,8 @@ Each check runs in a thread of its own; where it would start a job, it asks here
 those that ask for the same number of ranks and the same recording get one job: rank by rank one answer after the
 other, and to each check the part of the recording that is its own.
 
+Most wrong answers are told by the first worlds of a job, so that only those that pass these are tried on all of them.
+
 What an answer raises comes back in the launcher's own words.  One that raises on some ranks only, or in the middle of
 messages, is tried again alone; the former ends the job for those behind it, which get another.  What hangs or kills its
 ranks would take the others along: `alone`.  So are bytes held, in which each would see what the one before it left.
@@ -11,6 +13,8 @@ ranks would take the others along: `alone`.  So are bytes held, in which each wo
 
 import threading
 from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
@@ -20,13 +24,14 @@ import torch
 import torch.distributed as dist
 
 from labs.kit import check
-from labs.kit.checks import launching
+from labs.kit.checks import acts, launching, ranks, scripts
+from labs.kit.checks.tensor import ways
 from labs.kit.launch import RankError, Results, run
 from labs.kit.ranks import worker
 from labs.kit.ranks.team import Failure, caused
 from labs.kit.record import Recording, TimePass, mark
 
-AT_ONCE = 16  # answers in one job
+AT_ONCE = 32  # answers in one job
 SEED = 1  # the same numbers in every run of the tests; `make soak` tries others
 
 
@@ -138,6 +143,13 @@ class Desk:
         request.error = caused(failures, len(values))
 
 
+def some_first(script: Any, functions: tuple, worlds: Sequence[Any], judge: Any) -> tuple:
+    """`played`, of a quarter of the worlds before all of them."""
+    if len(worlds) > 1:
+        scripts.played(script, functions, worlds[: max(1, len(worlds) // 4)], judge)
+    return scripts.played(script, functions, worlds, judge)
+
+
 def patient(options: dict[str, Any], answers: int = 1) -> dict[str, Any]:
     """Other tests run beside these, and what is certain to hang is told at once."""
     return options | {"timeout": options["timeout"] * (3 + answers)}
@@ -189,7 +201,10 @@ def together(asked: list[tuple[str, tuple, bool]], seed: int | None = SEED) -> l
             desk.leave()
 
     threads = [threading.Thread(target=ask, args=(number, *one), daemon=True) for number, one in enumerate(asked)]
-    with mock.patch.object(launching, "run", desk.run):
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(launching, "run", desk.run))
+        for engine in (acts, ranks, ways):
+            stack.enter_context(mock.patch.object(engine, "played", some_first))
         for thread in threads:
             thread.start()
         desk.serve()

@@ -73,14 +73,12 @@ def all_played(play: Play, functions: Functions, seed: int) -> Passed:
     draw, passed = Draw(seed), Passed([])
 
     def judge(seen: Seen) -> None:
-        if not seen.refused:
-            for parts, table in play.tables:
-                for where, part in parts(seen):
-                    refuse(table, part, f"{seen}: {where}", play.question)
-        passed.seen.append(seen)
+        for parts, table in play.tables if not seen.refused else ():
+            for where, part in parts(seen):
+                refuse(table, part, f"{seen}: {where}", play.question)
 
     for worlds in play.worlds(draw).values():
-        played(play.script, functions, worlds, judge)
+        passed.seen += played(play.script, functions, worlds, judge)[0]
     if play.wide:
         world = replace(play.wide(draw), held=True)
         recording = watched(play.script, functions, world)

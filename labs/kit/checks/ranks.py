@@ -16,7 +16,7 @@ made of, then what is left behind, what was sent, and what is held.
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -139,17 +139,12 @@ class Passed:
 
 def checked(exercise: Exercise, functions: Functions, seed: int) -> Passed:
     """Raise Wrong at the first thing that is not as it must be."""
-    draw, recording, all_seen = Draw(seed), None, []
-
-    def judged(seen: Seen) -> None:
-        judge(exercise, seen)
-        all_seen.append(seen)
-
+    draw = Draw(seed)
     try:
-        for worlds in exercise.worlds(draw).values():
-            found = played(exercise.script, functions, worlds, judged)
-            recording = recording or found
-        return Passed(recording, bytes_held(exercise, functions, draw) if exercise.wide else 0, all_seen[-1])
+        all_worlds = exercise.worlds(draw).values()
+        jobs = [played(exercise.script, functions, worlds, partial(judge, exercise)) for worlds in all_worlds]
+        most = bytes_held(exercise, functions, draw) if exercise.wide else 0
+        return Passed(jobs[0][1], most, jobs[-1][0][-1])
     except Wrong as wrong:
         raise wrong.asking(exercise.asks) from None
 

@@ -177,8 +177,10 @@ def same_numbers(one: Tensor, other: Tensor) -> bool:
 # ---- jobs ------------------------------------------------------------------------------------------------
 
 
-def played(script: Script, functions: Functions, worlds: Sequence[World], judge: Callable[[Seen], None]) -> Recording:
-    """Play it in all worlds, which have as many ranks, and judge each look; raises Wrong.  The recording of all."""
+def played(
+    script: Script, functions: Functions, worlds: Sequence[World], judge: Callable[[Seen], None]
+) -> tuple[list[Seen], Recording]:
+    """Play it in all worlds, which have as many ranks, and judge each look; raises Wrong.  The looks, the recording."""
     ranks = worlds[0].ranks
     try:
         results = job(play_all, script, functions, list(worlds), ranks=ranks)
@@ -192,12 +194,13 @@ def played(script: Script, functions: Functions, worlds: Sequence[World], judge:
             for part in parts(worlds):
                 played(script, functions, part, judge)
         raise wrong.also(worlds[at or 0].only) from None
-    for seen in all_seen(worlds, results):
+    looks = list(all_seen(worlds, results))
+    for seen in looks:
         try:
             judge(seen)
         except Wrong as wrong:
             raise blame_luck(wrong, seen.events).also(seen.world.only) from None
-    return results.recording
+    return looks, results.recording
 
 
 def parts(worlds: Sequence[World]) -> list[Sequence[World]]:

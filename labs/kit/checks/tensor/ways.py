@@ -449,7 +449,7 @@ def checked(exercise: Exercise, functions: Functions, seed: int) -> Recording:
     for ranks in dict.fromkeys(world.ranks for world in worlds):
         alike = [world for world in worlds if world.ranks == ranks]
         try:
-            recordings.append(played(there_and_back, functions, alike, judge_of(exercise)))
+            recordings.append(played(there_and_back, functions, alike, judge_of(exercise))[1])
         except Wrong as wrong:
             at = [world for world in alike if wrong.raised and f"(with {world})" in wrong.answer.text]
             raise (wrong.also(at[0].peculiar) if at else wrong).told_by(exercise.raised) from None
