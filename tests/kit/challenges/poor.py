@@ -329,20 +329,8 @@ def as_in_the_notebook(*case):
     return {"pp": 2, "shard": 2, "tp": 2}
 
 
-def half_of_the_ranks(*case):
-    return {"pp": 2, "shard": 2}
-
-
 def a_copy_on_each_rank(*case):
     return {"replicate": 8}
-
-
-def shards_outside(*case):
-    return {"shard": 8, "replicate": 1}
-
-
-def sizes_alone(*case):
-    return 2, 2, 2
 
 
 def another_mesh_on_each_rank(*case):

@@ -1,11 +1,10 @@
-"""Reference: the course's own answers, as the solutions hand them in; better ones beside this file; and cheats.
+"""Reference: the course's own answers, as the solutions print their points; better ones beside this file; and cheats.
 
 What a judge says here is what a learner's notebook says: each answer runs in the same jobs.
 """
 
-import ast
-import contextlib
 import importlib
+import json
 import re
 import time
 
@@ -19,29 +18,10 @@ from labs.kit.checks.answer import Wrong
 from tests.kit.challenges import better, poor
 from tools.notebooks import ROOT
 
-slow_wire, early_start, short_schedule = (
-    importlib.import_module(f"labs.kit.challenges.{name}") for name in ("slow_wire", "early_start", "short_schedule")
+slow_wire, early_start, short_schedule, best_mesh = (
+    importlib.import_module(f"labs.kit.challenges.{name}")
+    for name in ("slow_wire", "early_start", "short_schedule", "best_mesh")
 )
-
-
-def source(challenge):
-    return next((ROOT / "solutions").glob(f"{challenge.notebook}_*.py")).read_text(encoding="utf-8")
-
-
-def own(challenge):
-    """The course's own answer, as a cell of the solution would define it, with the functions that it calls."""
-    text = source(challenge)
-    name = re.search(rf"beat\.{challenge.name}\((\w+)\)", text)[1]
-    tree = ast.parse(text)
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    called = {each.id for each in ast.walk(functions[name]) if isinstance(each, ast.Name)}
-    keep = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    keep += [node for key, node in functions.items() if key == name or key in called]
-    namespace = {"__name__": "answer"}
-    for node in keep:
-        with contextlib.suppress(NameError):  # the default of an argument, from another cell
-            exec(compile(ast.Module([node], []), name, "exec"), namespace)
-    return namespace[name]
 
 
 def said(answer):
@@ -50,116 +30,141 @@ def said(answer):
 
 # ---- what is shipped -------------------------------------------------------------------------------------
 
+STRAIGHTFORWARD = {
+    "slow_wire": poor.ring,
+    "early_start": poor.one_for_each,
+    "large_model": poor.copies,
+    "stops": poor.straight,
+    "in_time": poor.when_needed,
+    "least_again": poor.all_but_attention,
+    "cheap_save": poor.written_by_the_first,
+    "boundary": poor.in_one_group,
+    "short_schedule": poor.zero_bubble,
+    "best_mesh": poor.as_in_the_notebook,
+    "five_questions": poor.fully_sharded,
+}
+
 
 @pytest.mark.parametrize("challenge", beat.ALL, ids=lambda each: each.name)
-def test_the_courses_own_answer_has_what_the_page_says_and_can_be_beaten(challenge):
-    assert said(challenge(own(challenge))) == challenge.course
+def test_there_is_room_below_the_courses_own_answer_and_above_it(challenge):
+    assert said(challenge(STRAIGHTFORWARD[challenge.name])) == challenge.floor < challenge.course
     assert said(challenge(getattr(better, challenge.name))) == challenge.possible > challenge.course
-    assert challenge.floor < challenge.course and f"{challenge.floor:.1f}" in source(challenge)
 
 
-@pytest.mark.parametrize(
-    "challenge, straightforward",
-    [
-        (beat.slow_wire, poor.ring),
-        (beat.early_start, poor.one_for_each),
-        (beat.large_model, poor.copies),
-        (beat.stops, poor.straight),
-        (beat.in_time, poor.when_needed),
-        (beat.least_again, poor.all_but_attention),
-        (beat.cheap_save, poor.written_by_the_first),
-        (beat.boundary, poor.in_one_group),
-        (beat.short_schedule, poor.zero_bubble),
-        (beat.best_mesh, poor.as_in_the_notebook),
-        (beat.five_questions, poor.fully_sharded),
-    ],
-    ids=lambda each: getattr(each, "__name__", None),
-)
-def test_a_straightforward_answer_has_the_floor(challenge, straightforward):
-    assert said(challenge(straightforward)) == challenge.floor
+@pytest.mark.parametrize("challenge", beat.ALL, ids=lambda each: each.name)
+def test_the_page_says_the_floor_and_what_the_courses_own_answer_has(challenge):
+    """The solution runs in the suite, too, and what it prints is compared."""
+    (path,) = (ROOT / "solutions").glob(f"{challenge.notebook}_*.ipynb")
+    assert f"{challenge.floor:.1f}" in path.with_suffix(".py").read_text(encoding="utf-8")
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    (outputs,) = (each["outputs"] for each in cells if f"beat.{challenge.name}(" in "".join(each["source"]))
+    assert f"✓ {challenge.name}: {challenge.course:.1f} points of 100" in json.dumps(outputs, ensure_ascii=False)
 
 
 # ---- what scores nothing ---------------------------------------------------------------------------------
 
 
+WRONG = {
+    "slow_wire": {
+        poor.nothing: "element 0 is",
+        poor.torchs_own: "it calls all_reduce",
+        # The first on Linux.
+        poor.without_the_recorder: "more went over the connections|right even where messages carry zeros",
+        poor.with_another_clock: "time.monotonic_ns was put in another's place",
+        poor.with_another_send: "torch.distributed.isend was put in another's place",
+        poor.through_the_store: "right even where messages carry zeros",
+        poor.in_float32: r"is (\S+), and not (?!\1\n).*\n.*in float64",
+        poor.with_torchs_operators: "nobody waited for this.*\n.*not of torch.ops",
+        poor.without_waiting: "nobody waited for this",
+    },
+    "early_start": {
+        poor.one_is_missing: "must be in one bucket, once",
+        poor.another_on_each_rank: "called all_reduce",
+        poor.a_number: "it returned 3",
+    },
+    "large_model": {
+        poor.nobody_averages: "on one process with AdamW",
+        poor.too_large: "MB, and has 4",
+        poor.no_losses: "was never called",
+    },
+    "in_time": {
+        poor.all_at_once: "bytes are held at once, and the budget is 80,000",
+        poor.without_a_drop: r"\('gather', 3\): that is here already",
+        poor.without_a_gather: r"\('forward', 0\): that is not here",
+        poor.without_the_last: "each forward in order, then each backward, and a drop",
+        poor.a_number: "it returned 3",
+    },
+    "least_again": {
+        poor.as_it_was: "1.000 × what was held is held, where 0.56 × is the most",
+        poor.another_model: "0.56: different outputs",
+        poor.without_dropout: "with dropout: different outputs",
+    },
+    "cheap_save": {
+        poor.over_the_last: "copies, save 1.*\n.* is due in 'rank 0', which is torn",
+        poor.without_a_meeting: "halves, save 0, rank 0 has made its rename, the others have not begun",
+        poor.names_are_late: "all ranks have returned: the power goes\n.*'index' is not there",
+        poor.removed_too_early: "copies, save 1, rank 0 has made its remove.*\n.*which has it not",
+        poor.never_removed: "bytes on the disk, with room for",
+        poor.an_index_of_each: "ranks 0 and 1 both touch 'index'",
+        poor.nothing_has_changed: "copies, save 1, .*\n.*is not that of the step",
+        poor.in_half_the_bytes: "is not that of the step",
+    },
+    "boundary": {
+        poor.own_features: "the gradient of x is wrong",
+        poor.short_numbers: "the gradient of x is wrong",
+        poor.of_all_tokens: "y for this rank's tokens is needed",
+        poor.with_y_from_the_store: "y is right even where messages carry zeros",
+    },
+    "short_schedule": {
+        poor.without_a_limit: "activations alive, and room for 8",
+        poor.only_half: "there are 8 stages and 8 micro-batches",
+        poor.without_a_backward: "even: ",
+    },
+    "best_mesh": {
+        poor.a_copy_on_each_rank: "keeps 1/1 of the state, and has room for 1/8",
+        poor.another_mesh_on_each_rank: "ranks make different meshes",
+    },
+    "five_questions": {
+        poor.all_in_the_plan: r"calls the plan's peak\(\): only ask",
+        poor.one_question_too_many: "has asked 5 times, and asks once more",
+        poor.on_half_of_the_cluster: "but there are 16 GPUs",
+        poor.with_all_kept: "GB more than a card",
+        poor.a_plan: "a plan.Layout is needed",
+    },
+    "stops": {
+        poor.elsewhere: "and not the target",
+        poor.with_other_numbers: "the numbers are others",
+    },
+}
+
+
+@pytest.mark.parametrize("challenge", beat.ALL, ids=lambda each: each.name)
+def test_a_stub_is_not_yet_an_answer(challenge):
+    assert challenge(poor.untouched).ok is None
+
+
 @pytest.mark.parametrize(
-    "challenge, fn, why",
-    [
-        (beat.slow_wire, poor.untouched, "not yet"),
-        (beat.slow_wire, poor.nothing, "element 0 is"),
-        (beat.slow_wire, poor.torchs_own, "it calls all_reduce"),
-        (
-            beat.slow_wire,
-            poor.without_the_recorder,
-            "more went over the connections|right even where messages carry zeros",  # the first on Linux
-        ),
-        (beat.slow_wire, poor.with_another_clock, "time.monotonic_ns was put in another's place"),
-        (beat.slow_wire, poor.with_another_send, "torch.distributed.isend was put in another's place"),
-        (beat.slow_wire, poor.through_the_store, "right even where messages carry zeros"),
-        (beat.slow_wire, poor.in_float32, r"\.\d{10,}, and not .*\n.*in float64"),
-        (beat.slow_wire, poor.with_torchs_operators, "nobody waited for this.*\n.*not of torch.ops"),
-        (beat.slow_wire, poor.without_waiting, "nobody waited for this"),
-        (beat.early_start, poor.untouched, "not yet"),
-        (beat.early_start, poor.one_is_missing, "must be in one bucket, once"),
-        (beat.early_start, poor.another_on_each_rank, "called all_reduce"),
-        (beat.early_start, poor.a_number, "it returned 3"),
-        (beat.large_model, poor.untouched, "not yet"),
-        (beat.large_model, poor.nobody_averages, "on one process with AdamW"),
-        (beat.large_model, poor.too_large, "MB, and has 4"),
-        (beat.large_model, poor.no_losses, "was never called"),
-        (beat.in_time, poor.untouched, "not yet"),
-        (beat.in_time, poor.all_at_once, "bytes are held at once, and the budget is 80,000"),
-        (beat.in_time, poor.without_a_drop, r"\('gather', 3\): that is here already"),
-        (beat.in_time, poor.without_a_gather, r"\('forward', 0\): that is not here"),
-        (beat.in_time, poor.without_the_last, "each forward in order, then each backward, and a drop"),
-        (beat.in_time, poor.a_number, "it returned 3"),
-        (beat.least_again, poor.untouched, "not yet"),
-        (beat.least_again, poor.as_it_was, "1.000 × what was held is held, where 0.56 × is the most"),
-        (beat.least_again, poor.another_model, "0.56: different outputs"),
-        (beat.least_again, poor.without_dropout, "with dropout: different outputs"),
-        (beat.cheap_save, poor.untouched, "not yet"),
-        (beat.cheap_save, poor.over_the_last, "copies, save 1.*\n.* is due in 'rank 0', which is torn"),
-        (
-            beat.cheap_save,
-            poor.without_a_meeting,
-            "halves, save 0, rank 0 has made its rename, the others have not begun",
-        ),
-        (beat.cheap_save, poor.names_are_late, "all ranks have returned: the power goes\n.*'index' is not there"),
-        (beat.cheap_save, poor.removed_too_early, "copies, save 1, rank 0 has made its remove.*\n.*which has it not"),
-        (beat.cheap_save, poor.never_removed, "bytes on the disk, with room for"),
-        (beat.cheap_save, poor.an_index_of_each, "ranks 0 and 1 both touch 'index'"),
-        (beat.cheap_save, poor.nothing_has_changed, "copies, save 1, .*\n.*is not that of the step"),
-        (beat.cheap_save, poor.in_half_the_bytes, "is not that of the step"),
-        (beat.boundary, poor.untouched, "not yet"),
-        (beat.boundary, poor.own_features, "the gradient of x is wrong"),
-        (beat.boundary, poor.short_numbers, "the gradient of x is wrong"),
-        (beat.boundary, poor.of_all_tokens, "y for this rank's tokens is needed"),
-        (beat.boundary, poor.with_y_from_the_store, "y is right even where messages carry zeros"),
-        (beat.short_schedule, poor.untouched, "not yet"),
-        (beat.short_schedule, poor.without_a_limit, "activations alive, and room for 8"),
-        (beat.short_schedule, poor.only_half, "there are 8 stages and 8 micro-batches"),
-        (beat.short_schedule, poor.without_a_backward, "even: "),
-        (beat.best_mesh, poor.untouched, "not yet"),
-        (beat.best_mesh, poor.half_of_the_ranks, "there are 8 ranks, and these are 4"),
-        (beat.best_mesh, poor.a_copy_on_each_rank, "keeps 1/1 of the state, and has room for 1/8"),
-        (beat.best_mesh, poor.shards_outside, "replicate stands before shard"),
-        (beat.best_mesh, poor.sizes_alone, "a size for each of some axes is needed"),
-        (beat.best_mesh, poor.another_mesh_on_each_rank, "ranks make different meshes"),
-        (beat.five_questions, poor.untouched, "not yet"),
-        (beat.five_questions, poor.all_in_the_plan, r"calls the plan's peak\(\): only ask"),
-        (beat.five_questions, poor.one_question_too_many, "has asked 5 times, and asks once more"),
-        (beat.five_questions, poor.on_half_of_the_cluster, "but there are 16 GPUs"),
-        (beat.five_questions, poor.with_all_kept, "GB more than a card"),
-        (beat.five_questions, poor.a_plan, "a plan.Layout is needed"),
-        (beat.stops, poor.untouched, "not yet"),
-        (beat.stops, poor.elsewhere, "and not the target"),
-        (beat.stops, poor.with_other_numbers, "the numbers are others"),
-    ],
-    ids=lambda each: getattr(each, "__name__", None),
+    "name, fn", [(name, fn) for name in WRONG for fn in WRONG[name]], ids=lambda each: getattr(each, "__name__", None)
 )
-def test_what_scores_nothing_says_why(challenge, fn, why):
-    answer = challenge(fn)
-    assert not answer and re.search(why, str(answer))
+def test_what_scores_nothing_says_why(monkeypatch, name, fn):
+    monkeypatch.setattr(slow_wire, "RANKS", (4,))  # a cheat there is one on few ranks, too
+    monkeypatch.setattr(slow_wire, "SIZES", (100, 8_000))
+    with pytest.raises(Wrong) as wrong:
+        getattr(beat, name).judge(fn)
+    assert re.search(WRONG[name][fn], str(wrong.value.answer))
+
+
+@pytest.mark.parametrize(
+    "axes, why",
+    [
+        ({"pp": 2, "shard": 2}, "there are 8 ranks, and these are 4"),
+        ({"shard": 8, "replicate": 1}, "replicate stands before shard"),
+        ((2, 2, 2), "a size for each of some axes is needed"),
+    ],
+)
+def test_a_mesh_that_cannot_be_is_refused(axes, why):
+    with pytest.raises(ValueError, match=why):
+        best_mesh.require_mesh(axes, best_mesh.CASES["few tokens"])
 
 
 def test_what_is_patched_in_the_notebook_scores_nothing(monkeypatch):
