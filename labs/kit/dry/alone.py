@@ -24,6 +24,7 @@ import torch.testing._internal.distributed.fake_pg
 from torch import Tensor
 from torch._C._distributed_c10d import FakeWork, _create_work_from_future
 from torch.distributed import distributed_c10d
+from torch.distributed.tensor import debug
 
 from labs import agree, group
 from labs.kit.dry.device import NAME, register
@@ -60,6 +61,7 @@ def alone(rank: int, ranks: int) -> Iterator[None]:
             yield
     finally:
         dist.destroy_process_group()
+        debug._clear_sharding_prop_cache()  # it has the names of groups, and the next ones may have others
 
 
 @contextmanager

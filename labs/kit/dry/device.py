@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -20,8 +21,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 from torch.utils import backend_registration
+from torch.utils._device import DeviceContext
 
 from labs.kit.dry import autocast
+from labs.kit.watch.frames import learner_frame, source_line
 
 NAME = "gpu"
 
@@ -123,6 +126,23 @@ def not_here(*args: Any) -> Any:
     raise NotImplementedError(f"a tensor of the device {NAME!r} has no numbers outside of a dry run")
 
 
+class TooLarge(ValueError):
+    """A tensor was asked for whose bytes do not fit into an integer."""
+
+
+class ByDefault(DeviceContext):
+    """Tensors are made on this device where none is named."""
+
+    def __torch_function__(self, *call: Any) -> Any:
+        try:
+            return super().__torch_function__(*call)
+        except (RuntimeError, TypeError) as error:
+            if "overflow" not in str(error).lower():
+                raise
+            line = source_line(learner_frame(sys._getframe(1)))
+        raise TooLarge(f"{line} asks for a tensor of 2**63 bytes or more, which no device has: make it smaller")
+
+
 # A device without a kernel of its own for these would take them apart, and need room for the parts.
 WHOLE_ON_THE_CPU = "silu_backward", "mish_backward"
 KERNELS = torch.library.Library("aten", "IMPL")
@@ -135,7 +155,7 @@ def pretended() -> Iterator[None]:
     engine, Variable._execution_engine = Variable._execution_engine, Engine()
     try:
         with (
-            torch.device(NAME),
+            ByDefault(torch.device(NAME)),
             torch.autograd.set_multithreading_enabled(False),
             patch.object(torch.accelerator, "synchronize", Device().synchronize),
             patch.object(torch, "Generator", Generator),

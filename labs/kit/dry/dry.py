@@ -19,6 +19,7 @@ from typing import Any
 import torch.distributed as dist
 
 from labs.kit.dry.as_rank import as_rank
+from labs.kit.dry.device import TooLarge
 from labs.kit.dry.host import NeedsNumbers, Read
 from labs.kit.launch import MOST_RANKS, run
 from labs.kit.record import Recording, TimePass, join_some
@@ -80,12 +81,13 @@ def dry(
 ) -> Dry:
     """Call `fn(*args, **kwargs)` as these ranks of a job of so many.  node: how many ranks are on each.
 
-    Raises ValueError for ranks that are not there, NeedsNumbers where `fn` asks for a value, RankError as `run` does.
+    Raises ValueError for ranks that are not there, NeedsNumbers where `fn` asks for a value, TooLarge where for more
+    than any device has, RankError as `run` does.
     """
     asked = require_ranks(ranks, (rank,) if isinstance(rank, int) else tuple(rank))
     found = run(as_one, fn, args, kwargs, asked, ranks, ranks=len(asked), device="cpu", timeout=timeout)
     for each in found:
-        if isinstance(each, NeedsNumbers):
+        if isinstance(each, (NeedsNumbers, TooLarge)):
             raise each
     results = Dry(value for value, _, _ in found)
     results.reads = {rank: reads for rank, (_, _, reads) in zip(asked, found, strict=True)}
@@ -103,7 +105,7 @@ def as_one(fn: Callable[..., Any], args: Any, kwargs: Any, asked: Sequence[int],
     try:
         with as_rank(me, ranks) as pretend, watch:
             value = fn(*args, **kwargs)
-    except NeedsNumbers as error:
+    except (NeedsNumbers, TooLarge) as error:
         return error
     except Exception as error:
         error.add_note(f"in a dry run, as rank {me} of {ranks:,}")

@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
 from labs import pp
 from labs.group import all_gather, reduce_scatter_single
@@ -25,6 +27,14 @@ from labs.zero import Zero
 
 def wrong_device() -> None:
     torch.ones(2) + torch.ones(2, device="cpu")
+
+
+def too_large() -> None:
+    torch.empty(2**70)
+
+
+def too_large_together() -> None:
+    torch.ones(2**40, 1) @ torch.ones(1, 2**40)
 
 
 def value() -> None:
@@ -92,6 +102,8 @@ ASKS = "asks its neighbours in the pipeline what they will send, and in a dry ru
 MISTAKES = {
     wrong_device: "FakeTensorDeviceMismatchError: Expected all tensors to be on the same device, but found at least "
     "two devices, gpu:0 and cpu!",
+    too_large: "TooLarge: LINEtorch.empty(2**70) asks for a tensor of 2**63 bytes or more",
+    too_large_together: "TooLarge: LINEtorch.ones(2**40, 1) @ torch.ones(1, 2**40) asks for a tensor",
     value: "NeedsNumbers: LINEtorch.ones(2).sum().item() asks for numbers",
     branch: "NeedsNumbers: LINEif torch.ones(()): asks for numbers",
     shape_by_values: "NeedsNumbers: LINEtorch.ones(2)[torch.ones(2) > 0] asks for numbers",
@@ -163,6 +175,13 @@ def autocasts() -> None:
     assert linear(x).dtype == torch.float32
 
 
+def splits_a_layer() -> None:
+    """DTensor keeps what it has found out of an operator, with the names of groups, which are other ones as rank 3."""
+    mesh = init_device_mesh("gpu", (2, 2), mesh_dim_names=("apart", "tp"))
+    layer = parallelize_module(nn.Sequential(nn.Linear(4, 4)), mesh["tp"], {"0": RowwiseParallel()})
+    layer(torch.ones(2, 2)).sum().backward()
+
+
 def try_all(functions: list[Callable]) -> dict[str, tuple[str, list]]:
     """By name: what it raised, and what was waited for."""
     dist.destroy_process_group()
@@ -175,6 +194,9 @@ def try_all(functions: list[Callable]) -> dict[str, tuple[str, list]]:
             except Exception as error:
                 raised = f"{type(error).__name__}: {error}"
         found[function.__name__] = raised, pretend.reads
+    for rank in (0, 3):
+        with as_rank(rank, 4):
+            splits_a_layer()
     return found
 
 
