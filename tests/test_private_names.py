@@ -49,9 +49,9 @@ NAMES = """
                                               PipelineScheduleMulti._initialize_stages
     torch.nn.parallel.distributed             _sync_module_states _verify_param_shape_across_processes
     torch.testing._internal.distributed       fake_pg
-    torch.utils.backend_registration          _DummyBackendModule _DummyDeviceGuard
     torch.utils                               _device.DeviceContext
     torch.distributed.tensor.debug            _clear_sharding_prop_cache
+    torch.utils.backend_registration          _DummyBackendModule _DummyDeviceGuard
                                               _setup_privateuseone_for_python_backend
     torch.ops                                 _c10d_functional._wrap_tensor_autograd c10d._allgather_base_
                                               c10d._reduce_scatter_base_
