@@ -31,7 +31,7 @@ import torch.distributed as dist
 # %%
 from labs import cost
 from labs.data import Batches, corpus
-from labs.kit import check, draw, exercises, play
+from labs.kit import beat, check, draw, exercises, play
 from labs.kit.launch import RankError, run
 from labs.kit.record import mark
 from labs.kit.strategies import ADAMW
@@ -53,7 +53,8 @@ in_the_step = {kind: getattr(held, kind) / 1e9 for kind in ("P", "G", "S")}
 in_the_step["temporary"] = held.peak / 1e9 - sum(in_the_step.values())
 assert held.peak > 3 * 40e9
 print(", ".join(f"{kind} {size:.1f} GB" for kind, size in in_the_step.items()))
-draw.chart({"one card": in_the_step}, "GB", caption="8 billion parameters on one card: where the peak is")
+caption = "8 billion parameters on one card: where the peak is"
+draw.chart({"one card": in_the_step}, "GB", caption=caption)
 
 # %% [markdown]
 # The highest moment is now the optimizer's step, when activations are gone. (G is a little more than 2 bytes per
@@ -85,8 +86,10 @@ guess_ratio = (12 + 12) / (2 + 2)  # your number
 # them as if they were tensors.
 
 # %%
-up_and_down, down_and_up = 12 + 12, 2 + 2  # bytes per parameter: state; gradients and parameters
-check.predict("(a) sends more bytes than (b), by a factor of", guess_ratio, up_and_down / down_and_up)
+up_and_down = 12 + 12  # bytes per parameter: the state
+down_and_up = 2 + 2  # gradients and parameters
+times = up_and_down / down_and_up
+check.predict("(a) sends more bytes than (b), by a factor of", guess_ratio, times)
 
 # %% [markdown]
 # So the step is taken *where the state lives*, by the host's own processor.
@@ -124,7 +127,8 @@ def sharded(where=None, make=adamw, steps=4):
     """All parameters by name, after training in stage 3 with the state in the folder `where`,
     or in memory."""
     model = GPT(CONFIG)
-    zero = Zero(model, stage=3, optimizer=partial(Offloaded, optimizer=make, where=where) if where else make)
+    optimizer = partial(Offloaded, optimizer=make, where=where) if where else make
+    zero = Zero(model, stage=3, optimizer=optimizer)
     for batch in batches[getattr(zero.optimizer, "steps", 0) : steps]:
         mark("step")
         x, y = (tensor[[dist.get_rank()]].clone() for tensor in batch)
@@ -134,7 +138,9 @@ def sharded(where=None, make=adamw, steps=4):
 
 
 def same(one, other):
-    return all(torch.equal(value, other[rank][name]) for rank, every in enumerate(one) for name, value in every.items())
+    ranks = zip(one, other, strict=True)
+    pairs = [(mine[name], theirs[name]) for mine, theirs in ranks for name in mine]
+    return all(torch.equal(a, b) for a, b in pairs)
 
 
 # %%
@@ -143,7 +149,8 @@ folder = tempfile.TemporaryDirectory()
 PLACE = Path(folder.name)
 in_memory, in_files = two(record="memory"), two(PLACE / "watched", record="memory")
 assert same(in_memory, in_files)
-draw.memory(in_memory.recording, in_files.recording, step=2, ranks=[0], names=("in memory", "in files"))
+both, names = (in_memory.recording, in_files.recording), ("in memory", "in files")
+draw.memory(*both, step=2, ranks=[0], names=names)
 
 # %% [markdown]
 # The same parameters, bit for bit; and S no longer lies beneath everything else. It shows up only in the optimizer's
@@ -154,7 +161,8 @@ draw.memory(in_memory.recording, in_files.recording, step=2, ranks=[0], names=("
 # the recorder cannot call P, G, S or A: here, what AdamW needs while it works.
 
 # %%
-psi, largest = sum(cost.parameter_sizes(CONFIG)), max(sum(layer.sizes) for layer in cost.gpt_layers(CONFIG))
+psi = sum(cost.parameter_sizes(CONFIG))
+largest = max(sum(layer.sizes) for layer in cost.gpt_layers(CONFIG))
 three = 3 * 12 * largest // 2  # bytes of master and two moments, on one of two ranks
 whole, passing = in_memory.recording.steady()["S"], in_files.recording.steady()["S"]
 assert passing <= three + 1024 < whole  # AdamW's counters, and room between tensors
@@ -269,7 +277,8 @@ def step_of(parameters, how):
     lasted = time.perf_counter() - start
     updates = [span for name, *span in spent if name == "update"]
     others = [span for name, *span in spent if name != "update"]
-    return lasted, any(begin < until and since < end for begin, end in others for since, until in updates)
+    pairs = [(each, update) for each in others for update in updates]
+    return lasted, any(begin < until and since < end for (begin, end), (since, until) in pairs)
 
 
 def one_by_one(due, fetch, update, store):
@@ -358,7 +367,8 @@ def killed(at):
 shards = len(cost.gpt_layers(CONFIG))  # in a step
 crashed = PLACE / "crashed"
 try:
-    two(crashed, killed(at=1 + 2 * shards + 3))  # one AdamW is made before, to learn its options
+    # one AdamW is made before, to learn its options
+    two(crashed, killed(at=1 + 2 * shards + 3))
 except RankError as error:
     print(str(error).splitlines()[0])
 
@@ -411,25 +421,30 @@ def built(device):
     mark("step")
     with torch.device(device):
         model = GPT(CONFIG)
-    zero = Zero(model, stage=3, optimizer=adamw, initial=partial(initial_value, seed=0) if device == "meta" else None)
+    initial = partial(initial_value, seed=0) if device == "meta" else None
+    zero = Zero(model, stage=3, optimizer=adamw, initial=initial)
     mark("end")
     return zero.full_state_dict()
 
 
-on_cpu, on_meta = (run(built, device, ranks=4, record="memory", device="cpu") for device in ("cpu", "meta"))
+watched = partial(run, built, ranks=4, record="memory", device="cpu")
+on_cpu, on_meta = watched("cpu"), watched("meta")
 assert same(on_cpu, on_meta)
-draw.bars({"built whole": on_cpu.recording.held(step=0), "built on meta": on_meta.recording.held(step=0)})
+whole, kinds = (each.recording.held(step=0) for each in (on_cpu, on_meta))
+draw.bars({"built whole": whole, "built on meta": kinds})
 
 # %% [markdown]
 # The same parameters; but on meta no rank ever held more than a quarter of them, and two copies of one layer while it
 # was cut. Here that saves a megabyte. With 405 billion parameters it decides whether the job starts at all.
 
 # %%
-shard, one = 4 * sum(cost.parameter_sizes(CONFIG)) // 4, 4 * sum(cost.gpt_layers(CONFIG)[1].sizes)
-kinds = on_meta.recording.held(step=0)
-draw.ledger(
-    {"a quarter of P": (shard, kinds["P"]), "two copies of a layer, as it is cut": (2 * one, kinds["temporary"])}
-)
+shard = 4 * sum(cost.parameter_sizes(CONFIG)) // 4
+two_layers = 2 * 4 * sum(cost.gpt_layers(CONFIG)[1].sizes)
+rows = {
+    "a quarter of P": (shard, kinds["P"]),
+    "two copies of a layer, as it is cut": (two_layers, kinds["temporary"]),
+}
+draw.ledger(rows)
 
 # %% [markdown]
 # > **What went wrong in the wild.** *Symptom*: a model that was built on meta learns less than the same model built as
@@ -459,7 +474,8 @@ def torchs():
         fully_shard(module, mesh=mesh)
     model.to_empty(device="cpu")
     for name, p in model.named_parameters():
-        p.to_local().copy_(initial_value(name, p.shape, seed=0).chunk(mesh.size())[mesh.get_rank()])
+        parts = initial_value(name, p.shape, seed=0).chunk(mesh.size())
+        p.to_local().copy_(parts[mesh.get_rank()])
     mark("end")
     return {name: p.full_tensor() for name, p in model.named_parameters()}
 
@@ -468,9 +484,8 @@ def torchs():
 native = run(torchs, ranks=4, record="memory", device="cpu")
 assert same(on_meta, native)
 peaks = {"built whole": on_cpu, "on meta, ours": on_meta, "on meta, PyTorch's": native}
-draw.table(
-    [{"": name, "peak, MiB": round(job.recording.held(step=0)["peak"] / 2**20, 2)} for name, job in peaks.items()]
-)
+held = {name: job.recording.held(step=0)["peak"] for name, job in peaks.items()}
+draw.table([{"": name, "peak, MiB": round(size / 2**20, 2)} for name, size in held.items()])
 
 # %% [markdown]
 # PyTorch's holds even less, since it cuts each parameter by itself, so that only one at a time is whole here; ours cuts
@@ -509,7 +524,8 @@ PLACES = (
 )
 on_device, offloaded, saved = (run(natively, *place, ranks=2, device="cpu") for place in PLACES)
 assert same(on_device, offloaded) and same(on_device, saved)
-off = max((value - in_memory[0][name]).abs().max().item() for name, value in offloaded[0].items())
+ours = in_memory[0]
+off = max((value - ours[name]).abs().max().item() for name, value in offloaded[0].items())
 print(f"the same bits in all three; within 1e-5 of ours: {off < 1e-5}")
 
 # %% [markdown]
@@ -556,13 +572,16 @@ print(f"one card, offloaded: {offloaded.peak / 1e9:.1f} GB")
 # here, since that takes a GPU.)
 
 # %%
-OPERATIONS = 400e12  # per second, as one H100 reaches in practice (Llama 3, arXiv 2407.21783, table 4)
-TIERS = {"host memory, PCIe 5 at 50 GB per second": (4, 50e9), "disk, at 5 GB per second": (24, 5e9)}
+# per second, as one H100 reaches in practice (Llama 3, arXiv 2407.21783, table 4)
+OPERATIONS = 400e12
+TIERS = {
+    "host memory, PCIe 5 at 50 GB per second": (4, 50e9),
+    "disk, at 5 GB per second": (24, 5e9),
+}
 rows = []
 for tier, (c, W) in TIERS.items():
-    rows.append(
-        {"tier": tier, "bytes per parameter": c, "tokens per step and device, at least": round(c / 6 * OPERATIONS / W)}
-    )
+    least = {"tokens per step and device, at least": round(c / 6 * OPERATIONS / W)}
+    rows.append({"tier": tier, "bytes per parameter": c} | least)
 draw.table(rows)
 
 # %% [markdown]
@@ -607,7 +626,8 @@ up = 2  # your number
 read = 12  # your number
 
 # %%
-for what, said, due in (("state", state, 12), ("down", down, 2), ("up", up, 2), ("read from the disk", read, 12)):
+guesses = {"state": state, "down": down, "up": up, "read from the disk": read}
+for (what, said), due in zip(guesses.items(), (12, 2, 2, 12), strict=True):
     print(check.predict(f"Bytes per parameter, {what}?", said, due))
 
 # %% [markdown]
@@ -618,6 +638,78 @@ for what, said, due in (("state", state, 12), ("down", down, 2), ("up", up, 2), 
 # | files of two generations | 2 × 12 bytes per parameter | the same within 1 % | – |
 # | built on meta | a quarter of P; two copies of a layer | the same, exactly | less: by parameter |
 # | numbers | those of the job in memory | the same bits | the same bits |
+#
+# ## Beat it: a step under which the disk disappears
+#
+# Exercise 1's thread fetches one parameter ahead, in the order of the parameters, and begins when all gradients are
+# there. Here it is open, and not counted in the minutes above. Three work side by side, each at one thing at a time:
+# the **GPU** goes through forward and backward of all layers, twice; the **processor** updates states; the **disk**
+# reads one, or writes one, in latency + bytes/W. A layer's update needs its state in memory, and its gradient; its next
+# forward needs the update. Your list says what the processor and the disk do, each in this order: `("read", 7)`,
+# `("update", 7)`, `("write", 7)`. A state takes room from the beginning of its read to the end of its write, and must
+# be on the disk in the end. `measured(instructions, given)` says how long the two steps take, and how many bytes are
+# held at most.
+#
+# **The bound.** All is computed; the first layer gets its gradient last, so its update comes after each backward, and
+# its write after the second. And the disk reads and writes each state once; and once more those which find no room
+# where one step ends and the next begins. No two steps take less than the longer of the two: 100 points, in each of
+# five models. Read, update and write, one layer after the other, scores 51.6 in their mean. Your lists are also
+# obeyed, and the numbers on the disk must be those of a training in memory.
+
+# %%
+from labs.kit.challenges.hidden_disk import TRAININGS, measured
+
+rows = []
+for name, given in TRAININGS.items():
+    sizes = " ".join(str(n // 1_000_000) for n in given.nbytes)
+    forward = " ".join(f"{1000 * each:.0f}" for each in given.forward)
+    row = {"": name, "state in MB, by layer": sizes, "forward, ms": forward}
+    rows.append(row | {"room, MB": given.budget // 1_000_000})
+draw.table(rows)
+
+
+# %%
+def so_far_ahead(depth, ahead):
+    """Each state is read so many uses before its own, and written after its update."""
+    uses, read, found = [*reversed(range(depth))] * 2, 0, []
+    for n, layer in enumerate(uses):
+        soon = uses[read : n + 1 + ahead]
+        found += [("read", other) for other in soon] + [("update", layer), ("write", layer)]
+        read += len(soon)
+    return found
+
+
+for each in so_far_ahead(depth=2, ahead=1)[:5]:
+    print(*each)
+
+
+# %%
+def disk_disappears(nbytes, forward, update, budget, latency, bandwidth):
+    """What the processor and the disk do in two steps: [("read", 7), ("update", 7), …].
+
+    By layer, the first is number 0: bytes of its state, s of its forward and of its update; a
+    backward takes twice its forward.  At no moment more than `budget` bytes are held.
+    measured(instructions, (nbytes, forward, …)) -> (s, most bytes held).  You may search, for
+    up to ten seconds a call.
+    """
+    ### BEGIN SOLUTION
+    given = nbytes, forward, update, budget, latency, bandwidth
+    tried = [so_far_ahead(len(nbytes), ahead) for ahead in range(len(nbytes) - 1)]
+    fitting = [each for each in tried if measured(each, given)[1] <= budget]
+    return min(fitting, key=lambda each: measured(each, given)[0])
+    ### END SOLUTION
+
+
+beat.hidden_disk(disk_disappears)
+
+# %% [markdown]
+# The course's own reads all layers equally far ahead, and writes each after its update.
+#
+# <details><summary>Where is there room?</summary>
+#
+# In what stays: a state that is in memory where one step ends saves a write and a read. In writes, which nobody waits
+# for, as long as there is room: a read may go first. And in the first layers, for which the next step waits.
+# </details>
 #
 # **Read on**: [labs/memory/offload.py](../labs/memory/offload.py), [labs/memory/disk.py](../labs/memory/disk.py). Ren
 # et al., 2021, *ZeRO-Offload* (arXiv 2101.06840). Rajbhandari et al., 2021, *ZeRO-Infinity* (arXiv 2104.07857).

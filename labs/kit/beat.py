@@ -6,6 +6,7 @@
     beat.stops(fn)                 fn(spec, target)              05: -> placements to go through
     beat.in_time(fn)               fn(nbytes, forward, backward, budget, latency, bandwidth)   06: -> instructions
     beat.least_again(fn)           fn(model, most)   07: the model is changed in place
+    beat.hidden_disk(fn)           fn(nbytes, forward, update, budget, latency, bandwidth)     07b: -> instructions
     beat.cheap_save(fn)            fn(disk, step, mine, tensors, memo)   08: the state is on the disk
     beat.boundary(fn)              fn(x, up, down, mesh) -> y    09b: of this rank's tokens, the whole differentiable
     beat.short_schedule(fn)        fn(ranks, microbatches, costs, most)     10: -> lists of instructions
@@ -26,6 +27,7 @@ from labs.kit.challenges.boundary import boundary
 from labs.kit.challenges.cheap_save import cheap_save
 from labs.kit.challenges.early_start import early_start
 from labs.kit.challenges.five_questions import five_questions
+from labs.kit.challenges.hidden_disk import hidden_disk
 from labs.kit.challenges.in_time import in_time
 from labs.kit.challenges.large_model import large_model
 from labs.kit.challenges.least_again import least_again
@@ -40,6 +42,7 @@ ALL = (
     stops,
     in_time,
     least_again,
+    hidden_disk,
     cheap_save,
     boundary,
     short_schedule,

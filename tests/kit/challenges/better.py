@@ -15,6 +15,7 @@ from labs.dtensor.redistribute import sent
 from labs.kit.challenges import shared_disk
 from labs.kit.challenges.boundary import BANDWIDTH, ITEM, LATENCY
 from labs.kit.challenges.early_start import step_seconds
+from labs.kit.challenges.hidden_disk import measured as hidden_disk_takes
 from labs.kit.challenges.in_time import measured
 from labs.memory import recompute
 from labs.memory.selective import ATTENTION, MATMULS
@@ -202,6 +203,25 @@ def in_turn(one, other, x):
 
 def nothing(x):
     return x
+
+
+# ---- 07b -------------------------------------------------------------------------------------------------
+
+LISTS = (  # by number of the training: what is done, and to which layer
+    "r7r0u7r6r2w7u6r3w6r4u3u2w3r1w2u4r5u0w0u1r7u5u7w7u5u4r6w5u6r0w6r3u1u0w4r2u2u3w1w2w3w0",
+    "r6r7u6u7r0w6r3w7u0r1u1r2u3r4u2r5w0u4u5u5r7u4u7w5u1w4r6u6w7r0u2u0u3w2w1w0w3w6",
+    "r4r3r7r0u4u7w4r2r1u3u2u0w3u1r5u5r6u6u7u6w7u5w6u1u0w5u2r3u3w2w3r4w1u4w0w4",
+    "r0r4r1r3r5u0u4r2w0u3u1u5u2w3r6u6r7u7u7w7r3u5w5u2u4u6r0w6u1u3w3w4w1u0w2w0",
+    "r2r6u6r3r1u2w6r0u0w2r4w0u1r5u3u4u5r7u7u7w3u5w7r2w5u4r3u2w4w2r6u1r0w1u3w3u6w6u0w0",
+)
+
+
+def hidden_disk(*given):
+    """The best of what a search by simulated annealing has found in some minutes."""
+    ways = {"r": "read", "u": "update", "w": "write"}
+    lists = [[(ways[what], int(layer)) for what, layer in zip(each[::2], each[1::2], strict=True)] for each in LISTS]
+    timed = [(*hidden_disk_takes(each, given), each) for each in lists]
+    return min((seconds, each) for seconds, most, each in timed if most <= given[3])[1]
 
 
 # ---- 08 --------------------------------------------------------------------------------------------------

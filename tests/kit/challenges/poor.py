@@ -226,6 +226,32 @@ def without_dropout(model, most):
         layer.forward = partial(recompute.checkpoint, partial(Layer.forward, layer))
 
 
+# ---- 07b -------------------------------------------------------------------------------------------------
+
+
+def one_by_one(nbytes, *given):
+    layers = [*reversed(range(len(nbytes)))] * 2
+    return [(what, layer) for layer in layers for what in ("read", "update", "write")]
+
+
+def all_in_memory(nbytes, *given):
+    layers = [*reversed(range(len(nbytes)))]
+    ways = ("read", layers), ("update", layers), ("update", layers), ("write", layers)
+    return [(what, layer) for what, due in ways for layer in due]
+
+
+def only_one_step(nbytes, *given):
+    return one_by_one(nbytes)[: 3 * len(nbytes)]
+
+
+def a_step_ahead(*given):
+    return [each for each in one_by_one(*given) for _ in range(1 + (each[0] == "update"))]
+
+
+def not_read(*given):
+    return one_by_one(*given)[1:]
+
+
 # ---- 08 --------------------------------------------------------------------------------------------------
 
 

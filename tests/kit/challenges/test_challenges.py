@@ -37,6 +37,7 @@ STRAIGHTFORWARD = {
     "stops": poor.straight,
     "in_time": poor.when_needed,
     "least_again": poor.all_but_attention,
+    "hidden_disk": poor.one_by_one,
     "cheap_save": poor.written_by_the_first,
     "boundary": poor.in_one_group,
     "short_schedule": poor.zero_bubble,
@@ -98,6 +99,13 @@ WRONG = {
         poor.as_it_was: "1.000 × what was held is held, where 0.56 × is the most",
         poor.another_model: "0.56: different outputs",
         poor.without_dropout: "with dropout: different outputs",
+    },
+    "hidden_disk": {
+        poor.all_in_memory: "bytes are held at once, and the budget is 96,000,000",
+        poor.only_one_step: "2 updates of each layer, and a write for each read",
+        poor.a_step_ahead: r"\('update', 7\): step 0 comes first",
+        poor.not_read: r"\('update', 7\): it is not here",
+        poor.a_number: "it returned 3",
     },
     "cheap_save": {
         poor.over_the_last: "copies, save 1.*\n.* is due in 'rank 0', which is torn",

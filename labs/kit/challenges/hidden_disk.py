@@ -1,0 +1,174 @@
+"""07b: two steps of a training whose states are on a disk, and when they are read, updated and written.
+
+The GPU computes forward and backward of the layers, the processor updates, the disk reads or writes: three lanes, each
+with one thing at a time.  The lists of the last two are the learner's; the GPU's is fixed.  A layer's update waits for
+its backward, and the next step's forward of it for the update (`measured`).
+
+The bound: all is computed; the first layer, whose gradient is the last, is updated after each step, and written at the
+end.  And the disk reads and writes all once, and what has no room between the two steps once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from labs.kit.challenges.challenge import Challenge, Function, Judged, job
+from labs.kit.challenges.fair import chance
+from labs.kit.checks.answer import Wrong, show
+
+STEPS = 2
+Program = Sequence[tuple[str, int]]
+
+
+class Training(NamedTuple):
+    """By layer, from the first to the last: bytes of its state, s of its forward and of its update."""
+
+    nbytes: tuple[int, ...]
+    forward: tuple[float, ...]
+    update: tuple[float, ...]
+    budget: int  # bytes in memory at a time
+    latency: float  # s
+    bandwidth: float  # bytes/s
+
+
+def training(megabytes: Sequence[int], milliseconds: Sequence[float], budget: int, latency: float) -> Training:
+    """A disk of 2 GB/s; the processor updates 4 GB/s."""
+    nbytes = tuple(1_000_000 * m for m in megabytes)
+    forward = tuple(each / 1e3 for each in milliseconds)
+    return Training(nbytes, forward, tuple(n / 4e9 for n in nbytes), 1_000_000 * budget, latency, 2e9)
+
+
+TRAININGS = MappingProxyType(
+    {
+        "even": training([24] * 8, [6] * 8, 96, 1e-3),
+        "large ends": training([64, *[16] * 6, 64], [8, *[4] * 6, 12], 144, 1e-3),
+        "a hill": training([8, 16, 32, 48, 48, 32, 16, 8], [4] * 8, 112, 2e-3),
+        "much room": training([24] * 8, [3] * 8, 144, 1e-3),
+        "ups and downs": training([40, 8] * 4, [3, 6] * 4, 96, 2e-3),
+    }
+)
+
+
+def measured(program: Program, given: Training) -> tuple[float, int]:
+    """s from the start to the last write, and the most bytes held.  Raises ValueError for what cannot be done."""
+    given = Training(*given)
+    layers, changes = range(len(given.nbytes)), []
+    gpu = processor = disk = 0.0
+    ready: dict[int, list[float]] = {layer: [] for layer in layers}  # when its gradients are there, by step
+    here: dict[int, float] = {}  # from when on its state can be used
+    updated: dict[int, list[float]] = {layer: [0.0] for layer in layers}
+
+    def compute() -> None:
+        nonlocal gpu
+        step = len(ready[0])
+        for layer in layers:
+            gpu = max(gpu, updated[layer][step]) + given.forward[layer]
+        for layer in reversed(layers):
+            gpu += 2 * given.forward[layer]
+            ready[layer].append(gpu)
+
+    compute()
+    for what, layer in program:
+        require_possible(what, layer, layers, here, updated)
+        took = given.latency + given.nbytes[layer] / given.bandwidth
+        if what == "read":
+            changes.append((disk, given.nbytes[layer]))
+            here[layer] = disk = disk + took
+        elif what == "update":
+            begin = max(processor, here[layer], ready[layer][len(updated[layer]) - 1])
+            here[layer] = processor = begin + given.update[layer]
+            updated[layer].append(processor)
+            if len(ready[0]) < STEPS and all(len(each) > len(ready[0]) for each in updated.values()):
+                compute()
+        else:
+            disk = max(disk, here.pop(layer)) + took
+            changes.append((disk, -given.nbytes[layer]))
+    if here or any(len(each) <= STEPS for each in updated.values()):
+        raise ValueError(f"needed are {STEPS} updates of each layer, and a write for each read")
+    return max(gpu, disk), max(sum(n for at, n in changes if at <= now) for now, _ in changes)
+
+
+def require_possible(what: str, layer: int, layers: range, here: Any, updated: Any) -> None:
+    if what not in ("read", "update", "write") or layer not in layers:
+        raise ValueError(f"({what!r}, {layer!r}): there is no such thing")
+    if (what == "read") == (layer in here):
+        raise ValueError(f"({what!r}, {layer!r}): it is {'here already' if layer in here else 'not here'}")
+    first = min(map(len, updated.values()))
+    if what == "update" and len(updated[layer]) > min(first, STEPS):
+        raise ValueError(f"({what!r}, {layer!r}): step {first - 1} comes first")
+
+
+def bound(given: Training) -> float:
+    wire = [given.latency + n / given.bandwidth for n in given.nbytes]
+    computed = STEPS * (3 * sum(given.forward) + given.update[0]) + wire[0]
+    again = max(sum(given.nbytes) - given.budget, 0) / given.bandwidth
+    return max(computed, 2 * sum(wire) + 2 * (STEPS - 1) * again)
+
+
+def obeyed(program: Program, states: Sequence[Tensor], gradients: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """What the disk holds in the end."""
+    disk, here, steps = [state.clone() for state in states], {}, [0] * len(states)
+    for what, layer in program:
+        if what == "read":
+            here[layer] = disk[layer].clone()
+        elif what == "update":
+            update(here[layer], gradients[steps[layer]][layer])
+            steps[layer] += 1
+        else:
+            disk[layer] = here.pop(layer)
+    return disk
+
+
+def update(state: Tensor, gradient: Tensor) -> None:
+    """state: values, and what remains of gradients."""
+    state[1].mul_(0.9).add_(gradient)
+    state[0].sub_(0.1 * state[1])
+
+
+def on_a_rank(fn: Function) -> list[Any]:
+    generator, found = chance(), []
+    for given in TRAININGS.values():
+        program = fn(*(list(each) if isinstance(each, tuple) else each for each in given))
+        if not isinstance(program, list) or not all(isinstance(each, tuple) and len(each) == 2 for each in program):
+            raise ValueError(f"it returned {show(program)}: a list of instructions is needed, such as ('read', 0)")
+        measured(program, given)
+        draws = torch.randn(2 + STEPS, len(given.nbytes), 3, generator=generator, dtype=torch.float64)
+        states, gradients = list(draws[:2].unbind(1)), draws[2:]
+        found.append((program, states, gradients, obeyed(program, states, gradients)))
+    return found
+
+
+def judge(fn: Function) -> Judged:
+    (found,) = job(on_a_rank, fn, ranks=1, record=None)
+    scores = {}
+    for (called, given), (program, states, gradients, left) in zip(TRAININGS.items(), found, strict=True):
+        for layer, state in enumerate(states):
+            for step in range(STEPS):
+                update(state, gradients[step][layer])
+            if not torch.equal(state, left[layer]):
+                raise Wrong(
+                    f"{called}: layer {layer} on the disk is not what the training leaves", "Who wrote it last?"
+                )
+        seconds, most = measured(program, given)
+        if most > given.budget:
+            raise Wrong(f"{called}: {most:,} bytes are held at once, and the budget is {given.budget:,}", "When?")
+        scores[called] = 100 * bound(given) / seconds
+    return Judged.of(scores)
+
+
+hidden_disk = Challenge(
+    "hidden_disk",
+    "07b",
+    "A step under which the disk disappears",
+    "Say when the disk reads and writes each layer's state and when it is updated, in two steps of five models, beside "
+    "a GPU that goes through its layers. What stays in memory need not be read again, and takes of the room.",
+    judge,
+    floor=51.6,
+    course=67.0,
+    possible=85.3,
+)
