@@ -38,9 +38,9 @@ from labs.kit.record import mark
 
 # %%
 gpus, sequences = 16_384, 16 * 2**20 // 8192
-print(
-    f"{sequences:,} sequences: {gpus - sequences:,} of {gpus:,} GPUs would have none; {gpus // sequences} GPUs for each"
-)
+idle, each = gpus - sequences, gpus // sequences
+told = f"{idle:,} of {gpus:,} GPUs would have none; {each} GPUs for each"
+print(f"{sequences:,} sequences: {told}")
 
 # %% [markdown]
 # (A larger batch would give them work, but past some size it teaches the model little more.) So more GPUs help only if
@@ -123,10 +123,15 @@ def gathered(features):
 
 
 # %%
-ORDERS = {
-    "columns, then rows": lambda x, up, down: added((x @ mine(up, 1)).relu() @ mine(down, 0)),
-    "rows, then columns": lambda x, up, down: gathered(added(mine(x, 1) @ mine(up, 0)).relu() @ mine(down, 1)),
-}
+def columns_then_rows(x, up, down):
+    return added((x @ mine(up, 1)).relu() @ mine(down, 0))
+
+
+def rows_then_columns(x, up, down):
+    return gathered(added(mine(x, 1) @ mine(up, 0)).relu() @ mine(down, 1))
+
+
+ORDERS = {"columns, then rows": columns_then_rows, "rows, then columns": rows_then_columns}
 
 
 def multiply():
@@ -139,9 +144,12 @@ def multiply():
         mark("end")
 
 
+# %%
 seen = run(multiply, ranks=4, device="cpu", record="communication").recording
 called = [", ".join(seen.counts(0, number).elements()) for number in range(2)]
-draw.table([{"": o, "collectives": called[n], "sent, bytes": seen.sent(0, n)} for n, o in enumerate(ORDERS)])
+sent = [seen.sent(0, number) for number in range(2)]
+rows = zip(ORDERS, called, sent, strict=True)
+draw.table([dict(zip(("", "collectives", "sent, bytes"), row, strict=True)) for row in rows])
 
 # %% [markdown]
 # With columns first, nothing is sent in the middle, where the tensor is wide (here it is four times as wide as x). That
@@ -233,7 +241,8 @@ pair
 # %%
 from labs.kit.checks.tensor.border import courses_reduce
 
-reduce = reduce if pair.ok else courses_reduce  # from here on yours if it passed, else the course's
+# from here on yours if it passed, else the course's
+reduce = reduce if pair.ok else courses_reduce
 
 # %% [markdown]
 # ### Exercise 2: a row-parallel linear, with its bias
@@ -309,7 +318,8 @@ def deal_heads(heads, kv_heads, ranks, rank):
         return list(range(group * keys[0], group * (keys[-1] + 1))), keys, [rank]
     copies, each = ranks // kv_heads, heads // ranks
     first = rank // copies * copies
-    return list(range(each * rank, each * (rank + 1))), [rank // copies], list(range(first, first + copies))
+    queries = list(range(each * rank, each * (rank + 1)))
+    return queries, [rank // copies], list(range(first, first + copies))
     ### END SOLUTION
 
 
@@ -342,7 +352,8 @@ def float32():
 
 def in_turn(ways, build=float32, keep=0):
     """Train in each of the ways; the whole parameters after `keep` steps."""
-    return {name: strategies.train(way, build, [batches], keep=keep)[1] for name, way in ways.items()}
+    train = partial(strategies.train, build=build, batches=[batches], keep=keep)
+    return {name: train(way)[1] for name, way in ways.items()}
 
 
 def recorded(ways):
@@ -388,7 +399,8 @@ draw.table(rows)
 # %%
 on_paper = cost.Job(CONFIG, batch=SEQUENCES, ranks=4)
 table = cost.tp_sent(on_paper)
-draw.table([{"": part, **phases} for part, phases in table.items()], caption="bytes that each rank sends in a step")
+rows = [{"": part, **phases} for part, phases in table.items()]
+draw.table(rows, caption="bytes that each rank sends in a step")
 
 
 # %%
@@ -407,7 +419,8 @@ ledger
 
 # %%
 more = talk["TP"][1] - talk["TP, one layer"][1]  # all-reduces, all of them
-check.predict("All-reduces of one layer in a step?", guess_reduces, more, reason="Two forward, two backward.")
+why = "Two forward, two backward."
+check.predict("All-reduces of one layer in a step?", guess_reduces, more, reason=why)
 
 # %% [markdown]
 # Each layer has four all-reduces, and at each of them a rank waits until it is done. What they send does not depend
@@ -430,9 +443,11 @@ check.predict("All-reduces of one layer in a step?", guess_reduces, more, reason
 
 # %%
 without, with_it = (talk[name][0] for name in WAYS)
-norms = 2 * 3 / 4 * 4 * CONFIG.dim * (2 * CONFIG.depth + 1)  # the gradients of their weights, in bytes: see below
+# the gradients of their weights, in bytes: see below
+norms = 2 * 3 / 4 * 4 * CONFIG.dim * (2 * CONFIG.depth + 1)
 assert with_it == without + norms
-check.predict("Bytes sent, compared with TP alone?", guess_times, round(with_it / without, 3), unit="times")
+times = round(with_it / without, 3)
+check.predict("Bytes sent, compared with TP alone?", guess_times, times, unit="times")
 
 # %% [markdown]
 # They are the same, apart from a little that belongs to the norms. You know why from notebook 02: an all-reduce *is* a
@@ -441,16 +456,19 @@ check.predict("Bytes sent, compared with TP alone?", guess_times, round(with_it 
 # else: *context parallelism*, which splits the sequence inside attention, too.)
 
 # %%
-watched = {
-    name: on_cpu(in_turn, {name: way}, ranks=1 if name in ONE else 4, record="memory", tell=name).recording
-    for name, way in (ONE | WAYS).items()
-}
+watched = {}
+for name, way in (ONE | WAYS).items():
+    ranks = 1 if name in ONE else 4
+    job = on_cpu(in_turn, {name: way}, ranks=ranks, record="memory", tell=name)
+    watched[name] = job.recording
 draw.memory(*watched.values(), step=1, ranks=[0], names=list(watched))
 
 # %%
 alone = sum(cost.activations(cost.Job(CONFIG, SEQUENCES)).values())
-A = {"one device": alone, "TP": cost.tp(on_paper).held.A, "TP, sequence parallel": cost.tp(on_paper, True).held.A}
-ledger = draw.ledger({f"A: {name}": (A[name], watched[name].steady(0)["A"]) for name in watched}, within=0.05)
+of_tp, with_sequences = (cost.tp(on_paper, it).held.A for it in (False, True))
+A = {"one device": alone, "TP": of_tp, "TP, sequence parallel": with_sequences}
+beside = {f"A: {name}": (A[name], watched[name].steady(0)["A"]) for name in watched}
+ledger = draw.ledger(beside, within=0.05)
 assert ledger.agrees
 ledger
 
@@ -487,8 +505,8 @@ def forgetful():
     """12 steps without the sum: whether the loss fell, the last loss, the last norm's weight,
     and what reports it."""
     plan, mesh = gpt_plan(CONFIG, sequence_parallel=True), Mesh((4,), ("tp",))
-    without = {name: style for name, style in plan.items() if not isinstance(style, SequenceParallel)}
-    row = strategies.by_plan(without)
+    summed = [name for name, style in plan.items() if isinstance(style, SequenceParallel)]
+    row = strategies.by_plan({name: plan[name] for name in plan if name not in summed})
     training = row.apply(model := GPT(CONFIG), mesh)
     model.tensor_parallel.gradients_compared = True  # they are not, but let it think so,
     model.tensor_parallel.optimizers.add(training.optimizer)  # also as the optimizer begins
@@ -502,7 +520,8 @@ def forgetful():
 # %%
 falls, last, norm, refused = zip(*on_cpu(forgetful, ranks=4), strict=True)
 print(f"the loss falls: {all(falls)}; it is the same on all ranks: {len(set(last)) == 1}")
-print(f"the last norm's weight is the same on all ranks: {all(weight == norm[0] for weight in norm)}")
+equal = all(weight == norm[0] for weight in norm)
+print(f"the last norm's weight is the same on all ranks: {equal}")
 print(f"compared: {refused[0].split('; ')[-1]}")
 
 # %% [markdown]
