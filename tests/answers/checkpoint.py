@@ -119,7 +119,7 @@ spoil(
     blind=True,
 )
 spoil(OTHER, {f"    with {HOOKS}": f"    with {FORK}{HOOKS}"}, blind=True)
-spoil(TOO_OFTEN, {"if not again:": "again = []\n        if True:"}, blind=True)
+spoil(TOO_OFTEN, {"if not again:": "again = []\n        if True:"}, blind=True, long=True)
 TWICE = f"with torch.no_grad():\n                    layer(x)\n                {STATE}\n"
 spoil(TOO_OFTEN, {f"{STATE}\n": f"{STATE}\n                {TWICE}"}, blind=True)
 spoil(

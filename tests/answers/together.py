@@ -4,7 +4,7 @@ Each check runs in a thread of its own; where it would start a job, it asks here
 those that ask for the same number of ranks and the same recording get one job: rank by rank one answer after the
 other, and to each check the part of the recording that is its own.
 
-Most wrong answers are told by the first worlds of a job, so that only those that pass these are tried on all of them.
+Most wrong answers are told by the first worlds of the first job, so that only those that pass these are tried on all.
 
 What an answer raises comes back in the launcher's own words.  One that raises on some ranks only, or in the middle of
 messages, is tried again alone; the former ends the job for those behind it, which get another.  What hangs or kills its
@@ -71,6 +71,13 @@ class Desk:
         if request.error:
             raise request.error
         return request.results
+
+    def played(self, script: Any, functions: tuple, worlds: Sequence[Any], judge: Any) -> tuple:
+        """In the place of `played`: of a check's first job, a quarter of the worlds before all of them."""
+        if self.mine.begins and len(worlds) > 1:
+            scripts.played(script, functions, worlds[: max(1, len(worlds) // 4)], judge)
+        self.mine.begins = False
+        return scripts.played(script, functions, worlds, judge)
 
     def leave(self) -> None:
         with self.changed:
@@ -143,13 +150,6 @@ class Desk:
         request.error = caused(failures, len(values))
 
 
-def some_first(script: Any, functions: tuple, worlds: Sequence[Any], judge: Any) -> tuple:
-    """`played`, of a quarter of the worlds before all of them."""
-    if len(worlds) > 1:
-        scripts.played(script, functions, worlds[: max(1, len(worlds) // 4)], judge)
-    return scripts.played(script, functions, worlds, judge)
-
-
 def patient(options: dict[str, Any], answers: int = 1) -> dict[str, Any]:
     """Other tests run beside these, and what is certain to hang is told at once."""
     return options | {"timeout": options["timeout"] * (3 + answers)}
@@ -194,7 +194,7 @@ def together(asked: list[tuple[str, tuple, bool]], seed: int | None = SEED) -> l
     desk, said = Desk(len(asked)), {}
 
     def ask(number: int, name: str, functions: tuple, alone: bool) -> None:
-        desk.mine.alone = alone
+        desk.mine.alone, desk.mine.begins = alone, True
         try:
             said[number] = getattr(check, name)(*functions, seed=seed)
         finally:
@@ -204,7 +204,7 @@ def together(asked: list[tuple[str, tuple, bool]], seed: int | None = SEED) -> l
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(launching, "run", desk.run))
         for engine in (acts, ranks, ways):
-            stack.enter_context(mock.patch.object(engine, "played", some_first))
+            stack.enter_context(mock.patch.object(engine, "played", desk.played))
         for thread in threads:
             thread.start()
         desk.serve()
