@@ -5,8 +5,9 @@ of whole tensors; and the rank must send no more than by the course's own row, w
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -24,7 +25,7 @@ from labs.kit.checks.answer import Mistake, answered, refuse, show
 from labs.kit.checks.case import Outcome, close
 from labs.kit.checks.launching import job, noted
 from labs.kit.checks.left import AFTERMATH, Aftermath
-from labs.kit.record import mark
+from labs.kit.watch.communication import CommunicationWatch
 from labs.mesh import Mesh
 
 RANKS = 3
@@ -66,10 +67,14 @@ class Case(shared.Case):
 
 @dataclass
 class Computed(Outcome):
-    """By operation and layout, in the order of TRIED: the whole result, or in words why there is none."""
+    """By operation and layout, in the order of TRIED: the whole result, or in words why there is none; bytes sent.
+
+    enough: bytes, by the course's rows.
+    """
 
     table: Any = None
-    found: list[Tensor | str] | None = None
+    found: Sequence[tuple[Tensor | str, int]] = ()
+    enough: Sequence[int] = ()
 
 
 # ---- on a rank -------------------------------------------------------------------------------------------
@@ -80,30 +85,36 @@ def compute_all(fn: Callable[..., Any], case: Case) -> Computed:
     with Aftermath() as aftermath:
         done = Computed(table=noted(case, fn))
     aftermath.tell(done)
-    mesh, theirs = Mesh((RANKS,), ("a",)), {name: (each.letters, each.linear) for name, each in OPERATIONS.items()}
     if not any(row.fits(Form(name, done.table)) for name in OPERATIONS for row in FORM):
-        done.found = list(by_rows(done.table, case, mesh))
-        list(by_rows(theirs, case, mesh))
+        done.found, done.enough = list(by_rows(done.table, case)), enough(case)
     done.table = done.table if isinstance(done.table, dict) else show(done.table)
     return done
 
 
-def by_rows(table: Mapping[str, Any], case: Case, mesh: Mesh) -> Iterator[Tensor | str]:
+@cache
+def enough(case: Case) -> list[int]:
+    """The same for every table that is tried in a job."""
+    course = {name: (each.letters, each.linear) for name, each in OPERATIONS.items()}
+    return [sent for _, sent in by_rows(course, case)]
+
+
+def by_rows(table: Mapping[str, Any], case: Case) -> Iterator[tuple[Tensor | str, int]]:
+    mesh = Mesh((RANKS,), ("a",))
     RULES.update({name: Rule(*table[name], tensors=len(each.shapes)) for name, each in OPERATIONS.items()})
     prepare.cache_clear()  # it knows the rows before these
     for name, layout in TRIED:
         inputs = [laid_out(x, mesh, placement) for x, placement in zip(case.inputs(name), layout, strict=True)]
-        mark("step")
-        try:
-            y = OPERATIONS[name].do(*inputs)
-            due = y.spec.block(mesh.get_coordinate()).shape
-            told = "" if due == tuple(y.to_local().shape) else f"{tuple(y.to_local().shape)}, and not {due}"
-        except (RuntimeError, ValueError) as error:
-            told = str(error).splitlines()[0]
-        mark("end")
+        with CommunicationWatch() as watch:
+            try:
+                y = OPERATIONS[name].do(*inputs)
+                due = y.spec.block(mesh.get_coordinate()).shape
+                told = "" if due == tuple(y.to_local().shape) else f"{tuple(y.to_local().shape)}, and not {due}"
+            except (RuntimeError, ValueError) as error:
+                told = str(error).splitlines()[0]
         fits = torch.tensor(not told)
         dist.all_reduce(fits, op=dist.ReduceOp.MIN)
-        yield y.full_tensor() if fits else f"the blocks do not make up the result ({told or 'on another rank'})"
+        found = y.full_tensor() if fits else f"the blocks do not make up the result ({told or 'on another rank'})"
+        yield found, sum(row["sent"] for row in watch.tape)
 
 
 def laid_out(x: Tensor, mesh: Mesh, placement: Placement) -> DTensor:
@@ -204,7 +215,7 @@ def worded(name: str, layout: tuple[Placement, ...]) -> str:
 def rules(fn: Callable[..., Any], seed: int) -> str:
     """`fn() -> {operation: (letters, linear)}`: rows for five operations that labs.dtensor refuses."""
     case = Case(random.Random(seed).randrange(2**40), RANKS)
-    results = job(compute_all, fn, case, ranks=RANKS)
+    results = job(compute_all, fn, case, ranks=RANKS, record=None)
     for rank, outcome in enumerate(results):
         refuse(AFTERMATH, outcome, f"on rank {rank} ")
     for name in OPERATIONS:
@@ -223,7 +234,7 @@ def wrong_numbers(results: Any, case: Case, step: int) -> str:
     name, layout = TRIED[step]
     due = OPERATIONS[name].do(*case.inputs(name))
     for rank, outcome in enumerate(results):
-        found = outcome.found[step]
+        found, _ = outcome.found[step]
         if isinstance(found, str) or not close(found, due, 1e-9):
             told = found if isinstance(found, str) else "the numbers are not those of whole tensors"
             return f"{worded(name, layout)}: on rank {rank} {told}"
@@ -231,8 +242,8 @@ def wrong_numbers(results: Any, case: Case, step: int) -> str:
 
 
 def too_much(results: Any, step: int) -> str:
-    for rank in range(RANKS):
-        mine, enough = (results.recording.sent(rank, number) for number in (step, step + len(TRIED)))
-        if mine > enough:
-            return f"{worded(*TRIED[step])}: rank {rank} sent {mine:,} bytes; {enough:,} are enough"
+    for rank, outcome in enumerate(results):
+        mine, due = outcome.found[step][1], outcome.enough[step]
+        if mine > due:
+            return f"{worded(*TRIED[step])}: rank {rank} sent {mine:,} bytes; {due:,} are enough"
     return ""
