@@ -48,7 +48,8 @@ from labs.plan.pytorch_tables import playbook
 # %%
 llama, H100 = PRESETS["llama3-70b"], plan.CLUSTERS["H100, InfiniBand"]
 found = plan.search(llama, H100.of(32), batch=512, context=4096)
-print(f"{len(found.feasible) + len(found.too_large):,} layouts of {found.setup.cluster.gpus} GPUs")
+layouts = len(found.feasible) + len(found.too_large)
+print(f"{layouts:,} layouts of {found.setup.cluster.gpus} GPUs")
 
 # %% [markdown]
 # ## Picture
@@ -103,7 +104,8 @@ answer = check.mesh_sizes(mesh_sizes)
 answer
 
 # %%
-mesh_sizes = mesh_sizes if answer.ok else exercises.mesh_sizes  # from here on yours if it passed, else the course's
+# from here on yours if it passed, else the course's
+mesh_sizes = mesh_sizes if answer.ok else exercises.mesh_sizes
 sizes = mesh_sizes(32, 8, llama.heads, llama.depth, 512)
 print(f"{len(sizes)} meshes of 32 GPUs; the first and the last: {sizes[0]}, {sizes[-1]}")
 
@@ -160,7 +162,8 @@ for tp, pp, dp in ((1, 1, 32), (2, 1, 16), (8, 1, 4), (1, 8, 4), (8, 4, 1), (2, 
     mine = fullest_rank(numbers, activations, tp, pp, dp, zero, m)
     layout = plan.Layout(tp, tp > 1, pp, shards=dp, zero=zero, accumulation=m)
     plans = plan.plan(found.setup, layout).peak
-    rows.append({"layout": str(layout), "yours, GB": round(mine / 1e9), "the plan, GB": round(plans / 1e9)})
+    row = {"layout": str(layout), "yours, GB": round(mine / 1e9)}
+    rows.append(row | {"the plan, GB": round(plans / 1e9)})
 draw.table(rows)
 
 # %% [markdown]
@@ -209,9 +212,8 @@ for name in ("NVLink 4", "InfiniBand, 400 Gb/s", "Ethernet, 10 Gb/s"):
     link = cost.LINKS[name]
     reduce = [cost.ring_seconds(2 * layer, 32, link.latency, link.bandwidth)] * small.depth
     waits = exposed(backward, reduce) / sum(backward)
-    rows.append(
-        {"link": name, "all-reduces / backwards": f"{sum(reduce) / sum(backward):.1%}", "exposed": f"{waits:.1%}"}
-    )
+    row = {"link": name, "all-reduces / backwards": f"{sum(reduce) / sum(backward):.1%}"}
+    rows.append(row | {"exposed": f"{waits:.1%}"})
 draw.table(rows)
 
 # %% [markdown]
@@ -237,7 +239,8 @@ draw.table(rows)
 #    takes two thirds of the time of 1.
 
 # %%
-NODE, FLOPS, LAUNCH = 8, 350e12, 5e-3  # operations per second; seconds for a layer's forward and backward
+NODE, FLOPS = 8, 350e12  # operations per second
+LAUNCH = 5e-3  # seconds for a layer's forward and backward
 
 
 def wire(ranks, apart):
@@ -285,12 +288,14 @@ forecast = forecast if answer.ok else exercises.forecast
 def spot(each, speed, series):
     told = f"{each.group[1]} GPUs, tp {each.run.tp} × pp {each.run.pp} × dp {each.run.dp}"
     told += f", {each.run.microbatches} micro-batches of {each.run.tokens // 4096}"
-    return draw.Point(each.measured, speed, series, f"{told}: {each.measured:,.0f}, forecast {speed:,.0f}")
+    told += f": {each.measured:,.0f}, forecast {speed:,.0f}"
+    return draw.Point(each.measured, speed, series, told)
 
 
 points = []
 for each in runs:
-    series = "a pipeline" if each.run.pp > 1 else "tp beyond a node" if each.run.tp > NODE else "neither"
+    wide = "tp beyond a node" if each.run.tp > NODE else "neither"
+    series = "a pipeline" if each.run.pp > 1 else wide
     points.append(spot(each, each.run.tokens_per_gpu / forecast(each.run), series))
 draw.scatter(points, "measured", "forecast", "1B: tokens per second and GPU", diagonal=True)
 
@@ -303,8 +308,9 @@ draw.scatter(points, "measured", "forecast", "1B: tokens per second and GPU", di
 # %%
 TABLE = Path(plan.__file__).parent / "tables" / "nanotron_playbook.csv"
 told = plan.check(TABLE)
-print(f"{len(told.time_errors)} runs, error of tokens per second {median(told.time_errors):.0%} in the median")
-print(f"{len(told.memory_errors):,} runs, error of memory {median(told.memory_errors):.0%} in the median")
+times, sizes = told.time_errors, told.memory_errors
+print(f"{len(times)} runs, error of tokens per second {median(times):.0%} in the median")
+print(f"{len(sizes):,} runs, error of memory {median(sizes):.0%} in the median")
 print(f"order of layouts: rank correlation {median(told.orders.values()):.2f}")
 print(f"of {told.ran:,} runs that ran, {len(told.too_large)} are called too large")
 
@@ -326,11 +332,13 @@ def kind(layout):
     return "a pipeline" if layout.pp > 1 else "tp beyond a node" if layout.tp > 8 else "neither"
 
 
+# %%
 points = []
 for case, planned, speed in ran:
     if case.group[0] == "8B":
-        words = f"{case.group[1]} GPUs, {case.layout}: {speed:,.0f}, planned {planned.tokens_per_gpu:,.0f}"
-        points.append(draw.Point(speed, planned.tokens_per_gpu, kind(case.layout), words))
+        due = planned.tokens_per_gpu
+        words = f"{case.group[1]} GPUs, {case.layout}: {speed:,.0f}, planned {due:,.0f}"
+        points.append(draw.Point(speed, due, kind(case.layout), words))
 draw.scatter(points, "measured", "planned", "8B: tokens per second and GPU", diagonal=True)
 
 # %% [markdown]
@@ -341,7 +349,8 @@ draw.scatter(points, "measured", "planned", "8B: tokens per second and GPU", dia
 slow = [each for each in ran if each[1].tokens_per_gpu > 2 * each[2]]
 all_of, slow_of = (Counter(kind(case.layout) for case, *_ in some) for some in (ran, slow))
 worst = max(planned.tokens_per_gpu / speed for _, planned, speed in ran)
-rows = [{"": name, "runs": n, "more than twice as slow as planned": slow_of[name]} for name, n in all_of.items()]
+slower = "more than twice as slow as planned"
+rows = [{"": name, "runs": n, slower: slow_of[name]} for name, n in all_of.items()]
 draw.table(rows, caption=f"the slowest takes {worst:.0f} × as long as planned")
 
 # %% [markdown]
@@ -351,12 +360,15 @@ draw.table(rows, caption=f"the slowest takes {worst:.0f} × as long as planned")
 # %%
 rows = []
 for model in ("1B", "3B", "8B", "80B"):
-    some = [each for each in slow if each[0].group[0] == model and each[0].layout.pp > 1]
-    seconds = [case.setup.batch * case.setup.context / case.setup.cluster.gpus / speed for case, _, speed in some]
-    lost = [(real - each[1].seconds) / each[0].layout.accumulation for real, each in zip(seconds, some, strict=True)]
-    planned = median(each[1].seconds / each[0].layout.accumulation for each in some)
+    lost, due = [], []
+    for case, planned, speed in slow:
+        if case.group[0] == model and case.layout.pp > 1:
+            tokens = case.setup.batch * case.setup.context / case.setup.cluster.gpus
+            lost.append((tokens / speed - planned.seconds) / case.layout.accumulation)
+            due.append(planned.seconds / case.layout.accumulation)
     quarters = ", ".join(f"{each:.1f}" for each in quantiles(lost))
-    rows.append({"model": model, "slow runs": len(some), "planned": round(planned, 2), "lost, by quarter": quarters})
+    row = {"model": model, "slow runs": len(lost), "planned": round(median(due), 2)}
+    rows.append(row | {"lost, by quarter": quarters})
 draw.table(rows, caption="seconds for each micro-batch")
 
 # %% [markdown]
@@ -375,12 +387,15 @@ draw.table(rows, caption="seconds for each micro-batch")
 # %%
 llama2, A100 = replace(llama, vocab=32_000, context=2048), plan.CLUSTERS["A100, 80 GB"].of(16)
 took, steps = 13.5 * 3600, 500
-operations = 6 * 70e9 * (steps * 16 * llama2.context) / took  # in a second, of all GPUs together
+# in a second, of all GPUs together
+operations = 6 * 70e9 * (steps * 16 * llama2.context) / took
 for gpus in (1, A100.gpus):
-    print(f"by the peak of {gpus} GPU{'s' * (gpus > 1)}: MFU {operations / gpus / A100.flops:.0%}")
+    mfu = operations / gpus / A100.flops
+    print(f"by the peak of {gpus} GPU{'s' * (gpus > 1)}: MFU {mfu:.0%}")
 planned = plan.search(llama2, A100, batch=16).best_where(tp=1, pp=1, zero=3)
 times = took / steps / planned.seconds
-print(f"the plan: MFU {planned.mfu:.0%}, and {times:.0f} × as long as planned (with loading, evaluation and saving)")
+longer = f"{times:.0f} × as long as planned (with loading, evaluation and saving)"
+print(f"the plan: MFU {planned.mfu:.0%}, and {longer}")
 
 # %% [markdown]
 # All GPUs' work was divided by one GPU's peak. The number is gone from the article. (The hours held more than steps,
@@ -396,11 +411,11 @@ ONE = Config(50_257, 1024, 24, 16, 16, 2752, context=1024)  # 0.4 billion parame
 SLOW = replace(H100, name="H100, 10 Gb/s", between=1.25e9)
 MODELS = {"0.4B": ONE, "8B": small, "70B": llama, "405B": PRESETS["llama3-405b"]}
 PLAIN, FSDP = {"tp": 1, "pp": 1, "zero": 0}, {"tp": 1, "pp": 1, "zero": 3}
-PIPELINE, ALL = {"staged": True}, {"tp": 8, "staged": True}
+STAGES, ALL = {"staged": True}, {"tp": 8, "staged": True}
 FIELD = [
     ("fits, slow → data", PLAIN, ("0.4B", H100, 8, 512), ("0.4B", SLOW, 512, 512)),
     ("too large → shard", FSDP, ("8B", H100, 8, 64), ("8B", SLOW, 64, 64)),
-    ("deep, many nodes → pipeline", PIPELINE, ("70B", SLOW, 128, 512), ("8B", H100, 256, 512)),
+    ("deep, many nodes → pipeline", STAGES, ("70B", SLOW, 128, 512), ("8B", H100, 256, 512)),
     ("100B and more → all", ALL, ("405B", H100, 1024, 1024), ("405B", H100, 512, 64)),
 ]
 
@@ -411,9 +426,8 @@ for says, way, *cases in FIELD:
         asked = plan.search(MODELS[name], cluster.of(gpus), batch)
         times = asked.best_where(**way).seconds / asked.best.seconds
         job = f"{name} on {gpus} × {cluster.name}, {batch} sequences"
-        rows.append(
-            {"the field": says, "asked": job, "its way takes": f"{times:.2f} ×", "best": asked.best.layout.axes}
-        )
+        row = {"the field": says, "asked": job, "its way takes": f"{times:.2f} ×"}
+        rows.append(row | {"best": asked.best.layout.axes})
 draw.table(rows)
 
 # %% [markdown]
@@ -445,7 +459,8 @@ for sentence in plan.explain(found):
     print(at_words(sentence))
 
 # %%
-check.predict("Ranks along tp?", guess_tp, found.best.layout.tp, reason="As few as make its activations fit.")
+why = "As few as make its activations fit."
+check.predict("Ranks along tp?", guess_tp, found.best.layout.tp, reason=why)
 
 # %% [markdown]
 # And all layouts as a map. Rest the mouse on a point: it says what it holds, and what its step is spent on.
@@ -472,7 +487,8 @@ print(at_words(plan.nearest(nothing)))
 
 # %%
 times = nothing.too_large[0].peak / H100.card
-check.predict("Times the card?", guess_times, round(times, 2), tolerance=0.2, reason="P, G and S alone are 11 TB.")
+why = "P, G and S alone are 11 TB."
+check.predict("Times the card?", guess_times, round(times, 2), tolerance=0.2, reason=why)
 
 # %% [markdown]
 # ## Your machines
@@ -483,8 +499,8 @@ check.predict("Times the card?", guess_times, round(times, 2), tolerance=0.2, re
 # %%
 yours = plan.Cluster(
     name="ours", gpus=16, node=8, fitted="fused kernels",
-    card=24e9, memory=1.0e12, flops=165e12,  # bytes; bytes and operations per second, in 16 bits
-    inside=25e9, between=1.25e9,  # bytes per second out of each GPU, in its node and between nodes
+    card=24e9, memory=1.0e12, flops=165e12,  # bytes; bytes and 16-bit operations per second
+    inside=25e9, between=1.25e9,  # bytes per second out of a GPU, in a node and between nodes
 )  # fmt: skip
 plan.search(small, yours, batch=128, context=4096)
 
@@ -508,7 +524,8 @@ plan.search(small, yours, batch=128, context=4096)
 # it that this run waits for, above all? Each has one of six words: bubble, tensor, gradients, Python, memory, messages.
 
 # %%
-draw.table(exercises.reports(), caption="sequences of 4,096 tokens (G: 8,192); tokens per second and GPU; 80 GiB cards")
+caption = "sequences of 4,096 tokens (G: 8,192); tokens per second and GPU; 80 GiB cards"
+draw.table(exercises.reports(), caption=caption)
 
 
 # %%
@@ -566,9 +583,10 @@ from labs.kit.challenges.five_questions import SEEDS, drawn
 rows = []
 for each in map(drawn, SEEDS):
     on, config = each.cluster, each.config
-    sizes = {"GPUs": on.gpus, "a node": on.node, "card, GB": on.card / 1e9, "TFLOP/s": on.flops / 1e12}
-    wires = {"inside, GB/s": on.inside / 1e9, "between, GB/s": on.between / 1e9}
-    rows.append({"dim": config.dim, "layers": config.depth, "batch": each.batch} | sizes | wires)
+    row = {"dim": config.dim, "layers": config.depth, "batch": each.batch}
+    row |= {"GPUs": on.gpus, "a node": on.node, "card, GB": on.card / 1e9}
+    row |= {"TFLOP/s": on.flops / 1e12}
+    rows.append(row | {"inside, GB/s": on.inside / 1e9, "between, GB/s": on.between / 1e9})
 draw.table(rows)
 
 
@@ -587,7 +605,8 @@ def choose(setup, ask):
         plan.Layout(pp=gpus // node, shards=node, zero=1),
         plan.Layout(tp=node, sequence_parallel=True, shards=gpus // node, zero=3),
     ]
-    plans = [ask(way._replace(accumulation=setup.batch // way.dp, recompute="full")) for way in ways]
+    full = [way._replace(accumulation=setup.batch // way.dp, recompute="full") for way in ways]
+    plans = [ask(way) for way in full]
     fitting = [each for each in plans if each.peak <= setup.cluster.card]
     return min(fitting, key=lambda each: each.seconds).layout
     ### END SOLUTION
@@ -618,7 +637,11 @@ from labs.kit.launch import run
 from labs.model import GPT
 
 TINY, SEQUENCES, WIDE = replace(PRESETS["small"], dim=192), 8, torch.zeros(1_000_000)
-LAYOUTS = {"dp 2": ("ddp-bucketed", 1), "tp 2": ("tp", 1), "pp 2, 8 micro-batches": ("pp-1f1b", 4)}  # of a row, 4 × 2
+LAYOUTS = {
+    "dp 2": ("ddp-bucketed", 1),
+    "tp 2": ("tp", 1),
+    "pp 2, 8 micro-batches": ("pp-1f1b", 4),  # of a row, 4 × 2
+}
 
 
 # %%
@@ -661,9 +684,11 @@ numbers = sum(p.numel() for p in GPT(TINY).parameters())
 reached = {
     "flops": 6 * numbers * 4 * TINY.context / took["compute"],
     "launch": took["Python"] / TINY.depth,
-    "wire": lambda ranks, apart: 4 * WIDE.numel() / took["wire"],  # a ring of two sends the tensor once
+    # a ring of two sends the tensor once
+    "wire": lambda ranks, apart: 4 * WIDE.numel() / took["wire"],
 }
-one = exercises.Run(numbers, TINY.depth, 2 * TINY.dim, 8 * TINY.context, 1, 1, 1, 1)  # x has numbers of 4 bytes
+# x has numbers of 4 bytes
+one = exercises.Run(numbers, TINY.depth, 2 * TINY.dim, 8 * TINY.context, 1, 1, 1, 1)
 mine = {
     "dp 2": one._replace(tokens=4 * TINY.context, dp=2),
     "tp 2": one._replace(tp=2),
