@@ -5,8 +5,9 @@
 # would it send as little as you did?*
 #
 # You need: [Mesh and DTensor](05_mesh_and_dtensor.ipynb), [FSDP](06_fsdp.ipynb) and
-# [Tensor parallelism](09_tensor_parallel.ipynb). It takes 60 minutes with its three exercises, 30 without; the
-# machine works for a minute of it, in 1 GB of memory. It needs JAX, too: `make learn EXTRA=gspmd` adds it.
+# [Tensor parallelism](09_tensor_parallel.ipynb). It takes 60 minutes with its three exercises, 30 without, and
+# as long as you like with what there is to beat at the end; the machine works for a minute of it, in 1 GB of memory. It
+# needs JAX, too: `make learn EXTRA=gspmd` adds it.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -44,7 +45,7 @@ from labs import gspmd, native
 from labs.data import Batches, corpus
 from labs.dtensor import DTensor, Replicate, Shard
 from labs.dtensor.placement import Spec
-from labs.kit import check, draw, strategies
+from labs.kit import beat, check, draw, strategies
 from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.kit.virtual import on_devices, on_processes
@@ -599,6 +600,50 @@ for process, losses in enumerate(on_processes(two_steps, processes=2, devices=2)
 # | TP, forward | 2 × 2 (N − 1)/N a | exactly | exactly |
 # | TP, backward | 2 × 2 (N − 1)/N a | exactly | 5 × 2 (N − 1)/N a: one for each of q, k, v, gate and up |
 # | numbers | one process's | to rounding | to rounding |
+#
+# ## Beat it: the annotations with which XLA sends least
+#
+# Optional, and open: no answer is the last one. Two layers, tanh(x @ w) each, are trained for a step on 2 × 2 × 2
+# devices, with axes `a`, `b` and `c`. The weights are 128 × 128, and there are 64, 128 or 256 tokens. A device has room
+# for an eighth of each array, so every array is *kept* in a layout that all three axes cut. You choose that one, and
+# the layout in which the array is *used* in its product. XLA does the rest, and what a device sends is read from the
+# compiled program, forward and backward.
+#
+# **The bound**, for a layer of T × D by D × H: one of N devices makes V = TDH/N of the multiplications. With X numbers
+# of x and W of w, for Y sums, it can make no more than √(XWY) of them (Loomis and Whitney, 1949), so X W Y ≥ V². The
+# two products of the backward are like it, with gradients in place of y, of x and of w. The six numbers are least
+# together where x, w and the gradient of y, which are in two products each, have twice as many as the others: 5.67 V to
+# the power of 2/3. An Nth of each array is there. All else must come, or is a summand that must go.
+#
+# FSDP cuts all arrays along their rows, and uses weights that are whole. It scores 26.2.
+
+# %%
+from labs.kit.challenges.fewest_bytes import TOKENS, bound
+
+draw.table([{"tokens": tokens, "bytes at least": round(bound(tokens))} for tokens in TOKENS])
+
+
+# %%
+def annotate(tokens, width):
+    """Returns the layouts of the two weights, and of the three activations: x, what is between
+    the layers, and what comes out.
+
+    For each array a pair: as it is kept, and as it is used.  A layout says which axes cut dim 0,
+    and which dim 1: ("ab", "c"); whole is ("", "").  All three axes cut what is kept.
+    FSDP: [(("abc", ""), ("", ""))] * 2, [(("abc", ""), ("abc", ""))] * 3
+    """
+    ### BEGIN SOLUTION
+    dp, tp = ("a", "bc") if tokens <= width else ("ab", "c")
+    weights = [((dp, tp), ("", tp)), ((tp, dp), (tp, ""))]
+    rows = "abc", ""
+    return weights, [(rows, (dp, "")), ((dp, tp), (dp, tp)), (rows, rows)]
+    ### END SOLUTION
+
+
+beat.fewest_bytes(annotate)
+
+# %% [markdown]
+# The course takes FSDP × TP, with more devices along TP where there are few tokens.
 
 # %% [markdown]
 # **Read on**: [labs/gspmd/tracing.py](../labs/gspmd/tracing.py),

@@ -11,6 +11,7 @@
     beat.boundary(fn)              fn(x, up, down, mesh) -> y    09b: of this rank's tokens, the whole differentiable
     beat.short_schedule(fn)        fn(ranks, microbatches, costs, most)     10: -> lists of instructions
     beat.best_mesh(fn)             fn(config, batch, nodes, pieces)     11: -> axes and their sizes, outermost first
+    beat.fewest_bytes(fn)          fn(tokens, width)             13: -> layouts of weights, and of activations
     beat.five_questions(fn)        fn(setup, ask)                15: -> a layout; ask(layout) is the plan's answer
 
     ✓ slow_wire: 63.1 points of 100
@@ -26,6 +27,7 @@ from labs.kit.challenges.best_mesh import best_mesh
 from labs.kit.challenges.boundary import boundary
 from labs.kit.challenges.cheap_save import cheap_save
 from labs.kit.challenges.early_start import early_start
+from labs.kit.challenges.fewest_bytes import fewest_bytes
 from labs.kit.challenges.five_questions import five_questions
 from labs.kit.challenges.hidden_disk import hidden_disk
 from labs.kit.challenges.in_time import in_time
@@ -47,5 +49,6 @@ ALL = (
     boundary,
     short_schedule,
     best_mesh,
+    fewest_bytes,
     five_questions,
 )

@@ -430,6 +430,15 @@ def best_mesh(config, batch, nodes, pieces):
     return {"pp": 2, "replicate": 2, "shard": 2} if pieces == 4 else {"shard": 4, "pp": 2}
 
 
+# ---- 13 --------------------------------------------------------------------------------------------------
+
+
+def fewest_bytes(tokens, width):
+    """In three dimensions (Agarwal et al. 1995): each axis cuts what two of x, w and y have in common."""
+    weights = [(("ba", "c"), ("b", "c")), (("ca", "b"), ("c", "b"))]
+    return weights, [(("ac", "b"), ("a", "b")), (("ab", "c"), ("a", "c")), (("ac", "b"), ("ac", "b"))]
+
+
 # ---- 15 --------------------------------------------------------------------------------------------------
 
 

@@ -363,6 +363,15 @@ def another_mesh_on_each_rank(*case):
     return {"tp": 2, "shard": 4} if dist.get_rank() else {"shard": 4, "tp": 2}
 
 
+# ---- 13 --------------------------------------------------------------------------------------------------
+
+ROWS, WHOLE = ("abc", ""), ("", "")
+
+
+def as_fsdp(tokens, width, kept=ROWS, used=WHOLE, layers=2):
+    return [(kept, used)] * layers, [(ROWS, ROWS)] * 3
+
+
 # ---- 15 --------------------------------------------------------------------------------------------------
 
 

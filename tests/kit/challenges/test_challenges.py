@@ -3,6 +3,7 @@
 What a judge says here is what a learner's notebook says: each answer runs in the same jobs.
 """
 
+import functools
 import importlib
 import json
 import re
@@ -15,12 +16,13 @@ from labs.kit import beat, progress
 from labs.kit.challenges import fair, scores
 from labs.kit.challenges.challenge import Challenge, Judged
 from labs.kit.checks.answer import Wrong
+from tests.extras import need_jax
 from tests.kit.challenges import better, poor
 from tools.notebooks import ROOT
 
-slow_wire, early_start, short_schedule, best_mesh = (
+slow_wire, early_start, short_schedule, best_mesh, fewest_bytes = (
     importlib.import_module(f"labs.kit.challenges.{name}")
-    for name in ("slow_wire", "early_start", "short_schedule", "best_mesh")
+    for name in ("slow_wire", "early_start", "short_schedule", "best_mesh", "fewest_bytes")
 )
 
 
@@ -42,12 +44,15 @@ STRAIGHTFORWARD = {
     "boundary": poor.in_one_group,
     "short_schedule": poor.zero_bubble,
     "best_mesh": poor.as_in_the_notebook,
+    "fewest_bytes": poor.as_fsdp,
     "five_questions": poor.fully_sharded,
 }
 
 
 @pytest.mark.parametrize("challenge", beat.ALL, ids=lambda each: each.name)
 def test_there_is_room_below_the_courses_own_answer_and_above_it(challenge):
+    if challenge is beat.fewest_bytes:
+        need_jax()
     assert said(challenge(STRAIGHTFORWARD[challenge.name])) == challenge.floor < challenge.course
     assert said(challenge(getattr(better, challenge.name))) == challenge.possible > challenge.course
 
@@ -173,6 +178,21 @@ def test_what_scores_nothing_says_why(monkeypatch, name, fn):
 def test_a_mesh_that_cannot_be_is_refused(axes, why):
     with pytest.raises(ValueError, match=why):
         best_mesh.require_mesh(axes, best_mesh.CASES["few tokens"])
+
+
+@pytest.mark.parametrize(
+    "given, why",
+    [
+        ({"kept": ("ab", "")}, "more than 1/8 of the array"),
+        ({"used": ("a", "a")}, "an axis is one of a, b, c, and cuts one dim, once"),
+        ({"used": ("d", "")}, "an axis is one of a, b, c"),
+        ({"used": "abc"}, "'abc' is no layout"),
+        ({"layers": 3}, "2 pairs of layouts are needed, and 3"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused(given, why):
+    with pytest.raises(ValueError, match=why):
+        fewest_bytes.on_a_rank(functools.partial(poor.as_fsdp, **given))
 
 
 def test_what_is_patched_in_the_notebook_scores_nothing(monkeypatch):
