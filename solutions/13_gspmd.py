@@ -628,8 +628,8 @@ def annotate(tokens, width):
     """Returns the layouts of the two weights, and of the three activations: x, what is between
     the layers, and what comes out.
 
-    For each array a pair: as it is kept, and as it is used.  A layout says which axes cut dim 0,
-    and which dim 1: ("ab", "c"); whole is ("", "").  All three axes cut what is kept.
+    For each array a pair: as it is kept, and as it is used.  A layout says which axes cut dim
+    0, and which dim 1: ("ab", "c"); whole is ("", "").  All three axes cut what is kept.
     FSDP: [(("abc", ""), ("", ""))] * 2, [(("abc", ""), ("abc", ""))] * 3
     """
     ### BEGIN SOLUTION
