@@ -67,7 +67,7 @@ def on_a_rank(fn: Function, batches: list[Any]) -> list[list[float]]:
         whole = dict.fromkeys(AXES, 1) | axes
         order = (*(axis for axis in AXES if axis not in axes), *axes)
         mesh, stages = Mesh(tuple(whole[axis] for axis in order), order), whole["pp"]
-        lists = pp.one_f_one_b(stages, 4 if stages > 1 else 1)
+        lists = pp.one_f_one_b(stages, stages)
         parallel = Parallel(pp.cut(GPT(case.config), stages), lists, mesh, tp.gpt_plan(case.config))
         data = mesh["replicate", "shard"]._flatten()
         mark("step")

@@ -37,14 +37,16 @@ def bound(most: float, before: int, world: Model, config: Config) -> float:
 
 
 def on_a_rank(fn: Function, scored: Model, dropping: Model) -> list[dict[str, Any]]:
-    """For each limit, what it takes, or what is wrong."""
+    """For each limit, what it takes, or what is wrong; what scores nothing ends there."""
     found = []
     for world, most in [*((scored, most) for most in MOST), (dropping, MOST[2])]:
         twice = Twice(world, lambda model, most=most: fn(model, most))
-        wrong = first_wrong(CHANGED, [("", twice)]) or first_wrong(NUMBERS, twice.steps())
-        if not wrong and world.measured:
-            wrong = twice.costs | {"least": bound(most, twice.costs["before"], world, twice.plain.config)}
-        found.append(wrong)
+        facts = first_wrong(CHANGED, [("", twice)]) or first_wrong(NUMBERS, twice.steps())
+        if not facts and world.measured:
+            facts = twice.costs | {"least": bound(most, twice.costs["before"], world, twice.plain.config)}
+        found.append(facts)
+        if "mistake" in facts or facts.get("held", 0) > most:
+            break
     return found
 
 
@@ -55,7 +57,7 @@ def judge(fn: Function) -> Judged:
         model(dropout=True, frozen=True, waiting=2),
     )
     (found,) = job(on_a_rank, fn, scored, dropping, ranks=1, record=None)
-    for most, each in zip((*MOST, "with dropout"), found, strict=True):
+    for most, each in zip((*MOST, "with dropout"), found, strict=False):
         if "mistake" in each:
             raise Wrong(f"{most}: {each['mistake']}: {each['told']}")
         if each and each["held"] > most:
