@@ -197,12 +197,19 @@ def in_turn(alone: Sequence[dict[str, float]], travel: Sequence[float]) -> float
 
 def in_pipeline(alone: Sequence[dict[str, float]], travel: Sequence[float]) -> float:
     """1F1B of a stage a rank, and as many micro-batches; a backward takes twice as long as its forward."""
-    ranks = len(alone)
-    to_itself = min(1.0, CORES / ranks)  # what its seconds would be on a core of its own
-    third = [to_itself * rank["pipeline"] / ranks / 3 for rank in alone]
-    there = travel[0] / 2
+    ranks, there = len(alone), travel[0] / 2
+    piped, whole = (undisturbed([rank[phase] for rank in alone], CORES) for phase in ("pipeline", "step"))
+    third = [each / ranks / 3 for each in piped]
     of = pp.simulate(pp.one_f_one_b(ranks, ranks), F=third, B=[2 * each for each in third], send=there)
-    return on_cores(of, CORES) + statistics.mean(rank["step"] - rank["pipeline"] for rank in alone)
+    return on_cores(of, CORES) + whole[0] - piped[0]  # the first stage's backward is the last one
+
+
+def undisturbed(taken: Sequence[float], cores: int) -> list[float]:
+    """What each of these, begun at once, and with fewer cores than they are, would take on a core of its own."""
+    ends, own = sorted(taken), [0.0]
+    for still, (since, until) in zip(range(len(ends), 0, -1), pairwise([0.0, *ends]), strict=True):
+        own.append(own[-1] + (until - since) * min(1.0, cores / still))
+    return [own[ends.index(each) + 1] for each in taken]
 
 
 def on_cores(of: pp.Simulation, cores: int) -> float:

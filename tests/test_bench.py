@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from bench.pipeline import Sleeps, bubbles
-from bench.plan import on_cores
+from bench.plan import on_cores, undisturbed
 from labs.kit.launch import run
 from labs.pp import SCHEDULES, B, Pipeline, one_f_one_b, simulate
 from labs.pp.checker import stages_of
@@ -40,6 +40,11 @@ def test_ranks_that_share_cores():
     of = simulate(one_f_one_b(4, 4), F=1, B=2, send=0.5)
     assert on_cores(of, 4) == of.time and on_cores(of, 1) >= sum(of.busy) == 48
     assert sum(of.busy) / 2 < on_cores(of, 2) < sum(of.busy)
+
+
+def test_what_ranks_that_share_cores_would_take_alone():
+    assert undisturbed([2, 2], 1) == [1, 1]
+    assert undisturbed([3, 1], 1) == [2.5, 0.5] and undisturbed([3, 1], 2) == [3, 1]
 
 
 @pytest.mark.soak
