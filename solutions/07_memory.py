@@ -33,6 +33,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.random import fork_rng
 
 # %%
 from labs import cost
@@ -51,7 +52,8 @@ a_rank = cost.per_rank(job_of_64, stage=3)
 at_the_peak = {kind: getattr(a_rank, kind) / 1e9 for kind in ("P", "S", "A", "temporary")}
 assert a_rank.peak > 40e9 and abs(sum(at_the_peak.values()) - a_rank.peak / 1e9) < 0.01
 print(", ".join(f"{kind} {size:.1f} GB" for kind, size in at_the_peak.items()))
-draw.chart({"each of 64 ranks": at_the_peak}, "GB", caption="8 billion parameters, stage 3: where the peak is")
+caption = "8 billion parameters, stage 3: where the peak is"
+draw.chart({"each of 64 ranks": at_the_peak}, "GB", caption=caption)
 
 # %% [markdown]
 # This is the highest moment of a step: forward is over, and the backward of the loss begins. There are no gradients
@@ -150,10 +152,10 @@ guess_work = 4 / 3  # your number
 # %%
 def shapes_kept(fn, *inputs):
     """The shape of each tensor that is kept for the backward of fn(*inputs)."""
-    shapes = []
-    with saved_tensors_hooks(lambda tensor: shapes.append(tuple(tensor.shape)), lambda nothing: None):
+    saved = []
+    with saved_tensors_hooks(saved.append, lambda nothing: None):
         fn(*inputs)
-    return shapes
+    return [tuple(tensor.shape) for tensor in saved]
 
 
 x, w = torch.randn(5, 4, requires_grad=True), torch.randn(4, 3, requires_grad=True)
@@ -201,7 +203,8 @@ def layer_bytes(B, T, D, H, K, F):
     E, tokens = D // H, B * T
     norm = 2 * D + 1  # x, x / rms(x); 1 / rms(x)
     side_by_side = D if H > 1 and T > 1 else 0
-    attention = D + D + 2 * K * E + D + H + side_by_side  # input; q; k, v; y; log-sum-exps; the input of o
+    # input; q; k, v; y; log-sum-exps; the input of o
+    attention = D + D + 2 * K * E + D + H + side_by_side
     return {
         "norms": 4 * tokens * 2 * norm,
         "attention": 4 * tokens * attention,
@@ -257,10 +260,15 @@ def kept(module, *inputs):
 
 
 # %%
-shape = T, D, H, K, hidden = CONFIG.context, CONFIG.dim, CONFIG.heads, CONFIG.kv_heads, CONFIG.hidden
-by_hand = layer_bytes(BATCH, *shape) if answer.ok else cost.layer_terms(cost.Job(CONFIG, BATCH), "none")
+T, D, hidden = CONFIG.context, CONFIG.dim, CONFIG.hidden
+H, K = CONFIG.heads, CONFIG.kv_heads
+courses = cost.layer_terms(cost.Job(CONFIG, BATCH), "none")
+by_hand = layer_bytes(BATCH, T, D, H, K, hidden) if answer.ok else courses
+
+# %%
 layer, x_BTD = GPT(CONFIG).layers["0"], torch.randn(BATCH, T, D, requires_grad=True)
-measured = {name: kept(layer.get_submodule(name), x_BTD) for name in ("attention_norm", "mlp_norm", "attention", "mlp")}
+names = "attention_norm", "mlp_norm", "attention", "mlp"
+measured = {name: kept(layer.get_submodule(name), x_BTD) for name in names}
 rows = {
     "two norms": (by_hand["norms"], measured["attention_norm"] + measured["mlp_norm"]),
     "attention, with rotary": (by_hand["attention"] + by_hand["rotary"], measured["attention"]),
@@ -293,7 +301,8 @@ assert ledger.agrees
 ledger
 
 # %%
-draw.table([{"kept by": name, "bytes": size, "%": round(100 * size / A, 1)} for name, size in predicted.items()])
+shares = {name: round(100 * size / A, 1) for name, size in predicted.items()}
+draw.table([{"kept by": name, "bytes": predicted[name], "%": shares[name]} for name in shares])
 
 # %% [markdown]
 # To the byte: in this small model we know where each one is. With CUDA, RMSNorm is a single kernel, and keeps D + 1
@@ -311,7 +320,8 @@ draw.table([{"kept by": name, "bytes": size, "%": round(100 * size / A, 1)} for 
 
 # %%
 def dropout(x):
-    return torch.native_dropout(x, 0.1, True)[0]  # as on a GPU: it keeps a mask of one byte per number
+    # as on a GPU: it keeps a mask of one byte per number
+    return torch.native_dropout(x, 0.1, True)[0]
 
 
 def core(q, k, v):
@@ -328,11 +338,13 @@ class Block(nn.Module):
     def __init__(self, h, a, core=core):
         super().__init__()
         self.a, self.core = a, core
-        self.norm1, self.qkv, self.out = nn.LayerNorm(h), nn.Linear(h, 3 * h), nn.Linear(h, h)
-        self.norm2, self.up, self.down = nn.LayerNorm(h), nn.Linear(h, 4 * h), nn.Linear(4 * h, h)
+        self.norm1, self.norm2 = nn.LayerNorm(h), nn.LayerNorm(h)
+        self.qkv, self.out = nn.Linear(h, 3 * h), nn.Linear(h, h)
+        self.up, self.down = nn.Linear(h, 4 * h), nn.Linear(4 * h, h)
 
     def attention(self, x):
-        q, k, v = (part.unflatten(-1, (self.a, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        parts = self.qkv(x).chunk(3, dim=-1)
+        q, k, v = (part.unflatten(-1, (self.a, -1)).transpose(1, 2) for part in parts)
         return self.out(self.core(q, k, v).transpose(1, 2).flatten(2))
 
     def forward(self, x):
@@ -387,8 +399,13 @@ def share(s, h, a):
     return round(100 * 5 * a * s / h / (34 + 5 * a * s / h))
 
 
-shapes = {"GPT-3": (2048, 12_288, 96), "Llama 3 8B, 8k tokens": (8192, 4096, 32), "the same, 128k": (131_072, 4096, 32)}
-draw.table([{"": name, "5as/h, % of all, if not fused": share(*shape)} for name, shape in shapes.items()])
+shapes = {
+    "GPT-3": (2048, 12_288, 96),
+    "Llama 3 8B, 8k tokens": (8192, 4096, 32),
+    "the same, 128k": (131_072, 4096, 32),
+}
+what = "5as/h, % of all, if not fused"
+draw.table([{"": name, what: share(*shape)} for name, shape in shapes.items()])
 
 # %% [markdown]
 # *That* is what the paper's selective recomputation is about: the table that grows with the square of the context.
@@ -434,7 +451,8 @@ def one_fused_block(s=64, b=2, h=128, a=4):
 
 
 results = run(one_fused_block, ranks=1, device="cpu", record="memory")
-ledger = draw.ledger({"fused: 34sbh + 4sba": (results[0], results.recording.held(step=0)["A"])}, within=0.01)
+found = results.recording.held(step=0)["A"]
+ledger = draw.ledger({"fused: 34sbh + 4sba": (results[0], found)}, within=0.01)
 assert ledger.agrees
 ledger
 
@@ -472,12 +490,13 @@ def checkpoint(layer, x_BTD):
     random, again, numbers = torch.get_rng_state(), [], itertools.count()
 
     def keep(tensor):
-        again.append(tensor.detach())  # without its graph, which would hold the list in turn, for ever
+        # without its graph, which would hold the list in turn, for ever
+        again.append(tensor.detach())
 
     def unpack(number):
         if not again:
             ### BEGIN SOLUTION
-            with torch.enable_grad(), torch.random.fork_rng(devices=[]), saved_tensors_hooks(keep, itself):
+            with torch.enable_grad(), fork_rng(devices=[]), saved_tensors_hooks(keep, itself):
                 torch.set_rng_state(random)
                 layer(x_BTD)
             ### END SOLUTION
@@ -538,7 +557,8 @@ def first_gradient(call):
 
 
 forgetful = partial(torchs_checkpoint, use_reentrant=False, preserve_rng_state=False)
-right, ours, wrong = (first_gradient(call) for call in (lambda layer, x: layer(x), mine, forgetful))
+calls = (lambda layer, x: layer(x)), mine, forgetful
+right, ours, wrong = map(first_gradient, calls)
 assert torch.equal(ours, right) and not torch.equal(wrong, right)
 
 # %% [markdown]
@@ -559,7 +579,8 @@ assert torch.equal(ours, right) and not torch.equal(wrong, right)
 # [labs/memory/selective.py](../labs/memory/selective.py), and changes a model in place:
 
 # %%
-print(recompute.__doc__[recompute.__doc__.index("    recompute(model") : recompute.__doc__.index("(letters")].rstrip())
+said = recompute.__doc__
+print(said[said.index("    recompute(model") : said.index("(letters")].rstrip())
 
 # %%
 from labs.memory.selective import MATMULS
@@ -603,8 +624,9 @@ assert ledger.agrees
 ledger
 
 # %%
-assert all(losses == four[0][0] for losses, _ in four)
-assert all(torch.equal(a, b) for _, after in four for a, b in zip(after, four[0][1], strict=True))
+losses, parameters = four[0]
+assert all(found == losses for found, _ in four)
+assert all(all(map(torch.equal, after, parameters)) for _, after in four)
 
 # %% [markdown]
 # The same losses and the same parameters, to the last bit, four times.
@@ -631,9 +653,8 @@ without, work = operations(nothing), {}
 for how, change in WAYS.items():
     work[how] = operations(change) / without
     print(f"{how}: {work[how]:.2f} × the operations")
-check.predict(
-    "With full recomputation, by what factor does the arithmetic of a step grow?", guess_work, round(work["full"], 2)
-)
+asked = "With full recomputation, by what factor does the arithmetic of a step grow?"
+check.predict(asked, guess_work, round(work["full"], 2))
 
 # %% [markdown]
 # Forward 1, backward 2, forward again 1: 4/3. (A little less, since the head is in no layer. "All but attention" costs
@@ -655,7 +676,8 @@ def seconds(change):
 took = {}
 for how, change in WAYS.items():
     took[how] = seconds(change)
-    print(f"{how}: {work[how]:.2f} × the operations, {took[how] / took['none']:.2f} × as long")
+    longer = took[how] / took["none"]
+    print(f"{how}: {work[how]:.2f} × the operations, {longer:.2f} × as long")
 
 # %% [markdown]
 # Selective computes no matrix product twice, and yet it takes longer. Two causes suggest themselves. Norms, silu and
@@ -714,11 +736,11 @@ for name in ("noted", "cheap"):
 # %%
 rows = []
 for how in WAYS:
-    eight, seven = (cost.Job(replace(CONFIG, depth=depth), BATCH, recompute=how) for depth in (8, 7))
+    configs = (replace(CONFIG, depth=depth) for depth in (8, 7))
+    eight, seven = (cost.Job(config, BATCH, recompute=how) for config in configs)
     layers = sum(cost.activations(eight).values()) - sum(cost.activations(seven).values())
-    rows.append(
-        {"": how, "kept, × D per token": round(layers / tokens / 4 / D, 1), "matrix products again": work[how] > 1.01}
-    )
+    row = {"": how, "kept, × D per token": round(layers / tokens / 4 / D, 1)}
+    rows.append(row | {"matrix products again": work[how] > 1.01})
 draw.table(rows)
 
 # %% [markdown]
@@ -746,7 +768,8 @@ def place_checkpoints(model):
     ### BEGIN SOLUTION
     layers = list(model.layers.values())
     for number, layer in enumerate(layers):
-        recompute.recompute([layer], keep=() if number < len(layers) // 2 else MATMULS | ATTENTION)
+        keep = () if number < len(layers) // 2 else MATMULS | ATTENTION
+        recompute.recompute([layer], keep=keep)
     ### END SOLUTION
 
 
@@ -772,7 +795,8 @@ draw.memory(job(placed, record="memory").recording, step=2)
 # %%
 MiB = 2**20
 DEEP = replace(WIDE, depth=8)
-print(f"its activations alone: {sum(cost.activations(cost.Job(DEEP, BATCH)).values()) / MiB:.0f} MiB")
+alone = sum(cost.activations(cost.Job(DEEP, BATCH)).values())
+print(f"its activations alone: {alone / MiB:.0f} MiB")
 
 
 def within(size, change):
@@ -820,8 +844,9 @@ def policy(context, op, *args, **kwargs):
 
 
 def torchs(model, **options):
+    around = partial(torchs_checkpoint, use_reentrant=False, **options)
     for layer in model.layers.values():
-        layer.forward = partial(torchs_checkpoint, layer.forward, use_reentrant=False, **options)
+        layer.forward = partial(around, layer.forward)
 
 
 contexts = partial(create_selective_checkpoint_contexts, policy)
@@ -829,13 +854,15 @@ THEIRS = {"full": torchs, "selective": partial(torchs, context_fn=contexts)}
 
 # %%
 native = run(side_by_side, *THEIRS.values(), ranks=2, device="cpu", record="memory")
-assert all(torch.equal(a, b) for _, after in native for a, b in zip(after, four[0][1], strict=True))
+assert all(all(map(torch.equal, after, parameters)) for _, after in native)
 rows = []
 for rank, how in enumerate(THEIRS):
-    ours, theirs = four.recording.held(list(WAYS).index(how), step=2), native.recording.held(rank, step=2)
-    peaks = {"peak, MiB, ours": round(ours["peak"] / 2**20, 2), "PyTorch's": round(theirs["peak"] / 2**20, 2)}
+    ours = four.recording.held(list(WAYS).index(how), step=2)["peak"] / 2**20
+    theirs = native.recording.held(rank, step=2)["peak"] / 2**20
     theirs_work = operations(THEIRS[how]) / operations(nothing)
-    rows.append({"": how, **peaks, "operations, ours, ×": round(work[how], 2), "PyTorch's, ×": round(theirs_work, 2)})
+    row = {"": how, "peak, MiB, ours": round(ours, 2), "PyTorch's": round(theirs, 2)}
+    row |= {"operations, ours, ×": round(work[how], 2), "PyTorch's, ×": round(theirs_work, 2)}
+    rows.append(row)
 draw.table(rows)
 
 # %% [markdown]
@@ -910,7 +937,8 @@ kept_selective = 11  # your number
 kept_full = 1  # your number
 
 # %%
-for how, said, due in (("none", kept_none, 20), ("selective", kept_selective, 11), ("full", kept_full, 1)):
+guesses = ("none", kept_none, 20), ("selective", kept_selective, 11), ("full", kept_full, 1)
+for how, said, due in guesses:
     print(check.predict(f"{how}, × D?", said, due))
 
 # %% [markdown]
