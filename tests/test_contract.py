@@ -153,12 +153,12 @@ def same(ours: dict[str, torch.Tensor], one: dict[str, torch.Tensor], bound: flo
     return all(torch.allclose(ours[name], p, rtol=bound, atol=bound) for name, p in one.items())
 
 
-def sent(job, strategy, name: str, ranks: int, place: int = 0) -> list[int]:
+def sent(job, strategy, name: str, ranks: int, place: int = 0) -> list[float]:
     """Bytes sent in the last step in float32, by rank; place: of the strategy in its job."""
     trainings = trainings_of(strategy)
     dtype = trainings[-1][1]
     last = (place * len(trainings) + trainings.index((name, dtype)) + 1) * STEPS - 1
-    return [job.recording.sent(rank, last) * 4 // dtype.itemsize for rank in range(ranks)]
+    return [job.recording.sent(rank, last) * 4 / dtype.itemsize for rank in range(ranks)]
 
 
 def expected(strategy, ranks: int, name: str) -> list[int]:
