@@ -4,11 +4,12 @@
 # *A model needs sixteen machines, and the wire between them is slow. What is the least that must cross it?*
 #
 # You need: [Collectives](02_collectives.ipynb), and [Memory](07_memory.ipynb) for what activations are. It takes
-# 100 minutes with its five exercises, 45 without, and as long as you like with what there is to beat; before exercise 3
+# 135 minutes with its five exercises, 65 without, and as long as you like with what there is to beat; before exercise 3
 # is a good place for a break. Then comes an optional part of 25 minutes, for which you need
 # [Tensor parallelism](09_tensor_parallel.ipynb), too. The machine works for about a minute of it, in 1 GB of memory.
 #
-# First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
+# First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it,
+# and leave out those on notebooks that you have not read.
 
 # %%
 from labs.kit import recall
@@ -160,7 +161,8 @@ draw.schedule(circle)
 # Rank r has stage r. Do the forwards in the order of the micro-batches, and the backwards, too: then gradients add up
 # in the order of one process. (The paper draws the backwards in reverse; the bubble is the same.) The check accepts no
 # other order; it tries 1 to 8 ranks and any number of micro-batches. Below it your schedule is drawn (up to the first
-# wrong instruction, if it cannot be run).
+# wrong instruction, if it cannot be run). Until you have written yours, that picture is the course's, and so it is in
+# exercises 2 and 3: write first, then look.
 
 
 # %%
@@ -380,8 +382,8 @@ draw.table(rows, caption="micro-batches alive at most (by bytes: scaled so that 
 # and so on, and then the next group. Backward takes the stages in reverse, the last one first, and the micro-batches in
 # the same order as forward. As with 1F1B, there is a warm-up, then forward and backward in turns, then the rest.
 #
-# How long must the first rank's warm-up be? Think of micro-batch 0, which goes down to the last rank and starts again,
-# and count before you look:
+# How long must the first rank's warm-up be, if messages take no time? Think of micro-batch 0, which goes down to the
+# last rank and starts again, and count on paper. The picture shows Megatron's order, which warms up for longer:
 
 # %%
 draw.schedule(pp.interleaved(4, MICRO, 2), F=0.5, B=1)  # half of the layers in each stage
@@ -390,7 +392,8 @@ draw.schedule(pp.interleaved(4, MICRO, 2), F=0.5, B=1)  # half of the layers in 
 talk["interleaved"] = try_out(pp.interleaved(4, MICRO, 2))
 
 # %% [markdown]
-# The bubble is (p − 1)/(v m). The first rank's warm-up of ten forwards is longer than it must be. Before a rank comes
+# The bubble is (p − 1)/(v m). In the picture the first rank does eleven forwards before its first backward: ten are its
+# warm-up, and one belongs to the first pair. That is more than it needs. Before a rank comes
 # to the last of its stages, a whole group has gone through each of the others: (v − 1) p forwards. From there,
 # micro-batch 0 has p − 1 − r ranks still to pass. So on paper (v − 1) p + (p − 1 − r) is enough, seven on the first
 # rank, as long as messages take no time at all. This schedule is Megatron's, which has p − 1 − r forwards more. Why,
@@ -412,7 +415,7 @@ def with_warmup(times, ranks=4, v=2):
 
 # %%
 lists = {f"{times} × (p − 1 − r)": (with_warmup(times), {"F": 0.5, "B": 1}) for times in (1, 2)}
-lists["1f1b"] = one_f_one_b(4, MICRO), {"F": 1, "B": 2}
+lists["1F1B"] = one_f_one_b(4, MICRO), {"F": 1, "B": 2}
 rows = []
 for send in (0, 0.05, 0.1, 0.2):  # a rank's forward takes 1, in one stage or in two halves
     row = {"a message takes": f"{send} of a rank's forward"}
@@ -697,9 +700,10 @@ check.obey(obey)
 # rank 0. Each of the two waits until the other rank has come to its counterpart, and then both are over. Between two
 # ranks, nothing but their order tells messages apart.
 #
-# `pp.ranks_of(lists)` is the rank of each stage. `reader(x, stages)` is the instruction that needs what `x` has made,
-# or None. The check walks through your lists for schedules of all kinds, on 1 to 8 ranks, and says where they stop;
-# then it runs one for real.
+# `pp.ranks_of(lists)` is the rank of each stage, and its length the number of stages. `reader(x, stages)`, from
+# `labs.pp.instructions`, is the instruction in the next stage that needs what `x` has made, or None; `needs(x,
+# stages)`, beside it in that file, lists what `x` itself needs. The check walks through your lists for schedules of all
+# kinds, on 1 to 8 ranks, and says where they stop; then it runs one for real.
 #
 # <details><summary>To begin with</summary>Receive right before the instruction that needs it, send right after the one
 # that has made it. Which ranks wait for each other then, in 1F1B?</details>
@@ -991,12 +995,13 @@ check.bubbles(bubbles)
 #
 # Here it is open. Eight stages, eight micro-batches, four ranks, and a limit of activations alive on each. Any stage
 # may be on any rank: it is on the one in whose list it stands. Backwards may be whole or split. In five cases stages
-# and messages take different times. Your lists are simulated, and those of the first case are run for real.
+# and messages take different times: print `costs` and `most` in your function to see them. Your lists are simulated,
+# and those of the first case are run for real.
 #
 # **The bound.** Somebody computes at least a quarter of all there is; and all micro-batches of a stage are computed by
-# one rank. No list takes less than the longer of the two: 100 points, and the score is the mean of the five. ZB1P on
-# two stages per rank keeps every limit, and scores 74.2. How close one can come, nobody knows: the search further down
-# takes one stage per rank.
+# one rank. No list takes less than the longer of the two: 100 points, and the score is the mean of the five. Zero
+# bubble (ZB-H1), with two stages per rank that count as one, keeps every limit, and scores 74.2. How close one can
+# come, nobody knows: the search further down takes one stage per rank.
 
 
 # %%
@@ -1004,7 +1009,8 @@ def shortest(ranks, microbatches, costs, most):
     """The lists of four ranks for eight stages, each on the rank that you choose.
 
     costs: what F, B, I and W take, by stage, and `send`, what a message takes to another rank.
-    most: activations alive on a rank.  pp.simulate(lists, **costs).time is judged.
+    most: activations alive on a rank at any time, as pp.alive counts them: one for each
+    micro-batch in each stage.  pp.simulate(lists, **costs).time is judged.
     You may search, for up to ten seconds in each of the five cases.
     """
     ### BEGIN SOLUTION
@@ -1072,8 +1078,9 @@ draw.table(rows, caption="P, G, S, A in MB; on paper, the time of 1 sequence and
 
 # %% [markdown]
 # The last two columns are times on paper: a stage's F takes 1 and its B 2, the model has four stages' worth of layers,
-# and messages take no time. So a sequence takes 12. DDP and FSDP give two to each rank, one
-# after the other, which takes 24; TP does a quarter of each sequence on each rank, so one takes 3 and eight take 24.
+# and messages take no time. So a sequence takes 12. DDP and FSDP give two to each rank, which takes 24 (the job takes
+# both at once, so its A is that of two sequences); TP does a quarter of each sequence on each rank, so one takes 3 and
+# eight take 24.
 #
 # PP sends the least by far, and needs no collective. It divides P, G and S almost as evenly as FSDP and TP do, and no
 # rank ever holds a layer that is not its own. Its A is the smallest here only because its micro-batches are single

@@ -83,15 +83,7 @@ def laid_out(result: Any, mesh: Mesh, prepared: Prepared, make: Make) -> Any:
 @lru_cache(maxsize=10_000)
 def prepare(op: Any, key: tuple[Any, ...], tree: TreeSpec) -> Prepared:
     specs = [leaf.spec for leaf in key if isinstance(leaf, Input)]
-    rule = rule_of(op, specs)
-    result = shape_of_result(op, key, tree)
-    likes = [like for like in tree_leaves(result) if like is not None]
-    shapes = [tuple(like.shape) for like in likes]
-    args, _ = tree_unflatten([leaf.spec if isinstance(leaf, Input) else leaf for leaf in key], tree)
-    out = shapes[0] if isinstance(result, Tensor) else shapes
-    letters = rule.letters if isinstance(rule.letters, str) else rule.letters(out, *args)
-    dtypes = {leaf.dtype for leaf in key if isinstance(leaf, Input)} | {like.dtype for like in likes}
-    linear = rule.linear if is_linear(rule, len(specs), dtypes) else ""
+    letters, linear, likes = written_out(op, key, tree)
     chosen = choose(ways(letters, linear), specs, fixed=op._schema.is_mutable)
     if chosen is None:
         first, whole = list(specs[0].placements), [Replicate()] * len(specs[0].mesh)
@@ -101,8 +93,24 @@ def prepare(op: Any, key: tuple[Any, ...], tree: TreeSpec) -> Prepared:
             f"computed from, to {whole} first"
         )
     inputs = [spec.but(way.inputs[i] for way in chosen) for i, spec in enumerate(specs)]
-    outputs = [Spec(shape, specs[0].mesh, tuple(way.outputs[i] for way in chosen)) for i, shape in enumerate(shapes)]
+    outputs = [
+        Spec(tuple(like.shape), specs[0].mesh, tuple(way.outputs[i] for way in chosen)) for i, like in enumerate(likes)
+    ]
     return Prepared(inputs, outputs, likes)
+
+
+def written_out(op: Any, key: tuple[Any, ...], tree: TreeSpec) -> tuple[str, str, list[Tensor]]:
+    """The rule for inputs of these shapes: letters, and what it is linear in; and a meta tensor for each output."""
+    specs = [leaf.spec for leaf in key if isinstance(leaf, Input)]
+    rule = rule_of(op, specs)
+    result = shape_of_result(op, key, tree)
+    likes = [like for like in tree_leaves(result) if like is not None]
+    shapes = [tuple(like.shape) for like in likes]
+    args, _ = tree_unflatten([leaf.spec if isinstance(leaf, Input) else leaf for leaf in key], tree)
+    out = shapes[0] if isinstance(result, Tensor) else shapes
+    letters = rule.letters if isinstance(rule.letters, str) else rule.letters(out, *args)
+    dtypes = {leaf.dtype for leaf in key if isinstance(leaf, Input)} | {like.dtype for like in likes}
+    return letters, rule.linear if is_linear(rule, len(specs), dtypes) else "", likes
 
 
 WAYS_OUT = {"linalg_vector_norm": "; to clip gradients, labs.clip.clip_gradients adds up what each rank has"}

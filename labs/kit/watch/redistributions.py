@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from labs.dtensor import Placement, Replicate, distribute_tensor, dtensor, operation
 from labs.dtensor.placement import Spec
 from labs.dtensor.redistribute import sent
-from labs.dtensor.rules import EXAMPLES, RULES
 from labs.mesh import Mesh
 
 ASKED, SENT = "asked for by itself", "rank 0 sends, bytes"
@@ -54,25 +53,28 @@ def laid_out(module: nn.Module, layouts: Mapping[str, Sequence[Placement]], x: T
 def watched() -> Iterator[Counter]:
     """How often each was, as items of a row, in the order of the first time."""
     moves: Counter = Counter()
-    prepare, by_rule, by_itself, now = operation.prepare, operation.redistribute, dtensor.redistribute, [""]
+    prepare, by_rule, by_itself, now = operation.prepare, operation.redistribute, dtensor.redistribute, ("", "")
 
     def prepared(op: Any, *key: Any) -> operation.Prepared:
-        now[0] = operation.name_of(op)
+        nonlocal now
+        letters, linear, _ = operation.written_out(op, *key)
+        now = operation.name_of(op), f"{letters}, linear in {linear or 'nothing'}"
         return prepare(op, *key)
 
-    def noting(move: Callable[..., Tensor], name: Callable[[], str]) -> Callable[..., Tensor]:
+    def noting(move: Callable[..., Tensor], what: Callable[[], tuple[str, str]]) -> Callable[..., Tensor]:
         def moved(local: Tensor, spec: Spec, target: Sequence[Placement], mesh: Mesh) -> Tensor:
             if spec.placements != tuple(target):
                 nbytes = local.itemsize * sent(spec, target, (0,) * mesh.ndim)
-                row = {"operation": name(), "in": phase(), "from": worded(spec.placements), "to": worded(target)}
-                moves[tuple((row | {"why": why(name()), SENT: nbytes}).items())] += 1
+                name, why = what()
+                row = {"operation": name, "in": phase(), "from": worded(spec.placements), "to": worded(target)}
+                moves[tuple((row | {"why": why, SENT: nbytes}).items())] += 1
             return move(local, spec, target, mesh)
 
         return moved
 
     operation.prepare = prepared
-    operation.redistribute = noting(by_rule, lambda: now[0])
-    dtensor.redistribute = noting(by_itself, lambda: "redistribute")
+    operation.redistribute = noting(by_rule, lambda: now)
+    dtensor.redistribute = noting(by_itself, lambda: ("redistribute", ASKED))
     try:
         yield moves
     finally:
@@ -81,15 +83,6 @@ def watched() -> Iterator[Counter]:
 
 def phase() -> str:
     return "forward" if torch._C._current_graph_task_id() == -1 else "backward"
-
-
-def why(name: str) -> str:
-    """The rule, as `print(RULES)` has it."""
-    if name not in RULES:
-        return ASKED
-    rule = RULES[name]
-    letters = rule.letters if isinstance(rule.letters, str) else EXAMPLES[rule.letters]
-    return f"{letters}, linear in {rule.linear or 'nothing'}"
 
 
 def worded(placements: Sequence[Placement]) -> str:
