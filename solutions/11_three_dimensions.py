@@ -5,7 +5,7 @@
 # training?*
 #
 # You need: [Mesh and DTensor](05_mesh_and_dtensor.ipynb), [FSDP](06_fsdp.ipynb),
-# [Tensor parallelism](09_tensor_parallel.ipynb) and [Pipeline](10_pipeline.ipynb). It takes 60 minutes with its
+# [Tensor parallelism](09_tensor_parallel.ipynb) and [Pipeline](10_pipeline.ipynb). It takes 80 minutes with its
 # five exercises, 25 without, 10 more for an optional part, and as long as you like with what there is to beat; the
 # machine works for half a minute of it, in 2 GB of memory.
 #
@@ -103,8 +103,8 @@ draw.nodes(EIGHT, node=4, rank=5)
 # ### Exercise 1: what is my part?
 #
 # Which layers, which sequences of the batch, which heads, and which piece of the state are a rank's own? The first
-# three are divided evenly, in blocks, in the order of the ranks. A piece is only a number, from 0 on. Budget: no
-# messages.
+# three are divided evenly, in blocks, in the order of the ranks. The piece is a number, from 0 on, and replicas have
+# the same one. Budget: no messages.
 
 
 # %%
@@ -113,7 +113,7 @@ def my_part(sizes, rank, layers, sequences, heads):
 
     {"layers": (first, end), "sequences": (first, end), "heads": (first, end), "piece": number}
     end: one past the last, as in range
-    sizes: of pp, replicate, shard and tp; ranks are numbered row by row
+    sizes: a tuple, of pp, replicate, shard and tp; ranks are numbered row by row
     layers, sequences, heads: how many there are; each is divisible by the number of parts
     """
     ### BEGIN SOLUTION
@@ -444,7 +444,8 @@ def mesh_norm(gradients, mesh):
 check.mesh_norm(mesh_norm)
 
 # %% [markdown]
-# How wrong is it otherwise? Here are the two mistakes on our eight ranks, as a multiple of the right norm:
+# How wrong is it otherwise? Here is what each rank finds alone, and what all find together if copies count, as
+# multiples of the right norm:
 
 
 # %%
@@ -492,7 +493,7 @@ print(f"copies count, too: {wrong[0][1]:.2f}")
 def wrong_by(sizes, microbatches):
     """{"A": …, "B": …, "C": …}: what comes out, × what is due.
 
-    sizes: of pp, replicate, shard and tp
+    sizes: a tuple, of pp, replicate, shard and tp
     """
     ### BEGIN SOLUTION
     pp, replicate, shard, _ = sizes
@@ -660,7 +661,11 @@ beat.best_mesh(mesh_for)
 
 # %% [markdown]
 # The course shards inside a node. Between nodes it has replicas where there is room, and stages elsewhere; it never
-# compares them, and never splits a matrix. Why is that dear here, even inside a node?
+# compares them, and never splits a matrix. Why is it dear to split one, even inside a node, where a pipeline crosses
+# the nodes?
+#
+# <details><summary>Answer</summary>All ranks along tp have the whole x, and each of them sends it to the next
+# stage: with tp 2 it leaves the node twice.</details>
 #
 # Here the notebook ends. **What follows is optional**: the four nodes of the beginning, and a script.
 #
@@ -734,16 +739,16 @@ for name, config in {"70B": LLAMA, "GPT-4 class": GPT4_CLASS}.items():
         sends = {"pp": along_pp(here, plans), "shard": along_data(here), "tp": along_tp(here, True)}
         sizes_held = {"P, G, S": held.P + held.G + held.S, "peak": held.peak}
         numbers = sizes_held | {f"sends along {axis}": sent for axis, (sent, *_) in sends.items()}
-        rows.append({"rank 0 of 32": f"{name}, {layout}"} | {key: f"{n / 1e9:,.0f} GB" for key, n in numbers.items()})
+        rows.append({"rank 0 of 32": f"{name}, {layout}"} | {key: f"{n / 1e9:,.1f} GB" for key, n in numbers.items()})
 draw.table(rows)
 
 # %% [markdown]
-# * **70B.** Its state fits in each of them. What leaves a node? With 32 shards one ring passes through all nodes:
-#   547 GB. With TP 8 × shards 4 there are eight rings, one for each part: 8 × 53 GB. With PP 4 × TP 8 it is 8 × 0.5 GB,
-#   but there is a bubble. At the peak none of them fits as it is here; with 16-bit numbers and some recomputing,
-#   TP 8 × shards 4 does (notebook 15 shows it).
-# * **GPT-4 class.** P, G and S alone are 346 GB, on a GPU of 80 GB, however 32 GPUs are used. More GPUs help, or memory
-#   outside them (notebook 07b).
+# * **70B.** Its state fits in each of them. What leaves a node? With 32 shards one ring passes through all nodes: 547
+# GB, in float32, gathered once and reduced once; the 3 × 137 GB of the beginning are 16 bits, gathered twice. With TP 8
+# × shards 4 there are eight rings, one for each part: 8 × 53 GB. With PP 4 × TP 8 it is 8 × 0.5 GB, but there is a
+# bubble. At the peak none of them fits as it is here; with 16-bit numbers and some recomputing, TP 8 × shards 4 does
+# (notebook 15 shows it). * **GPT-4 class.** P, G and S alone are 346 GB, on a GPU of 80 GB, however 32 GPUs are used.
+# More GPUs help, or memory outside them (notebook 07b).
 #
 # ## Optional: a way out
 #

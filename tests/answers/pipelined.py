@@ -37,7 +37,25 @@ def scanned(stage, own, x):
     return lax.psum(jnp.where(me == stages - 1, made[stages - 1 :], 0), "pp")
 
 
-@answers.right(blind=True)
+def spoil(mistake, words):
+    answers.spoil(in_a_loop, mistake, words)
+
+
+spoil("nobody hands anything on", {"me == 0": "me >= 0"})
+spoil("the first ticks are taken for results", {"made[stages - 1 :]": "made[: len(x)]"})
+spoil("the first ticks are taken for results", {"made[stages - 1 :]": "made"})
+spoil("it ends too soon", {"range(len(x) + stages - 1)": "range(len(x))"})
+spoil("it ends too soon", {"len(x) + stages - 1": "len(x) + min(len(x), stages) - 1"})
+spoil("", {"len(x) + stages - 1": "len(x) + 3", "stages - 1 :": "3 :"})
+spoil("", {"(one, one + 1)": "(one + 1, one)"})
+spoil("", {"me == 0": "me != 0"})
+spoil("", {"(one, one + 1)": "(one, one + 2)"})
+spoil("", {"min(tick, len(x) - 1)": "0"})
+spoil("nothing is returned", {"return jnp": "jnp"})
+spoil("a different kind of answer", {"return jnp.stack(made[stages - 1 :])": "return made[-1]"})
+
+
+@answers.wrong("one micro-batch after the other", blind=True)
 def one_micro_batch_after_the_other(stage, own, x):
     import jax.numpy as jnp
     from jax import lax
@@ -53,23 +71,7 @@ def one_micro_batch_after_the_other(stage, own, x):
     return jnp.stack(done)
 
 
-def spoil(mistake, words):
-    answers.spoil(in_a_loop, mistake, words)
-
-
-spoil("nobody hands anything on", {"me == 0": "me >= 0"})
-spoil("the first ticks are taken for results", {"made[stages - 1 :]": "made[: len(x)]"})
-spoil("the first ticks are taken for results", {"made[stages - 1 :]": "made"})
-spoil("it ends too soon", {"range(len(x) + stages - 1)": "range(len(x))"})
-spoil("", {"(one, one + 1)": "(one + 1, one)"})
-spoil("", {"me == 0": "me != 0"})
-spoil("", {"(one, one + 1)": "(one, one + 2)"})
-spoil("", {"min(tick, len(x) - 1)": "0"})
-spoil("nothing is returned", {"return jnp": "jnp"})
-spoil("a different kind of answer", {"return jnp.stack(made[stages - 1 :])": "return made[-1]"})
-
-
-@answers.wrong("weights travel, and not activations")
+@answers.wrong("more is gathered than a stage needs")
 def no_pipeline(stage, own, x):
     from jax import lax
 

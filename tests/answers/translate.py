@@ -60,7 +60,7 @@ def says_more(reshard_after_forward, param_dtype, reduce_dtype, offload, max_nor
         "gradient_accumulation_steps": accumulation,
         "gradient_clipping": max_norm or 0.0,
         **({"bfloat16": {"enabled": True}} if param_dtype == torch.bfloat16 else {}),
-        **({"communication_data_type": "fp32"} if reduce_dtype != param_dtype else {}),
+        **({"communication_data_type": NUMBERS[reduce_dtype]} if reduce_dtype != param_dtype else {}),
     }
 
 
@@ -89,6 +89,8 @@ spoil("", {"0 if reshard": "10**9 if reshard", "else 10**9": "else 0"})
 DTYPE = '"communication_data_type": "bf16" if reduce_dtype == torch.bfloat16 else "fp32",'
 spoil("gradients travel in another dtype", {DTYPE: ""})
 spoil("gradients travel in another dtype", {DTYPE: '"communication_data_type": "fp32",'})
+IF_FLOAT32 = '**({"communication_data_type": "fp32"} if reduce_dtype == torch.float32 else {}),'
+spoil("gradients travel in another dtype", {DTYPE: IF_FLOAT32})
 ALL = '"zero_optimization": zero'
 WARM = '{"type": "WarmupLR", "params": {"warmup_max_lr": 0.1}}'
 spoil("another training", {ALL: f'{ALL}, "scheduler": {WARM}'})

@@ -427,7 +427,7 @@ def best_mesh(config, batch, nodes, pieces):
     cut, gradients = batch * config.context * config.dim, numbers(config)
     if nodes == 2:
         return {"pp": 2, "shard": 4} if cut < gradients else {"replicate": 2, "shard": 4}
-    return {"pp": 2, "replicate": 2, "shard": 2} if pieces == 4 else {"shard": 4, "pp": 2}
+    return {"pp": 2, "replicate": 2, "shard": 2} if pieces == 4 else {"shard": 2, "pp": 4}
 
 
 # ---- 13 --------------------------------------------------------------------------------------------------

@@ -186,7 +186,7 @@ def translate(fn: Callable[..., Any], seed: int) -> str:
     norm = draw.choice((0.2, 0.3, 0.4))
     cases = [
         Settings(True, F32, F32, False, None, 2, 1),
-        Settings(False, F32, F32, False, norm, 1, 3),
+        Settings(False, F32, BF16, False, norm, 1, 3),
         Settings(True, BF16, F32, True, norm, 3, 2),
         Settings(False, BF16, BF16, False, None, 1, 1),
     ]

@@ -19,8 +19,9 @@ from labs.kit.checks.answer import Mistake, Wrong, answered, refuse, show
 from labs.kit.checks.launching import job
 from labs.xla.hlo import Collective
 
-N, MICROBATCHES = 4, 5
-COMPILING = 60.0  # s: three programs, on a machine that may have other work
+N = 4
+PIPELINES = ((4, 5), (3, 2))  # stages and micro-batches: more of the one, and of the other
+COMPILING = 60.0  # s: five programs, on a machine that may have other work
 Arrays = dict[str, np.ndarray]
 
 
@@ -28,7 +29,8 @@ Arrays = dict[str, np.ndarray]
 class Run:
     """By name: found, what it gave; due; own: what would be due of each part alone.
 
-    sent: the collectives of the compiled program; weights: bytes; at_once: micro-batches in one call of a stage.
+    sent: the collectives of the compiled program; weights: bytes; at_once: micro-batches in one call of a stage;
+    stages, microbatches: of a pipeline; each: bytes of a micro-batch.
     """
 
     found: Any
@@ -37,6 +39,13 @@ class Run:
     own: Sequence[Arrays] = ()
     weights: int = 0
     at_once: int = 1
+    stages: int = N
+    microbatches: int = 0
+    each: int = 0
+
+    def __len__(self) -> int:
+        """What comes out of a pipeline, in micro-batches."""
+        return len(self.found["what comes out"])
 
     def is_due(self, times: float = 1.0) -> bool:
         return self.is_like({name: times * value for name, value in self.due.items()})
@@ -62,10 +71,10 @@ class Run:
         return ""
 
 
-def on_virtual_devices(script: Callable[..., Run | str], fn: Callable[..., Any], seed: int) -> Run:
+def on_virtual_devices(script: Callable[..., Run | str], fn: Callable[..., Any], *given: int, devices: int = N) -> Run:
     if told := virtual.missing():
         raise Wrong(told, "Has it been added to the course's own Python?")
-    run = job(virtual.with_devices, N, script, (fn, seed), {}, ranks=1, timeout=COMPILING)[0]
+    run = job(virtual.with_devices, devices, script, (fn, *given), {}, ranks=1, timeout=COMPILING)[0]
     if isinstance(run, str):
         mistake = "nothing is returned" if run == "None" else "a different kind of answer"
         raise Wrong(f"it returns {run}", "What does the docstring say is returned?", mistake)
@@ -165,7 +174,7 @@ def sharded_gradients(fn: Callable[..., Any], seed: int) -> str:
 # ---- a pipeline ------------------------------------------------------------------------------------------
 
 
-def in_stages(fn: Callable[..., Any], seed: int) -> Run | str:
+def in_stages(fn: Callable[..., Any], seed: int, stages: int, microbatches: int) -> Run | str:
     """On a rank: what the last stage made of each micro-batch, and the gradients of all stages' weights."""
     import jax
     import jax.numpy as jnp
@@ -175,8 +184,8 @@ def in_stages(fn: Callable[..., Any], seed: int) -> Run | str:
     from labs.xla.hlo import collectives
 
     numbers = np.random.default_rng(seed)
-    weights = numbers.normal(size=(N, 6, 6)).astype("float32")
-    x, asked = numbers.normal(size=(2, MICROBATCHES, 2, 6)).astype("float32")
+    weights = numbers.normal(size=(stages, 6, 6)).astype("float32")
+    x, asked = numbers.normal(size=(2, microbatches, 2, 6)).astype("float32")
 
     def stage(own: Any, x: Any) -> Any:
         return jnp.tanh(x @ own) + 0.5
@@ -187,15 +196,14 @@ def in_stages(fn: Callable[..., Any], seed: int) -> Run | str:
             raise OfAnotherKind(show(made))
         return made
 
-    run = jax.shard_map(
-        mapped, mesh=mesh_of({"pp": N}), in_specs=(PartitionSpec("pp"), PartitionSpec()), out_specs=PartitionSpec("pp")
-    )
+    by_stage = PartitionSpec("pp")
+    run = jax.shard_map(mapped, mesh=mesh_of({"pp": stages}), in_specs=(by_stage, PartitionSpec()), out_specs=by_stage)
 
     def last(weights: Any) -> Any:
         return of_the_last(run(weights, x))
 
     def of_the_last(made: Any) -> Any:
-        return made[-(len(made) // N) :]
+        return made[-(len(made) // stages) :]
 
     def in_turn(weights: Any) -> Any:
         made = x
@@ -204,7 +212,7 @@ def in_stages(fn: Callable[..., Any], seed: int) -> Run | str:
         return made
 
     def both(forward: Callable[..., Any], made: Any) -> Arrays:
-        size = min(len(made), MICROBATCHES)
+        size = min(len(made), microbatches)
         back = jax.jit(jax.grad(lambda w: (forward(w)[:size] * asked[:size]).sum()))(weights)
         return {"what comes out": np.asarray(made), "the gradient of the weights": np.asarray(back)}
 
@@ -216,7 +224,7 @@ def in_stages(fn: Callable[..., Any], seed: int) -> Run | str:
     made = np.asarray(compiled(*jax.device_put((weights, x), compiled.input_shardings[0])))
     fresh = [{"what comes out": np.asarray(one)} for one in stage(weights[-1], x)]
     found, due, sent = both(last, of_the_last(made)), both(in_turn, in_turn(weights)), collectives(compiled.as_text())
-    return Run(found, due, sent, fresh, at_once=at_once)
+    return Run(found, due, sent, fresh, 0, at_once, stages, microbatches, x[0].nbytes)
 
 
 def most_at_once(text: str) -> int:
@@ -238,17 +246,22 @@ def comes_out(run: Run, due: np.ndarray, at: int = 0) -> str:
 
 # fmt: off
 PIPED = (
-    Mistake("nobody hands anything on", "Where does the second stage get what the first one made?",
+    Mistake("nobody hands anything on",
+            "Where does the second stage get what the first one made, and which stage takes the fresh ones?",
             of_fresh_ones_alone),
-    Mistake("weights travel, and not activations", "What stays where it is in a pipeline, and what moves?",
+    Mistake("more is gathered than a stage needs", "What stays where it is in a pipeline, and who needs what moves?",
             lambda run: run.bytes_of("all-gather") and
             f"a device sends {run.bytes_of('all-gather')} bytes to gather, where each stage has its own"),
     Mistake("the whole batch at once", "While the first stage computes all of it, what do the others do?",
             lambda run: run.at_once > 1 and f"a stage makes, or hands on, {run.at_once} micro-batches at a time"),
+    Mistake("one micro-batch after the other", "What does the first stage do while the second one computes?",
+            lambda run: run.bytes_of("collective-permute") > (run.microbatches + run.stages - 1) * run.each and
+            f"a device hands on {run.bytes_of('collective-permute')} bytes, in micro-batches of {run.each}: more than "
+            "M + N - 1 of them"),
     Mistake("the first ticks are taken for results", "In which tick does the first micro-batch leave the last stage?",
-            lambda run: comes_out(run, run.due["what comes out"][: len(run.found["what comes out"]) - N + 1], N - 1)),
+            lambda run: comes_out(run, run.due["what comes out"][: len(run) - run.stages + 1], run.stages - 1)),
     Mistake("it ends too soon", "How many ticks does the last micro-batch need, after the first one has begun?",
-            lambda run: len(run.found["what comes out"]) < MICROBATCHES and run.told),
+            lambda run: len(run) < run.microbatches and run.told),
     Mistake("", "", lambda run: run.told),
 )
 # fmt: on
@@ -257,6 +270,8 @@ PIPED = (
 @answered
 def pipelined(fn: Callable[..., Any], seed: int) -> str:
     """`fn(stage, own, x) -> y`, on each device of the axis "pp"; y of the last one counts."""
-    run = on_virtual_devices(in_stages, fn, seed)
-    refuse(PIPED, run, f"{MICROBATCHES} micro-batches, {N} stages: ", "Which micro-batch is at which stage in a tick?")
-    return f"right on {N} stages, and so is the way back, which JAX has made of it"
+    for stages, microbatches in PIPELINES:
+        run = on_virtual_devices(in_stages, fn, seed, stages, microbatches, devices=stages)
+        where = f"{microbatches} micro-batches, {stages} stages: "
+        refuse(PIPED, run, where, "Which micro-batch is at which stage in a tick?")
+    return "right on 4 stages, and on 3 with fewer micro-batches; so is the way back, which JAX has made of it"
