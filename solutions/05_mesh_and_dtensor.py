@@ -803,9 +803,9 @@ def stops(spec, target):
 
     spec: a Spec of shape (24, 16) on 2 × 2 × 2 ranks; spec.but(placements) is another layout of
     it.
-    From stop to stop it goes by plan(spec, placements).  What the rank at a coordinate then sends
-    is sent(spec, placements, coordinate), in elements; it raises RuntimeError where no move leads,
-    as from Shard to Partial.  All twelve together may take two minutes.
+    From stop to stop it goes by plan(spec, placements).  What the rank at a coordinate then
+    sends is sent(spec, placements, coordinate), in elements; it raises RuntimeError where no
+    move leads, as from Shard to Partial.  All twelve together may take two minutes.
     """
     ### BEGIN SOLUTION
     now = spec.placements
