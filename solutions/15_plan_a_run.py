@@ -443,9 +443,9 @@ draw.table(rows)
 # - *All of them* wants a large batch, too. With 64 sequences on 512 GPUs there are no micro-batches for a pipeline; the
 #   plan even lets tp leave the node, for the first time, and says what that costs.
 #
-# The row on latency is notebook 09b's. Now try the plan yourself. Its own bar is always the shortest: when is plain data
-# parallelism as quick, when FSDP, and when a pipeline? A sequence has the model's own context here, 8,192 tokens for
-# Llama 3; the scenarios below have 4,096, so their steps take about half as long.
+# The row on latency is notebook 09b's. Now try the plan yourself. Its own bar is always the shortest: when is plain
+# data parallelism as quick, when FSDP, and when a pipeline? A sequence has the model's own context here, 8,192 tokens
+# for Llama 3; the scenarios below have 4,096, so their steps take about half as long.
 
 # %%
 play.planner()
