@@ -622,6 +622,7 @@ def written_by(writer, disk, step, mine):
         disk.remove(f"step {step - 1}, rank {rank}")
 
 
+# %%
 def by_the_first(disk, step, mine, tensors, memo):
     writer = {name: ranks[0] for name, (rows, ranks) in tensors.items()}
     written_by(writer, disk, step, mine)
