@@ -55,7 +55,7 @@ def chance() -> torch.Generator:
 
 def replaced() -> str:
     """The first name of the course, of PyTorch's communication or of the clock that is not theirs; "" for none."""
-    return next((name for name, value in names() if not at_home(value)), "")
+    return next((".".join(name) for *name, value in names() if not at_home(value)), "")
 
 
 def altered() -> str:
@@ -68,13 +68,14 @@ def altered() -> str:
     return ""
 
 
-def names() -> Iterator[tuple[str, Any]]:
+def names() -> Iterator[tuple[Any, ...]]:
+    """(module, name, value), and (module, class, name, value)."""
     for module_name, module in sorted(sys.modules.items()):
         if module_name in GUARDED or module_name.startswith(("labs.", "torch.distributed.")):
             for name, value in list(vars(module).items()):
-                yield f"{module_name}.{name}", value
+                yield module_name, name, value
                 if type(value) is type and value.__module__ == module_name:
-                    yield from ((f"{module_name}.{name}.{inner}", each) for inner, each in list(vars(value).items()))
+                    yield from ((module_name, name, inner, each) for inner, each in list(vars(value).items()))
 
 
 def at_home(value: Any) -> bool:
