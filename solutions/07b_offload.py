@@ -650,9 +650,9 @@ for (what, said), due in zip(guesses.items(), (12, 2, 2, 12), strict=True):
 # be on the disk in the end. `measured(instructions, given)` says how long the two steps take, and how many bytes are
 # held at most.
 #
-# **The bound.** All is computed; the first layer gets its gradient last, so its update comes after each backward, and
-# its write after the second. And the disk reads and writes each state once; and once more those which find no room
-# where one step ends and the next begins. No two steps take less than the longer of the two: 100 points, in each of
+# **The bound.** Everything has to be computed; the first layer gets its gradient last, so its update comes after each
+# backward, and its write after the second. And the disk reads and writes each state once, and once more each that finds
+# no room in memory from one step to the next. Two steps take at least the longer of the two: 100 points, in each of
 # five models. Read, update and write, one layer after the other, scores 51.6 in their mean. Your lists are also
 # obeyed, and the numbers on the disk must be those of a training in memory.
 
@@ -703,7 +703,7 @@ def disk_disappears(nbytes, forward, update, budget, latency, bandwidth):
 beat.hidden_disk(disk_disappears)
 
 # %% [markdown]
-# The course's own reads all layers equally far ahead, and writes each after its update.
+# The course's answer reads all layers equally far ahead, and writes each after its update.
 #
 # <details><summary>Where is there room?</summary>
 #

@@ -591,8 +591,8 @@ FOLDER.cleanup()
 # Here it is open, and not counted in the minutes above. Four ranks hold a state of 48 kB, and save it eight times. Each
 # tensor is on all ranks, on two, or on one; some are frozen, and of sixteen experts only four change between two saves.
 # A rank writes 8 MB/s. Each flush, of a file or of the names, takes it 0.5 ms, as long as 4 kB. `disk.meet()` waits for
-# all ranks, and takes no time of its own; but from one meeting to the next, all wait for the slowest rank. Counted is
-# what eight saves take, in five states.
+# all ranks, and takes no time of its own; but from one meeting to the next, all wait for the slowest rank. What
+# counts is how long eight saves take, in five states.
 #
 # The power may fail at any moment, as in exercise 2, and between two meetings nothing says which rank comes first. The
 # file `index` says where each piece is: `{("tensor 0", 0): "some file", …}`, the rows of this tensor from row 0 on.
@@ -652,7 +652,7 @@ def saved_cheaply(disk, step, mine, tensors, memo):
 beat.cheap_save(saved_cheaply)
 
 # %% [markdown]
-# The course's own gives each tensor, the largest first, to the rank that has least to write, and always writes all.
+# The course's answer gives each tensor, the largest first, to the rank that has least to write, and always writes all.
 #
 # <details><summary>Where is there room?</summary>
 #
