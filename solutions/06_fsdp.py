@@ -92,13 +92,17 @@ from labs.mesh import Mesh
 
 
 def pieces():
-    torch.manual_seed(0)  # on every rank: fully_shard compares, and refuses replicas that differ
+    torch.manual_seed(0)  # on every rank: fully_shard refuses replicas that differ
     weight = fully_shard(nn.Linear(3, 5), mesh=Mesh((dist.get_world_size(),), ("dp",))).weight
-    return str(weight.placements), str(tuple(weight.shape)), str(tuple(weight.to_local().shape))
+    return {
+        "rank": dist.get_rank(),
+        "placements": str(weight.placements),
+        "shape": str(tuple(weight.shape)),
+        "local shape": str(tuple(weight.to_local().shape)),
+    }
 
 
-columns = ("placements", "shape", "local shape")
-draw.table([{"rank": r} | dict(zip(columns, seen, strict=True)) for r, seen in enumerate(on_cpu(pieces, ranks=4))])
+draw.table(on_cpu(pieces, ranks=4))
 
 # %% [markdown]
 # The last rank has none of it. An empty shard is legal: this rank joins every collective and brings only padding. The
@@ -170,7 +174,8 @@ from labs.kit.ranks.link import Link
 
 SIDE, wire = 256, Link(nodes=2, bandwidth="350 Mbit/s")
 a_layer = 4 * SIDE**2  # bytes
-print(f"the gather of a layer: {1000 * wire.seconds('all_gather', a_layer / 2, ranks=2):.1f} ms at least")
+gather = wire.seconds("all_gather", a_layer / 2, ranks=2)
+print(f"the gather of a layer: {1000 * gather:.1f} ms at least")
 
 
 def six_layers():
@@ -285,11 +290,13 @@ def ahead(number, layers):
 
 AHEAD = (0, 1, 2, 5)
 talk = {n: timed(partial(ahead, n)).recording for n in AHEAD}
-held = {n: on_cpu(pretend, partial(ahead, n), 3, ranks=2, record="memory").recording for n in AHEAD}
+weighed = partial(on_cpu, pretend, steps=3, ranks=2, record="memory")
+held = {n: weighed(partial(ahead, n)).recording for n in AHEAD}
 
 # %%
 quiet = {n: quietest(each) for n, each in talk.items()}
-draw.timeline(comb, talk[1], step=(quietest(comb), quiet[1]), names=("stage 3", "one layer ahead"))
+names = ("stage 3", "one layer ahead")
+draw.timeline(comb, talk[1], step=(quietest(comb), quiet[1]), names=names)
 
 # %% [markdown]
 # For each job, the figure shows the step in which rank 0 waited least. The narrow phase at the end is the optimizer's;
@@ -300,8 +307,11 @@ jobs = {"stage 3": comb} | {f"fully_shard, {n} ahead": talk[n] for n in AHEAD}
 least = {name: waited(each, quietest(each)) for name, each in jobs.items()}
 if least["fully_shard, 1 ahead"] >= least["stage 3"]:
     print("Something else keeps this machine busy: run the jobs again when it is quiet.")
-times = {name: f"{ms:.0f} ms, {ms / least['stage 3']:.2f} × as long as stage 3" for name, ms in least.items()}
-draw.table([{"": name, "how long rank 0 waited in that step": times[name]} for name in jobs])
+rows = []
+for name, ms in least.items():
+    times = f"{ms:.0f} ms, {ms / least['stage 3']:.2f} × as long as stage 3"
+    rows.append({"": name, "how long rank 0 waited in that step": times})
+draw.table(rows)
 
 # %% [markdown]
 # With none ahead, the gradients of a layer travel while the one before it computes, but every gather begins only when
@@ -325,8 +335,11 @@ def in_flight(recording, phase):
     return round(most / a_layer, 1)
 
 
-phases = {n: {phase: in_flight(held[n], phase) for phase in ("forward", "backward")} for n in AHEAD}
-draw.table([{"layers ahead": n} | phases[n] for n in AHEAD], caption="most in flight at once, in layers")
+rows = []
+for n, each in held.items():
+    most = {phase: in_flight(each, phase) for phase in ("forward", "backward")}
+    rows.append({"layers ahead": n} | most)
+draw.table(rows, caption="most in flight at once, in layers")
 
 # %% [markdown]
 # Forward needs room for two layers even with none ahead: as a layer arrives, it is there twice for a moment, in the
@@ -387,7 +400,8 @@ check.hsdp_gradient(hsdp_gradient)
 # %%
 def two_replicas(average, steps=5):
     """Parameters after a few steps, and whether this rank's loss has fallen."""
-    mesh, w, losses = Mesh((2, 1), ("replicate", "shard")), torch.zeros(4, requires_grad=True), []
+    mesh, losses = Mesh((2, 1), ("replicate", "shard")), []
+    w = torch.zeros(4, requires_grad=True)
     x = torch.arange(4.0) + dist.get_rank()  # each rank has its own data
     for _ in range(steps):
         losses.append((x @ w - 1).square())
@@ -397,12 +411,14 @@ def two_replicas(average, steps=5):
     return w.tolist(), losses[0].item() > losses[-1].item()
 
 
+# %%
 def as_it_was(gradient, mesh):
     return reduce_scatter(gradient, mesh.get_group("shard")) / mesh.size("shard")
 
 
 (one, falls), (other, falls_too) = on_cpu(two_replicas, as_it_was, ranks=2)
-print(f"the loss falls on both ranks: {falls and falls_too}; they have the same parameters: {one == other}")
+both = falls and falls_too
+print(f"the loss falls on both ranks: {both}; they have the same parameters: {one == other}")
 
 # %% [markdown]
 # The loss falls on both ranks, so nothing looks wrong: the gradient was averaged over the shard group, which is one
@@ -426,7 +442,7 @@ def fully(shape, parts, model, reshard=True, **options):
     for part in parts(model):
         fully_shard(part, mesh=mesh, reshard_after_forward=reshard, **options)
     fully_shard(model, mesh=mesh, **options)
-    optimizer = adamw(trainable(model))  # after fully_shard: the model's parameters are shards now
+    optimizer = adamw(trainable(model))  # after fully_shard: the parameters are shards now
     return Training(partial(backward, model), optimizer, trainable(model), partial(full, model))
 
 
@@ -451,7 +467,8 @@ def train(apply, build=float32, steps=3, micro_batches=1, keep=False):
     return losses, {name: p.detach() for name, p in training.full().items()} if keep else {}
 
 
-job = partial(on_cpu, train)
+on_four = partial(on_cpu, ranks=4)
+job = partial(on_four, train)
 FSDP = partial(fully, (4,), by_layer)
 
 # %% [markdown]
@@ -469,7 +486,7 @@ def yours(model):
     return FSDP(model)
 
 
-mine, courses = job(yours, ranks=4), job(FSDP, ranks=4)
+mine, courses = job(yours), job(FSDP)
 assert [losses for losses, _ in mine] == [losses for losses, _ in courses]
 print("with exercise 1, if it passed, in the course's place: the same losses, to the last bit")
 
@@ -499,15 +516,29 @@ def float64():
     return GPT(CONFIG).double()
 
 
-def all_of(names):
-    return {name: train(partial(setting, name), float64, keep=True)[1] for name in names}
+def as_in_the_table(name, model):
+    """The training of a model as the table's row of this name sets it up."""
+    return strategies.set_up(strategies.ROWS[name], model)[0]
 
 
-alone = partial(strategies.set_up, strategies.ROWS["one device"])
-[(_, expected)] = on_cpu(train, lambda model: alone(model)[0], float64, micro_batches=4, keep=True, ranks=1)
-trained = on_cpu(all_of, list(SETTINGS), ranks=4)[0]
-off = {name: max((p - expected[key]).abs().max() for key, p in trained[name].items()) for name in SETTINGS}
-draw.table([{"": name, "within 1e-12 of one process": bool(off[name] < 1e-12)} for name in SETTINGS])
+def all_of(apply, names):
+    """The parameters that each of them gives."""
+    return {name: train(partial(apply, name), float64, keep=True)[1] for name in names}
+
+
+alone = partial(as_in_the_table, "one device")
+[(_, expected)] = on_cpu(train, alone, float64, micro_batches=4, keep=True, ranks=1)
+
+
+# %%
+def as_alone(parameters):
+    """Whether they are those of one process, to within 1e-12."""
+    return all((p - expected[key]).abs().max() < 1e-12 for key, p in parameters.items())
+
+
+found = on_four(all_of, setting, list(SETTINGS))[0]
+rows = [{"": name, "within 1e-12 of one process": as_alone(found[name])} for name in SETTINGS]
+draw.table(rows)
 
 # %% [markdown]
 # ## Measure: bytes
@@ -539,35 +570,38 @@ def in_turn(ways, micro_batches):
 def ledgers(ways, micro_batches=1):
     """For each: what rank 0 sends in its second step, in how many collectives, and what it
     holds in a steady one."""
-    talk = on_cpu(in_turn, ways, micro_batches, ranks=4, record="communication", tell="all: sent").recording
+    talk = on_four(in_turn, ways, micro_batches, record="communication", tell="all: sent")
     found = {}
     for number, (name, apply) in enumerate(ways.items()):
-        sent = [event.sent for event in talk.select(rank=0, step=2 * number + 1) if event.sent]
-        watched = job(apply, micro_batches=micro_batches, ranks=4, record="memory", tell=f"{name}: held").recording
-        found[name] = {"sent": sum(sent), "collectives": len(sent)} | watched.steady(rank=0)
+        events = talk.recording.select(rank=0, step=2 * number + 1)
+        sent = [event.sent for event in events if event.sent]
+        watched = job(apply, micro_batches=micro_batches, record="memory", tell=f"{name}: held")
+        held = watched.recording.steady(rank=0)
+        found[name] = {"sent": sum(sent), "collectives": len(sent)} | held
     return found
 
 
-def as_in_the_table(name, model):
-    """The training of a model as the table's row of this name sets it up."""
-    return strategies.set_up(strategies.ROWS[name], model)[0]
+# %%
+ways = {name: partial(setting, name) for name in SETTINGS}
+ours = ledgers(ways | {"stage 3": partial(as_in_the_table, "zero-3")})
+on_paper = cost.Job(CONFIG, batch=1, ranks=4)
+predicted = {"stage 3": cost.zero(on_paper, stage=3)}
+for name, ((replicas, _), reshard) in SETTINGS.items():
+    predicted[name] = cost.fsdp(on_paper, reshard, replicas)
 
 
 # %%
-ours = ledgers({name: partial(setting, name) for name in SETTINGS} | {"stage 3": partial(as_in_the_table, "zero-3")})
-on_paper = cost.Job(CONFIG, batch=1, ranks=4)
-predicted = {name: cost.fsdp(on_paper, reshard, replicas) for name, ((replicas, _), reshard) in SETTINGS.items()}
-predicted["stage 3"] = cost.zero(on_paper, stage=3)
-
-
 def beside(name, kind):
     """What the formula says and what was measured, in bytes."""
-    return predicted[name].sent if kind == "sent" else getattr(predicted[name].held, kind), ours[name][kind]
+    formula = predicted[name]
+    said = formula.sent if kind == "sent" else getattr(formula.held, kind)
+    return said, ours[name][kind]
 
 
 exact = [beside(name, kind) for name in ours for kind in ("sent", "P", "G", "S", "comm")]
 assert all(said == measured for said, measured in exact)
-draw.ledger({f"{name}: {kind}": beside(name, kind) for name in ours for kind in ("sent", "peak")}, within=0.05)
+rows = {f"{name}: {kind}": beside(name, kind) for name in ours for kind in ("sent", "peak")}
+draw.ledger(rows, within=0.05)
 
 # %% [markdown]
 # Formula and measurement agree to the byte; only the peaks differ a little. Now the same as bars. P, G and S are held
@@ -581,7 +615,7 @@ def bars(found):
     shown = {}
     for name, each in found.items():
         shown[f"{name}: held"] = {kind: each[kind] for kind in ("P", "G", "S", "comm")}
-        shown["sent" + " " * len(shown)] = {"comm": each["sent"]}  # a name of its own for each bar
+        shown["sent" + " " * len(shown)] = {"comm": each["sent"]}  # each bar has its own name
     return draw.bars(shown)
 
 
@@ -591,9 +625,10 @@ bars(ours)
 layer, whole = 4 * sum(sizes[1:10]), 4 * sum(sizes)  # bytes, in float32
 root = whole - 4 * layer
 worth = (ours["FULL_SHARD"]["comm"] - root) // layer
-one_buffer = guess_layers == worth - 1  # as in PyTorch's, which is measured at the end
-why = "PyTorch's, which reduces from one buffer." if one_buffer else "Ours, whose reduce-scatter has two buffers."
-check.predict("How many layers' worth, besides the root?", guess_layers, worth - one_buffer, reason=why)
+due, why = worth, "Ours, whose reduce-scatter has two buffers."
+if guess_layers == worth - 1:  # as in PyTorch's, which is measured at the end
+    due, why = worth - 1, "PyTorch's, which reduces from one buffer."
+check.predict("How many layers' worth, besides the root?", guess_layers, due, reason=why)
 
 # %% [markdown]
 # ![Backward, while layer 3 computes. Held are: layer 3; its gradient; layer 2, which is on its way; and the gradient of
@@ -626,7 +661,10 @@ def in_comm(depth, reshard):
 
 
 ways = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}
-rows = [{"layers": n} | {name: in_comm(n, reshard) for name, reshard in ways.items()} for n in (4, 16, 80)]
+rows = []
+for depth in (4, 16, 80):
+    percent = {name: in_comm(depth, reshard) for name, reshard in ways.items()}
+    rows.append({"layers": depth} | percent)
 draw.table(rows, caption="comm, in % of the model, by the formula")
 
 # %% [markdown]
@@ -650,13 +688,14 @@ def by_size(model, least=30_000):
 
 WRAPS = {"root only": lambda model: (), "by size": by_size}
 wrapped = ledgers({name: partial(fully, (4,), parts) for name, parts in WRAPS.items()})
-wrapped = {"root only": wrapped["root only"], "each layer": ours["FULL_SHARD"], "by size": wrapped["by size"]}
+wrapped["each layer"] = ours["FULL_SHARD"]
 assert wrapped["root only"]["peak"] > wrapped["each layer"]["peak"] > wrapped["by size"]["peak"]
-bars(wrapped)
+bars({name: wrapped[name] for name in ("root only", "each layer", "by size")})
 
 # %%
 models = wrapped["root only"]["comm"] / whole
-check.predict("All at once: how many times the model?", guess_models, models, reason="Parameters, and gradients.")
+why = "Parameters, and gradients."
+check.predict("All at once: how many times the model?", guess_models, models, reason=why)
 
 # %% [markdown]
 # P, G and S are the same in all three: *at rest* they are equally sharded. With the root only, nothing can overlap. In
@@ -683,25 +722,31 @@ def torchs(name, model):
     for layer in model.layers.values():
         fsdp.fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
     fsdp.fully_shard(model, mesh=mesh)
-    return Training(partial(backward, model), adamw(trainable(model)), trainable(model), partial(full, model))
+    optimizer = adamw(trainable(model))
+    return Training(partial(backward, model), optimizer, trainable(model), partial(full, model))
 
 
 names = [name for name in SETTINGS if name != "NO_SHARD"]
-kept = on_cpu(lambda: {n: train(partial(torchs, n), float64, keep=True)[1] for n in names}, ranks=4)[0]
-assert all((p - expected[key]).abs().max() < 1e-12 for n in names for key, p in kept[n].items())
+assert all(as_alone(parameters) for parameters in on_four(all_of, torchs, names)[0].values())
 print(f"PyTorch's {', '.join(names)}: within 1e-12 of one process")
 
 
 # %%
+def in_models(value):
+    """Bytes as a multiple of the model's, in float32; words as they are."""
+    return value if isinstance(value, str) else round(value / whole, 2)
+
+
 def table(found):
-    """The same in multiples of the model's bytes, in float32."""
+    """The ledgers, in multiples of the model."""
     kinds, rows = ("sent", "P", "G", "S", "comm", "peak"), []
     for name, each in found.items():
-        times = {k: each[k] if isinstance(each[k], str) else round(each[k] / whole, 2) for k in kinds}
+        times = {kind: in_models(each[kind]) for kind in kinds}
         rows.append({"× the model": name} | times | {"collectives": each["collectives"]})
     return draw.table(rows)
 
 
+# %%
 theirs = ledgers({name: partial(torchs, name) for name in names})
 same = ("sent", "collectives", "P", "G", "S")
 assert all(theirs[name][kind] == ours[name][kind] for name in names for kind in same)
@@ -808,18 +853,24 @@ check.held_and_sent(held_and_sent)
 # %%
 from labs.kit.challenges.in_time import STEPS, measured
 
-draw.table([{"": name, "kB, by layer": " ".join(str(n // 1000) for n in given.nbytes), "budget": given.budget // 1000,
-             "forward, ms": " ".join(f"{1000 * each:.0f}" for each in given.forward)}
-            for name, given in STEPS.items()])  # fmt: skip
+rows = []
+for name, given in STEPS.items():
+    row = {"": name, "kB, by layer": " ".join(str(n // 1000) for n in given.nbytes)}
+    row["budget"] = given.budget // 1000
+    row["forward, ms"] = " ".join(f"{1000 * each:.0f}" for each in given.forward)
+    rows.append(row)
+draw.table(rows)
 
 
 # %%
 def alike(depth, ahead, kept):
     """Each layer is gathered so many uses ahead; so many of the last ones stay for backward."""
-    uses = [("forward", i) for i in range(depth)] + [("backward", i) for i in reversed(range(depth))]
+    uses = [("forward", i) for i in range(depth)]
+    uses += [("backward", i) for i in reversed(range(depth))]
     found, here = [], set()
     for n, (what, layer) in enumerate(uses):
-        soon = [i for i in dict.fromkeys(i for _, i in uses[n : n + 1 + ahead]) if i not in here]
+        needed = dict.fromkeys(i for _, i in uses[n : n + 1 + ahead])  # each once, in order
+        soon = [i for i in needed if i not in here]
         found += [("gather", i) for i in soon] + [(what, layer)]
         here.update(soon)
         if what == "backward" or layer < depth - kept:
@@ -828,6 +879,7 @@ def alike(depth, ahead, kept):
     return found
 
 
+# %%
 for each in alike(depth=2, ahead=1, kept=1):
     print(*each)
 
@@ -843,7 +895,8 @@ def gathered_in_time(nbytes, forward, backward, budget, latency, bandwidth):
     """
     ### BEGIN SOLUTION
     given = nbytes, forward, backward, budget, latency, bandwidth
-    tried = [alike(len(nbytes), ahead, kept) for ahead in range(4) for kept in range(len(nbytes))]
+    depth = len(nbytes)
+    tried = [alike(depth, ahead, kept) for ahead in range(4) for kept in range(depth)]
     fitting = [each for each in tried if measured(each, given)[1] <= budget]
     return min(fitting, key=lambda each: measured(each, given)[0])
     ### END SOLUTION
@@ -898,7 +951,8 @@ def last_only(model):
 
     def every(x, y, micro_batches):
         losses = []
-        for number, pair in enumerate(zip(x.chunk(micro_batches), y.chunk(micro_batches), strict=True)):
+        pairs = zip(x.chunk(micro_batches), y.chunk(micro_batches), strict=True)
+        for number, pair in enumerate(pairs):
             model.set_requires_gradient_sync(number == micro_batches - 1)
             losses += training.backward(*pair, 1)
         return losses
@@ -940,18 +994,21 @@ def on_the_wire(shard, replicate):
         for ranks in shard:
             gather = slow.seconds("all_gather", size / len(ranks), 4, ranks)
             seconds += gathers * gather + slow.seconds("all_to_all", size, 4, ranks)
-        seconds += sum(slow.seconds("all_reduce", size / len(shard[0]), 4, ranks) for ranks in replicate)
+        for ranks in replicate:
+            seconds += slow.seconds("all_reduce", size / len(shard[0]), 4, ranks)
     return seconds
 
 
 # %%
 rows = []
 for name, layout in LAYOUTS.items():
-    recording = job(partial(setting, name), ranks=4, link=slow, record="communication", tell=name).recording
-    leaves = recording.across(0, 2) + recording.across(1, 2)  # all that leaves node 0
-    felt = min(span.end - span.start for span in recording.step_spans(0)[1:])
-    seconds = {"wire busy, at least": f"{on_the_wire(*layout):.2f} s", "a step took": f"{felt:.2f} s"}
-    rows.append({"": name, "leaves a node, bytes": leaves, "× the model": round(leaves / whole, 2), **seconds})
+    seen = job(partial(setting, name), link=slow, record="communication", tell=name).recording
+    leaves = seen.across(0, 2) + seen.across(1, 2)  # all that leaves node 0
+    felt = min(span.end - span.start for span in seen.step_spans(0)[1:])
+    row = {"": name, "leaves a node, bytes": leaves, "× the model": round(leaves / whole, 2)}
+    row["wire busy, at least"] = f"{on_the_wire(*layout):.2f} s"
+    row["a step took"] = f"{felt:.2f} s"
+    rows.append(row)
 draw.table(rows)
 
 # %% [markdown]

@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from labs import cost
 from labs.data import Batches, corpus
 from labs.kit import beat, check, draw, play, strategies
-from labs.kit.checks.tensor.border import courses_reduce as reduce  # exercise 1 of the last notebook
+from labs.kit.checks.tensor.border import courses_reduce as reduce  # exercise 1 of notebook 09
 from labs.kit.launch import run
 from labs.kit.ranks.link import Link
 from labs.kit.record import mark
@@ -43,7 +43,8 @@ from labs.kit.record import mark
 from labs.model import PRESETS
 
 llama = 4 * PRESETS["llama3-405b"].vocab * 8192 / 1e9
-print(f"for a sequence of Llama 3, {llama:.1f} GB of logits in float32; an eighth of them is {llama / 8:.2f} GB")
+print(f"for a sequence of Llama 3: {llama:.1f} GB of logits in float32")
+print(f"an eighth of them: {llama / 8:.2f} GB")
 
 # %% [markdown]
 # ## Picture
@@ -94,8 +95,9 @@ def split_loss(logits, targets, first, group=None):
     logits: [tokens, v], this rank's part of the vocabulary, which begins at `first`; v may be 0
     targets: [tokens], of the whole vocabulary, on every rank
     """
-    here = (targets >= first) & (targets < first + logits.shape[1])  # the targets in this rank's part
-    column = (targets - first).where(here, logits.shape[1])  # for the other targets, a column behind the last one
+    v = logits.shape[1]
+    here = (targets >= first) & (targets < first + v)  # the targets in this rank's part
+    column = (targets - first).where(here, v)  # for the other targets, one behind the last
     logits = F.pad(logits, (0, 1), value=-torch.inf)  # that column, so there is always one
     ### BEGIN SOLUTION
     highest = logits.detach().amax(1)
@@ -146,8 +148,9 @@ def in_turn(ways, batches=batches, build=float32, keep=0):
     `keep` steps."""
     kept = {}
     for name, way in ways.items():
-        parts = range(way.parts(dist.get_world_size()))
-        own = [[tuple(each.chunk(len(parts))[n] for each in batch) for batch in batches] for n in parts]
+        parts = way.parts(dist.get_world_size())
+        cut = [(x.chunk(parts), y.chunk(parts)) for x, y in batches]
+        own = [[(x[n], y[n]) for x, y in cut] for n in range(parts)]
         kept[name] = strategies.train(way, build, own, keep=keep)[1]
     return kept
 
@@ -156,8 +159,9 @@ def in_turn(ways, batches=batches, build=float32, keep=0):
 def recorded(ways, batches=batches):
     """Of rank 0 in its second step: bytes sent, collectives, and those made while the optimizer
     steps."""
-    seen = on_cpu(in_turn, ways, batches, ranks=4, record="communication", tell="what is sent").recording
-    began, found = [span.start for span in seen.spans if (span.rank, span.name) == (0, "optimizer")], {}
+    job = on_cpu(in_turn, ways, batches, ranks=4, record="communication", tell="what is sent")
+    seen, found = job.recording, {}
+    began = [span.start for span in seen.spans if (span.rank, span.name) == (0, "optimizer")]
     for second, name in zip(range(1, 2 * len(ways), 2), ways, strict=True):
         late = sum(event.start > began[second] for event in seen.select(0, second))
         counts = {"sent": seen.sent(0, second), "collectives": seen.counts(0, second).total()}
@@ -172,7 +176,8 @@ talk = recorded({"logits gathered": strategies.by_plan(plan)})
 # %%
 on_paper = cost.Job(CONFIG, batch=SEQUENCES, ranks=4)
 more = (talk["logits gathered"]["sent"] - cost.tp(on_paper).sent) / (SEQUENCES * CONFIG.context)
-assert more == cost.all_gather(CONFIG.vocab, 4).elements * 4 - 3 * 4 * 2 * 3 / 4  # V gathered, 3 all-reduced
+gathered = cost.all_gather(CONFIG.vocab, 4).elements * 4
+assert more == gathered - 3 * 4 * 2 * 3 / 4  # three numbers are all-reduced
 reason = "3/4 of 256 numbers are gathered; 3 numbers are all-reduced, at 2 × 3/4 of each."
 check.predict("Bytes more for each token?", guess_more, more, unit="bytes", reason=reason)
 
@@ -300,7 +305,8 @@ play.tensor_parallel()
 # measured; PyTorch's is measured here, with sequence parallelism:
 
 # %%
-NATIVE = {"PyTorch's": replace(strategies.ROWS["torch-tp-sp"], axes=lambda ranks: {"tp": ranks})}
+row = replace(strategies.ROWS["torch-tp-sp"], axes=lambda ranks: {"tp": ranks})
+NATIVE, ALONE = {"PyTorch's": row}, {"one device": strategies.ROWS["one device"]}
 
 
 def float64():
@@ -312,17 +318,23 @@ def off(kept):
     return max((p - expected["one device"][key]).abs().max() for key, p in kept.items())
 
 
-[expected] = on_cpu(in_turn, {"one device": strategies.ROWS["one device"]}, build=float64, keep=2, ranks=1)
+[expected] = on_cpu(in_turn, ALONE, build=float64, keep=2, ranks=1)
 [kept] = on_cpu(in_turn, NATIVE, build=float64, keep=2, ranks=4, tell="numbers")[0].values()
 print(f"within 1e-12 of one process: {bool(off(kept) < 1e-12)}")
 
 # %%
-[theirs], ours = recorded(NATIVE).values(), cost.tp(on_paper, sequence_parallel=True)
-theirs |= on_cpu(in_turn, NATIVE, ranks=4, record="memory", tell="what is held").recording.steady(0)
-mine = {"sent": ours.sent, "collectives": sum(ours.collectives.values()), "in the optimizer": 0} | vars(ours.held)
-assert all(mine[kind] == theirs[kind] for kind in "PS")
+[theirs] = recorded(NATIVE).values()
+job = on_cpu(in_turn, NATIVE, ranks=4, record="memory", tell="what is held")
+theirs |= job.recording.steady(0)
+
+said = cost.tp(on_paper, sequence_parallel=True)
+ours = {"sent": said.sent, "collectives": sum(said.collectives.values()), "in the optimizer": 0}
+ours |= vars(said.held)
+assert all(ours[kind] == theirs[kind] for kind in "PS")
+
 shown = ("sent", "collectives", "in the optimizer", *"PGSA")
-rows = [{"": whose, **{kind: each[kind] for kind in shown}} for whose, each in (("ours", mine), ("PyTorch's", theirs))]
+both = {"ours": ours, "PyTorch's": theirs}
+rows = [{"": whose} | {kind: each[kind] for kind in shown} for whose, each in both.items()]
 draw.table(rows, caption="bytes, rank 0")
 
 # %% [markdown]
@@ -358,24 +370,28 @@ def two_axes(model, mesh):
 
 
 def of_axes(*names):  # outermost first
-    return replace(strategies.ROWS["fsdp-tp"], apply=two_axes, axes=lambda ranks: dict.fromkeys(names, 2))
+    row = strategies.ROWS["fsdp-tp"]
+    return replace(row, apply=two_axes, axes=lambda ranks: dict.fromkeys(names, 2))
 
 
 # %%
 nodes, many = Link(nodes=2, bandwidth="1 Gbit/s"), Batches(corpus().tokens, 16, CONFIG.context)
+two = [many[0], many[1]]
 AXES = {" × ".join(names): of_axes(*names) for names in (("dp", "tp"), ("tp", "dp"))}
 kept = on_cpu(in_turn, AXES, build=float64, keep=2, ranks=4, tell="numbers")[0]
-seen = on_cpu(in_turn, AXES, [many[0], many[1]], ranks=4, record="communication", link=nodes, tell="bytes").recording
+job = on_cpu(in_turn, AXES, two, ranks=4, record="communication", link=nodes, tell="bytes")
+seen = job.recording
 
 # %%
-half = cost.fsdp_tp(cost.Job(CONFIG, batch=8, ranks=4), sequence_parallel=True)  # a TP group reads 8 sequences
+half = cost.Job(CONFIG, batch=8, ranks=4)  # of the 16 sequences, a TP group reads 8
+due = cost.fsdp_tp(half, sequence_parallel=True).sent
 rows = []
 for second, name in zip((1, 3), AXES, strict=True):
     leaves = seen.across(0, second) + seen.across(1, second)
-    assert seen.sent(0, second) == half.sent
-    numbers = {"within 1e-12 of one process": bool(off(kept[name]) < 1e-12), "sent by rank 0": half.sent}
-    rows.append({"": name, **numbers, "leaves a node": leaves})
-draw.table(rows, caption="the last axis is made of neighbours; bytes of a step with 16 sequences")
+    assert seen.sent(0, second) == due
+    row = {"": name, "within 1e-12 of one process": bool(off(kept[name]) < 1e-12)}
+    rows.append(row | {"sent by rank 0": due, "leaves a node": leaves})
+draw.table(rows, caption="the last axis is made of neighbours; bytes in a step of 16 sequences")
 
 # %% [markdown]
 # Both orders give the right numbers, and send what the formulas of TP and FSDP say (`cost.fsdp_tp`). With `tp` last,
@@ -415,7 +431,9 @@ def split(config):
 def answer():
     """12 tokens, twice: the likeliest one at each step, and one drawn at random."""
     model = split(CHAT)
-    return [generate(model, prompt, 12, temperature, seed=1).tolist() for temperature in (0.0, 0.8)]
+    likeliest = generate(model, prompt, 12, temperature=0.0)
+    drawn = generate(model, prompt, 12, temperature=0.8, seed=1)
+    return likeliest.tolist(), drawn.tolist()
 
 
 # %%
@@ -433,8 +451,14 @@ def milliseconds(tokens=16):
     return min(times[1:])  # the first one is the prompt
 
 
-found = {n: on_cpu(lambda: (answer(), milliseconds()), ranks=n, tell="tokens")[0] for n in (1, 2, 4)}
-print(f"the same tokens on 1, 2 and 4 ranks: {all(tokens == found[1][0] for tokens, _ in found.values())}")
+# %%
+def tokens_and_time():
+    return answer(), milliseconds()
+
+
+found = {n: on_cpu(tokens_and_time, ranks=n, tell="tokens")[0] for n in (1, 2, 4)}
+same = all(tokens == found[1][0] for tokens, _ in found.values())
+print(f"the same tokens on 1, 2 and 4 ranks: {same}")
 
 # %% [markdown]
 # And how long does a token take? With pencil and paper (`cost.token_seconds`) it has three parts: reading the weights;
@@ -444,15 +468,20 @@ print(f"the same tokens on 1, 2 and 4 ranks: {all(tokens == found[1][0] for toke
 # %%
 slow = Link(nodes=2, bandwidth="100 Mbit/s", latency=2e-3)
 on_slow = on_cpu(milliseconds, ranks=2, link=slow, record="communication", tell="a slow wire")
-as_class = cost.LinkClass(begin=0, latency=2e-3, bandwidth=100e6 / 8, algorithms=(cost.ring_seconds,))
-token, calls = cost.token_seconds(CHAT, 2, as_class, itemsize=4), on_slow.recording.counts(0, 5).total()
-rows = {"a token: sent": (4 * cost.token_sent(CHAT, 2).elements, on_slow.recording.sent(0, 5))}
-ledger = draw.ledger(rows | {"a token: collectives": (2 * CHAT.depth + 2, calls, "")}, within=0)
+seen, ring = on_slow.recording, (cost.ring_seconds,)
+as_class = cost.LinkClass(begin=0, latency=2e-3, bandwidth=100e6 / 8, algorithms=ring)
+token = cost.token_seconds(CHAT, 2, as_class, itemsize=4)
+rows = {
+    "a token: sent": (4 * cost.token_sent(CHAT, 2).elements, seen.sent(0, 5)),
+    "a token: collectives": (2 * CHAT.depth + 2, seen.counts(0, 5).total(), ""),
+}
+ledger = draw.ledger(rows, within=0)
 assert ledger.agrees
 ledger
 
 # %%
-print(f"the slow wire, at least: {1000 * token.messages:.0f} ms for messages, {1000 * token.bytes:.1f} ms for bytes")
+messages, data = 1000 * token.messages, 1000 * token.bytes
+print(f"the slow wire, at least: {messages:.0f} ms for messages, {data:.1f} ms for bytes")
 took = {f"{n} rank{'s' * (n > 1)}, this machine": each for n, (_, each) in found.items()}
 took["2 ranks, the slow wire"] = on_slow[0]
 draw.table([{"": name, "a token took": f"{each:.1f} ms"} for name, each in took.items()])
@@ -469,8 +498,8 @@ draw.table([{"": name, "a token took": f"{each:.1f} ms"} for name, each in took.
 
 # %%
 llama3 = PRESETS["llama3-8b"]
-SIZES = {"1.1B": replace(llama3, vocab=32_000, dim=2048, depth=22, kv_heads=4, hidden=5632), "8B": llama3}
-SIZES["70B"] = PRESETS["llama3-70b"]
+small = replace(llama3, vocab=32_000, dim=2048, depth=22, kv_heads=4, hidden=5632)
+SIZES = {"1.1B": small, "8B": llama3, "70B": PRESETS["llama3-70b"]}
 
 
 def in_ms(config, ranks, link):
@@ -483,9 +512,12 @@ def in_ms(config, ranks, link):
 rows = []
 for size, config in SIZES.items():
     for name, link in cost.LINK_CLASSES.items():
+        row = {"": f"{size}, {name}"}
+        row |= {f"on {n}": in_ms(config, n, link) for n in (1, 2, 4, 8)}
         on_8 = cost.token_seconds(config, 8, link)
-        parts = {"on 8: messages": round(1e3 * on_8.messages, 2), "on 8: bytes": round(1e3 * on_8.bytes, 2)}
-        rows.append({"": f"{size}, {name}"} | {f"on {n}": in_ms(config, n, link) for n in (1, 2, 4, 8)} | parts)
+        row["on 8: messages"] = round(1e3 * on_8.messages, 2)
+        row["on 8: bytes"] = round(1e3 * on_8.bytes, 2)
+        rows.append(row)
 draw.table(rows, caption="a token on 1 to 8 ranks, in ms; –: does not fit")
 
 # %% [markdown]
@@ -536,15 +568,16 @@ def in_chunks(x, up, down, mesh):
     return linear_scatter(hidden.relu(), down, mesh)
 
 
-# %%
 TOKENS, WIDTH, PAIRS = 128, 256, {"one after the other": whole, "in chunks": in_chunks}
 
 
+# %%
 def both(times=12):
     """Run each of the two several times; whether they give the same result."""
-    torch.manual_seed(dist.get_rank())  # the ranks have different tokens, and different parts of the matrices
+    torch.manual_seed(dist.get_rank())  # different tokens, and different parts of the matrices
     mesh, results = Mesh((dist.get_world_size(),), ("tp",)), []
-    x, up, down = (torch.randn(shape) / 16 for shape in ((1, TOKENS, WIDTH), (2 * WIDTH, WIDTH), (WIDTH, 2 * WIDTH)))
+    x = torch.randn(1, TOKENS, WIDTH) / 16
+    up, down = torch.randn(2 * WIDTH, WIDTH) / 16, torch.randn(WIDTH, 2 * WIDTH) / 16
     for pair in PAIRS.values():
         for _ in range(times):
             time.sleep(0.05)  # a gap in the picture
@@ -565,7 +598,8 @@ assert all(found) and seen.sent(0, 0) == seen.sent(0, 12)
 
 def lasted(number):
     """From the first rank's start to the last one's end, in ms."""
-    return 1000 * (max(each[number].end for each in spans) - min(each[number].start for each in spans))
+    began = min(each[number].start for each in spans)
+    return 1000 * (max(each[number].end for each in spans) - began)
 
 
 quiet = [min(range(first, first + 12), key=lasted) for first in (0, 12)]
@@ -598,13 +632,14 @@ print(f"both send {seen.sent(0, 0):,} bytes; a shard travels {travels:.0f} ms")
 # meets DDP, it was measured once more:
 
 # %%
-a_part = cost.Job(CONFIG, batch=1, ranks=4)  # under data parallelism, each rank has a quarter of the batch
+a_part = cost.Job(CONFIG, batch=1, ranks=4)  # DDP, FSDP: a rank has a quarter of the batch
 talk |= recorded({"DDP": strategies.ROWS["ddp-bucketed"], "FSDP": strategies.ROWS["fsdp"]})
 
 
 def sent(length):
     """Bytes that a rank sends in a step with four sequences of this length, by strategy."""
-    on_part, on_all = (replace(job, config=replace(CONFIG, context=length)) for job in (a_part, on_paper))
+    config = replace(CONFIG, context=length)
+    on_part, on_all = replace(a_part, config=config), replace(on_paper, config=config)
     data_parallel = {"DDP": cost.ddp(on_part, "bucketed").sent, "FSDP": cost.fsdp(on_part).sent}
     return {"tokens": SEQUENCES * length} | data_parallel | {"TP": cost.tp(on_all).sent}
 
@@ -621,11 +656,13 @@ talk |= recorded(
     [tuple(part[:, :crossed] for part in batch) for batch in batches],
 )
 assert talk["at the crossing"]["sent"] == sent(crossed)["TP"]
-draw.table([sent(length) for length in (32, 64, crossed, 128, 256)], caption="bytes that each rank sends in a step")
+rows = [sent(length) for length in (32, 64, crossed, 128, 256)]
+draw.table(rows, caption="bytes that each rank sends in a step")
 
 # %%
 met = SEQUENCES * crossed / CONFIG.dim
-check.predict("Tokens, × D?", guess_tokens, met, reason="About 12 D² of a layer's gradients, 4 D for each token.")
+why = "About 12 D² of a layer's gradients, 4 D for each token."
+check.predict("Tokens, × D?", guess_tokens, met, reason=why)
 
 # %% [markdown]
 # The crossing is easy to remember. A layer has about 12 D² parameters, of which DDP all-reduces the gradients; TP
@@ -646,14 +683,17 @@ check.predict("Tokens, × D?", guess_tokens, met, reason="About 12 D² of a laye
 # The table gives the seconds on the wire for each second of computing:
 
 # %%
-R, N = cost.FLOPS, 8  # an H100 in Llama 3's training, its waiting included (arXiv 2407.21783, table 4)
-WIRES = {name: link.bandwidth for name, link in cost.LINKS.items()}  # bytes per second, each way
+# R is that of an H100 in Llama 3's training, its waiting included (arXiv 2407.21783, table 4).
+R, N = cost.FLOPS, 8
+WIRES = {name: link.bandwidth for name, link in cost.LINKS.items()}  # bytes/s, each way
 rows = []
 for name in ("llama3-8b", "llama3-405b"):
     config = PRESETS[name]
     psi = sum(cost.gpt_layers(config)[1].sizes)
-    shares = {wire: 16 * (N - 1) * config.dim / W / (6 * psi / R) for wire, W in WIRES.items()}
-    rows.append({"on 8 ranks": name, **{wire: round(share, 2) for wire, share in shares.items()}})
+    sending = 16 * (N - 1) * config.dim  # bytes, × T/N
+    computing = 6 * psi / R  # seconds, × T/N
+    shares = {wire: round(sending / W / computing, 2) for wire, W in WIRES.items()}
+    rows.append({"on 8 ranks": name} | shares)
 draw.table(rows)
 
 # %% [markdown]
@@ -776,7 +816,9 @@ draw.table(rows)
 # %%
 from labs.kit.challenges.boundary import BLOCKS, bound
 
-rows = [{"": name, **each._asdict(), "least, ms": round(1e3 * bound(each), 2)} for name, each in BLOCKS.items()]
+rows = []
+for name, block in BLOCKS.items():
+    rows.append({"": name, **block._asdict(), "least, ms": round(1e3 * bound(block), 2)})
 draw.table(rows)
 
 # %% [markdown]

@@ -45,19 +45,23 @@ from labs.parallel import AXES, Parallel
 
 # %%
 llama, gpus = PRESETS["llama3-70b"], 32
+heads, layers = llama.kv_heads, llama.depth
 parameters = sum(sum(part.sizes) for part in cost.gpt_layers(llama))
-each = {name: f"{16 * parameters / share / 1e9:,.0f} GB" for name, share in (("copied", 1), ("divided", gpus))}
-once = 2 * parameters * (gpus - 1) / gpus / 1e9  # GB that a GPU sends for all parameters, in 16 bits
+once = 2 * parameters * (gpus - 1) / gpus / 1e9  # GB a GPU sends for all of them, in 16 bits
+
+# %%
 walls = {
-    "copies (DDP)": (each["copied"], "a card has 80 GB"),
-    "shards (FSDP)": (each["divided"], f"a GPU sends 3 × {once:,.0f} GB a step, in a ring through all nodes"),
-    "parts of matrices (TP)": (
-        each["divided"],
-        f"only {llama.kv_heads} key heads; {4 * llama.depth} all-reduces a step",
-    ),
-    "some layers each (PP)": (each["divided"], f"{llama.depth} layers for {gpus} stages; a bubble of {gpus - 1}/m"),
+    "copies (DDP)": "a card has 80 GB",
+    "shards (FSDP)": f"a GPU sends 3 × {once:,.0f} GB a step, in a ring through all nodes",
+    "parts of matrices (TP)": f"only {heads} key heads; {4 * layers} all-reduces a step",
+    "some layers each (PP)": f"{layers} layers for {gpus} stages; a bubble of {gpus - 1}/m",
 }
-draw.table([{"32 of them": name, "a GPU holds": held, "its wall": wall} for name, (held, wall) in walls.items()])
+rows = []
+for name, wall in walls.items():
+    parts = 1 if name == "copies (DDP)" else gpus
+    held = f"{16 * parameters / parts / 1e9:,.0f} GB"
+    rows.append({"32 of them": name, "a GPU holds": held, "its wall": wall})
+draw.table(rows)
 
 # %% [markdown]
 # These are four *different* walls: the card, the wire between nodes, the node itself, the bubble. With eight parts of
@@ -125,8 +129,12 @@ def my_part(sizes, rank, layers, sequences, heads):
     def part(whole, parts, number):
         return whole // parts * number, whole // parts * (number + 1)
 
-    read = part(sequences, replicate * shard, r * shard + s)
-    return {"layers": part(layers, pp, p), "sequences": read, "heads": part(heads, tp, t), "piece": s}
+    return {
+        "layers": part(layers, pp, p),
+        "sequences": part(sequences, replicate * shard, r * shard + s),
+        "heads": part(heads, tp, t),
+        "piece": s,
+    }
     ### END SOLUTION
 
 
@@ -137,9 +145,11 @@ check.my_part(my_part)
 # sequence, one after the other: they must all read the same. So of the 64 ranks:
 
 # %%
-parts = Mesh((2, 2, 4, 4), AXES).mesh.permute(1, 2, 0, 3).flatten(2).flatten(0, 1)  # a row for each part of the batch
+grid = Mesh((2, 2, 4, 4), AXES).mesh
+parts = grid.permute(1, 2, 0, 3).flatten(2).flatten(0, 1)  # a row for each part of the batch
 [readers] = [ranks for ranks in parts.tolist() if 5 in ranks]
-check.predict("Ranks that read what rank 5 reads:", guess_readers, len(readers), reason=f"They are {readers}.")
+why = f"They are {readers}."
+check.predict("Ranks that read what rank 5 reads:", guess_readers, len(readers), reason=why)
 
 # %% [markdown]
 # ## Build: who averages what
@@ -242,7 +252,8 @@ def parallel_of(sizes, microbatches, config=CONFIG, order=AXES):
     mesh, stages = Mesh(tuple(of[axis] for axis in order), order), pp.cut(GPT(config), of["pp"])
     lists = pp.one_f_one_b(of["pp"], microbatches)
     part = mesh["replicate", "shard"]._flatten()
-    return Parallel(stages, lists, mesh, tp.gpt_plan(config)), slice(part.get_local_rank(), None, part.size())
+    mine = slice(part.get_local_rank(), None, part.size())
+    return Parallel(stages, lists, mesh, tp.gpt_plan(config)), mine
 
 
 # %%
@@ -275,11 +286,16 @@ def one_process(steps=2):
 [(norms_due, due)] = on_cpu(one_process, ranks=1)
 
 
+# %%
 def same_training(results):
     """Whether all norms and parameters are those of one process, but for rounding."""
-    norms = all(abs(a - b) < 1e-4 for norms, _ in results for a, b in zip(norms, norms_due, strict=True))
+    off = [abs(a - b) for norms, _ in results for a, b in zip(norms, norms_due, strict=True)]
     found = {name: p for _, parameters in results for name, p in parameters.items()}
-    return norms and found.keys() == due.keys() and all((p - due[name]).abs().max() < 1e-5 for name, p in found.items())
+    return (
+        all(each < 1e-4 for each in off)
+        and found.keys() == due.keys()
+        and all((p - due[name]).abs().max() < 1e-5 for name, p in found.items())
+    )
 
 
 # %% [markdown]
@@ -305,18 +321,20 @@ def along(recording, rank, step=1):
     return bytes_by_axis
 
 
+# %%
 def as_said(recording, sizes, microbatches=2):
     """Of each rank, in the second step: in the first one, ranks also tell each other what will
     come."""
     ranks = range(prod(sizes))
-    return all(along(recording, rank).total() == predicted(sizes, rank, microbatches).sent for rank in ranks)
+    sent = [along(recording, rank).total() for rank in ranks]
+    return sent == [predicted(sizes, rank, microbatches).sent for rank in ranks]
 
 
-# %%
 jobs = {}
 for sizes in ((2, 1, 1, 2), (2, 1, 2, 1), (1, 1, 2, 2), (2, 1, 2, 2)):
     job = jobs[sizes] = on_cpu(train, sizes, ranks=prod(sizes), record="communication")
-    words = " × ".join(f"{axis} {size}" for axis, size in zip(AXES, sizes, strict=True) if size > 1)
+    pairs = zip(AXES, sizes, strict=True)
+    words = " × ".join(f"{axis} {size}" for axis, size in pairs if size > 1)
     same, bytes_too = same_training(job), as_said(job.recording, sizes)
     print(f"{words}: one process's training: {same}; bytes as predicted: {bytes_too}")
 
@@ -331,7 +349,11 @@ for sizes in ((2, 1, 1, 2), (2, 1, 2, 1), (1, 1, 2, 2), (2, 1, 2, 2)):
 guess_factor = 1  # your number
 
 # %%
-CASES = {"batch 8, 2 micro-batches": (8, 2), "batch 8, 4 micro-batches": (8, 4), "batch 16, 4 micro-batches": (16, 4)}
+CASES = {
+    "batch 8, 2 micro-batches": (8, 2),
+    "batch 8, 4 micro-batches": (8, 4),
+    "batch 16, 4 micro-batches": (16, 4),
+}
 
 
 def steps(sizes, cases, order=AXES):
@@ -345,17 +367,19 @@ def steps(sizes, cases, order=AXES):
 
 
 # %%
-sizes = tuple(EIGHT.values())
-recording, rows = on_cpu(steps, sizes, CASES.values(), ranks=8, record="communication").recording, []
+sizes, rows = tuple(EIGHT.values()), []
+recording = on_cpu(steps, sizes, CASES.values(), ranks=8, record="communication").recording
 for number, name in enumerate(CASES):
     by_axis = along(recording, 0, 2 * number + 1)
-    rows.append({"rank 0 sends": name} | {axis: f"{by_axis[axis]:,} B" for axis in ("pp", "shard", "tp")})
-    rows[-1]["calls"] = len(recording.select(0, 2 * number + 1))
+    sends = {axis: f"{by_axis[axis]:,} B" for axis in ("pp", "shard", "tp")}
+    calls = len(recording.select(0, 2 * number + 1))
+    rows.append({"rank 0 sends": name} | sends | {"calls": calls})
 draw.table(rows)
 
 # %%
 once, twice = (along(recording, 0, step)["shard"] for step in (3, 5))
-check.predict("The bytes along shard grow by", guess_factor, twice / once, reason="They are parameters and gradients.")
+why = "They are parameters and gradients."
+check.predict("The bytes along shard grow by", guess_factor, twice / once, reason=why)
 
 # %% [markdown]
 # Along `pp` and `tp` activations travel: twice the batch, twice the bytes. Along the data's axes parameters and
@@ -384,13 +408,15 @@ def busy(first):
     return 8 * leaves / wire.bandwidth
 
 
+# %%
+job = partial(on_cpu, steps, sizes, [(8, 2)], ranks=8, link=wire, record="communication")
 rows = []
 for order in (AXES, ("replicate", "shard", "pp", "tp"), ("tp", "replicate", "shard", "pp")):
     axes = [axis for axis in order if axis != "replicate"]
     name = " × ".join(axes)
-    job = on_cpu(steps, sizes, [(8, 2)], order, ranks=8, link=wire, record="communication", tell=name)
-    leaves = sum(job.recording.across(rank, 1) for rank in range(4))
-    took = [span.end - span.start for span in job.recording.step_spans(0)]
+    seen = job(order, tell=name).recording
+    leaves = sum(seen.across(rank, 1) for rank in range(4))
+    took = [span.end - span.start for span in seen.step_spans(0)]
     rows.append({"order": name, "leaves a node": f"{leaves:,} B"})
     rows[-1] |= {"wire busy": f"{busy(axes[0]):.2f} s", "a step took": f"{took[1]:.2f} s"}
 draw.table(rows)
@@ -526,7 +552,8 @@ def three_losses(sizes, microbatches):
 # %%
 found = on_cpu(three_losses, sizes, 2, ranks=8)[0]
 [(one_loss,)] = on_cpu(lambda: (GPT(CONFIG)(*loader[0]).item(),), ranks=1)
-print({name: round(found[name] / found["right"], 3) for name in "AB"} | {"C": round(found["C"] / one_loss, 3)})
+factors = {name: found[name] / found["right"] for name in "AB"} | {"C": found["C"] / one_loss}
+print({name: round(factor, 3) for name, factor in factors.items()})
 
 # %% [markdown]
 # ## Native
@@ -539,11 +566,13 @@ print({name: round(found[name] / found["right"], 3) for name in "AB"} | {"C": ro
 # %%
 def pipeline_of(mesh, microbatches):
     """PyTorch's, and this rank's stage."""
-    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # it advises on speed
+    advice = logging.getLogger("torch.distributed.tensor._redistribute")  # on speed
+    advice.setLevel(logging.ERROR)
     model, number, ranks = GPT(CONFIG), mesh.get_local_rank("pp"), mesh.size("pp")
     stages = [stage if n == number else None for n, stage in enumerate(pp.cut(model, ranks))]
     native.parallel([stages[number]], native.device_mesh(mesh), tp.gpt_plan(CONFIG))
-    return native.pp(stages, "1f1b", microbatches, model.loss, mesh.get_group("pp")), stages[number]
+    pipeline = native.pp(stages, "1f1b", microbatches, model.loss, mesh.get_group("pp"))
+    return pipeline, stages[number]
 
 
 # %%
@@ -564,10 +593,14 @@ def pytorchs(sizes, microbatches=2):
 # %%
 sizes = tuple(EIGHT.values())
 theirs = on_cpu(pytorchs, sizes, ranks=8, record="communication")
-print("the norm of one process's gradients:", all(abs(norm - norms_due[0]) < 1e-4 for norm in theirs))
+same = all(abs(norm - norms_due[0]) < 1e-4 for norm in theirs)
+print("the norm of one process's gradients:", same)
 ours_sent, theirs_sent = along(jobs[sizes].recording, 0), along(theirs.recording, 0)
-draw.table([{"rank 0 sends along": axis, "ours": f"{ours_sent[axis]:,} B", "PyTorch's": f"{theirs_sent[axis]:,} B"}
-            for axis in ("pp", "shard", "tp")])  # fmt: skip
+rows = []
+for axis in ("pp", "shard", "tp"):
+    sent = {"ours": f"{ours_sent[axis]:,} B", "PyTorch's": f"{theirs_sent[axis]:,} B"}
+    rows.append({"rank 0 sends along": axis} | sent)
+draw.table(rows)
 
 # %% [markdown]
 # Two things go wrong in PyTorch without a word, and [labs/native](../labs/native/three_dimensions.py) guards them: a
@@ -639,9 +672,9 @@ rows = []
 for name, case in FOUR.items():
     parameters = sum(sum(part.sizes) for part in cost.gpt_layers(case.config))
     cut = case.batch * case.config.context * case.config.dim
-    asked = {"": name, "batch": case.batch, "nodes": case.nodes, "pieces": case.pieces}
-    sends = {"parameters, B": 4 * parameters, "a cut, B": 4 * cut, "leaves a node, at least, B": round(bound(case))}
-    rows.append(asked | sends)
+    row = {"": name, "batch": case.batch, "nodes": case.nodes, "pieces": case.pieces}
+    row |= {"parameters, B": 4 * parameters, "a cut, B": 4 * cut}
+    rows.append(row | {"leaves a node, at least, B": round(bound(case))})
 draw.table(rows)
 
 
@@ -653,7 +686,8 @@ def mesh_for(config, batch, nodes, pieces):
     """
     ### BEGIN SOLUTION
     inside = 8 // nodes
-    return {"replicate": nodes, "shard": inside} if pieces <= inside else {"pp": nodes, "shard": inside}
+    between = "replicate" if pieces <= inside else "pp"
+    return {between: nodes, "shard": inside}
     ### END SOLUTION
 
 
@@ -683,7 +717,8 @@ from labs.kit.dry.dry import dry
 
 # %%
 LLAMA = replace(PRESETS["llama3-70b"], context=4096)
-GPT4_CLASS = Config(100_256, 18_432, 160, 144, 8, 64_512, context=4096)  # dense, some 690 billion parameters
+# dense, some 690 billion parameters
+GPT4_CLASS = Config(100_256, 18_432, 160, 144, 8, 64_512, context=4096)
 
 
 def pretend(config, sizes, microbatches):
@@ -706,7 +741,8 @@ def pretend(config, sizes, microbatches):
 def case(config, sizes, microbatches):
     """As `labs.cost` takes it, with sequences split, too."""
     job = cost.Job(config, 1, 32, 0, accumulation=microbatches)
-    return job, pp.plan(pp.one_f_one_b(sizes[0], microbatches)), dict(zip(AXES, sizes, strict=True)), True
+    plans = pp.plan(pp.one_f_one_b(sizes[0], microbatches))
+    return job, plans, dict(zip(AXES, sizes, strict=True)), True
 
 
 # %%
@@ -720,8 +756,25 @@ for name, (config, sizes, microbatches) in SCENARIOS.items():
     rank_0 = dry(pretend, short, sizes, microbatches, ranks=32, rank=0)
     peak, sends = rank_0.memory.steady(0)["peak"], rank_0.communication
     did, across = sends.sent(0, 1), sends.across(0, 1)
-    print(f"{name}, 4 layers: bytes sent as predicted: {did == said.sent}, {across / did:.0%} of them to other nodes;")
+    same, share = did == said.sent, across / did
+    print(f"{name}, 4 layers:")
+    print(f"    bytes sent as predicted: {same}, {share:.0%} of them to other nodes")
     print(f"    held at most {peak / 1e9:.1f} GB, predicted {said.held.peak / 1e9:.1f} GB")
+
+
+# %%
+def numbers(config, sizes, microbatches):
+    """What rank 0 holds, and what it sends along each axis in a step, in bytes."""
+    _, plans, *_ = own = case(config, sizes, microbatches)
+    held, here = cost.parallel(*own).held, on_mesh(*own)
+    return {
+        "P, G, S": held.P + held.G + held.S,
+        "peak": held.peak,
+        "sends along pp": along_pp(here, plans)[0],
+        "sends along shard": along_data(here)[0],
+        "sends along tp": along_tp(here, True)[0],
+    }
+
 
 # %%
 LAYOUTS = {  # and how many micro-batches of one sequence on a rank, for 32 sequences in a step
@@ -730,25 +783,22 @@ LAYOUTS = {  # and how many micro-batches of one sequence on a rank, for 32 sequ
     "PP 4 × TP 8": ((4, 1, 1, 8), 32),
 }
 
-# %%
 rows = []
 for name, config in {"70B": LLAMA, "GPT-4 class": GPT4_CLASS}.items():
     for layout, (sizes, microbatches) in LAYOUTS.items():
-        _, plans, *_ = own = case(config, sizes, microbatches)
-        held, here = cost.parallel(*own).held, on_mesh(*own)
-        sends = {"pp": along_pp(here, plans), "shard": along_data(here), "tp": along_tp(here, True)}
-        sizes_held = {"P, G, S": held.P + held.G + held.S, "peak": held.peak}
-        numbers = sizes_held | {f"sends along {axis}": sent for axis, (sent, *_) in sends.items()}
-        rows.append({"rank 0 of 32": f"{name}, {layout}"} | {key: f"{n / 1e9:,.1f} GB" for key, n in numbers.items()})
+        found = numbers(config, sizes, microbatches)
+        in_GB = {key: f"{n / 1e9:,.1f} GB" for key, n in found.items()}
+        rows.append({"rank 0 of 32": f"{name}, {layout}"} | in_GB)
 draw.table(rows)
 
 # %% [markdown]
 # * **70B.** Its state fits in each of them. What leaves a node? With 32 shards one ring passes through all nodes: 547
-# GB, in float32, gathered once and reduced once; the 3 × 137 GB of the beginning are 16 bits, gathered twice. With TP 8
-# × shards 4 there are eight rings, one for each part: 8 × 53 GB. With PP 4 × TP 8 it is 8 × 0.5 GB, but there is a
-# bubble. At the peak none of them fits as it is here; with 16-bit numbers and some recomputing, TP 8 × shards 4 does
-# (notebook 15 shows it). * **GPT-4 class.** P, G and S alone are 346 GB, on a GPU of 80 GB, however 32 GPUs are used.
-# More GPUs help, or memory outside them (notebook 07b).
+#   GB, in float32, gathered once and reduced once; the 3 × 137 GB of the beginning are 16 bits, gathered twice. With
+#   TP 8 × shards 4 there are eight rings, one for each part: 8 × 53 GB. With PP 4 × TP 8 it is 8 × 0.5 GB, but there is
+#   a bubble. At the peak none of them fits as it is here; with 16-bit numbers and some recomputing, TP 8 × shards 4
+#   does (notebook 15 shows it).
+# * **GPT-4 class.** P, G and S alone are 346 GB, on a GPU of 80 GB, however 32 GPUs are used. More GPUs help, or memory
+#   outside them (notebook 07b).
 #
 # ## Optional: a way out
 #

@@ -248,7 +248,7 @@ def test_the_command_line_ends_with_a_status(monkeypatch, capsys):
     [
         (nbformat.v4.new_code_cell("\n".join(f"x{n} = {n}" for n in range(15))), "15 lines of code"),
         (nbformat.v4.new_code_cell("x = 1\nx;"), "semicolon"),
-        (nbformat.v4.new_code_cell(f'"""{"word " * 20}"""'), "106 columns in a docstring"),
+        (nbformat.v4.new_code_cell("x = " + "1 + " * 23 + "1"), "97 columns"),
         (nbformat.v4.new_markdown_cell("see [the next](04_gone.ipynb)"), "'04_gone.ipynb' leads nowhere"),
         (nbformat.v4.new_markdown_cell("<details><summary>Why?</summary>"), "<details> stands 1 × and </details> 0 ×"),
         (nbformat.v4.new_markdown_cell("![](here.svg)"), "'here.svg' has no alternative text"),
@@ -272,6 +272,7 @@ def test_a_broken_rule_is_told(tmp_path, cell, told):
     "cell",
     [
         nbformat.v4.new_code_cell('def f():\n    """' + "words\n" * 30 + '"""\n\n    # why\n    return 1'),
+        nbformat.v4.new_code_cell("x = " + "1 + " * 22 + "1234"),
         nbformat.v4.new_code_cell("%%bash\nls;"),
         nbformat.v4.new_markdown_cell("[here](here.svg), [there](https://x.org/y), [below](#below)"),
         nbformat.v4.new_markdown_cell("![a ring](here.svg)\n\n```\n[not a link](nowhere)\n```"),

@@ -1,7 +1,7 @@
 """What every notebook of the course holds to, beyond running.
 
     short cells      at most CODE_LINES lines of code in a cell (docstrings, comments and blank lines apart)
-    narrow tasks     a line of a docstring has at most COLUMNS, or JupyterLab in a window of 1,024 pixels cuts it off
+    narrow cells     a line of a code cell has at most COLUMNS, or JupyterLab in a window of 1,024 pixels cuts it off
     no silencing ;   nbval shows what the semicolon hides, so the output would differ
     live links       a relative link leads to a file that is there
     alternative text every image in prose says what it shows
@@ -45,9 +45,9 @@ def broken_code(source: str) -> Iterator[str]:
     lines = code_lines(source)
     if lines > CODE_LINES:
         yield f"{lines} lines of code; a cell has at most {CODE_LINES}"
-    for number, line in enumerate(source.splitlines(), 1):
-        if len(line) > COLUMNS and number in docstring_lines(source):
-            yield f"{len(line)} columns in a docstring, {line.strip()[:40]!r}; a line of it has at most {COLUMNS}"
+    for line in source.splitlines():
+        if len(line) > COLUMNS:
+            yield f"{len(line)} columns, {line.strip()[:40]!r}; a line in a code cell has at most {COLUMNS}"
     if source.rstrip().endswith(";"):
         yield "a semicolon at the end hides the result in JupyterLab only; write `_ = ...`"
 
