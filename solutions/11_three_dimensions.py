@@ -6,7 +6,7 @@
 #
 # You need: [Mesh and DTensor](05_mesh_and_dtensor.ipynb), [FSDP](06_fsdp.ipynb),
 # [Tensor parallelism](09_tensor_parallel.ipynb) and [Pipeline](10_pipeline.ipynb). It takes 80 minutes with its
-# five exercises, 25 without, 10 more for an optional part, and as long as you like with what there is to beat; the
+# five exercises, 40 without, 10 more for an optional part, and as long as you like with what there is to beat; the
 # machine works for half a minute of it, in 2 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
