@@ -1,15 +1,11 @@
 """A learner's exercises in place of the course's own functions: do they carry a whole training run?
 
 unshard_with(unshard, reshard)      a learner's own in `labs.fsdp`
-remember, mixed_step                the course's own, for a notebook that shows no answers
-bytes_by_kind                       likewise
-offloaded_step, step_seconds        likewise
-interval                            likewise
-left_out                            likewise
-mesh_sizes, fullest_rank, exposed, forecast      likewise; published_runs, reports: what two of them are about
+remember, mixed_step, …             the course's own, for a notebook that shows no answers
+published_runs, reports             what two of notebook 15 are about
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,7 +16,7 @@ from labs.fsdp.parameter_group import ParameterGroup
 from labs.kit.checks.pencil.bottlenecks import REPORTS
 from labs.kit.checks.pencil.bytes_by_kind import by_kind
 from labs.kit.checks.pencil.exposed import waits
-from labs.kit.checks.pencil.forecast import Published, Run, published, seconds
+from labs.kit.checks.pencil.forecast import Published, Run, published, seconds  # noqa: F401 (a notebook makes a Run)
 from labs.kit.checks.pencil.fullest_rank import held
 from labs.kit.checks.pencil.interval import young
 from labs.kit.checks.pencil.left_out import missing_bytes
@@ -75,11 +71,6 @@ def mixed_step(p: Tensor, kept: dict[str, Tensor], t: int, lr, betas, eps, weigh
         p.copy_(master)
 
 
-def bytes_by_kind(parameters: list[tuple[tuple[int, ...], bool]], mixed: bool) -> dict[str, int]:
-    """Likewise, for `check.bytes_by_kind`."""
-    return by_kind(parameters, mixed)
-
-
 def offloaded_step(due: list[int], fetch: Callable, update: Callable, store: Callable) -> None:
     """What `check.offloaded_step` asks for: one thread stores and fetches, while the caller updates."""
     with ThreadPoolExecutor(1) as thread:
@@ -92,39 +83,8 @@ def offloaded_step(due: list[int], fetch: Callable, update: Callable, store: Cal
         each.result()
 
 
-def step_seconds(fetch: Sequence[float], update: Sequence[float], store: Sequence[float]) -> float:
-    """How long that takes, for `check.step_seconds`."""
-    return slots(fetch, update, store)
-
-
-def interval(save: float, machine: float, machines: int) -> float:
-    """Likewise, for `check.interval`."""
-    return young(save, machine, machines)
-
-
-def left_out(parameters: int, ranks: int, activations: int, bucket: int, float32: bool) -> int:
-    """Likewise."""
-    return missing_bytes(parameters, ranks, activations, bucket, float32)
-
-
-def mesh_sizes(gpus: int, node: int, heads: int, layers: int, batch: int) -> list[tuple[int, int, int]]:
-    """Likewise."""
-    return meshes(gpus, node, heads, layers, batch)
-
-
-def fullest_rank(parameters: int, activations: float, tp: int, pp: int, dp: int, zero: int, microbatches: int) -> float:
-    """Likewise."""
-    return held(parameters, activations, tp, pp, dp, zero, microbatches)
-
-
-def exposed(backward: Sequence[float], reduce: Sequence[float]) -> float:
-    """Likewise."""
-    return waits(backward, reduce)
-
-
-def forecast(run: Run, **reached: Any) -> float:
-    """Likewise.  reached: flops, launch and wire of another machine."""
-    return seconds(run, **reached)
+bytes_by_kind, step_seconds, interval, left_out = by_kind, slots, young, missing_bytes
+mesh_sizes, fullest_rank, exposed, forecast = meshes, held, waits, seconds
 
 
 def published_runs() -> list[Published]:
