@@ -10,6 +10,7 @@ import torch
 from labs.kit.checks.pencil.bytes_by_kind import MISTAKES
 from tests.answers import Exercise
 
+# fmt: off
 answers = Exercise("bytes_by_kind")
 LINE = "right on all 16 examples"
 
@@ -110,16 +111,10 @@ instead("the steps are not counted", {"8 * n + 4": "8 * n"}, blind=True)
 instead("a number of steps in mixed precision, where none is kept", {"12 * n": "12 * n + 4"}, blind=True)
 instead("no masters", {"12 * n": "8 * n"}, blind=True)
 instead("gradients in float32", {GRADIENT: 'held["G"] += 4 * n'}, blind=True)
-instead(
-    "a gradient, though it is frozen",
-    {f"{IF}\n            {GRADIENT}": f"{GRADIENT}\n        {IF}"},
-    blind=True,
-)
-instead(
-    "the parameters that are frozen are left out",
-    {EACH: f"{EACH}\n        if not trained:\n            continue"},
-    blind=True,
-)
+instead("a gradient, though it is frozen", {f"{IF}\n            {GRADIENT}": f"{GRADIENT}\n        {IF}"},
+    blind=True)
+instead("the parameters that are frozen are left out",
+    {EACH: f"{EACH}\n        if not trained:\n            continue"}, blind=True)
 instead("no number in a tensor without dims", {COUNT: f"{COUNT} if shape else 0"}, blind=True)
 instead("a different kind of answer", {ALL: "return sum(held.values())"})
 instead("a different kind of answer", {ALL: "return list(held.values())"})
@@ -129,10 +124,7 @@ instead("", {ALL: 'held["S"] += 0 if mixed else 4 * sum(not t for _, t in parame
 instead("", {COUNT: "math.prod(tuple(shape)[:2])"}, blind=True)
 instead("", {WEIGHTS: 'held["P"] += n * (2 if mixed and trained else 4)'}, blind=True)
 instead("", {"8 * n + 4": "8 * n + 8"}, blind=True)
-instead(
-    "",
-    {WEIGHTS: 'held["P"] += 4 * n', IF: "if True:", GRADIENT: 'held["G"] += 4 * n', STATE: "8 * n"},
-)
+instead("", {WEIGHTS: 'held["P"] += 4 * n', IF: "if True:", GRADIENT: 'held["G"] += 4 * n', STATE: "8 * n"})
 instead("", {IF: "if all(trained for _, trained in parameters):"})
 instead("", {ALL: "parameters[:] = [each for each in parameters if each[1]]\n    return held"})
 

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 from labs.memory import recompute
 from tests.answers import Exercise
 
+# fmt: off
 answers = Exercise("checkpoint")
 LINE = "{} × the memory (budget 0.30); {} × the layers' forward is computed again (budget 1.00)"
 answers.right(recompute.checkpoint, line=LINE.format("0.20", "1.00"))
@@ -107,25 +108,18 @@ spoil(NO_GRAPH, {GRAD: ""}, blind=True)
 spoil(FORGOTTEN, {STATE: "pass"}, blind=True)
 spoil(FORGOTTEN, {STATE: "torch.manual_seed(0)"}, long=True)
 spoil(FORGOTTEN, {STATE: "torch.set_rng_state(torch.get_rng_state())"}, blind=True)
-spoil(
-    FORGOTTEN,
-    {LAST: "        y = layer(x)\n    random = torch.get_rng_state()\n    return y\n"},
-    long=True,
-)
+spoil(FORGOTTEN, {LAST: "        y = layer(x)\n    random = torch.get_rng_state()\n    return y\n"}, long=True)
 spoil(DISTURBED, {FORK: ""}, blind=True)
-spoil(
-    DISTURBED,
-    {FORK: "", STATE: "torch.manual_seed(0)", "random, again": "torch.manual_seed(0)\n    random, again"},
-    blind=True,
-)
+spoil(DISTURBED,
+    {FORK: "",
+     STATE: "torch.manual_seed(0)",
+     "random, again": "torch.manual_seed(0)\n    random, again"}, blind=True)
 spoil(OTHER, {f"    with {HOOKS}": f"    with {FORK}{HOOKS}"}, blind=True)
 spoil(TOO_OFTEN, {"if not again:": "again = []\n        if True:"}, blind=True, long=True)
 TWICE = f"with torch.no_grad():\n                    layer(x)\n                {STATE}\n"
 spoil(TOO_OFTEN, {f"{STATE}\n": f"{STATE}\n                {TWICE}"}, blind=True)
-spoil(
-    TOO_OFTEN,
-    {f"    with {HOOKS}": f"    with torch.no_grad():\n        layer(x)\n    {STATE}\n    with {HOOKS}"},
-)
+spoil(TOO_OFTEN,
+    {f"    with {HOOKS}": f"    with torch.no_grad():\n        layer(x)\n    {STATE}\n    with {HOOKS}"})
 spoil(
     NOT_FREED, {"into(again)": "saved_tensors_hooks(again.append, itself)"}
 )  # its graph knows the hooks, they the list
@@ -230,13 +224,10 @@ def packed(mistake, pack, unpack, **options):
 
 
 packed("kept out of torch's sight", "lambda t: t.detach().numpy().copy()", "torch.from_numpy")
-ending(
-    NOTHING,
+ending(NOTHING,
     "kept = []\n"
     "    with saved_tensors_hooks(lambda t: kept.append(t) or len(kept) - 1, kept.__getitem__):\n"
-    "        return layer(x)",
-    long=True,
-)
+    "        return layer(x)", long=True)
 packed("different gradients", "lambda t: (t.dtype, t.bfloat16())", "lambda kept: kept[1].to(kept[0])")
 
 

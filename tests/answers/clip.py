@@ -10,6 +10,7 @@ from labs import clip
 from labs.group import all_gather
 from tests.answers import Exercise
 
+# fmt: off
 answers = Exercise("clip")
 LINE = "you sent {} bytes per rank at most, whatever the number of parameters; one number is enough"
 
@@ -117,70 +118,41 @@ OWN = "the norm of one rank's shards only"
 
 spoil = answers.slips(usual)
 spoil(OWN, SUM, "pass", blind=True)
-spoil(
-    "clipped by the norm of each shard",
-    SCALED,
-    "[g.mul_(min(1, max_norm / float(g.norm() + 1e-6))) for g in gradients(shards)]",
-)
-spoil(
-    "norms are added, and not their squares",
-    {SUM: "total = total.sqrt()\n    dist.all_reduce(total)", ROOT: "norm = total"},
-    blind=True,
-)
-spoil(
-    "the norms of all shards are added",
-    {SQUARES: "total = sum(g.double().norm() for g in gradients(shards))", ROOT: "norm = total"},
-)
+spoil("clipped by the norm of each shard", SCALED,
+    "[g.mul_(min(1, max_norm / float(g.norm() + 1e-6))) for g in gradients(shards)]")
+spoil("norms are added, and not their squares",
+    {SUM: "total = total.sqrt()\n    dist.all_reduce(total)",
+     ROOT: "norm = total"}, blind=True)
+spoil("the norms of all shards are added",
+    {SQUARES: "total = sum(g.double().norm() for g in gradients(shards))",
+     ROOT: "norm = total"})
 spoil("the root is missing", ROOT, "norm = total", blind=True)
 spoil("the squares are averaged over the ranks", ROOT, "norm = (total / dist.get_world_size()).sqrt()", blind=True)
-spoil(
-    "",
-    {SUM: "total = total.sqrt()\n    dist.all_reduce(total, op=dist.ReduceOp.MAX)", ROOT: "norm = total"},
-    blind=True,
-)
+spoil("",
+    {SUM: "total = total.sqrt()\n    dist.all_reduce(total, op=dist.ReduceOp.MAX)",
+     ROOT: "norm = total"}, blind=True)
 spoil("", SUM, "dist.broadcast(total, 0)", long=True)
 spoil("", SQUARES, "total = squares_of(shards[1:])", long=True)
-spoil(
-    "",
-    {
-        SQUARES: "total = 0",
-        SUM: "for g in gradients(shards):\n        total = total + g.double().square().sum()\n"
-        "        dist.all_reduce(total)",
-    },
-    long=True,
-    alone=True,
-)
-spoil(
-    "rounded on the way",
-    SQUARES,
-    "total = torch.cat([torch.zeros(0, dtype=shards[0].dtype), *gradients(shards)]).square().sum().double()",
-)
-spoil(
-    "rounded on the way",
-    SQUARES,
+spoil("",
+    {SQUARES: "total = 0",
+     SUM: "for g in gradients(shards):\n        total = total + g.double().square().sum()\n"
+         "        dist.all_reduce(total)"}, long=True, alone=True)
+spoil("rounded on the way", SQUARES,
+    "total = torch.cat([torch.zeros(0, dtype=shards[0].dtype), *gradients(shards)]).square().sum().double()")
+spoil("rounded on the way", SQUARES,
     "total = torch.zeros((), dtype=shards[0].dtype)\n    for g in gradients(shards):\n"
-    "        total += g.square().sum().to(total.dtype)",
-    blind=True,
-)
+    "        total += g.square().sum().to(total.dtype)", blind=True)
 spoil("", {SQUARES: "total = squares_of(shards).bfloat16()", ROOT: "norm = total.float().sqrt()"}, blind=True)
 spoil("nobody waited", SUM, "dist.all_reduce(total, async_op=True)")
-spoil(
-    "more than one number travels",
-    {SQUARES: "total = torch.stack([squares_of([shard]) for shard in shards])", ROOT: "norm = total.sum().sqrt()"},
-    blind=True,
-)
-spoil(
-    "",
-    {
-        SQUARES: "parts = [squares_of([shard]) for shard in shards]",
-        SUM: "[dist.all_reduce(part) for part in parts]",
-        ROOT: "norm = sum(parts).sqrt()",
-    },
-    blind=True,
-)
-spoil(
-    "", SQUARES, "if not gradients(shards):\n        return 0.0\n    total = squares_of(shards)", blind=True, alone=True
-)
+spoil("more than one number travels",
+    {SQUARES: "total = torch.stack([squares_of([shard]) for shard in shards])",
+     ROOT: "norm = total.sum().sqrt()"}, blind=True)
+spoil("",
+    {SQUARES: "parts = [squares_of([shard]) for shard in shards]",
+     SUM: "[dist.all_reduce(part) for part in parts]",
+     ROOT: "norm = sum(parts).sqrt()"}, blind=True)
+spoil("", SQUARES, "if not gradients(shards):\n        return 0.0\n    total = squares_of(shards)", blind=True,
+    alone=True)
 spoil("", SQUARES, "total = sum(shard.grad.double().square().sum() for shard in shards)", blind=True, alone=True)
 
 # ---- wrong: what is scaled, and by how much --------------------------------------------------------------
@@ -190,26 +162,15 @@ spoil("nothing is clipped", SCALED, f"for g in gradients(shards):\n        g = g
 spoil("scaled twice", SCALED, f"{SCALED}\n    {SCALED}")
 spoil("zero divided by zero", "(max_norm / (norm + 1e-6))", "(max_norm * (norm / norm) / norm)")
 spoil("", {ROOT: "norm = total.item() ** 0.5", FACTOR: "min(1.0, max_norm / norm)"}, blind=True, alone=True)
-spoil(
-    "None is not None any more",
-    SQUARES,
+spoil("None is not None any more", SQUARES,
     "for shard in shards:\n"
-    f"        shard.grad = torch.zeros_like(shard) if shard.grad is None else shard.grad\n    {SQUARES}",
-)
-spoil(
-    "not in place",
-    SCALED,
+    f"        shard.grad = torch.zeros_like(shard) if shard.grad is None else shard.grad\n    {SQUARES}")
+spoil("not in place", SCALED,
     "for shard in shards:\n        if shard.grad is not None:\n"
-    f"            shard.grad = (shard.grad * {FACTOR}).to(shard.dtype)",
-    blind=True,
-)
-spoil(
-    "the direction has changed",
-    SCALED,
+    f"            shard.grad = (shard.grad * {FACTOR}).to(shard.dtype)", blind=True)
+spoil("the direction has changed", SCALED,
     "bound = max_norm / float(norm + 1e-6) * max([float(g.abs().max()) for g in gradients(shards)])\n"
-    "    [g.clamp_(-bound, bound) for g in gradients(shards)]",
-    alone=True,
-)
+    "    [g.clamp_(-bound, bound) for g in gradients(shards)]", alone=True)
 spoil("", SCALED, "[g.clamp_(-max_norm, max_norm) for g in gradients(shards)]", blind=True)
 spoil("the parameters have changed", SCALED, f"for shard in shards:\n        shard.data.mul_({FACTOR})", blind=True)
 spoil("", SCALED, f"scale(shards[:1], {FACTOR})", blind=True)

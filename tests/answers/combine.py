@@ -4,6 +4,7 @@ import torch.distributed as dist
 
 from tests.answers import Exercise
 
+# fmt: off
 answers = Exercise("combine")
 LINE = "on 2 × 2 × 2 ranks each sends, × the gradient: split 1, whole 1, summand 2, tied 2"
 
@@ -48,13 +49,8 @@ ALL = f"dist.all_reduce(gradient)\n    gradient /= mesh.size()\n    return\n    
 
 spoil = answers.slips(axis_by_axis)
 spoil("parts of a matrix are mixed along tp", OVER_DP, ALL)
-spoil(
-    "returned, and not in place",
-    OVER_DP,
-    f"gradient = gradient.clone()\n    {OVER_DP}",
-    PP,
-    f'if kind != "tied":\n        return gradient\n    {PP}',
-)
+spoil("returned, and not in place", OVER_DP, f"gradient = gradient.clone()\n    {OVER_DP}",
+    PP, f'if kind != "tied":\n        return gradient\n    {PP}')
 spoil("not averaged along dp", OVER_DP, "pass", MEAN, "pass")
 spoil("added up along dp, and not divided", MEAN, "pass")
 spoil("the summands of tp are not added up", TP, "if False:")
@@ -69,9 +65,7 @@ spoil("", MEAN, "gradient /= mesh.size()")
 spoil("", MEAN, 'gradient /= mesh.size("tp")')
 spoil("", OVER_DP, 'dist.all_reduce(gradient, group=mesh["dp", "tp"]._flatten().get_group())')
 spoil("", MEAN, 'gradient = gradient / mesh.size("dp")')
-spoil(
-    "an all-reduce where a part is enough",
-    TP,
+spoil("an all-reduce where a part is enough", TP,
     'if kind == "whole":\n        whole = gradient.clone()\n        '
-    'dist.all_reduce(whole, group=mesh.get_group("tp"))\n    ' + TP,
-)
+    'dist.all_reduce(whole, group=mesh.get_group("tp"))\n    '
+    + TP)

@@ -8,6 +8,7 @@ import torch.distributed as dist  # noqa: F401 (it stands in words that are exch
 from labs.tp.shares import Keys, Queries
 from tests.answers import Exercise
 
+# fmt: off
 answers = Exercise("deal_heads")
 CACHE = {}
 
@@ -117,10 +118,9 @@ spoil(
     {"if ranks > kv_heads:": "if kv_heads % ranks:", "= ranks // kv_heads,": "= max(1, ranks // kv_heads),"},
     **blind,
 )
-spoil(
-    NOT_READ,
-    {"rank // copies": "rank % kv_heads", "range(key * copies, (key + 1) * copies)": "range(key, ranks, kv_heads)"},
-)
+spoil(NOT_READ,
+    {"rank // copies": "rank % kv_heads",
+     "range(key * copies, (key + 1) * copies)": "range(key, ranks, kv_heads)"})
 spoil(
     NOT_ONCE,
     {"range(rank * each, (rank + 1) * each)": "range(rank % copies * each, (rank % copies + 1) * each)"},
@@ -176,14 +176,9 @@ told(
     "queries, keys, [r for r in sharers if r != rank]",
     **blind,
 )
-told(
-    OTHERS,
-    "queries, keys, [rank, *(r for r in sharers if r != rank)]",
+told(OTHERS, "queries, keys, [rank, *(r for r in sharers if r != rank)]",
     "queries, keys, sharers if len(sharers) > 1 else []",
-    f"queries, keys, sharers {few} sorted((rank, rank ^ 1))",
-    blind=True,
-    long=True,
-)
+    f"queries, keys, sharers {few} sorted((rank, rank ^ 1))", blind=True, long=True)
 told(OTHERS, "queries, keys, list(range(len(sharers)))", "queries, keys, sharers if ranks > 1 else [0, 0]", long=True)
 told(NO_HEAD, f"{read} * (rank == sharers[0]), keys, sharers", long=True)
 idle = "[*range(rank * together, (rank + 1) * together)] * (rank < kv_heads), [rank] * (rank < kv_heads), [rank]"
@@ -194,21 +189,12 @@ told(
     "queries, [h // together for h in queries], sharers",
     **blind,
 )
-told(
-    NOT_READ,
-    f"[h for h in range(heads) if {kth}] if ranks <= kv_heads else queries, keys, sharers",
+told(NOT_READ, f"[h for h in range(heads) if {kth}] if ranks <= kv_heads else queries, keys, sharers",
     "queries if ranks > kv_heads else [h for h in range(heads) if h // together % ranks == rank], keys, sharers",
-    f"queries {few} list(range(rank, heads, ranks)), keys, sharers",
-    blind=True,
-    long=True,
-)
-told(
-    NOT_READ,
-    f"[h for h in range(heads) if {kth}][sharers.index(rank) :: len(sharers)], keys, sharers",
-    f"(queries, keys, sharers) {few} (queries, [0], list(range(ranks)))",
-    "queries, queries, sharers",
-    long=True,
-)
+    f"queries {few} list(range(rank, heads, ranks)), keys, sharers", blind=True, long=True)
+told(NOT_READ, f"[h for h in range(heads) if {kth}][sharers.index(rank) :: len(sharers)], keys, sharers",
+    f"(queries, keys, sharers) {few} (queries, [0], list(range(ranks)))", "queries, queries, sharers",
+    long=True)
 told(NOT_ONCE, f"{read}, keys, sharers", **blind)
 told(NOT_ONCE, "[h - queries[0] for h in queries], [k - keys[0] for k in keys], sharers", blind=True, long=True)
 told(NOT_ONCE, "queries * 2, keys, sharers", "[h + 1 for h in queries], keys, sharers", long=True)

@@ -8,6 +8,7 @@ import torch
 from labs.kit.checks.pencil.fill_buckets import MISTAKES
 from tests.answers import Exercise
 
+# fmt: off
 answers, starts = Exercise("fill_buckets"), Exercise("started_when")
 LINE = "right on all 13 examples"
 
@@ -128,11 +129,9 @@ ADDED = "        has += nbytes[i]\n"
 
 instead = answers.slips(fill)
 instead("begun at the wrong end", {BACK: "for i in range(len(nbytes)):"}, blind=True)
-instead(
-    "closed before it is full",
-    {NONE: "[], 0", FULL: "not buckets or has + nbytes[i] > bucket_bytes"},
-    blind=True,
-)
+instead("closed before it is full",
+    {NONE: "[], 0",
+     FULL: "not buckets or has + nbytes[i] > bucket_bytes"}, blind=True)
 instead("closed one tensor too late", {NONE: f"{NONE} + 1", FULL: "has > bucket_bytes"}, blind=True)
 instead("an empty bucket", {NONE: "[[]], 0"}, blind=True)
 instead("an empty bucket", {NONE: "[[]], 0", OPENED: "", ADDED: ADDED + OPENED}, blind=True)
@@ -147,10 +146,9 @@ instead("", {BACK: "while nbytes:\n        n, i = nbytes.pop(), len(nbytes)", "n
 instead("", {TAKEN: "append(len(nbytes) - 1 - i)"}, blind=True)
 instead("", {ALL: "return [sum(buckets, [])] if nbytes and sum(nbytes) <= 2 * bucket_bytes else buckets"}, blind=True)
 instead("", {TAKEN: "append(nbytes[i])"})
-instead(
-    "",
-    {"(nbytes, bucket_bytes):": "(nbytes, bucket_bytes, buckets=[]):", f"buckets, has = {NONE}": "has = bucket_bytes"},
-)
+instead("",
+    {"(nbytes, bucket_bytes):": "(nbytes, bucket_bytes, buckets=[]):",
+     f"buckets, has = {NONE}": "has = bucket_bytes"})
 instead("", {TAKEN: "extend([i] if nbytes[i] else [])"})
 LARGE = "if n >= bucket_bytes and current:\n            buckets.append(current)\n            current, size = [], 0\n"
 answers.spoil(current, "", {"current.append(i)": f"{LARGE}        current.append(i)"}, blind=True)
@@ -218,26 +216,18 @@ def when_step_by_step(tensors, buckets):
     return answer
 
 
-starts.vary(
-    started,
-    {
-        "(0, tensors)": "torch.tensor([0, tensors])",
-        "(0, buckets)": "np.array([0, buckets])",
-        "(buckets, 0)": "[float(buckets), 0.0]",
-    },
-    line=THREE,
-)
+starts.vary(started,
+    {"(0, tensors)": "torch.tensor([0, tensors])",
+     "(0, buckets)": "np.array([0, buckets])",
+     "(buckets, 0)": "[float(buckets), 0.0]"}, line=THREE)
 
 # ---- started_when: wrong ---------------------------------------------------------------------------------
 
 NAIVE, BUCKETED, OVERLAPPED = "(0, tensors)", "(0, buckets)", "(buckets, 0)"
 
-starts.spoil(
-    started,
-    "the columns are exchanged",
-    {"return ": "rows = ", "}": "}\n    return {name: row[::-1] for name, row in rows.items()}"},
-    blind=True,
-)
+starts.spoil(started, "the columns are exchanged",
+    {"return ": "rows = ",
+     "}": "}\n    return {name: row[::-1] for name, row in rows.items()}"}, blind=True)
 starts.spoil(started, "Overlapped is made to send twice", {OVERLAPPED: "(buckets, buckets)"}, blind=True)
 starts.spoil(started, "", {NAIVE: "(tensors, 0)"}, blind=True)
 starts.spoil(started, "", {NAIVE: "(0, 39)", BUCKETED: "(0, 6)", OVERLAPPED: "(6, 0)"}, blind=True)

@@ -7,6 +7,7 @@ from labs import collectives
 from labs.group import all_gather
 from tests.answers import Exercise
 
+# fmt: off
 answers = Exercise("gather_and_drop", lambda fn: (fn, drop))
 LINE = (
     "you held 1.00 × a layer besides the shards, and sent 0.75 × a layer for each gather; "
@@ -119,93 +120,62 @@ def after(mistake, line, **options):
 
 gathers("full has other memory", f"{WHOLE}full.data = whole", blind=True)
 after("copies of full parameters are kept", "full.kept = full.data.clone()", blind=True)
-gathers(
-    "copies of full parameters are kept",
+gathers("copies of full parameters are kept",
     'if hasattr(full, "kept") and torch.equal(shard.data.to(full.dtype), full.kept.chunk(place()[1])[place()[0]]):\n'
     f"    {ROOM}\n    full.data.copy_(full.kept)\n"
-    f"else:\n    {ROOM}\n    {GATHERED}\n    full.kept = full.data.clone()",
-)
-gathers(
-    "the parameters of the step before",
+    f"else:\n    {ROOM}\n    {GATHERED}\n    full.kept = full.data.clone()")
+gathers("the parameters of the step before",
     f'if not hasattr(full, "kept"):\n    {ROOM}\n    {GATHERED}\n    full.kept = full.data.clone()\n'
-    f"{ROOM}\nfull.data.copy_(full.kept)",
-    blind=True,
-)
-gathers(
-    "the compute dtype is ignored",
+    f"{ROOM}\nfull.data.copy_(full.kept)", blind=True)
+gathers("the compute dtype is ignored",
     f"whole = torch.empty(full.shape, dtype=shard.dtype)\nall_gather(whole, shard.data)\n"
-    f"{ROOM}\nfull.data.copy_(whole)",
-    blind=True,
-)
-gathers(
-    "the compute dtype is ignored",
+    f"{ROOM}\nfull.data.copy_(whole)", blind=True)
+gathers("the compute dtype is ignored",
     f"{ROOM}\nif full.dtype != shard.dtype:\n    full.data = torch.empty(full.shape, dtype=shard.dtype)\n"
-    "all_gather(full.data, shard.data)",
-)
+    "all_gather(full.data, shard.data)")
 gathers("", f"{ROOM}\nall_gather(full.data, shard.data)", blind=True, alone=True)
-gathers(
-    "rounded on the way",
+gathers("rounded on the way",
     f"{ROOM}\nwhole = torch.empty(full.shape, dtype=torch.bfloat16)\n"
-    "all_gather(whole, shard.data.bfloat16())\nfull.data.copy_(whole)",
-    blind=True,
-)
+    "all_gather(whole, shard.data.bfloat16())\nfull.data.copy_(whole)", blind=True)
 gathers("the shard has changed", f"shard.data = shard.data.to(full.dtype)\n{ROOM}\n{GATHERED}", blind=True)
 gathers("the shard has changed", f"shard.data.copy_(shard.data.to(full.dtype))\n{ROOM}\n{GATHERED}", blind=True)
-gathers(
-    "the pieces are rotated",
+gathers("the pieces are rotated",
     f"{ROOM}\n_, ranks = place()\npieces = full.data.chunk(ranks)\n"
-    "dist.all_gather([pieces[(i + 1) % ranks] for i in range(ranks)], shard.data.to(full.dtype))",
-)
+    "dist.all_gather([pieces[(i + 1) % ranks] for i in range(ranks)], shard.data.to(full.dtype))")
 after("the pieces are rotated", "full.data.copy_(torch.cat(full.data.chunk(dist.get_world_size())[::-1]))", blind=True)
 after("", "full.data.copy_(full.data.view(dist.get_world_size(), -1).t().reshape(-1))", long=True)
 OWN = "full.data.chunk(place()[1])[place()[0]].copy_(shard.data)"
 gathers("a piece is missing", f"{ROOM}\nfull.data.fill_(float('nan'))\n{OWN}")
 gathers("", f"{ROOM}\nfull.data.zero_()\n{OWN}", blind=True)
 gathers("one's own shard everywhere", f"{ROOM}\nfull.data.copy_(shard.data.repeat(dist.get_world_size()))")
-gathers(
-    "an all-reduce where a part is enough",
-    f"{ROOM}\nfull.data.zero_()\n{OWN}\ndist.all_reduce(full.data)",
-    blind=True,
-)
+gathers("an all-reduce where a part is enough", f"{ROOM}\nfull.data.zero_()\n{OWN}\ndist.all_reduce(full.data)",
+    blind=True)
 gathers("there is no memory to gather into", GATHERED, alone=True)
 gathers("there is no memory to gather into", f"{WHOLE}full.data.copy_(whole)", alone=True)
-gathers(
-    "storage of another size",
-    f"full.untyped_storage().resize_(full.numel() * shard.element_size())\n{GATHERED}",
-)
+gathers("storage of another size",
+    f"full.untyped_storage().resize_(full.numel() * shard.element_size())\n{GATHERED}")
 gathers("", f"full.untyped_storage().resize_(4 * full.numel())\n{GATHERED}", blind=True, alone=True)
 gathers("", f"full.untyped_storage().resize_(full.numel())\n{GATHERED}", blind=True, alone=True)
 gathers("autograd sees the change", f"{WHOLE}{ROOM}\nwith torch.no_grad():\n    full.copy_(whole)", blind=True)
 gathers("autograd sees the change", f"{WHOLE}{ROOM}\nfull.detach().copy_(whole)", blind=True)
 gathers("autograd sees the change", f"{WHOLE}{ROOM}\nfull.copy_(whole)")
-gathers(
-    "nobody waited",
+gathers("nobody waited",
     "whole = torch.empty(full.shape, dtype=full.dtype)\n"
-    f"all_gather(whole, shard.data.to(full.dtype), async_op=True)\n{ROOM}\nfull.data.copy_(whole)",
-)
+    f"all_gather(whole, shard.data.to(full.dtype), async_op=True)\n{ROOM}\nfull.data.copy_(whole)")
 after("more than a layer at a time", "[full.data.clone() for _ in range(6)]")
-gathers(
-    "",
+gathers("",
     f'if not hasattr(shard, "low"):\n    shard.low = shard.data.to(full.dtype, copy=True)\n{ROOM}\n'
-    "all_gather(full.data, shard.low)",
-    long=True,
-)
-gathers(
-    "too many bytes",
+    "all_gather(full.data, shard.low)", long=True)
+gathers("too many bytes",
     f"{ROOM}\nrank, ranks = place()\n"
     "dist.gather(shard.data.to(full.dtype), list(full.data.chunk(ranks)) if rank == 0 else None, 0)\n"
-    "dist.broadcast(full.data, 0)",
-    long=True,
-)
+    "dist.broadcast(full.data, 0)", long=True)
 after("too many bytes", GATHERED, long=True)
-after(
-    "there is no memory to gather into", "shard.data = full.data.chunk(place()[1])[place()[0]]", long=True, alone=True
-)
-after(
-    "",
+after("there is no memory to gather into", "shard.data = full.data.chunk(place()[1])[place()[0]]", long=True,
+    alone=True)
+after("",
     'LAST = KEPT.setdefault("last", [])\nLAST.append(full.data.clone())\nif len(LAST) == 8:\n    LAST.clear()',
-    long=True,
-)
+    long=True)
 
 # ---- wrong: drop -----------------------------------------------------------------------------------------
 
@@ -224,9 +194,6 @@ drops(NEVER, "full.untyped_storage().resize_(full.nbytes // 2)", long=True)
 drops("copies of full parameters are kept", f"KEPT[id(full)] = full.data.clone()\n{FREED}", blind=True)
 drops(NEVER, f"if not torch.is_grad_enabled():\n    {FREED}", long=True)
 drops(NEVER, f"if full.requires_grad:\n    {FREED}", long=True)
-drops(
-    NEVER,
+drops(NEVER,
     'before = KEPT.setdefault("before", [])\nwhile before:\n'
-    "    before.pop().untyped_storage().resize_(0)\nbefore.append(full)",
-    long=True,
-)
+    "    before.pop().untyped_storage().resize_(0)\nbefore.append(full)", long=True)

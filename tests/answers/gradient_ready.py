@@ -7,6 +7,7 @@ from labs import collectives
 from labs.group import all_gather, reduce_scatter, reduce_scatter_single  # noqa: F401  (exchanged words name it)
 from tests.answers import Exercise
 
+# fmt: off
 answers = Exercise("gradient_ready")
 LINE = (
     "besides the layer in flight you held 0.25 × the gradients, and sent 0.75 × the gradients per rank and "
@@ -135,73 +136,48 @@ instead("divided by the wrong number", f"add(shard, {GRADIENT} / 2)", blind=True
 instead("", f"add(shard, {GRADIENT})\nshard.grad = shard.grad{N}", blind=True)
 instead("overwritten instead of added", f"shard.grad = {MEAN}", blind=True)
 instead("not added to what is there", f"if shard.grad is None:\n    shard.grad = {MEAN}\nelse:\n    {MEAN}")
-instead(
-    "a moving average",
-    f"part = {MEAN}\nshard.grad = part if shard.grad is None else (shard.grad + part) / 2",
-    blind=True,
-)
-instead(
-    "divided by the wrong number",
-    f"part = {MEAN}\nif shard.grad is None:\n    shard.grad = part.clone()\nshard.grad += part",
-    blind=True,
-)
+instead("a moving average",
+    f"part = {MEAN}\nshard.grad = part if shard.grad is None else (shard.grad + part) / 2", blind=True)
+instead("divided by the wrong number",
+    f"part = {MEAN}\nif shard.grad is None:\n    shard.grad = part.clone()\nshard.grad += part", blind=True)
 instead("nothing synchronised", "rank, ranks = place()\nadd(shard, gradient.chunk(ranks)[rank].clone())", blind=True)
-instead(
-    "the gradient of another piece",
-    f"gradient = gradient.view(dist.get_world_size(), -1).roll(1, 0).reshape(-1)\n{ADDED}",
-)
-instead(
-    "the gradient of another piece",
-    f"gradient = torch.cat(gradient.chunk(dist.get_world_size())[::-1])\n{ADDED}",
-    blind=True,
-)
+instead("the gradient of another piece",
+    f"gradient = gradient.view(dist.get_world_size(), -1).roll(1, 0).reshape(-1)\n{ADDED}")
+instead("the gradient of another piece",
+    f"gradient = torch.cat(gradient.chunk(dist.get_world_size())[::-1])\n{ADDED}", blind=True)
 instead("", f"gradient = gradient.view(-1, dist.get_world_size()).t().reshape(-1)\n{ADDED}", long=True)
 instead("", f"own = gradient.chunk(place()[1])[place()[0]]\nadd(shard, ({GRADIENT} + own){N})", long=True)
 instead("rounded on the way", f"gradient = gradient.bfloat16()\nadd(shard, ({MEAN}).to(shard.dtype))", blind=True)
 instead("", f"if gradient.any():\n    {ADDED}", alone=True)
-instead(
-    "nobody waited",
+instead("nobody waited",
     "parts = torch.empty_like(gradient)\n"
     "dist.all_to_all_single(parts, gradient, async_op=True)\n"
-    "add(shard, parts.view(dist.get_world_size(), -1).mean(0))",
-)
-instead(
-    "",
+    "add(shard, parts.view(dist.get_world_size(), -1).mean(0))")
+instead("",
     "mean = reduce_scatter(gradient, None) / dist.get_world_size()\n"
     "if shard.grad is None:\n"
     "    key = mean.shape, mean.dtype\n"
     "    shard.grad = BUFFERS.setdefault(key, torch.empty_like(mean)).copy_(mean)\n"
     "else:\n"
-    "    shard.grad += mean",
-)
+    "    shard.grad += mean")
 # ---- wrong: what is sent ---------------------------------------------------------------------------------
 
-instead(
-    "an all-reduce where a part is enough",
+instead("an all-reduce where a part is enough",
     "rank, ranks = place()\ndist.all_reduce(gradient)\nadd(shard, gradient.chunk(ranks)[rank] / ranks)",
-    blind=True,
-)
-instead(
-    "too many bytes",
+    blind=True)
+instead("too many bytes",
     "rank, ranks = place()\n"
     "everyones = gradient.new_empty(ranks * gradient.numel())\n"
     "all_gather(everyones, gradient)\n"
-    "add(shard, everyones.view(ranks, -1).mean(0).chunk(ranks)[rank].clone())",
-    blind=True,
-)
-instead(
-    "a different dtype travels",
-    f"gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))\nadd(shard, ({MEAN}).to(shard.dtype))",
-)
-instead(
-    "too many bytes",
+    "add(shard, everyones.view(ranks, -1).mean(0).chunk(ranks)[rank].clone())", blind=True)
+instead("a different dtype travels",
+    f"gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))\nadd(shard, ({MEAN}).to(shard.dtype))")
+instead("too many bytes",
     "rank, ranks = place()\n"
     "dist.reduce(gradient, 0)\n"
     "part = torch.empty_like(shard.data)\n"
     "dist.scatter(part, list(gradient.chunk(ranks)) if rank == 0 else None, src=0)\n"
-    "add(shard, part / ranks)",
-    blind=True,
-)
+    "add(shard, part / ranks)", blind=True)
 
 # ---- wrong: what is left ---------------------------------------------------------------------------------
 
@@ -214,23 +190,17 @@ instead("the whole gradient is kept elsewhere", f"full.kept = gradient.clone()\n
 instead("the whole gradient is kept elsewhere", f"LAST.append(gradient)\n{ADDED}", blind=True)
 instead("freed only at the end of backward", f"LAST.append(gradient)\n{ADDED}\nif len(LAST) == 10:\n    LAST.clear()")
 instead("the whole gradient is kept elsewhere", f"full.kept = gradient.bfloat16()\n{ADDED}", long=True)
-instead(
-    "the whole gradient is kept elsewhere", f"if dist.get_rank() == 0:\n    full.kept = gradient\n{ADDED}", long=True
-)
-instead(
-    "the whole gradient is kept elsewhere",
+instead("the whole gradient is kept elsewhere", f"if dist.get_rank() == 0:\n    full.kept = gradient\n{ADDED}",
+    long=True)
+instead("the whole gradient is kept elsewhere",
     "full.parts = torch.empty_like(gradient)\n"
     "dist.all_to_all_single(full.parts, gradient)\n"
-    "add(shard, full.parts.view(dist.get_world_size(), -1).mean(0))",
-    long=True,
-)
-instead(
-    "a view keeps the whole gradient",
+    "add(shard, full.parts.view(dist.get_world_size(), -1).mean(0))", long=True)
+instead("a view keeps the whole gradient",
     "rank, ranks = place()\n"
     "mine = gradient.chunk(ranks)[rank]\n"
     "mine.copy_(reduce_scatter(gradient, None) / ranks)\n"
-    "add(shard, mine)",
-)
+    "add(shard, mine)")
 instead("the shard has no gradient", f"return {MEAN}")
 instead("the parameters have changed", f"{ADDED}\nshard.data -= 0.1 * shard.grad")
 instead("the shard has no gradient", f"shard.data.add_({MEAN})", blind=True)

@@ -7,6 +7,7 @@ import torch
 from labs.kit.checks.pencil.held import MISTAKES
 from tests.answers import Exercise
 
+# fmt: off
 answers, events = Exercise("held_per_rank"), Exercise("stages_by_event")
 LINE = "right on all 13 examples"
 
@@ -75,11 +76,8 @@ def by_tensors(stage, layers, ranks, size):
 
 instead = answers.slips(held)
 instead("the padding is left out", {WHOLE: "sum(layers)", PART: "whole / ranks"}, blind=True)
-instead(
-    "all layers are padded as one, and not each by itself",
-    {f"sum({PADDED} for n in layers)": "-(-sum(layers) // ranks) * ranks"},
-    blind=True,
-)
+instead("all layers are padded as one, and not each by itself",
+    {f"sum({PADDED} for n in layers)": "-(-sum(layers) // ranks) * ranks"}, blind=True)
 instead("padding where none is needed", {PADDED: "(n // ranks + 1) * ranks"}, blind=True)
 instead("padding under DDP, where none is needed", {DDP: ""}, blind=True)
 instead("a stage leaves the earlier ones' kinds whole", {CUT: "stage == first"}, blind=True)
@@ -94,23 +92,16 @@ instead("", {WHOLE: "sum(layers)", PART: "sum(n // ranks for n in layers)"}, bli
 instead("", {PART: "sum(round(n / ranks) for n in layers)"}, blind=True)
 instead("", {CUT: "stage > first"}, blind=True)
 instead("", {PADDED: "-(-n // 4) * 4", PART: "whole // 4"}, blind=True)
-instead(
-    "",
-    {
-        PADDED: "-(-n // to) * to",
-        PART: "whole // to",
-        "whole = ": "to = 1 << (ranks - 1).bit_length()\n    whole = ",
-    },
-    blind=True,
-)
+instead("",
+    {PADDED: "-(-n // to) * to",
+     PART: "whole // to",
+     "whole = ": "to = 1 << (ranks - 1).bit_length()\n    whole = "}, blind=True)
 instead("", {SIZES: "zip((2, 2, 12),"}, blind=True)
 instead("", {SIZES: "zip((size[0], size[0], size[2]),"})
 instead("", {"b * (part": "(sum(-(-b * n // ranks) for n in layers)", "else whole": "else b * whole"}, blind=True)
-instead(
-    "",
+instead("",
     {WHOLE: "len(layers) * max(layers)\n    whole = whole if stage == 0 else -(-whole // ranks) * ranks"},
-    blind=True,
-)
+    blind=True)
 instead("", {ALL: "return P, G * (ranks if stage == 3 else 1), S"})
 instead("", {ALL: "return P, G / (ranks if stage == 1 else 1), S"})
 instead("", {ALL: "return P, G, S / (1 if stage else ranks)"})
@@ -190,31 +181,23 @@ BOTH = "before", "after"
 NOTHING = '("", "", "")'
 THRICE = '("reduce_scatter",) * 3'
 
-but(
-    "stage 2 is made to reduce in sync, as stage 1 does",
+but("stage 2 is made to reduce in sync, as stage 1 does",
     '{"gradient_ready": ("", "", "reduce_scatter"), "sync": ("reduce_scatter", "reduce_scatter", "")}',
-    blind=True,
-)
+    blind=True)
 but("stage 3 is made to gather in its step", '{"step": ("all_gather",) * 3}', blind=True)
 but(LEFT, f'{{"gradient_ready": {THRICE}, "sync": {NOTHING}}}', blind=True)
 but(LEFT, f'{{"sync": {THRICE}}}', blind=True)
 but(LEFT, "{event: row[::-1] for event, row in table().items()}", blind=True, long=True)
-but(
-    LEFT,
-    '{"before_forward": ("", "all_gather", "all_gather"), "step": ("all_gather", "", "")}',
-    blind=True,
-    long=True,
-)
+but(LEFT, '{"before_forward": ("", "all_gather", "all_gather"), "step": ("all_gather", "", "")}', blind=True,
+    long=True)
 but(LEFT, '{"after_forward": ("", "drop", "drop")}', long=True)
 but("a gather is missing", f'{{"before_backward": {NOTHING}}}')
 but("", f'{{"after_forward": {NOTHING}, "before_backward": {NOTHING}}}', blind=True)
 but("", '{"sync": ("all_reduce", "", "")}')
 but("", f'{{"after_backward": {NOTHING}}}')
-but(
-    "",
+but("",
     '{f"{a}_{way}": table()[f"{b}_{way}"] for way in ("forward", "backward") for a, b in (BOTH, BOTH[::-1])}',
-    blind=True,
-)
+    blind=True)
 
 
 @events.wrong("a different kind of answer", blind=True)

@@ -8,6 +8,7 @@ from labs import collectives  # noqa: F401  (exchanged words name it)
 from labs.group import all_gather, reduce_scatter, reduce_scatter_single  # noqa: F401  (exchanged words name it)
 from tests.answers import Exercise
 
+# fmt: off
 answers = Exercise("hsdp_gradient")
 LINE = (
     "on 2 × 2 ranks you sent 1.00 × the gradient, of that 0.50 × between replicas; the least possible is 1.00 × and "
@@ -44,13 +45,8 @@ def spoil(mistake, *changes, **options):
 
 ARRIVED = "parts = torch.empty_like(gradient)\ndist.all_to_all_single(parts, gradient, group=shards)\n"
 vary(SCATTERED, f"{SCATTERED} / {S}", MEAN, f"piece / {R}", blind=True)
-vary(
-    ADDED,
-    "piece /= mesh.size()\ndist.all_reduce(piece, group=replicas, async_op=True).wait()",
-    MEAN,
-    "piece",
-    blind=True,
-)
+vary(ADDED, "piece /= mesh.size()\ndist.all_reduce(piece, group=replicas, async_op=True).wait()",
+    MEAN, "piece", blind=True)
 vary(SCATTERED, f"{ARRIVED}piece = parts.view({S}, -1).sum(0)\ndel parts", blind=True)
 vary(SCATTERED, f"{SCATTERED} if {S} > 1 else gradient.clone()", ADDED, f"if {R} > 1:\n    {ADDED}", blind=True)
 BY_HAND = f"piece = gradient.clone()\nif {S} > 1:\n    piece = collectives.reduce_scatter(piece, group=shards).clone()"
@@ -97,28 +93,19 @@ spoil(NUMBER, MEAN, "piece / 4", blind=True)
 spoil("another rank's piece", SCATTERED, f"gradient = gradient.view({S}, -1).roll(-1, 0).reshape(-1)\n{SCATTERED}")
 spoil("", "group=replicas", "group=None", blind=True)
 spoil("", ADDED, "dist.reduce(piece, group_dst=0, group=replicas)", blind=True)
-spoil(
-    "not the same bits on every replica",
-    ADDED,
+spoil("not the same bits on every replica", ADDED,
     f"pieces = piece.new_empty({R}, len(piece))\n"
     "all_gather(pieces.view(-1), piece, group=replicas)\n"
     "for number, other in enumerate(pieces):\n"
     '    if number != mesh.get_local_rank("replicate"):\n'
-    "        piece += other",
-    blind=True,
-)
+    "        piece += other", blind=True)
 WAITING = "piece /= mesh.size()\nsums = piece.clone()\ndist.all_reduce(sums, group=replicas, async_op=True)"
 spoil("nobody waited", ADDED, WAITING, MEAN, "sums.clone()")
-spoil(
-    "the ranks make different calls",
-    SCATTERED,
+spoil("the ranks make different calls", SCATTERED,
     "whole = gradient.clone()\n"
     "dist.all_reduce(whole, group=shards)\n"
     f"n = len(gradient) // {S}\n"
-    "piece = whole[dist.get_rank() * n : (dist.get_rank() + 1) * n].clone()",
-    blind=True,
-    alone=True,
-)
+    "piece = whole[dist.get_rank() * n : (dist.get_rank() + 1) * n].clone()", blind=True, alone=True)
 
 # ---- wrong: what is sent ---------------------------------------------------------------------------------
 
@@ -129,53 +116,29 @@ SUMS = f"{REDUCED}piece = gradient.{MINE}.clone()"
 spoil(CROSS, SCATTERED, REDUCED.format("replicas") + SCATTERED, ADDED, "pass", blind=True)
 spoil(CROSS, SCATTERED, SUMS.format("None"), ADDED, "pass", blind=True)
 # As many bytes in all as are due, and nearly all of them between the replicas.
-spoil(
-    CROSS,
-    SCATTERED,
+spoil(CROSS, SCATTERED,
     f"size = len(gradient) // {S}\n"
     f"parts = pad(gradient.view({S}, size), (0, -size % {R})).view({S}, {R}, -1)\n"
     "mine = reduce_scatter(parts.transpose(0, 1).flatten(), None)\n"
     f"piece = mine.new_empty({R} * len(mine))",
-    ADDED,
-    "all_gather(piece, mine, group=replicas)",
-    MEAN,
-    "piece[:size] / mesh.size()",
-    long=True,
-)
-spoil(
-    "one replica sends for all",
-    ADDED,
-    "dist.reduce(piece, group_dst=0, group=replicas)\ndist.broadcast(piece, group_src=0, group=replicas)",
-)
+    ADDED, "all_gather(piece, mine, group=replicas)",
+    MEAN, "piece[:size] / mesh.size()", long=True)
+spoil("one replica sends for all", ADDED,
+    "dist.reduce(piece, group_dst=0, group=replicas)\ndist.broadcast(piece, group_src=0, group=replicas)")
 spoil(BYTES, SCATTERED, SUMS.format("shards"))
 # Its writer took it for right: on 2 × 2 as many as the all-reduce.
-spoil(
-    BYTES,
-    ADDED,
+spoil(BYTES, ADDED,
     f"pieces = piece.new_empty({R}, len(piece))\n"
     "all_gather(pieces.view(-1), piece, group=replicas)\n"
-    "piece = pieces.sum(0)",
-    blind=True,
-)
-spoil(
-    "sharded over all ranks",
-    SCATTERED,
-    "piece = reduce_scatter(pad(gradient, (0, -len(gradient) % mesh.size())), None)",
-    ADDED,
-    "pass",
-)
+    "piece = pieces.sum(0)", blind=True)
+spoil("sharded over all ranks",
+    SCATTERED, "piece = reduce_scatter(pad(gradient, (0, -len(gradient) % mesh.size())), None)",
+    ADDED, "pass")
 spoil("nothing is sharded", SCATTERED, "piece = gradient.clone()", "group=replicas", "group=None")
-spoil(
-    "reduced in the wrong dtype", "gradient, shards", "gradient.double(), shards", MEAN, f"({MEAN}).to(gradient.dtype)"
-)
-spoil(
-    "rounded on the way",
-    SCATTERED,
-    f"{SCATTERED}.bfloat16()",
-    MEAN,
-    "piece.to(gradient.dtype) / mesh.size()",
-    blind=True,
-)
+spoil("reduced in the wrong dtype", "gradient, shards", "gradient.double(), shards",
+    MEAN, f"({MEAN}).to(gradient.dtype)")
+spoil("rounded on the way", SCATTERED, f"{SCATTERED}.bfloat16()",
+    MEAN, "piece.to(gradient.dtype) / mesh.size()", blind=True)
 spoil("rounded on the way", SCATTERED, f"{SCATTERED}.float()", MEAN, f"({MEAN}).to(gradient.dtype)", blind=True)
 
 # ---- wrong: what is left ---------------------------------------------------------------------------------
@@ -184,29 +147,16 @@ spoil("the dtype changed", MEAN, f"({MEAN}).float()", blind=True)
 spoil("the dtype changed", "gradient, shards", "gradient.double(), shards")
 spoil("nothing is returned", RETURNED, f"gradient.{MINE}.copy_({MEAN})")
 spoil("a view keeps the whole gradient", RETURNED, f"return gradient.{MINE}.copy_({MEAN})")
-spoil(
-    "something is kept from the call",
-    SCATTERED,
-    f"{ARRIVED}piece, *others = parts.chunk({S})\nfor other in others:\n    piece += other",
-    MEAN,
-    "piece.div_(mesh.size())",
-    blind=True,
-)
-spoil(
-    "full copies are kept",
-    "reduce_scatter(gradient, shards)",
-    "reduce_scatter(gradient / mesh.size(), shards)",
-    MEAN,
-    "piece",
-    blind=True,
-)
+spoil("something is kept from the call",
+    SCATTERED, f"{ARRIVED}piece, *others = parts.chunk({S})\nfor other in others:\n    piece += other",
+    MEAN, "piece.div_(mesh.size())", blind=True)
+spoil("full copies are kept",
+    "reduce_scatter(gradient, shards)", "reduce_scatter(gradient / mesh.size(), shards)",
+    MEAN, "piece", blind=True)
 spoil("what was given has changed", SCATTERED, f"gradient /= mesh.size()\n{SCATTERED}", MEAN, "piece", blind=True)
 ITSELF = f"piece = gradient if {S} == 1 else reduce_scatter(gradient, shards)"
 spoil("what was given has changed", SCATTERED, ITSELF, MEAN, "piece.div_(mesh.size())", blind=True)
-spoil(
-    "a later call writes into what this one returned",
-    RETURNED,
+spoil("a later call writes into what this one returned", RETURNED,
     f"piece = {MEAN}\nreturn BUFFERS.setdefault((piece.shape, piece.dtype), torch.empty_like(piece)).copy_(piece)",
-    blind=True,
-)
+    blind=True)
 spoil("something is kept from every call", SCATTERED, f"ALL.append(gradient.clone())\n{SCATTERED}", blind=True)

@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from tests.answers import Exercise
 
+# fmt: off
 answers = Exercise("mesh_norm")
 
 
@@ -58,28 +59,16 @@ instead("not added up along tp", ALL, along("pp", "replicate", "shard"))
 instead("", ALL, along("pp", "tp"))
 instead("the mean over the ranks", ALL, f"{ALL}; total /= mesh.size()")
 instead("the square of the norm", ROOT, "return total")
-answers.spoil(
-    by_copies,
-    "norms are added up, and not their squares",
-    {SQUARES: "gradient.double().square().sum()", ALL: f"total = total.sqrt(); {ALL}", ROOT: "return total"},
-)
+answers.spoil(by_copies, "norms are added up, and not their squares",
+    {SQUARES: "gradient.double().square().sum()",
+     ALL: f"total = total.sqrt(); {ALL}",
+     ROOT: "return total"})
 instead("rounded on the way", "gradient.double()", "gradient")
-instead(
-    "the gradients travel",
-    ROOT,
-    f"dist.all_reduce(torch.ones(20))\n    {ROOT}",
-)
+instead("the gradients travel", ROOT, f"dist.all_reduce(torch.ones(20))\n    {ROOT}")
 instead("what was given has changed", SQUARES, "gradient.mul_(2).double().square().sum() / 4 / copies")
 instead("nothing is returned", ROOT, "pass")
 instead("", "gradient.double().square()", "gradient.double().abs()")
-instead(
-    "the squares are too large for their dtype", "torch.zeros((), dtype=torch.float64)", "torch.zeros(())", blind=True
-)
-instead(
-    "one side of a message or a collective is missing",
-    "total = torch.zeros(",
-    "if not gradients:\n        return 0.0\n    total = torch.zeros(",
-    blind=True,
-    long=True,
-    alone=True,
-)
+instead("the squares are too large for their dtype", "torch.zeros((), dtype=torch.float64)", "torch.zeros(())",
+    blind=True)
+instead("one side of a message or a collective is missing", "total = torch.zeros(",
+    "if not gradients:\n        return 0.0\n    total = torch.zeros(", blind=True, long=True, alone=True)

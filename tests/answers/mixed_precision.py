@@ -12,6 +12,7 @@ from torch import nn  # noqa: F401  (exchanged words name it)
 from labs.kit import exercises
 from tests.answers import Exercise, exchanged
 
+# fmt: off
 answers = Exercise("mixed_precision")
 LINE = "16.00 bytes per parameter at rest; the least possible is 16"
 
@@ -135,19 +136,15 @@ kept(NO_FLOAT32.format("master"), {MASTER: '"master": master.double()'})
 kept(NO_FLOAT32.format("square"), {SQUARE: '"square": torch.zeros_like(p.detach())'})
 kept("part of a graph", {"p.detach().float()": "p.float()"})
 kept("part of a graph", {MASTER: '"master": nn.Parameter(master)'})
-kept(
-    "two of them share their memory",
+kept("two of them share their memory",
     {ALL: 'return {"master": master} | dict.fromkeys(("mean", "square"), torch.zeros_like(master))'},
-    blind=True,
-)
+    blind=True)
 kept(BEGUN.format("master"), {MASTER: '"master": torch.zeros_like(master)'}, blind=True)
 kept(BEGUN.format("mean"), {MEAN: '"mean": torch.empty_like(master)'})
 kept(BEGUN.format("square"), {SQUARE: '"square": torch.ones_like(master)'})
 kept(BEGUN.format("master"), {RETURN: "return KEPT.setdefault(p.shape, {", "(master)}": "(master)})"})
-kept(
-    "right only for some shapes",
-    {"p.detach().float()": "(p.detach() if p.dim() == 2 else p.detach().flatten()).float()"},
-)
+kept("right only for some shapes",
+    {"p.detach().float()": "(p.detach() if p.dim() == 2 else p.detach().flatten()).float()"})
 kept("right only for numbers near 1", {"p.detach().float()": "p.detach().half().float()"})
 kept("more than 16 bytes per parameter", {RETURN: 'return {"gradient": torch.zeros_like(master), '})
 
@@ -188,11 +185,9 @@ setting(OTHER_WAY, 'kept["master"].copy_(p)', blind=True)
 spoil(BEHIND, {COPY: ""})
 spoil(BEHIND, {COPY: 'p = kept["master"].to(p.dtype)'}, blind=True)
 spoil(BEHIND, {COPY: "", ADAMW: f"{COPY}\n    {ADAMW}"}, blind=True)
-spoil(
-    "the parameter is not its master, rounded",
-    {ADAMW: f'before = kept["master"].clone()\n    {ADAMW}', COPY: 'p.add_((kept["master"] - before).to(p.dtype))'},
-    blind=True,
-)
+spoil("the parameter is not its master, rounded",
+    {ADAMW: f'before = kept["master"].clone()\n    {ADAMW}',
+     COPY: 'p.add_((kept["master"] - before).to(p.dtype))'}, blind=True)
 CUT = 'p.copy_((kept["master"].contiguous().view(torch.int32) & -65536).view(torch.float32))'
 spoil("the parameter is not its master, rounded", {COPY: CUT}, blind=True)
 by("the gradient is followed uphill", "gradient = -p.grad.float()")
@@ -207,19 +202,12 @@ setting(OTHER_WAY, 'settings["betas"] = 0.9, 0.999', blind=True)
 setting(OTHER_WAY, 'settings = kept.setdefault("settings", settings)', blind=True)
 by("", f'{FLOAT} + settings["weight_decay"] * kept["master"]\n    settings["weight_decay"] = 0.0', blind=True)
 by("right only in bfloat16", f"{FLOAT} / (1024 if p.dtype is torch.float16 else 1)")
-by(
-    "more than 16 bytes per parameter",
-    'gradient = KEPT.setdefault(p, torch.empty_like(kept["master"])).copy_(p.grad)',
-    blind=True,
-)
+by("more than 16 bytes per parameter",
+    'gradient = KEPT.setdefault(p, torch.empty_like(kept["master"])).copy_(p.grad)', blind=True)
 by("something is kept from every step", f'{FLOAT}\n    KEPT.setdefault("log", []).append(gradient)')
 by("more than 16 bytes per parameter", f'{FLOAT}\n    kept["gradient"] = gradient')
-by(
-    "more than 16 bytes per parameter",
-    f'{FLOAT}\n    kept["gradient"] = gradient',
-    blind=True,
-    given=partial(steps, first=lambda p: remember(p) | {"gradient": torch.zeros(p.shape)}),
-)
+by("more than 16 bytes per parameter", f'{FLOAT}\n    kept["gradient"] = gradient', blind=True,
+    given=partial(steps, first=lambda p: remember(p) | {"gradient": torch.zeros(p.shape)}))
 spoil("right only where no gradient is zero", {"p.grad is None": "p.grad is None or not p.grad.any()"}, blind=True)
 spoil(ALWAYS, {NONE: "", FLOAT: "gradient = torch.zeros(p.shape) if p.grad is None else p.grad.float()"}, blind=True)
 spoil(ALWAYS, {NONE: ""}, blind=True)
@@ -229,28 +217,16 @@ then(CHANGED, "p.grad.mul_(2)")
 then(CHANGED, "p.grad = None", blind=True)
 by(CHANGED, f"p.grad.clamp_(-1, 1)\n    {FLOAT}", blind=True)
 spoil("right only in bfloat16", {COPY: 'p.copy_(kept["master"].bfloat16())'}, blind=True)
-spoil(
-    "right only for contiguous parameters",
-    {
-        FLOAT: "gradient = p.grad.view(-1).float()",
-        ADAMW: 'adamw(*(kept[name].view(-1) for name in ("master", "mean", "square")), gradient, t, **settings)',
-    },
-)
-spoil(
-    "right only for some shapes",
-    {
-        ADAMW: "for row in range(len(p)):\n"
-        '        adamw(*(kept[k][row] for k in ("master", "mean", "square")), gradient[row], t, **settings)'
-    },
-    blind=True,
-)
+spoil("right only for contiguous parameters",
+    {FLOAT: "gradient = p.grad.view(-1).float()",
+     ADAMW: 'adamw(*(kept[name].view(-1) for name in ("master", "mean", "square")), gradient, t, **settings)'})
+spoil("right only for some shapes",
+    {ADAMW: "for row in range(len(p)):\n"
+         '        adamw(*(kept[k][row] for k in ("master", "mean", "square")), gradient[row], t, **settings)'},
+    blind=True)
 then("part of a graph", 'kept["master"].requires_grad_()')
-spoil(
-    "something is left behind",
-    {NONE: f"    torch.set_grad_enabled(False)\n{NONE}"},
-    alone=True,
-    given=lambda fn: (remember, fn),
-)
+spoil("something is left behind", {NONE: f"    torch.set_grad_enabled(False)\n{NONE}"}, alone=True,
+    given=lambda fn: (remember, fn))
 
 
 @answers.wrong(OTHER_WAY, blind=True, given=steps)
@@ -266,16 +242,9 @@ def step_squares_low(p, kept, t, lr, betas, eps, weight_decay):
     p.copy_(kept["master"])
 
 
-answers.spoil(
-    step_squares_low,
-    OTHER_WAY,
-    {
-        "mean.lerp_(p.grad.float()": "mean = mean.lerp(p.grad.float()",
-        "square.lerp_((p.grad**2).float()": "square = square.lerp(p.grad.float() ** 2",
-    },
-    blind=True,
-    given=steps,
-)
+answers.spoil(step_squares_low, OTHER_WAY,
+    {"mean.lerp_(p.grad.float()": "mean = mean.lerp(p.grad.float()",
+     "square.lerp_((p.grad**2).float()": "square = square.lerp(p.grad.float() ** 2"}, blind=True, given=steps)
 
 # ---- wrong: both -----------------------------------------------------------------------------------------
 
@@ -320,9 +289,5 @@ FLAT = {
     FLOAT: "gradient = p.grad.reshape(-1).float()",
     COPY: 'p.copy_(kept["master"].view(p.shape))',
 }
-kept(
-    "a different shape",
-    {"p.detach().float()": "p.detach().float().reshape(-1)"},
-    blind=True,
-    given=partial(remembers, then=exchanged(step, FLAT, "step_flat")),
-)
+kept("a different shape", {"p.detach().float()": "p.detach().float().reshape(-1)"}, blind=True,
+    given=partial(remembers, then=exchanged(step, FLAT, "step_flat")))

@@ -8,6 +8,7 @@ import numpy as np
 from labs.kit.checks.pencil.shard import MISTAKES
 from tests.answers import Exercise
 
+# fmt: off
 answers = Exercise("my_shard")
 LINE = "right on all 87 examples"
 
@@ -68,20 +69,13 @@ EMPTY = "an empty shard that does not end where it starts"
 LAST = "elements if rank == ranks - 1 else "
 
 instead = answers.slips(by_longest)
-instead(
-    "the last rank is given a longer shard than the others",
-    {LONGEST: "elements // ranks", STOP: f"{LAST}(rank + 1) * longest"},
-    blind=True,
-)
-instead(
-    "not cut as torch.chunk cuts",
-    {
-        LONGEST: "elements // ranks",
-        START: "rank * longest + min(rank, elements % ranks)",
-        STOP: "start + longest + (rank < elements % ranks)",
-    },
-    blind=True,
-)
+instead("the last rank is given a longer shard than the others",
+    {LONGEST: "elements // ranks",
+     STOP: f"{LAST}(rank + 1) * longest"}, blind=True)
+instead("not cut as torch.chunk cuts",
+    {LONGEST: "elements // ranks",
+     START: "rank * longest + min(rank, elements % ranks)",
+     STOP: "start + longest + (rank < elements % ranks)"}, blind=True)
 instead("past the end", UNHELD | {STOP: "start + longest"}, blind=True)
 instead("start and length instead of start and stop", {BOTH: "return start, stop - start"}, blind=True)
 instead(EMPTY, UNHELD, blind=True)

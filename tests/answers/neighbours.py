@@ -10,6 +10,7 @@ import torch.distributed as dist  # noqa: F401  (exchanged words name it)
 from labs.mesh import Mesh
 from tests.answers import Exercise
 
+# fmt: off
 answers = Exercise("neighbours")
 LINE = "15 meshes of up to 4 axes, for all of their ranks, and not one message"
 
@@ -50,9 +51,8 @@ def by_grid(shape, rank):
 
 
 AS_TENSORS = {"place = (grid == rank).nonzero()[0].tolist()": "place = torch.unravel_index(torch.tensor(rank), shape)"}
-answers.vary(
-    by_grid, AS_TENSORS | {"return place,": "return torch.stack(place),", ".tolist() for a": " for a"}, line=LINE
-)
+answers.vary(by_grid, AS_TENSORS | {"return place,": "return torch.stack(place),", ".tolist() for a": " for a"},
+    line=LINE)
 
 
 @answers.right(blind=True)
@@ -120,16 +120,12 @@ first(PROCESS, "rank = dist.get_rank()", blind=True)
 returned(PROCESS, "KEPT.setdefault(tuple(shape), (place, groups))", blind=True)
 first("", "rank = rank or dist.get_rank() % prod(shape)")
 instead("", STRIDES, "_, columns = shape\n    strides = [columns, 1]", blind=True, alone=True)
-instead(
-    "a different coordinate",
-    PLACES,
+instead("a different coordinate", PLACES,
     "place, rest = [], rank\n"
     "    for size in shape[:-1]:\n"
     "        here, rest = divmod(rest, size)\n"
     "        place.append(here)\n"
-    "    place.append(rest)",
-    blind=True,
-)
+    "    place.append(rest)", blind=True)
 instead("a different coordinate", PLACE, "round(rank / step) % size", blind=True)
 instead("not whole numbers", PLACE, "rank / step % size")
 first("not one number for each axis", "shape = [size for size in shape if size > 1]", blind=True)
@@ -140,12 +136,8 @@ instead("right only on two axes", PLACE, "rank // step if step > 1 else rank % s
 # ---- wrong: the groups -----------------------------------------------------------------------------------
 
 returned("the axes are exchanged", "place, groups[::-1]", blind=True)
-instead(
-    "the axes are exchanged",
-    f"[{RANK} for k in range(size)]",
-    "[r for r in range(prod(shape)) if r // step % size == at]",
-    blind=True,
-)
+instead("the axes are exchanged", f"[{RANK} for k in range(size)]",
+    "[r for r in range(prod(shape)) if r // step % size == at]", blind=True)
 instead("always a run of neighbours", RANK, "rank // size * size + k", blind=True)
 instead("places instead of ranks", RANK, "k")
 instead("ranks that do not exist", RANK, "rank + k * step")
@@ -155,12 +147,9 @@ NEAR = "place, [sorted({g[(p - 1) % len(g)], g[p], g[(p + 1) % len(g)]}) for p, 
 returned("a different group", NEAR, blind=True, long=True)
 returned("the rank itself is missing", "place, [[r for r in group if r != rank] for group in groups]", blind=True)
 returned("not in the order of the axis", "place, [[rank, *(r for r in g if r != rank)] for g in groups]", blind=True)
-answers.spoil(
-    by_mesh,
-    "not whole numbers",
+answers.spoil(by_mesh, "not whole numbers",
     {"next(list(g) for g in mesh.groups_of(name) if rank in g)": "[list(g) for g in mesh.groups_of(name)]"},
-    blind=True,
-)
+    blind=True)
 returned("not one group for each axis", "place, groups[-1:]")
 COLUMN_AND_ROWS = "[list(range(rank % shape[-1], prod(shape), shape[-1])), *groups[-1:] * (len(shape) - 1)]"
 returned("right only on two axes", f"place, {COLUMN_AND_ROWS} if len(shape) > 1 else groups")
@@ -169,10 +158,7 @@ instead("nothing is returned", RETURNED, "pass")
 
 # ---- wrong: what else is done ----------------------------------------------------------------------------
 
-first(
-    "sent, and not worked out",
-    "everyone = [None] * dist.get_world_size()\n    dist.all_gather_object(everyone, rank)",
-    blind=True,
-)
+first("sent, and not worked out",
+    "everyone = [None] * dist.get_world_size()\n    dist.all_gather_object(everyone, rank)", blind=True)
 first("sent, and not worked out", "if shape == (2, 4):\n        dist.all_reduce(torch.ones(1))", alone=True)
 first("something is left behind", "if shape == (2, 4):\n        dist.new_group([0])", alone=True)

@@ -11,6 +11,7 @@ from itertools import pairwise
 from labs.kit import exercises
 from tests.answers import Exercise
 
+# fmt: off
 answers = Exercise("offloaded_step")
 LINE = "each fetch, and each store, beside an update; the state of "
 answers.right(exercises.offloaded_step, line=LINE)
@@ -35,11 +36,9 @@ def offloaded_step(due, fetch, update, store):
 STORED = "stored.append(thread.submit(store, i, update(i, values)))"
 SUBMITTED = "thread.submit(store, i, update(i, values))"
 INDENT = "\n            "
-answers.vary(
-    offloaded_step,
+answers.vary(offloaded_step,
     {STORED: f"values = update(i, values){INDENT}stored.append(thread.submit(store, i, values)){INDENT}del values"},
-    blind=True,
-)
+    blind=True)
 
 
 @answers.right(blind=True)
@@ -255,39 +254,23 @@ spoil(WAITED, {"ThreadPoolExecutor(1)": "ThreadPoolExecutor(2)", STORED: f"{SUBM
 MANY = "too much at once"
 
 spoil(MANY, {"due[:1]": "due", TAKEN: "values = coming[n].result()", NEXT: ""}, blind=True)
-spoil(
-    MANY,
-    {
-        "stored = []": "new = {}",
-        STORED: "new[i] = update(i, values)",
-        "    for each in stored:": "        stored = [thread.submit(store, i, values) for i, values in new.items()]\n"
-        "    for each in stored:",
-    },
-    blind=True,
-)
-spoil(
-    MANY,
-    {
-        "stored = []": "new = {}",
-        STORED: "new[i] = update(i, values)",
-        "in stored": "in new.items()",
-        "each.result()": "store(*each)",
-    },
-)
-spoil(
-    MANY,
-    {TAKEN: "values = coming[n].result()", "coming = [thread.submit(fetch, j)": "coming += [thread.submit(fetch, j)"},
-    blind=True,
-)
-spoil(
-    MANY,
-    {
-        "due[:1]": "due[:4]",
-        TAKEN: "values = coming.pop(0).result()",
-        NEXT: "coming += [thread.submit(fetch, j) for j in due[n + 4 : n + 5]]",
-    },
-    long=True,
-)
+spoil(MANY,
+    {"stored = []": "new = {}",
+     STORED: "new[i] = update(i, values)",
+     "    for each in stored:": "        stored = [thread.submit(store, i, values) for i, values in new.items()]\n"
+         "    for each in stored:"}, blind=True)
+spoil(MANY,
+    {"stored = []": "new = {}",
+     STORED: "new[i] = update(i, values)",
+     "in stored": "in new.items()",
+     "each.result()": "store(*each)"})
+spoil(MANY,
+    {TAKEN: "values = coming[n].result()",
+     "coming = [thread.submit(fetch, j)": "coming += [thread.submit(fetch, j)"}, blind=True)
+spoil(MANY,
+    {"due[:1]": "due[:4]",
+     TAKEN: "values = coming.pop(0).result()",
+     NEXT: "coming += [thread.submit(fetch, j) for j in due[n + 4 : n + 5]]"}, long=True)
 
 
 @answers.wrong(MANY)
@@ -302,20 +285,14 @@ LOST = "an error is lost"
 
 spoil(LOST, {STORED: SUBMITTED}, blind=True)
 spoil(LOST, {STORED: f"stored = [{SUBMITTED}]"}, blind=True)
-spoil(
-    "",
-    {
-        TAKEN: f"failed = coming[0].exception() is not None{INDENT}values = None if failed else coming[0].result()",
-        STORED: f"if not failed:{INDENT}    {STORED}",
-    },
-    blind=True,
-)
+spoil("",
+    {TAKEN: f"failed = coming[0].exception() is not None{INDENT}values = None if failed else coming[0].result()",
+     STORED: f"if not failed:{INDENT}    {STORED}"}, blind=True)
 WITH, BARE = "    with ThreadPoolExecutor(1) as thread:", "    thread = ThreadPoolExecutor(1)"
-spoil(
-    "returned too early",
-    {WITH: f"{BARE}\n    if True:", STORED: SUBMITTED, "    for each": "    thread.shutdown(wait=False)\n    for each"},
-    blind=True,
-)
+spoil("returned too early",
+    {WITH: f"{BARE}\n    if True:",
+     STORED: SUBMITTED,
+     "    for each": "    thread.shutdown(wait=False)\n    for each"}, blind=True)
 KEPT = []
 spoil("threads are left behind", {WITH: f"{BARE}\n    KEPT.append(thread)\n    if True:"}, alone=True)
 
@@ -327,14 +304,9 @@ def every_error_is_caught(due, fetch, update, store):
 
 
 OS_THREAD = []
-spoil(
-    "",
-    {
-        "ThreadPoolExecutor(1)": "OS_THREAD[0]",
-        "stored = []": "stored = []\n    OS_THREAD or OS_THREAD.append(ThreadPoolExecutor(1))",
-    },
-    blind=True,
-)
+spoil("",
+    {"ThreadPoolExecutor(1)": "OS_THREAD[0]",
+     "stored = []": "stored = []\n    OS_THREAD or OS_THREAD.append(ThreadPoolExecutor(1))"}, blind=True)
 
 # ---- wrong: which one ------------------------------------------------------------------------------------
 
@@ -351,23 +323,15 @@ due_instead("in another order", "sorted(due)", blind=True)
 spoil(OTHERS, {"stored = []": "stored = [] if due and fetch(due[0]) else []"})
 spoil(OTHERS, {FOLLOWING: "[due[(n + 1) % len(due)]]"}, blind=True)
 spoil("", {FOLLOWING: "[i + 1][: i != due[-1]]"}, blind=True)
-spoil(
-    "the wrong numbers are stored",
-    {STORED: f"update(i, values){INDENT}stored.append(thread.submit(store, i, values))"},
-    blind=True,
-)
+spoil("the wrong numbers are stored",
+    {STORED: f"update(i, values){INDENT}stored.append(thread.submit(store, i, values))"}, blind=True)
 spoil(UPDATED, {TAKEN: "values = coming[0]"})
 spoil(UPDATED, {"due[:1]": "due", TAKEN: "values = coming[min(n + 1, len(due) - 1)].result()", NEXT: ""})
 spoil("", {FIRST: "coming = [thread.submit(fetch, due[0])]"}, blind=True)
-spoil(
-    "",
-    {
-        "stored = []": "stored, before = [], None",
-        TAKEN: f"{TAKEN}{INDENT}if before:{INDENT}    stored.append(thread.submit(store, *before))",
-        STORED: "before = i, update(i, values)",
-    },
-    blind=True,
-)
+spoil("",
+    {"stored = []": "stored, before = [], None",
+     TAKEN: f"{TAKEN}{INDENT}if before:{INDENT}    stored.append(thread.submit(store, *before))",
+     STORED: "before = i, update(i, values)"}, blind=True)
 
 
 @answers.wrong()

@@ -9,6 +9,7 @@ from labs.dtensor import Partial, Shard
 from labs.group import reduce_scatter
 from tests.answers import Exercise
 
+# fmt: off
 answers = Exercise("partial_to_shard")
 LINE = "you sent 0.75 × the tensor per rank; the least possible is 0.75 ×"
 
@@ -145,11 +146,8 @@ def through(mistake, dtype, **options):
     answers.spoil(padded_rows, mistake, changes, **options)
 
 
-instead(
-    "one's own summand",
-    "reduce_scatter(padded.view(-1), group).view(longest, *rows.shape[1:])",
-    "padded.view(ranks, longest, *rows.shape[1:])[dist.get_rank(group)]",
-)
+instead("one's own summand", "reduce_scatter(padded.view(-1), group).view(longest, *rows.shape[1:])",
+    "padded.view(ranks, longest, *rows.shape[1:])[dist.get_rank(group)]")
 after("averaged instead of summed", "return piece / ranks", blind=True)
 instead("the pieces are rotated", "padded.view(-1)", "padded.roll(longest, 0).view(-1)")
 answers.spoil(by_unflatten, "cut in the order of memory", {"pieces.flatten()": "padded.flatten()"}, blind=True)
@@ -157,22 +155,16 @@ instead("the padding is still there", "piece[:mine]", "piece", blind=True)
 before("cut along another dim", "dim = 0", blind=True)
 after("another shape", "return piece.flatten()")
 # As torch.tensor_split cuts: "another shape", or by some numbers first seen where a piece is empty.
-answers.spoil(
-    in_a_table,
-    "",
-    {
-        "summand.split(max(longest, 1), dim)": "summand.tensor_split(ranks, dim)",
-        "    shape =": "    mine = summand.tensor_split(ranks, dim)[dist.get_rank(group)].shape[dim]\n    shape =",
-    },
-    blind=True,
-)
+answers.spoil(in_a_table, "",
+    {"summand.split(max(longest, 1), dim)": "summand.tensor_split(ranks, dim)",
+     "    shape =": "    mine = summand.tensor_split(ranks, dim)[dist.get_rank(group)].shape[dim]\n    shape ="},
+    blind=True)
 instead("", BEHIND, "[ranks * longest - summand.shape[dim], 0]", blind=True)
 after("", "return piece.movedim(dim, 0).transpose(0, dim) if dim == 2 else piece")
 instead("", BEHIND, "[0, 0]", blind=True, alone=True)
 after(EMPTY, "return piece if piece.numel() else summand.new_empty(0)", blind=True)
-instead(
-    EMPTY, ROWS, f"if mine == 0:\n        return summand.narrow(dim, 0, 0).clone()\n    {ROWS}", blind=True, alone=True
-)
+instead(EMPTY, ROWS, f"if mine == 0:\n        return summand.narrow(dim, 0, 0).clone()\n    {ROWS}", blind=True,
+    alone=True)
 instead(EMPTY, BEHIND, "[0, -len(rows) % max(longest, 1)]", blind=True, alone=True, long=True)
 instead(GROUP, ROWS, f"{ROWS}\n    mine = max(0, min(longest, len(rows) - dist.get_rank() * longest))", blind=True)
 before(GROUP, "group = None", blind=True, alone=True)
@@ -180,15 +172,9 @@ before("right only for contiguous tensors", "summand.view(-1)", blind=True)
 before("", "if dim == 0 and summand.shape[0] % dist.get_world_size(group) == 0:\n    summand.view(-1)")
 after("right only on more than one rank", "return piece if ranks > 1 else summand * 2")
 KEY = "(summand.shape, summand.dtype, dim, summand.is_contiguous(), dist.get_world_size(group))"
-answers.spoil(
-    padded_rows,
-    "right only the first time",
-    {
-        CUT: f"if {KEY} in FIRST:\n        return FIRST[{KEY}].clone()\n    {CUT}",
-        RETURNED: f"FIRST[{KEY}] = {MINE}{CLONE}\n    return FIRST[{KEY}].clone()",
-    },
-    alone=True,
-)
+answers.spoil(padded_rows, "right only the first time",
+    {CUT: f"if {KEY} in FIRST:\n        return FIRST[{KEY}].clone()\n    {CUT}",
+     RETURNED: f"FIRST[{KEY}] = {MINE}{CLONE}\n    return FIRST[{KEY}].clone()"}, alone=True)
 LOOP = (
     "total = come[:mine].clone()\n"
     "    for r in range(1, ranks):\n"
@@ -197,9 +183,8 @@ LOOP = (
 SUM = "total = come.view(ranks, longest, *rows.shape[1:]).sum(0)[:mine].clone()"
 answers.spoil(by_all_to_all, "right only in some dtypes", {LOOP: SUM}, blind=True)
 before("the dtype changed", "summand = summand.double()")
-answers.spoil(
-    in_a_table, "the dtype changed", {"summand.new_zeros(ranks, *shape)": "torch.zeros(ranks, *shape)"}, blind=True
-)
+answers.spoil(in_a_table, "the dtype changed",
+    {"summand.new_zeros(ranks, *shape)": "torch.zeros(ranks, *shape)"}, blind=True)
 
 # ---- wrong: what is sent ---------------------------------------------------------------------------------
 
@@ -226,31 +211,20 @@ answers.spoil(all_reduced, "the whole sum instead of a piece", {"chunks(total, d
 # ---- wrong: what is left ---------------------------------------------------------------------------------
 
 after("nothing is returned", "")
-after(
-    "what was given has changed",
+after("what was given has changed",
     "summand.narrow(dim, min(dist.get_rank(group) * longest, len(rows)), mine).copy_(piece)\nreturn piece",
-    blind=True,
-)
+    blind=True)
 after("what was given has changed", "summand.zero_()\nreturn piece")
 answers.spoil(by_all_to_all, "something is kept from the call", {".clone()": ""}, blind=True)
 TABLE = "padded = BUFFERS.setdefault((padded.shape, padded.dtype), torch.empty_like(padded)).copy_(padded)"
 instead("something is kept from the call", PIECE, f"{TABLE}\n    {PIECE}", blind=True)
 after("something is kept from every call", "ALL.append(summand.clone())\nreturn piece", alone=True)
-after(
-    "a later call writes into what this one returned",
-    "return BUFFERS.setdefault((piece.shape, piece.dtype), torch.empty_like(piece)).copy_(piece)",
-    alone=True,
-)
-answers.spoil(
-    padded_rows,
-    "full copies are kept",
-    {
-        ROWS: f"{ROWS}.clone(memory_format=torch.contiguous_format)",
-        ".contiguous()": ".clone()",
-        PIECE: "pieces = [part.clone() for part in padded.split(max(longest, 1))]\n"
-        "    flat = [part.flatten().clone() for part in pieces]\n"
-        "    vector = torch.cat(flat)\n"
-        "    piece = reduce_scatter(vector, group)",
-    },
-    blind=True,
-)
+after("a later call writes into what this one returned",
+    "return BUFFERS.setdefault((piece.shape, piece.dtype), torch.empty_like(piece)).copy_(piece)", alone=True)
+answers.spoil(padded_rows, "full copies are kept",
+    {ROWS: f"{ROWS}.clone(memory_format=torch.contiguous_format)",
+     ".contiguous()": ".clone()",
+     PIECE: "pieces = [part.clone() for part in padded.split(max(longest, 1))]\n"
+         "    flat = [part.flatten().clone() for part in pieces]\n"
+         "    vector = torch.cat(flat)\n"
+         "    piece = reduce_scatter(vector, group)"}, blind=True)

@@ -8,6 +8,7 @@ from labs import collectives  # noqa: F401  (exchanged words name it)
 from labs.group import all_gather, reduce_scatter, reduce_scatter_single  # noqa: F401  (exchanged words name it)
 from tests.answers import Exercise
 
+# fmt: off
 answers = Exercise("partition_optimizer")
 SENT = ", and sent 1.50 × the vector per step; the least possible is 0.25 × and 1.50 ×"
 STATE = "you hold 0.25 × the optimizer's state per rank" + SENT
@@ -68,13 +69,9 @@ vary(
 )
 # By sends and receives.
 vary(
-    {
-        f"nn.Parameter({SHARD})": "full.detach().chunk(ranks)[rank].requires_grad_()",
-        GRADIENT: f"collectives.reduce_scatter(full.grad)\n{MINE}",
-        GATHER: "collectives.all_gather(full.data)",
-    },
-    line=STATE,
-)
+    {f"nn.Parameter({SHARD})": "full.detach().chunk(ranks)[rank].requires_grad_()",
+     GRADIENT: f"collectives.reduce_scatter(full.grad)\n{MINE}",
+     GATHER: "collectives.all_gather(full.data)"}, line=STATE)
 # That waits later.
 ARRIVED = (
     "parts = torch.empty_like(full.grad)\n"
@@ -84,31 +81,20 @@ ARRIVED = (
 PIECES = "pieces = [torch.empty_like(shard) for _ in range(ranks)]\n"
 PIECES += "dist.all_gather(pieces, shard.data, async_op=True).wait()\n"
 vary(
-    {
-        GRADIENT: ARRIVED.format(".wait()"),
-        STEP: f"{STEP}\noptimizer.zero_grad()",
-        GATHER: f"{PIECES}with torch.no_grad():\n    full.copy_(torch.cat(pieces))",
-    },
-    line=STATE,
-)
+    {GRADIENT: ARRIVED.format(".wait()"),
+     STEP: f"{STEP}\noptimizer.zero_grad()",
+     GATHER: f"{PIECES}with torch.no_grad():\n    full.copy_(torch.cat(pieces))"}, line=STATE)
 # By reduce and broadcast.
 vary(
-    {
-        GRADIENT: "[dist.reduce(gradient, owner) for owner, gradient in enumerate(full.grad.chunk(ranks))]\n" + MINE,
-        GATHER: "[dist.broadcast(piece, owner) for owner, piece in enumerate(full.data.chunk(ranks))]",
-    },
-    line=STATE,
-)
+    {GRADIENT: "[dist.reduce(gradient, owner) for owner, gradient in enumerate(full.grad.chunk(ranks))]\n" + MINE,
+     GATHER: "[dist.broadcast(piece, owner) for owner, piece in enumerate(full.data.chunk(ranks))]"},
+    line=STATE)
 vary(COPY | {GRADIENT: f"shard.data.copy_({SHARD})\n{GRADIENT}", STEP: f"{STEP}\noptimizer.zero_grad()"}, blind=True)
 vary(
-    {
-        SHARD: "torch.tensor_split(full.data, ranks)[rank]",
-        MEAN: "reduce_scatter(full.grad / ranks, None)",
-        STEP: f"{STEP}\nshard.grad = None",
-        GATHER: f"{WHOLE}\nfull.data.copy_(whole)",
-    },
-    blind=True,
-)
+    {SHARD: "torch.tensor_split(full.data, ranks)[rank]",
+     MEAN: "reduce_scatter(full.grad / ranks, None)",
+     STEP: f"{STEP}\nshard.grad = None",
+     GATHER: f"{WHOLE}\nfull.data.copy_(whole)"}, blind=True)
 
 
 class Partition:
@@ -178,20 +164,14 @@ OF_ALL = {"make([shard])": "make([full])"}
 
 spoil("nothing is sharded", OF_ALL | {GRADIENT: MIXED, GATHER: "pass"}, blind=True)
 # Each rank has state for everything, and sends its own part of what comes of it.
-spoil(
-    ALL,
-    OF_ALL | {GRADIENT: f"mine = {MEAN}\nfull.grad.chunk(ranks)[rank].copy_(mine)", "shard.data)": f"{SHARD}.clone())"},
-)
+spoil(ALL,
+    OF_ALL | {GRADIENT: f"mine = {MEAN}\nfull.grad.chunk(ranks)[rank].copy_(mine)", "shard.data)": f"{SHARD}.clone())"})
 # The optimizer knows all elements; zeros are the gradients of the others.
-spoil(
-    ALL,
-    {
-        SHARD: "full.data.clone()",
-        GRADIENT: f"part = {MEAN}\nshard.grad = torch.zeros_like(shard)\nshard.grad.chunk(ranks)[rank].copy_(part)",
-        GATHER: "all_gather(full.data, shard.data.chunk(ranks)[rank].clone())\nshard.data.copy_(full.data)",
-    },
-    blind=True,
-)
+spoil(ALL,
+    {SHARD: "full.data.clone()",
+     GRADIENT: f"part = {MEAN}\nshard.grad = torch.zeros_like(shard)\nshard.grad.chunk(ranks)[rank].copy_(part)",
+     GATHER: "all_gather(full.data, shard.data.chunk(ranks)[rank].clone())\nshard.data.copy_(full.data)"},
+    blind=True)
 FOR_EACH = (
     "optimizers = [make([nn.Parameter(piece)]) for piece in full.data.chunk(ranks)]\noptimizers[rank] = make([shard])"
 )
@@ -250,8 +230,6 @@ HOOK = """
 
     def step():
 """
-answers.spoil(
-    partition,
-    "synchronised at every micro-batch",
-    {f"\n    def step():\n        {GRADIENT}\n": HOOK, STEP: f"{STEP}\n        shard.grad = None"},
-)
+answers.spoil(partition, "synchronised at every micro-batch",
+    {f"\n    def step():\n        {GRADIENT}\n": HOOK,
+     STEP: f"{STEP}\n        shard.grad = None"})

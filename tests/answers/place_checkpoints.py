@@ -17,6 +17,7 @@ from labs.memory.selective import ATTENTION, MATMULS
 from tests.answers import Exercise, exchanged
 from tests.answers.checkpoint import FORK, OVERWRITTEN, ck_reentrant, ck_skeleton, into, itself, of_file
 
+# fmt: off
 answers = Exercise("place_checkpoints")
 LINE = "{} × the memory (budget 0.40); {} × the layers' forward is computed again (budget 0.50)"
 HALF = LINE.format("0.38", "0.50")
@@ -134,18 +135,13 @@ instead(KEPT, "recompute.recompute(layer.attention for layer in [*first, *last])
 instead(KEPT, FIRST, blind=True)
 instead(AT_ONCE, "model.forward = partial(recompute.checkpoint, model.forward)", long=True)
 instead(TWICE, "recompute.recompute([*first, *last])\nmodel.forward = partial(recompute.checkpoint, model.forward)")
-instead(
-    TWICE,
+instead(TWICE,
     "for layer in [*first, *last]:\n"
     "    recompute.recompute([layer.attention, layer.mlp])\n"
-    "recompute.recompute([*first, *last])",
-    long=True,
-)
-instead(
-    DEAR,
+    "recompute.recompute([*first, *last])", long=True)
+instead(DEAR,
     f"for layer in first:\n    recompute.recompute([layer.attention, layer.mlp])\nrecompute.recompute(first)\n{LAST}",
-    blind=True,
-)
+    blind=True)
 instead("", "recompute.recompute([*first, *last], keep=CHEAP)\nrecompute.recompute(first)", blind=True)
 instead("right only with more than one layer", f"recompute.recompute(first)\n{LAST}")
 instead("", "recompute.recompute([model.layers[str(n)] for n in range(8)])")
@@ -177,33 +173,22 @@ instead(NOTHING, "pass")
 instead(NOTHING, "[partial(recompute.checkpoint, layer) for layer in [*first, *last]]", blind=True)
 instead(NOTHING, "changed = copy.deepcopy(model)\npc_halves(changed)\nreturn changed")
 instead(NOTHING, "pc_halves(copy.deepcopy(model))", blind=True)
-instead(
-    NOTHING,
+instead(NOTHING,
     "for layer in [*first, *last]:\n"
     "    x = torch.zeros(1, 1, model.config.dim, dtype=model.norm.weight.dtype)\n"
-    "    torchs(layer, x, use_reentrant=False)",
-    long=True,
-)
+    "    torchs(layer, x, use_reentrant=False)", long=True)
 instead(CUT_OFF, f"around(torch.no_grad()(lambda layer, x: layer(x)), first)\n{LAST}", blind=True)
 instead("requires_grad has changed", "[layer.requires_grad_(False) for layer in first]")
 instead("no longer in training mode", f"model.eval()\n{BOTH}")
 instead(OTHER, f"{BOTH}\nfor layer in last:\n    layer.forward = itself")
-instead(
-    OTHER,
+instead(OTHER,
     f"{BOTH}\nfor module in model.modules():\n    if hasattr(module, 'rate'):\n        module.rate = 0.0",
-    long=True,
-)
+    long=True)
 instead(CHANGED, "model.bfloat16()")
-instead(
-    CHANGED,
+instead(CHANGED,
     f"{BOTH}\nlayers = [last[-1], *first[1:], *last[:-1], first[0]]\n"
-    "model.layers = nn.ModuleDict({str(n): layer for n, layer in enumerate(layers)})",
-    long=True,
-)
-instead(
-    "other parameters",
-    "model.layers = nn.ModuleDict({str(n): layer for n, layer in enumerate(first)})",
-)
+    "model.layers = nn.ModuleDict({str(n): layer for n, layer in enumerate(layers)})", long=True)
+instead("other parameters", "model.layers = nn.ModuleDict({str(n): layer for n, layer in enumerate(first)})")
 
 
 class Again(nn.Module):

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from tests.answers import Exercise
 
+# fmt: off
 answers = Exercise("replace")
 LINE = (
     "4 calls; in each of the 10 states that a power cut between them may leave, the old text or the new one is there, "
@@ -168,20 +169,13 @@ spoil(REMOVED, {RENAME: f"{IF_THERE}disk.remove(name){INDENT}{RENAME}"})
 spoil(REMOVED, {WRITE: f"{IF_THERE}disk.remove(name){INDENT}{WRITE}"})
 calls(REMOVED, WRITE, FLUSH, f"{IF_THERE}disk.remove(name)", NAMES, RENAME, NAMES)
 calls(REMOVED, f"{IF_THERE}disk.remove(name)", "disk.write(name, text)", "disk.flush(name)", NAMES)
-spoil(
-    RENAMED,
-    {RENAME: f'{IF_THERE}disk.rename(name, f"{{name}}.old"){INDENT}{RENAME}', NAMES: 'disk.remove(f"{name}.old")'},
-)
+spoil(RENAMED,
+    {RENAME: f'{IF_THERE}disk.rename(name, f"{{name}}.old"){INDENT}{RENAME}',
+     NAMES: 'disk.remove(f"{name}.old")'})
 calls(RENAMED, f"{IF_THERE}disk.rename(name, draft)", "disk.write(name, text)", "disk.flush(name)", NAMES)
 spoil("", {RENAME: f"disk.remove(name){INDENT}{RENAME}"})
-calls(
-    "right only where the file is there",
-    'if name not in disk.names():\n        disk.write(name, "")',
-    WRITE,
-    FLUSH,
-    RENAME,
-    NAMES,
-)
+calls("right only where the file is there", 'if name not in disk.names():\n        disk.write(name, "")', WRITE,
+    FLUSH, RENAME, NAMES)
 calls(
     "right only where the file is there",
     "if name not in disk.names():",

@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 from tests.answers import Exercise, exchanged
 
+# fmt: off
 answers = Exercise("resume")
 LINE = "the same training, to the last bit; each rank remembers {} × the bytes that it needs"
 
@@ -179,10 +180,9 @@ def first(mistake, words, **options):
 
 
 kept("nothing is remembered", {"    return {": "    state = {"})
-kept(
-    "not a dictionary",
-    {"    return {": "    return list({", "get_rng_state(),\n    }": "get_rng_state(),\n    }.items())"},
-)
+kept("not a dictionary",
+    {"    return {": "    return list({",
+     "get_rng_state(),\n    }": "get_rng_state(),\n    }.items())"})
 kept(LIVE, {P: "p.detach()"})
 kept(LIVE, {P: "p.data"})
 kept(LIVE, {P: "p"})
@@ -300,12 +300,8 @@ def resume_most(state, model, optimizer, schedule, loader):
 
 
 answers.wrong(OTHER, given=lambda fn: (fn, resume_most))(as_in_most_scripts)
-answers.spoil(
-    as_in_most_scripts,
-    LIVE,
-    {"copy.deepcopy(part.state_dict())": "part.state_dict()"},
-    given=lambda fn: (fn, resume_most),
-)
+answers.spoil(as_in_most_scripts, LIVE, {"copy.deepcopy(part.state_dict())": "part.state_dict()"},
+    given=lambda fn: (fn, resume_most))
 
 # ---- wrong: how it goes on -------------------------------------------------------------------------------
 
@@ -368,25 +364,19 @@ then("no longer in training mode", "model.eval()")
 spoil("nothing is resumed", {"    for name, p in": "    return\n    for name, p in"})
 spoil(OTHER, {PUT: "pass", LR: f'{LR}\n    by_place(optimizer, state["moments"])'})
 spoil("a part of the optimizer's state is left out", {PUT: 'without("exp_avg", optimizer, p, state["moments"][name])'})
-spoil(
-    "a part of the optimizer's state is left out", {PUT: 'without("exp_avg_sq", optimizer, p, state["moments"][name])'}
-)
+spoil("a part of the optimizer's state is left out",
+    {PUT: 'without("exp_avg_sq", optimizer, p, state["moments"][name])'})
 spoil(COUNT, {PUT: 'without("step", optimizer, p, state["moments"][name])'})
 spoil(COUNT, {PUT: 'optimizer.state[p] = state["moments"][name] | {"step": torch.tensor(0.0)}'})
 spoil(COUNT, {PUT: 'optimizer.state[p] = state["moments"][name] | {"step": torch.tensor(state["steps"] + 1.0)}'})
 PARTED = "the optimizer has other parameters than the model"
-spoil(
-    PARTED,
-    {
-        LOAD: "pass",
-        "    for name, x in": '    model.load_state_dict(state["parameters"] | state["buffers"], assign=True)\n'
-        "    for name, x in",
-    },
-)
+spoil(PARTED,
+    {LOAD: "pass",
+     "    for name, x in": '    model.load_state_dict(state["parameters"] | state["buffers"], assign=True)\n'
+         "    for name, x in"})
 before(PARTED, "model.first = torch.nn.Linear(32, 32, bias=False)")
-spoil(
-    "", {PUT: 'optimizer.state[p] = state["moments"][name]\n        optimizer.state[p] |= swapped(optimizer.state[p])'}
-)
+spoil("",
+    {PUT: 'optimizer.state[p] = state["moments"][name]\n        optimizer.state[p] |= swapped(optimizer.state[p])'})
 then("", "optimizer.param_groups[0]['weight_decay'] = 0.0")
 then("", "optimizer.param_groups[0]['betas'] = (0.9, 0.95)")
 then("something is left behind", "torch.set_grad_enabled(False)", alone=True)

@@ -11,6 +11,7 @@ from labs import cost
 from labs.kit.checks.pencil.seconds import RING, TREE
 from tests.answers import Exercise
 
+# fmt: off
 rings, trees, sendings = Exercise("ring_seconds"), Exercise("tree_seconds"), Exercise("sent_by_rings")
 TEN = "right on all 10 examples"
 
@@ -30,14 +31,9 @@ EACH = "latency + piece / bandwidth"
 
 rings.vary(ring, {TOTAL: f"rounds * ({EACH})"}, line=TEN, blind=True)
 rings.vary(ring, {TOTAL: f"sum(({EACH} for _ in range(rounds)), 0.0)"}, line=TEN, blind=True)
-rings.vary(
-    ring,
-    {
-        f"rounds = {TWICE}": "if ranks == 1:\n        return 0",
-        f"return {TOTAL}": f"half = (ranks - 1) * ({EACH})\n    return half + half",
-    },
-    blind=True,
-)
+rings.vary(ring,
+    {f"rounds = {TWICE}": "if ranks == 1:\n        return 0",
+     f"return {TOTAL}": f"half = (ranks - 1) * ({EACH})\n    return half + half"}, blind=True)
 rings.vary(ring, {BYTES: "(2 * size - 2 * piece) / bandwidth"}, blind=True)
 rings.vary(ring, {PIECE: "torch.tensor(size / ranks, dtype=torch.float64)"}, line=TEN)
 rings.right(line=TEN)(cost.ring_seconds)
@@ -100,9 +96,8 @@ trees.spoil(tree, "the rounds are not rounded up", {UP: "math.log2(ranks)"}, bli
 trees.spoil(tree, "the rounds are not rounded up", {UP: "int(math.log2(ranks))"}, blind=True)
 trees.spoil(tree, "one round too many", {UP: "ranks.bit_length()"}, blind=True)
 trees.spoil(tree, "a round for each rank, and not for each doubling", {UP: "(ranks - 1)"}, blind=True)
-trees.spoil(
-    tree, "pieces travel as in a ring, and not whole tensors", {WHOLE: "rounds * size / ranks / bandwidth"}, blind=True
-)
+trees.spoil(tree, "pieces travel as in a ring, and not whole tensors",
+    {WHOLE: "rounds * size / ranks / bandwidth"}, blind=True)
 trees.spoil(tree, "nothing is returned", {f"return {LATENCY} + {WHOLE}": f"{LATENCY} + {WHOLE}"})
 trees.spoil(tree, "", {WHOLE: "2 * (ranks > 1) * size / bandwidth"}, blind=True)
 trees.spoil(tree, "", {WHOLE: "2 * sum((k + 1) * size / bandwidth for k in range(rounds // 2))"}, blind=True)
@@ -134,11 +129,10 @@ sendings.vary(
     {PART: "sum(1 / ranks for _ in range(1, ranks))", SUM: "part + part", FIRST: "", DEALT: f"{DEALT}, {FIRST}"},
     blind=True,
 )
-sendings.vary(
-    sent,
-    {PART: "ranks - 1", "return ": "pieces = ", "}": "}\n    return {name: n / ranks for name, n in pieces.items()}"},
-    blind=True,
-)
+sendings.vary(sent,
+    {PART: "ranks - 1",
+     "return ": "pieces = ",
+     "}": "}\n    return {name: n / ranks for name, n in pieces.items()}"}, blind=True)
 
 # ---- sent_by_rings: wrong --------------------------------------------------------------------------------
 

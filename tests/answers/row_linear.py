@@ -8,6 +8,7 @@ from torch.distributed.nn import functional as differentiable  # noqa: F401 (it 
 from tests.answers import Exercise, exchanged
 from tests.answers.conjugate import as_is, border, by_pieces, copy, gathered, reduce, summed  # noqa: F401 (as above)
 
+# fmt: off
 answers = Exercise("row_linear")
 
 
@@ -180,13 +181,8 @@ spoil("the summands are never added up", "F.linear(x, weight)", blind=False)
 spoil("a collective that autograd does not see", "F.linear(x, weight); dist.all_reduce(y, group=group)", blind=False)
 spoil("a rank without inputs leaves early", f"{SUM} if x.shape[-1] else F.linear(x, weight)", blind=False)
 early = f"F.linear(x, weight, bias) if not x.shape[-1] else {SUM}"
-spoil(
-    "a rank without inputs leaves early",
-    early,
-    "y if bias is None or not x.shape[-1] else y + bias",
-    blind=False,
-    long=True,
-)
+spoil("a rank without inputs leaves early", early, "y if bias is None or not x.shape[-1] else y + bias",
+    blind=False, long=True)
 any_number = "reduce((x.reshape(-1, x.shape[-1]) @ weight.t()).reshape(*x.shape[:-1], len(weight)), group)"
 spoil("right only where pieces are equal", any_number, blind=False, alone=True)
 spoil(GATHERED, "F.linear(joined(x, group, 8), joined(weight, group, 8), bias)", "y", blind=False, long=True)
@@ -214,7 +210,5 @@ SAVED = "x, weight = ctx.saved_tensors"
 by("averaged instead of summed", {"of_weight = rows.T": "of_weight = rows.T / dist.get_world_size(ctx.group)"})
 by(NOT_DUE, {SAVED: f"{SAVED}; gradient = summed(gradient, ctx.group) / dist.get_world_size(ctx.group)"})
 by(SHAPES, {"rows.sum(0)": "gradient.sum(0).reshape(-1)[: gradient.shape[-1]]"}, long=True)
-by(
-    "kept for backward, but not needed there",
-    {"y = (x @ weight.T).contiguous()": "y = x @ weight.T; ctx.mine = y.clone()"},
-)
+by("kept for backward, but not needed there",
+    {"y = (x @ weight.T).contiguous()": "y = x @ weight.T; ctx.mine = y.clone()"})

@@ -6,6 +6,7 @@ import torch.distributed as dist  # noqa: F401  (exchanged words name it)
 
 from tests.answers import Exercise
 
+# fmt: off
 answers = Exercise("stage_3")
 LINE = (
     "{} gathers and 5 reduce-scatters for 5 layers, and never more than one layer whole; "
@@ -123,61 +124,37 @@ WITHOUT_GATHER = BACK.replace("        layer.gather()\n", "")
 
 spoil("layers stay whole from forward to backward", {FORWARD: KEPT, BACK: WITHOUT_GATHER}, blind=True)
 spoil("layers stay whole from forward to backward", {FORWARD: KEPT})
-spoil(
-    "layers stay whole from forward to backward",
-    {
-        FORWARD: "    for layer in layers:\n        layer.gather()\n"
-        "    for layer in layers:\n        x = layer.forward(x)\n",
-        BACK: WITHOUT_GATHER,
-    },
-    blind=True,
-)
-spoil(
-    "more than one layer is whole",
-    {
-        FORWARD: "    layers[0].gather()\n"
-        "    for layer, following in zip(layers, [*layers[1:], None]):\n"
-        "        if following:\n            following.gather()\n"
-        "        x = layer.forward(x)\n        layer.drop()\n"
-    },
-    blind=True,
-)
-spoil(
-    "forward runs twice",
-    {FORWARD: f"    layers[0].gather()\n    layers[0].forward(x)\n    layers[0].drop()\n{FORWARD}"},
-)
+spoil("layers stay whole from forward to backward",
+    {FORWARD: "    for layer in layers:\n        layer.gather()\n"
+         "    for layer in layers:\n        x = layer.forward(x)\n",
+     BACK: WITHOUT_GATHER}, blind=True)
+spoil("more than one layer is whole",
+    {FORWARD: "    layers[0].gather()\n"
+         "    for layer, following in zip(layers, [*layers[1:], None]):\n"
+         "        if following:\n            following.gather()\n"
+         "        x = layer.forward(x)\n        layer.drop()\n"}, blind=True)
+spoil("forward runs twice",
+    {FORWARD: f"    layers[0].gather()\n    layers[0].forward(x)\n    layers[0].drop()\n{FORWARD}"})
 spoil("", {"x = layer.forward(x)": "y = layer.forward(x)", "loss(x)": "loss(y)"}, blind=True)
 
 # ---- wrong: backward -------------------------------------------------------------------------------------
 
 spoil("", {BACK: WITHOUT_GATHER.replace("        layer.drop()\n", "")}, blind=True)
-spoil(
-    "",
-    {
-        BACK: BACK.replace("        layer.drop()\n", ""),
-        UPDATE: UPDATE + "    for layer in layers:\n        layer.drop()\n",
-    },
-    blind=True,
-)
-spoil(
-    "",
-    {BACK: "        layer.gather()\n        layer.drop()\n        dy = layer.backward(dy)\n        layer.reduce()\n"},
-    blind=True,
-)
-spoil(
-    "gradients wait for each other",
-    {
-        BACK: BACK.replace("        layer.reduce()\n", ""),
-        UPDATE: f"    for layer in layers[::-1]:\n        layer.reduce()\n{UPDATE}",
-    },
-    blind=True,
-)
+spoil("",
+    {BACK: BACK.replace("        layer.drop()\n", ""),
+     UPDATE: UPDATE + "    for layer in layers:\n        layer.drop()\n"}, blind=True)
+spoil("",
+    {BACK:
+         "        layer.gather()\n        layer.drop()\n        dy = layer.backward(dy)\n        layer.reduce()\n"},
+    blind=True)
+spoil("gradients wait for each other",
+    {BACK: BACK.replace("        layer.reduce()\n", ""),
+     UPDATE: f"    for layer in layers[::-1]:\n        layer.reduce()\n{UPDATE}"}, blind=True)
 spoil("not one process's parameters", {"reversed(layers)": "layers"}, blind=True)
 spoil("not one process's parameters", {"dy = layer.backward(dy)": "layer.backward(dy)"}, blind=True)
-spoil(
-    "a layer without backward()",
-    {"reversed(layers)": "layers[:0:-1]", UPDATE: UPDATE.replace("layers:", "layers[1:]:")},
-)
+spoil("a layer without backward()",
+    {"reversed(layers)": "layers[:0:-1]",
+     UPDATE: UPDATE.replace("layers:", "layers[1:]:")})
 spoil("", {"        layer.reduce()\n": "        if layer is not layers[0]:\n            layer.reduce()\n"}, blind=True)
 TURNED = "    layers.reverse()\n    for layer in layers:\n"
 spoil("the list of layers has changed", {"    for layer in reversed(layers):\n": TURNED}, blind=True)
@@ -230,9 +207,8 @@ def s3_three_layers(layers, x, loss):
 # ---- wrong: the end --------------------------------------------------------------------------------------
 
 spoil("a layer stays whole after the step", {UPDATE: f"{UPDATE}    layers[0].gather()\n"})
-spoil(
-    "gathered too often", {UPDATE: f"{UPDATE}    for layer in layers:\n        layer.gather()\n        layer.drop()\n"}
-)
+spoil("gathered too often",
+    {UPDATE: f"{UPDATE}    for layer in layers:\n        layer.gather()\n        layer.drop()\n"})
 spoil("a layer without update()", {UPDATE: ""}, blind=True)
 spoil(
     "",
@@ -245,11 +221,7 @@ spoil(
     blind=True,
 )
 spoil("", {BACK: f"{BACK}        layer.update()\n"}, blind=True)
-spoil(
-    "",
-    {
-        UPDATE: "    rank, ranks = dist.get_rank(), dist.get_world_size()\n"
-        "    for n, layer in enumerate(layers):\n        if n % ranks == rank:\n            layer.update()\n"
-    },
-    blind=True,
-)
+spoil("",
+    {UPDATE: "    rank, ranks = dist.get_rank(), dist.get_world_size()\n"
+         "    for n, layer in enumerate(layers):\n        if n % ranks == rank:\n            layer.update()\n"},
+    blind=True)

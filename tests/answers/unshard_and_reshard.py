@@ -10,6 +10,7 @@ from labs import collectives
 from labs.group import all_gather
 from tests.answers import Exercise
 
+# fmt: off
 answers = Exercise("unshard_and_reshard", lambda fn: (fn, reshard))
 LINE = (
     "you sent 0.75 × the group in {}; the least possible is 0.75 × in 1. You held {} × "
@@ -205,40 +206,24 @@ KEPT = []
 spoil = answers.slips(unshard)
 spoil("gathered in the wrong dtype", {DTYPE: "shards[0].dtype"}, blind=True)
 spoil("rounded on the way", {DTYPE: "torch.float16"})
-spoil(
-    "the pieces of several parameters are mixed up",
-    {SPLIT: "table.view(-1).split([size * dist.get_world_size() for size in sizes])", ", strict=True": ""},
-    blind=True,
-)
+spoil("the pieces of several parameters are mixed up",
+    {SPLIT: "table.view(-1).split([size * dist.get_world_size() for size in sizes])",
+     ", strict=True": ""}, blind=True)
 spoil("one's own shard everywhere", {SENT: "table[:] = row"})
 spoil("rows in the wrong order", {SPLIT: "table.roll(-1, 0).split(sizes, 1)"})
-spoil(
-    "an all-reduce where a part is enough",
-    {SENT: "table.zero_()[dist.get_rank()] = row\n    dist.all_reduce(table)"},
-    blind=True,
-)
-spoil(
-    "too many bytes",
-    {SIZES: "sizes = [max(sizes_of(fulls))] * len(fulls)", FILL: "fill(full, pieces[:, : sizes_of([full])[0]])"},
-    blind=True,
-)
+spoil("an all-reduce where a part is enough",
+    {SENT: "table.zero_()[dist.get_rank()] = row\n    dist.all_reduce(table)"}, blind=True)
+spoil("too many bytes",
+    {SIZES: "sizes = [max(sizes_of(fulls))] * len(fulls)",
+     FILL: "fill(full, pieces[:, : sizes_of([full])[0]])"}, blind=True)
 spoil("nobody waited", {"new_empty": "new_zeros", SENT: "all_gather(table.view(-1), row, async_op=True)"})
 spoil("a barrier", {SIZES: f"dist.barrier()\n    {SIZES}"}, blind=True)
-spoil(
-    "",
-    {SIZES: "sizes = [shard.numel() for shard in shards]", FILL: "room(full).copy_(pieces.reshape(full.shape))"},
-    blind=True,
-    alone=True,
-)
-spoil(
-    "",
-    {
-        SIZES: "if not any(shard.numel() for shard in shards):\n"
-        f"        [room(full) for full in fulls]\n        return\n    {SIZES}"
-    },
-    blind=True,
-    alone=True,
-)
+spoil("",
+    {SIZES: "sizes = [shard.numel() for shard in shards]",
+     FILL: "room(full).copy_(pieces.reshape(full.shape))"}, blind=True, alone=True)
+spoil("",
+    {SIZES: "if not any(shard.numel() for shard in shards):\n"
+         f"        [room(full) for full in fulls]\n        return\n    {SIZES}"}, blind=True, alone=True)
 spoil("", {SIZES: "sizes = [rows_of(full) * full.shape[1] for full in fulls]"}, blind=True, alone=True)
 
 
@@ -257,42 +242,26 @@ def usw_pad_front(shards, fulls):
 
 # ---- wrong: where it goes --------------------------------------------------------------------------------
 
-spoil(
-    "full has other memory", {FILL: "full.data = pieces.flatten()[: full.numel()].clone().view(full.shape)"}, blind=True
-)
-spoil(
-    "storage of another size", {FILL: f"{FILL}\n        full.untyped_storage().resize_(pieces.numel() * full.itemsize)"}
-)
-spoil(
-    "storage of another size",
-    {FILL: f"{FILL}\n        full.untyped_storage().resize_(max(4 * full.numel(), full.nbytes))"},
-    blind=True,
-)
-spoil(
-    "full copies are kept",
-    {
-        LOOP: "    wholes = [pieces.flatten() for pieces in table.split(sizes, 1)]\n"
-        "    for full, whole in zip(fulls, wholes, strict=True):\n        fill(full, whole)\n"
-    },
-    blind=True,
-)
+spoil("full has other memory", {FILL: "full.data = pieces.flatten()[: full.numel()].clone().view(full.shape)"},
+    blind=True)
+spoil("storage of another size",
+    {FILL: f"{FILL}\n        full.untyped_storage().resize_(pieces.numel() * full.itemsize)"})
+spoil("storage of another size",
+    {FILL: f"{FILL}\n        full.untyped_storage().resize_(max(4 * full.numel(), full.nbytes))"}, blind=True)
+spoil("full copies are kept",
+    {LOOP: "    wholes = [pieces.flatten() for pieces in table.split(sizes, 1)]\n"
+         "    for full, whole in zip(fulls, wholes, strict=True):\n        fill(full, whole)\n"}, blind=True)
 spoil("a rank died", {FILL: "full.copy_(pieces.flatten()[: full.numel()].view(full.shape))"}, alone=True)
-spoil(
-    "",
-    {FILL: "full.untyped_storage().resize_(full.numel())\n        fill_blocks(full.data.split(rows_of(full)), pieces)"},
-    blind=True,
-    alone=True,
-)
+spoil("",
+    {FILL:
+         "full.untyped_storage().resize_(full.numel())\n        fill_blocks(full.data.split(rows_of(full)), pieces)"},
+    blind=True, alone=True)
 TOO_EVEN = "fill_blocks(room(full).tensor_split(dist.get_world_size()), pieces)"
 spoil("rows in the wrong order", {FILL: TOO_EVEN}, blind=True, alone=True)
-spoil(
-    "rows in the wrong order",
-    {
-        FILL: "room(full).zero_()\n        step = len(full) // dist.get_world_size()\n"
-        "        fill_blocks([full.data[r * step : (r + 1) * step] for r in range(len(pieces))], pieces)"
-    },
-    blind=True,
-)
+spoil("rows in the wrong order",
+    {FILL: "room(full).zero_()\n        step = len(full) // dist.get_world_size()\n"
+         "        fill_blocks([full.data[r * step : (r + 1) * step] for r in range(len(pieces))], pieces)"},
+    blind=True)
 
 # ---- wrong: what is left ---------------------------------------------------------------------------------
 
@@ -319,9 +288,8 @@ def after(mistake, words, **options):
 after("the shard has changed", "shard.zero_()")
 after("the shard has changed", "shard.untyped_storage().resize_(0)")
 after("the shard has changed", "shard.data = shard.data.to(full.dtype)", blind=True)
-after(
-    "the shard has changed", "shard.data.copy_(full.data[dist.get_rank() * rows_of(full) :][: len(shard)])", blind=True
-)
+after("the shard has changed", "shard.data.copy_(full.data[dist.get_rank() * rows_of(full) :][: len(shard)])",
+    blind=True)
 
 # ---- wrong: reshard --------------------------------------------------------------------------------------
 
@@ -329,10 +297,9 @@ FREED = "full.untyped_storage().resize_(0)"
 NEVER = "full parameters are never freed"
 
 resharded = answers.slips(reshard, given=lambda fn: (unshard, fn))
-resharded(
-    "full has other memory",
-    {FREED: "empty = torch.empty_like(full)\n        empty.untyped_storage().resize_(0)\n        full.data = empty"},
-)
+resharded("full has other memory",
+    {FREED:
+         "empty = torch.empty_like(full)\n        empty.untyped_storage().resize_(0)\n        full.data = empty"})
 resharded(NEVER, {FREED: "pass"}, blind=True)
 resharded(NEVER, {FREED: "full.data.zero_()"}, blind=True)
 resharded(NEVER, {FREED: "full.data = torch.empty_like(full)"})

@@ -7,6 +7,7 @@ from labs import pp
 from labs.pp import B, F, I, W
 from tests.answers import Exercise
 
+# fmt: off
 answers = Exercise("zero_bubble")
 
 # ---- right ones ------------------------------------------------------------------------------------------
@@ -140,13 +141,9 @@ def found_by_simulation(ranks, microbatches):
 
 # Nobody waits for the gradient of the tokens.  Its writer took it for wrong.
 answers.vary(zero_bubble, {"return lists": "return [pp.one_f_one_b(ranks, n)[0], *lists[1:]]"}, blind=True)
-answers.vary(
-    zero_bubble,
-    {
-        "return lists": "ends = [3 * n - min(r + 1, n) for r in range(ranks)]\n"
-        "    return [order[:end] + order[end:][::-1] for order, end in zip(lists, ends)]"
-    },
-)
+answers.vary(zero_bubble,
+    {"return lists": "ends = [3 * n - min(r + 1, n) for r in range(ranks)]\n"
+         "    return [order[:end] + order[end:][::-1] for order, end in zip(lists, ends)]"})
 
 # ---- when each W comes -----------------------------------------------------------------------------------
 
@@ -173,16 +170,10 @@ W_THEN_I = {
     "late = r": "late = 1",
 }
 answers.spoil(zero_bubble, PLACES, W_THEN_I, blind=True, long=True)
-answers.spoil(
-    zero_bubble,
-    "W before its I",
-    {
-        "late = r": "late = 0",
-        "order += [I(r, i)]": "order += [W(r, i)]",
-        "order += [W(r, i - late)]": "order += [I(r, i - late)]",
-    },
-    blind=True,
-)
+answers.spoil(zero_bubble, "W before its I",
+    {"late = r": "late = 0",
+     "order += [I(r, i)]": "order += [W(r, i)]",
+     "order += [W(r, i - late)]": "order += [I(r, i - late)]"}, blind=True)
 
 # ---- the warm-up -----------------------------------------------------------------------------------------
 
@@ -212,10 +203,8 @@ def each(mistake, new, **options):
 
 answers.wrong("the backward is not split", blind=True)(pp.one_f_one_b)
 returned("all W at the end", "[[k(r, i) for k in (F, I, W) for i in range(n)] for r in range(ranks)]", blind=True)
-returned(
-    "all forwards first",
-    "[[F(r, i) for i in range(n)] + [k(r, i) for i in range(n) for k in (I, W)] for r in range(ranks)]",
-)
+returned("all forwards first",
+    "[[F(r, i) for i in range(n)] + [k(r, i) for i in range(n) for k in (I, W)] for r in range(ranks)]")
 returned("one list for all ranks", "list(chain.from_iterable(lists))", blind=True)
 returned("a W is missing", "[[x for x in order if not isinstance(x, W)] for order in lists]", blind=True)
 returned("a W is missing", "[order[:3 * n - min(r, n)] for r, order in enumerate(lists)]", blind=True)
