@@ -804,9 +804,10 @@ draw.table(rows)
 #
 # From here it is open. The block is `silu(x @ up) @ down`, and two nodes of two ranks compute it. A rank has a quarter
 # of the T tokens, and of the H features. It needs y for its own tokens; gradients come by autograd. What stays inside a
-# node is free. A message to the other node costs α + m/W, and messages leave a node one at a time, whichever of its
-# ranks sends them: 500 numbers take as long as one α. A collective sends one message to each rank that it sends
-# something to. The job is a real one, and what its messages cost is worked out from the recording.
+# node is free. A message to the other node costs α + m/W: α is 0.5 ms, and 1,000 numbers take 1 ms. A collective sends
+# one message to each rank that it sends something to; `dist.send` and autograd functions of your own are allowed. The
+# job is a real one. What counts, by its recording, is how long the wire out of the busier node is in use: messages
+# leave a node one at a time, whichever of its ranks sends them, and waiting for an answer costs nothing.
 #
 # **The bound.** For its own tokens, a node needs the other node's part of y and of x's gradient, T × D numbers
 # together; or the other's weights, D × H. As much goes for the gradients of its own weights: T × D numbers of the
@@ -853,8 +854,8 @@ beat.boundary(over_the_boundary)
 #
 # <details><summary>Where is there room?</summary>
 #
-# Count the messages that leave a node: do both of its ranks have to send, and must two tensors be two messages? Then
-# ask of each block what crosses forward, and what backward. It need not be the same.
+# Count the messages that leave a node: do both of its ranks have to send, must two tensors be two messages, and must
+# both nodes ask at once? Then ask of each block what crosses forward, and what backward. It need not be the same.
 # </details>
 #
 # **Read on**: [labs/tp/conjugate.py](../labs/tp/conjugate.py), [labs/tp/shares.py](../labs/tp/shares.py),

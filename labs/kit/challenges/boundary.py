@@ -62,8 +62,9 @@ def one_block(fn: Function, block: Block, generator: torch.Generator, mesh: Mesh
     y = fn(*(leaf.requires_grad_() for leaf in leaves), mesh)
     if not isinstance(y, Tensor) or y.shape != back.shape:
         raise ValueError(f"it returned {show(y)}: y for this rank's tokens is needed, {tuple(back.shape)}")
+    got = y.detach().clone()  # before backward, which might change it
     y.backward(back)
-    return brought, [*(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves), y.detach()]
+    return brought, [*(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves), got]
 
 
 def on_a_rank(fn: Function) -> tuple[list[Any], list[Any], int | None]:
@@ -132,5 +133,5 @@ boundary = Challenge(
     judge,
     floor=28.7,
     course=58.4,
-    possible=89.6,
+    possible=93.2,
 )

@@ -13,7 +13,6 @@ from labs import collectives, cost, plan, pp
 from labs.dtensor import Replicate, Shard
 from labs.dtensor.redistribute import sent
 from labs.kit.challenges import shared_disk
-from labs.kit.challenges.boundary import BANDWIDTH, ITEM, LATENCY
 from labs.kit.challenges.early_start import step_seconds
 from labs.kit.challenges.hidden_disk import measured as hidden_disk_takes
 from labs.kit.challenges.in_time import measured
@@ -292,81 +291,105 @@ def side_by_side(pieces, tensors, more):
 
 
 def boundary(x, up, down, mesh):
-    """One rank of a node speaks for it; tokens travel, or weights, or weights forward and tokens backward."""
-    more_features = 4 * (up.shape[1] - len(x))
-    if more_features * x.shape[1] * ITEM / BANDWIDTH > 2 * LATENCY:
-        x = Everywhere.apply(x, mesh)
-        return Summed.apply(F.silu(x @ up) @ down, mesh)
-    if more_features > 0:
-        return WeightsThenTokens.apply(x, up, down, mesh)
+    """One rank of a node speaks for it; weights travel, or tokens, of which one node asks first."""
+    if len(x) < up.shape[1]:
+        return Answered.apply(x, up, down, mesh)
     weights = Everywhere.apply(torch.cat([up.T, down], 1), mesh)
     up, down = weights.split(x.shape[1], 1)
     return F.silu(x @ up.T) @ down
 
 
-def everywhere(x, mesh):
-    """All ranks' x, one below the other."""
+class Everywhere(torch.autograd.Function):
+    """All ranks' x, one below the other; backward, this rank's quarter of the sum."""
+
+    @staticmethod
+    def forward(ctx, x, mesh):
+        ctx.mesh = mesh
+        mine = of_node(x, mesh)
+        return torch.cat([mine, other_nodes(mine, mesh)][:: 1 - 2 * mesh.get_local_rank("nodes")])
+
+    @staticmethod
+    def backward(ctx, gradient):
+        node, gpu = ctx.mesh.get_coordinate()
+        halves = summed(gradient, ctx.mesh).chunk(2)
+        return (halves[node] + other_nodes(halves[1 - node], ctx.mesh)).chunk(2)[gpu], None
+
+
+class Answered(torch.autograd.Function):
+    """Node 0 asks; node 1 answers and asks in one message; node 0 answers.  Backward, node 1 asks first."""
+
+    @staticmethod
+    def forward(ctx, x, up, down, mesh):
+        y, tokens = answered(x, lambda tokens: F.silu(tokens @ up) @ down, 0, mesh)
+        ctx.mesh, ctx.mine = mesh, (tokens, up, down)
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        tokens, up, down = mine = [each.detach().requires_grad_() for each in ctx.mine]
+        with torch.enable_grad():
+            y = F.silu(tokens @ up) @ down
+        found = []
+
+        def of_tokens(gradients):
+            found[:] = torch.autograd.grad(y, mine, gradients)
+            return found[0]
+
+        return answered(gradient, of_tokens, 1, ctx.mesh)[0], *found[1:], None
+
+
+def answered(x, of, first, mesh):
+    """This rank's rows of the sum of `of` all rows, and all rows: the node's own before the other's."""
+    node, gpu = mesh.get_coordinate()
+    own = of_node(x, mesh)
+    if node == first:
+        send(own, mesh)
+        part, theirs = received(torch.cat([own, own]), mesh).chunk(2)
+        mine, answer = summed(of(rows := torch.cat([own, theirs])), mesh).chunk(2)
+        send(answer, mesh)
+    else:
+        theirs = received(own, mesh)
+        mine, answer = summed(of(rows := torch.cat([own, theirs])), mesh).chunk(2)
+        send(torch.cat([answer, own]), mesh)
+        part = received(own, mesh)
+    return (mine + part).chunk(2)[gpu], rows
+
+
+def of_node(x, mesh):
     pieces = [torch.empty_like(x := x.contiguous()) for _ in range(2)]
     dist.all_gather(pieces, x, group=mesh.get_group("gpus"))
-    mine = torch.cat(pieces)
-    return torch.cat([mine, other_nodes(mine, mesh)][:: 1 - 2 * mesh.get_local_rank("nodes")])
+    return torch.cat(pieces)
 
 
 def summed(x, mesh):
-    """This rank's quarter of the sum of all ranks' x."""
-    node, gpu = mesh.get_coordinate()
     dist.all_reduce(x := x.clone(memory_format=torch.contiguous_format), group=mesh.get_group("gpus"))
-    halves = x.chunk(2)
-    return (halves[node] + other_nodes(halves[1 - node], mesh)).chunk(2)[gpu]
+    return x
 
 
 def other_nodes(mine, mesh):
-    """One rank of each node sends it to the other's, who tells its neighbour."""
+    if mesh.get_local_rank("nodes"):
+        send(mine, mesh)
+    theirs = received(mine, mesh)
+    if not mesh.get_local_rank("nodes"):
+        send(mine, mesh)
+    return theirs
+
+
+def send(x, mesh):
+    """One rank of a node sends for both."""
     node, gpu = mesh.get_coordinate()
-    received = torch.empty_like(mine)
     if gpu == 0:
-        collectives.exchange(None, (mine, 2 - 2 * node), (received, 2 - 2 * node))
-    dist.broadcast(received, 2 * node, group=mesh.get_group("gpus"))
-    return received
+        dist.send(x, 2 - 2 * node)
 
 
-class Everywhere(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, mesh):
-        ctx.mesh = mesh
-        return everywhere(x, mesh)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return summed(gradient, ctx.mesh), None
-
-
-class Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, mesh):
-        ctx.mesh = mesh
-        return summed(x, mesh)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return everywhere(gradient, ctx.mesh), None
-
-
-class WeightsThenTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, up, down, mesh):
-        ctx.mesh, ctx.mine = mesh, (x, up, down)
-        ctx.whole = everywhere(torch.cat([up.T, down], 1), mesh).split(x.shape[1], 1)
-        return F.silu(x @ ctx.whole[0].T) @ ctx.whole[1]
-
-    @staticmethod
-    def backward(ctx, gradient):
-        x, up, down = (each.detach().requires_grad_() for each in ctx.mine)
-        with torch.enable_grad():
-            y = F.silu(x @ ctx.whole[0].T) @ ctx.whole[1]
-            (of_x,) = torch.autograd.grad(y, x, gradient)
-            tokens, gradients = everywhere(torch.cat([x.detach(), gradient], 1), ctx.mesh).split(x.shape[1], 1)
-            return of_x, *torch.autograd.grad(F.silu(tokens @ up) @ down, (up, down), gradients), None
+def received(like, mesh):
+    """One rank of a node receives, and tells its neighbour."""
+    node, gpu = mesh.get_coordinate()
+    x = torch.empty_like(like)
+    if gpu == 0:
+        dist.recv(x, 2 - 2 * node)
+    dist.broadcast(x, 2 * node, group=mesh.get_group("gpus"))
+    return x
 
 
 # ---- 10 --------------------------------------------------------------------------------------------------

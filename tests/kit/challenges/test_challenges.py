@@ -126,6 +126,7 @@ WRONG = {
         poor.own_features: "the gradient of x is wrong",
         poor.short_numbers: "the gradient of x is wrong",
         poor.of_all_tokens: "y for this rank's tokens is needed",
+        poor.with_y_in_backward: "y is wrong",
         poor.with_y_from_the_store: "y is right even where messages carry zeros",
     },
     "short_schedule": {
