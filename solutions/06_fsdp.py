@@ -231,47 +231,68 @@ print(f"stage 3: rank 0 waited {waited(comb, quietest(comb)):.0f} ms")
 # layer is held at a time. Below, the gather of layer 2 is under way while layer 1 computes, and so on: only the first
 # gather is waited for, and two layers are held at a time.](../images/fsdp_prefetch.svg)
 #
-# ### Exercise 2: prefetch
+# ### Exercise 2: prefetch, by hooks
 #
-# `layers` come in the order in which they are used. Each has `gather()`, which starts its all-gather, unless the layer
-# is here or on its way, and returns at once; `arrive()`, which waits until it is done; and `drop()`. Call
-# `compute(layer)` for each, once it is there. A layer may come twice, though not twice in a row: gather it each time.
+# `model` is an `nn.Sequential` whose layers are sharded by `fully_shard`. Its hooks gather a layer when its forward or
+# its backward begins, wait, and drop it afterwards; ahead of time they gather nothing. Add hooks of PyTorch's that do:
+# while a layer computes, the gather of the next one is already on its way, in forward and in backward.
 #
-# The check notes what happens in which order. The gather of every layer but the first must be under way while the one
-# before it computes (whether it starts before or after the `arrive()` of that one does not matter); nobody waits for a
-# layer until the one before it has been computed; nothing is gathered in vain; and there are never more than **two**
-# layers here or on their way. There may be only a single layer.
+# `layer.unshard(async_op=True)` starts a layer's gather and returns at once. If the layer is here, or on its way, it
+# does nothing. PyTorch's FSDP2 has it, too. Waiting and dropping stay with `fully_shard`.
+#
+# The check trains, evaluates without gradients, and trains again, on models of one to six layers; one has a frozen
+# layer, and in some a layer comes twice, though not twice in a row. The numbers must stay as they are. Only two gathers
+# may be waited for from their beginning: the first of forward, and the first of backward. Gathers begin in the order in
+# which layers are used; none is in vain; and never are more than **two** layers here or on their way.
+#
+# <details><summary>Which hooks?</summary><code>module.register_forward_pre_hook(hook)</code> calls
+# <code>hook(module, arguments)</code> as a forward begins, and
+# <code>module.register_full_backward_pre_hook(hook)</code> calls <code>hook(module, gradients)</code> as a backward
+# begins. What a hook returns takes the place of what it was given, unless it is None.</details>
+#
+# <details><summary>And if a layer comes twice?</summary>Then it is no use to ask a layer what comes next. But a step
+# has one order of uses, there and back. Who could note where in it the model is, and when does it begin
+# anew?</details>
+#
+# <details><summary>What comes first, as backward begins?</summary>Your hook on the last layer is called before
+# <code>fully_shard</code>'s. If it starts only the gather of the layer before, that one is on the wire first, and the
+# last layer waits for both. What could your hook start before it?</details>
 
 
 # %%
-def prefetched(layers, compute):
-    """Compute all layers, in this order, each when its parameters are there; none is held at
-    the end.
-
-    Leave the list as it is.
-    """
+def prefetching(model):
+    """Add hooks: while a layer computes, the next one is on its way, there and back."""
     ### BEGIN SOLUTION
-    layers[0].gather()
-    for layer, following in zip(layers, [*layers[1:], None], strict=True):
-        layer.arrive()
-        if following:
-            following.gather()
-        compute(layer)
-        layer.drop()
+    uses = []
+
+    def begins(*_):
+        uses[:] = [*model, *reversed(model)]
+
+    def computes(layer, *_):
+        uses.pop(0)
+        for soon in (layer, *uses[:1]):
+            soon.unshard(async_op=True)
+
+    model.register_forward_pre_hook(begins)
+    for layer in set(model):
+        layer.register_forward_pre_hook(computes)
+        layer.register_full_backward_pre_hook(computes)
     ### END SOLUTION
 
 
-check.prefetch(prefetched)
+hooked = check.prefetching(prefetching)
+hooked
 
 # %% [markdown]
-# A real model does not hand over a list like that: its forward is any Python code. How does `fully_shard` know what
-# comes next? Ours remembers the order of the last forward ([labs/fsdp/order.py](../labs/fsdp/order.py)). PyTorch's
-# needs no such memory in forward: on a GPU, Python runs ahead of the device, and issues the next gather on a *stream*
-# of its own (a queue of work; two streams run side by side). In backward both follow this step's forward order in
-# reverse. The reduce-scatters overlap, too: layer 4's gradients travel while layer 3 computes its own.
+# A real model is no list: its forward is any Python code. How does `fully_shard` know what comes next? Ours remembers
+# the order of the last forward ([labs/fsdp/order.py](../labs/fsdp/order.py)). PyTorch's needs no such memory in
+# forward: on a GPU, Python runs ahead of the device, and issues the next gather on a *stream* of its own (a queue of
+# work; two streams run side by side). In backward both follow this step's forward order in reverse. The
+# reduce-scatters overlap, too: layer 4's gradients travel while layer 3 computes its own.
 #
-# You may also say yourself what to gather ahead. Here is the same job with no layer, one, two and all five others
-# gathered ahead. The last layer stays gathered after its forward, since backward begins with it.
+# You may also tell `fully_shard` what to gather ahead. Here is the same job with your hooks, and with no layer, one,
+# two and all five others gathered ahead. The last layer stays gathered after its forward, since backward begins with
+# it.
 
 
 # %%
@@ -288,7 +309,17 @@ def ahead(number, layers):
     return model, lambda: (optimizer.step(), optimizer.zero_grad())
 
 
+# %%
+def by_hooks(layers):
+    """Gathered ahead by your hooks, if they passed; else one layer ahead by fully_shard's."""
+    model, finish = ahead(0 if hooked else 1, layers)
+    if hooked:
+        prefetching(model)
+    return model, finish
+
+
 AHEAD = (0, 1, 2, 5)
+hooks = timed(by_hooks).recording
 talk = {n: timed(partial(ahead, n)).recording for n in AHEAD}
 weighed = partial(on_cpu, pretend, steps=3, ranks=2, record="memory")
 held = {n: weighed(partial(ahead, n)).recording for n in AHEAD}
@@ -303,7 +334,8 @@ draw.timeline(comb, talk[1], step=(quietest(comb), quiet[1]), names=names)
 # at the barrier after it the ranks only wait for each other. In numbers:
 
 # %%
-jobs = {"stage 3": comb} | {f"fully_shard, {n} ahead": talk[n] for n in AHEAD}
+jobs = {"stage 3": comb, "your hooks, if they passed": hooks}
+jobs |= {f"fully_shard, {n} ahead": talk[n] for n in AHEAD}
 least = {name: waited(each, quietest(each)) for name, each in jobs.items()}
 if least["fully_shard, 1 ahead"] >= least["stage 3"]:
     print("Something else keeps this machine busy: run the jobs again when it is quiet.")

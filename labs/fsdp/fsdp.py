@@ -76,9 +76,13 @@ class FSDPModule:
             "before fully_shard"
         )
 
-    def unshard(self) -> None:
-        """Gather this module's parameters, and wait."""
-        self._sharding.unshard()
+    def unshard(self, async_op: bool = False) -> "UnshardHandle | None":
+        """Gather this module's parameters, and wait; or only begin to, unless they are here or on their way.
+
+        Whoever began waits by what is returned, or leaves that to this module's next forward or backward.
+        """
+        handle = UnshardHandle(self._sharding)
+        return handle if async_op else handle.wait()
 
     def reshard(self) -> None:
         """Drop them."""
@@ -107,6 +111,18 @@ class FSDPModule:
     def set_modules_to_backward_prefetch(self, modules: list["FSDPModule"]) -> None:
         """What to gather when this one's backward begins, instead of the one before it in forward."""
         self._sharding.next_in_backward = [module._sharding for module in modules]
+
+
+class UnshardHandle:
+    """Parameters on their way: wait() until they are here."""
+
+    def __init__(self, sharding: Sharding):
+        self.sharding = sharding
+        sharding.settled()
+        sharding.prefetch([sharding])
+
+    def wait(self) -> None:
+        self.sharding.unshard()
 
 
 def shardings(module: nn.Module, recurse: bool) -> list[Sharding]:

@@ -71,7 +71,7 @@ class Sharding:
         if self.shared is None:
             names = shardings_in(self.module)
             with torch.inference_mode(False):  # what is made in it could never be trained
-                for p in chain(*(sharding.group.parameters for sharding in names)):
+                for p in chain(*(sharding.group.parameters for sharding in names if sharding.shared is None)):
                     p.settle()
             shared = SharedState(self, names)
             for sharding in names:

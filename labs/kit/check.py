@@ -25,7 +25,7 @@
     check.stage_3(fn)              fn(layers, x, loss)               one step, event by event
     check.stages_by_event(fn)      fn() -> {event: (stage 1, stage 2, stage 3)}
     check.unshard_and_reshard(unshard, reshard)    unshard(shards, fulls), reshard(fulls)      one group, one gather
-    check.prefetch(fn)             fn(layers, compute)               the next layer on its way while one computes
+    check.prefetching(fn)          fn(model)                         hooks: the next layer on its way while one computes
     check.hsdp_gradient(fn)        fn(gradient, mesh) -> piece       the mean over both axes, by the least bytes
     check.held_and_sent(fn)        fn(shards, replicas) -> {strategy: (P held, sent)}
     check.clip(fn)                 fn(shards, max_norm) -> norm      by the global norm, in place
@@ -92,7 +92,7 @@ from labs.kit.checks.answer import Answer, predict
 from labs.kit.checks.collectives.by_hand import all_gather, all_reduce, broadcast, reduce_scatter
 from labs.kit.checks.collectives.mean import mean_on_rank_0
 from labs.kit.checks.fsdp.gradient import hsdp_gradient
-from labs.kit.checks.fsdp.prefetch import prefetch
+from labs.kit.checks.fsdp.prefetching import prefetching
 from labs.kit.checks.fsdp.translated import translate
 from labs.kit.checks.fsdp.unshard import unshard_and_reshard
 from labs.kit.checks.gradients.accumulation import accumulation
@@ -155,7 +155,7 @@ __all__ = [
     "held_and_sent", "held_per_rank", "hsdp_gradient", "interval", "layer_bytes", "left_out", "load_shards",
     "mean_on_rank_0", "meet", "mend", "mesh_norm", "mesh_sizes", "mixed_precision", "my_part", "my_shard", "neighbours",
     "next_windows", "obey", "offloaded_step", "one_f_one_b", "overlap", "partial_to_shard", "partition_optimizer",
-    "pass_on", "pipelined", "place_checkpoints", "placements", "predict", "prefetch", "reduce_scatter", "replace",
+    "pass_on", "pipelined", "place_checkpoints", "placements", "predict", "prefetching", "reduce_scatter", "replace",
     "resume", "ring_seconds", "row_linear", "rules", "sent_by_rings", "sharded_gradients", "split_loss", "stage_3",
     "stages_by_event", "started_when", "step_seconds", "translate", "tree_seconds", "two_dimensions",
     "unshard_and_reshard", "with_messages", "wrong_by", "zero_bubble",

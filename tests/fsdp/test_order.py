@@ -134,3 +134,29 @@ def test_without_prefetch_each_layer_is_sent_for_when_it_begins():
     for number in range(3):
         assert order["gather", number + 1] > order["forward", number]
     assert most == 1
+
+
+def test_unshard_may_begin_a_gather_and_leave_the_wait_to_whoever_needs_it():
+    """Before the first forward, too, which knows no order yet."""
+
+    def body(early):
+        torch.manual_seed(0)
+        mesh, model = Mesh((2,), ("dp",)), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        for layer in model:
+            fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+        fully_shard(model, mesh=mesh)
+        group, handle = model[0]._sharding.group, None
+        if early != "not":
+            handle = model[0].unshard(async_op=early == "began")
+            states = bool(group.arriving), group.gathered
+            assert states == ((True, False) if early == "began" else (False, True))
+            assert (handle is None) == (early == "waited")
+        y = model(torch.ones(2, 3))
+        y.sum().backward()
+        if early == "began":
+            model[1].unshard(async_op=True).wait()
+            assert model[1].weight.shape == (3, 3) and model[1]._sharding.group.gathered
+        return y.tolist(), model[0].weight.grad.to_local().tolist()
+
+    found = [run(body, early, ranks=2)[0] for early in ("not", "began", "waited")]
+    assert found[0] == found[1] == found[2]

@@ -36,7 +36,7 @@ Families of exercises:
     gradients/       average_gradients (average), accumulation, data_parallel (wrapper), buckets, overlap
     zero/            partition_optimizer (partition), gradient_ready (ready), gather_and_drop (gathered),
                      stage_3 (stage3), clip (norms)
-    fsdp/            unshard_and_reshard (unshard), prefetch, hsdp_gradient (gradient), translate (translated)
+    fsdp/            unshard_and_reshard (unshard), prefetching, hsdp_gradient (gradient), translate (translated)
     memory/          mixed_precision (mixed); checkpoint, place_checkpoints (recomputing); offloaded_step (offloading)
     surviving/       load_shards (shards), replace (replacing), resume (resuming)
     tensor/          conjugate (border), row_linear (linear), deal_heads (heads), split_loss (loss), block_plan (block)

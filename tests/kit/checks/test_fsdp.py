@@ -26,12 +26,12 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_what_it_raises_is_told_with_its_line():
-    def fn(layers, compute):
-        layers[len(layers)].gather()
+    def fn(model):
+        model[len(model)].unshard(async_op=True)
 
-    answer = check.prefetch(fn)
+    answer = check.prefetching(fn)
     assert answer.ok is False
-    assert "IndexError" in answer.text and "layers[len(layers)].gather()" in answer.text
+    assert "IndexError" in answer.text and "model[len(model)].unshard(async_op=True)" in answer.text
 
 
 def test_a_hang_is_told():
