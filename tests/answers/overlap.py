@@ -188,17 +188,9 @@ class LeavesTheLast(ddp.Overlapped):
         super().gradient_ready(p)
 
 
-@answers.wrong("a bucket's all-reduce never begins", blind=True, long=True)
-class OnlyItsOwn(InTurn):
-    """Those that were full before their turn are forgotten."""
-
-    def gradient_ready(self, p):
-        bucket = self.bucket_of[p]
-        bucket.collect(p)
-        if self.syncing:
-            bucket.waiting_for.remove(p)
-            if not bucket.waiting_for and self.buckets.index(bucket) == len(self.works):
-                self.works.append(self.all_reduce(bucket.flat, group=self.group, async_op=True))
+answers.spoil(WhicheverIsFull, NEVER,  # those that were full before their turn are forgotten
+    {"if not bucket.waiting_for:":
+         "if not bucket.waiting_for and self.buckets.index(bucket) == len(self.works):"}, blind=True, long=True)
 
 
 @answers.wrong(EARLY)

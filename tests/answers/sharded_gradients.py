@@ -60,15 +60,11 @@ def nobody_is_asked(loss, shards, x, y):
     return {name: lax.dynamic_slice_in_dim(g, me * size[name], size[name]) for name, g in gradients.items()}
 
 
-@answers.wrong("all-reduced, where a part is needed")
-def averaged_and_cut(loss, shards, x, y):
-    import jax
-    from jax import lax
-
-    whole = {name: lax.all_gather(w, "dp", tiled=True) for name, w in shards.items()}
-    gradients = lax.pmean(jax.grad(loss)(whole, x, y), "dp")
-    size, me = {name: len(w) for name, w in shards.items()}, lax.axis_index("dp")
-    return {name: lax.dynamic_slice_in_dim(g, me * size[name], size[name]) for name, g in gradients.items()}
+answers.spoil(
+    nobody_is_asked,
+    "all-reduced, where a part is needed",
+    {"jax.grad(loss)(whole, x, y)": 'lax.pmean(jax.grad(loss)(whole, x, y), "dp")'},
+)
 
 
 @answers.wrong("gathered too much")

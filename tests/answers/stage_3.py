@@ -158,44 +158,15 @@ spoil("a layer without backward()",
 spoil("", {"        layer.reduce()\n": "        if layer is not layers[0]:\n            layer.reduce()\n"}, blind=True)
 TURNED = "    layers.reverse()\n    for layer in layers:\n"
 spoil("the list of layers has changed", {"    for layer in reversed(layers):\n": TURNED}, blind=True)
-
-
-@answers.wrong("the list of layers has changed", blind=True)
-def s3_empties_the_list(layers, x, loss):
-    for layer in layers:
-        layer.gather()
-        x = layer.forward(x)
-        layer.drop()
-    dy, done = loss(x), []
-    while layers:
-        layer = layers.pop()
-        layer.gather()
-        dy = layer.backward(dy)
-        layer.reduce()
-        layer.drop()
-        done.append(layer)
-    for layer in done:
-        layer.update()
-
-
-@answers.wrong("more than one layer is whole", blind=True)
-def s3_last_never_dropped(layers, x, loss):
-    *others, last = layers
-    for layer in others:
-        layer.gather()
-        x = layer.forward(x)
-        layer.drop()
-    last.gather()
-    dy = last.backward(loss(last.forward(x)))
-    last.reduce()
-    for layer in reversed(others):
-        layer.gather()
-        dy = layer.backward(dy)
-        layer.reduce()
-        layer.drop()
-    last.drop()
-    for layer in layers:
-        layer.update()
+spoil("the list of layers has changed",
+    {"dy = loss(x)\n    for layer in reversed(layers):\n": "dy, done = loss(x), []\n    while layers:\n"
+         "        layer = layers.pop()\n",
+     BACK: BACK + "        done.append(layer)\n",
+     UPDATE: UPDATE.replace("layers", "done")}, blind=True)
+answers.spoil(that_keeps_the_last, "more than one layer is whole",
+    {"    last.drop()\n": "",
+     "    last.update()\n": "",
+     "        layer.drop()\n        layer.update()\n": f"        layer.drop()\n    last.drop()\n{UPDATE}"}, blind=True)
 
 
 @answers.wrong("", blind=True)
