@@ -13,6 +13,7 @@ What changes as things go on is judged on the rank, by `first_wrong`; the table 
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -108,6 +109,17 @@ def on_one_rank(seen: Seen) -> Iterator[tuple[str, Done]]:
 def on_each_rank(seen: Seen) -> Iterator[tuple[str, Done]]:
     for rank, done in seen.ranks:
         yield f"on rank {rank} ", done
+
+
+def each_after(call: str) -> Parts:
+    """What a call has left of each of several things: the states in the fact of its name, `of` what they are."""
+
+    def parts(seen: Seen) -> Iterator[tuple[str, SimpleNamespace]]:
+        for where, done in on_each_rank(seen):
+            for state in done.facts.get(call, ()):
+                yield f"{where}after {call}, {state['of']}: ", SimpleNamespace(**state)
+
+    return parts
 
 
 def wrong(

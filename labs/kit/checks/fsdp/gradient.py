@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from math import prod
 from typing import Any, ClassVar
 
@@ -10,43 +10,31 @@ import torch
 from torch import Tensor
 
 from labs.kit.checks.answer import Mistake, answered
+from labs.kit.checks.meshes.four_axes import OnMesh
 from labs.kit.checks.mixture import all_are
 from labs.kit.checks.one import One, as_if
 from labs.kit.checks.ranks import BF16, F32, F64, Draw, Exercise, checked
 from labs.kit.checks.rows import Sends, Sent, in_another_dtype
-from labs.kit.checks.scripts import Seen, World
+from labs.kit.checks.scripts import Seen
 from labs.mesh import Mesh
 
 
-@cache
-def mesh_of(shape: tuple[int, int]) -> Mesh:
-    return Mesh(shape, ("replicate", "shard"))
-
-
 @dataclass(frozen=True)
-class Grid(World):
+class Grid(OnMesh):
     """`shape`: replicas, shards; `size`: elements of the gradient, a multiple of the shards."""
 
-    shape: tuple[int, int] = (2, 2)
-    size: int = 12
+    axes: tuple[str, ...] = ("replicate", "shard")
 
     whole: ClassVar[str] = "the gradient"
 
-    def process_group(self) -> dict[str, Any]:
-        mesh_of(self.shape)  # before a step begins: it makes groups
-        return {}
-
     @property
     def args(self) -> dict[str, Mesh]:
-        return {"mesh": mesh_of(self.shape)}
-
-    def tensor(self, rank: int) -> Tensor:
-        return torch.randn(self.size, generator=self.generator(rank), dtype=F64).to(self.dtype)
+        return {"mesh": self.mesh}
 
     @cached_property
     def gradients(self) -> Tensor:
         """[replicas, shards, pieces, elements of a piece]"""
-        return torch.stack([self.tensor(rank).double() for rank in self.members]).view(*self.shape, self.shape[1], -1)
+        return self.brought.view(*self.shape, self.shape[1], -1)
 
     @property
     def mean(self) -> Tensor:
@@ -65,10 +53,6 @@ class Grid(World):
             yield self.each(brought.sum(axis))
 
     @property
-    def nbytes(self) -> int:
-        return self.size * self.dtype.itemsize
-
-    @property
     def crossing(self) -> float:
         """Bytes that a rank sends to other replicas, at the least."""
         return 2 * (1 - 1 / self.shape[0]) * self.nbytes / self.shape[1]
@@ -78,13 +62,13 @@ class Grid(World):
         return (1 - 1 / self.shape[1]) * self.nbytes + self.crossing
 
     def __str__(self) -> str:
-        return f"{self.shape[0]} × {self.shape[1]} ranks, {self.size} elements of {self.dtype_name}"
+        return f"{self.shape[0]} × {self.shape[1]} ranks, {self.size[0]} elements of {self.dtype_name}"
 
 
 def worlds(draw: Draw) -> dict[int, list[Grid]]:
     def grid(*shape: int, by: int = 0, **options: Any) -> list[Grid]:
         size = shape[1] * (by or draw.random.randrange(7, 12))
-        return [draw.world(Grid, prod(shape), shape=shape, size=size, **options) for _ in range(2)]
+        return [draw.world(Grid, prod(shape), shape=shape, size=(size,), **options) for _ in range(2)]
 
     return {
         6: [*grid(2, 3, by=2 * draw.random.randrange(4, 7)), *grid(3, 2, by=9, dtype=F32)],
@@ -99,7 +83,7 @@ def worlds(draw: Draw) -> dict[int, list[Grid]]:
 def cut(one: One, parts: int) -> str | bool:
     """Into so many, and they are not the shards."""
     wrong = isinstance(one.found, Tensor) and parts != one.world.shape[1]
-    return wrong and one.found.numel() * parts == one.world.size and f"returned {one.told}"
+    return wrong and one.found.numel() * parts == one.world.size[0] and f"returned {one.told}"
 
 
 def times(factors: Callable[[int, int], set[float]]) -> Callable[[One], str | None]:
@@ -141,7 +125,7 @@ EXERCISE = Exercise(
         least=world.n * (0.9 * world.sent - 64), enough=lambda rank: some_more(world.sent),
     ),
     # All that arrives, a piece, and room for another; one more copy makes 2.5.
-    wide=lambda draw: draw.world(Grid, 4, shape=(2, 2), size=40_000, dtype=F32), most=2.25, rest=0.5,
+    wide=lambda draw: draw.world(Grid, 4, shape=(2, 2), size=(40_000,), dtype=F32), most=2.25, rest=0.5,
     question="Which gradients went into this piece, and how often?",
     forms=(
         Mistake("nothing is sharded", PLACE, lambda one: cut(one, 1),

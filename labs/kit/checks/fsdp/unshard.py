@@ -3,19 +3,18 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from labs.kit.checks.acts import Parts, Play, as_a_whole, budgeted, checked, on_each_rank, wrong
+from labs.kit.checks.acts import Play, as_a_whole, budgeted, checked, each_after, on_each_rank, wrong
 from labs.kit.checks.answer import Mistake, answered, show
 from labs.kit.checks.left import AFTERMATH
 from labs.kit.checks.one import One, as_if
 from labs.kit.checks.ranks import BF16, F32, F64, Draw
 from labs.kit.checks.rows import SENT, VALUES, Sends, Sent, in_another_dtype
-from labs.kit.checks.scripts import Look, Seen, World
+from labs.kit.checks.scripts import Look, World
 
 
 @dataclass(frozen=True)
@@ -82,6 +81,7 @@ def wide(draw: Draw) -> Group:
 
 def come_and_go(world: Group, unshard: Callable[..., Any], reshard: Callable[..., Any]) -> Iterator[Look | None]:
     fulls = [torch.empty(shape, dtype=world.dtype) for shape in world.shapes]
+    names = [f"parameter {number}" for number in range(len(fulls))]
     views = [full.view(full.shape) for full in fulls]  # what the layer computes with, whatever becomes of fulls
     for view in views:
         view.untyped_storage().resize_(0)
@@ -90,13 +90,13 @@ def come_and_go(world: Group, unshard: Callable[..., Any], reshard: Callable[...
         before = [] if world.held else [shard.clone() for shard in shards]
         yield None
         unshard(shards, fulls)
-        gathered = [state(*one, whole=True) for one in zip(fulls, views, given, strict=True)]
-        for number, view in enumerate([] if world.held else views):
+        gathered = [state(*one, whole=True) for one in zip(fulls, views, given, names, strict=True)]
+        for name, view in zip(names, () if world.held else views, strict=False):
             if there(view):
-                values[f"parameter {number}"] = view.clone()
+                values[name] = view.clone()
                 view.fill_(float("nan"))  # or the same memory might come back with the right numbers in it
         reshard(fulls)
-        dropped = [state(*one, whole=False) for one in zip(fulls, views, given, strict=True)]
+        dropped = [state(*one, whole=False) for one in zip(fulls, views, given, names, strict=True)]
         changed = not all(there(x) and torch.equal(x, y) for x, y in zip(shards, before, strict=False))
         yield Look(values, {"unshard": gathered, "reshard": dropped, "changed": changed})
 
@@ -106,21 +106,11 @@ def there(x: Tensor) -> bool:
     return x.untyped_storage().nbytes() >= x.nbytes
 
 
-def state(full: Tensor, view: Tensor, given: str, whole: bool) -> dict[str, Any]:
+def state(full: Tensor, view: Tensor, given: str, of: str, whole: bool) -> dict[str, Any]:
     storage = full.untyped_storage()
     same = storage._cdata == view.untyped_storage()._cdata
-    return {"given": given, "now": show(full), "same": same, "nbytes": storage.nbytes(), "due": whole * view.nbytes}
-
-
-def each_after(call: str) -> Parts:
-    """Each parameter's state."""
-
-    def parts(seen: Seen) -> Iterator[tuple[str, SimpleNamespace]]:
-        for where, done in on_each_rank(seen):
-            for number, state in enumerate(done.facts[call]):
-                yield f"{where}after {call}, parameter {number}: ", SimpleNamespace(**state)
-
-    return parts
+    sizes = {"nbytes": storage.nbytes(), "due": whole * view.nbytes}
+    return {"of": of, "given": given, "now": show(full), "same": same} | sizes
 
 
 def by_name(world: Group, parameters: list[Tensor]) -> dict[str, Tensor]:

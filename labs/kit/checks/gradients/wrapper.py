@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from labs.kit.checks.acts import Play, checked
+from labs.kit.checks.acts import Play, as_a_whole, checked
 from labs.kit.checks.answer import Mistake, Wrong, answered, first
 from labs.kit.checks.gradients.trained import Training, odd, train_wrapped
 from labs.kit.checks.gradients.wrong_gradients import (
@@ -16,7 +16,6 @@ from labs.kit.checks.gradients.wrong_gradients import (
     each_gradient,
     line,
     tables,
-    whole,
 )  # fmt: skip
 from labs.kit.checks.ranks import BF16, F32, Draw
 from labs.kit.checks.scripts import Seen
@@ -57,7 +56,7 @@ PLAY = Play(worlds, train_wrapped, tables(NOT_IN_PLACE, exact=False), QUESTION)
 UNEQUAL, UNUSED = (
     Play(lambda draw, world=world: {0: [odd(draw, **world)]}, train_wrapped, tables, QUESTION)
     for world, tables in (
-        ({"ranks": 3, "equal": False}, ((whole, WRAPPED), (whole, REPLICAS))),
+        ({"ranks": 3, "equal": False}, ((as_a_whole, WRAPPED), (as_a_whole, REPLICAS))),
         ({"ranks": 2, "steps": 2, "spare": True}, ((each_gradient, KIND),)),
     )
 )

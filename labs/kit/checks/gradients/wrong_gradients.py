@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from labs.kit.checks import rows
-from labs.kit.checks.acts import Draw, Parts, Passed, Script, on_each_rank
+from labs.kit.checks.acts import Draw, Parts, Passed, Script, as_a_whole, on_each_rank
 from labs.kit.checks.answer import Mistake, first, first_fit, refuse, show
 from labs.kit.checks.gradients.trained import wide
 from labs.kit.checks.left import AFTERMATH
@@ -317,17 +317,13 @@ def wrong_gradients(seen: Seen) -> Iterator[tuple[str, Gradient]]:
             yield f"{where}the gradient of {one.name!r} at {one.first}\n{one.names}", one
 
 
-def whole(seen: Seen) -> Iterator[tuple[str, Seen]]:
-    yield "", seen
-
-
 def tables(*left: Mistake, exact: bool) -> tuple[tuple[Parts, tuple[Mistake, ...]], ...]:
     def traffic(seen: Seen) -> Iterator[tuple[str, Traffic]]:
         yield "", Traffic(seen, exact)
 
     return (
-        (on_each_rank, STEP), (whole, WRAPPED), (each_gradient, KIND), (wrong_gradients, VALUES), (whole, BITS),
-        (traffic, TRAFFIC), (on_each_rank, (*LEFT, *left)),
+        (on_each_rank, STEP), (as_a_whole, WRAPPED), (each_gradient, KIND), (wrong_gradients, VALUES),
+        (as_a_whole, BITS), (traffic, TRAFFIC), (on_each_rank, (*LEFT, *left)),
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from itertools import islice, pairwise, product
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from labs import pp
@@ -68,15 +69,19 @@ def checked(exercise: Listed, fn: Callable[..., Any], seed: int) -> str:
     sizes = exercise.sizes(seed)
     first = all_judged(exercise, fn, sizes)[0]
     world = Stacked(0, sizes[0].ranks, lists=tuple(map(tuple, first.lists)))
-    found = [pair for of_rank in job(run, world, ranks=world.ranks) for pair in of_rank]
-    if not all(close(*pair, TOLERANCE[world.dtype]) for pair in found):
-        question = "In which order does each stage meet its micro-batches?"
-        raise Wrong(f"{sizes[0]}, run for real: the gradients are not one process's", question)
+    so = run_for_real(world, str(sizes[0]), "In which order does each stage meet its micro-batches?")
     return (
         f"{sizes[0]}: bubble {first.simulation.bubble:.1%}, activations alive at most "
-        f"{' '.join(str(max(of_rank)) for of_rank in first.alive)}; run for real, the gradients are one process's"
-        f"{bits(found)}"
+        f"{' '.join(str(max(of_rank)) for of_rank in first.alive)}; run for real, the gradients are one process's{so}"
     )
+
+
+def run_for_real(world: Stacked, where: str, question: str, plans: Sequence[Sequence[Any]] = ()) -> str:
+    """How near the gradients are to one process's; raises Wrong where they are others."""
+    found = [pair for of_rank in job(run, world, plans, ranks=world.ranks) for pair in of_rank]
+    if not all(close(*pair, TOLERANCE[world.dtype]) for pair in found):
+        raise Wrong(f"{where}, run for real: the gradients are not one process's", question)
+    return bits(found)
 
 
 def all_judged(exercise: Listed, fn: Callable[..., Any], sizes: Sequence[Size]) -> list[Seen]:
@@ -104,9 +109,14 @@ def judged(seen: Seen, answer: Written, other: Written) -> Seen:
                 named.answer = replace(named.answer, picture=schedule(seen.lists))
             raise named from None
     refuse(AFTERMATH, answer, f"{size}: ")
-    if not answer.returned == answer.again == other.returned == other.again:
-        raise Wrong(f"{size}: a second call says something else", "What is kept between them?", "not the same twice")
+    require_the_same(size, answer, other)
     return seen
+
+
+def require_the_same(where: Any, answer: Written, other: Written) -> None:
+    """Of both calls, in both processes."""
+    if not answer.returned == answer.again == other.returned == other.again:
+        raise Wrong(f"{where}: a second call says something else", "What is kept between them?", "not the same twice")
 
 
 # ---- on a process ----------------------------------------------------------------------------------------
@@ -129,10 +139,10 @@ def plain(value: Any) -> Any:
     return show(value)
 
 
-def run(world: Stacked, plan: Sequence[Any] = ()) -> list[tuple[Tensor, Tensor]]:
-    """The gradients of this rank's stages, and one process's.  plan: with its messages, or the executor's own."""
+def run(world: Stacked, plans: Sequence[Sequence[Any]] = ()) -> list[tuple[Tensor, Tensor]]:
+    """The gradients of this rank's stages, and one process's.  plans: with messages, or none: the executor's own."""
     pipeline = pp.Pipeline(world.model(), world.lists, mean_loss)
-    pipeline.plan = plan or pipeline.plan
+    pipeline.plan = plans[dist.get_rank()] if plans else pipeline.plan
     pipeline.forward_backward(*map(torch.cat, world.batch()))
     return [(flat(stage), total(world.summands(number))) for number, stage in pipeline.stages.items()]
 

@@ -10,18 +10,14 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-import torch.distributed as dist
-from torch import Tensor
-
 from labs import pp
-from labs.kit.checks.answer import Mistake, Wrong, answered, refuse
-from labs.kit.checks.case import close
+from labs.kit.checks.answer import Mistake, answered, refuse
 from labs.kit.checks.launching import job
 from labs.kit.checks.left import AFTERMATH
 from labs.kit.checks.pencil.sheet import PROCESSES, Sheet, Written, all_sheets
-from labs.kit.checks.pipeline.listed import plain, read, run
+from labs.kit.checks.pipeline.listed import plain, read, require_the_same, run_for_real
 from labs.kit.checks.pipeline.obeying import OWN_ORDERS
-from labs.kit.checks.pipeline.stacked import TOLERANCE, Stacked, bits, many, whole
+from labs.kit.checks.pipeline.stacked import Stacked, many, whole
 from labs.pp.checker import stages_of
 from labs.pp.instructions import reader
 from labs.pp.messages import Receive, Send
@@ -67,10 +63,6 @@ def ask(fn: Callable[..., Any], tried: Sequence[Case]) -> list[Written]:
 
 def written(fn: Callable[..., Any], case: Case) -> Any:
     return plain(fn([list(order) for order in case.lists]))
-
-
-def obeyed(world: Stacked, plans: Sequence[Sequence[Any]]) -> list[tuple[Tensor, Tensor]]:
-    return run(world, plans[dist.get_rank()])
 
 
 # ---- what is seen ----------------------------------------------------------------------------------------
@@ -218,16 +210,11 @@ def with_messages(fn: Callable[..., Any], seed: int) -> str:
         seen = Seen(case, answer.returned)
         refuse(MISTAKES, seen, f"{case}: ")
         refuse(AFTERMATH, answer, f"{case}: ")
-        if not answer.returned == answer.again == other.returned == other.again:
-            raise Wrong(
-                f"{case}: a second call says something else", "What is kept between them?", "not the same twice"
-            )
+        require_the_same(case, answer, other)
         plans.append(seen.plans)
     world = Stacked(seed, len(tried[0].lists), lists=tried[0].lists)
-    found = [pair for of_rank in job(obeyed, world, plans[0], ranks=world.ranks) for pair in of_rank]
-    if not all(close(*pair, TOLERANCE[world.dtype]) for pair in found):
-        raise Wrong(f"{tried[0]}, run for real: the gradients are not one process's", ONCE)
+    so = run_for_real(world, str(tried[0]), ONCE, plans[0])
     return (
         f"{len(tried)} schedules on 1 to 8 ranks come to their end, though each send waits for its receiver; "
-        f"{tried[0]}, run for real, has one process's gradients{bits(found)}"
+        f"{tried[0]}, run for real, has one process's gradients{so}"
     )

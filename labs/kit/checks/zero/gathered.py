@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from labs.kit.checks import rows
-from labs.kit.checks.acts import Play, as_a_whole, budgeted, on_each_rank, wrong
+from labs.kit.checks.acts import Play, as_a_whole, budgeted, each_after, on_each_rank, wrong
 from labs.kit.checks.answer import Mistake, answered, first, show
 from labs.kit.checks.fsdp import unshard
 from labs.kit.checks.left import AFTERMATH
@@ -94,9 +94,9 @@ class Vector:
 
     def state(self, whole: bool) -> dict[str, Any]:
         """What a call has left; then all is as it should be."""
-        full, found = self.full, unshard.state(self.full, self.view, show(self.view), whole)
-        found |= {"layer": self.name, "of_dtype": full.dtype == self.view.dtype}
-        found |= {"written": full._version != self.version, "thawed": thaw(full, self.trained)}
+        full, found = self.full, unshard.state(self.full, self.view, show(self.view), self.name, whole)
+        found |= {"of_dtype": full.dtype == self.view.dtype, "written": full._version != self.version}
+        found["thawed"] = thaw(full, self.trained)
         if not (found["same"] and found["of_dtype"]):
             full.data = self.view
         full.grad, self.version = None, full._version
@@ -129,7 +129,7 @@ PLAY = Play(
     worlds,
     come_and_go,
     tables=(
-        (pieces.each_after("gather"), STATE),
+        (each_after("gather"), STATE),
         (on_each_rank, (unshard.SHARD_CHANGED,)),
         (as_a_whole, rows.LUCK),
         (wrong(due, {}), (
@@ -143,7 +143,7 @@ PLAY = Play(
             replace(pieces.ROTATED, question="Whose shard belongs where?"),
             *rows.VALUES,
         )),
-        (pieces.each_after("drop"), (NOT_FREED, *STATE)),
+        (each_after("drop"), (NOT_FREED, *STATE)),
         (on_each_rank, AFTERMATH),
         # Once at the least: who sends less than for each gather may hold more.
         (budgeted(lambda world: pieces.travel(world, world.gathered, sum(world.sizes) * world.dtype.itemsize)), (

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from labs.kit.checks import rows
-from labs.kit.checks.acts import Play, as_a_whole, budgeted, on_each_rank, wrong
+from labs.kit.checks.acts import Play, as_a_whole, budgeted, each_after, on_each_rank, wrong
 from labs.kit.checks.answer import Mistake, answered, show
 from labs.kit.checks.left import AFTERMATH
 from labs.kit.checks.one import One, as_if
@@ -76,8 +76,7 @@ def train(world: Trained, fn: Callable[..., Any]) -> Iterator[Look | None]:
         first = first or len(elements)
         facts = {"first": first, "elements": list(elements), "own": sum(map(len, trained.values())) // world.n}
         facts["step"] = [
-            {"layer": name, "same": place_of(full) == places[name], "thawed": thaw(full)}
-            for name, full in trained.items()
+            {"of": name, "same": place_of(full) == places[name], "thawed": thaw(full)} for name, full in trained.items()
         ]
         yield Look(trained, facts)
 
@@ -153,7 +152,7 @@ PLAY = Play(
                     lambda done: done.facts.get("given")
                     and f"partition_optimizer returned {done.facts['given'][0]}, and not a function"),
         )),
-        (pieces.each_after("step"), (
+        (each_after("step"), (
             pieces.THAWED,
             Mistake("not in place", "The layer computes with views of full. Of which memory are they views?",
                     lambda full: not full.same and "it has different memory than before"),

@@ -1,11 +1,10 @@
 """What the stages of ZeRO have in common: whose piece is this, which gradient has come to it, and what may it cost?"""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import permutations
-from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -15,20 +14,8 @@ from labs.kit.checks.answer import Mistake, Wrong, first, first_fit
 from labs.kit.checks.case import close
 from labs.kit.checks.mixture import COEFFICIENTS, Made, mixture
 from labs.kit.checks.one import One
-from labs.kit.checks.scripts import Functions, Seen
+from labs.kit.checks.scripts import Functions
 from labs.kit.checks.zero.flat_layers import Layers
-
-
-def each_after(call: str) -> acts.Parts:
-    """What it has left of each layer: the states in the fact of its name."""
-
-    def parts(seen: Seen) -> Iterator[tuple[str, SimpleNamespace]]:
-        for where, done in acts.on_each_rank(seen):
-            for state in done.facts.get(call, ()):
-                yield f"{where}after {call}, {state['layer']}: ", SimpleNamespace(**state)
-
-    return parts
-
 
 # fmt: off
 THAWED = Mistake("requires_grad has changed", "Who decides what is trained?",

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from labs.kit.checks import rows
-from labs.kit.checks.acts import Play, as_a_whole, budgeted, on_each_rank, wrong
+from labs.kit.checks.acts import Play, as_a_whole, budgeted, each_after, on_each_rank, wrong
 from labs.kit.checks.answer import Mistake, answered
 from labs.kit.checks.left import AFTERMATH
 from labs.kit.checks.ranks import BF16, F32, Draw
@@ -37,7 +37,7 @@ def scatter(world: Layers, fn: Callable[..., Any]) -> Iterator[Look | None]:
     def ready(name: str, full: nn.Parameter) -> None:
         shard = shards[name]
         fn(full, shard)
-        state = {"layer": name, "whole": size_of(full.grad), "own": size_of(shard.grad), "thawed": thaw(full)}
+        state = {"of": name, "whole": size_of(full.grad), "own": size_of(shard.grad), "thawed": thaw(full)}
         calls.append(state)
         full.grad = None
         if world.held:
@@ -96,7 +96,7 @@ PLAY = Play(
     worlds,
     scatter,
     tables=(
-        (pieces.each_after("gradient_ready"), CALL),
+        (each_after("gradient_ready"), CALL),
         (on_each_rank, (
             Mistake("the parameters have changed",
                     "Which of the four may change here: full, full.grad, shard, shard.grad?",
