@@ -24,8 +24,8 @@ BEGIN, END = "<!-- printed by `python -m tools.teaching`: from here -->", "<!-- 
 
 def modules() -> Iterator[str]:
     """In the order of the checks: the own one of each, and those beside it that are nobody's; then the others."""
-    names = re.findall(r"^    check\.(\w+)\(", check.__doc__, re.M)
-    own = [unwrap(getattr(check, name)).__module__ for name in names if name != "predict"]
+    lines = re.findall(r"^    \d\d\w? +(.+)", check.__doc__, re.M)
+    own = [unwrap(getattr(check, name)).__module__ for name in re.findall(r"\w+", " ".join(lines))]
     for module in own:
         yield module
         if (family := module.rpartition(".")[0]) != checks.__name__:

@@ -1,78 +1,26 @@
 """Checks for the exercises: each runs the learner's function in real jobs, and answers in one of three ways.
 
-    check.mean_on_rank_0(fn)       fn(x)                             the mean on rank 0, one message per other rank
-    check.my_shard(fn)             fn(elements, ranks, rank) -> (start, stop)
-    check.mixed_precision(remember, step)    remember(p) -> {…}, step(p, kept, t, **settings)    float32 masters
-    check.bytes_by_kind(fn)        fn(parameters, mixed) -> {"P": bytes, "G": …, "S": …}
-    check.broadcast(fn)            fn(x, root=0, group=None)         a tree, in place
-    check.reduce_scatter(fn)       fn(x, group=None) -> piece        a ring, in place
-    check.all_gather(fn)           fn(x, group=None)                 a ring, in place
-    check.all_reduce(fn)           fn(x, group=None)                 in place
-    check.ring_seconds(fn)         fn(size, ranks, latency, bandwidth) -> seconds        of an all-reduce
-    check.tree_seconds(fn)         likewise
-    check.sent_by_rings(fn)        fn(ranks) -> {collective: × the tensor}
-    check.average_gradients(fn)    fn(model)                         after backward: every gradient becomes the mean
-    check.accumulation(fn)         fn(model, micro_batches)          several backwards, one synchronisation
-    check.fill_buckets(fn)         fn(nbytes, bucket_bytes) -> buckets     which gradients travel together
-    check.data_parallel(wrap)      wrap(model) -> module             with forward, no_sync() and sync()
-    check.buckets(wrap)            wrap(model, **options) -> module  one all-reduce for each bucket
-    check.overlap(wrap)            wrap(model, bucket_bytes) -> module      whose buckets begin during backward
-    check.held_per_rank(fn)        fn(stage, layers, ranks, size) -> (P, G, S)    bytes, under DDP and each stage
-    check.started_when(fn)         fn(tensors, buckets) -> {strategy: all-reduces (by backward, by sync)}
-    check.partition_optimizer(fn)  fn(full, make) -> step            step() updates all of full, with 1/N of the state
-    check.gradient_ready(fn)       fn(full, shard)                   full.grad goes, its part is added to shard.grad
-    check.gather_and_drop(gather, drop)    gather(full, shard)       full is filled from all shards; drop(full): emptied
-    check.stage_3(fn)              fn(layers, x, loss)               one step, event by event
-    check.stages_by_event(fn)      fn() -> {event: (stage 1, stage 2, stage 3)}
-    check.unshard_and_reshard(unshard, reshard)    unshard(shards, fulls), reshard(fulls)      one group, one gather
-    check.prefetching(fn)          fn(model)                         hooks: the next layer on its way while one computes
-    check.hsdp_gradient(fn)        fn(gradient, mesh) -> piece       the mean over both axes, by the least bytes
-    check.held_and_sent(fn)        fn(shards, replicas) -> {strategy: (P held, sent)}
-    check.clip(fn)                 fn(shards, max_norm) -> norm      by the global norm, in place
-    check.checkpoint(fn)           fn(layer, x)                      layer(x), computed again in backward
-    check.place_checkpoints(fn)    fn(model)                         so that both budgets are kept
-    check.layer_bytes(fn)          fn(B, T, D, H, K, F) -> {term: bytes}     that a layer keeps for its backward
-    check.offloaded_step(fn)       fn(due, fetch, update, store)     the next on its way while one is updated
-    check.step_seconds(fn)         fn(fetch, update, store) -> seconds       of such a step
-    check.load_shards(fn)          fn(index, read, rank, ranks) -> part      of a vector that other ranks have saved
-    check.replace(fn)              fn(disk, name, text)              at every moment the old text or the new one, whole
-    check.resume(remember, resume)         remember(model, optimizer, schedule, loader) -> {…}, resume(state, model, …)
-    check.next_windows(fn)         fn(order, batch, read, rank, ranks) -> windows    that this rank reads next
-    check.interval(fn)             fn(save, machine, machines) -> seconds    between two saves
-    check.neighbours(fn)           fn(shape, rank) -> (coordinate, groups)   of a mesh, by arithmetic
-    check.partial_to_shard(fn)     fn(summand, dim, group=None) -> piece     of the sum of all ranks' summands
-    check.rules(fn)                fn() -> {operation: (letters, linear)}    of five that DTensors refuse
-    check.placements(fn)           fn() -> {strategy: (P, G, S)}             of DDP, ZeRO 1, 2, 3 and HSDP
-    check.conjugate(copy, reduce)  copy, reduce(x, group=None) -> tensor    forward and backward of a border
-    check.row_linear(fn)           fn(x, weight, bias, group=None) -> y      whole, from pieces of x; the bias once
-    check.deal_heads(fn)           fn(heads, kv_heads, ranks, rank) -> (queries, keys, sharers)      whole heads
-    check.split_loss(fn)           fn(logits, targets, first, group=None) -> loss    of this rank's part of the logits
-    check.block_plan(fn)           fn(config, sequence_parallel) -> plan     of one layer, in styles of labs.tp
-    check.gpipe(fn)                fn(ranks, microbatches) -> lists          all forwards, then all backwards
-    check.one_f_one_b(fn)          fn(ranks, microbatches) -> lists          the same bubble, with fewer activations
-    check.zero_bubble(fn)          fn(ranks, microbatches) -> lists          the backward in two halves, I and W
-    check.obey(fn)                 fn(instructions, stages, loss, xs, ys, take, put) -> losses     of one rank
-    check.with_messages(fn)        fn(lists) -> lists                        with Send and Receive in between
-    check.bubbles(fn)              fn(ranks, microbatches, stages_per_rank) -> {schedule: bubble}
-    check.my_part(fn)              fn(sizes, rank, layers, sequences, heads) -> {…}      of a rank in four axes
-    check.combine(fn)              fn(gradient, kind, mesh)                  added up, averaged or left, in place
-    check.two_dimensions(fn)       fn(x, piece, dy, mesh) -> (y, gradient)   a layer that is split and sharded
-    check.mesh_norm(fn)            fn(gradients, mesh) -> norm               each gradient once
-    check.wrong_by(fn)             fn(sizes, microbatches) -> {"A", "B", "C"}            three losses, wrongly scaled
-    check.mesh_sizes(fn)           fn(gpus, node, heads, layers, batch) -> [(tp, pp, dp), …]   all that can be run
-    check.fullest_rank(fn)         fn(parameters, activations, tp, pp, dp, zero, microbatches) -> bytes
-    check.exposed(fn)              fn(backward, reduce) -> seconds           that a step waits for its gradients
-    check.forecast(fn)             fn(run) -> seconds                        of a published run's step
-    check.bottlenecks(fn)          fn() -> {report: word}                    of seven real runs
-    check.pass_on(fn)              fn(dims, cut) -> cut                      of each tensor, once a letter is cut
-    check.meet(fn)                 fn(dims, cut, sizes) -> letter            of two that are cut, the one to follow
-    check.sharded_gradients(fn)    fn(loss, shards, x, y) -> shards          on a virtual device of JAX
-    check.pipelined(fn)            fn(stage, own, x) -> y                    likewise
-    check.configure(fn)            fn(batch, most, ranks, clip) -> config    of DeepSpeed, from a description
-    check.mend(fn)                 fn(train, micro, accumulation, ranks) -> (ranks it was for, micro-batches)
-    check.translate(fn)            fn(reshard_after_forward, …, accumulation) -> config    that does as fully_shard does
-    check.left_out(fn)             fn(parameters, ranks, activations, bucket, float32) -> bytes    by an estimate
-    check.predict(question, guess, answer)
+    00   mean_on_rank_0, my_shard
+    01   mixed_precision, bytes_by_kind
+    02   broadcast, reduce_scatter, all_gather, all_reduce; ring_seconds, tree_seconds, sent_by_rings
+    03   average_gradients, accumulation, fill_buckets, data_parallel, buckets, overlap, started_when
+    04   held_per_rank, partition_optimizer, gradient_ready, gather_and_drop, stage_3, stages_by_event, clip
+    05   neighbours, partial_to_shard, rules, placements
+    06   unshard_and_reshard, prefetching, hsdp_gradient, held_and_sent
+    07   checkpoint, place_checkpoints, layer_bytes
+    07b  offloaded_step, step_seconds
+    08   load_shards, replace
+    08b  resume, next_windows, interval
+    09   conjugate, row_linear, deal_heads
+    09b  split_loss, block_plan
+    10   gpipe, one_f_one_b, zero_bubble, obey, with_messages, bubbles
+    11   my_part, combine, two_dimensions, mesh_norm, wrong_by
+    13   pass_on, meet, sharded_gradients, pipelined
+    14   configure, mend, translate, left_out
+    15   mesh_sizes, fullest_rank, exposed, forecast, bottlenecks
+
+Each is given the learner's function, and says in its docstring what that is called with, and what it should do; in all
+notebooks there is predict(question, guess, answer).
 
     ✓ reduce_scatter: you sent 0.75 × the tensor per rank; the least possible is 0.75 ×
     not yet: reduce_scatter (the stub is untouched; the notebook goes on with the course's own)

@@ -4,11 +4,6 @@ from labs import pp
 from labs.kit import check
 
 
-def test_what_it_raises_is_told_with_its_line():
-    answer = check.gpipe(lambda *sizes: sizes[99])
-    assert answer.ok is False and "IndexError" in answer.text and "sizes[99]" in answer.text
-
-
 def test_the_first_wrong_instruction_is_named():
     def early(ranks, microbatches):
         first, *others = pp.gpipe(ranks, microbatches)

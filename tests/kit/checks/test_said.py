@@ -1,5 +1,6 @@
 """What is said of jobs that fail, of what is no function, and of predictions: the same for all checks."""
 
+import contextlib
 import sys
 import threading
 from functools import partial
@@ -16,19 +17,40 @@ from tests.answers import exercises
 from tests.answers.data_parallel import Wrapper
 from tests.answers.together import together
 
+
+def known():
+    """Each exercise by its name, and the functions of a right answer; without those whose extra is not installed."""
+    for name, each in exercises().items():
+        with contextlib.suppress(pytest.skip.Exception):
+            each.needs()
+            yield name, each.answers[0].functions
+
+
 # ---- not yet ---------------------------------------------------------------------------------------------
+
+
+def stub(*args, **kwargs):
+    raise NotImplementedError("your turn")
+
+
+def said_of(answers):
+    """(exercise, what is said), of pairs of an exercise and functions."""
+    return list(zip((name for name, _ in answers), together([(*one, False) for one in answers]), strict=True))
 
 
 def test_an_untouched_stub_is_not_yet():
     """Of any exercise."""
-
-    def stub(*args, **kwargs):
-        raise NotImplementedError("your turn")
-
-    given = {name: (stub,) * len(each.answers[0].functions) for name, each in exercises().items()}
-    for name, answer in zip(given, together([(*one, False) for one in given.items()]), strict=True):
+    for name, answer in said_of([(name, (stub,) * len(fns)) for name, fns in known()]):
         assert answer.ok is None and not answer
         assert str(answer) == f"not yet: {name} (the stub is untouched; the notebook goes on with the course's own)"
+
+
+def test_half_of_an_answer_is_not_yet():
+    pairs = [(name, fns) for name, fns in known() if len(fns) > 1]
+    halves = [(name, (*fns[:i], stub, *fns[i + 1 :])) for name, fns in pairs for i in range(len(fns))]
+    assert len(halves) > 8
+    for name, answer in said_of(halves):
+        assert answer.ok is None, (name, answer)
 
 
 def test_a_stub_inside_of_a_wrapper_is_not_yet():
@@ -50,14 +72,14 @@ def test_another_not_implemented_error_is_a_mistake():
 
 
 def test_what_it_raises_is_told_with_its_line():
-    def fn(x, group=None):
-        pieces = x.tensor_split(dist.get_world_size(group))
-        return pieces[len(pieces)]
+    """Of any exercise, and with which input."""
 
-    answer = check.reduce_scatter(fn)
-    assert answer.ok is False
-    assert "IndexError" in str(answer) and "return pieces[len(pieces)]" in str(answer)
-    assert "float64" in answer.text  # with which input
+    def fn(*args, **options):
+        return args[99]
+
+    for name, answer in said_of([(name, (fn,) * len(fns)) for name, fns in known()]):
+        assert answer.ok is False and "IndexError" in answer.text and "return args[99]" in answer.text, (name, answer)
+        assert "float64" in answer.text or name != "reduce_scatter"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +92,10 @@ def test_what_it_raises_is_told_with_its_line():
         ("raised", "rank 0 of 2 failed: ValueError: TypeError: no", "What does this line assume"),
         ("mismatch", "rank 0 called all_reduce float32[4], rank 1 called all_reduce float64[4]", "The elements are"),
         ("mismatch", "rank 0 called all_reduce float32[4], rank 1 called all_reduce float64[5]", "How large"),
+        ("mismatch", "rank 0 called all_gather float64[23], rank 1 called all_gather float64[7]", "How large"),
         ("mismatch", "rank 0 called broadcast int64[2] from 0, rank 1 called broadcast int64[2] from 1", "Which ranks"),
+        ("mismatch", "rank 0 called all_gather float64[23], rank 1 called all_reduce float64[23]", "Which ranks take"),
+        ("mismatch", "rank 0 called all_gather float64[23], rank 1 called barrier", "Which ranks take this line"),
         (
             "returned",
             "rank 3 returned without joining collective number 31 of all ranks, all_reduce",
