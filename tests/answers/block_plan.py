@@ -7,6 +7,7 @@ from labs.tp import ColwiseParallel, Plan, PrepareModuleInput, RowwiseParallel, 
 from labs.tp.shares import Keys, Queries
 from tests.answers import Exercise
 
+# fmt: off
 answers = Exercise("block_plan")
 LINE = (
     "a rank holds its part of every matrix, and sent 3.00 × x forward and 3.00 × backward; "
@@ -141,11 +142,9 @@ but("", lambda c, x, q, k, s: columns(QKV[:1]), long=True)  # by which words it 
 but(NEVER, lambda c, x, q, k, s: {"mixer.out": RowwiseParallel(output_layouts=x)})
 but("", lambda c, x, q, k, s: columns(QKV[:1]) | {"mixer.out": RowwiseParallel(output_layouts=x)}, long=True)
 but(HEAD, lambda c, x, q, k, s: columns(("mixer.value",)), alone=True, long=True)
-but(
-    TWICE,
+but(TWICE,
     lambda c, x, q, k, s: columns(READS, heads=q, input_layouts=x) | columns(KV, heads=k, input_layouts=x),
-    drop=("mixer",),
-)
+    drop=("mixer",))
 but(TWICE, lambda c, x, q, k, s: columns(UP, input_layouts=x), drop=("ffn",))
 but(TWICE, drop=("ffn", "mixer"), long=True)
 but(NEVER, lambda c, x, q, k, s: {name: PrepareModuleInput() for name in ("ffn", "mixer")}, long=True)
@@ -160,12 +159,9 @@ but(
     ),
     drop=("ffn",),
 )
-but(
-    "columns where rows belong, or rows where columns do",
-    lambda c, x, q, k, s: {} if s else columns((*UP, "ffn.w2"), output_layouts=Replicate()),
-    blind=False,
-    long=True,
-)
+but("columns where rows belong, or rows where columns do",
+    lambda c, x, q, k, s: {} if s else columns((*UP, "ffn.w2"), output_layouts=Replicate()), blind=False,
+    long=True)
 but(WHOLE, drop=("ffn", "ffn.w1", "ffn.w3", "ffn.w2"))
 but(WHOLE, drop=("mixer", *QKV, "mixer.gates", "mixer.out"), long=True)
 but(NEVER, drop=("mixer.gates",))

@@ -12,6 +12,7 @@ from labs.dtensor.redistribute import Line
 from labs.tp.conjugate import Border
 from tests.answers import Exercise
 
+# fmt: off
 answers = Exercise("conjugate", given=tuple)
 LINE = (
     "copy sent 0.00 × the tensor forward and 1.50 × backward, reduce 1.50 × forward and 0.00 × backward; "
@@ -255,13 +256,9 @@ spoil(ROUNDED, "reduce_forward", half, blind=False, long=True)
 twice_as_wide = {"x.clone": "x.double().clone", END: "return y.to(x.dtype)"}
 spoil("a different dtype travels", "reduce_forward", twice_as_wide, blind=False)
 spoil("a different shape or dtype", "reduce_forward", {"x.clone": "x.float().clone"})
-spoil(
-    "right only for contiguous tensors",
-    "copy_backward",
-    {CLONE: "x.view(-1).clone()", END: "return y.view(x.shape)"},
-    alone=True,
-    long=True,
-)
+spoil("right only for contiguous tensors", "copy_backward",
+    {CLONE: "x.view(-1).clone()",
+     END: "return y.view(x.shape)"}, alone=True, long=True)
 spoil("", "reduce_forward", {"group=group": "group=group, op=ReduceOp.MAX"}, blind=False, long=True)
 here = "(torch.arange(y.numel()).view(y.shape) % dist.get_world_size(group) == dist.get_rank(group))"
 spoil("", "copy_backward", {END: f"return y * {here}"}, blind=False, long=True)
@@ -274,11 +271,9 @@ zeros = {
 }
 spoil("one side of a message or a collective is missing", "copy_backward", zeros, blind=False, alone=True, long=True)
 wrong("reduce_backward", "averaged instead of summed", blind=True, long=True)(
-    lambda gradient, group: gradient / dist.get_world_size(group)
-)
+    lambda gradient, group: gradient / dist.get_world_size(group))
 wrong("reduce_backward", "the gradient is summed as well", blind=True, long=True)(
-    lambda gradient, group: gradient.mul_(dist.get_world_size(group))
-)
+    lambda gradient, group: gradient.mul_(dist.get_world_size(group)))
 wrong("reduce_backward", long=True)(lambda gradient, group: gradient * (dist.get_rank(group) == 0))
 
 

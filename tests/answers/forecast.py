@@ -3,6 +3,7 @@
 from labs.kit import exercises
 from tests.answers import Exercise
 
+# fmt: off
 answers = Exercise("forecast")
 answers.right(exercises.forecast, line="rank correlation 0.")
 
@@ -52,12 +53,9 @@ spoil("the bubble is left out", {COUNT: "run.microbatches"})
 spoil("tensor parallelism sends nothing", {"if run.tp > 1": "if False"})
 spoil("the border of a node costs nothing", {"wire(run.tp, 1)": "3e11"})
 spoil("gradients cost nothing", {"if run.dp > 1": "if False"})
-answers.spoil(
-    with_nothing_hidden,
-    "gradients travel after every micro-batch",
-    {"(compute + tensor)": "(compute + tensor + gradients)", ") + gradients": ")"},
-    blind=True,
-)
+answers.spoil(with_nothing_hidden, "gradients travel after every micro-batch",
+    {"(compute + tensor)": "(compute + tensor + gradients)",
+     ") + gradients": ")"}, blind=True)
 for name, old, new in (
     ("the pipeline divides no Python", "launch * run.layers / run.pp", "launch * run.layers"),
     ("data parallelism divides once more", "run.tp * run.pp\n", "run.tp * run.pp * run.dp\n"),

@@ -9,6 +9,7 @@ from labs import pp
 from labs.pp import B, F, I, W  # noqa: F401  (I and W in spoiled ones)
 from tests.answers import Exercise
 
+# fmt: off
 answers = Exercise("gpipe")
 BOTH = "[F(r, m) for m in every] + [B(r, m) for m in every]"
 
@@ -96,9 +97,8 @@ returned("not an instruction", "[[F] * microbatches + [B] * microbatches for _ i
 returned("the stages are in reverse", "lists[::-1]", blind=True)
 returned("the same work twice", "[[*order, order[-1]] for order in lists]", blind=True)
 returned("a stage on another rank", "[sum(lists, [])] * ranks", blind=True)
-returned(
-    "right only on more than one rank", "lists if ranks > 1 else [[k(0, m) for m in every for k in (F, B)]]", blind=True
-)
+returned("right only on more than one rank",
+    "lists if ranks > 1 else [[k(0, m) for m in every for k in (F, B)]]", blind=True)
 answers.wrong("a backward before the last forward", blind=True)(pp.one_f_one_b)
 
 
@@ -145,15 +145,10 @@ spoil("the backward is split", BOTH, "[k(r, m) for k in (F, I, W) for m in every
 spoil("the backward is split", "[B(r, m) for m in every]", "[k(r, m) for m in every for k in (I, W)]", long=True)
 spoil("a stage on another rank", {"F(r, m)": "F(m, r)", "B(r, m)": "B(m, r)"}, blind=True)
 spoil("a stage on another rank", {"F(r, m)": "F(0, m)", "B(r, m)": "B(0, m)"}, blind=True)
-spoil(
-    "not a list for each rank",
-    {
-        "r in range(ranks)": "m in every",
-        "F(r, m) for m in every": "F(r, m) for r in range(ranks)",
-        "B(r, m) for m in every": "B(r, m) for r in range(ranks)[::-1]",
-    },
-    blind=True,
-)
+spoil("not a list for each rank",
+    {"r in range(ranks)": "m in every",
+     "F(r, m) for m in every": "F(r, m) for r in range(ranks)",
+     "B(r, m) for m in every": "B(r, m) for r in range(ranks)[::-1]"}, blind=True)
 
 
 @answers.wrong("a stage on another rank")

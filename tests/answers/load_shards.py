@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from tests.answers import Exercise
 
+# fmt: off
 answers = Exercise("load_shards")
 HELD = (
     "each element was read once, by the rank that needs it. You held {} × the part; copied into place piece by piece, "
@@ -141,9 +142,8 @@ spoil("files of equal size are assumed", {NEXT: "first += size * ranks // len(in
 spoil("the files in another order", {LOOP: "for name, n in sorted(index):"})
 spoil("the files in another order", {LOOP: "for name, n in sorted(index, key=lambda file: file[1]):"})
 spoil("the files in another order", {LOOP: "for name, n in reversed(index):"})
-spoil(
-    "pieces in the wrong order", {"pieces.append(read(name, begin, end))": "pieces.insert(0, read(name, begin, end))"}
-)
+spoil("pieces in the wrong order",
+    {"pieces.append(read(name, begin, end))": "pieces.insert(0, read(name, begin, end))"})
 spoil("pieces in the wrong order", {"torch.cat(pieces)": "torch.cat(sorted(pieces, key=len, reverse=True))"})
 spoil("pieces in the wrong order", {"torch.cat(pieces)": "torch.cat(pieces).sort().values"})
 spoil("a piece is there twice", {"torch.cat(pieces)": "torch.cat(pieces + pieces[-1:])"})
@@ -174,10 +174,8 @@ spoil("right only in some dtypes", {"torch.cat(pieces)": "torch.empty(size).copy
 spoil("right only on several ranks", {"return torch": "return read(*index[0][:1], 0, 1) if ranks == 1 else torch"})
 spoil("right only on up to four ranks", {FIRST: "min(rank, 3) * size, (min(rank, 3) + 1) * size"})
 spoil("right only where there are elements", {LAST: "torch.cat(pieces)"})
-spoil(
-    "right only where all ranks of the job take part",
-    {FIRST: "dist.get_rank() % ranks * size, (dist.get_rank() % ranks + 1) * size"},
-)
+spoil("right only where all ranks of the job take part",
+    {FIRST: "dist.get_rank() % ranks * size, (dist.get_rank() % ranks + 1) * size"})
 spoil("right only where all ranks of the job take part", {"// ranks": "// ranks * ranks // dist.get_world_size()"})
 
 
@@ -199,10 +197,9 @@ OTHERS, ALL = "more than its part is read", "every rank reads everything"
 EMPTY, SMALL, TWICE, OUTSIDE = "an empty read", "many small reads", "read twice", "outside of a file"
 
 spoil(OTHERS, {READ: "read(name, 0, n)[begin:end]"})
-spoil(
-    ALL,
-    {LOOP: f"files = {{name: read(name, 0, n) for name, n in index}}{INDENT}{LOOP}", READ: "files[name][begin:end]"},
-)
+spoil(ALL,
+    {LOOP: f"files = {{name: read(name, 0, n) for name, n in index}}{INDENT}{LOOP}",
+     READ: "files[name][begin:end]"})
 spoil(OTHERS, {READ: "read(name, 0, end)[begin:]"})
 spoil(OTHERS, {READ: "read(name, begin, n)[: end - begin]"})
 spoil(OTHERS, {READ: "read(name, max(begin - 1, 0), end)[begin - end :]"})

@@ -5,6 +5,7 @@ import torch
 from labs.pp import B, F
 from tests.answers import Exercise
 
+# fmt: off
 answers = Exercise("obey")
 STAYS, KEPT = {}, []  # from batch to batch
 
@@ -198,17 +199,13 @@ INPUT_FIRST = """            if s > 0:
                 p.grad = g if p.grad is None else p.grad + g
 """
 SHARE = "torch.tensor(1 / len(ys), dtype=y.dtype) if s == last else take(B(s + 1, m))"
-answers.vary(
-    obey,
-    {
-        "take(F(s - 1, m)).requires_grad_()": "take(F(s - 1, m)).detach().clone().requires_grad_(True)",
-        "put(i, y.detach())": "put(i, y.data)",
-        "y = y / len(ys)": "pass",
-        GRADIENT: SHARE,
-        BACKWARD + PUT: INPUT_FIRST,
-        "return found": "return torch.stack(found) if found else ()",
-    },
-)
+answers.vary(obey,
+    {"take(F(s - 1, m)).requires_grad_()": "take(F(s - 1, m)).detach().clone().requires_grad_(True)",
+     "put(i, y.detach())": "put(i, y.data)",
+     "y = y / len(ys)": "pass",
+     GRADIENT: SHARE,
+     BACKWARD + PUT: INPUT_FIRST,
+     "return found": "return torch.stack(found) if found else ()"})
 
 
 def instead_of(old):

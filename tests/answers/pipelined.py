@@ -3,6 +3,7 @@
 from tests.answers import Exercise
 from tests.extras import need_jax
 
+# fmt: off
 answers = Exercise("pipelined", needs=need_jax)
 
 
@@ -98,13 +99,8 @@ ONE_BY_ONE = "jnp.stack([stage(own, jnp.where(me == 0, *both)) for both in zip(x
 MAPPED = "jax.vmap(lambda one: stage(own, one))(jnp.where(me == 0, x, arrived))"
 slip = answers.slips(a_tick_a_stage)
 slip("the whole batch at once", COMPUTED, ONE_BY_ONE)
-slip(
-    "the whole batch at once",
-    {
-        "import jax.numpy": "import jax\n    import jax.numpy",
-        COMPUTED: MAPPED,
-        'lax.ppermute(made, "pp", [(one, one + 1) for one in range(stages - 1)])': (
-            'jnp.stack([lax.ppermute(each, "pp", [(at, at + 1) for at in range(stages - 1)]) for each in made])'
-        ),
-    },
-)
+slip("the whole batch at once",
+    {"import jax.numpy": "import jax\n    import jax.numpy",
+     COMPUTED: MAPPED,
+     'lax.ppermute(made, "pp", [(one, one + 1) for one in range(stages - 1)])':
+         'jnp.stack([lax.ppermute(each, "pp", [(at, at + 1) for at in range(stages - 1)]) for each in made])'})

@@ -2,6 +2,7 @@
 
 from tests.answers import Exercise
 
+# fmt: off
 answers = Exercise("rules")
 LINE = "five rows, each on all layouts of its inputs, 53 in all: whole tensors' numbers, and no byte wasted"
 
@@ -20,15 +21,10 @@ def rows():
     }
 
 
-answers.vary(
-    rows,
-    {
-        '("a.->a.", "together")': '["r.->r.", "each"]',
-        '("..->", "together")': '("..->", "first")',
-        '"nc.,oc.->no."': '"bi.,ji.->bj."',
-    },
-    line=LINE,
-)
+answers.vary(rows,
+    {'("a.->a.", "together")': '["r.->r.", "each"]',
+     '("..->", "together")': '("..->", "first")',
+     '"nc.,oc.->no."': '"bi.,ji.->bj."'}, line=LINE)
 
 # ---- wrong -----------------------------------------------------------------------------------------------
 

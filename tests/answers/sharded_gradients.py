@@ -3,6 +3,7 @@
 from tests.answers import Exercise
 from tests.extras import need_jax
 
+# fmt: off
 answers = Exercise("sharded_gradients", needs=need_jax)
 
 
@@ -60,11 +61,8 @@ def nobody_is_asked(loss, shards, x, y):
     return {name: lax.dynamic_slice_in_dim(g, me * size[name], size[name]) for name, g in gradients.items()}
 
 
-answers.spoil(
-    nobody_is_asked,
-    "all-reduced, where a part is needed",
-    {"jax.grad(loss)(whole, x, y)": 'lax.pmean(jax.grad(loss)(whole, x, y), "dp")'},
-)
+answers.spoil(nobody_is_asked, "all-reduced, where a part is needed",
+    {"jax.grad(loss)(whole, x, y)": 'lax.pmean(jax.grad(loss)(whole, x, y), "dp")'})
 
 
 @answers.wrong("gathered too much")

@@ -8,6 +8,7 @@ from torch.distributed.nn import functional as differentiable  # noqa: F401 (it 
 from tests.answers import Exercise, exchanged
 from tests.answers.conjugate import as_is, border, reduce, summed  # noqa: F401 (as above)
 
+# fmt: off
 answers = Exercise("split_loss")
 NONE = "none backward; 3 are enough for any vocabulary"
 
@@ -152,11 +153,9 @@ spoil(TOKENS, {END: "(total.log() - target).sum()"})
 spoil("", {PICKED: "padded.gather(1, column[:, None])[:, 0]"})
 spoil(INFINITE, {MASK: " * here"}, long=True)
 spoil(INFINITE, {MASK: ""}, long=True)
-spoil(
-    "",
-    {PICKED: "padded.gather(1, column[:, None])[:, 0]", TARGET: "reduce(picked - top(padded, group), group)"},
-    long=True,
-)
+spoil("",
+    {PICKED: "padded.gather(1, column[:, None])[:, 0]",
+     TARGET: "reduce(picked - top(padded, group), group)"}, long=True)
 spoil("a target's logit stays on its rank", {TARGET: "picked"})
 spoil(GRADIENT, {SUM: "summed(shifted.exp().sum(1).detach(), group)"})
 spoil(GRADIENT, {TARGET: "summed(picked.detach(), group)"}, long=True)
@@ -175,13 +174,9 @@ spoil(DIVIDE, {"targets, first)": f"targets, {RANK} * logits.shape[1])"})
 spoil(FORM, {END: "total.log() - target"}, long=True)
 spoil(FORM, {END: "(total.log() - target).mean(0, keepdim=True)"})
 spoil("averaged instead of summed", {END: f"{END} / {RANKS}"})
-answers.spoil(
-    without_padding,
-    DIVIDE,
+answers.spoil(without_padding, DIVIDE,
     {"logits.detach().amax(1) if v else logits.new_full((len(targets),), -torch.inf)": "logits.detach().amax(1)"},
-    blind=True,
-    alone=True,
-)
+    blind=True, alone=True)
 of_mine = {"torch.logsumexp(shifted, 1)": "torch.logsumexp(padded, 1)", "shifted.gather": "padded.gather"}
 answers.spoil(by_logsumexp, INFINITE, of_mine, blind=True, long=True)
 

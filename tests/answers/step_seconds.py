@@ -8,6 +8,7 @@ from labs.kit import exercises
 from labs.kit.checks.pencil.step_seconds import MISTAKES
 from tests.answers import Exercise
 
+# fmt: off
 answers = Exercise("step_seconds")
 answers.right(exercises.step_seconds, line="right on all 15 examples")
 
@@ -128,12 +129,9 @@ instead("", f"return -(-({RETURNED}) // 10) * 10", long=True)
 instead("", f"return {RETURNED} or None")
 instead("", f"update.clear()\n    return {RETURNED}")
 instead("", "return fetch[0] + slots + store[-1]", blind=True)
-answers.spoil(
-    ss_padded,
-    "the caller stores, and not the thread",
-    {"max(u, s + f)": "max(u, f)", "sum(store[-1:])": "sum(store)"},
-    blind=True,
-)
+answers.spoil(ss_padded, "the caller stores, and not the thread",
+    {"max(u, s + f)": "max(u, f)",
+     "sum(store[-1:])": "sum(store)"}, blind=True)
 
 
 @answers.wrong("", blind=True)

@@ -6,6 +6,7 @@ from labs.pp.instructions import needs, reader
 from labs.pp.messages import Receive, Send, plan
 from tests.answers import Exercise
 
+# fmt: off
 answers = Exercise("with_messages")
 LINE = "11 schedules on 1 to 8 ranks come to their end, though each send waits for its receiver; 1F1B on 4 ranks, run "
 
@@ -101,8 +102,5 @@ slip("a message that nobody needs", SENDS, "plans[rank].append(Send(x, (rank + 1
 slip("not sent once", SENDS, "pass")
 slip("not received once", TAKES, "pass")
 slip("sent before it is made", SENDS, "plans[rank].insert(-1, Send(x, ranks[use.stage]))")
-slip(
-    "received after it is needed",
-    "return plans",
-    "return [sorted(each, key=lambda x: isinstance(x, Receive)) for each in plans]",
-)
+slip("received after it is needed", "return plans",
+    "return [sorted(each, key=lambda x: isinstance(x, Receive)) for each in plans]")
