@@ -1,6 +1,7 @@
 """Pictures that several tests look at, and how they look at them."""
 
 import itertools
+import xml.etree.ElementTree as xml
 from types import SimpleNamespace as Fake
 
 from matplotlib import font_manager, ft2font
@@ -57,6 +58,20 @@ def boxes(root):
         left = float(text.get("x")) - {"start": 0, "middle": 0.5, "end": 1}[text.get("text-anchor")] * width
         baseline = float(text.get("y"))
         yield left, baseline - 0.75 * size, left + width, baseline + 0.2 * size, words
+
+
+def texts(drawing):
+    return [text.text for text in xml.fromstring(drawing.svg).iter(f"{SVG}text")]
+
+
+def require_legible(drawing):
+    """No word leaves the drawing, or runs into another."""
+    root = xml.fromstring(drawing.svg)
+    placed, (width, height) = list(boxes(root)), (float(root.get(side)) for side in ("width", "height"))
+    for left, top, right, bottom, words in placed:
+        assert left >= 4 and top >= 2 and right <= width - 4 and bottom <= height - 2, f"{words!r} leaves the card"
+    for (l1, t1, r1, b1, one), (l2, t2, r2, b2, other) in itertools.combinations(placed, 2):
+        assert min(r1, r2) <= max(l1, l2) or min(b1, b2) <= max(t1, t2), f"{one!r} runs into {other!r}"
 
 
 def words_of(canvas):

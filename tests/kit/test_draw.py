@@ -5,7 +5,6 @@ fit.
 """
 
 import base64
-import itertools
 import sys
 import xml.etree.ElementTree as xml
 from collections import defaultdict
@@ -28,7 +27,7 @@ from labs.kit.launch import run
 from labs.kit.watch.folders import Moment
 from labs.model import GPT, PRESETS
 from labs.tp import ColwiseParallel, LossParallel, conjugate, gpt_plan
-from tests.kit.pictures import RING, SVG, boxes, recording
+from tests.kit.pictures import RING, SVG, recording, require_legible, texts
 from tools import images
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or each rank imports matplotlib with it
@@ -123,13 +122,9 @@ def test_drawings_say_what_they_show_and_stand_alone(name):
 
 @pytest.mark.parametrize("name", DRAWINGS)
 def test_words_fit_and_do_not_overlap(name):
-    root = xml.fromstring(DRAWINGS[name]().svg)
-    placed = list(boxes(root))
-    width, height = float(root.get("width")), float(root.get("height"))
-    for left, top, right, bottom, words in placed:
-        assert left >= 4 and top >= 2 and right <= width - 4 and bottom <= height - 2, f"{words!r} leaves the card"
-    for (l1, t1, r1, b1, one), (l2, t2, r2, b2, other) in itertools.combinations(placed, 2):
-        assert min(r1, r2) <= max(l1, l2) or min(b1, b2) <= max(t1, t2), f"{one!r} runs into {other!r}"
+    drawing = DRAWINGS[name]()
+    require_legible(drawing)
+    root = xml.fromstring(drawing.svg)
     assert min(float(text.get("font-size")) for text in root.iter(f"{SVG}text")) >= 10
 
 
@@ -157,7 +152,7 @@ def test_a_plan_tells_what_crosses_each_border():
     assert [line.split(":")[0] for line in str(shards).splitlines()][1:4] == [
         "embed", "layers.*.attention_norm", "layers.*.attention",
     ]  # fmt: skip
-    labels = [text.text for text in xml.fromstring(whole.svg).iter(f"{SVG}text")]
+    labels = texts(whole)
     assert labels.count("0 1") == labels.count("2 3") == 1 and labels.count("3") == 7
     alone = {"head": ColwiseParallel(output_layouts=Replicate())}
     told = "comes in x, whole; goes out x, whole; sends forward all-gather; sends backward all-reduce"

@@ -12,9 +12,7 @@ from labs import cost
 from labs.kit import draw, play
 from labs.kit.drawing import times
 from labs.kit.explorers import algorithms
-from tests.kit.pictures import RING, recording
-
-SVG = "{http://www.w3.org/2000/svg}"
+from tests.kit.pictures import RING, SVG, recording
 
 
 def saved(widget):

@@ -22,21 +22,15 @@ from labs.kit.drawing.shades import Fills
 from labs.kit.launch import run
 from labs.kit.record import instructions, mark
 from labs.pp.instructions import makes, needs
-from tests.kit.pictures import words_of
+from tests.kit.pictures import SVG, texts, words_of
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or each rank imports matplotlib with it
-
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def blocks(drawing, fills):
     """(x, y, width) of the blocks of these colours."""
     rects = [rect for rect in xml.fromstring(drawing.svg).iter(f"{SVG}rect") if rect.get("height") == "26"]
     return [tuple(float(rect.get(a)) for a in ("x", "y", "width")) for rect in rects if rect.get("fill") in fills]
-
-
-def texts(drawing):
-    return [text.text for text in xml.fromstring(drawing.svg).iter(f"{SVG}text")]
 
 
 # ---- simulated -------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ import pytest
 
 from labs.kit import draw
 from labs.kit.drawing import scatters
+from tests.kit.pictures import SVG
 
-SVG = "{http://www.w3.org/2000/svg}"
 POINTS = [draw.Point(10, 1000, "one", "ten & <more>"), draw.Point(100, 100, "other", "a hundred")]
 
 

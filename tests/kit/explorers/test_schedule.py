@@ -12,20 +12,8 @@ from labs import pp
 from labs.kit import draw, play
 from labs.kit.drawing.palette import KINDS
 from labs.kit.explorers import microbatches, schedule
-from tests.kit.pictures import boxes
+from tests.kit.pictures import SVG, require_legible, texts
 from tests.kit.test_play import saved
-
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-def require_legible(drawing):
-    root = xml.fromstring(drawing.svg)
-    placed, (width, height) = list(boxes(root)), (float(root.get(side)) for side in ("width", "height"))
-    for left, top, right, bottom, words in placed:
-        assert left >= 4 and top >= 2 and right <= width - 4 and bottom <= height - 2, f"{words!r} leaves the card"
-    for (l1, t1, r1, b1, one), (l2, t2, r2, b2, other) in itertools.combinations(placed, 2):
-        assert min(r1, r2) <= max(l1, l2) or min(b1, b2) <= max(t1, t2), f"{one!r} runs into {other!r}"
-
 
 # ---- the explorer ----------------------------------------------------------------------------------------
 
@@ -149,7 +137,7 @@ def test_micro_batches_wait_where_they_are_needed_next():
 def test_many_micro_batches_are_counted():
     of = pp.simulate(pp.gpipe(2, 16), F=[1, 9])
     flow, _ = microbatches.picture(of, 16).pictures
-    words = [text.text for text in xml.fromstring(flow.svg).iter(f"{SVG}text")]
+    words = texts(flow)
     assert "+7" in words and "+13" in words
     require_legible(flow)
 

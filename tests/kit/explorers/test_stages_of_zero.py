@@ -20,12 +20,11 @@ from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.model import GPT, PRESETS
 from labs.zero import Zero
-from tests.kit.pictures import boxes
+from tests.kit.pictures import SVG, require_legible, texts
 from tests.kit.test_play import saved
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or each rank imports matplotlib with it
 
-SVG = "{http://www.w3.org/2000/svg}"
 GB = 10**9
 HELD = {
     "DDP": {"P": 16 * GB, "G": 16 * GB, "S": 96 * GB, "A": 30 * GB, "comm": 0, "temporary": 2 * GB, "peak": 150 * GB},
@@ -62,10 +61,6 @@ def lines(drawing, width, dash=None):
 def strokes(drawing, width, dash):
     paths = xml.fromstring(drawing.svg).iter(f"{SVG}path")
     return [path for path in paths if (path.get("stroke-width"), path.get("stroke-dasharray")) == (width, dash)]
-
-
-def texts(drawing):
-    return [text.text for text in xml.fromstring(drawing.svg).iter(f"{SVG}text")]
 
 
 # ---- the picture -----------------------------------------------------------------------------------------
@@ -148,13 +143,7 @@ CASES |= {"measured": (HELD, HELD), "long, measured": (HELD | LONG, HELD | LONG)
 @pytest.mark.parametrize("name", CASES)
 def test_words_fit_and_do_not_overlap(name):
     held, measured = CASES[name]
-    root = xml.fromstring(drawn(held, measured=measured).svg)
-    placed = list(boxes(root))
-    width, height = float(root.get("width")), float(root.get("height"))
-    for number, (left, top, right, bottom, words) in enumerate(placed):
-        assert left >= 4 and top >= 2 and right <= width - 4 and bottom <= height - 2, f"{words!r} leaves the card"
-        for l2, t2, r2, b2, other in placed[:number]:
-            assert min(right, r2) <= max(left, l2) or min(bottom, b2) <= max(top, t2), f"{words!r} runs into {other!r}"
+    require_legible(drawn(held, measured=measured))
 
 
 # ---- the widget ------------------------------------------------------------------------------------------
