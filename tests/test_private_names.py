@@ -20,16 +20,17 @@ from labs.kit.watch.tap import reduction
 LABS = Path(__file__).resolve().parent.parent / "labs"
 NAMES = """
     torch                                     Tensor._base Tensor._version Tensor._values Tensor._indices
-                                              Tensor._make_wrapper_subclass Tensor._use_count
+                                              Tensor._make_wrapper_subclass Tensor._make_subclass Tensor._use_count
                                               Tensor._backward_hooks Tensor._post_accumulate_grad_hooks
                                               UntypedStorage._cdata ScriptObject._get_method _assert_async
     torch._C                                  DispatchKey _current_graph_task_id _will_engine_execute_node
                                               _ImperativeEngine _autograd.DeviceType.PrivateUse1
+                                              _set_throw_on_mutable_data_ptr
     torch._C._autograd                        _unsafe_set_version_counter _top_saved_tensors_default_hooks
                                               _push_saved_tensors_default_hooks _pop_saved_tensors_default_hooks
     torch._dynamo                             eval_frame._callback_from_stance
     torch._ops                                HigherOrderOperator OpOverload
-    torch._subclasses.fake_tensor             FakeTensor
+    torch._subclasses.fake_tensor             FakeTensor FakeTensorMode
     torch.autograd                            Variable._execution_engine.queue_callback
     torch.autograd.graph                      _engine_run_backward
     torch.distributed                         distributed_c10d._new_group_with_tag distributed_c10d._world

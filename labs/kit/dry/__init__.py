@@ -2,6 +2,7 @@
 
 device     an accelerator of its own type: streams, events, autograd, and no memory behind its tensors
 autocast   which of its operations compute in bfloat16 under torch.autocast, and which in float32
+fakes      what operators answer of shapes: asked once, and known for the same arguments
 host       which tensors have numbers (those of the host) and which have none; what a step reads of them
 alone      one process in place of all ranks: groups that send nothing, and nothing to compare with
 as_rank    all of these together: this process as rank 17 of 1,024

@@ -29,7 +29,6 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
-    FakeTensorMode,
 )
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.optim import optimizer
@@ -37,7 +36,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from labs.group import all_gather, reduce_scatter_single
 from labs.kit.dry.device import NAME
+from labs.kit.dry.fakes import Fakes
 from labs.kit.watch.frames import LABS, TORCH, is_machinery, learner_frame, source_line
+from labs.kit.watch.storages import takes_itself_apart
 
 
 def is_set_to(x: Tensor, y: Tensor) -> bool:
@@ -104,19 +105,12 @@ class Read:
     line: str
 
 
-class Fakes(FakeTensorMode):
-    """The kernels that compute shapes.  It is never the mode that is on: PyTorch would take that for a compilation."""
-
-    stands_for_memory = True  # labs.kit.record counts it
-    avoid_device_init = True  # nothing is ever made on the device first, and faked then
-
-
 class Pretend(TorchDispatchMode):
     """Fakes what touches the device, and lets the host compute.  reads: in the order of their coming."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.fakes, self.reads = Fakes(allow_non_fake_inputs=True), []
+        self.fakes, self.reads = Fakes(), []
         self.works: dict[int, dist.Work] = {}  # of functional collectives, by the storage that they fill
 
     @classmethod
@@ -147,8 +141,8 @@ class Pretend(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if any(hasattr(cls, "__tensor_flatten__") for cls in types):
-            return NotImplemented  # a DTensor: it takes itself apart, and its local operators come by here
+        if any(map(takes_itself_apart, types)):
+            return NotImplemented
         if func in ANSWERED:
             return ANSWERED[func](*args)
         if func is FUNCTIONAL.wait_tensor.default:
@@ -159,7 +153,7 @@ class Pretend(TorchDispatchMode):
         if func in COPIES and leaves_the_device(func, args, kwargs):
             self.reads.append(Read("a copy to the host", line()))
         try:
-            answer = self.fakes.__torch_dispatch__(func, types, args, kwargs)
+            answer = self.fakes.answer(func, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             raise NeedsNumbers(refusal(sys._getframe(1))) from None
         if func in ISSUED:

@@ -177,11 +177,11 @@ class CommunicationWatch(tap.Listener):
             if versions := row.pop("versions", ()):
                 row["overwritten"] = any(now._version != then for it, then in versions if (now := it()) is not None)
 
-    def touched(self, memory: Extent, writes: bool, line: str) -> None:
+    def touched(self, memory: Extent, writes: bool, frame: FrameType) -> None:
         """An operator of the program reads this, or writes to it."""
         for row in self.under_way:
             if overlap(memory, row["writes"] + row["reads"] * writes):
-                row |= {"overwritten": True} if writes else {"read_at": line}
+                row |= {"overwritten": True} if writes else {"read_at": issuer(frame)}
 
 
 def is_done_with(row: dict[str, Any], waited: dict[str, Any]) -> bool:

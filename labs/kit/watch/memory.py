@@ -43,6 +43,7 @@ from labs.kit.watch import tap
 from labs.kit.watch.kinds import Finders
 from labs.kit.watch.ledger import GATHERED, KINDS, Ledger
 from labs.kit.watch.loans import Loans
+from labs.kit.watch.storages import takes_itself_apart
 
 Tape = dict[str, Any]
 COMMUNICATION = "c10d", "_c10d_functional"
@@ -98,8 +99,8 @@ class Operators(TorchDispatchMode):
         return False  # nothing is compiled while a watch is on (kinds.py): no need to guard each operator against it
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if types and any(hasattr(cls, "__tensor_flatten__") for cls in types):
-            return NotImplemented  # a DTensor: it takes itself apart, and its local operators come by here
+        if types and any(map(takes_itself_apart, types)):
+            return NotImplemented
         self.watch.settle()
         kwargs = kwargs or {}
         answer = func(*args, **kwargs) if type(func) is OpOverload else self.inside(func, args, kwargs)

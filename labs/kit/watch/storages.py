@@ -24,12 +24,18 @@ def storages_of(value: Any) -> tuple[torch.UntypedStorage, ...]:
         return ()
     if value.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(value):
         return ()
-    if not is_plain and hasattr(value, "__tensor_flatten__"):
+    if not is_plain and takes_itself_apart(type(value)):
         return tuple(s for name in value.__tensor_flatten__()[0] for s in storages_of(getattr(value, name)))
     if value.layout is torch.strided:
         return (value.untyped_storage(),)
     is_sparse = value.layout is torch.sparse_coo
     return (value._indices().untyped_storage(), value._values().untyped_storage()) if is_sparse else ()
+
+
+@cache
+def takes_itself_apart(cls: type[torch.Tensor]) -> bool:
+    """Whether tensors of this class (DTensor) stand for others, whose operators a dispatch mode sees by themselves."""
+    return hasattr(cls, "__tensor_flatten__")
 
 
 @cache

@@ -19,10 +19,11 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from labs.kit.watch.communication import CommunicationWatch, Extent, extents, issuer
-from labs.kit.watch.storages import allocates
+from labs.kit.watch.communication import CommunicationWatch, Extent, extents
+from labs.kit.watch.storages import allocates, takes_itself_apart
 
-NOT_COMPUTING = "c10d", "_c10d_functional", "prim"  # prim::device: a fake tensor is asked where it is
+NOT_COMPUTING = "c10d", "_c10d_functional"
+DEVICE = torch.ops.prim.device.default  # PyTorch asks a fake tensor more often than for all operators together
 SHAPE_ALONE = "new_", "empty", "zeros", "ones", "full", "rand", "record_stream", "set_"
 
 
@@ -38,12 +39,14 @@ class Touches(TorchDispatchMode):
         return False  # as in labs.kit.watch.memory
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if types and any(hasattr(cls, "__tensor_flatten__") for cls in types):
-            return NotImplemented  # a DTensor: it takes itself apart, and its local operators come by here
+        if func is DEVICE:
+            return args[0].device
+        if types and any(map(takes_itself_apart, types)):
+            return NotImplemented
         kwargs = kwargs or {}
         if self.watch.under_way and type(func) is OpOverload:
             for extent, writes in touched(func, args, kwargs):
-                self.watch.touched(extent, writes, issuer(sys._getframe(1)))
+                self.watch.touched(extent, writes, sys._getframe(1))
         return func(*args, **kwargs)
 
 

@@ -175,11 +175,47 @@ def autocasts() -> None:
     assert linear(x).dtype == torch.float32
 
 
+OPERATORS = (
+    lambda x: x.t(),
+    lambda x: x[1:, ::2],
+    lambda x: x * 2.0,
+    lambda x: x.int() * 1,
+    lambda x: x.int() * 1.0,  # equal to the one before, but for its dtype
+    lambda x: x.int() * True,
+    lambda x: x.mul_(x),
+    lambda x: torch.add(x, 1, out=x),
+    lambda x: torch.add(x, x, out=x.new_empty(4, 6)),
+    lambda x: x.transpose_(0, 1),
+    lambda x: x.split([1, 3])[1],
+    lambda x: x.max(0).indices,
+    lambda x: torch.cat([x, x.t().contiguous().t()]),
+    lambda x: x.detach(),
+    lambda x: (x.untyped_storage().resize_(0), x.detach())[1],  # as FSDP frees it
+    lambda x: x.to(torch.complex64).conj(),
+)
+
+
+def answers() -> None:
+    """Whether a kernel is asked or an answer is known makes no difference."""
+    for number, operator in enumerate(OPERATORS):
+        cpu, first, again = (told(operator, torch.ones(4, 6, device=device)) for device in ("cpu", "gpu", "gpu"))
+        assert cpu == first == again, number
+
+
+def told(operator: Callable, x: torch.Tensor) -> tuple:
+    y = operator(x)
+    memories = y.untyped_storage()._cdata == x.untyped_storage()._cdata, y.untyped_storage().nbytes()
+    return y is x, *memories, y.storage_offset(), y.shape, y.stride(), y.dtype, y.is_conj(), x.shape
+
+
 def splits_a_layer() -> None:
     """DTensor keeps what it has found out of an operator, with the names of groups, which are other ones as rank 3."""
     mesh = init_device_mesh("gpu", (2, 2), mesh_dim_names=("apart", "tp"))
     layer = parallelize_module(nn.Sequential(nn.Linear(4, 4)), mesh["tp"], {"0": RowwiseParallel()})
     layer(torch.ones(2, 2)).sum().backward()
+
+
+PASSES = passes, coalesces, pipelines, autocasts, answers
 
 
 def try_all(functions: list[Callable]) -> dict[str, tuple[str, list]]:
@@ -202,7 +238,7 @@ def try_all(functions: list[Callable]) -> dict[str, tuple[str, list]]:
 
 @pytest.fixture(scope="module")
 def tried():
-    return run(try_all, [*MISTAKES, *WAITS, passes, coalesces, pipelines, autocasts], ranks=1, device="cpu")[0]
+    return run(try_all, [*MISTAKES, *WAITS, *PASSES], ranks=1, device="cpu")[0]
 
 
 @pytest.mark.parametrize("function", MISTAKES, ids=lambda function: function.__name__)
@@ -218,5 +254,5 @@ def test_what_waits_for_the_device_is_counted_with_its_line(tried, function):
 
 
 def test_what_waits_for_nothing_passes(tried):
-    for function in (passes, coalesces, pipelines, autocasts):
+    for function in PASSES:
         assert tried[function.__name__] == ("", [])
