@@ -70,6 +70,13 @@ def test_questions_that_a_recording_cannot_answer():
         seen.held()
 
 
+ZEROS = dict.fromkeys(("P", "G", "S", "A", "comm", "temporary"), 0)
+
+
+def of_memory(steps, moments):
+    return Recording("memory", 1, spans=steps, memory=[[(t, ZEROS | held) for t, held in moments]])
+
+
 def test_held_over_a_step_counts_what_was_there_as_it_began():
     steps = [Span(0, "step", 1.0, 2.0), Span(0, "step", 2.0, 3.0)]
     moments = [
@@ -78,28 +85,25 @@ def test_held_over_a_step_counts_what_was_there_as_it_began():
         (1.6, {"P": 4, "A": 1}),
         (2.5, {"P": 3, "A": 1}),
     ]
-    zeros = dict.fromkeys(("P", "G", "S", "A", "comm", "temporary"), 0)
-    seen = Recording("memory", 1, spans=steps, memory=[[(t, zeros | held) for t, held in moments]])
-    assert seen.held() == zeros | {"P": 4, "A": 9, "peak": 13}
-    assert seen.held(step=1) == zeros | {"P": 4, "A": 1, "peak": 5}
+    seen = of_memory(steps, moments)
+    assert seen.held() == ZEROS | {"P": 4, "A": 9, "peak": 13}
+    assert seen.held(step=1) == ZEROS | {"P": 4, "A": 1, "peak": 5}
 
 
 def test_a_steady_step_holds_the_least_of_all_but_the_first():
     steps = [Span(0, "step", float(start), start + 1.0) for start in (1, 2, 3)]
-    zeros = dict.fromkeys(("P", "G", "S", "A", "comm", "temporary"), 0)
     moments = [(1.5, {"G": 1}), (2.5, {"G": 7}), (3.1, {"G": 5})]
-    seen = Recording("memory", 1, spans=steps, memory=[[(t, zeros | held) for t, held in moments]])
+    seen = of_memory(steps, moments)
     assert [seen.held(step=step)["G"] for step in range(3)] == [1, 7, 7]
-    assert seen.steady() == zeros | {"G": 7, "peak": 7}
+    assert seen.steady() == ZEROS | {"G": 7, "peak": 7}
     with pytest.raises(ValueError, match="this recording has 1 steps"):
         Recording("memory", 1, spans=steps[:1], memory=[[]]).steady()
 
 
 def test_what_some_kinds_held_during_a_step():
     steps = [Span(0, "step", 1.0, 2.0), Span(0, "step", 2.0, 3.0)]
-    zeros = dict.fromkeys(("P", "G", "S", "A", "comm", "temporary"), 0)
     moments = [(0.5, {"P": 4, "A": 1}), (1.5, {"P": 4, "A": 9}), (1.6, {"P": 4, "G": 2}), (2.0, {"G": 3})]
-    seen = Recording("memory", 1, spans=steps, memory=[[(t, zeros | held) for t, held in moments]])
+    seen = of_memory(steps, moments)
     assert seen.during(0, 0, ("G", "A")) == [(1.0, 1), (1.5, 9), (1.6, 2)]
     assert seen.during(0, 1) == [(2.0, 6), (2.0, 3)]
     assert seen.during(0, None, ("P",)) == [(0.0, 0), (0.5, 4), (1.5, 4), (1.6, 4), (2.0, 0)]
@@ -119,9 +123,8 @@ class Walked(list):
 
 def test_many_steps_are_looked_at_once():
     """Everything that is asked for step by step would else take a time that grows with their square."""
-    zeros = dict.fromkeys(("P", "G", "S", "A", "comm", "temporary"), 0)
     steps = Walked(Span(0, "step", float(start), start + 1.0) for start in range(50))
-    line = Walked((start + 0.5, zeros | {"G": 7}) for start in range(50))
+    line = Walked((start + 0.5, ZEROS | {"G": 7}) for start in range(50))
     events = Walked(
         Event(0, "all_reduce", "float32", 4, 4, "g", (0, 1), None, step + 0.1, step + 0.2, (), 4, "x.py:1 f", step)
         for step in range(50)

@@ -55,8 +55,6 @@ def test_moving_the_slider_and_what_is_kept():
     before = saved(widget)
     widget.controls["ranks"].value = 1024
     assert "joins 8 ranks" in widget.stage.value and saved(widget) == before
-    with pytest.raises(ValueError, match="bytes is not a control"):
-        play.links(bytes=3)
 
 
 def test_the_picture_of_a_cluster_has_these_numbers():

@@ -32,19 +32,6 @@ def test_it_shows_what_pp_simulates(name, stages):
     require_legible(widget.still)
 
 
-def test_every_control_changes_the_picture():
-    widget = play.schedule(schedule="zb1p")
-    others = {"schedule": "1f1b", "ranks": 3, "microbatches": 12, "stages_per_rank": 2}
-    others |= {"forward": 2, "backward": 3, "send": 0.5}
-    assert set(others) == set(widget.controls)
-    for name, value in others.items():
-        before, old = widget.stage.value, widget.controls[name].value
-        widget.controls[name].value = value
-        assert widget.stage.value != before, name
-        widget.controls[name].value = old
-        assert widget.stage.value == before, name
-
-
 def test_a_schedule_comes_with_its_usual_number_of_stages():
     widget = play.schedule()
     for name in (*pp.SCHEDULES, "1f1b"):
@@ -70,26 +57,6 @@ def test_what_a_schedule_cannot_do_is_said_in_its_sentence(name):
                 text = schedule.picture(**schedule.BEGIN | settings).text
                 assert text.splitlines()[1:-1] == repr(expected).splitlines()[:-1]
     assert refused >= 4
-
-
-@pytest.mark.parametrize(
-    ("begin", "message"),
-    [
-        ({"schedule": "2f2b"}, "schedule='2f2b': choose one of gpipe, 1f1b"),
-        ({"ranks": 9}, "ranks=9: choose one of 1, 2, 3"),
-        ({"stages": 2}, "stages is not a control of the schedule explorer: there are schedule, ranks"),
-    ],
-)
-def test_a_setting_that_is_none_is_told(begin, message):
-    with pytest.raises(ValueError, match=message):
-        play.schedule(**begin)
-
-
-def test_a_saved_notebook_keeps_the_first_picture():
-    widget = play.schedule()
-    before = saved(widget)
-    widget.controls["schedule"].value = "gpipe"
-    assert saved(widget) == before == saved(play.schedule())
 
 
 # ---- the film --------------------------------------------------------------------------------------------
