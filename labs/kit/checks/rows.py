@@ -212,8 +212,7 @@ SENT = (
     Mistake("an all-reduce where a part is enough",
             "An all-reduce brings everything to everybody. Who needs which part?",
             lambda sent: any(event.op == "all_reduce" for event in sent.events) and sent.too_much),
-    Mistake("a different dtype travels", "What does that cost, in bytes or in digits?",
-            in_another_dtype),
+    Mistake("a different dtype travels", "What does that cost, in bytes or in digits?", in_another_dtype),
     Mistake("too many bytes", "", lambda sent: sent.too_much),
     Mistake("less than the least possible", "How else did the numbers get there?", lambda sent: sent.too_little),
 )

@@ -167,8 +167,7 @@ EXERCISE = Exercise(
         Mistake("one replica sends for all",
                 "What does the rank send that hands the sum to all other replicas, and what does a ring share out "
                 "evenly?", lambda sent: any(e.op == "broadcast" for e in sent.events) and sent.too_much),
-        Mistake("too many bytes", "How often does each number travel, and who needs it?",
-                lambda sent: sent.too_much),
+        Mistake("too many bytes", "How often does each number travel, and who needs it?", lambda sent: sent.too_much),
     ),
     asks={
         "not a tensor": PLACE,

@@ -173,8 +173,7 @@ MISTAKES = (
     Mistake("called too often, or for others", "Which parameters take this step, and how often does each?", too_often),
     Mistake("the wrong numbers are updated", "Whose values did the fetch that you waited for bring?",
             given("update")),
-    Mistake("the wrong numbers are stored", "What does update return, and what becomes of it?",
-            given("store"),
+    Mistake("the wrong numbers are stored", "What does update return, and what becomes of it?", given("store"),
             shows="a step that changes nothing on the tier"),
     Mistake("one is left out", "Which parameter has no other after it?",
             unless_it_fails(lambda tier: first(f"{name} was not called for {i}"

@@ -122,8 +122,7 @@ EXERCISE = Exercise(
                 "Partial() to Replicate() is another row of the table. Which part is this rank's?",
                 of_shape(lambda one: one.found.shape == one.world.shape)),
         Mistake("the padding is still there", "Which of the elements are padding, and who cuts them off?",
-                of_shape(padded),
-                shows="right where the dim divides; elsewhere the last pieces end in zeros"),
+                of_shape(padded), shows="right where the dim divides; elsewhere the last pieces end in zeros"),
         Mistake("cut along another dim", "Which dim does Shard(dim) name?", of_shape(along_another_dim)),
     ),
     mistakes=(

@@ -43,8 +43,7 @@ def state(n: float, dp: int, zero: int, bytes_of: tuple[int, int, int] = (2, 2, 
 # fmt: off
 ALIVE = "Rank 0 does how many forwards before its first backward, and what does each of them leave behind?"
 MISTAKES = (
-    Mistake("the activations of one micro-batch only", ALIVE,
-            as_if(held, alive=1),
+    Mistake("the activations of one micro-batch only", ALIVE, as_if(held, alive=1),
             shows="out of memory in a pipeline that should fit: its activations were divided by pp"),
     Mistake("the activations of all micro-batches", "Which schedule keeps all of them, and which one is asked for?",
             as_if(lambda *job: held(*job, alive=job[6]))),

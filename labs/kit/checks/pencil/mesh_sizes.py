@@ -61,13 +61,11 @@ def otherwise_sorted(seen: Seen) -> str | None:
 # fmt: off
 MISTAKES = (
     Mistake("not sorted, or not each once", "In which order does sorted() bring tuples?", otherwise_sorted),
-    Mistake("sizes that do not multiply out", "24 GPUs, tp 5: how many are left over?",
-            as_if(meshes, but="gpus"),
+    Mistake("sizes that do not multiply out", "24 GPUs, tp 5: how many are left over?", as_if(meshes, but="gpus"),
             shows="a job that starts on fewer GPUs than were paid for, or not at all"),
     Mistake("tensor parallelism leaves the node", "Over which wire would each layer's all-reduces go?",
             as_if(meshes, but="node")),
-    Mistake("heads are cut", "How many heads of attention has each rank along tp?",
-            as_if(meshes, but="heads")),
+    Mistake("heads are cut", "How many heads of attention has each rank along tp?", as_if(meshes, but="heads")),
     Mistake("stages without layers", "How many layers has each stage, if there are more stages than layers?",
             as_if(meshes, but="layers")),
     Mistake("the batch is not dealt out evenly", "30 sequences for 4 ranks along dp: how many has each?",

@@ -79,6 +79,5 @@ MISTAKES = (
             as_if(lambda fetch, update, store: sum(max(u, f + s)
             for f, u, s in zip(fetch, update, store, strict=True)))),
     Mistake("a store before the first update", "What is store[n - 1] in Python when n is 0?",
-            as_if(slots, before_the_first=1),
-            shows="almost right: store[-1] is the last one, and not nothing"),
+            as_if(slots, before_the_first=1), shows="almost right: store[-1] is the last one, and not nothing"),
 )

@@ -222,8 +222,7 @@ EXERCISE = ways.Exercise(
     ),
     sending=(
         Mistake("x crosses the border once for each matrix",
-                "Several matrices read the same x. How often must it, or its gradient, travel?",
-                ways.too_much(bool),
+                "Several matrices read the same x. How often must it, or its gradient, travel?", ways.too_much(bool),
                 shows="the right numbers, and more than twice the bytes"),
     ),
 )

@@ -172,8 +172,7 @@ GRADIENT = (
     Mistake("nothing is clipped", "Which line writes into .grad?", as_if_by(lambda world: 1)),
     Mistake("small gradients are made larger", "What should happen to gradients shorter than max_norm?",
             as_if_by(lambda world: max(1, world.times))),
-    Mistake("scaled twice", "How often does your loop meet each gradient?",
-            as_if_by(lambda world: world.factor**2)),
+    Mistake("scaled twice", "How often does your loop meet each gradient?", as_if_by(lambda world: world.factor**2)),
     *(Mistake(name, question, as_if_by(lambda world, of=of: world.by(of(world.squares))))
       for name, (question, of) in NORMS.items()),
     ROUNDED,
