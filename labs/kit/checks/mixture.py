@@ -66,22 +66,12 @@ def all_are(part: Tensor, value: float) -> bool:
 
 
 # fmt: off
-NOTHING = Mistake(
-    "nothing synchronised",
-    "Which call makes the other ranks' gradients arrive here?",
-    lambda made: all_are(made.others, 0) and not all_are(made.times[made.rank], 0) and made.told,
-)
-ONE_RANK = Mistake(
-    "one rank's gradient everywhere",
-    "Is a broadcast a mean?",
-    lambda made: sum(not all_are(row, 0) for row in made.times) == 1 and made.told,
-)
-TIED = Mistake(
-    "a tied weight reduced twice",
-    "How often does your loop meet a parameter that two modules share?",
-    lambda _: True,
-    shows="too many bytes, by one embedding, or that gradient N times too large",
-)
+NOTHING = Mistake("nothing synchronised", "Which call makes the other ranks' gradients arrive here?",
+                  lambda made: all_are(made.others, 0) and not all_are(made.times[made.rank], 0) and made.told)
+ONE_RANK = Mistake("one rank's gradient everywhere", "Is a broadcast a mean?",
+                   lambda made: sum(not all_are(row, 0) for row in made.times) == 1 and made.told)
+TIED = Mistake("a tied weight reduced twice", "How often does your loop meet a parameter that two modules share?",
+               lambda _: True, shows="too many bytes, by one embedding, or that gradient N times too large")
 COEFFICIENTS = (
     Mistake("the gradient is zero", "Who set it to zero, and when?", lambda made: all_are(made.times, 0)),
     Mistake("summed instead of averaged", "By what must the sum over the ranks be divided?",

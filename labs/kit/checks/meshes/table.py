@@ -176,25 +176,16 @@ FORM = (
             lambda form: not all(isinstance(p, Placement) for kind in form.kinds for p in kind) and f"{form.kinds}"),
     Mistake("a dim that the weight lacks", "How many dims has a matrix?",
             lambda form: any(p.is_shard() and p.dim not in (0, 1) for kind in form.kinds for p in kind)),
-    Mistake(
-        "parameters or optimizer state as summands",
-        "Can a rank compute with parameters of which it has a summand? Can AdamW step with a summand of its moments?",
-        lambda form: (
-            any(p.is_partial() for kind in (form.kinds[0], form.kinds[2]) for p in kind)
-            and f"P and S are {form.kinds[0]} and {form.kinds[2]}"
-        ),
-    ),
-    Mistake(
-        "the gradient stays a summand",
-        "What does each rank find in .grad after the backward: the mean over all ranks, or its own part of the sum?",
-        # The bytes do not tell: to be made whole then or later costs the same.
-        lambda form: (
-            form.strategy in ("DDP", "HSDP")
-            and any(p.is_partial() for p in form.kinds[1])
-            and f"G is {form.kinds[1]} when the backward is over"
-        ),
-        shows="nobody has the gradient before the optimizer asks for it",
-    ),
+    Mistake("parameters or optimizer state as summands", "Can a rank compute with parameters of which it has a "
+            "summand? Can AdamW step with a summand of its moments?",
+            lambda form: any(p.is_partial() for kind in (form.kinds[0], form.kinds[2]) for p in kind)
+            and f"P and S are {form.kinds[0]} and {form.kinds[2]}"),
+    # The bytes do not tell: to be made whole then or later costs the same.
+    Mistake("the gradient stays a summand", "What does each rank find in .grad after the backward: the mean over all "
+            "ranks, or its own part of the sum?",
+            lambda form: form.strategy in ("DDP", "HSDP") and any(p.is_partial() for p in form.kinds[1])
+            and f"G is {form.kinds[1]} when the backward is over",
+            shows="nobody has the gradient before the optimizer asks for it"),
 )
 # fmt: on
 

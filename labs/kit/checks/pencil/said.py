@@ -150,11 +150,9 @@ STARTED = (
             as_if(lambda t, b: {"Naive": (0, t), "Bucketed": (0, b), "Overlapped": (b, b)})),
 )
 BY_EVENT = (
-    Mistake(
-        "stage 2 is made to reduce in sync, as stage 1 does",
-        "What would a rank hold at the end of backward?",
-        as_if(lambda: STAGES | {"gradient_ready": ("", "", "reduce_scatter"), "sync": ("reduce_scatter",) * 2 + ("",)}),
-    ),
+    Mistake("stage 2 is made to reduce in sync, as stage 1 does", "What would a rank hold at the end of backward?",
+            as_if(lambda: STAGES | {"gradient_ready": ("", "", "reduce_scatter"),
+                                    "sync": ("reduce_scatter",) * 2 + ("",)})),
     Mistake("stage 3 is made to gather in its step",
             "Which parameters does it update, and who needs them whole before the next forward?",
             as_if(lambda: STAGES | {"step": ("all_gather",) * 3})),
