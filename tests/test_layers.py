@@ -17,12 +17,11 @@ LEVELS = [
     {"memory", "mesh", "ddp"},
     {"dtensor", "zero"},
     {"fsdp", "tp", "pp", "gspmd"},
-    {"checkpoint", "parallel", "plan", "xla"},
-    {"native", "deepspeed"},  # and every file of the kit that is not named below
-    {"kit.rows", "kit.checks.pencil.in_a_file", "kit.checks.fsdp.translated"},
+    {"checkpoint", "parallel", "plan", "xla", "deepspeed"},
+    {"native"},  # and every file of the kit that is not named below
+    {"kit.rows", "kit.checks.fsdp.translated"},
     {
         "kit.strategies",
-        "kit.side_by_side",
         "kit.check",
         "kit.play",
         "kit.tour",

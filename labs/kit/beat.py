@@ -12,6 +12,7 @@
     beat.short_schedule(fn)        fn(ranks, microbatches, costs, most)     10: -> lists of instructions
     beat.best_mesh(fn)             fn(config, batch, nodes, pieces)     11: -> axes and their sizes, outermost first
     beat.fewest_bytes(fn)          fn(tokens, width)             13: -> layouts of weights, and of activations
+    beat.knobs(fn)                 fn(widths, rows, budget, latency, bandwidth)     14: -> DeepSpeed's configuration
     beat.five_questions(fn)        fn(setup, ask)                15: -> a layout; ask(layout) is the plan's answer
 
     ✓ slow_wire: 63.1 points of 100
@@ -31,6 +32,7 @@ from labs.kit.challenges.fewest_bytes import fewest_bytes
 from labs.kit.challenges.five_questions import five_questions
 from labs.kit.challenges.hidden_disk import hidden_disk
 from labs.kit.challenges.in_time import in_time
+from labs.kit.challenges.knobs import knobs
 from labs.kit.challenges.large_model import large_model
 from labs.kit.challenges.least_again import least_again
 from labs.kit.challenges.short_schedule import short_schedule
@@ -50,5 +52,6 @@ ALL = (
     short_schedule,
     best_mesh,
     fewest_bytes,
+    knobs,
     five_questions,
 )

@@ -2,7 +2,7 @@
 
 import heapq
 from functools import cache, partial
-from itertools import product
+from itertools import pairwise, product
 
 import torch
 import torch.distributed as dist
@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from labs import collectives, cost, plan, pp
+from labs.deepspeed.configuration import MICRO
 from labs.dtensor import Replicate, Shard
 from labs.dtensor.redistribute import sent
 from labs.kit.challenges import shared_disk
@@ -460,6 +461,17 @@ def fewest_bytes(tokens, width):
     """In three dimensions (Agarwal et al. 1995): each axis cuts what two of x, w and y have in common."""
     weights = [(("ba", "c"), ("b", "c")), (("ca", "b"), ("c", "b"))]
     return weights, [(("ac", "b"), ("a", "b")), (("ab", "c"), ("a", "c")), (("ac", "b"), ("ac", "b"))]
+
+
+# ---- 14 --------------------------------------------------------------------------------------------------
+
+
+def knobs(widths, rows, budget, latency, bandwidth):
+    """Gradients in one message where micro-batches leave room for all of them; else in halves, or in three."""
+    psi = sum(a * b + b for a, b in pairwise(widths))
+    stage, micro, bucket = (1, 2, psi) if rows > 16 else (2, rows, psi // 2 if budget > 17 * psi else psi * 3 // 8)
+    owners = {"use_multi_rank_bucket_allreduce": False, "overlap_comm": False}
+    return {MICRO: micro, "zero_optimization": {"stage": stage, "reduce_bucket_size": bucket, **owners}}
 
 
 # ---- 15 --------------------------------------------------------------------------------------------------

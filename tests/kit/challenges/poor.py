@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.nn import functional as F
 
 from labs import collectives, ddp, plan, pp
+from labs.deepspeed.configuration import MICRO, from_fsdp, like_zero
 from labs.dtensor import Replicate, Shard, redistribute
 from labs.kit.watch import tap
 from labs.memory import recompute
@@ -382,6 +383,18 @@ ROWS, WHOLE = ("abc", ""), ("", "")
 
 def as_fsdp(tokens, width, kept=ROWS, used=WHOLE, layers=2):
     return [(kept, used)] * layers, [(ROWS, ROWS)] * 3
+
+
+# ---- 14 --------------------------------------------------------------------------------------------------
+
+
+def as_stage_3(widths, rows, *given):
+    zero = from_fsdp(reshard_after_forward=False)["zero_optimization"] | {"reduce_bucket_size": 1500}
+    return {MICRO: min(rows, 16), "zero_optimization": zero}
+
+
+def as_stage_2(widths, rows, *given):
+    return {MICRO: rows, "zero_optimization": like_zero(2)["zero_optimization"]}
 
 
 # ---- 15 --------------------------------------------------------------------------------------------------

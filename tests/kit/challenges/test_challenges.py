@@ -16,14 +16,15 @@ from labs.kit import beat, progress
 from labs.kit.challenges import fair, scores
 from labs.kit.challenges.challenge import Challenge, Judged
 from labs.kit.checks.answer import Wrong
-from tests.extras import need_jax
+from tests.extras import need_deepspeed, need_jax
 from tests.kit.challenges import better, poor
 from tools.notebooks import ROOT
 
-slow_wire, early_start, short_schedule, best_mesh, fewest_bytes = (
+slow_wire, early_start, short_schedule, best_mesh, fewest_bytes, knobs = (
     importlib.import_module(f"labs.kit.challenges.{name}")
-    for name in ("slow_wire", "early_start", "short_schedule", "best_mesh", "fewest_bytes")
+    for name in ("slow_wire", "early_start", "short_schedule", "best_mesh", "fewest_bytes", "knobs")
 )
+NEEDS = {"fewest_bytes": need_jax, "knobs": need_deepspeed}
 
 
 def said(answer):
@@ -45,14 +46,14 @@ STRAIGHTFORWARD = {
     "short_schedule": poor.zero_bubble,
     "best_mesh": poor.as_in_the_notebook,
     "fewest_bytes": poor.as_fsdp,
+    "knobs": poor.as_stage_3,
     "five_questions": poor.fully_sharded,
 }
 
 
 @pytest.mark.parametrize("challenge", beat.ALL, ids=lambda each: each.name)
 def test_there_is_room_below_the_courses_own_answer_and_above_it(challenge):
-    if challenge is beat.fewest_bytes:
-        need_jax()
+    NEEDS.get(challenge.name, int)()
     assert said(challenge(STRAIGHTFORWARD[challenge.name])) == challenge.floor < challenge.course
     assert said(challenge(getattr(better, challenge.name))) == challenge.possible > challenge.course
 
@@ -145,6 +146,7 @@ WRONG = {
         poor.with_all_kept: "GB more than a card",
         poor.a_plan: "a plan.Layout is needed",
     },
+    "knobs": {poor.as_stage_2: "few rows: .* bytes are held, and the budget is 430,000"},
     "stops": {
         poor.elsewhere: "and not the target",
         poor.with_other_numbers: "the numbers are others",
@@ -163,6 +165,8 @@ def test_a_stub_is_not_yet_an_answer(challenge):
 def test_what_scores_nothing_says_why(monkeypatch, name, fn):
     monkeypatch.setattr(slow_wire, "RANKS", (4,))  # a cheat there is one on few ranks, too
     monkeypatch.setattr(slow_wire, "SIZES", (100, 8_000))
+    monkeypatch.setattr(knobs, "SETUPS", {"few rows": knobs.SETUPS["few rows"]})
+    NEEDS.get(name, int)()
     with pytest.raises(Wrong) as wrong:
         getattr(beat, name).judge(fn)
     assert re.search(WRONG[name][fn], str(wrong.value.answer))
@@ -194,6 +198,20 @@ def test_a_mesh_that_cannot_be_is_refused(axes, why):
 def test_a_layout_that_cannot_be_is_refused(given, why):
     with pytest.raises(ValueError, match=why):
         fewest_bytes.on_a_rank(functools.partial(poor.as_fsdp, **given))
+
+
+@pytest.mark.parametrize(
+    "config, why",
+    [
+        (3, "it returned 3: needed is"),
+        ({knobs.MICRO: 8, knobs.ZERO: {"stage": 2}, "bf16": {"enabled": True}}, "and nothing else"),
+        ({knobs.MICRO: 8, knobs.ZERO: {"offload_optimizer": {"device": "cpu"}}}, "offload_optimizer is a dict"),
+        ({knobs.MICRO: 3, knobs.ZERO: {"stage": 2}}, "is 3, which does not divide 8 rows"),
+    ],
+)
+def test_a_configuration_that_cannot_be_tried_is_refused(config, why):
+    with pytest.raises(ValueError, match=why):
+        knobs.measured("few rows", config)
 
 
 def test_what_is_patched_in_the_notebook_scores_nothing(monkeypatch):
