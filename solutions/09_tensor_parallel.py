@@ -4,8 +4,8 @@
 # *A batch has 2,048 sequences, and there are 16,384 GPUs. What do the other 14,336 do?*
 #
 # You need: [Mesh and DTensor](05_mesh_and_dtensor.ipynb), for `Shard`, `Replicate` and `Partial`, and
-# [Memory](07_memory.ipynb), for what activations are. It takes 60 minutes with its three exercises, 30 without; the
-# machine works for half a minute of it, in 1 GB of memory.
+# [Memory](07_memory.ipynb), for what activations are. It takes 60 minutes with its two exercises (a
+# third is optional, 10 more), 40 without; the machine works for half a minute of it, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -18,9 +18,9 @@ recall.ask("09")
 # ## Question
 #
 # Every strategy so far gave each rank its own sequences. FSDP shards what a rank *holds*; but a rank still puts a whole
-# layer together, and computes all of it for its own tokens. So there can be no more ranks than sequences. Llama 3 with
-# 405 billion parameters was trained on 16,384 GPUs, with 16 million tokens in a batch, in sequences of 8,192 (Llama
-# Team, 2024, arXiv 2407.21783, section 3.3.2 and table 4):
+# layer together, and computes all of it for its own tokens. As long as nobody cuts a sequence, there can be no more
+# ranks than sequences. Llama 3 with 405 billion parameters was trained on 16,384 GPUs, with 16 million tokens in a
+# batch, in sequences of 8,192 (Llama Team, 2024, arXiv 2407.21783, section 3.3.2 and table 4):
 
 # %%
 from dataclasses import replace
@@ -64,15 +64,11 @@ print(f"{sequences:,} sequences: {told}")
 #
 # ## Predict
 #
-# Two numbers, both measured below. A layer of our GPT has two such pairs: attention (q, k and v, then o) and the MLP
-# (gate and up, then down). How many all-reduces does one layer need in a training step, forward and backward together?
-#
-# And **sequence parallelism**, an addition to TP that makes activations smaller, has two collectives in place of each
-# all-reduce: an all-gather and a reduce-scatter. By what factor does that change the bytes that a rank sends?
+# A layer of our GPT has two such pairs: attention (q, k and v, then o) and the MLP (gate and up, then down). How many
+# all-reduces does one layer need in a training step, forward and backward together?
 
 # %%
 guess_reduces = 4  # your number
-guess_times = 1.0  # your number
 
 # %% [markdown]
 # ## Build: columns, then rows
@@ -82,8 +78,8 @@ guess_times = 1.0  # your number
 # multiplying by some of them gives each rank a part of every sum, a *summand* of the result. (PyTorch calls it
 # `Partial`.)
 #
-# You may read that "tensor parallelism splits the rows". That is half of it. Start with rows, and each rank has only a
-# summand of `x @ up`. Then relu has to wait for the sum, since the relu of a sum is not the sum of the relus:
+# You may read that "tensor parallelism splits the rows". Of the second matrix, yes. Start with rows, and each rank has
+# only a summand of `x @ up`. Then relu has to wait for the sum, since the relu of a sum is not the sum of the relus:
 
 # %%
 x = torch.tensor([[1, 2]])
@@ -172,7 +168,11 @@ draw.table([dict(zip(("", "collectives", "sent, bytes"), row, strict=True)) for 
 # | `copy`, where x goes in | x as it is | all-reduce |
 # | `reduce`, where summands come out | all-reduce | the gradient as it is |
 #
-# Both are drawn further down, in the upper row of the picture under *Build: sequence parallelism*.
+# Here they are around a pair, on four ranks:
+#
+# ![x is whole on every rank, also behind the norm. copy sends nothing forward, and all-reduces the gradient backward.
+# Columns give each rank some of the features, rows a summand. reduce all-reduces forward, and sends nothing
+# backward.](../images/tp_borders.svg)
 #
 # ### Exercise 1: the conjugate pair
 #
@@ -249,11 +249,7 @@ reduce = reduce if pair.ok else courses_reduce
 #
 # A linear layer is split by rows and has a bias, and every rank has all of the bias. If each adds it to its summand,
 # the result contains it N times. In August 2026 this bug was found in torchtitan, PyTorch's own library for training
-# large models: in one model, the output of a split layer had its bias multiplied by the number of ranks
-# ([torchtitan#4245](https://github.com/pytorch/torchtitan/pull/4245)). Two repairs come to mind that give the right
-# output and are wrong in training. Add the bias on rank 0 only, and only rank 0's copy learns. Add an N-th of it on
-# each rank, and its gradient is an N-th, too. (The second was reported in torchtitan a week later:
-# [torchtitan#4332](https://github.com/pytorch/torchtitan/pull/4332).)
+# large models ([torchtitan#4245](https://github.com/pytorch/torchtitan/pull/4245)).
 #
 # The check compares the output and the gradients of x, weight and bias on 1 to 8 ranks and in sub-groups, with any
 # number of outer dims, with ranks that have different numbers of inputs, or none, and without a bias. It measures bytes
@@ -283,14 +279,13 @@ check.row_linear(row_linear)
 #
 # With **grouped-query attention** there are fewer heads of keys and values than query heads; H/K query heads read the
 # same one. (Llama 3 405B has H = 128 and K = 8.) As long as there are at least as many heads of keys and values as
-# ranks, each rank gets whole groups. With more ranks than that, several neighbours need a copy of the same head. Each
-# of these ranks computes the gradient of this head from its own queries alone, so the gradients must be added up over
-# just these ranks. This is easily overlooked. A reader of one model's training code asked whether its sum left out the
-# biases ([bigcode-project/Megatron-LM#11](https://github.com/bigcode-project/Megatron-LM/issues/11)). Later, a
-# validation loss was 3.74 on several ranks and 2.64 on one; with the gradients added up in the right place it was 2.64
-# again ([#37](https://github.com/bigcode-project/Megatron-LM/pull/37)).
+# ranks, each rank gets whole heads of keys and values, each with the H/K query heads that read it. With more ranks than
+# that, several neighbours need a copy of the same head. Each of these ranks computes the gradient of this head from its
+# own queries alone, so the gradients must be added up over just these ranks. In one model's training code this sum was
+# wrong at first: the validation loss was 3.74 on several ranks and 2.64 on one
+# ([bigcode-project/Megatron-LM#37](https://github.com/bigcode-project/Megatron-LM/pull/37)).
 #
-# ### Exercise 3: deal out the heads
+# ### Optional exercise: deal out the heads
 #
 # Which heads does a rank have? Query head h reads the keys and values of head h // (H // K). Give every rank its query
 # heads, the heads of keys and values that these read, and the ranks that have the same ones (itself included). If there
@@ -329,12 +324,14 @@ check.deal_heads(deal_heads)
 # ## Build: the whole model
 #
 # Attention and the MLP are pairs of this kind. The embedding is split by the vocabulary: each rank looks up the rows
-# that it has, the others contribute zeros, and an all-reduce adds them up. The head has columns only. A **plan** says
-# how each is split: a table from the name of a submodule to a *style*, which `parallelize` obeys. You write one in the
-# next notebook. First see what it does, in the loop of notebooks 04 and 06: `strategies.train` takes a row of the
-# course's table, whose `apply` makes a training of a model. `strategies.by_plan(plan)` is such a row.
+# that it has, the others contribute zeros, and an all-reduce adds them up. The *output head* (the last matrix, which
+# gives the logits) has columns only. A **plan** says how each is split: a table from the name of a submodule to a
+# *style*, which `parallelize` obeys. You write one in the next notebook. First see what it does.
+# `strategies.by_plan(plan)` lets the loop of notebooks 04 and 06 train by a plan, `in_turn` does so by several, and
+# `recorded` says what rank 0 sends.
 
 # %%
+from labs.kit.side_by_side import in_turn, recorded
 from labs.mesh import Mesh
 from labs.model import GPT, PRESETS
 from labs.tp import SequenceParallel, gpt_plan
@@ -345,22 +342,8 @@ loader = Batches(corpus().tokens, SEQUENCES, CONFIG.context)
 batches = [loader[number] for number in range(2)]
 
 
-# %%
 def float32():
     return GPT(CONFIG)
-
-
-def in_turn(ways, build=float32, keep=0):
-    """Train in each of the ways; the whole parameters after `keep` steps."""
-    train = partial(strategies.train, build=build, batches=[batches], keep=keep)
-    return {name: train(way)[1] for name, way in ways.items()}
-
-
-def recorded(ways):
-    """What rank 0 sends in its second step in each of the ways: bytes, and collectives."""
-    seen = on_cpu(in_turn, ways, ranks=4, record="communication", tell="what is sent").recording
-    steps = {name: 2 * number + 1 for number, name in enumerate(ways)}
-    return {name: (seen.sent(0, n), seen.counts(0, n).total()) for name, n in steps.items()}
 
 
 # %% [markdown]
@@ -379,8 +362,8 @@ def float64():
     return GPT(CONFIG).double()
 
 
-[expected] = on_cpu(in_turn, ONE, float64, keep=2, ranks=1)
-trained, rows = on_cpu(in_turn, WAYS, float64, keep=2, ranks=4)[0], []
+[expected] = on_cpu(in_turn, ONE, float64, batches, keep=2, ranks=1)
+trained, rows = on_cpu(in_turn, WAYS, float64, batches, keep=2, ranks=4)[0], []
 for name, parameters in trained.items():
     off = max((p - expected["one device"][key]).abs().max() for key, p in parameters.items())
     rows.append({"": name, "within 1e-12 of one process": bool(off < 1e-12)})
@@ -392,9 +375,9 @@ draw.table(rows)
 # ## Measure: what travels
 #
 # With pencil and paper: let a batch have M tokens of D numbers each. Forward, each pair ends in an all-reduce of M × D
-# numbers, and so does the embedding. Backward, each pair begins with one, and so does the head. The loss adds three
-# numbers per token: the highest logit, a sum, and the target's logit. You write it in the next notebook.
-# `cost.tp_sent` says all of this in bytes, by part and phase:
+# numbers, and so does the embedding. Backward, there is one in front of each pair, and one in front of the output head.
+# The loss adds three numbers per token in two all-reduces: the highest logit, then a sum and the target's logit. You
+# write it in the next notebook. `cost.tp_sent` says all of this in bytes, by part and phase:
 
 # %%
 on_paper = cost.Job(CONFIG, batch=SEQUENCES, ranks=4)
@@ -404,21 +387,27 @@ draw.table(rows, caption="bytes that each rank sends in a step")
 
 
 # %%
-def one_layer(model, mesh):
-    return WAYS["TP"].apply(GPT(replace(CONFIG, depth=1)), mesh)
+def one_layer():
+    return GPT(replace(CONFIG, depth=1))
 
 
-talk = recorded(WAYS | {"TP, one layer": replace(WAYS["TP"], apply=one_layer)})
+talk = recorded(WAYS, float32, batches)
 predicted = {name: cost.tp(on_paper, bool(sequence)) for sequence, name in enumerate(WAYS)}
-rows = {f"{name}: sent": (predicted[name].sent, talk[name][0]) for name in WAYS}
+rows = {f"{name}: sent": (predicted[name].sent, talk[name]["sent"]) for name in WAYS}
 for name in WAYS:
-    rows[f"{name}: collectives"] = sum(predicted[name].collectives.values()), talk[name][1], ""
+    said = sum(predicted[name].collectives.values())
+    rows[f"{name}: collectives"] = said, talk[name]["collectives"], ""
 ledger = draw.ledger(rows, within=0)
 assert ledger.agrees
 ledger
 
+# %% [markdown]
+# With L layers that is 4L + 2 + 2 = 12 all-reduces, the last two for the loss. (With sequence parallelism it is
+# 2 (4L + 2) + 2, and one for each of 2L + 1 norms: 27.)
+
 # %%
-more = talk["TP"][1] - talk["TP, one layer"][1]  # all-reduces, all of them
+fewer = recorded({"one layer": WAYS["TP"]}, one_layer, batches)["one layer"]
+more = talk["TP"]["collectives"] - fewer["collectives"]  # all-reduces, all of them
 why = "Two forward, two backward."
 check.predict("All-reduces of one layer in a step?", guess_reduces, more, reason=why)
 
@@ -434,15 +423,18 @@ check.predict("All-reduces of one layer in a step?", guess_reduces, more, reason
 # (Korthikanti et al., 2022). Then x must be put together in front of each pair; and behind it, a rank needs the sum for
 # its own tokens only:
 #
-# ![Two rows. Tensor parallel: x is whole through the norm; copy sends nothing forward and all-reduces the gradient;
-# columns, features, rows, summands; reduce all-reduces forward. With sequence parallelism: each rank has some tokens
-# through the norm; gather is an all-gather forward and a reduce-scatter backward; columns, features, rows, summands;
-# scatter is a reduce-scatter forward and an all-gather backward.](../images/tp_borders.svg)
+# ![Each rank has some of the tokens, also behind the norm. gather is an all-gather forward and a reduce-scatter
+# backward. Columns, features, rows and summands are as before. scatter is a reduce-scatter forward and an all-gather
+# backward, and each rank has some of the tokens again.](../images/sp_borders.svg)
 #
-# `gather` and `scatter` are conjugate to each other, as `copy` and `reduce` are. Now for your second prediction:
+# `gather` and `scatter` are conjugate to each other, as `copy` and `reduce` are. There are two collectives now in place
+# of each all-reduce. By what factor does that change the bytes that a rank sends?
 
 # %%
-without, with_it = (talk[name][0] for name in WAYS)
+guess_times = 1.0  # your number
+
+# %%
+without, with_it = (talk[name]["sent"] for name in WAYS)
 # the gradients of their weights, in bytes: see below
 norms = 2 * 3 / 4 * 4 * CONFIG.dim * (2 * CONFIG.depth + 1)
 assert with_it == without + norms
@@ -450,7 +442,7 @@ times = round(with_it / without, 3)
 check.predict("Bytes sent, compared with TP alone?", guess_times, times, unit="times")
 
 # %% [markdown]
-# They are the same, apart from a little that belongs to the norms. You know why from notebook 02: an all-reduce *is* a
+# Nearly as many as before, and a little more for the norms. You know why from notebook 02: an all-reduce *is* a
 # reduce-scatter followed by an all-gather. Sequence parallelism pulls the two apart, and what stands between the pairs
 # is computed between them, by each rank on its own tokens. What it saves is memory. (Some use the name for something
 # else: *context parallelism*, which splits the sequence inside attention, too.)
@@ -458,9 +450,8 @@ check.predict("Bytes sent, compared with TP alone?", guess_times, times, unit="t
 # %%
 watched = {}
 for name, way in (ONE | WAYS).items():
-    ranks = 1 if name in ONE else 4
-    job = on_cpu(in_turn, {name: way}, ranks=ranks, record="memory", tell=name)
-    watched[name] = job.recording
+    told = {"record": "memory", "tell": name, "ranks": 1 if name in ONE else 4}
+    watched[name] = on_cpu(in_turn, {name: way}, float32, batches, **told).recording
 draw.memory(*watched.values(), step=1, ranks=[0], names=list(watched))
 
 # %%
@@ -475,9 +466,8 @@ ledger
 # %% [markdown]
 # TP alone does not divide activations by four, but by about two: what the norms keep, and what goes into each pair, is
 # whole on every rank. With sequence parallelism it is about three: what goes into a pair is still put together, and is
-# then kept whole. (Korthikanti's own code keeps the shard, and gathers once more in backward.) Here is the layer that
-# its authors counted, GPT-3's in 16 bits, without the table of attention (notebook 07's formula; s tokens, b sequences,
-# width h):
+# then kept whole. Here is the layer that the authors counted, GPT-3's in 16 bits, without the attention scores
+# (notebook 07's formula; s tokens, b sequences, width h):
 
 # %%
 count = partial(cost.korthikanti, s=2048, b=1, h=12_288, a=96, recompute="selective")
@@ -491,6 +481,9 @@ draw.table(
 )
 
 # %% [markdown]
+# The 10 is what stays whole: what norms and dropouts keep, and what goes into the pairs. 34/8 is the authors' own code,
+# which keeps a shard of that and gathers it once more in backward; ours keeps more.
+#
 # ### What went wrong in the wild
 #
 # *Symptom*: "no crash, no NaN, pure drift". Between the pairs each rank now uses the norms' weights, which it has
@@ -508,8 +501,8 @@ def forgetful():
     summed = [name for name, style in plan.items() if isinstance(style, SequenceParallel)]
     row = strategies.by_plan({name: plan[name] for name in plan if name not in summed})
     training = row.apply(model := GPT(CONFIG), mesh)
-    model.tensor_parallel.gradients_compared = True  # they are not, but let it think so,
-    model.tensor_parallel.optimizers.add(training.optimizer)  # also as the optimizer begins
+    model.tensor_parallel.gradients_compared = True  # so that nothing compares them
+    model.tensor_parallel.optimizers.add(training.optimizer)  # in backward, or later
     losses = [strategies.step(training, *batches[number % 2]) for number in range(12)]
     try:
         strategies.step(row.apply(GPT(CONFIG), mesh), *batches[0])
@@ -522,7 +515,7 @@ falls, last, norm, refused = zip(*on_cpu(forgetful, ranks=4), strict=True)
 print(f"the loss falls: {all(falls)}; it is the same on all ranks: {len(set(last)) == 1}")
 equal = all(weight == norm[0] for weight in norm)
 print(f"the last norm's weight is the same on all ranks: {equal}")
-print(f"compared: {refused[0].split('; ')[-1]}")
+print(f"with the gradients compared: {refused[0]}")
 
 # %% [markdown]
 # Four copies of each norm drift apart, and a checkpoint keeps only one of them, usually rank 0's: the model that you
@@ -537,17 +530,6 @@ print(f"compared: {refused[0].split('; ')[-1]}")
 #
 # **Why not**: four times in each layer, all ranks wait for a message whose size grows with the batch. How much that is,
 # beside what other strategies send and on the wires that people have, is measured in the next notebook.
-#
-# ### A way out
-#
-# With PyTorch alone, the pair of an MLP is one call of `parallelize_module`, from `torch.distributed.tensor.parallel`:
-#
-# ```python
-# pair = {"gate": ColwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
-# parallelize_module(layer.mlp, mesh, pair)
-# ```
-#
-# A whole model, in an ordinary script, stands at the end of the next notebook.
 
 # %% [markdown]
 # ## Say it back

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # Tensor parallelism, second part: the loss, the plan, and the wire
 #
-# *For one sequence, the last product of Llama 3 405B gives 4.2 GB of numbers, all for a single one: the loss. Where can
-# they lie, and what must the ranks tell each other?*
+# *For one sequence, the last product of Llama 3 405B gives 4.2 GB of numbers, and all of them for one number, the loss.
+# Where can they lie, and what must the ranks tell each other?*
 #
 # You need: [Tensor parallelism](09_tensor_parallel.ipynb); for the second axis, [FSDP](06_fsdp.ipynb). It takes
-# 60 minutes with its two exercises, 40 without, 10 more with the optional part on async TP, and as long as you like
-# with what there is to beat at the end. The machine works for about a minute of it, in 1 GB of memory.
+# 60 minutes with its two exercises, 35 without, 15 more with the optional parts on latency and on async TP, and as long
+# as you like with what there is to beat at the end. The machine works for about a minute of it, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 
@@ -18,8 +18,8 @@ recall.ask("09b")
 # %% [markdown]
 # ## Question
 #
-# A model that is split by tensor parallelism ends with the *head*: for each token a number for every entry of the
-# vocabulary, its *logits*. Each rank has the logits of its own part. The loss needs all of them, or so it seems:
+# A model ends with its *output head*: for each token a number for every entry of the vocabulary, its *logits*. Where
+# the head is split, each rank has the logits of its own part. The loss needs all of them, or so it seems:
 
 # %%
 import inspect
@@ -50,21 +50,17 @@ print(f"an eighth of them: {llama / 8:.2f} GB")
 # ## Picture
 #
 # ![Four ranks, each with a block of logits: all tokens, and a quarter of the vocabulary. From each block go three
-# numbers per token: the highest logit, the sum of the exponentials, and the target's logit, which only one rank has.
-# Two all-reduces make the loss of them, the same on every rank.](../images/split_loss.svg)
+# numbers per token, of which one only where the target is. The loss is made of them, the same on every
+# rank.](../images/split_loss.svg)
 #
 # ## Predict
 #
-# Two numbers, both measured below. One could also gather the logits on every rank, and compute the loss there. With
-# four ranks, a vocabulary of 256 and float32, how many bytes more does a rank send for each token than with the
-# picture's three numbers, which are all-reduced?
-#
-# And TP sends activations, so it sends more the more tokens there are; DDP sends gradients, as many for one token as
-# for a million. From how many tokens in a batch does TP send more than DDP, in multiples of the width D?
+# One could also gather the logits on every rank, and compute the loss there. With four ranks, a vocabulary of 256 and
+# float32, how many bytes more does a rank send for each token than with the picture's three numbers, which are
+# all-reduced?
 
 # %%
 guess_more = 750  # your number
-guess_tokens = 3  # your number, × D
 
 # %% [markdown]
 # ## Build: a loss that never gathers the logits
@@ -84,8 +80,8 @@ guess_tokens = 3  # your number, × D
 # with one more column, of −inf. Where that column is picked, −inf × 0 is not a number: use `where` or `masked_fill`.)
 # The check compares the loss and the gradient of the logits on 1 to 8 ranks and in sub-groups, with vocabularies that
 # the number of ranks does not divide (any rank may have no column at all), with logits of ±10,000, and with a gradient
-# of the loss other than 1. It measures bytes sent and held. Budget: three numbers per token, in at most 12 all-reduces
-# however many tokens there are; nothing backward, and never a gathered logit.
+# of the loss other than 1. It measures bytes sent and held. Budget: three numbers per token, nothing backward, and
+# never a gathered logit. At most 12 all-reduces: the tokens may go in a few parts, but not one by one.
 
 
 # %%
@@ -112,86 +108,51 @@ def split_loss(logits, targets, first, group=None):
 check.split_loss(split_loss)
 
 # %% [markdown]
-# How much is it worth? A small GPT in the loop of the last notebook: once by the course's plan, `gpt_plan`, and once by
-# a plan that gathers the logits and takes the ordinary loss.
+# How much is it worth? Here is the last notebook's GPT once more, by a plan that gathers the logits and takes the
+# ordinary loss, beside what the formulas say of `gpt_plan`:
 
 # %%
-from labs.dtensor import Replicate, Shard
-from labs.mesh import Mesh
+from labs.kit.side_by_side import in_turn, recorded
 from labs.model import GPT
-from labs.tp import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    full_parameters,
-    gpt_plan,
-    parallelize,
-)
-from labs.tp.conjugate import gather, scatter
-from labs.tp.shares import Keys, Queries
+from labs.tp import gpt_plan
 
-# %%
-CONFIG = replace(PRESETS["small"], depth=2, kv_heads=4)  # as in the last notebook
-SEQUENCES, on_cpu = 4, partial(run, device="cpu")
-loader = Batches(corpus().tokens, SEQUENCES, CONFIG.context)
+CONFIG, SEQUENCES = replace(PRESETS["small"], depth=2, kv_heads=4), 4  # as in the last notebook
+on_cpu, loader = partial(run, device="cpu"), Batches(corpus().tokens, SEQUENCES, CONFIG.context)
 batches = [loader[number] for number in range(2)]
 
 
-# %%
 def float32():
     return GPT(CONFIG)
 
 
-def in_turn(ways, batches=batches, build=float32, keep=0):
-    """Train in each of the ways, each rank on its part of the batch; the whole parameters after
-    `keep` steps."""
-    kept = {}
-    for name, way in ways.items():
-        parts = way.parts(dist.get_world_size())
-        cut = [(x.chunk(parts), y.chunk(parts)) for x, y in batches]
-        own = [[(x[n], y[n]) for x, y in cut] for n in range(parts)]
-        kept[name] = strategies.train(way, build, own, keep=keep)[1]
-    return kept
-
-
 # %%
-def recorded(ways, batches=batches):
-    """Of rank 0 in its second step: bytes sent, collectives, and those made while the optimizer
-    steps."""
-    job = on_cpu(in_turn, ways, batches, ranks=4, record="communication", tell="what is sent")
-    seen, found = job.recording, {}
-    began = [span.start for span in seen.spans if (span.rank, span.name) == (0, "optimizer")]
-    for second, name in zip(range(1, 2 * len(ways), 2), ways, strict=True):
-        late = sum(event.start > began[second] for event in seen.select(0, second))
-        counts = {"sent": seen.sent(0, second), "collectives": seen.counts(0, second).total()}
-        found[name] = counts | {"in the optimizer": late}
-    return found
-
+from labs.dtensor import Replicate, Shard
+from labs.mesh import Mesh
+from labs.tp import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
+from labs.tp.conjugate import gather, scatter
+from labs.tp.shares import Keys, Queries
 
 plan = gpt_plan(CONFIG) | {"head": ColwiseParallel(output_layouts=Replicate())}
 del plan["loss"]
-talk = recorded({"logits gathered": strategies.by_plan(plan)})
+talk = recorded({"logits gathered": strategies.by_plan(plan)}, float32, batches)
 
-# %%
 on_paper = cost.Job(CONFIG, batch=SEQUENCES, ranks=4)
 more = (talk["logits gathered"]["sent"] - cost.tp(on_paper).sent) / (SEQUENCES * CONFIG.context)
-gathered = cost.all_gather(CONFIG.vocab, 4).elements * 4
-assert more == gathered - 3 * 4 * 2 * 3 / 4  # three numbers are all-reduced
 reason = "3/4 of 256 numbers are gathered; 3 numbers are all-reduced, at 2 × 3/4 of each."
 check.predict("Bytes more for each token?", guess_more, more, unit="bytes", reason=reason)
 
 # %% [markdown]
 # ## Build: the plan
 #
-# Everything so far fits in one table, from the name of a submodule to the style in which it is split. The names of the
-# styles are PyTorch's, all but the last; the argument `heads=` is the course's. Below, `x` stands for the layout of x
-# between the pairs: `Replicate()` where it is whole, `Shard(1)` where each rank has a part of the tokens (dim 1).
+# Everything so far fits in one table, from the name of a submodule to the style in which it is split. A module without
+# a row stays whole on every rank. The names of the styles are PyTorch's, all but the last; the argument `heads=` is the
+# course's. Below, `between` is the layout that x has between the pairs: `Replicate()` where it is whole, `Shard(1)`
+# where each rank has a part of the tokens (dim 1).
 #
-# - `ColwiseParallel()` and `RowwiseParallel(output_layouts=x)` are the two halves of a pair. With `heads=`, a
+# - `ColwiseParallel()` and `RowwiseParallel(output_layouts=between)` are the two halves of a pair. With `heads=`, a
 #   `Queries(H, K)` or `Keys(H, K)` of [labs/tp/shares.py](../labs/tp/shares.py), they cut between heads only.
-# - `PrepareModuleInput(input_layouts=x)` is the border in front of a pair, for a module that has the pair in it. What
-#   several columns read crosses it once.
+# - `PrepareModuleInput(input_layouts=between)` is the border in front of a pair, for a module that has the pair in it.
+#   What several columns read crosses it once.
 # - `SequenceParallel()` is for a module that sees a part of the tokens. The gradients of its parameters are added up.
 # - `LossParallel(vocabulary)` is exercise 1.
 #
@@ -243,15 +204,15 @@ def block_plan(config, sequence_parallel):
     each rank has a part of dim 1.
     """
     ### BEGIN SOLUTION
-    x = Shard(1) if sequence_parallel else Replicate()
+    between = Shard(1) if sequence_parallel else Replicate()
     queries, keys = (kind(config.heads, config.kv_heads) for kind in (Queries, Keys))
     split = {
-        **dict.fromkeys(("mixer", "ffn"), PrepareModuleInput(input_layouts=x)),
+        **dict.fromkeys(("mixer", "ffn"), PrepareModuleInput(input_layouts=between)),
         **dict.fromkeys(("mixer.query", "mixer.gates"), ColwiseParallel(heads=queries)),
         "mixer.[kv]*": ColwiseParallel(heads=keys),
-        "mixer.out": RowwiseParallel(heads=queries, output_layouts=x),
+        "mixer.out": RowwiseParallel(heads=queries, output_layouts=between),
         "ffn.w[13]": ColwiseParallel(),
-        "ffn.w2": RowwiseParallel(output_layouts=x),
+        "ffn.w2": RowwiseParallel(output_layouts=between),
     }
     return split | ({"norm_*": SequenceParallel()} if sequence_parallel else {})
     ### END SOLUTION
@@ -318,13 +279,13 @@ def off(kept):
     return max((p - expected["one device"][key]).abs().max() for key, p in kept.items())
 
 
-[expected] = on_cpu(in_turn, ALONE, build=float64, keep=2, ranks=1)
-[kept] = on_cpu(in_turn, NATIVE, build=float64, keep=2, ranks=4, tell="numbers")[0].values()
+[expected] = on_cpu(in_turn, ALONE, float64, batches, keep=2, ranks=1)
+[kept] = on_cpu(in_turn, NATIVE, float64, batches, keep=2, ranks=4, tell="numbers")[0].values()
 print(f"within 1e-12 of one process: {bool(off(kept) < 1e-12)}")
 
 # %%
-[theirs] = recorded(NATIVE).values()
-job = on_cpu(in_turn, NATIVE, ranks=4, record="memory", tell="what is held")
+[theirs] = recorded(NATIVE, float32, batches).values()
+job = on_cpu(in_turn, NATIVE, float32, batches, ranks=4, record="memory", tell="what is held")
 theirs |= job.recording.steady(0)
 
 said = cost.tp(on_paper, sequence_parallel=True)
@@ -357,6 +318,7 @@ draw.table(rows, caption="bytes, rank 0")
 
 # %%
 from labs.fsdp import fully_shard
+from labs.tp import full_parameters, parallelize
 
 
 def two_axes(model, mesh):
@@ -378,9 +340,9 @@ def of_axes(*names):  # outermost first
 nodes, many = Link(nodes=2, bandwidth="1 Gbit/s"), Batches(corpus().tokens, 16, CONFIG.context)
 two = [many[0], many[1]]
 AXES = {" × ".join(names): of_axes(*names) for names in (("dp", "tp"), ("tp", "dp"))}
-kept = on_cpu(in_turn, AXES, build=float64, keep=2, ranks=4, tell="numbers")[0]
-job = on_cpu(in_turn, AXES, two, ranks=4, record="communication", link=nodes, tell="bytes")
-seen = job.recording
+kept = on_cpu(in_turn, AXES, float64, batches, keep=2, ranks=4, tell="numbers")[0]
+wired = {"record": "communication", "link": nodes, "tell": "bytes"}
+seen = on_cpu(in_turn, AXES, float32, two, ranks=4, **wired).recording
 
 # %%
 half = cost.Job(CONFIG, batch=8, ranks=4)  # of the 16 sequences, a TP group reads 8
@@ -406,14 +368,12 @@ draw.table(rows, caption="the last axis is made of neighbours; bytes in a step o
 # > ([transformers#45994](https://github.com/huggingface/transformers/pull/45994), May 2026). What is averaged over data
 # > must be counted along the axes that split the data, and along no other.
 #
-# ## Latency: when a token gets slower
+# ## Optional: latency, when a token gets slower
 #
-# So far TP was for training. It also serves inference: a model that generates text has one token to compute at a time,
-# and needs *all* its weights for it. Most of the time goes into reading them from memory, and each of N ranks reads
-# only an N-th. `generate` keeps the keys and values of earlier tokens in a *cache*
-# ([labs/generate.py](../labs/generate.py)), so that only the new token goes through the model. A rank caches its own
-# heads. All ranks see the same logits and, where a token is drawn at random, use the same seed, so they choose the same
-# token:
+# TP also serves inference: a model that generates text has one token to compute at a time, and needs *all* its weights
+# for it. Most of the time goes into reading them from memory, and each of N ranks reads only an N-th. `generate` keeps
+# the keys and values of earlier tokens in a *cache* ([labs/generate.py](../labs/generate.py)), so that only the new
+# token goes through the model. A rank caches its own heads. All ranks see the same logits, and draw with the same seed:
 
 # %%
 from labs.generate import cached, generate
@@ -422,115 +382,66 @@ CHAT = replace(PRESETS["medium"], dim=256, depth=4, heads=8, kv_heads=4, hidden=
 prompt = torch.tensor([list(b"def all_reduce(")])
 
 
-def split(config):
+def split():
     """The model: whole on one rank, split on several."""
-    mesh = Mesh((dist.get_world_size(),), ("tp",))
-    return parallelize(GPT(config), mesh, gpt_plan(config))
+    return parallelize(GPT(CHAT), Mesh((dist.get_world_size(),), ("tp",)), gpt_plan(CHAT))
 
 
 def answer():
-    """12 tokens, twice: the likeliest one at each step, and one drawn at random."""
-    model = split(CHAT)
-    likeliest = generate(model, prompt, 12, temperature=0.0)
-    drawn = generate(model, prompt, 12, temperature=0.8, seed=1)
-    return likeliest.tolist(), drawn.tolist()
+    return generate(split(), prompt, 12, temperature=0.8, seed=1).tolist()
 
 
-# %%
-def milliseconds(tokens=16):
-    """How long one token takes: the quickest of several."""
-    model, times, token = split(CHAT), [], prompt
-    with cached(model, prompt.shape[1] + tokens):
-        for _ in range(tokens):
-            dist.barrier()
-            mark("step")
-            began = time.perf_counter()
-            token = model(token)[:, -1:].argmax(-1)
-            times.append(1000 * (time.perf_counter() - began))
-            mark("end")
-    return min(times[1:])  # the first one is the prompt
-
-
-# %%
-def tokens_and_time():
-    return answer(), milliseconds()
-
-
-found = {n: on_cpu(tokens_and_time, ranks=n, tell="tokens")[0] for n in (1, 2, 4)}
-same = all(tokens == found[1][0] for tokens, _ in found.values())
-print(f"the same tokens on 1, 2 and 4 ranks: {same}")
+answers = [on_cpu(answer, ranks=ranks, tell="12 tokens")[0] for ranks in (1, 2, 4)]
+print(f"the same tokens on 1, 2 and 4 ranks: {answers[0] == answers[1] == answers[2]}")
 
 # %% [markdown]
 # And how long does a token take? With pencil and paper (`cost.token_seconds`) it has three parts: reading the weights;
 # *messages*, the time that a collective takes however little it carries; and *bytes*, the time that its data adds. A
 # slow wire shows the last two. Here is one between two ranks, the same for the formula and for the job:
 
+
+# %%
+def token_by_token(tokens=16):
+    model, token = split(), prompt
+    with cached(model, prompt.shape[1] + tokens):
+        for _ in range(tokens):
+            mark("step")
+            token = model(token)[:, -1:].argmax(-1)
+    mark("end")
+
+
 # %%
 slow = Link(nodes=2, bandwidth="100 Mbit/s", latency=2e-3)
-on_slow = on_cpu(milliseconds, ranks=2, link=slow, record="communication", tell="a slow wire")
-seen, ring = on_slow.recording, (cost.ring_seconds,)
-as_class = cost.LinkClass(begin=0, latency=2e-3, bandwidth=100e6 / 8, algorithms=ring)
-token = cost.token_seconds(CHAT, 2, as_class, itemsize=4)
-rows = {
-    "a token: sent": (4 * cost.token_sent(CHAT, 2).elements, seen.sent(0, 5)),
-    "a token: collectives": (2 * CHAT.depth + 2, seen.counts(0, 5).total(), ""),
-}
-ledger = draw.ledger(rows, within=0)
-assert ledger.agrees
-ledger
-
-# %%
-messages, data = 1000 * token.messages, 1000 * token.bytes
-print(f"the slow wire, at least: {messages:.0f} ms for messages, {data:.1f} ms for bytes")
-took = {f"{n} rank{'s' * (n > 1)}, this machine": each for n, (_, each) in found.items()}
-took["2 ranks, the slow wire"] = on_slow[0]
-draw.table([{"": name, "a token took": f"{each:.1f} ms"} for name, each in took.items()])
+seen = on_cpu(token_by_token, ranks=2, link=slow, record="communication", tell="wire").recording
+the_same = cost.LinkClass(0, latency=2e-3, bandwidth=12.5e6, algorithms=(cost.ring_seconds,))
+token = cost.token_seconds(CHAT, 2, the_same, itemsize=4)
+assert seen.sent(0, 5) == 4 * cost.token_sent(CHAT, 2).elements
+took = min(span.end - span.start for span in seen.step_spans(0)[1:])  # without the prompt
+print(f"a token: {seen.sent(0, 5):,} bytes in {seen.counts(0, 5).total()} collectives")
+print(f"at least {1e3 * token.messages:.0f} ms for messages", end=", ")
+print(f"{1e3 * token.bytes:.1f} ms for bytes; it took {1e3 * took:.0f} ms")
 
 # %% [markdown]
-# On your machine, ranks share cores and memory, so more of them need not be quicker. On the slow wire there is no
-# doubt. A token has two all-reduces per layer, one for the embedding and a gather of the logits, all one after the
-# other. And nearly all of their time is messages: for so small a model, a token is so little data that bandwidth hardly
-# counts. (For a wide model on Ethernet it does, as you will see.) The rest of the time is compute and Python, as for
-# two ranks without the slow wire, and whatever a busy machine adds.
+# A token has two all-reduces per layer, one for the embedding and a gather of the logits, all one after the other. Each
+# of the nine all-reduces crosses the wire twice, and the gather once: 19 × 2 ms. For so small a model, a token is so
+# little data that bandwidth hardly counts. The rest is compute, Python, and what waiting and recording add.
 #
 # So TP pays for a model whose weights take longer to read than its all-reduces take to begin. Here is the same formula
-# for the links that people have (`cost` names its sources), for models in 16 bit and one sequence, on GPUs of 80 GB:
+# for Llama 3 8B in 16 bit on two links (`cost` names its sources):
 
 # %%
-llama3 = PRESETS["llama3-8b"]
-small = replace(llama3, vocab=32_000, dim=2048, depth=22, kv_heads=4, hidden=5632)
-SIZES = {"1.1B": small, "8B": llama3, "70B": PRESETS["llama3-70b"]}
-
-
-def in_ms(config, ranks, link):
-    """How long a token takes; None where a rank's part of the weights does not fit."""
-    fits = 2 * sum(cost.parameter_sizes(config)) / ranks < 80e9
-    return round(1e3 * cost.token_seconds(config, ranks, link).seconds, 2) if fits else None
-
-
-# %%
-rows = []
-for size, config in SIZES.items():
-    for name, link in cost.LINK_CLASSES.items():
-        row = {"": f"{size}, {name}"}
-        row |= {f"on {n}": in_ms(config, n, link) for n in (1, 2, 4, 8)}
-        on_8 = cost.token_seconds(config, 8, link)
-        row["on 8: messages"] = round(1e3 * on_8.messages, 2)
-        row["on 8: bytes"] = round(1e3 * on_8.bytes, 2)
-        rows.append(row)
-draw.table(rows, caption="a token on 1 to 8 ranks, in ms; –: does not fit")
+rows, llama = [], PRESETS["llama3-8b"]
+for name in ("NVLink 4", "Ethernet, 10 Gb/s"):
+    on = {n: cost.token_seconds(llama, n, cost.LINKS[name]) for n in (1, 2, 4, 8)}
+    row = {f"on {n}": each.seconds for n, each in on.items()}
+    row |= {"on 8: messages": on[8].messages, "on 8: bytes": on[8].bytes}
+    rows.append({"": name} | {kind: round(1e3 * seconds, 2) for kind, seconds in row.items()})
+draw.table(rows, caption="a token on 1 to 8 ranks, in ms")
 
 # %% [markdown]
-# So by this formula there are three answers, depending on the size of the model:
-#
-# - **Slower**: 1.1 billion parameters gain nothing on two ranks, by any of these links. Eight gain a quarter with
-#   NVLink, and a little with PCIe; on Ethernet, each further rank makes it slower. Somebody asked vLLM about it, with a
-#   1B model on two L40s joined by PCIe: 6.3 ms per token on one, 6.9 ms on both. The reply: so small a gap may be
-#   noise, and for so small a model the overhead may outweigh the benefit
-#   ([vllm#6027](https://github.com/vllm-project/vllm/issues/6027)). Both times are ten times ours: the formula counts
-#   neither the launching of kernels nor Python, and an L40 reads its memory more slowly.
-# - **Faster**: 8 billion on NVLink or PCIe. (On Ethernet two ranks gain a little, and eight hardly anything.)
-# - **Merely possible**: 70 billion do not fit one GPU at all. Even over Ethernet, several of them are better than none.
+# With NVLink eight ranks are four times as quick as one. With Ethernet two gain a little, and eight nothing. A smaller
+# model gains less, since it has less to read and as many messages for each layer. And one that does not fit a GPU has
+# no choice.
 #
 # ## Optional: async TP, multiply while it travels
 #
@@ -613,27 +524,33 @@ travels = 1000 * wire.seconds("send", 4 * TOKENS * WIDTH, ranks=2)
 print(f"both send {seen.sent(0, 0):,} bytes; a shard travels {travels:.0f} ms")
 
 # %% [markdown]
-# (The picture shows the quickest of twelve steps of each.) The same result and the same bytes, but now a shard travels
-# while another is multiplied. A rank now waits only if a shard takes longer to travel than to multiply: here hardly
-# ever, unless your machine is busy. In PyTorch this is experimental: torch.compile can do it for a plan like this if
-# you switch it on, between GPUs that can read each other's memory. Its authors
+# (The picture shows the quickest of twelve steps of each. On CPUs the course makes a reduce-scatter of an all-to-all,
+# and adds up what arrives.) The same result and the same bytes, but now a shard travels while another is multiplied. A
+# rank now waits only if a shard takes longer to travel than to multiply: here hardly ever, unless your machine is busy.
+# In PyTorch this is experimental: torch.compile can do it for a plan like this if you switch it on, between GPUs that
+# can read each other's memory. Its authors
 # [report](https://discuss.pytorch.org/t/distributed-w-torchtitan-introducing-async-tensor-parallelism-in-pytorch/209487)
 # a forward pass up to 29% faster, and a whole step up to 8%, for a Llama 3 of 7B. It does nothing for a single token,
 # which cannot be cut into shards.
 #
 # ## Measure: does TP send little?
 #
-# You may read that it does. That is said of pipelines, with good reason. Take the same model, the same batch and the
-# same four ranks under three strategies. DDP sends *gradients*, FSDP *parameters and gradients*: as many for one token
-# as for a million. TP sends *activations*, a fixed number for each token of the whole batch. So with few tokens it
-# sends the least, and with many the most.
-#
-# First all three as measured, with sequences of 128 tokens. Then by the formulas, for other lengths, too; where TP
+# Take the same model, the same batch and the same four ranks under three strategies. DDP sends *gradients*, FSDP
+# *parameters and gradients*: as many for one token as for a million. TP sends *activations*, a fixed number for each
+# token of the whole batch. So with few tokens it sends the least, and with many the most. From how many tokens in a
+# batch does TP send more than DDP, in multiples of the width D?
+
+# %%
+guess_tokens = 3  # your number, × D
+
+# %% [markdown]
+# First DDP and FSDP as measured, with sequences of 128 tokens. Then by the formulas, for other lengths, too; where TP
 # meets DDP, it was measured once more:
 
 # %%
 a_part = cost.Job(CONFIG, batch=1, ranks=4)  # DDP, FSDP: a rank has a quarter of the batch
-talk |= recorded({"DDP": strategies.ROWS["ddp-bucketed"], "FSDP": strategies.ROWS["fsdp"]})
+others = {"DDP": strategies.ROWS["ddp-bucketed"], "FSDP": strategies.ROWS["fsdp"]}
+talk |= recorded(others, float32, batches)
 
 
 def sent(length):
@@ -651,10 +568,8 @@ ledger
 
 # %%
 crossed = next(length for length in range(1, 129) if sent(length)["TP"] > sent(length)["DDP"])
-talk |= recorded(
-    {"at the crossing": strategies.by_plan(gpt_plan(CONFIG))},
-    [tuple(part[:, :crossed] for part in batch) for batch in batches],
-)
+short = [tuple(part[:, :crossed] for part in batch) for batch in batches]
+talk |= recorded({"at the crossing": strategies.by_plan(gpt_plan(CONFIG))}, float32, short)
 assert talk["at the crossing"]["sent"] == sent(crossed)["TP"]
 rows = [sent(length) for length in (32, 64, crossed, 128, 256)]
 draw.table(rows, caption="bytes that each rank sends in a step")
@@ -673,8 +588,7 @@ check.predict("Tokens, × D?", guess_tokens, met, reason=why)
 #
 # ## Why, and why not
 #
-# **Why**: more ranks than sequences; a layer, or its activations, that do not fit one device; an answer that must come
-# sooner. Nearly everything is divided: P, G and S, most of A, and the arithmetic.
+# **Why** is as in the last notebook.
 #
 # **Why not**: with batches as large as in training it sends the most, and every collective is waited for. Hiding them
 # takes extra work (async TP), whereas DDP and FSDP hide theirs easily. Is it worth it? A layer of ψ parameters takes
@@ -697,14 +611,17 @@ for name in ("llama3-8b", "llama3-405b"):
 draw.table(rows)
 
 # %% [markdown]
-# So TP stays inside a node. In this layout it cannot use more ranks than there are query heads, and long before that
-# the matrices become too narrow to keep a device busy.
+# So TP stays where there is NVLink: PCIe inside a node is no better here than InfiniBand between nodes. In this layout
+# it cannot use more ranks than there are query heads, and long before that the matrices become too narrow to keep a
+# device busy.
 #
 # ### A way out
 #
 # Here is PyTorch's `parallelize_module` in an ordinary script, with nothing of the course but the data and the model.
 # It is [scripts/tp.py](../scripts/tp.py). From the root of the repository, run
-# `torchrun --nproc-per-node 2 scripts/tp.py`:
+# `torchrun --nproc-per-node 2 scripts/tp.py`.
+#
+# <details><summary>The script</summary>
 #
 # ```python
 # import torch
@@ -762,6 +679,7 @@ draw.table(rows)
 # dist.barrier()
 # dist.destroy_process_group()
 # ```
+# </details>
 
 # %% [markdown]
 # ## Say it back
@@ -782,10 +700,11 @@ draw.table(rows)
 # target's logit, which one rank has and to which the others add zero.
 # </details>
 #
-# <details><summary>Why does tensor parallelism make a single generated token quicker, and what can spoil it?</summary>
+# <details><summary>From how many tokens in a batch does TP send more than DDP, and why do they grow with the
+# width?</summary>
 #
-# What takes the time is reading the weights, and each of N ranks reads an N-th. But every layer has two all-reduces,
-# one after the other; with a small model or a slow wire, their latency costs more than that gains.
+# From about 3 D. DDP sends the gradients of a layer, 12 D² numbers, however many tokens there are. TP sends 4 D numbers
+# for each token.
 # </details>
 #
 # For M tokens of D numbers (b bytes each) in the batch of N ranks, and L layers, each rank sends and holds with
@@ -865,9 +784,8 @@ beat.boundary(over_the_boundary)
 # Transformer Models* (arXiv 2205.05198), section 4. Pope et al., 2022, *Efficiently Scaling Transformer Inference*
 # (arXiv 2211.05102).
 #
-# **Next.** Tensor parallelism needs the fast wire of a node, so a model that is too large for one node is still out of
-# reach. [10 Pipeline](10_pipeline.ipynb) splits it the other way, by its depth, and sends little enough for a slow
-# wire.
+# **Next.** Over a slow wire TP is out, and FSDP gathers every layer through it. [10 Pipeline](10_pipeline.ipynb) splits
+# the model by its depth, and sends little enough for a slow wire.
 #
 # A clean copy of this notebook: `git restore notebooks/09b_plan_and_wire.ipynb`, then *File > Reload Notebook from
 # Disk*.

@@ -40,6 +40,27 @@ def batch(step, micro_batch):
     return torch.randint(0, 11, (4, 5), generator=torch.Generator().manual_seed(1000 * step + micro_batch))
 
 
+def trained_alone(model, optimizer, loss, ranks, steps, micro_batches=1, clip=None):
+    """Train it on one process that never communicates.
+
+    Each rank's gradient by itself, of loss(step, number of the micro-batch), added in the order of the ranks, divided.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    for step in range(steps):
+        total = [torch.zeros_like(p) for p in trained]
+        for rank in range(ranks):
+            optimizer.zero_grad()
+            for i in range(micro_batches):
+                (loss(step, rank * micro_batches + i) / micro_batches).backward()
+            for sum_, p in zip(total, trained, strict=True):
+                sum_ += p.grad
+        for sum_, p in zip(total, trained, strict=True):
+            p.grad = sum_ / ranks
+        if clip:
+            clip(trained)
+        optimizer.step()
+
+
 class Tied(nn.Module):
     """Odd sizes, a weight used twice, a frozen one, and a parameter of one element; maps tokens to their loss."""
 

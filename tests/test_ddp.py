@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from labs import collectives
 from labs.ddp import Bucketed, Naive, Overlapped, in_buckets
 from labs.kit.launch import run
-from tests.models import Awkward, batch
+from tests.models import Awkward, batch, trained_alone
 
 VARIANTS = {
     "naive": Naive,
@@ -40,21 +40,10 @@ def references(ranks):
     return run(lambda: [reference(ranks, *case) for case in CASES], ranks=1)[0]
 
 
-def reference(ranks, dtype, accumulation, steps=10):
-    """Parameters after `steps` on one process: each rank's gradient on its own, added in order, divided."""
+def reference(ranks, dtype, accumulation):
     model = Awkward(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for step in range(steps):
-        total = None
-        for rank in range(ranks):
-            optimizer.zero_grad()
-            for i in range(accumulation):
-                (model(batch(step, rank * accumulation + i)) / accumulation).backward()
-            gradients = [p.grad for p in model.parameters() if p.grad is not None]
-            total = [a + b for a, b in zip(total, gradients, strict=True)] if total else gradients
-        for p, gradient in zip((p for p in model.parameters() if p.grad is not None), total, strict=True):
-            p.grad = gradient / ranks
-        optimizer.step()
+    trained_alone(model, optimizer, lambda *at: model(batch(*at)), ranks, 10, accumulation)
     return list(model.parameters())
 
 

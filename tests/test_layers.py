@@ -22,6 +22,7 @@ LEVELS = [
     {"kit.rows", "kit.checks.fsdp.translated"},
     {
         "kit.strategies",
+        "kit.side_by_side",
         "kit.check",
         "kit.play",
         "kit.tour",

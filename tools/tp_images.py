@@ -1,7 +1,8 @@
 """The pictures of tensor parallelism.
 
 tp_pair       a matrix split by columns, then one by rows, with the notebook's numbers      09
-tp_borders    what x is along half a layer, without and with sequence parallelism           09
+tp_borders    what x is along half a layer                                                  09
+sp_borders    the same with sequence parallelism                                            09
 split_loss    three numbers per token, in place of the logits of a vocabulary               09b
 """
 
@@ -90,10 +91,6 @@ def state(canvas: Canvas, x: float, y: float, kind: str, size: float = SIZE) -> 
 
 
 SAID = {"whole": "whole", "tokens": "by tokens", "features": "by features", "summands": "summands"}
-ROWS = {
-    "tensor parallel": (("whole", "whole"), ("copy", "reduce")),
-    "with sequence parallelism": (("tokens", "tokens"), ("gather", "scatter")),
-}
 SENDS = {  # forward, backward: labs.tp.conjugate
     "copy": ("nothing", "all-reduce"),
     "reduce": ("all-reduce", "nothing"),
@@ -103,45 +100,53 @@ SENDS = {  # forward, backward: labs.tp.conjugate
 
 
 def tp_borders() -> Drawing:
-    canvas = Canvas(
-        1010, 448, "What x is along one half of a layer, without and with sequence parallelism",
-        "Tensor parallel: x is whole on every rank, through the norm; copy sends nothing forward and all-reduces the "
-        "gradient backward; between the columns and the rows each rank has some features; then each has a summand, and "
-        "reduce all-reduces forward. With sequence parallelism: each rank has some of the tokens, through the norm; "
-        "gather is an all-gather forward and a reduce-scatter backward; then as before; scatter is a reduce-scatter "
-        "forward and an all-gather backward, after which each rank has some of the tokens again.",
+    return borders(
+        "whole", "copy", "reduce",
+        "What x is along one half of a layer",
+        "x is whole on every rank, through the norm; copy sends nothing forward and all-reduces the gradient backward; "
+        "between the columns and the rows each rank has some features; then each has a summand, and reduce all-reduces "
+        "forward.",
     )  # fmt: skip
-    for number, (title, (outside, (enter, leave))) in enumerate(ROWS.items()):
-        y, pitch = 44 + 208 * number, (978 - SIZE) / 5
-        kinds = (*outside, "whole", "features", "summands", outside[0])
-        canvas.text(16, y - 20, title, size=14, weight="bold", anchor="start")
-        for place, kind in enumerate(kinds):
-            state(canvas, 16 + pitch * place, y + 22, kind)
-            canvas.text(16 + pitch * place + SIZE / 2, y + SIZE + 38, SAID[kind], size=12.5, fill=MUTED)
-        for place, step in enumerate(("norm", enter, "columns", "rows", leave)):
-            x, middle, crosses = 16 + pitch * place, y + 22 + SIZE / 2, step in SENDS
-            canvas.arrow((x + SIZE + 6, middle), (x + pitch - 6, middle), stroke=KINDS["comm"] if crosses else INK)
-            x += (SIZE + pitch) / 2
-            canvas.text(x, middle - 14, step, size=12.5, weight="bold" if crosses else "")
-            if crosses:
-                canvas.lines(x, middle + 18, [f"→ {SENDS[step][0]}", f"← {SENDS[step][1]}"], size=11, fill=SENT)
+
+
+def sp_borders() -> Drawing:
+    return borders(
+        "tokens", "gather", "scatter",
+        "What x is along one half of a layer, with sequence parallelism",
+        "Each rank has some of the tokens, through the norm; gather is an all-gather forward and a reduce-scatter "
+        "backward; between the columns and the rows each rank has some features; then each has a summand; scatter is a "
+        "reduce-scatter forward and an all-gather backward, after which each rank has some of the tokens again.",
+    )  # fmt: skip
+
+
+def borders(outside: str, enter: str, leave: str, title: str, description: str) -> Drawing:
+    canvas, pitch = Canvas(1010, 210, title, description), (978 - SIZE) / 5
+    for place, kind in enumerate((outside, outside, "whole", "features", "summands", outside)):
+        state(canvas, 16 + pitch * place, 24, kind)
+        canvas.text(16 + pitch * place + SIZE / 2, SIZE + 40, SAID[kind], size=13.5, fill=MUTED)
+    for place, step in enumerate(("norm", enter, "columns", "rows", leave)):
+        x, middle, crosses = 16 + pitch * place, 24 + SIZE / 2, step in SENDS
+        canvas.arrow((x + SIZE + 6, middle), (x + pitch - 6, middle), stroke=KINDS["comm"] if crosses else INK)
+        x += (SIZE + pitch) / 2
+        canvas.text(x, middle - 14, step, size=13.5, weight="bold" if crosses else "")
+        if crosses:
+            canvas.lines(x, middle + 20, [f"→ {SENDS[step][0]}", f"← {SENDS[step][1]}"], size=12, fill=SENT)
     words = (
         "A square is one activation: tokens down, features across. Grey: every rank has all of it. A number: this rank "
     )
-    canvas.text(16, 412, f"{words}has that part.", **NOTE)
+    canvas.text(16, 158, f"{words}has that part.", **NOTE)
     words = "Columns are q, k and v, or gate and up; rows are o, or down. → is sent forward, ← backward."
-    canvas.text(16, 430, words, **NOTE)
+    canvas.text(16, 180, words, **NOTE)
     return canvas.drawing()
 
 
 def split_loss() -> Drawing:
     """Sizes of a picture, not to scale: a row is a token."""
-    numbers = ("highest", "sum of exp", "target's")
     canvas = Canvas(
         900, 312, "The loss of a vocabulary that is split over four ranks",
         "Each rank has the logits of all tokens for a quarter of the vocabulary. Per token three numbers leave it: the "
-        "highest logit, the sum of the exponentials, and the target's logit, to which all ranks but one add zero. "
-        "A maximum and two sums over the ranks make the loss of them, the same on every rank.",
+        "highest logit, the sum of the exponentials, and the target's logit, which only one rank has. The loss is made "
+        "of them, the same on every rank.",
     )  # fmt: skip
     targets = [2, 0, 3, 1, 0]  # which rank has the target of a token
     for rank in range(4):
@@ -158,9 +163,8 @@ def split_loss() -> Drawing:
                 style = {"fill": KINDS["comm"]} if filled else ELSEWHERE
                 canvas.rect(x + 128 + 20 * place, y + 4, 18, HIGH - 8, radius=0, **style)
         canvas.arrow((x + 157, 208), (x + 157, 234), stroke=KINDS["comm"])
-    canvas.text(181, 65, "highest, sum, target", size=11, fill=SENT)
     canvas.line((181, 238), (823, 238), stroke=KINDS["comm"], line=2)
-    words = f"three numbers per token ({', '.join(numbers)}): a maximum, and two sums in one all-reduce"
+    words = "per token three numbers, from left to right: the highest logit, the sum of exp, the target's logit"
     canvas.text(450, 258, words, size=13, fill=SENT)
-    canvas.text(24, 286, "A row is a token. Black: the target's logit. Dashed: zero, the target is elsewhere.", **NOTE)
+    canvas.text(24, 286, "A row is a token. Black: the target's logit. Dashed: the target is elsewhere.", **NOTE)
     return canvas.drawing()

@@ -23,6 +23,7 @@ optional     a notebook whose extra is missing says so, and its cells pass
 sockets      what the system counted on the connections
 training     a model under a strategy, and a step of it
 strategies   the table of strategies, ours and PyTorch's, and the training loop that they share      rows/
+side_by_side several strategies in one job, on the same batches
 progress     which exercises a learner has passed
 recall       questions on earlier notebooks, and their answers (recall.md)
 exercises    a learner's functions in place of the course's own

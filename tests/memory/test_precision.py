@@ -19,6 +19,7 @@ from labs.kit.record import mark
 from labs.memory.precision import LossScale, Masters
 from labs.model import GPT, Config
 from labs.zero import Zero
+from tests.models import trained_alone
 
 OPTIMIZERS = {
     "adamw": partial(torch.optim.AdamW, lr=1e-2),
@@ -251,19 +252,9 @@ def one_process(ranks, max_norm=None):
 
 def by_itself(ranks, max_norm):
     model = build()
+    clip = max_norm and (lambda trained: clip_gradients(trained, max_norm))
     optimizer = Masters(model.parameters(), OPTIMIZERS["adamw"])
-    for step in range(STEPS):
-        total = None
-        for rank in range(ranks):
-            optimizer.zero_grad()
-            model(*batch(step, rank)).backward()
-            mine = [p.grad for p in model.parameters()]
-            total = [a + b for a, b in zip(total, mine, strict=True)] if total else mine
-        for p, gradient in zip(model.parameters(), total, strict=True):
-            p.grad = gradient / ranks
-        if max_norm:
-            clip_gradients(model.parameters(), max_norm)
-        optimizer.step()
+    trained_alone(model, optimizer, lambda *at: model(*batch(*at)), ranks, STEPS, clip=clip)
     return {name: p.detach() for name, p in model.named_parameters()}
 
 

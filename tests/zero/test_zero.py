@@ -28,7 +28,7 @@ from labs.kit.record import mark
 from labs.memory.precision import Masters
 from labs.model import GPT, Config, initial_value
 from labs.zero import Zero
-from tests.models import Awkward, batch
+from tests.models import Awkward, batch, trained_alone
 from tests.zero.common import ADAMW, SGD, STAGES, Mean, train
 
 TIED = Config(vocab=23, dim=12, depth=3, heads=3, kv_heads=1, hidden=20, context=8, tied=True)
@@ -43,21 +43,9 @@ TRAININGS = [  # dtype, optimizer, micro-batches, norm to clip at
 def reference(ranks, dtype, optimizer, micro_batches, norm, steps=5):
     """The parameters after `steps` on one process."""
     model = Awkward(dtype)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = optimizer(trained)
-    for step in range(steps):
-        total = [torch.zeros_like(p) for p in trained]
-        for rank in range(ranks):
-            optimizer.zero_grad()
-            for i in range(micro_batches):
-                (model(batch(step, rank * micro_batches + i)) / micro_batches).backward()
-            for sum_, p in zip(total, trained, strict=True):
-                sum_ += p.grad
-        for sum_, p in zip(total, trained, strict=True):
-            p.grad = sum_ / ranks
-        if norm is not None:
-            torch.nn.utils.clip_grad_norm_(trained, norm)
-        optimizer.step()
+    clip = norm and (lambda trained: torch.nn.utils.clip_grad_norm_(trained, norm))
+    optimizer = optimizer(p for p in model.parameters() if p.requires_grad)
+    trained_alone(model, optimizer, lambda *at: model(batch(*at)), ranks, steps, micro_batches, clip)
     return model.state_dict()
 
 

@@ -58,11 +58,12 @@ def memory(
         xs = [x for x, _ in series]
         panel.step(xs, totals(series), where="post", color=INK, linewidth=0.6, zorder=2)  # peaks may be short
         peak(panel, series, top(drawn[0]) if names else top(series), scale)
-    for panel in panels[len(shown) - columns : len(shown)]:
-        panel.tick_params(axis="x", labelbottom=True)  # the lowest of its column, where below it is no other
+    for panel in panels[: len(shown)]:
+        panel.tick_params(axis="x", labelbottom=True)
+    for panel in panels[: len(shown) : columns]:
+        panel.set_ylabel("MiB held", fontsize=9)
     for panel in panels[len(shown) :]:
         panel.set_visible(False)
-    canvas.supylabel("MiB held", fontsize=9)
     kinds(canvas, KINDS)
     alt = ", ".join(f"{title} {top(series):.2f} MiB" for title, series in zip(titles, drawn, strict=True))
     which = "" if step is None else f"step {step}, "
@@ -132,9 +133,8 @@ def ghost(panel, series: Series) -> None:
 
 
 def peak(panel, series: Series, before: float, scale: float) -> None:
-    """A stem on the highest total, its height written above everything; and how much lower it is than `before`."""
+    """A stem on the highest total, its height written above everything, with how much lower it is than `before`."""
     from matplotlib.markers import CARETDOWN
-    from matplotlib.patheffects import withStroke
 
     highest = top(series)
     x = series[totals(series).index(highest)][0]
@@ -143,10 +143,5 @@ def peak(panel, series: Series, before: float, scale: float) -> None:
     panel.plot(x, highest, marker=CARETDOWN, color=INK, markersize=6, zorder=4)
     side, aside = ("right", -4) if x > (left + right) / 2 else ("left", 4)
     style = {"textcoords": "offset points", "fontsize": 9, "ha": side, "zorder": 5}
-    less = f"−{before - highest:.2f} MiB" if before - highest > 0.005 * before else ""
-    gap = before - highest > 0.15 * scale  # high enough to write in
-    words = f"peak {highest:.2f} MiB" + (f" ({less})" if less and not gap else "")
-    panel.annotate(words, (x, 1.1 * scale), (aside, 0), va="center", **style)
-    if less and gap:
-        halo = [withStroke(linewidth=3, foreground=SOFT)]
-        panel.annotate(less, (x, (before + highest) / 2), (aside, 0), va="center", path_effects=halo, **style)
+    less = f" (−{before - highest:.2f} MiB)" if before - highest > 0.005 * before else ""
+    panel.annotate(f"peak {highest:.2f} MiB{less}", (x, 1.1 * scale), (aside, 0), va="center", **style)

@@ -21,7 +21,7 @@ from labs.tp import ColwiseParallel, LossParallel, Plan, PrepareModuleInput, Row
 from labs.tp.shares import Cut
 from labs.tp.styles import Style, border
 
-WIDE, HIGH, LOW, APART, TOP = 64, 40, 20, 10, 60  # pixels: of a weight, of a row without, between rows, of the head
+WIDE, HIGH, LOW, APART, TOP = 64, 56, 20, 10, 60  # pixels: of a weight, of a row without, between rows, of the head
 RULE, SENT = "#D0D4D9", "#A84800"  # what is sent, dark enough to be read
 BORDERS = {  # labs.tp.conjugate: what each sends forward, and its gradient backward
     "copy": ("", "all-reduce"),
@@ -181,5 +181,5 @@ def picture(canvas: Canvas, left: float, top: float, row: Row, ranks: int) -> No
         box = (left + start, top, stop - start, HIGH) if outputs_across else (left, top + start, WIDE, stop - start)
         canvas.rect(*box, fill=RANKS[first % len(RANKS)], radius=0)
         label = " ".join(map(str, range(first, first + row.cut.copies)))
-        if box[2] >= width_of(label, 10) and box[3] >= 10:
+        if box[2] >= width_of(label, 10) and box[3] >= 12:
             canvas.text(box[0] + box[2] / 2, box[1] + box[3] / 2, label, size=10)

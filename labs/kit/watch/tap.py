@@ -20,8 +20,8 @@ A GPU's own reads and writes of another's memory (symmetric memory, `symm_mem::*
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import itertools
 import sys
 import threading
 import time
@@ -264,10 +264,14 @@ def _watched_future(get_future: Callable[..., Any]) -> Callable[..., Any]:
 
 def _tell_waited(calls: list[Call]) -> None:
     """Tell every listener, in order; one that raises does so when all have heard."""
-    with contextlib.ExitStack() as stack:
-        for call in calls:
-            for listener in reversed(listeners):
-                stack.callback(listener.waited, call)
+    failure = None
+    for call, listener in itertools.product(calls, listeners):
+        try:
+            listener.waited(call)
+        except BaseException as error:
+            failure = failure or error
+    if failure:
+        raise failure
 
 
 def _remember(work: dist.Work, call: Call) -> None:

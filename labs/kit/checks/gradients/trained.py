@@ -90,7 +90,6 @@ class Awkward(nn.Module):
 
     def __init__(self, world: Training, generator: torch.Generator) -> None:
         super().__init__()
-        self.world = world
         vocabulary, dim, hidden = world.sizes
         self.embed = nn.Embedding(vocabulary, dim)
         self.hidden = nn.Linear(dim, hidden)
@@ -134,17 +133,16 @@ class Awkward(nn.Module):
     def values(self) -> dict[str, Tensor]:
         return {name: p.detach().clone() for name, p in self.named_parameters()}
 
-    def plain(self, batch: list[MicroBatch]) -> Iterator[tuple[float, Gradients]]:
-        """The loss and the gradients of each micro-batch alone, by a copy that nobody has hung a hook on."""
-        other = self.world.model()
+    def plain(self, other: Awkward, batch: list[MicroBatch]) -> Iterator[tuple[float, Gradients]]:
+        """The loss and the gradients of each micro-batch alone, with the values of the other one."""
         with torch.no_grad():
-            for mine, theirs in zip(other.parameters(), self.parameters(), strict=True):
+            for mine, theirs in zip(self.parameters(), other.parameters(), strict=True):
                 mine.copy_(theirs)
         for micro_batch in batch:
-            other.zero_grad()
-            loss = other(*micro_batch)
+            self.zero_grad()
+            loss = self(*micro_batch)
             loss.backward()
-            yield float(loss.detach()), other.gradients()
+            yield float(loss.detach()), self.gradients()
 
 
 # ---- on a rank -------------------------------------------------------------------------------------------
@@ -173,10 +171,11 @@ def train(
     A look's values are the gradients.  given: the parameters' values before they were wrapped.
     """
     kept, optimizer = 0, torch.optim.SGD(wrapped.parameters(), lr=LEARNING_RATE)
+    untouched = None if world.held else world.model()
     wrapped.train(not world.evaluating)
     for number in range(world.steps):
         batch = world.batch(dist.get_rank(), number)
-        before = {} if world.held else before_the_step(model, batch)
+        before = before_the_step(model, batch, untouched) if untouched else {}
         hooks = count_hooks(model)
         optimizer.zero_grad(set_to_none=number % 2 == 0 or prepare is not None)
         if prepare:
@@ -203,8 +202,8 @@ def train(
         optimizer.step()
 
 
-def before_the_step(model: Awkward, batch: list[MicroBatch]) -> dict[str, Any]:
-    plain = list(model.plain(batch))
+def before_the_step(model: Awkward, batch: list[MicroBatch], untouched: Awkward) -> dict[str, Any]:
+    plain = list(untouched.plain(model, batch))
     return {
         "plain": [gradients for _, gradients in plain],
         "expected": [loss for loss, _ in plain],
