@@ -134,7 +134,7 @@ but(NORMS, drop=("norm_1",), long=True)
 but(NORMS, drop=("norm_2",), long=True)
 but("the gradient is summed as well", lambda c, x, q, k, s: {"norm_*": SequenceParallel()})
 but(HEAD, lambda c, x, q, k, s: columns(KV, heads=q), alone=True, long=True)
-but(NEVER, lambda c, x, q, k, s: columns(QKV[:1], heads=k))
+but("", lambda c, x, q, k, s: columns(QKV[:1], heads=k))  # its name depends on how many heads were drawn
 but(HEAD, lambda c, x, q, k, s: columns(QKV) | {"mixer.out": RowwiseParallel(output_layouts=x)}, alone=True, long=True)
 but(HEAD, lambda c, x, q, k, s: columns(QKV), blind=False, alone=True)
 but(HEAD, lambda c, x, q, k, s: columns(KV), alone=True, long=True)
@@ -164,9 +164,9 @@ but("columns where rows belong, or rows where columns do",
     long=True)
 but(WHOLE, drop=("ffn", "ffn.w1", "ffn.w3", "ffn.w2"))
 but(WHOLE, drop=("mixer", *QKV, "mixer.gates", "mixer.out"), long=True)
-but(NEVER, drop=("mixer.gates",))
+but(MEETS, drop=("mixer.gates",))
 but(MEETS, lambda c, x, q, k, s: columns(("mixer.gates",)))
-but(NEVER, lambda c, x, q, k, s: columns(("mixer.gates",), heads=k), long=True)
+but("", lambda c, x, q, k, s: columns(("mixer.gates",), heads=k), long=True)  # likewise
 but(WHOLE, lambda c, x, q, k, s: columns(UP, output_layouts=Replicate()), drop=("ffn.w2",), blind=False, long=True)
 of(WHOLE, lambda config, sequence_parallel: {}, blind=False, long=True)
 but(

@@ -183,8 +183,8 @@ STYLE = "What does each module split, what comes in and what goes out? labs/tp/t
 PLANS = (  # what a rank raised that was to obey it
     Mistake("not a plan", STYLE, says("is no plan|is no style")),
     Mistake("what is whole meets a piece",
-            "Two tensors meet in this line. Which part of each does this rank have, by your plan?",
-            says("The size of tensor.* dimension 2")),
+            "Two tensors meet in this line, or before it. Which part of each does this rank have, by your plan?",
+            says(r"The size of tensor.* dimension 2|of its (\d+) features, \d+, and got \1\b")),
     Mistake("the sum comes whole, and x is a shard",
             "A residual adds what comes out to x: which part of x's sequence does this rank have?",
             says("The size of tensor")),

@@ -137,7 +137,7 @@ PLAY = Play(
                     lambda dealt: dealt.no_lists),
             Mistake("not the same for everybody who asks",
                     "Whose heads are asked for: those of the rank that asks, or of the one in the arguments?",
-                    lambda dealt: not dealt.alike),
+                    lambda dealt: not dealt.alike and "they are told different lists for the same rank"),
             Mistake("a rank without a head",
                     "What does attention compute on a rank without queries, or without keys?",
                     lambda dealt: dealt.first(lambda r: not (dealt.queries[r] and dealt.keys[r])
