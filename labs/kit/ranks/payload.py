@@ -65,12 +65,13 @@ class Pickler(cloudpickle.Pickler):
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor is nothing but bytes with a shape; torch itself sends every other one."""
     special = tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.__dict__
-    has_bytes = tensor.layout == torch.strided and tensor.device.type == "cpu" and tensor.numel()
+    has_bytes = tensor.layout == torch.strided and tensor.device.type == "cpu"
     return bool(has_bytes and not special and tensor.untyped_storage().nbytes() >= tensor.nbytes)
 
 
 def tensor_of(content: Any, dtype: torch.dtype, layout: tuple[Any, ...], requires_grad: bool) -> torch.Tensor:
-    storage = torch.frombuffer(content, dtype=torch.uint8).clone().untyped_storage()  # one that can be resized
+    known = torch.frombuffer(content, dtype=torch.uint8) if len(content) else torch.empty(0, dtype=torch.uint8)
+    storage = known.clone().untyped_storage()  # one that can be resized
     return torch.empty(0, dtype=dtype).set_(storage, *layout).requires_grad_(requires_grad)
 
 
