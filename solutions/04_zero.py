@@ -1159,9 +1159,10 @@ check.stages_by_event(stages_by_event)
 # ## Beat it: the largest model in 4 MB a rank
 #
 # Here it is open: four ranks, 4 MB each, and the largest model that they can train. You choose its width and its depth,
-# and how the state is sharded; stages 1 to 3 are one way, and not the only one. The job is a real one. Its losses must
-# be those of one process with AdamW in float32, and no rank may hold more than 4 MB at any moment of a steady step,
-# whatever it is for: state, gradients, a layer that is whole, activations, buffers.
+# and how the state is sharded; stages 1 to 3 are one way, and not the only one. The job is a real one: three batches of
+# 32 rows with 32 features, 8 rows to a rank. The mean of the ranks' losses must be the loss of one process with AdamW in
+# float32. No rank may hold more than 4 MB at any moment from the last batch until your function returns, whatever it is
+# for: state, gradients, a layer that is whole, activations, buffers.
 #
 # **The bound.** From one step to the next, AdamW must keep a parameter and its two means somewhere, 12 bytes in all.
 # Four ranks of 4 MB keep them for 1,333,333 parameters, if there is room for nothing else: 100 points. With copies, as
@@ -1172,10 +1173,11 @@ check.stages_by_event(stages_by_event)
 def train_largest(make, batches, settings):
     """Train the largest model that four ranks hold in 4 MB each; return the loss of each batch.
 
-    make(width, depth): the model, layers of width × width; call it once.  batches: (x, y), a
-    rank's.
-    settings: of AdamW.  The loss is the mean square of model(x) - y, as a float.  A job that
-    takes over two minutes is ended.
+    make(width, depth): the model; call it once.  It is x = tanh(first(x)), then for each of
+        `layers` x = x + tanh(layer(x)), then last(x): nn.Linear, width × width in between.
+    batches: yields this rank's (x, y) of each step.  settings: of AdamW.
+    The loss is the mean square of model(x) - y, as a float.  A job that takes over two
+    minutes is ended.
     """
     ### BEGIN SOLUTION
     model, losses = make(192, 22), []

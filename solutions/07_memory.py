@@ -956,10 +956,11 @@ for how, said, due in guesses:
 # ## Beat it: the least computed again
 #
 # Here it is open, and not counted in the minutes above. A GPT of eight layers may hold 0.56, 0.46, 0.40, 0.34 or 0.28 ×
-# what its step holds without recomputation, besides parameters and gradients. As in exercise 3, your function changes
-# it in place; now as few operations as possible are to be done again. A real step is measured: the bytes at its highest
-# moment, and the operations of matrix products and of attention. You may use `recompute` on layers or on the modules in
-# them, a checkpoint of your own, or PyTorch's. The numbers must stay what they were, with dropout, too.
+# what its step holds without recomputation: parameters and gradients aside, all else counts. As in exercise 3, your
+# function changes it in place; now as few operations as possible are to be done again. A real step is measured: the
+# bytes at its highest moment, and the operations of matrix products and of attention. You may use `recompute` on layers
+# or on the modules in them, a checkpoint of your own, or PyTorch's. The numbers must stay what they were. There are
+# layers with dropout in their own `forward`, too: put something around a layer's forward, do not write it anew.
 #
 # **The bound.** Selective recomputation repeats no product, and needs 4D + 2KE + H + 2F numbers for each token of a
 # layer: D less than above, since nobody asks for what `down` gave. Who keeps fewer has to get each of the others again,

@@ -645,10 +645,11 @@ for (what, said), due in zip(guesses.items(), (12, 2, 2, 12), strict=True):
 # there. Here it is open, and not counted in the minutes above. Three work side by side, each at one thing at a time:
 # the **GPU** goes through forward and backward of all layers, twice; the **processor** updates states; the **disk**
 # reads one, or writes one, in latency + bytes/W. A layer's update needs its state in memory, and its gradient; its next
-# forward needs the update. Your list says what the processor and the disk do, each in this order: `("read", 7)`,
-# `("update", 7)`, `("write", 7)`. A state takes room from the beginning of its read to the end of its write, and must
-# be on the disk in the end. `measured(instructions, given)` says how long the two steps take, and how many bytes are
-# held at most.
+# forward needs the update. Your list says what the processor and the disk do, each in the order of its own entries:
+# `("read", 7)`, `("update", 7)`, `("write", 7)`. The disk never waits for room: a read begins as soon as the disk is
+# free, so a write that is to make room for it must stand before it. A state takes room from the beginning of its read
+# to the end of its write, and must be on the disk in the end. `measured(instructions, given)` says how long the two
+# steps take, and how many bytes are held at most.
 #
 # **The bound.** Everything has to be computed; the first layer gets its gradient last, so its update comes after each
 # backward, and its write after the second. And the disk reads and writes each state once, and once more each that finds

@@ -592,7 +592,7 @@ FOLDER.cleanup()
 # tensor is on all ranks, on two, or on one; some are frozen, and of sixteen experts only four change between two saves.
 # A rank writes 8 MB/s. Each flush, of a file or of the names, takes it 0.5 ms, as long as 4 kB. `disk.meet()` waits for
 # all ranks, and takes no time of its own; but from one meeting to the next, all wait for the slowest rank. What
-# counts is how long eight saves take, in five states.
+# counts is how long eight saves take, in the mean of five states. A tensor changes as a whole, or not at all.
 #
 # The power may fail at any moment, as in exercise 2, and between two meetings nothing says which rank comes first. The
 # file `index` says where each piece is: `{("tensor 0", 0): "some file", …}`, the rows of this tensor from row 0 on.

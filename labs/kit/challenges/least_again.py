@@ -64,6 +64,11 @@ def judge(fn: Function) -> Judged:
             raise Wrong(f"{each['held']:.3f} × what was held is held, where {most} × is the most", "At which moment?")
         if each and each["elsewhere"] > 0.1 * each["before"]:
             raise Wrong(f"{most}: Python and NumPy hold {each['elsewhere']:,} bytes more than before")
+        if each and each["again"] < each["least"]:
+            raise Wrong(
+                f"{most}: {each['again']:.3f} of a forward is computed again, and {each['least']:.3f} must be",
+                "What is kept, or computed, where nobody counts it?",
+            )
         if each:
             scores[f"{most:.2f}"] = max(100 * (1 - each["again"]) / (1 - each["least"]), 0)
     return Judged.of(scores)
@@ -78,5 +83,5 @@ least_again = Challenge(
     judge,
     floor=19.2,
     course=56.8,
-    possible=74.4,
+    possible=86.6,
 )

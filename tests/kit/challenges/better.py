@@ -7,7 +7,7 @@ from itertools import pairwise, product
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from labs import collectives, cost, plan, pp
 from labs.deepspeed.configuration import MICRO
@@ -17,9 +17,7 @@ from labs.kit.challenges import shared_disk
 from labs.kit.challenges.early_start import step_seconds
 from labs.kit.challenges.hidden_disk import measured as hidden_disk_takes
 from labs.kit.challenges.in_time import measured
-from labs.memory import recompute
 from labs.memory.selective import ATTENTION, MATMULS
-from labs.zero import Zero
 
 # ---- 02 --------------------------------------------------------------------------------------------------
 
@@ -107,29 +105,92 @@ def early_start(*given):
 # ---- 04 --------------------------------------------------------------------------------------------------
 
 
-class AtOnce(Zero):
-    """Stage 3, but a shard takes its step as soon as its gradient is there, which then goes."""
-
-    def __init__(self, model, optimizer):
-        super().__init__(model, 3, optimizer)
-        self.each = {unit: optimizer([unit.shard]) for unit in self.trained}
-
-    def gradient_ready(self, unit, full):
-        super().gradient_ready(unit, full)
-        self.each[unit].step()
-        unit.shard.grad = None
+WIDTH, DEPTH, COLUMNS, ROWS = 780, 2, 39, 13  # ROWS: whose gradients are there at a time
 
 
+@torch.no_grad()
 def large_model(make, batches, settings):
-    model = make(192, 27)
-    zero = AtOnce(model, partial(torch.optim.AdamW, **settings))
-    losses = []
-    for x, y in batches:
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        zero.refresh(zero.trained)
-        losses.append(loss.item())
+    """Each rank keeps its rows of every layer, and all see the whole batch: no layer, and no gradient, is ever whole.
+
+    Few columns of what goes into a layer travel at a time.  Of activations x alone is kept: tanh is a difference.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    mine, model = slice(rank * WIDTH // ranks, (rank + 1) * WIDTH // ranks), make(WIDTH, DEPTH)
+    first, last = model.first.weight[mine].clone(), model.last.weight[:, mine].clone()
+    weights, biases = zip(*((each.weight[mine].clone(), each.bias[mine].clone()) for each in model.layers), strict=True)
+    ends = model.first.bias[mine].clone(), model.last.bias.clone()
+    del model
+    kept = {id(p): (torch.zeros_like(p), torch.zeros_like(p)) for p in (first, last, *ends, *weights, *biases)}
+    activations = torch.empty(DEPTH + 1, 32, WIDTH // ranks)
+    losses, there = [], torch.empty(32, COLUMNS)
+
+    def columns(activation):
+        """From one rank after the other."""
+        for start in range(0, WIDTH, COLUMNS):
+            owner, here = divmod(start, WIDTH // ranks)
+            if owner == rank:
+                there.copy_(activation[:, here : here + COLUMNS])
+            dist.broadcast(there, owner)
+            yield owner, slice(here, here + COLUMNS), slice(start, start + COLUMNS)
+
+    def update(p, gradient, *part):
+        adamw(p[part], *(each[part] for each in kept[id(p)]), gradient, len(losses), **settings)
+
+    for batch in batches:
+        x, y = (gathered(each) for each in batch)
+        torch.addmm(ends[0], x, first.T, out=activations[0]).tanh_()
+        for weight, bias, before, after in zip(weights, biases, activations[:-1], activations[1:], strict=True):
+            after.copy_(bias.expand_as(after))
+            for _, _, part in columns(before):
+                after.addmm_(there, weight[:, part].T)
+            after.tanh_().add_(before)
+        out = activations[-1] @ last.T
+        dist.all_reduce(out)
+        out += ends[1] - y
+        losses.append(out.chunk(ranks)[rank].square().mean().item())
+        out *= 2 / out.numel()
+        gradient = out @ last
+        for start in range(0, len(last), 4):
+            rows = slice(start, start + 4)
+            update(last, out[:, rows].T @ activations[-1], rows)
+        update(ends[1], out.sum(0))
+        for layer in reversed(range(DEPTH)):
+            before, after, weight = activations[layer], activations[layer + 1], weights[layer]
+            through(after.sub_(before)).mul_(gradient)
+            for owner, here, part in columns(before):
+                share = after @ weight[:, part]
+                dist.reduce(share, owner)
+                if owner == rank:
+                    gradient[:, here] += share
+                for start in range(0, len(weight), ROWS):
+                    rows = slice(start, start + ROWS)
+                    update(weight, after[:, rows].T @ there, rows, part)
+            update(biases[layer], after.sum(0))
+        through(activations[0]).mul_(gradient)
+        for start in range(0, len(first), COLUMNS):
+            rows = slice(start, start + COLUMNS)
+            update(first, activations[0][:, rows].T @ x, rows)
+        update(ends[0], activations[0].sum(0))
     return losses
+
+
+def gathered(x):
+    whole = x.new_empty(dist.get_world_size() * len(x), x.shape[1])
+    dist.all_gather([*whole.chunk(dist.get_world_size())], x.contiguous())
+    return whole
+
+
+def through(tanh):
+    """The derivative, in its place."""
+    return tanh.square_().neg_().add_(1)
+
+
+def adamw(p, mean, variance, gradient, step, lr, eps, weight_decay, betas=(0.9, 0.999)):
+    """In the gradient's memory."""
+    mean.lerp_(gradient, 1 - betas[0])
+    variance.mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])
+    torch.sqrt(variance, out=gradient).div_((1 - betas[1] ** step) ** 0.5).add_(eps)
+    p.mul_(1 - lr * weight_decay).addcdiv_(mean, gradient, value=-lr / (1 - betas[0] ** step))
 
 
 # ---- 05 --------------------------------------------------------------------------------------------------
@@ -180,29 +241,39 @@ def led(leads):
 
 # ---- 07 --------------------------------------------------------------------------------------------------
 
-FULL_AND_HALF = {0.56: (0, 3), 0.46: (0, 6), 0.40: (0, 7), 0.34: (2, 5), 0.28: (4, 3)}  # layers
+# For each limit, what the layers but the last keep of q, k, v, attention, o, gate and up; by a knapsack.
+FULL = "1111111"
+KEPT = {
+    0.56: [FULL] * 7,
+    0.46: ["0001100", "0001100", "0011011", *[FULL] * 4],
+    0.40: ["0001000", "0001100", "0001100", "0001101", *[FULL] * 3],
+    0.34: ["0001000", "0001000", "0001100", "0001100", "0111100", "0111111", FULL],
+    0.28: [*["0001000"] * 4, "0001100", "0001100", "0111111"],
+}
 
 
 def least_again(model, most):
-    """PyTorch's checkpoint, which stops early, around layers or their MLPs; the others are selective, half by half."""
-    early = partial(checkpoint, use_reentrant=False)
-    selective = partial(recompute.checkpoint, keep=MATMULS | ATTENTION)
-    full, half = FULL_AND_HALF[most]
-    for number, layer in enumerate(model.layers.values()):
-        if number < full:
-            layer.forward = partial(early, layer.forward)
-            continue
-        halves = (layer.attention_norm, layer.attention, selective), (layer.mlp_norm, layer.mlp, early)
-        for norm, part, way in halves if number < full + half else ((*each, selective) for *each, _ in halves):
-            part.forward, norm.forward = partial(way, partial(in_turn, norm.forward, part.forward)), nothing
+    """PyTorch's checkpoint, which stops early, with a policy that counts the products of a layer."""
+    *layers, last = model.layers.values()
+    for layer, kept in zip(layers, KEPT[most], strict=True):
+        checkpointed(layer, kept)
+    for part, kept in (last.attention_norm, ""), (last.mlp_norm, ""), (last.attention, "11110"):
+        checkpointed(part, kept)
 
 
-def in_turn(one, other, x):
-    return other(one(x))
+def checkpointed(module, kept):
+    module.forward = partial(checkpoint, module.forward, use_reentrant=False, context_fn=partial(counting, kept))
 
 
-def nothing(x):
-    return x
+def counting(kept):
+    left = {False: iter(kept), True: iter(kept)}  # of the forward, and of the one that is done again
+
+    def policy(context, operator, *args, **kwargs):
+        product = str(operator.overloadpacket) in MATMULS | ATTENTION
+        keep = product and next(left[context.is_recompute], "0") == "1"
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
 
 
 # ---- 07b -------------------------------------------------------------------------------------------------

@@ -1,11 +1,13 @@
 """Answers that reach the floor, and those that score nothing: wrong ones, and cheats.  The ranks import this file."""
 
+import tempfile
 import time
 from dataclasses import replace
 from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn import functional as F
 
 from labs import collectives, ddp, plan, pp
@@ -154,6 +156,10 @@ def too_large(*given):
     return trained(ddp.Overlapped, *given, depth=20)
 
 
+def too_large_after_the_last_batch(make, batches, settings):
+    return too_large(make, list(batches), settings)
+
+
 def no_losses(make, batches, settings):
     return [0.0] * len(list(batches))
 
@@ -225,6 +231,47 @@ def without_dropout(model, most):
     """The layers of the course's GPT, whatever these are."""
     for layer in model.layers.values():
         layer.forward = partial(recompute.checkpoint, partial(Layer.forward, layer))
+
+
+def kept_in_files(model, most):
+    for layer in model.layers.values():
+        layer.forward = partial(in_files, layer.forward)
+
+
+def in_files(forward, x):
+    with torch.autograd.graph.saved_tensors_hooks(filed, taken):
+        return forward(x)
+
+
+def filed(tensor):
+    file = tempfile.TemporaryFile()
+    torch.save(tensor.detach().clone(), file)
+    return file
+
+
+def taken(file):
+    with file:
+        file.seek(0)
+        return torch.load(file)
+
+
+def with_numpys_products(model, most):
+    recompute.recompute(model.layers.values())
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.forward = partial(NumPysProduct.apply, module.weight)
+
+
+class NumPysProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, weight, x):
+        ctx.save_for_backward(weight, x)
+        return torch.from_numpy(x.numpy(force=True) @ weight.numpy(force=True).T)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        weight, x = ctx.saved_tensors
+        return gradient.flatten(0, -2).T @ x.flatten(0, -2), gradient @ weight
 
 
 # ---- 07b -------------------------------------------------------------------------------------------------

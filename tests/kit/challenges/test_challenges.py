@@ -92,6 +92,7 @@ WRONG = {
     "large_model": {
         poor.nobody_averages: "on one process with AdamW",
         poor.too_large: "MB, and has 4",
+        poor.too_large_after_the_last_batch: "MB, and has 4",
         poor.no_losses: "was never called",
     },
     "in_time": {
@@ -105,6 +106,8 @@ WRONG = {
         poor.as_it_was: "1.000 × what was held is held, where 0.56 × is the most",
         poor.another_model: "0.56: different outputs",
         poor.without_dropout: "with dropout: different outputs",
+        poor.kept_in_files: "0.46: 0.000 of a forward is computed again, and 0.",
+        poor.with_numpys_products: "of a forward is computed again, and 0.",
     },
     "hidden_disk": {
         poor.all_in_memory: "bytes are held at once, and the budget is 96,000,000",
