@@ -244,7 +244,7 @@ def in_files(forward, x):
 
 
 def filed(tensor):
-    file = tempfile.TemporaryFile()  # noqa: SIM115: it is read in backward
+    file = tempfile.TemporaryFile()  # noqa: SIM115 (backward reads it)
     torch.save(tensor.detach().clone(), file)
     return file
 
