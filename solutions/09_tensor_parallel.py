@@ -387,10 +387,6 @@ draw.table(rows, caption="bytes that each rank sends in a step")
 
 
 # %%
-def one_layer():
-    return GPT(replace(CONFIG, depth=1))
-
-
 talk = recorded(WAYS, float32, batches)
 predicted = {name: cost.tp(on_paper, bool(sequence)) for sequence, name in enumerate(WAYS)}
 rows = {f"{name}: sent": (predicted[name].sent, talk[name]["sent"]) for name in WAYS}
@@ -405,7 +401,12 @@ ledger
 # With L layers that is 4L + 2 + 2 = 12 all-reduces, the last two for the loss. (With sequence parallelism it is
 # 2 (4L + 2) + 2, and one for each of 2L + 1 norms: 27.)
 
+
 # %%
+def one_layer():
+    return GPT(replace(CONFIG, depth=1))
+
+
 fewer = recorded({"one layer": WAYS["TP"]}, one_layer, batches)["one layer"]
 more = talk["TP"]["collectives"] - fewer["collectives"]  # all-reduces, all of them
 why = "Two forward, two backward."
