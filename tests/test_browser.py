@@ -27,7 +27,7 @@ ARGUMENTS += ["--disable-sync", "--disable-quic", *(["--no-sandbox"] if os.geteu
 
 PICTURES = {
     "drawing": lambda: draw.messages([(0, 0, 1, 0), (1, 1, 2, 0)], 3),
-    "wide drawing": lambda: draw.pieces({"before": draw.own(4, 9), "after": draw.own(4, 9)}),
+    "wide drawing": lambda: draw.step([(0, 0, 1, 17)], 2, 1),
     "figure": lambda: draw.curves({"one device": [5.5, 4.0], "DDP": [5.5, 4.0]}),
 }
 SHOWN = """image => {

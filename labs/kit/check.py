@@ -3,7 +3,7 @@
     00   mean_on_rank_0, my_shard
     01   mixed_precision, bytes_by_kind
     02   broadcast, reduce_scatter, all_gather, all_reduce; ring_seconds, tree_seconds, sent_by_rings
-    03   average_gradients, accumulation, fill_buckets, data_parallel, buckets, overlap, started_when
+    03   average_gradients, accumulation, fill_buckets, buckets, overlap, started_when
     04   held_per_rank, partition_optimizer, gradient_ready, gather_and_drop, stage_3, stages_by_event, clip
     05   neighbours, partial_to_shard, rules, placements
     06   unshard_and_reshard, prefetching, hsdp_gradient, held_and_sent
@@ -47,7 +47,6 @@ from labs.kit.checks.gradients.accumulation import accumulation
 from labs.kit.checks.gradients.average import average_gradients
 from labs.kit.checks.gradients.buckets import buckets
 from labs.kit.checks.gradients.overlap import overlap
-from labs.kit.checks.gradients.wrapper import data_parallel
 from labs.kit.checks.mapped.by_shard_map import pipelined, sharded_gradients
 from labs.kit.checks.memory.mixed import mixed_precision
 from labs.kit.checks.memory.offloading import offloaded_step
@@ -98,7 +97,7 @@ from labs.kit.checks.zero.stage3 import stage_3
 
 __all__ = [
     "Answer", "accumulation", "all_gather", "all_reduce", "average_gradients", "block_plan", "bottlenecks", "broadcast",
-    "bubbles", "buckets", "bytes_by_kind", "checkpoint", "clip", "combine", "configure", "conjugate", "data_parallel",
+    "bubbles", "buckets", "bytes_by_kind", "checkpoint", "clip", "combine", "configure", "conjugate",
     "deal_heads", "exposed", "fill_buckets", "forecast", "fullest_rank", "gather_and_drop", "gpipe", "gradient_ready",
     "held_and_sent", "held_per_rank", "hsdp_gradient", "interval", "layer_bytes", "left_out", "load_shards",
     "mean_on_rank_0", "meet", "mend", "mesh_norm", "mesh_sizes", "mixed_precision", "my_part", "my_shard", "neighbours",

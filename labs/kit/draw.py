@@ -4,12 +4,11 @@
     bars, curves                      what was measured, as PNG                          figures.py
     memory                            bytes held over time, as PNG                       memories.py
     timeline                          who did what when, as PNG                          timelines.py
-    messages, step, pieces, sends     who sends what to whom, who holds what, as SVG     diagrams.py
+    messages, step, sends             who sends what to whom, who holds what, as SVG     diagrams.py
     mesh, chart                       ranks as a grid; what a formula says, as bars      charts.py
     nodes                             a mesh on its cluster, axis by axis, as SVG        nodes.py
     scatter, Point                    points on two logarithmic axes; each says what it is      scatters.py
     layouts                           all layouts of a plan, by memory and time, as SVG  layout_map.py
-    circle                            ranks that wait for each other, as SVG             circles.py
     blocks                            who holds which block of a tensor, as SVG          blocks.py
     schedule                          a pipeline's schedule, simulated; as a job ran it      schedules.py, overlays.py
     plan                              a plan of tensor parallelism on its model, as SVG  plans.py
@@ -22,8 +21,7 @@ Nothing here measures or predicts: it draws what a recording or a formula said.
 
 from labs.kit.drawing.blocks import blocks
 from labs.kit.drawing.charts import chart, mesh
-from labs.kit.drawing.circles import circle
-from labs.kit.drawing.diagrams import after, messages, own, pieces, sends, step
+from labs.kit.drawing.diagrams import messages, sends, step
 from labs.kit.drawing.figures import bars, curves
 from labs.kit.drawing.files import folder, reads
 from labs.kit.drawing.formulas import formula, term
@@ -41,7 +39,6 @@ from labs.kit.drawing.timelines import timeline
 
 __all__ = [
     "KINDS", "TIMELINE", "Canvas", "Drawing", "Figure", "Ledger", "Point", "Table",
-    "after", "bars", "blocks", "chart", "circle", "curves", "folder", "formula", "layouts", "ledger", "memory", "mesh",
-    "messages", "nodes", "own", "pieces", "plan", "reads", "scatter", "schedule", "sends", "size", "step", "table",
-    "term", "timeline", "traffic",
+    "bars", "blocks", "chart", "curves", "folder", "formula", "layouts", "ledger", "memory", "mesh", "messages",
+    "nodes", "plan", "reads", "scatter", "schedule", "sends", "size", "step", "table", "term", "timeline", "traffic",
 ]  # fmt: skip

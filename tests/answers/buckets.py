@@ -188,3 +188,6 @@ blind("the ranks make different calls", {REDUCE: "if not flat.any():" + INDENT +
     alone=True)
 spoil("synchronised at every micro-batch",
     {"def average": "def sync(self):\n        self.average()\n\n    def average"})
+spoil("full copies are kept",
+    {ALL: "self.history = [[p.grad.clone() for p in self.trainable.values()] for _ in range(4)]\n        "
+    + ALL})

@@ -21,7 +21,7 @@ from labs.dtensor import Partial, Replicate, Shard
 from labs.dtensor.placement import Spec
 from labs.kit import draw
 from labs.kit.drawing import palette, plans
-from labs.kit.drawing.diagrams import sends
+from labs.kit.drawing.diagrams import after, own, sends
 from labs.kit.drawing.tables import short
 from labs.kit.launch import run
 from labs.kit.watch.folders import Moment
@@ -43,7 +43,6 @@ DRAWINGS = {
     "all to all": lambda: draw.messages(EVERYBODY, 5),
     "nothing": lambda: draw.messages([], 1),
     "step": lambda: draw.step(RING, 4, 3),
-    "pieces": lambda: draw.pieces({"before": draw.own(4, 4), "after": [{r: {0, 1, 2, 3}} for r in range(4)]}),
     "mesh": lambda: draw.mesh({"data": 2, "tensor": 4}),
     "axis": lambda: draw.mesh({"data": 8}),
     "groups": lambda: draw.mesh({"data": 2, "tensor": 4}, along="data"),
@@ -168,16 +167,16 @@ def test_messages_draw_each_message_once():
 
 
 def test_ring_ends_with_every_sum_on_every_rank():
-    held = draw.own(4, 4)
+    held = own(4, 4)
     for number in range(6):
-        held = draw.after(held, [message for message in RING if message[0] == number])
+        held = after(held, [message for message in RING if message[0] == number])
         if number == 2:
             assert all(held[rank][rank] == {0, 1, 2, 3} for rank in range(4)), "reduce-scatter: piece r on rank r"
     assert held == [{piece: {0, 1, 2, 3} for piece in range(4)}] * 4
 
 
 def test_a_round_sends_what_was_there_before_it():
-    held = draw.after([{0: {0}}, {}, {}], [(0, 0, 1, 0), (0, 1, 2, 0)])
+    held = after([{0: {0}}, {}, {}], [(0, 0, 1, 0), (0, 1, 2, 0)])
     assert held == [{0: {0}}, {0: {0}}, {0: set()}]
 
 

@@ -33,7 +33,7 @@ and what they are made of:
 Families of exercises:
 
     collectives/     mean_on_rank_0 (mean); broadcast, reduce_scatter, all_gather, all_reduce (by_hand)
-    gradients/       average_gradients (average), accumulation, data_parallel (wrapper), buckets, overlap
+    gradients/       average_gradients (average), accumulation, buckets, overlap
     zero/            partition_optimizer (partition), gradient_ready (ready), gather_and_drop (gathered),
                      stage_3 (stage3), clip (norms)
     fsdp/            unshard_and_reshard (unshard), prefetching, hsdp_gradient (gradient), translate (translated)

@@ -9,11 +9,10 @@ What the ranks hold is a list with one dict per rank, from piece to the set of r
     sends(recording)                 the messages of a recorded job
     messages(ring, ranks=4)          one small picture per round
     step(ring, ranks=4, round=2)     one round, with what everybody holds after it
-    pieces({"before": ..., "after": ...})
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from labs.kit.drawing.palette import KINDS, MUTED, PAPER, RANKS
 from labs.kit.drawing.picture import Drawing
@@ -224,18 +223,3 @@ def label(piece: int, whose: Sequence[int], ranks: int) -> str:
     if len(whose) == ranks:
         return f"Σ{piece}"
     return "+".join(letters) if len(whose) < 4 else f"{len(whose)} of {ranks}"
-
-
-def pieces(states: Mapping[str, Holdings]) -> Drawing:
-    """What every rank holds, in several states side by side: {"before": held, "after": held}."""
-    columns = {name: sorted({piece for mine in held for piece in mine}) for name, held in states.items()}
-    ranks = max(len(held) for held in states.values())
-    widths = [84 + CELL[0] * len(of) for of in columns.values()]
-    words = [line for name, held in states.items() for line in (f"{name}:", *holdings(held))]
-    canvas = Canvas(sum(widths) + 16, 52 + CELL[1] * ranks, " → ".join(states), "\n".join(words))
-    x = 0.0
-    for (name, held), width in zip(states.items(), widths, strict=True):
-        canvas.text(x + 68 + (width - 84) / 2, 20, name, weight="bold")
-        grid(canvas, x + 68, 36, held, columns[name])
-        x += width
-    return canvas.drawing()

@@ -78,5 +78,5 @@ def test_where_gradients_cancel_out_rounding_is_no_mistake():
 
 
 def test_a_module_that_is_no_wrapper():
-    answer = check.data_parallel(lambda model: nn.Linear(1, 1))
+    answer = check.buckets(lambda model: nn.Linear(1, 1))
     assert answer.mistake == "not a wrapper" and "no_sync" in answer.text

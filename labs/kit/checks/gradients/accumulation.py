@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import torch.distributed as dist
 from torch import nn
 
 from labs.ddp import Naive, Overlapped
@@ -48,7 +47,7 @@ class Noting(Overlapped):
 
 
 def script(world: Training, fn: Callable[..., Any]) -> Iterator[Look | None]:
-    model = world.model(dist.get_rank())
+    model = world.model()
     wrapped = Noting(model, bucket_bytes=500) if world.overlapped else Naive(model)
 
     def accumulate(wrapped: nn.Module, batch: list[MicroBatch]) -> dict[str, Any]:

@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import torch.distributed as dist
-
 from labs.kit.checks.acts import Play, checked
 from labs.kit.checks.answer import answered
 from labs.kit.checks.gradients.trained import Awkward, MicroBatch, Training, odd, train
@@ -30,7 +28,7 @@ def worlds(draw: Draw) -> dict[int, list[Training]]:
 
 
 def script(world: Training, fn: Callable[..., Any]) -> Iterator[Look | None]:
-    model = world.model(dist.get_rank())
+    model = world.model()
 
     def average(model: Awkward, batch: list[MicroBatch]) -> dict[str, Any]:
         fn(model)

@@ -1,10 +1,11 @@
 """buckets: one all-reduce for each bucket, by the wrapper's own group and all-reduce.
 
-The wrapper is one as data_parallel has it, whose buckets `labs.ddp` cuts.  Numbers and bytes are those of
-data_parallel.  Then only some of the ranks are the group, and the all-reduce that the wrapper is given is counted.
+The wrapper is one of `labs.ddp`, which cuts the buckets, and is trained for several steps, with and without
+accumulation.  Then only some of the ranks are the group, and the all-reduce that the wrapper is given is counted.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -12,10 +13,9 @@ import torch.distributed as dist
 from labs.ddp import in_buckets
 from labs.kit.checks.acts import Play, checked
 from labs.kit.checks.answer import Mistake, answered, refuse
-from labs.kit.checks.gradients import wrapper
 from labs.kit.checks.gradients.trained import WIDE, Training, odd, train_wrapped
 from labs.kit.checks.gradients.wrong_gradients import NOT_IN_PLACE, QUESTION, bytes_held, line, tables
-from labs.kit.checks.ranks import Draw
+from labs.kit.checks.ranks import BF16, F32, Draw
 from labs.kit.checks.scripts import Look
 
 BUCKET_BYTES = 128 * 1024  # of the exercise
@@ -23,9 +23,23 @@ GROUP = (0, 2, 3)
 
 
 def worlds(draw: Draw) -> dict[int, list[Training]]:
-    found = wrapper.worlds(draw)
-    found[2].append(odd(draw, 2, steps=2, refusable=True))
-    return found
+    case = partial(odd, draw)
+    return {
+        3: [case(3, steps=3), case(3, micro_batches=3, steps=2)],
+        2: [
+            case(2, micro_batches=2, steps=3),
+            case(2, steps=2, dtype=F32, evaluating=True),
+            case(2, steps=2, refusable=True),
+        ],
+        4: [
+            case(4, micro_batches=2, steps=2),
+            case(4, steps=2, mixed=True),
+            case(4, dtype=BF16),
+            draw.world(Training, 4, dtype=F32, steps=3),
+        ],
+        1: [case(1, steps=2)],
+        0: [case(steps=2)],
+    }
 
 
 # ---- a group, and an all-reduce, of its own ----------------------------------------------------------------

@@ -1,6 +1,6 @@
 """overlap: does communication begin while backward still works?  What `labs.ddp.Overlapped` promises, off real jobs.
 
-Numbers and bytes are those of data_parallel, in small buckets.  Then two models of equal layers, and what each rank
+Numbers and bytes are those of buckets, in small ones.  Then two models of equal layers, and what each rank
 does, in its order: a layer's backward, a collective begun, one waited for, sync().
 
     a chain    a bucket is full when the last of its layers has its gradients: its all-reduce begins then, and is
@@ -33,7 +33,7 @@ from labs.kit.watch import tap
 
 LAYERS, DIM = 7, 5
 BUCKET_BYTES = 2 * 8 * DIM * DIM  # two layers of float64 in a bucket, and the first one by itself
-SMALL = 500  # bytes of a bucket of data_parallel's models: none is as large as the model
+SMALL = 500  # bytes of a bucket of odd models: none is as large as the model
 BY_LUCK = ("", TIED.name, PARTLY)  # so a sum of different buckets may be called
 
 

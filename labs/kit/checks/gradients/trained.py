@@ -41,14 +41,13 @@ class Training(World):
     spare: bool = False  # a trainable parameter that nobody uses,
     late: bool = False  # or nobody before the second step
     mixed: bool = False  # parameters of another dtype
-    equal: bool = True  # replicas start equal
     evaluating: bool = False
     buffers: bool = False
     repeated: bool = False  # the first micro-batch is the last one, too
     overlapped: bool = False
 
-    def model(self, rank: int = 0) -> Awkward:
-        return Awkward(self, self.generator(0 if self.equal else rank))
+    def model(self) -> Awkward:
+        return Awkward(self, self.generator(0))
 
     def batch(self, rank: int, step: int) -> list[MicroBatch]:
         """The micro-batches of a rank, of 2 sequences each: (inputs, targets).  Rank 0 never reads token 0."""
@@ -133,16 +132,15 @@ class Awkward(nn.Module):
     def values(self) -> dict[str, Tensor]:
         return {name: p.detach().clone() for name, p in self.named_parameters()}
 
-    def plain(self, other: Awkward, batch: list[MicroBatch]) -> Iterator[tuple[float, Gradients]]:
-        """The loss and the gradients of each micro-batch alone, with the values of the other one."""
+    def plain(self, other: Awkward, batch: list[MicroBatch]) -> Iterator[Gradients]:
+        """The gradients of each micro-batch alone, with the values of the other one."""
         with torch.no_grad():
             for mine, theirs in zip(self.parameters(), other.parameters(), strict=True):
                 mine.copy_(theirs)
         for micro_batch in batch:
             self.zero_grad()
-            loss = self(*micro_batch)
-            loss.backward()
-            yield float(loss.detach()), self.gradients()
+            self(*micro_batch).backward()
+            yield self.gradients()
 
 
 # ---- on a rank -------------------------------------------------------------------------------------------
@@ -164,18 +162,17 @@ def train(
     wrapped: Any,
     step: Callable[[Any, list[MicroBatch]], dict[str, Any]],
     prepare: Callable[[list[MicroBatch]], None] | None = None,
-    given: Gradients | None = None,
 ) -> Iterator[Look | None]:
-    """In each step prepare(batch) and, watched, step(wrapped, batch), which returns facts: the losses, if it has any.
+    """In each step prepare(batch) and, watched, step(wrapped, batch), which returns facts, or nothing.
 
-    A look's values are the gradients.  given: the parameters' values before they were wrapped.
+    A look's values are the gradients.
     """
     kept, optimizer = 0, torch.optim.SGD(wrapped.parameters(), lr=LEARNING_RATE)
     untouched = None if world.held else world.model()
     wrapped.train(not world.evaluating)
     for number in range(world.steps):
         batch = world.batch(dist.get_rank(), number)
-        before = before_the_step(model, batch, untouched) if untouched else {}
+        before = {"plain": list(untouched.plain(model, batch)), "before": model.values()} if untouched else {}
         hooks = count_hooks(model)
         optimizer.zero_grad(set_to_none=number % 2 == 0 or prepare is not None)
         if prepare:
@@ -188,7 +185,6 @@ def train(
             yield Look()
         else:
             facts |= before | {
-                "given": given if given and number == 0 else {},
                 "after": model.values(),
                 "thawed": [n for n, p in model.named_parameters() if p.requires_grad == n.startswith("frozen")],
                 "idle": not world.evaluating and not all(module.training for module in model.modules()),
@@ -200,15 +196,6 @@ def train(
             yield Look(model.gradients(), facts)
         kept = count_kept(wrapped)
         optimizer.step()
-
-
-def before_the_step(model: Awkward, batch: list[MicroBatch], untouched: Awkward) -> dict[str, Any]:
-    plain = list(untouched.plain(model, batch))
-    return {
-        "plain": [gradients for _, gradients in plain],
-        "expected": [loss for loss, _ in plain],
-        "before": model.values(),
-    }
 
 
 def moved(gradient: Tensor | None, place: int) -> bool:
@@ -230,26 +217,23 @@ def count_kept(wrapped: nn.Module) -> int:
 
 def train_wrapped(world: Training, wrap: Callable[..., Any], **options: Any) -> Iterator[Look | None]:
     """wrap(model) once; in each step the backwards of all micro-batches, and sync()."""
-    model = world.model(dist.get_rank())
-    given, wrapped = model.values(), wrap(model, **options)
+    model = world.model()
+    wrapped = wrap(model, **options)
     if lacks := lacking(wrapped, model):
         for _ in range(world.steps):
             yield None
             yield Look({}, {"lacks": lacks})
     else:
-        yield from train(world, model, wrapped, all_backwards, given=given)
+        yield from train(world, model, wrapped, all_backwards)
 
 
 def all_backwards(wrapped: nn.Module, batch: list[MicroBatch]) -> dict[str, Any]:
-    losses = []
     for i, micro_batch in enumerate(batch):
         with contextlib.nullcontext() if i == len(batch) - 1 else wrapped.no_sync():
-            loss = wrapped(*micro_batch)
-            (loss / len(batch)).backward()
+            (wrapped(*micro_batch) / len(batch)).backward()
             if hasattr(wrapped, "sync"):
                 wrapped.sync()  # within no_sync() it sends nothing
-        losses.append(float(loss.detach()))
-    return {"losses": losses}
+    return {}
 
 
 def lacking(wrapped: Any, model: nn.Module) -> str:

@@ -1,7 +1,6 @@
 """Are these the gradients of the whole batch?  The mistakes in gradients, in the order in which they are tried.
 
 STEP        a rank in a step: what has changed that must not?
-WRAPPED     all ranks before the first step: is it the model that was handed over?
 KIND        a parameter on a rank: is its gradient there, and of its shape and dtype?
 VALUES      a parameter whose gradient is not the mean: what is it made of (mixture.py)?
 BITS        a parameter on all ranks
@@ -54,23 +53,6 @@ def changed(done: Done) -> str | None:
     return first(f"the parameter {name!r} itself has changed, before optimizer.step()" for name in names)
 
 
-def another_loss(done: Done) -> str | None:
-    pairs = zip(done.facts.get("losses", ()), done.facts["expected"], strict=False)
-    return first(f"the loss is {x:.6g}; the model itself gives {y:.6g}" for x, y in pairs if abs(x - y) > 1e-4 * abs(y))
-
-
-def from_elsewhere(seen: Seen) -> str | None:
-    """Replicas may be made equal in any way, from one of them or by their mean: no element leaves what they span."""
-    facts = [done.facts for done in seen.done]
-    for name, (rank, own) in product(facts[0]["given"], enumerate(facts)):
-        replicas, value = torch.stack([each["given"][name].double() for each in facts]), own["before"][name]
-        slack = 4 * torch.finfo(value.dtype).eps * replicas.abs()
-        low, high = (replicas - slack).amin(0), (replicas + slack).amax(0)
-        if not ((low <= value) & (value <= high)).all():
-            return f"on rank {rank} {name!r} has other numbers after wrap(model) than before it on any rank"
-    return None
-
-
 WHOSE = "What must be equal on all ranks before optimizer.step(): the parameters, or their gradients?"
 # fmt: off
 STEP = (
@@ -84,11 +66,6 @@ STEP = (
             told("thawed", "the requires_grad of {!r} has changed")),
     Mistake("no longer in training mode", "What does dropout do there?",
             told("idle", "the model is in evaluation mode")),
-    Mistake("a different loss", "What should forward do besides calling the model?", another_loss),
-)
-WRAPPED = (
-    Mistake("other parameters than the model had", "From which numbers would one process train this model?",
-            from_elsewhere, shows="replicas agree, but the loss is different from the first step on"),
 )
 # fmt: on
 
@@ -322,7 +299,7 @@ def tables(*left: Mistake, exact: bool) -> tuple[tuple[Parts, tuple[Mistake, ...
         yield "", Traffic(seen, exact)
 
     return (
-        (on_each_rank, STEP), (as_a_whole, WRAPPED), (each_gradient, KIND), (wrong_gradients, VALUES),
+        (on_each_rank, STEP), (each_gradient, KIND), (wrong_gradients, VALUES),
         (as_a_whole, BITS), (traffic, TRAFFIC), (on_each_rank, (*LEFT, *left)),
     )  # fmt: skip
 
