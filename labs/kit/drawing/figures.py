@@ -109,10 +109,8 @@ def fitting(labels: Sequence[str], pixels: float, size: float = 12) -> str:
     return next((label for label in labels if width_of(label, size) + 8 < pixels), "")
 
 
-def curves(
-    series: Mapping[str, Sequence[float]], ylabel: str = "loss", marks: Mapping[str, float] | None = None
-) -> Figure:
-    """Several runs on one axes, step by step. The first is the reference: a wide pale band under the others.
+def curves(series: Mapping[str, Sequence[float]], marks: Mapping[str, float] | None = None) -> Figure:
+    """The losses of several runs, step by step. The first is the reference: a wide pale band under the others.
 
     series: {"one process": losses, "DDP": losses}; marks: levels to compare with: {"unigram entropy": 3.1}.
     """
@@ -132,10 +130,10 @@ def curves(
         panel.annotate(name, (1, level), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=9)
     panel.xaxis.get_major_locator().set_params(integer=True)
     panel.set_xlabel("step", fontsize=9)
-    panel.set_ylabel(ylabel, fontsize=9)
+    panel.set_ylabel("loss", fontsize=9)
     panel.legend(fontsize=9, frameon=False, loc="upper right")
     steps = max(len(values) for values in series.values())
-    alt = f"{ylabel} by step. " + "; ".join(
+    alt = "loss by step. " + "; ".join(
         f"{name}: from {values[0]:.4f} to {values[-1]:.4f}" for name, values in series.items()
     )
     return finish(canvas, f"Curves({', '.join(series)}; {steps} steps)", alt)
