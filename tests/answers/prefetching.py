@@ -170,6 +170,12 @@ answers.wrong(ONCE)(by_neighbours)
 neighbours = answers.slips(by_neighbours)
 neighbours(VAIN, "*layers[max(i - 1, 0) : i]", "layers[i - 1]")
 neighbours(VAIN, "layers[i + 1 : i + 2]", "[layers[(i + 1) % len(layers)]]")
+neighbours(
+    "right only where no layer is frozen",
+    "        layer.register_full_backward_pre_hook(back)\n",
+    "        if all(p.requires_grad for p in layer.parameters()):\n"
+    "            layer.register_full_backward_pre_hook(back)\n",
+)
 neighbours("some gathers come late", "layers[i + 1 : i + 2]", "layers[i + 1 : i + 2] if i % 2 else []")
 
 

@@ -25,7 +25,7 @@ from labs.mesh import Mesh
 
 DIM = 4
 USES = "forward", "backward"
-ONCE = "right only where no layer comes twice"
+ONCE, TRAINED = "right only where no layer comes twice", "right only where no layer is frozen"
 
 
 @dataclass(frozen=True)
@@ -192,10 +192,12 @@ def late(which: Callable[[Step], list[int]]) -> Callable[[Step], str | bool]:
 
 # fmt: off
 NOW = "Which layer must be here now, and which one may still be on its way?"
+TWICE = "How does your hook know which use of the layer this is, and are its hooks registered once?"
 RETURNS = "What becomes of what a hook returns?"
 RAISED = (
     Mistake("a hook returns something", RETURNS,
             says("UnshardHandle|expected Variable|hook '.*' has changed|has returned an incorrect number")),
+    Mistake(ONCE, TWICE, says(r"layers .*\b(\d), .*\b\1\b")),
 )
 STEP = (
     Mistake("it is not your hooks that gather ahead",
@@ -239,11 +241,12 @@ PLAY = Play(
     ),
     question=NOW,
     raised=RAISED,
+    asks={ONCE: TWICE, TRAINED: "Who needs a frozen layer's weights in backward?"},
 )
 
 
 def chain(draw: Draw, ranks: int, *there: int, **options: Any) -> Chain:
-    only = ONCE if len(set(there)) < len(there) else ""
+    only = ONCE if len(set(there)) < len(there) else TRAINED if "frozen" in options else ""
     return draw.world(Chain, ranks, there=there, steps=3, only=only, **options)
 
 
