@@ -3,18 +3,21 @@
 A calibration takes turns with the steps that are predicted from it, on the same ranks:
 
     computes    the row's own step where every message is over at once (labs.kit.dry.alone), on all ranks side by side
-    messages    of each kind, in groups of each size, a short one and a long one, amid computation: back to back they
-                would take half as long, since caches are warm and nobody has to be woken
+    messages    of each kind, in groups of each size, and in two places:
+                    amid      after a computation, from which ranks do not come at the same time
+                    behind    right after another one: ranks have just met, and are awake
+                A message takes what more of them add to a turn that computes as much and ends with one: in a turn
+                without any, nobody waits for the ranks that begin late.
 
-How many messages there are, and of how many bytes, a dry run says.  A step is the sum of both.  (gloo's reduce-scatter
-sends as much as an all-reduce, ours as theory says, so each is a kind.)  In a pipeline the sum is what `pp.simulate`
-says, where a moment lasts longer if more ranks compute in it than there are cores.
+How many messages there are, of how many bytes, and which follow a computation, a dry run says.  A step is the sum of
+both.  (gloo's reduce-scatter sends as much as an all-reduce, ours as theory says, so each is a kind.)  In a pipeline
+the sum is what `pp.simulate` says, where a moment lasts longer if more ranks compute in it than there are cores.
 """
 
 import os
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from itertools import pairwise
@@ -24,6 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, distributed_c10d
+from torch.utils.flop_counter import FlopCounterMode
 
 from bench.figure import Figure, figure
 from bench.step import BATCH, RANKS, Stepper, rounds, slowest, stepper
@@ -34,12 +38,14 @@ from labs.kit.dry.dry import dry
 from labs.kit.dry.rehearsal import NEIGHBOURS, rehearse
 from labs.kit.strategies import ROWS
 from labs.kit.tour import ONE_OF_EACH
+from labs.kit.watch import tap
 from labs.kit.watch.communication import Event
 from labs.mesh import Mesh
 from labs.model import GPT, PRESETS
 
 COMPUTES = " computes"
-SHORT, LONG, TIMES = 64, 200_000, 4  # numbers of float32; so many calls in a row, since the first one waits for ranks
+SHORT, LONG = 64, 200_000  # numbers of float32
+ONE, AMID, BEHIND = (0, 0, 0, 1), (1, 1, 1, 1), (0, 0, 0, 4)  # calls after each layer of a turn
 CALIBRATED = 8  # rounds are enough for medians
 TINY = PRESETS["tiny"]
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -53,9 +59,13 @@ class Kind(NamedTuple):
 class Message(NamedTuple):
     kind: Kind
     sent: int  # bytes
+    place: tuple[int, ...]  # AMID, or BEHIND another one
 
 
-Turns = dict[str, tuple[Kind, int]]  # by name: a kind, and how many numbers
+class Turn(NamedTuple):
+    kind: Kind
+    numbers: int
+    calls: tuple[int, ...]
 
 
 def there_and_back(full: Tensor, part: Tensor, group: ProcessGroup) -> None:
@@ -65,7 +75,6 @@ def there_and_back(full: Tensor, part: Tensor, group: ProcessGroup) -> None:
 
 
 CALLS = {  # full, part, group -> what to call
-    "nothing": lambda full, part, group: None,
     "all_reduce": lambda full, part, group: dist.all_reduce(full, group=group),
     "all_gather": all_gather,
     "all_to_all": lambda full, part, group: reduce_scatter(full, group),
@@ -77,19 +86,27 @@ CALLS = {  # full, part, group -> what to call
 # ---- turns, on a rank ------------------------------------------------------------------------------------
 
 
-def turn(calls: Turns, name: str) -> Stepper:
+def turn(calls: dict[str, Turn], name: str) -> Stepper:
     if name in calls:
-        return amid_computation(*calls[name])
+        return among_layers(calls[name])
     if name.endswith(COMPUTES):
         return computes(name.removesuffix(COMPUTES))
     return stepper(name, share(name))
 
 
-def amid_computation(kind: Kind, numbers: int) -> Stepper:
-    group = Mesh((dist.get_world_size() // kind.among, kind.among), ("apart", "among")).get_group("among")
-    full, part = torch.zeros(numbers), torch.zeros(numbers // kind.among)
+def among_layers(turn: Turn) -> Stepper:
+    (op, among), numbers, calls = turn
+    group = Mesh((dist.get_world_size() // among, among), ("apart", "among")).get_group("among")
+    full, part = torch.zeros(numbers), torch.zeros(numbers // among)
     layer, x_BTD = GPT(TINY).layers["0"].requires_grad_(False), torch.zeros(BATCH, TINY.context, TINY.dim)
-    return lambda: [(layer(x_BTD), CALLS[kind.op](full, part, group)) for _ in range(TIMES)]
+
+    def step() -> None:
+        for count in calls:
+            layer(x_BTD)
+            for _ in range(count):
+                CALLS[op](full, part, group)
+
+    return step
 
 
 def computes(name: str) -> Stepper:
@@ -145,15 +162,14 @@ def of_rows(ranks: int, count: int) -> list[Figure]:
     names = [name for name in ONE_OF_EACH if ROWS[name].ranks(RANKS) == ranks]
     messages = {name: messages_of(name, ranks) for name in names}
     kinds = sorted({message.kind for each in messages.values() for message in each})
-    calls = {f"{kind} of {numbers}": (kind, numbers) for kind in kinds for numbers in (SHORT, LONG)}
-    calls["nothing"] = Kind("nothing", ranks), SHORT
+    hows = (SHORT, ONE), (SHORT, AMID), (SHORT, BEHIND), (LONG, BEHIND)
+    calls = {str(turn): turn for turn in (Turn(kind, *how) for kind in kinds for how in hows)}
     build, alone = partial(turn, calls), [name + COMPUTES for name in names]
     began = time.perf_counter()
     rounds([*calls, *alone], CALIBRATED, ranks, build)
     lasts = time.perf_counter() - began
     taken = rounds([*calls, *(each for pair in zip(alone, names, strict=True) for each in pair)], count, ranks, build)
-    middle = {name: statistics.median(slowest(taken[name])) for name in calls}
-    took = {call: (middle[name] - middle["nothing"]) / TIMES for name, call in calls.items()}
+    took = {turn: statistics.median(slowest(taken[name])) for name, turn in calls.items()}
     found = [Figure(f"calibration on {ranks} ranks", lasts, lasts, lasts, 1, "s", "at most 20")]
     for name in names:
         travel = [seconds_of(message, took) for message in messages[name]]
@@ -167,13 +183,27 @@ def of_rows(ranks: int, count: int) -> list[Figure]:
 
 def messages_of(name: str, ranks: int) -> list[Message]:
     """Of a steady step, those that rank 0 sends."""
-    events = dry(two_steps, name, ranks=ranks).communication.select(0, 1)
-    return [Message(kind_of(event), event.sent) for event in events if event.op != "recv"]
+    [computed] = found = dry(two_steps, name, ranks=ranks)
+    events = found.communication.select(0, 1)
+    places = [AMID if before < now else BEHIND for before, now in pairwise(computed[-len(events) - 1 :])]
+    told = zip(events, places, strict=True)
+    return [Message(kind_of(event), event.sent, place) for event, place in told if event.op != "recv"]
 
 
-def two_steps(name: str) -> None:
-    for _ in rehearse(ROWS[name], TINY, share(name)):
-        pass
+def two_steps(name: str) -> list[int]:
+    """The floating-point operations before each message, which are more where ranks have computed since the last."""
+    with FlopCounterMode(display=False) as counter, Computed(counter.get_total_flops) as computed:
+        for _ in rehearse(ROWS[name], TINY, share(name)):
+            pass
+    return computed.told
+
+
+class Computed(tap.Listener):
+    def __init__(self, operations: Callable[[], int]) -> None:
+        self.operations, self.told = operations, []
+
+    def issued(self, call: tap.Call) -> None:
+        self.told.append(self.operations())
 
 
 def kind_of(event: Event) -> Kind:
@@ -182,12 +212,17 @@ def kind_of(event: Event) -> Kind:
     return Kind(op, 2 if op == "send" else len(event.ranks))
 
 
-def seconds_of(message: Message, took: dict[tuple[Kind, int], float]) -> float:
-    """Between those of a short one and a long one, or in proportion."""
-    (op, n), sent = message
+def seconds_of(message: Message, took: dict[Turn, float]) -> float:
+    """A short one's in its place, and in proportion to the bytes what a long one takes longer."""
+
+    def of(numbers: int, calls: tuple[int, ...]) -> float:
+        return took[Turn(message.kind, numbers, calls)]
+
+    (op, n), sent, place = message
     of_long = 4 * LONG * {"send": 1, "all_reduce": 2 * (n - 1) / n}.get(op, (n - 1) / n)
-    short, long = (took[message.kind, numbers] for numbers in (SHORT, LONG))
-    return max(0.0, short + sent / of_long * max(0.0, long - short))
+    short = (of(SHORT, place) - of(SHORT, ONE)) / (sum(place) - sum(ONE))
+    longer = (of(LONG, BEHIND) - of(SHORT, BEHIND)) / sum(BEHIND)
+    return max(0.0, short) + sent / of_long * max(0.0, longer)
 
 
 def in_turn(alone: Sequence[dict[str, float]], travel: Sequence[float]) -> float:
