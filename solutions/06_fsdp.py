@@ -353,8 +353,8 @@ jobs = {"stage 3": in_turns, "your hooks, if they passed": hooks}
 jobs |= {f"fully_shard, {n} ahead": talk[n] for n in AHEAD}
 rows = []
 for name, each in jobs.items():
-    taken, idle = (f"{of(each, quickest(each)):.0f} ms" for of in (took, waited))
-    rows.append({"": name, "the step took": taken, "in it, rank 0 waited": idle})
+    times = [f"{of(each, quickest(each)):.0f} ms" for of in (took, waited)]
+    rows.append({"": name, "the step took, and in it rank 0 waited": ", ".join(times)})
 draw.table(rows)
 
 # %% [markdown]
