@@ -1,6 +1,5 @@
 """Answers that reach the floor, and those that score nothing: wrong ones, and cheats.  The ranks import this file."""
 
-import tempfile
 import time
 from dataclasses import replace
 from functools import partial
@@ -231,28 +230,6 @@ def without_dropout(model, most):
     """The layers of the course's GPT, whatever these are."""
     for layer in model.layers.values():
         layer.forward = partial(recompute.checkpoint, partial(Layer.forward, layer))
-
-
-def kept_in_files(model, most):
-    for layer in model.layers.values():
-        layer.forward = partial(in_files, layer.forward)
-
-
-def in_files(forward, x):
-    with torch.autograd.graph.saved_tensors_hooks(filed, taken):
-        return forward(x)
-
-
-def filed(tensor):
-    file = tempfile.TemporaryFile()  # noqa: SIM115 (backward reads it)
-    torch.save(tensor.detach().clone(), file)
-    return file
-
-
-def taken(file):
-    with file:
-        file.seek(0)
-        return torch.load(file)
 
 
 def with_numpys_products(model, most):

@@ -106,7 +106,6 @@ WRONG = {
         poor.as_it_was: "1.000 × what was held is held, where 0.56 × is the most",
         poor.another_model: "0.56: different outputs",
         poor.without_dropout: "with dropout: different outputs",
-        poor.kept_in_files: "0.46: 0.000 of a forward is computed again, and 0.",
         poor.with_numpys_products: "of a forward is computed again, and 0.",
     },
     "hidden_disk": {
