@@ -1161,8 +1161,8 @@ check.stages_by_event(stages_by_event)
 # Here it is open: four ranks, 4 MB each, and the largest model that they can train. You choose its width and its depth,
 # and how the state is sharded; stages 1 to 3 are one way, and not the only one. The job is a real one: three batches of
 # 32 rows with 32 features, 8 rows to a rank. The mean of the ranks' losses must be the loss of one process with AdamW
-# in float32. No rank may hold more than 4 MB at any moment from the last batch until your function returns, whatever it
-# is for: state, gradients, a layer that is whole, activations, buffers.
+# in float32. No rank may hold more than 4 MB at any moment from the second batch until your function returns, whatever
+# it is for: state, gradients, a layer that is whole, activations, buffers.
 #
 # **The bound.** From one step to the next, AdamW must keep a parameter and its two means somewhere, 12 bytes in all.
 # Four ranks of 4 MB keep them for 1,333,333 parameters, if there is room for nothing else: 100 points. With copies, as

@@ -255,9 +255,9 @@ print(f"stage 3: a step took {taken}, and in it rank 0 waited {idle}")
 # does nothing. PyTorch's FSDP2 has it, too. Waiting and dropping stay with `fully_shard`.
 #
 # The check trains, evaluates without gradients, and trains again, on models of one to six layers; one has a frozen
-# layer, and in some a layer comes twice, though not twice in a row. The numbers must stay as they are. Only two gathers
-# may be waited for from their beginning: the first of forward, and the first of backward. Gathers begin in the order in
-# which layers are used; none is in vain; and never are more than **two** layers here or on their way.
+# layer, and in some a layer comes twice, though not twice in a row. The numbers must stay as they are. A rank may wait
+# for the whole of two gathers only: the first of forward, and the first of backward. Gathers begin in the order in
+# which layers are used; none is in vain; and there are never more than **two** layers here or on their way.
 #
 # <details><summary>Which hooks?</summary><code>module.register_forward_pre_hook(hook)</code> calls
 # <code>hook(module, arguments)</code> as a forward begins, and

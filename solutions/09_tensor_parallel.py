@@ -4,8 +4,8 @@
 # *A batch has 2,048 sequences, and there are 16,384 GPUs. What do the other 14,336 do?*
 #
 # You need: [Mesh and DTensor](05_mesh_and_dtensor.ipynb), for `Shard`, `Replicate` and `Partial`, and
-# [Memory](07_memory.ipynb), for what activations are. It takes 60 minutes with its two exercises (a
-# third is optional, 10 more), 40 without; the machine works for half a minute of it, in 1 GB of memory.
+# [Memory](07_memory.ipynb), for what activations are. It takes 60 minutes with its two exercises, 40 without, and 10
+# more with a third, which is optional; the machine works for half a minute of it, in 1 GB of memory.
 #
 # First, three questions on earlier notebooks; each run asks different ones. Say the answer aloud before you unfold it.
 

@@ -424,7 +424,7 @@ print(f"{1e3 * token.bytes:.1f} ms for bytes; it took {1e3 * took:.0f} ms")
 # %% [markdown]
 # A token has two all-reduces per layer, one for the embedding and a gather of the logits, all one after the other. Each
 # of the nine all-reduces crosses the wire twice, and the gather once: 19 × 2 ms. For so small a model, a token is so
-# little data that bandwidth hardly counts. The rest is compute, Python, and what waiting and recording add.
+# little data that bandwidth hardly counts. The rest, compute, Python, waiting and recording, is not taken apart here.
 #
 # So TP pays for a model whose weights take longer to read than its all-reduces take to begin. Here is the same formula
 # for Llama 3 8B in 16 bit on two links (`cost` names its sources):
@@ -439,9 +439,7 @@ for name in ("NVLink 4", "Ethernet, 10 Gb/s"):
 draw.table(rows, caption="a token on 1 to 8 ranks, in ms")
 
 # %% [markdown]
-# With NVLink eight ranks are four times as quick as one. With Ethernet two gain a little, and eight nothing. A smaller
-# model gains less, since it has less to read and as many messages for each layer. And one that does not fit a GPU has
-# no choice.
+# With NVLink eight ranks are four times as quick as one. With Ethernet two gain a little, and eight nothing.
 #
 # ## Optional: async TP, multiply while it travels
 #

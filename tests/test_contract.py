@@ -206,7 +206,8 @@ def takes(strategy, ranks: int) -> bool:
 
 def on_ranks(family: str, ranks: int):
     """Where two ranks and three have told, four do so in the soak."""
-    told = ranks == 4 and any(strategy.fits(3) for strategy in FAMILIES[family])
+    on_four = [strategy for strategy in FAMILIES[family] if strategy.fits(4) and strategy.ranks(4) == 4]
+    told = ranks == 4 and all(strategy.fits(3) and strategy.ranks(3) == 3 for strategy in on_four)
     return pytest.param(family, ranks, marks=[pytest.mark.soak] * told)
 
 

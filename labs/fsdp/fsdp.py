@@ -81,8 +81,9 @@ class FSDPModule:
 
         Whoever began waits by what is returned, or leaves that to this module's next forward or backward.
         """
-        handle = UnshardHandle(self._sharding)
-        return handle if async_op else handle.wait()
+        if async_op:
+            return UnshardHandle(self._sharding)
+        self._sharding.unshard()
 
     def reshard(self) -> None:
         """Drop them."""
@@ -114,7 +115,7 @@ class FSDPModule:
 
 
 class UnshardHandle:
-    """Parameters on their way: wait() until they are here."""
+    """Parameters on their way: wait() until they are here, unless somebody has waited for them."""
 
     def __init__(self, sharding: Sharding):
         self.sharding = sharding
@@ -122,7 +123,8 @@ class UnshardHandle:
         sharding.prefetch([sharding])
 
     def wait(self) -> None:
-        self.sharding.unshard()
+        if self.sharding.group.arriving:
+            self.sharding.unshard()
 
 
 def shardings(module: nn.Module, recurse: bool) -> list[Sharding]:

@@ -156,6 +156,9 @@ def test_unshard_may_begin_a_gather_and_leave_the_wait_to_whoever_needs_it():
         if early == "began":
             model[1].unshard(async_op=True).wait()
             assert model[1].weight.shape == (3, 3) and model[1]._sharding.group.gathered
+            model[1].reshard()
+            handle.wait()  # once more, after its forward and its backward: there is nothing to wait for
+            assert not any(layer._sharding.group.gathered for layer in model)
         return y.tolist(), model[0].weight.grad.to_local().tolist()
 
     found = [run(body, early, ranks=2)[0] for early in ("not", "began", "waited")]

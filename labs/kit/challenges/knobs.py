@@ -2,7 +2,7 @@
 
 An answer is a configuration: how many rows a micro-batch has, and what stands in zero_optimization.  DeepSpeed trains
 by it.  Counted is the third step, on the busier rank: latency + bytes / bandwidth for each message; and the most that
-is held, on the fuller one, beyond what was there before the model.
+is held beyond what was there before the model, on the fuller one, in the second step or the third: the lesser.
 
 The bound: what a rank's parameters become depends on the other's gradient, Ψ numbers.  They come to it, or what has
 been made of them does, and so they are sent, in a message at least.

@@ -1,8 +1,8 @@
 """04: the largest model that four ranks can train, each in 4 MB.
 
 The judge hands out the layers and the batches; it knows what was made, trains the same on one process, and compares the
-losses.  What a rank holds is the peak of the last step, whatever it is held for: from the last batch to the return, so
-that no step can be put off until nobody looks.
+losses.  What a rank holds is the peak from the second batch to the return, whatever it is held for: AdamW's state is
+needed before the last batch, and no step can be put off until nobody looks.
 
 The bound: AdamW in float32 keeps 12 bytes for each parameter from step to step, its value and two means, somewhere
 among the ranks.  That leaves no room for anything else: no gradient, no layer that is whole.
@@ -101,12 +101,13 @@ def judge(fn: Function) -> Judged:
                 f"step {step}: the ranks' mean loss is {mean:.7g}, and {loss:.7g} on one process with AdamW",
                 "Which parameters took no step, or another one?",
             )
-    held = max(results.recording.held(rank, STEPS - 1)["peak"] for rank in range(RANKS))
+    recording, steps = results.recording, range(1, STEPS)
+    held = max(recording.held(rank, step)["peak"] for rank in range(RANKS) for step in steps)
     if held > BUDGET:
         raise Wrong(f"the fullest rank held {held / 1e6:.2f} MB, and has {BUDGET / 1e6:.0f}", "At which moment?")
     with torch.device("meta"):
         parameters = sum(p.numel() for p in Stack(*results[0]["size"]).parameters())
-    told = f"{parameters:,} parameters trained; the fullest rank held {held / 1e6:.3f} of {BUDGET / 1e6:.0f} MB"
+    told = f"{parameters:,} parameters trained; the fullest rank held {held / 1e6:.1f} of {BUDGET / 1e6:.0f} MB"
     return Judged(100 * parameters * KEPT / (RANKS * BUDGET), told)
 
 

@@ -159,6 +159,24 @@ def too_large_after_the_last_batch(make, batches, settings):
     return too_large(make, list(batches), settings)
 
 
+def too_large_until_the_last_batch(make, batches, settings):
+    """Whose update nobody sees."""
+    model, losses = ddp.Overlapped(make(128, 20)), []
+    optimizer = torch.optim.AdamW(model.parameters(), **settings)
+    for step, (x, y) in enumerate(batches):
+        if step == 2:
+            del optimizer
+        with torch.set_grad_enabled(step < 2):
+            loss = F.mse_loss(model(x), y)
+        if step < 2:
+            loss.backward()
+            model.sync()
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
 def no_losses(make, batches, settings):
     return [0.0] * len(list(batches))
 

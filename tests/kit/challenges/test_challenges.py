@@ -93,6 +93,7 @@ WRONG = {
         poor.nobody_averages: "on one process with AdamW",
         poor.too_large: "MB, and has 4",
         poor.too_large_after_the_last_batch: "MB, and has 4",
+        poor.too_large_until_the_last_batch: "MB, and has 4",
         poor.no_losses: "was never called",
     },
     "in_time": {
