@@ -196,7 +196,8 @@ TWICE = "How does your hook know which use of the layer this is, and are its hoo
 RETURNS = "What becomes of what a hook returns?"
 RAISED = (
     Mistake("a hook returns something", RETURNS,
-            says("UnshardHandle(?!' object has no attribute)|expected Variable|hook '.*' has changed|has returned an incorrect number")),
+            says("UnshardHandle(?!' object has no attribute)|expected Variable|hook '.*' has changed|"
+                 "has returned an incorrect number")),
     Mistake(ONCE, TWICE, says(r"layers .*\b(\d), .*\b\1\b")),
 )
 STEP = (
