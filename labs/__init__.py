@@ -3,6 +3,7 @@
 Each name in labs/ is a chapter, taught from scratch on torch.distributed: a file, or a folder with a file for each idea
 and an outline in its `__init__`.  Read them in this order; each imports only what is above it.
 
+    rope         rotary positions: where a token stands is an angle
     model        a small GPT for one device; knows nothing of parallelism
     data         the corpus, this Python's own standard library as bytes, and the sampler
     cost         pencil and paper: bytes held and bytes sent, for every strategy

@@ -27,7 +27,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from labs.model import GPT, Attention, Core, at_least_float32, rotate
+from labs.model import GPT, Attention, Core
+from labs.rope import at_least_float32, rotate
 
 
 def generate(model: GPT, prompt_BT: Tensor, count: int, temperature: float = 0.0, seed: int = 0) -> Tensor:

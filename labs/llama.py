@@ -25,7 +25,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from labs.model import GPT, Config, RopeScaling
+from labs.model import GPT, Config
+from labs.rope import RopeScaling
 
 # Parameters, ours and theirs; {} is the number of a layer.
 NAMES = {

@@ -4,7 +4,7 @@
 
     Layer       x = x + attention(norm(x));  x = x + mlp(norm(x))
     Attention   q, k, v from x;  core;  o
-    Core        rotate q and k by position;  softmax(q k / sqrt(E)) v over the past
+    Core        rotate q and k by position (labs.rope);  softmax(q k / sqrt(E)) v over the past
     MLP         down(silu(gate(x)) * up(x))
 
 This file knows nothing of parallelism, and is written so that every strategy can be put around it: layers are
@@ -18,19 +18,19 @@ Shape suffixes, here and in the whole course:
     B batch    T time (position)    D dim (width of the model)    V vocabulary    F hidden width of the MLP
     H heads of queries    K heads of keys and values    E width of one head = D / H
 
-Sources: rotary positions, Su et al. 2021, arXiv 2104.09864, section 3.2.2; SwiGLU, Shazeer 2020, arXiv
-2002.05202, section 2; grouped-query attention, Ainslie et al. 2023, arXiv 2305.13245, section 2.2; RMSNorm,
-Zhang and Sennrich 2019, arXiv 1910.07467, section 3; the Llama shapes, Llama Team 2024, arXiv 2407.21783,
-table 3.
+Sources: SwiGLU, Shazeer 2020, arXiv 2002.05202, section 2; grouped-query attention, Ainslie et al. 2023, arXiv
+2305.13245, section 2.2; RMSNorm, Zhang and Sennrich 2019, arXiv 1910.07467, section 3; the Llama shapes, Llama
+Team 2024, arXiv 2407.21783, table 3.
 """
 
 import hashlib
-import math
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from labs.rope import RopeScaling, at_least_float32, rotate
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Config:
     context: int
     tied: bool = False
     rope_base: float = 10_000.0
-    rope_scaling: "RopeScaling | None" = None
+    rope_scaling: RopeScaling | None = None
     eps: float = 1e-5
 
     def __post_init__(self) -> None:
@@ -155,7 +155,7 @@ class Attention(nn.Module):
 class Core(nn.Module):
     """Attention between its projections. It has no parameters: generation exchanges it for one with a cache."""
 
-    def __init__(self, rope_base: float, rope_scaling: "RopeScaling | None" = None) -> None:
+    def __init__(self, rope_base: float, rope_scaling: RopeScaling | None = None) -> None:
         super().__init__()
         self.rope_base, self.rope_scaling = rope_base, rope_scaling
 
@@ -185,50 +185,6 @@ class CrossEntropy(nn.Module):
         if targets_BT is None:
             return logits_BTV
         return F.cross_entropy(at_least_float32(logits_BTV).flatten(0, 1), targets_BT.flatten())
-
-
-@dataclass(frozen=True)
-class RopeScaling:
-    """A model trained on `context` tokens, made ready for `factor` times as many: its slow pairs turn slower.
-
-    Pairs that turn fewer than `low` times in `context` tokens turn `factor` times slower, those that turn more
-    than `high` times as before, and those between them by a mixture. It is what Llama 3.1 does, and what
-    transformers calls "llama3". Raises ValueError where that cannot be.
-
-    Source: github.com/meta-llama/llama-models, models/llama3/model.py, apply_scaling.
-    """
-
-    factor: float
-    low: float
-    high: float
-    context: int
-
-    def __post_init__(self) -> None:
-        if not (self.factor >= 1 and 0 < self.low < self.high and self.context > 0):
-            raise ValueError(f"{self}: factor is 1 or more, low less than high, and all of them positive")
-
-    def __call__(self, frequencies: Tensor) -> Tensor:
-        """frequencies: of each pair, the angle from one position to the next."""
-        turns = frequencies * self.context / (2 * math.pi)
-        as_before = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
-        return frequencies * (as_before + (1 - as_before) / self.factor)
-
-
-def rotate(x_BHTE: Tensor, positions_T: Tensor, base: float, scaling: RopeScaling | None = None) -> Tensor:
-    """Turn pair i of each head by the angle position * base^(-2i / E), so that q·k depends on the distance
-    alone.
-
-    Pair i is (x[i], x[i + E/2]). Computed in float32 at least, returned in the dtype of x.
-    """
-    first, second = at_least_float32(x_BHTE).chunk(2, dim=-1)
-    pairs = first.shape[-1]
-    pair = torch.arange(pairs, device=x_BHTE.device, dtype=first.dtype)
-    frequencies = base ** (-pair / pairs)
-    if scaling is not None:
-        frequencies = scaling(frequencies)
-    angles = positions_T[:, None].to(first.dtype) * frequencies
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x_BHTE.dtype)
 
 
 def initialise(model: nn.Module, seed: int = 0) -> None:
@@ -282,7 +238,3 @@ def rms_norm(config: Config) -> nn.RMSNorm:
 
 def linear(inputs: int, outputs: int) -> nn.Linear:
     return nn.Linear(inputs, outputs, bias=False)
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -12,9 +12,9 @@ from tools.imports import EMPTY, FILES, LABS, imports, name_of, own
 
 # A chapter is a file or a folder.  Its files import from lower levels only, and beside that from their own folder.
 LEVELS = [
-    {"model", "data", "cost", "collectives", "group", "autograd", "clip"},
-    {"agree", "generate", "llama"},
-    {"memory", "mesh", "ddp"},
+    {"rope", "data", "cost", "collectives", "group", "autograd", "clip"},
+    {"model", "agree"},
+    {"generate", "llama", "memory", "mesh", "ddp"},
     {"dtensor", "zero"},
     {"fsdp", "tp", "pp", "gspmd"},
     {"checkpoint", "parallel", "plan", "xla", "deepspeed"},

@@ -19,7 +19,8 @@ from labs.generate import generate
 from labs.kit.launch import run
 from labs.llama import NAMES, load, names, read_config, save
 from labs.mesh import Mesh
-from labs.model import GPT, Config, RopeScaling, parameters
+from labs.model import GPT, Config, parameters
+from labs.rope import RopeScaling
 from labs.tp import gpt_plan, parallelize, slices
 
 # Every size different, so that no axis can be mistaken for another.

@@ -19,7 +19,8 @@ from labs.kit.launch import run
 from labs.kit.record import mark
 from labs.llama import INDEX, load, names, save
 from labs.mesh import Mesh
-from labs.model import GPT, Config, RopeScaling
+from labs.model import GPT, Config
+from labs.rope import RopeScaling
 from tests.checkpoint.common import CONFIG, LAYOUTS, alone, numbers, same, sharded, words_of
 
 SCALED = replace(CONFIG, context=30, rope_scaling=RopeScaling(4.0, low=0.5, high=2.0, context=8), eps=1e-6)

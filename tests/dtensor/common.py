@@ -11,7 +11,7 @@ def placements(lib, word):
 
 
 def turned(x):
-    """As labs.model.rotate turns the two halves of a head."""
+    """As labs.rope.rotate turns the two halves of a head."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * 2 - second * 3, second * 2 + first * 3), dim=-1)
 

@@ -12,7 +12,8 @@ from labs.kit.launch import RankError, run
 from labs.kit.training import ADAMW
 from labs.kit.virtual import on_devices
 from labs.mesh.grid import Grid
-from labs.model import GPT, Config, RopeScaling
+from labs.model import GPT, Config
+from labs.rope import RopeScaling
 from labs.xla.hlo import counted
 from tests.extras import need_jax
 

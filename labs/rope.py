@@ -1,0 +1,62 @@
+"""Rotary positions: where a token stands is an angle, by which its queries and keys are turned.
+
+A head's numbers are taken in pairs, each turned at a speed of its own: the product of a query and a key depends on
+how far apart their tokens are, and not on where they stand.  There is no table of positions to learn, or to end.
+
+Shape suffixes are those of `labs.model`.
+
+Source: Su et al. 2021, arXiv 2104.09864, section 3.2.2.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def rotate(x_BHTE: Tensor, positions_T: Tensor, base: float, scaling: "RopeScaling | None" = None) -> Tensor:
+    """Turn pair i of each head by the angle position * base^(-2i / E), so that q·k depends on the distance alone.
+
+    Pair i is (x[i], x[i + E/2]). Computed in float32 at least, returned in the dtype of x.
+    """
+    first, second = at_least_float32(x_BHTE).chunk(2, dim=-1)
+    pairs = first.shape[-1]
+    pair = torch.arange(pairs, device=x_BHTE.device, dtype=first.dtype)
+    frequencies = base ** (-pair / pairs)
+    if scaling is not None:
+        frequencies = scaling(frequencies)
+    angles = positions_T[:, None].to(first.dtype) * frequencies
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x_BHTE.dtype)
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """A model trained on `context` tokens, made ready for `factor` times as many: its slow pairs turn slower.
+
+    Pairs that turn fewer than `low` times in `context` tokens turn `factor` times slower, those that turn more
+    than `high` times as before, and those between them by a mixture. It is what Llama 3.1 does, and what
+    transformers calls "llama3". Raises ValueError where that cannot be.
+
+    Source: github.com/meta-llama/llama-models, models/llama3/model.py, apply_scaling.
+    """
+
+    factor: float
+    low: float
+    high: float
+    context: int
+
+    def __post_init__(self) -> None:
+        if not (self.factor >= 1 and 0 < self.low < self.high and self.context > 0):
+            raise ValueError(f"{self}: factor is 1 or more, low less than high, and all of them positive")
+
+    def __call__(self, frequencies: Tensor) -> Tensor:
+        """frequencies: of each pair, the angle from one position to the next."""
+        turns = frequencies * self.context / (2 * math.pi)
+        as_before = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        return frequencies * (as_before + (1 - as_before) / self.factor)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
