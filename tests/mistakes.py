@@ -144,15 +144,19 @@ MISTAKES = [
         ("if not in_backward() and self.group.follow():", "if in_backward() and self.group.follow():"),
         ("        self.group.require_unwritten()\n", ""),
         ("if self.reshards and not in_backward():", "if self.reshards:"),
-        ("        if self.policy.output_dtype:\n", "        if False:\n"),
+        ("        output = cast(self.policy.output_dtype, output)\n", ""),
         ("if self.reshard_after_backward and not self.running:", "if not self.running:"),
         ("if versions != self.group.shard_versions():", "if False:"),
-        ("        if self.due == 0:\n            self.shared.reduce(self)", "        self.shared.reduce(self)"),
+        ("        if self.due == 0:\n            self.reduce()", "        self.reduce()"),
+    ),
+    *of(
+        "fsdp",
+        "fsdp/shared_state.py",
         (
             "            self.order.agreed[what] = order\n",
             "            self.order.agreed[what] = []\n",
         ),
-        ("        for member in reversed([*self.order.waiting]):\n            self.reduce(member)\n", ""),
+        ("        for member in reversed([*self.order.waiting]):\n            member.reduce()\n", ""),
         (
             "                if other.group.arriving:  # sent for in vain\n                    other.group.drop()\n",
             "                pass\n",

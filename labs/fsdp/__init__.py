@@ -6,8 +6,11 @@ In this order:
     parameter_group   the parameters of a layer, which travel together; PyTorch calls it FSDPParamGroup
     order             the order of layers: what comes next, and what came before
     shardable         what can be sharded this way, and what is refused
+    shared_state      what the modules of a model have in common in a training step; PyTorch calls it FSDPStateContext
     sharding          the events of a training step; PyTorch calls what a module has of it its FSDPState
     fsdp              fully_shard, and what it adds to a module
+
+On a first reading follow one parameter, from shard to whole and back: sharding, parameter_group, sharded.
 
 So it is used:
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 from torch.distributed import ProcessGroup
 
 from labs.agree import compare, everybodys
@@ -132,6 +133,11 @@ class ParameterGroup:
 
     # ---- gradients ---------------------------------------------------------------------------------------
 
+    def gradients_due(self) -> int:
+        """How many of these parameters get a gradient in the backward that is running."""
+        nodes = [get_gradient_edge(p.full).node for p in self.parameters if p.full.requires_grad]
+        return sum(map(torch._C._will_engine_execute_node, nodes))
+
     def accumulate(self) -> None:
         """Keep whole gradients for a later micro-batch."""
         for p in self.parameters:
@@ -179,6 +185,37 @@ class Reduction:
         for p, piece in zip(self.due, self.part.split(self.widths), strict=True):
             if not (p in self.missing and is_nothing(piece)):
                 p.add(piece)
+
+
+class Reductions:
+    """Those of a backward: one is on its way at a time, so that no more than one layer's gradients wait.
+
+    PyTorch has them in its FSDPCommContext.
+    """
+
+    def __init__(self):
+        self.reducing: Reduction | None = None
+        self.averaging: list[Reduction] = []
+
+    def start(self, group: ParameterGroup) -> None:
+        self.average_replicas()
+        self.reducing = Reduction(group)
+
+    def average_replicas(self) -> None:
+        if self.reducing:
+            self.reducing.average_replicas()
+            self.averaging.append(self.reducing)
+            self.reducing = None
+
+    def finish(self) -> None:
+        self.average_replicas()
+        for reduction in self.averaging:
+            reduction.finish()
+        self.averaging = []
+
+    def give_up(self) -> None:
+        self.average_replicas()
+        self.averaging = []
 
 
 def is_nothing(piece: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 homes_of             the parameters that a call takes, each with all its places
 require_shardable    what would go wrong later, reported at once
+require_all_sharded  what was added since
 """
 
 from typing import Any
@@ -84,3 +85,12 @@ def require_shardable(
         raise ValueError(
             f"{names} cannot be gathered at once: shard their modules one by one, or give mp_policy a param_dtype"
         )
+
+
+def require_all_sharded(root: nn.Module) -> None:
+    for name, p in root.named_parameters():
+        if p.requires_grad and not hasattr(p, "to_local"):
+            raise RuntimeError(
+                f"parameter {name!r} was added after the model was sharded, and is not averaged: add it before "
+                "fully_shard, or fully_shard its module before the first forward, too"
+            )

@@ -1,0 +1,110 @@
+"""What the modules of one model have in common in a training step, whose parameters come and go one module at a time.
+
+    forward     begins and ends with the outermost module: it notes the order of layers, and ranks compare it
+    backward    begins with any gradient; at its end comes what still waits: gradients of earlier micro-batches, and of
+                layers that only other ranks have used
+
+PyTorch calls it FSDPStateContext.
+"""
+
+from typing import Protocol
+
+import torch
+from torch.autograd import Variable
+
+from labs.fsdp.order import LayerOrder
+from labs.fsdp.parameter_group import ParameterGroup, Reductions
+
+
+class Member(Protocol):
+    """What is asked here of a module's Sharding (labs.fsdp.sharding)."""
+
+    group: ParameterGroup
+    place: int
+
+    def reduce(self) -> None: ...
+
+    def drop_after_backward(self) -> None: ...
+
+
+class SharedState:
+    """names: of all members, in the model; root is the outermost."""
+
+    def __init__(self, root: Member, names: dict[Member, str]):
+        self.root, self.members, self.order = root, list(names), LayerOrder(names)
+        self.reductions = Reductions()
+        self.in_backward = False
+        self.asked: tuple[int, bool] = (-1, False)
+
+    def forward_begins(self, member: Member) -> None:
+        if in_backward():  # a recomputation
+            self.backward_begins()
+            return
+        if member is self.root:
+            if self.in_backward:
+                self.give_up()
+            self.order.begin()
+        member.place = self.order.append(member)
+
+    def after(self) -> list[Member]:
+        return [] if in_backward() else self.order.after()
+
+    def forward_ends(self, member: Member, leads_back: bool, failed: bool) -> None:
+        if in_backward():
+            return
+        if leads_back:
+            self.order.leading.append(member)
+        if member is self.root:
+            for other in self.members:
+                if other.group.arriving:  # sent for in vain
+                    other.group.drop()
+            if not failed:
+                self.require_same("ranks use different layers", self.order.now)
+                self.require_same("ranks can go back through different layers", self.order.leading)
+
+    def backward_begins(self) -> None:
+        if not self.in_backward:
+            self.in_backward = True
+            Variable._execution_engine.queue_callback(self.backward_ends)
+
+    def brings_gradients(self) -> bool:
+        """Whether this backward brings any parameter a gradient: one that is asked for inputs' gradients does not."""
+        backward = torch._C._current_graph_task_id()
+        if self.asked[0] != backward:
+            self.asked = backward, any(member.group.gradients_due() for member in self.members)
+        return self.asked[1]
+
+    def backward_ends(self) -> None:
+        for member in reversed([*self.order.waiting]):
+            member.reduce()
+        self.reductions.finish()
+        for member in self.members:
+            member.drop_after_backward()
+        self.in_backward = False
+        self.require_same("ranks go back through different layers", self.order.end())
+
+    def give_up(self) -> None:
+        """The last backward has failed: what it left must not be taken for this one's."""
+        self.reductions.give_up()
+        self.in_backward = False
+        self.order.end()
+        self.order.waiting.clear()
+        for member in self.members:
+            member.group.forget()
+
+    def require_same(self, what: str, order: list[Member]) -> None:
+        """Raise RuntimeError, on every rank, where they differ in what they used; asked when a new order is used.
+
+        Nothing fails by itself where layers of equal size meet in a collective: one's numbers become the other's.
+        """
+        if names := self.order.news(what, order):
+            self.root.group.require_same(
+                names,
+                f"{what}: {{}}; what meets in one collective must belong to one layer, so use the same layers on all "
+                "ranks, in the same order",
+            )
+            self.order.agreed[what] = order
+
+
+def in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
