@@ -26,10 +26,8 @@ from torch.distributed import ProcessGroup
 from labs.agree import Order
 from labs.autograd import Call, Dropped, Moved, Versions, alias
 from labs.group import all_gather, free, reduce_scatter
+from labs.zero.flattenable import ANEW, NO_HOOKS, refuse_alone
 from labs.zero.layers import Home
-
-ANEW = "load zero.full_state_dict() into a new model, and shard that"
-NO_HOOKS = "its gradient comes as a part of a vector's, so change those of zero.shards, after zero.sync()"
 
 
 class Unit:
@@ -117,22 +115,26 @@ class Unit:
                 f"{name!r}, the vector of {self.name!r}, was replaced, as torch.func.functional_call does: what "
                 "computes are its views, so do that before the model is sharded"
             )
-        memory = self.full.untyped_storage()._cdata
-        moved = self.at_rest is self.full and self.shard.untyped_storage()._cdata != memory
-        for (module, attribute, name), (x, trained) in self.homes.items():
-            if vars(module).get(attribute) is not x:
-                raise RuntimeError(f"parameter {name!r} was replaced after its model was sharded: replace it before")
-            if x is None or isinstance(x, Dropped):
-                continue
-            if x.requires_grad and not (trained or self.full.requires_grad):
-                raise RuntimeError(f"{name!r} was unfrozen after it was sharded, and no optimizer has it: {ANEW}")
-            if x._backward_hooks and self.at_rest is self.full:
-                raise RuntimeError(f"{name!r} has a hook, which the next step would drop: {NO_HOOKS}")
-            if moved or x.untyped_storage()._cdata != memory:
-                raise RuntimeError(
-                    f"{name!r} was given other memory (by .data = ...), but is a part of a vector: "
-                    "change the numbers that are there, with .data.copy_(...)"
-                )
+        for home in self.homes:
+            self.require_as_put(home)
+
+    def require_as_put(self, home: Home) -> None:
+        """The same, where one of its parameters stands."""
+        (module, attribute, name), (x, trained) = home, self.homes[home]
+        if vars(module).get(attribute) is not x:
+            raise RuntimeError(f"parameter {name!r} was replaced after its model was sharded: replace it before")
+        if x is None or isinstance(x, Dropped):
+            return
+        if x.requires_grad and not (trained or self.full.requires_grad):
+            raise RuntimeError(f"{name!r} was unfrozen after it was sharded, and no optimizer has it: {ANEW}")
+        if x._backward_hooks and self.at_rest is self.full:
+            raise RuntimeError(f"{name!r} has a hook, which the next step would drop: {NO_HOOKS}")
+        parts = (x, self.shard) if self.at_rest is self.full else (x,)
+        if any(part.untyped_storage()._cdata != self.full.untyped_storage()._cdata for part in parts):
+            raise RuntimeError(
+                f"{name!r} was given other memory (by .data = ...), but is a part of a vector: "
+                "change the numbers that are there, with .data.copy_(...)"
+            )
 
     def whole(self, part: Tensor) -> dict[str, Tensor]:
         """By name and in the parameters' shapes, the whole of what every rank has a part of."""
@@ -211,19 +213,6 @@ class Layout:
         """The tensors as parts of such a vector."""
         *parts, _ = vector.split(self.sizes)
         return {name: part.view(shape) for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)}
-
-
-def refuse_parts(layer: nn.Module) -> None:
-    """The modules in a layer have no parameters any more: to freeze one of them would freeze nothing."""
-    for name, module in layer.named_modules():
-        if module is not layer and not any(True for _ in module.parameters()):
-            module.requires_grad_ = partial(refuse_alone, name)
-
-
-def refuse_alone(name: str, requires_grad: bool = True) -> None:
-    raise RuntimeError(
-        f"{name!r} lies in one vector with the others of its layer: freeze its layer, or this one before it is sharded"
-    )
 
 
 def materialised(name: str, p: Tensor, initial: Callable[[str, torch.Size], Tensor]) -> Tensor:

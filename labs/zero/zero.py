@@ -42,12 +42,17 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from labs.agree import Order, Some, require_equal_replicas
-from labs.autograd import Call, alias, differentiable, require_dense, require_inside, weakly
-from labs.zero.flat import ANEW, NO_HOOKS, FlatLayer, Unit, refuse_parts
+from labs.autograd import Call, alias, differentiable, require_inside, weakly
+from labs.zero.flat import FlatLayer, Unit
+from labs.zero.flattenable import (
+    refuse_parts,
+    require_all_sharded,
+    require_elementwise,
+    require_order,
+    require_trainable,
+)
 from labs.zero.layers import in_layers, take_out
 from labs.zero.scaled import Scaled, remembered
-
-NOT_ELEMENTWISE = ("adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap")
 
 
 class Zero:
@@ -91,18 +96,21 @@ class Zero:
         self.shards = [unit.shard for unit in self.trained]
         self.optimizer = optimizer(self.shards)
         require_elementwise(self.optimizer)
-        require_order(self.optimizer, self.shards, [unit.full for unit in self.trained if unit.at_rest is unit.full])
+        require_order(self.optimizer, self.shards, [unit.full for unit in self.trained])
         self.refresh(self.units)  # an optimizer that resumes an earlier training has changed the shards
+        self.register_hooks()
+
+    def register_hooks(self) -> None:
         # A compiled model is compiled between these, and not through them: what comes and goes is not in its graphs.
         before_forward, after_forward = map(torch.compiler.disable, (self.before_forward, self.after_forward))
         for layer in self.layers:
             # Before the hooks that are there already, which may compute a weight from the parameters.
             layer.module.register_forward_pre_hook(partial(before_forward, layer), prepend=True, with_kwargs=True)
-            if stage == 3:
+            if self.stage == 3:
                 layer.module.register_forward_hook(partial(after_forward, layer), with_kwargs=True, always_call=True)
-        model.register_load_state_dict_pre_hook(self.before_load)
-        after_model = self.after_evaluation if stage == 3 else self.after_model
-        model.register_forward_hook(torch.compiler.disable(after_model), with_kwargs=True)
+        self.model.register_load_state_dict_pre_hook(self.before_load)
+        after_model = self.after_evaluation if self.stage == 3 else self.after_model
+        self.model.register_forward_hook(torch.compiler.disable(after_model), with_kwargs=True)
         for unit in self.trained:
             unit.full.register_post_accumulate_grad_hook(weakly(self.gradient_ready, unit))
 
@@ -175,7 +183,7 @@ class Zero:
         due = [unit for unit in self.trained if unit.full.grad is not None]
         for unit in due:
             self.order.add(f"reduces the gradient of {unit.name!r}")
-        self.require_all_sharded()
+        require_all_sharded(self.model, {unit.at_rest for unit in self.units})
         self.order.compare(self.shards[0].device)
         for unit in due:
             unit.reduce()
@@ -190,14 +198,6 @@ class Zero:
         self.optimizer.step()
         self.zero_grad()
         self.refresh(self.trained)
-
-    def require_all_sharded(self) -> None:
-        known = {unit.at_rest for unit in self.units}
-        for name, p in self.model.named_parameters():
-            if p.requires_grad and p not in known:
-                raise RuntimeError(
-                    f"parameter {name!r} was added after the model was sharded, and is not averaged: {ANEW}"
-                )
 
     def refresh(self, units: list[Unit]) -> None:
         """Their shards have changed: let every copy follow, and no backward go through what was computed before."""
@@ -239,51 +239,3 @@ def keys(model: nn.Module) -> dict[str, str]:
     """{each key of `model.state_dict()`: the name of the parameter or buffer}; a tied parameter has several keys."""
     first = {id(p): name for name, p in model.named_parameters()}
     return {key: first.get(id(value), key) for key, value in model.state_dict(keep_vars=True).items()}
-
-
-def require_elementwise(optimizer: Any) -> None:
-    """Those that are known to look at more than an element, by their names; an optimizer may have one inside."""
-    if isinstance(optimizer, type) and any(name in optimizer.__name__.lower() for name in NOT_ELEMENTWISE):
-        raise ValueError(
-            f"{optimizer.__name__} looks at matrices or norms, and a shard is a part of a vector: "
-            "give Zero an optimizer that treats each element by itself, as SGD and AdamW do"
-        )
-    for inside in (
-        "__class__",
-        "func",
-        "inner",
-        "optimizer",
-    ):  # of a partial, labs.memory.precision's, labs.memory.offload's
-        if not isinstance(optimizer, type) and hasattr(optimizer, inside):
-            require_elementwise(getattr(optimizer, inside))
-
-
-def require_order(optimizer: Any, shards: list[nn.Parameter], fulls: list[nn.Parameter]) -> None:
-    place = {id(shard): index for index, shard in enumerate(shards)}
-    given = [id(p) for group in optimizer.param_groups for p in group["params"]]
-    if not {*map(id, fulls)}.isdisjoint(given):
-        raise ValueError("the optimizer was made of the model's parameters: make it of the shards that it is given")
-    if not all(group["params"] for group in optimizer.param_groups):
-        raise ValueError(
-            "the optimizer has a group without parameters: a shard is a part of a layer's vector, weights and biases "
-            "in one, so that they cannot be told apart by name or ndim; give them layers of their own, or use labs.fsdp"
-        )
-    # Not in there: masters, which stand for the shards in the groups of `labs.memory.precision`.
-    taken = [place[p] for p in given if p in place]
-    if taken != sorted(taken):
-        raise ValueError("the optimizer takes the shards in another order than they were given: use one group")
-
-
-def require_trainable(model: nn.Module, stage: int, initial: Any) -> None:
-    if stage not in (1, 2, 3):
-        raise ValueError(f"stage {stage}: ZeRO has the stages 1, 2 and 3")
-    if not any(p.requires_grad for p in model.parameters()):
-        raise ValueError(f"{type(model).__name__} has no trainable parameters: there is nothing to shard")
-    require_dense(model)
-    for name, p in model.named_parameters():
-        after = (p._post_accumulate_grad_hooks or {}).values()
-        if p._backward_hooks or not all(hasattr(hook, "only_watches") for hook in after):
-            raise ValueError(f"parameter {name!r} has a hook, which would not be called: {NO_HOOKS}")
-    meta = [name for name, p in model.named_parameters() if p.is_meta]
-    if meta and initial is None:
-        raise ValueError(f"parameter {meta[0]!r} is on the meta device: say with initial= which numbers it starts from")

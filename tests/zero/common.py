@@ -40,6 +40,14 @@ def said(body, ranks=2):
     return str(error.value).splitlines()[0]
 
 
+def words_of(function):
+    """What it raises on this rank."""
+    try:
+        function()
+    except (ValueError, RuntimeError) as error:
+        return str(error)
+
+
 class Inner(nn.Module):
     """Reads a trained and a frozen weight, from and into what the subclasses say."""
 

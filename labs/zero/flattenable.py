@@ -1,0 +1,83 @@
+"""What `labs.zero` can lay into vectors, and what it refuses.
+
+require_trainable      what would go wrong later with a model, reported at once
+require_elementwise    an optimizer that needs more than one element before it
+require_order          one that does not take the shards as they are
+require_all_sharded    in a step: a parameter that has been added since
+refuse_parts           at any time: to freeze a part of a layer
+"""
+
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from labs.autograd import require_dense
+
+ANEW = "load zero.full_state_dict() into a new model, and shard that"
+NO_HOOKS = "its gradient comes as a part of a vector's, so change those of zero.shards, after zero.sync()"
+NOT_ELEMENTWISE = ("adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap")
+INSIDE = ("func", "inner", "optimizer")  # of a partial, labs.memory.precision's, labs.memory.offload's
+
+
+def require_trainable(model: nn.Module, stage: int, initial: Any) -> None:
+    if stage not in (1, 2, 3):
+        raise ValueError(f"stage {stage}: ZeRO has the stages 1, 2 and 3")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError(f"{type(model).__name__} has no trainable parameters: there is nothing to shard")
+    require_dense(model)
+    for name, p in model.named_parameters():
+        after = (p._post_accumulate_grad_hooks or {}).values()
+        if p._backward_hooks or not all(hasattr(hook, "only_watches") for hook in after):
+            raise ValueError(f"parameter {name!r} has a hook, which would not be called: {NO_HOOKS}")
+    meta = [name for name, p in model.named_parameters() if p.is_meta]
+    if meta and initial is None:
+        raise ValueError(f"parameter {meta[0]!r} is on the meta device: say with initial= which numbers it starts from")
+
+
+def require_elementwise(optimizer: Any) -> None:
+    """Those that are known to look at more than an element, by their names; an optimizer may have one inside."""
+    if isinstance(optimizer, type) and any(name in optimizer.__name__.lower() for name in NOT_ELEMENTWISE):
+        raise ValueError(
+            f"{optimizer.__name__} looks at matrices or norms, and a shard is a part of a vector: "
+            "give Zero an optimizer that treats each element by itself, as SGD and AdamW do"
+        )
+    if not isinstance(optimizer, type):
+        for inside in ("__class__", *INSIDE):
+            if hasattr(optimizer, inside):
+                require_elementwise(getattr(optimizer, inside))
+
+
+def require_order(optimizer: Any, shards: list[nn.Parameter], fulls: list[nn.Parameter]) -> None:
+    place = {id(shard): index for index, shard in enumerate(shards)}
+    given = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    if not {*map(id, fulls)}.isdisjoint(given):
+        raise ValueError("the optimizer was made of the model's parameters: make it of the shards that it is given")
+    if not all(group["params"] for group in optimizer.param_groups):
+        raise ValueError(
+            "the optimizer has a group without parameters: a shard is a part of a layer's vector, weights and biases "
+            "in one, so that they cannot be told apart by name or ndim; give them layers of their own, or use labs.fsdp"
+        )
+    # Not in there: masters, which stand for the shards in the groups of `labs.memory.precision`.
+    taken = [place[p] for p in given if p in place]
+    if taken != sorted(taken):
+        raise ValueError("the optimizer takes the shards in another order than they were given: use one group")
+
+
+def require_all_sharded(model: nn.Module, known: set[nn.Parameter]) -> None:
+    for name, p in model.named_parameters():
+        if p.requires_grad and p not in known:
+            raise RuntimeError(f"parameter {name!r} was added after the model was sharded, and is not averaged: {ANEW}")
+
+
+def refuse_parts(layer: nn.Module) -> None:
+    """The modules in a layer have no parameters any more: to freeze one of them would freeze nothing."""
+    for name, module in layer.named_modules():
+        if module is not layer and not any(True for _ in module.parameters()):
+            module.requires_grad_ = partial(refuse_alone, name)
+
+
+def refuse_alone(name: str, requires_grad: bool = True) -> None:
+    raise RuntimeError(
+        f"{name!r} lies in one vector with the others of its layer: freeze its layer, or this one before it is sharded"
+    )
