@@ -209,8 +209,8 @@ def unless_alone(x, group=None):
 CLONE, SEND, END = "x.clone(memory_format=torch.contiguous_format)", "dist.all_reduce(y, group=group)", "return y"
 NOT_DUE, IN_PLACE, STRIDES = (
     "something is sent where nothing is due",
-    "changed in place",
-    "the ranks make different calls",
+    "what was given has changed",
+    "right only for contiguous tensors",
 )
 GATHERED, MANY, ROUNDED = "gathered, where a sum belongs", "too many collectives", "rounded on the way"
 
@@ -227,6 +227,7 @@ wrong("reduce_forward", "the summands are never added up")(as_is)
 answers.wrong("copy sends forward", blind=True, long=True)(pair(summed, as_is, as_is, summed))
 
 spoil("averaged instead of summed", "copy_backward reduce_forward", {END: "return y / dist.get_world_size(group)"})
+spoil("N times too large", "reduce_forward", {END: "return y * dist.get_world_size(group)"}, blind=False)
 spoil(NOT_DUE, "copy_forward", {END: "return y / dist.get_world_size(group)"})
 spoil(NOT_DUE, "reduce_backward", {END: "return y / dist.get_world_size(group)"}, blind=False, long=True)
 from_the_first = {SEND: "dist.broadcast(y, group=group, group_src=0)"}
@@ -255,8 +256,8 @@ half = {"x.clone": "x.bfloat16().clone", END: "return y.to(x.dtype)"}
 spoil(ROUNDED, "reduce_forward", half, blind=False, long=True)
 twice_as_wide = {"x.clone": "x.double().clone", END: "return y.to(x.dtype)"}
 spoil("a different dtype travels", "reduce_forward", twice_as_wide, blind=False)
-spoil("a different shape or dtype", "reduce_forward", {"x.clone": "x.float().clone"})
-spoil("right only for contiguous tensors", "copy_backward",
+spoil("the dtype changed", "reduce_forward", {"x.clone": "x.float().clone"})
+spoil(STRIDES, "copy_backward",
     {CLONE: "x.view(-1).clone()",
      END: "return y.view(x.shape)"}, alone=True, long=True)
 spoil("", "reduce_forward", {"group=group": "group=group, op=ReduceOp.MAX"}, blind=False, long=True)
@@ -305,7 +306,7 @@ def whole_tensors_in_a_ring(x, group):
 BUFFERS, BEFORE, KEPT, LATEST = {}, {}, [], []
 
 
-@wrong("reduce_forward", IN_PLACE, long=True)
+@wrong("reduce_forward", "a later call writes into what this one returned", long=True)
 def into_one_buffer(x, group):
     y = BUFFERS.setdefault((x.shape, x.dtype), torch.empty(x.shape, dtype=x.dtype)).copy_(x)
     dist.all_reduce(y, group=group)
@@ -386,12 +387,12 @@ def a_hook_in_any_case(x, group=None):
     return y
 
 
-@wrong("copy", "a different shape or dtype", long=True)
+@wrong("copy", "right only for some shapes", long=True)
 def at_least_one_dimension(x, group=None):
     return copy(torch.atleast_1d(x), group)
 
 
-@wrong("reduce", "a different shape or dtype", long=True)
+@wrong("reduce", "right only for some shapes", long=True)
 def nothing_of_nothing(x, group=None):
     return reduce(x, group) if x.numel() else x.new_zeros(0, requires_grad=x.requires_grad)
 
@@ -408,7 +409,7 @@ def a_group_of_its_own(x, group=None):
     return reduce(x, dist.new_group(ranks, use_local_synchronization=True))
 
 
-@wrong("reduce", "N times too large")
+@wrong("reduce", "right only with gradients")
 def double_under_no_grad(x, group=None):
     y = reduce(x, group)
     return y if y.requires_grad else y * dist.get_world_size(group)

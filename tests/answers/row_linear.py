@@ -132,7 +132,7 @@ def spoil(mistake, y=SUM, end=END, blind=True, **options):
 
 EACH, NTH, ONE = "the bias is added on every rank", "the gradient of the bias is an N-th", "the bias on one rank alone"
 LEFT_OUT, AS_WELL, NO_GRADIENT = "the bias is left out", "the gradient is summed as well", "no gradient"
-SHAPES, FORM = "right only for some shapes", "a different shape or dtype"
+SHAPES, PIECES = "right only for some shapes", "right only where pieces are equal"
 GATHERED, MANY, NOT_DUE = (
     "gathered, where a sum belongs",
     "too many collectives",
@@ -159,8 +159,8 @@ spoil("too many bytes", end=f"y if bias is None else y + {mean} + (bias - bias.d
 spoil(AS_WELL, "differentiable.all_reduce(F.linear(x, weight).contiguous(), group=group or dist.group.WORLD)")
 spoil(SHAPES, "reduce(torch.mm(x, weight.T), group)")
 spoil("", "reduce(torch.einsum('bti,oi->bto', x, weight), group)", long=True)
-spoil(FORM, "reduce(x.reshape(x.shape[:-1].numel(), x.shape[-1]) @ weight.T, group)")
-spoil(LEFT_OUT, end="y + bias if bias is not None and x.shape[-1] else y", long=True)
+spoil(SHAPES, "reduce(x.reshape(x.shape[:-1].numel(), x.shape[-1]) @ weight.T, group)")
+spoil(PIECES, end="y + bias if bias is not None and x.shape[-1] else y", long=True)
 spoil(GATHERED, "F.linear(joined(x, group), joined(weight, group), bias)", "y", alone=True, long=True)
 spoil("right only on some numbers of ranks", end=f"y if bias is None or {RANKS} == 1 else y + bias")
 spoil(NO_GRADIENT, end="y if bias is None else y + bias.detach()")
@@ -172,27 +172,27 @@ each = "torch.stack([reduce(F.linear(row, weight), group) for row in x])"
 spoil(MANY, f"{each} if x.ndim > 1 and len(x) else {SUM}", long=True)
 spoil(AS_WELL, end=f"y if bias is None else y + {RANKS} * (bias - bias.detach()) + bias.detach()", long=True)
 first, nth = on_the_first_rank_with_its_whole_gradient, an_nth_with_its_whole_gradient
-answers.spoil(first, LEFT_OUT, {"dist.get_rank(group)": "dist.get_rank()"}, blind=True, long=True)
+answers.spoil(first, GROUP, {"dist.get_rank(group)": "dist.get_rank()"}, blind=True, long=True)
 answers.spoil(nth, GROUP, {"get_world_size(group)": "get_world_size()"}, blind=True, long=True)
 whole = "bias.detach() / dist.get_world_size(group) + (bias - bias.detach())"
-answers.spoil(nth, "changed in place", {f"bias = {whole}": f"bias.data /= {RANKS}"}, blind=True)
+answers.spoil(nth, "what was given has changed", {f"bias = {whole}": f"bias.data /= {RANKS}"}, blind=True)
 
 spoil("the summands are never added up", "F.linear(x, weight)", blind=False)
 spoil("a collective that autograd does not see", "F.linear(x, weight); dist.all_reduce(y, group=group)", blind=False)
-spoil("a rank without inputs leaves early", f"{SUM} if x.shape[-1] else F.linear(x, weight)", blind=False)
+spoil(PIECES, f"{SUM} if x.shape[-1] else F.linear(x, weight)", blind=False)
 early = f"F.linear(x, weight, bias) if not x.shape[-1] else {SUM}"
-spoil("a rank without inputs leaves early", early, "y if bias is None or not x.shape[-1] else y + bias",
+spoil(PIECES, early, "y if bias is None or not x.shape[-1] else y + bias",
     blind=False, long=True)
 any_number = "reduce((x.reshape(-1, x.shape[-1]) @ weight.t()).reshape(*x.shape[:-1], len(weight)), group)"
-spoil("right only where pieces are equal", any_number, blind=False, alone=True)
+spoil(PIECES, any_number, blind=False, alone=True)
 spoil(GATHERED, "F.linear(joined(x, group, 8), joined(weight, group, 8), bias)", "y", blind=False, long=True)
 narrow = "reduce(F.linear(x.float(), weight.float()), group)"
-spoil(FORM, narrow, "y if bias is None else y + bias.float()", blind=False, long=True)
+spoil("the dtype changed", narrow, "y if bias is None else y + bias.float()", blind=False, long=True)
 surplus = f"y if bias is None else y - ({RANKS} - 1) * bias"
 spoil("", "reduce(F.linear(x, weight, bias), group)", surplus, blind=False, long=True)
 turned = "TURNED.setdefault((weight.shape, weight.dtype), weight.t())"
 spoil(FIRST_TIME, f"reduce(x @ {turned}, group)", blind=False)
-spoil(FORM, "reduce(F.linear(torch.atleast_2d(x), weight), group)", blind=False, long=True)
+spoil(SHAPES, "reduce(F.linear(torch.atleast_2d(x), weight), group)", blind=False, long=True)
 half = "border(lambda x, group: summed(x.bfloat16(), group).to(x.dtype), as_is)"
 spoil("rounded on the way", f"{half}(F.linear(x, weight), group)", blind=False)
 spoil(NO_GRADIENT, "reduce(F.linear(x, weight.data), group)", blind=False, long=True)

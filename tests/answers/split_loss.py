@@ -137,9 +137,9 @@ TOP, MASK, PICKED = "top(padded, group)[:, None]", ".masked_fill(~here, 0)", "sh
 SUM, TARGET, END = "reduce(shifted.exp().sum(1), group)", "reduce(picked, group)", "(total.log() - target).mean()"
 RANK, RANKS = "dist.get_rank(group)", "dist.get_world_size(group)"
 LOW = "padded.detach().amax(1).nan_to_num(neginf=0.0)"  # of this rank alone
-INFINITE, GRADIENT, FORM = "not finite", "the right loss with a wrong gradient", "a different shape or dtype"
+INFINITE, GRADIENT, FORM = "not finite", "the right loss with a wrong gradient", "another shape"
 MANY, DIVIDE = "more than three numbers per token", "right only where the ranks divide the vocabulary"
-TOKENS, WRONG_RANKS = "summed over the tokens", "a collective over the wrong ranks"
+TOKENS, GROUP = "summed over the tokens", "right only on the group of all ranks"
 
 spoil = answers.slips(in_two, blind=True)
 spoil(INFINITE, {TOP: "0"})
@@ -147,8 +147,8 @@ spoil("relative to each rank's own highest logit", {TOP: f"{LOW}[:, None]"})
 spoil(INFINITE, {TOP: f"summed({LOW}, group)[:, None]"}, long=True)
 spoil(INFINITE, {TOP: f"summed({LOW}, group)[:, None] / {RANKS}"}, blind=False, long=True)
 spoil(INFINITE, {TOP: "top(padded, group).max()"})
-spoil(WRONG_RANKS, {TOP: "top(padded, None)[:, None]"})
-spoil("right only on the group of all ranks", {SUM: "reduce(shifted.exp().sum(1))", TARGET: "reduce(picked)"})
+spoil(GROUP, {TOP: "top(padded, None)[:, None]"})
+spoil(GROUP, {SUM: "reduce(shifted.exp().sum(1))", TARGET: "reduce(picked)"})
 spoil(TOKENS, {END: "(total.log() - target).sum()"})
 spoil("", {PICKED: "padded.gather(1, column[:, None])[:, 0]"})
 spoil(INFINITE, {MASK: " * here"}, long=True)
@@ -271,11 +271,12 @@ spoil(INFINITE, {TOP: f"top(padded if {RANK} < 2 else padded.clamp(max=-1e5), gr
 spoil(INFINITE, {TOP: f"top(padded if {RANK} else padded.clamp(max=-1e5), group)[:, None]"}, blind=False, long=True)
 of_own = "top(F.pad(logits, (0, 1), value=-torch.inf), group)[:, None]"
 in_place = {"here, column, padded": f"logits.data -= {of_own}; here, column, padded", TOP: "0"}
-spoil("changed in place", in_place, blind=False)
-spoil("changed in place", {"here, column": "targets -= first; first = 0; here, column"}, blind=False, long=True)
+spoil("what was given has changed", in_place, blind=False)
+targets_moved = {"here, column": "targets -= first; first = 0; here, column"}
+spoil("what was given has changed", targets_moved, blind=False, long=True)
 wide = "F.one_hot(targets, first + logits.shape[1] + int(targets.max()) + 512)"
-spoil("too many copies at a time", {"return": f"wide = {wide}; return"}, blind=False)
-spoil(FORM, {"target_column(logits,": "target_column(logits.float(),"}, blind=False, long=True)
+spoil("full copies are kept", {"return": f"wide = {wide}; return"}, blind=False)
+spoil("the dtype changed", {"target_column(logits,": "target_column(logits.float(),"}, blind=False, long=True)
 first_rank = f"mine = {LOW}; dist.broadcast(mine, group=group, group_src=0); shifted = padded - mine[:, None]"
 spoil(MANY, {f"shifted = padded - {TOP}": first_rank}, blind=False, long=True)
 owner = f"owner = summed(here.long() * {RANK}, group); return"

@@ -25,7 +25,6 @@ import torch.distributed as dist
 
 from labs.kit import check
 from labs.kit.checks import acts, launching, ranks, scripts
-from labs.kit.checks.tensor import ways
 from labs.kit.launch import RankError, Results, run
 from labs.kit.ranks import worker
 from labs.kit.ranks.team import Failure, caused
@@ -203,7 +202,7 @@ def together(asked: list[tuple[str, tuple, bool]], seed: int | None = SEED) -> l
     threads = [threading.Thread(target=ask, args=(number, *one), daemon=True) for number, one in enumerate(asked)]
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(launching, "run", desk.run))
-        for engine in (acts, ranks, ways):
+        for engine in (acts, ranks):
             stack.enter_context(mock.patch.object(engine, "played", desk.played))
         for thread in threads:
             thread.start()

@@ -137,10 +137,7 @@ def wrong(
                 within = tolerance.get(value.dtype, 0.0) if isinstance(value, Tensor) else 0.0
                 one = One(seen, index, name, dues, within, summands(seen.world, index, name))
                 if not one.right:
-                    told = f"{name} at {one.first}".replace(" at is ", " is ") if name else one.first
-                    if name and isinstance(value, Tensor) and not value.dim():
-                        told = told.replace(" at element 0 is ", " is ")
-                    yield f"on rank {rank} {told}\n", one
+                    yield f"on rank {rank} {one.first_by_name}\n", one
 
     return parts
 

@@ -64,6 +64,13 @@ class One:
         at = int((differs if differs.any() else found != due).nonzero()[0])
         return f"element {at} is {instead(found[at], due[at])}"
 
+    @property
+    def first_by_name(self) -> str:
+        """The same of a value that has a name."""
+        told = f"{self.name} at {self.first}".replace(" at is ", " is ") if self.name else self.first
+        no_dims = self.name and isinstance(self.due, Tensor) and not self.due.dim()
+        return told.replace(" at element 0 is ", " is ") if no_dims else told
+
     @cached_property
     def times(self) -> Tensor | None:
         """How often each summand is in what was found; 1 where it is right."""

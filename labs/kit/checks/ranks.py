@@ -16,7 +16,8 @@ made of, then what is left behind, what was sent, and what is held.
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
+from math import inf
 from typing import Any
 
 import torch
@@ -99,14 +100,29 @@ def call(world: Given, fn: Callable[..., Any]) -> Iterator[Look | None]:
     yield Look({"": returned}, facts)
 
 
+def two_calls(world: Given, fn: Callable[..., Any]) -> Iterator[Look | None]:
+    """Each of them, and after it a step in which nothing happens, but that the result is there."""
+    for _ in range(2):
+        x = world.tensor(world.members[world.index()])  # another one: who keeps the first keeps memory
+        yield None
+        result = fn(x, *world.args.values())
+        yield Look()
+        yield None
+        yield Look()
+        del result
+
+
 @dataclass(frozen=True)
 class Exercise:
     """due: by member, of each value that the script looks at, by name; without one where there is only one.
 
     summands: of each member's value, those of whose sum, or mean, it is; pieces: of a value, each of which may be made
     of others.  tolerance: relative, by dtype; 0 elsewhere.  forms, mistakes, after: rows about a rank; sending: about a
-    call.  asks: other questions for rows that hold everywhere.  wide: where bytes held are looked at; most, rest: in a
-    call and after it, besides what a rank brings and × it.
+    call.  raised: rows about what is told of an error.  asks: other questions for rows that hold everywhere.
+
+    wide: where bytes held are looked at, in a script of two calls, of which each ends with a step in which nothing
+    happens; besides what was there before, × its `nbytes`, most: in a call, kept: between forward and backward, rest:
+    after it.
     """
 
     worlds: Callable[[Draw], Mapping[int, Sequence[World]]]
@@ -122,9 +138,12 @@ class Exercise:
     mistakes: Sequence[Mistake] = ()
     after: Sequence[Mistake] = ()
     sending: Sequence[Mistake] = ()
+    raised: Sequence[Mistake] = ()
     asks: Mapping[str, str] = field(default_factory=dict)
     wide: Callable[[Draw], World] | None = None
+    twice: Callable[..., Iterator[Look | None]] = two_calls
     most: float = 0
+    kept: float = inf
     rest: float = 0
 
 
@@ -142,35 +161,25 @@ def checked(exercise: Exercise, functions: Functions, seed: int) -> Passed:
     draw = Draw(seed)
     try:
         all_worlds = exercise.worlds(draw).values()
-        jobs = [played(exercise.script, functions, worlds, partial(judge, exercise)) for worlds in all_worlds]
+        jobs = [played(exercise.script, functions, worlds, judge_of(exercise)) for worlds in all_worlds]
         most = bytes_held(exercise, functions, draw) if exercise.wide else 0
         return Passed(jobs[0][1], most, jobs[-1][0][-1])
     except Wrong as wrong:
-        raise wrong.asking(exercise.asks) from None
+        raise wrong.told_by(exercise.raised).asking(exercise.asks) from None
 
 
 def bytes_held(exercise: Exercise, functions: Functions, draw: Draw) -> float:
-    """Two calls in a row, and after each of them a step in which nothing happens, but that the result is there."""
-    world = replace(exercise.wide(draw), held=True, steps=4)
-    steps, most = held(two_calls, (exercise.script, *functions), world), []
-    for rank, sizes in enumerate(steps):
-        first, after, second, later = ([size / world.nbytes for size in step] for step in sizes)
-        most.append(max(*first, *second))
-        one = rows.Held(most[-1], after[-1], later[-1], exercise.most, exercise.rest, world.whole)
+    world, most = exercise.wide(draw), 0.0
+    world = replace(world, held=True, steps=2 * (world.steps + 1))
+    for rank, steps in enumerate(held(exercise.twice, functions, world)):
+        sizes = [[size / world.nbytes for size in step] for step in steps]
+        first, second = sizes[: len(sizes) // 2], sizes[len(sizes) // 2 :]
+        peak, after = max(max(step) for step in (*first[:-1], *second[:-1])), first[-1][-1]
+        between = second[0][-1] - after, exercise.kept
+        one = rows.Held(peak, after, second[-1][-1], exercise.most, exercise.rest, world.whole, between)
         refuse(rows.HELD, one, f"{world}: rank {rank} ")
-    return max(most)
-
-
-def two_calls(world: World, script: Callable[..., Any], *functions: Any) -> Iterator[Look | None]:
-    given = replace(world, steps=1)
-    for _ in range(2):
-        x = world.tensor(world.members[world.index()])  # another one: who keeps the first keeps memory
-        yield None
-        result = functions[0](x, *given.args.values())
-        yield Look()
-        yield None
-        yield Look()
-        del result
+        most = max(most, peak)
+    return most
 
 
 # ---- what is judged --------------------------------------------------------------------------------------
@@ -183,9 +192,24 @@ def part_of(exercise: Exercise, seen: Seen, index: int, name: str, dues: Dues) -
     return One(seen, index, name, dues, tolerance, summands, exercise.pieces)
 
 
-def judge(exercise: Exercise, seen: Seen) -> None:
-    if seen.refused:
-        return
+def judge_of(exercise: Exercise) -> Callable[[Seen], None]:
+    """What was sent in a world's steps is asked about when the values of all of them are right."""
+    steps: list[Seen] = []
+
+    def judge(seen: Seen) -> None:
+        if not seen.refused:
+            judge_values(exercise, seen)
+            steps.append(seen)
+        if seen.world.step == seen.world.steps - 1:
+            for step in steps if exercise.sends else ():
+                sent = rows.Sent(step, exercise.sends(step.world))
+                refuse((*exercise.sending, *rows.SENT), sent, f"{step}: ", exercise.question)
+            steps.clear()
+
+    return judge
+
+
+def judge_values(exercise: Exercise, seen: Seen) -> None:
     dues = [due if isinstance(due, Mapping) else {"": due} for due in exercise.due(seen.world)]
     ones = [part_of(exercise, seen, index, name, dues) for name in dues[0] for index in range(seen.world.n)]
 
@@ -197,8 +221,6 @@ def judge(exercise: Exercise, seen: Seen) -> None:
     ask(rows.LUCK, seen, "")
     for one in ones:
         if not one.right:
-            ask((*exercise.mistakes, *rows.VALUES), one, f"on rank {one.rank} {one.first}\n")
+            ask((*exercise.mistakes, *rows.VALUES), one, f"on rank {one.rank} {one.first_by_name}\n")
     for one in ones:
         ask((*exercise.after, *rows.AFTER), one, f"on rank {one.rank} ")
-    if exercise.sends:
-        ask((*exercise.sending, *rows.SENT), rows.Sent(seen, exercise.sends(seen.world)), "")

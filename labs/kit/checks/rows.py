@@ -29,7 +29,9 @@ from labs.kit.record import Event
 
 def returned(fits: Callable[[Any, Any], bool]) -> Callable[[One], str | bool]:
     """Of what was found, and what is due."""
-    return lambda one: fits(one.found, one.due) and f"returned {one.told}{due_in_words(one.due)}"
+    return lambda one: (
+        fits(one.found, one.due) and f"returned {one.told}{f' as {one.name}' * bool(one.name)}{due_in_words(one.due)}"
+    )
 
 
 def due_in_words(due: Any) -> str:
@@ -119,7 +121,9 @@ PYTHON_BYTES = 4  # × what a rank brings
 
 AFTER = (
     Mistake("what was given has changed", "Whose tensor is it, and who may still need it?",
-            lambda one: one.done.facts.get("changed") and "changed what it was given"),
+            lambda one: (told := one.done.facts.get("changed"))
+            and f"changed {told if isinstance(told, str) else 'what it was given'}",
+            shows="right in a test of its own, wrong in a model, where something else reads the same tensor"),
     Mistake("a later call writes into what this one returned", "Whose memory is the result, once you have returned it?",
             lambda one: one.name in one.done.overwritten and "returned what changed in a later call",
             shows="accumulated gradients of which all but the last are lost"),
@@ -200,6 +204,7 @@ def in_another_dtype(sent: Sent) -> str | None:
 
 
 # fmt: off
+OTHER_DTYPE = Mistake("a different dtype travels", "What does that cost, in bytes or in digits?", in_another_dtype)
 SENT = (
     Mistake("a built-in collective", "Which ranks send what to whom inside of it? Build that from isend and irecv.",
             lambda sent: sent.foreign and f"right, but it came through dist's own {' and '.join(sent.foreign)}"),
@@ -212,7 +217,7 @@ SENT = (
     Mistake("an all-reduce where a part is enough",
             "An all-reduce brings everything to everybody. Who needs which part?",
             lambda sent: any(event.op == "all_reduce" for event in sent.events) and sent.too_much),
-    Mistake("a different dtype travels", "What does that cost, in bytes or in digits?", in_another_dtype),
+    OTHER_DTYPE,
     Mistake("too many bytes", "", lambda sent: sent.too_much),
     Mistake("less than the least possible", "How else did the numbers get there?", lambda sent: sent.too_little),
 )
@@ -222,7 +227,10 @@ SENT = (
 
 
 class Held(NamedTuple):
-    """By a rank, besides what it brought and × that: in a call, after one, after two; enough: at the most, after it."""
+    """By a rank, besides what it brought and × that: in a call, after one, after two; enough: at the most, after it.
+
+    between: forward and backward, beyond what was there before; and what is enough.
+    """
 
     most: float
     after: float
@@ -230,6 +238,7 @@ class Held(NamedTuple):
     enough: float
     rest: float
     whole: str = "the tensor"
+    between: tuple[float, float] = (0, 0)
 
 
 SLACK = 0.1
@@ -239,6 +248,10 @@ HELD = (
             lambda held: held.later > held.after + SLACK
             and f"holds {held.after:.2f} × {held.whole} after one call, {held.later:.2f} × after two",
             shows="memory that grows from call to call"),
+    Mistake("kept for backward, but not needed there", "Which numbers does your backward read?",
+            lambda held: held.between[0] > held.between[1] + SLACK
+            and f"holds {held.between[0]:.2f} × {held.whole} between forward and backward",
+            shows="activations that are as large as without splitting"),
     Mistake("something is kept from the call", "What is still there, because of a name or of a view that is left?",
             lambda held: held.after > held.rest + SLACK
             and f"holds {held.after:.2f} × {held.whole} when the call is over; {held.rest:.2f} × is due",

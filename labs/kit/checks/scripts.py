@@ -65,6 +65,11 @@ class World(Case):
     def within(self) -> str:
         return f"the group of ranks {self.group}" if self.group else self.who
 
+    @property
+    def when(self) -> str:
+        """In words: the step that is looked at."""
+        return f", step {self.step}" * (self.steps > 1)
+
     def at(self, step: int) -> Self:
         return replace(self, step=step)
 
@@ -249,7 +254,7 @@ class Seen:
         self.world, self.done, self.events = world, done, events
 
     def __str__(self) -> str:
-        return f"{self.world}{f', step {self.world.step}' * (self.world.steps > 1)}"
+        return f"{self.world}{self.world.when}"
 
     @property
     def refused(self) -> bool:

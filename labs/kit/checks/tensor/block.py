@@ -1,6 +1,6 @@
 """block_plan: a block that the course has nowhere else, and a table of styles, which a job obeys."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from labs.kit.checks.answer import Mistake, answered, says
-from labs.kit.checks.ranks import Draw
+from labs.kit.checks.one import One
+from labs.kit.checks.ranks import Draw, checked
+from labs.kit.checks.rows import returned
 from labs.kit.checks.scripts import Functions
 from labs.kit.checks.tensor import ways
 from labs.mesh import Mesh, smaller_group
@@ -126,56 +128,58 @@ class Block(ways.Split):
     def comes_back(self, rank: int) -> Tensor:
         return self.part(self.numbers(X, 62), rank)
 
-    def setting(self) -> dict[str, Any]:
-        return {"mesh": mesh_of(self.ranks, self.sharers)}
+    def process_group(self) -> dict[str, Any]:
+        mesh_of(self.ranks, self.sharers)  # before a call begins: it makes groups
+        return {}
 
-    def prepare(self, functions: Functions, brought: ways.Brought, **setting: Any) -> Functions:
+    def prepare(self, functions: Functions, brought: ways.Brought) -> Functions:
         """A layer, split by the plan; its parameters are brought, too."""
-        layer = parallelize(self.layer(), setting["mesh"], functions[0](self.config, self.sequence_parallel))
+        mesh, plan = mesh_of(self.ranks, self.sharers), functions[0](self.config, self.sequence_parallel)
+        layer = parallelize(self.layer(), mesh, plan)
         # It is for the check to compare gradients; and x differs where it is a shard.
         layer.tensor_parallel.inputs_compared = layer.tensor_parallel.gradients_compared = True
         brought |= layer.named_parameters()
         return (layer,)
 
-    def call(self, functions: Functions, brought: ways.Brought, **setting: Any) -> Any:
+    def call(self, functions: Functions, brought: ways.Brought, **group: Any) -> Any:
         return functions[0](brought["x"])
 
-    def due(self, members: tuple[int, ...]) -> list[dict[str, Tensor]]:
+    def on_ranks(self, group: Sequence[int]) -> ways.Numbers:
         """Of what is to be split, each rank's part."""
         layer, x = self.layer(), self.numbers(X, 63).requires_grad_()
         y = layer(x)
         y.backward(self.numbers(X, 62))
         rows = cut_alike(self.config).rows(layer)
         cuts = {name: cut for name, (_, cut) in cuts_of(layer, rows, self.ranks).items()}
-        gradients = {name: p.grad for name, p in layer.named_parameters()}
 
-        def of(rank: int) -> dict[str, Tensor]:
-            parts = {name: cuts[name].part(g, rank) if name in cuts else g for name, g in gradients.items()}
-            return {"y": self.part(y.detach(), rank), "x": self.part(x.grad, rank)} | parts
+        def part(name: str, gradient: Tensor, rank: int) -> Tensor:
+            return cuts[name].part(gradient, rank) if name in cuts else gradient
 
-        return [of(rank) for rank in members]
+        def on(rank: int) -> dict[str, Tensor]:
+            gradients = {ways.of(name): part(name, p.grad, rank) for name, p in layer.named_parameters()}
+            return {"y": self.part(y.detach(), rank), ways.of("x"): self.part(x.grad, rank)} | gradients
 
-    @property
-    def calls(self) -> tuple[int, int]:
-        return 2, 2 + 2 * (self.sharers > 1) + 2 * self.sequence_parallel
+        return [on(rank) for rank in group]
 
-    def due_numbers(self) -> tuple[float, float]:
+    def all_reduces(self) -> tuple[int, float]:
         """Twice x; backward, keys and values that some ranks share, too, and norms that have seen shards."""
+        if self.step == 0:
+            return 2, 2 * prod(X)
+        calls = 2 + 2 * (self.sharers > 1) + 2 * self.sequence_parallel
         keys, norms = 2 * self.config.head_size * X[2], 2 * X[2] * self.sequence_parallel
         shared = keys * (self.sharers - 1) / self.sharers * self.ranks / (self.ranks - 1)
-        return 2 * prod(X), 2 * prod(X) + shared + norms
+        return calls, 2 * prod(X) + shared + norms
 
 
-def worlds(draw: Draw) -> list[Block]:
+def worlds(draw: Draw) -> dict[int, list[Block]]:
     sizes = [{}, {"kv_heads": draw.random.choice((1, 2)), "hidden": 41}]
     sizes.append({"ranks": 2, "heads": 6, "kv_heads": 3, "hidden": 43})
     return ways.drawn(draw, Block, [each | {"sequence_parallel": shards} for each in sizes for shards in (False, True)])
 
 
-def adds_up(one: ways.One) -> bool:
+def adds_up(one: One) -> bool:
     """The ranks have summands of it."""
-    found = [one.on(rank) for rank in one.members]
-    return one.n > 1 and all(isinstance(x, Tensor) for x in found) and torch.allclose(sum(found), one.due)
+    return torch.allclose(sum(done.values[one.name] for done in one.seen.done), one.due)
 
 
 STYLE = "What does each module split, what comes in and what goes out? labs/tp/tp.py has the table of styles."
@@ -196,23 +200,23 @@ PLANS = (  # what a rank raised that was to obey it
             says(r"failed: \w+: .*(unflatten|heads|query\b(?!'))")),
     Mistake("it cannot be obeyed", STYLE, says("failed: (Value|Runtime)Error")),
 )
-EXERCISE = ways.Exercise(
+EXERCISE = ways.both_ways(
     worlds,
     question=STYLE,
     raised=PLANS,
     forms=(
         Mistake("a matrix is not split", "Which part of it does this rank compute with?",
-                ways.form(lambda one: one.found is not None and one.found.numel() > one.due.numel()),
+                returned(lambda found, due: found.numel() > due.numel()),
                 shows="right, but each rank holds and multiplies a whole matrix"),
         Mistake("columns where rows belong, or rows where columns do",
                 "Which matrix comes first, and leaves pieces behind, and which one takes them as they are?",
-                ways.form(lambda one: one.found is not None and one.found.shape != one.due.shape),
+                returned(lambda found, due: found.shape != due.shape),
                 shows="a plan of columns alone: right, but with a gather after each matrix"),
     ),
     mistakes=(
         Mistake("a shard is taken for the whole",
                 "Which tokens does this rank have when attention begins, and which does it have to see?",
-                lambda one: one.is_result and one.case.sequence_parallel and not ways.gathered(one.forward),
+                lambda one: one.world.step == 0 and one.world.sequence_parallel and not ways.gathered(one.seen),
                 shows="each rank attends to its own part of the sequence"),
         Mistake("the norms' gradients are not summed",
                 "Under sequence parallelism a norm sees only its own rank's tokens. What does it know of its gradient?",
@@ -222,7 +226,8 @@ EXERCISE = ways.Exercise(
     ),
     sending=(
         Mistake("x crosses the border once for each matrix",
-                "Several matrices read the same x. How often must it, or its gradient, travel?", ways.too_much(bool),
+                "Several matrices read the same x. How often must it, or its gradient, travel?",
+                lambda sent: sent.too_much,
                 shows="the right numbers, and more than twice the bytes"),
     ),
 )
@@ -235,7 +240,7 @@ def block_plan(fn: Callable[..., Any], seed: int) -> str:
 
     Of a Stranger; x comes in and goes out whole, or as a shard of the sequence, dim 1.
     """
-    recording = ways.checked(EXERCISE, (fn,), seed)
+    recording = checked(EXERCISE, (fn,), seed).recording
     return (
         f"a rank holds its part of every matrix, and sent {ways.told(recording, 'x', 8 * prod(X), 0)}; "
         "the least possible is 3.00 ×, as two all-reduces each way"

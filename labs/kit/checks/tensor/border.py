@@ -10,7 +10,8 @@ from torch import Tensor
 from labs.dtensor import Partial, Replicate
 from labs.dtensor.redistribute import Line
 from labs.kit.checks.answer import Mistake, answered
-from labs.kit.checks.ranks import F32, Draw
+from labs.kit.checks.one import One, as_if
+from labs.kit.checks.ranks import F32, Draw, checked
 from labs.kit.checks.scripts import Functions
 from labs.kit.checks.tensor import ways
 from labs.tp import conjugate as borders
@@ -24,10 +25,15 @@ def courses_reduce(x: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
 
 @dataclass(frozen=True)
 class Border(ways.Split):
-    """kind: "copy"; "reduce"; or "both": two layers x + reduce(w · copy(x)), w another on each rank, and 0 on one."""
+    """kind: "copy"; "reduce"; or "both": two layers x + reduce(w · copy(x)), w another on each rank, and 0 on one.
 
-    kind: str = ""
+    Bytes are held by kind "one of the other": reduce(copy(x)).
+    """
+
+    kind: str = "one of the other"
     shape: tuple[int, ...] = (5, 7)
+
+    whole = "x"
 
     @property
     def alike(self) -> tuple[str, ...]:
@@ -50,6 +56,8 @@ class Border(ways.Split):
         (copy, reduce), x = functions, brought["x"]
         if self.kind == "reduce":
             return reduce(x, **group)
+        if self.kind == "one of the other":
+            return reduce(copy(x, **group), **group)
         if self.kind == "copy":
             y = copy(x, **group)
             copy(x.detach())  # in another group, and before the gradient comes
@@ -59,32 +67,35 @@ class Border(ways.Split):
 
     @property
     def calls(self) -> tuple[int, int]:
-        forward, backward = {"copy": (0, 1), "reduce": (1, 0), "both": (2, 2)}[self.kind]
-        return forward, backward * self.graded
+        return {"copy": (0, 1), "reduce": (1, 0), "both": (2, 2)}[self.kind]
 
 
-def worlds(draw: Draw) -> list[Border]:
+def worlds(draw: Draw) -> dict[int, list[Border]]:
     a, b = draw.random.randrange(4, 8), draw.random.randrange(5, 9)
-    options = [{}, {"dtype": F32, "shape": (64, 96)}, ways.AGAIN, *ways.UNUSUAL]
+    options = [{}, {"dtype": F32, "shape": (64, 96), "only": ""}, ways.AGAIN, *ways.UNUSUAL]
     options += [{"shape": shape} for shape in ((2, a, b), (a,), (1,), (0, 3), ())]
     options += [{"ranks": ranks} for ranks in (draw.random.choice((3, 5, 6, 7, 8)), 1)]
     both = [each | {"kind": kind} for each in options for kind in ("copy", "reduce")]
     return ways.drawn(draw, Border, [*both, {"kind": "both"}])
 
 
+def of_copy(make: Callable[[Border], Any], step: int) -> Callable[[One], bool]:
+    fits = as_if(make)
+    return lambda one: one.world.kind == "copy" and one.world.step == step and fits(one)
+
+
 # fmt: off
-EXERCISE = ways.Exercise(
+EXERCISE = ways.both_ways(
     worlds,
-    wide=[Border(0, 4, dtype=F32, kind=kind, shape=(128, 256)) for kind in ("copy", "reduce")],
-    unit="x", kept=0.1, most=6.1,
+    wide=lambda draw: Border(0, 4, dtype=F32, shape=(128, 256)), kept=0, most=6, rest=1,
     question="Follow x through the split layer, and its gradient back: where is it whole, and where a summand?",
     mistakes=(
         Mistake("copy sends forward", "Every rank has all of x already: what could it lack?",
-                lambda one: one.is_result and one.case.kind == "copy" and one.times(one.n)),
+                of_copy(lambda w: w.times(w.width), 0)),
         ways.summands("What does each rank have where a split layer ends?"),
         Mistake("the gradient of copy is not summed",
                 "Each rank has used x for its own part of the weights. What does it know of x's gradient?",
-                lambda one: not one.is_result and one.case.kind == "copy" and one.alone,
+                of_copy(Border.alone, 1),
                 shows="the loss goes down more slowly: the layers in front get only a part of their gradient"),
         ways.SUMMED_TOO,
     ),
@@ -98,7 +109,7 @@ def conjugate(copy: Callable[..., Any], reduce: Callable[..., Any], seed: int) -
 
     copy: x as it is, and the sum of all ranks' gradients.  reduce: the sum of all ranks' x, and the gradient as it is.
     """
-    recording = ways.checked(EXERCISE, (copy, reduce), seed)
-    of_copy, of_reduce = (ways.told(recording, what, 64 * 96 * 4, step) for what, step in (("the tensor", 4), ("", 6)))
+    recording = checked(EXERCISE, (copy, reduce), seed).recording
+    copied, reduced = (ways.told(recording, what, 64 * 96 * 4, step) for what, step in (("the tensor", 4), ("", 6)))
     least = "the least possible is 1.50 × where something is due, and 0.00 × elsewhere"
-    return f"copy sent {of_copy}, reduce {of_reduce}; {least}"
+    return f"copy sent {copied}, reduce {reduced}; {least}"

@@ -1,6 +1,6 @@
 """row_linear: summands of y from pieces of x, and the bias once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from labs.kit.checks.answer import Mistake, answered
-from labs.kit.checks.ranks import F32, Draw
+from labs.kit.checks.one import One, as_if
+from labs.kit.checks.ranks import F32, Draw, checked
 from labs.kit.checks.tensor import ways
 
 
@@ -22,6 +23,7 @@ class Row(ways.Split):
     biased: bool = True
 
     alike = ("bias",)
+    whole = "y"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -37,49 +39,66 @@ class Row(ways.Split):
         return y + brought[0]["bias"] if self.biased else y
 
 
-def worlds(draw: Draw) -> list[Row]:
+def worlds(draw: Draw) -> dict[int, list[Row]]:
     a, b = draw.random.randrange(4, 8), draw.random.randrange(5, 9)
-    options = [{}, {"dtype": F32, "outer": (32,), "outputs": 24}, ways.AGAIN, {"biased": False}, *ways.UNUSUAL]
+    options = [
+        {},
+        {"dtype": F32, "outer": (32,), "outputs": 24, "only": ""},
+        ways.AGAIN,
+        {"biased": False},
+        *ways.UNUSUAL,
+    ]
     options += [{"outer": outer} for outer in ((), (2, 3), (0,), (2, 1, a))]
     options += [{"inputs": inputs} for inputs in ((0, a, 0, 1), (a, 0, b, 0))]
     options += [{"ranks": ranks} for ranks in (draw.random.choice((3, 5, 6, 7, 8)), 1)]
     return ways.drawn(draw, Row, options)
 
 
-def bias_added(one: ways.One, times: int) -> bool:
-    """So many times, and not once?"""
-    if not (one.is_result and one.case.biased and one.n > 1):
+def bias_added(times: Callable[[int], int]) -> Callable[[One], bool]:
+    """So many times, by the number of ranks, and not once."""
+
+    def y(world: Row) -> Iterator[ways.Numbers]:
+        if world.biased and world.step == 0:
+            more = times(world.width) - 1
+            yield [{"y": due["y"] + more * world.brings(rank)["bias"]} for rank, due in enumerate(world.due())]
+
+    return as_if(y)
+
+
+def left_early(one: One) -> bool:
+    """A rank without inputs."""
+    return as_if(Row.alone)(one) and not one.world.brings(one.rank)["x"].numel()
+
+
+def on_one_rank_alone(one: One) -> str | bool:
+    if one.name != BIAS or one.found.any() or not one.due.any():
         return False
-    return one.same(one.due + (times - 1) * one.case.brings(one.rank)["bias"].double())
+    theirs = [rank for rank, done in one.seen.ranks if done.values[BIAS].any()]
+    return bool(theirs) and f"has no gradient of its bias; rank {theirs[0]} has one"
 
 
 # fmt: off
-ONE_BIAS = "The copies of the bias must stay equal: which gradient does each of them get?"
-EXERCISE = ways.Exercise(
+BIAS = ways.of("bias")
+EXERCISE = ways.both_ways(
     worlds,
-    wide=[Row(0, 4, dtype=F32, outer=(256,), inputs=(64,) * 4, outputs=128)], unit="y", kept=1.3, most=7.1,
+    wide=lambda draw: Row(0, 4, dtype=F32, outer=(256,), inputs=(64,) * 4, outputs=128), kept=1.2, most=7, rest=1,
     question="Which summand of y does this rank make, and who adds what to it?",
     forms=(
-        Mistake("the bias on one rank alone", ONE_BIAS,
-                ways.form(lambda one: one.name == "bias" and one.found is None
-                     and any(one.on(r) is not None for r in one.members))),
+        Mistake("the bias on one rank alone",
+                "The copies of the bias must stay equal: which gradient does each of them get?", on_one_rank_alone,
+                shows="the right output, and copies of the bias that drift apart"),
     ),
     mistakes=(
         Mistake("the bias is added on every rank", "How many ranks add it, before the sum?",
-                lambda one: bias_added(one, one.n),
+                bias_added(lambda ranks: ranks),
                 shows="a model with biases that is right on one rank, and wrong on more"),
-        Mistake("the bias is left out", "Who adds it, and where?", lambda one: bias_added(one, 0)),
-        Mistake("a rank without inputs leaves early",
-                "Its summand of y is zero. Who waits for it, and who tells it what y is?",
-                lambda one: one.is_result and one.alone and not one.forward.events
-                and not one.case.brings(one.rank)["x"].numel()),
+        Mistake("the bias is left out", "Who adds it, and where?", bias_added(lambda ranks: 0)),
+        Mistake("", "Its summand of y is zero. Who waits for it, and who tells it what y is?", left_early),
         ways.summands("What does each rank have of y?"),
         Mistake("the gradient of the bias is an N-th",
                 "Every rank has all of the bias. How much of its gradient must it see?",
-                lambda one: one.name == "bias" and one.times(1 / one.n),
+                lambda one: one.name == BIAS and as_if(lambda w: w.times(1 / w.width))(one),
                 shows="the right output, and biases that learn N times too slowly"),
-        Mistake("the bias on one rank alone", ONE_BIAS, lambda one: one.name == "bias" and not one.found.any(),
-                shows="the right output, and copies of the bias that drift apart"),
         ways.SUMMED_TOO,
     ),
 )
@@ -92,5 +111,5 @@ def row_linear(fn: Callable[..., Any], seed: int) -> str:
 
     x [..., inputs], weight [outputs, inputs], whose sizes may differ between ranks; bias [outputs], the same, or None.
     """
-    recording = ways.checked(EXERCISE, (fn,), seed)
+    recording = checked(EXERCISE, (fn,), seed).recording
     return f"you sent {ways.told(recording, 'y', 32 * 24 * 4, 2)}; the least possible is 1.50 × and 0.00 ×"

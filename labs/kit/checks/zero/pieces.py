@@ -107,7 +107,7 @@ def travel(world: Layers, whole: float, least: float) -> rows.Sends:
 
 def held(*called: tuple[str, str]) -> tuple[Mistake, ...]:
     """What to call, and ask of, what is kept after a step, and what is held in it."""
-    both = zip(rows.HELD[1:], called, strict=True)
+    both = zip(rows.HELD[2:], called, strict=True)
     return tuple(replace(row, name=name, question=question, shows="") for row, (name, question) in both)
 
 
