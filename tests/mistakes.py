@@ -304,6 +304,10 @@ MISTAKES = [
         ("Redistribute.apply(gradient, without_partial(ctx.placements)).to_local()", "gradient.to_local()"),
         ("if run_check:", "if not run_check:"),
         ("grad_placements or without_partial(x.placements)", "without_partial(x.placements)"),
+    ),
+    *of(
+        "dtensor",
+        "dtensor/distribute.py",
         (
             "        local = dealt(local, line, placement, src_data_rank)",
             "        local = dealt(local, line, placement, 0)",
@@ -311,15 +315,15 @@ MISTAKES = [
     ),
     *of(
         "dtensor",
-        "dtensor/operation.py",
+        "dtensor/pointwise.py",
         ("if op._schema.is_mutable or tensors[0].is_contiguous():", "if True:"),
         ("any(placement.is_partial() for placement in first.placements)", "False"),
         (
             "moved = [g if is_plain(g) else g.moved(p.placements) for",
             "moved = [g if is_plain(g) else g._local_tensor for",
         ),
-        ("if result.shape != out.shape:", "if result.ndim != out.ndim:"),
     ),
+    *of("dtensor", "dtensor/operation.py", ("if result.shape != out.shape:", "if result.ndim != out.ndim:")),
     *of(
         "dtensor",
         "dtensor/redistribute.py",

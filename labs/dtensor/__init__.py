@@ -8,7 +8,9 @@ In this order:
     letters        which dim belongs to which, in operations on any shapes
     rules          the table of operations
     operation      one operation: prepared by its rule, carried out on blocks
+    pointwise      an optimizer's operations, for which nothing has to be prepared
     dtensor        the tensor
+    distribute     one made of the whole
 
 So it is used:
 
@@ -19,5 +21,6 @@ So it is used:
 
 # ruff: noqa: F401
 
-from labs.dtensor.dtensor import DTensor, distribute_tensor
+from labs.dtensor.distribute import distribute_tensor
+from labs.dtensor.dtensor import DTensor
 from labs.dtensor.placement import Partial, Placement, Replicate, Shard

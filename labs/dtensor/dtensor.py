@@ -1,8 +1,7 @@
 """A tensor that knows its layout on a mesh, and computes as if it were whole.
 
     DTensor            a tensor of the whole's shape, of which this rank holds its block: `to_local()`
-    distribute_tensor  from the whole tensor, the first rank's
-    DTensor.from_local from each rank's block
+    from_local         from each rank's block (labs.dtensor.distribute: from the whole)
     redistribute       to other placements (labs.dtensor.redistribute: the moves)
     full_tensor        to the whole, on every rank
 
@@ -13,8 +12,9 @@
     y.sum().backward()                         # w.grad.placements: (Shard(0),)
 
 Every operation arrives at `__torch_dispatch__`, below autograd: the inputs are redistributed as its rule asks, the
-operation is done on the blocks, and the result knows its layout (labs.dtensor.operation).  Backward is made of
-operations, too. Only redistribution, and what passes between a DTensor and its block, have their own gradients:
+operation is done on the blocks, and the result knows its layout (labs.dtensor.operation; for an optimizer's,
+labs.dtensor.pointwise).  Backward is made of operations, too.  Only redistribution, and what passes between a DTensor
+and its block, have their own gradients:
 
     forward                        backward
     from_local                     to the forward's placements, and the block of that
@@ -33,13 +33,12 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from labs.agree import require_same
-from labs.dtensor.operation import carry_out, fused, on_blocks, on_lists, written
-from labs.dtensor.placement import Partial, Placement, Replicate, Shard, Spec, normalised, whole_shape
-from labs.dtensor.redistribute import Line, dealt, redistribute
+from labs.dtensor.operation import carry_out, written
+from labs.dtensor.placement import Placement, Replicate, Spec, normalised, whole_shape
+from labs.dtensor.pointwise import fused, on_blocks, on_lists
+from labs.dtensor.redistribute import redistribute
 from labs.dtensor.rules import IN_TERMS_OF
 from labs.mesh import Mesh
-
-__all__ = ["DTensor", "Partial", "Replicate", "Shard", "distribute_tensor"]
 
 
 class DTensor(Tensor):
@@ -238,36 +237,3 @@ class Redistribute(torch.autograd.Function):
 
 def without_partial(placements: Sequence[Placement]) -> tuple[Placement, ...]:
     return tuple(Replicate() if placement.is_partial() else placement for placement in placements)
-
-
-# ---- from the whole --------------------------------------------------------------------------------------
-
-
-def distribute_tensor(
-    tensor: Tensor,
-    device_mesh: Mesh,
-    placements: Sequence[Placement] | None = None,
-    *,
-    src_data_rank: int | None = 0,
-) -> DTensor:
-    """The first rank's tensor, dealt out; a leaf, which takes gradients if the tensor does.
-
-    src_data_rank: whose tensor it is, by place along each axis; None: all ranks have the same, nothing is sent.
-
-    Raises RuntimeError for a tensor that was computed: its gradient would end here (DTensor.from_local passes it on).
-    """
-    if not tensor.is_leaf:
-        raise RuntimeError(
-            "distribute_tensor takes a leaf; for a computed tensor, DTensor.from_local keeps the gradient"
-        )
-    placements = normalised(placements, tensor.ndim, device_mesh.ndim)
-    if isinstance(tensor, DTensor):
-        if (tensor.device_mesh, tensor.placements) != (device_mesh, placements):
-            raise ValueError(f"this tensor is placed as {list(tensor.placements)} already: redistribute it")
-        return tensor
-    local = tensor.detach()
-    for axis, placement in enumerate(placements):
-        place = device_mesh.get_coordinate()[axis]
-        line = Line(tuple(local.shape), device_mesh.shape[axis], place, device_mesh.get_group(axis))
-        local = dealt(local, line, placement, src_data_rank)
-    return DTensor(local, device_mesh, placements, tensor, tensor.requires_grad)

@@ -1,0 +1,40 @@
+"""From the whole tensor to a DTensor: dealt out along one axis of the mesh after the other."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from labs.dtensor.dtensor import DTensor
+from labs.dtensor.placement import Placement, normalised
+from labs.dtensor.redistribute import Line, dealt
+from labs.mesh import Mesh
+
+
+def distribute_tensor(
+    tensor: Tensor,
+    device_mesh: Mesh,
+    placements: Sequence[Placement] | None = None,
+    *,
+    src_data_rank: int | None = 0,
+) -> DTensor:
+    """The first rank's tensor, dealt out; a leaf, which takes gradients if the tensor does.
+
+    src_data_rank: whose tensor it is, by place along each axis; None: all ranks have the same, nothing is sent.
+
+    Raises RuntimeError for a tensor that was computed: its gradient would end here (DTensor.from_local passes it on).
+    """
+    if not tensor.is_leaf:
+        raise RuntimeError(
+            "distribute_tensor takes a leaf; for a computed tensor, DTensor.from_local keeps the gradient"
+        )
+    placements = normalised(placements, tensor.ndim, device_mesh.ndim)
+    if isinstance(tensor, DTensor):
+        if (tensor.device_mesh, tensor.placements) != (device_mesh, placements):
+            raise ValueError(f"this tensor is placed as {list(tensor.placements)} already: redistribute it")
+        return tensor
+    local = tensor.detach()
+    for axis, placement in enumerate(placements):
+        place = device_mesh.get_coordinate()[axis]
+        line = Line(tuple(local.shape), device_mesh.shape[axis], place, device_mesh.get_group(axis))
+        local = dealt(local, line, placement, src_data_rank)
+    return DTensor(local, device_mesh, placements, tensor, tensor.requires_grad)

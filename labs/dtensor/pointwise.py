@@ -1,0 +1,80 @@
+"""Operations for which nothing has to be prepared: element by element, on tensors that lie alike.
+
+An optimizer does almost nothing else:
+
+    on_blocks     one operation, on this rank's blocks
+    on_lists      one on many tensors at once
+    fused         its whole step at once
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from labs.dtensor.operation import Make, is_plain, layouts, local, name_of
+from labs.dtensor.rules import RULES, broadcast
+
+
+def on_blocks(op: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor] | None:
+    """The block of the result, and a tensor of its layout; None where it is not that simple."""
+    rule, tensors = RULES.get(name_of(op)), [x for x in args if isinstance(x, Tensor)]
+    if not rule or rule.letters is not broadcast or rule.local or not alike(*tensors):
+        return None
+    if op._schema.is_mutable or tensors[0].is_contiguous():  # of others, the strides may change
+        return op(*(x._local_tensor if isinstance(x, Tensor) else x for x in args), **kwargs), tensors[0]
+    return None
+
+
+def on_lists(op: Any, args: Any, kwargs: Any, make: Make) -> list[Tensor] | None:
+    """An optimizer's operation on many tensors: on all blocks at once, where nothing has to move, else one by one."""
+    name = op._schema.name.removeprefix("aten::_foreach_")
+    lists = [arg for arg in args if is_list(arg)]
+    rule = RULES.get(name.rstrip("_"))
+    if rule and rule.letters is broadcast and all(map(alike, *lists)):
+        blocks = op(*([x._local_tensor for x in arg] if is_list(arg) else arg for arg in args), **kwargs)
+        return blocks and [
+            make(block, x.device_mesh, x.placements, x) for block, x in zip(blocks, lists[0], strict=True)
+        ]
+    results = []
+    for i in range(len(args[0])):
+        mine = [arg[i] if isinstance(arg, list | tuple) else arg for arg in args]
+        value = {"value": mine.pop()} if name.startswith("addc") and len(mine) > 3 else {}
+        if hasattr(torch.ops.aten, name):
+            results.append(getattr(torch.ops.aten, name)(*mine, **value, **kwargs))
+        else:  # as maximum_: in place there is only the one for lists
+            mine[0].copy_(getattr(torch.ops.aten, name.rstrip("_"))(*mine, **kwargs))
+    return None if name.endswith("_") else results
+
+
+def fused(op: Any, args: Any, kwargs: Any) -> None:
+    """An optimizer's step, which is written to parameters and state: on blocks, for which gradients are redistributed.
+
+    Raises RuntimeError for a parameter of summands, or state that does not lie as its parameter does.
+    """
+    parameters, gradients, *others = args
+    lists = [arg for arg in others if is_list(arg)]
+    for parameter, *its in zip(parameters, *lists, strict=True):
+        its = [x for x in its if not is_plain(x)]
+        if not is_plain(parameter) and not alike(parameter, *its):
+            raise RuntimeError(
+                f"{op._schema.name} needs parameters and their state in equal placements, none of them Partial(), and "
+                f"has {layouts([parameter.spec, *(x.spec for x in its)])}: make the optimizer without fused=True"
+            )
+    moved = [g if is_plain(g) else g.moved(p.placements) for p, g in zip(parameters, gradients, strict=True)]
+    own = [[local(x) for x in arg] if is_list(arg) else arg for arg in (parameters, *others)]
+    op(own[0], moved, *own[1:], **kwargs)
+
+
+def is_list(arg: Any) -> bool:
+    return isinstance(arg, list | tuple) and len(arg) > 0 and isinstance(arg[0], Tensor)
+
+
+def alike(first: Tensor, *others: Tensor) -> bool:
+    """Whether blocks meet block by block: equal shapes in equal placements, no summands."""
+    if is_plain(first) or any(placement.is_partial() for placement in first.placements):
+        return False
+    return all(
+        not is_plain(x) and (x.placements, x.shape, x.device_mesh) == (first.placements, first.shape, first.device_mesh)
+        for x in others
+    )
