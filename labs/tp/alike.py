@@ -10,11 +10,8 @@
 
 Inputs and random numbers are compared bit by bit, the others by some of their numbers, which may differ by rounding.
 
-An optimizer has a rank's part of a matrix before it, so only one that works element by element is right (SGD, Adam and
-their kin).  Those that are known to look at a whole matrix, or at a norm, are refused in their first step; another of
-that kind, or one that was written by hand, cannot be seen.  Nor can a clipping by a rank's own norm, if every parameter
-is split, or if the first step is not clipped; nor a rank's part that is used outside of the module that was split with
-it, where nothing that should be whole comes of it.
+A clipping by a rank's own norm cannot be seen, if every parameter is split, or if the first step is not clipped; nor a
+rank's part that is used outside of the module that was split with it, where nothing that should be whole comes of it.
 """
 
 import math
@@ -32,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 from labs.agree import Some, compare, everybodys, fingerprint, first_difference, rounding
 from labs.autograd import at_the_very_end_of_backward, differentiable, weakly
 from labs.mesh import Mesh
+from labs.tp.optimizers import require_elementwise
 
 INPUTS = (
     "{name} differs on ranks {first} and {other}: under tensor parallelism all ranks of a group read the same tokens, "
@@ -69,16 +67,6 @@ CLIPPED = (
     "though not as backward ended: clip with labs.tp.clip_gradients, since a norm of each rank's own parts "
     "(nn.utils.clip_grad_norm_) is another on every rank"
 )
-OPTIMIZER = (
-    "{kind} looks at a whole matrix or at norms, and this rank has only its part of {name!r}: under tensor parallelism "
-    "take an optimizer that works element by element, such as AdamW or SGD"
-)
-EARLIER = (
-    "the optimizer has state of {name!r} from before parallelize(), for all of it, and this rank has a part: make the "
-    "optimizer anew"
-)
-LOOK_AT_MORE = {"Adafactor", "Muon", "LBFGS", "Shampoo", "DistributedShampoo", "SOAP"}
-LOOK_AT_MORE |= {"LAMB", "Lamb", "FusedLAMB", "NVLamb", "LARS", "LARC"}
 
 
 class FirstStep:
@@ -162,13 +150,7 @@ class FirstStep:
             return
         given = {p for group in optimizer.param_groups for p in group["params"]}
         own = {name: p for name, p in model.named_parameters() if p in given}
-        kinds = [kind.__name__ for kind in type(optimizer).__mro__ if kind.__name__ in LOOK_AT_MORE]
-        if kinds and (split := [name for name in own if name not in self.whole]):
-            raise TypeError(OPTIMIZER.format(kind=kinds[0], name=split[0]))
-        for name, p in own.items():
-            state = [x for x in optimizer.state.get(p, {}).values() if isinstance(x, Tensor)]
-            if any(x.ndim and x.shape != p.shape for x in state):
-                raise ValueError(EARLIER.format(name=name))
+        require_elementwise(optimizer, own, split=[name for name in own if name not in self.whole])
         whole = {name: p.grad for name, p in own.items() if name in self.whole}
         gradients = {name: None if g is None else Some.of(local(g)) for name, g in whole.items()}
         if self.require_alike(gradients, CLIPPED):
