@@ -663,8 +663,8 @@ beat.cheap_save(saved_cheaply)
 #
 # **Read on**: [labs/checkpoint/saving.py](../labs/checkpoint/saving.py), then
 # [labs/checkpoint/loading.py](../labs/checkpoint/loading.py); and
-# [labs/checkpoint/llamas.py](../labs/checkpoint/llamas.py), which exports. Pillai et al., 2014, *All File Systems Are
-# Not Created Equal* (OSDI), on what disks do to programs that forget to flush.
+# [labs/checkpoint/exporting.py](../labs/checkpoint/exporting.py), for other libraries. Pillai et al., 2014, *All File
+# Systems Are Not Created Equal* (OSDI), on what disks do to programs that forget to flush.
 #
 # **Next.** A checkpoint is there, whole. But is all of the training in it? [08b Resume](08b_resume.ipynb) goes on from
 # one as if nothing had happened, finds out how often to save, and lets training go on meanwhile.

@@ -37,7 +37,7 @@ TEXTBOOK = set().union(*LEVELS[:6]) - WAYS_OUT
 # What a file may import besides.
 OTHERS = {
     "data": {"datasets"},  # a corpus from a hub, for those online, inside the function that needs it
-    "llama": {"safetensors"},  # the format of the weights
+    "llama.weights": {"safetensors"},  # the format of the weights
     "checkpoint.saving": {"safetensors"},
     "checkpoint.loading": {"safetensors"},
 }

@@ -1,7 +1,7 @@
 """Rotary positions, held to their definition: lengths stay, and products depend on distances alone.
 
 Reference: the numbers before they were turned.  tests/test_model.py has the formula, written out as complex numbers,
-tests/test_llama.py what transformers makes of RopeScaling.
+tests/llama what transformers makes of RopeScaling.
 """
 
 import math

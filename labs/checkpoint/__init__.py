@@ -11,7 +11,8 @@ In this order:
     loading          each rank reads only what it needs, after all of it has been looked at
     randomness       where a rank's generators of random numbers stand
     background       training waits for a copy alone, and a thread saves it
-    llamas           weights alone, out and in as Hugging Face's libraries have them
+    llamas           weights alone, in from a folder as Hugging Face's libraries have them
+    exporting        and out to one
 
 PyTorch calls it torch.distributed.checkpoint.
 """
@@ -19,8 +20,9 @@ PyTorch calls it torch.distributed.checkpoint.
 # ruff: noqa: F401
 
 from labs.checkpoint.background import Saver
+from labs.checkpoint.exporting import export
 from labs.checkpoint.index import newest
-from labs.checkpoint.llamas import export, load_pretrained
+from labs.checkpoint.llamas import load_pretrained
 from labs.checkpoint.loading import Remembered, load
 from labs.checkpoint.parts import Held, HeldByZero
 from labs.checkpoint.randomness import random_state, set_random_state

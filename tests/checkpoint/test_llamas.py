@@ -1,4 +1,4 @@
-"""labs.checkpoint.llamas: every layout writes what transformers loads, and takes what is written so, bit for bit."""
+"""labs.checkpoint.exporting, llamas: each layout writes what transformers loads, and takes that in, bit for bit."""
 
 import importlib
 import json
@@ -17,7 +17,8 @@ from labs import pp
 from labs.checkpoint import Held, export, llamas, load_pretrained
 from labs.kit.launch import run
 from labs.kit.record import mark
-from labs.llama import INDEX, load, names, save
+from labs.llama import load, names, save
+from labs.llama.weights import INDEX
 from labs.mesh import Mesh
 from labs.model import GPT, Config
 from labs.rope import RopeScaling

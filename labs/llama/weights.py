@@ -1,20 +1,5 @@
-"""Weights as they are published: a Llama under Hugging Face's names and layout, into the course's GPT and back.
+"""model.safetensors: a Llama's numbers under Hugging Face's names, of which a rank reads its slices alone."""
 
-A folder has config.json and model.safetensors; a large model has several such files, and an index that names them.
-
-    model = GPT(read_config(folder))
-    load(model, folder)                     the whole model
-    load(model, folder, slices(model))      of a split model, this rank's part: slices is labs.tp's
-    save(model, folder)
-
-Both models compute the same, down to the numbers of a head that rotary positions turn as a pair.  So nothing has to be
-converted: the same tensors have other names, and the tables below say which.  A Llama that computes what this GPT
-cannot (biases, another scaling of rotary positions than Llama 3.1's) is refused.
-
-Source: the library transformers 5.23, models/llama and modeling_rope_utils.py; github.com/huggingface/safetensors.
-"""
-
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -25,8 +10,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from labs.llama.config_json import read_config, read_json, require_same, unreadable, write_config
 from labs.model import GPT, Config
-from labs.rope import RopeScaling
 
 # Parameters, ours and theirs; {} is the number of a layer.
 NAMES = {
@@ -43,41 +28,6 @@ NAMES = {
     "norm.weight": "model.norm.weight",
     "head.weight": "lm_head.weight",
 }
-# Fields of a Config, and what config.json calls them.
-FIELDS = {
-    "vocab": "vocab_size",
-    "dim": "hidden_size",
-    "depth": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads",
-    "hidden": "intermediate_size",
-    "context": "max_position_embeddings",
-    "tied": "tie_word_embeddings",
-    "rope_base": "rope_theta",
-    "eps": "rms_norm_eps",
-}
-# Fields of a RopeScaling, and what "rope_scaling" calls them.
-SCALING = {
-    "factor": "factor",
-    "low": "low_freq_factor",
-    "high": "high_freq_factor",
-    "context": "original_max_position_embeddings",
-}
-# What is fixed in the course's GPT, and can be different in a Llama.
-FIXED = {
-    "model_type": "llama",
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "attention_dropout": 0.0,
-}
-# What transformers takes where config.json does not say.
-DEFAULTS = FIXED | {
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": False,
-    "rope_theta": 10_000.0,
-}
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 INDEX = "model.safetensors.index.json"  # which file each tensor is in, where there are several
 COMPUTED = "rotary_emb.inv_freq"  # old files have it; it follows from rope_theta
@@ -89,48 +39,9 @@ def names(config: Config) -> dict[str, str]:
     return {ours.format(i): theirs.format(i) for i in range(config.depth) for ours, theirs in NAMES.items()} | tied
 
 
-# ---- the shape -------------------------------------------------------------------------------------------
-
-
-def read_config(folder: str | Path) -> Config:
-    """The shape of a folder's model.  Raises ValueError where the course's GPT has no such shape."""
-    path = Path(folder) / "config.json"
-    theirs = DEFAULTS | {name: value for name, value in read_json(path).items() if value is not None}
-    theirs |= rotary(theirs)
-    theirs.setdefault("num_key_value_heads", theirs.get("num_attention_heads"))
-    if (kind := theirs["rope_type"]) not in ("default", "llama3"):
-        raise ValueError(f"{path} has rope_type {kind!r}: the course's GPT has 'default' and 'llama3', and no other")
-    is_scaled = kind == "llama3"
-    for name in [*FIELDS.values(), *(SCALING.values() if is_scaled else ())]:
-        if theirs.get(name) is None:
-            raise ValueError(f"{path} does not say {name}: it must be the configuration of a Llama")
-    scaling = RopeScaling(**{ours: theirs[name] for ours, name in SCALING.items()}) if is_scaled else None
-    config = Config(**{ours: theirs[name] for ours, name in FIELDS.items()}, rope_scaling=scaling)
-    fixed = FIXED | {"head_dim": config.head_size, "quantization_config": None}
-    for name, value in fixed.items():
-        if theirs.get(name, value) != value:
-            raise ValueError(f"{path} has {name} {theirs[name]!r}: the course's GPT has {value!r}, and no other")
-    return config
-
-
-def rotary(theirs: dict[str, Any]) -> dict[str, Any]:
-    """rope_type and what belongs to it, wherever it stands: transformers 5 has moved it, and "type" is older still."""
-    given = theirs.get("rope_scaling") or theirs.get("rope_parameters") or {}
-    return {"rope_type": given.get("type", "default"), **given}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise unreadable(path, error) from error
-
-
-def unreadable(path: Path, error: Exception) -> ValueError:
-    return ValueError(f"{path} cannot be read ({error}): give a folder as transformers' save_pretrained() writes it")
-
-
-# ---- in --------------------------------------------------------------------------------------------------
+def whole_shapes(config: Config) -> dict[str, torch.Size]:
+    with torch.device("meta"):
+        return {name: parameter.shape for name, parameter in GPT(config).named_parameters()}
 
 
 def load(model: GPT, folder: str | Path, slices: Mapping[str, tuple[slice, ...]] | None = None) -> None:
@@ -176,9 +87,6 @@ def open_file(path: Path) -> Any:
         raise unreadable(path, error) from error
 
 
-# ---- out -------------------------------------------------------------------------------------------------
-
-
 def save(model: GPT, folder: str | Path) -> None:
     """Write config.json and model.safetensors, from which transformers makes the same model.
 
@@ -194,31 +102,7 @@ def save(model: GPT, folder: str | Path) -> None:
     write_config(model.config, next(model.parameters()).dtype, folder)
 
 
-def write_config(config: Config, dtype: torch.dtype, folder: Path) -> None:
-    theirs = {name: getattr(config, ours) for ours, name in FIELDS.items()}
-    if (scaling := config.rope_scaling) is not None:
-        told = {name: getattr(scaling, ours) for ours, name in SCALING.items()}
-        theirs["rope_scaling"] = {"rope_type": "llama3"} | told
-    theirs |= {"architectures": ["LlamaForCausalLM"], "torch_dtype": str(dtype).removeprefix("torch.")} | FIXED
-    (folder / "config.json").write_text(json.dumps(theirs, indent=2), encoding="utf-8")
-
-
 # ---- what cannot be --------------------------------------------------------------------------------------
-
-
-def whole_shapes(config: Config) -> dict[str, torch.Size]:
-    with torch.device("meta"):
-        return {name: parameter.shape for name, parameter in GPT(config).named_parameters()}
-
-
-def require_same(ours: Config, theirs: Config, folder: Path) -> None:
-    """The context may be another: no weight depends on it."""
-    for name in [name for name in (*FIELDS, "rope_scaling") if name != "context"]:
-        if getattr(ours, name) != getattr(theirs, name):
-            raise ValueError(
-                f"{name} is {getattr(ours, name)} in the model and {getattr(theirs, name)} in {folder}: "
-                "make the model with GPT(read_config(folder))"
-            )
 
 
 def require_whole(config: Config, files: Mapping[str, Any], folder: Path) -> None:
