@@ -17,7 +17,7 @@ COURSE := .venv/course-$(TORCH)$(BUILD)
 TESTS  := .venv/tests-$(TORCH)$(BUILD)
 ADDED  := $(EXTRAS:%=.venv/%-$(TORCH)$(BUILD))
 SETUP  := CPU=$(CPU) CUDA=$(CUDA) $(BIN)/python -m tools.setup $(TORCH)
-PYTEST := $(BIN)/python -m pytest
+PYTEST := $(BIN)/python -m pytest -p tools.lean
 NBVAL  := --nbval --nbval-sanitize-with tools/nbval.cfg --nbval-cell-timeout 300
 
 notebooks = $(wildcard $(foreach folder,solutions notebooks,$(folder)/$(1)ipynb))

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 from xdist.scheduler import LoadScopeScheduling
 
 from labs.kit.ranks import course
@@ -26,11 +27,13 @@ os.environ.setdefault("LABS_DEVICE", "cpu")  # the same on every machine, unless
 course.COURSE += ["pytest", "tests.models"]
 course.COURSE += [f"tests.answers.{file.stem}" for file in Path(__file__).parent.glob("answers/[a-z]*.py")]
 
-# The same examples each time, on any machine, however busy it is; none is written to disk.
+# The same examples each time, on any machine, however busy it is; none is written to disk.  No constants of the course
+# are among them: they depend on what a worker has imported, and each would parse all of it.
 settings.register_profile(
     "course", derandomize=True, deadline=None, database=None, max_examples=100, suppress_health_check=list(HealthCheck)
 )
 settings.load_profile("course")
+providers._get_local_constants = lambda: providers._local_constants
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -33,7 +33,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
@@ -139,8 +139,7 @@ def with_part(due: Callable[..., Any], name: str, other: Callable[..., Any], *ar
 
 def exchanged(fn: Any, changes: Mapping[str, str], name: str) -> Any:
     """What `fn`, a function or a class, would be with other words in its text (indented as within it)."""
-    lines = textwrap.dedent(inspect.getsource(fn)).splitlines(keepends=True)
-    text = "".join(lines[next(i for i, line in enumerate(lines) if line.startswith(("def ", "class "))) :])
+    text = text_of(fn)
     for old, new in changes.items():
         if text.count(old) != 1:
             raise ValueError(f"{old!r} stands {text.count(old)} times in {fn.__name__}: it is to stand there once")
@@ -153,6 +152,13 @@ def exchanged(fn: Any, changes: Mapping[str, str], name: str) -> Any:
     made = known[fn.__name__]
     made.__name__ = made.__qualname__ = name
     return made
+
+
+@cache
+def text_of(fn: Any) -> str:
+    """Without its decorators."""
+    lines = textwrap.dedent(inspect.getsource(fn)).splitlines(keepends=True)
+    return "".join(lines[next(i for i, line in enumerate(lines) if line.startswith(("def ", "class "))) :])
 
 
 def exercises() -> dict[str, Exercise]:
@@ -177,7 +183,7 @@ def short(answers: list[Answer]) -> list[Answer]:
 
 def tried(answers: list[Answer], seed: int | None = SEED) -> list[tuple[Answer, Said]]:
     """What their checks say of them; drawn anew for each where there is no seed."""
-    said = together([(answer.check, answer.functions, answer.alone) for answer in answers], seed)
+    said = together([(answer.check, answer.functions, answer.alone, answer.right) for answer in answers], seed)
     return list(zip(answers, said, strict=True))
 
 

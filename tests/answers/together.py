@@ -4,7 +4,8 @@ Each check runs in a thread of its own; where it would start a job, it asks here
 those that ask for the same number of ranks and the same recording get one job: rank by rank one answer after the
 other, and to each check the part of the recording that is its own.
 
-Most wrong answers are told by the first worlds of the first job, so that only those that pass these are tried on all.
+Most wrong answers are told by the first worlds of the first job, so that only those that pass these are tried on all;
+those that are known to be right, on all at once.
 
 What an answer raises comes back in the launcher's own words.  One that raises on some ranks only, or in the middle of
 messages, is tried again alone; the former ends the job for those behind it, which get another.  What hangs or kills its
@@ -188,12 +189,12 @@ def part(recording: Recording, steps: list[range]) -> Recording:
     )
 
 
-def together(asked: list[tuple[str, tuple, bool]], seed: int | None = SEED) -> list[Any]:
-    """What each check says of its functions: (check, functions, whether alone), in this order."""
+def together(asked: list[tuple], seed: int | None = SEED) -> list[Any]:
+    """What each check says of its functions: (check, functions, whether alone, whether right), in this order."""
     desk, said = Desk(len(asked)), {}
 
-    def ask(number: int, name: str, functions: tuple, alone: bool) -> None:
-        desk.mine.alone, desk.mine.begins = alone, True
+    def ask(number: int, name: str, functions: tuple, alone: bool, right: bool = False) -> None:
+        desk.mine.alone, desk.mine.begins = alone, not right
         try:
             said[number] = getattr(check, name)(*functions, seed=seed)
         finally:
