@@ -45,5 +45,5 @@ Families of exercises:
                      combine (combining), two_dimensions (composed), mesh_norm (squares)
     pencil/          functions of numbers, a file each; tables from memory (said)
 
-Schedules, which have more than one right answer, are judged by pipeline/listed.
+Schedules, of which many are right, come back on sheets, too, and are judged by what they amount to (pipeline/listed).
 """

@@ -52,6 +52,10 @@ class Sheet:
     secret: bool = False
     only: str = ""
 
+    def read(self, returned: Any) -> Any:
+        """What of it is looked at."""
+        return plain(returned)
+
     def __str__(self) -> str:
         return self.words
 
@@ -99,13 +103,19 @@ def judge(sheets: Sequence[Sheet], outcomes: Sequence[Written], mistakes: Sequen
         try:
             if not same(outcome.returned, sheet.due):
                 refuse((*mistakes, *EVERYWHERE), Seen(sheet, outcome.returned, written), f"{sheet}: ", question)
-            if not same(outcome.again, sheet.due):
-                raise Wrong(f"{sheet}: a second call says {cut(outcome.again)}", "What is kept between them?")
-            if outcome.changed:
-                raise Wrong(f"{sheet}: what it was given has changed afterwards", "Whose list is that?")
-            refuse(AFTERMATH, outcome, f"{sheet}: afterwards ")
+            require_nothing_else(sheet, outcome)
         except Wrong as wrong:
             raise wrong.also(sheet.only) from None
+
+
+def require_nothing_else(sheet: Sheet, outcome: Written, *others: Any) -> None:
+    """Of a call that returned what it should.  others: what another process has returned."""
+    for again in (outcome.again, *others):
+        if not same(again, outcome.returned):
+            raise Wrong(f"{sheet}: a second call says {cut(again)}", "What is kept between them?", "not the same twice")
+    if outcome.changed:
+        raise Wrong(f"{sheet}: what it was given has changed afterwards", "Whose list is that?")
+    refuse(AFTERMATH, outcome, f"{sheet}: afterwards ")
 
 
 @dataclass(frozen=True)
@@ -187,9 +197,9 @@ def one_sheet_or_error(fn: Callable[..., Any], sheet: Sheet) -> Written:
 def one_sheet(fn: Callable[..., Any], sheet: Sheet) -> Written:
     given = copy.deepcopy(sheet.arguments)
     with Aftermath() as aftermath:
-        returned = plain(noted(sheet, fn, *given))
-    written = Written(returned=returned, changed=plain(given) != plain(sheet.arguments))
-    written.again = plain(noted(sheet, fn, *copy.deepcopy(sheet.arguments)))
+        returned = sheet.read(noted(sheet, fn, *given))
+    written = Written(returned=returned, changed=sheet.read(given) != sheet.read(sheet.arguments))
+    written.again = sheet.read(noted(sheet, fn, *copy.deepcopy(sheet.arguments)))
     aftermath.tell(written)
     return written
 

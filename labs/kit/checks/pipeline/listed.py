@@ -1,12 +1,12 @@
-"""Exercises whose answer is a schedule: a function of ranks and micro-batches that returns a list for each rank.
+"""Exercises whose answer is a schedule: a function that returns a list for each rank, of which many are right.
 
-    GPIPE = Listed(sizes, bubble=fraction, alive=lambda size: [size.microbatches] * size.ranks, mistakes=(SPLIT, …))
+    GPIPE = Listed(sizes, bubble=fraction, alive=lambda p, m: [m] * p, mistakes=(SPLIT, …))
 
 A list is judged by what it amounts to, not by how it is written: by the validator and the simulator, for 1 to 8 ranks,
 micro-batches that nothing divides, fewer than ranks, and one.  Then the course's executor obeys the first of them in a
 job.  Before its own mistakes each exercise has those that all of them share:
 
-FORM    what was returned for a size: is it a list of instructions for each rank?
+FORM    what was returned on a sheet: is it a list of instructions for each rank?
 RUNS    can these lists be run, with these stages and micro-batches?
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice, pairwise, product
 from typing import Any
 
@@ -24,11 +24,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from labs import pp
-from labs.kit.checks.answer import Mistake, Wrong, refuse, show
+from labs.kit.checks.answer import Mistake, Wrong, first, refuse, show
 from labs.kit.checks.case import close
 from labs.kit.checks.launching import job
-from labs.kit.checks.left import AFTERMATH
-from labs.kit.checks.pencil.sheet import PROCESSES, Sheet, Written, all_sheets
+from labs.kit.checks.pencil.sheet import PROCESSES, Sheet, all_sheets, require_nothing_else
 from labs.kit.checks.pipeline.stacked import TOLERANCE, Stacked, bits, flat, many, mean_loss, total
 from labs.kit.drawing.gantt import schedule
 from labs.pp.checker import nth
@@ -38,105 +37,98 @@ from labs.pp.messages import Receive, Send
 MOST = 300  # instructions of a rank that are read; no right list has more than 200
 FEW = "right only with no fewer micro-batches than ranks"
 LONG = "the warm-up is longer than there are micro-batches"
+MESSAGE = re.compile(r"(\w+)(→|←)(\d+)")
 
 # ---- what is asked for -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Size:
-    """Rank r has stage r."""
+class Asked(Sheet):
+    """What is due is a property of lists, and not one of them."""
 
-    ranks: int
-    microbatches: int
-    only: str = ""  # the name of what is right everywhere but here
-
-    def __str__(self) -> str:
-        return f"{many(self.ranks, 'rank')}, {many(self.microbatches, 'micro-batch', 'es')}"
+    def read(self, returned: Any) -> Any:
+        """Lists, of whatever can be gone through; instructions as text (0F0), anything else in a few words ('0F0')."""
+        if isinstance(returned, pp.Instruction | Send | Receive):
+            return repr(returned)
+        if isinstance(returned, Iterable) and not isinstance(returned, str | dict | set | Tensor):
+            return [self.read(item) for item in islice(returned, MOST)]
+        return show(returned)
 
 
 @dataclass(frozen=True)
 class Listed:
-    """sizes: the first is run.  bubble, alive (by rank): what is enough."""
+    """sizes: the first is run.  bubble, alive (by rank): what is enough, of p ranks and m micro-batches."""
 
-    sizes: Callable[[int], list[Size]]
-    bubble: Callable[[Size], float]
-    alive: Callable[[Size], list[int]]
+    sizes: Callable[[int], list[Asked]]
+    bubble: Callable[[int, int], float]
+    alive: Callable[[int, int], list[int]]
     mistakes: Sequence[Mistake]
 
 
 def checked(exercise: Listed, fn: Callable[..., Any], seed: int) -> str:
     """What to say where all is right; raises Wrong at the first thing that is not."""
-    sizes = exercise.sizes(seed)
-    first = all_judged(exercise, fn, sizes)[0]
-    world = Stacked(0, sizes[0].ranks, lists=tuple(map(tuple, first.lists)))
-    so = run_for_real(world, str(sizes[0]), "In which order does each stage meet its micro-batches?")
+    seen, *_ = all_judged(fn, exercise.sizes(seed), lambda sheet, lists: judged(Seen(exercise, sheet, lists)))
+    world = Stacked(0, seen.p, name=str(seen.sheet), lists=tuple(map(tuple, seen.lists)))
+    so = run_for_real(world, "In which order does each stage meet its micro-batches?")
     return (
-        f"{sizes[0]}: bubble {first.simulation.bubble:.1%}, activations alive at most "
-        f"{' '.join(str(max(of_rank)) for of_rank in first.alive)}; run for real, the gradients are one process's{so}"
+        f"{seen.sheet}: bubble {seen.simulation.bubble:.1%}, activations alive at most "
+        f"{' '.join(str(max(of_rank)) for of_rank in seen.alive)}; run for real, the gradients are one process's{so}"
     )
 
 
-def run_for_real(world: Stacked, where: str, question: str, plans: Sequence[Sequence[Any]] = ()) -> str:
-    """How near the gradients are to one process's; raises Wrong where they are others."""
-    found = [pair for of_rank in job(run, world, plans, ranks=world.ranks) for pair in of_rank]
-    if not all(close(*pair, TOLERANCE[world.dtype]) for pair in found):
-        raise Wrong(f"{where}, run for real: the gradients are not one process's", question)
-    return bits(found)
-
-
-def all_judged(exercise: Listed, fn: Callable[..., Any], sizes: Sequence[Size]) -> list[Seen]:
-    try:
-        answers, others = job(ask, fn, list(sizes), ranks=PROCESSES)
-    except Wrong as wrong:
-        at = next((at for at, size in enumerate(sizes) if f"(with {size})" in wrong.answer.text), 0)
-        if at:  # what is wrong with an earlier one tells more
-            all_judged(exercise, fn, sizes[:at])
-        raise wrong.also(sizes[at].only) from None
-    return [judged(Seen(exercise, *each[:2]), *each[1:]) for each in zip(sizes, answers, others, strict=True)]
-
-
-def judged(seen: Seen, answer: Written, other: Written) -> Seen:
-    """other: another process's."""
-    size, own = seen.size, seen.exercise.mistakes
+def judged(seen: Seen) -> Seen:
+    only = seen.sheet.only
     # A list that can be run has no warm-up that is too long for it.
-    tables = (FORM, size.only), (RUNS, size.only), (own, FEW if size.only == LONG else size.only)
-    for table, only in tables:
+    tables = (FORM, only), (RUNS, only), (seen.exercise.mistakes, FEW if only == LONG else only)
+    for table, name in tables:
         try:
-            refuse(table, seen, f"{size}: ")
+            refuse(table, seen, f"{seen.sheet}: ")
         except Wrong as wrong:
-            named = wrong.also(only)
+            named = wrong.also(name)
             if table is not FORM:
                 named.answer = replace(named.answer, picture=schedule(seen.lists))
             raise named from None
-    refuse(AFTERMATH, answer, f"{size}: ")
-    require_the_same(size, answer, other)
     return seen
 
 
-def require_the_same(where: Any, answer: Written, other: Written) -> None:
-    """Of both calls, in both processes."""
-    if not answer.returned == answer.again == other.returned == other.again:
-        raise Wrong(f"{where}: a second call says something else", "What is kept between them?", "not the same twice")
+def all_judged(fn: Callable[..., Any], sheets: list[Asked], judged: Callable[[Asked, Any], Any]) -> list[Any]:
+    """What is seen of what comes back on each; raises Wrong as `judged` does."""
+    try:
+        answers, others = job(all_sheets, fn, sheets, ranks=PROCESSES)
+    except Wrong as wrong:
+        at = next((at for at, sheet in enumerate(sheets) if f"(with {sheet})" in wrong.answer.text), 0)
+        if at:  # what is wrong with an earlier one tells more
+            all_judged(fn, sheets[:at], judged)
+        raise wrong.also(sheets[at].only) from None
+    found = []
+    for sheet, answer, other in zip(sheets, answers, others, strict=True):
+        found.append(judged(sheet, written(answer.returned)))
+        require_nothing_else(sheet, answer, other.returned, other.again)
+    return found
 
 
-# ---- on a process ----------------------------------------------------------------------------------------
+def written(value: Any) -> Any:
+    """What stands there as text: what is neither an instruction nor a message stays so."""
+    if isinstance(value, list):
+        return [written(each) for each in value]
+    if found := MESSAGE.fullmatch(value):
+        message, arrow, end = found.groups()
+        return {"→": Send, "←": Receive}[arrow](written(message), int(end))
+    try:
+        return pp.read(value)
+    except ValueError:
+        return value
 
 
-def ask(fn: Callable[..., Any], sizes: list[Size]) -> list[Written]:
-    return all_sheets(partial(lists_of, fn), [Sheet((size,), None, str(size)) for size in sizes])
+# ---- run for real ----------------------------------------------------------------------------------------
 
 
-def lists_of(fn: Callable[..., Any], size: Size) -> Any:
-    return plain(fn(size.ranks, size.microbatches))
-
-
-def plain(value: Any) -> Any:
-    """Lists, of whatever can be gone through: instructions as text (0F0), anything else in a few words ('0F0')."""
-    if isinstance(value, pp.Instruction | Send | Receive):
-        return repr(value)
-    if isinstance(value, Iterable) and not isinstance(value, str | dict | set | Tensor):
-        return [plain(item) for item in islice(value, MOST)]
-    return show(value)
+def run_for_real(world: Stacked, question: str, plans: Sequence[Sequence[Any]] = ()) -> str:
+    """How near the gradients are to one process's; raises Wrong where they are others."""
+    found = [pair for of_rank in job(run, world, plans, ranks=world.ranks) for pair in of_rank]
+    if not all(close(*pair, TOLERANCE[world.dtype]) for pair in found):
+        raise Wrong(f"{world.name}, run for real: the gradients are not one process's", question)
+    return bits(found)
 
 
 def run(world: Stacked, plans: Sequence[Sequence[Any]] = ()) -> list[tuple[Tensor, Tensor]]:
@@ -150,16 +142,32 @@ def run(world: Stacked, plans: Sequence[Sequence[Any]] = ()) -> list[tuple[Tenso
 # ---- what is seen ----------------------------------------------------------------------------------------
 
 
-class Seen:
-    """What was returned for a size, and what it amounts to; kinds: of the instructions of each rank (FFBFBB)."""
+class Returned:
+    """Lists that came back, for p ranks: of instructions, and with messages or without."""
 
-    def __init__(self, exercise: Listed, size: Size, answer: Written) -> None:
-        self.exercise, self.size, self.lists = exercise, size, read(answer.returned)
+    def __init__(self, sheet: Asked, p: int, lists: Any) -> None:
+        self.sheet, self.p, self.lists = sheet, p, lists
 
     @cached_property
     def every(self) -> list[tuple[int, int, Any]]:
-        """(rank, place, instruction), rank by rank."""
+        """(rank, place, what stands there), rank by rank."""
         return [(rank, place, x) for rank, order in enumerate(self.lists) for place, x in enumerate(order)]
+
+    def at(self, rank: int, place: int) -> str:
+        x = self.lists[rank][place]
+        return f"rank {rank} {'runs' if isinstance(x, pp.Instruction) else 'has'} {x!r} at its {nth(place)} place"
+
+    def first(self, fits: Callable[[int, int, Any], Any], then: str = "") -> str | None:
+        """Of the first (rank, place, instruction) that it fits: `rank 1 runs 1B0 at its 3rd place`, and `then`."""
+        return first(self.at(rank, place) + then for rank, place, x in self.every if fits(rank, place, x))
+
+
+class Seen(Returned):
+    """What they amount to, if rank r has stage r; kinds: of the instructions of each rank (FFBFBB)."""
+
+    def __init__(self, exercise: Listed, sheet: Asked, lists: Any) -> None:
+        super().__init__(sheet, sheet.arguments[0], lists)
+        self.exercise, self.m = exercise, sheet.arguments[1]
 
     @cached_property
     def error(self) -> str:
@@ -182,22 +190,15 @@ class Seen:
     def kinds(self) -> list[str]:
         return ["".join(type(x).__name__ for x in order) for order in self.lists]
 
-    def at(self, rank: int, place: int) -> str:
-        return f"rank {rank} runs {self.lists[rank][place]!r} at its {nth(place)} place"
-
-    def first(self, fits: Callable[[int, int, Any], Any], then: str = "") -> str | None:
-        """Of the first (rank, place, instruction) that it fits: `rank 1 runs 1B0 at its 3rd place`, and `then`."""
-        return next((self.at(rank, place) + then for rank, place, x in self.every if fits(rank, place, x)), None)
-
     def like(self, pattern: str, then: str = "") -> str | None:
         """The same, of where such kinds begin."""
         found = [(rank, re.search(pattern, kinds)) for rank, kinds in enumerate(self.kinds)]
-        return next((self.at(rank, match.start()) + then for rank, match in found if match), None)
+        return first(self.at(rank, match.start()) + then for rank, match in found if match)
 
     @cached_property
     def wait(self) -> str | None:
         """Of the bubble, if it is too large, and where a rank that has begun waits longest."""
-        s, enough = self.simulation, self.exercise.bubble(self.size)
+        s, enough = self.simulation, self.exercise.bubble(self.p, self.m)
         if s.bubble <= enough + 1e-9:
             return None
         pairs = [(rank, *pair) for rank, order in enumerate(self.lists) for pair in enumerate(pairwise(order), 1)]
@@ -208,29 +209,19 @@ class Seen:
     @cached_property
     def crowd(self) -> str | None:
         """Where a rank first holds too many."""
-        enough = self.exercise.alive(self.size)
+        enough = self.exercise.alive(self.p, self.m)
         for rank, place, _ in self.every:
             if (n := self.alive[rank][place]) > enough[rank]:
                 return f"{self.at(rank, place)}, and holds {many(n, 'activation')} then; {enough[rank]} are enough"
         return None
 
 
-def read(written: Any) -> Any:
-    """What is no instruction stays text."""
-    if isinstance(written, list):
-        return [read(each) for each in written]
-    try:
-        return pp.read(written)
-    except ValueError:
-        return written
-
-
 # ---- is it a schedule? -----------------------------------------------------------------------------------
 
 
-def ragged(seen: Seen) -> str | bool:
+def ragged(seen: Returned) -> str | bool:
     kinds = [order if isinstance(order, str) else f"a list of {len(order)}" for order in seen.lists]
-    wrong = len(kinds) != seen.size.ranks or any(isinstance(order, str) for order in seen.lists)
+    wrong = len(kinds) != seen.p or any(isinstance(order, str) for order in seen.lists)
     return wrong and f"returned {len(kinds)} items: {', '.join(kinds[:4])}"
 
 
@@ -260,11 +251,11 @@ def wrong_rank(seen: Seen) -> str | None:
 
 
 def in_reverse(seen: Seen) -> str | bool | None:
-    return all(seen.size.ranks - 1 - x.stage == rank for rank, _, x in seen.every) and wrong_rank(seen)
+    return all(seen.p - 1 - x.stage == rank for rank, _, x in seen.every) and wrong_rank(seen)
 
 
 def beyond(seen: Seen) -> str | None:
-    m = seen.size.microbatches
+    m = seen.m
     return seen.first(lambda rank, place, x: x.microbatch >= m, f"; the micro-batches are 0 to {m - 1}")
 
 
@@ -273,7 +264,7 @@ def missing(kind: type[pp.Instruction]) -> Callable[[Seen], str | None]:
 
     def fits(seen: Seen) -> str | None:
         made = {makes(x) for _, _, x in seen.every}
-        due = product(range(seen.size.ranks), range(seen.size.microbatches))
+        due = product(range(seen.p), range(seen.m))
         lacks = next((at for at in due if kind(*at) not in made), None)
         written = pp.I if kind is pp.B and seen.like("I") else kind
         return lacks and f"{written(*lacks)!r} is missing in the list of rank {lacks[0]}"

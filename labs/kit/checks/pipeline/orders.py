@@ -12,24 +12,28 @@ from typing import Any
 
 from labs import pp
 from labs.kit.checks.answer import Mistake, answered
-from labs.kit.checks.pipeline.listed import FEW, LONG, Listed, Seen, Size, checked
-from labs.kit.checks.pipeline.stacked import whole
+from labs.kit.checks.pipeline.listed import FEW, LONG, Asked, Listed, Seen, checked
+from labs.kit.checks.pipeline.stacked import many, whole
 
 ALONE = "right only on more than one rank"
 Fits = Callable[[Seen], Any]
 
 
-def sizes(seed: int, few: str = FEW) -> list[Size]:
+def sizes(seed: int, few: str = FEW) -> list[Asked]:
     """The one that is drawn in the notebook comes first, and those with fewer micro-batches than ranks last."""
-    draw, found = random.Random(seed), [Size(4, 8)]
+
+    def size(p: int, m: int, only: str = "") -> Asked:
+        return Asked((p, m), None, f"{many(p, 'rank')}, {many(m, 'micro-batch', 'es')}", only=only)
+
+    draw, found = random.Random(seed), [size(4, 8)]
     for p in range(1, 9):
         for m in {1, 2, p - 1, p, p + 1, 2 * p, draw.randrange(2 * p, 4 * p)} - {0}:
-            found.append(Size(p, m, only=ALONE if p == 1 else few if m < p else ""))
-    return sorted(found, key=lambda size: ["", ALONE, few].index(size.only))
+            found.append(size(p, m, ALONE if p == 1 else few if m < p else ""))
+    return sorted(found, key=lambda sheet: ["", ALONE, few].index(sheet.only))
 
 
-def fraction(size: Size) -> float:
-    return (size.ranks - 1) / size.microbatches
+def fraction(p: int, m: int) -> float:
+    return (p - 1) / m
 
 
 def too_many(fits: Fits = lambda seen: True) -> Fits:
@@ -58,13 +62,13 @@ def disordered(seen: Seen) -> str | None:
 def w_at_once(seen: Seen) -> str | None:
     """Each W directly after its I: told of the last rank, for whose I's all others wait."""
     told = ", while the other ranks wait for its next I"
-    on_the_last = seen.first(lambda rank, place, x: rank == seen.size.ranks - 1 and isinstance(x, pp.W), told)
+    on_the_last = seen.first(lambda rank, place, x: rank == seen.p - 1 and isinstance(x, pp.W), told)
     return None if seen.like("[^I]W") else on_the_last
 
 
 def only_w_is_elsewhere(seen: Seen) -> bool:
     """Without its W's it is 1F1B."""
-    return whole(seen.lists) == [list(order) for order in pp.one_f_one_b(seen.size.ranks, seen.size.microbatches)]
+    return whole(seen.lists) == [list(order) for order in pp.one_f_one_b(seen.p, seen.m)]
 
 
 # fmt: off
@@ -91,7 +95,7 @@ CROWD = (
 GPIPE = Listed(
     sizes,
     bubble=fraction,
-    alive=lambda size: [size.microbatches] * size.ranks,
+    alive=lambda p, m: [m] * p,
     mistakes=(
         SPLIT,
         Mistake("a backward before the last forward", "GPipe is the simplest: which two phases does each rank have?",
@@ -104,13 +108,13 @@ GPIPE = Listed(
 ONE_F_ONE_B = Listed(
     partial(sizes, few=LONG),
     bubble=fraction,
-    alive=lambda size: [min(size.microbatches, size.ranks - rank) for rank in range(size.ranks)],
+    alive=lambda p, m: [min(m, p - rank) for rank in range(p)],
     mistakes=(SPLIT, ALL_FIRST, *CROWD, *BUBBLE),
 )
 ZERO_BUBBLE = Listed(
     sizes,
-    bubble=lambda size: pp.simulate(pp.zb1p(size.ranks, size.microbatches)).bubble,
-    alive=lambda size: [min(size.microbatches, size.ranks)] * size.ranks,
+    bubble=lambda p, m: pp.simulate(pp.zb1p(p, m)).bubble,
+    alive=lambda p, m: [min(m, p)] * p,
     mistakes=(
         Mistake("the backward is not split", "Of the two halves of a backward, for which one does another rank wait?",
                 too_long(lambda seen: not seen.like("I"))),
