@@ -15,9 +15,7 @@ from typing import Any, NamedTuple
 
 from labs import cost, plan
 from labs.kit.checks.answer import Mistake, Wrong, answered, refuse, show
-from labs.kit.checks.launching import job
-from labs.kit.checks.left import AFTERMATH
-from labs.kit.checks.pencil.sheet import PROCESSES, SENT, Sheet, all_sheets, is_number
+from labs.kit.checks.pencil.sheet import Sheet, each_judged, is_number
 from labs.plan.compare import LEAST_IN_GROUP, rank_correlation
 from labs.plan.published import read
 
@@ -143,19 +141,17 @@ def forecast(fn: Callable[..., Any], seed: int) -> str:
     probes = [(run, {}) for run in PROBES.values()] + [(PROBES[name], given) for name, given in GIVEN.values()]
     asked = [*probes, *((each.run, {}) for each in runs)]
     sheet = Sheet((asked,), None, f"{len(runs)} published runs")
-    results = job(all_sheets, partial(of_each, fn), [sheet], ranks=PROCESSES)
-    if results.recording.events:
-        raise Wrong(f"it calls {results.recording.events[0].op}", "What would the others tell you?", SENT)
-    [first], [second] = results
-    for (run, _), found in zip(asked, first.returned, strict=True):
+    (seen,) = each_judged(partial(of_each, fn), [sheet], partial(judged, runs))
+    return seen.told
+
+
+def judged(runs: Sequence[Published], sheet: Sheet, returned: Sequence[Any]) -> Seen:
+    for (run, _), found in zip(*sheet.arguments, returned, strict=True):
         if not (is_number(found) and 0 < found < math.inf):
             raise Wrong(f"{run}: it says {show(found)}", "Does a step take so long?", "no time that a step can take")
-    if not first.returned == first.again == second.returned:
-        raise Wrong("a second call says something else", "What is kept between them?")
-    refuse(AFTERMATH, first, "afterwards ")
-    seen = seen_in(runs, first.returned)
+    seen = seen_in(runs, returned)
     refuse(MISTAKES, seen, "", "What does a rank of this layout wait for, and how long?")
-    return seen.told
+    return seen
 
 
 def of_each(fn: Callable[..., Any], asked: Sequence[tuple[Run, dict[str, Any]]]) -> list[Any]:

@@ -31,6 +31,7 @@ from labs.kit.checks.answer import Mistake, Wrong, refuse, show
 from labs.kit.checks.case import Outcome
 from labs.kit.checks.launching import job, noted
 from labs.kit.checks.left import AFTERMATH, Aftermath
+from labs.kit.launch import Results
 from labs.kit.record import mark
 
 PROCESSES = 2
@@ -92,9 +93,25 @@ def on_paper(fn: Callable[..., Any], sheets: Sequence[Sheet], mistakes: Sequence
     results = job(all_sheets, fn, list(sheets), ranks=PROCESSES)
     for outcomes in results:
         judge(sheets, outcomes, mistakes, question)
-    if results.recording.events:
-        raise Wrong(f"it calls {results.recording.events[0].op}", "What would the others tell you?", SENT)
+    require_nothing_sent(results)
     return f"right on all {len(sheets)} examples" if len(sheets) > 1 else "right"
+
+
+def each_judged(fn: Callable[..., Any], sheets: Sequence[Sheet], judged: Callable[[Any, Any], Any]) -> list[Any]:
+    """Where many answers are right: what `judged` makes of a sheet and what was written there, or raises Wrong for."""
+    try:
+        results = job(all_sheets, fn, list(sheets), ranks=PROCESSES)
+    except Wrong as wrong:
+        at = next((at for at, sheet in enumerate(sheets) if f"(with {sheet})" in wrong.answer.text), 0)
+        if at:  # what is wrong with an earlier one tells more
+            each_judged(fn, sheets[:at], judged)
+        raise wrong.also(sheets[at].only) from None
+    found = []
+    for sheet, outcome, other in zip(sheets, *results, strict=True):
+        found.append(judged(sheet, outcome.returned))
+        require_nothing_else(sheet, outcome, other.returned, other.again)
+    require_nothing_sent(results)
+    return found
 
 
 def judge(sheets: Sequence[Sheet], outcomes: Sequence[Written], mistakes: Sequence[Mistake], question: str) -> None:
@@ -116,6 +133,11 @@ def require_nothing_else(sheet: Sheet, outcome: Written, *others: Any) -> None:
     if outcome.changed:
         raise Wrong(f"{sheet}: what it was given has changed afterwards", "Whose list is that?")
     refuse(AFTERMATH, outcome, f"{sheet}: afterwards ")
+
+
+def require_nothing_sent(results: Results) -> None:
+    if results.recording.events:
+        raise Wrong(f"it calls {results.recording.events[0].op}", "What would the others tell you?", SENT)
 
 
 @dataclass(frozen=True)

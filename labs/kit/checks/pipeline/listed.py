@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice, pairwise, product
 from typing import Any
 
@@ -27,7 +27,7 @@ from labs import pp
 from labs.kit.checks.answer import Mistake, Wrong, first, refuse, show
 from labs.kit.checks.case import close
 from labs.kit.checks.launching import job
-from labs.kit.checks.pencil.sheet import PROCESSES, Sheet, all_sheets, require_nothing_else
+from labs.kit.checks.pencil.sheet import Sheet, each_judged
 from labs.kit.checks.pipeline.stacked import TOLERANCE, Stacked, bits, flat, many, mean_loss, total
 from labs.kit.drawing.gantt import schedule
 from labs.pp.checker import nth
@@ -67,7 +67,7 @@ class Listed:
 
 def checked(exercise: Listed, fn: Callable[..., Any], seed: int) -> str:
     """What to say where all is right; raises Wrong at the first thing that is not."""
-    seen, *_ = all_judged(fn, exercise.sizes(seed), lambda sheet, lists: judged(Seen(exercise, sheet, lists)))
+    seen, *_ = each_judged(fn, exercise.sizes(seed), partial(judged, exercise))
     world = Stacked(0, seen.p, name=str(seen.sheet), lists=tuple(map(tuple, seen.lists)))
     so = run_for_real(world, "In which order does each stage meet its micro-batches?")
     return (
@@ -76,35 +76,19 @@ def checked(exercise: Listed, fn: Callable[..., Any], seed: int) -> str:
     )
 
 
-def judged(seen: Seen) -> Seen:
-    only = seen.sheet.only
+def judged(exercise: Listed, sheet: Asked, returned: Any) -> Seen:
+    seen, only = Seen(exercise, sheet, written(returned)), sheet.only
     # A list that can be run has no warm-up that is too long for it.
-    tables = (FORM, only), (RUNS, only), (seen.exercise.mistakes, FEW if only == LONG else only)
+    tables = (FORM, only), (RUNS, only), (exercise.mistakes, FEW if only == LONG else only)
     for table, name in tables:
         try:
-            refuse(table, seen, f"{seen.sheet}: ")
+            refuse(table, seen, f"{sheet}: ")
         except Wrong as wrong:
             named = wrong.also(name)
             if table is not FORM:
                 named.answer = replace(named.answer, picture=schedule(seen.lists))
             raise named from None
     return seen
-
-
-def all_judged(fn: Callable[..., Any], sheets: list[Asked], judged: Callable[[Asked, Any], Any]) -> list[Any]:
-    """What is seen of what comes back on each; raises Wrong as `judged` does."""
-    try:
-        answers, others = job(all_sheets, fn, sheets, ranks=PROCESSES)
-    except Wrong as wrong:
-        at = next((at for at, sheet in enumerate(sheets) if f"(with {sheet})" in wrong.answer.text), 0)
-        if at:  # what is wrong with an earlier one tells more
-            all_judged(fn, sheets[:at], judged)
-        raise wrong.also(sheets[at].only) from None
-    found = []
-    for sheet, answer, other in zip(sheets, answers, others, strict=True):
-        found.append(judged(sheet, written(answer.returned)))
-        require_nothing_else(sheet, answer, other.returned, other.again)
-    return found
 
 
 def written(value: Any) -> Any:

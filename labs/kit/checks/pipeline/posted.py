@@ -11,7 +11,8 @@ from typing import Any
 
 from labs import pp
 from labs.kit.checks.answer import Mistake, answered, first, refuse
-from labs.kit.checks.pipeline.listed import FORM, Asked, Returned, all_judged, run_for_real
+from labs.kit.checks.pencil.sheet import each_judged
+from labs.kit.checks.pipeline.listed import FORM, Asked, Returned, run_for_real, written
 from labs.kit.checks.pipeline.obeying import OWN_ORDERS
 from labs.kit.checks.pipeline.stacked import Stacked, many, whole
 from labs.pp.checker import ranks_of, stages_of
@@ -142,7 +143,7 @@ MISTAKES = (
 @answered
 def with_messages(fn: Callable[..., Any], seed: int) -> str:
     """`fn(lists) -> lists`, with Send and Receive between F and B."""
-    every = all_judged(fn, sheets(), judged)
+    every = each_judged(fn, sheets(), judged)
     world = Stacked(seed, every[0].p, name=str(every[0].sheet), lists=tuple(map(tuple, every[0].given)))
     so = run_for_real(world, ONCE, every[0].lists)
     return (
@@ -151,7 +152,7 @@ def with_messages(fn: Callable[..., Any], seed: int) -> str:
     )
 
 
-def judged(sheet: Asked, lists: Any) -> Seen:
-    seen = Seen(sheet, lists)
+def judged(sheet: Asked, returned: Any) -> Seen:
+    seen = Seen(sheet, written(returned))
     refuse(MISTAKES, seen, f"{sheet}: ")
     return seen
