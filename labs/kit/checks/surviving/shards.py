@@ -12,9 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from labs.kit.checks import rows
-from labs.kit.checks.acts import Play, as_a_whole, checked, on_each_rank, wrong
+from labs.kit.checks.acts import Play, as_a_whole, checked, on_each_rank
 from labs.kit.checks.answer import Mistake, answered, first
-from labs.kit.checks.left import AFTERMATH
 from labs.kit.checks.one import One
 from labs.kit.checks.ranks import BF16, F32, I64, Draw
 from labs.kit.checks.scripts import Look, Seen
@@ -75,16 +74,14 @@ def load(world: Saved, fn: Callable[..., Any]) -> Iterator[Look | None]:
         reads.clear()
         yield None
         loaded = fn(listed, read, world.index(), world.n)
-        same = listed == list(zip(world.names, world.files, strict=True))
-        yield Look({"": loaded}, {"reads": reads, "same": same})
-
-
-def due(world: Saved) -> list[dict[str, Tensor]]:
-    return [{"": world.vector[own.start : own.stop]} for own in world.parts]
+        changed = listed != list(zip(world.names, world.files, strict=True))
+        yield Look({"": loaded}, {"reads": reads, "changed": changed})
 
 
 def ones(seen: Seen) -> Iterator[tuple[str, One]]:
-    yield from ((f"on rank {one.rank} ", one) for _, one in wrong(due, {})(seen))
+    dues = [{"": seen.world.vector[own.start : own.stop]} for own in seen.world.parts]
+    for place, rank in enumerate(seen.world.members):
+        yield f"on rank {rank} ", One(seen, place, "", dues)
 
 
 class Reads:
@@ -194,13 +191,6 @@ ALONE = Mistake("one rank reads for all", "What do the others do meanwhile, and 
                 one_for_all, shows="more ranks do not load sooner: all of it comes through one of them")
 SENT = Mistake("something is sent", "Who has what this rank needs, and who may be elsewhere yet?",
                lambda seen: seen.events and f"rank {seen.events[0].rank} calls {seen.events[0].op}")
-AFTER = (
-    Mistake("the index has changed", "Whose list is it, and who goes through it after you?",
-            lambda done: not done.facts["same"] and "the index is not what it was before the call"),
-    Mistake("a later call writes into what this one returned", "Whose memory is the part, once you have returned it?",
-            lambda done: done.overwritten and "the part changed in a later call"),
-    *AFTERMATH,
-)
 PLAY = Play(
     worlds,
     load,
@@ -210,12 +200,13 @@ PLAY = Play(
         (as_a_whole, (ALONE,)),
         (reads, READS),
         (as_a_whole, (SENT,)),
-        (on_each_rank, AFTER),
+        (ones, rows.AFTER),
     ),
     question=FIRST,
     asks={
         "not a tensor": "What will the model be given: pieces, or one vector?",
         "the dtype changed": "In which dtype are the pieces that you have read?",
+        "what was given has changed": "Whose list is the index, and who goes through it after you?",
         "full copies are kept": "What is still here of what you have read, when the last piece comes?",
     },
     wide=lambda draw: draw.world(Saved, 4, files=(PIECE,) * (4 * PIECES), dtype=F32, steps=4),
