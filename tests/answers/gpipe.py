@@ -81,24 +81,19 @@ def from_text(ranks, microbatches):
 
 # ---- what is returned ------------------------------------------------------------------------------------
 
-
-def returned(mistake, value, **options):
-    """A right answer that returns something else in the place of its lists."""
-    answers.spoil(gpipe, mistake, {"return lists": f"return {value}"}, **options)
-
-
-returned("nothing is returned", "None", blind=True)
-returned("one list for all ranks", "[x for order in lists for x in order]", blind=True)
-returned("not a list for each rank", "dict(enumerate(lists))", blind=True)
-returned("not a list for each rank", "[*lists, []]")
-returned("not a list for each rank", "F(0, 0)")
-returned("not an instruction", "[[repr(x) for x in order] for order in lists]", blind=True)
-returned("not an instruction", "[[F] * microbatches + [B] * microbatches for _ in lists]")
-returned("the stages are in reverse", "lists[::-1]", blind=True)
-returned("the same work twice", "[[*order, order[-1]] for order in lists]", blind=True)
-returned("a stage on another rank", "[sum(lists, [])] * ranks", blind=True)
+returned = answers.slips(gpipe, "return lists")
+returned("nothing is returned", "return None", blind=True)
+returned("one list for all ranks", "return [x for order in lists for x in order]", blind=True)
+returned("not a list for each rank", "return dict(enumerate(lists))", blind=True)
+returned("not a list for each rank", "return [*lists, []]")
+returned("not a list for each rank", "return F(0, 0)")
+returned("not an instruction", "return [[repr(x) for x in order] for order in lists]", blind=True)
+returned("not an instruction", "return [[F] * microbatches + [B] * microbatches for _ in lists]")
+returned("the stages are in reverse", "return lists[::-1]", blind=True)
+returned("the same work twice", "return [[*order, order[-1]] for order in lists]", blind=True)
+returned("a stage on another rank", "return [sum(lists, [])] * ranks", blind=True)
 returned("right only on more than one rank",
-    "lists if ranks > 1 else [[k(0, m) for m in every for k in (F, B)]]", blind=True)
+    "return lists if ranks > 1 else [[k(0, m) for m in every for k in (F, B)]]", blind=True)
 answers.wrong("a backward before the last forward", blind=True)(pp.one_f_one_b)
 
 

@@ -148,22 +148,16 @@ answers.vary(zero_bubble,
 # ---- when each W comes -----------------------------------------------------------------------------------
 
 PLACES = "W's in the wrong places"
-
-
-def late(mistake, late, **options):
-    """As many I's go by before a W."""
-    answers.spoil(zero_bubble, mistake, {"late = r": f"late = {late}"}, **options)
-
-
-late("W directly after its I", "0", blind=True)
-late("all W at the end", "n", blind=True)
-late(PLACES, "r + 1", blind=True)
-late(PLACES, "max(0, r - 1)", blind=True)
-late(PLACES, "ranks - 1 - r", blind=True, long=True)
-late(PLACES, "ranks - 1", blind=True, long=True)
-late(PLACES, "n if r == ranks - 1 else r", blind=True, long=True)
-late(PLACES, "min(r, 1)", blind=True, long=True)
-late("right only with no fewer micro-batches than ranks", "0 if n < ranks else r", blind=True)
+late = answers.slips(zero_bubble, "late = r")  # as many I's go by before a W
+late("W directly after its I", "late = 0", blind=True)
+late("all W at the end", "late = n", blind=True)
+late(PLACES, "late = r + 1", blind=True)
+late(PLACES, "late = max(0, r - 1)", blind=True)
+late(PLACES, "late = ranks - 1 - r", blind=True, long=True)
+late(PLACES, "late = ranks - 1", blind=True, long=True)
+late(PLACES, "late = n if r == ranks - 1 else r", blind=True, long=True)
+late(PLACES, "late = min(r, 1)", blind=True, long=True)
+late("right only with no fewer micro-batches than ranks", "late = 0 if n < ranks else r", blind=True)
 W_THEN_I = {
     "order += [I(r, i)]": "order += [W(r, i - 1)] if i else []",
     "order += [W(r, i - late)] if i >= late else []": "order += [I(r, i)]",
@@ -177,41 +171,30 @@ answers.spoil(zero_bubble, "W before its I",
 
 # ---- the warm-up -----------------------------------------------------------------------------------------
 
-
-def warmup(mistake, warmup, **options):
-    answers.spoil(zero_bubble, mistake, {"warmup = ranks - 1 - r": f"warmup = {warmup}"}, **options)
-
-
-warmup("too many activations alive", "2 * (ranks - 1 - r)", blind=True)
+warmup = answers.slips(zero_bubble, "warmup = ranks - 1 - r")
+warmup("too many activations alive", "warmup = 2 * (ranks - 1 - r)", blind=True)
 DOUBLED = {"ranks - 1 - r": "2 * (ranks - 1 - r)", "late = r": "late = 2 * r"}
 answers.spoil(zero_bubble, "too many activations alive", DOUBLED)
-warmup("the bubble is too large", "3 - r", blind=True)
-warmup("the bubble is too large", "0", blind=True)
+warmup("the bubble is too large", "warmup = 3 - r", blind=True)
+warmup("the bubble is too large", "warmup = 0", blind=True)
 
 # ---- what is returned ------------------------------------------------------------------------------------
 
-
-def returned(mistake, value, **options):
-    """A right answer that returns something else in the place of its lists."""
-    answers.spoil(zero_bubble, mistake, {"return lists": f"return {value}"}, **options)
-
-
-def each(mistake, new, **options):
-    """In the place of each instruction x of rank r."""
-    returned(mistake, f"[[{new} for x in order] for r, order in enumerate(lists)]", **options)
-
-
+returned = answers.slips(zero_bubble, "return lists")
 answers.wrong("the backward is not split", blind=True)(pp.one_f_one_b)
-returned("all W at the end", "[[k(r, i) for k in (F, I, W) for i in range(n)] for r in range(ranks)]", blind=True)
+returned("all W at the end",
+    "return [[k(r, i) for k in (F, I, W) for i in range(n)] for r in range(ranks)]", blind=True)
 returned("all forwards first",
-    "[[F(r, i) for i in range(n)] + [k(r, i) for i in range(n) for k in (I, W)] for r in range(ranks)]")
-returned("one list for all ranks", "list(chain.from_iterable(lists))", blind=True)
-returned("a W is missing", "[[x for x in order if not isinstance(x, W)] for order in lists]", blind=True)
-returned("a W is missing", "[order[:3 * n - min(r, n)] for r, order in enumerate(lists)]", blind=True)
-returned("a backward is missing", "[[x for x in order if not isinstance(x, I)] for order in lists]")
-returned("the same work twice", "[[*order, W(r, n - 1)] for r, order in enumerate(lists)]", blind=True)
-each("both a whole backward and a half of it", "B(r, x.microbatch) if isinstance(x, I) else x", blind=True)
-each("a stage on another rank", "W(0, x.microbatch) if isinstance(x, W) else x", blind=True)
+    "return [[F(r, i) for i in range(n)] + [k(r, i) for i in range(n) for k in (I, W)] for r in range(ranks)]")
+returned("one list for all ranks", "return list(chain.from_iterable(lists))", blind=True)
+returned("a W is missing", "return [[x for x in order if not isinstance(x, W)] for order in lists]", blind=True)
+returned("a W is missing", "return [order[:3 * n - min(r, n)] for r, order in enumerate(lists)]", blind=True)
+returned("a backward is missing", "return [[x for x in order if not isinstance(x, I)] for order in lists]")
+returned("the same work twice", "return [[*order, W(r, n - 1)] for r, order in enumerate(lists)]", blind=True)
+returned("both a whole backward and a half of it",
+    "return [[B(r, x.microbatch) if isinstance(x, I) else x for x in o] for r, o in enumerate(lists)]", blind=True)
+returned("a stage on another rank",
+    "return [[W(0, x.microbatch) if isinstance(x, W) else x for x in order] for order in lists]", blind=True)
 FEW = 'if microbatches < ranks:\n        raise ValueError("too few")\n    lists, n ='
 answers.spoil(zero_bubble, "right only with no fewer micro-batches than ranks", {"lists, n =": FEW}, blind=True)
 
