@@ -44,6 +44,13 @@ def by_the_clock(lists):
     return plans
 
 
+@answers.right
+def in_place(lists):
+    for order, each in zip(lists, as_they_come_about(lists), strict=True):
+        order[:] = each
+    return lists
+
+
 # ---- wrong -----------------------------------------------------------------------------------------------
 
 slip = answers.slips(as_they_come_about)

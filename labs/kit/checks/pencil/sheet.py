@@ -109,7 +109,7 @@ def each_judged(fn: Callable[..., Any], sheets: Sequence[Sheet], judged: Callabl
     found = []
     for sheet, outcome, other in zip(sheets, *results, strict=True):
         found.append(judged(sheet, outcome.returned))
-        require_nothing_else(sheet, outcome, other.returned, other.again)
+        require_nothing_kept(sheet, outcome, other.returned, other.again)
     require_nothing_sent(results)
     return found
 
@@ -120,18 +120,18 @@ def judge(sheets: Sequence[Sheet], outcomes: Sequence[Written], mistakes: Sequen
         try:
             if not same(outcome.returned, sheet.due):
                 refuse((*mistakes, *EVERYWHERE), Seen(sheet, outcome.returned, written), f"{sheet}: ", question)
-            require_nothing_else(sheet, outcome)
+            if outcome.changed:
+                raise Wrong(f"{sheet}: what it was given has changed afterwards", "Whose list is that?")
+            require_nothing_kept(sheet, outcome)
         except Wrong as wrong:
             raise wrong.also(sheet.only) from None
 
 
-def require_nothing_else(sheet: Sheet, outcome: Written, *others: Any) -> None:
-    """Of a call that returned what it should.  others: what another process has returned."""
+def require_nothing_kept(sheet: Sheet, outcome: Written, *others: Any) -> None:
+    """From call to call, or in the process.  others: what another process has returned."""
     for again in (outcome.again, *others):
         if not same(again, outcome.returned):
             raise Wrong(f"{sheet}: a second call says {cut(again)}", "What is kept between them?", "not the same twice")
-    if outcome.changed:
-        raise Wrong(f"{sheet}: what it was given has changed afterwards", "Whose list is that?")
     refuse(AFTERMATH, outcome, f"{sheet}: afterwards ")
 
 
@@ -219,11 +219,15 @@ def one_sheet_or_error(fn: Callable[..., Any], sheet: Sheet) -> Written:
 def one_sheet(fn: Callable[..., Any], sheet: Sheet) -> Written:
     given = copy.deepcopy(sheet.arguments)
     with Aftermath() as aftermath:
-        returned = sheet.read(noted(sheet, fn, *given))
+        returned = noted(sheet, written_on, sheet, fn, given)
     written = Written(returned=returned, changed=sheet.read(given) != sheet.read(sheet.arguments))
-    written.again = sheet.read(noted(sheet, fn, *copy.deepcopy(sheet.arguments)))
+    written.again = noted(sheet, written_on, sheet, fn, copy.deepcopy(sheet.arguments))
     aftermath.tell(written)
     return written
+
+
+def written_on(sheet: Sheet, fn: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    return sheet.read(fn(*arguments))
 
 
 def plain(value: Any) -> Any:
