@@ -120,6 +120,8 @@ MET = (
     Mistake("always the first letter", "What if the batch is very small?", as_if(lambda *job: next(iter(moved(*job)))),
             shows="FSDP for any batch, and never anything else"),
     Mistake("always the last letter", "What if the batch is very large?", as_if(lambda *job: [*moved(*job)][-1])),
+    Mistake("of equals, not the first", "Both cost the same. Which one does the docstring ask for?",
+            as_if(lambda *job: min(reversed(elements := moved(*job)), key=elements.__getitem__))),
 )
 # fmt: on
 
@@ -130,7 +132,7 @@ def meet(fn: Callable[..., Any], seed: int) -> str:
     draw, sheets = random.Random(seed), []
     cases = (((0, 1, None), (1, 2, 9)), ((0, 1, None), (2, 1, 9)), ((0, 1, 1), (5, 3, 3)), ((0, 1, 0), (3, 5, 3)))
     cases += (((0, 1, 1), (9, 2, 2)), ((0, 1, 0), (2, 9, 2)), ((1, 1, 0), (2, 3, 4)), ((1, 1, None), (3, 7, 1)))
-    cases += (((0, None, 1), (5, 9, 3)), ((None, 1, 0), (9, 5, 3)))
+    cases += (((0, None, 1), (5, 9, 3)), ((None, 1, 0), (9, 5, 3)), ((1, 1, None), (4, 4, 1)))
     for cut, ratios in cases:
         times = draw.randrange(2, 2000)
         sizes = [times * ratio for ratio in ratios]
