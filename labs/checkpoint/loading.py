@@ -49,24 +49,7 @@ def load(where: str | Path | None, held: Held, group: ProcessGroup | None = None
     written; for an index that its files do not bear out; for a newer format; and for another model or optimizer, with
     the names that differ.
     """
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-
-    record: dict[str, Any] = {}
-    index: Index = {}
-
-    def look() -> int:
-        if where is None:
-            raise ValueError("there is no checkpoint: newest(folder) gives None before the first save, so ask for that")
-        path, (found, its) = Path(where), opened(Path(where))
-        lying = in_files(its)
-        for name, written in [*found["files"].items()][rank::ranks]:
-            require_as_written(path / name, written)
-            require_entries(path / name, lying.get(name, {}))
-        record.update(found), index.update(its)
-        return sealed(found)["checksum"]
-
-    seen = dict(enumerate(on_all_ranks(look, group)))
-    compare(seen, partial(differ_in_index, where))
+    record, index = looked_at(where, group)
     where = Path(where)
 
     def ask() -> tuple[dict[str, Entry], Groups]:
@@ -97,6 +80,28 @@ def load(where: str | Path | None, held: Held, group: ProcessGroup | None = None
         on_all_ranks(take, group)
         held.loaded(room, record["options"])
     return Remembered(record["step"], record["values"], record["own"])
+
+
+def looked_at(where: str | Path | None, group: ProcessGroup | None) -> tuple[dict[str, Any], Index]:
+    """What a checkpoint says of itself, the same to all ranks, each of which has looked at its share of the files."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    record: dict[str, Any] = {}
+    index: Index = {}
+
+    def look() -> int:
+        if where is None:
+            raise ValueError("there is no checkpoint: newest(folder) gives None before the first save, so ask for that")
+        path, (found, its) = Path(where), opened(Path(where))
+        lying = in_files(its)
+        for name, written in [*found["files"].items()][rank::ranks]:
+            require_as_written(path / name, written)
+            require_entries(path / name, lying.get(name, {}))
+        record.update(found), index.update(its)
+        return sealed(found)["checksum"]
+
+    seen = dict(enumerate(on_all_ranks(look, group)))
+    compare(seen, partial(differ_in_index, where))
+    return record, index
 
 
 def differ_in_index(where: Any, rank: int, its: int, other: int, others: int) -> str:

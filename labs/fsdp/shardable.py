@@ -57,34 +57,34 @@ def require_shardable(
         )
     require_dense(module)
     for p, (home, *_) in homes.items():
-        if isinstance(p, Moved):
-            raise ValueError(
-                f"parameter {home.name!r} is shared with a module that was sharded before this {kind}: tied parameters "
-                "travel together, so shard the module that has both, and neither of them by itself"
-            )
-        if isinstance(p, DTensor):
-            raise ValueError(f"parameter {home.name!r} is a DTensor already: fully_shard cuts plain parameters")
-        if nn.parameter.is_lazy(p):
-            raise ValueError(
-                f"parameter {home.name!r} is lazy: run a forward before fully_shard, so that it has a shape"
-            )
-        if p.grad is not None:
-            raise ValueError(
-                f"parameter {home.name!r} has a gradient, and its shard takes its place: call zero_grad() before"
-            )
-        if policy.param_dtype is not None and not p.is_floating_point():
-            raise ValueError(
-                f"parameter {home.name!r} is of {p.dtype}, and would be gathered as {policy.param_dtype}, which loses "
-                "some of it: shard its module by itself, without a param_dtype"
-            )
-        if p.ndim == 0:
-            raise ValueError(f"parameter {home.name!r} has no dim to cut along: give it the shape (1,)")
+        require_cuttable(p, home.name, kind, policy)
     dtypes = {p.dtype: home.name for p, (home, *_) in homes.items()}
     if len(dtypes) > 1 and policy.param_dtype is None:
         names = " and ".join(f"{name!r} ({dtype})" for dtype, name in dtypes.items())
         raise ValueError(
             f"{names} cannot be gathered at once: shard their modules one by one, or give mp_policy a param_dtype"
         )
+
+
+def require_cuttable(p: nn.Parameter, name: str, kind: str, policy: MixedPrecisionPolicy) -> None:
+    if isinstance(p, Moved):
+        raise ValueError(
+            f"parameter {name!r} is shared with a module that was sharded before this {kind}: tied parameters "
+            "travel together, so shard the module that has both, and neither of them by itself"
+        )
+    if isinstance(p, DTensor):
+        raise ValueError(f"parameter {name!r} is a DTensor already: fully_shard cuts plain parameters")
+    if nn.parameter.is_lazy(p):
+        raise ValueError(f"parameter {name!r} is lazy: run a forward before fully_shard, so that it has a shape")
+    if p.grad is not None:
+        raise ValueError(f"parameter {name!r} has a gradient, and its shard takes its place: call zero_grad() before")
+    if policy.param_dtype is not None and not p.is_floating_point():
+        raise ValueError(
+            f"parameter {name!r} is of {p.dtype}, and would be gathered as {policy.param_dtype}, which loses "
+            "some of it: shard its module by itself, without a param_dtype"
+        )
+    if p.ndim == 0:
+        raise ValueError(f"parameter {name!r} has no dim to cut along: give it the shape (1,)")
 
 
 def require_all_sharded(root: nn.Module) -> None:

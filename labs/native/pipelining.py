@@ -42,7 +42,18 @@ def pp(
         "dualpipev": schedules.ScheduleDualPipeV,
     }[name]
     rank, ranks, is_v = dist.get_rank(group), dist.get_world_size(group), name in V
-    if is_v and not HAS_V and dist.get_backend(group) == "gloo":
+    require_runnable(name, microbatches, ranks, dist.get_backend(group))
+    mine = [rank, 2 * ranks - 1 - rank] if is_v else range(rank, len(stages), ranks)
+    if name in ("zb1p", *V):
+        require_gathered(name, {s: stages[s] for s in mine})
+    device = torch.get_default_device()
+    parts = [PipelineStage(stages[s], s, len(stages), device, group=group) for s in mine]
+    single = issubclass(kind, schedules.PipelineScheduleSingle)
+    return kind(parts[0] if single else parts, microbatches, loss_fn=loss)
+
+
+def require_runnable(name: str, microbatches: int, ranks: int, backend: str) -> None:
+    if name in V and not HAS_V and backend == "gloo":
         raise NotImplementedError(
             f"PyTorch {torch.__version__} sends a message from a stage to the next one before it runs {name}, and gloo "
             "has none from a rank to itself: take PyTorch 2.12 or later, or labs.pp"
@@ -52,13 +63,6 @@ def pp(
             f"{microbatches} micro-batches are fewer than the {ranks} ranks along pp, some of which would always wait: "
             f"cut the batch into {ranks} or more"
         )
-    mine = [rank, 2 * ranks - 1 - rank] if is_v else range(rank, len(stages), ranks)
-    if name in ("zb1p", *V):
-        require_gathered(name, {s: stages[s] for s in mine})
-    device = torch.get_default_device()
-    parts = [PipelineStage(stages[s], s, len(stages), device, group=group) for s in mine]
-    single = issubclass(kind, schedules.PipelineScheduleSingle)
-    return kind(parts[0] if single else parts, microbatches, loss_fn=loss)
 
 
 def require_gathered(schedule: str, stages: Mapping[int, nn.Module]) -> None:

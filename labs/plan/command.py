@@ -15,7 +15,7 @@ from labs.plan.machines import CLUSTERS
 from labs.plan.reasons import explain, mesh
 
 
-def main(arguments: list[str]) -> int:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m labs plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -27,9 +27,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--batch", type=int, default=512, help="sequences of a step, on all GPUs together")
     parser.add_argument("--context", type=int, help="tokens of a sequence (the model's, if not given)")
     parser.add_argument("--check", metavar="FILE.csv", help="a table of published runs")
-    chosen = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: list[str]) -> int:
+    chosen = parser().parse_args(arguments)
     if (chosen.model is None) == (chosen.check is None):
-        parser.error("give a model or --check FILE.csv: one of them")
+        parser().error("give a model or --check FILE.csv: one of them")
     try:
         if chosen.check:
             print(check(chosen.check))
