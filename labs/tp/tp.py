@@ -63,23 +63,6 @@ from labs.tp.styles import (
     Style,
 )
 
-__all__ = [
-    "ColwiseParallel",
-    "LossParallel",
-    "Plan",
-    "PrepareModuleInput",
-    "RowwiseParallel",
-    "SequenceParallel",
-    "clip_gradients",
-    "copies",
-    "full_parameters",
-    "gpt_plan",
-    "parallelize",
-    "placements",
-    "slices",
-]
-
-
 # ---- the plan --------------------------------------------------------------------------------------------
 
 
