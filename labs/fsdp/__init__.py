@@ -10,7 +10,7 @@ In this order:
     sharding          the events of a training step; PyTorch calls what a module has of it its FSDPState
     fsdp              fully_shard, and what it adds to a module
 
-On a first reading follow one parameter, from shard to whole and back: sharding, parameter_group, sharded.
+On a first reading, follow one parameter from its shard to the whole and back: sharding, parameter_group, sharded.
 
 So it is used:
 

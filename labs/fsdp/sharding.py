@@ -18,8 +18,7 @@ The events are those of `labs.zero`; what they do differs where FSDP2 differs fr
     the model itself    a layer like the others             stays gathered from forward to backward
     over two axes       -                                   sharded along the last, replicated along the first (HSDP)
 
-A parameter's way through the step is in three files: here when, in parameter_group how many go together, in sharded
-what becomes of the one.
+To follow one parameter through the step, read the events here, then parameter_group, then sharded.
 
 Checkpoints may be reentrant, and run a backward inside of a backward: the outermost one's end is meant.
 """
@@ -57,34 +56,6 @@ class Sharding:
         # Before the hooks that are there already, which may compute a weight from the parameters.
         module.register_forward_pre_hook(self.before_forward, prepend=True, with_kwargs=True)
         module.register_forward_hook(self.after_forward, with_kwargs=True, always_call=True)
-
-    def settled(self) -> None:
-        """The outermost module is the one whose forward begins first."""
-        if self.shared is None:
-            names = shardings_in(self.module)
-            with torch.inference_mode(False):  # what is made in it could never be trained
-                for sharding in names:
-                    sharding.settle()
-            shared = SharedState(self, names)
-            for sharding in names:
-                sharding.shared = shared
-                sharding.train()
-
-    def settle(self) -> None:
-        if self.shared is None:
-            for p in self.group.parameters:
-                p.settle()
-
-    def train(self) -> None:
-        for p in self.group.parameters:
-            p.train(weakly(self.gradient_ready))
-
-    def unshard(self) -> list[Tensor]:
-        self.settled()
-        with torch.inference_mode(False):
-            self.group.gather(self.smaller)
-            self.group.arrive()
-            return self.group.show()
 
     # ---- the events of a training step -------------------------------------------------------------------
 
@@ -127,11 +98,6 @@ class Sharding:
             self.shared.forward_ends(self, leads_back, failed=output is None)
         return output
 
-    @property
-    def reshards(self) -> bool:
-        reshard = self.reshard_after_forward
-        return self.shared and self.shared.root is not self if reshard is None else bool(reshard)
-
     def before_backward(self, versions: tuple[int, ...], place: int) -> None:
         """Called when the gradient of the module's output is there; versions (of shards) and place as in forward."""
         if torch.is_grad_enabled():
@@ -147,21 +113,10 @@ class Sharding:
         self.unshard()
         self.prefetch(self.shared.order.before(place) if self.next_in_backward is None else self.next_in_backward)
 
-    def expect(self) -> None:
-        """Count the gradients that this backward will bring."""
-        if self.counted != (backward := torch._C._current_graph_task_id()):
-            self.due, self.counted = self.group.gradients_due(), backward
-        if self.group.trained and (self.due or self.shared.brings_gradients()):
-            self.shared.order.waiting[self] = None  # where this rank has none, too: another may have some
-
     def after_backward(self) -> None:
         """Called when the gradients of the module's parameters and inputs are there."""
         self.drop_after_backward()
         self.reduce_early()
-
-    def drop_after_backward(self) -> None:
-        if self.reshard_after_backward and not self.running:
-            self.group.drop()
 
     def gradient_ready(self, full: nn.Parameter) -> None:
         """Called when all uses of one parameter have been added up."""
@@ -169,6 +124,36 @@ class Sharding:
         self.shared.order.waiting[self] = None
         self.due -= self.counted == torch._C._current_graph_task_id()
         self.reduce_early()
+
+    # ---- what is done in them -----------------------------------------------------------------------------
+
+    def unshard(self) -> list[Tensor]:
+        self.settled()
+        with torch.inference_mode(False):
+            self.group.gather(self.smaller)
+            self.group.arrive()
+            return self.group.show()
+
+    def prefetch(self, others: Sequence["Sharding"]) -> None:
+        with torch.inference_mode(False):
+            for other in others:
+                other.group.gather(other.smaller)
+
+    @property
+    def reshards(self) -> bool:
+        reshard = self.reshard_after_forward
+        return self.shared and self.shared.root is not self if reshard is None else bool(reshard)
+
+    def drop_after_backward(self) -> None:
+        if self.reshard_after_backward and not self.running:
+            self.group.drop()
+
+    def expect(self) -> None:
+        """Count the gradients that this backward will bring."""
+        if self.counted != (backward := torch._C._current_graph_task_id()):
+            self.due, self.counted = self.group.gradients_due(), backward
+        if self.group.trained and (self.due or self.shared.brings_gradients()):
+            self.shared.order.waiting[self] = None  # where this rank has none, too: another may have some
 
     def reduce_early(self) -> None:
         """Where all that is due has come; else at the end of the backward.
@@ -187,10 +172,28 @@ class Sharding:
             del self.shared.order.waiting[self]
             self.shared.reductions.start(self.group)
 
-    def prefetch(self, others: Sequence["Sharding"]) -> None:
-        with torch.inference_mode(False):
-            for other in others:
-                other.group.gather(other.smaller)
+    # ---- before the first forward --------------------------------------------------------------------------
+
+    def settled(self) -> None:
+        """The outermost module is the one whose forward begins first."""
+        if self.shared is None:
+            names = shardings_in(self.module)
+            with torch.inference_mode(False):  # what is made in it could never be trained
+                for sharding in names:
+                    sharding.settle()
+            shared = SharedState(self, names)
+            for sharding in names:
+                sharding.shared = shared
+                sharding.train()
+
+    def settle(self) -> None:
+        if self.shared is None:
+            for p in self.group.parameters:
+                p.settle()
+
+    def train(self) -> None:
+        for p in self.group.parameters:
+            p.train(weakly(self.gradient_ready))
 
 
 def shardings_in(module: nn.Module) -> dict[Sharding, str]:

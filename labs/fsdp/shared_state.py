@@ -1,8 +1,8 @@
-"""What the modules of one model have in common in a training step, whose parameters come and go one module at a time.
+"""What the modules of one model share during a training step: when its forward and its backward begin and end.
 
-    forward     begins and ends with the outermost module: it notes the order of layers, and ranks compare it
-    backward    begins with any gradient; at its end comes what still waits: gradients of earlier micro-batches, and of
-                layers that only other ranks have used
+    forward     begins and ends with the outermost module; at its end ranks compare the order of their layers
+    backward    begins with the first gradient; at its end comes what still waits: gradients of earlier micro-batches,
+                and of layers that only other ranks have used
 
 PyTorch calls it FSDPStateContext.
 """
