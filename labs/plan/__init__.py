@@ -3,7 +3,8 @@
     machines       a cluster in numbers: GPUs, memory, operations, links
     constants      what no data sheet says: which part of that a training program reaches
     fitted         those constants, fitted on published runs
-    candidates     who has which part of the model, of its state, of the batch; all of those, and what cannot be
+    layout         who has which part of the model, of its state, of the batch
+    candidates     all of those layouts, and what cannot be
     dealt          a model's layers dealt out to the ranks of a pipeline
     room           what a layout holds, by kind
     pace           how long a step takes: computation, exposed communication, bubble
@@ -26,9 +27,10 @@ Every formula is one of `labs.cost`, with its source; how well they agree with t
 
 # ruff: noqa: F401
 
-from labs.plan.candidates import Layout, Setup, layouts
+from labs.plan.candidates import layouts
 from labs.plan.choice import Found, Plan, plan, search
 from labs.plan.compare import Report, check
+from labs.plan.layout import Layout, Setup
 from labs.plan.machines import CLUSTERS, Cluster
 from labs.plan.pace import Step, seconds
 from labs.plan.reasons import explain, mesh, nearest, warnings

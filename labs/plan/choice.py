@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from labs import cost
 from labs.model import Config
-from labs.plan.candidates import Layout, Rejected, Setup, layouts, require
+from labs.plan.candidates import Rejected, layouts, require
+from labs.plan.layout import Layout, Setup
 from labs.plan.machines import Cluster
 from labs.plan.pace import Step, seconds
 from labs.plan.room import held, peak

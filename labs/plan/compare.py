@@ -11,8 +11,9 @@ from pathlib import Path
 from statistics import mean, median
 
 from labs import cost
-from labs.plan.candidates import Layout, pace_reason, powers, pp_reason
+from labs.plan.candidates import pace_reason, powers, pp_reason
 from labs.plan.choice import Plan
+from labs.plan.layout import Layout
 from labs.plan.pace import seconds
 from labs.plan.published import Case, read
 from labs.plan.room import held_by, peak

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from labs import cost
 from labs.model import PRESETS, Config
-from labs.plan.candidates import Layout
+from labs.plan.layout import Layout
 from labs.plan.machines import CLUSTERS
 from labs.plan.published_run import CONTEXT, EIGHT_BITS, Case, Row, gpt, number, setup_of, whole
 

@@ -17,8 +17,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from labs import cost
-from labs.plan.candidates import Layout, Setup
 from labs.plan.dealt import dealt
+from labs.plan.layout import Layout, Setup
 from labs.plan.room import kept, parameters
 
 WEIGHT, GRADIENT = 2, 4  # bytes

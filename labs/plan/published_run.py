@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from labs.model import Config
-from labs.plan.candidates import Layout, Setup
+from labs.plan.layout import Layout, Setup
 from labs.plan.machines import Cluster
 
 Row = dict[str, str]

@@ -12,8 +12,9 @@ from math import inf
 
 from labs import cost
 from labs.mesh import Grid
-from labs.plan.candidates import Layout, Setup, layouts
+from labs.plan.candidates import layouts
 from labs.plan.choice import Found, Plan, gb, has, quickest
+from labs.plan.layout import Layout, Setup
 from labs.plan.pace import seconds
 from labs.plan.room import peak
 

@@ -13,8 +13,8 @@ temporary  a layer that is computed again, or logits with their gradient; and wh
 from functools import lru_cache
 
 from labs import cost
-from labs.plan.candidates import Layout, Setup
 from labs.plan.dealt import dealt
+from labs.plan.layout import Layout, Setup
 
 ONCE = "mixed"  # a single micro-batch without shards needs nothing to add gradients up in
 WEIGHT, GRADIENT = 2, 4  # bytes

@@ -7,7 +7,7 @@ import pytest
 
 from labs.model import PRESETS, Config
 from labs.plan import CLUSTERS, Layout, explain, mesh, plan, search, warnings
-from labs.plan.candidates import Setup
+from labs.plan.layout import Setup
 from labs.plan.reasons import crossings, fsdp_wins, with_cluster
 
 H100 = CLUSTERS["H100, InfiniBand"]

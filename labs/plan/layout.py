@@ -1,0 +1,96 @@
+"""The question of a plan, and one answer to it: which rank has which part of the model, of its state, of the batch.
+
+    Setup(config, cluster, batch=512)         this model, on these machines
+    Layout(tp=8, shards=4, zero=3)            a value; replicas × shards × tp × pp ranks
+
+The axes stand on the wire as pp, replicas, shards, tp: what talks most goes last, and is made of neighbours.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from labs.model import Config
+from labs.plan.constants import Constants
+from labs.plan.fitted import FITTED
+from labs.plan.machines import Cluster
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """The question: a model, on these machines, with `batch` sequences of `context` tokens in a step.
+
+    context: the config's, if None.  Raises ValueError for what is no question.
+    """
+
+    config: Config
+    cluster: Cluster
+    batch: int
+    context: int | None = None
+    constants: Constants | None = None  # those of the cluster
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.config, Config):
+            raise ValueError(f"config is {self.config!r}: it must be a Config, such as PRESETS['llama3-8b']")
+        if not isinstance(self.cluster, Cluster):
+            raise ValueError(f"cluster is {self.cluster!r}: it must be a Cluster, such as CLUSTERS['H200'].of(32)")
+        if self.context is None:
+            object.__setattr__(self, "context", self.config.context)
+        for name in ("batch", "context"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} is {value!r}: it must be a whole number, and at least 1")
+        if self.cluster.fitted not in FITTED:
+            known = ", ".join(map(repr, FITTED))
+            raise ValueError(f"fitted is {self.cluster.fitted!r}: there are constants for {known}")
+        if self.constants is None:
+            object.__setattr__(self, "constants", FITTED[self.cluster.fitted])
+
+
+class Layout(NamedTuple):
+    """tp ranks split each layer, pp ranks have stages of them; replicas × shards ranks split the batch.
+
+    zero: the stage.  Its state is in `shards` pieces; 0 has none, and HSDP is stage 3 with replicas.  batch: sequences
+    of a micro-batch; accumulation: how many micro-batches a rank takes in a step.
+    """
+
+    tp: int = 1
+    sequence_parallel: bool = False
+    pp: int = 1
+    schedule: str = "1f1b"
+    stages_per_rank: int = 1
+    replicas: int = 1
+    shards: int = 1
+    zero: int = 0
+    batch: int = 1
+    accumulation: int = 1
+    recompute: str = "none"
+
+    @property
+    def dp(self) -> int:
+        return self.replicas * self.shards
+
+    @property
+    def staged(self) -> bool:
+        return self.pp > 1
+
+    @property
+    def ranks(self) -> int:
+        return self.pp * self.replicas * self.shards * self.tp
+
+    @property
+    def axes(self) -> str:
+        """pp 2 × dp 4 × tp 8"""
+        data = (
+            {"replicas": self.replicas, "shards": self.shards} if self.replicas > 1 < self.shards else {"dp": self.dp}
+        )
+        sizes = {"pp": self.pp} | data | {"tp": self.tp}
+        return " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "1 rank"
+
+    def __str__(self) -> str:
+        words = [self.axes, ("plain data parallelism", "ZeRO-1", "ZeRO-2", "FSDP")[self.zero] if self.dp > 1 else ""]
+        words += ["sequence parallel" * self.sequence_parallel]
+        if self.pp > 1:
+            words += [self.schedule + f" with {self.stages_per_rank} stages a rank" * (self.stages_per_rank > 1)]
+        words += [f"{self.accumulation} micro-batch{'es' * (self.accumulation > 1)} of {self.batch}"]
+        words += [f"recompute {self.recompute}" if self.recompute != "none" else ""]
+        return ", ".join(word for word in words if word)
