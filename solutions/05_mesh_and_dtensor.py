@@ -337,7 +337,8 @@ draw.ledger({move: (SHARE[move] * n, our_bytes[move]) for move in SHARE}, within
 #
 # The check tries several dtypes (keep the summand's), any strides, a group of only some of the ranks, and empty pieces.
 # Budget: send (N − 1)/N of the padded tensor; hold at most 4.5 × the summand besides the summand itself, and after the
-# call nothing but the piece, which is the caller's: no later call may write into it. Leave the summand as it was.
+# call nothing but the piece, perhaps with its padding. The piece is the caller's: no later call may write into it.
+# Leave the summand as it was.
 
 
 # %%

@@ -51,7 +51,7 @@ def worlds(draw: Draw) -> dict[int, list[Saved]]:
             case(4, 12),  # by name, 10 comes before 2
             case(4, 1),
             case(4, 4, files=(odd,) * 4),
-            case(4, 6, files=(0, odd, 0, 2 * odd - 2, odd + 2, 0)),
+            case(4, 8, files=(0, odd - 2, 0, 2, 0, 2 * odd - 2, odd + 2, 0)),  # empty inside a part, too
             *(case(4, 5, dtype=dtype, only="right only in some dtypes") for dtype in (BF16, I64)),
             case(4, 3, group=(3, 1), only="right only where all ranks of the job take part"),
             case(4, 2, files=(0, 0), only="right only where there are elements"),
