@@ -49,7 +49,7 @@ def read_all(descriptor: int) -> str:
 def made(tmp_path_factory):
     """A tour from a shell: (folder, stdout through a pipe, stderr on a terminal)."""
     folder = tmp_path_factory.mktemp("tour")
-    options = "tour --steps 3 --ranks 2 --strategies torch-ddp,ddp-bucketed"
+    options = "tour --steps 3 --batch 2 --ranks 2 --strategies torch-ddp,ddp-bucketed"
     command = [warm.python(), "-m", "labs", *options.split()]
     mine, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (40, 100))
@@ -169,7 +169,7 @@ def test_a_strategy_that_differs_fails_the_tour(monkeypatch, capsys, tmp_path):
     rows = [replace(STRATEGIES[1], name=name, apply=partial(average_with, each)) for name, each in broken.items()]
     monkeypatch.setattr(tour, "STRATEGIES", rows)
     monkeypatch.chdir(tmp_path)
-    assert tour.main(["--steps", "2", "--ranks", "2", "--strategies", "all"]) == 1
+    assert tour.main(["--steps", "2", "--batch", "2", "--ranks", "2", "--strategies", "all"]) == 1
     out, told = capsys.readouterr()
     sends, sums = told.splitlines()
     assert sends == "tour: sends-twice, rank 0, 1: sent 887,040 bytes in a step, not the predicted 821,504"
