@@ -34,25 +34,24 @@ JOBS = {  # by ranks: config, sequences, schedule, micro-batches, layers of each
         (TIED, 1, "1f1b", 3, 3),
     ],
 }
-STEPS = 3
 
 
 def lists_of(ranks, name, microbatches):
     return SCHEDULES[name](ranks, microbatches)
 
 
-def train_all(ranks):
+def train_all(ranks, steps):
     for config, sequences, name, microbatches, layers in JOBS[ranks]:
-        train(config, sequences * microbatches, lists_of(ranks, name, microbatches), layers)
+        train(config, sequences * microbatches, lists_of(ranks, name, microbatches), layers, steps)
 
 
-def train(config, batch, lists, layers):
+def train(config, batch, lists, layers, steps):
     with torch.device("meta"):  # so that each rank makes the parameters of its own stages alone
         model = GPT(config)
     pipeline = Pipeline(cut(model, layers), lists, model.loss, initial=partial(initial_value, seed=0))
     optimizer = torch.optim.AdamW(pipeline.parameters(), lr=1e-3)
     has_end = [number in pipeline.stages for number in (0, pipeline.last)]
-    for _ in range(STEPS):
+    for _ in range(steps):
         mark("step")
         x, y = (torch.randint(config.vocab, (batch, config.context)) if has else None for has in has_end)
         losses = pipeline.forward_backward(x, y)
@@ -63,13 +62,13 @@ def train(config, batch, lists, layers):
 
 
 def predictions(ranks):
-    """(number of the last step, rank, what was trained, prediction)."""
+    """(number in its job, rank, what was trained, prediction)."""
     for number, (config, sequences, name, microbatches, layers) in enumerate(JOBS[ranks]):
         plans = pp.plan(lists_of(ranks, name, microbatches))
         for rank in range(ranks):
             job = Job(config, sequences, ranks, rank, accumulation=microbatches)
             sizes = None if isinstance(layers, int) else layers
-            yield STEPS * (number + 1) - 1, rank, (name, layers), cost.pp(job, plans, sizes)
+            yield number, rank, (name, layers), cost.pp(job, plans, sizes)
 
 
 # ---- sent ------------------------------------------------------------------------------------------------
@@ -120,8 +119,9 @@ def test_a_job_that_is_not_the_plans_is_refused():
 
 @pytest.mark.parametrize("ranks", JOBS)
 def test_ranks_send_what_was_predicted(ranks):
-    recording = run(train_all, ranks, ranks=ranks, device="cpu", record="communication").recording
-    for last, rank, what, predicted in predictions(ranks):
+    recording = run(train_all, ranks, 2, ranks=ranks, device="cpu", record="communication").recording
+    for number, rank, what, predicted in predictions(ranks):
+        last = 2 * number + 1
         assert recording.sent(rank, last) == predicted.sent, what
         assert recording.counts(rank, last) == predicted.collectives, what
 
@@ -131,6 +131,6 @@ def test_ranks_send_what_was_predicted(ranks):
 
 @pytest.mark.parametrize("ranks", JOBS)
 def test_ranks_hold_what_was_predicted(ranks):
-    recording = run(train_all, ranks, ranks=ranks, device="cpu", record="memory").recording
-    for last, rank, what, predicted in predictions(ranks):
-        assert held(recording, rank, last // STEPS, STEPS) == dataclasses.asdict(predicted.held), (what, rank)
+    recording = run(train_all, ranks, 3, ranks=ranks, device="cpu", record="memory").recording
+    for number, rank, what, predicted in predictions(ranks):
+        assert held(recording, rank, number, 3) == dataclasses.asdict(predicted.held), (what, rank)

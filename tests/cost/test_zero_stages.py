@@ -160,7 +160,7 @@ HELD = {  # by the number of ranks: way, config, accumulation
     ],
     3: [*((way, "odd sizes", 2) for way in WAYS), ("ours", "odd sizes", 1)],
 }
-STEPS = 4
+STEPS = 3
 
 
 def one_after_the_other(trainings, ranks):

@@ -57,7 +57,7 @@ def references(ranks):
 # ---- numbers ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 3, pytest.param(4, marks=pytest.mark.soak)])
 def test_equals_one_process(ranks):
     results = run(lambda: [[train(stage, *training) for training in TRAININGS] for stage in STAGES], ranks=ranks)
     for stage, by_training in zip(STAGES, results[0], strict=True):
