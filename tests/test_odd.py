@@ -8,12 +8,13 @@ from labs.kit.strategies import STRATEGIES
 from tests.odd import ODD, ROWS, Odd, faults, steps, takes
 
 TABLE = {row: [odd for odd in ODD if takes(row, odd)] for row in ROWS}
-# Of what stages 1 and 2 of ZeRO share, each takes a half; of the others a fifth, and where 8 ranks are needed a tenth.
-EVERY = dict.fromkeys(("ddp-overlapped", "zero-3", "fsdp", "tp", "pp-1f1b"), 1) | {"zero-1": 2, "zero-2": 2}
+# Of what zero-3 and fsdp share, each takes a half, and so does tp; of rows whose code others have, too, an eighth is
+# taken, and where 8 ranks are needed a sixteenth.
+EVERY = {"ddp-overlapped": 1, "zero-3": 2, "fsdp": 2, "tp": 2, "pp-1f1b": 1}
 SOME = {
     row: TABLE[row][number % every :: every]
     for number, row in enumerate(ROWS)
-    for every in [EVERY.get(row, 5 if ROWS[row].ranks < 8 else 10)]
+    for every in [EVERY.get(row, 8 if ROWS[row].ranks < 8 else 16)]
 }
 
 
