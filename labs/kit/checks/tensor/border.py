@@ -72,7 +72,7 @@ class Border(ways.Split):
 
 def worlds(draw: Draw) -> dict[int, list[Border]]:
     a, b = draw.random.randrange(4, 8), draw.random.randrange(5, 9)
-    options = [{}, {"dtype": F32, "shape": (64, 96), "only": ""}, ways.AGAIN, *ways.UNUSUAL]
+    options = [*ways.usual(shape=(64, 96)), *ways.UNUSUAL]
     options += [{"shape": shape} for shape in ((2, a, b), (a,), (1,), (0, 3), ())]
     options += [{"ranks": ranks} for ranks in (draw.random.choice((3, 5, 6, 7, 8)), 1)]
     both = [each | {"kind": kind} for each in options for kind in ("copy", "reduce")]

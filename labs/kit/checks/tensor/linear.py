@@ -41,13 +41,7 @@ class Row(ways.Split):
 
 def worlds(draw: Draw) -> dict[int, list[Row]]:
     a, b = draw.random.randrange(4, 8), draw.random.randrange(5, 9)
-    options = [
-        {},
-        {"dtype": F32, "outer": (32,), "outputs": 24, "only": ""},
-        ways.AGAIN,
-        {"biased": False},
-        *ways.UNUSUAL,
-    ]
+    options = [*ways.usual(outer=(32,), outputs=24), {"biased": False}, *ways.UNUSUAL]
     options += [{"outer": outer} for outer in ((), (2, 3), (0,), (2, 1, a))]
     options += [{"inputs": inputs} for inputs in ((0, a, 0, 1), (a, 0, b, 0))]
     options += [{"ranks": ranks} for ranks in (draw.random.choice((3, 5, 6, 7, 8)), 1)]

@@ -61,14 +61,7 @@ class Loss(ways.Split):
 def worlds(draw: Draw) -> dict[int, list[Loss]]:
     a, b = draw.random.randrange(4, 8), draw.random.randrange(5, 9)
     high, odd = {"highest": 1e4}, 4 * a + draw.random.randrange(1, 4)
-    options = [
-        {},
-        {"dtype": F32, "tokens": 64, "vocabulary": 96, "only": ""},
-        ways.AGAIN,
-        high,
-        ways.UNUSUAL[0],
-        ways.UNUSUAL[1],
-    ]
+    options = [*ways.usual(tokens=64, vocabulary=96), high, *ways.UNUSUAL[:2]]
     options += [{"vocabulary": odd}, {"vocabulary": 9}, {"vocabulary": 5, "turned": 1}]  # a rank has nothing
     options += [{"vocabulary": 3, "turned": 2}, {"vocabulary": 9, "turned": 3} | high]
     others = (draw.random.choice((6, 7, 8)), 1)  # on six, a gather of one number is more than three all-reduces
@@ -85,20 +78,17 @@ def losses(*makes: Callable[..., list[Tensor]]) -> Callable[[One], bool]:
     return as_if(lambda world: (world.by_rank(partial(of_group, world, make)) for make in makes))
 
 
-def double(brought: Sequence[ways.Brought]) -> list[Tensor]:
-    return [each["logits"].double() for each in brought]
-
-
 def by_own_highest(brought: Sequence[ways.Brought]) -> list[Tensor]:
     """Exponentials relative to each rank's own highest logit, and added up as if to a common one."""
-    rows = torch.cat([x - x.amax(1, True) for x in double(brought) if x.shape[1]], 1)
+    logits = [x.double() for each in brought if (x := each["logits"]).shape[1]]
+    rows = torch.cat([x - x.amax(1, True) for x in logits], 1)
     target = rows.gather(1, brought[0]["targets"][:, None])[:, 0]
     return [(rows.exp().sum(1).log() - target).mean()] * len(brought)
 
 
 def parts_of(brought: Sequence[ways.Brought]) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Of each token: the logarithm of its sum, its target's logit, its highest one; by rank, if its target is there."""
-    logits, targets = torch.cat(double(brought), 1), brought[0]["targets"]
+    logits, targets = torch.cat([each["logits"].double() for each in brought], 1), brought[0]["targets"]
     places = [(targets - each["first"], each["logits"].shape[1]) for each in brought]
     here = [(place >= 0) & (place < size) for place, size in places]
     return logits.logsumexp(1), logits.gather(1, targets[:, None])[:, 0], logits.amax(1), here

@@ -1,9 +1,9 @@
 """Functions on ranks that are differentiated: an exercise of `ranks`, whose calls go forward and backward.
 
     EXERCISE = both_ways(
-        lambda draw: drawn(draw, Border, [{}, {"paired": True}, …]),
-        question="Follow x through the split layer: where is it whole, and where a summand?",
-        mistakes=(Mistake("copy sends forward", "…?", as_if(…)), …),
+        lambda draw: drawn(draw, Row, [*usual(outer=(32,)), {"biased": False}, …]),
+        question="Which summand of y does this rank make, and who adds what to it?",
+        mistakes=(summands("What does each rank have of y?"), Mistake("the bias is left out", "…?", as_if(…)), …),
     )
 
 Each way is a step: its values are the result, or the gradients, and it may send what all-reduces of them send.  On 1 to
@@ -73,8 +73,9 @@ class Split(World):
         return next(group for group in self.groups if rank in group)
 
     def process_group(self) -> dict[str, dist.ProcessGroup]:
-        made = [group_of(group) for group in self.groups] if self.paired else []
-        return {"group": made[dist.get_rank() % 2]} if made else {}
+        if not self.paired:
+            return {}
+        return {"group": [group_of(group) for group in self.groups][dist.get_rank() % 2]}
 
     def prepare(self, functions: Functions, brought: Brought) -> Functions:
         """What is called; what is sent meanwhile is not counted."""
@@ -154,14 +155,11 @@ class Split(World):
 
     def all_reduces(self) -> tuple[int, float]:
         """In this step: so many, and of so many numbers in all."""
-        calls = self.calls[self.step]
+        calls = self.calls[self.step] if self.graded or self.step == 0 else 0
         return calls, calls * prod(self.shape)
 
-    def due_calls(self) -> int:
-        return self.all_reduces()[0] if self.graded or self.step == 0 else 0
-
     def sends(self) -> rows.Sends:
-        n, size = self.width, self.all_reduces()[1] * self.dtype.itemsize * bool(self.due_calls())
+        n, size = self.width, self.all_reduces()[1] * self.dtype.itemsize
         odd = 2 * n * self.dtype.itemsize * bool(size)  # what pieces add that are not equal
         return rows.Sends(0.999 * 2 * (n - 1) / n * self.ranks * size, lambda rank: 2 * (n - 1) / n * size + odd)
 
@@ -179,8 +177,12 @@ ONLY = {
     "laid_out": "right only for contiguous tensors",
     "dtype": "right only in some dtypes",
 }
-AGAIN = {"again": True}
 UNUSUAL = ({"graded": False}, {"paired": True}, {"laid_out": "expanded"}, {"laid_out": "transposed"}, {"dtype": BF16})
+
+
+def usual(**sizes: Any) -> list[dict[str, Any]]:
+    """A plain one, one of these sizes, of which the line of success tells, and a plain one again."""
+    return [{}, {"dtype": F32, "only": ""} | sizes, {"again": True}]
 
 
 def drawn(draw: Draw, kind: type[Split], options: Sequence[dict[str, Any]]) -> dict[int, list[Any]]:
@@ -283,7 +285,7 @@ def summed_as_well(world: Split) -> Iterator[Numbers]:
 def counted(sent: rows.Sent) -> str | None:
     """Where somebody calls too many: an all-reduce may be made of two collectives, or of a ring of messages."""
     parts = {"all_reduce": 1, "barrier": 1, "send": 0.5 / max(1, sent.world.width - 1), "recv": 0}
-    due = sent.world.due_calls()
+    due = sent.world.all_reduces()[0]
     for rank in sent.world.members:
         if sum(parts.get(event.op, 0.5) for event in sent.seen.of(rank)) > due + 0.01:
             return f"rank {rank} makes {len(sent.seen.of(rank))} calls; {due} all-reduce{'s' * (due != 1)} are enough"
@@ -295,10 +297,6 @@ def strangers(sent: rows.Sent) -> str | None:
         if others := set(event.ranks) - set(sent.world.fellows(event.rank)):
             return f"ranks {sorted(others)} take part, but are not in the group of rank {event.rank}"
     return None
-
-
-def too_much(fits: Callable[[rows.Sent], Any]) -> Callable[[rows.Sent], Any]:
-    return lambda sent: fits(sent) and sent.too_much
 
 
 def ops(sent: rows.Sent | Seen) -> set[str]:
@@ -341,17 +339,18 @@ AFTER = (
 )
 NOT_DUE = Mistake("something is sent where nothing is due",
                   "What do the other ranks have already, and so need not be sent?",
-                  lambda sent: not sent.world.due_calls() and counted(sent))
+                  lambda sent: not sent.world.all_reduces()[0] and counted(sent))
 TOO_MANY = Mistake("too many collectives", "What does each of them cost, however little it sends?", counted,
                    shows="the right numbers and bytes, and a job that waits for the network")
 STRANGERS = Mistake("a collective over the wrong ranks", "Who has called it, in that group?", strangers)
 SENT = (
     Mistake("one rank adds up for all",
             "How much does that rank send, and how much does each rank send in an all-reduce?",
-            too_much(lambda sent: ops(sent) >= {"reduce", "broadcast"})),
+            lambda sent: ops(sent) >= {"reduce", "broadcast"} and sent.too_much),
     Mistake("gathered, where a sum belongs",
             "What does each rank have: a piece of the result, or a summand? What does splitting gain, if you gather?",
-            too_much(gathered), shows="right, but each rank receives what the others hold: weights, or activations"),
+            lambda sent: gathered(sent) and sent.too_much,
+            shows="right, but each rank receives what the others hold: weights, or activations"),
     rows.OTHER_DTYPE,
     Mistake("too many bytes", "How often does each number travel, and who needs it?", lambda sent: sent.too_much),
     TOO_MANY,
