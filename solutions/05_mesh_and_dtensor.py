@@ -558,8 +558,8 @@ run(batch_cut, ranks=4, device="cpu")[0]
 # Return a dict with the keys "DDP", "ZeRO 1", "ZeRO 2", "ZeRO 3", "HSDP". A value is three lists, for P, G and S, with
 # a placement for each axis of the mesh: one axis for all but HSDP, which has `("replicate", "shard")`. Any `Shard(dim)`
 # of a matrix will do. The check runs your table on six ranks, HSDP as 2 × 3, and compares the bytes held of each kind,
-# the bytes sent in a step, and the new weights with the strategy's own. (ZeRO 1: what is in a rank's `.grad` when
-# backward is over, the mean or only its own contribution?)
+# the bytes sent in a step, what is in `.grad`, and the new weights with the strategy's own. In ZeRO 1, what is in a
+# rank's `.grad` when backward is over: the mean, or only its own contribution?
 
 
 # %%

@@ -204,7 +204,7 @@ assert one(PLACE) == one()
 #     thread      fetch 0   fetch 1    store 0  fetch 2    store 1  fetch 3    store 2  ...
 #     caller                update 0   update 1            update 2            update 3
 #
-# It must not do more than that: fetching *everything* ahead would bring all of S back into memory.
+# It must not run further ahead: fetching *everything* at once would bring all of S back into memory.
 #
 # ### Exercise 1: the next is on its way
 #

@@ -308,8 +308,8 @@ play.explore(partial(draw.reads, 12), saved=[4, 1, 2, 3, 6], loading=[3, 1, 2, 4
 def load_shards(index, read, rank, ranks):
     """This rank's equal part of a vector that other ranks have saved, as one tensor.
 
-    index: for each file, its name and how many elements of the vector lie in it, perhaps 0;
-        the files follow one another
+    index: a list of pairs, a file's name and how many elements of the vector lie in it,
+        perhaps 0; the files follow one another
     read(name, start, stop) -> the elements start:stop of that file: a 1-D tensor of any dtype
     The vector's length is a multiple of `ranks`. A part may begin and end inside a file,
     and it may be empty.
