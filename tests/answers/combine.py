@@ -69,3 +69,4 @@ spoil("an all-reduce where a part is enough", TP,
     'if kind == "whole":\n        whole = gradient.clone()\n        '
     'dist.all_reduce(whole, group=mesh.get_group("tp"))\n    '
     + TP)
+spoil("right only for contiguous tensors", OVER_DP, f"gradient = gradient.contiguous()\n    {OVER_DP}", blind=True)

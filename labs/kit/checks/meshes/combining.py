@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Any
+
+from torch import Tensor
 
 from labs.kit.checks.answer import Mistake, answered
 from labs.kit.checks.meshes.four_axes import OnMesh, ring
@@ -33,8 +36,12 @@ class Gradient(OnMesh):
     def sent(self) -> float:
         return sum(2 * ring(self.nbytes, self.sizes[axis]) for axis in self.due)
 
+    def tensor(self, rank: int) -> Tensor:
+        return super().tensor(rank).t().contiguous().t()  # a matrix, column by column
+
     def __str__(self) -> str:
-        return f"{super().__str__()}, {self.what!r}, {self.size[0]} elements"
+        odd = ", not contiguous" * self.refusable
+        return f"{super().__str__()}, {self.what!r}, {prod(self.size)} elements{odd}"
 
 
 def worlds(draw: Draw) -> dict[int, list[Gradient]]:
@@ -43,7 +50,8 @@ def worlds(draw: Draw) -> dict[int, list[Gradient]]:
         options = {"shape": shape, "size": size} | options
         return [draw.world(Gradient, ranks, what=kind, alike=KINDS[kind][1], **options) for kind in KINDS]
 
-    return {4: [*each(1, 2, 2), *each(2, 2, 1), *each(1, 2, 2, dtype=F32, size=(4000,))]}
+    odd = {"size": (3, 5), "refusable": True, "only": "right only for contiguous tensors"}
+    return {4: [*each(1, 2, 2), *each(2, 2, 1), *each(1, 2, 2, dtype=F32, size=(4000,)), each(1, 2, 2, **odd)[0]]}
 
 
 def script(world: Gradient, fn: Callable[..., Any]) -> Iterator[Look | None]:
