@@ -323,7 +323,6 @@ LOAD, PUT = 'p.data.copy_(state["parameters"][name])', 'optimizer.state[p] = sta
 BUFFER, LR = 'x.copy_(state["buffers"][name])', 'optimizer.param_groups[0]["lr"] = state["rate"]'
 SCHEDULE, PLACE = 'schedule.last_epoch = state["steps"]', 'loader.step = state["read"]'
 SET = 'torch.set_rng_state(state["random"])'
-LEFT_OUT, ELSEWHERE = "{} left out", "{} from another place"
 RATE, COUNT = "the first step has another learning rate", "AdamW counts its steps from another number"
 
 spoil = answers.slips(resume, given=resumes)

@@ -130,7 +130,7 @@ def judge(sheets: Sequence[Sheet], outcomes: Sequence[Written], mistakes: Sequen
 def require_nothing_kept(sheet: Sheet, outcome: Written, *others: Any) -> None:
     """From call to call, or in the process.  others: what another process has returned."""
     for again in (outcome.again, *others):
-        if not same(again, outcome.returned):
+        if again != outcome.returned and not same(again, outcome.returned):
             raise Wrong(f"{sheet}: a second call says {cut(again)}", "What is kept between them?", "not the same twice")
     refuse(AFTERMATH, outcome, f"{sheet}: afterwards ")
 
