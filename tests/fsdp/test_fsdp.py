@@ -77,7 +77,10 @@ def train(name, mesh, steps=4):
     return full(model)
 
 
-@pytest.mark.parametrize("sizes", [(1,), (2,), (3,), (4,), (2, 2), (1, 3)], ids=str)
+ON_MORE = [pytest.param(sizes, marks=pytest.mark.soak) for sizes in ((4,), (1, 3))]
+
+
+@pytest.mark.parametrize("sizes", [(1,), (2,), (3,), (2, 2), *ON_MORE], ids=str)
 def test_equals_one_process(sizes):
     """Frozen, tied and unused parameters, one of 1 element, shards that some ranks have nothing of."""
     names = ("replicate", "shard")[-len(sizes) :]
@@ -113,16 +116,15 @@ class Way:
 
 
 WAYS = {
-    "each layer": Way(),
-    "not resharded": Way(reshard=False),
+    "each layer": Way((3,)),
+    "not resharded": Way((3,), reshard=False),
     "resharded to two": Way(reshard=2),
     "hybrid": Way((2, 2)),
-    "bfloat16": Way(precision=True),
+    "bfloat16": Way((3,), precision=True),
     "bfloat16, hybrid": Way((2, 2), precision=True),
     "micro-batches": Way(micro_batches=3),
     "one sync": Way(micro_batches=3, one_sync=True),
     "the root only": Way(layers="none"),
-    "three ranks": Way((3,)),
 }
 
 
@@ -141,7 +143,7 @@ def build(way, ours):
     return shard(model, mesh=mesh, mp_policy=policy)
 
 
-def steps(way, ours, number=3):
+def steps(way, ours, number):
     model = build(way, ours)
     optimizer = ADAMW(model.parameters())
     for step in range(number):
@@ -182,12 +184,12 @@ def sent(recording, rank, step):
 def test_sends_what_pytorchs_sends_and_learns_the_same(ranks):
     ways = {name: replace(way, config=SHORT) for name, way in WAYS.items() if prod(way.sizes) == ranks}
     job = run(
-        lambda: [[steps(way, ours) for ours in (True, False)] for way in ways.values()],
+        lambda: [[steps(way, ours, 2) for ours in (True, False)] for way in ways.values()],
         ranks=ranks,
         record="communication",
     )
     for number, (name, way) in enumerate(ways.items()):
-        last = 6 * number + 2, 6 * number + 5  # of three steps, ours and PyTorch's
+        last = 4 * number + 1, 4 * number + 3  # of two steps, ours and PyTorch's
         mine, theirs = (sent(job.recording, 0, step) for step in last)
         assert mine == theirs, name
         tolerance = 2e-2 if way.precision else 1e-10
@@ -199,14 +201,16 @@ def test_sends_what_pytorchs_sends_and_learns_the_same(ranks):
 
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_holds_what_pytorchs_holds(ranks):
-    """And at the peak no more, though its gathers are under way while it computes; at rest, the model and padding."""
-    names = ["each layer", "not resharded", "hybrid", "three ranks", "bfloat16"]
-    ways = [WAYS[name] for name in names if prod(WAYS[name].sizes) == ranks]
+    """And at the peak no more, though its gathers are under way while it computes; at rest, the model and padding.
+
+    That either holds what is predicted, tests/test_contract.py says of more ways.
+    """
+    ways = [way for way in (WAYS["each layer"], WAYS["hybrid"]) if prod(way.sizes) == ranks]
 
     def body():
         for way in ways:
             for ours in (True, False):
-                steps(way, ours)
+                steps(way, ours, 3)
                 gc.collect()
 
     recording = run(body, ranks=ranks, record="memory").recording
