@@ -100,13 +100,12 @@ BACKWARDS = 2 * STEPS  # of a case
 
 
 def all_differences(references, cases):
-    found = [differences(references["config" in case], shape, **case) for shape, case in cases]
-    return found, [natively("1f1b"), natively("zb1p")] if dist.get_world_size() == 8 else []
+    return [differences(references["config" in case], shape, **case) for shape, case in cases]
 
 
-def natively(schedule):
-    """PyTorch's own in three dimensions: how far the norm and clipped gradients are from one process's."""
-    mesh, whole, model = Mesh((2, 1, 2, 2), AXES), GPT(SMALL).double(), GPT(SMALL).double()
+def natively(shape):
+    """PyTorch's own: how far the norm and clipped gradients are from one process's."""
+    mesh, whole, model = Mesh(shape, AXES), GPT(SMALL).double(), GPT(SMALL).double()
     mine, grid = pp.cut(model, 2)[mesh.get_local_rank("pp")], native.device_mesh(mesh)
     native.parallel([mine], grid, tp.gpt_plan(SMALL))
     stages = [mine if number == mesh.get_local_rank("pp") else None for number in range(2)]
@@ -115,12 +114,13 @@ def natively(schedule):
     own_x, own_y = part_of(mesh, (x, y))
     given = {"target": own_y} if mine.head else {}
     with loss_parallel():
-        native.pp(stages, schedule, 2, model.loss, group).step(*[] if mine.head else [own_x], **given)
+        native.pp(stages, "zb1p", 2, model.loss, group).step(*[] if mine.head else [own_x], **given)
     whole(x, y).backward()
     due = nn.utils.clip_grad_norm_(whole.parameters(), MAX_NORM)
     off = [abs(native.clip_gradients(mine.parameters(), MAX_NORM, group) - due).item()]
     for name, p in mine.named_parameters():
-        off.append((p.grad.full_tensor() - whole.get_parameter(name).grad).abs().max().item())
+        grad = p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
+        off.append((grad - whole.get_parameter(name).grad).abs().max().item())
     return max(off)
 
 
@@ -130,12 +130,16 @@ def references():
     return [run(one_process, config, ranks=1)[0] for config in (SMALL, TIED["config"])]
 
 
-@pytest.mark.parametrize("cases", [PAIRS, EIGHT], ids=["every pair of axes", "three axes and more"])
+@pytest.mark.parametrize("shape", [(2, 1, 1, 2), pytest.param((2, 1, 2, 2), marks=pytest.mark.soak)], ids=str)
+def test_one_process_has_the_norm_and_gradients_of_pytorchs_own(shape):
+    assert max(run(natively, shape, ranks=prod(shape))) < 1e-12
+
+
+@pytest.mark.parametrize("cases", [PAIRS, EIGHT[1::2], pytest.param(EIGHT, marks=pytest.mark.soak)])
 def test_one_process_has_the_same_numbers_and_cost_the_bytes(cases, references):
     ranks = prod(cases[0][0])
     job = run(all_differences, references, cases, ranks=ranks, record="communication")
-    for rank, (found, of_native) in enumerate(job):
-        assert all(off < 1e-12 for off in of_native), of_native
+    for rank, found in enumerate(job):
         for number, (off, (shape, case)) in enumerate(zip(found, cases, strict=True)):
             assert off < 1e-12, (rank, shape, case)
             sent = job.recording.sent(rank, (number + 1) * BACKWARDS - 1)
