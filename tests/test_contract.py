@@ -71,15 +71,15 @@ def models_of(strategy) -> tuple[str, str]:
 
 
 def trainings_of(strategy, ranks: int) -> tuple[tuple, ...]:
-    """(model, dtype): where float32 is promised no more than rounding, float64 tells of numbers and bytes."""
+    """(model, dtype, 1): where float32 is promised no more than rounding, float64 tells of numbers and bytes."""
     dtype = torch.float32 if ranks in strategy.bitwise else strategy.dtypes[0]
-    return tuple((name, dtype) for name in models_of(strategy))
+    return tuple((name, dtype, 1) for name in models_of(strategy))
 
 
-def train_all(strategies, data, trainings, micro_batches=1, keep=STEPS):
+def train_all(strategies, data, trainings, keep=STEPS):
     """All trainings with all strategies, one after the other in one job: {strategy's name: the parameters of each}."""
     trained = {}
-    for strategy, (name, dtype) in product(strategies, trainings):
+    for strategy, (name, dtype, micro_batches) in product(strategies, trainings):
         make = MODELS[name][0]
         after = train(strategy, lambda make=make, dtype=dtype: make().to(dtype), data[name], micro_batches, keep)[1]
         trained.setdefault(strategy.name, []).append(after)
@@ -121,9 +121,10 @@ ONE = {torch.float32: ONE_DEVICE, torch.bfloat16: replace(ONE_DEVICE, apply=in_b
 
 
 @lru_cache
-def one_process(trainings: tuple, micro_batches: int, computes=torch.float32) -> list[dict[str, torch.Tensor]]:
-    """The parameters after each of them."""
-    return run_all([ONE[computes]], 1, micro_batches=micro_batches, trainings=trainings)[0][ONE_DEVICE.name]
+def one_process(trainings: tuple, ranks: int, computes=torch.float32) -> list[dict[str, torch.Tensor]]:
+    """The parameters after each of them, in as many micro-batches as all ranks have."""
+    whole = [(name, dtype, ranks * micro_batches) for name, dtype, micro_batches in trainings]
+    return run_all([ONE[computes]], 1, trainings=whole)[0][ONE_DEVICE.name]
 
 
 def bound_of(strategy, ranks: int, dtype: torch.dtype) -> float:
@@ -136,11 +137,12 @@ def bound_of(strategy, ranks: int, dtype: torch.dtype) -> float:
 
 
 def differences(job, trainings, strategy, ranks: int) -> list[tuple]:
-    """(rank, model, dtype) whose parameters are not one process's."""
+    """(rank, model, dtype, micro-batches) whose parameters are not one process's."""
     found, whole = [], one_process(trainings, ranks, strategy.computes)
     for rank, trained in enumerate(job):
         for training, ours, one in zip(trainings, trained[strategy.name], whole, strict=True):
-            if not same(ours, one, bound_of(strategy, ranks, training[1])):
+            in_order = ranks if training[2] == 1 else 0  # else sums are in another order than one process's
+            if not same(ours, one, bound_of(strategy, in_order, training[1])):
                 found.append((rank, *training))
     return found
 
@@ -154,10 +156,11 @@ def sent(job, place: int, dtype: torch.dtype) -> list[float]:
     return [job.recording.sent(rank, (place + 1) * STEPS - 1) * 4 / dtype.itemsize for rank in range(len(job))]
 
 
-def expected(strategy, ranks: int, name: str) -> list[int]:
+def expected(strategy, ranks: int, name: str, micro_batches: int = 1) -> list[int]:
     """The same as predicted, from the shapes alone where they tell it."""
-    if strategy.sent is None:
-        return [strategy.predict(job_of(strategy, ranks, rank, name=name)).sent for rank in range(ranks)]
+    if strategy.sent is None or micro_batches > 1:
+        jobs = [job_of(strategy, ranks, rank, micro_batches, name) for rank in range(ranks)]
+        return [strategy.predict(job).sent for job in jobs]
     return [strategy.sent(*LAYERS[name], ranks=ranks, rank=rank) for rank in range(ranks)]
 
 
@@ -166,7 +169,7 @@ def held(strategy, ranks: int, *names: str) -> list[list[dict[str, int]]]:
 
     What the first one left would be seen of the second.
     """
-    job = run_all([strategy], ranks, "memory", trainings=[(name, torch.float32) for name in names], keep=0)
+    job = run_all([strategy], ranks, "memory", trainings=[(name, torch.float32, 1) for name in names], keep=0)
     return [[steady(job.recording, rank, place) for rank in range(ranks)] for place in range(len(names))]
 
 
@@ -187,7 +190,6 @@ def require_sound(job) -> None:
 FAMILIES = {}
 for row in (*STRATEGIES, *WITH_AN_EXTRA):
     FAMILIES.setdefault(re.match("(torch-)?((pp-)?fsdp-tp|pp-fsdp|[a-z]+)", row.name)[2], []).append(row)
-every_family = pytest.mark.parametrize("family", FAMILIES)
 
 
 def takes(strategy, ranks: int) -> bool:
@@ -204,51 +206,41 @@ def told_on_fewer(family: str, ranks: int) -> bool:
 
 
 ON_RANKS = [*product(FAMILIES, RANKS)]
+NOT_TWICE = "zero", "fsdp"  # as many bytes in float64: flags travel, too, or bfloat16
 
 
 @pytest.mark.parametrize("family, ranks", [each for each in ON_RANKS if not told_on_fewer(*each)])
 def test_numbers_and_bytes_sent(family, ranks):
-    as_one_process_and_predicted(family, ranks, trainings_of(FAMILIES[family][0], ranks))
+    as_one_process_and_predicted(family, ranks, trainings_of(FAMILIES[family][0], ranks) + in_parts(family, ranks))
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("family, ranks", ON_RANKS)
 def test_numbers_and_bytes_sent_in_every_dtype(family, ranks):
     first = FAMILIES[family][0]
-    as_one_process_and_predicted(family, ranks, tuple(product(models_of(first), first.dtypes)))
+    as_one_process_and_predicted(family, ranks, tuple(product(models_of(first), first.dtypes, [1])))
+
+
+def in_parts(family: str, ranks: int) -> tuple[tuple, ...]:
+    """The first model, in two micro-batches on each of two ranks, or in three on each of four."""
+    first = FAMILIES[family][0]
+    on_two = any(strategy.fits(2) for strategy in FAMILIES[family])
+    dtype = torch.float32 if family in NOT_TWICE else first.dtypes[0]
+    return ((models_of(first)[0], dtype, 2 if on_two else 3),) if ranks == (2 if on_two else 4) else ()
 
 
 def as_one_process_and_predicted(family: str, ranks: int, trainings: tuple) -> None:
     strategies = tuple(strategy for strategy in FAMILIES[family] if takes(strategy, ranks))
     job = run_all(strategies, ranks, "communication", trainings=trainings) if strategies else []
-    for place, (strategy, (name, dtype)) in enumerate(product(strategies, trainings)):
-        assert sent(job, place, dtype) == expected(strategy, ranks, name), (strategy.name, name)
+    for place, (strategy, (name, dtype, each)) in enumerate(product(strategies, trainings)):
+        if dtype == torch.float32 or family not in NOT_TWICE:
+            assert sent(job, place, dtype) == expected(strategy, ranks, name, each), (strategy.name, name, each)
     for strategy in strategies:
         assert differences(job, trainings, strategy, ranks) == [], strategy.name
         steps = [strategy.predict(job_of(strategy, ranks, rank)).sent for rank in range(ranks)]
         assert steps == expected(strategy, ranks, trainings[0][0]), strategy.name
     if job:
         require_sound(job)
-
-
-@every_family
-def test_micro_batches(family):
-    """Two on each of two ranks (three on each of four) are one process's batch; what is sent more is predicted."""
-    ranks, each = (2, 2) if any(strategy.fits(2) for strategy in FAMILIES[family]) else (4, 3)
-    strategies = [strategy for strategy in FAMILIES[family] if strategy.fits(ranks)]
-    if not strategies:
-        need_deepspeed()
-    # Sums are in another order than one process's: float64 tells, unless flags or bfloat16 travel, too.
-    dtype = torch.float32 if family in ("zero", "fsdp") else strategies[0].dtypes[0]
-    trainings = ((models_of(strategies[0])[0], dtype),)
-    job = run_all(strategies, ranks, "order", trainings=trainings, micro_batches=each)
-    for place, strategy in enumerate(strategies):
-        [whole] = one_process(trainings, 4, strategy.computes)
-        for rank, trained in enumerate(job):
-            assert same(trained[strategy.name][0], whole, bound_of(strategy, 0, dtype)), (strategy.name, rank)
-        steps = [strategy.predict(job_of(strategy, ranks, rank, each)).sent for rank in range(ranks)]
-        assert sent(job, place, dtype) == steps, strategy.name
-    require_sound(job)
 
 
 def by_hand(rank: int) -> dict[str, dict[str, int]]:
