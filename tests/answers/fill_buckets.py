@@ -10,7 +10,7 @@ from tests.answers import Exercise
 
 # fmt: off
 answers, starts = Exercise("fill_buckets"), Exercise("started_when")
-LINE = "right on all 13 examples"
+LINE = "right on all 14 examples"
 
 # ---- fill_buckets: right ---------------------------------------------------------------------------------
 
@@ -136,6 +136,7 @@ instead("closed one tensor too late", {NONE: f"{NONE} + 1", FULL: "has > bucket_
 instead("an empty bucket", {NONE: "[[]], 0"}, blind=True)
 instead("an empty bucket", {NONE: "[[]], 0", OPENED: "", ADDED: ADDED + OPENED}, blind=True)
 answers.spoil(current, MISSING, {"return [*buckets, current] if current else buckets": ALL}, blind=True)
+answers.spoil(current, MISSING, {"if current else": "if size else"}, blind=True)
 instead(MISSING, {TAKEN: "append(list(nbytes).index(nbytes[i]))"}, blind=True)
 instead(MISSING, {ALL: "return [[i for i in bucket if i] for bucket in buckets if bucket != [0]]"}, long=True)
 instead("nothing is returned", {ALL: "pass"})

@@ -200,6 +200,7 @@ setting(OTHER_WAY, ADAMW)
 setting(OTHER_WAY, "settings = dict(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)")
 setting(OTHER_WAY, 'settings["betas"] = 0.9, 0.999', blind=True)
 setting(OTHER_WAY, 'settings = kept.setdefault("settings", settings)', blind=True)
+setting(OTHER_WAY, 'settings = kept.setdefault("settings", settings) | {"lr": settings["lr"]}', blind=True)
 by("", f'{FLOAT} + settings["weight_decay"] * kept["master"]\n    settings["weight_decay"] = 0.0', blind=True)
 by("right only in bfloat16", f"{FLOAT} / (1024 if p.dtype is torch.float16 else 1)")
 by("more than 16 bytes per parameter",

@@ -26,7 +26,7 @@ WORK = 40  # bytes per element at work, besides the 16 at rest: the gradient in 
 
 @dataclass(frozen=True)
 class Parameters(World):
-    """Updated `updates` times, by another learning rate and with gradients of another size each time.
+    """Updated `updates` times, by other settings and with gradients of another size each time.
 
     scale: of all numbers; second: besides, of the first one's gradient in the second update, None if it has none there.
     turned: not contiguous.  weighed: its bytes are looked at, and not its numbers.
@@ -41,7 +41,9 @@ class Parameters(World):
     weighed: bool = False
 
     def settings(self, t: int) -> dict[str, Any]:
-        return {"lr": self.lr / (1 + t % 2), "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+        odd = t % 2
+        betas = (0.9, 0.95) if odd else (0.8, 0.9)
+        return {"lr": self.lr / (1 + odd), "betas": betas, "eps": 1e-8 / (1 + odd), "weight_decay": 0.2 / (1 + odd)}
 
     def drawn(self, t: int, times: int = 1) -> list[Tensor]:
         generator, scale = self.generator(step=t), self.scale * times
