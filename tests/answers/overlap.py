@@ -142,6 +142,17 @@ class AsTheyFill(ddp.Overlapped):
         self.works, self.begun = [], set()
 
 
+@answers.wrong("a full bucket lies idle", blind=True)
+class OneAtATime(InTurn):
+    def start_full_buckets(self):
+        for bucket in self.buckets[len(self.works) :]:
+            if bucket.waiting_for:
+                return
+            self.works.append(self.all_reduce(bucket.flat, group=self.group, async_op=True))
+            if any(bucket.waiting_for for bucket in self.buckets):
+                return
+
+
 blind("buckets begin in different orders on different ranks", {"return": "continue"}, alone=True)
 blind(EARLY, {"if bucket.waiting_for:": "if len(bucket.waiting_for) > 1:"})
 blind("", {COLLECT: "pass", READY: READY + "\n        bucket.collect(p)"})  # and then it collects

@@ -5,7 +5,8 @@ does, in its order: a layer's backward, a collective begun, one waited for, sync
 
     a chain    a bucket is full when the last of its layers has its gradients: its all-reduce begins then, and is
                waited for when backward is over
-    a fork     gradients are ready in a different order on each rank: buckets must begin in the same one
+    a fork     gradients are ready in a different order on each rank: buckets must begin in the same one, and several
+               at once where the first of them was the last to be full
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from labs.kit.checks.scripts import Look, Seen, World
 from labs.kit.watch import tap
 
 LAYERS, DIM = 7, 5
-BUCKET_BYTES = 2 * 8 * DIM * DIM  # two layers of float64 in a bucket, and the first one by itself
+LAYER_BYTES = 8 * DIM * DIM  # of float64
 SMALL = 500  # bytes of a bucket of odd models: none is as large as the model
 BY_LUCK = ("", TIED.name, PARTLY)  # so a sum of different buckets may be called
 
@@ -58,8 +59,15 @@ class Layered(World):
     fork: bool = False
     steps: int = 3
 
+    @property
+    def bucket_bytes(self) -> int:
+        """Two layers in a bucket, and the first one by itself; in a fork one in each."""
+        return LAYER_BYTES if self.fork else 2 * LAYER_BYTES
+
     def model(self, rank: int) -> Layers:
-        return Layers(self.generator(), torch.arange(LAYERS).roll(2 * rank).tolist() if self.fork else [])
+        turned = [*range(LAYERS - 1)]
+        turned.insert(LAYERS - 1 - 3 * rank, LAYERS - 1)
+        return Layers(self.generator(), turned if self.fork else [])
 
     def batch(self, rank: int) -> Tensor:
         x_BD = torch.randn(3, DIM, generator=self.generator(rank, 1), dtype=F64)
@@ -114,7 +122,7 @@ class InOrder(tap.Listener):
 
 def in_order(world: Layered, wrap: Callable[..., Any]) -> Iterator[Look | None]:
     model, x_BD = world.model(dist.get_rank()), world.batch(dist.get_rank())
-    wrapped = wrap(model, bucket_bytes=BUCKET_BYTES)
+    wrapped = wrap(model, bucket_bytes=world.bucket_bytes)
     for step in range(world.steps):
         wrapped.zero_grad()
         yield None
@@ -135,16 +143,18 @@ def in_order(world: Layered, wrap: Callable[..., Any]) -> Iterator[Look | None]:
 
 
 class Backward:
-    """A step of the chain.  A bucket is named by the last of its layers to have a gradient."""
+    """A step.  A bucket is named by the layer with whose gradient it, and all before it, are full."""
 
-    def __init__(self, events: list[list[Any]]) -> None:
+    def __init__(self, events: list[list[Any]], bucket_bytes: int) -> None:
         self.events = [tuple(event) for event in events]
         over = self.events.index(("sync", 0))
         self.begun, self.after = (
             [number for what, number in part if what == "begin"] for part in (self.events[:over], self.events[over:])
         )
-        sizes = map(len, in_buckets([torch.empty(DIM, DIM).double() for _ in range(LAYERS)], BUCKET_BYTES))
-        self.full = [LAYERS - layers for layers in accumulate(sizes)]
+        self.order = [layer for what, layer in self.events[:over] if what == "layer"]
+        sizes = map(len, in_buckets([torch.empty(DIM, DIM).double() for _ in range(LAYERS)], bucket_bytes))
+        needed = ([self.order.index(i) for i in range(LAYERS - n, LAYERS)] for n in accumulate(sizes))
+        self.full = [self.order[max(places)] for places in needed]
 
     def at(self, what: str, number: int) -> int:
         """Its place; after all others where there is none."""
@@ -154,9 +164,10 @@ class Backward:
 def begins_late(backward: Backward) -> str | None:
     """A layer more is forgiven: hooks need not fire at once."""
     for number, layer in zip(backward.begun, backward.full, strict=False):
-        if layer >= 2 and backward.at("begin", number) > backward.at("layer", layer - 2):
-            late = f"its all-reduce began after the backward of layer {layer - 2} had begun"
-            return f"bucket {number} was full after layer {layer}; {late}"
+        later = backward.order[backward.order.index(layer) + 2 :]
+        if later and backward.at("begin", number) > backward.at("layer", later[0]):
+            late = f"its all-reduce began after the backward of layer {later[0]} had begun"
+            return f"bucket {number} could begin after layer {layer}; {late}"
     return None
 
 
@@ -186,6 +197,7 @@ BESIDE = (
             lambda beside: beside and f"{beside} gradients were not in their buckets within no_sync()",
             shows="right, but with micro-batches the gradients take twice the memory"),
 )
+IDLE = Mistake("a full bucket lies idle", "When do you check whether a bucket is full?", begins_late)
 EARLY = (
     Mistake("a bucket begins before it is full", "Which gradients are in the bucket at that moment?", begins_early),
 )
@@ -203,14 +215,14 @@ OVERLAP = (
     Mistake("some buckets begin after backward", "Which bucket is full when the last hook has fired, and who checks?",
             lambda backward: backward.after
             and f"{len(backward.after)} of {len(backward.full)} all-reduces began after backward"),
-    Mistake("a full bucket lies idle", "When do you check whether a bucket is full?", begins_late),
+    IDLE,
 )
 # fmt: on
 
 
 def second(seen: Seen) -> Iterator[tuple[str, Backward]]:
     for rank, done in enumerate(seen.done if seen.world.step == 1 else ()):
-        yield f"on rank {rank} ", Backward(done.facts["events"])
+        yield f"on rank {rank} ", Backward(done.facts["events"], seen.world.bucket_bytes)
 
 
 def beside(seen: Seen) -> Iterator[tuple[str, int]]:
@@ -232,7 +244,7 @@ PLAY = Play(
     worlds, partial(train_wrapped, bucket_bytes=SMALL), tables(NOT_IN_PLACE, exact=True), QUESTION, raised=RAISED
 )
 CHAIN, TOO_EARLY = layered((second, OVERLAP), (beside, BESIDE)), layered((second, EARLY))
-FORKS = layered((not_the_mean, FORK), ranks=(2, 3), fork=True)
+FORKS = layered((not_the_mean, FORK), (second, (IDLE,)), ranks=(2, 3), fork=True)
 
 
 @answered
@@ -242,7 +254,7 @@ def overlap(wrap: Callable[..., Any], seed: int) -> str:
     chain = checked(CHAIN, (wrap,), seed).seen
     forks(wrap, seed)
     own_group(partial(wrap, bucket_bytes=SMALL), seed, SMALL)
-    begun = len(Backward(chain[1].done[0].facts["events"]).begun)
+    begun = len(Backward(chain[1].done[0].facts["events"], chain[1].world.bucket_bytes).begun)
     return f"{begun} of {begun} all-reduces begin during backward, and nobody waits there"
 
 
@@ -262,6 +274,6 @@ def forks(wrap: Callable[..., Any], seed: int) -> None:
     try:
         checked(FORKS, (wrap,), seed)
     except Wrong as wrong:
-        if wrong.raised or wrong.untouched:
+        if wrong.raised or wrong.untouched or wrong.answer.mistake == IDLE.name:
             raise
         raise Wrong(wrong.answer.text, FORK[0].question, ORDER) from None
