@@ -107,8 +107,8 @@ draw.nodes(EIGHT, node=4, rank=5)
 # ### Exercise 1: what is my part?
 #
 # Which layers, which sequences of the batch, which heads, and which piece of the state are a rank's own? The first
-# three are divided evenly, in blocks, in the order of the ranks. The piece is a number, from 0 on, and replicas have
-# the same one. Budget: no messages.
+# three are divided evenly, in blocks, in the order of the ranks. The piece is a number from 0 on, the rank's place
+# along `shard`, so replicas have the same one. Budget: no messages.
 
 
 # %%

@@ -184,7 +184,7 @@ def exposed(backward, reduce):
     """Seconds that a step waits for its gradients, after the last backward is over.
 
     backward, reduce: seconds of each layer's backward and all-reduce, in the order of the
-    backwards
+    backwards; there may be no layer
     """
     ### BEGIN SOLUTION
     now = free = 0
