@@ -12,7 +12,8 @@ and an outline in its `__init__`.  Read them in this order; each imports only wh
     agree        what must be the same on all ranks, compared
     mesh         ranks as a grid with named axes, and a process group along each
     dtensor      a tensor that knows its layout, and computes as if it were whole
-    autograd     what a strategy asks of autograd: when a layer's backward begins and ends
+    hooks        what a strategy asks of autograd: when a layer's backward begins and ends
+    dropped      what stands where memory is gone, so that nobody reads it
     ddp          copies that agree: average the gradients; in buckets; while backward runs
     zero         the spare copies removed, stage by stage, a layer at a time
     fsdp         stage 3 parameter by parameter, gathered before it is needed

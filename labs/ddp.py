@@ -37,8 +37,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from labs.agree import require_equal_replicas
-from labs.autograd import require_dense, weakly
 from labs.group import broadcast
+from labs.hooks import require_dense, weakly
 
 MiB = 2**20
 

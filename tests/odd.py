@@ -1096,8 +1096,8 @@ REFUSED = [
     # several micro-batches at once
     Refused("a weight normalised in place", "pp-.*", "modified by an inplace operation", on_one_rank=True),
 ]
-# What nobody can see, as the docstrings of labs.zero and labs.tp.alike say: an ordinary function on ordinary tensors,
-# each a rank's part.
+# What nobody can see, as the docstrings of labs.zero and labs.tp.first_step say: an ordinary function on ordinary
+# tensors, each a rank's part.
 UNSEEN = {("clipped by PyTorch's norm", row) for row in ("zero-1", "zero-2")}
 UNSEEN |= {("a weight normalised in place", "tp"), ("a weight normalised in place", "tp-sp")}
 UNSEEN |= {("a weight of another layer", "tp-sp"), ("a function of one's own", "tp-sp")}

@@ -12,7 +12,7 @@ from tools.imports import EMPTY, FILES, LABS, imports, name_of, own
 
 # A chapter is a file or a folder.  Its files import from lower levels only, and beside that from their own folder.
 LEVELS = [
-    {"rope", "data", "cost", "collectives", "group", "autograd", "clip"},
+    {"rope", "data", "cost", "collectives", "group", "hooks", "dropped", "clip"},
     {"model", "agree"},
     {"generate", "llama", "memory", "mesh", "ddp"},
     {"dtensor", "zero"},

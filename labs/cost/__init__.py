@@ -3,7 +3,7 @@
     job                what is to be run: a model, a batch, a number of ranks, a precision
     traffic            elements and messages that one rank sends, and seconds
     cluster            the links of a cluster, in one table; what a collective takes on one
-    kinds_held         what is held at rest: bytes per parameter, by precision and stage; what an answer is made of
+    model_states       what is held at rest: bytes per parameter, by precision and stage; what an answer is made of
     saved_activations  what backward needs from a forward, and what is alive on the way back
     data_parallel      one rank, one step, for each variant of `labs.ddp`
     zero_stages        ZeRO, stage by stage
@@ -48,7 +48,7 @@ from labs.cost.fit import per_rank, smallest_ranks
 from labs.cost.fully_sharded import fsdp, fully_shard_sent
 from labs.cost.generation import LINK_CLASSES, Token, kv_cache, token_seconds, token_sent
 from labs.cost.job import RECOMPUTE, Job
-from labs.cost.kinds_held import (
+from labs.cost.model_states import (
     FLOAT,
     INDEX,
     PIE,

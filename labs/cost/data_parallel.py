@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from labs.cost.job import Job
-from labs.cost.kinds_held import (
+from labs.cost.model_states import (
     FLOAT,
     Held,
     MiB,

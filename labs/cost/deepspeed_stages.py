@@ -19,7 +19,7 @@ from fractions import Fraction
 from math import prod
 
 from labs.cost.job import Job
-from labs.cost.kinds_held import FLOAT, Held, Layer, Moment, Prediction, gpt_layers, held
+from labs.cost.model_states import FLOAT, Held, Layer, Moment, Prediction, gpt_layers, held
 from labs.cost.saved_activations import backward
 from labs.cost.traffic import all_gather, all_reduce, reduce_scatter
 from labs.cost.zero_stages import padded

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from labs.cost.job import Job
-from labs.cost.kinds_held import Held, held
+from labs.cost.model_states import Held, held
 from labs.cost.zero_stages import zero_step
 
 POWERS = 21  # of two: 1, 2, ... 2**20 ranks

@@ -22,7 +22,7 @@ from itertools import chain
 from math import prod
 
 from labs.cost.job import Job
-from labs.cost.kinds_held import (
+from labs.cost.model_states import (
     FLOAT,
     INDEX,
     Held,

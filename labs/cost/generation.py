@@ -23,7 +23,7 @@ links, those of `labs.cost.cluster`.
 from dataclasses import dataclass
 
 from labs.cost.cluster import FLOPS, LINKS, MEMORY, LinkClass, all_gather_seconds, all_reduce_seconds
-from labs.cost.kinds_held import FLOAT, parameter_sizes
+from labs.cost.model_states import FLOAT, parameter_sizes
 from labs.cost.split import share
 from labs.cost.traffic import Traffic, all_gather, all_reduce
 

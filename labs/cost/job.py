@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from labs.cost.kinds_held import FLOAT, bytes_of
+from labs.cost.model_states import FLOAT, bytes_of
 from labs.cost.sense import checked
 from labs.cost.split import Share, share
 

@@ -28,7 +28,7 @@ from math import prod
 
 from labs.cost.fully_sharded import fully_shard_sent, rows
 from labs.cost.job import Job
-from labs.cost.kinds_held import (
+from labs.cost.model_states import (
     FLOAT,
     INDEX,
     Held,

@@ -21,7 +21,7 @@ from fractions import Fraction
 from math import prod
 
 from labs.cost.job import RECOMPUTE
-from labs.cost.kinds_held import gpt_layers
+from labs.cost.model_states import gpt_layers
 
 FORWARD, BOTH = 2, 6  # operations for each number of a matrix: forward, and with backward
 

@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import Any
 
 from labs.cost.job import Job
-from labs.cost.kinds_held import (
+from labs.cost.model_states import (
     FLOAT,
     INDEX,
     Held,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from labs.cost.job import Job
-from labs.cost.kinds_held import FLOAT, INDEX, Moment, gpt_layers
+from labs.cost.model_states import FLOAT, INDEX, Moment, gpt_layers
 from labs.cost.saved_activations import Part, Within, layer_activations, norm_bytes
 from labs.cost.sense import are_whole
 from labs.cost.split_activations import parts_of

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from labs.cost.job import Job
-from labs.cost.kinds_held import FLOAT, INDEX, gpt_layers
+from labs.cost.model_states import FLOAT, INDEX, gpt_layers
 
 
 def activations(job: Job) -> dict[str, int]:

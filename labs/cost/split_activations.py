@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from labs.cost.job import Job
-from labs.cost.kinds_held import FLOAT, INDEX, Moment, gpt_layers
+from labs.cost.model_states import FLOAT, INDEX, Moment, gpt_layers
 from labs.cost.saved_activations import (
     Part,
     Within,

@@ -31,7 +31,7 @@ from labs.cost import traffic
 from labs.cost.data_parallel import in_backward
 from labs.cost.fully_sharded import fsdp
 from labs.cost.job import Job
-from labs.cost.kinds_held import (
+from labs.cost.model_states import (
     FLOAT,
     INDEX,
     Held,

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from labs.cost.job import Job
-from labs.cost.kinds_held import FLOAT, INDEX, Held, Moment, Prediction, held, optimizer_state, optimizer_step
+from labs.cost.model_states import FLOAT, INDEX, Held, Moment, Prediction, held, optimizer_state, optimizer_step
 from labs.cost.on_a_mesh import Own, on_mesh, parallel
 from labs.cost.pipeline import Plan, beside, checked_stages, kind_of, numbers_of, step_of
 from labs.cost.pipeline_stages import StageMemory

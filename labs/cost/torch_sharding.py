@@ -18,7 +18,7 @@ from importlib.metadata import version
 from labs.cost.data_parallel import buckets, ddp_held, ddp_sent
 from labs.cost.fully_sharded import chunks_of, computed, fsdp, groups, rows
 from labs.cost.job import Job
-from labs.cost.kinds_held import (
+from labs.cost.model_states import (
     FLOAT,
     Held,
     Moment,

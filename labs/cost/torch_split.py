@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from labs.cost.data_parallel import in_backward
 from labs.cost.job import Job
-from labs.cost.kinds_held import (
+from labs.cost.model_states import (
     FLOAT,
     Held,
     Moment,

@@ -13,7 +13,7 @@ Read in PyTorch 2.13: torch/distributed/pipelining/stage.py and _backward.py.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from labs.cost.kinds_held import FLOAT, Moment
+from labs.cost.model_states import FLOAT, Moment
 from labs.cost.pipeline_stages import StageMemory, gradients_of_layer
 from labs.cost.saved_activations import Part, Within
 from labs.cost.split import Share

@@ -18,7 +18,7 @@ from math import prod
 
 from labs.cost.data_parallel import ddp_moments
 from labs.cost.job import Job
-from labs.cost.kinds_held import (
+from labs.cost.model_states import (
     FLOAT,
     Held,
     Layer,

@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from labs.autograd import Moved, require_dense
+from labs.dropped import Moved
 from labs.dtensor import DTensor
 from labs.fsdp.sharded import MixedPrecisionPolicy
+from labs.hooks import require_dense
 from labs.mesh import Mesh
 from labs.zero.layers import Home
 

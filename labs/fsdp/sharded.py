@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labs.autograd import Moved, Versions
+from labs.dropped import Moved, Versions
 from labs.dtensor import DTensor, Replicate, Shard
 from labs.group import free
 from labs.mesh import Mesh

@@ -32,10 +32,10 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.utils._pytree import tree_map
 
-from labs.autograd import Call, alias, differentiable, require_inside, weakly
 from labs.fsdp.parameter_group import ParameterGroup
 from labs.fsdp.shardable import is_sharded, require_all_sharded
 from labs.fsdp.shared_state import SharedState, in_backward
+from labs.hooks import Call, alias, differentiable, require_inside, weakly
 
 
 class Sharding:

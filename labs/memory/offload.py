@@ -33,9 +33,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labs.autograd import require_frozen, trained_and_frozen
 from labs.memory.disk import Disk
 from labs.memory.mapped_files import Values
+from labs.memory.precision import require_frozen, trained_and_frozen
 
 
 class Offloaded:

@@ -43,8 +43,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from labs.autograd import require_frozen, trained_and_frozen
-
 
 class LossScale:
     """The factor for a float16 loss: as large as the gradients allow, found by trial.
@@ -180,3 +178,17 @@ class Masters:
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
+
+
+def trained_and_frozen(parameters: Iterable[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    parameters = list(parameters)
+    return [p for p in parameters if p.requires_grad], [p for p in parameters if not p.requires_grad]
+
+
+def require_frozen(parameters: Iterable[nn.Parameter]) -> None:
+    for p in parameters:
+        if p.requires_grad:
+            raise RuntimeError(
+                f"a parameter of shape {tuple(p.shape)} was unfrozen after its optimizer was made, which has no master "
+                "of it: make the optimizer anew"
+            )

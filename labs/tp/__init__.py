@@ -6,7 +6,7 @@ In this order:
     shares            which part of a parameter each rank has: features, heads
     vocabulary        an embedding and a cross-entropy of a split vocabulary
     optimizers        which ones can step a split model
-    alike             what must be the same on all ranks of a split model, compared in its first step
+    first_step        what must be the same on all ranks of a split model, compared in its first step
     parallel_layers   the modules of a split transformer
     styles            how a module is split, and what crosses its borders
     splittable        what can be split this way, and what is refused

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from labs.mesh import Mesh
 from labs.model import CrossEntropy
 from labs.tp import vocabulary
-from labs.tp.alike import FirstStep
 from labs.tp.conjugate import copy, join, once, reduce, split
+from labs.tp.first_step import FirstStep
 
 Border = Callable[[Tensor], Tensor]
 

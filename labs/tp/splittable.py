@@ -13,7 +13,7 @@ from torch.nn.modules.loss import _Loss
 
 from labs.mesh import Mesh
 from labs.model import CrossEntropy
-from labs.tp.alike import FirstStep
+from labs.tp.first_step import FirstStep
 from labs.tp.parallel_layers import SPLIT
 from labs.tp.styles import PrepareModuleInput, RowwiseParallel, Style
 

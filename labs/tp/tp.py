@@ -28,7 +28,7 @@ A plan says which submodule is split how; `parallelize` obeys it:
     full_parameters     the whole parameters, from all ranks
     clip_gradients      by their global norm, in which what is whole on every rank counts once
 
-In the first step the ranks compare what must be the same on all of them (labs.tp.alike).
+In the first step the ranks compare what must be the same on all of them (labs.tp.first_step).
 
 A rank's part is an ordinary parameter of a smaller shape.  So whatever works on parameters goes on top: an optimizer
 that works element by element; labs.fsdp, on another axis of the mesh.  Names are PyTorch's
@@ -50,7 +50,7 @@ from labs.clip import global_norm, shorten
 from labs.dtensor import Placement, Replicate, Shard
 from labs.mesh import Mesh
 from labs.model import Config
-from labs.tp.alike import FirstStep
+from labs.tp.first_step import FirstStep
 from labs.tp.parallel_layers import Place, Region, unwatch
 from labs.tp.shares import Cut, Keys, Queries
 from labs.tp.splittable import Rows, expect_whole, require_in_no_graph, require_splittable

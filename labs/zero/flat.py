@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from labs.agree import Order
-from labs.autograd import Call, Dropped, Moved, Versions, alias
+from labs.dropped import Dropped, Moved, Versions
 from labs.group import all_gather, free, reduce_scatter
+from labs.hooks import Call, alias
 from labs.zero.flattenable import ANEW, NO_HOOKS, refuse_alone
 from labs.zero.layers import Home
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from labs.autograd import require_dense
+from labs.hooks import require_dense
 
 ANEW = "load zero.full_state_dict() into a new model, and shard that"
 NO_HOOKS = "its gradient comes as a part of a vector's, so change those of zero.shards, after zero.sync()"

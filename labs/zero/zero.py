@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from labs.agree import Order, Some, require_equal_replicas
-from labs.autograd import Call, alias, differentiable, require_inside, weakly
+from labs.hooks import Call, alias, differentiable, require_inside, weakly
 from labs.zero.flat import FlatLayer, Unit
 from labs.zero.flattenable import (
     refuse_parts,

@@ -27,7 +27,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from labs.agree import Some, compare, everybodys, fingerprint, first_difference, rounding
-from labs.autograd import at_the_very_end_of_backward, differentiable, weakly
+from labs.hooks import at_the_very_end_of_backward, differentiable, weakly
 from labs.mesh import Mesh
 from labs.tp.optimizers import require_elementwise
 

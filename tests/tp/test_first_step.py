@@ -13,7 +13,7 @@ from labs.kit.launch import run
 from labs.mesh import Mesh
 from labs.model import GPT, Config
 from labs.tp import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, gpt_plan, parallelize
-from labs.tp.alike import Some
+from labs.tp.first_step import Some
 
 SMALL = Config(vocab=23, dim=24, depth=1, heads=6, kv_heads=3, hidden=41, context=16)
 WHOLE, SEQUENCE = Replicate(), Shard(1)
