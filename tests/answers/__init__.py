@@ -23,8 +23,8 @@ written like that, as a right answer of which some words are exchanged:
 What a check itself computes, to know a mistake by it, is not written out again: `answers.instead(MISTAKES)`.
 
 blind: by a writer who had seen the notebooks and nothing of the checks; of these comes the published share.
-alone: it ends or hangs its job, or leaves something behind.  `make test` tries a wrong one with each name, `make soak`
-all of them, by other numbers, too.  long: tried there alone, if it can be.
+alone: it ends or hangs its job, or leaves something behind.  `make test` tries a wrong one with each name (`short`),
+`make soak` all of them, by other numbers, too.  long: tried there alone, if it can be.
 """
 
 import inspect
@@ -41,6 +41,8 @@ from typing import Any
 from labs.kit.checks.answer import Answer as Said
 from labs.kit.checks.answer import Mistake
 from tests.answers.together import SEED, together
+
+EVERYWHERE = 3
 
 
 @dataclass(frozen=True)
@@ -169,16 +171,40 @@ def exercises() -> dict[str, Exercise]:
     return {each.check: each for each in found}
 
 
-def short(answers: list[Answer]) -> list[Answer]:
-    """What each run of the tests tries: the course's own right ones, or three; and one wrong one with each name."""
-    right = [answer for answer in answers if answer.right and not answer.long]
+def short(exercise: Exercise) -> list[Answer]:
+    """What each run of the tests tries: the course's own right ones, or three; and one wrong one with each name.
+
+    A name that many exercises know is mostly that of a row that holds everywhere: three of them try it, or fewer.
+    """
+    right = [answer for answer in exercise.answers if answer.right and not answer.long]
     own = [answer for answer in right if not answer.blind]
+    wrong = [min(alike, key=lambda answer: answer.long) for name, alike in by_name(exercise).items() if name]
+    mine = [answer for answer in wrong if exercise.check in some(known_to()[answer.mistake])]
+    nameless = by_name(exercise).get("", [])[:1]
+    return (own if len(own) >= 3 else right[:3]) + mine + nameless
+
+
+def some(checks: list[str]) -> list[str]:
+    return checks[:: -(-len(checks) // EVERYWHERE)]
+
+
+def by_name(exercise: Exercise) -> dict[str, list[Answer]]:
+    """Its wrong answers."""
     names: dict[str, list[Answer]] = {}
-    for answer in answers:
+    for answer in exercise.answers:
         if not answer.right:
             names.setdefault(answer.mistake, []).append(answer)
-    wrong = [min(alike, key=lambda answer: answer.long) for alike in names.values()]
-    return (own if len(own) >= 3 else right[:3]) + wrong
+    return names
+
+
+@cache
+def known_to() -> dict[str, list[str]]:
+    """By the name of a mistake, the checks of which an answer has it."""
+    checks: dict[str, list[str]] = {}
+    for check, exercise in exercises().items():
+        for name in by_name(exercise):
+            checks.setdefault(name, []).append(check)
+    return checks
 
 
 def tried(answers: list[Answer], seed: int | None = SEED) -> list[tuple[Answer, Said]]:

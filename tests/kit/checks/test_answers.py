@@ -19,7 +19,7 @@ def needs(name):
 @of_each
 def test_right_ones_are_accepted_and_wrong_ones_called_by_their_names(name):
     """In the same jobs."""
-    answers = short(EXERCISES[name].answers)
+    answers = short(EXERCISES[name])
     assert {answer.right for answer in answers} == {True, False}
     assert misjudged(answers) == ""
 
