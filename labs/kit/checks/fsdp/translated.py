@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,8 +20,8 @@ from labs.deepspeed import engine
 from labs.kit.checks.answer import Mistake, answered
 from labs.kit.checks.launching import job
 from labs.kit.checks.pencil.in_a_file import REFUSED, STARTING, initialized, require_deepspeed
-from labs.kit.checks.pencil.sheet import Seen, Sheet, Written, judge, one_sheet, part_so, so
-from labs.kit.record import Recording, mark
+from labs.kit.checks.pencil.sheet import Seen, Sheet, Written, judge, one_sheet, part_so, same, so
+from labs.kit.watch.communication import CommunicationWatch
 
 RANKS, STEPS = 2, 3  # in its first two steps DeepSpeed looks in which order parameters are used, and tells the others
 
@@ -53,32 +53,41 @@ class Little(nn.Module):
 # ---- on a rank -------------------------------------------------------------------------------------------
 
 
-def side_by_side(fn: Callable[..., Any], sheets: list[Sheet], seed: int) -> tuple[list[Sheet], list[Written]]:
-    """PyTorch's first: DeepSpeed may change functions of torch for the whole process."""
+def side_by_side(fn: Callable[..., Any], sheets: list[Sheet], seed: int) -> list[tuple[Sheet, Written]]:
+    """Up to the first sheet that is wrong on any rank.
+
+    PyTorch's first: DeepSpeed may change functions of torch for the whole process.
+    """
     references = [by_fully_shard(Settings(*sheet.arguments), seed) for sheet in sheets]
-    outcomes = []
-    for sheet, (_, trained) in zip(sheets, references, strict=True):
+    filled = []
+    for sheet, (due, trained) in zip(sheets, references, strict=True):
         written = one_sheet(fn, sheet)
         found = by_deepspeed(written.returned, Settings(*sheet.arguments), seed, trained)
         again = found if written.again == written.returned else written.again
-        outcomes.append(replace(written, returned=found, again=again))
-    return [replace(sheet, due=due) for sheet, (due, _) in zip(sheets, references, strict=True)], outcomes
+        filled.append((replace(sheet, due=due), replace(written, returned=found, again=again)))
+        wrong = torch.tensor(float(not same(found, due)))
+        dist.all_reduce(wrong)
+        if wrong:
+            break
+    return filled
 
 
+@cache  # the tests try many answers in a process
 def by_fully_shard(settings: Settings, seed: int) -> tuple[dict[str, Any], list[Tensor]]:
-    """What is due, but for what is sent; and the parameters after training."""
+    """What is due, and the parameters after training."""
     model = Little()
     layers = [layer for layer in model.layers if [*layer.parameters()]]
     dtypes = {"param_dtype": settings.param_dtype, "reduce_dtype": settings.reduce_dtype}
     native.fsdp(model, layers, None, settings.reshard_after_forward, **dtypes)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    for step in steps():
-        for x, y in micro_batches(settings, seed, step):
-            (model(x, y) / settings.accumulation).backward()
-        if settings.max_norm is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), settings.max_norm)
-        optimizer.step()
-        optimizer.zero_grad()
+    for step in range(STEPS):
+        with CommunicationWatch() as watch:
+            for x, y in micro_batches(settings, seed, step):
+                (model(x, y) / settings.accumulation).backward()
+            if settings.max_norm is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), settings.max_norm)
+            optimizer.step()
+            optimizer.zero_grad()
     due = {
         "sizes": [RANKS * settings.micro * settings.accumulation, settings.micro, settings.accumulation],
         "clips to": settings.max_norm or 0,
@@ -86,6 +95,7 @@ def by_fully_shard(settings: Settings, seed: int) -> tuple[dict[str, Any], list[
         "computes in": str(settings.param_dtype),
         "P at rest": sum(p.to_local().numel() for p in model.parameters()),
         "trains the same": True,
+        **sent(watch),
     }
     return due, [p.full_tensor().detach() for p in model.parameters()]
 
@@ -93,17 +103,16 @@ def by_fully_shard(settings: Settings, seed: int) -> tuple[dict[str, Any], list[
 def by_deepspeed(config: Any, settings: Settings, seed: int, trained: list[Tensor]) -> Any:
     """The same of DeepSpeed; a sentence where it does not take the configuration."""
     if not isinstance(config, dict):
-        [*steps()]
         return config if config is None else [config]
     try:
         made = initialized(Little(), config)
     except (AssertionError, ValueError, RuntimeError) as error:
-        [*steps()]
         return str(error).splitlines()[0]
-    for step in steps():
-        for x, y in micro_batches(settings, seed, step):
-            made.backward(made(x, y))
-            made.step()
+    for step in range(STEPS):
+        with CommunicationWatch() as watch:
+            for x, y in micro_batches(settings, seed, step):
+                made.backward(made(x, y))
+                made.step()
     close = partial(torch.allclose, atol=1e-5 if settings.param_dtype == torch.float32 else 0.1)
     offloaded = {"param": made.zero_offload_param(), "optimizer": made.zero_offload_optimizer()}
     return {
@@ -113,16 +122,8 @@ def by_deepspeed(config: Any, settings: Settings, seed: int, trained: list[Tenso
         "computes in": str(next(made.module.parameters()).dtype),
         "P at rest": sum(p.numel() + getattr(p, "ds_tensor", p[:0]).numel() for p in made.module.parameters()),
         "trains the same": all(close(p.float(), q) for p, q in zip(engine.full(made).values(), trained, strict=True)),
+        **sent(watch),
     }
-
-
-def steps() -> Iterator[int]:
-    """The last one is counted."""
-    for step in range(STEPS):
-        if step == STEPS - 1:
-            mark("step")
-        yield step
-    mark("end")
 
 
 def micro_batches(settings: Settings, seed: int, step: int) -> Iterator[Tensor]:
@@ -132,16 +133,13 @@ def micro_batches(settings: Settings, seed: int, step: int) -> Iterator[Tensor]:
         yield torch.randint(12, (2, settings.micro), generator=generator)
 
 
+def sent(watch: CommunicationWatch) -> dict[str, int]:
+    """Bytes of parameters, and of gradients."""
+    ops = "all_gather", "reduce_scatter"
+    return {f"bytes of {op}": sum(row["sent"] for row in watch.tape if row["op"] == op) for op in ops}
+
+
 # ---- what is seen ----------------------------------------------------------------------------------------
-
-
-def with_sent(found: Any, recording: Recording, step: int) -> Any:
-    """What rank 0 sends in a step is added: bytes of parameters, and of gradients."""
-    if not isinstance(found, dict):
-        return found
-    events = [event for event in recording.events if (event.rank, event.step) == (0, step)]
-    sent = {op: sum(event.sent for event in events if event.op == op) for op in ("all_gather", "reduce_scatter")}
-    return {**found, **{f"bytes of {op}": size for op, size in sent.items()}}
 
 
 def offloaded(seen: Seen, parts: int) -> str | None:
@@ -192,14 +190,9 @@ def translate(fn: Callable[..., Any], seed: int) -> str:
     ]
     draw.shuffle(cases)
     given = [Sheet(tuple(settings), None, told_of(settings), secret=True) for settings in cases]
-    results = job(side_by_side, fn, given, seed, ranks=RANKS, timeout=STARTING)
-    sheets, outcomes = results[0]
-    for number, (sheet, outcome) in enumerate(zip(sheets, outcomes, strict=True)):
-        sheets[number] = replace(sheet, due=with_sent(sheet.due, results.recording, number))
-        for name in ("returned", "again"):
-            seen = with_sent(getattr(outcome, name), results.recording, len(sheets) + number)
-            setattr(outcome, name, seen)
-    judge(sheets, outcomes, TRANSLATED, "What does fully_shard do here that the file does not say?")
+    question = "What does fully_shard do here that the file does not say?"
+    for filled in job(side_by_side, fn, given, seed, ranks=RANKS, record=None, timeout=STARTING):
+        judge(*zip(*filled, strict=True), TRANSLATED, question)
     return f"DeepSpeed and fully_shard send the same bytes in {len(cases)} trainings, which end with the same numbers"
 
 
