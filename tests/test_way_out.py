@@ -75,13 +75,14 @@ def short(script, steps):
     return "import dataclasses\n" + LOOP.sub(rf"\g<1>{steps}", script)
 
 
-def test_each_script_prints_one_processs_losses(tmp_path):
-    scripts = {name: in_double(script, 3) for name, script in SCRIPTS.items() if name != DEEPSPEED}
-    split = {"parallel": scripts.pop("parallel")}  # in three dimensions, of two ranks each
-    all_told = [
-        run(printed, each, tmp_path, ranks=ranks, device="cpu")[0] for each, ranks in ((scripts, 2), (split, 8))
-    ]
-    for name, told in (all_told[0] | all_told[1]).items():
+SPLIT = ["parallel"]  # in two dimensions of two ranks each, or in three
+OTHERS = [name for name in SCRIPTS if name not in (*SPLIT, DEEPSPEED)]
+
+
+@pytest.mark.parametrize(("names", "ranks"), [(OTHERS, 2), (SPLIT, 4), pytest.param(SPLIT, 8, marks=pytest.mark.soak)])
+def test_each_script_prints_one_processs_losses(names, ranks, tmp_path):
+    scripts = {name: in_double(SCRIPTS[name], 3) for name in names}
+    for name, told in run(printed, scripts, tmp_path, ranks=ranks, device="cpu")[0].items():
         losses = [float(loss) for _, loss in LOSS.findall(told)]
         assert losses == pytest.approx(one_process(*TRAINS.get(name, SMALL))[:3], abs=6e-5), name
 
