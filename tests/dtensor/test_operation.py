@@ -242,6 +242,7 @@ if torch.__version__ >= "2.13":  # torch 2.11 ends in an error in a norm's backw
 
 
 CASES = [*MOVES, *MOVES_2D, *OPS]
+FEWER = [*MOVES, *MOVES_2D[::3], *OPS]
 
 
 def tensors(case):
@@ -373,9 +374,13 @@ def test_the_rows_that_differ_are_rows():
     assert len(CASES) > 200 and WHY.keys() <= set(map(str, CASES)) and len(set(map(str, CASES))) == len(CASES)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_numbers_and_collectives_are_those_of_one_process_and_of_torch(ranks):
-    cases = [case for case in CASES if prod(case.mesh) == ranks]
+@pytest.mark.parametrize(
+    ("ranks", "cases"),
+    [*((ranks, FEWER) for ranks in (2, 3, 4)), pytest.param(4, CASES, marks=pytest.mark.soak)],
+    ids=["2", "3", "4", "4, with all moves"],
+)
+def test_numbers_and_collectives_are_those_of_one_process_and_of_torch(ranks, cases):
+    cases = [case for case in cases if prod(case.mesh) == ranks]
     recording = run(both, cases, ranks=ranks, record="communication").recording
     for number, case in enumerate(cases):
         mine, torch_ = ([collectives(recording, r, 2 * number + i) for r in range(ranks)] for i in (0, 1))
