@@ -193,9 +193,9 @@ assert (whole - mean_over([6, 2, 2, 2])).abs().max() > 1e-4
 # ### Exercise 1: average the gradients
 #
 # `dist.all_reduce(tensor)` replaces a tensor, in place, by the sum over all ranks. Some parameters have no gradient:
-# they are frozen, or were not used in this step. *In place* means that the tensor behind `p.grad` itself gets the mean,
-# since others may hold it, too. Budget: the bytes of one all-reduce for each gradient, and no rank does the others'
-# work.
+# they are frozen, or were not used in this step. Every gradient that is there becomes the mean. *In place* means that
+# the tensor behind `p.grad` itself gets it, since others may hold it, too. Budget: the bytes of one all-reduce for each
+# gradient, and no rank does the others' work.
 
 
 # %%

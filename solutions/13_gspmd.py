@@ -297,7 +297,7 @@ check.pass_on(pass_on)
 
 # %%
 def meet(dims, cut, sizes):
-    """Return the letter to follow; of equals, the one that comes first in `dims`.
+    """Return the letter to follow; of equals, that of the tensor that comes first.
 
     Each tensor known to be cut along a different letter must then move, with all its elements:
     choose the letter for which these are fewest.
