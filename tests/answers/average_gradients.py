@@ -24,6 +24,8 @@ def one_by_one(model):
 
 ALL, IF = "for p in model.parameters():", "if p.grad is not None:"
 SUM, MEAN = "dist.all_reduce(p.grad)", "p.grad /= dist.get_world_size()"
+answers.spoil(one_by_one, "right only where all that has a gradient is trained",
+    {IF: "if p.requires_grad and p.grad is not None:"}, blind=True)
 also_right = partial(answers.vary, one_by_one, line=LINE, blind=True)
 also_right({SUM: "p.grad.div_(dist.get_world_size())", MEAN: SUM}, long=True)
 also_right({SUM: "alias = p.grad.data\n            dist.all_reduce(alias)",

@@ -11,12 +11,14 @@ from labs.kit.checks.gradients.wrong_gradients import NOT_IN_PLACE, QUESTION, by
 from labs.kit.checks.ranks import BF16, F32, Draw
 from labs.kit.checks.scripts import Look
 
+TRAINED_ALONE = "right only where all that has a gradient is trained"
+
 
 def worlds(draw: Draw) -> dict[int, list[Training]]:
     case = partial(odd, draw)
     return {
         3: [case(3), case(3, spare=True, buffers=True), case(3, steps=2, spare=True, late=True)],
-        2: [case(2), case(2, spare=True), case(2, dtype=F32, evaluating=True)],
+        2: [case(2, frozen_late=True, only=TRAINED_ALONE), case(2, spare=True), case(2, dtype=F32, evaluating=True)],
         4: [
             *(case(4, **options) for options in ({}, {"spare": True}, {"mixed": True}, {"dtype": BF16})),
             case(4, refusable=True),
@@ -31,7 +33,9 @@ def script(world: Training, fn: Callable[..., Any]) -> Iterator[Look | None]:
     model = world.model()
 
     def average(model: Awkward, batch: list[MicroBatch]) -> dict[str, Any]:
+        model.square.requires_grad_(not world.frozen_late)
         fn(model)
+        model.square.requires_grad_(True)
         return {}
 
     return train(world, model, model, average, prepare=lambda batch: model(*batch[0]).backward())

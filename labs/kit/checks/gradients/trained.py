@@ -45,6 +45,7 @@ class Training(World):
     buffers: bool = False
     repeated: bool = False  # the first micro-batch is the last one, too
     overlapped: bool = False
+    frozen_late: bool = False  # a parameter is frozen when it has its gradient
 
     def model(self) -> Awkward:
         return Awkward(self, self.generator(0))
@@ -63,6 +64,7 @@ class Training(World):
         odd = ", a gradient that is not contiguous" * self.refusable + ", and parameters of float32" * self.mixed
         odd += ", in evaluation mode" * self.evaluating + ", the first micro-batch also the last" * self.repeated
         odd += ", and a buffer" * self.buffers + ", and a parameter that is used from step 1 on" * self.late
+        odd += ", and a parameter that is frozen when it has its gradient" * self.frozen_late
         return f"{self.within}{times}, {self.dtype_name}{odd}{', an unused parameter' * (self.spare and not self.late)}"
 
 
