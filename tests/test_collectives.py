@@ -110,16 +110,22 @@ def reduced(size, dtype, op, group, members, rank, ranks):
         same(x, reference, f"reduce to {root} {op}")
 
 
-@pytest.mark.parametrize("cases", [CROSS, pytest.param(PRODUCT, marks=pytest.mark.soak)], ids=["cross", "product"])
+in_all_cases = pytest.mark.parametrize(
+    "cases", [CROSS, pytest.param(PRODUCT, marks=pytest.mark.soak)], ids=["cross", "product"]
+)
+
+
+@in_all_cases
 @pytest.mark.parametrize("ranks", WORLDS)
 def test_values_equal_torchs(ranks, cases):
     assert run(every_collective, None, cases, ranks=ranks) == [True] * ranks
 
 
-def test_values_within_a_subgroup():
+@in_all_cases
+def test_values_within_a_subgroup(cases):
     def in_subgroups():
         groups = [dist.new_group(members) for members in ([0, 2, 4], [1, 3])]
-        return every_collective(groups[dist.get_rank() % 2])
+        return every_collective(groups[dist.get_rank() % 2], cases)
 
     assert all(run(in_subgroups, ranks=5))
 

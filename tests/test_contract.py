@@ -218,7 +218,8 @@ def test_numbers_and_bytes_sent(family, ranks):
 @pytest.mark.parametrize("family, ranks", ON_RANKS)
 def test_numbers_and_bytes_sent_in_every_dtype(family, ranks):
     first = FAMILIES[family][0]
-    as_one_process_and_predicted(family, ranks, tuple(product(models_of(first), first.dtypes, [1])))
+    parts = [(name, dtype, each) for name, _, each in in_parts(family, ranks) for dtype in first.dtypes]
+    as_one_process_and_predicted(family, ranks, (*product(models_of(first), first.dtypes, [1]), *parts))
 
 
 def in_parts(family: str, ranks: int) -> tuple[tuple, ...]:

@@ -103,7 +103,7 @@ def all_differences(references, cases):
     return [differences(references["config" in case], shape, **case) for shape, case in cases]
 
 
-def natively(shape):
+def natively(shape, schedule):
     """PyTorch's own: how far the norm and clipped gradients are from one process's."""
     mesh, whole, model = Mesh(shape, AXES), GPT(SMALL).double(), GPT(SMALL).double()
     mine, grid = pp.cut(model, 2)[mesh.get_local_rank("pp")], native.device_mesh(mesh)
@@ -114,7 +114,7 @@ def natively(shape):
     own_x, own_y = part_of(mesh, (x, y))
     given = {"target": own_y} if mine.head else {}
     with loss_parallel():
-        native.pp(stages, "zb1p", 2, model.loss, group).step(*[] if mine.head else [own_x], **given)
+        native.pp(stages, schedule, 2, model.loss, group).step(*[] if mine.head else [own_x], **given)
     whole(x, y).backward()
     due = nn.utils.clip_grad_norm_(whole.parameters(), MAX_NORM)
     off = [abs(native.clip_gradients(mine.parameters(), MAX_NORM, group) - due).item()]
@@ -130,9 +130,12 @@ def references():
     return [run(one_process, config, ranks=1)[0] for config in (SMALL, TIED["config"])]
 
 
-@pytest.mark.parametrize("shape", [(2, 1, 1, 2), pytest.param((2, 1, 2, 2), marks=pytest.mark.soak)], ids=str)
-def test_one_process_has_the_norm_and_gradients_of_pytorchs_own(shape):
-    assert max(run(natively, shape, ranks=prod(shape))) < 1e-12
+@pytest.mark.parametrize(
+    "shape, schedule",
+    [((2, 1, 1, 2), "zb1p"), *(pytest.param((2, 1, 2, 2), name, marks=pytest.mark.soak) for name in ("1f1b", "zb1p"))],
+)
+def test_one_process_has_the_norm_and_gradients_of_pytorchs_own(shape, schedule):
+    assert max(run(natively, shape, schedule, ranks=prod(shape))) < 1e-12
 
 
 @pytest.mark.parametrize("cases", [PAIRS, EIGHT[1::2], pytest.param(EIGHT, marks=pytest.mark.soak)])
