@@ -4,7 +4,8 @@
                   float32 bit by bit where the strategy promises that, else float64 within 1e-12 (in the soak both, the
                   one that is not promised within 1e-5); of a row that computes in bfloat16, one that does so as well
     bytes sent    the reference is labs.cost: exact, on every rank
-    bytes held    likewise: each kind exact, on a CPU; of the awkward model P, G and S, worked out by hand
+    bytes held    likewise: each kind exact, on a CPU; of PyTorch's rows, as of the awkward model (worked out by hand),
+                  P, G and S
     order         what ran on gloo would neither hang on NCCL nor be wrong there: labs.kit.nccl
 
 Two models: the course's GPT, and a toy made to be awkward (tied weights, a frozen one, one element alone, odd sizes);
@@ -371,7 +372,10 @@ def test_bytes_held(strategy):
         assert {kind: awkward[rank][kind] for kind in "PGS"} == by_hand(rank)[strategy.name]
 
 
-def as_predicted(strategy, rank: int, measured: dict[str, int], predicted: dict[str, int]) -> None:
+def as_predicted(strategy, rank: int, measured: dict[str, int], predicted: dict[str, int | None]) -> None:
+    for kind in [kind for kind, due in predicted.items() if due is None]:
+        assert strategy.side == "native"
+        del predicted[kind], measured[kind]
     if is_pipeline(strategy) and strategy.side == "ours" and len(strategy.axes(4)) > 1:
         del predicted["temporary"], measured["temporary"]  # the embedding's gradients, which are predicted as comm
         for kind, part in (("comm", 0.1), ("A", 0.05), ("peak", 0.01)):
@@ -381,12 +385,9 @@ def as_predicted(strategy, rank: int, measured: dict[str, int], predicted: dict[
         assert about[1] == pytest.approx(about[0], rel=0.15), rank
         for kind in ("comm", "temporary"):
             del predicted[kind], measured[kind]
-        assert measured == predicted, rank
-    else:
-        if is_pipeline(strategy) and strategy.side == "native":  # whose import makes a number, where it is the first
-            assert measured.pop("temporary") - predicted.pop("temporary") in (0, 4)
+    elif strategy.side == "ours":
         assert measured.pop("peak") == pytest.approx(predicted.pop("peak"), abs=8)  # a loss may outlive its step
-    assert measured == predicted
+    assert measured == predicted, rank
 
 
 # ---- the claims, tried -----------------------------------------------------------------------------------

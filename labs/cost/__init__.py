@@ -16,10 +16,7 @@
     on_a_mesh          stages that are split and sharded
     bubble             how long a schedule takes, and what is alive meanwhile, in closed form
     operations         additions and multiplications of a step
-    torch_sharding     the same with PyTorch: ZeroRedundancyOptimizer, fully_shard
-    torch_split        and its tensor parallelism, alone and under fully_shard
-    torch_stages       and a stage of its pipelines
-    torch_pipeline     and these, alone and on a mesh
+    torch_states       PyTorch's own strategies: bytes sent, and P, G and S
     deepspeed_stages   the same with DeepSpeed
     sense              what is refused, since it makes no sense
     fit                does it fit a card, and on how many ranks?
@@ -80,9 +77,15 @@ from labs.cost.sense import checked
 from labs.cost.split import Share, share
 from labs.cost.split_activations import regathered_activations
 from labs.cost.tensor_parallel import fsdp_tp, tp, tp_calls, tp_sent
-from labs.cost.torch_pipeline import pipelining, pipelining_on_a_mesh
-from labs.cost.torch_sharding import fully_shard, zero_redundancy, zero_redundancy_sent
-from labs.cost.torch_split import fully_shard_tp, parallelize_module
+from labs.cost.torch_states import (
+    fully_shard,
+    fully_shard_tp,
+    parallelize_module,
+    pipelining,
+    pipelining_on_a_mesh,
+    zero_redundancy,
+    zero_redundancy_sent,
+)
 from labs.cost.traffic import (
     Traffic,
     all_gather,

@@ -82,28 +82,32 @@ def ddp(job: Job, variant: str = "overlapped", bucket_bytes: int = 25 * MiB) -> 
     )
 
 
-def ddp_held(job: Job, variant: str, bucket_bytes: int = 25 * MiB, stepped: Sequence[int] | None = None) -> Held:
+def ddp_held(job: Job, variant: str, bucket_bytes: int = 25 * MiB) -> Held:
     """P, S and A are those of one process ("single"). Where the variants differ, in bytes:
 
                         gradients of their own    buckets that stay    a buffer that passes
         single, naive            P
         bucketed                 P                                     the largest bucket
         overlapped                                        P
-        torch                    P                        P
 
     The gradients themselves live in overlapped's buckets, and G has one more, on its way into its bucket.
-    `stepped`: elements of the parameters that this rank's optimizer has, if not all.
+    Of PyTorch's ("torch") P, G and S are predicted, which are those of one process, too.
     """
     sizes = parameter_sizes(job.config)
-    P, largest_bucket = FLOAT * sum(sizes), FLOAT * max(buckets(sizes, variant, bucket_bytes), default=0)
-    rows = {"bucketed": (P, 0, largest_bucket), "overlapped": (0, P, 0), "torch": (P, P, 0)}
+    P, S, largest_bucket = (
+        FLOAT * sum(sizes),
+        optimizer_state(sizes),
+        max(buckets(sizes, variant, bucket_bytes), default=0),
+    )
+    if variant == "torch":
+        return Held(P=P, G=P, S=S)
+    rows = {"bucketed": (P, 0, FLOAT * largest_bucket), "overlapped": (0, P, 0)}
     own, staying, passing = rows.get(variant, (P, 0, 0))
-    stepped = sizes if stepped is None else stepped
-    most = held(P, optimizer_state(stepped), ddp_moments(job, stepped, own, staying, passing))
+    most = held(P, S, ddp_moments(job, sizes, own, staying, passing))
     return most if own else replace(most, G=staying + FLOAT * max(sizes), comm=passing)
 
 
-def ddp_moments(job: Job, stepped: Sequence[int], own: int, staying: int = 0, passing: int = 0) -> Iterator[Moment]:
+def ddp_moments(job: Job, sizes: Sequence[int], own: int, staying: int = 0, passing: int = 0) -> Iterator[Moment]:
     """Bytes besides P and S, from the end of forward on; own, staying and passing as above.
 
     The losses and their gradient count as temporary.
@@ -113,7 +117,7 @@ def ddp_moments(job: Job, stepped: Sequence[int], own: int, staying: int = 0, pa
     yield Moment("forward", own * (job.accumulation > 1), parts[0].worst[0].A + FLOAT, staying, job.losses)
     yield from in_backward(job, parts, own, staying)
     yield Moment("average", own, at_rest, staying + passing, FLOAT + job.losses)
-    yield optimizer_step(at_rest, own, staying, stepped, job.masters).plus(temporary=job.losses)
+    yield optimizer_step(at_rest, own, staying, sizes, job.masters).plus(temporary=job.losses)
 
 
 def in_backward(job: Job, parts: Sequence[Part], own: int, staying: int = 0) -> Iterator[Moment]:

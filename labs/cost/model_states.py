@@ -113,15 +113,16 @@ class Held:
     """Bytes on one rank: the most of each kind during a step, and `peak`, the most of all at one moment.
 
     P parameters, G gradients, S optimizer state, A activations, comm buffers of collectives, temporary the rest.
+    The last four are None where nobody predicts them.
     """
 
     P: int
     G: int
     S: int
-    A: int
-    comm: int
-    temporary: int
-    peak: int
+    A: int | None = None
+    comm: int | None = None
+    temporary: int | None = None
+    peak: int | None = None
 
 
 def optimizer_step(A: int, G: int, comm: int, sizes: Sequence[int], masters: bool = False) -> Moment:

@@ -26,7 +26,7 @@ import platform
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -217,7 +217,7 @@ def compare(strategy: Strategy, plan: Plan, ranks: int, time: Results, communica
         {"predicted": max(p.sent for p in predicted), "measured": max(sent)},
         {
             kind: {
-                "predicted": max(getattr(p.held, kind) for p in predicted),
+                "predicted": most(getattr(p.held, kind) for p in predicted),
                 "measured": max(rank[kind] for rank in held),
             }
             for kind in KINDS
@@ -233,6 +233,11 @@ def compare(strategy: Strategy, plan: Plan, ranks: int, time: Results, communica
             faults.setdefault(fault, []).append(rank)
     row.differs = [f"{strategy.name}, rank {', '.join(map(str, at))}: {fault}" for fault, at in faults.items()]
     return row
+
+
+def most(predicted: Iterable[int | None]) -> int | None:
+    """Return the largest number of the ranks, or None where nobody predicts it."""
+    return max((number for number in predicted if number is not None), default=None)
 
 
 def read(strategy: Compiled, plan: Plan, ranks: int, reference: dict[str, Tensor]) -> Row:
@@ -310,7 +315,7 @@ def show(rows: Sequence[Row]) -> draw.Table:
         "ms and sent: per step.  P … temp: the most that a rank held during a step;  peak: all at once.",
     )
     if any(None in cell.values() for line in cells for cell in line):
-        notes += ("–: predicted by nobody, or not told apart from the rest.",)
+        notes += ("–: there is no formula, or it is not told apart from the rest.",)
     return draw.Table(header, tuple(lines), (False, *[True] * 3, False, *[True] * 8), notes=notes)
 
 
@@ -334,7 +339,19 @@ def verdicts(rows: Sequence[Row], plan: Plan) -> list[str]:
             + (f", or {SAME[torch.bfloat16]:.0e} if it computes in bfloat16." if low else "."),
             "Each rank sent, and held of P, G and S, what the formulas say, to the byte.",
         ]
+    said += [sentence for row in rows if (sentence := off(row))]
     return said + [f"{row.name} {row.note}." for row in rows if row.note]
+
+
+def off(row: Row) -> str:
+    """Say which kinds, beside those that must be exact, were measured otherwise than predicted; "" for none."""
+    kinds = [(NAMES.get(kind, kind), row.held[kind]) for kind in KINDS if kind not in EXACT]
+    differ = [
+        f"{name} {cell['measured']:,} (predicted {cell['predicted']:,})"
+        for name, cell in kinds
+        if cell["predicted"] is not None and cell["measured"] != cell["predicted"]
+    ]
+    return f"{row.name} held, in bytes: {', '.join(differ)}." if differ else ""
 
 
 def picture(rows: Sequence[Row], plan: Plan) -> bytes:

@@ -130,9 +130,10 @@ def test_files_have_the_schema_and_nothing_else_is_left(made):
         assert row["losses"] == pytest.approx(told["reference"]["losses"], abs=1e-5)
         assert len(row["losses"]) == 3 and row["max_param_diff"] <= 1e-5 and row["ms_per_step"] > 0
         assert list(row["held"]) == KINDS
-        for pair in (row["sent"], *row["held"].values()):
+        for kind, pair in {"sent": row["sent"], **row["held"]}.items():
             assert list(pair) == ["predicted", "measured"]
-            assert all(type(value) is int for value in pair.values())
+            nobody = row["side"] == "native" and kind in ("A", "comm", "temporary", "peak")
+            assert [type(value) for value in pair.values()] == [type(None) if nobody else int, int]
     sent = [row["sent"]["measured"] for row in told["rows"]]
     assert sent[0] == 0 and sent[1] == sent[2] == told["rows"][1]["held"]["P"]["measured"]  # 2 (N-1)/N, and N = 2
 
@@ -200,6 +201,15 @@ MEASURED = vars(HELD)
 def test_what_counts_as_a_fault(difference, sent, held, fault):
     found = list(tour.faults_of(difference, PREDICTED, sent, MEASURED | held))
     assert found == ([fault] if fault else [])
+
+
+def test_a_kind_that_is_not_as_predicted_is_said():
+    held = {kind: {"predicted": n, "measured": n} for kind, n in MEASURED.items()}
+    row = tour.Row("mine", "ours", 2, [3.0], 0.0, {"predicted": 12, "measured": 12}, held, 1.0)
+    assert tour.off(row) == ""
+    row.held["A"] = {"predicted": None, "measured": 7}
+    row.held["peak"] = {"predicted": 3_442_252, "measured": 3_360_336}
+    assert tour.off(row) == "mine held, in bytes: peak 3,360,336 (predicted 3,442,252)."
 
 
 # ---- what cannot be done, in one sentence and before any training -----------------------------------------

