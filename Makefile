@@ -93,7 +93,9 @@ $(BIN)/python:
 	    case $$($$python -c 'import sys, venv, ensurepip; print(*sys.version_info[:2])' 2>/dev/null) in \
 	        "3 11" | "3 12" | "3 13") echo "Making .venv with $$python"; exec $$python -m venv --clear .venv;; \
 	    esac; \
-	    tried="$$tried, $$python ($$($$python --version 2>/dev/null || echo not there))"; \
+	    why=$$($$python --version 2>/dev/null || echo not there); \
+	    case $$why in "Python 3.11"* | "Python 3.12"* | "Python 3.13"*) why="$$why without venv";; esac; \
+	    tried="$$tried, $$python ($$why)"; \
 	done; \
 	echo "The course needs Python 3.11, 3.12 or 3.13 with venv. Tried: $${tried#, }."; \
 	echo "Name one with \`make $(MAKECMDGOALS) PYTHON=/path/to/python3.12\`; Debian and Ubuntu have venv in python3-venv."; \

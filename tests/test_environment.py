@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,20 @@ def test_an_exported_page_carries_its_pictures_with_it():
     assert page.count('src="data:image/svg+xml;base64,') == pictures > 0 and "../images/" not in page
 
 
+def test_a_terminal_of_the_course_finds_torchrun():
+    path = learn.settings({"PATH": "/bin"})["PATH"]
+    assert shutil.which("torchrun", path=path) == str(Path(sys.executable).with_name("torchrun"))
+    assert path.endswith(f"{os.pathsep}/bin")
+
+
+def test_a_home_that_cannot_be_written_is_not_written(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert not learn.AT_HOME.keys() & learn.settings({}, tmp_path).keys()
+    found = learn.settings({"IPYTHONDIR": "/mine"}, tmp_path / "gone")
+    assert found["IPYTHONDIR"] == "/mine" and found["JUPYTER_RUNTIME_DIR"] == str(tmp_path / "home/runtime")
+    assert (tmp_path / "home/runtime").is_dir()
+
+
 def test_make_learn_opens_a_notebook_that_is_there():
     assert (Path(learn.ROOT) / learn.FIRST).exists()
 
@@ -124,9 +139,12 @@ def test_a_python_that_does_not_do_is_told(make, tmp_path):
     old = tmp_path / "python3.9"
     old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.9.1 || echo 3 9\n')
     old.chmod(0o755)
-    told = make("learn", "PYTHON=no-such-python ./python3.9", status=2)
+    bare = tmp_path / "python3.12"
+    bare.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.12.1 || exit 1\n')
+    bare.chmod(0o755)
+    told = make("learn", "PYTHON=no-such-python ./python3.9 ./python3.12", status=2)
     assert "needs Python 3.11, 3.12 or 3.13 with venv" in told
-    assert "no-such-python (not there), ./python3.9 (Python 3.9.1)" in told
+    assert "no-such-python (not there), ./python3.9 (Python 3.9.1), ./python3.12 (Python 3.12.1 without venv)" in told
     assert "make learn PYTHON=" in told
 
 

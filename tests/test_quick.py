@@ -1,6 +1,9 @@
 """tools.quick: which tests a change can have touched."""
 
-from tools.quick import ROOT, TESTS, chosen_for
+import pytest
+
+from tools import quick
+from tools.quick import ROOT, TESTS, changed, chosen_for
 
 
 def names(*paths):
@@ -20,3 +23,15 @@ def test_a_changed_test_is_run_and_prose_runs_nothing():
 def test_the_tests_have_the_folders_of_the_textbook():
     inside = [path.relative_to(TESTS) for path in TESTS.rglob("test_*.py") if path.parent != TESTS]
     assert [str(path) for path in inside if not (ROOT / "labs" / path.parent).is_dir()] == []
+
+
+def test_a_copy_without_git_is_told(monkeypatch, tmp_path):
+    monkeypatch.setattr(quick, "ROOT", tmp_path)
+    with pytest.raises(SystemExit, match=r"since HEAD: not a git repository .* `make test` needs no git"):
+        changed("HEAD")
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this copy has no git")
+def test_a_commit_that_is_none_is_told():
+    with pytest.raises(SystemExit, match="since no-such-commit: Needed a single revision"):
+        changed("no-such-commit")

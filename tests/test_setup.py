@@ -17,7 +17,8 @@ from tools import setup
     ("asked", "remembered", "platform", "nvidia", "index", "build", "said"),
     [
         ({"CUDA": "1"}, "cpu", "linux", False, True, "cuda", "with CUDA"),
-        ({"CPU": "1"}, "cuda", "linux", True, False, "cpu", "without CUDA"),
+        ({"CPU": "1"}, "cuda", "linux", True, True, "cpu", "without CUDA"),
+        ({"CPU": "1"}, "", "linux", False, False, "cpu", "without CUDA, where pip finds it: .* does not answer"),
         ({"CPU": "", "CUDA": ""}, "cpu", "linux", True, False, "cpu", "without CUDA"),
         ({}, "cuda", "linux", False, True, "cuda", "with CUDA"),
         ({}, "", "linux", True, True, "", ""),
@@ -28,7 +29,7 @@ from tools import setup
 )
 def test_which_build(monkeypatch, asked, remembered, platform, nvidia, index, build, said):
     monkeypatch.setattr(setup, "has_nvidia", lambda: nvidia)
-    monkeypatch.setattr(setup, "answers", lambda address: index)
+    monkeypatch.setattr(setup, "cpu_index", lambda: setup.CPU_INDEX if index else "")
     chosen, why = setup.choose_build(asked, remembered, platform)
     assert chosen == build
     assert re.fullmatch(said, why.strip())
@@ -68,6 +69,7 @@ def test_an_index_answers_or_does_not(index, monkeypatch):
 
 def test_uv_is_told_what_pip_was_told(monkeypatch, tmp_path):
     monkeypatch.setattr(setup, "VENV", Path(sys.prefix))
+    monkeypatch.setattr(setup, "cpu_index", lambda: setup.CPU_INDEX)
     for name in setup.PIP_TO_UV.values():
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
@@ -83,10 +85,13 @@ def test_uv_is_told_what_pip_was_told(monkeypatch, tmp_path):
     monkeypatch.setenv("UV_INDEX", "mine")
     assert setup.uv_settings({"extra-index-url": "a b"}, "") == {"UV_INDEX": "mine"}
     assert setup.uv_settings({}, "cpu") == {"UV_INDEX": f"{setup.CPU_INDEX} mine"}
+    monkeypatch.setattr(setup, "cpu_index", lambda: "")
+    assert setup.uv_settings({}, "cpu") == {}
 
 
 def test_uv_is_taken_where_it_is_found_and_pip_stands_behind_it(monkeypatch):
     monkeypatch.setattr(setup, "pip_settings", dict)
+    monkeypatch.setattr(setup, "cpu_index", lambda: setup.CPU_INDEX)
     monkeypatch.setattr(setup.shutil, "which", {"uv": "/bin/uv"}.get)
     (uv, _), (pip, _) = setup.installers(("test",), "cpu")
     assert uv[:3] == ["/bin/uv", "pip", "install"]
@@ -95,6 +100,27 @@ def test_uv_is_taken_where_it_is_found_and_pip_stands_behind_it(monkeypatch):
     monkeypatch.setattr(setup.shutil, "which", {}.get)
     [(pip, _)] = setup.installers((), "")
     assert pip[1:3] == ["-m", "pip"] and setup.CPU_INDEX not in pip and pip[-1] == "."
+    monkeypatch.setattr(setup, "cpu_index", lambda: "")  # pip would ask it, and wait, for every package
+    [(pip, _)] = setup.installers((), "cpu")
+    assert "--extra-index-url" not in pip
+
+
+@pytest.mark.parametrize(
+    ("build", "cuda", "said"),
+    [
+        ("cpu", "", ""),
+        ("cuda", "13.0", ""),
+        ("", "13.0", ""),
+        ("cpu", "13.0", "CPU=1 asks for PyTorch without CUDA, and pip has found the build with CUDA 13.0: .*"),
+        ("cuda", "", "CUDA=1 asks for PyTorch with CUDA, and pip has found the build without: .*"),
+    ],
+)
+def test_another_build_than_the_one_asked_for_is_told(monkeypatch, tmp_path, build, cuda, said):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").write_text(f"#!/bin/sh\necho {cuda}\n")
+    (tmp_path / "bin/python").chmod(0o755)
+    monkeypatch.setattr(setup, "VENV", tmp_path)
+    assert re.fullmatch(said, setup.other_build(build))
 
 
 # ---- what is seen of it ----------------------------------------------------------------------------------
@@ -141,6 +167,7 @@ def empty(monkeypatch, tmp_path):
     monkeypatch.setattr(setup, "VENV", tmp_path)
     monkeypatch.setattr(setup, "choose_build", lambda asked, remembered: ("cpu", " without CUDA"))
     monkeypatch.setattr(setup, "installers", lambda extras, build: ((command, {}) for command in found))
+    monkeypatch.setattr(setup, "other_build", lambda build: "")
     return found
 
 
@@ -169,6 +196,29 @@ def test_a_failure_ends_with_what_was_said_last_and_the_name_of_the_log(empty, t
     assert len(lines) == 13 and lines[-2] == "ERROR: no matching distribution"
     assert str(tmp_path / "setup.log") in lines[-1]
     assert not list(tmp_path.glob("course-*"))
+
+
+def test_without_a_network_there_is_one_sentence(empty, tmp_path, capfd):
+    empty += [saying("WARNING: Retrying after connection broken by 'NewConnectionError(...)'\nERROR: no torch", 1)]
+    assert setup.main("2.15.0") == 1
+    [line] = capfd.readouterr().err.splitlines()
+    assert line == f"No package index answers: is there a network? {tmp_path}/setup.log has the details"
+
+
+def test_the_other_build_leaves_no_stamp(empty, tmp_path, capfd, monkeypatch):
+    empty.append(saying("Collecting torch", 0))
+    monkeypatch.setattr(setup, "other_build", lambda build: "not the one asked for")
+    assert setup.main("2.15.0") == 1
+    assert capfd.readouterr().err == "not the one asked for\n"
+    assert not [*tmp_path.glob("course-*"), *tmp_path.glob("build")]
+
+
+def test_pip_unpacks_inside_and_installs_for_nobody_else(empty, tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_USER", "1")
+    empty.append([sys.executable, "-c", "import os; print(os.environ['TMPDIR'], os.environ['PIP_USER'])"])
+    assert setup.main("2.15.0") == 0
+    folder, user = (tmp_path / "setup.log").read_text().splitlines()[-1].rsplit(" ", 1)
+    assert Path(folder).parent == tmp_path and not Path(folder).exists() and user == "0"
 
 
 def test_the_tests_bring_the_other_extras_along(empty, tmp_path, capfd):

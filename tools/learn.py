@@ -1,8 +1,8 @@
 """Open the course in JupyterLab: what `make learn` does once the environment is there.
 
 Jupyter itself takes the next free port when 8888 is taken, and makes a token.  Added here: loopback only,
-the first notebook, a browser only where there is a screen (else the address is printed), a quiet log, and
-tools/jupyter, by which saving an untouched notebook changes nothing.
+the first notebook, a browser only where there is a screen (else the address is printed), a quiet log,
+tools/jupyter, by which saving an untouched notebook changes nothing, and torchrun on the path of its terminals.
 """
 
 import os
@@ -12,6 +12,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FIRST = "notebooks/00_start_here.ipynb"
+AT_HOME = {  # what is written into the home folder, by the variable that moves it
+    "JUPYTER_CONFIG_DIR": "jupyter",
+    "JUPYTER_DATA_DIR": "share",
+    "JUPYTER_RUNTIME_DIR": "runtime",
+    "IPYTHONDIR": "ipython",
+    "MPLCONFIGDIR": "matplotlib",
+}
 
 
 def has_display(environment: Mapping[str, str], platform: str) -> bool:
@@ -36,10 +43,22 @@ def command(environment: Mapping[str, str], platform: str, root: bool, folder: P
     ]
 
 
-def settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment in which Jupyter also reads the configuration of the course, besides the reader's own."""
+def settings(environment: Mapping[str, str], home: Path | None = None) -> dict[str, str]:
+    """Return the environment in which Jupyter also reads the configuration of the course, besides the reader's own.
+
+    Its terminals find torchrun, which lies beside this Python. If the home folder cannot be written, what Jupyter,
+    IPython and matplotlib keep there is kept beside this Python, too.
+    """
+    home = home or Path.home()
     paths = [str(ROOT / "tools/jupyter"), *filter(None, [environment.get("JUPYTER_CONFIG_PATH")])]
-    return {**environment, "JUPYTER_CONFIG_PATH": os.pathsep.join(paths)}
+    programs = [str(Path(sys.executable).parent), *filter(None, [environment.get("PATH")])]
+    added = {"JUPYTER_CONFIG_PATH": os.pathsep.join(paths), "PATH": os.pathsep.join(programs)}
+    if not os.access(home, os.W_OK):
+        kept = Path(sys.prefix) / "home"
+        added |= {name: str(kept / folder) for name, folder in AT_HOME.items() if name not in environment}
+        for folder in AT_HOME.values():
+            (kept / folder).mkdir(parents=True, exist_ok=True)
+    return {**environment, **added}
 
 
 def main() -> None:

@@ -21,6 +21,11 @@ TOP = Path(), Path("kit")
 
 
 def changed(since: str) -> set[Path]:
+    """Return the files that differ from that commit. Raises SystemExit, with the way out, where git knows none."""
+    asked = subprocess.run(["git", "rev-parse", "--verify", since], cwd=ROOT, capture_output=True, text=True)
+    if asked.returncode:
+        reason = asked.stderr.strip().removeprefix("fatal: ")
+        raise SystemExit(f"make quick asks git what has changed since {since}: {reason}. `make test` needs no git")
     commands = ["git diff --name-only --diff-filter=d " + since, "git ls-files --others --exclude-standard"]
     return {
         ROOT / name

@@ -6,6 +6,7 @@ It runs before anything is installed, so that the standard library is all there 
 
 which PyTorch   On Linux without an NVIDIA GPU the build without CUDA, 200 MB in place of several GB, where PyTorch's
                 index of such builds answers.  CPU=1 or CUDA=1 in the environment asks for one; .venv/build remembers.
+                Where another build was found than the one asked for, the set-up fails and says so.
 installer       uv where it is found, else pip.  uv does not read pip's settings: it is told what they say.
 extras          The tests bring the others along; where these cannot be installed, they do without.
 stamps          For make: .venv/course-TORCH, and with -cpu or -cuda behind it if that was asked for; tests-TORCH and
@@ -18,17 +19,22 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import tomllib
 import urllib.request
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+SILENT = "PyTorch's index without CUDA does not answer"
 PATIENCE = 3.0  # seconds for the index to answer
+# What pip and uv say when they cannot reach an index at all.
+UNREACHABLE = r"NewConnectionError|NameResolutionError|Failed to establish a new connection|dns error|tcp connect error"
 OPTIONAL = ("gspmd", "deepspeed")  # what a part of the course needs besides
 NVIDIA = ("/dev/nvidia0", "/dev/nvidiactl", "/proc/driver/nvidia", "/usr/lib/wsl/lib/nvidia-smi")
 PIP_TO_UV = {
@@ -55,8 +61,15 @@ def main(torch: str, *extras: str) -> int:
     attempts = [(*extras, *more) for more in besides]
     done = next((attempt for attempt in attempts if install(attempt, build, log)), None)
     if done is None:
-        print(*log.read_text(errors="replace").splitlines()[-12:], sep="\n", file=sys.stderr)
+        text = log.read_text(errors="replace")
+        if re.search(UNREACHABLE, text):
+            print(f"No package index answers: is there a network? {log} has the details", file=sys.stderr)
+            return 1
+        print(*text.splitlines()[-12:], sep="\n", file=sys.stderr)
         print(f"Setting up failed: above are the last lines of {log}, which has all of it", file=sys.stderr)
+        return 1
+    if wrong := other_build(build):
+        print(wrong, file=sys.stderr)
         return 1
     (VENV / "build").write_text(build)
     for stamp in stamps(torch, build, done):
@@ -77,14 +90,38 @@ def remembered_build() -> str:
 
 def choose_build(asked: Mapping[str, str], remembered: str, platform: str = sys.platform) -> tuple[str, str]:
     """ "cpu" (without CUDA), "cuda" or "" (what the installer finds), and what to say of it."""
-    for build in ("cuda", "cpu"):
-        if asked.get(build.upper()):
-            return build, " with CUDA" if build == "cuda" else " without CUDA"
+    if asked.get("CUDA"):
+        return "cuda", " with CUDA"
+    if asked.get("CPU"):
+        return "cpu", " without CUDA" + ("" if cpu_index() else f", where pip finds it: {SILENT}")
     if remembered or platform != "linux" or has_nvidia():
         return remembered, {"cpu": " without CUDA", "cuda": " with CUDA"}.get(remembered, "")
-    if answers(f"{CPU_INDEX}/torch/"):
+    if cpu_index():
         return "cpu", " without CUDA, as there is no NVIDIA GPU here (CUDA=1 asks for the other)"
-    return "", " as pip finds it: there is no NVIDIA GPU here, but PyTorch's index without CUDA does not answer"
+    return "", f" as pip finds it: there is no NVIDIA GPU here, but {SILENT}"
+
+
+@cache
+def cpu_index() -> str:
+    """Return the address of PyTorch's index without CUDA, or "" if it does not answer: pip would ask it, and wait, for
+    every package."""
+    return CPU_INDEX if answers(f"{CPU_INDEX}/torch/") else ""
+
+
+def other_build(build: str) -> str:
+    """Return a sentence if the PyTorch that is installed is not the build that was asked for, else ""."""
+    asking = "import torch; print(torch.version.cuda or '')"
+    cuda = subprocess.run([str(VENV / "bin/python"), "-c", asking], capture_output=True, text=True).stdout.strip()
+    if build == "cpu" and cuda:
+        return (
+            f"CPU=1 asks for PyTorch without CUDA, and pip has found the build with CUDA {cuda}: "
+            f"{CPU_INDEX} did not answer. Try again when it does, or leave out CPU=1: the other build runs here, too"
+        )
+    if build == "cuda" and not cuda:
+        return (
+            "CUDA=1 asks for PyTorch with CUDA, and pip has found the build without: see PIP_FIND_LINKS and pip's index"
+        )
+    return ""
 
 
 def has_nvidia() -> bool:
@@ -145,7 +182,7 @@ def installers(extras: tuple[str, ...], build: str) -> Iterator[tuple[list[str],
     if uv := shutil.which("uv"):
         python = ["--python", str(VENV / "bin/python"), "--index-strategy", "unsafe-best-match"]  # as pip does
         yield [uv, "pip", "install", *python, *what], uv_settings(pip_settings(), build)
-    index = ["--extra-index-url", CPU_INDEX] if build == "cpu" else []
+    index = ["--extra-index-url", cpu_index()] if build == "cpu" and cpu_index() else []
     # Modules are compiled when they are first imported: most never are.
     yield [*pip(), "install", "--no-compile", "--progress-bar", "off", *index, *what], {}
 
@@ -163,7 +200,7 @@ def uv_settings(settings: Mapping[str, str], build: str) -> dict[str, str]:
     if "UV_FIND_LINKS" in told:
         told["UV_FIND_LINKS"] = ",".join(told["UV_FIND_LINKS"].split())
     told |= {name: os.environ[name] for name in told.keys() & os.environ.keys()}
-    if build == "cpu":
+    if build == "cpu" and cpu_index():
         told["UV_INDEX"] = f"{CPU_INDEX} {told.get('UV_INDEX') or os.environ.get('UV_INDEX', '')}".strip()
     return told
 
@@ -175,11 +212,11 @@ def follow(command: list[str], environment: Mapping[str, str], log: Path) -> int
     """Run the command, its output in the log; on a terminal with a bar that moves. Its exit status."""
     began, share = time.monotonic(), 0.0
     pins = (VENV / "constraints.txt").read_text(encoding="utf-8").count("==")
-    with log.open("a") as file:
+    # pip unpacks into TMPDIR, and /tmp is often too small for PyTorch; PIP_USER would put all of it elsewhere.
+    with log.open("a") as file, tempfile.TemporaryDirectory(dir=VENV) as scratch:
         print("$", *command, file=file, flush=True)
-        process = subprocess.Popen(
-            command, cwd=ROOT, env={**os.environ, **environment}, stdout=file, stderr=subprocess.STDOUT
-        )
+        settings = {**os.environ, "PIP_USER": "0", "TMPDIR": scratch, **environment}
+        process = subprocess.Popen(command, cwd=ROOT, env=settings, stdout=file, stderr=subprocess.STDOUT)
         while process.poll() is None:
             if sys.stdout.isatty():
                 done, doing = progress(log.read_text(errors="replace"), installed(), pins)

@@ -1,6 +1,5 @@
 """labs.cost on data parallelism: buckets and bytes by hand, and what ranks of labs.ddp were seen to send and hold."""
 
-import dataclasses
 import gc
 from contextlib import nullcontext
 from functools import partial
