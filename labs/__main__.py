@@ -81,4 +81,6 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # a terminal that has no Δ shows a question mark
     sys.exit(main(sys.argv[1:]))

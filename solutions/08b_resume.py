@@ -548,7 +548,8 @@ FOLDER.cleanup()
 #     torchrun --standalone --nproc-per-node 4 --max-restarts 3 scripts/checkpoint.py --kill-at 5
 #
 # or kill one of its processes yourself. It goes on from what is in the folder `checkpoints`, so remove that to begin
-# anew; and it resumes on as many ranks as have saved.
+# anew. On as many ranks as have saved it is the same training. On more of them it goes on from the same parameters, and
+# the ranks that have not saved draw random numbers of their own.
 #
 # ```python
 # import argparse
@@ -597,10 +598,13 @@ FOLDER.cleanup()
 # saved = [int(path.parent.name.removeprefix("step-")) for path in options.folder.glob("step-*/.metadata")]
 # first = max(saved, default=0)
 # if first:
-#     found = state()
-#     dcp.load(found, checkpoint_id=options.folder / f"step-{first}")
+#     found, place = state(), options.folder / f"step-{first}"
+#     random, saved = f"generator-{rank}", dcp.FileSystemReader(place).read_metadata().state_dict_metadata
+#     if random not in saved:  # fewer ranks have saved: this one begins with new numbers
+#         del found[random]
+#     dcp.load(found, checkpoint_id=place)
 #     set_state_dict(model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
-#     generator.set_rng_state(found[f"generator-{rank}"])
+#     generator.set_rng_state(found.get(random, generator.get_rng_state()))
 #
 # for step in range(first, 10):
 #     if step == options.kill_at and rank == ranks - 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":

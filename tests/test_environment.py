@@ -1,13 +1,16 @@
 """Reference: conda's own grammar (py-rattler), pip's own resolver and make itself; files broken on purpose."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from nbconvert import HTMLExporter
+from packaging.requirements import Requirement
 from packaging.version import Version
 from traitlets.config.loader import PyFileConfigLoader
 
@@ -117,7 +120,7 @@ def make(tmp_path):
         (tmp_path / name).touch()
     # Not what the make that runs these tests was told.
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
-    clean = {key: value for key, value in clean.items() if key not in {"PYTHON", "TORCH", "CPU", "CUDA"}}
+    clean = {key: value for key, value in clean.items() if key not in {"PYTHON", "TORCH", "CPU", "CUDA", "VENV"}}
 
     def run(*arguments, status=0):
         done = subprocess.run(["make", *arguments], cwd=tmp_path, env=clean, capture_output=True, text=True)
@@ -166,6 +169,21 @@ def test_the_other_build_is_set_up_when_asked_for(make, tmp_path):
     assert "tools.setup" not in make("-n", "learn")
     assert "tools.setup" not in make("-n", "learn", "CPU=1")
     assert "CPU= CUDA=1 .venv/bin/python -m tools.setup" in make("-n", "learn", "CUDA=1")
+
+
+def test_the_newest_has_an_environment_of_its_own(make):
+    told = make("-n", "newest", "CPU=1")
+    newest = re.search(r"VENV=build/newest CPU=1 CUDA= build/newest/bin/python -m tools.setup (\S+) test", told)[1]
+    project = tomllib.loads((environment.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    [torch] = [Requirement(text) for text in project["dependencies"] if text.startswith("torch")]
+    major, minor, _ = map(int, newest.split("."))
+    assert newest in torch.specifier and f"{major}.{minor + 1}.0" not in torch.specifier
+
+
+def test_what_the_newest_is_tried_on_is_there():
+    told = subprocess.run(["make", "-n", "part"], cwd=environment.ROOT, capture_output=True, text=True).stdout
+    paths = re.findall(r"(?:tests|solutions)/\S+", told)
+    assert len(paths) > 5 and all((environment.ROOT / path).exists() for path in paths)
 
 
 def test_an_extra_is_set_up_when_asked_for(make, tmp_path):

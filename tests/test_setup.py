@@ -180,7 +180,7 @@ def test_two_lines_are_all_that_is_seen(empty, tmp_path, capfd):
     (tmp_path / "course-2.11.0").touch()
     assert setup.main("2.15.0", "test") == 0
     first, second = capfd.readouterr().out.splitlines()
-    assert first == "Setting up .venv, once: PyTorch 2.15.0 without CUDA"
+    assert first == f"Setting up {tmp_path.name}, once: PyTorch 2.15.0 without CUDA"
     assert re.fullmatch(rf"Ready after \d+ s; all of it is in {tmp_path}/setup.log", second)
     assert "no such option" in (log := (tmp_path / "setup.log").read_text()) and "many more" in log
     stamps = {path.name for path in [*tmp_path.glob("course-*"), *tmp_path.glob("tests-*")]}

@@ -99,25 +99,17 @@ def test_deepspeed_s_script_prints_one_processs_losses(tmp_path):
 
 def test_a_rank_that_is_killed_costs_the_steps_since_the_last_checkpoint(tmp_path):
     (tmp_path / "job.py").write_text(in_double(SCRIPTS["checkpoint"], STEPS))
-    torchrun = [warm.python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=3"]
-    done = subprocess.run(
-        [*torchrun, "job.py", "--kill-at=3"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": FOLDER.parent,
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        },
-    )
+    torchrun = [warm.python(), "-m", "torch.distributed.run", "--standalone", "--max-restarts=3"]
+    variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": FOLDER.parent, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    job = dict(capture_output=True, text=True, timeout=300, cwd=tmp_path, env={**os.environ, **variables})
+    done = subprocess.run([*torchrun, "--nproc-per-node=2", "job.py", "--kill-at=3"], **job)
     assert done.returncode == 0, done.stderr
     steps, losses = zip(*LOSS.findall(done.stdout), strict=True)
     assert steps == ("0", "1", "2", "2", "3"), "saved after two steps, and killed in the fourth"
     expected = one_process(*SMALL)
     assert [*map(float, losses)] == pytest.approx([*expected[:3], *expected[2:]], abs=6e-5)
+    more = subprocess.run([*torchrun, "--nproc-per-node=3", "job.py"], **job)
+    assert more.returncode == 0, more.stderr  # a rank that has not saved
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

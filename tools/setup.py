@@ -29,7 +29,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-VENV = ROOT / ".venv"
+VENV = ROOT / os.environ.get("VENV", ".venv")
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 SILENT = "PyTorch's index without CUDA does not answer"
 PATIENCE = 3.0  # seconds for the index to answer
@@ -51,7 +51,7 @@ def main(torch: str, *extras: str) -> int:
         return 2
     began, remembered = time.monotonic(), remembered_build()
     build, why = choose_build(os.environ, remembered)
-    print(f"Setting up .venv, once: PyTorch {torch}{why}", flush=True)
+    print(f"Setting up {VENV.name}, once: PyTorch {torch}{why}", flush=True)
     prepare(torch, build, extras)
     log = VENV / "setup.log"
     log.write_text("")

@@ -13,6 +13,7 @@ warn  cores      1
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -73,6 +74,16 @@ def installed(name: str) -> str | None:
         return None
 
 
+def course() -> Iterator[Line]:
+    """A notebook must import the course of its own checkout: a copied environment still points to the old one."""
+    asking = "import labs; print(labs.__path__[0])"
+    done = subprocess.run([sys.executable, "-c", asking], cwd=tempfile.gettempdir(), capture_output=True, text=True)
+    found, here = done.stdout.strip(), Path(__file__).resolve().parents[1]
+    right = bool(found) and Path(found).resolve() == here
+    remedy = "" if right else f"a notebook would not run the code of {here}: make clean, then make learn"
+    yield Line("ok" if right else "FAIL", "course", found or "labs cannot be imported", remedy)
+
+
 def cores() -> Iterator[Line]:
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count()
     remedy = "" if count > 1 else "four ranks take turns on it; everything works, but times mean little"
@@ -81,9 +92,31 @@ def cores() -> Iterator[Line]:
 
 def memory() -> Iterator[Line]:
     free, total = psutil.virtual_memory().available, psutil.virtual_memory().total
+    for limit, used in limits():
+        free, total = min(free, limit - used), min(total, limit)
     found = f"{free / GiB:.1f} of {total / GiB:.1f} GiB free"
     remedy = "" if free >= MEMORY else f"four ranks need about {MEMORY / GiB:.0f} GiB: close something, or use 2 ranks"
     yield Line("ok" if free >= MEMORY else "warn", "memory", found, remedy)
+
+
+def limits(proc: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> Iterator[tuple[int, int]]:
+    """Yield limit and use, in bytes, of each control group around this process that limits memory (Linux; a container).
+
+    Files that the system has cached do not count as used.
+    """
+    for line in proc.read_text().splitlines() if proc.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        root = groups / controllers
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if controllers else ("memory.max", "memory.current")
+        own = root / path.lstrip("/")
+        for group in (own, *own.parents):
+            most, used, stat = (group / name for name in (*names, "memory.stat"))
+            if group.is_relative_to(root) and most.exists() and (limit := most.read_text().strip()) != "max":
+                cached = dict(line.split() for line in stat.read_text().splitlines())
+                cached = int(cached.get("inactive_file", 0)) + int(cached.get("active_file", 0))
+                yield int(limit), int(used.read_text()) - cached
 
 
 def gpus() -> Iterator[Line]:
@@ -157,7 +190,7 @@ def find_browser() -> str | None:
     return next(filter(None, found), None)
 
 
-CHECKS = (versions, cores, memory, gpus, backends, scratch, names, ranks, browser)
+CHECKS = (versions, course, cores, memory, gpus, backends, scratch, names, ranks, browser)
 
 
 def main() -> int:

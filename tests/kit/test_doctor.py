@@ -25,6 +25,8 @@ def test_a_machine_that_runs_the_course(capsys):
         (("sys", OLD_PYTHON), "versions", "FAIL", "PYTHON=python3.12"),
         (("PACKAGES", ("no-such-package",)), "versions", "FAIL", "no-such-package missing: make learn"),
         (("MEMORY", 2**60), "memory", "warn", "close something"),
+        (("limits", lambda: [(2**29, 2**28)]), "memory", "warn", "0.2 of 0.5 GiB free"),
+        (("__file__", "/elsewhere/labs/kit/doctor.py"), "course", "FAIL", "not run the code of /elsewhere/labs: make"),
         (("SCRATCH", 2**60), "scratch", "FAIL", "TMPDIR"),
         (("dist", NO_BACKENDS), "backends", "FAIL", "without gloo"),
         (("find_browser", lambda: None), "browser", "warn", "apt-get install chromium"),
@@ -36,6 +38,17 @@ def test_what_is_amiss_comes_with_its_remedy(monkeypatch, capsys, change, check,
     assert doctor.main() == (status == "FAIL")
     out = capsys.readouterr().out
     assert out.count(status) == 1 and told in out
+
+
+def test_the_limits_of_control_groups(tmp_path):
+    for group, limit in {"": "max", "a": "1000", "a/b": "3000"}.items():
+        (tmp_path / group).mkdir(exist_ok=True)
+        (tmp_path / group / "memory.max").write_text(f"{limit}\n")
+        (tmp_path / group / "memory.current").write_text("700\n")
+        (tmp_path / group / "memory.stat").write_text("anon 100\nactive_file 200\ninactive_file 400\n")
+    (tmp_path / "own").write_text("1:cpu:/c\n0::/a/b\n")
+    assert list(doctor.limits(tmp_path / "own", tmp_path)) == [(3000, 100), (1000, 100)]
+    assert list(doctor.limits(tmp_path / "macOS", tmp_path)) == []
 
 
 def test_ranks_that_cannot_start_are_told(monkeypatch):
