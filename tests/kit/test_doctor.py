@@ -1,5 +1,9 @@
 """Reference: this machine, which runs the course; then the same one with one thing at a time taken away."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +12,7 @@ from labs.__main__ import main
 from labs.kit import doctor
 from labs.kit.launch import RankError
 
+ROOT = Path(__file__).resolve().parents[2]
 OLD_PYTHON = SimpleNamespace(version_info=(3, 10, 2), version="3.10.2 (main)")
 NO_BACKENDS = SimpleNamespace(is_gloo_available=lambda: False, is_nccl_available=lambda: False)
 
@@ -94,3 +99,9 @@ def fails():
 def test_without_a_command_the_commands_are_listed(capsys):
     assert main([]) == 0
     assert "python -m labs doctor" in capsys.readouterr().out
+
+
+def test_a_terminal_that_is_not_utf_8_shows_question_marks():
+    command = [sys.executable, "-m", "labs", "challenges"]
+    done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, cwd=ROOT)
+    assert done.returncode == 0 and b"your best: ? (0 tries)" in done.stdout, done.stderr
