@@ -11,7 +11,7 @@
 # Python and the idea of a training loop in PyTorch. Run each cell with Shift+Enter, from top to bottom.
 #
 # <img src="../images/course_map.svg" alt="Map of the course: one device; split the batch; split the state; split the
-# model; at work. Notebooks 00 to 07, 09 and 10 are there; the others are planned.">
+# model; at work. Eighteen notebooks are there; 12, on contexts and experts, and 16, a bug clinic, are planned.">
 
 # %%
 import os

@@ -47,8 +47,8 @@ from labs.zero import Zero
 # ## Question
 #
 # All ranks work together in every step. If one of them dies, the others have to stop, too; and what the dead one held
-# is gone. This is what stopped that training, by cause (Llama Team, 2024, arXiv 2407.21783, table 5, with some of its
-# rows added up):
+# is gone. This is what stopped that training, by cause, but for the 47 interruptions of all 466 that were planned
+# (Llama Team, 2024, arXiv 2407.21783, table 5, with some of its rows added up):
 
 # %%
 INTERRUPTIONS = {

@@ -230,9 +230,10 @@ for letter, guess, n in zip("ABCDE", guesses, ORDER, strict=True):
 # find out whether a training resumes exactly. Compare its numbers with those of one that was not interrupted.
 #
 # > **What went wrong in the wild.** *Symptom*: none. A model of 120 billion parameters was resumed on 256 ranks. But
-# > each rank's random state had been declared a copy of the others', so only one was stored: 252 of the 256 ranks went
-# > on with another rank's random numbers ([Megatron-LM#6858](https://github.com/NVIDIA/Megatron-LM/pull/6858), August
-# > 2026). That is what `own` is for.
+# > one of its streams of random numbers, from which the router of the experts draws, had been declared the same on
+# > ranks that have different ones, so one rank's was stored for all of them: 252 of the 256 ranks went on with another
+# > rank's ([Megatron-LM#6858](https://github.com/NVIDIA/Megatron-LM/pull/6858), August 2026). That is what `own` is
+# > for.
 #
 # ### Exercise 1: remember, and resume
 #
@@ -322,7 +323,8 @@ check.next_windows(next_windows)
 #
 # Put together, this is a training that looks for the newest checkpoint when it begins, and is saved after every step.
 # `run(..., restarts=3)` starts all ranks again after one has failed, up to three times. On a cluster torchrun does
-# that, with `--max-restarts 3`. Both tell each rank in `TORCHELASTIC_RESTART_COUNT` how often that has happened.
+# that, with `--max-restarts 3`, as long as the node itself lives; when a node is lost, Slurm or Kubernetes has to start
+# the job again on another one. Both tell each rank in `TORCHELASTIC_RESTART_COUNT` how often that has happened.
 
 
 # %%
@@ -358,7 +360,7 @@ print(check.predict("Steps that were taken twice?", guess_twice, 2, reason=why))
 #
 # Save often, and training waits often. Save seldom, and a failure loses much: on average half of the time between two
 # saves. Take δ seconds for a save, T seconds between two saves, and a failure every M seconds, the job's *mean time
-# between failures*. Then a share δ/T of the time is lost by waiting, and T/2M by work that is done again. A restart
+# between failures*. Then a share δ/T of the time is lost by waiting, and T/(2M) by work that is done again. A restart
 # takes time as well, but as much for every T. Here is Llama 3's training, if a save takes a minute:
 
 # %%
@@ -368,11 +370,11 @@ for minutes in (5, 10, 20, 40, 80, 120):
     every = 60 * minutes
     waiting, again = 100 * SAVE / every, 100 * every / 2 / between
     shares[f"every {minutes} minutes"] = {"communication": waiting, "waiting": again}
-lost = "of the time is lost: by saving (communication), by doing work again (waiting)"
-draw.chart(shares, "%", caption=lost)
+lost, words = "of the time is lost", {"communication": "saving", "waiting": "work done again"}
+draw.chart(shares, "%", caption=lost, words=words)
 
 # %% [markdown]
-# One part falls as the other rises. Their sum is least where its slope is zero, δ/T² = 1/2M (J. W. Young, 1974):
+# One part falls as the other rises. Their sum is least where its slope is zero, δ/T² = 1/(2M) (J. W. Young, 1974):
 #
 # $$T = \sqrt{2 \delta M}$$
 #
@@ -406,11 +408,13 @@ for seconds in (1, 10, 60, 600):
     every = best(seconds, between * gpus, gpus)
     share = 100 * (seconds / every + every / (2 * between))
     row = {"a save takes": f"{seconds} s", "best interval, minutes": round(every / 60, 1)}
-    rows.append(row | {"lost, %": round(share, 1)})
+    rows.append(row | {"lost, %": round(share, 1), "T / M": round(every / between, 2)})
 draw.table(rows)
 
 # %% [markdown]
-# What counts is how long training *waits*. If it waits a tenth as long, less than a third as much is lost.
+# The formula counts at most one failure between two saves, so it holds as long as T is much shorter than M. In the last
+# row T is a third of M: take that row for a rough guess. What counts is how long training *waits*. If it waits a tenth
+# as long, less than a third as much is lost.
 #
 # ## Build: while training goes on
 #

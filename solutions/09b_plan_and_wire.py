@@ -363,10 +363,10 @@ draw.table(rows, caption="the last axis is made of neighbours; bytes in a step o
 #
 # > **What went wrong in the wild.** *Symptom*: the loss of a fresh model is 47.88, where log(151,936), about 11.93, is
 # > due. Each rank divides its sum by the number of tokens in the whole batch, and Hugging Face's trainer multiplied by
-# > the number of ranks, so that the mean over all of them comes out right. With four ranks along `dp` it was 11.97.
-# > With 2 × 4, the four ranks of each group read the *same* tokens, and the loss counted four times
-# > ([transformers#45994](https://github.com/huggingface/transformers/pull/45994), May 2026). What is averaged over data
-# > must be counted along the axes that split the data, and along no other.
+# > the number of ranks, so that the mean over all of them comes out right. On eight ranks along `dp` it is 11.97. On 2
+# > × 4, where the second axis holds experts, the four ranks along it read the *same* tokens, and the loss counted four
+# > times ([transformers#45994](https://github.com/huggingface/transformers/pull/45994), May 2026). What is averaged
+# > over data must be counted along the axes that split the data, and along no other.
 #
 # ## Optional: latency, when a token gets slower
 #

@@ -230,4 +230,6 @@ def test_chart_is_to_scale():
     root = xml.fromstring(draw.chart({"a": 1.0, "b": {"P": 1.0, "S": 3.0}}, "s").svg)
     bars = {rect.get("fill"): float(rect.get("width")) for rect in root.iter(f"{SVG}rect") if rect.get("x")}
     assert bars[palette.KINDS["S"]] == 3 * bars[palette.KINDS["P"]] == 3 * bars[palette.KINDS["comm"]]
+    named = draw.chart({"a": {"waiting": 3.0, "comm": 1.0}}, "%", words={"waiting": "work done again"}).svg
+    assert ">work done again<" in named and ">waiting<" not in named and ">comm<" in named
     assert draw.chart({"a": 0.0012, "bb": 0.5}, "s").text == "a   1.2 ms\nbb  500 ms"

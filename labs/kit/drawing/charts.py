@@ -6,6 +6,7 @@ chart({"stage 0": {"P": 4, "G": 4, "S": 8}, "stage 3": {"P": 1, "G": 1, "S": 2}}
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from labs.kit.drawing.palette import KINDS, MUTED, RANKS, SOFT, TIMELINE, ink
 from labs.kit.drawing.picture import Drawing
@@ -52,12 +53,16 @@ def mesh(axes: Mapping[str, int], along: str = "") -> Drawing:
 
 
 def chart(
-    values: Mapping[str, float | Mapping[str, float]], unit: str = "B", kind: str = "comm", caption: str = ""
+    values: Mapping[str, float | Mapping[str, float]],
+    unit: str = "B",
+    kind: str = "comm",
+    caption: str = "",
+    words: Mapping[str, str] = MappingProxyType({}),
 ) -> Drawing:
     """Bars of what a formula says, one per name; {kind: value} in place of a value stacks a bar by kind.
 
     unit: "B" for bytes, "s" for seconds, or any other. kind: the colour of single values, a key of KINDS
-    or of TIMELINE.
+    or of TIMELINE. words: what a part of a bar is called where it is not its kind: {"waiting": "work done again"}.
     """
     colours = KINDS | TIMELINE
     stacked = {name: value if isinstance(value, Mapping) else {kind: value} for name, value in values.items()}
@@ -65,9 +70,9 @@ def chart(
     said = {name: amount(total, unit) for name, total in totals.items()}
     longest, widest = max(map(len, totals)), max(totals.values()) or 1
     margin, top = width_of("m" * longest, 13) + 24, 46 if caption else 14
-    words = "; ".join(f"{name}: {value}" for name, value in said.items())
+    text = "; ".join(f"{name}: {value}" for name, value in said.items())
     width = max(margin + 420 + 110, width_of(caption, 13) + 30)
-    canvas = Canvas(width, top + 34 * len(totals) + 6, caption or ", ".join(totals), words)
+    canvas = Canvas(width, top + 34 * len(totals) + 6, caption or ", ".join(totals), text)
     canvas.text(16, 24, caption, anchor="start", weight="bold")
     for row, (name, parts) in enumerate(stacked.items()):
         y, x = top + 34 * row, margin
@@ -75,8 +80,9 @@ def chart(
         for part, value in parts.items():
             long = 420 * value / widest
             canvas.rect(x, y, long, 26, fill=colours[part])
-            if len(parts) > 1 and long > width_of(part, 12) + 6:
-                canvas.text(x + long / 2, y + 13, part, size=12, fill=ink(colours[part]))
+            word = words.get(part, part)
+            if len(parts) > 1 and long > width_of(word, 12) + 6:
+                canvas.text(x + long / 2, y + 13, word, size=12, fill=ink(colours[part]))
             x += long
         canvas.text(x + 8, y + 13, said[name], anchor="start")
     lines = [f"{name.ljust(longest)}  {value}" for name, value in said.items()]
