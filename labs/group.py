@@ -4,6 +4,7 @@
     broadcast              the first rank's numbers, wherever in its memory they lie
     reduce_scatter         this rank's part of the sum over all ranks, with the least bytes on any backend
     start_reduce_scatter   the same, while the rank computes
+    divisor_before         how much of a mean's division comes before the sum: more than 1 for float16 alone
     meeting_place          where ranks compare what the host knows, without waiting for the device
 
 That all ranks bring what belongs together is not checked here, nor by the backend: `labs.agree` compares.
@@ -50,6 +51,8 @@ def start_reduce_scatter(full: Tensor, group: ProcessGroup | None) -> Callable[[
     alike.  What it gets is as large as that copy.
     """
     ranks = dist.get_world_size(group)
+    if ranks == 1:
+        return full.clone
     if full.is_cuda and "nccl" in dist.get_backend_config(group):
         part = full.new_empty(full.numel() // ranks)
         work = reduce_scatter_single(part, full, group=group, async_op=True)
@@ -69,6 +72,19 @@ def start_reduce_scatter(full: Tensor, group: ProcessGroup | None) -> Callable[[
         return total
 
     return total
+
+
+def divisor_before(dtype: torch.dtype, divisor: float) -> int:
+    """Return by how much to divide numbers of this dtype before they are added up; the sum is divided by the rest.
+
+    A sum of float16 may pass 65504, its largest number, where the mean does not.  What is divided before may pass below
+    6e-8, its smallest, and becomes 0.  So about the square root of the divisor goes before, a power of two; PyTorch's
+    FSDP2 does the same.  float32 and bfloat16 have range enough.
+    """
+    before = 1
+    while dtype == torch.float16 and divisor % before == 0 and divisor / before > before:
+        before *= 2
+    return before
 
 
 def added_up(parts: Tensor, ranks: int) -> Tensor:

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from labs.group import all_gather, reduce_scatter
+from labs.group import all_gather, divisor_before, reduce_scatter
 from labs.kit.launch import run
 
 
@@ -22,3 +22,8 @@ def test_a_reduce_scatter_and_an_all_gather_are_a_sum(ranks):
     for rank, (part, whole) in enumerate(results):
         assert part == total[2 * rank : 2 * rank + 2] and whole == total
         assert results.recording.sent(rank) == 2 * 4 * 2 * (ranks - 1)  # twice (N-1)/N of 2N float32
+
+
+def test_float16_is_divided_before_the_sum_as_pytorchs_fsdp_does_it():
+    assert [divisor_before(torch.float16, n) for n in (1, 2, 3, 4, 6, 8, 16)] == [1, 2, 2, 2, 4, 4, 4]
+    assert {divisor_before(dtype, 8) for dtype in (torch.bfloat16, torch.float32, torch.float64)} == {1}
