@@ -96,7 +96,14 @@ class Block:
 
 
 def piece(size: int, pieces: int, number: int) -> tuple[int, int]:
-    """Where a piece of a dim begins, and its size, as torch.chunk cuts; behind the end, pieces are empty."""
+    """Where a piece of a dim begins, and its size, as torch.chunk cuts; behind the end, pieces are empty.
+
+    Raises ValueError for a piece that is not there, or a negative size.
+    """
+    if size < 0 or not 0 <= number < pieces:
+        raise ValueError(
+            f"piece {number} of {pieces} of a dim of size {size}: give a size of 0 or more, and count pieces from 0"
+        )
     longest = longest_piece(size, pieces)
     start = min(number * longest, size)
     return start, min(longest, size - start)

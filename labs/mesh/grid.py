@@ -179,8 +179,8 @@ def require_grid(shape: tuple[int, ...], names: tuple[str, ...]) -> None:
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"axis {twice!r} appears twice in {tuple(names)}: give each axis its own name")
     for name, size in zip(names, shape, strict=True):
-        if not isinstance(name, str):
-            raise ValueError(f"axis {name!r}: a name is a word")
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ValueError(f"axis {name!r}: a name is one word, such as dp or dp_shard")
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise ValueError(f"axis {name!r} of size {size!r}: an axis has 1 rank or more")
 

@@ -11,6 +11,7 @@ Names and answers are those of torch's DeviceMesh.
 """
 
 from math import prod
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
@@ -58,6 +59,16 @@ class Mesh(Grid):
 
     def get_all_groups(self) -> list[ProcessGroup]:
         return [self.get_group(name) for name in self.mesh_dim_names]
+
+    def __reduce_ex__(self, protocol: int) -> Any:
+        """Raise TypeError for a mesh with process groups, and so for a DTensor, which holds its mesh."""
+        if self.groups is not None:
+            raise TypeError(
+                f"{self!s} has process groups, which live in this process alone, so it cannot be pickled, nor can a "
+                "DTensor on it: return or save the DTensor's full_tensor(), or to_local() for this rank's part "
+                "(labs.checkpoint.save writes a model in parts), and make a mesh anew from its shape and mesh_dim_names"
+            )
+        return super().__reduce_ex__(protocol)
 
     def make_groups(self, axes: Axes) -> None:
         """One along these axes for every place on the others; every rank takes part in making each, in this order."""

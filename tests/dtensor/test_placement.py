@@ -72,3 +72,6 @@ def test_placements_that_cannot_be():
     for dim in (1.5, True, None, "0"):
         with pytest.raises(TypeError, match=r"give the number of a dim, as in Shard\(0\)"):
             Shard(dim)
+    for asked in ((5, 2, 2), (5, 2, -1), (-1, 2, 0)):
+        with pytest.raises(ValueError, match=f"piece {asked[2]} of 2 of a dim of size {asked[0]}: give a size of 0"):
+            piece(*asked)

@@ -4,15 +4,19 @@ Arithmetic is compared for every rank and every shape of 8 ranks up to four axes
 that a job makes are asked for their members, and one is sent through, on 8 ranks.
 """
 
+import io
+import pickle
 from itertools import combinations
 from math import prod
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from labs.fsdp import fully_shard
 from labs.kit.launch import RankError, run
 from labs.mesh import Mesh
 
@@ -142,7 +146,9 @@ REFUSED = [  # in a world of 4
     ((), (), "0 sizes and 0 names"),
     ((2, 2), "ab", "give sizes and names as tuples"),
     (4, ("dp",), "give sizes and names as tuples"),
-    ((4,), (7,), "axis 7: a name is a word"),
+    ((4,), (7,), "axis 7: a name is one word, such as dp"),
+    ((2, 2), ("a,b", "c"), "axis 'a,b': a name is one word"),
+    ((2, 2), ("a", ""), "axis '': a name is one word"),
 ]
 
 
@@ -206,6 +212,27 @@ def test_what_needs_a_job_or_a_rank_says_so():
             Mesh((2, 4), ("dp", "tp"), rank=rank)
     with pytest.raises(ValueError, match="axis 'dp' exists in"):
         Mesh((2, 4), ("dp", "tp"), rank=5)._flatten("dp")
+
+
+def test_neither_a_mesh_of_a_job_nor_a_dtensor_on_it_is_pickled_and_full_tensor_is_named():
+    def body():
+        model = fully_shard(nn.Linear(2, 2, bias=False).requires_grad_(False))
+        for refused in (Mesh((2,), ("dp",)), model.weight, model.state_dict()):
+            with pytest.raises(
+                TypeError, match=r"Mesh\(dp=2\) has process groups.* return or save the .*full_tensor\(\)"
+            ):
+                torch.save(refused, io.BytesIO())
+        return model.weight.full_tensor(), model.weight.to_local()
+
+    assert pickle.loads(pickle.dumps(Mesh((2, 4), ("dp", "tp"), rank=5))) == Mesh((2, 4), ("dp", "tp"), rank=5)
+    assert [part.shape for part in sum(run(seeded, body, ranks=2), ())] == [(2, 2), (1, 2)] * 2
+    with pytest.raises(RankError, match=r"\(Mesh\) cannot be sent to the caller: Mesh\(dp=2\) has process groups"):
+        run(lambda: Mesh((2,), ("dp",)), ranks=2)
+
+
+def seeded(body):
+    torch.manual_seed(0)
+    return body()
 
 
 def test_a_job_whose_mesh_does_not_fit_ends_with_the_sentence():

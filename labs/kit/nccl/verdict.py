@@ -106,10 +106,13 @@ def would_hang(recording: Recording, ranks: Collection[int] | None = None) -> Ve
     """What NCCL would make of it.
 
     ranks: those that were recorded, where it was not the whole job: the others are taken to do what they are asked for.
-    Raises ValueError for a recording of something else, and for a recv from anyone, which NCCL refuses.
+    Raises ValueError for a recording of something else, for ranks that are not in it, and for a recv from anyone, which
+    NCCL refuses.
     """
     recording.require("communication")
     ranks = recording.seen if ranks is None else ranks
+    if unknown := sorted({*ranks} - {*recording.seen}):
+        raise ValueError(f"ranks={[*ranks]}: {unknown} are not in the recording, which has {[*recording.seen]}")
     require_senders(recording.events)
     asked = programs(recording.events)
     calls = {rank: [step for step in steps if isinstance(step, Call)] for rank, steps in asked.items()}

@@ -77,6 +77,8 @@ def test_what_nccl_refuses_at_once_is_an_error():
         asked(lambda rank, g: dist.irecv(torch.ones(1)))
     with pytest.raises(ValueError, match=r'record="communication"'):
         would_hang(Recording("time", 2))
+    with pytest.raises(ValueError, match=r"ranks=\[0, 9\]: \[9\] are not in the recording, which has \[0, 1\]"):
+        would_hang(Recording("communication", 2), [0, 9])
 
 
 def test_the_gravest_finding_is_the_verdict():
