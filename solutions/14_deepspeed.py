@@ -144,9 +144,17 @@ why = "2Ψ to all-reduce, Ψ to gather."
 check.predict("Times as much as ours:", guess_times, round(times, 2), reason=why)
 
 # %% [markdown]
-# DeepSpeed's stage 3 sends what ours does, but for a few bytes: the norm of all gradients. And as it fetches nothing
-# ahead here (`stage3_prefetch_bucket_size: 0`), it gathers each parameter by itself, where `fully_shard` gathers a
-# layer at once. In a step of this model of one layer:
+# Three of these figures ask for a reason:
+#
+# - Stage 3 is 3Ψ (N − 1)/N, here 683,712 bytes. DeepSpeed sends 8 more, for the norm of all gradients. Ours sends 24
+#   more, with which the ranks agree on the order of the layers.
+# - `fully_shard` sends less: embedding, norm and head, 131,328 bytes, are gathered once in a step and not twice. That
+#   saves (N − 1)/N of them.
+# - G of our stage 2 is more than a quarter: when the layer is through with its backward, its gradients are there as a
+#   whole, 172,544 bytes, beside the shares of what is reduced by then.
+#
+# DeepSpeed fetches nothing ahead here (`stage3_prefetch_bucket_size: 0`), so it gathers each parameter by itself, where
+# `fully_shard` gathers a layer at once. In a step of this model of one layer:
 
 # %%
 for turn, name in enumerate(NAMES):
@@ -230,7 +238,34 @@ check.predict("Times Ψ, by its own thresholds:", guess_psi, times_psi(4), reaso
 
 # %% [markdown]
 # The second line trained differently. Whoever compares two libraries by their defaults may compare two different
-# trainings.
+# trainings. (In `OWN`, `memory_efficient_linear` is off, since stage 3 would otherwise replace
+# `torch.nn.functional.linear` in the whole process by one that keeps less for backward.)
+#
+# Something else is lost in silence. A loop of PyTorch's may call `backward` twice before `step`, for two losses or two
+# micro-batches, and the gradients add up. Here they are 1 and 10, and the learning rate is 1. How far does the weight
+# go?
+
+
+# %%
+def two_backwards(stage):
+    """How far a weight goes in a step."""
+    model, sgd = torch.nn.Linear(1, 1, bias=False), partial(torch.optim.SGD, lr=1.0)
+    made = engine.initialize(model, like_zero(stage) | {MICRO: 1}, sgd)
+    [before] = [p.clone() for p in engine.full(made).values()]
+    for x in 1.0, 10.0:
+        made.backward(made(torch.full((1, 1), x)).sum())
+    made.step()
+    [after] = engine.full(made).values()
+    return round((before - after).item(), 3)
+
+
+for stage in 1, 2, 3:
+    print(f"stage {stage}: {run(two_backwards, stage, ranks=2, device='cpu')[0]}")
+
+# %% [markdown]
+# In stages 1 and 2 the first gradient is gone. The file says, by its default, that a step has one micro-batch
+# (`gradient_accumulation_steps: 1`), so the engine takes every backward for the whole of a step. Say 2 there, and call
+# `step` after each of them, as DeepSpeed's documentation has it: then it steps once, by the mean.
 #
 # One more default, which no curve shows. Gradients wait in a **bucket** until they are reduced, and every rank has a
 # place for one: `reduce_bucket_size`, 500 million *elements*, whatever the size of the model. How many MB is that in
@@ -457,7 +492,7 @@ for context, bucket in ((32, BUCKET), (512, BUCKET), (32, 500_000_000)):
     estimate = estimates.stage2(PSI, devices=4).device
     more = left_out(PSI, 4, plan.A, bucket, True)
     rows.append({"tokens": context, "bucket": bucket, "its estimate": estimate})
-    rows[-1] |= {"with yours": estimate + more, "labs/cost": plan.peak}
+    rows[-1] |= {"with yours": round(estimate + more), "labs/cost": plan.peak}
 draw.table(rows, caption="bytes on a rank of four, stage 2, float32")
 
 # %% [markdown]
@@ -528,8 +563,9 @@ table = [
 draw.table(table, caption="bytes of A, at the most, on rank 0 of two; two layers")
 
 # %% [markdown]
-# To the byte the same: what a layer keeps is no matter of who shards its parameters. DeepSpeed's function keeps a
-# little more; it can also cut what it keeps over the ranks of a tensor-parallel group, or move it to the CPU.
+# They are equal to the byte: how many activations a layer keeps does not depend on who shards its parameters.
+# DeepSpeed's function keeps a little more; it can also cut what it keeps over the ranks of a tensor-parallel group, or
+# move it to the CPU.
 #
 # Now compiled, layer by layer, and then sharded. (`backend="eager"` traces the layers and compiles nothing, so no
 # compiler is needed here. DeepSpeed is in stage 2: in stage 3 it gathers by hooks on every module, which are traced,

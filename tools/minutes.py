@@ -1,0 +1,120 @@
+"""The minutes that a notebook takes: an estimate, by one rule.
+
+    words        200 a minute, of prose: no code, no alternative text of a picture, no address of a link
+    code cells   half a minute each, to run and to look at
+    machine      two minutes
+    exercises    what each states in its heading: `### Exercise 1: GPipe (10 minutes)`
+    challenge    likewise: `## Beat it: the quickest sum on a slow wire (30 minutes)`
+
+Sections headed "Optional" or "Beat it", and optional exercises, are counted apart.
+
+    python -m tools.minutes           print the table
+    python -m tools.minutes write     write it into README.md and TEACHING.md, and its sentence into each first cell
+"""
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from nbformat import NotebookNode
+
+from tools import notebooks
+
+WORDS, CELL, MACHINE = 200, 0.5, 2.0  # a minute; minutes; minutes
+HEADING = re.compile(r"(#+) (.*?)(?: \((\d+) minutes\))?$")
+UNREAD = re.compile(r"```.*?```|<img\b[^>]*>|!\[[^\]]*\]|\]\([^)]*\)|<[^>]+>", re.DOTALL)
+ROW = re.compile(r"^(\| \[(?P<number>\w+) [^|]*\]\(notebooks/(?P<stem>\w+)\.ipynb\) \|)[^|]*\|", re.MULTILINE)
+SENTENCE = re.compile(r"\*\*Minutes\*\*, by estimate: [^.]*\.")
+
+
+@dataclass
+class Minutes:
+    """What everybody reads and runs; the exercises; optional parts, with their exercises; the challenge."""
+
+    required: float = MACHINE
+    exercises: float = 0.0
+    optional: float = 0.0
+    challenge: float = 0.0
+
+    def __str__(self) -> str:
+        parts = [f"{near(self.required)} without exercises"]
+        parts += [f"{near(self.required + self.exercises)} with them"] if self.exercises else []
+        parts += [f"{near(self.optional)} more for optional parts"] if near(self.optional) else []
+        parts += [f"{near(self.challenge)} more for the challenge"] if self.challenge else []
+        return ", ".join(parts)
+
+
+def near(minutes: float) -> int:
+    """Round to five minutes: the rule is no more precise than that."""
+    return 5 * round(minutes / 5)
+
+
+def minutes(notebook: NotebookNode) -> Minutes:
+    """Apply the rule. Raises ValueError for an exercise or a challenge whose heading states no minutes."""
+    found, part = Minutes(), "required"
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            add(found, part, CELL)
+            continue
+        for line in UNREAD.sub(" ", cell.source).splitlines():
+            if heading := HEADING.match(line):
+                level, title, stated = heading.groups()
+                part = part_of(title, "required" if len(level) < 3 or "xercise" in title else part)
+                if "xercise" in title or part == "challenge":
+                    if not stated:
+                        raise ValueError(f"{title!r} states no minutes: let its heading end with, say, (10 minutes)")
+                    add(found, "exercises" if part == "required" else part, int(stated))
+            add(found, part, len(line.split()) / WORDS)
+    return found
+
+
+def part_of(title: str, before: str) -> str:
+    """Return the part that a section of this title belongs to: its own, or that of the section around it."""
+    if title.startswith("Beat it"):
+        return "challenge"
+    return "optional" if "ptional" in title else before
+
+
+def add(found: Minutes, part: str, length: float) -> None:
+    setattr(found, part, getattr(found, part) + length)
+
+
+# ---- where they stand ------------------------------------------------------------------------------------
+
+
+def of_all(root: Path = notebooks.ROOT) -> dict[str, Minutes]:
+    """Return the minutes of each notebook, by the stem of its source."""
+    return {source.stem: minutes(notebooks.read(source)) for source in notebooks.sources(root)}
+
+
+def in_readme(text: str, found: dict[str, Minutes]) -> str:
+    """Return README's text with the estimates in the first column behind each notebook's name."""
+
+    def cell(match: re.Match) -> str:
+        each = found[match["stem"]]
+        return f"{match[1]} {near(each.required)} to {near(each.required + each.exercises)} |"
+
+    return ROW.sub(cell, text)
+
+
+def in_source(text: str, each: Minutes) -> str:
+    """Return a notebook's source with the estimate in its first cell."""
+    return SENTENCE.sub(f"**Minutes**, by estimate: {each}.", text, count=1)
+
+
+def main(write: str = "") -> int:
+    found = of_all()
+    for stem, each in found.items():
+        print(f"{stem:<22} {each}")
+        if write:
+            source = notebooks.ROOT / "solutions" / f"{stem}.py"
+            source.write_text(in_source(source.read_text(encoding="utf-8"), each), encoding="utf-8")
+    if write:
+        readme = notebooks.ROOT / "README.md"
+        readme.write_text(in_readme(readme.read_text(encoding="utf-8"), found), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
